@@ -1,0 +1,174 @@
+"""The ``mpirun`` fixture: run a script under the real mpirun, with a time limit of its own. ::
+
+def test_ranks(mpirun):
+    result = mpirun("from mpi4py import MPI; print(MPI.COMM_WORLD.rank)", n=2)
+    assert sorted(result.stdout.split()) == ["0", "1"]
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+
+#: Where the libraries are is a fact of the machine, not of a test.
+INHERITED = ("UCCH_UCC_LIB", "UCCH_UCX_DIR")
+
+
+@dataclass(frozen=True)
+class MPIResult:
+    """What a job left: mpirun's exit status and what all ranks wrote."""
+
+    returncode: int
+    stdout: str
+    stderr: str
+
+    @property
+    def output(self) -> str:
+        return f"--- stdout\n{self.stdout}\n--- stderr\n{self.stderr}"
+
+
+def find_mpirun() -> str | None:
+    """``$MPIRUN``, else the mpirun installed next to this Python, else the one on the PATH."""
+    beside = Path(sys.executable).parent / "mpirun"
+    return os.environ.get("MPIRUN") or (str(beside) if beside.exists() else shutil.which("mpirun"))
+
+
+@cache
+def mpi_flavour(mpirun: str) -> tuple[str, int]:
+    """("openmpi" | "hydra", major version) of an mpirun; ("unknown", 0) for others."""
+    banner = subprocess.run([mpirun, "--version"], capture_output=True, text=True, timeout=30, check=False).stdout
+    if found := re.search(r"\((?:Open MPI|OpenRTE)\) (\d+)", banner):
+        return "openmpi", int(found[1])
+    if "HYDRA" in banner or "Intel(R) MPI" in banner:
+        found = re.search(r"Version:?\s+(\d+)", banner)
+        return "hydra", int(found[1]) if found else 0
+    return "unknown", 0
+
+
+def mpi_command(mpirun: str, n: int, mpi_args: Sequence[str] = ()) -> list[str]:
+    """The mpirun command line for ``n`` ranks on this machine, however many cores it has."""
+    flavour, _ = mpi_flavour(mpirun)
+    # Hydra oversubscribes unasked.
+    more = ["--oversubscribe"] if flavour == "openmpi" else []
+    return [mpirun, *more, "-n", str(n), *mpi_args]
+
+
+def mpi_environment(mpirun: str) -> dict[str, str]:
+    """This process's environment, free of settings that change results, made fit for containers and root."""
+    env = {k: v for k, v in os.environ.items() if k in INHERITED or not k.startswith(("UCCH_", "PMIX_", "PMI_"))}
+    if mpi_flavour(mpirun)[0] == "openmpi":
+        if os.geteuid() == 0:
+            env |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+        # For scripts that start an mpirun of their own: Open MPI 5's and 4's spelling.
+        env |= {"PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe", "OMPI_MCA_rmaps_base_oversubscribe": "1"}
+    # Two cores and several single-threaded ranks: BLAS threads would only make the ranks wait for each other.
+    return {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", **env, "PYTHONUNBUFFERED": "1"}
+
+
+def kill_session(sid: int) -> None:
+    """SIGKILL every process of a session: each rank of Open MPI has a process group of its own, so killpg won't do."""
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit():
+            continue
+        try:
+            fields = (entry / "stat").read_text().rpartition(")")[2].split()
+            if int(fields[3]) == sid and fields[0] != "Z":
+                os.kill(int(entry.name), signal.SIGKILL)
+        except (OSError, IndexError, ValueError):
+            continue  # it ended while we looked, or is not ours to read
+
+
+def run_limited(command: Sequence[str], env: Mapping[str, str], cwd: Path, timeout: float) -> tuple[MPIResult, bool]:
+    """Run a command in a session of its own; returns (what it left, whether it had to be killed).
+
+    Output goes to files: a pipe would stay open as long as any stray descendant holds it.
+    """
+    out, err = cwd / "mpirun.out", cwd / "mpirun.err"
+    with out.open("wb") as fo, err.open("wb") as fe:
+        job = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=fo, stderr=fe, env=dict(env), cwd=cwd, start_new_session=True
+        )
+        late = False
+        try:
+            job.wait(timeout)
+        except subprocess.TimeoutExpired:
+            late = True
+            job.terminate()  # mpirun then ends its ranks and says what it knows
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                job.wait(5)
+        finally:
+            kill_session(job.pid)
+            job.wait(10)
+    texts = [path.read_text(errors="replace") for path in (out, err)]
+    return MPIResult(job.returncode, *texts), late
+
+
+def write_script(folder: Path, script: str | Path) -> Path:
+    """The path of a script given as such or as source text."""
+    if isinstance(script, Path):
+        return script
+    if "\n" not in script and script.endswith(".py"):
+        return ROOT / script
+    path = folder / "snippet.py"
+    path.write_text(textwrap.dedent(script))
+    return path
+
+
+@pytest.fixture
+def mpirun(tmp_path: Path) -> Iterator[Callable[..., MPIResult]]:
+    """Call as ``mpirun(script, n=2, *, args=(), env={}, timeout=60, check=True, mpi_args=())`` -> MPIResult.
+
+    ``script``: a Path, a path relative to the repository ending in ``.py``, or source text. ``env`` is added to the
+    ranks' environment (of the caller's own ``UCCH_…`` variables only INHERITED get through). ``timeout`` in seconds: a job that takes
+    longer is killed with all its ranks and the test fails, showing what the ranks printed. With ``check`` an exit
+    status other than 0 fails the test likewise.
+    """
+    program = find_mpirun()
+    if program is None:
+        pytest.skip("no mpirun: install the extra 'mpi', or an MPI")
+    count = 0
+
+    def run(
+        script: str | Path,
+        n: int = 2,
+        *,
+        args: Sequence[str] = (),
+        env: Mapping[str, str] | None = None,
+        timeout: float = 60,
+        check: bool = True,
+        mpi_args: Sequence[str] = (),
+    ) -> MPIResult:
+        nonlocal count
+        count += 1
+        folder = tmp_path / f"job{count}"
+        folder.mkdir()
+        path = write_script(folder, script)
+        command = [*mpi_command(program, n, mpi_args), sys.executable, str(path), *args]
+        start = time.monotonic()
+        result, late = run_limited(command, mpi_environment(program) | dict(env or {}), folder, timeout)
+        if late:
+            pytest.fail(f"{n} ranks of {path.name} were killed after {timeout:.0f} s\n{result.output}", pytrace=False)
+        if check and result.returncode != 0:
+            took = time.monotonic() - start
+            pytest.fail(
+                f"{n} ranks of {path.name} ended with status {result.returncode} after {took:.1f} s\n{result.output}",
+                pytrace=False,
+            )
+        return result
+
+    yield run
