@@ -1,9 +1,4 @@
-"""The ``mpirun`` fixture: run a script under the real mpirun, with a time limit of its own. ::
-
-def test_ranks(mpirun):
-    result = mpirun("from mpi4py import MPI; print(MPI.COMM_WORLD.rank)", n=2)
-    assert sorted(result.stdout.split()) == ["0", "1"]
-"""
+"""The ``mpirun`` fixture: run a script under the real mpirun, with a time limit of its own."""
 
 from __future__ import annotations
 
@@ -134,9 +129,9 @@ def mpirun(tmp_path: Path) -> Iterator[Callable[..., MPIResult]]:
     """Call as ``mpirun(script, n=2, *, args=(), env={}, timeout=60, check=True, mpi_args=())`` -> MPIResult.
 
     ``script``: a Path, a path relative to the repository ending in ``.py``, or source text. ``env`` is added to the
-    ranks' environment (of the caller's own ``UCCH_…`` variables only INHERITED get through). ``timeout`` in seconds: a job that takes
-    longer is killed with all its ranks and the test fails, showing what the ranks printed. With ``check`` an exit
-    status other than 0 fails the test likewise.
+    ranks' environment; of the caller's own ``UCCH_…`` variables only those in INHERITED get through. ``timeout`` in
+    seconds: a job that takes longer is killed with all its ranks and the test fails, showing what the ranks printed.
+    With ``check`` an exit status other than 0 fails the test likewise.
     """
     program = find_mpirun()
     if program is None:

@@ -1,0 +1,54 @@
+# The two set-up commands:
+#   make demo   a real training job: 4 ranks, two emulated vendors
+#   make test   linters, type checker and the whole test suite
+# Both create .venv if needed. PYTHON=/path/to/python3 chooses the interpreter.
+
+SHELL := /bin/bash
+.DEFAULT_GOAL := help
+PY := .venv/bin/python
+export PYTHON
+
+# Containers run as root and laptops have few cores; Open MPI objects to either unless told (5.x's and 4.x's spelling).
+export OMPI_ALLOW_RUN_AS_ROOT ?= 1
+export OMPI_ALLOW_RUN_AS_ROOT_CONFIRM ?= 1
+export PRTE_MCA_rmaps_default_mapping_policy ?= :oversubscribe
+export OMPI_MCA_rmaps_base_oversubscribe ?= 1
+
+.PHONY: help demo test lint types unit docs clean
+
+help:
+	@sed -n 's/^#   //p' Makefile
+
+demo:
+	@.ci/venv demo
+	UCCH_EMULATE=nvidia:2,amd:2 .venv/bin/mpirun -np 4 $(PY) examples/train_digits.py --check
+
+test: lint types unit
+
+lint:
+	@.ci/venv test
+	$(PY) -m ruff check .
+	$(PY) -m ruff format --check .
+	find cffi_build tests -name '*.[ch]' -print0 | xargs -0 -r .venv/bin/clang-format --dry-run -Werror
+	$(PY) -m codespell_lib
+
+# benchmarks/ and mpi_launch/ are installed as ucc_hetero.bench and ucc_hetero.launch: mypy sees them in those places.
+types:
+	@.ci/venv test
+	@rm -rf build/types && mkdir -p build/types
+	@cp -r ucc_hetero build/types/
+	@for pair in benchmarks:bench mpi_launch:launch; do \
+	    [ ! -e "$${pair%:*}/__init__.py" ] || cp -r "$${pair%:*}" "build/types/ucc_hetero/$${pair#*:}"; done
+	cd build/types && ../../$(PY) -m mypy --config-file ../../pyproject.toml --cache-dir ../../.mypy_cache -p ucc_hetero
+
+unit:
+	@.ci/venv test
+	$(PY) -m pytest
+
+docs:
+	@.ci/venv test
+	@$(PY) -m pip install --quiet --disable-pip-version-check --editable '.[docs]'
+	$(PY) -m sphinx -W -b html docs build/docs
+
+clean:
+	rm -rf .venv build dist *.egg-info ucc_hetero/_native*
