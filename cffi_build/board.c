@@ -1,0 +1,115 @@
+/* A page of memory shared by the ranks of one communicator on one host: who has arrived at which call.
+ *
+ * UCC returns OK with wrong data, or never, when ranks call different things; a dead peer is not noticed at all. Each
+ * rank writes the signature of the call it enters into a slot of its own (one cache line, no lock). Whoever looks
+ * later sees a peer that called something else, has not arrived, or whose process is gone. */
+#include <errno.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "ucch.h"
+
+#define RING 64
+#define LABEL 48
+
+typedef struct arrival {
+    uint64_t seq; /* 0 while being written */
+    uint64_t signature;
+    char label[LABEL];
+} arrival;
+
+typedef struct slot {
+    int64_t pid;
+    uint64_t seq; /* the last call entered */
+    char pad[48];
+    arrival ring[RING];
+} slot;
+
+struct ucch_board {
+    slot *slots;
+    int n, mine;
+    uint64_t seq;
+    int *ranks;
+};
+
+size_t ucch_board_bytes(int nslots) {
+    return (size_t)nslots * sizeof(slot);
+}
+
+/* memory == NULL: a board of this rank alone (no peer shares the host's memory); it still counts calls. */
+ucch_board *ucch_board_new(void *memory, int nslots, int mine, const int *ranks) {
+    ucch_board *b = calloc(1, sizeof(*b));
+    if (!b)
+        return NULL;
+    b->slots = memory;
+    b->n = memory ? nslots : 0;
+    b->mine = mine;
+    b->ranks = calloc((size_t)nslots + 1, sizeof(int));
+    if (!b->ranks) {
+        free(b);
+        return NULL;
+    }
+    memcpy(b->ranks, ranks, (size_t)nslots * sizeof(int));
+    if (b->n)
+        b->slots[mine].pid = getpid();
+    return b;
+}
+
+void ucch_board_free(ucch_board *b) {
+    free(b->ranks);
+    free(b);
+}
+
+uint64_t ucch_board_publish(ucch_board *b, uint64_t signature, const char *label) {
+    uint64_t seq = ++b->seq;
+    if (!b->n)
+        return seq;
+    slot *s = &b->slots[b->mine];
+    arrival *a = &s->ring[seq % RING];
+    __atomic_store_n(&a->seq, 0, __ATOMIC_RELAXED);
+    __atomic_thread_fence(__ATOMIC_RELEASE);
+    a->signature = signature;
+    memcpy(a->label, label, LABEL);
+    __atomic_store_n(&a->seq, seq, __ATOMIC_RELEASE);
+    __atomic_store_n(&s->seq, seq, __ATOMIC_RELEASE);
+    return seq;
+}
+
+/* The slot of a peer that entered call `seq` with another signature than ours, or -1. A peer that has not arrived
+ * will see ours; one that has moved on past the ring had seen it. */
+int ucch_board_mismatch(ucch_board *b, uint64_t seq) {
+    if (b->n < 2)
+        return -1;
+    uint64_t ours = b->slots[b->mine].ring[seq % RING].signature;
+    for (int i = 0; i < b->n; i++) {
+        const arrival *a = &b->slots[i].ring[seq % RING];
+        if (__atomic_load_n(&a->seq, __ATOMIC_ACQUIRE) == seq && a->signature != ours)
+            return i;
+    }
+    return -1;
+}
+
+/* The slot of a peer whose process is gone, or -1. */
+int ucch_board_dead(ucch_board *b) {
+    for (int i = 0; i < b->n; i++) {
+        int64_t pid = __atomic_load_n(&b->slots[i].pid, __ATOMIC_RELAXED);
+        if (pid > 0 && i != b->mine && kill((pid_t)pid, 0) && errno == ESRCH)
+            return i;
+    }
+    return -1;
+}
+
+uint64_t ucch_board_seq(ucch_board *b, int i) {
+    return i >= 0 && i < b->n ? __atomic_load_n(&b->slots[i].seq, __ATOMIC_ACQUIRE) : 0;
+}
+
+int ucch_board_label(ucch_board *b, int i, uint64_t seq, char *label) {
+    label[0] = 0;
+    if (i < 0 || i >= b->n || b->slots[i].ring[seq % RING].seq != seq)
+        return -1;
+    memcpy(label, b->slots[i].ring[seq % RING].label, LABEL);
+    label[LABEL - 1] = 0;
+    return 0;
+}

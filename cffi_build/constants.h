@@ -1,0 +1,25 @@
+/* Constants that C and Python share. Plain `#define NAME number` lines only: cffi reads this file too. */
+
+/* Whose address a span counts from. */
+#define UCCH_SEND 0
+#define UCCH_RECV 1
+#define UCCH_TMP 2
+
+/* Local steps. */
+#define UCCH_COPY 0
+#define UCCH_COMBINE 1
+#define UCCH_CAST 2
+#define UCCH_SCALE 3
+
+/* Statuses of our own, apart from both libraries' ranges. ALIASED: the send and the receive buffer are one; the
+ * in-place program is wanted. */
+#define UCCH_FAIL_TIMEOUT -1001
+#define UCCH_FAIL_MISMATCH -1002
+#define UCCH_FAIL_PEER -1003
+#define UCCH_FAIL_TRUNCATED -1004
+#define UCCH_FAIL_MEMORY -1005
+#define UCCH_FAIL_ARGUMENT -1006
+#define UCCH_FAIL_BUSY -1007
+#define UCCH_ALIASED -1008
+
+#define UCCH_LABEL_BYTES 48

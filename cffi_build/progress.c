@@ -1,0 +1,358 @@
+/* The lock, the list of what is in flight, the wait loop and the progress thread. */
+#define _GNU_SOURCE
+#include <pthread.h>
+#include <sched.h>
+#include <stdlib.h>
+#include <time.h>
+
+#include "ucch.h"
+
+/* Rounds of progress under one hold of the lock, and the rounds after which a waiter looks at the clock. */
+#define BATCH 8
+#define CLOCK_EVERY 64
+/* The thread looks for abandoned work this often while there was some lately; it sleeps for good after IDLE_TICKS. */
+#define TICK_NS 250000L
+#define IDLE_TICKS 200
+/* Peers are checked for death and for another call than ours after this long, then again at this distance. */
+#define SUSPICION_S 0.002
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static pthread_cond_t wake = PTHREAD_COND_INITIALIZER;
+static ucch_op *active;
+static ucch_context *contexts;
+static struct {
+    ucp_worker_h handle;
+    int users;
+} workers[8];
+static volatile int waiters;
+static volatile uint64_t in_flight;
+static int spin_rounds = 1000;
+static pthread_t thread;
+static volatile int thread_on, thread_asleep;
+
+double ucch_now(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+void ucch_lock(void) {
+    pthread_mutex_lock(&lock);
+}
+
+void ucch_unlock(void) {
+    pthread_mutex_unlock(&lock);
+}
+
+/* Rounds a waiter spins before it yields the core in every round; 0 where ranks outnumber cores. */
+void ucch_set_spin(int iterations) {
+    spin_rounds = iterations;
+}
+
+uint64_t ucch_in_flight(void) {
+    return in_flight;
+}
+
+/* ---- what is progressed ---- */
+
+ucch_context *ucch_context_new(ucc_context_h handle) {
+    ucch_context *context = calloc(1, sizeof(*context));
+    if (!context)
+        return NULL;
+    context->handle = handle;
+    ucch_lock();
+    context->next = contexts;
+    contexts = context;
+    ucch_unlock();
+    return context;
+}
+
+void ucch_context_free(ucch_context *context) {
+    ucch_lock();
+    for (ucch_context **at = &contexts; *at; at = &(*at)->next)
+        if (*at == context) {
+            *at = context->next;
+            break;
+        }
+    ucch_unlock();
+    free(context);
+}
+
+ucch_team *ucch_team_new(ucch_context *context, ucc_team_h handle) {
+    ucch_team *team = calloc(1, sizeof(*team));
+    if (!team)
+        return NULL;
+    team->handle = handle;
+    team->context = context;
+    return team;
+}
+
+void ucch_team_free(ucch_team *team) {
+    free(team);
+}
+
+static void worker_users_locked(ucp_worker_h handle, int change) {
+    int empty = -1;
+    for (int i = 0; i < 8; i++) {
+        if (workers[i].handle == handle) {
+            workers[i].users += change;
+            return;
+        }
+        if (!workers[i].handle && empty < 0)
+            empty = i;
+    }
+    if (empty >= 0 && change > 0) {
+        workers[empty].handle = handle;
+        workers[empty].users = change;
+    }
+}
+
+/* A worker is known from its creation (on = 1) to its end (on = -1), and progressed while anything is in flight. */
+void ucch_worker_use(ucp_worker_h handle, int on) {
+    ucch_lock();
+    if (on > 0)
+        worker_users_locked(handle, 1);
+    else
+        for (int i = 0; i < 8; i++)
+            if (workers[i].handle == handle) {
+                workers[i].handle = NULL;
+                workers[i].users = 0;
+            }
+    ucch_unlock();
+}
+
+void ucch_op_begin_locked(ucch_op *op, double timeout) {
+    op->error = (ucch_error){.status = 0, .step = -1, .peer = -1, .seq = op->error.seq};
+    op->started = ucch_now();
+    op->deadline = timeout > 0 ? op->started + timeout : 0;
+    op->state = UCCH_ACTIVE;
+    op->prev = NULL;
+    op->next = active;
+    if (active)
+        active->prev = op;
+    active = op;
+    in_flight++;
+}
+
+void ucch_op_end_locked(ucch_op *op, int status, int step, int peer) {
+    if (op->prev)
+        op->prev->next = op->next;
+    else
+        active = op->next;
+    if (op->next)
+        op->next->prev = op->prev;
+    in_flight--;
+    if (status < 0) {
+        op->error.status = status;
+        op->error.step = step;
+        op->error.peer = peer;
+        op->error.elapsed = ucch_now() - op->started;
+    }
+    /* Last: whoever polls the state without the lock may reuse the operation from here on. */
+    __atomic_store_n(&op->state, status < 0 ? UCCH_FAILED : UCCH_DONE, __ATOMIC_RELEASE);
+}
+
+/* Ended first: a callback that cancelling sets off then finds nothing left to complete. */
+static void abandon_locked(ucch_op *op, int status, int peer) {
+    ucch_op_end_locked(op, status, -1, peer);
+    if (op->kind == UCCH_IS_PROGRAM)
+        ucch_program_abandon_locked((ucch_program *)op);
+    else
+        ucch_message_abandon_locked((ucch_message *)op);
+}
+
+static int progress_locked(void) {
+    int moved = 0;
+    for (ucch_context *c = contexts; c; c = c->next)
+        if (c->users)
+            moved += ucc_context_progress(c->handle) > 0;
+    for (int i = 0; i < 8; i++)
+        if (workers[i].users)
+            moved += (int)ucp_worker_progress(workers[i].handle);
+    for (ucch_op *op = active, *next; op; op = next) {
+        next = op->next;
+        if (op->kind == UCCH_IS_PROGRAM)
+            moved += ucch_program_advance_locked((ucch_program *)op);
+    }
+    return moved;
+}
+
+/* End what is past its deadline, and what waits for a peer that died or called something else. */
+static void police_locked(double now) {
+    for (ucch_op *op = active, *next; op; op = next) {
+        next = op->next;
+        if (op->kind == UCCH_IS_PROGRAM && now - op->started > SUSPICION_S) {
+            int bad = ucch_program_check_locked((ucch_program *)op);
+            if (bad < 0) {
+                abandon_locked(op, bad, op->error.peer);
+                continue;
+            }
+        }
+        if (op->deadline > 0 && now > op->deadline)
+            abandon_locked(op, UCCH_FAIL_TIMEOUT, -1);
+    }
+}
+
+int ucch_progress_once(void) {
+    ucch_lock();
+    int moved = progress_locked();
+    ucch_unlock();
+    return moved;
+}
+
+/* ---- waiting ---- */
+
+static int finished(ucch_op *op) {
+    return __atomic_load_n(&op->state, __ATOMIC_ACQUIRE) != UCCH_ACTIVE;
+}
+
+static int enough(ucch_op **ops, int n, int all) {
+    int done = 0;
+    for (int i = 0; i < n; i++) {
+        int f = finished(ops[i]);
+        if (f && !all)
+            return 1;
+        done += f;
+    }
+    return done == n;
+}
+
+/* Spin for a while, then give the core away between rounds: with more ranks than cores the peer that we wait for is
+ * the one that needs it (HAZARDS: UCC alone takes milliseconds for 8 bytes there). */
+static int wait_many(ucch_op **ops, int n, int all, double slice) {
+    int round = 0, done;
+    double last = 0, until = 0;
+    __atomic_add_fetch(&waiters, 1, __ATOMIC_SEQ_CST);
+    while (!(done = enough(ops, n, all))) {
+        ucch_lock();
+        for (int i = 0; i < BATCH && !(done = enough(ops, n, all)); i++)
+            progress_locked();
+        ucch_unlock();
+        if (done)
+            break;
+        if (++round * BATCH > spin_rounds)
+            sched_yield();
+        if (round % CLOCK_EVERY == 0) {
+            double now = ucch_now();
+            if (until == 0)
+                until = now + slice;
+            if (now - last > SUSPICION_S) {
+                last = now;
+                ucch_lock();
+                police_locked(now);
+                ucch_unlock();
+            }
+            if (now > until)
+                break;
+        }
+    }
+    __atomic_sub_fetch(&waiters, 1, __ATOMIC_SEQ_CST);
+    return done;
+}
+
+/* 1: finished (well or not), 0: still going after `slice` seconds (Python then looks for signals). */
+int ucch_wait(ucch_op *op, double slice) {
+    return finished(op) || wait_many(&op, 1, 1, slice);
+}
+
+int ucch_wait_any(ucch_op **ops, int n, int all, double slice) {
+    return wait_many(ops, n, all, slice);
+}
+
+int ucch_test(ucch_op *op) {
+    if (finished(op))
+        return 1;
+    ucch_lock();
+    progress_locked();
+    if (!finished(op))
+        police_locked(ucch_now());
+    ucch_unlock();
+    return finished(op);
+}
+
+void ucch_op_error(ucch_op *op, ucch_error *error) {
+    *error = op->error;
+}
+
+/* ---- the progress thread ---- */
+
+static void tick_locked(int forever) {
+    if (forever) {
+        thread_asleep = 1;
+        pthread_cond_wait(&wake, &lock);
+        thread_asleep = 0;
+        return;
+    }
+    struct timespec t;
+    clock_gettime(CLOCK_REALTIME, &t);
+    t.tv_nsec += TICK_NS;
+    if (t.tv_nsec >= 1000000000L) {
+        t.tv_sec++;
+        t.tv_nsec -= 1000000000L;
+    }
+    pthread_cond_timedwait(&wake, &lock, &t);
+}
+
+static void *thread_main(void *unused) {
+    (void)unused;
+    int idle = 0;
+    double last = 0;
+    ucch_lock();
+    while (thread_on) {
+        /* Whoever waits makes progress; the thread steps in only when nobody does. */
+        if (!active || waiters) {
+            idle = active ? 0 : idle + 1;
+            tick_locked(idle > IDLE_TICKS);
+            continue;
+        }
+        idle = 0;
+        for (int i = 0; i < BATCH && active; i++)
+            progress_locked();
+        double now = ucch_now();
+        if (now - last > SUSPICION_S) {
+            last = now;
+            police_locked(now);
+        }
+        ucch_unlock();
+        sched_yield();
+        ucch_lock();
+    }
+    ucch_unlock();
+    return NULL;
+}
+
+static void after_fork(void) {
+    thread_on = 0;
+}
+
+/* on = 1: start it, or wake it if it sleeps for good; 0: stop and join it (before MPI_Finalize: a thread inside libucc
+ * at exit ends a good run badly). Returns 0, or -1 if no thread could be made. */
+int ucch_progress_thread(int on) {
+    static int registered;
+    if (!on) {
+        if (!thread_on)
+            return 0;
+        ucch_lock();
+        thread_on = 0;
+        pthread_cond_broadcast(&wake);
+        ucch_unlock();
+        pthread_join(thread, NULL);
+        return 0;
+    }
+    if (thread_on) {
+        if (thread_asleep) {
+            ucch_lock();
+            pthread_cond_broadcast(&wake);
+            ucch_unlock();
+        }
+        return 0;
+    }
+    if (!registered && pthread_atfork(NULL, NULL, after_fork) == 0)
+        registered = 1;
+    thread_on = 1;
+    if (pthread_create(&thread, NULL, thread_main, NULL)) {
+        thread_on = 0;
+        return -1;
+    }
+    return 0;
+}

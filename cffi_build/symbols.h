@@ -1,0 +1,89 @@
+/* Every library function that ucc_hetero calls: _SYMBOL(return type, name, (parameters), (arguments), need).
+ *
+ * The list makes the symbol tables (loader.c), the static call-through functions (calls.h) and the cdef (build.py).
+ * need: 1 = a library without it is refused, 0 = optional (calling it when absent returns the library's
+ * NOT_IMPLEMENTED). Optional ones are newer than UCC 1.1 or UCX 1.13. */
+
+/* clang-format off */
+
+#ifndef UCC_SYMBOL
+#define UCC_SYMBOL(ret, name, params, args, need)
+#endif
+#ifndef UCC_VOID_SYMBOL
+#define UCC_VOID_SYMBOL(ret, name, params, args, need)
+#endif
+#ifndef UCP_SYMBOL
+#define UCP_SYMBOL(ret, name, params, args, need)
+#endif
+#ifndef UCP_VOID_SYMBOL
+#define UCP_VOID_SYMBOL(ret, name, params, args, need)
+#endif
+
+UCC_SYMBOL(const char *, ucc_get_version_string, (void), (), 1)
+UCC_SYMBOL(ucc_status_t, ucc_lib_config_read, (const char *prefix, const char *file, ucc_lib_config_h *config), (prefix, file, config), 1)
+UCC_SYMBOL(ucc_status_t, ucc_lib_config_modify, (ucc_lib_config_h config, const char *name, const char *value), (config, name, value), 1)
+UCC_SYMBOL(ucc_status_t, ucc_init_version, (unsigned major, unsigned minor, const ucc_lib_params_t *params, ucc_lib_config_h config, ucc_lib_h *lib), (major, minor, params, config, lib), 1)
+UCC_SYMBOL(ucc_status_t, ucc_finalize, (ucc_lib_h lib), (lib), 1)
+UCC_SYMBOL(ucc_status_t, ucc_lib_get_attr, (ucc_lib_h lib, ucc_lib_attr_t *attr), (lib, attr), 1)
+UCC_SYMBOL(ucc_status_t, ucc_context_config_read, (ucc_lib_h lib, const char *file, ucc_context_config_h *config), (lib, file, config), 1)
+UCC_SYMBOL(ucc_status_t, ucc_context_config_modify, (ucc_context_config_h config, const char *component, const char *name, const char *value), (config, component, name, value), 1)
+UCC_SYMBOL(ucc_status_t, ucc_context_create, (ucc_lib_h lib, const ucc_context_params_t *params, ucc_context_config_h config, ucc_context_h *context), (lib, params, config, context), 1)
+UCC_SYMBOL(ucc_status_t, ucc_context_progress, (ucc_context_h context), (context), 1)
+UCC_SYMBOL(ucc_status_t, ucc_context_destroy, (ucc_context_h context), (context), 1)
+UCC_SYMBOL(ucc_status_t, ucc_context_get_attr, (ucc_context_h context, ucc_context_attr_t *attr), (context, attr), 1)
+UCC_SYMBOL(ucc_status_t, ucc_team_create_post, (ucc_context_h *contexts, uint32_t n, const ucc_team_params_t *params, ucc_team_h *team), (contexts, n, params, team), 1)
+UCC_SYMBOL(ucc_status_t, ucc_team_create_test, (ucc_team_h team), (team), 1)
+UCC_SYMBOL(ucc_status_t, ucc_team_destroy, (ucc_team_h team), (team), 1)
+UCC_SYMBOL(ucc_status_t, ucc_team_get_attr, (ucc_team_h team, ucc_team_attr_t *attr), (team, attr), 0)
+UCC_SYMBOL(ucc_status_t, ucc_collective_init, (ucc_coll_args_t *args, ucc_coll_req_h *request, ucc_team_h team), (args, request, team), 1)
+UCC_SYMBOL(ucc_status_t, ucc_collective_post, (ucc_coll_req_h request), (request), 1)
+UCC_SYMBOL(ucc_status_t, ucc_collective_finalize, (ucc_coll_req_h request), (request), 1)
+UCC_SYMBOL(ucc_status_t, ucc_collective_triggered_post, (ucc_ee_h ee, ucc_ev_t *event), (ee, event), 0)
+UCC_SYMBOL(ucc_status_t, ucc_ee_create, (ucc_team_h team, const ucc_ee_params_t *params, ucc_ee_h *ee), (team, params, ee), 0)
+UCC_SYMBOL(ucc_status_t, ucc_ee_destroy, (ucc_ee_h ee), (ee), 0)
+UCC_SYMBOL(ucc_status_t, ucc_ee_get_event, (ucc_ee_h ee, ucc_ev_t **event), (ee, event), 0)
+UCC_SYMBOL(ucc_status_t, ucc_ee_ack_event, (ucc_ee_h ee, ucc_ev_t *event), (ee, event), 0)
+UCC_SYMBOL(ucc_status_t, ucc_ee_set_event, (ucc_ee_h ee, ucc_ev_t *event), (ee, event), 0)
+
+UCP_SYMBOL(const char *, ucp_get_version_string, (void), (), 1)
+UCP_SYMBOL(ucs_status_t, ucp_config_read, (const char *prefix, const char *file, ucp_config_t **config), (prefix, file, config), 1)
+UCP_SYMBOL(ucs_status_t, ucp_config_modify, (ucp_config_t *config, const char *name, const char *value), (config, name, value), 1)
+UCP_SYMBOL(ucs_status_t, ucp_init_version, (unsigned major, unsigned minor, const ucp_params_t *params, const ucp_config_t *config, ucp_context_h *context), (major, minor, params, config, context), 1)
+UCP_SYMBOL(ucs_status_t, ucp_context_query, (ucp_context_h context, ucp_context_attr_t *attr), (context, attr), 1)
+UCP_SYMBOL(ucs_status_t, ucp_worker_create, (ucp_context_h context, const ucp_worker_params_t *params, ucp_worker_h *worker), (context, params, worker), 1)
+UCP_SYMBOL(ucs_status_t, ucp_worker_get_address, (ucp_worker_h worker, void **address, size_t *length), (worker, address, length), 1)
+UCP_SYMBOL(ucs_status_t, ucp_ep_create, (ucp_worker_h worker, const ucp_ep_params_t *params, ucp_ep_h *ep), (worker, params, ep), 1)
+UCP_SYMBOL(ucs_status_t, ucp_request_check_status, (void *request), (request), 1)
+UCP_SYMBOL(ucs_status_t, ucp_mem_map, (ucp_context_h context, const ucp_mem_map_params_t *params, ucp_mem_h *memh), (context, params, memh), 1)
+UCP_SYMBOL(ucs_status_t, ucp_mem_unmap, (ucp_context_h context, ucp_mem_h memh), (context, memh), 1)
+UCP_SYMBOL(ucs_status_t, ucp_rkey_pack, (ucp_context_h context, ucp_mem_h memh, void **rkey, size_t *size), (context, memh, rkey, size), 1)
+UCP_SYMBOL(ucs_status_t, ucp_ep_rkey_unpack, (ucp_ep_h ep, const void *buffer, ucp_rkey_h *rkey), (ep, buffer, rkey), 1)
+UCP_SYMBOL(ucs_status_ptr_t, ucp_ep_flush_nbx, (ucp_ep_h ep, const ucp_request_param_t *param), (ep, param), 1)
+UCP_SYMBOL(ucs_status_ptr_t, ucp_ep_close_nbx, (ucp_ep_h ep, const ucp_request_param_t *param), (ep, param), 1)
+UCP_SYMBOL(ucs_status_ptr_t, ucp_worker_flush_nbx, (ucp_worker_h worker, const ucp_request_param_t *param), (worker, param), 1)
+UCP_SYMBOL(ucs_status_ptr_t, ucp_tag_send_nbx, (ucp_ep_h ep, const void *buffer, size_t count, ucp_tag_t tag, const ucp_request_param_t *param), (ep, buffer, count, tag, param), 1)
+UCP_SYMBOL(ucs_status_ptr_t, ucp_tag_send_sync_nbx, (ucp_ep_h ep, const void *buffer, size_t count, ucp_tag_t tag, const ucp_request_param_t *param), (ep, buffer, count, tag, param), 1)
+UCP_SYMBOL(ucs_status_ptr_t, ucp_tag_recv_nbx, (ucp_worker_h worker, void *buffer, size_t count, ucp_tag_t tag, ucp_tag_t mask, const ucp_request_param_t *param), (worker, buffer, count, tag, mask, param), 1)
+UCP_SYMBOL(ucs_status_ptr_t, ucp_tag_msg_recv_nbx, (ucp_worker_h worker, void *buffer, size_t count, ucp_tag_message_h message, const ucp_request_param_t *param), (worker, buffer, count, message, param), 1)
+UCP_SYMBOL(ucs_status_ptr_t, ucp_put_nbx, (ucp_ep_h ep, const void *buffer, size_t count, uint64_t address, ucp_rkey_h rkey, const ucp_request_param_t *param), (ep, buffer, count, address, rkey, param), 1)
+UCP_SYMBOL(ucs_status_ptr_t, ucp_get_nbx, (ucp_ep_h ep, void *buffer, size_t count, uint64_t address, ucp_rkey_h rkey, const ucp_request_param_t *param), (ep, buffer, count, address, rkey, param), 1)
+UCP_SYMBOL(ucp_tag_message_h, ucp_tag_probe_nb, (ucp_worker_h worker, ucp_tag_t tag, ucp_tag_t mask, int remove, ucp_tag_recv_info_t *info), (worker, tag, mask, remove, info), 1)
+UCP_SYMBOL(unsigned, ucp_worker_progress, (ucp_worker_h worker), (worker), 1)
+UCP_VOID_SYMBOL(void, ucp_get_version, (unsigned *major, unsigned *minor, unsigned *release), (major, minor, release), 1)
+UCP_VOID_SYMBOL(void, ucp_config_release, (ucp_config_t *config), (config), 1)
+UCP_VOID_SYMBOL(void, ucp_cleanup, (ucp_context_h context), (context), 1)
+UCP_VOID_SYMBOL(void, ucp_worker_destroy, (ucp_worker_h worker), (worker), 1)
+UCP_VOID_SYMBOL(void, ucp_worker_release_address, (ucp_worker_h worker, void *address), (worker, address), 1)
+UCP_VOID_SYMBOL(void, ucp_request_free, (void *request), (request), 1)
+UCP_VOID_SYMBOL(void, ucp_request_cancel, (ucp_worker_h worker, void *request), (worker, request), 1)
+UCP_VOID_SYMBOL(void, ucp_rkey_buffer_release, (void *buffer), (buffer), 1)
+UCP_VOID_SYMBOL(void, ucp_rkey_destroy, (ucp_rkey_h rkey), (rkey), 1)
+
+UCC_VOID_SYMBOL(void, ucc_get_version, (unsigned *major, unsigned *minor, unsigned *release), (major, minor, release), 1)
+UCC_VOID_SYMBOL(void, ucc_lib_config_release, (ucc_lib_config_h config), (config), 1)
+UCC_VOID_SYMBOL(void, ucc_context_config_release, (ucc_context_config_h config), (config), 1)
+
+#undef UCC_SYMBOL
+#undef UCC_VOID_SYMBOL
+#undef UCP_SYMBOL
+#undef UCP_VOID_SYMBOL

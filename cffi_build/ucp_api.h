@@ -1,0 +1,97 @@
+/* Declarations of our own for the part of the UCP API (ucp.h, UCX 1.13 to 1.22) that ucc_hetero uses.
+ *
+ * Read by the C compiler and by cffi, hence no preprocessor lines. ucs_status_t is a one-byte packed enum: declared as
+ * int it reads garbage. Every access in libucp is driven by field masks; structures are zeroed and end in reserved
+ * bytes because newer releases append fields. */
+
+typedef signed char ucs_status_t;
+typedef void *ucs_status_ptr_t;
+typedef uint64_t ucp_tag_t;
+typedef struct ucp_config ucp_config_t;
+typedef struct ucp_context *ucp_context_h;
+typedef struct ucp_worker *ucp_worker_h;
+typedef struct ucp_ep *ucp_ep_h;
+typedef struct ucp_mem *ucp_mem_h;
+typedef struct ucp_rkey *ucp_rkey_h;
+typedef struct ucp_recv_desc *ucp_tag_message_h;
+
+typedef struct ucp_params {
+    uint64_t field_mask;
+    uint64_t features;
+    size_t request_size;
+    void *request_init;
+    void *request_cleanup;
+    uint64_t tag_sender_mask;
+    int mt_workers_shared;
+    size_t estimated_num_eps;
+    size_t estimated_num_ppn;
+    const char *name;
+    uint64_t reserved[8];
+} ucp_params_t;
+
+typedef struct ucp_context_attr {
+    uint64_t field_mask;
+    size_t request_size;
+    int thread_mode;
+    uint64_t memory_types;
+    char name[32];
+    uint64_t reserved[8];
+} ucp_context_attr_t;
+
+typedef struct ucp_worker_params {
+    uint64_t field_mask;
+    int thread_mode;
+    uint64_t cpu_mask[16];
+    unsigned events;
+    void *user_data;
+    int event_fd;
+    uint64_t flags;
+    const char *name;
+    size_t am_alignment;
+    uint64_t client_id;
+    uint64_t reserved[8];
+} ucp_worker_params_t;
+
+typedef struct ucp_err_handler {
+    void (*cb)(void *arg, ucp_ep_h ep, ucs_status_t status);
+    void *arg;
+} ucp_err_handler_t;
+
+typedef struct ucp_ep_params {
+    uint64_t field_mask;
+    const void *address;
+    int err_mode;
+    ucp_err_handler_t err_handler;
+    void *user_data;
+    unsigned flags;
+    uint64_t reserved[16];
+} ucp_ep_params_t;
+
+typedef struct ucp_tag_recv_info {
+    ucp_tag_t sender_tag;
+    size_t length;
+} ucp_tag_recv_info_t;
+
+typedef struct ucp_request_param {
+    uint32_t op_attr_mask;
+    uint32_t flags;
+    void *request;
+    void *cb;
+    uint64_t datatype;
+    void *user_data;
+    void *reply_buffer;
+    int memory_type;
+    void *recv_info;
+    ucp_mem_h memh;
+    uint64_t reserved[8];
+} ucp_request_param_t;
+
+typedef struct ucp_mem_map_params {
+    uint64_t field_mask;
+    void *address;
+    size_t length;
+    unsigned flags;
+    unsigned prot;
+    int memory_type;
+    uint64_t reserved[8];
+} ucp_mem_map_params_t;

@@ -1,0 +1,54 @@
+"""The exceptions of ucc_hetero. Each names what was wrong, where, and the way out."""
+
+from __future__ import annotations
+
+__all__ = [
+    "AgreementError",
+    "CollectiveError",
+    "CollectiveTimeout",
+    "LibraryNotFound",
+    "MismatchError",
+    "NotSupported",
+    "PeerError",
+    "TruncationError",
+    "UCCHError",
+]
+
+
+class UCCHError(RuntimeError):
+    """Base of everything that ucc_hetero raises after communication has begun.
+
+    Mistakes in arguments are plain ``TypeError``, ``ValueError`` or ``BufferError``, raised before a byte is sent.
+    """
+
+
+class LibraryNotFound(UCCHError, ImportError):
+    """libucc or libucp could not be loaded; the message lists every file tried and why it was refused."""
+
+
+class NotSupported(UCCHError, NotImplementedError):
+    """A combination of collective, dtype, op and memory that nothing here can run correctly."""
+
+
+class AgreementError(UCCHError):
+    """The ranks of a job differ in a fact that would break it; the message is a table of who has what."""
+
+
+class CollectiveError(UCCHError):
+    """A collective failed: a library reported it, or its result was checked and was wrong."""
+
+
+class MismatchError(CollectiveError, ValueError):
+    """Ranks called different collectives, or the same one with different arguments."""
+
+
+class CollectiveTimeout(CollectiveError, TimeoutError):
+    """A collective or message did not complete before its deadline; the message says who had not arrived."""
+
+
+class TruncationError(CollectiveError, ValueError):
+    """A received message was longer than the buffer posted for it."""
+
+
+class PeerError(CollectiveError, ConnectionError):
+    """A rank of the communicator died or can no longer be reached."""
