@@ -23,9 +23,9 @@ from sklearn.datasets import load_digits
 from ucc_hetero import IN_PLACE, Communicator
 
 LAYERS = (64, 128, 10)  # 8 x 8 pixels, hidden units, digits
-# The ranks' partial sums are added in another order than a single process adds them, so results differ in the last bits:
-# by 2 to 6 units of the type's rounding error, relative to the largest weight, with the default settings and 2 to 5
-# ranks. Training that is unstable in itself (a large rate, tiny batches) amplifies this without bound.
+# Partial sums are added in another order than a single process adds them, so a result differs in its last bits: by 2 to
+# 6 units of the type's rounding error, relative to the largest weight, with the default settings and 2 to 5 ranks.
+# Training that is unstable in itself (a large rate, tiny batches) amplifies this without bound.
 TOLERANCE = 100  # in those units
 
 

@@ -1,0 +1,1 @@
+"""Installed as ucc_hetero.launch: starting jobs, and the emulated cluster that rehearses them."""

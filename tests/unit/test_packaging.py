@@ -1,0 +1,66 @@
+"""pyproject.toml says what is there: every package, every extra of the README, every entry point."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    tomllib = pytest.importorskip("tomli")
+
+ROOT = Path(__file__).resolve().parents[2]
+CONFIG = tomllib.loads((ROOT / "pyproject.toml").read_text())
+SETUPTOOLS = CONFIG["tool"]["setuptools"]
+MAPPED = {folder: package for package, folder in SETUPTOOLS["package-dir"].items()}
+
+
+def packages() -> set[str]:
+    """Every package in the tree, under the name that it is installed as."""
+    found = set()
+    for top in ("ucc_hetero", *MAPPED):
+        for init in (ROOT / top).rglob("__init__.py"):
+            parts = init.parent.relative_to(ROOT / top).parts
+            found.add(".".join([MAPPED.get(top, top), *parts]))
+    return found
+
+
+def test_every_package_is_installed() -> None:
+    assert set(SETUPTOOLS["packages"]) == packages()
+
+
+def test_every_source_is_in_a_package() -> None:
+    for top in ("ucc_hetero", *MAPPED):
+        for path in (ROOT / top).rglob("*.py"):
+            assert (path.parent / "__init__.py").exists(), f"{path} would not be installed"
+
+
+def test_modules_import_under_their_installed_names() -> None:
+    import importlib.util
+
+    for package in packages():
+        assert importlib.util.find_spec(package), f"{package} is not installed: run make test"
+
+
+def test_entry_points_exist() -> None:
+    for target in CONFIG["project"].get("scripts", {}).values():
+        module, _, function = target.partition(":")
+        for folder, package in (*MAPPED.items(), ("ucc_hetero", "ucc_hetero")):
+            if module == package or module.startswith(f"{package}."):
+                path = ROOT / folder / Path(*module[len(package) :].strip(".").split(".")).with_suffix(".py")
+                assert re.search(rf"^def {function}\(", path.read_text(), re.M), f"{target} does not exist"
+                break
+
+
+def test_runtime_dependencies_are_few() -> None:
+    names = {re.split(r"[^\w-]", requirement)[0] for requirement in CONFIG["project"]["dependencies"]}
+    assert names == {"cffi", "mpi4py", "numpy"}
+
+
+def test_extras_are_those_of_the_documentation() -> None:
+    table = re.findall(r"^\| `(\w+)` \|", (ROOT / "docs" / "install.md").read_text(), re.M)
+    assert sorted(table) == sorted(CONFIG["project"]["optional-dependencies"])
