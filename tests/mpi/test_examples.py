@@ -1,0 +1,60 @@
+"""What the documentation and examples/ tell a newcomer to run works, on one vendor and on two."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.mpi
+
+ROOT = Path(__file__).resolve().parents[2]
+EMULATIONS = {1: "nvidia:1", 2: "nvidia:1,amd:1", 3: "nvidia:2,amd:1", 4: "nvidia:2,amd:2"}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("emulate", [False, True], ids=["one-island", "two-islands"])
+@pytest.mark.parametrize("n", [1, 2, 3, 4])
+def test_training(mpirun, n: int, emulate: bool, dtype: str) -> None:
+    if emulate and n == 1:
+        pytest.skip("two islands need two ranks")
+    env = {"UCCH_EMULATE": EMULATIONS[n]} if emulate else {}
+    job = mpirun("examples/train_digits.py", n, args=["--check", "--epochs", "8", "--dtype", dtype], env=env)
+    assert len(re.findall(r"^epoch +\d+ +loss [\d.]+ +test accuracy", job.stdout, re.M)) == 8
+    assert f"identical on all {n} ranks: yes" in job.stdout
+    assert "difference from a single process" in job.stdout
+    last = re.findall(r"test accuracy +([\d.]+)%", job.stdout)[-1]
+    assert float(last) > 95
+
+
+def test_training_notices_a_wrong_result(mpirun) -> None:
+    """The example's own check has teeth: a rank that scales its gradients makes it fail."""
+    job = mpirun(
+        f"""
+        import runpy
+        import sys
+
+        from ucc_hetero import Communicator
+
+        allreduce = Communicator.Allreduce
+
+        def wrong(self, sendbuf, recvbuf, *args, **kwargs):
+            recvbuf *= 1 + 1e-3 * self.rank
+            return allreduce(self, sendbuf, recvbuf, *args, **kwargs)
+
+        Communicator.Allreduce = wrong
+        sys.argv = ["train_digits.py", "--check", "--epochs", "2"]
+        runpy.run_path({str(ROOT / "examples" / "train_digits.py")!r}, run_name="__main__")
+        """,
+        check=False,
+    )
+    assert job.returncode != 0
+    assert "difference from a single process" in job.stdout
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/quickstart.md"])
+def test_code_of_the_documentation(mpirun, page: str) -> None:
+    for code in re.findall(r"^```python\n(.*?)^```", (ROOT / page).read_text(), re.M | re.S):
+        job = mpirun(code, 4, env={"UCCH_EMULATE": "nvidia:2,amd:2"})
+        assert job.stdout.strip()

@@ -1,0 +1,87 @@
+"""The documentation is true: commands exist, links lead somewhere, public names are explained."""
+
+from __future__ import annotations
+
+import importlib.util
+import inspect
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import ucc_hetero
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+@pytest.fixture(params=PAGES, ids=lambda page: page.name)
+def page(request: pytest.FixtureRequest) -> Path:
+    path: Path = request.param
+    return path
+
+
+def commands(page: Path) -> str:
+    """What a page tells its reader to type: shell blocks and inline code."""
+    text = page.read_text()
+    return "\n".join(re.findall(r"^```sh\n(.*?)^```", text, re.M | re.S) + re.findall(r"`([^`\n]+)`", text))
+
+
+def test_make_targets_exist(page: Path) -> None:
+    targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.M))
+    # "install make, python3 ..." is not a call of make: a call begins a line.
+    assert set(re.findall(r"^make ([a-z]+)", commands(page), re.M)) <= targets
+
+
+def test_modules_to_run_exist(page: Path) -> None:
+    for module in re.findall(r"python3? -m (ucc_hetero[\w.]*)", commands(page)):
+        main = module if importlib.util.find_spec(module).submodule_search_locations is None else f"{module}.__main__"
+        assert importlib.util.find_spec(main), f"{page.name} tells to run {module}"
+
+
+def test_scripts_exist(page: Path) -> None:
+    for script in re.findall(r"\bexamples/[\w/]+\.py", page.read_text()):
+        assert (ROOT / script).exists()
+
+
+def test_links_lead_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)#]+)[^)]*\)", page.read_text()):
+        if not target.startswith("http"):
+            assert (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+def test_every_page_is_in_the_index() -> None:
+    index = (ROOT / "docs" / "index.md").read_text().split()
+    assert {page.stem for page in PAGES if page.parent.name == "docs"} - {"index"} <= set(index)
+
+
+def public() -> Iterator[tuple[str, object]]:
+    """(name, object) of the public functions and classes, and the public methods and properties of these classes."""
+    for name in ucc_hetero.__all__:
+        thing = getattr(ucc_hetero, name)
+        if not (inspect.isclass(thing) or inspect.isroutine(thing)):
+            continue
+        if not (getattr(thing, "__module__", None) or "").startswith("ucc_hetero"):
+            continue
+        yield name, thing
+        for member, value in vars(thing).items() if inspect.isclass(thing) else ():
+            if not member.startswith("_") and (inspect.isroutine(value) or isinstance(value, property)):
+                yield f"{name}.{member}", value
+
+
+def test_public_names_have_docstrings() -> None:
+    bare = [name for name, thing in public() if not (inspect.getdoc(thing) or "").strip()]
+    assert not bare, "public names without a docstring"
+
+
+def test_docstrings_begin_with_one_sentence() -> None:
+    for name, thing in public():
+        first, *rest = (inspect.getdoc(thing) or "").splitlines() or [""]
+        assert first.rstrip().endswith((".", "?", ":", ";")), f"{name}: the first line is one whole sentence: {first!r}"
+        assert not rest or not rest[0].strip(), f"{name}: a blank line follows the first"
+
+
+def test_all_names_exist() -> None:
+    assert len(set(ucc_hetero.__all__)) == len(ucc_hetero.__all__)
+    assert all(hasattr(ucc_hetero, name) for name in ucc_hetero.__all__)
