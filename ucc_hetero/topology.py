@@ -2,9 +2,21 @@
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-__all__ = ["Island", "Topology"]
+from ucc_hetero.types import VENDORS
+
+__all__ = ["Island", "Link", "Topology", "emulated_vendors"]
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """What it costs to send over something: ``alpha`` seconds a message and ``beta`` seconds a byte."""
+
+    alpha: float
+    beta: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,17 +40,31 @@ class Topology:
     islands: tuple[Island, ...]
     #: Host index of each rank (0, 1, ... in order of first appearance).
     hosts: tuple[int, ...]
+    #: Relative bandwidth of the link by which each rank reaches other islands; empty when all are equal.
+    weights: tuple[int, ...] = ()
     #: Island index of each rank.
     island_of: tuple[int, ...] = field(init=False, compare=False, repr=False)
+    _hash: int = field(init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         owner = [-1] * len(self.hosts)
-        for island in self.islands:
+        for index, island in enumerate(self.islands):
+            if island.index != index:
+                raise ValueError(f"island {index} says that it is island {island.index}")
             for rank in island.ranks:
-                owner[rank] = island.index
-        if -1 in owner or sum(i.size for i in self.islands) != len(self.hosts):
-            raise ValueError("the islands do not partition the ranks")
+                if not 0 <= rank < len(owner) or owner[rank] >= 0:
+                    raise ValueError(f"rank {rank} of island {index} is not a rank of its own among {len(owner)}")
+                owner[rank] = index
+        if -1 in owner:
+            raise ValueError(f"rank {owner.index(-1)} is in no island")
+        if self.weights and (len(self.weights) != len(owner) or min(self.weights) < 1):
+            raise ValueError(f"weights must be one integer of at least 1 for each of {len(owner)} ranks")
         object.__setattr__(self, "island_of", tuple(owner))
+        object.__setattr__(self, "_hash", hash((self.islands, self.hosts, self.weights)))
+
+    def __hash__(self) -> int:
+        # Kept, because topologies are cache keys of the hot path and may have thousands of ranks.
+        return self._hash
 
     @property
     def size(self) -> int:
@@ -49,14 +75,86 @@ class Topology:
         """True when one native team spans everything."""
         return len(self.islands) == 1
 
+    @property
+    def one_host(self) -> bool:
+        """True when every rank is on the same host."""
+        return len(set(self.hosts)) == 1
+
+    def vendor(self, rank: int) -> str:
+        """Whose memory the buffers of ``rank`` live in."""
+        return self.islands[self.island_of[rank]].vendor
+
     @classmethod
-    def group(cls, vendors: list[str], hosts: list[int]) -> Topology:
+    def group(cls, vendors: Sequence[str], hosts: Sequence[int], weights: Sequence[int] = ()) -> Topology:
         """Group ranks by vendor, and ``host`` ranks by node as well.
 
-        ``vendors[r]`` and ``hosts[r]`` are the facts of rank r.
+        ``vendors[r]``, ``hosts[r]`` and (if given) ``weights[r]`` are the facts of rank r. Hosts may be any integers;
+        they are numbered anew. ``ValueError`` for lists of different lengths or an unknown vendor.
         """
+        if len(vendors) != len(hosts):
+            raise ValueError(f"{len(vendors)} vendors and {len(hosts)} hosts: both need one entry per rank")
+        numbers = {host: i for i, host in enumerate(dict.fromkeys(hosts))}
         members: dict[tuple[str, int], list[int]] = {}
         for rank, (vendor, host) in enumerate(zip(vendors, hosts, strict=True)):
+            if vendor not in VENDORS:
+                raise ValueError(f"rank {rank}: vendor {vendor!r} is not one of {', '.join(VENDORS)}")
             members.setdefault((vendor, host if vendor == "host" else -1), []).append(rank)
         islands = tuple(Island(i, key[0], tuple(ranks)) for i, (key, ranks) in enumerate(members.items()))
-        return cls(islands, tuple(hosts))
+        return cls(islands, tuple(numbers[host] for host in hosts), tuple(weights))
+
+    def sub(self, ranks: Sequence[int]) -> Topology:
+        """The topology of a communicator whose rank i is rank ``ranks[i]`` of this one.
+
+        Ranks of one island here are of one island there. ``ValueError`` for a rank out of range or named twice.
+        """
+        if len(set(ranks)) != len(ranks) or not all(0 <= rank < self.size for rank in ranks):
+            raise ValueError(f"ranks {list(ranks)} are not distinct ranks of a communicator of {self.size}")
+        members: dict[int, list[int]] = {}
+        for new, old in enumerate(ranks):
+            members.setdefault(self.island_of[old], []).append(new)
+        islands = tuple(Island(i, self.islands[old].vendor, tuple(new)) for i, (old, new) in enumerate(members.items()))
+        numbers = {host: i for i, host in enumerate(dict.fromkeys(self.hosts[rank] for rank in ranks))}
+        weights = tuple(self.weights[rank] for rank in ranks) if self.weights else ()
+        return Topology(islands, tuple(numbers[self.hosts[rank]] for rank in ranks), weights)
+
+    def fingerprint(self) -> str:
+        """16 hexadecimal digits that are equal for equal topologies, on every machine and in every run."""
+        text = repr([(i.vendor, i.ranks) for i in self.islands]) + repr(self.hosts) + repr(self.weights)
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+    def describe(self) -> str:
+        """One line: vendor, ranks and hosts of each island."""
+        out = []
+        for island in self.islands:
+            hosts = sorted({self.hosts[rank] for rank in island.ranks})
+            out.append(f"{island.vendor}[{_spans(island.ranks)}]@{_spans(hosts)}")
+        return " ".join(out)
+
+
+def _spans(numbers: Sequence[int]) -> str:
+    """``0-3,7`` for 0, 1, 2, 3, 7."""
+    spans: list[list[int]] = []
+    for n in numbers:
+        if spans and spans[-1][1] == n - 1:
+            spans[-1][1] = n
+        else:
+            spans.append([n, n])
+    return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in spans)
+
+
+def emulated_vendors(spec: str, size: int) -> list[str]:
+    """Vendor of each of ``size`` ranks from a text such as ``nvidia:2,amd:2``, given to the ranks in order.
+
+    A vendor may come again, so ``nvidia:1,amd:1,nvidia:1,amd:1`` interleaves. ``ValueError`` names the bad part.
+    """
+    vendors: list[str] = []
+    for part in spec.split(","):
+        name, colon, number = (text.strip() for text in part.partition(":"))
+        if name not in VENDORS:
+            raise ValueError(f"{spec!r}: vendor {name!r} in {part.strip()!r} is not one of {', '.join(VENDORS)}")
+        if not colon or not number.isascii() or not number.isdigit() or int(number) < 1:
+            raise ValueError(f"{spec!r}: {part.strip()!r} should be vendor:ranks with at least 1 rank, as in amd:2")
+        vendors += [name] * int(number)
+    if len(vendors) != size:
+        raise ValueError(f"{spec!r} places {len(vendors)} ranks, but there are {size}")
+    return vendors

@@ -1,0 +1,77 @@
+"""The table of algorithms, and the slice of a call that one fragment carries."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from ucc_hetero.collectives import Block, Call
+from ucc_hetero.plan import Region, Step
+from ucc_hetero.topology import Topology
+
+__all__ = ["Algorithm", "Piece", "Scratch", "Stages", "algorithm", "find", "names"]
+
+Stages = tuple[tuple[Step, ...], ...]
+
+
+class Scratch:
+    """Hands out each rank's ``tmp``; one for all fragments of a plan, so that theirs never overlap."""
+
+    def __init__(self, ranks: int) -> None:
+        self.sizes = [0] * ranks
+
+    def take(self, rank: int, count: int) -> Region:
+        """``count`` elements that nothing else uses."""
+        offset = self.sizes[rank]
+        self.sizes[rank] += count
+        return Region("tmp", offset, count)
+
+
+class Piece:
+    """Fragment ``index`` of ``total``: the same slice of every block of the call."""
+
+    def __init__(self, index: int, total: int, scratch: Scratch) -> None:
+        self.index = index
+        self.total = total
+        self.tmp = scratch.take
+
+    def cut(self, block: Block) -> Block:
+        """The part of ``block`` that belongs to this fragment."""
+        low = self.index * block.count // self.total
+        high = (self.index + 1) * block.count // self.total
+        return Block(block.offset + low, high - low)
+
+    def vector(self, call: Call) -> Block:
+        """The part of a whole vector call that belongs to this fragment."""
+        return self.cut(Block(0, call.counts[0]))
+
+
+#: (topology, call, piece) -> the stages of one fragment.
+Algorithm = Callable[[Topology, Call, Piece], Stages]
+
+_TABLE: dict[tuple[str, str], Algorithm] = {}
+
+
+def algorithm(collectives: str | tuple[str, ...], name: str) -> Callable[[Algorithm], Algorithm]:
+    """Register a function as algorithm ``name`` of one or several collectives."""
+
+    def register(function: Algorithm) -> Algorithm:
+        for collective in (collectives,) if isinstance(collectives, str) else collectives:
+            if (collective, name) in _TABLE:
+                raise ValueError(f"{collective} has an algorithm {name!r} already")
+            _TABLE[collective, name] = function
+        return function
+
+    return register
+
+
+def names(collective: str) -> tuple[str, ...]:
+    """The algorithms of a collective, in order of registration."""
+    return tuple(name for other, name in _TABLE if other == collective)
+
+
+def find(collective: str, name: str) -> Algorithm:
+    """The algorithm of that name; ``ValueError`` lists those that there are."""
+    try:
+        return _TABLE[collective, name]
+    except KeyError:
+        raise ValueError(f"{collective} has no algorithm {name!r}; it has {', '.join(names(collective))}") from None

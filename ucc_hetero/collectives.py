@@ -1,0 +1,382 @@
+"""One row per collective: its buffers, counts rule, in-place rule, UCC types, pre- and postcondition, busbw factor.
+
+Everything that tells one collective from another is a row of ``ROWS``; whoever needs to know asks the table.
+Offsets and counts are in elements and *dense*: a buffer of several blocks is addressed as if the blocks lay one after
+the other in rank order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import NamedTuple
+
+__all__ = [
+    "ROWS",
+    "Alias",
+    "Block",
+    "Call",
+    "Expect",
+    "Row",
+    "Shape",
+    "alias",
+    "check",
+    "elements",
+    "lengths",
+    "recv_length",
+    "send_length",
+]
+
+
+class Call(NamedTuple):
+    """One collective call as every rank sees it (a tuple, because it is a cache key of the hot path).
+
+    ``counts`` by row: ``(n,)`` elements for bcast, reduce, allreduce, scan and exscan, and ``(n,)`` elements *per
+    block* for gather, scatter, allgather, alltoall and reduce_scatter_block; one count per rank for gatherv, scatterv,
+    allgatherv and reduce_scatter; for alltoallv the P*P matrix, row-major, row = sender; empty for barrier.
+    ``root`` is -1 for collectives without one.
+    """
+
+    collective: str
+    ranks: int
+    counts: tuple[int, ...]
+    root: int = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """``count`` elements from element ``offset`` of a dense buffer."""
+
+    offset: int
+    count: int
+
+
+class Alias(NamedTuple):
+    """In place: the buffer ``inner`` is the part of ``outer`` that begins at element ``offset``."""
+
+    inner: str
+    outer: str
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class Expect:
+    """Postcondition: ``recv[offset:offset+count]`` holds the reduction over ``ranks`` of their ``send[source:...]``.
+
+    One rank means a plain copy of that rank's data.
+    """
+
+    offset: int
+    count: int
+    source: int
+    ranks: range
+
+
+# --- counts -----------------------------------------------------------------------------------------------------------
+
+
+class Shape:
+    """The dense buffers of one call: where each block lies. Computed once, asked often."""
+
+    def __init__(self, call: Call) -> None:
+        self.call = call
+        self.layout = ROWS[call.collective].layout
+        self._prefix = tuple(accumulate(call.counts, initial=0)) if self.layout == "ranks" else ()
+        self._rows: dict[int, tuple[int, ...]] = {}
+        self._columns: dict[int, tuple[int, ...]] = {}
+
+    def send(self, rank: int, peer: int) -> Block:
+        """Where ``rank``'s send buffer holds what is for ``peer`` (alltoall, scatter, reduce_scatter, their like)."""
+        call = self.call
+        if self.layout == "equal":
+            return Block(peer * call.counts[0], call.counts[0])
+        if self.layout == "ranks":
+            return Block(self._prefix[peer], call.counts[peer])
+        if self.layout == "matrix":
+            return Block(self._row(rank)[peer], call.counts[rank * call.ranks + peer])
+        raise ValueError(f"{call.collective} has no blocks")
+
+    def recv(self, rank: int, peer: int) -> Block:
+        """Where ``rank``'s receive buffer holds what comes from ``peer`` (alltoall, gather, allgather, their like)."""
+        if self.layout == "matrix":
+            return Block(self._column(rank)[peer], self.call.counts[peer * self.call.ranks + rank])
+        return self.send(rank, peer)
+
+    def own(self, rank: int) -> Block:
+        """The block of ``rank`` itself, in collectives with one block per rank."""
+        return self.send(rank, rank)
+
+    @property
+    def total(self) -> int:
+        """The vector's length, or all blocks together; for a matrix all blocks of the busiest rank."""
+        call = self.call
+        if self.layout == "none":
+            return 0
+        if self.layout == "vector":
+            return call.counts[0]
+        if self.layout == "equal":
+            return call.counts[0] * call.ranks
+        if self.layout == "ranks":
+            return self._prefix[-1]
+        return max(max(self.sent(rank), self.received(rank)) for rank in range(call.ranks))
+
+    def sent(self, rank: int) -> int:
+        """Elements in ``rank``'s row of the matrix."""
+        return self._row(rank)[-1]
+
+    def received(self, rank: int) -> int:
+        """Elements in ``rank``'s column of the matrix."""
+        return self._column(rank)[-1]
+
+    def _row(self, rank: int) -> tuple[int, ...]:
+        if rank not in self._rows:
+            p = self.call.ranks
+            self._rows[rank] = tuple(accumulate(self.call.counts[rank * p : (rank + 1) * p], initial=0))
+        return self._rows[rank]
+
+    def _column(self, rank: int) -> tuple[int, ...]:
+        if rank not in self._columns:
+            self._columns[rank] = tuple(accumulate(self.call.counts[rank :: self.call.ranks], initial=0))
+        return self._columns[rank]
+
+
+def elements(call: Call) -> int:
+    """Elements that choices are made by (``Shape.total``): equal on every rank."""
+    return Shape(call).total
+
+
+def lengths(call: Call) -> list[tuple[int, int]]:
+    """Elements of each rank's dense (send, recv) buffers; 0 where it has none."""
+    shape, row = Shape(call), ROWS[call.collective]
+    return [(row.send(shape, rank), row.recv(shape, rank)) for rank in range(call.ranks)]
+
+
+def send_length(call: Call, rank: int) -> int:
+    """Elements of ``rank``'s dense send buffer; 0 where it has none."""
+    return ROWS[call.collective].send(Shape(call), rank)
+
+
+def recv_length(call: Call, rank: int) -> int:
+    """Elements of ``rank``'s dense receive buffer; 0 where it has none."""
+    return ROWS[call.collective].recv(Shape(call), rank)
+
+
+def _nothing(s: Shape, rank: int) -> int:
+    return 0
+
+
+def _vector(s: Shape, rank: int) -> int:
+    return s.call.counts[0]
+
+
+def _vector_at_root(s: Shape, rank: int) -> int:
+    return s.call.counts[0] if rank == s.call.root else 0
+
+
+def _vector_elsewhere(s: Shape, rank: int) -> int:
+    return 0 if rank == s.call.root else s.call.counts[0]
+
+
+def _own(s: Shape, rank: int) -> int:
+    return s.own(rank).count
+
+
+def _all(s: Shape, rank: int) -> int:
+    return s.total
+
+
+def _all_at_root(s: Shape, rank: int) -> int:
+    return s.total if rank == s.call.root else 0
+
+
+def _matrix_row(s: Shape, rank: int) -> int:
+    return s.sent(rank)
+
+
+def _matrix_column(s: Shape, rank: int) -> int:
+    return s.received(rank)
+
+
+# --- in place ---------------------------------------------------------------------------------------------------------
+
+
+def _same(s: Shape, rank: int) -> Alias | None:
+    return Alias("send", "recv", 0)
+
+
+def _same_at_root(s: Shape, rank: int) -> Alias | None:
+    return Alias("send", "recv", 0) if rank == s.call.root else None
+
+
+def _own_in_recv(s: Shape, rank: int) -> Alias | None:
+    return Alias("send", "recv", s.own(rank).offset)
+
+
+def _own_in_recv_at_root(s: Shape, rank: int) -> Alias | None:
+    return _own_in_recv(s, rank) if rank == s.call.root else None
+
+
+def _own_in_send(s: Shape, rank: int) -> Alias | None:
+    return Alias("recv", "send", s.own(rank).offset)
+
+
+def _own_in_send_at_root(s: Shape, rank: int) -> Alias | None:
+    return _own_in_send(s, rank) if rank == s.call.root else None
+
+
+def _never(s: Shape, rank: int) -> Alias | None:
+    return None
+
+
+# --- postconditions ---------------------------------------------------------------------------------------------------
+
+
+def _post_nothing(s: Shape, rank: int) -> list[Expect]:
+    return []
+
+
+def _post_bcast(s: Shape, rank: int) -> list[Expect]:
+    return [] if rank == s.call.root else [Expect(0, s.call.counts[0], 0, range(s.call.root, s.call.root + 1))]
+
+
+def _post_allreduce(s: Shape, rank: int) -> list[Expect]:
+    return [Expect(0, s.call.counts[0], 0, range(s.call.ranks))]
+
+
+def _post_reduce(s: Shape, rank: int) -> list[Expect]:
+    return _post_allreduce(s, rank) if rank == s.call.root else []
+
+
+def _post_scan(s: Shape, rank: int) -> list[Expect]:
+    return [Expect(0, s.call.counts[0], 0, range(rank + 1))]
+
+
+def _post_exscan(s: Shape, rank: int) -> list[Expect]:
+    return [Expect(0, s.call.counts[0], 0, range(rank))] if rank else []
+
+
+def _post_share(s: Shape, rank: int) -> list[Expect]:
+    own = s.own(rank)
+    return [Expect(0, own.count, own.offset, range(s.call.ranks))]
+
+
+def _post_allgather(s: Shape, rank: int) -> list[Expect]:
+    blocks = (s.recv(rank, peer) for peer in range(s.call.ranks))
+    return [Expect(b.offset, b.count, 0, range(peer, peer + 1)) for peer, b in enumerate(blocks)]
+
+
+def _post_gather(s: Shape, rank: int) -> list[Expect]:
+    return _post_allgather(s, rank) if rank == s.call.root else []
+
+
+def _post_scatter(s: Shape, rank: int) -> list[Expect]:
+    own = s.own(rank)
+    return [Expect(0, own.count, own.offset, range(s.call.root, s.call.root + 1))]
+
+
+def _post_alltoall(s: Shape, rank: int) -> list[Expect]:
+    out = []
+    for peer in range(s.call.ranks):
+        block = s.recv(rank, peer)
+        out.append(Expect(block.offset, block.count, s.send(peer, rank).offset, range(peer, peer + 1)))
+    return out
+
+
+# --- the table --------------------------------------------------------------------------------------------------------
+
+
+def _one(n: int) -> float:
+    return 1.0
+
+
+def _other(n: int) -> float:
+    return (n - 1) / n
+
+
+def _twice(n: int) -> float:
+    return 2 * (n - 1) / n
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """What there is to know about one collective.
+
+    ``layout`` is the counts rule: ``none``, ``vector`` ``(n,)``, ``equal`` ``(n,)`` per block, ``ranks`` (one count per
+    rank) or ``matrix`` (P*P). ``ucc`` and ``ucc_v`` are ``ucc_coll_type_t`` values for equal and for uneven blocks, -1
+    where UCC has none. ``send`` and ``recv`` give the elements of a rank's dense buffers; a bcast's data is ``send`` at
+    the root and ``recv`` elsewhere. ``in_place`` says which of a rank's buffers lies in the other; None means that the
+    rank has one buffer only or, with ``staged``, that the caller's data must first be copied to scratch that then
+    serves as ``send``. Before the call ``send`` of every rank that has one is defined and ``recv`` is not; ``post`` is
+    what must hold after it. ``busbw`` is nccl-tests' factor from algorithm to bus bandwidth for n ranks.
+    """
+
+    name: str
+    rooted: bool
+    reduces: bool
+    layout: str
+    ucc: int
+    ucc_v: int
+    send: Callable[[Shape, int], int]
+    recv: Callable[[Shape, int], int]
+    in_place: Callable[[Shape, int], Alias | None]
+    post: Callable[[Shape, int], list[Expect]]
+    busbw: Callable[[int], float]
+    staged: bool = False
+
+
+def _rows() -> tuple[Row, ...]:
+    # ucc_coll_type_t is a bit each: allgather 0, allgatherv 1, allreduce 2, ...
+    # Scatter is SCATTERV in both forms: UCC's TL/UCP has no SCATTER.
+    # MPI's in-place reduce_scatter wants the result at the start of the buffer: whoever binds it moves it there.
+    no, yes, share, exchange = False, True, _post_share, _post_alltoall
+    own_root, send_root = _own_in_recv_at_root, _own_in_send_at_root
+    return (
+        # name, rooted, reduces, layout, ucc, ucc_v, send, recv, in place, post, busbw, staged
+        Row("barrier", no, no, "none", 1 << 5, -1, _nothing, _nothing, _never, _post_nothing, _one),
+        Row("bcast", yes, no, "vector", 1 << 6, -1, _vector_at_root, _vector_elsewhere, _never, _post_bcast, _one),
+        Row("reduce", yes, yes, "vector", 1 << 11, -1, _vector, _vector_at_root, _same_at_root, _post_reduce, _one),
+        Row("allreduce", no, yes, "vector", 1 << 2, -1, _vector, _vector, _same, _post_allreduce, _twice),
+        Row("reduce_scatter_block", no, yes, "equal", 1 << 12, 1 << 13, _all, _own, _own_in_send, share, _other),
+        Row("reduce_scatter", no, yes, "ranks", 1 << 12, 1 << 13, _all, _own, _own_in_send, share, _other),
+        Row("gather", yes, no, "equal", 1 << 9, 1 << 10, _own, _all_at_root, own_root, _post_gather, _other),
+        Row("gatherv", yes, no, "ranks", 1 << 9, 1 << 10, _own, _all_at_root, own_root, _post_gather, _other),
+        Row("scatter", yes, no, "equal", 1 << 15, 1 << 15, _all_at_root, _own, send_root, _post_scatter, _other),
+        Row("scatterv", yes, no, "ranks", 1 << 15, 1 << 15, _all_at_root, _own, send_root, _post_scatter, _other),
+        Row("allgather", no, no, "equal", 1 << 0, 1 << 1, _own, _all, _own_in_recv, _post_allgather, _other),
+        Row("allgatherv", no, no, "ranks", 1 << 0, 1 << 1, _own, _all, _own_in_recv, _post_allgather, _other),
+        Row("alltoall", no, no, "equal", 1 << 3, 1 << 4, _all, _all, _never, exchange, _other, yes),
+        Row("alltoallv", no, no, "matrix", 1 << 3, 1 << 4, _matrix_row, _matrix_column, _never, exchange, _other, yes),
+        Row("scan", no, yes, "vector", -1, -1, _vector, _vector, _same, _post_scan, _one),
+        Row("exscan", no, yes, "vector", -1, -1, _vector, _vector, _same, _post_exscan, _one),
+    )
+
+
+#: Every collective by its name.
+ROWS: dict[str, Row] = {row.name: row for row in _rows()}
+
+
+def alias(call: Call, rank: int) -> Alias | None:
+    """Which of ``rank``'s buffers lies in the other when the call is in place (``Row.in_place``)."""
+    return ROWS[call.collective].in_place(Shape(call), rank)
+
+
+def check(call: Call) -> None:
+    """Refuse a call that no plan can be made for; ``ValueError`` names the argument and what it should be."""
+    row = ROWS.get(call.collective)
+    if row is None:
+        raise ValueError(f"collective {call.collective!r} is not one of {', '.join(ROWS)}")
+    if call.ranks < 1:
+        raise ValueError(f"{call.collective}: {call.ranks} ranks; at least one is needed")
+    sizes = {"none": 0, "vector": 1, "equal": 1, "ranks": call.ranks, "matrix": call.ranks**2}
+    if len(call.counts) != sizes[row.layout]:
+        raise ValueError(
+            f"{call.collective} over {call.ranks} ranks takes {sizes[row.layout]} counts, got {len(call.counts)}"
+        )
+    if call.counts and min(call.counts) < 0:
+        at = next(i for i, n in enumerate(call.counts) if n < 0)
+        raise ValueError(f"{call.collective}: counts[{at}] is {call.counts[at]}; counts cannot be negative")
+    if row.rooted and not 0 <= call.root < call.ranks:
+        raise ValueError(f"{call.collective}: root {call.root} is not a rank of a communicator of {call.ranks}")
+    if not row.rooted and call.root != -1:
+        raise ValueError(f"{call.collective} has no root, got root={call.root}")

@@ -1,0 +1,172 @@
+"""Every environment variable of ucc_hetero: one table with parser, default and documentation.
+
+All begin with ``UCCH_``. ``get("TIMEOUT")`` reads, parses and checks one; a variable that begins with ``UCCH_`` and is
+not in the table is a typing mistake and gives one warning.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+import warnings
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+__all__ = ["PREFIX", "TABLE", "Variable", "describe", "get", "parse_flag", "parse_size", "unknown", "warn_unknown"]
+
+PREFIX = "UCCH_"
+
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)([kmgt]?)(?:i?b)?")
+
+
+def parse_size(text: str) -> float:
+    """Bytes from ``4096``, ``4K``, ``1.5M``, ``2GiB`` (powers of 1024, any case) or ``inf``.
+
+    Whole numbers come back as ``int``, ``inf`` as ``math.inf``; anything else is a ``ValueError``.
+    """
+    word = text.strip().lower()
+    if word == "inf":
+        return math.inf
+    match = _SIZE.fullmatch(word)
+    if not match:
+        raise ValueError(f"{text!r} is not a size such as 4096, 4K, 1M or inf")
+    value = float(match[1]) * 1024 ** "kmgt".index(match[2]) * 1024 if match[2] else float(match[1])
+    if value != int(value):
+        raise ValueError(f"{text!r} is not a whole number of bytes")
+    return int(value)
+
+
+def parse_flag(text: str) -> bool:
+    """A switch: ``1 y yes on true`` or ``0 n no off false``, in any case."""
+    word = text.strip().lower()
+    if word in ("1", "y", "yes", "on", "true"):
+        return True
+    if word in ("0", "n", "no", "off", "false"):
+        return False
+    raise ValueError(f"{text!r} is neither yes (1, y, yes, on, true) nor no (0, n, no, off, false)")
+
+
+def _seconds(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        raise ValueError(f"{text!r} is not a number of seconds, or inf") from None
+    if not value > 0:
+        raise ValueError(f"{text!r}: seconds must be more than 0; inf means never")
+    return value
+
+
+def _choice(*words: str) -> Callable[[str], str]:
+    def parse(text: str) -> str:
+        word = text.strip().lower()
+        if word not in words:
+            raise ValueError(f"{text!r} is not one of {', '.join(words)}")
+        return word
+
+    return parse
+
+
+def _words(*allowed: str) -> Callable[[str], tuple[str, ...]]:
+    def parse(text: str) -> tuple[str, ...]:
+        words = tuple(word.strip().lower() for word in text.split(",") if word.strip())
+        bad = [word for word in words if word not in allowed]
+        if bad:
+            raise ValueError(f"{bad[0]!r} is not one of {', '.join(allowed)}")
+        return words
+
+    return parse
+
+
+@dataclass(frozen=True, slots=True)
+class Variable:
+    """One variable: its name without prefix, its parser, the value when it is not set, what it does, and its forms."""
+
+    name: str
+    parse: Callable[[str], Any]
+    default: Any
+    doc: str
+    form: str
+
+
+_LEVELS = ("error", "warn", "info", "debug", "trace")
+_SUBSYSTEMS = ("all", "init", "lib", "topo", "plan", "coll", "p2p", "mem", "device", "stream", "tune", "live", "torch")
+
+_VARIABLES = (
+    Variable("LOG_LEVEL", _choice(*_LEVELS), "warn", "Least severe level that is logged.", "|".join(_LEVELS)),
+    Variable("LOG_SUBSYS", _words(*_SUBSYSTEMS), ("all",), "Parts of the package that log.", ",".join(_SUBSYSTEMS)),
+    Variable(
+        "LOG_FILE", str, "", "Log to this file, not to stderr; %h is the host, %p the process, %r the rank.", "path"
+    ),
+    Variable(
+        "TUNE", str, "", "Choice of algorithms, in the grammar of UCC's TUNE.", "coll:0-64k:@flat#…"
+    ),
+    Variable("TUNE_FILE", str, "", "Table of measured choices, written by `python -m ucc_hetero tune`.", "path"),
+    Variable("EMULATE", str, "", "Pretend vendors, given to the ranks in order.", "nvidia:2,amd:2"),
+    Variable(
+        "CHECK",
+        parse_flag,
+        False,
+        "Compare the arguments of every collective between the ranks before it starts; slow.",
+        "y|n",
+    ),
+    Variable(
+        "TIMEOUT", _seconds, 300.0, "Seconds after which a collective or message that is not done fails.", "seconds|inf"
+    ),
+    Variable(
+        "STAGING",
+        _choice("auto", "direct", "staged"),
+        "auto",
+        "How device memory crosses a bridge: as measured, by UCX itself, or through pinned host buffers.",
+        "auto|direct|staged",
+    ),
+    Variable("UCC_LIB", str, "", "The libucc.so.1 to load.", "path"),
+    Variable("UCX_DIR", str, "", "The directory whose libucp.so.0 and its family are loaded.", "path"),
+    Variable("TRACE", str, "", "Write a Chrome trace per rank to this file; %h %p %r as for LOG_FILE.", "path"),
+)  # fmt: skip
+
+#: Every variable by its name without prefix.
+TABLE: dict[str, Variable] = {variable.name: variable for variable in _VARIABLES}
+
+
+def get(name: str, environ: Mapping[str, str] | None = None) -> Any:
+    """The parsed value of ``UCCH_<name>``, or its default where it is unset or empty.
+
+    ``KeyError`` for a name that is not in the table, ``ValueError`` that names the variable for a bad value.
+    """
+    variable = TABLE[name]
+    text = (os.environ if environ is None else environ).get(PREFIX + name, "")
+    if not text.strip():
+        return variable.default
+    try:
+        return variable.parse(text)
+    except ValueError as error:
+        raise ValueError(f"{PREFIX}{name}: {error}") from None
+
+
+def unknown(environ: Iterable[str] | None = None) -> list[str]:
+    """Names in the environment that begin with ``UCCH_`` and are not in the table."""
+    names = os.environ if environ is None else environ
+    return sorted(name for name in names if name.startswith(PREFIX) and name.removeprefix(PREFIX) not in TABLE)
+
+
+_warned: set[str] = set()
+
+
+def warn_unknown() -> None:
+    """Warn of unknown variables, once each in a process."""
+    for name in unknown():
+        if name not in _warned:
+            _warned.add(name)
+            known = ", ".join(PREFIX + other for other in TABLE)
+            warnings.warn(f"{name} is set but means nothing; known are {known}", stacklevel=2)
+
+
+def describe() -> str:
+    """A table of all variables as text: name, form, default and meaning."""
+    lines = []
+    for variable in TABLE.values():
+        default = ",".join(variable.default) if isinstance(variable.default, tuple) else variable.default
+        lines.append(f"{PREFIX}{variable.name}={variable.form}\n    {variable.doc} Default: {default!r}.")
+    return "\n".join(lines)

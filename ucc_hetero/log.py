@@ -1,0 +1,104 @@
+"""Logging: stdlib loggers, one per subsystem, in lines of ``host:pid:tid [rank/device] UCCH LEVEL SUBSYS text``.
+
+``log("plan").info(...)`` costs one comparison when it is off. ``UCCH_LOG_LEVEL``, ``UCCH_LOG_SUBSYS`` and
+``UCCH_LOG_FILE`` are read by ``configure``, which the first communicator calls, so that importing has no side effect;
+an application that configures logging itself need only attach handlers to the logger ``ucc_hetero``.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import threading
+
+from ucc_hetero import env
+
+__all__ = ["TRACE", "configure", "log", "path", "set_rank"]
+
+#: Below DEBUG: one line per step.
+TRACE = 5
+
+_LEVELS = {
+    "error": logging.ERROR,
+    "warn": logging.WARNING,
+    "info": logging.INFO,
+    "debug": logging.DEBUG,
+    "trace": TRACE,
+}
+_NAMES = {logging.WARNING: "WARN", TRACE: "TRACE"}
+_ROOT = "ucc_hetero"
+
+_who = {"rank": "-", "device": "-"}
+_handler: logging.Handler | None = None
+
+
+def log(subsystem: str) -> logging.Logger:
+    """The logger of a subsystem (``init``, ``plan``, ``coll``, ...; ``UCCH_LOG_SUBSYS`` lists them)."""
+    return logging.getLogger(f"{_ROOT}.{subsystem}")
+
+
+class _Format(logging.Formatter):
+    """``host:pid:tid [rank/device] UCCH LEVEL SUBSYS text``."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.host = socket.gethostname()
+
+    def format(self, record: logging.LogRecord) -> str:
+        level = _NAMES.get(record.levelno, record.levelname)
+        subsystem = record.name.removeprefix(_ROOT).lstrip(".").upper() or "UCCH"
+        text = record.getMessage()
+        if record.exc_info:
+            text += "\n" + self.formatException(record.exc_info)
+        where = f"{self.host}:{os.getpid()}:{threading.get_native_id()}"
+        return f"{where} [{_who['rank']}/{_who['device']}] UCCH {level} {subsystem} {text}"
+
+
+class _Filter(logging.Filter):
+    """Passes the subsystems that ``UCCH_LOG_SUBSYS`` names; warnings and errors always pass."""
+
+    def __init__(self, subsystems: tuple[str, ...]) -> None:
+        super().__init__()
+        self.subsystems = frozenset(subsystems)
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if record.levelno >= logging.WARNING or "all" in self.subsystems:
+            return True
+        return record.name.rpartition(".")[2] in self.subsystems
+
+
+def set_rank(rank: int, device: str) -> None:
+    """Say who this process is: its rank in the job and its device (``nvidia:0``, ``host``)."""
+    _who["rank"], _who["device"] = str(rank), device
+
+
+def path(template: str) -> str:
+    """``template`` with %h (host), %p (process), %r (rank) and %% filled in."""
+    names = {"%h": socket.gethostname(), "%p": str(os.getpid()), "%r": _who["rank"], "%%": "%"}
+    out, at = "", 0
+    while at < len(template):
+        pair = template[at : at + 2]
+        out += names.get(pair, template[at])
+        at += 2 if pair in names else 1
+    return out
+
+
+def configure() -> None:
+    """Apply the environment's settings; calling it again applies changes and keeps one handler.
+
+    ``ValueError`` for a bad setting, ``OSError`` if the log file cannot be opened.
+    """
+    global _handler
+    level, subsystems, file = env.get("LOG_LEVEL"), env.get("LOG_SUBSYS"), env.get("LOG_FILE")
+    handler: logging.Handler = logging.FileHandler(path(file)) if file else logging.StreamHandler()
+    handler.setFormatter(_Format())
+    handler.addFilter(_Filter(subsystems))
+    root = logging.getLogger(_ROOT)
+    if _handler is not None:
+        root.removeHandler(_handler)
+        _handler.close()
+    root.addHandler(handler)
+    root.setLevel(_LEVELS[level])
+    root.propagate = False
+    _handler = handler

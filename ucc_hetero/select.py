@@ -1,0 +1,112 @@
+"""Which algorithm, how many fragments and which path a call takes, and the plan that comes of it.
+
+User's rules, then measured ones, then defaults. Every input is equal on every rank, so every rank chooses the same.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import NamedTuple
+
+from ucc_hetero import algorithms
+from ucc_hetero.collectives import ROWS, Call, check, lengths
+from ucc_hetero.plan import Fragment, Plan
+from ucc_hetero.topology import Topology
+from ucc_hetero.tune import Rule, match, parse_tune
+from ucc_hetero.types import Op
+
+__all__ = ["Choice", "Tuning", "choose", "make_plan"]
+
+#: From here on a call on several islands goes for bandwidth, below it for latency; bytes.
+LATENCY_LIMIT = 64 << 10
+#: Fragments of less than this cost more than their overlap gains; bytes.
+LEAST_FRAGMENT = 1 << 20
+#: More fragments than this gained nothing between hosts.
+MOST_FRAGMENTS = 8
+
+#: Reductions that UCC lacks: our own steps combine the operands, in the order of the ranks.
+ORDERED = ("MAXLOC", "MINLOC")
+
+
+class Choice(NamedTuple):
+    """What runs: an algorithm's name, into how many fragments it cuts the data, and how bytes cross bridges."""
+
+    algorithm: str
+    fragments: int = 1
+    path: str = "direct"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Tuning:
+    """What the ranks agreed on when the communicator was made: the user's rules and the measured ones."""
+
+    user: tuple[Rule, ...] = ()
+    measured: tuple[Rule, ...] = ()
+    path: str = "direct"
+    _choices: dict[tuple[Topology, str, int, Op | None], Choice] = field(default_factory=dict, init=False, repr=False)
+
+    @classmethod
+    def parse(cls, text: str, measured: tuple[Rule, ...] = (), path: str = "direct") -> Tuning:
+        """From a text in the TUNE grammar; ``ValueError`` names the part at fault."""
+        return cls(parse_tune(text), measured, path)
+
+
+_DEFAULT = Tuning()
+
+
+def choose(topology: Topology, collective: str, nbytes: int, op: Op | None = None, tune: Tuning = _DEFAULT) -> Choice:
+    """What a call runs. ``nbytes`` is ``collectives.elements(call)`` times the element's size.
+
+    All arguments must be equal on every rank; ``tune`` because the ranks agreed on it.
+    """
+    key = (topology, collective, nbytes, op)
+    choice = tune._choices.get(key)
+    if choice is None:
+        if len(tune._choices) >= 4096:  # sizes that never come again must not pile up
+            tune._choices.clear()
+        choice = tune._choices[key] = _choose(topology, collective, nbytes, op, tune)
+    return choice
+
+
+def _choose(topology: Topology, collective: str, nbytes: int, op: Op | None, tune: Tuning) -> Choice:
+    if op is not None and (op.code < 0 or op.name in ORDERED) and ROWS[collective].ucc >= 0:
+        return Choice("ordered", 1, tune.path)
+    for rules in (tune.user, tune.measured):
+        rule = match(rules, topology, collective, nbytes)
+        if rule is not None:
+            fragments = rule.fragments or _fragments(topology, rule.algorithm, nbytes)
+            return Choice(rule.algorithm, fragments, rule.path or tune.path)
+    name = _algorithm(topology, collective, nbytes)
+    return Choice(name, _fragments(topology, name, nbytes), tune.path)
+
+
+def _algorithm(topology: Topology, collective: str, nbytes: int) -> str:
+    if topology.flat or topology.size == 1:
+        return "flat"
+    available = algorithms.names(collective)
+    wanted = ("tree", "split_rail") if nbytes < LATENCY_LIMIT else ("split_rail", "tree")
+    return next((name for name in (*wanted, "flat") if name in available), available[0])
+
+
+def _fragments(topology: Topology, algorithm: str, nbytes: int) -> int:
+    # On one host island and bridge phases share the same memory and cores: there is nothing to overlap.
+    if algorithm in ("flat", "tree", "ordered") or topology.one_host:
+        return 1
+    return max(1, min(MOST_FRAGMENTS, nbytes // LEAST_FRAGMENT))
+
+
+@lru_cache(maxsize=1024)
+def make_plan(topology: Topology, call: Call, choice: Choice) -> Plan:
+    """The plan of a call; made once and kept. ``ValueError`` for a call or an algorithm that does not exist."""
+    check(call)
+    if call.ranks != topology.size:
+        raise ValueError(f"{call.collective} over {call.ranks} ranks on a topology of {topology.size}")
+    if choice.fragments < 1:
+        raise ValueError(f"{choice.fragments} fragments; at least one is needed")
+    function = algorithms.find(call.collective, choice.algorithm)
+    scratch = algorithms.Scratch(call.ranks)
+    pieces = (algorithms.Piece(k, choice.fragments, scratch) for k in range(choice.fragments))
+    fragments = tuple(Fragment(stages) for stages in (function(topology, call, piece) for piece in pieces) if stages)
+    sizes = tuple((send, recv, tmp) for (send, recv), tmp in zip(lengths(call), scratch.sizes, strict=True))
+    return Plan(call.collective, choice.algorithm, sizes, fragments)

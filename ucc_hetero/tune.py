@@ -1,0 +1,175 @@
+"""Rules that say which algorithm runs: UCC's TUNE grammar, and the table of measured choices as JSON."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ucc_hetero import algorithms
+from ucc_hetero.collectives import ROWS
+from ucc_hetero.env import parse_size
+from ucc_hetero.topology import Topology
+from ucc_hetero.types import VENDORS
+
+__all__ = ["PATHS", "Rule", "load_table", "match", "parse_tune", "save_table"]
+
+#: How bytes cross a bridge.
+PATHS = ("direct", "staged")
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """From ``low`` up to (not including) ``high`` bytes the collective runs ``algorithm``.
+
+    ``vendors`` (empty: any) must hold every vendor of the communicator, ``ranks`` its size. ``fragments`` 0 and
+    ``path`` "" leave those to the defaults. Of several rules that fit the one with the highest score holds,
+    then the last.
+    """
+
+    collective: str
+    low: float
+    high: float
+    algorithm: str
+    fragments: int = 0
+    path: str = ""
+    vendors: tuple[str, ...] = ()
+    ranks: tuple[float, float] = (0, math.inf)
+    score: float = math.inf
+
+    def fits(self, topology: Topology, collective: str, nbytes: int) -> bool:
+        """Whether the rule speaks of this call."""
+        return (
+            self.collective == collective
+            and (self.low <= nbytes < self.high)
+            and self.ranks[0] <= topology.size <= self.ranks[1]
+            and (not self.vendors or all(island.vendor in self.vendors for island in topology.islands))
+        )
+
+
+def match(rules: tuple[Rule, ...], topology: Topology, collective: str, nbytes: int) -> Rule | None:
+    """The rule that holds for a call, or None."""
+    best: Rule | None = None
+    for rule in rules:
+        if rule.score > 0 and rule.fits(topology, collective, nbytes) and (best is None or rule.score >= best.score):
+            best = rule
+    return best
+
+
+# --- the TUNE grammar -------------------------------------------------------------------------------------------------
+
+
+def parse_tune(text: str) -> tuple[Rule, ...]:
+    """Rules from UCC's TUNE grammar: sections joined by ``#``, tokens of a section joined by ``:`` in any order.
+
+    Tokens: collectives (``allreduce,bcast``), a byte range (``0-64k``, ``64k-inf``), vendors (``host,nvidia``), a range
+    of communicator sizes (``[2-16]``), an algorithm (``@split_rail``), a score (``100`` or ``inf``), and of our own
+    ``fragments=8`` and ``path=staged``. ``ValueError`` names the section and the token at fault.
+    """
+    rules: list[Rule] = []
+    for section in text.split("#"):
+        if section.strip():
+            rules += _section(section.strip())
+    return tuple(rules)
+
+
+def _section(section: str) -> list[Rule]:
+    found: dict[str, Any] = {}
+    for token in section.split(":"):
+        try:
+            key, value = _token(token.strip())
+        except ValueError as error:
+            raise ValueError(f"tune section {section!r}: {error}") from None
+        if key in found:
+            raise ValueError(f"tune section {section!r}: {token.strip()!r} gives the {key} a second time")
+        found[key] = value
+    collectives = found.pop("collectives", ())
+    if not collectives:
+        raise ValueError(f"tune section {section!r}: no collective; one of {', '.join(ROWS)} must be named")
+    if "algorithm" not in found:
+        raise ValueError(f"tune section {section!r}: no algorithm, such as @flat")
+    low, high = found.pop("range", (0, math.inf))
+    for collective in collectives:
+        if found["algorithm"] not in algorithms.names(collective):
+            known = ", ".join("@" + name for name in algorithms.names(collective))
+            raise ValueError(f"tune section {section!r}: {collective} has no @{found['algorithm']}; it has {known}")
+    return [Rule(collective, low, high, **found) for collective in collectives]
+
+
+def _token(token: str) -> tuple[str, Any]:
+    """(what a token gives, its value)."""
+    words = tuple(word.strip().lower() for word in token.split(","))
+    if token.startswith("@") and len(token) > 1:
+        return "algorithm", token[1:]
+    if token.startswith("fragments="):
+        number = token.removeprefix("fragments=")
+        if not number.isdigit() or not 1 <= int(number) <= 1024:
+            raise ValueError(f"{token!r} should be a number from 1 to 1024")
+        return "fragments", int(number)
+    if token.startswith("path="):
+        if token.removeprefix("path=") not in PATHS:
+            raise ValueError(f"{token!r} should be path=direct or path=staged")
+        return "path", token.removeprefix("path=")
+    if all(word in ROWS for word in words):
+        return "collectives", words
+    if all(word in VENDORS for word in words):
+        return "vendors", words
+    if token.startswith("[") and token.endswith("]"):
+        return "ranks", _range(token[1:-1])
+    if "-" in token.strip("-"):
+        return "range", _range(token)
+    if token.isdigit() or token == "inf":
+        return "score", float(token)
+    raise ValueError(f"{token!r} is no collective, byte range, vendor, [ranks], @algorithm, score, fragments= or path=")
+
+
+def _range(text: str) -> tuple[float, float]:
+    low, _, high = text.partition("-")
+    bounds = parse_size(low), parse_size(high or low)
+    if bounds[0] > bounds[1]:
+        raise ValueError(f"range {text!r} ends before it begins")
+    return bounds
+
+
+# --- the measured table -----------------------------------------------------------------------------------------------
+
+
+def save_table(path: str | Path, topology: Topology, rules: tuple[Rule, ...]) -> None:
+    """Put the rules measured for a topology into a JSON table, beside those of other topologies already there."""
+    file = Path(path)
+    table: dict[str, Any] = json.loads(file.read_text()) if file.exists() else {"format": 1, "topologies": {}}
+    rows = []
+    for rule in rules:
+        row = {"collective": rule.collective, "from": rule.low, "to": None if rule.high == math.inf else rule.high}
+        rows.append(row | {"algorithm": rule.algorithm, "fragments": rule.fragments, "path": rule.path})
+    table["topologies"][topology.fingerprint()] = {"islands": topology.describe(), "rules": rows}
+    temporary = file.with_name(file.name + ".new")
+    temporary.write_text(json.dumps(table, indent=1) + "\n")
+    temporary.replace(file)  # a reader sees the old table or the new one
+
+
+def load_table(text: str, topology: Topology) -> tuple[Rule, ...]:
+    """The rules of a JSON table (its text: rank 0 reads the file, all get the same) for a topology; none if unknown.
+
+    ``ValueError`` if the text is not such a table.
+    """
+    try:
+        table = json.loads(text)
+        if table["format"] != 1:
+            raise ValueError(f"format {table['format']!r}; this version reads format 1")
+        entry = table["topologies"].get(topology.fingerprint())
+        return tuple(_row(row) for row in entry["rules"]) if entry else ()
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"not a table of measured choices: {error!r}") from None
+    except ValueError as error:
+        raise ValueError(f"not a table of measured choices: {error}") from None
+
+
+def _row(row: dict[str, Any]) -> Rule:
+    high = math.inf if row["to"] is None else float(row["to"])
+    algorithms.find(row["collective"], row["algorithm"])
+    if row["path"] not in ("", *PATHS):
+        raise ValueError(f"path {row['path']!r} is not one of {', '.join(PATHS)}")
+    return Rule(row["collective"], float(row["from"]), high, row["algorithm"], int(row["fragments"]), row["path"])
