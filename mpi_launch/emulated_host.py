@@ -1,0 +1,243 @@
+"""Emulated hosts as seen by the process that owns the cluster: their files, their namespaces, and commands on them."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import uuid
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from . import emulated_net
+from .emulated_net import HostLayout
+
+__all__ = ["UNSHARE", "Host", "configure", "new_directory"]
+
+#: Enter namespaces of one's own, as process 1 of them, all of which ends with this command.
+UNSHARE = [
+    "unshare",
+    *(f"--{kind}" for kind in ("net", "ipc", "uts", "mount", "pid", "fork", "kill-child", "mount-proc")),
+]
+
+_NODE = Path(__file__).with_name("emulated_node.py")
+_PYTHON = [sys.executable, "-I", "-S", str(_NODE)]
+
+#: What every host's kernel settings are, whatever the machine's are: a job's speed must not depend on them. Reno is the
+#: one congestion control that every kernel allows in every namespace.
+_SYSCTL = {
+    "net/ipv4/tcp_congestion_control": "reno",
+    "net/ipv6/conf/all/disable_ipv6": "1",
+    "net/ipv6/conf/default/disable_ipv6": "1",
+    "net/ipv4/tcp_no_metrics_save": "1",
+}
+
+#: Variables by which an MPI library knows that it is inside a job already: a job must not inherit another's.
+_INSIDE_A_JOB = ("PMIX_", "PMI_", "OMPI_COMM_WORLD_", "PRTE_LAUNCHED")
+
+#: Variables that logging in sets.
+_LOGIN = ("HOME", "USER", "LOGNAME", "SHELL", "LANG", "LC_ALL")
+
+#: Longest wait for a host to come up or go down; seconds.
+_PATIENCE = 20.0
+
+#: Longest name of a Unix socket that Linux accepts, less room for the host's name.
+_LONGEST_DIRECTORY = 80
+
+
+def new_directory(hosts: Sequence[HostLayout], launch_agent: str | None) -> Path:
+    """Make the directory of a cluster: hostfiles, ``/etc/hosts``, the launch agent, sockets, temporary files."""
+    base = None if len(tempfile.gettempdir()) < _LONGEST_DIRECTORY - 24 else "/tmp"
+    directory = Path(tempfile.mkdtemp(prefix="ucch-emulate-", dir=base))
+    (directory / "hostfile").write_text(emulated_net.hostfile(hosts))
+    (directory / "machinefile").write_text("".join(f"{host.name}:{host.slots}\n" for host in hosts))
+    (directory / "hosts").write_text(emulated_net.hosts_file(hosts))
+    if launch_agent is None:
+        (directory / "bin").mkdir()
+        agent = directory / "bin" / "ssh"
+        words = " ".join(f"'{word}'" for word in [*_PYTHON, "ssh", str(directory)])
+        agent.write_text(f'#!/bin/sh\nexec {words} "$@"\n')
+        agent.chmod(0o755)
+    return directory
+
+
+def _mpi_env(layout: HostLayout, directory: Path, agent: str) -> dict[str, str]:
+    """Return what a site's administrator would configure: where the hosts are, how to reach them, what to send over.
+
+    Every MPI library here takes its settings from the environment, so that command lines stay what they are elsewhere.
+    Emulated hosts share the machine's cores: no binding, and waiting ranks give way.
+    """
+    nics = ",".join(link.name for link in layout.links)
+    first = layout.links[0].name
+    return {
+        "UCX_NET_DEVICES": nics,
+        "OMPI_ALLOW_RUN_AS_ROOT": "1",
+        "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+        "PRTE_ALLOW_RUN_AS_ROOT": "1",
+        "PRTE_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+        "OMPI_MCA_pml": "ob1",
+        "OMPI_MCA_btl": "self,sm,tcp",
+        "OMPI_MCA_btl_tcp_if_include": nics,
+        "OMPI_MCA_mpi_yield_when_idle": "1",
+        "PRTE_MCA_prte_default_hostfile": str(directory / "hostfile"),
+        "PRTE_MCA_prte_if_include": first,
+        "PRTE_MCA_plm_ssh_agent": agent,
+        "PRTE_MCA_hwloc_default_binding_policy": "none",
+        "OMPI_MCA_orte_default_hostfile": str(directory / "hostfile"),
+        "OMPI_MCA_oob_tcp_if_include": first,
+        "OMPI_MCA_plm_rsh_agent": agent,
+        "OMPI_MCA_hwloc_base_binding_policy": "none",
+        "HYDRA_HOST_FILE": str(directory / "machinefile"),
+        "HYDRA_LAUNCHER": "ssh",
+        "HYDRA_LAUNCHER_EXEC": agent,
+        "HYDRA_IFACE": first,
+    }
+
+
+def _login_env(layout: HostLayout, directory: Path, launch_agent: str | None) -> dict[str, str]:
+    """Return the environment that a remote command starts with, which is not that of whoever sent it."""
+    kept = {name: os.environ[name] for name in _LOGIN if name in os.environ}
+    path = [str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)]
+    if launch_agent is None:
+        path.insert(0, str(directory / "bin"))
+        launch_agent = str(directory / "bin" / "ssh")
+    return {
+        "HOME": "/",
+        **kept,
+        "PATH": os.pathsep.join(path),
+        "TMPDIR": str(directory / layout.name),
+        **_mpi_env(layout, directory, launch_agent),
+    }
+
+
+class Host:
+    """One emulated host, made by `ucc_hetero.launch.emulate.Cluster`."""
+
+    def __init__(
+        self, layout: HostLayout, directory: Path, launch_agent: str | None, extra_env: Mapping[str, str]
+    ) -> None:
+        self.layout = layout
+        self.name = layout.name
+        #: The boot id that software on this host reads, by which UCX and UCC tell hosts apart.
+        self.boot_id = str(uuid.uuid4())
+        #: Variables of every process on this host, before those of a single command.
+        self.env = {**_login_env(layout, directory, launch_agent), **extra_env}
+        self._directory = directory
+        (directory / layout.name).mkdir()
+        self._log = directory / f"{layout.name}.log"
+        with self._log.open("wb") as log:
+            self._process = subprocess.Popen(
+                [*UNSHARE, *_PYTHON, "init", str(self._write_config())],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                start_new_session=True,
+            )
+
+    def _write_config(self) -> Path:
+        stem = self._directory / self.name
+        stand_ins = {
+            "/proc/sys/kernel/random/boot_id": self.boot_id,
+            "/etc/machine-id": self.boot_id.replace("-", ""),
+            "/etc/hostname": self.name,
+        }
+        files = {str(self._directory / "hosts"): "/etc/hosts"}
+        for target, text in stand_ins.items():
+            source = stem.with_suffix("." + Path(target).name)
+            source.write_text(text + "\n")
+            files[str(source)] = target
+        config: dict[str, Any] = {
+            "name": self.name,
+            "socket": str(stem.with_suffix(".sock")),
+            "scratch": str(stem / "cgroup"),
+            "files": {source: target for source, target in files.items() if os.path.exists(target)},
+            "sysctl": _SYSCTL,
+            "env": self.env,
+        }
+        path = stem.with_suffix(".json")
+        path.write_text(json.dumps(config))
+        return path
+
+    @property
+    def slots(self) -> int:
+        """MPI slots."""
+        return self.layout.slots
+
+    @property
+    def address(self) -> str:
+        """IPv4 address of the first link."""
+        return self.layout.links[0].address
+
+    @property
+    def pid(self) -> int:
+        """A process of the machine whose namespaces, all but that of process ids, are the host's: for ``nsenter``."""
+        return self._process.pid
+
+    def popen(
+        self, argv: Sequence[str], *, env: Mapping[str, str] | None = None, **options: Any
+    ) -> subprocess.Popen[Any]:
+        """Start ``argv`` on this host; ``options`` are those of `subprocess.Popen`.
+
+        Its environment is this process's, then the host's, then ``env``. The object returned is a stand-in on this
+        machine that passes on signals and the exit status; when the stand-in is killed the program ends too.
+        """
+        mine = {name: value for name, value in os.environ.items() if not name.startswith(_INSIDE_A_JOB)}
+        full = {**mine, **self.env, **(env or {})}
+        return subprocess.Popen([*_PYTHON, "exec", str(self._directory), self.name, *argv], env=full, **options)
+
+    def wait_until_up(self) -> None:
+        """Wait for the host to accept commands. Raises ``RuntimeError`` with what it said if it does not."""
+        assert self._process.stdout is not None
+        if self._process.stdout.readline() != b"up\n":
+            said = self._log.read_text(errors="replace").strip()
+            raise RuntimeError(f"emulated host {self.name} did not come up: {said}")
+
+    def kill_all(self) -> None:
+        """Kill every process on this host; the host stays up."""
+        assert self._process.stdin is not None
+        if self._process.poll() is None:
+            self._process.stdin.write(b"k")
+            self._process.stdin.flush()
+
+    def hang_up(self) -> None:
+        """End the host by ending the pipe that it lives by; returns at once."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+
+    def wait_until_down(self) -> None:
+        """Wait until the kernel has ended every process of the host."""
+        try:
+            self._process.wait(_PATIENCE)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        if self._process.stdout is not None:
+            self._process.stdout.close()
+
+
+def start_configuring(pid: int, ip: str, tc: str) -> subprocess.Popen[str]:
+    """Start an ``ip`` and a ``tc`` batch in the network namespace of a process."""
+    steps = [f"{tool} -batch - <<'END'\n{batch}END\n" for tool, batch in (("ip", ip), ("tc", tc)) if batch]
+    script = "set -e\n" + "".join(steps)
+    return subprocess.Popen(
+        ["nsenter", "--target", str(pid), "--net", "sh", "-c", script],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def finish_configuring(process: subprocess.Popen[str]) -> None:
+    """Wait for `start_configuring`. Raises ``RuntimeError`` with the tool's own message where it failed."""
+    output = process.communicate()[0]
+    if process.returncode:
+        raise RuntimeError(f"cannot configure the emulated network: {output.strip()}")
+
+
+def configure(pid: int, ip: str, tc: str) -> None:
+    """Run an ``ip`` and a ``tc`` batch in the network namespace of a process."""
+    finish_configuring(start_configuring(pid, ip, tc))

@@ -1,0 +1,172 @@
+"""The layout of an emulated cluster as plain data, and the ``ip`` and ``tc`` batches that build it; nothing runs here.
+
+Every host has the interfaces ``eth0`` … ``eth<L-1>``. Interface ``k`` of host ``h`` is one end of a veth pair whose
+other end, ``port<h>.<k>``, belongs to bridge ``br<k>`` in the switch's network namespace, so each link has a subnet of
+its own, ``10.<10+k>.0.0/16``. Both ends of a pair are shaped by a token bucket: the host's end limits what the host
+sends, the switch's end what it receives.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+__all__ = ["HostLayout", "Link", "layout", "parse_rate", "parse_rates"]
+
+MAX_HOSTS = 200
+MAX_LINKS = 8
+
+#: A bucket holds this much time of its link's rate, and never less than two full-sized segments of offloaded TCP. A
+#: smaller one loses rate whenever the kernel is late to refill it, which on few cores it is (half of this cost 3 to 8 %
+#: with both directions busy); a larger one lets longer messages pass unshaped.
+BURST_SECONDS = 0.001
+BURST_LEAST = 128 * 1024
+
+#: Bytes that may wait at a link before packets are dropped: this much time of its rate.
+QUEUE_SECONDS = 0.020
+
+_UNITS = {"bit": 1, "kbit": 10**3, "mbit": 10**6, "gbit": 10**9, "tbit": 10**12}
+_RATE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?bit)(?:/s)?", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """One network interface of an emulated host."""
+
+    #: Its name inside the host, ``eth0``, ``eth1``, …
+    name: str
+    #: The name of its other end, in the switch.
+    port: str
+    #: The switch's bridge that it hangs on.
+    bridge: str
+    #: IPv4 address.
+    address: str
+    #: Bits per second in either direction; 0 where nothing limits it.
+    rate: int
+
+
+@dataclass(frozen=True, slots=True)
+class HostLayout:
+    """Name, MPI slots and links of an emulated host."""
+
+    name: str
+    slots: int
+    links: tuple[Link, ...]
+
+
+def parse_rate(text: str | float) -> int:
+    """Return bits per second from ``"4gbit"``, ``"800mbit"``, ``"none"`` (unlimited: 0) or a number of bits per second.
+
+    Raises ``ValueError`` for anything else, and for rates below 1 Mbit/s, at which no MPI job starts in time.
+    """
+    if isinstance(text, str):
+        if text.strip().lower() in ("none", "unlimited"):
+            return 0
+        match = _RATE.fullmatch(text.strip())
+        if match is None:
+            raise ValueError(f"rate {text!r}: expected a number and a unit such as 4gbit or 800mbit, or none")
+        value = float(match[1]) * _UNITS[match[2].lower()]
+    else:
+        value = float(text)
+    if value < 10**6:
+        raise ValueError(f"rate {text!r}: the least rate is 1mbit; 'none' leaves a link unlimited")
+    return round(value)
+
+
+def parse_rates(rate: str | float | Sequence[str | float], hosts: int, links: int) -> list[tuple[int, ...]]:
+    """Return the rate of each link of each host.
+
+    ``rate`` is one rate for all, or one per host (a list, or text with commas); a host's rate may give each of its
+    links one, joined by ``+``: ``"4gbit+1gbit"``. Raises ``ValueError`` where the numbers do not fit.
+    """
+    per_host = rate.split(",") if isinstance(rate, str) else [rate] if isinstance(rate, (int, float)) else list(rate)
+    if len(per_host) == 1:
+        per_host *= hosts
+    if len(per_host) != hosts:
+        raise ValueError(f"rate {rate!r}: {len(per_host)} rates for {hosts} hosts; give one for all or one per host")
+    result = []
+    for entry in per_host:
+        per_link = entry.split("+") if isinstance(entry, str) else [entry]
+        if len(per_link) == 1:
+            per_link *= links
+        if len(per_link) != links:
+            raise ValueError(f"rate {entry!r}: {len(per_link)} rates for {links} links; give one, or one per link")
+        result.append(tuple(parse_rate(one) for one in per_link))
+    return result
+
+
+def layout(
+    hosts: int, slots: int | Sequence[int], rate: str | float | Sequence[str | float], links: int, prefix: str
+) -> tuple[HostLayout, ...]:
+    """Return the hosts ``<prefix>0`` … of a cluster. Raises ``ValueError`` naming the argument that does not fit."""
+    if not 1 <= hosts <= MAX_HOSTS:
+        raise ValueError(f"hosts={hosts}: expected 1 to {MAX_HOSTS}")
+    if not 1 <= links <= MAX_LINKS:
+        raise ValueError(f"links={links}: expected 1 to {MAX_LINKS}")
+    per_host = [slots] * hosts if isinstance(slots, int) else list(slots)
+    if len(per_host) != hosts or min(per_host) < 1:
+        raise ValueError(f"slots={slots!r}: expected one positive number, or {hosts} of them")
+    if not re.fullmatch(r"[a-z]+", prefix):
+        raise ValueError(f"prefix={prefix!r}: expected lower-case letters")
+    rates = parse_rates(rate, hosts, links)
+    return tuple(
+        HostLayout(
+            f"{prefix}{h}",
+            per_host[h],
+            tuple(
+                Link(f"eth{k}", f"port{h}.{k}", f"br{k}", f"10.{10 + k}.0.{h + 1}", rates[h][k]) for k in range(links)
+            ),
+        )
+        for h in range(hosts)
+    )
+
+
+def hosts_file(hosts: Sequence[HostLayout]) -> str:
+    """Return the ``/etc/hosts`` of the cluster: a host's name is its first link, ``<name>-eth1`` … the others."""
+    lines = ["127.0.0.1 localhost"]
+    for host in hosts:
+        lines.append(f"{host.links[0].address} {host.name} {host.name}-eth0")
+        lines += [f"{link.address} {host.name}-{link.name}" for link in host.links[1:]]
+    return "\n".join(lines) + "\n"
+
+
+def hostfile(hosts: Sequence[HostLayout]) -> str:
+    """Return the MPI hostfile of the cluster in Open MPI's form."""
+    return "".join(f"{host.name} slots={host.slots}\n" for host in hosts)
+
+
+def _shape(device: str, rate: int, verb: str = "add") -> str:
+    burst = max(BURST_LEAST, round(rate / 8 * BURST_SECONDS))
+    queue = burst + round(rate / 8 * QUEUE_SECONDS)
+    return f"qdisc {verb} dev {device} root tbf rate {rate}bit burst {burst} limit {queue}\n"
+
+
+def switch_batches(hosts: Sequence[HostLayout], pids: Sequence[str], mtu: int) -> tuple[str, str]:
+    """Return the ``ip`` and the ``tc`` batch for the switch; ``pids`` name the network namespaces of the hosts."""
+    bridges = sorted({link.bridge for host in hosts for link in host.links})
+    ip = [f"link add name {bridge} mtu {mtu} up type bridge" for bridge in bridges]
+    tc = []
+    for host, pid in zip(hosts, pids, strict=True):
+        for link in host.links:
+            peer = f"peer name {link.name} mtu {mtu} netns {pid}"
+            ip.append(f"link add name {link.port} mtu {mtu} master {link.bridge} up type veth {peer}")
+            if link.rate:
+                tc.append(_shape(link.port, link.rate))
+    return "\n".join(ip) + "\n", "".join(tc)
+
+
+def host_batches(host: HostLayout) -> tuple[str, str]:
+    """Return the ``ip`` and the ``tc`` batch for a host, to run after the switch's."""
+    ip = ["link set dev lo up"]
+    tc = []
+    for link in host.links:
+        ip += [f"address add {link.address}/16 dev {link.name}", f"link set dev {link.name} up"]
+        if link.rate:
+            tc.append(_shape(link.name, link.rate))
+    return "\n".join(ip) + "\n", "".join(tc)
+
+
+def reshape_batch(rate: int) -> str:
+    """Return the ``tc`` line, with ``{device}`` to fill in, that gives either end of a link a new rate (0: none)."""
+    return _shape("{device}", rate, "replace") if rate else "qdisc del dev {device} root\n"
