@@ -1,0 +1,57 @@
+"""The mpirun fixture itself: it returns what the ranks wrote, notices failure, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.mpi
+
+HANG = """
+import sys, time
+from mpi4py import MPI
+
+print("rank", MPI.COMM_WORLD.rank, "is here", flush=True)
+if MPI.COMM_WORLD.rank:
+    MPI.COMM_WORLD.Barrier()
+time.sleep(600)
+"""
+
+
+def processes_of(folder: Path) -> list[str]:
+    """Command lines of the processes that mention a folder."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            line = entry.read_bytes().replace(b"\0", b" ").decode(errors="replace")
+        except OSError:
+            continue  # it ended while we looked
+        if str(folder) in line:
+            found.append(line)
+    return found
+
+
+def test_output_of_all_ranks_comes_back(mpirun) -> None:
+    job = mpirun("from mpi4py import MPI; print(MPI.COMM_WORLD.rank)", 4)
+    assert sorted(job.stdout.split()) == ["0", "1", "2", "3"]
+
+
+def test_arguments_and_environment_reach_the_ranks(mpirun) -> None:
+    job = mpirun("import os, sys; print(sys.argv[1], os.environ['HELLO'])", 2, args=["a b"], env={"HELLO": "w x"})
+    assert job.stdout.splitlines() == ["a b w x"] * 2
+
+
+def test_failure_of_a_rank_fails_the_test(mpirun) -> None:
+    with pytest.raises(pytest.fail.Exception, match="(?s)ended with status.*no such luck"):
+        mpirun("raise SystemExit('no such luck')")
+    assert mpirun("raise SystemExit(3)", check=False).returncode != 0
+
+
+def test_hanging_job_is_killed_with_its_output_kept(mpirun, tmp_path: Path) -> None:
+    start = time.monotonic()
+    with pytest.raises(pytest.fail.Exception, match="(?s)killed after 4 s.*rank 0 is here"):
+        mpirun(HANG, 3, timeout=4)
+    assert time.monotonic() - start < 40
+    assert not processes_of(tmp_path)
