@@ -1,0 +1,251 @@
+"""MPI datatypes and constants against mpi4py itself. test_buffers_mpi.py runs this file in a process of its own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from mpi4py import MPI
+
+from ucc_hetero.buffers import Buffer, as_buffer, as_vbuffer, dtype_of, is_in_place, pack, unpack
+from ucc_hetero.types import DTYPES
+
+
+def recv(spec: object, **kwargs: Any) -> Buffer:
+    return as_buffer(spec, writable=True, argument="recvbuf", rank=0, **kwargs)
+
+
+C_TYPES = {
+    "INT8_T INTEGER1 SIGNED_CHAR CHAR SINT8_T": "int8",
+    "INT16_T SHORT INTEGER2": "int16",
+    "INT32_T INT INTEGER INTEGER4 SIGNED_INT": "int32",
+    "INT64_T LONG LONG_LONG INTEGER8 AINT COUNT OFFSET": "int64",
+    "UINT8_T BYTE PACKED UNSIGNED_CHAR": "uint8",
+    "UINT16_T UNSIGNED_SHORT": "uint16",
+    "UINT32_T UNSIGNED UNSIGNED_INT": "uint32",
+    "UINT64_T UNSIGNED_LONG UNSIGNED_LONG_LONG": "uint64",
+    "BOOL C_BOOL CXX_BOOL": "bool",
+    "REAL2": "float16",
+    "FLOAT REAL REAL4 F_FLOAT": "float32",
+    "DOUBLE REAL8 DOUBLE_PRECISION": "float64",
+    "C_COMPLEX C_FLOAT_COMPLEX COMPLEX COMPLEX8 CXX_FLOAT_COMPLEX": "complex64",
+    "C_DOUBLE_COMPLEX DOUBLE_COMPLEX COMPLEX16": "complex128",
+    "BFLOAT16_T": "bfloat16",
+}
+
+
+@pytest.mark.parametrize(("name", "expected"), [(n, e) for names, e in C_TYPES.items() for n in names.split()])
+def test_predefined_datatypes(name: str, expected: str) -> None:
+    datatype = getattr(MPI, name, MPI.DATATYPE_NULL)
+    if datatype == MPI.DATATYPE_NULL or datatype.size == 0:
+        pytest.skip(f"this MPI has no {name}")
+    for _ in range(2):
+        assert dtype_of(datatype) is DTYPES[expected]
+    x = np.zeros(datatype.size * 4, np.uint8)
+    assert recv([x, datatype]).count == recv([x, 4, datatype]).count == 4
+
+
+@pytest.mark.parametrize(
+    "name", ["LONG_DOUBLE", "FLOAT_INT", "TWOINT", "C_LONG_DOUBLE_COMPLEX", "WCHAR", "DATATYPE_NULL"]
+)
+def test_datatypes_refused_by_name(name: str) -> None:
+    with pytest.raises(
+        TypeError, match=f"recvbuf on rank 0: .*{'INT_INT|2INT' if name == 'TWOINT' else name.split('_')[0]}"
+    ):
+        recv([bytearray(64), getattr(MPI, name)])
+
+
+def test_constants() -> None:
+    assert is_in_place(MPI.IN_PLACE) and is_in_place(None)
+    assert not is_in_place(MPI.BOTTOM) and not is_in_place(-1) and not is_in_place(np.zeros(1))
+    spec: object
+    for spec in (MPI.BOTTOM, [MPI.BOTTOM, 4, MPI.FLOAT]):
+        with pytest.raises(TypeError, match=r"recvbuf on rank 0: MPI\.BOTTOM is not supported"):
+            recv(spec)
+    for spec in (MPI.IN_PLACE, [MPI.IN_PLACE, 4, MPI.FLOAT]):
+        with pytest.raises(TypeError, match=r"recvbuf on rank 0: MPI\.IN_PLACE is no buffer"):
+            recv(spec)
+    assert recv([None, 0, MPI.INT]).count == 0
+
+
+def test_memory_of_mpi4py() -> None:
+    memory = MPI.Alloc_mem(16)
+    assert recv([memory, MPI.DOUBLE]).count == 2 and recv(memory).dtype.name == "uint8"
+    MPI.Free_mem(memory)
+
+
+# --- derived types: what MPI_Pack makes of them is what pack must make of them ---------------------------------------
+
+
+def check_against_mpi(datatype: MPI.Datatype, entries: int, room: int = 4096) -> None:
+    run = datatype.Create_contiguous(entries)
+    whole = run.Create_resized(0, room).Commit()  # MPI_Pack takes as many as fit: one
+    try:
+        x = np.random.default_rng(1).integers(0, 255, room, np.uint8)
+        buffer = recv([x, entries, datatype])
+        expected = np.zeros(whole.Pack_size(1, MPI.COMM_SELF), np.uint8)
+        used = whole.Pack(x, expected, 0, MPI.COMM_SELF)
+        assert buffer.nbytes == used
+        packed = pack(buffer)
+        if packed is buffer:
+            start = buffer.ptr - x.ctypes.data
+            assert x[start : start + used].tobytes() == expected[:used].tobytes()
+            return
+        assert isinstance(packed.owner, np.ndarray)
+        flat = packed.owner.reshape(-1).view(np.uint8)
+        assert flat.tobytes() == expected[:used].tobytes()
+
+        flat ^= 255
+        reference = x.copy()
+        whole.Unpack(flat.copy(), 0, reference, MPI.COMM_SELF)
+        unpack(packed, buffer)
+        assert x.tobytes() == reference.tobytes()
+    finally:
+        for made in (whole, run, datatype):
+            made.Free()
+
+
+@pytest.mark.parametrize("entries", [0, 1, 3])
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: MPI.FLOAT.Create_contiguous(5),
+        lambda: MPI.DOUBLE.Create_vector(4, 1, 7),
+        lambda: MPI.INT16_T.Create_vector(3, 2, 4),
+        lambda: MPI.FLOAT.Create_vector(3, 4, 4),
+        lambda: MPI.FLOAT.Create_vector(3, 0, 4),
+        lambda: MPI.FLOAT.Create_hvector(3, 2, 52),
+        lambda: MPI.FLOAT.Create_vector(5, 1, 6).Create_resized(0, 4),
+        lambda: MPI.FLOAT.Create_resized(0, 12),
+        lambda: MPI.FLOAT.Create_vector(3, 1, 2).Dup(),
+        lambda: MPI.FLOAT.Create_vector(2, 1, 3).Create_contiguous(2),
+        lambda: MPI.FLOAT.Create_vector(2, 1, 3).Create_vector(3, 2, 5),
+        lambda: MPI.COMPLEX16.Create_vector(3, 1, 2),
+        lambda: MPI.FLOAT.Create_subarray([6, 7], [2, 3], [1, 2]),
+        lambda: MPI.FLOAT.Create_subarray([6, 7], [2, 3], [1, 2], MPI.ORDER_FORTRAN),
+        lambda: MPI.FLOAT.Create_subarray([4, 3, 5], [2, 3, 5], [1, 0, 0]),
+    ],
+)
+def test_derived_types(make: Any, entries: int) -> None:
+    check_against_mpi(make(), entries)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_nested_types(data: st.DataObject) -> None:
+    made = [MPI.FLOAT.Dup()]
+    for _ in range(data.draw(st.integers(1, 3))):
+        count, block, gap = (data.draw(st.integers(1, 3)) for _ in range(3))
+        kind = data.draw(st.sampled_from(["contiguous", "vector", "resized", "subarray"]))
+        old = made[-1]
+        if kind == "contiguous":
+            made.append(old.Create_contiguous(count))
+        elif kind == "vector":
+            made.append(old.Create_vector(count, block, block + gap - 1))
+        elif kind == "resized":
+            made.append(old.Create_resized(0, old.extent + 4 * (gap - 1)))
+        else:
+            made.append(old.Create_subarray([count + 1, block + gap], [count, block], [1, gap - 1]))
+    try:
+        check_against_mpi(made[-1].Dup(), data.draw(st.integers(0, 2)), room=1 << 16)
+    finally:
+        for datatype in made:
+            datatype.Free()
+
+
+def test_columns_of_a_matrix() -> None:
+    x = np.arange(12, dtype=np.float32).reshape(3, 4)
+    column = MPI.FLOAT.Create_vector(3, 1, 4)
+    buffer = recv([x, 1, column])
+    packed = pack(buffer)
+    assert buffer.count == 3 and isinstance(packed.owner, np.ndarray)
+    assert packed.owner.view(np.float32).tolist() == [0, 4, 8]
+    for spec, match in [
+        ([x, 2, column], "the buffer has 48 bytes"),
+        ([x, column], "not a whole number of entries"),
+        ([x, (1, 1), column], "the buffer has 48 bytes"),
+    ]:
+        with pytest.raises(ValueError, match=match):
+            recv(spec)
+    with pytest.raises(TypeError, match="a datatype with gaps"):
+        as_vbuffer([x, [1, 0], column], 2, writable=True, argument="x", rank=0)
+    with pytest.raises(BufferError, match="ascontiguousarray"):
+        recv([x[:, ::2], 1, column])
+    column.Free()
+
+
+def test_backward_vectors_stay_inside_the_buffer() -> None:
+    backward = MPI.FLOAT.Create_vector(3, 1, -2)
+    with pytest.raises(ValueError, match="occupy bytes -16 to 4"):
+        recv([np.zeros(8, np.float32), 1, backward])
+    backward.Free()
+
+
+def test_contiguous_types_in_vector_forms() -> None:
+    pair = MPI.FLOAT.Create_contiguous(2)
+    v = as_vbuffer([np.zeros(12, np.float32), ([1, 2], [3, 0]), pair], 2, writable=True, argument="x", rank=0)
+    assert (v.counts, v.displs, v.buffer.dtype.name) == ((2, 4), (6, 0), "float32")
+    assert as_vbuffer([np.zeros(10, np.float32), pair], 2, writable=True, argument="x", rank=0).counts == (6, 4)
+    pair.Free()
+
+
+def test_kinds_of_derived_types_that_are_refused() -> None:
+    for datatype in (MPI.FLOAT.Create_indexed([1, 2], [0, 3]), MPI.Datatype.Create_struct([1], [0], [MPI.INT])):
+        with pytest.raises(TypeError, match=r"derived datatypes made by (indexed|struct) are not supported"):
+            recv([bytearray(64), 1, datatype])
+        datatype.Free()
+
+
+# --- forms: what mpi4py sends is what is found here -------------------------------------------------------------------
+
+FORMS: list[Any] = [
+    lambda x: x,
+    lambda x: [x, MPI.FLOAT],
+    lambda x: [x, "d"],
+    lambda x: [x, 3],
+    lambda x: (x, 3, "d"),
+    lambda x: [x, (3, 2)],
+    lambda x: [x, [3, 2], MPI.INT],
+    lambda x: [x, (None, 4), MPI.BYTE],
+    lambda x: [x, 2, 3, MPI.DOUBLE],
+    lambda x: [x, None, MPI.DOUBLE],
+    lambda x: [x, 0, MPI.DOUBLE],
+]
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_simple_forms_mean_what_they_mean_to_mpi4py(form: Any) -> None:
+    x = np.arange(12, dtype=np.float32)
+    received, status = np.zeros(64, np.uint8), MPI.Status()
+    request = MPI.COMM_SELF.Isend(form(x), 0)
+    MPI.COMM_SELF.Recv(received, 0, status=status)
+    request.Wait()
+    buffer = recv(form(x))
+    start = buffer.ptr - x.ctypes.data
+    assert buffer.nbytes == status.Get_count(MPI.BYTE)
+    assert x.view(np.uint8)[start : start + buffer.nbytes].tobytes() == received[: buffer.nbytes].tobytes()
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        lambda x: x,
+        lambda x: [x, MPI.DOUBLE],
+        lambda x: [x, [5]],
+        lambda x: [x, 5],
+        lambda x: [x, ([5], [3])],
+        lambda x: [x, (5, None), MPI.FLOAT],
+        lambda x: [x, ([5], 7), "f"],
+        lambda x: [x, [2], [1], MPI.DOUBLE],
+    ],
+)
+def test_vector_forms_mean_what_they_mean_to_mpi4py(form: Any) -> None:
+    x = np.arange(12, dtype=np.float32)
+    received = np.full(12, -1, np.float32)
+    v = as_vbuffer(form(x), 1, writable=True, argument="x", rank=0)
+    first, last = (n * v.buffer.dtype.itemsize // 4 for n in (v.displs[0], v.displs[0] + v.counts[0]))
+    MPI.COMM_SELF.Alltoallv(form(x), [received, [last - first], MPI.FLOAT])
+    assert received.tolist() == x[first:last].tolist() + [-1.0] * (12 - last + first)

@@ -1,0 +1,391 @@
+"""Memory that arrives through DLPack, ``__cuda_array_interface__`` or torch: whose it is; let go exactly once."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import sys
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ucc_hetero.buffers import Buffer, as_buffer, as_vbuffer, dtype_of, pack
+from ucc_hetero.buffers.dtypes import DLPackType
+from ucc_hetero.types import DTYPES
+
+READ_ONLY, IS_COPIED = 1, 2
+
+
+def send(spec: object, **kwargs: Any) -> Buffer:
+    return as_buffer(spec, writable=False, argument="sendbuf", rank=1, **kwargs)
+
+
+def recv(spec: object, **kwargs: Any) -> Buffer:
+    return as_buffer(spec, writable=True, argument="recvbuf", rank=1, **kwargs)
+
+
+# --- a DLPack exporter after dlpack.h, written apart from the code under test ----------------------------------------
+
+_new_capsule = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p)(
+    ("PyCapsule_New", ctypes.pythonapi)
+)
+_capsule_name = ctypes.PYFUNCTYPE(ctypes.c_char_p, ctypes.c_void_p)(("PyCapsule_GetName", ctypes.pythonapi))
+
+
+class DLTensor(ctypes.Structure):
+    _fields_ = [
+        ("data", ctypes.c_void_p),
+        ("device", ctypes.c_int32 * 2),
+        ("ndim", ctypes.c_int32),
+        ("dtype", ctypes.c_uint8 * 4),  # code, bits, lanes (16 bits, little-endian)
+        ("shape", ctypes.c_void_p),
+        ("strides", ctypes.c_void_p),
+        ("byte_offset", ctypes.c_uint64),
+    ]
+
+
+class DLManagedTensor(ctypes.Structure):
+    _fields_ = [("dl_tensor", DLTensor), ("manager_ctx", ctypes.c_void_p), ("deleter", ctypes.c_void_p)]
+
+
+class DLManagedTensorVersioned(ctypes.Structure):
+    _fields_ = [
+        ("version", ctypes.c_uint32 * 2),
+        ("manager_ctx", ctypes.c_void_p),
+        ("deleter", ctypes.c_void_p),
+        ("flags", ctypes.c_uint64),
+        ("dl_tensor", DLTensor),
+    ]
+
+
+class Exporter:
+    """Exports ``data`` as DLPack memory of any device, and counts how often its deleter runs."""
+
+    def __init__(
+        self,
+        data: np.ndarray[Any, Any],
+        device: tuple[int, int] = (2, 0),
+        *,
+        dtype: tuple[int, int, int] = (2, 32, 1),
+        versioned: bool = True,
+        version: tuple[int, int] = (1, 0),
+        flags: int = 0,
+        strides: bool = True,
+        byte_offset: int = 0,
+    ) -> None:
+        self.data, self.device, self.versioned = data, device, versioned
+        self.deleted = 0
+        self.asked: list[dict[str, Any]] = []
+        self.shape = (ctypes.c_int64 * data.ndim)(*data.shape)
+        self.strides = (ctypes.c_int64 * data.ndim)(*(s // data.itemsize for s in data.strides))
+        self.managed = DLManagedTensorVersioned() if versioned else DLManagedTensor()
+        if isinstance(self.managed, DLManagedTensorVersioned):
+            self.managed.version[:] = version
+            self.managed.flags = flags
+        tensor = self.managed.dl_tensor
+        tensor.data, tensor.byte_offset = data.ctypes.data - byte_offset, byte_offset
+        tensor.device[:] = device
+        tensor.dtype[:] = (dtype[0], dtype[1], dtype[2] & 255, dtype[2] >> 8)
+        tensor.ndim = data.ndim
+        tensor.shape = ctypes.addressof(self.shape)
+        tensor.strides = ctypes.addressof(self.strides) if strides else None
+        self._deleter = ctypes.PYFUNCTYPE(None, ctypes.c_void_p)(self._delete)
+        self.managed.deleter = ctypes.cast(self._deleter, ctypes.c_void_p)
+        self._destructor = ctypes.PYFUNCTYPE(None, ctypes.c_void_p)(self._destruct)
+
+    def _delete(self, _: int) -> None:
+        self.deleted += 1
+
+    def _destruct(self, capsule: int) -> None:
+        # What every exporter does: a capsule that nobody renamed still owns the tensor.
+        if not _capsule_name(capsule).startswith(b"used_"):
+            self._deleter(ctypes.addressof(self.managed))
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return self.device
+
+    def __dlpack__(self, **kwargs: Any) -> object:
+        self.asked.append(kwargs)
+        if not self.versioned and set(kwargs) - {"stream"}:
+            raise TypeError("__dlpack__() got an unexpected keyword argument")
+        name = b"dltensor_versioned" if self.versioned else b"dltensor"
+        return _new_capsule(ctypes.addressof(self.managed), name, ctypes.cast(self._destructor, ctypes.c_void_p))
+
+
+X = np.arange(12, dtype=np.float32).reshape(3, 4)
+
+
+@pytest.mark.parametrize("versioned", [True, False])
+@pytest.mark.parametrize(
+    ("device", "whose"),
+    [
+        ((1, 0), ("host", 0)),
+        ((2, 3), ("nvidia", 3)),
+        ((3, 0), ("host", 0)),
+        ((10, 1), ("amd", 1)),
+        ((11, 2), ("host", 0)),
+        ((13, 2), ("nvidia", 2)),
+    ],
+)
+def test_the_vendor_comes_from_the_dlpack_device(
+    device: tuple[int, int], whose: tuple[str, int], versioned: bool
+) -> None:
+    exporter = Exporter(X, device, versioned=versioned)
+    buffer = recv(exporter)
+    assert buffer == Buffer(X.ctypes.data, 12, DTYPES["float32"], *whose, None, False)
+    assert exporter.deleted == 0
+    del buffer
+    gc.collect()
+    assert exporter.deleted == 1
+
+
+def test_the_export_does_not_synchronise_or_copy() -> None:
+    device, host = Exporter(X), Exporter(X, (1, 0))
+    send(device), send(host)
+    assert device.asked == [{"stream": -1, "max_version": (1, 0), "copy": False}]
+    assert host.asked == [{"max_version": (1, 0), "copy": False}]
+    device, host = Exporter(X, versioned=False), Exporter(X, (1, 0), versioned=False)
+    send(device), send(host)
+    assert device.asked[1:] == [{"stream": -1}]
+    assert host.asked[1:] == [{}]
+
+
+def test_a_refused_export_is_let_go_too() -> None:
+    exporter = Exporter(X, flags=READ_ONLY)
+    assert send(exporter).readonly
+    with pytest.raises(BufferError, match="recvbuf on rank 1: Exporter is read-only"):
+        recv(exporter)
+    with pytest.raises(ValueError, match="13 entries"):
+        send([exporter, 13])
+    gc.collect()
+    assert exporter.deleted == len(exporter.asked) == 3
+
+
+def test_forms_apply_to_device_memory() -> None:
+    exporter = Exporter(X, (10, 1), byte_offset=16)
+    buffer = recv([exporter, (4, 2), "int32"])
+    assert (buffer.ptr, buffer.count, buffer.dtype.name) == (X.ctypes.data + 8, 4, "int32")
+    v = as_vbuffer([exporter, [5, 7]], 2, writable=True, argument="recvbuf", rank=1)
+    assert (v.buffer.vendor, v.buffer.device, v.displs) == ("amd", 1, (0, 5))
+
+
+def test_strided_device_memory_is_refused_with_the_way_out() -> None:
+    with pytest.raises(BufferError, match=r"strided elements in nvidia device memory .*\.contiguous\(\)"):
+        send(Exporter(X[:, ::2]))
+    assert send(Exporter(X.T)).contiguous  # Fortran order
+    assert send(Exporter(X, strides=False)).contiguous
+    assert pack(send(Exporter(X[:, ::2], (1, 0)))).count == 6
+
+
+def test_exports_that_cannot_be_used() -> None:
+    for exporter, error, match in [
+        (Exporter(X, version=(2, 0)), BufferError, r"DLPack version 2\.0 is not supported"),
+        (Exporter(X, flags=IS_COPIED), BufferError, "copy"),
+        (Exporter(X, (8, 0)), TypeError, "DLPack device type 8 is not supported"),
+        (Exporter(X, dtype=(3, 64, 1)), TypeError, "DLPack code 3, 64 bits, 1 lanes is not supported"),
+        (Exporter(X, dtype=(2, 32, 4)), TypeError, "4 lanes is not supported"),
+    ]:
+        with pytest.raises(error, match=f"sendbuf on rank 1: .*{match}"):
+            send(exporter)
+        gc.collect()
+        assert exporter.deleted == len(exporter.asked)
+
+    class Nothing:
+        def __dlpack_device__(self) -> tuple[int, int]:
+            return 1, 0
+
+        def __dlpack__(self, **_: object) -> object:
+            return None
+
+    with pytest.raises(BufferError, match="None, which is not an unused DLPack capsule"):
+        send(Nothing())
+
+
+@pytest.mark.parametrize(
+    ("spec", "name"),
+    [
+        ((0, 8, 1), "int8"),
+        ((0, 64, 1), "int64"),
+        ((1, 16, 1), "uint16"),
+        ((2, 16, 1), "float16"),
+        ((2, 64, 1), "float64"),
+        ((4, 16, 1), "bfloat16"),
+        ((5, 64, 1), "complex64"),
+        ((5, 128, 1), "complex128"),
+        ((6, 8, 1), "bool"),
+        ((10, 8, 1), "float8_e4m3fn"),
+        ((11, 8, 1), "float8_e4m3fnuz"),
+        ((12, 8, 1), "float8_e5m2"),
+        ((13, 8, 1), "float8_e5m2fnuz"),
+    ],
+)
+def test_dlpack_codes(spec: tuple[int, int, int], name: str) -> None:
+    assert dtype_of(DLPackType(*spec)) is DTYPES[name]
+
+
+def test_numpys_own_dlpack() -> None:
+    class Only:
+        """numpy's exporter and nothing else of numpy's."""
+
+        def __init__(self, array: np.ndarray[Any, Any]) -> None:
+            self.__dlpack__, self.__dlpack_device__ = array.__dlpack__, array.__dlpack_device__
+
+    x = np.arange(6.0)
+    references = sys.getrefcount(x)
+    buffer = recv(Only(x))
+    assert (buffer.ptr, buffer.count, buffer.dtype.name) == (x.ctypes.data, 6, "float64")
+    del buffer
+    gc.collect()
+    assert sys.getrefcount(x) == references
+
+
+# --- __cuda_array_interface__ ----------------------------------------------------------------------------------------
+
+
+def interface(array: np.ndarray[Any, Any], **changes: Any) -> Any:
+    """An object with nothing but the interface."""
+    facts = {"shape": array.shape, "typestr": array.dtype.str, "data": (array.ctypes.data, False), "version": 3}
+    return SimpleNamespace(__cuda_array_interface__={**facts, **changes})
+
+
+def test_the_runtime_says_whose_a_bare_pointer_is() -> None:
+    asked: list[int] = []
+
+    def whose(ptr: int) -> tuple[str, int]:
+        asked.append(ptr)
+        return "amd", 2
+
+    obj = interface(X)
+    buffer = recv(obj, pointer_vendor=whose)
+    assert buffer == Buffer(X.ctypes.data, 12, DTYPES["float32"], "amd", 2, obj, False)
+    assert buffer.owner is obj and asked == [X.ctypes.data]
+    v = as_vbuffer([obj, [6, 6]], 2, writable=True, argument="x", rank=0, pointer_vendor=whose)
+    assert v.buffer.vendor == "amd"
+
+
+def test_no_runtime_is_loaded() -> None:
+    with pytest.raises(
+        BufferError, match=r"sendbuf on rank 1: .*does not say whose memory 0x.*no GPU runtime is loaded"
+    ):
+        send(interface(X))
+
+
+def test_interface_details() -> None:
+    def host(_: int) -> tuple[str, int]:
+        return "host", 0
+
+    def gpu(_: int) -> tuple[str, int]:
+        return "nvidia", 0
+
+    assert send(interface(X[:0], data=(0, False))).count == 0  # no pointer: nobody to ask
+    with pytest.raises(BufferError, match="read-only"):
+        recv(interface(X, data=(X.ctypes.data, True)), pointer_vendor=gpu)
+    with pytest.raises(BufferError, match="mask"):
+        send(interface(X, mask=interface(X)), pointer_vendor=gpu)
+    with pytest.raises(TypeError, match="byte order"):
+        send(interface(X, typestr=">f4"), pointer_vendor=gpu)
+    with pytest.raises(BufferError, match="strided elements in nvidia"):
+        send(interface(X[:, ::2], strides=X[:, ::2].strides), pointer_vendor=gpu)
+    assert not send(interface(X[:, ::2], strides=X[:, ::2].strides), pointer_vendor=host).contiguous
+    assert send(interface(X, strides=X.strides), pointer_vendor=gpu).contiguous
+    assert send(interface(X.T, strides=X.T.strides), pointer_vendor=gpu).contiguous
+
+
+def test_dlpack_goes_before_the_interface_and_gives_way_to_it() -> None:
+    both = Exporter(X, (10, 0))
+    both.__cuda_array_interface__ = interface(X).__cuda_array_interface__  # type: ignore[attr-defined]
+    assert send(both).vendor == "amd"
+
+    class Refusing:
+        __cuda_array_interface__ = interface(X).__cuda_array_interface__
+
+        def __dlpack_device__(self) -> tuple[int, int]:
+            return 2, 1
+
+        def __dlpack__(self, **_: object) -> object:
+            raise BufferError("not on the current device")
+
+    assert send(Refusing(), pointer_vendor=lambda ptr: ("nvidia", 1)).device == 1
+    with pytest.raises(BufferError, match="not on the current device"):
+        send(Refusing())
+
+
+# --- torch -----------------------------------------------------------------------------------------------------------
+
+
+def test_torch_tensors() -> None:
+    torch = pytest.importorskip("torch")
+    for name, dtype in DTYPES.items():
+        x = torch.zeros(6).to(getattr(torch, name))
+        assert recv(x) == Buffer(x.data_ptr(), 6, dtype, "host", 0, x, False)
+        assert dtype_of(x.dtype) is dtype
+        assert recv([x, x.dtype]).dtype is dtype
+    with pytest.raises(TypeError, match=r"torch\.complex32 is not supported"):
+        dtype_of(torch.complex32)
+
+
+def test_torch_shapes_and_gradients() -> None:
+    torch = pytest.importorskip("torch")
+    x = torch.arange(12.0).reshape(3, 4).requires_grad_()
+    assert recv(x).contiguous and recv(torch.nn.Parameter(x)).count == 12
+    assert recv(x.T).contiguous
+    assert recv(torch.tensor(3)).count == 1 and recv(torch.zeros(0)).count == 0
+    columns = recv(x[:, 1:3])
+    packed = pack(columns)
+    assert not columns.contiguous and isinstance(packed.owner, np.ndarray)
+    assert packed.owner.view(np.float32).tolist() == [1, 2, 5, 6, 9, 10]
+
+
+def test_torch_tensors_that_are_refused() -> None:
+    torch = pytest.importorskip("torch")
+    z = torch.zeros(2, dtype=torch.complex64)
+    for x, error, match in [
+        (z.conj(), BufferError, "resolve_conj"),
+        (z.conj().imag, BufferError, "resolve_neg"),
+        (torch.zeros(2, device="meta"), TypeError, "meta"),
+        (torch.zeros(2, 2).to_sparse(), TypeError, "to_dense"),
+        (torch.zeros(2).expand(3, 2), BufferError, "overlap"),
+    ]:
+        with pytest.raises(error, match=f"recvbuf on rank 1: .*{match}"):
+            recv(x)
+
+
+def test_torch_device_tensors_are_placed_by_their_dlpack_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch's ROCm build calls its devices by NVIDIA's name; only the DLPack device type differs."""
+
+    class Tensor:
+        layout = dtype = "strided"
+        is_cpu = False
+        device = SimpleNamespace(type="cuda", index=1)
+
+        def __dlpack_device__(self) -> tuple[int, int]:
+            return 10, 1
+
+        def is_conj(self) -> bool:
+            return False
+
+        is_neg = is_conj
+
+        def is_contiguous(self) -> bool:
+            return True
+
+        def element_size(self) -> int:
+            return 2
+
+        def numel(self) -> int:
+            return 7
+
+        def data_ptr(self) -> int:
+            return 0x7000
+
+    class FakeDType:
+        def __str__(self) -> str:
+            return "torch.bfloat16"
+
+    Tensor.dtype = FakeDType()  # type: ignore[assignment]
+    fake = SimpleNamespace(Tensor=Tensor, dtype=FakeDType, strided="strided")
+    monkeypatch.setitem(sys.modules, "torch", fake)
+    tensor = Tensor()
+    assert recv(tensor) == Buffer(0x7000, 7, DTYPES["bfloat16"], "amd", 1, tensor, False)

@@ -1,0 +1,25 @@
+"""Anything array-like -> where its elements are, how many, of which type and whose.
+
+``as_buffer`` and ``as_vbuffer`` take every buffer form of mpi4py and return :class:`Buffer` and :class:`VBuffer`;
+``pack`` and ``unpack`` move elements that are not contiguous; ``dtype_of`` names an element type.
+Every mistake raises here, before a byte is sent, as ``TypeError``, ``ValueError`` or ``BufferError``.
+"""
+
+from ucc_hetero.buffers.dtypes import dtype_of
+from ucc_hetero.buffers.message import as_buffer, as_vbuffer
+from ucc_hetero.buffers.model import Buffer, Layout, PointerVendor, VBuffer
+from ucc_hetero.buffers.mpi import is_in_place
+from ucc_hetero.buffers.strided import pack, unpack
+
+__all__ = [
+    "Buffer",
+    "Layout",
+    "PointerVendor",
+    "VBuffer",
+    "as_buffer",
+    "as_vbuffer",
+    "dtype_of",
+    "is_in_place",
+    "pack",
+    "unpack",
+]

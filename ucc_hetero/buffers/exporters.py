@@ -1,0 +1,163 @@
+"""Whoever exports memory -> Memory: numpy, torch, the buffer protocol, DLPack, ``__cuda_array_interface__``."""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from ucc_hetero.buffers import dlpack
+from ucc_hetero.buffers.model import Dims, Memory, PointerVendor, merge
+
+__all__ = ["memory_of"]
+
+_WAYS_IN = "a numpy array, a torch tensor, or an object with the buffer protocol, DLPack or __cuda_array_interface__"
+
+_exports_buffer = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.py_object)(("PyObject_CheckBuffer", ctypes.pythonapi))
+
+
+def memory_of(obj: object, pointer_vendor: PointerVendor | None) -> Memory:
+    """The memory that ``obj`` exports.
+
+    Protocols are tried in this order: numpy, torch, PEP 3118, DLPack, ``__cuda_array_interface__``; one that fails
+    gives way to the next, and if all do, the first one's error is raised.
+    """
+    if isinstance(obj, np.ndarray):
+        return _of_numpy(obj)
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(obj, torch.Tensor):
+        return _of_torch(obj, torch)
+    failure: Exception | None = None
+    for protocol in (_of_buffer, _of_dlpack, _of_device_interface):
+        try:
+            memory = protocol(obj, pointer_vendor)
+        except (BufferError, TypeError, ValueError) as error:
+            failure = failure or error
+        else:
+            if memory is not None:
+                return memory
+    raise failure or TypeError(f"{_shown(obj)} exports no memory; pass {_WAYS_IN}")
+
+
+def _shown(obj: object) -> str:
+    text = repr(obj)
+    return f"{text if len(text) < 60 else text[:56] + ' ...'} ({type(obj).__name__})"
+
+
+def _dims(shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> Dims | None:
+    """The loops over ``shape`` with ``strides`` in bytes; None for contiguous memory in C or Fortran order."""
+    loops = tuple(zip(shape, strides, strict=True))
+    contiguous = ((prod(shape), itemsize),)
+    if contiguous in (merge(loops, itemsize), merge(reversed(loops), itemsize)):
+        return None
+    return merge(loops, itemsize)
+
+
+def _of_numpy(array: np.ndarray[Any, Any]) -> Memory:
+    if type(array) is not np.ndarray and isinstance(array, np.ma.MaskedArray):
+        raise TypeError("the mask of a masked array would be lost; pass its .filled() or its .data")
+    dtype = array.dtype
+    if dtype.hasobject:
+        raise TypeError(f"datatype {dtype} holds Python objects; use the lower-case methods, which pickle")
+    return Memory(
+        ptr=array.ctypes.data,
+        nbytes=array.nbytes,
+        itemsize=dtype.itemsize,
+        native=dtype,
+        vendor="host",
+        device=0,
+        owner=array,
+        readonly=not array.flags.writeable,
+        dims=None if array.flags.forc else _dims(array.shape, array.strides, dtype.itemsize),
+    )
+
+
+def _of_torch(tensor: Any, torch: Any) -> Memory:
+    if tensor.layout is not torch.strided:
+        raise TypeError(f"a tensor of layout {tensor.layout} has no single block of memory; pass .to_dense()")
+    if tensor.is_conj() or tensor.is_neg():
+        raise BufferError("the tensor is a lazy conjugate or negative; pass .resolve_conj().resolve_neg()")
+    if tensor.device.type == "meta":
+        raise TypeError("a meta tensor has no memory; pass a materialised one")
+    # torch calls AMD's devices by NVIDIA's name; its DLPack device type tells them apart.
+    vendor, device = ("host", 0) if tensor.is_cpu else dlpack.placement(*tensor.__dlpack_device__())
+    itemsize = tensor.element_size()
+    return Memory(
+        ptr=tensor.data_ptr(),
+        nbytes=tensor.numel() * itemsize,
+        itemsize=itemsize,
+        native=tensor.dtype,
+        vendor=vendor,
+        device=device,
+        owner=tensor,
+        readonly=False,
+        dims=None
+        if tensor.is_contiguous()
+        else _dims(tuple(tensor.shape), tuple(step * itemsize for step in tensor.stride()), itemsize),
+    )
+
+
+def _of_buffer(obj: Any, _: PointerVendor | None) -> Memory | None:
+    if not _exports_buffer(obj):
+        return None
+    # The array holds the export: a bytearray, say, cannot be resized before the Buffer is gone.
+    return _of_numpy(np.asarray(memoryview(obj)))
+
+
+def _of_dlpack(obj: Any, _: PointerVendor | None) -> Memory | None:
+    if not (hasattr(obj, "__dlpack__") and hasattr(obj, "__dlpack_device__")):
+        return None
+    device_type, device_id = obj.__dlpack_device__()
+    vendor, device = dlpack.placement(device_type, device_id)
+    tensor = dlpack.read(dlpack.export(obj, int(device_type)))
+    itemsize = -(-tensor.dtype.bits * tensor.dtype.lanes // 8)
+    strides = tensor.strides
+    return Memory(
+        ptr=tensor.ptr,
+        nbytes=prod(tensor.shape) * itemsize,
+        itemsize=itemsize,
+        native=tensor.dtype,
+        vendor=vendor,
+        device=device,
+        owner=tensor.capsule,
+        readonly=tensor.readonly,
+        dims=None if strides is None else _dims(tensor.shape, tuple(n * itemsize for n in strides), itemsize),
+    )
+
+
+def _of_device_interface(obj: Any, pointer_vendor: PointerVendor | None) -> Memory | None:
+    interface = getattr(obj, "__cuda_array_interface__", None)
+    if interface is None:
+        return None
+    if interface.get("mask") is not None:
+        raise BufferError("the mask of a masked array would be lost; pass the data without it")
+    ptr, readonly = interface["data"]
+    vendor, device = _whose(ptr or 0, pointer_vendor)
+    dtype = np.dtype(interface["typestr"])
+    shape, strides = tuple(interface["shape"]), interface.get("strides")
+    return Memory(
+        ptr=ptr or 0,
+        nbytes=prod(shape) * dtype.itemsize,
+        itemsize=dtype.itemsize,
+        native=dtype,
+        vendor=vendor,
+        device=device,
+        owner=obj,
+        readonly=bool(readonly),
+        dims=None if strides is None else _dims(shape, tuple(strides), dtype.itemsize),
+    )
+
+
+def _whose(ptr: int, pointer_vendor: PointerVendor | None) -> tuple[str, int]:
+    """Ask the runtimes: both vendors' libraries export this interface under NVIDIA's name."""
+    if ptr == 0:  # an empty array
+        return "host", 0
+    if pointer_vendor is None:
+        raise BufferError(
+            f"its __cuda_array_interface__ does not say whose memory {ptr:#x} is, and no GPU runtime is loaded to ask; "
+            f"pass an object with __dlpack__, or run where the vendor's runtime library is found"
+        )
+    return pointer_vendor(ptr)

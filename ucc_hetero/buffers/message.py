@@ -1,0 +1,325 @@
+"""mpi4py's buffer forms -> Buffer and VBuffer: counts, displacements and dtypes applied and checked."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from itertools import accumulate
+from operator import index
+from typing import Any
+
+import numpy as np
+
+from ucc_hetero.buffers import mpi
+from ucc_hetero.buffers.dtypes import BY_NUMPY, dtype_of
+from ucc_hetero.buffers.exporters import memory_of
+from ucc_hetero.buffers.model import Buffer, Layout, Memory, PointerVendor, VBuffer, bounds, merge, scattered
+from ucc_hetero.buffers.mpi import Element
+from ucc_hetero.types import DTYPES, DType
+
+__all__ = ["as_buffer", "as_vbuffer"]
+
+_ndarray = np.ndarray
+_writable_bytes: Any = ctypes.c_char.from_buffer
+_addressof = ctypes.addressof
+#: The entry that consists of one element, for each dtype.
+_PLAIN = {name: Element(dtype, dtype.itemsize, ()) for name, dtype in DTYPES.items()}
+
+_FORMS = "pass buf, [buf, dtype], [buf, count] or [buf, count, dtype]"
+_VFORMS = "pass buf, [buf, counts], [buf, (counts, displs)] or [buf, (counts, displs), dtype]"
+
+
+def as_buffer(
+    spec: object,
+    *,
+    writable: bool,
+    argument: str,
+    rank: int,
+    blocks: int = 1,
+    pointer_vendor: PointerVendor | None = None,
+) -> Buffer:
+    """The elements that ``spec`` names: ``buf``, ``[buf, dtype]``, ``[buf, count]``, ``[buf, count, dtype]``,
+    ``[buf, (count, displ), dtype]`` or ``[buf, count, displ, dtype]``, as a list or tuple.
+
+    ``blocks``: how many equal parts the buffer consists of (the size of the communicator for ``Allgather``'s receive
+    buffer). An explicit count is that of one part, as in MPI; ``Buffer.count`` is that of all. Counts and
+    displacements are in entries of the dtype. Without a count everything that the memory holds is meant.
+    ``writable``: data will be received here. ``argument`` and ``rank`` go into messages. ``pointer_vendor`` is asked
+    whose memory a bare device pointer is.
+
+    Raises ``TypeError`` (not memory, or no such dtype), ``ValueError`` (counts that do not fit) or ``BufferError``
+    (read-only, or laid out in a way that cannot be transferred).
+    """
+    if type(spec) is _ndarray:
+        dtype = BY_NUMPY.get(spec.dtype)
+        count = spec.size
+        # What is not plain (C-contiguous, aligned, writable) falls through, and is handled or refused there.
+        if dtype is not None and count and spec.flags.carray and (blocks < 2 or not count % blocks):
+            return Buffer(_addressof(_writable_bytes(spec)), count, dtype, "host", 0, spec, False)
+    try:
+        buf, number, displ, datatype = _split(spec)
+        memory, element = _resolve(buf, datatype, writable, pointer_vendor)
+        if memory is None:
+            return _nothing(element, 0 if number is None else _natural(number, "count"))
+        entries = _entries(memory, element, number, displ, blocks)
+        return _select(memory, element, entries, _natural(displ, "displacement"), writable)
+    except (BufferError, TypeError, ValueError) as error:
+        raise _located(error, argument, rank) from error
+
+
+def as_vbuffer(
+    spec: object,
+    size: int,
+    *,
+    writable: bool,
+    argument: str,
+    rank: int,
+    pointer_vendor: PointerVendor | None = None,
+) -> VBuffer:
+    """The ``size`` segments, one per rank, that ``spec`` names: ``buf``, ``[buf, dtype]``, ``[buf, counts]``,
+    ``[buf, (counts, displs)]``, ``[buf, counts, dtype]``, ``[buf, (counts, displs), dtype]`` or
+    ``[buf, counts, displs, dtype]``.
+
+    Counts and displacements are sequences, or one number: the same count for everyone, or a displacement per rank.
+    Without counts the memory is divided evenly, the first ranks getting one entry more; without displacements
+    segments follow each other. A tuple in second place is always ``(counts, displs)``, so counts alone are a list or
+    an array. Keywords and errors are those of ``as_buffer``; ``size`` is the communicator's.
+    """
+    try:
+        buf, counts, displs, datatype = _split_v(spec)
+        memory, element = _resolve(buf, datatype, writable, pointer_vendor)
+        buffer, per_entry = _whole(memory, element, counts is None)
+        entries = buffer.count // per_entry if per_entry else 0
+        sizes = _counts(counts, size, entries)
+        starts = _displs(displs, sizes, size)
+        _check_segments(sizes, starts, entries, size)
+        if writable and displs is not None:
+            _check_disjoint(sizes, starts)
+        if per_entry != 1:
+            sizes, starts = [n * per_entry for n in sizes], [n * per_entry for n in starts]
+        return VBuffer(buffer, tuple(sizes), tuple(starts))
+    except (BufferError, TypeError, ValueError) as error:
+        raise _located(error, argument, rank) from error
+
+
+def _located(error: Exception, argument: str, rank: int) -> Exception:
+    text = f"{argument} on rank {rank}: {error}"
+    if isinstance(error, BufferError):
+        return BufferError(text)
+    return TypeError(text) if isinstance(error, TypeError) else ValueError(text)
+
+
+def _is_datatype(item: object) -> bool:
+    """True for what can only be a datatype where a count could stand as well."""
+    return isinstance(item, (str, type, np.dtype, DType)) or mpi.is_datatype(item) or type(item).__module__ == "torch"
+
+
+def _split(spec: Any) -> tuple[Any, Any, Any, Any]:
+    """Buffer, count, displacement, datatype; None where not given, 0 for the displacement."""
+    if not isinstance(spec, (list, tuple)):
+        return spec, None, 0, None
+    buf, count, displ, datatype = _by_position(spec, _FORMS)
+    if isinstance(count, (list, tuple)):
+        if len(count) != 2 or displ is not None:
+            raise ValueError(f"count {count!r} is neither a number nor (count, displ); {_FORMS}")
+        count, displ = count
+    return buf, count, 0 if displ is None else displ, datatype
+
+
+def _split_v(spec: Any) -> tuple[Any, Any, Any, Any]:
+    """Buffer, counts, displacements, datatype; None where not given."""
+    if not isinstance(spec, (list, tuple)):
+        return spec, None, None, None
+    buf, counts, displs, datatype = _by_position(spec, _VFORMS)
+    if isinstance(counts, tuple) and len(spec) < 4:
+        if len(counts) != 2:
+            raise ValueError(f"the tuple {counts!r} is not (counts, displs); pass counts alone as a list or array")
+        counts, displs = counts
+    return buf, counts, displs, datatype
+
+
+def _by_position(spec: Sequence[Any], forms: str) -> tuple[Any, Any, Any, Any]:
+    if len(spec) == 2:
+        buf, second = spec
+        return (buf, None, None, second) if _is_datatype(second) else (buf, second, None, None)
+    if len(spec) == 3:
+        return spec[0], spec[1], None, spec[2]
+    if len(spec) == 4:
+        return spec[0], spec[1], spec[2], spec[3]
+    raise ValueError(f"a {type(spec).__name__} of {len(spec)} items is not a message; {forms}")
+
+
+def _resolve(
+    buf: object, datatype: object, writable: bool, pointer_vendor: PointerVendor | None
+) -> tuple[Memory | None, Element]:
+    """The memory (None for a ``None`` that stands for an empty buffer) and what one entry of it is."""
+    if mpi.is_bottom(buf):
+        raise TypeError("MPI.BOTTOM is not supported; pass the buffer itself")
+    if mpi.is_in_place(buf):
+        if buf is None and datatype is not None:
+            return None, _element(datatype)
+        raise TypeError(f"{'None' if buf is None else 'MPI.IN_PLACE'} is no buffer, and one is needed here")
+    memory = memory_of(buf, pointer_vendor)
+    if writable and memory.readonly:
+        raise BufferError(f"{type(buf).__name__} is read-only and cannot receive; pass writable memory")
+    return memory, _element(memory.native if datatype is None else datatype)
+
+
+def _element(datatype: object) -> Element:
+    if mpi.is_datatype(datatype):
+        return mpi.element_of(datatype)
+    return _PLAIN[dtype_of(datatype).name]
+
+
+def _nothing(element: Element, count: int) -> Buffer:
+    if count:
+        raise ValueError(f"the buffer is None but its count is {count}")
+    return Buffer(0, 0, element.dtype, "host", 0, None, False)
+
+
+def _natural(value: object, what: str) -> int:
+    try:
+        number = index(value)  # type: ignore[arg-type]
+    except TypeError:
+        raise TypeError(f"{what} {value!r} is not an integer") from None
+    if number < 0:
+        raise ValueError(f"{what} {number} is negative")
+    return number
+
+
+def _entries(memory: Memory, element: Element, count: object, displ: object, blocks: int) -> int:
+    """How many entries of the datatype are meant, in all blocks together."""
+    if count is not None:
+        return _natural(count, "count") * max(blocks, 1)
+    extent = element.extent
+    length = memory.nbytes - _natural(displ, "displacement") * extent
+    if length < 0:
+        raise ValueError(f"displacement {displ} lies outside the {memory.nbytes} bytes of the buffer")
+    if length == 0:
+        return 0
+    if extent <= 0 or length % extent:
+        raise ValueError(
+            f"{length} bytes are not a whole number of entries of {element.dtype}, {extent} bytes each; give the count"
+        )
+    if blocks > 1 and length // extent % blocks:
+        raise ValueError(
+            f"{length // extent} elements cannot be divided evenly among the {blocks} ranks of the communicator; "
+            f"pass a buffer of a multiple of {blocks} elements, or a count per rank"
+        )
+    return length // extent
+
+
+def _select(memory: Memory, element: Element, entries: int, displ: int, writable: bool) -> Buffer:
+    """Apply a datatype and a count to memory."""
+    size = element.dtype.itemsize
+    count = entries * element.per_entry
+    if memory.dims is not None:
+        _check_relabel(memory, element)
+        total = Layout(memory.dims).total
+        if displ + count > total:
+            raise ValueError(f"count {count} from element {displ} on exceeds the {total} elements of the buffer")
+        return _buffer(memory, element, 0, count, Layout(memory.dims, displ), writable)
+    dims = ((entries, element.extent), *element.dims)
+    if len(dims) > 1 or element.extent != size:
+        dims = merge(dims, size)
+    offset = displ * element.extent + element.offset
+    low, high = bounds(dims, size)
+    if high > low and (low + offset < 0 or high + offset > memory.nbytes):
+        raise ValueError(
+            f"{entries} entries of {element.dtype} from entry {displ} on occupy bytes {low + offset} to "
+            f"{high + offset}, and the buffer has {memory.nbytes} bytes; pass a larger buffer or a smaller count"
+        )
+    layout = None if len(dims) == 1 and dims[0][1] == size else Layout(dims)
+    return _buffer(memory, element, offset, count, layout, writable)
+
+
+def _buffer(memory: Memory, element: Element, offset: int, count: int, layout: Layout | None, writable: bool) -> Buffer:
+    if layout is not None:
+        if memory.vendor != "host":
+            raise BufferError(
+                f"strided elements in {memory.vendor} device memory cannot be transferred; "
+                f"pass a contiguous copy (.contiguous() in torch, ascontiguousarray in array libraries)"
+            )
+        if writable and not scattered(layout.dims, element.dtype.itemsize):
+            raise BufferError("elements of the buffer overlap in memory and cannot receive; pass a contiguous array")
+    ptr, dtype = memory.ptr + offset, element.dtype
+    return Buffer(ptr, count, dtype, memory.vendor, memory.device, memory.owner, memory.readonly, layout)
+
+
+def _check_relabel(memory: Memory, element: Element) -> None:
+    if element.dims or element.extent != memory.itemsize:
+        raise BufferError(
+            f"strided memory of {memory.itemsize}-byte elements cannot be read as {element.dtype} with an extent of "
+            f"{element.extent} bytes; pass a contiguous copy (np.ascontiguousarray, .contiguous() in torch)"
+        )
+
+
+def _whole(memory: Memory | None, element: Element, exact: bool) -> tuple[Buffer, int]:
+    """Everything in the memory, and how many elements make an entry; ``exact``: no bytes may be left over."""
+    if memory is None:
+        return _nothing(element, 0), 1
+    if not element.dense:
+        raise TypeError(
+            "a datatype with gaps cannot describe the segments of several ranks; copy them into a contiguous array"
+        )
+    if exact:
+        entries = _entries(memory, element, None, 0, 1)
+    else:
+        entries = memory.nbytes // element.extent if element.extent else 0
+    return _select(memory, element, entries, 0, False), element.per_entry
+
+
+def _listed(values: Any, what: str, size: int) -> list[int]:
+    """One natural number per rank."""
+    try:
+        numbers = [index(value) for value in (values.tolist() if isinstance(values, np.ndarray) else values)]
+    except TypeError:
+        raise TypeError(f"{what} {values!r} are not integers") from None
+    if len(numbers) != size:
+        raise ValueError(f"{len(numbers)} {what} given for a communicator of size {size}; give one per rank")
+    for rank, number in enumerate(numbers):
+        if number < 0:
+            raise ValueError(f"{what}[{rank}] is {number}, which is negative")
+    return numbers
+
+
+def _is_number(value: object) -> bool:
+    return hasattr(value, "__index__") and not isinstance(value, np.ndarray)
+
+
+def _counts(counts: Any, size: int, entries: int) -> list[int]:
+    if counts is None:
+        each, more = divmod(entries, size)
+        return [each + 1] * more + [each] * (size - more)
+    if _is_number(counts):
+        return [_natural(counts, "count")] * size
+    return _listed(counts, "counts", size)
+
+
+def _displs(displs: Any, counts: list[int], size: int) -> list[int]:
+    if displs is None:
+        return list(accumulate(counts, initial=0))[:-1]
+    if _is_number(displs):
+        step = _natural(displs, "displacement")
+        return [rank * step for rank in range(size)]
+    return _listed(displs, "displs", size)
+
+
+def _check_segments(counts: list[int], displs: list[int], entries: int, size: int) -> None:
+    for rank, (count, displ) in enumerate(zip(counts, displs, strict=True)):
+        if count and displ + count > entries:
+            raise ValueError(
+                f"the segment of rank {rank} (of {size}), {count} entries from entry {displ} on, exceeds the buffer "
+                f"of {entries}"
+            )
+
+
+def _check_disjoint(counts: list[int], displs: list[int]) -> None:
+    """Two ranks' data cannot be received into one place."""
+    end, before = 0, -1
+    for displ, count, rank in sorted(zip(displs, counts, range(len(counts)), strict=True)):
+        if count == 0:
+            continue
+        if displ < end:
+            raise ValueError(f"the segments of ranks {before} and {rank} overlap at entry {displ}")
+        end, before = displ + count, rank

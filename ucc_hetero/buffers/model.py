@@ -1,0 +1,174 @@
+"""What a communication call needs to know about memory: Buffer, VBuffer, and the Layout of what is not contiguous."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from itertools import accumulate
+from typing import Any, NamedTuple, TypeAlias
+
+from ucc_hetero.types import DType
+
+__all__ = ["Buffer", "Dims", "Layout", "Memory", "PointerVendor", "VBuffer", "bounds", "merge", "scattered"]
+
+#: Asks the loaded GPU runtimes whose memory an address is: address -> (vendor, device ordinal).
+PointerVendor: TypeAlias = Callable[[int], tuple[str, int]]
+
+#: Nested loops over memory, outermost first: (how many, bytes from one to the next).
+Dims: TypeAlias = tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Where elements lie that are not contiguous: nested loops over ``dims`` from the buffer's address.
+
+    The buffer's elements are numbers ``first``, ``first + 1``, ... in loop order (last dimension fastest).
+    """
+
+    dims: Dims
+    first: int = 0
+
+    @property
+    def total(self) -> int:
+        """Number of elements that the loops visit."""
+        total = 1
+        for count, _ in self.dims:
+            total *= count
+        return total
+
+
+@dataclass(frozen=True, slots=True, init=False)
+class Buffer:
+    """``count`` elements of ``dtype`` at address ``ptr``, in memory of ``vendor`` and its ``device`` number.
+
+    ``owner`` keeps the memory alive for as long as the Buffer does. ``device`` is 0 for ``host``.
+    ``layout`` is None for contiguous memory; otherwise ``pack`` and ``unpack`` are needed around a transfer.
+    """
+
+    ptr: int
+    count: int
+    dtype: DType
+    vendor: str
+    device: int
+    owner: object = field(repr=False, compare=False)
+    readonly: bool
+    layout: Layout | None
+
+    def __init__(
+        self,
+        ptr: int,
+        count: int,
+        dtype: DType,
+        vendor: str,
+        device: int,
+        owner: object,
+        readonly: bool,
+        layout: Layout | None = None,
+    ) -> None:
+        # Every call makes these, and the __init__ that a frozen dataclass generates takes twice as long.
+        _ptr(self, ptr)
+        _count(self, count)
+        _dtype(self, dtype)
+        _vendor(self, vendor)
+        _device(self, device)
+        _owner(self, owner)
+        _readonly(self, readonly)
+        _layout(self, layout)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that the elements occupy once packed."""
+        return self.count * self.dtype.itemsize
+
+    @property
+    def contiguous(self) -> bool:
+        return self.layout is None
+
+
+def _slot(name: str) -> Callable[[Buffer, Any], None]:
+    setter: Callable[[Buffer, Any], None] = Buffer.__dict__[name].__set__
+    return setter
+
+
+_ptr, _count, _dtype, _vendor, _device, _owner, _readonly, _layout = map(
+    _slot, ("ptr", "count", "dtype", "vendor", "device", "owner", "readonly", "layout")
+)
+
+
+@dataclass(frozen=True, slots=True)
+class VBuffer:
+    """One segment of ``buffer`` per rank: ``counts[r]`` elements from element ``displs[r]`` on.
+
+    ``buffer`` spans everything the caller passed, whether or not a segment covers it. Where it is not contiguous,
+    ``displs`` count elements of the packed copy.
+    """
+
+    buffer: Buffer
+    counts: tuple[int, ...]
+    displs: tuple[int, ...]
+
+    @property
+    def total(self) -> int:
+        """Elements in all segments."""
+        return sum(self.counts)
+
+    @property
+    def dense(self) -> bool:
+        """True when the segments follow each other from element 0 on without a gap."""
+        return self.displs == tuple(accumulate(self.counts, initial=0))[:-1]
+
+
+class Memory(NamedTuple):
+    """What an exporter said of its memory, before a message's count and dtype are applied.
+
+    ``native`` is the exporter's own dtype object, looked up only if the caller gives none. ``dims`` is None for
+    contiguous memory (C or Fortran order).
+    """
+
+    ptr: int
+    nbytes: int
+    itemsize: int
+    native: object
+    vendor: str
+    device: int
+    owner: object
+    readonly: bool
+    dims: Dims | None
+
+
+def merge(dims: Iterable[tuple[int, int]], itemsize: int) -> Dims:
+    """The same elements in the same order by as few loops as possible.
+
+    Contiguous elements give ``((n, itemsize),)``, a single one ``((1, itemsize),)``, none ``((0, itemsize),)``.
+    """
+    out: list[tuple[int, int]] = []
+    for count, stride in dims:
+        if count == 0:
+            return ((0, itemsize),)
+        if count == 1:
+            continue
+        if out and out[-1][1] == count * stride:
+            count *= out.pop()[0]
+        out.append((count, stride))
+    return tuple(out) or ((1, itemsize),)
+
+
+def bounds(dims: Dims, itemsize: int) -> tuple[int, int]:
+    """First and past-the-end byte, relative to the address, that the loops touch; (0, 0) if none."""
+    low = high = 0
+    for count, stride in dims:
+        if count == 0:
+            return 0, 0
+        low += min(0, (count - 1) * stride)
+        high += max(0, (count - 1) * stride)
+    return low, high + itemsize
+
+
+def scattered(dims: Dims, itemsize: int) -> bool:
+    """True when no two iterations share a byte, as far as each loop steps over everything that the inner ones touch."""
+    reach = itemsize
+    for count, stride in sorted(dims, key=lambda dim: abs(dim[1])):
+        if count > 1 and abs(stride) < reach:
+            return False
+        reach += max(count - 1, 0) * abs(stride)
+    return True
