@@ -1,0 +1,130 @@
+"""``python -m ucc_hetero.bench <name> [options]``: dispatch, help, and exit status."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+
+from .options import BadUsage, HelpWanted, Options, VersionWanted, help_text, parse
+from .peers import NotOffered, open_world
+from .table import BENCHES, VERSION, Bench
+
+__all__ = ["main"]
+
+# Programs beside the OSU benchmarks: module with run(arguments) -> status, and a line of help.
+_PROGRAMS = {
+    "compare": ("compare", "ours, mpi4py and raw UCC in one process start, with ratios (under mpirun)"),
+    "report": ("report", "result files -> one HTML page and PNGs"),
+    "diff": ("diff", "two result files -> what became slower"),
+}
+_RANK_VARIABLES = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "SLURM_PROCID")
+
+
+def _probable_rank() -> int:
+    """This process's rank as the launcher tells, before MPI is initialised; 0 without a launcher."""
+    return next((int(os.environ[name]) for name in _RANK_VARIABLES if os.environ.get(name, "").isdigit()), 0)
+
+
+def _say(text: str, stream: str = "stderr") -> None:
+    """Print on one rank only: what is wrong with a command line is wrong on all of them."""
+    if _probable_rank() == 0:
+        print(text, file=getattr(sys, stream), flush=True)
+
+
+def _refuse(why: Exception) -> int:
+    """Say why; the status is rank 0's alone, because mpirun kills the others as soon as one fails."""
+    _say(f"error: {why}")
+    return 1 if _probable_rank() == 0 else 0
+
+
+def overview() -> str:
+    """The list of benchmarks and programs."""
+    lines = ["Usage: mpirun -n N python -m ucc_hetero.bench NAME [options]", "", "Programs:"]
+    lines += [f"  {name:<32}{text}" for name, (_, text) in _PROGRAMS.items()]
+    lines += ["", f"Benchmarks (OSU {VERSION}; NAME --help lists the options):"]
+    lines += [f"  {bench.name:<32}{_plain_title(bench)}" for bench in BENCHES.values()]
+    return "\n".join(lines)
+
+
+def _plain_title(bench: Bench) -> str:
+    return bench.title.replace("%s", "").removeprefix("OSU ")
+
+
+def _find(words: list[str]) -> tuple[str, list[str]]:
+    """(name, its arguments); also OMB-Py's ``--benchmark allreduce`` and names without ``osu_``."""
+    if words and words[0].startswith("--benchmark"):
+        _, equals, name = words[0].partition("=")
+        rest = words[1:]
+        if not equals:
+            if not rest:
+                raise BadUsage("option --benchmark needs a name; python -m ucc_hetero.bench --help lists them")
+            name, rest = rest[0], rest[1:]
+        words = [name, *rest]
+    name = words[0]
+    return (f"osu_{name}" if f"osu_{name}" in BENCHES else name), words[1:]
+
+
+def _guarded(work: Callable[[], int]) -> int:
+    """Run the collective part. An error on one rank must not leave the others waiting."""
+    try:
+        return work()
+    except (BadUsage, NotOffered) as why:  # raised on every rank
+        return _refuse(why)
+    except BaseException as why:
+        if isinstance(why, SystemExit):
+            raise
+        traceback.print_exc()
+        sys.stderr.flush()
+        mpi = sys.modules.get("mpi4py.MPI")
+        if mpi is not None and mpi.Is_initialized() and not mpi.Is_finalized() and mpi.COMM_WORLD.size > 1:
+            mpi.COMM_WORLD.Abort(1)
+        return 1
+
+
+def _benchmark(bench: Bench, options: Options, command: list[str]) -> int:
+    from . import runner, startup
+
+    if bench.family == "startup":
+        return startup.run(bench, options, command)
+    world = open_world(options.session)
+    status = runner.run(bench, options, world, command)
+    world.close()
+    # As OSU's programs: rank 0 alone reports the failure.
+    return status if world.rank == 0 else 0
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one benchmark or program; returns the exit status."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    # For result files: what was run, not where its files lie.
+    shown = (os.path.basename(word) if os.path.isabs(word) else word for word in words)
+    command = ["python", "-m", "ucc_hetero.bench", *shown]
+    if not words or words[0] in ("-h", "--help"):
+        _say(overview(), "stdout")
+        return 0
+    try:
+        name, rest = _find(words)
+        if name in _PROGRAMS:
+            module = importlib.import_module(f".{_PROGRAMS[name][0]}", __package__)
+            return _guarded(lambda: int(module.run(rest, command)))
+        bench = BENCHES.get(name)
+        if bench is None:
+            raise BadUsage(f"benchmark {name!r} is not known; python -m ucc_hetero.bench --help lists them")
+        try:
+            options = parse(bench, rest)
+        except HelpWanted:
+            _say(help_text(bench).rstrip("\n"), "stdout")
+            return 0
+        except VersionWanted:
+            _say(f"# {bench.title.replace('%s', '')} v{VERSION}", "stdout")
+            return 0
+    except BadUsage as why:
+        return _refuse(why)
+    return _guarded(lambda: _benchmark(bench, options, command))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

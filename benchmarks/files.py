@@ -1,0 +1,114 @@
+"""Rows as files: JSON with everything needed to repeat the run, and CSV."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+from collections import Counter
+from dataclasses import asdict
+from itertools import groupby
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from . import system
+from .output import Row
+from .peers import World
+
+if TYPE_CHECKING:
+    from .session import Session
+
+__all__ = ["FORMAT", "Results", "header", "write_json"]
+
+#: Version of the JSON layout; ``report`` and ``diff`` refuse others.
+FORMAT = "ucc_hetero.bench/1"
+_PLAIN = ("size", "value", "least", "most", "iterations", "wrong", "rate")
+
+
+def header(benchmark: str, command: list[str], world: World, accelerators: list[str], nodes: int) -> dict[str, Any]:
+    """The part of a result file that says where it comes from."""
+    return {
+        "format": FORMAT,
+        "benchmark": benchmark,
+        "command": command,
+        "date": system.date(),
+        "machine": system.machine(),
+        "versions": system.versions(),
+        "source": system.commit(),
+        "settings": system.settings(),
+        "job": system.job(world.size, nodes, accelerators),
+    }
+
+
+def write_json(path: str, data: dict[str, Any]) -> None:
+    """Write a result file whole or not at all."""
+    target = Path(path)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    part = target.with_name(f".{target.name}.{os.getpid()}")
+    part.write_text(json.dumps(data, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    part.replace(target)
+
+
+class Results:
+    """Collects the rows of one benchmark on rank 0 and writes them at the end."""
+
+    def __init__(self, benchmark: str, command: list[str], world: World, accelerator: str) -> None:
+        from mpi4py import MPI
+
+        self._rank = world.rank
+        self._accelerators: list[str] = world.comm.allgather(accelerator)
+        nodes = len(set(world.comm.allgather(MPI.Get_processor_name())))
+        self._head = header(benchmark, command, world, self._accelerators, nodes) if world.rank == 0 else {}
+        self.rows: list[dict[str, Any]] = []
+
+    def mix_line(self) -> str:
+        """A comment naming the kinds of memory, where the ranks differ in it; empty otherwise."""
+        if len(set(self._accelerators)) == 1:
+            return ""
+        runs = [f"{len(list(group))}x {kind}" for kind, group in groupby(self._accelerators)]
+        short = [f"{n}x {kind}" for kind, n in sorted(Counter(self._accelerators).items())]
+        return f"# Clusters: {', '.join(runs if len(runs) <= len(short) else short)}\n"
+
+    def add(self, dtype: str, row: Row, **more: Any) -> None:
+        """Keep one row."""
+        data: dict[str, Any] = {"dtype": dtype, **{name: getattr(row, name) for name in _PLAIN}, **more}
+        data["percentiles"] = list(row.percentiles)
+        if row.overlap is not None:
+            data["overlap"] = asdict(row.overlap)
+        for peer, (value, interval) in row.ratios.items():
+            data.setdefault("peers", {})[peer] = {"value": value, "ratio": asdict(interval)}
+        self.rows.append(data)
+
+    def finish(self, session: Session) -> None:
+        """Write the files that were asked for. Only rank 0 does anything."""
+        if self._rank != 0:
+            return
+        options = session.options
+        if options.json:
+            plans = getattr(session.peer.comm, "plan_summary", None)
+            more = {
+                "family": session.bench.family,
+                "unit": "us" if session.bench.unit == "time" else "MB/s",
+                "backend": options.backend,
+                "percentiles": list(options.percentiles),
+                "plans": plans() if plans else None,
+            }
+            write_json(options.json, {**self._head, **more, "rows": self.rows})
+        if options.csv:
+            self._write_csv(options.csv)
+
+    def _write_csv(self, path: str) -> None:
+        flat = [
+            {
+                **{name: value for name, value in row.items() if not isinstance(value, dict | list)},
+                **row.get("overlap", {}),
+                **{f"{peer}_us": entry["value"] for peer, entry in row.get("peers", {}).items()},
+            }
+            for row in self.rows
+        ]
+        names = list(dict.fromkeys(name for row in flat for name in row))
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        with open(path, "w", encoding="utf-8", newline="") as file:
+            writer = csv.DictWriter(file, names)
+            writer.writeheader()
+            writer.writerows(flat)

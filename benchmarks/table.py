@@ -1,0 +1,170 @@
+"""Every benchmark as one row: its family, OSU's title and options, default sizes and loop counts.
+
+Titles, option letters and defaults are those of the OSU Micro-Benchmarks 7.4. A new collective is one row of
+``COLLECTIVES``: the blocking, non-blocking and persistent benchmarks follow from it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from ucc_hetero.collectives import ROWS
+
+__all__ = ["BENCHES", "COLLECTIVES", "VERSION", "Bench", "Collective", "Family", "Kind", "Loops"]
+
+#: The OSU release whose output is printed.
+VERSION = "7.4"
+#: Above this message size the loop counts for large messages hold.
+LARGE = 8192
+
+Family = Literal["pt2pt", "blocking", "nonblocking", "persistent", "onesided", "startup"]
+#: How data moves; two collectives of one kind differ only in whether counts are given per rank (``vector``).
+Kind = Literal[
+    "reduce_all",
+    "reduce_root",
+    "reduce_scatter",
+    "gather_all",
+    "gather_root",
+    "scatter_root",
+    "exchange",
+    "bcast",
+    "barrier",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Loops:
+    """Default iterations and warm-up calls for small and for large messages."""
+
+    small: int
+    warmup_small: int
+    large: int
+    warmup_large: int
+
+
+@dataclass(frozen=True, slots=True)
+class Collective:
+    """One collective: mpi4py's method, OSU's words for it, how data moves, whether counts are given per rank."""
+
+    name: str
+    method: str
+    words: str
+    kind: Kind
+    vector: bool = False
+
+    @property
+    def rooted(self) -> bool:
+        return ROWS[self.name].rooted
+
+    @property
+    def reduces(self) -> bool:
+        return ROWS[self.name].reduces
+
+    def busbw(self, ranks: int) -> float:
+        """What the busiest link carries per byte of the message, when ``ranks`` ranks run the best algorithm."""
+        return ROWS[self.name].busbw(ranks)
+
+
+@dataclass(frozen=True, slots=True)
+class Bench:
+    """One benchmark. ``title`` has ``%s`` where OSU puts the accelerator; ``letters`` is a getopt string."""
+
+    name: str
+    family: Family
+    title: str
+    letters: str
+    loops: Loops
+    max_size: int
+    ranks: Literal["two", "many"] = "many"
+    collective: Collective | None = None
+
+    @property
+    def unit(self) -> Literal["time", "bandwidth"]:
+        return "bandwidth" if self.name.endswith(("bw", "bw_persistent", "bw_mr")) else "time"
+
+    @property
+    def sized(self) -> bool:
+        """Whether there is one row per message size."""
+        return self.family != "startup" and not (self.collective and self.collective.kind == "barrier")
+
+
+_LATENCY = Loops(10000, 100, 1000, 10)
+_BANDWIDTH = Loops(100, 10, 20, 2)
+_COLL = Loops(1000, 100, 100, 10)
+
+COLLECTIVES: dict[str, Collective] = {
+    row.name: row
+    for row in (
+        Collective("allgather", "Allgather", "Allgather", "gather_all"),
+        Collective("allgatherv", "Allgatherv", "Allgatherv", "gather_all", vector=True),
+        Collective("allreduce", "Allreduce", "Allreduce", "reduce_all"),
+        Collective("alltoall", "Alltoall", "All-to-All Personalized Exchange", "exchange"),
+        Collective("alltoallv", "Alltoallv", "All-to-Allv Personalized Exchange", "exchange", vector=True),
+        Collective("barrier", "Barrier", "Barrier", "barrier"),
+        Collective("bcast", "Bcast", "Broadcast", "bcast"),
+        Collective("gather", "Gather", "Gather", "gather_root"),
+        Collective("gatherv", "Gatherv", "Gatherv", "gather_root", vector=True),
+        Collective("reduce", "Reduce", "Reduce", "reduce_root"),
+        Collective("reduce_scatter", "Reduce_scatter", "Reduce_scatter", "reduce_scatter", vector=True),
+        Collective("reduce_scatter_block", "Reduce_scatter_block", "Reduce_scatter_block", "reduce_scatter"),
+        Collective("scatter", "Scatter", "Scatter", "scatter_root"),
+        Collective("scatterv", "Scatterv", "Scatterv", "scatter_root", vector=True),
+    )
+}
+
+# Where OSU's titles of the non-blocking benchmarks do not follow from the blocking one's.
+_NONBLOCKING_TITLES = {"alltoall": "Non-blocking All-to-All", "bcast": "Non-Blocking Broadcast"}
+
+
+def _letters(row: Collective, family: Family) -> str:
+    calls = "t:" if family == "nonblocking" else ""
+    if row.kind == "barrier":
+        return f"d:hvfm:i:x:M:{calls}a:u:r:G:P:Iz::"
+    derived = "" if row.reduces else "D:"
+    in_place = "" if row.kind == "bcast" else "l"
+    # OSU rotates roots only where the root is an argument of the timed call, and never in bcast.
+    root = "k:" if row.rooted and row.kind != "bcast" and family != "persistent" else ""
+    return f"d:hvfm:i:x:M:{calls}a:c::u:r:G:{derived}P:T:I{in_place}z::{root}"
+
+
+def _collective_benches(row: Collective) -> tuple[Bench, ...]:
+    nonblocking = _NONBLOCKING_TITLES.get(row.name, f"Non-blocking {row.words}")
+    titles: tuple[tuple[str, Family, str], ...] = (
+        (f"osu_{row.name}", "blocking", f"{row.words} Latency Test"),
+        (f"osu_i{row.name}", "nonblocking", f"{nonblocking} Latency Test"),
+        (f"osu_{row.name}_persistent", "persistent", f"{row.words} Persistent Latency Test"),
+    )
+    return tuple(
+        Bench(name, family, f"OSU MPI%s {title}", _letters(row, family), _COLL, 1 << 20, collective=row)
+        for name, family, title in titles
+    )
+
+
+def _pt2pt(
+    name: str, title: str, letters: str, loops: Loops, ranks: Literal["two", "many"] = "two", family: Family = "pt2pt"
+) -> Bench:
+    return Bench(name, family, f"OSU {title}", letters, loops, 1 << 22, ranks)
+
+
+_LAT_LETTERS = "x:i:m:d:hvb:c::u:G:D:P:T:Iz::"
+_BW_LETTERS = "x:i:t:m:d:W:hvb:c::u:G:D:P:T:Iz::"
+_MBW_LETTERS = "p:W:R:x:i:m:d:Vhvb:c::u:G:D:P:T:Iz::"
+_RMA_LETTERS = "w:s:hvm:x:i:G:P:Iz::d:"
+
+_BENCHES = (
+    _pt2pt("osu_latency", "MPI%s Latency Test", _LAT_LETTERS, _LATENCY),
+    _pt2pt("osu_bw", "MPI%s Bandwidth Test", _BW_LETTERS, _BANDWIDTH),
+    _pt2pt("osu_bibw", "MPI%s Bi-Directional Bandwidth Test", _BW_LETTERS, _BANDWIDTH),
+    _pt2pt("osu_mbw_mr", "MPI Multiple Bandwidth / Message Rate Test", _MBW_LETTERS, _BANDWIDTH, "many"),
+    _pt2pt("osu_multi_lat", "MPI Multi Latency Test", _LAT_LETTERS, _LATENCY, "many"),
+    _pt2pt("osu_put_latency", "MPI_Put%s Latency Test", _RMA_LETTERS, _LATENCY, family="onesided"),
+    _pt2pt("osu_get_latency", "MPI_Get%s latency Test", _RMA_LETTERS, _LATENCY, family="onesided"),
+    _pt2pt("osu_put_bw", "MPI_Put%s Bandwidth Test", "W:" + _RMA_LETTERS, _BANDWIDTH, family="onesided"),
+    _pt2pt("osu_get_bw", "MPI_Get%s Bandwidth Test", "W:" + _RMA_LETTERS, _BANDWIDTH, family="onesided"),
+    Bench("osu_init", "startup", "OSU MPI Init Test", "hvI", Loops(1, 0, 1, 0), 0),
+    *(bench for row in COLLECTIVES.values() for bench in _collective_benches(row)),
+)
+
+#: Every benchmark by its name.
+BENCHES: dict[str, Bench] = {bench.name: bench for bench in _BENCHES}

@@ -1,0 +1,184 @@
+"""Checking every element of a result against plain numpy.
+
+Inputs are fresh random data in each iteration, drawn from counters, so that every rank can compute every other rank's
+input without communication. Outputs are poisoned with the complement of what is expected: a call that writes nothing
+cannot pass, whatever the data.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from .calls import Buffers, Case, shares
+from .memory import Block
+
+__all__ = ["Checker", "Log", "draw", "expected"]
+
+Host = npt.NDArray[Any]
+Source = Callable[[int], Host]
+
+#: Mismatches written to the log for each failed call.
+_SHOWN = 20
+
+
+def draw(dtype: np.dtype[Any], count: int, seed: int, rank: int, iteration: int, summed: int | None = None) -> Host:
+    """Random elements of ``rank``'s input in ``iteration``; equal wherever they are drawn.
+
+    Integers use the whole range, unless ``summed`` ranks' data will be added up: then no sum overflows, because some
+    MPI libraries wrap around where others saturate. Floating point has small integers, so that sums of up to 2048 ranks
+    are exact in float32 and every order of summation gives the same bits; half precision has fewer.
+    """
+    rng = np.random.Generator(np.random.Philox(key=[seed, rank], counter=[0, 0, 0, iteration]))
+    if dtype.kind in "iu" and summed is None:
+        size = count * dtype.itemsize
+        return np.frombuffer(rng.bytes(size), dtype) if size else np.empty(0, dtype)
+    if dtype.kind in "iu":
+        most = int(np.iinfo(dtype).max)
+        # More ranks than the type can count: the first ones carry the data.
+        limit = max(most // summed, 1) if summed and rank < most else 0
+        return rng.integers(-limit if dtype.kind == "i" else 0, limit, count, dtype=dtype, endpoint=True)
+    if dtype.kind == "b":
+        return rng.integers(0, 2, count).astype(dtype)
+    limit = 4096 if dtype.itemsize >= 4 else 4
+    values = rng.integers(-limit, limit + 1, count)
+    if dtype.kind == "c":
+        return (values + 1j * rng.integers(-limit, limit + 1, count)).astype(dtype)
+    return values.astype(dtype)
+
+
+def expected(case: Case, source: Source) -> Host | None:
+    """What this rank's receive buffer (bcast: its only buffer) must hold; None where it receives nothing.
+
+    ``source(r)`` is rank r's whole input.
+    """
+    kind, rank, ranks, count = case.row.kind, case.rank, case.ranks, case.count
+    if kind == "bcast":
+        return source(case.root)
+    if case.row.rooted and kind != "scatter_root" and rank != case.root:
+        return None
+    if kind == "scatter_root":
+        return source(case.root)[rank * count : (rank + 1) * count]
+    if kind in ("gather_all", "gather_root"):
+        return np.concatenate([source(r) for r in range(ranks)])
+    if kind == "exchange":
+        return np.concatenate([source(r)[rank * count : (rank + 1) * count] for r in range(ranks)])
+    if kind == "barrier":
+        return None
+    total = source(0).copy()
+    for r in range(1, ranks):
+        total += source(r)
+    if kind == "reduce_scatter":
+        parts = shares(count, ranks, case.row.vector)
+        start = sum(parts[:rank])
+        return total[start : start + parts[rank]]
+    return total
+
+
+def complement(data: Host) -> Host:
+    """Every bit flipped: no element equals the original."""
+    return np.invert(np.ascontiguousarray(data).view(np.uint8)).view(data.dtype)
+
+
+def differences(got: Host, want: Host) -> npt.NDArray[np.intp]:
+    """Indices of elements whose bits differ, but that 0.0 and -0.0 are the same."""
+    if want.dtype.kind in "fc":
+        return np.flatnonzero(~(got == want))
+    size = want.dtype.itemsize
+    raw = np.ascontiguousarray(got).view(np.uint8).reshape(-1, size) != np.ascontiguousarray(want).view(
+        np.uint8
+    ).reshape(-1, size)
+    wrong = np.flatnonzero(raw.any(axis=1))
+    if want.dtype.kind == "V" and wrong.size:  # ml_dtypes: compare as numbers
+        wrong = wrong[~(got[wrong].astype(np.float64) == want[wrong].astype(np.float64))]
+    return wrong
+
+
+class Log:
+    """``-clog:DIR``: one file per rank with the first wrong elements of each failed call."""
+
+    def __init__(self, folder: str, bench: str, rank: int) -> None:
+        os.makedirs(folder, exist_ok=True)
+        self._path = os.path.join(folder, f"{bench}.rank{rank}.txt")
+
+    def write(self, size: int, iteration: int, what: str, wrong: npt.NDArray[np.intp], got: Host, want: Host) -> None:
+        with open(self._path, "a", encoding="utf-8") as file:
+            file.write(f"size {size} iteration {iteration} {what}: {wrong.size} of {want.size} elements wrong\n")
+            for i in wrong[:_SHOWN]:
+                file.write(f"  [{i}] got {got[i]} expected {want[i]}\n")
+
+
+@dataclass(slots=True)
+class Checker:
+    """Fills and checks the buffers of one case, iteration by iteration."""
+
+    case: Case
+    dtype: np.dtype[Any]
+    seed: int = 1
+    log: Log | None = None
+
+    def source(self, rank: int, iteration: int) -> Host:
+        """Rank ``rank``'s input."""
+        case = self.case
+        everything = case.row.kind in ("scatter_root", "exchange")
+        count = case.count * (case.ranks if everything else 1)
+        if case.row.kind == "reduce_scatter":
+            count = sum(shares(case.count, case.ranks, case.row.vector))
+        summed = case.ranks if case.row.reduces else None
+        return draw(self.dtype, count, self.seed, rank, iteration, summed)
+
+    def _expected(self, iteration: int) -> Host | None:
+        return expected(self.case, lambda r: self.source(r, iteration))
+
+    def load(self, buffers: Buffers, iteration: int) -> None:
+        """Write this rank's input and poison what the call is to write."""
+        case, want = self.case, self._expected(iteration)
+        mine = self.source(case.rank, iteration) if buffers.send else None
+        if case.row.kind == "bcast":
+            assert buffers.send is not None and want is not None
+            buffers.send.put(want if case.rank == case.root else complement(want))
+            return
+        if buffers.send is not None and mine is not None:
+            buffers.send.put(mine)
+        if buffers.recv is None or want is None:
+            return
+        poison = complement(want)
+        if case.sends_in_place and mine is not None:
+            if case.row.kind in ("gather_all", "gather_root"):
+                poison[case.rank * case.count : (case.rank + 1) * case.count] = mine
+            elif case.row.kind != "scatter_root":
+                poison = mine
+        buffers.recv.put(poison)
+
+    def wrong(self, buffers: Buffers, iteration: int) -> int:
+        """How many elements are not what they must be, an overrun counting as one."""
+        case, errors = self.case, 0
+        want = self._expected(iteration)
+        if case.row.kind == "bcast":
+            assert buffers.send is not None and want is not None
+            errors += self._compare(buffers.send, want, iteration, "buffer")
+        else:
+            if want is not None and buffers.recv is not None and not self._stays_put:
+                errors += self._compare(buffers.recv, want, iteration, "recvbuf")
+            if buffers.send is not None:
+                mine = self.source(case.rank, iteration)
+                errors += self._compare(buffers.send, mine, iteration, "sendbuf (must not change)")
+        blocks = [block for block in (buffers.send, buffers.recv) if block is not None]
+        return errors + sum(block.overrun() for block in blocks)
+
+    @property
+    def _stays_put(self) -> bool:
+        """An in-place scatter leaves the root's part in the send buffer."""
+        return self.case.row.kind == "scatter_root" and self.case.sends_in_place
+
+    def _compare(self, block: Block, want: Host, iteration: int, what: str) -> int:
+        got = block.get()[: want.size]
+        wrong = differences(got, want)
+        if wrong.size and self.log is not None:
+            self.log.write(self.case.count * self.dtype.itemsize, iteration, what, wrong, got, want)
+        return int(wrong.size)
