@@ -105,6 +105,8 @@ def make_plan(topology: Topology, call: Call, choice: Choice) -> Plan:
     if choice.fragments < 1:
         raise ValueError(f"{choice.fragments} fragments; at least one is needed")
     function = algorithms.find(call.collective, choice.algorithm)
+    if call.ranks == 1:  # nothing to communicate, whatever was chosen
+        function = algorithms.find(call.collective, "flat")
     scratch = algorithms.Scratch(call.ranks)
     pieces = (algorithms.Piece(k, choice.fragments, scratch) for k in range(choice.fragments))
     fragments = tuple(Fragment(stages) for stages in (function(topology, call, piece) for piece in pieces) if stages)

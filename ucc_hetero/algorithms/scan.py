@@ -24,7 +24,8 @@ def doubling(topology: Topology, ranks: Sequence[int], own: Sequence[Region], re
     """
     n = len(ranks)
     partial = list(own)
-    spare = [[piece.tmp(rank, recv.count) for _ in range(min(2, i.bit_length()))] for i, rank in enumerate(ranks)]
+    needed = [0, 1, *(min(2, i.bit_length() - 1) for i in range(2, n))]
+    spare = [[piece.tmp(rank, recv.count) for _ in range(needed[i])] for i, rank in enumerate(ranks)]
     out: list[list[Step]] = []
     distance, round_ = 1, 0
     while distance < n:
