@@ -149,11 +149,7 @@ class Cluster:
     def _connect(self) -> None:
         assert self._switch is not None
         emulated_host.configure(self._switch.pid, *self._switch_batches())
-        running = [
-            emulated_host.start_configuring(host.pid, *emulated_net.host_batches(host.layout)) for host in self.hosts
-        ]
-        for process in running:
-            emulated_host.finish_configuring(process)
+        emulated_host.configure_all({host.pid: emulated_net.host_batches(host.layout) for host in self.hosts})
 
     def _switch_batches(self) -> tuple[str, str]:
         pids = [str(host.pid) for host in self.hosts] or [f"<process of {host.name}>" for host in self.layout]
@@ -244,10 +240,14 @@ class Cluster:
     def set_rate(self, host: int, rate: str | float, link: int = 0) -> None:
         """Give a link of a host another rate, in both directions."""
         bits = emulated_net.parse_rate(rate)
-        where = self.layout[host].links[link]
+        old = self.layout[host].links[link]
+        if bits == old.rate:
+            return
         batch = emulated_net.reshape_batch(bits)
-        emulated_host.configure(self.hosts[host].pid, "", batch.format(device=where.name))
-        emulated_host.configure(self._switch_pid(), "", batch.format(device=where.port))
+        emulated_host.configure(self.hosts[host].pid, "", batch.format(device=old.name))
+        emulated_host.configure(self._switch_pid(), "", batch.format(device=old.port))
+        plan = emulated_net.with_rate(self.layout[host], link, bits)
+        self.layout = (*self.layout[:host], plan, *self.layout[host + 1 :])
 
     def set_link(self, host: int, up: bool, link: int = 0) -> None:
         """Pull a host's cable out of the switch, or put it back."""
@@ -291,7 +291,7 @@ def goodput(
             ends = cluster.layout[start].links[number], cluster.layout[end].links[number]
             rate = min((one.rate for one in ends if one.rate), default=16 * 10**9)
             timed = nbytes or max(1 << 22, rate // 32)
-            warm = min(timed, max(1 << 22, rate // 160))
+            warm = min(timed, max(1 << 20, rate // 160))
             port, total = str(_PORT + 10 * turn + number), str(timed + warm)
             probe = [sys.executable, "-I", "-S", str(_GOODPUT)]
             receiver = cluster.hosts[end].popen(

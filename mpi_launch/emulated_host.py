@@ -15,7 +15,7 @@ from typing import Any
 from . import emulated_net
 from .emulated_net import HostLayout
 
-__all__ = ["UNSHARE", "Host", "configure", "new_directory"]
+__all__ = ["UNSHARE", "Host", "configure", "configure_all", "new_directory"]
 
 #: Enter namespaces of one's own, as process 1 of them, all of which ends with this command.
 UNSHARE = [
@@ -218,26 +218,29 @@ class Host:
             self._process.stdout.close()
 
 
-def start_configuring(pid: int, ip: str, tc: str) -> subprocess.Popen[str]:
-    """Start an ``ip`` and a ``tc`` batch in the network namespace of a process."""
+def configure_all(batches: Mapping[int, tuple[str, str]]) -> None:
+    """Run an ``ip`` and a ``tc`` batch in the network namespace of each of the processes, all at once.
+
+    Raises ``RuntimeError`` with the tool's own message where one fails.
+    """
+    running = [_start_configuring(pid, *both) for pid, both in batches.items()]
+    outputs = [process.communicate()[0] for process in running]
+    failed = [output.strip() for process, output in zip(running, outputs, strict=True) if process.returncode]
+    if failed:
+        raise RuntimeError(f"cannot configure the emulated network: {'; '.join(failed)}")
+
+
+def configure(pid: int, ip: str, tc: str) -> None:
+    """Run an ``ip`` and a ``tc`` batch in the network namespace of one process; see `configure_all`."""
+    configure_all({pid: (ip, tc)})
+
+
+def _start_configuring(pid: int, ip: str, tc: str) -> subprocess.Popen[str]:
     steps = [f"{tool} -batch - <<'END'\n{batch}END\n" for tool, batch in (("ip", ip), ("tc", tc)) if batch]
-    script = "set -e\n" + "".join(steps)
     return subprocess.Popen(
-        ["nsenter", "--target", str(pid), "--net", "sh", "-c", script],
+        ["nsenter", "--target", str(pid), "--net", "sh", "-c", "set -e\n" + "".join(steps)],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
     )
-
-
-def finish_configuring(process: subprocess.Popen[str]) -> None:
-    """Wait for `start_configuring`. Raises ``RuntimeError`` with the tool's own message where it failed."""
-    output = process.communicate()[0]
-    if process.returncode:
-        raise RuntimeError(f"cannot configure the emulated network: {output.strip()}")
-
-
-def configure(pid: int, ip: str, tc: str) -> None:
-    """Run an ``ip`` and a ``tc`` batch in the network namespace of a process."""
-    finish_configuring(start_configuring(pid, ip, tc))

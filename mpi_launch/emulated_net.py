@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-__all__ = ["HostLayout", "Link", "layout", "parse_rate", "parse_rates"]
+__all__ = ["HostLayout", "Link", "layout", "parse_rate", "parse_rates", "with_rate"]
 
 MAX_HOSTS = 200
 MAX_LINKS = 8
@@ -167,6 +167,12 @@ def host_batches(host: HostLayout) -> tuple[str, str]:
     return "\n".join(ip) + "\n", "".join(tc)
 
 
+def with_rate(host: HostLayout, link: int, rate: int) -> HostLayout:
+    """Return the host with another rate (bits per second, 0: unlimited) on one of its links."""
+    changed = replace(host.links[link], rate=rate)
+    return replace(host, links=(*host.links[:link], changed, *host.links[link + 1 :]))
+
+
 def reshape_batch(rate: int) -> str:
-    """Return the ``tc`` line, with ``{device}`` to fill in, that gives either end of a link a new rate (0: none)."""
+    """Return the ``tc`` line, with ``{device}`` to fill in, that gives either end of a link another rate (0: none)."""
     return _shape("{device}", rate, "replace") if rate else "qdisc del dev {device} root\n"

@@ -1,0 +1,275 @@
+"""The emulated cluster is one: hosts are apart, links have their rate, mpirun works, and nothing is left behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from ucc_hetero.launch import emulate as emulate_module
+from ucc_hetero.launch.emulate import Cluster, Host, goodput
+
+KINDS = ("net", "ipc", "uts", "pid", "mnt")
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+
+#: A plain socket stays below a link's rate, by the frames' headers, but after a pause a full bucket lets it catch up.
+#: How far below depends on what else the machine is doing.
+ABOVE = 1.05
+
+ALLREDUCE = """
+import socket
+import numpy as np
+from mpi4py import MPI
+comm = MPI.COMM_WORLD
+data = np.full(1 << 18, comm.rank + 1.0, np.float32)
+comm.Allreduce(MPI.IN_PLACE, data)
+assert (data == comm.size * (comm.size + 1) / 2).all()
+names = comm.gather(socket.gethostname())
+if comm.rank == 0:
+    print(*names)
+"""
+
+
+def read(cluster: Cluster, host: int, *argv: str) -> str:
+    return cluster.run(argv, host=host, check=True).stdout.strip()
+
+
+def namespaces(cluster: Cluster, host: int) -> list[str]:
+    return read(cluster, host, "readlink", *(f"/proc/self/ns/{kind}" for kind in KINDS)).split()
+
+
+def inhabitants(wanted: Iterable[str]) -> list[str]:
+    """The processes of this machine that are in any of the given namespaces."""
+    found, wanted = [], set(wanted)
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            if wanted & {os.readlink(process / "ns" / kind) for kind in KINDS}:
+                found.append((process / "cmdline").read_text().replace("\0", " "))
+        except OSError:
+            continue  # it ended while we looked
+    return found
+
+
+def wait_until(condition: Callable[[], bool], what: str) -> None:
+    deadline = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < deadline, f"{what}: not within 20 s"
+        time.sleep(0.02)
+
+
+def running(cluster: Cluster, host: int) -> int:
+    """How many processes a host has, apart from its init and the one that counts."""
+    return len(read(cluster, host, "sh", "-c", "exec ls -d /proc/[0-9]*").split()) - 2
+
+
+def test_hosts_are_apart(cluster: Cluster) -> None:
+    own = [os.readlink(f"/proc/self/ns/{kind}") for kind in KINDS]
+    all_of_them = [*own, *namespaces(cluster, 0), *namespaces(cluster, 1)]
+    assert len(set(all_of_them)) == 3 * len(KINDS)
+
+    boot_ids = [read(cluster, host, "cat", str(BOOT_ID)) for host in (0, 1)]
+    assert boot_ids == [host.boot_id for host in cluster.hosts]
+    assert len({*boot_ids, BOOT_ID.read_text().strip()}) == 3
+
+    assert [read(cluster, host, "hostname") for host in (0, 1)] == ["node0", "node1"]
+    assert read(cluster, 1, "ls", "/sys/class/net").split() == ["eth0", "lo"]
+    read(cluster, 0, "touch", "/dev/shm/mark")
+    assert read(cluster, 1, "ls", "/dev/shm") == ""
+    assert not Path("/dev/shm/mark").exists()
+    assert read(cluster, 0, "getent", "ahostsv4", "node1").split()[0] == cluster.hosts[1].address
+
+
+def test_nothing_routes_out(cluster: Cluster) -> None:
+    assert read(cluster, 0, "ip", "-4", "route").split()[:3] == ["10.10.0.0/16", "dev", "eth0"]
+    assert "default" not in read(cluster, 0, "ip", "route")
+
+
+@pytest.mark.parametrize(("options", "rate"), [({"rate": "1gbit"}, 1e9), ({"rate": "1gbit,200mbit"}, 2e8)])
+def test_links_have_their_rate(emulate: Callable[..., Cluster], options: dict[str, str], rate: float) -> None:
+    cluster = emulate(hosts=2, **options)
+    for source, sink in ((0, 1), (1, 0)):
+        best = max(goodput(cluster, source, sink) for _ in range(3))
+        assert 0.8 * rate < best * 8 < ABOVE * rate
+
+
+def test_two_links_add_up(emulate: Callable[..., Cluster]) -> None:
+    cluster = emulate(hosts=2, links=2, rate="400mbit+200mbit")
+    assert read(cluster, 0, "ls", "/sys/class/net").split() == ["eth0", "eth1", "lo"]
+    both = max(goodput(cluster, link=None) for _ in range(3)) * 8
+    assert 0.8 * 6e8 < both < ABOVE * 6e8
+    assert goodput(cluster, link=1) * 8 < ABOVE * 2e8
+    assert goodput(cluster, link=None, both=True) * 8 < ABOVE * 6e8
+
+
+def test_rate_can_change(cluster: Cluster) -> None:
+    cluster.set_rate(1, "100mbit")
+    assert goodput(cluster) * 8 < ABOVE * 1e8
+    cluster.set_rate(1, "none")
+    assert goodput(cluster) * 8 > ABOVE * 1e8
+
+
+def test_mpirun(cluster: Cluster) -> None:
+    program = [sys.executable, "-c", ALLREDUCE]
+    assert cluster.mpirun(program, check=True).stdout.split() == ["node0", "node0", "node1", "node1"]
+    interleaved = cluster.mpirun(program, options=["--map-by", "node"], check=True)
+    assert interleaved.stdout.split() == ["node0", "node1", "node0", "node1"]
+
+
+def test_uneven_hosts(emulate: Callable[..., Cluster]) -> None:
+    cluster = emulate(hosts=3, slots=[2, 1, 1], links=2, rate="1gbit")
+    names = cluster.mpirun([sys.executable, "-c", ALLREDUCE], check=True).stdout.split()
+    assert names == ["node0", "node0", "node1", "node2"]
+
+
+def test_environment(emulate: Callable[..., Cluster], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ONLY_HERE", "x")
+    cluster = emulate(hosts=2, slots=1, env=[{"VENDOR": "a"}, {"VENDOR": "b"}])
+    script = "import mpi4py.MPI, os; print(*(os.environ.get(k) for k in ('VENDOR', 'GIVEN', 'ONLY_HERE')))"
+    lines = cluster.mpirun([sys.executable, "-c", script], env={"GIVEN": "y"}, check=True).stdout.splitlines()
+    # As over ssh: a remote host has its own variables and the exported ones, not those of whoever calls mpirun.
+    assert sorted(lines) == ["a y x", "b y None"]
+
+
+def test_status_and_output(cluster: Cluster) -> None:
+    failed = cluster.run(["sh", "-c", "echo out; echo err >&2; exit 7"], host=1)
+    assert (failed.returncode, failed.stdout, failed.stderr) == (7, "out\n", "err\n")
+    assert cluster.run(["sh", "-c", "kill -9 $$"]).returncode == 128 + 9
+    assert cluster.run(["/no/such/program"]).returncode == 127
+    script = "import mpi4py.MPI as m, sys; sys.exit(5 * (m.COMM_WORLD.rank == 3))"
+    assert cluster.mpirun([sys.executable, "-c", script]).returncode == 5
+    with pytest.raises(subprocess.CalledProcessError):
+        cluster.run(["false"], check=True)
+
+
+def test_timeout_ends_the_job(cluster: Cluster) -> None:
+    script = "from mpi4py import MPI; print(MPI.COMM_WORLD.rank, flush=True); import time; time.sleep(600)"
+    with pytest.raises(subprocess.TimeoutExpired):
+        cluster.mpirun([sys.executable, "-c", script], timeout=2)
+    for host in (0, 1):
+        wait_until(lambda host=host: running(cluster, host) == 0, "the ranks have ended")
+    assert cluster.mpirun([sys.executable, "-c", ALLREDUCE]).returncode == 0
+
+
+def test_signals_reach_the_command(cluster: Cluster) -> None:
+    ready = "trap 'echo caught; exit 3' INT; echo ready; while :; do sleep 0.05; done"
+    with cluster.hosts[1].popen(["sh", "-c", ready], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout.readline() == "ready\n"
+        process.send_signal(signal.SIGINT)
+        assert process.wait(10) == 3
+        assert process.stdout.read() == "caught\n"
+
+
+def test_killed_client_takes_its_command_along(cluster: Cluster) -> None:
+    with cluster.hosts[1].popen(["sh", "-c", "echo ready; sleep 600"], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout.readline() == "ready\n"
+        process.kill()
+    wait_until(lambda: running(cluster, 1) == 0, "the command has ended")
+
+
+def test_two_clusters_at_once(emulate: Callable[..., Cluster]) -> None:
+    pair = [emulate(hosts=2), emulate(hosts=2)]
+    assert not set(namespaces(pair[0], 0)) & set(namespaces(pair[1], 0))
+    with ThreadPoolExecutor() as pool:
+        results = list(pool.map(lambda one: one.mpirun([sys.executable, "-c", ALLREDUCE]), pair))
+    assert [(result.returncode, len(result.stdout.split())) for result in results] == [(0, 4), (0, 4)]
+
+
+def test_a_host_that_is_down(cluster: Cluster) -> None:
+    cluster.power_off(1)
+    result = cluster.mpirun([sys.executable, "-c", ALLREDUCE], timeout=20)
+    assert result.returncode != 0
+    assert "node1" in result.stdout + result.stderr
+    assert cluster.run(["true"], host=1).returncode == 255
+    assert cluster.run(["true"], host=0).returncode == 0
+
+
+def test_a_cable_that_is_out(cluster: Cluster) -> None:
+    reach = [sys.executable, "-c", "import socket; socket.create_connection(('node1', 9), 0.5)"]
+    assert "ConnectionRefusedError" in cluster.run(reach).stderr
+    cluster.set_link(1, False)
+    assert "ConnectionRefusedError" not in cluster.run(reach).stderr
+    cluster.set_link(1, True)
+    assert "ConnectionRefusedError" in cluster.run(reach).stderr
+
+
+def links_of_this_machine() -> list[str]:
+    return sorted(os.listdir("/sys/class/net"))
+
+
+def test_nothing_remains(emulate: Callable[..., Cluster]) -> None:
+    before = links_of_this_machine()
+    cluster = emulate(hosts=3, links=2)
+    assert links_of_this_machine() == before, "the cluster's interfaces are its own"
+    switch = os.readlink(f"/proc/{cluster._switch_pid()}/ns/net")
+    spaces = [switch, *(space for host in range(3) for space in namespaces(cluster, host))]
+    directory = cluster.directory
+    left_running = cluster.hosts[2].popen(["sh", "-c", "setsid sleep 600 & sleep 600"])
+    wait_until(lambda: running(cluster, 2) >= 2, "something runs")
+    assert inhabitants(spaces)
+    cluster.close()
+    assert left_running.wait(10) == 255
+    assert inhabitants(spaces) == []
+    assert not directory.exists()
+    assert links_of_this_machine() == before
+    cluster.close()
+
+
+OWNER = """
+import os, signal, sys
+from ucc_hetero.launch.emulate import Cluster
+cluster = Cluster(hosts=2).start()
+cluster.hosts[1].popen(["sleep", "600"])
+print(cluster.directory, *(os.readlink(f"/proc/{host.pid}/ns/net") for host in cluster.hosts), flush=True)
+if sys.argv[1] == "kill":
+    os.kill(os.getpid(), signal.SIGKILL)
+elif sys.argv[1] == "raise":
+    raise RuntimeError("a bug in the program")
+"""
+
+
+@pytest.mark.parametrize("end", ["kill", "raise", "forget"])
+def test_nothing_remains_when_the_owner_dies(emulate: Callable[..., Cluster], end: str) -> None:
+    owner = subprocess.run([sys.executable, "-c", OWNER, end], capture_output=True, text=True, timeout=60, check=False)
+    directory, *spaces = owner.stdout.split()
+    assert owner.returncode == {"kill": -signal.SIGKILL, "raise": 1, "forget": 0}[end]
+    wait_until(lambda: not inhabitants(spaces) and not Path(directory).exists(), "the cluster has gone")
+
+
+def test_failed_start_leaves_nothing(emulate: Callable[..., Cluster], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(emulate_module.emulated_net, "host_batches", lambda host: ("link set dev nowhere up\n", ""))
+    pids: list[int] = []
+    come_up = Host.wait_until_up
+    monkeypatch.setattr(Host, "wait_until_up", lambda self: (come_up(self), pids.append(self.pid)))
+    with pytest.raises(RuntimeError, match="nowhere"):
+        emulate(hosts=2)
+    assert len(pids) == 2
+    assert not [pid for pid in pids if Path(f"/proc/{pid}").exists()]
+
+
+def test_command_line(emulate: Callable[..., Cluster]) -> None:
+    tool = [sys.executable, "-m", "ucc_hetero.launch.emulate", "--hosts", "2", "--slots", "1,1", "--goodput"]
+    words = [*tool, "--", "mpirun", "-np", "2", sys.executable, "-c", ALLREDUCE]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout) == (0, "node0 node1\n"), done.stderr
+    assert "node0 -> node1: " in done.stderr
+    done = subprocess.run([*tool, "--", "sh", "-c", "exit 9"], capture_output=True, timeout=60, check=False)
+    assert done.returncode == 9
+
+
+def test_kept_until_interrupted(emulate: Callable[..., Cluster]) -> None:
+    tool = [sys.executable, "-m", "ucc_hetero.launch.emulate", "--keep", "--", "true"]
+    with subprocess.Popen(tool, stderr=subprocess.PIPE, text=True, start_new_session=True) as process:
+        told = process.stderr.readline()
+        agent = told.split()[-2]
+        inside = subprocess.run([agent, "node1", "hostname"], capture_output=True, text=True, timeout=20, check=False)
+        assert inside.stdout == "node1\n"
+        process.send_signal(signal.SIGINT)
+        assert process.wait(20) == 0
+    assert not Path(agent).exists()
