@@ -1,6 +1,37 @@
 """The algorithms: one module per collective, functions (topology, call, piece) -> stages, registered by decorator."""
 
-from ucc_hetero.algorithms import allreduce, flat, scan
+from ucc_hetero.algorithms import (
+    allgather,
+    allreduce,
+    alltoall,
+    barrier,
+    bcast,
+    flat,
+    gather,
+    reduce,
+    reduce_scatter,
+    scan,
+    scatter,
+)
 from ucc_hetero.algorithms.registry import Algorithm, Piece, Scratch, Stages, algorithm, find, names
 
-__all__ = ["Algorithm", "Piece", "Scratch", "Stages", "algorithm", "allreduce", "find", "flat", "names", "scan"]
+__all__ = [
+    "Algorithm",
+    "Piece",
+    "Scratch",
+    "Stages",
+    "algorithm",
+    "allgather",
+    "allreduce",
+    "alltoall",
+    "barrier",
+    "bcast",
+    "find",
+    "flat",
+    "gather",
+    "names",
+    "reduce",
+    "reduce_scatter",
+    "scan",
+    "scatter",
+]

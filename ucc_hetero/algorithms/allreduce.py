@@ -11,6 +11,7 @@ from itertools import pairwise
 
 from ucc_hetero.algorithms.parts import (
     Segment,
+    dense,
     each,
     native_allgather,
     native_reduce_scatter,
@@ -92,8 +93,8 @@ def split_rail(topology: Topology, call: Call, piece: Piece) -> Stages:
     if not parts:
         return ()
     sources = _sources(topology)
-    inside = [s for island in topology.islands for s in native_reduce_scatter(island, parts, "send", "recv")]
-    outside = [s for island in topology.islands for s in native_allgather(island, parts, "recv", "recv")]
+    inside = [s for island in topology.islands for s in native_reduce_scatter(island, parts, dense("recv"))]
+    outside = [s for island in topology.islands for s in native_allgather(island, parts, dense("recv"))]
     if len(sources) == 1:
         return stages(inside, outside)
     if len(sources) == 2:

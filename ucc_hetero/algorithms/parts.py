@@ -7,30 +7,40 @@ and size, one-rank islands and unequal links need no case of their own.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
-from ucc_hetero.algorithms.registry import Stages
-from ucc_hetero.collectives import Block
+from ucc_hetero.algorithms.registry import Piece, Stages
+from ucc_hetero.collectives import Block, Shape
 from ucc_hetero.plan import Blocks, Operand, Region, Step
 from ucc_hetero.topology import Island, Topology
 
 __all__ = [
     "Division",
+    "Place",
     "Segment",
+    "Window",
     "copy",
+    "dense",
     "divide",
     "each",
+    "island_blocks",
+    "island_segments",
     "link",
     "merge",
     "message",
     "native_allgather",
     "native_reduce_scatter",
+    "one_each",
     "only",
+    "rails",
     "region",
+    "rounds",
     "segments",
     "shares",
+    "shifted",
     "stages",
     "step",
     "without",
@@ -197,33 +207,95 @@ def shares(island: Island, parts: Sequence[Segment]) -> list[list[Block]]:
     return [merge(blocks) for blocks in mine.values()]
 
 
-def _rounds(island: Island, parts: Sequence[Segment]) -> Iterable[list[Block]]:
-    """Each rank's shares, one per round; a rank that has fewer brings nothing to the later rounds."""
-    owned = shares(island, parts)
+def rounds(owned: Sequence[Sequence[Block]]) -> Iterable[list[Block]]:
+    """Members' lists of blocks, one of each member per round; who has fewer brings nothing to the later rounds."""
     for i in range(max(map(len, owned))):
         yield [blocks[i] if i < len(blocks) else Block(0, 0) for blocks in owned]
+
+
+# --- where ranks keep what they own -----------------------------------------------------------------------------------
+
+#: (rank, block of the dense buffer) -> where that rank keeps it. What is empty may be anywhere.
+Place = Callable[[int, Block], Region]
+
+
+def dense(buffer: str) -> Place:
+    """At its own place in ``send`` or ``recv``."""
+    return lambda rank, block: Region(buffer, block.offset, block.count)
+
+
+def shifted(buffer: str, start: Callable[[int], int]) -> Place:
+    """In a buffer that begins at element ``start(rank)`` of the dense one (a rank's own block)."""
+    return lambda rank, block: Region(buffer, block.offset - start(rank) if block.count else 0, block.count)
+
+
+class Window:
+    """Scratch for some blocks of the dense buffer, one after the other."""
+
+    def __init__(self, piece: Piece, rank: int, blocks: Sequence[Block]) -> None:
+        self.blocks = sorted(blocks, key=lambda block: block.offset)
+        self.at = [piece.tmp(rank, block.count).offset for block in self.blocks]
+        self.starts = [block.offset for block in self.blocks]
+
+    def __call__(self, block: Block) -> Region:
+        if not block.count:
+            return Region("tmp", 0, 0)
+        i = bisect_right(self.starts, block.offset) - 1
+        return Region("tmp", self.at[i] + block.offset - self.starts[i], block.count)
 
 
 # --- native steps over shares -----------------------------------------------------------------------------------------
 
 
-def native_reduce_scatter(island: Island, parts: Sequence[Segment], src: str, dst: str) -> list[Step]:
-    """Reduce the segments inside an island; each rank gets what it owns, at the same place of buffer ``dst``."""
+def native_reduce_scatter(island: Island, parts: Sequence[Segment], dst: Place) -> list[Step]:
+    """Reduce the segments of ``send`` inside an island; each rank gets what it owns, where ``dst`` says."""
     if island.size == 1:
         return []
     out = []
-    for blocks in _rounds(island, parts):
-        mine = tuple(region(dst, block) for block in blocks)
-        out.append(Step("reduce_scatter", island.ranks, "native", (each(src, blocks),) * island.size, mine))
+    for blocks in rounds(shares(island, parts)):
+        mine = tuple(dst(rank, block) for rank, block in zip(island.ranks, blocks, strict=True))
+        out.append(Step("reduce_scatter", island.ranks, "native", (each("send", blocks),) * island.size, mine))
     return out
 
 
-def native_allgather(island: Island, parts: Sequence[Segment], src: str, dst: str) -> list[Step]:
-    """Each rank of an island brings what it owns of the segments and gets all of them, at the same places."""
+def native_allgather(island: Island, parts: Sequence[Segment], src: Place) -> list[Step]:
+    """Each rank of an island brings what it owns of the segments and gets all of them in ``recv``."""
     if island.size == 1:
         return []
     out = []
-    for blocks in _rounds(island, parts):
-        mine = tuple(region(src, block) for block in blocks)
-        out.append(Step("allgather", island.ranks, "native", mine, (each(dst, blocks),) * island.size))
+    for blocks in rounds(shares(island, parts)):
+        mine = tuple(src(rank, block) for rank, block in zip(island.ranks, blocks, strict=True))
+        out.append(Step("allgather", island.ranks, "native", mine, (each("recv", blocks),) * island.size))
     return out
+
+
+# --- blocks of many ranks ---------------------------------------------------------------------------------------------
+
+
+def island_blocks(island: Island, shape: Shape, piece: Piece) -> list[Block]:
+    """This fragment's slice of the block of each rank of an island."""
+    return [piece.cut(shape.own(rank)) for rank in island.ranks]
+
+
+def island_segments(topology: Topology, shape: Shape, piece: Piece) -> list[list[Segment]]:
+    """For each island the segments of its ranks' blocks; the owner inside the island is the block's rank."""
+    out = []
+    for island in topology.islands:
+        blocks = island_blocks(island, shape, piece)
+        ends = accumulate(block.count for block in blocks)
+        out.append(segments(topology, blocks, {island.index: list(zip(ends, island.ranks, strict=True))}))
+    return out
+
+
+def rails(by_island: Sequence[Sequence[Segment]]) -> dict[tuple[int, ...], list[tuple[int, Block]]]:
+    """Owners -> (the island that the data belongs to, block), for the segments of all islands."""
+    out: dict[tuple[int, ...], list[tuple[int, Block]]] = {}
+    for index, parts in enumerate(by_island):
+        for part in parts:
+            out.setdefault(part.owners, []).append((index, Block(part.offset, part.count)))
+    return out
+
+
+def one_each(owners: Sequence[int], blocks: Sequence[tuple[int, Block]]) -> bool:
+    """Whether a rail carries exactly one block of each island, so that one collective step moves them all."""
+    return [index for index, _ in blocks] == list(range(len(owners)))

@@ -1,0 +1,106 @@
+"""allgather and allgatherv: every rank gets the blocks of all ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ucc_hetero.algorithms.parts import (
+    Segment,
+    copy,
+    dense,
+    each,
+    island_blocks,
+    island_segments,
+    merge,
+    native_allgather,
+    one_each,
+    only,
+    rails,
+    region,
+    rounds,
+    shifted,
+    stages,
+    without,
+)
+from ucc_hetero.algorithms.registry import Piece, Stages, algorithm
+from ucc_hetero.collectives import Call, Shape
+from ucc_hetero.plan import Step
+from ucc_hetero.topology import Topology
+
+__all__: list[str] = []
+
+_BOTH = ("allgather", "allgatherv")
+
+
+@algorithm(_BOTH, "tree")
+def tree(topology: Topology, call: Call, piece: Piece) -> Stages:
+    """Gather to a leader in each island, allgather between the leaders, broadcast in each island.
+
+    Stages: 3. Each island's blocks cross the bridge once to every other island.
+    """
+    shape = Shape(call)
+    blocks = [island_blocks(island, shape, piece) for island in topology.islands]
+    runs = merge(sorted((b for of in blocks for b in of), key=lambda block: block.offset))
+    own = shifted("send", lambda rank: shape.own(rank).offset)
+    inside, last = [], []
+    for island, of in zip(topology.islands, blocks, strict=True):
+        if island.size == 1 or not runs:
+            continue
+        if any(block.count for block in of):
+            src = tuple(own(rank, block) for rank, block in zip(island.ranks, of, strict=True))
+            inside.append(Step("gather", island.ranks, "native", src, only(0, island.size, each("recv", of)), 0))
+        for at in (region("recv", run) for run in runs):
+            last.append(Step("bcast", island.ranks, "native", only(0, island.size, at), without(0, island.size, at), 0))
+    across = []
+    if not topology.flat:
+        leaders = tuple(island.ranks[0] for island in topology.islands)
+        for mine in rounds([merge(of) for of in blocks]):
+            places = [own if island.size == 1 else dense("recv") for island in topology.islands]
+            src = tuple(place(rank, b) for place, rank, b in zip(places, leaders, mine, strict=True))
+            across.append(Step("allgather", leaders, "bridge", src, (each("recv", mine),) * len(leaders)))
+    return stages(inside, across, last)
+
+
+@algorithm(_BOTH, "split_rail")
+def split_rail(topology: Topology, call: Call, piece: Piece) -> Stages:
+    """Each island's blocks cross to every other island, spread over its ranks, and are allgathered there.
+
+    Stages: 2. Every island receives the blocks of the others over the bridge once, each rank its share; between islands
+    of equal size each rail is one allgather.
+    """
+    shape = Shape(call)
+    by_island = island_segments(topology, shape, piece)
+    own = shifted("send", lambda rank: shape.own(rank).offset)
+    across: list[Step] = []
+    settled = [0] * call.ranks  # elements of each rank's own block that a rail has put into recv
+    for owners, blocks in rails(by_island).items() if not topology.flat else ():
+        if one_each(owners, blocks):
+            for i, block in blocks:
+                settled[owners[i]] += block.count
+            src = tuple(own(owners[i], block) for i, block in blocks)
+            dst = each("recv", [block for _, block in blocks])
+            across.append(Step("allgather", owners, "bridge", src, (dst,) * len(owners)))
+            continue
+        for i, block in blocks:
+            to = without(i, len(owners), region("recv", block))
+            across.append(Step("bcast", owners, "bridge", only(i, len(owners), own(owners[i], block)), to, i))
+    last = [s for parts in _foreign(topology, by_island) for s in parts]
+    for island, parts in zip(topology.islands, by_island, strict=True):
+        if island.size > 1:
+            last += native_allgather(island, parts, own)
+            continue
+        rank = island.ranks[0]
+        block = piece.cut(shape.own(rank))
+        if settled[rank] != block.count:
+            last += copy(rank, own(rank, block), region("recv", block))
+    return stages(across, last)
+
+
+def _foreign(topology: Topology, by_island: Sequence[Sequence[Segment]]) -> list[list[Step]]:
+    """Allgathers, in every island, of what came from each other island."""
+    return [
+        native_allgather(island, parts, dense("recv"))
+        for index, parts in enumerate(by_island)
+        for island in topology.islands
+        if island.index != index and parts
+    ]

@@ -1,0 +1,118 @@
+"""alltoall and alltoallv: every rank sends every rank a block."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from ucc_hetero.algorithms.parts import copy, each, merge, message, region, stages
+from ucc_hetero.algorithms.registry import Piece, Stages, algorithm
+from ucc_hetero.collectives import Block, Call, Shape
+from ucc_hetero.plan import Operand, Region, Step
+from ucc_hetero.topology import Island, Topology
+
+__all__: list[str] = []
+
+
+class _Bundle(NamedTuple):
+    """What one rank sends to one other island, at the rank there that hands it out."""
+
+    sender: int
+    at: Region
+    counts: list[int]
+
+    def regions(self) -> list[Block]:
+        """The part of each rank of the island, one after the other."""
+        out, at = [], self.at.offset
+        for n in self.counts:
+            out.append(Block(at, n))
+            at += n
+        return out
+
+
+@algorithm(("alltoall", "alltoallv"), "split_rail")
+def split_rail(topology: Topology, call: Call, piece: Piece) -> Stages:
+    """Each rank sends all that an island wants from it to one rank there in one message, which hands it out.
+
+    Stages: 2, and one of copies before where an island's ranks are not consecutive. Every byte crosses the bridge once,
+    in P * (m-1) messages rather than nearly P * P for m islands. The senders of an island are spread evenly over the
+    ranks of the other.
+    """
+    shape = Shape(call)
+    pack: list[Step] = []
+    across: list[Step] = []
+    last: list[Step] = []
+    for island in topology.islands:
+        across += _inside(island, shape, piece)
+        for other in topology.islands:
+            if other is island:
+                continue
+            held: list[list[_Bundle]] = [[] for _ in range(other.size)]
+            for p, sender in enumerate(island.ranks):
+                q = p * other.size // island.size
+                steps, bundle = _send(topology, shape, piece, sender, other, other.ranks[q])
+                pack += steps[0]
+                across += steps[1]
+                held[q].append(bundle)
+            last += _hand_out(other, held, shape, piece)
+    return stages(pack, across, last)
+
+
+def _inside(island: Island, shape: Shape, piece: Piece) -> list[Step]:
+    """The exchange among an island's own ranks."""
+    ranks = island.ranks
+    src = [[piece.cut(shape.send(rank, peer)) for peer in ranks] for rank in ranks]
+    dst = [[piece.cut(shape.recv(rank, peer)) for peer in ranks] for rank in ranks]
+    if island.size == 1:
+        return copy(ranks[0], region("send", src[0][0]), region("recv", dst[0][0]))
+    if not any(block.count for blocks in src for block in blocks):
+        return []
+    return [
+        Step(
+            "alltoall",
+            ranks,
+            "native",
+            tuple(each("send", blocks) for blocks in src),
+            tuple(each("recv", blocks) for blocks in dst),
+        )
+    ]
+
+
+def _send(
+    topology: Topology, shape: Shape, piece: Piece, sender: int, island: Island, to: int
+) -> tuple[tuple[list[Step], list[Step]], _Bundle]:
+    """Send what ``island`` wants of ``sender`` to ``to``: steps that pack, that send, and what then lies there."""
+    blocks = [piece.cut(shape.send(sender, rank)) for rank in island.ranks]
+    total = sum(block.count for block in blocks)
+    runs = merge(blocks)
+    pack: list[Step] = []
+    if len(runs) > 1:
+        src = piece.tmp(sender, total)
+        at = src.offset
+        for run in runs:
+            pack += copy(sender, region("send", run), Region("tmp", at, run.count))
+            at += run.count
+    else:
+        src = region("send", runs[0]) if runs else Region("tmp", 0, 0)
+    dst = region("recv", piece.cut(shape.recv(to, sender))) if island.size == 1 else piece.tmp(to, total)
+    return (pack, message(topology, sender, to, src, dst)), _Bundle(sender, dst, [block.count for block in blocks])
+
+
+def _hand_out(island: Island, held: Sequence[Sequence[_Bundle]], shape: Shape, piece: Piece) -> list[Step]:
+    """Exchanges in an island, one bundle of each rank at a time, that bring bundles to where they belong."""
+    if island.size == 1:
+        return []
+    out = []
+    for i in range(max(map(len, held))):
+        bundles = [of[i] if i < len(of) else None for of in held]
+        if not any(bundle.at.count for bundle in bundles if bundle):
+            continue
+        src: list[Operand] = []
+        for bundle in bundles:
+            src.append(each("tmp", bundle.regions() if bundle else [Block(0, 0)] * island.size))
+        dst: list[Operand] = []
+        for rank in island.ranks:
+            blocks = [piece.cut(shape.recv(rank, b.sender)) if b else Block(0, 0) for b in bundles]
+            dst.append(each("recv", blocks))
+        out.append(Step("alltoall", island.ranks, "native", tuple(src), tuple(dst)))
+    return out
