@@ -1,7 +1,11 @@
-"""Emulated clusters for tests: the fixtures ``cluster`` (two hosts) and ``emulate`` (any), skipped where impossible."""
+"""Emulated clusters for tests, skipped where impossible: fixtures ``cluster``, ``emulate`` and ``ssh_cluster``."""
 
 from __future__ import annotations
 
+import shutil
+import subprocess
+import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -38,3 +42,61 @@ def emulate(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Cluster]]
 def cluster(emulate: Callable[..., Cluster]) -> Cluster:
     """Two hosts of two slots, joined by links of 4 Gbit/s."""
     return emulate(hosts=2, slots=2, rate="4gbit")
+
+
+SSHD = """
+Port 22
+HostKey {keys}/host
+AuthorizedKeysFile {keys}/user.pub
+StrictModes no
+UsePAM no
+PidFile none
+PermitRootLogin prohibit-password
+SetEnv {env}
+"""
+
+SSH = """
+Host *
+  IdentityFile {keys}/user
+  IdentitiesOnly yes
+  StrictHostKeyChecking no
+  UserKnownHostsFile /dev/null
+  LogLevel ERROR
+  BatchMode yes
+  ConnectTimeout 5
+"""
+
+#: sshd wants this folder; a host has a /run of its own, as real ones do.
+START_SSHD = "mount -t tmpfs tmpfs /run && mkdir /run/sshd && exec {sshd} -D -e -f {config}"
+
+KNOCK = "import socket, sys; socket.create_connection((sys.argv[1], 22), 1)"
+
+
+@pytest.fixture
+def ssh_cluster(emulate: Callable[..., Cluster], tmp_path: Path) -> Iterator[Cluster]:
+    """Two hosts of two slots that are reached through OpenSSH, with keys of their own in ``tmp_path/keys``."""
+    sshd = shutil.which("sshd", path="/usr/sbin:/usr/local/sbin")
+    if sshd is None or shutil.which("ssh") is None:
+        pytest.skip("no sshd: install openssh-server")
+    keys = tmp_path / "keys"
+    keys.mkdir()
+    for name in ("host", "user"):
+        words = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", name, "-f", str(keys / name)]
+        subprocess.run(words, check=True)
+    (keys / "ssh_config").write_text(SSH.format(keys=keys))
+    cluster = emulate(hosts=2, slots=2, launch_agent=f"ssh -F {keys / 'ssh_config'}")
+    with ExitStack() as servers:
+        for host in cluster.hosts:
+            config = keys / f"{host.name}.sshd"
+            env = " ".join(f"{name}={value}" for name, value in host.env.items() if " " not in value)
+            config.write_text(SSHD.format(keys=keys, env=env))
+            start = ["sh", "-c", START_SSHD.format(sshd=sshd, config=config)]
+            log = servers.enter_context((keys / f"{host.name}.log").open("w"))
+            servers.enter_context(host.popen(start, stderr=log))
+        # Before the servers' own, which wait for them.
+        servers.callback(cluster.close)
+        for host in cluster.hosts:
+            deadline = time.monotonic() + 10
+            while cluster.run([sys.executable, "-I", "-S", "-c", KNOCK, host.name]).returncode:
+                assert time.monotonic() < deadline, (keys / f"{host.name}.log").read_text()
+        yield cluster

@@ -199,6 +199,13 @@ def test_a_cable_that_is_out(cluster: Cluster) -> None:
     assert "ConnectionRefusedError" in cluster.run(reach).stderr
 
 
+def test_mpirun_through_real_ssh(ssh_cluster: Cluster) -> None:
+    agent = ssh_cluster.hosts[0].env["PRTE_MCA_plm_ssh_agent"].split()
+    assert read(ssh_cluster, 0, *agent, "node1", "hostname") == "node1"
+    result = ssh_cluster.mpirun([sys.executable, "-c", ALLREDUCE], check=True)
+    assert result.stdout.split() == ["node0", "node0", "node1", "node1"]
+
+
 def links_of_this_machine() -> list[str]:
     return sorted(os.listdir("/sys/class/net"))
 
