@@ -17,6 +17,7 @@ PACKAGE = ROOT / "ucc_hetero"
 #: Layer of each module or subpackage of ucc_hetero. A module imports from its own layer and from lower ones.
 LAYERS = {
     # The vocabulary: part of the pure core, and below everything, because all layers speak it.
+    "_version": -1,
     "types": -1,
     "errors": -1,
     "env": -1,
@@ -42,6 +43,9 @@ LAYERS = {
     "ucx": 4,
     "agreement": 4,
     "liveness": 4,
+    "ops": 5,
+    "binding": 5,
+    "runner": 5,
     "comm": 5,
     "request": 5,
     "rma": 5,
