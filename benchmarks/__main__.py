@@ -9,7 +9,7 @@ import traceback
 from collections.abc import Callable, Sequence
 
 from .options import BadUsage, HelpWanted, Options, VersionWanted, help_text, parse
-from .peers import NotOffered, open_world
+from .peers import NotOffered, open_world, prepare
 from .table import BENCHES, VERSION, Bench
 
 __all__ = ["main"]
@@ -89,6 +89,7 @@ def _benchmark(bench: Bench, options: Options, command: list[str]) -> int:
 
     if bench.family == "startup":
         return startup.run(bench, options, command)
+    prepare((options.backend, *options.peers))
     world = open_world(options.session)
     status = runner.run(bench, options, world, command)
     world.close()

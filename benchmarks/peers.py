@@ -8,7 +8,8 @@ they are the same whatever is measured.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +19,7 @@ import numpy.typing as npt
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-__all__ = ["NotOffered", "Peer", "World", "open_peer", "open_world"]
+__all__ = ["NotOffered", "Peer", "World", "open_peer", "open_world", "prepare"]
 
 
 class NotOffered(Exception):
@@ -93,6 +94,16 @@ class World:
         return next((text for text in self.comm.allgather(message) if text), None)
 
 
+def prepare(names: Iterable[str]) -> None:
+    """Load our UCX before MPI brings another one under the same name; to be called before ``open_world``.
+
+    A library that is not there is reported by ``open_peer``.
+    """
+    if {"ours", "ucc"} & set(names):
+        with suppress(ImportError):
+            importlib.import_module("ucc_hetero.native").preload_ucx()
+
+
 def open_world(session: bool = False) -> World:
     """Initialise MPI: MPI_Init at import of mpi4py.MPI, or with ``session`` an MPI-4 session's world."""
     import mpi4py
@@ -138,11 +149,10 @@ def _mpi4py(world: World) -> Peer:
 
 def _ucc(world: World) -> Peer:
     try:
-        raw = importlib.import_module("ucc_hetero.ucc")
+        comm = importlib.import_module(".ucc_peer", __package__).RawComm(world)
     except ImportError as why:
         raise NotOffered(f"peer 'ucc': {why}") from why
-    comm = raw.Team(world.comm)
-    return Peer("ucc", comm, raw.IN_PLACE, raw.SUM, comm.Free)
+    return Peer("ucc", comm, comm.IN_PLACE, comm.SUM, comm.Free)
 
 
 def _torch(backend: str) -> Callable[[World], Peer]:

@@ -8,7 +8,7 @@ from time import perf_counter
 from .files import header, write_json
 from .options import Options
 from .output import init_line, osu_preamble
-from .peers import open_peer, open_world
+from .peers import open_peer, open_world, prepare
 from .table import Bench
 
 __all__ = ["run"]
@@ -21,6 +21,7 @@ def run(bench: Bench, options: Options, command: list[str]) -> int:
     mpi4py.rc.initialize = False
     from mpi4py import MPI
 
+    prepare([options.backend])
     start = perf_counter()
     world = open_world(options.session)
     mpi_ms = (perf_counter() - start) * 1e3

@@ -45,13 +45,13 @@ class Overlap:
     percent: float
 
 
-def sizes(least: int, most: int, itemsize: int) -> Iterator[int]:
+def sizes(least: int, most: int, itemsize: int, factor: int = 2) -> Iterator[int]:
     """OSU's message sizes: doubled from ``least`` to ``most`` bytes, without those below one element."""
     size = max(least, 1)
     while size <= most:
         if size >= itemsize:
             yield size
-        size *= 2
+        size *= factor
 
 
 def osu_percentile(samples: Floats, percentile: int) -> float:

@@ -1,0 +1,352 @@
+"""``python -m ucc_hetero.bench compare``: ours, mpi4py and raw UCC in one process start, side by side.
+
+Each round measures every series once, in turn, so that whatever disturbs the machine disturbs all of them; the
+ratios come from rounds drawn in pairs. One sample is the mean of back-to-back calls that together take about a
+millisecond. Results are checked against numpy before anything is timed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from time import perf_counter, sleep
+from typing import Any, NoReturn
+
+import numpy as np
+import numpy.typing as npt
+
+from .calls import Case, Pool, bind, longest, persistent
+from .files import header, write_json
+from .memory import dtype_of, open_memory
+from .meanings import PEERS, number
+from .options import BadUsage, HelpWanted
+from .peers import NotOffered, Peer, World, open_peer, open_world, prepare
+from .session import Progress
+from .stats import NOISY, Interval, ratio, relative_spread, sizes, verdict
+from .table import COLLECTIVES
+from .validate import Checker
+
+__all__ = ["run"]
+
+#: What one sample should take, and the most calls in it.
+_SAMPLE_SECONDS, _MOST_CALLS = 1e-3, 2000
+_STARTS = 5
+_LAUNCHER = ("OMPI_", "PMIX_", "PRTE_", "PMI_", "HYDI_", "HYDRA_")
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """One line of the comparison: whose call, in which form."""
+
+    peer: Peer
+    form: str  # "blocking" or "persistent"
+
+    @property
+    def label(self) -> str:
+        return self.peer.name + ("*" if self.form == "persistent" else "")
+
+
+@dataclass(slots=True)
+class Bound:
+    """A series ready to be timed at one size."""
+
+    series: Series
+    call: Callable[[], Any]
+    release: Callable[[], None]
+    calls: int = 1
+
+
+class _Parser(argparse.ArgumentParser):
+    """Raises instead of exiting, so that all ranks leave together."""
+
+    def error(self, message: str) -> NoReturn:
+        raise BadUsage(f"compare: {message}; --help lists the options")
+
+
+def _arguments(words: Sequence[str]) -> argparse.Namespace:
+    parser = _Parser(prog="python -m ucc_hetero.bench compare", description=__doc__, add_help=False)
+    parser.add_argument("-h", "--help", action="store_true", help="print this help")
+    parser.add_argument("-m", "--message-size", default="8:16M", metavar="MIN:MAX", help="sizes in bytes (8:16M)")
+    parser.add_argument("-r", "--rounds", default="30", help="rounds (30)")
+    parser.add_argument("-T", "--type", default="float32", help="dtype (float32)")
+    parser.add_argument("--step", default="2", help="factor between sizes (2)")
+    parser.add_argument("--collective", default="allreduce", choices=sorted(set(COLLECTIVES) - {"barrier"}))
+    parser.add_argument("--peers", default="ours,mpi4py,ucc", help="the first is what the others are compared with")
+    parser.add_argument("--no-start-up", action="store_true", help="skip the times of import and creation")
+    parser.add_argument("--json", metavar="FILE", help="also write everything to this file")
+    found = parser.parse_args(list(words))
+    if found.help:
+        if int(os.environ.get("OMPI_COMM_WORLD_RANK", os.environ.get("PMI_RANK", "0"))) == 0:
+            parser.print_help()
+        raise HelpWanted
+    try:
+        low, _, high = found.message_size.rpartition(":")
+        found.least, found.most = number(low or "8", 1), number(high, 1)
+        found.rounds, found.step = number(found.rounds, 2), number(found.step, 2)
+        found.dtype = dtype_of(found.type)
+    except ValueError as why:
+        raise BadUsage(f"compare: {why}") from None
+    found.peers = found.peers.split(",")
+    unknown = set(found.peers) - set(PEERS)
+    if unknown or not found.peers:
+        raise BadUsage(f"compare: --peers {','.join(sorted(unknown))}: known are {', '.join(PEERS)}")
+    return found
+
+
+def _series(peers: Sequence[Peer]) -> list[Series]:
+    """Blocking and persistent calls of everybody, but raw UCC's persistent calls only."""
+    found = []
+    for peer in peers:
+        if peer.name != "ucc" or len(peers) == 1:
+            found.append(Series(peer, "blocking"))
+        if peer.name not in ("gloo", "nccl", "mpi4py"):
+            found.append(Series(peer, "persistent"))
+    return found
+
+
+def _ready(series: Series, case: Case, pool: Pool, dtype: np.dtype[Any], world: World) -> Bound:
+    """Bind a call and prove once that it gives the right answer."""
+    buffers = pool.take(case)
+    if series.form == "persistent":
+        request = persistent(series.peer, case, buffers)
+        start, wait = request.Start, request.Wait
+
+        def call() -> None:
+            start()
+            wait()
+
+        bound = Bound(series, call, request.Free)
+    else:
+        bound = Bound(series, bind(series.peer, case, buffers, "blocking"), lambda: None)
+    checker = Checker(case, dtype)
+    checker.load(buffers, 0)
+    world.barrier()
+    bound.call()
+    wrong = world.total(checker.wrong(buffers, 0))
+    if wrong:
+        raise NotOffered(f"{series.label}: {wrong} wrong elements in {case.row.name} of {case.count} {dtype.name}")
+    return bound
+
+
+def _sample(bound: Bound, world: World) -> float:
+    """Seconds per call of this rank."""
+    call = bound.call
+    world.barrier()
+    start = perf_counter()
+    for _ in range(bound.calls):
+        call()
+    return (perf_counter() - start) / bound.calls
+
+
+def _calibrate(bound: Bound, world: World) -> None:
+    """Warm up, and choose how many calls make one sample: the same number on every rank."""
+    for calls in (1, 10, 100):
+        bound.calls = calls
+        mean, _, _ = world.spread(_sample(bound, world))
+        if mean * calls > _SAMPLE_SECONDS:
+            break
+    bound.calls = int(min(max(_SAMPLE_SECONDS / max(mean, 1e-9), 1), _MOST_CALLS))
+
+
+def _measure(
+    series: Sequence[Series], case: Case, dtype: np.dtype[Any], pools: Sequence[Pool], rounds: int, world: World
+) -> list[npt.NDArray[np.float64]]:
+    """Per series the µs of each round, means over ranks; equal on every rank."""
+    bounds = [_ready(s, case, pool, dtype, world) for s, pool in zip(series, pools, strict=True)]
+    for bound in bounds:
+        _calibrate(bound, world)
+    mine = np.empty((len(bounds), rounds))
+    for r in range(rounds):
+        for k in ((r + j) % len(bounds) for j in range(len(bounds))):
+            mine[k, r] = _sample(bounds[k], world)
+    for bound in bounds:
+        bound.release()
+    means = world.gather(mine.ravel()).mean(axis=0).reshape(mine.shape) * 1e6
+    return list(means)
+
+
+def _pairs(series: Sequence[Series]) -> list[tuple[int, int]]:
+    """(theirs, ours) to be compared: the base's call of the same form, or of the form that it has."""
+    base = series[0].peer.name
+    own = {s.form: k for k, s in enumerate(series) if s.peer.name == base}
+    return [
+        (k, own.get(s.form, next(iter(own.values())))) for k, s in enumerate(series) if s.peer.name != base
+    ]
+
+
+def _header(series: Sequence[Series], pairs: Sequence[tuple[int, int]], title: str) -> str:
+    base = series[0].peer.name
+    lines = [f"# {title}", f"# name: blocking call, name*: persistent Start + Wait; verdict: is {base} faster?"]
+    columns = "".join(f"{s.label + '(us)':>14}" for s in series)
+    columns += "".join(f"{f'{series[a].label}/{series[b].label} [95 %]':>26}  {'':9}" for a, b in pairs)
+    return "\n".join([*lines, f"{'# Size':<10}{columns.rstrip()}", ""])
+
+
+def _line(size: int, medians: Sequence[float], ratios: Sequence[Interval]) -> str:
+    text = f"{size:<10}" + "".join(f"{value:14.2f}" for value in medians)
+    return text + "".join(f"{interval!s:>26}  {verdict(interval):<9}" for interval in ratios).rstrip() + "\n"
+
+
+_CHILD = """
+import time, numpy, mpi4py
+mpi4py.rc.initialize = mpi4py.rc.finalize = False
+from mpi4py import MPI
+start = time.perf_counter()
+from ucc_hetero import Communicator
+print(time.perf_counter() - start)
+"""
+
+
+def _import_ms(world: World) -> list[float] | None:
+    """Milliseconds of ``import ucc_hetero`` beyond numpy and mpi4py, in fresh processes started by rank 0 alone."""
+    times: list[float] = []
+    if world.rank == 0:
+        clean = {name: value for name, value in os.environ.items() if not name.startswith(_LAUNCHER)}
+        clean["PYTHONPATH"] = os.pathsep.join(entry for entry in sys.path if entry)
+        for _ in range(_STARTS):
+            child = subprocess.run(
+                [sys.executable, "-c", _CHILD], env=clean, capture_output=True, text=True, timeout=60, check=False
+            )
+            if child.returncode == 0:
+                times.append(float(child.stdout) * 1e3)
+    # The other ranks must not keep the cores busy meanwhile.
+    done = world.comm.Ibarrier()
+    while not done.Test():
+        sleep(1e-3)
+    found: list[float] = world.comm.bcast(times)
+    return found or None
+
+
+def _creation_ms(name: str, world: World) -> tuple[Peer, list[float]]:
+    """A peer, and how long its creation took: first of all, then once more for each further start (the slowest rank)."""
+    times: list[float] = []
+    for left in reversed(range(_STARTS)):
+        world.barrier()
+        start = perf_counter()
+        peer = open_peer(name, world)
+        times.append(world.spread((perf_counter() - start) * 1e3)[2])
+        if left:
+            peer.close()
+    return peer, times
+
+
+def _say(world: World, text: str) -> None:
+    if world.rank == 0:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+
+
+def run(words: Sequence[str], command: list[str]) -> int:
+    """Measure and print; returns the exit status."""
+    try:
+        arguments = _arguments(words)
+    except HelpWanted:
+        return 0
+    prepare(arguments.peers)
+    world = open_world()
+    if world.size < 2:
+        raise BadUsage("compare needs at least two ranks: mpirun -n 2 python -m ucc_hetero.bench compare")
+    peers: list[Peer] = []
+    creation: dict[str, list[float]] = {}
+    try:
+        for name in arguments.peers:
+            if arguments.no_start_up:
+                peers.append(open_peer(name, world))
+            else:
+                peer, creation[name] = _creation_ms(name, world)
+                peers.append(peer)
+        imports = None if arguments.no_start_up or "ours" not in arguments.peers else _import_ms(world)
+        rows = _sweep(arguments, peers, world)
+        figures = {"import_ms": imports, "creation_ms": creation}
+        _say(world, _figures(imports, creation) + _noise(rows))
+        if arguments.json:
+            _write(arguments, command, world, {"rows": rows, "figures": figures, "rounds": arguments.rounds})
+    finally:
+        for peer in peers:
+            peer.close()
+    return 0
+
+
+def _sweep(arguments: argparse.Namespace, peers: Sequence[Peer], world: World) -> list[dict[str, Any]]:
+    """The table over sizes, and its rows as data."""
+    row, dtype = COLLECTIVES[arguments.collective], arguments.dtype
+    series = _series(peers)
+    pairs = _pairs(series)
+    title = f"{row.method}, {dtype.name}, {world.size} ranks, {arguments.rounds} rounds, medians"
+    _say(world, _header(series, pairs, title))
+    elements = longest(row, max(arguments.most // dtype.itemsize, 1), world.size)
+    memory = open_memory("host", "numpy", 0)
+    pools = [Pool(memory, dtype, elements) for _ in series]
+    progress = Progress(world.rank == 0)
+    rows: list[dict[str, Any]] = []
+    for size in sizes(arguments.least, arguments.most, dtype.itemsize, arguments.step):
+        progress.show(f"{row.name} {size} of {arguments.most} bytes")
+        case = Case(row, world.rank, world.size, size // dtype.itemsize, 0, False)
+        times = _measure(series, case, dtype, pools, arguments.rounds, world)
+        ratios = [ratio(times[a], times[b]) for a, b in pairs]
+        progress.clear()
+        _say(world, _line(size, [float(np.median(t)) for t in times], ratios))
+        rows.append(_row(size, series, times, pairs, ratios))
+    return rows
+
+
+def _row(
+    size: int,
+    series: Sequence[Series],
+    times: Sequence[npt.NDArray[np.float64]],
+    pairs: Sequence[tuple[int, int]],
+    ratios: Sequence[Interval],
+) -> dict[str, Any]:
+    return {
+        "size": size,
+        "series": [
+            {
+                "peer": s.peer.name,
+                "form": s.form,
+                "us": float(np.median(t)),
+                "spread": relative_spread(t),
+                "rounds": [round(float(v), 3) for v in t],
+            }
+            for s, t in zip(series, times, strict=True)
+        ],
+        "ratios": [
+            {"of": series[a].label, "to": series[b].label, **asdict(interval), "verdict": verdict(interval)}
+            for (a, b), interval in zip(pairs, ratios, strict=True)
+        ],
+    }
+
+
+def _figures(imports: list[float] | None, creation: dict[str, list[float]]) -> str:
+    text = ""
+    if imports:
+        text += f"# import ucc_hetero, beyond numpy and mpi4py: {np.median(imports):.0f} ms\n"
+    for name, times in creation.items():
+        text += f"# communicator of {name}: first {times[0]:.1f} ms, then {np.median(times[1:]):.1f} ms\n"
+    return text
+
+
+def _noise(rows: Sequence[dict[str, Any]]) -> str:
+    """A line for the reader about how far the numbers can be trusted."""
+    cores, load = len(os.sched_getaffinity(0)), os.getloadavg()[0]
+    unclear = [str(row["size"]) for row in rows if any(r["verdict"] == "too noisy" for r in row["ratios"])]
+    restless = [str(row["size"]) for row in rows if any(s["spread"] > NOISY for s in row["series"])]
+    text = f"# machine: {cores} cores, load {load:.1f}\n"
+    if unclear:
+        text += f"# too noisy to compare at sizes {', '.join(unclear)}: repeat on a quiet machine or with more --rounds\n"
+    elif restless:
+        text += f"# rounds vary by more than {NOISY:.0%} at sizes {', '.join(restless)}\n"
+    return text
+
+
+def _write(arguments: argparse.Namespace, command: list[str], world: World, data: dict[str, Any]) -> None:
+    from mpi4py import MPI
+
+    nodes = len(set(world.comm.allgather(MPI.Get_processor_name())))
+    if world.rank == 0:
+        head = header("compare", command, world, ["host"] * world.size, nodes)
+        more = {"collective": arguments.collective, "dtype": arguments.dtype.name, "unit": "us"}
+        write_json(arguments.json, {**head, **more, **data})

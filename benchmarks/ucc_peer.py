@@ -1,0 +1,188 @@
+"""UCC as it is, behind mpi4py's method names: no plans, no checks, no locks, the shortest way to libucc from Python.
+
+What our own layers add is measured against this.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from ucc_hetero.native import lib
+from ucc_hetero.oob import MPIExchange
+from ucc_hetero.types import DTYPES, OPS
+from ucc_hetero.ucc import Coll, CollFlag, Lib, Request, check
+
+from .peers import NotOffered, World
+
+__all__ = ["RawComm"]
+
+#: Rounds of progress before the core is offered to others.
+_SPINS = 1000
+
+
+class RawRequest:
+    """One UCC request, with an mpi4py Request's methods."""
+
+    def __init__(self, request: Request) -> None:
+        self._request = request
+        self._handle = request.handle
+        self._context = request.team.context.handle
+
+    def Start(self) -> None:
+        check("ucc_collective_post", lib.ucc_collective_post(self._handle))
+
+    def Test(self) -> bool:
+        lib.ucc_context_progress(self._context)
+        return bool(self._handle.status == 0)
+
+    def Wait(self) -> None:
+        handle, context, progress = self._handle, self._context, lib.ucc_context_progress
+        spins = 0
+        while handle.status == 1:
+            progress(context)
+            spins += 1
+            if spins > _SPINS:
+                os.sched_yield()
+        check("collective", handle.status)
+
+    def Free(self) -> None:
+        self._request.close()
+
+
+class _Once(RawRequest):
+    """A request that is released as soon as it is finished."""
+
+    def Wait(self) -> None:
+        super().Wait()
+        self.Free()
+
+
+class RawComm:
+    """One UCC team over all ranks. Any ``X``, ``Ix`` and ``X_init`` whose collective is in the table can be called."""
+
+    IN_PLACE = object()
+    SUM = OPS["SUM"]
+
+    def __init__(self, world: World) -> None:
+        self.size = world.size
+        self._oob = world.comm.Dup()
+        self._lib = Lib("UCC")
+        self._context = self._lib.context(MPIExchange(self._oob))
+        self._team = self._context.team(range(world.size))
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        if name.endswith("_init") and name[:-5] in _FORMS:
+            return partial(self._persistent, _FORMS[name[:-5]])
+        if name.startswith("I") and name[1:].capitalize() in _FORMS:
+            return partial(self._start, _FORMS[name[1:].capitalize()])
+        if name in _FORMS:
+            return partial(self._blocking, _FORMS[name])
+        raise AttributeError(name)
+
+    def _request(self, form: Form, flags: int, arguments: tuple[Any, ...]) -> Request:
+        coll, keywords = form(self, *arguments)
+        flags |= keywords.pop("flags", 0)
+        return self._team.collective(coll, flags=flags, **keywords)
+
+    def _persistent(self, form: Form, *arguments: Any) -> RawRequest:
+        return RawRequest(self._request(form, CollFlag.PERSISTENT, arguments))
+
+    def _start(self, form: Form, *arguments: Any) -> RawRequest:
+        request = _Once(self._request(form, 0, arguments))
+        request.Start()
+        return request
+
+    def _blocking(self, form: Form, *arguments: Any) -> None:
+        self._start(form, *arguments).Wait()
+
+    def Free(self) -> None:
+        self._team.close()
+        self._context.close()
+        self._lib.close()
+        self._oob.Free()
+
+
+Form = Callable[..., tuple[Coll, dict[str, Any]]]
+
+
+def _sides(send: Any, recv: Any) -> dict[str, Any]:
+    """src, dst, dtype and flags of a call with two buffers, either of which may be missing or in place."""
+    sides = {"src": send, "dst": recv}
+    out: dict[str, Any] = {}
+    for side, given in sides.items():
+        if given is RawComm.IN_PLACE:
+            out["flags"] = CollFlag.IN_PLACE
+            continue
+        if isinstance(given, list):
+            given, (out[f"{side}_counts"], out[f"{side}_displs"]) = given
+        if given is not None:
+            out[side] = given
+            out["dtype"] = DTYPES[given.dtype.name]
+    if out.get("src") is None and out.get("dst") is None:
+        raise NotOffered("peer 'ucc': a call without any buffer")
+    return out
+
+
+def _plain(coll: Coll) -> Form:
+    return lambda comm, send, recv: (coll, _sides(send, recv))
+
+
+def _reducing(coll: Coll) -> Form:
+    return lambda comm, send, recv, op: (coll, {**_sides(send, recv), "op": op})
+
+
+def _rooted(coll: Coll) -> Form:
+    return lambda comm, send, recv, root: (coll, {**_sides(send, recv), "root": root})
+
+
+def _bcast(comm: RawComm, buffer: Any, root: int) -> tuple[Coll, dict[str, Any]]:
+    return Coll.BCAST, {**_sides(buffer, None), "root": root}
+
+
+def _reduce(comm: RawComm, send: Any, recv: Any, op: Any, root: int) -> tuple[Coll, dict[str, Any]]:
+    return Coll.REDUCE, {**_sides(send, recv), "op": op, "root": root}
+
+
+def _out_of_place(form: Form) -> Form:
+    """UCC's alltoall has no in-place form on host memory; its reduce_scatter leaves the result elsewhere than MPI."""
+
+    def checked(comm: RawComm, send: Any, *rest: Any) -> tuple[Coll, dict[str, Any]]:
+        if send is RawComm.IN_PLACE:
+            raise NotOffered("peer 'ucc': UCC has no in-place form of this collective with MPI's meaning; leave -l out")
+        return form(comm, send, *rest)
+
+    return checked
+
+
+def _reduce_scatter(comm: RawComm, send: Any, recv: Any, counts: list[int], op: Any) -> tuple[Coll, dict[str, Any]]:
+    return Coll.REDUCE_SCATTERV, {**_sides(send, recv), "dst_counts": counts, "op": op}
+
+
+def _scatter(comm: RawComm, send: Any, recv: Any, root: int) -> tuple[Coll, dict[str, Any]]:
+    """As SCATTERV: UCC's TL/UCP has no SCATTER."""
+    sides = _sides(send, recv)
+    if send is not None and send is not RawComm.IN_PLACE:
+        each = send.size // comm.size
+        sides |= {"src_counts": [each] * comm.size, "src_displs": [each * r for r in range(comm.size)]}
+    return Coll.SCATTERV, {**sides, "root": root}
+
+
+_FORMS: dict[str, Form] = {
+    "Allgather": _plain(Coll.ALLGATHER),
+    "Allgatherv": _plain(Coll.ALLGATHERV),
+    "Allreduce": _reducing(Coll.ALLREDUCE),
+    "Alltoall": _out_of_place(_plain(Coll.ALLTOALL)),
+    "Alltoallv": _out_of_place(_plain(Coll.ALLTOALLV)),
+    "Barrier": lambda comm: (Coll.BARRIER, {}),
+    "Bcast": _bcast,
+    "Gather": _rooted(Coll.GATHER),
+    "Gatherv": _rooted(Coll.GATHERV),
+    "Reduce": _reduce,
+    "Reduce_scatter": _out_of_place(_reduce_scatter),
+    "Reduce_scatter_block": _out_of_place(_reducing(Coll.REDUCE_SCATTER)),
+    "Scatter": _scatter,
+    "Scatterv": _rooted(Coll.SCATTERV),
+}
