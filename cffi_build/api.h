@@ -60,6 +60,7 @@ int ucch_program_local(ucch_program *program, int step, int kind, int op, int dt
                        ucch_span dst, double factor);
 int ucch_program_after(ucch_program *program, int step, int n, const int *earlier);
 int ucch_program_memory(ucch_program *program, int base, int mem_type);
+void ucch_program_bytes(ucch_program *program, uint64_t bytes);
 int ucch_program_tmp(ucch_program *program, size_t bytes);
 int ucch_program_persist(ucch_program *program, void *send, void *recv);
 int ucch_program_start(ucch_program *program, void *send, void *recv, double timeout);
@@ -92,9 +93,12 @@ void ucch_worker_use(ucp_worker_h worker, int on);
 /* ---- board.c: who has arrived where, on one host ---- */
 ucch_board *ucch_board_new(void *memory, int nslots, int mine, const int *ranks);
 void ucch_board_free(ucch_board *board);
+void ucch_board_add(ucch_board *board, double seconds, uint64_t bytes);
+void ucch_board_stats(ucch_board *board, uint64_t *calls, double *seconds, uint64_t *bytes);
 size_t ucch_board_bytes(int nslots);
 uint64_t ucch_board_publish(ucch_board *board, uint64_t signature, const char *label);
 int ucch_board_mismatch(ucch_board *board, uint64_t seq);
-int ucch_board_dead(ucch_board *board);
+int ucch_board_gone(ucch_board *board, uint64_t seq);
+void ucch_board_leave(ucch_board *board);
 uint64_t ucch_board_seq(ucch_board *board, int slot);
 int ucch_board_label(ucch_board *board, int slot, uint64_t seq, char *label);

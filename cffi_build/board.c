@@ -12,7 +12,8 @@
 #include "ucch.h"
 
 #define RING 64
-#define LABEL 48
+#define LABEL UCCH_LABEL_BYTES
+#define LEFT (-1)
 
 typedef struct arrival {
     uint64_t seq; /* 0 while being written */
@@ -32,6 +33,8 @@ struct ucch_board {
     int n, mine;
     uint64_t seq;
     int *ranks;
+    uint64_t calls, bytes; /* finished well, and what they moved */
+    double seconds;
 };
 
 size_t ucch_board_bytes(int nslots) {
@@ -60,6 +63,18 @@ ucch_board *ucch_board_new(void *memory, int nslots, int mine, const int *ranks)
 void ucch_board_free(ucch_board *b) {
     free(b->ranks);
     free(b);
+}
+
+void ucch_board_add(ucch_board *b, double seconds, uint64_t bytes) {
+    b->calls++;
+    b->seconds += seconds;
+    b->bytes += bytes;
+}
+
+void ucch_board_stats(ucch_board *b, uint64_t *calls, double *seconds, uint64_t *bytes) {
+    *calls = b->calls;
+    *seconds = b->seconds;
+    *bytes = b->bytes;
 }
 
 uint64_t ucch_board_publish(ucch_board *b, uint64_t signature, const char *label) {
@@ -91,14 +106,23 @@ int ucch_board_mismatch(ucch_board *b, uint64_t seq) {
     return -1;
 }
 
-/* The slot of a peer whose process is gone, or -1. */
-int ucch_board_dead(ucch_board *b) {
+/* The slot of a peer that will never enter call `seq`, because it left or its process is gone; -1 for none. */
+int ucch_board_gone(ucch_board *b, uint64_t seq) {
     for (int i = 0; i < b->n; i++) {
-        int64_t pid = __atomic_load_n(&b->slots[i].pid, __ATOMIC_RELAXED);
-        if (pid > 0 && i != b->mine && kill((pid_t)pid, 0) && errno == ESRCH)
+        slot *s = &b->slots[i];
+        int64_t pid = __atomic_load_n(&s->pid, __ATOMIC_RELAXED);
+        if (i == b->mine || pid == 0)
+            continue;
+        if (pid == LEFT ? __atomic_load_n(&s->seq, __ATOMIC_ACQUIRE) < seq : kill((pid_t)pid, 0) && errno == ESRCH)
             return i;
     }
     return -1;
+}
+
+/* This rank makes no more calls. */
+void ucch_board_leave(ucch_board *b) {
+    if (b->n)
+        __atomic_store_n(&b->slots[b->mine].pid, LEFT, __ATOMIC_RELEASE);
 }
 
 uint64_t ucch_board_seq(ucch_board *b, int i) {

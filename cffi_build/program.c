@@ -11,7 +11,7 @@
 #define UCC_INPROGRESS 1
 #define FLAG_PERSISTENT 0x2
 #define MASK_FLAGS 0x1
-#define LABEL 48
+#define LABEL UCCH_LABEL_BYTES
 
 enum { STEP_COLL, STEP_SEND, STEP_RECV, STEP_COPY, STEP_COMBINE, STEP_CAST, STEP_SCALE };
 enum { WAITING, POSTED, FINISHED };
@@ -42,6 +42,7 @@ struct ucch_program {
     int mem_type[3];
     int persistent;
     size_t tmp_bytes;
+    uint64_t bytes; /* of the caller's data, for the statistics */
     ucch_board *board;
     uint64_t signature;
     char label[LABEL];
@@ -214,6 +215,10 @@ int ucch_program_memory(ucch_program *p, int base, int mem_type) {
     return 0;
 }
 
+void ucch_program_bytes(ucch_program *p, uint64_t bytes) {
+    p->bytes = bytes;
+}
+
 int ucch_program_tmp(ucch_program *p, size_t bytes) {
     void *memory = NULL;
     if (bytes && posix_memalign(&memory, 4096, bytes))
@@ -271,11 +276,13 @@ static int local_locked(ucch_program *p, ucch_step *s) {
 /* The message ops of a program are ops of their own on the active list; their deadline is the program's. */
 static int post_message(ucch_program *p, ucch_step *s) {
     ucch_span *span = s->kind == STEP_SEND ? &s->src : &s->dst;
-    int status = s->kind == STEP_SEND
-                     ? ucch_message_send_locked(s->message, s->ep, address(p, span), span->count, s->tag,
-                                                p->mem_type[span->base])
-                     : ucch_message_recv_locked(s->message, s->worker, address(p, span), span->count, s->tag,
-                                                p->mem_type[span->base]);
+    /* Successive calls of a program must not take each other's messages. */
+    uint64_t tag = s->tag | (p->op.error.seq & 0x7fff) << 16;
+    int mem_type = p->mem_type[span->base];
+    int status =
+        s->kind == STEP_SEND
+            ? ucch_message_send_locked(s->message, s->ep, address(p, span), span->count, tag, mem_type)
+            : ucch_message_recv_locked(s->message, s->worker, address(p, span), span->count, tag, mem_type);
     s->state = POSTED;
     return status;
 }
@@ -340,7 +347,7 @@ int ucch_program_check_locked(ucch_program *p) {
     int peer = ucch_board_mismatch(p->board, p->op.error.seq);
     int bad = UCCH_FAIL_MISMATCH;
     if (peer < 0) {
-        peer = ucch_board_dead(p->board);
+        peer = ucch_board_gone(p->board, p->op.error.seq);
         bad = UCCH_FAIL_PEER;
     }
     p->op.error.peer = peer;
@@ -349,6 +356,8 @@ int ucch_program_check_locked(ucch_program *p) {
 
 static void finish_locked(ucch_program *p) {
     int peer = p->board ? ucch_board_mismatch(p->board, p->op.error.seq) : -1;
+    if (p->board && peer < 0)
+        ucch_board_add(p->board, ucch_now() - p->op.started, p->bytes);
     ucch_op_end_locked(&p->op, peer < 0 ? 0 : UCCH_FAIL_MISMATCH, -1, peer);
 }
 

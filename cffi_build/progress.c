@@ -250,24 +250,27 @@ static int wait_many(ucch_op **ops, int n, int all, double slice) {
     return done;
 }
 
-/* 1: finished (well or not), 0: still going after `slice` seconds (Python then looks for signals). */
+/* 1: finished well, 2: failed, 0: still going after `slice` seconds (Python then looks for signals). */
 int ucch_wait(ucch_op *op, double slice) {
-    return finished(op) || wait_many(&op, 1, 1, slice);
+    if (!finished(op) && !wait_many(&op, 1, 1, slice))
+        return 0;
+    return op->state == UCCH_FAILED ? 2 : 1;
 }
 
 int ucch_wait_any(ucch_op **ops, int n, int all, double slice) {
     return wait_many(ops, n, all, slice);
 }
 
+/* As ucch_wait, after one round of progress. */
 int ucch_test(ucch_op *op) {
-    if (finished(op))
-        return 1;
-    ucch_lock();
-    progress_locked();
-    if (!finished(op))
-        police_locked(ucch_now());
-    ucch_unlock();
-    return finished(op);
+    if (!finished(op)) {
+        ucch_lock();
+        progress_locked();
+        if (!finished(op))
+            police_locked(ucch_now());
+        ucch_unlock();
+    }
+    return op->state == UCCH_FAILED ? 2 : finished(op);
 }
 
 void ucch_op_error(ucch_op *op, ucch_error *error) {

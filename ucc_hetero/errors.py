@@ -6,6 +6,7 @@ __all__ = [
     "AgreementError",
     "CollectiveError",
     "CollectiveTimeout",
+    "LibraryError",
     "LibraryNotFound",
     "MismatchError",
     "NotSupported",
@@ -52,3 +53,11 @@ class TruncationError(CollectiveError, ValueError):
 
 class PeerError(CollectiveError, ConnectionError):
     """A rank of the communicator died or can no longer be reached."""
+
+
+class LibraryError(UCCHError):
+    """A call into libucc or libucp failed. ``status`` is the library's code, ``call`` the function's name."""
+
+    def __init__(self, call: str, status: int, name: str, hint: str = "") -> None:
+        self.call, self.status, self.name = call, status, name
+        super().__init__(f"{call} failed: {name} ({status}){'; ' + hint if hint else ''}")

@@ -6,8 +6,9 @@ Codes are those of ``ucc.h`` (API 1.x: ``ucc_predefined_dtype_t``, ``ucc_reducti
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
-__all__ = ["DTYPES", "OPS", "VENDORS", "DType", "Op"]
+__all__ = ["DTYPES", "OPS", "VENDORS", "DType", "Op", "Reduction", "reduction"]
 
 #: Whose memory a rank's buffers live in.
 VENDORS = ("nvidia", "amd", "host")
@@ -59,15 +60,25 @@ def _rows() -> dict[str, DType]:
 DTYPES: dict[str, DType] = _rows()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Op:
-    """One reduction. ``code`` is UCC's ``ucc_reduction_op_t``, or -1 for operations of the user's own."""
+    """One reduction. ``code`` is UCC's ``ucc_reduction_op_t``, or -1 for operations of the user's own.
+
+    Predefined ones are singletons, compared by identity: they are part of the key that every call looks up.
+    """
 
     name: str
     code: int
 
     def __str__(self) -> str:
         return self.name
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (_op_named, (self.name, self.code))
+
+
+def _op_named(name: str, code: int) -> Op:
+    return OPS.get(name) or Op(name, code)
 
 
 #: Every predefined reduction by its name.
@@ -77,3 +88,45 @@ OPS: dict[str, Op] = {
         ("SUM", "PROD", "MAX", "MIN", "LAND", "LOR", "LXOR", "BAND", "BOR", "BXOR", "MAXLOC", "MINLOC", "AVG")
     )
 }
+
+
+@dataclass(frozen=True, slots=True)
+class Reduction:
+    """How an op on a dtype is computed: in which type the steps work, by which op, and whether to divide at the end."""
+
+    compute: DType
+    op: Op
+    divide: bool = False
+
+
+_ARITHMETIC = ("SUM", "PROD", "MAX", "MIN")
+_BITS = ("LAND", "LOR", "LXOR", "BAND", "BOR", "BXOR")
+#: bool is moved as uint8 0 and 1: sums and maxima are OR, products and minima AND (numpy's and torch's meaning).
+_BOOL = {"SUM": "MAX", "PROD": "MIN", "MAX": "MAX", "MIN": "MIN", "LAND": "MIN", "LOR": "MAX", "LXOR": "BXOR",
+         "BAND": "MIN", "BOR": "MAX", "BXOR": "BXOR"}  # fmt: skip
+
+
+def reduction(dtype: DType, op: Op) -> Reduction | None:
+    """How ``op`` is computed on host memory, or None where there is no correct way.
+
+    libucc reports success and leaves garbage for combinations it lacks, so this table, and not the library, decides
+    (checked against UCC 1.4.0 and 1.10: float16 reductions do nothing there, so they are computed in float32 and rounded
+    once). AVG is the sum divided once by the number of ranks, truncating towards zero for integers.
+    """
+    if op.code < 0 or dtype.kind == "fp8" or op.name in ("MAXLOC", "MINLOC"):
+        return None
+    if dtype.kind == "bool":
+        name = _BOOL.get(op.name)
+        return Reduction(DTYPES["uint8"], OPS[name]) if name else None
+    divide = op.name == "AVG"
+    wanted = OPS["SUM"] if divide else op
+    if dtype.kind in ("int", "uint"):
+        known = wanted.name in _ARITHMETIC + _BITS
+    elif dtype.kind == "complex":
+        known = wanted.name in ("SUM", "PROD")
+    else:
+        known = wanted.name in _ARITHMETIC
+    if not known:
+        return None
+    compute = DTYPES["float32"] if dtype.name == "float16" else dtype
+    return Reduction(compute, wanted, divide)

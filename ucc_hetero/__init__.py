@@ -1,0 +1,74 @@
+"""Collectives and messages for MPI jobs whose ranks sit on different vendors' GPUs, over UCC and UCX.
+
+    import ucc_hetero
+    from mpi4py import MPI
+
+    comm = ucc_hetero.Communicator(MPI.COMM_WORLD)
+    comm.Allreduce(send, recv, op=MPI.SUM)
+
+Importing loads libucp when mpi4py.MPI has not been imported yet, and does nothing else: MPI libraries bring a UCX of
+their own, and the first one in a process serves everybody.
+"""
+
+from __future__ import annotations
+
+import sys as _sys
+
+from ._version import __version__
+from .comm import Communicator
+from .errors import (
+    AgreementError,
+    CollectiveError,
+    CollectiveTimeout,
+    LibraryError,
+    LibraryNotFound,
+    MismatchError,
+    NotSupported,
+    PeerError,
+    TruncationError,
+    UCCHError,
+)
+from .native import preload_ucx as _preload_ucx
+from .request import PersistentRequest, Request
+from .types import OPS as _OPS
+
+SUM, PROD, MAX, MIN, AVG = (_OPS[_n] for _n in ("SUM", "PROD", "MAX", "MIN", "AVG"))
+LAND, LOR, LXOR, BAND, BOR, BXOR = (_OPS[_n] for _n in ("LAND", "LOR", "LXOR", "BAND", "BOR", "BXOR"))
+
+#: Stands for the send buffer when the data is already in the receive buffer; ``MPI.IN_PLACE`` means the same.
+IN_PLACE = None
+
+__all__ = [
+    "AVG",
+    "BAND",
+    "BOR",
+    "BXOR",
+    "IN_PLACE",
+    "LAND",
+    "LOR",
+    "LXOR",
+    "MAX",
+    "MIN",
+    "PROD",
+    "SUM",
+    "AgreementError",
+    "CollectiveError",
+    "CollectiveTimeout",
+    "Communicator",
+    "LibraryError",
+    "LibraryNotFound",
+    "MismatchError",
+    "NotSupported",
+    "PeerError",
+    "PersistentRequest",
+    "Request",
+    "TruncationError",
+    "UCCHError",
+    "__version__",
+]
+
+if "mpi4py.MPI" not in _sys.modules:
+    try:
+        _preload_ucx()
+    except LibraryNotFound:
+        pass  # said again, with all its reasons, by the first communicator

@@ -1,0 +1,154 @@
+"""Every rank's facts compared before the first collective: accepted, repaired, or refused with a table of who has what.
+
+libucc hangs in context creation when versions differ, and gives wrong data when settings that steer algorithm choice
+do (HAZARDS H2 to H9). Every rank judges the same gathered facts, so all of them come to the same verdict.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+
+from .discover import HostIdentity
+from .errors import AgreementError
+
+__all__ = ["BRIDGE_PREFIX", "NATIVE_PREFIX", "Facts", "apply_settings", "judge", "steering"]
+
+#: Environment prefixes of the two UCC libraries: NATIVE reads ``UCCHN_UCC_*``, the bridge ``UCCHB_UCC_*``.
+NATIVE_PREFIX, BRIDGE_PREFIX = "UCCHN", "UCCHB"
+
+#: Forced on a bridge, equal on every rank: nothing that selects an algorithm there may depend on a local fact.
+#: UCC chooses per rank by memory type, CPU model and topology otherwise (docs/bridge.md).
+BRIDGE_SETTINGS = {
+    "UCC_CLS": "basic",
+    "UCC_TLS": "ucp,self",
+    "UCC_CL_BASIC_TLS": "ucp,self",
+    "UCC_CONFIG_FILE": "",
+    "UCC_TL_UCP_USE_TOPO": "n",
+    "UCC_TL_UCP_RANKS_REORDERING": "n",
+    "UCC_TL_UCP_KN_RADIX": "2",
+    "UCC_TL_UCP_ALLREDUCE_SRA_KN_PIPELINE": "n",
+    "UCC_TL_UCP_REDUCE_SRG_KN_PIPELINE": "n",
+    "UCC_TL_UCP_TUNE": (
+        "allgather:0-4k:@knomial#allgather:4k-inf:@ring#alltoall:0-inf:@pairwise#alltoallv:0-inf:@pairwise"
+    ),
+    "UCC_CHECK_ASYMMETRIC_DT": "n",
+}
+
+#: Defaults inside an island, where the user's own ``UCC_*`` settings win. mlx5 and sharp make out-of-band rounds that
+#: ranks without the hardware never join; radix 2 makes every rank of a recursive exchange add in the same order, so
+#: that replicas come out bit-identical.
+NATIVE_SETTINGS = {
+    "UCC_TLS": "^mlx5,sharp",
+    "UCC_TL_UCP_ALLREDUCE_KN_RADIX": "2",
+}
+
+#: Settings whose difference between ranks breaks a job: reported, and refused where we do not own them.
+STEERING_PREFIXES = ("UCC_", "UCX_PROTO_ENABLE", "UCX_UNIFIED_MODE", "UCCH_TUNE", "UCCH_EMULATE", "UCCH_STAGING")
+#: Local matters that may differ.
+LOCAL = ("UCC_LOG", "UCCH_LOG", "UCC_PROFILE", "UCC_CONFIG_FILE")
+
+
+def steering(environ: Mapping[str, str] | None = None) -> tuple[tuple[str, str], ...]:
+    """The settings of this process that steer algorithm choice, sorted."""
+    source = os.environ if environ is None else environ
+    return tuple(
+        sorted((k, v) for k, v in source.items() if k.startswith(STEERING_PREFIXES) and not k.startswith(LOCAL))
+    )
+
+
+def apply_settings(environ: dict[str, str] | None = None) -> None:
+    """Write the settings of both UCC libraries where libucc reads them (its own prefixes, nobody else's)."""
+    target = os.environ if environ is None else environ
+    for name, value in BRIDGE_SETTINGS.items():
+        target[f"{BRIDGE_PREFIX}_{name}"] = value
+    users = {k: v for k, v in target.items() if k.startswith("UCC_")}
+    for name, value in {**NATIVE_SETTINGS, **users}.items():
+        target.setdefault(f"{NATIVE_PREFIX}_{name}", value)
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What one rank publishes before it communicates. ``process`` is unique in the job."""
+
+    process: str
+    package: str
+    ucc: str
+    ucx: str
+    memory_types: tuple[str, ...]
+    settings: tuple[tuple[str, str], ...]
+    byteorder: str
+    host: HostIdentity
+    vendor: str
+    device: int
+    #: Address of the rank's UCP worker, for messages.
+    address: bytes
+
+
+#: fact -> what to do when ranks differ in it.
+_MUST_AGREE = {
+    "package": "install the same ucc-hetero on every host",
+    "ucc": "UCC contexts of different versions hang: use the same libucc everywhere (UCCH_UCC_LIB names one)",
+    "byteorder": "ranks of different byte order cannot exchange numbers",
+    "settings": "export the same values on every rank (mpirun -x NAME=value), or unset them",
+}
+
+
+def _minor(version: str) -> str:
+    return ".".join(version.split(".")[:2])
+
+
+def _ranks(numbers: list[int]) -> str:
+    text = ", ".join(map(str, numbers[:8]))
+    return f"rank{'s' if len(numbers) > 1 else ''} {text}{', …' if len(numbers) > 8 else ''}"
+
+
+def _table(title: str, values: list[object], cure: str) -> str:
+    groups: dict[object, list[int]] = {}
+    for rank, value in enumerate(values):
+        groups.setdefault(value, []).append(rank)
+    width = max(len(_ranks(r)) for r in groups.values())
+    lines = [f"    {_ranks(ranks):<{width}}  {value if value != '' else '(unset)'}" for value, ranks in groups.items()]
+    return "\n".join([f"  {title}:", *lines, f"    cure: {cure}"])
+
+
+def _settings_table(everyone: list[Facts], cure: str) -> str:
+    dicts = [dict(f.settings) for f in everyone]
+    names = sorted({name for d in dicts for name in d})
+    return "\n".join(
+        _table(name, [d.get(name, "") for d in dicts], cure)
+        for name in names
+        if len({d.get(name, "") for d in dicts}) > 1
+    )
+
+
+def judge(everyone: list[Facts]) -> None:
+    """Raise :class:`AgreementError` with a table when ranks differ in something that breaks a job.
+
+    UCX may differ in its release number but not in its minor version: different minors do not always understand each
+    other over TCP. What UCC would choose by local facts is not judged: the bridge's settings are forced.
+    """
+    problems = []
+    for name, cure in _MUST_AGREE.items():
+        values = [getattr(f, name) for f in everyone]
+        if len(set(values)) > 1:
+            problems.append(_settings_table(everyone, cure) if name == "settings" else _table(name, values, cure))
+    minors = [_minor(f.ucx) for f in everyone]
+    if len(set(minors)) > 1:
+        problems.append(_table("ucx", minors, "use the same UCX minor version everywhere (UCCH_UCX_DIR names one)"))
+    without_host = [rank for rank, f in enumerate(everyone) if "host" not in f.memory_types]
+    if without_host:
+        problems.append(f"  memory: UCX of {_ranks(without_host)} cannot move host memory")
+    if problems:
+        raise AgreementError("the ranks of this job cannot work together:\n" + "\n".join(problems))
+
+
+def describe(facts: Facts) -> str:
+    """One rank's facts, a line each."""
+    hidden = {"address", "host", "settings"}
+    return "\n".join(f"{f.name}: {getattr(facts, f.name)}" for f in fields(facts) if f.name not in hidden)
+
+
+BYTEORDER = sys.byteorder

@@ -1,0 +1,364 @@
+"""The communicator: mpi4py's buffer methods over UCC and UCX, on homogeneous and on mixed jobs."""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import Any
+
+from . import env, lifecycle, log
+from .native import load
+from .p2p import Messages
+from .request import PersistentRequest, Request
+from .runner import Runner
+from .topology import Topology
+from .types import OPS
+
+__all__ = ["Communicator"]
+
+SUM = OPS["SUM"]
+
+
+class _Freed:
+    """Stands where the runner was: every use after ``Free`` ends here."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise ValueError("this communicator has been freed")
+
+
+class Communicator:
+    """Ranks that communicate. Made from an mpi4py communicator, by all its ranks together.
+
+    Methods, defaults and buffer forms are mpi4py's; methods with a capital letter take buffers, the others are those
+    of the MPI communicator (pickled objects). Mistakes in arguments raise ``TypeError``, ``ValueError`` or
+    ``BufferError`` before anything is sent, and the communicator stays usable. Failures of a call that was sent raise
+    a :class:`~ucc_hetero.errors.CollectiveError`, after which a new communicator must be made.
+
+    ``with Communicator() as comm:`` frees it at the end; what is not freed is released before MPI is finalised.
+    """
+
+    def __init__(self, comm: Any = None) -> None:
+        load()  # before MPI where MPI is not there yet: both bring a UCX, and the first one serves both
+        from mpi4py import MPI
+
+        log.configure()
+        env.warn_unknown()
+        parent = MPI.COMM_WORLD if comm is None else getattr(comm, "mpi", comm)
+        if not isinstance(parent, MPI.Comm):
+            raise TypeError(f"comm must be an mpi4py communicator or a Communicator, not {type(comm).__name__}")
+        if parent == MPI.COMM_NULL:
+            raise ValueError("comm is MPI.COMM_NULL: this rank is not in the communicator")
+        lifecycle.register()
+        self._mpi = parent.Dup()
+        self._run: Any = Runner(self._mpi)
+        self._messages: Any = Messages(self._run)
+        self.rank: int = self._run.rank
+        self.size: int = self._run.size
+        lifecycle.living.append(self)
+
+    def Free(self) -> None:
+        """Release the communicator; collective. ``ValueError`` while requests of it are still active."""
+        if isinstance(self._run, _Freed):
+            return
+        self._run.close()
+        lifecycle.living.remove(self)
+        self._run = self._messages = _Freed()
+        self._mpi.Free()
+
+    def __enter__(self) -> Communicator:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, tb: TracebackType | None) -> None:
+        # After an exception the other ranks may be elsewhere: a collective release could wait for them for ever.
+        if kind is None:
+            self.Free()
+
+    # --- what it is ---------------------------------------------------------------------------------------------------
+
+    def Get_rank(self) -> int:
+        """Return this process's rank."""
+        return self.rank
+
+    def Get_size(self) -> int:
+        """Return the number of ranks."""
+        return self.size
+
+    @property
+    def mpi(self) -> Any:
+        """The private MPI communicator of the same ranks."""
+        return self._mpi
+
+    @property
+    def topology(self) -> Topology:
+        """The islands of this communicator."""
+        topology: Topology = self._run.topology
+        return topology
+
+    def plan_summary(self) -> str:
+        """Describe the islands and the plans used so far, one line per kind of call."""
+        lines = [self._run.topology.describe()]
+        for label, choice in self._run.used.items():
+            pieces = f", {choice.fragments} fragments" if choice.fragments > 1 else ""
+            lines.append(f"{label}: {choice.algorithm}{pieces}")
+        return "\n".join(lines)
+
+    def stats(self) -> dict[str, float]:
+        """Return ``calls``, ``seconds`` (from start to end) and ``bytes`` (of the callers' buffers) of collectives."""
+        return dict(self._run.stats())
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} rank {self.rank} of {self.size}>"
+
+    def __getattr__(self, name: str) -> Any:
+        # Methods for pickled objects, and what else MPI knows of these ranks. Its other buffer methods are not ours to
+        # give: they would run on the host and across no bridge.
+        lower = not name[:1].isupper() or name.startswith(("Get_", "Is_", "Set_"))
+        if name.startswith("_") or not lower:
+            raise AttributeError(f"Communicator has no {name}; comm.mpi.{name} is MPI's own, for host memory")
+        return getattr(self._mpi, name)
+
+    # --- blocking collectives ----------------------------------------------------------------------------------------
+
+    def Barrier(self) -> None:
+        """Wait until all ranks have called."""
+        self._run.blocking("barrier", None, None)
+
+    def Bcast(self, buf: Any, root: int = 0) -> None:
+        """Send the root's buffer to all ranks."""
+        self._run.blocking("bcast", None, buf, None, root)
+
+    def Reduce(self, sendbuf: Any, recvbuf: Any, op: Any = SUM, root: int = 0) -> None:
+        """Reduce all vectors to the root."""
+        self._run.blocking("reduce", sendbuf, recvbuf, op, root)
+
+    def Allreduce(self, sendbuf: Any, recvbuf: Any, op: Any = SUM) -> None:
+        """Reduce all vectors and give every rank the result."""
+        self._run.blocking("allreduce", sendbuf, recvbuf, op)
+
+    def Reduce_scatter_block(self, sendbuf: Any, recvbuf: Any, op: Any = SUM) -> None:
+        """Reduce all vectors and give rank r the r-th of equal blocks."""
+        self._run.blocking("reduce_scatter_block", sendbuf, recvbuf, op)
+
+    def Reduce_scatter(self, sendbuf: Any, recvbuf: Any, recvcounts: Any = None, op: Any = SUM) -> None:
+        """Reduce all vectors and give rank r the r-th block, of ``recvcounts[r]`` elements."""
+        self._run.blocking("reduce_scatter", sendbuf, recvbuf, op, -1, recvcounts)
+
+    def Gather(self, sendbuf: Any, recvbuf: Any, root: int = 0) -> None:
+        """Collect equal blocks at the root."""
+        self._run.blocking("gather", sendbuf, recvbuf, None, root)
+
+    def Gatherv(self, sendbuf: Any, recvbuf: Any, root: int = 0) -> None:
+        """Collect blocks of any size at the root."""
+        self._run.blocking("gatherv", sendbuf, recvbuf, None, root)
+
+    def Scatter(self, sendbuf: Any, recvbuf: Any, root: int = 0) -> None:
+        """Give each rank one of the root's equal blocks."""
+        self._run.blocking("scatter", sendbuf, recvbuf, None, root)
+
+    def Scatterv(self, sendbuf: Any, recvbuf: Any, root: int = 0) -> None:
+        """Give each rank one of the root's blocks of any size."""
+        self._run.blocking("scatterv", sendbuf, recvbuf, None, root)
+
+    def Allgather(self, sendbuf: Any, recvbuf: Any) -> None:
+        """Collect equal blocks at every rank."""
+        self._run.blocking("allgather", sendbuf, recvbuf)
+
+    def Allgatherv(self, sendbuf: Any, recvbuf: Any) -> None:
+        """Collect blocks of any size at every rank."""
+        self._run.blocking("allgatherv", sendbuf, recvbuf)
+
+    def Alltoall(self, sendbuf: Any, recvbuf: Any) -> None:
+        """Send an equal block from every rank to every rank."""
+        self._run.blocking("alltoall", sendbuf, recvbuf)
+
+    def Alltoallv(self, sendbuf: Any, recvbuf: Any) -> None:
+        """Send a block of any size from every rank to every rank."""
+        self._run.blocking("alltoallv", sendbuf, recvbuf)
+
+    def Scan(self, sendbuf: Any, recvbuf: Any, op: Any = SUM) -> None:
+        """Reduce the vectors of the ranks up to this one."""
+        self._run.blocking("scan", sendbuf, recvbuf, op)
+
+    def Exscan(self, sendbuf: Any, recvbuf: Any, op: Any = SUM) -> None:
+        """Reduce the vectors of the ranks before this one; rank 0's result is left alone."""
+        self._run.blocking("exscan", sendbuf, recvbuf, op)
+
+    # --- non-blocking collectives ------------------------------------------------------------------------------------
+
+    def Ibarrier(self) -> Request:
+        """Start ``Barrier``."""
+        return self._run.start("barrier", None, None)
+
+    def Ibcast(self, buf: Any, root: int = 0) -> Request:
+        """Start ``Bcast``."""
+        return self._run.start("bcast", None, buf, None, root)
+
+    def Ireduce(self, sendbuf: Any, recvbuf: Any, op: Any = SUM, root: int = 0) -> Request:
+        """Start ``Reduce``."""
+        return self._run.start("reduce", sendbuf, recvbuf, op, root)
+
+    def Iallreduce(self, sendbuf: Any, recvbuf: Any, op: Any = SUM) -> Request:
+        """Start ``Allreduce``."""
+        return self._run.start("allreduce", sendbuf, recvbuf, op)
+
+    def Ireduce_scatter_block(self, sendbuf: Any, recvbuf: Any, op: Any = SUM) -> Request:
+        """Start ``Reduce_scatter_block``."""
+        return self._run.start("reduce_scatter_block", sendbuf, recvbuf, op)
+
+    def Ireduce_scatter(self, sendbuf: Any, recvbuf: Any, recvcounts: Any = None, op: Any = SUM) -> Request:
+        """Start ``Reduce_scatter``."""
+        return self._run.start("reduce_scatter", sendbuf, recvbuf, op, -1, recvcounts)
+
+    def Igather(self, sendbuf: Any, recvbuf: Any, root: int = 0) -> Request:
+        """Start ``Gather``."""
+        return self._run.start("gather", sendbuf, recvbuf, None, root)
+
+    def Igatherv(self, sendbuf: Any, recvbuf: Any, root: int = 0) -> Request:
+        """Start ``Gatherv``."""
+        return self._run.start("gatherv", sendbuf, recvbuf, None, root)
+
+    def Iscatter(self, sendbuf: Any, recvbuf: Any, root: int = 0) -> Request:
+        """Start ``Scatter``."""
+        return self._run.start("scatter", sendbuf, recvbuf, None, root)
+
+    def Iscatterv(self, sendbuf: Any, recvbuf: Any, root: int = 0) -> Request:
+        """Start ``Scatterv``."""
+        return self._run.start("scatterv", sendbuf, recvbuf, None, root)
+
+    def Iallgather(self, sendbuf: Any, recvbuf: Any) -> Request:
+        """Start ``Allgather``."""
+        return self._run.start("allgather", sendbuf, recvbuf)
+
+    def Iallgatherv(self, sendbuf: Any, recvbuf: Any) -> Request:
+        """Start ``Allgatherv``."""
+        return self._run.start("allgatherv", sendbuf, recvbuf)
+
+    def Ialltoall(self, sendbuf: Any, recvbuf: Any) -> Request:
+        """Start ``Alltoall``."""
+        return self._run.start("alltoall", sendbuf, recvbuf)
+
+    def Ialltoallv(self, sendbuf: Any, recvbuf: Any) -> Request:
+        """Start ``Alltoallv``."""
+        return self._run.start("alltoallv", sendbuf, recvbuf)
+
+    def Iscan(self, sendbuf: Any, recvbuf: Any, op: Any = SUM) -> Request:
+        """Start ``Scan``."""
+        return self._run.start("scan", sendbuf, recvbuf, op)
+
+    def Iexscan(self, sendbuf: Any, recvbuf: Any, op: Any = SUM) -> Request:
+        """Start ``Exscan``."""
+        return self._run.start("exscan", sendbuf, recvbuf, op)
+
+    # --- persistent collectives --------------------------------------------------------------------------------------
+
+    def Barrier_init(self) -> PersistentRequest:
+        """Set up a ``Barrier`` that can be started many times."""
+        return self._run.persistent("barrier", None, None)
+
+    def Bcast_init(self, buf: Any, root: int = 0) -> PersistentRequest:
+        """Set up a ``Bcast`` that can be started many times."""
+        return self._run.persistent("bcast", None, buf, None, root)
+
+    def Reduce_init(self, sendbuf: Any, recvbuf: Any, op: Any = SUM, root: int = 0) -> PersistentRequest:
+        """Set up a ``Reduce`` that can be started many times."""
+        return self._run.persistent("reduce", sendbuf, recvbuf, op, root)
+
+    def Allreduce_init(self, sendbuf: Any, recvbuf: Any, op: Any = SUM) -> PersistentRequest:
+        """Set up a ``Allreduce`` that can be started many times."""
+        return self._run.persistent("allreduce", sendbuf, recvbuf, op)
+
+    def Reduce_scatter_block_init(self, sendbuf: Any, recvbuf: Any, op: Any = SUM) -> PersistentRequest:
+        """Set up a ``Reduce_scatter_block`` that can be started many times."""
+        return self._run.persistent("reduce_scatter_block", sendbuf, recvbuf, op)
+
+    def Reduce_scatter_init(self, sendbuf: Any, recvbuf: Any, recvcounts: Any = None, op: Any = SUM) -> PersistentRequest:
+        """Set up a ``Reduce_scatter`` that can be started many times."""
+        return self._run.persistent("reduce_scatter", sendbuf, recvbuf, op, -1, recvcounts)
+
+    def Gather_init(self, sendbuf: Any, recvbuf: Any, root: int = 0) -> PersistentRequest:
+        """Set up a ``Gather`` that can be started many times."""
+        return self._run.persistent("gather", sendbuf, recvbuf, None, root)
+
+    def Gatherv_init(self, sendbuf: Any, recvbuf: Any, root: int = 0) -> PersistentRequest:
+        """Set up a ``Gatherv`` that can be started many times."""
+        return self._run.persistent("gatherv", sendbuf, recvbuf, None, root)
+
+    def Scatter_init(self, sendbuf: Any, recvbuf: Any, root: int = 0) -> PersistentRequest:
+        """Set up a ``Scatter`` that can be started many times."""
+        return self._run.persistent("scatter", sendbuf, recvbuf, None, root)
+
+    def Scatterv_init(self, sendbuf: Any, recvbuf: Any, root: int = 0) -> PersistentRequest:
+        """Set up a ``Scatterv`` that can be started many times."""
+        return self._run.persistent("scatterv", sendbuf, recvbuf, None, root)
+
+    def Allgather_init(self, sendbuf: Any, recvbuf: Any) -> PersistentRequest:
+        """Set up a ``Allgather`` that can be started many times."""
+        return self._run.persistent("allgather", sendbuf, recvbuf)
+
+    def Allgatherv_init(self, sendbuf: Any, recvbuf: Any) -> PersistentRequest:
+        """Set up a ``Allgatherv`` that can be started many times."""
+        return self._run.persistent("allgatherv", sendbuf, recvbuf)
+
+    def Alltoall_init(self, sendbuf: Any, recvbuf: Any) -> PersistentRequest:
+        """Set up a ``Alltoall`` that can be started many times."""
+        return self._run.persistent("alltoall", sendbuf, recvbuf)
+
+    def Alltoallv_init(self, sendbuf: Any, recvbuf: Any) -> PersistentRequest:
+        """Set up a ``Alltoallv`` that can be started many times."""
+        return self._run.persistent("alltoallv", sendbuf, recvbuf)
+
+    def Scan_init(self, sendbuf: Any, recvbuf: Any, op: Any = SUM) -> PersistentRequest:
+        """Set up a ``Scan`` that can be started many times."""
+        return self._run.persistent("scan", sendbuf, recvbuf, op)
+
+    def Exscan_init(self, sendbuf: Any, recvbuf: Any, op: Any = SUM) -> PersistentRequest:
+        """Set up a ``Exscan`` that can be started many times."""
+        return self._run.persistent("exscan", sendbuf, recvbuf, op)
+
+    # --- messages -----------------------------------------------------------------------------------------------------
+
+    def Send(self, buf: Any, dest: int, tag: int = 0) -> None:
+        """Send a message; returns when the buffer may be reused."""
+        self._messages.wait(self._messages.isend(buf, dest, tag))
+
+    def Ssend(self, buf: Any, dest: int, tag: int = 0) -> None:
+        """Send a message; returns when the receiver has begun to receive it."""
+        self._messages.wait(self._messages.isend(buf, dest, tag, sync=True))
+
+    def Isend(self, buf: Any, dest: int, tag: int = 0) -> Request:
+        """Start a send."""
+        request: Request = self._messages.isend(buf, dest, tag)
+        return request
+
+    def Issend(self, buf: Any, dest: int, tag: int = 0) -> Request:
+        """Start a send that finishes when the receiver has begun to receive it."""
+        request: Request = self._messages.isend(buf, dest, tag, sync=True)
+        return request
+
+    def Recv(self, buf: Any, source: int | None = None, tag: int | None = None, status: Any = None) -> None:
+        """Receive a message; from any source and with any tag by default."""
+        self._messages.wait(self._messages.irecv(buf, *self._wild(source, tag)), status)
+
+    def Irecv(self, buf: Any, source: int | None = None, tag: int | None = None) -> Request:
+        """Start a receive."""
+        request: Request = self._messages.irecv(buf, *self._wild(source, tag))
+        return request
+
+    def Sendrecv(
+        self,
+        sendbuf: Any,
+        dest: int,
+        sendtag: int = 0,
+        recvbuf: Any = None,
+        source: int | None = None,
+        recvtag: int | None = None,
+        status: Any = None,
+    ) -> None:
+        """Send one message and receive another, whatever the order on the other side."""
+        incoming = self._messages.irecv(recvbuf, *self._wild(source, recvtag))
+        outgoing = self._messages.isend(sendbuf, dest, sendtag)
+        self._messages.wait(incoming, status)
+        self._messages.wait(outgoing)
+
+    def _wild(self, source: int | None, tag: int | None) -> tuple[int, int]:
+        messages = self._messages
+        return messages.any_source if source is None else source, messages.any_tag if tag is None else tag

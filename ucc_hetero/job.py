@@ -1,0 +1,186 @@
+"""What ranks share before any communicator exists: UCC libraries, contexts, and workers, made once per set of processes.
+
+A native context spans one island and may use every transport; the bridge context spans the job and uses ``ucp,self``
+with settings that are forced equal. Communicators only make teams from them.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from typing import Any
+
+from . import agreement, env, log, ucc, ucx
+from .agreement import Facts
+from .discover import HostIdentity, cores, host_identity
+from .native import lib, load
+from .oob import MPIExchange
+from .topology import Topology, emulated_vendors
+
+__all__ = ["Job", "Process", "all_jobs", "close_all", "job_of", "process", "vendor_of"]
+
+#: Rounds that a waiter spins before it yields, where every rank of the host has a core of its own.
+SPIN_ROUNDS = 2000
+
+
+class Process:
+    """This process's share: the two libraries, one UCX worker, and what it publishes of itself."""
+
+    def __init__(self) -> None:
+        self.libraries = load()
+        agreement.apply_settings()
+        self.name = secrets.token_hex(8)
+        self.host: HostIdentity = host_identity()
+        self.ucx = ucx.Context()
+        self.worker = self.ucx.worker()
+        self.endpoints: dict[str, ucx.Endpoint] = {}
+        self._libs: dict[str, ucc.Lib] = {}
+
+    def library(self, prefix: str) -> ucc.Lib:
+        """The UCC library that reads the environment under ``prefix``."""
+        if prefix not in self._libs:
+            self._libs[prefix] = ucc.Lib(prefix)
+        return self._libs[prefix]
+
+    def facts(self, vendor: str, device: int, version: str) -> Facts:
+        """What this rank publishes."""
+        return Facts(
+            process=self.name,
+            package=version,
+            ucc=self.libraries.ucc_version,
+            ucx=self.libraries.ucx_version,
+            memory_types=tuple(self.ucx.memory_types()),
+            settings=agreement.steering(),
+            byteorder=agreement.BYTEORDER,
+            host=self.host,
+            vendor=vendor,
+            device=device,
+            address=self.worker.address,
+        )
+
+    def endpoint(self, facts: Facts) -> ucx.Endpoint:
+        """The connection to another process, made at first use."""
+        found = self.endpoints.get(facts.process)
+        if found is None:
+            found = self.endpoints[facts.process] = self.worker.connect(facts.address)
+        return found
+
+    def close(self) -> None:
+        """Release everything; contexts must be gone and nothing in flight."""
+        for endpoint in self.endpoints.values():
+            endpoint.close(timeout=1.0)
+        self.endpoints.clear()
+        self.worker.close()
+        self.ucx.close()
+        for library in self._libs.values():
+            library.close()
+        self._libs.clear()
+
+
+class Job:
+    """The contexts of one set of processes. Collective to create over ``comm``, which is used for the exchanges."""
+
+    def __init__(self, process: Process, comm: Any, everyone: list[Facts], topology: Topology) -> None:
+        self.process = process
+        self.facts = everyone
+        self.rank = comm.Get_rank()
+        self.index = {f.process: i for i, f in enumerate(everyone)}
+        self.topology = topology
+        self._comms: list[Any] = []
+        island = topology.islands[topology.island_of[self.rank]]
+        self.island_index = {rank: i for i, rank in enumerate(island.ranks)}
+        self.native: ucc.Context | None = None
+        self.bridge: ucc.Context | None = None
+        #: Used at the end, when all ranks leave together.
+        self.comm = comm.Dup()
+        sub = comm.Split(island.index, self.rank)
+        self._comms += [self.comm, sub]
+        if island.size > 1:
+            self.native = process.library(agreement.NATIVE_PREFIX).context(MPIExchange(sub))
+        if not topology.flat:
+            whole = comm.Dup()
+            self._comms.append(whole)
+            self.bridge = process.library(agreement.BRIDGE_PREFIX).context(MPIExchange(whole))
+        self._pace()
+        log.log("init").info(
+            "job of %d ranks in %d islands; native context of %d ranks%s",
+            topology.size, len(topology.islands), island.size, "" if topology.flat else ", bridge context of all",
+        )  # fmt: skip
+
+    def _pace(self) -> None:
+        """Waiters yield at once where ranks outnumber cores, and spin first where they do not."""
+        here = sum(f.host.node == self.process.host.node for f in self.facts)
+        lib.ucch_set_spin(SPIN_ROUNDS if here <= cores() else 0)
+
+    def contains(self, processes: list[str]) -> bool:
+        """True when all of ``processes`` took part in this job."""
+        return all(name in self.index for name in processes)
+
+    def close(self) -> None:
+        """Destroy the contexts; collective among the ranks."""
+        for context in (self.bridge, self.native):
+            if context is not None:
+                context.close()
+        self.bridge = self.native = None
+        for comm in self._comms:
+            comm.Free()
+        self._comms.clear()
+
+
+_process: Process | None = None
+_jobs: list[Job] = []
+
+
+def process() -> Process:
+    """This process's libraries and worker, made at first use."""
+    global _process
+    if _process is None:
+        _process = Process()
+    return _process
+
+
+def vendor_of(world_rank: int, world_size: int) -> str:
+    """Whose memory this rank's buffers live in: as emulated (``UCCH_EMULATE``), else plain host memory."""
+    layout = env.get("EMULATE")
+    return emulated_vendors(layout, world_size)[world_rank] if layout else "host"
+
+
+def job_of(comm: Any, everyone: list[Facts], vendors: list[str]) -> Job:
+    """The job that these processes share: the first one that holds all of them, or a new one (collective).
+
+    Ranks that share several jobs joined them in the same order, so that all find the same one.
+    """
+    names = [f.process for f in everyone]
+    for job in _jobs:
+        if job.contains(names):
+            return job
+    nodes: dict[tuple[str, ...], int] = {}
+    hosts = [nodes.setdefault(f.host.node, len(nodes)) for f in everyone]
+    job = Job(process(), comm, everyone, Topology.group(vendors, hosts))
+    _jobs.append(job)
+    return job
+
+
+def all_jobs() -> list[Job]:
+    """The jobs that this process is part of, in order of creation."""
+    return list(_jobs)
+
+
+def close_all() -> None:
+    """Destroy every job and the process's own resources; collective among all their ranks."""
+    global _process
+    while _jobs:
+        _jobs.pop().close()
+    if _process is not None:
+        _process.close()
+        _process = None
+
+
+def _after_fork() -> None:
+    """A child has none of its parent's connections; it must not touch them either."""
+    global _process
+    _jobs.clear()
+    _process = None
+
+
+os.register_at_fork(after_in_child=_after_fork)

@@ -1,0 +1,482 @@
+"""Runs the collectives of one communicator: binds arguments, chooses, plans, lowers, starts, waits, explains failures."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from . import agreement, env, job, log
+from ._version import __version__
+from .binding import Bound, bind
+from .buffers import Buffer, pack, unpack
+from .collectives import ROWS, Call, elements
+from .engine import Lowering, Program, lower
+from .errors import (
+    AgreementError,
+    CollectiveError,
+    CollectiveTimeout,
+    MismatchError,
+    NotSupported,
+    PeerError,
+    UCCHError,
+)
+from .liveness import Board
+from .native import ffi, lib
+from .ops import op_of
+from .request import SLICE, PersistentRequest, Request, wait_op
+from .select import Choice, Tuning, choose, make_plan
+from .teams import Teams
+from .topology import Topology
+from .types import DTYPES, OPS, DType, Op, Reduction, reduction
+from .ucc import status_name
+
+__all__ = ["Runner"]
+
+_ndarray = np.ndarray
+_from_buffer = ffi.from_buffer
+_run = lib.ucch_program_run
+_NULL = ffi.NULL
+
+#: Idle programs of one kind that are kept; more would only be needed by that many identical calls in flight.
+_SPARE = 4
+#: Kinds of calls remembered before the oldest is dropped.
+_KINDS = 512
+
+#: Programs and buffers of calls that failed or were dropped while libucc still used them; never freed.
+_graveyard: list[object] = []
+
+
+class _Prepared:
+    """A bound call with its program, addresses, and what to do after it."""
+
+    __slots__ = ("bound", "label", "pool", "program", "recv", "send", "unpack")
+
+    def __init__(self, bound: Bound, pool: list[Program], program: Program, label: str) -> None:
+        self.bound, self.pool, self.program, self.label = bound, pool, program, label
+        self.send: Any = _NULL
+        self.recv: Any = _NULL
+        #: (packed copy, the caller's buffer) when the result has to be spread out.
+        self.unpack: tuple[Buffer, Buffer] | None = None
+
+
+class Runner:
+    """Everything that the collectives of one communicator need. Collective to create."""
+
+    def __init__(self, mpi: Any) -> None:
+        self.mpi = mpi
+        self.rank, self.size = int(mpi.Get_rank()), int(mpi.Get_size())
+        timeout = env.get("TIMEOUT")
+        #: Seconds after which a call fails; 0 = never.
+        self.timeout = 0.0 if math.isinf(timeout) else float(timeout)
+        self.check = bool(env.get("CHECK"))
+        #: Why the communicator can no longer be used; empty while it can.
+        self.broken = ""
+        self.used: dict[str, Choice] = {}
+        self._programs: dict[tuple[Lowering, str], list[Program]] = {}
+        self._fast: dict[tuple[Any, ...], Program] = {}
+        self._active = 0
+        self._orphans: list[tuple[Any, object]] = []
+        self._join()
+
+    # --- creation -------------------------------------------------------------------------------------------------------
+
+    def _join(self) -> None:
+        """Exchange facts, agree, and make what the ranks share."""
+        from mpi4py import MPI
+
+        world = MPI.COMM_WORLD
+        self._in_place = MPI.IN_PLACE
+        failure = ""
+        try:
+            vendor = job.vendor_of(world.Get_rank(), world.Get_size())
+            mine: Any = (job.process().facts(vendor, 0, __version__), bytes(_ids))
+        except (UCCHError, ValueError) as error:
+            mine, failure = f"{type(error).__name__}: {error}", str(error)
+        everyone = self.mpi.allgather(mine)
+        bad = {rank: e for rank, e in enumerate(everyone) if isinstance(e, str)}
+        if bad:
+            if failure and len(bad) == self.size:
+                raise AgreementError(failure)
+            lines = "\n".join(f"  rank {rank}: {text}" for rank, text in bad.items())
+            raise AgreementError(f"some ranks of this job cannot take part:\n{lines}")
+        self.facts = [facts for facts, _ in everyone]
+        agreement.judge(self.facts)
+        self.id = _claim([ids for _, ids in everyone])
+        vendors = [f.vendor for f in self.facts]
+        nodes: dict[tuple[str, ...], int] = {}
+        self.topology = Topology.group(vendors, [nodes.setdefault(f.host.node, len(nodes)) for f in self.facts])
+        self.tuning = Tuning.parse(env.get("TUNE"))
+        self.job = job.job_of(self.mpi, self.facts, vendors)
+        members = [self.job.index[f.process] for f in self.facts]
+        self.board = Board(self.mpi, [f.host.memory for f in self.facts])
+        self.teams = Teams(self.job, members, self.rank, self.timeout or 3600.0)
+        self._first_teams()
+        log.set_rank(world.Get_rank(), vendors[self.rank])
+
+    def _first_teams(self) -> None:
+        """Make the teams that nearly every plan needs and try them; all ranks learn whether all of them work."""
+        failure: Exception | None = None
+        try:
+            island = self.topology.islands[self.topology.island_of[self.rank]]
+            if island.size > 1:
+                self.teams.get(island.ranks, "native")
+            if not self.topology.flat:
+                self.teams.get(tuple(range(self.size)), "bridge")
+        except UCCHError as error:
+            failure = error
+        texts = self.mpi.allgather(str(failure) if failure else "")
+        if failure is not None:
+            raise failure
+        bad = [(rank, text) for rank, text in enumerate(texts) if text]
+        if bad:
+            raise CollectiveError(f"rank {bad[0][0]} could not create its teams: {bad[0][1]}")
+
+    # --- calls ----------------------------------------------------------------------------------------------------------
+
+    def blocking(
+        self, name: str, send: Any, recv: Any, op: Any = None, root: int = -1, recvcounts: Any = None
+    ) -> None:
+        """Run a collective to its end."""
+        # The usual call, two plain arrays as last time, does nothing but look up, take addresses and run.
+        key = self._key(name, send, recv, op, root) if recvcounts is None else None
+        program = self._fast.get(key) if key is not None else None
+        if program is not None and not self.broken:
+            try:
+                into = _NULL if recv is None else _from_buffer(recv, True)
+                outof = _from_buffer(send) if type(send) is _ndarray else _NULL
+            except (BufferError, ValueError, TypeError):
+                pass  # read-only, strided or exotic: the binder handles or refuses it
+            else:
+                state = _run(program.handle, outof, into, self.timeout, SLICE)
+                if state == 1:
+                    return
+                if state >= 0:
+                    self._wait(program, state, (send, recv), name)
+                    return
+        prepared = self._prepare(name, send, recv, op, root, recvcounts, exchange=True)
+        if prepared is None:
+            return
+        program = prepared.program
+        state = _run(program.handle, prepared.send, prepared.recv, self.timeout, SLICE)
+        if state < 0:
+            raise CollectiveError(f"rank {self.rank}: {prepared.label} could not be started ({state})")
+        self._wait(program, state, prepared, prepared.label)
+        self._finish(prepared)
+        if key is not None and not self.check and self._plain(prepared, send, recv):
+            if len(self._fast) >= _KINDS:
+                self._fast.clear()
+            # The fast table keeps the program to itself: it is no longer in the pool.
+            self._fast[key] = program
+        else:
+            self._give_back(prepared)
+
+    def _key(self, name: str, send: Any, recv: Any, op: Any, root: int) -> tuple[Any, ...] | None:
+        """What tells calls with plain arrays apart; None for anything else. In place counts as no send buffer."""
+        if type(send) is _ndarray:
+            outof = send.dtype, send.size
+        elif send is None or send is self._in_place:
+            outof = None
+        else:
+            return None
+        if type(recv) is _ndarray:
+            return name, outof, recv.dtype, recv.size, op, root
+        return (name, outof, op, root) if recv is None else None
+
+    def _plain(self, prepared: _Prepared, send: Any, recv: Any) -> bool:
+        """Whether addresses are all that changes from one such call to the next."""
+        bound = prepared.bound
+        return (
+            prepared.unpack is None
+            and not bound.local
+            and (type(send) is _ndarray) == (bound.send is not None)
+            and (recv is None) == (bound.recv is None)
+            and (recv is None or recv.size > 0)
+        )
+
+    def start(self, name: str, send: Any, recv: Any, op: Any = None, root: int = -1, recvcounts: Any = None) -> Request:
+        """Start a collective and return its request."""
+        prepared = self._prepare(name, send, recv, op, root, recvcounts, exchange=False)
+        if prepared is None:
+            return _finished()
+        lib.ucch_progress_thread(1)
+        state = lib.ucch_program_start(prepared.program.handle, prepared.send, prepared.recv, self.timeout)
+        if state < 0:
+            raise CollectiveError(f"rank {self.rank}: {prepared.label} could not be started ({state})")
+        self._active += 1
+
+        def finish(state: int, status: Any) -> None:
+            self._active -= 1
+            self._judge(prepared.program, state, prepared, prepared.label)
+            self._finish(prepared)
+            self._give_back(prepared)
+
+        return Request(prepared.program.op, prepared, finish)
+
+    def persistent(
+        self, name: str, send: Any, recv: Any, op: Any = None, root: int = -1, recvcounts: Any = None
+    ) -> PersistentRequest:
+        """Set a collective up once, to be started many times."""
+        prepared = self._prepare(name, send, recv, op, root, recvcounts, exchange=True)
+        if prepared is None:
+            idle = ffi.gc(lib.ucch_message_new(), lib.ucch_message_free)
+            return PersistentRequest(lib.ucch_message_op(idle), idle, lambda: None, lambda *_: None, lambda: None)
+        handle, timeout = prepared.program.handle, self.timeout
+        status = lib.ucch_program_persist(handle, prepared.send, prepared.recv)
+        if status < 0:
+            raise CollectiveError(f"rank {self.rank}: {prepared.label}: {status_name(status)}")
+        lib.ucch_progress_thread(1)
+        into, outof, begin = prepared.send, prepared.recv, lib.ucch_program_start
+        simple = prepared.unpack is None
+
+        def start() -> None:
+            if self.broken or not simple:
+                self._usable()
+                self._repack(prepared)
+            state = begin(handle, into, outof, timeout)
+            if state < 0:
+                raise CollectiveError(f"rank {self.rank}: {prepared.label} could not be started ({state})")
+
+        def finish(state: int, status: Any) -> None:
+            if state != 1:
+                self._judge(prepared.program, state, prepared, prepared.label)
+            if not simple:
+                self._finish(prepared)
+
+        return PersistentRequest(prepared.program.op, prepared, start, finish, lambda: None)
+
+    # --- preparing ------------------------------------------------------------------------------------------------------
+
+    def _usable(self) -> None:
+        if self.broken:
+            raise CollectiveError(
+                f"rank {self.rank}: this communicator can no longer be used ({self.broken}); "
+                "free it and make a new one from the MPI communicator"
+            )
+        if self._orphans:
+            self._orphans = [(op, keep) for op, keep in self._orphans if not lib.ucch_test(op)]
+
+    def _prepare(
+        self, name: str, send: Any, recv: Any, op: Any, root: int, recvcounts: Any, *, exchange: bool
+    ) -> _Prepared | None:
+        """Bind, choose, plan and lower a call, or return None when there is nothing to do."""
+        self._usable()
+        bound = bind(name, self.size, self.rank, send, recv, root, recvcounts)
+        how, ours = self._reduction(name, bound.dtype, op)
+        if self.size == 1 and name == "barrier":
+            return None
+        if bound.local and exchange:
+            bound = self._complete(bound)
+        label = self._label(bound, ours)
+        if self.check:
+            self._compare(label)
+        return self._lowered(bound, how, ours, label)
+
+    def _lowered(self, bound: Bound, how: Reduction | None, op: Op | None, label: str) -> _Prepared:
+        dtype = bound.dtype or DTYPES["uint8"]
+        compute = how.compute if how else dtype
+        what = Lowering(
+            call=bound.call,
+            dtype=dtype if how is None or how.compute.name != "uint8" else how.compute,
+            compute=compute,
+            op=how.op.code if how else 0,
+            divisor=self.size if how and how.divide else 0,
+            in_place=bound.in_place,
+            send_displs=bound.send_displs,
+            recv_displs=bound.recv_displs,
+        )
+        pool = self._programs.get((what, label))
+        if pool is None:
+            if len(self._programs) >= _KINDS:
+                self._programs.pop(next(iter(self._programs)))
+            pool = self._programs[what, label] = []
+        program = pool.pop() if pool else self._build(what, bound, op, label)
+        prepared = _Prepared(bound, pool, program, label)
+        self._addresses(prepared)
+        return prepared
+
+    def _build(self, what: Lowering, bound: Bound, op: Op | None, label: str) -> Program:
+        call = what.call
+        if bound.local:
+            choice = Choice("flat")
+        else:
+            choice = choose(self.topology, call.collective, elements(call) * what.dtype.itemsize, op, self.tuning)
+        plan = make_plan(self.topology, call, choice)
+        self.used[label] = choice
+        program = lower(plan, self.rank, what, self.teams, self.board, self.id << 52 | 1 << 51, label)
+        total = sum(b.nbytes for b in (bound.send, bound.recv) if b is not None)
+        lib.ucch_program_bytes(program.handle, total)
+        return program
+
+    def _addresses(self, prepared: _Prepared) -> None:
+        bound = prepared.bound
+        if bound.send is not None:
+            source = pack(bound.send)
+            prepared.send = ffi.cast("void *", source.ptr)
+            prepared.bound = bound = bound._replace(send=source)
+        if bound.recv is not None:
+            # Also filled beforehand: in place it holds the input, and gaps between segments keep their contents.
+            target = pack(bound.recv)
+            if target is not bound.recv:
+                prepared.unpack = (target, bound.recv)
+            prepared.recv = ffi.cast("void *", target.ptr)
+
+    def _repack(self, prepared: _Prepared) -> None:
+        if prepared.unpack is not None:
+            target, original = prepared.unpack
+            fresh = pack(original)
+            ffi.memmove(prepared.recv, ffi.cast("void *", fresh.ptr), target.nbytes)
+
+    def _finish(self, prepared: _Prepared) -> None:
+        if prepared.unpack is not None:
+            unpack(*prepared.unpack)
+
+    def _give_back(self, prepared: _Prepared) -> None:
+        if len(prepared.pool) < _SPARE:
+            prepared.pool.append(prepared.program)
+
+    def _reduction(self, name: str, dtype: DType | None, op: Any) -> tuple[Reduction | None, Op | None]:
+        if not ROWS[name].reduces:
+            return None, None
+        assert dtype is not None
+        ours = op_of(OPS["SUM"] if op is None else op)
+        how = reduction(dtype, ours) if ours is not None else None
+        if how is None:
+            raise NotSupported(
+                f"{name} on rank {self.rank}: {ours or op} on {dtype} is not supported on host memory; "
+                "docs/support.md lists what is"
+            )
+        return how, ours
+
+    def _complete(self, bound: Bound) -> Bound:
+        """Exchange the counts that only some ranks know, and compare what two of them know."""
+        call, me, p = bound.call, self.rank, self.size
+        if call.collective == "alltoallv":
+            rows = self.mpi.allgather(call.counts[me * p : (me + 1) * p])
+            counts = tuple(n for row in rows for n in row)
+            mine = call.counts[me::p]
+            wrong = [(r, rows[r][me], mine[r]) for r in range(p) if rows[r][me] != mine[r]]
+            if wrong:
+                self._vote(f"rank {wrong[0][0]} sends {wrong[0][1]} elements to rank {me}, which expects {wrong[0][2]}")
+            else:
+                self._vote("")
+        else:
+            counts = tuple(self.mpi.bcast(call.counts if me == call.root else None, root=call.root))
+            same = counts[me] == call.counts[me]
+            self._vote("" if same else f"the root counts {counts[me]} elements of rank {me}, which has {call.counts[me]}")
+        return bound._replace(call=call._replace(counts=counts), local=False)
+
+    def _vote(self, problem: str) -> None:
+        problems = [p for p in self.mpi.allgather(problem) if p]
+        if problems:
+            raise MismatchError(f"rank {self.rank}: {problems[0]}")
+
+    def _label(self, bound: Bound, op: Op | None) -> str:
+        """What the arrival board shows, equal on every rank of a correct call."""
+        call = bound.call
+        count = "" if bound.local or len(call.counts) != 1 else f"[{call.counts[0]}]"
+        parts = [call.collective, f"{bound.dtype}{count}" if bound.dtype else "", str(op or "")]
+        if call.root >= 0:
+            parts.append(f"root={call.root}")
+        return " ".join(p for p in parts if p)
+
+    def _compare(self, label: str) -> None:
+        """UCCH_CHECK: every rank's call compared before anything is sent."""
+        labels = self.mpi.allgather(label)
+        for rank, other in enumerate(labels):
+            if other != labels[0]:
+                raise MismatchError(f"rank {rank} called {other} while rank 0 called {labels[0]}")
+
+    # --- ends -----------------------------------------------------------------------------------------------------------
+
+    def _wait(self, program: Program, state: int, keep: object, label: str) -> None:
+        """Wait for a program that has been started; raise its failure."""
+        if state == 0:
+            try:
+                state = wait_op(program.op)
+            except BaseException:
+                self.broken = f"{label} was interrupted"
+                _graveyard.append((program, keep))
+                raise
+        self._judge(program, state, keep, label)
+
+    def _judge(self, program: Program, state: int, keep: object, label: str) -> None:
+        if state == 1:
+            return
+        error = ffi.new("ucch_error *")
+        lib.ucch_op_error(program.op, error)
+        failure = self._explain(error, label)
+        self.broken = str(failure)
+        _graveyard.append((program, keep))
+        raise failure
+
+    def _explain(self, error: Any, label: str) -> CollectiveError:
+        """The exception for a failed program, with what is known of the other ranks."""
+        status, seq = error.status, int(error.seq)
+        peer = self.board.rank_of(error.peer)
+        where = f"rank {self.rank}: {label} (call {seq} of this communicator)"
+        if status == lib.UCCH_FAIL_MISMATCH:
+            other = self.board.label(peer, seq) or "something else"
+            return MismatchError(f"{where}: rank {peer} called {other} instead")
+        if status == lib.UCCH_FAIL_PEER:
+            return PeerError(f"{where}: rank {peer} has left the job or died")
+        if status == lib.UCCH_FAIL_TIMEOUT:
+            missing = self.board.missing(seq)
+            who = f"; on this host rank(s) {missing} have not called it" if missing else ""
+            return CollectiveTimeout(
+                f"{where}: timeout, not complete after {error.elapsed:.3g} s (UCCH_TIMEOUT={self.timeout:g}){who}"
+            )
+        return CollectiveError(f"{where}: {status_name(status)} in step {error.step}")
+
+    def orphan(self, op: Any, keep: object) -> None:
+        """Keep a dropped request's program until it has finished."""
+        self._orphans.append((op, keep))
+
+    def stats(self) -> dict[str, float]:
+        """Finished calls, seconds from their starts to their ends, and bytes of the callers' buffers."""
+        calls, seconds, nbytes = ffi.new("uint64_t *"), ffi.new("double *"), ffi.new("uint64_t *")
+        lib.ucch_board_stats(self.board.native, calls, seconds, nbytes)
+        return {"calls": int(calls[0]), "seconds": float(seconds[0]), "bytes": int(nbytes[0])}
+
+    @property
+    def busy(self) -> int:
+        """Requests that were started and not yet waited for."""
+        return self._active + sum(not lib.ucch_test(op) for op, _ in self._orphans)
+
+    def close(self) -> None:
+        """Release teams and board; collective, with nothing in flight."""
+        if self.busy and not self.broken:
+            raise ValueError(f"rank {self.rank}: {self.busy} requests of this communicator are still active")
+        if not self.broken:
+            self._programs.clear()
+            self._fast.clear()
+            self.teams.close()
+            self.board.close()
+        else:
+            _graveyard.append((self.teams, self.board, self._programs))
+        _ids[self.id >> 3] &= ~(1 << (self.id & 7))
+
+
+#: Communicator numbers in use by this process, a bit each; part of every message tag.
+_ids = bytearray(512)
+
+
+def _claim(everyones: list[bytes]) -> int:
+    """The lowest number that is free on every rank."""
+    for byte in range(len(_ids)):
+        taken = 0
+        for ids in everyones:
+            taken |= ids[byte]
+        if taken != 0xFF:
+            bit = (~taken & (taken + 1)).bit_length() - 1
+            _ids[byte] |= 1 << bit
+            return byte * 8 + bit
+    raise UCCHError("4096 communicators exist already; Free those that are no longer used")
+
+
+def _finished() -> Request:
+    """A request of a call that had nothing to do."""
+    request = Request(None, None, lambda state, status: None)
+    request._done = True
+    return request

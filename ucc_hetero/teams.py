@@ -1,0 +1,75 @@
+"""Group of ranks -> UCC team, made at first use and kept by the communicator; creation order is equal on every rank."""
+
+from __future__ import annotations
+
+import time
+from array import array
+from collections.abc import Iterable, Sequence
+
+from . import ucc
+from .errors import CollectiveError
+from .job import Job
+from .plan import Step
+from .types import DTYPES, OPS
+
+__all__ = ["Teams"]
+
+
+class Teams:
+    """The teams of one communicator. ``members[r]`` is the job rank of communicator rank r."""
+
+    def __init__(self, job: Job, members: Sequence[int], rank: int, timeout: float) -> None:
+        self.job, self.members, self.rank, self.timeout = job, tuple(members), rank, timeout
+        self._teams: dict[tuple[tuple[int, ...], str], ucc.Team] = {}
+
+    def get(self, ranks: tuple[int, ...], link: str) -> ucc.Team:
+        """The team of these communicator ranks over ``native`` or ``bridge``; collective among them when new."""
+        team = self._teams.get((ranks, link))
+        if team is None:
+            team = self._teams[ranks, link] = self._create(ranks, link)
+        return team
+
+    def prepare(self, steps: Iterable[Step]) -> None:
+        """Make the teams of a plan that this rank belongs to, in the plan's order, which all ranks follow."""
+        for step in steps:
+            if step.link != "local" and step.kind != "message" and len(step.ranks) > 1:
+                self.get(step.ranks, step.link)
+
+    def _create(self, ranks: tuple[int, ...], link: str) -> ucc.Team:
+        job = self.job
+        context = job.native if link == "native" else job.bridge
+        places = [self.members[r] for r in ranks]
+        if link == "native":
+            places = [job.island_index[p] for p in places]
+        if context is None:
+            raise CollectiveError(f"rank {self.rank}: no {link} context for a team of ranks {list(ranks)}")
+        team = context.team(places, self.timeout)
+        self._canary(team, ranks, link)
+        return team
+
+    def _canary(self, team: ucc.Team, ranks: tuple[int, ...], link: str) -> None:
+        """A checked allreduce: libucc may report success with wrong data, and a team that does is of no use."""
+        mine = array("d", [1.0, float(team.rank)])
+        out = array("d", [-1.0, -1.0])
+        want = [float(team.size), team.size * (team.size - 1) / 2]
+        began = time.monotonic()
+        with team.collective(
+            ucc.Coll.ALLREDUCE, src=mine, dst=out, dtype=DTYPES["float64"], op=OPS["SUM"]
+        ) as request:
+            request.post()
+            request.wait(self.timeout)
+        if list(out) != want:
+            raise CollectiveError(
+                f"rank {self.rank}: the {link} team of ranks {list(ranks)} gave {list(out)} where {want} was due "
+                f"({time.monotonic() - began:.3g} s); its libraries cannot be trusted on these ranks: "
+                "`python -m ucc_hetero info` on each of them shows how they differ"
+            )
+
+    def __len__(self) -> int:
+        return len(self._teams)
+
+    def close(self) -> None:
+        """Destroy the teams, newest first; collective among the members of each."""
+        while self._teams:
+            _, team = self._teams.popitem()
+            team.close()
