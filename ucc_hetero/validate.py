@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import reduce
+from operator import or_
 from typing import NamedTuple
 
 from ucc_hetero.collectives import ROWS, Call, Shape, lengths
@@ -58,6 +60,8 @@ class _State:
     def __init__(self, plan: Plan, call: Call, in_place: bool, ordered: bool) -> None:
         self.plan = plan
         self.ordered = ordered
+        #: rank -> who it knows to have arrived, through barriers.
+        self.arrived = [mask_of((rank,)) for rank in range(call.ranks)]
         self.memory: dict[tuple[int, str], Memory] = {}
         self.base: dict[tuple[int, str], tuple[str, int]] = {}
         shape, row = Shape(call), ROWS[call.collective]
@@ -223,6 +227,10 @@ def _run(state: _State, step: Step, team: list[_Member]) -> None:
         out = [(team[i].dst[0], state.read(team[step.root].src[i])) for i in range(n)]
     elif kind == "alltoall":
         out = [(team[j].dst[i], state.read(team[i].src[j])) for i in range(n) for j in range(n)]
+    elif kind == "barrier":
+        known = reduce(or_, (state.arrived[rank] for rank in step.ranks))
+        for rank in step.ranks:
+            state.arrived[rank] = known
     elif kind == "combine":
         lower, higher = state.read(team[0].dst[0]), state.read(team[0].src[0])
         if state.ordered:
@@ -302,7 +310,12 @@ def _union(accesses: set[_Access]) -> list[_Access]:
 
 def _check_post(state: _State, call: Call) -> None:
     shape, row = Shape(call), ROWS[call.collective]
+    everybody = mask_of(range(call.ranks))
     for rank in range(call.ranks):
+        if call.collective == "barrier" and state.arrived[rank] != everybody:
+            raise InvalidPlan(
+                f"rank {rank} leaves before all have arrived: {_difference(state.arrived[rank], everybody)}"
+            )
         for expect in row.post(shape, rank):
             if not expect.count:
                 continue

@@ -1,0 +1,164 @@
+"""Every registered algorithm on random topologies and calls: proved symbolically, and run with numbers."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from plan_cases import Simulation, calls, drop, many_islands, mutate, steps, substitute, topologies
+
+from ucc_hetero import algorithms
+from ucc_hetero.collectives import ROWS, Call
+from ucc_hetero.plan import Plan
+from ucc_hetero.select import Choice, make_plan
+from ucc_hetero.topology import Topology
+from ucc_hetero.validate import InvalidPlan, validate
+
+SLOW = [HealthCheck.too_slow, HealthCheck.data_too_large]
+ORDERED = ("scan", "exscan")
+
+EVERY = [(collective, name) for collective in ROWS for name in algorithms.names(collective)]
+
+
+def plan_of(topology: Topology, call: Call, name: str, fragments: int) -> Plan:
+    # Past the cache: hypothesis would only fill it.
+    return make_plan.__wrapped__(topology, call, Choice(name, fragments))
+
+
+def is_ordered(collective: str, name: str) -> bool:
+    return collective in ORDERED or name == "ordered"
+
+
+def test_every_collective_has_a_flat_and_a_hierarchical_algorithm() -> None:
+    for collective in ROWS:
+        names = algorithms.names(collective)
+        assert "flat" in names
+        assert collective in ORDERED or {"tree", "split_rail"} & set(names)
+
+
+@pytest.mark.parametrize("collective, name", EVERY)
+@settings(max_examples=40, deadline=None, suppress_health_check=SLOW)
+@given(data=st.data())
+def test_valid(collective: str, name: str, data: st.DataObject) -> None:
+    topology = data.draw(topologies())
+    call = data.draw(calls(topology, (collective,)))
+    plan = plan_of(topology, call, name, data.draw(st.integers(1, 4)))
+    for in_place in (False, True):
+        validate(plan, topology, call, in_place, is_ordered(collective, name))
+
+
+@pytest.mark.parametrize("collective, name", EVERY)
+@settings(max_examples=10, deadline=None, suppress_health_check=SLOW)
+@given(data=st.data(), in_place=st.booleans(), seed=st.integers(0, 1 << 32))
+def test_right_in_any_order(collective: str, name: str, data: st.DataObject, in_place: bool, seed: int) -> None:
+    topology = data.draw(topologies(6))
+    call = data.draw(calls(topology, (collective,), 9))
+    simulation = Simulation(plan_of(topology, call, name, data.draw(st.integers(1, 3))), call, in_place, seed)
+    simulation.run()
+    assert simulation.right()
+
+
+@pytest.mark.parametrize("collective, name", EVERY)
+@settings(max_examples=2, deadline=None, suppress_health_check=SLOW)
+@given(data=st.data())
+def test_valid_with_many_islands(collective: str, name: str, data: st.DataObject) -> None:
+    topology = data.draw(many_islands())
+    call = data.draw(calls(topology, (collective,), 300))
+    validate(plan_of(topology, call, name, data.draw(st.integers(1, 2))), topology, call)
+
+
+@settings(max_examples=400, deadline=None, suppress_health_check=SLOW)
+@given(data=st.data(), seed=st.integers(0, 1 << 32), in_place=st.booleans())
+def test_mutants_that_pass_are_right(data: st.DataObject, seed: int, in_place: bool) -> None:
+    """A plan with a mistake is refused, unless the mistake changes nothing in any order the plan allows."""
+    topology = data.draw(topologies(6))
+    call = data.draw(calls(topology, most=9))
+    plan = plan_of(topology, call, data.draw(st.sampled_from(algorithms.names(call.collective))), 2)
+    if not list(steps(plan)) or call.collective == "barrier":
+        return
+    mutant = mutate(plan, random.Random(seed))
+    try:
+        validate(mutant, topology, call, in_place)
+    except InvalidPlan:
+        return
+    for order in range(3):
+        simulation = Simulation(mutant, call, in_place, seed + order)
+        simulation.run()
+        assert simulation.right()
+
+
+LAYOUTS = (
+    Topology.group(["nvidia", "nvidia", "amd", "amd"], [0, 0, 1, 1]),
+    Topology.group(["nvidia", "amd", "nvidia", "amd", "nvidia"], [0, 0, 1, 1, 1]),
+    Topology.group(["nvidia", "amd", "host", "amd", "nvidia", "nvidia"], [0] * 6),
+)
+
+
+def example(topology: Topology, collective: str) -> Call:
+    row, n = ROWS[collective], topology.size
+    size = {"none": 0, "vector": 1, "equal": 1, "ranks": n, "matrix": n * n}[row.layout]
+    return Call(collective, n, tuple(24 + 7 * i % 5 for i in range(size)), n - 2 if row.rooted else -1)
+
+
+@pytest.mark.parametrize("topology", LAYOUTS, ids=Topology.describe)
+@pytest.mark.parametrize("collective, name", EVERY)
+def test_no_step_is_idle(topology: Topology, collective: str, name: str) -> None:
+    """Dropping any step of any plan is noticed: nothing is sent for nothing."""
+    call = example(topology, collective)
+    plan = plan_of(topology, call, name, 2)
+    ordered = is_ordered(collective, name)
+    validate(plan, topology, call, ordered=ordered)
+    for f, s, i, step in steps(plan):
+        if (collective, name, step.kind) == ("barrier", "tree", "barrier") and s == 0 and len(step.ranks) == 1:
+            continue
+        with pytest.raises(InvalidPlan):
+            validate(drop(plan, f, s, i), topology, call, ordered=ordered)
+
+
+@pytest.mark.parametrize("topology", LAYOUTS, ids=Topology.describe)
+def test_repeated_contributions_are_counted(topology: Topology) -> None:
+    call = example(topology, "allreduce")
+    for name in ("tree", "split_rail"):
+        plan = plan_of(topology, call, name, 1)
+        for f, s, i, step in steps(plan):
+            if step.kind not in ("allreduce", "reduce", "reduce_scatter") or step.link != "bridge":
+                continue
+            stages = plan.fragments[f].stages
+            twice = type(plan.fragments[f])((*stages[: s + 1], (step,), *stages[s + 1 :]))
+            mutant = Plan(plan.collective, plan.algorithm, plan.sizes, (twice,))
+            with pytest.raises(InvalidPlan):
+                validate(mutant, topology, call, in_place=True)
+            assert i >= 0
+
+
+def test_messages_say_what_is_wrong() -> None:
+    topology = LAYOUTS[0]
+    call = Call("allreduce", 4, (8,))
+    plan = plan_of(topology, call, "tree", 1)
+    reduce_, bridge, bcast = (stage[0] for stage in plan.fragments[0].stages)
+
+    def refused(f: int, s: int, i: int, text: str, **change: object) -> None:
+        with pytest.raises(InvalidPlan, match=text):
+            validate(substitute(plan, f, s, i, _replace(plan, s, **change)), topology, call)
+
+    refused(0, 0, 0, "link 'local'", link="local")
+    refused(0, 1, 0, "link 'native' for ranks of 2 islands", link="native")
+    refused(0, 0, 0, "distinct", ranks=(0, 0))
+    refused(0, 0, 0, "root 5", root=5)
+    refused(0, 0, 0, "member 0 needs", src=(None, reduce_.src[1]))
+    refused(0, 0, 0, "kind 'sum'", kind="sum")
+    with pytest.raises(InvalidPlan, match=r"lacks ranks \[2, 3\]"):
+        validate(drop(plan, 0, 1, 0), topology, call)
+    with pytest.raises(InvalidPlan, match="reads undefined recv"):
+        validate(drop(plan, 0, 0, 0), topology, call)
+    with pytest.raises(InvalidPlan, match="sizes"):
+        validate(plan, topology, Call("allreduce", 4, (9,)))
+    assert bridge.link == "bridge" and bcast.link == "native"
+
+
+def _replace(plan: Plan, stage: int, **change: object) -> object:
+    from dataclasses import replace
+
+    return replace(plan.fragments[0].stages[stage][0], **change)
