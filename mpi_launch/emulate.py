@@ -48,7 +48,8 @@ def unavailable() -> str | None:
     if missing:
         return f"{', '.join(missing)} not found: install iproute2 and util-linux"
     if os.geteuid() != 0:
-        return "emulated hosts need root for their namespaces: use sudo, or try `unshare --user --map-root-user`"
+        way_out = "use sudo, or `unshare --user --map-root-user COMMAND` where the kernel lets users do that"
+        return f"emulated hosts need root for their namespaces: {way_out}"
     trial = (
         "mount -t sysfs sysfs /sys && ip link add name trial0 type bridge && "
         "ip link add name trial1 type veth peer name trial2 && "

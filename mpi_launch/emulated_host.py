@@ -38,8 +38,8 @@ _SYSCTL = {
 #: Variables by which an MPI library knows that it is inside a job already: a job must not inherit another's.
 _INSIDE_A_JOB = ("PMIX_", "PMI_", "OMPI_COMM_WORLD_", "PRTE_LAUNCHED")
 
-#: Variables that logging in sets.
-_LOGIN = ("HOME", "USER", "LOGNAME", "SHELL", "LANG", "LC_ALL")
+#: Variables that logging in sets, by itself or through the user's profile.
+_LOGIN = ("HOME", "USER", "LOGNAME", "SHELL", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "PYTHONPATH")
 
 #: Longest wait for a host to come up or go down; seconds.
 _PATIENCE = 20.0
