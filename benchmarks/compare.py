@@ -21,8 +21,8 @@ import numpy.typing as npt
 
 from .calls import Case, Pool, bind, longest, persistent
 from .files import header, write_json
-from .memory import dtype_of, open_memory
 from .meanings import PEERS, number
+from .memory import dtype_of, open_memory
 from .options import BadUsage, HelpWanted
 from .peers import NotOffered, Peer, World, open_peer, open_world, prepare
 from .session import Progress
@@ -173,9 +173,7 @@ def _pairs(series: Sequence[Series]) -> list[tuple[int, int]]:
     """(theirs, ours) to be compared: the base's call of the same form, or of the form that it has."""
     base = series[0].peer.name
     own = {s.form: k for k, s in enumerate(series) if s.peer.name == base}
-    return [
-        (k, own.get(s.form, next(iter(own.values())))) for k, s in enumerate(series) if s.peer.name != base
-    ]
+    return [(k, own.get(s.form, next(iter(own.values())))) for k, s in enumerate(series) if s.peer.name != base]
 
 
 def _header(series: Sequence[Series], pairs: Sequence[tuple[int, int]], title: str) -> str:
@@ -222,7 +220,7 @@ def _import_ms(world: World) -> list[float] | None:
 
 
 def _creation_ms(name: str, world: World) -> tuple[Peer, list[float]]:
-    """A peer, and how long its creation took: first of all, then once more for each further start (the slowest rank)."""
+    """A peer, and the slowest rank's time of its creation: the first, then some more after it was freed."""
     times: list[float] = []
     for left in reversed(range(_STARTS)):
         world.barrier()
@@ -336,7 +334,9 @@ def _noise(rows: Sequence[dict[str, Any]]) -> str:
     restless = [str(row["size"]) for row in rows if any(s["spread"] > NOISY for s in row["series"])]
     text = f"# machine: {cores} cores, load {load:.1f}\n"
     if unclear:
-        text += f"# too noisy to compare at sizes {', '.join(unclear)}: repeat on a quiet machine or with more --rounds\n"
+        text += (
+            f"# too noisy to compare at sizes {', '.join(unclear)}: repeat on a quiet machine or with more --rounds\n"
+        )
     elif restless:
         text += f"# rounds vary by more than {NOISY:.0%} at sizes {', '.join(restless)}\n"
     return text

@@ -139,13 +139,8 @@ def _whole(bench: Bench, options: Options, positional: list[str]) -> Options:
 
 def help_text(bench: Bench) -> str:
     """The benchmark's help, one line per option."""
-    lines = [
-        f"Usage: python -m ucc_hetero.bench {bench.name} [options]",
-        f"({bench.title % ''} v{VERSION})",
-        "Options:",
-    ]
-    if "%s" not in bench.title:
-        lines[1] = f"({bench.title} v{VERSION})"
+    title = bench.title.replace("%s", "")
+    lines = [f"Usage: python -m ucc_hetero.bench {bench.name} [options]", f"({title} v{VERSION})", "Options:"]
     for option in _offered(bench):
         letter = f"-{option.letter}, " if option.letter else "    "
         lines.append(f"  {letter}--{option.name:<18} {option.help}")

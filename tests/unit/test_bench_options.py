@@ -1,0 +1,194 @@
+"""OSU's command line: clusters, optional arguments, long names, and every refusal with its way out."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+from ucc_hetero.bench.meanings import OPTIONS
+from ucc_hetero.bench.options import BadUsage, HelpWanted, Options, VersionWanted, help_text, number, parse
+from ucc_hetero.bench.table import BENCHES
+
+
+def options(name: str, *words: str) -> Options:
+    return parse(BENCHES[name], words)
+
+
+def changed(name: str, *words: str) -> dict[str, object]:
+    """What the words change from the defaults."""
+    got, default = options(name, *words), options(name)
+    return {
+        field.name: getattr(got, field.name)
+        for field in fields(Options)
+        if getattr(got, field.name) != getattr(default, field.name)
+    }
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ("-f", {"full": True}),
+        ("--full", {"full": True}),
+        ("-m 128", {"max_size": 128}),
+        ("-m2:128", {"min_size": 2, "max_size": 128}),
+        ("-m 2:", {"min_size": 2}),
+        ("-m :64", {"max_size": 64}),
+        ("-m 4:64M", {"min_size": 4, "max_size": 64 << 20}),
+        ("--message-size=1K:1M", {"min_size": 1 << 10}),
+        ("-i 10 -x 0", {"iterations": 10, "warmup": 0}),
+        ("-fli7", {"full": True, "in_place": True, "iterations": 7}),
+        ("--iter 5", {"iterations": 5}),
+        ("-c", {"validate": True}),
+        ("-cf", None),  # the rest of a cluster is the argument of -c, as in getopt
+        ("-clog:out", {"validate": True, "validation_log": "out"}),
+        ("-clog", {"validate": True, "validation_log": "validation_output"}),
+        ("--validation=log:out -u 2", {"validate": True, "validation_log": "out", "validation_warmup": 2}),
+        ("-z", {"percentiles": (50, 90, 99)}),
+        ("-z50,99", {"percentiles": (50, 99)}),
+        ("--tail-lat=5", {"percentiles": (5,)}),
+        ("-T all", {"types": ("mpi_char", "mpi_int", "mpi_float")}),
+        ("-T MPI_FLOAT", {"types": ("mpi_float",)}),
+        ("-M 1K", {"mem_limit": 1 << 20}),
+        ("-d HOST", {}),
+        ("-d cuda", {"accelerator": "cuda"}),
+        ("--min 8 --max 64 --iterations 3 --skip 1 --buffer bytearray", None),
+    ],
+)
+def test_allreduce(words: str, expected: dict[str, object] | None) -> None:
+    if words == "-cf":
+        with pytest.raises(BadUsage, match="log"):
+            options("osu_allreduce", *words.split())
+    elif expected is None:
+        got = options("osu_allreduce", *words.split())
+        assert (got.min_size, got.max_size, got.iterations, got.warmup, got.buffer) == (8, 64, 3, 1, "bytearray")
+    else:
+        assert changed("osu_allreduce", *words.split()) == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "words", "expected"),
+    [
+        ("osu_gather", "-k fixed:3", {"root": 3}),
+        ("osu_gather", "-k rotate", {"root": None}),
+        ("osu_bw", "-W 8 -b multiple", {"window": 8, "many_buffers": True}),
+        ("osu_mbw_mr", "-V -R0 -p 1", {"vary_window": True, "print_rate": False, "pairs": 1}),
+        ("osu_iallreduce", "-t 100", {"test_calls": 100}),
+        ("osu_put_latency", "-w create -s fence", {"win": "create", "sync": "fence"}),
+        ("osu_latency", "-d cuda D H", {"accelerator": "cuda", "places": ("D", "H")}),
+        ("osu_latency", "H H", {"places": ("H", "H")}),
+        ("osu_allreduce", "--peer mpi4py,ucc --rounds 5", {"peers": ("mpi4py", "ucc"), "rounds": 5}),
+    ],
+)
+def test_others(name: str, words: str, expected: dict[str, object]) -> None:
+    assert changed(name, *words.split()) == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "words", "says"),
+    [
+        ("osu_allreduce", "-m x", "-m 'x'.*number"),
+        ("osu_allreduce", "-m 64:8", "minimum 64 is above the maximum 8"),
+        ("osu_allreduce", "-m 1:2:3", "MIN:MAX"),
+        ("osu_allreduce", "-i", "-i needs an argument"),
+        ("osu_allreduce", "-i 0", "from 1"),
+        ("osu_allreduce", "-u 11", "0 to 10"),
+        ("osu_allreduce", "-z1,2,3,4,5,6", "at most 5"),
+        ("osu_allreduce", "-z0", "1 to 100"),
+        ("osu_allreduce", "-k rotate", "-k is not one of osu_allreduce's"),
+        ("osu_allreduce", "-W 4", "-W is not one of"),
+        ("osu_allreduce", "--full=1", "takes no argument"),
+        ("osu_allreduce", "--va", "--validation, --validation-warmup"),
+        ("osu_allreduce", "--nonsense", "--nonsense is not one of"),
+        ("osu_allreduce", "-P x:y", "PAPI"),
+        ("osu_latency", "-D cont", "derived"),
+        ("osu_allreduce", "-r gpu", "cpu"),
+        ("osu_allreduce", "-d tpu", "host, cuda, rocm, auto"),
+        ("osu_allreduce", "64", "options only"),
+        ("osu_latency", "D H", "-d cuda"),
+        ("osu_latency", "D", "H or D, twice"),
+        ("osu_gather", "-k 3", "fixed:RANK or rotate"),
+        ("osu_barrier", "-c", "-c is not one of"),
+        ("osu_bcast", "-l", "-l is not one of"),
+        ("osu_latency", "--format nccl", "only blocking collectives"),
+        ("osu_latency", "--peer mpi4py", "--backend"),
+        ("osu_allreduce", "--peer nobody", "ours, mpi4py, ucc, gloo, nccl"),
+        ("osu_allreduce", "-d cuda --buffer array", "host memory"),
+    ],
+)
+def test_refusals_say_what_would_be_right(name: str, words: str, says: str) -> None:
+    with pytest.raises(BadUsage, match=says):
+        options(name, *words.split())
+
+
+def test_validation_folder_must_be_new(tmp_path: Path) -> None:
+    with pytest.raises(BadUsage, match="exists already"):
+        options("osu_allreduce", f"-clog:{tmp_path}")
+
+
+def test_help_and_version() -> None:
+    for words, wanted in (("-h", HelpWanted), ("--help", HelpWanted), ("-v", VersionWanted), ("-fv", VersionWanted)):
+        with pytest.raises(wanted):
+            options("osu_allreduce", *words.split())
+
+
+@pytest.mark.parametrize("name", BENCHES)
+def test_help_lists_every_option_of_the_benchmark(name: str) -> None:
+    text = help_text(BENCHES[name])
+    for letter in BENCHES[name].letters.replace(":", ""):
+        assert f"  -{letter}, --" in text
+    assert "%" not in text
+
+
+def test_each_option_is_one_row() -> None:
+    letters = [option.letter for option in OPTIONS if option.letter]
+    names = [option.name for option in OPTIONS]
+    assert len(set(letters)) == len(letters)
+    assert len(set(names)) == len(names)
+    assert {letter for bench in BENCHES.values() for letter in bench.letters} - {":"} - {"t"} <= set(letters)
+
+
+def test_getopt_strings_agree_with_the_option_table() -> None:
+    takes = {option.letter: {"nothing": "", "value": ":", "maybe": "::"}[option.takes] for option in OPTIONS}
+    for bench in BENCHES.values():
+        at = 0
+        while at < len(bench.letters):
+            letter, end = bench.letters[at], at + 1
+            while end < len(bench.letters) and bench.letters[end] == ":":
+                end += 1
+            assert bench.letters[at + 1 : end] == takes[letter], f"{bench.name} -{letter}"
+            at = end
+
+
+@pytest.mark.parametrize(
+    ("name", "size", "expected"),
+    [
+        ("osu_allreduce", 8192, (1000, 100)),
+        ("osu_allreduce", 16384, (100, 10)),
+        ("osu_latency", 1, (10000, 100)),
+        ("osu_latency", 1 << 20, (1000, 10)),
+        ("osu_bw", 1, (100, 10)),
+        ("osu_bw", 16384, (20, 2)),
+        ("osu_barrier", 0, (1000, 100)),
+        ("osu_ibarrier", 0, (100, 10)),
+    ],
+)
+def test_default_loop_counts(name: str, size: int, expected: tuple[int, int]) -> None:
+    assert options(name).loops(BENCHES[name], size) == expected
+
+
+def test_given_loop_counts_hold_for_all_sizes() -> None:
+    given = options("osu_allreduce", "-i3", "-x0")
+    assert {given.loops(BENCHES["osu_allreduce"], size) for size in (1, 1 << 20)} == {(3, 0)}
+
+
+@pytest.mark.parametrize(("text", "value"), [("0", 0), ("12", 12), ("4k", 4096), ("1M", 1 << 20), ("2GiB", 2 << 30)])
+def test_number(text: str, value: int) -> None:
+    assert number(text) == value
+
+
+@pytest.mark.parametrize("text", ["", "-1", "1.5", "k", "1T", "0x10"])
+def test_not_a_number(text: str) -> None:
+    with pytest.raises(ValueError, match="number"):
+        number(text)

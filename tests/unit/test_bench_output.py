@@ -1,0 +1,225 @@
+"""Tables byte for byte as OSU 7.4 and nccl-tests print them."""
+
+from __future__ import annotations
+
+import pytest
+
+from ucc_hetero.bench import output
+from ucc_hetero.bench.options import parse
+from ucc_hetero.bench.output import Row
+from ucc_hetero.bench.stats import Interval, Overlap
+from ucc_hetero.bench.table import BENCHES
+
+
+def table(name: str, words: str, row: Row, accelerator: str = "host", pairs: int = 1) -> str:
+    bench = BENCHES[name]
+    options = parse(bench, words.split())
+    kind = output.datatype("MPI_CHAR") if bench.sized else ""
+    return (
+        output.osu_preamble(bench, options, accelerator, pairs)
+        + kind
+        + output.osu_header(bench, options)
+        + output.osu_row(bench, options, row)
+    )
+
+
+def test_allreduce_plain() -> None:
+    assert table("osu_allreduce", "", Row(1, 3.046)) == (
+        "\n"
+        "# OSU MPI Allreduce Latency Test v7.4\n"
+        "# Datatype: MPI_CHAR.\n"
+        "# Size         Avg Latency(us)\n"
+        "1                         3.05\n"
+    )
+
+
+def test_allreduce_full_with_validation() -> None:
+    # The example of the format's description, with its accelerator.
+    assert table("osu_allreduce", "-f -c", Row(1, 3.05, 2.9, 3.21, 1000), "cuda") == (
+        "\n"
+        "# OSU MPI-CUDA Allreduce Latency Test v7.4\n"
+        "# Datatype: MPI_CHAR.\n"
+        "# Size         Avg Latency(us)     Min Latency(us)     Max Latency(us)  Iterations          Validation\n"
+        "1                         3.05                2.90                3.21        1000                Pass\n"
+    )
+
+
+def test_percentiles_and_failure() -> None:
+    assert table("osu_reduce", "-c -z5,99", Row(1048576, 123456.789, wrong=3, percentiles=(1.0, 22.5)), "rocm") == (
+        "\n"
+        "# OSU MPI-ROCM Reduce Latency Test v7.4\n"
+        "# Datatype: MPI_CHAR.\n"
+        "# Size         Avg Latency(us)          Validation     P5 Tail Lat(us)    P99 Tail Lat(us)\n"
+        "1048576              123456.79                Fail                1.00               22.50\n"
+    )
+
+
+def test_barrier_has_no_sizes() -> None:
+    assert table("osu_barrier", "-f", Row(0, 1.5, 1.25, 1.75, 1000)) == (
+        "\n"
+        "# OSU MPI Barrier Latency Test v7.4\n"
+        "# Avg Latency(us)     Min Latency(us)     Max Latency(us)  Iterations\n"
+        "             1.50                1.25                1.75        1000\n"
+    )
+
+
+TIMES = Overlap(
+    overall=10.0, compute=4.0, init=1.0, test=0.5, wait=4.5, pure=5.0, least=4.75, most=5.25, percent=12.345
+)
+
+
+def test_nonblocking() -> None:
+    assert table("osu_iallreduce", "", Row(4, 10.0, overlap=TIMES)) == (
+        "\n"
+        "# OSU MPI Non-blocking Allreduce Latency Test v7.4\n"
+        "# Overall = Coll. Init + Compute + MPI_Test + MPI_Wait\n"
+        "\n"
+        "# Datatype: MPI_CHAR.\n"
+        "# Size             Overall(us)         Compute(us)      Pure Comm.(us)          Overlap(%)\n"
+        "4                        10.00                4.00                5.00               12.35\n"
+    )
+
+
+def test_nonblocking_full() -> None:
+    header, row = table("osu_iallreduce", "-f", Row(4, 10.0, overlap=TIMES)).splitlines()[-2:]
+    assert header == (
+        "# Size             Overall(us)         Compute(us)      Coll. Init(us)        MPI_Test(us)        MPI_Wait(us)"
+        "      Pure Comm.(us)       Min Comm.(us)       Max Comm.(us)          Overlap(%)"
+    )
+    assert row == (
+        "4                        10.00                4.00                1.00                0.50                4.50"
+        "                5.00                4.75                5.25               12.35"
+    )
+
+
+def test_nonblocking_barrier() -> None:
+    assert table("osu_ibarrier", "", Row(0, 10.0, overlap=TIMES)).splitlines()[-2:] == [
+        "# Overall(us)         Compute(us)      Pure Comm.(us)          Overlap(%)",
+        "        10.00                4.00                5.00               12.35",
+    ]
+
+
+def test_point_to_point() -> None:
+    assert table("osu_latency", "-c", Row(4194304, 0.005)) == (
+        "\n"
+        "# OSU MPI Latency Test v7.4\n"
+        "# Datatype: MPI_CHAR.\n"
+        "# Size         Avg Latency(us)          Validation\n"
+        "4194304                   0.01                Pass\n"
+    )
+    assert table("osu_bibw", "-z50", Row(1, 4.2, percentiles=(4.0,))) == (
+        "\n"
+        "# OSU MPI Bi-Directional Bandwidth Test v7.4\n"
+        "# Datatype: MPI_CHAR.\n"
+        "# Size        Bandwidth (MB/s)   P50 Tail BW(MB/s)\n"
+        "1                         4.20                4.00\n"
+    )
+
+
+def test_message_rate() -> None:
+    assert table("osu_mbw_mr", "-W 32", Row(1, 4.2, rate=4200000.0), "cuda", 2) == (
+        "# OSU MPI Multiple Bandwidth / Message Rate Test v7.4\n"
+        "# [ pairs: 2 ] [ window size: 32 ]\n"
+        "# Datatype: MPI_CHAR.\n"
+        "# Size                    MB/s          Messages/s\n"
+        "1                         4.20          4200000.00\n"
+    )
+    assert table("osu_mbw_mr", "-R 0", Row(1, 4.2)).splitlines()[-2:] == [
+        "# Size                    MB/s",
+        "1                         4.20",
+    ]
+
+
+def test_varied_windows() -> None:
+    bench = BENCHES["osu_mbw_mr"]
+    assert output.osu_preamble(bench, parse(bench, ["-V"]), "host", 2) == (
+        "# OSU MPI Multiple Bandwidth / Message Rate Test v7.4\n"
+        "# [ pairs: 2 ] [ window size: varied ]\n"
+        "\n"
+        "# Uni-directional Bandwidth (MB/sec)\n"
+    )
+    assert output.window_header() == (
+        "#                 1           2           4           8          16          32          64         128\n"
+    )
+    assert output.window_row(4, [0.5] * 8) == "4      " + "        0.50" * 8 + "\n"
+
+
+def test_one_sided() -> None:
+    assert table("osu_put_latency", "", Row(1, 2.0)) == (
+        "# OSU MPI_Put Latency Test v7.4\n"
+        "# Window creation: MPI_Win_allocate\n"
+        "# Synchronization: MPI_Win_flush\n"
+        "# Datatype: MPI_CHAR.\n"
+        "# Size            Latency (us)\n"
+        "1                         2.00\n"
+    )
+
+
+def test_init() -> None:
+    bench = BENCHES["osu_init"]
+    text = output.osu_preamble(bench, parse(bench, [])) + output.init_line(4, 20, 30, 25)
+    assert text == "# OSU MPI Init Test v7.4\nnprocs: 4, min: 20 ms, max: 30 ms, avg: 25 ms\n"
+
+
+TITLES = {
+    "osu_alltoall": "OSU MPI All-to-All Personalized Exchange Latency Test",
+    "osu_ialltoall": "OSU MPI Non-blocking All-to-All Latency Test",
+    "osu_ialltoallv": "OSU MPI Non-blocking All-to-Allv Personalized Exchange Latency Test",
+    "osu_alltoallv_persistent": "OSU MPI All-to-Allv Personalized Exchange Persistent Latency Test",
+    "osu_ibcast": "OSU MPI Non-Blocking Broadcast Latency Test",
+    "osu_bcast_persistent": "OSU MPI Broadcast Persistent Latency Test",
+    "osu_igatherv": "OSU MPI Non-blocking Gatherv Latency Test",
+    "osu_reduce_scatter": "OSU MPI Reduce_scatter Latency Test",
+    "osu_multi_lat": "OSU MPI Multi Latency Test",
+    "osu_get_latency": "OSU MPI_Get latency Test",
+}
+
+
+@pytest.mark.parametrize(("name", "title"), TITLES.items())
+def test_titles(name: str, title: str) -> None:
+    bench = BENCHES[name]
+    assert f"# {title} v7.4\n" in output.osu_preamble(bench, parse(bench, []), pairs=1)
+
+
+def test_peer_columns_come_last() -> None:
+    row = Row(8, 2.0, ratios={"mpi4py": (2.6, Interval(1.3, 1.25, 1.4))})
+    header, line = table("osu_allreduce", "--peer mpi4py,ucc", row).splitlines()[-2:]
+    assert header == (
+        "# Size         Avg Latency(us)"
+        "          mpi4py(us)           mpi4py/ours             ucc(us)              ucc/ours"
+    )
+    assert line == (
+        "8                         2.00"
+        "                2.60      1.30 [1.25,1.40]                   -                     -"
+    )
+
+
+def test_nccl() -> None:
+    options = parse(BENCHES["osu_allreduce"], ["-m", "8:16", "-c", "-i", "20", "-x", "5", "--format", "nccl"])
+    sides: list[tuple[float, float, float, int | None] | None] = [
+        (13.571, 0.0011, 0.0011, 0),
+        (123456.7, 12.345, 9999.5, 2),
+    ]
+    text = (
+        output.nccl_header(options, "title")
+        + output.nccl_row(8, 2, "float", "sum", -1, sides)
+        + output.nccl_row(8, 2, "float", "none", 0, [(1.0, 2.0, 2.0, None), None])
+        + output.nccl_footer(0, [1.0, 2.0])
+    )
+    side, units = "     time   algbw   busbw  #wrong", "     (us)  (GB/s)  (GB/s)        "
+    assert text.splitlines() == [
+        "# title",
+        "# nThread 1 nGpus 1 minBytes 8 maxBytes 16 step: 2(factor) warmup iters: 5 iters: 20 agg iters: 1 "
+        "validation: 1 graph: 0",
+        "#",
+        "#" + " " * 51 + " " * 11 + "out-of-place" + " " * 23 + "in-place" + " " * 10,
+        "#       size         count      type   redop    root" + side + side + " ",
+        "#        (B)    (elements)                          " + units + units + " ",
+        "           8             2     float     sum      -1    13.57    0.00    0.00       0"
+        "   123457   12.35  9999.5       2",
+        "           8             2     float    none       0     1.00    2.00    2.00     N/A"
+        "      N/A     N/A     N/A     N/A",
+        "# Out of bounds values : 0 OK",
+        "# Avg bus bandwidth    : 1.5 ",
+        "#",
+    ]

@@ -1,0 +1,206 @@
+"""The checker finds every kind of wrong result; a simulated job of several ranks shows it right results too."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ucc_hetero.bench.calls import Buffers, Case, Pool, lengths, longest, roots, shares
+from ucc_hetero.bench.memory import Memory, dtype_of, label_of, open_memory
+from ucc_hetero.bench.table import COLLECTIVES
+from ucc_hetero.bench.validate import Checker, Log, complement, differences, draw
+
+INT, FLOAT = np.dtype(np.int32), np.dtype(np.float32)
+HOST = Memory("host", "numpy")
+MOVING = sorted(set(COLLECTIVES) - {"barrier"})
+
+
+def job(name: str, ranks: int, count: int, root: int = 0, in_place: bool = False) -> list[Case]:
+    row = COLLECTIVES[name]
+    return [Case(row, rank, ranks, count, root if row.rooted else 0, in_place) for rank in range(ranks)]
+
+
+def loaded(case: Case, dtype: np.dtype[Any], iteration: int = 0, log: Log | None = None) -> tuple[Checker, Buffers]:
+    buffers = Pool(HOST, dtype, longest(case.row, case.count, case.ranks)).take(case)
+    checker = Checker(case, dtype, log=log)
+    checker.load(buffers, iteration)
+    return checker, buffers
+
+
+def complete(cases: list[Case], blocks: list[Buffers]) -> None:
+    """Do what MPI says the collective does, from the buffers alone."""
+    kind, n, ranks = cases[0].row.kind, cases[0].count, len(cases)
+    root = cases[0].root
+
+    def given(rank: int) -> Any:
+        block, case = blocks[rank], cases[rank]
+        if case.sends_in_place and kind != "scatter_root":
+            assert block.recv is not None
+            data = block.recv.get().copy()
+            return data[rank * n : (rank + 1) * n] if kind in ("gather_all", "gather_root") else data
+        return None if block.send is None else block.send.get().copy()
+
+    inputs = [given(rank) for rank in range(ranks)]
+    for rank, (case, block) in enumerate(zip(cases, blocks, strict=True)):
+        if kind == "bcast":
+            assert block.send is not None
+            block.send.put(inputs[root])
+            continue
+        if block.recv is None or (kind == "scatter_root" and case.sends_in_place):
+            continue
+        if kind in ("gather_all", "gather_root"):
+            out = np.concatenate(inputs)
+        elif kind == "exchange":
+            out = np.concatenate([data[rank * n : (rank + 1) * n] for data in inputs])
+        elif kind == "scatter_root":
+            out = inputs[root][rank * n : (rank + 1) * n]
+        else:
+            out = np.sum(inputs, axis=0, dtype=inputs[0].dtype)
+            if kind == "reduce_scatter":
+                parts = shares(n, ranks, case.row.vector)
+                out = out[sum(parts[:rank]) : sum(parts[: rank + 1])]
+        block.recv.put(out)
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+@pytest.mark.parametrize("dtype", [INT, FLOAT], ids=str)
+@pytest.mark.parametrize("name", MOVING)
+def test_right_results_pass_and_poison_fails(name: str, dtype: np.dtype[Any], in_place: bool) -> None:
+    for ranks, count, root in ((2, 4, 0), (3, 5, 2)):
+        cases = job(name, ranks, count, root, in_place)
+        made = [loaded(case, dtype, iteration=7) for case in cases]
+        before = [checker.wrong(buffers, 7) for checker, buffers in made]
+        complete(cases, [buffers for _, buffers in made])
+        assert [checker.wrong(buffers, 7) for checker, buffers in made] == [0] * ranks
+        # Nothing having been done, every rank that receives anything new must have noticed.
+        receives = [lengths(case)[1] is not None or (case.row.kind == "bcast" and case.rank != root) for case in cases]
+        for case, noticed, wrong in zip(cases, receives, before, strict=True):
+            if noticed and not (case.row.kind == "scatter_root" and case.sends_in_place):
+                assert wrong > 0
+
+
+def finished(name: str, dtype: np.dtype[Any]) -> tuple[Checker, Buffers]:
+    cases = job(name, 2, 8)
+    made = [loaded(case, dtype) for case in cases]
+    complete(cases, [buffers for _, buffers in made])
+    return made[0]
+
+
+@pytest.mark.parametrize("dtype", [INT, FLOAT], ids=str)
+def test_one_wrong_element_is_one(dtype: np.dtype[Any]) -> None:
+    checker, buffers = finished("allreduce", dtype)
+    assert buffers.recv is not None
+    buffers.recv.whole[5] += 1
+    assert checker.wrong(buffers, 0) == 1
+
+
+def test_changed_send_buffer_is_noticed() -> None:
+    checker, buffers = finished("allreduce", INT)
+    assert buffers.send is not None
+    buffers.send.whole[0] += 1
+    assert checker.wrong(buffers, 0) == 1
+
+
+@pytest.mark.parametrize("side", ["send", "recv"])
+def test_overrun_is_noticed(side: str) -> None:
+    checker, buffers = finished("allgather", INT)
+    block = getattr(buffers, side)
+    block.whole[block.count] = 0
+    assert checker.wrong(buffers, 0) == 1
+
+
+def test_data_of_another_iteration_is_wrong() -> None:
+    checker, buffers = finished("bcast", INT)
+    assert checker.wrong(buffers, 0) == 0
+    assert checker.wrong(buffers, 1) > 0
+
+
+def test_log_names_the_elements(tmp_path: Path) -> None:
+    case = job("allreduce", 2, 4)[0]
+    checker, buffers = loaded(case, INT, log=Log(str(tmp_path / "new"), "osu_allreduce", 3))
+    assert checker.wrong(buffers, 0) == 4
+    text = (tmp_path / "new" / "osu_allreduce.rank3.txt").read_text()
+    assert text.startswith("size 16 iteration 0 recvbuf: 4 of 4 elements wrong\n  [0] got ")
+
+
+@pytest.mark.parametrize("dtype", ["int8", "int64", "uint8", "float16", "float32", "float64", "complex64"])
+def test_draws_repeat_differ_and_sum_exactly(dtype: str) -> None:
+    kind = np.dtype(dtype)
+    a = draw(kind, 1000, 1, 3, 5, summed=16)
+    assert a.dtype == kind
+    assert np.array_equal(a, draw(kind, 1000, 1, 3, 5, summed=16))
+    assert not np.array_equal(a, draw(kind, 1000, 1, 4, 5, summed=16))
+    assert not np.array_equal(a, draw(kind, 1000, 1, 3, 6, summed=16))
+    parts = [draw(kind, 1000, 1, r, 5, summed=16) for r in range(16)]
+    forwards, backwards = parts[0].copy(), parts[-1].copy()
+    for up, down in zip(parts[1:], parts[-2::-1], strict=True):
+        forwards += up
+        backwards += down
+    assert np.array_equal(forwards, backwards)
+    exact = np.sum([part.astype(object) for part in parts], axis=0)
+    assert forwards.tolist() == exact.tolist(), "no sum may overflow or be rounded"
+
+
+def test_more_ranks_than_an_int8_counts() -> None:
+    total = sum(draw(np.dtype(np.int8), 100, 1, r, 0, summed=300).astype(int) for r in range(300))
+    assert np.abs(total).max() <= 127
+
+
+def test_complement_differs_everywhere() -> None:
+    data = draw(INT, 100, 1, 0, 0)
+    assert differences(complement(data), data).size == 100
+    assert differences(data, data).size == 0
+    assert differences(np.array([np.nan, 1, -0.0], FLOAT), np.array([np.nan, 1, 0.0], FLOAT)).tolist() == [0]
+
+
+@pytest.mark.parametrize(
+    ("total", "vector", "expected"), [(8, True, [3, 3, 2]), (8, False, [2, 2, 2]), (2, True, [1, 1, 0])]
+)
+def test_shares(total: int, vector: bool, expected: list[int]) -> None:
+    assert shares(total, 3, vector) == expected
+
+
+def test_roots() -> None:
+    assert list(roots(COLLECTIVES["reduce"], None, 3)) == [0, 1, 2]
+    assert list(roots(COLLECTIVES["reduce"], 2, 3)) == [2]
+    assert list(roots(COLLECTIVES["allreduce"], 2, 2)) == [0]
+    with pytest.raises(ValueError, match="ranks 0 to 2"):
+        roots(COLLECTIVES["reduce"], 3, 3)
+
+
+@pytest.mark.parametrize("wrapping", ["numpy", "bytearray", "array"])
+def test_memory_wrappings(wrapping: str) -> None:
+    whole = Memory("host", wrapping).block(INT, 10)
+    part = whole.head(4)
+    part.put(np.arange(4, dtype=INT))
+    assert memoryview(part.array).nbytes == 16
+    assert memoryview(part.array).format == "i"
+    assert not memoryview(part.array).readonly
+    assert part.get().tolist() == [0, 1, 2, 3]
+    assert not part.overrun()
+    assert memoryview(part.array)[3] == 3
+
+
+def test_types() -> None:
+    assert [dtype_of(name).name for name in ("mpi_char", "mpi_int", "mpi_float", "float64")] == [
+        "int8",
+        "int32",
+        "float32",
+        "float64",
+    ]
+    assert [label_of(dtype_of(name)) for name in ("mpi_char", "float64")] == ["MPI_CHAR", "MPI_DOUBLE"]
+    assert label_of(FLOAT, "nccl") == "float"
+    with pytest.raises(ValueError, match="known are all, mpi_char"):
+        dtype_of("mpi_nothing")
+    with pytest.raises(ValueError, match="numpy or torch"):
+        Memory("host", "array").block(np.dtype(np.complex64), 1)
+
+
+def test_accelerators_that_are_not_there() -> None:
+    assert open_memory("host", "numpy", 0) == HOST
+    if open_memory("auto", "numpy", 0).accelerator == "host":
+        with pytest.raises(ValueError, match="leave -d out"):
+            open_memory("cuda", "numpy", 0)
