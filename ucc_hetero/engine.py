@@ -11,7 +11,7 @@ from itertools import accumulate, pairwise
 from typing import Any
 
 from .collectives import ROWS, Alias, Call, Shape, alias
-from .errors import LibraryError, NotSupported
+from .errors import LibraryError
 from .liveness import Board
 from .native import ffi, lib
 from .plan import Blocks, Operand, Plan, Region, Step, regions
@@ -58,10 +58,11 @@ class Lowering:
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """Where a plan's buffer lies: a base of the native engine and bytes from it."""
+    """Where a buffer lies: a base of the native engine and bytes from it; ``count`` elements where it is a piece."""
 
     base: int
     offset: int
+    count: int = 0
 
 
 class Program:
@@ -216,7 +217,8 @@ class _Lower:
     def program(self, label: str) -> Program:
         steps = list(self.plan.program(self.rank))
         self.teams.prepare(step for _, _, _, step in steps)
-        total = len(self.before) + len(steps) + len(self.after)
+        self.packed = {i: self._packing(s, m) for i, (_, _, m, s) in enumerate(steps) if s.kind == "reduce_scatter"}
+        total = len(self.before) + len(steps) + len(self.after) + sum(len(p) for p in self.packed.values())
         text = label.encode()[: int(lib.UCCH_LABEL_BYTES) - 1]
         handle = lib.ucch_program_new(total, self.board.native, _signature(label), text)
         if handle == ffi.NULL:
@@ -226,27 +228,52 @@ class _Lower:
         for i, local in enumerate(self.before):
             self._local(handle, i, *local)
         first = len(self.before)
-        self._emit(handle, first, steps)
-        last = first + len(steps)
+        last = self._emit(handle, first, steps)
         for i, local in enumerate(self.after):
             self._local(handle, last + i, *local)
             self._after(handle, last + i, range(first if i == 0 else last + i - 1, last + i))
         return program
 
-    def _emit(self, handle: Any, first: int, steps: Sequence[tuple[int, int, int, Step]]) -> None:
-        ordinals: dict[tuple[int, int], int] = {}
+    def _emit(self, handle: Any, first: int, steps: Sequence[tuple[int, int, int, Step]]) -> int:
+        """Write the plan's steps from number ``first`` on; returns the number after the last."""
+        ordinals: dict[tuple[int, ...], int] = {}
         stages: dict[tuple[int, int], list[int]] = {}
-        for i, (fragment, stage, member, step) in enumerate(steps, first):
+        i = first
+        for position, (fragment, stage, member, step) in enumerate(steps):
+            earlier = [*range(first), *(j for s in range(stage) for j in stages.get((fragment, s), ()))]
+            copies = self.packed.get(position, [])
+            for source, place in copies:
+                self._local(handle, i, lib.UCCH_COPY, 0, self._compute_code(), 0, source, place, place.count, 0.0)
+                self._after(handle, i, earlier)
+                i += 1
             if step.link == "local":
                 self._local_step(handle, i, step)
             elif step.kind == "message":
-                ordinal = ordinals[step.ranks] = ordinals.get(step.ranks, -1) + 1  # type: ignore[index]
-                self._message(handle, i, step, member, ordinal)
+                ordinals[step.ranks] = ordinals.get(step.ranks, -1) + 1
+                self._message(handle, i, step, member, ordinals[step.ranks])
             elif len(step.ranks) > 1:
-                self._coll(handle, i, step, member)
-            earlier = [j for s in range(stage) for j in stages.get((fragment, s), ())]
-            self._after(handle, i, [*range(first), *earlier])
+                self._coll(handle, i, step, member, copies[0][1] if copies else None)
+            self._after(handle, i, [*earlier, *range(i - len(copies), i)])
             stages.setdefault((fragment, stage), []).append(i)
+            i += 1
+        return i
+
+    def _packing(self, step: Step, member: int) -> list[tuple[_Place, _Place]]:
+        """Copies that make a reduce_scatter's source contiguous: libucc cannot take blocks that do not touch."""
+        each = [r for r in regions(step.src[member]) if r.count]
+        touching = all(
+            one.buffer == two.buffer and self._offset(two) == (self._offset(one) or 0) + one.count
+            for one, two in pairwise(each)
+        )
+        if touching or len(step.ranks) < 2:
+            return []
+        here = self._scratch(sum(r.count for r in each) * self.itemsize)
+        copies, at = [], here.offset
+        for region in each:
+            base, offset, count = self._span(region)
+            copies.append((_Place(base, offset), _Place(here.base, at, count)))
+            at += count * self.itemsize
+        return copies
 
     def _after(self, handle: Any, step: int, earlier: Sequence[int]) -> None:
         if earlier:
@@ -291,7 +318,7 @@ class _Lower:
         else:
             self._check(lib.ucch_program_recv(handle, i, job.process.worker.handle, tag, span))
 
-    def _coll(self, handle: Any, i: int, step: Step, member: int) -> None:
+    def _coll(self, handle: Any, i: int, step: Step, member: int, packed: _Place | None) -> None:
         src, dst = step.src[member], step.dst[member]
         coll = _COLLS[step.kind][not self._equal(step)]
         in_place = self._in_place(step, member)
@@ -302,10 +329,14 @@ class _Lower:
             spans = (self._side(src if member == step.root else dst), self._span(None))
         elif step.kind == "reduce_scatter":
             # The v-form's counts describe the source although they stand with the destination, and have no gaps.
-            whole = self._adjacent(regions(src))
+            counts = [r.count for r in regions(src)]
+            first = next((r for r in regions(src) if r.count), regions(src)[0])
+            base, offset, _ = self._span(first) if packed is None else (packed.base, packed.offset, 0)
+            whole = base, offset, sum(counts)
+            in_place = in_place and packed is None
+            flags = CollFlag.IN_PLACE if in_place else CollFlag(0)
             spans = whole, whole if in_place else spans[1]
             if coll is Coll.REDUCE_SCATTERV:
-                counts = [r.count for r in regions(src)]
                 tables.append((1, counts, list(accumulate(counts, initial=0))[:-1]))
         elif coll in _V_FORMS:
             tables += [(side, *self._table(o)) for side, o in ((0, src), (1, dst)) if _is_each(o)]
@@ -319,15 +350,6 @@ class _Lower:
         for side, counts, displs in tables:
             args = len(counts), ffi.new("uint64_t[]", counts), ffi.new("uint64_t[]", displs)
             self._check(lib.ucch_program_counts(handle, i, side, *args))
-
-    def _adjacent(self, each: Sequence[Region]) -> tuple[int, int, int]:
-        """The span of regions that follow each other without a gap, as libucc's reduce_scatter wants its source."""
-        full = [r for r in each if r.count] or list(each[:1])
-        for one, two in pairwise(full):
-            if one.buffer != two.buffer or self._offset(two) != (self._offset(one) or 0) + one.count:
-                raise NotSupported(f"{self.plan.algorithm}: a reduce_scatter over blocks that do not touch")
-        base, offset, _ = self._span(full[0])
-        return base, offset, sum(r.count for r in full)
 
     def _table(self, operand: Operand) -> tuple[list[int], list[int]]:
         """Counts and displacements of an operand with a region per member, relative to its side's span."""
