@@ -1,0 +1,112 @@
+"""Bytes on the wires: what the algorithms' documentation says, computed from their plans."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from plan_cases import calls, topologies
+
+from ucc_hetero import algorithms
+from ucc_hetero.collectives import ROWS, Call, Shape
+from ucc_hetero.cost import GUESS, Links, Wire, flows, predicted_time, wire_bytes
+from ucc_hetero.plan import Plan, Region, Step
+from ucc_hetero.select import Choice, make_plan
+from ucc_hetero.topology import Link, Topology
+
+TWO = Topology.group(["nvidia"] * 2 + ["amd"] * 2, [0, 0, 1, 1])
+INTERLEAVED = Topology.group(["nvidia", "amd"] * 2, [0, 1, 0, 1])
+UNEVEN = Topology.group(["nvidia"] * 3 + ["amd"], [0, 0, 0, 1])
+FOUR = Topology.group(["host"] * 8, [0, 0, 1, 1, 2, 2, 3, 3])
+
+
+def plan_of(topology: Topology, collective: str, name: str, counts: tuple[int, ...], fragments: int = 1) -> Plan:
+    root = 0 if ROWS[collective].rooted else -1
+    return make_plan(topology, Call(collective, topology.size, counts, root), Choice(name, fragments))
+
+
+def wire(topology: Topology, collective: str, name: str, *counts: int, fragments: int = 1) -> Wire:
+    return wire_bytes(plan_of(topology, collective, name, counts, fragments), topology, 4)
+
+
+@pytest.mark.parametrize("topology", (TWO, INTERLEAVED, UNEVEN), ids=Topology.describe)
+@pytest.mark.parametrize("fragments", (1, 4))
+def test_allreduce_crosses_once_each_way(topology: Topology, fragments: int) -> None:
+    got = wire(topology, "allreduce", "split_rail", 2400, fragments=fragments)
+    assert got.host_out == got.host_in == (9600, 9600)
+    assert sum(got.bridge) == 2 * 9600
+
+
+def test_allreduce_uses_every_link_evenly() -> None:
+    assert wire(TWO, "allreduce", "split_rail", 2400).bridge == (4800,) * 4
+    assert wire(UNEVEN, "allreduce", "split_rail", 2400).bridge == (3200, 3200, 3200, 9600)
+
+
+def test_allreduce_between_more_islands_is_the_least() -> None:
+    """2(m-1)/m of the data per host: no plan over m equal hosts sends less."""
+    got = wire(FOUR, "allreduce", "split_rail", 2400)
+    assert got.host_out == got.host_in == (14400,) * 4
+
+
+def test_shares_follow_the_weights() -> None:
+    weighted = Topology.group(["nvidia"] * 2 + ["amd"] * 2, [0, 1, 2, 3], [1, 3, 2, 2])
+    got = wire(weighted, "allreduce", "split_rail", 2400)
+    assert got.bridge == (2400, 7200, 4800, 4800)
+
+
+@pytest.mark.parametrize("name", ("tree", "split_rail"))
+@pytest.mark.parametrize("topology", (TWO, INTERLEAVED, UNEVEN, FOUR), ids=Topology.describe)
+def test_what_crosses_goes_into_each_island_once(topology: Topology, name: str) -> None:
+    n, block = topology.size, 96
+    foreign = [(n - island.size) * block * 4 for island in topology.islands]
+    assert wire(topology, "bcast", name, 480).host_in[1:] == (1920,) * (len(foreign) - 1)
+    assert list(wire(topology, "allgather", name, block).host_in) == foreign
+    assert list(wire(topology, "reduce_scatter_block", name, block).host_out) == foreign
+    gathered = wire(topology, "gather", name, block)
+    assert gathered.host_in[0] == foreign[0] and not any(gathered.host_in[1:])
+    scattered = wire(topology, "scatter", name, block)
+    assert scattered.host_out[0] == foreign[0] and not any(scattered.host_out[1:])
+
+
+@settings(max_examples=60, deadline=None)
+@given(data=st.data())
+def test_alltoall_sends_no_byte_across_twice(data: st.DataObject) -> None:
+    topology = data.draw(topologies())
+    call = data.draw(calls(topology, ("alltoall", "alltoallv")))
+    plan = make_plan.__wrapped__(topology, call, Choice("split_rail", data.draw(st.integers(1, 3))))
+    shape, home = Shape(call), topology.island_of
+    for rank, sent in enumerate(wire_bytes(plan, topology).bridge):
+        foreign = (peer for peer in range(call.ranks) if home[peer] != home[rank])
+        assert sent == sum(shape.send(rank, peer).count for peer in foreign)
+
+
+@settings(max_examples=60, deadline=None)
+@given(data=st.data())
+def test_what_leaves_arrives(data: st.DataObject) -> None:
+    topology = data.draw(topologies())
+    call = data.draw(calls(topology))
+    name = data.draw(st.sampled_from(algorithms.names(call.collective)))
+    plan = make_plan.__wrapped__(topology, call, Choice(name, 2))
+    got = wire_bytes(plan, topology, 8)
+    assert abs(sum(got.host_out) - sum(got.host_in)) <= topology.size
+    assert predicted_time(plan, topology, itemsize=8) >= 0
+
+
+def test_flows_of_a_ring() -> None:
+    part = (Region("recv", 0, 4), Region("recv", 4, 0), Region("recv", 4, 2))
+    step = Step("reduce_scatter", (5, 6, 7), "bridge", (part,) * 3, part)
+    assert list(flows(step)) == [(0, 1, 2.0), (1, 2, 6.0), (2, 0, 4.0)]
+
+
+def test_model_prefers_what_measurement_does() -> None:
+    """Two hosts of two ranks, links of 4 Gbit/s: the hierarchical plan beats flat, fragments beat none."""
+    net = Link(50e-6, 8 / 4e9)
+    links = Links(Link(10e-6, 1 / 5e9), Link(50e-6, 1 / 5e9), GUESS.local, (net, net))
+    count = (4 << 20,)
+    flat = predicted_time(plan_of(INTERLEAVED, "allreduce", "flat", count), INTERLEAVED, links, 4)
+    one = predicted_time(plan_of(INTERLEAVED, "allreduce", "split_rail", count), INTERLEAVED, links, 4)
+    eight = predicted_time(plan_of(INTERLEAVED, "allreduce", "split_rail", count, 8), INTERLEAVED, links, 4)
+    limit = (16 << 20) * net.beta
+    assert flat > 2 * limit and limit < eight < 1.06 * limit < one
+    small = [predicted_time(plan_of(TWO, "allreduce", name, (2,)), TWO, links, 4) for name in ("tree", "split_rail")]
+    assert small[0] <= small[1] * 1.5

@@ -1,0 +1,88 @@
+"""Environment variables: parsers, defaults, mistakes."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from typing import Any
+
+import pytest
+
+from ucc_hetero import env
+
+
+@pytest.mark.parametrize(
+    "text, value",
+    [
+        ("0", 0),
+        ("4096", 4096),
+        ("4K", 4096),
+        ("4k", 4096),
+        ("1M", 1 << 20),
+        ("1.5m", 3 << 19),
+        ("2GiB", 2 << 30),
+        ("1tb", 1 << 40),
+        ("8b", 8),
+        (" inf ", math.inf),
+    ],
+)
+def test_sizes(text: str, value: float) -> None:
+    assert env.parse_size(text) == value
+
+
+@pytest.mark.parametrize("text", ["", "K", "-1", "1.5", "4X", "1e6", "infinite", "0x10"])
+def test_bad_sizes(text: str) -> None:
+    with pytest.raises(ValueError, match="size|whole"):
+        env.parse_size(text)
+
+
+@pytest.mark.parametrize(
+    "name, text, value",
+    [
+        ("TIMEOUT", "2.5", 2.5),
+        ("TIMEOUT", "inf", math.inf),
+        ("CHECK", "Yes", True),
+        ("CHECK", "0", False),
+        ("LOG_LEVEL", "DEBUG", "debug"),
+        ("LOG_SUBSYS", "plan, coll", ("plan", "coll")),
+        ("STAGING", "staged", "staged"),
+        ("EMULATE", "nvidia:2,amd:2", "nvidia:2,amd:2"),
+        ("TIMEOUT", "  ", 300.0),
+    ],
+)
+def test_get(name: str, text: str, value: Any) -> None:
+    assert env.get(name, {"UCCH_" + name: text}) == value
+
+
+@pytest.mark.parametrize(
+    "name, text, message",
+    [
+        ("TIMEOUT", "soon", "UCCH_TIMEOUT: 'soon' is not a number of seconds"),
+        ("TIMEOUT", "0", "more than 0"),
+        ("TIMEOUT", "nan", "more than 0"),
+        ("CHECK", "maybe", "UCCH_CHECK: 'maybe' is neither yes"),
+        ("LOG_LEVEL", "loud", "UCCH_LOG_LEVEL: 'loud' is not one of error, warn, info, debug, trace"),
+        ("LOG_SUBSYS", "plan,x", "UCCH_LOG_SUBSYS: 'x' is not one of"),
+    ],
+)
+def test_bad_values_name_the_variable(name: str, text: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        env.get(name, {"UCCH_" + name: text})
+
+
+def test_defaults_and_unknown_names() -> None:
+    for name, variable in env.TABLE.items():
+        assert env.get(name, {}) == variable.default
+        assert f"UCCH_{name}=" in env.describe() and variable.doc in env.describe()
+    with pytest.raises(KeyError):
+        env.get("NO_SUCH", {})
+
+
+def test_unknown_variables_are_warned_of_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("UCCH_TIMEOUTT", "3")
+    assert "UCCH_TIMEOUTT" in env.unknown() and "UCCH_TIMEOUT" not in env.unknown(["UCCH_TIMEOUT", "PATH"])
+    with pytest.warns(UserWarning, match="UCCH_TIMEOUTT is set but means nothing; known are UCCH_LOG_LEVEL"):
+        env.warn_unknown()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        env.warn_unknown()

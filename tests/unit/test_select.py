@@ -1,0 +1,156 @@
+"""Choice of algorithms: the TUNE grammar, the measured table, defaults, and plans from the cache."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from plan_cases import topologies
+
+from ucc_hetero import algorithms
+from ucc_hetero.algorithms import algorithm
+from ucc_hetero.collectives import ROWS, Call
+from ucc_hetero.select import Choice, Tuning, choose, make_plan
+from ucc_hetero.topology import Topology
+from ucc_hetero.tune import Rule, load_table, match, parse_tune, save_table
+from ucc_hetero.types import OPS, Op
+
+ONE = Topology.group(["nvidia"] * 4, [0, 0, 1, 1])
+TWO = Topology.group(["nvidia"] * 2 + ["amd"] * 2, [0, 0, 1, 1])
+SAME_HOST = Topology.group(["nvidia"] * 2 + ["amd"] * 2, [0] * 4)
+MIB = 1 << 20
+
+
+def test_grammar() -> None:
+    assert parse_tune("allreduce:0-64k:@flat#allreduce,bcast:64k-inf:@split_rail:fragments=4:path=staged") == (
+        Rule("allreduce", 0, 65536, "flat"),
+        Rule("allreduce", 65536, math.inf, "split_rail", 4, "staged"),
+        Rule("bcast", 65536, math.inf, "split_rail", 4, "staged"),
+    )
+    assert parse_tune("@tree:nvidia,amd:[2-8]:reduce:100") == (
+        Rule("reduce", 0, math.inf, "tree", vendors=("nvidia", "amd"), ranks=(2, 8), score=100),
+    )
+    assert parse_tune("") == parse_tune(" # ") == ()
+
+
+@pytest.mark.parametrize(
+    "text, message",
+    [
+        ("allreduce:0-4k", "'allreduce:0-4k': no algorithm"),
+        ("0-4k:@flat", "no collective"),
+        ("allreduce:@flat#bcast:@nothing", "'bcast:@nothing': bcast has no @nothing; it has @"),
+        ("allreduce:4k-1k:@flat", "range '4k-1k' ends before it begins"),
+        ("allreduce:4q-8q:@flat", "'4q' is not a size"),
+        ("allreduce:cuda:@flat", "'cuda' is no collective, byte range, vendor"),
+        ("allreduce:@flat:@tree", "'@tree' gives the algorithm a second time"),
+        ("allreduce:@flat:fragments=0", "'fragments=0' should be a number from 1 to 1024"),
+        ("allreduce:@flat:path=magic", "'path=magic' should be path=direct or path=staged"),
+        ("allreduce:@", "'@' is no collective"),
+        ("scan:@split_rail", "scan has no @split_rail; it has @flat"),
+    ],
+)
+def test_grammar_names_the_bad_part(text: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        parse_tune(text)
+
+
+def test_highest_score_holds_then_the_last() -> None:
+    rules = parse_tune("allreduce:@flat:10#allreduce:@tree:20#allreduce:@split_rail:20#allreduce:@flat:0")
+    best = match(rules, TWO, "allreduce", 100)
+    assert best is not None and best.algorithm == "split_rail"
+    assert match(rules, TWO, "bcast", 100) is None
+    only_nvidia = parse_tune("allreduce:nvidia:@flat")
+    assert match(only_nvidia, ONE, "allreduce", 1) is not None and match(only_nvidia, TWO, "allreduce", 1) is None
+    assert match(parse_tune("allreduce:[5-8]:@flat"), TWO, "allreduce", 1) is None
+
+
+def test_defaults() -> None:
+    assert choose(ONE, "allreduce", 64 * MIB) == Choice("flat")
+    assert choose(TWO, "allreduce", 8) == Choice("tree")
+    assert choose(TWO, "allreduce", 4 * MIB) == Choice("split_rail", 4)
+    assert choose(TWO, "allreduce", 64 * MIB) == Choice("split_rail", 8)
+    assert choose(SAME_HOST, "allreduce", 64 * MIB) == Choice("split_rail", 1)
+    assert choose(TWO, "scan", 64 * MIB) == Choice("flat")
+    assert choose(TWO, "barrier", 0) == Choice("tree")
+
+
+def test_reductions_that_ucc_lacks_are_ordered() -> None:
+    for op in (OPS["MAXLOC"], Op("mine", -1)):
+        assert choose(ONE, "allreduce", 8, op).algorithm == "ordered"
+        assert choose(ONE, "scan", 8, op).algorithm == "flat"
+    assert choose(ONE, "allreduce", 8, OPS["SUM"]).algorithm == "flat"
+
+
+def test_user_before_measured_before_default() -> None:
+    measured = (Rule("allreduce", 0, math.inf, "split_rail", 2, "staged"),)
+    tune = Tuning.parse("allreduce:0-1k:@flat", measured)
+    assert choose(TWO, "allreduce", 512, tune=tune) == Choice("flat")
+    assert choose(TWO, "allreduce", 1024, tune=tune) == Choice("split_rail", 2, "staged")
+    assert choose(TWO, "bcast", 8, tune=tune) == Choice("tree")
+    assert choose(TWO, "bcast", 8, tune=Tuning(path="staged")).path == "staged"
+
+
+def test_table_survives_a_file(tmp_path: Path) -> None:
+    file = tmp_path / "tuned.json"
+    rules = (Rule("allreduce", 0, 4096, "tree", 1, "direct"), Rule("bcast", 4096, math.inf, "split_rail", 8, "staged"))
+    save_table(file, TWO, rules)
+    save_table(file, SAME_HOST, rules[:1])
+    assert load_table(file.read_text(), TWO) == rules
+    assert load_table(file.read_text(), SAME_HOST) == rules[:1]
+    assert load_table(file.read_text(), ONE) == ()
+    assert list(tmp_path.iterdir()) == [file]
+
+
+@pytest.mark.parametrize(
+    "change", [{"format": 2}, {"topologies": 3}, {"format": None}, {"topologies": {TWO.fingerprint(): {"rules": [{}]}}}]
+)
+def test_bad_tables_are_refused(change: dict[str, object]) -> None:
+    text = json.dumps({"format": 1, "topologies": {}} | change)
+    with pytest.raises(ValueError, match="not a table of measured choices"):
+        load_table(text, TWO)
+    with pytest.raises(ValueError, match="not a table"):
+        load_table("{", TWO)
+
+
+@given(data=st.data(), nbytes=st.integers(0, 1 << 40))
+def test_every_default_can_run(data: st.DataObject, nbytes: int) -> None:
+    topology = data.draw(topologies())
+    collective = data.draw(st.sampled_from(tuple(ROWS)))
+    choice = choose(topology, collective, nbytes)
+    assert choice.algorithm in algorithms.names(collective) and 1 <= choice.fragments <= 8
+
+
+def test_plans_are_kept() -> None:
+    call = Call("allreduce", 4, (100,))
+    assert make_plan(TWO, call, Choice("tree")) is make_plan(TWO, Call("allreduce", 4, (100,)), Choice("tree"))
+
+
+@pytest.mark.parametrize(
+    "call, choice, message",
+    [
+        (Call("allreduce", 5, (1,)), Choice("flat"), "over 5 ranks on a topology of 4"),
+        (Call("allreduce", 4, (1,)), Choice("best"), "allreduce has no algorithm 'best'; it has"),
+        (Call("allreduce", 4, (1,)), Choice("flat", 0), "0 fragments"),
+        (Call("allreduce", 4, (-1,)), Choice("flat"), "cannot be negative"),
+    ],
+)
+def test_plans_refuse(call: Call, choice: Choice, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        make_plan(TWO, call, choice)
+
+
+def test_an_algorithm_is_registered_once() -> None:
+    with pytest.raises(ValueError, match="allreduce has an algorithm 'flat' already"):
+        algorithm("allreduce", "flat")(lambda topology, call, piece: ())
+
+
+def test_huge_flat_plans_are_small() -> None:
+    topology = Topology.group(["nvidia"] * 4096, [r // 8 for r in range(4096)])
+    plan = make_plan.__wrapped__(topology, Call("alltoall", 4096, (1 << 33,)), Choice("flat"))
+    (step,) = plan.fragments[0].stages[0]
+    assert step.src[0] is step.src[4095] and step.dst[0] is step.dst[4095]
+    assert step.src[0][4095].offset == 4095 << 33

@@ -1,0 +1,117 @@
+"""Grouping ranks into islands, topologies of sub-communicators, emulated vendors."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from plan_cases import topologies
+
+from ucc_hetero.topology import Island, Topology, emulated_vendors
+
+
+def test_group_by_vendor_and_host_ranks_by_node() -> None:
+    topology = Topology.group(["nvidia", "host", "amd", "nvidia", "host", "host"], [7, 7, 9, 9, 9, 7])
+    assert [(i.vendor, i.ranks) for i in topology.islands] == [
+        ("nvidia", (0, 3)),
+        ("host", (1, 5)),
+        ("amd", (2,)),
+        ("host", (4,)),
+    ]
+    assert topology.hosts == (0, 0, 1, 1, 1, 0)
+    assert topology.island_of == (0, 1, 2, 0, 3, 1)
+    assert [topology.vendor(rank) for rank in range(3)] == ["nvidia", "host", "amd"]
+    assert not topology.flat and not topology.one_host
+    assert topology.describe() == "nvidia[0,3]@0-1 host[1,5]@0 amd[2]@1 host[4]@1"
+
+
+def test_one_island_is_flat() -> None:
+    assert Topology.group(["amd"] * 3, [0, 0, 1]).flat
+    assert Topology.group(["host"] * 3, [4, 4, 4]).one_host
+
+
+@pytest.mark.parametrize(
+    "vendors, hosts, weights, text",
+    [
+        (["nvidia"], [0, 1], (), "1 vendors and 2 hosts"),
+        (["intel"], [0], (), "rank 0: vendor 'intel' is not one of nvidia, amd, host"),
+        (["amd"], [0], (0,), "weights"),
+        (["amd"], [0], (1, 1), "weights"),
+    ],
+)
+def test_group_refuses(vendors: list[str], hosts: list[int], weights: tuple[int, ...], text: str) -> None:
+    with pytest.raises(ValueError, match=text):
+        Topology.group(vendors, hosts, weights)
+
+
+def test_islands_must_partition_the_ranks() -> None:
+    for islands, text in (
+        ((Island(0, "amd", (0,)),), "rank 1 is in no island"),
+        ((Island(0, "amd", (0, 1)), Island(1, "nvidia", (1,))), "rank 1 of island 1"),
+        ((Island(0, "amd", (0, 2)),), "rank 2 of island 0"),
+        ((Island(1, "amd", (0, 1)),), "island 0 says"),
+    ):
+        with pytest.raises(ValueError, match=text):
+            Topology(islands, (0, 0))
+
+
+@given(data=st.data())
+def test_sub_keeps_who_is_with_whom(data: st.DataObject) -> None:
+    topology = data.draw(topologies())
+    ranks = data.draw(st.permutations(range(topology.size)))[: data.draw(st.integers(1, topology.size))]
+    sub = topology.sub(ranks)
+    assert sub.size == len(ranks)
+    for new, old in enumerate(ranks):
+        assert sub.vendor(new) == topology.vendor(old)
+        for other_new, other_old in enumerate(ranks):
+            together = topology.island_of[old] == topology.island_of[other_old]
+            assert (sub.island_of[new] == sub.island_of[other_new]) == together
+            assert (sub.hosts[new] == sub.hosts[other_new]) == (topology.hosts[old] == topology.hosts[other_old])
+    if topology.weights:
+        assert sub.weights == tuple(topology.weights[rank] for rank in ranks)
+    assert [island.ranks[0] for island in sub.islands] == sorted(island.ranks[0] for island in sub.islands)
+    assert topology.sub(range(topology.size)) == topology
+
+
+def test_sub_refuses() -> None:
+    topology = Topology.group(["amd"] * 3, [0] * 3)
+    for ranks in ([0, 0], [3], [-1]):
+        with pytest.raises(ValueError, match="distinct ranks of a communicator of 3"):
+            topology.sub(ranks)
+
+
+def test_equal_topologies_hash_and_print_alike_in_every_process() -> None:
+    make = "Topology.group(['nvidia', 'amd', 'amd'], [3, 3, 5], [1, 2, 2])"
+    topology = Topology.group(["nvidia", "amd", "amd"], [3, 3, 5], [1, 2, 2])
+    same = Topology.group(["nvidia", "amd", "amd"], [8, 8, 1], [1, 2, 2])
+    assert topology == same and hash(topology) == hash(same) and topology.fingerprint() == same.fingerprint()
+    assert topology.fingerprint() != Topology.group(["nvidia", "amd", "amd"], [3, 3, 5]).fingerprint()
+    code = f"from ucc_hetero.topology import Topology; print({make}.fingerprint())"
+    out = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, timeout=60)
+    assert out.stdout.strip() == topology.fingerprint()
+
+
+def test_emulated_vendors() -> None:
+    assert emulated_vendors("nvidia:2,amd:1", 3) == ["nvidia", "nvidia", "amd"]
+    assert emulated_vendors(" nvidia:1, amd:1 ,nvidia:1", 3) == ["nvidia", "amd", "nvidia"]
+
+
+@pytest.mark.parametrize(
+    "spec, size, text",
+    [
+        ("nvidia:2,amd:2", 3, "places 4 ranks, but there are 3"),
+        ("nvidia:2,intel:2", 4, "vendor 'intel' in 'intel:2'"),
+        ("nvidia", 1, "'nvidia' should be vendor:ranks"),
+        ("nvidia:x", 1, "'nvidia:x' should be"),
+        ("nvidia:0", 0, "at least 1 rank"),
+        ("nvidia:-1", 1, "at least 1 rank"),
+        ("nvidia:2,", 2, "vendor ''"),
+        ("", 1, "vendor ''"),
+    ],
+)
+def test_emulated_vendors_refuses(spec: str, size: int, text: str) -> None:
+    with pytest.raises(ValueError, match=text):
+        emulated_vendors(spec, size)
