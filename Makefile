@@ -14,6 +14,9 @@ export OMPI_ALLOW_RUN_AS_ROOT_CONFIRM ?= 1
 export PRTE_MCA_rmaps_default_mapping_policy ?= :oversubscribe
 export OMPI_MCA_rmaps_base_oversubscribe ?= 1
 
+# Several ranks per core: threads inside numpy would only get in each other's way.
+export OMP_NUM_THREADS ?= 1
+
 .PHONY: help demo test lint types unit docs clean
 
 help:

@@ -46,6 +46,8 @@ LAYERS = {
     "ops": 5,
     "binding": 5,
     "runner": 5,
+    "p2p": 5,
+    "lifecycle": 5,
     "comm": 5,
     "request": 5,
     "rma": 5,
