@@ -24,7 +24,9 @@ ROOT = Path(__file__).resolve().parents[2]
 )
 def test_training(mpirun, n: int, emulate: str, dtype: str) -> None:
     env = {"UCCH_EMULATE": emulate} if emulate else {}
-    job = mpirun("examples/train_digits.py", n, args=["--check", "--epochs", "8", "--dtype", dtype], env=env)
+    job = mpirun(
+        "examples/train_digits.py", n, args=["--check", "--epochs", "8", "--dtype", dtype], env=env, timeout=150
+    )
     assert len(re.findall(r"^epoch +\d+ +loss [\d.]+ +test accuracy", job.stdout, re.M)) == 8
     assert f"identical on all {n} ranks: yes" in job.stdout
     assert "difference from a single process" in job.stdout
