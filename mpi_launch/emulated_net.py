@@ -23,8 +23,10 @@ MAX_LINKS = 8
 BURST_SECONDS = 0.001
 BURST_LEAST = 128 * 1024
 
-#: Bytes that may wait at a link before packets are dropped: this much time of its rate.
+#: Bytes that may wait at a link before packets are dropped: this much time of its rate, and never less than TCP's usual
+#: largest window, so that a lone connection into a slower link loses nothing. It is what the buffer of a switch holds.
 QUEUE_SECONDS = 0.020
+QUEUE_LEAST = 4 << 20
 
 _UNITS = {"bit": 1, "kbit": 10**3, "mbit": 10**6, "gbit": 10**9, "tbit": 10**12}
 _RATE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?bit)(?:/s)?", re.IGNORECASE)
@@ -138,7 +140,7 @@ def hostfile(hosts: Sequence[HostLayout]) -> str:
 
 def _shape(device: str, rate: int, verb: str = "add") -> str:
     burst = max(BURST_LEAST, round(rate / 8 * BURST_SECONDS))
-    queue = burst + round(rate / 8 * QUEUE_SECONDS)
+    queue = burst + max(QUEUE_LEAST, round(rate / 8 * QUEUE_SECONDS))
     return f"qdisc {verb} dev {device} root tbf rate {rate}bit burst {burst} limit {queue}\n"
 
 
