@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ucc_hetero.algorithms.parts import (
-    Segment,
+    Dense,
+    Owned,
     copy,
-    dense,
     each,
     island_blocks,
     island_segments,
@@ -55,7 +55,7 @@ def tree(topology: Topology, call: Call, piece: Piece) -> Stages:
     if not topology.flat:
         leaders = tuple(island.ranks[0] for island in topology.islands)
         for mine in rounds([merge(of) for of in blocks]):
-            places = [own if island.size == 1 else dense("recv") for island in topology.islands]
+            places = [own if island.size == 1 else Dense("recv") for island in topology.islands]
             src = tuple(place(rank, b) for place, rank, b in zip(places, leaders, mine, strict=True))
             across.append(Step("allgather", leaders, "bridge", src, (each("recv", mine),) * len(leaders)))
     return stages(inside, across, last)
@@ -85,9 +85,9 @@ def split_rail(topology: Topology, call: Call, piece: Piece) -> Stages:
             to = without(i, len(owners), region("recv", block))
             across.append(Step("bcast", owners, "bridge", only(i, len(owners), own(owners[i], block)), to, i))
     last = [s for parts in _foreign(topology, by_island) for s in parts]
-    for island, parts in zip(topology.islands, by_island, strict=True):
+    for island, owned in zip(topology.islands, by_island, strict=True):
         if island.size > 1:
-            last += native_allgather(island, parts, own)
+            last += native_allgather(island, owned, own)
             continue
         rank = island.ranks[0]
         block = piece.cut(shape.own(rank))
@@ -96,11 +96,11 @@ def split_rail(topology: Topology, call: Call, piece: Piece) -> Stages:
     return stages(across, last)
 
 
-def _foreign(topology: Topology, by_island: Sequence[Sequence[Segment]]) -> list[list[Step]]:
+def _foreign(topology: Topology, by_island: Sequence[Owned]) -> list[list[Step]]:
     """Allgathers, in every island, of what came from each other island."""
     return [
-        native_allgather(island, parts, dense("recv"))
-        for index, parts in enumerate(by_island)
+        native_allgather(island, owned, Dense("recv"))
+        for index, owned in enumerate(by_island)
         for island in topology.islands
-        if island.index != index and parts
+        if island.index != index and owned.parts
     ]

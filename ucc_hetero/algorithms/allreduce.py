@@ -10,8 +10,9 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 from ucc_hetero.algorithms.parts import (
+    Dense,
+    Owned,
     Segment,
-    dense,
     each,
     native_allgather,
     native_reduce_scatter,
@@ -21,9 +22,9 @@ from ucc_hetero.algorithms.parts import (
     stages,
     without,
 )
-from ucc_hetero.algorithms.registry import Piece, Stages, algorithm
+from ucc_hetero.algorithms.registry import Piece, Stages, algorithm, cut_at
 from ucc_hetero.collectives import Block, Call
-from ucc_hetero.plan import Operand, Step
+from ucc_hetero.plan import Operand, Step, regions
 from ucc_hetero.topology import Topology
 
 __all__: list[str] = []
@@ -71,10 +72,10 @@ def _scatter_gather(parts: Sequence[Segment], sources: Sequence[str]) -> tuple[l
     m = len(sources)
     whole = "send" not in sources
     for part in parts:
-        cuts = [part.offset + part.count * i // m for i in range(m + 1)]
+        cuts = [part.offset + cut_at(part.count, i, m) for i in range(m + 1)]
         shares = [Block(a, b - a) for a, b in pairwise(cuts)]
         recv: Operand = each("recv", shares)
-        mine = tuple(region("recv", share) for share in shares)
+        mine = tuple(regions(recv))
         src = (recv,) * m if whole else tuple(each(buffer, shares) for buffer in sources)
         inward.append(Step("reduce_scatter", part.owners, "bridge", src, mine))
         outward.append(Step("allgather", part.owners, "bridge", mine, (recv,) * m))
@@ -92,9 +93,9 @@ def split_rail(topology: Topology, call: Call, piece: Piece) -> Stages:
     parts = segments(topology, [piece.vector(call)])
     if not parts:
         return ()
-    sources = _sources(topology)
-    inside = [s for island in topology.islands for s in native_reduce_scatter(island, parts, dense("recv"))]
-    outside = [s for island in topology.islands for s in native_allgather(island, parts, dense("recv"))]
+    sources, owned, recv = _sources(topology), Owned(parts), Dense("recv")
+    inside = [s for island in topology.islands for s in native_reduce_scatter(island, owned, recv)]
+    outside = [s for island in topology.islands for s in native_allgather(island, owned, recv)]
     if len(sources) == 1:
         return stages(inside, outside)
     if len(sources) == 2:

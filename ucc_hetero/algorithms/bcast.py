@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ucc_hetero.algorithms.parts import dense, native_allgather, only, region, segments, stages, without
+from ucc_hetero.algorithms.parts import Dense, Owned, native_allgather, only, region, segments, stages, without
 from ucc_hetero.algorithms.registry import Piece, Stages, algorithm
 from ucc_hetero.collectives import Call
 from ucc_hetero.plan import Region, Step
@@ -60,6 +60,7 @@ def split_rail(topology: Topology, call: Call, piece: Piece) -> Stages:
     if not parts:
         return ()
     home: Island = topology.islands[topology.island_of[call.root]]
+    owned = Owned(parts)
     first, across, last = [], [], []
     if home.size > 1:
         first.append(_bcast(home.ranks, "native", call.root, region("send", at), region("recv", at)))
@@ -69,5 +70,5 @@ def split_rail(topology: Topology, call: Call, piece: Piece) -> Stages:
         across.append(_bcast(part.owners, "bridge", owner, src, Region("recv", part.offset, part.count)))
     for island in topology.islands:
         if island is not home:
-            last += native_allgather(island, parts, dense("recv"))
+            last += native_allgather(island, owned, Dense("recv"))
     return stages(first, across, last)

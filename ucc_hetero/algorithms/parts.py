@@ -12,18 +12,19 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
-from ucc_hetero.algorithms.registry import Piece, Stages
+from ucc_hetero.algorithms.registry import Piece, Stages, cut_at
 from ucc_hetero.collectives import Block, Shape
 from ucc_hetero.plan import Blocks, Operand, Region, Step
 from ucc_hetero.topology import Island, Topology
 
 __all__ = [
+    "Dense",
     "Division",
+    "Owned",
     "Place",
     "Segment",
     "Window",
     "copy",
-    "dense",
     "divide",
     "each",
     "island_blocks",
@@ -39,7 +40,6 @@ __all__ = [
     "region",
     "rounds",
     "segments",
-    "shares",
     "shifted",
     "stages",
     "step",
@@ -145,9 +145,30 @@ def divide(topology: Topology, island: Island, count: int) -> Division:
     weights = topology.weights
     if not weights:
         size = island.size
-        return [(count * (i + 1) // size, rank) for i, rank in enumerate(island.ranks)]
+        return [(cut_at(count, i + 1, size), rank) for i, rank in enumerate(island.ranks)]
     ends = list(accumulate(weights[rank] for rank in island.ranks))
-    return [(count * end // ends[-1], rank) for end, rank in zip(ends, island.ranks, strict=True)]
+    return [(cut_at(count, end, ends[-1]), rank) for end, rank in zip(ends, island.ranks, strict=True)]
+
+
+#: Rails per rank of the largest island that unlike divisions may lead to; beyond, cuts are moved onto a grid.
+MOST_RAILS = 4
+
+
+def _divisions(topology: Topology, total: int, fixed: dict[int, Division]) -> list[Division]:
+    """How each island divides ``total`` elements.
+
+    Many islands of different sizes would refine each other into nearly as many rails as there are ranks, each a team
+    of its own. So where that threatens, the free ones cut on a grid of a few cells for each rank of the largest.
+    """
+    divisions = [fixed.get(i.index) or divide(topology, i, total) for i in topology.islands]
+    cells = MOST_RAILS * max(island.size for island in topology.islands)
+    if len({end for division in divisions for end, _ in division}) <= cells:
+        return divisions
+    grid = [cut_at(total, cell, cells) for cell in range(cells + 1)]
+    return [
+        division if index in fixed else [(grid[round(end * cells / total)], rank) for end, rank in division]
+        for index, division in enumerate(divisions)
+    ]
 
 
 def segments(topology: Topology, runs: Iterable[Block], fixed: dict[int, Division] | None = None) -> list[Segment]:
@@ -161,16 +182,15 @@ def segments(topology: Topology, runs: Iterable[Block], fixed: dict[int, Divisio
         return []
     current: list[int] = []
     changes: list[tuple[int, int, int]] = []  # (virtual position, island, owner from there on)
-    for island in topology.islands:
-        division = (fixed or {}).get(island.index) or divide(topology, island, total)
+    for index, division in enumerate(_divisions(topology, total, fixed or {})):
         start = 0
         for end, rank in division:
             if start:
-                changes.append((start, island.index, rank))
-            elif len(current) == island.index:
+                changes.append((start, index, rank))
+            elif len(current) == index:
                 current.append(rank)
             else:  # the owners before had nothing
-                current[island.index] = rank
+                current[index] = rank
             start = end
     changes.sort(key=lambda change: change[0])
     return _sweep(runs, total, current, changes)
@@ -199,18 +219,59 @@ def _sweep(runs: list[Block], total: int, current: list[int], changes: list[tupl
     return out
 
 
-def shares(island: Island, parts: Sequence[Segment]) -> list[list[Block]]:
-    """What each rank of an island owns of the segments, in team order, neighbours joined."""
-    mine: dict[int, list[Block]] = {rank: [] for rank in island.ranks}
-    for part in parts:
-        mine[part.owners[island.index]].append(Block(part.offset, part.count))
-    return [merge(blocks) for blocks in mine.values()]
-
-
-def rounds(owned: Sequence[Sequence[Block]]) -> Iterable[list[Block]]:
+def rounds(owned: Sequence[Sequence[Block]]) -> list[list[Block]]:
     """Members' lists of blocks, one of each member per round; who has fewer brings nothing to the later rounds."""
-    for i in range(max(map(len, owned))):
-        yield [blocks[i] if i < len(blocks) else Block(0, 0) for blocks in owned]
+    return [[blocks[i] if i < len(blocks) else Block(0, 0) for blocks in owned] for i in range(max(map(len, owned)))]
+
+
+class Owned:
+    """What the ranks of each island own of some segments. Islands that divide them alike share one answer."""
+
+    def __init__(self, parts: Sequence[Segment]) -> None:
+        self.parts = parts
+        self._shares: dict[tuple[int, ...], list[list[Block]]] = {}
+        self._rounds: dict[tuple[int, ...], list[list[Block]]] = {}
+        self._regions: dict[tuple[int, str], tuple[Region, ...]] = {}
+        self._each: dict[tuple[int, str], Operand] = {}
+
+    def _key(self, island: Island) -> tuple[int, ...]:
+        """The owner of each segment, as an index in the island; the island's size goes with it."""
+        position = {rank: i for i, rank in enumerate(island.ranks)}
+        index = island.index
+        return (island.size, *[position[part.owners[index]] for part in self.parts])
+
+    def shares(self, island: Island) -> list[list[Block]]:
+        """The blocks of each rank, in team order, neighbours joined."""
+        key = self._key(island)
+        if key not in self._shares:
+            mine: list[list[Block]] = [[] for _ in island.ranks]
+            for position, part in zip(key[1:], self.parts, strict=True):
+                mine[position].append(Block(part.offset, part.count))
+            self._shares[key] = [merge(blocks) for blocks in mine]
+        return self._shares[key]
+
+    def rounds(self, island: Island) -> list[list[Block]]:
+        """``rounds`` of the shares."""
+        key = self._key(island)
+        if key not in self._rounds:
+            self._rounds[key] = rounds(self.shares(island))
+        return self._rounds[key]
+
+    def each(self, buffer: str, blocks: Sequence[Block]) -> Operand:
+        """``each`` of one round."""
+        key = (id(blocks), buffer)
+        if key not in self._each:
+            self._each[key] = each(buffer, blocks)
+        return self._each[key]
+
+    def places(self, place: Place, island: Island, blocks: Sequence[Block]) -> tuple[Region, ...]:
+        """Where the members of an island keep their blocks of one round."""
+        if not isinstance(place, Dense):
+            return tuple(place(rank, block) for rank, block in zip(island.ranks, blocks, strict=True))
+        key = (id(blocks), place.buffer)
+        if key not in self._regions:
+            self._regions[key] = tuple(region(place.buffer, block) for block in blocks)
+        return self._regions[key]
 
 
 # --- where ranks keep what they own -----------------------------------------------------------------------------------
@@ -219,9 +280,14 @@ def rounds(owned: Sequence[Sequence[Block]]) -> Iterable[list[Block]]:
 Place = Callable[[int, Block], Region]
 
 
-def dense(buffer: str) -> Place:
+@dataclass(frozen=True, slots=True)
+class Dense:
     """At its own place in ``send`` or ``recv``."""
-    return lambda rank, block: Region(buffer, block.offset, block.count)
+
+    buffer: str
+
+    def __call__(self, rank: int, block: Block) -> Region:
+        return Region(self.buffer, block.offset, block.count)
 
 
 def shifted(buffer: str, start: Callable[[int], int]) -> Place:
@@ -247,25 +313,25 @@ class Window:
 # --- native steps over shares -----------------------------------------------------------------------------------------
 
 
-def native_reduce_scatter(island: Island, parts: Sequence[Segment], dst: Place) -> list[Step]:
+def native_reduce_scatter(island: Island, owned: Owned, dst: Place) -> list[Step]:
     """Reduce the segments of ``send`` inside an island; each rank gets what it owns, where ``dst`` says."""
     if island.size == 1:
         return []
     out = []
-    for blocks in rounds(shares(island, parts)):
-        mine = tuple(dst(rank, block) for rank, block in zip(island.ranks, blocks, strict=True))
-        out.append(Step("reduce_scatter", island.ranks, "native", (each("send", blocks),) * island.size, mine))
+    for blocks in owned.rounds(island):
+        src, mine = owned.each("send", blocks), owned.places(dst, island, blocks)
+        out.append(Step("reduce_scatter", island.ranks, "native", (src,) * island.size, mine))
     return out
 
 
-def native_allgather(island: Island, parts: Sequence[Segment], src: Place) -> list[Step]:
+def native_allgather(island: Island, owned: Owned, src: Place) -> list[Step]:
     """Each rank of an island brings what it owns of the segments and gets all of them in ``recv``."""
     if island.size == 1:
         return []
     out = []
-    for blocks in rounds(shares(island, parts)):
-        mine = tuple(src(rank, block) for rank, block in zip(island.ranks, blocks, strict=True))
-        out.append(Step("allgather", island.ranks, "native", mine, (each("recv", blocks),) * island.size))
+    for blocks in owned.rounds(island):
+        mine, dst = owned.places(src, island, blocks), owned.each("recv", blocks)
+        out.append(Step("allgather", island.ranks, "native", mine, (dst,) * island.size))
     return out
 
 
@@ -277,21 +343,22 @@ def island_blocks(island: Island, shape: Shape, piece: Piece) -> list[Block]:
     return [piece.cut(shape.own(rank)) for rank in island.ranks]
 
 
-def island_segments(topology: Topology, shape: Shape, piece: Piece) -> list[list[Segment]]:
+def island_segments(topology: Topology, shape: Shape, piece: Piece) -> list[Owned]:
     """For each island the segments of its ranks' blocks; the owner inside the island is the block's rank."""
     out = []
     for island in topology.islands:
         blocks = island_blocks(island, shape, piece)
         ends = accumulate(block.count for block in blocks)
-        out.append(segments(topology, blocks, {island.index: list(zip(ends, island.ranks, strict=True))}))
+        fixed = {island.index: list(zip(ends, island.ranks, strict=True))}
+        out.append(Owned(segments(topology, blocks, fixed)))
     return out
 
 
-def rails(by_island: Sequence[Sequence[Segment]]) -> dict[tuple[int, ...], list[tuple[int, Block]]]:
+def rails(by_island: Sequence[Owned]) -> dict[tuple[int, ...], list[tuple[int, Block]]]:
     """Owners -> (the island that the data belongs to, block), for the segments of all islands."""
     out: dict[tuple[int, ...], list[tuple[int, Block]]] = {}
-    for index, parts in enumerate(by_island):
-        for part in parts:
+    for index, owned in enumerate(by_island):
+        for part in owned.parts:
             out.setdefault(part.owners, []).append((index, Block(part.offset, part.count)))
     return out
 

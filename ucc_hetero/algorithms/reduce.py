@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ucc_hetero.algorithms.bcast import leaders
 from ucc_hetero.algorithms.parts import (
+    Owned,
     Place,
     Window,
     each,
@@ -11,7 +12,6 @@ from ucc_hetero.algorithms.parts import (
     only,
     region,
     segments,
-    shares,
     stages,
 )
 from ucc_hetero.algorithms.registry import Piece, Stages, algorithm
@@ -60,14 +60,15 @@ def split_rail(topology: Topology, call: Call, piece: Piece) -> Stages:
     if not parts:
         return ()
     home = topology.islands[topology.island_of[call.root]]
+    owned = Owned(parts)
     windows: dict[int, Window] = {}
     for island in topology.islands:
         if island.size > 1:
-            for rank, blocks in zip(island.ranks, shares(island, parts), strict=True):
+            for rank, blocks in zip(island.ranks, owned.shares(island), strict=True):
                 if rank != call.root:
                     windows[rank] = Window(piece, rank, blocks)
     place = _place(call, windows)
-    inside = [s for island in topology.islands for s in native_reduce_scatter(island, parts, place)]
+    inside = [s for island in topology.islands for s in native_reduce_scatter(island, owned, place)]
     across = []
     for part in parts if not topology.flat else []:
         block = Block(part.offset, part.count)
@@ -81,7 +82,7 @@ def split_rail(topology: Topology, call: Call, piece: Piece) -> Stages:
         across.append(Step("reduce", part.owners, "bridge", src, dst, home.index))
     last = []
     if home.size > 1:
-        blocks = [owned[0] if owned else Block(0, 0) for owned in shares(home, parts)]
+        blocks = [share[0] if share else Block(0, 0) for share in owned.shares(home)]
         own = tuple(place(rank, block) for rank, block in zip(home.ranks, blocks, strict=True))
         i = home.ranks.index(call.root)
         last.append(Step("gather", home.ranks, "native", own, only(i, home.size, each("recv", blocks)), i))

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ucc_hetero.algorithms.parts import (
+    Owned,
     Place,
-    Segment,
     Window,
     island_blocks,
     island_segments,
@@ -17,7 +17,6 @@ from ucc_hetero.algorithms.parts import (
     rails,
     region,
     rounds,
-    shares,
     shifted,
     stages,
 )
@@ -96,12 +95,12 @@ def split_rail(topology: Topology, call: Call, piece: Piece) -> Stages:
     """
     shape = Shape(call)
     by_island = island_segments(topology, shape, piece)
-    places = [_places(topology, piece, index, parts, shape) for index, parts in enumerate(by_island)]
+    places = [_places(topology, piece, index, owned, shape) for index, owned in enumerate(by_island)]
     inside = [
         s
-        for parts, place in zip(by_island, places, strict=True)
+        for owned, place in zip(by_island, places, strict=True)
         for island in topology.islands
-        for s in native_reduce_scatter(island, parts, place)
+        for s in native_reduce_scatter(island, owned, place)
     ]
     across: list[Step] = []
     for owners, blocks in rails(by_island).items() if not topology.flat else ():
@@ -115,13 +114,13 @@ def split_rail(topology: Topology, call: Call, piece: Piece) -> Stages:
     return stages(inside, across)
 
 
-def _places(topology: Topology, piece: Piece, home: int, parts: Sequence[Segment], shape: Shape) -> Place:
+def _places(topology: Topology, piece: Piece, home: int, owned: Owned, shape: Shape) -> Place:
     """Where the partial results of one island's blocks are kept: in ``recv`` of its ranks, in scratch elsewhere."""
     own = _own(shape)
     windows: dict[int, Window] = {}
     for island in topology.islands:
         if island.index != home and island.size > 1:
-            for rank, blocks in zip(island.ranks, shares(island, parts), strict=True):
+            for rank, blocks in zip(island.ranks, owned.shares(island), strict=True):
                 windows[rank] = Window(piece, rank, blocks)
 
     def place(rank: int, block: Block) -> Region:
