@@ -39,7 +39,7 @@ def test_every_collective_has_a_flat_and_a_hierarchical_algorithm() -> None:
 
 
 @pytest.mark.parametrize("collective, name", EVERY)
-@settings(max_examples=40, deadline=None, suppress_health_check=SLOW)
+@settings(max_examples=25, deadline=None, suppress_health_check=SLOW)
 @given(data=st.data())
 def test_valid(collective: str, name: str, data: st.DataObject) -> None:
     topology = data.draw(topologies())
