@@ -1,0 +1,218 @@
+"""Benchmarks under a real mpirun: what they print can be parsed, what they measure is right, and nothing hangs."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.mpi
+
+MAIN = """
+import sys
+from ucc_hetero.bench.__main__ import main
+sys.exit(main())
+"""
+#: Runs several benchmarks in one job; each argument is one command line.
+MANY = """
+import sys
+from ucc_hetero.bench.__main__ import main
+for words in sys.argv[1:]:
+    status = main(words.split())
+    if status:
+        sys.exit(status)
+"""
+Run = Callable[..., Any]
+COLLECTIVES = (
+    *("allgather", "allgatherv", "allreduce", "alltoall", "alltoallv", "bcast", "gather", "gatherv", "reduce"),
+    *("reduce_scatter", "reduce_scatter_block", "scatter", "scatterv"),
+)
+
+
+def split(words: str) -> list[str]:
+    return words.split()
+
+
+def rows(text: str) -> list[list[str]]:
+    """The table as a parser of OSU's output sees it."""
+    return [line.split() for line in text.splitlines() if line.strip() and not line.startswith("#")]
+
+
+def test_every_column_at_once(mpirun: Run, tmp_path: Path) -> None:
+    files = ["--json", str(tmp_path / "new" / "r.json"), "--csv", str(tmp_path / "r.csv")]
+    words = split("osu_allreduce -m 4:8 -i 3 -x 1 -f -c -u 1 -z50,99 -T all")
+    result = mpirun(MAIN, n=2, args=[*words, *files])
+    assert result.stdout.startswith("\n# OSU MPI Allreduce Latency Test v7.4\n# Datatype: MPI_CHAR.\n# Size ")
+    assert re.findall(r"# Datatype: (\w+)\.", result.stdout) == ["MPI_CHAR", "MPI_INT", "MPI_FLOAT"]
+    table = rows(result.stdout)
+    assert [row[0] for row in table] == ["4", "8"] * 3
+    for _, average, least, most, iterations, validation, *tails in table:
+        assert 0 < float(least) <= float(average) <= float(most)
+        assert (iterations, validation, len(tails)) == ("3", "Pass", 2)
+    data = json.loads((tmp_path / "new" / "r.json").read_text())
+    assert data["format"] == "ucc_hetero.bench/1"
+    assert (data["benchmark"], data["backend"], data["job"]["ranks"]) == ("osu_allreduce", "ours", 2)
+    assert [row["size"] for row in data["rows"]] == [4, 8] * 3
+    assert {"machine", "versions", "date", "command", "settings", "plans"} <= set(data)
+    assert len((tmp_path / "r.csv").read_text().splitlines()) == 7
+
+
+@pytest.mark.parametrize("backend", ["mpi4py", "ucc"])
+def test_blocking_collectives_are_checked(mpirun: Run, backend: str) -> None:
+    commands = [f"osu_{name} --backend {backend} -m 4:16 -i 3 -x 1 -c -u 1 -T mpi_int" for name in COLLECTIVES]
+    result = mpirun(MANY, n=3, args=[*commands, f"osu_barrier --backend {backend} -i 3 -x 1"], timeout=120)
+    table = rows(result.stdout)
+    assert [row[-1] for row in table[:-1]] == ["Pass"] * (3 * len(COLLECTIVES))
+    assert len(table[-1]) == 1
+
+
+def test_in_place_and_rotating_roots(mpirun: Run) -> None:
+    commands = [
+        f"osu_{name} --backend mpi4py -m 16:16 -i 6 -x 1 -c -u 0 -T mpi_float -l"
+        for name in COLLECTIVES
+        if name != "bcast"
+    ]
+    commands += [f"osu_{name} --backend mpi4py -m 16:16 -i 6 -x 1 -c -u 0 -k rotate" for name in ("reduce", "gatherv")]
+    result = mpirun(MANY, n=3, args=commands, timeout=120)
+    assert [row[-1] for row in rows(result.stdout)] == ["Pass"] * len(commands)
+
+
+def test_nonblocking_and_persistent(mpirun: Run) -> None:
+    rest = "--backend mpi4py -m 8:8 -i 3 -x 1"
+    commands = [f"osu_i{name} {rest} -c -u 1 -t 2 -f" for name in COLLECTIVES]
+    commands += [f"osu_{name}_persistent {rest} -c -u 1" for name in COLLECTIVES]
+    commands += ["osu_ibarrier --backend mpi4py -i 3 -x 1", "osu_barrier_persistent --backend mpi4py -i 3 -x 1"]
+    result = mpirun(MANY, n=2, args=commands, timeout=120)
+    table = rows(result.stdout)
+    count = len(COLLECTIVES)
+    assert {(len(row), row[-1]) for row in table[:count]} == {(11, "Pass")}
+    assert {(len(row), row[-1]) for row in table[count : 2 * count]} == {(3, "Pass")}
+    assert [len(row) for row in table[2 * count :]] == [4, 1]
+    for row in table[:count]:
+        assert 0 <= float(row[9]) <= 100
+
+
+@pytest.mark.parametrize("backend", ["ours", "mpi4py"])
+def test_point_to_point(mpirun: Run, backend: str) -> None:
+    rest = f"--backend {backend} -m 1:8 -i 3 -x 1 -c -u 1"
+    names = ("osu_latency", "osu_bw", "osu_bibw", "osu_mbw_mr", "osu_multi_lat")
+    commands = [f"{name} {rest} {'-b multiple -W 4' if 'bw' in name else ''}" for name in names]
+    result = mpirun(MANY, n=2, args=commands, timeout=120)
+    table = rows(result.stdout)
+    assert [row[-1] for row in table] == ["Pass"] * (4 * len(names))
+    assert {len(row) for row in table[12:16]} == {4}  # osu_mbw_mr also has the message rate
+
+
+def test_pairs_of_an_odd_job_and_window_table(mpirun: Run) -> None:
+    result = mpirun(MAIN, n=3, args=split("osu_mbw_mr --backend mpi4py -V -m 1:2 -i 2 -x 1"))
+    assert "# [ pairs: 1 ] [ window size: varied ]" in result.stdout
+    assert [(row[0], len(row)) for row in rows(result.stdout)] == [("1", 9), ("2", 9)] * 2
+
+
+def test_nccl_format(mpirun: Run) -> None:
+    result = mpirun(MAIN, n=2, args=split("osu_allgather --backend mpi4py --format nccl -m 8:16 -T mpi_float -i 3 -c"))
+    table = rows(result.stdout)
+    assert [row[:5] for row in table] == [["8", "1", "float", "none", "-1"], ["16", "2", "float", "none", "-1"]]
+    assert {(len(row), row[8], row[12]) for row in table} == {(13, "0", "0")}
+    assert "# Out of bounds values : 0 OK\n# Avg bus bandwidth    : " in result.stdout
+
+
+def test_peers_are_interleaved_and_compared(mpirun: Run) -> None:
+    words = "osu_allreduce --backend mpi4py --peer ucc --rounds 3 -m 8:8 -i 9 -x 1 -c -u 0 -T mpi_int"
+    result = mpirun(MAIN, n=2, args=words.split())
+    ((size, _, validation, theirs, ratio, interval),) = rows(result.stdout)
+    assert (size, validation) == ("8", "Pass")
+    assert float(theirs) > 0
+    assert float(ratio) > 0
+    assert re.fullmatch(r"\[[\d.]+,[\d.]+\]", interval)
+
+
+def test_compare(mpirun: Run, tmp_path: Path) -> None:
+    words = ["compare", "-m", "8:64", "--step", "8", "-r", "3", "--json", str(tmp_path / "c.json")]
+    result = mpirun(MAIN, n=2, args=words, timeout=120)
+    assert "ours(us)     ours*(us)    mpi4py(us)      ucc*(us)" in result.stdout
+    assert [row[0] for row in rows(result.stdout)] == ["8", "64"]
+    for line in ("# import ucc_hetero, beyond numpy and mpi4py: ", "# communicator of ours: ", "# machine: "):
+        assert line in result.stdout
+    data = json.loads((tmp_path / "c.json").read_text())
+    assert [(r["of"], r["to"]) for r in data["rows"][0]["ratios"]] == [("mpi4py", "ours"), ("ucc*", "ours*")]
+    assert all(len(series["rounds"]) == 3 for series in data["rows"][0]["series"])
+
+
+def test_init_and_sessions(mpirun: Run) -> None:
+    result = mpirun(MAIN, n=2, args=["osu_init"])
+    assert re.fullmatch(r"# OSU MPI Init Test v7\.4\nnprocs: 2, min: \d+ ms, max: \d+ ms, avg: \d+ ms\n", result.stdout)
+    result = mpirun(MAIN, n=2, args=split("osu_reduce --backend mpi4py -I -m 4:4 -i 2 -c"))
+    assert rows(result.stdout)[0][-1] == "Pass"
+
+
+BROKEN = """
+import sys
+from dataclasses import replace
+from ucc_hetero.bench import peers
+from ucc_hetero.bench.__main__ import main
+
+class Broken:
+    def __init__(self, comm):
+        self.comm = comm
+    def __getattr__(self, name):
+        return getattr(self.comm, name)
+    def Allreduce(self, send, recv, op):
+        self.comm.Allreduce(send, recv, op)
+        if sys.argv[1] == "wrong" and recv.size >= 4 and self.comm.rank == 1:
+            recv[2] += 1
+        if sys.argv[1] == "raise" and self.comm.rank == 1:
+            raise OSError("this rank fails")
+
+opened = peers._OPEN["mpi4py"]
+def broken(world):
+    peer = opened(world)
+    return replace(peer, comm=Broken(peer.comm))
+peers._OPEN["mpi4py"] = broken
+sys.exit(main(sys.argv[2:]))
+"""
+
+
+def test_wrong_data_on_one_rank_fails_the_job(mpirun: Run, tmp_path: Path) -> None:
+    words = ["wrong", *fsplit("osu_allreduce --backend mpi4py -m 4:64 -i 2 -x 0 -u 0 -T mpi_int -clog:{tmp_path}/log")]
+    result = mpirun(BROKEN, n=2, args=words, check=False)
+    assert result.returncode != 0
+    assert [row[-1] for row in rows(result.stdout)[:3]] == ["Pass", "Pass", "Fail"]
+    assert "DATA VALIDATION ERROR: osu_allreduce exited with status 1 on message size 16.\n" in result.stdout
+    assert (
+        "size 16 iteration 0 recvbuf: 1 of 4 elements wrong" in (tmp_path / "log/osu_allreduce.rank1.txt").read_text()
+    )
+
+
+def test_an_error_on_one_rank_ends_the_job(mpirun: Run) -> None:
+    result = mpirun(BROKEN, n=2, args=["raise", *split("osu_allreduce --backend mpi4py")], check=False, timeout=30)
+    assert result.returncode != 0
+    assert "OSError: this rank fails" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("ranks", "words", "says"),
+    [
+        (3, "osu_latency", "osu_latency requires exactly two ranks; the job has 3"),
+        (2, "osu_gather -k fixed:2", "the job has ranks 0 to 1"),
+        (2, "osu_mbw_mr -p 2", "2 ranks make at most 1 pairs"),
+        (2, "osu_put_latency", "add --backend mpi4py"),
+        (2, "osu_nothing", "benchmark 'osu_nothing' is not known"),
+        (2, "compare --rounds 1", "from 2"),
+    ],
+)
+def test_mistakes_are_said_once(mpirun: Run, ranks: int, words: str, says: str) -> None:
+    result = mpirun(MAIN, n=ranks, args=words.split(), check=False, timeout=30)
+    assert result.returncode != 0
+    assert result.stderr.count(says) == 1
+
+
+def test_help(mpirun: Run) -> None:
+    result = mpirun(MANY, n=2, args=["--help", "osu_allreduce --help", "osu_allreduce -v"])
+    assert result.stdout.count("osu_scatterv_persistent") == 1
+    assert result.stdout.count("--tail-lat") == 1
+    assert "# OSU MPI Allreduce Latency Test v7.4" in result.stdout
