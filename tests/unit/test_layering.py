@@ -33,6 +33,7 @@ LAYERS = {
     "validate": 3,
     "collectives": 3,
     "algorithms": 3,
+    "cost": 3,
     "tune": 3,
     "select": 3,
     "engine": 4,
