@@ -48,6 +48,7 @@ typedef struct ucch_span {
 } ucch_span;
 
 ucch_program *ucch_program_new(int nsteps, ucch_board *board, uint64_t signature, const char *label);
+void ucch_program_drop(ucch_program *program);
 void ucch_program_free(ucch_program *program);
 ucch_op *ucch_program_op(ucch_program *program);
 int ucch_program_coll(ucch_program *program, int step, ucch_team *team, int coll, int op, uint64_t flags, uint64_t root,

@@ -77,6 +77,7 @@ ucch_program *ucch_program_new(int nsteps, ucch_board *board, uint64_t signature
     return p;
 }
 
+/* Release the library's requests while their teams still exist; what is in progress stays the library's. */
 static void drop_requests_locked(ucch_program *p) {
     for (int i = 0; i < p->nsteps; i++) {
         ucch_step *s = &p->steps[i];
@@ -86,10 +87,14 @@ static void drop_requests_locked(ucch_program *p) {
     }
 }
 
-void ucch_program_free(ucch_program *p) {
+void ucch_program_drop(ucch_program *p) {
     ucch_lock();
     drop_requests_locked(p);
     ucch_unlock();
+}
+
+/* Requests that were not dropped before are left alone: their team may be gone. */
+void ucch_program_free(ucch_program *p) {
     for (int i = 0; i < p->nsteps; i++) {
         ucch_step *s = &p->steps[i];
         free(s->deps);

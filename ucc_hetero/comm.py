@@ -270,7 +270,9 @@ class Communicator:
         """Set up a ``Reduce_scatter_block`` that can be started many times."""
         return self._run.persistent("reduce_scatter_block", sendbuf, recvbuf, op)
 
-    def Reduce_scatter_init(self, sendbuf: Any, recvbuf: Any, recvcounts: Any = None, op: Any = SUM) -> PersistentRequest:
+    def Reduce_scatter_init(
+        self, sendbuf: Any, recvbuf: Any, recvcounts: Any = None, op: Any = SUM
+    ) -> PersistentRequest:
         """Set up a ``Reduce_scatter`` that can be started many times."""
         return self._run.persistent("reduce_scatter", sendbuf, recvbuf, op, -1, recvcounts)
 

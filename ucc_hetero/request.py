@@ -12,6 +12,8 @@ __all__ = ["PersistentRequest", "Request", "wait_op"]
 #: Seconds that a wait stays in C before Python looks for signals (Ctrl-C).
 SLICE = 0.05
 
+_wait = lib.ucch_wait
+
 
 def wait_op(op: Any) -> int:
     """Wait for a native operation; 1 done, 2 failed. Signals are seen in between."""
@@ -125,22 +127,38 @@ class PersistentRequest(Request):
     """A call that was set up once and can be started again and again."""
 
     def __init__(
-        self, op: Any, keep: object, start: Callable[[], None], finish: Callable[[int, Any], None], free: Callable[[], None]
+        self,
+        op: Any,
+        keep: object,
+        start: Callable[[], int],
+        finish: Callable[[int, Any], None],
+        free: Callable[[], None],
+        *,
+        simple: bool = False,
     ) -> None:
         super().__init__(op, keep, finish)
-        self._start, self._free = start, free
+        #: ``start`` starts the native operation; ``simple`` means that success leaves nothing for ``finish`` to do.
+        self._begin, self._free, self._simple = start, free, simple
         self._done = True
 
     def Start(self) -> None:
         """Start the call. ``ValueError`` when the last one was not waited for."""
         if not self._done:
             raise ValueError("this persistent request is still active; Wait for it before the next Start")
+        self._begin()
         self._done = False
-        try:
-            self._start()
-        except BaseException:
-            self._done = True
-            raise
+
+    def Wait(self, status: Any = None) -> bool:
+        """Wait until the call has finished, then return True."""
+        if not self._done:
+            state = _wait(self._op, SLICE)
+            if state == 1 and self._simple:
+                self._done = True
+            else:
+                self._complete(state or wait_op(self._op), status)
+        return True
+
+    wait = Wait
 
     @classmethod
     def Startall(cls, requests: Sequence[PersistentRequest]) -> None:
@@ -157,4 +175,9 @@ class PersistentRequest(Request):
         if not self._done:
             raise ValueError("this persistent request is still active; Wait for it before Free")
         self._free()
+        self._begin = _freed
         self._keep = None
+
+
+def _freed() -> int:
+    raise ValueError("this persistent request has been freed")

@@ -76,6 +76,8 @@ class Runner:
         self.used: dict[str, Choice] = {}
         self._programs: dict[tuple[Lowering, str], list[Program]] = {}
         self._fast: dict[tuple[Any, ...], Program] = {}
+        #: Persistent calls that were not freed: their requests must go before their teams.
+        self._persistent: dict[int, _Prepared] = {}
         self._active = 0
         self._orphans: list[tuple[Any, object]] = []
         self._join()
@@ -135,16 +137,14 @@ class Runner:
 
     # --- calls ----------------------------------------------------------------------------------------------------------
 
-    def blocking(
-        self, name: str, send: Any, recv: Any, op: Any = None, root: int = -1, recvcounts: Any = None
-    ) -> None:
+    def blocking(self, name: str, send: Any, recv: Any, op: Any = None, root: int = -1, recvcounts: Any = None) -> None:
         """Run a collective to its end."""
         # The usual call, two plain arrays as last time, does nothing but look up, take addresses and run.
         key = self._key(name, send, recv, op, root) if recvcounts is None else None
         program = self._fast.get(key) if key is not None else None
         if program is not None and not self.broken:
             try:
-                into = _NULL if recv is None else _from_buffer(recv, True)
+                into = _NULL if recv is None else _from_buffer(recv, require_writable=True)
                 outof = _from_buffer(send) if type(send) is _ndarray else _NULL
             except (BufferError, ValueError, TypeError):
                 pass  # read-only, strided or exotic: the binder handles or refuses it
@@ -221,30 +221,33 @@ class Runner:
         prepared = self._prepare(name, send, recv, op, root, recvcounts, exchange=True)
         if prepared is None:
             idle = ffi.gc(lib.ucch_message_new(), lib.ucch_message_free)
-            return PersistentRequest(lib.ucch_message_op(idle), idle, lambda: None, lambda *_: None, lambda: None)
+            return PersistentRequest(lib.ucch_message_op(idle), idle, lambda: 0, _nothing, lambda: None)
         handle, timeout = prepared.program.handle, self.timeout
         status = lib.ucch_program_persist(handle, prepared.send, prepared.recv)
         if status < 0:
             raise CollectiveError(f"rank {self.rank}: {prepared.label}: {status_name(status)}")
         lib.ucch_progress_thread(1)
-        into, outof, begin = prepared.send, prepared.recv, lib.ucch_program_start
-        simple = prepared.unpack is None
+        self._persistent[id(prepared)] = prepared
+        begin, outof, into = lib.ucch_program_start, prepared.send, prepared.recv
 
-        def start() -> None:
-            if self.broken or not simple:
+        def start() -> int:
+            if self.broken or prepared.unpack is not None:
                 self._usable()
                 self._repack(prepared)
-            state = begin(handle, into, outof, timeout)
+            state = int(begin(handle, outof, into, timeout))
             if state < 0:
                 raise CollectiveError(f"rank {self.rank}: {prepared.label} could not be started ({state})")
+            return state
 
         def finish(state: int, status: Any) -> None:
-            if state != 1:
-                self._judge(prepared.program, state, prepared, prepared.label)
-            if not simple:
-                self._finish(prepared)
+            self._judge(prepared.program, state, prepared, prepared.label)
+            self._finish(prepared)
 
-        return PersistentRequest(prepared.program.op, prepared, start, finish, lambda: None)
+        def free() -> None:
+            if self._persistent.pop(id(prepared), None) is not None:
+                lib.ucch_program_drop(handle)
+
+        return PersistentRequest(prepared.program.op, prepared, start, finish, free, simple=prepared.unpack is None)
 
     # --- preparing ------------------------------------------------------------------------------------------------------
 
@@ -364,7 +367,9 @@ class Runner:
         else:
             counts = tuple(self.mpi.bcast(call.counts if me == call.root else None, root=call.root))
             same = counts[me] == call.counts[me]
-            self._vote("" if same else f"the root counts {counts[me]} elements of rank {me}, which has {call.counts[me]}")
+            self._vote(
+                "" if same else f"the root counts {counts[me]} elements of rank {me}, which has {call.counts[me]}"
+            )
         return bound._replace(call=call._replace(counts=counts), local=False)
 
     def _vote(self, problem: str) -> None:
@@ -442,13 +447,17 @@ class Runner:
     @property
     def busy(self) -> int:
         """Requests that were started and not yet waited for."""
-        return self._active + sum(not lib.ucch_test(op) for op, _ in self._orphans)
+        started = sum(lib.ucch_program_active(p.program.handle) for p in self._persistent.values())
+        return int(self._active + started + sum(not lib.ucch_test(op) for op, _ in self._orphans))
 
     def close(self) -> None:
         """Release teams and board; collective, with nothing in flight."""
         if self.busy and not self.broken:
             raise ValueError(f"rank {self.rank}: {self.busy} requests of this communicator are still active")
         if not self.broken:
+            for prepared in self._persistent.values():
+                lib.ucch_program_drop(prepared.program.handle)
+            self._persistent.clear()
             self._programs.clear()
             self._fast.clear()
             self.teams.close()
@@ -475,8 +484,12 @@ def _claim(everyones: list[bytes]) -> int:
     raise UCCHError("4096 communicators exist already; Free those that are no longer used")
 
 
+def _nothing(state: int, status: Any) -> None:
+    """What is left to do after a call that had nothing to do."""
+
+
 def _finished() -> Request:
     """A request of a call that had nothing to do."""
-    request = Request(None, None, lambda state, status: None)
+    request = Request(None, None, _nothing)
     request._done = True
     return request
