@@ -178,7 +178,7 @@ sys.exit(main(sys.argv[2:]))
 
 
 def test_wrong_data_on_one_rank_fails_the_job(mpirun: Run, tmp_path: Path) -> None:
-    words = ["wrong", *fsplit("osu_allreduce --backend mpi4py -m 4:64 -i 2 -x 0 -u 0 -T mpi_int -clog:{tmp_path}/log")]
+    words = ["wrong", *split(f"osu_allreduce --backend mpi4py -m 4:64 -i 2 -x 0 -u 0 -T mpi_int -clog:{tmp_path}/log")]
     result = mpirun(BROKEN, n=2, args=words, check=False)
     assert result.returncode != 0
     assert [row[-1] for row in rows(result.stdout)[:3]] == ["Pass", "Pass", "Fail"]
