@@ -29,6 +29,7 @@ LAYERS = {
     "buffers": 2,
     "topology": 3,
     "plan": 3,
+    "cost": 3,
     "symbolic": 3,
     "validate": 3,
     "collectives": 3,
