@@ -86,12 +86,14 @@ def _algorithm(topology: Topology, collective: str, nbytes: int) -> str:
         return "flat"
     available = algorithms.names(collective)
     wanted = ("tree", "split_rail") if nbytes < LATENCY_LIMIT else ("split_rail", "tree")
+    if nbytes >= LATENCY_LIMIT and len(topology.islands) > 2 and len(set(topology.weights)) > 1:
+        wanted = ("direct", *wanted)  # between two islands all have to send everything, whatever their links
     return next((name for name in (*wanted, "flat") if name in available), available[0])
 
 
 def _fragments(topology: Topology, algorithm: str, nbytes: int) -> int:
     # On one host island and bridge phases share the same memory and cores: there is nothing to overlap.
-    if algorithm in ("flat", "tree", "ordered") or topology.one_host:
+    if algorithm in ("flat", "tree", "doubling", "ordered") or topology.one_host:
         return 1
     return max(1, min(MOST_FRAGMENTS, nbytes // LEAST_FRAGMENT))
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from plan_cases import calls, topologies
 
 from ucc_hetero import algorithms
+from ucc_hetero.algorithms.allreduce_many import owner_shares
 from ucc_hetero.collectives import ROWS, Call, Shape
 from ucc_hetero.cost import GUESS, Links, Wire, flows, predicted_time, wire_bytes
 from ucc_hetero.plan import Plan, Region, Step
@@ -52,6 +55,28 @@ def test_shares_follow_the_weights() -> None:
     weighted = Topology.group(["nvidia"] * 2 + ["amd"] * 2, [0, 1, 2, 3], [1, 3, 2, 2])
     got = wire(weighted, "allreduce", "split_rail", 2400)
     assert got.bridge == (2400, 7200, 4800, 4800)
+
+
+@pytest.mark.parametrize("name", ("direct", "ring"))
+def test_other_exchanges_send_no_more(name: str) -> None:
+    assert wire(FOUR, "allreduce", name, 2400).host_out == (14400,) * 4
+    assert wire(TWO, "allreduce", name, 2400).host_out == (9600,) * 2
+
+
+def test_a_slow_host_sends_and_receives_once() -> None:
+    """One host's link four times slower: it reduces nothing, so that its N bytes each way are all that it waits for."""
+    slow = Topology.group(["host"] * 6, [0, 0, 1, 1, 2, 2], [1, 1, 4, 4, 4, 4])
+    got = wire(slow, "allreduce", "direct", 2400)
+    assert got.host_out == got.host_in == (9600, 14400, 14400)
+
+
+def test_owner_shares_end_together() -> None:
+    assert owner_shares([1, 1, 1]) == [Fraction(1, 3)] * 3
+    assert owner_shares([1, 9]) == [Fraction(1, 2)] * 2
+    assert owner_shares([1, 4, 4]) == [0, Fraction(1, 2), Fraction(1, 2)]
+    shares = owner_shares([3, 4, 5])
+    assert sum(shares) == 1
+    assert len({(1 + share) / weight for share, weight in zip(shares, [3, 4, 5], strict=True)}) == 1
 
 
 @pytest.mark.parametrize("name", ("tree", "split_rail"))

@@ -74,6 +74,9 @@ def test_defaults() -> None:
     assert choose(TWO, "allreduce", 4 * MIB) == Choice("split_rail", 4)
     assert choose(TWO, "allreduce", 64 * MIB) == Choice("split_rail", 8)
     assert choose(SAME_HOST, "allreduce", 64 * MIB) == Choice("split_rail", 1)
+    unlike = Topology.group(["host"] * 3, [0, 1, 2], [1, 4, 4])
+    assert choose(unlike, "allreduce", 64 * MIB) == Choice("direct", 8)
+    assert choose(unlike, "bcast", 64 * MIB) == Choice("split_rail", 8)
     assert choose(TWO, "scan", 64 * MIB) == Choice("flat")
     assert choose(TWO, "barrier", 0) == Choice("tree")
 

@@ -3,6 +3,7 @@
 from ucc_hetero.algorithms import (
     allgather,
     allreduce,
+    allreduce_many,
     alltoall,
     barrier,
     bcast,
@@ -24,6 +25,7 @@ __all__ = [
     "algorithm",
     "allgather",
     "allreduce",
+    "allreduce_many",
     "alltoall",
     "barrier",
     "bcast",
