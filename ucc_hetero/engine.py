@@ -17,7 +17,8 @@ from .native import ffi, lib
 from .plan import Blocks, Operand, Plan, Region, Step, regions
 from .teams import Teams
 from .types import DTYPES, DType
-from .ucc import Coll, CollFlag, status_name
+from .ucc import status_name
+from .ucc_enums import Coll, CollFlag
 
 __all__ = ["Lowering", "Program", "lower"]
 

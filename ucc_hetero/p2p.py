@@ -28,7 +28,7 @@ class Messages:
 
         self.runner = runner
         self.rank, self.size = runner.rank, runner.size
-        self.worker = runner.job.process.worker.handle
+        self.worker = runner.members.job.process.worker.handle
         self.null, self.any_source, self.any_tag = MPI.PROC_NULL, MPI.ANY_SOURCE, MPI.ANY_TAG
         self._byte = MPI.BYTE
         self._endpoints: list[Any] = [None] * self.size
@@ -46,18 +46,20 @@ class Messages:
     def _tag(self, tag: int, *, wild: bool = False) -> None:
         if 0 <= tag <= _TAG_MASK or (wild and tag == self.any_tag):
             return
-        raise ValueError(f"tag {tag} on rank {self.rank} is not within 0 and {_TAG_MASK}{' (or MPI.ANY_TAG)' if wild else ''}")
+        raise ValueError(
+            f"tag {tag} on rank {self.rank} is not within 0 and {_TAG_MASK}{' (or MPI.ANY_TAG)' if wild else ''}"
+        )
 
     def _endpoint(self, dest: int) -> Any:
         endpoint = self._endpoints[dest]
         if endpoint is None:
             runner = self.runner
-            endpoint = self._endpoints[dest] = runner.job.process.endpoint(runner.facts[dest]).handle
+            endpoint = self._endpoints[dest] = runner.members.job.process.endpoint(runner.members.facts[dest]).handle
         return endpoint
 
     def _pattern(self, source: int, tag: int) -> tuple[int, int]:
         """(tag, mask) that a receive matches."""
-        value = self.runner.id << _COMM_SHIFT
+        value = self.runner.members.id << _COMM_SHIFT
         mask = _COMM_MASK
         if source != self.any_source:
             value |= source << _SOURCE_SHIFT
@@ -78,10 +80,18 @@ class Messages:
         message = _Message(source)
         if dest == self.null:
             return self._request(message, None)
-        code = self.runner.id << _COMM_SHIFT | self.rank << _SOURCE_SHIFT | tag
+        code = self.runner.members.id << _COMM_SHIFT | self.rank << _SOURCE_SHIFT | tag
         pointer = ffi.cast("void *", source.ptr)
         lib.ucch_send(
-            message.handle, self.worker, self._endpoint(dest), pointer, source.nbytes, code, 0, sync, self.runner.timeout
+            message.handle,
+            self.worker,
+            self._endpoint(dest),
+            pointer,
+            source.nbytes,
+            code,
+            0,
+            sync,
+            self.runner.timeout,
         )
         return self._request(message, f"send of {source.nbytes} bytes to rank {dest}, tag {tag}")
 
@@ -97,9 +107,7 @@ class Messages:
             return self._request(message, None)
         value, mask = self._pattern(source, tag)
         pointer = ffi.cast("void *", packed.ptr)
-        lib.ucch_recv(
-            message.handle, self.worker, pointer, packed.nbytes, value, mask, 0, self.runner.timeout
-        )
+        lib.ucch_recv(message.handle, self.worker, pointer, packed.nbytes, value, mask, 0, self.runner.timeout)
         return self._request(message, f"receive of up to {packed.nbytes} bytes from rank {source}, tag {tag}")
 
     def imrecv(self, buf: Any, matched: Any, source: int) -> Request:
@@ -108,9 +116,7 @@ class Messages:
         packed = pack(target)
         message = _Message(packed, None if packed is target else (packed, target))
         pointer = ffi.cast("void *", packed.ptr)
-        lib.ucch_recv_matched(
-            message.handle, self.worker, pointer, packed.nbytes, matched, 0, self.runner.timeout
-        )
+        lib.ucch_recv_matched(message.handle, self.worker, pointer, packed.nbytes, matched, 0, self.runner.timeout)
         return self._request(message, f"receive of a matched message of rank {source}")
 
     def probe(self, source: int, tag: int, *, remove: bool) -> tuple[int, int, int, Any] | None:
@@ -190,4 +196,3 @@ class _Message:
 
 #: Messages that timed out or were interrupted; UCX may still read or write their memory.
 _stuck: list[object] = []
-

@@ -7,28 +7,17 @@ from typing import Any
 
 import numpy as np
 
-from . import agreement, env, job, log
-from ._version import __version__
+from . import env
 from .binding import Bound, bind
 from .buffers import Buffer, pack, unpack
 from .collectives import ROWS, Call, elements
 from .engine import Lowering, Program, lower
-from .errors import (
-    AgreementError,
-    CollectiveError,
-    CollectiveTimeout,
-    MismatchError,
-    NotSupported,
-    PeerError,
-    UCCHError,
-)
-from .liveness import Board
+from .errors import CollectiveError, CollectiveTimeout, MismatchError, NotSupported, PeerError
+from .membership import Membership
 from .native import ffi, lib
 from .ops import op_of
 from .request import SLICE, PersistentRequest, Request, wait_op
-from .select import Choice, Tuning, choose, make_plan
-from .teams import Teams
-from .topology import Topology
+from .select import Choice, choose, make_plan
 from .types import DTYPES, OPS, DType, Op, Reduction, reduction
 from .ucc import status_name
 
@@ -65,75 +54,26 @@ class Runner:
     """Everything that the collectives of one communicator need. Collective to create."""
 
     def __init__(self, mpi: Any) -> None:
-        self.mpi = mpi
-        self.rank, self.size = int(mpi.Get_rank()), int(mpi.Get_size())
+        from mpi4py import MPI
+
         timeout = env.get("TIMEOUT")
         #: Seconds after which a call fails; 0 = never.
         self.timeout = 0.0 if math.isinf(timeout) else float(timeout)
         self.check = bool(env.get("CHECK"))
+        self.members = members = Membership(mpi, self.timeout or 3600.0)
+        self.mpi, self.rank, self.size = mpi, members.rank, members.size
+        self.topology, self.board = members.topology, members.board
         #: Why the communicator can no longer be used; empty while it can.
         self.broken = ""
+        #: What ran so far: label -> choice.
         self.used: dict[str, Choice] = {}
+        self._in_place = MPI.IN_PLACE
         self._programs: dict[tuple[Lowering, str], list[Program]] = {}
         self._fast: dict[tuple[Any, ...], Program] = {}
         #: Persistent calls that were not freed: their requests must go before their teams.
         self._persistent: dict[int, _Prepared] = {}
         self._active = 0
         self._orphans: list[tuple[Any, object]] = []
-        self._join()
-
-    # --- creation -------------------------------------------------------------------------------------------------------
-
-    def _join(self) -> None:
-        """Exchange facts, agree, and make what the ranks share."""
-        from mpi4py import MPI
-
-        world = MPI.COMM_WORLD
-        self._in_place = MPI.IN_PLACE
-        failure = ""
-        try:
-            vendor = job.vendor_of(world.Get_rank(), world.Get_size())
-            mine: Any = (job.process().facts(vendor, 0, __version__), bytes(_ids))
-        except (UCCHError, ValueError) as error:
-            mine, failure = f"{type(error).__name__}: {error}", str(error)
-        everyone = self.mpi.allgather(mine)
-        bad = {rank: e for rank, e in enumerate(everyone) if isinstance(e, str)}
-        if bad:
-            if failure and len(bad) == self.size:
-                raise AgreementError(failure)
-            lines = "\n".join(f"  rank {rank}: {text}" for rank, text in bad.items())
-            raise AgreementError(f"some ranks of this job cannot take part:\n{lines}")
-        self.facts = [facts for facts, _ in everyone]
-        agreement.judge(self.facts)
-        self.id = _claim([ids for _, ids in everyone])
-        vendors = [f.vendor for f in self.facts]
-        nodes: dict[tuple[str, ...], int] = {}
-        self.topology = Topology.group(vendors, [nodes.setdefault(f.host.node, len(nodes)) for f in self.facts])
-        self.tuning = Tuning.parse(env.get("TUNE"))
-        self.job = job.job_of(self.mpi, self.facts, vendors)
-        members = [self.job.index[f.process] for f in self.facts]
-        self.board = Board(self.mpi, [f.host.memory for f in self.facts])
-        self.teams = Teams(self.job, members, self.rank, self.timeout or 3600.0)
-        self._first_teams()
-        log.set_rank(world.Get_rank(), vendors[self.rank])
-
-    def _first_teams(self) -> None:
-        """Make the teams that nearly every plan needs and try them; all ranks learn whether all of them work."""
-        failure: Exception | None = None
-        try:
-            island = self.topology.islands[self.topology.island_of[self.rank]]
-            if island.size > 1:
-                self.teams.get(island.ranks, "native")
-            if not self.topology.flat:
-                self.teams.get(tuple(range(self.size)), "bridge")
-        except UCCHError as error:
-            failure = error
-        texts = self.mpi.allgather(str(failure) if failure else "")
-        if failure is not None:
-            raise failure
-        bad = [(rank, text) for rank, text in enumerate(texts) if text]
-        if bad:
-            raise CollectiveError(f"rank {bad[0][0]} could not create its teams: {bad[0][1]}")
 
     # --- calls ----------------------------------------------------------------------------------------------------------
 
@@ -304,10 +244,11 @@ class Runner:
         if bound.local:
             choice = Choice("flat")
         else:
-            choice = choose(self.topology, call.collective, elements(call) * what.dtype.itemsize, op, self.tuning)
+            choice = choose(self.topology, call.collective, elements(call) * what.dtype.itemsize, op, self.members.tuning)
         plan = make_plan(self.topology, call, choice)
         self.used[label] = choice
-        program = lower(plan, self.rank, what, self.teams, self.board, self.id << 52 | 1 << 51, label)
+        tag = self.members.id << 52 | 1 << 51
+        program = lower(plan, self.rank, what, self.members.teams, self.board, tag, label)
         total = sum(b.nbytes for b in (bound.send, bound.recv) if b is not None)
         lib.ucch_program_bytes(program.handle, total)
         return program
@@ -454,34 +395,17 @@ class Runner:
         """Release teams and board; collective, with nothing in flight."""
         if self.busy and not self.broken:
             raise ValueError(f"rank {self.rank}: {self.busy} requests of this communicator are still active")
-        if not self.broken:
-            for prepared in self._persistent.values():
-                lib.ucch_program_drop(prepared.program.handle)
-            self._persistent.clear()
-            self._programs.clear()
-            self._fast.clear()
-            self.teams.close()
-            self.board.close()
-        else:
-            _graveyard.append((self.teams, self.board, self._programs))
-        _ids[self.id >> 3] &= ~(1 << (self.id & 7))
-
-
-#: Communicator numbers in use by this process, a bit each; part of every message tag.
-_ids = bytearray(512)
-
-
-def _claim(everyones: list[bytes]) -> int:
-    """The lowest number that is free on every rank."""
-    for byte in range(len(_ids)):
-        taken = 0
-        for ids in everyones:
-            taken |= ids[byte]
-        if taken != 0xFF:
-            bit = (~taken & (taken + 1)).bit_length() - 1
-            _ids[byte] |= 1 << bit
-            return byte * 8 + bit
-    raise UCCHError("4096 communicators exist already; Free those that are no longer used")
+        if self.broken:
+            # Its teams hang in libucc with whatever the failure left there; they are not touched again.
+            _graveyard.append((self.members, self._programs, self._fast, self._persistent))
+            self.members.release_id()
+            return
+        for prepared in self._persistent.values():
+            lib.ucch_program_drop(prepared.program.handle)
+        self._persistent.clear()
+        self._programs.clear()
+        self._fast.clear()
+        self.members.close()
 
 
 def _nothing(state: int, status: Any) -> None:

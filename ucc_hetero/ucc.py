@@ -14,8 +14,8 @@ For people who want UCC without our planner, and the way in which our own engine
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Sequence
-from enum import IntEnum, IntFlag
 from types import TracebackType
 from typing import Any
 
@@ -23,6 +23,7 @@ from .errors import CollectiveTimeout, LibraryError
 from .native import ffi, lib, load
 from .oob import Exchange, forget, oob_of
 from .types import DType, Op
+from .ucc_enums import Coll, CollFlag, Event, MemType, Status, ThreadMode
 
 __all__ = [
     "Coll",
@@ -39,84 +40,6 @@ __all__ = [
     "check",
     "status_name",
 ]
-
-
-class Status(IntEnum):
-    """``ucc_status_t``."""
-
-    OK = 0
-    INPROGRESS = 1
-    OPERATION_INITIALIZED = 2
-    ERR_NOT_SUPPORTED = -1
-    ERR_NOT_IMPLEMENTED = -2
-    ERR_INVALID_PARAM = -3
-    ERR_NO_MEMORY = -4
-    ERR_NO_RESOURCE = -5
-    ERR_NO_MESSAGE = -6
-    ERR_NOT_FOUND = -7
-    ERR_TIMED_OUT = -8
-    ERR_IO_ERROR = -9
-
-
-class Coll(IntEnum):
-    """``ucc_coll_type_t``."""
-
-    ALLGATHER = 1 << 0
-    ALLGATHERV = 1 << 1
-    ALLREDUCE = 1 << 2
-    ALLTOALL = 1 << 3
-    ALLTOALLV = 1 << 4
-    BARRIER = 1 << 5
-    BCAST = 1 << 6
-    FANIN = 1 << 7
-    FANOUT = 1 << 8
-    GATHER = 1 << 9
-    GATHERV = 1 << 10
-    REDUCE = 1 << 11
-    REDUCE_SCATTER = 1 << 12
-    REDUCE_SCATTERV = 1 << 13
-    SCATTER = 1 << 14
-    SCATTERV = 1 << 15
-
-
-class CollFlag(IntFlag):
-    """``ucc_coll_args_flags_t``."""
-
-    IN_PLACE = 1
-    PERSISTENT = 2
-    COUNT_64BIT = 4
-    DISPLACEMENTS_64BIT = 8
-    CONTIG_SRC = 16
-    CONTIG_DST = 32
-    TIMEOUT = 64
-
-
-class MemType(IntEnum):
-    """``ucc_memory_type_t``."""
-
-    HOST = 0
-    CUDA = 1
-    CUDA_MANAGED = 2
-    ROCM = 3
-    ROCM_MANAGED = 4
-    UNKNOWN = 5
-
-
-class ThreadMode(IntEnum):
-    """``ucc_thread_mode_t``."""
-
-    SINGLE = 0
-    FUNNELED = 1
-    MULTIPLE = 2
-
-
-class Event(IntEnum):
-    """``ucc_event_type_t``."""
-
-    COLLECTIVE_POST = 1
-    COLLECTIVE_COMPLETE = 2
-    COMPUTE_COMPLETE = 4
-    OVERFLOW = 8
 
 
 def status_name(status: int) -> str:
@@ -266,13 +189,13 @@ class Team(_Handle):
     def _create(self, params: Any, timeout: float) -> Any:
         handle = ffi.new("ucc_team_h *")
         contexts = ffi.new("ucc_context_h[]", [self.context.handle])
-        deadline = _now() + timeout
+        deadline = time.monotonic() + timeout
         lib.ucch_lock()
         try:
             check("ucc_team_create_post", lib.ucc_team_create_post(contexts, 1, params, handle))
             while (status := lib.ucc_team_create_test(handle[0])) == Status.INPROGRESS:
                 lib.ucc_context_progress(self.context.handle)
-                if _now() > deadline:
+                if time.monotonic() > deadline:
                     raise CollectiveTimeout(
                         f"team of context ranks {list(self.ranks)}: not every rank joined within {timeout:g} s"
                     )
@@ -331,12 +254,6 @@ class Team(_Handle):
             finally:
                 lib.ucch_unlock()
             check("ucc_team_destroy", status)
-
-
-def _now() -> float:
-    import time
-
-    return time.monotonic()
 
 
 def _fill(
@@ -398,10 +315,10 @@ class Request(_Handle):
 
     def wait(self, timeout: float = 60.0) -> None:
         """Wait until finished. Raises :class:`CollectiveTimeout` after ``timeout`` seconds."""
-        deadline = _now() + timeout
+        deadline = time.monotonic() + timeout
         while not self.test():
             os.sched_yield()
-            if _now() > deadline:
+            if time.monotonic() > deadline:
                 raise CollectiveTimeout(f"collective not finished after {timeout:g} s")
 
     def close(self) -> None:

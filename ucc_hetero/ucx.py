@@ -1,9 +1,9 @@
 """UCX from Python: a context, workers, endpoints, tagged messages and registered memory, as thin as they come.
 
-    context = Context()
-    worker = context.worker()
-    endpoint = worker.connect(address_of_the_peer)   # peer.address, exchanged by any means
-    worker.send(endpoint, data, tag=7).wait()
+context = Context()
+worker = context.worker()
+endpoint = worker.connect(address_of_the_peer)   # peer.address, exchanged by any means
+worker.send(endpoint, data, tag=7).wait()
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 
 from .errors import CollectiveTimeout, LibraryError, TruncationError
 from .native import ffi, lib, preload_ucx
-from .ucc import MemType
+from .ucc_enums import MemType
 
 __all__ = ["Context", "Endpoint", "Memory", "Message", "Status", "Worker", "check", "status_name"]
 

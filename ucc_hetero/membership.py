@@ -1,0 +1,110 @@
+"""What makes ranks a communicator: their facts, agreed; islands; a number; teams that were tried; the arrival board."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from . import agreement, env, job, log
+from ._version import __version__
+from .agreement import Facts
+from .errors import AgreementError, CollectiveError, UCCHError
+from .liveness import Board
+from .select import Tuning
+from .teams import Teams
+from .topology import Topology
+
+__all__ = ["Membership"]
+
+
+class Membership:
+    """This rank's part in one communicator. Collective to create and to close over ``mpi``, which stays private.
+
+    ``timeout`` is that of waiting for the other ranks while teams are made, in seconds. Raises
+    :class:`AgreementError` on every rank when their facts do not fit together.
+    """
+
+    def __init__(self, mpi: Any, timeout: float) -> None:
+        self.mpi = mpi
+        self.rank, self.size = int(mpi.Get_rank()), int(mpi.Get_size())
+        self.facts, ids = self._exchange()
+        agreement.judge(self.facts)
+        #: Number of the communicator, part of every message tag.
+        self.id = _claim(ids)
+        vendors = [f.vendor for f in self.facts]
+        nodes: dict[tuple[str, ...], int] = {}
+        hosts = [nodes.setdefault(f.host.node, len(nodes)) for f in self.facts]
+        self.topology = Topology.group(vendors, hosts)
+        self.tuning = Tuning.parse(env.get("TUNE"))
+        self.job = job.job_of(mpi, self.facts, vendors)
+        self.board = Board(mpi, [f.host.memory for f in self.facts])
+        members = [self.job.index[f.process] for f in self.facts]
+        self.teams = Teams(self.job, members, self.rank, timeout)
+        self._first_teams()
+
+    def _exchange(self) -> tuple[list[Facts], list[bytes]]:
+        """Everyone's facts and communicator numbers in use; a rank that cannot take part says why to all."""
+        from mpi4py import MPI
+
+        world = MPI.COMM_WORLD
+        failure: Exception | None = None
+        try:
+            vendor = job.vendor_of(world.Get_rank(), world.Get_size())
+            mine: Any = (job.process().facts(vendor, 0, __version__), bytes(_ids))
+            log.set_rank(world.Get_rank(), vendor)
+        except (UCCHError, ValueError) as error:
+            failure, mine = error, f"{type(error).__name__}: {error}"
+        everyone = self.mpi.allgather(mine)
+        bad = {rank: e for rank, e in enumerate(everyone) if isinstance(e, str)}
+        if failure is not None and len(bad) == self.size:
+            raise failure  # all the same: no need of a list
+        if bad:
+            lines = "\n".join(f"  rank {rank}: {text}" for rank, text in bad.items())
+            raise AgreementError(f"some ranks of this job cannot take part:\n{lines}") from failure
+        return [facts for facts, _ in everyone], [ids for _, ids in everyone]
+
+    def _first_teams(self) -> None:
+        """Make the teams that nearly every plan needs and try them; all ranks learn whether all of them work."""
+        failure: Exception | None = None
+        try:
+            island = self.topology.islands[self.topology.island_of[self.rank]]
+            if island.size > 1:
+                self.teams.get(island.ranks, "native")
+            if not self.topology.flat:
+                self.teams.get(tuple(range(self.size)), "bridge")
+        except UCCHError as error:
+            failure = error
+        texts = self.mpi.allgather(str(failure) if failure else "")
+        if failure is not None:
+            raise failure
+        bad = [(rank, text) for rank, text in enumerate(texts) if text]
+        if bad:
+            raise CollectiveError(f"rank {bad[0][0]} could not create its teams: {bad[0][1]}")
+
+    def close(self) -> None:
+        """Release teams and board; collective."""
+        self.teams.close()
+        self.board.close()
+        self.release_id()
+
+    def release_id(self) -> None:
+        """Let the communicator's number be used again."""
+        _ids[self.id >> 3] &= ~(1 << (self.id & 7))
+
+
+#: Communicator numbers in use by this process, a bit each; part of every message tag.
+_ids = bytearray(512)
+
+
+def _claim(everyones: list[bytes]) -> int:
+    """The lowest number that is free on every rank."""
+    for byte in range(len(_ids)):
+        taken = 0
+        for ids in everyones:
+            taken |= ids[byte]
+        if taken != 0xFF:
+            bit = (~taken & (taken + 1)).bit_length() - 1
+            _ids[byte] |= 1 << bit
+            return byte * 8 + bit
+    raise UCCHError("4096 communicators exist already; Free those that are no longer used")
+
+
