@@ -267,9 +267,7 @@ def _reduce_scatter(a: _Args, recvcounts: Any) -> Bound:
     return Bound(a.call(*counts), dtype, False, send, recv)
 
 
-def bind(
-    name: str, size: int, rank: int, send: Any, recv: Any, root: int = -1, recvcounts: Any = None
-) -> Bound:
+def bind(name: str, size: int, rank: int, send: Any, recv: Any, root: int = -1, recvcounts: Any = None) -> Bound:
     """Bind the arguments of collective ``name`` on ``rank`` of ``size``.
 
     Raises ``TypeError``, ``ValueError`` or ``BufferError`` that name the argument, the rank and what was expected.

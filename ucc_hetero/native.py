@@ -107,7 +107,9 @@ def preload_ucx() -> str:
             raise LibraryNotFound(_failure("libucp", [f"{present} (already in this process): {why}"]))
         own = [d for _, d in _ucx_candidates() if d is not None]
         if own and not any(Path(present).is_relative_to(d) for d in own):
-            notes.append(f"{own[0]} was not used: {present} was in the process first; import ucc_hetero before mpi4py.MPI")
+            notes.append(
+                f"{own[0]} was not used: {present} was in the process first; import ucc_hetero before mpi4py.MPI"
+            )
     else:
         for origin, folder in _ucx_candidates():
             why = _try_ucx(folder)

@@ -53,9 +53,7 @@ class Teams:
         out = array("d", [-1.0, -1.0])
         want = [float(team.size), team.size * (team.size - 1) / 2]
         began = time.monotonic()
-        with team.collective(
-            ucc.Coll.ALLREDUCE, src=mine, dst=out, dtype=DTYPES["float64"], op=OPS["SUM"]
-        ) as request:
+        with team.collective(ucc.Coll.ALLREDUCE, src=mine, dst=out, dtype=DTYPES["float64"], op=OPS["SUM"]) as request:
             request.post()
             request.wait(self.timeout)
         if list(out) != want:
