@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from math import ceil, log2
 
 from ucc_hetero.plan import Operand, Plan, Region, Step
 from ucc_hetero.topology import Link, Topology
@@ -122,8 +121,8 @@ def _stage_time(stage: tuple[Step, ...], topology: Topology, links: Links, items
     for step in stage:
         load.add(step)
         n = len(step.ranks)
-        many = step.kind in ("gather", "scatter", "alltoall")  # one message per peer; the others are trees
-        rounds[step.link] = max(rounds[step.link], 1 if n < 3 else n - 1 if many else ceil(log2(n)))
+        many = step.kind not in ("bcast", "reduce", "allreduce", "barrier")  # rings, or a message per peer; not trees
+        rounds[step.link] = max(rounds[step.link], 1 if n < 3 else n - 1 if many else (n - 1).bit_length())
     ports = {"native": links.native, "bridge": links.bridge}
     busy = {"local": rounds["local"] * links.local.alpha + max(load.local) * itemsize * links.local.beta}
     for name, link in ports.items():

@@ -1,6 +1,7 @@
 """Which algorithm, how many fragments and which path a call takes, and the plan that comes of it.
 
-User's rules, then measured ones, then defaults. Every input is equal on every rank, so every rank chooses the same.
+User's rules, then measured ones, then the cost model where links were measured, else defaults. Every input is equal on
+every rank, so every rank chooses the same.
 """
 
 from __future__ import annotations
@@ -11,12 +12,13 @@ from typing import NamedTuple
 
 from ucc_hetero import algorithms
 from ucc_hetero.collectives import ROWS, Call, check, lengths
+from ucc_hetero.cost import Links, predicted_time
 from ucc_hetero.plan import Fragment, Plan
 from ucc_hetero.topology import Topology
 from ucc_hetero.tune import Rule, match, parse_tune
 from ucc_hetero.types import Op
 
-__all__ = ["Choice", "Tuning", "choose", "make_plan"]
+__all__ = ["Choice", "Tuning", "candidates", "choose", "example_call", "make_plan"]
 
 #: From here on a call on several islands goes for bandwidth, below it for latency; bytes.
 LATENCY_LIMIT = 64 << 10
@@ -24,6 +26,9 @@ LATENCY_LIMIT = 64 << 10
 LEAST_FRAGMENT = 1 << 20
 #: More fragments than this gained nothing between hosts.
 MOST_FRAGMENTS = 8
+
+#: Up to this many ranks the cost model is asked; beyond, planning all candidates would take too long.
+MODELLED_RANKS = 256
 
 #: Reductions that UCC lacks: our own steps combine the operands, in the order of the ranks.
 ORDERED = ("MAXLOC", "MINLOC")
@@ -44,6 +49,8 @@ class Tuning:
     user: tuple[Rule, ...] = ()
     measured: tuple[Rule, ...] = ()
     path: str = "direct"
+    #: Measured costs of the links, where there are: choices that no rule makes go by the cost model.
+    links: Links | None = None
     _choices: dict[tuple[Topology, str, int, Op | None], Choice] = field(default_factory=dict, init=False, repr=False)
 
     @classmethod
@@ -77,6 +84,9 @@ def _choose(topology: Topology, collective: str, nbytes: int, op: Op | None, tun
         if rule is not None:
             fragments = rule.fragments or _fragments(topology, rule.algorithm, nbytes)
             return Choice(rule.algorithm, fragments, rule.path or tune.path)
+    if tune.links is not None and len(topology.islands) > 1 and topology.size <= MODELLED_RANKS:
+        # One prediction serves all sizes up to twice as large: each takes a plan per candidate.
+        return _predicted(topology, collective, 1 << max(nbytes, 1).bit_length() - 1, tune.links, tune.path)
     name = _algorithm(topology, collective, nbytes)
     return Choice(name, _fragments(topology, name, nbytes), tune.path)
 
@@ -85,7 +95,7 @@ def _algorithm(topology: Topology, collective: str, nbytes: int) -> str:
     if topology.flat or topology.size == 1:
         return "flat"
     available = algorithms.names(collective)
-    wanted = ("tree", "split_rail") if nbytes < LATENCY_LIMIT else ("split_rail", "tree")
+    wanted: tuple[str, ...] = ("tree", "split_rail") if nbytes < LATENCY_LIMIT else ("split_rail", "tree")
     if nbytes >= LATENCY_LIMIT and len(topology.islands) > 2 and len(set(topology.weights)) > 1:
         wanted = ("direct", *wanted)  # between two islands all have to send everything, whatever their links
     return next((name for name in (*wanted, "flat") if name in available), available[0])
@@ -96,6 +106,37 @@ def _fragments(topology: Topology, algorithm: str, nbytes: int) -> int:
     if algorithm in ("flat", "tree", "doubling", "ordered") or topology.one_host:
         return 1
     return max(1, min(MOST_FRAGMENTS, nbytes // LEAST_FRAGMENT))
+
+
+def candidates(topology: Topology, collective: str, nbytes: int) -> list[Choice]:
+    """The choices worth measuring or predicting for a call: every algorithm, in 1, 2, 4 and 8 fragments if long."""
+    out = []
+    for name in algorithms.names(collective):
+        if name != "ordered":
+            most = 1 if name == "flat" else max(1, min(MOST_FRAGMENTS, nbytes // LEAST_FRAGMENT))
+            out += [Choice(name, 1 << k) for k in range(most.bit_length())]
+    return out
+
+
+def example_call(topology: Topology, collective: str, nbytes: int) -> Call:
+    """A call of ``nbytes`` one-byte elements, in equal blocks, from root 0."""
+    n, row = topology.size, ROWS[collective]
+    block = nbytes // n
+    counts = {"none": (), "vector": (nbytes,), "equal": (block,), "ranks": (block,) * n}.get(row.layout)
+    if counts is None:
+        counts = (block,) * (n * n)
+    return Call(collective, n, counts, 0 if row.rooted else -1)
+
+
+@lru_cache(maxsize=1024)
+def _predicted(topology: Topology, collective: str, nbytes: int, links: Links, path: str) -> Choice:
+    """The candidate that the cost model finds fastest, the first of equals."""
+    call = example_call(topology, collective, nbytes)
+    times = {
+        choice: predicted_time(make_plan(topology, call, choice), topology, links)
+        for choice in candidates(topology, collective, nbytes)
+    }
+    return min(times, key=times.__getitem__)._replace(path=path)
 
 
 @lru_cache(maxsize=1024)

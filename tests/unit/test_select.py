@@ -14,8 +14,9 @@ from plan_cases import topologies
 from ucc_hetero import algorithms
 from ucc_hetero.algorithms import algorithm
 from ucc_hetero.collectives import ROWS, Call
+from ucc_hetero.cost import Links
 from ucc_hetero.select import Choice, Tuning, choose, make_plan
-from ucc_hetero.topology import Topology
+from ucc_hetero.topology import Link, Topology
 from ucc_hetero.tune import Rule, load_table, match, parse_tune, save_table
 from ucc_hetero.types import OPS, Op
 
@@ -95,6 +96,22 @@ def test_user_before_measured_before_default() -> None:
     assert choose(TWO, "allreduce", 1024, tune=tune) == Choice("split_rail", 2, "staged")
     assert choose(TWO, "bcast", 8, tune=tune) == Choice("tree")
     assert choose(TWO, "bcast", 8, tune=Tuning(path="staged")).path == "staged"
+
+
+def test_measured_links_choose_by_the_cost_model() -> None:
+    net = Link(50e-6, 8 / 4e9)
+    slow_bridge = Links(Link(10e-6, 1 / 5e9), Link(50e-6, 1 / 5e9), Link(1e-6, 1 / 10e9), (net, net))
+    tune = Tuning(links=slow_bridge)
+    big = choose(TWO, "allreduce", 64 * MIB, tune=tune)
+    assert big.algorithm in ("split_rail", "direct", "ring") and big.fragments == 8
+    assert choose(TWO, "allreduce", 65 * MIB, tune=tune) == big
+    wide = Topology.group(["nvidia"] * 4 + ["amd"] * 4, [0] * 4 + [1] * 4)
+    small = choose(wide, "allreduce", 8, tune=tune)
+    assert small.fragments == 1 and small.algorithm in ("tree", "flat", "doubling")
+    assert choose(ONE, "allreduce", 8, tune=tune) == Choice("flat")
+    assert choose(TWO, "barrier", 0, tune=tune).algorithm in ("flat", "tree")
+    for collective in ROWS:
+        assert choose(TWO, collective, MIB, tune=tune).algorithm in algorithms.names(collective)
 
 
 def test_table_survives_a_file(tmp_path: Path) -> None:
