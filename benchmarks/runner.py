@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from . import collective, onesided, output, pt2pt
+from . import collective, graph, onesided, output, pt2pt
 from .files import Results
 from .memory import Memory, dtype_of, label_of, open_memory
 from .options import BadUsage, Options
@@ -88,6 +88,7 @@ def run(bench: Bench, options: Options, world: World, command: list[str]) -> int
         dtypes = [dtype_of(name) for name in options.types]
     except ValueError as why:
         raise BadUsage(str(why)) from None
+    graph.check(options.graph)
     memory = _memory(options, world)
     peers: dict[str, Peer] = {}
     try:
@@ -130,6 +131,7 @@ def _osu(session: Session, dtypes: list[np.dtype[Any]]) -> int:
     if bench.name == "osu_mbw_mr" and options.vary_window:
         return pt2pt.varied_windows(session, dtypes)
     for dtype in dtypes:
+        session.samples.clear()
         if bench.sized:
             session.print(output.datatype(label_of(dtype)))
         session.print(output.osu_header(bench, options))
@@ -138,6 +140,8 @@ def _osu(session: Session, dtypes: list[np.dtype[Any]]) -> int:
             session.results.add(dtype.name, row)
             if row.wrong:
                 return _failed(session, row.size)
+        if options.graph and world.rank == 0:
+            graph.write(options.graph, f"{bench.name}-{dtype.name}", session.samples)
     return 0
 
 
