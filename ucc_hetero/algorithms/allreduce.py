@@ -20,11 +20,12 @@ from ucc_hetero.algorithms.parts import (
     region,
     segments,
     stages,
+    uniform,
     without,
 )
 from ucc_hetero.algorithms.registry import Piece, Stages, algorithm, cut_at
 from ucc_hetero.collectives import Block, Call
-from ucc_hetero.plan import Operand, Step, regions
+from ucc_hetero.plan import Operand, Region, Step
 from ucc_hetero.topology import Topology
 
 __all__: list[str] = []
@@ -70,13 +71,14 @@ def _scatter_gather(parts: Sequence[Segment], sources: Sequence[str]) -> tuple[l
     """Reduce-scatter and allgather over each rail: every owner reduces one share of the segment."""
     inward, outward = [], []
     m = len(sources)
-    whole = "send" not in sources
     for part in parts:
         cuts = [part.offset + cut_at(part.count, i, m) for i in range(m + 1)]
-        shares = [Block(a, b - a) for a, b in pairwise(cuts)]
-        recv: Operand = each("recv", shares)
-        mine = tuple(regions(recv))
-        src = (recv,) * m if whole else tuple(each(buffer, shares) for buffer in sources)
+        mine = tuple([Region("recv", a, b - a) for a, b in pairwise(cuts)])
+        recv: Operand = uniform("recv", mine) or mine
+        src: tuple[Operand, ...] = (recv,) * m
+        if "send" in sources:
+            shares = [Block(share.offset, share.count) for share in mine]
+            src = tuple(each(buffer, shares) for buffer in sources)
         inward.append(Step("reduce_scatter", part.owners, "bridge", src, mine))
         outward.append(Step("allgather", part.owners, "bridge", mine, (recv,) * m))
     return inward, outward

@@ -43,6 +43,7 @@ __all__ = [
     "shifted",
     "stages",
     "step",
+    "uniform",
     "without",
 ]
 
@@ -105,13 +106,18 @@ def region(buffer: str, block: Block) -> Region:
 
 def each(buffer: str, blocks: Sequence[Block]) -> Operand:
     """One region per member: ``Blocks`` if they are equal and evenly spaced, else a tuple."""
-    first = blocks[0]
-    stride = blocks[1].offset - first.offset if len(blocks) > 1 else first.count
-    if stride >= first.count and all(
-        b.count == first.count and b.offset == first.offset + i * stride for i, b in enumerate(blocks)
-    ):
-        return Blocks(buffer, first.offset, first.count, stride, len(blocks))
-    return tuple(Region(buffer, b.offset, b.count) for b in blocks)
+    return uniform(buffer, blocks) or tuple([Region(buffer, b.offset, b.count) for b in blocks])
+
+
+def uniform(buffer: str, blocks: Sequence[Block | Region]) -> Blocks | None:
+    """``Blocks`` for equal and evenly spaced blocks, else None."""
+    start, count, n = blocks[0].offset, blocks[0].count, len(blocks)
+    stride = blocks[1].offset - start if n > 1 else count
+    if stride < count or [b.count for b in blocks].count(count) < n:
+        return None
+    if [b.offset for b in blocks] != [start + i * stride for i in range(n)]:
+        return None
+    return Blocks(buffer, start, count, stride, n)
 
 
 def only(root: int, n: int, operand: Operand) -> tuple[Operand, ...]:
@@ -229,6 +235,7 @@ class Owned:
 
     def __init__(self, parts: Sequence[Segment]) -> None:
         self.parts = parts
+        self._keys: dict[int, tuple[int, ...]] = {}
         self._shares: dict[tuple[int, ...], list[list[Block]]] = {}
         self._rounds: dict[tuple[int, ...], list[list[Block]]] = {}
         self._regions: dict[tuple[int, str], tuple[Region, ...]] = {}
@@ -236,9 +243,11 @@ class Owned:
 
     def _key(self, island: Island) -> tuple[int, ...]:
         """The owner of each segment, as an index in the island; the island's size goes with it."""
-        position = {rank: i for i, rank in enumerate(island.ranks)}
         index = island.index
-        return (island.size, *[position[part.owners[index]] for part in self.parts])
+        if index not in self._keys:
+            position = {rank: i for i, rank in enumerate(island.ranks)}
+            self._keys[index] = (island.size, *[position[part.owners[index]] for part in self.parts])
+        return self._keys[index]
 
     def shares(self, island: Island) -> list[list[Block]]:
         """The blocks of each rank, in team order, neighbours joined."""
