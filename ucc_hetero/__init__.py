@@ -13,6 +13,7 @@ their own, and the first one in a process serves everybody.
 from __future__ import annotations
 
 import sys as _sys
+from contextlib import suppress as _suppress
 
 from ._version import __version__
 from .comm import Communicator
@@ -68,7 +69,6 @@ __all__ = [
 ]
 
 if "mpi4py.MPI" not in _sys.modules:
-    try:
+    # A failure is said again, with all its reasons, by the first communicator.
+    with _suppress(LibraryNotFound):
         _preload_ucx()
-    except LibraryNotFound:
-        pass  # said again, with all its reasons, by the first communicator

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 
 from .discover import HostIdentity
@@ -105,7 +105,7 @@ def _ranks(numbers: list[int]) -> str:
     return f"rank{'s' if len(numbers) > 1 else ''} {text}{', …' if len(numbers) > 8 else ''}"
 
 
-def _table(title: str, values: list[object], cure: str) -> str:
+def _table(title: str, values: Sequence[object], cure: str) -> str:
     groups: dict[object, list[int]] = {}
     for rank, value in enumerate(values):
         groups.setdefault(value, []).append(rank)

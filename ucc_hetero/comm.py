@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from types import TracebackType
-from typing import Any
+from typing import Any, cast
 
 from . import env, lifecycle, log
 from .native import load
@@ -49,8 +49,8 @@ class Communicator:
             raise ValueError("comm is MPI.COMM_NULL: this rank is not in the communicator")
         lifecycle.register()
         self._mpi = parent.Dup()
-        self._run: Any = Runner(self._mpi)
-        self._messages: Any = Messages(self._run)
+        self._run = Runner(self._mpi)
+        self._messages = Messages(self._run)
         self.rank: int = self._run.rank
         self.size: int = self._run.size
         lifecycle.living.append(self)
@@ -61,7 +61,7 @@ class Communicator:
             return
         self._run.close()
         lifecycle.living.remove(self)
-        self._run = self._messages = _Freed()
+        self._run, self._messages = cast(Runner, _Freed()), cast(Messages, _Freed())
         self._mpi.Free()
 
     def __enter__(self) -> Communicator:
@@ -90,8 +90,7 @@ class Communicator:
     @property
     def topology(self) -> Topology:
         """The islands of this communicator."""
-        topology: Topology = self._run.topology
-        return topology
+        return self._run.topology
 
     def plan_summary(self) -> str:
         """Describe the islands and the plans used so far, one line per kind of call."""
@@ -328,13 +327,11 @@ class Communicator:
 
     def Isend(self, buf: Any, dest: int, tag: int = 0) -> Request:
         """Start a send."""
-        request: Request = self._messages.isend(buf, dest, tag)
-        return request
+        return self._messages.isend(buf, dest, tag)
 
     def Issend(self, buf: Any, dest: int, tag: int = 0) -> Request:
         """Start a send that finishes when the receiver has begun to receive it."""
-        request: Request = self._messages.isend(buf, dest, tag, sync=True)
-        return request
+        return self._messages.isend(buf, dest, tag, sync=True)
 
     def Recv(self, buf: Any, source: int | None = None, tag: int | None = None, status: Any = None) -> None:
         """Receive a message; from any source and with any tag by default."""
@@ -342,8 +339,7 @@ class Communicator:
 
     def Irecv(self, buf: Any, source: int | None = None, tag: int | None = None) -> Request:
         """Start a receive."""
-        request: Request = self._messages.irecv(buf, *self._wild(source, tag))
-        return request
+        return self._messages.irecv(buf, *self._wild(source, tag))
 
     def Sendrecv(
         self,

@@ -1,4 +1,4 @@
-"""What ranks share before any communicator exists: UCC libraries, contexts, and workers, made once per set of processes.
+"""What ranks share before any communicator exists: UCC libraries, contexts, workers; made once per set of processes.
 
 A native context spans one island and may use every transport; the bridge context spans the job and uses ``ucp,self``
 with settings that are forced equal. Communicators only make teams from them.

@@ -56,7 +56,8 @@ def _at_exit() -> None:
     if _failed and MPI.COMM_WORLD.Get_size() > 1:
         sys.stderr.flush()
         MPI.COMM_WORLD.Abort(1)
-    if all([_together(each) for each in job.all_jobs()]):
+    fine = [_together(each) for each in job.all_jobs()]  # every rank takes part in each, whatever the others say
+    if all(fine):
         for comm in reversed(living[:]):
             comm.Free()
         job.close_all()

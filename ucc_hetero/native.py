@@ -128,7 +128,7 @@ def _failure(library: str, tried: list[str]) -> str:
     lines = "\n".join(f"  - {line}" for line in tried)
     return (
         f"{library} could not be loaded. Tried:\n{lines}\n"
-        f"Install the embedded build (pip install 'ucc-hetero[ucc]', which brings {wheels}), or name yours in {variable}."
+        f"Install the embedded build (pip install 'ucc-hetero[ucc]' brings {wheels}), or name yours in {variable}."
     )
 
 

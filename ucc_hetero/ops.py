@@ -1,4 +1,4 @@
-"""Reduction operations as callers name them -> ours: ``MPI.SUM``, ``"SUM"``, ``ucc_hetero.SUM``, or a user's ``MPI.Op``."""
+"""Reduction operations as callers name them (``MPI.SUM``, ``"SUM"``, ``ucc_hetero.SUM``, an ``MPI.Op``) -> ours."""
 
 from __future__ import annotations
 

@@ -103,7 +103,8 @@ class Request:
     @classmethod
     def Testall(cls, requests: Sequence[Request], statuses: list[Any] | None = None) -> bool:
         """Make some progress and return whether all requests have finished."""
-        return all([r.Test() for r in requests])
+        finished = [r.Test() for r in requests]  # each of them is given a chance
+        return all(finished)
 
     @classmethod
     def Testany(cls, requests: Sequence[Request], status: Any = None) -> tuple[int, bool]:

@@ -1,4 +1,4 @@
-"""Runs the collectives of one communicator: binds arguments, chooses, plans, lowers, starts, waits, explains failures."""
+"""Runs one communicator's collectives: binds arguments, chooses, plans, lowers, starts, waits, explains failures."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ import numpy as np
 from . import env
 from .binding import Bound, bind
 from .buffers import Buffer, pack, unpack
-from .collectives import ROWS, Call, elements
-from .engine import Lowering, Program, lower
+from .collectives import ROWS, elements
+from .engine import Program, lower
 from .errors import CollectiveError, CollectiveTimeout, MismatchError, NotSupported, PeerError
 from .membership import Membership
 from .native import ffi, lib
 from .ops import op_of
+from .placement import Lowering
 from .request import SLICE, PersistentRequest, Request, wait_op
 from .select import Choice, choose, make_plan
 from .types import DTYPES, OPS, DType, Op, Reduction, reduction
@@ -75,7 +76,7 @@ class Runner:
         self._active = 0
         self._orphans: list[tuple[Any, object]] = []
 
-    # --- calls ----------------------------------------------------------------------------------------------------------
+    # --- calls --------------------------------------------------------------------------------------------------------
 
     def blocking(self, name: str, send: Any, recv: Any, op: Any = None, root: int = -1, recvcounts: Any = None) -> None:
         """Run a collective to its end."""
@@ -189,7 +190,7 @@ class Runner:
 
         return PersistentRequest(prepared.program.op, prepared, start, finish, free, simple=prepared.unpack is None)
 
-    # --- preparing ------------------------------------------------------------------------------------------------------
+    # --- preparing ----------------------------------------------------------------------------------------------------
 
     def _usable(self) -> None:
         if self.broken:
@@ -244,7 +245,8 @@ class Runner:
         if bound.local:
             choice = Choice("flat")
         else:
-            choice = choose(self.topology, call.collective, elements(call) * what.dtype.itemsize, op, self.members.tuning)
+            nbytes = elements(call) * what.dtype.itemsize
+            choice = choose(self.topology, call.collective, nbytes, op, self.members.tuning)
         plan = make_plan(self.topology, call, choice)
         self.used[label] = choice
         tag = self.members.id << 52 | 1 << 51
@@ -334,7 +336,7 @@ class Runner:
             if other != labels[0]:
                 raise MismatchError(f"rank {rank} called {other} while rank 0 called {labels[0]}")
 
-    # --- ends -----------------------------------------------------------------------------------------------------------
+    # --- ends ---------------------------------------------------------------------------------------------------------
 
     def _wait(self, program: Program, state: int, keep: object, label: str) -> None:
         """Wait for a program that has been started; raise its failure."""

@@ -110,8 +110,8 @@ def reduction(dtype: DType, op: Op) -> Reduction | None:
     """How ``op`` is computed on host memory, or None where there is no correct way.
 
     libucc reports success and leaves garbage for combinations it lacks, so this table, and not the library, decides
-    (checked against UCC 1.4.0 and 1.10: float16 reductions do nothing there, so they are computed in float32 and rounded
-    once). AVG is the sum divided once by the number of ranks, truncating towards zero for integers.
+    (checked against UCC 1.4.0 and 1.10: float16 reductions do nothing there, so they are computed in float32 and
+    rounded once). AVG is the sum divided once by the number of ranks, truncating towards zero for integers.
     """
     if op.code < 0 or dtype.kind == "fp8" or op.name in ("MAXLOC", "MINLOC"):
         return None
