@@ -7,6 +7,8 @@ int ucch_load_ucc(const char *path);
 int ucch_load_ucp(const char *path);
 int ucch_has_symbol(const char *name);
 const char *ucch_load_error(void);
+char *ucch_describe_ucp(ucp_context_h context);
+void ucch_release(char *text);
 
 /* ---- progress.c: what completes, who makes progress, who waits ---- */
 typedef struct ucch_op ucch_op;

@@ -1,6 +1,8 @@
 /* dlopen of libucc and libucp, and the one table of their functions. Which file to try is Python's business. */
+#define _GNU_SOURCE
 #include <dlfcn.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "ucch.h"
@@ -71,6 +73,23 @@ int ucch_load_ucc(const char *path) {
 
 int ucch_load_ucp(const char *path) {
     return load_table(path, ucp_symbols);
+}
+
+/* libucp's own description of a context (memory domains, devices, transports); the caller releases it. */
+char *ucch_describe_ucp(ucp_context_h context) {
+    char *text = NULL;
+    size_t length = 0;
+    FILE *stream = open_memstream(&text, &length);
+    if (!stream)
+        return NULL;
+    if (ucch_sym.ucp_context_print_info)
+        ucp_context_print_info(context, stream);
+    fclose(stream);
+    return text;
+}
+
+void ucch_release(char *text) {
+    free(text);
 }
 
 int ucch_has_symbol(const char *name) {

@@ -71,6 +71,7 @@ UCP_SYMBOL(ucp_tag_message_h, ucp_tag_probe_nb, (ucp_worker_h worker, ucp_tag_t 
 UCP_SYMBOL(unsigned, ucp_worker_progress, (ucp_worker_h worker), (worker), 1)
 UCP_VOID_SYMBOL(void, ucp_get_version, (unsigned *major, unsigned *minor, unsigned *release), (major, minor, release), 1)
 UCP_VOID_SYMBOL(void, ucp_config_release, (ucp_config_t *config), (config), 1)
+UCP_VOID_SYMBOL(void, ucp_context_print_info, (ucp_context_h context, FILE *stream), (context, stream), 0)
 UCP_VOID_SYMBOL(void, ucp_cleanup, (ucp_context_h context), (context), 1)
 UCP_VOID_SYMBOL(void, ucp_worker_destroy, (ucp_worker_h worker), (worker), 1)
 UCP_VOID_SYMBOL(void, ucp_worker_release_address, (ucp_worker_h worker, void *address), (worker, address), 1)

@@ -8,6 +8,7 @@ worker.send(endpoint, data, tag=7).wait()
 
 from __future__ import annotations
 
+import re
 from enum import IntEnum
 from types import TracebackType
 from typing import Any
@@ -97,6 +98,18 @@ class Context:
         attr = ffi.new("ucp_context_attr_t *", {"field_mask": 1 << 2})
         check("ucp_context_query", lib.ucp_context_query(self.handle, attr))
         return [name for bit, name in enumerate(_MEMORY_TYPES) if attr.memory_types >> bit & 1]
+
+    def transports(self) -> dict[str, list[str]]:
+        """Transports that this context may use, with the devices of each, as libucp lists them."""
+        text = lib.ucch_describe_ucp(self.handle)
+        if text == ffi.NULL:
+            return {}
+        found: dict[str, list[str]] = {}
+        # Lines such as "resource 3  :  md 2  dev 1  flags -- tcp/eth0".
+        for name, device in re.findall(r"resource\s+\d+.*?(\w+)/(\S+)\s*$", ffi.string(text).decode(), re.M):
+            found.setdefault(name, []).append(device)
+        lib.ucch_release(text)
+        return found
 
     def worker(self) -> Worker:
         """Create a worker."""

@@ -1,0 +1,52 @@
+"""``python -m ucc_hetero``: what is installed and which settings there are."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+
+from . import env
+from ._version import __version__
+from .errors import UCCHError
+
+__all__ = ["main"]
+
+
+def _info(args: argparse.Namespace) -> int:
+    from .info import collect, render
+
+    facts = collect()
+    print(json.dumps(facts, indent=2) if args.json else render(facts))
+    return 0
+
+
+def _env(args: argparse.Namespace) -> int:
+    print(env.describe())
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m ucc_hetero", description=__doc__)
+    parser.add_argument("--version", action="version", version=f"ucc_hetero {__version__}")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="command")
+    info = commands.add_parser("info", help="versions, paths, transports, components, memory types, MPI")
+    info.add_argument("--json", action="store_true", help="as JSON")
+    info.set_defaults(run=_info)
+    commands.add_parser("env", help="every environment variable with its default and meaning").set_defaults(run=_env)
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; returns the exit status."""
+    args = _parser().parse_args(argv)
+    try:
+        return int(args.run(args))
+    except (UCCHError, ValueError) as error:
+        print(f"ucc_hetero: {error}", file=sys.stderr)
+        return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
