@@ -20,7 +20,8 @@ from ucc_hetero.types import Op
 
 __all__ = ["Choice", "Tuning", "candidates", "choose", "example_call", "make_plan"]
 
-#: From here on a call on several islands goes for bandwidth, below it for latency; bytes.
+#: From here on a call goes for bandwidth, below it for latency; bytes per island beyond the first, because every further
+#: island adds rounds to the exchange.
 LATENCY_LIMIT = 64 << 10
 #: Fragments of less than this cost more than their overlap gains; bytes.
 LEAST_FRAGMENT = 1 << 20
@@ -95,8 +96,9 @@ def _algorithm(topology: Topology, collective: str, nbytes: int) -> str:
     if topology.flat or topology.size == 1:
         return "flat"
     available = algorithms.names(collective)
-    wanted: tuple[str, ...] = ("tree", "split_rail") if nbytes < LATENCY_LIMIT else ("split_rail", "tree")
-    if nbytes >= LATENCY_LIMIT and len(topology.islands) > 2 and len(set(topology.weights)) > 1:
+    long = nbytes >= LATENCY_LIMIT * (len(topology.islands) - 1)
+    wanted: tuple[str, ...] = ("split_rail", "tree") if long else ("tree", "split_rail")
+    if long and len(topology.islands) > 2 and len(set(topology.weights)) > 1:
         wanted = ("direct", *wanted)  # between two islands all have to send everything, whatever their links
     return next((name for name in (*wanted, "flat") if name in available), available[0])
 
