@@ -20,8 +20,8 @@ from ucc_hetero.types import Op
 
 __all__ = ["Choice", "Tuning", "candidates", "choose", "example_call", "make_plan"]
 
-#: From here on a call goes for bandwidth, below it for latency; bytes per island beyond the first, because every further
-#: island adds rounds to the exchange.
+#: From here on a call goes for bandwidth, below it for latency; bytes per island beyond the first, as every further
+#: one adds rounds to the exchange.
 LATENCY_LIMIT = 64 << 10
 #: Fragments of less than this cost more than their overlap gains; bytes.
 LEAST_FRAGMENT = 1 << 20
