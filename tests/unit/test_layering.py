@@ -34,10 +34,12 @@ LAYERS = {
     "validate": 3,
     "collectives": 3,
     "algorithms": 3,
-    "cost": 3,
     "tune": 3,
     "select": 3,
     "engine": 4,
+    "membership": 5,
+    "ucc_enums": 4,
+    "placement": 4,
     "job": 4,
     "teams": 4,
     "oob": 4,
@@ -67,7 +69,7 @@ PURE = {name for name, layer in LAYERS.items() if layer in (-1, 3)}
 IMPURE = {"cffi", "ctypes", "cupy", "mpi4py", "torch"}
 
 #: Where a vendor's words may appear (outside comments and docstrings). ucc and ucx spell those of the two libraries.
-VENDOR_MODULES = {"_native", "native", "device", "discover", "types", "ucc", "ucx", "torch"}
+VENDOR_MODULES = {"_native", "native", "device", "discover", "types", "ucc", "ucc_enums", "ucx", "torch"}
 VENDOR_WORDS = re.compile(r"(?i:cuda|rocm|nvml|amdsmi)|(?<![A-Za-z])(?:hip|HIP)(?![a-z])")
 #: Names of protocols, which several vendors implement.
 PROTOCOLS = re.compile(r"__cuda_(array_interface|stream)__")
