@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 
 from .output import Row
-from .peers import NotOffered
+from .peers import NotOffered, Peer
 from .session import Session
 from .stats import osu_percentile
 
-__all__ = ["MEASURES"]
+__all__ = ["MEASURES", "check"]
 
 
 @dataclass(slots=True)
@@ -33,12 +33,16 @@ class Window:
         call(self.local[start : start + size], self.partner, (self.base + start, size))
 
 
+def check(bench: str, peer: Peer) -> None:
+    """Raise NotOffered for peers without MPI windows."""
+    if peer.name != "mpi4py":
+        raise NotOffered(f"{bench}: MPI windows are mpi4py's; add --backend mpi4py")
+
+
 def _open(session: Session, nbytes: int, stack: ExitStack) -> Window:
     from mpi4py import MPI
 
     comm, kind = session.peer.comm, session.options.win
-    if session.peer.name != "mpi4py":
-        raise NotOffered(f"{session.bench.name}: MPI windows are mpi4py's; add --backend mpi4py")
     base = 0
     if kind == "allocate":
         win = MPI.Win.Allocate(nbytes, 1, MPI.INFO_NULL, comm)

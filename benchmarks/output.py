@@ -133,7 +133,7 @@ def osu_row(bench: Bench, options: Options, row: Row) -> str:
     for peer in options.peers:
         if peer in row.ratios:
             value, interval = row.ratios[peer]
-            text += f"{_fixed(value)}{interval!s:>22}"
+            text += f"{_fixed(value)} {interval!s:>21}"
         else:
             text += f"{_right('-')}{'-':>22}"
     return text + "\n"

@@ -155,7 +155,6 @@ def _measure(
     session: Session, dtype: np.dtype[Any], size: int, once: Once, window: int
 ) -> tuple[npt.NDArray[np.float64], Side, int]:
     """(one row of seconds per pair and one column per iteration, this rank's side, wrong elements of all ranks)."""
-    session.peer.method("Isend")
     window = max(window, 1)
     side = _side(session, dtype, size, window)
     check = Check(session, side, dtype, both_ways=once is not _one_way) if session.options.validate else None

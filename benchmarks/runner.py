@@ -33,6 +33,17 @@ def _measure(bench: Bench) -> Measure:
     return onesided.MEASURES[bench.name] if bench.family == "onesided" else pt2pt.MEASURES[bench.name]
 
 
+def _check_offered(bench: Bench, peer: Peer) -> None:
+    """Raise NotOffered, before anything is printed, where the peer lacks what the benchmark calls."""
+    if bench.family == "onesided":
+        onesided.check(bench.name, peer)
+    elif bench.collective is None:
+        peer.method("Isend")
+    else:
+        name = bench.collective.method
+        peer.method({"nonblocking": f"I{name.lower()}", "persistent": f"{name}_init"}.get(bench.family, name))
+
+
 def _limited(session: Session) -> Options:
     """The options with the largest message that ``-M`` allows."""
     options, row = session.options, session.bench.collective
@@ -94,6 +105,7 @@ def run(bench: Bench, options: Options, world: World, command: list[str]) -> int
     try:
         for name in dict.fromkeys((options.backend, *options.peers)):
             peers[name] = open_peer(name, world)
+            _check_offered(bench, peers[name])
         log = None
         if options.validation_log:
             world.barrier()  # every rank has seen that the directory was not there

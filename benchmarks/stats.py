@@ -27,7 +27,8 @@ class Interval:
     high: float
 
     def __str__(self) -> str:
-        return f"{self.value:.2f} [{self.low:.2f},{self.high:.2f}]"
+        value, low, high = (f"{v:.2f}" if v < 100 else f"{v:.0f}" for v in (self.value, self.low, self.high))
+        return f"{value} [{low},{high}]"
 
 
 @dataclass(frozen=True, slots=True)

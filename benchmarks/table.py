@@ -91,6 +91,8 @@ class Bench:
 
 _LATENCY = Loops(10000, 100, 1000, 10)
 _BANDWIDTH = Loops(100, 10, 20, 2)
+# OSU's osu_mbw_mr knows no large messages.
+_MESSAGE_RATE = Loops(100, 10, 100, 10)
 _COLL = Loops(1000, 100, 100, 10)
 
 COLLECTIVES: dict[str, Collective] = {
@@ -156,7 +158,7 @@ _BENCHES = (
     _pt2pt("osu_latency", "MPI%s Latency Test", _LAT_LETTERS, _LATENCY),
     _pt2pt("osu_bw", "MPI%s Bandwidth Test", _BW_LETTERS, _BANDWIDTH),
     _pt2pt("osu_bibw", "MPI%s Bi-Directional Bandwidth Test", _BW_LETTERS, _BANDWIDTH),
-    _pt2pt("osu_mbw_mr", "MPI Multiple Bandwidth / Message Rate Test", _MBW_LETTERS, _BANDWIDTH, "many"),
+    _pt2pt("osu_mbw_mr", "MPI Multiple Bandwidth / Message Rate Test", _MBW_LETTERS, _MESSAGE_RATE, "many"),
     _pt2pt("osu_multi_lat", "MPI Multi Latency Test", _LAT_LETTERS, _LATENCY, "many"),
     _pt2pt("osu_put_latency", "MPI_Put%s Latency Test", _RMA_LETTERS, _LATENCY, family="onesided"),
     _pt2pt("osu_get_latency", "MPI_Get%s latency Test", _RMA_LETTERS, _LATENCY, family="onesided"),

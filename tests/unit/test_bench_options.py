@@ -170,6 +170,7 @@ def test_getopt_strings_agree_with_the_option_table() -> None:
         ("osu_latency", 1 << 20, (1000, 10)),
         ("osu_bw", 1, (100, 10)),
         ("osu_bw", 16384, (20, 2)),
+        ("osu_mbw_mr", 1 << 20, (100, 10)),
         ("osu_barrier", 0, (1000, 100)),
         ("osu_ibarrier", 0, (100, 10)),
     ],

@@ -93,6 +93,7 @@ def test_relative_spread() -> None:
 
 def test_interval_as_text() -> None:
     assert str(Interval(1.234, 1.2, 1.3)) == "1.23 [1.20,1.30]"
+    assert str(Interval(120.4, 99.9, 1234.5)) == "120 [99.90,1234]"
 
 
 def test_bus_bandwidth_factors() -> None:
