@@ -92,7 +92,7 @@ static bhalf to_bhalf(float f) {
         loop(__VA_ARGS__, a + b);                                                                                      \
         return 0;                                                                                                      \
     case PROD:                                                                                                         \
-        loop(__VA_ARGS__, a * b);                                                                                      \
+        loop(__VA_ARGS__, (a) * (b));                                                                                  \
         return 0;                                                                                                      \
     case MAX:                                                                                                          \
         loop(__VA_ARGS__, a != a || a > b ? a : b);                                                                    \
@@ -102,22 +102,22 @@ static bhalf to_bhalf(float f) {
         return 0;
 #define BIT_OPS(type)                                                                                                  \
     case LAND:                                                                                                         \
-        LOOP(type, a && b);                                                                                            \
+        LOOP(type, (a) && (b));                                                                                        \
         return 0;                                                                                                      \
     case LOR:                                                                                                          \
-        LOOP(type, a || b);                                                                                            \
+        LOOP(type, (a) || (b));                                                                                        \
         return 0;                                                                                                      \
     case LXOR:                                                                                                         \
         LOOP(type, !a != !b);                                                                                          \
         return 0;                                                                                                      \
     case BAND:                                                                                                         \
-        LOOP(type, a &b);                                                                                              \
+        LOOP(type, (a) & (b));                                                                                         \
         return 0;                                                                                                      \
     case BOR:                                                                                                          \
-        LOOP(type, a | b);                                                                                             \
+        LOOP(type, (a) | (b));                                                                                         \
         return 0;                                                                                                      \
     case BXOR:                                                                                                         \
-        LOOP(type, a ^ b);                                                                                             \
+        LOOP(type, (a) ^ (b));                                                                                         \
         return 0;
 #define COMBINE(name, ...)                                                                                             \
     static int name(int op, const void *src, void *dst, uint64_t n) {                                                  \
@@ -129,7 +129,7 @@ static bhalf to_bhalf(float f) {
     }
 #define COMBINE_INT(name, type) COMBINE(name, REAL_OPS(LOOP, type) BIT_OPS(type))
 #define COMBINE_COMPLEX(name, type)                                                                                    \
-    COMBINE(name, case SUM : LOOP(type, a + b); return 0; case PROD : LOOP(type, a * b); return 0;)
+    COMBINE(name, case SUM : LOOP(type, a + b); return 0; case PROD : LOOP(type, (a) * (b)); return 0;)
 
 COMBINE_INT(combine_i8, int8_t)
 COMBINE_INT(combine_i16, int16_t)
@@ -149,8 +149,8 @@ COMBINE_COMPLEX(combine_c128, double complex)
 typedef int combine_fn(int op, const void *src, void *dst, uint64_t n);
 
 static combine_fn *const combiners[] = {
-    [I8] = combine_i8,   [I16] = combine_i16, [I32] = combine_i32,   [I64] = combine_i64, [U8] = combine_u8,
-    [U16] = combine_u16, [U32] = combine_u32, [U64] = combine_u64,   [F16] = combine_f16, [F32] = combine_f32,
+    [I8] = combine_i8,   [I16] = combine_i16,   [I32] = combine_i32, [I64] = combine_i64,   [U8] = combine_u8,
+    [U16] = combine_u16, [U32] = combine_u32,   [U64] = combine_u64, [F16] = combine_f16,   [F32] = combine_f32,
     [F64] = combine_f64, [BF16] = combine_bf16, [C64] = combine_c64, [C128] = combine_c128,
 };
 

@@ -1,0 +1,95 @@
+"""The arrival board: who called what, who is missing, who left, who died."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from ucc_hetero.native import ffi, lib
+
+SLOTS = 3
+
+
+@pytest.fixture
+def boards() -> Any:
+    """Three ranks' boards on one page, as if each were a process of its own."""
+    page = mmap.mmap(-1, int(lib.ucch_board_bytes(SLOTS)))
+    memory = ffi.from_buffer(page)
+    made = [lib.ucch_board_new(memory, SLOTS, i, ffi.new("int[]", list(range(SLOTS)))) for i in range(SLOTS)]
+    yield made
+    for board in made:
+        lib.ucch_board_free(board)
+
+
+def publish(board: Any, signature: int, text: str) -> int:
+    return int(lib.ucch_board_publish(board, signature, ffi.new(f"char[{lib.UCCH_LABEL_BYTES}]", text.encode())))
+
+
+def label(board: Any, slot: int, seq: int) -> str:
+    out = ffi.new(f"char[{lib.UCCH_LABEL_BYTES}]")
+    return "" if lib.ucch_board_label(board, slot, seq, out) else ffi.string(out).decode()
+
+
+def test_equal_calls_are_no_mismatch(boards: Any) -> None:
+    for board in boards:
+        assert publish(board, 7, "allreduce") == 1
+    assert [lib.ucch_board_mismatch(board, 1) for board in boards] == [-1] * SLOTS
+
+
+def test_a_different_call_is_seen_by_all_and_named(boards: Any) -> None:
+    publish(boards[0], 7, "allreduce float32[4]")
+    assert lib.ucch_board_mismatch(boards[0], 1) == -1, "nobody else is there yet"
+    publish(boards[1], 8, "allreduce float32[8]")
+    assert lib.ucch_board_mismatch(boards[1], 1) == 0
+    assert lib.ucch_board_mismatch(boards[0], 1) == 1
+    assert label(boards[0], 1, 1) == "allreduce float32[8]"
+
+
+def test_a_rank_far_ahead_is_no_mismatch(boards: Any) -> None:
+    """Its entry of our call has been overwritten: it says nothing about ours."""
+    publish(boards[0], 7, "bcast")
+    for call in range(200):
+        publish(boards[1], 7 if call == 0 else 99, "bcast")
+    assert lib.ucch_board_mismatch(boards[0], 1) == -1
+    assert label(boards[0], 1, 1) == ""
+
+
+def test_sequence_numbers_tell_who_is_missing(boards: Any) -> None:
+    publish(boards[0], 1, "a")
+    publish(boards[0], 1, "b")
+    publish(boards[2], 1, "a")
+    assert [lib.ucch_board_seq(boards[0], i) for i in range(SLOTS)] == [2, 0, 1]
+
+
+def test_a_rank_that_left_is_gone_for_later_calls_only(boards: Any) -> None:
+    publish(boards[1], 1, "last")
+    lib.ucch_board_leave(boards[1])
+    assert lib.ucch_board_gone(boards[0], 1) == -1
+    assert lib.ucch_board_gone(boards[0], 2) == 1
+
+
+def test_a_dead_process_is_gone() -> None:
+    page = mmap.mmap(-1, int(lib.ucch_board_bytes(2)))
+    memory = ffi.from_buffer(page)
+    ours = lib.ucch_board_new(memory, 2, 0, ffi.new("int[]", [0, 1]))
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
+        # The first field of a slot is its process's id.
+        ffi.cast("int64_t *", memory + lib.ucch_board_bytes(1))[0] = child.pid
+        assert lib.ucch_board_gone(ours, 1) == -1
+        child.kill()
+    assert lib.ucch_board_gone(ours, 1) == 1
+    lib.ucch_board_free(ours)
+
+
+def test_without_a_page_calls_are_still_counted() -> None:
+    board = lib.ucch_board_new(ffi.NULL, 1, 0, ffi.new("int[]", [os.getpid() % 7]))
+    assert publish(board, 1, "a") == 1
+    assert publish(board, 1, "a") == 2
+    assert lib.ucch_board_mismatch(board, 2) == -1
+    assert lib.ucch_board_gone(board, 2) == -1
+    lib.ucch_board_free(board)
