@@ -1,0 +1,170 @@
+"""How calls and jobs end when something goes wrong: an error that says who and what, within the deadline; no hang."""
+
+from __future__ import annotations
+
+import re
+import time
+
+import pytest
+
+pytestmark = pytest.mark.mpi
+
+HEAD = """
+import os, signal, sys, time
+import numpy as np
+import ucc_hetero as u
+from mpi4py import MPI
+world = MPI.COMM_WORLD
+comm = u.Communicator(world)
+rank, size = comm.rank, comm.size
+"""
+
+LAYOUTS = {"flat": {}, "mixed": {"UCCH_EMULATE": "nvidia:1,amd:2"}}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_different_counts(mpirun, layout: str) -> None:
+    """Never silently wrong data, on any rank; a new communicator then works."""
+    job = mpirun(
+        HEAD
+        + """
+n = 4 if rank else 8
+try:
+    comm.Allreduce(np.ones(n, "f4"), np.empty(n, "f4"))
+    print("wrong data taken", flush=True)
+except (u.MismatchError, u.PeerError) as error:
+    print("caught", error, flush=True)
+try:
+    comm.Allreduce(np.ones(1), np.empty(1))
+except u.CollectiveError as error:
+    print("broken", error, flush=True)
+again = u.Communicator(world)
+y = np.empty(3)
+again.Allreduce(np.ones(3), y)
+assert (y == size).all()
+print("again", flush=True)
+""",
+        3,
+        env={**LAYOUTS[layout], "UCCH_TIMEOUT": "20"},
+    )
+    assert "wrong data" not in job.stdout
+    assert job.stdout.count("caught") == 3 and job.stdout.count("broken") == 3 and job.stdout.count("again\n") == 3
+    assert re.search(
+        r"rank 0: allreduce float32\[8\] SUM \(call 1.*rank [12] called allreduce float32\[4\]", job.stdout
+    )
+
+
+def test_different_collectives(mpirun) -> None:
+    job = mpirun(
+        HEAD
+        + """
+try:
+    comm.Bcast(np.ones(4)) if rank else comm.Barrier()
+except (u.MismatchError, u.PeerError) as error:
+    print("caught", error, flush=True)
+""",
+        2,
+        env={"UCCH_TIMEOUT": "20"},
+    )
+    assert job.stdout.count("caught") >= 1
+    assert re.search(r"rank \d called (barrier|bcast)", job.stdout), job.output
+
+
+def test_a_rank_that_does_not_come(mpirun) -> None:
+    """The deadline passes; the message names the rank that has not called."""
+    job = mpirun(
+        HEAD
+        + """
+if rank != 1:
+    t = time.monotonic()
+    try:
+        comm.Allreduce(np.ones(4), np.empty(4))
+    except u.CollectiveTimeout as error:
+        print("caught", error, flush=True)
+else:
+    time.sleep(4)
+world.Barrier()
+""",
+        3,
+        env={"UCCH_TIMEOUT": "1.5"},
+    )
+    assert job.stdout.count("caught") == 2
+    assert "rank(s) [1] have not called it" in job.stdout
+
+
+def test_a_rank_that_leaves(mpirun) -> None:
+    """The others learn of it at once, long before the deadline."""
+    start = time.monotonic()
+    job = mpirun(
+        HEAD
+        + """
+if rank == 1:
+    sys.exit(0)
+try:
+    comm.Allreduce(np.ones(4), np.empty(4))
+except u.PeerError as error:
+    print("caught", error, flush=True)
+""",
+        3,
+        env={"UCCH_TIMEOUT": "100"},
+    )
+    assert job.stdout.count("rank 1 has left the job or died") == 2, job.output
+    assert time.monotonic() - start < 50
+
+
+def test_an_exception_ends_the_job(mpirun) -> None:
+    """Plain mpi4py would wait for ever in MPI_Finalize."""
+    job = mpirun(
+        HEAD
+        + """
+if rank == 1:
+    raise RuntimeError("this rank is out of its mind")
+comm.Allreduce(np.ones(4), np.empty(4))
+""",
+        3,
+        env={"UCCH_TIMEOUT": "100"},
+        check=False,
+    )
+    assert job.returncode != 0
+    assert "out of its mind" in job.stderr
+
+
+def test_interrupt_inside_a_call_that_never_completes(mpirun) -> None:
+    job = mpirun(
+        HEAD
+        + """
+import threading
+if rank == 0:
+    threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
+    try:
+        comm.Allreduce(np.ones(4), np.empty(4))
+    except KeyboardInterrupt:
+        print("interrupted", flush=True)
+world.Barrier()
+""",
+        2,
+        env={"UCCH_TIMEOUT": "100"},
+    )
+    assert "interrupted" in job.stdout
+
+
+def test_unawaited_requests_and_communicators_are_released(mpirun) -> None:
+    """A script that frees nothing ends well."""
+    job = mpirun(
+        HEAD
+        + """
+keep = [np.ones(1000), np.empty(1000)]
+request = comm.Iallreduce(*keep)
+request.Wait()
+persistent = comm.Allreduce_init(*keep)
+for _ in range(3):
+    persistent.Start()
+    persistent.Wait()
+other = u.Communicator(world.Split(rank % 2, rank))
+other.Barrier()
+print("end", flush=True)
+""",
+        4,
+    )
+    assert job.stdout.count("end") == 4
+    assert "WARN" not in job.stderr and "ERROR" not in job.stderr, job.output

@@ -1,0 +1,91 @@
+"""Which UCX and UCC a process ends up with, whatever was imported first, and what it says about it."""
+
+from __future__ import annotations
+
+import pytest
+
+pytestmark = pytest.mark.mpi
+
+WORK = """
+import numpy as np
+comm = ucc_hetero.Communicator(MPI.COMM_WORLD)
+x = np.arange(5.0) + comm.rank
+y = np.full(5, np.nan)
+comm.Allreduce(x, y)
+assert (y == sum(np.arange(5.0) + r for r in range(comm.size))).all()
+data = np.zeros(3) if comm.rank else np.arange(3.0)
+comm.Send(data, 1, 4) if comm.rank == 0 else comm.Recv(data, 0, 4)
+assert (data == np.arange(3.0)).all()
+from ucc_hetero.native import load
+print("ucx", load().ucx_path, "|".join(load().notes) or "-", flush=True)
+"""
+
+
+def test_ours_first(mpirun) -> None:
+    job = mpirun("import ucc_hetero\nfrom mpi4py import MPI\n" + WORK)
+    lines = [line for line in job.stdout.splitlines() if line.startswith("ucx")]
+    assert len(lines) == 2 and all(line.endswith(" -") for line in lines), job.output
+
+
+def test_mpi_first(mpirun) -> None:
+    """MPI's UCX then serves both; when it is another than ours would have been, a note says so."""
+    job = mpirun("from mpi4py import MPI\nimport ucc_hetero\n" + WORK)
+    for line in job.stdout.splitlines():
+        if line.startswith("ucx") and "/libucx/" not in line.split()[1] and "was not used" in line:
+            assert "import ucc_hetero before mpi4py.MPI" in line
+
+
+def test_missing_libraries_are_named_with_what_was_tried(mpirun) -> None:
+    job = mpirun(
+        """
+        import ucc_hetero
+        from mpi4py import MPI
+
+        try:
+            ucc_hetero.Communicator()
+        except ucc_hetero.LibraryNotFound as error:
+            print("refused", str(error).replace("\\n", " "), flush=True)
+        MPI.COMM_WORLD.Barrier()  # the job goes on
+        print("went on", flush=True)
+        """,
+        env={"UCCH_UCC_LIB": "/nowhere/libucc.so.1"},
+    )
+    assert job.stdout.count("refused") == 2 and job.stdout.count("went on") == 2
+    assert "/nowhere/libucc.so.1 does not exist" in job.stdout and "ucc-hetero[ucc]" in job.stdout
+
+
+def test_ranks_with_different_settings_are_refused_with_a_table(mpirun) -> None:
+    job = mpirun(
+        """
+        import os
+        rank = int(os.environ.get("OMPI_COMM_WORLD_RANK", os.environ.get("PMI_RANK", 0)))
+        os.environ["UCC_TL_UCP_TUNE"] = f"allreduce:@{rank}"
+        import ucc_hetero
+        from mpi4py import MPI
+
+        try:
+            ucc_hetero.Communicator()
+        except ucc_hetero.AgreementError as error:
+            print("refused", str(error).replace("\\n", " / "), flush=True)
+        MPI.COMM_WORLD.Barrier()
+        """,
+        3,
+    )
+    lines = [line for line in job.stdout.splitlines() if line.startswith("refused")]
+    assert len(lines) == 3, job.output
+    assert all("UCC_TL_UCP_TUNE" in line and "allreduce:@2" in line and "rank 1" in line for line in lines)
+
+
+def test_a_wrong_layout_is_refused_on_every_rank(mpirun) -> None:
+    job = mpirun(
+        """
+        import ucc_hetero
+        try:
+            ucc_hetero.Communicator()
+        except ValueError as error:
+            print("refused", error, flush=True)
+        """,
+        3,
+        env={"UCCH_EMULATE": "nvidia:2,amd:2"},
+    )
+    assert job.stdout.count("places 4 ranks, but there are 3") == 3, job.output
