@@ -17,6 +17,7 @@ __all__ = ["main"]
 # Programs beside the OSU benchmarks: module with run(arguments) -> status, and a line of help.
 _PROGRAMS = {
     "compare": ("compare", "ours, mpi4py and raw UCC in one process start, with ratios (under mpirun)"),
+    "cluster": ("cluster", "hierarchical collectives on emulated clusters, against the limit of the links"),
     "report": ("report", "result files -> one HTML page and PNGs"),
     "diff": ("diff", "two result files -> what became slower"),
 }

@@ -134,7 +134,7 @@ def _ours(world: World) -> Peer:
     try:
         api = importlib.import_module("ucc_hetero")
         comm = api.Communicator(world.comm)
-    except (ImportError, AttributeError) as why:
+    except ImportError as why:  # also LibraryNotFound, which tells the files that were tried
         raise NotOffered(f"peer 'ours': {why}") from why
     return Peer("ours", comm, api.IN_PLACE, api.SUM, comm.Free)
 

@@ -21,10 +21,11 @@ sys.exit(main())
 MANY = """
 import sys
 from ucc_hetero.bench.__main__ import main
+from mpi4py import MPI
 for words in sys.argv[1:]:
-    status = main(words.split())
-    if status:
-        sys.exit(status)
+    # Rank 0 alone reports a failure; all ranks end with it.
+    if MPI.COMM_WORLD.allreduce(main(words.split())):
+        sys.exit(1)
 """
 Run = Callable[..., Any]
 COLLECTIVES = (
