@@ -119,6 +119,24 @@ int ucch_board_gone(ucch_board *b, uint64_t seq) {
     return -1;
 }
 
+static int fate_of(const ucch_board *b, int i) {
+    int64_t pid = __atomic_load_n(&b->slots[i].pid, __ATOMIC_RELAXED);
+    if (pid == LEFT)
+        return UCCH_LEFT;
+    return pid && kill((pid_t)pid, 0) && errno == ESRCH ? UCCH_DIED : UCCH_THERE;
+}
+
+/* UCCH_THERE, UCCH_LEFT or UCCH_DIED for one slot, or for all of them but ours: the best of their fates. */
+int ucch_board_fate(ucch_board *b, int slot) {
+    if (slot != UCCH_ALL_PEERS)
+        return slot < b->n ? fate_of(b, slot) : UCCH_THERE;
+    int best = b->n > 1 ? UCCH_DIED : UCCH_THERE;
+    for (int i = 0; i < b->n && best > UCCH_THERE; i++)
+        if (i != b->mine && fate_of(b, i) < best)
+            best = fate_of(b, i);
+    return best;
+}
+
 /* This rank makes no more calls. */
 void ucch_board_leave(ucch_board *b) {
     if (b->n)

@@ -23,3 +23,11 @@
 #define UCCH_ALIASED -1008
 
 #define UCCH_LABEL_BYTES 48
+#define UCCH_FAIL_DEVICE -1009
+#define UCCH_FAIL_CANCELLED -1010
+
+/* How a peer is: there, ended well, dead. UCCH_ALL_PEERS asks for all of them: the best of their fates. */
+#define UCCH_THERE 0
+#define UCCH_LEFT 1
+#define UCCH_DIED 2
+#define UCCH_ALL_PEERS -1

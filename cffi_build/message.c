@@ -11,15 +11,20 @@
 #define ATTR_RECV_INFO 0x80
 #define BYTES 8 /* ucp_dt_make_contig(1) */
 #define UCS_TRUNCATED (-9)
+#define UCS_CANCELED (-16)
 #define UCS_OK 0
 #define IS_STATUS(p) ((uintptr_t)(p) >= (uintptr_t)-100)
+/* Seconds for which a receive goes on hoping after its sender has ended well: what it sent may still be on its way. */
+#define LEFT_GRACE_S 5
 
 struct ucch_message {
     ucch_op op;
     ucp_worker_h worker;
     void *request;
     ucp_tag_recv_info_t info;
-    size_t room;
+    ucch_board *board; /* whose slot `peer` says how the other side is; NULL = not known */
+    int peer;
+    double left; /* when the peer was first seen to have ended; 0 = not yet */
 };
 
 ucch_message *ucch_message_new(void) {
@@ -40,7 +45,11 @@ ucch_op *ucch_message_op(ucch_message *m) {
 static void complete_locked(ucch_message *m, int status) {
     if (m->op.state != UCCH_ACTIVE)
         return;
-    ucch_op_end_locked(&m->op, status == UCS_TRUNCATED ? UCCH_FAIL_TRUNCATED : status, -1, -1);
+    if (status == UCS_TRUNCATED)
+        status = UCCH_FAIL_TRUNCATED;
+    else if (status == UCS_CANCELED)
+        status = m->left ? UCCH_FAIL_PEER : UCCH_FAIL_CANCELLED;
+    ucch_op_end_locked(&m->op, status, -1, -1);
 }
 
 static void sent(void *request, ucs_status_t status, void *data) {
@@ -84,6 +93,7 @@ int ucch_send(ucch_message *m, ucp_worker_h worker, ucp_ep_h ep, const void *buf
     ucp_request_param_t p = params(m, sent, mem_type);
     m->worker = worker;
     m->request = NULL;
+    m->left = 0;
     m->info = (ucp_tag_recv_info_t){tag, bytes};
     ucch_lock();
     ucch_op_begin_locked(&m->op, timeout);
@@ -119,7 +129,7 @@ static int receive(ucch_message *m, ucp_worker_h worker, void *buffer, size_t by
     p.recv_info = &m->info;
     m->worker = worker;
     m->request = NULL;
-    m->room = bytes;
+    m->left = 0;
     ucch_lock();
     ucch_op_begin_locked(&m->op, timeout);
     int status = begun_locked(m, matched ? ucp_tag_msg_recv_nbx(worker, buffer, bytes, matched, &p)
@@ -153,6 +163,64 @@ int ucch_probe(ucp_worker_h worker, uint64_t tag, uint64_t mask, int remove, uin
 void ucch_message_info(ucch_message *m, uint64_t *sender_tag, size_t *bytes) {
     *sender_tag = m->info.sender_tag;
     *bytes = m->info.length;
+}
+
+/* Receive a probed message into nothing: its sender must not wait for ever. */
+static void discard_locked(ucp_worker_h worker, ucp_tag_message_h matched) {
+    ucp_request_param_t p = {.op_attr_mask = ATTR_DATATYPE, .datatype = BYTES};
+    void *request = ucp_tag_msg_recv_nbx(worker, NULL, 0, matched, &p);
+    if (request && !IS_STATUS(request))
+        ucp_request_free(request);
+}
+
+void ucch_discard(ucp_worker_h worker, ucp_tag_message_h matched) {
+    ucch_lock();
+    discard_locked(worker, matched);
+    ucch_unlock();
+}
+
+/* Throw away what has arrived under such tags and was never received; returns how many messages that were. */
+int ucch_discard_all(ucp_worker_h worker, uint64_t tag, uint64_t mask) {
+    ucp_tag_recv_info_t info;
+    ucp_tag_message_h matched;
+    int n = 0;
+    ucch_lock();
+    while ((matched = ucp_tag_probe_nb(worker, tag, mask, 1, &info)) != NULL) {
+        discard_locked(worker, matched);
+        n++;
+    }
+    ucch_unlock();
+    return n;
+}
+
+/* Let a message fail when its peer is gone. `peer` is a slot of the board, UCCH_ALL_PEERS for a receive from anyone
+ * where everyone has a slot. The board outlives what is in flight. */
+void ucch_message_watch(ucch_message *m, ucch_board *board, int peer) {
+    m->board = board;
+    m->peer = peer;
+}
+
+/* A peer that died fails its messages at once. One that ended well may have sent before, so that a receive from it
+ * fails later, and only if nothing has matched it: only such a receive can be cancelled. */
+int ucch_message_check_locked(ucch_message *m, double now) {
+    int fate = m->board ? ucch_board_fate(m->board, m->peer) : 0;
+    if (fate == UCCH_DIED)
+        return UCCH_FAIL_PEER;
+    if (fate == UCCH_LEFT) {
+        if (m->left == 0)
+            m->left = now;
+        else if (now - m->left > LEFT_GRACE_S && m->request)
+            ucp_request_cancel(m->worker, m->request);
+    }
+    return 0;
+}
+
+/* Whether libucp still uses the message and its buffer, although it has ended for us. */
+int ucch_message_held(ucch_message *m) {
+    ucch_lock();
+    int held = m->op.state == UCCH_ACTIVE || m->request != NULL;
+    ucch_unlock();
+    return held;
 }
 
 /* A receive is taken out of the matching queue; a send stays libucp's until its endpoint closes, and the callback then

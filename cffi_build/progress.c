@@ -13,6 +13,8 @@
 /* The thread looks for abandoned work this often while there was some lately; it sleeps for good after IDLE_TICKS. */
 #define TICK_NS 250000L
 #define IDLE_TICKS 200
+/* With peers on other hosts it goes on looking, this often: the end of a finished send may still be in our buffers. */
+#define IDLE_TICK_NS 10000000L
 /* Peers are checked for death and for another call than ours after this long, then again at this distance. */
 #define SUSPICION_S 0.002
 
@@ -28,7 +30,7 @@ static volatile int waiters;
 static volatile uint64_t in_flight;
 static int spin_rounds = 1000;
 static pthread_t thread;
-static volatile int thread_on, thread_asleep;
+static volatile int thread_on, thread_asleep, idle_progress;
 
 double ucch_now(void) {
     struct timespec t;
@@ -188,6 +190,12 @@ static void police_locked(double now) {
                 continue;
             }
         }
+        if (op->kind == UCCH_IS_MESSAGE && now - op->started > SUSPICION_S) {
+            if (ucch_message_check_locked((ucch_message *)op, now) < 0)
+                abandon_locked(op, UCCH_FAIL_PEER, -1);
+            if (op->state != UCCH_ACTIVE)
+                continue;
+        }
         if (op->deadline > 0 && now > op->deadline)
             abandon_locked(op, UCCH_FAIL_TIMEOUT, -1);
     }
@@ -273,6 +281,19 @@ int ucch_test(ucch_op *op) {
     return op->state == UCCH_FAILED ? 2 : finished(op);
 }
 
+/* As ucch_test, without progress. */
+int ucch_peek(ucch_op *op) {
+    return finished(op) ? 1 + (op->state == UCCH_FAILED) : 0;
+}
+
+/* Count the time limit of what is in flight from now. */
+void ucch_op_deadline(ucch_op *op, double timeout) {
+    ucch_lock();
+    if (op->state == UCCH_ACTIVE)
+        op->deadline = timeout > 0 ? ucch_now() + timeout : 0;
+    ucch_unlock();
+}
+
 void ucch_op_error(ucch_op *op, ucch_error *error) {
     *error = op->error;
 }
@@ -280,7 +301,7 @@ void ucch_op_error(ucch_op *op, ucch_error *error) {
 /* ---- the progress thread ---- */
 
 static void tick_locked(int forever) {
-    if (forever) {
+    if (forever && !idle_progress) {
         thread_asleep = 1;
         pthread_cond_wait(&wake, &lock);
         thread_asleep = 0;
@@ -288,12 +309,16 @@ static void tick_locked(int forever) {
     }
     struct timespec t;
     clock_gettime(CLOCK_REALTIME, &t);
-    t.tv_nsec += TICK_NS;
+    t.tv_nsec += forever ? IDLE_TICK_NS : TICK_NS;
     if (t.tv_nsec >= 1000000000L) {
         t.tv_sec++;
         t.tv_nsec -= 1000000000L;
     }
+    thread_asleep = forever;
     pthread_cond_timedwait(&wake, &lock, &t);
+    thread_asleep = 0;
+    if (forever && !waiters)
+        progress_locked();
 }
 
 static void *thread_main(void *unused) {
@@ -322,6 +347,15 @@ static void *thread_main(void *unused) {
     }
     ucch_unlock();
     return NULL;
+}
+
+/* Make progress now and then even when nothing is in flight, once the thread runs. */
+void ucch_progress_idle(void) {
+    ucch_lock();
+    idle_progress = 1;
+    pthread_cond_broadcast(&wake);
+    ucch_unlock();
+    ucch_progress_thread(1);
 }
 
 static void after_fork(void) {

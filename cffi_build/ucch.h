@@ -44,7 +44,9 @@ void ucch_op_end_locked(ucch_op *op, int status, int step, int peer);
 int ucch_program_advance_locked(ucch_program *program);
 void ucch_program_abandon_locked(ucch_program *program);
 void ucch_message_abandon_locked(ucch_message *message);
-int ucch_message_send_locked(ucch_message *m, ucp_ep_h ep, const void *buffer, size_t bytes, uint64_t tag, int mem_type);
+int ucch_message_check_locked(ucch_message *message, double now);
+int ucch_message_send_locked(ucch_message *m, ucp_ep_h ep, const void *buffer, size_t bytes, uint64_t tag,
+                             int mem_type);
 int ucch_message_recv_locked(ucch_message *m, ucp_worker_h worker, void *buffer, size_t bytes, uint64_t tag,
                              int mem_type);
 int ucch_program_check_locked(ucch_program *program);

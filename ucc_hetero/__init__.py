@@ -30,6 +30,7 @@ from .errors import (
     UCCHError,
 )
 from .native import preload_ucx as _preload_ucx
+from .probe import Message
 from .request import PersistentRequest, Request
 from .types import OPS as _OPS
 
@@ -58,6 +59,7 @@ __all__ = [
     "Communicator",
     "LibraryError",
     "LibraryNotFound",
+    "Message",
     "MismatchError",
     "NotSupported",
     "PeerError",

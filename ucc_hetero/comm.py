@@ -6,6 +6,8 @@ from types import TracebackType
 from typing import Any, cast
 
 from . import env, lifecycle, log
+from .comm_groups import GroupMethods
+from .comm_messages import MessageMethods
 from .native import load
 from .p2p import Messages
 from .request import PersistentRequest, Request
@@ -18,6 +20,11 @@ __all__ = ["Communicator"]
 SUM = OPS["SUM"]
 
 
+#: Methods of mpi4py that move no buffers and are passed on: by their beginning, and by name.
+_ASKING = ("Get_", "Is_", "Set_")
+_OTHERS = ("Abort", "Call_errhandler", "Create_keyval", "Delete_attr", "Free_keyval", "Shift")
+
+
 class _Freed:
     """Stands where the runner was: every use after ``Free`` ends here."""
 
@@ -25,7 +32,7 @@ class _Freed:
         raise ValueError("this communicator has been freed")
 
 
-class Communicator:
+class Communicator(MessageMethods, GroupMethods):
     """Ranks that communicate. Made from an mpi4py communicator, by all its ranks together.
 
     Methods, defaults and buffer forms are mpi4py's; methods with a capital letter take buffers, the others are those
@@ -47,8 +54,20 @@ class Communicator:
             raise TypeError(f"comm must be an mpi4py communicator or a Communicator, not {type(comm).__name__}")
         if parent == MPI.COMM_NULL:
             raise ValueError("comm is MPI.COMM_NULL: this rank is not in the communicator")
+        if parent.Is_inter():
+            raise TypeError("comm is an intercommunicator; merge it first: Communicator(comm.Merge())")
         lifecycle.register()
-        self._mpi = parent.Dup()
+        self._join(parent.Dup())
+
+    @classmethod
+    def _adopt(cls, mpi: Any) -> Communicator:
+        """A communicator that owns ``mpi``, without a duplicate of it."""
+        comm = cls.__new__(cls)
+        comm._join(mpi)
+        return comm
+
+    def _join(self, mpi: Any) -> None:
+        self._mpi = mpi
         self._run = Runner(self._mpi)
         self._messages = Messages(self._run)
         self.rank: int = self._run.rank
@@ -62,7 +81,11 @@ class Communicator:
         self._run.close()
         lifecycle.living.remove(self)
         self._run, self._messages = cast(Runner, _Freed()), cast(Messages, _Freed())
-        self._mpi.Free()
+        mpi, self._mpi = self._mpi, _Freed()
+        mpi.Free()
+
+    def __bool__(self) -> bool:
+        return not isinstance(self._run, _Freed)
 
     def __enter__(self) -> Communicator:
         return self
@@ -84,8 +107,19 @@ class Communicator:
 
     @property
     def mpi(self) -> Any:
-        """The private MPI communicator of the same ranks."""
+        """The private MPI communicator of the same ranks. ``ValueError`` once the communicator has been freed."""
+        if not self:
+            raise ValueError("this communicator has been freed")
         return self._mpi
+
+    @property
+    def name(self) -> str:
+        """The communicator's name, as MPI knows it; may be set."""
+        return str(self._mpi.Get_name())
+
+    @name.setter
+    def name(self, name: str) -> None:
+        self._mpi.Set_name(name)
 
     @property
     def topology(self) -> Topology:
@@ -110,8 +144,7 @@ class Communicator:
     def __getattr__(self, name: str) -> Any:
         # Methods for pickled objects, and what else MPI knows of these ranks. Its other buffer methods are not ours to
         # give: they would run on the host and across no bridge.
-        lower = not name[:1].isupper() or name.startswith(("Get_", "Is_", "Set_"))
-        if name.startswith("_") or not lower:
+        if name.startswith("_") or not (not name[:1].isupper() or name.startswith(_ASKING) or name in _OTHERS):
             raise AttributeError(f"Communicator has no {name}; comm.mpi.{name} is MPI's own, for host memory")
         return getattr(self._mpi, name)
 
@@ -314,49 +347,3 @@ class Communicator:
     def Exscan_init(self, sendbuf: Any, recvbuf: Any, op: Any = SUM) -> PersistentRequest:
         """Set up a ``Exscan`` that can be started many times."""
         return self._run.persistent("exscan", sendbuf, recvbuf, op)
-
-    # --- messages -----------------------------------------------------------------------------------------------------
-
-    def Send(self, buf: Any, dest: int, tag: int = 0) -> None:
-        """Send a message; returns when the buffer may be reused."""
-        self._messages.wait(self._messages.isend(buf, dest, tag))
-
-    def Ssend(self, buf: Any, dest: int, tag: int = 0) -> None:
-        """Send a message; returns when the receiver has begun to receive it."""
-        self._messages.wait(self._messages.isend(buf, dest, tag, sync=True))
-
-    def Isend(self, buf: Any, dest: int, tag: int = 0) -> Request:
-        """Start a send."""
-        return self._messages.isend(buf, dest, tag)
-
-    def Issend(self, buf: Any, dest: int, tag: int = 0) -> Request:
-        """Start a send that finishes when the receiver has begun to receive it."""
-        return self._messages.isend(buf, dest, tag, sync=True)
-
-    def Recv(self, buf: Any, source: int | None = None, tag: int | None = None, status: Any = None) -> None:
-        """Receive a message; from any source and with any tag by default."""
-        self._messages.wait(self._messages.irecv(buf, *self._wild(source, tag)), status)
-
-    def Irecv(self, buf: Any, source: int | None = None, tag: int | None = None) -> Request:
-        """Start a receive."""
-        return self._messages.irecv(buf, *self._wild(source, tag))
-
-    def Sendrecv(
-        self,
-        sendbuf: Any,
-        dest: int,
-        sendtag: int = 0,
-        recvbuf: Any = None,
-        source: int | None = None,
-        recvtag: int | None = None,
-        status: Any = None,
-    ) -> None:
-        """Send one message and receive another, whatever the order on the other side."""
-        incoming = self._messages.irecv(recvbuf, *self._wild(source, recvtag))
-        outgoing = self._messages.isend(sendbuf, dest, sendtag)
-        self._messages.wait(incoming, status)
-        self._messages.wait(outgoing)
-
-    def _wild(self, source: int | None, tag: int | None) -> tuple[int, int]:
-        messages = self._messages
-        return messages.any_source if source is None else source, messages.any_tag if tag is None else tag

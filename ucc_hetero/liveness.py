@@ -73,6 +73,11 @@ class Board:
         finally:
             os.close(descriptor)
 
+    @property
+    def shared(self) -> bool:
+        """Whether the ranks of this host see each other here."""
+        return self._memory is not None
+
     def rank_of(self, slot: int) -> int:
         """The communicator rank of a slot, -1 for none."""
         return self.ranks[slot] if 0 <= slot < len(self.ranks) else -1

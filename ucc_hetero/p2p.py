@@ -2,22 +2,59 @@
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
+import numpy as np
+
 from .buffers import Buffer, as_buffer, pack, unpack
-from .errors import CollectiveError, CollectiveTimeout, TruncationError
+from .errors import CollectiveError, CollectiveTimeout, NotSupported, PeerError, TruncationError
 from .native import ffi, lib
-from .request import Request, wait_op
+from .request import SLICE, PersistentRequest, Request, set_status, wait_op
 from .runner import Runner
+from .ucc_enums import MemType
 from .ucx import status_name
 
-__all__ = ["Messages"]
+__all__ = ["Messages", "Transfer", "source_and_tag"]
 
 #: Bits of a UCX tag, high to low: communicator (12), program message or not (1), source rank (20), MPI tag (31).
 _SOURCE_SHIFT, _COMM_SHIFT = 31, 52
 _TAG_MASK = (1 << 31) - 1
 _SOURCE_MASK = ((1 << 20) - 1) << _SOURCE_SHIFT
 _COMM_MASK = ((1 << 13) - 1) << (_COMM_SHIFT - 1)
+
+#: Vendor of a buffer -> libucp's name for its memory.
+_MEMORY = {"host": MemType.HOST, "nvidia": MemType.CUDA, "amd": MemType.ROCM}
+
+#: Sends that ended for us (by timeout, by Ctrl-C) while libucp still reads their memory.
+_held: deque[Transfer] = deque()
+
+
+class Transfer:
+    """One message: its native side, the memory that it uses, and what to say of it."""
+
+    __slots__ = ("buffer", "handle", "op", "original", "peer", "sync", "tag", "what")
+
+    def __init__(self, what: str, original: Buffer, peer: int, tag: int) -> None:
+        self.handle = ffi.gc(lib.ucch_message_new(), lib.ucch_message_free)
+        self.op = lib.ucch_message_op(self.handle)
+        self.what, self.peer, self.tag = what, peer, tag
+        #: The caller's memory, and the contiguous memory that is sent or received: the same where that is possible.
+        self.original, self.buffer = original, pack(original)
+        self.sync = False
+
+    def envelope(self) -> tuple[int, int, int]:
+        """(source, tag, bytes) of what was received."""
+        code, nbytes = ffi.new("uint64_t *"), ffi.new("size_t *")
+        lib.ucch_message_info(self.handle, code, nbytes)
+        return (*source_and_tag(int(code[0])), int(nbytes[0]))
+
+
+def source_and_tag(code: int) -> tuple[int, int]:
+    """The source rank and the MPI tag in a UCX tag."""
+    return (code & _SOURCE_MASK) >> _SOURCE_SHIFT, code & _TAG_MASK
 
 
 class Messages:
@@ -28,39 +65,62 @@ class Messages:
 
         self.runner = runner
         self.rank, self.size = runner.rank, runner.size
-        self.worker = runner.members.job.process.worker.handle
+        self.timeout = runner.timeout
+        self.process = runner.members.job.process
+        self.worker = self.process.worker.handle
         self.null, self.any_source, self.any_tag = MPI.PROC_NULL, MPI.ANY_SOURCE, MPI.ANY_TAG
-        self._byte = MPI.BYTE
+        self._errors = {True: MPI.ERR_TRUNCATE, False: MPI.ERR_OTHER}
         self._endpoints: list[Any] = [None] * self.size
+        self._base = runner.members.id << _COMM_SHIFT
+        board = runner.members.board
+        #: Communicator rank -> slot on the arrival board, by which a message learns that its peer is gone.
+        self._slots = {rank: slot for slot, rank in enumerate(board.ranks)} if board.shared else {}
+        if self._slots and len(self._slots) == self.size:
+            self._slots[self.any_source] = lib.UCCH_ALL_PEERS
+        self._slots.pop(self.rank, None)
 
-    # --- arguments ------------------------------------------------------------------------------------------------------
+    # --- arguments ----------------------------------------------------------------------------------------------------
 
-    def _peer(self, what: str, rank: int, *, wild: bool = False) -> None:
-        if 0 <= rank < self.size or rank == self.null or (wild and rank == self.any_source):
-            return
-        extra = ", MPI.ANY_SOURCE" if wild else ""
-        raise ValueError(
-            f"{what} {rank} on rank {self.rank} is not a rank of this communicator of {self.size} (nor MPI.PROC_NULL{extra})"
-        )
+    def usable(self) -> None:
+        """Raise when the communicator is broken; release what was held until now."""
+        self.runner._usable()
+        if _held:
+            for _ in range(len(_held)):
+                transfer = _held.popleft()
+                if lib.ucch_message_held(transfer.handle):
+                    _held.append(transfer)
 
-    def _tag(self, tag: int, *, wild: bool = False) -> None:
-        if 0 <= tag <= _TAG_MASK or (wild and tag == self.any_tag):
-            return
-        raise ValueError(
-            f"tag {tag} on rank {self.rank} is not within 0 and {_TAG_MASK}{' (or MPI.ANY_TAG)' if wild else ''}"
-        )
+    def check(self, what: str, peer: int, tag: int) -> None:
+        """Refuse a peer or tag that cannot be; ``source`` and its tag may be wild."""
+        wild = what == "source"
+        if not (0 <= peer < self.size or peer == self.null or (wild and peer == self.any_source)):
+            extra = ", MPI.ANY_SOURCE" if wild else ""
+            raise ValueError(
+                f"{what} {peer} on rank {self.rank} is not a rank of this communicator of {self.size} "
+                f"(nor MPI.PROC_NULL{extra})"
+            )
+        if not (0 <= tag <= _TAG_MASK or (wild and tag == self.any_tag)):
+            extra = " (or MPI.ANY_TAG)" if wild else ""
+            raise ValueError(f"tag {tag} on rank {self.rank} is not within 0 and {_TAG_MASK}{extra}")
+
+    def gone(self, source: int) -> bool:
+        """Whether a source has ended or died, as far as this host's page shows."""
+        slot = self._slots.get(source)
+        return slot is not None and bool(lib.ucch_board_fate(self.runner.members.board.native, slot))
 
     def _endpoint(self, dest: int) -> Any:
         endpoint = self._endpoints[dest]
         if endpoint is None:
-            runner = self.runner
-            endpoint = self._endpoints[dest] = runner.members.job.process.endpoint(runner.members.facts[dest]).handle
+            facts = self.runner.members.facts[dest]
+            endpoint = self._endpoints[dest] = self.process.endpoint(facts).handle
+            if facts.host.memory != self.process.host.memory:
+                # A send over a network is complete when it is in our socket's buffer, which somebody must empty.
+                lib.ucch_progress_idle()
         return endpoint
 
-    def _pattern(self, source: int, tag: int) -> tuple[int, int]:
+    def pattern(self, source: int, tag: int) -> tuple[int, int]:
         """(tag, mask) that a receive matches."""
-        value = self.runner.members.id << _COMM_SHIFT
-        mask = _COMM_MASK
+        value, mask = self._base, _COMM_MASK
         if source != self.any_source:
             value |= source << _SOURCE_SHIFT
             mask |= _SOURCE_MASK
@@ -69,130 +129,183 @@ class Messages:
             mask |= _TAG_MASK
         return value, mask
 
-    # --- sending and receiving ------------------------------------------------------------------------------------------
+    def _memory(self, buffer: Buffer) -> int:
+        kind = _MEMORY[buffer.vendor]
+        if kind != MemType.HOST and kind.name.lower().replace("_", "-") not in self.process.ucx.memory_types():
+            raise NotSupported(
+                f"rank {self.rank}: this libucp cannot move memory of {buffer.vendor}; "
+                "`python -m ucc_hetero info` shows which one was loaded"
+            )
+        return int(kind)
 
-    def isend(self, buf: Any, dest: int, tag: int = 0, *, sync: bool = False) -> Request:
-        """Start a send; ``sync`` finishes only when the message has been matched."""
-        self.runner._usable()
-        self._peer("dest", dest)
-        self._tag(tag)
-        source = pack(as_buffer(buf, writable=False, argument="buf", rank=self.rank))
-        message = _Message(source)
-        if dest == self.null:
-            return self._request(message, None)
-        code = self.runner.members.id << _COMM_SHIFT | self.rank << _SOURCE_SHIFT | tag
-        pointer = ffi.cast("void *", source.ptr)
-        lib.ucch_send(
-            message.handle,
-            self.worker,
-            self._endpoint(dest),
-            pointer,
-            source.nbytes,
-            code,
-            0,
-            sync,
-            self.runner.timeout,
+    # --- sending and receiving ----------------------------------------------------------------------------------------
+
+    def outgoing(self, buf: Any, dest: int, tag: int, *, sync: bool = False, copy: bool = False) -> Transfer:
+        """A send that has not begun. ``sync`` finishes only when matched, ``copy`` frees the buffer at once."""
+        self.usable()
+        self.check("dest", dest, tag)
+        source = as_buffer(buf, writable=False, argument="buf", rank=self.rank)
+        transfer = Transfer("synchronous send" if sync else "send", source, dest, tag)
+        transfer.sync = sync
+        if copy:
+            transfer.buffer = self._copied(transfer.buffer)
+        return transfer
+
+    def _copied(self, source: Buffer) -> Buffer:
+        if source.vendor != "host":
+            raise NotSupported(f"rank {self.rank}: buffered sends are for host memory; use Isend")
+        memory = np.empty(source.nbytes, np.uint8)
+        ffi.memmove(ffi.from_buffer(memory), ffi.cast("void *", source.ptr), source.nbytes)
+        return Buffer(memory.ctypes.data, source.count, source.dtype, "host", 0, memory, False)
+
+    def incoming(self, buf: Any, source: int, tag: int) -> Transfer:
+        """A receive that has not begun."""
+        self.usable()
+        self.check("source", source, tag)
+        return Transfer("receive", as_buffer(buf, writable=True, argument="buf", rank=self.rank), source, tag)
+
+    def begin(self, transfer: Transfer, timeout: float) -> None:
+        """Start a transfer; ``timeout`` seconds from now, 0 for none."""
+        peer, buffer = transfer.peer, transfer.buffer
+        if peer == self.null:
+            return  # an operation that was never begun counts as finished
+        slot = self._slots.get(peer)
+        if slot is not None:
+            lib.ucch_message_watch(transfer.handle, self.runner.members.board.native, slot)
+        pointer, memory = ffi.cast("void *", buffer.ptr), self._memory(buffer)
+        if transfer.what == "receive":
+            value, mask = self.pattern(peer, transfer.tag)
+            lib.ucch_recv(transfer.handle, self.worker, pointer, buffer.nbytes, value, mask, memory, timeout)
+        else:
+            code = self._base | self.rank << _SOURCE_SHIFT | transfer.tag
+            endpoint = self._endpoint(peer)
+            lib.ucch_send(
+                transfer.handle, self.worker, endpoint, pointer, buffer.nbytes, code, memory, transfer.sync, timeout
+            )
+
+    def begin_matched(self, transfer: Transfer, matched: Any, timeout: float) -> None:
+        """Start the receive of a message that a matching probe took out."""
+        pointer, memory = ffi.cast("void *", transfer.buffer.ptr), self._memory(transfer.buffer)
+        nbytes = transfer.buffer.nbytes
+        lib.ucch_recv_matched(transfer.handle, self.worker, pointer, nbytes, matched, memory, timeout)
+
+    def run(self, transfer: Transfer, status: Any = None) -> None:
+        """Start a transfer and wait for its end."""
+        self.begin(transfer, self.timeout)
+        self.wait(transfer, status)
+
+    def wait(self, transfer: Transfer, status: Any = None) -> None:
+        """Wait for a transfer that was begun with a time limit."""
+        try:
+            state = lib.ucch_wait(transfer.op, SLICE) or wait_op(transfer.op)
+        except BaseException:
+            self.withdraw(transfer)
+            raise
+        if state != 1 or status is not None or transfer.buffer is not transfer.original:
+            self._end(transfer, state, status)
+
+    def start(self, transfer: Transfer) -> Request:
+        """Start a transfer that goes on in the background."""
+        self.begin(transfer, 0)
+        return self.request(transfer)
+
+    def request(self, transfer: Transfer) -> Request:
+        """The request of a transfer that was begun without a time limit: waiting for it has one."""
+        lib.ucch_progress_thread(1)
+        self.runner.track(1)
+        end, cancel = partial(self._end_tracked, transfer), self._cancel(transfer)
+        return Request(transfer.op, transfer, end, timeout=self.timeout, cancel=cancel, owner=self.runner)
+
+    def persistent(self, transfer: Transfer, *, copy: bool = False) -> PersistentRequest:
+        """A transfer that can be started many times, with what the buffer then holds."""
+
+        def start() -> int:
+            self.usable()
+            if copy or transfer.original.layout is not None:
+                packed = pack(transfer.original)
+                transfer.buffer = self._copied(packed) if copy else packed
+            self.begin(transfer, 0)
+            lib.ucch_progress_thread(1)
+            self.runner.track(1)
+            return 0
+
+        end, cancel = partial(self._end_tracked, transfer), self._cancel(transfer)
+        return PersistentRequest(
+            transfer.op, transfer, start, end, _nothing, timeout=self.timeout, cancel=cancel, owner=self.runner
         )
-        return self._request(message, f"send of {source.nbytes} bytes to rank {dest}, tag {tag}")
 
-    def irecv(self, buf: Any, source: int, tag: int) -> Request:
-        """Start a receive."""
-        self.runner._usable()
-        self._peer("source", source, wild=True)
-        self._tag(tag, wild=True)
-        target = as_buffer(buf, writable=True, argument="buf", rank=self.rank)
-        packed = pack(target)
-        message = _Message(packed, None if packed is target else (packed, target))
-        if source == self.null:
-            return self._request(message, None)
-        value, mask = self._pattern(source, tag)
-        pointer = ffi.cast("void *", packed.ptr)
-        lib.ucch_recv(message.handle, self.worker, pointer, packed.nbytes, value, mask, 0, self.runner.timeout)
-        return self._request(message, f"receive of up to {packed.nbytes} bytes from rank {source}, tag {tag}")
+    @staticmethod
+    def _cancel(transfer: Transfer) -> Callable[[], None] | None:
+        return partial(lib.ucch_message_cancel, transfer.handle) if transfer.what == "receive" else None
 
-    def imrecv(self, buf: Any, matched: Any, source: int) -> Request:
-        """Start the receive of a message that a matched probe took out."""
-        target = as_buffer(buf, writable=True, argument="buf", rank=self.rank)
-        packed = pack(target)
-        message = _Message(packed, None if packed is target else (packed, target))
-        pointer = ffi.cast("void *", packed.ptr)
-        lib.ucch_recv_matched(message.handle, self.worker, pointer, packed.nbytes, matched, 0, self.runner.timeout)
-        return self._request(message, f"receive of a matched message of rank {source}")
+    # --- ends ---------------------------------------------------------------------------------------------------------
 
-    def probe(self, source: int, tag: int, *, remove: bool) -> tuple[int, int, int, Any] | None:
-        """(source, tag, bytes, matched message) of an arrived message, or None."""
-        self.runner._usable()
-        self._peer("source", source, wild=True)
-        self._tag(tag, wild=True)
-        value, mask = self._pattern(source, tag)
-        code, nbytes, matched = ffi.new("uint64_t *"), ffi.new("size_t *"), ffi.new("ucp_tag_message_h *")
-        if not lib.ucch_probe(self.worker, value, mask, remove, code, nbytes, matched):
-            return None
-        return (int(code[0]) & _SOURCE_MASK) >> _SOURCE_SHIFT, int(code[0]) & _TAG_MASK, int(nbytes[0]), matched[0]
+    def withdraw(self, transfer: Transfer) -> None:
+        """Give up a transfer: a receive that nothing has matched is taken back, all else stays until it is over."""
+        if transfer.what == "receive":
+            lib.ucch_message_cancel(transfer.handle)
+        if lib.ucch_message_held(transfer.handle):
+            _held.append(transfer)
 
-    # --- ends -----------------------------------------------------------------------------------------------------------
+    def _end_tracked(self, transfer: Transfer, state: int, status: Any) -> None:
+        self.runner.track(-1)
+        self._end(transfer, state, status)
 
-    def _request(self, message: _Message, what: str | None) -> Request:
-        def finish(state: int, status: Any) -> None:
-            if what is None:
-                self.fill(status, self.null, self.any_tag, 0)
-                return
-            if state != 1:
-                self._fail(message, what)
-            if message.unpack is not None:
-                unpack(*message.unpack)
-            if status is not None:
-                code, nbytes = message.info()
-                self.fill(status, (code & _SOURCE_MASK) >> _SOURCE_SHIFT, code & _TAG_MASK, nbytes)
-
-        return Request(message.op, message, finish)
-
-    def _fail(self, message: _Message, what: str) -> None:
-        error = ffi.new("ucch_error *")
-        lib.ucch_op_error(message.op, error)
-        where = f"rank {self.rank}: {what}"
-        if error.status == lib.UCCH_FAIL_TRUNCATED:
-            raise TruncationError(f"{where}: the message was longer than the buffer")
-        # A send cannot be taken back from UCX: what it points to stays.
-        _stuck.append(message)
-        if error.status == lib.UCCH_FAIL_TIMEOUT:
-            raise CollectiveTimeout(f"{where}: timeout, not complete after {error.elapsed:.3g} s")
-        raise CollectiveError(f"{where}: {status_name(error.status)}")
-
-    def fill(self, status: Any, source: int, tag: int, nbytes: int) -> None:
-        """Write into an ``MPI.Status``."""
-        if status is None:
+    def _end(self, transfer: Transfer, state: int, status: Any) -> None:
+        if transfer.peer == self.null:
+            set_status(status, self.null, self.any_tag, 0)
             return
-        status.source, status.tag = source, tag
-        status.Set_elements(self._byte, nbytes)
+        if state != 1:
+            self._fail(transfer, status)
+            return
+        if transfer.what != "receive":
+            set_status(status, self.any_source, self.any_tag, 0)
+            return
+        unpack(transfer.buffer, transfer.original)
+        if status is not None:
+            set_status(status, *transfer.envelope())
 
-    def wait(self, request: Request, status: Any = None) -> None:
-        """Wait for one of our own requests (a blocking call's)."""
-        if not request._done:
-            try:
-                state = wait_op(request._op)
-            except BaseException:
-                _stuck.append(request._keep)
-                raise
-            request._complete(state, status)
+    def _fail(self, transfer: Transfer, status: Any) -> None:
+        error = ffi.new("ucch_error *")
+        lib.ucch_op_error(transfer.op, error)
+        if error.status == lib.UCCH_FAIL_CANCELLED:
+            set_status(status, self.any_source, self.any_tag, 0)
+            if status is not None:
+                status.Set_cancelled(True)
+            return
+        if lib.ucch_message_held(transfer.handle):
+            _held.append(transfer)
+        failure = self._explain(transfer, error)
+        if status is not None:
+            truncated = isinstance(failure, TruncationError)
+            source, tag, _ = transfer.envelope() if truncated else (self.any_source, self.any_tag, 0)
+            nbytes = transfer.buffer.nbytes if truncated else 0
+            set_status(status, source, tag, nbytes, self._errors[truncated])
+        raise failure
+
+    def _explain(self, transfer: Transfer, error: Any) -> CollectiveError:
+        where = f"rank {self.rank}: {self._said(transfer)}"
+        if error.status == lib.UCCH_FAIL_TRUNCATED:
+            source, tag, nbytes = transfer.envelope()
+            return TruncationError(
+                f"{where}: rank {source} sent {nbytes} bytes with tag {tag}, more than the buffer holds"
+            )
+        if error.status == lib.UCCH_FAIL_TIMEOUT:
+            return CollectiveTimeout(
+                f"{where}: timeout, not complete after {error.elapsed:.3g} s (UCCH_TIMEOUT={self.timeout:g})"
+            )
+        if error.status == lib.UCCH_FAIL_PEER:
+            who = "every other rank" if transfer.peer == self.any_source else f"rank {transfer.peer}"
+            return PeerError(f"{where}: {who} has left the job or died")
+        return CollectiveError(f"{where}: {status_name(error.status)}")
+
+    def _said(self, transfer: Transfer) -> str:
+        peer = "any rank" if transfer.peer == self.any_source else f"rank {transfer.peer}"
+        tag = "any tag" if transfer.tag == self.any_tag else f"tag {transfer.tag}"
+        way = "from" if transfer.what == "receive" else "to"
+        upto = "up to " if transfer.what == "receive" else ""
+        return f"{transfer.what} of {upto}{transfer.buffer.nbytes} bytes {way} {peer}, {tag}"
 
 
-class _Message:
-    """A native message with the memory that it uses."""
-
-    __slots__ = ("buffer", "handle", "op", "unpack")
-
-    def __init__(self, buffer: Buffer, unpacked: tuple[Buffer, Buffer] | None = None) -> None:
-        self.handle = ffi.gc(lib.ucch_message_new(), lib.ucch_message_free)
-        self.op = lib.ucch_message_op(self.handle)
-        self.buffer = buffer
-        self.unpack = unpacked
-
-    def info(self) -> tuple[int, int]:
-        code, nbytes = ffi.new("uint64_t *"), ffi.new("size_t *")
-        lib.ucch_message_info(self.handle, code, nbytes)
-        return int(code[0]), int(nbytes[0])
-
-
-#: Messages that timed out or were interrupted; UCX may still read or write their memory.
-_stuck: list[object] = []
+def _nothing() -> None:
+    """Releasing a persistent message needs nothing: its memory goes with the request."""

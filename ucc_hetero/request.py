@@ -2,17 +2,35 @@
 
 from __future__ import annotations
 
+import time
+from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
+from . import log
+from .errors import NotSupported, UCCHError
 from .native import ffi, lib
 
-__all__ = ["PersistentRequest", "Request", "wait_op"]
+__all__ = ["PersistentRequest", "Request", "reap", "set_status", "settle", "wait_op"]
 
 #: Seconds that a wait stays in C before Python looks for signals (Ctrl-C).
 SLICE = 0.05
 
 _wait = lib.ucch_wait
+_peek = lib.ucch_peek
+
+
+class _Dropped(NamedTuple):
+    """What stays of a request that was dropped before its call had ended."""
+
+    op: Any
+    keep: object
+    finish: Callable[[int, Any], None]
+    withdraw: Callable[[], None] | None
+    owner: object
+
+
+_dropped: deque[_Dropped] = deque()
 
 
 def wait_op(op: Any) -> int:
@@ -22,37 +40,159 @@ def wait_op(op: Any) -> int:
     return int(state)
 
 
+def reap() -> None:
+    """Do what is left to do for dropped requests whose calls have ended."""
+    for _ in range(len(_dropped)):
+        try:
+            each = _dropped.popleft()
+        except IndexError:
+            return  # another thread took them
+        state = _peek(each.op)
+        if not state:
+            _dropped.append(each)
+            continue
+        try:
+            each.finish(state, None)
+        except UCCHError as error:
+            log.log("coll").warning("a call whose request was dropped failed: %s", error)
+
+
+def settle(owner: object, timeout: float) -> None:
+    """Bring the dropped requests of a communicator to their end, ``timeout`` seconds at most.
+
+    Receives that nothing has matched are taken back: nobody would ever see what they received.
+    """
+    until = time.monotonic() + timeout
+    mine = [each for each in list(_dropped) if each.owner is owner]
+    for each in mine:
+        if each.withdraw is not None:
+            each.withdraw()
+    for each in mine:
+        while not lib.ucch_wait(each.op, SLICE) and time.monotonic() < until:
+            pass
+    reap()
+
+
+def set_status(status: Any, source: int, tag: int, nbytes: int, error: int = 0) -> None:
+    """Fill an ``MPI.Status``, if there is one."""
+    if status is None:
+        return
+    from mpi4py import MPI
+
+    status.source, status.tag, status.error = source, tag, error
+    status.Set_elements(MPI.BYTE, nbytes)
+    status.Set_cancelled(False)
+
+
+def _empty(status: Any) -> None:
+    """What MPI says of a request that is not active."""
+    if status is not None:
+        from mpi4py import MPI
+
+        set_status(status, MPI.ANY_SOURCE, MPI.ANY_TAG, 0)
+
+
+def _undefined() -> int:
+    from mpi4py import MPI
+
+    return int(MPI.UNDEFINED)
+
+
 class Request:
     """A call that has begun.
 
-    ``Wait`` and ``Test`` raise what the call would have raised. Dropping a request does not cancel the call; its
-    buffers stay alive until it has finished.
+    ``Wait`` and ``Test`` raise what the call would have raised, and fill an ``MPI.Status``. Dropping a request does
+    not cancel the call: its buffers stay alive until it has finished. The class methods take any mixture of requests
+    of this package, collectives' and messages'.
     """
 
-    def __init__(self, op: Any, keep: object, finish: Callable[[int, Any], None]) -> None:
+    def __init__(
+        self,
+        op: Any,
+        keep: object,
+        finish: Callable[[int, Any], None],
+        *,
+        timeout: float = 0.0,
+        cancel: Callable[[], None] | None = None,
+        owner: object = None,
+    ) -> None:
         self._op: Any = op
         self._keep = keep
         #: Called once with the final state and the status object to fill; raises the call's error.
         self._finish = finish
+        #: Seconds that a wait may take; 0 where the operation was given its limit at its start.
+        self._timeout = timeout
+        self._withdraw = cancel
+        #: The runner of the communicator.
+        self._owner = owner
         self._done = False
+
+    def __del__(self) -> None:
+        if not getattr(self, "_done", True):
+            _dropped.append(_Dropped(self._op, self._keep, self._finish, self._withdraw, self._owner))
+
+    # --- one request --------------------------------------------------------------------------------------------------
 
     def Wait(self, status: Any = None) -> bool:
         """Wait until the call has finished, then return True."""
-        if not self._done:
+        if self._done:
+            _empty(status)
+        else:
+            self._arm()
             self._complete(wait_op(self._op), status)
         return True
 
     def Test(self, status: Any = None) -> bool:
         """Make some progress and return whether the call has finished."""
-        if not self._done:
-            state = lib.ucch_test(self._op)
-            if not state:
-                return False
-            self._complete(state, status)
+        if self._done:
+            _empty(status)
+            return True
+        state = lib.ucch_test(self._op)
+        if not state:
+            return False
+        self._complete(state, status)
         return True
 
-    wait = Wait
-    test = Test
+    def wait(self, status: Any = None) -> None:
+        """``Wait``; returns None, as mpi4py does for a request without a pickled object."""
+        self.Wait(status)
+
+    def test(self, status: Any = None) -> tuple[bool, None]:
+        """``Test``; returns (finished, None), as mpi4py does for a request without a pickled object."""
+        return self.Test(status), None
+
+    def Get_status(self, status: Any = None) -> bool:
+        """Whether the call has ended; the request stays as it is, and the next ``Wait`` or ``Test`` completes it."""
+        _empty(status)
+        return self._done or bool(lib.ucch_test(self._op))
+
+    def Cancel(self) -> None:
+        """Take back a receive that nothing has matched; ``Wait`` then returns and ``status.Is_cancelled()`` is true.
+
+        Does nothing when it is too late. ``NotSupported`` for sends and collectives, which cannot be taken back.
+        """
+        if not self._done:
+            if self._withdraw is None:
+                raise NotSupported("only a receive can be cancelled; let sends and collectives finish")
+            self._withdraw()
+
+    cancel = Cancel
+
+    def Free(self) -> None:
+        """Give the request up; the call goes on and its buffers stay alive until it has finished."""
+        if not self._done:
+            self._done = True
+            _dropped.append(_Dropped(self._op, self._keep, self._finish, self._withdraw, self._owner))
+
+    @property
+    def finished(self) -> bool:
+        """True when the call has finished and its result was taken by ``Wait`` or ``Test``."""
+        return self._done
+
+    def _arm(self) -> None:
+        """Begin to count the time limit of a wait."""
+        if self._timeout:
+            lib.ucch_op_deadline(self._op, self._timeout)
 
     def _complete(self, state: int, status: Any) -> None:
         self._done = True
@@ -61,67 +201,106 @@ class Request:
         finally:
             self._keep = None
 
-    @property
-    def finished(self) -> bool:
-        """True when the call has finished and its result was taken by ``Wait`` or ``Test``."""
-        return self._done
+    # --- several requests ---------------------------------------------------------------------------------------------
 
     @classmethod
     def Waitall(cls, requests: Sequence[Request], statuses: list[Any] | None = None) -> bool:
         """Wait for all requests, then return True; the first failure in order is raised when all have ended."""
-        cls._wait_many(requests, every=True)
-        failure: BaseException | None = None
-        for i, request in enumerate(requests):
-            try:
-                request.Wait(statuses[i] if statuses and i < len(statuses) else None)
-            except Exception as error:
-                failure = failure or error
-        if failure is not None:
-            raise failure
-        return True
-
-    @classmethod
-    def Waitany(cls, requests: Sequence[Request], status: Any = None) -> int:
-        """Wait for one of the requests and return its index; -1 when all were finished before."""
-        pending = [i for i, r in enumerate(requests) if not r._done]
-        if not pending:
-            return -1
-        while True:
-            for i in pending:
-                if requests[i].Test(status):
-                    return i
-            cls._wait_many([requests[i] for i in pending], every=False)
-
-    @classmethod
-    def Waitsome(cls, requests: Sequence[Request], statuses: list[Any] | None = None) -> list[int] | None:
-        """Wait for at least one request and return the indices of all that have finished; None when none was left."""
-        first = cls.Waitany(requests)
-        if first < 0:
-            return None
-        return sorted([first, *(i for i, r in enumerate(requests) if not r._done and r.Test())])
+        _ours(requests)
+        _wait_many(requests, every=True)
+        return _complete_all(requests, statuses)
 
     @classmethod
     def Testall(cls, requests: Sequence[Request], statuses: list[Any] | None = None) -> bool:
-        """Make some progress and return whether all requests have finished."""
-        finished = [r.Test() for r in requests]  # each of them is given a chance
-        return all(finished)
+        """Make some progress and return whether all have finished; until then none of them is completed."""
+        _ours(requests)
+        if not all(r._done or lib.ucch_test(r._op) for r in requests):
+            return False
+        return _complete_all(requests, statuses)
+
+    @classmethod
+    def Waitany(cls, requests: Sequence[Request], status: Any = None) -> int:
+        """Wait for one of the requests and return its index; ``MPI.UNDEFINED`` when none was active."""
+        _ours(requests)
+        while True:
+            index, found = cls.Testany(requests, status)
+            if found:
+                return index
+            _wait_many(requests, every=False)
 
     @classmethod
     def Testany(cls, requests: Sequence[Request], status: Any = None) -> tuple[int, bool]:
-        """(index of a request that has just finished or -1, whether there was one or none was left)."""
-        pending = [i for i, r in enumerate(requests) if not r._done]
-        for i in pending:
+        """Make some progress and complete at most one request.
+
+        Returns (its index, True); (``MPI.UNDEFINED``, True) when none was active, (``MPI.UNDEFINED``, False) when none
+        has finished.
+        """
+        _ours(requests)
+        active = [i for i, r in enumerate(requests) if not r._done]
+        for i in active:
             if requests[i].Test(status):
                 return i, True
-        return -1, not pending
+        if not active:
+            _empty(status)
+        return _undefined(), not active
 
-    @staticmethod
-    def _wait_many(requests: Sequence[Request], *, every: bool) -> None:
-        ops = [r._op for r in requests if not r._done]
-        if ops:
-            native = ffi.new("ucch_op *[]", ops)
-            while not lib.ucch_wait_any(native, len(ops), every, SLICE):
-                pass
+    @classmethod
+    def Waitsome(cls, requests: Sequence[Request], statuses: list[Any] | None = None) -> list[int] | None:
+        """Wait for at least one request and return the indices of all that have finished; None when none was active.
+
+        ``statuses[i]`` belongs to the i-th index of the result.
+        """
+        _ours(requests)
+        _wait_many(requests, every=False)
+        return cls.Testsome(requests, statuses)
+
+    @classmethod
+    def Testsome(cls, requests: Sequence[Request], statuses: list[Any] | None = None) -> list[int] | None:
+        """Make some progress and return the indices of the requests that have finished; None when none was active."""
+        _ours(requests)
+        active = [i for i, r in enumerate(requests) if not r._done]
+        if not active:
+            return None
+        ready = [i for i in active if lib.ucch_test(requests[i]._op)]
+        _complete_all([requests[i] for i in ready], statuses)
+        return ready
+
+
+def _ours(requests: Sequence[Any]) -> None:
+    for i, request in enumerate(requests):
+        if not isinstance(request, Request):
+            raise TypeError(
+                f"requests[{i}] is a {type(request).__name__}, not a request of ucc_hetero; "
+                "wait for MPI's own requests with MPI.Request"
+            )
+
+
+def _wait_many(requests: Sequence[Request], *, every: bool) -> None:
+    """Wait until every or one of the active requests has ended."""
+    active = [r for r in requests if not r._done]
+    if active:
+        for request in active:
+            request._arm()
+        native = ffi.new("ucch_op *[]", [r._op for r in active])
+        while not lib.ucch_wait_any(native, len(active), every, SLICE):
+            pass
+
+
+def _complete_all(requests: Sequence[Request], statuses: list[Any] | None) -> bool:
+    """Complete requests that have ended; the first failure in order is raised when all are completed."""
+    if statuses is not None and len(statuses) < len(requests):
+        from mpi4py import MPI
+
+        statuses += [MPI.Status() for _ in range(len(requests) - len(statuses))]
+    failure: Exception | None = None
+    for i, request in enumerate(requests):
+        try:
+            request.Wait(statuses[i] if statuses is not None else None)
+        except Exception as error:
+            failure = failure or error
+    if failure is not None:
+        raise failure
+    return True
 
 
 class PersistentRequest(Request):
@@ -136,8 +315,11 @@ class PersistentRequest(Request):
         free: Callable[[], None],
         *,
         simple: bool = False,
+        timeout: float = 0.0,
+        cancel: Callable[[], None] | None = None,
+        owner: object = None,
     ) -> None:
-        super().__init__(op, keep, finish)
+        super().__init__(op, keep, finish, timeout=timeout, cancel=cancel, owner=owner)
         #: ``start`` starts the native operation; ``simple`` means that success leaves nothing for ``finish`` to do.
         self._begin, self._free, self._simple = start, free, simple
         self._done = True
@@ -151,15 +333,18 @@ class PersistentRequest(Request):
 
     def Wait(self, status: Any = None) -> bool:
         """Wait until the call has finished, then return True."""
-        if not self._done:
-            state = _wait(self._op, SLICE)
-            if state == 1 and self._simple:
-                self._done = True
-            else:
-                self._complete(state or wait_op(self._op), status)
+        if self._done:
+            _empty(status)
+            return True
+        if self._timeout:
+            self._arm()
+        state = _wait(self._op, SLICE)
+        if state == 1 and self._simple:
+            self._done = True
+            _empty(status)
+        else:
+            self._complete(state or wait_op(self._op), status)
         return True
-
-    wait = Wait
 
     @classmethod
     def Startall(cls, requests: Sequence[PersistentRequest]) -> None:
@@ -172,12 +357,16 @@ class PersistentRequest(Request):
         self._finish(state, status)
 
     def Free(self) -> None:
-        """Release the request; it cannot be started again."""
+        """Release the request; it cannot be started again. ``ValueError`` while it is active."""
         if not self._done:
             raise ValueError("this persistent request is still active; Wait for it before Free")
         self._free()
-        self._begin = _freed
+        self._begin, self._free = _freed, _nothing
         self._keep = None
+
+
+def _nothing() -> None:
+    """What releasing a released request does."""
 
 
 def _freed() -> int:

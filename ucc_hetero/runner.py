@@ -16,10 +16,9 @@ from .errors import CollectiveError, CollectiveTimeout, MismatchError, NotSuppor
 from .membership import Membership
 from .native import ffi, lib
 from .ops import op_of
-from .placement import Lowering
-from .request import SLICE, PersistentRequest, Request, wait_op
-from .select import Choice, choose, make_plan
-from .types import DTYPES, OPS, DType, Op, Reduction, reduction
+from .prepare import KINDS, Preparation, Prepared
+from .request import SLICE, PersistentRequest, Request, reap, settle, wait_op
+from .types import Op
 from .ucc import status_name
 
 __all__ = ["Runner"]
@@ -74,7 +73,6 @@ class Runner:
         #: Persistent calls that were not freed: their requests must go before their teams.
         self._persistent: dict[int, _Prepared] = {}
         self._active = 0
-        self._orphans: list[tuple[Any, object]] = []
 
     # --- calls --------------------------------------------------------------------------------------------------------
 
@@ -153,7 +151,7 @@ class Runner:
             self._finish(prepared)
             self._give_back(prepared)
 
-        return Request(prepared.program.op, prepared, finish)
+        return Request(prepared.program.op, prepared, finish, owner=self)
 
     def persistent(
         self, name: str, send: Any, recv: Any, op: Any = None, root: int = -1, recvcounts: Any = None
@@ -188,7 +186,8 @@ class Runner:
             if self._persistent.pop(id(prepared), None) is not None:
                 lib.ucch_program_drop(handle)
 
-        return PersistentRequest(prepared.program.op, prepared, start, finish, free, simple=prepared.unpack is None)
+        simple = not prepared.copies
+        return PersistentRequest(prepared.program.op, prepared, start, finish, free, simple=simple, owner=self)
 
     # --- preparing ----------------------------------------------------------------------------------------------------
 
@@ -198,8 +197,7 @@ class Runner:
                 f"rank {self.rank}: this communicator can no longer be used ({self.broken}); "
                 "free it and make a new one from the MPI communicator"
             )
-        if self._orphans:
-            self._orphans = [(op, keep) for op, keep in self._orphans if not lib.ucch_test(op)]
+        reap()
 
     def _prepare(
         self, name: str, send: Any, recv: Any, op: Any, root: int, recvcounts: Any, *, exchange: bool
@@ -238,11 +236,13 @@ class Runner:
         program = pool.pop() if pool else self._build(what, bound, op, label)
         prepared = _Prepared(bound, pool, program, label)
         self._addresses(prepared)
+        reap()
         return prepared
 
     def _build(self, what: Lowering, bound: Bound, op: Op | None, label: str) -> Program:
         call = what.call
         if bound.local:
+        settle(self, self.timeout or math.inf)
             choice = Choice("flat")
         else:
             nbytes = elements(call) * what.dtype.itemsize
@@ -359,27 +359,9 @@ class Runner:
         _graveyard.append((program, keep))
         raise failure
 
-    def _explain(self, error: Any, label: str) -> CollectiveError:
-        """The exception for a failed program, with what is known of the other ranks."""
-        status, seq = error.status, int(error.seq)
-        peer = self.board.rank_of(error.peer)
-        where = f"rank {self.rank}: {label} (call {seq} of this communicator)"
-        if status == lib.UCCH_FAIL_MISMATCH:
-            other = self.board.label(peer, seq) or "something else"
-            return MismatchError(f"{where}: rank {peer} called {other} instead")
-        if status == lib.UCCH_FAIL_PEER:
-            return PeerError(f"{where}: rank {peer} has left the job or died")
-        if status == lib.UCCH_FAIL_TIMEOUT:
-            missing = self.board.missing(seq)
-            who = f"; on this host rank(s) {missing} have not called it" if missing else ""
-            return CollectiveTimeout(
-                f"{where}: timeout, not complete after {error.elapsed:.3g} s (UCCH_TIMEOUT={self.timeout:g}){who}"
-            )
-        return CollectiveError(f"{where}: {status_name(status)} in step {error.step}")
-
-    def orphan(self, op: Any, keep: object) -> None:
-        """Keep a dropped request's program until it has finished."""
-        self._orphans.append((op, keep))
+    def track(self, change: int) -> None:
+        """Count the communicator's requests in flight up or down."""
+        self._active += change
 
     def stats(self) -> dict[str, float]:
         """Finished calls, seconds from their starts to their ends, and bytes of the callers' buffers."""
@@ -391,7 +373,7 @@ class Runner:
     def busy(self) -> int:
         """Requests that were started and not yet waited for."""
         started = sum(lib.ucch_program_active(p.program.handle) for p in self._persistent.values())
-        return int(self._active + started + sum(not lib.ucch_test(op) for op, _ in self._orphans))
+        return int(self._active + started)
 
     def close(self) -> None:
         """Release teams and board; collective, with nothing in flight."""
