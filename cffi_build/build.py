@@ -1,7 +1,7 @@
 """Build the extension ``ucc_hetero._native``: cffi in API mode over the C files beside this one.
 
-The cdef is made of the very files that the compiler reads: ``ucc_api.h``, ``ucp_api.h``, ``api.h``, the constants, and
-one prototype per line of ``symbols.h``.
+The cdef is made of the very files that the compiler reads: ``ucc_api.h``, ``ucp_api.h``, ``api.h``, ``device_api.h``,
+the constants, and one prototype per line of ``symbols.h``.
 """
 
 from __future__ import annotations
@@ -12,7 +12,17 @@ from pathlib import Path
 from cffi import FFI
 
 HERE = Path(__file__).resolve().parent
-SOURCES = ("loader.c", "progress.c", "program.c", "message.c", "board.c", "local.c")
+SOURCES = (
+    "loader.c",
+    "progress.c",
+    "program.c",
+    "message.c",
+    "board.c",
+    "local.c",
+    "device.c",
+    "device_cuda.c",
+    "device_hip.c",
+)
 
 
 def _declarations(name: str) -> str:
@@ -40,13 +50,20 @@ extern "Python" ucc_status_t ucch_oob_free(void *request);
 ffibuilder = FFI()
 ffibuilder.cdef(
     "\n".join(
-        [_declarations("ucc_api.h"), _declarations("ucp_api.h"), _prototypes(), _constants(), _declarations("api.h")]
+        [
+            _declarations("ucc_api.h"),
+            _declarations("ucp_api.h"),
+            _prototypes(),
+            _constants(),
+            _declarations("api.h"),
+            _declarations("device_api.h"),
+        ]
     )
 )
 ffibuilder.cdef(CALLBACKS)
 ffibuilder.set_source(
     "ucc_hetero._native",
-    '#include "ucch.h"\n',
+    '#include "ucch.h"\n#include "device_api.h"\n',
     sources=[f"cffi_build/{name}" for name in SOURCES],
     include_dirs=["cffi_build"],
     depends=[f"cffi_build/{path.name}" for path in sorted(HERE.glob("*.h"))],

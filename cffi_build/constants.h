@@ -11,6 +11,16 @@
 #define UCCH_CAST 2
 #define UCCH_SCALE 3
 
+/* GPU runtimes, what an address can be to one, and the memory types of UCC and UCX that theirs have. */
+#define UCCH_CUDA 0
+#define UCCH_HIP 1
+#define UCCH_MEMORY_UNKNOWN 0
+#define UCCH_MEMORY_PINNED 1
+#define UCCH_MEMORY_DEVICE 2
+#define UCCH_MEMORY_MANAGED 3
+#define UCCH_TYPE_CUDA 1
+#define UCCH_TYPE_ROCM 3
+
 /* Statuses of our own, apart from both libraries' ranges. ALIASED: the send and the receive buffer are one; the
  * in-place program is wanted. */
 #define UCCH_FAIL_TIMEOUT -1001

@@ -6,6 +6,7 @@ __all__ = [
     "AgreementError",
     "CollectiveError",
     "CollectiveTimeout",
+    "DeviceError",
     "LibraryError",
     "LibraryNotFound",
     "MismatchError",
@@ -25,6 +26,10 @@ class UCCHError(RuntimeError):
 
 class LibraryNotFound(UCCHError, ImportError):
     """libucc or libucp could not be loaded; the message lists every file tried and why it was refused."""
+
+
+class DeviceError(UCCHError):
+    """A GPU runtime refused a call, or has no such device; the message is the runtime's own reason."""
 
 
 class NotSupported(UCCHError, NotImplementedError):

@@ -16,7 +16,7 @@ from . import env
 from ._native import ffi, lib
 from .errors import LibraryNotFound
 
-__all__ = ["Libraries", "ffi", "lib", "load", "loaded", "preload_ucx"]
+__all__ = ["Libraries", "ffi", "lib", "load", "loaded", "mapped", "preload_ucx"]
 
 #: The order matters: each needs those before it, and only absolute paths keep another UCX's files out.
 UCX_FILES = ("libucs.so.0", "libucs_signal.so.0", "libuct.so.0", "libucp.so.0")
@@ -55,7 +55,7 @@ def _package_dirs(package: str) -> list[Path]:
     return [Path(p) for p in (spec.submodule_search_locations or [])] if spec else []
 
 
-def _mapped(name: str) -> str | None:
+def mapped(name: str) -> str | None:
     """The file of library ``name`` that this process has already mapped, if any."""
     pattern = re.compile(rf"\s(/\S*/{re.escape(name)}\S*)$", re.M)
     try:
@@ -100,7 +100,7 @@ def preload_ucx() -> str:
     if _ucx is not None:
         return _ucx[0]
     notes: list[str] = []
-    present = _mapped("libucp.so")
+    present = mapped("libucp.so")
     if present:
         why = _try_ucx(None)
         if why:
@@ -118,7 +118,7 @@ def preload_ucx() -> str:
             notes.append(f"{origin}: {why}")
         else:
             raise LibraryNotFound(_failure("libucp", notes))
-    _ucx = (_mapped("libucp.so") or "libucp.so.0", notes)
+    _ucx = (mapped("libucp.so") or "libucp.so.0", notes)
     return _ucx[0]
 
 
@@ -143,7 +143,7 @@ def _ucc_candidates() -> list[tuple[str, str]]:
 def _preload_cudart() -> None:
     """libucc's CUDA components need libcudart.so.12, which no wheel's search path leads to; without it they stay away
     silently and device memory is taken for host memory. Only where there is a driver to run it."""
-    if not os.path.exists("/dev/nvidiactl") or _mapped("libcudart.so.12"):
+    if not os.path.exists("/dev/nvidiactl") or mapped("libcudart.so.12"):
         return
     for folder in _package_dirs("nvidia"):
         path = folder / "cuda_runtime" / "lib" / "libcudart.so.12"
@@ -192,7 +192,7 @@ def load() -> Libraries:
     _loaded = Libraries(
         ucx_path=ucx_path,
         ucx_version=ucx_version,
-        ucc_path=_mapped("libucc.so") or path,
+        ucc_path=mapped("libucc.so") or path,
         ucc_version=_text(lib.ucc_get_version_string()),
         notes=(*notes, *tried),
     )

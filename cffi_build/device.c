@@ -1,0 +1,318 @@
+/* GPU runtimes, found by dlopen: loading, the device bound to this rank, its memory pool. Which file to try is Python's
+ * business. */
+#include <dlfcn.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "device.h"
+
+#define RUNTIMES 2
+
+static const struct {
+    const device_ops *ops;
+    const device_symbol *symbols;
+    int (*start)(void);
+} table[RUNTIMES] = {
+    [UCCH_CUDA] = {&ucch_cuda_ops, ucch_cuda_symbols, ucch_cuda_start},
+    [UCCH_HIP] = {&ucch_hip_ops, ucch_hip_symbols, ucch_hip_start},
+};
+
+static int loaded[RUNTIMES];
+static int memory_type[RUNTIMES];
+static _Thread_local char text[256];
+static int bound_runtime = -1, bound_device;
+
+const char *ucch_device_error(void) {
+    return text;
+}
+
+static int ready(int runtime) {
+    if (runtime >= 0 && runtime < RUNTIMES && loaded[runtime])
+        return 1;
+    snprintf(text, sizeof(text), "no GPU runtime is loaded");
+    return 0;
+}
+
+static int failed(int runtime, int code, const char *what) {
+    const char *name = NULL;
+    if (!code)
+        return 0;
+    if (table[runtime].ops->error_name(code, &name) || !name)
+        name = "error";
+    snprintf(text, sizeof(text), "%s: %s (%d)", what, name, code);
+    return UCCH_FAIL_DEVICE;
+}
+
+static int resolve(void *handle, const device_symbol *symbols, int store) {
+    for (const device_symbol *s = symbols; s->name; s++) {
+        void *found = dlsym(handle, s->name);
+        if (!found && s->need) {
+            snprintf(text, sizeof(text), "it has no symbol %s", s->name);
+            return UCCH_FAIL_DEVICE;
+        }
+        if (store)
+            *s->at = found;
+    }
+    return 0;
+}
+
+/* 0, or a failure with its reason in ucch_device_error(). A library may say under which memory type UCC and UCX know
+ * its device memory (rehearsal libraries do): int ucch_memory_type(void). */
+int ucch_device_load(int runtime, const char *path) {
+    if (runtime < 0 || runtime >= RUNTIMES)
+        return UCCH_FAIL_ARGUMENT;
+    void *handle = dlopen(path, RTLD_NOW | RTLD_LOCAL);
+    if (!handle) {
+        const char *why = dlerror();
+        snprintf(text, sizeof(text), "%s", why ? why : "dlopen failed");
+        return UCCH_FAIL_DEVICE;
+    }
+    int status = resolve(handle, table[runtime].symbols, 0);
+    if (status) {
+        dlclose(handle);
+        return status;
+    }
+    resolve(handle, table[runtime].symbols, 1);
+    status = failed(runtime, table[runtime].start(), "initialisation");
+    if (status)
+        return status; /* not closed: drivers do not like to be unloaded */
+    int (*own)(void) = (int (*)(void))dlsym(handle, "ucch_memory_type");
+    memory_type[runtime] = own ? own() : runtime == UCCH_CUDA ? UCCH_TYPE_CUDA : UCCH_TYPE_ROCM;
+    loaded[runtime] = 1;
+    return 0;
+}
+
+int ucch_device_loaded(int runtime) {
+    return runtime >= 0 && runtime < RUNTIMES && loaded[runtime];
+}
+
+int ucch_device_memory_type(int runtime) {
+    return ucch_device_loaded(runtime) ? memory_type[runtime] : -1;
+}
+
+/* ---- the interface, function by function: for Python and tests ---- */
+
+#define CALL(name, ...)                                                                                                \
+    (ready(runtime) ? failed(runtime, table[runtime].ops->name(__VA_ARGS__), #name) : UCCH_FAIL_DEVICE)
+
+int ucch_device_version(int runtime, int *version) {
+    return CALL(version, version);
+}
+
+int ucch_device_count(int runtime, int *devices) {
+    return CALL(count, devices);
+}
+
+int ucch_device_bus(int runtime, int device, char *where, int room) {
+    return CALL(bus, device, where, room);
+}
+
+int ucch_device_current(int runtime, int *device) {
+    return CALL(current, device);
+}
+
+int ucch_device_use(int runtime, int device) {
+    return CALL(use, device);
+}
+
+int ucch_device_pointer(int runtime, const void *address, int *kind, int *device) {
+    return CALL(pointer, address, kind, device);
+}
+
+int ucch_device_shareable(int runtime, void *address) {
+    return CALL(shareable, address);
+}
+
+int ucch_device_alloc(int runtime, void **address, size_t bytes, int pinned) {
+    return pinned ? CALL(pinned, address, bytes) : CALL(alloc, address, bytes);
+}
+
+int ucch_device_free(int runtime, void *address, int pinned) {
+    return pinned ? CALL(unpin, address) : CALL(release, address);
+}
+
+int ucch_device_flag(int runtime, void **word) {
+    return CALL(flag, word);
+}
+
+int ucch_device_unflag(int runtime, void *word) {
+    return CALL(unflag, word);
+}
+
+int ucch_device_copy(int runtime, void *dst, const void *src, size_t bytes, void *stream) {
+    return CALL(copy, dst, src, bytes, stream);
+}
+
+int ucch_stream_new(int runtime, void **stream) {
+    return CALL(stream_new, stream);
+}
+
+int ucch_stream_free(int runtime, void *stream) {
+    return CALL(stream_free, stream);
+}
+
+int ucch_stream_wait(int runtime, void *stream, void *event) {
+    return CALL(stream_wait, stream, event);
+}
+
+int ucch_stream_sync(int runtime, void *stream) {
+    return CALL(stream_sync, stream);
+}
+
+int ucch_stream_hold(int runtime, void *stream, void *word, uint32_t least) {
+    return CALL(stream_hold, stream, word, least);
+}
+
+int ucch_stream_write(int runtime, void *stream, void *word, uint32_t value) {
+    return CALL(stream_write, stream, word, value);
+}
+
+int ucch_event_new(int runtime, void **event) {
+    return CALL(event_new, event);
+}
+
+int ucch_event_free(int runtime, void *event) {
+    return CALL(event_free, event);
+}
+
+int ucch_event_record(int runtime, void *event, void *stream) {
+    return CALL(event_record, event, stream);
+}
+
+/* 1 done, 0 not yet. */
+int ucch_event_done(int runtime, void *event) {
+    int done = 0, status = CALL(event_done, event, &done);
+    return status < 0 ? status : done;
+}
+
+/* ---- the device of this rank ---- */
+
+/* Every thread that makes progress works with this device from now on; -1 = with none. */
+int ucch_device_bind(int runtime, int device) {
+    if (runtime >= 0) {
+        int status = CALL(use, device);
+        if (status < 0)
+            return status;
+    }
+    bound_runtime = runtime;
+    bound_device = device;
+    return 0;
+}
+
+int ucch_bound(void) {
+    return bound_runtime;
+}
+
+const device_ops *ucch_bound_ops(void) {
+    return bound_runtime < 0 ? NULL : table[bound_runtime].ops;
+}
+
+int ucch_device_fail(int code, const char *what) {
+    return failed(bound_runtime, code, what);
+}
+
+/* What is to be given to ucch_device_leave: -2 when nothing was changed. */
+int ucch_device_enter(void) {
+    if (bound_runtime < 0)
+        return -2;
+    int before = -1;
+    const device_ops *ops = table[bound_runtime].ops;
+    if (!ops->current(&before) && before == bound_device)
+        return -2;
+    ops->use(bound_device);
+    return before;
+}
+
+void ucch_device_leave(int before) {
+    if (before >= 0)
+        table[bound_runtime].ops->use(before);
+}
+
+/* ---- the pool ---- */
+
+#define GRAIN ((size_t)4096)
+
+typedef struct block {
+    void *memory;
+    size_t bytes;
+    int pinned, busy;
+    struct block *next;
+} block;
+
+static block *blocks;
+
+static int allocate(int pinned, void **memory, size_t bytes) {
+    const device_ops *ops = ucch_bound_ops();
+    return pinned ? ops->pinned(memory, bytes) : ops->alloc(memory, bytes);
+}
+
+/* Give idle memory back to the runtime. */
+static void trim_locked(void) {
+    const device_ops *ops = ucch_bound_ops();
+    for (block **at = &blocks; *at;) {
+        block *b = *at;
+        if (b->busy) {
+            at = &b->next;
+            continue;
+        }
+        *at = b->next;
+        if (b->pinned)
+            ops->unpin(b->memory);
+        else
+            ops->release(b->memory);
+        free(b);
+    }
+}
+
+/* The smallest idle block that is not more than twice as large, or a new one; NULL with a reason when out of memory. */
+void *ucch_pool_take_locked(int pinned, size_t bytes) {
+    block *best = NULL;
+    bytes = (bytes + GRAIN - 1) / GRAIN * GRAIN;
+    for (block *b = blocks; b; b = b->next)
+        if (!b->busy && b->pinned == pinned && b->bytes >= bytes && b->bytes <= 2 * bytes &&
+            (!best || b->bytes < best->bytes))
+            best = b;
+    if (!best) {
+        best = calloc(1, sizeof(*best));
+        if (!best)
+            return NULL;
+        int status = allocate(pinned, &best->memory, bytes);
+        if (status) {
+            trim_locked();
+            status = allocate(pinned, &best->memory, bytes);
+        }
+        if (status) {
+            free(best);
+            ucch_device_fail(status, pinned ? "pinned memory" : "device memory");
+            return NULL;
+        }
+        best->bytes = bytes;
+        best->pinned = pinned;
+        best->next = blocks;
+        blocks = best;
+    }
+    best->busy = 1;
+    return best->memory;
+}
+
+void ucch_pool_give_locked(void *memory) {
+    for (block *b = blocks; memory && b; b = b->next)
+        if (b->memory == memory)
+            b->busy = 0;
+}
+
+/* Bytes that the pool holds, busy or idle; and give the idle ones back first when `trim`. */
+size_t ucch_pool_bytes(int pinned, int trim) {
+    size_t total = 0;
+    ucch_lock();
+    if (trim && bound_runtime >= 0) {
+        int before = ucch_device_enter();
+        trim_locked();
+        ucch_device_leave(before);
+    }
+    for (block *b = blocks; b; b = b->next)
+        total += b->pinned == pinned ? b->bytes : 0;
+    ucch_unlock();
+    return total;
+}

@@ -1,0 +1,31 @@
+/* The GPU side of what Python sees of the native engine; read by the compiler and by cffi, as api.h. */
+
+/* ---- device.c: GPU runtimes. 0, or UCCH_FAIL_DEVICE with its reason in ucch_device_error() ---- */
+int ucch_device_load(int runtime, const char *path);
+const char *ucch_device_error(void);
+int ucch_device_loaded(int runtime);
+int ucch_device_memory_type(int runtime);
+int ucch_device_version(int runtime, int *version);
+int ucch_device_count(int runtime, int *devices);
+int ucch_device_bus(int runtime, int device, char *where, int room);
+int ucch_device_current(int runtime, int *device);
+int ucch_device_use(int runtime, int device);
+int ucch_device_pointer(int runtime, const void *address, int *kind, int *device);
+int ucch_device_shareable(int runtime, void *address);
+int ucch_device_alloc(int runtime, void **address, size_t bytes, int pinned);
+int ucch_device_free(int runtime, void *address, int pinned);
+int ucch_device_flag(int runtime, void **word);
+int ucch_device_unflag(int runtime, void *word);
+int ucch_device_copy(int runtime, void *dst, const void *src, size_t bytes, void *stream);
+int ucch_stream_new(int runtime, void **stream);
+int ucch_stream_free(int runtime, void *stream);
+int ucch_stream_wait(int runtime, void *stream, void *event);
+int ucch_stream_sync(int runtime, void *stream);
+int ucch_stream_hold(int runtime, void *stream, void *word, uint32_t least);
+int ucch_stream_write(int runtime, void *stream, void *word, uint32_t value);
+int ucch_event_new(int runtime, void **event);
+int ucch_event_free(int runtime, void *event);
+int ucch_event_record(int runtime, void *event, void *stream);
+int ucch_event_done(int runtime, void *event);
+int ucch_device_bind(int runtime, int device);
+size_t ucch_pool_bytes(int pinned, int trim);

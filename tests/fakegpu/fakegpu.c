@@ -1,0 +1,360 @@
+/* A GPU runtime without a GPU: built with -DFAKE_CUDA as the CUDA driver library, with -DFAKE_HIP as the HIP runtime.
+ *
+ * Device memory is host memory, streams are threads that work slowly, and nothing is ready before it is due: a copy
+ * destroys its destination when it begins, takes its time, and only then reads its source; freed memory is overwritten
+ * at once and never used again; fresh memory is garbage. So an order that is only accidentally right on a real GPU is
+ * wrong here: a forgotten synchronisation, a wrong stream, a use after free and a missing wait show as wrong data.
+ *
+ * FAKEGPU_DEVICES: how many devices (4). FAKEGPU_DELAY_US: least time of a copy or kernel, which takes up to twice that
+ * (1000). FAKEGPU_NO_FLAGS: streams cannot wait for memory. */
+#define _GNU_SOURCE
+#include <pthread.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#if defined(FAKE_CUDA) == defined(FAKE_HIP)
+#error build with -DFAKE_CUDA or with -DFAKE_HIP
+#endif
+
+enum { OK = 0, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, INVALID_CONTEXT = 201, INVALID_DEVICE = 101, NOT_READY = 600 };
+enum { NOT_SUPPORTED = 801 };
+enum { FRESH = 0xCB, IN_WORK = 0xEE, FREED = 0xDB };
+enum { DEVICE_MEMORY, PINNED_MEMORY };
+enum { COPY, FILL, SCALE, RECORD, WAIT, HOLD, WRITE };
+#define MOST_DEVICES 16
+
+typedef struct event {
+    uint64_t recorded, reached; /* tickets */
+} event;
+
+typedef struct work {
+    int kind;
+    void *dst;
+    const void *src;
+    size_t bytes;
+    float value;
+    event *event;
+    uint64_t ticket;
+    struct work *next;
+} work;
+
+typedef struct stream {
+    pthread_t thread;
+    work *head, **tail;
+    int busy, ending;
+    unsigned seed;
+} stream;
+
+typedef struct region {
+    char *base;
+    size_t bytes;
+    int kind, device, freed;
+    struct region *next;
+} region;
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
+static region *regions;
+static stream *default_stream;
+static int misuses, started;
+static unsigned streams_made;
+static _Thread_local int current = -1;
+
+static int setting(const char *name, int otherwise) {
+    const char *text = getenv(name);
+    return text && *text ? atoi(text) : otherwise;
+}
+
+static int device_count(void) {
+    int n = setting("FAKEGPU_DEVICES", 4);
+    return n < 0 ? 0 : n > MOST_DEVICES ? MOST_DEVICES : n;
+}
+
+/* ---- memory ---- */
+
+static region *find_locked(const void *address) {
+    for (region *r = regions; r; r = r->next)
+        if ((const char *)address >= r->base && (const char *)address < r->base + r->bytes)
+            return r;
+    return NULL;
+}
+
+static int allocate(void **address, size_t bytes, int kind) {
+    region *r = calloc(1, sizeof(*r));
+    size_t room = (bytes + 4095) / 4096 * 4096;
+    if (bytes == 0 || !r || bytes > (size_t)1 << 32 || posix_memalign((void **)&r->base, 4096, room)) {
+        free(r);
+        return bytes ? OUT_OF_MEMORY : INVALID_VALUE;
+    }
+    memset(r->base, FRESH, room);
+    r->bytes = bytes;
+    r->kind = kind;
+    r->device = current < 0 ? 0 : current;
+    pthread_mutex_lock(&lock);
+    r->next = regions;
+    regions = r;
+    pthread_mutex_unlock(&lock);
+    *address = r->base;
+    return OK;
+}
+
+/* Overwritten at once, whatever still uses it, and kept for ever, so that every later use meets the poison. */
+static int release(void *address, int kind) {
+    pthread_mutex_lock(&lock);
+    region *r = find_locked(address);
+    int status = r && r->base == (char *)address && !r->freed && r->kind == kind ? OK : INVALID_VALUE;
+    if (status == OK) {
+        r->freed = 1;
+        memset(r->base, FREED, r->bytes);
+    }
+    pthread_mutex_unlock(&lock);
+    return status;
+}
+
+static void look_up(const void *address, int *kind, int *device) {
+    pthread_mutex_lock(&lock);
+    region *r = find_locked(address);
+    *kind = r && !r->freed ? r->kind : -1;
+    *device = r ? r->device : 0;
+    pthread_mutex_unlock(&lock);
+}
+
+/* ---- streams ---- */
+
+/* 0 for freed memory, which nothing changes any more. */
+static int live(const void *address) {
+    pthread_mutex_lock(&lock);
+    region *r = find_locked(address);
+    int freed = r && r->freed;
+    misuses += freed;
+    pthread_mutex_unlock(&lock);
+    return !freed;
+}
+
+static void take_time(stream *s) {
+    int least = setting("FAKEGPU_DELAY_US", 1000);
+    usleep((useconds_t)(least + (least ? rand_r(&s->seed) % least : 0)));
+}
+
+static void run_copy(stream *s, const work *w) {
+    char *dst = w->dst;
+    const char *src = w->src;
+    if (live(dst) && (dst + w->bytes <= src || src + w->bytes <= dst))
+        memset(dst, IN_WORK, w->bytes);
+    take_time(s);
+    if (live(src) + live(dst) == 2)
+        memmove(dst, src, w->bytes);
+}
+
+static void run_kernel(stream *s, const work *w) {
+    float *data = w->dst;
+    take_time(s);
+    for (size_t i = 0; i < w->bytes / sizeof(float) && (i || live(data)); i++)
+        data[i] = w->kind == FILL ? w->value : data[i] * w->value;
+}
+
+static void run(stream *s, const work *w) {
+    switch (w->kind) {
+    case COPY:
+        run_copy(s, w);
+        break;
+    case FILL:
+    case SCALE:
+        run_kernel(s, w);
+        break;
+    case RECORD:
+        pthread_mutex_lock(&lock);
+        if (w->event->reached < w->ticket)
+            w->event->reached = w->ticket;
+        pthread_cond_broadcast(&changed);
+        pthread_mutex_unlock(&lock);
+        break;
+    case WAIT:
+        pthread_mutex_lock(&lock);
+        while (w->event->reached < w->ticket)
+            pthread_cond_wait(&changed, &lock);
+        pthread_mutex_unlock(&lock);
+        break;
+    case HOLD:
+        while ((int32_t)(__atomic_load_n((uint32_t *)w->dst, __ATOMIC_ACQUIRE) - (uint32_t)w->ticket) < 0)
+            usleep(50);
+        break;
+    default:
+        __atomic_store_n((uint32_t *)w->dst, (uint32_t)w->ticket, __ATOMIC_RELEASE);
+    }
+}
+
+static void *worker(void *data) {
+    stream *s = data;
+    pthread_mutex_lock(&lock);
+    for (;;) {
+        while (!s->head && !s->ending)
+            pthread_cond_wait(&changed, &lock);
+        work *w = s->head;
+        if (!w)
+            break;
+        s->head = w->next;
+        if (!s->head)
+            s->tail = &s->head;
+        s->busy = 1;
+        pthread_mutex_unlock(&lock);
+        run(s, w);
+        free(w);
+        pthread_mutex_lock(&lock);
+        s->busy = 0;
+        pthread_cond_broadcast(&changed);
+    }
+    pthread_mutex_unlock(&lock);
+    free(s);
+    return NULL;
+}
+
+static int make_stream(stream **out) {
+    stream *s = calloc(1, sizeof(*s));
+    if (!s)
+        return OUT_OF_MEMORY;
+    s->tail = &s->head;
+    s->seed = ++streams_made * 2654435761u;
+    pthread_attr_t attributes;
+    pthread_attr_init(&attributes);
+    pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
+    int status = pthread_create(&s->thread, &attributes, worker, s);
+    pthread_attr_destroy(&attributes);
+    if (status) {
+        free(s);
+        return OUT_OF_MEMORY;
+    }
+    *out = s;
+    return OK;
+}
+
+static stream *stream_of(void *handle) {
+    if (handle)
+        return handle;
+    pthread_mutex_lock(&lock);
+    stream *s = default_stream;
+    pthread_mutex_unlock(&lock);
+    if (!s && make_stream(&s) == OK)
+        default_stream = s;
+    return s;
+}
+
+static int submit(void *handle, work w) {
+    stream *s = stream_of(handle);
+    work *copy = malloc(sizeof(*copy));
+    if (!s || !copy) {
+        free(copy);
+        return OUT_OF_MEMORY;
+    }
+    *copy = w;
+    copy->next = NULL;
+    pthread_mutex_lock(&lock);
+    *s->tail = copy;
+    s->tail = &copy->next;
+    pthread_cond_broadcast(&changed);
+    pthread_mutex_unlock(&lock);
+    return OK;
+}
+
+/* Without a current device a real runtime refuses as well. */
+static int usable(void) {
+    return !started ? INVALID_VALUE : current < 0 ? INVALID_CONTEXT : OK;
+}
+
+static int begin(void) {
+    started = 1;
+    return device_count() ? OK : 100; /* no device */
+}
+
+static int copy_async(void *dst, const void *src, size_t bytes, void *handle) {
+    return usable() ? usable() : submit(handle, (work){.kind = COPY, .dst = dst, .src = src, .bytes = bytes});
+}
+
+static int end_stream(void *handle) {
+    stream *s = handle;
+    pthread_mutex_lock(&lock);
+    s->ending = 1;
+    pthread_cond_broadcast(&changed);
+    pthread_mutex_unlock(&lock);
+    return OK;
+}
+
+static int synchronize(void *handle) {
+    stream *s = stream_of(handle);
+    pthread_mutex_lock(&lock);
+    while (s->head || s->busy)
+        pthread_cond_wait(&changed, &lock);
+    pthread_mutex_unlock(&lock);
+    return OK;
+}
+
+static int record(event *e, void *handle) {
+    if (usable())
+        return usable();
+    pthread_mutex_lock(&lock);
+    uint64_t ticket = ++e->recorded;
+    pthread_mutex_unlock(&lock);
+    return submit(handle, (work){.kind = RECORD, .event = e, .ticket = ticket});
+}
+
+static int wait_event(void *handle, event *e) {
+    pthread_mutex_lock(&lock);
+    uint64_t ticket = e->recorded;
+    pthread_mutex_unlock(&lock);
+    return submit(handle, (work){.kind = WAIT, .event = e, .ticket = ticket});
+}
+
+static int query(event *e) {
+    pthread_mutex_lock(&lock);
+    int done = e->reached >= e->recorded;
+    pthread_mutex_unlock(&lock);
+    return done ? OK : NOT_READY;
+}
+
+static int flag_work(void *handle, void *word, uint32_t value, int kind) {
+    if (setting("FAKEGPU_NO_FLAGS", 0))
+        return NOT_SUPPORTED;
+    return submit(handle, (work){.kind = kind, .dst = word, .ticket = value});
+}
+
+static int bus(int device, char *text, int room) {
+    if (device < 0 || device >= device_count())
+        return INVALID_DEVICE;
+    snprintf(text, (size_t)room, "0000:%02x:00.0", device + 1);
+    return OK;
+}
+
+static int error_name(int code, const char **name) {
+    *name = code == OUT_OF_MEMORY    ? "FAKE_OUT_OF_MEMORY"
+            : code == INVALID_DEVICE ? "FAKE_INVALID_DEVICE"
+            : code == NOT_SUPPORTED  ? "FAKE_NOT_SUPPORTED"
+                                     : "FAKE_ERROR";
+    return OK;
+}
+
+/* ---- for tests: kernels, and how often work touched freed memory ---- */
+
+int fakegpu_fill(void *handle, float *data, size_t n, float value) {
+    return submit(handle, (work){.kind = FILL, .dst = data, .bytes = n * sizeof(float), .value = value});
+}
+
+int fakegpu_scale(void *handle, float *data, size_t n, float value) {
+    return submit(handle, (work){.kind = SCALE, .dst = data, .bytes = n * sizeof(float), .value = value});
+}
+
+int fakegpu_misuses(void) {
+    pthread_mutex_lock(&lock);
+    int n = misuses;
+    pthread_mutex_unlock(&lock);
+    return n;
+}
+
+/* UCC and UCX see what it is: host memory. */
+int ucch_memory_type(void) {
+    return 0;
+}
+
+#include "names.h"

@@ -1,0 +1,221 @@
+/* The entry points of the two runtimes, as far as ucc_hetero uses them. Included by fakegpu.c. */
+#ifdef FAKE_CUDA
+
+typedef uint64_t address;
+static char contexts[MOST_DEVICES];
+
+int cuInit(unsigned flags) {
+    (void)flags;
+    return begin();
+}
+int cuDriverGetVersion(int *version) {
+    *version = 12080;
+    return OK;
+}
+int cuGetErrorName(int code, const char **name) {
+    return error_name(code, name);
+}
+int cuDeviceGetCount(int *n) {
+    *n = device_count();
+    return OK;
+}
+int cuDeviceGetPCIBusId(char *text, int room, int device) {
+    return bus(device, text, room);
+}
+int cuDevicePrimaryCtxRetain(void **context, int device) {
+    if (device < 0 || device >= device_count())
+        return INVALID_DEVICE;
+    *context = &contexts[device];
+    return OK;
+}
+int cuCtxSetCurrent(void *context) {
+    current = context ? (int)((char *)context - contexts) : -1;
+    return OK;
+}
+int cuCtxGetCurrent(void **context) {
+    *context = current < 0 ? NULL : &contexts[current];
+    return OK;
+}
+int cuCtxGetDevice(int *device) {
+    *device = current;
+    return current < 0 ? INVALID_CONTEXT : OK;
+}
+int cuPointerGetAttributes(unsigned n, const int *which, void **into, address where) {
+    int kind, device;
+    look_up((void *)(uintptr_t)where, &kind, &device);
+    for (unsigned i = 0; i < n; i++)
+        *(int *)into[i] = which[i] == 2   ? (kind == DEVICE_MEMORY ? 2 : kind == PINNED_MEMORY)
+                          : which[i] == 9 ? device
+                                          : 0;
+    return OK;
+}
+int cuMemAlloc_v2(address *where, size_t bytes) {
+    void *memory = NULL;
+    int status = usable() ? usable() : allocate(&memory, bytes, DEVICE_MEMORY);
+    *where = (address)(uintptr_t)memory;
+    return status;
+}
+int cuMemFree_v2(address where) {
+    return release((void *)(uintptr_t)where, DEVICE_MEMORY);
+}
+int cuMemHostAlloc(void **where, size_t bytes, unsigned flags) {
+    (void)flags;
+    return usable() ? usable() : allocate(where, bytes, PINNED_MEMORY);
+}
+int cuMemFreeHost(void *where) {
+    return release(where, PINNED_MEMORY);
+}
+int cuMemcpyAsync(address dst, address src, size_t bytes, void *s) {
+    return copy_async((void *)(uintptr_t)dst, (void *)(uintptr_t)src, bytes, s);
+}
+int cuStreamCreate(void **s, unsigned flags) {
+    (void)flags;
+    return usable() ? usable() : make_stream((stream **)s);
+}
+int cuStreamDestroy_v2(void *s) {
+    return end_stream(s);
+}
+int cuStreamWaitEvent(void *s, void *e, unsigned flags) {
+    (void)flags;
+    return wait_event(s, e);
+}
+int cuStreamSynchronize(void *s) {
+    return synchronize(s);
+}
+int cuStreamWaitValue32_v2(void *s, address word, uint32_t value, unsigned flags) {
+    (void)flags;
+    return flag_work(s, (void *)(uintptr_t)word, value, HOLD);
+}
+int cuStreamWriteValue32_v2(void *s, address word, uint32_t value, unsigned flags) {
+    (void)flags;
+    return flag_work(s, (void *)(uintptr_t)word, value, WRITE);
+}
+int cuEventCreate(void **e, unsigned flags) {
+    (void)flags;
+    *e = calloc(1, sizeof(event));
+    return *e ? OK : OUT_OF_MEMORY;
+}
+int cuEventDestroy_v2(void *e) {
+    (void)e; /* kept: work in its stream may still name it */
+    return OK;
+}
+int cuEventRecord(void *e, void *s) {
+    return record(e, s);
+}
+int cuEventQuery(void *e) {
+    return query(e);
+}
+
+#else
+
+int hipInit(unsigned flags) {
+    (void)flags;
+    return begin();
+}
+/* FAKEGPU_HIP: the major version to be, whose memory types differ before and since 6. */
+int hipRuntimeGetVersion(int *version) {
+    *version = setting("FAKEGPU_HIP", 6) * 10000000;
+    return OK;
+}
+int hipDrvGetErrorName(int code, const char **name) {
+    return error_name(code, name);
+}
+int hipGetLastError(void) {
+    return OK;
+}
+int hipGetDeviceCount(int *n) {
+    *n = device_count();
+    return OK;
+}
+int hipDeviceGetPCIBusId(char *text, int room, int device) {
+    return bus(device, text, room);
+}
+int hipGetDevice(int *device) {
+    *device = current < 0 ? 0 : current;
+    return OK;
+}
+int hipSetDevice(int device) {
+    if (device < 0 || device >= device_count())
+        return INVALID_DEVICE;
+    current = device;
+    return OK;
+}
+int hipPointerGetAttributes(void *into, const void *where) {
+    struct {
+        int type, device;
+        void *device_pointer, *host_pointer;
+        int managed;
+        unsigned flags;
+    } *out = into;
+    int kind, device;
+    look_up(where, &kind, &device);
+    if (kind < 0)
+        return INVALID_VALUE;
+    int old = setting("FAKEGPU_HIP", 6) < 6;
+    memset(out, 0, sizeof(*out));
+    out->type = old ? kind == DEVICE_MEMORY : kind == DEVICE_MEMORY ? 2 : 1;
+    out->device = device;
+    return OK;
+}
+int hipMalloc(void **where, size_t bytes) {
+    return allocate(where, bytes, DEVICE_MEMORY);
+}
+int hipFree(void *where) {
+    return release(where, DEVICE_MEMORY);
+}
+int hipHostMalloc(void **where, size_t bytes, unsigned flags) {
+    (void)flags;
+    return allocate(where, bytes, PINNED_MEMORY);
+}
+int hipHostFree(void *where) {
+    return release(where, PINNED_MEMORY);
+}
+int hipExtMallocWithFlags(void **where, size_t bytes, unsigned flags) {
+    return flags == 2 && bytes == 8 ? allocate(where, bytes, DEVICE_MEMORY) : INVALID_VALUE;
+}
+int hipMemcpyAsync(void *dst, const void *src, size_t bytes, int kind, void *s) {
+    if (current < 0)
+        current = 0;
+    return kind == 4 ? copy_async(dst, src, bytes, s) : INVALID_VALUE;
+}
+int hipStreamCreateWithFlags(void **s, unsigned flags) {
+    (void)flags;
+    return make_stream((stream **)s);
+}
+int hipStreamDestroy(void *s) {
+    return end_stream(s);
+}
+int hipStreamWaitEvent(void *s, void *e, unsigned flags) {
+    (void)flags;
+    return wait_event(s, e);
+}
+int hipStreamSynchronize(void *s) {
+    return synchronize(s);
+}
+int hipStreamWaitValue32(void *s, void *word, uint32_t value, unsigned flags, uint32_t mask) {
+    (void)flags;
+    return mask == ~(uint32_t)0 ? flag_work(s, word, value, HOLD) : INVALID_VALUE;
+}
+int hipStreamWriteValue32(void *s, void *word, uint32_t value, unsigned flags) {
+    (void)flags;
+    return flag_work(s, word, value, WRITE);
+}
+int hipEventCreateWithFlags(void **e, unsigned flags) {
+    (void)flags;
+    *e = calloc(1, sizeof(event));
+    return *e ? OK : OUT_OF_MEMORY;
+}
+int hipEventDestroy(void *e) {
+    (void)e;
+    return OK;
+}
+int hipEventRecord(void *e, void *s) {
+    if (current < 0)
+        current = 0;
+    return record(e, s);
+}
+int hipEventQuery(void *e) {
+    return query(e);
+}
+
+#endif

@@ -1,0 +1,46 @@
+"""The fake GPU libraries, built once, and the runtimes over them."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ucc_hetero.device import DeviceRuntime, runtime_of, vendors
+
+SOURCE = Path(__file__).resolve().parents[1] / "fakegpu" / "fakegpu.c"
+#: vendor -> (what the source is built as, the variable that names the library)
+BUILDS = {"nvidia": ("CUDA", "UCCH_CUDA_LIB"), "amd": ("HIP", "UCCH_HIP_LIB")}
+
+
+@pytest.fixture(scope="session")
+def fakegpu(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """vendor -> its fake library."""
+    compiler = shutil.which("cc") or shutil.which("gcc")
+    if compiler is None:
+        pytest.skip("no C compiler")
+    folder = tmp_path_factory.mktemp("fakegpu")
+    out = {}
+    for vendor, (kind, _) in BUILDS.items():
+        out[vendor] = folder / f"libfake{kind.lower()}.so"
+        command = [compiler, "-std=gnu11", "-O1", "-shared", "-fPIC", f"-DFAKE_{kind}", str(SOURCE), "-lpthread"]
+        subprocess.run([*command, "-o", str(out[vendor])], check=True, timeout=120)
+    return out
+
+
+@pytest.fixture(params=["nvidia", "amd"])
+def runtime(
+    request: pytest.FixtureRequest, fakegpu: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> Iterator[DeviceRuntime]:
+    """The runtime of one vendor over its fake library, with device 1 in use; the other vendor has none."""
+    for vendor, (_, variable) in BUILDS.items():
+        monkeypatch.setenv(variable, str(fakegpu[vendor]) if vendor == request.param else "none")
+    vendors.forget()
+    found = runtime_of(request.param)
+    assert found is not None, vendors.report(request.param)
+    found.use(1)
+    yield found
+    vendors.forget()

@@ -1,0 +1,245 @@
+"""The device runtimes over the fake GPU library: what they answer, and that mistakes of order do not go unnoticed.
+
+The last tests are about the tests: each leaves one synchronisation out of an order that is right, and the data must
+come out wrong. A fake that forgave them would prove nothing about the engine that runs on it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ucc_hetero import device
+from ucc_hetero.buffers import as_buffer
+from ucc_hetero.device import Block, DeviceRuntime, Event
+from ucc_hetero.device.runtime import largest_window
+from ucc_hetero.errors import DeviceError
+
+N = 4096
+
+
+def view(block: Block) -> np.ndarray[Any, np.dtype[np.float32]]:
+    """The memory itself: the fake's device memory is the host's."""
+    data = (ctypes.c_float * (block.nbytes // 4)).from_address(block.handle)
+    return np.frombuffer(data, dtype=np.float32)
+
+
+def fill(runtime: DeviceRuntime, stream: int, block: Block, value: float) -> None:
+    """A kernel."""
+    library = ctypes.CDLL(runtime.path)
+    handles = ctypes.c_void_p(stream), ctypes.c_void_p(block.handle)
+    assert library.fakegpu_fill(*handles, ctypes.c_size_t(block.nbytes // 4), ctypes.c_float(value)) == 0
+
+
+def until(event: Event) -> None:
+    """Wait for an event as the engine does: by asking."""
+    deadline = time.monotonic() + 20
+    while not event.done():
+        assert time.monotonic() < deadline, "the event never came"
+        time.sleep(1e-4)
+
+
+def test_what_a_runtime_says_of_itself(runtime: DeviceRuntime) -> None:
+    assert runtime.count() == 4
+    assert runtime.version() == {"nvidia": "12.8", "amd": "6.0"}[runtime.vendor]
+    assert runtime.current() == 1
+    assert runtime.bus(2) == "0000:03:00.0"
+    assert runtime.bar_bytes(2) >= 0
+    assert runtime.memory_type == 0
+    assert "4 device(s)" in device.report(runtime.vendor)
+
+
+def test_pointers(runtime: DeviceRuntime) -> None:
+    host = np.zeros(4)
+    with runtime.alloc(64) as memory, runtime.alloc(64, pinned=True) as pinned:
+        assert runtime.pointer(memory.handle) == ("device", 1)
+        assert runtime.pointer(memory.handle + 60) == ("device", 1)
+        assert runtime.pointer(pinned.handle).kind == "pinned"
+        assert runtime.pointer(host.ctypes.data).kind == "unknown"
+        assert device.pointer_vendor(memory.handle) == (runtime.vendor, 1)
+        assert device.pointer_vendor(pinned.handle) == ("host", 0)
+        freed = memory.handle
+    with pytest.raises(BufferError, match="it was freed, or is not a device pointer"):
+        device.pointer_vendor(freed)
+
+
+@pytest.mark.parametrize("version", ["5", "7"])
+def test_memory_types_of_other_versions(
+    version: str, fakegpu: dict[str, Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("UCCH_CUDA_LIB", "none")
+    monkeypatch.setenv("UCCH_HIP_LIB", str(fakegpu["amd"]))
+    monkeypatch.setenv("FAKEGPU_HIP", version)
+    device.vendors.forget()
+    runtime = device.runtime_of("amd")
+    assert runtime is not None and runtime.version() == f"{version}.0"
+    with runtime.alloc(64) as memory, runtime.alloc(64, pinned=True) as pinned:
+        assert (runtime.pointer(memory.handle).kind, runtime.pointer(pinned.handle).kind) == ("device", "pinned")
+    device.vendors.forget()
+
+
+def test_buffers_of_the_device_interface(runtime: DeviceRuntime) -> None:
+    with runtime.alloc(64) as memory:
+        array = type("Array", (), {})()
+        array.__cuda_array_interface__ = {
+            "shape": (16,), "typestr": "<f4", "data": (memory.handle, False), "version": 3,
+        }  # fmt: skip
+        found = as_buffer(array, writable=True, argument="buf", rank=3, pointer_vendor=device.pointer_vendor)
+        assert (found.vendor, found.device, found.count) == (runtime.vendor, 1, 16)
+    with pytest.raises(BufferError, match="buf on rank 3: .*freed"):
+        as_buffer(array, writable=True, argument="buf", rank=3, pointer_vendor=device.pointer_vendor)
+
+
+def test_mistakes_are_named(runtime: DeviceRuntime) -> None:
+    with pytest.raises(DeviceError, match=f"device 9 does not exist: the {runtime.vendor} runtime sees 4"):
+        runtime.use(9)
+    with pytest.raises(DeviceError, match=r"bytes of device memory: .*OUT_OF_MEMORY \(2\)"):
+        runtime.alloc(1 << 40)
+    with pytest.raises(TypeError, match="neither a stream"):
+        device.stream_handle("s")
+
+
+def test_no_runtime(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("UCCH_CUDA_LIB", str(tmp_path / "libcuda.so.1"))
+    monkeypatch.setenv("UCCH_HIP_LIB", "none")
+    device.vendors.forget()
+    assert device.available() == [] and device.runtime_of("host") is None
+    with pytest.raises(
+        BufferError, match=r"no GPU runtime is loaded \(nvidia: .*libcuda.so.1: .*amd: UCCH_HIP_LIB=none"
+    ):
+        device.pointer_vendor(4096)
+    with pytest.raises(BufferError, match="nvidia device memory, and no runtime for it could be loaded"):
+        device.require("nvidia")
+    assert device.place_of() == ("host", 0)
+    assert device.place_of("amd") == ("amd", 0)
+    device.vendors.forget()
+
+
+def test_a_library_that_is_no_runtime(fakegpu: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("UCCH_CUDA_LIB", str(fakegpu["amd"]))
+    device.vendors.forget()
+    assert device.runtime_of("nvidia") is None
+    assert "it has no symbol cuInit" in device.report("nvidia")
+    device.vendors.forget()
+
+
+def test_place_of_a_rank(runtime: DeviceRuntime, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert device.place_of() == (runtime.vendor, 1)  # what the thread has chosen
+    for name in ("OMPI_COMM_WORLD_LOCAL_RANK", "LOCAL_RANK"):
+        monkeypatch.setenv(name, "6")
+    assert device.local_rank() == 6
+    if runtime.vendor == "amd":
+        runtime.use(0)  # cannot be told from no choice
+        assert device.place_of() == ("amd", 6 % 4)
+    assert device.place_of("nvidia" if runtime.vendor == "amd" else "amd").device == 0
+
+
+def test_streams_of_other_libraries() -> None:
+    assert device.stream_handle(0) == 0
+    assert device.stream_handle(type("S", (), {"cuda_stream": 7})()) == 7
+    assert device.stream_handle(type("S", (), {"ptr": 8})()) == 8
+    assert device.stream_handle(type("S", (), {"__cuda_stream__": lambda self: (0, 9)})()) == 9
+    assert device.stream_handle(type("S", (), {"handle": ctypes.c_void_p(None)})()) == 0
+
+
+def test_window_sizes(tmp_path: Path) -> None:
+    resource = tmp_path / "resource"
+    resource.write_text("0x0 0x0 0x0\n0x1000 0x1fff 0x40200\n0x4000000000 0x5fffffffff 0x14220c\n")
+    assert largest_window(resource) == 1 << 37
+    assert largest_window(tmp_path / "absent") == 0
+
+
+# --- orders ----------------------------------------------------------------------------------------------------------
+
+
+class Bench:
+    """Two streams, a producer's array, a copy on the device, a pinned array on the host."""
+
+    def __init__(self, runtime: DeviceRuntime) -> None:
+        self.runtime = runtime
+        self.one, self.two = runtime.stream(), runtime.stream()
+        self.data, self.copy = runtime.alloc(4 * N), runtime.alloc(4 * N)
+        self.host = runtime.alloc(4 * N, pinned=True)
+        self.event = runtime.event()
+
+    def right(self, value: float) -> bool:
+        return bool((view(self.host) == value).all())
+
+    def end(self) -> None:
+        self.one.synchronize()
+        self.two.synchronize()
+
+
+def through_two_streams(
+    b: Bench, *, wait: bool = True, late: bool = True, sync: bool = True, keep: bool = True
+) -> bool:
+    """Produce in one stream, copy in the other, look at it on the host. Each keyword leaves one thing out, or wrong.
+
+    The producer is held until everything was issued and whatever does not wait for it has had its chance to run.
+    """
+    runtime = b.runtime
+    with runtime.alloc(8, pinned=True) as word:
+        gate = ctypes.c_uint32.from_address(word.handle)
+        gate.value = 0
+        runtime.wait_value(b.one.handle, word.handle, 1)
+        fill(runtime, b.one.handle, b.data, 3.0)
+        b.event.record(b.one.handle if late else b.two.handle)
+        if wait:
+            runtime.wait_event(b.two.handle, b.event)
+        runtime.copy(b.copy.handle, b.data.handle, 4 * N, b.two.handle)
+        if not keep:
+            b.data.close()
+        runtime.copy(b.host.handle, b.copy.handle, 4 * N, b.two.handle)
+        done = runtime.event()
+        done.record(b.two.handle)
+        chance = time.monotonic() + 0.5
+        while not done.done() and time.monotonic() < chance:
+            time.sleep(1e-3)
+        early = b.right(3.0)
+        gate.value = 1
+        if sync:
+            until(done)
+        right = b.right(3.0) if sync else early
+        b.end()
+    return right
+
+
+def test_the_right_order_is_right(runtime: DeviceRuntime) -> None:
+    assert through_two_streams(Bench(runtime))
+
+
+@pytest.mark.parametrize(
+    "mistake",
+    [{"sync": False}, {"late": False}, {"wait": False}, {"keep": False}],
+    ids=["forgotten sync", "wrong stream", "missing wait", "use after free"],
+)
+def test_a_wrong_order_is_wrong(runtime: DeviceRuntime, mistake: dict[str, bool]) -> None:
+    assert not through_two_streams(Bench(runtime), **mistake)
+
+
+def test_a_stream_waits_for_memory(runtime: DeviceRuntime) -> None:
+    b = Bench(runtime)
+    with runtime.alloc(8, pinned=True) as word:
+        flag = ctypes.c_uint32.from_address(word.handle)
+        flag.value = 0
+        runtime.wait_value(b.one.handle, word.handle, 2)
+        fill(runtime, b.one.handle, b.data, 1.0)
+        b.event.record(b.one.handle)
+        flag.value = 1
+        time.sleep(0.02)
+        assert not b.event.done()
+        runtime.write_value(b.two.handle, word.handle, 2)
+        until(b.event)
+        assert (view(b.data) == 1.0).all()
+
+
+def test_freed_memory_is_noticed(runtime: DeviceRuntime) -> None:
+    library = ctypes.CDLL(runtime.path)
+    before = library.fakegpu_misuses()
+    assert not through_two_streams(Bench(runtime), keep=False)
+    assert library.fakegpu_misuses() > before

@@ -1,0 +1,31 @@
+"""GPU runtimes behind one narrow interface: which are here, whose memory an address is, which device a rank works with.
+
+A runtime's library is found and opened when it is first asked for, never at import; a machine without one has ranks of
+the vendor ``host``.
+"""
+
+from ucc_hetero.device.pointers import pointer_vendor, require, whose
+from ucc_hetero.device.rank import Place, bind, local_rank, place_of
+from ucc_hetero.device.runtime import Block, DeviceRuntime, Event, Pointer, Stream
+from ucc_hetero.device.streams import stream_handle
+from ucc_hetero.device.vendors import MEMORY_NAMES, available, report, runtime_of
+
+__all__ = [
+    "MEMORY_NAMES",
+    "Block",
+    "DeviceRuntime",
+    "Event",
+    "Place",
+    "Pointer",
+    "Stream",
+    "available",
+    "bind",
+    "local_rank",
+    "place_of",
+    "pointer_vendor",
+    "report",
+    "require",
+    "runtime_of",
+    "stream_handle",
+    "whose",
+]

@@ -1,0 +1,26 @@
+"""NVIDIA: the CUDA driver library, which comes with the driver."""
+
+from __future__ import annotations
+
+import os
+
+from ucc_hetero.native import lib
+
+__all__ = ["CODE", "VENDOR", "candidates", "prepare"]
+
+VENDOR = "nvidia"
+CODE = lib.UCCH_CUDA
+
+
+def candidates() -> list[str]:
+    """Where the library may be, best first."""
+    return ["libcuda.so.1"]
+
+
+def prepare() -> None:
+    """Before the library starts: kernels are loaded with their modules, not at their first launch.
+
+    A first launch waits for the device; while a stream of it waits for a collective, that would be for ever. Whoever
+    set the variable keeps it, and where CUDA runs already it comes too late (docs/gpu.md).
+    """
+    os.environ.setdefault("CUDA_MODULE_LOADING", "EAGER")

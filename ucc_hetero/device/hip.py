@@ -1,0 +1,24 @@
+"""AMD: the HIP runtime library, from the site's ROCm or from what another package loaded."""
+
+from __future__ import annotations
+
+import os
+
+from ucc_hetero.native import lib, mapped
+
+__all__ = ["CODE", "VENDOR", "candidates", "prepare"]
+
+VENDOR = "amd"
+CODE = lib.UCCH_HIP
+
+
+def candidates() -> list[str]:
+    """Where the library may be, best first: in this process, under ROCM_PATH or /opt/rocm, where the loader looks."""
+    present = mapped("libamdhip64.so")
+    folder = os.path.join(os.environ.get("ROCM_PATH") or "/opt/rocm", "lib")
+    names = [f"libamdhip64.so.{major}" for major in (7, 6, 5)]
+    return [*([present] if present else []), *(os.path.join(folder, name) for name in names), *names]
+
+
+def prepare() -> None:
+    """Nothing to set."""

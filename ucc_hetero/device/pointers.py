@@ -1,0 +1,46 @@
+"""Whose memory an address is."""
+
+from __future__ import annotations
+
+from ucc_hetero.device.runtime import DeviceRuntime
+from ucc_hetero.device.vendors import available, report, runtime_of
+
+__all__ = ["pointer_vendor", "require", "whose"]
+
+
+def pointer_vendor(address: int) -> tuple[str, int]:
+    """Vendor and device number of a pointer that claims to be on a device; pinned host memory is ``host``.
+
+    ``BufferError`` when no runtime is here to ask, or when none knows the address: freed, or never a device's.
+    """
+    runtimes = available()
+    if not runtimes:
+        raise BufferError(
+            f"whose memory {address:#x} is cannot be told: no GPU runtime is loaded "
+            f"(nvidia: {report('nvidia')}; amd: {report('amd')})"
+        )
+    for runtime in runtimes:
+        found = runtime.pointer(address)
+        if found.kind == "pinned":
+            return "host", 0
+        if found.kind != "unknown":
+            return runtime.vendor, found.device
+    names = " or ".join(runtime.vendor for runtime in runtimes)
+    raise BufferError(f"{address:#x} is no memory of {names}: it was freed, or is not a device pointer")
+
+
+def whose(address: int) -> tuple[str, int] | None:
+    """As :func:`pointer_vendor`, with None for what is not device memory or cannot be told."""
+    for runtime in available():
+        found = runtime.pointer(address)
+        if found.kind in ("device", "managed"):
+            return runtime.vendor, found.device
+    return None
+
+
+def require(vendor: str) -> DeviceRuntime:
+    """The runtime of ``vendor``; ``BufferError`` with what was tried where it is absent."""
+    runtime = runtime_of(vendor)
+    if runtime is None:
+        raise BufferError(f"it is {vendor} device memory, and no runtime for it could be loaded ({report(vendor)})")
+    return runtime

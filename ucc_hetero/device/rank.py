@@ -1,0 +1,81 @@
+"""Which vendor and device this rank works with, and binding the native engine to it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from ucc_hetero.device.runtime import DeviceRuntime
+from ucc_hetero.device.vendors import available, runtime_of
+from ucc_hetero.errors import DeviceError
+from ucc_hetero.native import ffi, lib
+
+__all__ = ["Place", "bind", "local_rank", "place_of"]
+
+#: What launchers call the number of a rank on its host, in the order in which they are believed.
+_LOCAL_RANK = (
+    "OMPI_COMM_WORLD_LOCAL_RANK",
+    "MPI_LOCALRANKID",
+    "PMI_LOCAL_RANK",
+    "MV2_COMM_WORLD_LOCAL_RANK",
+    "SLURM_LOCALID",
+    "LOCAL_RANK",
+)
+
+
+class Place(NamedTuple):
+    """A rank's vendor and its device number there; ``host`` and 0 for a rank without a GPU."""
+
+    vendor: str
+    device: int
+
+
+def local_rank(environ: Mapping[str, str] | None = None) -> int:
+    """This rank's number on its host, as the launcher says; 0 where none does."""
+    source = os.environ if environ is None else environ
+    return next((int(source[name]) for name in _LOCAL_RANK if source.get(name, "").isdigit()), 0)
+
+
+def place_of(emulated: str = "") -> Place:
+    """Where this rank's buffers live.
+
+    The first vendor whose runtime sees a device; there the device that the calling thread has chosen, else the local
+    rank's turn. ``emulated`` names the vendor where it is decided already (``UCCH_EMULATE``): that vendor's runtime is
+    used if it is here, and else the name alone counts.
+    """
+    runtimes = [runtime_of(emulated)] if emulated else available()
+    for runtime in runtimes:
+        if runtime is not None:
+            return Place(runtime.vendor, _device(runtime))
+    return Place(emulated or "host", 0)
+
+
+def _device(runtime: DeviceRuntime) -> int:
+    # Where "none chosen" cannot be told from "the first", only another than the first was chosen for certain.
+    chosen = runtime.current()
+    undecided = chosen is None or (chosen == 0 and runtime.vendor == "amd")
+    return local_rank() % runtime.count() if undecided or chosen is None else chosen
+
+
+def bind(place: Place) -> DeviceRuntime | None:
+    """Let the native engine, and the calling thread, work with this device from now on.
+
+    Returns its runtime, None for a rank without one. A process has one device: ``DeviceError`` for a second one.
+    """
+    global _bound
+    runtime = runtime_of(place.vendor)
+    if runtime is None:
+        return None
+    if _bound is not None and _bound != place:
+        raise DeviceError(
+            f"this process works with {_bound.vendor} device {_bound.device} already and cannot change to "
+            f"{place.vendor} device {place.device}: choose the device before the first Communicator"
+        )
+    if lib.ucch_device_bind(runtime.code, place.device) < 0:
+        raise DeviceError(f"{place.vendor} device {place.device}: {ffi.string(lib.ucch_device_error()).decode()}")
+    _bound = place
+    return runtime
+
+
+_bound: Place | None = None

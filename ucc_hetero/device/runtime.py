@@ -1,0 +1,222 @@
+"""One GPU runtime as the rest of the package sees it. Device numbers are the runtime's own, from 0."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from ucc_hetero.errors import DeviceError
+from ucc_hetero.native import ffi, lib
+
+__all__ = ["Block", "DeviceRuntime", "Event", "Pointer", "Stream"]
+
+#: What an address can be: not known to the runtime, pinned host memory, device memory, managed memory.
+KINDS = {
+    lib.UCCH_MEMORY_UNKNOWN: "unknown",
+    lib.UCCH_MEMORY_PINNED: "pinned",
+    lib.UCCH_MEMORY_DEVICE: "device",
+    lib.UCCH_MEMORY_MANAGED: "managed",
+}
+
+
+class Pointer(NamedTuple):
+    """What the runtime says of an address: ``unknown``, ``pinned``, ``device`` or ``managed``, and whose device."""
+
+    kind: str
+    device: int
+
+
+class DeviceRuntime:
+    """A loaded runtime library. Calls that fail raise :class:`~ucc_hetero.errors.DeviceError` with its reason.
+
+    ``code`` is the native engine's number of the runtime, ``path`` the file it came from.
+    """
+
+    def __init__(self, vendor: str, code: int, path: str) -> None:
+        self.vendor, self.code, self.path = vendor, code, path
+
+    def __repr__(self) -> str:
+        return f"<DeviceRuntime of {self.vendor} from {self.path}>"
+
+    def check(self, call: str, status: int) -> int:
+        """Return ``status``, or raise what the library said."""
+        if status < 0:
+            reason = ffi.string(lib.ucch_device_error()).decode(errors="replace")
+            raise DeviceError(f"{self.vendor} runtime ({self.path}): {call}: {reason}")
+        return status
+
+    def _int(self, call: str, function: Any, *args: Any) -> int:
+        out = ffi.new("int *")
+        self.check(call, function(self.code, *args, out))
+        return int(out[0])
+
+    # --- devices ------------------------------------------------------------------------------------------------------
+
+    def version(self) -> str:
+        """Version of the runtime or driver, such as ``12.8``."""
+        number = self._int("version", lib.ucch_device_version)
+        return f"{number // 1000}.{number % 1000 // 10}"
+
+    def count(self) -> int:
+        """How many devices this process may use."""
+        return self._int("count", lib.ucch_device_count)
+
+    def current(self) -> int | None:
+        """The calling thread's device; None where it has not chosen one."""
+        device = self._int("current device", lib.ucch_device_current)
+        return None if device < 0 else device
+
+    def use(self, device: int) -> None:
+        """Make ``device`` the calling thread's."""
+        self._known(device)
+        self.check(f"device {device}", lib.ucch_device_use(self.code, device))
+
+    def _known(self, device: int) -> None:
+        count = self.count()
+        if not 0 <= device < count:
+            raise DeviceError(f"device {device} does not exist: the {self.vendor} runtime sees {count} device(s)")
+
+    def bus(self, device: int) -> str:
+        """PCI address, as sysfs spells it: ``0000:3b:00.0``."""
+        self._known(device)
+        text = ffi.new("char[32]")
+        self.check(f"PCI address of device {device}", lib.ucch_device_bus(self.code, device, text, 32))
+        return str(ffi.string(text).decode()).lower()
+
+    def bar_bytes(self, device: int) -> int:
+        """Bytes of the device's largest memory window on the PCI bus; 0 where the kernel does not show it.
+
+        The host can address all of the device's memory only if this is as large as that memory ("large BAR").
+        """
+        return largest_window(Path("/sys/bus/pci/devices") / self.bus(device) / "resource")
+
+    # --- memory -------------------------------------------------------------------------------------------------------
+
+    def pointer(self, address: int) -> Pointer:
+        """What the runtime knows of ``address``."""
+        kind, device = ffi.new("int *"), ffi.new("int *")
+        status = lib.ucch_device_pointer(self.code, ffi.cast("void *", address), kind, device)
+        self.check(f"address {address:#x}", status)
+        return Pointer(KINDS[kind[0]], int(device[0]))
+
+    def shareable(self, address: int) -> bool:
+        """True when another process of this host can map the memory (inter-process communication)."""
+        return bool(lib.ucch_device_shareable(self.code, ffi.cast("void *", address)) == 0)
+
+    @property
+    def memory_type(self) -> int:
+        """The memory type under which UCC and UCX know the device memory (``ucc_memory_type_t``)."""
+        return int(lib.ucch_device_memory_type(self.code))
+
+    def alloc(self, nbytes: int, *, pinned: bool = False) -> Block:
+        """Memory of the current device, or pinned host memory; freed by ``close``, never behind your back."""
+        out = ffi.new("void **")
+        what = f"{nbytes} bytes of {'pinned' if pinned else 'device'} memory"
+        self.check(what, lib.ucch_device_alloc(self.code, out, nbytes, pinned))
+        return Block(self, int(ffi.cast("uintptr_t", out[0])), nbytes, pinned)
+
+    def copy(self, dst: int, src: int, nbytes: int, stream: int = 0) -> None:
+        """Copy in ``stream``, between any two kinds of memory; done when the stream gets there."""
+        to, of, at = (ffi.cast("void *", a) for a in (dst, src, stream))
+        self.check("copy", lib.ucch_device_copy(self.code, to, of, nbytes, at))
+
+    # --- streams and events -------------------------------------------------------------------------------------------
+
+    def stream(self) -> Stream:
+        """A stream of the current device, not ordered with its default stream."""
+        out = ffi.new("void **")
+        self.check("stream", lib.ucch_stream_new(self.code, out))
+        return Stream(self, int(ffi.cast("uintptr_t", out[0])))
+
+    def event(self) -> Event:
+        """An event, to be recorded."""
+        out = ffi.new("void **")
+        self.check("event", lib.ucch_event_new(self.code, out))
+        return Event(self, int(ffi.cast("uintptr_t", out[0])))
+
+    def wait_event(self, stream: int, event: Event) -> None:
+        """Let what follows in ``stream`` wait for what came before the event."""
+        at, what = ffi.cast("void *", stream), ffi.cast("void *", event.handle)
+        self.check("wait for an event", lib.ucch_stream_wait(self.code, at, what))
+
+    def wait_value(self, stream: int, word: int, least: int) -> None:
+        """Let what follows in ``stream`` wait until the 4 bytes at ``word`` have reached ``least``."""
+        at, what = ffi.cast("void *", stream), ffi.cast("void *", word)
+        self.check("wait for a value", lib.ucch_stream_hold(self.code, at, what, least))
+
+    def write_value(self, stream: int, word: int, value: int) -> None:
+        """Write 4 bytes when ``stream`` gets there."""
+        at, what = ffi.cast("void *", stream), ffi.cast("void *", word)
+        self.check("write a value", lib.ucch_stream_write(self.code, at, what, value))
+
+
+class _Handle:
+    """A handle of the runtime's that is released once."""
+
+    def __init__(self, runtime: DeviceRuntime, handle: int) -> None:
+        self.runtime, self.handle = runtime, handle
+
+    def __enter__(self) -> Any:
+        return self
+
+    def __exit__(self, *failure: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Release it; a second call does nothing."""
+        handle, self.handle = self.handle, 0
+        if handle:
+            self._release(ffi.cast("void *", handle))
+
+    def _release(self, handle: Any) -> None:
+        raise NotImplementedError
+
+
+class Stream(_Handle):
+    """Work in order, asynchronous to the host. ``handle`` is the runtime's."""
+
+    def synchronize(self) -> None:
+        """Wait on the host until the stream has done everything."""
+        handle = ffi.cast("void *", self.handle)
+        self.runtime.check("synchronize", lib.ucch_stream_sync(self.runtime.code, handle))
+
+    def _release(self, handle: Any) -> None:
+        self.runtime.check("stream", lib.ucch_stream_free(self.runtime.code, handle))
+
+
+class Event(_Handle):
+    """A point in a stream."""
+
+    def record(self, stream: int) -> None:
+        """Mark the point that ``stream`` has reached when all work given to it so far is done."""
+        event, at = ffi.cast("void *", self.handle), ffi.cast("void *", stream)
+        self.runtime.check("record", lib.ucch_event_record(self.runtime.code, event, at))
+
+    def done(self) -> bool:
+        """True when the stream has passed the point."""
+        event = ffi.cast("void *", self.handle)
+        return bool(self.runtime.check("event", lib.ucch_event_done(self.runtime.code, event)))
+
+    def _release(self, handle: Any) -> None:
+        self.runtime.check("event", lib.ucch_event_free(self.runtime.code, handle))
+
+
+class Block(_Handle):
+    """Allocated memory. ``handle`` is its address."""
+
+    def __init__(self, runtime: DeviceRuntime, address: int, nbytes: int, pinned: bool) -> None:
+        super().__init__(runtime, address)
+        self.nbytes, self.pinned = nbytes, pinned
+
+    def _release(self, handle: Any) -> None:
+        self.runtime.check("free", lib.ucch_device_free(self.runtime.code, handle, self.pinned))
+
+
+def largest_window(resource: Path) -> int:
+    """The largest address range in a PCI device's ``resource`` file (lines of start, end, flags); 0 without one."""
+    try:
+        lines = resource.read_text().splitlines()
+    except OSError:
+        return 0
+    ranges = [[int(field, 16) for field in line.split()[:2]] for line in lines if len(line.split()) == 3]
+    return max((end - start + 1 for start, end in ranges if end > start), default=0)
