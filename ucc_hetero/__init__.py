@@ -6,14 +6,11 @@
     comm = ucc_hetero.Communicator(MPI.COMM_WORLD)
     comm.Allreduce(send, recv, op=MPI.SUM)
 
-Importing loads libucp when mpi4py.MPI has not been imported yet, and does nothing else: MPI libraries bring a UCX of
-their own, and the first one in a process serves everybody.
+Importing this before ``mpi4py.MPI`` sees to it that libucp is loaded when MPI is, and does nothing else: MPI libraries
+bring a UCX of their own, and the first one in a process serves everybody.
 """
 
 from __future__ import annotations
-
-import sys as _sys
-from contextlib import suppress as _suppress
 
 from ._version import __version__
 from .comm import Communicator
@@ -29,7 +26,7 @@ from .errors import (
     TruncationError,
     UCCHError,
 )
-from .native import preload_ucx as _preload_ucx
+from .native import load_before_mpi as _load_before_mpi
 from .probe import Message
 from .request import PersistentRequest, Request
 from .types import OPS as _OPS
@@ -70,7 +67,4 @@ __all__ = [
     "__version__",
 ]
 
-if "mpi4py.MPI" not in _sys.modules:
-    # A failure is said again, with all its reasons, by the first communicator.
-    with _suppress(LibraryNotFound):
-        _preload_ucx()
+_load_before_mpi()

@@ -6,9 +6,12 @@ libucp may be called before :func:`load`.
 
 from __future__ import annotations
 
+import contextlib
+import importlib.abc
 import importlib.util
 import os
 import re
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,7 +19,7 @@ from . import env
 from ._native import ffi, lib
 from .errors import LibraryNotFound
 
-__all__ = ["Libraries", "ffi", "lib", "load", "loaded", "mapped", "preload_ucx"]
+__all__ = ["Libraries", "ffi", "lib", "load", "load_before_mpi", "loaded", "mapped", "preload_ucx"]
 
 #: The order matters: each needs those before it, and only absolute paths keep another UCX's files out.
 UCX_FILES = ("libucs.so.0", "libucs_signal.so.0", "libuct.so.0", "libucp.so.0")
@@ -120,6 +123,27 @@ def preload_ucx() -> str:
             raise LibraryNotFound(_failure("libucp", notes))
     _ucx = (mapped("libucp.so") or "libucp.so.0", notes)
     return _ucx[0]
+
+
+class _BeforeMPI(importlib.abc.MetaPathFinder):
+    """Finds nothing; sees mpi4py.MPI being imported, which initialises MPI, and loads libucp first.
+
+    Not at once, because libucs measures the clock when it is loaded, which takes up to half a second on a busy machine;
+    MPI libraries with UCX spend that time anyway.
+    """
+
+    def find_spec(self, fullname: str, path: object = None, target: object = None) -> None:
+        if fullname == "mpi4py.MPI":
+            sys.meta_path.remove(self)
+            # A failure is said again, with all its reasons, by the first communicator.
+            with contextlib.suppress(LibraryNotFound):
+                preload_ucx()
+
+
+def load_before_mpi() -> None:
+    """Arrange for :func:`preload_ucx` to happen just before mpi4py.MPI is imported, if it was not imported yet."""
+    if "mpi4py.MPI" not in sys.modules:
+        sys.meta_path.insert(0, _BeforeMPI())
 
 
 def _failure(library: str, tried: list[str]) -> str:
