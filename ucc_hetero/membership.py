@@ -9,9 +9,11 @@ from ._version import __version__
 from .agreement import Facts
 from .errors import AgreementError, CollectiveError, UCCHError
 from .liveness import Board
+from .native import lib
 from .select import Tuning
 from .teams import Teams
 from .topology import Topology
+from .turns import turn
 
 __all__ = ["Membership"]
 
@@ -26,10 +28,21 @@ class Membership:
     def __init__(self, mpi: Any, timeout: float) -> None:
         self.mpi = mpi
         self.rank, self.size = int(mpi.Get_rank()), int(mpi.Get_size())
-        self.facts, ids = self._exchange()
-        agreement.judge(self.facts)
-        #: Number of the communicator, part of every message tag.
-        self.id = _claim(ids)
+        numbers: list[tuple[int, bytes]] = []
+
+        def together(ready: bool) -> bool:
+            """Exchange everything; several threads may be here with communicators of their own."""
+            self.facts, numbers[:], everyone_ready = self._exchange(ready)
+            return everyone_ready
+
+        with turn(together):
+            agreement.judge(self.facts)
+            #: Number of the communicator, part of every message tag.
+            self.id = _claim(numbers)
+            self._create(timeout)
+
+    def _create(self, timeout: float) -> None:
+        mpi = self.mpi
         vendors = [f.vendor for f in self.facts]
         nodes: dict[tuple[str, ...], int] = {}
         hosts = [nodes.setdefault(f.host.node, len(nodes)) for f in self.facts]
@@ -38,18 +51,22 @@ class Membership:
         self.job = job.job_of(mpi, self.facts, vendors)
         self.board = Board(mpi, [f.host.memory for f in self.facts])
         members = [self.job.index[f.process] for f in self.facts]
-        self.teams = Teams(self.job, members, self.rank, timeout)
+        self.teams = Teams(self.job, members, self.rank, self.id, timeout)
+        self.discard()
         self._first_teams()
 
-    def _exchange(self) -> tuple[list[Facts], list[bytes]]:
-        """Everyone's facts and communicator numbers in use; a rank that cannot take part says why to all."""
+    def _exchange(self, ready: bool) -> tuple[list[Facts], list[tuple[int, bytes]], bool]:
+        """Everyone's facts, (last communicator number, numbers in use), and whether all are ready.
+
+        A rank that cannot take part says why to all.
+        """
         from mpi4py import MPI
 
         world = MPI.COMM_WORLD
         failure: Exception | None = None
         try:
             vendor = job.vendor_of(world.Get_rank(), world.Get_size())
-            mine: Any = (job.process().facts(vendor, 0, __version__), bytes(_ids))
+            mine: Any = (job.process().facts(vendor, 0, __version__), (_last[0], bytes(_ids)), ready)
             log.set_rank(world.Get_rank(), vendor)
         except (UCCHError, ValueError) as error:
             failure, mine = error, f"{type(error).__name__}: {error}"
@@ -60,7 +77,7 @@ class Membership:
         if bad:
             lines = "\n".join(f"  rank {rank}: {text}" for rank, text in bad.items())
             raise AgreementError(f"some ranks of this job cannot take part:\n{lines}") from failure
-        return [facts for facts, _ in everyone], [ids for _, ids in everyone]
+        return [e[0] for e in everyone], [e[1] for e in everyone], all(e[2] for e in everyone)
 
     def _first_teams(self) -> None:
         """Make the teams that nearly every plan needs and try them; all ranks learn whether all of them work."""
@@ -80,8 +97,13 @@ class Membership:
         if bad:
             raise CollectiveError(f"rank {bad[0][0]} could not create its teams: {bad[0][1]}")
 
+    def discard(self) -> None:
+        """Throw away messages under this communicator's number that nobody has received."""
+        lib.ucch_discard_all(self.job.process.worker.handle, self.id << 52, 0xFFF << 52)
+
     def close(self) -> None:
         """Release teams and board; collective."""
+        self.discard()
         self.teams.close()
         self.board.close()
         self.release_id()
@@ -91,20 +113,25 @@ class Membership:
         _ids[self.id >> 3] &= ~(1 << (self.id & 7))
 
 
-#: Communicator numbers in use by this process, a bit each; part of every message tag.
+#: Communicator numbers in use by this process, a bit each, and the last one taken; part of every message tag.
 _ids = bytearray(512)
+_last = [-1]
 
 
-def _claim(everyones: list[bytes]) -> int:
-    """The lowest number that is free on every rank."""
-    for byte in range(len(_ids)):
-        taken = 0
-        for ids in everyones:
-            taken |= ids[byte]
-        if taken != 0xFF:
-            bit = (~taken & (taken + 1)).bit_length() - 1
-            _ids[byte] |= 1 << bit
-            return byte * 8 + bit
-    raise UCCHError("4096 communicators exist already; Free those that are no longer used")
+def _claim(numbers: list[tuple[int, bytes]]) -> int:
+    """A number that is free on every rank; the one that has been free for longest, as far as possible.
 
-
+    Messages that nobody received may still be on their way when their communicator is freed: its number rests.
+    """
+    taken = 0
+    for _, ids in numbers:
+        taken |= int.from_bytes(ids, "little")
+    count = 8 * len(_ids)
+    first = 1 + max(last for last, _ in numbers)
+    for number in range(first, first + count):
+        number %= count
+        if not taken >> number & 1:
+            _ids[number >> 3] |= 1 << (number & 7)
+            _last[0] = number
+            return number
+    raise UCCHError(f"{count} communicators exist already; Free those that are no longer used")

@@ -11,7 +11,7 @@ from . import log
 from .errors import NotSupported, UCCHError
 from .native import ffi, lib
 
-__all__ = ["PersistentRequest", "Request", "reap", "set_status", "settle", "wait_op"]
+__all__ = ["PersistentRequest", "Request", "fill_empty", "reap", "set_status", "settle", "wait_op"]
 
 #: Seconds that a wait stays in C before Python looks for signals (Ctrl-C).
 SLICE = 0.05
@@ -84,7 +84,7 @@ def set_status(status: Any, source: int, tag: int, nbytes: int, error: int = 0) 
     status.Set_cancelled(False)
 
 
-def _empty(status: Any) -> None:
+def fill_empty(status: Any) -> None:
     """What MPI says of a request that is not active."""
     if status is not None:
         from mpi4py import MPI
@@ -129,14 +129,14 @@ class Request:
 
     def __del__(self) -> None:
         if not getattr(self, "_done", True):
-            _dropped.append(_Dropped(self._op, self._keep, self._finish, self._withdraw, self._owner))
+            self._drop()
 
     # --- one request --------------------------------------------------------------------------------------------------
 
     def Wait(self, status: Any = None) -> bool:
         """Wait until the call has finished, then return True."""
         if self._done:
-            _empty(status)
+            fill_empty(status)
         else:
             self._arm()
             self._complete(wait_op(self._op), status)
@@ -145,13 +145,17 @@ class Request:
     def Test(self, status: Any = None) -> bool:
         """Make some progress and return whether the call has finished."""
         if self._done:
-            _empty(status)
+            fill_empty(status)
             return True
-        state = lib.ucch_test(self._op)
+        state = self._ended()
         if not state:
             return False
         self._complete(state, status)
         return True
+
+    def _ended(self) -> int:
+        """After some progress: 1 when the call has ended well, 2 when it failed, 0 while it goes on."""
+        return int(lib.ucch_test(self._op))
 
     def wait(self, status: Any = None) -> None:
         """``Wait``; returns None, as mpi4py does for a request without a pickled object."""
@@ -163,8 +167,8 @@ class Request:
 
     def Get_status(self, status: Any = None) -> bool:
         """Whether the call has ended; the request stays as it is, and the next ``Wait`` or ``Test`` completes it."""
-        _empty(status)
-        return self._done or bool(lib.ucch_test(self._op))
+        fill_empty(status)
+        return self._done or bool(self._ended())
 
     def Cancel(self) -> None:
         """Take back a receive that nothing has matched; ``Wait`` then returns and ``status.Is_cancelled()`` is true.
@@ -182,12 +186,16 @@ class Request:
         """Give the request up; the call goes on and its buffers stay alive until it has finished."""
         if not self._done:
             self._done = True
-            _dropped.append(_Dropped(self._op, self._keep, self._finish, self._withdraw, self._owner))
+            self._drop()
 
     @property
     def finished(self) -> bool:
         """True when the call has finished and its result was taken by ``Wait`` or ``Test``."""
         return self._done
+
+    def _drop(self) -> None:
+        """Leave the call to :func:`reap`."""
+        _dropped.append(_Dropped(self._op, self._keep, self._finish, self._withdraw, self._owner))
 
     def _arm(self) -> None:
         """Begin to count the time limit of a wait."""
@@ -214,7 +222,7 @@ class Request:
     def Testall(cls, requests: Sequence[Request], statuses: list[Any] | None = None) -> bool:
         """Make some progress and return whether all have finished; until then none of them is completed."""
         _ours(requests)
-        if not all(r._done or lib.ucch_test(r._op) for r in requests):
+        if not all(r._done or r._ended() for r in requests):
             return False
         return _complete_all(requests, statuses)
 
@@ -241,7 +249,7 @@ class Request:
             if requests[i].Test(status):
                 return i, True
         if not active:
-            _empty(status)
+            fill_empty(status)
         return _undefined(), not active
 
     @classmethod
@@ -251,8 +259,11 @@ class Request:
         ``statuses[i]`` belongs to the i-th index of the result.
         """
         _ours(requests)
-        _wait_many(requests, every=False)
-        return cls.Testsome(requests, statuses)
+        while True:
+            _wait_many(requests, every=False)
+            ready = cls.Testsome(requests, statuses)
+            if ready != []:
+                return ready
 
     @classmethod
     def Testsome(cls, requests: Sequence[Request], statuses: list[Any] | None = None) -> list[int] | None:
@@ -261,7 +272,7 @@ class Request:
         active = [i for i, r in enumerate(requests) if not r._done]
         if not active:
             return None
-        ready = [i for i in active if lib.ucch_test(requests[i]._op)]
+        ready = [i for i in active if requests[i]._ended()]
         _complete_all([requests[i] for i in ready], statuses)
         return ready
 
@@ -334,14 +345,14 @@ class PersistentRequest(Request):
     def Wait(self, status: Any = None) -> bool:
         """Wait until the call has finished, then return True."""
         if self._done:
-            _empty(status)
+            fill_empty(status)
             return True
         if self._timeout:
             self._arm()
         state = _wait(self._op, SLICE)
         if state == 1 and self._simple:
             self._done = True
-            _empty(status)
+            fill_empty(status)
         else:
             self._complete(state or wait_op(self._op), status)
         return True

@@ -5,21 +5,24 @@ from __future__ import annotations
 import time
 from array import array
 from collections.abc import Iterable, Sequence
+from functools import partial
 
 from . import ucc
-from .errors import CollectiveError
+from .errors import CollectiveError, CollectiveTimeout
 from .job import Job
+from .native import lib
 from .plan import Step
+from .turns import turn
 from .types import DTYPES, OPS
 
 __all__ = ["Teams"]
 
 
 class Teams:
-    """The teams of one communicator. ``members[r]`` is the job rank of communicator rank r."""
+    """The teams of one communicator, number ``tag``. ``members[r]`` is the job rank of communicator rank r."""
 
-    def __init__(self, job: Job, members: Sequence[int], rank: int, timeout: float) -> None:
-        self.job, self.members, self.rank, self.timeout = job, tuple(members), rank, timeout
+    def __init__(self, job: Job, members: Sequence[int], rank: int, tag: int, timeout: float) -> None:
+        self.job, self.members, self.rank, self.tag, self.timeout = job, tuple(members), rank, tag, timeout
         self._teams: dict[tuple[tuple[int, ...], str], ucc.Team] = {}
 
     def get(self, ranks: tuple[int, ...], link: str) -> ucc.Team:
@@ -43,9 +46,42 @@ class Teams:
             places = [job.island_index[p] for p in places]
         if context is None:
             raise CollectiveError(f"rank {self.rank}: no {link} context for a team of ranks {list(ranks)}")
-        team = context.team(places, self.timeout)
-        self._canary(team, ranks, link)
+        with turn(partial(self._all_ready, [self.members[r] for r in ranks])):
+            team = context.team(places, self.timeout)
+            self._canary(team, ranks, link)
         return team
+
+    def _all_ready(self, places: list[int], ready: bool) -> bool:
+        """Whether every rank of a new team is ready to make it; the first one asks, over the job's MPI communicator."""
+        first, word = places[0], array("b", [ready])
+        if self.job.rank != first:
+            self._say(word, first)
+            return bool(self._hear(first, places))
+        everyone = all([ready, *(self._hear(place, places) for place in places[1:])])
+        word[0] = everyone
+        for place in places[1:]:
+            self._say(word, place)
+        return everyone
+
+    def _say(self, word: array[int], place: int) -> None:
+        self.job.comm.Send(word, place, self.tag)
+
+    def _hear(self, place: int, places: list[int]) -> int:
+        """One rank's word; peers may need our side of earlier transfers before they come to speak."""
+        word = array("b", [0])
+        request = self.job.comm.Irecv(word, place, self.tag)
+        until, pause = time.monotonic() + self.timeout, 0.0
+        while not request.Test():
+            lib.ucch_progress_once()
+            time.sleep(pause)
+            pause = min(pause + 1e-6, 1e-3)
+            if time.monotonic() > until:
+                request.Cancel()
+                raise CollectiveTimeout(
+                    f"rank {self.rank}: a team of job ranks {places}: rank {place} of the job did not join within "
+                    f"{self.timeout:g} s"
+                )
+        return word[0]
 
     def _canary(self, team: ucc.Team, ranks: tuple[int, ...], link: str) -> None:
         """A checked allreduce: libucc may report success with wrong data, and a team that does is of no use."""

@@ -42,6 +42,7 @@ LAYERS = {
     "placement": 4,
     "job": 4,
     "teams": 4,
+    "turns": 4,
     "oob": 4,
     "ucc": 4,
     "ucx": 4,

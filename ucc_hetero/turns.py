@@ -1,0 +1,47 @@
+"""One thread at a time creates teams and communicators, and it is the same one on every rank that takes part.
+
+libucc sends what it exchanges during a creation under one tag. Threads that create teams at the same time, each with a
+communicator of its own, would take each other's messages, and locks taken in different orders on different ranks would
+wait for each other for ever.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+__all__ = ["turn"]
+
+#: The longest pause after a failed attempt, in seconds.
+_PAUSE = 0.002
+
+_creating = threading.RLock()
+
+
+@contextmanager
+def turn(everyone: Callable[[bool], bool]) -> Iterator[None]:
+    """Hold this process's turn to create something while every other rank of it holds theirs.
+
+    ``everyone(ready)`` tells the ranks whether this one is ready and returns whether all are; collective among them,
+    and repeated by all until they are.
+    """
+    while True:
+        ready = _creating.acquire(blocking=False)
+        try:
+            together = everyone(ready)
+        except BaseException:
+            if ready:
+                _creating.release()
+            raise
+        if together:
+            break
+        if ready:
+            _creating.release()
+        time.sleep(random.uniform(0, _PAUSE))
+    try:
+        yield
+    finally:
+        _creating.release()
