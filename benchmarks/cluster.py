@@ -1,0 +1,277 @@
+"""``python -m ucc_hetero.bench cluster``: collectives on emulated clusters against what their links can carry.
+
+For every case a cluster is built, plain TCP sockets show what its links carry (before and after the job, the best
+counts), and one job times ours, flat UCC and Open MPI call by call in turn. ``limit`` is the least time in which any
+plan can move what has to leave and enter the hosts, at the sockets' rate. Needs root.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from pathlib import Path
+from statistics import median
+from typing import Any, NoReturn
+
+from ucc_hetero.launch.emulate import Cluster, goodput, unavailable
+
+from . import system
+from .files import FORMAT, write_json
+from .options import BadUsage, HelpWanted
+from .table import COLLECTIVES
+
+__all__ = ["CASES", "ClusterCase", "Test", "limit", "run"]
+
+_MIB = 1 << 20
+#: Starts of a job that hangs before it is given up.
+_ATTEMPTS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Test:
+    """A collective of so many bytes: of the vector, of what all ranks have together, or for alltoall of each pair.
+
+    ``target`` is the ratio to the limit that is to be reached; 0 where the peers are the yardstick.
+    """
+
+    collective: str
+    nbytes: int
+    target: float = 0.0
+
+    def count(self, ranks: int) -> int:
+        """Float32 elements as the table of benchmarks counts them."""
+        per_rank = COLLECTIVES[self.collective].kind in ("gather_all", "gather_root", "scatter_root")
+        return self.nbytes // 4 // (ranks if per_rank else 1)
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterCase:
+    """One shape of cluster and what runs on it. ``slots`` and ``rate`` as for ``Cluster``, one per host or for all."""
+
+    name: str
+    slots: tuple[int, ...]
+    tests: tuple[Test, ...]
+    rate: str = "4gbit"
+    links: int = 1
+    interleaved: bool = False
+    env: dict[str, str] = field(default_factory=dict)
+
+    def cluster(self) -> Cluster:
+        """The cluster, not yet started."""
+        return Cluster(len(self.slots), self.slots, self.rate, self.links)
+
+    def hosts(self) -> list[int]:
+        """The host of each rank."""
+        slots, out = list(self.slots), []
+        while any(slots):
+            for host, free in enumerate(slots):
+                take = min(free, 1) if self.interleaved else free
+                out += [host] * take
+                slots[host] -= take
+        return out
+
+
+def _large(target: float) -> tuple[Test, ...]:
+    return tuple(Test("allreduce", n * _MIB, target) for n in (16, 64))
+
+
+def _others() -> tuple[Test, ...]:
+    names = ("allgather", "reduce_scatter", "bcast")
+    return (*(Test(name, 64 * _MIB, 1.15) for name in names), Test("alltoall", 16 * _MIB, 1.15))
+
+
+_SMALL = tuple(Test("allreduce", n) for n in (8, 64, 512, 4096))
+
+#: The shapes of cluster that the hierarchical layer is held to.
+CASES = (
+    ClusterCase("2x2", (2, 2), _large(1.05)),
+    ClusterCase("2x2 interleaved", (2, 2), _large(1.05), interleaved=True),
+    ClusterCase("3+1", (3, 1), _large(1.10)),
+    ClusterCase("2+2+1", (2, 2, 1), _large(1.10)),
+    ClusterCase("4x2", (2, 2, 2, 2), _large(1.10)),
+    ClusterCase("slow link", (2, 2), _large(1.10), rate="4gbit,1gbit"),
+    ClusterCase("slow link of three", (2, 2, 2), _large(1.10), rate="4gbit,4gbit,1gbit"),
+    ClusterCase("two links", (2, 2), _large(1.15), links=2),
+    ClusterCase("2x2 others", (2, 2), _others()),
+    ClusterCase("2x2 small", (2, 2), _SMALL),
+    ClusterCase("1+1 small", (1, 1), _SMALL),
+)
+
+
+def limit(test: Test, hosts: Sequence[int], rates: Sequence[float]) -> float:
+    """Seconds that any plan needs to move what has to leave and enter the hosts.
+
+    ``hosts`` has the host of each rank, ``rates`` the bytes per second of each host's link in either direction. An
+    allreduce over m hosts takes every vector out of and into each of them once, and 2(m-1) vectors over all links
+    together (m-1 to be added up, m-1 results).
+    """
+    ranks, n = len(hosts), test.nbytes
+    here = [hosts.count(host) for host in range(len(rates))]
+    if test.collective == "allreduce":
+        return max(n / min(rates), 2 * (len(rates) - 1) * n / sum(rates))
+    if test.collective == "bcast":
+        return n / min(rates)
+    if test.collective in ("allgather", "reduce_scatter"):  # what a host has, once; what the others have
+        return max(max(k, ranks - k) * n / ranks / rate for k, rate in zip(here, rates, strict=True))
+    if test.collective == "alltoall":
+        return max(k * (ranks - k) * n / rate for k, rate in zip(here, rates, strict=True))
+    raise ValueError(f"no limit is known for {test.collective}")
+
+
+def _sockets(cluster: Cluster) -> dict[int, float]:
+    """Nominal bits per second of a host's links -> bytes per second by plain sockets, both ways at once."""
+    found: dict[int, float] = {}
+    nominal = [sum(link.rate for link in host.links) for host in cluster.layout]
+    for a, b in pairwise(range(len(nominal))):
+        slower = min(nominal[a], nominal[b])
+        for _ in range(2):
+            found[slower] = max(found.get(slower, 0.0), goodput(cluster, a, b, link=None, both=True))
+    return found
+
+
+def _rates(cluster: Cluster, *found: Mapping[int, float]) -> list[float]:
+    """Bytes per second of each host's links: the best that was seen at their nominal rate, or in proportion to it."""
+    best: dict[int, float] = {}
+    for seen in found:
+        best |= {rate: max(value, best.get(rate, 0.0)) for rate, value in seen.items()}
+    share = max(value / rate for rate, value in best.items())
+    nominal = [sum(link.rate for link in host.links) for host in cluster.layout]
+    return [best.get(rate, rate * share) for rate in nominal]
+
+
+def _job(case: ClusterCase, cluster: Cluster, arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
+    """Run the tests of one case; what the job wrote."""
+    ranks = sum(case.slots)
+    tests = [
+        {"collective": t.collective, "nbytes": t.nbytes, "count": t.count(ranks), "seconds": arguments.seconds}
+        for t in case.tests
+    ]
+    spec, out = folder / "spec.json", folder / "out.json"
+    spec.write_text(json.dumps({"peers": arguments.peers, "tests": tests}))
+    # Without Open MPI's own use of UCX, so that both sides of the comparison are what their names say.
+    options = ["--mca", "pml", "ob1", "--mca", "btl", "self,sm,tcp"]
+    options += ["--map-by", "node"] if case.interleaved else []
+    environment = {"PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry), "OMP_NUM_THREADS": "1"}
+    for setting in arguments.x:
+        name, _, value = setting.partition("=")
+        environment[name] = value or os.environ.get(name, "")
+    command = [sys.executable, "-m", "ucc_hetero.bench.cluster_job", str(spec), str(out)]
+    done = _started(cluster, command, {**case.env, **environment}, options, 20.0 + 4 * arguments.seconds * len(tests))
+    if done.returncode or not out.exists():
+        raise RuntimeError(f"case {case.name!r} ended with status {done.returncode}\n{done.stdout}{done.stderr}")
+    return dict(json.loads(out.read_text()))
+
+
+def _started(
+    cluster: Cluster, command: Sequence[str], env: Mapping[str, str], options: Sequence[str], patience: float
+) -> subprocess.CompletedProcess[str]:
+    """Run a job. On a busy machine Open MPI 5's daemons now and then fail to find each other: then once more."""
+    for _ in range(_ATTEMPTS - 1):
+        with suppress(subprocess.TimeoutExpired):
+            return cluster.mpirun(command, env=env, options=options, timeout=patience)
+    return cluster.mpirun(command, env=env, options=options, timeout=patience)
+
+
+def measure(case: ClusterCase, arguments: argparse.Namespace) -> dict[str, Any]:
+    """Build the cluster, measure links and collectives, and return the rows of the case."""
+    with case.cluster() as cluster, tempfile.TemporaryDirectory(prefix="ucch-cluster-") as folder:
+        before = _sockets(cluster)
+        found = _job(case, cluster, arguments, Path(folder))
+        rates = _rates(cluster, before, _sockets(cluster))
+    for test, row in zip(case.tests, found["rows"], strict=True):
+        row["limit"], row["target"] = limit(test, case.hosts(), rates), test.target
+        row["median"] = {name: median(series["seconds"]) for name, series in row["series"].items()}
+        row["least"] = {name: min(series["seconds"]) for name, series in row["series"].items()}
+    shape = {"slots": case.slots, "rate": case.rate, "links": case.links, "interleaved": case.interleaved}
+    return {"case": case.name, **shape, "goodput": rates, **found, "load": os.getloadavg()[0]}
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise BadUsage(f"cluster: {message}; --help lists the options")
+
+
+def _arguments(words: Sequence[str]) -> argparse.Namespace:
+    parser = _Parser(prog="python -m ucc_hetero.bench cluster", description=__doc__, add_help=False)
+    parser.add_argument("-h", "--help", action="store_true", help="print this help")
+    names = ", ".join(case.name for case in CASES)
+    parser.add_argument("--case", action="append", default=[], help=f"only this one; may be repeated: {names}")
+    parser.add_argument("--collective", default="", help="only this one")
+    parser.add_argument("--seconds", type=float, default=4.0, help="for each test, shared by the peers (4)")
+    parser.add_argument("--peers", default="ours,ucc,mpi4py", help="who is measured (ours,ucc,mpi4py; also gloo)")
+    parser.add_argument("-x", action="append", default=[], metavar="NAME=VALUE", help="environment of the ranks")
+    parser.add_argument("--json", metavar="FILE", help="also write everything to this file")
+    found = parser.parse_args(list(words))
+    if found.help:
+        parser.print_help()
+        raise HelpWanted
+    unknown = [name for name in found.case if name not in {case.name for case in CASES}]
+    if unknown:
+        raise BadUsage(f"cluster: --case {unknown[0]!r} is not one of {names}")
+    found.peers = found.peers.split(",")
+    return found
+
+
+def _wanted(arguments: argparse.Namespace) -> list[ClusterCase]:
+    cases = [case for case in CASES if not arguments.case or case.name in arguments.case]
+    if not arguments.collective:
+        return cases
+    narrowed = []
+    for case in cases:
+        tests = tuple(test for test in case.tests if test.collective == arguments.collective)
+        if tests:
+            narrowed.append(replace(case, tests=tests))
+    return narrowed
+
+
+def _size(nbytes: int) -> str:
+    return f"{nbytes // _MIB}M" if nbytes >= _MIB else str(nbytes)
+
+
+def heading(peers: Sequence[str]) -> str:
+    """The table's first lines."""
+    columns = "".join(f"{f'{name}(ms)':>12}" for name in peers)
+    left = f"{'# case':<20}{'collective':<16}{'bytes':>6}{'limit(ms)':>11}"
+    return f"{left}{columns}{'ours/limit':>12}{'best':>8}{'target':>8}"
+
+
+def line(case: str, row: dict[str, Any], peers: Sequence[str]) -> str:
+    """One row of the table."""
+    times = "".join(f"{row['median'][p] * 1e3:12.3f}" if p in row["median"] else f"{'-':>12}" for p in peers)
+    text = f"{case:<20}{row['collective']:<16}{_size(row['nbytes']):>6}{row['limit'] * 1e3:11.3f}{times}"
+    if row["target"] and peers[0] in row["median"]:
+        ratio, best = (row[kind][peers[0]] / row["limit"] for kind in ("median", "least"))
+        return f"{text}{ratio:12.2f}{best:8.2f}{row['target']:8.2f}"
+    return text
+
+
+def run(words: Sequence[str], command: list[str]) -> int:
+    """Measure and print; returns the exit status."""
+    try:
+        arguments = _arguments(words)
+    except HelpWanted:
+        return 0
+    reason = unavailable()
+    if reason is not None:
+        raise BadUsage(f"cluster: {reason}")
+    cores = len(os.sched_getaffinity(0))
+    print(f"# load {os.getloadavg()[0]:.1f} on {cores} cores; medians; best = that of the fastest call", flush=True)
+    print(heading(arguments.peers), flush=True)
+    cases = []
+    for case in _wanted(arguments):
+        cases.append(measure(case, arguments))
+        for row in cases[-1]["rows"]:
+            print(line(case.name, row, arguments.peers), flush=True)
+    if arguments.json:
+        head = {"format": FORMAT, "benchmark": "cluster", "command": command, "date": system.date()}
+        more = {"machine": system.machine(), "versions": system.versions(), "source": system.commit()}
+        write_json(arguments.json, {**head, **more, "unit": "s", "cases": cases})
+    return 0

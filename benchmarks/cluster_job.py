@@ -1,0 +1,113 @@
+"""The part of ``python -m ucc_hetero.bench cluster`` that runs on the ranks: every peer in turn, call by call.
+
+Reads a list of tests as JSON, writes one of results. A sample is the slowest rank's time, after a barrier, of one long
+call or the mean of back-to-back short ones. Results are checked against numpy before anything is timed.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+
+from .calls import Case, Pool, bind, longest
+from .memory import open_memory
+from .peers import NotOffered, Peer, World, open_peer, open_world, prepare
+from .table import COLLECTIVES
+from .validate import Checker
+
+__all__ = ["main"]
+
+#: What one sample should take, and the most calls in it.
+_SAMPLE_SECONDS, _MOST_CALLS = 2e-3, 200
+#: Untimed calls before the first sample: connections are made, pages touched, TCP's windows opened.
+_WARM = 2
+#: Samples that every peer gets, however slow, and the most that are taken.
+_LEAST, _MOST = 2, 40
+
+
+class _Runner:
+    """One peer's call of one test."""
+
+    def __init__(self, peer: Peer, call: Callable[[], Any]) -> None:
+        self.peer, self.call = peer, call
+        self.calls, self.spent = 1, 0.0
+        self.samples: list[float] = []
+
+    def sample(self, world: World) -> float:
+        """Seconds per call of the slowest rank."""
+        world.barrier()
+        start = perf_counter()
+        for _ in range(self.calls):
+            self.call()
+        mine = (perf_counter() - start) / self.calls
+        slowest = world.spread(mine)[2]
+        self.spent += slowest * self.calls
+        return slowest
+
+
+def _ready(peer: Peer, case: Case, pool: Pool, world: World) -> _Runner:
+    """Bind a call, prove once that it gives the right answer, warm up and choose how many calls make a sample."""
+    buffers = pool.take(case)
+    runner = _Runner(peer, bind(peer, case, buffers, "blocking"))
+    checker = Checker(case, np.dtype(np.float32))
+    checker.load(buffers, 0)
+    world.barrier()
+    runner.call()
+    wrong = world.total(checker.wrong(buffers, 0))
+    if wrong:
+        raise RuntimeError(f"{peer.name}: {wrong} wrong elements in {case.row.name} of {case.count} float32")
+    took = min(runner.sample(world) for _ in range(_WARM))
+    runner.calls = int(min(max(_SAMPLE_SECONDS / took, 1), _MOST_CALLS))
+    return runner
+
+
+def _measure(test: dict[str, Any], peers: Sequence[Peer], world: World) -> dict[str, Any]:
+    """Samples of every peer, in turn, until each has had its share of the test's seconds."""
+    row = COLLECTIVES[test["collective"]]
+    count = int(test["count"])
+    case = Case(row, world.rank, world.size, count, 0, False)
+    pool = Pool(open_memory("host", "numpy", 0), np.dtype(np.float32), longest(row, count, world.size))
+    runners, missing = [], {}
+    for peer in peers:
+        try:
+            runners.append(_ready(peer, case, pool, world))
+        except NotOffered as why:
+            missing[peer.name] = str(why)
+    share = float(test["seconds"]) / max(len(runners), 1)
+    while True:
+        # All ranks know the same times, so all leave the loop together.
+        due = [r for r in runners if len(r.samples) < _LEAST or (r.spent < share and len(r.samples) < _MOST)]
+        if not due:
+            break
+        for runner in due:
+            runner.samples.append(runner.sample(world))
+    return {
+        **test,
+        "missing": missing,
+        "series": {r.peer.name: {"calls": r.calls, "seconds": r.samples} for r in runners},
+    }
+
+
+def main(words: Sequence[str]) -> int:
+    """``SPEC RESULT``: run the tests of one file, write the other from rank 0."""
+    spec = json.loads(Path(words[0]).read_text())
+    prepare(spec["peers"])
+    world = open_world()
+    peers = [open_peer(name, world) for name in spec["peers"]]
+    rows = [_measure(test, peers, world) for test in spec["tests"]]
+    plans = getattr(peers[0].comm, "plan_summary", lambda: "")()
+    if world.rank == 0:
+        Path(words[1]).write_text(json.dumps({"rows": rows, "plans": plans}))
+    for peer in reversed(peers):
+        peer.close()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
