@@ -11,8 +11,9 @@ from . import ucc
 from .errors import CollectiveError, CollectiveTimeout
 from .job import Job
 from .native import lib
+from .native import lib
 from .plan import Step
-from .turns import turn
+from .turns import alone, turn
 from .types import DTYPES, OPS
 
 __all__ = ["Teams"]
@@ -104,6 +105,7 @@ class Teams:
 
     def close(self) -> None:
         """Destroy the teams, newest first; collective among the members of each."""
-        while self._teams:
-            _, team = self._teams.popitem()
-            team.close()
+        with alone():
+            while self._teams:
+                _, team = self._teams.popitem()
+                team.close()

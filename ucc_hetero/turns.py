@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-__all__ = ["turn"]
+__all__ = ["alone", "turn"]
 
 #: The longest pause after a failed attempt, in seconds.
 _PAUSE = 0.002
@@ -45,3 +45,11 @@ def turn(everyone: Callable[[bool], bool]) -> Iterator[None]:
         yield
     finally:
         _creating.release()
+
+
+def alone() -> threading.RLock:
+    """Held while this process destroys something: libucc returns its number to the table that creations exchange.
+
+    A table that changes on its way makes ranks choose different numbers for one team.
+    """
+    return _creating
