@@ -150,6 +150,12 @@ def _failure(library: str, tried: list[str]) -> str:
     wheels = {"libucp": "libucx-cu12", "libucc": "nvidia-libcal-cu12"}[library]
     variable = {"libucp": "UCCH_UCX_DIR", "libucc": "UCCH_UCC_LIB"}[library]
     lines = "\n".join(f"  - {line}" for line in tried)
+    if any("was in the process first" in line for line in tried):
+        return (
+            f"{library} could not be loaded. Tried:\n{lines}\n"
+            "Import ucc_hetero before mpi4py.MPI, so that its UCX serves MPI as well, or keep MPI from loading UCX "
+            "(Open MPI: OMPI_MCA_pml=ob1 OMPI_MCA_osc=^ucx OMPI_MCA_btl=^uct)."
+        )
     return (
         f"{library} could not be loaded. Tried:\n{lines}\n"
         f"Install the embedded build (pip install 'ucc-hetero[ucc]' brings {wheels}), or name yours in {variable}."
@@ -212,7 +218,9 @@ def load() -> Libraries:
             break
         tried.append(f"{origin}: {why}")
     else:
-        raise LibraryNotFound(_failure("libucc", tried))
+        # The usual reason for an undefined ucs_… symbol: MPI came first, with a UCX that is older than libucc's.
+        clash = [f"in use: UCX {ucx_version}, {ucx_path}", *notes] if any("ucs_" in why for why in tried) else []
+        raise LibraryNotFound(_failure("libucc", tried + clash))
     _loaded = Libraries(
         ucx_path=ucx_path,
         ucx_version=ucx_version,
