@@ -22,6 +22,8 @@ SOURCES = (
     "device.c",
     "device_cuda.c",
     "device_hip.c",
+    "device_work.c",
+    "device_gate.c",
 )
 
 

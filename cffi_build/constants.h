@@ -4,6 +4,7 @@
 #define UCCH_SEND 0
 #define UCCH_RECV 1
 #define UCCH_TMP 2
+#define UCCH_PIN 3
 
 /* Local steps. */
 #define UCCH_COPY 0

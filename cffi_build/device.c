@@ -1,6 +1,7 @@
 /* GPU runtimes, found by dlopen: loading, the device bound to this rank, its memory pool. Which file to try is Python's
  * business. */
 #include <dlfcn.h>
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -240,6 +241,8 @@ typedef struct block {
     struct block *next;
 } block;
 
+/* A lock of its own: programs are freed, and give memory back, at any time and in any thread. */
+static pthread_mutex_t pool_lock = PTHREAD_MUTEX_INITIALIZER;
 static block *blocks;
 
 static int allocate(int pinned, void **memory, size_t bytes) {
@@ -248,7 +251,7 @@ static int allocate(int pinned, void **memory, size_t bytes) {
 }
 
 /* Give idle memory back to the runtime. */
-static void trim_locked(void) {
+static void drop_idle(void) {
     const device_ops *ops = ucch_bound_ops();
     for (block **at = &blocks; *at;) {
         block *b = *at;
@@ -265,54 +268,66 @@ static void trim_locked(void) {
     }
 }
 
-/* The smallest idle block that is not more than twice as large, or a new one; NULL with a reason when out of memory. */
-void *ucch_pool_take_locked(int pinned, size_t bytes) {
+static block *find(int pinned, size_t bytes) {
     block *best = NULL;
-    bytes = (bytes + GRAIN - 1) / GRAIN * GRAIN;
     for (block *b = blocks; b; b = b->next)
         if (!b->busy && b->pinned == pinned && b->bytes >= bytes && b->bytes <= 2 * bytes &&
             (!best || b->bytes < best->bytes))
             best = b;
-    if (!best) {
-        best = calloc(1, sizeof(*best));
-        if (!best)
-            return NULL;
-        int status = allocate(pinned, &best->memory, bytes);
-        if (status) {
-            trim_locked();
-            status = allocate(pinned, &best->memory, bytes);
-        }
-        if (status) {
-            free(best);
-            ucch_device_fail(status, pinned ? "pinned memory" : "device memory");
-            return NULL;
-        }
-        best->bytes = bytes;
-        best->pinned = pinned;
-        best->next = blocks;
-        blocks = best;
-    }
-    best->busy = 1;
-    return best->memory;
+    return best;
 }
 
-void ucch_pool_give_locked(void *memory) {
+static block *add(int pinned, size_t bytes) {
+    block *b = calloc(1, sizeof(*b));
+    if (!b)
+        return NULL;
+    int status = allocate(pinned, &b->memory, bytes);
+    if (status) {
+        drop_idle();
+        status = allocate(pinned, &b->memory, bytes);
+    }
+    if (status) {
+        free(b);
+        ucch_device_fail(status, pinned ? "pinned memory" : "device memory");
+        return NULL;
+    }
+    b->bytes = bytes;
+    b->pinned = pinned;
+    b->next = blocks;
+    return blocks = b;
+}
+
+/* The smallest idle block that is not more than twice as large, or a new one; NULL with a reason when out of memory. */
+void *ucch_pool_take(int pinned, size_t bytes) {
+    bytes = (bytes + GRAIN - 1) / GRAIN * GRAIN;
+    pthread_mutex_lock(&pool_lock);
+    block *b = find(pinned, bytes);
+    if (!b)
+        b = add(pinned, bytes);
+    if (b)
+        b->busy = 1;
+    pthread_mutex_unlock(&pool_lock);
+    return b ? b->memory : NULL;
+}
+
+void ucch_pool_give(void *memory) {
+    pthread_mutex_lock(&pool_lock);
     for (block *b = blocks; memory && b; b = b->next)
         if (b->memory == memory)
             b->busy = 0;
+    pthread_mutex_unlock(&pool_lock);
 }
 
-/* Bytes that the pool holds, busy or idle; and give the idle ones back first when `trim`. */
+/* Bytes that the pool holds, busy or idle; `trim` gives the idle ones back first. */
 size_t ucch_pool_bytes(int pinned, int trim) {
     size_t total = 0;
-    ucch_lock();
-    if (trim && bound_runtime >= 0) {
-        int before = ucch_device_enter();
-        trim_locked();
-        ucch_device_leave(before);
-    }
+    int before = ucch_device_enter();
+    pthread_mutex_lock(&pool_lock);
+    if (trim)
+        drop_idle();
     for (block *b = blocks; b; b = b->next)
         total += b->pinned == pinned ? b->bytes : 0;
-    ucch_unlock();
+    pthread_mutex_unlock(&pool_lock);
+    ucch_device_leave(before);
     return total;
 }

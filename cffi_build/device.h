@@ -28,12 +28,39 @@ int ucch_bound(void);
 const device_ops *ucch_bound_ops(void);
 int ucch_device_fail(int code, const char *what);
 
-/* Make the bound device current in the calling thread, and restore what was. */
-int ucch_device_enter(void);
-void ucch_device_leave(int before);
-
 /* Memory that is used again and again: allocating and freeing it would synchronise the device. */
-void *ucch_pool_take_locked(int pinned, size_t bytes);
-void ucch_pool_give_locked(void *memory);
+void *ucch_pool_take(int pinned, size_t bytes);
+void ucch_pool_give(void *memory);
+
+/* A local step on device memory: `count` elements, of src_bytes and dst_bytes each; `way` says where a copy goes. */
+enum { UCCH_TO_HOST, UCCH_TO_DEVICE, UCCH_ACROSS };
+
+typedef struct ucch_task {
+    int kind, op, dtype, to, way;
+    char *src, *dst;
+    uint64_t count;
+    size_t src_bytes, dst_bytes;
+    double factor;
+} ucch_task;
+
+typedef struct ucch_work ucch_work;
+
+ucch_work *ucch_work_new(void);
+void ucch_work_free(ucch_work *work);
+int ucch_work_begin_locked(ucch_work *work, const ucch_task *task);
+int ucch_work_poll_locked(ucch_work *work);
+
+/* The way in and out of a stream-ordered call: an event on its stream, and the flag that holds the stream. */
+typedef struct ucch_gate {
+    void *event;
+    uint32_t *word, ticket;
+    int closed, held;
+} ucch_gate;
+
+int ucch_gate_enter(ucch_gate *gate, void *stream);
+int ucch_gate_hold(ucch_gate *gate, void *stream);
+int ucch_gate_open_locked(ucch_gate *gate);
+void ucch_gate_leave_locked(ucch_gate *gate);
+void ucch_gate_free(ucch_gate *gate);
 
 #endif

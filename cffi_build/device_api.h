@@ -27,5 +27,11 @@ int ucch_event_new(int runtime, void **event);
 int ucch_event_free(int runtime, void *event);
 int ucch_event_record(int runtime, void *event, void *stream);
 int ucch_event_done(int runtime, void *event);
+int ucch_device_enter(void);
+void ucch_device_leave(int before);
 int ucch_device_bind(int runtime, int device);
 size_t ucch_pool_bytes(int pinned, int trim);
+
+/* ---- program.c, on device memory ---- */
+int ucch_program_device(ucch_program *program, size_t pinned);
+int ucch_program_start_on(ucch_program *program, void *send, void *recv, double timeout, void *stream, int ordered);

@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "ucch.h"
+#include "device.h"
 
 #define UCC_OK 0
 #define UCC_INPROGRESS 1
@@ -27,6 +27,7 @@ struct ucch_step {
     ucch_span src, dst;
     uint64_t *tables[4]; /* counts and displacements of source and destination */
     ucch_message *message;
+    ucch_work *work; /* a local step of a program on device memory */
     ucp_ep_h ep;
     ucp_worker_h worker;
     uint64_t tag;
@@ -38,10 +39,11 @@ struct ucch_program {
     ucch_op op; /* first: a program is an op */
     int nsteps, first;
     ucch_step *steps;
-    char *base[3];
-    int mem_type[3];
-    int persistent;
-    size_t tmp_bytes;
+    char *base[4];
+    int mem_type[4];
+    int persistent, on_device;
+    size_t tmp_bytes, pin_bytes;
+    ucch_gate gate;
     uint64_t bytes; /* of the caller's data, for the statistics */
     ucch_board *board;
     uint64_t signature;
@@ -93,6 +95,28 @@ void ucch_program_drop(ucch_program *p) {
     ucch_unlock();
 }
 
+/* Scratch is the program's own on the host, and borrowed from the pool on a device. */
+static int take_scratch(ucch_program *p) {
+    if (p->base[UCCH_TMP] || p->base[UCCH_PIN])
+        return 0;
+    if (!p->on_device)
+        return p->tmp_bytes && posix_memalign((void **)&p->base[UCCH_TMP], 4096, p->tmp_bytes) ? UCCH_FAIL_MEMORY : 0;
+    if (p->tmp_bytes && !(p->base[UCCH_TMP] = ucch_pool_take(0, p->tmp_bytes)))
+        return UCCH_FAIL_MEMORY;
+    if (p->pin_bytes && !(p->base[UCCH_PIN] = ucch_pool_take(1, p->pin_bytes)))
+        return UCCH_FAIL_MEMORY;
+    return 0;
+}
+
+static void give_scratch(ucch_program *p) {
+    if (p->on_device) {
+        ucch_pool_give(p->base[UCCH_TMP]);
+        ucch_pool_give(p->base[UCCH_PIN]);
+    } else
+        free(p->base[UCCH_TMP]);
+    p->base[UCCH_TMP] = p->base[UCCH_PIN] = NULL;
+}
+
 /* Requests that were not dropped before are left alone: their team may be gone. */
 void ucch_program_free(ucch_program *p) {
     for (int i = 0; i < p->nsteps; i++) {
@@ -102,8 +126,10 @@ void ucch_program_free(ucch_program *p) {
             free(s->tables[k]);
         if (s->message)
             ucch_message_free(s->message);
+        ucch_work_free(s->work);
     }
-    free(p->base[UCCH_TMP]);
+    ucch_gate_free(&p->gate);
+    give_scratch(p);
     free(p->steps);
     free(p);
 }
@@ -214,7 +240,7 @@ int ucch_program_after(ucch_program *p, int step, int n, const int *earlier) {
 }
 
 int ucch_program_memory(ucch_program *p, int base, int mem_type) {
-    if (base < 0 || base > 2)
+    if (base < 0 || base > 3)
         return UCCH_FAIL_ARGUMENT;
     p->mem_type[base] = mem_type;
     return 0;
@@ -225,11 +251,16 @@ void ucch_program_bytes(ucch_program *p, uint64_t bytes) {
 }
 
 int ucch_program_tmp(ucch_program *p, size_t bytes) {
-    void *memory = NULL;
-    if (bytes && posix_memalign(&memory, 4096, bytes))
-        return UCCH_FAIL_MEMORY;
-    p->base[UCCH_TMP] = memory;
     p->tmp_bytes = bytes;
+    return p->on_device ? 0 : take_scratch(p);
+}
+
+/* The program works on memory of the bound device, with scratch there and `pinned` bytes of pinned memory. */
+int ucch_program_device(ucch_program *p, size_t pinned) {
+    if (ucch_bound() < 0)
+        return UCCH_FAIL_ARGUMENT;
+    p->on_device = 1;
+    p->pin_bytes = pinned;
     return 0;
 }
 
@@ -258,7 +289,33 @@ static int post_coll_locked(ucch_program *p, ucch_step *s) {
     return 0;
 }
 
+static int on_device_locked(ucch_program *p, ucch_step *s) {
+    static const int kinds[] = {
+        [STEP_COPY] = UCCH_COPY, [STEP_COMBINE] = UCCH_COMBINE, [STEP_CAST] = UCCH_CAST, [STEP_SCALE] = UCCH_SCALE};
+    ucch_task task = {
+        .kind = kinds[s->kind],
+        .op = s->op,
+        .dtype = s->dtype,
+        .to = s->to,
+        .way = s->dst.base == UCCH_PIN   ? UCCH_TO_HOST
+               : s->src.base == UCCH_PIN ? UCCH_TO_DEVICE
+                                         : UCCH_ACROSS,
+        .src = address(p, &s->src),
+        .dst = address(p, &s->dst),
+        .count = s->dst.count,
+        .src_bytes = bytes_of((ucc_datatype_t)s->dtype, 1),
+        .dst_bytes = bytes_of((ucc_datatype_t)(s->kind == STEP_CAST ? s->to : s->dtype), 1),
+        .factor = s->factor,
+    };
+    if (!s->work && !(s->work = ucch_work_new()))
+        return UCCH_FAIL_MEMORY;
+    s->state = POSTED;
+    return ucch_work_begin_locked(s->work, &task);
+}
+
 static int local_locked(ucch_program *p, ucch_step *s) {
+    if (p->on_device)
+        return on_device_locked(p, s);
     char *src = address(p, &s->src), *dst = address(p, &s->dst);
     int status = 0;
     switch (s->kind) {
@@ -284,10 +341,9 @@ static int post_message(ucch_program *p, ucch_step *s) {
     /* Successive calls of a program must not take each other's messages. */
     uint64_t tag = s->tag | (p->op.error.seq & 0x7fff) << 16;
     int mem_type = p->mem_type[span->base];
-    int status =
-        s->kind == STEP_SEND
-            ? ucch_message_send_locked(s->message, s->ep, address(p, span), span->count, tag, mem_type)
-            : ucch_message_recv_locked(s->message, s->worker, address(p, span), span->count, tag, mem_type);
+    int status = s->kind == STEP_SEND
+                     ? ucch_message_send_locked(s->message, s->ep, address(p, span), span->count, tag, mem_type)
+                     : ucch_message_recv_locked(s->message, s->worker, address(p, span), span->count, tag, mem_type);
     s->state = POSTED;
     return status;
 }
@@ -327,6 +383,12 @@ static int start_step_locked(ucch_program *p, ucch_step *s) {
 
 /* 1 when the posted step has finished, 0 when not yet, negative on failure. */
 static int poll_step_locked(ucch_program *p, ucch_step *s) {
+    if (s->kind >= STEP_COPY) {
+        int status = ucch_work_poll_locked(s->work);
+        if (status == 1)
+            s->state = FINISHED;
+        return status;
+    }
     if (s->kind != STEP_COLL) {
         ucch_op *op = ucch_message_op(s->message);
         if (op->state == UCCH_ACTIVE)
@@ -363,6 +425,9 @@ static void finish_locked(ucch_program *p) {
     int peer = p->board ? ucch_board_mismatch(p->board, p->op.error.seq) : -1;
     if (p->board && peer < 0)
         ucch_board_add(p->board, ucch_now() - p->op.started, p->bytes);
+    if (p->on_device && !p->persistent)
+        give_scratch(p);
+    ucch_gate_leave_locked(&p->gate);
     ucch_op_end_locked(&p->op, peer < 0 ? 0 : UCCH_FAIL_MISMATCH, -1, peer);
 }
 
@@ -375,7 +440,11 @@ static void fail_locked(ucch_program *p, int status, int step) {
 }
 
 int ucch_program_advance_locked(ucch_program *p) {
-    int moved = 0;
+    int moved = 0, open = ucch_gate_open_locked(&p->gate);
+    if (open < 0)
+        fail_locked(p, open, -1);
+    if (open <= 0)
+        return open < 0;
     for (int i = p->first; i < p->nsteps; i++) {
         ucch_step *s = &p->steps[i];
         int status = 0;
@@ -423,6 +492,7 @@ void ucch_program_abandon_locked(ucch_program *p) {
         s->state = FINISHED;
     }
     p->first = p->nsteps;
+    ucch_gate_leave_locked(&p->gate);
 }
 
 static int start_locked(ucch_program *p, void *send, void *recv, double timeout) {
@@ -430,6 +500,9 @@ static int start_locked(ucch_program *p, void *send, void *recv, double timeout)
         return UCCH_FAIL_BUSY;
     if (send && send == recv)
         return UCCH_ALIASED;
+    int status = take_scratch(p);
+    if (status < 0)
+        return status;
     p->base[UCCH_SEND] = send;
     p->base[UCCH_RECV] = recv;
     p->first = 0;
@@ -447,7 +520,29 @@ static int start_locked(ucch_program *p, void *send, void *recv, double timeout)
 
 int ucch_program_start(ucch_program *p, void *send, void *recv, double timeout) {
     ucch_lock();
+    int before = ucch_device_enter();
     int status = start_locked(p, send, recv, timeout);
+    ucch_device_leave(before);
+    ucch_unlock();
+    return status;
+}
+
+/* Start when `stream` gets here. With `ordered` the stream waits for the end, and the progress thread must run: 1; 0
+ * when it does not (not wanted, or impossible: then the caller has to wait). Under the lock up to the stream's wait:
+ * the program must not end, and so let go of the stream, before the stream was told to wait. */
+int ucch_program_start_on(ucch_program *p, void *send, void *recv, double timeout, void *stream, int ordered) {
+    ucch_lock();
+    int before = ucch_device_enter();
+    int status = p->op.state == UCCH_ACTIVE ? UCCH_FAIL_BUSY : ucch_gate_enter(&p->gate, stream);
+    if (!status)
+        status = start_locked(p, send, recv, timeout);
+    if (status < 0)
+        p->gate.closed = 0;
+    else if (ordered && p->op.state == UCCH_ACTIVE)
+        status = ucch_gate_hold(&p->gate, stream);
+    else
+        status = ordered;
+    ucch_device_leave(before);
     ucch_unlock();
     return status;
 }
@@ -459,7 +554,8 @@ int ucch_program_run(ucch_program *p, void *send, void *recv, double timeout, do
 }
 
 /* Bind a persistent program to its buffers: the requests are made here, in program order, alike on every rank
- * (libucc numbers collectives when they are made, so they could not be remade at different times on different ranks). */
+ * (libucc numbers collectives when they are made, so they could not be remade at different times on different ranks).
+ */
 int ucch_program_persist(ucch_program *p, void *send, void *recv) {
     if (send && send == recv)
         return UCCH_ALIASED;
@@ -468,6 +564,8 @@ int ucch_program_persist(ucch_program *p, void *send, void *recv) {
     p->base[UCCH_SEND] = send;
     p->base[UCCH_RECV] = recv;
     p->persistent = 1;
+    int before = ucch_device_enter();
+    status = take_scratch(p);
     for (int i = 0; i < p->nsteps && status >= 0; i++) {
         ucch_step *s = &p->steps[i];
         if (s->kind == STEP_COLL) {
@@ -476,6 +574,7 @@ int ucch_program_persist(ucch_program *p, void *send, void *recv) {
             status = init_locked(p, s);
         }
     }
+    ucch_device_leave(before);
     ucch_unlock();
     return status;
 }

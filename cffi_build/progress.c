@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <time.h>
 
-#include "ucch.h"
+#include "device.h"
 
 /* Rounds of progress under one hold of the lock, and the rounds after which a waiter looks at the clock. */
 #define BATCH 8
@@ -164,7 +164,8 @@ static void abandon_locked(ucch_op *op, int status, int peer) {
 }
 
 static int progress_locked(void) {
-    int moved = 0;
+    static unsigned rounds;
+    int moved = 0, before = ucch_device_enter();
     for (ucch_context *c = contexts; c; c = c->next)
         if (c->users)
             moved += ucc_context_progress(c->handle) > 0;
@@ -184,6 +185,7 @@ static void police_locked(double now) {
     for (ucch_op *op = active, *next; op; op = next) {
         next = op->next;
         if (op->kind == UCCH_IS_PROGRAM && now - op->started > SUSPICION_S) {
+    ucch_device_leave(before);
             int bad = ucch_program_check_locked((ucch_program *)op);
             if (bad < 0) {
                 abandon_locked(op, bad, op->error.peer);

@@ -48,7 +48,7 @@ NATIVE_SETTINGS = {
 #: Settings whose difference between ranks breaks a job: reported, and refused where we do not own them.
 STEERING_PREFIXES = ("UCC_", "UCX_PROTO_ENABLE", "UCX_UNIFIED_MODE", "UCCH_TUNE", "UCCH_EMULATE", "UCCH_STAGING")
 #: Local matters that may differ.
-LOCAL = ("UCC_LOG", "UCCH_LOG", "UCC_PROFILE", "UCC_CONFIG_FILE")
+LOCAL = ("UCC_LOG", "UCCH_LOG", "UCC_PROFILE", "UCC_CONFIG_FILE", "UCC_EC_", "UCC_MC_")
 
 
 def steering(environ: Mapping[str, str] | None = None) -> tuple[tuple[str, str], ...]:
@@ -85,6 +85,8 @@ class Facts:
     device: int
     #: Address of the rank's UCP worker, for messages.
     address: bytes
+    #: UCX's name of the memory of the rank's device; empty for a rank without one.
+    device_memory: str = ""
 
 
 #: fact -> what to do when ranks differ in it.

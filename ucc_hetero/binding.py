@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from .buffers import Buffer, VBuffer, as_buffer, as_vbuffer, is_in_place
 from .collectives import Call
+from .device import pointer_vendor
 from .types import DType
 
 __all__ = ["BINDERS", "Bound", "bind"]
@@ -39,13 +40,22 @@ class _Args:
     def buffer(self, which: str, blocks: int = 1) -> Buffer:
         spec = self.send if which == "sendbuf" else self.recv
         writable = which != "sendbuf" and not (which == "buf" and self.at_root)
-        found = as_buffer(spec, writable=writable, argument=which, rank=self.rank, blocks=blocks)
+        found = as_buffer(
+            spec, writable=writable, argument=which, rank=self.rank, blocks=blocks, pointer_vendor=pointer_vendor
+        )
         self._plain(found, spec, which)
         return found
 
     def vbuffer(self, which: str) -> VBuffer:
         spec = self.send if which == "sendbuf" else self.recv
-        found = as_vbuffer(spec, self.size, writable=which != "sendbuf", argument=which, rank=self.rank)
+        found = as_vbuffer(
+            spec,
+            self.size,
+            writable=which != "sendbuf",
+            argument=which,
+            rank=self.rank,
+            pointer_vendor=pointer_vendor,
+        )
         self._plain(found.buffer, spec, which)
         return found
 

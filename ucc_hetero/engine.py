@@ -5,15 +5,17 @@ The program runs in C (``cffi_build/program.c``); from start to completion no Py
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import accumulate
 from typing import Any
 
 from .errors import LibraryError
-from .liveness import Board
+from .liveness import Board, signature
 from .native import ffi, lib
 from .placement import Local, Lowering, Placement
 from .plan import Blocks, Operand, Plan, Region, Step, regions
+from .staging import Mirrors, Span
 from .teams import Teams
 from .ucc import status_name
 from .ucc_enums import Coll, CollFlag
@@ -48,68 +50,142 @@ class Program:
         self.keep = keep
 
 
-def lower(plan: Plan, rank: int, what: Lowering, teams: Teams, board: Board, tag: int, label: str) -> Program:
+def lower(
+    plan: Plan,
+    rank: int,
+    what: Lowering,
+    teams: Teams,
+    board: Board,
+    tag: int,
+    label: str,
+    staged: tuple[str, ...] = (),
+) -> Program:
     """Make this rank's program of ``plan``; creates the teams that are new (collective among their members).
 
-    ``tag`` is the communicator's part of a message tag, ``label`` what the board shows of the call.
+    ``tag`` is the communicator's part of a message tag, ``label`` what the board shows of the call. ``staged`` names
+    the links over which device memory goes through the host.
     """
-    return _Lower(plan, rank, what, teams, board, tag).program(label)
+    return _Lower(plan, rank, what, teams, board, tag, staged).program(label)
 
 
 class _Lower:
     """One lowering in progress."""
 
-    def __init__(self, plan: Plan, rank: int, what: Lowering, teams: Teams, board: Board, tag: int) -> None:
+    def __init__(
+        self, plan: Plan, rank: int, what: Lowering, teams: Teams, board: Board, tag: int, staged: tuple[str, ...]
+    ) -> None:
         self.plan, self.rank, self.what, self.teams, self.board, self.tag = plan, rank, what, teams, board, tag
         self.at = Placement(plan, rank, what)
+        #: Links that take host memory only; the call's data is on a device.
+        self.staged = staged
+        self.mirrors = Mirrors(self.at.itemsize, self.at.code)
+        self.mirroring = False
+        self.steps: list[tuple[Sequence[int], Callable[..., None], tuple[Any, ...]]] = []
 
     def program(self, label: str) -> Program:
         steps = list(self.plan.program(self.rank))
         self.teams.prepare(step for _, _, _, step in steps)
         at = self.at
         self.packed = {i: at.packing(s, m) for i, (_, _, m, s) in enumerate(steps) if s.kind == "reduce_scatter"}
-        total = len(at.before) + len(steps) + len(at.after) + sum(len(p) for p in self.packed.values())
+        if self.staged:
+            for i, (_, _, member, step) in enumerate(steps):
+                if step.link in self.staged:
+                    self.mirrors.add([*self._reads(step, member, self.packed.get(i, ())), *self._writes(step, member)])
+            self.mirrors.settle()
+        before = [self._add([], self._local, local) for local in at.before]
+        last = self._emit(before, steps)
+        for local in at.after:
+            last = [self._add(last, self._local, local)]
+        return self._make(label)
+
+    def _add(self, after: Sequence[int], make: Callable[..., None], *args: Any) -> int:
+        """Note a step that ``make(handle, number, *args)`` writes; returns its number."""
+        self.steps.append((after, make, args))
+        return len(self.steps) - 1
+
+    def _make(self, label: str) -> Program:
         text = label.encode()[: int(lib.UCCH_LABEL_BYTES) - 1]
-        handle = lib.ucch_program_new(total, self.board.native, _signature(label), text)
+        handle = lib.ucch_program_new(len(self.steps), self.board.native, signature(label), text)
         if handle == ffi.NULL:
-            raise MemoryError(f"rank {self.rank}: no memory for a program of {total} steps")
+            raise MemoryError(f"rank {self.rank}: no memory for a program of {len(self.steps)} steps")
         program = Program(handle, self.plan, (self.teams, self.board))
-        self._check(lib.ucch_program_tmp(handle, at.tmp_bytes))
-        for i, local in enumerate(at.before):
-            self._local(handle, i, local)
-        last = self._emit(handle, len(at.before), steps)
-        for i, local in enumerate(at.after, last):
-            self._local(handle, i, local)
-            self._after(handle, i, range(i) if i == last else [i - 1])
+        if self.what.memory is not None:
+            self._check(lib.ucch_program_device(handle, self.mirrors.nbytes))
+            for base in (lib.UCCH_SEND, lib.UCCH_RECV, lib.UCCH_TMP):
+                self._check(lib.ucch_program_memory(handle, base, self.what.memory))
+        self._check(lib.ucch_program_tmp(handle, self.at.tmp_bytes))
+        for i, (after, make, args) in enumerate(self.steps):
+            make(handle, i, *args)
+            if after:
+                self._check(lib.ucch_program_after(handle, i, len(after), ffi.new("int[]", list(after))))
         return program
 
-    def _emit(self, handle: Any, first: int, steps: Sequence[tuple[int, int, int, Step]]) -> int:
-        """Write the plan's steps from number ``first`` on; returns the number after the last."""
+    def _emit(self, before: Sequence[int], steps: Sequence[tuple[int, int, int, Step]]) -> list[int]:
+        """Write the plan's steps after the steps ``before``; returns all numbers so far."""
         ordinals: dict[tuple[int, ...], int] = {}
         stages: dict[tuple[int, int], list[int]] = {}
-        i = first
+        fetched: dict[tuple[int, int, Local], int] = {}
         for position, (fragment, stage, member, step) in enumerate(steps):
-            earlier = [*range(first), *(j for s in range(stage) for j in stages.get((fragment, s), ()))]
-            copies = self.packed.get(position, [])
-            for local in copies:
-                self._local(handle, i, local)
-                self._after(handle, i, earlier)
-                i += 1
-            if step.link == "local":
-                self._local_step(handle, i, step)
-            elif step.kind == "message":
+            earlier = [*before, *(j for s in range(stage) for j in stages.get((fragment, s), ()))]
+            packed = self.packed.get(position, [])
+            ready = [self._add(earlier, self._local, local) for local in packed]
+            made = [*ready]
+            staged = step.link in self.staged
+            if staged:
+                for local in self.mirrors.copies(self._reads(step, member, packed), down=True):
+                    # Two steps of a stage may read one region; it is fetched once.
+                    key = fragment, stage, local
+                    if key not in fetched:
+                        fetched[key] = self._add([*earlier, *ready], self._local, local)
+                    made.append(fetched[key])
+            if step.kind == "message":
                 ordinals[step.ranks] = ordinals.get(step.ranks, -1) + 1
-                self._message(handle, i, step, member, ordinals[step.ranks])
-            elif len(step.ranks) > 1:
-                self._coll(handle, i, step, member, copies)
-            self._after(handle, i, [*earlier, *range(i - len(copies), i)])
-            stages.setdefault((fragment, stage), []).append(i)
-            i += 1
-        return i
+            make = self._step(step, member, packed, ordinals.get(step.ranks, 0))
+            if make is not None:
+                made.append(self._add([*earlier, *made], self._write, staged, make))
+            if staged:
+                copies = self.mirrors.copies(self._writes(step, member), down=False)
+                made += [self._add([made[-1]], self._local, local) for local in copies]
+            stages.setdefault((fragment, stage), []).extend(made)
+        return list(range(len(self.steps)))
 
-    def _after(self, handle: Any, step: int, earlier: Sequence[int]) -> None:
-        if earlier:
-            self._check(lib.ucch_program_after(handle, step, len(earlier), ffi.new("int[]", list(earlier))))
+    def _step(
+        self, step: Step, member: int, packed: Sequence[Local], ordinal: int
+    ) -> Callable[[Any, int], None] | None:
+        """What writes one step of the plan; None for a collective of one rank, which moves nothing."""
+        if step.link == "local":
+            return partial(self._local_step, step=step)
+        if step.kind == "message":
+            return partial(self._message, step=step, member=member, ordinal=ordinal)
+        if len(step.ranks) > 1:
+            return partial(self._coll, step=step, member=member, packed=packed)
+        return None
+
+    def _write(self, handle: Any, i: int, staged: bool, make: Callable[[Any, int], None]) -> None:
+        self.mirroring = staged
+        make(handle, i)
+        self.mirroring = False
+
+    def _reads(self, step: Step, member: int, packed: Sequence[Local]) -> list[Span]:
+        """The regions whose contents a member brings into a step."""
+        if packed:
+            return [(local.dst.base, local.dst.offset, local.elements) for local in packed]
+        if step.kind == "message" and member == 1:
+            return []
+        return [self.at.span(r) for r in regions(step.src[member]) if r.count]
+
+    def _writes(self, step: Step, member: int) -> list[Span]:
+        """The regions that a step fills for a member."""
+        if step.kind == "message" and member == 0:
+            return []
+        return [self.at.span(r) for r in regions(step.dst[member]) if r.count]
+
+    def _span(self, region: Region | None) -> Span:
+        base, offset, count = self.at.span(region)
+        return (*self._where(base, offset), count)
+
+    def _where(self, base: int, offset: int) -> tuple[int, int]:
+        return self.mirrors.place(base, offset) if self.mirroring else (base, offset)
 
     def _local(self, handle: Any, i: int, local: Local) -> None:
         kind, code, to, src, dst, n, by = local
@@ -120,7 +196,7 @@ class _Lower:
         src, dst = step.src[0], step.dst[0]
         assert isinstance(src, Region) and isinstance(dst, Region)
         kind = lib.UCCH_COPY if step.kind == "copy" else lib.UCCH_COMBINE
-        spans = self.at.span(src), self.at.span(dst)
+        spans = self._span(src), self._span(dst)
         self._check(lib.ucch_program_local(handle, i, kind, self.what.op, self.at.code, 0, *spans, 0.0))
 
     def _message(self, handle: Any, i: int, step: Step, member: int, ordinal: int) -> None:
@@ -128,7 +204,7 @@ class _Lower:
         tag = self.tag | sender << 31 | ordinal
         region = step.src[0] if member == 0 else step.dst[1]
         assert isinstance(region, Region)
-        base, offset, count = self.at.span(region)
+        base, offset, count = self._span(region)
         span = (base, offset, count * self.at.itemsize)
         job = self.teams.job
         if member == 0:
@@ -144,7 +220,7 @@ class _Lower:
         tables: list[tuple[int, list[int], list[int]]] = []
         spans = self._side(src), self._side(dst)
         if step.kind == "bcast":
-            spans = self._side(src if member == step.root else dst), self.at.span(None)
+            spans = self._side(src if member == step.root else dst), self._span(None)
         elif step.kind == "reduce_scatter":
             # The v-form's counts describe the source although they stand with the destination, and have no gaps.
             counts = [r.count for r in regions(src)]
@@ -166,15 +242,15 @@ class _Lower:
         """The span of a reduce_scatter's whole source, where it was packed or where it lies."""
         count = sum(r.count for r in each)
         if packed:
-            return packed[0].dst.base, packed[0].dst.offset, count
-        base, offset, _ = self.at.span(next((r for r in each if r.count), each[0]))
+            return (*self._where(*packed[0].dst), count)
+        base, offset, _ = self._span(next((r for r in each if r.count), each[0]))
         return base, offset, count
 
     def _table(self, operand: Operand) -> tuple[list[int], list[int]]:
         """Counts and displacements of an operand with a region per member, relative to its side's span."""
         each = regions(operand)
         offsets = [self.at.offset(r) or 0 for r in each]
-        if isinstance(operand, Blocks) and operand.stride == operand.count:
+        if self._whole(operand) is not None:
             offsets = [o - offsets[0] for o in offsets]
         return [r.count for r in each], offsets
 
@@ -192,14 +268,22 @@ class _Lower:
     def _side(self, operand: Operand) -> tuple[int, int, int]:
         """Base, offset in bytes and element count of one side; blocks count from the buffer's beginning."""
         if operand is None:
-            return self.at.span(None)
+            return self._span(None)
         if isinstance(operand, Region):
-            return self.at.span(operand)
-        if isinstance(operand, Blocks) and operand.stride == operand.count:
-            return self.at.span(Region(operand.buffer, operand.offset, operand.count * operand.n))
+            return self._span(operand)
+        whole = self._whole(operand)
+        if whole is not None:
+            return self._span(whole)
         each = regions(operand)
         place = self.at.places[each[0].buffer]
-        return place.base, place.offset, sum(r.count for r in each)
+        return (*self._where(place.base, place.offset), sum(r.count for r in each))
+
+    def _whole(self, operand: Operand) -> Region | None:
+        """Equal blocks as one region, where they touch in the caller's memory too."""
+        if isinstance(operand, Blocks) and operand.stride == operand.count:
+            region = Region(operand.buffer, operand.offset, operand.count * operand.n)
+            return region if self.at.offset(region) is not None else None
+        return None
 
     def _in_place(self, step: Step, member: int) -> bool:
         """Whether the member's two sides are one memory, where the library wants to be told."""
@@ -214,7 +298,7 @@ class _Lower:
             one, two = regions(src)[member], regions(dst)[0]
         else:
             return False
-        return one.count == two.count and self.at.span(one)[:2] == self.at.span(two)[:2]
+        return one.count == two.count and self._span(one)[:2] == self._span(two)[:2]
 
     def _check(self, status: int) -> None:
         if status < 0:
@@ -226,11 +310,3 @@ _V_FORMS = frozenset({Coll.REDUCE_SCATTERV, Coll.ALLGATHERV, Coll.GATHERV, Coll.
 
 def _is_each(operand: Operand) -> bool:
     return isinstance(operand, (Blocks, tuple))
-
-
-def _signature(label: str) -> int:
-    """FNV-1a: equal on every rank for equal calls, where Python's own string hash is salted per process."""
-    value = 0xCBF29CE484222325
-    for byte in label.encode():
-        value = (value ^ byte) * 0x100000001B3 & 0xFFFFFFFFFFFFFFFF
-    return value

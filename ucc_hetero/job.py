@@ -12,12 +12,13 @@ from typing import Any
 
 from . import agreement, env, log, ucc, ucx
 from .agreement import Facts
+from .device import MEMORY_NAMES, Place, place_of, runtime_of
 from .discover import HostIdentity, cores, host_identity
 from .native import lib, load
 from .oob import MPIExchange
 from .topology import Topology, emulated_vendors
 
-__all__ = ["Job", "Process", "all_jobs", "close_all", "job_of", "process", "vendor_of"]
+__all__ = ["Job", "Process", "all_jobs", "close_all", "job_of", "place_here", "process"]
 
 #: Rounds that a waiter spins before it yields, where every rank of the host has a core of its own.
 SPIN_ROUNDS = 2000
@@ -42,7 +43,7 @@ class Process:
             self._libs[prefix] = ucc.Lib(prefix)
         return self._libs[prefix]
 
-    def facts(self, vendor: str, device: int, version: str) -> Facts:
+    def facts(self, place: Place, version: str) -> Facts:
         """What this rank publishes."""
         return Facts(
             process=self.name,
@@ -53,9 +54,10 @@ class Process:
             settings=agreement.steering(),
             byteorder=agreement.BYTEORDER,
             host=self.host,
-            vendor=vendor,
-            device=device,
+            vendor=place.vendor,
+            device=place.device,
             address=self.worker.address,
+            device_memory=MEMORY_NAMES[runtime.memory_type] if (runtime := runtime_of(place.vendor)) else "",
         )
 
     def endpoint(self, facts: Facts) -> ucx.Endpoint:
@@ -139,10 +141,10 @@ def process() -> Process:
     return _process
 
 
-def vendor_of(world_rank: int, world_size: int) -> str:
-    """Whose memory this rank's buffers live in: as emulated (``UCCH_EMULATE``), else plain host memory."""
+def place_here(world_rank: int, world_size: int) -> Place:
+    """Whose memory this rank's buffers live in: as emulated (``UCCH_EMULATE``), on its device, or host memory."""
     layout = env.get("EMULATE")
-    return emulated_vendors(layout, world_size)[world_rank] if layout else "host"
+    return place_of(emulated_vendors(layout, world_size)[world_rank] if layout else "")
 
 
 def job_of(comm: Any, everyone: list[Facts], vendors: list[str]) -> Job:

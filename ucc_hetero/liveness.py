@@ -108,3 +108,11 @@ class Board:
             lib.ucch_board_free(native)
             self._pointer = ffi.NULL
             self._memory = None
+
+
+def signature(label: str) -> int:
+    """FNV-1a: equal on every rank for equal calls, where Python's own string hash is salted per process."""
+    value = 0xCBF29CE484222325
+    for byte in label.encode():
+        value = (value ^ byte) * 0x100000001B3 & 0xFFFFFFFFFFFFFFFF
+    return value

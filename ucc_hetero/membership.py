@@ -7,9 +7,11 @@ from typing import Any
 from . import agreement, env, job, log
 from ._version import __version__
 from .agreement import Facts
+from .device import bind
 from .errors import AgreementError, CollectiveError, UCCHError
 from .liveness import Board
 from .native import lib
+from .residence import Device, path_of
 from .select import Tuning
 from .teams import Teams
 from .topology import Topology
@@ -47,7 +49,10 @@ class Membership:
         nodes: dict[tuple[str, ...], int] = {}
         hosts = [nodes.setdefault(f.host.node, len(nodes)) for f in self.facts]
         self.topology = Topology.group(vendors, hosts)
-        self.tuning = Tuning.parse(env.get("TUNE"))
+        path = path_of(self.facts, env.get("STAGING"))
+        self.tuning = Tuning.parse(env.get("TUNE"), path=path)
+        island = self.topology.islands[self.topology.island_of[self.rank]]
+        self.device = Device.of(self.rank, island.ranks, self.facts, path, self.runtime)
         self.job = job.job_of(mpi, self.facts, vendors)
         self.board = Board(mpi, [f.host.memory for f in self.facts])
         members = [self.job.index[f.process] for f in self.facts]
@@ -65,9 +70,10 @@ class Membership:
         world = MPI.COMM_WORLD
         failure: Exception | None = None
         try:
-            vendor = job.vendor_of(world.Get_rank(), world.Get_size())
-            mine: Any = (job.process().facts(vendor, 0, __version__), (_last[0], bytes(_ids)), ready)
-            log.set_rank(world.Get_rank(), vendor)
+            place = job.place_here(world.Get_rank(), world.Get_size())
+            self.runtime = bind(place)  # first: UCX and UCC look for a device when they begin
+            mine: Any = (job.process().facts(place, __version__), (_last[0], bytes(_ids)), ready)
+            log.set_rank(world.Get_rank(), place.vendor)
         except (UCCHError, ValueError) as error:
             failure, mine = error, f"{type(error).__name__}: {error}"
         everyone = self.mpi.allgather(mine)

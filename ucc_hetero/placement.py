@@ -35,10 +35,11 @@ class Lowering:
     in_place: bool
     send_displs: tuple[int, ...] | None = None
     recv_displs: tuple[int, ...] | None = None
+    #: The memory type of a call on device memory; None on host memory.
+    memory: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
+class Place(NamedTuple):
     """Where a buffer lies: a base of the native engine and bytes from it."""
 
     base: int

@@ -8,9 +8,9 @@ from collections.abc import Iterable, Sequence
 from functools import partial
 
 from . import ucc
+from .device import own_device
 from .errors import CollectiveError, CollectiveTimeout
 from .job import Job
-from .native import lib
 from .native import lib
 from .plan import Step
 from .turns import alone, turn
@@ -47,7 +47,7 @@ class Teams:
             places = [job.island_index[p] for p in places]
         if context is None:
             raise CollectiveError(f"rank {self.rank}: no {link} context for a team of ranks {list(ranks)}")
-        with turn(partial(self._all_ready, [self.members[r] for r in ranks])):
+        with turn(partial(self._all_ready, [self.members[r] for r in ranks])), own_device():
             team = context.team(places, self.timeout)
             self._canary(team, ranks, link)
         return team

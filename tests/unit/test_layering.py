@@ -37,6 +37,8 @@ LAYERS = {
     "tune": 3,
     "select": 3,
     "engine": 4,
+    "staging": 4,
+    "residence": 4,
     "membership": 5,
     "ucc_enums": 4,
     "placement": 4,

@@ -5,7 +5,7 @@ the vendor ``host``.
 """
 
 from ucc_hetero.device.pointers import pointer_vendor, require, whose
-from ucc_hetero.device.rank import Place, bind, local_rank, place_of
+from ucc_hetero.device.rank import Place, bind, local_rank, own_device, place_of
 from ucc_hetero.device.runtime import Block, DeviceRuntime, Event, Pointer, Stream
 from ucc_hetero.device.streams import stream_handle
 from ucc_hetero.device.vendors import MEMORY_NAMES, available, report, runtime_of
@@ -21,6 +21,7 @@ __all__ = [
     "available",
     "bind",
     "local_rank",
+    "own_device",
     "place_of",
     "pointer_vendor",
     "report",

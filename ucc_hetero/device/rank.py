@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import NamedTuple
 
 from ucc_hetero.device.runtime import DeviceRuntime
@@ -11,7 +12,7 @@ from ucc_hetero.device.vendors import available, runtime_of
 from ucc_hetero.errors import DeviceError
 from ucc_hetero.native import ffi, lib
 
-__all__ = ["Place", "bind", "local_rank", "place_of"]
+__all__ = ["Place", "bind", "local_rank", "own_device", "place_of"]
 
 #: What launchers call the number of a rank on its host, in the order in which they are believed.
 _LOCAL_RANK = (
@@ -72,10 +73,22 @@ def bind(place: Place) -> DeviceRuntime | None:
             f"this process works with {_bound.vendor} device {_bound.device} already and cannot change to "
             f"{place.vendor} device {place.device}: choose the device before the first Communicator"
         )
+    if _bound == place:
+        return runtime
     if lib.ucch_device_bind(runtime.code, place.device) < 0:
         raise DeviceError(f"{place.vendor} device {place.device}: {ffi.string(lib.ucch_device_error()).decode()}")
     _bound = place
     return runtime
+
+
+@contextmanager
+def own_device() -> Iterator[None]:
+    """Work with this rank's device in the calling thread, whichever it has chosen, and restore that."""
+    before = lib.ucch_device_enter()
+    try:
+        yield
+    finally:
+        lib.ucch_device_leave(before)
 
 
 _bound: Place | None = None

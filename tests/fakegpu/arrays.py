@@ -1,0 +1,65 @@
+"""Arrays in the fake GPU's memory, for the scripts that ranks run. The memory is the host's, so a test can look at it."""
+
+from __future__ import annotations
+
+import ctypes
+import time
+from typing import Any
+
+import numpy as np
+
+from ucc_hetero import device
+
+__all__ = ["Array", "runtime"]
+
+
+def runtime() -> device.DeviceRuntime:
+    """The one runtime of this rank."""
+    (found,) = device.available()
+    return found
+
+
+class Array:
+    """``n`` elements on the current device, with the protocol that both vendors' libraries export."""
+
+    def __init__(self, n: int, dtype: Any = np.float32) -> None:
+        self.dtype, self.size = np.dtype(dtype), n
+        self.runtime = runtime()
+        self.library = ctypes.CDLL(self.runtime.path)
+        self.block = self.runtime.alloc(max(1, n * self.dtype.itemsize))
+        memory = (ctypes.c_char * self.block.nbytes).from_address(self.block.handle)
+        #: The memory itself. A real GPU has no such thing.
+        self.peek = np.frombuffer(memory, self.dtype, n)
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        data = self.block.handle, False
+        return {"shape": (self.size,), "typestr": self.dtype.str, "data": data, "version": 3, "strides": None}
+
+    def set(self, values: Any) -> Array:
+        """Contents that are there at once."""
+        self.peek[:] = values
+        return self
+
+    def fill(self, stream: device.Stream, value: float) -> None:
+        """A kernel: slow, and in its stream's order. float32 only."""
+        args = ctypes.c_void_p(stream.handle), ctypes.c_void_p(self.block.handle), ctypes.c_size_t(self.size)
+        assert self.library.fakegpu_fill(*args, ctypes.c_float(value)) == 0
+
+    def scale(self, stream: device.Stream, value: float) -> None:
+        """Likewise, times ``value``."""
+        args = ctypes.c_void_p(stream.handle), ctypes.c_void_p(self.block.handle), ctypes.c_size_t(self.size)
+        assert self.library.fakegpu_scale(*args, ctypes.c_float(value)) == 0
+
+    def copied(self, stream: device.Stream) -> np.ndarray[Any, Any]:
+        """The contents as the stream sees them, copied in it and waited for."""
+        with self.runtime.alloc(self.block.nbytes, pinned=True) as host:
+            self.runtime.copy(host.handle, self.block.handle, self.block.nbytes, stream.handle)
+            done = self.runtime.event()
+            done.record(stream.handle)
+            until = time.monotonic() + 30
+            while not done.done():
+                assert time.monotonic() < until, "the stream does not get there"
+                time.sleep(1e-4)
+            memory = (ctypes.c_char * self.block.nbytes).from_address(host.handle)
+            return np.frombuffer(memory, self.dtype, self.size).copy()

@@ -1,0 +1,98 @@
+"""Where the data of a call lives: in host memory, or on this rank's device; and what about it is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from .agreement import Facts
+from .buffers import Buffer
+from .device import DeviceRuntime, Place, report
+from .errors import AgreementError, DeviceError
+
+__all__ = ["Device", "path_of"]
+
+
+def path_of(everyone: Sequence[Facts], wanted: str) -> str:
+    """``direct`` or ``staged``: how device memory crosses a bridge, equal on every rank.
+
+    ``wanted`` is ``UCCH_STAGING``. ``auto`` is direct where every rank's libucp can move its device's memory.
+    """
+    blind = [rank for rank, f in enumerate(everyone) if f.device_memory not in ("", *f.memory_types)]
+    if wanted == "direct" and blind:
+        raise AgreementError(
+            f"UCCH_STAGING=direct, but libucp of rank(s) {blind} cannot move the memory of their devices: "
+            "use a build that can, or UCCH_STAGING=auto"
+        )
+    return "staged" if wanted == "staged" or (wanted == "auto" and blind) else "direct"
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """What one communicator knows of this rank's device; ``runtime`` is None for a rank without one."""
+
+    rank: int
+    place: Place
+    runtime: DeviceRuntime | None
+    #: Links ("native", "bridge") over which device memory goes through pinned host memory.
+    staged: tuple[str, ...]
+    #: Every rank of the communicator has a device.
+    everywhere: bool
+    #: The libraries reduce half precision on every rank's device.
+    halves: bool
+
+    @classmethod
+    def of(
+        cls, rank: int, island: Sequence[int], everyone: Sequence[Facts], path: str, runtime: DeviceRuntime | None
+    ) -> Device:
+        """From the facts of all ranks; ``island`` are the ranks of this one's."""
+        mine = everyone[rank]
+        blind = any(everyone[r].device_memory not in ("", *everyone[r].memory_types) for r in island)
+        staged = (("native",) if blind else ()) + (("bridge",) if path == "staged" else ())
+        kinds = {f.device_memory for f in everyone}
+        return cls(rank, Place(mine.vendor, mine.device), runtime, staged, "" not in kinds, not kinds & {"", "host"})
+
+    @property
+    def memory(self) -> int:
+        """The memory type under which UCC and UCX know this rank's device memory.
+
+        Managed memory goes by it too: ranks of one team that name different types would run different algorithms.
+        """
+        assert self.runtime is not None
+        return self.runtime.memory_type
+
+    def holds(self, buffers: Sequence[tuple[str, Buffer | None]]) -> bool:
+        """Whether the named buffers of a call lie on the device; every mistake about where they lie raises here.
+
+        All of a rank's buffers are on its device, or all are on the host: libraries choose by the kind of memory, and
+        would choose differently for each side.
+        """
+        there = [(name, b) for name, b in buffers if b is not None and b.vendor != "host"]
+        if not there:
+            return False
+        here = [name for name, b in buffers if b is not None and b.vendor == "host"]
+        name, buffer = there[0]
+        if here:
+            raise ValueError(
+                f"{name} on rank {self.rank} is on a device and {here[0]} is in host memory: both must be in one place"
+            )
+        for name, buffer in there:
+            self._check(name, buffer)
+        return True
+
+    def _check(self, name: str, buffer: Buffer) -> None:
+        where = f"{name} on rank {self.rank} is in memory of {buffer.vendor} device {buffer.device}"
+        if self.runtime is None or buffer.vendor != self.place.vendor:
+            why = report(buffer.vendor) if self.runtime is None else f"it works with {self.place.vendor}"
+            raise DeviceError(f"{where}, which this rank cannot use ({why})")
+        if buffer.device != self.place.device:
+            raise DeviceError(
+                f"{where}, but the rank works with device {self.place.device}: choose the device before the first "
+                "Communicator is made, or move the data"
+            )
+        if buffer.count:
+            found = self.runtime.pointer(buffer.ptr)
+            if found.kind not in ("device", "managed"):
+                raise DeviceError(
+                    f"{where}, says its owner, but the runtime does not know {buffer.ptr:#x}: it was freed"
+                )
