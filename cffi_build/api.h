@@ -68,7 +68,8 @@ int ucch_program_after(ucch_program *program, int step, int n, const int *earlie
 int ucch_program_memory(ucch_program *program, int base, int mem_type);
 void ucch_program_bytes(ucch_program *program, uint64_t bytes);
 int ucch_program_tmp(ucch_program *program, size_t bytes);
-int ucch_program_persist(ucch_program *program, void *send, void *recv);
+int ucch_program_persist(ucch_program *program, void *send, void *recv, double timeout);
+int ucch_program_again(ucch_program *program);
 int ucch_program_start(ucch_program *program, void *send, void *recv, double timeout);
 int ucch_program_run(ucch_program *program, void *send, void *recv, double timeout, double slice);
 int ucch_program_active(ucch_program *program);
@@ -111,5 +112,7 @@ int ucch_board_mismatch(ucch_board *board, uint64_t seq);
 int ucch_board_gone(ucch_board *board, uint64_t seq);
 int ucch_board_fate(ucch_board *board, int slot);
 void ucch_board_leave(ucch_board *board);
+void ucch_board_break(ucch_board *board);
+int ucch_board_broken(ucch_board *board);
 uint64_t ucch_board_seq(ucch_board *board, int slot);
 int ucch_board_label(ucch_board *board, int slot, uint64_t seq, char *label);

@@ -35,6 +35,7 @@ struct ucch_board {
     int *ranks;
     uint64_t calls, bytes; /* finished well, and what they moved */
     double seconds;
+    int broken; /* a call failed: the communicator starts no more */
 };
 
 size_t ucch_board_bytes(int nslots) {
@@ -135,6 +136,14 @@ int ucch_board_fate(ucch_board *b, int slot) {
         if (i != b->mine && fate_of(b, i) < best)
             best = fate_of(b, i);
     return best;
+}
+
+void ucch_board_break(ucch_board *b) {
+    b->broken = 1;
+}
+
+int ucch_board_broken(ucch_board *b) {
+    return b->broken;
 }
 
 /* This rank makes no more calls. */

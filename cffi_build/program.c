@@ -42,6 +42,7 @@ struct ucch_program {
     char *base[4];
     int mem_type[4];
     int persistent, on_device;
+    double timeout; /* of a persistent program's starts */
     size_t tmp_bytes, pin_bytes;
     ucch_gate gate;
     uint64_t bytes; /* of the caller's data, for the statistics */
@@ -500,6 +501,8 @@ static int start_locked(ucch_program *p, void *send, void *recv, double timeout)
         return UCCH_FAIL_BUSY;
     if (send && send == recv)
         return UCCH_ALIASED;
+    if (p->board && ucch_board_broken(p->board))
+        return UCCH_FAIL_BROKEN;
     int status = take_scratch(p);
     if (status < 0)
         return status;
@@ -536,6 +539,7 @@ int ucch_program_start_on(ucch_program *p, void *send, void *recv, double timeou
     int status = p->op.state == UCCH_ACTIVE ? UCCH_FAIL_BUSY : ucch_gate_enter(&p->gate, stream);
     if (!status)
         status = start_locked(p, send, recv, timeout);
+    ucch_wake_locked();
     if (status < 0)
         p->gate.closed = 0;
     else if (ordered && p->op.state == UCCH_ACTIVE)
@@ -553,10 +557,15 @@ int ucch_program_run(ucch_program *p, void *send, void *recv, double timeout, do
     return status < 0 ? status : ucch_wait(&p->op, slice);
 }
 
+/* Start a persistent program with the buffers that it was bound to. */
+int ucch_program_again(ucch_program *p) {
+    return ucch_program_start(p, p->base[UCCH_SEND], p->base[UCCH_RECV], p->timeout);
+}
+
 /* Bind a persistent program to its buffers: the requests are made here, in program order, alike on every rank
  * (libucc numbers collectives when they are made, so they could not be remade at different times on different ranks).
  */
-int ucch_program_persist(ucch_program *p, void *send, void *recv) {
+int ucch_program_persist(ucch_program *p, void *send, void *recv, double timeout) {
     if (send && send == recv)
         return UCCH_ALIASED;
     int status = 0;
@@ -564,6 +573,7 @@ int ucch_program_persist(ucch_program *p, void *send, void *recv) {
     p->base[UCCH_SEND] = send;
     p->base[UCCH_RECV] = recv;
     p->persistent = 1;
+    p->timeout = timeout;
     int before = ucch_device_enter();
     status = take_scratch(p);
     for (int i = 0; i < p->nsteps && status >= 0; i++) {

@@ -9,7 +9,10 @@
 
 /* Rounds of progress under one hold of the lock, and the rounds after which a waiter looks at the clock. */
 #define BATCH 8
+#define QUICK 64
 #define CLOCK_EVERY 64
+/* Rounds between looks at the workers when no message is in flight. */
+#define WORKER_EVERY 32
 /* The thread looks for abandoned work this often while there was some lately; it sleeps for good after IDLE_TICKS. */
 #define TICK_NS 250000L
 #define IDLE_TICKS 200
@@ -28,6 +31,7 @@ static struct {
 } workers[8];
 static volatile int waiters;
 static volatile uint64_t in_flight;
+static int messages; /* those of in_flight that are messages */
 static int spin_rounds = 1000;
 static pthread_t thread;
 static volatile int thread_on, thread_asleep, idle_progress;
@@ -134,6 +138,7 @@ void ucch_op_begin_locked(ucch_op *op, double timeout) {
         active->prev = op;
     active = op;
     in_flight++;
+    messages += op->kind == UCCH_IS_MESSAGE;
 }
 
 void ucch_op_end_locked(ucch_op *op, int status, int step, int peer) {
@@ -144,6 +149,7 @@ void ucch_op_end_locked(ucch_op *op, int status, int step, int peer) {
     if (op->next)
         op->next->prev = op->prev;
     in_flight--;
+    messages -= op->kind == UCCH_IS_MESSAGE;
     if (status < 0) {
         op->error.status = status;
         op->error.step = step;
@@ -169,14 +175,18 @@ static int progress_locked(void) {
     for (ucch_context *c = contexts; c; c = c->next)
         if (c->users)
             moved += ucc_context_progress(c->handle) > 0;
-    for (int i = 0; i < 8; i++)
-        if (workers[i].users)
-            moved += (int)ucp_worker_progress(workers[i].handle);
+    /* With no message of ours in flight the workers are looked at now and then only, for what peers send: a look costs
+     * as much as a small collective. */
+    if (messages || ++rounds % WORKER_EVERY == 0)
+        for (int i = 0; i < 8; i++)
+            if (workers[i].users)
+                moved += (int)ucp_worker_progress(workers[i].handle);
     for (ucch_op *op = active, *next; op; op = next) {
         next = op->next;
         if (op->kind == UCCH_IS_PROGRAM)
             moved += ucch_program_advance_locked((ucch_program *)op);
     }
+    ucch_device_leave(before);
     return moved;
 }
 
@@ -185,7 +195,6 @@ static void police_locked(double now) {
     for (ucch_op *op = active, *next; op; op = next) {
         next = op->next;
         if (op->kind == UCCH_IS_PROGRAM && now - op->started > SUSPICION_S) {
-    ucch_device_leave(before);
             int bad = ucch_program_check_locked((ucch_program *)op);
             if (bad < 0) {
                 abandon_locked(op, bad, op->error.peer);
@@ -262,6 +271,13 @@ static int wait_many(ucch_op **ops, int n, int all, double slice) {
 
 /* 1: finished well, 2: failed, 0: still going after `slice` seconds (Python then looks for signals). */
 int ucch_wait(ucch_op *op, double slice) {
+    if (!finished(op)) {
+        /* Most small calls end here, under one hold of the lock. */
+        ucch_lock();
+        for (int i = 0; i < QUICK && i < spin_rounds && op->state == UCCH_ACTIVE; i++)
+            progress_locked();
+        ucch_unlock();
+    }
     if (!finished(op) && !wait_many(&op, 1, 1, slice))
         return 0;
     return op->state == UCCH_FAILED ? 2 : 1;
@@ -321,6 +337,11 @@ static void tick_locked(int forever) {
     thread_asleep = 0;
     if (forever && !waiters)
         progress_locked();
+}
+
+/* Work has come that nobody waits for in the library: the thread is to look at once. */
+void ucch_wake_locked(void) {
+    pthread_cond_signal(&wake);
 }
 
 static void *thread_main(void *unused) {

@@ -1,7 +1,8 @@
 /* Internals shared by the C files of the native engine.
  *
  * One process-wide lock (progress.c) guards every call into libucc and libucp: UCX builds without multi-threading
- * assert otherwise, and with it nothing is gained by more than one thread inside. Functions named *_locked expect it. */
+ * assert otherwise, and with it nothing is gained by more than one thread inside. Functions named *_locked expect it.
+ */
 #ifndef UCCH_H
 #define UCCH_H
 

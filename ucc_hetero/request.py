@@ -17,6 +17,7 @@ __all__ = ["PersistentRequest", "Request", "fill_empty", "reap", "set_status", "
 SLICE = 0.05
 
 _wait = lib.ucch_wait
+_again = lib.ucch_program_again
 _peek = lib.ucch_peek
 
 
@@ -325,21 +326,23 @@ class PersistentRequest(Request):
         finish: Callable[[int, Any], None],
         free: Callable[[], None],
         *,
-        simple: bool = False,
+        direct: Any = None,
         timeout: float = 0.0,
         cancel: Callable[[], None] | None = None,
         owner: object = None,
     ) -> None:
         super().__init__(op, keep, finish, timeout=timeout, cancel=cancel, owner=owner)
-        #: ``start`` starts the native operation; ``simple`` means that success leaves nothing for ``finish`` to do.
-        self._begin, self._free, self._simple = start, free, simple
+        #: ``start`` starts the native operation, or raises. ``direct`` is the native program of a call that needs
+        #: nothing before or after: it is tried first, and ``start`` says why when it cannot start.
+        self._begin, self._free, self._direct = start, free, direct
         self._done = True
 
     def Start(self) -> None:
         """Start the call. ``ValueError`` when the last one was not waited for."""
         if not self._done:
             raise ValueError("this persistent request is still active; Wait for it before the next Start")
-        self._begin()
+        if self._direct is None or _again(self._direct) < 0:
+            self._begin()
         self._done = False
 
     def Wait(self, status: Any = None) -> bool:
@@ -350,9 +353,10 @@ class PersistentRequest(Request):
         if self._timeout:
             self._arm()
         state = _wait(self._op, SLICE)
-        if state == 1 and self._simple:
+        if state == 1 and self._direct is not None:
             self._done = True
-            fill_empty(status)
+            if status is not None:
+                fill_empty(status)
         else:
             self._complete(state or wait_op(self._op), status)
         return True
@@ -372,7 +376,7 @@ class PersistentRequest(Request):
         if not self._done:
             raise ValueError("this persistent request is still active; Wait for it before Free")
         self._free()
-        self._begin, self._free = _freed, _nothing
+        self._begin, self._free, self._direct = _freed, _nothing, None
         self._keep = None
 
 
