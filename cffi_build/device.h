@@ -32,6 +32,8 @@ int ucch_device_fail(int code, const char *what);
 void *ucch_pool_take(int pinned, size_t bytes);
 void ucch_pool_give(void *memory);
 
+void ucch_wake_locked(void);
+
 /* A local step on device memory: `count` elements, of src_bytes and dst_bytes each; `way` says where a copy goes. */
 enum { UCCH_TO_HOST, UCCH_TO_DEVICE, UCCH_ACROSS };
 

@@ -52,7 +52,7 @@ class Membership:
         path = path_of(self.facts, env.get("STAGING"))
         self.tuning = Tuning.parse(env.get("TUNE"), path=path)
         island = self.topology.islands[self.topology.island_of[self.rank]]
-        self.device = Device.of(self.rank, island.ranks, self.facts, path, self.runtime)
+        self.device = Device.of(self.rank, island.ranks, self.facts, self.runtime)
         self.job = job.job_of(mpi, self.facts, vendors)
         self.board = Board(mpi, [f.host.memory for f in self.facts])
         members = [self.job.index[f.process] for f in self.facts]
@@ -71,8 +71,9 @@ class Membership:
         failure: Exception | None = None
         try:
             place = job.place_here(world.Get_rank(), world.Get_size())
-            self.runtime = bind(place)  # first: UCX and UCC look for a device when they begin
-            mine: Any = (job.process().facts(place, __version__), (_last[0], bytes(_ids)), ready)
+            self.place, self.runtime = place, bind(place)  # first: UCX and UCC look for a device when they begin
+            table = _measured_table() if self.rank == 0 else ""
+            mine: Any = (job.process().facts(place, __version__), (_last[0], bytes(_ids)), ready, table)
             log.set_rank(world.Get_rank(), place.vendor)
         except (UCCHError, ValueError) as error:
             failure, mine = error, f"{type(error).__name__}: {error}"

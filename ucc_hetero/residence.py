@@ -34,23 +34,24 @@ class Device:
     rank: int
     place: Place
     runtime: DeviceRuntime | None
-    #: Links ("native", "bridge") over which device memory goes through pinned host memory.
-    staged: tuple[str, ...]
+    #: This rank's island: its libucp cannot move device memory, or that of another rank there cannot.
+    blind: bool
     #: Every rank of the communicator has a device.
     everywhere: bool
     #: The libraries reduce half precision on every rank's device.
     halves: bool
 
     @classmethod
-    def of(
-        cls, rank: int, island: Sequence[int], everyone: Sequence[Facts], path: str, runtime: DeviceRuntime | None
-    ) -> Device:
+    def of(cls, rank: int, island: Sequence[int], everyone: Sequence[Facts], runtime: DeviceRuntime | None) -> Device:
         """From the facts of all ranks; ``island`` are the ranks of this one's."""
         mine = everyone[rank]
         blind = any(everyone[r].device_memory not in ("", *everyone[r].memory_types) for r in island)
-        staged = (("native",) if blind else ()) + (("bridge",) if path == "staged" else ())
         kinds = {f.device_memory for f in everyone}
-        return cls(rank, Place(mine.vendor, mine.device), runtime, staged, "" not in kinds, not kinds & {"", "host"})
+        return cls(rank, Place(mine.vendor, mine.device), runtime, blind, "" not in kinds, not kinds & {"", "host"})
+
+    def staged(self, path: str) -> tuple[str, ...]:
+        """Links ("native", "bridge") over which device memory goes through pinned host memory."""
+        return (("native",) if self.blind else ()) + (("bridge",) if path == "staged" else ())
 
     @property
     def memory(self) -> int:
