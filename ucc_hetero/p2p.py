@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from .buffers import Buffer, as_buffer, pack, unpack
-from .errors import CollectiveError, CollectiveTimeout, NotSupported, PeerError, TruncationError
+from .errors import CollectiveError, CollectiveTimeout, LibraryError, NotSupported, PeerError, TruncationError
 from .native import ffi, lib
 from .request import SLICE, PersistentRequest, Request, set_status, wait_op
 from .runner import Runner
@@ -112,7 +112,10 @@ class Messages:
         endpoint = self._endpoints[dest]
         if endpoint is None:
             facts = self.runner.members.facts[dest]
-            endpoint = self._endpoints[dest] = self.process.endpoint(facts).handle
+            try:
+                endpoint = self._endpoints[dest] = self.process.endpoint(facts).handle
+            except LibraryError as error:
+                raise PeerError(f"rank {self.rank}: rank {dest} cannot be reached: {error}") from error
             if facts.host.memory != self.process.host.memory:
                 # A send over a network is complete when it is in our socket's buffer, which somebody must empty.
                 lib.ucch_progress_idle()
@@ -294,9 +297,12 @@ class Messages:
             return CollectiveTimeout(
                 f"{where}: timeout, not complete after {error.elapsed:.3g} s (UCCH_TIMEOUT={self.timeout:g})"
             )
-        if error.status == lib.UCCH_FAIL_PEER:
+        known = error.status == lib.UCCH_FAIL_PEER
+        if known or self.gone(transfer.peer):
             who = "every other rank" if transfer.peer == self.any_source else f"rank {transfer.peer}"
-            return PeerError(f"{where}: {who} has left the job or died")
+            return PeerError(
+                f"{where}: {who} has left the job or died{'' if known else f' ({status_name(error.status)})'}"
+            )
         return CollectiveError(f"{where}: {status_name(error.status)}")
 
     def _said(self, transfer: Transfer) -> str:
