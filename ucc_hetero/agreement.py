@@ -47,6 +47,20 @@ NATIVE_SETTINGS = {
 
 #: Settings whose difference between ranks breaks a job: reported, and refused where we do not own them.
 STEERING_PREFIXES = ("UCC_", "UCX_PROTO_ENABLE", "UCX_UNIFIED_MODE", "UCCH_TUNE", "UCCH_EMULATE", "UCCH_STAGING")
+#: Transports that do not leave a node.
+WITHIN_NODE = (
+    "self",
+    "sysv",
+    "posix",
+    "cma",
+    "knem",
+    "xpmem",
+    "cuda_copy",
+    "cuda_ipc",
+    "gdr_copy",
+    "rocm_copy",
+    "rocm_ipc",
+)
 #: Local matters that may differ.
 LOCAL = ("UCC_LOG", "UCCH_LOG", "UCC_PROFILE", "UCC_CONFIG_FILE", "UCC_EC_", "UCC_MC_")
 
@@ -87,6 +101,10 @@ class Facts:
     address: bytes
     #: UCX's name of the memory of the rank's device; empty for a rank without one.
     device_memory: str = ""
+    #: Mbit/s that the links of the rank's host carry together; 0 if unknown.
+    link_speed: int = 0
+    #: UCX's transports of the rank (``tcp``, ``rc_mlx5``, ``cuda_ipc``, ...), sorted.
+    transports: tuple[str, ...] = ()
 
 
 #: fact -> what to do when ranks differ in it.
@@ -126,6 +144,17 @@ def _settings_table(everyone: list[Facts], cure: str) -> str:
     )
 
 
+def _unreachable(everyone: list[Facts]) -> list[str]:
+    """Ranks on several nodes need a transport that all of them have and that leaves a node."""
+    if len({f.host.node for f in everyone}) < 2 or not all(f.transports for f in everyone):
+        return []
+    networks = [tuple(t for t in f.transports if t not in WITHIN_NODE) for f in everyone]
+    if set.intersection(*map(set, networks)):
+        return []
+    cure = "let UCX_TLS and UCX_NET_DEVICES leave every rank one network that the others have too, such as tcp"
+    return [_table("network transports", [", ".join(n) or "none" for n in networks], cure)]
+
+
 def judge(everyone: list[Facts]) -> None:
     """Raise :class:`AgreementError` with a table when ranks differ in something that breaks a job.
 
@@ -140,6 +169,7 @@ def judge(everyone: list[Facts]) -> None:
     minors = [_minor(f.ucx) for f in everyone]
     if len(set(minors)) > 1:
         problems.append(_table("ucx", minors, "use the same UCX minor version everywhere (UCCH_UCX_DIR names one)"))
+    problems += _unreachable(everyone)
     without_host = [rank for rank, f in enumerate(everyone) if "host" not in f.memory_types]
     if without_host:
         problems.append(f"  memory: UCX of {_ranks(without_host)} cannot move host memory")
