@@ -236,13 +236,11 @@ class Runner:
         program = pool.pop() if pool else self._build(what, bound, op, label)
         prepared = _Prepared(bound, pool, program, label)
         self._addresses(prepared)
-        reap()
         return prepared
 
     def _build(self, what: Lowering, bound: Bound, op: Op | None, label: str) -> Program:
         call = what.call
         if bound.local:
-        settle(self, self.timeout or math.inf)
             choice = Choice("flat")
         else:
             nbytes = elements(call) * what.dtype.itemsize
@@ -372,11 +370,13 @@ class Runner:
     @property
     def busy(self) -> int:
         """Requests that were started and not yet waited for."""
+        reap()
         started = sum(lib.ucch_program_active(p.program.handle) for p in self._persistent.values())
         return int(self._active + started)
 
     def close(self) -> None:
         """Release teams and board; collective, with nothing in flight."""
+        settle(self, self.timeout or math.inf)
         if self.busy and not self.broken:
             raise ValueError(f"rank {self.rank}: {self.busy} requests of this communicator are still active")
         if self.broken:
