@@ -17,7 +17,7 @@ export OMPI_MCA_rmaps_base_oversubscribe ?= 1
 # Several ranks per core: threads inside numpy would only get in each other's way.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help demo test lint types unit docs clean
+.PHONY: help demo test lint types unit exhaustive docs clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -47,6 +47,11 @@ types:
 unit:
 	@.ci/venv test
 	$(PY) -m pytest
+
+# Every algorithm of every collective on every layout of ranks, many cases each; hours on a laptop.
+exhaustive:
+	@.ci/venv test
+	UCCH_TEST_FULL=1 $(PY) -m pytest tests/mpi/test_collectives.py -s --timeout 7200
 
 docs:
 	@.ci/venv test

@@ -280,10 +280,8 @@ static int init_locked(ucch_program *p, ucch_step *s) {
     return ucc_collective_init(&s->args, &s->request, s->team->handle);
 }
 
-static int post_coll_locked(ucch_program *p, ucch_step *s) {
-    int status = s->request ? UCC_OK : init_locked(p, s);
-    if (status == UCC_OK)
-        status = ucc_collective_post(s->request);
+static int post_coll_locked(ucch_step *s) {
+    int status = ucc_collective_post(s->request);
     if (status < 0)
         return status;
     s->state = POSTED;
@@ -377,7 +375,7 @@ static void dequeue_locked(ucch_step *s) {
 static int start_step_locked(ucch_program *p, ucch_step *s) {
     if (s->kind == STEP_COLL) {
         dequeue_locked(s);
-        return post_coll_locked(p, s);
+        return post_coll_locked(s);
     }
     return s->kind == STEP_SEND || s->kind == STEP_RECV ? post_message(p, s) : local_locked(p, s);
 }
@@ -496,6 +494,20 @@ void ucch_program_abandon_locked(ucch_program *p) {
     ucch_gate_leave_locked(&p->gate);
 }
 
+/* Make all requests at the start, in program order: libucc numbers a team's collectives when they are made, and steps
+ * come to their turns in another order on each rank. A persistent program has them already. */
+static int init_all_locked(ucch_program *p) {
+    for (int i = 0; i < p->nsteps; i++) {
+        ucch_step *s = &p->steps[i];
+        int status = s->kind == STEP_COLL && !s->request ? init_locked(p, s) : 0;
+        if (status < 0) {
+            fail_locked(p, status, i);
+            return status;
+        }
+    }
+    return 0;
+}
+
 static int start_locked(ucch_program *p, void *send, void *recv, double timeout) {
     if (p->op.state == UCCH_ACTIVE)
         return UCCH_FAIL_BUSY;
@@ -517,7 +529,8 @@ static int start_locked(ucch_program *p, void *send, void *recv, double timeout)
     }
     p->op.error.seq = p->board ? ucch_board_publish(p->board, p->signature, p->label) : 0;
     ucch_op_begin_locked(&p->op, timeout);
-    ucch_program_advance_locked(p);
+    if (!init_all_locked(p))
+        ucch_program_advance_locked(p);
     return 0;
 }
 

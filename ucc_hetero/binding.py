@@ -18,7 +18,11 @@ __all__ = ["BINDERS", "Bound", "bind"]
 
 
 class Bound(NamedTuple):
-    """A call with its memory. ``local`` means that ``call.counts`` holds only what this rank knows (the rest is 0)."""
+    """A call with its memory. ``local`` means that ``call.counts`` holds only what this rank knows (the rest is 0).
+
+    ``parts``: (where it lies in ``send`` or ``recv``, the caller's memory, whether results go there) of calls whose
+    blocks lie all over the place, so that ``send`` and ``recv`` are copies made for the call.
+    """
 
     call: Call
     dtype: DType | None
@@ -28,6 +32,7 @@ class Bound(NamedTuple):
     send_displs: tuple[int, ...] | None = None
     recv_displs: tuple[int, ...] | None = None
     local: bool = False
+    parts: tuple[tuple[Buffer, Buffer, bool], ...] = ()
 
 
 class _Args:
@@ -70,14 +75,16 @@ class _Args:
     def same_dtype(self, one: Buffer, two: Buffer) -> DType:
         if one.dtype is not two.dtype:
             raise TypeError(
-                f"{self.name} on rank {self.rank}: sendbuf is {one.dtype} and recvbuf is {two.dtype}; they must be equal"
+                f"{self.name} on rank {self.rank}: sendbuf is {one.dtype} and recvbuf is {two.dtype}, "
+                "and they must be equal"
             )
         return one.dtype
 
     def same_count(self, what: str, got: int, want: int, why: str) -> None:
         if got != want:
             raise ValueError(
-                f"{self.name} on rank {self.rank}: {what} has {got} elements, {want} {'is' if want == 1 else 'are'} due ({why})"
+                f"{self.name} on rank {self.rank}: {what} has {got} elements, "
+                f"{want} {'is' if want == 1 else 'are'} due ({why})"
             )
 
     def per_rank(self, buffer: Buffer, which: str) -> int:
@@ -256,16 +263,16 @@ BINDERS: dict[str, Callable[[_Args], Bound]] = {
 
 
 def _reduce_scatter(a: _Args, recvcounts: Any) -> Bound:
+    recv = a.buffer("recvbuf")
     if recvcounts is None:
         if is_in_place(a.send):
             raise ValueError(f"reduce_scatter on rank {a.rank}: recvcounts is needed with an in-place sendbuf")
-        raise ValueError(f"reduce_scatter on rank {a.rank}: recvcounts is needed, one count per rank")
+        recvcounts = [recv.count] * a.size  # as in mpi4py: blocks are equal unless they are said not to be
     counts = [int(c) for c in recvcounts]
     if len(counts) != a.size or min(counts) < 0:
         raise ValueError(
             f"reduce_scatter on rank {a.rank}: recvcounts {counts} must hold {a.size} counts of 0 or more, one per rank"
         )
-    recv = a.buffer("recvbuf")
     total = sum(counts)
     if is_in_place(a.send):
         a.same_count("recvbuf", recv.count, total, "the sum of recvcounts, in place")

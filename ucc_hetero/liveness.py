@@ -13,7 +13,7 @@ from typing import Any
 
 from .native import ffi, lib
 
-__all__ = ["Board"]
+__all__ = ["Board", "signature"]
 
 _FOLDER = "/dev/shm"
 
@@ -96,6 +96,14 @@ class Board:
         if self._memory is None:
             return []
         return [r for i, r in enumerate(self.ranks) if lib.ucch_board_seq(self.native, i) < seq]
+
+    def publish(self, label: str) -> int:
+        """Enter a call that the native engine does not run; returns its number."""
+        text = label.encode()[: int(lib.UCCH_LABEL_BYTES) - 1].ljust(int(lib.UCCH_LABEL_BYTES), b"\0")
+        lib.ucch_lock()
+        seq = int(lib.ucch_board_publish(self.native, signature(label), text))
+        lib.ucch_unlock()
+        return seq
 
     def leave(self) -> None:
         """Tell the others that this rank makes no more calls."""

@@ -9,8 +9,8 @@ from .types import OPS, Op
 
 __all__ = ["op_of"]
 
-#: MPI handles of the predefined operations -> ours, made when mpi4py is there.
-_from_mpi: dict[Any, Op] = {}
+#: Handles of MPI's predefined operations (mpi4py's objects cannot be hashed) -> ours, made when mpi4py is there.
+_from_mpi: dict[int, Op] = {}
 
 
 def op_of(op: Any) -> Op | None:
@@ -29,5 +29,5 @@ def op_of(op: Any) -> Op | None:
     if mpi is None or not isinstance(op, mpi.Op):
         raise TypeError(f"op must be a reduction such as MPI.SUM or 'SUM', not {type(op).__name__}")
     if not _from_mpi:
-        _from_mpi.update({getattr(mpi, name): ours for name, ours in OPS.items() if hasattr(mpi, name)})
-    return _from_mpi.get(op)
+        _from_mpi.update({getattr(mpi, name).handle: ours for name, ours in OPS.items() if hasattr(mpi, name)})
+    return _from_mpi.get(op.handle)

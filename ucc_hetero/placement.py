@@ -113,7 +113,9 @@ class Placement:
             places["tmp"] = self._scratch(self.tmp_length * self.itemsize)
         if self.send_length and (cast or copied or self._gaps("send")):
             self._move("send", self.send_length, cast, into=True)
-        if self.recv_length and (cast or self._gaps("recv")):
+        # Nothing comes to the first rank of an exscan: its buffer is left alone.
+        receives = self.recv_length and bool(self.row.post(Shape(what.call), self.rank))
+        if receives and (cast or self._gaps("recv")):
             self._move("recv", self.recv_length, cast, into=False)
         if what.divisor and self.recv_length:
             at = places["recv"]

@@ -56,14 +56,20 @@ def _one_block(shape: Shape, piece: Piece, kind: str) -> tuple[list[Operand], li
     return (every, own) if spread else (own, every)
 
 
-def _cut_alike(shape: Shape, piece: Piece) -> bool:
-    """Whether this fragment carries anything at all."""
+def _carries(shape: Shape, piece: Piece) -> bool:
+    """Whether this fragment is needed.
+
+    Uneven calls in one piece always are: a rank of a non-blocking one knows only its own counts, and must take part
+    even when it has nothing.
+    """
+    if piece.total == 1 and shape.layout != "equal":
+        return True
     return any(piece.cut(Block(0, count)).count for count in set(shape.call.counts))
 
 
 def _blocked(topology: Topology, call: Call, piece: Piece, kind: str) -> Stages:
     shape = Shape(call)
-    if not _cut_alike(shape, piece):
+    if not _carries(shape, piece):
         return ()
     n = call.ranks
     if kind != "alltoall":

@@ -1,0 +1,61 @@
+"""Every collective, datatype, operation, calling form and layout of ranks, against numpy on gathered inputs.
+
+Each job draws random cases (``collective_cases.py``); the seed is printed, and ``UCCH_TEST_SEED`` repeats it. With
+``UCCH_TEST_FULL=1`` (``make exhaustive``) every layout runs, with every algorithm and many more cases.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+
+import pytest
+
+pytestmark = pytest.mark.mpi
+
+FULL = bool(os.environ.get("UCCH_TEST_FULL"))
+
+#: Ranks and their vendors: alone, native teams of several sizes, even, uneven, interleaved, single-rank islands, three
+#: vendors.
+LAYOUTS = [
+    (1, ""),
+    (2, ""),
+    (3, ""),
+    (2, "nvidia:1,amd:1"),
+    (4, "nvidia:2,amd:2"),
+    (4, "nvidia:1,amd:1,nvidia:1,amd:1"),
+    (4, "nvidia:3,amd:1"),
+    (5, "nvidia:2,amd:2,host:1"),
+    (8, "nvidia:3,amd:3,host:2"),
+]
+MORE_LAYOUTS = [
+    (4, ""),
+    (5, ""),
+    (6, ""),
+    (7, ""),
+    (8, ""),
+    (3, "nvidia:1,amd:1,host:1"),
+    (3, "nvidia:2,amd:1"),
+    (5, "amd:1,nvidia:4"),
+    (6, "nvidia:2,amd:1,nvidia:1,amd:2"),
+    (6, "nvidia:3,amd:3"),
+    (7, "nvidia:5,amd:1,host:1"),
+    (7, "host:1,amd:2,nvidia:1,host:2,nvidia:1"),
+    (8, "nvidia:4,amd:4"),
+    (8, "nvidia:1,amd:1,host:1,nvidia:1,amd:1,host:1,nvidia:1,amd:1"),
+    (8, "nvidia:6,amd:2"),
+]
+
+
+def seed() -> int:
+    return int(os.environ.get("UCCH_TEST_SEED") or secrets.randbelow(1 << 30))
+
+
+@pytest.mark.parametrize(("ranks", "vendors"), LAYOUTS + (MORE_LAYOUTS if FULL else []))
+def test_cases(mpirun, ranks: int, vendors: str) -> None:
+    number = seed()
+    args = [str(number), "300" if FULL else "50", *(["--all-algorithms"] if FULL else [])]
+    env = {"UCCH_TIMEOUT": "100"} | ({"UCCH_EMULATE": vendors} if vendors else {})
+    job = mpirun("tests/mpi/collective_cases.py", ranks, args=args, env=env, timeout=7000 if FULL else 170)
+    print(job.stdout)
+    assert f"calls right on {ranks} ranks (seed {number})" in job.stdout

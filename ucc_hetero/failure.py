@@ -1,0 +1,38 @@
+"""Why a call failed: what the engine noted and what the arrival board knows of the other ranks, as an exception."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .errors import CollectiveError, CollectiveTimeout, MismatchError, PeerError
+from .liveness import Board
+from .native import ffi, lib
+from .ucc import status_name
+
+__all__ = ["explain", "failure_of"]
+
+
+def failure_of(op: Any, board: Board, rank: int, label: str, timeout: float) -> CollectiveError:
+    """The exception for a native operation that failed on ``rank``; ``label`` says what was called."""
+    error = ffi.new("ucch_error *")
+    lib.ucch_op_error(op, error)
+    return explain(error, board, rank, label, timeout)
+
+
+def explain(error: Any, board: Board, rank: int, label: str, timeout: float) -> CollectiveError:
+    """The exception for a ``ucch_error``; its ``peer`` is a slot of the board."""
+    status, seq = int(error.status), int(error.seq)
+    peer = board.rank_of(error.peer)
+    where = f"rank {rank}: {label} (call {seq} of this communicator)"
+    if status == lib.UCCH_FAIL_MISMATCH:
+        other = board.label(peer, seq) or "something else"
+        return MismatchError(f"{where}: rank {peer} called {other} instead")
+    if status == lib.UCCH_FAIL_PEER:
+        return PeerError(f"{where}: rank {peer} has left the job or died")
+    if status == lib.UCCH_FAIL_TIMEOUT:
+        missing = board.missing(seq)
+        who = f"; on this host rank(s) {missing} have not called it" if missing else ""
+        return CollectiveTimeout(
+            f"{where}: timeout, not complete after {error.elapsed:.3g} s (UCCH_TIMEOUT={timeout:g}){who}"
+        )
+    return CollectiveError(f"{where}: {status_name(status)} in step {error.step}")

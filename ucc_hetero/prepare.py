@@ -1,0 +1,210 @@
+"""From the arguments of a call to a program that is ready to start: binds, compares, chooses, plans, lowers, packs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from . import env
+from .binding import Bound, bind
+from .buffers import Buffer, pack, unpack
+from .collectives import ROWS, Call, elements
+from .engine import Program, lower
+from .errors import MismatchError, NotSupported
+from .membership import Membership
+from .native import ffi, lib
+from .ops import op_of
+from .placement import Lowering
+from .select import Choice, choose, make_plan
+from .types import DTYPES, OPS, DType, Op, Reduction, reduction
+
+__all__ = ["KINDS", "Preparation", "Prepared"]
+
+#: Idle programs of one kind that are kept; more would only be needed by that many identical calls in flight.
+_SPARE = 4
+#: Kinds of calls remembered before the oldest is dropped.
+KINDS = 512
+
+_NULL = ffi.NULL
+
+
+class Prepared:
+    """A bound call with its program, addresses, and the copies around it."""
+
+    __slots__ = ("bound", "copies", "label", "pool", "program", "recv", "repeatable", "send")
+
+    def __init__(self, bound: Bound, pool: list[Program], program: Program, label: str) -> None:
+        self.bound, self.pool, self.program, self.label = bound, pool, program, label
+        #: Whether nothing but addresses changes from this call to the next one that looks like it.
+        self.repeatable = True
+        self.send: Any = _NULL
+        self.recv: Any = _NULL
+        #: (contiguous copy, the caller's buffer, whether the result goes back there), where memory has gaps.
+        self.copies: list[tuple[Buffer, Buffer, bool]] = [*bound.parts]
+        if bound.send is not None:
+            self.send = self._address(bound.send, receives=False)
+        if bound.recv is not None:
+            # Also filled beforehand: in place it holds the input, and gaps between segments keep their contents.
+            self.recv = self._address(bound.recv, receives=True)
+        for copy, original, _ in bound.parts:
+            _fill(copy, original)
+
+    def _address(self, buffer: Buffer, *, receives: bool) -> Any:
+        packed = pack(buffer)
+        if packed is not buffer:
+            self.copies.append((packed, buffer, receives))
+        return ffi.cast("void *", packed.ptr)
+
+    def refill(self) -> None:
+        """Take the caller's data into the copies again, before a persistent call starts anew."""
+        for copy, original, _ in self.copies:
+            _fill(copy, original)
+
+    def finish(self) -> None:
+        """Spread the results out."""
+        for copy, original, receives in self.copies:
+            if receives:
+                if original.layout is None:
+                    ffi.memmove(ffi.cast("void *", original.ptr), ffi.cast("void *", copy.ptr), original.nbytes)
+                else:
+                    unpack(copy, original)
+
+    def give_back(self) -> None:
+        """Let the program be used by the next such call."""
+        if len(self.pool) < _SPARE:
+            self.pool.append(self.program)
+
+
+def _fill(copy: Buffer, original: Buffer) -> None:
+    if copy.nbytes:
+        ffi.memmove(ffi.cast("void *", copy.ptr), ffi.cast("void *", pack(original).ptr), copy.nbytes)
+
+
+class Preparation:
+    """What one communicator has prepared so far."""
+
+    def __init__(self, members: Membership, exchange: Callable[[str, Any], Any]) -> None:
+        self.members, self._exchange = members, exchange
+        self.rank, self.size = members.rank, members.size
+        #: UCCH_CHECK: every rank's call compared before anything is sent.
+        self.check = bool(env.get("CHECK"))
+        #: What ran so far: label -> choice.
+        self.used: dict[str, Choice] = {}
+        self.programs: dict[tuple[Lowering, str], list[Program]] = {}
+
+    def prepare(
+        self, name: str, send: Any, recv: Any, op: Any, root: int, recvcounts: Any, *, exchange: bool
+    ) -> Prepared | None:
+        """Bind, choose, plan and lower a call, or return None when there is nothing to do.
+
+        ``exchange``: the ranks may talk about the counts that only some of them know (blocking and persistent calls).
+        """
+        bound = bind(name, self.size, self.rank, send, recv, root, recvcounts)
+        how, ours = self._reduction(name, bound.dtype, op)
+        if self.size == 1 and name == "barrier":
+            return None
+        alone = not bound.local
+        if bound.local and exchange:
+            bound = self._complete(name, bound)
+        label = _label(name, bound, ours)
+        if self.check:
+            self.compare(label)
+        prepared = self._lowered(bound, how, ours, label)
+        prepared.repeatable = alone and not self.check and not prepared.copies
+        return prepared
+
+    def _lowered(self, bound: Bound, how: Reduction | None, op: Op | None, label: str) -> Prepared:
+        dtype = bound.dtype or DTYPES["uint8"]
+        compute = how.compute if how else dtype
+        what = Lowering(
+            call=bound.call,
+            dtype=dtype if how is None or how.compute.name != "uint8" else how.compute,
+            compute=compute,
+            op=how.op.code if how else 0,
+            divisor=self._operands(bound.call) if how and how.divide else 0,
+            in_place=bound.in_place,
+            send_displs=bound.send_displs,
+            recv_displs=bound.recv_displs,
+        )
+        pool = self.programs.get((what, label))
+        if pool is None:
+            if len(self.programs) >= KINDS:
+                self.programs.pop(next(iter(self.programs)))
+            pool = self.programs[what, label] = []
+        program = pool.pop() if pool else self._build(what, bound, op, label)
+        return Prepared(bound, pool, program, label)
+
+    def _operands(self, call: Call) -> int:
+        """How many vectors this rank's result is the sum of."""
+        return {"scan": self.rank + 1, "exscan": self.rank}.get(call.collective, self.size)
+
+    def _build(self, what: Lowering, bound: Bound, op: Op | None, label: str) -> Program:
+        call, members = what.call, self.members
+        if bound.local:
+            choice = Choice("flat")
+        else:
+            nbytes = elements(call) * what.dtype.itemsize
+            choice = choose(members.topology, call.collective, nbytes, op, members.tuning)
+        plan = make_plan(members.topology, call, choice)
+        self.used[label] = choice
+        tag = members.id << 52 | 1 << 51
+        program = lower(plan, self.rank, what, members.teams, members.board, tag, label)
+        total = sum(b.nbytes for b in (bound.send, bound.recv) if b is not None)
+        lib.ucch_program_bytes(program.handle, total)
+        return program
+
+    def _reduction(self, name: str, dtype: DType | None, op: Any) -> tuple[Reduction | None, Op | None]:
+        if name not in ROWS or not ROWS[name].reduces:
+            return None, None
+        assert dtype is not None
+        ours = op_of(OPS["SUM"] if op is None else op)
+        how = reduction(dtype, ours) if ours is not None else None
+        if how is None:
+            raise NotSupported(
+                f"{name} on rank {self.rank}: {ours or op} on {dtype} is not supported on host memory; "
+                "docs/support.md lists what is"
+            )
+        return how, ours
+
+    def _complete(self, name: str, bound: Bound) -> Bound:
+        """Exchange the counts that only some ranks know, and compare what two of them know; alike on every rank."""
+        call, me, p = bound.call, self.rank, self.size
+        label = f"{name} {bound.dtype}" + (f" root={call.root}" if call.root >= 0 else "") + ": counts"
+        if call.collective == "alltoallv":
+            mine = np.array(call.counts[me * p : (me + 1) * p] + call.counts[me::p], np.int64)
+            sent, expected = np.split(self._exchange(label, mine), 2, axis=1)
+            for sender, receiver in np.argwhere(sent != expected.T):
+                raise MismatchError(
+                    f"{name} on rank {me}: rank {sender} sends {sent[sender, receiver]} elements to rank {receiver}, "
+                    f"which expects {expected[receiver, sender]}"
+                )
+            counts = tuple(sent.ravel().tolist())
+        else:
+            known = self._exchange(label, np.array(call.counts, np.int64))
+            counts = tuple(known[call.root].tolist())
+            for rank in range(p):
+                if known[rank, rank] != counts[rank]:
+                    raise MismatchError(
+                        f"{name} on rank {me}: root {call.root} counts {counts[rank]} elements of rank {rank}, "
+                        f"which has {known[rank, rank]}"
+                    )
+        return bound._replace(call=call._replace(counts=counts), local=False)
+
+    def compare(self, label: str) -> None:
+        """Compare what every rank is about to call; ``MismatchError`` on all of them."""
+        labels = self.members.mpi.allgather(label)
+        for rank, other in enumerate(labels):
+            if other != labels[0]:
+                raise MismatchError(f"rank {rank} called {other} while rank 0 called {labels[0]}")
+
+
+def _label(name: str, bound: Bound, op: Op | None) -> str:
+    """What the arrival board shows, equal on every rank of a correct call."""
+    call = bound.call
+    count = "" if bound.local or len(call.counts) != 1 else f"[{call.counts[0]}]"
+    parts = [name, f"{bound.dtype}{count}" if bound.dtype else "", str(op or "")]
+    if call.root >= 0:
+        parts.append(f"root={call.root}")
+    return " ".join(p for p in parts if p)
