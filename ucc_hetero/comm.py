@@ -40,6 +40,9 @@ class Communicator(MessageMethods, GroupMethods):
     ``BufferError`` before anything is sent, and the communicator stays usable. Failures of a call that was sent raise
     a :class:`~ucc_hetero.errors.CollectiveError`, after which a new communicator must be made.
 
+    ``stream`` (torch's, CuPy's, an integer handle) lets a collective start when that stream reaches it, and lets the
+    stream go on only when the data is there; methods with ``I`` do not block the host meanwhile.
+
     ``with Communicator() as comm:`` frees it at the end; what is not freed is released before MPI is finalised.
     """
 
@@ -127,11 +130,14 @@ class Communicator(MessageMethods, GroupMethods):
         return self._run.topology
 
     def plan_summary(self) -> str:
-        """Describe the islands and the plans used so far, one line per kind of call."""
+        """Describe the islands and the plans used so far, one line per kind of call.
+
+        Behind a plan stands what chose it: ``user`` rules, ``measured`` ones, the cost ``model`` or a ``default``.
+        """
         lines = [self._run.topology.describe()]
-        for label, choice in self._run.used.items():
+        for label, (choice, why) in self._run.used.items():
             pieces = f", {choice.fragments} fragments" if choice.fragments > 1 else ""
-            lines.append(f"{label}: {choice.algorithm}{pieces}")
+            lines.append(f"{label}: {choice.algorithm}{pieces} ({why})")
         return "\n".join(lines)
 
     def stats(self) -> dict[str, float]:
@@ -150,135 +156,139 @@ class Communicator(MessageMethods, GroupMethods):
 
     # --- blocking collectives ----------------------------------------------------------------------------------------
 
-    def Barrier(self) -> None:
+    def Barrier(self, *, stream: Any = None) -> None:
         """Wait until all ranks have called."""
-        self._run.blocking("barrier", None, None)
+        self._run.blocking("barrier", None, None, stream=stream)
 
-    def Bcast(self, buf: Any, root: int = 0) -> None:
+    def Bcast(self, buf: Any, root: int = 0, *, stream: Any = None) -> None:
         """Send the root's buffer to all ranks."""
-        self._run.blocking("bcast", None, buf, None, root)
+        self._run.blocking("bcast", None, buf, None, root, stream=stream)
 
-    def Reduce(self, sendbuf: Any, recvbuf: Any, op: Any = SUM, root: int = 0) -> None:
+    def Reduce(self, sendbuf: Any, recvbuf: Any, op: Any = SUM, root: int = 0, *, stream: Any = None) -> None:
         """Reduce all vectors to the root."""
-        self._run.blocking("reduce", sendbuf, recvbuf, op, root)
+        self._run.blocking("reduce", sendbuf, recvbuf, op, root, stream=stream)
 
-    def Allreduce(self, sendbuf: Any, recvbuf: Any, op: Any = SUM) -> None:
+    def Allreduce(self, sendbuf: Any, recvbuf: Any, op: Any = SUM, *, stream: Any = None) -> None:
         """Reduce all vectors and give every rank the result."""
-        self._run.blocking("allreduce", sendbuf, recvbuf, op)
+        self._run.blocking("allreduce", sendbuf, recvbuf, op, stream=stream)
 
-    def Reduce_scatter_block(self, sendbuf: Any, recvbuf: Any, op: Any = SUM) -> None:
+    def Reduce_scatter_block(self, sendbuf: Any, recvbuf: Any, op: Any = SUM, *, stream: Any = None) -> None:
         """Reduce all vectors and give rank r the r-th of equal blocks."""
-        self._run.blocking("reduce_scatter_block", sendbuf, recvbuf, op)
+        self._run.blocking("reduce_scatter_block", sendbuf, recvbuf, op, stream=stream)
 
-    def Reduce_scatter(self, sendbuf: Any, recvbuf: Any, recvcounts: Any = None, op: Any = SUM) -> None:
+    def Reduce_scatter(
+        self, sendbuf: Any, recvbuf: Any, recvcounts: Any = None, op: Any = SUM, *, stream: Any = None
+    ) -> None:
         """Reduce all vectors and give rank r the r-th block, of ``recvcounts[r]`` elements."""
-        self._run.blocking("reduce_scatter", sendbuf, recvbuf, op, -1, recvcounts)
+        self._run.blocking("reduce_scatter", sendbuf, recvbuf, op, -1, recvcounts, stream=stream)
 
-    def Gather(self, sendbuf: Any, recvbuf: Any, root: int = 0) -> None:
+    def Gather(self, sendbuf: Any, recvbuf: Any, root: int = 0, *, stream: Any = None) -> None:
         """Collect equal blocks at the root."""
-        self._run.blocking("gather", sendbuf, recvbuf, None, root)
+        self._run.blocking("gather", sendbuf, recvbuf, None, root, stream=stream)
 
-    def Gatherv(self, sendbuf: Any, recvbuf: Any, root: int = 0) -> None:
+    def Gatherv(self, sendbuf: Any, recvbuf: Any, root: int = 0, *, stream: Any = None) -> None:
         """Collect blocks of any size at the root."""
-        self._run.blocking("gatherv", sendbuf, recvbuf, None, root)
+        self._run.blocking("gatherv", sendbuf, recvbuf, None, root, stream=stream)
 
-    def Scatter(self, sendbuf: Any, recvbuf: Any, root: int = 0) -> None:
+    def Scatter(self, sendbuf: Any, recvbuf: Any, root: int = 0, *, stream: Any = None) -> None:
         """Give each rank one of the root's equal blocks."""
-        self._run.blocking("scatter", sendbuf, recvbuf, None, root)
+        self._run.blocking("scatter", sendbuf, recvbuf, None, root, stream=stream)
 
-    def Scatterv(self, sendbuf: Any, recvbuf: Any, root: int = 0) -> None:
+    def Scatterv(self, sendbuf: Any, recvbuf: Any, root: int = 0, *, stream: Any = None) -> None:
         """Give each rank one of the root's blocks of any size."""
-        self._run.blocking("scatterv", sendbuf, recvbuf, None, root)
+        self._run.blocking("scatterv", sendbuf, recvbuf, None, root, stream=stream)
 
-    def Allgather(self, sendbuf: Any, recvbuf: Any) -> None:
+    def Allgather(self, sendbuf: Any, recvbuf: Any, *, stream: Any = None) -> None:
         """Collect equal blocks at every rank."""
-        self._run.blocking("allgather", sendbuf, recvbuf)
+        self._run.blocking("allgather", sendbuf, recvbuf, stream=stream)
 
-    def Allgatherv(self, sendbuf: Any, recvbuf: Any) -> None:
+    def Allgatherv(self, sendbuf: Any, recvbuf: Any, *, stream: Any = None) -> None:
         """Collect blocks of any size at every rank."""
-        self._run.blocking("allgatherv", sendbuf, recvbuf)
+        self._run.blocking("allgatherv", sendbuf, recvbuf, stream=stream)
 
-    def Alltoall(self, sendbuf: Any, recvbuf: Any) -> None:
+    def Alltoall(self, sendbuf: Any, recvbuf: Any, *, stream: Any = None) -> None:
         """Send an equal block from every rank to every rank."""
-        self._run.blocking("alltoall", sendbuf, recvbuf)
+        self._run.blocking("alltoall", sendbuf, recvbuf, stream=stream)
 
-    def Alltoallv(self, sendbuf: Any, recvbuf: Any) -> None:
+    def Alltoallv(self, sendbuf: Any, recvbuf: Any, *, stream: Any = None) -> None:
         """Send a block of any size from every rank to every rank."""
-        self._run.blocking("alltoallv", sendbuf, recvbuf)
+        self._run.blocking("alltoallv", sendbuf, recvbuf, stream=stream)
 
-    def Scan(self, sendbuf: Any, recvbuf: Any, op: Any = SUM) -> None:
+    def Scan(self, sendbuf: Any, recvbuf: Any, op: Any = SUM, *, stream: Any = None) -> None:
         """Reduce the vectors of the ranks up to this one."""
-        self._run.blocking("scan", sendbuf, recvbuf, op)
+        self._run.blocking("scan", sendbuf, recvbuf, op, stream=stream)
 
-    def Exscan(self, sendbuf: Any, recvbuf: Any, op: Any = SUM) -> None:
+    def Exscan(self, sendbuf: Any, recvbuf: Any, op: Any = SUM, *, stream: Any = None) -> None:
         """Reduce the vectors of the ranks before this one; rank 0's result is left alone."""
-        self._run.blocking("exscan", sendbuf, recvbuf, op)
+        self._run.blocking("exscan", sendbuf, recvbuf, op, stream=stream)
 
     # --- non-blocking collectives ------------------------------------------------------------------------------------
 
-    def Ibarrier(self) -> Request:
+    def Ibarrier(self, *, stream: Any = None) -> Request:
         """Start ``Barrier``."""
-        return self._run.start("barrier", None, None)
+        return self._run.start("barrier", None, None, stream=stream)
 
-    def Ibcast(self, buf: Any, root: int = 0) -> Request:
+    def Ibcast(self, buf: Any, root: int = 0, *, stream: Any = None) -> Request:
         """Start ``Bcast``."""
-        return self._run.start("bcast", None, buf, None, root)
+        return self._run.start("bcast", None, buf, None, root, stream=stream)
 
-    def Ireduce(self, sendbuf: Any, recvbuf: Any, op: Any = SUM, root: int = 0) -> Request:
+    def Ireduce(self, sendbuf: Any, recvbuf: Any, op: Any = SUM, root: int = 0, *, stream: Any = None) -> Request:
         """Start ``Reduce``."""
-        return self._run.start("reduce", sendbuf, recvbuf, op, root)
+        return self._run.start("reduce", sendbuf, recvbuf, op, root, stream=stream)
 
-    def Iallreduce(self, sendbuf: Any, recvbuf: Any, op: Any = SUM) -> Request:
+    def Iallreduce(self, sendbuf: Any, recvbuf: Any, op: Any = SUM, *, stream: Any = None) -> Request:
         """Start ``Allreduce``."""
-        return self._run.start("allreduce", sendbuf, recvbuf, op)
+        return self._run.start("allreduce", sendbuf, recvbuf, op, stream=stream)
 
-    def Ireduce_scatter_block(self, sendbuf: Any, recvbuf: Any, op: Any = SUM) -> Request:
+    def Ireduce_scatter_block(self, sendbuf: Any, recvbuf: Any, op: Any = SUM, *, stream: Any = None) -> Request:
         """Start ``Reduce_scatter_block``."""
-        return self._run.start("reduce_scatter_block", sendbuf, recvbuf, op)
+        return self._run.start("reduce_scatter_block", sendbuf, recvbuf, op, stream=stream)
 
-    def Ireduce_scatter(self, sendbuf: Any, recvbuf: Any, recvcounts: Any = None, op: Any = SUM) -> Request:
+    def Ireduce_scatter(
+        self, sendbuf: Any, recvbuf: Any, recvcounts: Any = None, op: Any = SUM, *, stream: Any = None
+    ) -> Request:
         """Start ``Reduce_scatter``."""
-        return self._run.start("reduce_scatter", sendbuf, recvbuf, op, -1, recvcounts)
+        return self._run.start("reduce_scatter", sendbuf, recvbuf, op, -1, recvcounts, stream=stream)
 
-    def Igather(self, sendbuf: Any, recvbuf: Any, root: int = 0) -> Request:
+    def Igather(self, sendbuf: Any, recvbuf: Any, root: int = 0, *, stream: Any = None) -> Request:
         """Start ``Gather``."""
-        return self._run.start("gather", sendbuf, recvbuf, None, root)
+        return self._run.start("gather", sendbuf, recvbuf, None, root, stream=stream)
 
-    def Igatherv(self, sendbuf: Any, recvbuf: Any, root: int = 0) -> Request:
+    def Igatherv(self, sendbuf: Any, recvbuf: Any, root: int = 0, *, stream: Any = None) -> Request:
         """Start ``Gatherv``."""
-        return self._run.start("gatherv", sendbuf, recvbuf, None, root)
+        return self._run.start("gatherv", sendbuf, recvbuf, None, root, stream=stream)
 
-    def Iscatter(self, sendbuf: Any, recvbuf: Any, root: int = 0) -> Request:
+    def Iscatter(self, sendbuf: Any, recvbuf: Any, root: int = 0, *, stream: Any = None) -> Request:
         """Start ``Scatter``."""
-        return self._run.start("scatter", sendbuf, recvbuf, None, root)
+        return self._run.start("scatter", sendbuf, recvbuf, None, root, stream=stream)
 
-    def Iscatterv(self, sendbuf: Any, recvbuf: Any, root: int = 0) -> Request:
+    def Iscatterv(self, sendbuf: Any, recvbuf: Any, root: int = 0, *, stream: Any = None) -> Request:
         """Start ``Scatterv``."""
-        return self._run.start("scatterv", sendbuf, recvbuf, None, root)
+        return self._run.start("scatterv", sendbuf, recvbuf, None, root, stream=stream)
 
-    def Iallgather(self, sendbuf: Any, recvbuf: Any) -> Request:
+    def Iallgather(self, sendbuf: Any, recvbuf: Any, *, stream: Any = None) -> Request:
         """Start ``Allgather``."""
-        return self._run.start("allgather", sendbuf, recvbuf)
+        return self._run.start("allgather", sendbuf, recvbuf, stream=stream)
 
-    def Iallgatherv(self, sendbuf: Any, recvbuf: Any) -> Request:
+    def Iallgatherv(self, sendbuf: Any, recvbuf: Any, *, stream: Any = None) -> Request:
         """Start ``Allgatherv``."""
-        return self._run.start("allgatherv", sendbuf, recvbuf)
+        return self._run.start("allgatherv", sendbuf, recvbuf, stream=stream)
 
-    def Ialltoall(self, sendbuf: Any, recvbuf: Any) -> Request:
+    def Ialltoall(self, sendbuf: Any, recvbuf: Any, *, stream: Any = None) -> Request:
         """Start ``Alltoall``."""
-        return self._run.start("alltoall", sendbuf, recvbuf)
+        return self._run.start("alltoall", sendbuf, recvbuf, stream=stream)
 
-    def Ialltoallv(self, sendbuf: Any, recvbuf: Any) -> Request:
+    def Ialltoallv(self, sendbuf: Any, recvbuf: Any, *, stream: Any = None) -> Request:
         """Start ``Alltoallv``."""
-        return self._run.start("alltoallv", sendbuf, recvbuf)
+        return self._run.start("alltoallv", sendbuf, recvbuf, stream=stream)
 
-    def Iscan(self, sendbuf: Any, recvbuf: Any, op: Any = SUM) -> Request:
+    def Iscan(self, sendbuf: Any, recvbuf: Any, op: Any = SUM, *, stream: Any = None) -> Request:
         """Start ``Scan``."""
-        return self._run.start("scan", sendbuf, recvbuf, op)
+        return self._run.start("scan", sendbuf, recvbuf, op, stream=stream)
 
-    def Iexscan(self, sendbuf: Any, recvbuf: Any, op: Any = SUM) -> Request:
+    def Iexscan(self, sendbuf: Any, recvbuf: Any, op: Any = SUM, *, stream: Any = None) -> Request:
         """Start ``Exscan``."""
-        return self._run.start("exscan", sendbuf, recvbuf, op)
+        return self._run.start("exscan", sendbuf, recvbuf, op, stream=stream)
 
     # --- persistent collectives --------------------------------------------------------------------------------------
 

@@ -3,11 +3,24 @@
 from __future__ import annotations
 
 import os
+import re
 import socket
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["HostIdentity", "cores", "host_identity"]
+__all__ = [
+    "Accelerator",
+    "HostIdentity",
+    "Machine",
+    "Nic",
+    "cores",
+    "host_identity",
+    "link_speed",
+    "machine",
+    "record",
+    "replay",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,9 +46,9 @@ class HostIdentity:
         return (self.boot_id, self.ipc, self.pid, self.shm)
 
 
-def _read(path: str) -> str:
+def _read(path: str | Path) -> str:
     try:
-        return Path(path).read_text().strip()
+        return Path(path).read_text(errors="replace").strip()
     except OSError:
         return ""
 
@@ -65,3 +78,253 @@ def host_identity() -> HostIdentity:
 def cores() -> int:
     """Cores that this process may run on."""
     return len(os.sched_getaffinity(0))
+
+
+# --- network, devices, processors -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Nic:
+    """A network port. ``speed`` in Mbit/s, 0 unknown; ``numa`` -1 unknown; ``pci`` empty for a virtual one."""
+
+    name: str
+    kind: str
+    speed: int
+    pci: str = ""
+    numa: int = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Accelerator:
+    """A device that can hold buffers. ``fabric`` has the PCI addresses of peers on the vendor's own links."""
+
+    vendor: str
+    pci: str
+    name: str
+    arch: str = ""
+    numa: int = -1
+    fabric: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """What one host has, as its kernel tells."""
+
+    nics: tuple[Nic, ...]
+    accelerators: tuple[Accelerator, ...]
+    #: Cores of each NUMA node, as the kernel lists them: ``0-31,64-95``.
+    numa: tuple[tuple[int, str], ...]
+    container: bool
+    #: Distance class of every (accelerator, NIC) pair by PCI address: ``switch``, ``bridge``, ``node`` or ``system``.
+    distances: tuple[tuple[str, str, str], ...] = ()
+
+    @property
+    def speed(self) -> int:
+        """Mbit/s that all ports carry together; 0 if unknown."""
+        return sum(nic.speed for nic in self.nics)
+
+
+#: PCI vendor -> ours.
+_PCI_VENDORS = {"0x10de": "nvidia", "0x1002": "amd"}
+#: PCI classes of display and processing accelerators.
+_ACCELERATORS = ("0x0300", "0x0302", "0x0380", "0x1200")
+_KFD = "sys/class/kfd/kfd/topology/nodes"
+#: KFD's io_link type of xGMI.
+_XGMI = "11"
+_ETHERNET = "1"
+
+
+def machine(root: Path = Path("/")) -> Machine:
+    """The machine whose ``/sys`` and ``/proc`` lie under ``root``; what is not there is left out."""
+    accelerators = tuple(_accelerators(root))
+    nics = tuple(_nics(root))
+    pairs = [(a.pci, n.pci) for a in accelerators for n in nics if n.pci]
+    distances = tuple((a, b, _distance(root, a, b)) for a, b in dict.fromkeys(pairs))
+    return Machine(nics, accelerators, tuple(_numa(root)), _in_container(root), distances)
+
+
+def link_speed(root: Path = Path("/")) -> int:
+    """Mbit/s that this host's ports to other hosts carry together; 0 if unknown."""
+    return sum(nic.speed for nic in _nics(root))
+
+
+def _names(folder: Path) -> list[str]:
+    """What is in a folder, numbers in their order."""
+    try:
+        names = os.listdir(folder)
+    except OSError:
+        return []
+    return sorted(names, key=lambda name: [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", name)])
+
+
+def _number(path: Path, default: int) -> int:
+    try:
+        return int(_read(path), 0)
+    except ValueError:
+        return default
+
+
+def _pci_of(device: Path) -> str:
+    """The PCI address behind a ``device`` link of sysfs; empty for a virtual one."""
+    try:
+        target = os.readlink(device)
+    except OSError:
+        return ""
+    found = re.findall(r"[0-9a-f]{4,}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-9a-f]", target)
+    return found[-1] if found else ""
+
+
+def _nics(root: Path) -> Iterator[Nic]:
+    """Ports that are up: those of InfiniBand devices, then network interfaces that are not the same hardware.
+
+    Where no port is hardware (containers have one end of a pair), virtual interfaces count.
+    """
+    found: list[Nic] = []
+    base = root / "sys/class/infiniband"
+    for name in _names(base):
+        pci, numa = _pci_of(base / name / "device"), _number(base / name / "device/numa_node", -1)
+        for port in _names(base / name / "ports"):
+            if "ACTIVE" in _read(base / name / "ports" / port / "state"):
+                kind = _read(base / name / "ports" / port / "link_layer").lower() or "infiniband"
+                rate = re.match(r"[\d.]+", _read(base / name / "ports" / port / "rate"))
+                found.append(Nic(name, kind, round(float(rate[0]) * 1000) if rate else 0, pci, numa))
+    known = {nic.pci for nic in found}
+    virtual: list[Nic] = []
+    base = root / "sys/class/net"
+    for name in _names(base):
+        at = base / name
+        if _read(at / "operstate") not in ("up", "unknown") or _read(at / "type") != _ETHERNET:
+            continue
+        pci, speed = _pci_of(at / "device"), max(_number(at / "speed", 0), 0)
+        nic = Nic(name, "ethernet", speed, pci, _number(at / "device/numa_node", -1))
+        if not pci:
+            # Bridges and bonds stand on ports that are counted themselves.
+            if not any((at / part).exists() for part in ("bridge", "bonding")):
+                virtual.append(nic)
+        elif pci not in known:
+            found.append(nic)
+    yield from found or virtual
+
+
+def _accelerators(root: Path) -> Iterator[Accelerator]:
+    base = root / "sys/bus/pci/devices"
+    fabric, archs, names = _kfd(root)
+    for pci in _names(base):
+        at = base / pci
+        vendor = _PCI_VENDORS.get(_read(at / "vendor"))
+        if vendor is None or not _read(at / "class").startswith(_ACCELERATORS):
+            continue
+        name = names.get(pci) or _model(root, pci) or f"device {_read(at / 'device')}"
+        numa = _number(at / "numa_node", -1)
+        yield Accelerator(vendor, pci, name, archs.get(pci, ""), numa, fabric.get(pci, ()))
+
+
+def _model(root: Path, pci: str) -> str:
+    """The model that NVIDIA's driver knows of a device."""
+    text = _read(root / "proc/driver/nvidia/gpus" / pci / "information")
+    found = re.search(r"^Model:\s*(.+)$", text, re.MULTILINE)
+    return found[1].strip() if found else ""
+
+
+def _properties(path: Path) -> dict[str, str]:
+    return dict(line.split(None, 1) for line in _read(path).splitlines() if len(line.split()) == 2)
+
+
+def _kfd(root: Path) -> tuple[dict[str, tuple[str, ...]], dict[str, str], dict[str, str]]:
+    """By PCI address what AMD's kernel driver knows: peers over xGMI, architecture, name."""
+    base = root / _KFD
+    nodes = {}
+    for node in _names(base):
+        facts = _properties(base / node / "properties")
+        if int(facts.get("gfx_target_version", 0)):
+            at = int(facts["location_id"])
+            domain = int(facts.get("domain", 0))
+            nodes[node] = f"{domain:04x}:{at >> 8 & 0xFF:02x}:{at >> 3 & 0x1F:02x}.{at & 7:x}", facts
+    fabric, archs, names = {}, {}, {}
+    for node, (pci, facts) in nodes.items():
+        version = int(facts["gfx_target_version"])
+        archs[pci] = f"gfx{version // 10000}{version // 100 % 100:x}{version % 100:x}"
+        names[pci] = _read(base / node / "name")
+        links = [_properties(base / node / "io_links" / n / "properties") for n in _names(base / node / "io_links")]
+        peers = [link["node_to"] for link in links if link.get("type") == _XGMI]
+        fabric[pci] = tuple(nodes[peer][0] for peer in peers if peer in nodes)
+    return fabric, archs, names
+
+
+def _numa(root: Path) -> Iterator[tuple[int, str]]:
+    base = root / "sys/devices/system/node"
+    for name in _names(base):
+        if re.fullmatch(r"node\d+", name):
+            yield int(name[4:]), _read(base / name / "cpulist")
+
+
+def _in_container(root: Path) -> bool:
+    marks = (root / ".dockerenv", root / "run/.containerenv", root / "run/.singularity.d")
+    return any(mark.exists() for mark in marks) or "kubepods" in _read(root / "proc/1/cgroup")
+
+
+def _distance(root: Path, one: str, other: str) -> str:
+    """How far two PCI devices are apart: below one switch, one host bridge, one NUMA node, or across the system."""
+    base = root / "sys/bus/pci/devices"
+    try:
+        ways = [os.readlink(base / pci).split("/") for pci in (one, other)]
+    except OSError:
+        return "system"
+    same = [a for a, b in zip(*ways, strict=False) if a == b and (a.startswith("pci") or ":" in a)]
+    if len(same) > 1:
+        return "switch"
+    if same:
+        return "bridge"
+    nodes = [_number(base / pci / "numa_node", -1) for pci in (one, other)]
+    return "node" if nodes[0] == nodes[1] >= 0 else "system"
+
+
+# --- records of machines ----------------------------------------------------------------------------------------------
+
+#: What ``machine`` reads, as patterns below the root.
+_RECORDED = (
+    "sys/class/net/*/{type,speed,operstate,device/numa_node}",
+    "sys/class/infiniband/*/{device/numa_node,ports/*/state,ports/*/rate,ports/*/link_layer}",
+    "sys/bus/pci/devices/*/{vendor,device,class,numa_node}",
+    "proc/driver/nvidia/gpus/*/information",
+    _KFD + "/*/{name,properties,io_links/*/properties}",
+    "sys/devices/system/node/node*/cpulist",
+)
+_LINKS = ("sys/class/net/*/device", "sys/class/infiniband/*/device", "sys/bus/pci/devices/*")
+_PRIVATE = re.compile(r"^(GPU UUID|Device Minor|unique_id)\b.*\n?", re.MULTILINE)
+
+
+def record(root: Path = Path("/")) -> dict[str, str]:
+    """The files that ``machine`` reads: path -> text, or ``-> target`` for a link. No serial numbers."""
+    found: dict[str, str] = {}
+    for pattern in _RECORDED:
+        stem, brace, rest = pattern.partition("{")
+        for end in rest.rstrip("}").split(",") if brace else [""]:
+            for path in sorted(root.glob(stem + end)):
+                text = _PRIVATE.sub("", _read(path) + "\n")
+                if text.strip():
+                    found[str(path.relative_to(root))] = text.rstrip("\n")
+    if _in_container(root):
+        found[".dockerenv"] = ""
+    for pattern in _LINKS:
+        for path in sorted(root.glob(pattern)):
+            if path.is_symlink():
+                found[str(path.relative_to(root))] = "-> " + os.readlink(path)
+    return found
+
+
+def replay(files: Mapping[str, str], folder: Path) -> Path:
+    """Lay a record out below ``folder``, so that ``machine(folder)`` reads it; returns ``folder``."""
+    links = {name: text[3:] for name, text in files.items() if text.startswith("-> ")}
+    for name, target in links.items():
+        place = folder / name
+        place.parent.mkdir(parents=True, exist_ok=True)
+        # Links lead to folders of the machine's device tree; make them, so that files behind them can be written.
+        Path(os.path.normpath(place.parent / target)).mkdir(parents=True, exist_ok=True)
+        if not place.is_symlink():
+            place.symlink_to(target)
+    for name, text in files.items():
+        if name not in links:
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (folder / name).write_text(text + "\n")
+    return folder

@@ -58,6 +58,12 @@ def _seconds(text: str) -> float:
     return value
 
 
+def _mbit(text: str) -> int:
+    if not text.strip().isdigit() or int(text) < 1:
+        raise ValueError(f"{text!r} is not a whole number of Mbit/s, such as 25000")
+    return int(text)
+
+
 def _choice(*words: str) -> Callable[[str], str]:
     def parse(text: str) -> str:
         word = text.strip().lower()
@@ -103,6 +109,13 @@ _VARIABLES = (
         "TUNE", str, "", "Choice of algorithms, in the grammar of UCC's TUNE.", "coll:0-64k:@flat#…"
     ),
     Variable("TUNE_FILE", str, "", "Table of measured choices, written by `python -m ucc_hetero tune`.", "path"),
+    Variable(
+        "LINK_SPEED",
+        _mbit,
+        0,
+        "Mbit/s that this host's links to other hosts carry together; what the kernel says if unset.",
+        "Mbit/s",
+    ),
     Variable("EMULATE", str, "", "Pretend vendors, given to the ranks in order.", "nvidia:2,amd:2"),
     Variable(
         "CHECK",

@@ -13,7 +13,7 @@ from typing import Any
 from . import agreement, env, log, ucc, ucx
 from .agreement import Facts
 from .device import MEMORY_NAMES, Place, place_of, runtime_of
-from .discover import HostIdentity, cores, host_identity
+from .discover import HostIdentity, cores, host_identity, link_speed
 from .native import lib, load
 from .oob import MPIExchange
 from .topology import Topology, emulated_vendors
@@ -21,7 +21,7 @@ from .topology import Topology, emulated_vendors
 __all__ = ["Job", "Process", "all_jobs", "close_all", "job_of", "place_here", "process"]
 
 #: Rounds that a waiter spins before it yields, where every rank of the host has a core of its own.
-SPIN_ROUNDS = 2000
+SPIN_ROUNDS = 400
 
 
 class Process:
@@ -51,6 +51,7 @@ class Process:
             ucc=self.libraries.ucc_version,
             ucx=self.libraries.ucx_version,
             memory_types=tuple(self.ucx.memory_types()),
+            transports=tuple(sorted(self.ucx.transports())),
             settings=agreement.steering(),
             byteorder=agreement.BYTEORDER,
             host=self.host,
@@ -58,6 +59,7 @@ class Process:
             device=place.device,
             address=self.worker.address,
             device_memory=MEMORY_NAMES[runtime.memory_type] if (runtime := runtime_of(place.vendor)) else "",
+            link_speed=env.get("LINK_SPEED") or link_speed(),
         )
 
     def endpoint(self, facts: Facts) -> ucx.Endpoint:

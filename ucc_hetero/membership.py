@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from . import agreement, env, job, log
@@ -12,9 +13,10 @@ from .errors import AgreementError, CollectiveError, UCCHError
 from .liveness import Board
 from .native import lib
 from .residence import Device, path_of
-from .select import Tuning
+from .select import agreed
 from .teams import Teams
-from .topology import Topology
+from .topology import Topology, link_weights
+from .tune import check_table
 from .turns import turn
 
 __all__ = ["Membership"]
@@ -48,9 +50,11 @@ class Membership:
         vendors = [f.vendor for f in self.facts]
         nodes: dict[tuple[str, ...], int] = {}
         hosts = [nodes.setdefault(f.host.node, len(nodes)) for f in self.facts]
-        self.topology = Topology.group(vendors, hosts)
         path = path_of(self.facts, env.get("STAGING"))
-        self.tuning = Tuning.parse(env.get("TUNE"), path=path)
+        #: Islands alone: what tables of measured choices go by.
+        self.bare = Topology.group(vendors, hosts)
+        weighted = Topology.group(vendors, hosts, link_weights(hosts, [f.link_speed for f in self.facts]))
+        self.topology, self.tuning = agreed(self.bare, weighted, env.get("TUNE"), self._table, path)
         island = self.topology.islands[self.topology.island_of[self.rank]]
         self.device = Device.of(self.rank, island.ranks, self.facts, self.runtime)
         self.job = job.job_of(mpi, self.facts, vendors)
@@ -84,6 +88,8 @@ class Membership:
         if bad:
             lines = "\n".join(f"  rank {rank}: {text}" for rank, text in bad.items())
             raise AgreementError(f"some ranks of this job cannot take part:\n{lines}") from failure
+        #: Of measured choices, as rank 0 found it.
+        self._table: str = everyone[0][3]
         return [e[0] for e in everyone], [e[1] for e in everyone], all(e[2] for e in everyone)
 
     def _first_teams(self) -> None:
@@ -118,6 +124,22 @@ class Membership:
     def release_id(self) -> None:
         """Let the communicator's number be used again."""
         _ids[self.id >> 3] &= ~(1 << (self.id & 7))
+
+
+def _measured_table() -> str:
+    """The text of the file of measured choices; empty if none is wanted."""
+    path = env.get("TUNE_FILE")
+    if not path:
+        return ""
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except OSError as error:
+        raise ValueError(
+            f"UCCH_TUNE_FILE={path} cannot be read ({error.strerror}); "
+            f"`mpirun -n N python -m ucc_hetero tune --file {path}` writes it"
+        ) from None
+    check_table(text)
+    return text
 
 
 #: Communicator numbers in use by this process, a bit each, and the last one taken; part of every message tag.

@@ -17,7 +17,7 @@ from .membership import Membership
 from .native import ffi, lib
 from .ops import op_of
 from .placement import Lowering
-from .select import Choice, choose, make_plan
+from .select import Choice, Tuning, choose, make_plan, reason
 from .types import DTYPES, OPS, DType, Op, Reduction, reduction
 
 __all__ = ["KINDS", "Preparation", "Prepared"]
@@ -90,8 +90,8 @@ class Preparation:
         self.rank, self.size = members.rank, members.size
         #: UCCH_CHECK: every rank's call compared before anything is sent.
         self.check = bool(env.get("CHECK"))
-        #: What ran so far: label -> choice.
-        self.used: dict[str, Choice] = {}
+        #: What ran so far: label -> (choice, what made it).
+        self.used: dict[str, tuple[Choice, str]] = {}
         self.programs: dict[tuple[Lowering, str], list[Program]] = {}
 
     def prepare(
@@ -102,20 +102,29 @@ class Preparation:
         ``exchange``: the ranks may talk about the counts that only some of them know (blocking and persistent calls).
         """
         bound = bind(name, self.size, self.rank, send, recv, root, recvcounts)
-        how, ours = self._reduction(name, bound.dtype, op)
+        on_device = self._on_device(name, bound)
+        how, ours = self._reduction(name, bound.dtype, op, on_device)
         if self.size == 1 and name == "barrier":
             return None
         alone = not bound.local
         if bound.local and exchange:
             bound = self._complete(name, bound)
         label = _label(name, bound, ours)
+        if self.members.device.everywhere and not on_device and bound.dtype is not None:
+            label += " host"  # libraries choose by the kind of memory: all ranks must have the same
         if self.check:
             self.compare(label)
-        prepared = self._lowered(bound, how, ours, label)
+        prepared = self._lowered(bound, how, ours, label, on_device)
         prepared.repeatable = alone and not self.check and not prepared.copies
         return prepared
 
-    def _lowered(self, bound: Bound, how: Reduction | None, op: Op | None, label: str) -> Prepared:
+    def _on_device(self, name: str, bound: Bound) -> bool:
+        """Whether the call's data is on this rank's device."""
+        if any(original.vendor != "host" for _, original, _ in bound.parts):
+            raise NotSupported(f"{name} on rank {self.rank} takes host memory only: copy the data to the host")
+        return self.members.device.holds((("sendbuf", bound.send), ("recvbuf", bound.recv)))
+
+    def _lowered(self, bound: Bound, how: Reduction | None, op: Op | None, label: str, on_device: bool) -> Prepared:
         dtype = bound.dtype or DTYPES["uint8"]
         compute = how.compute if how else dtype
         what = Lowering(
@@ -127,6 +136,7 @@ class Preparation:
             in_place=bound.in_place,
             send_displs=bound.send_displs,
             recv_displs=bound.recv_displs,
+            memory=self.members.device.memory if on_device else None,
         )
         pool = self.programs.get((what, label))
         if pool is None:
@@ -142,20 +152,22 @@ class Preparation:
 
     def _build(self, what: Lowering, bound: Bound, op: Op | None, label: str) -> Program:
         call, members = what.call, self.members
-        if bound.local:
-            choice = Choice("flat")
-        else:
-            nbytes = elements(call) * what.dtype.itemsize
-            choice = choose(members.topology, call.collective, nbytes, op, members.tuning)
+        choice, why = Choice("flat"), "counts unknown"
+        if not bound.local:
+            about = members.topology, call.collective, elements(call) * what.dtype.itemsize, op, members.tuning
+            choice, why = choose(*about), reason(*about)
         plan = make_plan(members.topology, call, choice)
-        self.used[label] = choice
+        self.used[label] = choice, why
         tag = members.id << 52 | 1 << 51
-        program = lower(plan, self.rank, what, members.teams, members.board, tag, label)
+        staged = members.device.staged(choice.path) if what.memory is not None else ()
+        program = lower(plan, self.rank, what, members.teams, members.board, tag, label, staged)
         total = sum(b.nbytes for b in (bound.send, bound.recv) if b is not None)
         lib.ucch_program_bytes(program.handle, total)
         return program
 
-    def _reduction(self, name: str, dtype: DType | None, op: Any) -> tuple[Reduction | None, Op | None]:
+    def _reduction(
+        self, name: str, dtype: DType | None, op: Any, on_device: bool
+    ) -> tuple[Reduction | None, Op | None]:
         if name not in ROWS or not ROWS[name].reduces:
             return None, None
         assert dtype is not None
@@ -166,6 +178,8 @@ class Preparation:
                 f"{name} on rank {self.rank}: {ours or op} on {dtype} is not supported on host memory; "
                 "docs/support.md lists what is"
             )
+        if on_device and self.members.device.halves and how.compute is not dtype and dtype.kind == "float":
+            how = Reduction(dtype, how.op, how.divide)
         return how, ours
 
     def _complete(self, name: str, bound: Bound) -> Bound:
@@ -191,6 +205,11 @@ class Preparation:
                         f"which has {known[rank, rank]}"
                     )
         return bound._replace(call=call._replace(counts=counts), local=False)
+
+    def retune(self, tuning: Tuning) -> None:
+        """Choose by other rules from now on; equal ones on every rank."""
+        self.members.tuning = tuning
+        self.programs.clear()
 
     def compare(self, label: str) -> None:
         """Compare what every rank is about to call; ``MismatchError`` on all of them."""

@@ -9,8 +9,9 @@ import numpy as np
 
 from . import env
 from .delegate import Delegate, is_delegated
+from .device import report, stream_handle
 from .engine import Program
-from .errors import CollectiveError
+from .errors import CollectiveError, DeviceError, NotSupported
 from .failure import failure_of
 from .membership import Membership
 from .native import ffi, lib
@@ -51,7 +52,7 @@ class Runner:
         self._in_place = MPI.IN_PLACE
         self._delegate = Delegate(mpi, self.board, self.timeout, self.track, self._broke)
         self._prepared = Preparation(members, self._delegate.exchange)
-        #: What ran so far: label -> choice.
+        #: What ran so far: label -> (choice, what made it).
         self.used = self._prepared.used
         self._fast: dict[tuple[Any, ...], Program] = {}
         #: Persistent calls that were not freed: their requests must go before their teams.
@@ -60,8 +61,22 @@ class Runner:
 
     # --- calls --------------------------------------------------------------------------------------------------------
 
-    def blocking(self, name: str, send: Any, recv: Any, op: Any = None, root: int = -1, recvcounts: Any = None) -> None:
-        """Run a collective to its end."""
+    def blocking(
+        self,
+        name: str,
+        send: Any,
+        recv: Any,
+        op: Any = None,
+        root: int = -1,
+        recvcounts: Any = None,
+        stream: Any = None,
+    ) -> None:
+        """Run a collective to its end; with ``stream`` it starts when the stream gets there."""
+        if stream is not None:
+            prepared = self._bound(name, send, recv, op, root, recvcounts, exchange=True)
+            if prepared is not None:
+                self._begin(prepared, stream, ordered=False).Wait()
+            return
         # The usual call, two plain arrays as last time, does nothing but look up, take addresses and run.
         key = self._key(name, send, recv, op, root) if recvcounts is None and name not in _EXCHANGED else None
         program = self._fast.get(key) if key is not None else None
@@ -90,7 +105,7 @@ class Runner:
         program = prepared.program
         state = _run(program.handle, prepared.send, prepared.recv, self.timeout, SLICE)
         if state < 0:
-            raise CollectiveError(f"rank {self.rank}: {prepared.label} could not be started ({state})")
+            raise CollectiveError(f"rank {self.rank}: {prepared.label} could not be started ({_reason(state)})")
         self._wait(program, state, prepared, prepared.label)
         prepared.finish()
         if key is not None and prepared.repeatable and self._plain(prepared, send, recv):
@@ -126,8 +141,20 @@ class Runner:
             and (recv is None or recv.size > 0)
         )
 
-    def start(self, name: str, send: Any, recv: Any, op: Any = None, root: int = -1, recvcounts: Any = None) -> Request:
-        """Start a collective and return its request."""
+    def start(
+        self,
+        name: str,
+        send: Any,
+        recv: Any,
+        op: Any = None,
+        root: int = -1,
+        recvcounts: Any = None,
+        stream: Any = None,
+    ) -> Request:
+        """Start a collective and return its request; with ``stream`` it is a part of the stream's work."""
+        if stream is not None:
+            prepared = self._bound(name, send, recv, op, root, recvcounts, exchange=False)
+            return _finished() if prepared is None else self._begin(prepared, stream, ordered=True)
         self._usable()
         if op is not None and is_delegated(op):
             request = self._delegate.request(name, send, recv, op, root, recvcounts)
@@ -136,10 +163,37 @@ class Runner:
         prepared = self._prepared.prepare(name, send, recv, op, root, recvcounts, exchange=False)
         if prepared is None:
             return _finished()
+        return self._begin(prepared)
+
+    def _bound(
+        self, name: str, send: Any, recv: Any, op: Any, root: int, recvcounts: Any, *, exchange: bool
+    ) -> Prepared | None:
+        """Prepare a call that a stream will start."""
+        self._usable()
+        if op is not None and is_delegated(op):
+            raise NotSupported(
+                f"{name} on rank {self.rank}: an operation of the user's own runs on the host, in no stream"
+            )
+        prepared = self._prepared.prepare(name, send, recv, op, root, recvcounts, exchange=exchange)
+        if prepared is not None and prepared.copies:
+            raise NotSupported(f"{name} on rank {self.rank}: with stream=, memory must be contiguous and read in place")
+        return prepared
+
+    def _begin(self, prepared: Prepared, stream: Any = None, *, ordered: bool = False) -> Request:
+        """Start what was prepared: now, or when ``stream`` gets there; ``ordered``: the stream waits for the end."""
         lib.ucch_progress_thread(1)
-        state = lib.ucch_program_start(prepared.program.handle, prepared.send, prepared.recv, self.timeout)
+        program = prepared.program.handle
+        if stream is None:
+            state = lib.ucch_program_start(program, prepared.send, prepared.recv, self.timeout)
+        else:
+            if self.members.runtime is None:
+                raise DeviceError(
+                    f"rank {self.rank} has no GPU runtime for stream= ({report(self.members.place.vendor)})"
+                )
+            at = ffi.cast("void *", stream_handle(stream))
+            state = lib.ucch_program_start_on(program, prepared.send, prepared.recv, self.timeout, at, ordered)
         if state < 0:
-            raise CollectiveError(f"rank {self.rank}: {prepared.label} could not be started ({state})")
+            raise CollectiveError(f"rank {self.rank}: {prepared.label} could not be started ({_reason(state)})")
         self._active += 1
 
         def finish(state: int, status: Any) -> None:
@@ -148,7 +202,10 @@ class Runner:
             prepared.finish()
             prepared.give_back()
 
-        return Request(prepared.program.op, prepared, finish, owner=self)
+        request = Request(prepared.program.op, prepared, finish, owner=self)
+        if ordered and not state:
+            request.Wait()  # this runtime's streams cannot wait for us: the host does
+        return request
 
     def persistent(
         self, name: str, send: Any, recv: Any, op: Any = None, root: int = -1, recvcounts: Any = None
@@ -161,21 +218,20 @@ class Runner:
         if prepared is None:
             idle = ffi.gc(lib.ucch_message_new(), lib.ucch_message_free)
             return PersistentRequest(lib.ucch_message_op(idle), idle, lambda: 0, _nothing, lambda: None)
-        handle, timeout = prepared.program.handle, self.timeout
-        status = lib.ucch_program_persist(handle, prepared.send, prepared.recv)
+        handle = prepared.program.handle
+        status = lib.ucch_program_persist(handle, prepared.send, prepared.recv, self.timeout)
         if status < 0:
             raise CollectiveError(f"rank {self.rank}: {prepared.label}: {status_name(status)}")
         lib.ucch_progress_thread(1)
         self._persistent[id(prepared)] = prepared
-        begin, outof, into = lib.ucch_program_start, prepared.send, prepared.recv
 
         def start() -> int:
-            if self.broken or prepared.copies:
-                self._usable()
+            self._usable()
+            if prepared.copies:
                 prepared.refill()
-            state = int(begin(handle, outof, into, timeout))
+            state = int(lib.ucch_program_again(handle))
             if state < 0:
-                raise CollectiveError(f"rank {self.rank}: {prepared.label} could not be started ({state})")
+                raise CollectiveError(f"rank {self.rank}: {prepared.label} could not be started ({_reason(state)})")
             return state
 
         def finish(state: int, status: Any) -> None:
@@ -186,10 +242,15 @@ class Runner:
             if self._persistent.pop(id(prepared), None) is not None:
                 lib.ucch_program_drop(handle)
 
-        simple = not prepared.copies
-        return PersistentRequest(prepared.program.op, prepared, start, finish, free, simple=simple, owner=self)
+        direct = None if prepared.copies else handle
+        return PersistentRequest(prepared.program.op, prepared, start, finish, free, direct=direct, owner=self)
 
     # --- books --------------------------------------------------------------------------------------------------------
+
+    def _break(self, why: str) -> None:
+        """From now on nothing is started, in Python or by the native engine."""
+        self.broken = why
+        lib.ucch_board_break(self.board.native)
 
     def _usable(self) -> None:
         if self.broken:
@@ -201,7 +262,7 @@ class Runner:
 
     def _broke(self, failure: Exception, keep: object) -> None:
         """A call failed: whoever ran it may still use its memory, and nothing more is run."""
-        self.broken = str(failure)
+        self._break(str(failure))
         _graveyard.append(keep)
 
     # --- ends ---------------------------------------------------------------------------------------------------------
@@ -212,7 +273,7 @@ class Runner:
             try:
                 state = wait_op(program.op)
             except BaseException:
-                self.broken = f"{label} was interrupted"
+                self._break(f"{label} was interrupted")
                 _graveyard.append((program, keep))
                 raise
         self._judge(program, state, keep, label)
@@ -223,6 +284,11 @@ class Runner:
         failure = failure_of(program.op, self.board, self.rank, label, self.timeout)
         self._broke(failure, (program, keep))
         raise failure
+
+    def retune(self, tuning: Tuning) -> None:
+        """Choose by other rules from now on. Collective, with nothing in flight; equal ones on every rank."""
+        self._fast.clear()
+        self._prepared.retune(tuning)
 
     def track(self, change: int) -> None:
         """Count the communicator's requests in flight up or down."""
@@ -257,6 +323,13 @@ class Runner:
         self._prepared.programs.clear()
         self._fast.clear()
         self.members.close()
+
+
+def _reason(state: int) -> str:
+    """Why a program did not start."""
+    if state in (lib.UCCH_FAIL_DEVICE, lib.UCCH_FAIL_MEMORY):
+        return ffi.string(lib.ucch_device_error()).decode(errors="replace") or "out of memory"
+    return status_name(state)
 
 
 def _nothing(state: int, status: Any) -> None:

@@ -6,7 +6,7 @@ every rank, so every rank chooses the same.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -15,10 +15,10 @@ from ucc_hetero.collectives import ROWS, Call, check, lengths
 from ucc_hetero.cost import Links, predicted_time
 from ucc_hetero.plan import Fragment, Plan
 from ucc_hetero.topology import Topology
-from ucc_hetero.tune import Rule, match, parse_tune
+from ucc_hetero.tune import Measured, Rule, load_table, match, parse_tune
 from ucc_hetero.types import Op
 
-__all__ = ["Choice", "Tuning", "candidates", "choose", "example_call", "make_plan"]
+__all__ = ["Choice", "Tuning", "agreed", "candidates", "choose", "example_call", "make_plan", "reason"]
 
 #: From here on a call goes for bandwidth, below it for latency; bytes per island beyond the first, as every further
 #: one adds rounds to the exchange.
@@ -52,7 +52,9 @@ class Tuning:
     path: str = "direct"
     #: Measured costs of the links, where there are: choices that no rule makes go by the cost model.
     links: Links | None = None
-    _choices: dict[tuple[Topology, str, int, Op | None], Choice] = field(default_factory=dict, init=False, repr=False)
+    _choices: dict[tuple[Topology, str, int, Op | None], tuple[Choice, str]] = field(
+        default_factory=dict, init=False, repr=False
+    )
 
     @classmethod
     def parse(cls, text: str, measured: tuple[Rule, ...] = (), path: str = "direct") -> Tuning:
@@ -63,33 +65,56 @@ class Tuning:
 _DEFAULT = Tuning()
 
 
+def agreed(
+    bare: Topology, declared: Topology, rules: str, table: str, path: str = "direct"
+) -> tuple[Topology, Tuning]:
+    """The topology and the tuning of a communicator: what was measured for it, else what was declared.
+
+    ``bare`` has the islands alone, ``declared`` also weights by the links' nominal speeds; ``rules`` is a text in the
+    TUNE grammar, ``table`` that of a file of measured choices, empty for none. All of them are equal on every rank.
+    ``ValueError`` for texts that are neither.
+    """
+    measured = load_table(table, bare) if table else Measured()
+    topology = replace(bare, weights=measured.weights) if measured.weights else declared
+    return topology, Tuning.parse(rules, measured.rules, path)
+
+
 def choose(topology: Topology, collective: str, nbytes: int, op: Op | None = None, tune: Tuning = _DEFAULT) -> Choice:
     """What a call runs. ``nbytes`` is ``collectives.elements(call)`` times the element's size.
 
     All arguments must be equal on every rank; ``tune`` because the ranks agreed on it.
     """
+    return _kept(topology, collective, nbytes, op, tune)[0]
+
+
+def reason(topology: Topology, collective: str, nbytes: int, op: Op | None = None, tune: Tuning = _DEFAULT) -> str:
+    """What made the choice of such a call: ``user``, ``measured``, ``model``, ``default`` or ``order`` of operands."""
+    return _kept(topology, collective, nbytes, op, tune)[1]
+
+
+def _kept(topology: Topology, collective: str, nbytes: int, op: Op | None, tune: Tuning) -> tuple[Choice, str]:
     key = (topology, collective, nbytes, op)
-    choice = tune._choices.get(key)
-    if choice is None:
+    found = tune._choices.get(key)
+    if found is None:
         if len(tune._choices) >= 4096:  # sizes that never come again must not pile up
             tune._choices.clear()
-        choice = tune._choices[key] = _choose(topology, collective, nbytes, op, tune)
-    return choice
+        found = tune._choices[key] = _choose(topology, collective, nbytes, op, tune)
+    return found
 
 
-def _choose(topology: Topology, collective: str, nbytes: int, op: Op | None, tune: Tuning) -> Choice:
+def _choose(topology: Topology, collective: str, nbytes: int, op: Op | None, tune: Tuning) -> tuple[Choice, str]:
     if op is not None and (op.code < 0 or op.name in ORDERED) and ROWS[collective].ucc >= 0:
-        return Choice("ordered", 1, tune.path)
-    for rules in (tune.user, tune.measured):
+        return Choice("ordered", 1, tune.path), "order"
+    for by, rules in (("user", tune.user), ("measured", tune.measured)):
         rule = match(rules, topology, collective, nbytes)
         if rule is not None:
             fragments = rule.fragments or _fragments(topology, rule.algorithm, nbytes)
-            return Choice(rule.algorithm, fragments, rule.path or tune.path)
+            return Choice(rule.algorithm, fragments, rule.path or tune.path), by
     if tune.links is not None and len(topology.islands) > 1 and topology.size <= MODELLED_RANKS:
         # One prediction serves all sizes up to twice as large: each takes a plan per candidate.
-        return _predicted(topology, collective, 1 << max(nbytes, 1).bit_length() - 1, tune.links, tune.path)
+        return _predicted(topology, collective, 1 << max(nbytes, 1).bit_length() - 1, tune.links, tune.path), "model"
     name = _algorithm(topology, collective, nbytes)
-    return Choice(name, _fragments(topology, name, nbytes), tune.path)
+    return Choice(name, _fragments(topology, name, nbytes), tune.path), "default"
 
 
 def _algorithm(topology: Topology, collective: str, nbytes: int) -> str:

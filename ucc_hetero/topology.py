@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from fractions import Fraction
 
 from ucc_hetero.types import VENDORS
 
-__all__ = ["Island", "Link", "Topology", "emulated_vendors"]
+__all__ = ["Island", "Link", "Topology", "emulated_vendors", "link_weights"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +131,26 @@ class Topology:
             hosts = sorted({self.hosts[rank] for rank in island.ranks})
             out.append(f"{island.vendor}[{_spans(island.ranks)}]@{_spans(hosts)}")
         return " ".join(out)
+
+
+def link_weights(hosts: Sequence[int], speeds: Sequence[int]) -> tuple[int, ...]:
+    """Relative bandwidth of each rank's way to other hosts; empty where all have the same or some is unknown.
+
+    ``hosts[r]`` is the host of rank r and ``speeds[r]`` what that host's links carry together, in any unit; 0 if
+    unknown. The ranks of a host share its links.
+    """
+    of_host: dict[int, int] = {}
+    for host, speed in zip(hosts, speeds, strict=True):
+        of_host[host] = max(of_host.get(host, 0), speed)
+    if len(of_host) == 1 or not all(of_host.values()):
+        return ()
+    ranks = Counter(hosts)
+    shares = [Fraction(of_host[host], ranks[host]) for host in hosts]
+    if len(set(shares)) == 1:
+        return ()
+    # In sixteenths of the slowest: speeds come rounded, and unlike weights make unlike rails.
+    least = min(shares)
+    return tuple(round(16 * share / least) for share in shares)
 
 
 def _spans(numbers: Sequence[int]) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from ucc_hetero.env import parse_size
 from ucc_hetero.topology import Topology
 from ucc_hetero.types import VENDORS
 
-__all__ = ["PATHS", "Rule", "load_table", "match", "parse_tune", "save_table"]
+__all__ = ["PATHS", "Measured", "Rule", "check_table", "load_table", "match", "parse_tune", "save_table"]
 
 #: How bytes cross a bridge.
 PATHS = ("direct", "staged")
@@ -136,32 +137,65 @@ def _range(text: str) -> tuple[float, float]:
 # --- the measured table -----------------------------------------------------------------------------------------------
 
 
-def save_table(path: str | Path, topology: Topology, rules: tuple[Rule, ...]) -> None:
-    """Put the rules measured for a topology into a JSON table, beside those of other topologies already there."""
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What a table knows of one topology: rules, and the relative bandwidth of each rank's link (empty: all alike)."""
+
+    rules: tuple[Rule, ...] = ()
+    weights: tuple[int, ...] = ()
+
+
+def save_table(path: str | Path, topology: Topology, rules: tuple[Rule, ...], weights: tuple[int, ...] = ()) -> None:
+    """Put what was measured for a topology into a JSON table, beside other topologies already there.
+
+    ``ValueError`` if the file is there and not such a table.
+    """
     file = Path(path)
-    table: dict[str, Any] = json.loads(file.read_text()) if file.exists() else {"format": 1, "topologies": {}}
+    table = _parse(file.read_text()) if file.exists() else {"format": 1, "topologies": {}}
     rows = []
     for rule in rules:
         row = {"collective": rule.collective, "from": rule.low, "to": None if rule.high == math.inf else rule.high}
         rows.append(row | {"algorithm": rule.algorithm, "fragments": rule.fragments, "path": rule.path})
-    table["topologies"][topology.fingerprint()] = {"islands": topology.describe(), "rules": rows}
-    temporary = file.with_name(file.name + ".new")
+    entry = {"islands": topology.describe(), "weights": list(weights), "rules": rows}
+    table["topologies"][topology.fingerprint()] = entry
+    temporary = file.with_name(f"{file.name}.{os.getpid()}")
     temporary.write_text(json.dumps(table, indent=1) + "\n")
     temporary.replace(file)  # a reader sees the old table or the new one
 
 
-def load_table(text: str, topology: Topology) -> tuple[Rule, ...]:
-    """The rules of a JSON table (its text: rank 0 reads the file, all get the same) for a topology; none if unknown.
+def load_table(text: str, topology: Topology) -> Measured:
+    """What a JSON table (its text: rank 0 reads the file, all get the same) knows of a topology; nothing if unknown.
 
-    ``ValueError`` if the text is not such a table.
+    Tables go by topologies without weights: those are part of what was measured. ``ValueError`` if the text is not such
+    a table.
     """
+    table = _parse(text)
+    try:
+        entry = table["topologies"].get(topology.fingerprint())
+        if not entry:
+            return Measured()
+        weights = tuple(int(weight) for weight in entry.get("weights", ()))
+        if weights and (len(weights) != topology.size or min(weights) < 1):
+            raise ValueError(f"weights {list(weights)} for {topology.size} ranks")
+        return Measured(tuple(_row(row) for row in entry["rules"]), weights)
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"not a table of measured choices: {error!r}") from None
+    except ValueError as error:
+        raise ValueError(f"not a table of measured choices: {error}") from None
+
+
+def check_table(text: str) -> None:
+    """``ValueError`` if the text is not a table of measured choices."""
+    _parse(text)
+
+
+def _parse(text: str) -> dict[str, Any]:
     try:
         table = json.loads(text)
         if table["format"] != 1:
             raise ValueError(f"format {table['format']!r}; this version reads format 1")
-        entry = table["topologies"].get(topology.fingerprint())
-        return tuple(_row(row) for row in entry["rules"]) if entry else ()
-    except (KeyError, TypeError, AttributeError) as error:
+        return dict(table)
+    except (KeyError, TypeError) as error:
         raise ValueError(f"not a table of measured choices: {error!r}") from None
     except ValueError as error:
         raise ValueError(f"not a table of measured choices: {error}") from None

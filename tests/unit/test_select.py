@@ -15,9 +15,9 @@ from ucc_hetero import algorithms
 from ucc_hetero.algorithms import algorithm
 from ucc_hetero.collectives import ROWS, Call
 from ucc_hetero.cost import Links
-from ucc_hetero.select import Choice, Tuning, choose, make_plan
+from ucc_hetero.select import Choice, Tuning, agreed, choose, make_plan, reason
 from ucc_hetero.topology import Link, Topology
-from ucc_hetero.tune import Rule, load_table, match, parse_tune, save_table
+from ucc_hetero.tune import Measured, Rule, load_table, match, parse_tune, save_table
 from ucc_hetero.types import OPS, Op
 
 ONE = Topology.group(["nvidia"] * 4, [0, 0, 1, 1])
@@ -118,15 +118,15 @@ def test_table_survives_a_file(tmp_path: Path) -> None:
     file = tmp_path / "tuned.json"
     rules = (Rule("allreduce", 0, 4096, "tree", 1, "direct"), Rule("bcast", 4096, math.inf, "split_rail", 8, "staged"))
     save_table(file, TWO, rules)
-    save_table(file, SAME_HOST, rules[:1])
-    assert load_table(file.read_text(), TWO) == rules
-    assert load_table(file.read_text(), SAME_HOST) == rules[:1]
-    assert load_table(file.read_text(), ONE) == ()
+    save_table(file, SAME_HOST, rules[:1], (4, 4, 1, 1))
+    assert load_table(file.read_text(), TWO) == Measured(rules)
+    assert load_table(file.read_text(), SAME_HOST) == Measured(rules[:1], (4, 4, 1, 1))
+    assert load_table(file.read_text(), ONE) == Measured()
     assert list(tmp_path.iterdir()) == [file]
 
 
 @pytest.mark.parametrize(
-    "change", [{"format": 2}, {"topologies": 3}, {"format": None}, {"topologies": {TWO.fingerprint(): {"rules": [{}]}}}]
+    "change", [{"format": 2}, {"topologies": 3}, {"format": None}, {"topologies": {TWO.fingerprint(): {"rules": [{}]}}}, {"topologies": {TWO.fingerprint(): {"rules": [], "weights": [1]}}}]
 )
 def test_bad_tables_are_refused(change: dict[str, object]) -> None:
     text = json.dumps({"format": 1, "topologies": {}} | change)
@@ -134,6 +134,21 @@ def test_bad_tables_are_refused(change: dict[str, object]) -> None:
         load_table(text, TWO)
     with pytest.raises(ValueError, match="not a table"):
         load_table("{", TWO)
+
+
+def test_agreed_joins_table_rules_and_weights(tmp_path: Path) -> None:
+    file = tmp_path / "tuned.json"
+    save_table(file, TWO, (Rule("allreduce", 0, math.inf, "tree", 1, "direct"),), (3, 3, 1, 1))
+    topology, tune = agreed(TWO, TWO, "allreduce:0-1k:@flat", file.read_text())
+    assert topology == Topology.group(["nvidia"] * 2 + ["amd"] * 2, [0, 0, 1, 1], (3, 3, 1, 1))
+    found = [(choose(topology, *call, tune=tune), reason(topology, *call, tune=tune)) for call in CALLS]
+    assert found == [(Choice("flat"), "user"), (Choice("tree"), "measured"), (Choice("tree"), "default")]
+    assert agreed(ONE, TWO, "", "")[0] is TWO
+    maxloc = reason(TWO, "allreduce", 8, OPS["MAXLOC"])
+    assert maxloc == "order"
+
+
+CALLS = (("allreduce", 8), ("allreduce", MIB), ("bcast", 8))
 
 
 @given(data=st.data(), nbytes=st.integers(0, 1 << 40))

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from plan_cases import topologies
 
-from ucc_hetero.topology import Island, Topology, emulated_vendors
+from ucc_hetero.topology import Island, Topology, emulated_vendors, link_weights
 
 
 def test_group_by_vendor_and_host_ranks_by_node() -> None:
@@ -115,3 +115,12 @@ def test_emulated_vendors() -> None:
 def test_emulated_vendors_refuses(spec: str, size: int, text: str) -> None:
     with pytest.raises(ValueError, match=text):
         emulated_vendors(spec, size)
+
+
+def test_link_weights_are_a_ranks_share_of_its_hosts_links() -> None:
+    assert link_weights([0, 0, 1, 1], [4000, 4000, 1000, 1000]) == (64, 64, 16, 16)
+    assert link_weights([0, 0, 0, 1], [1000] * 4) == (16, 16, 16, 48)
+    assert link_weights([0, 1], [100, 100]) == ()  # all alike
+    assert link_weights([0, 0], [100, 900]) == ()  # one host
+    assert link_weights([0, 1], [100, 0]) == ()  # unknown
+    assert link_weights([0, 0, 1], [0, 10, 20]) == link_weights([0, 0, 1], [10, 10, 20])
