@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from .buffers import Buffer, as_buffer, pack, unpack
+from .device import pointer_vendor
 from .errors import CollectiveError, CollectiveTimeout, LibraryError, NotSupported, PeerError, TruncationError
 from .native import ffi, lib
 from .request import SLICE, PersistentRequest, Request, set_status, wait_op
@@ -24,9 +25,6 @@ _SOURCE_SHIFT, _COMM_SHIFT = 31, 52
 _TAG_MASK = (1 << 31) - 1
 _SOURCE_MASK = ((1 << 20) - 1) << _SOURCE_SHIFT
 _COMM_MASK = ((1 << 13) - 1) << (_COMM_SHIFT - 1)
-
-#: Vendor of a buffer -> libucp's name for its memory.
-_MEMORY = {"host": MemType.HOST, "nvidia": MemType.CUDA, "amd": MemType.ROCM}
 
 #: Sends that ended for us (by timeout, by Ctrl-C) while libucp still reads their memory.
 _held: deque[Transfer] = deque()
@@ -72,6 +70,7 @@ class Messages:
         self._errors = {True: MPI.ERR_TRUNCATE, False: MPI.ERR_OTHER}
         self._endpoints: list[Any] = [None] * self.size
         self._base = runner.members.id << _COMM_SHIFT
+        self._movable = frozenset(runner.members.facts[runner.rank].memory_types)
         board = runner.members.board
         #: Communicator rank -> slot on the arrival board, by which a message learns that its peer is gone.
         self._slots = {rank: slot for slot, rank in enumerate(board.ranks)} if board.shared else {}
@@ -133,13 +132,16 @@ class Messages:
         return value, mask
 
     def _memory(self, buffer: Buffer) -> int:
-        kind = _MEMORY[buffer.vendor]
-        if kind != MemType.HOST and kind.name.lower().replace("_", "-") not in self.process.ucx.memory_types():
+        """The memory type of a buffer for libucp; every mistake about where it lies raises here."""
+        device = self.runner.members.device
+        if not device.holds((("buf", buffer),)):
+            return int(MemType.HOST)
+        if self.runner.members.facts[self.rank].device_memory not in self._movable:
             raise NotSupported(
                 f"rank {self.rank}: this libucp cannot move memory of {buffer.vendor}; "
                 "`python -m ucc_hetero info` shows which one was loaded"
             )
-        return int(kind)
+        return device.memory
 
     # --- sending and receiving ----------------------------------------------------------------------------------------
 
@@ -147,7 +149,7 @@ class Messages:
         """A send that has not begun. ``sync`` finishes only when matched, ``copy`` frees the buffer at once."""
         self.usable()
         self.check("dest", dest, tag)
-        source = as_buffer(buf, writable=False, argument="buf", rank=self.rank)
+        source = as_buffer(buf, writable=False, argument="buf", rank=self.rank, pointer_vendor=pointer_vendor)
         transfer = Transfer("synchronous send" if sync else "send", source, dest, tag)
         transfer.sync = sync
         if copy:
@@ -165,7 +167,8 @@ class Messages:
         """A receive that has not begun."""
         self.usable()
         self.check("source", source, tag)
-        return Transfer("receive", as_buffer(buf, writable=True, argument="buf", rank=self.rank), source, tag)
+        target = as_buffer(buf, writable=True, argument="buf", rank=self.rank, pointer_vendor=pointer_vendor)
+        return Transfer("receive", target, source, tag)
 
     def begin(self, transfer: Transfer, timeout: float) -> None:
         """Start a transfer; ``timeout`` seconds from now, 0 for none."""

@@ -1,15 +1,18 @@
-"""The fake GPU libraries, built once, and the runtimes over them."""
+"""The fake GPU libraries, built once, and the runtimes over them; helper modules beside the tests can be imported."""
 
 from __future__ import annotations
 
 import shutil
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from ucc_hetero.device import DeviceRuntime, runtime_of, vendors
+
+sys.path.insert(0, str(Path(__file__).parent))
 
 SOURCE = Path(__file__).resolve().parents[1] / "fakegpu" / "fakegpu.c"
 #: vendor -> (what the source is built as, the variable that names the library)

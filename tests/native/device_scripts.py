@@ -1,0 +1,206 @@
+"""What ranks run in test_device_engine.py, on the fake GPU library."""
+
+COLLECTIVES = """
+import numpy as np
+from arrays import Array
+from ucc_hetero import AVG, IN_PLACE, MAX, Communicator
+
+with Communicator() as comm:
+    p, r = comm.size, comm.rank
+    every, other = np.arange(p), 1 % p
+    for n in (1, 1000, 70000):
+        x, y = Array(n).set(np.arange(n) + r), Array(n)
+        comm.Allreduce(x, y)
+        assert (y.peek == np.arange(n) * p + every.sum()).all(), y.peek[:5]
+        comm.Allreduce(IN_PLACE, x, AVG)
+        assert np.allclose(x.peek, np.arange(n) + (p - 1) / 2), x.peek[:5]
+        x.set(r)
+        g = Array(n * p)
+        comm.Allgather(x, g)
+        assert (g.peek.reshape(p, n) == every[:, None]).all(), g.peek[::n]
+        comm.Reduce_scatter_block(g, y)
+        assert (y.peek == r * p).all(), y.peek[:5]
+        comm.Reduce_scatter_block(IN_PLACE, g)
+        assert (g.peek[:n] == r * p).all(), g.peek[:5]
+        comm.Scan(x, y)
+        assert (y.peek == every[: r + 1].sum()).all(), y.peek[:5]
+        a, b = Array(n * p).set(r * p + np.repeat(every, n)), Array(n * p)
+        comm.Alltoall(a, b)
+        assert (b.peek.reshape(p, n) == (every * p + r)[:, None]).all(), b.peek[::n]
+        y.set(r)
+        comm.Bcast(y, other)
+        assert (y.peek == other).all(), y.peek[:5]
+        comm.Reduce(x, y, MAX, other)
+        assert r != other or (y.peek == p - 1).all(), y.peek[:5]
+        comm.Gather(x, b, other)
+        assert r != other or (b.peek.reshape(p, n) == every[:, None]).all(), b.peek[::n]
+        comm.Scatter(a if r == other else None, y, other)
+        assert (y.peek == other * p + r).all(), y.peek[:5]
+        counts = [n * (1 + k % 2) for k in range(p)]
+        v = Array(sum(counts))
+        comm.Allgatherv(Array(counts[r]).set(r), [v, counts])
+        assert (v.peek == np.repeat(every, counts)).all(), v.peek[:5]
+        h = Array(n, np.float16).set(r + 0.5)
+        comm.Allreduce(IN_PLACE, h)
+        assert (h.peek == every.sum() + p / 2).all(), h.peek[:5]
+        if r < 2:
+            comm.Send(x, 1 - r) if r else comm.Recv(y, 1)
+            assert r or (y.peek == 1).all(), y.peek[:5]
+        repeated = comm.Allreduce_init(x, y)
+        for k in range(3):
+            x.set(r + k)
+            repeated.Start()
+            repeated.Wait()
+            assert (y.peek == every.sum() + p * k).all(), y.peek[:5]
+        repeated.Free()
+    assert comm.stats()["calls"] > 0
+    print("right" if comm._run.members.tuning.path == "staged" else "right, direct")
+"""
+
+STREAMS = """
+import ctypes
+import threading
+import time
+
+import numpy as np
+from arrays import Array, runtime
+from ucc_hetero import Communicator
+
+N = 3000
+sleep_with_gil = ctypes.PyDLL(None).usleep
+
+
+def launch(comm, mistake=""):
+    "One collective between two kernels, held until everything was issued; True when the result is right."
+    gpu = runtime()
+    gpu.use(comm._run.members.place.device)
+    stream, other = gpu.stream(), gpu.stream()
+    x, y = Array(N), Array(N)
+    gate = gpu.alloc(8, pinned=True)
+    word = ctypes.c_uint32.from_address(gate.handle)
+    word.value = 0
+    gpu.wait_value(stream.handle, gate.handle, 1)
+    x.fill(stream, comm.rank + 1.0)
+    at = {"forgotten sync": None, "wrong stream": other}.get(mistake, stream)
+    request = comm.Iallreduce(x, y, stream=at)
+    if mistake == "use after free":
+        x.block.close()
+    y.scale(other if mistake == "missing wait" else stream, 3.0)
+    if mistake in ("forgotten sync", "wrong stream"):
+        request.Wait()
+    elif mistake == "missing wait":
+        time.sleep(0.3)
+    word.value = 1
+    got = y.copied(stream)
+    request.Wait()
+    return bool((got == comm.size * (comm.size + 1) / 2 * 3).all())
+
+
+def alone(comm, rounds, failures):
+    for _ in range(rounds):
+        if not launch(comm):
+            failures.append(comm.rank)
+
+
+with Communicator() as comm:
+    for _ in range(5):
+        assert launch(comm)
+    for mistake in ("forgotten sync", "wrong stream", "missing wait", "use after free"):
+        assert not launch(comm, mistake), mistake
+    assert launch(comm)
+
+    # Without Python: a thread that holds the GIL delays nothing.
+    gpu, x, y = runtime(), Array(N), Array(N)
+    stream, done = gpu.stream(), gpu.event()
+    x.fill(stream, 1.0)
+    requests = [comm.Iallreduce(x, y, stream=stream) for _ in range(3)]
+    done.record(stream.handle)
+    for _ in range(400):
+        if done.done():
+            break
+        sleep_with_gil(50000)
+    assert done.done() and (y.peek == comm.size).all()
+    del requests  # nobody waits for them
+
+    # Blocking, and a barrier as part of a stream.
+    x.fill(stream, 2.0)
+    comm.Allreduce(x, y, stream=stream)
+    assert (y.peek == 2 * comm.size).all()
+    comm.Ibarrier(stream=stream)
+
+    # Several communicators, streams and threads.
+    with Communicator(comm) as second:
+        failures = []
+        threads = [threading.Thread(target=alone, args=(c, 5, failures)) for c in (comm, second)]
+        [t.start() for t in threads]
+        [t.join() for t in threads]
+        assert not failures
+print("right")
+"""
+
+REFUSALS = """
+import numpy as np
+from arrays import Array, runtime
+from ucc_hetero import Communicator
+from ucc_hetero.errors import DeviceError, MismatchError
+
+
+def refused(kind, text, call, *args, **keywords):
+    try:
+        call(*args, **keywords)
+    except kind as error:
+        assert text in str(error) and f"rank {comm.rank}" in str(error), error
+    else:
+        raise AssertionError(f"{text}: nothing was raised")
+
+
+with Communicator() as comm:
+    gpu, place = runtime(), comm._run.members.place
+    x, host = Array(8).set(1), np.ones(8, np.float32)
+    refused(ValueError, "both must be in one place", comm.Allreduce, x, host)
+    gpu.use(3 - place.device)
+    elsewhere = Array(8)
+    gpu.use(place.device)
+    refused(DeviceError, f"works with device {place.device}", comm.Allreduce, elsewhere, x)
+    gone = Array(8)
+    gone.block.handle, kept = 4096, gone.block.handle
+    refused(BufferError, "freed", comm.Allreduce, gone, x)
+    gone.block.handle = kept
+    gaps = type("Gaps", (), {})()
+    gaps.__cuda_array_interface__ = {**x.__cuda_array_interface__, "shape": (4,), "strides": (8,)}
+    refused(BufferError, "contiguous", comm.Allreduce, gaps, Array(4))
+
+    # The thread's device stays what the caller has chosen.
+    gpu.use(3 - place.device)
+    comm.Allreduce(x, x)
+    assert gpu.current() == 3 - place.device and (x.peek == comm.size).all()
+    gpu.use(place.device)
+    try:
+        comm.Allreduce(*((x, Array(8)) if comm.rank else (host, host.copy())))
+    except MismatchError as error:
+        print("mismatch", error)
+print("right")
+"""
+
+TIMEOUT = """
+import time
+from arrays import Array, runtime
+from ucc_hetero import Communicator
+from ucc_hetero.errors import CollectiveTimeout
+
+comm = Communicator()
+gpu, x, y = runtime(), Array(64), Array(64)
+stream, done = gpu.stream(), gpu.event()
+if comm.rank == 0:
+    request = comm.Iallreduce(x, y, stream=stream)
+    done.record(stream.handle)
+    try:
+        request.Wait()
+    except CollectiveTimeout as error:
+        until = time.monotonic() + 30
+        while not done.done():
+            assert time.monotonic() < until, "the stream is held for ever"
+            time.sleep(0.001)
+        print("right:", error)
+comm.mpi.Barrier()
+"""

@@ -1,0 +1,73 @@
+"""Collectives on device memory, over the fake GPU library: real UCC, UCX, plans and engine; asynchronous devices."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import device_scripts
+import pytest
+
+ARRAYS = Path(__file__).resolve().parents[1] / "fakegpu"
+ROOT = ARRAYS.parents[1]
+
+pytestmark = pytest.mark.mpi
+
+
+@pytest.fixture
+def fakes(mpirun: Callable[..., Any], fakegpu: Mapping[str, Path]) -> Callable[..., Any]:
+    """Run a script with a fake GPU for every rank: ``fakes(script, layout, **more environment)``."""
+
+    def run(script: str, layout: str, timeout: float = 120, **env: str) -> Any:
+        ranks = sum(int(part.partition(":")[2]) for part in layout.split(","))
+        libraries = {f"FAKEGPU_{vendor.upper()}": str(path) for vendor, path in fakegpu.items()}
+        more = {"FAKEGPU_LAYOUT": layout, "FAKEGPU_DELAY_US": "200", "PYTHONPATH": f"{ROOT}:{ARRAYS}"}
+        return mpirun(script, ranks, env=libraries | more | env, timeout=timeout)
+
+    return run
+
+
+@pytest.mark.parametrize(
+    "layout, path", [("nvidia:2", "direct"), ("amd:1,nvidia:2,amd:1", "direct"), ("nvidia:2,amd:2", "staged")]
+)
+def test_collectives(fakes: Callable[..., Any], layout: str, path: str) -> None:
+    result = fakes(device_scripts.COLLECTIVES, layout, UCCH_STAGING=path)
+    assert result.stdout.count("right") == sum(int(part[-1]) for part in layout.split(","))
+    assert ("right, direct" in result.stdout) == (path == "direct")
+
+
+@pytest.mark.parametrize(
+    "layout, path", [("nvidia:2", "direct"), ("nvidia:1,amd:2", "direct"), ("amd:1,nvidia:1", "staged")]
+)
+def test_streams(fakes: Callable[..., Any], layout: str, path: str) -> None:
+    result = fakes(device_scripts.STREAMS, layout, UCCH_STAGING=path)
+    assert "right" in result.stdout
+
+
+def test_refusals(fakes: Callable[..., Any]) -> None:
+    result = fakes(device_scripts.REFUSALS, "nvidia:1,amd:1")
+    assert result.stdout.count("right") == 2
+    assert "mismatch" in result.stdout
+
+
+def test_a_timeout_lets_the_stream_go(fakes: Callable[..., Any]) -> None:
+    result = fakes(device_scripts.TIMEOUT, "nvidia:1,amd:1", UCCH_TIMEOUT="2")
+    assert "right: rank 0: allreduce float32[64] SUM" in result.stdout
+
+
+def test_streams_that_cannot_wait_for_memory(fakes: Callable[..., Any]) -> None:
+    script = """
+from arrays import Array, runtime
+from ucc_hetero import Communicator
+
+with Communicator() as comm:
+    gpu, x, y = runtime(), Array(500), Array(500)
+    stream = gpu.stream()
+    x.fill(stream, 1.0)
+    request = comm.Iallreduce(x, y, stream=stream)
+    y.scale(stream, 2.0)
+    assert request.finished and (y.copied(stream) == 2 * comm.size).all()
+print("right")
+"""
+    assert fakes(script, "nvidia:1,amd:1", FAKEGPU_NO_FLAGS="1").stdout.count("right") == 2
