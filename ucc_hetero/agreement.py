@@ -29,6 +29,8 @@ BRIDGE_SETTINGS = {
     "UCC_TL_UCP_USE_TOPO": "n",
     "UCC_TL_UCP_RANKS_REORDERING": "n",
     "UCC_TL_UCP_KN_RADIX": "2",
+    # The one above does not reach it; 2 for the reason given below.
+    "UCC_TL_UCP_ALLREDUCE_KN_RADIX": "2",
     "UCC_TL_UCP_ALLREDUCE_SRA_KN_PIPELINE": "n",
     "UCC_TL_UCP_REDUCE_SRG_KN_PIPELINE": "n",
     "UCC_TL_UCP_TUNE": (

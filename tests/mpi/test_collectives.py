@@ -59,3 +59,16 @@ def test_cases(mpirun, ranks: int, vendors: str) -> None:
     job = mpirun("tests/mpi/collective_cases.py", ranks, args=args, env=env, timeout=7000 if FULL else 170)
     print(job.stdout)
     assert f"calls right on {ranks} ranks (seed {number})" in job.stdout
+
+
+@pytest.mark.parametrize(
+    ("ranks", "vendors"),
+    [(3, ""), (6, ""), (6, "nvidia:1,amd:1,host:1,nvidia:1,amd:2")]
+    + ([(n, "") for n in (2, 4, 5, 7, 8)] + MORE_LAYOUTS[5:] if FULL else []),
+)
+def test_replicas(mpirun, ranks: int, vendors: str) -> None:
+    """All ranks hold the same bits after an allreduce, by every algorithm and at every size."""
+    sizes = [] if FULL else ["2", "5", "250", "4097", "70001"]
+    env = {"UCCH_EMULATE": vendors} if vendors else {}
+    job = mpirun("tests/mpi/replica_cases.py", ranks, args=sizes, env=env, timeout=1000 if FULL else 170)
+    assert job.stdout.endswith(f"0 cases differ on {ranks} ranks\n"), job.stdout

@@ -1,0 +1,52 @@
+"""Replicas: after an allreduce all ranks hold the same bits, and the same call gives them again; one line per case.
+
+mpirun -np 4 python replica_cases.py [ELEMENTS ...]
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import zlib
+
+import numpy as np
+from mpi4py import MPI
+
+from ucc_hetero import Communicator, algorithms
+
+#: 8 B to 4 MiB of float32, and lengths that no number of ranks divides.
+ELEMENTS = (2, 5, 17, 250, 1001, 4096, 16385, 65536, 300007, 1 << 20)
+
+
+def spread(world: MPI.Intracomm, array: np.ndarray) -> int:
+    """How many different results the ranks hold."""
+    return len(set(world.allgather(zlib.crc32(array.tobytes()))))
+
+
+def main() -> None:
+    world = MPI.COMM_WORLD
+    rng = np.random.default_rng([17, world.rank])
+    sizes = tuple(map(int, sys.argv[1:])) or ELEMENTS
+    bad = 0
+    for name in algorithms.names("allreduce"):
+        os.environ["UCCH_TUNE"] = f"allreduce:@{name}"
+        with Communicator(world) as comm:
+            for dtype in ("float32", "float64", "complex64", "float16"):
+                for count in sizes:
+                    mine = (rng.standard_normal(count) * 10.0 ** rng.integers(-3, 4, count)).astype(dtype)
+                    out, again = np.zeros_like(mine), np.zeros_like(mine)
+                    comm.Allreduce(mine, out)
+                    comm.Allreduce(mine, again)
+                    here = mine.copy()
+                    comm.Allreduce(MPI.IN_PLACE, here)
+                    results = [spread(world, a) for a in (out, again, here)]
+                    if max(results) > 1 or not world.allreduce(out.tobytes() == again.tobytes(), MPI.LAND):
+                        bad += 1
+                        if world.rank == 0:
+                            print(f"{name} {dtype}[{count}]: {results} different results", flush=True)
+    if world.rank == 0:
+        print(f"{bad} cases differ on {world.size} ranks")
+
+
+if __name__ == "__main__":
+    main()
