@@ -26,6 +26,7 @@ LAYERS = {
     "native": 0,
     "device": 1,
     "discover": 1,
+    "vendors": 1,
     "buffers": 2,
     "topology": 3,
     "plan": 3,
@@ -79,7 +80,7 @@ IMPURE = {"cffi", "ctypes", "cupy", "mpi4py", "torch"}
 
 #: Where a vendor's words may appear (outside comments and docstrings). ucc and ucx spell those of the two libraries,
 #: env the variables that name a vendor's library.
-VENDOR_MODULES = {"env", "_native", "native", "device", "discover", "types", "ucc", "ucc_enums", "ucx", "torch"}
+VENDOR_MODULES = {"env", "_native", "native", "device", "discover", "types", "vendors", "ucc", "ucc_enums", "ucx", "torch"}
 VENDOR_WORDS = re.compile(r"(?i:cuda|rocm|nvml|amdsmi)|(?<![A-Za-z])(?:hip|HIP)(?![a-z])")
 #: Names of protocols, which several vendors implement.
 PROTOCOLS = re.compile(r"__cuda_(array_interface|stream)__")

@@ -1,0 +1,160 @@
+"""``ucch-run``: start a job on one machine or on a cluster that a file describes, whatever MPI or scheduler there is.
+
+ucch-run -np 8 python train.py
+ucch-run -c cluster.yaml python train.py
+ucch-run -c cluster.yaml --check
+ucch-run slurm -c cluster.yaml python train.py > job.sh
+ucch-run k8s -c cluster.yaml python train.py | kubectl apply -f -
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import socket
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from ..vendors import VENDORS
+from . import cluster as cluster_file
+from . import command, launcher, sources, supervise
+from .cluster import Cluster, ClusterError
+
+__all__ = ["main"]
+
+#: What --check runs on every rank instead of a program.
+DOCTOR = ("-m", "ucc_hetero.launch.doctor", "--job")
+
+#: Seconds within which every rank has to start. Containers may have to fetch their image first.
+START_TIMEOUT = 120.0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="ucch-run",
+        description="Start an MPI job on one machine or on a cluster that a file describes.",
+        epilog="ucch-run slurm and ucch-run k8s write a job script or manifest instead; see their --help.",
+    )
+    _where(parser)
+    parser.add_argument("--dry-run", action="store_true", help="print the command line and stop")
+    parser.add_argument("--check", action="store_true", help="run the doctor on every rank instead of a program")
+    parser.add_argument("--tag", action="store_true", help="begin each line of output with its rank and host")
+    parser.add_argument("--launcher", choices=("auto", *launcher.KINDS), default="auto", help="default: what is here")
+    parser.add_argument("--devices", choices=("one", "all"), default="one", help="devices that a rank sees")
+    parser.add_argument("--no-numa", action="store_true", help="do not bind ranks to the processors near their device")
+    parser.add_argument("--emulate", action="store_true", help="pretend the hosts' vendors, on host memory")
+    parser.add_argument("--timeout", type=float, metavar="S", help="end the job after this many seconds")
+    parser.add_argument(
+        "--start-timeout", type=float, metavar="S", default=START_TIMEOUT,
+        help="end the job when not all ranks have started after this many seconds (default %(default)g; 0: never)",
+    )  # fmt: skip
+    parser.add_argument("--master-port", type=int, metavar="PORT", help="of torch's rendezvous; default: a free one")
+    parser.add_argument("--mpi-args", default="", metavar="WORDS", help="options for mpirun or srun, as one word")
+    _program(parser)
+    return parser
+
+
+def _where(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("-np", "-n", type=int, dest="np", metavar="N", help="ranks; default: all slots of the cluster")
+    parser.add_argument("-c", "--cluster", type=Path, metavar="FILE", help="cluster file")
+    parser.add_argument("--hostfile", type=Path, metavar="FILE", help="lines of: host slots=N")
+    parser.add_argument("--vendor", choices=("auto", *VENDORS), help="of all hosts; default: as each host finds")
+    parser.add_argument(
+        "-x", action="append", default=[], dest="env", metavar="NAME[=VALUE]", help="variable for every rank"
+    )
+
+
+def _program(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("program", nargs=argparse.REMAINDER, help="and its arguments")
+
+
+def _cluster(options: argparse.Namespace) -> Cluster:
+    """The hosts: of the file, of the hostfile, of the scheduler that runs us, or this machine."""
+    source = sources.found_in(os.environ)
+    if options.cluster and options.hostfile:
+        raise ClusterError("--hostfile: the cluster file names the hosts already; give one of the two")
+    if options.cluster:
+        found = cluster_file.load(options.cluster)
+    elif options.hostfile:
+        found = cluster_file.parse({"hostfile": str(options.hostfile.resolve())})
+    elif source:
+        found = cluster_file.parse({"source": source})
+    else:
+        if not options.np:
+            raise ClusterError("-np: say how many ranks, or where with -c cluster.yaml or --hostfile")
+        found = cluster_file.local(options.np)
+    if options.vendor:
+        found = replace(found, hosts=tuple(replace(host, vendor=options.vendor) for host in found.hosts))
+    if options.np is not None and options.np < 1:
+        raise ClusterError(f"-np {options.np}: must be at least 1")
+    return cluster_file.limited(found, options.np) if options.np else found
+
+
+def _variables(words: Sequence[str]) -> dict[str, str]:
+    """``-x NAME=VALUE``, and ``-x NAME`` with the value it has here."""
+    found = {}
+    for word in words:
+        name, equals, value = word.partition("=")
+        if not equals and name not in os.environ:
+            raise ClusterError(f"-x {name}: is not set here; give it a value: -x {name}=…")
+        found[name] = value if equals else os.environ[name]
+    return found
+
+
+def _free_port(here: bool) -> int:
+    """A port for torch's rendezvous: one that is free where rank 0 is this machine, else one that probably is."""
+    if not here:
+        return random.randint(20000, 29999)
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _words(program: Sequence[str]) -> tuple[str, ...]:
+    return tuple(program[1:] if program[:1] == ["--"] else program)
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Start a job and return its exit status."""
+    import shlex
+
+    options = _parser().parse_args(arguments)
+    program = _words(options.program)
+    found = _cluster(options)
+    if options.check:
+        program = (found.python or sys.executable, *DOCTOR, *program)
+    job = command.Job(
+        cluster=found,
+        program=program,
+        master_port=options.master_port or _free_port(all(h.name in command.LOCAL_NAMES for h in found.hosts)),
+        env=_variables(options.env),
+        devices=options.devices,
+        numa=not options.no_numa,
+        emulate=options.emulate,
+        tag=options.tag,
+        report=not options.dry_run,
+        mpi_args=tuple(shlex.split(options.mpi_args)),
+    )
+    words = command.compile_job(job, launcher.find(options.launcher))
+    if options.dry_run:
+        print("\n".join(command.lines(words)))
+        return 0
+    hosts = [(host.name, host.slots) for host in found.hosts]
+    return supervise.supervise(words, hosts, timeout=options.timeout, start_timeout=options.start_timeout or None)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command line."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    try:
+        return run(words)
+    except (ClusterError, ValueError, launcher.LauncherError) as error:
+        print(f"ucch-run: {error}", file=sys.stderr)
+        return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())

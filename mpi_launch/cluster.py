@@ -1,0 +1,261 @@
+"""The cluster file: which hosts, how many ranks, whose GPUs, which image; and the same from a scheduler's words."""
+
+from __future__ import annotations
+
+import difflib
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+from ..vendors import VENDORS
+from . import sources
+
+__all__ = ["RUNTIMES", "Cluster", "ClusterError", "Host", "VendorPart", "limited", "load", "local", "parse"]
+
+RUNTIMES = ("docker", "podman", "apptainer")
+_VENDOR_WORDS = ("auto", *VENDORS)
+
+
+class ClusterError(ValueError):
+    """Something in the cluster file or the scheduler's variables that cannot be; names the field and what to write."""
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """A host and how many ranks it takes. ``vendor`` is whose memory their buffers live in, or ``auto``."""
+
+    name: str
+    slots: int = 1
+    vendor: str = "auto"
+    #: Component of a heterogeneous Slurm job.
+    component: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class VendorPart:
+    """What ranks of one vendor get beyond what all get."""
+
+    image: str = ""
+    runtime: str = "docker"
+    #: Words for the container engine, such as volumes.
+    runtime_args: tuple[str, ...] = ()
+    env: Mapping[str, str] = field(default_factory=dict)
+    #: As in the whole cluster's; replaces it.
+    interfaces: tuple[str, ...] = ()
+    #: Options for this part of a Slurm job, such as a partition.
+    sbatch: tuple[str, ...] = ()
+    #: Labels of the Kubernetes nodes that it runs on.
+    node_selector: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """Hosts and what they share."""
+
+    hosts: tuple[Host, ...] = ()
+    vendors: Mapping[str, VendorPart] = field(default_factory=dict)
+    #: Network interfaces, best first: ``eth0`` as the kernel names them, ``mlx5_0:1`` as UCX does.
+    interfaces: tuple[str, ...] = ()
+    env: Mapping[str, str] = field(default_factory=dict)
+    #: Command that reaches a host; empty for MPI's own choice.
+    ssh: str = ""
+    #: Interpreter of the ranks' wrapper on every host; empty for the one that runs ucch-run.
+    python: str = ""
+    #: Name of the job where a scheduler wants one.
+    name: str = "ucch"
+    namespace: str = "default"
+    queue: str = "default"
+
+    @property
+    def size(self) -> int:
+        """Slots of all hosts."""
+        return sum(host.slots for host in self.hosts)
+
+    def part(self, vendor: str) -> VendorPart:
+        """What is special about a vendor's ranks."""
+        return self.vendors.get(vendor, VendorPart())
+
+
+T = TypeVar("T")
+
+
+def _fail(where: str, problem: str) -> ClusterError:
+    return ClusterError(f"{where}: {problem}")
+
+
+def _text(where: str, value: Any) -> str:
+    if isinstance(value, bool) or not isinstance(value, (str, int, float)):
+        raise _fail(where, f"must be text, not {value!r}")
+    return str(value)
+
+
+def _name(where: str, value: Any) -> str:
+    text = _text(where, value)
+    if not text or any(c.isspace() or c in ",:'\"" for c in text):
+        raise _fail(where, f"must be a name without blanks, commas or colons, not {value!r}")
+    return text
+
+
+def _count(where: str, value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise _fail(where, f"must be a whole number of at least 1, not {value!r}")
+    return value
+
+
+def _one_of(*words: str) -> Callable[[str, Any], str]:
+    def read(where: str, value: Any) -> str:
+        if value not in words:
+            raise _fail(where, f"must be one of {', '.join(words)}, not {value!r}")
+        return str(value)
+
+    return read
+
+
+def _list(where: str, value: Any) -> tuple[str, ...]:
+    if isinstance(value, str):
+        return tuple(word.strip() for word in value.split(",") if word.strip())
+    if not isinstance(value, list):
+        raise _fail(where, f"must be a list, not {value!r}")
+    return tuple(_text(f"{where}[{i}]", word) for i, word in enumerate(value))
+
+
+def _map(where: str, value: Any) -> dict[str, str]:
+    if not isinstance(value, dict):
+        raise _fail(where, f"must map names to values, not {value!r}")
+    for name in value:
+        if not isinstance(name, str) or not name or "=" in name:
+            raise _fail(where, f"{name!r} is not a name")
+    # YAML reads "on" and "yes" as true: a variable must get what was written.
+    words = {True: "true", False: "false", None: ""}
+    return {n: words[v] if v is None or isinstance(v, bool) else _text(f"{where}.{n}", v) for n, v in value.items()}
+
+
+def _mapping(where: str, value: Any, known: tuple[str, ...]) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise _fail(where, f"must map names to values, not {value!r}")
+    for name in value:
+        if name not in known:
+            near = difflib.get_close_matches(str(name), known, 1)
+            hint = f"did you mean {near[0]}?" if near else f"known are {', '.join(known)}"
+            raise _fail(f"{where}.{name}" if where else str(name), f"is no field; {hint}")
+    return value
+
+
+def _read(kind: type[T], where: str, value: Any, readers: Mapping[str, Callable[[str, Any], Any]]) -> T:
+    given = _mapping(where, value, tuple(readers))
+    return kind(**{name: readers[name](f"{where}.{name}", each) for name, each in given.items()})
+
+
+_vendor = _one_of(*_VENDOR_WORDS)
+_HOST: Mapping[str, Callable[[str, Any], Any]] = {"name": _name, "slots": _count, "vendor": _vendor}
+_PART: Mapping[str, Callable[[str, Any], Any]] = {
+    "image": _text,
+    "runtime": _one_of(*RUNTIMES),
+    "runtime_args": _list,
+    "env": _map,
+    "interfaces": _list,
+    "sbatch": _list,
+    "node_selector": _map,
+}
+#: Fields that stand for a list of hosts or are defaults of its entries.
+_HOSTS = ("hosts", "hostfile", "source", "slots", "vendor")
+_OTHERS: Mapping[str, Callable[[str, Any], Any]] = {
+    "interfaces": _list,
+    "env": _map,
+    "ssh": _text,
+    "python": _text,
+    "name": _name,
+    "namespace": _name,
+    "queue": _name,
+}
+
+
+def _hosts(given: Mapping[str, Any], base: Path, environ: Mapping[str, str]) -> tuple[Host, ...]:
+    slots = _count("slots", given["slots"]) if "slots" in given else None
+    vendor = _vendor("vendor", given.get("vendor", "auto"))
+    ways = [name for name in ("hosts", "hostfile", "source") if name in given]
+    if len(ways) != 1:
+        raise ClusterError(f"hosts: give one of hosts, hostfile and source, not {' and '.join(ways) or 'none'}")
+    if ways == ["hostfile"]:
+        path = base / _text("hostfile", given["hostfile"])
+        found = sources.hostfile(path)
+    elif ways == ["source"]:
+        found = sources.SOURCES[_one_of(*sources.SOURCES)("source", given["source"])](environ)
+    else:
+        return _listed(given["hosts"], slots, vendor)
+    known = {"slurm": "SLURM variables", "hostfile": "hostfile"}
+    if not found:
+        raise ClusterError(f"{ways[0]}: no hosts found in {known.get(str(given[ways[0]]), given[ways[0]])}")
+    return tuple(Host(each.name, each.slots or slots or 1, each.vendor or vendor, each.component) for each in found)
+
+
+def _listed(value: Any, slots: int | None, vendor: str) -> tuple[Host, ...]:
+    if not isinstance(value, list) or not value:
+        raise _fail(
+            "hosts", f"must be a list of hosts such as {{name: node0, slots: 4, vendor: nvidia}}, not {value!r}"
+        )
+    found = []
+    for i, each in enumerate(value):
+        where = f"hosts[{i}]"
+        entry = {"name": each} if isinstance(each, str) else dict(_mapping(where, each, tuple(_HOST)))
+        if "name" not in entry:
+            raise _fail(f"{where}.name", "is missing")
+        default = {"slots": slots or 1, "vendor": vendor}
+        try:
+            names = sources.expand(_text(f"{where}.name", entry["name"]))
+        except ValueError as error:
+            raise _fail(f"{where}.name", str(error)) from None
+        for name in names:
+            found.append(_read(Host, where, {**default, **entry, "name": name}, _HOST))
+    return tuple(found)
+
+
+def parse(document: Any, base: Path = Path(), environ: Mapping[str, str] | None = None) -> Cluster:
+    """The cluster that a parsed YAML document describes; ``ClusterError`` names the field that cannot be."""
+    given = _mapping("", document, (*_HOSTS, *_OTHERS, "vendors"))
+    hosts = _hosts(given, base, os.environ if environ is None else environ)
+    parts = _mapping("vendors", given.get("vendors", {}), tuple(VENDORS))
+    vendors = {name: _read(VendorPart, f"vendors.{name}", part or {}, _PART) for name, part in parts.items()}
+    others = {name: read(name, given[name]) for name, read in _OTHERS.items() if name in given}
+    cluster = Cluster(hosts=hosts, vendors=vendors, **others)
+    if any(part.image for part in vendors.values()) and any(host.vendor == "auto" for host in hosts):
+        name = next(host.name for host in hosts if host.vendor == "auto")
+        raise ClusterError(f"vendors: images are chosen by vendor before a host is asked: give the vendor of {name}")
+    return cluster
+
+
+def load(path: Path, environ: Mapping[str, str] | None = None) -> Cluster:
+    """Read a cluster file. ``ClusterError`` names file and field."""
+    try:
+        import yaml
+    except ImportError:
+        raise ClusterError("reading a cluster file needs PyYAML: pip install 'ucc-hetero[launch]'") from None
+    try:
+        text = path.read_text()
+    except OSError as error:
+        raise ClusterError(f"{path}: {error.strerror}") from None
+    try:
+        return parse(yaml.safe_load(text), path.parent, environ)
+    except yaml.YAMLError as error:
+        raise ClusterError(f"{path}: is not YAML: {error}") from None
+    except ClusterError as error:
+        raise ClusterError(f"{path}: {error}") from None
+
+
+def local(np: int, vendor: str = "auto") -> Cluster:
+    """This machine alone."""
+    return Cluster(hosts=(Host("localhost", np, vendor),))
+
+
+def limited(cluster: Cluster, np: int) -> Cluster:
+    """The cluster with the first ``np`` slots only; ``ClusterError`` when there are fewer."""
+    if np > cluster.size:
+        raise ClusterError(f"-np {np}: the hosts have {cluster.size} slots in all; raise slots or take fewer ranks")
+    hosts = []
+    for host in cluster.hosts:
+        if np:
+            hosts.append(replace(host, slots=min(host.slots, np)))
+            np -= hosts[-1].slots
+    return replace(cluster, hosts=tuple(hosts))

@@ -1,0 +1,229 @@
+"""A job compiled to one command line of Open MPI 4 or 5, Hydra or Slurm: a part per vendor, ranks in hosts' order."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from . import engine
+from .cluster import Cluster, ClusterError, Host
+from .launcher import Launcher
+
+__all__ = ["Job", "Part", "compile_job", "parts"]
+
+RANK_WRAPPER = Path(__file__).with_name("rank.py")
+
+#: Whose values on this machine are those of every rank, when ranks run elsewhere.
+FORWARDED = ("UCCH_", "UCX_", "UCC_", "NCCL_", "RCCL_", "GLOO_", "TORCH_", "OMP_NUM_THREADS", "PYTHONPATH")
+
+LOCAL_NAMES = ("localhost", "127.0.0.1")
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What is to run, and where."""
+
+    cluster: Cluster
+    program: tuple[str, ...]
+    master_port: int
+    #: Variables named on the command line.
+    env: Mapping[str, str] = field(default_factory=dict)
+    #: How many of its vendor's devices a rank sees: "one" or "all".
+    devices: str = "one"
+    numa: bool = True
+    #: Pretend the hosts' vendors (UCCH_EMULATE) instead of using their devices.
+    emulate: bool = False
+    tag: bool = False
+    report: bool = False
+    #: Words for the launcher, before all others.
+    mpi_args: tuple[str, ...] = ()
+
+    @property
+    def only_here(self) -> bool:
+        """True when no rank runs on another machine, as far as names tell."""
+        return all(host.name in LOCAL_NAMES for host in self.cluster.hosts)
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Neighbouring hosts whose ranks get the same words: one application context of ``mpirun``."""
+
+    hosts: tuple[Host, ...]
+    vendor: str
+    #: Ranks of earlier parts on the same hosts, which have other devices.
+    first_local: int
+
+    @property
+    def size(self) -> int:
+        return sum(host.slots for host in self.hosts)
+
+
+def parts(cluster: Cluster) -> list[Part]:
+    """Divide the hosts where vendor, position on the host, or component of a Slurm job change."""
+    taken: dict[str, int] = {}
+    keyed = []
+    for host in cluster.hosts:
+        first = taken.get(host.name, 0)
+        taken[host.name] = first + host.slots
+        keyed.append(((host.vendor, first, host.component), host))
+    groups = itertools.groupby(keyed, key=lambda pair: pair[0])
+    return [Part(tuple(host for _, host in group), vendor, first) for (vendor, first, _), group in groups]
+
+
+def _emulated(job: Job) -> str:
+    runs = itertools.groupby(job.cluster.hosts, key=lambda host: "host" if host.vendor == "auto" else host.vendor)
+    return ",".join(f"{vendor}:{sum(host.slots for host in hosts)}" for vendor, hosts in runs)
+
+
+def _interfaces(names: Sequence[str]) -> dict[str, str]:
+    """UCX takes all of them; sockets only those that the kernel knows by these names."""
+    sockets = ",".join(name for name in names if ":" not in name)
+    found = {"UCX_NET_DEVICES": ",".join(names)}
+    if sockets:
+        found |= {"NCCL_SOCKET_IFNAME": sockets, "GLOO_SOCKET_IFNAME": sockets.partition(",")[0]}
+    return found if names else {}
+
+
+def _env(job: Job, part: Part, environ: Mapping[str, str]) -> dict[str, str]:
+    """A part's variables: this machine's, the file's, the file's vendor's, the command line's; the last one wins."""
+    special = job.cluster.part(part.vendor)
+    elsewhere = not job.only_here or bool(special.image)
+    inherited = {name: value for name, value in environ.items() if elsewhere and name.startswith(FORWARDED)}
+    emulate = {"UCCH_EMULATE": _emulated(job)} if job.emulate else {}
+    nics = _interfaces(special.interfaces or job.cluster.interfaces)
+    return {**inherited, **nics, **job.cluster.env, **special.env, **emulate, **job.env}
+
+
+def _wrapped(job: Job, part: Part, environ: Mapping[str, str]) -> list[str]:
+    """The program with its wrapper, whose options say what `rank.py` must do."""
+    first = job.cluster.hosts[0].name
+    words = [job.cluster.python or sys.executable, "-I", "-S", str(RANK_WRAPPER)]
+    words += ["--vendor", "host" if job.emulate else part.vendor, "--size", str(job.cluster.size)]
+    words += ["--master", f"{'127.0.0.1' if job.only_here else first}:{job.master_port}"]
+    words += [] if job.devices == "one" else ["--devices", job.devices]
+    words += [] if job.numa else ["--numa", "off"]
+    words += ["--first-local", str(part.first_local)] if part.first_local else []
+    words += [f"--{flag}" for flag in ("tag", "report") if getattr(job, flag)]
+    for name, value in sorted(_env(job, part, environ).items()):
+        words += ["--set", f"{name}={value}"]
+    special = job.cluster.part(part.vendor)
+    if special.image:
+        words += ["--container", engine.command(special, part.vendor, os.getcwd(), (os.getuid(), os.getgid()))]
+    return [*words, "--", *job.program]
+
+
+def _joined(head: Sequence[str], contexts: Sequence[Sequence[str]]) -> list[str]:
+    words = list(head)
+    for i, context in enumerate(contexts):
+        words += [":"] * bool(i) + list(context)
+    return words
+
+
+def _has(job: Job, environ: Mapping[str, str], parameter: str) -> bool:
+    """The user chose this MPI parameter already."""
+    return f"OMPI_MCA_{parameter}" in environ or parameter in job.mpi_args
+
+
+def _openmpi(job: Job, launcher: Launcher, environ: Mapping[str, str]) -> list[str]:
+    """Open MPI's. Its own messages only steer the job, so it is kept off UCX, of which it may bring another build."""
+    five = launcher.major >= 5
+    head = [launcher.path, "--bind-to", "none", "--map-by", "slot"]
+    if not _has(job, environ, "pml"):
+        head += ["--mca", "pml", "ob1"]
+    if not _has(job, environ, "btl"):
+        head += ["--mca", "btl", "self,sm,tcp" if five else "self,vader,tcp"]
+    if job.only_here and job.cluster.size > (os.cpu_count() or 1):
+        head += ["--mca", "mpi_yield_when_idle", "1"]
+    sockets = [name for name in job.cluster.interfaces if ":" not in name]
+    if sockets:
+        own = ("--prtemca", "prte_if_include") if five else ("--mca", "oob_tcp_if_include")
+        head += ["--mca", "btl_tcp_if_include", ",".join(sockets), *own, ",".join(sockets)]
+    if job.cluster.ssh:
+        head += ["--prtemca", "plm_ssh_agent"] if five else ["--mca", "plm_rsh_agent"]
+        head += [job.cluster.ssh]
+    contexts = []
+    for part, hosts in _placed(job.cluster):
+        where = ",".join(f"{name}:{slots}" for name, slots in hosts)
+        contexts.append(["-np", str(part.size), "--host", where, *_wrapped(job, part, environ)])
+    return _joined([*head, *job.mpi_args], contexts)
+
+
+def _placed(cluster: Cluster) -> Iterator[tuple[Part, list[tuple[str, int]]]]:
+    """Parts, and their hosts with slots, as Open MPI takes them.
+
+    Where a host appears in several parts, Open MPI 4 wants to read all of its slots each time, and would then fill them
+    with one part's ranks before it goes to the next host: such parts are divided by hosts.
+    """
+    slots: dict[str, int] = {}
+    for host in cluster.hosts:
+        slots[host.name] = slots.get(host.name, 0) + host.slots
+    for part in parts(cluster):
+        if all(slots[host.name] == host.slots for host in part.hosts):
+            yield part, [(host.name, host.slots) for host in part.hosts]
+        else:
+            for host in part.hosts:
+                yield Part((host,), part.vendor, part.first_local), [(host.name, slots[host.name])]
+
+
+def _hydra(job: Job, launcher: Launcher, environ: Mapping[str, str]) -> list[str]:
+    """Hydra's: one list of hosts, whose slots the parts fill in turn."""
+    head = [launcher.path]
+    if not job.only_here:
+        where = ",".join(f"{host.name}:{host.slots}" for host in job.cluster.hosts)
+        head += ["-hosts", where, "-launcher", "ssh"]
+    if job.cluster.ssh:
+        if len(job.cluster.ssh.split()) > 1:
+            raise ClusterError(f"ssh: {job.cluster.ssh!r}: Hydra takes one program without options: write a script")
+        head += ["-launcher-exec", job.cluster.ssh]
+    sockets = [name for name in job.cluster.interfaces if ":" not in name]
+    head += ["-iface", sockets[0]] if sockets else []
+    return _joined(
+        [*head, *job.mpi_args],
+        [["-n", str(part.size), *_wrapped(job, part, environ)] for part in parts(job.cluster)],
+    )
+
+
+def _srun(job: Job, launcher: Launcher, environ: Mapping[str, str]) -> list[str]:
+    """Slurm's, inside an allocation: a component of the heterogeneous job per part."""
+    found = parts(job.cluster)
+    components = int(environ.get("SLURM_HET_SIZE", "1"))
+    if len(found) != components:
+        raise ClusterError(
+            f"the job has {len(found)} parts and this allocation {components} component{'s' * (components > 1)}: srun "
+            "starts one part in each; get a heterogeneous allocation that fits (ucch-run slurm writes its script)"
+        )
+    head = [launcher.path, "--mpi=pmix", "--cpu-bind=none", "--kill-on-bad-exit=1", "--quit-on-interrupt"]
+    contexts = []
+    for i, part in enumerate(found):
+        het = [f"--het-group={i}"] if components > 1 else []
+        counts = [f"--ntasks={part.size}", f"--nodes={len(part.hosts)}", "--distribution=block"]
+        contexts.append([*het, *counts, *_wrapped(job, part, environ)])
+    # Options before the first colon are the first part's; those that all need are repeated.
+    return _joined([*head, *job.mpi_args], [contexts[0], *([*head[1:], *context] for context in contexts[1:])])
+
+
+_DIALECTS = {"openmpi": _openmpi, "hydra": _hydra, "srun": _srun}
+
+
+def compile_job(job: Job, launcher: Launcher, environ: Mapping[str, str] | None = None) -> list[str]:
+    """The words of the one command that starts the job. ``ClusterError`` where the launcher cannot express it."""
+    if not job.program:
+        raise ClusterError("no program: give it at the end, as in: ucch-run -np 4 python train.py")
+    return _DIALECTS[launcher.kind](job, launcher, os.environ if environ is None else environ)
+
+
+def lines(words: Sequence[str]) -> Iterator[str]:
+    """The command for people: a line per part, ready for a shell."""
+    import shlex
+
+    line: list[str] = []
+    for word in words:
+        line.append(shlex.quote(word))
+        if word == ":":
+            yield " ".join(line) + " \\"
+            line = ["   "]
+    yield " ".join(line)

@@ -1,0 +1,320 @@
+"""One rank's start: bind its device and processors, set what torch and the libraries read, run the program.
+
+Run as a file by the interpreter alone (``python -I -S rank.py OPTIONS -- PROGRAM …``), under ``mpirun`` or ``srun``, on
+the rank's own host and before MPI starts, because MPI and UCX open every device that they see. With ``--report`` or
+``--tag`` it stays as the program's parent, asleep while the program is silent; otherwise it becomes the program.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import contextlib
+import ctypes
+import importlib.util
+import json
+import os
+import resource
+import selectors
+import shlex
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+#: Begins a line that is meant for ucch-run and not for people: ASCII's record separator, which no text contains.
+MARK = b"\x1e"
+
+#: A rank's number, size and local number, in the order of trust. Under Slurm PMIx knows the number in a heterogeneous
+#: job, and the size is given by ``--size``.
+_RANK = ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID", "RANK")
+_SIZE = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_NTASKS", "WORLD_SIZE")
+_LOCAL_RANK = ("OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "SLURM_LOCALID", "LOCAL_RANK")
+_LOCAL_SIZE = ("OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS", "LOCAL_WORLD_SIZE")
+
+#: What a program in a container needs of the environment outside.
+_INTO_CONTAINERS = (
+    "OMPI_", "PMIX_", "PMI_", "PRTE_", "MPI_", "SLURM_", "HYDRA_", "UCCH", "UCX_", "UCC_", "NCCL_", "RCCL_", "GLOO_",
+    "RANK", "LOCAL_", "WORLD_SIZE", "MASTER_", "OMP_NUM_THREADS", "CUDA_", "HIP_", "ROCR_",
+)  # fmt: skip
+
+#: Lines of the error stream that are kept to be said again.
+KEPT_LINES = 20
+
+PR_SET_PDEATHSIG = 1
+
+
+def load_vendors() -> Any:
+    """The table of vendors, which is a module of the package above, loaded without that package."""
+    here = Path(__file__).resolve().parent
+    for path in (here.parent / "vendors.py", here.parent / "ucc_hetero" / "vendors.py"):
+        if path.exists():
+            spec = importlib.util.spec_from_file_location("ucch_vendors", path)
+            assert spec is not None and spec.loader is not None
+            module = importlib.util.module_from_spec(spec)
+            sys.modules[spec.name] = module
+            spec.loader.exec_module(module)
+            return module
+    raise FileNotFoundError(f"vendors.py is not above {here}: install the same ucc-hetero on every host")
+
+
+def number(names: tuple[str, ...], environ: Mapping[str, str], otherwise: int) -> int:
+    """The first of the variables that holds a number."""
+    for name in names:
+        with contextlib.suppress(KeyError, ValueError):
+            return int(environ[name])
+    return otherwise
+
+
+def cpus_of(text: str) -> set[int]:
+    """Processors from the kernel's list, such as ``0-3,8``."""
+    found: set[int] = set()
+    for part in filter(None, text.split(",")):
+        first, _, last = part.partition("-")
+        found.update(range(int(first), int(last or first) + 1))
+    return found
+
+
+def visible_devices(have: int, chosen: str | None, index: int) -> str:
+    """The one device that local rank ``index`` uses: of those that were chosen already, else of all ``have``."""
+    names = [name for name in chosen.split(",") if name] if chosen else [str(i) for i in range(have)]
+    return names[index % len(names)] if names else ""
+
+
+def numa_nodes(root: Path) -> list[set[int]]:
+    """The processors of each NUMA node that has any."""
+    base = root / "sys/devices/system/node"
+    folders = sorted(base.glob("node[0-9]*"), key=lambda path: int(path.name[4:]))
+    found = [cpus_of((folder / "cpulist").read_text().strip()) for folder in folders if (folder / "cpulist").exists()]
+    return [cpus for cpus in found if cpus]
+
+
+class Start:
+    """What this rank is, and the environment and processors that follow from it."""
+
+    def __init__(self, options: argparse.Namespace, environ: Mapping[str, str], root: Path = Path("/")) -> None:
+        self.options = options
+        self.root = root
+        self.vendors = load_vendors()
+        self.rank = number(_RANK, environ, 0)
+        self.size = options.size or number(_SIZE, environ, 1)
+        self.local_rank = number(_LOCAL_RANK, environ, self.rank)
+        self.local_size = number(_LOCAL_SIZE, environ, options.ranks_here or 1)
+        self.devices = self.vendors.devices(root)
+        self.vendor = options.vendor
+        if self.vendor == "auto":
+            self.vendor = self.vendors.native_vendor(self.devices)
+        self.devices = [device for device in self.devices if device.vendor == self.vendor]
+        self.index = self.local_rank - options.first_local
+        self.env = self._environment(environ)
+
+    def _environment(self, environ: Mapping[str, str]) -> dict[str, str]:
+        env = dict(environ)
+        for setting in self.options.set:
+            name, _, value = setting.partition("=")
+            env[name] = value
+        env.update(
+            RANK=str(self.rank),
+            WORLD_SIZE=str(self.size),
+            LOCAL_RANK=str(self.local_rank),
+            LOCAL_WORLD_SIZE=str(self.local_size),
+        )
+        if self.options.master:
+            env["MASTER_ADDR"], _, env["MASTER_PORT"] = self.options.master.rpartition(":")
+        for each in self.vendors.settings(self.vendor, self.devices):
+            env.setdefault(each.name, each.value)
+        variable = self.vendors.VENDORS[self.vendor].visible
+        if variable and self.options.devices == "one":
+            chosen = visible_devices(len(self.devices), env.get(variable), self.index)
+            if chosen:
+                env[variable] = chosen
+        return env
+
+    def processors(self, allowed: set[int]) -> set[int]:
+        """Where to run: beside the device, or on a share of the NUMA nodes; ``allowed`` is never exceeded."""
+        if self.options.numa == "off":
+            return allowed
+        if self.devices:
+            near = cpus_of(self.devices[self.index % len(self.devices)].cpus)
+        else:
+            nodes = [cpus & allowed for cpus in numa_nodes(self.root) if cpus & allowed]
+            # Only where ranks can share the nodes evenly: a node with more ranks than the others slows all of them.
+            spread = len(nodes) > 1 and self.local_size % len(nodes) == 0
+            near = nodes[self.local_rank * len(nodes) // self.local_size] if spread else allowed
+        return near & allowed or allowed
+
+    def words(self, program: list[str]) -> list[str]:
+        """The command: the program itself, or the container engine that runs it."""
+        if not self.options.container:
+            return program
+        given = {setting.partition("=")[0] for setting in self.options.set}
+        names = sorted(name for name in self.env if name in given or name.startswith(_INTO_CONTAINERS))
+        words: list[str] = []
+        for word in shlex.split(self.options.container):
+            words += [flag for name in names for flag in ("--env", name)] if word == "{env}" else [word]
+        return [*words, *program]
+
+
+class Parent:
+    """Runs the program as a child, passes its output on, and tells how it ended."""
+
+    def __init__(self, start: Start) -> None:
+        self.start = start
+        self.host = socket.gethostname()
+        self.told = False
+        #: The last lines of the error stream, and by stream the line that is not complete yet.
+        self.kept: collections.deque[bytes] = collections.deque(maxlen=KEPT_LINES)
+        self.pending: dict[int, bytes] = {}
+
+    def report(self, **event: object) -> None:
+        """Tell ucch-run; one write, so that lines of several ranks do not mix."""
+        if self.start.options.report:
+            text = json.dumps({"rank": self.start.rank, "host": self.host, **event})
+            with contextlib.suppress(OSError):
+                os.write(2, MARK + text.encode() + b"\n")
+
+    def run(self, words: list[str]) -> int:
+        """The program's exit status, as a shell counts: 128 and more for signals."""
+        tag = f"[{self.start.rank} {self.host}] ".encode() if self.start.options.tag else b""
+        libc = ctypes.CDLL(None)
+
+        def before() -> None:
+            # Nothing of a rank stays when its wrapper is killed.
+            libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+        try:
+            child = subprocess.Popen(
+                words,
+                env=self.start.env,
+                stdout=subprocess.PIPE if tag else None,
+                stderr=subprocess.PIPE,
+                preexec_fn=before,
+            )
+        except OSError as error:
+            return self.failed(127 if isinstance(error, FileNotFoundError) else 126, f"{words[0]}: {error.strerror}")
+        for kind in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
+            signal.signal(kind, lambda number, _frame: self.pass_on(child, number))
+        self.report(event="started")
+        self.pump(child, tag)
+        status = child.wait()
+        if status and not self.told:
+            lines = b"\n".join(self.kept).decode(errors="replace")
+            self.report(event="failed", status=status if status > 0 else 128 - status, lines=lines)
+        if status < 0:
+            die_of(-status)
+        return status
+
+    def failed(self, status: int, text: str) -> int:
+        print(f"ucch-run: rank {self.start.rank} on {self.host}: {text}", file=sys.stderr, flush=True)
+        self.report(event="failed", status=status, lines=text)
+        return status
+
+    def pass_on(self, child: subprocess.Popen[bytes], number: int) -> None:
+        """A rank that is told to end did not fail."""
+        self.told = self.told or number not in (signal.SIGUSR1, signal.SIGUSR2)
+        child.send_signal(number)
+
+    def pump(self, child: subprocess.Popen[bytes], tag: bytes) -> None:
+        """Copy the child's streams until it ends, tagging lines where asked and keeping the last errors.
+
+        Not until the streams end: a process that the program left behind may hold them for ever.
+        """
+        ended = os.pidfd_open(child.pid)
+        streams = {pipe.fileno(): target for pipe, target in ((child.stdout, 1), (child.stderr, 2)) if pipe is not None}
+        self.pending = dict.fromkeys(streams.values(), b"")
+        with selectors.DefaultSelector() as waiting:
+            for fd in (ended, *streams):
+                os.set_blocking(fd, False)
+                waiting.register(fd, selectors.EVENT_READ)
+            over = False
+            while not over:
+                ready = [key.fd for key, _ in waiting.select()]
+                over = ended in ready
+                for fd in streams if over else ready:
+                    if not self.drain(fd, streams[fd], tag) and fd in ready:
+                        waiting.unregister(fd)
+        for target in streams.values():
+            self.copy(b"", target, tag)
+        os.close(ended)
+
+    def drain(self, fd: int, target: int, tag: bytes) -> bool:
+        """Copy what a stream holds now; False at its end."""
+        while True:
+            try:
+                data = os.read(fd, 1 << 16)
+            except BlockingIOError:
+                return True
+            if not data:
+                return False
+            self.copy(data, target, tag)
+
+    def copy(self, data: bytes, target: int, tag: bytes) -> None:
+        """Write what came in, whole lines only where they get tags; nothing at all means the end."""
+        *lines, rest = (self.pending[target] + data).split(b"\n")
+        if not data and rest:
+            lines, rest = [rest], b""
+        self.pending[target] = rest
+        if target == 2:
+            self.kept.extend(line for line in lines if line.strip())
+        write_all(target, b"".join(tag + line + b"\n" for line in lines) if tag else data)
+
+
+def write_all(fd: int, data: bytes) -> None:
+    """Write everything; a reader that has gone is no error of the rank's."""
+    with contextlib.suppress(BrokenPipeError):
+        while data:
+            data = data[os.write(fd, data) :]
+
+
+def die_of(number: int) -> None:
+    """End by the signal that the program ended by, so that mpirun says the same; without a second core file."""
+    resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
+    signal.signal(number, signal.SIG_DFL) if number not in (signal.SIGKILL, signal.SIGSTOP) else None
+    os.kill(os.getpid(), number)
+
+
+def parser() -> argparse.ArgumentParser:
+    """The options that ucch-run gives."""
+    found = argparse.ArgumentParser(prog="rank.py", description="Bind a rank's device and run its program.")
+    found.add_argument("--vendor", default="auto", help="whose devices: nvidia, amd, host, or auto: as found here")
+    found.add_argument("--devices", choices=("one", "all"), default="one", help="how many of them the rank sees")
+    found.add_argument("--numa", choices=("on", "off"), default="on", help="run beside the device")
+    found.add_argument("--size", type=int, default=0, help="ranks of the job")
+    found.add_argument("--ranks-here", type=int, default=0, help="ranks on this host")
+    found.add_argument("--first-local", type=int, default=0, help="local rank that gets the first device")
+    found.add_argument("--master", default="", help="host:port of rank 0's rendezvous")
+    found.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="environment variable")
+    found.add_argument("--container", default="", help="command of the container engine, {env} where variables go")
+    found.add_argument("--tag", action="store_true", help="begin each line with the rank and host")
+    found.add_argument("--report", action="store_true", help="tell ucch-run of start and failure")
+    found.add_argument("program", nargs=argparse.REMAINDER)
+    return found
+
+
+def main() -> int:
+    """Become the program, or its parent; the exit status is the program's."""
+    options = parser().parse_args()
+    program = options.program[1:] if options.program[:1] == ["--"] else options.program
+    try:
+        start = Start(options, os.environ)
+    except (OSError, ValueError) as error:
+        print(f"ucch-run: rank {number(_RANK, os.environ, 0)}: {error}", file=sys.stderr)
+        return 1
+    allowed = os.sched_getaffinity(0)
+    with contextlib.suppress(OSError):
+        os.sched_setaffinity(0, start.processors(allowed))
+    words = start.words(program)
+    parent = Parent(start)
+    if options.report or options.tag:
+        return parent.run(words)
+    try:
+        os.execvpe(words[0], words, start.env)
+    except OSError as error:
+        return parent.failed(127 if isinstance(error, FileNotFoundError) else 126, f"{words[0]}: {error.strerror}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

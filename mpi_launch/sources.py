@@ -1,0 +1,144 @@
+"""Hosts from where they are already written down: a hostfile, or what Slurm, Volcano or Kubernetes tell a job."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+__all__ = ["SOURCES", "Found", "expand", "found_in", "hostfile"]
+
+#: Where kubeflow's MPI operator puts the hostfile; Open MPI's variable names it too.
+MPIJOB_HOSTFILE = "/etc/mpi/hostfile"
+
+#: Names of tasks, partitions and features that tell whose GPUs a host has.
+_HINTS = {"nvidia": "nvidia", "cuda": "nvidia", "amd": "amd", "rocm": "amd", "cpu": "host"}
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A host; 0 slots and an empty vendor where the source does not say."""
+
+    name: str
+    slots: int = 0
+    vendor: str = ""
+    component: int = 0
+
+
+def _split(text: str) -> list[str]:
+    """Split at commas outside brackets."""
+    return [part for part in re.split(r",(?![^\[]*\])", text) if part]
+
+
+def expand(text: str) -> list[str]:
+    """Host names from a list such as ``gpu[01-03,7],login``; ``ValueError`` for brackets that do not match."""
+    names = []
+    for part in _split(text.strip()):
+        match = re.fullmatch(r"([^\[\]]*)(?:\[([0-9,-]+)\](.*))?", part)
+        if not match:
+            raise ValueError(f"{text!r} is not a list of hosts such as node[0-3],login")
+        head, numbers, tail = match.groups()
+        if numbers is None:
+            names.append(head)
+            continue
+        for piece in numbers.split(","):
+            first, _, last = piece.partition("-")
+            for i in range(int(first), int(last or first) + 1):
+                names += [f"{head}{i:0{len(first)}}{rest}" for rest in (expand(tail) if tail else [""])]
+    return names
+
+
+def hostfile(path: Path) -> list[Found]:
+    """Read Open MPI's form, ``host slots=2``, or Hydra's, ``host:2``; with ``vendor=amd`` if it says so.
+
+    ``ValueError`` names the line that is neither.
+    """
+    try:
+        lines = path.read_text().splitlines()
+    except OSError as error:
+        raise ValueError(f"hostfile {path}: {error.strerror}") from None
+    found = []
+    for number, line in enumerate(lines, 1):
+        words = line.partition("#")[0].split()
+        if not words:
+            continue
+        name, _, count = words[0].partition(":")
+        given = dict(word.split("=", 1) for word in words[1:] if "=" in word)
+        slots = given.get("slots", count or "0")
+        if not slots.isdigit() or len(given) < len(words) - 1 or not name:
+            raise ValueError(f"hostfile {path}, line {number}: {line.strip()!r} is not of the form: host slots=2")
+        found.append(Found(name, int(slots), given.get("vendor", "")))
+    return found
+
+
+def _repeated(text: str) -> list[int]:
+    """Slurm's counts, ``2(x3),1``."""
+    counts: list[int] = []
+    for part in filter(None, text.split(",")):
+        match = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part)
+        if not match:
+            raise ValueError(f"SLURM_TASKS_PER_NODE={text!r} is not of the form 2(x3),1")
+        counts += [int(match[1])] * int(match[2] or 1)
+    return counts
+
+
+def slurm(environ: Mapping[str, str]) -> list[Found]:
+    """The hosts of a Slurm allocation, of all components where the job is a heterogeneous one."""
+    components = int(environ.get("SLURM_HET_SIZE", "0"))
+    found = []
+    for i, suffix in enumerate([f"_HET_GROUP_{i}" for i in range(components)] or [""]):
+        names = expand(environ.get(f"SLURM_JOB_NODELIST{suffix}", environ.get(f"SLURM_NODELIST{suffix}", "")))
+        counts = _repeated(environ.get(f"SLURM_TASKS_PER_NODE{suffix}", ""))
+        counts += [0] * (len(names) - len(counts))
+        vendor = _hint(environ.get(f"SLURM_JOB_PARTITION{suffix}", ""))
+        found += [Found(name, slots, vendor, i) for name, slots in zip(names, counts, strict=False)]
+    return found
+
+
+def _hint(text: str) -> str:
+    words = re.split(r"[^a-z]+", text.lower())
+    return next((vendor for word, vendor in _HINTS.items() if word in words), "")
+
+
+def volcano(environ: Mapping[str, str]) -> list[Found]:
+    """The hosts of a Volcano job, from its svc plugin's ``VC_<TASK>_HOSTS``; the task's name may tell the vendor.
+
+    A task called master or launcher runs ``mpirun`` and no ranks.
+    """
+    found = []
+    for name, hosts in sorted(environ.items()):
+        match = re.fullmatch(r"VC_(\w+)_HOSTS", name)
+        if match and match[1].lower() not in ("master", "launcher"):
+            found += [Found(host, 0, _hint(match[1].replace("_", " "))) for host in hosts.split(",") if host]
+    return found
+
+
+def mpijob(environ: Mapping[str, str]) -> list[Found]:
+    """The hosts of a kubeflow MPIJob, from the hostfile that its launcher finds."""
+    names = (
+        "OMPI_MCA_orte_default_hostfile",
+        "PRTE_MCA_prte_default_hostfile",
+        "HYDRA_HOST_FILE",
+        "I_MPI_HYDRA_HOST_FILE",
+    )
+    path = next((environ[name] for name in names if environ.get(name)), MPIJOB_HOSTFILE)
+    return hostfile(Path(path))
+
+
+SOURCES: Mapping[str, Callable[[Mapping[str, str]], list[Found]]] = {
+    "slurm": slurm,
+    "volcano": volcano,
+    "mpijob": mpijob,
+}
+
+
+def found_in(environ: Mapping[str, str]) -> str | None:
+    """The source that this process's environment offers, if any."""
+    if environ.get("SLURM_JOB_ID") and (environ.get("SLURM_JOB_NODELIST") or environ.get("SLURM_HET_SIZE")):
+        return "slurm"
+    if any(re.fullmatch(r"VC_\w+_HOSTS", name) for name in environ):
+        return "volcano"
+    if Path(MPIJOB_HOSTFILE).exists() and environ.get("OMPI_MCA_orte_default_hostfile") == MPIJOB_HOSTFILE:
+        return "mpijob"
+    return None

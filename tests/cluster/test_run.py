@@ -1,0 +1,141 @@
+"""Jobs of several hosts through ucch-run, and what it says when hosts, keys, interfaces or libraries are wrong."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from ucc_hetero.errors import LibraryNotFound
+from ucc_hetero.launch.emulate import Cluster
+from ucc_hetero.native import load
+
+yaml = pytest.importorskip("yaml")
+
+ALLREDUCE = """
+import os
+import numpy as np
+import ucc_hetero
+from mpi4py import MPI
+assert MPI.COMM_WORLD.rank == int(os.environ["RANK"]) and MPI.COMM_WORLD.size == int(os.environ["WORLD_SIZE"])
+with ucc_hetero.Communicator() as comm:
+    data = np.full(1 << 16, comm.rank + 1, np.float32)
+    comm.Allreduce(MPI.IN_PLACE, data)
+    assert (data == comm.size * (comm.size + 1) // 2).all()
+    names = comm.mpi.gather((os.uname().nodename, os.environ["LOCAL_RANK"], os.environ["MASTER_ADDR"]))
+    if comm.rank == 0:
+        print(comm.topology.describe())
+        print(names)
+"""
+
+NAMES = "import mpi4py.MPI as m, os; print(m.COMM_WORLD.rank, os.uname().nodename, os.environ['LOCAL_RANK'])"
+
+
+@pytest.fixture
+def ucch_run(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Call as ``ucch_run(cluster, document, *words)``: ucch-run with this cluster file, on the cluster's first host."""
+
+    def run(
+        cluster: Cluster,
+        document: dict[str, object],
+        *words: str,
+        timeout: float = 90,
+        env: dict[str, str] | None = None,
+    ) -> subprocess.CompletedProcess[str]:
+        path = tmp_path / "cluster.yaml"
+        path.write_text(yaml.safe_dump(document))
+        command = [sys.executable, "-m", "ucc_hetero.launch", "-c", str(path), *words]
+        return cluster.run(command, timeout=timeout, env=env)
+
+    return run
+
+
+def libraries_or_skip() -> None:
+    try:
+        load()
+    except LibraryNotFound as error:
+        pytest.skip(str(error).splitlines()[0])
+
+
+def test_two_vendors_on_three_hosts(
+    emulate: Callable[..., Cluster], ucch_run: Callable[..., subprocess.CompletedProcess[str]]
+) -> None:
+    libraries_or_skip()
+    cluster = emulate(hosts=3, slots=[2, 1, 1], rate="4gbit")
+    document = {
+        "hosts": [
+            {"name": "node0", "slots": 2, "vendor": "nvidia"},
+            {"name": "node[1-2]", "slots": 1, "vendor": "amd"},
+        ],
+        "interfaces": ["eth0"],
+        "env": {"UCCH_TIMEOUT": 60},
+    }
+    done = ucch_run(cluster, document, "--emulate", sys.executable, "-c", ALLREDUCE)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "[('node0', '0', 'node0'), ('node0', '1', 'node0'), ('node1', '0', 'node0'), ('node2', '0', 'node0')]" in (
+        done.stdout
+    )
+    assert "nvidia" in done.stdout and "amd" in done.stdout
+
+
+def test_first_failure_over_hosts(cluster: Cluster, ucch_run: Callable[..., subprocess.CompletedProcess[str]]) -> None:
+    script = "import os, sys, time; r = os.environ['RANK']; time.sleep(60 * (r != '3'))"
+    script += "; print('it is me', file=sys.stderr); sys.exit(9)"
+    document = {"hosts": ["node[0-1]"], "slots": 2, "interfaces": ["eth0"]}
+    done = ucch_run(cluster, document, "--tag", sys.executable, "-c", script)
+    assert done.returncode == 9, done.stdout + done.stderr
+    assert "[3 node1] it is me" in done.stderr
+    *_, said, last, line = done.stderr.splitlines()
+    assert (said, last, line) == (
+        "ucch-run: rank 3 on node1 ended with status 9, the first to fail",
+        "ucch-run: its last lines were:",
+        "    it is me",
+    )
+
+
+def test_real_ssh(ssh_cluster: Cluster, ucch_run: Callable[..., subprocess.CompletedProcess[str]]) -> None:
+    agent = ssh_cluster.hosts[0].env["PRTE_MCA_plm_ssh_agent"]
+    document = {"hosts": ["node[0-1]"], "slots": 2, "interfaces": ["eth0"], "ssh": agent, "env": {"MARK": "a b"}}
+    script = NAMES + "; assert os.environ['MARK'] == 'a b'"
+    done = ucch_run(ssh_cluster, document, sys.executable, "-c", script)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert sorted(done.stdout.splitlines()) == ["0 node0 0", "1 node0 1", "2 node1 0", "3 node1 1"]
+
+
+def test_a_wrong_key(
+    ssh_cluster: Cluster, ucch_run: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path
+) -> None:
+    other = tmp_path / "stranger"
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(other)], check=True)
+    config = (tmp_path / "keys" / "ssh_config").read_text()
+    (tmp_path / "wrong").write_text(config.replace(str(tmp_path / "keys" / "user"), str(other)))
+    document = {"hosts": ["node[0-1]"], "slots": 2, "interfaces": ["eth0"], "ssh": f"ssh -F {tmp_path / 'wrong'}"}
+    done = ucch_run(ssh_cluster, document, sys.executable, "-c", NAMES)
+    assert done.returncode not in (0, 124)
+    assert "Permission denied" in done.stderr
+    assert "none or too few on node0, node1" in done.stderr or "none or too few on node1" in done.stderr
+    assert "it must work without a password" in done.stderr.splitlines()[-1]
+
+
+def test_a_host_that_is_down(cluster: Cluster, ucch_run: Callable[..., subprocess.CompletedProcess[str]]) -> None:
+    cluster.power_off(1)
+    document = {"hosts": ["node[0-1]"], "slots": 2, "interfaces": ["eth0"]}
+    done = ucch_run(cluster, document, "--start-timeout", "20", sys.executable, "-c", NAMES)
+    assert done.returncode != 0
+    assert "ucch-run: not every rank started" in done.stderr
+    assert "node1" in done.stderr.splitlines()[-1] or "node0" in done.stderr.splitlines()[-1]
+
+
+def test_an_interface_that_does_not_reach(
+    emulate: Callable[..., Cluster], ucch_run: Callable[..., subprocess.CompletedProcess[str]]
+) -> None:
+    cluster = emulate(hosts=2, slots=1, links=2)
+    cluster.set_link(1, False, link=1)
+    document = {"hosts": ["node[0-1]"], "interfaces": ["eth1"]}
+    done = ucch_run(cluster, document, "--start-timeout", "15", sys.executable, "-c", NAMES)
+    assert done.returncode != 0
+    assert "ucch-run: not every rank started" in done.stderr, done.stderr
+    assert "interfaces: in the cluster file" in done.stderr.splitlines()[-1]

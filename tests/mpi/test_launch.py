@@ -1,0 +1,128 @@
+"""ucch-run on this machine with every launcher that it has: ranks, statuses, signals and time limits."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from ucc_hetero.launch import launcher
+
+#: Where packages put launchers that share a machine with another MPI's.
+NAMES = ("mpirun", "mpirun.openmpi", "mpiexec.hydra")
+
+
+def launchers() -> dict[str, str]:
+    """Name and version -> path of each launcher here."""
+    beside = Path(sys.executable).parent / "mpirun"
+    paths = [str(beside) if beside.exists() else None, *map(shutil.which, NAMES)]
+    found = {}
+    for path in dict.fromkeys(path for path in paths if path):
+        one = launcher.find("auto", {"MPIRUN": path})
+        found.setdefault(f"{one.kind}-{one.version}", path)
+    return found
+
+
+HERE = launchers()
+pytestmark = [pytest.mark.mpi, pytest.mark.skipif(not HERE, reason="no mpirun: install the extra 'mpi', or an MPI")]
+
+Run = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture(params=HERE, ids=str)
+def environment(request: pytest.FixtureRequest) -> dict[str, str]:
+    """The environment in which ucch-run finds one of the launchers."""
+    env = {name: value for name, value in os.environ.items() if not name.startswith(("PMIX_", "PMI_", "OMPI_COMM"))}
+    # Containers run as root.
+    allow = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+    return {**env, **allow, "MPIRUN": HERE[request.param], "PYTHONUNBUFFERED": "1"}
+
+
+def words(*arguments: str) -> list[str]:
+    return [sys.executable, "-m", "ucc_hetero.launch", *arguments]
+
+
+@pytest.fixture
+def ucch_run(environment: dict[str, str]) -> Run:
+    def run(*arguments: str, timeout: float = 60) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            words(*arguments), env=environment, capture_output=True, text=True, timeout=timeout, check=False
+        )
+
+    return run
+
+
+def python(script: str) -> list[str]:
+    return [sys.executable, "-I", "-S", "-c", script]
+
+
+def test_ranks(ucch_run: Run, tmp_path: Path) -> None:
+    """Parts of two vendors on this machine, with emulated devices: numbers, variables, tags."""
+    path = tmp_path / "hostfile"
+    path.write_text("localhost slots=2 vendor=nvidia\nlocalhost slots=1 vendor=amd\n")
+    script = "import os; print(*(os.environ[n] for n in ('RANK', 'LOCAL_RANK', 'WORLD_SIZE', 'UCCH_EMULATE', 'X')))"
+    done = ucch_run("--hostfile", str(path), "--emulate", "--tag", "-x", "X=a b", *python(script))
+    assert done.returncode == 0, done.stderr
+    lines = sorted(line.partition("] ") for line in done.stdout.splitlines())
+    assert [line[2] for line in lines] == [f"{r} {r} 3 nvidia:2,amd:1 a b" for r in range(3)]
+    assert [line[0].split()[0] for line in lines] == ["[0", "[1", "[2"]
+
+
+def test_first_failure_is_said_last(ucch_run: Run) -> None:
+    script = "import os, sys, time; r = os.environ['RANK']; time.sleep(60 * (r != '1')); sys.exit('the cause')"
+    started = time.monotonic()
+    done = ucch_run("-np", "2", *python(script))
+    assert done.returncode == 1
+    assert time.monotonic() - started < 40, "the others were ended"
+    assert done.stderr.splitlines()[-2:] == ["ucch-run: its last lines were:", "    the cause"]
+    assert "ucch-run: rank 1 on " in done.stderr.splitlines()[-3]
+
+
+def test_statuses(ucch_run: Run) -> None:
+    done = ucch_run("-np", "2", *python("import os; os.kill(os.getpid(), 11)"))
+    assert done.returncode == 128 + 11
+    assert "was killed by SIGSEGV, the first to fail" in done.stderr
+    done = ucch_run("-np", "2", "/no/such/program")
+    assert done.returncode == 127
+    assert "/no/such/program: No such file or directory" in done.stderr.splitlines()[-1]
+
+
+def test_time_limit(ucch_run: Run) -> None:
+    done = ucch_run("-np", "2", "--timeout", "4", *python("import time; time.sleep(60)"))
+    assert done.returncode == 124
+    assert done.stderr.splitlines()[-1] == "ucch-run: the job took longer than 4 s (--timeout) and was ended"
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_everything(environment: dict[str, str], tmp_path: Path, number: signal.Signals) -> None:
+    script = f"import os, time; open(r'{tmp_path}/' + str(os.getpid()), 'w'); print('up', flush=True); time.sleep(60)"
+    with subprocess.Popen(
+        words("-np", "2", *python(script)), env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None and process.stderr is not None
+        assert [process.stdout.readline() for _ in range(2)] == ["up\n"] * 2
+        process.send_signal(number)
+        said = process.stderr.read()
+        assert process.wait(30) == 128 + number
+    assert said.splitlines()[-1] == f"ucch-run: ended by {number.name}"
+    pids = [int(path.name) for path in tmp_path.iterdir()]
+    assert len(pids) == 2
+    deadline = time.monotonic() + 20
+    while any(Path(f"/proc/{pid}/stat").exists() for pid in pids):
+        assert time.monotonic() < deadline, "ranks have stayed"
+        time.sleep(0.05)
+
+
+def test_dry_run_is_what_runs(ucch_run: Run) -> None:
+    done = ucch_run("-np", "2", "--dry-run", *python("print('x')"))
+    assert done.returncode == 0
+    env = {**os.environ, "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+    again = subprocess.run(["sh", "-c", done.stdout], env=env, capture_output=True, text=True, timeout=60, check=False)
+    assert (again.returncode, again.stdout) == (0, "x\nx\n"), again.stderr

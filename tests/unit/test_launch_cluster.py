@@ -1,0 +1,188 @@
+"""The cluster file and the schedulers' words: what is read, and what is said of what cannot be."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ucc_hetero.launch import __main__ as tool
+from ucc_hetero.launch import sources
+from ucc_hetero.launch.cluster import ClusterError, Host, limited, load, parse
+from ucc_hetero.launch.sources import Found, expand
+
+yaml = pytest.importorskip("yaml")
+
+FULL = """
+hosts:
+  - {name: "gpu[01-02]", slots: 8, vendor: nvidia}
+  - {name: mi, slots: 4, vendor: amd}
+interfaces: [mlx5_0:1, eth0]
+env: {UCCH_TIMEOUT: 60, NCCL_DEBUG: warn, FLAG: on}
+ssh: ssh -o BatchMode=yes
+python: /opt/venv/bin/python
+name: training
+vendors:
+  nvidia: {image: "example/cuda:1", runtime: docker, runtime_args: [--volume=/data:/data]}
+  amd:
+    image: example/rocm:1
+    runtime: podman
+    env: {HSA_OVERRIDE: 1}
+    interfaces: eth1
+    sbatch: [--partition=mi300]
+    node_selector: {gpu: mi300}
+"""
+
+
+def test_everything(tmp_path: Path) -> None:
+    path = tmp_path / "cluster.yaml"
+    path.write_text(FULL)
+    cluster = load(path)
+    assert cluster.hosts == (Host("gpu01", 8, "nvidia"), Host("gpu02", 8, "nvidia"), Host("mi", 4, "amd"))
+    assert cluster.size == 20
+    assert cluster.env == {"UCCH_TIMEOUT": "60", "NCCL_DEBUG": "warn", "FLAG": "true"}
+    assert cluster.part("amd").interfaces == ("eth1",)
+    assert cluster.part("nvidia").runtime_args == ("--volume=/data:/data",)
+    assert cluster.part("host").image == ""
+
+
+def test_short_forms() -> None:
+    cluster = parse({"hosts": ["a", {"name": "b", "slots": 1}], "slots": 3, "vendor": "amd"})
+    assert cluster.hosts == (Host("a", 3, "amd"), Host("b", 1, "amd"))
+
+
+MISTAKES: list[tuple[Any, str]] = [
+    ([], r"must map names to values, not \[\]"),
+    ({}, "hosts: give one of hosts, hostfile and source, not none"),
+    ({"hosts": ["a"], "hostfile": "f"}, "not hosts and hostfile"),
+    ({"hosts": []}, "hosts: must be a list of hosts"),
+    ({"hosts": "a"}, "hosts: must be a list of hosts"),
+    ({"hosts": [{"slots": 2}]}, r"hosts\[0\].name: is missing"),
+    ({"hosts": [{"name": "a b"}]}, r"hosts\[0\].name: must be a name without blanks"),
+    ({"hosts": [{"name": "a[1"}]}, r"hosts\[0\].name: 'a\[1' is not a list of hosts"),
+    ({"hosts": ["a", {"name": "b", "slots": "four"}]}, r"hosts\[1\].slots: .* at least 1, not 'four'"),
+    ({"hosts": [{"name": "b", "slots": 0}]}, r"hosts\[0\].slots: .* not 0"),
+    ({"hosts": [{"name": "b", "slots": True}]}, r"hosts\[0\].slots: .* not True"),
+    (
+        {"hosts": [{"name": "b", "vendor": "intel"}]},
+        r"hosts\[0\].vendor: must be one of auto, host, nvidia, amd, not 'intel'",
+    ),
+    ({"hosts": [{"name": "b", "slot": 1}]}, r"hosts\[0\].slot: is no field; did you mean slots\?"),
+    ({"hosts": [{"name": "b", "component": 1}]}, r"hosts\[0\].component: is no field"),
+    ({"hosts": ["a"], "wire": 1}, "wire: is no field; known are hosts, hostfile"),
+    ({"hosts": ["a"], "slots": -1}, "slots: must be a whole number"),
+    ({"hosts": ["a"], "env": ["A=1"]}, "env: must map names to values"),
+    ({"hosts": ["a"], "env": {"A=B": 1}}, "env: 'A=B' is not a name"),
+    ({"hosts": ["a"], "env": {"A": [1]}}, r"env.A: must be text, not \[1\]"),
+    ({"hosts": ["a"], "interfaces": {"eth0": 1}}, "interfaces: must be a list"),
+    ({"hosts": ["a"], "interfaces": [["eth0"]]}, r"interfaces\[0\]: must be text"),
+    ({"hosts": ["a"], "vendors": {"intel": {}}}, "vendors.intel: is no field; known are host, nvidia, amd"),
+    ({"hosts": ["a"], "vendors": {"amd": {"runtime": "lxc"}}}, "vendors.amd.runtime: must be one of docker, podman"),
+    (
+        {"hosts": ["a"], "vendors": {"amd": {"image": "x"}}},
+        "vendors: images are chosen by vendor .* give the vendor of a",
+    ),
+    ({"hostfile": "nothing"}, "hostfile .*nothing: No such file"),
+    ({"source": "pbs"}, "source: must be one of slurm, volcano, mpijob, not 'pbs'"),
+    ({"source": "slurm"}, "source: no hosts found in SLURM variables"),
+]
+
+
+@pytest.mark.parametrize(("document", "message"), MISTAKES, ids=[str(i) for i in range(len(MISTAKES))])
+def test_mistakes_are_named(document: Any, message: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=message):
+        parse(document, tmp_path, {})
+
+
+def test_file_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "c.yaml"
+    path.write_text("hosts: [a\n")
+    with pytest.raises(ClusterError, match="c.yaml: is not YAML"):
+        load(path)
+    path.write_text("hosts: [{name: a, slots: 0}]\n")
+    assert tool.main(["-c", str(path), "true"]) == 2
+    assert f"ucch-run: {path}: hosts[0].slots: must be" in capsys.readouterr().err
+    assert tool.main(["-c", str(tmp_path / "no.yaml"), "true"]) == 2
+    assert tool.main(["true"]) == 2
+    assert "-np: say how many ranks" in capsys.readouterr().err
+
+
+def test_fewer_ranks_than_slots() -> None:
+    cluster = parse({"hosts": ["a", "b", "c"], "slots": 2})
+    assert [host.slots for host in limited(cluster, 3).hosts] == [2, 1]
+    with pytest.raises(ClusterError, match="-np 7: the hosts have 6 slots in all"):
+        limited(cluster, 7)
+
+
+def test_lists_of_hosts() -> None:
+    assert expand("a") == ["a"]
+    assert expand("a,b3") == ["a", "b3"]
+    assert expand("gpu[08-10,3],login") == ["gpu08", "gpu09", "gpu10", "gpu3", "login"]
+    assert expand("r[1-2]n[1-2]-ib") == ["r1n1-ib", "r1n2-ib", "r2n1-ib", "r2n2-ib"]
+    for bad in ("a[1-", "a]", "a[x]"):
+        with pytest.raises(ValueError, match="is not a list of hosts"):
+            expand(bad)
+
+
+def test_hostfiles(tmp_path: Path) -> None:
+    path = tmp_path / "hostfile"
+    path.write_text("# comment\nnode0 slots=4 vendor=amd # more\n\nnode1:2\nnode2\n")
+    assert sources.hostfile(path) == [Found("node0", 4, "amd"), Found("node1", 2), Found("node2")]
+    cluster = parse({"hostfile": "hostfile", "slots": 3, "vendor": "host"}, tmp_path)
+    assert cluster.hosts == (Host("node0", 4, "amd"), Host("node1", 2, "host"), Host("node2", 3, "host"))
+    for bad in ("node0 slots=x", "node0 4", ":3"):
+        path.write_text("ok\n" + bad + "\n")
+        with pytest.raises(ValueError, match="line 2: .* is not of the form: host slots=2"):
+            sources.hostfile(path)
+
+
+HET = {
+    "SLURM_JOB_ID": "7",
+    "SLURM_HET_SIZE": "2",
+    "SLURM_JOB_NODELIST_HET_GROUP_0": "h[1-2]",
+    "SLURM_TASKS_PER_NODE_HET_GROUP_0": "4(x2)",
+    "SLURM_JOB_PARTITION_HET_GROUP_0": "nvidia-h200",
+    "SLURM_JOB_NODELIST_HET_GROUP_1": "m1",
+    "SLURM_TASKS_PER_NODE_HET_GROUP_1": "8",
+    "SLURM_JOB_PARTITION_HET_GROUP_1": "amd",
+}
+
+
+def test_slurm() -> None:
+    plain = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n[1-3]", "SLURM_TASKS_PER_NODE": "2(x2),1"}
+    assert sources.slurm(plain) == [Found("n1", 2), Found("n2", 2), Found("n3", 1)]
+    assert sources.found_in(plain) == sources.found_in(HET) == "slurm"
+    assert parse({"source": "slurm"}, Path(), HET).hosts == (
+        Host("h1", 4, "nvidia", 0),
+        Host("h2", 4, "nvidia", 0),
+        Host("m1", 8, "amd", 1),
+    )
+    with pytest.raises(ValueError, match="SLURM_TASKS_PER_NODE='many'"):
+        sources.slurm({**plain, "SLURM_TASKS_PER_NODE": "many"})
+
+
+def test_volcano() -> None:
+    env = {
+        "VC_NVIDIA_HOSTS": "job-nvidia-0.job,job-nvidia-1.job",
+        "VC_AMD_HOSTS": "job-amd-0.job",
+        "VC_MASTER_HOSTS": "job-master-0.job",
+        "VC_AMD_NUM": "1",
+    }
+    assert sources.found_in(env) == "volcano"
+    assert parse({"source": "volcano", "slots": 8}, Path(), env).hosts == (
+        Host("job-amd-0.job", 8, "amd"),
+        Host("job-nvidia-0.job", 8, "nvidia"),
+        Host("job-nvidia-1.job", 8, "nvidia"),
+    )
+
+
+def test_mpijob(tmp_path: Path) -> None:
+    path = tmp_path / "hostfile"
+    path.write_text("j-worker-0.j.default.svc slots=2\nj-worker-1.j.default.svc slots=2\n")
+    found = parse({"source": "mpijob"}, tmp_path, {"OMPI_MCA_orte_default_hostfile": str(path)})
+    assert [(host.name, host.slots) for host in found.hosts] == [
+        ("j-worker-0.j.default.svc", 2),
+        ("j-worker-1.j.default.svc", 2),
+    ]
+    assert sources.found_in({}) is None

@@ -1,0 +1,206 @@
+"""Golden command lines: what each launcher is told, word by word."""
+
+# Command lines are compared whole.
+# ruff: noqa: E501
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from ucc_hetero.launch import command, launcher
+from ucc_hetero.launch.cluster import Cluster, ClusterError, Host, VendorPart, local
+from ucc_hetero.launch.command import Job, compile_job, parts
+from ucc_hetero.launch.launcher import Launcher
+
+OPENMPI4 = Launcher("openmpi", 4, "mpirun")
+OPENMPI5 = Launcher("openmpi", 5, "mpirun")
+HYDRA = Launcher("hydra", 5, "mpiexec")
+SRUN = Launcher("srun", 23, "srun")
+
+MIXED = Cluster(
+    hosts=(Host("a", 4, "nvidia"), Host("b", 4, "nvidia"), Host("c", 2, "amd")),
+    vendors={"amd": VendorPart(env={"HSA_X": "1 2"})},
+    interfaces=("mlx5_0:1", "eth0"),
+    env={"OMP_NUM_THREADS": "4"},
+    python="python3",
+)
+JOB = Job(MIXED, ("python", "train.py", "--lr", "0.1"), 29500)
+HET = {"SLURM_HET_SIZE": "2", "SLURM_JOB_ID": "1"}
+
+_NICS = "--set GLOO_SOCKET_IFNAME=eth0"
+_UCX = "--set OMP_NUM_THREADS=4 --set UCX_NET_DEVICES=mlx5_0:1,eth0"
+_START = "python3 -I -S rank.py --vendor"
+_N = f"{_START} nvidia --size 10 --master a:29500 {_NICS} --set NCCL_SOCKET_IFNAME=eth0 {_UCX} -- python train.py --lr 0.1"
+_A = (
+    f"{_START} amd --size 10 --master a:29500 {_NICS} --set 'HSA_X=1 2' --set NCCL_SOCKET_IFNAME=eth0 {_UCX} "
+    "-- python train.py --lr 0.1"
+)
+
+GOLDEN = {
+    "openmpi4": (
+        OPENMPI4,
+        f"""mpirun --bind-to none --map-by slot --mca pml ob1 --mca btl self,vader,tcp --mca btl_tcp_if_include eth0 --mca oob_tcp_if_include eth0 -np 8 --host a:4,b:4 {_N} : \\
+    -np 2 --host c:2 {_A}""",
+    ),
+    "openmpi5": (
+        OPENMPI5,
+        f"""mpirun --bind-to none --map-by slot --mca pml ob1 --mca btl self,sm,tcp --mca btl_tcp_if_include eth0 --prtemca prte_if_include eth0 -np 8 --host a:4,b:4 {_N} : \\
+    -np 2 --host c:2 {_A}""",
+    ),
+    "hydra": (
+        HYDRA,
+        f"""mpiexec -hosts a:4,b:4,c:2 -launcher ssh -iface eth0 -n 8 {_N} : \\
+    -n 2 {_A}""",
+    ),
+    "srun": (
+        SRUN,
+        f"""srun --mpi=pmix --cpu-bind=none --kill-on-bad-exit=1 --quit-on-interrupt --het-group=0 --ntasks=8 --nodes=2 --distribution=block {_N} : \\
+    --mpi=pmix --cpu-bind=none --kill-on-bad-exit=1 --quit-on-interrupt --het-group=1 --ntasks=2 --nodes=1 --distribution=block {_A}""",
+    ),
+}  # fmt: skip
+
+
+def shown(job: Job, starter: Launcher, environ: dict[str, str]) -> str:
+    text = "\n".join(command.lines(compile_job(job, starter, environ)))
+    return text.replace(str(command.RANK_WRAPPER), "rank.py")
+
+
+@pytest.mark.parametrize("name", GOLDEN)
+def test_golden(name: str) -> None:
+    starter, expected = GOLDEN[name]
+    assert shown(JOB, starter, HET if name == "srun" else {}) == expected
+
+
+def test_one_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "cpu_count", lambda: 2)
+    job = Job(replace(local(4), python="py"), ("./a",), 1)
+    wrapper = "py -I -S rank.py --vendor auto --size 4 --master 127.0.0.1:1 -- ./a"
+    assert shown(job, OPENMPI5, {"UCX_TLS": "tcp"}) == (
+        "mpirun --bind-to none --map-by slot --mca pml ob1 --mca btl self,sm,tcp --mca mpi_yield_when_idle 1 "
+        f"-np 4 --host localhost:4 {wrapper}"
+    ), "ranks inherit the environment of this machine"
+    assert shown(job, HYDRA, {}) == f"mpiexec -n 4 {wrapper}"
+
+
+def test_the_users_choice_of_transport_stays() -> None:
+    job = replace(JOB, mpi_args=("--mca", "pml", "ucx"))
+    text = shown(job, OPENMPI5, {"OMPI_MCA_btl": "self,tcp"})
+    assert "--mca pml ucx" in text
+    assert "ob1" not in text and "--mca btl " not in text
+
+
+def test_options_of_the_wrapper() -> None:
+    job = replace(JOB, devices="all", numa=False, tag=True, report=True, emulate=True, env={"A": "b"})
+    words = compile_job(job, OPENMPI5, {"UCX_TLS": "tcp", "HOME": "/"})
+    for word in ("--devices", "all", "--numa", "off", "--tag", "--report", "A=b", "UCX_TLS=tcp"):
+        assert word in words
+    assert "UCCH_EMULATE=nvidia:8,amd:2" in words
+    assert words[words.index("--vendor") + 1] == "host", "pretended devices are not bound"
+    assert not [word for word in words if word.startswith("HOME=")]
+
+
+def test_priority_of_variables() -> None:
+    cluster = replace(
+        MIXED, env={"A": "file", "UCX_NET_DEVICES": "file"}, vendors={"nvidia": VendorPart(env={"A": "part"})}
+    )
+    for given, expected in (({}, "part"), ({"A": "line"}, "line")):
+        words = compile_job(Job(cluster, ("x",), 1, env=given), OPENMPI5, {"UCX_NET_DEVICES": "here"})
+        assert f"A={expected}" in words and "UCX_NET_DEVICES=file" in words
+
+
+def test_ssh() -> None:
+    job = replace(JOB, cluster=replace(MIXED, ssh="ssh -F f"))
+    assert "--mca plm_rsh_agent 'ssh -F f'" in shown(job, OPENMPI4, {})
+    assert "--prtemca plm_ssh_agent 'ssh -F f'" in shown(job, OPENMPI5, {})
+    with pytest.raises(ClusterError, match="ssh: .*write a script"):
+        compile_job(job, HYDRA, {})
+    assert "-launcher-exec /bin/myssh" in shown(replace(JOB, cluster=replace(MIXED, ssh="/bin/myssh")), HYDRA, {})
+
+
+def test_two_vendors_on_one_host() -> None:
+    hosts = (Host("a", 2, "nvidia"), Host("b", 2, "nvidia"), Host("a", 2, "amd"), Host("b", 2, "amd"))
+    cluster = Cluster(hosts, python="p")
+    assert [(part.vendor, part.size, part.first_local) for part in parts(cluster)] == [("nvidia", 4, 0), ("amd", 4, 2)]
+    text = shown(Job(cluster, ("x",), 1), OPENMPI5, {})
+    # Each time all slots of the host, and only that host: Open MPI 4 fills hosts one after the other.
+    assert [text.count(f"-np 2 --host {name}:4 ") for name in "ab"] == [2, 2]
+    assert text.count("--vendor amd --size 8 --master a:1 --first-local 2") == 2
+
+
+def test_srun_needs_a_component_per_part() -> None:
+    with pytest.raises(ClusterError, match="2 parts .* 1 component: .*ucch-run slurm"):
+        compile_job(JOB, SRUN, {})
+    same = replace(JOB, cluster=replace(MIXED, hosts=MIXED.hosts[:2]))
+    assert "het-group" not in shown(same, SRUN, {})
+    halves = (replace(MIXED.hosts[0], component=0), replace(MIXED.hosts[1], component=1))
+    assert "--het-group=1" in shown(replace(JOB, cluster=replace(MIXED, hosts=halves)), SRUN, HET)
+
+
+def test_no_program() -> None:
+    with pytest.raises(ClusterError, match="no program"):
+        compile_job(replace(JOB, program=()), OPENMPI5, {})
+
+
+ENGINES = {
+    (
+        "docker",
+        "nvidia",
+    ): "docker run --rm --network=host --ipc=host --pid=host --ulimit=memlock=-1:-1 --cap-add=SYS_PTRACE "
+    "--gpus all --user=7:8 --volume=/tmp:/tmp --volume=/w:/w --workdir=/w {env} -v /data:/data img:1",
+    (
+        "docker",
+        "amd",
+    ): "docker run --rm --network=host --ipc=host --pid=host --ulimit=memlock=-1:-1 --cap-add=SYS_PTRACE "
+    "--device /dev/kfd --device /dev/dri --group-add video --group-add render --user=7:8 "
+    "--volume=/tmp:/tmp --volume=/w:/w --workdir=/w {env} -v /data:/data img:1",
+    (
+        "podman",
+        "nvidia",
+    ): "podman run --rm --network=host --ipc=host --pid=host --ulimit=memlock=-1:-1 --cap-add=SYS_PTRACE "
+    "--device nvidia.com/gpu=all --userns=keep-id --group-add=keep-groups "
+    "--volume=/tmp:/tmp --volume=/w:/w --workdir=/w {env} -v /data:/data img:1",
+    ("apptainer", "amd"): "apptainer exec --rocm --bind /w --pwd /w -v /data:/data img:1",
+    ("apptainer", "host"): "apptainer exec --bind /w --pwd /w -v /data:/data img:1",
+}
+
+
+@pytest.mark.parametrize(("runtime", "vendor"), ENGINES)
+def test_container_engines(runtime: str, vendor: str) -> None:
+    part = VendorPart(image="img:1", runtime=runtime, runtime_args=("-v", "/data:/data"))
+    assert command.engine.command(part, vendor, "/w", (7, 8)) == ENGINES[runtime, vendor]
+
+
+def test_images_by_vendor() -> None:
+    cluster = replace(MIXED, vendors={"amd": VendorPart(image="rocm:1", runtime="podman")})
+    words = compile_job(Job(cluster, ("x",), 1), OPENMPI5, {})
+    assert words.count("--container") == 1
+    assert "rocm:1" in words[words.index("--container") + 1]
+
+
+BANNERS = {
+    "mpirun (Open MPI) 5.0.11\n": ("openmpi", 5, "5.0.11"),
+    "mpirun (Open MPI) 4.1.4\n\nReport bugs": ("openmpi", 4, "4.1.4"),
+    "HYDRA build details:\n    Version:                                 5.0.2\n": ("hydra", 5, "5.0.2"),
+    "slurm-wlm 22.05.8\n": ("srun", 22, "22.05.8"),
+    "slurm 23.11.4": ("srun", 23, "23.11.4"),
+}
+
+
+@pytest.mark.parametrize("banner", BANNERS)
+def test_launchers_are_recognised(banner: str) -> None:
+    found = launcher.identify("x", banner)
+    assert found is not None
+    assert (found.kind, found.major, found.version) == BANNERS[banner]
+
+
+def test_unknown_launcher(tmp_path: Path) -> None:
+    assert launcher.identify("x", "GNU bash 5") is None
+    odd = tmp_path / "mpirun"
+    odd.write_text("#!/bin/sh\necho hello\n")
+    odd.chmod(0o755)
+    with pytest.raises(launcher.LauncherError, match="none that is known.*ucc-hetero\\[mpi\\]"):
+        launcher.find("auto", {"MPIRUN": str(odd)})

@@ -1,0 +1,205 @@
+"""A rank's start on recorded hosts: device, processors, variables, container; and what its parent tells of its end."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hosts import amd_host, nvidia_host
+
+from ucc_hetero import vendors
+from ucc_hetero.launch import rank
+from ucc_hetero.launch.supervise import Filter, Outcome
+
+MPI = {"OMPI_COMM_WORLD_RANK": "5", "OMPI_COMM_WORLD_SIZE": "8", "OMPI_COMM_WORLD_LOCAL_RANK": "1"}
+
+
+def options(*words: str) -> argparse.Namespace:
+    return rank.parser().parse_args([*words, "--", "program"])
+
+
+def start(root: Path, *words: str, env: dict[str, str] | None = None) -> rank.Start:
+    return rank.Start(options(*words), MPI if env is None else env, root)
+
+
+def test_devices_of_recorded_hosts(tmp_path: Path) -> None:
+    found = vendors.devices(nvidia_host(tmp_path / "n", gpus=4))
+    assert [(d.vendor, d.pci, d.node, d.numa) for d in found[:2]] == [
+        ("nvidia", "0000:18:00.0", "/dev/nvidia0", 0),
+        ("nvidia", "0000:2a:00.0", "/dev/nvidia1", 0),
+    ]
+    found = vendors.devices(amd_host(tmp_path / "a", gpus=2))
+    assert [(d.vendor, d.pci, d.node, d.small_bar) for d in found] == [
+        ("amd", "0000:03:00.0", "/dev/dri/renderD128", False),
+        ("amd", "0000:26:00.0", "/dev/dri/renderD129", False),
+    ]
+    assert vendors.devices(tmp_path) == []
+
+
+def test_a_container_with_one_of_the_devices(tmp_path: Path) -> None:
+    root = nvidia_host(tmp_path, gpus=4)
+    for other in (0, 1, 3):
+        (root / f"dev/nvidia{other}").unlink()
+    assert [d.node for d in vendors.devices(root)] == ["/dev/nvidia2"]
+
+
+def test_vendor_asked_of_the_host(tmp_path: Path) -> None:
+    assert start(nvidia_host(tmp_path / "n")).vendor == "nvidia"
+    assert start(amd_host(tmp_path / "a")).vendor == "amd"
+    assert start(tmp_path).vendor == "host"
+    both = amd_host(nvidia_host(tmp_path / "b"))
+    with pytest.raises(ValueError, match="GPUs of amd and nvidia: say which"):
+        start(both)
+    assert start(both, "--vendor", "amd").env["HIP_VISIBLE_DEVICES"] == "1"
+
+
+def test_a_device_for_each_local_rank(tmp_path: Path) -> None:
+    root = nvidia_host(tmp_path, gpus=4)
+    for local, expected in (("0", "0"), ("3", "3"), ("5", "1")):
+        env = {**MPI, "OMPI_COMM_WORLD_LOCAL_RANK": local}
+        assert start(root, env=env).env["CUDA_VISIBLE_DEVICES"] == expected
+    # Of those that a scheduler gave, by whatever name.
+    assert start(root, env={**MPI, "CUDA_VISIBLE_DEVICES": "GPU-a,GPU-b"}).env["CUDA_VISIBLE_DEVICES"] == "GPU-b"
+    assert "CUDA_VISIBLE_DEVICES" not in start(root, "--devices", "all").env
+    # The second vendor of a host begins with its first device.
+    assert start(root, "--first-local", "1").env["CUDA_VISIBLE_DEVICES"] == "0"
+    assert start(root).env["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
+
+
+@pytest.mark.parametrize(
+    ("env", "expected"),
+    [
+        (MPI, ("5", "8", "1")),
+        ({"PMI_RANK": "2", "PMI_SIZE": "4", "MPI_LOCALRANKID": "0"}, ("2", "4", "0")),
+        ({"SLURM_PROCID": "1", "PMIX_RANK": "3", "SLURM_NTASKS": "2", "SLURM_LOCALID": "1"}, ("3", "2", "1")),
+        ({}, ("0", "1", "0")),
+    ],
+)
+def test_variables_of_torch(tmp_path: Path, env: dict[str, str], expected: tuple[str, str, str]) -> None:
+    found = start(tmp_path, "--master", "a:29500", "--set", "A=b=c", env=env).env
+    assert (found["RANK"], found["WORLD_SIZE"], found["LOCAL_RANK"]) == expected
+    assert (found["MASTER_ADDR"], found["MASTER_PORT"], found["A"]) == ("a", "29500", "b=c")
+    assert start(tmp_path, "--size", "9", env=env).env["WORLD_SIZE"] == "9"
+
+
+SMALL_BAR = (
+    "UCX_ROCM_COPY_D2H_THRESH",
+    "UCX_ROCM_COPY_H2D_THRESH",
+    "UCC_EC_ROCM_REDUCE_HOST_LIMIT",
+    "UCC_EC_ROCM_COPY_HOST_LIMIT",
+)
+
+
+def test_settings_only_where_needed(tmp_path: Path) -> None:
+    large, small = amd_host(tmp_path / "l"), amd_host(tmp_path / "s", window=256 << 20)
+    assert not set(SMALL_BAR) & set(start(large).env)
+    assert [start(small).env[name] for name in SMALL_BAR] == ["0"] * 4
+    assert not set(SMALL_BAR) & set(start(nvidia_host(tmp_path / "n")).env)
+    chosen = start(small, "--set", "UCX_ROCM_COPY_D2H_THRESH=64").env
+    assert chosen["UCX_ROCM_COPY_D2H_THRESH"] == "64", "the user knows better"
+    found = vendors.devices(large)
+    assert [s.name for s in vendors.settings("amd", found, "6.8.0")] == ["UCX_ROCM_COPY_DMABUF"]
+    assert vendors.settings("amd", found, "5.14.0-427.el9") == []
+
+
+def test_a_rank_without_the_launcher(tmp_path: Path) -> None:
+    env = {"UCX_ROCM_COPY_H2D_THRESH": "9"}
+    vendors.apply(env, amd_host(tmp_path / "s", window=256 << 20))
+    assert (env["UCX_ROCM_COPY_H2D_THRESH"], env["UCX_ROCM_COPY_D2H_THRESH"]) == ("9", "0")
+    vendors.apply(env := {}, nvidia_host(tmp_path / "n"))
+    assert env == {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+
+
+def test_processors_near_the_device(tmp_path: Path) -> None:
+    root = nvidia_host(tmp_path, gpus=4)
+    assert start(root, env={"LOCAL_RANK": "0"}).processors(set(range(16))) == set(range(8))
+    assert start(root, env={"LOCAL_RANK": "3"}).processors(set(range(16))) == set(range(8, 16))
+    assert start(root, env={"LOCAL_RANK": "3"}).processors({0, 1}) == {0, 1}, "never more than allowed"
+    assert start(root, "--numa", "off", env={"LOCAL_RANK": "3"}).processors({0, 9}) == {0, 9}
+
+
+def test_processors_without_devices(tmp_path: Path) -> None:
+    root = nvidia_host(tmp_path, gpus=0)
+    env = {"OMPI_COMM_WORLD_LOCAL_SIZE": "4", "OMPI_COMM_WORLD_LOCAL_RANK": "2"}
+    assert start(root, env=env).processors(set(range(16))) == set(range(8, 16))
+    odd = {**env, "OMPI_COMM_WORLD_LOCAL_SIZE": "3"}
+    assert start(root, env=odd).processors(set(range(16))) == set(range(16)), "no node has more ranks than another"
+
+
+def test_lists_of_processors() -> None:
+    assert rank.cpus_of("0-2,8") == {0, 1, 2, 8}
+    assert rank.cpus_of("") == set()
+
+
+def test_container(tmp_path: Path) -> None:
+    env = {**MPI, "PMIX_NAMESPACE": "n", "HOME": "/root", "UCX_TLS": "tcp"}
+    made = start(tmp_path, "--container", "docker run {env} 'a image'", "--set", "DATA=/x y", env=env)
+    words = made.words(["python", "train.py"])
+    assert words[:2] == ["docker", "run"] and words[-3:] == ["a image", "python", "train.py"]
+    named = words[3:-3:2]
+    assert {"PMIX_NAMESPACE", "UCX_TLS", "DATA", "RANK", "MASTER_ADDR"} - set(named) == {"MASTER_ADDR"}
+    assert "HOME" not in named
+    assert made.env["DATA"] == "/x y"
+
+
+def run_wrapper(*words: str, script: str = "", timeout: float = 30) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-I", "-S", rank.__file__, "--vendor", "host", *words, "--"]
+    program = [sys.executable, "-I", "-S", "-c", script] if script else ["/no/such/program"]
+    return subprocess.run([*command, *program], capture_output=True, text=True, timeout=timeout, check=False)
+
+
+def events(stderr: str) -> list[dict[str, object]]:
+    mark = rank.MARK.decode()
+    return [json.loads(line.partition(mark)[2]) for line in stderr.split("\n") if mark in line]
+
+
+def test_becomes_the_program() -> None:
+    done = run_wrapper(script="import os, sys; print(os.environ['RANK']); sys.exit(4)")
+    assert (done.returncode, done.stdout, done.stderr) == (4, "0\n", "")
+    assert run_wrapper().returncode == 127
+
+
+def test_reports_and_tags() -> None:
+    script = "import sys; print('out'); sys.stderr.write('one\\ntwo\\nhalf'); sys.exit(7)"
+    done = run_wrapper("--report", "--tag", script=script)
+    assert done.returncode == 7
+    assert done.stdout.startswith("[0 ") and done.stdout.endswith("] out\n")
+    started, failed = events(done.stderr)
+    assert (started["event"], failed["status"], failed["lines"]) == ("started", 7, "one\ntwo\nhalf")
+    assert [line.partition("] ")[2] for line in done.stderr.splitlines() if "] " in line] == ["one", "two", "half"]
+    done = run_wrapper("--report")
+    assert done.returncode == 127
+    assert events(done.stderr)[0]["lines"] == "/no/such/program: No such file or directory"
+
+
+def test_killed_and_asked_to_end() -> None:
+    done = run_wrapper("--report", script="import os; os.kill(os.getpid(), 9)")
+    assert done.returncode == -9
+    assert events(done.stderr)[-1]["status"] == 128 + 9
+    done = run_wrapper("--report", script="import os, time; os.kill(os.getppid(), 15); time.sleep(20)")
+    assert done.returncode == -15
+    assert [event["event"] for event in events(done.stderr)] == ["started"], "who is told to end did not fail"
+
+
+def test_a_stray_process_does_not_hold_the_rank() -> None:
+    script = "import subprocess; subprocess.Popen(['sleep', '20']); print('done')"
+    done = subprocess.run(
+        [sys.executable, "-I", "-S", rank.__file__, "--report", "--", sys.executable, "-c", script],
+        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, timeout=15, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0
+
+
+def test_reports_are_taken_out_of_the_stream() -> None:
+    outcome = Outcome(2)
+    stream = Filter(outcome)
+    text = b'hello\n\x1e{"event": "started", "rank": 1, "host": "b"}\nrest\x1enot ours\nend'
+    for cut in range(len(text) + 1):
+        outcome.started.clear()
+        assert stream.feed(text[:cut]) + stream.feed(text[cut:]) == b"hello\nrest\x1enot ours\nend"
+        assert outcome.started == {1: "b"}
+    assert outcome.missing([("a", 1), ("b", 1)]) == ["a"]

@@ -1,0 +1,191 @@
+"""Vendors as a host shows them: one table of names, numbers and settings, and the devices found in the kernel's files.
+
+Used by a rank that looks after itself, by the launcher, and by the doctor. It needs the standard library and nothing of
+this package, because the launcher's rank wrapper loads it by its path: importing the package would load numpy and
+libucp into every wrapper.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+__all__ = ["ROOT", "VENDORS", "Device", "Setting", "Vendor", "apply", "devices", "native_vendor", "settings"]
+
+ROOT = Path("/")
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """An environment variable that ranks of a vendor need; ``when`` is what about the host makes it necessary."""
+
+    name: str
+    value: str
+    #: "always", "small BAR" or "kernel 6".
+    when: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Vendor:
+    """What there is to know about a vendor without its libraries."""
+
+    name: str
+    #: PCI vendor number as sysfs spells it; empty for plain host memory.
+    pci: str
+    #: Variable that chooses the devices a process sees.
+    visible: str
+    #: Kubernetes' name of one device.
+    resource: str
+    #: UCX's name of the vendor's memory.
+    memory: str
+    settings: tuple[Setting, ...] = ()
+
+
+#: Where the processor can only reach a part of a GPU's memory, UCX's and UCC's short paths, which write through that
+#: window, crash. They are only avoided there: without them small messages are slower.
+_SMALL_BAR = tuple(
+    Setting(
+        name, "0", "small BAR", "the processor cannot reach all of the GPU's memory, where UCX and UCC assume it can"
+    )
+    for name in (
+        "UCX_ROCM_COPY_D2H_THRESH",
+        "UCX_ROCM_COPY_H2D_THRESH",
+        "UCC_EC_ROCM_REDUCE_HOST_LIMIT",
+        "UCC_EC_ROCM_COPY_HOST_LIMIT",
+    )
+)
+
+VENDORS: Mapping[str, Vendor] = {
+    vendor.name: vendor
+    for vendor in (
+        Vendor("host", "", "", "", "host"),
+        Vendor(
+            "nvidia",
+            "0x10de",
+            "CUDA_VISIBLE_DEVICES",
+            "nvidia.com/gpu",
+            "cuda",
+            (Setting("CUDA_DEVICE_ORDER", "PCI_BUS_ID", "always", "device numbers mean the same to every library"),),
+        ),
+        Vendor(
+            "amd",
+            "0x1002",
+            "HIP_VISIBLE_DEVICES",
+            "amd.com/gpu",
+            "rocm",
+            (
+                Setting(
+                    "UCX_ROCM_COPY_DMABUF",
+                    "y",
+                    "kernel 6",
+                    "peer memory is unusable on these kernels, and UCX before 1.23 does not try dmabuf by itself",
+                ),
+                *_SMALL_BAR,
+            ),
+        ),
+    )
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """A GPU of this host that this process may use. Sizes in bytes, 0 where the kernel does not say."""
+
+    vendor: str
+    pci: str
+    node: str
+    memory: int
+    #: How much of the memory the processor can reach; 0 where unknown.
+    window: int
+    numa: int
+    cpus: str
+
+    @property
+    def small_bar(self) -> bool:
+        """True when the processor can reach only a part of the memory."""
+        return 0 < self.window < self.memory
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text().strip()
+    except OSError:
+        return ""
+
+
+def _number(text: str, otherwise: int = 0) -> int:
+    try:
+        return int(text, 0)
+    except ValueError:
+        return otherwise
+
+
+def _device(root: Path, vendor: str, pci: str, node: str) -> Device:
+    folder = root / "sys/bus/pci/devices" / pci
+    memory, window = (_number(_text(folder / f"mem_info_{name}_total")) for name in ("vram", "vis_vram"))
+    numa = _number(_text(folder / "numa_node"), -1)
+    return Device(vendor, pci, node, memory, window, numa, _text(folder / "local_cpulist"))
+
+
+def _with_minor_numbers(root: Path) -> list[Device]:
+    """NVIDIA's devices in order of their PCI address; in a container only those whose device file it was given."""
+    found = []
+    base = root / "proc/driver/nvidia/gpus"
+    for folder in sorted(base.iterdir()) if base.is_dir() else []:
+        minor = re.search(r"^Device Minor:\s*(\d+)", _text(folder / "information"), re.M)
+        node = f"dev/nvidia{minor[1]}" if minor else ""
+        if node and (root / node).exists():
+            found.append(_device(root, "nvidia", folder.name.lower(), f"/{node}"))
+    return found
+
+
+def _with_kfd_nodes(root: Path) -> list[Device]:
+    """AMD's devices in the order of their runtime, which is that of the kernel's topology nodes."""
+    found = []
+    base = root / "sys/class/kfd/kfd/topology/nodes"
+    nodes = sorted(base.iterdir(), key=lambda node: _number(node.name)) if base.is_dir() else []
+    for folder in nodes:
+        words = dict(line.split(None, 1) for line in _text(folder / "properties").splitlines() if " " in line)
+        where, minor = _number(words.get("location_id", "")), _number(words.get("drm_render_minor", ""))
+        if not _number(words.get("simd_count", "")) or not minor:
+            continue  # a processor
+        pci = f"{_number(words.get('domain', '')):04x}:{where >> 8:02x}:{where >> 3 & 31:02x}.{where & 7}"
+        node = f"dev/dri/renderD{minor}"
+        if (root / node).exists():
+            found.append(_device(root, "amd", pci, f"/{node}"))
+    return found
+
+
+def devices(root: Path = ROOT) -> list[Device]:
+    """The GPUs of this host that this process may use, each vendor's in the order of that vendor's runtime."""
+    return [*_with_minor_numbers(root), *_with_kfd_nodes(root)]
+
+
+def native_vendor(found: list[Device]) -> str:
+    """The vendor of the devices, or ``host`` where there are none. ``ValueError`` where there are several vendors'."""
+    names = sorted({device.vendor for device in found})
+    if len(names) > 1:
+        raise ValueError(
+            f"this host has GPUs of {' and '.join(names)}: say which ranks use which (vendor: in the file)"
+        )
+    return names[0] if names else "host"
+
+
+def settings(vendor: str, found: list[Device], kernel: str = "") -> list[Setting]:
+    """What ranks of ``vendor`` need on a host with these devices; ``kernel`` is its release, by default this one's."""
+    major = _number((kernel or os.uname().release).partition(".")[0])
+    small = any(device.vendor == vendor and device.small_bar for device in found)
+    holds = {"always": True, "small BAR": small, "kernel 6": major >= 6}
+    return [setting for setting in VENDORS[vendor].settings if holds[setting.when]]
+
+
+def apply(environ: dict[str, str] | os._Environ[str], root: Path = ROOT) -> None:
+    """Set what this host's devices need and nobody has set; for a rank that was started without the launcher."""
+    found = devices(root)
+    for vendor in dict.fromkeys(device.vendor for device in found):
+        for setting in settings(vendor, found):
+            environ.setdefault(setting.name, setting.value)
