@@ -80,7 +80,19 @@ IMPURE = {"cffi", "ctypes", "cupy", "mpi4py", "torch"}
 
 #: Where a vendor's words may appear (outside comments and docstrings). ucc and ucx spell those of the two libraries,
 #: env the variables that name a vendor's library.
-VENDOR_MODULES = {"env", "_native", "native", "device", "discover", "types", "vendors", "ucc", "ucc_enums", "ucx", "torch"}
+VENDOR_MODULES = {
+    "env",
+    "_native",
+    "native",
+    "device",
+    "discover",
+    "types",
+    "vendors",
+    "ucc",
+    "ucc_enums",
+    "ucx",
+    "torch",
+}
 VENDOR_WORDS = re.compile(r"(?i:cuda|rocm|nvml|amdsmi)|(?<![A-Za-z])(?:hip|HIP)(?![a-z])")
 #: Names of protocols, which several vendors implement.
 PROTOCOLS = re.compile(r"__cuda_(array_interface|stream)__")
