@@ -11,7 +11,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 
-from .discover import HostIdentity
+from .discover import WITHIN_NODE, HostIdentity
 from .errors import AgreementError
 
 __all__ = ["BRIDGE_PREFIX", "NATIVE_PREFIX", "Facts", "apply_settings", "judge", "steering"]
@@ -49,20 +49,6 @@ NATIVE_SETTINGS = {
 
 #: Settings whose difference between ranks breaks a job: reported, and refused where we do not own them.
 STEERING_PREFIXES = ("UCC_", "UCX_PROTO_ENABLE", "UCX_UNIFIED_MODE", "UCCH_TUNE", "UCCH_EMULATE", "UCCH_STAGING")
-#: Transports that do not leave a node.
-WITHIN_NODE = (
-    "self",
-    "sysv",
-    "posix",
-    "cma",
-    "knem",
-    "xpmem",
-    "cuda_copy",
-    "cuda_ipc",
-    "gdr_copy",
-    "rocm_copy",
-    "rocm_ipc",
-)
 #: Local matters that may differ.
 LOCAL = ("UCC_LOG", "UCCH_LOG", "UCC_PROFILE", "UCC_CONFIG_FILE", "UCC_EC_", "UCC_MC_")
 

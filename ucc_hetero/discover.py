@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 __all__ = [
+    "WITHIN_NODE",
     "Accelerator",
     "HostIdentity",
     "Machine",
@@ -21,6 +22,21 @@ __all__ = [
     "record",
     "replay",
 ]
+
+#: UCX's transports that do not leave a node.
+WITHIN_NODE = (
+    "self",
+    "sysv",
+    "posix",
+    "cma",
+    "knem",
+    "xpmem",
+    "cuda_copy",
+    "cuda_ipc",
+    "gdr_copy",
+    "rocm_copy",
+    "rocm_ipc",
+)
 
 
 @dataclass(frozen=True, slots=True)
