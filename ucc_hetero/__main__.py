@@ -1,4 +1,4 @@
-"""``python -m ucc_hetero``: what is installed and which settings there are."""
+"""``python -m ucc_hetero``: what is installed, which settings there are, what would run, and measuring it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import json
 import sys
 from collections.abc import Sequence
 
-from . import env
+from . import env, show
 from ._version import __version__
 from .errors import UCCHError
 
@@ -35,6 +35,7 @@ def _parser() -> argparse.ArgumentParser:
     info.add_argument("--json", action="store_true", help="as JSON")
     info.set_defaults(run=_info)
     commands.add_parser("env", help="every environment variable with its default and meaning").set_defaults(run=_env)
+    show.add(commands)
     return parser
 
 

@@ -17,7 +17,8 @@ from .membership import Membership
 from .native import ffi, lib
 from .ops import op_of
 from .prepare import KINDS, Preparation, Prepared
-from .request import SLICE, PersistentRequest, Request, reap, settle, wait_op
+from .request import SLICE, PersistentRequest, Request, reap, retire, settle, wait_op
+from .select import Tuning
 from .types import Op
 from .ucc import status_name
 
@@ -312,6 +313,7 @@ class Runner:
         settle(self, self.timeout or math.inf)
         if self.busy and not self.broken:
             raise ValueError(f"rank {self.rank}: {self.busy} requests of this communicator are still active")
+        retire(self)
         if self.broken:
             # Its teams hang in libucc with whatever the failure left there; they are not touched again.
             _graveyard.append((self.members, self._prepared.programs, self._fast, self._persistent))

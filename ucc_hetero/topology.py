@@ -62,7 +62,9 @@ class Topology:
         if self.weights and (len(self.weights) != len(owner) or min(self.weights) < 1):
             raise ValueError(f"weights must be one integer of at least 1 for each of {len(owner)} ranks")
         object.__setattr__(self, "island_of", tuple(owner))
-        object.__setattr__(self, "_hash", hash((self.islands, self.hosts, self.weights)))
+        # Of numbers only: texts hash differently in every process, and topologies travel between processes.
+        islands = tuple((VENDORS.index(island.vendor), island.ranks) for island in self.islands)
+        object.__setattr__(self, "_hash", hash((islands, self.hosts, self.weights)))
 
     def __hash__(self) -> int:
         # Kept, because topologies are cache keys of the hot path and may have thousands of ranks.

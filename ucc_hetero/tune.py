@@ -151,7 +151,9 @@ def save_table(path: str | Path, topology: Topology, rules: tuple[Rule, ...], we
     ``ValueError`` if the file is there and not such a table.
     """
     file = Path(path)
-    table = _parse(file.read_text()) if file.exists() else {"format": 1, "topologies": {}}
+    table: dict[str, Any] = {"format": 1, "topologies": {}}
+    if file.exists():
+        table = _parse(file.read_text())
     rows = []
     for rule in rules:
         row = {"collective": rule.collective, "from": rule.low, "to": None if rule.high == math.inf else rule.high}

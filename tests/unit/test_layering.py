@@ -70,6 +70,11 @@ LAYERS = {
     # Programs on top of the API.
     "__main__": 6,
     "info": 6,
+    "show": 6,
+    "show_plan": 6,
+    "show_topo": 6,
+    "trial": 6,
+    "tuner": 6,
     "bench": 6,
     "launch": 6,
 }

@@ -1,0 +1,75 @@
+"""``plan``, ``topo`` and ``tune`` on real ranks; tables reach every rank; local facts never make choices differ."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.mpi
+
+MAIN = """
+import sys
+from ucc_hetero.__main__ import main
+for words in sys.argv[1:]:
+    status = main(words.split())
+    if status:
+        sys.exit(status)
+"""
+
+#: Every rank claims other links and looks from another folder.
+UNLIKE = """
+import os, sys, tempfile
+import numpy as np
+from mpi4py import MPI
+world = MPI.COMM_WORLD
+os.environ["UCCH_LINK_SPEED"] = str(1000 * (1 + world.rank))
+os.chdir(tempfile.mkdtemp())
+from ucc_hetero import Communicator
+with Communicator(world) as comm:
+    for n in (1, 1000, 300000):
+        x, y = np.full(n, world.rank, np.float32), np.zeros(n, np.float32)
+        comm.Allreduce(x, y)
+        assert (y == sum(range(world.size))).all()
+        comm.Bcast(y)
+    plans = world.allgather(comm.plan_summary())
+    assert len(set(plans)) == 1, plans
+    if world.rank == 0:
+        print(plans[0])
+    assert len(set(world.allgather(comm.topology))) == 1
+"""
+
+
+def test_tune_writes_what_later_jobs_follow(mpirun: Callable[..., Any], tmp_path: Path) -> None:
+    table, env = tmp_path / "table.json", {"UCCH_EMULATE": "nvidia:2,amd:2"}
+    commands = [
+        "plan allreduce 64K --run",
+        "topo",
+        f"tune --file {table} --collective allreduce --collective bcast --sizes 64:4K",
+    ]
+    out = mpirun(MAIN, n=4, args=commands, env=env, timeout=120).stdout
+    assert "measured" in out and "rank 3: amd memory" in out and out.count("allreduce  ") >= 3
+    (entry,) = json.loads(table.read_text())["topologies"].values()
+    assert entry["islands"] == "nvidia[0-1]@0 amd[2-3]@0" and entry["weights"] == []
+    # Whatever was fastest on this machine: from here on a rule of our own.
+    entry["rules"] = [
+        {"collective": "allreduce", "from": 0, "to": 1024, "algorithm": "ring", "fragments": 1, "path": "direct"},
+        {"collective": "bcast", "from": 0, "to": None, "algorithm": "flat", "fragments": 1, "path": "direct"},
+    ]
+    data = json.loads(table.read_text())
+    data["topologies"] = {next(iter(data["topologies"])): entry}
+    table.write_text(json.dumps(data))
+    plans = mpirun(UNLIKE, n=4, env=env | {"UCCH_TUNE_FILE": str(table)}, timeout=120).stdout
+    assert "allreduce float32[1] SUM: ring (measured)" in plans
+    assert "allreduce float32[1000] SUM: tree (default)" in plans
+    assert "bcast float32[300000] root=0: flat (measured)" in plans
+
+
+def test_a_missing_table_is_said_by_every_rank(mpirun: Callable[..., Any], tmp_path: Path) -> None:
+    env = {"UCCH_TUNE_FILE": str(tmp_path / "nothing.json")}
+    result = mpirun(MAIN, n=2, args=["plan bcast 8"], env=env, check=False)
+    assert result.returncode != 0
+    assert "nothing.json cannot be read" in result.stderr and "python -m ucc_hetero tune" in result.stderr

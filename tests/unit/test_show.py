@@ -1,0 +1,128 @@
+"""``plan`` and ``topo``: what they say of layouts and machines, and what they refuse; the rules that ``tune`` makes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from ucc_hetero.__main__ import main
+from ucc_hetero.discover import Accelerator, Machine, Nic
+from ucc_hetero.select import Choice
+from ucc_hetero.show_plan import facts, render, size_text
+from ucc_hetero.show_topo import Host, draw, svg, tree
+from ucc_hetero.topology import Topology
+from ucc_hetero.tune import Rule
+from ucc_hetero.tuner import Finding, rules_of
+
+DATA = Path(__file__).parents[1] / "data"
+TWO = Topology.group(["host"] * 4, [0, 0, 1, 1])
+MIB = 1 << 20
+
+
+@pytest.fixture(autouse=True)
+def _no_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMIX_SIZE", "SLURM_NTASKS", "UCCH_EMULATE"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def test_sizes_for_people() -> None:
+    assert [size_text(n) for n in (0, 1023, 1024, 1536, 16 * MIB, 1 << 31)] == [
+        *("0 B", "1023 B", "1 KiB", "1.5 KiB", "16 MiB", "2.00 GiB")
+    ]
+
+
+def test_facts_count_bytes_on_the_links() -> None:
+    found = facts(TWO, "allreduce", 16 * MIB)
+    assert (found["algorithm"], found["fragments"], found["by"]) == ("split_rail", 8, "default")
+    assert found["wire"]["host_out"] == found["wire"]["host_in"] == [16 * MIB] * 2
+    assert [(row["kind"], row["link"], len(row["teams"])) for row in found["stages"]] == [
+        ("reduce_scatter", "native", 2),
+        ("allreduce", "bridge", 2),
+        ("allgather", "native", 2),
+    ]
+    assert json.loads(json.dumps(found)) == found
+    text = render(found)
+    assert "split_rail in 8 fragments" in text and "host 1: 16 MiB leave, 16 MiB enter" in text
+    assert "measured   2.00 ms, median of 9" in render(found | {"measured": {"median": 2e-3, "best": 1e-3, "calls": 9}})
+
+
+@pytest.mark.parametrize("collective", ["barrier", "scan", "alltoallv", "gatherv"])
+def test_every_collective_can_be_shown(collective: str) -> None:
+    assert collective in render(facts(TWO, collective, 4096))
+
+
+def test_plan_command(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "allreduce", "1M", "--vendors", "nvidia:2,amd:2", "--hosts", "2,2", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["islands"] == "nvidia[0-1]@0 amd[2-3]@1" and found["bytes"] == MIB
+    assert main(["plan", "bcast", "64K", "--hosts", "2,2", "--algorithm", "flat"]) == 0
+    assert "flat in 1 fragment, path direct (chosen by: command line)" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["plan", "allreduce", "1M"], "run it under mpirun, or give --vendors"),
+        (["plan", "allreduce", "1M", "--hosts", "2,2", "--run"], "start it under mpirun"),
+        (["plan", "allreduce", "1M", "--hosts", "2,2", "--algorithm", "magic"], "no algorithm 'magic'"),
+        (["plan", "allreduce", "1M", "--vendors", "nvidia:2", "--hosts", "2,2"], "places 2 ranks, but there are 4"),
+    ],
+)
+def test_plan_says_what_is_wrong(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(words) == 1
+    assert message in capsys.readouterr().err
+
+
+def test_tree_and_drawing() -> None:
+    nics = (Nic("mlx5_0", "infiniband", 400_000, "0000:18:00.0", 0), Nic("eth0", "ethernet", 0))
+    gpu = Accelerator("nvidia", "0000:1b:00.0", "NVIDIA H200", numa=0)
+    machine = Machine(nics, (gpu,), ((0, "0-7"), (1, "8-15")), False, ((gpu.pci, nics[0].pci, "switch"),))
+    topology = Topology.group(["nvidia", "amd"], [0, 0])
+    lines = tree([Host("one", machine, [(0, "nvidia", 0), (1, "amd", 1)])], topology)
+    text = draw(lines)
+    assert text.splitlines() == [
+        "host 0 one",
+        "├─ NUMA node 0: cores 0-7",
+        "│  ├─ device 0000:1b:00.0: nvidia NVIDIA H200, same switch as mlx5_0",
+        "│  ├─ port mlx5_0: infiniband, 400 Gbit/s, 0000:18:00.0",
+        "│  └─ port eth0: ethernet, speed unknown, virtual",
+        "├─ NUMA node 1: cores 8-15",
+        "├─ rank 0: nvidia memory on device 0, island 0",
+        "└─ rank 1: amd memory on device 1, island 1",
+        f"islands ({topology.fingerprint()})",
+        "├─ island 0: nvidia, ranks 0",
+        "└─ island 1: amd, ranks 1",
+    ]
+    drawing = ElementTree.fromstring(svg([*lines, (0, "<&>")]))
+    assert len(drawing.findall("{http://www.w3.org/2000/svg}text")) == len(lines) + 1
+
+
+def test_topo_of_a_record(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["topo", "--facts", str(DATA / "h200x4.json"), "--svg", str(tmp_path / "t.svg")]) == 0
+    assert capsys.readouterr().out.count("nvidia NVIDIA H200") == 4
+    assert (tmp_path / "t.svg").read_text().count("NVIDIA H200") >= 4
+    assert main(["topo", "--record", str(tmp_path / "here.json")]) == 0
+    here = capsys.readouterr().out
+    assert main(["topo", "--facts", str(tmp_path / "here.json")]) == 0
+    assert capsys.readouterr().out == here
+
+
+def finding(nbytes: int, **seconds: float) -> Finding:
+    return Finding("allreduce", nbytes, Choice("tree"), {Choice(name): t for name, t in seconds.items()})
+
+
+def test_rules_end_between_sizes_and_leave_defaults_alone() -> None:
+    found = [
+        finding(64, tree=1.0, flat=0.5),
+        finding(1024, tree=1.0, flat=0.5),
+        finding(16384, tree=1.0, flat=0.96),  # too close to call
+        finding(1 << 18, tree=1.0, flat=2.0, ring=0.2),
+    ]
+    assert rules_of(found) == (
+        Rule("allreduce", 0, 4096, "flat", 1, "direct"),
+        Rule("allreduce", 65536, 1 << 19, "ring", 1, "direct"),
+    )
+    assert rules_of([]) == ()

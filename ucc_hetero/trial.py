@@ -1,0 +1,76 @@
+"""One collective on example data, timed on the ranks of a communicator: what ``plan --run`` and ``tune`` measure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+
+from .collectives import ROWS, recv_length, send_length
+from .comm import Communicator
+from .select import Choice, Tuning, example_call
+from .tune import Rule
+
+__all__ = ["MEASURABLE", "Trial", "forced"]
+
+#: Collectives with counts that a size alone gives.
+MEASURABLE = tuple(name for name, row in ROWS.items() if row.layout in ("none", "vector", "equal"))
+#: What one sample should take at least, in seconds, and the most calls in it.
+_SAMPLE, _MOST = 1e-3, 256
+
+
+def forced(choice: Choice, collective: str) -> Tuning:
+    """A tuning that makes a collective run as ``choice`` says."""
+    return Tuning((Rule(collective, 0, float("inf"), choice.algorithm, choice.fragments, choice.path),))
+
+
+class Trial:
+    """``nbytes`` of float32 through one collective of a communicator, again and again. Collective to use.
+
+    ``ValueError`` for a collective with counts per rank.
+    """
+
+    def __init__(self, comm: Communicator, collective: str, nbytes: int) -> None:
+        if collective not in MEASURABLE:
+            raise ValueError(f"{collective} cannot be run by its size alone; these can: {', '.join(MEASURABLE)}")
+        self.comm, self.collective = comm, collective
+        call = example_call(comm.topology, collective, nbytes // 4)
+        self.root = root = call.root
+        at_root = root < 0 or comm.rank == root
+        send, recv = (f(call, comm.rank) for f in (send_length, recv_length))
+        self._send: np.ndarray[Any, Any] | None = np.ones(send, np.float32)
+        self._recv: np.ndarray[Any, Any] | None = np.zeros(recv, np.float32)
+        if collective == "barrier":
+            self._send = self._recv = None
+        elif collective == "bcast":  # one buffer
+            self._send, self._recv = None, np.ones(send or recv, np.float32)
+        elif not at_root and collective == "scatter":
+            self._send = None
+        elif not at_root:
+            self._recv = None
+        self._calls = 1
+
+    def run(self) -> None:
+        """One call."""
+        self.comm._run.blocking(self.collective, self._send, self._recv, None, self.root)
+
+    def warm(self) -> float:
+        """Make what the first calls make, choose how many calls are a sample; returns seconds of one call."""
+        self.run()
+        self._calls = 1
+        took = self.sample()
+        self._calls = int(min(max(_SAMPLE / max(took, 1e-9), 1), _MOST))
+        return took
+
+    def sample(self) -> float:
+        """Seconds of one call, on the slowest rank, the same on every rank."""
+        mpi: Any = self.comm.mpi
+        call: Callable[[], None] = self.run
+        mpi.Barrier()
+        start = perf_counter()
+        for _ in range(self._calls):
+            call()
+        took = (perf_counter() - start) / self._calls
+        return float(max(mpi.allgather(took)))

@@ -1,0 +1,159 @@
+"""``python -m ucc_hetero tune``: the job's own ranks measure which algorithm is fastest at which size.
+
+Every candidate of a size has its turn in every round, and those that are clearly slower leave early. What differs from
+the choice that would be made anyway becomes a rule. Rank 0 writes the table, which later jobs read (UCCH_TUNE_FILE).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import inf, sqrt
+from pathlib import Path
+from statistics import median
+from time import perf_counter
+
+import numpy as np
+
+from .collectives import elements
+from .comm import Communicator
+from .select import Choice, candidates, choose, example_call
+from .topology import link_weights
+from .trial import Trial, forced
+from .tune import Rule, save_table
+
+__all__ = ["Finding", "describe", "link_speeds", "rules_of", "save", "tune"]
+
+#: A candidate must beat the choice that would be made anyway by this much, or it is noise.
+_GAIN = 0.95
+#: Candidates slower than the best by this factor after the first round are measured no further.
+_HOPELESS = 1.5
+#: Rounds at every size.
+_ROUNDS = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """Seconds of each candidate at one size. ``default`` is what would have been chosen without a table."""
+
+    collective: str
+    nbytes: int
+    default: Choice
+    seconds: dict[Choice, float]
+
+    @property
+    def best(self) -> Choice:
+        """The fastest, or the default where nothing is clearly faster."""
+        fastest = min(self.seconds, key=self.seconds.__getitem__)
+        return fastest if self.seconds[fastest] < _GAIN * self.seconds[self.default] else self.default
+
+
+def tune(
+    comm: Communicator, collectives: Sequence[str], sizes: Sequence[int], tell: Callable[[Finding], None]
+) -> list[Finding]:
+    """Measure every candidate of every collective and size; ``tell`` is called on every rank after each size."""
+    before, found = comm._run.members.tuning, []
+    try:
+        for collective in collectives:
+            for nbytes in sizes if collective != "barrier" else [0]:
+                found.append(_measure(comm, collective, nbytes))
+                tell(found[-1])
+    finally:
+        comm._run.retune(before)
+    return found
+
+
+def _measure(comm: Communicator, collective: str, nbytes: int) -> Finding:
+    topology, run = comm.topology, comm._run
+    total = elements(example_call(topology, collective, nbytes // 4)) * 4
+    default = choose(topology, collective, total)
+    trial = Trial(comm, collective, nbytes)
+    times: dict[Choice, list[float]] = {default: []}
+    times |= {choice: [] for choice in candidates(topology, collective, total)}
+    for choice in times:
+        run.retune(forced(choice, collective))
+        trial.warm()
+        times[choice].append(trial.sample())
+    # All ranks know the same times, so all measure the same candidates on.
+    best = min(min(t) for t in times.values())
+    hopeful = [c for c, t in times.items() if c == default or t[0] < _HOPELESS * best]
+    for _ in range(_ROUNDS - 1):
+        for choice in hopeful:
+            run.retune(forced(choice, collective))
+            trial.run()
+            times[choice].append(trial.sample())
+    return Finding(collective, total, default, {choice: median(t) for choice, t in times.items()})
+
+
+def rules_of(found: Sequence[Finding]) -> tuple[Rule, ...]:
+    """Rules for ranges of sizes, which end halfway (geometrically) between sizes with different bests.
+
+    There are none for sizes where the default was best, so that they follow what later versions know better, and none
+    from twice the longest size on.
+    """
+    rules = []
+    for collective in dict.fromkeys(f.collective for f in found):
+        row = sorted((f for f in found if f.collective == collective), key=lambda f: f.nbytes)
+        low = 0.0
+        for i, one in enumerate(row):
+            two = row[i + 1] if i + 1 < len(row) else None
+            if two is not None and two.best == one.best and (two.best == two.default) == (one.best == one.default):
+                continue
+            high = float(round(sqrt(max(one.nbytes, 1) * two.nbytes)) if two else 2 * one.nbytes)
+            if one.best != one.default:
+                best = one.best
+                rules.append(Rule(collective, low, high, best.algorithm, best.fragments, best.path))
+            low = high
+    return tuple(rules)
+
+
+def link_speeds(comm: Communicator, nbytes: int = 8 << 20) -> list[int]:
+    """MB/s of the link of each rank's host, measured between neighbouring hosts; collective, equal on every rank.
+
+    A pair of hosts shows its slower link, so a host's own is the better of its two pairs.
+    """
+    hosts = max(comm.topology.hosts) + 1
+    if hosts == 1:
+        return [0] * comm.size
+    pairs = [_pair_speed(comm, host, (host + 1) % hosts, nbytes) for host in range(hosts)]
+    own = [max(pairs[host], pairs[host - 1]) for host in range(hosts)]
+    return [own[host] for host in comm.topology.hosts]
+
+
+def _pair_speed(comm: Communicator, one: int, other: int, nbytes: int) -> int:
+    """MB/s between two hosts, both ways at once, over the first rank of each; equal on every rank."""
+    ranks = [comm.topology.hosts.index(host) for host in (one, other)]
+    mpi, best = comm.mpi, inf
+    out, into = np.zeros(nbytes, np.uint8), np.zeros(nbytes, np.uint8)
+    for _ in range(_ROUNDS):
+        mpi.Barrier()
+        start = perf_counter()
+        if comm.rank in ranks:
+            peer = ranks[1 - ranks.index(comm.rank)]
+            request = comm.Irecv(into, source=peer)
+            comm.Send(out, dest=peer)
+            request.Wait()
+        best = min(best, max(mpi.allgather(perf_counter() - start)))
+    return max(1, round(nbytes / best / 1e6))
+
+
+def save(path: str | Path, comm: Communicator, found: Sequence[Finding], speeds: Sequence[int]) -> int:
+    """Write the table on rank 0; returns the number of rules."""
+    rules = rules_of(found)
+    bare = comm._run.members.bare
+    if comm.rank == 0:
+        save_table(path, bare, rules, _clear(link_weights(bare.hosts, speeds)))
+    return len(rules)
+
+
+def _clear(weights: tuple[int, ...]) -> tuple[int, ...]:
+    """Weights, if they differ by more than what measuring them does."""
+    return weights if weights and max(weights) > 1.25 * min(weights) else ()
+
+
+def describe(one: Finding) -> str:
+    """One line: the best, and what each candidate took."""
+    times = sorted(one.seconds.items(), key=lambda item: item[1])
+    parts = [f"{c.algorithm}{f'/{c.fragments}' if c.fragments > 1 else ''} {t * 1e6:.1f}" for c, t in times[:6]]
+    mark = "=" if one.best == one.default else "!"
+    return f"{one.collective:<22}{one.nbytes:>12} {mark} {', '.join(parts)} us"
