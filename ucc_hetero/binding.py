@@ -6,13 +6,16 @@ in ``collectives.py``.
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable
 from typing import Any, NamedTuple
+
+import numpy as np
 
 from .buffers import Buffer, VBuffer, as_buffer, as_vbuffer, is_in_place
 from .collectives import Call
 from .device import pointer_vendor
-from .types import DType
+from .types import DTYPES, DType
 
 __all__ = ["BINDERS", "Bound", "bind"]
 
@@ -242,6 +245,71 @@ def _alltoallv(a: _Args) -> Bound:
     return Bound(a.call(*counts), dtype, False, send.buffer, recv.buffer, outof, into, local=True)
 
 
+def _alltoallw(a: _Args) -> Bound:
+    """A datatype per rank: bytes, gathered into one block per rank and spread out again, move as an alltoallv."""
+    p, me = a.size, a.rank
+    recv, parts = _staged(_typed_blocks(a, "recvbuf"), receives=True)
+    counts = [0] * (p * p)
+    counts[me::p] = [copy.nbytes for copy, _, _ in parts]
+    send: Buffer | None = None
+    if is_in_place(a.send):
+        counts[me * p : (me + 1) * p] = counts[me::p]
+    else:
+        send, outgoing = _staged(_typed_blocks(a, "sendbuf"), receives=False)
+        counts[me * p : (me + 1) * p] = [copy.nbytes for copy, _, _ in outgoing]
+        a.same_count("recvbuf", parts[me][0].nbytes, outgoing[me][0].nbytes, "bytes of this rank's own block")
+        parts += outgoing
+    call = Call("alltoallv", p, tuple(counts))
+    return Bound(call, DTYPES["uint8"], send is None, send, recv, local=True, parts=tuple(parts))
+
+
+def _typed_blocks(a: _Args, which: str) -> list[Buffer]:
+    """The blocks of ``[buf, types]`` (one entry each from the start) or ``[buf, (counts, displs), types]``.
+
+    Displacements are in bytes, as in MPI.
+    """
+    spec = a.send if which == "sendbuf" else a.recv
+    where = f"{a.name} on rank {a.rank}: {which}"
+    counts, displs = [1] * a.size, [0] * a.size
+    if isinstance(spec, (list, tuple)) and len(spec) == 2:
+        buf, types = spec
+    elif isinstance(spec, (list, tuple)) and len(spec) == 3:
+        buf, (counts, displs), types = spec
+    elif isinstance(spec, (list, tuple)) and len(spec) == 4:
+        buf, counts, displs, types = spec
+    else:
+        raise TypeError(f"{where} must be [buf, types] or [buf, (counts, displs), types], with a datatype per rank")
+    for what, values in (("counts", counts), ("displacements", displs), ("datatypes", types)):
+        if len(values) != a.size:
+            raise ValueError(f"{where} has {len(values)} {what} for a communicator of {a.size}")
+    writable = which == "recvbuf"
+    whole = as_buffer([buf, "uint8"], writable=writable, argument=which, rank=a.rank, pointer_vendor=pointer_vendor)
+    raw = _NO_BYTES
+    if whole.count:
+        raw = np.frombuffer(memoryview((ctypes.c_char * whole.count).from_address(whole.ptr)).cast("B"), np.uint8)
+    out = []
+    for peer, (count, displ, dtype) in enumerate(zip(counts, displs, types, strict=True)):
+        if not 0 <= displ <= whole.count:
+            raise ValueError(f"{where}: displacement {displ} of rank {peer} lies outside the {whole.count} bytes")
+        block = as_buffer([raw[displ:], count, dtype], writable=False, argument=f"{which} for rank {peer}", rank=a.rank)
+        at = whole.vendor, whole.device, whole.owner, whole.readonly
+        out.append(Buffer(block.ptr, block.count, block.dtype, *at, block.layout))
+    return out
+
+
+def _staged(blocks: list[Buffer], *, receives: bool) -> tuple[Buffer, list[tuple[Buffer, Buffer, bool]]]:
+    """New memory for all blocks, one after the other, and which part of it belongs to each."""
+    memory = np.empty(max(sum(b.nbytes for b in blocks), 1), np.uint8)
+    at, parts = memory.ctypes.data, []
+    for block in blocks:
+        parts.append((Buffer(at, block.count, block.dtype, "host", 0, memory, False), block, receives))
+        at += block.nbytes
+    start = memory.ctypes.data
+    return Buffer(start, at - start, DTYPES["uint8"], "host", 0, memory, False), parts
+
+
+_NO_BYTES = np.empty(0, np.uint8)
+
 #: collective -> binder. reduce_scatter has an argument of its own (``recvcounts``) and is bound by ``bind``.
 BINDERS: dict[str, Callable[[_Args], Bound]] = {
     "barrier": _barrier,
@@ -259,6 +327,7 @@ BINDERS: dict[str, Callable[[_Args], Bound]] = {
     "scatterv": _scatterv,
     "allgatherv": _allgatherv,
     "alltoallv": _alltoallv,
+    "alltoallw": _alltoallw,
 }
 
 

@@ -214,6 +214,10 @@ class Communicator(MessageMethods, GroupMethods):
         """Send a block of any size from every rank to every rank."""
         self._run.blocking("alltoallv", sendbuf, recvbuf, stream=stream)
 
+    def Alltoallw(self, sendbuf: Any, recvbuf: Any) -> None:
+        """Send a block of any size and datatype from every rank to every rank; host memory."""
+        self._run.blocking("alltoallw", sendbuf, recvbuf)
+
     def Scan(self, sendbuf: Any, recvbuf: Any, op: Any = SUM, *, stream: Any = None) -> None:
         """Reduce the vectors of the ranks up to this one."""
         self._run.blocking("scan", sendbuf, recvbuf, op, stream=stream)
@@ -282,6 +286,10 @@ class Communicator(MessageMethods, GroupMethods):
         """Start ``Alltoallv``."""
         return self._run.start("alltoallv", sendbuf, recvbuf, stream=stream)
 
+    def Ialltoallw(self, sendbuf: Any, recvbuf: Any) -> Request:
+        """Start ``Alltoallw``."""
+        return self._run.start("alltoallw", sendbuf, recvbuf)
+
     def Iscan(self, sendbuf: Any, recvbuf: Any, op: Any = SUM, *, stream: Any = None) -> Request:
         """Start ``Scan``."""
         return self._run.start("scan", sendbuf, recvbuf, op, stream=stream)
@@ -349,6 +357,10 @@ class Communicator(MessageMethods, GroupMethods):
     def Alltoallv_init(self, sendbuf: Any, recvbuf: Any) -> PersistentRequest:
         """Set up a ``Alltoallv`` that can be started many times."""
         return self._run.persistent("alltoallv", sendbuf, recvbuf)
+
+    def Alltoallw_init(self, sendbuf: Any, recvbuf: Any) -> PersistentRequest:
+        """Set up a ``Alltoallw`` that can be started many times."""
+        return self._run.persistent("alltoallw", sendbuf, recvbuf)
 
     def Scan_init(self, sendbuf: Any, recvbuf: Any, op: Any = SUM) -> PersistentRequest:
         """Set up a ``Scan`` that can be started many times."""

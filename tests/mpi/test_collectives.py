@@ -72,3 +72,11 @@ def test_replicas(mpirun, ranks: int, vendors: str) -> None:
     env = {"UCCH_EMULATE": vendors} if vendors else {}
     job = mpirun("tests/mpi/replica_cases.py", ranks, args=sizes, env=env, timeout=1000 if FULL else 170)
     assert job.stdout.endswith(f"0 cases differ on {ranks} ranks\n"), job.stdout
+
+
+@pytest.mark.parametrize(("ranks", "vendors"), [(1, ""), (2, ""), (4, "nvidia:2,amd:2")])
+def test_special(mpirun, ranks: int, vendors: str) -> None:
+    """Pairs, the user's operations, datatypes with gaps or one per rank, what is refused, many starts."""
+    env = {"UCCH_TIMEOUT": "60"} | ({"UCCH_EMULATE": vendors} if vendors else {})
+    job = mpirun("tests/mpi/special_cases.py", ranks, env=env, timeout=120)
+    assert f"all held on {ranks} ranks" in job.stdout

@@ -1,0 +1,190 @@
+"""What the random cases leave out: datatypes with gaps, a datatype per rank, pairs, the user's operations, refusals.
+
+Started by test_collectives.py under mpirun; prints one line when every check held.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from mpi4py import MPI
+
+import ucc_hetero
+from ucc_hetero import Communicator, NotSupported, PersistentRequest, Request
+
+PAIR = np.dtype([("value", "f8"), ("index", "i4")], align=True)
+FORMS = ("{}", "I{}", "{}_init")
+
+
+def run(comm: Communicator, form: str, name: str, *args: Any, refill: Callable[[], None] = lambda: None) -> None:
+    """Call one form of a collective; a persistent one twice, with ``refill`` before the second time."""
+    result = getattr(comm, form.format(name.lower() if form[0] == "I" else name))(*args)
+    if form.endswith("_init"):
+        for again in range(2):
+            if again:
+                refill()
+            result.Start()
+            result.Wait()
+        result.Free()
+    elif result is not None:
+        result.Wait()
+
+
+def pairs(comm: Communicator) -> None:
+    """MINLOC and MAXLOC on MPI's pair types."""
+    rng = np.random.default_rng([3, comm.rank])
+    for op, best in ((MPI.MAXLOC, np.argmax), (MPI.MINLOC, np.argmin)):
+        for form in FORMS:
+            mine, out = np.zeros(100, PAIR), np.zeros(100, PAIR)
+
+            def fill(mine: np.ndarray = mine) -> None:
+                mine["value"], mine["index"] = rng.integers(0, 9, 100), comm.rank
+
+            fill()
+            run(comm, form, "Allreduce", [mine, MPI.DOUBLE_INT], [out, MPI.DOUBLE_INT], op, refill=fill)
+            every = np.array(comm.mpi.allgather(mine["value"].copy()))
+            assert (out["index"] == best(every, axis=0)).all()
+            assert (out["value"] == every[best(every, axis=0), np.arange(100)]).all()
+
+
+def own_operations(comm: Communicator) -> None:
+    """The user's operations, also one that does not commute, mixed with calls of ours in flight."""
+
+    def compose(a: Any, b: Any, _: MPI.Datatype) -> None:
+        """Affine maps x -> m x + c: b after a."""
+        left, right = np.frombuffer(a, "f8").reshape(-1, 2), np.frombuffer(b, "f8").reshape(-1, 2)
+        right[:] = np.stack([left[:, 0] * right[:, 0], left[:, 1] * right[:, 0] + right[:, 1]], axis=1)
+
+    op = MPI.Op.Create(compose, commute=False)
+    mine = np.arange(1.0, 21.0) + comm.rank
+    every = comm.mpi.allgather(mine)
+
+    def due(arrays: list[np.ndarray]) -> np.ndarray:
+        out = arrays[0].copy()
+        for array in arrays[1:]:
+            step = array.copy()
+            compose(out, step, MPI.DOUBLE)
+            out = step
+        return out
+
+    for form in FORMS:
+        out = np.zeros_like(mine)
+        run(comm, form, "Allreduce", mine, out, op)
+        assert np.array_equal(out, due(every))
+        run(comm, form, "Scan", mine, out, op)
+        assert np.array_equal(out, due(every[: comm.rank + 1]))
+        out = mine.copy()
+        if form != "{}_init":  # in place the second start would reduce the first one's result
+            run(comm, form, "Allreduce", MPI.IN_PLACE, out, op)
+            assert np.array_equal(out, due(every))
+        for root in {0, comm.size - 1}:
+            run(comm, form, "Reduce", mine, out if comm.rank == root else None, op, root)
+            assert comm.rank != root or np.array_equal(out, due(every))
+    sums, out = np.zeros(5), np.zeros_like(mine)
+    requests: list[Request] = [comm.Iallreduce(np.ones(5), sums), comm.Iallreduce(mine, out, op)]
+    if comm.rank % 2:
+        requests.reverse()
+    while not Request.Testall(requests):
+        pass
+    assert sums[0] == comm.size and np.array_equal(out, due(every))
+    requests = [comm.Iallreduce(mine, out, op), comm.Iallreduce(np.ones(5), sums)]
+    seen = [Request.Waitany(requests), Request.Waitany(requests)]
+    assert sorted(seen) == [0, 1] and Request.Waitsome(requests) is None
+    op.Free()
+
+
+def strided(comm: Communicator) -> None:
+    """MPI vector types: taken out of, and put back between, what stays as it was; anew at each start."""
+    column = MPI.DOUBLE.Create_vector(6, 1, 4).Create_resized(0, 8)
+    column.Commit()
+    for form in FORMS:
+        rng = np.random.default_rng([comm.rank, len(form)])
+        grid, out = rng.random((6, 4)), np.full((6, 4), -1.0)
+
+        def fill(grid: np.ndarray = grid) -> None:
+            grid[:] = np.random.default_rng([comm.rank, 99]).random((6, 4))
+
+        run(comm, form, "Allreduce", [grid, 1, column], [out, 1, column], refill=fill)
+        assert np.allclose(out[:, 0], sum(comm.mpi.allgather(grid[:, 0].copy())))
+        assert (out[:, 1:] == -1).all()
+        run(comm, form, "Bcast", [grid, 1, column], comm.size - 1)
+        assert np.array_equal(grid[:, 0], comm.mpi.bcast(grid[:, 0].copy(), comm.size - 1))
+    column.Free()
+
+
+def type_per_rank(comm: Communicator) -> None:
+    """Alltoallw: to an odd rank the first column, to an even one its row."""
+    p, me = comm.size, comm.rank
+    column = MPI.INT32_T.Create_vector(p, 1, p)
+    row = MPI.INT32_T.Create_contiguous(p)
+    for kind in (column, row):
+        kind.Commit()
+    for form in FORMS:
+        grid, out = np.zeros((p, p), "i4"), np.full((p, p + 1), -1, "i4")
+
+        def fill(grid: np.ndarray = grid, form: str = form) -> None:
+            grid[:] = np.random.default_rng([me, len(form), int(grid[0, 0])]).integers(1, 99, (p, p))
+
+        fill()
+        kinds = [column if peer % 2 else row for peer in range(p)]
+        displs = [0 if peer % 2 else peer * p * 4 for peer in range(p)]
+        into = ([p] * p, [peer * (p + 1) * 4 for peer in range(p)])
+        run(comm, form, "Alltoallw", [grid, ([1] * p, displs), kinds], [out, into, ["int32"] * p], refill=fill)
+        for peer, theirs in enumerate(comm.mpi.allgather(grid)):
+            assert np.array_equal(out[peer, :p], theirs[:, 0] if me % 2 else theirs[me])
+        assert (out[:, p] == -1).all()
+    same = np.arange(p, dtype="i4") * 10 + me
+    comm.Alltoallw(MPI.IN_PLACE, [same, ([1] * p, [4 * k for k in range(p)]), [MPI.INT32_T] * p])
+    assert list(same) == [me * 10 + peer for peer in range(p)]
+    for kind in (column, row):
+        kind.Free()
+
+
+def refused(comm: Communicator) -> None:
+    """What no library computes rightly is refused by name, and nothing is sent."""
+    ml_dtypes = pytest.importorskip("ml_dtypes")
+    for name in ("float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz"):
+        small = np.ones(4, getattr(ml_dtypes, name))
+        with pytest.raises(NotSupported, match=f"SUM on {name}"):
+            comm.Allreduce(small, small.copy())
+        wide = small.astype("f4")  # the way out: an explicit choice
+        comm.Allreduce(MPI.IN_PLACE, wide)
+        assert (wide == comm.size).all()
+    for dtype, op in (("f4", "BAND"), ("f8", "LXOR"), ("c8", "MAX"), ("c16", "LAND"), ("?", "AVG"), ("f2", "BOR")):
+        with pytest.raises(NotSupported, match=f"{op} on"):
+            comm.Allreduce(np.ones(3, dtype), np.ones(3, dtype), op)
+    with pytest.raises(TypeError, match="op must be"):
+        comm.Allreduce(np.ones(3), np.ones(3), max)
+    with pytest.raises(ValueError, match="'MEAN' is not one of SUM"):
+        comm.Allreduce(np.ones(3), np.ones(3), "MEAN")
+
+
+def many_starts(comm: Communicator) -> None:
+    """Persistent calls of all kinds, started together many times."""
+    p = comm.size
+    mine, total, every = np.zeros(300), np.zeros(300), np.zeros((p, 300))
+    requests = [comm.Allreduce_init(mine, total), comm.Allgather_init(mine, every), comm.Barrier_init()]
+    for turn in range(30):
+        mine[:] = turn * p + comm.rank
+        PersistentRequest.Startall(requests)
+        Request.Waitall(requests)
+        assert (total == turn * p * p + p * (p - 1) / 2).all()
+        assert (every == turn * p + np.arange(p)[:, None]).all()
+    for request in requests:
+        request.Free()
+
+
+def main() -> None:
+    with Communicator() as comm:
+        for check in (pairs, own_operations, strided, type_per_rank, refused, many_starts):
+            check(comm)
+            comm.Barrier()
+        if comm.rank == 0:
+            print(f"all held on {comm.size} ranks with ucc_hetero {ucc_hetero.__version__}")
+
+
+if __name__ == "__main__":
+    main()
