@@ -138,6 +138,13 @@ _VARIABLES = (
     Variable("UCX_DIR", str, "", "The directory whose libucp.so.0 and its family are loaded.", "path"),
     Variable("CUDA_LIB", str, "", "The libcuda.so.1 to load, or none: use no NVIDIA GPU.", "path|none"),
     Variable("HIP_LIB", str, "", "The libamdhip64.so to load, or none: use no AMD GPU.", "path|none"),
+    Variable(
+        "TORCH_REPLACE",
+        _words("nccl", "gloo", "mpi", "ucc", "xccl"),
+        (),
+        "Backends in whose place torch scripts get ours (`ucch`).",
+        "nccl,gloo",
+    ),
     Variable("TRACE", str, "", "Write a Chrome trace per rank to this file; %h %p %r as for LOG_FILE.", "path"),
 )  # fmt: skip
 

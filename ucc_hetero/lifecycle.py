@@ -16,7 +16,7 @@ from typing import Any
 from . import job
 from .native import lib
 
-__all__ = ["living", "register"]
+__all__ = ["failed", "living", "register"]
 
 #: Every communicator that has not been freed, in order of creation, which is equal on all its ranks.
 living: list[Any] = []
@@ -41,6 +41,11 @@ def register() -> None:
 
     sys.excepthook = hook
     atexit.register(_at_exit)
+
+
+def failed() -> bool:
+    """Whether this process is ending by an exception."""
+    return _failed
 
 
 def _at_exit() -> None:

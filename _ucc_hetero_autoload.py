@@ -1,0 +1,48 @@
+"""What torch calls at the end of its own import (entry point group ``torch.backends``): makes the backend known.
+
+A module of its own, outside the package, so that programs which only happen to have ucc_hetero installed load neither
+it nor UCX. Never fails: an error here would break ``import torch``.
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+from typing import Any
+
+
+def register() -> None:
+    """Register the backend ``ucch``; the package is imported when a group is made, or by UCCH_TORCH_REPLACE."""
+    try:
+        if os.environ.get("UCCH_TORCH_REPLACE", "").strip():
+            import ucc_hetero.torch  # noqa: F401  registers
+
+            return
+        import torch.distributed as dist
+
+        if dist.is_available() and not hasattr(dist.Backend, "UCCH"):
+            dist.Backend.register_backend("ucch", _create, extended_api=True, devices=["cpu", "cuda"])
+            _wrap_env()
+    except Exception as failure:
+        warnings.warn(f"the torch backend ucch could not be registered: {failure!r}", stacklevel=2)
+
+
+def _create(opts: Any, backend_options: Any = None) -> Any:
+    from ucc_hetero.torch.backend import create
+
+    return create(opts, backend_options)
+
+
+def _wrap_env() -> None:
+    """``env://`` under mpirun: ucc_hetero.torch installs its own handler when the scheme is first used."""
+    from torch.distributed.rendezvous import _rendezvous_handlers as handlers
+
+    stock = handlers["env"]
+
+    def handler(*args: Any, **kwargs: Any) -> Any:
+        handlers["env"] = stock
+        if any(name in os.environ for name in ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK")):
+            import ucc_hetero.torch  # noqa: F401  wraps it
+        return handlers["env"](*args, **kwargs)
+
+    handlers["env"] = handler

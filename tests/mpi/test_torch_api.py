@@ -1,0 +1,93 @@
+"""The PyTorch backend: every method through torch.distributed, on one vendor and on two."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from pathlib import Path
+
+import pytest
+
+pytestmark = [
+    pytest.mark.mpi,
+    pytest.mark.skipif(
+        importlib.util.find_spec("torch") is None, reason="needs torch: pip install 'ucc-hetero[torch]'"
+    ),
+]
+
+HERE = Path(__file__).parent
+
+
+def cases(script: str) -> list[str]:
+    """Names of a job's cases, in order."""
+    return re.findall(r"^@case\ndef (\w+)", (HERE / script).read_text(), re.M)
+
+
+@pytest.mark.parametrize(("n", "emulate"), [(2, ""), (4, "nvidia:2,amd:2")])
+def test_every_method(mpirun, n: int, emulate: str) -> None:
+    env = {"UCCH_EMULATE": emulate} if emulate else {}
+    job = mpirun(HERE / "torch_api.py", n, env=env, timeout=160)
+    assert re.findall(r"^ok (\w+)", job.stdout, re.M) == cases("torch_api.py")
+
+
+UNCHANGED = """
+    import os
+    import sys
+
+    sys.path.insert(0, {root!r})
+    assert "ucc_hetero" not in sys.modules
+    import _ucc_hetero_autoload  # what the entry point names
+
+    _ucc_hetero_autoload.register()
+    assert "mpi4py.MPI" not in sys.modules
+
+    # --- from here on, a script for torchrun ---
+    import torch
+    import torch.distributed as dist
+
+    local = int(os.environ["LOCAL_RANK"])
+    dist.init_process_group({name!r})
+    assert dist.get_rank() == local and dist.get_backend() == {name!r}
+    if {name!r} == "nccl":
+        pair = dist.new_group([0, 1], backend="gloo")  # not replaced
+        dist.all_reduce(torch.ones(1), group=pair)
+        assert dist.get_backend(pair) == "gloo" and pair.name() != "ucch"
+    t = torch.ones(3)
+    dist.all_reduce(t)
+    assert t.tolist() == [2.0] * 3 and dist.group.WORLD.name() == "ucch"
+    dist.destroy_process_group()
+    dist.init_process_group({name!r})  # and once more
+    dist.barrier()
+    print("fine")  # ends without destroy_process_group
+"""
+
+
+@pytest.mark.parametrize("name", ["nccl", "gloo", "ucch"])
+def test_scripts_for_torchrun_run_unchanged(mpirun, name: str) -> None:
+    root = str(HERE.parents[1])
+    script = UNCHANGED.format(root=root, name=name)
+    env = {"UCCH_TORCH_REPLACE": name} if name != "ucch" else {}
+    if name == "ucch":
+        script = script.replace('os.environ["LOCAL_RANK"]', 'os.environ.get("OMPI_COMM_WORLD_LOCAL_RANK", "0")')
+    job = mpirun(script, 2, env=env)
+    assert job.stdout.count("fine") == 2
+
+
+def test_a_failed_rank_ends_the_job(mpirun) -> None:
+    job = mpirun(
+        """
+        import torch
+        import torch.distributed as dist
+        import ucc_hetero.torch
+
+        dist.init_process_group("ucch")
+        dist.all_reduce(torch.ones(1))
+        if dist.get_rank() == 1:
+            raise KeyError("my own mistake")
+        dist.all_reduce(torch.ones(1))
+        """,
+        2,
+        check=False,
+    )
+    assert job.returncode != 0
+    assert "my own mistake" in job.stderr

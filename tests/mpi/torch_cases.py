@@ -1,0 +1,77 @@
+"""Shared by the torch jobs: run every case of a job on all ranks, say which failed, and end with the right status."""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import sys
+import traceback
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+#: The cases of a job, in order.
+CASES: list[Callable[[], None]] = []
+
+
+def case(function: Callable[[], None]) -> Callable[[], None]:
+    """Decorator: part of the job."""
+    CASES.append(function)
+    return function
+
+
+def data(rank: int, shape: Any, dtype: torch.dtype = torch.float32, scale: int = 5) -> torch.Tensor:
+    """What ``rank`` contributes: small whole numbers, so that sums are exact in every type."""
+    generator = torch.Generator().manual_seed(1000 + rank)
+    whole = torch.randint(1, scale, tuple(shape), generator=generator)
+    return whole.bool() ^ (whole > 2) if dtype == torch.bool else whole.to(dtype)
+
+
+#: Types that torch itself cannot compare.
+_UNCOMPARABLE = {torch.float8_e4m3fn, torch.float8_e5m2, torch.complex32}
+
+
+def same(got: torch.Tensor, want: torch.Tensor, what: str = "") -> None:
+    """Equal in type, shape and every element."""
+    assert got.dtype == want.dtype and got.shape == want.shape, (
+        f"{what}: {got.dtype}{got.shape} {want.dtype}{want.shape}"
+    )
+    if got.dtype in _UNCOMPARABLE:
+        got, want = (t.contiguous().reshape(-1).view(torch.uint8) for t in (got, want))
+    assert torch.equal(got, want), f"{what}: got {got.flatten()[:8]}, want {want.flatten()[:8]}"
+
+
+def close(got: float, want: float, tolerance: float, what: str) -> None:
+    """Equal within a relative tolerance."""
+    assert abs(got - want) <= tolerance * max(abs(want), 1e-30), f"{what}: {got!r}, want {want!r}"
+
+
+def main(job: Callable[[], None] | None = None) -> None:
+    """Run the cases named on the command line, or all; rank 0 prints a line for each."""
+    faulthandler.dump_traceback_later(float(os.environ.get("CASES_LIMIT", "150")), exit=True)
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
+    chosen = [each for each in CASES if not sys.argv[1:] or each.__name__ in sys.argv[1:]]
+    bad = 0
+    for each in chosen:
+        failure = ""
+        try:
+            each()
+        except Exception:
+            failure = traceback.format_exc()
+            # At once: the other ranks may be waiting for this one, and the summary may never come.
+            print(f"rank {dist.get_rank()}, {each.__name__}: {failure}", file=sys.stderr, flush=True)
+        failures: list[Any] = [None] * dist.get_world_size()
+        dist.all_gather_object(failures, failure)
+        found = [f"rank {r}: {text}" for r, text in enumerate(failures) if text]
+        bad += bool(found)
+        if dist.get_rank() == 0:
+            print("FAILED" if found else "ok", each.__name__, *found[:1], flush=True)
+        if found:
+            break  # what a failed case left under way would disturb the next ones
+    dist.destroy_process_group()
+    if bad:
+        sys.exit(1)

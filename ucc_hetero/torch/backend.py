@@ -1,0 +1,118 @@
+"""The backend ``ucch``: how torch finds it, what it makes, and how it ends."""
+
+from __future__ import annotations
+
+import atexit
+import zlib
+from collections.abc import Sequence
+from typing import Any
+
+import torch.distributed as dist
+from torch.distributed import distributed_c10d as c10d
+
+from .. import env, lifecycle, log
+from ..comm import Communicator
+from ..errors import UCCHError
+from . import futures, rendezvous
+from .group import ProcessGroupUCCH
+from .work import torch_error
+
+__all__ = ["NAME", "create", "register", "replace"]
+
+NAME = "ucch"
+
+#: Device types whose tensors the backend takes.
+_DEVICES = ["cpu", "cuda"]
+
+_groups: list[ProcessGroupUCCH] = []
+
+
+def register() -> None:
+    """Make ``ucch`` known to torch, and ``env://`` work under mpirun; as often as one likes."""
+    plugin = c10d.Backend._plugins.get(NAME.upper())
+    if plugin is None or plugin.creator_fn is not create:
+        c10d.Backend.register_backend(NAME, create, extended_api=True, devices=_DEVICES)
+    rendezvous.install()
+    replace(env.get("TORCH_REPLACE"))
+
+
+_replaced: set[str] = set()
+
+
+def replace(names: Sequence[str]) -> None:
+    """Give scripts that ask for one of these backends (``nccl``, ``gloo``, ...) this one.
+
+    ``get_backend`` goes on to return what they asked for, so that their tests of it hold. The environment variable
+    UCCH_TORCH_REPLACE does the same for scripts that are to stay as they are.
+    """
+    if not names:
+        return
+    if not _replaced:
+        stock = c10d.BackendConfig.get_device_backend_map
+
+        def ours(self: Any) -> dict[str, str]:
+            return {device: NAME if name in _replaced else name for device, name in stock(self).items()}
+
+        c10d.BackendConfig.get_device_backend_map = ours
+    _replaced.update(name.lower() for name in names)
+    rendezvous.export_ranks()
+
+
+def create(opts: Any, backend_options: Any = None) -> ProcessGroupUCCH:
+    """What torch calls for a new group, on its members; ``opts`` are its ``_DistributedBackendOptions``."""
+    members, temporary = _members(opts)
+    try:
+        comm = Communicator(members)  # duplicates it
+    except UCCHError as failure:
+        raise torch_error(failure) from failure
+    finally:
+        if temporary:
+            members.Free()
+    if not _groups:
+        # After Communicator has imported MPI and registered its own end: exit functions run in reverse order.
+        atexit.unregister(_at_exit)
+        atexit.register(_at_exit)
+    group = ProcessGroupUCCH(comm, opts.group_id, opts.timeout)
+    _groups.append(group)
+    log.log("torch").info("group %s: rank %d of %d", opts.group_id, comm.rank, comm.size)
+    return group
+
+
+def _members(opts: Any) -> tuple[Any, bool]:
+    """An MPI communicator of a group's ranks, in the group's order, and whether it was made for this."""
+    from ..native import load
+
+    load()
+    from mpi4py import MPI
+
+    world = MPI.COMM_WORLD
+    ranks = list(opts.global_ranks_in_group) or list(range(opts.group_size))
+    if max(ranks) >= world.Get_size():
+        raise dist.DistBackendError(
+            f"torch's job has at least {max(ranks) + 1} ranks and MPI's {world.Get_size()}: start the script with "
+            "mpirun -np N, so that the backend's ranks find each other through MPI"
+        )
+    mine = ranks[opts.group_rank]
+    if mine != world.Get_rank():
+        raise dist.DistBackendError(
+            f"torch's rank {mine} is MPI's rank {world.Get_rank()}; let them agree: unset RANK and WORLD_SIZE under "
+            "mpirun, or set them to OMPI_COMM_WORLD_RANK and OMPI_COMM_WORLD_SIZE"
+        )
+    if ranks == list(range(world.Get_size())):
+        return world, False
+    members = world.group.Incl(ranks)
+    try:
+        # Collective among the members only; the tag keeps groups that are made at the same time apart.
+        return world.Create_group(members, zlib.crc32(opts.group_id.encode()) & 0x7FFF), True
+    finally:
+        members.Free()
+
+
+def _at_exit() -> None:
+    """Before the communicators' own end: no thread may be inside torch, and peers may wait for us to leave a group."""
+    failed = lifecycle.failed()
+    for group in reversed(_groups):
+        if not failed:
+            group.shutdown()
+    futures.stop()
+    _groups.clear()

@@ -1,0 +1,354 @@
+"""Every method of a process group, under the names of torch 2.11 to 2.15; the host of it is :class:`.group`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from .layout import Finish, gathered, overlap, room, rooms, source, units
+from .reduction import Reduction, reduction_of
+from .sparse import allreduce_sparse
+from .work import Work
+
+__all__ = ["Collectives", "Messages"]
+
+_SUM = torch.distributed.ReduceOp.RedOpType.SUM
+
+
+def _one(tensors: Any, method: str) -> Any:
+    """The single tensor of a list that older versions of torch made for several devices per process."""
+    if isinstance(tensors, torch.Tensor):
+        return tensors
+    if len(tensors) != 1:
+        raise ValueError(f"{method} takes a list of one tensor, got {len(tensors)}")
+    return tensors[0]
+
+
+def _splits(given: Any, size: int, rows: int, what: str) -> list[int] | None:
+    """Split sizes as a list, None where equal ones are meant; torch hands on whatever its caller passed."""
+    splits = [] if given is None else [int(n) for n in given]
+    if not splits:
+        if rows % size:
+            raise ValueError(f"{what} has {rows} rows, which {size} ranks do not divide; give split sizes")
+        return None
+    if len(splits) != size or min(splits) < 0 or sum(splits) != rows:
+        raise ValueError(f"split sizes {splits} of {what} must be {size} numbers of 0 or more that add up to {rows}")
+    return splits
+
+
+def _counts(tensors: Sequence[Any]) -> list[int]:
+    return [tensor.numel() for tensor in tensors]
+
+
+class Collectives:
+    """The collective methods. Tensors of the host are reduced and moved by the engine; ``opts`` are torch's."""
+
+    if TYPE_CHECKING:
+        # Provided by the group.
+
+        def rank(self) -> int: ...
+        def size(self) -> int: ...
+        def post(
+            self,
+            name: str,
+            send: Any,
+            recv: Any,
+            opts: Any,
+            outputs: Sequence[Any],
+            op: Any = None,
+            root: int = -1,
+            counts: Any = None,
+            finish: Finish = None,
+        ) -> Work: ...
+        def together(self, works: list[Work]) -> Work: ...
+        def done(self, outputs: Sequence[Any]) -> Work: ...
+
+    # --- all ranks alike ----------------------------------------------------------------------------------------------
+
+    def allreduce(self, tensors: Any, opts: Any = None) -> Work:
+        """Reduce over all ranks, in place."""
+        tensor = _one(tensors, "allreduce")
+        if tensor.is_sparse:
+            return allreduce_sparse(self, tensor, reduction_of(getattr(opts, "reduceOp", _SUM)), opts)
+        return self._allreduce(tensor, reduction_of(getattr(opts, "reduceOp", opts or _SUM)), opts)
+
+    def _allreduce(self, tensor: Any, how: Reduction, opts: Any) -> Work:
+        if not tensor.numel():
+            return self.done([tensor])
+        operand = how.operand(tensor)
+        finish: Finish = None
+        if operand is not tensor:
+            target = tensor.detach()
+
+            def finish() -> None:
+                target.copy_(operand)
+
+        return self.post("allreduce", None, operand, opts, [tensor], how.op, finish=finish)
+
+    def allreduce_coalesced(self, tensors: Sequence[Any], opts: Any = None) -> Work:
+        """Reduce several tensors over all ranks, in place."""
+        how = reduction_of(getattr(opts, "reduceOp", _SUM))
+        return self.together([self._allreduce(tensor, how, opts) for tensor in tensors])
+
+    def broadcast(self, tensors: Any, opts: Any = None, root: int | None = None) -> Work:
+        """Send the root's tensor to all ranks."""
+        tensor = _one(tensors, "broadcast")
+        if not tensor.numel():
+            return self.done([tensor])
+        root = self._root(opts, root)
+        if self.rank() == root:
+            return self.post("bcast", None, source(tensor), opts, [tensor], root=root)
+        target, finish = room(tensor)
+        return self.post("bcast", None, target, opts, [tensor], root=root, finish=finish)
+
+    def reduce(self, tensors: Any, opts: Any = None, root: int | None = None) -> Work:
+        """Reduce to the root, in place there."""
+        tensor = _one(tensors, "reduce")
+        if not tensor.numel():
+            return self.done([tensor])
+        how = reduction_of(getattr(opts, "reduceOp", _SUM))
+        root = self._root(opts, root)
+        operand = how.operand(tensor)
+        if self.rank() != root:
+            return self.post("reduce", operand, None, opts, [tensor], how.op, root)
+        finish: Finish = None
+        if operand is not tensor:
+            target = tensor.detach()
+
+            def finish() -> None:
+                target.copy_(operand)
+
+        return self.post("reduce", None, operand, opts, [tensor], how.op, root, finish=finish)
+
+    def barrier(self, opts: Any = None) -> Work:
+        """Wait until all ranks have called; work queued on the caller's device stream is done by then."""
+        device = getattr(opts, "device", None)
+        if device is not None and device.type != "cpu":
+            torch.accelerator.synchronize(device)
+        return self.post("barrier", None, None, opts, [])
+
+    # --- gathering ----------------------------------------------------------------------------------------------------
+
+    def all_gather_single(self, output: Any, input: Any, opts: Any = None) -> Work:
+        """Collect every rank's tensor, one after the other, in one tensor."""
+        if output.numel() != input.numel() * self.size() or output.dtype != input.dtype:
+            raise ValueError(
+                f"all_gather on rank {self.rank()}: output has {output.numel()} elements of {output.dtype}; "
+                f"{self.size()} times input's {input.numel()} of {input.dtype} are due"
+            )
+        if not input.numel():
+            return self.done([output])
+        target, finish = room(output)
+        return self._gather_into(target, input, opts, [output], finish)
+
+    def _gather_into(self, flat: Any, tensor: Any, opts: Any, outputs: Sequence[Any], finish: Finish) -> Work:
+        send = source(tensor)
+        own = flat.data_ptr() + self.rank() * send.numel() * send.element_size()
+        return self.post("allgather", None if send.data_ptr() == own else send, flat, opts, outputs, finish=finish)
+
+    def allgather(self, output_lists: Any, inputs: Any, opts: Any = None) -> Work:
+        """Collect every rank's tensor in a list; sizes may differ, and are those of the list."""
+        tensor, outputs = _one(inputs, "allgather"), output_lists[0]
+        if isinstance(outputs, torch.Tensor):
+            outputs = output_lists
+        counts = self._per_rank(outputs, "allgather", "output")
+        if counts[self.rank()] != tensor.numel() or any(each.dtype != tensor.dtype for each in outputs):
+            raise ValueError(
+                f"allgather on rank {self.rank()}: input has {tensor.numel()} elements of {tensor.dtype}, and its "
+                f"place in the output list {counts[self.rank()]} of {outputs[self.rank()].dtype}"
+            )
+        if not sum(counts):
+            return self.done(outputs)
+        flat, finish = rooms(outputs)
+        if min(counts) == max(counts):
+            return self._gather_into(flat, tensor, opts, outputs, finish)
+        send = source(tensor)
+        unit = units(tensor)
+        return self.post("allgatherv", send, [flat, [n * unit for n in counts]], opts, outputs, finish=finish)
+
+    def allgather_coalesced(self, output_lists: Any, inputs: Sequence[Any], opts: Any = None) -> Work:
+        """Several allgathers; ``output_lists[r]`` holds what rank r gave."""
+        return self.together(
+            [self.allgather([[ranks[i] for ranks in output_lists]], [each], opts) for i, each in enumerate(inputs)]
+        )
+
+    def all_gather_single_coalesced(self, outputs: Sequence[Any], inputs: Sequence[Any], opts: Any = None) -> Work:
+        """Several calls of :meth:`all_gather_single`."""
+        return self.together([self.all_gather_single(o, i, opts) for o, i in zip(outputs, inputs, strict=True)])
+
+    def gather(self, output_lists: Any, inputs: Any, opts: Any = None, root: int | None = None) -> Work:
+        """Collect equal tensors at the root."""
+        tensor, root = _one(inputs, "gather"), self._root(opts, root)
+        if not tensor.numel():
+            return self.done([])
+        if self.rank() != root:
+            return self.post("gather", source(tensor), None, opts, [], root=root)
+        outputs = output_lists[0] if output_lists and not isinstance(output_lists[0], torch.Tensor) else output_lists
+        counts = self._per_rank(outputs, "gather", "output")
+        if any(n != tensor.numel() for n in counts) or any(each.dtype != tensor.dtype for each in outputs):
+            raise ValueError(
+                f"gather on rank {root}: outputs of {counts} elements do not match input's {tensor.numel()}"
+            )
+        flat, finish = rooms(outputs)
+        return self.post("gather", source(tensor), flat, opts, outputs, root=root, finish=finish)
+
+    # --- scattering ---------------------------------------------------------------------------------------------------
+
+    def scatter(self, outputs: Any, input_lists: Any, opts: Any = None, root: int | None = None) -> Work:
+        """Give each rank one of the root's equal tensors."""
+        tensor, root = _one(outputs, "scatter"), self._root(opts, root)
+        if not tensor.numel():
+            return self.done([tensor])
+        target, finish = room(tensor)
+        send = None
+        if self.rank() == root:
+            inputs = input_lists[0] if not isinstance(input_lists[0], torch.Tensor) else input_lists
+            counts = self._per_rank(inputs, "scatter", "input")
+            if any(n != tensor.numel() for n in counts):
+                raise ValueError(f"scatter on rank {root}: inputs of {counts} elements, output of {tensor.numel()}")
+            send = gathered(inputs)
+        return self.post("scatter", send, target, opts, [tensor], root=root, finish=finish)
+
+    def reduce_scatter_single(self, output: Any, input: Any, opts: Any = None) -> Work:
+        """Reduce over all ranks and give rank r the r-th of equal parts."""
+        if input.numel() != output.numel() * self.size() or input.dtype != output.dtype:
+            raise ValueError(
+                f"reduce_scatter on rank {self.rank()}: input has {input.numel()} elements of {input.dtype}; "
+                f"{self.size()} times output's {output.numel()} of {output.dtype} are due"
+            )
+        if not output.numel():
+            return self.done([output])
+        how = reduction_of(getattr(opts, "reduceOp", _SUM))
+        return self._reduce_scatter(output, how.operand(input), how, None, opts)
+
+    def _reduce_scatter(self, output: Any, operand: Any, how: Reduction, counts: Any, opts: Any) -> Work:
+        target, finish = how.room(output)
+        if target.numel() and overlap(target, operand):
+            operand = operand.clone()
+        name = "reduce_scatter_block" if counts is None else "reduce_scatter"
+        return self.post(name, operand, target, opts, [output], how.op, counts=counts, finish=finish)
+
+    def reduce_scatter(self, outputs: Any, input_lists: Any, opts: Any = None) -> Work:
+        """Reduce a list of tensors over all ranks and give rank r the r-th; sizes may differ."""
+        output = _one(outputs, "reduce_scatter")
+        inputs = input_lists[0] if not isinstance(input_lists[0], torch.Tensor) else input_lists
+        counts = self._per_rank(inputs, "reduce_scatter", "input")
+        if counts[self.rank()] != output.numel():
+            raise ValueError(
+                f"reduce_scatter on rank {self.rank()}: output has {output.numel()} elements, and its place in the "
+                f"input list {counts[self.rank()]}"
+            )
+        if not sum(counts):
+            return self.done([output])
+        how = reduction_of(getattr(opts, "reduceOp", _SUM))
+        operand = how.operand(torch.cat([each.detach().reshape(-1) for each in inputs]))
+        return self._reduce_scatter(output, operand, how, None if min(counts) == max(counts) else counts, opts)
+
+    def reduce_scatter_single_coalesced(self, outputs: Sequence[Any], inputs: Sequence[Any], opts: Any = None) -> Work:
+        """Several calls of :meth:`reduce_scatter_single`."""
+        return self.together([self.reduce_scatter_single(o, i, opts) for o, i in zip(outputs, inputs, strict=True)])
+
+    # --- all to all ---------------------------------------------------------------------------------------------------
+
+    def all_to_all_single(
+        self, output: Any, input: Any, output_splits: Any = None, input_splits: Any = None, opts: Any = None
+    ) -> Work:
+        """Send a part of the first dimension to every rank; split sizes count its rows."""
+        into = _splits(output_splits, self.size(), output.size(0) if output.dim() else 1, "output")
+        outof = _splits(input_splits, self.size(), input.size(0) if input.dim() else 1, "input")
+        target, finish = room(output)
+        send = source(input)
+        if target.numel() and send.numel() and overlap(target, send):
+            send = send.clone()
+        if into is None and outof is None:
+            if not send.numel() and not target.numel():
+                return self.done([output])
+            return self.post("alltoall", send, target, opts, [output], finish=finish)
+        return self._exchange(
+            send, self._scaled(outof, send), target, self._scaled(into, target), opts, [output], finish
+        )
+
+    def _scaled(self, splits: list[int] | None, flat: Any) -> list[int]:
+        """Elements for each rank, from rows."""
+        if splits is None:
+            return [flat.numel() // self.size()] * self.size()
+        rows = sum(splits)
+        return [n * (flat.numel() // rows) for n in splits] if rows else splits
+
+    def alltoall(self, outputs: Sequence[Any], inputs: Sequence[Any], opts: Any = None) -> Work:
+        """Send a tensor to every rank; sizes may differ."""
+        into = self._per_rank(outputs, "alltoall", "output")
+        outof = self._per_rank(inputs, "alltoall", "input")
+        flat, finish = rooms(outputs)
+        send = gathered(inputs)
+        if flat.numel() and send.numel() and overlap(flat, send):
+            send = send.clone()
+        unit = units(inputs[0])
+        return self._exchange(
+            send, [n * unit for n in outof], flat, [n * unit for n in into], opts, list(outputs), finish
+        )
+
+    def _exchange(
+        self, send: Any, outof: list[int], recv: Any, into: list[int], opts: Any, outputs: list[Any], finish: Finish
+    ) -> Work:
+        return self.post(
+            "alltoallv",
+            [send, (outof, _starts(outof))],
+            [recv, (into, _starts(into))],
+            opts,
+            outputs,
+            finish=finish,
+        )
+
+    # --- helpers ------------------------------------------------------------------------------------------------------
+
+    def _root(self, opts: Any, root: int | None) -> int:
+        return int(getattr(opts, "rootRank", 0)) if root is None else root
+
+    def _per_rank(self, tensors: Sequence[Any], method: str, what: str) -> list[int]:
+        if len(tensors) != self.size():
+            raise ValueError(
+                f"{method} on rank {self.rank()}: {len(tensors)} {what} tensors for a group of {self.size()}; "
+                "one per rank is needed"
+            )
+        return _counts(tensors)
+
+    # The names that torch 2.12 and older call.
+    _allgather_base = all_gather_single
+    allgather_into_tensor_coalesced = all_gather_single_coalesced
+    _reduce_scatter_base = reduce_scatter_single
+    reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
+    alltoall_base = all_to_all_single
+
+
+def _starts(counts: list[int]) -> list[int]:
+    return list(accumulate(counts, initial=0))[:-1]
+
+
+class Messages:
+    """The point-to-point methods."""
+
+    def send(self, tensors: Any, dest: int, tag: int = 0) -> Work:
+        """Start to send a tensor to group rank ``dest``."""
+        return self.post_message(source(_one(tensors, "send")), dest, tag, True, [], None)
+
+    def recv(self, tensors: Any, origin: int, tag: int = 0) -> Work:
+        """Start to receive a tensor from group rank ``origin``."""
+        tensor = _one(tensors, "recv")
+        target, finish = room(tensor)
+        return self.post_message(target, origin, tag, False, [tensor], finish)
+
+    def recv_anysource(self, tensors: Any, tag: int = 0) -> Work:
+        """Start to receive a tensor from any rank; ``source_rank`` of the Work tells which."""
+        return self.recv(tensors, -1, tag)
+
+    recvAnysource = recv_anysource
+
+    if TYPE_CHECKING:
+
+        def post_message(
+            self, tensor: Any, peer: int, tag: int, outgoing: bool, outputs: Sequence[Any], finish: Finish
+        ) -> Work: ...

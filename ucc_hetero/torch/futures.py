@@ -1,0 +1,167 @@
+"""Futures of asynchronous calls: who completes them, and in which order their callbacks run.
+
+A callback may itself communicate, and wait for it (PowerSGD does). It must therefore never run in the thread that
+completes futures, and what it posts must be posted in the same order on every rank, although futures complete at
+different times on different ranks. So callbacks run one after the other, in the order in which they were attached,
+in a thread of the group's; calls posted from there go to a *lane*, a communicator, of their own.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ..native import ffi, lib
+
+if TYPE_CHECKING:
+    from .work import Work
+
+__all__ = ["Callbacks", "Future", "complete_later", "level", "stop", "stop_callbacks"]
+
+#: Seconds that the completing thread waits in C before it looks for newly added calls.
+_SLICE = 0.002
+
+_here = threading.local()
+
+
+def level() -> int:
+    """0 in ordinary code, 1 in a callback, 2 in a callback of a call that was posted in a callback, ..."""
+    return int(getattr(_here, "level", 0))
+
+
+class Callbacks:
+    """Runs the callbacks of one group and level, in the order in which they were attached."""
+
+    def __init__(self, at: int, name: str) -> None:
+        self._level = at
+        self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._loop, name=f"ucch-callbacks-{name}-{at}", daemon=True)
+        self._thread.start()
+
+    def add(self, job: Callable[[], None]) -> None:
+        """Run ``job`` after those that were added before."""
+        self._jobs.put(job)
+
+    def _loop(self) -> None:
+        _here.level = self._level
+        while (job := self._jobs.get()) is not None:
+            job()
+
+    def stop(self, seconds: float) -> None:
+        """Let the thread end after what it has been given; wait for that."""
+        self._jobs.put(None)
+        self._thread.join(seconds)
+
+
+class Future(torch.futures.Future):  # type: ignore[type-arg,unused-ignore]
+    """A torch future whose callbacks run in a thread of the group's, in the order in which they were attached."""
+
+    def __init__(self, callbacks: Callable[[int], Callbacks], work: Work | None = None) -> None:
+        super().__init__(devices=work.devices if work is not None else None)
+        #: The group's callbacks of a level.
+        self._callbacks = callbacks
+        self._work = work
+
+    def wait(self) -> Any:
+        """Wait for the result and return it; raises what the call raised."""
+        if self._work is not None:
+            self._work.wait()  # in this thread: no hand-over
+            self._work.publish()
+        return super().wait()
+
+    def then(self, callback: Callable[[Any], Any]) -> Future:
+        """Call ``callback(self)`` when there is a result; the returned future holds what it returns."""
+        out = Future(self._callbacks)
+
+        def job() -> None:
+            self._settle()
+            try:
+                result = callback(self)
+            except Exception as failure:
+                out.set_exception(failure)
+            else:
+                out.set_result(result)
+
+        self._callbacks(level() + 1).add(job)
+        return out
+
+    def add_done_callback(self, callback: Callable[[Any], Any]) -> None:
+        """Call ``callback(self)`` when there is a result."""
+        self.then(callback)
+
+    def _settle(self) -> None:
+        """Wait for the result, whatever it is."""
+        with suppress(Exception):  # the callback sees it, as torch has it
+            self.wait()
+
+
+class _Completer:
+    """The thread that completes the futures of calls that nobody waits for."""
+
+    def __init__(self) -> None:
+        self._works: list[Work] = []
+        self._some = threading.Condition()
+        self._on = True
+        self._thread = threading.Thread(target=self._loop, name="ucch-futures", daemon=True)
+        self._thread.start()
+
+    def add(self, work: Work) -> None:
+        with self._some:
+            self._works.append(work)
+            self._some.notify()
+
+    def _loop(self) -> None:
+        while self._on:
+            with self._some:
+                while not self._works and self._on:
+                    self._some.wait()
+                works = list(self._works)
+            ops = [op for work in works for op in work.pending()]
+            if ops and len(ops) >= len(works):
+                lib.ucch_wait_any(ffi.new("ucch_op *[]", ops), len(ops), False, _SLICE)
+            done = [work for work in works if work.is_completed()]
+            for work in done:
+                work.publish()
+            with self._some:
+                self._works = [work for work in self._works if work not in done]
+
+    def stop(self) -> None:
+        with self._some:
+            self._on = False
+            self._some.notify()
+        self._thread.join()
+
+
+_completer: _Completer | None = None
+_lock = threading.Lock()
+
+
+def complete_later(work: Work) -> None:
+    """Set the result of a call's future once the call has finished."""
+    global _completer
+    with _lock:
+        if _completer is None:
+            _completer = _Completer()
+        _completer.add(work)
+
+
+def stop_callbacks(callbacks: list[Callbacks], seconds: float = 5.0) -> None:
+    """End the threads that run callbacks; what they were given runs before."""
+    end = time.monotonic() + seconds
+    for each in callbacks:
+        each.stop(max(0.0, end - time.monotonic()))
+
+
+def stop() -> None:
+    """End the completing thread, before the process ends: a thread that is inside torch then ends a good run badly."""
+    global _completer
+    with _lock:
+        if _completer is not None:
+            _completer.stop()
+            _completer = None

@@ -1,0 +1,131 @@
+"""A lane: one communicator of a group, on which collectives are posted one after the other."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from ..comm import Communicator
+from ..engine import Program
+from ..errors import CollectiveError
+from ..native import ffi, lib
+from ..prepare import KINDS
+from ..request import SLICE, Request
+from ..runner import Runner
+from ..ucc import status_name
+
+__all__ = ["Lane"]
+
+_NULL = ffi.NULL
+_cast = ffi.cast
+_run = lib.ucch_program_run
+
+#: Seconds that stand for "no limit" where one is needed.
+_LONG = 1e7
+
+
+class Lane:
+    """One communicator with the lock that orders what is posted on it.
+
+    ``check_aborted`` raises when the group has been aborted; blocking calls ask it now and then.
+    """
+
+    def __init__(self, comm: Communicator, check_aborted: Callable[[], None]) -> None:
+        self.comm, self.run = comm, comm._run
+        self.messages = comm._messages
+        self._check_aborted = check_aborted
+        self._lock = threading.RLock()
+        #: Programs of plain calls, by all that tells such calls apart but their addresses.
+        self._kept: dict[tuple[Any, ...], Program] = {}
+
+    def call(self, name: str, send: Any, recv: Any, op: Any, root: int, counts: Any, seconds: float) -> None:
+        """Run a collective on host memory to its end in this thread."""
+        key = None
+        if counts is None and type(send) is not list and type(recv) is not list:
+            like = recv if recv is not None else send
+            if like is not None:
+                key = (name, like.dtype, like.numel(), send is None, recv is None, op, root)
+        with self._lock:
+            run = self._limited(seconds)
+            program = self._kept.get(key) if key is not None else None
+            if program is not None and not run.broken:
+                outof = _NULL if send is None else _cast("void *", send.data_ptr())
+                into = _NULL if recv is None else _cast("void *", recv.data_ptr())
+                state = _run(program.handle, outof, into, seconds, SLICE)
+                if state == 1:
+                    return
+                if state >= 0:
+                    self._wait(program, state, (send, recv), name)
+                    return
+            self._first(key, name, send, recv, op, root, counts)
+
+    def _limited(self, seconds: float) -> Runner:
+        """The runner, with the time limit of the call to come; making teams for it is limited likewise."""
+        run = self.run
+        if run.timeout != seconds:
+            run.timeout = seconds
+            run.members.teams.timeout = seconds or _LONG
+        return run
+
+    def _first(self, key: Any, name: str, send: Any, recv: Any, op: Any, root: int, counts: Any) -> None:
+        """A call of a kind that is not kept: bound, planned and lowered by the runner."""
+        run = self.run
+        run._usable()
+        # Counts that only some ranks know are not exchanged: a rank may make the same call asynchronously, and its
+        # peers would wait for its part of the exchange.
+        prepared = run._prepared.prepare(name, send, recv, op, root, counts, exchange=False)
+        if prepared is None:
+            return
+        state = _run(prepared.program.handle, prepared.send, prepared.recv, run.timeout, SLICE)
+        if state < 0:
+            raise CollectiveError(f"rank {run.rank}: {prepared.label} could not be started ({status_name(state)})")
+        self._wait(prepared.program, state, prepared, prepared.label)
+        prepared.finish()
+        if key is None or not prepared.repeatable or not _filled(send, recv):
+            prepared.give_back()
+            return
+        if len(self._kept) >= KINDS:
+            self._kept.clear()
+        self._kept[key] = prepared.program
+
+    def _wait(self, program: Program, state: int, keep: object, label: str) -> None:
+        while not state:
+            try:
+                state = lib.ucch_wait(program.op, SLICE)
+                if not state:
+                    self._check_aborted()
+            except BaseException:
+                if not self.run.broken:
+                    self.run._break(f"{label} was interrupted")
+                abandoned.append((program, keep))
+                raise
+        self.run._judge(program, state, keep, label)
+
+    def start(
+        self, name: str, send: Any, recv: Any, op: Any, root: int, counts: Any, seconds: float, stream: Any = None
+    ) -> Request:
+        """Start a collective; with ``stream`` it becomes part of the stream's work."""
+        with self._lock:
+            return self._limited(seconds).start(name, send, recv, op, root, counts, stream)
+
+    def send(self, tensor: Any, dest: int, tag: int, seconds: float) -> Request:
+        """Start a send."""
+        with self._lock:
+            self.messages.timeout = seconds
+            return self.messages.start(self.messages.outgoing(tensor, dest, tag))
+
+    def receive(self, tensor: Any, source: int, tag: int, seconds: float) -> Request:
+        """Start a receive; ``source`` -1 is any."""
+        with self._lock:
+            messages = self.messages
+            messages.timeout = seconds
+            return messages.start(messages.incoming(tensor, messages.any_source if source < 0 else source, tag))
+
+
+def _filled(send: Any, recv: Any) -> bool:
+    return (send is None or send.numel() > 0) and (recv is None or recv.numel() > 0)
+
+
+#: Programs and tensors of calls that were interrupted while the libraries still used them; never freed.
+abandoned: list[object] = []

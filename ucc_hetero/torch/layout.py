@@ -1,0 +1,107 @@
+"""Tensors as the engine takes them: contiguous, of a type it knows, several in one piece; and back again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
+
+import torch
+
+from ..types import DTYPES
+
+__all__ = ["Finish", "gathered", "overlap", "plain", "room", "rooms", "source", "units"]
+
+#: What is left to do once the data is there; None for nothing.
+Finish: TypeAlias = Callable[[], None] | None
+
+#: Element types that the engine knows; others are moved as bytes.
+_KNOWN = frozenset(getattr(torch, name) for name in DTYPES if hasattr(torch, name))
+
+
+def plain(tensor: Any) -> bool:
+    """Whether the engine can take the tensor's own memory."""
+    return bool(tensor.is_contiguous() and tensor.dtype in _KNOWN and not tensor.is_neg() and not tensor.is_conj())
+
+
+def _bytes(tensor: Any) -> Any:
+    """A contiguous tensor of a type that the engine does not know, as bytes."""
+    if tensor.dtype in _KNOWN:
+        return tensor
+    return tensor.reshape(-1).view(torch.uint8) if tensor.numel() else tensor.new_empty(0, dtype=torch.uint8)
+
+
+def units(tensor: Any) -> int:
+    """How many of the engine's elements one of the tensor's is moved as."""
+    return 1 if tensor.dtype in _KNOWN else int(tensor.element_size())
+
+
+def source(tensor: Any) -> Any:
+    """What to send for ``tensor``: itself, or a contiguous copy."""
+    if plain(tensor):
+        return tensor
+    return _bytes(tensor.detach().resolve_conj().resolve_neg().contiguous())
+
+
+def room(tensor: Any, *, filled: bool = False) -> tuple[Any, Finish]:
+    """Where to receive for ``tensor``, and how it then gets there. ``filled``: with the tensor's present contents."""
+    if plain(tensor):
+        return tensor, None
+    tensor = tensor.detach()
+    if filled:
+        fresh = tensor.resolve_conj().resolve_neg().clone(memory_format=torch.contiguous_format)
+    else:
+        fresh = torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device)
+
+    def finish() -> None:
+        tensor.copy_(fresh)
+
+    if tensor.is_contiguous() and not (tensor.is_neg() or tensor.is_conj()):
+        return _bytes(tensor), None  # only its type is unknown: its own bytes serve
+    return _bytes(fresh), finish
+
+
+def _adjacent(tensors: Sequence[Any]) -> Any:
+    """One flat tensor over the memory of several that follow each other; None when they do not."""
+    first = tensors[0]
+    storage = first.untyped_storage().data_ptr()
+    expected = first.data_ptr()
+    total = 0
+    for tensor in tensors:
+        if not plain(tensor) or tensor.dtype is not first.dtype or tensor.data_ptr() != expected:
+            return None
+        if tensor.untyped_storage().data_ptr() != storage or not tensor.numel():
+            return None
+        expected += tensor.numel() * tensor.element_size()
+        total += tensor.numel()
+    return torch.as_strided(first.detach(), (total,), (1,), first.storage_offset())
+
+
+def gathered(tensors: Sequence[Any]) -> Any:
+    """The elements of several tensors, one after the other, in one flat tensor to send."""
+    together = _adjacent(tensors)
+    if together is not None:
+        return together
+    parts = [source(tensor).reshape(-1) for tensor in tensors]
+    return torch.cat(parts) if len(parts) > 1 else parts[0]
+
+
+def rooms(tensors: Sequence[Any]) -> tuple[Any, Finish]:
+    """One flat tensor to receive for several, and how the elements then get to where they belong."""
+    together = _adjacent(tensors)
+    if together is not None:
+        return together, None
+    first = tensors[0]
+    counts = [tensor.numel() for tensor in tensors]
+    flat = torch.empty(sum(counts), dtype=first.dtype, device=first.device)
+
+    def finish() -> None:
+        for tensor, part in zip(tensors, flat.split(counts), strict=True):
+            tensor.detach().copy_(part.view(tensor.shape))
+
+    return _bytes(flat), finish
+
+
+def overlap(one: Any, two: Any) -> bool:
+    """Whether two contiguous tensors share memory."""
+    a, b = one.data_ptr(), two.data_ptr()
+    return bool(a < b + two.numel() * two.element_size() and b < a + one.numel() * one.element_size())

@@ -1,0 +1,87 @@
+"""torch's reduce operations: which of ours they are, and in which type they are computed."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+
+from ..types import OPS, Op
+from .layout import Finish, plain
+
+__all__ = ["Reduction", "reduction_of"]
+
+_KINDS: Any = dist.ReduceOp.RedOpType
+_OPS: dict[Any, Op] = {
+    _KINDS.SUM: OPS["SUM"],
+    _KINDS.AVG: OPS["AVG"],
+    _KINDS.PRODUCT: OPS["PROD"],
+    _KINDS.MIN: OPS["MIN"],
+    _KINDS.MAX: OPS["MAX"],
+    _KINDS.BAND: OPS["BAND"],
+    _KINDS.BOR: OPS["BOR"],
+    _KINDS.BXOR: OPS["BXOR"],
+    _KINDS.PREMUL_SUM: OPS["SUM"],
+}
+
+#: Types too small to add up in, which no library reduces: computed in the wider one and rounded once.
+_WIDER = {
+    getattr(torch, name): wide
+    for names, wide in (
+        (("float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu"), torch.float32),
+        (("complex32",), torch.complex64),
+    )
+    for name in names
+    if hasattr(torch, name)
+}
+
+
+class Reduction(NamedTuple):
+    """One reduction: our operation, and the factor of PREMUL_SUM or None."""
+
+    op: Op
+    factor: Any = None
+
+    def operand(self, tensor: Any) -> Any:
+        """What to reduce for ``tensor``: itself where nothing has to be done to it, else a contiguous tensor."""
+        wider = _WIDER.get(tensor.dtype)
+        if wider is None and self.factor is None and plain(tensor):
+            return tensor
+        tensor = tensor.detach().resolve_conj().resolve_neg()
+        if wider is not None:
+            tensor = tensor.to(wider)
+        if self.factor is not None:
+            if not (tensor.is_floating_point() or tensor.is_complex()):
+                raise ValueError(f"PREMUL_SUM needs a floating-point tensor, not {tensor.dtype}")
+            tensor = (tensor * self.factor).to(tensor.dtype)
+        return tensor.contiguous()
+
+    def room(self, tensor: Any) -> tuple[Any, Finish]:
+        """Where a result for ``tensor`` is to be received, and how it then gets there."""
+        wider = _WIDER.get(tensor.dtype)
+        if wider is None and plain(tensor):
+            return tensor, None
+        target = tensor.detach()
+        fresh = torch.empty(tensor.shape, dtype=wider or tensor.dtype, device=tensor.device)
+
+        def finish() -> None:
+            target.copy_(fresh)
+
+        return fresh, finish
+
+
+_PLAIN = {kind: Reduction(op) for kind, op in _OPS.items() if kind != _KINDS.PREMUL_SUM}
+
+
+def reduction_of(op: Any) -> Reduction:
+    """The reduction that a ``ReduceOp``, or one of its kinds, asks for."""
+    kind = getattr(op, "op", op)
+    known = _PLAIN.get(kind)
+    if known is not None:
+        return known
+    if kind == _KINDS.PREMUL_SUM:
+        # Older versions of torch show the factor only to pickle.
+        factor = op.factor if hasattr(op, "factor") else op.__getstate__()[1]
+        return Reduction(OPS["SUM"], factor)
+    raise ValueError(f"reduce operation {op} is not one of {', '.join(str(k).rpartition('.')[2] for k in _OPS)}")

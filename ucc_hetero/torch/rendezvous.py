@@ -1,0 +1,127 @@
+"""Scripts for torchrun under mpirun: ``env://`` finds in MPI what mpirun does not put into the environment."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterator, Mapping
+from datetime import timedelta
+from typing import Any
+from urllib.parse import parse_qs, urlparse
+
+import torch.distributed as dist
+from torch.distributed.rendezvous import _rendezvous_handlers
+
+__all__ = ["export_ranks", "install", "launched_by_mpi"]
+
+#: What torch's own handler reads.
+_NEEDED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+
+#: Variable of torchrun -> where launchers of MPI jobs put the same number.
+_LAUNCHERS = {
+    "RANK": ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK"),
+    "WORLD_SIZE": ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE"),
+    "LOCAL_RANK": ("OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID"),
+    "LOCAL_WORLD_SIZE": ("OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS"),
+}
+
+#: Variables that were set here, which another call may set again.
+_ours: set[str] = set()
+
+
+def launched_by_mpi(environ: Mapping[str, str] = os.environ) -> bool:
+    """Whether this process is a rank of an MPI job."""
+    return any(name in environ for name in _LAUNCHERS["RANK"])
+
+
+def _export(name: str, value: object) -> None:
+    if name not in os.environ or name in _ours:
+        os.environ[name] = str(value)
+        _ours.add(name)
+
+
+def export_ranks() -> None:
+    """Set RANK, WORLD_SIZE, LOCAL_RANK and LOCAL_WORLD_SIZE from the launcher's variables, where they are not set.
+
+    For scripts that read them before they call ``init_process_group``. Does not touch MPI.
+    """
+    for name, sources in _LAUNCHERS.items():
+        value = next((os.environ[source] for source in sources if source in os.environ), None)
+        if value is not None:
+            _export(name, value)
+
+
+def install() -> None:
+    """Let ``env://`` work under mpirun. Does nothing where torchrun, or the user, has set the variables."""
+    handlers: dict[str, Any] = _rendezvous_handlers
+    stock = handlers["env"]
+    if getattr(stock, "ucch", False):
+        return
+
+    def handler(url: str, timeout: timedelta = dist.default_pg_timeout, **more: Any) -> Iterator[Any]:
+        given = {name.upper() for name in parse_qs(urlparse(url).query)}
+        missing = [n for n in _NEEDED if n not in given and (n not in os.environ or n in _ours)]
+        if missing and launched_by_mpi():
+            return _over_mpi(timeout)
+        found: Iterator[Any] = stock(url, timeout=timeout, **more)
+        return found
+
+    handler.ucch = True  # type: ignore[attr-defined]
+    handlers["env"] = handler
+
+
+def _over_mpi(timeout: timedelta) -> Iterator[Any]:
+    """Rank 0 makes the store, on a free port, and tells the others where."""
+    from ..native import load
+
+    load()  # before MPI: both bring a UCX, and the first one in a process serves both
+    from mpi4py import MPI
+
+    world = MPI.COMM_WORLD
+    local = world.Split_type(MPI.COMM_TYPE_SHARED)
+    rank, size = world.Get_rank(), world.Get_size()
+    for name, value in zip(
+        ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"),
+        (rank, size, local.Get_rank(), local.Get_size()),
+        strict=True,
+    ):
+        _export(name, value)
+    one_host = local.Get_size() == size
+    local.Free()
+    store = where = None
+    if rank == 0:
+        host = "127.0.0.1" if one_host else _address()
+        port = 0 if "MASTER_PORT" in _ours or "MASTER_PORT" not in os.environ else int(os.environ["MASTER_PORT"])
+        try:
+            store = dist.TCPStore(host, port, size, True, timeout, wait_for_workers=False, multi_tenant=True)
+            where = (host, store.port)
+        except (OSError, RuntimeError) as failure:
+            where = (str(failure), 0)
+    where = world.bcast(where, root=0)
+    if not where[1]:
+        raise dist.DistBackendError(f"rank 0 could not make the store of env://: {where[0]}")
+    _export("MASTER_ADDR", where[0])
+    _export("MASTER_PORT", where[1])
+    if store is None:
+        store = dist.TCPStore(*where, size, False, timeout, wait_for_workers=False)
+    yield store, rank, size
+    raise RuntimeError("Unable to perform re-rendezvous using env:// method")
+
+
+def _address() -> str:
+    """This host's address as other hosts reach it: MASTER_ADDR, its name's, or that of its way out."""
+    given = os.environ.get("MASTER_ADDR")
+    if given and "MASTER_ADDR" not in _ours:
+        return given
+    try:
+        address = socket.gethostbyname(socket.gethostname())
+    except OSError:
+        address = "127.0.0.1"
+    if not address.startswith("127."):
+        return address
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("192.0.2.1", 9))  # sends nothing: it only picks the interface
+            return str(probe.getsockname()[0])
+        except OSError:
+            return address
