@@ -1,0 +1,223 @@
+/* HIP over CUDA: the entry points of the HIP runtime that ucc_hetero uses, forwarded to the CUDA driver, so that ranks
+ * on NVIDIA GPUs take the `amd` path with real device memory, real streams and real bandwidth.
+ *
+ * cc -shared -fPIC hipcuda.c -o libamdhip64-over-cuda.so -ldl; then UCCH_HIP_LIB names it and UCCH_CUDA_LIB=none. */
+#include <dlfcn.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+typedef uint64_t address;
+
+static void *driver(void) {
+    static void *library;
+    if (!library)
+        library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
+    return library;
+}
+
+/* The driver's function of this name, looked up once. */
+#define CU(name, params)                                                                                               \
+    static int name params;                                                                                            \
+    typedef int name##_t params;                                                                                       \
+    static name##_t *name##_at(void) {                                                                                 \
+        static name##_t *found;                                                                                        \
+        if (!found && driver())                                                                                        \
+            found = (name##_t *)dlsym(driver(), #name);                                                                \
+        return found;                                                                                                  \
+    }                                                                                                                  \
+    static int name params
+
+enum { INVALID_VALUE = 1, NO_DEVICE = 100, INVALID_DEVICE = 101 };
+#define CALL(name, ...) (name##_at() ? name##_at()(__VA_ARGS__) : NO_DEVICE)
+
+CU(cuInit, (unsigned flags)) {
+    return CALL(cuInit, flags);
+}
+CU(cuGetErrorName, (int code, const char **name)) {
+    return CALL(cuGetErrorName, code, name);
+}
+CU(cuDeviceGetCount, (int *n)) {
+    return CALL(cuDeviceGetCount, n);
+}
+CU(cuDeviceGetPCIBusId, (char *text, int room, int device)) {
+    return CALL(cuDeviceGetPCIBusId, text, room, device);
+}
+CU(cuDevicePrimaryCtxRetain, (void **context, int device)) {
+    return CALL(cuDevicePrimaryCtxRetain, context, device);
+}
+CU(cuCtxSetCurrent, (void *context)) {
+    return CALL(cuCtxSetCurrent, context);
+}
+CU(cuCtxGetDevice, (int *device)) {
+    return CALL(cuCtxGetDevice, device);
+}
+CU(cuPointerGetAttributes, (unsigned n, const int *which, void **into, address where)) {
+    return CALL(cuPointerGetAttributes, n, which, into, where);
+}
+CU(cuIpcGetMemHandle, (void *handle, address where)) {
+    return CALL(cuIpcGetMemHandle, handle, where);
+}
+CU(cuMemAlloc_v2, (address * where, size_t bytes)) {
+    return CALL(cuMemAlloc_v2, where, bytes);
+}
+CU(cuMemFree_v2, (address where)) {
+    return CALL(cuMemFree_v2, where);
+}
+CU(cuMemHostAlloc, (void **where, size_t bytes, unsigned flags)) {
+    return CALL(cuMemHostAlloc, where, bytes, flags);
+}
+CU(cuMemFreeHost, (void *where)) {
+    return CALL(cuMemFreeHost, where);
+}
+CU(cuMemcpyAsync, (address dst, address src, size_t bytes, void *s)) {
+    return CALL(cuMemcpyAsync, dst, src, bytes, s);
+}
+CU(cuStreamCreate, (void **s, unsigned flags)) {
+    return CALL(cuStreamCreate, s, flags);
+}
+CU(cuStreamDestroy_v2, (void *s)) {
+    return CALL(cuStreamDestroy_v2, s);
+}
+CU(cuStreamWaitEvent, (void *s, void *e, unsigned flags)) {
+    return CALL(cuStreamWaitEvent, s, e, flags);
+}
+CU(cuStreamSynchronize, (void *s)) {
+    return CALL(cuStreamSynchronize, s);
+}
+CU(cuStreamWaitValue32_v2, (void *s, address word, uint32_t value, unsigned flags)) {
+    return CALL(cuStreamWaitValue32_v2, s, word, value, flags);
+}
+CU(cuStreamWriteValue32_v2, (void *s, address word, uint32_t value, unsigned flags)) {
+    return CALL(cuStreamWriteValue32_v2, s, word, value, flags);
+}
+CU(cuEventCreate, (void **e, unsigned flags)) {
+    return CALL(cuEventCreate, e, flags);
+}
+CU(cuEventDestroy_v2, (void *e)) {
+    return CALL(cuEventDestroy_v2, e);
+}
+CU(cuEventRecord, (void *e, void *s)) {
+    return CALL(cuEventRecord, e, s);
+}
+CU(cuEventQuery, (void *e)) {
+    return CALL(cuEventQuery, e);
+}
+
+#define MOST_DEVICES 64
+static void *contexts[MOST_DEVICES];
+
+/* The memory is CUDA's whatever the entry points are called: UCC and UCX are told so. */
+int ucch_memory_type(void) {
+    return 1;
+}
+
+int hipInit(unsigned flags) {
+    return cuInit(flags);
+}
+int hipRuntimeGetVersion(int *version) {
+    *version = 60000000;
+    return 0;
+}
+int hipDrvGetErrorName(int code, const char **name) {
+    return cuGetErrorName(code, name);
+}
+int hipGetLastError(void) {
+    return 0;
+}
+int hipGetDeviceCount(int *n) {
+    return cuDeviceGetCount(n);
+}
+int hipDeviceGetPCIBusId(char *text, int room, int device) {
+    return cuDeviceGetPCIBusId(text, room, device);
+}
+/* As HIP: a thread that has chosen none works with the first. */
+int hipGetDevice(int *device) {
+    if (cuCtxGetDevice(device))
+        *device = 0;
+    return 0;
+}
+int hipSetDevice(int device) {
+    if (device < 0 || device >= MOST_DEVICES)
+        return INVALID_DEVICE;
+    int status = contexts[device] ? 0 : cuDevicePrimaryCtxRetain(&contexts[device], device);
+    return status ? status : cuCtxSetCurrent(contexts[device]);
+}
+int hipPointerGetAttributes(void *into, const void *where) {
+    struct {
+        int type, device;
+        void *device_pointer, *host_pointer;
+        int managed;
+        unsigned flags;
+    } *out = into;
+    static const int which[] = {2, 8, 9};
+    unsigned type = 0, managed = 0;
+    int device = 0;
+    void *values[] = {&type, &managed, &device};
+    int status = cuPointerGetAttributes(3, which, values, (address)(uintptr_t)where);
+    if (status || !type)
+        return status ? status : INVALID_VALUE;
+    memset(out, 0, sizeof(*out));
+    out->type = managed ? 3 : type == 2 ? 2 : 1;
+    out->device = device;
+    out->managed = (int)managed;
+    return 0;
+}
+int hipIpcGetMemHandle(void *handle, void *where) {
+    return cuIpcGetMemHandle(handle, (address)(uintptr_t)where);
+}
+int hipMalloc(void **where, size_t bytes) {
+    return cuMemAlloc_v2((address *)where, bytes);
+}
+
+/* Signal memory is freed by hipFree, and is pinned host memory here. */
+int hipFree(void *where) {
+    static const int which[] = {2};
+    unsigned type = 0;
+    void *values[] = {&type};
+    int status = cuPointerGetAttributes(1, which, values, (address)(uintptr_t)where);
+    return status ? status : type == 1 ? cuMemFreeHost(where) : cuMemFree_v2((address)(uintptr_t)where);
+}
+int hipExtMallocWithFlags(void **where, size_t bytes, unsigned flags) {
+    return flags == 2 && bytes == 8 ? cuMemHostAlloc(where, bytes, 3) : INVALID_VALUE;
+}
+int hipHostMalloc(void **where, size_t bytes, unsigned flags) {
+    return cuMemHostAlloc(where, bytes, flags);
+}
+int hipHostFree(void *where) {
+    return cuMemFreeHost(where);
+}
+int hipMemcpyAsync(void *dst, const void *src, size_t bytes, int kind, void *s) {
+    return kind == 4 ? cuMemcpyAsync((address)(uintptr_t)dst, (address)(uintptr_t)src, bytes, s) : INVALID_VALUE;
+}
+int hipStreamCreateWithFlags(void **s, unsigned flags) {
+    return cuStreamCreate(s, flags);
+}
+int hipStreamDestroy(void *s) {
+    return cuStreamDestroy_v2(s);
+}
+int hipStreamWaitEvent(void *s, void *e, unsigned flags) {
+    return cuStreamWaitEvent(s, e, flags);
+}
+int hipStreamSynchronize(void *s) {
+    return cuStreamSynchronize(s);
+}
+int hipStreamWaitValue32(void *s, void *word, uint32_t value, unsigned flags, uint32_t mask) {
+    return mask == ~(uint32_t)0 ? cuStreamWaitValue32_v2(s, (address)(uintptr_t)word, value, flags) : INVALID_VALUE;
+}
+int hipStreamWriteValue32(void *s, void *word, uint32_t value, unsigned flags) {
+    return cuStreamWriteValue32_v2(s, (address)(uintptr_t)word, value, flags);
+}
+int hipEventCreateWithFlags(void **e, unsigned flags) {
+    return cuEventCreate(e, flags);
+}
+int hipEventDestroy(void *e) {
+    return cuEventDestroy_v2(e);
+}
+int hipEventRecord(void *e, void *s) {
+    return cuEventRecord(e, s);
+}
+int hipEventQuery(void *e) {
+    return cuEventQuery(e);
+}
