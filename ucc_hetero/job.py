@@ -74,6 +74,9 @@ class Process:
         for endpoint in self.endpoints.values():
             endpoint.close(timeout=1.0)
         self.endpoints.clear()
+        # Messages that nobody received, of communicators that are long gone: libucp would complain of them.
+        lib.ucch_progress_once()
+        lib.ucch_discard_all(self.worker.handle, 0, 0)
         self.worker.close()
         self.ucx.close()
         for library in self._libs.values():

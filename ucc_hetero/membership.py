@@ -2,24 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from . import agreement, env, job, log
 from ._version import __version__
 from .agreement import Facts
+from .collectives import ROWS, Call, elements
 from .device import bind
 from .errors import AgreementError, CollectiveError, UCCHError
 from .liveness import Board
 from .native import lib
+from .plan import Plan
 from .residence import Device, path_of
-from .select import agreed
+from .select import agreed, choose, make_plan
 from .teams import Teams
 from .topology import Topology, link_weights
 from .tune import check_table
 from .turns import turn
+from .types import OPS
 
 __all__ = ["Membership"]
+
+#: Elements of four bytes in the calls whose teams every communicator has from its beginning.
+USUAL_COUNTS = (1, 1 << 12, 1 << 18, 1 << 24)
 
 
 class Membership:
@@ -101,6 +108,8 @@ class Membership:
                 self.teams.get(island.ranks, "native")
             if not self.topology.flat:
                 self.teams.get(tuple(range(self.size)), "bridge")
+                for plan in self._usual_plans():
+                    self.teams.prepare(step for *_, step in plan.program(self.rank))
         except UCCHError as error:
             failure = error
         texts = self.mpi.allgather(str(failure) if failure else "")
@@ -109,6 +118,16 @@ class Membership:
         bad = [(rank, text) for rank, text in enumerate(texts) if text]
         if bad:
             raise CollectiveError(f"rank {bad[0][0]} could not create its teams: {bad[0][1]}")
+
+    def _usual_plans(self) -> Iterator[Plan]:
+        """What calls of all sizes run whose every rank knows the counts, from or to rank 0 if to one."""
+        for collective in ("barrier", "allreduce", "bcast", "reduce", "allgather", "reduce_scatter_block"):
+            root = 0 if collective in ("bcast", "reduce") else -1
+            op = OPS["SUM"] if ROWS[collective].reduces else None
+            for count in USUAL_COUNTS:
+                call = Call(collective, self.size, () if collective == "barrier" else (count,), root)
+                choice = choose(self.topology, collective, elements(call) * 4, op, self.tuning)
+                yield make_plan(self.topology, call, choice)
 
     def discard(self) -> None:
         """Throw away messages under this communicator's number that nobody has received."""

@@ -6,12 +6,13 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
+from weakref import WeakSet
 
 from . import log
 from .errors import NotSupported, UCCHError
 from .native import ffi, lib
 
-__all__ = ["PersistentRequest", "Request", "fill_empty", "reap", "set_status", "settle", "wait_op"]
+__all__ = ["PersistentRequest", "Request", "fill_empty", "reap", "retire", "set_status", "settle", "wait_op"]
 
 #: Seconds that a wait stays in C before Python looks for signals (Ctrl-C).
 SLICE = 0.05
@@ -32,6 +33,9 @@ class _Dropped(NamedTuple):
 
 
 _dropped: deque[_Dropped] = deque()
+
+#: Persistent requests that may be started again.
+_standing: WeakSet[PersistentRequest] = WeakSet()
 
 
 def wait_op(op: Any) -> int:
@@ -72,6 +76,13 @@ def settle(owner: object, timeout: float) -> None:
         while not lib.ucch_wait(each.op, SLICE) and time.monotonic() < until:
             pass
     reap()
+
+
+def retire(owner: object) -> None:
+    """Make the persistent requests of a communicator that is being freed unusable: their programs and board go."""
+    for request in list(_standing):
+        if request._owner is owner:
+            request._begin, request._free, request._direct = _ownerless, _nothing, None
 
 
 def set_status(status: Any, source: int, tag: int, nbytes: int, error: int = 0) -> None:
@@ -336,6 +347,7 @@ class PersistentRequest(Request):
         #: nothing before or after: it is tried first, and ``start`` says why when it cannot start.
         self._begin, self._free, self._direct = start, free, direct
         self._done = True
+        _standing.add(self)
 
     def Start(self) -> None:
         """Start the call. ``ValueError`` when the last one was not waited for."""
@@ -382,6 +394,10 @@ class PersistentRequest(Request):
 
 def _nothing() -> None:
     """What releasing a released request does."""
+
+
+def _ownerless() -> int:
+    raise ValueError("the communicator of this persistent request has been freed")
 
 
 def _freed() -> int:
