@@ -100,7 +100,11 @@ class Membership:
         return [e[0] for e in everyone], [e[1] for e in everyone], all(e[2] for e in everyone)
 
     def _first_teams(self) -> None:
-        """Make the teams that nearly every plan needs and try them; all ranks learn whether all of them work."""
+        """Make the teams that usual calls need and try them; all ranks learn whether all of them work.
+
+        A team is made by all its ranks together. Non-blocking calls on several communicators, in an order of each
+        rank's own, would wait for each other where the first call of a kind made its teams.
+        """
         failure: Exception | None = None
         try:
             island = self.topology.islands[self.topology.island_of[self.rank]]
