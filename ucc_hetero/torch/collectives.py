@@ -11,6 +11,7 @@ import torch
 from .layout import Finish, gathered, overlap, room, rooms, source, units
 from .reduction import Reduction, reduction_of
 from .sparse import allreduce_sparse
+from .uncompiled import uncompiled
 from .work import Work
 
 __all__ = ["Collectives", "Messages"]
@@ -43,6 +44,7 @@ def _counts(tensors: Sequence[Any]) -> list[int]:
     return [tensor.numel() for tensor in tensors]
 
 
+@uncompiled
 class Collectives:
     """The collective methods. Tensors of the host are reduced and moved by the engine; ``opts`` are torch's."""
 
@@ -328,6 +330,7 @@ def _starts(counts: list[int]) -> list[int]:
     return list(accumulate(counts, initial=0))[:-1]
 
 
+@uncompiled
 class Messages:
     """The point-to-point methods."""
 

@@ -22,6 +22,7 @@ from .collectives import Collectives, Messages
 from .futures import Callbacks
 from .lane import Lane
 from .layout import Finish
+from .uncompiled import uncompiled
 from .work import Source, Work, Works, seconds_of, torch_error
 
 __all__ = ["ProcessGroupUCCH"]
@@ -32,6 +33,7 @@ _MOMENT = 20e-6
 _MANY = 64
 
 
+@uncompiled
 class ProcessGroupUCCH(Collectives, Messages, dist.ProcessGroup):
     """A process group of torch over a :class:`~ucc_hetero.Communicator`.
 

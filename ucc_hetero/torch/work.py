@@ -15,6 +15,7 @@ from ..native import lib
 from ..request import SLICE, Request
 from .futures import Future, complete_later
 from .layout import Finish
+from .uncompiled import uncompiled
 
 if TYPE_CHECKING:
     from .group import ProcessGroupUCCH
@@ -49,6 +50,7 @@ class Source:
         """Likewise."""
 
 
+@uncompiled
 class Work(dist.Work):
     """One asynchronous call, or several that finish together.
 
@@ -205,6 +207,7 @@ class Work(dist.Work):
             future.set_result(list(self._outputs))
 
 
+@uncompiled
 class Works(Work):
     """Several calls that are waited for together."""
 

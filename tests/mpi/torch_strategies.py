@@ -1,0 +1,415 @@
+"""A job for test_torch_strategies.py: every way to train in parallel, against one process that sees all the data."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import tempfile
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel as DDP
+from torch_cases import case, close, main
+
+import ucc_hetero.torch  # noqa: F401  registers the backend
+
+dist.init_process_group("ucch", timeout=timedelta(seconds=100))
+R, N = dist.get_rank(), dist.get_world_size()
+STEPS, SHARE, WIDTH = 4, 4, 16
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(WIDTH, 2 * WIDTH), nn.Linear(2 * WIDTH, WIDTH)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.down(torch.tanh(self.up(x)))
+
+
+class Model(nn.Module):
+    def __init__(self, blocks: int = 4) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(Block() for _ in range(blocks))
+        self.head = nn.Linear(WIDTH, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x)
+
+
+def fresh() -> Model:
+    torch.manual_seed(0)
+    return Model()
+
+
+def batch(step: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """The whole batch of a step, equal on every rank."""
+    generator = torch.Generator().manual_seed(step)
+    return torch.randn(SHARE * N, WIDTH, generator=generator), torch.randint(0, 3, (SHARE * N,), generator=generator)
+
+
+def share(step: int, index: int = R, parts: int = N) -> tuple[torch.Tensor, torch.Tensor]:
+    x, y = batch(step)
+    return x.chunk(parts)[index], y.chunk(parts)[index]
+
+
+def sgd(parameters: Any) -> torch.optim.Optimizer:
+    return torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
+
+
+loss_of = nn.functional.cross_entropy
+
+
+@functools.cache
+def reference() -> tuple[float, ...]:
+    """Losses of one process on the whole batches."""
+    model = fresh()
+    optimizer = sgd(model.parameters())
+    losses = []
+    for step in range(STEPS):
+        x, y = batch(step)
+        loss = loss_of(model(x), y)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return tuple(losses)
+
+
+def train(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    *,
+    index: int = R,
+    parts: int = N,
+    tolerance: float = 1e-5,
+    after_backward: Callable[[], None] = lambda: None,
+) -> None:
+    """Train on this rank's share and compare the mean loss of all ranks with the reference at every step."""
+    for step, want in enumerate(reference()):
+        x, y = share(step, index, parts)
+        loss = loss_of(model(x), y)
+        optimizer.zero_grad()
+        loss.backward()
+        after_backward()
+        optimizer.step()
+        mean = loss.detach().clone()
+        dist.all_reduce(mean, op=dist.ReduceOp.AVG)
+        close(mean.item(), want, tolerance, f"loss of step {step}")
+
+
+# --- data parallel ---------------------------------------------------------------------------------------------------
+
+
+@case
+def ddp() -> None:
+    for more in ({}, {"static_graph": True}, {"gradient_as_bucket_view": True, "bucket_cap_mb": 0.001}):
+        model = DDP(fresh(), **more)
+        train(model, sgd(model.parameters()))
+    model = DDP(fresh(), find_unused_parameters=True)
+    train(model, sgd(model.parameters()))
+
+
+@case
+def ddp_no_sync() -> None:
+    model = DDP(fresh())
+    optimizer = sgd(model.parameters())
+    for step, want in enumerate(reference()):
+        x, y = share(step)
+        with model.no_sync():
+            (loss_of(model(x[: SHARE // 2]), y[: SHARE // 2]) / 2).backward()
+        (loss_of(model(x[SHARE // 2 :]), y[SHARE // 2 :]) / 2).backward()
+        mean = loss_of(model.module(x), y).detach()
+        dist.all_reduce(mean, op=dist.ReduceOp.AVG)
+        close(mean.item(), want, 1e-5, f"step {step}")
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+@case
+def ddp_hooks() -> None:
+    from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+    from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook as power
+
+    for hook, tolerance in ((default_hooks.allreduce_hook, 1e-5), (default_hooks.fp16_compress_hook, 1e-2)):
+        model = DDP(fresh(), bucket_cap_mb=0.001)
+        model.register_comm_hook(None, hook)
+        train(model, sgd(model.parameters()), tolerance=tolerance)
+    # Its callbacks communicate themselves; rank 16 of a 16-wide model is next to no compression.
+    model = DDP(fresh(), bucket_cap_mb=0.001)
+    state = power.PowerSGDState(None, matrix_approximation_rank=16, start_powerSGD_iter=2, min_compression_rate=0.1)
+    model.register_comm_hook(state, power.powerSGD_hook)
+    train(model, sgd(model.parameters()), tolerance=1e-2)
+
+
+@case
+def ddp_join() -> None:
+    from torch.distributed.algorithms.join import Join
+
+    model = DDP(fresh())
+    optimizer = sgd(model.parameters())
+    with Join([model]):
+        for step in range(1 + R % 2):
+            x, y = share(step)
+            loss_of(model(x), y).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    flat = torch.cat([p.detach().reshape(-1) for p in model.parameters()])
+    first = flat.clone()
+    dist.broadcast(first, 0)
+    assert torch.equal(flat, first)
+
+
+@case
+def zero() -> None:
+    from torch.distributed.optim import ZeroRedundancyOptimizer
+
+    model = DDP(fresh())
+    optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.SGD, lr=0.1, momentum=0.9)
+    train(model, optimizer)
+    optimizer.consolidate_state_dict(0)
+
+
+@case
+def replicated() -> None:
+    from torch.distributed._composable.replicate import replicate
+
+    model = replicate(fresh())
+    train(model, sgd(model.parameters()))
+
+
+# --- sharded ---------------------------------------------------------------------------------------------------------
+
+
+@case
+def fsdp1() -> None:
+    from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy, StateDictType
+    from torch.distributed.fsdp.wrap import ModuleWrapPolicy
+
+    cpu = torch.device("cpu")
+    for strategy in (ShardingStrategy.FULL_SHARD, ShardingStrategy.SHARD_GRAD_OP, ShardingStrategy.NO_SHARD):
+        model = FullyShardedDataParallel(
+            fresh(), sharding_strategy=strategy, auto_wrap_policy=ModuleWrapPolicy({Block}), device_id=cpu
+        )
+        train(model, sgd(model.parameters()))
+    with FullyShardedDataParallel.state_dict_type(model, StateDictType.FULL_STATE_DICT):
+        assert set(model.state_dict()) == set(fresh().state_dict())
+
+
+def fully_sharded(mesh: Any, **more: Any) -> nn.Module:
+    from torch.distributed.fsdp import fully_shard
+
+    model = fresh()
+    for block in model.blocks:
+        fully_shard(block, mesh=mesh, **more)
+    return fully_shard(model, mesh=mesh, **more)
+
+
+@case
+def fsdp2() -> None:
+    from torch.distributed.fsdp import MixedPrecisionPolicy
+
+    mesh = dist.init_device_mesh("cpu", (N,))
+    for reshard in (True, False):
+        model = fully_sharded(mesh, reshard_after_forward=reshard)
+
+        def clip(model: nn.Module = model) -> None:
+            nn.utils.clip_grad_norm_(model.parameters(), 1e6)
+
+        train(model, sgd(model.parameters()), after_backward=clip)
+    half = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    model = fully_sharded(mesh, mp_policy=half)
+    train(model, sgd(model.parameters()), tolerance=5e-2)
+
+
+@case
+def hsdp() -> None:
+    mesh = dist.init_device_mesh("cpu", (2, N // 2), mesh_dim_names=("replicate", "shard"))
+    model = fully_sharded(mesh)
+    train(model, sgd(model.parameters()))
+
+
+@case
+def checkpoint() -> None:
+    import torch.distributed.checkpoint as dcp
+    from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+
+    mesh = dist.init_device_mesh("cpu", (N,))
+    model = fully_sharded(mesh)
+    optimizer = sgd(model.parameters())
+    train(model, optimizer)
+    folder: list[Any] = [tempfile.mkdtemp() if R == 0 else None]
+    dist.broadcast_object_list(folder, src=0)
+    weights, moments = get_state_dict(model, optimizer)
+    dcp.save({"model": weights, "optimizer": moments}, checkpoint_id=folder[0])
+    other = fully_sharded(mesh)
+    second = sgd(other.parameters())
+    x, y = share(0)
+    loss_of(other(x), y).backward()
+    second.step()
+    weights, moments = get_state_dict(other, second)
+    dcp.load({"model": weights, "optimizer": moments}, checkpoint_id=folder[0])
+    set_state_dict(other, second, model_state_dict=weights, optim_state_dict=moments)
+    for one, two in zip(model.parameters(), other.parameters(), strict=True):
+        assert torch.equal(one.to_local(), two.to_local())
+
+
+# --- tensor parallel -------------------------------------------------------------------------------------------------
+
+
+@case
+def dtensor() -> None:
+    from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+
+    mesh = dist.init_device_mesh("cpu", (N,))
+    torch.manual_seed(3)
+    a, b = torch.randn(N * 3 + 1, 8), torch.randn(8, 5)
+    sharded = distribute_tensor(a, mesh, [Shard(0)])  # uneven
+    assert torch.equal(sharded.full_tensor(), a)
+    product = sharded @ distribute_tensor(b, mesh, [Replicate()])
+    assert torch.allclose(product.full_tensor(), a @ b, atol=1e-6)
+    again = sharded.redistribute(mesh, [Shard(1)])
+    assert torch.equal(again.full_tensor(), a)
+    inner = again @ distribute_tensor(b, mesh, [Shard(0)])  # partial sums
+    assert torch.allclose(inner.redistribute(mesh, [Replicate()]).to_local(), a @ b, atol=1e-5)
+
+
+@case
+def tensor_parallel() -> None:
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+    mesh = dist.init_device_mesh("cpu", (N,))
+    model = fresh()
+    for block in model.blocks:
+        parallelize_module(block, mesh, {"up": ColwiseParallel(), "down": RowwiseParallel()})
+    train(model, sgd(model.parameters()), index=0, parts=1)
+
+
+@case
+def two_dimensions() -> None:
+    """Tensor parallel inside pairs, FSDP2 between them."""
+    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+    mesh = dist.init_device_mesh("cpu", (N // 2, 2), mesh_dim_names=("dp", "tp"))
+    model = fresh()
+    for block in model.blocks:
+        parallelize_module(block, mesh["tp"], {"up": ColwiseParallel(), "down": RowwiseParallel()})
+        fully_shard(block, mesh=mesh["dp"])
+    fully_shard(model.head, mesh=mesh["dp"])
+    train(model, sgd(model.parameters()), index=mesh["dp"].get_local_rank(), parts=N // 2)
+
+
+@case
+def sequence_parallel_all_to_all() -> None:
+    """Attention heads against sequence parts, as Ulysses exchanges them; the gradient goes the same way back."""
+    import torch.distributed._functional_collectives as fc
+
+    torch.manual_seed(1)
+    whole = torch.randn(4 * N, N, 8)
+    mine = whole.chunk(N)[R].clone().requires_grad_()
+    heads = fc.all_to_all_single_autograd(mine.transpose(0, 1).contiguous().view(-1), None, None, dist.group.WORLD)
+    heads = heads.view(N, 4, 8).reshape(4 * N, 8)
+    assert torch.equal(heads.detach(), whole[:, R])
+    (heads * (R + 1)).sum().backward()
+    want = torch.arange(1.0, N + 1).view(1, N, 1).expand_as(mine)
+    assert torch.equal(mine.grad, want)
+
+
+# --- pipelines -------------------------------------------------------------------------------------------------------
+
+
+class Part(nn.Module):
+    """Some of the model's blocks, with the head where it is due."""
+
+    def __init__(self, index: int, parts: int) -> None:
+        super().__init__()
+        model = fresh()
+        each = len(model.blocks) // parts
+        self.blocks = nn.ModuleList(model.blocks[index * each : (index + 1) * each])
+        self.head = model.head if index == parts - 1 else nn.Identity()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x)
+
+
+def pipeline(kind: Any, group: Any, per_rank: int = 1, data_parallel: tuple[int, int] = (0, 1)) -> None:
+    from torch.distributed.pipelining import PipelineStage
+
+    rank, size = dist.get_rank(group), dist.get_world_size(group)
+    parts = size * per_rank
+    indices = [rank + k * size for k in range(per_rank)]
+    stages = [PipelineStage(Part(i, parts), i, parts, torch.device("cpu"), group=group) for i in indices]
+    schedule = kind(stages if per_rank > 1 else stages[0], n_microbatches=size, loss_fn=loss_of)
+    optimizer = sgd([p for stage in stages for p in stage.submod.parameters()])
+    for step, want in enumerate(reference()):
+        x, y = share(step, *data_parallel)
+        optimizer.zero_grad()
+        losses: list[torch.Tensor] = []
+        if 0 in indices and parts - 1 in indices:
+            schedule.step(x, target=y, losses=losses)
+        elif 0 in indices:
+            schedule.step(x)
+        else:
+            schedule.step(target=y, losses=losses) if parts - 1 in indices else schedule.step()
+        for stage in stages if data_parallel[1] > 1 else ():
+            for parameter in stage.submod.parameters():
+                dist.all_reduce(parameter.grad, op=dist.ReduceOp.AVG, group=ACROSS[rank])
+        optimizer.step()
+        if losses:
+            mean = torch.stack(losses).mean().detach()
+            if data_parallel[1] > 1:
+                dist.all_reduce(mean, op=dist.ReduceOp.AVG, group=ACROSS[rank])
+            close(mean.item(), want, 1e-5, f"{kind.__name__} step {step}")
+
+
+#: Set by the last case: stage -> the ranks that hold it.
+ACROSS: dict[int, Any] = {}
+
+
+@case
+def pipelines() -> None:
+    from torch.distributed.pipelining import Schedule1F1B, ScheduleGPipe, ScheduleInterleaved1F1B
+
+    pipeline(ScheduleGPipe, dist.group.WORLD)
+    pipeline(Schedule1F1B, dist.group.WORLD)
+    pair = dist.new_subgroups(2)[0]
+    pipeline(ScheduleInterleaved1F1B, pair, per_rank=2)
+
+
+@case
+def pipeline_with_data_parallel() -> None:
+    from torch.distributed.pipelining import Schedule1F1B
+
+    mesh = dist.init_device_mesh("cpu", (2, N // 2), mesh_dim_names=("pp", "dp"))
+    ACROSS[mesh["pp"].get_local_rank()] = mesh["dp"].get_group()
+    pipeline(Schedule1F1B, mesh["pp"].get_group(), data_parallel=(mesh["dp"].get_local_rank(), N // 2))
+
+
+@case
+def compiled_ddp() -> None:
+    model = torch.compile(DDP(fresh()), backend="aot_eager")
+    train(model, sgd(model.parameters()))
+
+
+@case
+def replicas_are_bit_identical() -> None:
+    model = DDP(copy.deepcopy(fresh()))
+    train(model, sgd(model.parameters()))
+    flat = torch.cat([p.detach().reshape(-1) for p in model.parameters()])
+    lowest, highest = flat.clone(), flat.clone()
+    dist.all_reduce(lowest, op=dist.ReduceOp.MIN)
+    dist.all_reduce(highest, op=dist.ReduceOp.MAX)
+    assert torch.equal(lowest, highest)
+
+
+if __name__ == "__main__":
+    main()

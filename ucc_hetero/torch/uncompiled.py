@@ -1,0 +1,34 @@
+"""Keeps torch.compile out of the backend: it calls these methods, and does not translate them."""
+
+from __future__ import annotations
+
+from types import FunctionType
+from typing import Any, TypeVar
+
+import torch
+
+__all__ = ["uncompiled"]
+
+T = TypeVar("T", bound=type)
+
+
+def uncompiled(kind: T) -> T:
+    """Class decorator: neither inline the class's own methods nor compile them, or what they call, on their own.
+
+    ``torch.compiler.disable`` would do the same, but wraps every call and imports the compiler.
+    """
+    for member in vars(kind).values():
+        function = member.fget if isinstance(member, property) else member
+        if isinstance(function, FunctionType):
+            function._torchdynamo_disable = True  # type: ignore[attr-defined]
+            _run_as_it_is(function.__code__)
+    return kind
+
+
+def _run_as_it_is(code: Any) -> None:
+    native = getattr(getattr(torch._C, "_dynamo", None), "eval_frame", None)
+    try:
+        skip = native._FrameAction.SKIP
+        native.set_code_exec_strategy(code, native._FrameExecStrategy(skip, skip))
+    except AttributeError:  # another version's names: it then compiles what it can
+        return
