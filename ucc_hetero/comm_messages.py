@@ -78,11 +78,12 @@ class MessageMethods:
 
     def _exchange(self, outgoing: Any, incoming: Any, status: Any) -> None:
         messages = self._messages
-        messages.begin(incoming, messages.timeout)
-        messages.begin(outgoing, messages.timeout)
         try:
+            messages.begin(incoming, messages.timeout)
+            messages.begin(outgoing, messages.timeout)
             messages.wait(incoming, status)
         except BaseException:
+            messages.withdraw(incoming)
             messages.withdraw(outgoing)
             raise
         messages.wait(outgoing)

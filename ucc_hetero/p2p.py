@@ -197,7 +197,11 @@ class Messages:
 
     def run(self, transfer: Transfer, status: Any = None) -> None:
         """Start a transfer and wait for its end."""
-        self.begin(transfer, self.timeout)
+        try:
+            self.begin(transfer, self.timeout)
+        except BaseException:  # Ctrl-C may come right here
+            self.withdraw(transfer)
+            raise
         self.wait(transfer, status)
 
     def wait(self, transfer: Transfer, status: Any = None) -> None:

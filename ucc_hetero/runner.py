@@ -88,12 +88,15 @@ class Runner:
             except (BufferError, ValueError, TypeError):
                 pass  # read-only, strided or exotic: the binder handles or refuses it
             else:
-                state = _run(program.handle, outof, into, self.timeout, SLICE)
+                try:
+                    state = _run(program.handle, outof, into, self.timeout, SLICE) or wait_op(program.op)
+                except BaseException:
+                    self._interrupted(program, (send, recv), name)
+                    raise
                 if state == 1:
                     return
-                if state >= 0:
-                    self._wait(program, state, (send, recv), name)
-                    return
+                if state > 1:
+                    self._judge(program, state, (send, recv), name)
         self._usable()
         if op is not None and is_delegated(op):
             request = self._delegate.request(name, send, recv, op, root, recvcounts)
@@ -104,10 +107,14 @@ class Runner:
         if prepared is None:
             return
         program = prepared.program
-        state = _run(program.handle, prepared.send, prepared.recv, self.timeout, SLICE)
+        try:
+            state = _run(program.handle, prepared.send, prepared.recv, self.timeout, SLICE) or wait_op(program.op)
+        except BaseException:
+            self._interrupted(program, prepared, prepared.label)
+            raise
         if state < 0:
             raise CollectiveError(f"rank {self.rank}: {prepared.label} could not be started ({_reason(state)})")
-        self._wait(program, state, prepared, prepared.label)
+        self._judge(program, state, prepared, prepared.label)
         prepared.finish()
         if key is not None and prepared.repeatable and self._plain(prepared, send, recv):
             if len(self._fast) >= KINDS:
@@ -268,16 +275,11 @@ class Runner:
 
     # --- ends ---------------------------------------------------------------------------------------------------------
 
-    def _wait(self, program: Program, state: int, keep: object, label: str) -> None:
-        """Wait for a program that has been started; raise its failure."""
-        if state == 0:
-            try:
-                state = wait_op(program.op)
-            except BaseException:
-                self._break(f"{label} was interrupted")
-                _graveyard.append((program, keep))
-                raise
-        self._judge(program, state, keep, label)
+    def _interrupted(self, program: Program, keep: object, label: str) -> None:
+        """After Ctrl-C in a blocking call: the others may finish it, this rank never learns of that."""
+        if lib.ucch_program_active(program.handle):
+            self._break(f"{label} was interrupted")
+            _graveyard.append((program, keep))
 
     def _judge(self, program: Program, state: int, keep: object, label: str) -> None:
         if state == 1:
