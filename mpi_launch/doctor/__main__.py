@@ -1,0 +1,87 @@
+"""``ucch-doctor``: this host by itself, or with ``--job`` under mpirun (``ucch-run … --check``) all ranks together."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Mapping, Sequence
+
+from ...errors import UCCHError
+from . import checks, facts, findings, job
+from .facts import Facts
+from .findings import Finding, finding
+
+__all__ = ["main"]
+
+#: Seconds for measuring pairs, so that a check of a whole job takes two minutes.
+SECONDS = 100.0
+
+_LOCAL_SIZE = ("OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS", "LOCAL_WORLD_SIZE")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="ucch-doctor", description="Say what would go wrong, and what cures it.")
+    parser.add_argument("--job", action="store_true", help="all ranks of an MPI job; ucch-run … --check does this")
+    parser.add_argument("--json", action="store_true", help="machine-readable")
+    parser.add_argument("--strict", action="store_true", help="warnings count for the exit status as well")
+    parser.add_argument("--no-measure", action="store_true", help="with --job: look, but do not communicate")
+    parser.add_argument("--seconds", type=float, default=SECONDS, help="for measuring pairs (default %(default)g)")
+    return parser
+
+
+def _local_size(environ: Mapping[str, str]) -> int:
+    return next((int(environ[name]) for name in _LOCAL_SIZE if environ.get(name, "").isdigit()), 1)
+
+
+def _show(found: Sequence[Finding], options: argparse.Namespace) -> int:
+    print(findings.as_json(found) if options.json else findings.as_text(found))
+    return findings.status(found, options.strict)
+
+
+def _here() -> Facts:
+    return facts.collect(ranks=_local_size(os.environ))
+
+
+def _measure(options: argparse.Namespace, hosts: list[str]) -> list[Finding]:
+    """Findings, equal on every rank, of communicating for a while."""
+    from ... import AgreementError, Communicator
+    from . import measure
+
+    try:
+        with Communicator() as comm:
+            found = measure.canaries(comm)
+            if findings.status(found) or comm.size < 2:
+                return found
+            return [*found, *measure.slow_pairs(measure.pairs(comm, options.seconds), hosts)]
+    except AgreementError as error:
+        return [finding("job-disagrees", str(error), "each part of the table says it")]
+    except UCCHError as error:
+        return [finding("run-failed", str(error), measure.CURE)]
+
+
+def _job(options: argparse.Namespace) -> int:
+    from mpi4py import MPI  # after UCX, which importing ucc_hetero has loaded
+
+    comm = MPI.COMM_WORLD
+    mine = _here()
+    everyone = comm.allgather(mine)
+    local = comm.allgather(checks.examine(mine))
+    found = findings.merged(local, [each.host for each in everyone])
+    found += job.compare(everyone, comm.Get_size(), job.clock_offsets(comm))
+    if not options.no_measure and not findings.status(each for each in found if each.code != "mpi-missing"):
+        found += _measure(options, [each.host for each in everyone])
+    status = _show(found, options) if comm.Get_rank() == 0 else 0
+    return int(comm.bcast(status, 0))
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command line; the exit status is 0 when a job can run and 1 when it cannot."""
+    options = _parser().parse_args(arguments)
+    if options.job:
+        return _job(options)
+    return _show(checks.examine(_here()), options)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

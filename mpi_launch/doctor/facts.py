@@ -1,0 +1,281 @@
+"""What the doctor looks at, collected once: plain data that can be sent between ranks and judged elsewhere."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import re
+import resource
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ... import discover, native, ucx
+from ..._version import __version__
+from ...errors import UCCHError
+from ...vendors import Device, devices
+from .. import launcher
+
+__all__ = ["Facts", "Libraries", "Port", "collect"]
+
+
+@dataclass(frozen=True, slots=True)
+class Libraries:
+    """UCC and UCX as loaded, or why not; and MPI."""
+
+    error: str = ""
+    ucc: str = ""
+    ucc_path: str = ""
+    components: tuple[str, ...] = ()
+    ucx: str = ""
+    ucx_path: str = ""
+    memory_types: tuple[str, ...] = ()
+    transports: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    #: The library that mpi4py uses, and the program that starts ranks: "openmpi" or "hydra", and words about it.
+    mpi: str = ""
+    mpi_text: str = ""
+    mpirun: str = ""
+    mpirun_text: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Port:
+    """An RDMA port. ``roce_v2`` is whether it has an address of that kind; ``mtu`` that of its network interface."""
+
+    name: str
+    state: str
+    layer: str
+    roce_v2: bool
+    mtu: int
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """One host as one process sees it. Sizes in bytes, -1 where unlimited or unknown."""
+
+    host: str
+    boot_id: str
+    memory_domain: tuple[str, ...]
+    kernel: str
+    package: str
+    libraries: Libraries
+    #: (vendor, PCI address) of every GPU in the machine, and those that this process may use.
+    gpus: tuple[tuple[str, str], ...]
+    usable: tuple[Device, ...]
+    denied: tuple[str, ...]
+    #: (vendor, version of its kernel driver).
+    drivers: tuple[tuple[str, str], ...]
+    #: Pairs of this host's GPUs that cannot read each other's memory.
+    no_peers: tuple[tuple[int, int], ...]
+    modules: tuple[str, ...]
+    open_driver: bool
+    iommu_translates: bool
+    ports: tuple[Port, ...]
+    #: (name, Mbit/s, MTU) of network interfaces that are up.
+    interfaces: tuple[tuple[str, int, int], ...]
+    all_interfaces: tuple[str, ...]
+    memlock: int
+    nofile: int
+    shm: int
+    ptrace_scope: int
+    cores: int
+    ranks_here: int
+    numa_balancing: bool
+    clock_synchronised: bool
+    #: Variables of ours, of UCX, UCC and of devices.
+    env: tuple[tuple[str, str], ...]
+    wall: float
+
+
+_ENV = re.compile(r"^(UCCH_|UCX_|UCC_|CUDA_|HIP_|ROCR_|NCCL_|OMPI_MCA_pml|WORLD_SIZE$)")
+_MODULES = ("nvidia", "nvidia_peermem", "nv_peer_mem", "amdgpu", "xpmem", "knem")
+_ETHERNET_TYPE = "1"
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text().strip()
+    except (OSError, UnicodeDecodeError):
+        return ""
+
+
+def _int(text: str, otherwise: int = -1) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        return otherwise
+
+
+def _mpi(environ: Mapping[str, str]) -> dict[str, Any]:
+    """The MPI library of mpi4py, which is not initialised here, and the mpirun that would be used."""
+    found = {"mpi": "", "mpi_text": "mpi4py finds no MPI library", "mpirun": "", "mpirun_text": "no mpirun"}
+    with contextlib.suppress(ImportError, RuntimeError):
+        import mpi4py
+
+        if "mpi4py.MPI" not in sys.modules:
+            mpi4py.rc.initialize = False
+        from mpi4py import MPI
+
+        text = MPI.Get_library_version().strip("\0 \n")
+        kind = "openmpi" if "Open MPI" in text else "hydra" if "MPICH" in text or "Intel" in text else "other"
+        found.update(mpi=kind, mpi_text=re.split(r"[,\n]", text)[0].strip())
+    with contextlib.suppress(launcher.LauncherError):
+        one = launcher.find("auto", environ)
+        found.update(mpirun=one.kind, mpirun_text=f"{one.kind} {one.version} at {one.path}")
+    return found
+
+
+def _libraries(environ: Mapping[str, str]) -> Libraries:
+    try:
+        loaded = native.load()
+        with ucx.Context() as context:
+            memory, transports = tuple(context.memory_types()), tuple(context.transports())
+    except UCCHError as error:
+        # MPI after UCX, as everywhere: the first UCX in a process serves both.
+        return Libraries(error=str(error), **_mpi(environ))
+    files = Path(loaded.ucc_path).resolve().parent.glob("ucc/libucc_*.so")
+    names = (re.fullmatch(r"libucc_(cl|tl|mc|ec)_(\w+)", path.stem) for path in files)
+    return Libraries(
+        ucc=loaded.ucc_version,
+        ucc_path=loaded.ucc_path,
+        components=tuple(sorted(f"{name[1]}/{name[2]}" for name in names if name)),
+        ucx=loaded.ucx_version,
+        ucx_path=loaded.ucx_path,
+        memory_types=memory,
+        transports=transports,
+        notes=loaded.notes,
+        **_mpi(environ),
+    )
+
+
+def _ports(root: Path) -> list[Port]:
+    found = []
+    for at in sorted((root / "sys/class/infiniband").glob("*/ports/*")):
+        device = at.parent.parent
+        kinds = [_read(path) for path in (at / "gid_attrs/types").glob("*")]
+        networks = sorted((device / "device/net").glob("*"))
+        mtu = _int(_read(networks[0] / "mtu")) if networks else -1
+        state = _read(at / "state").partition(":")[2].strip()
+        layer = _read(at / "link_layer")
+        found.append(Port(f"{device.name}:{at.name}", state, layer, any("v2" in kind for kind in kinds), mtu))
+    return found
+
+
+def _interfaces(root: Path) -> list[tuple[str, int, int]]:
+    found = []
+    for at in sorted((root / "sys/class/net").glob("*")):
+        up = _read(at / "operstate") in ("up", "unknown") and _read(at / "type") == _ETHERNET_TYPE
+        if up and not (at / "bridge").exists():
+            found.append((at.name, max(_int(_read(at / "speed"), 0), 0), _int(_read(at / "mtu"))))
+    return found
+
+
+def _drivers(root: Path) -> list[tuple[str, str]]:
+    versions = {
+        "nvidia": re.search(r"Kernel Module.*?(\d+\.[\d.]+)", _read(root / "proc/driver/nvidia/version")),
+        "amd": re.search(
+            r"\S+", _read(root / "sys/module/amdgpu/version") or _read(root / "proc/sys/kernel/osrelease")
+        ),
+    }
+    present = {"nvidia": "proc/driver/nvidia", "amd": "sys/module/amdgpu"}
+    return [(v, m[m.lastindex or 0] if m else "") for v, m in versions.items() if (root / present[v]).exists()]
+
+
+def _no_peers(count: int) -> list[tuple[int, int]]:
+    """Pairs of NVIDIA GPUs that cannot read each other, by their management library; none where that is not there."""
+    found: list[tuple[int, int]] = []
+    try:
+        import pynvml
+
+        pynvml.nvmlInit()
+        handles = [pynvml.nvmlDeviceGetHandleByIndex(i) for i in range(min(count, pynvml.nvmlDeviceGetCount()))]
+        for i, one in enumerate(handles):
+            for j in range(i):
+                peer = pynvml.nvmlDeviceGetP2PStatus(one, handles[j], pynvml.NVML_P2P_CAPS_INDEX_READ)
+                if peer != pynvml.NVML_P2P_STATUS_OK:
+                    found.append((j, i))
+    except Exception:  # its own class of error, of a library that need not be there
+        return []
+    return found
+
+
+def _iommu_translates(root: Path) -> bool:
+    """An IOMMU that translates what devices send to each other; in pass-through mode it does not."""
+    types = [_read(path) for path in (root / "sys/kernel/iommu_groups").glob("*/type")]
+    return any(kind.startswith("DMA") for kind in types)
+
+
+def _clock_synchronised() -> bool:
+    """True unless the kernel says that nothing keeps its clock right."""
+
+    class Timex(ctypes.Structure):
+        _fields_ = (("modes", ctypes.c_uint), ("rest", ctypes.c_char * 512))
+
+    return bool(ctypes.CDLL(None).adjtimex(ctypes.byref(Timex())) != 5)
+
+
+def _limit(kind: int) -> int:
+    soft, _ = resource.getrlimit(kind)
+    return -1 if soft == resource.RLIM_INFINITY else soft
+
+
+def _shm() -> int:
+    try:
+        found = os.statvfs("/dev/shm")
+    except OSError:
+        return 0
+    return found.f_frsize * found.f_blocks
+
+
+def hardware(root: Path) -> dict[str, Any]:
+    """The part of the facts that is read from files below ``root``."""
+    usable = devices(root)
+    machine = discover.machine(root)
+    nodes = [device.node for device in usable] + [f"/dev/{name}" for name in ("kfd",) if (root / "dev/kfd").exists()]
+    return {
+        "gpus": tuple((each.vendor, each.pci) for each in machine.accelerators),
+        "usable": tuple(usable),
+        "denied": tuple(node for node in nodes if not os.access(root / node.lstrip("/"), os.R_OK | os.W_OK)),
+        "drivers": tuple(_drivers(root)),
+        "modules": tuple(name for name in _MODULES if (root / "sys/module" / name).exists()),
+        "open_driver": "Open Kernel Module" in _read(root / "proc/driver/nvidia/version"),
+        "iommu_translates": _iommu_translates(root),
+        "ports": tuple(_ports(root)),
+        "interfaces": tuple(_interfaces(root)),
+        "all_interfaces": tuple(sorted(path.name for path in (root / "sys/class/net").glob("*"))),
+        "ptrace_scope": _int(_read(root / "proc/sys/kernel/yama/ptrace_scope"), 0),
+        "numa_balancing": _int(_read(root / "proc/sys/kernel/numa_balancing"), 0) > 0,
+    }
+
+
+def collect(
+    root: Path = Path("/"), environ: Mapping[str, str] | None = None, libraries: Libraries | None = None, ranks: int = 1
+) -> Facts:
+    """This host's facts. ``root`` is where its files lie; ``libraries`` stands in for loading UCC and UCX."""
+    environ = os.environ if environ is None else environ
+    found = hardware(root)
+    identity = discover.host_identity()
+    nvidia = sum(device.vendor == "nvidia" for device in found["usable"])
+    return Facts(
+        host=identity.hostname,
+        boot_id=identity.boot_id,
+        memory_domain=tuple(map(str, identity.memory)),
+        kernel=os.uname().release,
+        package=__version__,
+        libraries=_libraries(environ) if libraries is None else libraries,
+        no_peers=tuple(_no_peers(nvidia) if root == Path("/") and nvidia > 1 else []),
+        memlock=_limit(resource.RLIMIT_MEMLOCK),
+        nofile=_limit(resource.RLIMIT_NOFILE),
+        shm=_shm(),
+        cores=discover.cores(),
+        ranks_here=ranks,
+        clock_synchronised=_clock_synchronised(),
+        env=tuple(sorted((name, value) for name, value in environ.items() if _ENV.match(name))),
+        wall=time.time(),
+        **found,
+    )

@@ -1,0 +1,193 @@
+"""The ranks of a job compared: what must be equal, what should be, and what they must not share."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from ...vendors import VENDORS
+from .facts import Facts
+from .findings import Finding, finding, ok
+
+__all__ = ["clock_offsets", "compare"]
+
+#: Seconds by which clocks may differ before traces and logs of several hosts mislead.
+CLOCK = 0.1
+
+
+def _ranks(numbers: Sequence[int]) -> str:
+    text = ", ".join(map(str, numbers[:8])) + (", …" if len(numbers) > 8 else "")
+    return f"rank{'s' * (len(numbers) > 1)} {text}"
+
+
+def _hosts(everyone: Sequence[Facts]) -> str:
+    count = len({facts.host for facts in everyone})
+    return f"{count} host{'s' * (count > 1)}"
+
+
+def _differences(everyone: Sequence[Facts], what: Callable[[Facts], object]) -> list[tuple[object, list[int]]]:
+    groups: dict[object, list[int]] = {}
+    for rank, facts in enumerate(everyone):
+        groups.setdefault(what(facts), []).append(rank)
+    return list(groups.items())
+
+
+def _table(title: str, groups: Sequence[tuple[object, list[int]]]) -> str:
+    return "\n".join(
+        [f"{title} differs between ranks:", *(f"{value or 'none'}: {_ranks(ranks)}" for value, ranks in groups)]
+    )
+
+
+def _minor(version: str) -> str:
+    return ".".join(version.split(".")[:2])
+
+
+_MUST_AGREE: tuple[tuple[str, Callable[[Facts], object], str], ...] = (
+    ("ucc_hetero", lambda f: f.package, "install the same version on every host"),
+    (
+        "UCC",
+        lambda f: f.libraries.ucc,
+        "use the same libucc everywhere (UCCH_UCC_LIB): contexts of different versions hang",
+    ),
+    (
+        "UCX",
+        lambda f: _minor(f.libraries.ucx),
+        "use the same minor version of UCX everywhere (UCCH_UCX_DIR): others do not always understand each other",
+    ),
+    (
+        "the set of UCC_* settings",
+        lambda f: " ".join(
+            f"{k}={v}" for k, v in f.env if k.startswith("UCC_") and not k.startswith(("UCC_EC", "UCC_MC"))
+        ),
+        "export the same values on every rank (ucch-run -x NAME=VALUE), or unset them",
+    ),
+)
+
+
+def agreement(everyone: Sequence[Facts], size: int) -> Iterator[Finding]:
+    """What makes a job impossible when it differs."""
+    told = {dict(f.env).get("WORLD_SIZE", str(size)) for f in everyone}
+    if told != {str(size)}:
+        yield finding(
+            "job-size",
+            f"{', '.join(sorted(told))} ranks were started, but MPI sees {size} in this one",
+            "the mpirun and the MPI of mpi4py do not belong together: see mpi-mismatch",
+        )
+    good = True
+    for title, what, cure in _MUST_AGREE:
+        groups = _differences(everyone, what)
+        if len(groups) > 1:
+            good = False
+            yield finding("job-disagrees", _table(title, groups), cure)
+    if good:
+        yield ok(
+            "job",
+            f"{len(everyone)} ranks on {_hosts(everyone)} agree on versions and settings",
+        )
+
+
+def placement(everyone: Sequence[Facts]) -> Iterator[Finding]:
+    """Ranks of one machine can share memory, and no two share a device."""
+    by_boot: dict[str, set[tuple[str, ...]]] = {}
+    users: dict[tuple[str, str], list[int]] = {}
+    for rank, facts in enumerate(everyone):
+        by_boot.setdefault(facts.boot_id, set()).add(facts.memory_domain)
+        shown = _visible(facts)
+        if len(shown) == 1:
+            users.setdefault((facts.host, shown[0]), []).append(rank)
+    if any(len(domains) > 1 for domains in by_boot.values()):
+        yield finding(
+            "job-namespaces",
+            "ranks of one machine are in containers that cannot share memory, and UCX takes them for one node",
+            "docker run --ipc=host --pid=host (ucch-run does), or one container per host",
+        )
+    for (host, device), ranks in users.items():
+        if len(ranks) > 1:
+            yield finding(
+                "job-device-shared",
+                f"{_ranks(ranks)} on {host} use one device, {device}",
+                "start no more ranks than devices on a host (slots: in the cluster file)",
+            )
+
+
+def _visible(facts: Facts) -> list[str]:
+    """The devices that a rank sees: as its variable says, else all."""
+    env = dict(facts.env)
+    for device in facts.usable:
+        chosen = env.get(VENDORS[device.vendor].visible)
+        if chosen:
+            return [f"{device.vendor} {word}" for word in chosen.split(",")]
+    return [device.pci for device in facts.usable]
+
+
+def likeness(everyone: Sequence[Facts]) -> Iterator[Finding]:
+    """What should be equal, and what mixed vendors cannot do."""
+    for vendor in VENDORS:
+        having = [f for f in everyone if any(device.vendor == vendor for device in f.usable)]
+        groups = _differences(having, lambda f, v=vendor: dict(f.drivers).get(v, ""))  # type: ignore[misc]
+        if len(groups) > 1:
+            yield finding(
+                "job-drivers",
+                _table(f"the {vendor} driver", groups),
+                "install the same driver on all hosts of a vendor",
+            )
+    for name in sorted({name for f in everyone for name, _, _ in f.interfaces} - {"lo"}):
+        having = [f for f in everyone if any(interface[0] == name for interface in f.interfaces)]
+        groups = _differences(having, lambda f, n=name: next(m for i, _, m in f.interfaces if i == n))  # type: ignore[misc]
+        if len(groups) > 1:
+            yield finding(
+                "job-mtu",
+                _table(f"the MTU of {name}", groups),
+                f"ip link set dev {name} mtu N, with one N on every host",
+            )
+    vendors = {device.vendor for f in everyone for device in f.usable}
+    needed = {VENDORS[vendor].memory for vendor in vendors}
+    unlike = _differences(everyone, lambda f: tuple(sorted(needed & set(f.libraries.memory_types))))
+    if len(vendors) < 2 and len(unlike) > 1:
+        named = [(", ".join(value), ranks) for value, ranks in unlike if isinstance(value, tuple)]
+        yield finding(
+            "job-memory",
+            _table("GPU memory that UCX knows", named),
+            "use one build of UCX on all hosts, or UCCH_STAGING=staged",
+        )
+    if {"nvidia", "amd"} <= vendors:
+        yield finding(
+            "job-fp8",
+            "float8_e4m3 means other numbers on MI300 (FNUZ) than on NVIDIA's GPUs (FN)",
+            "do not send fp8 between them; bfloat16 means the same on both",
+        )
+
+
+def clocks(everyone: Sequence[Facts], offsets: Sequence[float]) -> Iterator[Finding]:
+    """Clocks of different hosts."""
+    worst = max(range(len(offsets)), key=lambda rank: abs(offsets[rank]))
+    if abs(offsets[worst]) > CLOCK:
+        yield finding(
+            "job-clock",
+            f"the clock of {everyone[worst].host} is {offsets[worst]:+.2f} s from that of {everyone[0].host}",
+            "start chronyd or systemd-timesyncd on every host",
+        )
+
+
+def clock_offsets(comm: Any) -> list[float]:
+    """Seconds by which each rank's clock is ahead of rank 0's, over MPI, by the quickest of some round trips."""
+    offset = 0.0
+    for rank in range(1, comm.Get_size()):
+        best = float("inf")
+        for _ in range(5):
+            if comm.Get_rank() == 0:
+                comm.recv(source=rank)
+                comm.send(time.time(), dest=rank)
+            elif comm.Get_rank() == rank:
+                start = time.time()
+                comm.send(None, dest=0)
+                theirs, end = comm.recv(source=0), time.time()
+                if end - start < best:
+                    best, offset = end - start, (start + end) / 2 - theirs
+    return list(comm.allgather(offset))
+
+
+def compare(everyone: Sequence[Facts], size: int, offsets: Sequence[float]) -> list[Finding]:
+    """Everything there is to say about the ranks of a job together."""
+    return [*agreement(everyone, size), *placement(everyone), *likeness(everyone), *clocks(everyone, offsets)]

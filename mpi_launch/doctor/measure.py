@@ -1,0 +1,216 @@
+"""The measured part: collectives whose results are known, on all ranks together, and every pair of ranks."""
+
+from __future__ import annotations
+
+import contextlib
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ... import IN_PLACE, MAX, Communicator, UCCHError
+from ...device.rank import place_of
+from ...device.vendors import runtime_of
+from .findings import Finding, finding, ok
+
+__all__ = ["canaries", "pairs", "rounds", "slow_pairs"]
+
+Array = npt.NDArray[Any]
+
+#: Bytes of a message that is short, and of one that shows the bandwidth.
+SHORT, LONG = 8, 4 << 20
+TIMES = 20
+#: A pair is slow below this share of the median of pairs of its kind, where there are enough to compare.
+SLOW_SHARE, ENOUGH = 0.25, 3
+
+CURE = (
+    "run again with UCCH_LOG_LEVEL=info; unset UCC_* and UCX_* settings; use one build of UCC and UCX on all hosts "
+    "(docs/doctor.md)"
+)
+
+
+class Vector:
+    """Numbers in the memory that this rank's buffers live in: its device's, or the host's."""
+
+    def __init__(self, values: Array) -> None:
+        self.runtime = runtime_of(place_of().vendor)
+        self.host = np.ascontiguousarray(values)
+        self.block = self.runtime.alloc(max(self.host.nbytes, 1)) if self.runtime else None
+        if self.runtime and self.block:
+            self.runtime.copy(self.block.handle, self.host.ctypes.data, self.host.nbytes)
+            self.__cuda_array_interface__ = {
+                "shape": self.host.shape,
+                "typestr": self.host.dtype.str,
+                "data": (self.block.handle, False),
+                "version": 2,
+            }
+
+    @property
+    def buffer(self) -> Any:
+        """What a communicator takes."""
+        return self if self.block else self.host
+
+    def get(self) -> Array:
+        """The numbers as they are now."""
+        if self.runtime and self.block:
+            self.runtime.copy(self.host.ctypes.data, self.block.handle, self.host.nbytes)
+        return self.host
+
+    def close(self) -> None:
+        """Give the memory back."""
+        if self.block:
+            self.block.close()
+
+
+@contextlib.contextmanager
+def _vectors(*values: Array) -> Iterator[list[Vector]]:
+    made = [Vector(each) for each in values]
+    try:
+        yield made
+    finally:
+        for vector in made:
+            vector.close()
+
+
+def _allreduce(comm: Communicator, n: int, in_place: bool) -> bool:
+    data = np.arange(n, dtype=np.float32) % 97 + comm.rank
+    expected = (np.arange(n, dtype=np.float32) % 97) * comm.size + comm.size * (comm.size - 1) // 2
+    with _vectors(data, np.zeros(n, np.float32)) as (send, receive):
+        if in_place:
+            comm.Allreduce(IN_PLACE, send.buffer)
+        else:
+            comm.Allreduce(send.buffer, receive.buffer)
+        return bool((send if in_place else receive).get().tolist() == expected.tolist())
+
+
+def _allgather(comm: Communicator, n: int) -> bool:
+    with _vectors(np.full(n, comm.rank, np.int32), np.zeros(n * comm.size, np.int32)) as (send, receive):
+        comm.Allgather(send.buffer, receive.buffer)
+        return bool((receive.get() == np.repeat(np.arange(comm.size), n)).all())
+
+
+def _alltoall(comm: Communicator, n: int) -> bool:
+    data = np.repeat(np.arange(comm.size) + comm.size * comm.rank, n).astype(np.int32)
+    with _vectors(data, np.zeros(n * comm.size, np.int32)) as (send, receive):
+        comm.Alltoall(send.buffer, receive.buffer)
+        return bool((receive.get() == np.repeat(np.arange(comm.size) * comm.size + comm.rank, n)).all())
+
+
+def _reduce_scatter(comm: Communicator, n: int) -> bool:
+    # Uneven on purpose: libraries divide such counts in ways of their own.
+    counts = [n + rank % 3 for rank in range(comm.size)]
+    data = np.concatenate([np.full(count, i, np.int64) for i, count in enumerate(counts)])
+    with _vectors(data, np.zeros(counts[comm.rank], np.int64)) as (send, receive):
+        comm.Reduce_scatter(send.buffer, receive.buffer, counts)
+        return bool((receive.get() == comm.rank * comm.size).all())
+
+
+def _bcast(comm: Communicator, n: int) -> bool:
+    root = comm.size - 1
+    with _vectors(np.arange(n, dtype=np.float64) * (comm.rank == root)) as (data,):
+        comm.Bcast(data.buffer, root)
+        return bool((data.get() == np.arange(n)).all())
+
+
+#: What is tried: those that are known to go wrong where ranks differ, in the sizes at which they do.
+CANARIES: tuple[tuple[str, Callable[[Communicator], bool]], ...] = (
+    ("allreduce of 4 bytes", lambda comm: _allreduce(comm, 1, False)),
+    ("allreduce of 8 MiB", lambda comm: _allreduce(comm, 1 << 21, False)),
+    ("allreduce of 8 MiB in place", lambda comm: _allreduce(comm, 1 << 21, True)),
+    ("allgather of 64 KiB", lambda comm: _allgather(comm, 1 << 14)),
+    ("alltoall of 64 KiB", lambda comm: _alltoall(comm, 1 << 14)),
+    ("reduce_scatter of uneven parts", lambda comm: _reduce_scatter(comm, 1000)),
+    ("bcast of 1 MiB", lambda comm: _bcast(comm, 1 << 17)),
+)
+
+
+def canaries(
+    comm: Communicator, tried: tuple[tuple[str, Callable[[Communicator], bool]], ...] = CANARIES
+) -> list[Finding]:
+    """Run each; after a failure the communicator is no longer good for the next. Same findings on every rank."""
+    for name, run in tried:
+        failure, right = "", False
+        try:
+            right = run(comm)
+        except UCCHError as error:
+            failure = str(error)
+        answers = comm.mpi.allgather((failure, right))
+        failed = [(rank, text) for rank, (text, _) in enumerate(answers) if text]
+        if failed:
+            return [finding("run-failed", f"{name} failed: rank {failed[0][0]}: {failed[0][1]}", CURE)]
+        wrong = [rank for rank, (_, good) in enumerate(answers) if not good]
+        if wrong:
+            return [finding("run-wrong", f"{name} gave wrong numbers on ranks {', '.join(map(str, wrong))}", CURE)]
+    return [ok("collectives", f"{len(tried)} kinds gave the right numbers on {comm.size} ranks")]
+
+
+def rounds(size: int) -> Iterator[list[tuple[int, int]]]:
+    """Every pair of ranks once, in rounds in which no rank has two partners."""
+    players = list(range(size)) + [-1] * (size % 2)
+    half = len(players) // 2
+    for _ in range(len(players) - 1):
+        matches = zip(players[:half], reversed(players[half:]), strict=True)
+        yield [(min(a, b), max(a, b)) for a, b in matches if -1 not in (a, b)]
+        players = [players[0], players[-1], *players[1:-1]]
+
+
+def _ping(comm: Communicator, data: Vector, peer: int, first: bool, times: int) -> float:
+    """Seconds of one way."""
+    start = time.perf_counter()
+    for _ in range(times):
+        if first:
+            comm.Send(data.buffer, peer)
+            comm.Recv(data.buffer, peer)
+        else:
+            comm.Recv(data.buffer, peer)
+            comm.Send(data.buffer, peer)
+    return (time.perf_counter() - start) / (2 * times)
+
+
+def pairs(comm: Communicator, seconds: float) -> dict[tuple[int, int], tuple[float, float]]:
+    """(latency in seconds, bytes per second) of each pair, as far as the time goes; equal on every rank."""
+    end = time.monotonic() + seconds
+    mine: dict[tuple[int, int], tuple[float, float]] = {}
+    worst = np.zeros(1)
+    with _vectors(np.zeros(SHORT, np.uint8), np.zeros(LONG, np.uint8)) as (short, long):
+        for matches in rounds(comm.size):
+            comm.Allreduce(np.array([float(time.monotonic() > end)]), worst, op=MAX)
+            if worst[0]:
+                break
+            for a, b in matches:
+                if comm.rank in (a, b):
+                    peer = a + b - comm.rank
+                    _ping(comm, short, peer, comm.rank == a, 2)
+                    latency = _ping(comm, short, peer, comm.rank == a, TIMES)
+                    _ping(comm, long, peer, comm.rank == a, 1)
+                    mine[a, b] = latency, LONG / _ping(comm, long, peer, comm.rank == a, 3)
+    return {pair: values for each in comm.mpi.allgather(mine) for pair, values in each.items()}
+
+
+def slow_pairs(measured: dict[tuple[int, int], tuple[float, float]], hosts: list[str]) -> list[Finding]:
+    """Pairs far below others of their kind, and what is usual for each kind."""
+    found = []
+    for kind, inside in (("within hosts", True), ("between hosts", False)):
+        those = {p: v for p, v in measured.items() if (hosts[p[0]] == hosts[p[1]]) == inside}
+        if not those:
+            continue
+        usual = statistics.median_high(sorted(speed for _, speed in those.values()))
+        latency = statistics.median(latency for latency, _ in those.values())
+        words = f"{len(those)} pairs {kind}: {latency * 1e6:.1f} us, {usual / 1e9:.2f} GB/s (medians)"
+        slow = [pair for pair, (_, speed) in those.items() if speed < SLOW_SHARE * usual]
+        if slow and len(those) >= ENOUGH:
+            names = ", ".join(f"{a}-{b} ({those[a, b][1] / 1e9:.2f} GB/s)" for a, b in slow[:8])
+            between = sorted({hosts[rank] for pair in slow for rank in pair})
+            found.append(
+                finding(
+                    "pair-slow",
+                    f"ranks {names} are slow; {words}; hosts: {', '.join(between[:8])}",
+                    "check link, slot and binding of these hosts: ethtool NAME, ibstat, lspci -vv (LnkSta)",
+                )
+            )
+        else:
+            found.append(ok("pairs", words))
+    return found

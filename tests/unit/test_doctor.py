@@ -1,0 +1,310 @@
+"""Every finding of the doctor, provoked: on recorded hosts, or by one fact that a healthy host has otherwise."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hosts import amd_host, nvidia_host, write
+
+from ucc_hetero.errors import CollectiveTimeout
+from ucc_hetero.launch.doctor import __main__ as tool
+from ucc_hetero.launch.doctor import checks, facts, findings, job, measure
+from ucc_hetero.launch.doctor.facts import Facts, Libraries
+
+LIBRARIES = Libraries(
+    ucc="1.4.0",
+    ucc_path="/lib/libucc.so.1",
+    components=(
+        "cl/basic",
+        "ec/cpu",
+        "ec/cuda",
+        "ec/rocm",
+        "mc/cpu",
+        "mc/cuda",
+        "mc/rocm",
+        "tl/nccl",
+        "tl/rccl",
+        "tl/ucp",
+    ),
+    ucx="1.22.0",
+    ucx_path="/lib/libucp.so.0",
+    memory_types=("host", "cuda", "rocm"),
+    transports=("self", "tcp", "sysv", "posix", "cma", "rc_mlx5"),
+    mpi="openmpi",
+    mpi_text="Open MPI v5.0.11",
+    mpirun="openmpi",
+    mpirun_text="openmpi 5.0.11 at /bin/mpirun",
+)
+
+NETWORK = {
+    "sys/class/net/lo/type": "772",
+    "sys/class/net/lo/operstate": "unknown",
+    "sys/class/net/eth0/type": "1",
+    "sys/class/net/eth0/operstate": "up",
+    "sys/class/net/eth0/speed": "100000",
+    "sys/class/net/eth0/mtu": "9000",
+    "sys/class/infiniband/mlx5_0/ports/1/state": "4: ACTIVE",
+    "sys/class/infiniband/mlx5_0/ports/1/link_layer": "Ethernet",
+    "sys/class/infiniband/mlx5_0/ports/1/rate": "100 Gb/sec (4X EDR)",
+    "sys/class/infiniband/mlx5_0/ports/1/gid_attrs/types/0": "IB/RoCE v1",
+    "sys/class/infiniband/mlx5_0/ports/1/gid_attrs/types/1": "RoCE v2",
+    "proc/sys/kernel/yama/ptrace_scope": "0",
+    "proc/sys/kernel/numa_balancing": "0",
+}
+
+#: What the kernel answers and no file says.
+ANSWERS = {
+    "kernel": "6.8.0-45-generic",
+    "memlock": -1,
+    "nofile": 1 << 20,
+    "shm": 64 << 30,
+    "cores": 16,
+    "clock_synchronised": True,
+    "denied": (),
+}
+
+
+def healthy(root: Path, make: Callable[[Path], Path] = nvidia_host, **changes: Any) -> Facts:
+    """A host with two GPUs, a RoCE port and nothing wrong, but for the changes."""
+    write(make(root), NETWORK)
+    found = facts.collect(root, {}, LIBRARIES)
+    return replace(found, **{**ANSWERS, **changes})
+
+
+def codes(found: list[findings.Finding]) -> set[str]:
+    return {each.code for each in found if each.level != "ok"}
+
+
+@pytest.mark.parametrize("make", [nvidia_host, amd_host])
+def test_healthy(tmp_path: Path, make: Callable[[Path], Path]) -> None:
+    found = checks.examine(healthy(tmp_path, make))
+    assert codes(found) == set()
+    assert {"mpi", "ucx", "ucc", "gpu", "network", "rdma", "shm", "cores", "clock", "settings"} <= {
+        e.code for e in found
+    }
+
+
+def lib(**changes: Any) -> dict[str, Any]:
+    return {"libraries": replace(LIBRARIES, **changes)}
+
+
+def env(**variables: str) -> dict[str, Any]:
+    return {"env": tuple(sorted(variables.items()))}
+
+
+FOREIGN = "/x was not used: /usr/lib/libucp.so.0 was in the process first; import ucc_hetero before mpi4py.MPI"
+
+#: Code -> what about a healthy host's facts provokes it.
+ONE_HOST: list[tuple[str, dict[str, Any]]] = [
+    ("mpi-missing", lib(mpirun="", mpirun_text="no mpirun")),
+    ("mpi-missing", lib(mpi="", mpi_text="mpi4py finds no MPI library")),
+    ("mpi-mismatch", lib(mpirun="hydra", mpirun_text="hydra 5.0.2 at /bin/mpiexec")),
+    ("libraries-missing", lib(error="libucc could not be loaded. Tried:\n  - the system: no such file")),
+    ("ucx-foreign", lib(notes=(FOREIGN,))),
+    ("ucx-lacks-vendor", lib(memory_types=("host",))),
+    ("ucx-lacks-shm", lib(transports=("self", "tcp"))),
+    ("ucc-lacks-vendor", lib(components=("ec/cpu", "mc/cpu", "tl/ucp"))),
+    ("ucc-lacks-library", lib(components=("ec/cpu", "ec/cuda", "mc/cuda", "mc/cpu", "tl/ucp"))),
+    ("gpu-denied", {"denied": ("/dev/nvidia0",)}),
+    ("peer-access", {"no_peers": ((0, 1),)}),
+    ("net-unknown", env(UCX_NET_DEVICES="mlx5_0:1,eth7")),
+    ("memlock", {"memlock": 65536}),
+    ("nofile", {"nofile": 1024}),
+    ("shm-small", {"shm": 64 << 20}),
+    ("cores-few", {"ranks_here": 17}),
+    ("clock", {"clock_synchronised": False}),
+    ("env-unknown", env(UCCH_TIMOUT="3")),
+    ("env-bad", env(UCCH_TIMEOUT="soon")),
+    ("tls-no-gpu", env(UCX_TLS="tcp,sm,self")),
+    ("tls-no-wireup", env(UCX_TLS="rc_mlx5,cuda,self")),
+    ("ucc-bridge", env(UCC_TLS="ucp,nccl")),
+]
+
+PORT = "sys/class/infiniband/mlx5_0/ports/1"
+
+#: Code -> the files of a host that provoke it.
+ONE_RECORD: list[tuple[str, dict[str, str]]] = [
+    ("mtu-small", {"sys/class/net/eth0/mtu": "1500"}),
+    ("rdma-down", {f"{PORT}/state": "1: DOWN"}),
+    ("roce-gid", {f"{PORT}/gid_attrs/types/1": "IB/RoCE v1"}),
+    ("ptrace", {"proc/sys/kernel/yama/ptrace_scope": "1"}),
+    ("numa-balancing", {"proc/sys/kernel/numa_balancing": "1"}),
+    ("iommu", {"sys/kernel/iommu_groups/7/type": "DMA-FQ"}),
+    ("gpudirect", {"proc/driver/nvidia/version": "NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.54"}),
+]
+
+
+@pytest.mark.parametrize(("code", "changes"), ONE_HOST, ids=[f"{i}-{code}" for i, (code, _) in enumerate(ONE_HOST)])
+def test_facts_that_provoke(tmp_path: Path, code: str, changes: dict[str, Any]) -> None:
+    assert codes(checks.examine(healthy(tmp_path, **changes))) == {code}
+
+
+@pytest.mark.parametrize(("code", "files"), ONE_RECORD, ids=[code for code, _ in ONE_RECORD])
+def test_files_that_provoke(tmp_path: Path, code: str, files: dict[str, str]) -> None:
+    write(write(nvidia_host(tmp_path), NETWORK), files)
+    found = replace(facts.collect(tmp_path, {}, LIBRARIES), **ANSWERS)
+    assert codes(checks.examine(found)) == {code}
+
+
+def test_gpudirect_of_other_drivers(tmp_path: Path) -> None:
+    write(tmp_path, {"sys/module/nvidia_peermem/version": "1"})
+    assert codes(checks.examine(replace(healthy(tmp_path), open_driver=False))) == set()
+    old = healthy(tmp_path / "amd", amd_host, kernel="5.14.0-427.el9")
+    assert codes(checks.examine(old)) == {"gpudirect"}
+
+
+def test_gpus_that_cannot_be_used(tmp_path: Path) -> None:
+    found = healthy(tmp_path)
+    assert codes(checks.examine(replace(found, usable=()))) == {"gpu-unusable"}
+    unloaded = [each for each in checks.examine(replace(found, usable=(), drivers=())) if each.code == "gpu-unusable"]
+    assert "its driver is not loaded" in unloaded[0].text
+
+
+def test_a_small_bar(tmp_path: Path) -> None:
+    found = checks.examine(healthy(tmp_path, lambda root: amd_host(root, window=256 << 20)))
+    assert codes(found) == {"bar-small"}
+    assert "0.25 GiB of 192 GiB of 2 GPUs" in next(each.text for each in found if each.code == "bar-small")
+
+
+def test_no_network(tmp_path: Path) -> None:
+    found = healthy(tmp_path, ports=(), interfaces=(("lo", 0, 65536),))
+    assert codes(checks.examine(found)) == {"net-missing"}
+
+
+def with_env(found: Facts, **variables: str) -> Facts:
+    return replace(found, env=tuple(sorted(variables.items())))
+
+
+def jobs(root: Path) -> dict[str, tuple[list[Facts], int, list[float]]]:
+    """Code -> the facts of two ranks that provoke it, MPI's size, their clocks."""
+    a = replace(healthy(root / "a"), host="a", boot_id="a", memory_domain=("a",))
+    b = replace(a, host="b", boot_id="b", memory_domain=("b",))
+    amd = replace(healthy(root / "amd", amd_host), host="b", boot_id="b")
+    still = [0.0, 0.0]
+    other_lib = replace(b, libraries=replace(LIBRARIES, ucc="1.3.0"))
+    cpu_only = replace(b, usable=(), libraries=replace(LIBRARIES, memory_types=("host",)))
+    return {
+        "": ([a, b], 2, still),
+        "job-size": ([with_env(a, WORLD_SIZE="2")], 1, [0.0]),
+        "job-disagrees": ([a, other_lib], 2, still),
+        "job-namespaces": ([a, replace(b, boot_id="a", host="c1")], 2, still),
+        "job-device-shared": (
+            [with_env(a, CUDA_VISIBLE_DEVICES="1"), with_env(a, CUDA_VISIBLE_DEVICES="1")], 2, still,
+        ),
+        "job-drivers": ([a, replace(b, drivers=(("nvidia", "535.1"),))], 2, still),
+        "job-mtu": ([a, replace(b, interfaces=(("eth0", 100000, 1500),))], 2, still),
+        "job-clock": ([a, b], 2, [0.0, -3.5]),
+        "job-memory": ([a, cpu_only], 2, still),
+        "job-fp8": ([a, amd], 2, still),
+    }  # fmt: skip
+
+
+JOB_CODES = ("", *(code for code in findings.CODES if code.startswith("job-")))
+
+
+@pytest.mark.parametrize("code", JOB_CODES)
+def test_ranks_that_provoke(tmp_path: Path, code: str) -> None:
+    found = job.compare(*jobs(tmp_path)[code])
+    assert codes(found) == {code} - {""}
+
+
+def test_disagreements_are_tables(tmp_path: Path) -> None:
+    a = healthy(tmp_path)
+    others = [a, a, replace(a, libraries=replace(LIBRARIES, ucx="1.13.1"))]
+    text = next(each.text for each in job.compare(others, 3, [0.0] * 3) if each.code == "job-disagrees")
+    assert text == "UCX differs between ranks:\n1.22: ranks 0, 1\n1.13: rank 2"
+    set_here = [a, with_env(a, UCC_TLS="ucp", UCC_EC_ROCM_COPY_HOST_LIMIT="0")]
+    assert "UCC_TLS=ucp: rank 1" in next(
+        e.text for e in job.compare(set_here, 2, [0.0] * 2) if e.code == "job-disagrees"
+    )
+    local = [a, with_env(a, UCC_EC_ROCM_COPY_HOST_LIMIT="0")]
+    assert codes(job.compare(local, 2, [0.0] * 2)) == set(), "a setting of one host's devices steers nothing"
+
+
+class World:
+    """A communicator of one rank, for what only needs answers."""
+
+    rank, size = 0, 1
+
+    class mpi:
+        @staticmethod
+        def allgather(value: Any) -> list[Any]:
+            return [value]
+
+
+def failing(comm: Any) -> bool:
+    raise CollectiveTimeout("allreduce: rank 3 had not arrived")
+
+
+def test_canaries() -> None:
+    world: Any = World()
+    assert codes(measure.canaries(world, (("a", lambda comm: True),))) == set()
+    wrong = measure.canaries(world, (("allreduce of 8 MiB in place", lambda comm: False), ("b", failing)))
+    assert codes(wrong) == {"run-wrong"} and "8 MiB in place gave wrong numbers on ranks 0" in wrong[0].text
+    failed = measure.canaries(world, (("a", failing), ("b", lambda comm: True)))
+    assert codes(failed) == {"run-failed"} and "rank 3 had not arrived" in failed[0].text
+
+
+def test_slow_pairs() -> None:
+    hosts = ["a", "b", "c", "d"]
+    every = [pair for matches in measure.rounds(4) for pair in matches]
+    even = dict.fromkeys(every, (1e-5, 1e9))
+    assert codes(measure.slow_pairs(even, hosts)) == set()
+    lame = {pair: (1e-5, 1e8 if 3 in pair else 1e9) for pair in every}
+    found = measure.slow_pairs(lame, hosts)
+    assert codes(found) == {"pair-slow"}
+    assert "0-3 (0.10 GB/s)" in found[0].text and "hosts: a, b, c, d" in found[0].text
+    assert codes(measure.slow_pairs(lame, ["a", "a", "a", "b"])) == set(), "kinds are not compared with each other"
+
+
+@pytest.mark.parametrize("size", range(1, 9))
+def test_every_pair_once(size: int) -> None:
+    met = [pair for matches in measure.rounds(size) for pair in matches]
+    assert sorted(met) == [(a, b) for a in range(size) for b in range(a + 1, size)]
+    for matches in measure.rounds(size):
+        busy = [rank for pair in matches for rank in pair]
+        assert len(busy) == len(set(busy))
+
+
+def test_every_finding_is_provoked() -> None:
+    elsewhere = {"gpu-unusable", "bar-small", "net-missing", "run-failed", "run-wrong", "pair-slow"}
+    provoked = {code for code, _ in ONE_HOST} | {code for code, _ in ONE_RECORD} | set(JOB_CODES) | elsewhere
+    assert provoked - {""} == set(findings.CODES)
+
+
+def test_every_problem_has_a_cure(tmp_path: Path) -> None:
+    bad = [checks.examine(healthy(tmp_path / code, **changes)) for code, changes in ONE_HOST]
+    bad += [job.compare(*each) for each in jobs(tmp_path / "jobs").values()]
+    for each in (one for found in bad for one in found):
+        assert bool(each.cure) == (each.level != "ok"), each
+
+
+def test_text_and_json(tmp_path: Path) -> None:
+    found = checks.examine(healthy(tmp_path, nofile=1024, memlock=65536))
+    text = findings.as_text(found).splitlines()
+    assert text[-1] == f"{len(found) - 2} ok, 1 warnings, 1 errors"
+    assert text[-3].startswith("error    memlock            only 64 KiB of memory may be pinned")
+    assert text[-2].strip().startswith("cure: ulimit -l unlimited")
+    assert {each["code"] for each in json.loads(findings.as_json(found))["findings"]} >= {"memlock", "nofile", "mpi"}
+    assert findings.status(found) == 1
+    warned = [each for each in found if each.level != "error"]
+    assert (findings.status(warned), findings.status(warned, strict=True)) == (0, 1)
+
+
+def test_ranks_are_said_once() -> None:
+    few, all_of_them = findings.finding("nofile", "f", "c"), findings.ok("mpi", "m")
+    found = findings.merged([[all_of_them], [all_of_them, few], [all_of_them, few]], ["a", "a", "b"])
+    assert [(each.code, each.where) for each in found] == [("mpi", ""), ("nofile", "ranks 1-2 on a, b")]
+
+
+def test_this_machine(capsys: pytest.CaptureFixture[str]) -> None:
+    """Whatever it is: an answer, in both forms, with the status that belongs to it."""
+    status = tool.main(["--json"])
+    found = json.loads(capsys.readouterr().out)["findings"]
+    assert status == any(each["level"] == "error" for each in found)
+    assert all(each["level"] == "ok" or each["cure"] for each in found)
