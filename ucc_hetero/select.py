@@ -6,6 +6,9 @@ every rank, so every rank chooses the same.
 
 from __future__ import annotations
 
+import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import NamedTuple
@@ -27,6 +30,11 @@ LATENCY_LIMIT = 64 << 10
 LEAST_FRAGMENT = 1 << 20
 #: More fragments than this gained nothing between hosts.
 MOST_FRAGMENTS = 8
+
+#: Islands up to which ``direct`` exchanges straight between all of them.
+MOST_DIRECT = 16
+#: Islands up to which blocks go over rails whatever the islands' sizes.
+MOST_UNLIKE = 16
 
 #: Up to this many ranks the cost model is asked; beyond, planning all candidates would take too long.
 MODELLED_RANKS = 256
@@ -65,9 +73,7 @@ class Tuning:
 _DEFAULT = Tuning()
 
 
-def agreed(
-    bare: Topology, declared: Topology, rules: str, table: str, path: str = "direct"
-) -> tuple[Topology, Tuning]:
+def agreed(bare: Topology, declared: Topology, rules: str, table: str, path: str = "direct") -> tuple[Topology, Tuning]:
     """The topology and the tuning of a communicator: what was measured for it, else what was declared.
 
     ``bare`` has the islands alone, ``declared`` also weights by the links' nominal speeds; ``rules`` is a text in the
@@ -123,9 +129,22 @@ def _algorithm(topology: Topology, collective: str, nbytes: int) -> str:
     available = algorithms.names(collective)
     long = nbytes >= LATENCY_LIMIT * (len(topology.islands) - 1)
     wanted: tuple[str, ...] = ("split_rail", "tree") if long else ("tree", "split_rail")
-    if long and len(topology.islands) > 2 and len(set(topology.weights)) > 1:
+    if long and 2 < len(topology.islands) <= MOST_DIRECT and len(set(topology.weights)) > 1:
         wanted = ("direct", *wanted)  # between two islands all have to send everything, whatever their links
+    if collective in _UNLIKE and _unlike(topology, collective):
+        wanted = _UNLIKE[collective]
     return next((name for name in (*wanted, "flat") if name in available), available[0])
+
+
+#: What blocked collectives run between many islands that differ in size: rails between all of them would be thousands.
+_UNLIKE = dict.fromkeys(("allgather", "allgatherv", "reduce_scatter_block", "reduce_scatter"), ("tree",))
+_UNLIKE |= {"alltoall": ("flat",), "alltoallv": ("flat",)}
+
+
+def _unlike(topology: Topology, collective: str) -> bool:
+    if len(topology.islands) <= MOST_UNLIKE:
+        return False
+    return collective == "alltoallv" or len({i.size for i in topology.islands}) > 1 or len(set(topology.weights)) > 1
 
 
 def _fragments(topology: Topology, algorithm: str, nbytes: int) -> int:
@@ -166,6 +185,19 @@ def _predicted(topology: Topology, collective: str, nbytes: int, links: Links, p
     return min(times, key=times.__getitem__)._replace(path=path)
 
 
+@contextmanager
+def _no_collector(ranks: int) -> Iterator[None]:
+    """Keep the garbage collector off while a large plan is made: nothing of it is garbage, and it doubles the time."""
+    on = ranks >= 64 and gc.isenabled()
+    if on:
+        gc.disable()
+    try:
+        yield
+    finally:
+        if on:
+            gc.enable()
+
+
 @lru_cache(maxsize=1024)
 def make_plan(topology: Topology, call: Call, choice: Choice) -> Plan:
     """The plan of a call; made once and kept. ``ValueError`` for a call or an algorithm that does not exist."""
@@ -179,6 +211,7 @@ def make_plan(topology: Topology, call: Call, choice: Choice) -> Plan:
         function = algorithms.find(call.collective, "flat")
     scratch = algorithms.Scratch(call.ranks)
     pieces = (algorithms.Piece(k, choice.fragments, scratch) for k in range(choice.fragments))
-    fragments = tuple(Fragment(stages) for stages in (function(topology, call, piece) for piece in pieces) if stages)
+    with _no_collector(call.ranks):
+        fragments = tuple(Fragment(stages) for stages in (function(topology, call, p) for p in pieces) if stages)
     sizes = tuple((send, recv, tmp) for (send, recv), tmp in zip(lengths(call), scratch.sizes, strict=True))
     return Plan(call.collective, choice.algorithm, sizes, fragments)

@@ -40,6 +40,15 @@ def many_islands(draw: st.DrawFn) -> Topology:
 
 
 @st.composite
+def equal_islands(draw: st.DrawFn) -> Topology:
+    """Islands of one size, in order, in turn, or shuffled: plans for them are made in a way of their own."""
+    islands, size = draw(st.integers(2, 5)), draw(st.integers(1, 4))
+    hosts = [host for host in range(islands) for _ in range(size)]
+    hosts = draw(st.sampled_from((hosts, [i % islands for i in range(len(hosts))], draw(st.permutations(hosts)))))
+    return Topology.group(["host"] * len(hosts), hosts)
+
+
+@st.composite
 def calls(draw: st.DrawFn, topology: Topology, collectives: tuple[str, ...] = tuple(ROWS), most: int = 40) -> Call:
     """A call of any collective on a topology, often with few or no elements."""
     row = ROWS[draw(st.sampled_from(collectives))]

@@ -7,9 +7,10 @@ import random
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from plan_cases import Simulation, calls, drop, many_islands, mutate, steps, substitute, topologies
+from plan_cases import Simulation, calls, drop, equal_islands, many_islands, mutate, steps, substitute, topologies
 
 from ucc_hetero import algorithms
+from ucc_hetero.algorithms import alltoall
 from ucc_hetero.collectives import ROWS, Call
 from ucc_hetero.plan import Plan
 from ucc_hetero.select import Choice, make_plan
@@ -67,6 +68,23 @@ def test_valid_with_many_islands(collective: str, name: str, data: st.DataObject
     topology = data.draw(many_islands())
     call = data.draw(calls(topology, (collective,), 300))
     validate(plan_of(topology, call, name, data.draw(st.integers(1, 2))), topology, call)
+
+
+@pytest.mark.parametrize("collective, name", [pair for pair in EVERY if pair[1] == "split_rail"])
+@pytest.mark.parametrize("messages", [0, alltoall.MOST_MESSAGES])
+@settings(max_examples=15, deadline=None, suppress_health_check=[*SLOW, HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_valid_with_equal_islands(
+    collective: str, name: str, messages: int, data: st.DataObject, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(alltoall, "MOST_MESSAGES", messages)
+    topology = data.draw(equal_islands())
+    call = data.draw(calls(topology, (collective,)))
+    if ROWS[collective].layout == "ranks" and data.draw(st.booleans()):
+        call = call._replace(counts=(call.counts[0],) * topology.size)
+    plan = plan_of(topology, call, name, data.draw(st.integers(1, 4)))
+    for in_place in (False, True):
+        validate(plan, topology, call, in_place)
 
 
 @settings(max_examples=400, deadline=None, suppress_health_check=SLOW)

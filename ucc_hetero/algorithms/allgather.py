@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from ucc_hetero.algorithms.parts import (
     Dense,
     Owned,
+    alike,
     copy,
     each,
     island_blocks,
@@ -23,7 +24,7 @@ from ucc_hetero.algorithms.parts import (
     without,
 )
 from ucc_hetero.algorithms.registry import Piece, Stages, algorithm
-from ucc_hetero.collectives import Call, Shape
+from ucc_hetero.collectives import Block, Call, Shape
 from ucc_hetero.plan import Step
 from ucc_hetero.topology import Topology
 
@@ -69,6 +70,9 @@ def split_rail(topology: Topology, call: Call, piece: Piece) -> Stages:
     of equal size each rail is one allgather.
     """
     shape = Shape(call)
+    alike_blocks = None if topology.flat else alike(topology, shape, piece)
+    if alike_blocks is not None:
+        return _alike(topology, alike_blocks, piece.cut(Block(0, call.counts[0])))
     by_island = island_segments(topology, shape, piece)
     own = shifted("send", lambda rank: shape.own(rank).offset)
     across: list[Step] = []
@@ -94,6 +98,25 @@ def split_rail(topology: Topology, call: Call, piece: Piece) -> Stages:
         if settled[rank] != block.count:
             last += copy(rank, own(rank, block), region("recv", block))
     return stages(across, last)
+
+
+def _alike(topology: Topology, blocks: list[list[Block]], part: Block) -> Stages:
+    """Equal islands and blocks: rail p carries the block of the p-th rank of every island."""
+    islands, own = topology.islands, region("send", part)
+    m, s = len(islands), islands[0].size
+    if not part.count:
+        return ()
+    across: list[Step] = []
+    for p in range(s):
+        dst = each("recv", [of[p] for of in blocks])
+        across.append(Step("allgather", tuple([i.ranks[p] for i in islands]), "bridge", (own,) * m, (dst,) * m))
+    inside: list[Step] = []
+    for home, of in enumerate(blocks) if s > 1 else ():
+        arrived, dsts = tuple(region("recv", block) for block in of), (each("recv", of),) * s
+        for index, island in enumerate(islands):
+            src = (own,) * s if index == home else arrived
+            inside.append(Step("allgather", island.ranks, "native", src, dsts))
+    return stages(across, inside)
 
 
 def _foreign(topology: Topology, by_island: Sequence[Owned]) -> list[list[Step]]:

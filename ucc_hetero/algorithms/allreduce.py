@@ -78,7 +78,8 @@ def _scatter_gather(parts: Sequence[Segment], sources: Sequence[str]) -> tuple[l
         src: tuple[Operand, ...] = (recv,) * m
         if "send" in sources:
             shares = [Block(share.offset, share.count) for share in mine]
-            src = tuple(each(buffer, shares) for buffer in sources)
+            operands = {buffer: each(buffer, shares) for buffer in ("send", "recv")}
+            src = tuple([operands[buffer] for buffer in sources])
         inward.append(Step("reduce_scatter", part.owners, "bridge", src, mine))
         outward.append(Step("allgather", part.owners, "bridge", mine, (recv,) * m))
     return inward, outward

@@ -5,13 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from ucc_hetero.algorithms.parts import copy, each, merge, message, region, stages
+from ucc_hetero.algorithms.parts import alike, copy, each, merge, message, region, stages
 from ucc_hetero.algorithms.registry import Piece, Stages, algorithm
 from ucc_hetero.collectives import Block, Call, Shape
-from ucc_hetero.plan import Operand, Region, Step
+from ucc_hetero.plan import Blocks, Operand, Region, Step
 from ucc_hetero.topology import Island, Topology
 
 __all__: list[str] = []
+
+
+#: From here on equal islands exchange their bundles by an alltoall on each rail: a step for many messages.
+MOST_MESSAGES = 1024
 
 
 class _Bundle(NamedTuple):
@@ -36,9 +40,13 @@ def split_rail(topology: Topology, call: Call, piece: Piece) -> Stages:
 
     Stages: 2, and one of copies before where an island's ranks are not consecutive. Every byte crosses the bridge once,
     in P * (m-1) messages rather than nearly P * P for m islands. The senders of an island are spread evenly over the
-    ranks of the other.
+    ranks of the other. With very many messages equal islands exchange them by an alltoall on each rail.
     """
     shape = Shape(call)
+    if call.ranks * (len(topology.islands) - 1) > MOST_MESSAGES:
+        blocks = alike(topology, shape, piece)
+        if blocks is not None:
+            return _alike(topology, blocks, piece)
     pack: list[Step] = []
     across: list[Step] = []
     last: list[Step] = []
@@ -55,6 +63,42 @@ def split_rail(topology: Topology, call: Call, piece: Piece) -> Stages:
                 across += steps[1]
                 held[q].append(bundle)
             last += _hand_out(other, held, shape, piece)
+    return stages(pack, across, last)
+
+
+def _alike(topology: Topology, blocks: list[list[Block]], piece: Piece) -> Stages:
+    """Equal islands and blocks: rail p exchanges what the p-th ranks send to whole islands, which then hand it out.
+
+    Bundles for islands whose ranks are not consecutive are packed first.
+    """
+    islands, count = topology.islands, blocks[0][0].count
+    m, s = len(islands), islands[0].size
+    if not count:
+        return ()
+    bundles = [merge(of) for of in blocks]
+    pack: list[Step] = []
+    if all(len(runs) == 1 for runs in bundles):
+        out: Operand = each("send", [runs[0] for runs in bundles])
+    else:
+        at = piece.tmp_everywhere(m * s * count).offset
+        out = Blocks("tmp", at, s * count, s * count, m)
+        for rank in range(topology.size):
+            to = at
+            for run in (run for runs in bundles for run in runs):
+                pack += copy(rank, region("send", run), Region("tmp", to, run.count))
+                to += run.count
+    if s == 1:
+        into: Operand = each("recv", [of[0] for of in blocks])
+    else:
+        held = piece.tmp_everywhere(m * s * count).offset
+        into = Blocks("tmp", held, s * count, s * count, m)
+    rails = [tuple([island.ranks[p] for island in islands]) for p in range(s)]
+    across = [Step("alltoall", rail, "bridge", (out,) * m, (into,) * m) for rail in rails]
+    last: list[Step] = []
+    for home, of in enumerate(blocks) if s > 1 else ():
+        src = (Blocks("tmp", held + home * s * count, count, count, s),) * s
+        dst = (each("recv", of),) * s
+        last += [Step("alltoall", island.ranks, "native", src, dst) for island in islands]
     return stages(pack, across, last)
 
 

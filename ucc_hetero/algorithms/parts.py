@@ -24,6 +24,7 @@ __all__ = [
     "Place",
     "Segment",
     "Window",
+    "alike",
     "copy",
     "divide",
     "each",
@@ -92,7 +93,9 @@ def message(topology: Topology, sender: int, receiver: int, src: Region, dst: Re
     """One message, or none if it is empty."""
     if not src.count:
         return []
-    return [Step("message", (sender, receiver), link(topology, (sender, receiver)), (src, None), (None, dst))]
+    islands = topology.island_of
+    way = "native" if islands[sender] == islands[receiver] else "bridge"
+    return [Step("message", (sender, receiver), way, (src, None), (None, dst))]
 
 
 def copy(rank: int, src: Region, dst: Region) -> list[Step]:
@@ -361,6 +364,25 @@ def island_segments(topology: Topology, shape: Shape, piece: Piece) -> list[Owne
         fixed = {island.index: list(zip(ends, island.ranks, strict=True))}
         out.append(Owned(segments(topology, blocks, fixed)))
     return out
+
+
+def alike(topology: Topology, shape: Shape, piece: Piece) -> list[list[Block]] | None:
+    """``island_blocks`` of all islands if these are equally large and all blocks equal, else None.
+
+    Then rail p is the p-th rank of every island, and one operand serves many steps: of m islands of s ranks a plan has
+    some m * m steps with a few operands each, where the general way makes m * m * s of them.
+    """
+    islands = topology.islands
+    if len({island.size for island in islands}) > 1 or len(set(topology.weights)) > 1:
+        return None
+    counts = shape.call.counts
+    if shape.layout == "ranks" and counts.count(counts[0]) < len(counts):
+        return None
+    if shape.layout not in ("equal", "ranks"):
+        return None
+    part = piece.cut(Block(0, counts[0]))
+    block = counts[0]
+    return [[Block(rank * block + part.offset, part.count) for rank in island.ranks] for island in islands]
 
 
 def rails(by_island: Sequence[Owned]) -> dict[tuple[int, ...], list[tuple[int, Block]]]:

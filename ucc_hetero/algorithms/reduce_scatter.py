@@ -8,6 +8,8 @@ from ucc_hetero.algorithms.parts import (
     Owned,
     Place,
     Window,
+    alike,
+    each,
     island_blocks,
     island_segments,
     merge,
@@ -22,7 +24,7 @@ from ucc_hetero.algorithms.parts import (
 )
 from ucc_hetero.algorithms.registry import Piece, Stages, algorithm
 from ucc_hetero.collectives import Block, Call, Shape
-from ucc_hetero.plan import Region, Step
+from ucc_hetero.plan import Blocks, Operand, Region, Step
 from ucc_hetero.topology import Island, Topology
 
 __all__: list[str] = []
@@ -94,6 +96,9 @@ def split_rail(topology: Topology, call: Call, piece: Piece) -> Stages:
     between islands of equal size each rail is one reduce-scatter.
     """
     shape = Shape(call)
+    blocks = None if topology.flat else alike(topology, shape, piece)
+    if blocks is not None:
+        return _alike(topology, blocks, piece.cut(Block(0, call.counts[0])), piece)
     by_island = island_segments(topology, shape, piece)
     places = [_places(topology, piece, index, owned, shape) for index, owned in enumerate(by_island)]
     inside = [
@@ -111,6 +116,28 @@ def split_rail(topology: Topology, call: Call, piece: Piece) -> Stages:
             continue
         for (i, _), contributions, to in zip(blocks, src, dst, strict=True):
             across.append(Step("reduce", owners, "bridge", tuple(contributions), only(i, len(owners), to), i))
+    return stages(inside, across)
+
+
+def _alike(topology: Topology, blocks: list[list[Block]], part: Block, piece: Piece) -> Stages:
+    """Equal islands and blocks. Partial results lie side by side in scratch, in the order of the islands they are for,
+    so that the rail's reduce-scatter takes them as they are.
+    """
+    islands, count = topology.islands, part.count
+    m, s = len(islands), islands[0].size
+    if not count:
+        return ()
+    at = piece.tmp_everywhere(m * count).offset if s > 1 else 0
+    inside: list[Step] = []
+    for home, of in enumerate(blocks) if s > 1 else ():
+        src = (each("send", of),) * s
+        dst = (Region("tmp", at + home * count, count),) * s
+        inside += [Step("reduce_scatter", island.ranks, "native", src, dst) for island in islands]
+    own = (region("recv", part),) * m
+    across: list[Step] = []
+    for p in range(s):
+        partial: Operand = Blocks("tmp", at, count, count, m) if s > 1 else each("send", [of[p] for of in blocks])
+        across.append(Step("reduce_scatter", tuple([i.ranks[p] for i in islands]), "bridge", (partial,) * m, own))
     return stages(inside, across)
 
 

@@ -37,6 +37,12 @@ class Scratch:
         self.sizes[rank] += count
         return Region("tmp", offset, count)
 
+    def everywhere(self, count: int) -> Region:
+        """``count`` elements that nothing else uses, at the same place of every rank's ``tmp``."""
+        offset = max(self.sizes)
+        self.sizes[:] = [offset + count] * len(self.sizes)
+        return Region("tmp", offset, count)
+
 
 class Piece:
     """Fragment ``index`` of ``total``: the same slice of every block of the call."""
@@ -45,6 +51,7 @@ class Piece:
         self.index = index
         self.total = total
         self.tmp = scratch.take
+        self.tmp_everywhere = scratch.everywhere
 
     def cut(self, block: Block) -> Block:
         """The part of ``block`` that belongs to this fragment."""
