@@ -167,3 +167,10 @@ def mpirun(tmp_path: Path) -> Iterator[Callable[..., MPIResult]]:
         return result
 
     yield run
+
+
+@pytest.fixture
+def flavour() -> tuple[str, int]:
+    """("openmpi" | "hydra" | "unknown", major version) of the mpirun that the tests use."""
+    program = find_mpirun()
+    return mpi_flavour(program) if program else ("unknown", 0)

@@ -1,0 +1,278 @@
+"""Communicators under a real mpirun: ``mpirun -np N python communicator_cases.py``, N of 3 or more, runs every case.
+
+Each case is collective over all ranks. The first wrong one ends the job with its traceback.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+import sys
+import threading
+from typing import Any
+
+import numpy as np
+from mpi4py import MPI
+
+from ucc_hetero import Communicator, Request
+
+
+def check(comm: Communicator, members: list[int]) -> None:
+    """Collectives and messages of a communicator whose ranks are these of MPI.COMM_WORLD, in this order."""
+    assert comm.size == len(members) == comm.Get_size() and members[comm.rank] == MPI.COMM_WORLD.rank
+    got = np.full(len(members), -1)
+    comm.Allgather(np.array([MPI.COMM_WORLD.rank]), got)
+    assert got.tolist() == members, (got, members)
+    total = np.zeros(5000)
+    comm.Allreduce(np.full(5000, float(MPI.COMM_WORLD.rank)), total)
+    assert (total == sum(members)).all()
+    right, left = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
+    comm.Sendrecv(np.full(3000, comm.rank), right, 5, into := np.zeros(3000, int), left, 5)
+    assert (into == left).all()
+
+
+def refused(kind: type[BaseException], call: Any, word: str) -> None:
+    try:
+        call()
+    except kind as error:
+        assert word in str(error), error
+    else:
+        raise AssertionError(f"no {kind.__name__}")
+
+
+def everyone(comm: Communicator) -> list[int]:
+    return list(range(comm.size))
+
+
+def case_split(comm: Communicator) -> None:
+    """By parity, in reverse order, with ranks in none; splits of splits."""
+    parity = [r for r in everyone(comm) if r % 2 == comm.rank % 2]
+    with comm.Split(comm.rank % 2, -comm.rank) as half:
+        assert isinstance(half, Communicator)
+        check(half, parity[::-1])
+        with half.Split(0, -half.rank) as again:
+            check(again, parity)
+    none = comm.Split(MPI.UNDEFINED if comm.rank == 0 else 1)
+    if comm.rank == 0:
+        assert none == MPI.COMM_NULL and not none
+    else:
+        assert none != MPI.COMM_NULL and none
+        check(none, everyone(comm)[1:])
+        none.Free()
+    with comm.Split_type(MPI.COMM_TYPE_SHARED) as node:
+        check(node, everyone(comm))
+
+
+def case_dup_and_groups(comm: Communicator) -> None:
+    """Dup, Create, Create_group: the first over all ranks, the last over its members only."""
+    with comm.Dup() as same, same.Clone() as third:
+        # A message of one is not received by another.
+        request = comm.Isend(np.array([1]), comm.rank, 3)
+        assert not same.Iprobe() and not third.Iprobe() and comm.Probe()
+        comm.Recv(np.zeros(1, int))
+        request.Wait()
+        check(third, everyone(comm))
+    assert third != same and not third
+    group = comm.Get_group().Incl([comm.size - 1, 0])
+    created = comm.Create(group)
+    if comm.rank in (0, comm.size - 1):
+        check(created, [comm.size - 1, 0])
+        assert created.Get_group().Get_size() == 2
+        created.Free()
+        only = comm.Create_group(group)
+        check(only, [comm.size - 1, 0])
+        only.Free()
+    else:
+        assert created == MPI.COMM_NULL
+
+
+def case_cart(comm: Communicator) -> None:
+    """A ring with its neighbours; a grid with its rows."""
+    with comm.Create_cart([comm.size], periods=[True]) as ring:
+        source, dest = ring.Shift(0, 1)
+        ring.Sendrecv(np.array([ring.rank]), dest, 0, into := np.zeros(1, int), source, 0)
+        assert into[0] == (ring.rank - 1) % ring.size
+        assert ring.Get_coords(ring.rank) == [ring.rank] and ring.dim == 1
+    line = comm.Create_cart([comm.size])
+    assert line.Shift(0, 1)[0] == (line.rank - 1 if line.rank else MPI.PROC_NULL)
+    line.Sendrecv(np.array([line.rank]), line.Shift(0, 1)[1], 0, into, line.Shift(0, 1)[0], 0)
+    line.Free()
+    grid = comm.Create_cart([comm.size // 2, 2])
+    if comm.rank < comm.size // 2 * 2:
+        row = grid.Sub([False, True])
+        check(row, [comm.rank - comm.rank % 2, comm.rank - comm.rank % 2 + 1])
+        row.Free()
+        grid.Free()
+    else:
+        assert grid == MPI.COMM_NULL
+
+
+def case_parents(comm: Communicator) -> None:
+    """Any intracommunicator of mpi4py is a parent, and a communicator of ours too; it may be freed at once."""
+    world = MPI.COMM_WORLD
+    for parent in (
+        world.Dup(),
+        world.Split(0, -world.rank),
+        world.Split_type(MPI.COMM_TYPE_SHARED),
+        world.Create(world.Get_group()),
+        world.Create_group(world.Get_group()),
+        world.Create_cart([world.size]),
+    ):
+        made, order = Communicator(parent), parent.allgather(world.rank)
+        parent.Free()
+        check(made, order)
+        made.Free()
+    with Communicator(MPI.COMM_SELF) as alone, Communicator(comm) as same:
+        check(alone, [world.rank])
+        check(same, everyone(comm))
+    refused(TypeError, lambda: Communicator(5), "int")
+    refused(ValueError, lambda: Communicator(MPI.COMM_NULL), "COMM_NULL")
+    side: Any = world.Split(min(world.rank, 1))
+    bridge = side.Create_intercomm(0, world, 1 if world.rank == 0 else 0, 9)
+    refused(TypeError, lambda: Communicator(bridge), "Merge")
+    bridge.Free()
+
+
+def case_identity(comm: Communicator) -> None:
+    """Comparison, hash, name, attributes."""
+    world = MPI.COMM_WORLD
+    with comm.Dup() as same, comm.Split(0, -comm.rank) as turned:
+        assert comm == comm and comm != same and len({comm, same, comm}) == 2
+        assert Communicator.Compare(comm, comm) == MPI.IDENT
+        assert Communicator.Compare(comm, same) == MPI.CONGRUENT
+        assert Communicator.Compare(comm, world) == MPI.CONGRUENT
+        assert Communicator.Compare(comm, turned) == MPI.SIMILAR
+        assert MPI.Group.Compare(comm.Get_group(), world.Get_group()) == MPI.IDENT
+        comm.Set_name("ours")
+        assert comm.Get_name() == "ours" == comm.name and comm.mpi.Get_name() == "ours"
+        same.name = "other"
+        assert same.Get_name() == "other"
+        key = comm.Create_keyval()
+        comm.Set_attr(key, {"any": "thing"})
+        assert comm.Get_attr(key) == {"any": "thing"} and same.Get_attr(key) is None
+        comm.Delete_attr(key)
+        assert comm.Get_attr(MPI.TAG_UB) >= 32767
+        assert (
+            comm.Is_intra() and not comm.Is_inter() and repr(same) == f"<Communicator rank {comm.rank} of {comm.size}>"
+        )
+        refused(AttributeError, lambda: comm.Neighbor_alltoall, "comm.mpi.Neighbor_alltoall")
+
+
+def case_after_free(comm: Communicator) -> None:
+    """Every use of a freed communicator is an error; freeing it again is not. Active requests forbid it."""
+    gone = comm.Dup()
+    request = gone.Irecv(np.zeros(1), comm.rank, 1)
+    refused(ValueError, gone.Free, "still active")
+    gone.Send(np.ones(1), comm.rank, 1)
+    request.Wait()
+    persistent = gone.Send_init(np.ones(1), comm.rank)
+    gone.Free()
+    gone.Free()
+    one = np.ones(1)
+    for call in (
+        gone.Barrier,
+        lambda: gone.Allreduce(one, one.copy()),
+        lambda: gone.Iallreduce(one, one.copy()),
+        lambda: gone.Send(one, 0),
+        lambda: gone.Recv(one),
+        lambda: gone.Probe(),
+        lambda: gone.send("x", 0),
+        lambda: gone.Dup(),
+        lambda: gone.Split(0),
+        lambda: gone.Get_name(),
+        lambda: gone.mpi,
+        lambda: Communicator(gone),
+        persistent.Start,
+    ):
+        refused(ValueError, call, "freed")
+    try:
+        with comm.Dup() as kept:
+            raise KeyError("x")
+    except KeyError:
+        assert kept, "an exception must not make a rank wait for the others"
+    kept.Free()
+
+
+def case_subsets_in_any_order(comm: Communicator) -> None:
+    """Every subset is a communicator; all of them work at once, in an order of each rank's own."""
+    world = MPI.COMM_WORLD
+    subsets = [s for k in range(1, comm.size + 1) for s in itertools.combinations(range(comm.size), k)]
+    made = {}
+    for number, ranks in enumerate(subsets):
+        if comm.rank in ranks:
+            group = world.Get_group().Incl(ranks)
+            made[ranks] = comm.Create_group(group, number)
+            group.Free()
+    rng = random.Random(comm.rank)
+    for _ in range(3):
+        order = rng.sample(sorted(made), len(made))
+        outs = {ranks: np.zeros(3000) for ranks in order}
+        requests = [made[ranks].Iallreduce(np.full(3000, float(comm.rank)), outs[ranks]) for ranks in order]
+        requests += [made[ranks].Ibarrier() for ranks in order]
+        Request.Waitall(requests)
+        for ranks, out in outs.items():
+            assert (out == sum(ranks)).all(), (ranks, out)
+    for ranks in made:
+        check(made[ranks], list(ranks))
+        made[ranks].Free()
+
+
+def case_unreceived_messages(comm: Communicator) -> None:
+    """What nobody received ends with its communicator, and is not met by a later one."""
+    for _ in range(3):
+        other = comm.Dup()
+        other.Send(np.ones(10), other.rank, 1)
+        other.Send(np.ones(10), (other.rank + 1) % other.size, 1)
+        other.Barrier()
+        other.Free()
+        with comm.Dup() as fresh:
+            assert not fresh.Iprobe()
+            fresh.Barrier()
+            assert not fresh.Iprobe()
+
+
+def case_threads(comm: Communicator) -> None:
+    """Threads create, use and free communicators of their own at the same time."""
+    if MPI.Query_thread() < MPI.THREAD_MULTIPLE:
+        return
+    parents = [comm.mpi.Dup() for _ in range(3)]
+    failures: list[BaseException] = []
+
+    def work(parent: Any, size: int) -> None:
+        try:
+            for _ in range(3):
+                with Communicator(parent) as mine:
+                    check(mine, everyone(comm))
+                    for _ in range(5):
+                        total = np.zeros(size)
+                        mine.Allreduce(np.full(size, 1.0), total)
+                        assert (total == comm.size).all()
+        except BaseException as failure:
+            failures.append(failure)
+            raise
+
+    threads = [threading.Thread(target=work, args=(p, 1000 * (i + 1))) for i, p in enumerate(parents)]
+    for thread in threads if comm.rank % 2 else threads[::-1]:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures
+    for parent in parents:
+        parent.Free()
+
+
+def main() -> None:
+    comm = Communicator(MPI.COMM_WORLD)
+    wanted = sys.argv[1:]
+    for name, case in list(globals().items()):
+        if name.startswith("case_") and (not wanted or name in wanted):
+            case(comm)
+            comm.Barrier()
+            if comm.rank == 0:
+                print(name, flush=True)
+    comm.Free()
+    print("all good", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,371 @@
+"""Messages under a real mpirun: ``mpirun -np N python message_cases.py`` with N of 2 or more runs every case below.
+
+Each case is collective and leaves no message behind. The first wrong one ends the job with its traceback.
+"""
+
+from __future__ import annotations
+
+import gc
+import sys
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from mpi4py import MPI
+
+import ucc_hetero
+from ucc_hetero import Communicator, Message, PersistentRequest, Request, TruncationError
+
+#: Elements (float64) around the borders of UCX's protocols: nothing, inline, eager, rendezvous.
+SIZES = (0, 1, 12, 13, 100, 1023, 1024, 1025, 5000, 8192, 8193, 70_001, 1 << 20)
+
+
+def neighbours(comm: Communicator) -> tuple[int, int]:
+    return (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
+
+
+def pattern(size: int, rank: int, turn: int = 0) -> np.ndarray[Any, Any]:
+    return np.arange(size, dtype=np.float64) * (turn + 1) + 1000 * rank
+
+
+def raises(kind: type[BaseException], *words: str) -> Any:
+    class Context:
+        def __enter__(self) -> None:
+            pass
+
+        def __exit__(self, found: type[BaseException] | None, value: BaseException | None, tb: object) -> bool:
+            assert found is not None, f"no {kind.__name__}"
+            if not issubclass(found, kind):
+                return False
+            for word in words:
+                assert word in str(value), (word, str(value))
+            return True
+
+    return Context()
+
+
+def case_every_form_at_every_size(comm: Communicator) -> None:
+    """Blocking, synchronous, ready, buffered, non-blocking; each receives what was sent, no more."""
+    right, left = neighbours(comm)
+    forms: list[Callable[[Any, int, int], Any]] = [
+        comm.Isend, comm.Issend, comm.Irsend, comm.Ibsend,
+        *(lambda *a, f=f: f(*a) for f in (comm.Bsend,)),
+    ]  # fmt: skip
+    for size in SIZES:
+        data, into, status = pattern(size, comm.rank), np.full(size + 2, -1.0), MPI.Status()
+        for tag, form in enumerate(forms):
+            into[:] = -1
+            incoming = comm.Irecv(into, left, tag)
+            outgoing = form(data, right, tag)
+            incoming.Wait(status)
+            if outgoing is not None:
+                outgoing.Wait()
+            assert (into[:size] == pattern(size, left)).all() and (into[size:] == -1).all(), (size, tag)
+            assert (status.source, status.tag) == (left, tag)
+            assert status.Get_count(MPI.DOUBLE) == size and status.Get_elements(MPI.BYTE) == 8 * size
+            assert not status.Is_cancelled()
+        for blocking in (comm.Send, comm.Ssend, comm.Rsend):
+            into[:] = -1
+            if comm.rank % 2:
+                comm.Recv(into, left, 9)
+                blocking(data, right, 9)
+            else:
+                incoming = comm.Irecv(into, left, 9)
+                blocking(data, right, 9)
+                incoming.Wait()
+            assert (into[:size] == pattern(size, left)).all()
+
+
+def case_sendrecv(comm: Communicator) -> None:
+    """With neighbours and with oneself; in place; the two messages of different length."""
+    right, left = neighbours(comm)
+    for size in SIZES:
+        into, status = np.full(size + 3, -1.0), MPI.Status()
+        comm.Sendrecv(pattern(size, comm.rank), right, 3, into, left, 3, status)
+        assert (into[:size] == pattern(size, left)).all() and status.Get_count(MPI.DOUBLE) == size
+        comm.Sendrecv(sendbuf=pattern(size, 7), dest=comm.rank, recvbuf=into, source=comm.rank)
+        assert (into[:size] == pattern(size, 7)).all()
+        both = pattern(size, comm.rank)
+        comm.Sendrecv_replace(both, right, 1, left, 1)
+        assert (both == pattern(size, left)).all()
+
+
+def case_buffer_forms(comm: Communicator) -> None:
+    """mpi4py's forms, strided arrays on both sides, other datatypes."""
+    right, left = neighbours(comm)
+    grid = np.arange(40.0).reshape(5, 8) + 100 * comm.rank
+    into = np.full((5, 8), -1.0)
+    comm.Sendrecv(grid[:, ::2], right, 0, into[:, 1::2], left, 0)
+    assert (into[:, 1::2] == np.arange(40.0).reshape(5, 8)[:, ::2] + 100 * left).all() and (into[:, ::2] == -1).all()
+    ints = np.arange(10, dtype=np.int32)
+    comm.Sendrecv([ints, 4, MPI.INT], right, 0, [into.reshape(-1).view(np.int32), MPI.INT], left, 0)
+    assert (into.reshape(-1).view(np.int32)[:4] == ints[:4]).all()
+    comm.Sendrecv(bytearray(b"four"), right, 0, word := bytearray(4), left, 0)
+    assert word == b"four"
+    comm.Sendrecv(np.array([1 + 2j], "c8"), right, 0, z := np.zeros(1, "c8"), left, 0)
+    assert z[0] == 1 + 2j
+
+
+def case_wild_receives(comm: Communicator) -> None:
+    """Any source, any tag, by default and by name; every message once, those of a pair in their order."""
+    count = 20
+    others = [r for r in range(comm.size) if r]
+    if comm.rank == 0:
+        seen: dict[int, list[int]] = {r: [] for r in others}
+        status = MPI.Status()
+        for _ in range(count * len(others)):
+            value = np.zeros(1, int)
+            comm.Recv(value, MPI.ANY_SOURCE, MPI.ANY_TAG, status)
+            assert value[0] == 100 * status.source + status.tag
+            seen[status.source].append(status.tag)
+        assert all(tags == list(range(count)) for tags in seen.values()), seen
+        comm.Barrier()
+        for r in others:
+            comm.Recv(value, source=r, status=status)
+            assert status.tag == 8
+        for _ in others:
+            comm.Recv(value, tag=7, status=status)
+            assert value[0] == status.source
+    else:
+        for tag in range(count):
+            comm.Send(np.array([100 * comm.rank + tag]), 0, tag)
+        comm.Barrier()
+        comm.Send(np.array([comm.rank]), 0, 8)
+        comm.Send(np.array([comm.rank]), 0, 7)
+
+
+def case_order_of_many(comm: Communicator) -> None:
+    """Hundreds in flight per pair, small and large mixed, all with one tag: matched in the order of sending."""
+    right, left = neighbours(comm)
+    rng = np.random.default_rng(7)
+    sizes = [int(s) for s in rng.choice((0, 1, 10, 500, 3000, 9000, 40_000), 300)]
+    wanted = [np.full(size, turn, np.float64) for turn, size in enumerate(sizes)]
+    into = [np.full(40_000, -1.0) for _ in sizes]
+    status = [MPI.Status() for _ in sizes]
+    incoming = [comm.Irecv(array, left, 5) for array in into[::2]]
+    outgoing = [comm.Isend(array, right, 5) for array in wanted]
+    # The first half was posted before, the other half is posted while messages arrive.
+    incoming += [comm.Irecv(array, left, 5) for array in into[1::2]]
+    Request.Waitall(incoming, status)
+    Request.Waitall(outgoing)
+    order = into[::2] + into[1::2]
+    for turn, (array, found) in enumerate(zip(order, status, strict=True)):
+        assert found.Get_count(MPI.DOUBLE) == sizes[turn], turn
+        assert (array[: sizes[turn]] == turn).all(), turn
+
+
+def case_truncation(comm: Communicator) -> None:
+    """The receiver is told how long the message was; sender and communicator go on."""
+    for size in (4, 2000, 100_000, 1 << 20):
+        if comm.rank == 0:
+            comm.Send(np.arange(float(size)), 1, 9)
+            comm.Ssend(np.array([5.0]), 1, 10)
+        elif comm.rank == 1:
+            into, status = np.full(5, -1.0), MPI.Status()
+            with raises(TruncationError, "rank 1", "rank 0 sent", f"{8 * size} bytes", "tag 9"):
+                comm.Recv(into[:3], 0, 9, status)
+            assert (into[3:] == -1).all()
+            assert (status.source, status.tag, status.error) == (0, 9, MPI.ERR_TRUNCATE)
+            comm.Recv(into, 0, 10)
+            assert into[0] == 5
+    if comm.rank == 0:
+        Request.Waitall([comm.Isend(np.zeros(9), 1, 1), comm.Isend(np.ones(1), 1, 2)])
+    elif comm.rank == 1:
+        statuses: list[MPI.Status] = []
+        short, fine = np.zeros(2), np.zeros(1)
+        with raises(TruncationError):
+            Request.Waitall([comm.Irecv(short, 0, 1), comm.Irecv(fine, 0, 2)], statuses)
+        assert [s.error for s in statuses] == [MPI.ERR_TRUNCATE, MPI.SUCCESS] and fine[0] == 1
+
+
+def case_probes(comm: Communicator) -> None:
+    """A probed message stays, a matched one belongs to its probe; sizes are known before the receive."""
+    right, left = neighbours(comm)
+    for size in (0, 3, 100_000):
+        outgoing = [comm.Isend(pattern(size, comm.rank), right, tag) for tag in (71, 72, 73)]
+        status = MPI.Status()
+        assert comm.Probe(left, 72, status)
+        assert status.Get_count(MPI.DOUBLE) == size and (status.source, status.tag) == (left, 72)
+        while not comm.Iprobe(left, 73, status):
+            pass
+        assert not comm.Iprobe(left, 99)
+        found = comm.Mprobe(left, status=status)
+        assert status.tag == 71 and isinstance(found, Message)
+        into = np.zeros(size)
+        comm.Recv(into, left, MPI.ANY_TAG, status)
+        assert status.tag == 72
+        into[:] = -1
+        found.Recv(into, status)
+        assert status.tag == 71 and (into == pattern(size, left)).all()
+        with raises(ValueError, "received already"):
+            found.Recv(into)
+        while (last := comm.Improbe(left)) is None:
+            pass
+        into[:] = -1
+        last.Irecv(into).Wait(status)
+        assert status.tag == 73 and (into == pattern(size, left)).all()
+        assert comm.Improbe(left) is None
+        Request.Waitall(outgoing)
+        comm.Barrier()
+    # A message taken out and dropped is gone, and its sender goes on.
+    outgoing = [comm.Issend(pattern(100_000, 0), right, 74)]
+    found = comm.Mprobe(left, 74)
+    del found
+    gc.collect()
+    Request.Waitall(outgoing)
+    assert not comm.Iprobe(left, 74)
+
+
+def case_null_process(comm: Communicator) -> None:
+    """MPI.PROC_NULL: everything ends at once and nothing is written."""
+    into, status = np.full(3, -1.0), MPI.Status()
+    comm.Recv(into, MPI.PROC_NULL, 5, status)
+    assert (status.source, status.tag) == (MPI.PROC_NULL, MPI.ANY_TAG) and status.Get_count(MPI.DOUBLE) == 0
+    for send in (comm.Send, comm.Ssend, comm.Bsend):
+        send(into, MPI.PROC_NULL)
+    assert comm.Probe(MPI.PROC_NULL) and comm.Iprobe(MPI.PROC_NULL)
+    comm.Mprobe(MPI.PROC_NULL).Recv(into, status)
+    assert status.source == MPI.PROC_NULL
+    comm.Sendrecv(into, MPI.PROC_NULL, 0, into.copy(), MPI.PROC_NULL)
+    again = [comm.Send_init(into, MPI.PROC_NULL), comm.Recv_init(into, MPI.PROC_NULL)]
+    for _ in range(2):
+        PersistentRequest.Startall(again)
+        Request.Waitall(again)
+    assert (into == -1).all()
+    assert comm.Irecv(into, MPI.PROC_NULL).Test()
+
+
+def case_mistakes(comm: Communicator) -> None:
+    """Refused before anything is sent, by name, rank and value."""
+    one = np.zeros(1)
+    me = f"rank {comm.rank}"
+    with raises(ValueError, f"dest {comm.size}", me):
+        comm.Send(one, comm.size)
+    with raises(ValueError, "dest -1", me):
+        comm.Isend(one, MPI.ANY_SOURCE)
+    with raises(ValueError, "source 77", me, "ANY_SOURCE"):
+        comm.Recv(one, 77)
+    with raises(ValueError, "tag -5", me):
+        comm.Send(one, 0, -5)
+    with raises(ValueError, f"tag {1 << 31}", me):
+        comm.Recv(one, 0, 1 << 31)
+    with raises(TypeError, "buf", me):
+        comm.Send(object(), 0)
+    with raises(BufferError, "buf", me):
+        comm.Recv(b"constant", 0)
+    with raises(AttributeError, "comm.mpi.Isendrecv"):
+        comm.Isendrecv  # noqa: B018
+    comm.Sendrecv(one, comm.rank, (1 << 31) - 1, one.copy(), comm.rank, (1 << 31) - 1)
+
+
+def case_persistent(comm: Communicator) -> None:
+    """Started again and again with what the buffers then hold, strided ones too."""
+    right, left = neighbours(comm)
+    data, into = np.zeros((4, 6)), np.zeros((4, 6))
+    sends = (comm.Send_init, comm.Ssend_init, comm.Bsend_init, comm.Rsend_init)
+    for send in sends:
+        for a, b in ((data, into), (data[:, ::3], into[:, ::3])):
+            requests = [comm.Recv_init(b, left, 4), send(a, right, 4)]
+            for turn in range(4):
+                data[:] = turn + 10 * comm.rank
+                PersistentRequest.Startall(requests)
+                if turn == 1:
+                    with raises(ValueError, "still active"):
+                        requests[0].Start()
+                status = [MPI.Status(), MPI.Status()]
+                Request.Waitall(requests, status)
+                assert (b == turn + 10 * left).all() and status[0].source == left
+                assert requests[0].Wait(status[0]) and status[0].source == MPI.ANY_SOURCE
+            for request in requests:
+                request.Free()
+            with raises(ValueError, "freed"):
+                requests[0].Start()
+
+
+def case_cancel(comm: Communicator) -> None:
+    """A receive that nothing has matched is taken back; the message goes to the next one."""
+    right, left = neighbours(comm)
+    first, second, status = np.full(2, -1.0), np.full(2, -1.0), MPI.Status()
+    request = comm.Irecv(first, left, 6)
+    request.Cancel()
+    request.Wait(status)
+    assert status.Is_cancelled()
+    comm.Barrier()
+    comm.Sendrecv(pattern(2, comm.rank), right, 6, second, left, 6, status)
+    assert not status.Is_cancelled() and (first == -1).all() and (second == pattern(2, left)).all()
+    again = comm.Recv_init(first, left, 6)
+    again.Start()
+    again.cancel()
+    again.Wait(status)
+    assert status.Is_cancelled()
+    comm.Barrier()
+    again.Start()
+    comm.Send(pattern(2, comm.rank), right, 6)
+    again.Wait(status)
+    assert not status.Is_cancelled() and (first == pattern(2, left)).all()
+    again.Cancel()  # it has ended: nothing to do
+    with raises(ucc_hetero.NotSupported, "receive"):
+        (sent := comm.Isend(first, comm.rank, 6)).Cancel()
+    comm.Recv(second, comm.rank, 6)
+    sent.Wait()
+
+
+def case_dropped_requests(comm: Communicator) -> None:
+    """Dropping a request neither stops the call nor frees its memory early."""
+    right, left = neighbours(comm)
+    big = np.full(1 << 18, float(comm.rank))
+    gone = weakref.ref(big)
+    comm.Isend(big, right, 11)
+    into = np.full(1 << 18, -1.0)
+    comm.Irecv(into, left, 12)
+    comm.Iallreduce(np.ones(5000), np.empty(5000))
+    starting = comm.Recv_init(other := np.full(3, -1.0), left, 13)
+    starting.Start()
+    del big, starting
+    gc.collect()
+    for _ in range(20):  # whatever was freed too early would be used for these
+        np.full(1 << 18, 123.0)
+    comm.Barrier()
+    received = np.zeros(1 << 18)
+    comm.Recv(received, left, 11)
+    assert (received == left).all()
+    comm.Send(received, right, 12)
+    comm.Send(np.full(3, 8.0), right, 13)
+    comm.Sendrecv(np.zeros(1), right, 14, np.zeros(1), left, 14)
+    comm.Barrier()
+    comm.Sendrecv(np.zeros(1), right, 14, np.zeros(1), left, 14)
+    assert (into == (left - 1) % comm.size).all() and (other == 8).all()
+    gc.collect()
+    assert gone() is None, "the memory of a dropped send is never released"
+
+
+def case_objects(comm: Communicator) -> None:
+    """The lower-case methods are MPI's, on messages of their own."""
+    right, left = neighbours(comm)
+    assert comm.sendrecv({"rank": comm.rank}, right, 5, None, left, 5) == {"rank": left}
+    pending = comm.irecv(source=left, tag=6)
+    comm.Sendrecv(np.ones(1), right, 6, into := np.zeros(1), left, 6)
+    comm.send("text", right, 6)
+    assert pending.wait() == "text" and into[0] == 1
+    assert comm.allreduce(comm.rank) == sum(range(comm.size))
+    assert comm.bcast([1, 2] if comm.rank == 0 else None) == [1, 2]
+
+
+def main() -> None:
+    comm = Communicator(MPI.COMM_WORLD)
+    wanted = sys.argv[1:]
+    for name, case in list(globals().items()):
+        if name.startswith("case_") and (not wanted or name in wanted):
+            case(comm)
+            comm.Barrier()
+            assert not comm.Iprobe(), f"{name} left a message behind"
+            comm.mpi.Barrier()
+            if comm.rank == 0:
+                print(name, flush=True)
+    comm.Free()
+    print("all good", flush=True)
+
+
+if __name__ == "__main__":
+    main()

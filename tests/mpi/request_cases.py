@@ -1,0 +1,213 @@
+"""Requests under a real mpirun: ``mpirun -np N python request_cases.py``, N of 2 or more, runs every case.
+
+Collectives' and messages' requests, persistent ones and finished ones, through every way to wait for many.
+"""
+
+from __future__ import annotations
+
+import gc
+import random
+import sys
+from typing import Any
+
+import numpy as np
+from mpi4py import MPI
+
+from ucc_hetero import Communicator, PersistentRequest, Request
+
+
+class Mixture:
+    """Requests of all kinds in random order, and what they should have done when they have ended."""
+
+    def __init__(self, comm: Communicator, seed: int) -> None:
+        self.comm = comm
+        right, left = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
+        self.into = np.full(40_000, -1.0)
+        self.short = np.full(4, -1.0)
+        self.total = np.full(3000, -1.0)
+        self.again = np.full(5, -1.0)
+        self.left = left
+        ones = np.full(3000, 1.0)
+        # Collectives in the same order on every rank; where they stand among the others differs.
+        persistent = [comm.Allreduce_init(np.full(5, 2.0), self.again), comm.Recv_init(self.short, left, 22)]
+        PersistentRequest.Startall(persistent)
+        self.requests: list[Request] = [
+            comm.Iallreduce(ones, self.total),
+            comm.Ibarrier(),
+            comm.Irecv(self.into, left, 21),
+            comm.Isend(np.full(40_000, float(comm.rank)), right, 21),
+            comm.Issend(np.full(4, 7.0), right, 22),
+            comm.Irecv(np.zeros(1), MPI.PROC_NULL),
+            *persistent,
+        ]
+        random.Random(seed + comm.rank).shuffle(self.requests)
+
+    def check(self) -> None:
+        assert all(r.finished for r in self.requests)
+        assert (self.into == self.left).all() and (self.short == 7).all()
+        assert (self.total == self.comm.size).all() and (self.again == 2 * self.comm.size).all()
+
+
+def case_waitall(comm: Communicator) -> None:
+    mixture = Mixture(comm, 1)
+    statuses: list[MPI.Status] = []
+    assert Request.Waitall(mixture.requests, statuses)
+    mixture.check()
+    found = {(s.source, s.tag): s.Get_count(MPI.DOUBLE) for s in statuses}
+    assert found[mixture.left, 21] == 40_000 and found[mixture.left, 22] == 4
+    assert Request.Waitall(mixture.requests) and Request.Waitall([]) and Request.Testall([])
+
+
+def case_testall(comm: Communicator) -> None:
+    """All or nothing: no request is completed before all have ended."""
+    mixture = Mixture(comm, 2)
+    statuses = [MPI.Status() for _ in mixture.requests]
+    while not Request.Testall(mixture.requests, statuses):
+        assert not any(r.finished for r in mixture.requests)
+    mixture.check()
+    assert (mixture.left, 21) in {(s.source, s.tag) for s in statuses}
+
+
+def case_waitany(comm: Communicator) -> None:
+    mixture = Mixture(comm, 3)
+    seen = []
+    status = MPI.Status()
+    while (index := Request.Waitany(mixture.requests, status)) != MPI.UNDEFINED:
+        seen.append(index)
+    assert sorted(seen) == list(range(len(mixture.requests)))
+    mixture.check()
+    assert status.source == MPI.ANY_SOURCE and status.Get_count(MPI.BYTE) == 0
+
+
+def case_testany(comm: Communicator) -> None:
+    mixture = Mixture(comm, 4)
+    seen = []
+    while (found := Request.Testany(mixture.requests)) != (MPI.UNDEFINED, True):
+        if found[1]:
+            seen.append(found[0])
+        else:
+            assert found[0] == MPI.UNDEFINED
+    assert sorted(seen) == list(range(len(mixture.requests)))
+    mixture.check()
+
+
+def case_waitsome(comm: Communicator) -> None:
+    for method in (Request.Waitsome, Request.Testsome):
+        mixture = Mixture(comm, 5)
+        seen: list[int] = []
+        statuses: list[MPI.Status] = []
+        while (some := method(mixture.requests, statuses)) is not None:
+            assert some or method == Request.Testsome
+            assert len(set(some)) == len(some) == len(statuses)
+            seen += some
+            statuses.clear()
+        assert sorted(seen) == list(range(len(mixture.requests)))
+        mixture.check()
+
+
+def case_one_by_one(comm: Communicator) -> None:
+    """Test, Wait, their lower-case twins and Get_status; waiting again is harmless."""
+    mixture = Mixture(comm, 6)
+    for number, request in enumerate(mixture.requests):
+        if number % 4 == 0:
+            while not request.Test():
+                pass
+        elif number % 4 == 1:
+            assert request.Wait()
+        elif number % 4 == 2:
+            assert request.wait() is None  # type: ignore[func-returns-value]
+        else:
+            while not request.Get_status():
+                pass
+            assert not request.finished
+            while request.test() != (True, None):
+                pass
+    mixture.check()
+    for request in mixture.requests:
+        assert request.Wait() and request.Test() and request.Get_status()
+
+
+def case_strangers(comm: Communicator) -> None:
+    """MPI's own requests are refused by name."""
+    ours = comm.Isend(np.zeros(1), comm.rank, 3)
+    theirs = comm.isend("x", comm.rank, 3)
+    for method in (Request.Waitall, Request.Waitany, Request.Waitsome, Request.Testall, Request.Testany):
+        try:
+            method([ours, theirs])
+        except TypeError as error:
+            assert "requests[1]" in str(error) and "MPI.Request" in str(error)
+        else:
+            raise AssertionError("taken")
+    comm.Recv(np.zeros(1), comm.rank, 3)
+    assert comm.recv(source=comm.rank, tag=3) == "x"
+    ours.Wait()
+    theirs.wait()
+
+
+def case_free(comm: Communicator) -> None:
+    """A request given up goes on; so does one whose last name is dropped, at any moment, in any number."""
+    right, left = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
+    for turn in range(30):
+        big = np.full(30_000, float(turn))
+        request = comm.Isend(big, right, 40)
+        if turn % 2:
+            request.Free()
+            assert request.finished
+        del request, big
+        comm.Iallreduce(np.ones(2000), np.zeros(2000))
+        if turn % 7 == 0:
+            gc.collect()
+    for turn in range(30):
+        comm.Recv(into := np.zeros(30_000), left, 40)
+        assert (into == turn).all()
+    total = np.zeros(2000)
+    comm.Allreduce(np.ones(2000), total)
+    assert (total == comm.size).all()
+
+
+def case_freed_with_dropped_requests(comm: Communicator) -> None:
+    """Free brings dropped collectives and sends to their end and takes dropped receives back."""
+    other = comm.Dup()
+    right, left = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
+    other.Irecv(np.zeros(4), left, 1)
+    other.Irecv(received := np.zeros(50_000), left, 2)
+    other.Isend(np.ones(50_000), right, 2)
+    other.Iallreduce(np.ones(9000), total := np.zeros(9000))
+    gc.collect()
+    other.Free()
+    assert (total == comm.size).all()
+    del received
+
+
+def case_persistent_after_free(comm: Communicator) -> None:
+    """Persistent requests outlive their communicator as errors only."""
+    other = comm.Dup()
+    kept = [other.Allreduce_init(np.ones(4), np.zeros(4)), other.Send_init(np.ones(1), other.rank)]
+    kept[0].Start()
+    kept[0].Wait()
+    other.Free()
+    for request in kept:
+        try:
+            request.Start()
+        except ValueError as error:
+            assert "freed" in str(error)
+        else:
+            raise AssertionError("started")
+        request.Free()
+
+
+def main() -> None:
+    comm = Communicator(MPI.COMM_WORLD)
+    wanted: list[Any] = sys.argv[1:]
+    for name, case in list(globals().items()):
+        if name.startswith("case_") and (not wanted or name in wanted):
+            case(comm)
+            comm.Barrier()
+            if comm.rank == 0:
+                print(name, flush=True)
+    comm.Free()
+    print("all good", flush=True)
+
+
+if __name__ == "__main__":
+    main()

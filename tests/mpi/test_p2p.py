@@ -1,0 +1,229 @@
+"""Messages over UCX under a real mpirun: matching, order, sizes, probes, failures, interruptions, dead peers."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.mpi
+
+CASES = Path(__file__).with_name("message_cases.py")
+
+HEAD = """
+import os, signal, sys, threading, time
+import numpy as np
+import ucc_hetero as u
+from mpi4py import MPI
+world = MPI.COMM_WORLD
+comm = u.Communicator(world)
+rank, size = comm.rank, comm.size
+right, left = (rank + 1) % size, (rank - 1) % size
+one = np.zeros(4)
+
+def fails(kind, call):
+    began = time.monotonic()
+    try:
+        call()
+    except kind as error:
+        print("caught", error, flush=True)
+        assert time.monotonic() - began < 15
+    else:
+        raise AssertionError("no " + kind.__name__)
+
+def ring(comm, n):
+    comm.Sendrecv(np.full(n, rank), right, 5, into := np.zeros(n, int), left, 5)
+    assert (into == left).all()
+"""
+
+
+@pytest.mark.parametrize(
+    ("ranks", "env"),
+    [
+        (2, {}),
+        (4, {"UCCH_EMULATE": "nvidia:2,amd:2"}),
+        # Sockets instead of shared memory: other protocols, other borders between them.
+        (3, {"UCX_TLS": "tcp,self", "UCCH_EMULATE": "nvidia:1,amd:2"}),
+    ],
+    ids=["shared-memory", "mixed", "sockets"],
+)
+def test_messages(mpirun, ranks: int, env: dict[str, str]) -> None:
+    job = mpirun(CASES, ranks, env={"UCCH_TIMEOUT": "60", **env}, timeout=150)
+    assert job.stdout.count("all good") == ranks
+    assert "WARN" not in job.stderr and "ERROR" not in job.stderr, job.output
+
+
+def test_what_never_comes(mpirun) -> None:
+    """Every waiting call ends at the deadline and says for what it waited; the communicator goes on."""
+    job = mpirun(
+        HEAD
+        + """
+if rank == 0:
+    big = np.zeros(1 << 20)
+    for call in (
+        lambda: comm.Recv(one, 1, 5),
+        lambda: comm.Recv(one),
+        lambda: comm.Irecv(one, 1, 5).Wait(),
+        lambda: u.Request.Waitall([comm.Irecv(one, 1, 5), comm.Irecv(one, 1, 6)]),
+        lambda: u.Request.Waitany([comm.Irecv(one, 1, 5), comm.Irecv(one, 1, 6)]),
+        lambda: comm.Probe(1, 5),
+        lambda: comm.Mprobe(),
+        lambda: comm.Ssend(one, 1, 7),
+        lambda: comm.Isend(big, 1, 8).Wait(),
+        lambda: comm.Sendrecv(one, 0, 1, one.copy(), 1, 1),
+    ):
+        fails(u.CollectiveTimeout, call)
+    comm.Recv(one, 0, 1)
+world.Barrier()
+for n in (1, 100_000):
+    ring(comm, n)
+comm.Allreduce(np.ones(3), total := np.zeros(3))
+assert (total == size).all()
+if rank == 1:
+    # What was sent before its sender gave up is a message all the same.
+    comm.Recv(one, 0, 7)
+    comm.Recv(np.ones(1 << 20), 0, 8)
+# A receive that nobody waits for has no deadline.
+early = comm.Irecv(one, left, 9)
+time.sleep(1)
+comm.Send(np.full(4, 9.0), right, 9)
+early.Wait()
+assert (one == 9).all()
+print("end", flush=True)
+""",
+        2,
+        env={"UCCH_TIMEOUT": "0.5"},
+    )
+    assert job.stdout.count("caught") == 10 and job.stdout.splitlines().count("end") == 2, job.output
+    for words in (
+        "rank 0: receive of up to 32 bytes from rank 1, tag 5: timeout, not complete after 0.5",
+        "receive of up to 32 bytes from any rank, any tag: timeout",
+        "probe for source 1, tag 5: no message within 0.5",
+        "synchronous send of 32 bytes to rank 1, tag 7: timeout",
+        "send of 8388608 bytes to rank 1, tag 8: timeout",
+    ):
+        assert words in job.stdout, (words, job.output)
+
+
+def test_interrupts(mpirun) -> None:
+    """Ctrl-C ends a wait at once; the message that was waited for goes to the next receive."""
+    job = mpirun(
+        HEAD
+        + """
+calls = [
+    lambda: comm.Recv(one, left, 3),
+    lambda: comm.Probe(left, 3),
+    lambda: comm.Irecv(np.zeros(1), left, 4).Wait(),
+    lambda: u.Request.Waitall([comm.Irecv(np.zeros(1), left, 4)]),
+    lambda: comm.Ssend(one, right, 6),
+]
+for call in calls:
+    threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
+    fails(KeyboardInterrupt, call)
+comm.Sendrecv(np.full(4, rank), right, 3, into := np.zeros(4, int), left, 3)
+assert (into == left).all()
+comm.Recv(one, left, 6)
+for _ in range(2):  # for the receives that were dropped
+    comm.Send(np.zeros(1), right, 4)
+world.Barrier()
+ring(comm, 50_000)
+comm.Barrier()
+if rank == 0:
+    threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
+    fails(KeyboardInterrupt, lambda: comm.Allreduce(np.ones(4), np.ones(4)))
+    fails(u.CollectiveError, lambda: comm.Send(one, 0))
+world.Barrier()
+print("end", flush=True)
+""",
+        2,
+        env={"UCCH_TIMEOUT": "60"},
+    )
+    assert job.stdout.splitlines().count("end") == 2 and "can no longer be used" in job.stdout
+
+
+def test_a_peer_that_ends_or_dies(mpirun, flavour: tuple[str, int]) -> None:
+    """Ended: a receive from it fails after some seconds. Killed: everything with it fails at once; others go on."""
+    recover = ["--enable-recovery"] if flavour >= ("openmpi", 5) and flavour[0] == "openmpi" else []
+    job = mpirun(
+        HEAD
+        + """
+ring(comm, 10)
+if rank == size - 1:
+    time.sleep(0.5)
+    os.kill(os.getpid(), signal.SIGKILL)
+fails(u.PeerError, lambda: comm.Recv(one, size - 1, 5))
+if "all" in sys.argv:
+    fails(u.PeerError, lambda: comm.Ssend(one, size - 1, 5))
+    fails(u.PeerError, lambda: comm.Irecv(one, size - 1, 5).Wait())
+    fails(u.PeerError, lambda: comm.Probe(size - 1, 5))
+    other = 1 - rank
+    comm.Sendrecv(np.full(3, rank), other, 5, into := np.zeros(3, int), other, 5)
+    assert (into == other).all()
+    print("end", flush=True)
+    os._exit(0)  # MPI_Finalize would wait for the dead
+""",
+        3,
+        args=["all"] if recover else [],
+        mpi_args=recover,
+        env={"UCCH_TIMEOUT": "100"},
+        check=False,
+    )
+    if recover:  # otherwise mpirun ends the job, perhaps before anybody could speak
+        assert job.stdout.splitlines().count("end") == 2, job.output
+        assert re.search(r"rank 0: receive of up to 32 bytes from rank 2, tag 5: rank 2 has left", job.stdout)
+    job = mpirun(
+        HEAD
+        + """
+if rank == 1:
+    comm.Isend(np.full(100, 5.0), 0, 1)  # received after its sender has come to its end
+    sys.exit(0)
+time.sleep(1)
+comm.Recv(five := np.zeros(100), 1, 1)
+assert (five == 5).all()
+fails(u.PeerError, lambda: comm.Recv(one, 1, 2))
+print("end", flush=True)
+""",
+        2,
+        env={"UCCH_TIMEOUT": "100"},
+    )
+    assert "end" in job.stdout.splitlines() and "rank 1 has left the job or died" in job.stdout
+
+
+def _free_gib() -> float:
+    found = re.search(r"MemAvailable:\s+(\d+) kB", Path("/proc/meminfo").read_text())
+    return int(found[1]) / 2**20 if found else 0.0
+
+
+@pytest.mark.slow
+def test_two_gib_and_more(mpirun) -> None:
+    """Lengths beyond 31 bits; UCCH_TEST_GIB sets another size (4 GiB were tried so)."""
+    gib = float(os.environ.get("UCCH_TEST_GIB", "2.0625"))
+    if _free_gib() < 2.5 * gib:
+        pytest.skip(f"two ranks need {2 * gib} GiB and there are {_free_gib():.1f} GiB")
+    job = mpirun(
+        HEAD
+        + """
+count = int(float(sys.argv[1]) * 1024) * 2**20 + 5
+marks = 1 + np.arange(-(-count // 2**20)) % 250
+if rank == 0:
+    data = np.zeros(count, np.uint8)
+    data[:: 1 << 20] = marks
+    data[-1] = 7
+    comm.Send(data, 1)
+else:
+    data = np.empty(count, np.uint8)
+    status = MPI.Status()
+    comm.Recv(data, 0, status=status)
+    assert (data[:: 1 << 20] == marks).all() and data[-1] == 7
+    assert (data[1 :: 1 << 20] == 0).all()
+    assert status.Get_elements(MPI.BYTE) == count
+    print("end", flush=True)
+""",
+        2,
+        args=[str(gib)],
+        env={"UCCH_TIMEOUT": "120"},
+        timeout=170,
+    )
+    assert "end" in job.stdout.splitlines()
