@@ -114,13 +114,14 @@ def _choose(topology: Topology, collective: str, nbytes: int, op: Op | None, tun
     for by, rules in (("user", tune.user), ("measured", tune.measured)):
         rule = match(rules, topology, collective, nbytes)
         if rule is not None:
-            fragments = rule.fragments or _fragments(topology, rule.algorithm, nbytes)
-            return Choice(rule.algorithm, fragments, rule.path or tune.path), by
+            path = rule.path or tune.path
+            fragments = rule.fragments or _fragments(topology, rule.algorithm, nbytes, path)
+            return Choice(rule.algorithm, fragments, path), by
     if tune.links is not None and len(topology.islands) > 1 and topology.size <= MODELLED_RANKS:
         # One prediction serves all sizes up to twice as large: each takes a plan per candidate.
         return _predicted(topology, collective, 1 << max(nbytes, 1).bit_length() - 1, tune.links, tune.path), "model"
     name = _algorithm(topology, collective, nbytes)
-    return Choice(name, _fragments(topology, name, nbytes), tune.path), "default"
+    return Choice(name, _fragments(topology, name, nbytes, tune.path), tune.path), "default"
 
 
 def _algorithm(topology: Topology, collective: str, nbytes: int) -> str:
@@ -147,9 +148,10 @@ def _unlike(topology: Topology, collective: str) -> bool:
     return collective == "alltoallv" or len({i.size for i in topology.islands}) > 1 or len(set(topology.weights)) > 1
 
 
-def _fragments(topology: Topology, algorithm: str, nbytes: int) -> int:
-    # On one host island and bridge phases share the same memory and cores: there is nothing to overlap.
-    if algorithm in ("flat", "tree", "doubling", "ordered") or topology.one_host:
+def _fragments(topology: Topology, algorithm: str, nbytes: int, path: str) -> int:
+    # On one host island and bridge phases share the same memory and cores: there is nothing to overlap, but for the
+    # copies between devices and the host.
+    if algorithm in ("flat", "tree", "doubling", "ordered") or (topology.one_host and path != "staged"):
         return 1
     return max(1, min(MOST_FRAGMENTS, nbytes // LEAST_FRAGMENT))
 
