@@ -78,19 +78,30 @@ void ucch_board_stats(ucch_board *b, uint64_t *calls, double *seconds, uint64_t 
     *bytes = b->bytes;
 }
 
-uint64_t ucch_board_publish(ucch_board *b, uint64_t signature, const char *label) {
-    uint64_t seq = ++b->seq;
-    if (!b->n)
-        return seq;
-    slot *s = &b->slots[b->mine];
-    arrival *a = &s->ring[seq % RING];
+static void write_arrival(ucch_board *b, uint64_t seq, uint64_t signature, const char *label) {
+    arrival *a = &b->slots[b->mine].ring[seq % RING];
     __atomic_store_n(&a->seq, 0, __ATOMIC_RELAXED);
     __atomic_thread_fence(__ATOMIC_RELEASE);
     a->signature = signature;
     memcpy(a->label, label, LABEL);
     __atomic_store_n(&a->seq, seq, __ATOMIC_RELEASE);
-    __atomic_store_n(&s->seq, seq, __ATOMIC_RELEASE);
+}
+
+uint64_t ucch_board_publish(ucch_board *b, uint64_t signature, const char *label) {
+    uint64_t seq = ++b->seq;
+    if (!b->n)
+        return seq;
+    write_arrival(b, seq, signature, label);
+    __atomic_store_n(&b->slots[b->mine].seq, seq, __ATOMIC_RELEASE);
     return seq;
+}
+
+/* Say what the next call will be, before it is entered: its teams are made first, by ranks that wait for each other.
+ * Returns the number it will have. */
+uint64_t ucch_board_announce(ucch_board *b, uint64_t signature, const char *label) {
+    if (b->n)
+        write_arrival(b, b->seq + 1, signature, label);
+    return b->seq + 1;
 }
 
 /* The slot of a peer that entered call `seq` with another signature than ours, or -1. A peer that has not arrived

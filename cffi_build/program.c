@@ -421,13 +421,12 @@ int ucch_program_check_locked(ucch_program *p) {
 }
 
 static void finish_locked(ucch_program *p) {
-    int peer = p->board ? ucch_board_mismatch(p->board, p->op.error.seq) : -1;
-    if (p->board && peer < 0)
+    if (p->board)
         ucch_board_add(p->board, ucch_now() - p->op.started, p->bytes);
     if (p->on_device && !p->persistent)
         give_scratch(p);
     ucch_gate_leave_locked(&p->gate);
-    ucch_op_end_locked(&p->op, peer < 0 ? 0 : UCCH_FAIL_MISMATCH, -1, peer);
+    ucch_op_end_locked(&p->op, 0, -1, -1);
 }
 
 static void fail_locked(ucch_program *p, int status, int step) {
@@ -508,6 +507,14 @@ static int init_all_locked(ucch_program *p) {
     return 0;
 }
 
+/* Of two ranks that call different things the later one sees it here, before it sends anything, because each publishes
+ * before it looks; the earlier one then waits in vain and sees it too. Data of the wrong length must not arrive: libucc
+ * 1.4 crashes on it. */
+static int expected_otherwise(ucch_program *p) {
+    __atomic_thread_fence(__ATOMIC_SEQ_CST);
+    return p->board && ucch_board_mismatch(p->board, p->op.error.seq) >= 0;
+}
+
 static int start_locked(ucch_program *p, void *send, void *recv, double timeout) {
     if (p->op.state == UCCH_ACTIVE)
         return UCCH_FAIL_BUSY;
@@ -529,7 +536,9 @@ static int start_locked(ucch_program *p, void *send, void *recv, double timeout)
     }
     p->op.error.seq = p->board ? ucch_board_publish(p->board, p->signature, p->label) : 0;
     ucch_op_begin_locked(&p->op, timeout);
-    if (!init_all_locked(p))
+    if (expected_otherwise(p))
+        fail_locked(p, UCCH_FAIL_MISMATCH, -1);
+    else if (!init_all_locked(p))
         ucch_program_advance_locked(p);
     return 0;
 }

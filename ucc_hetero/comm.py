@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from types import TracebackType
 from typing import Any, cast
 
 from . import env, lifecycle, log
 from .comm_groups import GroupMethods
 from .comm_messages import MessageMethods
+from .errors import LibraryNotFound
 from .native import load
 from .p2p import Messages
 from .request import PersistentRequest, Request
@@ -47,7 +49,10 @@ class Communicator(MessageMethods, GroupMethods):
     """
 
     def __init__(self, comm: Any = None) -> None:
-        load()  # before MPI where MPI is not there yet: both bring a UCX, and the first one serves both
+        # Before MPI where MPI is not there yet: both bring a UCX, and the first one serves both. A failure is said
+        # again when all ranks tell each other what they have: those that fail must not leave the others waiting.
+        with suppress(LibraryNotFound):
+            load()
         from mpi4py import MPI
 
         log.configure()

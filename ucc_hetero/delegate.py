@@ -16,7 +16,8 @@ import numpy as np
 
 from .buffers import is_in_place
 from .buffers.exporters import memory_of
-from .errors import CollectiveError
+from .collectives import Call
+from .errors import CollectiveError, CollectiveTimeout, NotSupported
 from .failure import explain
 from .liveness import Board
 from .native import ffi, lib
@@ -38,12 +39,12 @@ def is_delegated(op: Any) -> bool:
 
 
 class Watch:
-    """One call of a communicator while MPI runs it: published, timed, its peers looked at."""
+    """A call while MPI runs it, or while it is prepared (``announce``): shown to the peers, timed, compared."""
 
-    def __init__(self, board: Board, rank: int, label: str, timeout: float) -> None:
+    def __init__(self, board: Board, rank: int, label: str, timeout: float, *, announce: bool = False) -> None:
         self.board, self.rank, self.label, self.timeout = board, rank, label, timeout
         self.began = time.monotonic()
-        self.seq = board.publish(label)
+        self.seq = board.announce(label) if announce else board.publish(label)
 
     def look(self) -> None:
         """Raise what makes the call hopeless: a peer that called something else or is gone, or the deadline."""
@@ -164,7 +165,7 @@ class Delegate:
     ) -> None:
         self.mpi, self.board, self.timeout = mpi, board, timeout
         self.rank: int = mpi.Get_rank()
-        self._track, self._failed = track, failed
+        self._track, self.failed = track, failed
 
     def request(self, name: str, send: Any, recv: Any, op: Any, root: int, recvcounts: Any) -> PersistentRequest:
         """A reduction as a request that is not started yet."""
@@ -182,12 +183,15 @@ class Delegate:
         args += [root] if root >= 0 else []
 
         def begin() -> tuple[Watch, Any]:
+            try:
+                request = method(*args)
+            except MPI.Exception as error:  # an argument that MPI refuses: nothing was sent, nothing is published
+                raise NotSupported(f"{label} on rank {self.rank}: {error}") from error
             watch = Watch(self.board, self.rank, label, self.timeout)
-            request = method(*args)
             self._track(1)
             return watch, request
 
-        return _Delegated(begin, self._track, self._failed)
+        return _Delegated(begin, self._track, self.failed)
 
     def _host_memory(self, name: str, argument: str, spec: Any) -> None:
         """MPI may know nothing of GPUs: a device pointer would end the job."""
@@ -210,6 +214,32 @@ class Delegate:
             watch.wait(request)
             watch.finish(0)
         except CollectiveError as error:
-            self._failed(error, (request, mine, rows))
+            self.failed(error, (request, mine, rows))
             raise
         return rows
+
+    def send_along(self, call: Call, mine: Any) -> tuple[Any, Callable[[], None]]:
+        """Let the counts travel the way of an uneven call's data: (what arrives here, what waits for it)."""
+        mine = np.ascontiguousarray(mine, np.int64)
+        got = np.zeros(len(mine), np.int64)
+        if call.collective == "alltoallv":
+            request = self.mpi.Ialltoall(mine, got)
+        elif call.collective == "gatherv":
+            root = self.rank == call.root
+            own = mine[self.rank : self.rank + 1] if root else mine
+            request = self.mpi.Igather(own, got if root else None, call.root)
+            got = got if root else mine  # only the root can compare
+        else:
+            root = self.rank == call.root
+            one = np.zeros(1, np.int64)
+            request = self.mpi.Iscatter(mine if root else None, one, call.root)
+            got = mine if root else one
+        began = time.monotonic()
+
+        def wait() -> None:
+            while not request.Test():
+                if 0 < self.timeout < time.monotonic() - began:
+                    raise CollectiveTimeout(f"rank {self.rank}: {call.collective}: other ranks have not called it")
+                time.sleep(0 if time.monotonic() - began < _PATIENCE else _NAP)
+
+        return got, wait

@@ -99,9 +99,16 @@ class Board:
 
     def publish(self, label: str) -> int:
         """Enter a call that the native engine does not run; returns its number."""
+        return self._write(lib.ucch_board_publish, label)
+
+    def announce(self, label: str) -> int:
+        """Say what the next call will be while it is being prepared; returns the number it will have."""
+        return self._write(lib.ucch_board_announce, label)
+
+    def _write(self, how: Any, label: str) -> int:
         text = label.encode()[: int(lib.UCCH_LABEL_BYTES) - 1].ljust(int(lib.UCCH_LABEL_BYTES), b"\0")
         lib.ucch_lock()
-        seq = int(lib.ucch_board_publish(self.native, signature(label), text))
+        seq = int(how(self.native, signature(label), text))
         lib.ucch_unlock()
         return seq
 

@@ -11,8 +11,9 @@ from . import env
 from .binding import Bound, bind
 from .buffers import Buffer, pack, unpack
 from .collectives import ROWS, Call, elements
+from .delegate import Delegate, Watch
 from .engine import Program, lower
-from .errors import MismatchError, NotSupported
+from .errors import CollectiveError, MismatchError, NotSupported
 from .membership import Membership
 from .native import ffi, lib
 from .ops import op_of
@@ -22,10 +23,11 @@ from .types import DTYPES, OPS, DType, Op, Reduction, reduction
 
 __all__ = ["KINDS", "Preparation", "Prepared"]
 
-#: Idle programs of one kind that are kept; more would only be needed by that many identical calls in flight.
-_SPARE = 4
 #: Kinds of calls remembered before the oldest is dropped.
 KINDS = 512
+
+#: Bytes of a call's description that ranks compare under UCCH_CHECK.
+_SHOWN = 256
 
 _NULL = ffi.NULL
 
@@ -33,10 +35,12 @@ _NULL = ffi.NULL
 class Prepared:
     """A bound call with its program, addresses, and the copies around it."""
 
-    __slots__ = ("bound", "copies", "label", "pool", "program", "recv", "repeatable", "send")
+    __slots__ = ("agreed", "bound", "copies", "label", "pool", "program", "recv", "repeatable", "send")
 
     def __init__(self, bound: Bound, pool: list[Program], program: Program, label: str) -> None:
         self.bound, self.pool, self.program, self.label = bound, pool, program, label
+        #: Raises if the counts of the ranks turn out not to match, where they were not compared before.
+        self.agreed: Callable[[], None] | None = None
         #: Whether nothing but addresses changes from this call to the next one that looks like it.
         self.repeatable = True
         self.send: Any = _NULL
@@ -63,7 +67,9 @@ class Prepared:
             _fill(copy, original)
 
     def finish(self) -> None:
-        """Spread the results out."""
+        """Spread the results out. ``MismatchError`` if they cannot be right."""
+        if self.agreed is not None:
+            self.agreed()
         for copy, original, receives in self.copies:
             if receives:
                 if original.layout is None:
@@ -73,7 +79,7 @@ class Prepared:
 
     def give_back(self) -> None:
         """Let the program be used by the next such call."""
-        if len(self.pool) < _SPARE:
+        if len(self.pool) < self.program.spare:
             self.pool.append(self.program)
 
 
@@ -85,8 +91,8 @@ def _fill(copy: Buffer, original: Buffer) -> None:
 class Preparation:
     """What one communicator has prepared so far."""
 
-    def __init__(self, members: Membership, exchange: Callable[[str, Any], Any]) -> None:
-        self.members, self._exchange = members, exchange
+    def __init__(self, members: Membership, delegate: Delegate) -> None:
+        self.members, self._delegate, self._exchange = members, delegate, delegate.exchange
         self.rank, self.size = members.rank, members.size
         #: UCCH_CHECK: every rank's call compared before anything is sent.
         self.check = bool(env.get("CHECK"))
@@ -95,11 +101,12 @@ class Preparation:
         self.programs: dict[tuple[Lowering, str], list[Program]] = {}
 
     def prepare(
-        self, name: str, send: Any, recv: Any, op: Any, root: int, recvcounts: Any, *, exchange: bool
+        self, name: str, send: Any, recv: Any, op: Any, root: int, recvcounts: Any, *, exchange: bool, now: bool = True
     ) -> Prepared | None:
         """Bind, choose, plan and lower a call, or return None when there is nothing to do.
 
         ``exchange``: the ranks may talk about the counts that only some of them know (blocking and persistent calls).
+        ``now``: the call is the next one of this rank.
         """
         bound = bind(name, self.size, self.rank, send, recv, root, recvcounts)
         on_device = self._on_device(name, bound)
@@ -114,7 +121,9 @@ class Preparation:
             label += " host"  # libraries choose by the kind of memory: all ranks must have the same
         if self.check:
             self.compare(label)
-        prepared = self._lowered(bound, how, ours, label, on_device)
+        prepared = self._lowered(bound, how, ours, label, on_device, now)
+        if bound.local:
+            prepared.agreed = self._counts_in_flight(name, bound.call)
         prepared.repeatable = alone and not self.check and not prepared.copies
         return prepared
 
@@ -124,7 +133,9 @@ class Preparation:
             raise NotSupported(f"{name} on rank {self.rank} takes host memory only: copy the data to the host")
         return self.members.device.holds((("sendbuf", bound.send), ("recvbuf", bound.recv)))
 
-    def _lowered(self, bound: Bound, how: Reduction | None, op: Op | None, label: str, on_device: bool) -> Prepared:
+    def _lowered(
+        self, bound: Bound, how: Reduction | None, op: Op | None, label: str, on_device: bool, now: bool
+    ) -> Prepared:
         dtype = bound.dtype or DTYPES["uint8"]
         compute = how.compute if how else dtype
         what = Lowering(
@@ -143,14 +154,14 @@ class Preparation:
             if len(self.programs) >= KINDS:
                 self.programs.pop(next(iter(self.programs)))
             pool = self.programs[what, label] = []
-        program = pool.pop() if pool else self._build(what, bound, op, label)
+        program = pool.pop() if pool else self._build(what, bound, op, label, now)
         return Prepared(bound, pool, program, label)
 
     def _operands(self, call: Call) -> int:
         """How many vectors this rank's result is the sum of."""
         return {"scan": self.rank + 1, "exscan": self.rank}.get(call.collective, self.size)
 
-    def _build(self, what: Lowering, bound: Bound, op: Op | None, label: str) -> Program:
+    def _build(self, what: Lowering, bound: Bound, op: Op | None, label: str, now: bool) -> Program:
         call, members = what.call, self.members
         choice, why = Choice("flat"), "counts unknown"
         if not bound.local:
@@ -160,7 +171,16 @@ class Preparation:
         self.used[label] = choice, why
         tag = members.id << 52 | 1 << 51
         staged = members.device.staged(choice.path) if what.memory is not None else ()
-        program = lower(plan, self.rank, what, members.teams, members.board, tag, label, staged)
+        # Ranks that call different things would wait for each other while they make the teams of each.
+        if now:
+            members.teams.look = Watch(members.board, self.rank, label, self._delegate.timeout, announce=True).look
+        try:
+            program = lower(plan, self.rank, what, members.teams, members.board, tag, label, staged)
+        except CollectiveError as error:
+            self._delegate.failed(error, plan)
+            raise
+        finally:
+            members.teams.look = None
         total = sum(b.nbytes for b in (bound.send, bound.recv) if b is not None)
         lib.ucch_program_bytes(program.handle, total)
         return program
@@ -206,6 +226,31 @@ class Preparation:
                     )
         return bound._replace(call=call._replace(counts=counts), local=False)
 
+    def _counts_in_flight(self, name: str, call: Call) -> Callable[[], None]:
+        """Send the counts along with a non-blocking call; to be compared when it is over.
+
+        libucc reports nothing when less arrives than was expected.
+        """
+        me, p = self.rank, self.size
+        if call.collective == "alltoallv":
+            mine, due = np.array(call.counts[me * p : (me + 1) * p]), np.array(call.counts[me::p])
+            peers = list(range(p))
+        elif me == call.root:
+            mine = due = np.array(call.counts)
+            peers = list(range(p))
+        else:
+            mine = due = np.array(call.counts[me : me + 1])
+            peers = [call.root]
+        got, wait = self._delegate.send_along(call, mine)
+
+        def compare() -> None:
+            wait()
+            for peer, one, two in zip(peers, got, due, strict=False):
+                if one != two:
+                    raise MismatchError(f"{name} on rank {me}: rank {peer} says {one} elements, this rank {two}")
+
+        return compare
+
     def retune(self, tuning: Tuning) -> None:
         """Choose by other rules from now on; equal ones on every rank."""
         self.members.tuning = tuning
@@ -213,7 +258,9 @@ class Preparation:
 
     def compare(self, label: str) -> None:
         """Compare what every rank is about to call; ``MismatchError`` on all of them."""
-        labels = self.members.mpi.allgather(label)
+        text = label.encode()[:_SHOWN].ljust(_SHOWN)
+        rows = self._exchange("UCCH_CHECK", np.frombuffer(text, np.int64))
+        labels = [row.tobytes().decode(errors="replace").rstrip() for row in rows]
         for rank, other in enumerate(labels):
             if other != labels[0]:
                 raise MismatchError(f"rank {rank} called {other} while rank 0 called {labels[0]}")
@@ -222,7 +269,9 @@ class Preparation:
 def _label(name: str, bound: Bound, op: Op | None) -> str:
     """What the arrival board shows, equal on every rank of a correct call."""
     call = bound.call
-    count = "" if bound.local or len(call.counts) != 1 else f"[{call.counts[0]}]"
+    count = ""
+    if not bound.local and ROWS[call.collective].layout != "matrix":
+        count = f"[{','.join(map(str, call.counts))}]"
     parts = [name, f"{bound.dtype}{count}" if bound.dtype else "", str(op or "")]
     if call.root >= 0:
         parts.append(f"root={call.root}")

@@ -52,7 +52,7 @@ class Runner:
         self.broken = ""
         self._in_place = MPI.IN_PLACE
         self._delegate = Delegate(mpi, self.board, self.timeout, self.track, self._broke)
-        self._prepared = Preparation(members, self._delegate.exchange)
+        self._prepared = Preparation(members, self._delegate)
         #: What ran so far: label -> (choice, what made it).
         self.used = self._prepared.used
         self._fast: dict[tuple[Any, ...], Program] = {}
@@ -198,8 +198,8 @@ class Runner:
                 raise DeviceError(
                     f"rank {self.rank} has no GPU runtime for stream= ({report(self.members.place.vendor)})"
                 )
-            at = ffi.cast("void *", stream_handle(stream))
-            state = lib.ucch_program_start_on(program, prepared.send, prepared.recv, self.timeout, at, ordered)
+            at, hold = ffi.cast("void *", stream_handle(stream)), ordered and prepared.program.holds
+            state = lib.ucch_program_start_on(program, prepared.send, prepared.recv, self.timeout, at, hold)
         if state < 0:
             raise CollectiveError(f"rank {self.rank}: {prepared.label} could not be started ({_reason(state)})")
         self._active += 1
@@ -212,7 +212,7 @@ class Runner:
 
         request = Request(prepared.program.op, prepared, finish, owner=self)
         if ordered and not state:
-            request.Wait()  # this runtime's streams cannot wait for us: the host does
+            request.Wait()  # the stream cannot wait for this call, or must not: the host does
         return request
 
     def persistent(
@@ -222,7 +222,7 @@ class Runner:
         self._usable()
         if op is not None and is_delegated(op):
             return self._delegate.request(name, send, recv, op, root, recvcounts)
-        prepared = self._prepared.prepare(name, send, recv, op, root, recvcounts, exchange=True)
+        prepared = self._prepared.prepare(name, send, recv, op, root, recvcounts, exchange=True, now=False)
         if prepared is None:
             idle = ffi.gc(lib.ucch_message_new(), lib.ucch_message_free)
             return PersistentRequest(lib.ucch_message_op(idle), idle, lambda: 0, _nothing, lambda: None)
@@ -259,6 +259,7 @@ class Runner:
         """From now on nothing is started, in Python or by the native engine."""
         self.broken = why
         lib.ucch_board_break(self.board.native)
+        self.board.leave()  # ranks that come to later calls need not wait for the deadline
 
     def _usable(self) -> None:
         if self.broken:

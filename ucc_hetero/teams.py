@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
 from . import ucc
@@ -24,6 +24,8 @@ class Teams:
 
     def __init__(self, job: Job, members: Sequence[int], rank: int, tag: int, timeout: float) -> None:
         self.job, self.members, self.rank, self.tag, self.timeout = job, tuple(members), rank, tag, timeout
+        #: Raises when the call that new teams are made for has become hopeless.
+        self.look: Callable[[], None] | None = None
         self._teams: dict[tuple[tuple[int, ...], str], ucc.Team] = {}
 
     def get(self, ranks: tuple[int, ...], link: str) -> ucc.Team:
@@ -75,6 +77,8 @@ class Teams:
         while not request.Test():
             lib.ucch_progress_once()
             time.sleep(pause)
+            if self.look is not None:
+                self.look()
             pause = min(pause + 1e-6, 1e-3)
             if time.monotonic() > until:
                 request.Cancel()

@@ -1,0 +1,261 @@
+"""Mistakes in arguments, and calls that do not fit together: a clear exception each, then the job goes on.
+
+mpirun -np 4 python bad_input_cases.py arguments|freed|mismatches|absent
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from mpi4py import MPI
+
+from ucc_hetero import CollectiveError, CollectiveTimeout, Communicator, MismatchError, PersistentRequest
+
+WORLD = MPI.COMM_WORLD
+FOREIGN = ">f4" if sys.byteorder == "little" else "<f4"
+
+
+def goes_on(comm: Communicator) -> None:
+    """The communicator still computes."""
+    out = np.zeros(3)
+    comm.Allreduce(np.full(3, comm.rank + 1.0), out)
+    assert (out == comm.size * (comm.size + 1) / 2).all()
+
+
+def wrong_arguments(comm: Communicator) -> list[tuple[type[Exception], str, Callable[[], Any]]]:
+    """(exception, what its message says, call); every rank can make these mistakes by itself."""
+    p, me = comm.size, comm.rank
+    a, b, many = np.ones(4), np.zeros(4), np.zeros(4 * p)
+    fixed = np.zeros(4)
+    fixed.flags.writeable = False
+    bad_displs = [b, ([1] * p, [0] * p), "f8"]
+    return [
+        # Datatypes.
+        (TypeError, "sendbuf is float64 and recvbuf is float32", lambda: comm.Allreduce(a, b.astype("f4"))),
+        (TypeError, "sendbuf is float64 and recvbuf is int64", lambda: comm.Allgather(a, many.astype("i8"))),
+        (TypeError, "cast it to float64", lambda: comm.Allreduce(a.astype("longdouble"), b.astype("longdouble"))),
+        (TypeError, "lower-case methods", lambda: comm.Bcast(np.array([None, 1]))),
+        (
+            TypeError,
+            "foreign byte order",
+            lambda: comm.Bcast(np.ones(2, FOREIGN)),
+        ),
+        # What is no memory.
+        (TypeError, "recvbuf", lambda: comm.Allreduce(a, 5)),
+        (TypeError, "needed here", lambda: comm.Allreduce(a, None)),
+        (TypeError, "needed here", lambda: comm.Bcast(MPI.IN_PLACE)),
+        # Memory that cannot be used so.
+        (BufferError, "recvbuf on rank .*read-only", lambda: comm.Allreduce(a, fixed)),
+        (BufferError, "recvbuf on rank .*read-only", lambda: comm.Iallreduce(a, bytes(32))),
+        (BufferError, "ascontiguousarray", lambda: comm.Allreduce(a, np.zeros(8)[::2])),
+        (BufferError, "ascontiguousarray", lambda: comm.Allgather_init(np.zeros((4, 2))[:, 0], many)),
+        # Counts.
+        (ValueError, "recvbuf has 3 elements, 4 are due", lambda: comm.Allreduce(a, b[:3])),
+        (ValueError, "recvbuf", lambda: comm.Allgather(a, many[:-1])),
+        (ValueError, "recvbuf", lambda: comm.Alltoall(many, many[: 3 * p].copy())),
+        (ValueError, "exceed|larger buffer", lambda: comm.Bcast([a, 5])),
+        (ValueError, "count", lambda: comm.Bcast([a, -1])),
+        (ValueError, f"communicator of size {p}", lambda: comm.Allgatherv(a, [many, [4] * (p + 1)])),
+        (ValueError, "overlap", lambda: comm.Allgatherv(a[:1], bad_displs)),
+        (ValueError, "exceeds the buffer", lambda: comm.Allgatherv(a, [many, ([4] * p, [4 * p] * p)])),
+        (ValueError, rf"counts\[{me}\]", lambda: comm.Allgatherv(a[:3], [many, [4] * p])),
+        (ValueError, "recvcounts", lambda: comm.Reduce_scatter(many, b, [4] * (p - 1))),
+        (ValueError, "recvcounts", lambda: comm.Reduce_scatter(many, b, [5] + [4] * (p - 1))),
+        (ValueError, "recvcounts is needed", lambda: comm.Reduce_scatter(MPI.IN_PLACE, many)),
+        (ValueError, f"communicator of {p}", lambda: comm.Alltoallw([a, ["f8"]], [b, ["f8"]])),
+        # Ranks, roots, tags.
+        (ValueError, f"root {p} is not a rank", lambda: comm.Bcast(a, root=p)),
+        (ValueError, "root -1", lambda: comm.Bcast(a, root=-1)),
+        (ValueError, "root -2", lambda: comm.Ireduce(a, b, root=-2)),
+        (ValueError, "root", lambda: comm.Gather(a, many, root=1.5)),
+        (ValueError, f"dest {p} on rank {me}", lambda: comm.Send(a, p)),
+        (ValueError, "tag -5", lambda: comm.Isend(a, 0, -5)),
+        # Operations.
+        (NotImplementedError, "BAND on float64 is not supported", lambda: comm.Allreduce(a, b, MPI.BAND)),
+        (ValueError, "'AVERAGE' is not one of", lambda: comm.Scan(a, b, "AVERAGE")),
+        (TypeError, "op must be", lambda: comm.Reduce(a, b, op=np.add)),
+    ]
+
+
+def arguments() -> None:
+    """All ranks make each mistake, then one rank alone; nothing is sent, and the next call is right."""
+    with Communicator(WORLD) as comm:
+        for culprits in (range(comm.size), (comm.size - 1,)):
+            for error, text, call in wrong_arguments(comm):
+                if comm.rank in culprits:
+                    with pytest.raises(error, match=text) as caught:
+                        call()
+                    assert f"rank {comm.rank}" in str(caught.value) or error is not BufferError
+            goes_on(comm)
+        if comm.rank == 0:
+            print(f"{len(wrong_arguments(comm))} mistakes refused")
+
+
+def freed() -> None:
+    """Use after Free, of communicators and of requests; Free while something is active."""
+    comm = Communicator(WORLD)
+    mine, out = np.ones(1000), np.zeros(1000)
+    request = comm.Allreduce_init(mine, out)
+    request.Start()
+    with pytest.raises(ValueError, match="still active"):
+        request.Start()
+    with pytest.raises(ValueError, match="still active"):
+        request.Free()
+    request.Wait()
+    request.Free()
+    with pytest.raises(ValueError, match="has been freed"):
+        request.Start()
+    started = comm.Iallreduce(mine, out)
+    with pytest.raises(ValueError, match="still active"):
+        comm.Free()
+    started.Wait()
+    goes_on(comm)
+    comm.Free()
+    comm.Free()  # a second time is no mistake
+    calls = (lambda: comm.Allreduce(mine, out), lambda: comm.Ibarrier(), lambda: comm.Bcast_init(mine),
+             lambda: comm.Send(mine, 0), lambda: comm.plan_summary())  # fmt: skip
+    for call in calls:
+        with pytest.raises(ValueError, match="has been freed"):
+            call()
+    with Communicator(WORLD) as another:
+        goes_on(another)
+    if WORLD.rank == 0:
+        print("use after free refused")
+
+
+def disagreements(comm: Communicator) -> list[tuple[str, Callable[[], Any]]]:
+    """(what the message says, call): rank 1 calls something else than the others."""
+    odd = comm.rank == 1
+    a, b, big = np.ones(8), np.zeros(8), np.zeros(300_000)
+    p = comm.size
+    uneven = [1] * p if not odd else [0, 2] + [1] * (p - 2)
+
+    def started(request: Any) -> None:
+        if isinstance(request, PersistentRequest):
+            request.Start()
+        request.Wait()
+
+    def own_counts() -> None:
+        send, out = np.ones(uneven[comm.rank]), np.zeros(p)
+        comm.Allgatherv(send, [out, uneven])
+
+    return [
+        ("allreduce float64", lambda: comm.Allreduce(a[: 4 + odd], b[: 4 + odd])),
+        ("allreduce float64", lambda: comm.Allreduce(big[: 300_000 - odd], big.copy()[: 300_000 - odd])),
+        ("float32|float64", lambda: comm.Allreduce(*([a, b] if odd else [a.astype("f4"), b.astype("f4")]))),
+        ("SUM|MAX", lambda: comm.Allreduce(a, b, MPI.MAX if odd else MPI.SUM)),
+        ("root=", lambda: comm.Bcast(a, root=1 if odd else 0)),
+        ("bcast|allreduce", lambda: comm.Bcast(a) if odd else comm.Allreduce(a, b)),
+        ("barrier|allreduce", lambda: comm.Barrier() if odd else comm.Allreduce(big, big.copy())),
+        ("allreduce", lambda: started(comm.Iallreduce(a[: 4 + odd], b[: 4 + odd]))),
+        ("allreduce", lambda: started(comm.Allreduce_init(a[: 4 + odd], b[: 4 + odd]))),
+        ("allgatherv", own_counts),
+        ("reduce_scatter", lambda: comm.Reduce_scatter(np.ones(p), np.zeros(uneven[comm.rank]), uneven)),
+        ("MAXLOC|MINLOC", lambda: comm.Allreduce([a, 2, MPI.DOUBLE_INT], [b, 2, MPI.DOUBLE_INT], PAIRED[odd])),
+    ]
+
+
+PAIRED = (MPI.MAXLOC, MPI.MINLOC)
+
+#: Numbers of the rooted ones among them.
+LOOSE = (4, 5)
+
+
+def uneven_disagreements(comm: Communicator) -> list[tuple[str, Callable[[], Any]]]:
+    """As above, where the ranks compare counts before anything is sent: the communicator stays usable."""
+    odd, p, me = comm.rank == 1, comm.size, comm.rank
+    mine, out = np.ones(3 + odd), np.zeros(3 * p)
+    table = [3] * p
+
+    def matrix() -> None:
+        counts = [1 + (odd and peer == 0) for peer in range(p)]
+        comm.Alltoallv([np.ones(sum(counts)), counts], [np.zeros(p), [1] * p])
+
+    return [
+        ("rank 1, which has 4", lambda: comm.Gatherv(mine, [out, table] if me == 0 else None)),
+        ("rank 1, which has 4", lambda: comm.Scatterv([out, table] if me == 0 else None, np.zeros(3 + odd))),
+        ("rank 1, which has 4", lambda: comm.Gatherv_init(mine, [out, table] if me == 0 else None)),
+        ("rank 1 sends 2 elements to rank 0, which expects 1", matrix),
+    ]
+
+
+def in_flight(comm: Communicator) -> None:
+    """A non-blocking call of uneven blocks cannot ask first: it says so at its end, and never gives wrong data."""
+    odd, p, me = comm.rank == 1, comm.size, comm.rank
+    request = comm.Igatherv(np.ones(3 - odd), [np.zeros(3 * p), [3] * p] if me == 0 else None)
+    if me == 0:
+        with pytest.raises(CollectiveError, match="rank 1 says 2 elements, this rank 3|gatherv"):
+            request.Wait()
+    else:
+        request.Wait()
+    request = comm.Ialltoallv([np.ones(p), [1] * p], [np.zeros(2 * p), [1] * (p - 1) + [1 + odd]])
+    if odd:
+        with pytest.raises(CollectiveError, match=f"rank {p - 1} says 1 elements, this rank 2|alltoallv"):
+            request.Wait()
+    else:
+        request.Wait()
+
+
+def mismatches() -> None:
+    """Every rank that takes part learns of it, quickly; a new communicator works at once."""
+    with Communicator(WORLD) as comm:
+        count = len(disagreements(comm))
+        for text, call in uneven_disagreements(comm):
+            with pytest.raises(MismatchError, match=text):
+                call()
+            goes_on(comm)
+        in_flight(comm)
+    for index in range(count):
+        comm = Communicator(WORLD)
+        began = time.monotonic()
+        text, call = disagreements(comm)[index]
+        noticed = 0
+        try:
+            call()
+        except MismatchError as error:
+            noticed = 1
+            assert re.search(text, str(error)) and f"rank {comm.rank}" in str(error)
+        else:
+            # A rank of a rooted call may be done, with the right data, before the odd one arrives. It learns of it now.
+            assert index in LOOSE, f"case {index} passed on rank {comm.rank}"
+            with pytest.raises(CollectiveError):
+                comm.Allreduce(np.ones(2), np.ones(2))
+        assert WORLD.allreduce(noticed) > 0
+        assert time.monotonic() - began < 20
+        with pytest.raises(CollectiveError, match="can no longer be used.*make a new one"):
+            comm.Barrier()
+        comm.Free()
+        with Communicator(WORLD) as another:
+            goes_on(another)
+    os.environ["UCCH_CHECK"] = "y"
+    with Communicator(WORLD) as comm:
+        with pytest.raises(MismatchError, match="rank 1 called"):
+            comm.Allreduce(*(np.ones(3 + (comm.rank == 1)) for _ in range(2)), op="MAX")
+        goes_on(comm)  # compared before anything was sent
+    if WORLD.rank == 0:
+        print(f"{count} mismatches noticed")
+
+
+def absent() -> None:
+    """A rank that does not call: the others learn who it is when the deadline passes."""
+    comm = Communicator(WORLD)
+    last = comm.size - 1
+    if comm.rank != last:
+        with pytest.raises(CollectiveTimeout, match=rf"rank\(s\) \[{last}\] have not called it"):
+            comm.Allreduce(np.ones(4), np.zeros(4))
+    WORLD.Barrier()  # the broken communicator is left to the end of the job
+    with Communicator(WORLD) as another:
+        goes_on(another)
+    if WORLD.rank == 0:
+        print("absence noticed")
+
+
+if __name__ == "__main__":
+    {"arguments": arguments, "freed": freed, "mismatches": mismatches, "absent": absent}[sys.argv[1]]()

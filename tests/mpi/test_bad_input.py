@@ -1,0 +1,87 @@
+"""Bad input of every kind ends in a clear exception and never in a hang; where one rank can know, nothing is sent."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.mpi
+
+ROOT = Path(__file__).resolve().parents[2]
+
+#: Prints what a communicator said instead of coming to be.
+OPEN = """
+import os, sys
+if len(sys.argv) > 1 and os.environ["OMPI_COMM_WORLD_RANK"] != "1":
+    del os.environ["UCCH_UCC_LIB"]
+from ucc_hetero import Communicator, UCCHError
+try:
+    Communicator()
+except UCCHError as error:
+    print(f"{type(error).__name__}: {error}", flush=True)
+"""
+
+
+@pytest.mark.parametrize(
+    ("what", "timeout"), [("arguments", "60"), ("freed", "60"), ("mismatches", "20"), ("absent", "4")]
+)
+@pytest.mark.parametrize("vendors", ["", "nvidia:2,amd:2"])
+def test_mistakes(mpirun, what: str, timeout: str, vendors: str) -> None:
+    env = {"UCCH_TIMEOUT": timeout} | ({"UCCH_EMULATE": vendors} if vendors else {})
+    job = mpirun("tests/mpi/bad_input_cases.py", 4, args=[what], env=env, timeout=150)
+    assert re.search(r"refused|noticed", job.stdout)
+
+
+def fake_library(folder: Path, version: str, *, without: str = "") -> Path:
+    """A library with libucc's functions, which do nothing, and a version of its own."""
+    compiler = shutil.which("cc") or shutil.which("gcc")
+    if compiler is None:
+        pytest.skip("no C compiler")
+    table = (ROOT / "cffi_build" / "symbols.h").read_text()
+    names = set(re.findall(r"^UCC_(?:VOID_)?SYMBOL\([\w *]+?,? ?\*?(ucc_\w+),", table, re.M))
+    names |= set(re.findall(r"(?<![\w])(ucc_[a-z_]+), \(", table))
+    assert len(names) > 20 and {without} - {""} <= names
+    names -= {"ucc_get_version_string", "ucc_get_version", without}
+    code = "\n".join(f"int {name}(void) {{ return -2; }}" for name in sorted(names))
+    parts = [int(n) for n in version.split(".")]
+    code += f'\nconst char *ucc_get_version_string(void) {{ return "{version}"; }}\n'
+    code += f"void ucc_get_version(unsigned *a, unsigned *b) {{ *a = {parts[0]}; *b = {parts[1]}; }}\n"
+    source, library = folder / "fake.c", folder / "libucc.so.1"
+    source.write_text(code)
+    subprocess.run([compiler, "-shared", "-fPIC", "-w", "-o", str(library), str(source)], check=True, timeout=60)
+    return library
+
+
+def test_missing_library(mpirun, tmp_path: Path) -> None:
+    job = mpirun(OPEN, 2, env={"UCCH_UCC_LIB": str(tmp_path / "libucc.so.1")})
+    assert job.stdout.count("LibraryNotFound: libucc could not be loaded") == 2
+    assert "does not exist" in job.stdout and "UCCH_UCC_LIB" in job.stdout
+
+
+def test_not_a_library(mpirun, tmp_path: Path) -> None:
+    wrong = tmp_path / "libucc.so.1"
+    wrong.write_text("not an ELF file")
+    job = mpirun(OPEN, 2, env={"UCCH_UCC_LIB": str(wrong)})
+    assert job.stdout.count("LibraryNotFound: libucc could not be loaded") == 2
+
+
+def test_library_too_old(mpirun, tmp_path: Path) -> None:
+    job = mpirun(OPEN, 2, env={"UCCH_UCC_LIB": str(fake_library(tmp_path, "1.0"))})
+    assert job.stdout.count("is UCC 1.0; 1.1 or newer is needed") == 2, job.output
+
+
+def test_library_that_lacks_a_function(mpirun, tmp_path: Path) -> None:
+    library = fake_library(tmp_path, "1.4", without="ucc_team_create_post")
+    job = mpirun(OPEN, 2, env={"UCCH_UCC_LIB": str(library)})
+    assert job.stdout.count("ucc_team_create_post") == 2, job.output
+
+
+def test_library_missing_on_one_rank(mpirun, tmp_path: Path) -> None:
+    """Nobody waits for the rank that cannot take part."""
+    job = mpirun(OPEN, 3, args=["one"], env={"UCCH_UCC_LIB": str(tmp_path / "libucc.so.1")})
+    assert job.stdout.count("AgreementError: some ranks of this job cannot take part") == 3, job.output
+    assert "rank 1: LibraryNotFound" in job.stdout
