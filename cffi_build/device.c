@@ -9,6 +9,8 @@
 #include "device.h"
 
 #define RUNTIMES 2
+/* Stream-ordered calls in flight for which nothing has to be allocated. */
+#define WORDS 64
 
 static const struct {
     const device_ops *ops;
@@ -198,6 +200,8 @@ int ucch_device_bind(int runtime, int device) {
     }
     bound_runtime = runtime;
     bound_device = device;
+    if (runtime >= 0)
+        ucch_gate_reserve(WORDS);
     return 0;
 }
 

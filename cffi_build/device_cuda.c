@@ -48,6 +48,8 @@ enum { HOST_PORTABLE_MAPPED = 3, STREAM_NON_BLOCKING = 1, EVENT_NO_TIMING = 2, W
 enum { ATTRIBUTE_MEMORY_TYPE = 2, ATTRIBUTE_IS_MANAGED = 8, ATTRIBUTE_DEVICE = 9 };
 enum { MEMORY_HOST = 1, MEMORY_DEVICE = 2 };
 #define MOST_DEVICES 64
+#define FLAG_PAGE ((size_t)65536)
+#define FLAG_STRIDE 64
 
 static void *primary[MOST_DEVICES];
 
@@ -125,11 +127,26 @@ static int cuda_unpin(void *where) {
     return cu.cuMemFreeHost(where);
 }
 
+/* Words come out of pages, one to a cache line, and are never given back. */
 static int cuda_flag(void **word) {
-    int status = cuda_pinned(word, sizeof(uint64_t));
-    if (!status)
-        memset(*word, 0, sizeof(uint64_t));
-    return status;
+    static char *page;
+    static size_t used = FLAG_PAGE;
+    int status = 0;
+    if (used == FLAG_PAGE) {
+        status = cuda_pinned((void **)&page, FLAG_PAGE);
+        if (status)
+            return status;
+        memset(page, 0, FLAG_PAGE);
+        used = 0;
+    }
+    *word = page + used;
+    used += FLAG_STRIDE;
+    return 0;
+}
+
+static int cuda_unflag(void *word) {
+    memset(word, 0, sizeof(uint32_t));
+    return 0;
 }
 
 static int cuda_copy(void *dst, const void *src, size_t bytes, void *stream) {
@@ -185,7 +202,6 @@ static int cuda_error_name(int code, const char **name) {
 }
 
 const device_ops ucch_cuda_ops = {
-#define cuda_unflag cuda_unpin
 #define DEVICE(name, params) .name = cuda_##name,
 #include "device_ops.h"
 };

@@ -1,8 +1,53 @@
 /* Stream-ordered calls: the work starts when a stream reaches the call, and the stream does not pass it before the data
  * is there, while the host goes on. In by an event, out by a word in memory that the stream waits for. */
+#include <pthread.h>
 #include <stdlib.h>
 
 #include "device.h"
+
+/* Words in use again: a word only grows, so that a stream which still has to look at it finds what it waits for. */
+typedef struct word {
+    uint32_t *at, ticket;
+    struct word *next;
+} word;
+
+static pthread_mutex_t words_lock = PTHREAD_MUTEX_INITIALIZER;
+static word *idle_words;
+
+static int take_word(ucch_gate *g) {
+    pthread_mutex_lock(&words_lock);
+    word *w = idle_words;
+    if (w)
+        idle_words = w->next;
+    pthread_mutex_unlock(&words_lock);
+    if (w) {
+        g->word = w->at;
+        g->ticket = w->ticket;
+        free(w);
+        return 0;
+    }
+    return ucch_bound_ops()->flag((void **)&g->word);
+}
+
+static void give_word(uint32_t *at, uint32_t ticket) {
+    word *w = malloc(sizeof(*w));
+    if (!w)
+        return; /* lost: a few bytes */
+    pthread_mutex_lock(&words_lock);
+    *w = (word){at, ticket, idle_words};
+    idle_words = w;
+    pthread_mutex_unlock(&words_lock);
+}
+
+/* Have words ready: while a stream is held, allocating one could wait for that very stream. */
+void ucch_gate_reserve(int n) {
+    for (int i = 0; i < n; i++) {
+        void *at = NULL;
+        if (ucch_bound_ops()->flag(&at))
+            return;
+        give_word(at, 0);
+    }
+}
 
 /* Mark the stream's point: the program may start when it is reached. */
 int ucch_gate_enter(ucch_gate *g, void *stream) {
@@ -20,7 +65,7 @@ int ucch_gate_enter(ucch_gate *g, void *stream) {
  * serves all calls of its program: the stream waits until it has reached the call's ticket, and it only grows. */
 int ucch_gate_hold(ucch_gate *g, void *stream) {
     const device_ops *ops = ucch_bound_ops();
-    if (!g->word && ops->flag((void **)&g->word)) {
+    if (!g->word && take_word(g)) {
         g->word = NULL;
         return 0;
     }
@@ -52,8 +97,9 @@ void ucch_gate_leave_locked(ucch_gate *g) {
     g->held = 0;
 }
 
-/* The word stays: a stream may still have to look at it. */
 void ucch_gate_free(ucch_gate *g) {
+    if (g->word)
+        give_word(g->word, g->ticket);
     if (g->event && ucch_bound() >= 0)
         ucch_bound_ops()->event_free(g->event);
 }

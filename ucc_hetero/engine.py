@@ -35,19 +35,25 @@ _COLLS = {
     "scatter": (Coll.SCATTERV, Coll.SCATTERV),
     "alltoall": (Coll.ALLTOALL, Coll.ALLTOALLV),
 }
+#: Datatypes that the vendors' own collective libraries lack.
+_NOT_VENDORS = frozenset({"int16", "uint16", "complex64", "complex128"})
+#: Idle programs of one kind that are kept. On a device they borrow their scratch, and many are in flight at a time.
+_SPARE, _SPARE_ON_DEVICE = 4, 64
 _WIDE = CollFlag.COUNT_64BIT | CollFlag.DISPLACEMENTS_64BIT
 
 
 class Program:
     """A native program and what it keeps alive."""
 
-    __slots__ = ("__weakref__", "handle", "keep", "op", "plan")
+    __slots__ = ("__weakref__", "handle", "holds", "keep", "op", "plan", "spare")
 
-    def __init__(self, handle: Any, plan: Plan, keep: object) -> None:
+    def __init__(self, handle: Any, plan: Plan, keep: object, *, holds: bool, spare: int) -> None:
         self.handle = ffi.gc(handle, lib.ucch_program_free)
         self.op = lib.ucch_program_op(handle)
         self.plan = plan
         self.keep = keep
+        #: Whether a stream may be held for as long as it runs; ``spare``: how many idle ones of its kind are kept.
+        self.holds, self.spare = holds, spare
 
 
 def lower(
@@ -98,6 +104,17 @@ class _Lower:
             last = [self._add(last, self._local, local)]
         return self._make(label)
 
+    def _holds(self) -> bool:
+        """Whether nothing that the program does can wait for a stream that waits for the program.
+
+        libucp's and TL/UCP's work on device memory can: it allocates and frees there, which waits for the whole device.
+        The vendors' own libraries, and everything on host memory, do not.
+        """
+        if not self.what.memory:
+            return True
+        links = {step.link for _, _, _, step in self.plan.program(self.rank)} - {"local", *self.staged}
+        return links <= {"native"} and self.what.compute.name not in _NOT_VENDORS
+
     def _add(self, after: Sequence[int], make: Callable[..., None], *args: Any) -> int:
         """Note a step that ``make(handle, number, *args)`` writes; returns its number."""
         self.steps.append((after, make, args))
@@ -108,7 +125,8 @@ class _Lower:
         handle = lib.ucch_program_new(len(self.steps), self.board.native, signature(label), text)
         if handle == ffi.NULL:
             raise MemoryError(f"rank {self.rank}: no memory for a program of {len(self.steps)} steps")
-        program = Program(handle, self.plan, (self.teams, self.board))
+        spare = _SPARE if self.what.memory is None else _SPARE_ON_DEVICE
+        program = Program(handle, self.plan, (self.teams, self.board), holds=self._holds(), spare=spare)
         if self.what.memory is not None:
             self._check(lib.ucch_program_device(handle, self.mirrors.nbytes))
             for base in (lib.UCCH_SEND, lib.UCCH_RECV, lib.UCCH_TMP):
