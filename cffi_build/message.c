@@ -97,8 +97,8 @@ int ucch_send(ucch_message *m, ucp_worker_h worker, ucp_ep_h ep, const void *buf
     m->info = (ucp_tag_recv_info_t){tag, bytes};
     ucch_lock();
     ucch_op_begin_locked(&m->op, timeout);
-    int status =
-        begun_locked(m, sync ? ucp_tag_send_sync_nbx(ep, buffer, bytes, tag, &p) : ucp_tag_send_nbx(ep, buffer, bytes, tag, &p));
+    int status = begun_locked(m, sync ? ucp_tag_send_sync_nbx(ep, buffer, bytes, tag, &p)
+                                      : ucp_tag_send_nbx(ep, buffer, bytes, tag, &p));
     ucch_unlock();
     return status;
 }
@@ -185,10 +185,12 @@ int ucch_discard_all(ucp_worker_h worker, uint64_t tag, uint64_t mask) {
     ucp_tag_message_h matched;
     int n = 0;
     ucch_lock();
+    ucp_worker_progress(worker);
     while ((matched = ucp_tag_probe_nb(worker, tag, mask, 1, &info)) != NULL) {
         discard_locked(worker, matched);
         n++;
     }
+    ucp_worker_progress(worker); /* what tells the senders so */
     ucch_unlock();
     return n;
 }

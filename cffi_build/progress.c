@@ -169,6 +169,14 @@ static void abandon_locked(ucch_op *op, int status, int peer) {
         ucch_message_abandon_locked((ucch_message *)op);
 }
 
+static int progress_workers_locked(void) {
+    int moved = 0;
+    for (int i = 0; i < 8; i++)
+        if (workers[i].users)
+            moved += (int)ucp_worker_progress(workers[i].handle);
+    return moved;
+}
+
 static int progress_locked(void) {
     static unsigned rounds;
     int moved = 0, before = ucch_device_enter();
@@ -178,9 +186,7 @@ static int progress_locked(void) {
     /* With no message of ours in flight the workers are looked at now and then only, for what peers send: a look costs
      * as much as a small collective. */
     if (messages || ++rounds % WORKER_EVERY == 0)
-        for (int i = 0; i < 8; i++)
-            if (workers[i].users)
-                moved += (int)ucp_worker_progress(workers[i].handle);
+        moved += progress_workers_locked();
     for (ucch_op *op = active, *next; op; op = next) {
         next = op->next;
         if (op->kind == UCCH_IS_PROGRAM)
@@ -336,7 +342,7 @@ static void tick_locked(int forever) {
     pthread_cond_timedwait(&wake, &lock, &t);
     thread_asleep = 0;
     if (forever && !waiters)
-        progress_locked();
+        progress_workers_locked();
 }
 
 /* Work has come that nobody waits for in the library: the thread is to look at once. */

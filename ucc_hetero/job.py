@@ -71,12 +71,14 @@ class Process:
 
     def close(self) -> None:
         """Release everything; contexts must be gone and nothing in flight."""
-        for endpoint in self.endpoints.values():
-            endpoint.close(timeout=1.0)
+        # Messages that nobody received, of communicators that are long gone: libucp would complain of them, and their
+        # senders may wait for us. Once more when whatever was on its way has come.
+        for _ in range(2):
+            lib.ucch_progress_once()
+            lib.ucch_discard_all(self.worker.handle, 0, 0)
+            for endpoint in self.endpoints.values():
+                endpoint.close(timeout=1.0)
         self.endpoints.clear()
-        # Messages that nobody received, of communicators that are long gone: libucp would complain of them.
-        lib.ucch_progress_once()
-        lib.ucch_discard_all(self.worker.handle, 0, 0)
         self.worker.close()
         self.ucx.close()
         for library in self._libs.values():

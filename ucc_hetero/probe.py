@@ -46,7 +46,7 @@ class Message:
 
     def __del__(self) -> None:
         matched = getattr(self, "_matched", None)
-        if matched is not None:
+        if matched is not None and self._messages.process.worker.handle:  # at exit the worker may have gone first
             lib.ucch_discard(self._messages.worker, matched)
 
 
