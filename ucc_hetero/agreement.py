@@ -7,6 +7,7 @@ do (HAZARDS H2 to H9). Every rank judges the same gathered facts, so all of them
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -14,7 +15,7 @@ from dataclasses import dataclass, fields
 from .discover import WITHIN_NODE, HostIdentity
 from .errors import AgreementError
 
-__all__ = ["BRIDGE_PREFIX", "NATIVE_PREFIX", "Facts", "apply_settings", "judge", "steering"]
+__all__ = ["BRIDGE_PREFIX", "NATIVE_PREFIX", "Facts", "apply_settings", "bridge_settings", "judge", "steering"]
 
 #: Environment prefixes of the two UCC libraries: NATIVE reads ``UCCHN_UCC_*``, the bridge ``UCCHB_UCC_*``.
 NATIVE_PREFIX, BRIDGE_PREFIX = "UCCHN", "UCCHB"
@@ -61,10 +62,23 @@ def steering(environ: Mapping[str, str] | None = None) -> tuple[tuple[str, str],
     )
 
 
-def apply_settings(environ: dict[str, str] | None = None) -> None:
-    """Write the settings of both UCC libraries where libucc reads them (its own prefixes, nobody else's)."""
+def bridge_settings(ucc: str) -> dict[str, str]:
+    """The bridge's settings for a version of libucc, which all ranks share.
+
+    From 1.8 on ``allgatherv`` takes the order of its ring from the topology, and crashes without one (seen with 1.10: a
+    null pointer in ``ucc_tl_ucp_allgatherv_ring_progress``). The topology has to be there, then; the radix that would
+    be chosen by it is set, and the ring is only used where displacements have gaps.
+    """
+    if tuple(map(int, re.findall(r"\d+", ucc)[:2])) < (1, 8):
+        return BRIDGE_SETTINGS
+    tune = BRIDGE_SETTINGS["UCC_TL_UCP_TUNE"] + "#allgatherv:0-inf:@knomial"
+    return BRIDGE_SETTINGS | {"UCC_TL_UCP_TUNE": tune, "UCC_TL_UCP_USE_TOPO": "y"}
+
+
+def apply_settings(ucc: str, environ: dict[str, str] | None = None) -> None:
+    """Write the settings of both libraries of UCC version ``ucc`` where libucc reads them: prefixes of our own."""
     target = os.environ if environ is None else environ
-    for name, value in BRIDGE_SETTINGS.items():
+    for name, value in bridge_settings(ucc).items():
         target[f"{BRIDGE_PREFIX}_{name}"] = value
     users = {k: v for k, v in target.items() if k.startswith("UCC_")}
     for name, value in {**NATIVE_SETTINGS, **users}.items():

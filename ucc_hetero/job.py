@@ -29,7 +29,7 @@ class Process:
 
     def __init__(self) -> None:
         self.libraries = load()
-        agreement.apply_settings()
+        agreement.apply_settings(self.libraries.ucc_version)
         self.name = secrets.token_hex(8)
         self.host: HostIdentity = host_identity()
         self.ucx = ucx.Context()

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from ucc_hetero.agreement import Facts, apply_settings, judge, steering
+from ucc_hetero.agreement import Facts, apply_settings, bridge_settings, judge, steering
 from ucc_hetero.discover import HostIdentity
 from ucc_hetero.errors import AgreementError
 
@@ -90,7 +90,16 @@ def test_steering_settings_are_those_that_choose_algorithms() -> None:
 
 def test_bridge_settings_win_and_native_ones_give_way_to_the_user() -> None:
     environ = {"UCC_TLS": "ucp", "UCCHB_UCC_TLS": "all"}
-    apply_settings(environ)
+    apply_settings("1.4.0", environ)
     assert environ["UCCHB_UCC_TLS"] == "ucp,self", "the bridge is forced"
     assert environ["UCCHN_UCC_TLS"] == "ucp", "the user's setting reaches the native library"
     assert environ["UCC_TLS"] == "ucp", "nobody else's variables are touched"
+
+
+@pytest.mark.parametrize(
+    ("version", "knomial"), [("1.4.0", False), ("1.7.2", False), ("1.8.0", True), ("1.10.0", True)]
+)
+def test_no_ring_without_a_topology_where_libucc_takes_its_order_from_it(version: str, knomial: bool) -> None:
+    settings = bridge_settings(version)
+    assert ("allgatherv:0-inf:@knomial" in settings["UCC_TL_UCP_TUNE"]) is knomial
+    assert settings["UCC_TL_UCP_USE_TOPO"] == ("y" if knomial else "n")
