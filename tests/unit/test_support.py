@@ -1,0 +1,97 @@
+"""docs/support.md says what the package's tables say. ``python tests/unit/test_support.py`` writes the page anew."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from ucc_hetero import algorithms
+from ucc_hetero.collectives import ROWS
+from ucc_hetero.comm import Communicator
+from ucc_hetero.types import DTYPES, OPS, reduction
+from ucc_hetero.ucc_enums import Coll
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "support.md"
+
+#: What the tables of the package do not know: memory kinds, and what is missing.
+ANY = "host, device, mixed"
+REMARKS = {
+    "reduce_scatter": (ANY, "in place `recvcounts` must be given"),
+    "gatherv": (ANY, "non-blocking: always `flat`"),
+    "scatterv": (ANY, "non-blocking: always `flat`"),
+    "alltoallv": (ANY, "non-blocking: always `flat`"),
+    "scan": (ANY, "one algorithm whatever the islands"),
+    "exscan": (ANY, "one algorithm whatever the islands"),
+}
+
+
+def collectives() -> str:
+    """One row per collective."""
+    lines = [
+        "| collective | one island runs | several islands choose among | memory | limits |",
+        "|---|---|---|---|---|",
+    ]
+    for name, row in ROWS.items():
+        code = row.ucc_v if row.layout in ("ranks", "matrix") else row.ucc
+        alone = f"UCC `{Coll(code).name}`" if code >= 0 else "own messages and combinations"
+        several = ", ".join(f"`{found}`" for found in sorted(algorithms.names(name)))
+        memory, limits = REMARKS.get(name, (ANY, ""))
+        lines.append(f"| {method(name)} | {alone} | {several} | {memory} | {limits} |")
+    lines.append("| Alltoallw | bytes packed into an Alltoallv | as Alltoallv | host | copies on both sides |")
+    return "\n".join(lines)
+
+
+def method(name: str) -> str:
+    return name.capitalize()
+
+
+def reductions() -> str:
+    """One row per datatype, one column per operation: the type it is computed in, or nothing."""
+    names = [name for name in OPS if name not in ("MAXLOC", "MINLOC")]
+    lines = ["| datatype | " + " | ".join(names) + " |", "|---|" + "---|" * len(names)]
+    for dtype in DTYPES.values():
+        cells = []
+        for name in names:
+            how = reduction(dtype, OPS[name])
+            if how is None:
+                word = ""
+            elif dtype.kind == "bool":
+                word = {"MAX": "or", "MIN": "and", "BXOR": "xor"}[how.op.name]
+            else:
+                word = "yes" if how.compute is dtype else f"in {how.compute}"
+            cells.append(word)
+        lines.append(f"| {dtype} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+TABLES: dict[str, Callable[[], str]] = {"collectives": collectives, "reductions": reductions}
+
+
+def marked(name: str) -> re.Pattern[str]:
+    return re.compile(rf"(<!-- table: {name} -->\n).*?(\n<!-- end -->)", re.S)
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_page_shows_the_tables(name: str) -> None:
+    found = marked(name).search(PAGE.read_text())
+    assert found and found[0] == f"{found[1]}{TABLES[name]()}{found[2]}", "run python tests/unit/test_support.py"
+
+
+@pytest.mark.parametrize("name", [*ROWS, "alltoallw"])
+def test_every_collective_has_its_methods(name: str) -> None:
+    for spelling in (method(name), f"I{name}", f"{method(name)}_init"):
+        assert callable(getattr(Communicator, spelling))
+
+
+def test_remarks_are_about_collectives() -> None:
+    assert set(REMARKS) <= set(ROWS)
+
+
+if __name__ == "__main__":
+    text = PAGE.read_text()
+    for table, make in TABLES.items():
+        text = marked(table).sub(lambda m, make=make: f"{m[1]}{make()}{m[2]}", text)
+    PAGE.write_text(text)
