@@ -193,6 +193,18 @@ def case_after_free(comm: Communicator) -> None:
     kept.Free()
 
 
+def case_islands_of_parts(comm: Communicator) -> None:
+    """The islands of a part are the parts of the islands, in the part's own numbers."""
+    whole = comm.topology.island_of
+    for key in (comm.rank, -comm.rank):
+        with comm.Split(int(comm.rank > 0), key) as part:
+            ranks = comm.mpi.Split(int(comm.rank > 0), key).allgather(comm.rank)
+            of_part = part.topology.island_of
+            for a, b in itertools.combinations(range(part.size), 2):
+                assert (of_part[a] == of_part[b]) == (whole[ranks[a]] == whole[ranks[b]])
+            check(part, ranks)
+
+
 def case_subsets_in_any_order(comm: Communicator) -> None:
     """Every subset is a communicator; all of them work at once, in an order of each rank's own."""
     world = MPI.COMM_WORLD

@@ -191,6 +191,29 @@ print("end", flush=True)
     assert "end" in job.stdout.splitlines() and "rank 1 has left the job or died" in job.stdout
 
 
+LEFT_BEHIND = {
+    "held": """
+keep = [comm.Irecv(one, left, 4), comm.Isend(np.zeros(1 << 20), right, 5), comm.Recv_init(one, left, 6)]
+keep[2].Start()
+""",
+    "given up": """
+comm.Irecv(one, left, 4)
+comm.Isend(np.zeros(1 << 20), right, 5)
+comm.Send(one, right, 6)
+fails(u.CollectiveTimeout, lambda: comm.Send(np.zeros(1 << 20), right, 7))
+fails(u.CollectiveTimeout, lambda: comm.Ssend(one, right, 8))
+""",
+}
+
+
+@pytest.mark.parametrize("what", LEFT_BEHIND)
+def test_ends_with_messages_left_behind(mpirun, what: str) -> None:
+    """A script that leaves messages in any state ends, and ends well."""
+    job = mpirun(HEAD + LEFT_BEHIND[what] + "\nprint('end', flush=True)\n", 2, env={"UCCH_TIMEOUT": "1"})
+    assert job.stdout.splitlines().count("end") == 2
+    assert "WARN" not in job.stderr and "ERROR" not in job.stderr, job.output
+
+
 def _free_gib() -> float:
     found = re.search(r"MemAvailable:\s+(\d+) kB", Path("/proc/meminfo").read_text())
     return int(found[1]) / 2**20 if found else 0.0
