@@ -129,7 +129,7 @@ class Collectives:
         """Wait until all ranks have called; work queued on the caller's device stream is done by then."""
         device = getattr(opts, "device", None)
         if device is not None and device.type != "cpu":
-            torch.accelerator.synchronize(device)
+            torch.accelerator.current_stream(device).synchronize()
         return self.post("barrier", None, None, opts, [])
 
     # --- gathering ----------------------------------------------------------------------------------------------------

@@ -17,11 +17,13 @@ from .. import env, log
 from ..comm import Communicator
 from ..errors import UCCHError
 from ..native import lib
+from ..request import Request
 from . import futures
 from .collectives import Collectives, Messages
 from .futures import Callbacks
 from .lane import Lane
 from .layout import Finish
+from .streams import Side, device_of
 from .uncompiled import uncompiled
 from .work import Source, Work, Works, seconds_of, torch_error
 
@@ -48,6 +50,7 @@ class ProcessGroupUCCH(Collectives, Messages, dist.ProcessGroup):
         super().__init__(comm.rank, comm.size)
         self._place = comm.rank, comm.size
         self._lanes = {0: Lane(comm, self.check_aborted)}
+        self._sides: dict[Any, Side] = {}
         self._callbacks: dict[int, Callbacks] = {}
         self._lock = threading.Lock()
         self._name, self._desc = name, ""
@@ -87,9 +90,19 @@ class ProcessGroupUCCH(Collectives, Messages, dist.ProcessGroup):
         """Start a collective; one that its caller would only wait for runs to its end here."""
         self._usable()
         lane, seconds = self._lane(), self._timeout(opts)
+        asynchronous = getattr(opts, "asyncOp", True)
         self._posted += 1
+        device = device_of(recv, send)
         try:
-            if not getattr(opts, "asyncOp", True):
+            if device is not None:
+                side = self._sides.get(device) or self._sides.setdefault(device, Side(device))
+
+                def start(stream: int) -> Request:
+                    return lane.start(name, send, recv, op, root, counts, seconds, stream)
+
+                request, ready = side.run(start, (send, recv), finish, asynchronous=asynchronous)
+                return Work(self, outputs, (request,), None, (send, recv), ready=ready)
+            if not asynchronous:
                 lane.call(name, send, recv, op, root, counts, seconds)
                 if finish is not None:
                     finish()
@@ -107,6 +120,8 @@ class ProcessGroupUCCH(Collectives, Messages, dist.ProcessGroup):
         """Start a send to, or a receive from, group rank ``peer`` (-1: any)."""
         self._usable()
         lane = self._lanes[0]
+        if not tensor.is_cpu:
+            torch.cuda.current_stream(tensor.device).synchronize()  # messages are the host's: the data has to be there
         source = Source() if not outgoing else None
         try:
             if outgoing:

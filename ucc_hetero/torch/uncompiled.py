@@ -26,7 +26,7 @@ def uncompiled(kind: T) -> T:
 
 
 def _run_as_it_is(code: Any) -> None:
-    native = getattr(getattr(torch._C, "_dynamo", None), "eval_frame", None)
+    native: Any = getattr(getattr(torch._C, "_dynamo", None), "eval_frame", None)
     try:
         skip = native._FrameAction.SKIP
         native.set_code_exec_strategy(code, native._FrameExecStrategy(skip, skip))

@@ -122,6 +122,8 @@ class Work(dist.Work):
         """
         if self._ready is not None:
             self._ready.order()
+            if not self._done and all(lib.ucch_test(op) for op in self.pending()):
+                self._collect()  # an error that is known by now
         elif not self._done:
             self._await(seconds_of(timeout))
         if self._error is not None:
@@ -231,4 +233,4 @@ class Works(Work):
         """Wait for all; raises the first error."""
         for part in self._parts:
             part.wait(timeout)
-        return super().wait(timeout)
+        return True

@@ -1,0 +1,79 @@
+"""Calls on tensors of a device: they are part of a stream's work, and the host does not wait for them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from ..request import Request
+from .futures import Future
+from .layout import Finish
+
+__all__ = ["Ready", "Side", "device_of"]
+
+
+def device_of(*memory: Any) -> Any:
+    """The device of a call's tensors, None for the host; each is a tensor, a list that begins with one, or None."""
+    for each in memory:
+        tensor = each[0] if isinstance(each, list) else each
+        if tensor is not None:
+            return None if tensor.is_cpu else tensor.device
+    return None
+
+
+class Ready:
+    """When the results of a call are there: an event in the stream that the call was made a part of."""
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+        self._event = stream.record_event()
+
+    def order(self) -> None:
+        """Let the current stream of the calling thread wait; the host does not."""
+        torch.cuda.current_stream(self._stream.device).wait_event(self._event)
+
+    def query(self) -> bool:
+        """Whether the results are there."""
+        return bool(self._event.query())
+
+    def publish(self, future: Future, outputs: list[Any]) -> None:
+        """Set a future's result now: whoever takes it gets a stream that waits for the event."""
+        with torch.cuda.stream(self._stream):
+            future.set_result(outputs)
+
+
+class Side:
+    """A stream of its own for the asynchronous calls of one group on one device, so that computing goes on beside it.
+
+    A call that its caller would wait for at once goes into the caller's stream.
+    """
+
+    def __init__(self, device: Any) -> None:
+        self._device = device
+        self._stream = torch.cuda.Stream(device)
+
+    def run(
+        self, start: Callable[[int], Request], memory: Sequence[Any], finish: Finish, *, asynchronous: bool
+    ) -> tuple[Request, Ready]:
+        """Make a call, and what is to be done after it, part of a stream."""
+        current = torch.cuda.current_stream(self._device)
+        if torch.cuda.is_current_stream_capturing():
+            raise dist.DistBackendError(
+                "calls of the backend ucch cannot be captured in a graph, as a thread of the host takes part in them: "
+                "capture what lies between them"
+            )
+        stream = self._stream if asynchronous else current
+        if asynchronous:
+            stream.wait_stream(current)
+        with torch.cuda.stream(stream):
+            request = start(stream.cuda_stream)
+            if finish is not None:
+                finish()
+        for each in memory:
+            tensor = each[0] if isinstance(each, list) else each
+            if tensor is not None and asynchronous:
+                tensor.record_stream(stream)
+        return request, Ready(stream)
