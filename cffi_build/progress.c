@@ -9,8 +9,13 @@
 
 /* Rounds of progress under one hold of the lock, and the rounds after which a waiter looks at the clock. */
 #define BATCH 8
-#define QUICK 64
+/* Nobody spins longer than this before the first yield, however little a round of progress takes or how much. */
+#define SPIN_S 10e-6
+/* A yield that took longer than this gave the core to somebody; so many quick ones later it counts as free again. */
+#define CROWDED_S 1e-6
+#define CROWDED_YIELDS 64
 #define CLOCK_EVERY 64
+#define QUICK 64
 /* Rounds between looks at the workers when no message is in flight. */
 #define WORKER_EVERY 32
 /* The thread looks for abandoned work this often while there was some lately; it sleeps for good after IDLE_TICKS. */
@@ -33,6 +38,8 @@ static volatile int waiters;
 static volatile uint64_t in_flight;
 static int messages; /* those of in_flight that are messages */
 static int spin_rounds = 1000;
+/* More than 0 while others want this core: then spinning only delays whoever is waited for. */
+static volatile int crowded;
 static pthread_t thread;
 static volatile int thread_on, thread_asleep, idle_progress;
 
@@ -242,21 +249,32 @@ static int enough(ucch_op **ops, int n, int all) {
     return done == n;
 }
 
+/* Give the core away, and learn whether anybody took it. */
+static void yield(void) {
+    double start = ucch_now();
+    sched_yield();
+    if (ucch_now() - start > CROWDED_S)
+        crowded = CROWDED_YIELDS;
+    else if (crowded > 0)
+        crowded--;
+}
+
 /* Spin for a while, then give the core away between rounds: with more ranks than cores the peer that we wait for is
  * the one that needs it (HAZARDS: UCC alone takes milliseconds for 8 bytes there). */
 static int wait_many(ucch_op **ops, int n, int all, double slice) {
     int round = 0, done;
-    double last = 0, until = 0;
+    double last = 0, until = 0, began = ucch_now();
     __atomic_add_fetch(&waiters, 1, __ATOMIC_SEQ_CST);
     while (!(done = enough(ops, n, all))) {
         ucch_lock();
-        for (int i = 0; i < BATCH && !(done = enough(ops, n, all)); i++)
+        int batch = crowded ? 1 : BATCH;
+        for (int i = 0; i < batch && !(done = enough(ops, n, all)); i++)
             progress_locked();
         ucch_unlock();
         if (done)
             break;
-        if (++round * BATCH > spin_rounds)
-            sched_yield();
+        if (++round * BATCH > spin_rounds || crowded || ucch_now() - began > SPIN_S)
+            yield();
         if (round % CLOCK_EVERY == 0) {
             double now = ucch_now();
             if (until == 0)
@@ -280,8 +298,12 @@ int ucch_wait(ucch_op *op, double slice) {
     if (!finished(op)) {
         /* Most small calls end here, under one hold of the lock. */
         ucch_lock();
-        for (int i = 0; i < QUICK && i < spin_rounds && op->state == UCCH_ACTIVE; i++)
+        double began = ucch_now();
+        for (int i = 0; i < QUICK && i < spin_rounds && !crowded && op->state == UCCH_ACTIVE; i++) {
             progress_locked();
+            if (i % BATCH == BATCH - 1 && ucch_now() - began > SPIN_S)
+                break;
+        }
         ucch_unlock();
     }
     if (!finished(op) && !wait_many(&op, 1, 1, slice))
