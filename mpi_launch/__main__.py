@@ -20,7 +20,7 @@ from pathlib import Path
 
 from ..vendors import VENDORS
 from . import cluster as cluster_file
-from . import command, launcher, sources, supervise
+from . import command, k8s, launcher, slurm, sources, supervise
 from .cluster import Cluster, ClusterError
 
 __all__ = ["main"]
@@ -149,7 +149,10 @@ def run(arguments: Sequence[str]) -> int:
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command line."""
     words = list(sys.argv[1:] if arguments is None else arguments)
+    renderers = {"k8s": k8s.main, "slurm": slurm.main}
     try:
+        if words and words[0] in renderers:
+            return renderers[words[0]](words[1:])
         return run(words)
     except (ClusterError, ValueError, launcher.LauncherError) as error:
         print(f"ucch-run: {error}", file=sys.stderr)

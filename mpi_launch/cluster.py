@@ -12,7 +12,18 @@ from typing import Any, TypeVar
 from ..vendors import VENDORS
 from . import sources
 
-__all__ = ["RUNTIMES", "Cluster", "ClusterError", "Host", "VendorPart", "limited", "load", "local", "parse"]
+__all__ = [
+    "RUNTIMES",
+    "Cluster",
+    "ClusterError",
+    "Host",
+    "VendorPart",
+    "as_document",
+    "limited",
+    "load",
+    "local",
+    "parse",
+]
 
 RUNTIMES = ("docker", "podman", "apptainer")
 _VENDOR_WORDS = ("auto", *VENDORS)
@@ -160,7 +171,7 @@ _PART: Mapping[str, Callable[[str, Any], Any]] = {
     "node_selector": _map,
 }
 #: Fields that stand for a list of hosts or are defaults of its entries.
-_HOSTS = ("hosts", "hostfile", "source", "slots", "vendor")
+_HOSTS = ("hosts", "hostfile", "source", "slots", "vendor", "components")
 _OTHERS: Mapping[str, Callable[[str, Any], Any]] = {
     "interfaces": _list,
     "env": _map,
@@ -175,6 +186,9 @@ _OTHERS: Mapping[str, Callable[[str, Any], Any]] = {
 def _hosts(given: Mapping[str, Any], base: Path, environ: Mapping[str, str]) -> tuple[Host, ...]:
     slots = _count("slots", given["slots"]) if "slots" in given else None
     vendor = _vendor("vendor", given.get("vendor", "auto"))
+    components = tuple(_vendor(f"components[{i}]", word) for i, word in enumerate(given.get("components", ())))
+    if components and given.get("source") != "slurm":
+        raise ClusterError("components: are those of a heterogeneous Slurm job, and need source: slurm")
     ways = [name for name in ("hosts", "hostfile", "source") if name in given]
     if len(ways) != 1:
         raise ClusterError(f"hosts: give one of hosts, hostfile and source, not {' and '.join(ways) or 'none'}")
@@ -188,7 +202,19 @@ def _hosts(given: Mapping[str, Any], base: Path, environ: Mapping[str, str]) -> 
     known = {"slurm": "SLURM variables", "hostfile": "hostfile"}
     if not found:
         raise ClusterError(f"{ways[0]}: no hosts found in {known.get(str(given[ways[0]]), given[ways[0]])}")
-    return tuple(Host(each.name, each.slots or slots or 1, each.vendor or vendor, each.component) for each in found)
+    if components and len(components) <= max(each.component for each in found):
+        raise ClusterError(
+            f"components: the job has {1 + max(each.component for each in found)}, not {len(components)}"
+        )
+    return tuple(
+        Host(
+            each.name,
+            each.slots or slots or 1,
+            components[each.component] if components else each.vendor or vendor,
+            each.component,
+        )
+        for each in found
+    )
 
 
 def _listed(value: Any, slots: int | None, vendor: str) -> tuple[Host, ...]:
@@ -242,6 +268,19 @@ def load(path: Path, environ: Mapping[str, str] | None = None) -> Cluster:
         raise ClusterError(f"{path}: is not YAML: {error}") from None
     except ClusterError as error:
         raise ClusterError(f"{path}: {error}") from None
+
+
+def as_document(cluster: Cluster) -> dict[str, Any]:
+    """What a cluster file says besides hosts and images, for a job that a scheduler starts inside those images."""
+    others = {name: getattr(cluster, name) for name in ("interfaces", "env", "python")}
+    given: dict[str, Any] = {name: list(v) if isinstance(v, tuple) else v for name, v in others.items() if v}
+    special: dict[str, dict[str, Any]] = {vendor: {} for vendor in cluster.vendors}
+    for vendor, part in cluster.vendors.items():
+        if part.env:
+            special[vendor]["env"] = dict(part.env)
+        if part.interfaces:
+            special[vendor]["interfaces"] = list(part.interfaces)
+    return {**given, **({"vendors": special} if any(special.values()) else {})}
 
 
 def local(np: int, vendor: str = "auto") -> Cluster:

@@ -27,8 +27,8 @@ TIMES = 20
 SLOW_SHARE, ENOUGH = 0.25, 3
 
 CURE = (
-    "run again with UCCH_LOG_LEVEL=info; unset UCC_* and UCX_* settings; use one build of UCC and UCX on all hosts "
-    "(docs/doctor.md)"
+    "run again with UCCH_LOG_LEVEL=info; unset UCC_* and UCX_* settings; use one build of UCC and UCX on all hosts; "
+    "with GPUs of one host try UCX_TLS=^cuda_ipc (docs/doctor.md)"
 )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -275,6 +276,12 @@ def test_every_finding_is_provoked() -> None:
     elsewhere = {"gpu-unusable", "bar-small", "net-missing", "run-failed", "run-wrong", "pair-slow"}
     provoked = {code for code, _ in ONE_HOST} | {code for code, _ in ONE_RECORD} | set(JOB_CODES) | elsewhere
     assert provoked - {""} == set(findings.CODES)
+
+
+def test_the_documentation_has_every_finding() -> None:
+    page = (Path(__file__).resolve().parents[2] / "docs" / "doctor.md").read_text()
+    rows = "".join(line.split("|")[1] for line in page.splitlines() if line.startswith("| `") and "--" not in line)
+    assert set(re.findall(r"`([a-z0-9-]+)`", rows)) == set(findings.CODES)
 
 
 def test_every_problem_has_a_cure(tmp_path: Path) -> None:

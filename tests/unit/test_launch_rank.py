@@ -203,3 +203,18 @@ def test_reports_are_taken_out_of_the_stream() -> None:
         assert stream.feed(text[:cut]) + stream.feed(text[cut:]) == b"hello\nrest\x1enot ours\nend"
         assert outcome.started == {1: "b"}
     assert outcome.missing([("a", 1), ("b", 1)]) == ["a"]
+
+
+def test_a_container_engine_runs_the_program(tmp_path: Path) -> None:
+    """A stand-in for the engine, which gives the program the variables that it was told to, and no others."""
+    engine = tmp_path / "engine"
+    engine.write_text(
+        "#!/bin/bash\nkeep=()\nwhile [ \"$1\" = --env ]; do keep+=(\"$2=${!2}\"); shift 2; done\n"
+        'echo "image $1"; shift; exec env -i "${keep[@]}" "$@"\n'
+    )  # fmt: skip
+    engine.chmod(0o755)
+    words = ["--container", f"{engine} {{env}} img:1", "--set", "DATA=/a b", "--size", "3"]
+    done = run_wrapper(
+        *words, script="import os; print(os.environ['DATA'], os.environ['WORLD_SIZE'], 'HOME' in os.environ)"
+    )
+    assert done.stdout == "image img:1\n/a b 3 False\n", done.stderr
