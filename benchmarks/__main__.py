@@ -17,7 +17,9 @@ __all__ = ["main"]
 # Programs beside the OSU benchmarks: module with run(arguments) -> status, and a line of help.
 _PROGRAMS = {
     "compare": ("compare", "ours, mpi4py and raw UCC in one process start, with ratios (under mpirun)"),
+    "mixed": ("mixed", "per collective: the mixed plan, flat UCC and mpi4py (under mpirun, several islands)"),
     "cluster": ("cluster", "hierarchical collectives on emulated clusters, against the limit of the links"),
+    "planner": ("planner", "planning alone: time, memory, teams and predicted time up to 16,384 ranks"),
     "report": ("report", "result files -> one HTML page and PNGs"),
     "diff": ("diff", "two result files -> what became slower"),
 }

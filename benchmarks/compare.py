@@ -30,7 +30,7 @@ from .stats import NOISY, Interval, ratio, relative_spread, sizes, verdict
 from .table import COLLECTIVES
 from .validate import Checker
 
-__all__ = ["run"]
+__all__ = ["Series", "measure", "run"]
 
 #: What one sample should take, and the most calls in it.
 _SAMPLE_SECONDS, _MOST_CALLS = 1e-3, 2000
@@ -152,7 +152,7 @@ def _calibrate(bound: Bound, world: World) -> None:
     bound.calls = int(min(max(_SAMPLE_SECONDS / max(mean, 1e-9), 1), _MOST_CALLS))
 
 
-def _measure(
+def measure(
     series: Sequence[Series], case: Case, dtype: np.dtype[Any], pools: Sequence[Pool], rounds: int, world: World
 ) -> list[npt.NDArray[np.float64]]:
     """Per series the µs of each round, means over ranks; equal on every rank."""
@@ -284,7 +284,7 @@ def _sweep(arguments: argparse.Namespace, peers: Sequence[Peer], world: World) -
     for size in sizes(arguments.least, arguments.most, dtype.itemsize, arguments.step):
         progress.show(f"{row.name} {size} of {arguments.most} bytes")
         case = Case(row, world.rank, world.size, size // dtype.itemsize, 0, False)
-        times = _measure(series, case, dtype, pools, arguments.rounds, world)
+        times = measure(series, case, dtype, pools, arguments.rounds, world)
         ratios = [ratio(times[a], times[b]) for a, b in pairs]
         progress.clear()
         _say(world, _line(size, [float(np.median(t)) for t in times], ratios))

@@ -1,4 +1,4 @@
-"""Calls that the MPI library runs: reductions by the user's own operations, MINLOC and MAXLOC, and exchanges of counts.
+"""Calls that the MPI library runs: reductions by the user's own operations, MINLOC and MAXLOC.
 
 A kept library beats code of our own where nothing is gained by islands: these work on host memory, through callbacks
 into Python. They enter the arrival board like every other call and have the same deadline, so a rank that calls
@@ -204,19 +204,6 @@ class Delegate:
                 f"{name} on rank {self.rank}: {argument} is in {memory.vendor} memory; the user's own operations, "
                 "MINLOC and MAXLOC work on host memory only: copy it to the host first"
             )
-
-    def exchange(self, label: str, mine: Any) -> Any:
-        """Everybody's row of int64 numbers (numpy, equal lengths), in rank order; collective."""
-        rows = np.empty((self.mpi.Get_size(), len(mine)), np.int64)
-        watch = Watch(self.board, self.rank, label, self.timeout)
-        request = self.mpi.Iallgather(mine, rows)
-        try:
-            watch.wait(request)
-            watch.finish(0)
-        except CollectiveError as error:
-            self.failed(error, (request, mine, rows))
-            raise
-        return rows
 
     def send_along(self, call: Call, mine: Any) -> tuple[Any, Callable[[], None]]:
         """Let the counts travel the way of an uneven call's data: (what arrives here, what waits for it)."""

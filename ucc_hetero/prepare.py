@@ -91,8 +91,10 @@ def _fill(copy: Buffer, original: Buffer) -> None:
 class Preparation:
     """What one communicator has prepared so far."""
 
-    def __init__(self, members: Membership, delegate: Delegate) -> None:
-        self.members, self._delegate, self._exchange = members, delegate, delegate.exchange
+    def __init__(self, members: Membership, delegate: Delegate, run: Callable[[Prepared], None]) -> None:
+        self.members, self._delegate = members, delegate
+        #: Runs a prepared call to its end.
+        self._run = run
         self.rank, self.size = members.rank, members.size
         #: UCCH_CHECK: every rank's call compared before anything is sent.
         self.check = bool(env.get("CHECK"))
@@ -201,6 +203,15 @@ class Preparation:
         if on_device and self.members.device.halves and how.compute is not dtype and dtype.kind == "float":
             how = Reduction(dtype, how.op, how.divide)
         return how, ours
+
+    def _exchange(self, label: str, mine: Any) -> Any:
+        """Everybody's row of int64 numbers (numpy, equal lengths), in rank order: a call of its own on the board."""
+        rows = np.empty((self.size, len(mine)), np.int64)
+        bound = bind("allgather", self.size, self.rank, mine, rows)
+        prepared = self._lowered(bound, None, None, label, False, True)
+        self._run(prepared)
+        prepared.give_back()
+        return rows
 
     def _complete(self, name: str, bound: Bound) -> Bound:
         """Exchange the counts that only some ranks know, and compare what two of them know; alike on every rank."""

@@ -52,7 +52,7 @@ class Runner:
         self.broken = ""
         self._in_place = MPI.IN_PLACE
         self._delegate = Delegate(mpi, self.board, self.timeout, self.track, self._broke)
-        self._prepared = Preparation(members, self._delegate)
+        self._prepared = Preparation(members, self._delegate, self._run)
         #: What ran so far: label -> (choice, what made it).
         self.used = self._prepared.used
         self._fast: dict[tuple[Any, ...], Program] = {}
@@ -106,21 +106,13 @@ class Runner:
         prepared = self._prepared.prepare(name, send, recv, op, root, recvcounts, exchange=True)
         if prepared is None:
             return
-        program = prepared.program
-        try:
-            state = _run(program.handle, prepared.send, prepared.recv, self.timeout, SLICE) or wait_op(program.op)
-        except BaseException:
-            self._interrupted(program, prepared, prepared.label)
-            raise
-        if state < 0:
-            raise CollectiveError(f"rank {self.rank}: {prepared.label} could not be started ({_reason(state)})")
-        self._judge(program, state, prepared, prepared.label)
+        self._run(prepared)
         prepared.finish()
         if key is not None and prepared.repeatable and self._plain(prepared, send, recv):
             if len(self._fast) >= KINDS:
                 self._fast.clear()
             # The fast table keeps the program to itself: it is no longer in the pool.
-            self._fast[key] = program
+            self._fast[key] = prepared.program
         else:
             prepared.give_back()
 
@@ -273,6 +265,18 @@ class Runner:
         """A call failed: whoever ran it may still use its memory, and nothing more is run."""
         self._break(str(failure))
         _graveyard.append(keep)
+
+    def _run(self, prepared: Prepared) -> None:
+        """Run a prepared call to its end, in this thread."""
+        program = prepared.program
+        try:
+            state = _run(program.handle, prepared.send, prepared.recv, self.timeout, SLICE) or wait_op(program.op)
+        except BaseException:
+            self._interrupted(program, prepared, prepared.label)
+            raise
+        if state < 0:
+            raise CollectiveError(f"rank {self.rank}: {prepared.label} could not be started ({_reason(state)})")
+        self._judge(program, state, prepared, prepared.label)
 
     # --- ends ---------------------------------------------------------------------------------------------------------
 
