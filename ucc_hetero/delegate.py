@@ -22,7 +22,8 @@ from .failure import explain
 from .liveness import Board
 from .native import ffi, lib
 from .ops import op_of
-from .request import PersistentRequest, fill_empty
+from .request import PersistentRequest
+from .status import fill_empty
 from .types import Op
 
 __all__ = ["Delegate", "Watch", "is_delegated"]

@@ -13,8 +13,9 @@ from .buffers import Buffer, as_buffer, pack, unpack
 from .device import pointer_vendor
 from .errors import CollectiveError, CollectiveTimeout, LibraryError, NotSupported, PeerError, TruncationError
 from .native import ffi, lib
-from .request import SLICE, PersistentRequest, Request, set_status, wait_op
+from .request import SLICE, PersistentRequest, Request, wait_op
 from .runner import Runner
+from .status import set_status
 from .ucc_enums import MemType
 from .ucx import status_name
 

@@ -8,7 +8,8 @@ from typing import Any
 from .errors import CollectiveTimeout, PeerError
 from .native import ffi, lib
 from .p2p import Messages, Transfer, source_and_tag
-from .request import Request, set_status
+from .request import Request
+from .status import set_status
 
 __all__ = ["Message", "mprobe", "probe"]
 

@@ -11,8 +11,9 @@ from weakref import WeakSet
 from . import log
 from .errors import NotSupported, UCCHError
 from .native import ffi, lib
+from .status import fill_empty
 
-__all__ = ["PersistentRequest", "Request", "fill_empty", "reap", "retire", "set_status", "settle", "wait_op"]
+__all__ = ["PersistentRequest", "Request", "reap", "retire", "settle", "wait_op"]
 
 #: Seconds that a wait stays in C before Python looks for signals (Ctrl-C).
 SLICE = 0.05
@@ -83,31 +84,6 @@ def retire(owner: object) -> None:
     for request in list(_standing):
         if request._owner is owner:
             request._begin, request._free, request._direct = _ownerless, _nothing, None
-
-
-def set_status(status: Any, source: int, tag: int, nbytes: int, error: int = 0) -> None:
-    """Fill an ``MPI.Status``, if there is one."""
-    if status is None:
-        return
-    from mpi4py import MPI
-
-    status.source, status.tag, status.error = source, tag, error
-    status.Set_elements(MPI.BYTE, nbytes)
-    status.Set_cancelled(False)
-
-
-def fill_empty(status: Any) -> None:
-    """What MPI says of a request that is not active."""
-    if status is not None:
-        from mpi4py import MPI
-
-        set_status(status, MPI.ANY_SOURCE, MPI.ANY_TAG, 0)
-
-
-def _undefined() -> int:
-    from mpi4py import MPI
-
-    return int(MPI.UNDEFINED)
 
 
 class Request:
@@ -255,6 +231,8 @@ class Request:
         Returns (its index, True); (``MPI.UNDEFINED``, True) when none was active, (``MPI.UNDEFINED``, False) when none
         has finished.
         """
+        from mpi4py import MPI
+
         _ours(requests)
         active = [i for i, r in enumerate(requests) if not r._done]
         for i in active:
@@ -262,7 +240,7 @@ class Request:
                 return i, True
         if not active:
             fill_empty(status)
-        return _undefined(), not active
+        return int(MPI.UNDEFINED), not active
 
     @classmethod
     def Waitsome(cls, requests: Sequence[Request], statuses: list[Any] | None = None) -> list[int] | None:
@@ -396,9 +374,12 @@ def _nothing() -> None:
     """What releasing a released request does."""
 
 
-def _ownerless() -> int:
-    raise ValueError("the communicator of this persistent request has been freed")
+def _refusal(why: str) -> Callable[[], int]:
+    def start() -> int:
+        raise ValueError(why)
+
+    return start
 
 
-def _freed() -> int:
-    raise ValueError("this persistent request has been freed")
+_freed = _refusal("this persistent request has been freed")
+_ownerless = _refusal("the communicator of this persistent request has been freed")

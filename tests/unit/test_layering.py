@@ -59,6 +59,7 @@ LAYERS = {
     "runner": 5,
     "p2p": 5,
     "probe": 5,
+    "status": 5,
     "comm_groups": 5,
     "comm_messages": 5,
     "lifecycle": 5,
