@@ -45,7 +45,11 @@ class Scratch:
 
 
 class Piece:
-    """Fragment ``index`` of ``total``: the same slice of every block of the call."""
+    """Fragment ``index`` of ``total``: the same slice of every block of the call.
+
+    The first and the last are half as long as the others: nothing overlaps the first stages of the first one, nor the
+    last stages of the last one.
+    """
 
     def __init__(self, index: int, total: int, scratch: Scratch) -> None:
         self.index = index
@@ -55,9 +59,13 @@ class Piece:
 
     def cut(self, block: Block) -> Block:
         """The part of ``block`` that belongs to this fragment."""
-        low = cut_at(block.count, self.index, self.total)
-        high = cut_at(block.count, self.index + 1, self.total)
+        low, high = self._edge(block.count, self.index), self._edge(block.count, self.index + 1)
         return Block(block.offset + low, high - low)
+
+    def _edge(self, count: int, index: int) -> int:
+        """Where fragment ``index`` begins, in half fragments from the beginning of the first."""
+        halves = max(2 * self.total - 2, 1)
+        return cut_at(count, min(max(2 * index - 1, 0), halves), halves)
 
     def vector(self, call: Call) -> Block:
         """The part of a whole vector call that belongs to this fragment."""

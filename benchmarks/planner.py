@@ -1,0 +1,188 @@
+"""``python -m ucc_hetero.bench planner``: the planner alone, without MPI, from 2 to 16,384 ranks.
+
+For each shape and collective: the algorithm that is chosen, the time and memory of making its plan from nothing, how
+many teams a rank is in, and the time that the cost model predicts against the least that the hosts' links allow.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import sys
+import tracemalloc
+from collections.abc import Iterator, Sequence
+from time import process_time
+from typing import Any, NoReturn
+
+from ucc_hetero.cost import Links, predicted_time
+from ucc_hetero.plan import Plan
+from ucc_hetero.select import choose, example_call, make_plan
+from ucc_hetero.topology import Link, Topology
+
+from . import system
+from .cluster import Test, limit
+from .files import FORMAT, write_json
+from .options import BadUsage, HelpWanted
+
+__all__ = ["SHAPES", "curves", "measure", "run", "shape"]
+
+#: Ranks and islands. Each island is a host with one link.
+SHAPES = ((2, 2), (4, 2), (16, 4), (64, 8), (256, 16), (1024, 32), (4096, 64), (16384, 64))
+_PLACEMENTS = ("block", "cyclic", "uneven")
+_COLLECTIVES = ("allreduce", "bcast", "reduce", "allgather", "reduce_scatter_block", "alltoall", "gather", "scan")
+_NAMES = {"reduce_scatter_block": "reduce_scatter"}
+#: 100 Gbit/s between hosts, 400 Gbit/s inside; microseconds of start.
+_NET = Link(10e-6, 8 / 100e9)
+_INSIDE = Link(3e-6, 8 / 400e9)
+_LOCAL = Link(1e-6, 1 / 200e9)
+#: Predicting walks through every message: beyond this it takes minutes; for alltoall there are P * P of them.
+_PREDICTED_RANKS = 1024
+_PREDICTED_PAIRS = 64
+
+
+def shape(ranks: int, islands: int, placement: str) -> Topology:
+    """Islands of equal size in rank order (``block``) or in turn (``cyclic``), or of sizes 1, 2, 3, … (``uneven``)."""
+    if placement == "block":
+        hosts = [r * islands // ranks for r in range(ranks)]
+    elif placement == "cyclic":
+        hosts = [r % islands for r in range(ranks)]
+    else:
+        mean = ranks // islands
+        sizes = [1 + 2 * (mean - 1) * i // max(islands - 1, 1) for i in range(islands)]
+        sizes[-1] += ranks - sum(sizes)
+        hosts = [host for host, size in enumerate(sizes) for _ in range(size)]
+    return Topology.group(["host"] * ranks, hosts)
+
+
+def _teams(plan: Plan, rank: int) -> int:
+    steps = (step for _, _, _, step in plan.program(rank))
+    return len({(s.ranks, s.link) for s in steps if s.link != "local" and s.kind != "message" and len(s.ranks) > 1})
+
+
+def measure(topology: Topology, collective: str, nbytes: int) -> dict[str, Any]:
+    """One row: what is chosen, seconds and bytes of planning, teams, predicted and least seconds."""
+    call = example_call(topology, collective, nbytes)
+    choice = choose(topology, collective, nbytes)
+    gc.collect()
+    start = process_time()
+    plan = make_plan.__wrapped__(topology, call, choice)
+    took = process_time() - start
+    tracemalloc.start()
+    again = make_plan.__wrapped__(topology, call, choice)
+    held = tracemalloc.get_traced_memory()[0]
+    tracemalloc.stop()
+    del again
+    middle = topology.islands[len(topology.islands) // 2].ranks[0]
+    row = {
+        "collective": collective,
+        "bytes": nbytes,
+        "algorithm": choice.algorithm,
+        "fragments": choice.fragments,
+        "seconds": took,
+        "memory": held,
+        "teams": max(_teams(plan, rank) for rank in {0, middle, topology.size - 1}),
+        "steps": sum(len(stage) for fragment in plan.fragments for stage in fragment.stages),
+    }
+    if topology.size <= (_PREDICTED_PAIRS if collective == "alltoall" else _PREDICTED_RANKS):
+        rates = [1 / _NET.beta] * (max(topology.hosts) + 1)
+        links = Links(_INSIDE, Link(_NET.alpha, _INSIDE.beta), _LOCAL, (_NET,) * len(rates))
+        row["predicted"] = predicted_time(plan, topology, links)
+        name = _NAMES.get(collective, collective)
+        if name in ("allreduce", "bcast", "allgather", "reduce_scatter", "alltoall") and len(rates) > 1:
+            # The limit's alltoall is counted by the pair.
+            size = nbytes // topology.size if name == "alltoall" else nbytes
+            row["limit"] = limit(Test(name, size), list(topology.hosts), rates)
+    return row
+
+
+def _rows(shapes: Sequence[tuple[int, int]], placements: Sequence[str], nbytes: int) -> Iterator[dict[str, Any]]:
+    for ranks, islands in shapes:
+        for placement in placements:
+            topology = shape(ranks, islands, placement)
+            for collective in _COLLECTIVES:
+                # Plans of P * P blocks for the largest shapes say nothing new and take a minute each.
+                if ranks > 4096 and collective == "scan":
+                    continue
+                row = {"ranks": ranks, "islands": islands, "placement": placement}
+                yield row | measure(topology, collective, nbytes)
+
+
+def _line(row: dict[str, Any]) -> str:
+    text = f"{row['ranks']:>6}{row['islands']:>8} {row['placement']:<8}{row['collective']:<22}"
+    text += (
+        f"{row['algorithm'] + '/' + str(row['fragments']):<14}{row['seconds'] * 1e3:9.1f}{row['memory'] / 2**20:9.2f}"
+    )
+    text += f"{row['teams']:>7}"
+    if "predicted" in row:
+        text += f"{row['predicted'] * 1e3:12.2f}"
+        text += f"{row['predicted'] / row['limit']:8.2f}" if "limit" in row else ""
+    return text
+
+
+def curves(rows: Sequence[dict[str, Any]]) -> dict[str, list[tuple[int, float]]]:
+    """Collective -> (ranks, milliseconds of planning), the slowest placement."""
+    out: dict[str, dict[int, float]] = {}
+    for row in rows:
+        of = out.setdefault(row["collective"], {})
+        of[row["ranks"]] = max(of.get(row["ranks"], 0.0), row["seconds"] * 1e3)
+    return {name: sorted(of.items()) for name, of in out.items()}
+
+
+def _plot(rows: Sequence[dict[str, Any]], path: str) -> None:
+    """Planning time over ranks, as a picture (needs the extra ``plot``)."""
+    try:
+        import matplotlib
+    except ImportError:
+        raise BadUsage("planner --plot needs matplotlib: pip install 'ucc-hetero[plot]'") from None
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(figsize=(7, 4.5), layout="constrained")
+    for name, points in curves(rows).items():
+        axes.loglog(*zip(*points, strict=True), marker="o", label=name, base=2)
+    axes.set(xlabel="ranks", ylabel="planning from nothing, ms", title="Slowest placement")
+    axes.grid(alpha=0.3)
+    axes.legend(fontsize=8)
+    figure.savefig(path, dpi=120)
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise BadUsage(f"planner: {message}; --help lists the options")
+
+
+def _arguments(words: Sequence[str]) -> argparse.Namespace:
+    parser = _Parser(prog="python -m ucc_hetero.bench planner", description=__doc__, add_help=False)
+    parser.add_argument("-h", "--help", action="store_true", help="print this help")
+    parser.add_argument("--most", type=int, default=16384, help="ranks of the largest shape (16384)")
+    parser.add_argument("--placement", choices=_PLACEMENTS, action="append", help="only this one; may be repeated")
+    parser.add_argument("--bytes", type=int, default=64 << 20, help="of each call (67108864)")
+    parser.add_argument("--plot", metavar="FILE", help="planning time over ranks, as a picture")
+    parser.add_argument("--json", metavar="FILE", help="also write everything to this file")
+    found = parser.parse_args(list(words))
+    if found.help:
+        parser.print_help()
+        raise HelpWanted
+    return found
+
+
+def run(words: Sequence[str], command: list[str]) -> int:
+    """Plan and print; returns the exit status."""
+    try:
+        arguments = _arguments(words)
+    except HelpWanted:
+        return 0
+    shapes = [pair for pair in SHAPES if pair[0] <= arguments.most]
+    print("#ranks islands placed  collective            plan            ms      MiB   teams  predicted(ms)  /limit")
+    rows = []
+    for row in _rows(shapes, arguments.placement or _PLACEMENTS, arguments.bytes):
+        rows.append(row)
+        print(_line(row))
+        sys.stdout.flush()
+    if arguments.plot:
+        _plot(rows, arguments.plot)
+    if arguments.json:
+        head = {"format": FORMAT, "benchmark": "planner", "command": command, "date": system.date()}
+        more = {"machine": system.machine(), "versions": system.versions(), "source": system.commit()}
+        write_json(arguments.json, {**head, **more, "rows": rows})
+    return 0
