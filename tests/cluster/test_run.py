@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -139,3 +141,47 @@ def test_an_interface_that_does_not_reach(
     assert done.returncode != 0
     assert "ucch-run: not every rank started" in done.stderr, done.stderr
     assert "interfaces: in the cluster file" in done.stderr.splitlines()[-1]
+
+
+def check(
+    cluster: Cluster,
+    ucch_run: Callable[..., subprocess.CompletedProcess[str]],
+    document: dict[str, object],
+    *words: str,
+) -> tuple[int, dict[str, dict[str, str]]]:
+    """The doctor's status and findings by code, of all ranks of a cluster."""
+    done = ucch_run(cluster, document, "--emulate", "--check", "--", "--json", "--seconds", "20", *words)
+    assert done.stdout.startswith("{"), done.stdout + done.stderr
+    return done.returncode, {each["code"]: each for each in json.loads(done.stdout)["findings"]}
+
+
+def test_doctor_finds_a_slow_link(
+    emulate: Callable[..., Cluster], ucch_run: Callable[..., subprocess.CompletedProcess[str]]
+) -> None:
+    libraries_or_skip()
+    cluster = emulate(hosts=4, slots=1, rate="2gbit,2gbit,2gbit,200mbit")
+    status, found = check(cluster, ucch_run, {"hosts": ["node[0-3]"], "vendor": "host", "interfaces": ["eth0"]})
+    assert status == 0, found
+    assert found["collectives"]["level"] == "ok"
+    assert all(f"{rank}-3 (" in found["pair-slow"]["text"] for rank in range(3)), found["pair-slow"]
+    assert "1-2 (" not in found["pair-slow"]["text"]
+
+
+def test_doctor_finds_different_ucx_builds(
+    emulate: Callable[..., Cluster], ucch_run: Callable[..., subprocess.CompletedProcess[str]]
+) -> None:
+    """The wheel's and the distribution's UCX: the ranks that cannot take part are named, and so is what they lack."""
+    libraries_or_skip()
+    other = Path("/usr/lib") / f"{os.uname().machine}-linux-gnu" / "libucp.so.0"
+    if not other.exists() or Path(load().ucx_path).parent == other.parent:
+        pytest.skip("needs a second UCX: install libucx0")
+    document = {
+        "hosts": [{"name": "node0", "vendor": "nvidia"}, {"name": "node1", "vendor": "amd"}],
+        "interfaces": ["eth0"],
+        "vendors": {"amd": {"env": {"UCCH_UCX_DIR": str(other.parent)}}},
+    }
+    status, found = check(emulate(hosts=2, slots=1), ucch_run, document)
+    assert status == 1
+    # The distribution's UCX is too old for the wheel's UCC: with one that is not, its version is what differs.
+    assert found.keys() & {"libraries-missing", "job-disagrees"}
+    assert "rank 1 on node1" in found["libraries-missing"]["where"] if "libraries-missing" in found else True
