@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import os
 import time
+from collections import deque
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -140,17 +141,35 @@ class _Delegated(PersistentRequest):
         self._done = True
         self._parts[1](-1)
 
-    def __del__(self) -> None:
-        if not getattr(self, "_done", True):
-            _forsaken.append((self._watch, self._request, self._parts))
+    def _drop(self) -> None:
+        """MPI goes on with the call, and :meth:`Delegate.settle` sees to its end."""
+        assert self._watch is not None
+        _forsaken.append(_Forsaken(self._watch, self._request, self._parts))
 
 
 def _never(state: int, status: Any) -> None:
     raise AssertionError("a delegated call does not end in the native engine")
 
 
-#: Dropped before their ends: MPI still uses their buffers.
-_forsaken: list[object] = []
+class _Forsaken(NamedTuple):
+    """A call whose request was dropped before its end: MPI still uses its buffers."""
+
+    watch: Watch
+    request: Any
+    parts: tuple[Any, ...]
+
+    def end(self) -> None:
+        """What ``Wait`` would have done; nobody is there to hear of a failure but the communicator."""
+        _, track, fail = self.parts
+        try:
+            self.watch.wait(self.request)
+            self.watch.finish(0)
+        except CollectiveError as error:
+            fail(error, self.request)
+        track(-1)
+
+
+_forsaken: deque[_Forsaken] = deque()
 
 
 class Delegate:
@@ -168,10 +187,20 @@ class Delegate:
         self.rank: int = mpi.Get_rank()
         self._track, self.failed = track, failed
 
+    def settle(self, *, wait: bool = True) -> None:
+        """Bring dropped calls of this communicator to their end; those that have ended already without ``wait``."""
+        for _ in range(len(_forsaken)):
+            each = _forsaken.popleft()
+            if each.watch.board is self.board and (wait or each.watch.poll(each.request)):
+                each.end()
+            else:
+                _forsaken.append(each)
+
     def request(self, name: str, send: Any, recv: Any, op: Any, root: int, recvcounts: Any) -> PersistentRequest:
         """A reduction as a request that is not started yet."""
         for argument, spec in (("sendbuf", send), ("recvbuf", recv)):
             self._host_memory(name, argument, spec)
+        self.settle(wait=False)
         from mpi4py import MPI
 
         found = op_of(op)

@@ -318,6 +318,8 @@ class Runner:
     def close(self) -> None:
         """Release teams and board; collective, with nothing in flight."""
         settle(self, self.timeout or math.inf)
+        if not self.broken:
+            self._delegate.settle()
         if self.busy and not self.broken:
             raise ValueError(f"rank {self.rank}: {self.busy} requests of this communicator are still active")
         retire(self)

@@ -16,6 +16,14 @@ from mpi4py import MPI
 from ucc_hetero import Communicator, PersistentRequest, Request
 
 
+def _add(a: Any, b: Any, datatype: Any) -> None:
+    np.frombuffer(b, np.float64)[:] += np.frombuffer(a, np.float64)
+
+
+#: An operation of the user's own: MPI runs the calls that use it.
+ADD = MPI.Op.Create(_add, commute=True)
+
+
 class Mixture:
     """Requests of all kinds in random order, and what they should have done when they have ended."""
 
@@ -26,6 +34,7 @@ class Mixture:
         self.short = np.full(4, -1.0)
         self.total = np.full(3000, -1.0)
         self.again = np.full(5, -1.0)
+        self.own = np.full(6, -1.0)
         self.left = left
         ones = np.full(3000, 1.0)
         # Collectives in the same order on every rank; where they stand among the others differs.
@@ -34,6 +43,7 @@ class Mixture:
         self.requests: list[Request] = [
             comm.Iallreduce(ones, self.total),
             comm.Ibarrier(),
+            comm.Iallreduce(np.full(6, 3.0), self.own, op=ADD),
             comm.Irecv(self.into, left, 21),
             comm.Isend(np.full(40_000, float(comm.rank)), right, 21),
             comm.Issend(np.full(4, 7.0), right, 22),
@@ -45,6 +55,7 @@ class Mixture:
     def check(self) -> None:
         assert all(r.finished for r in self.requests)
         assert (self.into == self.left).all() and (self.short == 7).all()
+        assert (self.own == 3 * self.comm.size).all()
         assert (self.total == self.comm.size).all() and (self.again == 2 * self.comm.size).all()
 
 
@@ -173,9 +184,10 @@ def case_freed_with_dropped_requests(comm: Communicator) -> None:
     other.Irecv(received := np.zeros(50_000), left, 2)
     other.Isend(np.ones(50_000), right, 2)
     other.Iallreduce(np.ones(9000), total := np.zeros(9000))
+    other.Iallreduce(np.ones(9000), own := np.zeros(9000), op=ADD)
     gc.collect()
     other.Free()
-    assert (total == comm.size).all()
+    assert (total == comm.size).all() and (own == comm.size).all()
     del received
 
 
