@@ -124,13 +124,16 @@ def run(arguments: Sequence[str]) -> int:
     options = _parser().parse_args(arguments)
     program = _words(options.program)
     found = _cluster(options)
+    variables = _variables(options.env)
     if options.check:
         program = (found.python or sys.executable, *DOCTOR, *program)
+        # UCX logs to the standard output, which is the report's.
+        variables.setdefault("UCX_LOG_FILE", "stderr")
     job = command.Job(
         cluster=found,
         program=program,
         master_port=options.master_port or _free_port(all(h.name in command.LOCAL_NAMES for h in found.hosts)),
-        env=_variables(options.env),
+        env=variables,
         devices=options.devices,
         numa=not options.no_numa,
         emulate=options.emulate,

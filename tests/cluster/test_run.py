@@ -151,7 +151,7 @@ def check(
 ) -> tuple[int, dict[str, dict[str, str]]]:
     """The doctor's status and findings by code, of all ranks of a cluster."""
     done = ucch_run(cluster, document, "--emulate", "--check", "--", "--json", "--seconds", "20", *words)
-    assert done.stdout.startswith("{"), done.stdout + done.stderr
+    assert done.stdout.startswith("{") and done.stdout.endswith("}\n"), done.stdout + done.stderr
     return done.returncode, {each["code"]: each for each in json.loads(done.stdout)["findings"]}
 
 
