@@ -66,7 +66,11 @@ class ClusterCase:
 
     def cluster(self) -> Cluster:
         """The cluster, not yet started."""
-        return Cluster(len(self.slots), self.slots, self.rate, self.links)
+        plain = Cluster(len(self.slots), self.slots, self.rate, self.links)
+        # The kernel says 10 Gbit/s of every emulated port; a real one would know better.
+        speeds = [sum(link.rate for link in host.links) // 10**6 for host in plain.layout]
+        env = [{"UCCH_LINK_SPEED": str(speed)} for speed in speeds]
+        return Cluster(len(self.slots), self.slots, self.rate, self.links, env=env)
 
     def hosts(self) -> list[int]:
         """The host of each rank."""

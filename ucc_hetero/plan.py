@@ -120,15 +120,19 @@ class Plan:
     def program(self, rank: int) -> Iterator[tuple[int, int, int, Step]]:
         """Yield (fragment, stage, index in ranks, step) for this rank, in posting order.
 
-        The order is that of wave fronts (fragment + stage, then stage): every rank posts the steps of one team in the
-        same order, and fragment k+1 enters the first stage before fragment k has left the last.
+        The order is that of wave fronts (fragment + depth of the stage, then stage): every rank posts the steps of one
+        team in the same order, and fragment k+1 enters the first stage before fragment k has left the last. Stages of
+        local steps alone add no depth: nobody else waits for them, and what follows them on a team must not queue
+        behind later fragments.
         """
         waves: list[tuple[int, int, int, int, Step]] = []
         for f, fragment in enumerate(self.fragments):
+            wave = f - 1
             for s, stage in enumerate(fragment.stages):
+                wave += any(step.link != "local" for step in stage)
                 for step in stage:
                     if rank in step.ranks:
-                        waves.append((f + s, s, f, step.ranks.index(rank), step))
+                        waves.append((wave, s, f, step.ranks.index(rank), step))
         waves.sort(key=lambda w: w[:3])
         for _, s, f, member, step in waves:
             yield f, s, member, step

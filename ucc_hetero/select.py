@@ -34,7 +34,7 @@ MOST_FRAGMENTS = 8
 #: Islands up to which ``direct`` exchanges straight between all of them.
 MOST_DIRECT = 16
 #: Islands up to which blocks go over rails whatever the islands' sizes.
-MOST_UNLIKE = 16
+MOST_UNLIKE = 8
 
 #: Up to this many ranks the cost model is asked; beyond, planning all candidates would take too long.
 MODELLED_RANKS = 256
