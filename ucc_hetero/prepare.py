@@ -26,6 +26,8 @@ __all__ = ["KINDS", "Preparation", "Prepared"]
 #: Kinds of calls remembered before the oldest is dropped.
 KINDS = 512
 
+#: Bytes that one call of a library is given at most.
+_LONGEST = 1 << 30
 #: Bytes of a call's description that ranks compare under UCCH_CHECK.
 _SHOWN = 256
 
@@ -169,6 +171,8 @@ class Preparation:
         if not bound.local:
             about = members.topology, call.collective, elements(call) * what.dtype.itemsize, op, members.tuning
             choice, why = choose(*about), reason(*about)
+            # Longer calls never end in libucc 1.4.
+            choice = choice._replace(fragments=max(choice.fragments, -(-about[2] // _LONGEST)))
         plan = make_plan(members.topology, call, choice)
         self.used[label] = choice, why
         tag = members.id << 52 | 1 << 51

@@ -80,3 +80,14 @@ def test_special(mpirun, ranks: int, vendors: str) -> None:
     env = {"UCCH_TIMEOUT": "60"} | ({"UCCH_EMULATE": vendors} if vendors else {})
     job = mpirun("tests/mpi/special_cases.py", ranks, env=env, timeout=120)
     assert f"all held on {ranks} ranks" in job.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not FULL, reason="moves gigabytes: UCCH_TEST_FULL=1 runs it")
+def test_more_than_31_bits(mpirun) -> None:
+    """Counts and displacements beyond 2**31, in three gigabytes per rank."""
+    free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if free < 12 << 30:
+        pytest.skip(f"{free >> 30} GiB are free, 12 are needed")
+    job = mpirun("tests/mpi/huge_cases.py", 2, env={"UCCH_EMULATE": "nvidia:1,amd:1"}, timeout=1800)
+    assert "2147487747 elements moved" in job.stdout

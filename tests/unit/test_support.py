@@ -20,9 +20,9 @@ PAGE = Path(__file__).resolve().parents[2] / "docs" / "support.md"
 ANY = "host, device, mixed"
 REMARKS = {
     "reduce_scatter": (ANY, "in place `recvcounts` must be given"),
-    "gatherv": (ANY, "non-blocking: always `flat`"),
-    "scatterv": (ANY, "non-blocking: always `flat`"),
-    "alltoallv": (ANY, "non-blocking: always `flat`"),
+    "gatherv": (ANY, "non-blocking: always `flat`, up to 1 GiB"),
+    "scatterv": (ANY, "non-blocking: always `flat`, up to 1 GiB"),
+    "alltoallv": (ANY, "non-blocking: always `flat`, up to 1 GiB"),
     "scan": (ANY, "one algorithm whatever the islands"),
     "exscan": (ANY, "one algorithm whatever the islands"),
 }

@@ -1,0 +1,51 @@
+"""More elements than a signed 32-bit integer counts, on two ranks; every element of the result is looked at."""
+
+from __future__ import annotations
+
+import numpy as np
+from mpi4py import MPI
+
+from ucc_hetero import Communicator
+
+COUNT = 2**31 + 4099
+
+
+def pattern(start: int, count: int, salt: int) -> np.ndarray:
+    """Bytes that tell by their values where they belong."""
+    return (np.arange(start, start + count, dtype=np.uint64) * 2654435761 + salt >> 13).astype(np.int8)
+
+
+def same(got: np.ndarray, salt: int) -> bool:
+    """In pieces: the reference needs eight times the memory."""
+    step = 1 << 24
+    pieces = ((k, got[k : k + step]) for k in range(0, got.size, step))
+    return all(np.array_equal(piece, pattern(k, piece.size, salt)) for k, piece in pieces)
+
+
+def fill(array: np.ndarray, salt: int) -> None:
+    for k in range(0, array.size, 1 << 24):
+        piece = array[k : k + (1 << 24)]
+        piece[:] = pattern(k, piece.size, salt)
+
+
+def main() -> None:
+    with Communicator() as comm:
+        data = np.zeros(COUNT, np.int8)
+        if comm.rank == 1:
+            fill(data, 5)
+        comm.Bcast(data, root=1)
+        assert same(data, 5), "bcast"
+        comm.Allreduce(MPI.IN_PLACE, data, op=MPI.MAX)
+        assert same(data, 5), "allreduce"
+        # Few elements, and displacements beyond 2**31.
+        data[:] = -1
+        mine = np.full(3, comm.rank, np.int8)
+        comm.Allgatherv(mine, [data, ([3, 3], [1, COUNT - 4])])
+        assert list(data[1:4]) == [0, 0, 0] and list(data[-4:-1]) == [1, 1, 1]
+        assert data[0] == data[4] == data[-5] == data[-1] == -1 and (data == -1).sum() == COUNT - 6
+        if comm.rank == 0:
+            print(f"{COUNT} elements moved")
+
+
+if __name__ == "__main__":
+    main()
