@@ -27,12 +27,19 @@ __all__ = ["Callbacks", "Future", "complete_later", "level", "stop", "stop_callb
 #: Seconds that the completing thread waits in C before it looks for newly added calls.
 _SLICE = 0.002
 
-_here = threading.local()
+
+class _Here(threading.local):
+    """What the calling thread is about: 0 is ordinary code."""
+
+    level = 0
+
+
+_here = _Here()
 
 
 def level() -> int:
     """0 in ordinary code, 1 in a callback, 2 in a callback of a call that was posted in a callback, ..."""
-    return int(getattr(_here, "level", 0))
+    return _here.level
 
 
 class Callbacks:
