@@ -58,9 +58,11 @@ def _at_exit() -> None:
     lib.ucch_progress_thread(0)
     if MPI.Is_finalized():
         return
-    if _failed and MPI.COMM_WORLD.Get_size() > 1:
+    if _failed:
         sys.stderr.flush()
-        MPI.COMM_WORLD.Abort(1)
+        if MPI.Is_initialized() and MPI.COMM_WORLD.Get_size() > 1:
+            MPI.COMM_WORLD.Abort(1)
+        return  # whoever started the others, torchrun say, ends them
     fine = [_together(each) for each in job.all_jobs()]  # every rank takes part in each, whatever the others say
     if all(fine):
         for comm in reversed(living[:]):

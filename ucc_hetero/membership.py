@@ -78,7 +78,7 @@ class Membership:
         """
         from mpi4py import MPI
 
-        world = MPI.COMM_WORLD
+        world = getattr(self.mpi, "world", MPI.COMM_WORLD)  # an exchange that is not MPI's says where we are
         failure: Exception | None = None
         try:
             place = job.place_here(world.Get_rank(), world.Get_size())

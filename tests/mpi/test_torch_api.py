@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -71,6 +74,19 @@ def test_scripts_for_torchrun_run_unchanged(mpirun, name: str) -> None:
         script = script.replace('os.environ["LOCAL_RANK"]', 'os.environ.get("OMPI_COMM_WORLD_LOCAL_RANK", "0")')
     job = mpirun(script, 2, env=env)
     assert job.stdout.count("fine") == 2
+
+
+def test_torchrun(tmp_path: Path) -> None:
+    """Without MPI: the ranks find each other through torch's store."""
+    names = ["all_reduce", "messages", "futures", "groups", "failures"]
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    environment = {**os.environ, "UCCH_EMULATE": "nvidia:1,amd:1", "OMP_NUM_THREADS": "1"}
+    job = subprocess.run(
+        [*command, str(HERE / "torch_api.py"), *names],
+        env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=150,
+    )  # fmt: skip
+    assert job.returncode == 0, job.stderr
+    assert re.findall(r"^ok (\w+)", job.stdout, re.M) == names
 
 
 def test_a_failed_rank_ends_the_job(mpirun) -> None:

@@ -455,7 +455,7 @@ def failures() -> None:
         if R:
             dist.all_reduce(torch.ones(2), group=other)
         else:
-            dist.broadcast(torch.ones(2), 0, group=other)
+            dist.all_gather([torch.ones(2)] * N, torch.ones(2), group=other)
     except dist.DistBackendError as error:
         assert "called" in str(error) or "imeout" in str(error), error
     else:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import sys
 import zlib
 from collections.abc import Sequence
 from typing import Any
@@ -13,9 +14,11 @@ from torch.distributed import distributed_c10d as c10d
 from .. import env, lifecycle, log
 from ..comm import Communicator
 from ..errors import UCCHError
+from ..native import load
 from . import futures, rendezvous
 from .group import ProcessGroupUCCH
-from .work import torch_error
+from .storecomm import StoreComm
+from .work import seconds_of, torch_error
 
 __all__ = ["NAME", "create", "register", "replace"]
 
@@ -60,14 +63,10 @@ def replace(names: Sequence[str]) -> None:
 
 def create(opts: Any, backend_options: Any = None) -> ProcessGroupUCCH:
     """What torch calls for a new group, on its members; ``opts`` are its ``_DistributedBackendOptions``."""
-    members, temporary = _members(opts)
     try:
-        comm = Communicator(members)  # duplicates it
+        comm = _over_mpi(opts) if rendezvous.launched_by_mpi() else _over_store(opts)
     except UCCHError as failure:
         raise torch_error(failure) from failure
-    finally:
-        if temporary:
-            members.Free()
     if not _groups:
         # After Communicator has imported MPI and registered its own end: exit functions run in reverse order.
         atexit.unregister(_at_exit)
@@ -78,10 +77,25 @@ def create(opts: Any, backend_options: Any = None) -> ProcessGroupUCCH:
     return group
 
 
-def _members(opts: Any) -> tuple[Any, bool]:
-    """An MPI communicator of a group's ranks, in the group's order, and whether it was made for this."""
-    from ..native import load
+def _over_store(opts: Any) -> Communicator:
+    """A communicator whose ranks find each other through torch's store: under torchrun, or spawned by a script."""
+    import mpi4py
 
+    if "mpi4py.MPI" not in sys.modules:
+        mpi4py.rc.initialize = False  # its constants are needed, its job is not
+    load()
+    log.configure()
+    env.warn_unknown()
+    lifecycle.register()
+    ranks = list(opts.global_ranks_in_group) or list(range(opts.group_size))
+    size = dist.get_world_size() if dist.is_initialized() else opts.group_size
+    world = ranks[opts.group_rank], size
+    seconds = seconds_of(opts.timeout)
+    return Communicator._adopt(StoreComm(opts.store, "ucch", opts.group_rank, opts.group_size, world, seconds))
+
+
+def _over_mpi(opts: Any) -> Communicator:
+    """A communicator of a group's ranks, in the group's order, whose ranks find each other through MPI."""
     load()
     from mpi4py import MPI
 
@@ -89,8 +103,8 @@ def _members(opts: Any) -> tuple[Any, bool]:
     ranks = list(opts.global_ranks_in_group) or list(range(opts.group_size))
     if max(ranks) >= world.Get_size():
         raise dist.DistBackendError(
-            f"torch's job has at least {max(ranks) + 1} ranks and MPI's {world.Get_size()}: start the script with "
-            "mpirun -np N, so that the backend's ranks find each other through MPI"
+            f"torch's job has at least {max(ranks) + 1} ranks and MPI's {world.Get_size()}: let mpirun -np N start all "
+            "of them, or none (torchrun)"
         )
     mine = ranks[opts.group_rank]
     if mine != world.Get_rank():
@@ -99,11 +113,13 @@ def _members(opts: Any) -> tuple[Any, bool]:
             "mpirun, or set them to OMPI_COMM_WORLD_RANK and OMPI_COMM_WORLD_SIZE"
         )
     if ranks == list(range(world.Get_size())):
-        return world, False
+        return Communicator(world)
     members = world.group.Incl(ranks)
     try:
         # Collective among the members only; the tag keeps groups that are made at the same time apart.
-        return world.Create_group(members, zlib.crc32(opts.group_id.encode()) & 0x7FFF), True
+        comm = world.Create_group(members, zlib.crc32(opts.group_id.encode()) & 0x7FFF)
+        lifecycle.register()
+        return Communicator._adopt(comm)
     finally:
         members.Free()
 

@@ -68,7 +68,7 @@ class ProcessGroupUCCH(Collectives, Messages, dist.ProcessGroup):
         lane = self._lanes.get(at)
         if lane is None:
             # Collective; every rank runs the same callbacks in the same order, and so comes here.
-            lane = self._lanes[at] = Lane(Communicator(self._lanes[0].comm), self.check_aborted)
+            lane = self._lanes[at] = Lane(Communicator._adopt(self._lanes[0].comm.mpi.Dup()), self.check_aborted)
         return lane
 
     def _timeout(self, opts: Any) -> float:
