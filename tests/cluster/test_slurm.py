@@ -1,0 +1,142 @@
+"""A real Slurm on this machine: it accepts the rendered script of a heterogeneous job, and srun starts its ranks."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from ucc_hetero.launch import slurm
+from ucc_hetero.launch.cluster import Cluster, Host, VendorPart
+
+pytest.importorskip("yaml")
+
+#: Slurm without keys or accounting, for three nodes that are this machine.
+CONFIG = """
+ClusterName=test
+SlurmctldHost={host}(127.0.0.1)
+SlurmctldPort={port}
+SlurmUser=root
+SlurmdUser=root
+SlurmdParameters=config_overrides
+SchedulerParameters=bf_interval=1,sched_min_interval=1
+AuthType=auth/none
+CredType=cred/none
+PluginDir={plugins}
+StateSaveLocation={folder}/state
+SlurmdSpoolDir={folder}/%n
+SlurmctldPidFile={folder}/slurmctld.pid
+SlurmdPidFile={folder}/%n.pid
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+SelectType=select/cons_tres
+NodeName=nv[1-2] NodeHostname={host} NodeAddr=127.0.0.1 Port=[{first}-{second}] CPUs=8
+NodeName=am1 NodeHostname={host} NodeAddr=127.0.0.1 Port={third} CPUs=8
+PartitionName=h200 Nodes=nv[1-2] Default=YES State=UP
+PartitionName=mi300 Nodes=am1 State=UP
+"""
+
+SHOW = "import os; print(*(os.environ.get(n) for n in ('RANK', 'WORLD_SIZE', 'LOCAL_RANK', 'SLURMD_NODENAME', 'ONLY')))"
+
+MIXED = Cluster(
+    hosts=(Host("a", 2, "nvidia"), Host("b", 2, "nvidia"), Host("c", 3, "amd")),
+    vendors={
+        "nvidia": VendorPart(sbatch=("--partition=h200", "--gres=none")),
+        "amd": VendorPart(sbatch=("--partition=mi300", "--gres=none"), env={"ONLY": "amd"}),
+    },
+    python=sys.executable,
+)
+
+
+def program(name: str) -> str:
+    """A program of Slurm's, under the name that Debian or anybody else gives it."""
+    path = os.pathsep.join([os.environ["PATH"], "/usr/sbin"])
+    found = shutil.which(name, path=path) or shutil.which(f"{name}-wlm", path=path)
+    if found is None:
+        pytest.skip(f"no {name}: install slurmctld, slurmd and slurm-client")
+    return found
+
+
+def free_ports(count: int) -> list[int]:
+    with ExitStack() as held:
+        sockets = [held.enter_context(socket.socket()) for _ in range(count)]
+        for one in sockets:
+            one.bind(("127.0.0.1", 0))
+        return [one.getsockname()[1] for one in sockets]
+
+
+def wait_for(condition: Callable[[], bool], what: str, seconds: float = 60) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, what
+        time.sleep(0.2)
+
+
+@pytest.fixture
+def sbatch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Callable[..., subprocess.CompletedProcess[str]]]:
+    """Slurm's daemons, running; call as ``sbatch(script, *options)``."""
+    if os.geteuid() != 0:
+        pytest.skip("slurmd needs root")
+    names = ("slurmctld", "slurmd", "sbatch", "sinfo", "srun")
+    tools = {name: program(name) for name in names}
+    plugins = next(Path("/usr").glob("lib/*/slurm*/auth_none.so"), None)
+    folder = os.environ.get("SLURM_PLUGINS") or (plugins and str(plugins.parent))
+    if folder is None:
+        pytest.skip("no auth_none.so: install slurm-wlm-basic-plugins")
+    port, first, third = free_ports(3)
+    config = tmp_path / "slurm.conf"
+    ports = {"port": port, "first": first, "second": first + 1, "third": third}
+    config.write_text(CONFIG.format(host=socket.gethostname(), plugins=folder, folder=tmp_path, **ports))
+    monkeypatch.setenv("SLURM_CONF", str(config))
+    monkeypatch.delenv("MPIRUN", raising=False)
+    for name in ("state", "nv1", "nv2", "am1"):
+        (tmp_path / name).mkdir()
+    commands = [[tools["slurmctld"], "-D", "-c"]]
+    stepd = shutil.which(f"{tools['slurmd'].replace('slurmd', 'slurmstepd')}")
+    commands += [
+        [tools["slurmd"], "-D", "-N", node, *(["-d", stepd] if stepd else [])] for node in ("nv1", "nv2", "am1")
+    ]
+    with ExitStack() as running:
+        for i, command in enumerate(commands):
+            log = running.enter_context((tmp_path / f"daemon{i}.log").open("w"))
+            daemon = running.enter_context(subprocess.Popen(command, stdout=log, stderr=log))
+            running.callback(daemon.terminate)
+        states = [tools["sinfo"], "--noheader", "--format=%t", "--states=idle", "--Node"]
+        idle = lambda: subprocess.run(states, capture_output=True, text=True, check=False).stdout.split()  # noqa: E731
+        wait_for(lambda: idle() == ["idle"] * 3, "the nodes did not come up")
+        yield lambda script, *options: subprocess.run(
+            [tools["sbatch"], *options], input=script, capture_output=True, text=True, timeout=60, check=False
+        )
+
+
+def test_heterogeneous_job(
+    sbatch: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bin_folder = tmp_path / "bin"
+    bin_folder.mkdir()
+    tool = bin_folder / "ucch-run"
+    tool.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m ucc_hetero.launch "$@"\n')
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{bin_folder}:{os.environ['PATH']}")
+    # Slurm's PMIx plugin need not be there, and this program needs none.
+    text = slurm.script(MIXED, [sys.executable, "-I", "-S", "-c", SHOW], 5, ["--mpi-args=--mpi=none", "--devices=all"])
+    tried = sbatch(text, "--test-only")
+    assert tried.returncode == 0, tried.stderr
+    assert "using 7 processors on am1,nv[1-2]" in tried.stderr
+    out = tmp_path / "out.txt"
+    assert sbatch(text, f"--output={out}", "--wait").returncode == 0, out.read_text()
+    lines = sorted(line for line in out.read_text().splitlines() if not line.startswith("srun:"))
+    nodes = ["nv1", "nv1", "nv2", "nv2", "am1", "am1", "am1"]
+    local = [0, 1, 0, 1, 0, 1, 2]
+    only = ["None"] * 4 + ["amd"] * 3
+    assert lines == [f"{rank} 7 {local[rank]} {nodes[rank]} {only[rank]}" for rank in range(7)]
