@@ -45,6 +45,12 @@ class Wrapped:
         self.__cuda_array_interface__ = tensor.__cuda_array_interface__
 
 
+def say(comm: Any, text: str) -> None:
+    """Progress, on one rank and beside the results."""
+    if comm.rank == 0:
+        print(f"# {text}", file=sys.stderr, flush=True)
+
+
 def check(comm: Any, torch: Any, wrap: Callable[[Any], Any]) -> list[str]:
     """Every collective on small and large arrays of integers in float32; what was wrong."""
     p, r, wrong = comm.size, comm.rank, []
@@ -57,6 +63,7 @@ def check(comm: Any, torch: Any, wrap: Callable[[Any], Any]) -> list[str]:
         return torch.full((n,), float(value), device="cuda", dtype=torch.float32)
 
     for n in (1, 1000, 65536, 1 << 20, 5_000_001):
+        say(comm, f"checking {n} elements")
         total, ranks = p * (p + 1) // 2, torch.arange(p, device="cuda", dtype=torch.float32)
         x, y, g, h = new(n, r + 1), new(n), new(n * p), new(n * p)
         torch.cuda.synchronize()
@@ -88,6 +95,7 @@ def check_streams(comm: Any, torch: Any, wrap: Callable[[Any], Any]) -> list[str
     stream = torch.cuda.Stream()
     with torch.cuda.stream(stream):
         for n in (1000, 1 << 20, 1 << 24):
+            say(comm, f"checking {n} elements in a stream")
             x, y = torch.zeros(n, device="cuda"), torch.empty(n, device="cuda")
             for k in range(20):
                 x.fill_(comm.rank + k)

@@ -41,10 +41,11 @@ BRIDGE_SETTINGS = {
 }
 
 #: Defaults inside an island, where the user's own ``UCC_*`` settings win. mlx5 and sharp make out-of-band rounds that
-#: ranks without the hardware never join; radix 2 makes every rank of a recursive exchange add in the same order, so
-#: that replicas come out bit-identical.
+#: ranks without the hardware never join; TL/CUDA takes reduce_scatter and allgather from NCCL and is several times
+#: slower (seen on H200s); radix 2 makes every rank of a recursive exchange add in the same order, so that replicas come
+#: out bit-identical.
 NATIVE_SETTINGS = {
-    "UCC_TLS": "^mlx5,sharp",
+    "UCC_TLS": "^mlx5,sharp,cuda",
     "UCC_TL_UCP_ALLREDUCE_KN_RADIX": "2",
 }
 

@@ -108,12 +108,14 @@ class _Lower:
         """Whether nothing that the program does can wait for a stream that waits for the program.
 
         libucp's and TL/UCP's work on device memory can: it allocates and frees there, which waits for the whole device.
-        The vendors' own libraries, and everything on host memory, do not.
+        So can our own copies beside a vendor's library (seen: two islands, staged, on H200s). What one vendor's library
+        does alone, and everything on host memory, does not.
         """
         if not self.what.memory:
             return True
-        links = {step.link for _, _, _, step in self.plan.program(self.rank)} - {"local", *self.staged}
-        return links <= {"native"} and self.what.compute.name not in _NOT_VENDORS
+        links = {step.link for _, _, _, step in self.plan.program(self.rank)}
+        alone = links <= {"native"} and not (self.staged or self.at.before or self.at.after)
+        return alone and self.what.compute.name not in _NOT_VENDORS
 
     def _add(self, after: Sequence[int], make: Callable[..., None], *args: Any) -> int:
         """Note a step that ``make(handle, number, *args)`` writes; returns its number."""

@@ -18,9 +18,11 @@ def candidates() -> list[str]:
 
 
 def prepare() -> None:
-    """Before the library starts: kernels are loaded with their modules, not at their first launch.
+    """Before the library starts: nothing is left to be set up at first use.
 
-    A first launch waits for the device; while a stream of it waits for a collective, that would be for ever. Whoever
-    set the variable keeps it, and where CUDA runs already it comes too late (docs/gpu.md).
+    Loading a kernel at its first launch, and NCCL's connecting at an algorithm's first call, wait for the device; while
+    a stream of it waits for a collective, that would be for ever. Whoever set the variables keeps them, and where CUDA
+    runs already the first comes too late (docs/gpu.md).
     """
     os.environ.setdefault("CUDA_MODULE_LOADING", "EAGER")
+    os.environ.setdefault("NCCL_RUNTIME_CONNECT", "0")
