@@ -61,7 +61,8 @@ class Membership:
         #: Islands alone: what tables of measured choices go by.
         self.bare = Topology.group(vendors, hosts)
         weighted = Topology.group(vendors, hosts, link_weights(hosts, [f.link_speed for f in self.facts]))
-        self.topology, self.tuning = agreed(self.bare, weighted, env.get("TUNE"), self._table, path)
+        plain = not any(f.device_memory for f in self.facts)
+        self.topology, self.tuning = agreed(self.bare, weighted, env.get("TUNE"), self._table, path, plain=plain)
         island = self.topology.islands[self.topology.island_of[self.rank]]
         self.device = Device.of(self.rank, island.ranks, self.facts, self.runtime)
         self.job = job.job_of(mpi, self.facts, vendors)

@@ -31,6 +31,8 @@ LEAST_FRAGMENT = 1 << 20
 #: More fragments than this gained nothing between hosts.
 MOST_FRAGMENTS = 8
 
+#: From here on a reduction in one host's memory is faster in one step; bytes.
+SHARED_LIMIT = 8 << 20
 #: Islands up to which ``direct`` exchanges straight between all of them.
 MOST_DIRECT = 16
 #: Islands up to which blocks go over rails whatever the islands' sizes.
@@ -60,29 +62,34 @@ class Tuning:
     path: str = "direct"
     #: Measured costs of the links, where there are: choices that no rule makes go by the cost model.
     links: Links | None = None
+    #: Every rank's data lies in plain host memory, whatever its vendor is called.
+    plain: bool = False
     _choices: dict[tuple[Topology, str, int, Op | None], tuple[Choice, str]] = field(
         default_factory=dict, init=False, repr=False
     )
 
     @classmethod
-    def parse(cls, text: str, measured: tuple[Rule, ...] = (), path: str = "direct") -> Tuning:
+    def parse(cls, text: str, measured: tuple[Rule, ...] = (), path: str = "direct", *, plain: bool = False) -> Tuning:
         """From a text in the TUNE grammar; ``ValueError`` names the part at fault."""
-        return cls(parse_tune(text), measured, path)
+        return cls(parse_tune(text), measured, path, plain=plain)
 
 
 _DEFAULT = Tuning()
 
 
-def agreed(bare: Topology, declared: Topology, rules: str, table: str, path: str = "direct") -> tuple[Topology, Tuning]:
+def agreed(
+    bare: Topology, declared: Topology, rules: str, table: str, path: str = "direct", *, plain: bool = False
+) -> tuple[Topology, Tuning]:
     """The topology and the tuning of a communicator: what was measured for it, else what was declared.
 
     ``bare`` has the islands alone, ``declared`` also weights by the links' nominal speeds; ``rules`` is a text in the
-    TUNE grammar, ``table`` that of a file of measured choices, empty for none. All of them are equal on every rank.
+    TUNE grammar, ``table`` that of a file of measured choices, empty for none; ``plain`` as in ``Tuning``. All of them
+    are equal on every rank.
     ``ValueError`` for texts that are neither.
     """
     measured = load_table(table, bare) if table else Measured()
     topology = replace(bare, weights=measured.weights) if measured.weights else declared
-    return topology, Tuning.parse(rules, measured.rules, path)
+    return topology, Tuning.parse(rules, measured.rules, path, plain=plain)
 
 
 def choose(topology: Topology, collective: str, nbytes: int, op: Op | None = None, tune: Tuning = _DEFAULT) -> Choice:
@@ -120,8 +127,15 @@ def _choose(topology: Topology, collective: str, nbytes: int, op: Op | None, tun
     if tune.links is not None and len(topology.islands) > 1 and topology.size <= MODELLED_RANKS:
         # One prediction serves all sizes up to twice as large: each takes a plan per candidate.
         return _predicted(topology, collective, 1 << max(nbytes, 1).bit_length() - 1, tune.links, tune.path), "model"
-    name = _algorithm(topology, collective, nbytes)
+    name = "flat" if tune.plain and _shared(topology, collective, nbytes) else _algorithm(topology, collective, nbytes)
     return Choice(name, _fragments(topology, name, nbytes, tune.path), tune.path), "default"
+
+
+def _shared(topology: Topology, collective: str, nbytes: int) -> bool:
+    """Whether all ranks share one memory and the call gains nothing from islands: every copy more costs the same."""
+    if not topology.one_host or "flat" not in algorithms.names(collective):
+        return False
+    return not ROWS[collective].reduces or nbytes >= SHARED_LIMIT
 
 
 def _algorithm(topology: Topology, collective: str, nbytes: int) -> str:

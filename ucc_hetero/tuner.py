@@ -17,7 +17,7 @@ import numpy as np
 
 from .collectives import elements
 from .comm import Communicator
-from .select import Choice, candidates, choose, example_call
+from .select import Choice, Tuning, candidates, choose, example_call
 from .topology import link_weights
 from .trial import Trial, forced
 from .tune import Rule, save_table
@@ -56,17 +56,18 @@ def tune(
     try:
         for collective in collectives:
             for nbytes in sizes if collective != "barrier" else [0]:
-                found.append(_measure(comm, collective, nbytes))
+                found.append(_measure(comm, collective, nbytes, Tuning(path=before.path, plain=before.plain)))
                 tell(found[-1])
     finally:
         comm._run.retune(before)
     return found
 
 
-def _measure(comm: Communicator, collective: str, nbytes: int) -> Finding:
+def _measure(comm: Communicator, collective: str, nbytes: int, unruled: Tuning) -> Finding:
+    """``unruled`` is the tuning without rules."""
     topology, run = comm.topology, comm._run
     total = elements(example_call(topology, collective, nbytes // 4)) * 4
-    default = choose(topology, collective, total)
+    default = choose(topology, collective, total, None, unruled)
     trial = Trial(comm, collective, nbytes)
     times: dict[Choice, list[float]] = {default: []}
     times |= {choice: [] for choice in candidates(topology, collective, total)}

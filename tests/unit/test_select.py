@@ -126,7 +126,14 @@ def test_table_survives_a_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "change", [{"format": 2}, {"topologies": 3}, {"format": None}, {"topologies": {TWO.fingerprint(): {"rules": [{}]}}}, {"topologies": {TWO.fingerprint(): {"rules": [], "weights": [1]}}}]
+    "change",
+    [
+        {"format": 2},
+        {"topologies": 3},
+        {"format": None},
+        {"topologies": {TWO.fingerprint(): {"rules": [{}]}}},
+        {"topologies": {TWO.fingerprint(): {"rules": [], "weights": [1]}}},
+    ],
 )
 def test_bad_tables_are_refused(change: dict[str, object]) -> None:
     text = json.dumps({"format": 1, "topologies": {}} | change)
@@ -146,6 +153,17 @@ def test_agreed_joins_table_rules_and_weights(tmp_path: Path) -> None:
     assert agreed(ONE, TWO, "", "")[0] is TWO
     maxloc = reason(TWO, "allreduce", 8, OPS["MAXLOC"])
     assert maxloc == "order"
+
+
+def test_in_one_memory_islands_gain_nothing() -> None:
+    plain = Tuning(plain=True)
+    assert choose(SAME_HOST, "bcast", 8, tune=plain).algorithm == "flat"
+    assert choose(SAME_HOST, "allgather", MIB, tune=plain).algorithm == "flat"
+    assert choose(SAME_HOST, "allreduce", 8, tune=plain).algorithm == "tree"
+    assert choose(SAME_HOST, "allreduce", 64 * MIB, tune=plain) == Choice("flat")
+    for call in (("bcast", 8), ("allreduce", 64 * MIB)):  # between hosts, and between devices
+        assert choose(TWO, *call, tune=plain) == choose(TWO, *call)
+        assert choose(SAME_HOST, *call).algorithm != "flat"
 
 
 CALLS = (("allreduce", 8), ("allreduce", MIB), ("bcast", 8))
