@@ -87,6 +87,7 @@ IMPURE = {"cffi", "ctypes", "cupy", "mpi4py", "torch"}
 #: Where a vendor's words may appear (outside comments and docstrings). ucc and ucx spell those of the two libraries,
 #: env the variables that name a vendor's library.
 VENDOR_MODULES = {
+    "agreement",
     "env",
     "_native",
     "native",
