@@ -10,7 +10,7 @@ import os
 import secrets
 from typing import Any
 
-from . import agreement, env, log, ucc, ucx
+from . import agreement, env, log, ucc, ucx, vendors
 from .agreement import Facts
 from .device import MEMORY_NAMES, Place, place_of, runtime_of
 from .discover import HostIdentity, cores, host_identity, link_speed
@@ -29,6 +29,7 @@ class Process:
 
     def __init__(self) -> None:
         self.libraries = load()
+        vendors.apply(os.environ)  # as ucch-run does, for ranks that it did not start
         agreement.apply_settings(self.libraries.ucc_version)
         self.name = secrets.token_hex(8)
         self.host: HostIdentity = host_identity()
@@ -154,7 +155,7 @@ def place_here(world_rank: int, world_size: int) -> Place:
     return place_of(emulated_vendors(layout, world_size)[world_rank] if layout else "")
 
 
-def job_of(comm: Any, everyone: list[Facts], vendors: list[str]) -> Job:
+def job_of(comm: Any, everyone: list[Facts], islands_by: list[str]) -> Job:
     """The job that these processes share: the first one that holds all of them, or a new one (collective).
 
     Ranks that share several jobs joined them in the same order, so that all find the same one.
@@ -165,7 +166,7 @@ def job_of(comm: Any, everyone: list[Facts], vendors: list[str]) -> Job:
             return job
     nodes: dict[tuple[str, ...], int] = {}
     hosts = [nodes.setdefault(f.host.node, len(nodes)) for f in everyone]
-    job = Job(process(), comm, everyone, Topology.group(vendors, hosts))
+    job = Job(process(), comm, everyone, Topology.group(islands_by, hosts))
     _jobs.append(job)
     return job
 

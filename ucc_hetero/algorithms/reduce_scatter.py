@@ -96,9 +96,9 @@ def split_rail(topology: Topology, call: Call, piece: Piece) -> Stages:
     between islands of equal size each rail is one reduce-scatter.
     """
     shape = Shape(call)
-    blocks = None if topology.flat else alike(topology, shape, piece)
-    if blocks is not None:
-        return _alike(topology, blocks, piece.cut(Block(0, call.counts[0])), piece)
+    shared = None if topology.flat else alike(topology, shape, piece)
+    if shared is not None:
+        return _alike(topology, shared, piece.cut(Block(0, call.counts[0])), piece)
     by_island = island_segments(topology, shape, piece)
     places = [_places(topology, piece, index, owned, shape) for index, owned in enumerate(by_island)]
     inside = [
