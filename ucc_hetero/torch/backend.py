@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import os
 import sys
 import zlib
 from collections.abc import Sequence
@@ -63,6 +64,9 @@ def replace(names: Sequence[str]) -> None:
 
 def create(opts: Any, backend_options: Any = None) -> ProcessGroupUCCH:
     """What torch calls for a new group, on its members; ``opts`` are its ``_DistributedBackendOptions``."""
+    # From 2.15 on torch attaches its flight recorder to groups that say which devices they serve, and fails where there
+    # is no C++ backend.
+    os.environ.setdefault("TORCH_FR_BUFFER_SIZE", "0")
     try:
         comm = _over_mpi(opts) if rendezvous.launched_by_mpi() else _over_store(opts)
     except UCCHError as failure:

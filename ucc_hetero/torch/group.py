@@ -18,12 +18,13 @@ from ..comm import Communicator
 from ..errors import UCCHError
 from ..native import lib
 from ..request import Request
+from ..types import OPS
 from . import futures
 from .collectives import Collectives, Messages
 from .futures import Callbacks
 from .lane import Lane
 from .layout import Finish
-from .streams import Side, device_of
+from .streams import Side, device_of, mean_of
 from .uncompiled import uncompiled
 from .work import Source, Work, Works, seconds_of, torch_error
 
@@ -97,11 +98,14 @@ class ProcessGroupUCCH(Collectives, Messages, dist.ProcessGroup):
             if device is not None:
                 side = self._sides.get(device) or self._sides.setdefault(device, Side(device))
 
-                def start(stream: int) -> Request:
-                    return lane.start(name, send, recv, op, root, counts, seconds, stream)
+                if op is OPS["AVG"]:
+                    op, finish = OPS["SUM"], mean_of(recv, self.size(), finish)
+
+                def start(stream: int) -> tuple[Request, bool]:
+                    return lane.start_on(stream, name, send, recv, op, root, counts, seconds)
 
                 request, ready = side.run(start, (send, recv), finish, asynchronous=asynchronous)
-                return Work(self, outputs, (request,), None, (send, recv), ready=ready)
+                return Work(self, outputs, (request,), None if ready else finish, (send, recv), ready=ready)
             if not asynchronous:
                 lane.call(name, send, recv, op, root, counts, seconds)
                 if finish is not None:

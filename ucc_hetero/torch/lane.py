@@ -102,12 +102,25 @@ class Lane:
                 raise
         self.run._judge(program, state, keep, label)
 
-    def start(
-        self, name: str, send: Any, recv: Any, op: Any, root: int, counts: Any, seconds: float, stream: Any = None
-    ) -> Request:
-        """Start a collective; with ``stream`` it becomes part of the stream's work."""
+    def start(self, name: str, send: Any, recv: Any, op: Any, root: int, counts: Any, seconds: float) -> Request:
+        """Start a collective."""
         with self._lock:
-            return self._limited(seconds).start(name, send, recv, op, root, counts, stream)
+            return self._limited(seconds).start(name, send, recv, op, root, counts)
+
+    def start_on(
+        self, stream: int, name: str, send: Any, recv: Any, op: Any, root: int, counts: Any, seconds: float
+    ) -> tuple[Request, bool]:
+        """Start a collective when ``stream`` gets there; also whether the stream waits for its end.
+
+        Where streams must not wait for a call (docs/gpu.md), the host has to; it can do so later.
+        """
+        with self._lock:
+            run = self._limited(seconds)
+            prepared = run._bound(name, send, recv, op, root, counts, exchange=False)
+            if prepared is None:
+                return run.start(name, send, recv, op, root, counts), True
+            held = bool(prepared.program.holds)
+            return run._begin(prepared, stream, ordered=held), held
 
     def send(self, tensor: Any, dest: int, tag: int, seconds: float) -> Request:
         """Start a send."""

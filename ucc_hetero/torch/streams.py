@@ -12,7 +12,7 @@ from ..request import Request
 from .futures import Future
 from .layout import Finish
 
-__all__ = ["Ready", "Side", "device_of"]
+__all__ = ["Ready", "Side", "device_of", "mean_of"]
 
 
 def device_of(*memory: Any) -> Any:
@@ -56,9 +56,12 @@ class Side:
         self._stream = torch.cuda.Stream(device)
 
     def run(
-        self, start: Callable[[int], Request], memory: Sequence[Any], finish: Finish, *, asynchronous: bool
-    ) -> tuple[Request, Ready]:
-        """Make a call, and what is to be done after it, part of a stream."""
+        self, start: Callable[[int], tuple[Request, bool]], memory: Sequence[Any], finish: Finish, *, asynchronous: bool
+    ) -> tuple[Request, Ready | None]:
+        """Make a call, and what is to be done after it, part of a stream.
+
+        None for the second where the stream does not wait for the call: the host has to, and then does the rest.
+        """
         current = torch.cuda.current_stream(self._device)
         if torch.cuda.is_current_stream_capturing():
             raise dist.DistBackendError(
@@ -69,11 +72,26 @@ class Side:
         if asynchronous:
             stream.wait_stream(current)
         with torch.cuda.stream(stream):
-            request = start(stream.cuda_stream)
-            if finish is not None:
+            request, held = start(stream.cuda_stream)
+            if held and finish is not None:
                 finish()
         for each in memory:
             tensor = each[0] if isinstance(each, list) else each
             if tensor is not None and asynchronous:
                 tensor.record_stream(stream)
-        return request, Ready(stream)
+        return request, Ready(stream) if held else None
+
+
+def mean_of(tensor: Any, size: int, finish: Finish) -> Finish:
+    """Divide a sum by the number of ranks on the device (the engine would on the host), then ``finish``."""
+
+    def divide() -> None:
+        if tensor is not None and tensor.numel():
+            if tensor.is_floating_point() or tensor.is_complex():
+                tensor.detach().div_(size)
+            else:
+                tensor.copy_(torch.div(tensor, size, rounding_mode="trunc"))
+        if finish is not None:
+            finish()
+
+    return divide

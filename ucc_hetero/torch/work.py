@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
+import torch
 import torch.distributed as dist
 
 from ..errors import CollectiveTimeout, UCCHError
@@ -15,6 +16,7 @@ from ..native import lib
 from ..request import SLICE, Request
 from .futures import Future, complete_later
 from .layout import Finish
+from .streams import Ready
 from .uncompiled import uncompiled
 
 if TYPE_CHECKING:
@@ -94,6 +96,8 @@ class Work(dist.Work):
                     error = error or failure
             if error is None and self._finish is not None:
                 self._finish()
+                if devices := self.devices:
+                    self._ready = Ready(torch.cuda.current_stream(devices[0]))  # whoever waits may use another stream
             self._error = None if error is None else torch_error(error)
             self._done = True
             self._requests, self._finish, self._keep = (), None, None
@@ -120,12 +124,13 @@ class Work(dist.Work):
         For tensors of a device the current stream waits, and the host does not. ``timeout`` is this wait's own; the
         call has that of its group.
         """
+        if not self._done:
+            if self._ready is None:
+                self._await(seconds_of(timeout))
+            elif all(lib.ucch_test(op) for op in self.pending()):
+                self._collect()  # an error that is known by now
         if self._ready is not None:
             self._ready.order()
-            if not self._done and all(lib.ucch_test(op) for op in self.pending()):
-                self._collect()  # an error that is known by now
-        elif not self._done:
-            self._await(seconds_of(timeout))
         if self._error is not None:
             raise self._error
         return True
