@@ -28,8 +28,9 @@ __all__ = ["Choice", "Tuning", "agreed", "candidates", "choose", "example_call",
 LATENCY_LIMIT = 64 << 10
 #: Fragments of less than this cost more than their overlap gains; bytes.
 LEAST_FRAGMENT = 1 << 20
-#: More fragments than this gained nothing between hosts.
-MOST_FRAGMENTS = 8
+#: More fragments than this gained nothing between hosts; ``direct`` crosses twice, one crossing behind the other.
+MOST_FRAGMENTS = 16
+MOST_FRAGMENTS_DIRECT = 24
 
 #: From here on a reduction in one host's memory is faster in one step; bytes.
 SHARED_LIMIT = 8 << 20
@@ -167,11 +168,13 @@ def _fragments(topology: Topology, algorithm: str, nbytes: int, path: str) -> in
     # copies between devices and the host.
     if algorithm in ("flat", "tree", "doubling", "ordered") or (topology.one_host and path != "staged"):
         return 1
+    if algorithm == "direct":
+        return max(1, min(MOST_FRAGMENTS_DIRECT, 2 * nbytes // LEAST_FRAGMENT))
     return max(1, min(MOST_FRAGMENTS, nbytes // LEAST_FRAGMENT))
 
 
 def candidates(topology: Topology, collective: str, nbytes: int) -> list[Choice]:
-    """The choices worth measuring or predicting for a call: every algorithm, in 1, 2, 4 and 8 fragments if long."""
+    """The choices worth measuring or predicting for a call: every algorithm, in 1, 2, 4, 8 and 16 fragments if long."""
     out = []
     for name in algorithms.names(collective):
         if name != "ordered":

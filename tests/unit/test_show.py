@@ -36,7 +36,7 @@ def test_sizes_for_people() -> None:
 
 def test_facts_count_bytes_on_the_links() -> None:
     found = facts(TWO, "allreduce", 16 * MIB)
-    assert (found["algorithm"], found["fragments"], found["by"]) == ("split_rail", 8, "default")
+    assert (found["algorithm"], found["fragments"], found["by"]) == ("split_rail", 16, "default")
     assert found["wire"]["host_out"] == found["wire"]["host_in"] == [16 * MIB] * 2
     assert [(row["kind"], row["link"], len(row["teams"])) for row in found["stages"]] == [
         ("reduce_scatter", "native", 2),
@@ -45,7 +45,7 @@ def test_facts_count_bytes_on_the_links() -> None:
     ]
     assert json.loads(json.dumps(found)) == found
     text = render(found)
-    assert "split_rail in 8 fragments" in text and "host 1: 16 MiB leave, 16 MiB enter" in text
+    assert "split_rail in 16 fragments" in text and "host 1: 16 MiB leave, 16 MiB enter" in text
     assert "measured   2.00 ms, median of 9" in render(found | {"measured": {"median": 2e-3, "best": 1e-3, "calls": 9}})
 
 
