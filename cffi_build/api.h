@@ -47,9 +47,9 @@ void ucch_team_free(ucch_team *team);
 
 /* ---- program.c: a plan lowered for this rank ---- */
 typedef struct ucch_span {
-    int base;        /* UCCH_SEND, UCCH_RECV, UCCH_TMP */
-    int64_t offset;  /* bytes from that base */
-    uint64_t count;  /* elements */
+    int base;       /* UCCH_SEND, UCCH_RECV, UCCH_TMP */
+    int64_t offset; /* bytes from that base */
+    uint64_t count; /* elements */
 } ucch_span;
 
 ucch_program *ucch_program_new(int nsteps, ucch_board *board, uint64_t signature, const char *label);

@@ -14,8 +14,10 @@ from cffi import FFI
 HERE = Path(__file__).resolve().parent
 SOURCES = (
     "loader.c",
+    "registry.c",
     "progress.c",
     "program.c",
+    "run.c",
     "message.c",
     "board.c",
     "local.c",

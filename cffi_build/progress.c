@@ -29,11 +29,6 @@
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t wake = PTHREAD_COND_INITIALIZER;
 static ucch_op *active;
-static ucch_context *contexts;
-static struct {
-    ucp_worker_h handle;
-    int users;
-} workers[8];
 static volatile int waiters;
 static volatile uint64_t in_flight;
 static int messages; /* those of in_flight that are messages */
@@ -67,72 +62,6 @@ uint64_t ucch_in_flight(void) {
 }
 
 /* ---- what is progressed ---- */
-
-ucch_context *ucch_context_new(ucc_context_h handle) {
-    ucch_context *context = calloc(1, sizeof(*context));
-    if (!context)
-        return NULL;
-    context->handle = handle;
-    ucch_lock();
-    context->next = contexts;
-    contexts = context;
-    ucch_unlock();
-    return context;
-}
-
-void ucch_context_free(ucch_context *context) {
-    ucch_lock();
-    for (ucch_context **at = &contexts; *at; at = &(*at)->next)
-        if (*at == context) {
-            *at = context->next;
-            break;
-        }
-    ucch_unlock();
-    free(context);
-}
-
-ucch_team *ucch_team_new(ucch_context *context, ucc_team_h handle) {
-    ucch_team *team = calloc(1, sizeof(*team));
-    if (!team)
-        return NULL;
-    team->handle = handle;
-    team->context = context;
-    return team;
-}
-
-void ucch_team_free(ucch_team *team) {
-    free(team);
-}
-
-static void worker_users_locked(ucp_worker_h handle, int change) {
-    int empty = -1;
-    for (int i = 0; i < 8; i++) {
-        if (workers[i].handle == handle) {
-            workers[i].users += change;
-            return;
-        }
-        if (!workers[i].handle && empty < 0)
-            empty = i;
-    }
-    if (empty >= 0 && change > 0) {
-        workers[empty].handle = handle;
-        workers[empty].users = change;
-    }
-}
-
-/* A worker is known from its creation (on = 1) to its end (on = -1), and progressed while anything is in flight. */
-void ucch_worker_use(ucp_worker_h handle, int on) {
-    ucch_lock();
-    if (on > 0)
-        worker_users_locked(handle, 1);
-    else
-        for (int i = 0; i < 8; i++)
-            if (workers[i].handle == handle) {
-                workers[i].handle = NULL;
-                workers[i].users = 0;
-            }
-    ucch_unlock();
-}
 
 void ucch_op_begin_locked(ucch_op *op, double timeout) {
     op->error = (ucch_error){.status = 0, .step = -1, .peer = -1, .seq = op->error.seq};
@@ -176,24 +105,13 @@ static void abandon_locked(ucch_op *op, int status, int peer) {
         ucch_message_abandon_locked((ucch_message *)op);
 }
 
-static int progress_workers_locked(void) {
-    int moved = 0;
-    for (int i = 0; i < 8; i++)
-        if (workers[i].users)
-            moved += (int)ucp_worker_progress(workers[i].handle);
-    return moved;
-}
-
 static int progress_locked(void) {
     static unsigned rounds;
-    int moved = 0, before = ucch_device_enter();
-    for (ucch_context *c = contexts; c; c = c->next)
-        if (c->users)
-            moved += ucc_context_progress(c->handle) > 0;
+    int before = ucch_device_enter(), moved = ucch_poll_contexts_locked();
     /* With no message of ours in flight the workers are looked at now and then only, for what peers send: a look costs
      * as much as a small collective. */
     if (messages || ++rounds % WORKER_EVERY == 0)
-        moved += progress_workers_locked();
+        moved += ucch_poll_workers_locked();
     for (ucch_op *op = active, *next; op; op = next) {
         next = op->next;
         if (op->kind == UCCH_IS_PROGRAM)
@@ -364,7 +282,7 @@ static void tick_locked(int forever) {
     pthread_cond_timedwait(&wake, &lock, &t);
     thread_asleep = 0;
     if (forever && !waiters)
-        progress_workers_locked();
+        ucch_poll_workers_locked();
 }
 
 /* Work has come that nobody waits for in the library: the thread is to look at once. */

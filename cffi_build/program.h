@@ -1,0 +1,54 @@
+/* What a program and its steps are: built in program.c, run in run.c. */
+#ifndef UCCH_PROGRAM_H
+#define UCCH_PROGRAM_H
+
+#include "device.h"
+
+#define UCC_OK 0
+#define UCC_INPROGRESS 1
+#define FLAG_PERSISTENT 0x2
+#define MASK_FLAGS 0x1
+#define LABEL UCCH_LABEL_BYTES
+
+enum { STEP_COLL, STEP_SEND, STEP_RECV, STEP_COPY, STEP_COMBINE, STEP_CAST, STEP_SCALE };
+enum { WAITING, POSTED, FINISHED };
+
+struct ucch_step {
+    int kind, state;
+    int ndeps, *deps;
+    ucch_program *program;
+    ucch_step *next; /* in the team's queue */
+    ucch_team *team;
+    ucc_coll_args_t args;
+    ucc_coll_req_h request;
+    ucch_span src, dst;
+    uint64_t *tables[4]; /* counts and displacements of source and destination */
+    ucch_message *message;
+    ucch_work *work; /* a local step of a program on device memory */
+    ucp_ep_h ep;
+    ucp_worker_h worker;
+    uint64_t tag;
+    int op, dtype, to;
+    double factor;
+};
+
+struct ucch_program {
+    ucch_op op; /* first: a program is an op */
+    int nsteps, first;
+    ucch_step *steps;
+    char *base[4];
+    int mem_type[4];
+    int persistent, on_device;
+    double timeout; /* of a persistent program's starts */
+    size_t tmp_bytes, pin_bytes;
+    ucch_gate gate;
+    uint64_t bytes; /* of the caller's data, for the statistics */
+    ucch_board *board;
+    uint64_t signature;
+    char label[LABEL];
+};
+
+void ucch_program_give_scratch(ucch_program *p);
+int ucch_program_take_scratch(ucch_program *p);
+
+#endif
