@@ -18,6 +18,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 RANK = int(os.environ.get("OMPI_COMM_WORLD_RANK") or os.environ.get("PMI_RANK") or 0)
@@ -115,7 +116,7 @@ class Timer:
         self.world, self.torch, self.rounds = world, torch, rounds
 
     def _worst(self, value: float) -> float:
-        return max(self.world.allgather(value))
+        return float(max(self.world.allgather(value)))
 
     def host(self, call: Callable[[], Any], calls: int) -> float:
         """Microseconds of a call that the host waits for."""
@@ -170,17 +171,16 @@ def measure(
         row: dict[str, Any] = {"bytes": size}
         for _ in range(3):
             comm.Allreduce(a, b)
-        row["blocking"] = timer.host(lambda a=a, b=b: comm.Allreduce(a, b), calls)
+        row["blocking"] = timer.host(partial(comm.Allreduce, a, b), calls)
         if not options.no_stream:
-            stream = torch.cuda.current_stream()
-            one = lambda a=a, b=b, stream=stream: comm.Iallreduce(a, b, stream=stream)  # noqa: E731
-            one()
+            ours = partial(comm.Iallreduce, a, b, stream=torch.cuda.current_stream())
+            ours()
             torch.cuda.synchronize()
-            row["stream"], row["issue"] = timer.device(one, calls)
+            row["stream"], row["issue"] = timer.device(ours, calls)
         if dist is not None:
-            one = lambda y=y: dist.all_reduce(y)  # noqa: E731
-            one()
-            row["nccl"], row["nccl issue"] = timer.device(one, calls)
+            theirs = partial(dist.all_reduce, y)
+            theirs()
+            row["nccl"], row["nccl issue"] = timer.device(theirs, calls)
         best = min(row[k] for k in ("blocking", "stream") if k in row)
         row["busbw GB/s"] = 2 * (comm.size - 1) / comm.size * size / best * 1e-3
         rows.append(row)
