@@ -38,6 +38,8 @@ SHARED_LIMIT = 8 << 20
 MOST_DIRECT = 16
 #: Islands up to which blocks go over rails whatever the islands' sizes.
 MOST_UNLIKE = 8
+#: Messages up to which an alltoall aggregates between irregular islands.
+MOST_ALLTOALL = 2048
 
 #: Up to this many ranks the cost model is asked; beyond, planning all candidates would take too long.
 MODELLED_RANKS = 256
@@ -158,9 +160,11 @@ _UNLIKE |= {"alltoall": ("flat",), "alltoallv": ("flat",)}
 
 
 def _unlike(topology: Topology, collective: str) -> bool:
-    if len(topology.islands) <= MOST_UNLIKE:
-        return False
-    return collective == "alltoallv" or len({i.size for i in topology.islands}) > 1 or len(set(topology.weights)) > 1
+    islands = topology.islands
+    if collective.startswith("alltoall"):  # every message is a step, unless islands are regular
+        many = topology.size * (len(islands) - 1) > MOST_ALLTOALL
+        return many and (collective == "alltoallv" or not algorithms.alltoall.regular(topology))
+    return len(islands) > MOST_UNLIKE and (len({i.size for i in islands}) > 1 or len(set(topology.weights)) > 1)
 
 
 def _fragments(topology: Topology, algorithm: str, nbytes: int, path: str) -> int:

@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from ucc_hetero.algorithms.parts import alike, copy, each, merge, message, region, stages
+from ucc_hetero.algorithms.parts import copy, each, merge, message, region, stages
 from ucc_hetero.algorithms.registry import Piece, Stages, algorithm
 from ucc_hetero.collectives import Block, Call, Shape
 from ucc_hetero.plan import Blocks, Operand, Region, Step
 from ucc_hetero.topology import Island, Topology
 
-__all__: list[str] = []
+__all__ = ["regular"]
 
 
-#: From here on equal islands exchange their bundles by an alltoall on each rail: a step for many messages.
+#: From here on regular islands exchange their bundles by an alltoall on each rail: a step for many messages.
 MOST_MESSAGES = 1024
 
 
@@ -40,13 +40,14 @@ def split_rail(topology: Topology, call: Call, piece: Piece) -> Stages:
 
     Stages: 2, and one of copies before where an island's ranks are not consecutive. Every byte crosses the bridge once,
     in P * (m-1) messages rather than nearly P * P for m islands. The senders of an island are spread evenly over the
-    ranks of the other. With very many messages equal islands exchange them by an alltoall on each rail.
+    ranks of the other. With very many messages equal islands of consecutive ranks exchange
+    them by an alltoall on each rail, in one piece.
     """
     shape = Shape(call)
-    if call.ranks * (len(topology.islands) - 1) > MOST_MESSAGES:
-        blocks = alike(topology, shape, piece)
-        if blocks is not None:
-            return _alike(topology, blocks, piece)
+    if shape.layout == "equal" and call.ranks * (len(topology.islands) - 1) > MOST_MESSAGES and regular(topology):
+        block = call.counts[0]
+        whole = [[Block(rank * block, block) for rank in island.ranks] for island in topology.islands]
+        return () if piece.index else _by_rails(topology, whole, piece)
     pack: list[Step] = []
     across: list[Step] = []
     last: list[Step] = []
@@ -66,30 +67,25 @@ def split_rail(topology: Topology, call: Call, piece: Piece) -> Stages:
     return stages(pack, across, last)
 
 
-def _alike(topology: Topology, blocks: list[list[Block]], piece: Piece) -> Stages:
-    """Equal islands and blocks: rail p exchanges what the p-th ranks send to whole islands, which then hand it out.
+def regular(topology: Topology) -> bool:
+    """Whether islands are equally large and hold consecutive ranks, so that bundles lie ready in ``send``."""
+    islands = topology.islands
+    sizes = {island.size for island in islands}
+    return len(sizes) == 1 and all(i.ranks[-1] - i.ranks[0] == i.size - 1 for i in islands)
 
-    Bundles for islands whose ranks are not consecutive are packed first.
+
+def _by_rails(topology: Topology, blocks: list[list[Block]], piece: Piece) -> Stages:
+    """Rail p exchanges what the p-th ranks send to whole islands, which then hand it out. In one piece: slices of the
+    blocks would have to be packed.
     """
     islands, count = topology.islands, blocks[0][0].count
     m, s = len(islands), islands[0].size
     if not count:
         return ()
-    bundles = [merge(of) for of in blocks]
-    pack: list[Step] = []
-    if all(len(runs) == 1 for runs in bundles):
-        out: Operand = each("send", [runs[0] for runs in bundles])
-    else:
-        at = piece.tmp_everywhere(m * s * count).offset
-        out = Blocks("tmp", at, s * count, s * count, m)
-        for rank in range(topology.size):
-            to = at
-            for run in (run for runs in bundles for run in runs):
-                pack += copy(rank, region("send", run), Region("tmp", to, run.count))
-                to += run.count
-    if s == 1:
-        into: Operand = each("recv", [of[0] for of in blocks])
-    else:
+    out = Blocks("send", 0, s * count, s * count, m)
+    into = Blocks("recv", 0, count, count, m)
+    held = 0
+    if s > 1:
         held = piece.tmp_everywhere(m * s * count).offset
         into = Blocks("tmp", held, s * count, s * count, m)
     rails = [tuple([island.ranks[p] for island in islands]) for p in range(s)]
@@ -99,7 +95,7 @@ def _alike(topology: Topology, blocks: list[list[Block]], piece: Piece) -> Stage
         src = (Blocks("tmp", held + home * s * count, count, count, s),) * s
         dst = (each("recv", of),) * s
         last += [Step("alltoall", island.ranks, "native", src, dst) for island in islands]
-    return stages(pack, across, last)
+    return stages(across, last)
 
 
 def _inside(island: Island, shape: Shape, piece: Piece) -> list[Step]:
