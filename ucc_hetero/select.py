@@ -172,6 +172,8 @@ def _fragments(topology: Topology, algorithm: str, nbytes: int, path: str) -> in
     # copies between devices and the host.
     if algorithm in ("flat", "tree", "doubling", "ordered") or (topology.one_host and path != "staged"):
         return 1
+    if topology.size > 1024:  # planning takes its time for each
+        return max(1, min(4, nbytes // LEAST_FRAGMENT))
     if algorithm == "direct":
         return max(1, min(MOST_FRAGMENTS_DIRECT, 2 * nbytes // LEAST_FRAGMENT))
     return max(1, min(MOST_FRAGMENTS, nbytes // LEAST_FRAGMENT))
