@@ -7,7 +7,6 @@ with settings that are forced equal. Communicators only make teams from them.
 from __future__ import annotations
 
 import os
-import secrets
 from typing import Any
 
 from . import agreement, env, log, ucc, ucx, vendors
@@ -31,7 +30,7 @@ class Process:
         self.libraries = load()
         vendors.apply(os.environ)  # as ucch-run does, for ranks that it did not start
         agreement.apply_settings(self.libraries.ucc_version)
-        self.name = secrets.token_hex(8)
+        self.name = os.urandom(8).hex()
         self.host: HostIdentity = host_identity()
         self.ucx = ucx.Context()
         self.worker = self.ucx.worker()

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import mmap
 import os
-import secrets
 from typing import Any
 
 from .native import ffi, lib
@@ -49,7 +48,7 @@ class Board:
 
     @staticmethod
     def _create(size: int) -> str:
-        path = f"{_FOLDER}/ucch-{os.getpid()}-{secrets.token_hex(6)}"
+        path = f"{_FOLDER}/ucch-{os.getpid()}-{os.urandom(6).hex()}"
         try:
             descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600)
         except OSError:

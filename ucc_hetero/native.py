@@ -7,7 +7,6 @@ libucp may be called before :func:`load`.
 from __future__ import annotations
 
 import contextlib
-import importlib.abc
 import importlib.util
 import os
 import re
@@ -125,8 +124,8 @@ def preload_ucx() -> str:
     return _ucx[0]
 
 
-class _BeforeMPI(importlib.abc.MetaPathFinder):
-    """Finds nothing; sees mpi4py.MPI being imported, which initialises MPI, and loads libucp first.
+class _BeforeMPI:
+    """A finder that finds nothing; it sees mpi4py.MPI being imported, which initialises MPI, and loads libucp first.
 
     Not at once, because libucs measures the clock when it is loaded, which takes up to half a second on a busy machine;
     MPI libraries with UCX spend that time anyway.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -124,6 +123,8 @@ class Topology:
     def fingerprint(self) -> str:
         """16 hexadecimal digits that are equal for equal topologies, on every machine and in every run."""
         text = repr([(i.vendor, i.ranks) for i in self.islands]) + repr(self.hosts) + repr(self.weights)
+        import hashlib  # only needed here, and slow to import
+
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     def describe(self) -> str:
