@@ -73,11 +73,11 @@ def test_defaults() -> None:
     assert choose(ONE, "allreduce", 64 * MIB) == Choice("flat")
     assert choose(TWO, "allreduce", 8) == Choice("tree")
     assert choose(TWO, "allreduce", 4 * MIB) == Choice("split_rail", 4)
-    assert choose(TWO, "allreduce", 64 * MIB) == Choice("split_rail", 16)
+    assert choose(TWO, "allreduce", 64 * MIB) == Choice("split_rail", 64)
     assert choose(SAME_HOST, "allreduce", 64 * MIB) == Choice("split_rail", 1)
     unlike = Topology.group(["host"] * 3, [0, 1, 2], [1, 4, 4])
-    assert choose(unlike, "allreduce", 64 * MIB) == Choice("direct", 24)
-    assert choose(unlike, "bcast", 64 * MIB) == Choice("split_rail", 16)
+    assert choose(unlike, "allreduce", 64 * MIB) == Choice("direct", 64)
+    assert choose(unlike, "bcast", 64 * MIB) == Choice("split_rail", 64)
     assert choose(TWO, "scan", 64 * MIB) == Choice("flat")
     assert choose(TWO, "barrier", 0) == Choice("tree")
 
@@ -103,7 +103,7 @@ def test_measured_links_choose_by_the_cost_model() -> None:
     slow_bridge = Links(Link(10e-6, 1 / 5e9), Link(50e-6, 1 / 5e9), Link(1e-6, 1 / 10e9), (net, net))
     tune = Tuning(links=slow_bridge)
     big = choose(TWO, "allreduce", 64 * MIB, tune=tune)
-    assert big.algorithm in ("split_rail", "direct", "ring") and big.fragments == 16
+    assert big.algorithm in ("split_rail", "direct", "ring") and big.fragments >= 16
     assert choose(TWO, "allreduce", 65 * MIB, tune=tune) == big
     wide = Topology.group(["nvidia"] * 4 + ["amd"] * 4, [0] * 4 + [1] * 4)
     small = choose(wide, "allreduce", 8, tune=tune)
@@ -174,7 +174,7 @@ def test_every_default_can_run(data: st.DataObject, nbytes: int) -> None:
     topology = data.draw(topologies())
     collective = data.draw(st.sampled_from(tuple(ROWS)))
     choice = choose(topology, collective, nbytes)
-    assert choice.algorithm in algorithms.names(collective) and 1 <= choice.fragments <= 24
+    assert choice.algorithm in algorithms.names(collective) and 1 <= choice.fragments <= 64
 
 
 def test_plans_are_kept() -> None:
