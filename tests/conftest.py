@@ -20,6 +20,11 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 
+# A shell starts background jobs with SIGINT ignored, and every process of theirs inherits that: tests of Ctrl-C would
+# wait for ever. A handler, unlike SIG_IGN, is not inherited.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
 #: Where the libraries are is a fact of the machine, not of a test.
 INHERITED = ("UCCH_UCC_LIB", "UCCH_UCX_DIR")
 
