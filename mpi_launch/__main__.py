@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from .._version import __version__
 from ..vendors import VENDORS
 from . import cluster as cluster_file
 from . import command, k8s, launcher, slurm, sources, supervise
@@ -35,10 +36,12 @@ START_TIMEOUT = 120.0
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="ucch-run",
+        usage="ucch-run [options] PROGRAM …",
         description="Start an MPI job on one machine or on a cluster that a file describes.",
         epilog="ucch-run slurm and ucch-run k8s write a job script or manifest instead; see their --help.",
     )
     _where(parser)
+    parser.add_argument("--version", action="version", version=f"ucch-run of ucc_hetero {__version__}")
     parser.add_argument("--dry-run", action="store_true", help="print the command line and stop")
     parser.add_argument("--check", action="store_true", help="run the doctor on every rank instead of a program")
     parser.add_argument("--tag", action="store_true", help="begin each line of output with its rank and host")
@@ -68,12 +71,14 @@ def _where(parser: argparse.ArgumentParser) -> None:
 
 
 def _program(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("program", nargs=argparse.REMAINDER, help="and its arguments")
+    parser.add_argument("program", nargs=argparse.REMAINDER, metavar="PROGRAM …", help="with its arguments")
 
 
 def _cluster(options: argparse.Namespace) -> Cluster:
     """The hosts: of the file, of the hostfile, of the scheduler that runs us, or this machine."""
     source = sources.found_in(os.environ)
+    if options.np is not None and options.np < 1:
+        raise ClusterError(f"-np {options.np}: must be at least 1")
     if options.cluster and options.hostfile:
         raise ClusterError("--hostfile: the cluster file names the hosts already; give one of the two")
     if options.cluster:
@@ -83,13 +88,11 @@ def _cluster(options: argparse.Namespace) -> Cluster:
     elif source:
         found = cluster_file.parse({"source": source})
     else:
-        if not options.np:
+        if options.np is None:
             raise ClusterError("-np: say how many ranks, or where with -c cluster.yaml or --hostfile")
         found = cluster_file.local(options.np)
     if options.vendor:
         found = replace(found, hosts=tuple(replace(host, vendor=options.vendor) for host in found.hosts))
-    if options.np is not None and options.np < 1:
-        raise ClusterError(f"-np {options.np}: must be at least 1")
     return cluster_file.limited(found, options.np) if options.np else found
 
 

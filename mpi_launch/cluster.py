@@ -199,7 +199,7 @@ def _hosts(given: Mapping[str, Any], base: Path, environ: Mapping[str, str]) -> 
         found = sources.SOURCES[_one_of(*sources.SOURCES)("source", given["source"])](environ)
     else:
         return _listed(given["hosts"], slots, vendor)
-    known = {"slurm": "SLURM variables", "hostfile": "hostfile"}
+    known = {"slurm": "this environment's SLURM_ variables", "volcano": "this environment's VC_ variables"}
     if not found:
         raise ClusterError(f"{ways[0]}: no hosts found in {known.get(str(given[ways[0]]), given[ways[0]])}")
     if components and len(components) <= max(each.component for each in found):
@@ -218,6 +218,7 @@ def _hosts(given: Mapping[str, Any], base: Path, environ: Mapping[str, str]) -> 
 
 
 def _listed(value: Any, slots: int | None, vendor: str) -> tuple[Host, ...]:
+    value = [value] if isinstance(value, str) and value else value
     if not isinstance(value, list) or not value:
         raise _fail(
             "hosts", f"must be a list of hosts such as {{name: node0, slots: 4, vendor: nvidia}}, not {value!r}"
@@ -240,6 +241,8 @@ def _listed(value: Any, slots: int | None, vendor: str) -> tuple[Host, ...]:
 
 def parse(document: Any, base: Path = Path(), environ: Mapping[str, str] | None = None) -> Cluster:
     """The cluster that a parsed YAML document describes; ``ClusterError`` names the field that cannot be."""
+    if not isinstance(document, dict):
+        raise ClusterError(f"must have fields such as hosts: [node0], not {document!r}")
     given = _mapping("", document, (*_HOSTS, *_OTHERS, "vendors"))
     hosts = _hosts(given, base, os.environ if environ is None else environ)
     parts = _mapping("vendors", given.get("vendors", {}), tuple(VENDORS))

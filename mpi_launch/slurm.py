@@ -73,12 +73,14 @@ def _inner_file(cluster: Cluster, found: Sequence[Part]) -> str:
 def main(arguments: Sequence[str]) -> int:
     """The command line: prints the script."""
     parser = argparse.ArgumentParser(
-        prog="ucch-run slurm", description="Print a Slurm job script for a cluster file; submit it with sbatch."
+        prog="ucch-run slurm",
+        usage="ucch-run slurm -c FILE [options] PROGRAM …",
+        description="Print a Slurm job script for a cluster file; submit it with sbatch.",
     )
-    parser.add_argument("-c", "--cluster", type=Path, metavar="FILE", required=True)
+    parser.add_argument("-c", "--cluster", type=Path, metavar="FILE", required=True, help="cluster file")
     parser.add_argument("--minutes", type=float, default=60, help="time limit of the job (default %(default)g)")
     parser.add_argument("--run", default="", metavar="WORDS", help="options for ucch-run inside the job, as one word")
-    parser.add_argument("program", nargs=argparse.REMAINDER)
+    parser.add_argument("program", nargs=argparse.REMAINDER, metavar="PROGRAM …", help="with its arguments")
     options = parser.parse_args(arguments)
     program = options.program[1:] if options.program[:1] == ["--"] else options.program
     print(script(cluster_file.load(options.cluster), program, options.minutes, shlex.split(options.run)), end="")

@@ -173,7 +173,7 @@ def supervise(
             pass  # what came while the job was ending is about the job
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
-    return _conclude(outcome, watch.why, status, hosts, timeout, start_timeout)
+    return _conclude(words[0], outcome, watch.why, status, hosts, timeout, start_timeout)
 
 
 def _pass_on(process: subprocess.Popen[bytes], stream: Filter, watch: _Watch) -> None:
@@ -209,6 +209,7 @@ def _copy(fd: int, stream: Filter) -> bool:
 
 
 def _conclude(
+    launcher: str,
     outcome: Outcome,
     why: int | str,
     status: int,
@@ -233,6 +234,8 @@ def _conclude(
                 "there too, and the interfaces must reach this host (interfaces: in the cluster file)"
             )
         return code if code and why != "start" else LATE
+    if code and not why:
+        _say(f"{os.path.basename(launcher)} ended with status {code}, and no rank told why: see its messages above")
     if why == "late":
         _say(f"the job took longer than {timeout:g} s (--timeout) and was ended")
         return LATE

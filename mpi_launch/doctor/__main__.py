@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 
+from ..._version import __version__
 from ...errors import UCCHError
 from . import checks, facts, findings, job
 from .facts import Facts
@@ -22,11 +23,14 @@ _LOCAL_SIZE = ("OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS", "LOCAL_WORLD_SIZ
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="ucch-doctor", description="Say what would go wrong, and what cures it.")
+    parser.add_argument("--version", action="version", version=f"ucch-doctor of ucc_hetero {__version__}")
     parser.add_argument("--job", action="store_true", help="all ranks of an MPI job; ucch-run … --check does this")
     parser.add_argument("--json", action="store_true", help="machine-readable")
     parser.add_argument("--strict", action="store_true", help="warnings count for the exit status as well")
     parser.add_argument("--no-measure", action="store_true", help="with --job: look, but do not communicate")
-    parser.add_argument("--seconds", type=float, default=SECONDS, help="for measuring pairs (default %(default)g)")
+    parser.add_argument(
+        "--seconds", type=float, default=SECONDS, metavar="S", help="for measuring pairs (default %(default)g)"
+    )
     return parser
 
 

@@ -285,7 +285,20 @@ def settings(facts: Facts) -> Iterator[Finding]:
     words = {word.strip() for word in env.get("UCX_TLS", "all").split(",")}
     if not any(word.startswith("^") for word in words):
         yield from _transports(facts, words)
+    forced = [name for name in env if name.startswith("UCCHB_")]
     steering = [name for name in ("UCC_TLS", "UCC_CLS", "UCC_CL_BASIC_TLS", "UCC_TL_UCP_TUNE") if name in env]
+    if forced:
+        yield finding(
+            "ucc-bridge",
+            f"{', '.join(forced)} has no effect: bridges have forced settings (docs/bridge.md)",
+            "unset it",
+        )
+    if facts.usable and env.get("CUDA_MODULE_LOADING") == "LAZY":
+        yield finding(
+            "cuda-lazy",
+            "CUDA_MODULE_LOADING=LAZY: while a stream waits for a collective, a kernel's first launch waits with it",
+            "unset it (ucc_hetero sets EAGER)",
+        )
     if steering:
         yield finding(
             "ucc-bridge",

@@ -62,6 +62,8 @@ class Facts:
     boot_id: str
     memory_domain: tuple[str, ...]
     kernel: str
+    #: Maker, family and model of the processors, empty where the kernel does not say.
+    processor: str
     package: str
     libraries: Libraries
     #: (vendor, PCI address) of every GPU in the machine, and those that this process may use.
@@ -92,7 +94,7 @@ class Facts:
     wall: float
 
 
-_ENV = re.compile(r"^(UCCH_|UCX_|UCC_|CUDA_|HIP_|ROCR_|NCCL_|OMPI_MCA_pml|WORLD_SIZE$)")
+_ENV = re.compile(r"^(UCCH_|UCCHB_|UCX_|UCC_|CUDA_|HIP_|ROCR_|NCCL_|OMPI_MCA_pml|WORLD_SIZE$)")
 _MODULES = ("nvidia", "nvidia_peermem", "nv_peer_mem", "amdgpu", "xpmem", "knem")
 _ETHERNET_TYPE = "1"
 
@@ -204,6 +206,13 @@ def _no_peers(count: int) -> list[tuple[int, int]]:
     return found
 
 
+def _processor(root: Path) -> str:
+    """What libucc tells processors apart by: their maker, family and model."""
+    fields = dict(re.findall(r"^([\w ]+?)\s*: (.*)$", _read(root / "proc/cpuinfo"), re.M))
+    names = ("vendor_id", "cpu family", "model", "CPU implementer", "CPU part")
+    return " ".join(fields[name] for name in names if name in fields)
+
+
 def _iommu_translates(root: Path) -> bool:
     """An IOMMU that translates what devices send to each other; in pass-through mode it does not."""
     types = [_read(path) for path in (root / "sys/kernel/iommu_groups").glob("*/type")]
@@ -242,6 +251,7 @@ def hardware(root: Path) -> dict[str, Any]:
         "usable": tuple(usable),
         "denied": tuple(node for node in nodes if not os.access(root / node.lstrip("/"), os.R_OK | os.W_OK)),
         "drivers": tuple(_drivers(root)),
+        "processor": _processor(root),
         "modules": tuple(name for name in _MODULES if (root / "sys/module" / name).exists()),
         "open_driver": "Open Kernel Module" in _read(root / "proc/driver/nvidia/version"),
         "iommu_translates": _iommu_translates(root),

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 from ...vendors import VENDORS
@@ -14,6 +16,8 @@ __all__ = ["clock_offsets", "compare"]
 
 #: Seconds by which clocks may differ before traces and logs of several hosts mislead.
 CLOCK = 0.1
+#: The version of UCC from which its settings by model of processor no longer differ within a team.
+UCC_FORGETS_PROCESSORS = (1, 9)
 
 
 def _ranks(numbers: Sequence[int]) -> str:
@@ -26,10 +30,14 @@ def _hosts(everyone: Sequence[Facts]) -> str:
     return f"{count} host{'s' * (count > 1)}"
 
 
-def _differences(everyone: Sequence[Facts], what: Callable[[Facts], object]) -> list[tuple[object, list[int]]]:
+def _differences(
+    everyone: Sequence[Facts], what: Callable[[Facts], object], of: Callable[[Facts], bool] = lambda facts: True
+) -> list[tuple[object, list[int]]]:
+    """Values and the ranks that have them, of those ranks that ``of`` chooses."""
     groups: dict[object, list[int]] = {}
     for rank, facts in enumerate(everyone):
-        groups.setdefault(what(facts), []).append(rank)
+        if of(facts):
+            groups.setdefault(what(facts), []).append(rank)
     return list(groups.items())
 
 
@@ -37,6 +45,10 @@ def _table(title: str, groups: Sequence[tuple[object, list[int]]]) -> str:
     return "\n".join(
         [f"{title} differs between ranks:", *(f"{value or 'none'}: {_ranks(ranks)}" for value, ranks in groups)]
     )
+
+
+def _before(version: str, limit: tuple[int, int]) -> bool:
+    return bool(version) and tuple(map(int, re.findall(r"\d+", version)[:2])) < limit
 
 
 def _minor(version: str) -> str:
@@ -121,20 +133,39 @@ def _visible(facts: Facts) -> list[str]:
     return [device.pci for device in facts.usable]
 
 
+def _has_vendor(vendor: str, facts: Facts) -> bool:
+    return any(device.vendor == vendor for device in facts.usable)
+
+
+def _driver(vendor: str, facts: Facts) -> str:
+    return dict(facts.drivers).get(vendor, "")
+
+
+def _mtu(interface: str, facts: Facts) -> int | None:
+    return next((mtu for name, _, mtu in facts.interfaces if name == interface), None)
+
+
 def likeness(everyone: Sequence[Facts]) -> Iterator[Finding]:
     """What should be equal, and what mixed vendors cannot do."""
     for vendor in VENDORS:
-        having = [f for f in everyone if any(device.vendor == vendor for device in f.usable)]
-        groups = _differences(having, lambda f, v=vendor: dict(f.drivers).get(v, ""))  # type: ignore[misc]
+        has = partial(_has_vendor, vendor)
+        groups = _differences(everyone, partial(_driver, vendor), has)
         if len(groups) > 1:
             yield finding(
                 "job-drivers",
                 _table(f"the {vendor} driver", groups),
                 "install the same driver on all hosts of a vendor",
             )
+        groups = _differences(everyone, lambda f: f.processor, has)
+        if len(groups) > 1 and any(_before(f.libraries.ucc, UCC_FORGETS_PROCESSORS) for f in everyone):
+            yield finding(
+                "job-processors",
+                _table(f"the processor beside {vendor} GPUs", groups)
+                + "\nand this UCC may choose different algorithms on them",
+                "ucch-run -x UCC_CONFIG_FILE= (no settings by model of processor), or UCC 1.9",
+            )
     for name in sorted({name for f in everyone for name, _, _ in f.interfaces} - {"lo"}):
-        having = [f for f in everyone if any(interface[0] == name for interface in f.interfaces)]
-        groups = _differences(having, lambda f, n=name: next(m for i, _, m in f.interfaces if i == n))  # type: ignore[misc]
+        groups = _differences(everyone, partial(_mtu, name), lambda f, n=name: _mtu(n, f) is not None)  # type: ignore[misc]
         if len(groups) > 1:
             yield finding(
                 "job-mtu",

@@ -86,6 +86,17 @@ def _allreduce(comm: Communicator, n: int, in_place: bool) -> bool:
         return bool((send if in_place else receive).get().tolist() == expected.tolist())
 
 
+def _replicas(comm: Communicator, n: int) -> bool:
+    """The sum of numbers whose order of addition shows has the same bits on every rank, and again the same."""
+    values = np.random.default_rng(comm.rank).standard_normal(n).astype(np.float32)
+    results = set()
+    with _vectors(values, np.zeros(n, np.float32)) as (send, receive):
+        for _ in range(2):
+            comm.Allreduce(send.buffer, receive.buffer)
+            results.add(receive.get().tobytes())
+        return len(results | set(comm.mpi.allgather(results.copy().pop()))) == 1
+
+
 def _allgather(comm: Communicator, n: int) -> bool:
     with _vectors(np.full(n, comm.rank, np.int32), np.zeros(n * comm.size, np.int32)) as (send, receive):
         comm.Allgather(send.buffer, receive.buffer)
@@ -120,6 +131,7 @@ CANARIES: tuple[tuple[str, Callable[[Communicator], bool]], ...] = (
     ("allreduce of 4 bytes", lambda comm: _allreduce(comm, 1, False)),
     ("allreduce of 8 MiB", lambda comm: _allreduce(comm, 1 << 21, False)),
     ("allreduce of 8 MiB in place", lambda comm: _allreduce(comm, 1 << 21, True)),
+    ("allreduce of 1 MiB bit by bit", lambda comm: _replicas(comm, 1 << 18)),
     ("allgather of 64 KiB", lambda comm: _allgather(comm, 1 << 14)),
     ("alltoall of 64 KiB", lambda comm: _alltoall(comm, 1 << 14)),
     ("reduce_scatter of uneven parts", lambda comm: _reduce_scatter(comm, 1000)),

@@ -14,8 +14,10 @@ from pathlib import Path
 
 import pytest
 
+from ucc_hetero.errors import LibraryNotFound
 from ucc_hetero.launch import slurm
 from ucc_hetero.launch.cluster import Cluster, Host, VendorPart
+from ucc_hetero.native import load
 
 pytest.importorskip("yaml")
 
@@ -33,6 +35,7 @@ CredType=cred/none
 PluginDir={plugins}
 StateSaveLocation={folder}/state
 SlurmdSpoolDir={folder}/%n
+TmpFS={folder}/%n
 SlurmctldPidFile={folder}/slurmctld.pid
 SlurmdPidFile={folder}/%n.pid
 ProctrackType=proctrack/linuxproc
@@ -45,6 +48,17 @@ PartitionName=mi300 Nodes=am1 State=UP
 """
 
 SHOW = "import os; print(*(os.environ.get(n) for n in ('RANK', 'WORLD_SIZE', 'LOCAL_RANK', 'SLURMD_NODENAME', 'ONLY')))"
+
+ALLREDUCE = """
+import numpy as np
+import ucc_hetero
+with ucc_hetero.Communicator() as comm:
+    data = np.full(1000, comm.rank, np.float32)
+    comm.Allreduce(ucc_hetero.IN_PLACE, data)
+    if comm.rank == 0:
+        told = ", ".join(f"{island.vendor} {len(island.ranks)}" for island in comm.topology.islands)
+        print(f"{comm.size} ranks: {told}; sum {data[-1]:g}")
+"""
 
 MIXED = Cluster(
     hosts=(Host("a", 2, "nvidia"), Host("b", 2, "nvidia"), Host("c", 3, "amd")),
@@ -119,15 +133,19 @@ def sbatch(
         )
 
 
-def test_heterogeneous_job(
-    sbatch: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def ucch_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """``ucch-run`` of this interpreter on the PATH, which job scripts call."""
     bin_folder = tmp_path / "bin"
     bin_folder.mkdir()
     tool = bin_folder / "ucch-run"
     tool.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m ucc_hetero.launch "$@"\n')
     tool.chmod(0o755)
     monkeypatch.setenv("PATH", f"{bin_folder}:{os.environ['PATH']}")
+
+
+@pytest.mark.usefixtures("ucch_run")
+def test_heterogeneous_job(sbatch: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path) -> None:
     # Slurm's PMIx plugin need not be there, and this program needs none.
     text = slurm.script(MIXED, [sys.executable, "-I", "-S", "-c", SHOW], 5, ["--mpi-args=--mpi=none", "--devices=all"])
     tried = sbatch(text, "--test-only")
@@ -140,3 +158,23 @@ def test_heterogeneous_job(
     local = [0, 1, 0, 1, 0, 1, 2]
     only = ["None"] * 4 + ["amd"] * 3
     assert lines == [f"{rank} 7 {local[rank]} {nodes[rank]} {only[rank]}" for rank in range(7)]
+
+
+@pytest.mark.usefixtures("ucch_run")
+def test_mpi_in_a_heterogeneous_job(
+    sbatch: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """``srun --mpi=pmix``: the ranks of both components are one MPI job, and one communicator of two vendors."""
+    try:
+        load()
+    except LibraryNotFound as error:
+        pytest.skip(str(error).splitlines()[0])
+    monkeypatch.setenv("UCCH_TIMEOUT", "60")
+    text = slurm.script(MIXED, [sys.executable, "-c", ALLREDUCE], 5, ["--emulate"])
+    out = tmp_path / "out.txt"
+    done = sbatch(text, f"--output={out}", "--wait")
+    said = out.read_text()
+    if "Invalid MPI type 'pmix'" in said:
+        pytest.skip("this srun finds no PMIx: install libpmix-dev")
+    assert done.returncode == 0, said
+    assert "7 ranks: nvidia 4, amd 3; sum 21" in said

@@ -94,6 +94,18 @@ def test_statuses(ucch_run: Run) -> None:
     assert "/no/such/program: No such file or directory" in done.stderr.splitlines()[-1]
 
 
+def test_mistakes_are_told_before_anything_starts(ucch_run: Run) -> None:
+    for words, said in (
+        (("-np", "0", "true"), "-np 0: must be at least 1"),
+        (("true",), "-np: say how many ranks"),
+        (("-np", "2"), "no program: give it at the end"),
+        (("-np", "2", "-x", "UCCH_NOT_SET", "true"), "-x UCCH_NOT_SET: is not set here"),
+    ):
+        done = ucch_run(*words)
+        assert (done.returncode, done.stdout) == (2, ""), words
+        assert f"ucch-run: {said}" in done.stderr, words
+
+
 def test_time_limit(ucch_run: Run) -> None:
     done = ucch_run("-np", "2", "--timeout", "4", *python("import time; time.sleep(60)"))
     assert done.returncode == 124

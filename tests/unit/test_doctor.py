@@ -124,6 +124,8 @@ ONE_HOST: list[tuple[str, dict[str, Any]]] = [
     ("tls-no-gpu", env(UCX_TLS="tcp,sm,self")),
     ("tls-no-wireup", env(UCX_TLS="rc_mlx5,cuda,self")),
     ("ucc-bridge", env(UCC_TLS="ucp,nccl")),
+    ("ucc-bridge", env(UCCHB_UCC_TLS="ucp,nccl")),
+    ("cuda-lazy", env(CUDA_MODULE_LOADING="LAZY")),
 ]
 
 PORT = "sys/class/infiniband/mlx5_0/ports/1"
@@ -177,6 +179,27 @@ def test_no_network(tmp_path: Path) -> None:
     assert codes(checks.examine(found)) == {"net-missing"}
 
 
+def test_processors(tmp_path: Path) -> None:
+    """They matter where one library's ranks sit on different ones, and to some versions of UCC."""
+    host = healthy(write(tmp_path, {"proc/cpuinfo": "vendor_id\t: GenuineIntel\ncpu family\t: 6\nmodel\t\t: 143"}))
+    assert host.processor == "GenuineIntel 6 143"
+    other = replace(host, host="b", boot_id="b", memory_domain=("b",), processor="GenuineIntel 6 207")
+    text = next(each.text for each in job.compare([host, other], 2, [0.0] * 2) if each.code == "job-processors")
+    assert "GenuineIntel 6 207: rank 1" in text
+    assert codes(job.compare([replace(host, usable=()), replace(other, usable=())], 2, [0.0] * 2)) == set()
+    newer = {"libraries": replace(LIBRARIES, ucc="1.9.0")}
+    assert codes(job.compare([replace(host, **newer), replace(other, **newer)], 2, [0.0] * 2)) == set()
+
+
+def test_ranks_keep_their_numbers(tmp_path: Path) -> None:
+    """Where only some ranks are compared, they are still named by their numbers in the job."""
+    gpu = healthy(tmp_path)
+    plain = replace(gpu, usable=(), interfaces=(("lo", 0, 65536),))
+    everyone = [plain, gpu, replace(gpu, drivers=(("nvidia", "535.1"),), interfaces=(("eth0", 1, 1500),))]
+    found = {each.code: each.text for each in job.compare(everyone, 3, [0.0] * 3)}
+    assert "535.1: rank 2" in found["job-drivers"] and "1500: rank 2" in found["job-mtu"]
+
+
 def with_env(found: Facts, **variables: str) -> Facts:
     return replace(found, env=tuple(sorted(variables.items())))
 
@@ -198,6 +221,7 @@ def jobs(root: Path) -> dict[str, tuple[list[Facts], int, list[float]]]:
             [with_env(a, CUDA_VISIBLE_DEVICES="1"), with_env(a, CUDA_VISIBLE_DEVICES="1")], 2, still,
         ),
         "job-drivers": ([a, replace(b, drivers=(("nvidia", "535.1"),))], 2, still),
+        "job-processors": ([a, replace(b, processor="AuthenticAMD 25 17")], 2, still),
         "job-mtu": ([a, replace(b, interfaces=(("eth0", 100000, 1500),))], 2, still),
         "job-clock": ([a, b], 2, [0.0, -3.5]),
         "job-memory": ([a, cpu_only], 2, still),

@@ -53,11 +53,14 @@ def test_short_forms() -> None:
 
 
 MISTAKES: list[tuple[Any, str]] = [
-    ([], r"must map names to values, not \[\]"),
+    ([], r"must have fields such as hosts: \[node0\], not \[\]"),
+    (None, "must have fields such as"),
     ({}, "hosts: give one of hosts, hostfile and source, not none"),
     ({"hosts": ["a"], "hostfile": "f"}, "not hosts and hostfile"),
     ({"hosts": []}, "hosts: must be a list of hosts"),
-    ({"hosts": "a"}, "hosts: must be a list of hosts"),
+    ({"hosts": ""}, "hosts: must be a list of hosts"),
+    ({"hosts": ["a[3-1]"]}, r"hosts\[0\].name: 'a\[3-1\]': '3-1' is not a range such as 01-03"),
+    ({"hosts": "a[-3]"}, "'-3' is not a range"),
     ({"hosts": [{"slots": 2}]}, r"hosts\[0\].name: is missing"),
     ({"hosts": [{"name": "a b"}]}, r"hosts\[0\].name: must be a name without blanks"),
     ({"hosts": [{"name": "a[1"}]}, r"hosts\[0\].name: 'a\[1' is not a list of hosts"),
@@ -85,7 +88,7 @@ MISTAKES: list[tuple[Any, str]] = [
     ),
     ({"hostfile": "nothing"}, "hostfile .*nothing: No such file"),
     ({"source": "pbs"}, "source: must be one of slurm, volcano, mpijob, not 'pbs'"),
-    ({"source": "slurm"}, "source: no hosts found in SLURM variables"),
+    ({"source": "slurm"}, "source: no hosts found in this environment's SLURM_ variables"),
 ]
 
 

@@ -1,4 +1,8 @@
-"""Job scripts and manifests rendered from the cluster file; manifests against the fields of the published CRDs."""
+"""Job scripts and manifests rendered from the cluster file; manifests against the fields of the published CRDs.
+
+With ``UCCH_TEST_CRDS=FOLDER``, where ``batch.volcano.sh_jobs.yaml`` and ``kubeflow.org_mpijobs.yaml`` lie as their
+projects publish them, also against those whole files.
+"""
 
 from __future__ import annotations
 
@@ -124,6 +128,7 @@ def test_volcano() -> None:
     assert amd["template"]["spec"]["nodeSelector"] == {"gpu": "mi300"}
     inner = parse(yaml.safe_load(config["data"]["cluster.yaml"]))
     assert inner.hosts[2] == Host("training-amd-0.training", 4, "amd")
+    assert "\n    hosts:\n" in "".join(k8s.lines([config])), "people can read the file inside the manifest"
     assert (inner.env, inner.interfaces, inner.part("amd").env, inner.part("amd").image) == (
         {"UCCH_TIMEOUT": "60"}, ("eth0",), {"A": "1"}, "",
     )  # fmt: skip
@@ -137,6 +142,40 @@ def test_mpijob() -> None:
     assert yaml.safe_load(config["data"]["cluster.yaml"])["source"] == "mpijob"
     with pytest.raises(ClusterError, match="workers of one kind, not 2 x nvidia .* and 1 x amd .*: use --kind volcano"):
         k8s.mpijob(MIXED, PROGRAM)
+
+
+def refusing(schema: Any) -> Any:
+    """A CRD's schema that refuses unknown fields, which an API server would drop, and takes what says int-or-string."""
+    if isinstance(schema, list):
+        return [refusing(each) for each in schema]
+    if not isinstance(schema, dict):
+        return schema
+    found = {name: refusing(each) for name, each in schema.items()}
+    if found.get("x-kubernetes-int-or-string"):
+        found = {"type": ["integer", "string"]}
+    if isinstance(found.get("properties"), dict) and found.get("type") == "object":
+        found.setdefault("additionalProperties", bool(found.get("x-kubernetes-preserve-unknown-fields")))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("file", "documents"),
+    [
+        ("batch.volcano.sh_jobs.yaml", k8s.volcano(MIXED, PROGRAM)),
+        ("kubeflow.org_mpijobs.yaml", k8s.mpijob(replace(MIXED, hosts=MIXED.hosts[:2]), PROGRAM)),
+    ],
+    ids=["volcano", "mpijob"],
+)
+def test_the_published_definition(file: str, documents: list[dict[str, Any]]) -> None:
+    folder = os.environ.get("UCCH_TEST_CRDS")
+    if folder is None:
+        pytest.skip("UCCH_TEST_CRDS names no folder with the CRDs")
+    job = documents[1]
+    versions = yaml.safe_load((Path(folder) / file).read_text())["spec"]["versions"]
+    name = job["apiVersion"].rpartition("/")[2]
+    schema = next(refusing(each["schema"]["openAPIV3Schema"]) for each in versions if each["name"] == name)
+    schema["properties"]["metadata"] = {"type": "object"}
+    jsonschema.validate(job, schema)
 
 
 @pytest.mark.parametrize(
