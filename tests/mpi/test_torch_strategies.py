@@ -19,10 +19,20 @@ pytestmark = [
 HERE = Path(__file__).parent
 
 
+def wanted(script: str) -> list[str]:
+    """Names of a job's cases, in order."""
+    return re.findall(r"^@case\ndef (\w+)", (HERE / script).read_text(), re.M)
+
+
 @pytest.mark.timeout(420)
 def test_strategies(mpirun) -> None:
     """The vendor boundary falls inside every group of four, and between those of two."""
     env = {"UCCH_EMULATE": "nvidia:2,amd:2", "CASES_LIMIT": "390"}
     job = mpirun(HERE / "torch_strategies.py", 4, env=env, timeout=400)
-    wanted = re.findall(r"^@case\ndef (\w+)", (HERE / "torch_strategies.py").read_text(), re.M)
-    assert re.findall(r"^ok (\w+)", job.stdout, re.M) == wanted
+    assert re.findall(r"^ok (\w+)", job.stdout, re.M) == wanted("torch_strategies.py")
+
+
+def test_unequal_devices(mpirun) -> None:
+    """Work balanced between ranks of unequal speed, and replicas that drift apart."""
+    job = mpirun(HERE / "torch_unequal.py", 2, env={"UCCH_EMULATE": "nvidia:1,amd:1"}, timeout=150)
+    assert re.findall(r"^ok (\w+)", job.stdout, re.M) == wanted("torch_unequal.py")

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
-from .layout import Finish, gathered, overlap, room, rooms, source, units
+from .layout import Finish, back, gathered, overlap, room, rooms, source, units
+from .posting import Posting
 from .reduction import Reduction, reduction_of
 from .sparse import allreduce_sparse
 from .uncompiled import uncompiled
@@ -28,6 +29,14 @@ def _one(tensors: Any, method: str) -> Any:
     return tensors[0]
 
 
+def _reduction(opts: Any) -> Reduction:
+    """The reduction of a call: that of its options, which may be a ``ReduceOp`` themselves, else a sum."""
+    try:
+        return reduction_of(opts.reduceOp)
+    except AttributeError:
+        return reduction_of(_SUM if opts is None else opts)
+
+
 def _splits(given: Any, size: int, rows: int, what: str) -> list[int] | None:
     """Split sizes as a list, None where equal ones are meant; torch hands on whatever its caller passed."""
     splits = [] if given is None else [int(n) for n in given]
@@ -45,54 +54,28 @@ def _counts(tensors: Sequence[Any]) -> list[int]:
 
 
 @uncompiled
-class Collectives:
+class Collectives(Posting):
     """The collective methods. Tensors of the host are reduced and moved by the engine; ``opts`` are torch's."""
-
-    if TYPE_CHECKING:
-        # Provided by the group.
-
-        def rank(self) -> int: ...
-        def size(self) -> int: ...
-        def post(
-            self,
-            name: str,
-            send: Any,
-            recv: Any,
-            opts: Any,
-            outputs: Sequence[Any],
-            op: Any = None,
-            root: int = -1,
-            counts: Any = None,
-            finish: Finish = None,
-        ) -> Work: ...
-        def together(self, works: list[Work]) -> Work: ...
-        def done(self, outputs: Sequence[Any]) -> Work: ...
 
     # --- all ranks alike ----------------------------------------------------------------------------------------------
 
     def allreduce(self, tensors: Any, opts: Any = None) -> Work:
         """Reduce over all ranks, in place."""
         tensor = _one(tensors, "allreduce")
+        how = _reduction(opts)
         if tensor.is_sparse:
-            return allreduce_sparse(self, tensor, reduction_of(getattr(opts, "reduceOp", _SUM)), opts)
-        return self._allreduce(tensor, reduction_of(getattr(opts, "reduceOp", opts or _SUM)), opts)
+            return allreduce_sparse(self, tensor, how)
+        return self._allreduce(tensor, how, opts)
 
     def _allreduce(self, tensor: Any, how: Reduction, opts: Any) -> Work:
         if not tensor.numel():
             return self.done([tensor])
         operand = how.operand(tensor)
-        finish: Finish = None
-        if operand is not tensor:
-            target = tensor.detach()
-
-            def finish() -> None:
-                target.copy_(operand)
-
-        return self.post("allreduce", None, operand, opts, [tensor], how.op, finish=finish)
+        return self.post("allreduce", None, operand, opts, [tensor], how.op, finish=back(operand, tensor))
 
     def allreduce_coalesced(self, tensors: Sequence[Any], opts: Any = None) -> Work:
         """Reduce several tensors over all ranks, in place."""
-        how = reduction_of(getattr(opts, "reduceOp", _SUM))
+        how = _reduction(opts)
         return self.together([self._allreduce(tensor, how, opts) for tensor in tensors])
 
     def broadcast(self, tensors: Any, opts: Any = None, root: int | None = None) -> Work:
@@ -111,19 +94,12 @@ class Collectives:
         tensor = _one(tensors, "reduce")
         if not tensor.numel():
             return self.done([tensor])
-        how = reduction_of(getattr(opts, "reduceOp", _SUM))
+        how = _reduction(opts)
         root = self._root(opts, root)
         operand = how.operand(tensor)
         if self.rank() != root:
             return self.post("reduce", operand, None, opts, [tensor], how.op, root)
-        finish: Finish = None
-        if operand is not tensor:
-            target = tensor.detach()
-
-            def finish() -> None:
-                target.copy_(operand)
-
-        return self.post("reduce", None, operand, opts, [tensor], how.op, root, finish=finish)
+        return self.post("reduce", None, operand, opts, [tensor], how.op, root, finish=back(operand, tensor))
 
     def barrier(self, opts: Any = None) -> Work:
         """Wait until all ranks have called; work queued on the caller's device stream is done by then."""
@@ -223,7 +199,7 @@ class Collectives:
             )
         if not output.numel():
             return self.done([output])
-        how = reduction_of(getattr(opts, "reduceOp", _SUM))
+        how = _reduction(opts)
         return self._reduce_scatter(output, how.operand(input), how, None, opts)
 
     def _reduce_scatter(self, output: Any, operand: Any, how: Reduction, counts: Any, opts: Any) -> Work:
@@ -245,7 +221,7 @@ class Collectives:
             )
         if not sum(counts):
             return self.done([output])
-        how = reduction_of(getattr(opts, "reduceOp", _SUM))
+        how = _reduction(opts)
         operand = how.operand(torch.cat([each.detach().reshape(-1) for each in inputs]))
         return self._reduce_scatter(output, operand, how, None if min(counts) == max(counts) else counts, opts)
 
@@ -331,7 +307,7 @@ def _starts(counts: list[int]) -> list[int]:
 
 
 @uncompiled
-class Messages:
+class Messages(Posting):
     """The point-to-point methods."""
 
     def send(self, tensors: Any, dest: int, tag: int = 0) -> Work:
@@ -349,9 +325,3 @@ class Messages:
         return self.recv(tensors, -1, tag)
 
     recvAnysource = recv_anysource
-
-    if TYPE_CHECKING:
-
-        def post_message(
-            self, tensor: Any, peer: int, tag: int, outgoing: bool, outputs: Sequence[Any], finish: Finish
-        ) -> Work: ...

@@ -11,18 +11,19 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from ..native import ffi, lib
+from .streams import beside
 
 if TYPE_CHECKING:
     from .work import Work
 
-__all__ = ["Callbacks", "Future", "complete_later", "level", "stop", "stop_callbacks"]
+__all__ = ["Future", "InOrder", "complete_later", "level", "stop", "stop_all"]
 
 #: Seconds that the completing thread waits in C before it looks for newly added calls.
 _SLICE = 0.002
@@ -42,13 +43,13 @@ def level() -> int:
     return _here.level
 
 
-class Callbacks:
-    """Runs the callbacks of one group and level, in the order in which they were attached."""
+class InOrder:
+    """A thread that does what it is given, one after the other. Calls posted from there are of level ``at``."""
 
     def __init__(self, at: int, name: str) -> None:
         self._level = at
         self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._loop, name=f"ucch-callbacks-{name}-{at}", daemon=True)
+        self._thread = threading.Thread(target=self._loop, name=f"ucch-{name}", daemon=True)
         self._thread.start()
 
     def add(self, job: Callable[[], None]) -> None:
@@ -69,7 +70,7 @@ class Callbacks:
 class Future(torch.futures.Future):  # type: ignore[type-arg,unused-ignore]
     """A torch future whose callbacks run in a thread of the group's, in the order in which they were attached."""
 
-    def __init__(self, callbacks: Callable[[int], Callbacks], work: Work | None = None) -> None:
+    def __init__(self, callbacks: Callable[[int], InOrder], work: Work | None = None) -> None:
         super().__init__(devices=work.devices if work is not None else None)
         #: The group's callbacks of a level.
         self._callbacks = callbacks
@@ -129,14 +130,22 @@ class _Completer:
                 while not self._works and self._on:
                     self._some.wait()
                 works = list(self._works)
-            ops = [op for work in works for op in work.pending()]
-            if ops and len(ops) >= len(works):
-                lib.ucch_wait_any(ffi.new("ucch_op *[]", ops), len(ops), False, _SLICE)
-            done = [work for work in works if work.is_completed()]
-            for work in done:
-                work.publish()
+            done = [work for work in works if self._completed(work)]
             with self._some:
                 self._works = [work for work in self._works if work not in done]
+            ops = [op for work in works for op in work.pending()] if not done else []
+            if ops:
+                lib.ucch_wait_any(ffi.new("ucch_op *[]", ops), len(ops), False, _SLICE)
+            elif not done:
+                time.sleep(_SLICE)  # none has begun
+
+    @staticmethod
+    def _completed(work: Work) -> bool:
+        with beside(work.devices):
+            done = work.is_completed()
+            if done:
+                work.publish()
+        return done
 
     def stop(self) -> None:
         with self._some:
@@ -158,10 +167,10 @@ def complete_later(work: Work) -> None:
         _completer.add(work)
 
 
-def stop_callbacks(callbacks: list[Callbacks], seconds: float = 5.0) -> None:
-    """End the threads that run callbacks; what they were given runs before."""
+def stop_all(threads: Sequence[InOrder], seconds: float = 5.0) -> None:
+    """End threads; what they were given is done before."""
     end = time.monotonic() + seconds
-    for each in callbacks:
+    for each in threads:
         each.stop(max(0.0, end - time.monotonic()))
 
 

@@ -108,7 +108,7 @@ class Lane:
             return self._limited(seconds).start(name, send, recv, op, root, counts)
 
     def start_on(
-        self, stream: int, name: str, send: Any, recv: Any, op: Any, root: int, counts: Any, seconds: float
+        self, name: str, send: Any, recv: Any, op: Any, root: int, counts: Any, seconds: float, stream: int
     ) -> tuple[Request, bool]:
         """Start a collective when ``stream`` gets there; also whether the stream waits for its end.
 

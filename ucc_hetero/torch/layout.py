@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, TypeAlias
 
 import torch
 
 from ..types import DTYPES
 
-__all__ = ["Finish", "gathered", "overlap", "plain", "room", "rooms", "source", "units"]
+__all__ = ["Finish", "back", "gathered", "overlap", "plain", "room", "rooms", "source", "units"]
 
 #: What is left to do once the data is there; None for nothing.
-Finish: TypeAlias = Callable[[], None] | None
+Finish: TypeAlias = Callable[[], object] | None
 
 #: Element types that the engine knows; others are moved as bytes.
 _KNOWN = frozenset(getattr(torch, name) for name in DTYPES if hasattr(torch, name))
@@ -42,22 +43,20 @@ def source(tensor: Any) -> Any:
     return _bytes(tensor.detach().resolve_conj().resolve_neg().contiguous())
 
 
-def room(tensor: Any, *, filled: bool = False) -> tuple[Any, Finish]:
-    """Where to receive for ``tensor``, and how it then gets there. ``filled``: with the tensor's present contents."""
+def back(fresh: Any, tensor: Any) -> Finish:
+    """What copies the elements of ``fresh`` into ``tensor``; None where they are the same."""
+    return None if fresh is tensor else partial(tensor.detach().copy_, fresh)
+
+
+def room(tensor: Any) -> tuple[Any, Finish]:
+    """Where to receive for ``tensor``, and how it then gets there."""
     if plain(tensor):
         return tensor, None
     tensor = tensor.detach()
-    if filled:
-        fresh = tensor.resolve_conj().resolve_neg().clone(memory_format=torch.contiguous_format)
-    else:
-        fresh = torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device)
-
-    def finish() -> None:
-        tensor.copy_(fresh)
-
     if tensor.is_contiguous() and not (tensor.is_neg() or tensor.is_conj()):
         return _bytes(tensor), None  # only its type is unknown: its own bytes serve
-    return _bytes(fresh), finish
+    fresh = torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device)
+    return _bytes(fresh), back(fresh, tensor)
 
 
 def _adjacent(tensors: Sequence[Any]) -> Any:

@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 
 from ..types import OPS, Op
-from .layout import Finish, plain
+from .layout import Finish, back, plain
 
 __all__ = ["Reduction", "reduction_of"]
 
@@ -62,25 +62,25 @@ class Reduction(NamedTuple):
         wider = _WIDER.get(tensor.dtype)
         if wider is None and plain(tensor):
             return tensor, None
-        target = tensor.detach()
         fresh = torch.empty(tensor.shape, dtype=wider or tensor.dtype, device=tensor.device)
-
-        def finish() -> None:
-            target.copy_(fresh)
-
-        return fresh, finish
+        return fresh, back(fresh, tensor)
 
 
-_PLAIN = {kind: Reduction(op) for kind, op in _OPS.items() if kind != _KINDS.PREMUL_SUM}
+_NUMBERED = frozenset({dist.ReduceOp, _KINDS})
+_PREMUL = int(_KINDS.PREMUL_SUM)
+#: Number of a kind -> its reduction. Both ``ReduceOp`` and its kinds hash to that number, and look-ups by it are quick.
+_PLAIN = {int(kind): Reduction(op) for kind, op in _OPS.items() if kind != _KINDS.PREMUL_SUM}
 
 
 def reduction_of(op: Any) -> Reduction:
     """The reduction that a ``ReduceOp``, or one of its kinds, asks for."""
-    kind = getattr(op, "op", op)
-    known = _PLAIN.get(kind)
+    if type(op) not in _NUMBERED:
+        raise ValueError(f"{op!r} is not a reduce operation of torch.distributed")
+    number = hash(op)
+    known = _PLAIN.get(number)
     if known is not None:
         return known
-    if kind == _KINDS.PREMUL_SUM:
+    if number == _PREMUL and hasattr(op, "op"):
         # Older versions of torch show the factor only to pickle.
         factor = op.factor if hasattr(op, "factor") else op.__getstate__()[1]
         return Reduction(OPS["SUM"], factor)

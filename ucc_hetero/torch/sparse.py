@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 __all__ = ["allreduce_sparse"]
 
 
-def allreduce_sparse(group: Collectives, tensor: Any, how: Reduction, opts: Any) -> Work:
+def allreduce_sparse(group: Collectives, tensor: Any, how: Reduction) -> Work:
     """Sum a sparse COO tensor over all ranks, in place; finished when this returns."""
     if how.op.name != "SUM" or how.factor is not None:
         raise ValueError(f"all_reduce of sparse tensors sums only, and {how.op} was asked for")

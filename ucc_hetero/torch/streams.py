@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 
 from ..request import Request
-from .futures import Future
 from .layout import Finish
 
-__all__ = ["Ready", "Side", "device_of", "mean_of"]
+if TYPE_CHECKING:
+    from .futures import Future
+
+__all__ = ["Ready", "Side", "beside", "device_of", "mean_of", "used_in_current"]
 
 
 def device_of(*memory: Any) -> Any:
@@ -22,6 +25,42 @@ def device_of(*memory: Any) -> Any:
         if tensor is not None:
             return None if tensor.is_cpu else tensor.device
     return None
+
+
+def _tensors(memory: Sequence[Any]) -> Iterator[Any]:
+    """The tensors among nested sequences that may also hold counts, and None."""
+    for each in memory:
+        if isinstance(each, torch.Tensor):
+            yield each
+        elif isinstance(each, list | tuple):
+            yield from _tensors(each)
+
+
+def used_in_current(memory: Sequence[Any]) -> Ready | None:
+    """The current stream works on a call's memory: nobody else is given that memory before it is done.
+
+    Returns when it is done, None for memory of the host.
+    """
+    stream = None
+    for tensor in _tensors(memory):
+        if not tensor.is_cpu:
+            stream = torch.cuda.current_stream(tensor.device)
+            tensor.record_stream(stream)
+    return None if stream is None else Ready(stream)
+
+
+_idle: dict[Any, Any] = {}
+
+
+def beside(devices: Sequence[Any] | None) -> AbstractContextManager[Any]:
+    """A stream with nothing else in it, for what is left to do after a call that the host has seen end."""
+    if not devices:
+        return nullcontext()
+    stream = _idle.get(devices[0])
+    if stream is None:
+        stream = _idle[devices[0]] = torch.cuda.Stream(devices[0])
+    found: AbstractContextManager[Any] = torch.cuda.stream(stream)
+    return found
 
 
 class Ready:
@@ -60,7 +99,8 @@ class Side:
     ) -> tuple[Request, Ready | None]:
         """Make a call, and what is to be done after it, part of a stream.
 
-        None for the second where the stream does not wait for the call: the host has to, and then does the rest.
+        ``memory`` is what they read and write. None for the second result where the stream does not wait for the call:
+        the host has to, and then does the rest.
         """
         current = torch.cuda.current_stream(self._device)
         if torch.cuda.is_current_stream_capturing():
@@ -75,9 +115,8 @@ class Side:
             request, held = start(stream.cuda_stream)
             if held and finish is not None:
                 finish()
-        for each in memory:
-            tensor = each[0] if isinstance(each, list) else each
-            if tensor is not None and asynchronous:
+        for tensor in _tensors(memory) if asynchronous else ():
+            if not tensor.is_cpu:
                 tensor.record_stream(stream)
         return request, Ready(stream) if held else None
 

@@ -2,33 +2,45 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-import torch
 import torch.distributed as dist
 
+from .. import env
 from ..errors import CollectiveTimeout, UCCHError
 from ..native import lib
 from ..request import SLICE, Request
 from .futures import Future, complete_later
 from .layout import Finish
-from .streams import Ready
+from .streams import Ready, used_in_current
 from .uncompiled import uncompiled
 
 if TYPE_CHECKING:
-    from .group import ProcessGroupUCCH
+    from .posting import Posting
 
-__all__ = ["Source", "Work", "Works", "seconds_of", "torch_error"]
+__all__ = ["Later", "Source", "Work", "Works", "limit_of", "seconds_of", "torch_error"]
+
+_peek = lib.ucch_peek
 
 
 def seconds_of(timeout: timedelta | None) -> float:
     """Seconds of a timeout as torch passes it; 0 where none is meant (zero, unset, or not given)."""
     seconds = timeout.total_seconds() if timeout is not None else 0.0
     return max(seconds, 0.0)
+
+
+def limit_of(timeout: timedelta | None) -> float:
+    """Seconds that a call may take: torch's, or UCCH_TIMEOUT's where that is set and shorter. 0: for ever."""
+    seconds = seconds_of(timeout)
+    ours = env.get("TIMEOUT") if os.environ.get(f"{env.PREFIX}TIMEOUT", "").strip() else float("inf")
+    if ours == float("inf"):
+        return seconds
+    return min(seconds, ours) if seconds else float(ours)
 
 
 def torch_error(failure: BaseException) -> Exception:
@@ -60,26 +72,33 @@ class Work(dist.Work):
     notices. ``keep`` stays alive until then. ``ready`` is the device side of a call on a stream (:mod:`.streams`).
     """
 
+    # What most calls leave as it is.
+    _requests: Sequence[Request] = ()
+    _finish: Finish = None
+    _keep: object = None
+    _source: Source | None = None
+    _ready: Ready | None = None
+    _error: Exception | None = None
+    _future: Future | None = None
+    _published = False
+    _done = True
+
     def __init__(
         self,
-        group: ProcessGroupUCCH,
+        group: Posting,
         outputs: Sequence[Any],
         requests: Sequence[Request] = (),
         finish: Finish = None,
         keep: object = None,
         source: Source | None = None,
-        ready: Any = None,
+        ready: Ready | None = None,
     ) -> None:
         super().__init__()
-        self._group, self._outputs, self._requests = group, outputs, requests
-        self._finish, self._keep, self._source, self._ready = finish, keep, source, ready
-        self._error: Exception | None = None
-        self._future: Future | None = None
-        self._published = False
-        self._done = not requests
-        self._lock = threading.Lock()
+        self._group, self._outputs, self._lock = group, outputs, threading.Lock()
         if requests:
-            group.in_flight.add(self)
+            self._requests, self._done = requests, False
+            self._finish, self._keep, self._source, self._ready = finish, keep, source, ready
+            group.in_flight[self] = None
 
     # --- the end of the call ------------------------------------------------------------------------------------------
 
@@ -96,12 +115,17 @@ class Work(dist.Work):
                     error = error or failure
             if error is None and self._finish is not None:
                 self._finish()
-                if devices := self.devices:
-                    self._ready = Ready(torch.cuda.current_stream(devices[0]))  # whoever waits may use another stream
+                self._ready = used_in_current([self._keep, *self._outputs])  # whoever waits may use another stream
             self._error = None if error is None else torch_error(error)
             self._done = True
             self._requests, self._finish, self._keep = (), None, None
-        self._group.in_flight.discard(self)
+        self._group.in_flight.pop(self, None)
+
+    def is_over(self) -> bool:
+        """Whether the call has ended, and then take its results; without making progress."""
+        if not self._done and all(map(_peek, self.pending())):
+            self._collect()
+        return self._done
 
     def unfinished(self) -> list[Request]:
         """The requests that this call waits for."""
@@ -127,8 +151,8 @@ class Work(dist.Work):
         if not self._done:
             if self._ready is None:
                 self._await(seconds_of(timeout))
-            elif all(lib.ucch_test(op) for op in self.pending()):
-                self._collect()  # an error that is known by now
+            else:
+                self.is_over()  # an error that is known by now
         if self._ready is not None:
             self._ready.order()
         if self._error is not None:
@@ -140,14 +164,18 @@ class Work(dist.Work):
         for request in self.unfinished():
             request._arm()
         for op in self.pending():
-            while not lib.ucch_wait(op, min(SLICE, limit) if limit else SLICE):
-                self._group.check_aborted()
-                if end and time.monotonic() > end:
-                    raise dist.DistBackendError(
-                        f"Timeout expired, Timed out waiting {limit:g} s for an operation of group "
-                        f"{self._group.group_name!r} on rank {self._group.rank()}; it is still under way"
-                    )
+            self._until(lambda seconds, op=op: lib.ucch_wait(op, seconds), end)  # type: ignore[misc]
         self._collect()
+
+    def _until(self, happened: Callable[[float], Any], end: float) -> None:
+        """Wait in slices until ``happened(seconds)``; raises on an abort, and once ``end`` has come (0: never)."""
+        while not happened(min(SLICE, max(end - time.monotonic(), 1e-3)) if end else SLICE):
+            self._group.check_aborted()
+            if end and time.monotonic() > end:
+                raise dist.DistBackendError(
+                    f"Timeout expired, Timed out waiting for an operation of group {self._group._name!r} on rank "
+                    f"{self._group.rank()}; it is still under way"
+                )
 
     # --- what torch asks ----------------------------------------------------------------------------------------------
 
@@ -215,10 +243,47 @@ class Work(dist.Work):
 
 
 @uncompiled
+class Later(Work):
+    """A call that another thread starts; ``begin`` does."""
+
+    def __init__(
+        self, group: Posting, outputs: Sequence[Any], finish: Finish, keep: object, source: Source | None
+    ) -> None:
+        super().__init__(group, outputs)
+        self._finish, self._keep, self._source = finish, keep, source
+        self._begun = threading.Event()
+        self._done = False
+        group.in_flight[self] = None
+
+    def begin(self, start: Callable[[], Request]) -> None:
+        """Start the call; what goes wrong is raised where the call is waited for."""
+        try:
+            self._requests = (start(),)
+        except Exception as failure:
+            self._error = torch_error(failure) if isinstance(failure, UCCHError) else failure
+            self._done = True
+            self._group.in_flight.pop(self, None)
+        self._begun.set()
+
+    def is_over(self) -> bool:
+        """Whether the call has begun and ended."""
+        return self._begun.is_set() and super().is_over()
+
+    def is_completed(self) -> bool:
+        """Whether the call has begun and finished."""
+        return self._begun.is_set() and super().is_completed()
+
+    def _await(self, limit: float) -> None:
+        start = time.monotonic()
+        self._until(self._begun.wait, start + limit if limit else 0.0)
+        super()._await(max(limit - (time.monotonic() - start), 1e-3) if limit else 0.0)
+
+
+@uncompiled
 class Works(Work):
     """Several calls that are waited for together."""
 
-    def __init__(self, group: ProcessGroupUCCH, parts: Sequence[Work]) -> None:
+    def __init__(self, group: Posting, parts: Sequence[Work]) -> None:
         super().__init__(group, [tensor for part in parts for tensor in part._outputs])
         self._parts = parts
         self._done = all(part._done for part in parts)
@@ -234,8 +299,22 @@ class Works(Work):
         """The requests that these calls wait for."""
         return [request for part in self._parts for request in part.unfinished()]
 
+    def is_completed(self) -> bool:
+        """Whether all have finished, well or not."""
+        if all(part.is_completed() for part in self._parts):
+            self._collect()
+            return True
+        return False
+
     def wait(self, timeout: timedelta | None = None) -> bool:
         """Wait for all; raises the first error."""
         for part in self._parts:
             part.wait(timeout)
         return True
+
+    def publish(self) -> None:
+        """Set the result of the future; whoever takes it gets a stream that waits for every part."""
+        for part in self._parts:
+            if part._ready is not None:
+                part._ready.order()
+        super().publish()

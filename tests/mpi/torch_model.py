@@ -1,0 +1,101 @@
+"""Shared by the jobs that train: the process group, a model, its data, and what a single process comes to."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch_cases import close
+
+import ucc_hetero.torch  # noqa: F401  registers the backend
+
+dist.init_process_group("ucch", timeout=timedelta(seconds=100))
+R, N = dist.get_rank(), dist.get_world_size()
+STEPS, SHARE, WIDTH = 4, 4, 16
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(WIDTH, 2 * WIDTH), nn.Linear(2 * WIDTH, WIDTH)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.down(torch.tanh(self.up(x)))
+
+
+class Model(nn.Module):
+    def __init__(self, blocks: int = 4) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(Block() for _ in range(blocks))
+        self.head = nn.Linear(WIDTH, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x)
+
+
+def fresh() -> Model:
+    torch.manual_seed(0)
+    return Model()
+
+
+def batch(step: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """The whole batch of a step, equal on every rank."""
+    generator = torch.Generator().manual_seed(step)
+    return torch.randn(SHARE * N, WIDTH, generator=generator), torch.randint(0, 3, (SHARE * N,), generator=generator)
+
+
+def share(step: int, index: int = R, parts: int = N) -> tuple[torch.Tensor, torch.Tensor]:
+    x, y = batch(step)
+    return x.chunk(parts)[index], y.chunk(parts)[index]
+
+
+def sgd(parameters: Any) -> torch.optim.Optimizer:
+    return torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
+
+
+loss_of = nn.functional.cross_entropy
+
+
+@functools.cache
+def reference() -> tuple[float, ...]:
+    """Losses of one process on the whole batches."""
+    model = fresh()
+    optimizer = sgd(model.parameters())
+    losses = []
+    for step in range(STEPS):
+        x, y = batch(step)
+        loss = loss_of(model(x), y)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return tuple(losses)
+
+
+def train(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    *,
+    index: int = R,
+    parts: int = N,
+    tolerance: float = 1e-5,
+    after_backward: Callable[[], None] = lambda: None,
+) -> None:
+    """Train on this rank's share and compare the mean loss of all ranks with the reference at every step."""
+    for step, want in enumerate(reference()):
+        x, y = share(step, index, parts)
+        loss = loss_of(model(x), y)
+        optimizer.zero_grad()
+        loss.backward()
+        after_backward()
+        optimizer.step()
+        mean = loss.detach().clone()
+        dist.all_reduce(mean, op=dist.ReduceOp.AVG)
+        close(mean.item(), want, tolerance, f"loss of step {step}")

@@ -1,0 +1,182 @@
+"""A job for test_torch_strategies.py: ranks of unequal speed, and replicas that drift apart."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel as DDP
+from torch.utils.data import DataLoader, TensorDataset
+from torch_cases import case, close, main
+from torch_model import SHARE, N, R, batch, fresh, loss_of, reference, sgd
+
+from ucc_hetero.torch.balance import BalancedSampler, Share, profile, profile_layers, split_layers
+from ucc_hetero.torch.replicas import DriftError, Replicas, checksum
+
+#: The last rank takes three times as long for a sample.
+SLOW = 3.0 if R == N - 1 else 1.0
+
+
+class Clock:
+    """Seconds that pass only when work is done: the profiles of a busy machine would not be those of the ranks."""
+
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def measured() -> Share:
+    """The shares that a profile of an artificially slow rank leads to."""
+    model, clock = fresh(), Clock()
+
+    def step(n: int) -> None:
+        x, y = batch(0)
+        loss_of(model(x[:n]), y[:n]).backward()
+        clock.now += 0.5 + SLOW * n
+
+    return profile(step, (1, 2, 6), clock=clock).split(SHARE * N)
+
+
+@case
+def shares_follow_the_speed() -> None:
+    share = measured()
+    assert share.total == SHARE * N and share.rank == R
+    fast, slow = share.counts[0], share.counts[-1]
+    assert all(abs(n - fast) <= 1 for n in share.counts[:-1]) and abs(fast - 3 * slow) <= 3, share
+    every: list[Any] = [None] * N
+    dist.all_gather_object(every, share.counts)
+    assert every == [share.counts] * N
+
+
+@case
+def balanced_data_parallel() -> None:
+    """Unequal batches, gradients of the whole batch: the losses of a single process."""
+    share = measured()
+    model = DDP(fresh())
+    optimizer = sgd(model.parameters())
+    for step, want in enumerate(reference()):
+        x, y = map(share.take, batch(step))
+        loss = loss_of(model(x), y) * share.weight
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        mean = loss.detach().clone()
+        dist.all_reduce(mean, op=dist.ReduceOp.AVG)
+        close(mean.item(), want, 1e-5, f"step {step}")
+
+
+@case
+def balanced_sampler() -> None:
+    """The global batches of an epoch are those of any other split."""
+    share, length = measured(), 3 * SHARE * N + 1
+    data = TensorDataset(torch.arange(length))
+    equal = Share((SHARE,) * N, R)
+    batches = {}
+    for name, each in (("measured", share), ("equal", equal)):
+        sampler = BalancedSampler(length, each, seed=5)
+        sampler.set_epoch(2)
+        mine = [rows.tolist() for (rows,) in DataLoader(data, batch_sampler=sampler)]
+        assert len(mine) == len(sampler) == 3 and all(len(rows) == each.count for rows in mine)
+        everyone: list[Any] = [None] * N
+        dist.all_gather_object(everyone, mine)
+        batches[name] = [[i for rows in everyone for i in rows[step]] for step in range(3)]
+    assert batches["measured"] == batches["equal"]
+    assert len({i for rows in batches["equal"] for i in rows}) == 3 * SHARE * N
+
+
+@case
+def balanced_pipeline() -> None:
+    """Layers cut by what they take; the losses stay those of one process."""
+    from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
+
+    model, clock = fresh(), Clock()
+
+    def timed(block: nn.Module, rank: int = R) -> Any:
+        def run(x: torch.Tensor) -> torch.Tensor:
+            clock.now += SLOW
+            return block(x)
+
+        return run
+
+    seconds = profile_layers([timed(block) for block in model.blocks], batch(0)[0], clock=clock)
+    assert [row[0] for row in seconds] == [1.0] * (N - 1) + [3.0]
+    cuts = split_layers(seconds)
+    assert cuts[-1][1] - cuts[-1][0] == 1 and cuts[-1][1] == 4 and (N > 2 or cuts == [(0, 3), (3, 4)])
+    first, last = cuts[R]
+    part = nn.Sequential(*model.blocks[first:last], *([model.head] if R == N - 1 else []))
+    stage = PipelineStage(part, R, N, torch.device("cpu"))
+    schedule = ScheduleGPipe(stage, n_microbatches=2, loss_fn=loss_of)
+    optimizer = sgd(part.parameters())
+    for step, want in enumerate(reference()):
+        x, y = batch(step)
+        optimizer.zero_grad()
+        losses: list[torch.Tensor] = []
+        if R == 0:
+            schedule.step(x)
+        elif R == N - 1:
+            schedule.step(target=y, losses=losses)
+        else:
+            schedule.step()
+        optimizer.step()
+        if losses:
+            close(torch.stack(losses).mean().item(), want, 1e-5, f"step {step}")
+
+
+# --- drift -----------------------------------------------------------------------------------------------------------
+
+
+def nudged(model: nn.Module) -> None:
+    """What another vendor's optimizer kernel does: one parameter of the last rank is off by one bit."""
+    if R == N - 1:
+        with torch.no_grad():
+            weight = next(model.parameters()).view(-1)
+            weight[3] = math.nextafter(weight[3].item(), 10.0) + 1e-7
+
+
+@case
+def drift_is_seen_and_undone() -> None:
+    model = fresh()
+    optimizer = torch.optim.AdamW(model.parameters())
+    replicas = Replicas(model, optimizer, every=2, policy="broadcast")
+    for step in range(4):
+        x, y = batch(step)
+        loss_of(model(x), y).backward()
+        optimizer.step()
+        if step == 1:
+            nudged(model)
+            nudged_state = next(iter(optimizer.state.values()))["exp_avg"]
+            nudged_state.add_(1e-6 * (R == N - 1))
+        found = replicas.step()
+        assert (found is None) == (step % 2 == 0)
+    assert [drift.step for drift in replicas.history] == [2, 4]
+    apart, together = replicas.history
+    assert not apart.equal and 0 < apart.distance < 1e-5 and len(set(apart.checksums)) == 2
+    assert together.equal and together.distance == 0
+    sums: list[Any] = [None] * N
+    dist.all_gather_object(sums, checksum(state["exp_avg"] for state in optimizer.state.values()))
+    assert len(set(sums)) == 1
+
+
+@case
+def drift_may_be_an_error() -> None:
+    model = fresh()
+    watch = Replicas(model, every=1, policy="raise")
+    assert watch.step().equal
+    nudged(model)
+    try:
+        watch.step()
+    except DriftError as error:
+        assert "differ" in str(error)
+    else:
+        raise AssertionError("nobody noticed")
+    told = Replicas(model, every=1, policy="report")
+    told.step(), told.step()
+    assert [drift.equal for drift in told.history] == [False, False]
+
+
+if __name__ == "__main__":
+    main()

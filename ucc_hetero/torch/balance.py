@@ -1,0 +1,231 @@
+"""Unequal devices: how much of the work each rank gets, so that all of them finish a step at the same time.
+
+Data parallel: :func:`profile` times a step on every rank and :meth:`Profile.split` divides a global batch;
+:class:`BalancedSampler` deals the samples out. Gradients stay exact: data parallelism averages over ranks, so every
+rank scales its mean loss by :attr:`Share.weight`, and the average is that of all samples.
+
+Pipelines: :func:`profile_layers` times every layer on every rank and :func:`split_layers` cuts the stages.
+"""
+
+from __future__ import annotations
+
+import heapq
+import random
+import statistics
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+__all__ = ["BalancedSampler", "Profile", "Share", "profile", "profile_layers", "split_layers"]
+
+Clock = Callable[[], float]
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """One rank's part of every global batch. ``counts`` are the samples of all ranks, in rank order."""
+
+    counts: tuple[int, ...]
+    rank: int
+
+    @property
+    def count(self) -> int:
+        """Samples of this rank."""
+        return self.counts[self.rank]
+
+    @property
+    def total(self) -> int:
+        """Samples of the global batch."""
+        return sum(self.counts)
+
+    @property
+    def first(self) -> int:
+        """Where this rank's samples begin in the global batch."""
+        return sum(self.counts[: self.rank])
+
+    @property
+    def weight(self) -> float:
+        """Factor of this rank's mean loss, for gradients that are averaged over the ranks."""
+        return self.count * len(self.counts) / self.total
+
+    def take(self, batch: Any) -> Any:
+        """This rank's samples of a global batch, tensor or sequence, along the first dimension.
+
+        ``ValueError`` when the batch does not have :attr:`total` samples.
+        """
+        if len(batch) != self.total:
+            raise ValueError(f"batch on rank {self.rank} has {len(batch)} samples; the shares add up to {self.total}")
+        return batch[self.first : self.first + self.count]
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """What a step costs on each rank: ``fixed[r] + each[r] * samples`` seconds on rank r."""
+
+    rank: int
+    fixed: tuple[float, ...]
+    each: tuple[float, ...]
+
+    def seconds(self, counts: Sequence[int]) -> float:
+        """How long the slowest rank takes for these samples."""
+        return max(f + e * n for f, e, n in zip(self.fixed, self.each, counts, strict=True))
+
+    def split(self, total: int, *, most: Sequence[int] | None = None) -> Share:
+        """Divide ``total`` samples so that the slowest rank is done as early as possible; at least one for each rank.
+
+        ``most``: the samples that fit into each rank's memory. ``ValueError`` when the samples cannot be dealt out.
+        """
+        size = len(self.each)
+        limits = list(most) if most is not None else [total] * size
+        if len(limits) != size or total < size or sum(limits) < total or min(limits) < 1:
+            raise ValueError(f"{total} samples cannot be dealt to {size} ranks that take 1 to {limits}")
+        counts = [1] * size
+        # One sample after the other to the rank that would be done with it first: optimal, as costs only grow.
+        heap = [(self.fixed[r] + 2 * self.each[r], r) for r in range(size) if limits[r] > 1]
+        heapq.heapify(heap)
+        for _ in range(total - size):
+            done, r = heapq.heappop(heap)
+            counts[r] += 1
+            if counts[r] < limits[r]:
+                heapq.heappush(heap, (done + self.each[r], r))
+        return Share(tuple(counts), self.rank)
+
+
+def _settled() -> None:
+    """What was given to this rank's device is done."""
+    if torch.cuda.is_available() and torch.cuda.is_initialized():
+        torch.cuda.synchronize()
+
+
+def _timed(call: Callable[[], object], repeat: int, clock: Clock) -> float:
+    """Median of the seconds of a call, after one to warm up."""
+    call()
+    seconds = []
+    for _ in range(repeat):
+        _settled()
+        start = clock()
+        call()
+        _settled()
+        seconds.append(clock() - start)
+    return statistics.median(seconds)
+
+
+def _everyone(mine: Any, group: Any) -> list[Any]:
+    out: list[Any] = [None] * dist.get_world_size(group)
+    dist.all_gather_object(out, mine, group=group)
+    return out
+
+
+def profile(
+    step: Callable[[int], object],
+    samples: Sequence[int] = (1, 4),
+    *,
+    repeat: int = 3,
+    group: Any = None,
+    clock: Clock = time.perf_counter,
+) -> Profile:
+    """Time ``step(n)``, forward and backward over n samples, on every rank at the same time. Collective.
+
+    ``step`` must not communicate (``with model.no_sync()``, or the plain module), or every rank would wait for the
+    slowest one. ``samples``: two or more different n; a line is put through what they take. ``clock`` returns seconds.
+    """
+    counts = sorted(set(samples))
+    if len(counts) < 2 or counts[0] < 1:
+        raise ValueError(f"samples {list(samples)} must be two or more different numbers from 1 on")
+    dist.barrier(group=group)  # so that ranks which share a machine slow each other down as they will in training
+    seconds = [_timed(lambda n=n: step(n), repeat, clock) for n in counts]  # type: ignore[misc]
+    slope, offset = statistics.linear_regression(counts, seconds)
+    # Noise may tilt the line; a sample costs something on every rank, or the others would get all of them.
+    each = max(slope, seconds[-1] / counts[-1] * 1e-3, 1e-12)
+    rows = _everyone((max(offset, 0.0), each), group)
+    return Profile(dist.get_rank(group), tuple(f for f, _ in rows), tuple(e for _, e in rows))
+
+
+def profile_layers(
+    layers: Iterable[Callable[[Any], Any]],
+    example: Any,
+    *,
+    repeat: int = 3,
+    group: Any = None,
+    clock: Clock = time.perf_counter,
+) -> list[list[float]]:
+    """Seconds that each layer takes, forward and backward, on each rank: one row per rank. Collective.
+
+    ``example`` is what the first layer takes, one microbatch; each layer gets what the one before it returned.
+    """
+    dist.barrier(group=group)
+    mine, inputs = [], example
+    for layer in layers:
+        outputs: Any = None
+
+        def both(layer: Callable[[Any], Any] = layer, inputs: Any = inputs) -> None:
+            nonlocal outputs
+            outputs = layer(inputs)
+            if outputs.requires_grad:
+                torch.autograd.backward(outputs, torch.ones_like(outputs))
+
+        mine.append(_timed(both, repeat, clock))
+        inputs = outputs.detach()
+        inputs.requires_grad_(inputs.is_floating_point())
+    return _everyone(mine, group)
+
+
+def split_layers(seconds: Sequence[Sequence[float]]) -> list[tuple[int, int]]:
+    """Cut layers into one stage for each rank, so that the slowest stage is as quick as possible.
+
+    ``seconds[r][i]`` is what layer i takes on rank r (:func:`profile_layers`); the ranks are in the order of the
+    pipeline. Returns (first layer, one past the last) of each rank; every rank gets at least one layer. Exact: dynamic
+    programming over (ranks, layers).
+    """
+    ranks, layers = len(seconds), len(seconds[0]) if seconds else 0
+    if layers < ranks or any(len(row) != layers for row in seconds):
+        raise ValueError(f"{[len(row) for row in seconds]} layers on {ranks} ranks: each needs one, and all know all")
+    sums = [[0.0] * (layers + 1) for _ in seconds]
+    for row, total in zip(seconds, sums, strict=True):
+        for i, value in enumerate(row):
+            total[i + 1] = total[i] + value
+    # best[i]: (slowest stage, cuts) with the ranks so far and the first i layers.
+    best: list[tuple[float, tuple[int, ...]] | None] = [(0.0, (0,))] + [None] * layers
+    for rank, total in enumerate(sums):
+        following: list[tuple[float, tuple[int, ...]] | None] = [None] * (layers + 1)
+        for end in range(rank + 1, layers - (ranks - rank - 1) + 1):
+            following[end] = min(
+                (max(found[0], total[end] - total[start]), (*found[1], end))
+                for start in range(end)
+                if (found := best[start]) is not None
+            )
+        best = following
+    last = best[layers]
+    assert last is not None
+    return list(zip(last[1], last[1][1:], strict=False))
+
+
+class BalancedSampler(torch.utils.data.Sampler[list[int]]):
+    """Deals the samples of a data set out by a :class:`Share`: a ``batch_sampler`` for torch's ``DataLoader``.
+
+    The global batches are those of a run of any other split with the same ``seed``, in the same order; samples that do
+    not fill the last one are left out. Call :meth:`set_epoch` before each epoch, as with ``DistributedSampler``.
+    """
+
+    def __init__(self, length: int, share: Share, *, shuffle: bool = True, seed: int = 0) -> None:
+        if length < share.total:
+            raise ValueError(f"a data set of {length} samples has no batch of {share.total}")
+        self._length, self._share, self._shuffle, self._seed, self._epoch = length, share, shuffle, seed, 0
+
+    def set_epoch(self, epoch: int) -> None:
+        """Shuffle the next epoch in an order of its own."""
+        self._epoch = epoch
+
+    def __len__(self) -> int:
+        return self._length // self._share.total
+
+    def __iter__(self) -> Iterator[list[int]]:
+        order = list(range(self._length))
+        if self._shuffle:
+            random.Random(f"{self._seed} {self._epoch}").shuffle(order)  # the same on every rank
+        for step in range(len(self)):
+            yield self._share.take(order[step * self._share.total : (step + 1) * self._share.total])

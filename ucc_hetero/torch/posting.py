@@ -1,0 +1,208 @@
+"""From a torch call to a started call of ours: which lane it takes, which stream it is a part of, who waits for it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from datetime import timedelta
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from ..comm import Communicator
+from ..errors import UCCHError
+from ..request import Request
+from ..types import OPS
+from . import futures
+from .futures import InOrder
+from .lane import Lane
+from .layout import Finish
+from .streams import Side, device_of, mean_of
+from .uncompiled import uncompiled
+from .work import Later, Source, Work, Works, limit_of, torch_error
+
+__all__ = ["Posting"]
+
+#: Seconds that an asynchronous call is given to finish before its caller goes on.
+_MOMENT = 20e-6
+#: All calls that are under way are looked at when there are more than this, and otherwise the oldest ones.
+_MANY = 64
+
+
+@uncompiled
+class Posting:
+    """What every method of a process group does: start a collective or a message, and return its Work.
+
+    Collectives are posted in program order and run in that order. The limit in seconds is that of every call, unless
+    the call brings its own.
+    """
+
+    #: Posted and not yet collected, in order; keeps their tensors alive.
+    in_flight: dict[Work, None]
+
+    def _open(self, comm: Communicator, name: str, timeout: timedelta | None) -> None:
+        """Begin; takes the place of a constructor, which torch's base class has for itself."""
+        self._place = comm.rank, comm.size
+        self._lanes = {0: Lane(comm, self.check_aborted)}
+        self._sides: dict[Any, Side] = {}
+        self._callbacks: dict[int, InOrder] = {}
+        self._messenger: InOrder | None = None
+        self._lock = threading.Lock()
+        self._name, self._desc = name, ""
+        self._seconds = limit_of(timeout)
+        self._aborted = ""
+        self._closed = False
+        self._posted = 0
+        self.in_flight = {}
+
+    def rank(self) -> int:
+        """This process's rank in the group."""
+        return self._place[0]
+
+    def size(self) -> int:
+        """Number of ranks of the group."""
+        return self._place[1]
+
+    # --- collectives --------------------------------------------------------------------------------------------------
+
+    def post(
+        self,
+        name: str,
+        send: Any,
+        recv: Any,
+        opts: Any,
+        outputs: Sequence[Any],
+        op: Any = None,
+        root: int = -1,
+        counts: Any = None,
+        finish: Finish = None,
+    ) -> Work:
+        """Start a collective; one that its caller would only wait for runs to its end here."""
+        if self._aborted or self._closed or self.in_flight:
+            self._usable()
+        lane, seconds = self._lane() if futures.level() else self._lanes[0], self._timeout(opts)
+        asynchronous = getattr(opts, "asyncOp", True)
+        self._posted += 1
+        device = device_of(recv, send)
+        try:
+            if device is None and not asynchronous:
+                lane.call(name, send, recv, op, root, counts, seconds)
+                if finish is not None:
+                    finish()
+                return Work(self, outputs)
+            if device is None:
+                request = lane.start(name, send, recv, op, root, counts, seconds)
+            else:
+                if op is OPS["AVG"]:
+                    op, finish = OPS["SUM"], mean_of(recv, self._place[1], finish)
+                start = partial(lane.start_on, name, send, recv, op, root, counts, seconds)
+                return self._in_stream(device, start, (send, recv), outputs, finish, asynchronous)
+        except UCCHError as failure:
+            raise torch_error(failure) from failure
+        work = Work(self, outputs, (request,), finish, (send, recv))
+        work.poll(_MOMENT)
+        return work
+
+    def _in_stream(
+        self, device: Any, start: Any, memory: Sequence[Any], outputs: Sequence[Any], finish: Finish, asynchronous: bool
+    ) -> Work:
+        """Make a call a part of a stream's work."""
+        side = self._sides.get(device) or self._sides.setdefault(device, Side(device))
+        request, ready = side.run(start, (*memory, *outputs), finish, asynchronous=asynchronous)
+        return Work(self, outputs, (request,), None if ready else finish, memory, ready=ready)
+
+    def _lane(self) -> Lane:
+        """The lane of the calling thread: calls that callbacks post have one of their own (:mod:`.futures`)."""
+        at = futures.level()
+        lane = self._lanes.get(at)
+        if lane is None:
+            # Collective; every rank runs the same callbacks in the same order, and so comes here.
+            lane = self._lanes[at] = Lane(Communicator._adopt(self._lanes[0].comm.mpi.Dup()), self.check_aborted)
+        return lane
+
+    def _timeout(self, opts: Any) -> float:
+        if opts is None:
+            return self._seconds
+        own: float = opts.timeout.total_seconds()
+        return own if own > 0 else self._seconds
+
+    # --- messages -----------------------------------------------------------------------------------------------------
+
+    def post_message(
+        self, tensor: Any, peer: int, tag: int, outgoing: bool, outputs: Sequence[Any], finish: Finish
+    ) -> Work:
+        """Start a send to, or a receive from, group rank ``peer`` (-1: any)."""
+        self._usable()
+        lane = self._lanes[0]
+        start = partial(lane.send if outgoing else lane.receive, tensor, peer, tag, self._seconds)
+        source = None if outgoing else Source()
+        if not tensor.is_cpu:
+            return self._message_after_stream(tensor, start, outputs, finish, source)
+        try:
+            request: Request = start()
+        except UCCHError as failure:
+            raise torch_error(failure) from failure
+        work = Work(self, outputs, (request,), finish, tensor, source)
+        work.poll(_MOMENT)
+        return work
+
+    def _message_after_stream(
+        self, tensor: Any, start: Any, outputs: Sequence[Any], finish: Finish, source: Source | None
+    ) -> Work:
+        """Start a message once the current stream has got here.
+
+        Messages are the host's, and no stream starts them: a thread waits for the event, so that the caller goes on
+        issuing work. One thread, because messages to one rank must start in the order in which they were posted.
+        """
+        stream = torch.cuda.current_stream(tensor.device)
+        work = Later(self, outputs, finish, tensor, source)
+        if stream.query() and self._messenger is None:
+            work.begin(start)  # nothing to wait for, and nothing to overtake
+            return work
+        with self._lock:
+            if self._messenger is None:
+                self._messenger = InOrder(0, f"{self._name}-messages")
+        event = stream.record_event()
+
+        def after() -> Request:
+            event.synchronize()
+            request: Request = start()
+            return request
+
+        self._messenger.add(partial(work.begin, after))
+        return work
+
+    # --- others -------------------------------------------------------------------------------------------------------
+
+    def together(self, works: list[Work]) -> Work:
+        """One Work for several calls."""
+        return works[0] if len(works) == 1 else Works(self, works)
+
+    def done(self, outputs: Sequence[Any]) -> Work:
+        """The Work of a call that has nothing to do."""
+        return Work(self, outputs)
+
+    def callbacks(self, at: int) -> InOrder:
+        """What runs the callbacks of a level."""
+        with self._lock:
+            found = self._callbacks.get(at)
+            if found is None:
+                found = self._callbacks[at] = InOrder(at, f"{self._name}-callbacks-{at}")
+            return found
+
+    def check_aborted(self) -> None:
+        """Raise when the group has been aborted."""
+        if self._aborted:
+            raise dist.DistBackendError(f"process group {self._name!r} was aborted: {self._aborted}")
+
+    def _usable(self) -> None:
+        self.check_aborted()
+        if self._closed:
+            raise dist.DistBackendError(f"process group {self._name!r} has been destroyed")
+        # Calls that nobody waits for hold memory until somebody looks.
+        under_way = list(self.in_flight)
+        for work in under_way:
+            if not work.is_over() and len(under_way) <= _MANY:
+                return
