@@ -22,6 +22,7 @@ _PROGRAMS = {
     "planner": ("planner", "planning alone: time, memory, teams and predicted time up to 16,384 ranks"),
     "report": ("report", "result files -> one HTML page and PNGs"),
     "diff": ("diff", "two result files -> what became slower"),
+    "trace": ("trace", "the file of UCCH_TRACE -> where the time of each collective went, who was late"),
 }
 _RANK_VARIABLES = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "SLURM_PROCID")
 

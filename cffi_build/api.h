@@ -74,6 +74,21 @@ int ucch_program_start(ucch_program *program, void *send, void *recv, double tim
 int ucch_program_run(ucch_program *program, void *send, void *recv, double timeout, double slice);
 int ucch_program_active(ucch_program *program);
 
+/* ---- trace.c: what every program and step did, and when ---- */
+typedef struct ucch_event {
+    uint64_t begin, end; /* ns of CLOCK_MONOTONIC; end 0: not yet */
+    uint64_t seq;        /* sequence number of the call on its communicator */
+    uint32_t program;    /* as numbered by ucch_program_trace */
+    int32_t step;        /* -1: the whole program */
+    int32_t status;
+    uint32_t reserved;
+} ucch_event;
+
+int ucch_trace_open(const char *path, uint64_t capacity);
+void ucch_trace_stop(void);
+const void *ucch_trace_memory(uint64_t *bytes);
+void ucch_program_trace(ucch_program *program, uint32_t number);
+
 /* ---- local.c: element-wise work on host memory ---- */
 int ucch_combine(int op, int dtype, const void *src, void *dst, uint64_t count);
 int ucch_cast(int from, int to, const void *src, void *dst, uint64_t count);

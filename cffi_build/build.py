@@ -21,6 +21,7 @@ SOURCES = (
     "message.c",
     "board.c",
     "local.c",
+    "trace.c",
     "device.c",
     "device_cuda.c",
     "device_hip.c",

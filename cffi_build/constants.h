@@ -43,3 +43,6 @@
 #define UCCH_ALL_PEERS -1
 
 #define UCCH_LABEL_BYTES 48
+
+/* Bytes before the first event of a timeline. */
+#define UCCH_TRACE_HEADER 4096

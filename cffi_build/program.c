@@ -192,6 +192,11 @@ int ucch_program_memory(ucch_program *p, int base, int mem_type) {
     return 0;
 }
 
+/* What the timeline calls this program. */
+void ucch_program_trace(ucch_program *p, uint32_t number) {
+    p->number = number;
+}
+
 void ucch_program_bytes(ucch_program *p, uint64_t bytes) {
     p->bytes = bytes;
 }

@@ -3,6 +3,7 @@
 #define UCCH_PROGRAM_H
 
 #include "device.h"
+#include "trace.h"
 
 #define UCC_OK 0
 #define UCC_INPROGRESS 1
@@ -28,6 +29,7 @@ struct ucch_step {
     ucp_ep_h ep;
     ucp_worker_h worker;
     uint64_t tag;
+    uint64_t event; /* of the timeline */
     int op, dtype, to;
     double factor;
 };
@@ -45,6 +47,8 @@ struct ucch_program {
     uint64_t bytes; /* of the caller's data, for the statistics */
     ucch_board *board;
     uint64_t signature;
+    uint32_t number; /* in the timeline */
+    uint64_t event;
     char label[LABEL];
 };
 

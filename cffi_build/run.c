@@ -165,7 +165,14 @@ int ucch_program_check_locked(ucch_program *p) {
     return peer < 0 ? 0 : bad;
 }
 
+static void end_event_locked(uint64_t *event, int status) {
+    ucch_trace_end_locked(*event, status);
+    *event = 0;
+}
+
 static void finish_locked(ucch_program *p) {
+    if (UCCH_TRACING)
+        end_event_locked(&p->event, 0);
     if (p->board)
         ucch_board_add(p->board, ucch_now() - p->op.started, p->bytes);
     if (p->on_device && !p->persistent)
@@ -192,6 +199,8 @@ int ucch_program_advance_locked(ucch_program *p) {
         ucch_step *s = &p->steps[i];
         int status = 0;
         if (s->state == WAITING && ready(p, s)) {
+            if (UCCH_TRACING)
+                s->event = ucch_trace_begin_locked(p->number, i, p->op.error.seq);
             status = start_step_locked(p, s);
             moved++;
         }
@@ -203,6 +212,8 @@ int ucch_program_advance_locked(ucch_program *p) {
         }
         if (s->state == FINISHED) {
             moved++;
+            if (UCCH_TRACING)
+                end_event_locked(&s->event, 0);
             if (i == p->first)
                 p->first++;
         }
@@ -215,8 +226,11 @@ int ucch_program_advance_locked(ucch_program *p) {
 /* What was posted cannot be taken back: requests still in progress are left to libucc, with the buffers that the
  * owner keeps alive; the rest of this program leaves the queues so that others can report their own fate. */
 void ucch_program_abandon_locked(ucch_program *p) {
+    if (UCCH_TRACING)
+        end_event_locked(&p->event, p->op.error.status);
     for (int i = p->first; i < p->nsteps; i++) {
         ucch_step *s = &p->steps[i];
+        s->event = 0; /* without an end in the timeline: that is where it hung */
         if (s->kind == STEP_COLL && s->state != FINISHED) {
             s->team->context->users--;
             ucch_step **at = &s->team->head, *last = NULL;
@@ -280,6 +294,8 @@ static int start_locked(ucch_program *p, void *send, void *recv, double timeout)
             enqueue_locked(s);
     }
     p->op.error.seq = p->board ? ucch_board_publish(p->board, p->signature, p->label) : 0;
+    if (UCCH_TRACING)
+        p->event = ucch_trace_begin_locked(p->number, -1, p->op.error.seq);
     ucch_op_begin_locked(&p->op, timeout);
     if (expected_otherwise(p))
         fail_locked(p, UCCH_FAIL_MISMATCH, -1);

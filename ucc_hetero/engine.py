@@ -17,6 +17,7 @@ from .placement import Local, Lowering, Placement
 from .plan import Blocks, Operand, Plan, Region, Step, regions
 from .staging import Mirrors, Span
 from .teams import Teams
+from .timeline import Note, describe, recording
 from .ucc import status_name
 from .ucc_enums import Coll, CollFlag
 
@@ -87,6 +88,8 @@ class _Lower:
         self.mirrors = Mirrors(self.at.itemsize, self.at.code)
         self.mirroring = False
         self.steps: list[tuple[Sequence[int], Callable[..., None], tuple[Any, ...]]] = []
+        #: What the timeline says of each of them.
+        self.notes: list[Note] = []
 
     def program(self, label: str) -> Program:
         steps = list(self.plan.program(self.rank))
@@ -98,10 +101,10 @@ class _Lower:
                 if step.link in self.staged:
                     self.mirrors.add([*self._reads(step, member, self.packed.get(i, ())), *self._writes(step, member)])
             self.mirrors.settle()
-        before = [self._add([], self._local, local) for local in at.before]
+        before = [self._add(self._copy("enter", local), [], self._local, local) for local in at.before]
         last = self._emit(before, steps)
         for local in at.after:
-            last = [self._add(last, self._local, local)]
+            last = [self._add(self._copy("leave", local), last, self._local, local)]
         return self._make(label)
 
     def _holds(self) -> bool:
@@ -117,10 +120,14 @@ class _Lower:
         alone = links <= {"native"} and not (self.staged or self.at.before or self.at.after)
         return alone and self.what.compute.name not in _NOT_VENDORS
 
-    def _add(self, after: Sequence[int], make: Callable[..., None], *args: Any) -> int:
-        """Note a step that ``make(handle, number, *args)`` writes; returns its number."""
+    def _add(self, note: Note, after: Sequence[int], make: Callable[..., None], *args: Any) -> int:
+        """Take down a step that ``make(handle, number, *args)`` writes; returns its number."""
         self.steps.append((after, make, args))
+        self.notes.append(note)
         return len(self.steps) - 1
+
+    def _copy(self, kind: str, local: Local, fragment: int = -1, stage: int = -1) -> Note:
+        return Note("local", kind, fragment, stage, (self.rank,), local.elements * self.at.itemsize)
 
     def _make(self, label: str) -> Program:
         text = label.encode()[: int(lib.UCCH_LABEL_BYTES) - 1]
@@ -134,6 +141,7 @@ class _Lower:
             for base in (lib.UCCH_SEND, lib.UCCH_RECV, lib.UCCH_TMP):
                 self._check(lib.ucch_program_memory(handle, base, self.what.memory))
         self._check(lib.ucch_program_tmp(handle, self.at.tmp_bytes))
+        describe(handle, label, self.plan, self.teams, self.notes)
         for i, (after, make, args) in enumerate(self.steps):
             make(handle, i, *args)
             if after:
@@ -148,7 +156,9 @@ class _Lower:
         for position, (fragment, stage, member, step) in enumerate(steps):
             earlier = [*before, *(j for s in range(stage) for j in stages.get((fragment, s), ()))]
             packed = self.packed.get(position, [])
-            ready = [self._add(earlier, self._local, local) for local in packed]
+            ready = [
+                self._add(self._copy("pack", local, fragment, stage), earlier, self._local, local) for local in packed
+            ]
             made = [*ready]
             staged = step.link in self.staged
             if staged:
@@ -156,16 +166,21 @@ class _Lower:
                     # Two steps of a stage may read one region; it is fetched once.
                     key = fragment, stage, local
                     if key not in fetched:
-                        fetched[key] = self._add([*earlier, *ready], self._local, local)
+                        note = self._copy("down", local, fragment, stage)
+                        fetched[key] = self._add(note, [*earlier, *ready], self._local, local)
                     made.append(fetched[key])
             if step.kind == "message":
                 ordinals[step.ranks] = ordinals.get(step.ranks, -1) + 1
             make = self._step(step, member, packed, ordinals.get(step.ranks, 0))
             if make is not None:
-                made.append(self._add([*earlier, *made], self._write, staged, make))
+                note = Note(step.link, step.kind, fragment, stage, step.ranks, self._nbytes(step, member))
+                made.append(self._add(note, [*earlier, *made], self._write, staged, make))
             if staged:
                 copies = self.mirrors.copies(self._writes(step, member), down=False)
-                made += [self._add([made[-1]], self._local, local) for local in copies]
+                made += [
+                    self._add(self._copy("up", local, fragment, stage), [made[-1]], self._local, local)
+                    for local in copies
+                ]
             stages.setdefault((fragment, stage), []).extend(made)
         return list(range(len(self.steps)))
 
@@ -185,6 +200,13 @@ class _Lower:
         self.mirroring = staged
         make(handle, i)
         self.mirroring = False
+
+    def _nbytes(self, step: Step, member: int) -> int:
+        """The larger side of a member's part in a step, where somebody wants to know."""
+        if not recording():
+            return 0
+        sides = (sum(r.count for r in regions(side)) for side in (step.src[member], step.dst[member]))
+        return max(sides) * self.at.itemsize
 
     def _reads(self, step: Step, member: int, packed: Sequence[Local]) -> list[Span]:
         """The regions whose contents a member brings into a step."""

@@ -64,6 +64,13 @@ def _mbit(text: str) -> int:
     return int(text)
 
 
+def _count(text: str) -> int:
+    value = parse_size(text)
+    if not 1 <= value <= 1 << 32:
+        raise ValueError(f"{text!r} is not a number from 1 to 4G")
+    return int(value)
+
+
 def _choice(*words: str) -> Callable[[str], str]:
     def parse(text: str) -> str:
         word = text.strip().lower()
@@ -145,7 +152,8 @@ _VARIABLES = (
         "Backends in whose place torch scripts get ours (`ucch`).",
         "nccl,gloo",
     ),
-    Variable("TRACE", str, "", "Write a Chrome trace per rank to this file; %h %p %r as for LOG_FILE.", "path"),
+    Variable("TRACE", str, "", "Record what every collective spends its time on, into this Chrome trace.", "path"),
+    Variable("TRACE_EVENTS", _count, 1 << 18, "Events of each rank that the trace keeps: the last ones.", "number"),
 )  # fmt: skip
 
 #: Every variable by its name without prefix.

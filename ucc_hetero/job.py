@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from . import agreement, env, log, ucc, ucx, vendors
+from . import agreement, env, log, timeline, ucc, ucx, vendors
 from .agreement import Facts
 from .device import MEMORY_NAMES, Place, place_of, runtime_of
 from .discover import HostIdentity, cores, host_identity, link_speed
@@ -102,6 +102,7 @@ class Job:
         self.bridge: ucc.Context | None = None
         #: Used at the end, when all ranks leave together.
         self.comm = comm.Dup()
+        timeline.join(self.comm, everyone, everyone[self.rank])
         sub = comm.Split(island.index, self.rank)
         self._comms += [self.comm, sub]
         if island.size > 1:

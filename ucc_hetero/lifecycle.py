@@ -13,7 +13,7 @@ import time
 from types import TracebackType
 from typing import Any
 
-from . import job
+from . import job, timeline
 from .native import lib
 
 __all__ = ["failed", "living", "register"]
@@ -65,6 +65,7 @@ def _at_exit() -> None:
         return  # whoever started the others, torchrun say, ends them
     fine = [_together(each) for each in job.all_jobs()]  # every rank takes part in each, whatever the others say
     if all(fine):
+        timeline.finish()
         for comm in reversed(living[:]):
             comm.Free()
         job.close_all()

@@ -1,0 +1,90 @@
+"""UCCH_TRACE under a real mpirun: one file of all ranks, which shows the phases and the rank that was late."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ucc_hetero.bench.__main__ import main
+
+pytestmark = pytest.mark.mpi
+
+Run = Callable[..., Any]
+
+JOB = """
+import os, sys, time
+import numpy as np
+from mpi4py import MPI
+from ucc_hetero import Communicator
+
+comm = Communicator()
+x = np.full(1 << 18, comm.rank + 1, np.float32)
+y = np.empty_like(x)
+for call in range(6):
+    if call > 0 and comm.rank == 1:
+        time.sleep(0.05)
+    comm.Allreduce(x, y)
+    assert (y == 10).all()
+requests = [comm.Iallreduce(x, y.copy()) for _ in range(3)]
+for request in requests:
+    request.Wait()
+half = Communicator(MPI.COMM_WORLD.Split(comm.rank // 2))
+half.Bcast(x)
+half.Free()
+if sys.argv[1:] == ["die"]:
+    if comm.rank == 2:
+        os._exit(3)
+    comm.Allreduce(x, y)
+"""
+FOUR = {"UCCH_EMULATE": "nvidia:2,amd:2", "UCCH_TUNE": "allreduce:0-inf:@split_rail:fragments=4"}
+
+
+def spans(path: Path) -> list[dict[str, Any]]:
+    return [event for event in json.loads(path.read_text())["traceEvents"] if event["ph"] == "X"]
+
+
+def test_a_good_job(mpirun: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "new" / "t.json"
+    mpirun(JOB, n=4, env=FOUR | {"UCCH_TRACE": str(path)}, timeout=120)
+    assert [p.name for p in path.parent.iterdir()] == ["t.json"]
+    events = spans(path)
+    first = [e for e in events if e["args"]["call"] == 1 and e["args"].get("of", "").startswith("allreduce")]
+    for rank in range(4):
+        mine = {
+            (e["cat"], e["args"]["fragment"], e["args"]["stage"])
+            for e in first
+            if e["pid"] == rank and "with" in e["args"]
+        }
+        assert mine == {(cat, f, s) for f in range(4) for s, cat in enumerate(("island", "bridge", "island"))}
+    assert {tuple(e["args"]["with"]) for e in first if e["cat"] == "bridge"} == {(0, 2), (1, 3)}
+    assert {e["args"]["comm"].partition(" ")[2] for e in events if e["name"].startswith("bcast float")} == {
+        "of ranks 0-1", "of ranks 2-3"
+    }  # fmt: skip
+    capsys.readouterr()
+    assert main(["trace", str(path)]) == 0
+    shown = capsys.readouterr().out
+    assert "allreduce float32[262144] SUM: split_rail, 9 calls, communicator" in shown
+    assert "of the lateness was rank 1's" in shown
+    assert "Not finished" not in shown
+
+
+def test_a_job_that_was_killed(mpirun: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "t.json"
+    env = FOUR | {"UCCH_TRACE": str(path), "UCCH_TRACE_EVENTS": "1K"}
+    done = mpirun(JOB, n=4, args=["die"], env=env, check=False, timeout=120)
+    assert done.returncode != 0
+    assert not path.exists()
+    assert main(["trace", str(path)]) == 0
+    assert "call 10, call allreduce float32[262144] SUM: " in capsys.readouterr().out
+    assert {e["pid"] for e in spans(path)} == {0, 1, 2, 3}
+
+
+def test_where_nothing_can_be_written_the_job_goes_on(mpirun: Run, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    done = mpirun(JOB, n=4, env=FOUR | {"UCCH_TRACE": str(tmp_path / "file" / "t.json")}, timeout=120)
+    assert "recording in memory only" in done.stderr
+    assert "t.json could not be written" in done.stderr

@@ -1,0 +1,138 @@
+"""Merging what ranks recorded: the ring, the clocks, who waited for whom, and Chrome's format."""
+
+from __future__ import annotations
+
+import json
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ucc_hetero.traces import EVENT, HEADER, MAGIC, Part, clock_offsets, document, parse_part, used
+
+STEPS = [["native", "reduce_scatter", 0, 0, [0, 1], 64, 0], ["bridge", "allreduce", 0, 1, [0, 2], 32, 1]]
+
+
+def ring(events: list[tuple[int, ...]], capacity: int) -> bytes:
+    """What the native engine would have left after writing these events one by one."""
+    slots = np.zeros(capacity, EVENT)
+    for i, event in enumerate(events):
+        slots[i % capacity] = (*event, 0)
+    head = MAGIC + capacity.to_bytes(8, "little") + len(events).to_bytes(8, "little")
+    return head.ljust(HEADER, b"\0") + slots.tobytes()
+
+
+def part(rank: int, events: list[tuple[int, ...]], steps: list[Any] = STEPS, clock: int = 0) -> Part:
+    lines = [
+        {"rank": rank, "job": "j", "vendor": "nvidia", "host": "h"},
+        {"clock": [0, clock, 7]},
+        {"comm": 1, "number": 3, "time": 1, "ranks": [0, 1, 2]},
+        {"program": 1, "of": 1, "label": "allreduce", "algorithm": "rail", "fragments": 1, "steps": steps},
+    ]
+    return parse_part([json.dumps(line) + "\n" for line in lines], used(ring(events, 16)))
+
+
+def spans(trace: dict[str, Any], kind: str) -> list[tuple[int, float, float]]:
+    return [(e["pid"], e["ts"], e["dur"]) for e in trace["traceEvents"] if e["ph"] == "X" and e["cat"] == kind]
+
+
+@pytest.mark.parametrize("count", [0, 3, 8, 9, 21])
+def test_the_last_events_of_a_ring_in_order(count: int) -> None:
+    events = [(i + 1, i + 2, i, 1, -1, 0) for i in range(count)]
+    found = np.frombuffer(used(ring(events, 8)), EVENT)
+    assert found["seq"].tolist() == list(range(count))[-8:]
+
+
+def test_other_bytes_are_no_ring() -> None:
+    with pytest.raises(ValueError, match="ring"):
+        used(b"something else" * 1000)
+
+
+def test_a_line_that_was_cut_off_is_left_out() -> None:
+    found = parse_part(['{"rank": 3, "job": "j"}\n', '{"clock": [1, 2, 3]}\n', '{"comm": 1, "num'], b"")
+    assert (found.rank, found.clock, found.comms) == (3, [(1, 2, 3)], {})
+    with pytest.raises(ValueError, match="whose"):
+        parse_part([], b"")
+
+
+def test_phases_in_microseconds_on_lanes() -> None:
+    events = [(1000, 9000, 5, 1, -1, 0), (2000, 4000, 5, 1, 0, 0), (4000, 8000, 5, 1, 1, 0)]
+    trace = document([part(0, events)])
+    assert spans(trace, "call") == [(0, 0.0, 8.0)]
+    assert spans(trace, "island") == [(0, 1.0, 2.0)]
+    assert spans(trace, "bridge") == [(0, 3.0, 4.0)]
+    names = {e["args"]["name"] for e in trace["traceEvents"] if e["name"] == "thread_name"}
+    assert names == {"call", "island", "bridge"}
+    (bridge,) = [e for e in trace["traceEvents"] if e.get("cat") == "bridge"]
+    assert bridge["name"] == "allreduce 0.1"
+    assert bridge["args"] == {
+        "comm": "3.1 of ranks 0-2", "call": 5, "fragment": 0, "stage": 1, "step": 1, "bytes": 32, "of": "allreduce",
+        "with": [0, 2],
+    }  # fmt: skip
+    json.dumps(trace)
+
+
+def test_overlapping_calls_get_lanes_of_their_own() -> None:
+    events = [(1000, 9000, 1, 1, -1, 0), (2000, 8000, 2, 1, -1, 0), (9000, 9500, 3, 1, -1, 0)]
+    calls = [e for e in document([part(0, events)])["traceEvents"] if e.get("cat") == "call"]
+    assert [(e["args"]["call"], e["tid"]) for e in calls] == [(1, 0), (2, 1), (3, 0)]
+
+
+def test_waiting_for_the_rank_that_came_last() -> None:
+    early = [(1000, 9000, 5, 1, -1, 0), (1000, 9000, 5, 1, 0, 0)]
+    late = [(6000, 9000, 5, 1, -1, 0), (6000, 9000, 5, 1, 0, 0)]
+    trace = document([part(0, early), part(1, late)])
+    (wait,) = [e for e in trace["traceEvents"] if e.get("cat") == "wait"]
+    assert (wait["pid"], wait["ts"], wait["dur"], wait["name"]) == (0, 0.0, 5.0, "for rank 1")
+
+
+def test_clocks_are_drawn_together() -> None:
+    # Rank 1's clock is 1 ms ahead; on one clock both came at the same time.
+    shift = 1_000_000
+    one = [(1000, 3000, 1, 1, 0, 0)]
+    two = [(1000 + shift, 3000 + shift, 1, 1, 0, 0)]
+    trace = document([part(0, one), part(1, two, clock=shift)])
+    assert spans(trace, "island") == [(0, 0.0, 2.0), (1, 0.0, 2.0)]
+    assert spans(trace, "wait") == []
+    assert trace["otherData"]["clock uncertainty us"] == {"0": 0.007, "1": 0.007}
+
+
+def test_drift_is_interpolated() -> None:
+    found = part(0, [])
+    found.clock = [(10_000, 0, 0), (20_000, 100, 0)]
+    local = np.array([10_000, 15_000, 20_000], np.uint64)
+    assert found.reference(local).tolist() == [10_000, 14_950, 19_900]
+
+
+def test_what_never_ended_lasts_to_the_end() -> None:
+    trace = document([part(0, [(1000, 0, 5, 1, -1, 0), (2000, 0, 5, 1, 0, 0), (3000, 3500, 4, 1, -1, -1003)])])
+    call, _ = [e for e in trace["traceEvents"] if e.get("cat") == "call"]
+    assert (call["dur"], call["args"]["unfinished"]) == (2.5, True)
+    assert [e["args"]["status"] for e in trace["traceEvents"] if "status" in e["args"]] == [-1003]
+
+
+def test_offsets_are_bounded_by_what_was_heard() -> None:
+    rng = random.Random(1)
+    shift, now = 5_000_000, 0
+    sent: list[list[int]] = [[], []]
+    done: list[list[int]] = [[], []]
+    for _ in range(20):
+        now += 100_000
+        starts = [now + rng.randrange(20_000) for _ in range(2)]
+        ends = [max(starts) + 1_000 + rng.randrange(5_000) for _ in range(2)]
+        for r, ahead in enumerate((0, shift)):
+            sent[r].append(starts[r] + ahead)
+            done[r].append(ends[r] + ahead)
+    (zero, none), (offset, error) = clock_offsets(sent, done, [0, 1])
+    assert (zero, none) == (0, 0)
+    assert abs(offset - shift) <= error <= 10_000
+
+
+def test_ranks_of_one_host_share_its_clock() -> None:
+    sent = [[10], [12], [1012], [1015]]
+    done = [[30], [31], [1033], [1029]]
+    found = clock_offsets(sent, done, [0, 0, 1, 1])
+    assert found[0] == (0, 0)
+    # 1015 - 30 <= offset <= 1029 - 12: the tightest of all pairs.
+    assert found[1] == ((985 + 1017) // 2, 16)

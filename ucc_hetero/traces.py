@@ -1,0 +1,279 @@
+"""From the ranks' recorded events to one Chrome trace: pure functions on numbers.
+
+A *part* is what one rank recorded: the lines that say what its numbers mean, and the ring of events. Parts are merged
+on the clock of the first rank; what no single rank can see, namely that it waited for another, is found here.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+__all__ = ["EVENT", "HEADER", "MAGIC", "Part", "clock_offsets", "document", "events_of", "parse_part", "used"]
+
+#: Layout of the native ring (``cffi_build/trace.c``): a header, then events, oldest overwritten first.
+MAGIC, HEADER = b"UCCHTRC1", 4096
+EVENT = np.dtype(
+    [
+        *(("begin", "<u8"), ("end", "<u8"), ("seq", "<u8")),
+        *(("program", "<u4"), ("step", "<i4"), ("status", "<i4"), ("reserved", "<u4")),
+    ]
+)
+#: Chrome's thread numbers: a hundred lanes for each kind of event.
+_LANES = {"call": 0, "island": 100, "bridge": 200, "copy": 300, "wait": 400}
+_PHASES = {"native": "island", "bridge": "bridge", "local": "copy"}
+#: Gaps shorter than this, in µs, are the engine's own time between two steps.
+_GAP = 1.0
+
+Events = np.ndarray[Any, np.dtype[Any]]
+Span = tuple[float, float]
+
+
+def used(ring: bytes) -> bytes:
+    """The events of a ring, in order, with nothing else. ``ValueError`` if it is none."""
+    if ring[:8] != MAGIC or len(ring) < HEADER:
+        raise ValueError("not a ring of events")
+    capacity, written = (int.from_bytes(ring[at : at + 8], "little") for at in (8, 16))
+    body = ring[HEADER : HEADER + capacity * EVENT.itemsize]
+    if written <= capacity:
+        return body[: written * EVENT.itemsize]
+    start = written % capacity * EVENT.itemsize
+    return body[start:] + body[:start]
+
+
+@dataclass(slots=True)
+class Part:
+    """What one rank recorded. ``clock`` has (local ns, local minus reference ns, uncertainty ns)."""
+
+    rank: int
+    job: str
+    about: dict[str, Any]
+    clock: list[tuple[int, int, int]]
+    comms: dict[int, dict[str, Any]]
+    programs: dict[int, dict[str, Any]]
+    events: Events
+
+    def reference(self, local: Events) -> Events:
+        """ns on the reference's clock: the offset is interpolated between where it was measured."""
+        if not self.clock:
+            return local.astype(np.float64)
+        at = [point[0] for point in self.clock]
+        base = at[0]
+        offsets = np.interp((local.astype(np.int64) - base).astype(np.float64), [t - base for t in at], [
+            float(point[1]) for point in self.clock
+        ])  # fmt: skip
+        moved: Events = (local.astype(np.int64) - base).astype(np.float64) - offsets
+        return moved + base
+
+
+def parse_part(lines: Iterable[str], events: bytes) -> Part:
+    """A rank's lines (JSON each) and its events as :func:`used` gives them. ``ValueError`` where they are not whole."""
+    part = Part(-1, "", {}, [], {}, {}, np.frombuffer(events, EVENT))
+    for line in lines:
+        if not line.endswith("\n"):
+            break  # the rank was killed while it wrote
+        data = json.loads(line)
+        if "rank" in data:
+            part.rank, part.job, part.about = data["rank"], data["job"], data
+        elif "clock" in data:
+            part.clock.append(tuple(data["clock"]))
+        elif "comm" in data:
+            part.comms[data["comm"]] = data
+        elif "program" in data:
+            part.programs[data["program"]] = data
+    if part.rank < 0:
+        raise ValueError("no line says whose events these are")
+    return part
+
+
+def clock_offsets(
+    sent: Sequence[Sequence[int]], done: Sequence[Sequence[int]], clocks: Sequence[int]
+) -> list[tuple[int, int]]:
+    """(offset to clock 0, uncertainty) in ns for each clock, from rounds in which everybody told everybody the time.
+
+    ``sent[r][k]``: when rank r told it in round k, ``done[r][k]``: when it had heard everybody; both on rank r's clock,
+    which is number ``clocks[r]``. Nobody can have heard of what was not yet told, so each round bounds the offset of
+    every clock from both sides; the tightest bounds of all rounds hold (Duda et al., Estimating Global Time in
+    Distributed Systems, 1987).
+    """
+    low: dict[int, int] = {}
+    high: dict[int, int] = {}
+    first = [r for r, clock in enumerate(clocks) if clock == 0]
+    for r, clock in enumerate(clocks):
+        for zero in first:
+            least = max(s - d for s, d in zip(sent[r], done[zero], strict=True))
+            most = min(d - s for d, s in zip(done[r], sent[zero], strict=True))
+            low[clock] = max(low.get(clock, least), least)
+            high[clock] = min(high.get(clock, most), most)
+    found = []
+    for clock in range(max(clocks) + 1):
+        if clock == 0:
+            found.append((0, 0))
+        else:
+            found.append(((low[clock] + high[clock]) // 2, abs(high[clock] - low[clock]) // 2))
+    return found
+
+
+# --- events -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class _Event:
+    """One event on the reference's clock, in µs."""
+
+    rank: int
+    kind: str
+    name: str
+    begin: float
+    end: float
+    args: dict[str, Any]
+    #: What several ranks' events of one step have in common; None where a rank does it alone.
+    key: tuple[Any, ...] | None = None
+
+
+def _events(part: Part, last: float) -> Iterator[_Event]:
+    """A rank's events; what did not end lasts until ``last``."""
+    begins, ends = part.reference(part.events["begin"]) / 1e3, part.reference(part.events["end"]) / 1e3
+    seen: dict[tuple[Any, ...], int] = {}
+    for event, begin, end in zip(part.events, begins, ends, strict=True):
+        program = part.programs.get(int(event["program"]))
+        if program is None:
+            continue
+        comm = part.comms[program["of"]]
+        seq, step, status = int(event["seq"]), int(event["step"]), int(event["status"])
+        members = tuple(comm["ranks"])
+        whose = (comm["number"], comm["time"], members, seq)
+        name = f"{comm['number']}.{comm['time']} of ranks {_ranges(members)}"
+        args: dict[str, Any] = {"comm": name, "call": seq}
+        if not event["end"]:
+            args["unfinished"], end = True, last
+        if status < 0:
+            args["status"] = status
+        if step < 0:
+            args |= {name: program[name] for name in ("algorithm", "fragments")}
+            yield _Event(part.rank, "call", program["label"], float(begin), float(end), args, whose)
+            continue
+        link, kind, fragment, stage, ranks, nbytes, _ = program["steps"][step]
+        args |= {"fragment": fragment, "stage": stage, "step": step, "bytes": nbytes, "of": program["label"]}
+        key: tuple[Any, ...] | None = None
+        if len(ranks) > 1:
+            key = (*whose, fragment, stage, kind, tuple(ranks))
+            seen[key] = seen.get(key, -1) + 1
+            key = (*key, seen[key])
+            args["with"] = [members[r] for r in ranks]
+        name = kind if fragment < 0 else f"{kind} {fragment}.{stage}"
+        yield _Event(part.rank, _PHASES[link], name, float(begin), float(end), args, key)
+
+
+def _ranges(ranks: Sequence[int]) -> str:
+    """``0-3,6``: ranks in their order, runs drawn together."""
+    runs: list[list[int]] = []
+    for rank in ranks:
+        if runs and runs[-1][1] + 1 == rank:
+            runs[-1][1] = rank
+        else:
+            runs.append([rank, rank])
+    return ",".join(f"{a}-{b}" if b > a else str(a) for a, b in runs)
+
+
+def _late(events: Sequence[_Event]) -> Iterator[_Event]:
+    """The time that a rank spent in a step before the last of its members had come."""
+    groups: dict[tuple[Any, ...], list[_Event]] = {}
+    for event in events:
+        if event.key is not None and event.kind != "call":
+            groups.setdefault(event.key, []).append(event)
+    for group in groups.values():
+        if len(group) < 2:
+            continue
+        last = max(group, key=lambda e: e.begin)
+        for event in group:
+            end = min(last.begin, event.end)
+            if event.rank != last.rank and end > event.begin:
+                args = {name: event.args[name] for name in ("comm", "call", "fragment", "stage", "step", "of")}
+                args["for"] = last.rank
+                yield _Event(event.rank, "wait", f"for rank {last.rank}", event.begin, end, args)
+
+
+def _idle(events: Sequence[_Event]) -> Iterator[_Event]:
+    """Parts of a call in which its rank had nothing of it under way: the turn of another call, or the host was away."""
+    steps: dict[tuple[Any, ...], list[Span]] = {}
+    for event in events:
+        if event.kind not in ("call", "wait"):
+            steps.setdefault((event.rank, event.args["comm"], event.args["call"]), []).append((event.begin, event.end))
+    for event in events:
+        if event.kind != "call":
+            continue
+        at = event.begin
+        inside = sorted(steps.get((event.rank, event.args["comm"], event.args["call"]), ()))
+        for begin, end in [*inside, (event.end, event.end)]:
+            if begin - at > _GAP:
+                args = {"comm": event.args["comm"], "call": event.args["call"], "of": event.name, "for": None}
+                yield _Event(event.rank, "wait", "nothing under way", at, begin, args)
+            at = max(at, end)
+
+
+def events_of(parts: Sequence[Part]) -> list[_Event]:
+    """All events of all ranks with the waiting between them, in order of time."""
+    last = 0.0
+    for part in parts:
+        for column in ("begin", "end"):
+            times = part.events[column]
+            last = max(last, float(part.reference(times)[times > 0].max(initial=0)) / 1e3)
+    found = [event for part in parts for event in _events(part, last)]
+    found += list(_late(found))
+    found += list(_idle(found))
+    return sorted(found, key=lambda e: e.begin)
+
+
+def _lanes(events: Iterable[_Event]) -> Iterator[tuple[_Event, int]]:
+    """(event, thread number): events of one lane do not overlap, as Chrome wants it."""
+    busy: dict[tuple[int, str], list[float]] = {}
+    for event in events:
+        ends = busy.setdefault((event.rank, event.kind), [])
+        lane = next((i for i, end in enumerate(ends) if end <= event.begin), len(ends))
+        if lane == len(ends):
+            ends.append(0.0)
+        ends[lane] = event.end
+        yield event, _LANES[event.kind] + lane
+
+
+def document(parts: Sequence[Part]) -> dict[str, Any]:
+    """The Chrome trace of a job: one process per rank, lanes for calls, island, bridge, copies and waiting."""
+    parts = sorted(parts, key=lambda part: part.rank)
+    events = events_of(parts)
+    start = events[0].begin if events else 0.0
+    shown: list[dict[str, Any]] = []
+    names: set[tuple[int, int, str]] = set()
+    for event, lane in _lanes(events):
+        names.add((event.rank, lane, event.kind))
+        shown.append(
+            {
+                "name": event.name, "cat": event.kind, "ph": "X", "pid": event.rank, "tid": lane,
+                "ts": round(event.begin - start, 3), "dur": round(max(event.end - event.begin, 0.0), 3),
+                "args": event.args,
+            }
+        )  # fmt: skip
+    about: list[dict[str, Any]] = []
+    for part in parts:
+        what = f"rank {part.rank}: {part.about.get('vendor', '')} on {part.about.get('host', '')}"
+        about.append({"name": "process_name", "ph": "M", "pid": part.rank, "args": {"name": what}})
+        about.append({"name": "process_sort_index", "ph": "M", "pid": part.rank, "args": {"sort_index": part.rank}})
+    for rank, lane, kind in sorted(names):
+        base = _LANES[kind]
+        name = kind if lane == base else f"{kind} {lane - base + 1}"
+        about.append({"name": "thread_name", "ph": "M", "pid": rank, "tid": lane, "args": {"name": name}})
+        about.append({"name": "thread_sort_index", "ph": "M", "pid": rank, "tid": lane, "args": {"sort_index": lane}})
+    return {"traceEvents": [*about, *shown], "displayTimeUnit": "ns", "otherData": _facts(parts)}
+
+
+def _facts(parts: Sequence[Part]) -> dict[str, Any]:
+    """What a reader must know of the recording itself."""
+    return {
+        "format": "ucc_hetero.trace/1",
+        "ranks": [part.about | {"events": int(part.events.size)} for part in parts],
+        "clock uncertainty us": {str(part.rank): max((p[2] for p in part.clock), default=0) / 1e3 for part in parts},
+    }
