@@ -1,7 +1,7 @@
 """Every rank's facts compared before the first collective: accepted, repaired, or refused with a table of who has what.
 
 libucc hangs in context creation when versions differ, and gives wrong data when settings that steer algorithm choice
-do (docs/doctor.md, "Known hazards"). Every rank judges the same gathered facts, so all of them come to the same verdict.
+do (docs/bridge.md). Every rank judges the same gathered facts, so all of them come to the same verdict.
 """
 
 from __future__ import annotations

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from .exchange import Exchange
 from .p2p import Messages
 from .probe import Message, mprobe, probe
 from .request import PersistentRequest, Request
@@ -109,6 +110,38 @@ class MessageMethods:
     def Irecv(self, buf: Any, source: int | None = None, tag: int | None = None) -> Request:
         """Start a receive."""
         return self._messages.start(self._messages.incoming(buf, *self._wild(source, tag)))
+
+    def Isendrecv(
+        self,
+        sendbuf: Any,
+        dest: int,
+        sendtag: int = 0,
+        recvbuf: Any = None,
+        source: int | None = None,
+        recvtag: int | None = None,
+    ) -> Request:
+        """Start a send and a receive; the request finishes when both have, and its status is the receive's."""
+        messages = self._messages
+        into = messages.incoming(recvbuf, *self._wild(source, recvtag))
+        return self._both(into, messages.outgoing(sendbuf, dest, sendtag))
+
+    def Isendrecv_replace(
+        self, buf: Any, dest: int, sendtag: int = 0, source: int | None = None, recvtag: int | None = None
+    ) -> Request:
+        """Start to send what the buffer holds and to receive another message into it; host memory."""
+        messages = self._messages
+        into = messages.incoming(buf, *self._wild(source, recvtag))
+        return self._both(into, messages.outgoing(buf, dest, sendtag, copy=True))
+
+    def _both(self, incoming: Any, outgoing: Any) -> Request:
+        messages = self._messages
+        receive = messages.start(incoming)
+        try:
+            return Exchange(receive, messages.start(outgoing))
+        except BaseException:
+            receive.Cancel()
+            receive.Free()
+            raise
 
     # --- persistent ---------------------------------------------------------------------------------------------------
 

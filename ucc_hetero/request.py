@@ -185,6 +185,10 @@ class Request:
         """Leave the call to :func:`reap`."""
         _dropped.append(_Dropped(self._op, self._keep, self._finish, self._withdraw, self._owner))
 
+    def _ops(self) -> list[Any]:
+        """The native operations whose ends are waited for."""
+        return [self._op]
+
     def _arm(self) -> None:
         """Begin to count the time limit of a wait."""
         if self._timeout:
@@ -282,8 +286,9 @@ def _wait_many(requests: Sequence[Request], *, every: bool) -> None:
     if active:
         for request in active:
             request._arm()
-        native = ffi.new("ucch_op *[]", [r._op for r in active])
-        while not lib.ucch_wait_any(native, len(active), every, SLICE):
+        ops = [op for r in active for op in r._ops()]
+        native = ffi.new("ucch_op *[]", ops)
+        while not lib.ucch_wait_any(native, len(ops), every, SLICE):
             pass
 
 

@@ -91,6 +91,32 @@ def case_sendrecv(comm: Communicator) -> None:
         assert (both == pattern(size, left)).all()
 
 
+def case_isendrecv(comm: Communicator) -> None:
+    """One request for both messages, alone and among others; the status is the receive's."""
+    right, left = neighbours(comm)
+    for size in SIZES:
+        into, status, statuses = np.full(size + 3, -1.0), MPI.Status(), list[MPI.Status]()
+        request = comm.Isendrecv(pattern(size, comm.rank), right, 3, into, left, 3)
+        while not request.Test(status):
+            pass
+        assert (into[:size] == pattern(size, left)).all() and request.finished and request.Test()
+        assert status.Get_count(MPI.DOUBLE) == size and status.Get_source() == left
+        both, other = pattern(size, comm.rank), pattern(size, comm.rank + 1)
+        requests = [comm.Isendrecv_replace(both, right, 1, left, 1), comm.Irecv(into, left, 2), comm.Ibarrier()]
+        requests.append(comm.Isendrecv(other, right, 2, other.copy(), MPI.PROC_NULL))
+        if size % 2:
+            assert Request.Waitall(requests, statuses) and statuses[0].Get_source() == left
+        while Request.Waitsome(requests) is not None:
+            pass
+        assert (both == pattern(size, left)).all() and (into[:size] == pattern(size, left + 1)).all()
+    if comm.size > 1:  # what the receive finds wrong comes out of Wait, and the send is not lost
+        small = np.zeros(1)
+        with raises(TruncationError, "more than the buffer holds"):
+            comm.Isendrecv(np.ones(4), right, 8, small, left, 8).Wait()
+        comm.Isendrecv(np.ones(1), right, 9, small, left, 9).Free()
+        comm.Sendrecv(np.ones(1), right, 10, small, left, 10)
+
+
 def case_buffer_forms(comm: Communicator) -> None:
     """mpi4py's forms, strided arrays on both sides, other datatypes."""
     right, left = neighbours(comm)
@@ -254,8 +280,10 @@ def case_mistakes(comm: Communicator) -> None:
         comm.Send(object(), 0)
     with raises(BufferError, "buf", me):
         comm.Recv(b"constant", 0)
-    with raises(AttributeError, "comm.mpi.Isendrecv"):
-        comm.Isendrecv  # noqa: B018
+    with raises(AttributeError, "comm.mpi.Ineighbor_allgather"):
+        comm.Ineighbor_allgather  # noqa: B018
+    with raises(ValueError, "dest 77", me):
+        comm.Isendrecv(one, 77, 0, one.copy(), 0)
     comm.Sendrecv(one, comm.rank, (1 << 31) - 1, one.copy(), comm.rank, (1 << 31) - 1)
 
 

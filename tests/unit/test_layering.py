@@ -56,6 +56,7 @@ LAYERS = {
     "ops": 5,
     "binding": 5,
     "delegate": 5,
+    "exchange": 5,
     "failure": 5,
     "prepare": 5,
     "runner": 5,
