@@ -1,4 +1,4 @@
-"""The decoder that train_llm.py trains: Llama's and Qwen2's architecture, from 1M to 1B parameters."""
+"""The decoder that train_llm.py trains: Llama's and Qwen2's architecture, from 100k to 1B parameters."""
 
 from __future__ import annotations
 
@@ -26,6 +26,7 @@ class Config:
 
 #: --size -> (width, layers, heads, key and value heads, hidden units).
 SIZES = {
+    "100k": (48, 4, 4, 4, 128),
     "1m": (128, 4, 4, 2, 344),
     "10m": (320, 8, 8, 4, 864),
     "125m": (768, 16, 12, 4, 2048),
@@ -115,14 +116,15 @@ class Decoder(nn.Module):
         self.norm = Norm(c.width) if last == c.layers else None
         self.head = nn.Linear(c.width, c.vocabulary, bias=False) if last == c.layers else None
 
-    def initialise(self, c: Config, first: int = 0, seed: int = 0) -> None:
-        """Random weights that do not depend on how the model is cut into stages; made on the host, alike anywhere."""
+    def initialise(self, c: Config, first: int, seed: int, device: torch.device) -> None:
+        """Random weights that do not depend on how the model is cut into stages; made on the host they are alike
+        anywhere, and made on a device sooner there."""
         parts = [(0, self.embedding), *((1 + first + i, layer) for i, layer in enumerate(self.layers))]
         for number, part in [*parts, (1 + c.layers, self.head)]:
-            generator = torch.Generator().manual_seed(seed * 100003 + number)
+            generator = torch.Generator(device).manual_seed(seed * 100003 + number)
             for parameter in part.parameters() if part is not None else ():
                 if parameter.dim() > 1:
-                    noise = torch.randn(parameter.shape, generator=generator)
+                    noise = torch.randn(parameter.shape, generator=generator, device=device)
                     parameter.data.copy_(noise * 0.02)
                 elif parameter.data.std() > 0:
                     parameter.data.zero_()  # a bias

@@ -26,16 +26,17 @@ def test_convolutional_network(mpirun) -> None:
 
 
 def test_language_model(mpirun, tmp_path: Path) -> None:
-    """A pipeline and data parallelism come to the same losses."""
-    losses = {}
-    for way in ("ddp", "pp"):
-        path = tmp_path / way
-        args = ["--parallel", way, "--steps", "4", "--length", "32", "--batch", "4", "--losses", str(path)]
-        job = mpirun("examples/train_llm.py", 2, args=args, env=MIXED, timeout=120)
-        assert re.search(r"^step +4  loss [\d.]+ .* tokens/s  communication", job.stdout, re.M)
-        losses[way] = [float(line) for line in path.read_text().split()]
-    assert len(losses["ddp"]) == 4
-    assert losses["pp"] == pytest.approx(losses["ddp"], rel=1e-5)
+    """A run that goes on from another one's checkpoint, with the work dealt out anew, comes to the same losses."""
+    common = ["--size", "100k", "--steps", "4", "--length", "32", "--batch", "8", "--losses"]
+    args = [*common, str(tmp_path / "whole"), "--save", str(tmp_path), "--save-every", "2"]
+    drift = ["--drift", "raise", "--drift-every", "2", "--every", "3"]
+    job = mpirun("examples/train_llm.py", 2, args=[*args, *drift], env=MIXED, timeout=120)
+    lines = re.findall(r"^step +(\d)  loss [\d.]+ +\d+ tokens/s  communication +[\d.]+%$", job.stdout, re.M)
+    assert lines == ["3", "4"]
+    args = [*common, str(tmp_path / "rest"), "--resume", str(tmp_path / "step-000002"), "--balanced"]
+    mpirun("examples/train_llm.py", 2, args=args, env=MIXED, timeout=120)
+    whole, rest = (list(map(float, (tmp_path / name).read_text().split())) for name in ("whole", "rest"))
+    assert len(whole) == 4 and rest == pytest.approx(whole[2:], rel=1e-5)
 
 
 def test_code_of_the_documentation(mpirun) -> None:

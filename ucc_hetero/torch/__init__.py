@@ -12,9 +12,9 @@ made.
 
 from __future__ import annotations
 
-from .backend import register, replace
+from .backend import groups, register, replace
 from .group import ProcessGroupUCCH
 
-__all__ = ["ProcessGroupUCCH", "register", "replace"]
+__all__ = ["ProcessGroupUCCH", "groups", "register", "replace"]
 
 register()

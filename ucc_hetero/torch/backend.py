@@ -21,7 +21,7 @@ from .group import ProcessGroupUCCH
 from .storecomm import StoreComm
 from .work import seconds_of, torch_error
 
-__all__ = ["NAME", "create", "register", "replace"]
+__all__ = ["NAME", "create", "groups", "register", "replace"]
 
 NAME = "ucch"
 
@@ -79,6 +79,11 @@ def create(opts: Any, backend_options: Any = None) -> ProcessGroupUCCH:
     _groups.append(group)
     log.log("torch").info("group %s: rank %d of %d", opts.group_id, comm.rank, comm.size)
     return group
+
+
+def groups() -> list[ProcessGroupUCCH]:
+    """This process's groups that are in use, in the order in which they were made."""
+    return [group for group in _groups if group.usable]
 
 
 def _over_store(opts: Any) -> Communicator:

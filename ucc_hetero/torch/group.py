@@ -129,6 +129,11 @@ class ProcessGroupUCCH(Collectives, Messages, dist.ProcessGroup):
         return self._posted
 
     @property
+    def usable(self) -> bool:
+        """Whether the group has been neither destroyed nor aborted."""
+        return not (self._closed or self._aborted)
+
+    @property
     def communicator(self) -> Communicator:
         """The communicator underneath, for ``plan_summary()``, ``stats()`` and ``topology``."""
         return self._lanes[0].comm

@@ -116,11 +116,7 @@ class Lane:
         """
         with self._lock:
             run = self._limited(seconds)
-            prepared = run._bound(name, send, recv, op, root, counts, exchange=False)
-            if prepared is None:
-                return run.start(name, send, recv, op, root, counts), True
-            held = bool(prepared.program.holds)
-            return run._begin(prepared, stream, ordered=held), held
+            return run.start_on(stream, name, send, recv, op, root, counts, later=True)
 
     def send(self, tensor: Any, dest: int, tag: int, seconds: float) -> Request:
         """Start a send."""

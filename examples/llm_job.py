@@ -1,0 +1,309 @@
+"""How a step of train_llm.py is taken under each way to train in parallel, and what it is taken on."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from llm_model import SIZES, Config, Decoder
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+import ucc_hetero.torch  # registers the backend
+from ucc_hetero.torch import balance
+
+__all__ = ["DTYPES", "WAYS", "Job", "Settings", "batches", "device_of_rank", "peak_of"]
+
+#: --parallel -> what it is.
+WAYS = {
+    "ddp": "data parallel, every rank has the whole model",
+    "zero": "data parallel, optimizer states sharded (ZeroRedundancyOptimizer)",
+    "fsdp2": "data parallel, everything sharded (fully_shard)",
+    "hsdp": "everything sharded inside groups, --replicas of them",
+    "tp": "tensor parallel",
+    "pp": "pipeline (1F1B), --replicas of it data parallel",
+}
+#: --dtype -> what is in which type.
+DTYPES = {
+    "fp32": "everything in float32",
+    "bf16": "weights in float32, computing in bfloat16 (autocast, or FSDP2's mixed precision)",
+    "bf16-all": "weights and gradients in bfloat16, too",
+}
+
+#: Part of a GPU's name -> dense bfloat16 TFLOP/s of its data sheet.
+_PEAKS = {
+    "B200": 2250.0, "H200": 989.0, "H100": 989.0, "A100": 312.0, "L40S": 362.0,
+    "MI355X": 2500.0, "MI325X": 1307.0, "MI300X": 1307.0, "MI250X": 191.5,
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """One training run; equal on every rank. ``batch``: sequences per step over all ranks, of ``length`` bytes."""
+
+    model: str = "llama"
+    size: str = "1m"
+    parallel: str = "ddp"
+    dtype: str = "fp32"
+    batch: int = 16
+    length: int = 128
+    rate: float = 1e-3
+    seed: int = 0
+    replicas: int = 1
+    #: Give ranks work by how fast they are.
+    balanced: bool = False
+    #: Random weights from the device's own generator: quicker, and other ones than the host's.
+    quick_start: bool = False
+
+
+def device_of_rank() -> torch.device:
+    """Where this rank computes."""
+    return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
+
+
+def peak_of(device: torch.device) -> float:
+    """bfloat16 TFLOP/s of a device, 0 where it is not known."""
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
+    return next((peak for part, peak in _PEAKS.items() if part in name), 0.0)
+
+
+class Job:
+    """A rank's part: its device, its place among those that share the data, the model, and how a step is taken."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.rank, self.size = dist.get_rank(), dist.get_world_size()
+        self.device = device_of_rank()
+        width, layers, heads, kv_heads, hidden = SIZES[settings.size]
+        self.config = Config(width, layers, heads, kv_heads, hidden, bias=settings.model == "qwen2")
+        self._check()
+        #: Layers of each stage of a pipeline, and what each rank takes of a batch.
+        self.cuts: list[tuple[int, int]] = []
+        self.share = self._share()
+        self.schedule: Any = None
+        self.replicas_group: Any = None
+        self.model = self._model()
+        self.optimizer = self._optimizer()
+
+    def _check(self) -> None:
+        """``ValueError`` for settings that these ranks cannot run."""
+        s, parts = self.settings, self._data_ranks()
+        if s.replicas < 1 or self.size % s.replicas:
+            raise ValueError(f"--replicas {s.replicas} does not divide the {self.size} ranks")
+        if s.batch % parts and not s.balanced:
+            raise ValueError(f"--batch {s.batch} is not a multiple of the {parts} ranks that share it")
+        if s.parallel == "tp" and self.config.kv_heads % self.size:
+            raise ValueError(f"{self.size} ranks do not divide the {self.config.kv_heads} key and value heads")
+        stages = self.size // s.replicas
+        if s.parallel == "pp" and stages > self.config.layers:
+            raise ValueError(f"{stages} stages are more than the {self.config.layers} layers")
+
+    def _data_ranks(self) -> int:
+        """How many ranks share a batch."""
+        way = self.settings.parallel
+        return {"tp": 1, "pp": self.settings.replicas}.get(way, self.size)
+
+    def _share(self) -> balance.Share:
+        s, parts = self.settings, self._data_ranks()
+        if s.parallel == "pp":
+            return balance.Share((s.batch // parts,) * parts, self.rank % parts)
+        if s.balanced and parts > 1:
+            return self._profile().split(s.batch)
+        return balance.Share((s.batch // parts,) * parts, self.rank if parts > 1 else 0)
+
+    # --- the model ----------------------------------------------------------------------------------------------------
+
+    def _decoder(self, first: int = 0, last: int | None = None) -> Decoder:
+        quick = self.settings.quick_start
+        with self.device if quick else torch.device("cpu"):
+            model = Decoder(self.config, first, last)
+            model.initialise(self.config, first, self.settings.seed, self.device if quick else torch.device("cpu"))
+        kind = torch.bfloat16 if self.settings.dtype == "bf16-all" else torch.float32
+        return model.to(self.device, kind)
+
+    def _model(self) -> nn.Module:
+        s = self.settings
+        if s.parallel == "pp":
+            return self._stage()
+        model = self._decoder()
+        if s.parallel in ("ddp", "zero"):
+            return DistributedDataParallel(model, gradient_as_bucket_view=True)
+        if s.parallel == "hsdp":
+            shape, names = (s.replicas, self.size // s.replicas), ("replicate", "shard")
+            return self._sharded(model, dist.init_device_mesh(self.device.type, shape, mesh_dim_names=names))
+        mesh = dist.init_device_mesh(self.device.type, (self.size,))
+        return self._sharded(model, mesh) if s.parallel == "fsdp2" else self._split(model, mesh)
+
+    def _sharded(self, model: Decoder, mesh: Any) -> nn.Module:
+        from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+        more = {}
+        if self.settings.dtype == "bf16":
+            more["mp_policy"] = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+        for layer in model.layers:
+            fully_shard(layer, mesh=mesh, **more)
+        return fully_shard(model, mesh=mesh, **more)
+
+    def _split(self, model: Decoder, mesh: Any) -> nn.Module:
+        from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+        names = ("attention.q", "attention.k", "attention.v", "feed.gate", "feed.up")
+        plan: dict[str, Any] = {name: ColwiseParallel() for name in names}
+        plan |= {"attention.o": RowwiseParallel(), "feed.down": RowwiseParallel()}
+        for layer in model.layers:
+            parallelize_module(layer, mesh, plan)
+        return model
+
+    def _stage(self) -> nn.Module:
+        """This rank's stage: ranks r, r + replicas, r + 2 replicas, ... form the r-th pipeline."""
+        from torch.distributed.pipelining import PipelineStage, Schedule1F1B
+
+        s = self.settings
+        stages = self.size // s.replicas
+        mesh = dist.init_device_mesh(self.device.type, (stages, s.replicas), mesh_dim_names=("pp", "dp"))
+        place, pipeline = self.rank // s.replicas, mesh["pp"].get_group()
+        self.replicas_group = mesh["dp"].get_group() if s.replicas > 1 else None
+        layers = self.config.layers
+        self.cuts = [(layers * i // stages, layers * (i + 1) // stages) for i in range(stages)]
+        if s.balanced and stages > 1:
+            self.cuts = self._layer_cuts(pipeline)
+        model: nn.Module = self._decoder(*self.cuts[place])
+        if self.replicas_group is not None:
+            model = DistributedDataParallel(
+                model, process_group=self.replicas_group, gradient_as_bucket_view=True, static_graph=False
+            )
+        stage = PipelineStage(model, place, stages, self.device, group=pipeline)
+        # The most microbatches up to two per stage that the sequences can be cut into evenly.
+        parts = math.gcd(self.share.count, 2 * stages)
+        self.schedule = Schedule1F1B(stage, n_microbatches=parts, loss_fn=self.loss)
+        self.first, self.last = place == 0, place == stages - 1
+        #: A rank of the last stage, which knows the loss.
+        self.knows = self.size - 1
+        return model
+
+    def _optimizer(self) -> Any:
+        more = {"lr": self.settings.rate, "betas": (0.9, 0.95), "fused": self.device.type == "cuda"}
+        if self.settings.parallel == "zero":
+            from torch.distributed.optim import ZeroRedundancyOptimizer
+
+            return ZeroRedundancyOptimizer(self.model.parameters(), torch.optim.AdamW, **more)
+        return torch.optim.AdamW(self.model.parameters(), **more)
+
+    # --- unequal devices ----------------------------------------------------------------------------------------------
+
+    def _profile(self) -> balance.Profile:
+        model, s = self._decoder(), self.settings
+        most = max(2, s.batch // self.size)
+
+        def step(n: int) -> None:
+            tokens = torch.zeros(n, s.length, dtype=torch.long, device=self.device)
+            with self._autocast():
+                self.loss(model(tokens), tokens).backward()
+            model.zero_grad()
+
+        return balance.profile(step, (1, most))
+
+    def _layer_cuts(self, pipeline: Any) -> list[tuple[int, int]]:
+        model, s = self._decoder(), self.settings
+        example = torch.zeros(1, s.length, self.config.width, device=self.device, requires_grad=True)
+        return balance.split_layers(
+            balance.profile_layers(model.layers, example.to(model.head.weight.dtype), group=pipeline)
+        )
+
+    # --- a step -------------------------------------------------------------------------------------------------------
+
+    def _autocast(self) -> Any:
+        half = self.settings.dtype == "bf16" and self.settings.parallel not in ("fsdp2", "hsdp")
+        return torch.autocast(self.device.type, torch.bfloat16, enabled=half)
+
+    @staticmethod
+    def loss(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        """Mean cross entropy of the next byte."""
+        return nn.functional.cross_entropy(logits.float().flatten(0, 1), targets.flatten())
+
+    def step(self, tokens: torch.Tensor) -> torch.Tensor:
+        """One step on the whole batch [batch, length + 1]; returns the mean loss, equal on every rank."""
+        mine = self.share.take(tokens).to(self.device)
+        inputs, targets = mine[:, :-1].contiguous(), mine[:, 1:].contiguous()
+        self.optimizer.zero_grad()
+        with self._autocast():
+            if self.schedule is not None:
+                loss = self._pipelined(inputs, targets)
+            else:
+                loss = self.loss(self.model(inputs), targets) * self.share.weight
+        if self.schedule is None:
+            loss.backward()
+        self.optimizer.step()
+        return self._mean(loss.detach().clone())
+
+    def _mean(self, loss: torch.Tensor) -> torch.Tensor:
+        if self.schedule is not None:
+            if self.replicas_group is not None and self.last:
+                dist.all_reduce(loss, op=dist.ReduceOp.AVG, group=self.replicas_group)
+            dist.broadcast(loss, self.knows)
+        elif len(self.share.counts) > 1:
+            dist.all_reduce(loss, op=dist.ReduceOp.AVG)
+        return loss
+
+    def _pipelined(self, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        losses: list[torch.Tensor] = []
+        arguments = (inputs,) if self.first else ()
+        if self.last:
+            self.schedule.step(*arguments, target=targets, losses=losses)
+            return torch.stack(losses).mean()
+        self.schedule.step(*arguments)
+        return torch.zeros((), device=self.device)
+
+    # --- figures ------------------------------------------------------------------------------------------------------
+
+    def parameters(self) -> int:
+        """Parameters of the whole model."""
+        with torch.device("meta"):
+            return sum(p.numel() for p in Decoder(self.config).parameters())
+
+    def flops(self) -> float:
+        """Floating-point operations of a step on all ranks, forward and backward."""
+        c, s = self.config, self.settings
+        attention = 6 * c.layers * c.heads * (c.width // c.heads) * s.length  # causal: half of all pairs
+        return float(6 * self.parameters() + attention) * s.batch * s.length
+
+    def communication(self) -> float:
+        """Seconds that this rank's groups have had calls under way, as far as the backend is ours."""
+        return sum(group.communicator.stats()["seconds"] for group in ucc_hetero.torch.groups())
+
+    # --- checkpoints --------------------------------------------------------------------------------------------------
+
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint holds, as torch.distributed.checkpoint wants it."""
+        from torch.distributed.checkpoint.state_dict import get_model_state_dict, get_optimizer_state_dict
+
+        inner = getattr(self.optimizer, "optim", self.optimizer)
+        return {
+            self._own("model"): get_model_state_dict(self.model),
+            self._own("optimizer", zero=True): get_optimizer_state_dict(self.model, inner),
+        }
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Go on from a state that was read."""
+        from torch.distributed.checkpoint.state_dict import set_model_state_dict, set_optimizer_state_dict
+
+        inner = getattr(self.optimizer, "optim", self.optimizer)
+        set_model_state_dict(self.model, state[self._own("model")])
+        set_optimizer_state_dict(self.model, inner, state[self._own("optimizer", zero=True)])
+
+    def _own(self, name: str, *, zero: bool = False) -> str:
+        """A name of its own for what only some ranks hold and torch does not know to be parts of one whole."""
+        if self.settings.parallel == "pp":
+            return f"{name} of stage {self.rank // self.settings.replicas}"
+        return f"{name} of rank {self.rank}" if zero and self.settings.parallel == "zero" else name
+
+
+def batches(text: torch.Tensor, settings: Settings, draw: torch.Generator) -> torch.Tensor:
+    """The next batch [batch, length + 1] of token numbers, whatever the number of ranks."""
+    length = settings.length
+    starts: Sequence[int] = torch.randint(0, len(text) - length - 1, (settings.batch,), generator=draw).tolist()
+    return torch.stack([text[start : start + length + 1] for start in starts]).long()
