@@ -38,21 +38,13 @@ def arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-class Wrapped:
-    """A tensor as an array that does not say whose it is: the runtime that is loaded will."""
-
-    def __init__(self, tensor: Any) -> None:
-        self.tensor = tensor
-        self.__cuda_array_interface__ = tensor.__cuda_array_interface__
-
-
 def say(comm: Any, text: str) -> None:
     """Progress, on one rank and beside the results."""
     if comm.rank == 0:
         print(f"# {text}", file=sys.stderr, flush=True)
 
 
-def check(comm: Any, torch: Any, wrap: Callable[[Any], Any]) -> list[str]:
+def check(comm: Any, torch: Any) -> list[str]:
     """Every collective on small and large arrays of integers in float32; what was wrong."""
     p, r, wrong = comm.size, comm.rank, []
 
@@ -68,29 +60,29 @@ def check(comm: Any, torch: Any, wrap: Callable[[Any], Any]) -> list[str]:
         total, ranks = p * (p + 1) // 2, torch.arange(p, device="cuda", dtype=torch.float32)
         x, y, g, h = new(n, r + 1), new(n), new(n * p), new(n * p)
         torch.cuda.synchronize()
-        comm.Allreduce(wrap(x), wrap(y))
+        comm.Allreduce(x, y)
         expect(f"allreduce {n}", y, total)
-        comm.Allreduce(None, wrap(y))
+        comm.Allreduce(None, y)
         expect(f"allreduce in place {n}", y, total * p)
-        comm.Allgather(wrap(x), wrap(g))
+        comm.Allgather(x, g)
         expect(f"allgather {n}", g.view(p, n), ranks[:, None] + 1)
-        comm.Reduce_scatter_block(wrap(g), wrap(y))
+        comm.Reduce_scatter_block(g, y)
         expect(f"reduce_scatter {n}", y, (r + 1) * p)
-        comm.Alltoall(wrap(g), wrap(h))
+        comm.Alltoall(g, h)
         expect(f"alltoall {n}", h, r + 1)
-        comm.Bcast(wrap(x), 1 % p)
+        comm.Bcast(x, 1 % p)
         expect(f"bcast {n}", x, 1 % p + 1)
-        comm.Reduce(wrap(x), wrap(y), root=p - 1)
+        comm.Reduce(x, y, root=p - 1)
         if r == p - 1:
             expect(f"reduce {n}", y, (1 % p + 1) * p)
         x.fill_(r)
         torch.cuda.synchronize()
-        comm.Sendrecv(wrap(x), (r + 1) % p, 0, wrap(y), (r - 1) % p)
+        comm.Sendrecv(x, (r + 1) % p, 0, y, (r - 1) % p)
         expect(f"sendrecv {n}", y, (r - 1) % p)
     return wrong
 
 
-def check_streams(comm: Any, torch: Any, wrap: Callable[[Any], Any]) -> list[str]:
+def check_streams(comm: Any, torch: Any) -> list[str]:
     """Collectives between kernels of one stream, without any synchronisation in between."""
     wrong = []
     stream = torch.cuda.Stream()
@@ -100,7 +92,7 @@ def check_streams(comm: Any, torch: Any, wrap: Callable[[Any], Any]) -> list[str
             x, y = torch.zeros(n, device="cuda"), torch.empty(n, device="cuda")
             for k in range(20):
                 x.fill_(comm.rank + k)
-                comm.Iallreduce(wrap(x), wrap(y), stream=stream)
+                comm.Iallreduce(x, y, stream=stream)
                 z = y * 2
             stream.synchronize()
             want = 2.0 * (comm.size * (comm.size - 1) // 2 + comm.size * 19)
@@ -157,9 +149,7 @@ def nccl(torch: Any, world: Any) -> Any:
     return dist
 
 
-def measure(
-    comm: Any, torch: Any, options: argparse.Namespace, wrap: Callable[[Any], Any], world: Any
-) -> list[dict[str, Any]]:
+def measure(comm: Any, torch: Any, options: argparse.Namespace, world: Any) -> list[dict[str, Any]]:
     """One row per size."""
     timer = Timer(world, torch, options.rounds)
     dist = None if options.no_nccl else nccl(torch, world)
@@ -167,13 +157,13 @@ def measure(
     for size in map(int, options.sizes.split(",")):
         x = torch.ones(size // 4, device="cuda")
         y = torch.empty_like(x)
-        a, b, calls = wrap(x), wrap(y), 50 if size <= 1 << 20 else 5
+        calls = 50 if size <= 1 << 20 else 5
         row: dict[str, Any] = {"bytes": size}
         for _ in range(3):
-            comm.Allreduce(a, b)
-        row["blocking"] = timer.host(partial(comm.Allreduce, a, b), calls)
+            comm.Allreduce(x, y)
+        row["blocking"] = timer.host(partial(comm.Allreduce, x, y), calls)
         if not options.no_stream:
-            ours = partial(comm.Iallreduce, a, b, stream=torch.cuda.current_stream())
+            ours = partial(comm.Iallreduce, x, y, stream=torch.cuda.current_stream())
             ours()
             torch.cuda.synchronize()
             row["stream"], row["issue"] = timer.device(ours, calls)
@@ -208,14 +198,13 @@ def main() -> int:
     torch.zeros(1, device="cuda")
     world = MPI.COMM_WORLD
     comm = ucc_hetero.Communicator()
-    wrap: Callable[[Any], Any] = Wrapped if amd else (lambda tensor: tensor)
-    wrong = [] if options.no_check else check(comm, torch, wrap)
+    wrong = [] if options.no_check else check(comm, torch)
     if not options.no_stream and not options.no_check:
-        wrong += check_streams(comm, torch, wrap)
+        wrong += check_streams(comm, torch)
     everyone = [f"rank {rank}: {text}" for rank, texts in enumerate(world.allgather(wrong)) for text in texts]
     if comm.rank == 0:
         print("wrong:" if everyone else "all right", *everyone[:20], sep="\n", flush=True)
-    rows = measure(comm, torch, options, wrap, world)
+    rows = measure(comm, torch, options, world)
     if comm.rank == 0:
         print(comm.plan_summary())
         if options.json:

@@ -129,6 +129,7 @@ int ucch_board_gone(ucch_board *board, uint64_t seq);
 int ucch_board_fate(ucch_board *board, int slot);
 void ucch_board_leave(ucch_board *board);
 void ucch_board_break(ucch_board *board);
+ucch_op *ucch_board_culprit(ucch_board *board);
 int ucch_board_broken(ucch_board *board);
 uint64_t ucch_board_seq(ucch_board *board, int slot);
 int ucch_board_label(ucch_board *board, int slot, uint64_t seq, char *label);

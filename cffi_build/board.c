@@ -35,7 +35,8 @@ struct ucch_board {
     int *ranks;
     uint64_t calls, bytes; /* finished well, and what they moved */
     double seconds;
-    int broken; /* a call failed: the communicator starts no more */
+    int broken;       /* a call failed: the communicator starts no more */
+    ucch_op *culprit; /* that call, where nobody waits for it */
 };
 
 size_t ucch_board_bytes(int nslots) {
@@ -109,7 +110,10 @@ uint64_t ucch_board_announce(ucch_board *b, uint64_t signature, const char *labe
 int ucch_board_mismatch(ucch_board *b, uint64_t seq) {
     if (b->n < 2)
         return -1;
-    uint64_t ours = b->slots[b->mine].ring[seq % RING].signature;
+    const arrival *own = &b->slots[b->mine].ring[seq % RING];
+    if (own->seq != seq)
+        return -1; /* we have moved on past the ring ourselves */
+    uint64_t ours = own->signature;
     for (int i = 0; i < b->n; i++) {
         const arrival *a = &b->slots[i].ring[seq % RING];
         if (__atomic_load_n(&a->seq, __ATOMIC_ACQUIRE) == seq && a->signature != ours)
@@ -151,6 +155,17 @@ int ucch_board_fate(ucch_board *b, int slot) {
 
 void ucch_board_break(ucch_board *b) {
     b->broken = 1;
+}
+
+/* As ucch_board_break, for a call that nobody may be waiting for: it stays. */
+void ucch_board_blame(ucch_board *b, ucch_op *op) {
+    if (!b->culprit)
+        b->culprit = op;
+    b->broken = 1;
+}
+
+ucch_op *ucch_board_culprit(ucch_board *b) {
+    return b->culprit;
 }
 
 int ucch_board_broken(ucch_board *b) {

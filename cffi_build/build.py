@@ -18,6 +18,7 @@ SOURCES = (
     "progress.c",
     "program.c",
     "run.c",
+    "launch.c",
     "message.c",
     "board.c",
     "local.c",

@@ -23,7 +23,7 @@
 #define UCCH_TYPE_ROCM 3
 
 /* Statuses of our own, apart from both libraries' ranges. ALIASED: the send and the receive buffer are one; the
- * in-place program is wanted. */
+ * in-place program is wanted. LATER: it would have to wait for what only its caller can let go on. */
 #define UCCH_FAIL_TIMEOUT -1001
 #define UCCH_FAIL_MISMATCH -1002
 #define UCCH_FAIL_PEER -1003
@@ -35,6 +35,7 @@
 #define UCCH_FAIL_BROKEN -1011
 #define UCCH_FAIL_DEVICE -1009
 #define UCCH_FAIL_CANCELLED -1010
+#define UCCH_LATER -1012
 
 /* How a peer is: there, ended well, dead. UCCH_ALL_PEERS asks for all of them: the best of their fates. */
 #define UCCH_THERE 0

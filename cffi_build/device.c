@@ -200,8 +200,10 @@ int ucch_device_bind(int runtime, int device) {
     }
     bound_runtime = runtime;
     bound_device = device;
-    if (runtime >= 0)
+    if (runtime >= 0) {
         ucch_gate_reserve(WORDS);
+        ucch_work_reserve();
+    }
     return 0;
 }
 
@@ -241,7 +243,8 @@ void ucch_device_leave(int before) {
 typedef struct block {
     void *memory;
     size_t bytes;
-    int pinned, busy;
+    int pinned, users;
+    const void *owner; /* calls of one owner never run at the same time, and share */
     struct block *next;
 } block;
 
@@ -259,7 +262,7 @@ static void drop_idle(void) {
     const device_ops *ops = ucch_bound_ops();
     for (block **at = &blocks; *at;) {
         block *b = *at;
-        if (b->busy) {
+        if (b->users) {
             at = &b->next;
             continue;
         }
@@ -272,12 +275,16 @@ static void drop_idle(void) {
     }
 }
 
-static block *find(int pinned, size_t bytes) {
+static block *find(int pinned, size_t bytes, const void *owner) {
     block *best = NULL;
-    for (block *b = blocks; b; b = b->next)
-        if (!b->busy && b->pinned == pinned && b->bytes >= bytes && b->bytes <= 2 * bytes &&
-            (!best || b->bytes < best->bytes))
+    for (block *b = blocks; b; b = b->next) {
+        if (b->pinned != pinned || b->bytes < bytes)
+            continue;
+        if (b->users && owner && b->owner == owner)
+            return b;
+        if (!b->users && b->bytes <= 2 * bytes && (!best || b->bytes < best->bytes))
             best = b;
+    }
     return best;
 }
 
@@ -301,24 +308,43 @@ static block *add(int pinned, size_t bytes) {
     return blocks = b;
 }
 
-/* The smallest idle block that is not more than twice as large, or a new one; NULL with a reason when out of memory. */
-void *ucch_pool_take(int pinned, size_t bytes) {
+/* The smallest idle block that is not more than twice as large, or a new one; NULL with a reason when out of memory,
+ * and where there is none and `may_add` is not set. Calls of one `owner` get the same block (NULL: nobody shares). */
+void *ucch_pool_take(int pinned, size_t bytes, const void *owner, int may_add) {
     bytes = (bytes + GRAIN - 1) / GRAIN * GRAIN;
     pthread_mutex_lock(&pool_lock);
-    block *b = find(pinned, bytes);
-    if (!b)
+    block *b = find(pinned, bytes, owner);
+    if (!b && may_add)
         b = add(pinned, bytes);
-    if (b)
-        b->busy = 1;
+    if (b) {
+        b->users++;
+        b->owner = owner;
+    }
     pthread_mutex_unlock(&pool_lock);
     return b ? b->memory : NULL;
 }
 
+static block *block_of(const void *memory) {
+    block *b = blocks;
+    while (b && b->memory != memory)
+        b = b->next;
+    return b;
+}
+
+/* From now on nobody shares this memory. */
+void ucch_pool_keep(const void *memory) {
+    pthread_mutex_lock(&pool_lock);
+    block *b = memory ? block_of(memory) : NULL;
+    if (b)
+        b->owner = NULL;
+    pthread_mutex_unlock(&pool_lock);
+}
+
 void ucch_pool_give(void *memory) {
     pthread_mutex_lock(&pool_lock);
-    for (block *b = blocks; memory && b; b = b->next)
-        if (b->memory == memory)
-            b->busy = 0;
+    block *b = memory ? block_of(memory) : NULL;
+    if (b && --b->users == 0)
+        b->owner = NULL;
     pthread_mutex_unlock(&pool_lock);
 }
 

@@ -29,7 +29,8 @@ const device_ops *ucch_bound_ops(void);
 int ucch_device_fail(int code, const char *what);
 
 /* Memory that is used again and again: allocating and freeing it would synchronise the device. */
-void *ucch_pool_take(int pinned, size_t bytes);
+void *ucch_pool_take(int pinned, size_t bytes, const void *owner, int may_add);
+void ucch_pool_keep(const void *memory);
 void ucch_pool_give(void *memory);
 
 void ucch_wake_locked(void);
@@ -47,6 +48,7 @@ typedef struct ucch_task {
 
 typedef struct ucch_work ucch_work;
 
+void ucch_work_reserve(void);
 ucch_work *ucch_work_new(void);
 void ucch_work_free(ucch_work *work);
 int ucch_work_begin_locked(ucch_work *work, const ucch_task *task);
@@ -60,6 +62,7 @@ typedef struct ucch_gate {
 } ucch_gate;
 
 void ucch_gate_reserve(int n);
+int ucch_gates_held(void);
 int ucch_gate_enter(ucch_gate *gate, void *stream);
 int ucch_gate_hold(ucch_gate *gate, void *stream);
 int ucch_gate_open_locked(ucch_gate *gate);

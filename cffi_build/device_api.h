@@ -35,3 +35,9 @@ size_t ucch_pool_bytes(int pinned, int trim);
 /* ---- program.c, on device memory ---- */
 int ucch_program_device(ucch_program *program, size_t pinned);
 int ucch_program_start_on(ucch_program *program, void *send, void *recv, double timeout, void *stream, int ordered);
+
+/* ---- launch.c: calls of a vendor's library alone, launched into a stream ---- */
+ucch_op *ucch_program_launch(ucch_program *program, void *send, void *recv, double timeout, void *stream);
+int ucch_launch_status(void);
+void ucch_launch_release(ucch_op *op);
+int ucch_launches_of(ucch_board *board);

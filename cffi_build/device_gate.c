@@ -13,6 +13,12 @@ typedef struct word {
 
 static pthread_mutex_t words_lock = PTHREAD_MUTEX_INITIALIZER;
 static word *idle_words;
+static int held;
+
+/* Streams that wait for programs now. */
+int ucch_gates_held(void) {
+    return held;
+}
 
 static int take_word(ucch_gate *g) {
     pthread_mutex_lock(&words_lock);
@@ -74,6 +80,7 @@ int ucch_gate_hold(ucch_gate *g, void *stream) {
         return 0;
     g->ticket = ticket;
     g->held = 1;
+    held++;
     return 1;
 }
 
@@ -92,8 +99,10 @@ int ucch_gate_open_locked(ucch_gate *g) {
 /* The program has ended, well or not: the stream must go on in either case. */
 void ucch_gate_leave_locked(ucch_gate *g) {
     g->closed = 0;
-    if (g->held)
+    if (g->held) {
+        held--;
         __atomic_store_n(g->word, g->ticket, __ATOMIC_RELEASE);
+    }
     g->held = 0;
 }
 

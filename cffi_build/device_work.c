@@ -41,6 +41,13 @@ static int lane(int which, void **stream) {
     return 0;
 }
 
+/* Have the streams ready: while a stream is held, making one could wait for it. */
+void ucch_work_reserve(void) {
+    void *stream;
+    for (int which = 0; which < LANES; which++)
+        lane(which, &stream);
+}
+
 static int copy(int which, void *dst, const void *src, size_t bytes) {
     void *stream;
     int status = lane(which, &stream);
@@ -127,8 +134,8 @@ int ucch_work_begin_locked(ucch_work *w, const ucch_task *task) {
         int status = copy(which, task->dst, task->src, task->count * task->src_bytes);
         return status ? status : mark(w, which, MOVING);
     }
-    w->one = ucch_pool_take(1, PIECE);
-    w->two = ucch_pool_take(1, PIECE);
+    w->one = ucch_pool_take(1, PIECE, NULL, 1);
+    w->two = ucch_pool_take(1, PIECE, NULL, 1);
     return w->one && w->two ? fetch(w) : UCCH_FAIL_MEMORY;
 }
 

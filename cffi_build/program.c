@@ -41,17 +41,28 @@ void ucch_program_drop(ucch_program *p) {
     ucch_unlock();
 }
 
-/* Scratch is the program's own on the host, and borrowed from the pool on a device. */
-int ucch_program_take_scratch(ucch_program *p) {
-    if (p->base[UCCH_TMP] || p->base[UCCH_PIN])
+static int borrow(ucch_program *p, int base, int pinned, size_t bytes, const void *owner) {
+    if (!bytes || p->base[base])
         return 0;
-    if (!p->on_device)
-        return p->tmp_bytes && posix_memalign((void **)&p->base[UCCH_TMP], 4096, p->tmp_bytes) ? UCCH_FAIL_MEMORY : 0;
-    if (p->tmp_bytes && !(p->base[UCCH_TMP] = ucch_pool_take(0, p->tmp_bytes)))
-        return UCCH_FAIL_MEMORY;
-    if (p->pin_bytes && !(p->base[UCCH_PIN] = ucch_pool_take(1, p->pin_bytes)))
-        return UCCH_FAIL_MEMORY;
-    return 0;
+    p->base[base] = ucch_pool_take(pinned, bytes, owner, !ucch_gates_held());
+    return p->base[base] ? 0 : ucch_gates_held() ? UCCH_LATER : UCCH_FAIL_MEMORY;
+}
+
+/* Scratch is the program's own on the host, and borrowed from the pool on a device; `owner`: the stream whose calls
+ * wait for each other, NULL for none. UCCH_LATER where memory has to be allocated while a stream is held: that could
+ * wait for the stream, and the stream for us. */
+int ucch_program_take_scratch(ucch_program *p, const void *owner) {
+    if (!p->on_device) {
+        if (p->base[UCCH_TMP] || !p->tmp_bytes)
+            return 0;
+        return posix_memalign((void **)&p->base[UCCH_TMP], 4096, p->tmp_bytes) ? UCCH_FAIL_MEMORY : 0;
+    }
+    int status = borrow(p, UCCH_TMP, 0, p->tmp_bytes, owner);
+    if (!status)
+        status = borrow(p, UCCH_PIN, 1, p->pin_bytes, owner);
+    if (status)
+        ucch_program_give_scratch(p);
+    return status;
 }
 
 void ucch_program_give_scratch(ucch_program *p) {
@@ -203,7 +214,7 @@ void ucch_program_bytes(ucch_program *p, uint64_t bytes) {
 
 int ucch_program_tmp(ucch_program *p, size_t bytes) {
     p->tmp_bytes = bytes;
-    return p->on_device ? 0 : ucch_program_take_scratch(p);
+    return p->on_device ? 0 : ucch_program_take_scratch(p, NULL);
 }
 
 /* The program works on memory of the bound device, with scratch there and `pinned` bytes of pinned memory. */

@@ -21,6 +21,8 @@
 /* The thread looks for abandoned work this often while there was some lately; it sleeps for good after IDLE_TICKS. */
 #define TICK_NS 250000L
 #define IDLE_TICKS 200
+/* While all that is under way is in streams: each look costs a moment of whoever launches more. */
+#define LAUNCH_TICK_NS 1000000L
 /* With peers on other hosts it goes on looking, this often: the end of a finished send may still be in our buffers. */
 #define IDLE_TICK_NS 10000000L
 /* Peers are checked for death and for another call than ours after this long, then again at this distance. */
@@ -58,7 +60,7 @@ void ucch_set_spin(int iterations) {
 }
 
 uint64_t ucch_in_flight(void) {
-    return in_flight;
+    return in_flight + (uint64_t)ucch_launches();
 }
 
 /* ---- what is progressed ---- */
@@ -117,6 +119,8 @@ static int progress_locked(void) {
         if (op->kind == UCCH_IS_PROGRAM)
             moved += ucch_program_advance_locked((ucch_program *)op);
     }
+    if (ucch_launches())
+        moved += ucch_launches_poll_locked();
     ucch_device_leave(before);
     return moved;
 }
@@ -141,6 +145,8 @@ static void police_locked(double now) {
         if (op->deadline > 0 && now > op->deadline)
             abandon_locked(op, UCCH_FAIL_TIMEOUT, -1);
     }
+    if (ucch_launches())
+        ucch_launches_police_locked(now, SUSPICION_S);
 }
 
 int ucch_progress_once(void) {
@@ -178,7 +184,7 @@ static void yield(void) {
 }
 
 /* Spin for a while, then give the core away between rounds: with more ranks than cores the peer that we wait for is
- * the one that needs it (HAZARDS: UCC alone takes milliseconds for 8 bytes there). */
+ * the one that needs it (UCC alone takes milliseconds for 8 bytes there). */
 static int wait_many(ucch_op **ops, int n, int all, double slice) {
     int round = 0, done;
     double last = 0, until = 0, began = ucch_now();
@@ -273,7 +279,7 @@ static void tick_locked(int forever) {
     }
     struct timespec t;
     clock_gettime(CLOCK_REALTIME, &t);
-    t.tv_nsec += forever ? IDLE_TICK_NS : TICK_NS;
+    t.tv_nsec += forever ? IDLE_TICK_NS : ucch_launches() ? LAUNCH_TICK_NS : TICK_NS;
     if (t.tv_nsec >= 1000000000L) {
         t.tv_sec++;
         t.tv_nsec -= 1000000000L;
@@ -290,12 +296,30 @@ void ucch_wake_locked(void) {
     pthread_cond_signal(&wake);
 }
 
+/* Nobody waits for what is in a stream: it is looked at now and then, for its end and for what went wrong. */
+static void collect_locked(double *last) {
+    tick_locked(0);
+    if (waiters)
+        return;
+    progress_locked();
+    double now = ucch_now();
+    if (now - *last > SUSPICION_S) {
+        *last = now;
+        police_locked(now);
+    }
+}
+
 static void *thread_main(void *unused) {
     (void)unused;
     int idle = 0;
     double last = 0;
     ucch_lock();
     while (thread_on) {
+        if (!active && ucch_launches()) {
+            idle = 0;
+            collect_locked(&last);
+            continue;
+        }
         /* Whoever waits makes progress; the thread steps in only when nobody does. */
         if (!active || waiters) {
             idle = active ? 0 : idle + 1;

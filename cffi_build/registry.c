@@ -44,6 +44,7 @@ ucch_team *ucch_team_new(ucch_context *context, ucc_team_h handle) {
 }
 
 void ucch_team_free(ucch_team *team) {
+    ucch_engines_free(team);
     free(team);
 }
 

@@ -1,7 +1,8 @@
 /* Runs programs without Python.
  *
  * A step is started when the steps it names have finished and, for a collective, when it heads its team's queue: the
- * order on a team is the order in which programs were started, never that of completion (HAZARDS H20). */
+ * order on a team is the order in which programs were started, never that of completion. */
+#include <sched.h>
 #include <string.h>
 
 #include "program.h"
@@ -16,7 +17,7 @@ static char *address(const ucch_program *p, const ucch_span *span) {
     return p->base[span->base] ? p->base[span->base] + span->offset : NULL;
 }
 
-static int init_locked(ucch_program *p, ucch_step *s) {
+int ucch_step_init_locked(ucch_program *p, ucch_step *s) {
     /* Both forms of a buffer begin with its address; the memory type follows at another place in each. */
     s->args.src.info.buffer = address(p, &s->src);
     s->args.dst.info.buffer = address(p, &s->dst);
@@ -257,7 +258,7 @@ void ucch_program_abandon_locked(ucch_program *p) {
 static int init_all_locked(ucch_program *p) {
     for (int i = 0; i < p->nsteps; i++) {
         ucch_step *s = &p->steps[i];
-        int status = s->kind == STEP_COLL && !s->request ? init_locked(p, s) : 0;
+        int status = s->kind == STEP_COLL && !s->request ? ucch_step_init_locked(p, s) : 0;
         if (status < 0) {
             fail_locked(p, status, i);
             return status;
@@ -274,14 +275,14 @@ static int expected_otherwise(ucch_program *p) {
     return p->board && ucch_board_mismatch(p->board, p->op.error.seq) >= 0;
 }
 
-static int start_locked(ucch_program *p, void *send, void *recv, double timeout) {
+static int start_locked(ucch_program *p, void *send, void *recv, double timeout, const void *owner) {
     if (p->op.state == UCCH_ACTIVE)
         return UCCH_FAIL_BUSY;
     if (send && send == recv)
         return UCCH_ALIASED;
     if (p->board && ucch_board_broken(p->board))
         return UCCH_FAIL_BROKEN;
-    int status = ucch_program_take_scratch(p);
+    int status = ucch_program_take_scratch(p, owner);
     if (status < 0)
         return status;
     p->base[UCCH_SEND] = send;
@@ -304,32 +305,56 @@ static int start_locked(ucch_program *p, void *send, void *recv, double timeout)
     return 0;
 }
 
+/* Try, until nothing stands in the way that the progress thread can clear. */
 int ucch_program_start(ucch_program *p, void *send, void *recv, double timeout) {
-    ucch_lock();
-    int before = ucch_device_enter();
-    int status = start_locked(p, send, recv, timeout);
-    ucch_device_leave(before);
-    ucch_unlock();
-    return status;
+    double until = ucch_now() + (timeout > 0 ? timeout : 1e9);
+    for (;;) {
+        ucch_lock();
+        int before = ucch_device_enter();
+        int status = start_locked(p, send, recv, timeout, NULL);
+        ucch_device_leave(before);
+        ucch_unlock();
+        if (status != UCCH_LATER || ucch_now() > until)
+            return status == UCCH_LATER ? UCCH_FAIL_TIMEOUT : status;
+        sched_yield();
+    }
+}
+
+static int start_on_locked(ucch_program *p, void *send, void *recv, double timeout, void *stream, int ordered) {
+    /* Handles of streams may be 0; calls that the stream orders share their scratch. */
+    const void *owner = ordered ? (const char *)stream + 1 : NULL;
+    int status = p->op.state == UCCH_ACTIVE ? UCCH_FAIL_BUSY : ucch_gate_enter(&p->gate, stream);
+    if (!status)
+        status = start_locked(p, send, recv, timeout, owner);
+    ucch_wake_locked();
+    if (status < 0) {
+        p->gate.closed = 0;
+        return status;
+    }
+    /* 0 also for what has finished already: the host's wait then costs nothing and takes the result */
+    int holds = ordered && p->op.state == UCCH_ACTIVE && ucch_gate_hold(&p->gate, stream);
+    if (!holds) {
+        ucch_pool_keep(p->base[UCCH_TMP]);
+        ucch_pool_keep(p->base[UCCH_PIN]);
+    }
+    return holds;
 }
 
 /* Start when `stream` gets here. With `ordered` the stream waits for the end, and the progress thread must run: 1; 0
  * when it does not (not wanted, or impossible: then the caller has to wait). Under the lock up to the stream's wait:
  * the program must not end, and so let go of the stream, before the stream was told to wait. */
 int ucch_program_start_on(ucch_program *p, void *send, void *recv, double timeout, void *stream, int ordered) {
-    ucch_lock();
-    int before = ucch_device_enter();
-    int status = p->op.state == UCCH_ACTIVE ? UCCH_FAIL_BUSY : ucch_gate_enter(&p->gate, stream);
-    if (!status)
-        status = start_locked(p, send, recv, timeout);
-    ucch_wake_locked();
-    if (status < 0)
-        p->gate.closed = 0;
-    else /* 0 also for what has finished already: the host's wait then costs nothing and takes the result */
-        status = ordered && p->op.state == UCCH_ACTIVE ? ucch_gate_hold(&p->gate, stream) : 0;
-    ucch_device_leave(before);
-    ucch_unlock();
-    return status;
+    double until = ucch_now() + (timeout > 0 ? timeout : 1e9);
+    for (;;) {
+        ucch_lock();
+        int before = ucch_device_enter();
+        int status = start_on_locked(p, send, recv, timeout, stream, ordered);
+        ucch_device_leave(before);
+        ucch_unlock();
+        if (status != UCCH_LATER || ucch_now() > until)
+            return status == UCCH_LATER ? UCCH_FAIL_TIMEOUT : status;
+        sched_yield();
+    }
 }
 
 /* Start and wait in one call, for blocking calls: 1 done, 0 still going after `slice` seconds, negative not started. */
@@ -356,13 +381,13 @@ int ucch_program_persist(ucch_program *p, void *send, void *recv, double timeout
     p->persistent = 1;
     p->timeout = timeout;
     int before = ucch_device_enter();
-    status = ucch_program_take_scratch(p);
+    status = ucch_program_take_scratch(p, NULL);
     for (int i = 0; i < p->nsteps && status >= 0; i++) {
         ucch_step *s = &p->steps[i];
         if (s->kind == STEP_COLL) {
             s->args.flags |= FLAG_PERSISTENT;
             s->args.mask |= MASK_FLAGS;
-            status = init_locked(p, s);
+            status = ucch_step_init_locked(p, s);
         }
     }
     ucch_device_leave(before);

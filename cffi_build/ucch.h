@@ -12,7 +12,7 @@
 #include "api.h"
 
 enum { UCCH_IDLE, UCCH_ACTIVE, UCCH_DONE, UCCH_FAILED };
-enum { UCCH_IS_PROGRAM, UCCH_IS_MESSAGE };
+enum { UCCH_IS_PROGRAM, UCCH_IS_MESSAGE, UCCH_IS_LAUNCH };
 
 struct ucch_op {
     int kind;
@@ -30,6 +30,7 @@ struct ucch_context {
 };
 
 typedef struct ucch_step ucch_step;
+typedef struct ucch_engine ucch_engine;
 
 /* Collectives of one team are posted in the order in which programs were started on it, on every rank alike:
  * the queue holds the steps not yet posted. */
@@ -37,6 +38,8 @@ struct ucch_team {
     ucc_team_h handle;
     ucch_context *context;
     ucch_step *head, *tail;
+    ucch_engine *engines; /* streams that calls on this team were launched into */
+    int nengines;
 };
 
 double ucch_now(void);
@@ -52,6 +55,11 @@ int ucch_message_send_locked(ucch_message *m, ucp_ep_h ep, const void *buffer, s
                              int mem_type);
 int ucch_message_recv_locked(ucch_message *m, ucp_worker_h worker, void *buffer, size_t bytes, uint64_t tag,
                              int mem_type);
+void ucch_board_blame(ucch_board *board, ucch_op *op);
+int ucch_launches(void);
+int ucch_launches_poll_locked(void);
+void ucch_launches_police_locked(double now, double suspicion);
+void ucch_engines_free(ucch_team *team);
 int ucch_program_check_locked(ucch_program *program);
 
 #endif

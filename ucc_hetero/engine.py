@@ -32,12 +32,14 @@ _COLLS = {
     "reduce_scatter": (Coll.REDUCE_SCATTER, Coll.REDUCE_SCATTERV),
     "allgather": (Coll.ALLGATHER, Coll.ALLGATHERV),
     "gather": (Coll.GATHER, Coll.GATHERV),
-    # TL/UCP has no SCATTER (HAZARDS H14).
+    # TL/UCP has no SCATTER.
     "scatter": (Coll.SCATTERV, Coll.SCATTERV),
     "alltoall": (Coll.ALLTOALL, Coll.ALLTOALLV),
 }
 #: Datatypes that the vendors' own collective libraries lack.
 _NOT_VENDORS = frozenset({"int16", "uint16", "complex64", "complex128"})
+#: The reductions that they have (codes of ``ucc_reduction_op_t``): SUM, PROD, MAX, MIN.
+_VENDORS_OPS = range(4)
 #: Idle programs of one kind that are kept. On a device they borrow their scratch, and many are in flight at a time.
 _SPARE, _SPARE_ON_DEVICE = 4, 64
 _WIDE = CollFlag.COUNT_64BIT | CollFlag.DISPLACEMENTS_64BIT
@@ -46,15 +48,19 @@ _WIDE = CollFlag.COUNT_64BIT | CollFlag.DISPLACEMENTS_64BIT
 class Program:
     """A native program and what it keeps alive."""
 
-    __slots__ = ("__weakref__", "handle", "holds", "keep", "op", "plan", "spare")
+    __slots__ = ("__weakref__", "handle", "holds", "keep", "launches", "op", "plan", "spare")
 
-    def __init__(self, handle: Any, plan: Plan, keep: object, *, holds: bool, spare: int) -> None:
+    def __init__(self, handle: Any, plan: Plan, keep: object, spare: int) -> None:
         self.handle = ffi.gc(handle, lib.ucch_program_free)
         self.op = lib.ucch_program_op(handle)
         self.plan = plan
         self.keep = keep
-        #: Whether a stream may be held for as long as it runs; ``spare``: how many idle ones of its kind are kept.
-        self.holds, self.spare = holds, spare
+        #: How many idle ones of its kind are kept.
+        self.spare = spare
+        #: Whether a stream may be held for as long as it runs.
+        self.holds = False
+        #: Whether a vendor's library does all of it, and can be told to in a stream.
+        self.launches = False
 
 
 def lower(
@@ -87,6 +93,8 @@ class _Lower:
         self.staged = staged
         self.mirrors = Mirrors(self.at.itemsize, self.at.code)
         self.mirroring = False
+        #: Whether steps of our own compute, or move what overlaps.
+        self.arithmetic = False
         self.steps: list[tuple[Sequence[int], Callable[..., None], tuple[Any, ...]]] = []
         #: What the timeline says of each of them.
         self.notes: list[Note] = []
@@ -110,15 +118,36 @@ class _Lower:
     def _holds(self) -> bool:
         """Whether nothing that the program does can wait for a stream that waits for the program.
 
-        libucp's and TL/UCP's work on device memory can: it allocates and frees there, which waits for the whole device.
-        So can our own copies beside a vendor's library (seen: two islands, staged, on H200s). What one vendor's library
-        does alone, and everything on host memory, does not.
+        libucp's and TL/UCP's work on device memory can: it copies in the default stream, and allocates and frees, which
+        waits for the whole device. So can arithmetic of our own, which allocates. What one vendor's library does does
+        not, nor do our copies, nor anything on host memory.
         """
-        if not self.what.memory:
+        if not self.what.memory or self._alone():
             return True
-        links = {step.link for _, _, _, step in self.plan.program(self.rank)}
-        alone = links <= {"native"} and not (self.staged or self.at.before or self.at.after)
-        return alone and self.what.compute.name not in _NOT_VENDORS
+        over_libucp = any(
+            step.link == "bridge" or step.kind == "message" for _, _, _, step in self.plan.program(self.rank)
+        )
+        direct = (over_libucp and "bridge" not in self.staged) or not self._known()
+        return not direct and not self.arithmetic
+
+    def _alone(self) -> bool:
+        """Whether one vendor's library does the whole call on device memory."""
+        if not self.what.memory:
+            return False
+        steps = [step for _, _, _, step in self.plan.program(self.rank)]
+        alone = all(step.link == "native" and step.kind != "message" for step in steps)
+        alone = alone and not (self.staged or self.at.before or self.at.after or any(self.packed.values()))
+        return alone and self._known()
+
+    def _known(self) -> bool:
+        """Whether the vendors' libraries have the datatype and the operation."""
+        reduces = any(
+            step.kind in ("reduce", "allreduce", "reduce_scatter") for _, _, _, step in self.plan.program(self.rank)
+        )
+        return self.what.compute.name not in _NOT_VENDORS and (not reduces or self.what.op in _VENDORS_OPS)
+
+    def _launches(self) -> bool:
+        return self._alone() and self.teams.job.vendors_library(self.what.memory or 0)
 
     def _add(self, note: Note, after: Sequence[int], make: Callable[..., None], *args: Any) -> int:
         """Take down a step that ``make(handle, number, *args)`` writes; returns its number."""
@@ -135,7 +164,7 @@ class _Lower:
         if handle == ffi.NULL:
             raise MemoryError(f"rank {self.rank}: no memory for a program of {len(self.steps)} steps")
         spare = _SPARE if self.what.memory is None else _SPARE_ON_DEVICE
-        program = Program(handle, self.plan, (self.teams, self.board), holds=self._holds(), spare=spare)
+        program = Program(handle, self.plan, (self.teams, self.board), spare)
         if self.what.memory is not None:
             self._check(lib.ucch_program_device(handle, self.mirrors.nbytes))
             for base in (lib.UCCH_SEND, lib.UCCH_RECV, lib.UCCH_TMP):
@@ -146,6 +175,7 @@ class _Lower:
             make(handle, i, *args)
             if after:
                 self._check(lib.ucch_program_after(handle, i, len(after), ffi.new("int[]", list(after))))
+        program.holds, program.launches = self._holds(), self._launches()
         return program
 
     def _emit(self, before: Sequence[int], steps: Sequence[tuple[int, int, int, Step]]) -> list[int]:
@@ -231,6 +261,8 @@ class _Lower:
 
     def _local(self, handle: Any, i: int, local: Local) -> None:
         kind, code, to, src, dst, n, by = local
+        overlaps = src.base == dst.base and abs(src.offset - dst.offset) < n * self.at.itemsize
+        self.arithmetic |= kind != lib.UCCH_COPY or overlaps
         spans = (src.base, src.offset, n), (dst.base, dst.offset, n)
         self._check(lib.ucch_program_local(handle, i, kind, 0, code, to, *spans, by))
 
@@ -238,6 +270,7 @@ class _Lower:
         src, dst = step.src[0], step.dst[0]
         assert isinstance(src, Region) and isinstance(dst, Region)
         kind = lib.UCCH_COPY if step.kind == "copy" else lib.UCCH_COMBINE
+        self.arithmetic |= step.kind != "copy"
         spans = self._span(src), self._span(dst)
         self._check(lib.ucch_program_local(handle, i, kind, self.what.op, self.at.code, 0, *spans, 0.0))
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from . import agreement, env, log, timeline, ucc, ucx, vendors
 from .agreement import Facts
-from .device import MEMORY_NAMES, Place, place_of, runtime_of
+from .device import MEMORY_NAMES, Place, collective_library, place_of, runtime_of
 from .discover import HostIdentity, cores, host_identity, link_speed
 from .native import lib, load
 from .oob import MPIExchange
@@ -121,6 +121,10 @@ class Job:
         """Waiters yield at once where ranks outnumber cores, and spin first where they do not."""
         here = sum(f.host.node == self.process.host.node for f in self.facts)
         lib.ucch_set_spin(SPIN_ROUNDS if here <= cores() else 0)
+
+    def vendors_library(self, memory: int) -> bool:
+        """Whether native teams leave collectives on this memory (``ucc_memory_type_t``) to the vendor's library."""
+        return self.native is not None and collective_library(memory)
 
     def contains(self, processes: list[str]) -> bool:
         """True when all of ``processes`` took part in this job."""

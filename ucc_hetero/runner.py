@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from .ops import op_of
 from .prepare import KINDS, Preparation, Prepared
 from .request import SLICE, PersistentRequest, Request, reap, retire, settle, wait_op
 from .select import Tuning
+from .streamed import Launches, key_of
 from .types import Op
 from .ucc import status_name
 
@@ -56,6 +58,7 @@ class Runner:
         #: What ran so far: label -> (choice, what made it).
         self.used = self._prepared.used
         self._fast: dict[tuple[Any, ...], Program] = {}
+        self._launches = Launches(members.board, members.rank, self._broke)
         #: Persistent calls that were not freed: their requests must go before their teams.
         self._persistent: dict[int, Prepared] = {}
         self._active = 0
@@ -74,9 +77,7 @@ class Runner:
     ) -> None:
         """Run a collective to its end; with ``stream`` it starts when the stream gets there."""
         if stream is not None:
-            prepared = self._bound(name, send, recv, op, root, recvcounts, exchange=True)
-            if prepared is not None:
-                self._begin(prepared, stream, ordered=False).Wait()
+            self.start(name, send, recv, op, root, recvcounts, stream, host=True).Wait()
             return
         # The usual call, two plain arrays as last time, does nothing but look up, take addresses and run.
         key = self._key(name, send, recv, op, root) if recvcounts is None and name not in _EXCHANGED else None
@@ -88,15 +89,15 @@ class Runner:
             except (BufferError, ValueError, TypeError):
                 pass  # read-only, strided or exotic: the binder handles or refuses it
             else:
-                try:
-                    state = _run(program.handle, outof, into, self.timeout, SLICE) or wait_op(program.op)
-                except BaseException:
-                    self._interrupted(program, (send, recv), name)
-                    raise
-                if state == 1:
+                if self._ran(program, outof, into, (send, recv), name):
                     return
-                if state > 1:
-                    self._judge(program, state, (send, recv), name)
+        elif key is None and recvcounts is None and name not in _EXCHANGED:
+            known = key_of(name, None if send is self._in_place else send, recv, op, root)
+            if known is not None:
+                key, outof, into = known
+                program = self._fast.get(key)
+                if program is not None and not self.broken and self._ran(program, outof, into, (send, recv), name):
+                    return
         self._usable()
         if op is not None and is_delegated(op):
             request = self._delegate.request(name, send, recv, op, root, recvcounts)
@@ -115,6 +116,17 @@ class Runner:
             self._fast[key] = prepared.program
         else:
             prepared.give_back()
+
+    def _ran(self, program: Program, outof: Any, into: Any, keep: object, name: str) -> bool:
+        """Run a program to its end; False when it could not start like this."""
+        try:
+            state = _run(program.handle, outof, into, self.timeout, SLICE) or wait_op(program.op)
+        except BaseException:
+            self._interrupted(program, keep, name)
+            raise
+        if state > 1:
+            self._judge(program, state, keep, name)
+        return bool(state == 1)
 
     def _key(self, name: str, send: Any, recv: Any, op: Any, root: int) -> tuple[Any, ...] | None:
         """What tells calls with plain arrays apart; None for anything else. In place counts as no send buffer."""
@@ -136,9 +148,9 @@ class Runner:
         """Whether addresses are all that changes from one such call to the next."""
         bound = prepared.bound
         return (
-            (type(send) is _ndarray) == (bound.send is not None)
+            (send is None or send is self._in_place) == (bound.send is None)
             and (recv is None) == (bound.recv is None)
-            and (recv is None or recv.size > 0)
+            and (bound.recv is None or bound.recv.count > 0)
         )
 
     def start(
@@ -150,11 +162,16 @@ class Runner:
         root: int = -1,
         recvcounts: Any = None,
         stream: Any = None,
+        *,
+        host: bool = False,
     ) -> Request:
-        """Start a collective and return its request; with ``stream`` it is a part of the stream's work."""
+        """Start a collective and return its request; with ``stream`` it is a part of the stream's work.
+
+        ``host``: the caller will wait for the request at once, so that the stream need not.
+        """
         if stream is not None:
-            prepared = self._bound(name, send, recv, op, root, recvcounts, exchange=False)
-            return _finished() if prepared is None else self._begin(prepared, stream, ordered=True)
+            request, _ = self.start_on(stream_handle(stream), name, send, recv, op, root, recvcounts, host=host)
+            return request
         self._usable()
         if op is not None and is_delegated(op):
             request = self._delegate.request(name, send, recv, op, root, recvcounts)
@@ -164,6 +181,31 @@ class Runner:
         if prepared is None:
             return _finished()
         return self._begin(prepared)
+
+    def start_on(
+        self, stream: int, name: str, send: Any, recv: Any, op: Any, root: int, recvcounts: Any,
+        *, host: bool = False, later: bool = False,
+    ) -> tuple[Request, bool]:  # fmt: skip
+        """Start a collective when ``stream`` gets there; also whether the stream waits for its end.
+
+        Where streams must not wait for a call (docs/gpu.md) the host does, here or, with ``later``, when the caller
+        waits for the request. ``host`` as in :meth:`start`.
+        """
+        known = key_of(name, None if send is self._in_place else send, recv, op, root) if recvcounts is None else None
+        if known is not None and not self.broken:
+            request = self._launches.again(known, self.timeout, stream, self)
+            if request is not None:
+                return request, True
+        prepared = self._bound(name, send, recv, op, root, recvcounts, exchange=host)
+        if prepared is None:
+            return _finished(), True
+        if prepared.program.launches:
+            request = self._launches.first(known, prepared, self.timeout, stream, self)
+            if request is not None:
+                return request, True
+        held = prepared.program.holds and not host
+        request = self._begin(prepared, stream, ordered=held or not (host or later))
+        return request, held
 
     def _bound(
         self, name: str, send: Any, recv: Any, op: Any, root: int, recvcounts: Any, *, exchange: bool
@@ -179,7 +221,7 @@ class Runner:
             raise NotSupported(f"{name} on rank {self.rank}: with stream=, memory must be contiguous and read in place")
         return prepared
 
-    def _begin(self, prepared: Prepared, stream: Any = None, *, ordered: bool = False) -> Request:
+    def _begin(self, prepared: Prepared, stream: int | None = None, *, ordered: bool = False) -> Request:
         """Start what was prepared: now, or when ``stream`` gets there; ``ordered``: the stream waits for the end."""
         lib.ucch_progress_thread(1)
         program = prepared.program.handle
@@ -190,7 +232,7 @@ class Runner:
                 raise DeviceError(
                     f"rank {self.rank} has no GPU runtime for stream= ({report(self.members.place.vendor)})"
                 )
-            at, hold = ffi.cast("void *", stream_handle(stream)), ordered and prepared.program.holds
+            at, hold = ffi.cast("void *", stream), ordered and prepared.program.holds
             state = lib.ucch_program_start_on(program, prepared.send, prepared.recv, self.timeout, at, hold)
         if state < 0:
             raise CollectiveError(f"rank {self.rank}: {prepared.label} could not be started ({_reason(state)})")
@@ -296,6 +338,7 @@ class Runner:
     def retune(self, tuning: Tuning) -> None:
         """Choose by other rules from now on. Collective, with nothing in flight; equal ones on every rank."""
         self._fast.clear()
+        self._launches.clear()
         self._prepared.retune(tuning)
 
     def track(self, change: int) -> None:
@@ -315,9 +358,17 @@ class Runner:
         started = sum(lib.ucch_program_active(p.program.handle) for p in self._persistent.values())
         return int(self._active + started)
 
+    def _land(self) -> None:
+        """Wait for what was launched into streams; the engine ends what takes too long."""
+        while self._launches.active:
+            lib.ucch_progress_once()
+            time.sleep(0)
+        self._launches.clear()
+
     def close(self) -> None:
         """Release teams and board; collective, with nothing in flight."""
         settle(self, self.timeout or math.inf)
+        self._land()
         if not self.broken:
             self._delegate.settle()
         if self.busy and not self.broken:

@@ -59,6 +59,9 @@ _SMALL_BAR = tuple(
     )
 )
 
+#: Elements are allocated one by one, at first use, and kept.
+_SCRATCH = "libucc would allocate and free scratch of more than 1 MiB in every call, which waits for the whole device"
+
 VENDORS: Mapping[str, Vendor] = {
     vendor.name: vendor
     for vendor in (
@@ -69,7 +72,10 @@ VENDORS: Mapping[str, Vendor] = {
             "CUDA_VISIBLE_DEVICES",
             "nvidia.com/gpu",
             "cuda",
-            (Setting("CUDA_DEVICE_ORDER", "PCI_BUS_ID", "always", "device numbers mean the same to every library"),),
+            (
+                Setting("CUDA_DEVICE_ORDER", "PCI_BUS_ID", "always", "device numbers mean the same to every library"),
+                Setting("UCC_MC_CUDA_MPOOL_ELEM_SIZE", "64M", "always", _SCRATCH),
+            ),
         ),
         Vendor(
             "amd",
@@ -84,6 +90,7 @@ VENDORS: Mapping[str, Vendor] = {
                     "kernel 6",
                     "peer memory is unusable on these kernels, and UCX before 1.23 does not try dmabuf by itself",
                 ),
+                Setting("UCC_MC_ROCM_MPOOL_ELEM_SIZE", "64M", "always", _SCRATCH),
                 *_SMALL_BAR,
             ),
         ),

@@ -58,6 +58,7 @@ LAYERS = {
     "delegate": 5,
     "exchange": 5,
     "failure": 5,
+    "streamed": 5,
     "prepare": 5,
     "runner": 5,
     "p2p": 5,

@@ -18,6 +18,9 @@ def stream_handle(stream: Any) -> int:
     """
     if isinstance(stream, int):
         return stream
+    handle = getattr(stream, "cuda_stream", None)  # torch's, whose protocol takes many times as long
+    if type(handle) is int:
+        return handle
     protocol = getattr(stream, "__cuda_stream__", None)
     if protocol is not None:
         return int((protocol() if callable(protocol) else protocol)[1])

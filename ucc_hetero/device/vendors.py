@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+from pathlib import Path
 from types import ModuleType
 
 from ucc_hetero import env
@@ -9,13 +11,16 @@ from ucc_hetero.device import cuda, hip
 from ucc_hetero.device.runtime import DeviceRuntime
 from ucc_hetero.native import ffi, lib
 
-__all__ = ["MEMORY_NAMES", "available", "forget", "report", "runtime_of"]
+__all__ = ["MEMORY_NAMES", "available", "collective_library", "forget", "memory_vendor", "report", "runtime_of"]
 
 _VENDORS: tuple[ModuleType, ...] = (cuda, hip)
 _OVERRIDES = {"nvidia": "CUDA_LIB", "amd": "HIP_LIB"}
 
 #: ``ucc_memory_type_t`` -> its name, as UCX spells it.
 MEMORY_NAMES = ("host", "cuda", "cuda-managed", "rocm", "rocm-managed")
+
+#: ``ucc_memory_type_t`` -> the component of libucc that hands collectives on it to the vendor's library, and that one.
+_LIBRARIES = {lib.UCCH_TYPE_CUDA: ("libucc_tl_nccl", "libnccl"), lib.UCCH_TYPE_ROCM: ("libucc_tl_rccl", "librccl")}
 
 _loaded: dict[str, DeviceRuntime | None] = {}
 _tried: dict[str, list[str]] = {}
@@ -60,6 +65,21 @@ def report(vendor: str) -> str:
     if runtime is not None:
         return f"{runtime.path}, version {runtime.version()}, {runtime.count()} device(s)"
     return "; ".join(_tried.get(vendor, [])) or f"no runtime is known for {vendor!r}"
+
+
+def memory_vendor(memory: int) -> str:
+    """Whose devices have memory of this type (``ucc_memory_type_t``); ``host`` for none's."""
+    return {lib.UCCH_TYPE_CUDA: "nvidia", lib.UCCH_TYPE_ROCM: "amd"}.get(memory, "host")
+
+
+@cache
+def collective_library(memory: int) -> bool:
+    """Whether libucc has loaded the vendor's own collective library for this memory; asked after a context exists."""
+    try:
+        maps = Path("/proc/self/maps").read_text(errors="replace")
+    except OSError:
+        return False
+    return all(f"/{name}" in maps for name in _LIBRARIES.get(memory, ("?",)))
 
 
 def forget() -> None:

@@ -1,0 +1,257 @@
+/* Calls that a vendor's own library does alone, launched into the caller's stream: the stream orders them, so nothing
+ * waits and nothing has to be polled for the next kernel to run. libucc calls it a triggered post on an execution
+ * engine; TL/NCCL and TL/RCCL launch on the engine's stream at once. The requests are collected later. */
+#include <stdlib.h>
+
+#include "program.h"
+
+/* ucc_event_type_t and ucc_ee_type_t */
+#define COMPUTE_COMPLETE 4
+#define ENGINE_CUDA_STREAM 0
+#define ENGINE_ROCM_STREAM 2
+
+/* Streams known to one team; more than a program uses at a time. */
+#define MOST_ENGINES 32
+
+struct ucch_engine {
+    void *stream;
+    ucc_ee_h handle;
+    ucch_engine *next;
+};
+
+typedef struct ucch_launch {
+    ucch_op op; /* first: a launch is an op */
+    int released, n;
+    uint64_t bytes;
+    ucch_board *board;
+    struct ucch_launch *next;
+    struct {
+        ucc_coll_req_h request;
+        ucch_context *context;
+    } each[];
+} ucch_launch;
+
+static ucch_launch *first, **last = &first;
+static int flying;
+static _Thread_local int outcome;
+
+/* What became of the calling thread's last ucch_program_launch: 0, or why it failed. */
+int ucch_launch_status(void) {
+    return outcome;
+}
+
+int ucch_launches(void) {
+    return flying;
+}
+
+void ucch_engines_free(ucch_team *t) {
+    for (ucch_engine *e = t->engines, *next; e; e = next) {
+        next = e->next;
+        ucc_ee_destroy(e->handle);
+        free(e);
+    }
+    t->engines = NULL;
+    t->nengines = 0;
+}
+
+static int engine_of(ucch_team *t, void *stream, int memory, ucc_ee_h *handle) {
+    for (ucch_engine *e = t->engines; e; e = e->next)
+        if (e->stream == stream) {
+            *handle = e->handle;
+            return 0;
+        }
+    if (t->nengines >= MOST_ENGINES && !flying)
+        ucch_engines_free(t); /* streams come and go */
+    ucch_engine *e = calloc(1, sizeof(*e));
+    if (!e)
+        return UCCH_FAIL_MEMORY;
+    ucc_ee_params_t params = {.ee_type = memory == UCCH_TYPE_ROCM ? ENGINE_ROCM_STREAM : ENGINE_CUDA_STREAM,
+                              .ee_context = stream,
+                              .ee_context_size = sizeof(stream)};
+    int status = ucc_ee_create(t->handle, &params, &e->handle);
+    if (status < 0) {
+        free(e);
+        return status;
+    }
+    e->stream = stream;
+    e->next = t->engines;
+    t->engines = e;
+    t->nengines++;
+    *handle = e->handle;
+    return 0;
+}
+
+/* Post on the engine, and take back the event with which libucc says so. */
+static int post_locked(ucc_ee_h engine, ucc_coll_req_h request) {
+    ucc_ev_t event = {.ev_type = COMPUTE_COMPLETE, .req = request}, *out = NULL;
+    int status = ucc_collective_triggered_post(engine, &event);
+    if (status < 0)
+        return status;
+    while (ucc_ee_get_event(engine, &out) == UCC_OK)
+        ucc_ee_ack_event(engine, out);
+    return 0;
+}
+
+static int launch_step_locked(ucch_program *p, ucch_step *s, ucch_launch *l, void *stream) {
+    ucc_ee_h engine;
+    int status = engine_of(s->team, stream, p->mem_type[UCCH_RECV], &engine);
+    if (status < 0)
+        return status;
+    status = ucch_step_init_locked(p, s);
+    if (status < 0)
+        return status;
+    l->each[l->n].request = s->request;
+    l->each[l->n++].context = s->team->context;
+    s->team->context->users++;
+    status = post_locked(engine, s->request);
+    s->request = NULL; /* the program is free for its next call */
+    return status;
+}
+
+static int judge_locked(ucch_program *p, void *send, void *recv) {
+    if (send && send == recv)
+        return UCCH_ALIASED;
+    return p->board && ucch_board_broken(p->board) ? UCCH_FAIL_BROKEN : 0;
+}
+
+/* Whether earlier calls on the program's teams have all been posted: the order of posting is that of calling. */
+static int next_in_line(const ucch_program *p) {
+    for (int i = 0; i < p->nsteps; i++)
+        if (p->steps[i].team->head)
+            return 0;
+    return 1;
+}
+
+static void end_locked(ucch_launch *l, int status, int peer) {
+    if (status < 0) {
+        l->op.error.status = status;
+        l->op.error.peer = peer;
+        l->op.error.elapsed = ucch_now() - l->op.started;
+        if (l->board)
+            ucch_board_blame(l->board, &l->op);
+    } else if (l->board)
+        ucch_board_add(l->board, ucch_now() - l->op.started, l->bytes);
+    __atomic_store_n(&l->op.state, status < 0 ? UCCH_FAILED : UCCH_DONE, __ATOMIC_RELEASE);
+}
+
+static ucch_launch *launch_locked(ucch_program *p, void *send, void *recv, double timeout, void *stream, int *status) {
+    ucch_launch *l = calloc(1, sizeof(*l) + (size_t)p->nsteps * sizeof(l->each[0]));
+    if (!l) {
+        *status = UCCH_FAIL_MEMORY;
+        return NULL;
+    }
+    p->base[UCCH_SEND] = send;
+    p->base[UCCH_RECV] = recv;
+    l->op.kind = UCCH_IS_LAUNCH;
+    l->board = p->board;
+    l->bytes = p->bytes;
+    l->op.error = (ucch_error){.step = -1, .peer = -1};
+    l->op.error.seq = p->board ? ucch_board_publish(p->board, p->signature, p->label) : 0;
+    l->op.started = ucch_now();
+    l->op.deadline = timeout > 0 ? l->op.started + timeout : 0;
+    l->op.state = UCCH_ACTIVE;
+    __atomic_thread_fence(__ATOMIC_SEQ_CST); /* as in run.c: publish, then look */
+    int bad = p->board ? ucch_board_mismatch(p->board, l->op.error.seq) : -1;
+    *status = bad >= 0 ? UCCH_FAIL_MISMATCH : 0;
+    for (int i = 0; i < p->nsteps && *status >= 0; i++)
+        *status = launch_step_locked(p, &p->steps[i], l, stream);
+    if (*status < 0) { /* what was launched goes on, and is left alone */
+        end_locked(l, *status, bad);
+        return l;
+    }
+    *last = l;
+    last = &l->next;
+    flying++;
+    return l;
+}
+
+/* Launch a program whose steps are all collectives on device memory into `stream`. Returns an op that the caller has to
+ * release. NULL when nothing was begun: with a status below 0 it cannot be; with 0 it is not this call's turn yet, and
+ * the program has to be started as any other. */
+ucch_op *ucch_program_launch(ucch_program *p, void *send, void *recv, double timeout, void *stream) {
+    ucch_launch *l = NULL;
+    ucch_lock();
+    outcome = judge_locked(p, send, recv);
+    if (!outcome && next_in_line(p)) {
+        int before = ucch_device_enter();
+        l = launch_locked(p, send, recv, timeout, stream, &outcome);
+        ucch_device_leave(before);
+    }
+    ucch_unlock();
+    return l ? &l->op : NULL;
+}
+
+/* The caller will not look at it again. */
+void ucch_launch_release(ucch_op *op) {
+    ucch_launch *l = (ucch_launch *)op;
+    ucch_lock();
+    l->released = 1;
+    int done = l->op.state == UCCH_DONE; /* one that failed stays: it is blamed, and its requests may be in use */
+    ucch_unlock();
+    if (done)
+        free(l);
+}
+
+static int collect_locked(ucch_launch *l) {
+    int status = 0;
+    for (int i = 0; i < l->n; i++) {
+        if (l->each[i].request->status == UCC_INPROGRESS)
+            return 0;
+        status = l->each[i].request->status < 0 ? l->each[i].request->status : status;
+    }
+    for (int i = 0; i < l->n; i++) {
+        l->each[i].context->users--;
+        ucc_collective_finalize(l->each[i].request);
+    }
+    l->n = 0;
+    end_locked(l, status, -1);
+    return 1;
+}
+
+/* Collect what has ended, after the contexts made progress; how many did. */
+int ucch_launches_poll_locked(void) {
+    int moved = 0;
+    for (ucch_launch **at = &first; *at;) {
+        ucch_launch *l = *at;
+        if (l->op.state == UCCH_ACTIVE && !collect_locked(l)) {
+            at = &l->next;
+            continue;
+        }
+        *at = l->next;
+        flying--;
+        moved++;
+        if (l->released && l->op.state == UCCH_DONE)
+            free(l);
+    }
+    last = &first;
+    while (*last)
+        last = &(*last)->next;
+    return moved;
+}
+
+/* End what is past its deadline, and what waits for a peer that died or called something else. */
+void ucch_launches_police_locked(double now, double suspicion) {
+    for (ucch_launch *l = first; l; l = l->next) {
+        if (l->op.state != UCCH_ACTIVE || now - l->op.started < suspicion)
+            continue;
+        int peer = l->board ? ucch_board_mismatch(l->board, l->op.error.seq) : -1, bad = UCCH_FAIL_MISMATCH;
+        if (peer < 0 && l->board) {
+            peer = ucch_board_gone(l->board, l->op.error.seq);
+            bad = UCCH_FAIL_PEER;
+        }
+        if (peer >= 0)
+            end_locked(l, bad, peer);
+        else if (l->op.deadline > 0 && now > l->op.deadline)
+            end_locked(l, UCCH_FAIL_TIMEOUT, -1);
+    }
+}
+
+/* Launches of a communicator that have not ended. */
+int ucch_launches_of(ucch_board *board) {
+    int n = 0;
+    ucch_lock();
+    for (ucch_launch *l = first; l; l = l->next)
+        n += l->board == board && l->op.state == UCCH_ACTIVE;
+    ucch_unlock();
+    return n;
+}

@@ -1,0 +1,47 @@
+"""Arrays told apart at a glance: what torch and CuPy say of theirs without making an export, in under a microsecond.
+
+Only for calls that went through :func:`as_buffer` once before with arrays that look the same: nothing is checked here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from typing import Any
+
+__all__ = ["Glance", "glance"]
+
+#: (all that tells such arrays apart but their address, the address).
+Glance = tuple[Hashable, int]
+
+
+def glance(array: Any) -> Glance | None:
+    """What to know an array again by, and its address; None for whatever has to be looked at properly."""
+    read = _readers.get(type(array), _unread)
+    if read is _unread:
+        read = _readers[type(array)] = _reader(type(array))
+    return read(array) if read is not None else None
+
+
+def _reader(kind: type) -> Callable[[Any], Glance | None] | None:
+    name = f"{kind.__module__.partition('.')[0]}.{kind.__name__}"
+    return {"torch.Tensor": _torch, "torch.Parameter": _torch, "cupy.ndarray": _cupy}.get(name)
+
+
+def _torch(tensor: Any) -> Glance | None:
+    if not tensor.is_contiguous() or tensor.is_neg() or (tensor.is_complex() and tensor.is_conj()):
+        return None
+    return ("torch", tensor.dtype, tensor.numel(), tensor.get_device(), tensor.requires_grad), tensor.data_ptr()
+
+
+def _cupy(array: Any) -> Glance | None:
+    if not array.flags.c_contiguous:
+        return None
+    return ("cupy", array.dtype, array.size, array.data.device_id), array.data.ptr
+
+
+def _unread(array: Any) -> Glance | None:
+    """Stands for a type that was not met before."""
+    return None
+
+
+_readers: dict[type, Callable[[Any], Glance | None] | None] = {}
