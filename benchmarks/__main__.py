@@ -18,6 +18,7 @@ __all__ = ["main"]
 _PROGRAMS = {
     "compare": ("compare", "ours, mpi4py and raw UCC in one process start, with ratios (under mpirun)"),
     "mixed": ("mixed", "per collective: the mixed plan, flat UCC and mpi4py (under mpirun, several islands)"),
+    "pairs": ("pairs", "latency and bandwidth between all pairs of ranks, for a heat map (under mpirun)"),
     "cluster": ("cluster", "hierarchical collectives on emulated clusters, against the limit of the links"),
     "planner": ("planner", "planning alone: time, memory, teams and predicted time up to 16,384 ranks"),
     "report": ("report", "result files -> one HTML page and PNGs"),
@@ -93,7 +94,7 @@ def _benchmark(bench: Bench, options: Options, command: list[str]) -> int:
 
     if bench.family == "startup":
         return startup.run(bench, options, command)
-    prepare((options.backend, *options.peers))
+    prepare((options.backend, *options.peers, *(("ours",) if options.limit else ())))
     world = open_world(options.session)
     status = runner.run(bench, options, world, command)
     world.close()

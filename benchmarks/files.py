@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 from . import system
 from .output import Row
 from .peers import World
+from .stats import verdict
+from .table import BENCHES
 
 if TYPE_CHECKING:
     from .session import Session
@@ -59,7 +61,10 @@ class Results:
         self._accelerators: list[str] = world.comm.allgather(accelerator)
         nodes = len(set(world.comm.allgather(MPI.Get_processor_name())))
         self._head = header(benchmark, command, world, self._accelerators, nodes) if world.rank == 0 else {}
+        self._rates = benchmark in BENCHES and BENCHES[benchmark].unit == "bandwidth"
         self.rows: list[dict[str, Any]] = []
+        #: What --limit measured.
+        self.links: dict[str, Any] | None = None
 
     def mix_line(self) -> str:
         """A comment naming the kinds of memory, where the ranks differ in it; empty otherwise."""
@@ -75,8 +80,11 @@ class Results:
         data["percentiles"] = list(row.percentiles)
         if row.overlap is not None:
             data["overlap"] = asdict(row.overlap)
+        if row.limit is not None:
+            data["limit"], data["of_limit"] = row.limit, row.of_limit(rates=self._rates)
         for peer, (value, interval) in row.ratios.items():
-            data.setdefault("peers", {})[peer] = {"value": value, "ratio": asdict(interval)}
+            entry = {"value": value, "ratio": asdict(interval), "verdict": verdict(interval)}
+            data.setdefault("peers", {})[peer] = entry
         self.rows.append(data)
 
     def finish(self, session: Session) -> None:
@@ -92,6 +100,7 @@ class Results:
                 "backend": options.backend,
                 "percentiles": list(options.percentiles),
                 "plans": plans() if plans else None,
+                "links": self.links,
             }
             write_json(options.json, {**self._head, **more, "rows": self.rows})
         if options.csv:

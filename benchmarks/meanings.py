@@ -48,6 +48,7 @@ class Options:
     backend: str = "ours"
     peers: tuple[str, ...] = ()
     rounds: int = 10
+    limit: bool = False
     format: str = "osu"
     json: str | None = None
     csv: str | None = None
@@ -342,6 +343,13 @@ OPTIONS: tuple[Option, ...] = (
         "value",
         "rounds of the interleaved runs (default 10)",
         _field("rounds", lambda text: number(text, 2)),
+    ),
+    Option(
+        "",
+        "limit",
+        "nothing",
+        "measure the links first; per size, what they allow at best, and the share reached",
+        _flag(limit=True),
     ),
     Option("", "format", "value", "osu or nccl (nccl-tests' columns)", _choice("format", "osu", "nccl")),
     Option("", "json", "value", "also write results, machine and versions to this file", _field("json", str)),

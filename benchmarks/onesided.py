@@ -1,15 +1,20 @@
-"""The timed loops of one-sided communication over MPI windows, by OSU's rule: the whole loop is timed, not each put."""
+"""The timed loops of one-sided communication, by OSU's rule: the whole loop is timed, not each put.
+
+``ours`` puts and gets through UCX into registered memory and flushes the endpoint, ``mpi4py`` through an MPI window.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import ExitStack
+import os
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
 
 import numpy as np
 
+from .options import BadUsage, Options
 from .output import Row
 from .peers import NotOffered, Peer
 from .session import Session
@@ -27,19 +32,85 @@ class Window:
     partner: int
     group: Any
     base: int
+    #: Waits for the other rank, which may be needed to carry transfers out.
+    meet: Callable[[], None]
 
     def transfer(self, put: bool, start: int, size: int) -> None:
         call = self.win.Put if put else self.win.Get
         call(self.local[start : start + size], self.partner, (self.base + start, size))
 
 
-def check(bench: str, peer: Peer) -> None:
-    """Raise NotOffered for peers without MPI windows."""
-    if peer.name != "mpi4py":
-        raise NotOffered(f"{bench}: MPI windows are mpi4py's; add --backend mpi4py")
+@dataclass(slots=True)
+class Registered:
+    """The other rank's registered memory, and as much of one's own to copy from and to, as address and bytes."""
+
+    there: Any
+    local: int
+    kind: Any
+    meet: Callable[[], None]
+
+    def transfer(self, put: bool, start: int, size: int) -> None:
+        call = self.there.put if put else self.there.get
+        call((self.local + start, size), start, self.kind)
 
 
-def _open(session: Session, nbytes: int, stack: ExitStack) -> Window:
+def check(bench: str, peer: Peer, options: Options) -> None:
+    """Raise NotOffered for peers without one-sided communication, BadUsage for what only MPI windows have."""
+    if peer.name not in ("ours", "mpi4py"):
+        raise NotOffered(f"{bench}: peer {peer.name!r} has no one-sided communication; ours and mpi4py have")
+    if peer.name == "ours" and options.sync not in _PASSIVE:
+        raise BadUsage(
+            f"option -s {options.sync}: registered memory has no epochs in which both ranks take part; "
+            "use -s flush or --backend mpi4py"
+        )
+
+
+def _address(block: Any) -> int:
+    """Where a block of numpy's or torch's memory lies."""
+    array = block.whole
+    return int(array.ctypes.data if isinstance(array, np.ndarray) else array.data_ptr())
+
+
+@contextmanager
+def _registered(session: Session, nbytes: int) -> Iterator[Registered]:
+    """Memory of both ranks, registered with UCX, and the keys exchanged over MPI."""
+    from ucc_hetero import ucx
+    from ucc_hetero.ucc_enums import MemType
+
+    comm = session.world.comm
+    kind = {"host": MemType.HOST, "cuda": MemType.CUDA, "rocm": MemType.ROCM}[session.memory.accelerator]
+    blocks = [session.memory.block(np.dtype(np.uint8), nbytes) for _ in range(2)]
+    with ExitStack() as stack:
+        context = stack.enter_context(ucx.Context())
+        worker = context.worker()
+        stack.callback(worker.close)
+        memory = context.register((_address(blocks[0]), nbytes), kind)
+        stack.callback(memory.close)
+        addresses, *keys = zip(
+            *comm.allgather((worker.address, memory.address, memory.nbytes, memory.key)), strict=True
+        )
+        endpoint = worker.connect(addresses[1 - comm.rank])
+        stack.callback(endpoint.close)
+        there = endpoint.remote(*(values[1 - comm.rank] for values in keys))
+        stack.callback(there.close)
+
+        def meet() -> None:
+            done = comm.Ibarrier()
+            while not done.Test():
+                worker.progress()
+                os.sched_yield()
+
+        stack.callback(meet)
+        yield Registered(there, _address(blocks[1]), kind, meet)
+
+
+def _open(session: Session, nbytes: int, stack: ExitStack) -> Any:
+    if session.peer.name == "ours":
+        return stack.enter_context(_registered(session, nbytes))
+    return _mpi_window(session, nbytes, stack)
+
+
+def _mpi_window(session: Session, nbytes: int, stack: ExitStack) -> Window:
     from mpi4py import MPI
 
     comm, kind = session.peer.comm, session.options.win
@@ -64,7 +135,7 @@ def _open(session: Session, nbytes: int, stack: ExitStack) -> Window:
     world.Free()
     stack.callback(group.Free)
     local = session.memory.block(np.dtype(np.uint8), nbytes).head(nbytes).array
-    return Window(win, local, partner, group, base)
+    return Window(win, local, partner, group, base, session.world.barrier)
 
 
 Epoch = Callable[[Window, Callable[[], None]], None]
@@ -138,17 +209,29 @@ def _active(session: Session, window: Window, work: Callable[[], None], both: bo
     return once
 
 
-def _passive(session: Session, window: Window, work: Callable[[], None]) -> Callable[[], None] | None:
+def _passive(session: Session, window: Any, work: Callable[[], None]) -> Callable[[], None] | None:
     """One iteration of rank 0; the other rank only provides memory."""
+    if session.world.rank != 0:
+        return None
+    if isinstance(window, Registered):
+        flush = window.there.endpoint.flush
+
+        def once() -> None:
+            work()
+            flush().wait()
+
+        return once
     epoch = _PASSIVE[session.options.sync]
-    return (lambda: epoch(window, work)) if session.world.rank == 0 else None
+    return lambda: epoch(window, work)
 
 
-def _run(session: Session, once: Callable[[], None] | None, loops: tuple[int, int]) -> tuple[float, list[float]]:
+def _run(
+    once: Callable[[], None] | None, loops: tuple[int, int], meet: Callable[[], None]
+) -> tuple[float, list[float]]:
     """(seconds of the whole loop after the warm-up, of each iteration)."""
     iterations, warmup = loops
     times: list[float] = []
-    session.world.barrier()
+    meet()
     begin = end = perf_counter()
     if once is not None:
         for i in range(warmup + iterations):
@@ -160,7 +243,7 @@ def _run(session: Session, once: Callable[[], None] | None, loops: tuple[int, in
             if i >= warmup:
                 times.append(end - start)
     total = end - begin
-    session.world.barrier()
+    meet()
     return total, times
 
 
@@ -176,15 +259,14 @@ def _measure(session: Session, size: int, put: bool, messages: int, both: bool) 
 
         if session.options.sync in _PASSIVE:
             once = _passive(session, window, work)
-            hold = session.options.sync.startswith("flush") and once is not None
-            if hold:
+            if isinstance(window, Window) and session.options.sync.startswith("flush") and once is not None:
                 from mpi4py import MPI
 
                 window.win.Lock(window.partner, MPI.LOCK_SHARED)
                 stack.callback(window.win.Unlock, window.partner)
         else:
             once = _active(session, window, work, both)
-        total, times = _run(session, once, loops)
+        total, times = _run(once, loops, window.meet)
     total, times = session.world.comm.bcast((total, times))
     return total, times, loops[0]
 

@@ -16,6 +16,7 @@ __all__ = [
     "nccl_footer",
     "nccl_header",
     "nccl_row",
+    "noise_line",
     "osu_header",
     "osu_preamble",
     "osu_row",
@@ -51,6 +52,19 @@ class Row:
     rate: float = 0.0
     overlap: Overlap | None = None
     ratios: Mapping[str, tuple[float, Interval]] = field(default_factory=dict)
+    #: What the links allow, in the unit of the value; None where nobody asked.
+    limit: float | None = None
+
+    @property
+    def compared(self) -> float:
+        """What ratios and limits speak of: of a non-blocking call its time without computation."""
+        return self.value if self.overlap is None else self.overlap.pure
+
+    def of_limit(self, *, rates: bool) -> float | None:
+        """The share of what the links allow that was reached. ``rates``: values are per time."""
+        if self.limit is None or not self.compared or not self.limit:
+            return None
+        return self.compared / self.limit if rates else self.limit / self.compared
 
 
 def _right(text: str) -> str:
@@ -110,8 +124,13 @@ def osu_header(bench: Bench, options: Options) -> str:
         text += _right("Validation")
     tail = "Tail BW(MB/s)" if bench.unit == "bandwidth" else "Tail Lat(us)"
     text += "".join(_right(f"P{p} {tail}") for p in options.percentiles)
+    unit = "MB/s" if bench.unit == "bandwidth" else "us"
     for peer in options.peers:
-        text += _right(f"{peer}(us)") + f"{f'{peer}/{options.backend}':>22}"
+        # Above 1 where the backend is faster.
+        over = (options.backend, peer) if bench.unit == "bandwidth" else (peer, options.backend)
+        text += _right(f"{peer}({unit})") + f"{'/'.join(over):>22}"
+    if options.limit:
+        text += _right(f"Limit({unit})") + _right("Of limit(%)")
     return text + "\n"
 
 
@@ -136,7 +155,20 @@ def osu_row(bench: Bench, options: Options, row: Row) -> str:
             text += f"{_fixed(value)} {interval!s:>21}"
         else:
             text += f"{_right('-')}{'-':>22}"
+    if options.limit and row.limit is not None:
+        share = row.of_limit(rates=bench.unit == "bandwidth")
+        text += _fixed(row.limit) + (_right("-") if share is None else _fixed(100 * share))
     return text + "\n"
+
+
+def noise_line(backend: str, unclear: Mapping[str, Sequence[int]]) -> str:
+    """Says of which peers and sizes nothing can be said; empty where there are none."""
+    return "".join(
+        f"# too noisy to tell whether {backend} or {peer} is faster at sizes {', '.join(map(str, sizes))}: "
+        "repeat on a quiet machine or with more --rounds and iterations\n"
+        for peer, sizes in unclear.items()
+        if sizes
+    )
 
 
 def _overlap_columns(bench: Bench, options: Options, row: Row) -> str:

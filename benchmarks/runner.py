@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -11,32 +11,35 @@ import numpy as np
 
 from . import collective, graph, onesided, output, pt2pt
 from .files import Results
+from .interleave import Measure, interleaved
+from .limits import open_limit
 from .memory import Memory, dtype_of, label_of, open_memory
 from .options import BadUsage, Options
 from .output import Row
 from .peers import Peer, World, open_peer
 from .session import Progress, Session
-from .stats import sizes
+from .stats import sizes, verdict
 from .table import Bench
 from .validate import Log
 
 __all__ = ["run"]
 
-Measure = Callable[[Session, np.dtype[Any], int], Row]
 
-
-def _measure(bench: Bench) -> Measure:
+def _measure(session: Session) -> Measure:
+    bench = session.bench
     if bench.family in ("blocking", "persistent"):
-        return collective.measure_latency
+        return collective.measure_latency  # which takes turns by itself, with everything bound once
     if bench.family == "nonblocking":
-        return collective.measure_overlap
-    return onesided.MEASURES[bench.name] if bench.family == "onesided" else pt2pt.MEASURES[bench.name]
+        measure: Measure = collective.measure_overlap
+    else:
+        measure = onesided.MEASURES[bench.name] if bench.family == "onesided" else pt2pt.MEASURES[bench.name]
+    return interleaved(measure) if len(session.peers) > 1 else measure
 
 
-def _check_offered(bench: Bench, peer: Peer) -> None:
+def _check_offered(bench: Bench, peer: Peer, options: Options) -> None:
     """Raise NotOffered, before anything is printed, where the peer lacks what the benchmark calls."""
     if bench.family == "onesided":
-        onesided.check(bench.name, peer)
+        onesided.check(bench.name, peer, options)
     elif bench.collective is None:
         peer.method("Isend")
     else:
@@ -105,7 +108,7 @@ def run(bench: Bench, options: Options, world: World, command: list[str]) -> int
     try:
         for name in dict.fromkeys((options.backend, *options.peers)):
             peers[name] = open_peer(name, world)
-            _check_offered(bench, peers[name])
+            _check_offered(bench, peers[name], options)
         log = None
         if options.validation_log:
             world.barrier()  # every rank has seen that the directory was not there
@@ -114,6 +117,10 @@ def run(bench: Bench, options: Options, world: World, command: list[str]) -> int
         results = Results(bench.name, command, world, memory.accelerator)
         session = Session(bench, options, world, memory, peers, progress, results, log)
         session.options = _limited(session)
+        if options.limit:
+            progress.show("measuring the links")
+            limit = open_limit(session)
+            session.limit, results.links = limit.of, limit.links
         status = _nccl(session, dtypes) if options.format == "nccl" else _osu(session, dtypes)
         progress.clear()
         results.finish(session)
@@ -124,14 +131,19 @@ def run(bench: Bench, options: Options, world: World, command: list[str]) -> int
 
 
 def _rows(session: Session, dtype: np.dtype[Any]) -> Iterator[Row]:
-    measure = _measure(session.bench)
+    measure = _measure(session)
     options = session.options
     if not session.bench.sized:
-        yield measure(session, dtype, 0)
+        yield _with_limit(session, measure(session, dtype, 0))
         return
-    for size in sizes(options.min_size, options.max_size, dtype.itemsize):
-        session.progress.show(f"{session.bench.name} {dtype.name} {size} of {options.max_size} bytes")
-        yield measure(session, dtype, size)
+    wanted = list(sizes(options.min_size, options.max_size, dtype.itemsize))
+    for done, size in enumerate(wanted):
+        session.progress.show(f"{session.bench.name} {dtype.name}, {size} bytes", done, len(wanted))
+        yield _with_limit(session, measure(session, dtype, size))
+
+
+def _with_limit(session: Session, row: Row) -> Row:
+    return row if session.limit is None else replace(row, limit=session.limit(row.size))
 
 
 def _osu(session: Session, dtypes: list[np.dtype[Any]]) -> int:
@@ -147,11 +159,16 @@ def _osu(session: Session, dtypes: list[np.dtype[Any]]) -> int:
         if bench.sized:
             session.print(output.datatype(label_of(dtype)))
         session.print(output.osu_header(bench, options))
+        unclear: dict[str, list[int]] = {}
         for row in _rows(session, dtype):
             session.print(output.osu_row(bench, options, row))
-            session.results.add(dtype.name, row)
+            session.results.add(dtype.name, row, plan=session.plan())
+            for peer, (_, interval) in row.ratios.items():
+                if verdict(interval) == "too noisy":
+                    unclear.setdefault(peer, []).append(row.size)
             if row.wrong:
                 return _failed(session, row.size)
+        session.print(output.noise_line(options.backend, unclear))
         if options.graph and world.rank == 0:
             graph.write(options.graph, f"{bench.name}-{dtype.name}", session.samples)
     return 0
@@ -182,12 +199,12 @@ def _nccl(session: Session, dtypes: list[np.dtype[Any]]) -> int:
                     sides.append(sides[0])
                     continue
                 session.options = replace(options, in_place=in_place)
-                got = _measure(bench)(session, dtype, each)
+                got = _with_limit(session, collective.measure_latency(session, dtype, each))
                 algbw = total / 1e3 / got.value
                 sides.append((got.value, algbw, algbw * row.busbw(world.size), got.wrong if options.validate else None))
                 bandwidths.append(algbw * row.busbw(world.size))
                 wrong += got.wrong
-                session.results.add(dtype.name, got, in_place=in_place)
+                session.results.add(dtype.name, got, in_place=in_place, plan=session.plan())
             session.options = options
             op, root = ("sum" if row.reduces else "none"), (options.root or 0) if row.rooted else -1
             count = total // dtype.itemsize if whole else each // dtype.itemsize

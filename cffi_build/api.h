@@ -116,6 +116,13 @@ ucp_ep_h ucch_ep_new(ucp_worker_h worker, const void *address, int *status);
 int ucch_ep_close(ucp_worker_h worker, ucp_ep_h ep, double timeout);
 void ucch_worker_use(ucp_worker_h worker, int on);
 
+/* ---- rma.c: one-sided transfers ---- */
+int ucch_put(ucp_ep_h ep, const void *buffer, size_t bytes, uint64_t address, ucp_rkey_h rkey, int mem_type);
+int ucch_get(ucp_ep_h ep, void *buffer, size_t bytes, uint64_t address, ucp_rkey_h rkey, int mem_type);
+int ucch_flush(ucch_message *message, ucp_ep_h ep, double timeout);
+ucp_rkey_h ucch_rkey_new(ucp_ep_h ep, const void *packed, int *status);
+void ucch_rkey_free(ucp_rkey_h rkey);
+
 /* ---- board.c: who has arrived where, on one host ---- */
 ucch_board *ucch_board_new(void *memory, int nslots, int mine, const int *ranks);
 void ucch_board_free(ucch_board *board);

@@ -20,6 +20,7 @@ SOURCES = (
     "run.c",
     "launch.c",
     "message.c",
+    "rma.c",
     "board.c",
     "local.c",
     "trace.c",

@@ -111,6 +111,15 @@ int ucch_message_send_locked(ucch_message *m, ucp_ep_h ep, const void *buffer, s
     return begun_locked(m, ucp_tag_send_nbx(ep, buffer, bytes, tag, &p));
 }
 
+int ucch_message_flush_locked(ucch_message *m, ucp_ep_h ep, double timeout) {
+    ucp_request_param_t p = params(m, sent, 0);
+    p.op_attr_mask = ATTR_CALLBACK | ATTR_USER_DATA;
+    m->request = NULL;
+    m->left = 0;
+    ucch_op_begin_locked(&m->op, timeout);
+    return begun_locked(m, ucp_ep_flush_nbx(ep, &p));
+}
+
 int ucch_message_recv_locked(ucch_message *m, ucp_worker_h worker, void *buffer, size_t bytes, uint64_t tag,
                              int mem_type) {
     ucp_request_param_t p = params(m, received, mem_type);

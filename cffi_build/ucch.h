@@ -53,6 +53,7 @@ void ucch_message_abandon_locked(ucch_message *message);
 int ucch_message_check_locked(ucch_message *message, double now);
 int ucch_message_send_locked(ucch_message *m, ucp_ep_h ep, const void *buffer, size_t bytes, uint64_t tag,
                              int mem_type);
+int ucch_message_flush_locked(ucch_message *m, ucp_ep_h ep, double timeout);
 int ucch_message_recv_locked(ucch_message *m, ucp_worker_h worker, void *buffer, size_t bytes, uint64_t tag,
                              int mem_type);
 void ucch_board_blame(ucch_board *board, ucch_op *op);

@@ -132,6 +132,54 @@ def test_peers_are_interleaved_and_compared(mpirun: Run) -> None:
     assert re.fullmatch(r"\[[\d.]+,[\d.]+\]", interval)
 
 
+def test_limits_and_peers_of_every_family(mpirun: Run, tmp_path: Path) -> None:
+    rest = "-m 8:4K -i 4 -x 1 --limit --peer mpi4py --rounds 2"
+    families = ("osu_allreduce -c", "osu_bcast_persistent", "osu_ialltoall", "osu_latency -c", "osu_bibw")
+    commands = [f"{name} {rest} -T mpi_int --json {tmp_path}/{i}.json" for i, name in enumerate(families)]
+    commands += [f"osu_{name} {rest} --json {tmp_path}/{name}.json" for name in ("put_latency", "get_bw")]
+    result = mpirun(MANY, n=2, args=commands, timeout=150)
+    assert "Fail" not in result.stdout
+    for header in ("Of limit(%)", "mpi4py(us)", "mpi4py(MB/s)", "ours/mpi4py", "mpi4py/ours", "Limit(MB/s)"):
+        assert header in result.stdout
+    for path in tmp_path.glob("*.json"):
+        data = json.loads(path.read_text())
+        assert data["links"]
+        for row in data["rows"]:
+            better = row["value"] / row["limit"] if data["unit"] == "MB/s" else row["limit"] / row["value"]
+            if "overlap" in row:
+                better = row["limit"] / row["overlap"]["pure"]
+            assert row["limit"] > 0
+            assert row["of_limit"] == pytest.approx(better)
+            assert set(row["peers"]) == {"mpi4py"}
+            assert row["peers"]["mpi4py"]["verdict"] in ("faster", "slower", "same", "too noisy")
+            assert bool(row["plan"]) == (data["family"] in ("blocking", "persistent", "nonblocking"))
+
+
+def test_one_sided(mpirun: Run) -> None:
+    commands = [
+        f"osu_{name} --backend {backend} -m 1:64 -i 4 -x 1 {more}"
+        for name in ("put_latency", "get_latency", "put_bw", "get_bw")
+        for backend, more in (("ours", ""), ("ours", "-s lock_all"), ("mpi4py", ""), ("mpi4py", "-s fence"))
+    ]
+    result = mpirun(MANY, n=2, args=commands, env={"OMPI_MCA_osc": "^ucx"}, timeout=150)
+    table = rows(result.stdout)
+    assert [int(row[0]) for row in table] == [1 << k for k in range(7)] * len(commands)
+    assert all(float(row[1]) > 0 for row in table)
+
+
+def test_pairs(mpirun: Run, tmp_path: Path) -> None:
+    words = ["pairs", "-m", "64K", "--json", str(tmp_path / "p.json")]
+    result = mpirun(MAIN, n=3, args=words, env={"UCCH_EMULATE": "nvidia:2,amd:1"}, timeout=120)
+    assert result.stdout.count("# from\\to") == 2
+    data = json.loads((tmp_path / "p.json").read_text())
+    assert data["ranks"] == ["0 nvidia", "1 nvidia", "2 amd"]
+    for name in ("latency", "bandwidth"):
+        assert [[value is None for value in row] for row in data[name]] == [
+            [a == b for b in range(3)] for a in range(3)
+        ]
+        assert all(value > 0 for row in data[name] for value in row if value is not None)
+
+
 def test_compare(mpirun: Run, tmp_path: Path) -> None:
     words = ["compare", "-m", "8:64", "--step", "8", "-r", "3", "--json", str(tmp_path / "c.json")]
     result = mpirun(MAIN, n=2, args=words, timeout=120)
@@ -201,7 +249,9 @@ def test_an_error_on_one_rank_ends_the_job(mpirun: Run) -> None:
         (3, "osu_latency", "osu_latency requires exactly two ranks; the job has 3"),
         (2, "osu_gather -k fixed:2", "the job has ranks 0 to 1"),
         (2, "osu_mbw_mr -p 2", "2 ranks make at most 1 pairs"),
-        (2, "osu_put_latency", "add --backend mpi4py"),
+        (2, "osu_put_latency -s fence", "use -s flush or --backend mpi4py"),
+        (2, "osu_get_bw --backend ucc", "peer 'ucc' has no one-sided communication"),
+        (2, "pairs -m none", "pairs: -m none: a number from 1"),
         (2, "osu_nothing", "benchmark 'osu_nothing' is not known"),
         (2, "compare --rounds 1", "from 2"),
     ],

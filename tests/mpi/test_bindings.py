@@ -120,9 +120,41 @@ with ucx.Context() as context:
     else:
         raise AssertionError("nobody sends tag 99")
 
-    memory = context.register(np.zeros(64, np.uint8))
-    assert memory.nbytes == 64 and memory.key
-    memory.close()
+    # One-sided: write into the next rank's memory, then read it all back; nobody else writes there.
+    def together():  # the peer may have to help
+        done = world.Ibarrier()
+        while not done.Test():
+            worker.progress()
+
+    for n in (1, 5, 4096, 1_000_003):
+        home = np.full(3 * n, 9, np.uint8)
+        memory = context.register(home)
+        assert memory.nbytes == 3 * n and memory.key
+        there = peer.remote(*world.sendrecv(
+            (memory.address, memory.nbytes, memory.key), (rank - 1) % size, source=(rank + 1) % size
+        ))
+        data = rng.integers(0, 255, n, np.uint8)
+        want = world.sendrecv(data, (rank + 1) % size, source=(rank - 1) % size)
+        for i in range(3):
+            there.put(data[i * n // 3 : (i + 1) * n // 3], n + i * n // 3)
+        peer.flush().wait()
+        together()
+        assert (home[n : 2 * n] == want).all() and (home[:n] == 9).all() and (home[2 * n :] == 9).all()
+        back = np.zeros(3 * n, np.uint8)
+        there.get(back[:n], n)
+        there.get(back[n:], n)
+        peer.flush().wait()
+        assert (back[:n] == data).all() and (back[n : 2 * n] == data).all() and (back[2 * n :] == 9).all()
+        for wrong in (lambda: there.put(data, 2 * n + 1), lambda: there.get(back, -1)):
+            try:
+                wrong()
+            except ValueError as error:
+                assert "do not fit" in str(error)
+            else:
+                raise AssertionError("outside the peer's memory")
+        together()
+        there.close()
+        memory.close()
     world.Barrier()
     peer.close()
     worker.close()

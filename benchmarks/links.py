@@ -1,0 +1,166 @@
+"""What the links between ranks carry: latency and bandwidth of pairs, one at a time and all at once.
+
+Messages of whoever can send them, the best of all counts: these figures are limits that a benchmark is held against,
+and so the fastest that was seen, not the usual.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+
+from .memory import Block, Memory
+from .peers import Peer, World
+
+__all__ = ["BYTES", "Links", "Traffic", "bandwidth", "latency", "measure_links", "quiet"]
+
+#: Message sizes of which the one that is carried fastest counts: caches make smaller ones faster than the largest.
+BYTES = (1 << 16, 1 << 19, 1 << 22)
+#: Bytes that one sample moves at least, messages in it at most, samples, and ping-pongs.
+_SAMPLE, _MOST, _SAMPLES, _PINGS = 4 << 20, 32, 4, 200
+#: Pairs of ranks inside and between islands that stand for all of them.
+_PAIRS = 4
+_TAG = 77
+
+#: Who sends to whom at the same time: sender -> receiver.
+Traffic = dict[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Links:
+    """What was measured: seconds and bytes per second, one way, equal on every rank.
+
+    ``port``: the most that a rank sent while it received as much. ``cuts``: for each island what all its ranks together
+    send to the others while they receive as much; empty where there is one island. ``bridge_latency`` is None then.
+    """
+
+    latency: float
+    bridge_latency: float | None
+    port: float
+    cuts: tuple[float, ...]
+
+    def data(self) -> dict[str, Any]:
+        """For result files: microseconds and megabytes (10⁶) per second."""
+        bridge = None if self.bridge_latency is None else self.bridge_latency * 1e6
+        return {
+            "latency us": self.latency * 1e6, "bridge latency us": bridge,
+            "port MB/s": self.port / 1e6, "cuts MB/s": [cut / 1e6 for cut in self.cuts],
+        }  # fmt: skip
+
+
+def quiet(world: World) -> None:
+    """A barrier that leaves the cores to those that are not there yet."""
+    done, pause = world.comm.Ibarrier(), 0.0
+    while not done.Test():
+        time.sleep(pause)
+        pause = min(pause + 1e-5, 1e-3)
+
+
+def _blocks(memory: Memory, nbytes: int) -> tuple[Block, Block]:
+    one, two = (memory.block(np.dtype(np.uint8), nbytes).head(nbytes) for _ in range(2))
+    return one, two
+
+
+def latency(peer: Peer, world: World, memory: Memory, a: int, b: int) -> float:
+    """Seconds of one byte from rank a to rank b: half of the quickest way there and back. On every rank."""
+    send, recv = _blocks(memory, 1)
+    best = float("inf")
+    if world.rank in (a, b):
+        comm, other = peer.comm, a + b - world.rank
+        for _ in range(_PINGS):
+            start = perf_counter()
+            if world.rank == a:
+                comm.Send(send.array, other, _TAG)
+                comm.Recv(recv.array, other, _TAG)
+            else:
+                comm.Recv(recv.array, other, _TAG)
+                comm.Send(send.array, other, _TAG)
+            best = min(best, perf_counter() - start)
+    quiet(world)
+    return float(world.comm.bcast(best / 2, a))
+
+
+def bandwidth(peer: Peer, world: World, memory: Memory, traffic: Traffic, nbytes: int) -> float:
+    """Bytes per second that every sender of ``traffic`` gets at the same time; the best of some samples."""
+    to = traffic.get(world.rank)
+    sources = [a for a, b in traffic.items() if b == world.rank]
+    count = max(1, min(_MOST, _SAMPLE // nbytes))
+    send, recv = _blocks(memory, nbytes)
+    best = float("inf")
+    for sample in range(_SAMPLES + 1):
+        world.barrier()
+        start = perf_counter()
+        if to is not None or sources:
+            requests = [peer.comm.Irecv(recv.array, a, _TAG) for a in sources for _ in range(count)]
+            requests += [peer.comm.Isend(send.array, to, _TAG) for _ in range(count) if to is not None]
+            peer.waitall(requests)
+            spent = perf_counter() - start
+        else:
+            spent = 0.0
+        quiet(world)
+        slowest = world.spread(spent)[2]
+        if sample:  # the first one makes connections
+            best = min(best, slowest)
+    return nbytes * count / best
+
+
+def _best(peers: Sequence[Peer], world: World, memory: Memory, traffic: Traffic) -> float:
+    if not traffic:
+        return 0.0
+    return max(bandwidth(peer, world, memory, traffic, nbytes) for peer in peers for nbytes in BYTES)
+
+
+def _some(pairs: Iterator[tuple[int, int]]) -> list[tuple[int, int]]:
+    """A few of many pairs, spread over all of them."""
+    everything = list(pairs)
+    step = max(1, len(everything) // _PAIRS)
+    return everything[::step][:_PAIRS]
+
+
+def _inside(islands: Sequence[Sequence[int]]) -> list[tuple[int, int]]:
+    return _some(pair for island in islands for pair in combinations(island, 2))
+
+
+def _between(islands: Sequence[Sequence[int]]) -> list[tuple[int, int]]:
+    return _some((a, b) for one, two in combinations(islands, 2) for a, b in zip(one, two, strict=False))
+
+
+def _cut(island: Sequence[int], ranks: int) -> Traffic:
+    """Everybody in an island with somebody outside, both ways, as far as there are enough."""
+    outside = [rank for rank in range(ranks) if rank not in set(island)]
+    pairs = list(zip(island, outside, strict=False))
+    return dict(pairs) | {b: a for a, b in pairs}
+
+
+def _rings(islands: Sequence[Sequence[int]]) -> Traffic:
+    """Everybody in every island to the next one in it."""
+    return {
+        rank: island[(i + 1) % len(island)] for island in islands if len(island) > 1 for i, rank in enumerate(island)
+    }
+
+
+def measure_links(peers: Sequence[Peer], world: World, memory: Memory, islands: Sequence[Sequence[int]]) -> Links:
+    """Measure a job's links. Collective; ``islands`` are the ranks of each. Some hundred milliseconds and more."""
+    inside, between = _inside(islands), _between(islands)
+    alone = [_best(peers, world, memory, {a: b}) for a, b in inside + between]
+    duplex = [_best(peers, world, memory, {a: b, b: a}) for a, b in (inside + between)[:1]]
+    rings = _best(peers, world, memory, _rings(islands))
+    latencies = {pair: min(latency(peer, world, memory, *pair) for peer in peers) for pair in inside + between}
+    cuts = []
+    if len(islands) > 1:
+        crossing = max(alone[len(inside) :])
+        for island in islands:
+            traffic = _cut(island, world.size)
+            cuts.append(max(crossing, _best(peers, world, memory, traffic) * len(traffic) / 2))
+    return Links(
+        latency=min(latencies.values()),
+        bridge_latency=min(latencies[pair] for pair in between) if between else None,
+        port=max(*alone, *duplex, rings),
+        cuts=tuple(cuts),
+    )

@@ -1,0 +1,66 @@
+"""The least time that a collective can take over given links: pure functions.
+
+Nothing can end before one message has come from another rank (from another island where there are several), nor before
+every port and every island's bridges have moved what has to go through them. How much that is does not depend on the
+algorithm: what a rank or an island needs and does not have, or has and others need. For allreduce also over all ports
+together: 2(P-1)/P of the vector each (Patarasu and Yuan, Bandwidth Optimal All-reduce Algorithms, 2009).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from .links import Links
+from .table import Kind
+
+__all__ = ["crossing_bytes", "least_seconds", "port_bytes"]
+
+
+def port_bytes(kind: Kind, size: int, ranks: int) -> float:
+    """Bytes that the busiest port has to carry one way. ``size`` as OSU counts it for this kind."""
+    others = ranks - 1
+    table: dict[Kind, float] = {
+        "reduce_all": 2 * others / ranks * size,
+        "reduce_root": size,
+        "reduce_scatter": others / ranks * size,
+        "gather_all": others * size,
+        "gather_root": others * size,
+        "scatter_root": others * size,
+        "exchange": others * size,
+        "bcast": size,
+        "barrier": 0,
+    }
+    return table[kind]
+
+
+def crossing_bytes(kind: Kind, size: int, inside: int, ranks: int, *, has_root: bool) -> float:
+    """Bytes that have to leave or to enter (whichever is more) an island with ``inside`` of the ranks.
+
+    ``has_root``: the root of a rooted collective is one of them.
+    """
+    outside = ranks - inside
+    table: dict[Kind, float] = {
+        "reduce_all": size,
+        "reduce_root": size,
+        "reduce_scatter": max(inside, outside) / ranks * size,
+        "gather_all": max(inside, outside) * size,
+        "gather_root": (outside if has_root else inside) * size,
+        "scatter_root": (outside if has_root else inside) * size,
+        "exchange": inside * outside * size,
+        "bcast": size,
+        "barrier": 0,
+    }
+    return table[kind]
+
+
+def least_seconds(kind: Kind, size: int, links: Links, islands: Sequence[Sequence[int]], root: int = 0) -> float:
+    """The least seconds of a collective of ``size`` bytes over these links."""
+    ranks = sum(map(len, islands))
+    busy = [port_bytes(kind, size, ranks) / links.port]
+    if links.cuts:
+        for island, rate in zip(islands, links.cuts, strict=True):
+            busy.append(crossing_bytes(kind, size, len(island), ranks, has_root=root in island) / rate)
+        if kind == "reduce_all":  # all islands together: each vector but one to be added up, and as many results
+            busy.append(2 * (len(islands) - 1) * size / sum(links.cuts))
+    start = links.latency if links.bridge_latency is None else links.bridge_latency
+    return start + max(busy)

@@ -1,0 +1,202 @@
+"""The roofline against a count of its own, limits as columns, interleaved peers, and the progress bar."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from itertools import combinations
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ucc_hetero.bench.files import Results
+from ucc_hetero.bench.interleave import interleaved, together
+from ucc_hetero.bench.links import Links, _between, _cut, _inside, _rings
+from ucc_hetero.bench.options import Options, parse
+from ucc_hetero.bench.output import Row, noise_line, osu_header, osu_row
+from ucc_hetero.bench.pairs import matrix
+from ucc_hetero.bench.roofline import crossing_bytes, least_seconds, port_bytes
+from ucc_hetero.bench.session import Progress
+from ucc_hetero.bench.stats import Interval, Overlap
+from ucc_hetero.bench.table import BENCHES, COLLECTIVES
+
+KINDS = sorted({row.kind for row in COLLECTIVES.values()})
+SIZE = 840  # divisible by all numbers of ranks here
+
+
+def blocks(kind: str, ranks: int, root: int) -> Iterator[tuple[set[int], set[int], float]]:
+    """(ranks that contribute to a block of the results, ranks that need it, its bytes)."""
+    everyone = set(range(ranks))
+    if kind == "reduce_all":
+        yield everyone, everyone, SIZE
+    elif kind == "reduce_root":
+        yield everyone, {root}, SIZE
+    elif kind == "bcast":
+        yield {root}, everyone, SIZE
+    for r in range(ranks):
+        if kind == "reduce_scatter":
+            yield everyone, {r}, SIZE / ranks
+        elif kind in ("gather_all", "gather_root"):
+            yield {r}, everyone if kind == "gather_all" else {root}, SIZE
+        elif kind == "scatter_root":
+            yield {root}, {r}, SIZE
+        elif kind == "exchange":
+            yield from (({r}, {other}, SIZE) for other in range(ranks))
+
+
+def crossing(kind: str, ranks: int, root: int, inside: set[int]) -> float:
+    """What has to enter or leave: a block (or the sum of what one side has for it) that the other side needs."""
+    enters = leaves = 0.0
+    for sources, needers, nbytes in blocks(kind, ranks, root):
+        enters += nbytes * bool(needers & inside and sources - inside)
+        leaves += nbytes * bool(needers - inside and sources & inside)
+    return max(enters, leaves)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("ranks", [2, 3, 5])
+def test_bytes_that_must_cross(kind: Any, ranks: int) -> None:
+    for count in range(1, ranks):
+        for inside in map(set, combinations(range(ranks), count)):
+            got = crossing_bytes(kind, SIZE, count, ranks, has_root=0 in inside)
+            assert got == pytest.approx(crossing(kind, ranks, 0, inside))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("ranks", [2, 3, 5])
+def test_bytes_of_a_port(kind: Any, ranks: int) -> None:
+    busiest = max(crossing(kind, ranks, 0, {rank}) for rank in range(ranks))
+    if kind == "reduce_all":
+        # All ports together carry P-1 vectors to the sums and as many back.
+        busiest = 2 * (ranks - 1) * SIZE / ranks
+    assert port_bytes(kind, SIZE, ranks) == pytest.approx(busiest)
+
+
+def test_least_time_of_one_island_and_of_two() -> None:
+    flat = Links(1e-6, None, 1e9, ())
+    assert least_seconds("reduce_all", 1000, flat, [[0, 1, 2, 3]]) == pytest.approx(1e-6 + 1.5e-6)
+    assert least_seconds("barrier", 0, flat, [[0, 1]]) == pytest.approx(1e-6)
+    bridged = Links(1e-6, 5e-6, 1e9, (1e8, 1e8))
+    assert least_seconds("reduce_all", 1000, bridged, [[0, 1], [2, 3]]) == pytest.approx(5e-6 + 1e-5)
+    # Three islands: four vectors over three bridges of this rate, not one over one.
+    three = Links(1e-6, 5e-6, 1e9, (1e8,) * 3)
+    assert least_seconds("reduce_all", 1200, three, [[0, 1], [2, 3], [4]]) == pytest.approx(5e-6 + 4 * 1200 / 3e8)
+    # The root's island receives three blocks, the others send one or two.
+    assert least_seconds("gather_root", 1000, bridged, [[0], [1, 2, 3]]) == pytest.approx(5e-6 + 3e-5)
+
+
+def test_who_talks_while_links_are_measured() -> None:
+    islands = [[0, 2, 4], [1, 3]]
+    assert _rings(islands) == {0: 2, 2: 4, 4: 0, 1: 3, 3: 1}
+    assert _rings([[0], [1, 2]]) == {1: 2, 2: 1}
+    assert _cut(islands[0], 5) == {0: 1, 2: 3, 1: 0, 3: 2}
+    assert _between(islands) == [(0, 1), (2, 3)]
+    assert _inside(islands) == [(0, 2), (0, 4), (2, 4), (1, 3)]
+    assert len(_inside([list(range(64))])) == 4
+
+
+def line(name: str, words: str, row: Row) -> tuple[list[str], list[str]]:
+    bench, options = BENCHES[name], parse(BENCHES[name], words.split())
+    header, text = osu_header(bench, options), osu_row(bench, options, row)
+    assert len(header) == len(text)
+    return header.split(), text.split()
+
+
+def test_limit_columns() -> None:
+    header, cells = line("osu_allreduce", "--limit", Row(8, 10.0, limit=2.5))
+    assert header[-3:] == ["Limit(us)", "Of", "limit(%)"]
+    assert cells == ["8", "10.00", "2.50", "25.00"]
+    _, cells = line("osu_bw", "--limit", Row(8, 10.0, limit=40.0))
+    assert cells == ["8", "10.00", "40.00", "25.00"]
+    times = Overlap(20.0, 9.0, 1.0, 0.0, 1.0, 10.0, 9.0, 11.0, 50.0)
+    _, cells = line("osu_iallreduce", "--limit", Row(8, 20.0, overlap=times, limit=2.5))
+    assert cells[-2:] == ["2.50", "25.00"]
+    assert Row(8, 0.0, limit=1.0).of_limit(rates=False) is None
+
+
+def test_ratio_columns_say_how_many_times_faster() -> None:
+    row = Row(8, 10.0, ratios={"mpi4py": (20.0, Interval(2.0, 1.9, 2.1))})
+    header, cells = line("osu_latency", "--peer mpi4py", row)
+    assert header[-2:] == ["mpi4py(us)", "mpi4py/ours"]
+    assert cells == ["8", "10.00", "20.00", "2.00", "[1.90,2.10]"]
+    header, _ = line("osu_bw", "--peer mpi4py", row)
+    assert header[-2:] == ["mpi4py(MB/s)", "ours/mpi4py"]
+
+
+def test_noise_is_said() -> None:
+    assert noise_line("ours", {}) == ""
+    said = noise_line("ours", {"ucc": [8, 16], "mpi4py": []})
+    assert said.startswith("# too noisy to tell whether ours or ucc is faster at sizes 8, 16: ")
+    assert said.count("\n") == 1
+
+
+def test_rounds_become_one_row() -> None:
+    rows = [Row(8, 10.0, 8.0, 12.0, 5, 1), Row(8, 40.0, 30.0, 50.0, 5, 2)]
+    assert together(rows, rates=False) == Row(8, 25.0, 8.0, 50.0, 10, 3)
+    # Equal bytes at 10 and at 40 per second.
+    assert together(rows, rates=True).value == pytest.approx(16.0)
+    times = [Overlap(*(float(v) for v in range(k, k + 9))) for k in (0, 2)]
+    both = together([replace(row, overlap=t) for row, t in zip(rows, times, strict=True)], rates=False)
+    assert both.overlap == Overlap(*(float(v) for v in range(1, 10)))
+
+
+@dataclass
+class FakeSession:
+    bench: Any
+    options: Options
+    peers: dict[str, None]
+    asked: list[tuple[str, int]] = field(default_factory=list)
+
+
+@pytest.mark.parametrize(("name", "faster"), [("osu_latency", 3.0), ("osu_bw", 1 / 3)])
+def test_peers_take_turns(name: str, faster: float) -> None:
+    bench = BENCHES[name]
+    options = parse(bench, ["--peer", "mpi4py", "-i", "7", "--rounds", "3"])
+    session = FakeSession(bench, options, {"ours": None, "mpi4py": None})
+
+    def measure(session: FakeSession, dtype: Any, size: int) -> Row:
+        who, count = session.options.backend, session.options.iterations
+        assert count is not None
+        session.asked.append((who, count))
+        return Row(size, 6.0 if who == "mpi4py" else 2.0, iterations=count)
+
+    row = interleaved(measure)(session, np.dtype("int8"), 8)  # type: ignore[arg-type]
+    assert [who for who, _ in session.asked] == ["ours", "mpi4py", "mpi4py", "ours", "ours", "mpi4py"]
+    assert sum(count for who, count in session.asked if who == "ours") == 7
+    assert (row.value, row.iterations, session.options) == (2.0, 7, options)
+    value, interval = row.ratios["mpi4py"]
+    assert (value, interval.value) == (6.0, pytest.approx(faster))
+
+
+def test_result_files_have_limits() -> None:
+    results = Results.__new__(Results)
+    results._rates, results.rows = True, []
+    results.add("int8", Row(8, 10.0, limit=40.0), plan="flat (default)")
+    assert results.rows[0]["of_limit"] == 0.25
+    assert results.rows[0]["plan"] == "flat (default)"
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_progress_bar() -> None:
+    screen = Terminal()
+    progress = Progress(True, screen)
+    progress.show("osu_bw", 6, 12)
+    progress.clear()
+    first, last = screen.getvalue().split("\r\x1b[K")[1:]
+    assert first == "[############............] 6/12 0:00 osu_bw"
+    assert last == ""
+    for wanted, stream in ((False, Terminal()), (True, io.StringIO())):
+        Progress(wanted, stream).show("osu_bw", 1, 2)
+        assert stream.getvalue() == ""
+
+
+def test_matrix_of_pairs() -> None:
+    text = matrix("Bandwidth", [[None, 1.25], [10.0, None]], 1)
+    assert text.splitlines()[1].split() == ["#", "from\\to", "0", "1"]
+    assert [row.split() for row in text.splitlines()[2:]] == [["0", "-", "1.2"], ["1", "10.0", "-"]]
