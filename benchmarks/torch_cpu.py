@@ -1,0 +1,140 @@
+"""torch on host memory, ucch against Gloo: small all_reduces, and DDP steps, in one job and in turns.
+
+    python benchmarks/torch_cpu.py --json out.json
+
+4 bytes on 2 ranks, then DDP on 4 ranks in two emulated vendors. Both backends have a group over the same ranks, and
+rounds alternate between them, so that whatever else the machine does hurts both. Medians over rounds, of the slowest
+rank.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(ROOT / name) for name in ("benchmarks", "examples", "")]
+
+from torch_job import RANK, about, begin, job, mixed_environment, write  # noqa: E402
+
+
+def arguments() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--sizes", default="4,1024,65536,1048576", help="bytes of the all_reduces")
+    parser.add_argument("--models", default="100k,1m,10m", help="sizes of the model of examples/train_llm.py")
+    parser.add_argument("--length", type=int, default=32, help="bytes per sequence (default: 32)")
+    parser.add_argument("--batch", type=int, default=8, help="sequences per step over all ranks (default: 8)")
+    parser.add_argument("--rounds", type=int, default=11, help="of each backend (default: 11)")
+    parser.add_argument("--limit", type=float, default=300, help="seconds that a job may take (default: 300)")
+    parser.add_argument("--json", default="", help="write the results here")
+    parser.add_argument("--child", default="", help=argparse.SUPPRESS)
+    parser.add_argument("--case", default="", help=argparse.SUPPRESS)
+    return parser.parse_args()
+
+
+def alternate(torch: Any, calls: dict[str, Callable[[], Any]], repeat: int, rounds: int) -> dict[str, Any]:
+    """Seconds of each call: median over rounds of the slowest rank, with the least and the most."""
+    dist = torch.distributed
+    seconds: dict[str, list[float]] = {name: [] for name in calls}
+    for call in calls.values():
+        for _ in range(max(3, repeat // 10)):
+            call()
+    for _ in range(rounds):
+        for name, call in calls.items():
+            dist.barrier()
+            start = time.perf_counter()
+            for _ in range(repeat):
+                call()
+            seconds[name].append((time.perf_counter() - start) / repeat)
+    everyone: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(everyone, seconds)
+    slowest = {name: [max(column) for column in zip(*(rank[name] for rank in everyone), strict=True)] for name in calls}
+    return {name: {"median": statistics.median(s), "least": min(s), "most": max(s)} for name, s in slowest.items()}
+
+
+def small(torch: Any, options: argparse.Namespace, groups: dict[str, Any]) -> dict[str, Any]:
+    """all_reduce of a few sizes."""
+    dist, out = torch.distributed, {}
+    for size in map(int, options.sizes.split(",")):
+        tensor = torch.zeros(size // 4)
+        calls = {name: partial(dist.all_reduce, tensor, group=group) for name, group in groups.items()}
+        out[f"{size} B"] = alternate(torch, calls, 300 if size <= 65536 else 30, options.rounds)
+    return out
+
+
+def ddp(torch: Any, options: argparse.Namespace, groups: dict[str, Any]) -> dict[str, Any]:
+    """DDP steps of a few models."""
+    from llm_model import SIZES, Config, Decoder
+
+    out = {}
+    for size in options.models.split(","):
+        config = Config(*SIZES[size])
+        mine = torch.randint(0, 256, (options.batch // len(groups["members"]), options.length + 1))
+        calls = {}
+        for name in ("ucch", "gloo"):
+            model = Decoder(config)
+            model.initialise(config, 0, 0, torch.device("cpu"))
+            replicas = torch.nn.parallel.DistributedDataParallel(model, process_group=groups[name])
+            optimizer = torch.optim.SGD(replicas.parameters(), lr=0.01)
+
+            def step(replicas: Any = replicas, optimizer: Any = optimizer, mine: Any = mine) -> None:
+                optimizer.zero_grad()
+                logits = replicas(mine[:, :-1])
+                torch.nn.functional.cross_entropy(logits.flatten(0, 1), mine[:, 1:].flatten()).backward()
+                optimizer.step()
+
+            calls[name] = step
+        out[size] = alternate(torch, calls, 3, options.rounds)
+    return out
+
+
+def child(options: argparse.Namespace) -> int:
+    """One case in one job."""
+    torch = begin("", "", options.limit - 5)
+    import ucc_hetero.torch  # noqa: F401
+
+    dist = torch.distributed
+    dist.init_process_group("ucch")
+    groups = {"ucch": dist.group.WORLD, "gloo": dist.new_group(backend="gloo")}
+    if options.case == "ddp":
+        groups["members"] = dist.get_process_group_ranks(dist.group.WORLD)
+    rows = (ddp if options.case == "ddp" else small)(torch, options, groups)
+    if RANK == 0:
+        write(options.child, {"about": about(torch, dist.get_world_size()), "rows": rows})
+    dist.destroy_process_group()
+    return 0
+
+
+def main() -> int:
+    """Run both jobs; the status is 1 when one failed."""
+    options = arguments()
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    if options.child:
+        return child(options)
+    found = {}
+    for case, ranks, environment in (("small", 2, {}), ("ddp", 4, mixed_environment(4, ""))):
+        names = "sizes models length batch rounds limit".split()
+        pairs = [word for name in names for word in (f"--{name}", str(getattr(options, name)))]
+        found[case] = job(__file__, ranks, ["--case", case, *pairs], environment, options.limit)
+        print(
+            f"{'all_reduce, 2 ranks' if case == 'small' else 'DDP step, 2 + 2 ranks':24}{'ucch':>12}{'gloo':>12}   µs"
+        )
+        for label, row in found[case].get("rows", {}).items():
+            one, two = (1e6 * row[name]["median"] for name in ("ucch", "gloo"))
+            print(f"{label:24}{one:12.1f}{two:12.1f}   {two / one:.2f} times as fast")
+        print(found[case].get("error", ""))
+    if options.json:
+        write(options.json, {"command": sys.argv, **found})
+    return int(any("error" in each for each in found.values()))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,127 @@
+"""Shared by the torch benchmarks: jobs that are mpiruns of their own, and ranks that take their GPU another way.
+
+A benchmark's script starts itself as every job; ``--child`` names the file that rank 0 leaves its results in.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import json
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+__all__ = ["RANK", "about", "begin", "job", "mixed_environment", "ratio", "write"]
+
+ROOT = Path(__file__).resolve().parents[1]
+RANK = int(os.environ.get("OMPI_COMM_WORLD_RANK") or os.environ.get("PMI_RANK") or 0)
+
+#: As root, on few cores, and not bound to single ones: torch's, autograd's and our threads need room. Open MPI's names.
+_MPI = {
+    "OMPI_ALLOW_RUN_AS_ROOT": "1",
+    "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+    "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
+    "OMPI_MCA_rmaps_base_oversubscribe": "1",
+    "PRTE_MCA_hwloc_default_binding_policy": "none",
+    "OMPI_MCA_hwloc_base_binding_policy": "none",
+}
+#: Beginnings of the variables that results are noted with.
+_SETTINGS = ("UCC", "UCX_", "NCCL_", "CUDA_MOD")
+
+
+def _mpirun() -> str:
+    beside = Path(sys.executable).parent / "mpirun"
+    found = os.environ.get("MPIRUN") or (str(beside) if beside.exists() else shutil.which("mpirun"))
+    if found is None:
+        sys.exit("no mpirun: install the extra 'mpi', or an MPI, or set MPIRUN")
+    return found
+
+
+def job(
+    script: str, ranks: int, arguments: Sequence[str], environment: Mapping[str, str], seconds: float
+) -> dict[str, Any]:
+    """Run a script as a job of its own; returns what rank 0 left, with ``error`` where it came to a bad end."""
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / "out.json"
+        command = [_mpirun(), "-n", str(ranks), sys.executable, script, "--child", str(out), *arguments]
+        path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+        env = {"OMP_NUM_THREADS": "1", **os.environ, **_MPI, "PYTHONPATH": path, **environment}
+        start = time.monotonic()
+        log = Path(folder) / "log"
+        with log.open("wb") as sink:
+            process = subprocess.Popen(command, env=env, stdout=sink, stderr=subprocess.STDOUT)
+            try:
+                status: int | None = process.wait(seconds)
+            except subprocess.TimeoutExpired:
+                process.terminate()  # mpirun then ends its ranks
+                try:
+                    process.wait(15)
+                except subprocess.TimeoutExpired:
+                    process.kill()
+                status = None
+        found: dict[str, Any] = json.loads(out.read_text()) if out.exists() else {}
+        found["wall"] = round(time.monotonic() - start, 1)
+        if status != 0:
+            ended = f"not done after {seconds:g} s" if status is None else f"status {status}"
+            found["error"] = f"{ended}: " + "\n".join(log.read_text(errors="replace").splitlines()[-40:])
+        return found
+
+
+def mixed_environment(ranks: int, amd: str) -> dict[str, str]:
+    """What makes the vendors of a job differ: on GPUs :func:`begin` does, on the host two vendors are emulated."""
+    half = ranks // 2
+    return {} if amd else {"UCCH_EMULATE": f"nvidia:{ranks - half},amd:{half}"}
+
+
+def begin(amd: str, hip: str, seconds: float) -> Any:
+    """A rank's first steps, before anything of ours is loaded; returns torch.
+
+    ``amd``: the ranks, such as "2,3", that take their GPU through the HIP runtime library ``hip`` (tests/hipcuda).
+    After ``seconds`` the rank says where it is and ends.
+    """
+    faulthandler.dump_traceback_later(seconds, exit=True)
+    sides = {int(rank) for rank in amd.split(",") if rank}
+    if sides:
+        os.environ["UCCH_CUDA_LIB" if RANK in sides else "UCCH_HIP_LIB"] = "none"
+        if RANK in sides:
+            os.environ["UCCH_HIP_LIB"] = hip
+    from ucc_hetero.native import load
+
+    load()  # before MPI and torch: each brings libraries of its own
+    import torch
+
+    torch.set_num_threads(1)
+    if torch.cuda.is_available():
+        torch.cuda.set_device(RANK % torch.cuda.device_count())
+    return torch
+
+
+def about(torch: Any, ranks: int) -> dict[str, Any]:
+    """Where results come from."""
+    out: dict[str, Any] = {
+        "date": time.strftime("%Y-%m-%d"), "ranks": ranks, "processors": os.cpu_count(),
+        "torch": torch.__version__, "python": platform.python_version(),
+        "environment": {k: v for k, v in sorted(os.environ.items()) if k.startswith(_SETTINGS)},
+    }  # fmt: skip
+    if torch.cuda.is_available():
+        out |= {"gpu": torch.cuda.get_device_name(), "nccl": ".".join(map(str, torch.cuda.nccl.version()))}
+    return out
+
+
+def ratio(one: float | None, two: float | None) -> str:
+    """``one`` as a share of ``two``, for a table."""
+    return f"{one / two:8.1%}" if one and two else "       -"
+
+
+def write(path: str, data: Mapping[str, Any]) -> None:
+    """Leave results in a file, whole or not at all."""
+    part = Path(f"{path}.part")
+    part.write_text(json.dumps(data, indent=1) + "\n")
+    part.replace(path)

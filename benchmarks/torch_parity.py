@@ -1,0 +1,205 @@
+"""Whether training comes to the same losses on one vendor, on two, and in a single process: every way to train.
+
+    python benchmarks/torch_parity.py --json out.json --plot out.png                            # the host, emulated
+    python benchmarks/torch_parity.py --amd 2,3 --hip libamdhip64-over-cuda.so --size 125m ...  # 4 GPUs; tests/hipcuda
+
+Four jobs train the model of examples/train_llm.py from the same seed on the same data in the same order, under each of
+--ways: a single process, all ranks of one vendor (homogeneous), two vendors whose boundary lies inside every group
+(mixed), and, for the first way, one vendor from another seed (control). The rule, for homogeneous against single and mixed against both:
+
+    fp32   relative difference of the loss: 1e-6 at the first step, 1e-5 at every step
+    bf16   1e-2 at every step, 1e-3 on the mean of the last 20
+
+and the control must be at least a hundred (bf16: ten) times as far away as the runs of one seed are from each other.
+The exit status is 0 only if all of it holds. TF32 is off and deterministic kernels are on.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import traceback
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, NamedTuple
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(ROOT / name) for name in ("benchmarks", "examples", "")]
+
+from torch_job import RANK, about, begin, job, mixed_environment, write  # noqa: E402
+
+#: Name -> Settings of examples/llm_job.py. The boundary between vendors lies inside every group of four ranks.
+WAYS: dict[str, dict[str, Any]] = {
+    "ddp": {"parallel": "ddp"},
+    "zero": {"parallel": "zero"},
+    "fsdp2": {"parallel": "fsdp2"},
+    "hsdp": {"parallel": "hsdp", "replicas": 2},
+    "tp": {"parallel": "tp"},
+    "pp": {"parallel": "pp"},
+    "pp x dp": {"parallel": "pp", "replicas": 2},
+}
+
+
+class Rule(NamedTuple):
+    """Largest relative differences that are allowed, and how much further away another seed must be."""
+
+    first: float
+    every: float
+    tail: float
+    control: float
+
+
+RULES = {
+    "fp32": Rule(1e-6, 1e-5, 1e-5, 100.0),
+    "bf16": Rule(1e-2, 1e-2, 1e-3, 10.0),
+    "bf16-all": Rule(1e-2, 1e-2, 1e-3, 10.0),
+}
+
+
+class Distance(NamedTuple):
+    """How far the losses of two runs are apart, relative to the first one's."""
+
+    first: float
+    worst: float
+    tail: float
+
+
+def distance(one: list[float], two: list[float], tail: int = 20) -> Distance:
+    """At the first step, at the worst one, and between the means of the last ``tail``.
+
+    ``ValueError`` for curves of different lengths, or with losses that are no numbers.
+    """
+    if len(one) != len(two) or not one or any(x != x or y != y for x, y in zip(one, two, strict=True)):
+        raise ValueError(f"curves of {len(one)} and {len(two)} losses cannot be compared, or hold NaN")
+    steps = [abs(x - y) / abs(x) for x, y in zip(one, two, strict=True)]
+    ends = [sum(curve[-tail:]) / len(curve[-tail:]) for curve in (one, two)]
+    return Distance(steps[0], max(steps), abs(ends[0] - ends[1]) / abs(ends[0]))
+
+
+def holds(found: Distance, rule: Rule) -> bool:
+    """Whether two curves count as the same."""
+    return found.first <= rule.first and found.worst <= rule.every and found.tail <= rule.tail
+
+
+def arguments() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--ranks", type=int, default=4)
+    parser.add_argument("--ways", default=",".join(WAYS), help="some of %(default)s")
+    parser.add_argument("--amd", default="", help="ranks that use the HIP runtime in the mixed job, such as 2,3")
+    parser.add_argument("--hip", default="", help="the HIP runtime library of those ranks")
+    parser.add_argument("--model", default="llama", choices=("llama", "qwen2"))
+    parser.add_argument("--size", default="100k", help="of the model (default: 100k)")
+    parser.add_argument("--dtype", default="fp32", choices=tuple(RULES))
+    parser.add_argument("--steps", type=int, default=300, help="(default: 300)")
+    parser.add_argument("--batch", type=int, default=16, help="sequences per step over all ranks (default: 16)")
+    parser.add_argument("--length", type=int, default=64, help="bytes per sequence (default: 64)")
+    parser.add_argument("--rate", type=float, default=1e-3, help="learning rate of AdamW (default: 1e-3)")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--limit", type=float, default=900, help="seconds that a job may take (default: 900)")
+    parser.add_argument("--json", default="", help="write the losses and what was found here")
+    parser.add_argument("--plot", default="", help="draw the losses into this file (needs matplotlib)")
+    parser.add_argument("--backend", default="ucch", help=argparse.SUPPRESS)
+    parser.add_argument("--child", default="", help=argparse.SUPPRESS)
+    return parser.parse_args()
+
+
+def child(options: argparse.Namespace) -> int:
+    """Train in every way, one after the other; rank 0 writes the losses after each."""
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch = begin(options.amd, options.hip, options.limit - 5)
+    from llm_job import Job, Settings, batches
+    from train_llm import corpus
+
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+    torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
+    dist = torch.distributed
+    dist.init_process_group(options.backend, timeout=timedelta(seconds=120))
+    text, found = corpus(), {"about": about(torch, dist.get_world_size()), "losses": {}}
+    for way in options.ways.split(","):
+        chosen = dict(WAYS[way])
+        if dist.get_world_size() == 1:
+            chosen["replicas"] = 1
+        names = ("model", "size", "dtype", "batch", "length", "rate", "seed")
+        settings = Settings(**{name: getattr(options, name) for name in names}, **chosen)
+        try:
+            run, draw, losses = Job(settings), torch.Generator().manual_seed(7), []
+            for _ in range(options.steps):
+                losses.append(run.step(batches(text, settings, draw)))
+        except Exception:
+            traceback.print_exc()
+            return 1  # the other ranks may be anywhere
+        found["losses"][way] = [loss.item() for loss in losses]
+        if RANK == 0:
+            write(options.child, found)
+    dist.destroy_process_group()
+    return 0
+
+
+def judge(losses: dict[str, dict[str, list[float]]], dtype: str) -> tuple[list[str], dict[str, Any], bool]:
+    """What to say of the losses of the jobs, the distances, and whether the rule holds everywhere."""
+    rule, good, lines, table = RULES[dtype], True, [], {}
+    pairs = (("single", "homogeneous"), ("single", "mixed"), ("homogeneous", "mixed"))
+
+    def say(way: str, name: str, found: Distance, verdict: str) -> None:
+        table[f"{way}: {name}"] = found._asdict()
+        lines.append(
+            f"{way:8} {name:22} first {found.first:.1e}  worst {found.worst:.1e}  tail {found.tail:.1e}  {verdict}"
+        )
+
+    nearest = 0.0
+    for way in losses["single"]:
+        for one, two in pairs:
+            found = distance(losses[one][way], losses[two][way])
+            nearest = max(nearest, found.worst)
+            good &= holds(found, rule)
+            say(way, f"{two} to {one}", found, "" if holds(found, rule) else "TOO FAR")
+    for way, curve in losses["control"].items():
+        found = distance(losses["homogeneous"][way], curve)
+        far = found.worst >= rule.control * nearest
+        good &= far
+        say(way, "another seed", found, "" if far else "TOO NEAR")
+    return lines, table, good
+
+
+def main() -> int:
+    """Run the four jobs and compare them."""
+    options = arguments()
+    if options.child:
+        return child(options)
+    names = "ranks model size dtype steps batch length rate limit".split()
+    common = [word for name in names for word in (f"--{name}", str(getattr(options, name)))]
+    sides = ["--amd", options.amd, "--hip", options.hip]
+    seed = ["--ways", options.ways, "--seed", str(options.seed)]
+    other = ["--ways", options.ways.split(",")[0], "--seed", str(options.seed + 1)]
+    jobs: dict[str, tuple[int, list[str], dict[str, str]]] = {
+        "single": (1, seed, {}),
+        "homogeneous": (options.ranks, seed, {}),
+        "mixed": (options.ranks, [*seed, *sides], mixed_environment(options.ranks, options.amd)),
+        "control": (options.ranks, other, {}),
+    }
+    found: dict[str, Any] = {}
+    for name, (ranks, more, environment) in jobs.items():
+        print(f"# {name}", file=sys.stderr, flush=True)
+        found[name] = job(__file__, ranks, [*common, *more], environment, options.limit)
+        if "error" in found[name]:
+            print(f"{name}: {found[name]['error']}", file=sys.stderr)
+            return 1
+    losses = {name: each["losses"] for name, each in found.items()}
+    lines, table, good = judge(losses, options.dtype)
+    print(*lines, "parity holds" if good else "NO PARITY", sep="\n")
+    if options.json:
+        rule = RULES[options.dtype]._asdict()
+        write(options.json, {"command": sys.argv, "good": good, "rule": rule, "distances": table, "runs": found})
+    if options.plot:
+        from train_llm import plot
+
+        curves = {f"{way}, {name}": each[way] for name, each in losses.items() for way in each}
+        plot(curves, Path(options.plot))
+    return 0 if good else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

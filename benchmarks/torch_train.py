@@ -1,0 +1,189 @@
+"""Training steps through torch, over ucch on one vendor and on two, over NCCL and over Gloo: tokens/s, in one run.
+
+    python benchmarks/torch_train.py --amd 2,3 --hip libamdhip64-over-cuda.so --json out.json   # 4 GPUs; tests/hipcuda
+    python benchmarks/torch_train.py --size 100k --length 64 --batch 16                         # the host, emulated
+
+Every backend is a job of its own, which trains the model of examples/train_llm.py under DDP, FSDP2 and two pipeline
+stages times data parallel, one after the other. ``mixed``: the last half of the ranks is another vendor's, so that the
+boundary lies inside the groups of DDP and FSDP2 and between the pipeline's stages; ``--amd`` ranks take their GPU
+through the HIP runtime that ``--hip`` names, and without GPUs the vendors are emulated. Times are medians over rounds,
+of the slowest rank. A backend that fails, or takes too long, costs its own figures only.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import statistics
+import sys
+import time
+import traceback
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(ROOT / name) for name in ("benchmarks", "examples", "")]
+
+from torch_job import RANK, about, begin, job, mixed_environment, ratio, write  # noqa: E402
+
+#: Name -> (Settings of examples/llm_job.py, shares of NCCL's tokens/s that the mixed and homogeneous jobs are to reach)
+WAYS: dict[str, tuple[dict[str, Any], float, float]] = {
+    "ddp": ({"parallel": "ddp"}, 0.98, 0.99),
+    "fsdp2": ({"parallel": "fsdp2"}, 0.97, 0.99),
+    "pp2 x dp": ({"parallel": "pp"}, 0.98, 0.99),
+}
+BACKENDS = ("nccl", "ucch", "mixed", "gloo")
+
+
+def arguments() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--ranks", type=int, default=4)
+    parser.add_argument("--backends", default="", help=f"some of {','.join(BACKENDS)} (default: all that can run)")
+    parser.add_argument("--ways", default=",".join(WAYS), help="some of %(default)s")
+    parser.add_argument("--amd", default="", help="ranks that use the HIP runtime in the mixed job, such as 2,3")
+    parser.add_argument("--hip", default="", help="the HIP runtime library of those ranks")
+    parser.add_argument("--size", default="1b", help="of the model (default: 1b)")
+    parser.add_argument("--dtype", default="", help="fp32, bf16, bf16-all (default: bf16-all on GPUs, else fp32)")
+    parser.add_argument("--batch", type=int, default=32, help="sequences per step over all ranks (default: 32)")
+    parser.add_argument("--length", type=int, default=2048, help="tokens per sequence (default: 2048)")
+    parser.add_argument("--steps", type=int, default=5, help="steps per round (default: 5)")
+    parser.add_argument("--rounds", type=int, default=3, help="(default: 3)")
+    parser.add_argument(
+        "--gloo-steps", type=int, default=1, help="steps per round over Gloo, in one round (default: 1)"
+    )
+    parser.add_argument("--limit", type=float, default=120, help="seconds that a job may take (default: 120)")
+    parser.add_argument("--step-limit", type=float, default=30, help="seconds that a call may take (default: 30)")
+    parser.add_argument("--json", default="", help="write the results here")
+    parser.add_argument("--child", default="", help=argparse.SUPPRESS)
+    parser.add_argument("--backend", default="", help=argparse.SUPPRESS)
+    return parser.parse_args()
+
+
+# --- a rank of a job --------------------------------------------------------------------------------------------------
+
+
+def measure(torch: Any, way: str, options: argparse.Namespace) -> dict[str, Any]:
+    """Tokens/s and losses of one way to train, equal on every rank."""
+    from llm_job import Job, Settings, device_of_rank
+
+    dist, device = torch.distributed, device_of_rank()
+    on_gpu = device.type == "cuda"
+    gloo = options.backend == "gloo"
+    chosen = dict(WAYS[way][0])
+    if chosen["parallel"] == "pp":
+        chosen["replicas"] = max(options.ranks // 2, 1)
+    dtype = options.dtype or ("bf16-all" if on_gpu else "fp32")
+    run = Job(
+        Settings(
+            size=options.size, dtype=dtype, batch=options.batch, length=options.length, quick_start=on_gpu, **chosen
+        )
+    )
+    draw = torch.Generator().manual_seed(3)
+    tokens = torch.randint(0, 256, (options.batch, options.length + 1), generator=draw)
+
+    def settled() -> None:
+        if on_gpu:
+            torch.cuda.synchronize()
+
+    losses, seconds = [], []
+    steps, rounds, warm = (options.gloo_steps, 1, 1) if gloo and on_gpu else (options.steps, options.rounds, 3)
+    for _ in range(warm):
+        losses.append(run.step(tokens).item())
+    for _ in range(rounds):
+        settled()
+        dist.barrier()
+        start = time.perf_counter()
+        for _ in range(steps):
+            loss = run.step(tokens)
+        settled()
+        seconds.append((time.perf_counter() - start) / steps)
+        losses.append(loss.item())
+    everyone: list[Any] = [None] * run.size
+    dist.all_gather_object(everyone, statistics.median(seconds))
+    step = max(everyone)
+    return {
+        "seconds": step, "tokens/s": options.batch * options.length / step, "losses": losses,
+        "TFLOP/s per rank": run.flops() / step / run.size * 1e-12, "rounds": seconds,
+    }  # fmt: skip
+
+
+def child(options: argparse.Namespace) -> int:
+    """All ways over one backend; rank 0 writes what there is after each."""
+    torch = begin(options.amd if options.backend == "mixed" else "", options.hip, options.limit - 5)
+    import ucc_hetero.torch
+
+    dist = torch.distributed
+    ours = options.backend in ("ucch", "mixed")
+    dist.init_process_group("ucch" if ours else options.backend, timeout=timedelta(seconds=options.step_limit))
+    found: dict[str, Any] = {"about": about(torch, options.ranks), "ways": {}}
+    for way in options.ways.split(","):
+        try:
+            found["ways"][way] = measure(torch, way, options)
+        except Exception:
+            found["ways"][way] = {"error": traceback.format_exc()[-2000:]}
+        if RANK == 0:
+            if ours and "error" not in found["ways"][way]:
+                found["ways"][way]["plans"] = [g.communicator.plan_summary() for g in ucc_hetero.torch.groups()]
+            write(options.child, found)
+        if "error" in found["ways"][way]:
+            print(found["ways"][way]["error"], file=sys.stderr, flush=True)
+            return 1  # the other ranks may be anywhere
+        gc.collect()
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+    dist.destroy_process_group()
+    return 0
+
+
+# --- the run ----------------------------------------------------------------------------------------------------------
+
+
+def forwarded(options: argparse.Namespace, backend: str) -> list[str]:
+    """A job's command line."""
+    names = "ranks ways amd hip size dtype batch length steps rounds gloo_steps limit step_limit".split()
+    pairs = [(f"--{name.replace('_', '-')}", str(getattr(options, name))) for name in names]
+    return ["--backend", backend, *(word for pair in pairs for word in pair)]
+
+
+def table(found: dict[str, Any], options: argparse.Namespace) -> str:
+    """Tokens/s of all backends, and what share of NCCL's (on the host: how many times Gloo's) they are."""
+    lines = [f"{'':10}{'':8}" + "".join(f"{name:>12}" for name in found)]
+    for way in options.ways.split(","):
+        rate = {name: each.get("ways", {}).get(way, {}).get("tokens/s") for name, each in found.items()}
+        lines.append(f"{way:10}tokens/s" + "".join(f"{rate[name] or float('nan'):12.0f}" for name in found))
+        base = "nccl" if "nccl" in found else "gloo"
+        lines.append(f"{'':10}of {base:5}" + "".join(f"    {ratio(rate[name], rate.get(base))}" for name in found))
+        if base == "nccl":
+            _, mixed, alone = WAYS[way]
+            goals = {"mixed": f"{mixed:.0%}", "ucch": f"{alone:.0%}"}
+            lines.append(f"{'':10}to reach" + "".join(f"{goals.get(name, ''):>12}" for name in found))
+    errors = [f"{name}: {each['error']}" for name, each in found.items() if "error" in each]
+    return "\n".join([*lines, *errors])
+
+
+def main() -> int:
+    """Run the jobs; the status is 1 when any of ours failed."""
+    options = arguments()
+    if options.child:
+        return child(options)
+    import torch
+
+    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    usual = [name for name in BACKENDS if name != "nccl" or gpus >= options.ranks]
+    usual = [name for name in usual if name != "mixed" or not gpus or options.amd]
+    backends = options.backends.split(",") if options.backends else usual
+    found: dict[str, Any] = {}
+    for backend in backends:
+        print(f"# {backend}", file=sys.stderr, flush=True)
+        environment = mixed_environment(options.ranks, options.amd) if backend == "mixed" else {}
+        found[backend] = job(__file__, options.ranks, forwarded(options, backend), environment, options.limit)
+        if options.json:
+            write(options.json, {"command": sys.argv, "backends": found})
+    print(table(found, options))
+    return int(any("error" in found.get(name, {}) for name in ("ucch", "mixed")))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
