@@ -167,7 +167,7 @@ class Preparation:
 
     def _build(self, what: Lowering, bound: Bound, op: Op | None, label: str, now: bool) -> Program:
         call, members = what.call, self.members
-        choice, why = Choice("flat"), "counts unknown"
+        choice, why = self._without_counts(what), "counts unknown"
         if not bound.local:
             about = members.topology, call.collective, elements(call) * what.dtype.itemsize, op, members.tuning
             choice, why = choose(*about), reason(*about)
@@ -190,6 +190,15 @@ class Preparation:
         total = sum(b.nbytes for b in (bound.send, bound.recv) if b is not None)
         lib.ucch_program_bytes(program.handle, total)
         return program
+
+    def _without_counts(self, what: Lowering) -> Choice:
+        """What non-blocking calls run whose counts only some ranks know; the same on every rank.
+
+        In one island of devices the vendor's library, which needs its own counts only; else a message per block.
+        """
+        if self.members.topology.flat and what.memory is not None:
+            return Choice("flat")
+        return Choice("straight", 1, self.members.tuning.path)
 
     def _reduction(
         self, name: str, dtype: DType | None, op: Any, on_device: bool

@@ -184,7 +184,7 @@ def candidates(topology: Topology, collective: str, nbytes: int) -> list[Choice]
     """The choices worth measuring or predicting for a call: every algorithm, in 1, 2, 4, 8, … fragments if long."""
     out = []
     for name in algorithms.names(collective):
-        if name != "ordered":
+        if name not in ("ordered", "straight"):  # slower on purpose; a message per pair, which is no choice for many
             most = 1 if name == "flat" else max(1, min(_most_fragments(topology), nbytes // LEAST_FRAGMENT))
             out += [Choice(name, 1 << k) for k in range(most.bit_length())]
     return out

@@ -28,6 +28,21 @@ def fill(array: np.ndarray, salt: int) -> None:
         piece[:] = pattern(k, piece.size, salt)
 
 
+def uncounted(comm: Communicator, data: np.ndarray) -> bool:
+    """A non-blocking call of uneven blocks, of which one is longer than libucc moves in one piece."""
+    long, short = 3 << 29, 5
+    me, size = comm.rank, comm.size
+    sent = [0] * size
+    sent[(me + 1) % size] = long if me == 0 else short
+    due = [0] * size
+    due[(me - 1) % size] = long if me == 1 else short
+    mine = data[: sum(sent)]
+    fill(mine, me)
+    into = np.zeros(sum(due), np.int8)
+    comm.Ialltoallv([mine, sent], [into, due]).Wait()
+    return same(into, (me - 1) % size)
+
+
 def main() -> None:
     with Communicator() as comm:
         data = np.zeros(COUNT, np.int8)
@@ -43,6 +58,7 @@ def main() -> None:
         comm.Allgatherv(mine, [data, ([3, 3], [1, COUNT - 4])])
         assert list(data[1:4]) == [0, 0, 0] and list(data[-4:-1]) == [1, 1, 1]
         assert data[0] == data[4] == data[-5] == data[-1] == -1 and (data == -1).sum() == COUNT - 6
+        assert uncounted(comm, data), "Ialltoallv"
         if comm.rank == 0:
             print(f"{COUNT} elements moved")
 

@@ -16,31 +16,33 @@ from ucc_hetero.ucc_enums import Coll
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "support.md"
 
-#: What the tables of the package do not know: memory kinds, and what is missing.
-ANY = "host, device, mixed"
+#: What the tables of the package do not know.
+UNCOUNTED = "non-blocking: a message per block (`straight`)"
 REMARKS = {
-    "reduce_scatter": (ANY, "in place `recvcounts` must be given"),
-    "gatherv": (ANY, "non-blocking: always `flat`, up to 1 GiB"),
-    "scatterv": (ANY, "non-blocking: always `flat`, up to 1 GiB"),
-    "alltoallv": (ANY, "non-blocking: always `flat`, up to 1 GiB"),
-    "scan": (ANY, "one algorithm whatever the islands"),
-    "exscan": (ANY, "one algorithm whatever the islands"),
+    "reduce_scatter": "in place `recvcounts` must be given",
+    "gatherv": UNCOUNTED,
+    "scatterv": UNCOUNTED,
+    "alltoallv": UNCOUNTED,
+    "scan": "one algorithm whatever the islands; combined on the host",
+    "exscan": "one algorithm whatever the islands; combined on the host",
 }
 
 
 def collectives() -> str:
-    """One row per collective."""
+    """One row per collective and kind of memory."""
     lines = [
-        "| collective | one island runs | several islands choose among | memory | limits |",
+        "| collective | memory | one island runs | several islands choose among | remarks |",
         "|---|---|---|---|---|",
     ]
     for name, row in ROWS.items():
         code = row.ucc_v if row.layout in ("ranks", "matrix") else row.ucc
         alone = f"UCC `{Coll(code).name}`" if code >= 0 else "own messages and combinations"
         several = ", ".join(f"`{found}`" for found in sorted(algorithms.names(name)))
-        memory, limits = REMARKS.get(name, (ANY, ""))
-        lines.append(f"| {method(name)} | {alone} | {several} | {memory} | {limits} |")
-    lines.append("| Alltoallw | bytes packed into an Alltoallv | as Alltoallv | host | copies on both sides |")
+        remarks = REMARKS.get(name, "")
+        lines += [f"| {method(name)} | {memory} | {alone} | {several} | {remarks} |" for memory in ("host", "device")]
+        lines.append(f"| {method(name)} | mixed | does not occur | {several} | {remarks} |")
+    lines.append("| Alltoallw | host | an Alltoallv of bytes | as Alltoallv | packed and unpacked on both sides |")
+    lines.append("| Alltoallw | device, mixed | refused | refused | use Alltoallv, or copy to the host |")
     return "\n".join(lines)
 
 

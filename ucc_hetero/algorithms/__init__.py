@@ -14,6 +14,7 @@ from ucc_hetero.algorithms import (
     reduce_scatter,
     scan,
     scatter,
+    straight,
 )
 from ucc_hetero.algorithms.registry import Algorithm, Piece, Scratch, Stages, algorithm, find, names
 
@@ -38,4 +39,5 @@ __all__ = [
     "reduce_scatter",
     "scan",
     "scatter",
+    "straight",
 ]
