@@ -1,0 +1,261 @@
+"""One collective call of a test: its buffers with guard bands, its arguments, and what must come out by numpy."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any
+
+import numpy as np
+from collective_reference import NUMPY_TYPES, Array, differing, operands, reduced
+from mpi4py import MPI
+
+from ucc_hetero import Communicator
+
+GUARD = 64
+VECTOR = ("bcast", "reduce", "allreduce", "scan", "exscan")
+UNEVEN = ("gatherv", "scatterv", "allgatherv", "reduce_scatter", "alltoallv")
+WITH_DISPLACEMENTS = ("gatherv", "scatterv", "allgatherv", "alltoallv")
+SENDS_BLOCKS = ("scatter", "scatterv", "alltoall", "alltoallv", "reduce_scatter_block")
+RECEIVES_BLOCKS = ("gather", "gatherv", "allgather", "allgatherv", "alltoall", "alltoallv")
+
+
+@dataclass(frozen=True)
+class Case:
+    """One call as all ranks agree on it. ``counts``: the table of ``collectives.Call``."""
+
+    name: str
+    dtype: str
+    op: str | None
+    form: str
+    in_place: bool
+    root: int
+    counts: tuple[int, ...]
+    gaps: bool
+    spec: str
+    seed: int
+
+
+class Guarded:
+    """Poisoned elements between two guard bands of random bytes."""
+
+    def __init__(self, rng: np.random.Generator, dtype: np.dtype[Any], count: int) -> None:
+        self.whole = np.frombuffer(rng.bytes(2 * GUARD + count * dtype.itemsize), np.uint8).copy()
+        self.view = self.whole[GUARD : len(self.whole) - GUARD].view(dtype)
+        self.rng = rng
+        self.before = self.whole.copy()
+
+    def poison(self) -> None:
+        """New random bytes everywhere, to be filled and then remembered by ``remember``."""
+        self.whole[:] = np.frombuffer(self.rng.bytes(self.whole.size), np.uint8)
+
+    def remember(self) -> None:
+        self.before = self.whole.copy()
+
+    def expected(self) -> Array:
+        """The elements as they were before the call, to be overwritten with what is due."""
+        return self.before[GUARD : len(self.before) - GUARD].copy().view(self.view.dtype)
+
+    def bands_intact(self) -> bool:
+        one, two = (w[:GUARD].tobytes() + w[len(w) - GUARD :].tobytes() for w in (self.whole, self.before))
+        return one == two
+
+
+Places = list[tuple[int, int]]  # (first element, elements) of each block
+
+
+class Call:
+    """This rank's part of a case: its buffers, its arguments, and the judgement of what came out."""
+
+    def __init__(self, case: Case, comm: Communicator) -> None:
+        self.case, self.comm, self.rank, self.size = case, comm, comm.rank, comm.size
+        self.dtype = NUMPY_TYPES[case.dtype]
+        self.rng = np.random.default_rng([case.seed, self.rank])
+        self.at_root = case.root in (-1, self.rank)
+        sends, receives = self._lengths()
+        #: Where the blocks lie in the buffers: the same on both sides of a call in place.
+        self.send_at, self.recv_at = self._places(sends), self._places(receives)
+        self.send = self.recv = None
+        self.own_in_recv = -1
+        p = self.case.in_place
+        if case.name == "bcast":
+            self.recv = self._buffer(self.recv_at)
+        elif case.name in ("scatter", "scatterv"):
+            self.send = self._buffer(self.send_at) if self.at_root else None
+            self.recv = None if p and self.at_root else self._buffer(self.recv_at)
+        elif case.name in ("reduce", "gather", "gatherv"):
+            self.send = None if p and self.at_root else self._buffer(self.send_at)
+            self.recv = self._buffer(self.recv_at) if self.at_root else None
+        elif p and case.name in ("reduce_scatter", "reduce_scatter_block"):
+            self.recv = self._buffer(self.send_at)
+        else:
+            self.send = None if p else self._buffer(self.send_at)
+            self.recv = self._buffer(self.recv_at)
+        self.input = np.empty(0, self.dtype)
+
+    # --- shapes -------------------------------------------------------------------------------------------------------
+
+    def _lengths(self) -> tuple[list[int], list[int]]:
+        """Elements of each block that this rank sends and receives (one block: a whole vector)."""
+        case, me, p = self.case, self.rank, self.size
+        counts = case.counts
+        if case.name in VECTOR:
+            return [counts[0]], [counts[0]]
+        if case.name == "alltoallv":
+            return list(counts[me * p : (me + 1) * p]), list(counts[me::p])
+        each = list(counts) if case.name in UNEVEN else [counts[0]] * p
+        if case.name in ("scatter", "scatterv", "reduce_scatter", "reduce_scatter_block"):
+            return each, [each[me]]
+        if case.name == "alltoall":
+            return each, each
+        return [each[me]], each
+
+    def _places(self, lengths: list[int]) -> Places:
+        """Blocks one after the other, or with gaps and out of order."""
+        if not self.case.gaps or len(lengths) == 1:
+            return list(zip(accumulate(lengths, initial=0), lengths, strict=False))
+        rng = np.random.default_rng([self.case.seed, 77])  # in place all ranks see the same displacements
+        at, places = 0, dict[int, tuple[int, int]]()
+        for block in rng.permutation(len(lengths)):
+            at += int(rng.integers(0, 9))
+            places[int(block)] = at, lengths[block]
+            at += lengths[block]
+        return [places[i] for i in range(len(lengths))]
+
+    def _buffer(self, places: Places) -> Guarded:
+        tail = 5 if self.case.gaps and len(places) > 1 else 0
+        return Guarded(self.rng, self.dtype, max((at + n for at, n in places), default=0) + tail)
+
+    # --- data ---------------------------------------------------------------------------------------------------------
+
+    def refill(self) -> None:
+        """Fresh inputs, freshly poisoned outputs."""
+        case = self.case
+        for buffer in (self.send, self.recv):
+            if buffer is not None:
+                buffer.poison()
+        count = sum(n for _, n in self.send_at)
+        self.input = operands(self.rng, case.dtype, count, case.op)
+        target, places = self.send, self.send_at
+        if case.name == "bcast":
+            target = self.recv if self.at_root else None
+        elif target is None and self.recv is not None:
+            target = self.recv
+            if case.name in ("gather", "gatherv", "allgather", "allgatherv"):
+                places = [self.recv_at[self.rank]]
+            elif case.name == "alltoallv":
+                places = self.recv_at
+        if case.name in ("scatter", "scatterv") and not self.at_root:
+            target = None
+        if target is not None:
+            scatter_into(target.view, places, self.input)
+        for buffer in (self.send, self.recv):
+            if buffer is not None:
+                buffer.remember()
+
+    def args(self) -> list[Any]:
+        """The arguments in mpi4py's order."""
+        case = self.case
+        in_place = MPI.IN_PLACE
+        send: Any = in_place if self.send is None and case.in_place and self.at_root else None
+        if self.send is not None:
+            send = self._spec(self.send, self.send_at, many=case.name in SENDS_BLOCKS)
+        recv: Any = in_place if self.recv is None and case.in_place and self.at_root else None
+        if self.recv is not None:
+            recv = self._spec(self.recv, self.recv_at, many=case.name in RECEIVES_BLOCKS)
+        if case.name == "bcast":
+            return [recv, case.root]
+        out = [send, recv]
+        if case.name == "reduce_scatter" and (case.in_place or len(set(case.counts)) > 1):
+            out.append(list(case.counts))
+        elif case.name == "reduce_scatter":
+            out.append(None)  # equal blocks need no list
+        if case.op:
+            out.append(getattr(MPI, case.op, case.op))
+        return [*out, case.root] if case.root >= 0 else out
+
+    def _spec(self, buffer: Guarded, places: Places, *, many: bool) -> Any:
+        """One of mpi4py's ways to say the same."""
+        case, view = self.case, buffer.view
+        dtype = case.dtype
+        if case.name in WITH_DISPLACEMENTS and len(places) == self.size and many:
+            counts, displs = [n for _, n in places], [at for at, _ in places]
+            if case.gaps or case.spec == "both":
+                return [view, (counts, displs), dtype] if case.spec != "count" else [view, (counts, displs)]
+            return [view, counts] if case.spec == "count" else [view, counts, dtype]
+        count = view.size // self.size if many else view.size
+        if case.in_place and case.name == "reduce_scatter_block":
+            count = view.size // self.size
+        forms = {"plain": view, "count": [view, count], "dtype": [view, dtype], "both": [view, count, dtype]}
+        return forms[case.spec]
+
+    # --- judgement ----------------------------------------------------------------------------------------------------
+
+    def verify(self, inputs: list[Array]) -> str:
+        """What is wrong with the buffers now, or nothing. ``inputs``: every rank's dense input."""
+        for name, buffer in (("sendbuf", self.send), ("recvbuf", self.recv)):
+            if buffer is not None and not buffer.bands_intact():
+                return f"{name}: wrote outside the buffer"
+        if self.send is not None and not np.array_equal(self.send.whole, self.send.before):
+            return "sendbuf was changed"
+        if self.recv is None:
+            return ""
+        want, bound = self._due(inputs)
+        return self._compare(want, bound)
+
+    def _compare(self, want: Array | None, bound: Array | None) -> str:
+        assert self.recv is not None
+        got, before = self.recv.view, self.recv.expected()
+        if want is None:
+            return "" if got.tobytes() == before.tobytes() else "recvbuf was changed"
+        case = self.case
+        sharing = case.in_place and case.name in ("reduce_scatter", "reduce_scatter_block")
+        places = [(0, want.size)] if sharing else self.recv_at
+        values = np.concatenate([got[at : at + n] for at, n in places]) if places else got
+        bad = differing(values, want, bound)
+        if bad.size:
+            i = int(bad[0])
+            return f"{bad.size} of {want.size} wrong, first at {i}: got {values[i]!r}, due {want[i]!r}"
+        rest = np.ones(got.size, bool)
+        for at, n in places:
+            rest[at : at + n] = False
+        # What is left of an in-place reduce_scatter's buffer is scratch.
+        if not sharing and got[rest].tobytes() != before[rest].tobytes():
+            return "recvbuf was changed between its blocks"
+        return ""
+
+    def _due(self, inputs: list[Array]) -> tuple[Array | None, Array | None]:
+        """The dense contents of recvbuf that are due, and their tolerance."""
+        case, me, p = self.case, self.rank, self.size
+        name = case.name
+        if name == "bcast":
+            return inputs[case.root], None
+        if name in ("scatter", "scatterv"):
+            return blocks(inputs[case.root], list(case.counts) if name in UNEVEN else [case.counts[0]] * p)[me], None
+        if name in ("gather", "gatherv", "allgather", "allgatherv"):
+            return np.concatenate(inputs), None
+        if name == "alltoall":
+            return np.concatenate([blocks(e, [case.counts[0]] * p)[me] for e in inputs]), None
+        if name == "alltoallv":
+            rows = [list(case.counts[r * p : (r + 1) * p]) for r in range(p)]
+            return np.concatenate([blocks(e, row)[me] for e, row in zip(inputs, rows, strict=True)]), None
+        assert case.op is not None
+        members = {"scan": inputs[: me + 1], "exscan": inputs[:me]}.get(name, inputs)
+        if not members:
+            return None, None
+        each = list(case.counts) if name in UNEVEN else [case.counts[0]] * p
+        if name in ("reduce_scatter", "reduce_scatter_block"):
+            members = [blocks(e, each)[me] for e in members]
+        return reduced(case.op, case.dtype, members, len(members))
+
+
+def scatter_into(view: Array, places: Places, dense: Array) -> None:
+    start = 0
+    for at, n in places:
+        view[at : at + n] = dense[start : start + n]
+        start += n
+
+
+def blocks(dense: Array, lengths: list[int]) -> list[Array]:
+    ends = list(accumulate(lengths))
+    return [dense[end - n : end] for end, n in zip(ends, lengths, strict=True)]
