@@ -29,9 +29,7 @@ const device_ops *ucch_bound_ops(void);
 int ucch_device_fail(int code, const char *what);
 
 /* Memory that is used again and again: allocating and freeing it would synchronise the device. */
-void *ucch_pool_take(int pinned, size_t bytes, const void *owner, int may_add);
 void ucch_pool_keep(const void *memory);
-void ucch_pool_give(void *memory);
 
 void ucch_wake_locked(void);
 

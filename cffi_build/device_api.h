@@ -31,6 +31,8 @@ int ucch_device_enter(void);
 void ucch_device_leave(int before);
 int ucch_device_bind(int runtime, int device);
 size_t ucch_pool_bytes(int pinned, int trim);
+void *ucch_pool_take(int pinned, size_t bytes, const void *owner, int may_add);
+void ucch_pool_give(void *memory);
 
 /* ---- program.c, on device memory ---- */
 int ucch_program_device(ucch_program *program, size_t pinned);

@@ -44,11 +44,14 @@ BRIDGE_SETTINGS = {
 #: ranks without the hardware never join; TL/CUDA takes reduce_scatter and allgather from NCCL and is several times
 #: slower (seen on H200s); radix 2 makes every rank of a recursive exchange add in the same order, so that replicas come
 #: out bit-identical. TL/SHM takes longer to set a small collective up than TL/UCP to run it, and up to four ranks of a
-#: host exchange whole vectors faster than halves (seen: 64 KiB on 2 ranks 12 instead of 27 us).
+#: host exchange whole vectors faster than halves (seen: 64 KiB on 2 ranks 12 instead of 27 us). A word written after
+#: each of the vendor's kernels keeps the next one waiting for some microseconds, an event does not.
 NATIVE_SETTINGS = {
     "UCC_TLS": "^mlx5,sharp,cuda,shm",
     "UCC_TL_UCP_ALLREDUCE_KN_RADIX": "2",
     "UCC_TL_UCP_TUNE": "allreduce:0-256k:host:[2-4]:@knomial",
+    "UCC_TL_NCCL_SYNC": "event",
+    "UCC_TL_RCCL_SYNC": "event",
 }
 
 #: Settings whose difference between ranks breaks a job: reported, and refused where we do not own them.

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from .bounce import Bounce, crowded_hosts
 from .buffers import Buffer, as_buffer, pack, unpack
 from .device import pointer_vendor
 from .errors import CollectiveError, CollectiveTimeout, LibraryError, NotSupported, PeerError, TruncationError
@@ -34,15 +35,37 @@ _held: deque[Transfer] = deque()
 class Transfer:
     """One message: its native side, the memory that it uses, and what to say of it."""
 
-    __slots__ = ("buffer", "handle", "op", "original", "peer", "sync", "tag", "what")
+    __slots__ = ("bounce", "buffer", "handle", "op", "original", "peer", "sync", "tag", "what")
 
-    def __init__(self, what: str, original: Buffer, peer: int, tag: int) -> None:
+    def __init__(self, what: str, original: Buffer, peer: int, tag: int, bounce: Bounce | None = None) -> None:
         self.handle = ffi.gc(lib.ucch_message_new(), lib.ucch_message_free)
         self.op = lib.ucch_message_op(self.handle)
         self.what, self.peer, self.tag = what, peer, tag
         #: The caller's memory, and the contiguous memory that is sent or received: the same where that is possible.
-        self.original, self.buffer = original, pack(original)
+        self.original = original
+        self.bounce = bounce
+        self.buffer = self._staged()
         self.sync = False
+
+    def _staged(self) -> Buffer:
+        if self.bounce is None:
+            return pack(self.original)
+        pinned = self.bounce.memory_for(self.original)
+        if self.what != "receive":
+            self.bounce.down(self.original, pinned)
+        return pinned
+
+    def refill(self) -> None:
+        """Take the caller's data anew, before a persistent send starts again."""
+        if self.bounce is not None or self.original.layout is not None:
+            self.buffer = self._staged()
+
+    def spread(self) -> None:
+        """Bring what was received to the caller's memory."""
+        if self.bounce is None:
+            unpack(self.buffer, self.original)
+        else:
+            self.bounce.up(self.buffer, self.original, self.envelope()[2])
 
     def envelope(self) -> tuple[int, int, int]:
         """(source, tag, bytes) of what was received."""
@@ -72,6 +95,11 @@ class Messages:
         self._endpoints: list[Any] = [None] * self.size
         self._base = runner.members.id << _COMM_SHIFT
         self._movable = frozenset(runner.members.facts[runner.rank].memory_types)
+        #: Device memory always goes by way of the host: so wanted, or this libucp cannot move it.
+        mine = runner.members.facts[runner.rank].device_memory
+        self._detour = runner.members.tuning.path == "staged" or (mine and mine not in self._movable)
+        self._crowded = crowded_hosts(runner.members.topology, runner.members.facts)
+        self._bounce: Bounce | None = None
         board = runner.members.board
         #: Communicator rank -> slot on the arrival board, by which a message learns that its peer is gone.
         self._slots = {rank: slot for slot, rank in enumerate(board.ranks)} if board.shared else {}
@@ -135,14 +163,7 @@ class Messages:
     def _memory(self, buffer: Buffer) -> int:
         """The memory type of a buffer for libucp; every mistake about where it lies raises here."""
         device = self.runner.members.device
-        if not device.holds((("buf", buffer),)):
-            return int(MemType.HOST)
-        if self.runner.members.facts[self.rank].device_memory not in self._movable:
-            raise NotSupported(
-                f"rank {self.rank}: this libucp cannot move memory of {buffer.vendor}; "
-                "`python -m ucc_hetero info` shows which one was loaded"
-            )
-        return device.memory
+        return device.memory if device.holds((("buf", buffer),)) else int(MemType.HOST)
 
     # --- sending and receiving ----------------------------------------------------------------------------------------
 
@@ -151,7 +172,7 @@ class Messages:
         self.usable()
         self.check("dest", dest, tag)
         source = as_buffer(buf, writable=False, argument="buf", rank=self.rank, pointer_vendor=pointer_vendor)
-        transfer = Transfer("synchronous send" if sync else "send", source, dest, tag)
+        transfer = Transfer("synchronous send" if sync else "send", source, dest, tag, self._bounced(source, dest))
         transfer.sync = sync
         if copy:
             transfer.buffer = self._copied(transfer.buffer)
@@ -169,7 +190,21 @@ class Messages:
         self.usable()
         self.check("source", source, tag)
         target = as_buffer(buf, writable=True, argument="buf", rank=self.rank, pointer_vendor=pointer_vendor)
-        return Transfer("receive", target, source, tag)
+        return Transfer("receive", target, source, tag, self._bounced(target, source))
+
+    def _bounced(self, buffer: Buffer, peer: int) -> Bounce | None:
+        """What moves a message's data by way of the host, where it must not or cannot go straight."""
+        device, members = self.runner.members.device, self.runner.members
+        if buffer.vendor == "host" or peer == self.null or not device.holds((("buf", buffer),)):
+            return None
+        if not self._detour:
+            here = members.facts[self.rank].host.memory
+            if here not in self._crowded or (peer >= 0 and members.facts[peer].host.memory != here):
+                return None
+        if self._bounce is None:
+            assert device.runtime is not None
+            self._bounce = Bounce(device.runtime)
+        return self._bounce
 
     def begin(self, transfer: Transfer, timeout: float) -> None:
         """Start a transfer; ``timeout`` seconds from now, 0 for none."""
@@ -232,9 +267,9 @@ class Messages:
 
         def start() -> int:
             self.usable()
-            if copy or transfer.original.layout is not None:
-                packed = pack(transfer.original)
-                transfer.buffer = self._copied(packed) if copy else packed
+            transfer.refill()
+            if copy:
+                transfer.buffer = self._copied(pack(transfer.original))
             self.begin(transfer, 0)
             lib.ucch_progress_thread(1)
             self.runner.track(1)
@@ -272,7 +307,7 @@ class Messages:
         if transfer.what != "receive":
             set_status(status, self.any_source, self.any_tag, 0)
             return
-        unpack(transfer.buffer, transfer.original)
+        transfer.spread()
         if status is not None:
             set_status(status, *transfer.envelope())
 

@@ -33,6 +33,9 @@ LEAST_FRAGMENT = 1 << 20
 MOST_FRAGMENTS = ((64, 64), (256, 16), (1024, 8))
 LEAST_MOST = 4
 
+#: From here on direct plans on one host's devices take two fragments, bytes: the island phases of one go beside the bridge
+#: of the other. More were slower on H200s, where a phase costs 60 us however short.
+DEVICE_FRAGMENTS = 64 << 20
 #: From here on a reduction in one host's memory is faster in one step; bytes.
 SHARED_LIMIT = 8 << 20
 #: Islands up to which ``direct`` exchanges straight between all of them.
@@ -126,13 +129,13 @@ def _choose(topology: Topology, collective: str, nbytes: int, op: Op | None, tun
         rule = match(rules, topology, collective, nbytes)
         if rule is not None:
             path = rule.path or tune.path
-            fragments = rule.fragments or _fragments(topology, rule.algorithm, nbytes, path)
+            fragments = rule.fragments or _fragments(topology, rule.algorithm, nbytes, path, tune.plain)
             return Choice(rule.algorithm, fragments, path), by
     if tune.links is not None and len(topology.islands) > 1 and topology.size <= MODELLED_RANKS:
         # One prediction serves all sizes up to twice as large: each takes a plan per candidate.
         return _predicted(topology, collective, 1 << max(nbytes, 1).bit_length() - 1, tune.links, tune.path), "model"
     name = "flat" if tune.plain and _shared(topology, collective, nbytes) else _algorithm(topology, collective, nbytes)
-    return Choice(name, _fragments(topology, name, nbytes, tune.path), tune.path), "default"
+    return Choice(name, _fragments(topology, name, nbytes, tune.path, tune.plain), tune.path), "default"
 
 
 def _shared(topology: Topology, collective: str, nbytes: int) -> bool:
@@ -168,11 +171,13 @@ def _unlike(topology: Topology, collective: str) -> bool:
     return len(islands) > MOST_UNLIKE and (len({i.size for i in islands}) > 1 or len(set(topology.weights)) > 1)
 
 
-def _fragments(topology: Topology, algorithm: str, nbytes: int, path: str) -> int:
+def _fragments(topology: Topology, algorithm: str, nbytes: int, path: str, plain: bool = True) -> int:
     # On one host island and bridge phases share the same memory and cores: there is nothing to overlap, but for the
-    # copies between devices and the host.
-    if algorithm in ("flat", "tree", "doubling", "ordered") or (topology.one_host and path != "staged"):
+    # copies between devices and the host, and devices' own engines.
+    if algorithm in ("flat", "tree", "doubling", "ordered"):
         return 1
+    if topology.one_host and path != "staged":
+        return 1 if plain or nbytes < DEVICE_FRAGMENTS else 2
     return max(1, min(_most_fragments(topology), nbytes // LEAST_FRAGMENT))
 
 

@@ -37,6 +37,11 @@ def test_collectives(fakes: Callable[..., Any], layout: str, path: str) -> None:
     assert ("right, direct" in result.stdout) == (path == "direct")
 
 
+@pytest.mark.parametrize("layout, path", [("nvidia:2,amd:1", "direct"), ("nvidia:1,amd:2", "staged")])
+def test_messages(fakes: Callable[..., Any], layout: str, path: str) -> None:
+    assert fakes(device_scripts.MESSAGES, layout, UCCH_STAGING=path).stdout.count("right") == 3
+
+
 @pytest.mark.parametrize(
     "layout, path", [("nvidia:2", "direct"), ("nvidia:1,amd:2", "direct"), ("amd:1,nvidia:1", "staged")]
 )

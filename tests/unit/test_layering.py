@@ -59,6 +59,7 @@ LAYERS = {
     "exchange": 5,
     "failure": 5,
     "streamed": 5,
+    "bounce": 5,
     "prepare": 5,
     "runner": 5,
     "p2p": 5,

@@ -1,0 +1,72 @@
+"""Messages on device memory that libucp must not move itself: copied to pinned host memory, sent from there, and back.
+
+libucp 1.22 opens a peer's allocation once per UCX context, and two contexts of one process (the bridge's, and that of
+messages) must not open the same one over CUDA IPC: it aborts with "Element already exists" (seen on H200s).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from .agreement import Facts
+from .buffers import Buffer
+from .device import DeviceRuntime, own_device
+from .errors import DeviceError
+from .native import ffi, lib
+from .topology import Topology
+
+__all__ = ["Bounce", "crowded_hosts"]
+
+
+def crowded_hosts(topology: Topology, everyone: Sequence[Facts]) -> frozenset[tuple[str, ...]]:
+    """The hosts where ranks of several islands have devices: there bridge and messages would open the same memory."""
+    seen: dict[tuple[str, ...], set[int]] = {}
+    for rank, facts in enumerate(everyone):
+        if facts.device_memory not in ("", "host"):
+            seen.setdefault(facts.host.memory, set()).add(topology.island_of[rank])
+    return frozenset(host for host, islands in seen.items() if len(islands) > 1)
+
+
+class _Pinned:
+    """Borrowed pinned memory, given back when nobody holds it any more."""
+
+    def __init__(self, nbytes: int) -> None:
+        with own_device():
+            self._memory: Any = lib.ucch_pool_take(1, max(nbytes, 1), ffi.NULL, 1)
+        if self._memory == ffi.NULL:
+            raise DeviceError(f"no pinned memory for a message of {nbytes} bytes")
+        self.address = int(ffi.cast("uintptr_t", self._memory))
+
+    def __del__(self) -> None:
+        memory = getattr(self, "_memory", ffi.NULL)
+        if memory != ffi.NULL:
+            lib.ucch_pool_give(memory)
+
+
+class Bounce:
+    """Copies between one device's memory and pinned memory, in a stream of its own that the host waits for."""
+
+    def __init__(self, runtime: DeviceRuntime) -> None:
+        self._runtime = runtime
+        with own_device():
+            self._stream = runtime.stream()
+
+    def memory_for(self, original: Buffer) -> Buffer:
+        """Pinned memory for as much as ``original`` holds."""
+        pinned = _Pinned(original.nbytes)
+        return Buffer(pinned.address, original.count, original.dtype, "host", 0, pinned, False)
+
+    def down(self, original: Buffer, pinned: Buffer) -> None:
+        """Fetch what is to be sent; it must be ready."""
+        self._copy(pinned.ptr, original.ptr, original.nbytes)
+
+    def up(self, pinned: Buffer, original: Buffer, nbytes: int) -> None:
+        """Bring what was received to where it belongs."""
+        self._copy(original.ptr, pinned.ptr, nbytes)
+
+    def _copy(self, dst: int, src: int, nbytes: int) -> None:
+        if nbytes:
+            with own_device():
+                self._runtime.copy(dst, src, nbytes, self._stream.handle)
+                self._stream.synchronize()
