@@ -14,7 +14,7 @@ import os
 import statistics
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -40,7 +40,7 @@ def arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def alternate(torch: Any, calls: dict[str, Callable[[], Any]], repeat: int, rounds: int) -> dict[str, Any]:
+def alternate(torch: Any, calls: Mapping[str, Callable[[], Any]], repeat: int, rounds: int) -> dict[str, Any]:
     """Seconds of each call: median over rounds of the slowest rank, with the least and the most."""
     dist = torch.distributed
     seconds: dict[str, list[float]] = {name: [] for name in calls}
@@ -78,7 +78,7 @@ def ddp(torch: Any, options: argparse.Namespace, groups: dict[str, Any]) -> dict
     for size in options.models.split(","):
         config = Config(*SIZES[size])
         mine = torch.randint(0, 256, (options.batch // len(groups["members"]), options.length + 1))
-        calls = {}
+        calls: dict[str, Callable[[], Any]] = {}
         for name in ("ucch", "gloo"):
             model = Decoder(config)
             model.initialise(config, 0, 0, torch.device("cpu"))

@@ -5,7 +5,8 @@
 
 Four jobs train the model of examples/train_llm.py from the same seed on the same data in the same order, under each of
 --ways: a single process, all ranks of one vendor (homogeneous), two vendors whose boundary lies inside every group
-(mixed), and, for the first way, one vendor from another seed (control). The rule, for homogeneous against single and mixed against both:
+(mixed), and, for the first way, one vendor from another seed (control). The rule, for homogeneous against single and
+mixed against both:
 
     fp32   relative difference of the loss: 1e-6 at the first step, 1e-5 at every step
     bf16   1e-2 at every step, 1e-3 on the mean of the last 20

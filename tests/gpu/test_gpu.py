@@ -1,42 +1,21 @@
 """Collectives on real device memory; skipped on machines without a GPU.
 
-The ranks run benchmarks/gpu_allreduce.py, which checks every collective, and streams, before it measures.
+The ranks run benchmarks/gpu_collectives.py, which checks every collective, and streams, before it measures.
 """
 
 from __future__ import annotations
 
-import importlib.util
-import shutil
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-
-from ucc_hetero import device
+from gpu_machine import gpus
 
 ROOT = Path(__file__).resolve().parents[2]
 QUICK = ["--no-nccl", "--sizes", "8", "--rounds", "1"]
 
 pytestmark = [pytest.mark.gpu, pytest.mark.mpi]
-
-
-def gpus() -> int:
-    """NVIDIA GPUs that this process may use, and torch to make arrays on them."""
-    runtime = device.runtime_of("nvidia") if importlib.util.find_spec("torch") else None
-    return 0 if runtime is None else runtime.count()
-
-
-@pytest.fixture(scope="session")
-def hip_over_cuda(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    compiler = shutil.which("cc") or shutil.which("gcc")
-    if compiler is None:
-        pytest.skip("no C compiler")
-    library = tmp_path_factory.mktemp("hipcuda") / "libamdhip64-over-cuda.so"
-    source = ROOT / "tests" / "hipcuda" / "hipcuda.c"
-    subprocess.run([compiler, "-shared", "-fPIC", str(source), "-o", str(library), "-ldl"], check=True, timeout=60)
-    return library
 
 
 @pytest.mark.skipif(gpus() < 1, reason="no NVIDIA GPU, or no torch")
@@ -48,5 +27,5 @@ def test_collectives(mpirun: Callable[..., Any], hip_over_cuda: Path, amd: str, 
         pytest.skip("NCCL wants a GPU for each rank")
     args = [*QUICK, "--amd", amd, "--hip", str(hip_over_cuda)]
     env = {"UCCH_STAGING": path, "PYTHONPATH": str(ROOT)}
-    result = mpirun(ROOT / "benchmarks" / "gpu_allreduce.py", 2, args=args, env=env, timeout=150)
+    result = mpirun(ROOT / "benchmarks" / "gpu_collectives.py", 2, args=args, env=env, timeout=150)
     assert "all right" in result.stdout

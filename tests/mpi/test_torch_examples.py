@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import importlib.util
+import json
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -43,3 +47,51 @@ def test_code_of_the_documentation(mpirun) -> None:
     code = re.findall(r"^```python\n(.*?)^```", (ROOT / "docs" / "torch.md").read_text(), re.M | re.S)[0]
     job = mpirun(code, 2, env=MIXED)
     assert job.stdout.count("tensor([2.])") == 2
+
+
+def test_parity(tmp_path: Path) -> None:
+    """One vendor, two, and a single process come to the same losses in every way to train; another seed does not."""
+    out, drawing = tmp_path / "out.json", tmp_path / "out.png"
+    small = ["--ranks", "2", "--ways", "ddp,zero,fsdp2,hsdp,tp,pp", "--steps", "6", "--batch", "8", "--length", "32"]
+    more = ["--plot", str(drawing)] if importlib.util.find_spec("matplotlib") else []
+    script = str(ROOT / "benchmarks" / "torch_parity.py")
+    job = subprocess.run(
+        [sys.executable, script, *small, "--limit", "60", "--json", str(out), *more],
+        capture_output=True, text=True, timeout=170, env=mpi_free(),
+    )  # fmt: skip
+    assert job.returncode == 0, job.stdout + job.stderr
+    assert "parity holds" in job.stdout
+    runs = json.loads(out.read_text())["runs"]
+    assert {name: len(run["losses"]) for name, run in runs.items()} == {
+        "single": 6, "homogeneous": 6, "mixed": 6, "control": 1,
+    }  # fmt: skip
+    assert not more or drawing.stat().st_size > 1000
+
+
+@pytest.mark.parametrize("script", ["torch_cpu", "torch_train"])
+def test_benchmarks(tmp_path: Path, script: str) -> None:
+    """They run to their ends and leave their figures; how large these are is no matter of a test."""
+    small = {
+        "torch_cpu": ["--sizes", "4", "--models", "100k", "--rounds", "1"],
+        "torch_train": "--ranks 2 --backends mixed --size 100k --length 16 --batch 4 --steps 1 --rounds 1".split(),
+    }
+    out = tmp_path / "out.json"
+    command = [sys.executable, str(ROOT / "benchmarks" / f"{script}.py"), *small[script]]
+    job = subprocess.run(
+        [*command, "--limit", "70", "--json", str(out)],
+        capture_output=True, text=True, timeout=170, env={**mpi_free(), "CUDA_VISIBLE_DEVICES": ""},
+    )  # fmt: skip
+    assert job.returncode == 0, job.stdout + job.stderr
+    found = json.loads(out.read_text())
+    if script == "torch_cpu":
+        assert found["small"]["rows"]["4 B"]["ucch"]["median"] > 0 and "100k" in found["ddp"]["rows"]
+    else:
+        rates = {
+            name: {way: row["tokens/s"] for way, row in b["ways"].items()} for name, b in found["backends"].items()
+        }
+        assert set(rates) == {"mixed"} and set(rates["mixed"]) == {"ddp", "fsdp2", "pp2 x dp"}
+
+
+def mpi_free() -> dict[str, str]:
+    """The environment without this package's settings."""
+    return {name: value for name, value in os.environ.items() if not name.startswith("UCCH_")}

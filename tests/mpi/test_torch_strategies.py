@@ -36,3 +36,12 @@ def test_unequal_devices(mpirun) -> None:
     """Work balanced between ranks of unequal speed, and replicas that drift apart."""
     job = mpirun(HERE / "torch_unequal.py", 2, env={"UCCH_EMULATE": "nvidia:1,amd:1"}, timeout=150)
     assert re.findall(r"^ok (\w+)", job.stdout, re.M) == wanted("torch_unequal.py")
+
+
+@pytest.mark.skipif(
+    not all(map(importlib.util.find_spec, ("accelerate", "transformers"))), reason="needs accelerate and transformers"
+)
+def test_hugging_face(mpirun) -> None:
+    """accelerate and Trainer train over the backend because they ask for gloo, which it takes the place of."""
+    job = mpirun(HERE / "torch_hf.py", 2, env={"UCCH_EMULATE": "nvidia:1,amd:1"}, timeout=150)
+    assert re.findall(r"^ok (\w+)", job.stdout, re.M) == wanted("torch_hf.py")

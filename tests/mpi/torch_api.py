@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
-from torch_cases import case, data, main, same
+from torch_cases import DEVICE, case, data, main, same
 
 import ucc_hetero.torch  # noqa: F401  registers the backend
 
@@ -198,7 +198,7 @@ def coalesced() -> None:
             dist.reduce_scatter_tensor(o, data(R, (n * N,)))
     for o, n in zip(outs, (2, 4), strict=True):
         same(o, sum(data(r, (n * N,)) for r in range(N))[n * R : n * (R + 1)])
-    with dist._coalescing_manager(device=torch.device("cpu"), async_ops=True) as cm:
+    with dist._coalescing_manager(device=torch.device(DEVICE), async_ops=True) as cm:
         dist.all_reduce(tensors[0])
     cm.wait()
 
@@ -335,7 +335,7 @@ def groups() -> None:
     dist.all_reduce(t, group=beside)
     assert dist.get_backend(beside) == "gloo" and dist.get_backend(pair) == "ucch"
     dist.destroy_process_group(pair)
-    mesh = dist.init_device_mesh("cpu", (N // 2, 2), mesh_dim_names=("dp", "tp"))
+    mesh = dist.init_device_mesh(DEVICE, (N // 2, 2), mesh_dim_names=("dp", "tp"))
     t = torch.tensor([1.0])
     dist.all_reduce(t, group=mesh["tp"].get_group())
     dist.all_reduce(t, group=mesh["dp"].get_group())

@@ -13,6 +13,15 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+#: Where the tensors of all cases are. Jobs on GPUs are started by tests/gpu.
+DEVICE = os.environ.get("CASES_DEVICE", "cpu")
+if hip := os.environ.get("CASES_ODD_HIP"):  # odd ranks take their GPU through this HIP runtime (tests/hipcuda)
+    odd = int(os.environ["OMPI_COMM_WORLD_RANK"]) % 2
+    os.environ |= {"UCCH_CUDA_LIB": "none", "UCCH_HIP_LIB": hip} if odd else {"UCCH_HIP_LIB": "none"}
+if DEVICE != "cpu":
+    torch.cuda.set_device(int(os.environ.get("OMPI_COMM_WORLD_LOCAL_RANK", "0")) % torch.cuda.device_count())
+    torch.set_default_device(DEVICE)
+
 #: The cases of a job, in order.
 CASES: list[Callable[[], None]] = []
 
@@ -25,8 +34,8 @@ def case(function: Callable[[], None]) -> Callable[[], None]:
 
 def data(rank: int, shape: Any, dtype: torch.dtype = torch.float32, scale: int = 5) -> torch.Tensor:
     """What ``rank`` contributes: small whole numbers, so that sums are exact in every type."""
-    generator = torch.Generator().manual_seed(1000 + rank)
-    whole = torch.randint(1, scale, tuple(shape), generator=generator)
+    generator = torch.Generator("cpu").manual_seed(1000 + rank)
+    whole = torch.randint(1, scale, tuple(shape), generator=generator, device="cpu").to(DEVICE)
     return whole.bool() ^ (whole > 2) if dtype == torch.bool else whole.to(dtype)
 
 
@@ -41,6 +50,7 @@ def same(got: torch.Tensor, want: torch.Tensor, what: str = "") -> None:
     )
     if got.dtype in _UNCOMPARABLE:
         got, want = (t.contiguous().reshape(-1).view(torch.uint8) for t in (got, want))
+    got, want = got.cpu(), want.cpu()  # where every type can be compared
     assert torch.equal(got, want), f"{what}: got {got.flatten()[:8]}, want {want.flatten()[:8]}"
 
 

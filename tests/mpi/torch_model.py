@@ -10,7 +10,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch_cases import close
+from torch_cases import DEVICE, close
 
 import ucc_hetero.torch  # noqa: F401  registers the backend
 
@@ -47,8 +47,10 @@ def fresh() -> Model:
 
 def batch(step: int) -> tuple[torch.Tensor, torch.Tensor]:
     """The whole batch of a step, equal on every rank."""
-    generator = torch.Generator().manual_seed(step)
-    return torch.randn(SHARE * N, WIDTH, generator=generator), torch.randint(0, 3, (SHARE * N,), generator=generator)
+    generator = torch.Generator("cpu").manual_seed(step)
+    x = torch.randn(SHARE * N, WIDTH, generator=generator, device="cpu")
+    y = torch.randint(0, 3, (SHARE * N,), generator=generator, device="cpu")
+    return x.to(DEVICE), y.to(DEVICE)
 
 
 def share(step: int, index: int = R, parts: int = N) -> tuple[torch.Tensor, torch.Tensor]:

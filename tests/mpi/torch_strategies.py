@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
-from torch_cases import case, close, main
+from torch_cases import DEVICE, case, close, main
 from torch_model import SHARE, Block, N, R, fresh, loss_of, reference, sgd, share, train
 
 # --- data parallel ---------------------------------------------------------------------------------------------------
@@ -101,10 +101,10 @@ def fsdp1() -> None:
     from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy, StateDictType
     from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 
-    cpu = torch.device("cpu")
+    here = next(fresh().parameters()).device
     for strategy in (ShardingStrategy.FULL_SHARD, ShardingStrategy.SHARD_GRAD_OP, ShardingStrategy.NO_SHARD):
         model = FullyShardedDataParallel(
-            fresh(), sharding_strategy=strategy, auto_wrap_policy=ModuleWrapPolicy({Block}), device_id=cpu
+            fresh(), sharding_strategy=strategy, auto_wrap_policy=ModuleWrapPolicy({Block}), device_id=here
         )
         train(model, sgd(model.parameters()))
     with FullyShardedDataParallel.state_dict_type(model, StateDictType.FULL_STATE_DICT):
@@ -124,7 +124,7 @@ def fully_sharded(mesh: Any, **more: Any) -> nn.Module:
 def fsdp2() -> None:
     from torch.distributed.fsdp import MixedPrecisionPolicy
 
-    mesh = dist.init_device_mesh("cpu", (N,))
+    mesh = dist.init_device_mesh(DEVICE, (N,))
     for reshard in (True, False):
         model = fully_sharded(mesh, reshard_after_forward=reshard)
 
@@ -139,7 +139,7 @@ def fsdp2() -> None:
 
 @case
 def hsdp() -> None:
-    mesh = dist.init_device_mesh("cpu", (2, N // 2), mesh_dim_names=("replicate", "shard"))
+    mesh = dist.init_device_mesh(DEVICE, (2, N // 2), mesh_dim_names=("replicate", "shard"))
     model = fully_sharded(mesh)
     train(model, sgd(model.parameters()))
 
@@ -149,7 +149,7 @@ def checkpoint() -> None:
     import torch.distributed.checkpoint as dcp
     from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 
-    mesh = dist.init_device_mesh("cpu", (N,))
+    mesh = dist.init_device_mesh(DEVICE, (N,))
     model = fully_sharded(mesh)
     optimizer = sgd(model.parameters())
     train(model, optimizer)
@@ -176,7 +176,7 @@ def checkpoint() -> None:
 def dtensor() -> None:
     from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
-    mesh = dist.init_device_mesh("cpu", (N,))
+    mesh = dist.init_device_mesh(DEVICE, (N,))
     torch.manual_seed(3)
     a, b = torch.randn(N * 3 + 1, 8), torch.randn(8, 5)
     sharded = distribute_tensor(a, mesh, [Shard(0)])  # uneven
@@ -193,7 +193,7 @@ def dtensor() -> None:
 def tensor_parallel() -> None:
     from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
-    mesh = dist.init_device_mesh("cpu", (N,))
+    mesh = dist.init_device_mesh(DEVICE, (N,))
     model = fresh()
     for block in model.blocks:
         parallelize_module(block, mesh, {"up": ColwiseParallel(), "down": RowwiseParallel()})
@@ -206,7 +206,7 @@ def two_dimensions() -> None:
     from torch.distributed.fsdp import fully_shard
     from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
-    mesh = dist.init_device_mesh("cpu", (N // 2, 2), mesh_dim_names=("dp", "tp"))
+    mesh = dist.init_device_mesh(DEVICE, (N // 2, 2), mesh_dim_names=("dp", "tp"))
     model = fresh()
     for block in model.blocks:
         parallelize_module(block, mesh["tp"], {"up": ColwiseParallel(), "down": RowwiseParallel()})
@@ -256,7 +256,7 @@ def pipeline(kind: Any, group: Any, per_rank: int = 1, data_parallel: tuple[int,
     rank, size = dist.get_rank(group), dist.get_world_size(group)
     parts = size * per_rank
     indices = [rank + k * size for k in range(per_rank)]
-    stages = [PipelineStage(Part(i, parts), i, parts, torch.device("cpu"), group=group) for i in indices]
+    stages = [PipelineStage(Part(i, parts), i, parts, next(fresh().parameters()).device, group=group) for i in indices]
     schedule = kind(stages if per_rank > 1 else stages[0], n_microbatches=size, loss_fn=loss_of)
     optimizer = sgd([p for stage in stages for p in stage.submod.parameters()])
     for step, want in enumerate(reference()):
@@ -298,7 +298,7 @@ def pipelines() -> None:
 def pipeline_with_data_parallel() -> None:
     from torch.distributed.pipelining import Schedule1F1B
 
-    mesh = dist.init_device_mesh("cpu", (2, N // 2), mesh_dim_names=("pp", "dp"))
+    mesh = dist.init_device_mesh(DEVICE, (2, N // 2), mesh_dim_names=("pp", "dp"))
     ACROSS[mesh["pp"].get_local_rank()] = mesh["dp"].get_group()
     pipeline(Schedule1F1B, mesh["pp"].get_group(), data_parallel=(mesh["dp"].get_local_rank(), N // 2))
 

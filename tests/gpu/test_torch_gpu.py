@@ -1,0 +1,66 @@
+"""The PyTorch backend on CUDA tensors; skipped on machines without a GPU.
+
+The jobs of tests/mpi run again with ``CASES_DEVICE=cuda``, on one vendor and with a rank on the HIP runtime over CUDA.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from gpu_machine import gpus
+
+ROOT = Path(__file__).resolve().parents[2]
+API = ROOT / "tests" / "mpi" / "torch_api.py"
+STRATEGIES = ROOT / "tests" / "mpi" / "torch_strategies.py"
+STREAMS = ROOT / "tests" / "gpu" / "torch_streams.py"
+
+#: They abandon calls that a peer never makes, which a stream waits for until the device is reset.
+_UNSUITED = {"waiting_has_a_limit", "failures", "abort"}
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.mpi,
+    pytest.mark.timeout(400),
+    pytest.mark.skipif(gpus() < 2, reason="needs two NVIDIA GPUs, and torch"),
+]
+
+
+def cases(script: Path) -> list[str]:
+    """Names of a job's cases, in order."""
+    return re.findall(r"^@case\ndef (\w+)", script.read_text(), re.M)
+
+
+@pytest.fixture(params=["one vendor", "two vendors"])
+def sides(request: pytest.FixtureRequest, hip_over_cuda: Path) -> dict[str, str]:
+    """The environment of a job's ranks; in the second one odd ranks take their GPU through the HIP runtime."""
+    env = {"PYTHONPATH": str(ROOT), "CASES_DEVICE": "cuda", "CASES_LIMIT": "280", "CUDA_MODULE_LOADING": "EAGER"}
+    if request.param == "one vendor":
+        return {**env, "CASES_ALONE": "1"}
+    return {**env, "CASES_ODD_HIP": str(hip_over_cuda)}
+
+
+@pytest.mark.parametrize("script", [API, STRATEGIES, STREAMS], ids=lambda path: path.stem)
+def test_cases(mpirun: Callable[..., Any], sides: dict[str, str], script: Path) -> None:
+    """Every method, every strategy, streams and memory: on two ranks, or the four that strategies want."""
+    ranks = 4 if script is STRATEGIES and gpus() >= 4 else 2
+    wanted = [name for name in cases(script) if name not in _UNSUITED]
+    job = mpirun(script, ranks, args=wanted, env=sides, timeout=300)
+    assert re.findall(r"^ok (\w+)", job.stdout, re.M) == wanted
+
+
+@pytest.mark.parametrize("way", ["ddp", "fsdp2", "pp"])
+def test_language_model(mpirun: Callable[..., Any], tmp_path: Path, way: str) -> None:
+    """examples/train_llm.py comes to the losses of NCCL."""
+    losses = {}
+    for backend in ("ucch", "nccl"):
+        path = tmp_path / backend
+        args = ["--backend", backend, "--parallel", way, "--steps", "5", "--losses", str(path)]
+        env = {"PYTHONPATH": os.pathsep.join([str(ROOT)])}
+        mpirun(ROOT / "examples" / "train_llm.py", 2, args=args, env=env, timeout=150)
+        losses[backend] = [float(line) for line in path.read_text().split()]
+    assert losses["ucch"] == pytest.approx(losses["nccl"], rel=1e-4)

@@ -1,0 +1,196 @@
+"""A job for test_torch_gpu.py: what calls on CUDA tensors have to do with streams and memory, and NCCL beside them."""
+
+from __future__ import annotations
+
+import os
+import sys
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "mpi"))
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch_cases import DEVICE, case, close, main
+
+import ucc_hetero.torch  # noqa: F401  registers the backend
+
+dist.init_process_group("ucch", timeout=timedelta(seconds=60))
+R, N = dist.get_rank(), dist.get_world_size()
+ALL = N * (N - 1) // 2
+#: The ranks are of one vendor, and no stream has to be waited for by the host.
+ALONE = os.environ.get("CASES_ALONE") == "1"
+LONG = 1 << 22
+
+
+def later(stream: Any = None) -> None:
+    """Keep the current stream busy for a good while: whoever does not wait for it reads too early."""
+    torch.cuda._sleep(200_000_000)
+
+
+@case
+def asynchronous_calls_follow_the_stream() -> None:
+    side = torch.cuda.Stream()
+    for where in (torch.cuda.current_stream(), side):
+        with torch.cuda.stream(where):
+            results = []
+            later()
+            for k in range(10):
+                x = torch.full((LONG,), float(R + k))
+                work = dist.all_reduce(x, async_op=True)
+                torch.mm(torch.ones(512, 512), torch.ones(512, 512))
+                work.wait()
+                results.append(x * 2)
+        where.synchronize()
+        for k, got in enumerate(results):
+            assert bool((got == 2.0 * (ALL + N * k)).all()), (k, got[:4])
+
+
+@case
+def waited_for_in_another_stream() -> None:
+    later()
+    x = torch.full((LONG,), float(R))
+    work = dist.all_reduce(x, async_op=True)
+    other = torch.cuda.Stream()
+    with torch.cuda.stream(other):
+        work.wait()
+        y = x + 1
+    other.synchronize()
+    assert bool((y == ALL + 1).all())
+    future = dist.all_reduce(torch.full((LONG,), float(R)), async_op=True).get_future()
+    assert bool((future.then(lambda f: f.value()[0] * 3).wait() == 3 * ALL).all())
+
+
+@case
+def averages_and_gaps_in_memory() -> None:
+    for _ in range(5):
+        later()
+        whole = torch.full((1000, 64), -1.0)
+        whole[:, ::2] = float(R)
+        dist.all_reduce(whole[:, ::2], op=dist.ReduceOp.AVG)
+        mine = torch.full((N * 1000,), float(R), dtype=torch.bfloat16)
+        part = torch.empty(1000, dtype=torch.bfloat16)
+        dist.reduce_scatter_tensor(part, mine, op=dist.ReduceOp.AVG)
+        sums = whole[:, ::2].sum(), whole[:, 1::2].sum(), part.float().sum()
+        assert [s.item() for s in sums] == [32000 * ALL / N, -32000.0, 1000 * ALL / N]
+
+
+@case
+def memory_may_be_dropped() -> None:
+    """Nobody keeps the tensors of calls that nobody waits for; what gets their memory next is not written to."""
+    for _ in range(20):
+        later()
+        for _ in range(3):
+            dist.all_reduce(torch.full((LONG,), float(R)), async_op=True)
+            dist.all_reduce(torch.full((LONG,), float(R))[::2], async_op=True)
+        others = [torch.full((LONG,), -5.0) for _ in range(6)]
+        dist.barrier()
+        torch.cuda.synchronize()
+        assert all(bool((each == -5.0).all()) for each in others)
+
+
+@case
+def messages_follow_the_stream() -> None:
+    right, left = (R + 1) % N, (R - 1) % N
+    for size in (3, LONG):
+        later()
+        sent = [torch.full((size,), float(R * 10 + k)) for k in range(4)]
+        got = [torch.empty(size) for _ in range(4)]
+        works = [dist.isend(each, right) for each in sent] + [dist.irecv(each, left) for each in got]
+        for work in works:
+            work.wait()
+        for k, each in enumerate(got):
+            assert bool((each == left * 10 + k).all()), (size, k, each[:3])
+
+
+@case
+def the_host_goes_on() -> None:
+    if not ALONE:
+        return
+    x = torch.full((LONG,), float(R))
+    dist.all_reduce(x)
+    torch.cuda.synchronize()
+    torch.cuda._sleep(4_000_000_000)  # seconds
+    work = dist.all_reduce(x, async_op=True)
+    work.wait()
+    dist.all_reduce(x)
+    assert not torch.cuda.current_stream().query() and not work.is_completed()
+    torch.cuda.synchronize()
+    assert work.is_completed()
+
+
+@case
+def mistakes() -> None:
+    if torch.cuda.device_count() > N:
+        try:
+            dist.all_reduce(torch.ones(3, device=f"cuda:{N}"))
+        except dist.DistBackendError as error:
+            assert "device" in str(error)
+        else:
+            raise AssertionError("memory of another device was taken")
+    graph = torch.cuda.CUDAGraph()
+    x = torch.ones(3)
+    try:
+        with torch.cuda.graph(graph):
+            dist.all_reduce(x)
+    except dist.DistBackendError as error:
+        assert "captured" in str(error)
+    except RuntimeError:
+        pass  # torch's own, from the end of the broken capture
+    else:
+        raise AssertionError("a call was captured")
+
+
+# --- beside NCCL ------------------------------------------------------------------------------------------------------
+
+
+def network() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(*(nn.Sequential(nn.Linear(512, 512), nn.Tanh()) for _ in range(4)), nn.Linear(512, 10))
+
+
+def losses(model: nn.Module) -> list[float]:
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    out = []
+    for step in range(6):
+        generator = torch.Generator("cpu").manual_seed(step * N + R)
+        x = torch.randn(32, 512, generator=generator, device="cpu").to(DEVICE)
+        y = torch.randint(0, 10, (32,), generator=generator, device="cpu").to(DEVICE)
+        loss = nn.functional.cross_entropy(model(x), y)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        mean = loss.detach().clone()
+        dist.all_reduce(mean, op=dist.ReduceOp.AVG)
+        out.append(mean.item())
+    return out
+
+
+@case
+def training_as_over_nccl() -> None:
+    from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed.fsdp import fully_shard
+
+    if torch.cuda.device_count() < N:
+        return  # NCCL wants a device for each rank
+    nccl = dist.new_group(backend="nccl")
+    over = {}
+    for name, group in (("nccl", nccl), ("ucch", dist.group.WORLD)):
+        over[f"ddp {name}"] = losses(
+            nn.parallel.DistributedDataParallel(network(), process_group=group, bucket_cap_mb=1)
+        )
+        model = network()
+        mesh = DeviceMesh.from_group(group, DEVICE)
+        for layer in model:
+            fully_shard(layer, mesh=mesh)
+        over[f"fsdp2 {name}"] = losses(fully_shard(model, mesh=mesh))
+    for way in ("ddp", "fsdp2"):
+        for one, two in zip(over[f"{way} ucch"], over[f"{way} nccl"], strict=True):
+            close(one, two, 1e-5, way)
+    dist.destroy_process_group(nccl)
+
+
+if __name__ == "__main__":
+    main()

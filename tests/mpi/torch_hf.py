@@ -1,0 +1,101 @@
+"""A job for test_torch_strategies.py: Hugging Face's accelerate and Trainer, which know nothing of the backend."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from typing import Any
+
+os.environ |= {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "ACCELERATE_USE_CPU": "true"}
+
+import torch
+import torch.distributed as dist
+from accelerate import Accelerator
+from torch_cases import case, close, main
+from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
+
+import ucc_hetero.torch
+
+ucc_hetero.torch.replace(["gloo"])  # what UCCH_TORCH_REPLACE=gloo does; both ask for gloo on the host
+STEPS, SHARE, LENGTH = 3, 2, 16
+
+
+def fresh() -> LlamaForCausalLM:
+    torch.manual_seed(0)
+    return LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=64, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
+            num_key_value_heads=2, max_position_embeddings=LENGTH, attn_implementation="eager",
+        )
+    )  # fmt: skip
+
+
+def rows(size: int) -> torch.Tensor:
+    """All sequences, in order: SHARE for each rank and step."""
+    return torch.randint(0, 64, (STEPS * SHARE * size, LENGTH), generator=torch.Generator().manual_seed(1))
+
+
+def reference(size: int) -> list[float]:
+    """Losses of one process on the whole batches."""
+    model = fresh()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    losses = []
+    for batch in rows(size).split(SHARE * size):
+        loss = model(input_ids=batch, labels=batch).loss
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    return losses
+
+
+@case
+def accelerate() -> None:
+    accelerator = Accelerator(cpu=True)
+    size = accelerator.num_processes
+    assert size == dist.get_world_size() > 1 and dist.group.WORLD.name() == "ucch"
+    model = fresh()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    loader = torch.utils.data.DataLoader(rows(size), batch_size=SHARE)  # batch k is rank k % size's
+    model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
+    for batch, want in zip(loader, reference(size), strict=True):
+        loss = model(input_ids=batch, labels=batch).loss
+        accelerator.backward(loss)
+        optimizer.step()
+        optimizer.zero_grad()
+        close(accelerator.gather(loss.detach().reshape(1)).mean().item(), want, 1e-5, "accelerate")
+    texts = accelerator.gather_for_metrics([f"rank {accelerator.process_index}"], use_gather_object=True)
+    assert sorted(set(texts)) == [f"rank {r}" for r in range(size)], texts
+
+
+class InOrder(Trainer):
+    """Deals the sequences out as they come."""
+
+    def _get_train_sampler(self, *_: Any) -> Any:
+        return torch.utils.data.SequentialSampler(self.train_dataset)
+
+
+@case
+def trainer() -> None:
+    size = dist.get_world_size()
+    data = [{"input_ids": row, "labels": row} for row in rows(size)]
+    with tempfile.TemporaryDirectory() as folder:
+        arguments = TrainingArguments(
+            folder, use_cpu=True, per_device_train_batch_size=SHARE, num_train_epochs=1, learning_rate=0.1,
+            lr_scheduler_type="constant", optim="sgd", max_grad_norm=0.0, logging_steps=1, report_to=[],
+            save_strategy="no", disable_tqdm=True, seed=0, average_tokens_across_devices=False,
+        )  # fmt: skip
+        job = InOrder(fresh(), arguments, train_dataset=data)
+        job.train()
+    got = [entry["loss"] for entry in job.state.log_history if "loss" in entry]
+    for one, want in zip(got, reference(size), strict=True):
+        close(float(one), want, 1e-3, "Trainer")  # it rounds what it reports
+    flat = torch.cat([p.detach().flatten() for p in job.model.parameters()])
+    first = flat.clone()
+    dist.broadcast(first, 0)
+    assert torch.equal(flat, first)
+
+
+if __name__ == "__main__":
+    Accelerator(cpu=True)  # makes the process group
+    main()
