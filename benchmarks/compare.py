@@ -262,7 +262,9 @@ def run(words: Sequence[str], command: list[str]) -> int:
         figures = {"import_ms": imports, "creation_ms": creation}
         _say(world, _figures(imports, creation) + _noise(rows))
         if arguments.json:
-            _write(arguments, command, world, {"rows": rows, "figures": figures, "rounds": arguments.rounds})
+            plans = {p.name: p.comm.plan_summary() for p in peers if p.name == "ours"}.get("ours")
+            more = {"rows": rows, "figures": figures, "rounds": arguments.rounds, "plans": plans}
+            _write(arguments, command, world, more)
     finally:
         for peer in peers:
             peer.close()
@@ -281,8 +283,9 @@ def _sweep(arguments: argparse.Namespace, peers: Sequence[Peer], world: World) -
     pools = [Pool(memory, dtype, elements) for _ in series]
     progress = Progress(world.rank == 0)
     rows: list[dict[str, Any]] = []
-    for size in sizes(arguments.least, arguments.most, dtype.itemsize, arguments.step):
-        progress.show(f"{row.name} {size} of {arguments.most} bytes")
+    wanted = list(sizes(arguments.least, arguments.most, dtype.itemsize, arguments.step))
+    for size in wanted:
+        progress.show(f"{row.name}, {size} bytes", len(rows), len(wanted))
         case = Case(row, world.rank, world.size, size // dtype.itemsize, 0, False)
         times = measure(series, case, dtype, pools, arguments.rounds, world)
         ratios = [ratio(times[a], times[b]) for a, b in pairs]

@@ -10,9 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from .files import FORMAT
+from .sheets import topology_words
 from .table import BENCHES
 
-__all__ = ["Curve", "Point", "UnknownFile", "read"]
+__all__ = ["LIMIT", "Curve", "Point", "UnknownFile", "read", "read_all", "read_data"]
+
+#: Label of the curve of what the links allow.
+LIMIT = "limit"
 
 
 class UnknownFile(ValueError):
@@ -66,8 +70,19 @@ def read(path: str | Path) -> list[Curve]:
     else:
         raise UnknownFile(f"{path}: neither a result file of ucch-bench (--json) nor the output of OSU or nccl-tests")
     if not curves:
-        raise UnknownFile(f"{path}: no measurements in it")
+        raise UnknownFile(f"{path}: no measurements over message sizes in it")
     return curves
+
+
+def read_data(path: str | Path) -> dict[str, Any] | None:
+    """What a JSON file of results holds, of whatever kind; None for text. Raises UnknownFile for broken files."""
+    path = Path(path)
+    try:
+        text = path.read_text(encoding="utf-8")
+        data = json.loads(text) if text.lstrip().startswith("{") else None
+    except (OSError, ValueError) as why:
+        raise UnknownFile(f"{path}: {why}") from why
+    return data
 
 
 # --- our own ----------------------------------------------------------------------------------------------------------
@@ -78,13 +93,33 @@ def _read_json(path: Path, text: str) -> list[Curve]:
         data = json.loads(text)
     except json.JSONDecodeError as why:
         raise UnknownFile(f"{path}: {why}") from why
+    if "gpu" in data and "topology" in data:
+        return _gpu_curves(path, data)
     if data.get("format") != FORMAT:
         raise UnknownFile(f"{path}: format {data.get('format')!r}; this version reads {FORMAT!r}")
     facts = {name: data[name] for name in ("date", "machine", "versions", "source", "job", "command") if name in data}
     facts |= {name: data[name] for name in ("plans", "figures") if data.get(name)}
     if data["benchmark"] == "compare":
         return _compare_curves(path, data, facts)
-    return _benchmark_curves(path, data, facts)
+    return _benchmark_curves(path, data, facts) if data["benchmark"] in BENCHES else []
+
+
+def _gpu_curves(path: Path, data: dict[str, Any]) -> list[Curve]:
+    """Of gpu_allreduce.py: jobs of one size are drawn together, whatever their islands."""
+    shape = topology_words(data["topology"])
+    path_words = data.get("environment", {}).get("UCCH_STAGING", "")
+    shape += f" {path_words}" if path_words else ""
+    found: dict[str, list[Point]] = {}
+    for row in data["rows"]:
+        for name, value in row.items():
+            if name in ("blocking", "stream", "nccl"):
+                label = "nccl" if name == "nccl" else f"{shape}, {name}"
+                found.setdefault(label, []).append(Point(row["bytes"], value))
+    benchmark = f"allreduce on {data['ranks']} {data['gpu']}"
+    return [
+        Curve(benchmark, label, "us", "float32", path.name, tuple(points), {"date": data.get("date", "")})
+        for label, points in found.items()
+    ]
 
 
 def _compare_curves(path: Path, data: dict[str, Any], facts: dict[str, Any]) -> list[Curve]:
@@ -102,7 +137,7 @@ def _compare_curves(path: Path, data: dict[str, Any], facts: dict[str, Any]) -> 
 def _benchmark_curves(path: Path, data: dict[str, Any], facts: dict[str, Any]) -> list[Curve]:
     found: dict[tuple[str, str, str], list[Point]] = {}
     for row in data["rows"]:
-        if "size" not in row:
+        if "size" not in row or "dtype" not in row:
             continue
         label = data["backend"] + (" in place" if row.get("in_place") else "")
         label += f" window {row['window']}" if "window" in row else ""
@@ -112,6 +147,8 @@ def _benchmark_curves(path: Path, data: dict[str, Any], facts: dict[str, Any]) -
             found.setdefault((f"{label} overlap", "%", row["dtype"]), []).append(Point(row["size"], overlap["percent"]))
         for peer, entry in row.get("peers", {}).items():
             found.setdefault((peer, data["unit"], row["dtype"]), []).append(Point(row["size"], entry["value"]))
+        if row.get("limit"):
+            found.setdefault((LIMIT, data["unit"], row["dtype"]), []).append(Point(row["size"], row["limit"]))
     return [
         Curve(data["benchmark"].removeprefix("osu_"), label, unit, dtype, path.name, tuple(points), facts)
         for (label, unit, dtype), points in found.items()
@@ -189,5 +226,13 @@ def _read_nccl(path: Path, text: str) -> list[Curve]:
 
 
 def read_all(paths: Sequence[str | Path]) -> list[Curve]:
-    """The curves of all files, in order."""
-    return [curve for path in paths for curve in read(path)]
+    """The curves of all files, in order; none of a JSON file whose results are not over message sizes."""
+    curves: list[Curve] = []
+    for path in paths:
+        data = read_data(path)
+        try:
+            curves += read(path)
+        except UnknownFile:
+            if data is None:
+                raise
+    return curves

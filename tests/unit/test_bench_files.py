@@ -9,11 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ucc_hetero.bench import graph, report
+from ucc_hetero.bench import drawings, graph
 from ucc_hetero.bench.__main__ import main
 from ucc_hetero.bench.diff import compare, table
 from ucc_hetero.bench.files import FORMAT, write_json
 from ucc_hetero.bench.options import BadUsage
+from ucc_hetero.bench.page import page
 from ucc_hetero.bench.readers import Curve, Point, UnknownFile, read
 
 OSU = """
@@ -182,18 +183,22 @@ def test_json_is_written_whole(tmp_path: Path) -> None:
 def test_figures_group_and_label() -> None:
     other = Curve("allreduce", "ours", "us", "int8", "second", (Point(8, 1.0),))
     bandwidth = curve(1, unit="MB/s")
-    first, second = report.figures([curve(10), other, bandwidth])
+    first, second = drawings.figures([curve(10), other, bandwidth])
     assert (first.name, second.name) == ("allreduce-int8-latency", "allreduce-int8-bandwidth")
-    assert report._labels(first) == ["ours (file)", "ours (second)"]
+    assert drawings.labels(first) == ["ours (file)", "ours (second)"]
+    styles = drawings._styles([first, second])
+    assert styles["ours"] == (0, 0)
+    assert [styles[label] for label in drawings.labels(first)] == [(0, 0), (0, 1)]
 
 
 def test_page_is_self_contained_and_escapes() -> None:
-    evil = Curve("allreduce", "<script>", "us", "int8", "f&g", (Point(8, 2.0),), {"plans": "<b>", "machine": {}})
-    images = {figure.name: b"png" for figure in report.figures([evil, curve(4)])}
-    text = report.page([evil, curve(4)], images)
-    assert "<script>" not in text
-    assert "<b>" not in text
-    assert 'src="data:image/png;base64,' in text
+    evil = Curve("allreduce", "<script>", "us", "int8", "f&g", (Point(8, 2.0),))
+    data = {"benchmark": "<i>", "plans": "<b>", "machine": {}, "command": ["<u>"], "rows": [{"<s>": 1}]}
+    drawn = drawings.drawings([evil, curve(4)], [])
+    text = page(drawn, {d.name: b"svg" for d in drawn}, [("f&g", data)], [evil, curve(4)])
+    for tag in ("<script>", "<b>", "<i>", "<u>", "<s>"):
+        assert tag not in text
+    assert 'src="data:image/svg+xml;base64,' in text
     assert "http" not in text
     assert "<td>2.00</td>" in text
 
@@ -220,9 +225,9 @@ def test_report_without_matplotlib_says_so(tmp_path: Path, monkeypatch: pytest.M
     def missing(name: str) -> None:
         raise ImportError(name)
 
-    monkeypatch.setattr(report.importlib, "import_module", missing)
+    monkeypatch.setattr(drawings.importlib, "import_module", missing)
     with pytest.raises(BadUsage, match="extra 'plot'"):
-        report.png(report.figures([curve(1)])[0], {"ours": 0})
+        drawings.render(drawings.drawings([curve(1)], [])[0], "svg")
     with pytest.raises(BadUsage, match="-G tty works without"):
         graph.check(("png",))
     graph.check(("tty",))

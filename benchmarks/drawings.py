@@ -1,0 +1,328 @@
+"""Pictures of results: curves over message sizes, heat maps of pairs, plans, clusters against their limit.
+
+A drawing is data and the function that paints it with matplotlib, which is needed only then. Colours follow the series,
+not the place of its file in a list, so that a peer looks the same in every drawing.
+"""
+
+from __future__ import annotations
+
+import importlib
+import io
+import math
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from .options import BadUsage
+from .readers import LIMIT, Curve
+from .sheets import benchmark_of, short_size
+
+__all__ = ["Drawing", "Figure", "drawings", "figures", "labels", "render"]
+
+Data = dict[str, Any]
+
+# Okabe and Ito's colours, which people with colour blindness can tell apart. Ours is blue wherever it is measured.
+_COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#7f7f7f")
+_MARKS = "osD^vP*X"
+_KNOWN = {"ours": 0, "mpi4py": 1, "ucc": 2, "gloo": 3, "nccl": 4, "nccl-tests": 4}
+_TITLES = {"us": "Latency", "MB/s": "Bandwidth", "GB/s": "Bandwidth", "%": "Overlap"}
+_STYLE = {
+    "font.size": 9, "axes.spines.top": False, "axes.spines.right": False, "axes.titlesize": 10,
+    "svg.hashsalt": "ucc_hetero", "svg.fonttype": "none", "font.family": "sans-serif",
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """The curves drawn together: same benchmark, datatype and unit."""
+
+    benchmark: str
+    dtype: str
+    unit: str
+    curves: tuple[Curve, ...]
+
+    @property
+    def name(self) -> str:
+        """A file name."""
+        unit = {"us": "latency", "%": "overlap"}.get(self.unit, "bandwidth")
+        return _file_name(f"{self.benchmark}-{self.dtype}-{unit}")
+
+    @property
+    def title(self) -> str:
+        return f"{self.benchmark}, {self.dtype}: {_TITLES[self.unit].lower()}"
+
+
+@dataclass(frozen=True, slots=True)
+class Drawing:
+    """A picture of ``size`` inches; ``figure`` is what a drawing of curves shows, None of the others."""
+
+    name: str
+    title: str
+    size: tuple[float, float]
+    paint: Callable[[Any], None]
+    figure: Figure | None = None
+
+
+def _file_name(text: str) -> str:
+    return "".join(c if c.isalnum() or c in "-_.*" else "_" for c in text).replace("*", "")
+
+
+def figures(curves: Sequence[Curve]) -> list[Figure]:
+    """Group the curves; the order is that of first appearance."""
+    groups: dict[tuple[str, str, str], list[Curve]] = {}
+    for curve in curves:
+        groups.setdefault((curve.benchmark, curve.dtype, curve.unit), []).append(curve)
+    return [Figure(*key, tuple(members)) for key, members in groups.items()]
+
+
+def labels(figure: Figure) -> list[str]:
+    """Unambiguous names of a figure's curves: the file's name is added where two files have the same series."""
+    plain = [curve.label for curve in figure.curves]
+    return [
+        f"{curve.label} ({curve.source})" if plain.count(curve.label) > 1 else curve.label for curve in figure.curves
+    ]
+
+
+def drawings(curves: Sequence[Curve], files: Sequence[tuple[str, Data]]) -> list[Drawing]:
+    """Everything that can be drawn of the curves, and of the data of each (named) JSON file."""
+    groups = figures(curves)
+    styles = _styles(groups)
+    found = []
+    for figure in groups:
+        wide = figure.unit == "us"
+        found.append(
+            Drawing(figure.name, figure.title, (10.5 if wide else 6.2, 4.1), _curve_painter(figure, styles), figure)
+        )
+    for source, data in files:
+        stem = source.rpartition(".")[0] or source
+        if data.get("benchmark") == "pairs":
+            side = min(2.2 + 0.55 * len(data["ranks"]), 12.0)
+            title = f"bandwidth and latency of pairs, {data['backend']}"
+            found.append(Drawing(_file_name(f"pairs-{stem}"), title, (2 * side, side), _pairs_painter(data)))
+        if data.get("benchmark") == "cluster":
+            rows = sum(len(case["rows"]) for case in data["cases"])
+            size = 9.0, 1.2 + 0.32 * rows
+            found.append(Drawing(_file_name(f"cluster-{stem}"), "emulated clusters", size, _cluster_painter(data)))
+        if data.get("benchmark") == "planner":
+            found.append(Drawing(_file_name(f"planner-{stem}"), "planning time", (6.5, 4.1), _planner_painter(data)))
+    planned = [(source, data) for source, data in files if _plans(data)]
+    if planned:
+        size = 9.0, 1.3 + 0.34 * sum(len(_plans(data)) for _, data in planned)
+        found.append(Drawing("plans", "which plan was chosen where", size, _plan_painter(planned)))
+    return found
+
+
+def render(drawing: Drawing, kind: str) -> bytes:
+    """The drawing as ``png`` or ``svg``. Raises BadUsage where matplotlib is missing."""
+    try:
+        matplotlib, module = importlib.import_module("matplotlib"), importlib.import_module("matplotlib.figure")
+    except ImportError:
+        raise BadUsage("report: matplotlib draws the figures; install the extra 'plot'") from None
+    out = io.BytesIO()
+    with matplotlib.rc_context(_STYLE):
+        canvas = module.Figure(figsize=drawing.size, dpi=110, layout="constrained")
+        drawing.paint(canvas)
+        if kind == "png":  # a page has titles of its own
+            canvas.suptitle(drawing.title, fontsize=11, fontweight="bold", x=0.01, ha="left")
+        # Neither date nor version: equal results make equal files.
+        canvas.savefig(
+            out, format=kind, metadata={"Software": None} if kind == "png" else {"Date": None, "Creator": None}
+        )
+    return _smaller(out.getvalue()) if kind == "svg" else out.getvalue()
+
+
+def _smaller(svg: bytes) -> bytes:
+    """The same picture in half of the bytes: hundredths of a point, no indentation, no list of fonts."""
+    svg = re.sub(rb"\d+\.\d{5,}", lambda found: b"%.2f" % float(found[0]), svg)
+    svg = re.sub(rb"font-family: [^;\"]*", b"font-family: 'DejaVu Sans', sans-serif", svg)
+    return re.sub(rb"\s*\n\s*", b"\n", svg)
+
+
+# --- curves -----------------------------------------------------------------------------------------------------------
+
+
+def _styles(groups: Sequence[Figure]) -> dict[str, tuple[int, int]]:
+    """Label -> (colour, mark): a colour for each series, the same for a peer everywhere, and a mark for each file."""
+    out: dict[str, tuple[int, int]] = {}
+    colours = dict(_KNOWN)
+    free = iter((5, 6, *range(len(_COLOURS), 1000)))
+    for figure in groups:
+        files = list(dict.fromkeys(curve.source for curve in figure.curves))
+        for curve, label in zip(figure.curves, labels(figure), strict=True):
+            series = _series(curve.label)
+            if series not in colours and series != LIMIT:
+                colours[series] = next(free)
+            mark = files.index(curve.source) if label != curve.label else 0
+            out.setdefault(label, (colours.get(series, 0), mark))
+    return out
+
+
+def _series(label: str) -> str:
+    """What has one colour: the forms of a call (persistent ones have a star) differ in their lines."""
+    return label.removesuffix("*").removesuffix(", blocking").removesuffix(", stream")
+
+
+def _curve_painter(figure: Figure, styles: dict[str, tuple[int, int]]) -> Callable[[Any], None]:
+    def paint(canvas: Any) -> None:
+        both = figure.unit == "us"
+        panels = canvas.subplots(1, 2 if both else 1, squeeze=False)[0]
+        _curves(panels[0], figure, styles, rate=False)
+        if both:
+            _curves(panels[1], figure, styles, rate=True)
+        handles, names = panels[0].get_legend_handles_labels()
+        columns = max(1, min(len(names), int(canvas.get_figwidth() * 11) // (max(map(len, names)) + 6)))
+        canvas.legend(handles, names, loc="outside lower center", ncols=columns, frameon=False, fontsize=8)
+
+    return paint
+
+
+def _curves(axes: Any, figure: Figure, styles: dict[str, tuple[int, int]], rate: bool) -> None:
+    """One panel: the values, or with ``rate`` the message size over them in GB/s."""
+    for curve, label in zip(figure.curves, labels(figure), strict=True):
+        x = [point.size for point in curve.points]
+        y = [point.size / point.value / 1e3 if rate else point.value for point in curve.points]
+        if curve.label == LIMIT:
+            axes.plot(x, y, color="black", linestyle=(0, (4, 2)), linewidth=1.1, label=label, zorder=1)
+            continue
+        style, file = styles[label]
+        colour, mark = _COLOURS[style % len(_COLOURS)], _MARKS[(style // len(_COLOURS) + file) % len(_MARKS)]
+        line = "--" if curve.label.endswith(("*", ", blocking")) else "-"
+        axes.plot(x, y, color=colour, marker=mark, markersize=3.5, linewidth=1.6, linestyle=line, label=label)
+    axes.set_xscale("log", base=2)
+    if figure.unit != "%":
+        axes.set_yscale("log")
+        low, high = axes.get_ylim()
+        axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
+        # Between the powers of ten only where there would be no other number.
+        axes.yaxis.set_minor_formatter(lambda value, _: f"{value:g}" if high < 30 * low else "")
+    else:
+        axes.set_ylim(0, 105)
+    axes.xaxis.set_major_formatter(lambda value, _: short_size(value))
+    axes.set_xlabel("message size [bytes]")
+    axes.set_ylabel("size / time [GB/s]" if rate else f"{_TITLES[figure.unit]} [{figure.unit.replace('us', 'µs')}]")
+    axes.grid(True, which="major", color="#dddddd", linewidth=0.6)
+    axes.set_axisbelow(True)
+
+
+# --- the others -------------------------------------------------------------------------------------------------------
+
+
+def _pairs_painter(data: Data) -> Callable[[Any], None]:
+    def paint(canvas: Any) -> None:
+        panels = canvas.subplots(1, 2)
+        # Dark is good in both: much bandwidth, little latency.
+        for axes, (name, unit, scheme) in zip(
+            panels, (("bandwidth", "MB/s", "viridis_r"), ("latency", "µs", "viridis")), strict=True
+        ):
+            values = [[math.nan if v is None else v for v in row] for row in data[name]]
+            image = axes.imshow(values, cmap=scheme, vmin=0.0)
+            _cells(axes, values, image)
+            axes.set_title(f"{name} [{unit}]")
+            axes.set_xticks(range(len(values)), data["ranks"], rotation=45, ha="right")
+            axes.set_yticks(range(len(values)), data["ranks"])
+            axes.set_xlabel("to rank")
+            axes.set_ylabel("from rank")
+            axes.tick_params(length=0)
+            for side in axes.spines.values():
+                side.set_visible(False)
+            canvas.colorbar(image, ax=axes, shrink=0.8).outline.set_visible(False)
+
+    return paint
+
+
+def _cells(axes: Any, values: Sequence[Sequence[float]], image: Any) -> None:
+    """The numbers, where there is room for them, in black or white."""
+    if len(values) > 16:
+        return
+    for y, row in enumerate(values):
+        for x, value in enumerate(row):
+            if math.isnan(value):
+                continue
+            red, green, blue, _ = image.cmap(image.norm(value))
+            dark = 0.3 * red + 0.6 * green + 0.1 * blue < 0.5
+            text = f"{value:.0f}" if value >= 100 else f"{value:.3g}"
+            axes.text(x, y, text, ha="center", va="center", fontsize=8, color="white" if dark else "black")
+
+
+def _cluster_painter(data: Data) -> Callable[[Any], None]:
+    """Bars of time over the limit, for each case and peer."""
+
+    def paint(canvas: Any) -> None:
+        axes = canvas.subplots()
+        rows = [(case["case"], row) for case in data["cases"] for row in case["rows"]]
+        names = list(dict.fromkeys(name for _, row in rows for name in row["median"]))
+        height = 0.8 / max(len(names), 1)
+        for i, name in enumerate(names):
+            at = [y - 0.4 + (i + 0.5) * height for y in range(len(rows))]
+            shown = [row["median"].get(name, math.nan) / row["limit"] for _, row in rows]
+            axes.barh(at, shown, height, color=_COLOURS[_KNOWN.get(name, 6) % len(_COLOURS)], label=name)
+        axes.axvline(1.0, color="black", linestyle=(0, (4, 2)), linewidth=1.1, label=LIMIT)
+        axes.set_yticks(range(len(rows)), [f"{c}: {r['collective']} {short_size(r['nbytes'])}" for c, r in rows])
+        axes.set_ylim(len(rows) - 0.4, -0.6)
+        axes.set_xscale("log")
+        axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
+        axes.xaxis.set_minor_formatter(lambda value, _: f"{value:g}" if value < 10 and value == int(value) else "")
+        axes.set_xlabel("time / least time over these links")
+        axes.grid(True, axis="x", color="#dddddd", linewidth=0.6)
+        axes.set_axisbelow(True)
+        axes.set_xlim(left=0.8)
+        canvas.legend(loc="outside lower center", ncols=len(names) + 1, frameon=False, fontsize=8)
+
+    return paint
+
+
+def _planner_painter(data: Data) -> Callable[[Any], None]:
+    def paint(canvas: Any) -> None:
+        axes = canvas.subplots()
+        slowest: dict[str, dict[int, float]] = {}
+        for row in data["rows"]:
+            of = slowest.setdefault(row["collective"], {})
+            of[row["ranks"]] = max(of.get(row["ranks"], 0.0), row["seconds"] * 1e3)
+        for i, (name, points) in enumerate(slowest.items()):
+            colour, mark = _COLOURS[i % len(_COLOURS)], _MARKS[i // len(_COLOURS)]
+            axes.loglog(
+                *zip(*sorted(points.items()), strict=True), color=colour, marker=mark, markersize=3.5, label=name
+            )
+        axes.set_xscale("log", base=2)
+        axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
+        axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
+        axes.set_xlabel("ranks")
+        axes.set_ylabel("planning from nothing [ms], slowest placement")
+        axes.grid(True, color="#dddddd", linewidth=0.6)
+        axes.legend(frameon=False, fontsize=8)
+
+    return paint
+
+
+def _plans(data: Data) -> dict[str, list[tuple[int, str]]]:
+    """What was measured -> (size, plan) of each row, of a file that has plans."""
+    found: dict[str, list[tuple[int, str]]] = {}
+    if "family" in data:
+        for row in data.get("rows", []):
+            if row.get("plan") and "size" in row:
+                found.setdefault(f"{benchmark_of(data)} {row['dtype']}", []).append((row["size"], row["plan"]))
+    return found
+
+
+def _plan_painter(files: Sequence[tuple[str, Data]]) -> Callable[[Any], None]:
+    """A strip per benchmark: the algorithm of each size as a colour."""
+
+    def paint(canvas: Any) -> None:
+        axes = canvas.subplots()
+        strips = [(f"{what}\n{source}", rows) for source, data in files for what, rows in _plans(data).items()]
+        names = list(dict.fromkeys(plan.partition(" (")[0].partition(",")[0] for _, rows in strips for _, plan in rows))
+        for y, (_, rows) in enumerate(strips):
+            for size, plan in rows:
+                colour = _COLOURS[names.index(plan.partition(" (")[0].partition(",")[0]) % len(_COLOURS)]
+                axes.barh(y, size * 0.69, 0.7, left=size * 0.72, color=colour)
+        for i, name in enumerate(names):
+            axes.barh(0, 0, color=_COLOURS[i % len(_COLOURS)], label=name)
+        axes.set_xscale("log", base=2)
+        axes.xaxis.set_major_formatter(lambda value, _: short_size(value))
+        axes.set_yticks(range(len(strips)), [what for what, _ in strips], fontsize=8)
+        axes.set_ylim(len(strips) - 0.4, -0.6)
+        axes.set_xlabel("message size [bytes]")
+        canvas.legend(loc="outside lower center", ncols=6, frameon=False, fontsize=8)
+
+    return paint

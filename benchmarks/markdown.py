@@ -1,0 +1,108 @@
+"""Result files as a page of the documentation: per folder what its README says, per file a table and its command."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from .drawings import Drawing, drawings
+from .readers import UnknownFile, read, read_data
+from .sheets import Sheet, origin, reproduce, sheets
+
+__all__ = ["Chapter", "chapters", "performance"]
+
+Data = dict[str, Any]
+
+
+class Chapter:
+    """The files of one folder, and what can be drawn of all of them together."""
+
+    def __init__(self, folder: Path, paths: Sequence[Path]) -> None:
+        self.folder = folder
+        self.files: list[tuple[str, Data]] = []
+        self.texts: list[str] = []
+        curves = []
+        for path in paths:
+            data = read_data(path)
+            if data is not None:
+                self.files.append((path.name, data))
+            else:
+                self.texts.append(path.name)
+            try:
+                curves += read(path)
+            except UnknownFile:
+                if data is None:
+                    raise
+        self.drawings: list[Drawing] = drawings(curves, self.files)
+
+    def image(self, drawing: Drawing) -> str:
+        """The file name of a drawing's picture, apart from those of other chapters."""
+        return f"{self.folder.name}-{drawing.name}.svg"
+
+
+def chapters(paths: Sequence[str | Path]) -> list[Chapter]:
+    """The files by folder, folders and files in order of their names."""
+    folders: dict[Path, list[Path]] = {}
+    for path in sorted({Path(p).resolve() for p in paths}):
+        folders.setdefault(path.parent, []).append(path)
+    return [Chapter(folder, members) for folder, members in folders.items()]
+
+
+def _readme(folder: Path) -> tuple[str, str]:
+    """(heading, the rest with its headings one level further down) of a folder's README; its name without one."""
+    path = folder / "README.md"
+    if not path.exists():
+        return folder.name, ""
+    heading, _, rest = path.read_text(encoding="utf-8").partition("\n")
+    # Every other piece is a block of code, whose comments are no headings.
+    pieces = re.split(r"^(```.*?^```)", rest.strip(), flags=re.M | re.S)
+    rest = "".join(p if p.startswith("```") else re.sub(r"^#", "##", p, flags=re.M) for p in pieces)
+    return heading.lstrip("# ").strip() or folder.name, rest
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|").replace("*", "\\*") or " "
+
+
+def _table(sheet: Sheet) -> str:
+    lines = ["| " + " | ".join(map(_cell, sheet.header)) + " |"]
+    lines.append("|---|" + "---:|" * (len(sheet.header) - 1))
+    lines += ["| " + " | ".join(map(_cell, row)) + " |" for row in sheet.rows]
+    return "\n".join(lines)
+
+
+def _file(name: str, data: Data) -> list[str]:
+    parts = [f"### {name}"]
+    if about := origin(data):
+        parts.append(about + ".")
+    if command := reproduce(data):
+        parts.append(f"```sh\n{command}\n```")
+    for sheet in sheets(data):
+        parts += [f"{sheet.title[:1].upper()}{sheet.title[1:]}:", _table(sheet)]
+        parts += [sheet.note.replace("*", "\\*")] if sheet.note else []
+    return parts
+
+
+def performance(found: Sequence[Chapter], images: str, made_by: str) -> str:
+    """The page. ``images`` is the folder of the pictures as seen from it, ``made_by`` the command that writes it."""
+    parts = [
+        "# Performance",
+        "What was measured, on which machines, and the command of each table. A ratio comes with its 95 % confidence "
+        "interval, and says where a machine was too noisy to tell; [Benchmarks](benchmarks.md) explains how it is "
+        "measured.",
+        f"This page is made from the committed result files by\n\n```sh\n{made_by}\n```",
+    ]
+    for chapter in found:
+        heading, text = _readme(chapter.folder)
+        parts += [f"## {heading}", *([text] if text else [])]
+        parts += [f"![{d.title}]({images}/{chapter.image(d)})" for d in chapter.drawings]
+        for name, data in chapter.files:
+            parts += _file(name, data)
+    return "\n\n".join(parts) + "\n"
+
+
+def pictures(found: Sequence[Chapter], render: Any) -> Mapping[str, bytes]:
+    """File name -> picture, for all drawings of all chapters."""
+    return {chapter.image(d): render(d, "svg") for chapter in found for d in chapter.drawings}

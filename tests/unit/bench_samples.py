@@ -1,0 +1,129 @@
+"""One small result file of each kind, as the programs write them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ucc_hetero.bench.files import FORMAT
+
+_HEAD = {
+    "format": FORMAT,
+    "command": ["python", "-m", "ucc_hetero.bench", "x", "--json", "a b.json"],
+    "date": "2026-01-02T03:04:05+00:00",
+    "machine": {"cpu": "A CPU", "cores": 4, "load": 0.5},
+    "versions": {"python": "3.12.1", "libucx-cu12": "1.22.0", "mpi": "Open MPI v5.0.11, package: someone's"},
+    "source": {"commit": "0123456789abcdef", "changed": True},
+    "settings": {"UCCH_EMULATE": "nvidia:2,amd:2", "OMPI_MCA_btl": "self,sm"},
+    "job": {"ranks": 4, "nodes": 1, "memory": ["host"] * 4},
+}
+_RATIO = {"value": 1.5, "low": 1.4, "high": 1.6}
+
+
+def _osu() -> dict[str, Any]:
+    rows = [
+        {
+            "dtype": "int8", "size": 8 << (5 * k), "value": 10.0 * 4**k, "percentiles": [],
+            "plan": ("tree", "split_rail")[k] + " (default)",
+            "peers": {"mpi4py": {"value": 15.0 * 4**k, "ratio": _RATIO, "verdict": "faster"}},
+            "limit": 2.0 * 4**k, "of_limit": 0.2,
+        }
+        for k in range(2)
+    ]  # fmt: skip
+    more = {"family": "blocking", "unit": "us", "backend": "ours", "percentiles": [], "plans": "nvidia[0-1]@0\nx: tree"}
+    return {**_HEAD, "benchmark": "osu_allreduce", **more, "rows": rows}
+
+
+def _overlap() -> dict[str, Any]:
+    rows = [{"dtype": "int8", "size": 8, "value": 30.0, "overlap": {"pure": 12.0, "percent": 75.0}}]
+    more = {"family": "nonblocking", "unit": "us", "backend": "ours"}
+    return {**_HEAD, "benchmark": "osu_iallreduce", **more, "rows": rows}
+
+
+def _init() -> dict[str, Any]:
+    rows = [{"backend": "ours", "ms": 40.0, "least": 39.0, "most": 41.0}]
+    return {**_HEAD, "benchmark": "osu_init", "family": "startup", "unit": "ms", "rows": rows}
+
+
+def _compare() -> dict[str, Any]:
+    series = [
+        {"peer": name, "form": form, "us": us, "spread": 0.1, "rounds": [us, us]}
+        for name, form, us in (("ours", "blocking", 2.0), ("ours", "persistent", 1.0), ("mpi4py", "blocking", 3.0))
+    ]
+    ratios = [{"of": "mpi4py", "to": "ours", **_RATIO, "verdict": "too noisy"}]
+    figures = {"import_ms": [130.0], "creation_ms": {"ours": [50.0, 2.0], "mpi4py": [0.1]}}
+    rows = [{"size": size, "series": series, "ratios": ratios} for size in (8, 4096)]
+    more = {"collective": "allreduce", "dtype": "float32", "unit": "us"}
+    return {**_HEAD, "benchmark": "compare", **more, "rows": rows, "figures": figures, "rounds": 2}
+
+
+def _pairs() -> dict[str, Any]:
+    values = [[None, 5000.0], [40.5, None]]
+    more = {"backend": "ours", "unit": "MB/s", "ranks": ["0 nvidia", "1 amd"], "latency": values, "bandwidth": values}
+    return {**_HEAD, "benchmark": "pairs", **more}
+
+
+def _mixed() -> dict[str, Any]:
+    ratio = {**_RATIO, "verdict": "faster", "text": "1.50 [1.40,1.60]"}
+    row = {"collective": "bcast", "size": 65536, "us": {"plan": 10.0, "flat": 15.0}, "to_plan": {"flat": ratio}}
+    return {**_HEAD, "benchmark": "mixed", "dtype": "float32", "unit": "us", "rows": [row]}
+
+
+def _cluster() -> dict[str, Any]:
+    rows = [
+        {
+            "collective": "allreduce", "nbytes": 64 << 20, "limit": 0.134, "target": target,
+            "median": {"ours": 0.14, "mpi4py": 0.3}, "least": {"ours": 0.137, "mpi4py": 0.29},
+        }
+        for target in (1.05, 0.0)
+    ]  # fmt: skip
+    cases = [{"case": "2x2", "rows": rows, "goodput": [5e8, 5e8]}]
+    return {**_HEAD, "benchmark": "cluster", "job": {}, "unit": "s", "cases": cases}
+
+
+def _planner() -> dict[str, Any]:
+    rows = [
+        {
+            "ranks": ranks, "islands": 2, "placement": "block", "collective": "bcast", "bytes": 1 << 26,
+            "algorithm": "tree", "fragments": 8, "seconds": 1e-6 * ranks, "memory": 1 << 20, "teams": 3, "steps": 4,
+        }
+        for ranks in (16, 64, 1024)
+    ]  # fmt: skip
+    return {**_HEAD, "benchmark": "planner", "job": {}, "rows": rows}
+
+
+def _gpu() -> dict[str, Any]:
+    row = {"bytes": 65536, "blocking": 120.0, "stream": 100.0, "issue": 90.0, "nccl": 50.0, "busbw GB/s": 0.8}
+    about = {"date": "2026-01-02", "gpu": "GPU 1", "ranks": 4, "ucc": "1.4.0", "ucx": "1.22.0", "torch": "2.11.0"}
+    environment = {"UCCH_STAGING": "staged", "UCX_MODULE_DIR": "/x", "UCCHB_UCC_CLS": "basic", "UCCH_CUDA_LIB": ""}
+    more = {"command": ["./gpu_allreduce.py", "--amd", "2,3"], "environment": environment, "wrong": []}
+    return {**about, **more, "topology": "nvidia[0-1]@0 amd[2,5-6]@0", "rows": [row]}
+
+
+def _parity() -> dict[str, Any]:
+    found = {"mixed to single": {"first": 1e-8, "worst": 2e-6, "tail": 1e-6}, "control": {"first": 0.1, "worst": 0.2}}
+    runs = {"single": {"about": {"date": "2026-01-02", "torch": "2.11.0", "ranks": 1}, "losses": {"ddp": [1.0]}}}
+    rule = {"first": 1e-6, "every": 1e-5, "tail": 1e-5, "control": 100.0}
+    command = ["/anywhere/torch_parity.py", "--dtype", "fp32"]
+    return {"command": command, "good": True, "rule": rule, "distances": {"ddp": found}, "runs": runs}
+
+
+def _train() -> dict[str, Any]:
+    backends = {
+        "nccl": {"about": {"gpu": "GPU 1", "ranks": 4}, "ways": {"ddp": {"tokens/s": 1000.0}}},
+        "mixed": {"ways": {"ddp": {"tokens/s": 990.0}}},
+        "gloo": {"error": "not done", "ways": {}},
+    }
+    return {"command": ["benchmarks/torch_train.py"], "backends": backends}
+
+
+def _torch_cpu() -> dict[str, Any]:
+    rows = {"8 B": {"ucch": {"median": 1e-5}, "gloo": {"median": 2e-5}}}
+    return {"command": ["torch_cpu.py"], "small": {"about": {"torch": "2.11.0"}, "rows": rows}, "ddp": {"error": "x"}}
+
+
+#: kind -> data of a file
+SAMPLES: dict[str, dict[str, Any]] = {
+    "osu": _osu(), "overlap": _overlap(), "init": _init(), "compare": _compare(), "pairs": _pairs(), "mixed": _mixed(),
+    "cluster": _cluster(), "planner": _planner(), "gpu": _gpu(), "parity": _parity(), "train": _train(),
+    "torch_cpu": _torch_cpu(), "unknown": {"command": ["x.py"], "rows": [{"a": 1, "b": {"c": 2}}], "total": 3},
+}  # fmt: skip

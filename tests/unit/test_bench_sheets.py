@@ -1,0 +1,148 @@
+"""Result files of every kind as tables, drawings, commands and a page of the documentation."""
+
+from __future__ import annotations
+
+import copy
+import re
+import sys
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from bench_samples import SAMPLES
+
+from ucc_hetero.bench.__main__ import main
+from ucc_hetero.bench.drawings import drawings, render
+from ucc_hetero.bench.files import write_json
+from ucc_hetero.bench.readers import UnknownFile, read, read_all
+from ucc_hetero.bench.sheets import origin, reproduce, sheets, topology_words
+
+
+@pytest.mark.parametrize("kind", SAMPLES)
+def test_tables_are_whole(kind: str) -> None:
+    found = sheets(SAMPLES[kind])
+    assert found
+    for sheet in found:
+        assert sheet.title
+        assert sheet.rows
+        assert {len(row) for row in sheet.rows} == {len(sheet.header)}
+        assert all(isinstance(cell, str) for row in sheet.rows for cell in row)
+
+
+@pytest.mark.parametrize(
+    ("kind", "cells"),
+    [
+        ("osu", ["256", "40.00", "60.00", "1.50 [1.40, 1.60] faster", "8.00", "20%", "split_rail (default)"]),
+        ("overlap", ["8", "30.00", "12.00", "75"]),
+        ("compare", ["4K", "2.00", "1.00", "3.00", "1.50 [1.40, 1.60] too noisy"]),
+        ("pairs", ["1 amd", "40.5", "–"]),
+        ("mixed", ["bcast", "64K", "10.0", "15.0", "1.50 [1.40, 1.60] faster"]),
+        ("cluster", ["2x2", "allreduce", "64M", "134.000", "140.000", "300.000", "1.04", ""]),
+        ("planner", ["1024", "2", "block", "bcast", "tree", "1.0", "1", "3"]),
+        ("gpu", ["64K", "120", "100", "90", "50", "0.8", "50%"]),
+        ("train", ["ddp", "1000", "990", "", "99.0%", ""]),
+        ("torch_cpu", ["8 B", "10.0", "20.0", "2.00"]),
+        ("unknown", ["1"]),
+    ],
+)
+def test_last_row_of_the_first_table(kind: str, cells: list[str]) -> None:
+    assert list(sheets(SAMPLES[kind])[0].rows[-1]) == cells
+
+
+def test_a_broken_file_is_shown_as_it_is() -> None:
+    for kind, data in SAMPLES.items():
+        broken = copy.deepcopy(data)
+        for name in ("rows", "cases", "distances", "backends", "latency", "small"):
+            if name in broken:
+                broken[name] = [{"odd": 1}]
+        assert sheets(broken), kind
+
+
+def test_where_a_file_comes_from() -> None:
+    assert origin(SAMPLES["compare"]) == (
+        "A CPU, 4 cores; Python 3.12.1; UCX 1.22.0; Open MPI v5.0.11; 2026-01-02; commit 0123456789, changed"
+    )
+    assert origin(SAMPLES["gpu"]) == "4 × GPU 1; UCX 1.22.0; UCC 1.4.0; torch 2.11.0; 2026-01-02"
+    assert origin(SAMPLES["parity"]) == "torch 2.11.0; 2026-01-02"
+    assert origin({}) == ""
+
+
+def test_commands_that_make_a_file_again() -> None:
+    again = {kind: reproduce(data) for kind, data in SAMPLES.items()}
+    settings = "UCCH_EMULATE=nvidia:2,amd:2 OMPI_MCA_btl=self,sm"
+    assert again["osu"] == f"{settings} mpirun -np 4 python -m ucc_hetero.bench x --json 'a b.json'"
+    assert again["cluster"] == f"{settings} python -m ucc_hetero.bench x --json 'a b.json'"
+    assert again["gpu"] == "UCCH_STAGING=staged mpirun -np 4 python benchmarks/gpu_allreduce.py --amd 2,3"
+    assert again["parity"] == "python benchmarks/torch_parity.py --dtype fp32"
+    assert reproduce({}) == ""
+
+
+def test_topologies_in_words() -> None:
+    assert topology_words("nvidia[0-1]@0 amd[2,5-6]@0") == "2 nvidia + 3 amd"
+    assert topology_words("host[0]@3") == "1 host"
+
+
+def stored(folder: Path) -> list[Path]:
+    paths = []
+    for kind, data in SAMPLES.items():
+        paths.append(folder / f"{kind}.json")
+        write_json(str(paths[-1]), data)
+    return paths
+
+
+def test_curves_of_every_file(tmp_path: Path) -> None:
+    curves = {(c.source, c.label): c for c in read_all(stored(tmp_path))}
+    assert {source for source, _ in curves} == {f"{kind}.json" for kind in ("osu", "overlap", "compare", "gpu")}
+    assert [p.value for p in curves["osu.json", "limit"].points] == [2.0, 8.0]
+    assert curves["overlap.json", "ours overlap"].unit == "%"
+    assert {label for source, label in curves if source == "gpu.json"} == {
+        "2 nvidia + 3 amd staged, blocking", "2 nvidia + 3 amd staged, stream", "nccl"
+    }  # fmt: skip
+    with pytest.raises(UnknownFile, match="no measurements over message sizes"):
+        read(tmp_path / "pairs.json")
+
+
+def test_everything_is_drawn(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    paths = stored(tmp_path)
+    found = drawings(read_all(paths), [(f"{kind}.json", data) for kind, data in SAMPLES.items()])
+    assert [d.name for d in found] == [
+        "allreduce-int8-latency", "iallreduce-int8-latency", "iallreduce-int8-overlap", "allreduce-float32-latency",
+        "allreduce_on_4_GPU_1-float32-latency", "pairs-pairs", "cluster-cluster", "planner-planner", "plans",
+    ]  # fmt: skip
+    texts = {d.name: " ".join(ElementTree.fromstring(render(d, "svg")).itertext()) for d in found}
+    for name, words in {
+        "allreduce-int8-latency": ("ours", "mpi4py", "limit", "message size [bytes]", "Latency [µs]"),
+        "pairs-pairs": ("0 nvidia", "5000", "40.5", "latency [µs]"),
+        "cluster-cluster": ("2x2: allreduce 64M", "limit"),
+        "plans": ("tree", "split_rail"),
+    }.items():
+        for word in words:
+            assert word in texts[name]
+    assert render(found[0], "svg") == render(found[0], "svg")
+
+
+def test_page_of_the_documentation(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("matplotlib")
+    folder = tmp_path / "results" / "host-1"
+    folder.mkdir(parents=True)
+    paths = stored(folder)
+    (folder / "README.md").write_text("# Host memory, 4 cores\n\nA machine.\n\n## Details\n\n```sh\n# say\n```\n")
+    target = tmp_path / "docs" / "performance.md"
+    stale = tmp_path / "docs" / "performance" / "old.svg"
+    stale.parent.mkdir(parents=True)
+    stale.touch()
+    assert main(["report", "--markdown", str(target), *map(str, paths)]) == 0
+    assert f"{target}: 9 pictures from {len(SAMPLES)} files" in capsys.readouterr().out
+    text = target.read_text()
+    assert "## Host memory, 4 cores\n\nA machine.\n\n### Details\n\n```sh\n# say\n```\n" in text
+    linked = set(re.findall(r"\]\((performance/[^)]+)\)", text))
+    assert linked == {f"performance/{p.name}" for p in (tmp_path / "docs" / "performance").iterdir()}
+    assert all(f"### {kind}.json" in text for kind in SAMPLES)
+    assert "| 256 | 40.00 | 60.00 | 1.50 [1.40, 1.60] faster | 8.00 | 20% | split_rail (default) |" in text
+    tables = [block for block in text.split("\n\n") if block.startswith("| ")]
+    for table in tables:
+        assert len({line.count(" | ") for line in table.splitlines() if not line.startswith("|---")}) == 1
