@@ -105,20 +105,21 @@ def _read_json(path: Path, text: str) -> list[Curve]:
 
 
 def _gpu_curves(path: Path, data: dict[str, Any]) -> list[Curve]:
-    """Of gpu_allreduce.py: jobs of one size are drawn together, whatever their islands."""
+    """Of gpu_collectives.py: jobs of one size are drawn together, whatever their islands."""
     shape = topology_words(data["topology"])
     path_words = data.get("environment", {}).get("UCCH_STAGING", "")
     shape += f" {path_words}" if path_words else ""
-    found: dict[str, list[Point]] = {}
+    found: dict[tuple[str, str], list[Point]] = {}
     for row in data["rows"]:
         for name, value in row.items():
-            if name in ("blocking", "stream", "nccl"):
-                label = "nccl" if name == "nccl" else f"{shape}, {name}"
-                found.setdefault(label, []).append(Point(row["bytes"], value))
-    benchmark = f"allreduce on {data['ranks']} {data['gpu']}"
+            if name in ("blocking", "stream", "nccl", "gloo"):
+                label = name if name in ("nccl", "gloo") else f"{shape}, {name}"
+                key = str(row.get("collective", "allreduce")), label
+                found.setdefault(key, []).append(Point(row["bytes"], value))
+    where = f"on {data['ranks']} {data['gpu']}"
     return [
-        Curve(benchmark, label, "us", "float32", path.name, tuple(points), {"date": data.get("date", "")})
-        for label, points in found.items()
+        Curve(f"{collective} {where}", label, "us", "float32", path.name, tuple(points), {"date": data.get("date", "")})
+        for (collective, label), points in found.items()
     ]
 
 

@@ -198,27 +198,31 @@ def topology_words(text: str) -> str:
 
 
 def _gpu(data: Data) -> Iterator[Sheet]:
-    names = list(dict.fromkeys(name for row in data["rows"] for name in row if name != "bytes"))
-    header = ("bytes", *(name if "/s" in name else f"{name} µs" for name in names), "of NCCL's speed")
-    rows = tuple(
-        (short_size(row["bytes"]), *(_number(row.get(name)) for name in names), _of_nccl(row)) for row in data["rows"]
-    )
-    if not any(row[-1] for row in rows):
-        header, rows = header[:-1], tuple(row[:-1] for row in rows)
     wrong = data.get("wrong")
     note = (
         f"{len(wrong)} results were wrong."
         if wrong
-        else "blocking: the host waits for each call; stream: calls in one "
+        else "blocking: the host waits for each call; stream: calls in one stream, device time; issue: host time to issue "
+        "one; medians."
     )
-    note = note if wrong else note + "stream, device time; issue: host time to issue one; medians."
-    yield Sheet(f"allreduce on {data['gpu']}: {topology_words(data['topology'])}{_path(data)}", header, rows, note)
+    for collective, group in groupby(data["rows"], key=lambda row: str(row.get("collective", "allreduce"))):
+        rows = list(group)
+        names = [n for n in dict.fromkeys(name for row in rows for name in row) if n not in ("bytes", "collective")]
+        header = ("bytes", *map(_gpu_header, names))
+        cells = tuple((short_size(row["bytes"]), *(_gpu_cell(name, row.get(name)) for name in names)) for row in rows)
+        yield Sheet(
+            f"{collective} on {data['gpu']}: {topology_words(data['topology'])}{_path(data)}", header, cells, note
+        )
 
 
-def _of_nccl(row: Data) -> str:
-    """How fast the better of our forms is beside NCCL."""
-    ours = [row[name] for name in ("blocking", "stream") if row.get(name)]
-    return f"{row['nccl'] / min(ours):.0%}" if row.get("nccl") and ours else ""
+def _gpu_header(name: str) -> str:
+    if name.startswith("of "):
+        return f"{name}'s speed"
+    return name if "/s" in name else f"{name} µs"
+
+
+def _gpu_cell(name: str, value: Any) -> str:
+    return f"{value:.0%}" if name.startswith("of ") and value else _number(value)
 
 
 def _path(data: Data) -> str:
@@ -361,6 +365,8 @@ def origin(data: Data) -> str:
     return "; ".join(parts)
 
 
+#: Programs that have another name than when they wrote a file.
+_RENAMED = {"gpu_allreduce.py": "gpu_collectives.py"}
 #: Settings that the package makes itself, and paths, which say where and not what.
 _OWN = ("UCCHB_", "UCCHN_", "UCX_MODULE_DIR", "CUDA_MODULE_LOADING")
 
@@ -375,6 +381,7 @@ def reproduce(data: Data) -> str:
     shown = [f"{k}={shlex.quote(v)}" for k, v in settings.items() if v and "/" not in v and not k.startswith(_OWN)]
     ranks = (facts.get("job") or {}).get("ranks")
     script = command[0].rpartition("/")[2]
+    script = _RENAMED.get(script, script)
     if script.endswith(".py"):
         command = ["python", f"benchmarks/{script}", *command[1:]]
         ranks = facts.get("ranks") if script.startswith("gpu") else None

@@ -93,10 +93,11 @@ def _planner() -> dict[str, Any]:
 
 def _gpu() -> dict[str, Any]:
     row = {"bytes": 65536, "blocking": 120.0, "stream": 100.0, "issue": 90.0, "nccl": 50.0, "busbw GB/s": 0.8}
+    rows = [row, {"collective": "bcast", **row, "gloo": 400.0, "of nccl": 0.5, "of gloo": 4.0}]
     about = {"date": "2026-01-02", "gpu": "GPU 1", "ranks": 4, "ucc": "1.4.0", "ucx": "1.22.0", "torch": "2.11.0"}
     environment = {"UCCH_STAGING": "staged", "UCX_MODULE_DIR": "/x", "UCCHB_UCC_CLS": "basic", "UCCH_CUDA_LIB": ""}
     more = {"command": ["./gpu_allreduce.py", "--amd", "2,3"], "environment": environment, "wrong": []}
-    return {**about, **more, "topology": "nvidia[0-1]@0 amd[2,5-6]@0", "rows": [row]}
+    return {**about, **more, "topology": "nvidia[0-1]@0 amd[2,5-6]@0", "rows": rows}
 
 
 def _parity() -> dict[str, Any]:

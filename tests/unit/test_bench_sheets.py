@@ -42,7 +42,7 @@ def test_tables_are_whole(kind: str) -> None:
         ("mixed", ["bcast", "64K", "10.0", "15.0", "1.50 [1.40, 1.60] faster"]),
         ("cluster", ["2x2", "allreduce", "64M", "134.000", "140.000", "300.000", "1.04", ""]),
         ("planner", ["1024", "2", "block", "bcast", "tree", "1.0", "1", "3"]),
-        ("gpu", ["64K", "120", "100", "90", "50", "0.8", "50%"]),
+        ("gpu", ["64K", "120", "100", "90", "50", "0.8"]),
         ("train", ["ddp", "1000", "990", "", "99.0%", ""]),
         ("torch_cpu", ["8 B", "10.0", "20.0", "2.00"]),
         ("unknown", ["1"]),
@@ -50,6 +50,15 @@ def test_tables_are_whole(kind: str) -> None:
 )
 def test_last_row_of_the_first_table(kind: str, cells: list[str]) -> None:
     assert list(sheets(SAMPLES[kind])[0].rows[-1]) == cells
+
+
+def test_a_table_for_each_collective_of_a_gpu_job() -> None:
+    first, second = sheets(SAMPLES["gpu"])
+    assert (first.title, second.title) == tuple(
+        f"{name} on GPU 1: 2 nvidia + 3 amd, staged" for name in ("allreduce", "bcast")
+    )
+    assert second.header[-3:] == ("gloo µs", "of nccl's speed", "of gloo's speed")
+    assert second.rows[0][-3:] == ("400", "50%", "400%")
 
 
 def test_a_broken_file_is_shown_as_it_is() -> None:
@@ -75,7 +84,7 @@ def test_commands_that_make_a_file_again() -> None:
     settings = "UCCH_EMULATE=nvidia:2,amd:2 OMPI_MCA_btl=self,sm"
     assert again["osu"] == f"{settings} mpirun -np 4 python -m ucc_hetero.bench x --json 'a b.json'"
     assert again["cluster"] == f"{settings} python -m ucc_hetero.bench x --json 'a b.json'"
-    assert again["gpu"] == "UCCH_STAGING=staged mpirun -np 4 python benchmarks/gpu_allreduce.py --amd 2,3"
+    assert again["gpu"] == "UCCH_STAGING=staged mpirun -np 4 python benchmarks/gpu_collectives.py --amd 2,3"
     assert again["parity"] == "python benchmarks/torch_parity.py --dtype fp32"
     assert reproduce({}) == ""
 
@@ -99,7 +108,7 @@ def test_curves_of_every_file(tmp_path: Path) -> None:
     assert [p.value for p in curves["osu.json", "limit"].points] == [2.0, 8.0]
     assert curves["overlap.json", "ours overlap"].unit == "%"
     assert {label for source, label in curves if source == "gpu.json"} == {
-        "2 nvidia + 3 amd staged, blocking", "2 nvidia + 3 amd staged, stream", "nccl"
+        "2 nvidia + 3 amd staged, blocking", "2 nvidia + 3 amd staged, stream", "nccl", "gloo"
     }  # fmt: skip
     with pytest.raises(UnknownFile, match="no measurements over message sizes"):
         read(tmp_path / "pairs.json")
@@ -111,7 +120,7 @@ def test_everything_is_drawn(tmp_path: Path) -> None:
     found = drawings(read_all(paths), [(f"{kind}.json", data) for kind, data in SAMPLES.items()])
     assert [d.name for d in found] == [
         "allreduce-int8-latency", "iallreduce-int8-latency", "iallreduce-int8-overlap", "allreduce-float32-latency",
-        "allreduce_on_4_GPU_1-float32-latency", "pairs-pairs", "cluster-cluster", "planner-planner", "plans",
+        "allreduce_on_4_GPU_1-float32-latency", "bcast_on_4_GPU_1-float32-latency", "pairs-pairs", "cluster-cluster", "planner-planner", "plans",
     ]  # fmt: skip
     texts = {d.name: " ".join(ElementTree.fromstring(render(d, "svg")).itertext()) for d in found}
     for name, words in {
@@ -136,7 +145,7 @@ def test_page_of_the_documentation(tmp_path: Path, capsys: pytest.CaptureFixture
     stale.parent.mkdir(parents=True)
     stale.touch()
     assert main(["report", "--markdown", str(target), *map(str, paths)]) == 0
-    assert f"{target}: 9 pictures from {len(SAMPLES)} files" in capsys.readouterr().out
+    assert f"{target}: 10 pictures from {len(SAMPLES)} files" in capsys.readouterr().out
     text = target.read_text()
     assert "## Host memory, 4 cores\n\nA machine.\n\n### Details\n\n```sh\n# say\n```\n" in text
     linked = set(re.findall(r"\]\((performance/[^)]+)\)", text))
