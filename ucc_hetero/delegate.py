@@ -196,6 +196,12 @@ class Delegate:
             else:
                 _forsaken.append(each)
 
+    def run(self, name: str, send: Any, recv: Any, op: Any, root: int, recvcounts: Any) -> None:
+        """A reduction, to its end."""
+        request = self.request(name, send, recv, op, root, recvcounts)
+        request.Start()
+        request.Wait()
+
     def request(self, name: str, send: Any, recv: Any, op: Any, root: int, recvcounts: Any) -> PersistentRequest:
         """A reduction as a request that is not started yet."""
         for argument, spec in (("sendbuf", send), ("recvbuf", recv)):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -21,7 +21,7 @@ from .placement import Lowering
 from .select import Choice, Tuning, choose, make_plan, reason
 from .types import DTYPES, OPS, DType, Op, Reduction, reduction
 
-__all__ = ["KINDS", "Preparation", "Prepared"]
+__all__ = ["KINDS", "Exchange", "Preparation", "Prepared"]
 
 #: Kinds of calls remembered before the oldest is dropped.
 KINDS = 512
@@ -34,10 +34,25 @@ _SHOWN = 256
 _NULL = ffi.NULL
 
 
+class Exchange(NamedTuple):
+    """The exchange of counts before a call: ``mine`` goes out, and everybody's come into ``rows``."""
+
+    mine: Any
+    rows: Any
+    prepared: Prepared
+    run: Callable[[Prepared], None]
+
+    def again(self) -> None:
+        """Exchange them once more."""
+        self.run(self.prepared)
+
+
 class Prepared:
     """A bound call with its program, addresses, and the copies around it."""
 
-    __slots__ = ("agreed", "bound", "copies", "label", "pool", "program", "recv", "repeatable", "send")
+    __slots__ = (
+        "agreed", "bound", "copies", "exchange", "label", "pool", "program", "recv", "repeatable", "send", "steady",
+    )  # fmt: skip
 
     def __init__(self, bound: Bound, pool: list[Program], program: Program, label: str) -> None:
         self.bound, self.pool, self.program, self.label = bound, pool, program, label
@@ -45,6 +60,9 @@ class Prepared:
         self.agreed: Callable[[], None] | None = None
         #: Whether nothing but addresses changes from this call to the next one that looks like it.
         self.repeatable = True
+        #: The same with counts that were exchanged before it; ``exchange`` is how.
+        self.steady = True
+        self.exchange: Exchange | None = None
         self.send: Any = _NULL
         self.recv: Any = _NULL
         #: (contiguous copy, the caller's buffer, whether the result goes back there), where memory has gaps.
@@ -83,6 +101,9 @@ class Prepared:
         """Let the program be used by the next such call."""
         if len(self.pool) < self.program.spare:
             self.pool.append(self.program)
+        if self.exchange is not None:
+            self.exchange.prepared.give_back()
+            self.exchange = None
 
 
 def _fill(copy: Buffer, original: Buffer) -> None:
@@ -105,12 +126,22 @@ class Preparation:
         self.programs: dict[tuple[Lowering, str], list[Program]] = {}
 
     def prepare(
-        self, name: str, send: Any, recv: Any, op: Any, root: int, recvcounts: Any, *, exchange: bool, now: bool = True
+        self,
+        name: str,
+        send: Any,
+        recv: Any,
+        op: Any,
+        root: int,
+        recvcounts: Any,
+        *,
+        exchange: bool,
+        now: bool = True,
+        rows: Any = None,
     ) -> Prepared | None:
         """Bind, choose, plan and lower a call, or return None when there is nothing to do.
 
         ``exchange``: the ranks may talk about the counts that only some of them know (blocking and persistent calls).
-        ``now``: the call is the next one of this rank.
+        ``rows``: what they said, where they did already. ``now``: the call is the next one of this rank.
         """
         bound = bind(name, self.size, self.rank, send, recv, root, recvcounts)
         on_device = self._on_device(name, bound)
@@ -118,8 +149,9 @@ class Preparation:
         if self.size == 1 and name == "barrier":
             return None
         alone = not bound.local
+        asked = None
         if bound.local and exchange:
-            bound = self._complete(name, bound)
+            bound, asked = self._complete(name, bound, rows)
         label = _label(name, bound, ours)
         if self.members.device.everywhere and not on_device and bound.dtype is not None:
             label += " host"  # libraries choose by the kind of memory: all ranks must have the same
@@ -128,7 +160,9 @@ class Preparation:
         prepared = self._lowered(bound, how, ours, label, on_device, now)
         if bound.local:
             prepared.agreed = self._counts_in_flight(name, bound.call)
-        prepared.repeatable = alone and not self.check and not prepared.copies
+        prepared.exchange = asked
+        prepared.steady = not self.check and not prepared.copies
+        prepared.repeatable = alone and prepared.steady
         return prepared
 
     def _on_device(self, name: str, bound: Bound) -> bool:
@@ -217,22 +251,25 @@ class Preparation:
             how = Reduction(dtype, how.op, how.divide)
         return how, ours
 
-    def _exchange(self, label: str, mine: Any) -> Any:
+    def _exchange(self, label: str, mine: Any) -> Exchange:
         """Everybody's row of int64 numbers (numpy, equal lengths), in rank order: a call of its own on the board."""
         rows = np.empty((self.size, len(mine)), np.int64)
         bound = bind("allgather", self.size, self.rank, mine, rows)
         prepared = self._lowered(bound, None, None, label, False, True)
         self._run(prepared)
-        prepared.give_back()
-        return rows
+        return Exchange(mine, rows, prepared, self._run)
 
-    def _complete(self, name: str, bound: Bound) -> Bound:
+    def _complete(self, name: str, bound: Bound, rows: Any) -> tuple[Bound, Exchange | None]:
         """Exchange the counts that only some ranks know, and compare what two of them know; alike on every rank."""
         call, me, p = bound.call, self.rank, self.size
+        asked = None
         label = f"{name} {bound.dtype}" + (f" root={call.root}" if call.root >= 0 else "") + ": counts"
         if call.collective == "alltoallv":
             mine = np.array(call.counts[me * p : (me + 1) * p] + call.counts[me::p], np.int64)
-            sent, expected = np.split(self._exchange(label, mine), 2, axis=1)
+            if rows is None:
+                asked = self._exchange(label, mine)
+                rows = asked.rows
+            sent, expected = np.split(rows, 2, axis=1)
             for sender, receiver in np.argwhere(sent != expected.T):
                 raise MismatchError(
                     f"{name} on rank {me}: rank {sender} sends {sent[sender, receiver]} elements to rank {receiver}, "
@@ -240,15 +277,17 @@ class Preparation:
                 )
             counts = tuple(sent.ravel().tolist())
         else:
-            known = self._exchange(label, np.array(call.counts, np.int64))
-            counts = tuple(known[call.root].tolist())
+            if rows is None:
+                asked = self._exchange(label, np.array(call.counts, np.int64))
+                rows = asked.rows
+            counts = tuple(rows[call.root].tolist())
             for rank in range(p):
-                if known[rank, rank] != counts[rank]:
+                if rows[rank, rank] != counts[rank]:
                     raise MismatchError(
                         f"{name} on rank {me}: root {call.root} counts {counts[rank]} elements of rank {rank}, "
-                        f"which has {known[rank, rank]}"
+                        f"which has {rows[rank, rank]}"
                     )
-        return bound._replace(call=call._replace(counts=counts), local=False)
+        return bound._replace(call=call._replace(counts=counts), local=False), asked
 
     def _counts_in_flight(self, name: str, call: Call) -> Callable[[], None]:
         """Send the counts along with a non-blocking call; to be compared when it is over.
@@ -283,8 +322,9 @@ class Preparation:
     def compare(self, label: str) -> None:
         """Compare what every rank is about to call; ``MismatchError`` on all of them."""
         text = label.encode()[:_SHOWN].ljust(_SHOWN)
-        rows = self._exchange("UCCH_CHECK", np.frombuffer(text, np.int64))
-        labels = [row.tobytes().decode(errors="replace").rstrip() for row in rows]
+        asked = self._exchange("UCCH_CHECK", np.frombuffer(text, np.int64))
+        asked.prepared.give_back()
+        labels = [row.tobytes().decode(errors="replace").rstrip() for row in asked.rows]
         for rank, other in enumerate(labels):
             if other != labels[0]:
                 raise MismatchError(f"rank {rank} called {other} while rank 0 called {labels[0]}")

@@ -16,12 +16,11 @@ from .errors import CollectiveError, DeviceError, NotSupported
 from .failure import failure_of
 from .membership import Membership
 from .native import ffi, lib
-from .ops import op_of
 from .prepare import KINDS, Preparation, Prepared
+from .repeated import UNEVEN, Known, Uneven, key_of_arrays, only_addresses
 from .request import SLICE, PersistentRequest, Request, reap, retire, settle, wait_op
 from .select import Tuning
 from .streamed import Launches, key_of
-from .types import Op
 from .ucc import status_name
 
 __all__ = ["Runner"]
@@ -33,9 +32,6 @@ _NULL = ffi.NULL
 
 #: Programs and buffers of calls that failed or were dropped while libucc still used them; never freed.
 _graveyard: list[object] = []
-
-#: Calls before which ranks exchange counts that only some of them know: all of them must, every time.
-_EXCHANGED = frozenset({"gatherv", "scatterv", "alltoallv"})
 
 
 class Runner:
@@ -58,6 +54,7 @@ class Runner:
         #: What ran so far: label -> (choice, what made it).
         self.used = self._prepared.used
         self._fast: dict[tuple[Any, ...], Program] = {}
+        self._uneven = Uneven(self._ran, MPI.IN_PLACE)
         self._launches = Launches(members.board, members.rank, self._broke)
         #: Persistent calls that were not freed: their requests must go before their teams.
         self._persistent: dict[int, Prepared] = {}
@@ -79,8 +76,13 @@ class Runner:
         if stream is not None:
             self.start(name, send, recv, op, root, recvcounts, stream, host=True).Wait()
             return
+        if name in UNEVEN and not self.broken:
+            seen = self._uneven.again(name, send, recv, op, root, recvcounts)
+            if not seen.done:
+                self._uneven_call(seen, name, send, recv, op, root, recvcounts)
+            return
         # The usual call, two plain arrays as last time, does nothing but look up, take addresses and run.
-        key = self._key(name, send, recv, op, root) if recvcounts is None and name not in _EXCHANGED else None
+        key = key_of_arrays(name, send, recv, op, root, self._in_place)
         program = self._fast.get(key) if key is not None else None
         if program is not None and not self.broken:
             try:
@@ -91,7 +93,7 @@ class Runner:
             else:
                 if self._ran(program, outof, into, (send, recv), name):
                     return
-        elif key is None and recvcounts is None and name not in _EXCHANGED:
+        elif key is None:
             known = key_of(name, None if send is self._in_place else send, recv, op, root)
             if known is not None:
                 key, outof, into = known
@@ -100,22 +102,32 @@ class Runner:
                     return
         self._usable()
         if op is not None and is_delegated(op):
-            request = self._delegate.request(name, send, recv, op, root, recvcounts)
-            request.Start()
-            request.Wait()
+            self._delegate.run(name, send, recv, op, root, recvcounts)
             return
         prepared = self._prepared.prepare(name, send, recv, op, root, recvcounts, exchange=True)
         if prepared is None:
             return
         self._run(prepared)
         prepared.finish()
-        if key is not None and prepared.repeatable and self._plain(prepared, send, recv):
+        if key is not None and prepared.repeatable and only_addresses(prepared, send, recv, self._in_place):
             if len(self._fast) >= KINDS:
                 self._fast.clear()
             # The fast table keeps the program to itself: it is no longer in the pool.
             self._fast[key] = prepared.program
         else:
             prepared.give_back()
+
+    def _uneven_call(self, seen: Known, name: str, send: Any, recv: Any, op: Any, root: int, recvcounts: Any) -> None:
+        """A call of uneven blocks that was not made before."""
+        self._usable()
+        if op is not None and is_delegated(op):
+            self._delegate.run(name, send, recv, op, root, recvcounts)
+            return
+        prepared = self._prepared.prepare(name, send, recv, op, root, recvcounts, exchange=True, rows=seen.rows)
+        assert prepared is not None, "only a barrier of one rank needs nothing"
+        self._run(prepared)
+        prepared.finish()
+        self._uneven.keep(seen, prepared, send, recv)
 
     def _ran(self, program: Program, outof: Any, into: Any, keep: object, name: str) -> bool:
         """Run a program to its end; False when it could not start like this."""
@@ -127,31 +139,6 @@ class Runner:
         if state > 1:
             self._judge(program, state, keep, name)
         return bool(state == 1)
-
-    def _key(self, name: str, send: Any, recv: Any, op: Any, root: int) -> tuple[Any, ...] | None:
-        """What tells calls with plain arrays apart; None for anything else. In place counts as no send buffer."""
-        if op is not None and type(op) is not Op:
-            op = op_of(op)  # MPI's own cannot be hashed
-            if op is None:
-                return None
-        if type(send) is _ndarray:
-            outof = send.dtype, send.size
-        elif send is None or send is self._in_place:
-            outof = None
-        else:
-            return None
-        if type(recv) is _ndarray:
-            return name, outof, recv.dtype, recv.size, op, root
-        return (name, outof, op, root) if recv is None else None
-
-    def _plain(self, prepared: Prepared, send: Any, recv: Any) -> bool:
-        """Whether addresses are all that changes from one such call to the next."""
-        bound = prepared.bound
-        return (
-            (send is None or send is self._in_place) == (bound.send is None)
-            and (recv is None) == (bound.recv is None)
-            and (bound.recv is None or bound.recv.count > 0)
-        )
 
     def start(
         self,
@@ -338,6 +325,7 @@ class Runner:
     def retune(self, tuning: Tuning) -> None:
         """Choose by other rules from now on. Collective, with nothing in flight; equal ones on every rank."""
         self._fast.clear()
+        self._uneven.clear()
         self._launches.clear()
         self._prepared.retune(tuning)
 
@@ -376,7 +364,7 @@ class Runner:
         retire(self)
         if self.broken:
             # Its teams hang in libucc with whatever the failure left there; they are not touched again.
-            _graveyard.append((self.members, self._prepared.programs, self._fast, self._persistent))
+            _graveyard.append((self.members, self._prepared.programs, self._fast, self._uneven, self._persistent))
             self.members.release_id()
             return
         for prepared in self._persistent.values():
@@ -384,6 +372,7 @@ class Runner:
         self._persistent.clear()
         self._prepared.programs.clear()
         self._fast.clear()
+        self._uneven.clear()
         self.members.close()
 
 

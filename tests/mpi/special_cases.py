@@ -5,6 +5,7 @@ Started by test_collectives.py under mpirun; prints one line when every check he
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -31,6 +32,45 @@ def run(comm: Communicator, form: str, name: str, *args: Any, refill: Callable[[
         result.Free()
     elif result is not None:
         result.Wait()
+
+
+def uneven_again(comm: Communicator) -> None:
+    """Calls of uneven blocks made again and again: the same, with counts that change on some ranks, in other memory."""
+    p, me = comm.size, comm.rank
+    for turn in range(12):
+        # Every third turn one rank has more; the others see nothing of it in their own arguments.
+        counts = [2 + (turn % 3 == 2 and r == p - 1) for r in range(p)]
+        root = turn % p
+        mine = np.arange(counts[me]) + 10.0 * me + 100 * turn
+        due = np.concatenate([np.arange(n) + 10.0 * r + 100 * turn for r, n in enumerate(counts)])
+        out, gathered, back = np.full(sum(counts), -1.0), np.full(sum(counts), -1.0), np.full(counts[me], -1.0)
+        comm.Allgatherv(mine, [out, counts] if turn % 2 else [out, np.array(counts), MPI.DOUBLE])
+        assert (out == due).all(), (turn, out, due)
+        comm.Gatherv(mine, [gathered, counts, "float64"] if me == root else None, root)
+        assert (gathered == (due if me == root else -1)).all()
+        comm.Scatterv([due, counts, MPI.DOUBLE] if me == root else None, back, root)
+        assert (back == mine).all()
+        comm.Reduce_scatter(due, back, counts)
+        assert (back == mine * p).all()
+        sent, got = np.repeat(due, p)[: sum(counts)], np.full(p * counts[me], -1.0)
+        comm.Alltoallv([sent, counts], [got, [counts[me]] * p])
+        assert (got.reshape(p, -1) == blocks_of(sent, counts)[me]).all()
+        displs = [3 * r for r in range(p)]
+        wide = np.full(3 * p, -1.0)
+        comm.Allgatherv(mine[:2], [wide, ([2] * p, displs)])
+        assert (wide.reshape(p, 3)[:, :2].ravel() == np.concatenate([b[:2] for b in blocks_of(due, counts)])).all()
+        assert (wide.reshape(p, 3)[:, 2] == -1).all()
+        constant = out.copy()
+        constant.flags.writeable = False
+        with pytest.raises(BufferError, match="recvbuf"):
+            comm.Allgatherv(mine, [constant, counts])
+    last = weakref.ref(out)
+    del out
+    assert last() is None, "what is remembered of a call must not keep its memory"
+
+
+def blocks_of(dense: np.ndarray, counts: list[int]) -> list[np.ndarray]:
+    return np.split(dense, np.cumsum(counts)[:-1])
 
 
 def pairs(comm: Communicator) -> None:
@@ -179,7 +219,7 @@ def many_starts(comm: Communicator) -> None:
 
 def main() -> None:
     with Communicator() as comm:
-        for check in (pairs, own_operations, strided, type_per_rank, refused, many_starts):
+        for check in (uneven_again, pairs, own_operations, strided, type_per_rank, refused, many_starts):
             check(comm)
             comm.Barrier()
         if comm.rank == 0:

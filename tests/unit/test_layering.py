@@ -61,6 +61,7 @@ LAYERS = {
     "streamed": 5,
     "bounce": 5,
     "prepare": 5,
+    "repeated": 5,
     "runner": 5,
     "p2p": 5,
     "probe": 5,
