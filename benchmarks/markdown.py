@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from .drawings import Drawing, drawings
+from .origins import origin, reproduce
 from .readers import UnknownFile, read, read_data
-from .sheets import Sheet, origin, reproduce, sheets
+from .sheets import Sheet, sheets
 
 __all__ = ["Chapter", "chapters", "performance"]
 

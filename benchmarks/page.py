@@ -8,8 +8,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from .drawings import Drawing, Figure, labels
+from .origins import origin, reproduce
 from .readers import LIMIT, Curve
-from .sheets import Sheet, origin, reproduce, sheets, short_size
+from .sheets import Sheet, sheets, short_size
 
 __all__ = ["page"]
 

@@ -1,4 +1,4 @@
-"""Every kind of result file as tables of text, and the command that makes it again. Pure functions of the files' data.
+"""Every kind of result file as tables of text. Pure functions of the files' data.
 
 A kind is a row of ``_KINDS``: how its data is told, and what makes sheets of it. Files of no known kind get a plain
 table of what they hold, so that a report never fails over one.
@@ -6,7 +6,6 @@ table of what they hold, so that a report never fails over one.
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -14,7 +13,7 @@ from typing import Any
 
 from .files import FORMAT
 
-__all__ = ["Sheet", "benchmark_of", "origin", "reproduce", "sheets", "short_size", "topology_words"]
+__all__ = ["Sheet", "benchmark_of", "sheets", "short_size", "topology_words"]
 
 Data = dict[str, Any]
 
@@ -54,6 +53,17 @@ def _interval(entry: Data) -> str:
     value, low, high = (f"{entry[name]:.2f}" for name in ("value", "low", "high"))
     verdict = f" {entry['verdict']}" if entry.get("verdict") else ""
     return f"{value} [{low}, {high}]{verdict}"
+
+
+def benchmark_of(data: Data) -> str:
+    """What a benchmark's curves and tables are called."""
+    return str(data.get("benchmark", "")).removeprefix("osu_")
+
+
+def _ranks(data: Data) -> str:
+    job = data.get("job") or {}
+    nodes = job.get("nodes", 1)
+    return f"{job.get('ranks', '?')} ranks" + (f" on {nodes} nodes" if nodes != 1 else "")
 
 
 # --- one function per kind --------------------------------------------------------------------------------------------
@@ -202,8 +212,8 @@ def _gpu(data: Data) -> Iterator[Sheet]:
     note = (
         f"{len(wrong)} results were wrong."
         if wrong
-        else "blocking: the host waits for each call; stream: calls in one stream, device time; issue: host time to issue "
-        "one; medians."
+        else "blocking: the host waits for each call; stream: calls in one stream, device time; issue: host time to "
+        "issue one; medians."
     )
     for collective, group in groupby(data["rows"], key=lambda row: str(row.get("collective", "allreduce"))):
         rows = list(group)
@@ -315,75 +325,3 @@ def sheets(data: Data) -> list[Sheet]:
             except (KeyError, IndexError, TypeError, ValueError, AttributeError):
                 break
     return list(_anything(data))
-
-
-# --- where a file comes from ------------------------------------------------------------------------------------------
-
-
-def benchmark_of(data: Data) -> str:
-    """What a benchmark's curves and tables are called."""
-    return str(data.get("benchmark", "")).removeprefix("osu_")
-
-
-def _ranks(data: Data) -> str:
-    job = data.get("job") or {}
-    nodes = job.get("nodes", 1)
-    return f"{job.get('ranks', '?')} ranks" + (f" on {nodes} nodes" if nodes != 1 else "")
-
-
-def _about(data: Data) -> Data:
-    """The facts of a file, wherever its kind keeps them."""
-    for name in ("runs", "backends"):
-        for each in (data.get(name) or {}).values():
-            if isinstance(each, dict) and "about" in each:
-                return {**each["about"], **data}
-    for name in ("small", "ddp"):
-        if isinstance(data.get(name), dict) and "about" in data[name]:
-            return {**data[name]["about"], **data}
-    return data
-
-
-def origin(data: Data) -> str:
-    """Machine, versions, date and commit in one line; what is not known is left out."""
-    data = _about(data)
-    machine, commit, versions = data.get("machine") or {}, data.get("source") or {}, data.get("versions") or {}
-    parts = []
-    if machine:
-        parts.append(f"{machine.get('cpu', 'unknown processor')}, {machine.get('cores', '?')} cores")
-    if data.get("gpu"):
-        parts.append(f"{data.get('ranks', '?')} × {data['gpu']}")
-    known = {name: versions.get(key) for name, key in (("Python", "python"), ("UCX", "libucx-cu12"), ("MPI", "mpi"))}
-    known |= {"UCC": data.get("ucc"), "UCX": known["UCX"] or data.get("ucx"), "NCCL": data.get("nccl")}
-    known |= {"torch": data.get("torch") or versions.get("torch")}
-    if known["MPI"]:
-        known["MPI"] = known["MPI"].partition(",")[0]
-    parts += [f"{name} {value}".replace("MPI Open MPI", "Open MPI") for name, value in known.items() if value]
-    if data.get("date"):
-        parts.append(str(data["date"])[:10])
-    if commit.get("commit"):
-        parts.append(f"commit {commit['commit'][:10]}" + (", changed" if commit.get("changed") else ""))
-    return "; ".join(parts)
-
-
-#: Programs that have another name than when they wrote a file.
-_RENAMED = {"gpu_allreduce.py": "gpu_collectives.py"}
-#: Settings that the package makes itself, and paths, which say where and not what.
-_OWN = ("UCCHB_", "UCCHN_", "UCX_MODULE_DIR", "CUDA_MODULE_LOADING")
-
-
-def reproduce(data: Data) -> str:
-    """The command that makes such a file: settings, mpirun where the ranks are its own, and the words of then."""
-    facts = _about(data)
-    command = [str(word) for word in facts.get("command") or []]
-    if not command:
-        return ""
-    settings = facts.get("settings") or facts.get("environment") or {}
-    shown = [f"{k}={shlex.quote(v)}" for k, v in settings.items() if v and "/" not in v and not k.startswith(_OWN)]
-    ranks = (facts.get("job") or {}).get("ranks")
-    script = command[0].rpartition("/")[2]
-    script = _RENAMED.get(script, script)
-    if script.endswith(".py"):
-        command = ["python", f"benchmarks/{script}", *command[1:]]
-        ranks = facts.get("ranks") if script.startswith("gpu") else None
-    launcher = ["mpirun", "-np", str(ranks)] if ranks else []
-    return " ".join([*shown, *launcher, *map(shlex.quote, command)])

@@ -17,8 +17,9 @@ from bench_samples import SAMPLES
 from ucc_hetero.bench.__main__ import main
 from ucc_hetero.bench.drawings import drawings, render
 from ucc_hetero.bench.files import write_json
+from ucc_hetero.bench.origins import origin, reproduce
 from ucc_hetero.bench.readers import UnknownFile, read, read_all
-from ucc_hetero.bench.sheets import origin, reproduce, sheets, topology_words
+from ucc_hetero.bench.sheets import sheets, topology_words
 
 
 @pytest.mark.parametrize("kind", SAMPLES)
@@ -120,7 +121,8 @@ def test_everything_is_drawn(tmp_path: Path) -> None:
     found = drawings(read_all(paths), [(f"{kind}.json", data) for kind, data in SAMPLES.items()])
     assert [d.name for d in found] == [
         "allreduce-int8-latency", "iallreduce-int8-latency", "iallreduce-int8-overlap", "allreduce-float32-latency",
-        "allreduce_on_4_GPU_1-float32-latency", "bcast_on_4_GPU_1-float32-latency", "pairs-pairs", "cluster-cluster", "planner-planner", "plans",
+        "allreduce_on_4_GPU_1-float32-latency", "bcast_on_4_GPU_1-float32-latency", "pairs-pairs",
+        "cluster-cluster", "planner-planner", "plans",
     ]  # fmt: skip
     texts = {d.name: " ".join(ElementTree.fromstring(render(d, "svg")).itertext()) for d in found}
     for name, words in {
