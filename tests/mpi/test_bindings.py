@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
 
 pytestmark = pytest.mark.mpi
@@ -162,6 +165,12 @@ print("fine", flush=True)
 """
 
 
-@pytest.mark.parametrize("script", [UCC, UCX], ids=["ucc", "ucx"])
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "bindings.md"
+EXAMPLES = [
+    code + 'print("fine", flush=True)' for code in re.findall(r"^```python\n(.*?)^```", PAGE.read_text(), re.M | re.S)
+]
+
+
+@pytest.mark.parametrize("script", [UCC, UCX, *EXAMPLES], ids=["ucc", "ucx", "example of ucc", "example of ucx"])
 def test_thin_binding(mpirun, script: str) -> None:
     assert mpirun(script, 3, timeout=90).stdout.count("fine") == 3

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import ucc_hetero
-from ucc_hetero import env
+from ucc_hetero import env, ucc, ucx
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -60,8 +60,10 @@ def test_every_page_is_in_the_index() -> None:
 
 def public() -> Iterator[tuple[str, object]]:
     """(name, object) of the public functions and classes, and the public methods and properties of these classes."""
-    for name in ucc_hetero.__all__:
-        thing = getattr(ucc_hetero, name)
+    named = [(name, getattr(ucc_hetero, name)) for name in ucc_hetero.__all__]
+    for module in (ucc, ucx):
+        named += [(f"{module.__name__}.{name}", getattr(module, name)) for name in module.__all__]
+    for name, thing in named:
         if not (inspect.isclass(thing) or inspect.isroutine(thing)):
             continue
         if not (getattr(thing, "__module__", None) or "").startswith("ucc_hetero"):
