@@ -26,7 +26,7 @@ from .traces import clock_offsets, document, parse_part, used
 __all__ = ["Note", "describe", "finish", "join", "merge", "recording", "write"]
 
 #: Exchanges by which the clocks are compared.
-_ROUNDS = 16
+_ROUNDS = 40
 
 
 class Note(NamedTuple):
@@ -161,13 +161,18 @@ def _file_of(trace: Path, index: int, first: int) -> Path:
 
 def _compare_clocks(recorder: _Recorder, comm: Any, clocks: list[int]) -> None:
     """Take down how far this rank's clock is from that of the job's first rank."""
-    sent, done = [], []
-    for _ in range(_ROUNDS if max(clocks) else 1):
-        sent.append(time.monotonic_ns())
-        comm.allgather(None)
-        done.append(time.monotonic_ns())
-    rows = comm.allgather((sent, done)) if max(clocks) else [(sent, done)] * len(clocks)
-    offset, error = clock_offsets([r[0] for r in rows], [r[1] for r in rows], clocks)[clocks[comm.Get_rank()]]
+    offset = error = 0
+    if max(clocks):
+        sent, done = [], []
+        mine, everyone = bytearray(1), bytearray(len(clocks))
+        for _ in range(_ROUNDS):
+            sent.append(time.monotonic_ns())
+            heard = comm.Iallgather(mine, everyone)
+            while not heard.Test():
+                os.sched_yield()
+            done.append(time.monotonic_ns())
+        rows = comm.allgather((sent, done))
+        offset, error = clock_offsets([r[0] for r in rows], [r[1] for r in rows], clocks)[clocks[comm.Get_rank()]]
     recorder.line({"clock": [time.monotonic_ns(), offset, error]})
 
 

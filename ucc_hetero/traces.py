@@ -275,5 +275,6 @@ def _facts(parts: Sequence[Part]) -> dict[str, Any]:
     return {
         "format": "ucc_hetero.trace/1",
         "ranks": [part.about | {"events": int(part.events.size)} for part in parts],
+        "clock offset us": {str(part.rank): part.clock[-1][1] / 1e3 for part in parts if part.clock},
         "clock uncertainty us": {str(part.rank): max((p[2] for p in part.clock), default=0) / 1e3 for part in parts},
     }
