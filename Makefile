@@ -1,12 +1,14 @@
-# The two set-up commands:
+# The set-up commands:
 #   make demo   a real training job: 4 ranks, two emulated vendors
 #   make test   linters, type checker and the whole test suite
-# Both create .venv if needed. PYTHON=/path/to/python3 chooses the interpreter.
+#   make test WITH_TORCH=torch   the same, with PyTorch (gigabytes) and the tests of its backend, which skip otherwise
+# All create .venv if needed. PYTHON=/path/to/python3 chooses the interpreter. A PyTorch for the host only is 200 MB:
+# PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu make test WITH_TORCH=torch==2.13.0+cpu
 
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
 PY := .venv/bin/python
-export PYTHON
+export PYTHON WITH_TORCH
 
 # Containers run as root and laptops have few cores; Open MPI objects to either unless told (5.x's and 4.x's spelling).
 export OMPI_ALLOW_RUN_AS_ROOT ?= 1
