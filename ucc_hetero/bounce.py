@@ -6,26 +6,14 @@ messages) must not open the same one over CUDA IPC: it aborts with "Element alre
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
-from .agreement import Facts
 from .buffers import Buffer
 from .device import DeviceRuntime, own_device
 from .errors import DeviceError
 from .native import ffi, lib
-from .topology import Topology
 
-__all__ = ["Bounce", "crowded_hosts"]
-
-
-def crowded_hosts(topology: Topology, everyone: Sequence[Facts]) -> frozenset[tuple[str, ...]]:
-    """The hosts where ranks of several islands have devices: there bridge and messages would open the same memory."""
-    seen: dict[tuple[str, ...], set[int]] = {}
-    for rank, facts in enumerate(everyone):
-        if facts.device_memory not in ("", "host"):
-            seen.setdefault(facts.host.memory, set()).add(topology.island_of[rank])
-    return frozenset(host for host, islands in seen.items() if len(islands) > 1)
+__all__ = ["Bounce"]
 
 
 class _Pinned:

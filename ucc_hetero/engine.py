@@ -140,7 +140,11 @@ class _Lower:
         return alone and self._known()
 
     def _known(self) -> bool:
-        """Whether the vendors' libraries have the datatype and the operation."""
+        """Whether the vendors' libraries have the collective, the datatype and the operation."""
+        if any(
+            step.kind == "reduce_scatter" and not self._equal(step) for _, _, _, step in self.plan.program(self.rank)
+        ):
+            return False  # libucc has no uneven one over them, and takes TL/UCP
         reduces = any(
             step.kind in ("reduce", "allreduce", "reduce_scatter") for _, _, _, step in self.plan.program(self.rank)
         )

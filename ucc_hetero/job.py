@@ -15,6 +15,7 @@ from .device import MEMORY_NAMES, Place, collective_library, place_of, runtime_o
 from .discover import HostIdentity, cores, host_identity, link_speed
 from .native import lib, load
 from .oob import MPIExchange
+from .residence import crowded_hosts
 from .topology import Topology, emulated_vendors
 
 __all__ = ["Job", "Process", "all_jobs", "close_all", "job_of", "place_here", "process"]
@@ -105,6 +106,7 @@ class Job:
         timeline.join(self.comm, everyone, everyone[self.rank])
         sub = comm.Split(island.index, self.rank)
         self._comms += [self.comm, sub]
+        self._part_memory(island.size > 1)
         if island.size > 1:
             self.native = process.library(agreement.NATIVE_PREFIX).context(MPIExchange(sub))
         if not topology.flat:
@@ -116,6 +118,27 @@ class Job:
             "job of %d ranks in %d islands; native context of %d ranks%s",
             topology.size, len(topology.islands), island.size, "" if topology.flat else ", bridge context of all",
         )  # fmt: skip
+
+    def _part_memory(self, native: bool) -> None:
+        """Let one of this process's UCX contexts alone open the device memory of peers on this host.
+
+        Several abort on it (:mod:`.bounce`). Messages may, where it is not the bridge that has to: on hosts with
+        devices of several islands. Native teams need it only where there is no library of the vendor's.
+        """
+        mine = self.facts[self.rank]
+        ipc = vendors.VENDORS[mine.vendor].ipc
+        if not ipc or mine.device_memory in ("", "host"):
+            return
+        prefixes = []
+        if native:
+            self.process.library(agreement.NATIVE_PREFIX)  # loads the components, among them the vendor's library
+            prefixes += [agreement.NATIVE_PREFIX] * collective_library(MEMORY_NAMES.index(mine.device_memory))
+        if not crowded_hosts(self.topology, self.facts):
+            prefixes.append(agreement.BRIDGE_PREFIX)
+        users = os.environ.get("UCX_TLS", "")
+        for prefix in prefixes:
+            if not users or users.startswith("^"):
+                os.environ.setdefault(f"{prefix}_UCX_TLS", f"{users},{ipc}" if users else f"^{ipc}")
 
     def _pace(self) -> None:
         """Waiters yield at once where ranks outnumber cores, and spin first where they do not."""

@@ -9,12 +9,13 @@ from typing import Any
 
 import numpy as np
 
-from .bounce import Bounce, crowded_hosts
+from .bounce import Bounce
 from .buffers import Buffer, as_buffer, pack, unpack
 from .device import pointer_vendor
 from .errors import CollectiveError, CollectiveTimeout, LibraryError, NotSupported, PeerError, TruncationError
 from .native import ffi, lib
 from .request import SLICE, PersistentRequest, Request, wait_op
+from .residence import crowded_hosts
 from .runner import Runner
 from .status import set_status
 from .ucc_enums import MemType

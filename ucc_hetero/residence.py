@@ -9,8 +9,9 @@ from .agreement import Facts
 from .buffers import Buffer
 from .device import DeviceRuntime, Place, memory_vendor, report
 from .errors import AgreementError, DeviceError
+from .topology import Topology
 
-__all__ = ["Device", "path_of"]
+__all__ = ["Device", "crowded_hosts", "path_of"]
 
 
 def path_of(everyone: Sequence[Facts], wanted: str) -> str:
@@ -25,6 +26,15 @@ def path_of(everyone: Sequence[Facts], wanted: str) -> str:
             "use a build that can, or UCCH_STAGING=auto"
         )
     return "staged" if wanted == "staged" or (wanted == "auto" and blind) else "direct"
+
+
+def crowded_hosts(topology: Topology, everyone: Sequence[Facts]) -> frozenset[tuple[object, ...]]:
+    """The hosts where ranks of several islands have devices: there bridge and messages would open the same memory."""
+    seen: dict[tuple[object, ...], set[int]] = {}
+    for rank, facts in enumerate(everyone):
+        if facts.device_memory not in ("", "host"):
+            seen.setdefault(facts.host.memory, set()).add(topology.island_of[rank])
+    return frozenset(host for host, islands in seen.items() if len(islands) > 1)
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,9 +33,10 @@ LEAST_FRAGMENT = 1 << 20
 MOST_FRAGMENTS = ((64, 64), (256, 16), (1024, 8))
 LEAST_MOST = 4
 
-#: From here on direct plans on one host's devices take two fragments, bytes: the island phases of one go beside the bridge
-#: of the other. More were slower on H200s, where a phase costs 60 us however short.
-DEVICE_FRAGMENTS = 64 << 20
+#: Fragments of direct plans on one host's devices, bytes, and how many at most: the island phases of one go beside the
+#: bridge of another. Shorter ones were slower on H200s, where a phase costs 60 us however short; libucc's scratch for
+#: longer ones does not come from its pool (``UCC_MC_CUDA_MPOOL_ELEM_SIZE``).
+DEVICE_FRAGMENT, MOST_ON_DEVICES = 64 << 20, 8
 #: From here on a reduction in one host's memory is faster in one step; bytes.
 SHARED_LIMIT = 8 << 20
 #: Islands up to which ``direct`` exchanges straight between all of them.
@@ -177,7 +178,7 @@ def _fragments(topology: Topology, algorithm: str, nbytes: int, path: str, plain
     if algorithm in ("flat", "tree", "doubling", "ordered"):
         return 1
     if topology.one_host and path != "staged":
-        return 1 if plain or nbytes < DEVICE_FRAGMENTS else 2
+        return 1 if plain else max(1, min(MOST_ON_DEVICES, nbytes // DEVICE_FRAGMENT))
     return max(1, min(_most_fragments(topology), nbytes // LEAST_FRAGMENT))
 
 

@@ -40,8 +40,9 @@ class Vendor:
     visible: str
     #: Kubernetes' name of one device.
     resource: str
-    #: UCX's name of the vendor's memory.
+    #: UCX's names of the vendor's memory, and of its way from one process's device memory to another's.
     memory: str
+    ipc: str
     settings: tuple[Setting, ...] = ()
 
 
@@ -65,13 +66,14 @@ _SCRATCH = "libucc would allocate and free scratch of more than 1 MiB in every c
 VENDORS: Mapping[str, Vendor] = {
     vendor.name: vendor
     for vendor in (
-        Vendor("host", "", "", "", "host"),
+        Vendor("host", "", "", "", "host", ""),
         Vendor(
             "nvidia",
             "0x10de",
             "CUDA_VISIBLE_DEVICES",
             "nvidia.com/gpu",
             "cuda",
+            "cuda_ipc",
             (
                 Setting("CUDA_DEVICE_ORDER", "PCI_BUS_ID", "always", "device numbers mean the same to every library"),
                 Setting("UCC_MC_CUDA_MPOOL_ELEM_SIZE", "64M", "always", _SCRATCH),
@@ -84,6 +86,7 @@ VENDORS: Mapping[str, Vendor] = {
             "HIP_VISIBLE_DEVICES",
             "amd.com/gpu",
             "rocm",
+            "rocm_ipc",
             (
                 Setting(
                     "UCX_ROCM_COPY_DMABUF",

@@ -43,8 +43,11 @@ def place_of(emulated: str = "") -> Place:
 
     The first vendor whose runtime sees a device; there the device that the calling thread has chosen, else the local
     rank's turn. ``emulated`` names the vendor where it is decided already (``UCCH_EMULATE``): that vendor's runtime is
-    used if it is here, and else the name alone counts.
+    used if it is here, and else the name alone counts. A process that has a device keeps it, whichever the calling
+    thread has chosen: threads start with the first.
     """
+    if _bound is not None:
+        return _bound
     runtimes = [runtime_of(emulated)] if emulated else available()
     for runtime in runtimes:
         if runtime is not None:

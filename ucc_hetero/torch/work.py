@@ -183,7 +183,9 @@ class Work(dist.Work):
         """Whether the call has finished, well or not; makes some progress."""
         if not self._done and all(lib.ucch_test(op) for op in self.pending()):
             self._collect()
-        return self._done and (self._ready is None or bool(self._ready.query()))
+        if self._ready is None or self._error is not None:
+            return self._done
+        return bool(self._ready.query())  # the stream knows first; the host may not have looked yet
 
     def is_success(self) -> bool:
         """Whether the call has finished well."""
