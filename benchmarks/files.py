@@ -99,6 +99,7 @@ class Results:
                 "unit": "us" if session.bench.unit == "time" else "MB/s",
                 "backend": options.backend,
                 "percentiles": list(options.percentiles),
+                "topology": session.peer.comm.topology.describe() if session.peer.name == "ours" else None,
                 "plans": plans() if plans else None,
                 "links": self.links,
             }

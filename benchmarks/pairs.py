@@ -126,8 +126,10 @@ def _report(
 
     nodes = world.comm.allgather(MPI.Get_processor_name())
     kinds = world.comm.allgather(memory.accelerator)
-    topology = getattr(peer.comm, "topology", None)
-    vendors = [topology.islands[i].vendor for i in topology.island_of] if topology is not None else kinds
+    vendors = kinds  # MPI knows of no vendors
+    if peer.name == "ours":
+        topology = peer.comm.topology
+        vendors = [topology.islands[i].vendor for i in topology.island_of]
     if world.rank != 0:
         return
     print(matrix(f"Latency in us, {peer.name}, {world.size} ranks", us, 2))

@@ -59,6 +59,7 @@ def test_every_column_at_once(mpirun: Run, tmp_path: Path) -> None:
     assert (data["benchmark"], data["backend"], data["job"]["ranks"]) == ("osu_allreduce", "ours", 2)
     assert [row["size"] for row in data["rows"]] == [4, 8] * 3
     assert {"machine", "versions", "date", "command", "settings", "plans"} <= set(data)
+    assert data["topology"] == "host[0-1]@0"
     assert len((tmp_path / "r.csv").read_text().splitlines()) == 7
 
 
@@ -168,9 +169,9 @@ def test_one_sided(mpirun: Run) -> None:
 
 
 def test_pairs(mpirun: Run, tmp_path: Path) -> None:
-    words = ["pairs", "-m", "64K", "--json", str(tmp_path / "p.json")]
-    result = mpirun(MAIN, n=3, args=words, env={"UCCH_EMULATE": "nvidia:2,amd:1"}, timeout=120)
-    assert result.stdout.count("# from\\to") == 2
+    words = [f"pairs -m 64K --json {tmp_path}/p.json", "pairs -m 4K --backend mpi4py"]
+    result = mpirun(MANY, n=3, args=words, env={"UCCH_EMULATE": "nvidia:2,amd:1"}, timeout=120)
+    assert result.stdout.count("# from\\to") == 4
     data = json.loads((tmp_path / "p.json").read_text())
     assert data["ranks"] == ["0 nvidia", "1 nvidia", "2 amd"]
     for name in ("latency", "bandwidth"):
