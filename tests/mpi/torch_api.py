@@ -464,6 +464,41 @@ def failures() -> None:
 
 
 @case
+def mismatches() -> None:
+    """Lengths, types and operations that differ between ranks: every rank learns who called what."""
+    for mine in (
+        lambda group: dist.all_reduce(torch.ones(2 + (R == 0)), group=group),
+        lambda group: dist.all_reduce(torch.ones(2, dtype=torch.int32 if R == 0 else torch.float32), group=group),
+        lambda group: dist.all_reduce(torch.ones(2), op=OPS.MAX if R == 0 else OPS.SUM, group=group),
+        lambda group: dist.broadcast(torch.ones(2), int(R == 0), group=group),
+    ):
+        group = dist.new_group(list(range(N)), timeout=timedelta(seconds=20))
+        try:
+            mine(group)
+        except dist.DistBackendError as error:
+            assert "rank" in str(error) and "called" in str(error), error
+        else:
+            raise AssertionError("ranks called different things")
+
+
+@case
+def unsupported() -> None:
+    for wrong, said in (
+        (lambda: dist.all_reduce(torch.ones(2, device="meta")), "meta"),
+        (lambda: dist.all_reduce(torch.ones(2, dtype=torch.float64), op=OPS.BXOR), "BXOR"),
+        (lambda: dist.group.WORLD.allreduce([torch.ones(2), torch.ones(2)]), "list of one tensor"),
+        (lambda: dist.send(torch.ones(2), (R + 1) % N, tag=-5), "tag -5"),
+    ):
+        try:
+            wrong()
+        except (ValueError, TypeError, RuntimeError) as error:
+            assert said in str(error), error
+        else:
+            raise AssertionError(f"{said} went through")
+    dist.barrier()
+
+
+@case
 def abort() -> None:
     group = dist.new_group(list(range(N)))
     dist.all_reduce(torch.ones(2), group=group)

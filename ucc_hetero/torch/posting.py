@@ -109,9 +109,17 @@ class Posting:
         self, device: Any, start: Any, memory: Sequence[Any], outputs: Sequence[Any], finish: Finish, asynchronous: bool
     ) -> Work:
         """Make a call a part of a stream's work."""
+        self._known(device)
         side = self._sides.get(device) or self._sides.setdefault(device, Side(device))
         request, ready = side.run(start, (*memory, *outputs), finish, asynchronous=asynchronous)
         return Work(self, outputs, (request,), None if ready else finish, memory, ready=ready)
+
+    def _known(self, device: Any) -> None:
+        if device.type != "cuda":
+            raise ValueError(
+                f"tensors on rank {self._place[0]} are on device {str(device)!r}; the backend ucch takes those of the "
+                "host, and of 'cuda' (NVIDIA's and AMD's GPUs)"
+            )
 
     def _lane(self) -> Lane:
         """The lane of the calling thread: calls that callbacks post have one of their own (:mod:`.futures`)."""
@@ -139,6 +147,7 @@ class Posting:
         start = partial(lane.send if outgoing else lane.receive, tensor, peer, tag, self._seconds)
         source = None if outgoing else Source()
         if not tensor.is_cpu:
+            self._known(tensor.device)
             return self._message_after_stream(tensor, start, outputs, finish, source)
         try:
             request: Request = start()
