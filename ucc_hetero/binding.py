@@ -112,20 +112,21 @@ def _bcast(a: _Args) -> Bound:
     return Bound(a.call(buffer.count), buffer.dtype, False, None, buffer)
 
 
-def _vector(a: _Args) -> Bound:
-    """allreduce, scan, exscan: the same vector in and out."""
-    recv = a.buffer("recvbuf")
+def _alike(a: _Args, blocks: int = 1) -> Bound:
+    """allreduce, scan, exscan: the same vector in and out; alltoall: as many blocks on both sides."""
+    recv = a.buffer("recvbuf", blocks)
+    count = a.per_rank(recv, "recvbuf") if blocks > 1 else recv.count
     if is_in_place(a.send):
-        return Bound(a.call(recv.count), recv.dtype, True, None, recv)
-    send = a.buffer("sendbuf")
+        return Bound(a.call(count), recv.dtype, True, None, recv)
+    send = a.buffer("sendbuf", blocks)
     dtype = a.same_dtype(send, recv)
     a.same_count("recvbuf", recv.count, send.count, "as in sendbuf")
-    return _aliased(Bound(a.call(send.count), dtype, False, send, recv))
+    return _aliased(Bound(a.call(count), dtype, False, send, recv))
 
 
 def _reduce(a: _Args) -> Bound:
     if a.at_root:
-        return _vector(a)
+        return _alike(a)
     send = a.buffer("sendbuf")
     return Bound(a.call(send.count), send.dtype, False, send, None)
 
@@ -163,14 +164,7 @@ def _scatter(a: _Args) -> Bound:
 
 
 def _alltoall(a: _Args) -> Bound:
-    recv = a.buffer("recvbuf", a.size)
-    count = a.per_rank(recv, "recvbuf")
-    if is_in_place(a.send):
-        return Bound(a.call(count), recv.dtype, True, None, recv)
-    send = a.buffer("sendbuf", a.size)
-    dtype = a.same_dtype(send, recv)
-    a.same_count("recvbuf", recv.count, send.count, "as in sendbuf")
-    return _aliased(Bound(a.call(count), dtype, False, send, recv))
+    return _alike(a, a.size)
 
 
 def _reduce_scatter_block(a: _Args) -> Bound:
@@ -315,9 +309,9 @@ BINDERS: dict[str, Callable[[_Args], Bound]] = {
     "barrier": _barrier,
     "bcast": _bcast,
     "reduce": _reduce,
-    "allreduce": _vector,
-    "scan": _vector,
-    "exscan": _vector,
+    "allreduce": _alike,
+    "scan": _alike,
+    "exscan": _alike,
     "reduce_scatter_block": _reduce_scatter_block,
     "gather": _gather,
     "scatter": _scatter,
