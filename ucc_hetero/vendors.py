@@ -76,8 +76,8 @@ VENDORS: Mapping[str, Vendor] = {
             "cuda_ipc",
             (
                 Setting("CUDA_DEVICE_ORDER", "PCI_BUS_ID", "always", "device numbers mean the same to every library"),
-                Setting("UCC_MC_CUDA_MPOOL_ELEM_SIZE", "64M", "always", _SCRATCH),
-                Setting("UCC_MC_CUDA_MPOOL_MAX_ELEMS", "32", "always", _SCRATCH),
+                Setting("UCC_MC_CUDA_MPOOL_ELEM_SIZE", "256M", "always", _SCRATCH),
+                Setting("UCC_MC_CUDA_MPOOL_MAX_ELEMS", "64", "always", _SCRATCH),
             ),
         ),
         Vendor(
@@ -94,8 +94,8 @@ VENDORS: Mapping[str, Vendor] = {
                     "kernel 6",
                     "peer memory is unusable on these kernels, and UCX before 1.23 does not try dmabuf by itself",
                 ),
-                Setting("UCC_MC_ROCM_MPOOL_ELEM_SIZE", "64M", "always", _SCRATCH),
-                Setting("UCC_MC_ROCM_MPOOL_MAX_ELEMS", "32", "always", _SCRATCH),
+                Setting("UCC_MC_ROCM_MPOOL_ELEM_SIZE", "256M", "always", _SCRATCH),
+                Setting("UCC_MC_ROCM_MPOOL_MAX_ELEMS", "64", "always", _SCRATCH),
                 *_SMALL_BAR,
             ),
         ),
