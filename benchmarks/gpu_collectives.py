@@ -225,9 +225,7 @@ def peers(torch: Any, world: Any, options: argparse.Namespace) -> dict[str, Any]
     dist.init_process_group("gloo", rank=world.Get_rank(), world_size=world.Get_size())
     groups = {} if options.no_nccl else {"nccl": dist.new_group(backend="nccl")}
     for group in groups.values():
-        dist.all_reduce(
-            torch.ones(1, device="cuda"), group=group
-        )  # connects now
+        dist.all_reduce(torch.ones(1, device="cuda"), group=group)  # connects now
     torch.cuda.synchronize()
     return groups | ({"gloo": dist.group.WORLD} if options.gloo else {})
 

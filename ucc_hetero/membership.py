@@ -132,7 +132,7 @@ class Membership:
             for count in USUAL_COUNTS:
                 call = Call(collective, self.size, () if collective == "barrier" else (count,), root)
                 choice = choose(self.topology, collective, elements(call) * 4, op, self.tuning)
-                yield make_plan(self.topology, call, choice)
+                yield make_plan(self.topology, call, choice, self.rank)
 
     def discard(self) -> None:
         """Throw away messages under this communicator's number that nobody has received."""

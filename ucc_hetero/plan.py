@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 __all__ = ["KINDS", "Blocks", "Fragment", "Operand", "Plan", "Region", "Step", "regions"]
@@ -105,6 +106,14 @@ class Fragment:
     """One pipelined slice of the data. A rank starts a step when it has finished its steps of the earlier stages."""
 
     stages: tuple[tuple[Step, ...], ...]
+    #: How deep each stage lies, in stages that several ranks take part in. Of the whole fragment, where ``stages`` has
+    #: only one rank's steps. Counted here unless given.
+    depths: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        if len(self.depths) != len(self.stages):
+            shared = (any(step.link != "local" for step in stage) for stage in self.stages)
+            object.__setattr__(self, "depths", tuple(n - 1 for n in accumulate(shared)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,22 +134,23 @@ class Plan:
         local steps alone add no depth: nobody else waits for them, and what follows them on a team must not queue
         behind later fragments.
         """
-        waves: list[tuple[int, int, int, int, Step]] = []
+        waves: list[tuple[int, int, int, int, int, Step]] = []
         for f, fragment in enumerate(self.fragments):
-            wave = f - 1
-            for s, stage in enumerate(fragment.stages):
-                wave += any(step.link != "local" for step in stage)
+            for s, (stage, depth) in enumerate(zip(fragment.stages, fragment.depths, strict=True)):
                 for step in stage:
                     if rank in step.ranks:
-                        waves.append((wave, s, f, step.ranks.index(rank), step))
+                        waves.append((f + depth, depth, s, f, step.ranks.index(rank), step))
         waves.sort(key=lambda w: w[:3])
-        for _, s, f, member, step in waves:
+        for _, _, s, f, member, step in waves:
             yield f, s, member, step
 
     def to_json(self) -> str:
         """The plan as JSON, for files and people; ``from_json`` reads it back equal."""
-        fragments = [[[_pack_step(step) for step in stage] for stage in f.stages] for f in self.fragments]
-        head = {"format": 1, "collective": self.collective, "algorithm": self.algorithm, "sizes": self.sizes}
+        fragments = [
+            {"depths": f.depths, "stages": [[_pack_step(step) for step in stage] for stage in f.stages]}
+            for f in self.fragments
+        ]
+        head = {"format": 2, "collective": self.collective, "algorithm": self.algorithm, "sizes": self.sizes}
         return json.dumps(head | {"fragments": fragments})
 
     @classmethod
@@ -148,11 +158,13 @@ class Plan:
         """Read what ``to_json`` wrote; ``ValueError`` if it is something else."""
         try:
             data = json.loads(text)
-            if data["format"] != 1:
-                raise ValueError(f"format {data['format']!r}; this version reads format 1")
+            if data["format"] != 2:
+                raise ValueError(f"format {data['format']!r}; this version reads format 2")
             fragments = tuple(
-                Fragment(tuple(tuple(_unpack_step(step) for step in stage) for stage in stages))
-                for stages in data["fragments"]
+                Fragment(
+                    tuple(tuple(_unpack_step(step) for step in stage) for stage in f["stages"]), tuple(f["depths"])
+                )
+                for f in data["fragments"]
             )
             sizes = tuple((send, recv, tmp) for send, recv, tmp in data["sizes"])
             return cls(data["collective"], data["algorithm"], sizes, fragments)

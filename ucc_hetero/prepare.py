@@ -207,7 +207,7 @@ class Preparation:
             choice, why = choose(*about), reason(*about)
             # Longer calls never end in libucc 1.4.
             choice = choice._replace(fragments=max(choice.fragments, -(-about[2] // _LONGEST)))
-        plan = make_plan(members.topology, call, choice)
+        plan = make_plan(members.topology, call, choice, self.rank)
         self.used[label] = choice, why
         tag = members.id << 52 | 1 << 51
         staged = members.device.staged(choice.path) if what.memory is not None else ()

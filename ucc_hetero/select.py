@@ -130,13 +130,14 @@ def _choose(topology: Topology, collective: str, nbytes: int, op: Op | None, tun
         rule = match(rules, topology, collective, nbytes)
         if rule is not None:
             path = rule.path or tune.path
-            fragments = rule.fragments or _fragments(topology, rule.algorithm, nbytes, path, tune.plain)
+            fragments = rule.fragments or _fragments(topology, rule.algorithm, collective, nbytes, path, tune.plain)
             return Choice(rule.algorithm, fragments, path), by
-    if tune.links is not None and len(topology.islands) > 1 and topology.size <= MODELLED_RANKS:
+    if tune.links is not None and (topology.deep or not topology.flat) and topology.size <= MODELLED_RANKS:
         # One prediction serves all sizes up to twice as large: each takes a plan per candidate.
         return _predicted(topology, collective, 1 << max(nbytes, 1).bit_length() - 1, tune.links, tune.path), "model"
     name = "flat" if tune.plain and _shared(topology, collective, nbytes) else _algorithm(topology, collective, nbytes)
-    return Choice(name, _fragments(topology, name, nbytes, tune.path, tune.plain), tune.path), "default"
+    fragments = _fragments(topology, name, collective, nbytes, tune.path, tune.plain)
+    return Choice(name, fragments, tune.path), "default"
 
 
 def _shared(topology: Topology, collective: str, nbytes: int) -> bool:
@@ -147,10 +148,10 @@ def _shared(topology: Topology, collective: str, nbytes: int) -> bool:
 
 
 def _algorithm(topology: Topology, collective: str, nbytes: int) -> str:
-    if topology.flat or topology.size == 1:
+    if topology.size == 1 or (topology.flat and not topology.deep):
         return "flat"
     available = algorithms.names(collective)
-    long = nbytes >= LATENCY_LIMIT * (len(topology.islands) - 1)
+    long = nbytes >= LATENCY_LIMIT * max(len(topology.islands) - 1, 1)
     wanted: tuple[str, ...] = ("split_rail", "tree") if long else ("tree", "split_rail")
     if long and 2 < len(topology.islands) <= MOST_DIRECT and len(set(topology.weights)) > 1:
         wanted = ("direct", *wanted)  # between two islands all have to send everything, whatever their links
@@ -172,10 +173,14 @@ def _unlike(topology: Topology, collective: str) -> bool:
     return len(islands) > MOST_UNLIKE and (len({i.size for i in islands}) > 1 or len(set(topology.weights)) > 1)
 
 
-def _fragments(topology: Topology, algorithm: str, nbytes: int, path: str, plain: bool = True) -> int:
+#: Algorithms and collectives that run in one piece: nothing in them overlaps.
+_WHOLE = ("flat", "tree", "doubling", "ordered", "gather", "gatherv", "scatter", "scatterv")
+
+
+def _fragments(topology: Topology, algorithm: str, collective: str, nbytes: int, path: str, plain: bool = True) -> int:
     # On one host island and bridge phases share the same memory and cores: there is nothing to overlap, but for the
     # copies between devices and the host, and devices' own engines.
-    if algorithm in ("flat", "tree", "doubling", "ordered"):
+    if algorithm in _WHOLE or collective in _WHOLE:
         return 1
     if topology.one_host and path != "staged":
         return 1 if plain else max(1, min(MOST_ON_DEVICES, nbytes // DEVICE_FRAGMENT))
@@ -231,8 +236,12 @@ def _no_collector(ranks: int) -> Iterator[None]:
 
 
 @lru_cache(maxsize=1024)
-def make_plan(topology: Topology, call: Call, choice: Choice) -> Plan:
-    """The plan of a call; made once and kept. ``ValueError`` for a call or an algorithm that does not exist."""
+def make_plan(topology: Topology, call: Call, choice: Choice, rank: int | None = None) -> Plan:
+    """The plan of a call; made once and kept. ``ValueError`` for a call or an algorithm that does not exist.
+
+    With ``rank`` it has the steps of that rank alone, each as in the whole plan up to the places of other ranks'
+    scratch, and ``sizes`` says nothing of theirs: for thousands of ranks a hundredth of the work.
+    """
     check(call)
     if call.ranks != topology.size:
         raise ValueError(f"{call.collective} over {call.ranks} ranks on a topology of {topology.size}")
@@ -242,8 +251,18 @@ def make_plan(topology: Topology, call: Call, choice: Choice) -> Plan:
     if call.ranks == 1:  # nothing to communicate, whatever was chosen
         function = algorithms.find(call.collective, "flat")
     scratch = algorithms.Scratch(call.ranks)
-    pieces = (algorithms.Piece(k, choice.fragments, scratch) for k in range(choice.fragments))
+    pieces = (algorithms.Piece(k, choice.fragments, scratch, rank) for k in range(choice.fragments))
     with _no_collector(call.ranks):
-        fragments = tuple(Fragment(stages) for stages in (function(topology, call, p) for p in pieces) if stages)
+        fragments = tuple(_fragment(stages) for stages in (function(topology, call, p) for p in pieces) if stages)
     sizes = tuple((send, recv, tmp) for (send, recv), tmp in zip(lengths(call), scratch.sizes, strict=True))
     return Plan(call.collective, choice.algorithm, sizes, fragments)
+
+
+def _fragment(stages: algorithms.Stages) -> Fragment:
+    """Without the stages that turned out empty, which count none the less: the rank of a plan must not matter."""
+    depth, kept = -1, []
+    for stage in stages:
+        depth += not stage.local
+        if stage.steps:
+            kept.append((stage.steps, depth))
+    return Fragment(tuple([steps for steps, _ in kept]), tuple([depth for _, depth in kept]))

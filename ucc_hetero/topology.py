@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 
 from ucc_hetero.types import VENDORS
 
-__all__ = ["Island", "Link", "Topology", "emulated_vendors", "link_weights"]
+__all__ = ["Group", "Island", "Link", "Topology", "emulated_vendors", "link_weights"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,16 +35,45 @@ class Island:
 
 
 @dataclass(frozen=True, slots=True)
+class Group:
+    """A node of the tree of a topology: the groups it consists of, or where there are none its ranks themselves."""
+
+    #: Ranks below, those of one child after those of the other.
+    ranks: tuple[int, ...]
+    children: tuple[Group, ...] = ()
+
+    @property
+    def size(self) -> int:
+        return len(self.ranks)
+
+    @property
+    def height(self) -> int:
+        """0 for a group of ranks, 1 for one of such groups, …"""
+        return 1 + max(child.height for child in self.children) if self.children else 0
+
+    def walk(self) -> Iterator[Group]:
+        """All groups of this one, children before what they belong to."""
+        for child in self.children:
+            yield from child.walk()
+        yield self
+
+
+@dataclass(frozen=True, slots=True)
 class Topology:
-    """The islands of one communicator, ordered by their lowest rank."""
+    """The islands of one communicator, ordered by their lowest rank, and the levels below and above them."""
 
     islands: tuple[Island, ...]
     #: Host index of each rank (0, 1, ... in order of first appearance).
     hosts: tuple[int, ...]
     #: Relative bandwidth of the link by which each rank reaches other islands; empty when all are equal.
     weights: tuple[int, ...] = ()
+    #: Further partitions of the ranks, outermost first, each as a number per rank. One that cuts through an island
+    #: (hosts, or devices on one fabric) divides islands, one that does not (sites, racks) joins them.
+    levels: tuple[tuple[int, ...], ...] = ()
     #: Island index of each rank.
     island_of: tuple[int, ...] = field(init=False, compare=False, repr=False)
+    #: All levels as one tree: its root holds all ranks.
+    tree: Group = field(init=False, compare=False, repr=False)
     _hash: int = field(init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -60,10 +89,13 @@ class Topology:
             raise ValueError(f"rank {owner.index(-1)} is in no island")
         if self.weights and (len(self.weights) != len(owner) or min(self.weights) < 1):
             raise ValueError(f"weights must be one integer of at least 1 for each of {len(owner)} ranks")
+        if any(len(level) != len(owner) for level in self.levels):
+            raise ValueError(f"a level must have one number for each of {len(owner)} ranks")
         object.__setattr__(self, "island_of", tuple(owner))
+        object.__setattr__(self, "tree", _tree(self.island_of, self.levels))
         # Of numbers only: texts hash differently in every process, and topologies travel between processes.
         islands = tuple((VENDORS.index(island.vendor), island.ranks) for island in self.islands)
-        object.__setattr__(self, "_hash", hash((islands, self.hosts, self.weights)))
+        object.__setattr__(self, "_hash", hash((islands, self.hosts, self.weights, self.levels)))
 
     def __hash__(self) -> int:
         # Kept, because topologies are cache keys of the hot path and may have thousands of ranks.
@@ -87,12 +119,24 @@ class Topology:
         """Whose memory the buffers of ``rank`` live in."""
         return self.islands[self.island_of[rank]].vendor
 
+    @property
+    def deep(self) -> bool:
+        """True when there are groups inside islands or groups of islands."""
+        return self.tree.height > (0 if self.flat else 1)
+
     @classmethod
-    def group(cls, vendors: Sequence[str], hosts: Sequence[int], weights: Sequence[int] = ()) -> Topology:
+    def group(
+        cls,
+        vendors: Sequence[str],
+        hosts: Sequence[int],
+        weights: Sequence[int] = (),
+        levels: Sequence[Sequence[int]] = (),
+    ) -> Topology:
         """Group ranks by vendor, and ``host`` ranks by node as well.
 
-        ``vendors[r]``, ``hosts[r]`` and (if given) ``weights[r]`` are the facts of rank r. Hosts may be any integers;
-        they are numbered anew. ``ValueError`` for lists of different lengths or an unknown vendor.
+        ``vendors[r]``, ``hosts[r]``, (if given) ``weights[r]`` and the numbers ``level[r]`` of further levels are the
+        facts of rank r. Hosts may be any integers; they are numbered anew. ``ValueError`` for lists of different
+        lengths or an unknown vendor.
         """
         if len(vendors) != len(hosts):
             raise ValueError(f"{len(vendors)} vendors and {len(hosts)} hosts: both need one entry per rank")
@@ -103,7 +147,8 @@ class Topology:
                 raise ValueError(f"rank {rank}: vendor {vendor!r} is not one of {', '.join(VENDORS)}")
             members.setdefault((vendor, host if vendor == "host" else -1), []).append(rank)
         islands = tuple(Island(i, key[0], tuple(ranks)) for i, (key, ranks) in enumerate(members.items()))
-        return cls(islands, tuple(numbers[host] for host in hosts), tuple(weights))
+        numbered = tuple(map(_numbered, levels))
+        return cls(islands, tuple(numbers[host] for host in hosts), tuple(weights), numbered)
 
     def sub(self, ranks: Sequence[int]) -> Topology:
         """The topology of a communicator whose rank i is rank ``ranks[i]`` of this one.
@@ -118,11 +163,13 @@ class Topology:
         islands = tuple(Island(i, self.islands[old].vendor, tuple(new)) for i, (old, new) in enumerate(members.items()))
         numbers = {host: i for i, host in enumerate(dict.fromkeys(self.hosts[rank] for rank in ranks))}
         weights = tuple(self.weights[rank] for rank in ranks) if self.weights else ()
-        return Topology(islands, tuple(numbers[self.hosts[rank]] for rank in ranks), weights)
+        levels = tuple(_numbered([level[rank] for rank in ranks]) for level in self.levels)
+        return Topology(islands, tuple(numbers[self.hosts[rank]] for rank in ranks), weights, levels)
 
     def fingerprint(self) -> str:
         """16 hexadecimal digits that are equal for equal topologies, on every machine and in every run."""
         text = repr([(i.vendor, i.ranks) for i in self.islands]) + repr(self.hosts) + repr(self.weights)
+        text += repr(self.levels) if self.levels else ""
         import hashlib  # only needed here, and slow to import
 
         return hashlib.sha256(text.encode()).hexdigest()[:16]
@@ -134,6 +181,35 @@ class Topology:
             hosts = sorted({self.hosts[rank] for rank in island.ranks})
             out.append(f"{island.vendor}[{_spans(island.ranks)}]@{_spans(hosts)}")
         return " ".join(out)
+
+
+def _numbered(labels: Sequence[int]) -> tuple[int, ...]:
+    """The same partition, numbered in order of first appearance."""
+    numbers = {label: i for i, label in enumerate(dict.fromkeys(labels))}
+    return tuple(numbers[label] for label in labels)
+
+
+def _tree(islands: Sequence[int], levels: Sequence[Sequence[int]]) -> Group:
+    """The tree of levels: those that join islands, then islands, then those that divide them."""
+    joining: list[Sequence[int]] = []
+    dividing: list[Sequence[int]] = []
+    for level in levels:
+        whole = len(set(zip(islands, level, strict=True))) == len(set(islands))
+        (joining if whole else dividing).append(level)
+    return _grown(range(len(islands)), [*joining, islands, *dividing], len(joining))
+
+
+def _grown(ranks: Sequence[int], levels: Sequence[Sequence[int]], above: int) -> Group:
+    """The group of these ranks, divided by the first of the levels that does; ``above`` of them are above islands."""
+    for i, level in enumerate(levels):
+        members: dict[int, list[int]] = {}
+        for rank in ranks:
+            members.setdefault(level[rank], []).append(rank)
+        # Inside an island, groups of one rank each are no level of their own.
+        if len(members) > 1 and (i <= above or len(members) < len(ranks)):
+            children = tuple(_grown(of, levels[i + 1 :], above - i - 1) for of in members.values())
+            return Group(tuple(rank for child in children for rank in child.ranks), children)
+    return Group(tuple(ranks))
 
 
 def link_weights(hosts: Sequence[int], speeds: Sequence[int]) -> tuple[int, ...]:

@@ -27,7 +27,25 @@ def topologies(draw: st.DrawFn, most_ranks: int = 9) -> Topology:
     vendors = draw(st.lists(st.sampled_from(("nvidia", "amd", "host")), min_size=n, max_size=n))
     hosts = draw(st.lists(st.integers(0, 3), min_size=n, max_size=n))
     weights = draw(st.one_of(st.just([]), st.lists(st.integers(1, 9), min_size=n, max_size=n)))
-    return Topology.group(vendors, hosts, weights)
+    level = st.lists(st.integers(0, 3), min_size=n, max_size=n)
+    levels = draw(st.one_of(st.just([]), st.just([hosts]), st.lists(level, min_size=1, max_size=3)))
+    return Topology.group(vendors, hosts, weights, levels)
+
+
+@st.composite
+def deep_topologies(draw: st.DrawFn) -> Topology:
+    """Trees of three to five levels: sites of racks of hosts of devices, of any size, ranks in order or shuffled."""
+    shape: list[tuple[int, ...]] = [()]
+    for _ in range(draw(st.integers(2, 4))):
+        shape = [(*path, i) for path in shape for i in range(draw(st.integers(1, 3)))]
+        shape = shape[:20]
+    shape = draw(st.permutations(shape)) if draw(st.booleans()) else shape
+    depth = len(shape[0])
+    numbers = [{path: i for i, path in enumerate(sorted({p[: k + 1] for p in shape}))} for k in range(depth)]
+    levels = [[numbers[k][path[: k + 1]] for path in shape] for k in range(depth - 1)]
+    vendor = draw(st.sampled_from(("host", "nvidia", "vendors")))
+    vendors = [("nvidia", "amd")[path[0] % 2] if vendor == "vendors" else vendor for path in shape]
+    return Topology.group(vendors, levels[draw(st.integers(0, depth - 2))], (), levels)
 
 
 @st.composite

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from plan_cases import calls, topologies
 
 from ucc_hetero import algorithms
-from ucc_hetero.algorithms.allreduce_many import owner_shares
+from ucc_hetero.algorithms.rails import owner_shares
 from ucc_hetero.collectives import ROWS, Call, Shape
 from ucc_hetero.cost import GUESS, Links, Wire, flows, predicted_time, wire_bytes
 from ucc_hetero.plan import Plan, Region, Step

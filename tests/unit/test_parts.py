@@ -6,11 +6,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from plan_cases import many_islands, topologies
 
-from ucc_hetero.algorithms.parts import MOST_RAILS, Owned, each, link, merge, rounds, segments
+from ucc_hetero.algorithms.division import MOST_RAILS, merge, owned_blocks, rounds, segments
+from ucc_hetero.algorithms.parts import each, link
 from ucc_hetero.algorithms.registry import GRAIN, Piece, Scratch, cut_at
 from ucc_hetero.collectives import Block
 from ucc_hetero.plan import Blocks, Region, regions
-from ucc_hetero.topology import Island, Topology
+from ucc_hetero.topology import Topology
 
 
 @st.composite
@@ -30,18 +31,6 @@ def test_segments_partition_the_runs(topology: Topology, blocks: list[Block]) ->
     for part in parts:
         assert len(part.owners) == len(topology.islands)
         assert all(rank in i.ranks for rank, i in zip(part.owners, topology.islands, strict=True))
-    for island in topology.islands:
-        assert sorted(b.count for of in Owned(parts).shares(island) for b in of) == sorted(
-            b.count for b in merge_owned(parts, island)
-        )
-
-
-def merge_owned(parts: list, island: Island) -> list[Block]:  # type: ignore[type-arg]
-    return [
-        block
-        for rank in island.ranks
-        for block in merge(Block(p.offset, p.count) for p in parts if p.owners[island.index] == rank)
-    ]
 
 
 def test_uneven_islands_refine_each_other() -> None:
@@ -68,8 +57,16 @@ def test_many_unlike_islands_do_not_make_a_rail_per_rank() -> None:
     parts = segments(topology, [Block(0, 1 << 24)])
     assert len({part.owners for part in parts}) <= MOST_RAILS * max(sizes)
     for island in topology.islands:
-        shares = [sum(block.count for block in of) for of in Owned(parts).shares(island)]
-        assert max(shares) < 1.3 * (1 << 24) / island.size
+        shares = dict.fromkeys(island.ranks, 0)
+        for part in parts:
+            shares[part.owners[island.index]] += part.count
+        assert max(shares.values()) < 1.5 * (1 << 24) / island.size
+
+
+def test_what_each_rank_owns() -> None:
+    owned = owned_blocks([Block(10, 5), Block(20, 5)], [(3, 7), (7, 9), (10, 8)], (7, 8, 9))
+    assert owned == [[Block(10, 3)], [Block(22, 3)], [Block(13, 2), Block(20, 2)]]
+    assert owned_blocks([], [], (1, 2)) == [[], []]
 
 
 @given(count=st.integers(0, 1 << 50), whole=st.integers(1, 100))

@@ -7,12 +7,23 @@ import random
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from plan_cases import Simulation, calls, drop, equal_islands, many_islands, mutate, steps, substitute, topologies
+from plan_cases import (
+    Simulation,
+    calls,
+    deep_topologies,
+    drop,
+    equal_islands,
+    many_islands,
+    mutate,
+    steps,
+    substitute,
+    topologies,
+)
 
 from ucc_hetero import algorithms
 from ucc_hetero.algorithms import alltoall
 from ucc_hetero.collectives import ROWS, Call
-from ucc_hetero.plan import Plan
+from ucc_hetero.plan import Blocks, Operand, Plan
 from ucc_hetero.select import Choice, make_plan
 from ucc_hetero.topology import Topology
 from ucc_hetero.validate import InvalidPlan, validate
@@ -85,6 +96,42 @@ def test_valid_with_equal_islands(
     plan = plan_of(topology, call, name, data.draw(st.integers(1, 4)))
     for in_place in (False, True):
         validate(plan, topology, call, in_place)
+
+
+@pytest.mark.parametrize("collective, name", EVERY)
+@settings(max_examples=8, deadline=None, suppress_health_check=SLOW)
+@given(data=st.data())
+def test_valid_on_many_levels(collective: str, name: str, data: st.DataObject) -> None:
+    topology = data.draw(deep_topologies())
+    call = data.draw(calls(topology, (collective,)))
+    plan = plan_of(topology, call, name, data.draw(st.integers(1, 3)))
+    for in_place in (False, True):
+        validate(plan, topology, call, in_place, is_ordered(collective, name))
+
+
+def shape_of(operand: Operand) -> object:
+    """What of another rank's operand this rank's library call depends on: its form."""
+    return (type(operand), operand.stride == operand.count) if isinstance(operand, Blocks) else type(operand)
+
+
+@pytest.mark.parametrize("collective, name", EVERY)
+@settings(max_examples=12, deadline=None, suppress_health_check=SLOW)
+@given(data=st.data())
+def test_a_rank_s_own_plan_is_its_part_of_the_whole(collective: str, name: str, data: st.DataObject) -> None:
+    topology = data.draw(st.one_of(topologies(), deep_topologies(), equal_islands()))
+    call = data.draw(calls(topology, (collective,)))
+    fragments = data.draw(st.integers(1, 3))
+    rank = data.draw(st.integers(0, topology.size - 1))
+    whole = plan_of(topology, call, name, fragments)
+    mine = make_plan.__wrapped__(topology, call, Choice(name, fragments), rank)
+    assert mine.sizes[rank] == whole.sizes[rank]
+    pairs = list(zip(mine.program(rank), whole.program(rank), strict=True))
+    assert len(pairs) == sum(len(stage) for fragment in mine.fragments for stage in fragment.stages)
+    for (_, _, i, one), (_, _, j, other) in pairs:
+        assert (one.kind, one.ranks, one.link, one.root, i) == (other.kind, other.ranks, other.link, other.root, j)
+        assert (one.src[i], one.dst[i]) == (other.src[i], other.dst[i])
+        if ROWS[collective].layout not in ("ranks", "matrix"):  # those always run a library's form for any counts
+            assert [shape_of(o) for o in (*one.src, *one.dst)] == [shape_of(o) for o in (*other.src, *other.dst)]
 
 
 @settings(max_examples=400, deadline=None, suppress_health_check=SLOW)

@@ -4,29 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ucc_hetero.algorithms.blocks import Item, crossings, everything
+from ucc_hetero.algorithms.division import alike, group_blocks, merge, one_each, owned_blocks, rounds
+from ucc_hetero.algorithms.levels import levels, teams
 from ucc_hetero.algorithms.parts import (
     Dense,
-    Owned,
-    alike,
+    allgather_steps,
     copy,
     each,
-    island_blocks,
-    island_segments,
-    merge,
-    native_allgather,
-    one_each,
+    link,
     only,
-    rails,
     region,
-    rounds,
     shifted,
     stages,
     without,
 )
 from ucc_hetero.algorithms.registry import Piece, Stages, algorithm
 from ucc_hetero.collectives import Block, Call, Shape
-from ucc_hetero.plan import Step
-from ucc_hetero.topology import Topology
+from ucc_hetero.plan import Region, Step
+from ucc_hetero.topology import Group, Topology
 
 __all__: list[str] = []
 
@@ -37,70 +33,117 @@ _BOTH = ("allgather", "allgatherv")
 def tree(topology: Topology, call: Call, piece: Piece) -> Stages:
     """Gather to a leader in each island, allgather between the leaders, broadcast in each island.
 
-    Stages: 3. Each island's blocks cross the bridge once to every other island.
+    Stages: 3, and 2 for each further level. Each island's blocks cross the bridge once to every other island.
     """
     shape = Shape(call)
-    blocks = [island_blocks(island, shape, piece) for island in topology.islands]
-    runs = merge(sorted((b for of in blocks for b in of), key=lambda block: block.offset))
     own = shifted("send", lambda rank: shape.own(rank).offset)
-    inside, last = [], []
-    for island, of in zip(topology.islands, blocks, strict=True):
-        if island.size == 1 or not runs:
-            continue
-        if any(block.count for block in of):
-            src = tuple(own(rank, block) for rank, block in zip(island.ranks, of, strict=True))
-            inside.append(Step("gather", island.ranks, "native", src, only(0, island.size, each("recv", of)), 0))
-        for at in (region("recv", run) for run in runs):
-            last.append(Step("bcast", island.ranks, "native", only(0, island.size, at), without(0, island.size, at), 0))
-    across = []
-    if not topology.flat:
-        leaders = tuple(island.ranks[0] for island in topology.islands)
-        for mine in rounds([merge(of) for of in blocks]):
-            places = [own if island.size == 1 else Dense("recv") for island in topology.islands]
-            src = tuple(place(rank, b) for place, rank, b in zip(places, leaders, mine, strict=True))
-            across.append(Step("allgather", leaders, "bridge", src, (each("recv", mine),) * len(leaders)))
-    return stages(inside, across, last)
+    runs = merge(sorted(group_blocks(topology.tree, shape, piece), key=lambda block: block.offset))
+    up: list[list[Step]] = []
+    down: list[list[Step]] = []
+    for of in teams(topology, piece):
+        up.append([])
+        down.append([])
+        for team in of if runs else ():
+            n, i, group = len(team), team.first, team.group
+            if group.children:
+                brought = [merge(group_blocks(child, shape, piece)) for child in group.children]
+            else:
+                brought = [[block] for block in group_blocks(group, shape, piece)]
+            for mine in rounds(brought) if any(b.count for of in brought for b in of) else ():
+                src = tuple((own if team.sole(k) else Dense("recv"))(team.ranks[k], b) for k, b in enumerate(mine))
+                dst = each("recv", mine)
+                if group is topology.tree and group.children:
+                    up[-1].append(Step("allgather", team.ranks, team.link, src, (dst,) * n))
+                else:
+                    up[-1].append(Step("gather", team.ranks, team.link, src, only(i, n, dst), i))
+            for at in (region("recv", run) for run in runs):
+                if group is not topology.tree or not group.children:
+                    down[-1].append(Step("bcast", team.ranks, team.link, only(i, n, at), without(i, n, at), i))
+    return stages(*up, *reversed(down))
 
 
 @algorithm(_BOTH, "split_rail")
 def split_rail(topology: Topology, call: Call, piece: Piece) -> Stages:
     """Each island's blocks cross to every other island, spread over its ranks, and are allgathered there.
 
-    Stages: 2. Every island receives the blocks of the others over the bridge once, each rank its share; between islands
-    of equal size each rail is one allgather.
+    Stages: 2, and 1 for each further level. Every island receives the blocks of the others over the bridge once, each
+    rank its share; between islands of equal size each rail is one allgather.
     """
     shape = Shape(call)
-    alike_blocks = None if topology.flat else alike(topology, shape, piece)
-    if alike_blocks is not None:
-        return _alike(topology, alike_blocks, piece.cut(Block(0, call.counts[0])))
-    by_island = island_segments(topology, shape, piece)
-    own = shifted("send", lambda rank: shape.own(rank).offset)
-    across: list[Step] = []
-    settled = [0] * call.ranks  # elements of each rank's own block that a rail has put into recv
-    for owners, blocks in rails(by_island).items() if not topology.flat else ():
+    equal = None if topology.flat else alike(topology, shape, piece)
+    if equal is not None:
+        return _alike(topology, equal, piece.cut(Block(0, call.counts[0])), piece)
+    down = _Down(topology, shape, piece)
+    down.walk(topology.tree, [everything(topology, shape, piece)])
+    return stages(*reversed(down.stages))
+
+
+class _Down:
+    """The general way: stages by height of the groups that work in them."""
+
+    def __init__(self, topology: Topology, shape: Shape, piece: Piece) -> None:
+        self.topology, self.shape, self.piece = topology, shape, piece
+        self.stages: list[list[Step]] = [[] for _ in levels(topology.tree)]
+        self.own = shifted("send", lambda rank: shape.own(rank).offset)
+
+    def _place(self, rank: int, block: Block) -> Region:
+        """Where a rank has a block: its own in ``send``, what has come to it in ``recv``."""
+        mine = self.shape.own(rank)
+        inside = mine.offset <= block.offset < mine.offset + mine.count
+        return self.own(rank, block) if inside else region("recv", block)
+
+    def walk(self, group: Group, items: Sequence[Item], settled: bool = False) -> None:
+        """Everything that the ranks of a group have comes to all of them; ``settled``: their own is in ``recv``."""
+        if not self.piece.wants(group.ranks):
+            return
+        if not group.children:
+            self._inside(group, items, settled)
+            return
+        within: list[list[Item]] = [[] for _ in group.children]
+        rails: dict[tuple[int, ...], list[tuple[int, Block]]] = {}
+        for crossing in crossings(self.topology, group, items):
+            for part in crossing.segments:
+                if self.piece.wants(part.owners):
+                    rails.setdefault(part.owners, []).append((crossing.home, Block(part.offset, part.count)))
+            for of, item in zip(within, crossing.items, strict=True):
+                of.append(item)
+        place: dict[int, int] = {}
+        for owners, blocks in rails.items():
+            for i, block in self._cross(owners, blocks, group.height):
+                place[owners[i]] = place.get(owners[i], 0) + block.count
+        for child, of in zip(group.children, within, strict=True):
+            alone = child.ranks[0]
+            done = child.size == 1 and place.get(alone, 0) == self.piece.cut(self.shape.own(alone)).count
+            self.walk(child, of, settled or done)
+
+    def _cross(
+        self, owners: tuple[int, ...], blocks: Sequence[tuple[int, Block]], height: int
+    ) -> Sequence[tuple[int, Block]]:
+        """A rail's steps; returns what they have also put into its owner's own ``recv``."""
+        way, n, out = link(self.topology, owners), len(owners), self.stages[height]
         if one_each(owners, blocks):
-            for i, block in blocks:
-                settled[owners[i]] += block.count
-            src = tuple(own(owners[i], block) for i, block in blocks)
+            src = tuple([self._place(owners[i], block) for i, block in blocks])
             dst = each("recv", [block for _, block in blocks])
-            across.append(Step("allgather", owners, "bridge", src, (dst,) * len(owners)))
-            continue
+            out.append(Step("allgather", owners, way, src, (dst,) * n))
+            return blocks
         for i, block in blocks:
-            to = without(i, len(owners), region("recv", block))
-            across.append(Step("bcast", owners, "bridge", only(i, len(owners), own(owners[i], block)), to, i))
-    last = [s for parts in _foreign(topology, by_island) for s in parts]
-    for island, owned in zip(topology.islands, by_island, strict=True):
-        if island.size > 1:
-            last += native_allgather(island, owned, own)
-            continue
-        rank = island.ranks[0]
-        block = piece.cut(shape.own(rank))
-        if settled[rank] != block.count:
-            last += copy(rank, own(rank, block), region("recv", block))
-    return stages(across, last)
+            to = without(i, n, region("recv", block))
+            out.append(Step("bcast", owners, way, only(i, n, self._place(owners[i], block)), to, i))
+        return ()
+
+    def _inside(self, group: Group, items: Sequence[Item], settled: bool) -> None:
+        out = self.stages[0]
+        if group.size == 1:
+            rank = group.ranks[0]
+            block = self.piece.cut(self.shape.own(rank))
+            out += [] if settled else copy(rank, self.own(rank, block), region("recv", block))
+            return
+        for item in items:
+            owned = owned_blocks(item.runs, item.division, group.ranks)
+            out += allgather_steps(self.topology, group.ranks, owned, self._place)
 
 
-def _alike(topology: Topology, blocks: list[list[Block]], part: Block) -> Stages:
+def _alike(topology: Topology, blocks: list[list[Block]], part: Block, piece: Piece) -> Stages:
     """Equal islands and blocks: rail p carries the block of the p-th rank of every island."""
     islands, own = topology.islands, region("send", part)
     m, s = len(islands), islands[0].size
@@ -108,22 +151,15 @@ def _alike(topology: Topology, blocks: list[list[Block]], part: Block) -> Stages
         return ()
     across: list[Step] = []
     for p in range(s):
-        dst = each("recv", [of[p] for of in blocks])
-        across.append(Step("allgather", tuple([i.ranks[p] for i in islands]), "bridge", (own,) * m, (dst,) * m))
+        owners = tuple([i.ranks[p] for i in islands])
+        if piece.wants(owners):
+            dst = each("recv", [of[p] for of in blocks])
+            across.append(Step("allgather", owners, "bridge", (own,) * m, (dst,) * m))
     inside: list[Step] = []
+    near = [island for island in islands if piece.wants(island.ranks)]
     for home, of in enumerate(blocks) if s > 1 else ():
-        arrived, dsts = tuple(region("recv", block) for block in of), (each("recv", of),) * s
-        for index, island in enumerate(islands):
-            src = (own,) * s if index == home else arrived
+        arrived, dsts = tuple([region("recv", block) for block in of]), (each("recv", of),) * s
+        for island in near:
+            src = (own,) * s if island.index == home else arrived
             inside.append(Step("allgather", island.ranks, "native", src, dsts))
     return stages(across, inside)
-
-
-def _foreign(topology: Topology, by_island: Sequence[Owned]) -> list[list[Step]]:
-    """Allgathers, in every island, of what came from each other island."""
-    return [
-        native_allgather(island, owned, Dense("recv"))
-        for index, owned in enumerate(by_island)
-        for island in topology.islands
-        if island.index != index and owned.parts
-    ]

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import NamedTuple
 
-from ucc_hetero.algorithms.parts import copy, each, merge, message, region, stages
+from ucc_hetero.algorithms.division import merge
+from ucc_hetero.algorithms.parts import Aside, copy, each, message, region, stages
 from ucc_hetero.algorithms.registry import Piece, Stages, algorithm
 from ucc_hetero.collectives import Block, Call, Shape
-from ucc_hetero.plan import Blocks, Operand, Region, Step
+from ucc_hetero.plan import Blocks, Operand, Region, Step, regions
 from ucc_hetero.topology import Island, Topology
 
 __all__ = ["regular"]
@@ -48,22 +50,25 @@ def split_rail(topology: Topology, call: Call, piece: Piece) -> Stages:
         block = call.counts[0]
         whole = [[Block(rank * block, block) for rank in island.ranks] for island in topology.islands]
         return () if piece.index else _by_rails(topology, whole, piece)
-    pack: list[Step] = []
+    pack = Aside()
     across: list[Step] = []
     last: list[Step] = []
     for island in topology.islands:
-        across += _inside(island, shape, piece)
+        across += _inside(island, shape, piece) if piece.wants(island.ranks) else []
         for other in topology.islands:
-            if other is island:
+            if other is island or not (piece.wants(island.ranks) or piece.wants(other.ranks)):
                 continue
             held: list[list[_Bundle]] = [[] for _ in range(other.size)]
             for p, sender in enumerate(island.ranks):
                 q = p * other.size // island.size
+                if not piece.wants((sender, other.ranks[q])):
+                    held[q].append(_Bundle(sender, Region("tmp", 0, 1), []))
+                    continue
                 steps, bundle = _send(topology, shape, piece, sender, other, other.ranks[q])
-                pack += steps[0]
-                across += steps[1]
+                pack += steps[0] if piece.wants((sender,)) else []
+                across += steps[1] if piece.wants((sender, other.ranks[q])) else []
                 held[q].append(bundle)
-            last += _hand_out(other, held, shape, piece)
+            last += _hand_out(other, held, shape, piece) if piece.wants(other.ranks) else []
     return stages(pack, across, last)
 
 
@@ -89,12 +94,12 @@ def _by_rails(topology: Topology, blocks: list[list[Block]], piece: Piece) -> St
         held = piece.tmp_everywhere(m * s * count).offset
         into = Blocks("tmp", held, s * count, s * count, m)
     rails = [tuple([island.ranks[p] for island in islands]) for p in range(s)]
-    across = [Step("alltoall", rail, "bridge", (out,) * m, (into,) * m) for rail in rails]
+    across = [Step("alltoall", rail, "bridge", (out,) * m, (into,) * m) for rail in rails if piece.wants(rail)]
     last: list[Step] = []
     for home, of in enumerate(blocks) if s > 1 else ():
         src = (Blocks("tmp", held + home * s * count, count, count, s),) * s
         dst = (each("recv", of),) * s
-        last += [Step("alltoall", island.ranks, "native", src, dst) for island in islands]
+        last += [Step("alltoall", island.ranks, "native", src, dst) for island in islands if piece.wants(island.ranks)]
     return stages(across, last)
 
 
@@ -145,14 +150,21 @@ def _hand_out(island: Island, held: Sequence[Sequence[_Bundle]], shape: Shape, p
     out = []
     for i in range(max(map(len, held))):
         bundles = [of[i] if i < len(of) else None for of in held]
-        if not any(bundle.at.count for bundle in bundles if bundle):
+        into = partial(_handed, island, bundles, shape, piece)
+        if not any(region.count for i in range(island.size) for region in regions(into(i))):
             continue
-        src: list[Operand] = []
-        for bundle in bundles:
-            src.append(each("tmp", bundle.regions() if bundle else [Block(0, 0)] * island.size))
-        dst: list[Operand] = []
-        for rank in island.ranks:
-            blocks = [piece.cut(shape.recv(rank, b.sender)) if b else Block(0, 0) for b in bundles]
-            dst.append(each("recv", blocks))
-        out.append(Step("alltoall", island.ranks, "native", tuple(src), tuple(dst)))
+        src = piece.members(island.ranks, partial(_bundled, bundles))
+        out.append(Step("alltoall", island.ranks, "native", src, piece.members(island.ranks, into)))
     return out
+
+
+def _bundled(bundles: Sequence[_Bundle | None], i: int) -> Operand:
+    """What the i-th rank of an island hands out of its bundle."""
+    bundle = bundles[i]
+    return each("tmp", bundle.regions() if bundle else [Block(0, 0)] * len(bundles))
+
+
+def _handed(island: Island, bundles: Sequence[_Bundle | None], shape: Shape, piece: Piece, i: int) -> Operand:
+    """Where the i-th rank of an island gets its parts of the bundles."""
+    rank = island.ranks[i]
+    return each("recv", [piece.cut(shape.recv(rank, b.sender)) if b else Block(0, 0) for b in bundles])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ucc_hetero.algorithms.levels import teams
 from ucc_hetero.algorithms.parts import stages
 from ucc_hetero.algorithms.registry import Piece, Stages, algorithm
 from ucc_hetero.collectives import Call
@@ -13,16 +14,13 @@ __all__: list[str] = []
 
 @algorithm("barrier", "tree")
 def tree(topology: Topology, call: Call, piece: Piece) -> Stages:
-    """A barrier in each island, one between the leaders, and one in each island again: 3 stages, no data."""
+    """A barrier in each island, one between the leaders, and one in each island again: 3 stages, no data.
+
+    Two more for each further level.
+    """
     if piece.index:
         return ()
-    inside = [_barrier(island.ranks, "native") for island in topology.islands if island.size > 1]
-    if topology.flat:
-        return stages(inside)
-    leaders = tuple(island.ranks[0] for island in topology.islands)
-    return stages(inside, [_barrier(leaders, "bridge")], inside)
-
-
-def _barrier(ranks: tuple[int, ...], link: str) -> Step:
-    none = (None,) * len(ranks)
-    return Step("barrier", ranks, link, none, none)
+    rounds = []
+    for of in teams(topology, piece):
+        rounds.append([Step("barrier", t.ranks, t.link, (None,) * len(t), (None,) * len(t)) for t in of])
+    return stages(*rounds, *reversed(rounds[:-1]))

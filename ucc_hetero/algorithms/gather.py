@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from ucc_hetero.algorithms.parts import copy, each, island_blocks, merge, message, only, region, shifted, stages
+from ucc_hetero.algorithms.division import group_blocks, merge
+from ucc_hetero.algorithms.parts import Aside, copy, each, message, only, region, shifted, stages
 from ucc_hetero.algorithms.registry import Piece, Stages, algorithm
 from ucc_hetero.collectives import Block, Call, Shape
 from ucc_hetero.plan import Region, Step
@@ -16,7 +17,9 @@ _BOTH = ("gather", "gatherv")
 def _home(topology: Topology, call: Call, shape: Shape, piece: Piece) -> list[Step]:
     """Gather the blocks of the root's island to it."""
     island = topology.islands[topology.island_of[call.root]]
-    blocks = island_blocks(island, shape, piece)
+    if not piece.wants(island.ranks):
+        return []
+    blocks = group_blocks(island, shape, piece)
     own = shifted("send", lambda rank: shape.own(rank).offset)
     src = tuple(own(rank, block) for rank, block in zip(island.ranks, blocks, strict=True))
     if island.size == 1:
@@ -36,18 +39,21 @@ def tree(topology: Topology, call: Call, piece: Piece) -> Stages:
     shape = Shape(call)
     inside = _home(topology, call, shape, piece)
     across: list[Step] = []
-    unpack: list[Step] = []
+    unpack = Aside()
     for island in topology.islands:
-        blocks = island_blocks(island, shape, piece)
+        if not piece.wants((call.root, *island.ranks)):
+            continue
+        blocks = group_blocks(island, shape, piece)
         total = sum(block.count for block in blocks)
         if island.index == topology.island_of[call.root] or not total:
             continue
         inside += (packed := _pack(island, blocks, total, shape, piece))[0]
         runs = merge(blocks)
         to = region("recv", runs[0]) if len(runs) == 1 else piece.tmp(call.root, total)
-        across += message(topology, island.ranks[0], call.root, packed[1], to)
+        if piece.wants((island.ranks[0], call.root)):
+            across += message(topology, island.ranks[0], call.root, packed[1], to)
         at = to.offset
-        for run in runs if len(runs) > 1 else ():
+        for run in runs if len(runs) > 1 and piece.wants((call.root,)) else ():
             unpack += copy(call.root, Region("tmp", at, run.count), region("recv", run))
             at += run.count
     return stages(inside, across, unpack)
@@ -64,7 +70,8 @@ def _pack(island: Island, blocks: list[Block], total: int, shape: Shape, piece: 
     for block in blocks:
         places.append(Block(at, block.count))
         at += block.count
-    return [Step("gather", island.ranks, "native", src, only(0, island.size, each("tmp", places)), 0)], held
+    to = only(0, island.size, each("tmp", places))
+    return ([Step("gather", island.ranks, "native", src, to, 0)] if piece.wants(island.ranks) else []), held
 
 
 @algorithm(_BOTH, "split_rail")
@@ -77,7 +84,7 @@ def split_rail(topology: Topology, call: Call, piece: Piece) -> Stages:
     own = shifted("send", lambda rank: shape.own(rank).offset)
     out = _home(topology, call, shape, piece)
     for rank in range(call.ranks):
-        if topology.island_of[rank] != topology.island_of[call.root]:
+        if topology.island_of[rank] != topology.island_of[call.root] and piece.wants((rank, call.root)):
             block = piece.cut(shape.own(rank))
             out += message(topology, rank, call.root, own(rank, block), region("recv", block))
     return stages(out)

@@ -8,7 +8,7 @@ deep, so it is for correctness first.
 from __future__ import annotations
 
 from ucc_hetero.algorithms.bcast import fan_out
-from ucc_hetero.algorithms.parts import copy, message, only, region, shifted, stages, step
+from ucc_hetero.algorithms.parts import Aside, copy, message, only, region, shifted, stages, step
 from ucc_hetero.algorithms.registry import Piece, Stages, algorithm
 from ucc_hetero.collectives import Block, Call, Shape
 from ucc_hetero.plan import Region, Step
@@ -23,17 +23,21 @@ def _to_first(topology: Topology, at: Block, held: dict[int, Region], piece: Pie
     In the round of distance d every 2d-th rank gets the partial result of the rank d above it: the higher operand.
     """
     n = topology.size
-    out: list[list[Step]] = [[s for rank in range(0, n, 2) for s in copy(rank, region("send", at), held[rank])]]
+    own = [rank for rank in range(0, n, 2) if piece.wants((rank,))]
+    out: list[list[Step]] = [Aside(s for rank in own for s in copy(rank, region("send", at), held[rank]))]
     spare = {rank: piece.tmp(rank, at.count) for rank in range(0, n, 2)}
     distance = 1
     while distance < n:
         sends: list[Step] = []
-        combines: list[Step] = []
+        combines = Aside()
         for low in range(0, n - distance, 2 * distance):
             high = low + distance
+            if not piece.wants((low, high)):
+                continue
             src = region("send", at) if distance == 1 else held[high]
             sends += message(topology, high, low, src, spare[low])
-            combines.append(Step("combine", (low,), "local", (spare[low],), (held[low],)))
+            if piece.wants((low,)):
+                combines.append(Step("combine", (low,), "local", (spare[low],), (held[low],)))
         out += [sends, combines]
         distance *= 2
     return stages(*out)
@@ -47,7 +51,7 @@ def reduce(topology: Topology, call: Call, piece: Piece) -> Stages:
         return ()
     recv = region("recv", at)
     held = {rank: recv if rank == call.root else piece.tmp(rank, at.count) for rank in range(0, call.ranks, 2)}
-    last = message(topology, 0, call.root, held[0], recv) if call.root else []
+    last = message(topology, 0, call.root, held[0], recv) if call.root and piece.wants((0, call.root)) else []
     return _to_first(topology, at, held, piece) + stages(last)
 
 
@@ -59,7 +63,7 @@ def allreduce(topology: Topology, call: Call, piece: Piece) -> Stages:
         return ()
     recv = region("recv", at)
     held = dict.fromkeys(range(0, call.ranks, 2), recv)
-    return _to_first(topology, at, held, piece) + fan_out(topology, 0, recv, recv)
+    return _to_first(topology, at, held, piece) + fan_out(topology, 0, recv, recv, piece)
 
 
 @algorithm(("reduce_scatter_block", "reduce_scatter"), "ordered")

@@ -3,29 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
+from typing import NamedTuple
 
+from ucc_hetero.algorithms.blocks import Item, crossings, everything
+from ucc_hetero.algorithms.division import alike, group_blocks, merge, one_each, owned_blocks, rounds
+from ucc_hetero.algorithms.levels import Team, levels, teams
 from ucc_hetero.algorithms.parts import (
-    Owned,
     Place,
     Window,
-    alike,
     each,
-    island_blocks,
-    island_segments,
-    merge,
-    native_reduce_scatter,
-    one_each,
+    link,
     only,
-    rails,
+    reduce_scatter_steps,
     region,
-    rounds,
     shifted,
     stages,
 )
 from ucc_hetero.algorithms.registry import Piece, Stages, algorithm
 from ucc_hetero.collectives import Block, Call, Shape
 from ucc_hetero.plan import Blocks, Operand, Region, Step
-from ucc_hetero.topology import Island, Topology
+from ucc_hetero.topology import Group, Topology
 
 __all__: list[str] = []
 
@@ -36,51 +34,70 @@ _BOTH = ("reduce_scatter_block", "reduce_scatter")
 def tree(topology: Topology, call: Call, piece: Piece) -> Stages:
     """Reduce to a leader in each island, reduce-scatter between the leaders, scatter in each island.
 
-    Stages: 3. Each leader sends over the bridge what belongs to other islands, once.
+    Stages: 3, and 2 for each further level. Each leader sends over the bridge what belongs to other islands, once.
     """
     shape = Shape(call)
-    blocks = [island_blocks(island, shape, piece) for island in topology.islands]
-    runs = merge(sorted((b for of in blocks for b in of), key=lambda block: block.offset))
-    if not runs:
-        return ()
-    held: list[Place] = []
-    inside: list[Step] = []
-    for island in topology.islands:
-        if island.size == 1:
-            held.append(lambda rank, block: region("send", block))
-            continue
-        window = Window(piece, island.ranks[0], runs)
-        held.append(lambda rank, block, window=window: window(block))  # type: ignore[misc]
-        for run in runs:
-            src = (region("send", run),) * island.size
-            inside.append(Step("reduce", island.ranks, "native", src, only(0, island.size, window(run)), 0))
-    across = _between(topology, [merge(of) for of in blocks], held, shape)
+    runs = merge(sorted(group_blocks(topology.tree, shape, piece), key=lambda block: block.offset))
+    held = _Leaders(piece, runs)
     own = _own(shape)
-    last = [_scatter(i, of, held[i.index], own) for i, of in zip(topology.islands, blocks, strict=True) if i.size > 1]
-    return stages(inside, across, last)
+    up: list[list[Step]] = []
+    down: list[list[Step]] = []
+    for of in teams(topology, piece):
+        up.append([])
+        down.append([])
+        for team in of if runs else ():
+            n, i, group = len(team), team.first, team.group
+            if group.children:
+                wanted = [merge(group_blocks(child, shape, piece)) for child in group.children]
+            else:
+                wanted = [[block] for block in group_blocks(group, shape, piece)]
+            if group is topology.tree and group.children:
+                up[-1] += _between(team, wanted, held, own)
+                continue
+            for run in runs:
+                src = tuple([held.at(team, k, run) for k in range(n)])
+                up[-1].append(Step("reduce", team.ranks, team.link, src, only(i, n, held(team.ranks[i], run)), i))
+            for blocks in rounds(wanted):
+                out = tuple([held(team.ranks[i], block) for block in blocks])
+                dst = tuple([own(r, b) if team.sole(k) else held(r, b) for k, (r, b) in _both(team, blocks)])
+                down[-1].append(Step("scatter", team.ranks, team.link, only(i, n, out), dst, i))
+    return stages(*up, *reversed(down))
 
 
-def _between(topology: Topology, runs: list[list[Block]], held: list[Place], shape: Shape) -> list[Step]:
-    """Leaders reduce each other's islands' runs, one run of each island at a time."""
-    if topology.flat:
-        return []
-    leaders = tuple(island.ranks[0] for island in topology.islands)
-    own = _own(shape)
+def _both(team: Team, blocks: Sequence[Block]) -> enumerate[tuple[int, Block]]:
+    return enumerate(zip(team.ranks, blocks, strict=True))
+
+
+class _Leaders:
+    """Scratch of leaders for the whole vector."""
+
+    def __init__(self, piece: Piece, runs: Sequence[Block]) -> None:
+        self.piece, self.runs = piece, runs
+        self.windows: dict[int, Window] = {}
+
+    def __call__(self, rank: int, block: Block) -> Region:
+        if not self.piece.wants((rank,)):
+            return Region("tmp", 0, block.count)
+        if rank not in self.windows:
+            self.windows[rank] = Window(self.piece, rank, self.runs)
+        return self.windows[rank](block)
+
+    def each(self, team: Team, blocks: Sequence[Block], i: int) -> tuple[Region, ...]:
+        return tuple([self.at(team, i, block) for block in blocks])
+
+    def at(self, team: Team, i: int, block: Block) -> Region:
+        """What member i of a team brings: its own vector where it stands for itself alone."""
+        return region("send", block) if team.sole(i) else self(team.ranks[i], block)
+
+
+def _between(team: Team, runs: list[list[Block]], held: _Leaders, own: Place) -> list[Step]:
+    """Leaders reduce each other's groups' runs, one run of each group at a time."""
     out = []
     for blocks in rounds(runs):
-        src = tuple(tuple(place(rank, block) for block in blocks) for rank, place in zip(leaders, held, strict=True))
-        dst = tuple(
-            own(rank, blocks[i]) if island.size == 1 else src[i][i]
-            for i, (rank, island) in enumerate(zip(leaders, topology.islands, strict=True))
-        )
-        out.append(Step("reduce_scatter", leaders, "bridge", src, dst))
+        src = held.piece.members(team.ranks, partial(held.each, team, blocks))
+        dst = tuple([own(r, b) if team.sole(i) else held(r, b) for i, (r, b) in _both(team, blocks)])
+        out.append(Step("reduce_scatter", team.ranks, team.link, src, dst))
     return out
-
-
-def _scatter(island: Island, blocks: Sequence[Block], held: Place, own: Place) -> Step:
-    src = tuple(held(island.ranks[0], block) for block in blocks)
-    dst = tuple(own(rank, block) for rank, block in zip(island.ranks, blocks, strict=True))
-    return Step("scatter", island.ranks, "native", only(0, island.size, src), dst, 0)
 
 
 def _own(shape: Shape) -> Place:
@@ -92,31 +109,86 @@ def _own(shape: Shape) -> Place:
 def split_rail(topology: Topology, call: Call, piece: Piece) -> Stages:
     """The blocks of each island are reduce-scattered in every island, then reduced over rails to their ranks.
 
-    Stages: 2. Every island sends over the bridge what belongs to other islands, once, spread over all its ranks' links;
-    between islands of equal size each rail is one reduce-scatter.
+    Stages: 2, and 1 for each further level. Every island sends over the bridge what belongs to other islands, once,
+    spread over all its ranks' links; between islands of equal size each rail is one reduce-scatter.
     """
     shape = Shape(call)
-    shared = None if topology.flat else alike(topology, shape, piece)
-    if shared is not None:
-        return _alike(topology, shared, piece.cut(Block(0, call.counts[0])), piece)
-    by_island = island_segments(topology, shape, piece)
-    places = [_places(topology, piece, index, owned, shape) for index, owned in enumerate(by_island)]
-    inside = [
-        s
-        for owned, place in zip(by_island, places, strict=True)
-        for island in topology.islands
-        for s in native_reduce_scatter(island, owned, place)
-    ]
-    across: list[Step] = []
-    for owners, blocks in rails(by_island).items() if not topology.flat else ():
-        src = [[_source(topology, places[i], rank, block) for rank in owners] for i, block in blocks]
-        dst = [places[i](owners[i], block) for i, block in blocks]
-        if one_each(owners, blocks):
-            across.append(Step("reduce_scatter", owners, "bridge", tuple(zip(*src, strict=True)), tuple(dst)))
-            continue
-        for (i, _), contributions, to in zip(blocks, src, dst, strict=True):
-            across.append(Step("reduce", owners, "bridge", tuple(contributions), only(i, len(owners), to), i))
-    return stages(inside, across)
+    equal = None if topology.flat else alike(topology, shape, piece)
+    if equal is not None:
+        return _alike(topology, equal, piece.cut(Block(0, call.counts[0])), piece)
+    up = _Up(topology, shape, piece)
+    up.walk(topology.tree, [_Wanted(everything(topology, shape, piece), _own(shape))])
+    return stages(*up.stages)
+
+
+class _Wanted(NamedTuple):
+    """An item that a group is to reduce, and where its owners want it."""
+
+    item: Item
+    place: Place
+
+
+class _Up:
+    """The general way: stages by height of the groups that work in them."""
+
+    def __init__(self, topology: Topology, shape: Shape, piece: Piece) -> None:
+        self.topology, self.shape, self.piece = topology, shape, piece
+        self.stages: list[list[Step]] = [[] for _ in levels(topology.tree)]
+
+    def walk(self, group: Group, wanted: Sequence[_Wanted]) -> None:
+        """Reduce over a group what its ranks want of it."""
+        if not self.piece.wants(group.ranks):
+            return
+        if not group.children:
+            for item, place in wanted:
+                owned = owned_blocks(item.runs, item.division, group.ranks)
+                self.stages[0] += reduce_scatter_steps(self.topology, group.ranks, owned, place)
+            return
+        within: list[list[_Wanted]] = [[] for _ in group.children]
+        rails: dict[tuple[int, ...], list[tuple[int, Block, list[Place]]]] = {}
+        for one in wanted:
+            for crossing in crossings(self.topology, group, [one.item]):
+                places = []
+                for i, child in enumerate(group.children):
+                    place = one.place if i == crossing.home else self._scratch(child, crossing.items[i])
+                    places.append(place)
+                    within[i].append(_Wanted(crossing.items[i], place))
+                for part in crossing.segments:
+                    if self.piece.wants(part.owners):
+                        block = Block(part.offset, part.count)
+                        rails.setdefault(part.owners, []).append((crossing.home, block, places))
+        for child, of in zip(group.children, within, strict=True):
+            self.walk(child, of)
+        for owners, blocks in rails.items():
+            self._cross(group, owners, blocks)
+
+    def _scratch(self, group: Group, item: Item) -> Place:
+        """Where the ranks of a group keep their parts of an item that belongs to others."""
+        windows: dict[int, Window] = {}
+        mine: list[list[Block]] = []
+
+        def place(rank: int, block: Block) -> Region:
+            if not self.piece.wants((rank,)):
+                return Region("tmp", 0, block.count)
+            if rank not in windows:
+                mine[:] = mine or owned_blocks(item.runs, item.division, group.ranks)
+                windows[rank] = Window(self.piece, rank, mine[group.ranks.index(rank)])
+            return windows[rank](block)
+
+        return place
+
+    def _cross(self, group: Group, owners: tuple[int, ...], blocks: Sequence[tuple[int, Block, list[Place]]]) -> None:
+        way, out = link(self.topology, owners), self.stages[group.height]
+        src = []
+        for _, block, places in blocks:
+            members = zip(owners, group.children, places, strict=True)
+            src.append([region("send", block) if c.size == 1 else place(r, block) for r, c, place in members])
+        dst = [places[i](owners[i], block) for i, block, places in blocks]
+        if one_each(owners, [(i, block) for i, block, _ in blocks]):
+            out.append(Step("reduce_scatter", owners, way, tuple(zip(*src, strict=True)), tuple(dst)))
+            return
+        for (i, _, _), contributions, to in zip(blocks, src, dst, strict=True):
+            out.append(Step("reduce", owners, way, tuple(contributions), only(i, len(owners), to), i))
 
 
 def _alike(topology: Topology, blocks: list[list[Block]], part: Block, piece: Piece) -> Stages:
@@ -129,34 +201,16 @@ def _alike(topology: Topology, blocks: list[list[Block]], part: Block, piece: Pi
         return ()
     at = piece.tmp_everywhere(m * count).offset if s > 1 else 0
     inside: list[Step] = []
+    near = [island for island in islands if piece.wants(island.ranks)]
     for home, of in enumerate(blocks) if s > 1 else ():
         src = (each("send", of),) * s
         dst = (Region("tmp", at + home * count, count),) * s
-        inside += [Step("reduce_scatter", island.ranks, "native", src, dst) for island in islands]
+        inside += [Step("reduce_scatter", island.ranks, "native", src, dst) for island in near]
     own = (region("recv", part),) * m
     across: list[Step] = []
     for p in range(s):
-        partial: Operand = Blocks("tmp", at, count, count, m) if s > 1 else each("send", [of[p] for of in blocks])
-        across.append(Step("reduce_scatter", tuple([i.ranks[p] for i in islands]), "bridge", (partial,) * m, own))
+        owners = tuple([i.ranks[p] for i in islands])
+        if piece.wants(owners):
+            partial: Operand = Blocks("tmp", at, count, count, m) if s > 1 else each("send", [of[p] for of in blocks])
+            across.append(Step("reduce_scatter", owners, "bridge", (partial,) * m, own))
     return stages(inside, across)
-
-
-def _places(topology: Topology, piece: Piece, home: int, owned: Owned, shape: Shape) -> Place:
-    """Where the partial results of one island's blocks are kept: in ``recv`` of its ranks, in scratch elsewhere."""
-    own = _own(shape)
-    windows: dict[int, Window] = {}
-    for island in topology.islands:
-        if island.index != home and island.size > 1:
-            for rank, blocks in zip(island.ranks, owned.shares(island), strict=True):
-                windows[rank] = Window(piece, rank, blocks)
-
-    def place(rank: int, block: Block) -> Region:
-        return windows[rank](block) if rank in windows else own(rank, block)
-
-    return place
-
-
-def _source(topology: Topology, place: Place, rank: int, block: Block) -> Region:
-    """A rank's contribution: what its island reduced, or in a one-rank island its own vector."""
-    alone = topology.islands[topology.island_of[rank]].size == 1
-    return region("send", block) if alone else place(rank, block)

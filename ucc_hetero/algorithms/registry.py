@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Container, Sequence
+from typing import Any, NamedTuple, TypeVar
 
 from ucc_hetero.collectives import Block, Call
-from ucc_hetero.plan import Region, Step
+from ucc_hetero.plan import Operand, Region, Step
 from ucc_hetero.topology import Topology
 
-__all__ = ["GRAIN", "Algorithm", "Piece", "Scratch", "Stages", "algorithm", "cut_at", "find", "names"]
+__all__ = ["GRAIN", "Algorithm", "Piece", "Scratch", "Stage", "Stages", "algorithm", "cut_at", "find", "names"]
 
-Stages = tuple[tuple[Step, ...], ...]
 
+class Stage(NamedTuple):
+    """Steps that may run side by side. ``local``: only copies and combinations, on whatever rank."""
+
+    steps: tuple[Step, ...]
+    local: bool = False
+
+
+#: Also those without steps: what stages there are must not depend on the rank that a plan is for.
+Stages = tuple[Stage, ...]
+
+Operand_ = TypeVar("Operand_", bound=Operand)
 
 #: Elements that cuts of long data are multiples of, so that addresses stay aligned for vector loads and DMA.
 GRAIN = 64
@@ -30,6 +41,8 @@ class Scratch:
 
     def __init__(self, ranks: int) -> None:
         self.sizes = [0] * ranks
+        #: What fragments of equal length have in common, by whatever they like.
+        self.memo: dict[Any, Any] = {}
 
     def take(self, rank: int, count: int) -> Region:
         """``count`` elements that nothing else uses."""
@@ -51,11 +64,27 @@ class Piece:
     last stages of the last one.
     """
 
-    def __init__(self, index: int, total: int, scratch: Scratch) -> None:
+    def __init__(self, index: int, total: int, scratch: Scratch, only: int | None = None) -> None:
         self.index = index
         self.total = total
+        #: The one rank whose steps are wanted; None for everybody's.
+        self.only = only
+        self.memo = scratch.memo
         self.tmp = scratch.take
         self.tmp_everywhere = scratch.everywhere
+
+    def wants(self, ranks: Container[int]) -> bool:
+        """Whether a step of these ranks belongs in the plan; algorithms need not make others."""
+        return self.only is None or self.only in ranks
+
+    def members(self, ranks: Sequence[int], make: Callable[[int], Operand_]) -> tuple[Operand_, ...]:
+        """Operands of a step's members, which are all of one form; ``make`` takes a place in ``ranks``.
+
+        In the plan of one rank those of the others are of no account: they are given that rank's own.
+        """
+        if self.only is None or self.only not in ranks:
+            return tuple([make(i) for i in range(len(ranks))])
+        return (make(ranks.index(self.only)),) * len(ranks)
 
     def cut(self, block: Block) -> Block:
         """The part of ``block`` that belongs to this fragment."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from ucc_hetero.algorithms.parts import copy, each, island_blocks, merge, message, only, region, shifted, stages
+from ucc_hetero.algorithms.division import group_blocks, merge
+from ucc_hetero.algorithms.parts import Aside, copy, each, message, only, region, shifted, stages
 from ucc_hetero.algorithms.registry import Piece, Stages, algorithm
 from ucc_hetero.collectives import Block, Call, Shape
 from ucc_hetero.plan import Region, Step
@@ -16,7 +17,9 @@ _BOTH = ("scatter", "scatterv")
 def _home(topology: Topology, call: Call, shape: Shape, piece: Piece) -> list[Step]:
     """Scatter the blocks of the root's island from it."""
     island = topology.islands[topology.island_of[call.root]]
-    blocks = island_blocks(island, shape, piece)
+    if not piece.wants(island.ranks):
+        return []
+    blocks = group_blocks(island, shape, piece)
     own = shifted("recv", lambda rank: shape.own(rank).offset)
     dst = tuple(own(rank, block) for rank, block in zip(island.ranks, blocks, strict=True))
     if island.size == 1:
@@ -35,23 +38,26 @@ def tree(topology: Topology, call: Call, piece: Piece) -> Stages:
     once.
     """
     shape = Shape(call)
-    pack: list[Step] = []
+    pack = Aside()
     across = _home(topology, call, shape, piece)
     inside: list[Step] = []
     for island in topology.islands:
-        blocks = island_blocks(island, shape, piece)
+        if not piece.wants((call.root, *island.ranks)):
+            continue
+        blocks = group_blocks(island, shape, piece)
         total = sum(block.count for block in blocks)
         if island.index == topology.island_of[call.root] or not total:
             continue
         runs = merge(blocks)
         src = region("send", runs[0]) if len(runs) == 1 else piece.tmp(call.root, total)
         at = src.offset
-        for run in runs if len(runs) > 1 else ():
+        for run in runs if len(runs) > 1 and piece.wants((call.root,)) else ():
             pack += copy(call.root, region("send", run), Region("tmp", at, run.count))
             at += run.count
         steps, to = _unpack(island, blocks, total, shape, piece)
-        across += message(topology, call.root, island.ranks[0], src, to)
-        inside += steps
+        if piece.wants((call.root, island.ranks[0])):
+            across += message(topology, call.root, island.ranks[0], src, to)
+        inside += steps if piece.wants(island.ranks) else []
     return stages(pack, across, inside)
 
 
@@ -79,7 +85,7 @@ def split_rail(topology: Topology, call: Call, piece: Piece) -> Stages:
     own = shifted("recv", lambda rank: shape.own(rank).offset)
     out = _home(topology, call, shape, piece)
     for rank in range(call.ranks):
-        if topology.island_of[rank] != topology.island_of[call.root]:
+        if topology.island_of[rank] != topology.island_of[call.root] and piece.wants((rank, call.root)):
             block = piece.cut(shape.own(rank))
             out += message(topology, call.root, rank, region("send", block), own(rank, block))
     return stages(out)

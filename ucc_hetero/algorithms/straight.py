@@ -33,6 +33,8 @@ def straight(topology: Topology, call: Call, piece: Piece) -> Stages:
     shape = Shape(call)
     out: list[Step] = []
     for sender, receiver in _pairs(call):
+        if not piece.wants((sender, receiver)):
+            continue
         src, dst = _ends(shape, piece, sender, receiver)
         out += copy(sender, src, dst) if sender == receiver else message(topology, sender, receiver, src, dst)
     return stages(out)
