@@ -16,13 +16,12 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
-from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(ROOT / name) for name in ("benchmarks", "examples", "")]
-
-from torch_job import RANK, about, begin, job, mixed_environment, write  # noqa: E402
+if __package__:
+    from .torch_job import RANK, about, begin, job, mixed_environment, write
+else:
+    from torch_job import RANK, about, begin, job, mixed_environment, write  # type: ignore[no-redef]
 
 
 def arguments() -> argparse.Namespace:

@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-__all__ = ["RANK", "about", "begin", "job", "mixed_environment", "ratio", "write"]
+__all__ = ["RANK", "about", "begin", "find_examples", "job", "mixed_environment", "ratio", "write"]
 
 ROOT = Path(__file__).resolve().parents[1]
 RANK = int(os.environ.get("OMPI_COMM_WORLD_RANK") or os.environ.get("PMI_RANK") or 0)
@@ -80,6 +80,14 @@ def mixed_environment(ranks: int, amd: str) -> dict[str, str]:
     return {} if amd else {"UCCH_EMULATE": f"nvidia:{ranks - half},amd:{half}"}
 
 
+def find_examples() -> None:
+    """Make the modules of examples/, and of this package where it is not installed, importable."""
+    examples = ROOT / "examples"
+    if not examples.exists():
+        sys.exit(f"{sys.argv[0]} trains the models of examples/ and needs a clone of the repository")
+    sys.path += [str(examples), str(ROOT)]
+
+
 def begin(amd: str, hip: str, seconds: float) -> Any:
     """A rank's first steps, before anything of ours is loaded; returns torch.
 
@@ -87,6 +95,7 @@ def begin(amd: str, hip: str, seconds: float) -> Any:
     After ``seconds`` the rank says where it is and ends.
     """
     faulthandler.dump_traceback_later(seconds, exit=True)
+    find_examples()
     sides = {int(rank) for rank in amd.split(",") if rank}
     if sides:
         os.environ["UCCH_CUDA_LIB" if RANK in sides else "UCCH_HIP_LIB"] = "none"

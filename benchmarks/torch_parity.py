@@ -25,10 +25,10 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any, NamedTuple
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(ROOT / name) for name in ("benchmarks", "examples", "")]
-
-from torch_job import RANK, about, begin, job, mixed_environment, write  # noqa: E402
+if __package__:
+    from .torch_job import RANK, about, begin, find_examples, job, mixed_environment, write
+else:
+    from torch_job import RANK, about, begin, find_examples, job, mixed_environment, write  # type: ignore[no-redef]
 
 #: Name -> Settings of examples/llm_job.py. The boundary between vendors lies inside every group of four ranks.
 WAYS: dict[str, dict[str, Any]] = {
@@ -195,6 +195,7 @@ def main() -> int:
         rule = RULES[options.dtype]._asdict()
         write(options.json, {"command": sys.argv, "good": good, "rule": rule, "distances": table, "runs": found})
     if options.plot:
+        find_examples()
         from train_llm import plot
 
         curves = {f"{way}, {name}": each[way] for name, each in losses.items() for way in each}

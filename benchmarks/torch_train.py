@@ -19,13 +19,12 @@ import sys
 import time
 import traceback
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(ROOT / name) for name in ("benchmarks", "examples", "")]
-
-from torch_job import RANK, about, begin, job, mixed_environment, ratio, write  # noqa: E402
+if __package__:
+    from .torch_job import RANK, about, begin, job, mixed_environment, ratio, write
+else:
+    from torch_job import RANK, about, begin, job, mixed_environment, ratio, write  # type: ignore[no-redef]
 
 #: Name -> (Settings of examples/llm_job.py, shares of NCCL's tokens/s that the mixed and homogeneous jobs are to reach)
 WAYS: dict[str, tuple[dict[str, Any], float, float]] = {

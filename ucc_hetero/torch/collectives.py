@@ -103,9 +103,9 @@ class Collectives(Posting):
 
     def barrier(self, opts: Any = None) -> Work:
         """Wait until all ranks have called; work queued on the caller's device stream is done by then."""
-        device = getattr(opts, "device", None)
-        if device is not None and device.type != "cpu":
-            torch.accelerator.current_stream(device).synchronize()
+        if torch.cuda.is_initialized():  # which device is meant is not always said
+            device = getattr(opts, "device", None)
+            torch.cuda.current_stream(device if device is not None and device.type == "cuda" else None).synchronize()
         return self.post("barrier", None, None, opts, [])
 
     # --- gathering ----------------------------------------------------------------------------------------------------

@@ -70,8 +70,12 @@ class InOrder:
 class Future(torch.futures.Future):  # type: ignore[type-arg,unused-ignore]
     """A torch future whose callbacks run in a thread of the group's, in the order in which they were attached."""
 
-    def __init__(self, callbacks: Callable[[int], InOrder], work: Work | None = None) -> None:
-        super().__init__(devices=work.devices if work is not None else None)
+    def __init__(
+        self, callbacks: Callable[[int], InOrder], work: Work | None = None, devices: Sequence[Any] | None = None
+    ) -> None:
+        #: Those of the tensors that the result may hold; None for the host's alone.
+        self._devices = work.devices if work is not None else devices
+        super().__init__(devices=self._devices)
         #: The group's callbacks of a level.
         self._callbacks = callbacks
         self._work = work
@@ -85,16 +89,15 @@ class Future(torch.futures.Future):  # type: ignore[type-arg,unused-ignore]
 
     def then(self, callback: Callable[[Any], Any]) -> Future:
         """Call ``callback(self)`` when there is a result; the returned future holds what it returns."""
-        out = Future(self._callbacks)
+        out = Future(self._callbacks, devices=self._devices)
 
         def job() -> None:
-            self._settle()
-            try:
-                result = callback(self)
-            except Exception as failure:
-                out.set_exception(failure)
-            else:
-                out.set_result(result)
+            with beside(self._devices):
+                self._settle()
+                try:
+                    out.set_result(callback(self))
+                except Exception as failure:
+                    out.set_exception(failure)
 
         self._callbacks(level() + 1).add(job)
         return out

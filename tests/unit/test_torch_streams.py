@@ -1,0 +1,182 @@
+"""Calls on a device's tensors: what is asked of streams, and in which order; with streams that take notes."""
+
+from __future__ import annotations
+
+import threading
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch", reason="needs torch: pip install 'ucc-hetero[torch]'")
+import torch
+import torch.distributed as dist
+
+from ucc_hetero.errors import CollectiveError
+from ucc_hetero.native import ffi, lib
+from ucc_hetero.request import Request
+from ucc_hetero.torch import streams
+from ucc_hetero.torch.futures import InOrder
+from ucc_hetero.torch.work import Later, Work
+
+
+class Stream:
+    """Notes what is asked of it."""
+
+    def __init__(self, name: str, notes: list[str]) -> None:
+        self.name, self.notes, self.device, self.cuda_stream = name, notes, "cuda:0", 77
+        self.done = threading.Event()
+
+    def wait_stream(self, other: Stream) -> None:
+        self.notes.append(f"{self.name} waits for {other.name}")
+
+    def wait_event(self, event: Any) -> None:
+        self.notes.append(f"{self.name} waits for an event of {event.name}")
+
+    def record_event(self) -> Stream:
+        self.notes.append(f"event in {self.name}")
+        return self
+
+    def query(self) -> bool:
+        return self.done.is_set()
+
+    synchronize = query
+
+
+class Cuda:
+    """Stands for ``torch.cuda``; ``main`` is the current stream."""
+
+    def __init__(self) -> None:
+        self.notes: list[str] = []
+        self.main = self.current = Stream("main", self.notes)
+        self.capturing = False
+
+    def Stream(self, device: Any) -> Stream:
+        return Stream("side", self.notes)
+
+    def current_stream(self, device: Any = None) -> Stream:
+        return self.current
+
+    def is_current_stream_capturing(self) -> bool:
+        return self.capturing
+
+    @contextmanager
+    def stream(self, stream: Stream) -> Any:
+        before, self.current = self.current, stream
+        yield
+        self.current = before
+
+
+@pytest.fixture
+def cuda(monkeypatch: pytest.MonkeyPatch) -> Cuda:
+    found = Cuda()
+    monkeypatch.setattr(streams.torch, "cuda", found)
+    return found
+
+
+def finished() -> Request:
+    """A request of a call that has ended."""
+    message = ffi.gc(lib.ucch_message_new(), lib.ucch_message_free)
+    request = Request(lib.ucch_message_op(message), message, lambda state, status: None)
+    request._done = True
+    return request
+
+
+@pytest.mark.parametrize("held", [True, False], ids=["held", "not held"])
+@pytest.mark.parametrize("asynchronous", [True, False], ids=["asynchronous", "at once"])
+def test_a_call_is_a_part_of_the_right_stream(cuda: Cuda, held: bool, asynchronous: bool) -> None:
+    notes, where = cuda.notes, "side" if asynchronous else "main"
+
+    def start(stream: int) -> tuple[Request, bool]:
+        notes.append(f"start in {cuda.current.name}")
+        return finished(), held
+
+    def finish() -> None:
+        notes.append(f"finish in {cuda.current.name}")
+
+    _, ready = streams.Side("cuda:0").run(start, (None,), finish, asynchronous=asynchronous)
+    before = ["side waits for main"] if asynchronous else []
+    after = [f"finish in {where}", f"event in {where}"] if held else []
+    assert notes == [*before, f"start in {where}", *after]
+    assert (ready is not None) == held and cuda.current is cuda.main
+    if held:
+        ready.order()  # the stream of whoever waits, and not the host
+        assert notes[-1] == f"main waits for an event of {where}"
+
+
+def test_calls_are_not_captured(cuda: Cuda) -> None:
+    cuda.capturing = True
+    with pytest.raises(dist.DistBackendError, match="captured"):
+        streams.Side("cuda:0").run(lambda stream: (finished(), True), (), None, asynchronous=True)
+
+
+class Group:
+    """As much of a process group as a Work needs."""
+
+    def __init__(self) -> None:
+        self.in_flight: dict[Work, None] = {}
+        self.aborted = ""
+        self._name = "fake"
+
+    def rank(self) -> int:
+        return 0
+
+    def check_aborted(self) -> None:
+        if self.aborted:
+            raise dist.DistBackendError(self.aborted)
+
+
+def later(group: Any, **more: Any) -> Later:
+    return Later(group, [], more.get("finish"), None, None)
+
+
+def test_messages_start_in_order_and_after_their_streams() -> None:
+    group: Any = Group()
+    thread, order, gates = InOrder(0, "test"), [], [threading.Event() for _ in range(3)]
+    works = [later(group) for _ in gates]
+    for i, (work, gate) in enumerate(zip(works, gates, strict=True)):
+
+        def start(i: int = i, gate: threading.Event = gate) -> Request:
+            gate.wait()
+            order.append(i)
+            return finished()
+
+        thread.add(lambda work=work, start=start: work.begin(start))
+    gates[2].set()
+    assert not works[2].is_completed() and len(group.in_flight) == 3
+    gates[0].set(), gates[1].set()
+    assert all(work.wait() for work in works) and order == [0, 1, 2]
+    assert not group.in_flight and all(work.is_success() for work in works)
+    thread.stop(10)
+
+
+def test_what_goes_wrong_at_the_start_is_raised_where_one_waits() -> None:
+    group: Any = Group()
+
+    def start() -> Request:
+        raise CollectiveError("rank 0: nobody is there")
+
+    work = later(group)
+    work.begin(start)
+    assert work.is_completed() and not work.is_success() and not group.in_flight
+    with pytest.raises(dist.DistBackendError, match="nobody is there"):
+        work.wait()
+
+
+def test_waiting_for_what_has_not_begun_ends() -> None:
+    from datetime import timedelta
+
+    group: Any = Group()
+    work = later(group)
+    with pytest.raises(dist.DistBackendError, match="Timeout expired"):
+        work.wait(timedelta(seconds=0.01))
+    group.aborted = "abort() was called"
+    with pytest.raises(dist.DistBackendError, match=r"abort\(\)"):
+        work.wait()
+    assert not work.is_over()
+
+
+def test_the_devices_that_are_none_of_ours(cuda: Cuda) -> None:
+    assert streams.device_of(None, torch.ones(2)) is None
+    assert streams.device_of([torch.ones(2, device="meta"), [1, 1]]).type == "meta"
+    assert streams.used_in_current([torch.ones(2), [torch.ones(1), [3]], None]) is None and not cuda.notes
