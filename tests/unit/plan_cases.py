@@ -205,7 +205,7 @@ class Simulation:
         elif step.kind in ("allreduce", "reduce"):
             for member in dst:
                 for to in member:
-                    to[:] = sum(own[0] for own in src)
+                    to[:] = self.add([own[0] for own in src])
         elif step.kind == "reduce_scatter":
             for i in range(n):
                 own = regions(step.dst[i])[0]
@@ -213,7 +213,7 @@ class Simulation:
                     for r in regions(step.src[i]):
                         self.at(step.ranks[i], r)[:] = self._garbage(r.count)
             for i in range(n):
-                dst[i][0][:] = sum(other[i] for other in src)
+                dst[i][0][:] = self.add([other[i] for other in src])
         elif step.kind in ("allgather", "gather"):
             for member in dst:
                 for to, own in zip(member, src, strict=bool(member)):
@@ -226,7 +226,11 @@ class Simulation:
                 for j in range(n):
                     dst[j][i][:] = src[i][j]
         elif step.kind == "combine":
-            dst[0][0][:] = dst[0][0] + src[0][0]
+            dst[0][0][:] = self.add([dst[0][0], src[0][0]])
+
+    def add(self, values: list[Vector]) -> Vector:
+        """The reduction of the members' values."""
+        return np.add.reduce(values)
 
     def right(self) -> bool:
         """Whether every rank holds what MPI says it should."""
