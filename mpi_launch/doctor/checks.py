@@ -285,7 +285,7 @@ def settings(facts: Facts) -> Iterator[Finding]:
     words = {word.strip() for word in env.get("UCX_TLS", "all").split(",")}
     if not any(word.startswith("^") for word in words):
         yield from _transports(facts, words)
-    forced = [name for name in env if name.startswith("UCCHB_")]
+    forced = [name for name in env if name.startswith("UCCHB_UCC_")]
     steering = [name for name in ("UCC_TLS", "UCC_CLS", "UCC_CL_BASIC_TLS", "UCC_TL_UCP_TUNE") if name in env]
     if forced:
         yield finding(

@@ -12,6 +12,7 @@ import pytest
 
 import ucc_hetero
 from ucc_hetero import env, ucc, ucx
+from ucc_hetero.vendors import VENDORS
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -103,3 +104,11 @@ def test_environment_variables_are_documented() -> None:
     expected = [row(variable) for variable in env.TABLE.values()]
     found = [line for line in (ROOT / "docs" / "environment.md").read_text().splitlines() if "`UCCH_" in line[:8]]
     assert found == expected, "docs/environment.md should have:\n" + "\n".join(expected)
+
+
+def test_settings_of_vendors_are_documented() -> None:
+    page = (ROOT / "docs" / "launch.md").read_text()
+    for vendor in VENDORS.values():
+        for setting in vendor.settings:
+            line = next((line for line in page.splitlines() if f"`{setting.name}={setting.value}`" in line), "")
+            assert line.startswith(f"| {vendor.name} |"), f"docs/launch.md lacks {setting.name}={setting.value}"
