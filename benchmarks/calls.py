@@ -13,7 +13,7 @@ from .memory import Block, Memory
 from .peers import Peer
 from .table import Collective
 
-__all__ = ["Buffers", "Case", "Pool", "bind", "lengths", "longest", "persistent", "roots", "shares"]
+__all__ = ["Buffers", "Case", "Pool", "bind", "in_place_only", "lengths", "longest", "persistent", "roots", "shares"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +71,11 @@ def lengths(case: Case) -> tuple[int | None, int | None]:
 def longest(row: Collective, count: int, ranks: int) -> int:
     """Elements of the longest buffer that any rank needs."""
     return count if row.kind in ("reduce_all", "reduce_root", "reduce_scatter", "bcast") else count * ranks
+
+
+def in_place_only(peer: Peer, row: Collective) -> bool:
+    """Whether a peer has no other form: torch.distributed reduces in place, so that is how it is measured."""
+    return peer.name in ("gloo", "nccl") and row.reduces
 
 
 class Pool:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from .calls import Buffers, Case, Pool, bind, longest, persistent, roots
+from .calls import Buffers, Case, Pool, bind, in_place_only, longest, persistent, roots
 from .output import Row
 from .peers import Peer
 from .session import Session
@@ -41,8 +41,7 @@ class Bound:
 def _cases(session: Session, peer: Peer, dtype: np.dtype[Any], size: int) -> list[Case]:
     row, world, options = session.bench.collective, session.world, session.options
     assert row is not None
-    # torch.distributed reduces in place only, so that is how it is measured.
-    in_place = options.in_place or (peer.name in ("gloo", "nccl") and row.reduces)
+    in_place = options.in_place or in_place_only(peer, row)
     count = size // dtype.itemsize
     return [Case(row, world.rank, world.size, count, root, in_place) for root in roots(row, options.root, world.size)]
 

@@ -12,14 +12,14 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from time import perf_counter, sleep
 from typing import Any, NoReturn
 
 import numpy as np
 import numpy.typing as npt
 
-from .calls import Case, Pool, bind, longest, persistent
+from .calls import Case, Pool, bind, in_place_only, longest, persistent
 from .files import header, write_json
 from .meanings import PEERS, number
 from .memory import dtype_of, open_memory
@@ -110,6 +110,7 @@ def _series(peers: Sequence[Peer]) -> list[Series]:
 
 def _ready(series: Series, case: Case, pool: Pool, dtype: np.dtype[Any], world: World) -> Bound:
     """Bind a call and prove once that it gives the right answer."""
+    case = replace(case, in_place=in_place_only(series.peer, case.row))
     buffers = pool.take(case)
     if series.form == "persistent":
         request = persistent(series.peer, case, buffers)

@@ -193,6 +193,18 @@ def test_compare(mpirun: Run, tmp_path: Path) -> None:
     assert all(len(series["rounds"]) == 3 for series in data["rows"][0]["series"])
 
 
+def test_gloo_is_a_peer_like_the_others(mpirun: Run) -> None:
+    pytest.importorskip("torch")
+    words = [
+        "compare --no-start-up --peers ours,gloo -m 8:8 -r 2",
+        "osu_allreduce --peer gloo -m 8:8 -i 4 -x 1 -T mpi_float -c",
+    ]
+    result = mpirun(MANY, n=2, args=words, timeout=150)
+    compared, table = rows(result.stdout)
+    assert (compared[0], table[0], table[2]) == ("8", "8", "Pass")
+    assert all(float(us) > 0 for us in (*compared[1:4], table[1], table[3]))
+
+
 def test_init_and_sessions(mpirun: Run) -> None:
     result = mpirun(MAIN, n=2, args=["osu_init"])
     assert re.fullmatch(r"# OSU MPI Init Test v7\.4\nnprocs: 2, min: \d+ ms, max: \d+ ms, avg: \d+ ms\n", result.stdout)
