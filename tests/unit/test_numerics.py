@@ -13,7 +13,7 @@ from plan_cases import Simulation, Vector
 from ucc_hetero import algorithms
 from ucc_hetero.collectives import ROWS, Call, Shape
 from ucc_hetero.select import Choice, make_plan
-from ucc_hetero.topology import Topology
+from ucc_hetero.topology import Group, Topology
 
 PAGE = Path(__file__).parents[2] / "docs" / "numerics.md"
 
@@ -81,6 +81,26 @@ def test_no_deeper_than_promised(collective: str, vendors: str, hosts: str) -> N
         bound = BOUNDS["ordered" if collective in ("scan", "exscan") else name][1](p, k, m)
         for pieces in (1, 3):
             assert depth(topology, call, Choice(name, pieces)) <= bound, (name, pieces)
+
+
+def _widths(group: Group) -> int:
+    """Roundings of a tree that adds one group's members after the other, on the deepest way down."""
+    below = max((_widths(child) for child in group.children), default=0)
+    return below + max(len(group.children) or len(group.ranks), 1) - 1
+
+
+@pytest.mark.parametrize("collective", REDUCING)
+def test_levels_add_up(collective: str) -> None:
+    """Sites of racks of hosts: what each level divides into is added there, one group after the other at most."""
+    hosts = [0, 0, 1, 1, 2, 2, 2, 3, 4, 4, 5, 5, 6, 6, 7, 7]
+    racks = [0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 4, 4]
+    sites = [0] * 8 + [1] * 8
+    topology = Topology.group(["host"] * 16, hosts, (), [sites, racks])
+    counts = {"vector": (40,), "equal": (5,), "ranks": tuple(range(1, 17))}[ROWS[collective].layout]
+    call = Call(collective, 16, counts, 15 if ROWS[collective].rooted else -1)
+    for name in algorithms.names(collective):
+        most = _widths(topology.tree) if name in ("tree", "split_rail") else 15
+        assert depth(topology, call, Choice(name)) <= most, name
 
 
 def test_the_page_has_the_bounds() -> None:
