@@ -111,6 +111,8 @@ class Facts:
     device_memory: str = ""
     #: Mbit/s that the links of the rank's host carry together; 0 if unknown.
     link_speed: int = 0
+    #: Where the rank's host stands (UCCH_GROUP): names joined by ``/``, outermost first.
+    group: str = ""
     #: UCX's transports of the rank (``tcp``, ``rc_mlx5``, ``cuda_ipc``, ...), sorted.
     transports: tuple[str, ...] = ()
 

@@ -19,6 +19,7 @@ __all__ = [
     "host_identity",
     "link_speed",
     "machine",
+    "nics",
     "record",
     "replay",
 ]
@@ -157,6 +158,11 @@ def machine(root: Path = Path("/")) -> Machine:
     pairs = [(a.pci, n.pci) for a in accelerators for n in nics if n.pci]
     distances = tuple((a, b, _distance(root, a, b)) for a, b in dict.fromkeys(pairs))
     return Machine(nics, accelerators, tuple(_numa(root)), _in_container(root), distances)
+
+
+def nics(root: Path = Path("/")) -> tuple[Nic, ...]:
+    """This host's ports to other hosts that are up; virtual ones where there is no hardware."""
+    return tuple(_nics(root))
 
 
 def link_speed(root: Path = Path("/")) -> int:

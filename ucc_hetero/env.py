@@ -123,6 +123,20 @@ _VARIABLES = (
         "Mbit/s that this host's links to other hosts carry together; what the kernel says if unset.",
         "Mbit/s",
     ),
+    Variable(
+        "PORTS",
+        _choice("auto", "all"),
+        "auto",
+        "Which network ports a rank uses where hosts have several: one in turn where that is possible, or all.",
+        "auto|all",
+    ),
+    Variable(
+        "GROUP",
+        str,
+        "",
+        "Where a host stands, outermost first: hosts with the same beginning are a level of their own.",
+        "site/rack",
+    ),
     Variable("EMULATE", str, "", "Pretend vendors, given to the ranks in order.", "nvidia:2,amd:2"),
     Variable(
         "CHECK",

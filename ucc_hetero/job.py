@@ -18,7 +18,7 @@ from .oob import MPIExchange
 from .residence import crowded_hosts
 from .topology import Topology, emulated_vendors
 
-__all__ = ["Job", "Process", "all_jobs", "close_all", "job_of", "place_here", "process"]
+__all__ = ["Job", "Process", "all_jobs", "begun", "close_all", "job_of", "place_here", "process"]
 
 #: Rounds that a waiter spins before it yields, where every rank of the host has a core of its own.
 SPIN_ROUNDS = 400
@@ -61,6 +61,7 @@ class Process:
             address=self.worker.address,
             device_memory=MEMORY_NAMES[runtime.memory_type] if (runtime := runtime_of(place.vendor)) else "",
             link_speed=env.get("LINK_SPEED") or link_speed(),
+            group=env.get("GROUP"),
         )
 
     def endpoint(self, facts: Facts) -> ucx.Endpoint:
@@ -166,6 +167,11 @@ class Job:
 
 _process: Process | None = None
 _jobs: list[Job] = []
+
+
+def begun() -> bool:
+    """Whether this process's libraries and worker exist."""
+    return _process is not None
 
 
 def process() -> Process:

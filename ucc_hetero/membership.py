@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from . import agreement, env, job, log
+from . import agreement, env, job, log, ports
 from ._version import __version__
 from .agreement import Facts
 from .collectives import ROWS, Call, elements
 from .device import bind
+from .discover import host_identity
 from .errors import AgreementError, CollectiveError, UCCHError
 from .liveness import Board
 from .native import lib
@@ -18,7 +20,7 @@ from .plan import Plan
 from .residence import Device, path_of
 from .select import agreed, choose, make_plan
 from .teams import Teams
-from .topology import Topology, link_weights
+from .topology import Topology, levels_of, link_weights
 from .tune import check_table
 from .turns import turn
 from .types import OPS
@@ -59,9 +61,13 @@ class Membership:
         hosts = [nodes.setdefault(f.host.node, len(nodes)) for f in self.facts]
         path = path_of(self.facts, env.get("STAGING"))
         #: Islands alone: what tables of measured choices go by.
-        self.bare = Topology.group(vendors, hosts)
-        weighted = Topology.group(vendors, hosts, link_weights(hosts, [f.link_speed for f in self.facts]))
         plain = not any(f.device_memory for f in self.facts)
+        levels = levels_of([f.group for f in self.facts])
+        if plain:  # no vendor's library that knows of hosts
+            levels.append(hosts)
+        self.bare = Topology.group(vendors, hosts, (), levels)
+        speeds = link_weights(hosts, [f.link_speed for f in self.facts])
+        weighted = Topology.group(vendors, hosts, speeds, levels)
         self.topology, self.tuning = agreed(self.bare, weighted, env.get("TUNE"), self._table, path, plain=plain)
         island = self.topology.islands[self.topology.island_of[self.rank]]
         self.device = Device.of(self.rank, island.ranks, self.facts, self.runtime)
@@ -79,6 +85,7 @@ class Membership:
         """
         from mpi4py import MPI
 
+        self._divide_ports()
         world = getattr(self.mpi, "world", MPI.COMM_WORLD)  # an exchange that is not MPI's says where we are
         failure: Exception | None = None
         try:
@@ -99,6 +106,15 @@ class Membership:
         #: Of measured choices, as rank 0 found it.
         self._table: str = everyone[0][3]
         return [e[0] for e in everyone], [e[1] for e in everyone], all(e[2] for e in everyone)
+
+    def _divide_ports(self) -> None:
+        """Let the ranks of a host use different ports, where that is of use and libucx has not begun yet."""
+        offer: tuple[ports.Port, ...] = ()
+        if not job.begun() and env.get("PORTS") == "auto":
+            offer = ports.ports(os.environ.get("UCX_NET_DEVICES", ""))
+        everyone = self.mpi.allgather((host_identity().node, offer))
+        chosen = ports.assign([node for node, _ in everyone], [found for _, found in everyone])
+        ports.use(chosen[self.rank])
 
     def _first_teams(self) -> None:
         """Make the teams that usual calls need and try them; all ranks learn whether all of them work.

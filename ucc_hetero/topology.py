@@ -9,7 +9,7 @@ from fractions import Fraction
 
 from ucc_hetero.types import VENDORS
 
-__all__ = ["Group", "Island", "Link", "Topology", "emulated_vendors", "link_weights"]
+__all__ = ["Group", "Island", "Link", "Topology", "emulated_vendors", "levels_of", "link_weights"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,6 +210,16 @@ def _grown(ranks: Sequence[int], levels: Sequence[Sequence[int]], above: int) ->
             children = tuple(_grown(of, levels[i + 1 :], above - i - 1) for of in members.values())
             return Group(tuple(rank for child in children for rank in child.ranks), children)
     return Group(tuple(ranks))
+
+
+def levels_of(groups: Sequence[str]) -> list[list[int]]:
+    """Levels from the place of each rank's host, names joined by ``/``: a number per rank and depth."""
+    paths = [tuple(filter(None, group.split("/"))) for group in groups]
+    out = []
+    for depth in range(1, max(map(len, paths), default=0) + 1):
+        numbers: dict[tuple[str, ...], int] = {}
+        out.append([numbers.setdefault(path[:depth], len(numbers)) for path in paths])
+    return out
 
 
 def link_weights(hosts: Sequence[int], speeds: Sequence[int]) -> tuple[int, ...]:

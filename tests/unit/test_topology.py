@@ -8,9 +8,9 @@ import sys
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from plan_cases import topologies
+from plan_cases import deep_topologies, topologies
 
-from ucc_hetero.topology import Island, Topology, emulated_vendors, link_weights
+from ucc_hetero.topology import Group, Island, Topology, emulated_vendors, levels_of, link_weights
 
 
 def test_group_by_vendor_and_host_ranks_by_node() -> None:
@@ -45,6 +45,43 @@ def test_one_island_is_flat() -> None:
 def test_group_refuses(vendors: list[str], hosts: list[int], weights: tuple[int, ...], text: str) -> None:
     with pytest.raises(ValueError, match=text):
         Topology.group(vendors, hosts, weights)
+
+
+def test_levels_join_islands_and_divide_them() -> None:
+    hosts = [0, 0, 1, 1, 2, 2, 3, 3]
+    vendors = ["nvidia"] * 4 + ["amd"] * 4
+    topology = Topology.group(vendors, hosts, (), [hosts])
+    nvidia = Group((0, 1, 2, 3), (Group((0, 1)), Group((2, 3))))
+    amd = Group((4, 5, 6, 7), (Group((4, 5)), Group((6, 7))))
+    assert topology.tree == Group(tuple(range(8)), (nvidia, amd)) and topology.deep and topology.tree.height == 2
+    assert not Topology.group(vendors, hosts).deep
+    racks = levels_of(["a/1", "a/1", "a/2", "a/2", "b", "b", "b", "b"])
+    assert racks == [[0, 0, 0, 0, 1, 1, 1, 1], [0, 0, 1, 1, 2, 2, 2, 2]]
+    tree = Topology.group(["host"] * 8, hosts, (), racks).tree
+    assert [child.height for child in tree.children] == [1, 1] and tree.children[0].ranks == (0, 1, 2, 3)
+    # Groups of one rank inside an island are no level; an island over a border of a level is divided by it.
+    assert not Topology.group(["amd"] * 3, [0, 1, 2], (), [[0, 1, 2]]).deep
+    across = Topology.group(["amd"] * 4, [0] * 4, (), [[5, 5, 9, 9]])
+    assert across.flat and across.deep and across.tree.children == (Group((0, 1)), Group((2, 3)))
+    assert (
+        across.levels == ((0, 0, 1, 1),) and across.fingerprint() != Topology.group(["amd"] * 4, [0] * 4).fingerprint()
+    )
+    with pytest.raises(ValueError, match="one number for each of 2 ranks"):
+        Topology.group(["amd"] * 2, [0, 0], (), [[0]])
+
+
+@given(topology=deep_topologies())
+def test_every_level_partitions_the_ranks(topology: Topology) -> None:
+    for group in topology.tree.walk():
+        assert len(set(group.ranks)) == group.size > 0
+        if group.children:
+            assert [rank for child in group.children for rank in child.ranks] == list(group.ranks)
+            assert len(group.children) > 1
+        else:
+            assert len({topology.island_of[rank] for rank in group.ranks}) == 1
+    assert sorted(topology.tree.ranks) == list(range(topology.size))
+    again = topology.sub(range(topology.size))
+    assert again == topology and again.tree == topology.tree
 
 
 def test_islands_must_partition_the_ranks() -> None:

@@ -1,0 +1,47 @@
+"""Which port each rank of a host uses, where there are several."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ucc_hetero.discover import replay
+from ucc_hetero.ports import Port, assign, ports
+
+A, B = Port("eth0", 10 << 32, 1000), Port("eth1", 11 << 32, 1000)
+
+
+def test_ranks_of_a_host_take_turns() -> None:
+    assert assign("xxyy", [(A, B)] * 4) == ["eth0", "eth1"] * 2
+    assert assign("xyxyxy", [(A, B)] * 6) == ["eth0", "eth0", "eth1", "eth1", "eth0", "eth0"]
+    # The same networks under other names, and another speed of the whole host.
+    other = (A._replace(name="ens1", speed=10), B._replace(name="ens2", speed=10))
+    assert assign("xxyy", [(A, B)] * 2 + [other] * 2) == ["eth0", "eth1", "ens1", "ens2"]
+
+
+@pytest.mark.parametrize(
+    "hosts, offers",
+    [
+        ("xxxx", [(A, B)] * 4),  # nothing leaves the host
+        ("xyy", [(A, B)] * 3),  # a rank needs both
+        ("xxyy", [(A, B)] * 2 + [()] * 2),  # ports in the same networks on every host, or not at all
+        ("xxyy", [(A, B)] * 2 + [(A, B._replace(network=12 << 32))] * 2),
+        ("xxyy", [(A, B._replace(speed=10))] * 4),
+        ("xxyy", [(A, B._replace(network=A.network))] * 4),
+    ],
+)
+def test_ucx_decides_where_turns_would_not_do(hosts: str, offers: list[tuple[Port, ...]]) -> None:
+    assert assign(hosts, offers) == [""] * len(hosts)
+
+
+def test_ports_of_this_machine() -> None:
+    found = ports("")
+    assert len(found) != 1 and all(port.network for port in found)
+    assert list(found) == sorted(found, key=lambda port: port.network)
+    assert ports("no-such-port") == ()
+
+
+def test_infiniband_is_left_to_ucx(tmp_path: Path) -> None:
+    card = {f"sys/class/infiniband/mlx5_{i}/ports/1/state": "4: ACTIVE" for i in range(2)}
+    assert ports("", replay(card, tmp_path)) == ()
