@@ -25,9 +25,11 @@ typedef struct ucch_launch {
     uint64_t bytes;
     ucch_board *board;
     struct ucch_launch *next;
+    uint64_t event; /* of the timeline, which sees an end only when it is collected */
     struct {
         ucc_coll_req_h request;
         ucch_context *context;
+        uint64_t event;
     } each[];
 } ucch_launch;
 
@@ -100,6 +102,8 @@ static int launch_step_locked(ucch_program *p, ucch_step *s, ucch_launch *l, voi
     status = ucch_step_init_locked(p, s);
     if (status < 0)
         return status;
+    if (UCCH_TRACING)
+        l->each[l->n].event = ucch_trace_begin_locked(p->number, (int)(s - p->steps), l->op.error.seq);
     l->each[l->n].request = s->request;
     l->each[l->n++].context = s->team->context;
     s->team->context->users++;
@@ -123,6 +127,8 @@ static int next_in_line(const ucch_program *p) {
 }
 
 static void end_locked(ucch_launch *l, int status, int peer) {
+    if (UCCH_TRACING)
+        ucch_trace_end_locked(l->event, status);
     if (status < 0) {
         l->op.error.status = status;
         l->op.error.peer = peer;
@@ -147,6 +153,8 @@ static ucch_launch *launch_locked(ucch_program *p, void *send, void *recv, doubl
     l->bytes = p->bytes;
     l->op.error = (ucch_error){.step = -1, .peer = -1};
     l->op.error.seq = p->board ? ucch_board_publish(p->board, p->signature, p->label) : 0;
+    if (UCCH_TRACING)
+        l->event = ucch_trace_begin_locked(p->number, -1, l->op.error.seq);
     l->op.started = ucch_now();
     l->op.deadline = timeout > 0 ? l->op.started + timeout : 0;
     l->op.state = UCCH_ACTIVE;
@@ -200,6 +208,8 @@ static int collect_locked(ucch_launch *l) {
         status = l->each[i].request->status < 0 ? l->each[i].request->status : status;
     }
     for (int i = 0; i < l->n; i++) {
+        if (UCCH_TRACING)
+            ucch_trace_end_locked(l->each[i].event, status);
         l->each[i].context->users--;
         ucc_collective_finalize(l->each[i].request);
     }
