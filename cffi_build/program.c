@@ -41,25 +41,26 @@ void ucch_program_drop(ucch_program *p) {
     ucch_unlock();
 }
 
-static int borrow(ucch_program *p, int base, int pinned, size_t bytes, const void *owner) {
+static int borrow(ucch_program *p, int base, int pinned, size_t bytes, const void *owner, int anyway) {
     if (!bytes || p->base[base])
         return 0;
-    p->base[base] = ucch_pool_take(pinned, bytes, owner, !ucch_gates_held());
-    return p->base[base] ? 0 : ucch_gates_held() ? UCCH_LATER : UCCH_FAIL_MEMORY;
+    int may_add = anyway || !ucch_gates_held();
+    p->base[base] = ucch_pool_take(pinned, bytes, owner, may_add);
+    return p->base[base] ? 0 : may_add ? UCCH_FAIL_MEMORY : UCCH_LATER;
 }
 
 /* Scratch is the program's own on the host, and borrowed from the pool on a device; `owner`: the stream whose calls
  * wait for each other, NULL for none. UCCH_LATER where memory has to be allocated while a stream is held: that could
- * wait for the stream, and the stream for us. */
-int ucch_program_take_scratch(ucch_program *p, const void *owner) {
+ * wait for the stream, and the stream for us; `anyway`: take that risk. */
+int ucch_program_take_scratch(ucch_program *p, const void *owner, int anyway) {
     if (!p->on_device) {
         if (p->base[UCCH_TMP] || !p->tmp_bytes)
             return 0;
         return posix_memalign((void **)&p->base[UCCH_TMP], 4096, p->tmp_bytes) ? UCCH_FAIL_MEMORY : 0;
     }
-    int status = borrow(p, UCCH_TMP, 0, p->tmp_bytes, owner);
+    int status = borrow(p, UCCH_TMP, 0, p->tmp_bytes, owner, anyway);
     if (!status)
-        status = borrow(p, UCCH_PIN, 1, p->pin_bytes, owner);
+        status = borrow(p, UCCH_PIN, 1, p->pin_bytes, owner, anyway);
     if (status)
         ucch_program_give_scratch(p);
     return status;
@@ -214,7 +215,7 @@ void ucch_program_bytes(ucch_program *p, uint64_t bytes) {
 
 int ucch_program_tmp(ucch_program *p, size_t bytes) {
     p->tmp_bytes = bytes;
-    return p->on_device ? 0 : ucch_program_take_scratch(p, NULL);
+    return p->on_device ? 0 : ucch_program_take_scratch(p, NULL, 1);
 }
 
 /* The program works on memory of the bound device, with scratch there and `pinned` bytes of pinned memory. */

@@ -54,6 +54,6 @@ struct ucch_program {
 
 int ucch_step_init_locked(ucch_program *p, ucch_step *s);
 void ucch_program_give_scratch(ucch_program *p);
-int ucch_program_take_scratch(ucch_program *p, const void *owner);
+int ucch_program_take_scratch(ucch_program *p, const void *owner, int anyway);
 
 #endif

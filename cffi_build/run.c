@@ -7,6 +7,9 @@
 
 #include "program.h"
 
+/* Seconds that a start waits for held streams before it allocates while they are. */
+#define PATIENCE_S 0.02
+
 static const size_t dtype_bytes[] = {1, 2, 4, 8, 16, 1, 2, 4, 8, 16, 2, 4, 8, 2, 16, 8, 16, 32};
 
 static size_t bytes_of(ucc_datatype_t dtype, uint64_t count) {
@@ -275,14 +278,14 @@ static int expected_otherwise(ucch_program *p) {
     return p->board && ucch_board_mismatch(p->board, p->op.error.seq) >= 0;
 }
 
-static int start_locked(ucch_program *p, void *send, void *recv, double timeout, const void *owner) {
+static int start_locked(ucch_program *p, void *send, void *recv, double timeout, const void *owner, int anyway) {
     if (p->op.state == UCCH_ACTIVE)
         return UCCH_FAIL_BUSY;
     if (send && send == recv)
         return UCCH_ALIASED;
     if (p->board && ucch_board_broken(p->board))
         return UCCH_FAIL_BROKEN;
-    int status = ucch_program_take_scratch(p, owner);
+    int status = ucch_program_take_scratch(p, owner, anyway);
     if (status < 0)
         return status;
     p->base[UCCH_SEND] = send;
@@ -305,27 +308,27 @@ static int start_locked(ucch_program *p, void *send, void *recv, double timeout,
     return 0;
 }
 
-/* Try, until nothing stands in the way that the progress thread can clear. */
+/* Not for long: the held streams may wait for calls of other ranks, which may wait for this one. */
 int ucch_program_start(ucch_program *p, void *send, void *recv, double timeout) {
-    double until = ucch_now() + (timeout > 0 ? timeout : 1e9);
-    for (;;) {
+    for (double until = ucch_now() + PATIENCE_S;;) {
         ucch_lock();
         int before = ucch_device_enter();
-        int status = start_locked(p, send, recv, timeout, NULL);
+        int status = start_locked(p, send, recv, timeout, NULL, ucch_now() > until);
         ucch_device_leave(before);
         ucch_unlock();
-        if (status != UCCH_LATER || ucch_now() > until)
-            return status == UCCH_LATER ? UCCH_FAIL_TIMEOUT : status;
+        if (status != UCCH_LATER)
+            return status;
         sched_yield();
     }
 }
 
-static int start_on_locked(ucch_program *p, void *send, void *recv, double timeout, void *stream, int ordered) {
+static int start_on_locked(ucch_program *p, void *send, void *recv, double timeout, void *stream, int ordered,
+                           int anyway) {
     /* Handles of streams may be 0; calls that the stream orders share their scratch. */
     const void *owner = ordered ? (const char *)stream + 1 : NULL;
     int status = p->op.state == UCCH_ACTIVE ? UCCH_FAIL_BUSY : ucch_gate_enter(&p->gate, stream);
     if (!status)
-        status = start_locked(p, send, recv, timeout, owner);
+        status = start_locked(p, send, recv, timeout, owner, anyway);
     ucch_wake_locked();
     if (status < 0) {
         p->gate.closed = 0;
@@ -344,15 +347,14 @@ static int start_on_locked(ucch_program *p, void *send, void *recv, double timeo
  * when it does not (not wanted, or impossible: then the caller has to wait). Under the lock up to the stream's wait:
  * the program must not end, and so let go of the stream, before the stream was told to wait. */
 int ucch_program_start_on(ucch_program *p, void *send, void *recv, double timeout, void *stream, int ordered) {
-    double until = ucch_now() + (timeout > 0 ? timeout : 1e9);
-    for (;;) {
+    for (double until = ucch_now() + PATIENCE_S;;) {
         ucch_lock();
         int before = ucch_device_enter();
-        int status = start_on_locked(p, send, recv, timeout, stream, ordered);
+        int status = start_on_locked(p, send, recv, timeout, stream, ordered, ucch_now() > until);
         ucch_device_leave(before);
         ucch_unlock();
-        if (status != UCCH_LATER || ucch_now() > until)
-            return status == UCCH_LATER ? UCCH_FAIL_TIMEOUT : status;
+        if (status != UCCH_LATER)
+            return status;
         sched_yield();
     }
 }
@@ -381,7 +383,7 @@ int ucch_program_persist(ucch_program *p, void *send, void *recv, double timeout
     p->persistent = 1;
     p->timeout = timeout;
     int before = ucch_device_enter();
-    status = ucch_program_take_scratch(p, NULL);
+    status = ucch_program_take_scratch(p, NULL, 1);
     for (int i = 0; i < p->nsteps && status >= 0; i++) {
         ucch_step *s = &p->steps[i];
         if (s->kind == STEP_COLL) {

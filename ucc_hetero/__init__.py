@@ -27,8 +27,9 @@ from .errors import (
     UCCHError,
 )
 from .native import load_before_mpi as _load_before_mpi
+from .persistent import PersistentRequest
 from .probe import Message
-from .request import PersistentRequest, Request
+from .request import Request
 from .types import OPS as _OPS
 
 SUM, PROD, MAX, MIN, AVG = (_OPS[_n] for _n in ("SUM", "PROD", "MAX", "MIN", "AVG"))

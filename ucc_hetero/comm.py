@@ -12,7 +12,8 @@ from .comm_messages import MessageMethods
 from .errors import LibraryNotFound
 from .native import load
 from .p2p import Messages
-from .request import PersistentRequest, Request
+from .persistent import PersistentRequest
+from .request import Request
 from .runner import Runner
 from .topology import Topology
 from .types import OPS

@@ -6,8 +6,9 @@ from typing import Any
 
 from .exchange import Exchange
 from .p2p import Messages
+from .persistent import PersistentRequest
 from .probe import Message, mprobe, probe
-from .request import PersistentRequest, Request
+from .request import Request
 
 __all__ = ["MessageMethods"]
 

@@ -23,7 +23,7 @@ from .failure import explain
 from .liveness import Board
 from .native import ffi, lib
 from .ops import op_of
-from .request import PersistentRequest
+from .persistent import PersistentRequest
 from .status import fill_empty
 from .types import Op
 

@@ -14,7 +14,8 @@ from .buffers import Buffer, as_buffer, pack, unpack
 from .device import pointer_vendor
 from .errors import CollectiveError, CollectiveTimeout, LibraryError, NotSupported, PeerError, TruncationError
 from .native import ffi, lib
-from .request import SLICE, PersistentRequest, Request, wait_op
+from .persistent import PersistentRequest
+from .request import SLICE, Request, wait_op
 from .residence import crowded_hosts
 from .runner import Runner
 from .status import set_status

@@ -6,20 +6,17 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
-from weakref import WeakSet
 
 from . import log
 from .errors import NotSupported, UCCHError
 from .native import ffi, lib
 from .status import fill_empty
 
-__all__ = ["PersistentRequest", "Request", "reap", "retire", "settle", "wait_op"]
+__all__ = ["Request", "reap", "settle", "wait_op"]
 
 #: Seconds that a wait stays in C before Python looks for signals (Ctrl-C).
 SLICE = 0.05
 
-_wait = lib.ucch_wait
-_again = lib.ucch_program_again
 _peek = lib.ucch_peek
 
 
@@ -34,9 +31,6 @@ class _Dropped(NamedTuple):
 
 
 _dropped: deque[_Dropped] = deque()
-
-#: Persistent requests that may be started again.
-_standing: WeakSet[PersistentRequest] = WeakSet()
 
 
 def wait_op(op: Any) -> int:
@@ -77,13 +71,6 @@ def settle(owner: object, timeout: float) -> None:
         while not lib.ucch_wait(each.op, SLICE) and time.monotonic() < until:
             pass
     reap()
-
-
-def retire(owner: object) -> None:
-    """Make the persistent requests of a communicator that is being freed unusable: their programs and board go."""
-    for request in list(_standing):
-        if request._owner is owner:
-            request._begin, request._free, request._direct = _ownerless, _nothing, None
 
 
 class Request:
@@ -307,84 +294,3 @@ def _complete_all(requests: Sequence[Request], statuses: list[Any] | None) -> bo
     if failure is not None:
         raise failure
     return True
-
-
-class PersistentRequest(Request):
-    """A call that was set up once and can be started again and again."""
-
-    def __init__(
-        self,
-        op: Any,
-        keep: object,
-        start: Callable[[], int],
-        finish: Callable[[int, Any], None],
-        free: Callable[[], None],
-        *,
-        direct: Any = None,
-        timeout: float = 0.0,
-        cancel: Callable[[], None] | None = None,
-        owner: object = None,
-    ) -> None:
-        super().__init__(op, keep, finish, timeout=timeout, cancel=cancel, owner=owner)
-        #: ``start`` starts the native operation, or raises. ``direct`` is the native program of a call that needs
-        #: nothing before or after: it is tried first, and ``start`` says why when it cannot start.
-        self._begin, self._free, self._direct = start, free, direct
-        self._done = True
-        _standing.add(self)
-
-    def Start(self) -> None:
-        """Start the call. ``ValueError`` when the last one was not waited for."""
-        if not self._done:
-            raise ValueError("this persistent request is still active; Wait for it before the next Start")
-        if self._direct is None or _again(self._direct) < 0:
-            self._begin()
-        self._done = False
-
-    def Wait(self, status: Any = None) -> bool:
-        """Wait until the call has finished, then return True."""
-        if self._done:
-            fill_empty(status)
-            return True
-        if self._timeout:
-            self._arm()
-        state = _wait(self._op, SLICE)
-        if state == 1 and self._direct is not None:
-            self._done = True
-            if status is not None:
-                fill_empty(status)
-        else:
-            self._complete(state or wait_op(self._op), status)
-        return True
-
-    @classmethod
-    def Startall(cls, requests: Sequence[PersistentRequest]) -> None:
-        """Start all requests, in order."""
-        for request in requests:
-            request.Start()
-
-    def _complete(self, state: int, status: Any) -> None:
-        self._done = True
-        self._finish(state, status)
-
-    def Free(self) -> None:
-        """Release the request; it cannot be started again. ``ValueError`` while it is active."""
-        if not self._done:
-            raise ValueError("this persistent request is still active; Wait for it before Free")
-        self._free()
-        self._begin, self._free, self._direct = _freed, _nothing, None
-        self._keep = None
-
-
-def _nothing() -> None:
-    """What releasing a released request does."""
-
-
-def _refusal(why: str) -> Callable[[], int]:
-    def start() -> int:
-        raise ValueError(why)
-
-    return start
-
-
-_freed = _refusal("this persistent request has been freed")
-_ownerless = _refusal("the communicator of this persistent request has been freed")

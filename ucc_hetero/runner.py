@@ -16,9 +16,10 @@ from .errors import CollectiveError, DeviceError, NotSupported
 from .failure import failure_of
 from .membership import Membership
 from .native import ffi, lib
+from .persistent import PersistentRequest, retire
 from .prepare import KINDS, Preparation, Prepared
 from .repeated import UNEVEN, Known, Uneven, key_of_arrays, only_addresses
-from .request import SLICE, PersistentRequest, Request, reap, retire, settle, wait_op
+from .request import SLICE, Request, reap, settle, wait_op
 from .select import Tuning
 from .streamed import Launches, key_of
 from .ucc import status_name
@@ -271,8 +272,13 @@ class Runner:
             if self._persistent.pop(id(prepared), None) is not None:
                 lib.ucch_program_drop(handle)
 
+        def in_stream(stream: Any) -> Request:
+            return self.start(name, send, recv, op, root, recvcounts, stream)
+
         direct = None if prepared.copies else handle
-        return PersistentRequest(prepared.program.op, prepared, start, finish, free, direct=direct, owner=self)
+        return PersistentRequest(
+            prepared.program.op, prepared, start, finish, free, direct=direct, owner=self, in_stream=in_stream
+        )
 
     # --- books --------------------------------------------------------------------------------------------------------
 
