@@ -81,8 +81,11 @@ def find(kind: str = "auto", environ: Mapping[str, str] | None = None) -> Launch
         found = _ask(path)
         if found is not None and kind in ("auto", found.kind):
             return found
-        seen.append(f"{path} is {found.kind if found else 'none that is known'}")
+        absent = "none that is known" if shutil.which(path) else "no program"
+        seen.append(f"{path} is {found.kind if found else absent}")
     wanted = "mpirun" if kind == "auto" else kind
+    if environ.get("MPIRUN"):
+        raise LauncherError(f"MPIRUN={environ['MPIRUN']}: {seen[0]}, not {wanted}: name another one, or unset it")
     raise LauncherError(
         f"no {wanted} found ({'; '.join(seen) or 'none on the PATH'}): {_CURES[kind]}, or name it in MPIRUN"
     )

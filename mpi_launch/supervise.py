@@ -167,8 +167,9 @@ def supervise(
     try:
         process = _start(words, env)
         watch = _Watch(process, outcome, timeout, start_timeout)
-        _pass_on(process, Filter(outcome), watch)
-        status = process.wait()
+        with process:  # closes its stream, and waits
+            _pass_on(process, Filter(outcome), watch)
+        status = process.returncode
         while signal.sigtimedwait(_SIGNALS, 0):
             pass  # what came while the job was ending is about the job
     finally:
@@ -228,9 +229,10 @@ def _conclude(
     if why == "start" or (code and missing):
         late = f" within {start_timeout:g} s (--start-timeout)" if why == "start" else ""
         _say(f"not every rank started{late}: none or too few on {_names(missing)}")
-        if any(name not in ("localhost", "127.0.0.1") for name in missing):
+        others = [name for name in missing if name not in ("localhost", "127.0.0.1")]
+        if others:
             _say(
-                f"try: ssh {missing[0]} hostname; it must work without a password, the program and this Python must be "
+                f"try: ssh {others[0]} hostname; it must work without a password, the program and this Python must be "
                 "there too, and the interfaces must reach this host (interfaces: in the cluster file)"
             )
         return code if code and why != "start" else LATE

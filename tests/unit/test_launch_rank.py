@@ -13,7 +13,7 @@ from hosts import amd_host, nvidia_host
 
 from ucc_hetero import vendors
 from ucc_hetero.launch import rank
-from ucc_hetero.launch.supervise import Filter, Outcome
+from ucc_hetero.launch.supervise import Filter, Outcome, supervise
 
 MPI = {"OMPI_COMM_WORLD_RANK": "5", "OMPI_COMM_WORLD_SIZE": "8", "OMPI_COMM_WORLD_LOCAL_RANK": "1"}
 
@@ -102,8 +102,13 @@ def test_settings_only_where_needed(tmp_path: Path) -> None:
     chosen = start(small, "--set", "UCX_ROCM_COPY_D2H_THRESH=64").env
     assert chosen["UCX_ROCM_COPY_D2H_THRESH"] == "64", "the user knows better"
     found = vendors.devices(large)
-    assert [s.name for s in vendors.settings("amd", found, "6.8.0")] == ["UCX_ROCM_COPY_DMABUF"]
-    assert vendors.settings("amd", found, "5.14.0-427.el9") == []
+    dmabuf = "UCX_ROCM_COPY_DMABUF"
+    assert {s.name for s in vendors.settings("amd", found, "6.8.0")} == {dmabuf, *always("amd")}
+    assert {s.name for s in vendors.settings("amd", found, "5.14.0-427.el9")} == set(always("amd"))
+
+
+def always(vendor: str) -> dict[str, str]:
+    return {s.name: s.value for s in vendors.VENDORS[vendor].settings if s.when == "always"}
 
 
 def test_a_rank_without_the_launcher(tmp_path: Path) -> None:
@@ -111,7 +116,7 @@ def test_a_rank_without_the_launcher(tmp_path: Path) -> None:
     vendors.apply(env, amd_host(tmp_path / "s", window=256 << 20))
     assert (env["UCX_ROCM_COPY_H2D_THRESH"], env["UCX_ROCM_COPY_D2H_THRESH"]) == ("9", "0")
     vendors.apply(env := {}, nvidia_host(tmp_path / "n"))
-    assert env == {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+    assert env == always("nvidia") and env["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
 
 
 def test_processors_near_the_device(tmp_path: Path) -> None:
@@ -218,3 +223,19 @@ def test_a_container_engine_runs_the_program(tmp_path: Path) -> None:
         *words, script="import os; print(os.environ['DATA'], os.environ['WORLD_SIZE'], 'HOME' in os.environ)"
     )
     assert done.stdout == "image img:1\n/a b 3 False\n", done.stderr
+
+
+def test_a_launcher_that_ends_before_its_ranks_start(capfd: pytest.CaptureFixture[str]) -> None:
+    hosts = [("localhost", 1), ("elsewhere", 1)]
+    assert supervise(("sh", "-c", "echo told >&2; exit 3"), hosts) == 3
+    *_, first, second = capfd.readouterr().err.splitlines()
+    assert first == "ucch-run: not every rank started: none or too few on localhost, elsewhere"
+    assert second.startswith("ucch-run: try: ssh elsewhere hostname;"), "this machine needs no ssh"
+
+
+def test_a_launcher_that_ends_without_a_word_of_its_ranks(capfd: pytest.CaptureFixture[str]) -> None:
+    """As Slurm after MPI_Abort, which kills ranks before they can tell."""
+    started = '{"rank": 0, "host": "a", "event": "started"}'
+    script = f"printf '\\036%s\\n' '{started}' >&2; exit 137"
+    assert supervise(("sh", "-c", script), [("a", 1)]) == 137
+    assert "sh ended with status 137, and no rank told why" in capfd.readouterr().err
