@@ -59,7 +59,8 @@ def share(step: int, index: int = R, parts: int = N) -> tuple[torch.Tensor, torc
 
 
 def sgd(parameters: Any) -> torch.optim.Optimizer:
-    return torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
+    # foreach, the default on GPUs, does not take plain tensors and DTensors together.
+    return torch.optim.SGD(parameters, lr=0.1, momentum=0.9, foreach=False)
 
 
 loss_of = nn.functional.cross_entropy
