@@ -47,7 +47,7 @@ def origin(data: Data) -> str:
 #: Programs that have another name than when they wrote a file.
 _RENAMED = {"gpu_allreduce.py": "gpu_collectives.py"}
 #: Settings that the package makes itself, and paths, which say where and not what.
-_OWN = ("UCCHB_", "UCCHN_", "UCX_MODULE_DIR", "CUDA_MODULE_LOADING")
+_OWN = ("UCCHB_", "UCCHN_", "UCC_MC_CUDA_MPOOL_", "UCX_MODULE_DIR", "CUDA_MODULE_LOADING")
 
 
 def reproduce(data: Data) -> str:
