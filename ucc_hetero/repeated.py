@@ -18,14 +18,19 @@ from .ops import op_of
 from .prepare import KINDS, Exchange, Prepared
 from .types import Op
 
-__all__ = ["UNEVEN", "Known", "Uneven", "key_of_arrays", "only_addresses"]
+__all__ = ["Known", "Uneven", "key_of_arrays", "only_addresses", "uneven"]
 
 #: Calls whose blocks may differ in length.
-UNEVEN = frozenset({"gatherv", "scatterv", "allgatherv", "alltoallv", "reduce_scatter"})
+_UNEVEN = frozenset({"gatherv", "scatterv", "allgatherv", "alltoallv", "reduce_scatter"})
 
 _NULL = ffi.NULL
 _from_buffer = ffi.from_buffer
 _ndarray = np.ndarray
+
+
+def uneven(name: str, recvcounts: Any) -> bool:
+    """Whether a call's blocks may differ in length; those of a reduce_scatter without counts are equal."""
+    return name in _UNEVEN and (recvcounts is not None or name != "reduce_scatter")
 
 
 def key_of_arrays(name: str, send: Any, recv: Any, op: Any, root: int, in_place: Any) -> tuple[Any, ...] | None:

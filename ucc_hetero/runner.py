@@ -18,7 +18,7 @@ from .membership import Membership
 from .native import ffi, lib
 from .persistent import PersistentRequest, retire
 from .prepare import KINDS, Preparation, Prepared
-from .repeated import UNEVEN, Known, Uneven, key_of_arrays, only_addresses
+from .repeated import Known, Uneven, key_of_arrays, only_addresses, uneven
 from .request import SLICE, Request, reap, settle, wait_op
 from .select import Tuning
 from .streamed import Launches, key_of
@@ -77,7 +77,7 @@ class Runner:
         if stream is not None:
             self.start(name, send, recv, op, root, recvcounts, stream, host=True).Wait()
             return
-        if name in UNEVEN and not self.broken:
+        if uneven(name, recvcounts) and not self.broken:
             seen = self._uneven.again(name, send, recv, op, root, recvcounts)
             if not seen.done:
                 self._uneven_call(seen, name, send, recv, op, root, recvcounts)
