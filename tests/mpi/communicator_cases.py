@@ -158,6 +158,27 @@ def case_identity(comm: Communicator) -> None:
         refused(AttributeError, lambda: comm.Neighbor_alltoall, "comm.mpi.Neighbor_alltoall")
 
 
+def case_objects(comm: Communicator) -> None:
+    """Methods in lower case are MPI's, for pickled objects, while calls of ours are under way."""
+    p, me = comm.size, comm.rank
+    request = comm.Iallreduce(np.full(1000, me), total := np.zeros(1000, int))
+    assert comm.bcast({"from": me}, root=p - 1) == {"from": p - 1}
+    assert comm.allgather([me, "x"]) == [[r, "x"] for r in range(p)]
+    assert comm.gather(me, root=0) == (list(range(p)) if me == 0 else None)
+    assert comm.scatter([str(r) for r in range(p)] if me == 0 else None, root=0) == str(me)
+    assert comm.alltoall([(me, r) for r in range(p)]) == [(r, me) for r in range(p)]
+    assert comm.allreduce(me) == sum(range(p)) and comm.reduce(me, root=0) == (sum(range(p)) if me == 0 else None)
+    assert comm.scan(1) == me + 1 and comm.exscan(1) == (me if me else None)
+    right, left = (me + 1) % p, (me - 1) % p
+    sent = comm.isend({"round": me}, dest=right, tag=11)
+    assert comm.recv(source=left, tag=11) == {"round": left}
+    sent.wait()
+    assert comm.sendrecv(me, dest=right, source=left) == left
+    comm.barrier()
+    request.Wait()
+    assert (total == sum(range(p))).all()
+
+
 def case_after_free(comm: Communicator) -> None:
     """Every use of a freed communicator is an error; freeing it again is not. Active requests forbid it."""
     gone = comm.Dup()
