@@ -39,10 +39,12 @@ LEAST_MOST = 4
 DEVICE_FRAGMENT, MOST_ON_DEVICES = 64 << 20, 8
 #: From here on a reduction in one host's memory is faster in one step; bytes.
 SHARED_LIMIT = 8 << 20
-#: Islands up to which ``direct`` exchanges straight between all of them.
+#: Islands up to which ``direct`` exchanges straight between all of them, and ``ring`` passes them one by one.
 MOST_DIRECT = 16
 #: Islands up to which blocks go over rails whatever the islands' sizes.
 MOST_UNLIKE = 8
+#: Messages that leave an island in an alltoall from which on short ones are bundled.
+MANY_MESSAGES = 64
 #: Messages up to which an alltoall aggregates between irregular islands.
 MOST_ALLTOALL = 2048
 
@@ -155,6 +157,10 @@ def _algorithm(topology: Topology, collective: str, nbytes: int) -> str:
     wanted: tuple[str, ...] = ("split_rail", "tree") if long else ("tree", "split_rail")
     if long and 2 < len(topology.islands) <= MOST_DIRECT and len(set(topology.weights)) > 1:
         wanted = ("direct", *wanted)  # between two islands all have to send everything, whatever their links
+    if long and 2 < len(topology.islands) <= MOST_DIRECT and _by_ring(topology, collective):
+        wanted = ("ring", *wanted)
+    if collective.startswith("alltoall") and not _bundled(topology, nbytes):
+        wanted = ("split_rail",)
     if collective in _UNLIKE and _unlike(topology, collective):
         wanted = _UNLIKE[collective]
     return next((name for name in (*wanted, "flat") if name in available), available[0])
@@ -163,6 +169,24 @@ def _algorithm(topology: Topology, collective: str, nbytes: int) -> str:
 #: What blocked collectives run between many islands that differ in size: rails between all of them would be thousands.
 _UNLIKE = dict.fromkeys(("allgather", "allgatherv", "reduce_scatter_block", "reduce_scatter"), ("tree",))
 _UNLIKE |= {"alltoall": ("flat",), "alltoallv": ("flat",)}
+
+
+#: Collectives whose rails carry one block of each island, in a ring of the library's own, if islands are equal.
+_BLOCKS = ("allgather", "allgatherv", "reduce_scatter_block", "reduce_scatter")
+
+
+def _by_ring(topology: Topology, collective: str) -> bool:
+    """Whether rails would run a broadcast or a reduction per block, of which libraries send the halves twice."""
+    return collective == "bcast" or (collective in _BLOCKS and len({island.size for island in topology.islands}) > 1)
+
+
+def _bundled(topology: Topology, nbytes: int) -> bool:
+    """Whether an alltoall sends so many and so short messages that they had better go through leaders.
+
+    ``nbytes`` is what all ranks send to one.
+    """
+    most = max(island.size for island in topology.islands)
+    return most * (len(topology.islands) - 1) >= MANY_MESSAGES and nbytes * most <= LATENCY_LIMIT
 
 
 def _unlike(topology: Topology, collective: str) -> bool:

@@ -77,7 +77,20 @@ def test_defaults() -> None:
     assert choose(SAME_HOST, "allreduce", 64 * MIB) == Choice("split_rail", 1)
     unlike = Topology.group(["host"] * 3, [0, 1, 2], [1, 4, 4])
     assert choose(unlike, "allreduce", 64 * MIB) == Choice("direct", 64)
-    assert choose(unlike, "bcast", 64 * MIB) == Choice("split_rail", 64)
+    assert choose(unlike, "reduce", 64 * MIB) == Choice("split_rail", 64)
+    assert choose(unlike, "bcast", 64 * MIB) == Choice("ring", 64)
+    assert choose(TWO, "bcast", 64 * MIB) == Choice("split_rail", 64)
+    uneven = Topology.group(["host"] * 5, [0, 0, 1, 1, 2])
+    for collective in ("allgather", "reduce_scatter_block"):
+        assert choose(uneven, collective, 64 * MIB).algorithm == "ring"
+        assert choose(unlike, collective, 64 * MIB).algorithm == "split_rail"
+    assert choose(uneven, "gather", 64 * MIB) == Choice("split_rail")
+    many = Topology.group(["host"] * 80, [rank // 16 for rank in range(80)])
+    assert choose(many, "alltoall", 256).algorithm == "tree"
+    assert choose(many, "alltoall", MIB).algorithm == "split_rail"
+    assert choose(uneven, "alltoall", 256).algorithm == "split_rail"
+    levels = Topology.group(["nvidia"] * 4, [0, 0, 1, 1], (), [[0, 0, 1, 1]])
+    assert choose(levels, "allreduce", 64 * MIB) == Choice("split_rail", 64)
     assert choose(TWO, "scan", 64 * MIB) == Choice("flat")
     assert choose(TWO, "barrier", 0) == Choice("tree")
 

@@ -24,7 +24,7 @@ from ucc_hetero.collectives import Block, Call, Shape
 from ucc_hetero.plan import Region, Step
 from ucc_hetero.topology import Group, Topology
 
-__all__: list[str] = []
+__all__ = ["Down"]
 
 _BOTH = ("allgather", "allgatherv")
 
@@ -73,20 +73,23 @@ def split_rail(topology: Topology, call: Call, piece: Piece) -> Stages:
     equal = None if topology.flat else alike(topology, shape, piece)
     if equal is not None:
         return _alike(topology, equal, piece.cut(Block(0, call.counts[0])), piece)
-    down = _Down(topology, shape, piece)
-    down.walk(topology.tree, [everything(topology, shape, piece)])
-    return stages(*reversed(down.stages))
+    return Down(topology, shape, piece).run()
 
 
-class _Down:
-    """The general way: stages by height of the groups that work in them."""
+class Down:
+    """The general way: the stages of the groups of one height come after those of all higher ones."""
 
     def __init__(self, topology: Topology, shape: Shape, piece: Piece) -> None:
         self.topology, self.shape, self.piece = topology, shape, piece
-        self.stages: list[list[Step]] = [[] for _ in levels(topology.tree)]
+        self.stages: list[list[list[Step]]] = [[[]] for _ in levels(topology.tree)]
         self.own = shifted("send", lambda rank: shape.own(rank).offset)
 
-    def _place(self, rank: int, block: Block) -> Region:
+    def run(self) -> Stages:
+        """Everything, stage by stage."""
+        self.walk(self.topology.tree, [everything(self.topology, self.shape, self.piece)])
+        return stages(*[stage for of in reversed(self.stages) for stage in of])
+
+    def place(self, rank: int, block: Block) -> Region:
         """Where a rank has a block: its own in ``send``, what has come to it in ``recv``."""
         mine = self.shape.own(rank)
         inside = mine.offset <= block.offset < mine.offset + mine.count
@@ -109,30 +112,30 @@ class _Down:
                 of.append(item)
         place: dict[int, int] = {}
         for owners, blocks in rails.items():
-            for i, block in self._cross(owners, blocks, group.height):
+            for i, block in self.cross(owners, blocks, group.height):
                 place[owners[i]] = place.get(owners[i], 0) + block.count
         for child, of in zip(group.children, within, strict=True):
             alone = child.ranks[0]
             done = child.size == 1 and place.get(alone, 0) == self.piece.cut(self.shape.own(alone)).count
             self.walk(child, of, settled or done)
 
-    def _cross(
+    def cross(
         self, owners: tuple[int, ...], blocks: Sequence[tuple[int, Block]], height: int
     ) -> Sequence[tuple[int, Block]]:
         """A rail's steps; returns what they have also put into its owner's own ``recv``."""
-        way, n, out = link(self.topology, owners), len(owners), self.stages[height]
+        way, n, out = link(self.topology, owners), len(owners), self.stages[height][0]
         if one_each(owners, blocks):
-            src = tuple([self._place(owners[i], block) for i, block in blocks])
+            src = tuple([self.place(owners[i], block) for i, block in blocks])
             dst = each("recv", [block for _, block in blocks])
             out.append(Step("allgather", owners, way, src, (dst,) * n))
             return blocks
         for i, block in blocks:
             to = without(i, n, region("recv", block))
-            out.append(Step("bcast", owners, way, only(i, n, self._place(owners[i], block)), to, i))
+            out.append(Step("bcast", owners, way, only(i, n, self.place(owners[i], block)), to, i))
         return ()
 
     def _inside(self, group: Group, items: Sequence[Item], settled: bool) -> None:
-        out = self.stages[0]
+        out = self.stages[0][0]
         if group.size == 1:
             rank = group.ranks[0]
             block = self.piece.cut(self.shape.own(rank))
@@ -140,7 +143,7 @@ class _Down:
             return
         for item in items:
             owned = owned_blocks(item.runs, item.division, group.ranks)
-            out += allgather_steps(self.topology, group.ranks, owned, self._place)
+            out += allgather_steps(self.topology, group.ranks, owned, self.place)
 
 
 def _alike(topology: Topology, blocks: list[list[Block]], part: Block, piece: Piece) -> Stages:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from ucc_hetero.algorithms.levels import Nest, chain, levels, teams
-from ucc_hetero.algorithms.parts import Dense, link, only, region, stages, without
+from ucc_hetero.algorithms.parts import Dense, only, region, stages, step, without
 from ucc_hetero.algorithms.registry import Piece, Stages, algorithm
 from ucc_hetero.collectives import Block, Call
 from ucc_hetero.plan import Region, Step
 from ucc_hetero.topology import Topology
 
-__all__ = ["fan_out"]
+__all__ = ["along_rails", "fan_out"]
 
 
 def fan_out(topology: Topology, root: int, src: Region, dst: Region, piece: Piece) -> Stages:
@@ -22,8 +24,7 @@ def fan_out(topology: Topology, root: int, src: Region, dst: Region, piece: Piec
             n, i = len(team), team.first
             mine = team.ranks[i] == root
             at = only(i, n, src if mine else dst)
-            step = Step("bcast", team.ranks, team.link, at, without(i, n, dst), i)
-            (first if mine else later[-1]).append(step)
+            (first if mine else later[-1]).append(Step("bcast", team.ranks, team.link, at, without(i, n, dst), i))
     return stages(first, *later)
 
 
@@ -44,6 +45,24 @@ def split_rail(topology: Topology, call: Call, piece: Piece) -> Stages:
     Stages: 3, and 2 for each further level. Every other island receives the data over the bridge once, each rank its
     part of it; each rank of an island of s ranks sends 1/s of the data to s-1 others.
     """
+
+    def cross(owners: tuple[int, ...], where: int, held: Region, at: Region) -> list[list[Step]]:
+        n = len(owners)
+        src, dst = only(where, n, held), without(where, n, at)
+        return [[step(topology, "bcast", owners, src, dst, where)]]
+
+    return along_rails(topology, call, piece, cross, lambda m: 1)
+
+
+#: (owners, which of them has the data, where it has it, where the others want it) -> stages of one rail.
+Cross = Callable[[tuple[int, ...], int, Region, Region], list[list[Step]]]
+
+
+def along_rails(topology: Topology, call: Call, piece: Piece, cross: Cross, hops: Callable[[int], int]) -> Stages:
+    """Inside the root's island, by ``cross`` over the rails of every group that holds it, and inside all others.
+
+    ``hops``: how many stages that takes between so many groups.
+    """
     at = piece.vector(call)
     if not at.count:
         return ()
@@ -53,21 +72,20 @@ def split_rail(topology: Topology, call: Call, piece: Piece) -> Stages:
     if home.size > 1 and piece.wants(home.ranks):
         n, i = home.size, home.ranks.index(call.root)
         src, dst = only(i, n, region("send", at)), without(i, n, region("recv", at))
-        first.append(Step("bcast", home.ranks, link(topology, home.ranks), src, dst, i))
+        first.append(step(topology, "bcast", home.ranks, src, dst, i))
     out = [first]
     known = home
     for group in above:
         where = next(i for i, child in enumerate(group.children) if child is known)
-        out.append([])
+        crossing: list[list[Step]] = [[] for _ in range(hops(len(group.children)))]
         for part in nest.segments(group):
-            owner, n = part.owners[where], len(part.owners)
-            block = Block(part.offset, part.count)
+            block, owner = Block(part.offset, part.count), part.owners[where]
             held = region("send" if owner == call.root else "recv", block)
-            to = without(where, n, region("recv", block))
-            way = link(topology, part.owners)
-            out[-1].append(Step("bcast", part.owners, way, only(where, n, held), to, where))
+            for stage, steps in zip(crossing, cross(part.owners, where, held, region("recv", block)), strict=True):
+                stage += steps
+        out += crossing
         known = group
     on_the_way = {id(group) for group in (home, *above)}
     for groups in reversed(levels(topology.tree)):
-        out.append([step for g in groups if id(g) not in on_the_way for step in nest.gather(g)])
+        out.append([s for g in groups if id(g) not in on_the_way for s in nest.gather(g)])
     return stages(*out)

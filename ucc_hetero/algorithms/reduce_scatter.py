@@ -25,7 +25,7 @@ from ucc_hetero.collectives import Block, Call, Shape
 from ucc_hetero.plan import Blocks, Operand, Region, Step
 from ucc_hetero.topology import Group, Topology
 
-__all__: list[str] = []
+__all__ = ["Up"]
 
 _BOTH = ("reduce_scatter_block", "reduce_scatter")
 
@@ -116,9 +116,7 @@ def split_rail(topology: Topology, call: Call, piece: Piece) -> Stages:
     equal = None if topology.flat else alike(topology, shape, piece)
     if equal is not None:
         return _alike(topology, equal, piece.cut(Block(0, call.counts[0])), piece)
-    up = _Up(topology, shape, piece)
-    up.walk(topology.tree, [_Wanted(everything(topology, shape, piece), _own(shape))])
-    return stages(*up.stages)
+    return Up(topology, shape, piece).run()
 
 
 class _Wanted(NamedTuple):
@@ -128,12 +126,17 @@ class _Wanted(NamedTuple):
     place: Place
 
 
-class _Up:
-    """The general way: stages by height of the groups that work in them."""
+class Up:
+    """The general way: the stages of the groups of one height come before those of all higher ones."""
 
     def __init__(self, topology: Topology, shape: Shape, piece: Piece) -> None:
         self.topology, self.shape, self.piece = topology, shape, piece
-        self.stages: list[list[Step]] = [[] for _ in levels(topology.tree)]
+        self.stages: list[list[list[Step]]] = [[[]] for _ in levels(topology.tree)]
+
+    def run(self) -> Stages:
+        """Everything, stage by stage."""
+        self.walk(self.topology.tree, [_Wanted(everything(self.topology, self.shape, self.piece), _own(self.shape))])
+        return stages(*[stage for of in self.stages for stage in of])
 
     def walk(self, group: Group, wanted: Sequence[_Wanted]) -> None:
         """Reduce over a group what its ranks want of it."""
@@ -142,7 +145,7 @@ class _Up:
         if not group.children:
             for item, place in wanted:
                 owned = owned_blocks(item.runs, item.division, group.ranks)
-                self.stages[0] += reduce_scatter_steps(self.topology, group.ranks, owned, place)
+                self.stages[0][0] += reduce_scatter_steps(self.topology, group.ranks, owned, place)
             return
         within: list[list[_Wanted]] = [[] for _ in group.children]
         rails: dict[tuple[int, ...], list[tuple[int, Block, list[Place]]]] = {}
@@ -160,7 +163,7 @@ class _Up:
         for child, of in zip(group.children, within, strict=True):
             self.walk(child, of)
         for owners, blocks in rails.items():
-            self._cross(group, owners, blocks)
+            self.cross(group, owners, blocks)
 
     def _scratch(self, group: Group, item: Item) -> Place:
         """Where the ranks of a group keep their parts of an item that belongs to others."""
@@ -177,8 +180,9 @@ class _Up:
 
         return place
 
-    def _cross(self, group: Group, owners: tuple[int, ...], blocks: Sequence[tuple[int, Block, list[Place]]]) -> None:
-        way, out = link(self.topology, owners), self.stages[group.height]
+    def cross(self, group: Group, owners: tuple[int, ...], blocks: Sequence[tuple[int, Block, list[Place]]]) -> None:
+        """A rail's steps."""
+        way, out = link(self.topology, owners), self.stages[group.height][0]
         src = []
         for _, block, places in blocks:
             members = zip(owners, group.children, places, strict=True)
