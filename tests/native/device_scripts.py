@@ -40,6 +40,20 @@ with Communicator() as comm:
         v = Array(sum(counts))
         comm.Allgatherv(Array(counts[r]).set(r), [v, counts])
         assert (v.peek == np.repeat(every, counts)).all(), v.peek[:5]
+        w, mine = Array(sum(counts)), Array(counts[r]).set(r)
+        for call in (comm.Gatherv, comm.Igatherv):
+            request = call(mine, [w.set(-1), counts] if r == other else None, other)
+            request and request.Wait()
+            assert r != other or (w.peek == np.repeat(every, counts)).all(), w.peek[:5]
+        for call in (comm.Scatterv, comm.Iscatterv):
+            request = call([v, counts] if r == other else None, mine.set(-1), other)
+            request and request.Wait()
+            assert (mine.peek == r).all(), mine.peek[:5]
+        into = Array(p * counts[r])
+        for call in (comm.Alltoallv, comm.Ialltoallv):
+            request = call([v, counts], [into.set(-1), [counts[r]] * p])
+            request and request.Wait()
+            assert (into.peek == r).all(), into.peek[:5]
         h = Array(n, np.float16).set(r + 0.5)
         comm.Allreduce(IN_PLACE, h)
         assert (h.peek == every.sum() + p / 2).all(), h.peek[:5]
