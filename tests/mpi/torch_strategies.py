@@ -216,6 +216,22 @@ def two_dimensions() -> None:
 
 
 @case
+def groups_choose_for_themselves() -> None:
+    """A group of one vendor's ranks runs on that vendor's library alone, a mixed one through islands and bridge."""
+    mesh = dist.init_device_mesh(DEVICE, (2, N // 2), mesh_dim_names=("across", "inside"))
+    islands = len(dist.group.WORLD.communicator.topology.islands)
+    if islands != 2 or N != 4:
+        return  # only where the first half of the ranks is of one vendor, and the second of another
+    for name, want in (("inside", 1), ("across", 2)):
+        group = mesh[name].get_group()
+        tensor = torch.ones(100_000)
+        dist.all_reduce(tensor, group=group)
+        assert len(group.communicator.topology.islands) == want and tensor.max() == 2
+    assert "allreduce" in mesh["inside"].get_group().communicator.plan_summary()
+    assert mesh["inside"].get_group().communicator.plan_summary().count("flat") == 1
+
+
+@case
 def sequence_parallel_all_to_all() -> None:
     """Attention heads against sequence parts, as Ulysses exchanges them; the gradient goes the same way back."""
     import torch.distributed._functional_collectives as fc

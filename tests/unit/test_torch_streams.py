@@ -24,11 +24,8 @@ class Stream:
     """Notes what is asked of it."""
 
     def __init__(self, name: str, notes: list[str]) -> None:
-        self.name, self.notes, self.device, self.cuda_stream = name, notes, "cuda:0", 77
+        self.name, self.notes, self.device, self.cuda_stream = name, notes, "cuda:0", id(self)
         self.done = threading.Event()
-
-    def wait_stream(self, other: Stream) -> None:
-        self.notes.append(f"{self.name} waits for {other.name}")
 
     def wait_event(self, event: Any) -> None:
         self.notes.append(f"{self.name} waits for an event of {event.name}")
@@ -43,8 +40,19 @@ class Stream:
     synchronize = query
 
 
+class Event:
+    """An event that is recorded again and again."""
+
+    name = ""
+
+    def record(self, stream: Stream) -> None:
+        self.name = stream.name
+
+
 class Cuda:
     """Stands for ``torch.cuda``; ``main`` is the current stream."""
+
+    Event = Event
 
     def __init__(self) -> None:
         self.notes: list[str] = []
@@ -52,7 +60,8 @@ class Cuda:
         self.capturing = False
 
     def Stream(self, device: Any) -> Stream:
-        return Stream("side", self.notes)
+        self.side = Stream("side", self.notes)
+        return self.side
 
     def current_stream(self, device: Any = None) -> Stream:
         return self.current
@@ -88,20 +97,27 @@ def test_a_call_is_a_part_of_the_right_stream(cuda: Cuda, held: bool, asynchrono
     notes, where = cuda.notes, "side" if asynchronous else "main"
 
     def start(stream: int) -> tuple[Request, bool]:
-        notes.append(f"start in {cuda.current.name}")
+        notes.append(f"start in {stream}")
         return finished(), held
 
     def finish() -> None:
         notes.append(f"finish in {cuda.current.name}")
 
-    _, ready = streams.Side("cuda:0").run(start, (None,), finish, asynchronous=asynchronous)
-    before = ["side waits for main"] if asynchronous else []
-    after = [f"finish in {where}", f"event in {where}"] if held else []
-    assert notes == [*before, f"start in {where}", *after]
+    side = streams.Side("cuda:0")
+    handle = cuda.side.cuda_stream if asynchronous else cuda.main.cuda_stream
+    _, ready = side.run(start, (None,), finish, asynchronous=asynchronous)
+    before = ["side waits for an event of main"] if asynchronous else []
+    after = [f"finish in {where}", *(["event in side"] if asynchronous else [])] if held else []
+    assert notes == [*before, f"start in {handle}", *after]
     assert (ready is not None) == held and cuda.current is cuda.main
     if held:
+        notes.clear()
         ready.order()  # the stream of whoever waits, and not the host
-        assert notes[-1] == f"main waits for an event of {where}"
+        assert notes == (["main waits for an event of side"] if asynchronous else [])
+        notes.clear()
+        with cuda.stream(Stream("other", notes)):
+            ready.order()
+        assert notes == ([] if asynchronous else ["event in main"]) + [f"other waits for an event of {where}"]
 
 
 def test_calls_are_not_captured(cuda: Cuda) -> None:

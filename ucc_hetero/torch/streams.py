@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
@@ -64,19 +65,26 @@ def beside(devices: Sequence[Any] | None) -> AbstractContextManager[Any]:
 
 
 class Ready:
-    """When the results of a call are there: an event in the stream that the call was made a part of."""
+    """When the results of a call are there: when the stream that the call was made a part of has got this far.
 
-    def __init__(self, stream: Any) -> None:
+    ``marked``: by an event, recorded now. Without one whoever waits in another stream waits for all that is in this one
+    by then; where the caller waits at once, in this very stream, that is nothing, and an event would be wasted.
+    """
+
+    def __init__(self, stream: Any, *, marked: bool = True) -> None:
         self._stream = stream
-        self._event = stream.record_event()
+        self._event = stream.record_event() if marked else None
 
     def order(self) -> None:
         """Let the current stream of the calling thread wait; the host does not."""
-        torch.cuda.current_stream(self._stream.device).wait_event(self._event)
+        current = torch.cuda.current_stream(self._stream.device)
+        if current != self._stream:
+            self._event = self._event or self._stream.record_event()
+            current.wait_event(self._event)
 
     def query(self) -> bool:
         """Whether the results are there."""
-        return bool(self._event.query())
+        return bool((self._event or self._stream).query())
 
     def publish(self, future: Future, outputs: list[Any]) -> None:
         """Set a future's result now: whoever takes it gets a stream that waits for the event."""
@@ -93,6 +101,7 @@ class Side:
     def __init__(self, device: Any) -> None:
         self._device = device
         self._stream = torch.cuda.Stream(device)
+        self._posted, self._lock = torch.cuda.Event(), threading.Lock()
 
     def run(
         self, start: Callable[[int], tuple[Request, bool]], memory: Sequence[Any], finish: Finish, *, asynchronous: bool
@@ -108,17 +117,20 @@ class Side:
                 "calls of the backend ucch cannot be captured in a graph, as a thread of the host takes part in them: "
                 "capture what lies between them"
             )
-        stream = self._stream if asynchronous else current
+        stream = current
         if asynchronous:
-            stream.wait_stream(current)
-        with torch.cuda.stream(stream):
-            request, held = start(stream.cuda_stream)
-            if held and finish is not None:
+            stream = self._stream
+            with self._lock:  # recorded again and again: who waits, waits for the latest
+                self._posted.record(current)
+                stream.wait_event(self._posted)
+        request, held = start(stream.cuda_stream)
+        if held and finish is not None:
+            with torch.cuda.stream(stream):
                 finish()
         for tensor in _tensors(memory) if asynchronous else ():
             if not tensor.is_cpu:
                 tensor.record_stream(stream)
-        return request, Ready(stream) if held else None
+        return request, Ready(stream, marked=asynchronous) if held else None
 
 
 def mean_of(tensor: Any, size: int, finish: Finish) -> Finish:
