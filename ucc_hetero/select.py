@@ -49,7 +49,9 @@ MANY_MESSAGES = 64
 MOST_ALLTOALL = 2048
 
 #: Up to this many ranks the cost model is asked; beyond, planning all candidates would take too long.
-MODELLED_RANKS = 256
+MODELLED_RANKS = 64
+#: What the cost model must promise: it knows nothing of processors.
+MODEL_GAIN = 0.8
 
 #: Reductions that UCC lacks: our own steps combine the operands, in the order of the ranks.
 ORDERED = ("MAXLOC", "MINLOC")
@@ -79,9 +81,17 @@ class Tuning:
     )
 
     @classmethod
-    def parse(cls, text: str, measured: tuple[Rule, ...] = (), path: str = "direct", *, plain: bool = False) -> Tuning:
+    def parse(
+        cls,
+        text: str,
+        measured: tuple[Rule, ...] = (),
+        path: str = "direct",
+        *,
+        plain: bool = False,
+        links: Links | None = None,
+    ) -> Tuning:
         """From a text in the TUNE grammar; ``ValueError`` names the part at fault."""
-        return cls(parse_tune(text), measured, path, plain=plain)
+        return cls(parse_tune(text), measured, path, links, plain)
 
 
 _DEFAULT = Tuning()
@@ -99,7 +109,7 @@ def agreed(
     """
     measured = load_table(table, bare) if table else Measured()
     topology = replace(bare, weights=measured.weights) if measured.weights else declared
-    return topology, Tuning.parse(rules, measured.rules, path, plain=plain)
+    return topology, Tuning.parse(rules, measured.rules, path, plain=plain, links=measured.links)
 
 
 def choose(topology: Topology, collective: str, nbytes: int, op: Op | None = None, tune: Tuning = _DEFAULT) -> Choice:
@@ -134,12 +144,15 @@ def _choose(topology: Topology, collective: str, nbytes: int, op: Op | None, tun
             path = rule.path or tune.path
             fragments = rule.fragments or _fragments(topology, rule.algorithm, collective, nbytes, path, tune.plain)
             return Choice(rule.algorithm, fragments, path), by
-    if tune.links is not None and (topology.deep or not topology.flat) and topology.size <= MODELLED_RANKS:
-        # One prediction serves all sizes up to twice as large: each takes a plan per candidate.
-        return _predicted(topology, collective, 1 << max(nbytes, 1).bit_length() - 1, tune.links, tune.path), "model"
     name = "flat" if tune.plain and _shared(topology, collective, nbytes) else _algorithm(topology, collective, nbytes)
     fragments = _fragments(topology, name, collective, nbytes, tune.path, tune.plain)
-    return Choice(name, fragments, tune.path), "default"
+    default = Choice(name, fragments, tune.path)
+    if tune.links is not None and (topology.deep or not topology.flat) and topology.size <= MODELLED_RANKS:
+        # One prediction serves all sizes up to twice as large: each takes a plan per candidate.
+        size = 1 << max(nbytes, 1).bit_length() - 1
+        best = _predicted(topology, collective, size, tune.links, default)
+        return (best, "model") if best != default else (default, "default")
+    return default, "default"
 
 
 def _shared(topology: Topology, collective: str, nbytes: int) -> bool:
@@ -236,14 +249,15 @@ def example_call(topology: Topology, collective: str, nbytes: int) -> Call:
 
 
 @lru_cache(maxsize=1024)
-def _predicted(topology: Topology, collective: str, nbytes: int, links: Links, path: str) -> Choice:
-    """The candidate that the cost model finds fastest, the first of equals."""
+def _predicted(topology: Topology, collective: str, nbytes: int, links: Links, default: Choice) -> Choice:
+    """The candidate that the cost model finds fastest, if clearly faster than the choice made without it."""
     call = example_call(topology, collective, nbytes)
     times = {
         choice: predicted_time(make_plan(topology, call, choice), topology, links)
-        for choice in candidates(topology, collective, nbytes)
+        for choice in (default, *candidates(topology, collective, nbytes))
     }
-    return min(times, key=times.__getitem__)._replace(path=path)
+    best = min(times, key=times.__getitem__)
+    return best._replace(path=default.path) if times[best] < MODEL_GAIN * times[default] else default
 
 
 @contextmanager

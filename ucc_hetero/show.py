@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 from . import env
 from .collectives import ROWS
+from .cost import GUESS, Links
 from .select import Choice
 from .show_plan import facts, render
-from .show_topo import Host, draw, svg, tree
+from .show_topo import Host, draw, png, svg, tree
 from .topology import Topology, emulated_vendors
 
 if TYPE_CHECKING:
@@ -42,6 +43,8 @@ def add(commands: Any) -> None:
     plan.set_defaults(run=_plan)
     topo = commands.add_parser("topo", help="hosts, processors, devices, ports, ranks and islands (under mpirun: all)")
     topo.add_argument("--svg", metavar="FILE", help="also draw it into this file")
+    topo.add_argument("--png", metavar="FILE", help="the same as pixels (needs matplotlib: the extra plot)")
+    topo.add_argument("--measure", action="store_true", help="measure the links and say what they carry (under mpirun)")
     topo.add_argument("--record", metavar="FILE", help="write the files that it was found in, without serial numbers")
     topo.add_argument("--facts", metavar="FILE", help="draw the machine of such a record")
     topo.set_defaults(run=_topo)
@@ -82,7 +85,8 @@ def _plan(args: argparse.Namespace) -> int:
 
     with Communicator() as comm:
         members = comm._run.members
-        found = facts(comm.topology, args.collective, nbytes, tuning=members.tuning, wanted=wanted)
+        links = members.tuning.links or GUESS
+        found = facts(comm.topology, args.collective, nbytes, tuning=members.tuning, links=links, wanted=wanted)
         if args.measure:
             found["measured"] = _measured(comm, args.collective, nbytes, wanted)
         if comm.rank == 0:
@@ -112,6 +116,8 @@ def _topo(args: argparse.Namespace) -> int:
             host = Host(stored.get("machine", args.facts), machine(replay(stored["files"], Path(folder))))
         return _drawn(args, [host], None)
     if not _in_job():
+        if args.measure:
+            raise ValueError("topo --measure measures on a job's own ranks: start it under mpirun")
         import socket
 
         if args.record:
@@ -123,20 +129,27 @@ def _topo(args: argparse.Namespace) -> int:
         members = comm._run.members
         first = [comm.topology.hosts.index(host) for host in range(max(comm.topology.hosts) + 1)]
         machines = comm.mpi.gather(machine() if comm.rank in first else None)
+        links = members.tuning.links
+        if args.measure:
+            from .links import measure_links
+
+            links = measure_links(comm)
         if comm.rank == 0:
             hosts = []
             for rank in first:
                 here = [r for r, host in enumerate(comm.topology.hosts) if host == comm.topology.hosts[rank]]
                 ranks = [(r, members.facts[r].vendor, members.facts[r].device) for r in here]
                 hosts.append(Host(members.facts[rank].host.hostname, machines[rank], ranks))
-            _drawn(args, hosts, comm.topology)
+            _drawn(args, hosts, comm.topology, links)
     return 0
 
 
-def _drawn(args: argparse.Namespace, hosts: list[Host], topology: Topology | None) -> int:
-    lines = tree(hosts, topology)
+def _drawn(args: argparse.Namespace, hosts: list[Host], topology: Topology | None, links: Links | None = None) -> int:
+    lines = tree(hosts, topology, links)
     if args.svg:
         Path(args.svg).write_text(svg(lines), encoding="utf-8")
+    if args.png:
+        png(lines, args.png)
     print(draw(lines), flush=True)
     return 0
 
@@ -149,7 +162,9 @@ def _tune(args: argparse.Namespace) -> int:
     # The table that is about to be written may not be there yet, and must not steer what is measured.
     os.environ.pop("UCCH_TUNE_FILE", None)
     from .comm import Communicator
-    from .tuner import describe, link_speeds, save, tune
+    from .links import describe as describe_links
+    from .links import measure_links
+    from .tuner import describe, save, tune
 
     with Communicator() as comm:
 
@@ -157,9 +172,11 @@ def _tune(args: argparse.Namespace) -> int:
             if comm.rank == 0:
                 print(describe(finding), flush=True)
 
-        speeds = link_speeds(comm)
+        links = measure_links(comm)
+        if comm.rank == 0:
+            print("\n".join(f"# {line}" for line in describe_links(links)), flush=True)
         found = tune(comm, args.collective or _TUNED, sizes, tell)
-        rules = save(path, comm, found, speeds) if path else 0
+        rules = save(path, comm, found, links) if path else 0
         if comm.rank == 0:
             what = f"{rules} rules in {path} for {comm.topology.describe()}" if path else "no --file: nothing written"
             print(f"# {what}", file=sys.stderr, flush=True)

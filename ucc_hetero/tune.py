@@ -11,8 +11,9 @@ from typing import Any
 
 from ucc_hetero import algorithms
 from ucc_hetero.collectives import ROWS
+from ucc_hetero.cost import Links
 from ucc_hetero.env import parse_size
-from ucc_hetero.topology import Topology
+from ucc_hetero.topology import Link, Topology
 from ucc_hetero.types import VENDORS
 
 __all__ = ["PATHS", "Measured", "Rule", "check_table", "load_table", "match", "parse_tune", "save_table"]
@@ -139,13 +140,20 @@ def _range(text: str) -> tuple[float, float]:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What a table knows of one topology: rules, and the relative bandwidth of each rank's link (empty: all alike)."""
+    """What a table knows of one topology: rules, relative bandwidth of each rank's link (empty: all alike), costs."""
 
     rules: tuple[Rule, ...] = ()
     weights: tuple[int, ...] = ()
+    links: Links | None = None
 
 
-def save_table(path: str | Path, topology: Topology, rules: tuple[Rule, ...], weights: tuple[int, ...] = ()) -> None:
+def save_table(
+    path: str | Path,
+    topology: Topology,
+    rules: tuple[Rule, ...],
+    weights: tuple[int, ...] = (),
+    links: Links | None = None,
+) -> None:
     """Put what was measured for a topology into a JSON table, beside other topologies already there.
 
     ``ValueError`` if the file is there and not such a table.
@@ -158,7 +166,8 @@ def save_table(path: str | Path, topology: Topology, rules: tuple[Rule, ...], we
     for rule in rules:
         row = {"collective": rule.collective, "from": rule.low, "to": None if rule.high == math.inf else rule.high}
         rows.append(row | {"algorithm": rule.algorithm, "fragments": rule.fragments, "path": rule.path})
-    entry = {"islands": topology.describe(), "weights": list(weights), "rules": rows}
+    entry: dict[str, Any] = {"islands": topology.describe(), "weights": list(weights), "rules": rows}
+    entry |= {"links": _pack_links(links)} if links else {}
     table["topologies"][topology.fingerprint()] = entry
     temporary = file.with_name(f"{file.name}.{os.getpid()}")
     temporary.write_text(json.dumps(table, indent=1) + "\n")
@@ -179,11 +188,35 @@ def load_table(text: str, topology: Topology) -> Measured:
         weights = tuple(int(weight) for weight in entry.get("weights", ()))
         if weights and (len(weights) != topology.size or min(weights) < 1):
             raise ValueError(f"weights {list(weights)} for {topology.size} ranks")
-        return Measured(tuple(_row(row) for row in entry["rules"]), weights)
+        links = _unpack_links(entry["links"], topology) if "links" in entry else None
+        return Measured(tuple(_row(row) for row in entry["rules"]), weights, links)
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"not a table of measured choices: {error!r}") from None
     except ValueError as error:
         raise ValueError(f"not a table of measured choices: {error}") from None
+
+
+def _pack_links(links: Links) -> dict[str, Any]:
+    """Microseconds of a message and Gbit/s, as people read them."""
+
+    def pair(link: Link) -> list[float]:
+        return [link.alpha * 1e6, 8e-9 / link.beta]
+
+    named = {name: pair(getattr(links, name)) for name in ("native", "bridge", "local")}
+    return {**named, "hosts": [pair(link) for link in links.hosts]}
+
+
+def _unpack_links(data: dict[str, Any], topology: Topology) -> Links:
+    def link(pair: list[float]) -> Link:
+        alpha, speed = map(float, pair)
+        if not (alpha >= 0 and speed > 0):
+            raise ValueError(f"link {pair}: microseconds of a message and Gbit/s are positive numbers")
+        return Link(alpha * 1e-6, 8e-9 / speed)
+
+    hosts = tuple(link(pair) for pair in data["hosts"])
+    if hosts and len(hosts) != max(topology.hosts) + 1:
+        raise ValueError(f"links of {len(hosts)} hosts for {max(topology.hosts) + 1}")
+    return Links(link(data["native"]), link(data["bridge"]), link(data["local"]), hosts)
 
 
 def check_table(text: str) -> None:

@@ -8,21 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from math import inf, sqrt
+from math import sqrt
 from pathlib import Path
 from statistics import median
-from time import perf_counter
-
-import numpy as np
 
 from .collectives import elements
 from .comm import Communicator
+from .cost import Links
 from .select import Choice, Tuning, candidates, choose, example_call
 from .topology import link_weights
 from .trial import Trial, forced
 from .tune import Rule, save_table
 
-__all__ = ["Finding", "describe", "link_speeds", "rules_of", "save", "tune"]
+__all__ = ["Finding", "describe", "rules_of", "save", "tune"]
 
 #: A candidate must beat the choice that would be made anyway by this much, or it is noise.
 _GAIN = 0.95
@@ -92,7 +90,7 @@ def rules_of(found: Sequence[Finding]) -> tuple[Rule, ...]:
     There are none for sizes where the default was best, so that they follow what later versions know better, and none
     from twice the longest size on.
     """
-    rules = []
+    rules: list[Rule] = []
     for collective in dict.fromkeys(f.collective for f in found):
         row = sorted((f for f in found if f.collective == collective), key=lambda f: f.nbytes)
         low = 0.0
@@ -108,42 +106,14 @@ def rules_of(found: Sequence[Finding]) -> tuple[Rule, ...]:
     return tuple(rules)
 
 
-def link_speeds(comm: Communicator, nbytes: int = 8 << 20) -> list[int]:
-    """MB/s of the link of each rank's host, measured between neighbouring hosts; collective, equal on every rank.
-
-    A pair of hosts shows its slower link, so a host's own is the better of its two pairs.
-    """
-    hosts = max(comm.topology.hosts) + 1
-    if hosts == 1:
-        return [0] * comm.size
-    pairs = [_pair_speed(comm, host, (host + 1) % hosts, nbytes) for host in range(hosts)]
-    own = [max(pairs[host], pairs[host - 1]) for host in range(hosts)]
-    return [own[host] for host in comm.topology.hosts]
-
-
-def _pair_speed(comm: Communicator, one: int, other: int, nbytes: int) -> int:
-    """MB/s between two hosts, both ways at once, over the first rank of each; equal on every rank."""
-    ranks = [comm.topology.hosts.index(host) for host in (one, other)]
-    mpi, best = comm.mpi, inf
-    out, into = np.zeros(nbytes, np.uint8), np.zeros(nbytes, np.uint8)
-    for _ in range(_ROUNDS):
-        mpi.Barrier()
-        start = perf_counter()
-        if comm.rank in ranks:
-            peer = ranks[1 - ranks.index(comm.rank)]
-            request = comm.Irecv(into, source=peer)
-            comm.Send(out, dest=peer)
-            request.Wait()
-        best = min(best, max(mpi.allgather(perf_counter() - start)))
-    return max(1, round(nbytes / best / 1e6))
-
-
-def save(path: str | Path, comm: Communicator, found: Sequence[Finding], speeds: Sequence[int]) -> int:
+def save(path: str | Path, comm: Communicator, found: Sequence[Finding], links: Links) -> int:
     """Write the table on rank 0; returns the number of rules."""
     rules = rules_of(found)
+    hosts = [round(1e-6 / link.beta) for link in links.hosts]
+    speeds = [hosts[host] for host in comm.topology.hosts] if hosts else [0] * comm.size
     bare = comm._run.members.bare
     if comm.rank == 0:
-        save_table(path, bare, rules, _clear(link_weights(bare.hosts, speeds)))
+        save_table(path, bare, rules, _clear(link_weights(bare.hosts, speeds)), links)
     return len(rules)
 
 

@@ -79,6 +79,7 @@ LAYERS = {
     # Programs on top of the API.
     "__main__": 6,
     "info": 6,
+    "links": 6,
     "show": 6,
     "show_plan": 6,
     "show_topo": 6,

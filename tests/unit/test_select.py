@@ -14,8 +14,8 @@ from plan_cases import topologies
 from ucc_hetero import algorithms
 from ucc_hetero.algorithms import algorithm
 from ucc_hetero.collectives import ROWS, Call
-from ucc_hetero.cost import Links
-from ucc_hetero.select import Choice, Tuning, agreed, choose, make_plan, reason
+from ucc_hetero.cost import Links, predicted_time
+from ucc_hetero.select import Choice, Tuning, agreed, choose, example_call, make_plan, reason
 from ucc_hetero.topology import Link, Topology
 from ucc_hetero.tune import Measured, Rule, load_table, match, parse_tune, save_table
 from ucc_hetero.types import OPS, Op
@@ -127,6 +127,19 @@ def test_measured_links_choose_by_the_cost_model() -> None:
         assert choose(TWO, collective, MIB, tune=tune).algorithm in algorithms.names(collective)
 
 
+def test_the_model_must_promise_more_than_a_little() -> None:
+    """Where links say nothing against it, the default stays."""
+    links = Links(Link(1e-6, 1e-10), Link(2e-6, 1e-10), Link(1e-6, 1e-11))
+    for collective in ("allreduce", "bcast", "reduce", "allgather", "alltoall"):
+        for nbytes in (8, 64 << 10, 16 * MIB):
+            found = choose(TWO, collective, nbytes, tune=Tuning(links=links))
+            default = choose(TWO, collective, nbytes)
+            if found != default:
+                call = example_call(TWO, collective, nbytes)
+                times = [predicted_time(make_plan(TWO, call, c), TWO, links) for c in (found, default)]
+                assert times[0] < 0.9 * times[1]
+
+
 def test_table_survives_a_file(tmp_path: Path) -> None:
     file = tmp_path / "tuned.json"
     rules = (Rule("allreduce", 0, 4096, "tree", 1, "direct"), Rule("bcast", 4096, math.inf, "split_rail", 8, "staged"))
@@ -135,6 +148,15 @@ def test_table_survives_a_file(tmp_path: Path) -> None:
     assert load_table(file.read_text(), TWO) == Measured(rules)
     assert load_table(file.read_text(), SAME_HOST) == Measured(rules[:1], (4, 4, 1, 1))
     assert load_table(file.read_text(), ONE) == Measured()
+    hosts = (Link(20e-6, 2e-9), Link(20e-6, 1e-9))
+    links = Links(Link(1e-6, 1e-10), Link(10e-6, 1e-9), Link(0.0, 1e-11), hosts)
+    save_table(file, TWO, rules, (), links)
+    found = load_table(file.read_text(), TWO).links
+    assert found is not None and len(found.hosts) == 2
+    for one, other in ((found.native, links.native), (found.bridge, links.bridge), (found.hosts[1], hosts[1])):
+        assert (one.alpha, one.beta) == pytest.approx((other.alpha, other.beta))
+    _, tune = agreed(TWO, TWO, "", file.read_text())
+    assert tune.links == found
     assert list(tmp_path.iterdir()) == [file]
 
 
@@ -146,6 +168,23 @@ def test_table_survives_a_file(tmp_path: Path) -> None:
         {"format": None},
         {"topologies": {TWO.fingerprint(): {"rules": [{}]}}},
         {"topologies": {TWO.fingerprint(): {"rules": [], "weights": [1]}}},
+        {"topologies": {TWO.fingerprint(): {"rules": [], "links": {"native": [1, 2]}}}},
+        {
+            "topologies": {
+                TWO.fingerprint(): {
+                    "rules": [],
+                    "links": {"native": [1, 1], "bridge": [1, 1], "local": [1, 0], "hosts": []},
+                }
+            }
+        },
+        {
+            "topologies": {
+                TWO.fingerprint(): {
+                    "rules": [],
+                    "links": {"native": [1, 1], "bridge": [1, 1], "local": [1, 1], "hosts": [[1, 1]]},
+                }
+            }
+        },
     ],
 )
 def test_bad_tables_are_refused(change: dict[str, object]) -> None:

@@ -9,11 +9,12 @@ from xml.etree import ElementTree
 import pytest
 
 from ucc_hetero.__main__ import main
+from ucc_hetero.cost import Links
 from ucc_hetero.discover import Accelerator, Machine, Nic
 from ucc_hetero.select import Choice
 from ucc_hetero.show_plan import facts, render, size_text
-from ucc_hetero.show_topo import Host, draw, svg, tree
-from ucc_hetero.topology import Topology
+from ucc_hetero.show_topo import Host, draw, png, svg, tree
+from ucc_hetero.topology import Link, Topology
 from ucc_hetero.tune import Rule
 from ucc_hetero.tuner import Finding, rules_of
 
@@ -98,6 +99,20 @@ def test_tree_and_drawing() -> None:
     ]
     drawing = ElementTree.fromstring(svg([*lines, (0, "<&>")]))
     assert len(drawing.findall("{http://www.w3.org/2000/svg}text")) == len(lines) + 1
+
+
+def test_topo_with_levels_and_measured_links(tmp_path: Path) -> None:
+    machine = Machine((Nic("eth0", "ethernet", 1000),), (), (), False)
+    hosts = [Host(f"node{i}", machine, [(2 * i, "amd", 0), (2 * i + 1, "amd", 1)]) for i in range(2)]
+    topology = Topology.group(["amd"] * 4, [0, 0, 1, 1], (), [[0, 0, 1, 1]])
+    net = Link(20e-6, 8e-9)
+    text = draw(tree(hosts, topology, Links(Link(1e-6, 8e-11), net, net, (net, net))))
+    assert text.count("all its links: 1 Gbit/s, 20.0 us a message, measured") == 2
+    assert "inside islands: 100 Gbit/s, 1.0 us a message, measured" in text and "between islands" not in text
+    assert "group of height 0: ranks 2, 3" in text
+    pytest.importorskip("matplotlib")
+    png(tree(hosts, topology), str(tmp_path / "t.png"))
+    assert (tmp_path / "t.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_topo_of_a_record(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
