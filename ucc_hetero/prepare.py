@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import zlib
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -278,16 +279,26 @@ class Preparation:
             counts = tuple(sent.ravel().tolist())
         else:
             if rows is None:
-                asked = self._exchange(label, np.array(call.counts, np.int64))
+                # The root alone knows what it expects; a fingerprint of it tells everybody whether that is what comes.
+                wanted = _fingerprint(call.counts) if me == call.root else 0
+                asked = self._exchange(label, np.array([call.counts[me], wanted], np.int64))
                 rows = asked.rows
-            counts = tuple(rows[call.root].tolist())
-            for rank in range(p):
-                if rows[rank, rank] != counts[rank]:
-                    raise MismatchError(
-                        f"{name} on rank {me}: root {call.root} counts {counts[rank]} elements of rank {rank}, "
-                        f"which has {rows[rank, rank]}"
-                    )
+            counts = tuple(rows[:, 0].tolist())
+            if rows[call.root, 1] != _fingerprint(counts):
+                self._disagree(name, label, call)
         return bound._replace(call=call._replace(counts=counts), local=False), asked
+
+    def _disagree(self, name: str, label: str, call: Call) -> None:
+        """Find out and say, on every rank, whose count is not what the root expects."""
+        asked = self._exchange(label, np.array(call.counts, np.int64))
+        asked.prepared.give_back()
+        due = asked.rows[call.root]
+        for rank, row in enumerate(asked.rows):
+            if row[rank] != due[rank]:
+                raise MismatchError(
+                    f"{name} on rank {self.rank}: root {call.root} counts {due[rank]} elements of rank {rank}, "
+                    f"which has {row[rank]}"
+                )
 
     def _counts_in_flight(self, name: str, call: Call) -> Callable[[], None]:
         """Send the counts along with a non-blocking call; to be compared when it is over.
@@ -328,6 +339,12 @@ class Preparation:
         for rank, other in enumerate(labels):
             if other != labels[0]:
                 raise MismatchError(f"rank {rank} called {other} while rank 0 called {labels[0]}")
+
+
+def _fingerprint(counts: Sequence[int]) -> int:
+    """A number that differs for counts that differ, but for one mistake in billions."""
+    data = np.array(counts, np.int64).tobytes()
+    return zlib.crc32(data) | (zlib.adler32(data) & 0x7FFFFFFF) << 32
 
 
 def _label(name: str, bound: Bound, op: Op | None) -> str:
