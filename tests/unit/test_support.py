@@ -10,7 +10,7 @@ import pytest
 
 from ucc_hetero import algorithms
 from ucc_hetero.collectives import ROWS
-from ucc_hetero.comm import Communicator
+from ucc_hetero.comm import _ASKING, _OTHERS, Communicator
 from ucc_hetero.types import DTYPES, OPS, reduction
 from ucc_hetero.ucc_enums import Coll
 
@@ -90,6 +90,22 @@ def test_every_collective_has_its_methods(name: str) -> None:
 
 def test_remarks_are_about_collectives() -> None:
     assert set(REMARKS) <= set(ROWS)
+
+
+def test_what_is_absent_is_listed() -> None:
+    mpi4py = pytest.importorskip("mpi4py")
+    mpi4py.rc.initialize = False
+    try:
+        from mpi4py import MPI
+    except (ImportError, RuntimeError) as error:
+        pytest.skip(str(error))
+    passed_on = {name for name in dir(MPI.Cartcomm) if name.startswith(_ASKING) or name in _OTHERS}
+    theirs = {name for kind in (MPI.Intracomm, MPI.Cartcomm) for name in dir(kind) if name[0].isupper()}
+    absent = {name for name in theirs - passed_on if not hasattr(Communicator, name)}
+    found = re.search(r"<!-- list: absent -->\n(.*?)<!-- end -->", PAGE.read_text(), re.S)
+    assert found is not None
+    assert absent <= set(re.findall(r"`(\w+)`", found[1])), "docs/support.md should list what is not there"
+    assert not [name for name in re.findall(r"`(\w+)`", found[1]) if hasattr(Communicator, name)]
 
 
 if __name__ == "__main__":
