@@ -9,6 +9,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from . import nvlink
+
 __all__ = [
     "WITHIN_NODE",
     "Accelerator",
@@ -231,6 +233,7 @@ def _nics(root: Path) -> Iterator[Nic]:
 def _accelerators(root: Path) -> Iterator[Accelerator]:
     base = root / "sys/bus/pci/devices"
     fabric, archs, names = _kfd(root)
+    fabric |= nvlink.peers(_nvidia(base), root)
     for pci in _names(base):
         at = base / pci
         vendor = _PCI_VENDORS.get(_read(at / "vendor"))
@@ -239,6 +242,12 @@ def _accelerators(root: Path) -> Iterator[Accelerator]:
         name = names.get(pci) or _model(root, pci) or f"device {_read(at / 'device')}"
         numa = _number(at / "numa_node", -1)
         yield Accelerator(vendor, pci, name, archs.get(pci, ""), numa, fabric.get(pci, ()))
+
+
+def _nvidia(base: Path) -> list[str]:
+    """Addresses of NVIDIA's accelerators."""
+    found = [pci for pci in _names(base) if _PCI_VENDORS.get(_read(base / pci / "vendor")) == "nvidia"]
+    return [pci for pci in found if _read(base / pci / "class").startswith(_ACCELERATORS)]
 
 
 def _model(root: Path, pci: str) -> str:
@@ -326,6 +335,7 @@ def record(root: Path = Path("/")) -> dict[str, str]:
                 text = _PRIVATE.sub("", _read(path) + "\n")
                 if text.strip():
                     found[str(path.relative_to(root))] = text.rstrip("\n")
+    found |= nvlink.recorded(nvlink.peers(_nvidia(root / "sys/bus/pci/devices"), root))
     if _in_container(root):
         found[".dockerenv"] = ""
     for pattern in _LINKS:

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 
+import machines
 import pytest
 
-from ucc_hetero.discover import Accelerator, Nic, cores, host_identity, link_speed, machine, record, replay
+from ucc_hetero import nvlink
+from ucc_hetero.discover import Accelerator, Machine, Nic, cores, host_identity, link_speed, machine, record, replay
 
 DATA = Path(__file__).parents[1] / "data"
 
@@ -110,3 +114,96 @@ def test_a_record_says_what_the_machine_says(tmp_path: Path) -> None:
     files = record()
     assert json.loads(json.dumps(files)) == files
     assert machine(replay(files, tmp_path)) == machine()
+
+
+@pytest.mark.parametrize("name", machines.MACHINES)
+def test_composed_machines_are_those_of_the_data_files(name: str) -> None:
+    assert (DATA / f"{name}.json").read_text() == machines.text(name)
+
+
+def composed(name: str, folder: Path) -> Machine:
+    return machine(replay(json.loads((DATA / f"{name}.json").read_text())["files"], folder))
+
+
+@pytest.mark.parametrize("name, model", [("dgx_h200", "NVIDIA H200"), ("mi300x", "ip discovery")])
+def test_eight_devices_on_a_fabric_with_a_card_each(name: str, model: str, tmp_path: Path) -> None:
+    found = composed(name, tmp_path)
+    assert len(found.accelerators) == len(found.nics) == 8 and found.speed == 3_200_000
+    assert {a.name for a in found.accelerators} == {model}
+    everybody = {a.pci for a in found.accelerators}
+    for one in found.accelerators:
+        assert set(one.fabric) == everybody - {one.pci}
+    near = {a: n for a, n, distance in found.distances if distance == "switch"}
+    numa = {nic.pci: nic.numa for nic in found.nics}
+    assert set(near) == everybody and set(near.values()) == set(numa) and len(found.numa) == 2
+    assert all(numa[near[one.pci]] == one.numa for one in found.accelerators)
+
+
+def test_two_hosts_of_different_vendors(tmp_path: Path) -> None:
+    one, other = (composed(f"cluster_{vendor}", tmp_path / vendor) for vendor in ("nvidia", "amd"))
+    assert [a.vendor for a in one.accelerators + other.accelerators] == ["nvidia"] * 2 + ["amd"] * 2
+    assert {a.arch for a in other.accelerators} == {"gfx90a"}
+    assert one.speed == other.speed == 100_000 and not any(a.fabric for a in one.accelerators + other.accelerators)
+    assert {d for _, _, d in one.distances} == {"bridge", "system"}
+
+
+def test_a_workstation_with_both_vendors(tmp_path: Path) -> None:
+    found = composed("workstation", tmp_path)
+    assert [(a.vendor, a.name) for a in found.accelerators] == [
+        ("nvidia", "NVIDIA GeForce RTX 4090"),
+        ("amd", "ip discovery"),
+    ]
+    assert found.speed == 2500 and {d for _, _, d in found.distances} == {"bridge"}
+
+
+class FakeNVML:
+    """As much of pynvml as is used: three devices, two of them joined."""
+
+    NVML_P2P_CAPS_INDEX_NVLINK, NVML_P2P_STATUS_OK = 2, 0
+
+    class NVMLError(Exception):
+        pass
+
+    def __init__(self, *, working: bool = True) -> None:
+        self.working, self.open = working, 0
+
+    def nvmlInit(self) -> None:
+        if not self.working:
+            raise self.NVMLError
+        self.open += 1
+
+    def nvmlShutdown(self) -> None:
+        self.open -= 1
+
+    def nvmlDeviceGetCount(self) -> int:
+        return 4
+
+    def nvmlDeviceGetHandleByIndex(self, index: int) -> int:
+        if index == 3:
+            raise self.NVMLError
+        return index
+
+    def nvmlDeviceGetPciInfo(self, handle: int) -> SimpleNamespace:
+        return SimpleNamespace(busId=(b"00000000:1B:00.0", "00000000:43:00.0", b"00010000:52:00.0")[handle])
+
+    def nvmlDeviceGetP2PStatus(self, one: int, other: int, what: int) -> int:
+        if 2 in (one, other):
+            raise self.NVMLError
+        assert what == 2
+        return 0
+
+
+def test_nvlink_as_nvml_tells(monkeypatch: pytest.MonkeyPatch) -> None:
+    devices = ["0000:1b:00.0", "0000:43:00.0", "10000:52:00.0", "0000:99:00.0"]
+    nvml = FakeNVML()
+    monkeypatch.setitem(sys.modules, "pynvml", nvml)
+    found = nvlink.peers(devices)
+    assert found == {devices[0]: (devices[1],), devices[1]: (devices[0],)} and nvml.open == 0
+    assert nvlink.recorded(found) == {
+        "nvml/nvlink/0000:1b:00.0": "0000:43:00.0",
+        "nvml/nvlink/0000:43:00.0": "0000:1b:00.0",
+    }
+    monkeypatch.setitem(sys.modules, "pynvml", FakeNVML(working=False))
+    assert nvlink.peers(devices) == {}
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    assert nvlink.peers(devices) == {}

@@ -26,6 +26,7 @@ LAYERS = {
     "native": 0,
     "device": 1,
     "discover": 1,
+    "nvlink": 1,
     "ports": 1,
     "vendors": 1,
     "buffers": 2,
@@ -96,6 +97,7 @@ IMPURE = {"cffi", "ctypes", "cupy", "mpi4py", "torch"}
 #: Where a vendor's words may appear (outside comments and docstrings). ucc and ucx spell those of the two libraries,
 #: env the variables that name a vendor's library.
 VENDOR_MODULES = {
+    "nvlink",
     "agreement",
     "env",
     "_native",

@@ -1,0 +1,134 @@
+"""Machines composed from what their vendors publish of them, as records that ``topo --facts`` draws.
+
+Nobody recorded these: PCI addresses and wiring follow the published block diagrams, the kernel's files are spelled as
+on machines that were recorded (``tests/data/h200x4.json``). ``python tests/unit/machines.py`` writes ``tests/data``.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+DATA = Path(__file__).parents[1] / "data"
+
+Files = dict[str, str]
+
+
+def device(pci: str, way: str, vendor: str, kind: str, numa: int) -> Files:
+    """One PCI device below the bridges ``way``."""
+    at = f"sys/bus/pci/devices/{pci}"
+    facts = {"vendor": vendor, "class": kind, "device": "0x1234", "numa_node": str(numa)}
+    return {at: f"-> ../../../devices/{way}/{pci}"} | {f"{at}/{name}": text for name, text in facts.items()}
+
+
+def nvidia(pci: str, way: str, numa: int, model: str, peers: list[str]) -> Files:
+    """One of NVIDIA's GPUs and who it reaches over NVLink."""
+    files = device(pci, way, "0x10de", "0x030200", numa)
+    files[f"proc/driver/nvidia/gpus/{pci}/information"] = f"Model: \t\t {model}\nBus Type: \t PCIe"
+    others = [peer for peer in peers if peer != pci]
+    return files | ({f"nvml/nvlink/{pci}": "\n".join(others)} if others else {})
+
+
+def amd(node: int, pci: str, way: str, numa: int, target: int, peers: list[int]) -> Files:
+    """One of AMD's GPUs, number ``node`` of the kernel's topology, and who it reaches over xGMI."""
+    bus, slot = int(pci[5:7], 16), int(pci[8:10], 16)
+    at = f"sys/class/kfd/kfd/topology/nodes/{node}"
+    properties = f"simd_count 1216\nlocation_id {bus << 8 | slot << 3}\ndomain 0\ngfx_target_version {target}"
+    files = device(pci, way, "0x1002", "0x120000", numa) | {
+        f"{at}/properties": properties,
+        f"{at}/name": "ip discovery",
+    }
+    for i, peer in enumerate(p for p in peers if p != node):
+        files[f"{at}/io_links/{i}/properties"] = f"type 11\nnode_from {node}\nnode_to {peer}"
+    return files
+
+
+def infiniband(name: str, pci: str, way: str, numa: int, rate: str) -> Files:
+    """A network card with one active port."""
+    at, port = f"sys/class/infiniband/{name}", f"sys/class/infiniband/{name}/ports/1"
+    files = device(pci, way, "0x15b3", "0x020700", numa)
+    files |= {f"{at}/device": f"-> ../../../devices/{way}/{pci}", f"{at}/device/numa_node": str(numa)}
+    return files | {f"{port}/rate": rate, f"{port}/state": "4: ACTIVE", f"{port}/link_layer": "InfiniBand"}
+
+
+def ethernet(name: str, speed: int, pci: str, way: str) -> Files:
+    """A network card of a desktop."""
+    at = f"sys/class/net/{name}"
+    files = device(pci, way, "0x8086", "0x020000", -1) | {f"{at}/device": f"-> ../../../devices/{way}/{pci}"}
+    return files | {f"{at}/type": "1", f"{at}/speed": str(speed), f"{at}/operstate": "up"}
+
+
+def processors(*lists: str) -> Files:
+    return {f"sys/devices/system/node/node{i}/cpulist": text for i, text in enumerate(lists)}
+
+
+#: Buses of the GPU and the network card below each PCIe switch, and the processor that they hang on.
+_DGX = (("1b", "18", 0), ("43", "40", 0), ("52", "4f", 0), ("61", "5e", 0),
+        ("9d", "9a", 1), ("c3", "c0", 1), ("d1", "ce", 1), ("df", "dc", 1))  # fmt: skip
+
+
+def dgx_h200() -> Files:
+    """Eight H200 behind NVSwitch, a 400 Gbit/s card beside each GPU."""
+    gpus = [f"0000:{bus}:00.0" for bus, _, _ in _DGX]
+    files = processors("0-55,112-167", "56-111,168-223")
+    for i, (_, nic, numa) in enumerate(_DGX):
+        way = f"pci0000:{nic[0]}0/0000:{nic[0]}0:01.{i}/0000:{nic[0]}{'1' if numa else '2'}:00.{i}"
+        files |= nvidia(gpus[i], way, numa, "NVIDIA H200", gpus)
+        files |= infiniband(f"mlx5_{i}", f"0000:{nic}:00.0", way, numa, "400 Gb/sec (4X NDR)")
+    return files
+
+
+_MI300X = (("05", 0), ("26", 0), ("46", 0), ("65", 0), ("85", 1), ("a6", 1), ("c6", 1), ("e5", 1))
+
+
+def mi300x() -> Files:
+    """Eight MI300X, every one joined to every other by xGMI, a 400 Gbit/s card beside each."""
+    files = processors("0-95", "96-191")
+    nodes = list(range(2, 10))  # 0 and 1 are the processors
+    for number in (0, 1):
+        files[f"sys/class/kfd/kfd/topology/nodes/{number}/properties"] = "cpu_cores_count 96\ngfx_target_version 0"
+    for i, (bus, numa) in enumerate(_MI300X):
+        way = f"pci0000:{bus[0]}0/0000:{bus[0]}0:01.1/0000:{bus[0]}1:00.0"
+        files |= amd(nodes[i], f"0000:{bus}:00.0", way, numa, 90402, nodes)
+        files |= infiniband(f"mlx5_{i}", f"0000:{bus[0]}9:00.0", way, numa, "400 Gb/sec (4X NDR)")
+    return files
+
+
+def workstation() -> Files:
+    """One GPU of each vendor below one processor, and 2.5 Gbit/s Ethernet."""
+    files = nvidia("0000:01:00.0", "pci0000:00/0000:00:01.0", -1, "NVIDIA GeForce RTX 4090", [])
+    files |= amd(1, "0000:03:00.0", "pci0000:00/0000:00:03.0", -1, 110000, [])
+    return files | ethernet("enp5s0", 2500, "0000:05:00.0", "pci0000:00/0000:00:1c.0") | processors("0-31")
+
+
+def small_host(vendor: str) -> Files:
+    """One host of a cluster: two GPUs of one vendor without links of their own, a 100 Gbit/s card."""
+    files = processors("0-31", "32-63")
+    for numa, bus in enumerate(("41", "c1")):
+        way = f"pci0000:{bus[0]}0/0000:{bus[0]}0:01.0"
+        if vendor == "nvidia":
+            files |= nvidia(f"0000:{bus}:00.0", way, numa, "NVIDIA L40S", [])
+        else:
+            files |= amd(2 + numa, f"0000:{bus}:00.0", way, numa, 90010, [])
+    return files | infiniband("mlx5_0", "0000:45:00.0", "pci0000:40/0000:40:03.0", 0, "100 Gb/sec (4X EDR)")
+
+
+#: File of tests/data -> its machine.
+MACHINES = {
+    "dgx_h200": dgx_h200,
+    "mi300x": mi300x,
+    "workstation": workstation,
+    "cluster_nvidia": lambda: small_host("nvidia"),
+    "cluster_amd": lambda: small_host("amd"),
+}
+
+
+def text(name: str) -> str:
+    """The content of a machine's file."""
+    about = "composed from what the vendor publishes, not recorded"
+    return json.dumps({"machine": name, "about": about, "files": MACHINES[name]()}, indent=0) + "\n"
+
+
+if __name__ == "__main__":
+    for name in MACHINES:
+        (DATA / f"{name}.json").write_text(text(name))
