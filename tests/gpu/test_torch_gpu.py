@@ -15,12 +15,12 @@ import pytest
 from gpu_machine import gpus
 
 ROOT = Path(__file__).resolve().parents[2]
-API = ROOT / "tests" / "mpi" / "torch_api.py"
-STRATEGIES = ROOT / "tests" / "mpi" / "torch_strategies.py"
+MPI = ROOT / "tests" / "mpi"
+API, STRATEGIES = MPI / "torch_api.py", MPI / "torch_strategies.py"
 STREAMS = ROOT / "tests" / "gpu" / "torch_streams.py"
 
 #: They abandon calls that a peer never makes, which a stream waits for until the device is reset.
-_UNSUITED = {"waiting_has_a_limit", "failures", "abort"}
+_UNSUITED = {"waiting_has_a_limit", "failures", "mismatches", "abort"}
 
 pytestmark = [
     pytest.mark.gpu,
@@ -32,7 +32,8 @@ pytestmark = [
 
 def cases(script: Path) -> list[str]:
     """Names of a job's cases, in order."""
-    return re.findall(r"^@case\ndef (\w+)", script.read_text(), re.M)
+    modules = [MPI / "torch_calls.py", MPI / "torch_collectives.py"] if script is API else [script]
+    return [name for each in modules for name in re.findall(r"^@case\ndef (\w+)", each.read_text(), re.M)]
 
 
 @pytest.fixture(params=["one vendor", "two vendors"])

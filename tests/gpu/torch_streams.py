@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from datetime import timedelta
 from pathlib import Path
-from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "mpi"))
 
@@ -14,18 +12,15 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch_cases import DEVICE, case, close, main
+from torch_world import N, R
 
-import ucc_hetero.torch  # noqa: F401  registers the backend
-
-dist.init_process_group("ucch", timeout=timedelta(seconds=60))
-R, N = dist.get_rank(), dist.get_world_size()
 ALL = N * (N - 1) // 2
 #: The ranks are of one vendor, and no stream has to be waited for by the host.
 ALONE = os.environ.get("CASES_ALONE") == "1"
 LONG = 1 << 22
 
 
-def later(stream: Any = None) -> None:
+def later() -> None:
     """Keep the current stream busy for a good while: whoever does not wait for it reads too early."""
     torch.cuda._sleep(200_000_000)
 

@@ -21,16 +21,16 @@ pytestmark = [
 HERE = Path(__file__).parent
 
 
-def cases(script: str) -> list[str]:
-    """Names of a job's cases, in order."""
-    return re.findall(r"^@case\ndef (\w+)", (HERE / script).read_text(), re.M)
+def cases(*scripts: str) -> list[str]:
+    """Names of the cases of a job's modules, in order."""
+    return [name for each in scripts for name in re.findall(r"^@case\ndef (\w+)", (HERE / each).read_text(), re.M)]
 
 
 @pytest.mark.parametrize(("n", "emulate"), [(2, ""), (4, "nvidia:2,amd:2")])
 def test_every_method(mpirun, n: int, emulate: str) -> None:
     env = {"UCCH_EMULATE": emulate} if emulate else {}
     job = mpirun(HERE / "torch_api.py", n, env=env, timeout=160)
-    assert re.findall(r"^ok (\w+)", job.stdout, re.M) == cases("torch_api.py")
+    assert re.findall(r"^ok (\w+)", job.stdout, re.M) == cases("torch_calls.py", "torch_collectives.py")
 
 
 UNCHANGED = """
@@ -78,7 +78,7 @@ def test_scripts_for_torchrun_run_unchanged(mpirun, name: str) -> None:
 
 def test_torchrun(tmp_path: Path) -> None:
     """Without MPI: the ranks find each other through torch's store."""
-    names = ["all_reduce", "messages", "futures", "groups", "failures"]
+    names = ["futures", "groups", "failures", "all_reduce", "messages"]
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     environment = {**os.environ, "UCCH_EMULATE": "nvidia:1,amd:1", "OMP_NUM_THREADS": "1"}
     job = subprocess.run(

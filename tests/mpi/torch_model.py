@@ -1,21 +1,17 @@
-"""Shared by the jobs that train: the process group, a model, its data, and what a single process comes to."""
+"""Shared by the jobs that train: a model, its data, and what a single process comes to."""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch_cases import DEVICE, close
+from torch_world import N, R
 
-import ucc_hetero.torch  # noqa: F401  registers the backend
-
-dist.init_process_group("ucch", timeout=timedelta(seconds=100))
-R, N = dist.get_rank(), dist.get_world_size()
 STEPS, SHARE, WIDTH = 4, 4, 16
 
 

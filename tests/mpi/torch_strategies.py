@@ -11,7 +11,8 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 from torch_cases import DEVICE, case, close, main
-from torch_model import SHARE, Block, N, R, fresh, loss_of, reference, sgd, share, train
+from torch_model import SHARE, Block, fresh, loss_of, reference, sgd, share, train
+from torch_world import N, R
 
 # --- data parallel ---------------------------------------------------------------------------------------------------
 

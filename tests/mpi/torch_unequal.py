@@ -11,7 +11,8 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.utils.data import DataLoader, TensorDataset
 from torch_cases import case, close, main
-from torch_model import SHARE, N, R, batch, fresh, loss_of, reference, sgd
+from torch_model import SHARE, batch, fresh, loss_of, reference, sgd
+from torch_world import N, R
 
 from ucc_hetero.torch.balance import BalancedSampler, Share, profile, profile_layers, split_layers
 from ucc_hetero.torch.replicas import DriftError, Replicas, checksum

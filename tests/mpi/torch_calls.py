@@ -1,0 +1,268 @@
+"""Cases of torch_api.py: futures, groups, functional collectives, and what goes wrong."""
+
+from __future__ import annotations
+
+import threading
+import time
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch_cases import DEVICE, case, data, same
+from torch_world import N, R
+
+OPS = dist.ReduceOp
+
+
+@case
+def futures() -> None:
+    tensor = data(R, (100_000,))
+    want = sum(data(r, (100_000,)) for r in range(N))
+    work = dist.all_reduce(tensor, async_op=True)
+    future = work.get_future()
+    doubled = future.then(lambda f: f.value()[0] * 2).then(lambda f: f.value() + 1)
+    same(doubled.wait(), want * 2 + 1)
+    same(future.wait()[0], want)
+    assert work.is_completed() and work.is_success() and work.exception() is None and future.done()
+    same(work.result()[0], want)
+
+    # Callbacks that communicate themselves, several calls under way at once, each with its own delay on each rank.
+    def nested(f: Any) -> torch.Tensor:
+        time.sleep(0.002 * ((R * 7 + int(f.value()[0][0])) % 3))
+        return dist.all_reduce(f.value()[0].clone(), async_op=True).get_future().wait()[0]
+
+    chains = []
+    for k in range(4):
+        each = torch.full((1000 * (4 - k),), float(R + k))
+        chains.append(dist.all_reduce(each, async_op=True).get_future().then(nested))
+    dist.all_reduce(torch.ones(3))
+    for k, chain in enumerate(chains):
+        value = float(N * sum(r + k for r in range(N)))
+        same(chain.wait(), torch.full((1000 * (4 - k),), value))
+
+    def fails(f: Any) -> None:
+        raise KeyError("mine")
+
+    try:
+        dist.all_reduce(torch.ones(1), async_op=True).get_future().then(fails).wait()
+    except KeyError:
+        return
+    raise AssertionError("the callback's error was lost")
+
+
+@case
+def dropped_and_many() -> None:
+    tensors = [torch.full((50,), float(R + k)) for k in range(100)]
+    for each in tensors:
+        dist.all_reduce(each, async_op=True)
+    dist.barrier()
+    last = dist.all_reduce(torch.ones(1), async_op=True)
+    last.wait()
+    for k, each in enumerate(tensors):
+        same(each, torch.full((50,), float(sum(r + k for r in range(N)))))
+
+
+@case
+def groups() -> None:
+    evens = dist.new_group(list(range(0, N, 2)))
+    if R % 2 == 0:
+        t = torch.ones(1)
+        dist.all_reduce(t, group=evens)
+        assert t.item() == (N + 1) // 2 and dist.get_group_rank(evens, R) == R // 2
+    backwards = dist.new_group(list(reversed(range(N))))
+    outputs = [torch.empty(1) for _ in range(N)]
+    dist.all_gather(outputs, torch.tensor([float(R)]), group=backwards)
+    ranks = dist.get_process_group_ranks(backwards)
+    assert [o.item() for o in outputs] == ranks, (outputs, ranks)
+    alone = dist.new_group([1])
+    if R == 1:
+        t = torch.ones(2)
+        dist.all_reduce(t, group=alone)
+        dist.broadcast(t, 1, group=alone)
+        dist.barrier(group=alone)
+        assert t.tolist() == [1, 1]
+    pair, _ = dist.new_subgroups(2)
+    t = torch.tensor([float(R)])
+    dist.all_reduce(t, group=pair)
+    assert t.item() == 2 * (R // 2 * 2) + 1
+    beside = dist.new_group(backend="gloo")
+    dist.all_reduce(t, group=beside)
+    assert dist.get_backend(beside) == "gloo" and dist.get_backend(pair) == "ucch"
+    dist.destroy_process_group(pair)
+    mesh = dist.init_device_mesh(DEVICE, (N // 2, 2), mesh_dim_names=("dp", "tp"))
+    t = torch.tensor([1.0])
+    dist.all_reduce(t, group=mesh["tp"].get_group())
+    dist.all_reduce(t, group=mesh["dp"].get_group())
+    assert t.item() == N
+    same(
+        dist.distributed_c10d._resolve_process_group(dist.group.WORLD.group_name).rank() + torch.zeros(1),
+        torch.zeros(1) + R,
+    )
+
+
+@case
+def sparse() -> None:
+    mine = torch.sparse_coo_tensor([[R, N]], [1.0, float(R)], (N + 1,))
+    dist.all_reduce(mine)
+    same(mine.to_dense(), torch.tensor([1.0] * N + [float(sum(range(N)))]))
+
+
+@case
+def functional() -> None:
+    import torch.distributed._functional_collectives as fc
+
+    same(fc.all_reduce(torch.ones(3), "sum", dist.group.WORLD) + 0, torch.full((3,), float(N)))
+    same(fc.all_reduce(torch.ones(3) * R, "avg", dist.group.WORLD) + 0, torch.full((3,), sum(range(N)) / N))
+    same(fc.all_gather_tensor(data(R, (2, 2)), 0, dist.group.WORLD) + 0, torch.cat([data(r, (2, 2)) for r in range(N)]))
+    got = fc.reduce_scatter_tensor(data(R, (2 * N,)), "sum", 0, dist.group.WORLD)
+    same(got + 0, sum(data(r, (2 * N,)) for r in range(N))[2 * R : 2 * R + 2])
+    got = fc.all_to_all_single(torch.full((N,), float(R)), None, None, dist.group.WORLD)
+    same(got + 0, torch.arange(float(N)))
+    for o in fc.all_reduce_coalesced([torch.ones(1), torch.ones(2)], "sum", dist.group.WORLD):
+        assert (o + 0).max() == N
+    for o in fc.all_gather_into_tensor_coalesced([torch.ones(1), torch.ones(2)], dist.group.WORLD):
+        assert (o + 0).numel() in (N, 2 * N)
+    for o in fc.reduce_scatter_tensor_coalesced([torch.ones(N), torch.ones(2 * N)], "sum", [0, 0], dist.group.WORLD):
+        assert (o + 0).max() == N
+    same(fc.broadcast(torch.full((2,), float(R)), 1, dist.group.WORLD) + 0, torch.ones(2))
+    fc.all_reduce(torch.ones(3), "sum", dist.group.WORLD)  # never waited for
+
+
+@case
+def compiled() -> None:
+    import torch.distributed._functional_collectives as fc
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        y = fc.all_reduce(x * 2, "sum", dist.group.WORLD)
+        return y + fc.all_gather_tensor(x, 0, dist.group.WORLD).sum()
+
+    x = torch.full((2,), float(R))
+    want = torch.full((2,), 4.0 * sum(range(N)))
+    same(torch.compile(step, backend="aot_eager", fullgraph=True)(x), want)
+
+    def in_place(x: torch.Tensor) -> torch.Tensor:
+        y = x + 1
+        dist.all_reduce(y)
+        return y
+
+    same(torch.compile(in_place, backend="aot_eager")(x), torch.full((2,), float(sum(range(N)) + N)))
+
+
+@case
+def errors_before_anything_is_sent() -> None:
+    for wrong in (
+        lambda: dist.all_gather_into_tensor(torch.empty(3), torch.empty(2)),
+        lambda: dist.all_gather([torch.empty(2)] * (N - 1), torch.empty(2)),
+        lambda: dist.reduce_scatter_tensor(torch.empty(2), torch.empty(3)),
+        lambda: dist.all_to_all_single(torch.empty(N + 1), torch.empty(N + 1)),
+        lambda: dist.all_to_all_single(torch.empty(N), torch.empty(N), [1] * N, [2] * N),
+        lambda: dist.all_reduce(torch.ones(2), op=OPS.BAND),
+        lambda: dist.all_reduce(torch.ones(2, dtype=torch.int32), op=dist._make_nccl_premul_sum(2.0)),
+    ):
+        try:
+            wrong()
+        except (ValueError, RuntimeError) as error:
+            assert str(R) in str(error) or "split" in str(error) or "PREMUL" in str(error), error
+        else:
+            raise AssertionError("a mistake went through")
+    dist.barrier()
+
+
+@case
+def waiting_has_a_limit() -> None:
+    group = dist.new_group(list(range(N)))
+    if R == 0:
+        work = dist.all_reduce(torch.ones(2), group=group, async_op=True)
+        try:
+            work.wait(timedelta(seconds=0.3))
+        except dist.DistBackendError as error:
+            assert "Timeout expired" in str(error)
+        else:
+            raise AssertionError("nobody else was there")
+        dist.send(torch.ones(1), 1)
+        work.wait()
+    else:
+        if R == 1:
+            dist.recv(torch.ones(1), 0)
+        dist.all_reduce(torch.ones(2), group=group)
+
+
+@case
+def failures() -> None:
+    group = dist.new_group(list(range(N)), timeout=timedelta(seconds=1))
+    for _ in range(2):
+        dist.all_reduce(torch.ones(2), group=group)
+    if R == 0:
+        try:
+            dist.all_reduce(torch.ones(2), group=group)
+        except dist.DistBackendError as error:
+            assert "imeout" in str(error) and "allreduce" in str(error), error
+        else:
+            raise AssertionError("nobody else was there")
+        try:
+            dist.all_reduce(torch.ones(2), group=group)
+        except dist.DistBackendError as error:
+            assert "no longer be used" in str(error), error
+    dist.barrier()
+    other = dist.new_group(list(range(N)))
+    try:
+        if R:
+            dist.all_reduce(torch.ones(2), group=other)
+        else:
+            dist.all_gather([torch.ones(2)] * N, torch.ones(2), group=other)
+    except dist.DistBackendError as error:
+        assert "called" in str(error) or "imeout" in str(error), error
+    else:
+        raise AssertionError("ranks called different collectives")
+    dist.barrier()
+
+
+@case
+def mismatches() -> None:
+    """Lengths, types and operations that differ between ranks: every rank learns who called what."""
+    for mine in (
+        lambda group: dist.all_reduce(torch.ones(2 + (R == 0)), group=group),
+        lambda group: dist.all_reduce(torch.ones(2, dtype=torch.int32 if R == 0 else torch.float32), group=group),
+        lambda group: dist.all_reduce(torch.ones(2), op=OPS.MAX if R == 0 else OPS.SUM, group=group),
+        lambda group: dist.broadcast(torch.ones(2), int(R == 0), group=group),
+    ):
+        group = dist.new_group(list(range(N)), timeout=timedelta(seconds=20))
+        try:
+            mine(group)
+        except dist.DistBackendError as error:
+            assert "rank" in str(error) and "called" in str(error), error
+        else:
+            raise AssertionError("ranks called different things")
+
+
+@case
+def unsupported() -> None:
+    for wrong, said in (
+        (lambda: dist.all_reduce(torch.ones(2, device="meta")), "meta"),
+        (lambda: dist.all_reduce(torch.ones(2, dtype=torch.float64), op=OPS.BXOR), "BXOR"),
+        (lambda: dist.group.WORLD.allreduce([torch.ones(2), torch.ones(2)]), "list of one tensor"),
+        (lambda: dist.send(torch.ones(2), (R + 1) % N, tag=-5), "tag -5"),
+    ):
+        try:
+            wrong()
+        except (ValueError, TypeError, RuntimeError) as error:
+            assert said in str(error), error
+        else:
+            raise AssertionError(f"{said} went through")
+    dist.barrier()
+
+
+@case
+def abort() -> None:
+    group = dist.new_group(list(range(N)))
+    dist.all_reduce(torch.ones(2), group=group)
+    if R == 0:
+        threading.Timer(0.3, group.abort).start()
+        try:
+            dist.all_reduce(torch.ones(2), group=group)
+        except dist.DistBackendError as error:
+            assert "abort" in str(error)
+        else:
+            raise AssertionError("nobody else was there")
+    dist.barrier()

@@ -1,0 +1,254 @@
+"""Cases of torch_api.py: collectives and messages, through torch.distributed's functions."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch_cases import DEVICE, case, data, same
+from torch_world import N, R
+
+OPS = dist.ReduceOp
+FLOATS = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
+INTEGERS = [torch.int32, torch.int64, torch.uint8, torch.int8, torch.int16]
+ODD = [torch.bool, torch.complex64, torch.float8_e4m3fn, torch.float8_e5m2, torch.uint16, torch.complex32]
+
+
+def everyone(shape: Any, dtype: torch.dtype, scale: int = 3) -> list[torch.Tensor]:
+    return [data(r, shape, dtype, scale) for r in range(N)]
+
+
+def total(parts: list[torch.Tensor], op: Any) -> torch.Tensor:
+    """The reference of a reduction."""
+    dtype = parts[0].dtype
+    wide = torch.stack(
+        [p.to(torch.int64) if dtype == torch.bool or not dtype.is_floating_point else p.double() for p in parts]
+    )
+    if op == OPS.SUM:
+        out = wide.sum(0)
+    elif op == OPS.AVG:
+        out = torch.div(wide.sum(0), N, rounding_mode=None if dtype.is_floating_point else "trunc")
+    elif op == OPS.PRODUCT:
+        out = wide.prod(0)
+    elif op == OPS.MIN:
+        out = wide.amin(0)
+    elif op == OPS.MAX:
+        out = wide.amax(0)
+    else:
+        out = wide[0]
+        for part in wide[1:]:
+            out = {OPS.BAND: torch.bitwise_and, OPS.BOR: torch.bitwise_or, OPS.BXOR: torch.bitwise_xor}[op](out, part)
+    return out.to(dtype)
+
+
+@case
+def all_reduce() -> None:
+    arithmetic = [OPS.SUM, OPS.PRODUCT, OPS.MIN, OPS.MAX]
+    for dtype, op in itertools.chain(
+        itertools.product(FLOATS, [*arithmetic, OPS.AVG]),
+        itertools.product(INTEGERS, [*arithmetic, OPS.AVG, OPS.BAND, OPS.BOR, OPS.BXOR]),
+        itertools.product([torch.float8_e4m3fn, torch.float8_e5m2], [OPS.SUM, OPS.MAX]),
+        itertools.product([torch.bool], [*arithmetic, OPS.BAND, OPS.BOR, OPS.BXOR]),
+    ):
+        parts = everyone((3, 5), dtype)
+        tensor = parts[R].clone()
+        assert dist.all_reduce(tensor, op=op) is None
+        same(tensor, total(parts, op), f"{dtype} {op}")
+    z = data(R, (4,), torch.complex64) * 1j
+    dist.all_reduce(z)
+    same(z, sum(everyone((4,), torch.complex64, 5)) * 1j)
+
+
+@case
+def premul_sum() -> None:
+    for dtype, factor in itertools.product([torch.float32, torch.bfloat16], [0.5, torch.tensor(2.0)]):
+        tensor = data(R, (7,), dtype)
+        dist.all_reduce(tensor, op=dist._make_nccl_premul_sum(factor))
+        same(tensor, (sum(data(r, (7,)) for r in range(N)) * factor).to(dtype))
+
+
+@case
+def layouts() -> None:
+    parts = everyone((8, 6), torch.float32)
+    want = total(parts, OPS.SUM)
+    for view in (lambda t: t.t(), lambda t: t[::2, 1:4], lambda t: t[3], lambda t: t[0, 0], lambda t: t[:0]):
+        mine = parts[R].clone()
+        dist.all_reduce(view(mine))
+        same(view(mine), view(want))
+        untouched = parts[R].clone()
+        view(untouched).zero_(), view(mine).zero_()
+        same(mine, untouched)
+        mine = parts[R].clone()
+        dist.broadcast(view(mine), N - 1)
+        same(view(mine), view(parts[N - 1]))
+    leaf = torch.ones(3, requires_grad=True)
+    dist.all_reduce(leaf)
+    same(leaf.detach(), torch.full((3,), float(N)))
+    negative = data(R, (4,), torch.complex64).conj().imag
+    assert negative.is_neg()
+    dist.all_reduce(negative)
+
+
+@case
+def movement() -> None:
+    for dtype in [*FLOATS, torch.int64, *ODD]:
+        parts = everyone((2, 3), dtype)
+        mine = parts[R]
+        got = torch.empty_like(mine)
+        got = mine.clone() if R == 1 else got
+        dist.broadcast(got, 1)
+        same(got, parts[1], f"broadcast {dtype}")
+        outputs = [torch.empty_like(mine) for _ in range(N)]
+        dist.all_gather(outputs, mine)
+        for o, want in zip(outputs, parts, strict=True):
+            same(o, want, f"all_gather {dtype}")
+        flat = torch.empty((2 * N, 3), dtype=dtype)
+        dist.all_gather_into_tensor(flat, mine)
+        for r, want in enumerate(parts):
+            same(flat[2 * r : 2 * r + 2], want, f"single {dtype}")
+        lists = [torch.empty_like(mine) for _ in range(N)] if R == N - 1 else None
+        dist.gather(mine, lists, dst=N - 1)
+        for o, want in zip(lists or [], parts, strict=R == N - 1):
+            same(o, want, f"gather {dtype}")
+        got = torch.empty_like(mine)
+        dist.scatter(got, parts if R == 0 else None, src=0)
+        same(got, mine, f"scatter {dtype}")
+        sent = [data(R * N + r, (2,), dtype) for r in range(N)]
+        received = [torch.empty(2, dtype=dtype) for _ in range(N)]
+        dist.all_to_all(received, sent)
+        for r, o in enumerate(received):
+            same(o, data(r * N + R, (2,), dtype), f"all_to_all {dtype}")
+
+
+@case
+def uneven() -> None:
+    outputs = [torch.empty(r, 2) for r in range(N)]
+    dist.all_gather(outputs, data(R, (R, 2)))
+    for r, o in enumerate(outputs):
+        same(o, data(r, (r, 2)))
+    whole = torch.empty(sum(range(N)) * 2)  # adjacent views of one tensor
+    views = list(whole.split([2 * r for r in range(N)]))
+    dist.all_gather(views, data(R, (2 * R,)))
+    same(whole, torch.cat([data(r, (2 * r,)) for r in range(N)]))
+    inputs = [data(10 * R + r, (r + 1,)) for r in range(N)]
+    out = torch.empty(R + 1)
+    dist.reduce_scatter(out, inputs)
+    same(out, sum(data(10 * r + R, (R + 1,)) for r in range(N)))
+    sent = [data(N * R + r, (R + r,)) for r in range(N)]
+    received = [torch.empty(r + R) for r in range(N)]
+    dist.all_to_all(received, sent)
+    for r, o in enumerate(received):
+        same(o, data(N * r + R, (r + R,)))
+    for make in (list, tuple, np.array):
+        outof, into = [R + r for r in range(N)], [r + R for r in range(N)]
+        got = torch.empty(sum(into), 3)
+        dist.all_to_all_single(got, torch.full((sum(outof), 3), float(R)), make(into), make(outof))
+        same(got, torch.cat([torch.full((n, 3), float(r)) for r, n in enumerate(into)]))
+
+
+@case
+def reductions_to_one_or_a_part() -> None:
+    for dtype, op in itertools.product([torch.float32, torch.bfloat16, torch.int32], [OPS.SUM, OPS.AVG, OPS.MAX]):
+        parts = everyone((2 * N, 3), dtype)
+        mine = parts[R].clone()
+        dist.reduce(mine, dst=N - 1, op=op)
+        if R == N - 1:
+            same(mine, total(parts, op), f"reduce {dtype} {op}")
+        out = torch.empty((2, 3), dtype=dtype)
+        dist.reduce_scatter_tensor(out, parts[R], op=op)
+        same(out, total(parts, op)[2 * R : 2 * R + 2], f"reduce_scatter {dtype} {op}")
+        dist.reduce_scatter(out, list(parts[R].split(2)), op=op)
+        same(out, total(parts, op)[2 * R : 2 * R + 2])
+    whole = data(R, (4 * N,))
+    dist.reduce_scatter_tensor(whole[4 * R : 4 * R + 4], whole.clone() if R % 2 else whole)
+    same(whole[4 * R : 4 * R + 4], sum(data(r, (4 * N,)) for r in range(N))[4 * R : 4 * R + 4])
+    gathered = torch.zeros(4 * N)
+    gathered[4 * R : 4 * R + 4] = R
+    dist.all_gather_into_tensor(gathered, gathered[4 * R : 4 * R + 4])
+    same(gathered, torch.arange(float(N)).repeat_interleave(4))
+
+
+@case
+def coalesced() -> None:
+    tensors = [data(R, (n,)) for n in (1, 5, 3)]
+    with dist._coalescing_manager(async_ops=True) as cm:
+        for each in tensors:
+            dist.all_reduce(each)
+    cm.wait()
+    for each, n in zip(tensors, (1, 5, 3), strict=True):
+        same(each, sum(data(r, (n,)) for r in range(N)))
+    outputs = [torch.empty(n * N) for n in (2, 4)]
+    with dist._coalescing_manager():
+        for o, n in zip(outputs, (2, 4), strict=True):
+            dist.all_gather_into_tensor(o, data(R, (n,)))
+    for o, n in zip(outputs, (2, 4), strict=True):
+        same(o, torch.cat([data(r, (n,)) for r in range(N)]))
+    outs = [torch.empty(n) for n in (2, 4)]
+    with dist._coalescing_manager():
+        for o, n in zip(outs, (2, 4), strict=True):
+            dist.reduce_scatter_tensor(o, data(R, (n * N,)))
+    for o, n in zip(outs, (2, 4), strict=True):
+        same(o, sum(data(r, (n * N,)) for r in range(N))[n * R : n * (R + 1)])
+    with dist._coalescing_manager(device=torch.device(DEVICE), async_ops=True) as cm:
+        dist.all_reduce(tensors[0])
+    cm.wait()
+
+
+@case
+def messages() -> None:
+    right, left = (R + 1) % N, (R - 1) % N
+    got = torch.empty(4)
+    ops = [dist.P2POp(dist.irecv, got, left), dist.P2POp(dist.isend, data(R, (4,)), right)]
+    for work in dist.batch_isend_irecv(ops):
+        work.wait()
+    same(got, data(left, (4,)))
+    if R == 0:
+        found = []
+        for _ in range(N - 1):
+            one = torch.empty(2)
+            found.append(dist.recv(one, tag=7))
+            same(one, data(found[-1], (2,)))
+        assert sorted(found) == list(range(1, N))
+    else:
+        dist.send(data(R, (2,)), 0, tag=7)
+    strided = torch.zeros(4, 2)
+    work = dist.irecv(strided[:, 0], src=left, tag=3)
+    dist.isend(data(R, (6, 2))[::2][:, 1].contiguous().repeat(2)[:4], right, tag=3).wait()
+    work.wait()
+    assert work.is_completed() and strided[:, 0].min() > 0 and not strided[:, 1].any()
+    for size in (0, 1 << 20):
+        big = torch.empty(size)
+        works = [dist.isend(torch.full((size,), float(R)), right), dist.irecv(big, left)]
+        for work in works:
+            work.wait()
+        same(big, torch.full((size,), float(left)))
+    things: list[Any] = [None, None]
+    if R == 0:
+        dist.send_object_list([{"a": 1}, "b"], dst=1)
+    elif R == 1:
+        dist.recv_object_list(things, src=0)
+        assert things == [{"a": 1}, "b"]
+    to_self = torch.empty(3)
+    work = dist.group.WORLD.recv([to_self], R, 9)
+    dist.group.WORLD.send([torch.ones(3)], R, 9).wait()
+    work.wait()
+    same(to_self, torch.ones(3))
+
+
+@case
+def objects() -> None:
+    out: list[Any] = [None] * N
+    dist.all_gather_object(out, {"rank": R, "text": "x" * R})
+    assert out == [{"rank": r, "text": "x" * r} for r in range(N)]
+    things: list[Any] = [R, None] if R == 1 else [None, None]
+    dist.broadcast_object_list(things, src=1)
+    assert things == [1, None]
+    got: list[Any] = [None]
+    dist.scatter_object_list(got, [f"for {r}" for r in range(N)] if R == 0 else None, src=0)
+    assert got == [f"for {R}"]
+    everything: Any = [None] * N if R == 0 else None
+    dist.gather_object(R * R, everything, dst=0)
+    assert R or everything == [r * r for r in range(N)]
