@@ -48,9 +48,9 @@ def _refuse(why: Exception) -> int:
 def overview() -> str:
     """The list of benchmarks and programs."""
     lines = ["Usage: mpirun -n N python -m ucc_hetero.bench NAME [options]", "", "Programs:"]
-    lines += [f"  {name:<32}{text}" for name, (_, text) in _PROGRAMS.items()]
+    lines += [f"  {name:<36}{text}" for name, (_, text) in _PROGRAMS.items()]
     lines += ["", f"Benchmarks (OSU {VERSION}; NAME --help lists the options):"]
-    lines += [f"  {bench.name:<32}{_plain_title(bench)}" for bench in BENCHES.values()]
+    lines += [f"  {bench.name:<36}{_plain_title(bench)}" for bench in BENCHES.values()]
     return "\n".join(lines)
 
 
