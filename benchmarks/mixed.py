@@ -38,16 +38,22 @@ class _Parser(argparse.ArgumentParser):
     """Raises instead of exiting, so that all ranks leave together."""
 
     def error(self, message: str) -> NoReturn:
-        raise BadUsage(f"mixed: {message}")
+        raise BadUsage(f"mixed: {message}; --help lists the options")
 
 
-def _arguments(words: Sequence[str]) -> argparse.Namespace:
-    parser = _Parser(prog="python -m ucc_hetero.bench mixed", add_help=False)
+def _arguments(words: Sequence[str]) -> argparse.Namespace | None:
+    raw = argparse.RawDescriptionHelpFormatter
+    parser = _Parser(prog="python -m ucc_hetero.bench mixed", description=__doc__, formatter_class=raw, add_help=False)
+    parser.add_argument("-h", "--help", action="store_true", help="print this help")
     parser.add_argument("-s", "--sizes", default="8,64K,4M", help="sizes in bytes (8,64K,4M)")
     parser.add_argument("-r", "--rounds", default="20", help="rounds (20)")
     parser.add_argument("-c", "--collectives", default=",".join(_NAMES), help="which (all)")
     parser.add_argument("--json", metavar="FILE", help="also write everything to this file")
     found = parser.parse_args(list(words))
+    if found.help:  # before MPI starts: whoever asks need not be under mpirun
+        if os.environ.get("OMPI_COMM_WORLD_RANK", os.environ.get("PMI_RANK", "0")) == "0":
+            parser.print_help()
+        return None
     try:
         found.sizes = [number(size, _DTYPE.itemsize) for size in found.sizes.split(",")]
         found.rounds = number(found.rounds, 2)
@@ -92,6 +98,8 @@ def _peers(world: World) -> list[Peer]:
 def run(words: Sequence[str], command: list[str]) -> int:
     """Measure and print; returns the exit status."""
     arguments = _arguments(words)
+    if arguments is None:
+        return 0
     prepare(["ours"])
     world = open_world()
     peers = _peers(world)

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from ucc_hetero.bench.__main__ import main
+
 pytestmark = pytest.mark.mpi
 
 MAIN = """
@@ -26,6 +28,13 @@ def test_mixed(mpirun, tmp_path: Path) -> None:
     ]
     rows = json.loads(file.read_text())["rows"]
     assert all(set(row["us"]) == {"plan", "flat", "mpi4py"} and min(row["us"].values()) > 0 for row in rows)
+
+
+def test_help(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["mixed", "--help"]) == 0
+    assert "--collectives" in capsys.readouterr().out
+    assert main(["mixed", "--nothing"]) != 0
+    assert "unrecognized arguments: --nothing; --help lists the options" in capsys.readouterr().err
 
 
 def test_one_island_has_nothing_to_compare(mpirun) -> None:
