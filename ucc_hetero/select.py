@@ -41,6 +41,8 @@ DEVICE_FRAGMENT, MOST_ON_DEVICES = 64 << 20, 8
 SHARED_LIMIT = 8 << 20
 #: Islands up to which ``direct`` exchanges straight between all of them, and ``ring`` passes them one by one.
 MOST_DIRECT = 16
+#: Ranks from which on the blocks of all of them cross several levels in one piece: planning takes its time for each.
+MANY = 1024
 #: Islands up to which blocks go over rails whatever the islands' sizes.
 MOST_UNLIKE = 8
 #: Messages that leave an island in an alltoall from which on short ones are bundled.
@@ -217,7 +219,11 @@ _WHOLE = ("flat", "tree", "doubling", "ordered", "gather", "gatherv", "scatter",
 def _fragments(topology: Topology, algorithm: str, collective: str, nbytes: int, path: str, plain: bool = True) -> int:
     # On one host island and bridge phases share the same memory and cores: there is nothing to overlap, but for the
     # copies between devices and the host, and devices' own engines.
-    if algorithm in _WHOLE or collective in _WHOLE:
+    if (
+        algorithm in _WHOLE
+        or collective in _WHOLE
+        or (collective in _BLOCKS and topology.deep and topology.size > MANY)
+    ):
         return 1
     if topology.one_host and path != "staged":
         return 1 if plain else max(1, min(MOST_ON_DEVICES, nbytes // DEVICE_FRAGMENT))

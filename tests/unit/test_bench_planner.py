@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from ucc_hetero.bench.__main__ import main
-from ucc_hetero.bench.planner import SHAPES, curves, measure, shape
+from ucc_hetero.bench.planner import SHAPES, curves, lookup, measure, shape
 
 
-@pytest.mark.parametrize("placement", ["block", "cyclic", "uneven"])
+@pytest.mark.parametrize("placement", ["block", "cyclic", "uneven", "racks"])
 @pytest.mark.parametrize("ranks, islands", [pair for pair in SHAPES if pair[0] <= 256])
 def test_shapes_have_as_many_ranks_and_islands_as_they_say(ranks: int, islands: int, placement: str) -> None:
     topology = shape(ranks, islands, placement)
@@ -25,8 +25,18 @@ def test_a_rank_is_in_as_many_teams_as_there_are_levels() -> None:
         assert row["limit"] < row["predicted"] < 1.2 * row["limit"]
 
 
+def test_every_algorithm_and_levels() -> None:
+    args = ["planner", "--most", "16", "--placement", "racks", "--every", "--bytes", "65536"]
+    assert main(args) == 0
+    topology = shape(256, 16, "racks")
+    assert topology.tree.height == 2 and measure(topology, "allreduce", 1 << 26)["teams"] == 3
+    again = lookup(topology, 10)
+    assert set(again) == {"choose", "make_plan", "nothing"} and min(again.values()) >= 0
+
+
 def test_rows_are_printed_and_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["planner", "--most", "16", "--placement", "block", "--json", str(tmp_path / "p.json")]) == 0
     rows = json.loads((tmp_path / "p.json").read_text())["rows"]
-    assert len(capsys.readouterr().out.splitlines()) == len(rows) + 1
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == len(rows) + 2 and lines[-1].startswith("# made before: choice ")
     assert [ranks for ranks, _ in curves(rows)["allreduce"]] == [2, 4, 16]
