@@ -19,7 +19,7 @@ from .native import ffi, lib
 from .persistent import PersistentRequest, retire
 from .prepare import KINDS, Preparation, Prepared
 from .repeated import Known, Uneven, key_of_arrays, only_addresses, uneven
-from .request import SLICE, Request, reap, settle, wait_op
+from .request import SLICE, Request, finished, reap, settle, wait_op
 from .select import Tuning
 from .streamed import Launches, key_of
 from .ucc import status_name
@@ -167,7 +167,7 @@ class Runner:
             return request
         prepared = self._prepared.prepare(name, send, recv, op, root, recvcounts, exchange=False)
         if prepared is None:
-            return _finished()
+            return finished()
         return self._begin(prepared)
 
     def start_on(
@@ -186,7 +186,7 @@ class Runner:
                 return request, True
         prepared = self._bound(name, send, recv, op, root, recvcounts, exchange=host)
         if prepared is None:
-            return _finished(), True
+            return finished(), True
         if prepared.program.launches:
             request = self._launches.first(known, prepared, self.timeout, stream, self)
             if request is not None:
@@ -209,9 +209,15 @@ class Runner:
             raise NotSupported(f"{name} on rank {self.rank}: with stream=, memory must be contiguous and read in place")
         return prepared
 
-    def _begin(self, prepared: Prepared, stream: int | None = None, *, ordered: bool = False) -> Request:
-        """Start what was prepared: now, or when ``stream`` gets there; ``ordered``: the stream waits for the end."""
-        lib.ucch_progress_thread(1)
+    def _begin(
+        self, prepared: Prepared, stream: int | None = None, *, ordered: bool = False, watched: bool = True
+    ) -> Request:
+        """Start what was prepared: now, or when ``stream`` gets there; ``ordered``: the stream waits for the end.
+
+        Without ``watched`` the caller makes progress for a moment, and wakes the progress thread if that is not enough.
+        """
+        if watched:
+            lib.ucch_progress_thread(1)
         program = prepared.program.handle
         if stream is None:
             state = lib.ucch_program_start(program, prepared.send, prepared.recv, self.timeout)
@@ -391,10 +397,3 @@ def _reason(state: int) -> str:
 
 def _nothing(state: int, status: Any) -> None:
     """What is left to do after a call that had nothing to do."""
-
-
-def _finished() -> Request:
-    """A request of a call that had nothing to do."""
-    request = Request(None, None, _nothing)
-    request._done = True
-    return request

@@ -11,7 +11,7 @@ from ..engine import Program
 from ..errors import CollectiveError
 from ..native import ffi, lib
 from ..prepare import KINDS
-from ..request import SLICE, Request
+from ..request import SLICE, Request, finished
 from ..runner import Runner
 from ..ucc import status_name
 
@@ -103,9 +103,12 @@ class Lane:
         self.run._judge(program, state, keep, label)
 
     def start(self, name: str, send: Any, recv: Any, op: Any, root: int, counts: Any, seconds: float) -> Request:
-        """Start a collective."""
+        """Start a collective; the progress thread is to be woken if it does not end at once."""
         with self._lock:
-            return self._limited(seconds).start(name, send, recv, op, root, counts)
+            run = self._limited(seconds)
+            run._usable()
+            prepared = run._prepared.prepare(name, send, recv, op, root, counts, exchange=False)
+            return finished() if prepared is None else run._begin(prepared, watched=False)
 
     def start_on(
         self, name: str, send: Any, recv: Any, op: Any, root: int, counts: Any, seconds: float, stream: int

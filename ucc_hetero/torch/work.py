@@ -136,9 +136,10 @@ class Work(dist.Work):
         return [request._op for request in self.unfinished()]
 
     def poll(self, seconds: float) -> None:
-        """Give the call a moment, in which short ones finish."""
+        """Give the call a moment, in which short ones finish; the progress thread goes on with others."""
         for op in self.pending():
             if not lib.ucch_wait(op, seconds):
+                lib.ucch_progress_thread(1)
                 return
         self._collect()
 
