@@ -20,7 +20,7 @@ from .topology import link_weights
 from .trial import Trial, forced
 from .tune import Rule, save_table
 
-__all__ = ["Finding", "describe", "rules_of", "save", "tune"]
+__all__ = ["Finding", "describe", "measure", "rules_of", "save", "tune"]
 
 #: A candidate must beat the choice that would be made anyway by this much, or it is noise.
 _GAIN = 0.95
@@ -54,18 +54,18 @@ def tune(
     try:
         for collective in collectives:
             for nbytes in sizes if collective != "barrier" else [0]:
-                found.append(_measure(comm, collective, nbytes, Tuning(path=before.path, plain=before.plain)))
+                found.append(measure(comm, collective, nbytes, Tuning(path=before.path, plain=before.plain)))
                 tell(found[-1])
     finally:
         comm._run.retune(before)
     return found
 
 
-def _measure(comm: Communicator, collective: str, nbytes: int, unruled: Tuning) -> Finding:
-    """``unruled`` is the tuning without rules."""
+def measure(comm: Communicator, collective: str, nbytes: int, tuning: Tuning, rounds: int = _ROUNDS) -> Finding:
+    """Seconds of every candidate at one size; the default is what ``tuning`` chooses. Leaves another tuning behind."""
     topology, run = comm.topology, comm._run
     total = elements(example_call(topology, collective, nbytes // 4)) * 4
-    default = choose(topology, collective, total, None, unruled)
+    default = choose(topology, collective, total, None, tuning)
     trial = Trial(comm, collective, nbytes)
     times: dict[Choice, list[float]] = {default: []}
     times |= {choice: [] for choice in candidates(topology, collective, total)}
@@ -76,7 +76,7 @@ def _measure(comm: Communicator, collective: str, nbytes: int, unruled: Tuning) 
     # All ranks know the same times, so all measure the same candidates on.
     best = min(min(t) for t in times.values())
     hopeful = [c for c, t in times.items() if c == default or t[0] < _HOPELESS * best]
-    for _ in range(_ROUNDS - 1):
+    for _ in range(rounds - 1):
         for choice in hopeful:
             run.retune(forced(choice, collective))
             trial.run()
