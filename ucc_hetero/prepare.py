@@ -98,6 +98,18 @@ class Prepared:
                 else:
                     unpack(copy, original)
 
+    def reason(self, failure: Exception) -> Exception:
+        """Why a call failed: that the ranks' counts do not match, where they turn out not to."""
+        try:
+            if self.agreed is not None:
+                self.agreed()
+        except MismatchError as mismatch:
+            mismatch.__cause__ = failure
+            return mismatch
+        except CollectiveError:
+            pass  # not every rank has called it
+        return failure
+
     def give_back(self) -> None:
         """Let the program be used by the next such call."""
         if len(self.pool) < self.program.spare:

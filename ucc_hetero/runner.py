@@ -330,7 +330,9 @@ class Runner:
     def _judge(self, program: Program, state: int, keep: object, label: str) -> None:
         if state == 1:
             return
-        failure = failure_of(program.op, self.board, self.rank, label, self.timeout)
+        failure: Exception = failure_of(program.op, self.board, self.rank, label, self.timeout)
+        if isinstance(keep, Prepared):
+            failure = keep.reason(failure)
         self._broke(failure, (program, keep))
         raise failure
 

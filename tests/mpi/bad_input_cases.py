@@ -10,6 +10,7 @@ import re
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -203,6 +204,21 @@ def in_flight(comm: Communicator) -> None:
         request.Wait()
 
 
+def too_long() -> None:
+    """A block that is longer than its receiver expects, in a call that cannot ask first: its receiver says so."""
+    comm = Communicator(WORLD)
+    p, me = comm.size, comm.rank
+    counts = [1 + (me == 0 and r == 1) for r in range(p)]
+    request = comm.Ialltoallv([np.ones(sum(counts)), counts], [np.zeros(p), [1] * p])
+    if me == 1:
+        with pytest.raises(MismatchError, match="rank 0 says 2 elements, this rank 1"):
+            request.Wait()
+    else:
+        with suppress(CollectiveError):  # rank 1 gives the communicator up
+            request.Wait()
+    comm.Free()
+
+
 def mismatches() -> None:
     """Every rank that takes part learns of it, quickly; a new communicator works at once."""
     with Communicator(WORLD) as comm:
@@ -212,6 +228,7 @@ def mismatches() -> None:
                 call()
             goes_on(comm)
         in_flight(comm)
+    too_long()
     for index in range(count):
         comm = Communicator(WORLD)
         began = time.monotonic()
