@@ -253,7 +253,7 @@ class Runner:
         prepared = self._prepared.prepare(name, send, recv, op, root, recvcounts, exchange=True, now=False)
         if prepared is None:
             idle = ffi.gc(lib.ucch_message_new(), lib.ucch_message_free)
-            return PersistentRequest(lib.ucch_message_op(idle), idle, lambda: 0, _nothing, lambda: None)
+            return PersistentRequest(lib.ucch_message_op(idle), idle, lambda: 0, lambda *_: None, lambda: None)
         handle = prepared.program.handle
         status = lib.ucch_program_persist(handle, prepared.send, prepared.recv, self.timeout)
         if status < 0:
@@ -395,7 +395,3 @@ def _reason(state: int) -> str:
     if state in (lib.UCCH_FAIL_DEVICE, lib.UCCH_FAIL_MEMORY):
         return ffi.string(lib.ucch_device_error()).decode(errors="replace") or "out of memory"
     return status_name(state)
-
-
-def _nothing(state: int, status: Any) -> None:
-    """What is left to do after a call that had nothing to do."""
