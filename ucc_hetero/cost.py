@@ -6,7 +6,7 @@ reduce_scatter and allgather (no algorithm sends less per member), and as direct
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from ucc_hetero.plan import Operand, Plan, Region, Step
@@ -114,11 +114,11 @@ def wire_bytes(plan: Plan, topology: Topology, itemsize: int = 1) -> Wire:
     return Wire(*(tuple(round(count * itemsize) for count in counts) for counts in amounts))
 
 
-def _stage_time(stage: tuple[Step, ...], topology: Topology, links: Links, itemsize: int) -> dict[str, float]:
-    """Seconds that a stage keeps native ports, bridges and local copies busy; all work side by side."""
+def _busy(steps: Iterable[Step], topology: Topology, links: Links, itemsize: int) -> dict[str, float]:
+    """Seconds that steps side by side keep native ports, bridges and local copies busy; each way by itself."""
     load = _Load(topology)
     rounds = {"native": 0, "bridge": 0, "local": 0}
-    for step in stage:
+    for step in steps:
         load.add(step)
         n = len(step.ranks)
         many = step.kind not in ("bcast", "reduce", "allreduce", "barrier")  # rings, or a message per peer; not trees
@@ -136,14 +136,14 @@ def _stage_time(stage: tuple[Step, ...], topology: Topology, links: Links, items
 def predicted_time(plan: Plan, topology: Topology, links: Links = GUESS, itemsize: int = 1) -> float:
     """Seconds that a plan takes by the alpha-beta model.
 
-    The first fragment goes through all stages; each further one adds what its busiest kind of link takes, as the
-    phases of different fragments overlap.
+    The first fragment goes through all stages, one after the other; each further one adds what it keeps the busiest
+    port, link or memory busy in all of its stages, as those of different fragments overlap, in both directions.
     """
     total = 0.0
     for index, fragment in enumerate(plan.fragments):
-        stages = [_stage_time(stage, topology, links, itemsize) for stage in fragment.stages]
         if index == 0:
-            total += sum(max(busy.values()) for busy in stages)
+            total += sum(max(_busy(stage, topology, links, itemsize).values()) for stage in fragment.stages)
         else:
-            total += max(sum(busy[kind] for busy in stages) for kind in ("native", "bridge", "local"))
+            steps = (step for stage in fragment.stages for step in stage)
+            total += max(_busy(steps, topology, links, itemsize).values())
     return total

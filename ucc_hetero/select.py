@@ -170,7 +170,7 @@ def _algorithm(topology: Topology, collective: str, nbytes: int) -> str:
     available = algorithms.names(collective)
     long = nbytes >= LATENCY_LIMIT * max(len(topology.islands) - 1, 1)
     wanted: tuple[str, ...] = ("split_rail", "tree") if long else ("tree", "split_rail")
-    if long and 2 < len(topology.islands) <= MOST_DIRECT and len(set(topology.weights)) > 1:
+    if long and 2 < len(topology.islands) <= MOST_DIRECT and _unequal(topology):
         wanted = ("direct", *wanted)  # between two islands all have to send everything, whatever their links
     if long and 2 < len(topology.islands) <= MOST_DIRECT and _by_ring(topology, collective):
         wanted = ("ring", *wanted)
@@ -188,6 +188,12 @@ _UNLIKE |= {"alltoall": ("flat",), "alltoallv": ("flat",)}
 
 #: Collectives whose rails carry one block of each island, in a ring of the library's own, if islands are equal.
 _BLOCKS = ("allgather", "allgatherv", "reduce_scatter_block", "reduce_scatter")
+
+
+def _unequal(topology: Topology) -> bool:
+    """Whether the links of some island carry more together than those of another."""
+    weights = topology.weights
+    return bool(weights) and len({sum(weights[rank] for rank in i.ranks) for i in topology.islands}) > 1
 
 
 def _by_ring(topology: Topology, collective: str) -> bool:

@@ -15,7 +15,7 @@ from ucc_hetero.collectives import ROWS, Call, Shape
 from ucc_hetero.cost import GUESS, Links, Wire, flows, predicted_time, wire_bytes
 from ucc_hetero.plan import Plan, Region, Step
 from ucc_hetero.select import Choice, make_plan
-from ucc_hetero.topology import Link, Topology
+from ucc_hetero.topology import Link, Topology, link_weights
 
 TWO = Topology.group(["nvidia"] * 2 + ["amd"] * 2, [0, 0, 1, 1])
 INTERLEAVED = Topology.group(["nvidia", "amd"] * 2, [0, 1, 0, 1])
@@ -30,6 +30,29 @@ def plan_of(topology: Topology, collective: str, name: str, counts: tuple[int, .
 
 def wire(topology: Topology, collective: str, name: str, *counts: int, fragments: int = 1) -> Wire:
     return wire_bytes(plan_of(topology, collective, name, counts, fragments), topology, 4)
+
+
+@pytest.mark.parametrize("sizes", [(2, 2, 1), (1, 3, 2), (4, 1, 1, 2)])
+def test_direct_divides_by_what_each_host_s_link_carries(sizes: tuple[int, ...]) -> None:
+    """Hosts of different size with equal links: each sends and receives the same."""
+    hosts = [host for host, n in enumerate(sizes) for _ in range(n)]
+    topology = Topology.group(["host"] * len(hosts), hosts, link_weights(hosts, [1000] * len(hosts)))
+    m, count = len(sizes), 12 << 20
+    got = wire(topology, "allreduce", "direct", count)
+    least = 2 * (m - 1) / m * count * 4
+    assert max(*got.host_out, *got.host_in) == pytest.approx(least, rel=0.01)
+
+
+def test_directions_of_a_link_overlap_between_fragments() -> None:
+    """A phase that only sends and one that only receives take one link's time together, not twice."""
+    hosts = [0, 0, 1, 1, 2, 2]
+    weights = link_weights(hosts, [4000, 4000, 4000, 4000, 1000, 1000])
+    topology = Topology.group(["host"] * 6, hosts, weights)
+    net = [Link(0.0, 1e-9)] * 2 + [Link(0.0, 4e-9)]
+    links = Links(Link(0.0, 1e-12), Link(0.0, 1e-12), Link(0.0, 1e-12), tuple(net))
+    plan = plan_of(topology, "allreduce", "direct", (64 << 20,), 64)
+    least = 4e-9 * (64 << 20)
+    assert least < predicted_time(plan, topology, links) < 1.05 * least
 
 
 @pytest.mark.parametrize("topology", (TWO, INTERLEAVED, UNEVEN), ids=Topology.describe)

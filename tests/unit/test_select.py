@@ -16,7 +16,7 @@ from ucc_hetero.algorithms import algorithm
 from ucc_hetero.collectives import ROWS, Call
 from ucc_hetero.cost import Links, predicted_time
 from ucc_hetero.select import Choice, Tuning, agreed, choose, example_call, make_plan, reason
-from ucc_hetero.topology import Link, Topology
+from ucc_hetero.topology import Link, Topology, link_weights
 from ucc_hetero.tune import Measured, Rule, load_table, match, parse_tune, save_table
 from ucc_hetero.types import OPS, Op
 
@@ -81,6 +81,8 @@ def test_defaults() -> None:
     assert choose(unlike, "bcast", 64 * MIB) == Choice("ring", 64)
     assert choose(TWO, "bcast", 64 * MIB) == Choice("split_rail", 64)
     uneven = Topology.group(["host"] * 5, [0, 0, 1, 1, 2])
+    shared = Topology.group(["host"] * 5, [0, 0, 1, 1, 2], link_weights([0, 0, 1, 1, 2], [4000] * 5))
+    assert choose(shared, "allreduce", 64 * MIB) == Choice("split_rail", 64)  # links of hosts, of which all are alike
     for collective in ("allgather", "reduce_scatter_block"):
         assert choose(uneven, collective, 64 * MIB).algorithm == "ring"
         assert choose(unlike, collective, 64 * MIB).algorithm == "split_rail"

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from fractions import Fraction
 from itertools import chain, pairwise
 
-from ucc_hetero.algorithms.division import Segment, cuts, divisions, owned_blocks, refine
+from ucc_hetero.algorithms.division import Division, Segment, cuts, divisions, owned_blocks, refine
 from ucc_hetero.algorithms.parts import (
     Aside,
     Dense,
@@ -34,7 +34,7 @@ __all__ = ["owner_shares"]
 _RECV = Dense("recv")
 
 
-def owner_shares(weights: Sequence[int]) -> list[Fraction]:
+def owner_shares(weights: Sequence[int | Fraction]) -> list[Fraction]:
     """Which part of a rail's segment each owner should reduce, by the weights of their links.
 
     An owner of the share s sends, and receives, 1 + (m-2)s of the segment. All that have a share should be done at the
@@ -45,13 +45,13 @@ def owner_shares(weights: Sequence[int]) -> list[Fraction]:
         return [Fraction(1, m)] * m
     fast = sorted(weights, reverse=True)
     for n in range(m, 0, -1):
-        done = Fraction(m - 2 + n, sum(fast[:n]))
+        done = Fraction(m - 2 + n) / sum(fast[:n])
         if done * fast[n - 1] > 1:
             break
     return [max(Fraction(0), (done * w - 1) / (m - 2)) for w in weights]
 
 
-def _cut(part: Segment, weights: Sequence[int]) -> list[Block]:
+def _cut(part: Segment, weights: Sequence[Fraction]) -> list[Block]:
     """A segment divided among its owners."""
     if len(set(weights)) == 1:
         return cuts(part, len(weights))
@@ -71,6 +71,8 @@ class _Rails:
             whole = divisions(topology, topology.islands, at.count)
             piece.memo[key] = whole, refine([Block(0, at.count)], whole)
         whole, parts = piece.memo[key]
+        self._owned = {rank: n for division in whole for rank, n in _lengths(division)}
+        self.topology = topology
         self.parts = [Segment(at.offset + p.offset, p.count, p.owners) for p in parts if piece.wants(p.owners)]
         self.before: list[Step] = []
         self.after: list[Step] = []
@@ -81,6 +83,20 @@ class _Rails:
                 self.after += allgather_steps(topology, island.ranks, owned, _RECV)
                 if island.size == 1:  # starts from a copy
                     self.before += copy(island.ranks[0], region("send", at), region("recv", at))
+
+    def weights(self, part: Segment) -> list[Fraction]:
+        """What the link of each owner has for each element that crosses it: who is in many rails has less for each."""
+        weights = self.topology.weights
+        return [Fraction(weights[rank] if weights else 1, self._owned[rank]) for rank in part.owners]
+
+
+def _lengths(division: Division) -> Iterator[tuple[int, int]]:
+    """(rank, how much it owns) of those that own anything."""
+    start = 0
+    for end, rank in division:
+        if end > start:
+            yield rank, end - start
+        start = end
 
 
 @algorithm("allreduce", "direct")
@@ -102,8 +118,8 @@ def direct(topology: Topology, call: Call, piece: Piece) -> Stages:
     outward: list[Step] = []
     combines = [Aside() for _ in range(m - 1)]
     for part in rails.parts:
-        weights = [topology.weights[rank] if topology.weights else 1 for rank in part.owners]
-        for stage, steps in zip((inward, *combines, outward), _straight(part, _cut(part, weights), piece), strict=True):
+        shares = _cut(part, rails.weights(part) if topology.weights else [Fraction(1)] * m)
+        for stage, steps in zip((inward, *combines, outward), _straight(part, shares, piece), strict=True):
             stage += steps
     return stages(rails.before, inward, *combines, outward, rails.after)
 
