@@ -126,7 +126,7 @@ def child(options: argparse.Namespace) -> int:
         names = ("model", "size", "dtype", "batch", "length", "rate", "seed")
         settings = Settings(**{name: getattr(options, name) for name in names}, **chosen)
         try:
-            run, draw, losses = Job(settings), torch.Generator().manual_seed(7), []
+            run, draw, losses = Job(settings), torch.Generator().manual_seed(settings.seed), []
             for _ in range(options.steps):
                 losses.append(run.step(batches(text, settings, draw)))
         except Exception:
