@@ -141,11 +141,13 @@ def child(options: argparse.Namespace) -> int:
 
 def judge(losses: dict[str, dict[str, list[float]]], dtype: str) -> tuple[list[str], dict[str, Any], bool]:
     """What to say of the losses of the jobs, the distances, and whether the rule holds everywhere."""
-    rule, good, lines, table = RULES[dtype], True, [], {}
+    rule, good = RULES[dtype], True
+    lines: list[str] = []
+    table: dict[str, Any] = {}
     pairs = (("single", "homogeneous"), ("single", "mixed"), ("homogeneous", "mixed"))
 
     def say(way: str, name: str, found: Distance, verdict: str) -> None:
-        table[f"{way}: {name}"] = found._asdict()
+        table.setdefault(way, {})[name] = found._asdict()
         lines.append(
             f"{way:8} {name:22} first {found.first:.1e}  worst {found.worst:.1e}  tail {found.tail:.1e}  {verdict}"
         )
