@@ -17,7 +17,7 @@ import numpy as np
 
 from ucc_hetero.tuner import measure
 
-from .calls import Case, Pool, bind, longest
+from .calls import Case, Pool, bind, in_place_only, longest
 from .memory import open_memory
 from .peers import NotOffered, Peer, World, open_peer, open_world, prepare
 from .table import COLLECTIVES
@@ -75,7 +75,9 @@ def _measure(test: dict[str, Any], peers: Sequence[Peer], world: World) -> dict[
     """Samples of every peer, in turn, until each has had its share of the test's seconds."""
     row = COLLECTIVES[test["collective"]]
     count = int(test["count"])
-    case = Case(row, world.rank, world.size, count, 0, False)
+    # torch.distributed reduces in place only: then all do, where it takes part.
+    in_place = any(in_place_only(peer, row) for peer in peers)
+    case = Case(row, world.rank, world.size, count, 0, in_place)
     pool = Pool(open_memory("host", "numpy", 0), np.dtype(np.float32), longest(row, count, world.size))
     runners, missing = [], {}
     for peer in peers:

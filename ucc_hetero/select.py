@@ -32,6 +32,8 @@ LEAST_FRAGMENT = 1 << 20
 #: planning takes its time for each.
 MOST_FRAGMENTS = ((64, 64), (256, 16), (1024, 8))
 LEAST_MOST = 4
+#: Fragments of a ring by islands, each of which is a message on the way of each of them.
+MOST_HOPS = 256
 
 #: Fragments of direct plans on one host's devices, bytes, and how many at most: the island phases of one go beside the
 #: bridge of another. Shorter ones were slower on H200s, where a phase costs 60 us however short; libucc's scratch for
@@ -39,8 +41,8 @@ LEAST_MOST = 4
 DEVICE_FRAGMENT, MOST_ON_DEVICES = 64 << 20, 8
 #: From here on a reduction in one host's memory is faster in one step; bytes.
 SHARED_LIMIT = 8 << 20
-#: Islands up to which ``direct`` exchanges straight between all of them, and ``ring`` passes them one by one.
-MOST_DIRECT = 16
+#: Islands up to which ``direct`` exchanges straight between all of them, and up to which ``ring`` passes data along.
+MOST_DIRECT, MOST_RING = 16, 8
 #: Ranks from which on the blocks of all of them cross several levels in one piece: planning takes its time for each.
 MANY = 1024
 #: Islands up to which blocks go over rails whatever the islands' sizes.
@@ -172,7 +174,7 @@ def _algorithm(topology: Topology, collective: str, nbytes: int) -> str:
     wanted: tuple[str, ...] = ("split_rail", "tree") if long else ("tree", "split_rail")
     if long and 2 < len(topology.islands) <= MOST_DIRECT and _unequal(topology):
         wanted = ("direct", *wanted)  # between two islands all have to send everything, whatever their links
-    if long and 2 < len(topology.islands) <= MOST_DIRECT and _by_ring(topology, collective):
+    if long and 2 < len(topology.islands) <= MOST_RING and _by_ring(topology, collective, nbytes):
         wanted = ("ring", *wanted)
     if collective.startswith("alltoall") and not _bundled(topology, nbytes):
         wanted = ("split_rail",)
@@ -196,9 +198,14 @@ def _unequal(topology: Topology) -> bool:
     return bool(weights) and len({sum(weights[rank] for rank in i.ranks) for i in topology.islands}) > 1
 
 
-def _by_ring(topology: Topology, collective: str) -> bool:
-    """Whether rails would run a broadcast or a reduction per block, of which libraries send the halves twice."""
-    return collective == "bcast" or (collective in _BLOCKS and len({island.size for island in topology.islands}) > 1)
+def _by_ring(topology: Topology, collective: str, nbytes: int) -> bool:
+    """Whether rails would run a broadcast or a reduction per block, of which libraries send the halves twice.
+
+    A broadcast along m islands takes m - 2 fragments longer than the data itself, so there must be many.
+    """
+    if collective == "bcast":
+        return nbytes >= 4 * (len(topology.islands) - 2) * LEAST_FRAGMENT
+    return collective in _BLOCKS and len({island.size for island in topology.islands}) > 1
 
 
 def _bundled(topology: Topology, nbytes: int) -> bool:
@@ -233,7 +240,10 @@ def _fragments(topology: Topology, algorithm: str, collective: str, nbytes: int,
         return 1
     if topology.one_host and path != "staged":
         return 1 if plain else max(1, min(MOST_ON_DEVICES, nbytes // DEVICE_FRAGMENT))
-    return max(1, min(_most_fragments(topology), nbytes // LEAST_FRAGMENT))
+    most = _most_fragments(topology)
+    if algorithm == "ring":
+        most = min(most, max(LEAST_MOST, MOST_HOPS // len(topology.islands)))
+    return max(1, min(most, nbytes // LEAST_FRAGMENT))
 
 
 def _most_fragments(topology: Topology) -> int:

@@ -79,6 +79,7 @@ def test_defaults() -> None:
     assert choose(unlike, "allreduce", 64 * MIB) == Choice("direct", 64)
     assert choose(unlike, "reduce", 64 * MIB) == Choice("split_rail", 64)
     assert choose(unlike, "bcast", 64 * MIB) == Choice("ring", 64)
+    assert choose(unlike, "bcast", 3 * MIB).algorithm == "split_rail"  # too few fragments for a chain
     assert choose(TWO, "bcast", 64 * MIB) == Choice("split_rail", 64)
     uneven = Topology.group(["host"] * 5, [0, 0, 1, 1, 2])
     shared = Topology.group(["host"] * 5, [0, 0, 1, 1, 2], link_weights([0, 0, 1, 1, 2], [4000] * 5))
