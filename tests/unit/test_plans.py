@@ -99,7 +99,7 @@ def test_valid_with_equal_islands(
 
 
 @pytest.mark.parametrize("collective, name", EVERY)
-@settings(max_examples=8, deadline=None, suppress_health_check=SLOW)
+@settings(max_examples=6, deadline=None, suppress_health_check=SLOW)
 @given(data=st.data())
 def test_valid_on_many_levels(collective: str, name: str, data: st.DataObject) -> None:
     topology = data.draw(deep_topologies())
@@ -115,7 +115,7 @@ def shape_of(operand: Operand) -> object:
 
 
 @pytest.mark.parametrize("collective, name", EVERY)
-@settings(max_examples=12, deadline=None, suppress_health_check=SLOW)
+@settings(max_examples=8, deadline=None, suppress_health_check=SLOW)
 @given(data=st.data())
 def test_a_rank_s_own_plan_is_its_part_of_the_whole(collective: str, name: str, data: st.DataObject) -> None:
     topology = data.draw(st.one_of(topologies(), deep_topologies(), equal_islands()))
