@@ -15,9 +15,9 @@ import torch.distributed as dist
 from ucc_hetero.errors import CollectiveError
 from ucc_hetero.native import ffi, lib
 from ucc_hetero.request import Request
-from ucc_hetero.torch import streams
+from ucc_hetero.torch import mail, streams
 from ucc_hetero.torch.futures import InOrder
-from ucc_hetero.torch.work import Later, Work
+from ucc_hetero.torch.work import Later, Sent, Work
 
 
 class Stream:
@@ -190,6 +190,46 @@ def test_waiting_for_what_has_not_begun_ends() -> None:
     with pytest.raises(dist.DistBackendError, match=r"abort\(\)"):
         work.wait()
     assert not work.is_over()
+
+
+def test_what_is_sent_was_copied_and_nobody_waits_for_it() -> None:
+    group: Any = Group()
+    left: list[str] = []
+    work = Sent(group, lambda: left.append("gone"), None)
+    assert work.wait() and not work.is_completed() and work in group.in_flight
+    work.begin(finished)
+    work.settle()
+    assert left == ["gone"] and not group.in_flight and work.is_completed()
+    lost = Sent(group, None, None)
+
+    def start() -> Request:
+        raise CollectiveError("rank 0: nobody is there")
+
+    lost.begin(start)
+    with pytest.raises(dist.DistBackendError, match="nobody is there"):
+        lost.wait()
+
+
+def test_messages_go_through_buffers_while_there_is_room(cuda: Cuda, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mail, "_MOST", 100)
+    box = mail.Mail("cuda:0")
+    tensor = torch.arange(10.0)
+    copy, sent = box.outgoing(tensor)
+    tensor.zero_()
+    assert copy.tolist() == list(range(10)) and not cuda.notes
+    target, rest = torch.zeros(10), []
+    buffer, deliver = box.incoming(target, lambda: rest.append(1))
+    assert cuda.notes == ["event in main"] and buffer.data_ptr() != target.data_ptr()
+    assert box.outgoing(tensor) is None and box.incoming(target, None) is None and box.outgoing(tensor[:0]) is None
+    buffer.copy_(copy)
+    with cuda.stream(Stream("other", cuda.notes)):
+        deliver()
+    assert cuda.notes[1:] == [
+        "other waits for an event of main"
+    ]  # kernels before the receive may still read the target
+    assert target.tolist() == list(range(10)) and rest == [1]
+    sent()
+    assert box.incoming(target, None) is not None and box.outgoing(tensor) is not None
 
 
 def test_the_devices_that_are_none_of_ours(cuda: Cuda) -> None:

@@ -66,10 +66,10 @@ class ProcessGroupUCCH(Collectives, Messages, dist.ProcessGroup):
         self._closed = True
         for work in list(self.in_flight):
             try:
-                work.wait()
+                work.settle()
             except RuntimeError as failure:
                 log.log("torch").warning("group %s was destroyed after a failed call: %s", self._name, failure)
-        futures.stop_all([*self._callbacks.values(), *filter(None, [self._messenger])])
+        futures.stop_all([*self._callbacks.values(), *self._messengers.values()])
         self._callbacks.clear()
         for at in sorted(self._lanes, reverse=True):
             _leave(self._lanes[at].comm, self._seconds, self._name)

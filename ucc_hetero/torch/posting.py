@@ -19,9 +19,10 @@ from . import futures
 from .futures import InOrder
 from .lane import Lane
 from .layout import Finish
+from .mail import Mail
 from .streams import Side, device_of, mean_of
 from .uncompiled import uncompiled
-from .work import Later, Source, Work, Works, limit_of, torch_error
+from .work import Later, Sent, Source, Work, Works, limit_of, torch_error
 
 __all__ = ["Posting"]
 
@@ -48,7 +49,8 @@ class Posting:
         self._lanes = {0: Lane(comm, self.check_aborted)}
         self._sides: dict[Any, Side] = {}
         self._callbacks: dict[int, InOrder] = {}
-        self._messenger: InOrder | None = None
+        self._messengers: dict[bool, InOrder] = {}
+        self._mail: dict[Any, Mail] = {}
         self._lock = threading.Lock()
         self._name, self._desc = name, ""
         self._seconds = limit_of(timeout)
@@ -143,44 +145,47 @@ class Posting:
     ) -> Work:
         """Start a send to, or a receive from, group rank ``peer`` (-1: any)."""
         self._usable()
-        lane = self._lanes[0]
-        start = partial(lane.send if outgoing else lane.receive, tensor, peer, tag, self._seconds)
-        source = None if outgoing else Source()
         if not tensor.is_cpu:
             self._known(tensor.device)
-            return self._message_after_stream(tensor, start, outputs, finish, source)
+            return self._message_on_device(tensor, peer, tag, outgoing, outputs, finish)
+        lane = self._lanes[0]
+        source = None if outgoing else Source()
         try:
-            request: Request = start()
+            request = (lane.send if outgoing else lane.receive)(tensor, peer, tag, self._seconds)
         except UCCHError as failure:
             raise torch_error(failure) from failure
         work = Work(self, outputs, (request,), finish, tensor, source)
         work.poll(_MOMENT)
         return work
 
-    def _message_after_stream(
-        self, tensor: Any, start: Any, outputs: Sequence[Any], finish: Finish, source: Source | None
+    def _message_on_device(
+        self, tensor: Any, peer: int, tag: int, outgoing: bool, outputs: Sequence[Any], finish: Finish
     ) -> Work:
-        """Start a message once the current stream has got here.
-
-        Messages are the host's, and no stream starts them: a thread waits for the event, so that the caller goes on
-        issuing work. One thread, because messages to one rank must start in the order in which they were posted.
-        """
-        stream = torch.cuda.current_stream(tensor.device)
-        work = Later(self, outputs, finish, tensor, source)
-        if stream.query() and self._messenger is None:
+        """Start a message on device memory; the caller goes on issuing work (:mod:`.mail`)."""
+        lane, device = self._lanes[0], tensor.device
+        mail = self._mail.get(device) or self._mail.setdefault(device, Mail(device))
+        boxed = mail.outgoing(tensor) if outgoing else mail.incoming(tensor, finish)
+        memory, finish = boxed or (tensor, finish)
+        start = partial(lane.send if outgoing else lane.receive, memory, peer, tag, self._seconds)
+        if outgoing:
+            work = Sent(self, finish, memory) if boxed else Later(self, outputs, finish, memory, None)
+        else:
+            work = Later(self, outputs, finish, memory, Source())
+        if boxed and not outgoing and outgoing not in self._messengers:
             work.begin(start)  # nothing to wait for, and nothing to overtake
             return work
         with self._lock:
-            if self._messenger is None:
-                self._messenger = InOrder(0, f"{self._name}-messages")
-        event = stream.record_event()
+            messenger = self._messengers.get(outgoing)
+            if messenger is None:  # one for each direction: within it messages start in the order of their posting
+                messenger = self._messengers[outgoing] = InOrder(0, f"{self._name}-messages-{outgoing:d}")
+        event = torch.cuda.current_stream(device).record_event()
 
         def after() -> Request:
             event.synchronize()
             request: Request = start()
             return request
 
-        self._messenger.add(partial(work.begin, after))
+        messenger.add(partial(work.begin, after))
         return work
 
     # --- others -------------------------------------------------------------------------------------------------------

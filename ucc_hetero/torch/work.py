@@ -23,7 +23,7 @@ from .uncompiled import uncompiled
 if TYPE_CHECKING:
     from .posting import Posting
 
-__all__ = ["Later", "Source", "Work", "Works", "limit_of", "seconds_of", "torch_error"]
+__all__ = ["Later", "Sent", "Source", "Work", "Works", "limit_of", "seconds_of", "torch_error"]
 
 _peek = lib.ucch_peek
 
@@ -196,6 +196,10 @@ class Work(dist.Work):
         """The error of a call that failed."""
         return self._error
 
+    def settle(self) -> None:
+        """Wait for what the call still does with our memory, before the group ends."""
+        self.wait()
+
     def synchronize(self) -> None:
         """As :meth:`wait`."""
         self.wait()
@@ -280,6 +284,25 @@ class Later(Work):
         start = time.monotonic()
         self._until(self._begun.wait, start + limit if limit else 0.0)
         super()._await(max(limit - (time.monotonic() - start), 1e-3) if limit else 0.0)
+
+
+@uncompiled
+class Sent(Later):
+    """A message whose data has been copied: the tensor is free, and waiting for the message is nobody's business."""
+
+    def __init__(self, group: Posting, finish: Finish, keep: object) -> None:
+        super().__init__(group, [], finish, keep, None)
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        """Return at once; raises an error that is known by now."""
+        self.is_over()
+        if self._error is not None:
+            raise self._error
+        return True
+
+    def settle(self) -> None:
+        """Wait until the message has left."""
+        super().wait()
 
 
 @uncompiled
