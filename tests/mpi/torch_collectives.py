@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import sys
+import time
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,6 +13,8 @@ import torch
 import torch.distributed as dist
 from torch_cases import DEVICE, case, data, same
 from torch_world import N, R
+
+from ucc_hetero.torch import mail
 
 OPS = dist.ReduceOp
 FLOATS = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
@@ -236,6 +241,38 @@ def messages() -> None:
     dist.group.WORLD.send([torch.ones(3)], R, 9).wait()
     work.wait()
     same(to_self, torch.ones(3))
+
+
+@case
+def messages_in_buffers() -> None:
+    """As on a device: sends are copied and start when a stream has got to them, in another thread."""
+    if DEVICE == "cpu":
+        sys.path.append(str(Path(__file__).resolve().parents[1] / "unit"))
+        from test_torch_streams import Cuda, Stream
+
+        real, torch.cuda = torch.cuda, Cuda()
+        Stream.synchronize = lambda self: time.sleep(0.001 * (R + 1))
+    post, most = dist.group.WORLD._message_on_device, mail._MOST
+    right, left = (R + 1) % N, (R - 1) % N
+    for mail._MOST in (most, 9000):  # the second has no room for all
+        for k in range(5):
+            sent, got = (
+                [torch.full((1000,), float(R + 7 * i + k)) for i in range(4)],
+                [torch.zeros(1000) for _ in range(4)],
+            )
+            works = [post(each, right, 0, True, [], None) for each in sent]
+            for each in sent if most == mail._MOST else ():
+                each.zero_()  # it was copied
+            works += [post(each, left, 0, False, [each], None) for each in got]
+            for work in works[4:] if k % 2 else works:
+                work.wait()
+            for i, each in enumerate(got):
+                same(each, torch.full((1000,), float(left + 7 * i + k)), "message")
+        if DEVICE == "cpu":
+            dist.barrier()  # while messages that others wait for may not have begun
+    mail._MOST = most
+    if DEVICE == "cpu":
+        torch.cuda = real
 
 
 @case

@@ -66,6 +66,9 @@ class Cuda:
     def current_stream(self, device: Any = None) -> Stream:
         return self.current
 
+    def is_initialized(self) -> bool:
+        return False
+
     def is_current_stream_capturing(self) -> bool:
         return self.capturing
 

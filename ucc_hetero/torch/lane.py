@@ -26,7 +26,7 @@ _LONG = 1e7
 
 
 class Lane:
-    """One communicator with the lock that orders what is posted on it.
+    """One communicator with the locks that order what is posted on it.
 
     ``check_aborted`` raises when the group has been aborted; blocking calls ask it now and then.
     """
@@ -36,6 +36,8 @@ class Lane:
         self.messages = comm._messages
         self._check_aborted = check_aborted
         self._lock = threading.RLock()
+        #: Messages have one of their own: a peer may come to a collective only after a message of ours.
+        self._message_lock = threading.RLock()
         #: Programs of plain calls, by all that tells such calls apart but their addresses.
         self._kept: dict[tuple[Any, ...], Program] = {}
 
@@ -123,13 +125,13 @@ class Lane:
 
     def send(self, tensor: Any, dest: int, tag: int, seconds: float) -> Request:
         """Start a send."""
-        with self._lock:
+        with self._message_lock:
             self.messages.timeout = seconds
             return self.messages.start(self.messages.outgoing(tensor, dest, tag))
 
     def receive(self, tensor: Any, source: int, tag: int, seconds: float) -> Request:
         """Start a receive; ``source`` -1 is any."""
-        with self._lock:
+        with self._message_lock:
             messages = self.messages
             messages.timeout = seconds
             return messages.start(messages.incoming(tensor, messages.any_source if source < 0 else source, tag))

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 
-from .. import env
+from .. import env, log
 from ..errors import CollectiveTimeout, UCCHError
 from ..native import lib
 from ..request import SLICE, Request
@@ -303,6 +303,19 @@ class Sent(Later):
     def settle(self) -> None:
         """Wait until the message has left."""
         super().wait()
+
+    def begin(self, start: Callable[[], Request]) -> None:
+        """Start the message; nobody may ever ask what became of it."""
+        super().begin(start)
+        self._tell()
+
+    def _collect(self) -> None:
+        super()._collect()
+        self._tell()
+
+    def _tell(self) -> None:
+        if self._error is not None:
+            log.log("torch").warning("a message to another rank failed: %s", self._error)
 
 
 @uncompiled
