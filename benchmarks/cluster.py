@@ -174,7 +174,7 @@ def _job(case: ClusterCase, cluster: Cluster, arguments: argparse.Namespace, fol
         name, _, value = setting.partition("=")
         environment[name] = value or os.environ.get(name, "")
     command = [sys.executable, "-m", "ucc_hetero.bench.cluster_job", str(spec), str(out)]
-    done = _started(cluster, command, {**case.env, **environment}, options, 20.0 + 4 * arguments.seconds * len(tests))
+    done = _started(cluster, command, {**case.env, **environment}, options, 60.0 + 6 * arguments.seconds * len(tests))
     if done.returncode or not out.exists():
         raise RuntimeError(f"case {case.name!r} ended with status {done.returncode}\n{done.stdout}{done.stderr}")
     return dict(json.loads(out.read_text()))
