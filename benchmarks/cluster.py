@@ -168,7 +168,7 @@ def _job(case: ClusterCase, cluster: Cluster, arguments: argparse.Namespace, fol
     spec.write_text(json.dumps({"peers": arguments.peers, "tests": tests}))
     # Without Open MPI's own use of UCX, so that both sides of the comparison are what their names say.
     options = ["--mca", "pml", "ob1", "--mca", "btl", "self,sm,tcp"]
-    options += ["--map-by", "node"] if case.interleaved else []
+    options += ["--map-by", "node" if case.interleaved else "slot"]  # whatever the environment prefers
     environment = {"PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry), "OMP_NUM_THREADS": "1"}
     for setting in arguments.x:
         name, _, value = setting.partition("=")
