@@ -125,10 +125,10 @@ _VARIABLES = (
     ),
     Variable(
         "PORTS",
-        _choice("auto", "all"),
-        "auto",
-        "Which network ports a rank uses where hosts have several: one in turn where that is possible, or all.",
-        "auto|all",
+        _choice("all", "turns"),
+        "all",
+        "Where hosts have several network ports a rank uses all of them, or one in turn (docs/topology.md says when).",
+        "all|turns",
     ),
     Variable(
         "GROUP",

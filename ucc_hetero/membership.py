@@ -110,7 +110,7 @@ class Membership:
     def _divide_ports(self) -> None:
         """Let the ranks of a host use different ports, where that is of use and libucx has not begun yet."""
         offer: tuple[ports.Port, ...] = ()
-        if not job.begun() and env.get("PORTS") == "auto":
+        if not job.begun() and env.get("PORTS") == "turns":
             offer = ports.ports(os.environ.get("UCX_NET_DEVICES", ""))
         everyone = self.mpi.allgather((host_identity().node, offer))
         chosen = ports.assign([node for node, _ in everyone], [found for _, found in everyone])

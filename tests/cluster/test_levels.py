@@ -40,8 +40,8 @@ def _found(cluster: Cluster, env: dict[str, str]) -> str:
 
 def test_ranks_of_a_host_take_turns_at_its_ports(emulate: Callable[..., Cluster]) -> None:
     cluster = emulate(hosts=2, slots=2, links=2, rate="1gbit")
-    assert _found(cluster, {}) == f"found {[('eth0', 1), ('eth1', 1)] * 2}"
-    assert _found(cluster, {"UCCH_PORTS": "all"}) == f"found {[('eth0,eth1', 1)] * 4}"
+    assert _found(cluster, {"UCCH_PORTS": "turns"}) == f"found {[('eth0', 1), ('eth1', 1)] * 2}"
+    assert _found(cluster, {}) == f"found {[('eth0,eth1', 1)] * 4}"
 
 
 def test_hosts_inside_vendors(emulate: Callable[..., Cluster]) -> None:
