@@ -59,6 +59,7 @@ def test_tune_writes_what_later_jobs_follow(mpirun: Callable[..., Any], tmp_path
         {"collective": "allreduce", "from": 0, "to": 1024, "algorithm": "ring", "fragments": 1, "path": "direct"},
         {"collective": "bcast", "from": 0, "to": None, "algorithm": "flat", "fragments": 1, "path": "direct"},
     ]
+    entry.pop("links", None)  # else the cost model has its say where no rule has
     data = json.loads(table.read_text())
     data["topologies"] = {next(iter(data["topologies"])): entry}
     table.write_text(json.dumps(data))
