@@ -157,6 +157,13 @@ void ucch_board_break(ucch_board *b) {
     b->broken = 1;
 }
 
+/* What we called; `label` stays as it is where that has been overwritten. */
+void ucch_board_own_label(ucch_board *b, uint64_t seq, char *label) {
+    if (b->n && b->slots[b->mine].ring[seq % RING].seq == seq)
+        memcpy(label, b->slots[b->mine].ring[seq % RING].label, LABEL);
+    label[LABEL - 1] = 0;
+}
+
 /* As ucch_board_break, for a call that nobody may be waiting for: it stays. */
 void ucch_board_blame(ucch_board *b, ucch_op *op) {
     if (!b->culprit)

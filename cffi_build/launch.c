@@ -1,6 +1,7 @@
 /* Calls that a vendor's own library does alone, launched into the caller's stream: the stream orders them, so nothing
  * waits and nothing has to be polled for the next kernel to run. libucc calls it a triggered post on an execution
  * engine; TL/NCCL and TL/RCCL launch on the engine's stream at once. The requests are collected later. */
+#include <stdio.h>
 #include <stdlib.h>
 
 #include "program.h"
@@ -239,6 +240,22 @@ int ucch_launches_poll_locked(void) {
     return moved;
 }
 
+/* The vendor's kernel waits in its stream for peers that will not come, and so does whoever waits for the stream:
+ * nobody may be left to raise anything, so it is said here. */
+static void give_up_locked(ucch_launch *l, int status, int peer) {
+    const char *why = status == UCCH_FAIL_TIMEOUT ? "not complete in time"
+                      : status == UCCH_FAIL_PEER  ? "another rank has left the job or died"
+                                                  : "another rank called something else";
+    char label[UCCH_LABEL_BYTES] = "a call";
+    if (l->board)
+        ucch_board_own_label(l->board, l->op.error.seq, label);
+    end_locked(l, status, peer);
+    fprintf(stderr,
+            "ucc_hetero: %s (call %llu of its communicator) in a stream: %s after %.3g s; the stream cannot go on, end "
+            "this process\n",
+            label, (unsigned long long)l->op.error.seq, why, l->op.error.elapsed);
+}
+
 /* End what is past its deadline, and what waits for a peer that died or called something else. */
 void ucch_launches_police_locked(double now, double suspicion) {
     for (ucch_launch *l = first; l; l = l->next) {
@@ -250,9 +267,9 @@ void ucch_launches_police_locked(double now, double suspicion) {
             bad = UCCH_FAIL_PEER;
         }
         if (peer >= 0)
-            end_locked(l, bad, peer);
+            give_up_locked(l, bad, peer);
         else if (l->op.deadline > 0 && now > l->op.deadline)
-            end_locked(l, UCCH_FAIL_TIMEOUT, -1);
+            give_up_locked(l, UCCH_FAIL_TIMEOUT, -1);
     }
 }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import Any, TypeVar
 
 __all__ = ["GroupMethods"]
@@ -9,7 +10,7 @@ __all__ = ["GroupMethods"]
 _Self = TypeVar("_Self", bound="GroupMethods")
 
 
-class GroupMethods:
+class GroupMethods(ABC):
     """Duplicates, parts and arrangements of a communicator's ranks.
 
     Every method is collective as its namesake in mpi4py, and returns a communicator of this package, or
@@ -19,8 +20,9 @@ class GroupMethods:
     _mpi: Any
 
     @classmethod
+    @abstractmethod
     def _adopt(cls: type[_Self], mpi: Any) -> _Self:
-        raise NotImplementedError
+        """A communicator of this class over MPI's."""
 
     def _made(self: _Self, mpi: Any) -> _Self | Any:
         from mpi4py import MPI

@@ -115,43 +115,32 @@ class _Lower:
             last = [self._add(self._copy("leave", local), last, self._local, local)]
         return self._make(label)
 
-    def _holds(self) -> bool:
-        """Whether nothing that the program does can wait for a stream that waits for the program.
+    def _streams(self, program: Program) -> None:
+        """What the program may do in a stream, from what it does.
 
-        libucp's and TL/UCP's work on device memory can: it copies in the default stream, and allocates and frees, which
-        waits for the whole device. So can arithmetic of our own, which allocates. What one vendor's library does does
-        not, nor do our copies, nor anything on host memory.
+        A stream can be held where nothing can wait for it. libucp's and TL/UCP's work on device memory can: it copies
+        in the default stream, and allocates and frees, which waits for the whole device. So can arithmetic of our own,
+        which allocates. What one vendor's library does does not, nor do our copies, nor anything on host memory.
         """
-        if not self.what.memory or self._alone():
-            return True
-        over_libucp = any(
-            step.link == "bridge" or step.kind == "message" for _, _, _, step in self.plan.program(self.rank)
-        )
-        direct = (over_libucp and "bridge" not in self.staged) or not self._known()
-        return not direct and not self.arithmetic
-
-    def _alone(self) -> bool:
-        """Whether one vendor's library does the whole call on device memory."""
         if not self.what.memory:
-            return False
+            program.holds = True
+            return
         steps = [step for _, _, _, step in self.plan.program(self.rank)]
-        alone = all(step.link == "native" and step.kind != "message" for step in steps)
-        alone = alone and not (self.staged or self.at.before or self.at.after or any(self.packed.values()))
-        return alone and self._known()
+        known = self._vendors_know(steps)
+        around = self.staged or self.at.before or self.at.after or any(self.packed.values())
+        alone = known and not around and all(step.link == "native" and step.kind != "message" for step in steps)
+        over_libucp = any(step.link == "bridge" or step.kind == "message" for step in steps)
+        program.holds = alone or (known and not self.arithmetic and (not over_libucp or "bridge" in self.staged))
+        # libucc answers calls that move nothing by itself, and not in a stream.
+        full = bool(steps) and all(self.what.call.counts)
+        program.launches = alone and full and self.teams.job.vendors_library(self.what.memory)
 
-    def _known(self) -> bool:
-        """Whether the vendors' libraries have the collective, the datatype and the operation."""
-        if any(
-            step.kind == "reduce_scatter" and not self._equal(step) for _, _, _, step in self.plan.program(self.rank)
-        ):
+    def _vendors_know(self, steps: Sequence[Step]) -> bool:
+        """Whether the vendors' libraries have the collectives, the datatype and the operation."""
+        if any(step.kind == "reduce_scatter" and not self._equal(step) for step in steps):
             return False  # libucc has no uneven one over them, and takes TL/UCP
-        reduces = any(
-            step.kind in ("reduce", "allreduce", "reduce_scatter") for _, _, _, step in self.plan.program(self.rank)
-        )
+        reduces = any(step.kind in ("reduce", "allreduce", "reduce_scatter") for step in steps)
         return self.what.compute.name not in _NOT_VENDORS and (not reduces or self.what.op in _VENDORS_OPS)
-
-    def _launches(self) -> bool:
-        return self._alone() and self.teams.job.vendors_library(self.what.memory or 0)
 
     def _add(self, note: Note, after: Sequence[int], make: Callable[..., None], *args: Any) -> int:
         """Take down a step that ``make(handle, number, *args)`` writes; returns its number."""
@@ -179,7 +168,7 @@ class _Lower:
             make(handle, i, *args)
             if after:
                 self._check(lib.ucch_program_after(handle, i, len(after), ffi.new("int[]", list(after))))
-        program.holds, program.launches = self._holds(), self._launches()
+        self._streams(program)
         return program
 
     def _emit(self, before: Sequence[int], steps: Sequence[tuple[int, int, int, Step]]) -> list[int]:

@@ -271,7 +271,7 @@ class Messages:
             self.usable()
             transfer.refill()
             if copy:
-                transfer.buffer = self._copied(pack(transfer.original))
+                transfer.buffer = self._copied(transfer.buffer if transfer.bounce else pack(transfer.original))
             self.begin(transfer, 0)
             lib.ucch_progress_thread(1)
             self.runner.track(1)

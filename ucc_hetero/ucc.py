@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import os
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from types import TracebackType
 from typing import Any
@@ -57,12 +58,12 @@ def check(call: str, status: int, hint: str = "") -> int:
     return status
 
 
-class _Handle:
+class _Handle(ABC):
     """A native object that is closed once, explicitly or at the end of a ``with`` statement."""
 
+    @abstractmethod
     def close(self) -> None:
         """Release the native object; a second call does nothing."""
-        raise NotImplementedError
 
     def __enter__(self) -> Any:
         return self

@@ -15,7 +15,7 @@ from ucc_hetero.errors import LibraryNotFound
 from ucc_hetero.launch.emulate import Cluster
 from ucc_hetero.native import load
 
-yaml = pytest.importorskip("yaml")
+yaml = pytest.importorskip("yaml", reason="needs yaml: pip install 'ucc-hetero[launch]'")
 
 ALLREDUCE = """
 import os

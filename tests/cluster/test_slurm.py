@@ -19,7 +19,7 @@ from ucc_hetero.launch import slurm
 from ucc_hetero.launch.cluster import Cluster, Host, VendorPart
 from ucc_hetero.native import load
 
-pytest.importorskip("yaml")
+pytest.importorskip("yaml", reason="needs yaml: pip install 'ucc-hetero[launch]'")
 
 #: Slurm without keys or accounting, for three nodes that are this machine.
 CONFIG = """

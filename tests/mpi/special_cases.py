@@ -185,7 +185,7 @@ def type_per_rank(comm: Communicator) -> None:
 
 def refused(comm: Communicator) -> None:
     """What no library computes rightly is refused by name, and nothing is sent."""
-    ml_dtypes = pytest.importorskip("ml_dtypes")
+    ml_dtypes = pytest.importorskip("ml_dtypes", reason="needs ml_dtypes: pip install ml_dtypes")
     for name in ("float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz"):
         small = np.ones(4, getattr(ml_dtypes, name))
         with pytest.raises(NotSupported, match=f"SUM on {name}"):

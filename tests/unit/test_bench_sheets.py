@@ -116,7 +116,7 @@ def test_curves_of_every_file(tmp_path: Path) -> None:
 
 
 def test_everything_is_drawn(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
+    pytest.importorskip("matplotlib", reason="needs matplotlib: pip install 'ucc-hetero[plot]'")
     paths = stored(tmp_path)
     found = drawings(read_all(paths), [(f"{kind}.json", data) for kind, data in SAMPLES.items()])
     assert [d.name for d in found] == [
@@ -137,7 +137,7 @@ def test_everything_is_drawn(tmp_path: Path) -> None:
 
 
 def test_page_of_the_documentation(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    pytest.importorskip("matplotlib")
+    pytest.importorskip("matplotlib", reason="needs matplotlib: pip install 'ucc-hetero[plot]'")
     folder = tmp_path / "results" / "host-1"
     folder.mkdir(parents=True)
     paths = stored(folder)

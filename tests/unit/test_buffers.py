@@ -215,7 +215,7 @@ def test_arrays_of_objects_never_move() -> None:
 
 
 def test_ml_dtypes_without_the_buffer_protocol() -> None:
-    ml_dtypes = pytest.importorskip("ml_dtypes")
+    ml_dtypes = pytest.importorskip("ml_dtypes", reason="needs ml_dtypes: pip install ml_dtypes")
     for name in ("bfloat16", "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz"):
         x = np.ones(6, getattr(ml_dtypes, name))
         assert recv(x) == Buffer(x.ctypes.data, 6, DTYPES[name], "host", 0, x, False)

@@ -12,7 +12,7 @@ CASES = Path(__file__).with_name("buffers_mpi_cases.py")
 
 
 def test_against_mpi4py() -> None:
-    pytest.importorskip("mpi4py")
+    pytest.importorskip("mpi4py", reason="needs mpi4py: pip install mpi4py")
     probe = subprocess.run([sys.executable, "-c", "import mpi4py.MPI"], capture_output=True, text=True, timeout=60)
     if probe.returncode:
         pytest.skip(f"MPI does not start without mpirun here: {probe.stderr[-300:]}")

@@ -12,7 +12,7 @@ from ucc_hetero.launch import sources
 from ucc_hetero.launch.cluster import ClusterError, Host, limited, load, parse
 from ucc_hetero.launch.sources import Found, expand
 
-yaml = pytest.importorskip("yaml")
+yaml = pytest.importorskip("yaml", reason="needs yaml: pip install 'ucc-hetero[launch]'")
 
 FULL = """
 hosts:

@@ -19,8 +19,8 @@ from ucc_hetero.launch import __main__ as tool
 from ucc_hetero.launch import k8s, slurm
 from ucc_hetero.launch.cluster import Cluster, ClusterError, Host, VendorPart, parse
 
-yaml = pytest.importorskip("yaml")
-jsonschema = pytest.importorskip("jsonschema")
+yaml = pytest.importorskip("yaml", reason="needs yaml: pip install 'ucc-hetero[launch]'")
+jsonschema = pytest.importorskip("jsonschema", reason="needs jsonschema: pip install jsonschema")
 
 MIXED = Cluster(
     hosts=(Host("h1", 8, "nvidia"), Host("h2", 8, "nvidia"), Host("m1", 4, "amd")),

@@ -11,7 +11,7 @@ import pytest
 if sys.version_info >= (3, 11):
     import tomllib
 else:
-    tomllib = pytest.importorskip("tomli")
+    tomllib = pytest.importorskip("tomli", reason="needs tomli: pip install tomli")
 
 ROOT = Path(__file__).resolve().parents[2]
 CONFIG = tomllib.loads((ROOT / "pyproject.toml").read_text())

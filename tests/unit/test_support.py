@@ -93,7 +93,7 @@ def test_remarks_are_about_collectives() -> None:
 
 
 def test_what_is_absent_is_listed() -> None:
-    mpi4py = pytest.importorskip("mpi4py")
+    mpi4py = pytest.importorskip("mpi4py", reason="needs mpi4py: pip install mpi4py")
     mpi4py.rc.initialize = False
     try:
         from mpi4py import MPI

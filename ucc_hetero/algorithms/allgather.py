@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ucc_hetero.algorithms.blocks import Item, crossings, everything
-from ucc_hetero.algorithms.division import alike, group_blocks, merge, one_each, owned_blocks, rounds
+from ucc_hetero.algorithms.division import alike, group_blocks, member_blocks, merge, one_each, owned_blocks, rounds
 from ucc_hetero.algorithms.levels import levels, teams
 from ucc_hetero.algorithms.parts import (
     Dense,
@@ -45,10 +45,7 @@ def tree(topology: Topology, call: Call, piece: Piece) -> Stages:
         down.append([])
         for team in of if runs else ():
             n, i, group = len(team), team.first, team.group
-            if group.children:
-                brought = [merge(group_blocks(child, shape, piece)) for child in group.children]
-            else:
-                brought = [[block] for block in group_blocks(group, shape, piece)]
+            brought = member_blocks(group, shape, piece)
             for mine in rounds(brought) if any(b.count for of in brought for b in of) else ():
                 src = tuple((own if team.sole(k) else Dense("recv"))(team.ranks[k], b) for k, b in enumerate(mine))
                 dst = each("recv", mine)

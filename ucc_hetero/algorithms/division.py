@@ -24,6 +24,7 @@ __all__ = [
     "divide",
     "divisions",
     "group_blocks",
+    "member_blocks",
     "merge",
     "one_each",
     "owned_blocks",
@@ -178,6 +179,13 @@ def rounds(owned: Sequence[Sequence[Block]]) -> list[list[Block]]:
 def group_blocks(group: Members, shape: Shape, piece: Piece) -> list[Block]:
     """This fragment's slice of the block of each rank of a group."""
     return [piece.cut(shape.own(rank)) for rank in group.ranks]
+
+
+def member_blocks(group: Members, shape: Shape, piece: Piece) -> list[list[Block]]:
+    """``group_blocks`` by member of a group: of each group inside it, or of each of its ranks."""
+    if group.children:
+        return [merge(group_blocks(child, shape, piece)) for child in group.children]
+    return [[block] for block in group_blocks(group, shape, piece)]
 
 
 def alike(topology: Topology, shape: Shape, piece: Piece) -> list[list[Block]] | None:

@@ -7,7 +7,7 @@ from functools import partial
 from typing import NamedTuple
 
 from ucc_hetero.algorithms.blocks import Item, crossings, everything
-from ucc_hetero.algorithms.division import alike, group_blocks, merge, one_each, owned_blocks, rounds
+from ucc_hetero.algorithms.division import alike, group_blocks, member_blocks, merge, one_each, owned_blocks, rounds
 from ucc_hetero.algorithms.levels import Team, levels, teams
 from ucc_hetero.algorithms.parts import (
     Place,
@@ -47,10 +47,7 @@ def tree(topology: Topology, call: Call, piece: Piece) -> Stages:
         down.append([])
         for team in of if runs else ():
             n, i, group = len(team), team.first, team.group
-            if group.children:
-                wanted = [merge(group_blocks(child, shape, piece)) for child in group.children]
-            else:
-                wanted = [[block] for block in group_blocks(group, shape, piece)]
+            wanted = member_blocks(group, shape, piece)
             if group is topology.tree and group.children:
                 up[-1] += _between(team, wanted, held, own)
                 continue

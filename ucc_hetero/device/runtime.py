@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -150,7 +151,7 @@ class DeviceRuntime:
         self.check("write a value", lib.ucch_stream_write(self.code, at, what, value))
 
 
-class _Handle:
+class _Handle(ABC):
     """A handle of the runtime's that is released once."""
 
     def __init__(self, runtime: DeviceRuntime, handle: int) -> None:
@@ -168,8 +169,9 @@ class _Handle:
         if handle:
             self._release(ffi.cast("void *", handle))
 
+    @abstractmethod
     def _release(self, handle: Any) -> None:
-        raise NotImplementedError
+        """Give it back to the runtime."""
 
 
 class Stream(_Handle):
