@@ -3,10 +3,10 @@
     python benchmarks/torch_parity.py --json out.json --plot out.png                            # the host, emulated
     python benchmarks/torch_parity.py --amd 2,3 --hip libamdhip64-over-cuda.so --size 125m ...  # 4 GPUs; tests/hipcuda
 
-Four jobs train the model of examples/train_llm.py from the same seed on the same data in the same order, under each of
+Jobs train the model of examples/train_llm.py from the same seed on the same data in the same order, under each of
 --ways: a single process, all ranks of one vendor (homogeneous), two vendors whose boundary lies inside every group
-(mixed), and, for the first way, one vendor from another seed (control). The rule, for homogeneous against single and
-mixed against both:
+(mixed), and, for the first way, one vendor from another seed (control); also another backend of torch's, on request
+(--jobs single,homogeneous,mixed,nccl,control). The rule, for each against those before it:
 
     fp32   relative difference of the loss: 1e-6 at the first step, 1e-5 at every step
     bf16   1e-2 at every step, 1e-3 on the mean of the last 20
@@ -21,7 +21,9 @@ import argparse
 import os
 import sys
 import traceback
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
+from itertools import combinations
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -40,6 +42,10 @@ WAYS: dict[str, dict[str, Any]] = {
     "pp": {"parallel": "pp"},
     "pp x dp": {"parallel": "pp", "replicas": 2},
 }
+
+
+#: Jobs, in the order in which they are compared, and the backends of those that are not ours.
+JOBS = {"single": "", "homogeneous": "", "mixed": "", "nccl": "nccl", "gloo": "gloo", "control": ""}
 
 
 class Rule(NamedTuple):
@@ -88,6 +94,9 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ranks", type=int, default=4)
     parser.add_argument("--ways", default=",".join(WAYS), help="some of %(default)s")
+    usual = "single,homogeneous,mixed,control"
+    parser.add_argument("--jobs", default=usual, help=f"some of {','.join(JOBS)} (default: {usual})")
+    parser.add_argument("--together", action="store_true", help="run the jobs at the same time, on the same devices")
     parser.add_argument("--amd", default="", help="ranks that use the HIP runtime in the mixed job, such as 2,3")
     parser.add_argument("--hip", default="", help="the HIP runtime library of those ranks")
     parser.add_argument("--model", default="llama", choices=("llama", "qwen2"))
@@ -144,7 +153,6 @@ def judge(losses: dict[str, dict[str, list[float]]], dtype: str) -> tuple[list[s
     rule, good = RULES[dtype], True
     lines: list[str] = []
     table: dict[str, Any] = {}
-    pairs = (("single", "homogeneous"), ("single", "mixed"), ("homogeneous", "mixed"))
 
     def say(way: str, name: str, found: Distance, verdict: str) -> None:
         table.setdefault(way, {})[name] = found._asdict()
@@ -153,45 +161,65 @@ def judge(losses: dict[str, dict[str, list[float]]], dtype: str) -> tuple[list[s
         )
 
     nearest = 0.0
-    for way in losses["single"]:
-        for one, two in pairs:
+    curves = [name for name in JOBS if name in losses and name != "control"]
+    for way in losses[curves[0]]:
+        for one, two in combinations(curves, 2):
             found = distance(losses[one][way], losses[two][way])
             nearest = max(nearest, found.worst)
             good &= holds(found, rule)
             say(way, f"{two} to {one}", found, "" if holds(found, rule) else "TOO FAR")
-    for way, curve in losses["control"].items():
-        found = distance(losses["homogeneous"][way], curve)
+    for way, curve in losses.get("control", {}).items():
+        found = distance(losses[curves[-1]][way], curve)
         far = found.worst >= rule.control * nearest
         good &= far
         say(way, "another seed", found, "" if far else "TOO NEAR")
     return lines, table, good
 
 
+def jobs_of(options: argparse.Namespace) -> dict[str, tuple[int, list[str], dict[str, str]]]:
+    """Name of each job -> its ranks, what its command line has of its own, and its environment."""
+    seed = ["--ways", options.ways, "--seed", str(options.seed)]
+    sides = ["--amd", options.amd, "--hip", options.hip]
+    jobs: dict[str, tuple[int, list[str], dict[str, str]]] = {
+        name: (options.ranks, [*seed, "--backend", backend] if backend else seed, {}) for name, backend in JOBS.items()
+    }
+    jobs["single"] = (1, seed, {})
+    jobs["mixed"] = (options.ranks, [*seed, *sides], mixed_environment(options.ranks, options.amd))
+    other = ["--ways", options.ways.split(",")[0], "--seed", str(options.seed + 1)]
+    jobs["control"] = (options.ranks, other, {})
+    return {name: jobs[name] for name in JOBS if name in options.jobs.split(",")}
+
+
+def run_all(options: argparse.Namespace) -> dict[str, Any]:
+    """What each job left."""
+    names = "ranks model size dtype steps batch length rate limit".split()
+    common = [word for name in names for word in (f"--{name}", str(getattr(options, name)))]
+
+    def one(name: str) -> tuple[str, dict[str, Any]]:
+        ranks, more, environment = jobs[name]
+        print(f"# {name}", file=sys.stderr, flush=True)
+        return name, job(__file__, ranks, [*common, *more], environment, options.limit)
+
+    jobs = jobs_of(options)
+    with ThreadPoolExecutor(len(jobs) if options.together else 1) as pool:
+        return dict(pool.map(one, jobs))
+
+
 def main() -> int:
-    """Run the four jobs and compare them."""
+    """Run the jobs and compare them."""
     options = arguments()
     if options.child:
         return child(options)
-    names = "ranks model size dtype steps batch length rate limit".split()
-    common = [word for name in names for word in (f"--{name}", str(getattr(options, name)))]
-    sides = ["--amd", options.amd, "--hip", options.hip]
-    seed = ["--ways", options.ways, "--seed", str(options.seed)]
-    other = ["--ways", options.ways.split(",")[0], "--seed", str(options.seed + 1)]
-    jobs: dict[str, tuple[int, list[str], dict[str, str]]] = {
-        "single": (1, seed, {}),
-        "homogeneous": (options.ranks, seed, {}),
-        "mixed": (options.ranks, [*seed, *sides], mixed_environment(options.ranks, options.amd)),
-        "control": (options.ranks, other, {}),
-    }
-    found: dict[str, Any] = {}
-    for name, (ranks, more, environment) in jobs.items():
-        print(f"# {name}", file=sys.stderr, flush=True)
-        found[name] = job(__file__, ranks, [*common, *more], environment, options.limit)
-        if "error" in found[name]:
-            print(f"{name}: {found[name]['error']}", file=sys.stderr)
-            return 1
-    losses = {name: each["losses"] for name, each in found.items()}
-    lines, table, good = judge(losses, options.dtype)
+    unknown = set(options.jobs.split(",")) - set(JOBS)
+    if unknown:
+        sys.exit(f"--jobs: {', '.join(sorted(unknown))} is not among {', '.join(JOBS)}")
+    found = run_all(options)
+    failed = {name: each["error"] for name, each in found.items() if "error" in each}
+    for name, error in failed.items():
+        print(f"{name}: {error}", file=sys.stderr)
+    losses = {name: each["losses"] for name, each in found.items() if name not in failed}
+    lines, table, good = judge(losses, options.dtype) if losses else ([], {}, False)
+    good = good and not failed
     print(*lines, "parity holds" if good else "NO PARITY", sep="\n")
     if options.json:
         rule = RULES[options.dtype]._asdict()

@@ -118,6 +118,8 @@ def child(options: argparse.Namespace) -> int:
     dist.init_process_group("ucch" if ours else options.backend, timeout=timedelta(seconds=options.step_limit))
     found: dict[str, Any] = {"about": about(torch, options.ranks), "ways": {}}
     for way in options.ways.split(","):
+        if options.backend == "gloo" and WAYS[way][0]["parallel"] == "pp" and torch.cuda.is_available():
+            continue  # Gloo's messages read device memory as if it were the host's, and die
         try:
             found["ways"][way] = measure(torch, way, options)
         except Exception:

@@ -191,7 +191,11 @@ class Job:
             from torch.distributed.optim import ZeroRedundancyOptimizer
 
             return ZeroRedundancyOptimizer(self.model.parameters(), torch.optim.AdamW, **more)
-        return torch.optim.AdamW(self.model.parameters(), **more)
+        from torch.distributed.tensor import DTensor
+
+        # Tensor parallelism leaves some parameters plain, and one kernel call takes either these or DTensors.
+        kinds = [[p for p in self.model.parameters() if isinstance(p, DTensor) is kind] for kind in (False, True)]
+        return torch.optim.AdamW([{"params": parameters} for parameters in kinds if parameters], **more)
 
     # --- unequal devices ----------------------------------------------------------------------------------------------
 

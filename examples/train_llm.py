@@ -15,6 +15,7 @@ computing where they can be, and on GPUs MFU: the part of the bfloat16 FLOP/s on
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 import sysconfig
 import time
@@ -172,6 +173,8 @@ def main() -> int:
     """Train; the losses go where the options say."""
     options = arguments()
     dist.init_process_group(options.backend)
+    if torch.cuda.is_available():
+        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
     torch.set_num_threads(1)
     chosen = {field.name: getattr(options, field.name) for field in fields(Settings) if hasattr(options, field.name)}
     try:

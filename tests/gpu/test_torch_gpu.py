@@ -1,6 +1,7 @@
 """The PyTorch backend on CUDA tensors; skipped on machines without a GPU.
 
-The jobs of tests/mpi run again with ``CASES_DEVICE=cuda``, on one vendor and with a rank on the HIP runtime over CUDA.
+The jobs of tests/mpi run again with ``CASES_DEVICE=cuda``, on one vendor and with the last half of the ranks on the HIP
+runtime over CUDA; two GPUs then serve four ranks, each an NVIDIA one and an AMD one.
 """
 
 from __future__ import annotations
@@ -18,6 +19,9 @@ ROOT = Path(__file__).resolve().parents[2]
 MPI = ROOT / "tests" / "mpi"
 API, STRATEGIES = MPI / "torch_api.py", MPI / "torch_strategies.py"
 STREAMS = ROOT / "tests" / "gpu" / "torch_streams.py"
+
+#: Seconds that a job may take.
+LIMIT = float(os.environ.get("CASES_LIMIT", "280"))
 
 #: They abandon calls that a peer never makes, which a stream waits for until the device is reset.
 _UNSUITED = {"waiting_has_a_limit", "failures", "mismatches", "abort"}
@@ -38,19 +42,20 @@ def cases(script: Path) -> list[str]:
 
 @pytest.fixture(params=["one vendor", "two vendors"])
 def sides(request: pytest.FixtureRequest, hip_over_cuda: Path) -> dict[str, str]:
-    """The environment of a job's ranks; in the second one odd ranks take their GPU through the HIP runtime."""
-    env = {"PYTHONPATH": str(ROOT), "CASES_DEVICE": "cuda", "CASES_LIMIT": "280", "CUDA_MODULE_LOADING": "EAGER"}
+    """The environment of a job's ranks; in the second one the last half takes its GPUs through the HIP runtime."""
+    env = {"PYTHONPATH": str(ROOT), "CASES_DEVICE": "cuda", "CASES_LIMIT": str(LIMIT), "CUDA_MODULE_LOADING": "EAGER"}
     if request.param == "one vendor":
         return {**env, "CASES_ALONE": "1"}
-    return {**env, "CASES_ODD_HIP": str(hip_over_cuda)}
+    return {**env, "CASES_HIP": str(hip_over_cuda)}
 
 
 @pytest.mark.parametrize("script", [API, STRATEGIES, STREAMS], ids=lambda path: path.stem)
 def test_cases(mpirun: Callable[..., Any], sides: dict[str, str], script: Path) -> None:
     """Every method, every strategy, streams and memory: on two ranks, or the four that strategies want."""
-    ranks = 4 if script is STRATEGIES and gpus() >= 4 else 2
+    room = gpus() if "CASES_ALONE" in sides else 2 * gpus()  # NCCL wants a GPU for each rank of a vendor
+    ranks = 4 if script is STRATEGIES and room >= 4 else 2
     wanted = [name for name in cases(script) if name not in _UNSUITED]
-    job = mpirun(script, ranks, args=wanted, env=sides, timeout=300)
+    job = mpirun(script, ranks, args=wanted, env=sides, timeout=LIMIT + 20)
     assert re.findall(r"^ok (\w+)", job.stdout, re.M) == wanted
 
 
@@ -62,6 +67,6 @@ def test_language_model(mpirun: Callable[..., Any], tmp_path: Path, way: str) ->
         path = tmp_path / backend
         args = ["--backend", backend, "--parallel", way, "--steps", "5", "--losses", str(path)]
         env = {"PYTHONPATH": os.pathsep.join([str(ROOT)])}
-        mpirun(ROOT / "examples" / "train_llm.py", 2, args=args, env=env, timeout=150)
+        mpirun(ROOT / "examples" / "train_llm.py", 2, args=args, env=env, timeout=min(150, LIMIT))
         losses[backend] = [float(line) for line in path.read_text().split()]
     assert losses["ucch"] == pytest.approx(losses["nccl"], rel=1e-4)
