@@ -60,8 +60,8 @@ int ucch_program_coll(ucch_program *program, int step, ucch_team *team, int coll
                       ucc_datatype_t dtype, ucch_span src, ucch_span dst);
 int ucch_program_counts(ucch_program *program, int step, int dst, int n, const uint64_t *counts,
                         const uint64_t *displs);
-int ucch_program_send(ucch_program *program, int step, ucp_ep_h ep, uint64_t tag, ucch_span src);
-int ucch_program_recv(ucch_program *program, int step, ucp_worker_h worker, uint64_t tag, ucch_span dst);
+int ucch_program_send(ucch_program *program, int step, ucp_ep_h ep, uint64_t tag, ucch_span src, int window);
+int ucch_program_recv(ucch_program *program, int step, ucp_worker_h worker, uint64_t tag, ucch_span dst, int window);
 int ucch_program_local(ucch_program *program, int step, int kind, int op, int dtype, int to, ucch_span src,
                        ucch_span dst, double factor);
 int ucch_program_after(ucch_program *program, int step, int n, const int *earlier);
@@ -104,17 +104,23 @@ int ucch_recv(ucch_message *message, ucp_worker_h worker, void *buffer, size_t b
               int mem_type, double timeout);
 int ucch_recv_matched(ucch_message *message, ucp_worker_h worker, void *buffer, size_t bytes, ucp_tag_message_h matched,
                       int mem_type, double timeout);
-int ucch_probe(ucp_worker_h worker, uint64_t tag, uint64_t mask, int remove, uint64_t *sender_tag, size_t *bytes,
-               ucp_tag_message_h *matched);
 void ucch_message_info(ucch_message *message, uint64_t *sender_tag, size_t *bytes);
 void ucch_message_cancel(ucch_message *message);
 void ucch_message_watch(ucch_message *message, ucch_board *board, int peer);
 int ucch_message_held(ucch_message *message);
-void ucch_discard(ucp_worker_h worker, ucp_tag_message_h matched);
-int ucch_discard_all(ucp_worker_h worker, uint64_t tag, uint64_t mask);
 ucp_ep_h ucch_ep_new(ucp_worker_h worker, const void *address, int *status);
 int ucch_ep_close(ucp_worker_h worker, ucp_ep_h ep, double timeout);
 void ucch_worker_use(ucp_worker_h worker, int on);
+
+/* ---- token.c: messages through windows, and what looks at messages before they are received ---- */
+int ucch_offer(ucch_message *message, ucp_worker_h worker, ucp_ep_h ep, const void *data, size_t bytes, uint64_t tag,
+               int on_device, double timeout);
+void ucch_message_tokens(ucch_message *message, void *data, size_t bytes, int on_device);
+int ucch_message_moved(ucch_message *message);
+int ucch_probe(ucp_worker_h worker, uint64_t tag, uint64_t mask, int remove, uint64_t *sender_tag, size_t *bytes,
+               ucp_tag_message_h *matched);
+void ucch_discard(ucp_worker_h worker, ucp_tag_message_h matched);
+int ucch_discard_all(ucp_worker_h worker, uint64_t tag, uint64_t mask);
 
 /* ---- rma.c: one-sided transfers ---- */
 int ucch_put(ucp_ep_h ep, const void *buffer, size_t bytes, uint64_t address, ucp_rkey_h rkey, int mem_type);

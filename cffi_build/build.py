@@ -20,6 +20,7 @@ SOURCES = (
     "run.c",
     "launch.c",
     "message.c",
+    "token.c",
     "rma.c",
     "board.c",
     "local.c",
@@ -29,6 +30,7 @@ SOURCES = (
     "device_hip.c",
     "device_work.c",
     "device_gate.c",
+    "window.c",
 )
 
 

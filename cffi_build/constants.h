@@ -43,6 +43,9 @@
 #define UCCH_DIED 2
 #define UCCH_ALL_PEERS -1
 
+/* The bit of a tag that says that a token for the data comes, and where it is. */
+#define UCCH_TOKEN_BIT 50
+
 #define UCCH_LABEL_BYTES 48
 
 /* Bytes before the first event of a timeline. */

@@ -51,6 +51,8 @@ ucch_work *ucch_work_new(void);
 void ucch_work_free(ucch_work *work);
 int ucch_work_begin_locked(ucch_work *work, const ucch_task *task);
 int ucch_work_poll_locked(ucch_work *work);
+int ucch_work_copy(int way, void *dst, const void *src, size_t bytes);
+int ucch_work_mark(int way, void **event);
 
 /* The way in and out of a stream-ordered call: an event on its stream, and the flag that holds the stream. */
 typedef struct ucch_gate {

@@ -34,6 +34,11 @@ size_t ucch_pool_bytes(int pinned, int trim);
 void *ucch_pool_take(int pinned, size_t bytes, const void *owner, int may_add);
 void ucch_pool_give(void *memory);
 
+/* ---- window.c: shared memory that devices of several vendors copy to and from ---- */
+int ucch_window_own(size_t bytes);
+int ucch_window_open(int pid, int file, size_t bytes);
+int ucch_windows_pin(void);
+
 /* ---- program.c, on device memory ---- */
 int ucch_program_device(ucch_program *program, size_t pinned);
 int ucch_program_start_on(ucch_program *program, void *send, void *recv, double timeout, void *stream, int ordered);

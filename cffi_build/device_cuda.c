@@ -22,6 +22,7 @@ typedef uint64_t address; /* CUdeviceptr */
     X(cuMemFree, "cuMemFree_v2", (address), 1)                                                                         \
     X(cuMemHostAlloc, "cuMemHostAlloc", (void **, size_t, unsigned), 1)                                                \
     X(cuMemFreeHost, "cuMemFreeHost", (void *), 1)                                                                     \
+    X(cuMemHostRegister, "cuMemHostRegister_v2", (void *, size_t, unsigned), 1)                                        \
     X(cuMemcpyAsync, "cuMemcpyAsync", (address, address, size_t, void *), 1)                                           \
     X(cuStreamCreate, "cuStreamCreate", (void **, unsigned), 1)                                                        \
     X(cuStreamDestroy, "cuStreamDestroy_v2", (void *), 1)                                                              \
@@ -125,6 +126,10 @@ static int cuda_pinned(void **where, size_t bytes) {
 
 static int cuda_unpin(void *where) {
     return cu.cuMemFreeHost(where);
+}
+
+static int cuda_host_register(void *where, size_t bytes) {
+    return cu.cuMemHostRegister(where, bytes, HOST_PORTABLE_MAPPED);
 }
 
 /* Words come out of pages, one to a cache line, and are never given back. */

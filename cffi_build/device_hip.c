@@ -18,6 +18,7 @@
     X(hipFree, (void *), 1)                                                                                            \
     X(hipHostMalloc, (void **, size_t, unsigned), 1)                                                                   \
     X(hipHostFree, (void *), 1)                                                                                        \
+    X(hipHostRegister, (void *, size_t, unsigned), 1)                                                                  \
     X(hipExtMallocWithFlags, (void **, size_t, unsigned), 0)                                                           \
     X(hipMemcpyAsync, (void *, const void *, size_t, int, void *), 1)                                                  \
     X(hipStreamCreateWithFlags, (void **, unsigned), 1)                                                                \
@@ -128,6 +129,10 @@ static int hip_pinned(void **where, size_t bytes) {
 
 static int hip_unpin(void *where) {
     return hip.hipHostFree(where);
+}
+
+static int hip_host_register(void *where, size_t bytes) {
+    return hip.hipHostRegister(where, bytes, HOST_PORTABLE_MAPPED);
 }
 
 /* Streams can only wait on signal memory. */

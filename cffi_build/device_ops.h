@@ -17,6 +17,7 @@ DEVICE(alloc, (void **address, size_t bytes))
 DEVICE(release, (void *address))
 DEVICE(pinned, (void **address, size_t bytes))
 DEVICE(unpin, (void *address))
+DEVICE(host_register, (void *address, size_t bytes))                 /* pin memory that somebody else made */
 DEVICE(flag, (void **word))                                          /* 4 bytes, 0, that host and streams see */
 DEVICE(unflag, (void *word))
 DEVICE(copy, (void *dst, const void *src, size_t bytes, void *stream))

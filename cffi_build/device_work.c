@@ -8,7 +8,8 @@
 /* Bytes of the wider operand that one piece of arithmetic takes. */
 #define PIECE ((uint64_t)4 << 20)
 
-enum { TO_HOST, TO_DEVICE, ACROSS, LANES };
+/* As many as ways to copy. */
+#define LANES (UCCH_ACROSS + 1)
 enum { IDLE, MOVING, COMING, GOING };
 
 struct ucch_work {
@@ -48,22 +49,26 @@ void ucch_work_reserve(void) {
         lane(which, &stream);
 }
 
-static int copy(int which, void *dst, const void *src, size_t bytes) {
+/* Queue a copy that goes this way, behind all others that do. */
+int ucch_work_copy(int way, void *dst, const void *src, size_t bytes) {
     void *stream;
-    int status = lane(which, &stream);
+    int status = lane(way, &stream);
     return status ? status : ucch_device_fail(ucch_bound_ops()->copy(dst, src, bytes, stream), "copy");
 }
 
-static int mark(ucch_work *w, int which, int phase) {
+/* Record an event, made at first use, behind what was queued this way. */
+int ucch_work_mark(int way, void **event) {
     const device_ops *ops = ucch_bound_ops();
     void *stream;
-    int status = lane(which, &stream);
-    if (!status && !w->event)
-        status = ucch_device_fail(ops->event_new(&w->event), "event");
-    if (!status)
-        status = ucch_device_fail(ops->event_record(w->event, stream), "record");
+    int status = lane(way, &stream);
+    if (!status && !*event)
+        status = ucch_device_fail(ops->event_new(event), "event");
+    return status ? status : ucch_device_fail(ops->event_record(*event, stream), "record");
+}
+
+static int mark(ucch_work *w, int way, int phase) {
     w->phase = phase;
-    return status;
+    return ucch_work_mark(way, &w->event);
 }
 
 static int reads_source(const ucch_task *t) {
@@ -81,10 +86,10 @@ static int fetch(ucch_work *w) {
     w->now = left < PIECE / wide ? left : PIECE / wide;
     int status = 0;
     if (reads_source(t))
-        status = copy(TO_HOST, w->one, t->src + w->done * t->src_bytes, w->now * t->src_bytes);
+        status = ucch_work_copy(UCCH_TO_HOST, w->one, t->src + w->done * t->src_bytes, w->now * t->src_bytes);
     if (!status && reads_target(t))
-        status = copy(TO_HOST, w->two, t->dst + w->done * t->dst_bytes, w->now * t->dst_bytes);
-    return status ? status : mark(w, TO_HOST, COMING);
+        status = ucch_work_copy(UCCH_TO_HOST, w->two, t->dst + w->done * t->dst_bytes, w->now * t->dst_bytes);
+    return status ? status : mark(w, UCCH_TO_HOST, COMING);
 }
 
 static int compute(ucch_work *w) {
@@ -106,8 +111,8 @@ static int send_back(ucch_work *w) {
     const ucch_task *t = &w->task;
     int status = compute(w);
     if (!status)
-        status = copy(TO_DEVICE, t->dst + w->done * t->dst_bytes, w->two, w->now * t->dst_bytes);
-    return status ? status : mark(w, TO_DEVICE, GOING);
+        status = ucch_work_copy(UCCH_TO_DEVICE, t->dst + w->done * t->dst_bytes, w->two, w->now * t->dst_bytes);
+    return status ? status : mark(w, UCCH_TO_DEVICE, GOING);
 }
 
 static void release_locked(ucch_work *w) {
@@ -130,9 +135,8 @@ int ucch_work_begin_locked(ucch_work *w, const ucch_task *task) {
     if (!task->count || (task->kind == UCCH_COPY && task->src == task->dst))
         return 0;
     if (task->kind == UCCH_COPY && !overlap(task)) {
-        int which = task->way == UCCH_TO_HOST ? TO_HOST : task->way == UCCH_TO_DEVICE ? TO_DEVICE : ACROSS;
-        int status = copy(which, task->dst, task->src, task->count * task->src_bytes);
-        return status ? status : mark(w, which, MOVING);
+        int status = ucch_work_copy(task->way, task->dst, task->src, task->count * task->src_bytes);
+        return status ? status : mark(w, task->way, MOVING);
     }
     w->one = ucch_pool_take(1, PIECE, NULL, 1);
     w->two = ucch_pool_take(1, PIECE, NULL, 1);

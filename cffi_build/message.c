@@ -1,31 +1,18 @@
-/* Tagged point-to-point messages over UCP. */
+/* Tagged point-to-point messages over UCP: their data, or a token for data that waits in a window (window.c). */
 #include <sched.h>
 #include <stdlib.h>
+#include <string.h>
 
-#include "ucch.h"
+#include "message.h"
 
 #define ATTR_CALLBACK 0x2
 #define ATTR_USER_DATA 0x4
-#define ATTR_DATATYPE 0x8
 #define ATTR_MEMORY_TYPE 0x40
 #define ATTR_RECV_INFO 0x80
-#define BYTES 8 /* ucp_dt_make_contig(1) */
 #define UCS_TRUNCATED (-9)
 #define UCS_CANCELED (-16)
-#define UCS_OK 0
-#define IS_STATUS(p) ((uintptr_t)(p) >= (uintptr_t)-100)
 /* Seconds for which a receive goes on hoping after its sender has ended well: what it sent may still be on its way. */
 #define LEFT_GRACE_S 5
-
-struct ucch_message {
-    ucch_op op;
-    ucp_worker_h worker;
-    void *request;
-    ucp_tag_recv_info_t info;
-    ucch_board *board; /* whose slot `peer` says how the other side is; NULL = not known */
-    int peer;
-    double left; /* when the peer was first seen to have ended; 0 = not yet */
-};
 
 ucch_message *ucch_message_new(void) {
     ucch_message *m = calloc(1, sizeof(*m));
@@ -35,6 +22,7 @@ ucch_message *ucch_message_new(void) {
 }
 
 void ucch_message_free(ucch_message *m) {
+    ucch_transfer_free(m->transfer);
     free(m);
 }
 
@@ -42,7 +30,7 @@ ucch_op *ucch_message_op(ucch_message *m) {
     return &m->op;
 }
 
-static void complete_locked(ucch_message *m, int status) {
+void ucch_message_end_locked(ucch_message *m, int status) {
     if (m->op.state != UCCH_ACTIVE)
         return;
     if (status == UCS_TRUNCATED)
@@ -56,26 +44,69 @@ static void sent(void *request, ucs_status_t status, void *data) {
     ucp_request_free(request);
     ucch_message *m = data;
     m->request = NULL;
-    complete_locked(m, status);
+    ucch_message_end_locked(m, status);
+}
+
+/* Where libucp is to put what comes in: a token needs its room, however little the caller has. */
+void *ucch_message_landing(ucch_message *m, void *buffer, size_t *bytes) {
+    m->landing = buffer;
+    m->landing_room = *bytes;
+    m->moving = m->moved = 0;
+    if (!m->tokens || *bytes >= sizeof(m->token))
+        return buffer;
+    *bytes = sizeof(m->token);
+    return &m->token;
+}
+
+static void arrived_locked(ucch_message *m, int status) {
+    if (m->tokens && !status) {
+        int is_short = m->landing_room < sizeof(m->token);
+        if (m->info.sender_tag & UCCH_TOKEN_TAG) {
+            if (!is_short)
+                memcpy(&m->token, m->landing, sizeof(m->token));
+            status = ucch_token_arrived_locked(m);
+            if (!status)
+                return;
+        } else if (is_short && m->info.length > m->landing_room)
+            status = UCS_TRUNCATED;
+        else if (is_short)
+            memcpy(m->landing, &m->token, m->info.length);
+    }
+    ucch_message_end_locked(m, status);
 }
 
 static void received(void *request, ucs_status_t status, const ucp_tag_recv_info_t *info, void *data) {
     ucch_message *m = data;
     m->info = *info;
-    sent(request, status, data);
+    ucp_request_free(request);
+    m->request = NULL;
+    if (m->op.state == UCCH_ACTIVE)
+        arrived_locked(m, status);
 }
 
-static int begun_locked(ucch_message *m, void *p) {
-    if (p == NULL)
-        complete_locked(m, UCS_OK);
-    else if (IS_STATUS(p))
-        complete_locked(m, (int)(intptr_t)p);
-    else if (m->op.state == UCCH_ACTIVE)
-        m->request = p;
+static int settled(ucch_message *m) {
     return m->op.state == UCCH_FAILED ? m->op.error.status : 0;
 }
 
-static ucp_request_param_t params(ucch_message *m, void *callback, int mem_type) {
+int ucch_message_begun_locked(ucch_message *m, void *p) {
+    if (p == NULL)
+        ucch_message_end_locked(m, UCS_OK);
+    else if (IS_STATUS(p))
+        ucch_message_end_locked(m, (int)(intptr_t)p);
+    else if (m->op.state == UCCH_ACTIVE)
+        m->request = p;
+    return settled(m);
+}
+
+/* As above, of a receive. */
+static int posted_locked(ucch_message *m, void *p) {
+    if (p != NULL)
+        return ucch_message_begun_locked(m, p);
+    arrived_locked(m, UCS_OK);
+    return settled(m);
+}
+
+ucp_request_param_t ucch_message_params(ucch_message *m, void *callback, int mem_type) {
     ucp_request_param_t p = {
         .op_attr_mask = ATTR_CALLBACK | ATTR_USER_DATA | ATTR_DATATYPE | ATTR_MEMORY_TYPE,
         .cb = callback,
@@ -90,59 +121,68 @@ int ucch_send(ucch_message *m, ucp_worker_h worker, ucp_ep_h ep, const void *buf
               int mem_type, int sync, double timeout) {
     if (m->op.state == UCCH_ACTIVE)
         return UCCH_FAIL_BUSY;
-    ucp_request_param_t p = params(m, sent, mem_type);
+    ucp_request_param_t p = ucch_message_params(m, sent, mem_type);
     m->worker = worker;
     m->request = NULL;
     m->left = 0;
     m->info = (ucp_tag_recv_info_t){tag, bytes};
     ucch_lock();
     ucch_op_begin_locked(&m->op, timeout);
-    int status = begun_locked(m, sync ? ucp_tag_send_sync_nbx(ep, buffer, bytes, tag, &p)
-                                      : ucp_tag_send_nbx(ep, buffer, bytes, tag, &p));
+    int status = ucch_message_begun_locked(m, sync ? ucp_tag_send_sync_nbx(ep, buffer, bytes, tag, &p)
+                                                   : ucp_tag_send_nbx(ep, buffer, bytes, tag, &p));
     ucch_unlock();
     return status;
 }
 
 int ucch_message_send_locked(ucch_message *m, ucp_ep_h ep, const void *buffer, size_t bytes, uint64_t tag,
                              int mem_type) {
-    ucp_request_param_t p = params(m, sent, mem_type);
+    ucp_request_param_t p = ucch_message_params(m, sent, mem_type);
     m->request = NULL;
     ucch_op_begin_locked(&m->op, 0);
-    return begun_locked(m, ucp_tag_send_nbx(ep, buffer, bytes, tag, &p));
+    return ucch_message_begun_locked(m, ucp_tag_send_nbx(ep, buffer, bytes, tag, &p));
 }
 
 int ucch_message_flush_locked(ucch_message *m, ucp_ep_h ep, double timeout) {
-    ucp_request_param_t p = params(m, sent, 0);
+    ucp_request_param_t p = ucch_message_params(m, sent, 0);
     p.op_attr_mask = ATTR_CALLBACK | ATTR_USER_DATA;
     m->request = NULL;
     m->left = 0;
     ucch_op_begin_locked(&m->op, timeout);
-    return begun_locked(m, ucp_ep_flush_nbx(ep, &p));
+    return ucch_message_begun_locked(m, ucp_ep_flush_nbx(ep, &p));
+}
+
+static ucp_request_param_t receive_params(ucch_message *m, int mem_type) {
+    ucp_request_param_t p = ucch_message_params(m, received, mem_type);
+    p.op_attr_mask |= ATTR_RECV_INFO; /* filled when the receive completes on the spot, without a callback */
+    p.recv_info = &m->info;
+    return p;
 }
 
 int ucch_message_recv_locked(ucch_message *m, ucp_worker_h worker, void *buffer, size_t bytes, uint64_t tag,
                              int mem_type) {
-    ucp_request_param_t p = params(m, received, mem_type);
+    ucp_request_param_t p = receive_params(m, mem_type);
     m->worker = worker;
     m->request = NULL;
     ucch_op_begin_locked(&m->op, 0);
-    return begun_locked(m, ucp_tag_recv_nbx(worker, buffer, bytes, tag, ~(uint64_t)0, &p));
+    void *landing = ucch_message_landing(m, buffer, &bytes);
+    return posted_locked(m, ucp_tag_recv_nbx(worker, landing, bytes, tag, ~(uint64_t)0, &p));
 }
 
 static int receive(ucch_message *m, ucp_worker_h worker, void *buffer, size_t bytes, uint64_t tag, uint64_t mask,
                    ucp_tag_message_h matched, int mem_type, double timeout) {
     if (m->op.state == UCCH_ACTIVE)
         return UCCH_FAIL_BUSY;
-    ucp_request_param_t p = params(m, received, mem_type);
-    p.op_attr_mask |= ATTR_RECV_INFO; /* filled when the receive completes on the spot, without a callback */
-    p.recv_info = &m->info;
+    ucp_request_param_t p = receive_params(m, mem_type);
     m->worker = worker;
     m->request = NULL;
     m->left = 0;
     ucch_lock();
     ucch_op_begin_locked(&m->op, timeout);
-    int status = begun_locked(m, matched ? ucp_tag_msg_recv_nbx(worker, buffer, bytes, matched, &p)
-                                         : ucp_tag_recv_nbx(worker, buffer, bytes, tag, mask, &p));
+    void *landing = ucch_message_landing(m, buffer, &bytes);
+    int status = ucch_token_found_locked(m, tag, mask, matched)
+                     ? settled(m)
+                     : posted_locked(m, matched ? ucp_tag_msg_recv_nbx(worker, landing, bytes, matched, &p)
+                                                : ucp_tag_recv_nbx(worker, landing, bytes, tag, mask, &p));
     ucch_unlock();
     return status;
 }
@@ -157,51 +197,9 @@ int ucch_recv_matched(ucch_message *m, ucp_worker_h worker, void *buffer, size_t
     return receive(m, worker, buffer, bytes, 0, 0, matched, mem_type, timeout);
 }
 
-int ucch_probe(ucp_worker_h worker, uint64_t tag, uint64_t mask, int remove, uint64_t *sender_tag, size_t *bytes,
-               ucp_tag_message_h *matched) {
-    ucp_tag_recv_info_t info = {0, 0};
-    ucch_lock();
-    ucp_worker_progress(worker);
-    *matched = ucp_tag_probe_nb(worker, tag, mask, remove, &info);
-    ucch_unlock();
-    *sender_tag = info.sender_tag;
-    *bytes = info.length;
-    return *matched != NULL;
-}
-
 void ucch_message_info(ucch_message *m, uint64_t *sender_tag, size_t *bytes) {
     *sender_tag = m->info.sender_tag;
     *bytes = m->info.length;
-}
-
-/* Receive a probed message into nothing: its sender must not wait for ever. */
-static void discard_locked(ucp_worker_h worker, ucp_tag_message_h matched) {
-    ucp_request_param_t p = {.op_attr_mask = ATTR_DATATYPE, .datatype = BYTES};
-    void *request = ucp_tag_msg_recv_nbx(worker, NULL, 0, matched, &p);
-    if (request && !IS_STATUS(request))
-        ucp_request_free(request);
-}
-
-void ucch_discard(ucp_worker_h worker, ucp_tag_message_h matched) {
-    ucch_lock();
-    discard_locked(worker, matched);
-    ucch_unlock();
-}
-
-/* Throw away what has arrived under such tags and was never received; returns how many messages that were. */
-int ucch_discard_all(ucp_worker_h worker, uint64_t tag, uint64_t mask) {
-    ucp_tag_recv_info_t info;
-    ucp_tag_message_h matched;
-    int n = 0;
-    ucch_lock();
-    ucp_worker_progress(worker);
-    while ((matched = ucp_tag_probe_nb(worker, tag, mask, 1, &info)) != NULL) {
-        discard_locked(worker, matched);
-        n++;
-    }
-    ucp_worker_progress(worker); /* what tells the senders so */
-    ucch_unlock();
-    return n;
 }
 
 /* Let a message fail when its peer is gone. `peer` is a slot of the board, UCCH_ALL_PEERS for a receive from anyone
@@ -230,6 +228,11 @@ int ucch_message_check_locked(ucch_message *m, double now) {
 int ucch_message_held(ucch_message *m) {
     ucch_lock();
     int held = m->op.state == UCCH_ACTIVE || m->request != NULL;
+    if (!held && m->transfer) {
+        int before = ucch_device_enter();
+        held = ucch_transfer_busy_locked(m->transfer);
+        ucch_device_leave(before);
+    }
     ucch_unlock();
     return held;
 }
@@ -237,6 +240,11 @@ int ucch_message_held(ucch_message *m) {
 /* A receive is taken out of the matching queue; a send stays libucp's until its endpoint closes, and the callback then
  * finds the message no longer active. The owner keeps message and buffer alive (Python never frees abandoned ones). */
 void ucch_message_abandon_locked(ucch_message *m) {
+    if (m->moving) {
+        ucch_transfer_abort_locked(m->transfer);
+        m->moving = 0;
+        ucch_message_end_locked(m, UCS_CANCELED);
+    }
     if (m->request)
         ucp_request_cancel(m->worker, m->request);
 }

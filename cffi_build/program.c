@@ -146,7 +146,7 @@ int ucch_program_counts(ucch_program *p, int step, int dst, int n, const uint64_
     return 0;
 }
 
-int ucch_program_send(ucch_program *p, int step, ucp_ep_h ep, uint64_t tag, ucch_span src) {
+int ucch_program_send(ucch_program *p, int step, ucp_ep_h ep, uint64_t tag, ucch_span src, int window) {
     ucch_step *s = step_at(p, step);
     if (!s || !(s->message = ucch_message_new()))
         return s ? UCCH_FAIL_MEMORY : UCCH_FAIL_ARGUMENT;
@@ -154,10 +154,11 @@ int ucch_program_send(ucch_program *p, int step, ucp_ep_h ep, uint64_t tag, ucch
     s->ep = ep;
     s->tag = tag;
     s->src = src;
+    s->window = window;
     return 0;
 }
 
-int ucch_program_recv(ucch_program *p, int step, ucp_worker_h worker, uint64_t tag, ucch_span dst) {
+int ucch_program_recv(ucch_program *p, int step, ucp_worker_h worker, uint64_t tag, ucch_span dst, int window) {
     ucch_step *s = step_at(p, step);
     if (!s || !(s->message = ucch_message_new()))
         return s ? UCCH_FAIL_MEMORY : UCCH_FAIL_ARGUMENT;
@@ -165,6 +166,7 @@ int ucch_program_recv(ucch_program *p, int step, ucp_worker_h worker, uint64_t t
     s->worker = worker;
     s->tag = tag;
     s->dst = dst;
+    s->window = window;
     return 0;
 }
 

@@ -31,6 +31,7 @@ struct ucch_step {
     uint64_t tag;
     uint64_t event; /* of the timeline */
     int op, dtype, to;
+    int window; /* the message's data goes through one */
     double factor;
 };
 

@@ -118,6 +118,8 @@ static int progress_locked(void) {
         next = op->next;
         if (op->kind == UCCH_IS_PROGRAM)
             moved += ucch_program_advance_locked((ucch_program *)op);
+        else if (op->kind == UCCH_IS_MESSAGE)
+            moved += ucch_message_pump_locked((ucch_message *)op);
     }
     if (ucch_launches())
         moved += ucch_launches_poll_locked();

@@ -88,10 +88,14 @@ static int post_message(ucch_program *p, ucch_step *s) {
     ucch_span *span = s->kind == STEP_SEND ? &s->src : &s->dst;
     /* Successive calls of a program must not take each other's messages. */
     uint64_t tag = s->tag | (p->op.error.seq & 0x7fff) << 16;
-    int mem_type = p->mem_type[span->base];
-    int status = s->kind == STEP_SEND
-                     ? ucch_message_send_locked(s->message, s->ep, address(p, span), span->count, tag, mem_type)
-                     : ucch_message_recv_locked(s->message, s->worker, address(p, span), span->count, tag, mem_type);
+    char *at = address(p, span);
+    int mem_type = p->mem_type[span->base], sends = s->kind == STEP_SEND, status;
+    if (s->window)
+        status = sends ? ucch_message_offer_locked(s->message, s->ep, at, span->count, tag, p->on_device, 0)
+                       : ucch_message_expect_locked(s->message, s->worker, at, span->count, tag, p->on_device);
+    else
+        status = sends ? ucch_message_send_locked(s->message, s->ep, at, span->count, tag, mem_type)
+                       : ucch_message_recv_locked(s->message, s->worker, at, span->count, tag, mem_type);
     s->state = POSTED;
     return status;
 }

@@ -56,6 +56,11 @@ int ucch_message_send_locked(ucch_message *m, ucp_ep_h ep, const void *buffer, s
 int ucch_message_flush_locked(ucch_message *m, ucp_ep_h ep, double timeout);
 int ucch_message_recv_locked(ucch_message *m, ucp_worker_h worker, void *buffer, size_t bytes, uint64_t tag,
                              int mem_type);
+int ucch_message_offer_locked(ucch_message *m, ucp_ep_h ep, const void *data, size_t bytes, uint64_t tag, int on_device,
+                              double timeout);
+int ucch_message_expect_locked(ucch_message *m, ucp_worker_h worker, void *data, size_t bytes, uint64_t tag,
+                               int on_device);
+int ucch_message_pump_locked(ucch_message *m);
 void ucch_board_own_label(ucch_board *board, uint64_t seq, char *label);
 void ucch_board_blame(ucch_board *board, ucch_op *op);
 int ucch_launches(void);

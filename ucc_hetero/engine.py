@@ -5,7 +5,7 @@ The program runs in C (``cffi_build/program.c``); from start to completion no Py
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from functools import partial
 from itertools import accumulate
 from typing import Any
@@ -20,6 +20,7 @@ from .teams import Teams
 from .timeline import Note, describe, recording
 from .ucc import status_name
 from .ucc_enums import Coll, CollFlag
+from .windows import LEAST
 
 __all__ = ["Program", "lower"]
 
@@ -72,25 +73,35 @@ def lower(
     tag: int,
     label: str,
     staged: tuple[str, ...] = (),
+    windows: Container[int] = (),
 ) -> Program:
     """Make this rank's program of ``plan``; creates the teams that are new (collective among their members).
 
     ``tag`` is the communicator's part of a message tag, ``label`` what the board shows of the call. ``staged`` names
-    the links over which device memory goes through the host.
+    the links over which device memory goes through the host, ``windows`` the ranks to which messages then go through
+    shared memory.
     """
-    return _Lower(plan, rank, what, teams, board, tag, staged).program(label)
+    return _Lower(plan, rank, what, teams, board, tag, staged, windows).program(label)
 
 
 class _Lower:
     """One lowering in progress."""
 
     def __init__(
-        self, plan: Plan, rank: int, what: Lowering, teams: Teams, board: Board, tag: int, staged: tuple[str, ...]
+        self,
+        plan: Plan,
+        rank: int,
+        what: Lowering,
+        teams: Teams,
+        board: Board,
+        tag: int,
+        staged: tuple[str, ...],
+        windows: Container[int],
     ) -> None:
         self.plan, self.rank, self.what, self.teams, self.board, self.tag = plan, rank, what, teams, board, tag
         self.at = Placement(plan, rank, what)
         #: Links that take host memory only; the call's data is on a device.
-        self.staged = staged
+        self.staged, self.windows = staged, windows
         self.mirrors = Mirrors(self.at.itemsize, self.at.code)
         self.mirroring = False
         #: Whether steps of our own compute, or move what overlaps.
@@ -106,7 +117,7 @@ class _Lower:
         self.packed = {i: at.packing(s, m) for i, (_, _, m, s) in enumerate(steps) if s.kind == "reduce_scatter"}
         if self.staged:
             for i, (_, _, member, step) in enumerate(steps):
-                if step.link in self.staged:
+                if self._by_host(step, member):
                     self.mirrors.add([*self._reads(step, member, self.packed.get(i, ())), *self._writes(step, member)])
             self.mirrors.settle()
         before = [self._add(self._copy("enter", local), [], self._local, local) for local in at.before]
@@ -183,7 +194,7 @@ class _Lower:
                 self._add(self._copy("pack", local, fragment, stage), earlier, self._local, local) for local in packed
             ]
             made = [*ready]
-            staged = step.link in self.staged
+            staged = self._by_host(step, member)
             if staged:
                 for local in self.mirrors.copies(self._reads(step, member, packed), down=True):
                     # Two steps of a stage may read one region; it is fetched once.
@@ -206,6 +217,17 @@ class _Lower:
                 ]
             stages.setdefault((fragment, stage), []).extend(made)
         return list(range(len(self.steps)))
+
+    def _by_window(self, step: Step, member: int) -> bool:
+        """Whether a step is a message through shared memory; alike at both ends."""
+        if step.kind != "message" or step.link not in self.staged or step.ranks[1 - member] not in self.windows:
+            return False
+        data = step.src[0] if member == 0 else step.dst[1]
+        return isinstance(data, Region) and data.count * self.at.itemsize >= LEAST
+
+    def _by_host(self, step: Step, member: int) -> bool:
+        """Whether a step works on mirrors of device memory."""
+        return step.link in self.staged and not self._by_window(step, member)
 
     def _step(
         self, step: Step, member: int, packed: Sequence[Local], ordinal: int
@@ -274,12 +296,12 @@ class _Lower:
         assert isinstance(region, Region)
         base, offset, count = self._span(region)
         span = (base, offset, count * self.at.itemsize)
-        job = self.teams.job
+        job, window = self.teams.job, self._by_window(step, member)
         if member == 0:
             endpoint = job.process.endpoint(job.facts[self.teams.members[receiver]])
-            self._check(lib.ucch_program_send(handle, i, endpoint.handle, tag, span))
+            self._check(lib.ucch_program_send(handle, i, endpoint.handle, tag, span, window))
         else:
-            self._check(lib.ucch_program_recv(handle, i, job.process.worker.handle, tag, span))
+            self._check(lib.ucch_program_recv(handle, i, job.process.worker.handle, tag, span, window))
 
     def _coll(self, handle: Any, i: int, step: Step, member: int, packed: Sequence[Local]) -> None:
         src, dst = step.src[member], step.dst[member]

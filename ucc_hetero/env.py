@@ -71,6 +71,13 @@ def _count(text: str) -> int:
     return int(value)
 
 
+def _window(text: str) -> int:
+    value = parse_size(text)
+    if value and not 2 << 20 <= value <= 1 << 40:
+        raise ValueError(f"{text!r} is neither 0 nor at least 2M")
+    return int(value)
+
+
 def _choice(*words: str) -> Callable[[str], str]:
     def parse(text: str) -> str:
         word = text.strip().lower()
@@ -154,6 +161,13 @@ _VARIABLES = (
         "auto",
         "How device memory crosses a bridge: as measured, by UCX itself, or through pinned host buffers.",
         "auto|direct|staged",
+    ),
+    Variable(
+        "WINDOW",
+        _window,
+        64 << 20,
+        "Shared pinned memory of each rank on a host whose devices are of several islands; 0: none.",
+        "bytes",
     ),
     Variable("UCC_LIB", str, "", "The libucc.so.1 to load.", "path"),
     Variable("UCX_DIR", str, "", "The directory whose libucp.so.0 and its family are loaded.", "path"),

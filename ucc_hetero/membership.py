@@ -24,6 +24,7 @@ from .topology import Topology, levels_of, link_weights
 from .tune import check_table
 from .turns import turn
 from .types import OPS
+from .windows import join
 
 __all__ = ["Membership"]
 
@@ -68,7 +69,10 @@ class Membership:
         self.bare = Topology.group(vendors, hosts, (), levels)
         speeds = link_weights(hosts, [f.link_speed for f in self.facts])
         weighted = Topology.group(vendors, hosts, speeds, levels)
-        self.topology, self.tuning = agreed(self.bare, weighted, env.get("TUNE"), self._table, path, plain=plain)
+        self.windows = join(mpi, self.bare, self.facts, self.runtime)
+        self.topology, self.tuning = agreed(
+            self.bare, weighted, env.get("TUNE"), self._table, path, plain=plain, windows=self.windows.whole
+        )
         island = self.topology.islands[self.topology.island_of[self.rank]]
         self.device = Device.of(self.rank, island.ranks, self.facts, self.runtime)
         self.job = job.job_of(mpi, self.facts, vendors)

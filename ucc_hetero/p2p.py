@@ -21,13 +21,15 @@ from .runner import Runner
 from .status import set_status
 from .ucc_enums import MemType
 from .ucx import status_name
+from .windows import LEAST
 
 __all__ = ["Messages", "Transfer", "source_and_tag"]
 
-#: Bits of a UCX tag, high to low: communicator (12), program message or not (1), source rank (20), MPI tag (31).
+#: Bits of a UCX tag, high to low: communicator (12), program message or not (1), token or data (1; ``UCCH_TOKEN_BIT``),
+#: source rank (19), MPI tag (31).
 _SOURCE_SHIFT, _COMM_SHIFT = 31, 52
 _TAG_MASK = (1 << 31) - 1
-_SOURCE_MASK = ((1 << 20) - 1) << _SOURCE_SHIFT
+_SOURCE_MASK = ((1 << 19) - 1) << _SOURCE_SHIFT
 _COMM_MASK = ((1 << 13) - 1) << (_COMM_SHIFT - 1)
 
 #: Sends that ended for us (by timeout, by Ctrl-C) while libucp still reads their memory.
@@ -37,7 +39,7 @@ _held: deque[Transfer] = deque()
 class Transfer:
     """One message: its native side, the memory that it uses, and what to say of it."""
 
-    __slots__ = ("bounce", "buffer", "handle", "op", "original", "peer", "sync", "tag", "what")
+    __slots__ = ("bounce", "buffer", "handle", "op", "original", "peer", "sync", "tag", "what", "window")
 
     def __init__(self, what: str, original: Buffer, peer: int, tag: int, bounce: Bounce | None = None) -> None:
         self.handle = ffi.gc(lib.ucch_message_new(), lib.ucch_message_free)
@@ -48,6 +50,8 @@ class Transfer:
         self.bounce = bounce
         self.buffer = self._staged()
         self.sync = False
+        #: A send by way of shared pinned memory, which its receiver is told of.
+        self.window = False
 
     def _staged(self) -> Buffer:
         if self.bounce is None:
@@ -66,7 +70,7 @@ class Transfer:
         """Bring what was received to the caller's memory."""
         if self.bounce is None:
             unpack(self.buffer, self.original)
-        else:
+        elif not lib.ucch_message_moved(self.handle):
             self.bounce.up(self.buffer, self.original, self.envelope()[2])
 
     def envelope(self) -> tuple[int, int, int]:
@@ -100,6 +104,8 @@ class Messages:
         #: Device memory always goes by way of the host: so wanted, or this libucp cannot move it.
         mine = runner.members.facts[runner.rank].device_memory
         self._detour = runner.members.tuning.path == "staged" or (mine and mine not in self._movable)
+        #: Ranks that messages from or to device memory reach through shared pinned memory.
+        self._windows = runner.members.windows.peers
         self._crowded = crowded_hosts(runner.members.topology, runner.members.facts)
         self._bounce: Bounce | None = None
         board = runner.members.board
@@ -174,8 +180,10 @@ class Messages:
         self.usable()
         self.check("dest", dest, tag)
         source = as_buffer(buf, writable=False, argument="buf", rank=self.rank, pointer_vendor=pointer_vendor)
-        transfer = Transfer("synchronous send" if sync else "send", source, dest, tag, self._bounced(source, dest))
-        transfer.sync = sync
+        bounce = self._bounced(source, dest)
+        window = bounce is not None and dest in self._windows and source.nbytes >= LEAST and not copy
+        transfer = Transfer("synchronous send" if sync else "send", source, dest, tag, None if window else bounce)
+        transfer.sync, transfer.window = sync, window
         if copy:
             transfer.buffer = self._copied(transfer.buffer)
         return transfer
@@ -192,7 +200,12 @@ class Messages:
         self.usable()
         self.check("source", source, tag)
         target = as_buffer(buf, writable=True, argument="buf", rank=self.rank, pointer_vendor=pointer_vendor)
-        return Transfer("receive", target, source, tag, self._bounced(target, source))
+        transfer = Transfer("receive", target, source, tag, self._bounced(target, source))
+        if self._windows:
+            into = transfer.buffer if transfer.bounce is None else target
+            pointer, on_device = ffi.cast("void *", into.ptr), into.vendor != "host"
+            lib.ucch_message_tokens(transfer.handle, pointer, into.nbytes, on_device)
+        return transfer
 
     def _bounced(self, buffer: Buffer, peer: int) -> Bounce | None:
         """What moves a message's data by way of the host, where it must not or cannot go straight."""
@@ -223,6 +236,9 @@ class Messages:
         else:
             code = self._base | self.rank << _SOURCE_SHIFT | transfer.tag
             endpoint = self._endpoint(peer)
+            if transfer.window:
+                lib.ucch_offer(transfer.handle, self.worker, endpoint, pointer, buffer.nbytes, code, 1, timeout)
+                return
             lib.ucch_send(
                 transfer.handle, self.worker, endpoint, pointer, buffer.nbytes, code, memory, transfer.sync, timeout
             )

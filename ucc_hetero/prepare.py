@@ -228,7 +228,9 @@ class Preparation:
         if now:
             members.teams.look = Watch(members.board, self.rank, label, self._delegate.timeout, announce=True).look
         try:
-            program = lower(plan, self.rank, what, members.teams, members.board, tag, label, staged)
+            program = lower(
+                plan, self.rank, what, members.teams, members.board, tag, label, staged, members.windows.peers
+            )
         except CollectiveError as error:
             self._delegate.failed(error, plan)
             raise

@@ -61,7 +61,7 @@ class Device:
 
     def staged(self, path: str) -> tuple[str, ...]:
         """Links ("native", "bridge") over which device memory goes through pinned host memory."""
-        return (("native",) if self.blind else ()) + (("bridge",) if path == "staged" else ())
+        return (("native",) if self.blind else ()) + (() if path == "direct" else ("bridge",))
 
     @property
     def memory(self) -> int:

@@ -41,6 +41,8 @@ MOST_HOPS = 256
 DEVICE_FRAGMENT, MOST_ON_DEVICES = 64 << 20, 8
 #: From here on a reduction in one host's memory is faster in one step; bytes.
 SHARED_LIMIT = 8 << 20
+#: From here on messages through windows take the place of the host's library, among one host's devices; bytes.
+WINDOW_LIMIT = 1 << 20
 #: Islands up to which ``direct`` exchanges straight between all of them, and up to which ``ring`` passes data along.
 MOST_DIRECT, MOST_RING = 16, 8
 #: Ranks from which on the blocks of all of them cross several levels in one piece: planning takes its time for each.
@@ -62,7 +64,10 @@ ORDERED = ("MAXLOC", "MINLOC")
 
 
 class Choice(NamedTuple):
-    """What runs: an algorithm's name, into how many fragments it cuts the data, and how bytes cross bridges."""
+    """What runs: an algorithm's name, into how many fragments it cuts the data, and how bytes cross bridges.
+
+    ``path``: ``direct``, ``staged``, or ``window``, which is staged with messages in the place of collectives.
+    """
 
     algorithm: str
     fragments: int = 1
@@ -80,6 +85,8 @@ class Tuning:
     links: Links | None = None
     #: Every rank's data lies in plain host memory, whatever its vendor is called.
     plain: bool = False
+    #: All ranks share windows: memory of one host that the devices of all islands copy to and from.
+    windows: bool = False
     _choices: dict[tuple[Topology, str, int, Op | None], tuple[Choice, str]] = field(
         default_factory=dict, init=False, repr=False
     )
@@ -92,28 +99,36 @@ class Tuning:
         path: str = "direct",
         *,
         plain: bool = False,
+        windows: bool = False,
         links: Links | None = None,
     ) -> Tuning:
         """From a text in the TUNE grammar; ``ValueError`` names the part at fault."""
-        return cls(parse_tune(text), measured, path, links, plain)
+        return cls(parse_tune(text), measured, path, links, plain, windows)
 
 
 _DEFAULT = Tuning()
 
 
 def agreed(
-    bare: Topology, declared: Topology, rules: str, table: str, path: str = "direct", *, plain: bool = False
+    bare: Topology,
+    declared: Topology,
+    rules: str,
+    table: str,
+    path: str = "direct",
+    *,
+    plain: bool = False,
+    windows: bool = False,
 ) -> tuple[Topology, Tuning]:
     """The topology and the tuning of a communicator: what was measured for it, else what was declared.
 
     ``bare`` has the islands alone, ``declared`` also weights by the links' nominal speeds; ``rules`` is a text in the
-    TUNE grammar, ``table`` that of a file of measured choices, empty for none; ``plain`` as in ``Tuning``. All of them
-    are equal on every rank.
+    TUNE grammar, ``table`` that of a file of measured choices, empty for none; ``plain`` and ``windows`` as in
+    ``Tuning``. All of them are equal on every rank.
     ``ValueError`` for texts that are neither.
     """
     measured = load_table(table, bare) if table else Measured()
     topology = replace(bare, weights=measured.weights) if measured.weights else declared
-    return topology, Tuning.parse(rules, measured.rules, path, plain=plain, links=measured.links)
+    return topology, Tuning.parse(rules, measured.rules, path, plain=plain, windows=windows, links=measured.links)
 
 
 def choose(topology: Topology, collective: str, nbytes: int, op: Op | None = None, tune: Tuning = _DEFAULT) -> Choice:
@@ -145,18 +160,22 @@ def _choose(topology: Topology, collective: str, nbytes: int, op: Op | None, tun
     for by, rules in (("user", tune.user), ("measured", tune.measured)):
         rule = match(rules, topology, collective, nbytes)
         if rule is not None:
-            path = rule.path or tune.path
+            path = rule.path or _path(nbytes, tune)
             fragments = rule.fragments or _fragments(topology, rule.algorithm, collective, nbytes, path, tune.plain)
             return Choice(rule.algorithm, fragments, path), by
     name = "flat" if tune.plain and _shared(topology, collective, nbytes) else _algorithm(topology, collective, nbytes)
-    fragments = _fragments(topology, name, collective, nbytes, tune.path, tune.plain)
-    default = Choice(name, fragments, tune.path)
+    path = _path(nbytes, tune)
+    default = Choice(name, _fragments(topology, name, collective, nbytes, path, tune.plain), path)
     if tune.links is not None and (topology.deep or not topology.flat) and topology.size <= MODELLED_RANKS:
         # One prediction serves all sizes up to twice as large: each takes a plan per candidate.
         size = 1 << max(nbytes, 1).bit_length() - 1
         best = _predicted(topology, collective, size, tune.links, default)
         return (best, "model") if best != default else (default, "default")
     return default, "default"
+
+
+def _path(nbytes: int, tune: Tuning) -> str:
+    return "window" if tune.path == "staged" and tune.windows and nbytes >= WINDOW_LIMIT else tune.path
 
 
 def _shared(topology: Topology, collective: str, nbytes: int) -> bool:
@@ -315,7 +334,8 @@ def make_plan(topology: Topology, call: Call, choice: Choice, rank: int | None =
     with _no_collector(call.ranks):
         fragments = tuple(_fragment(stages) for stages in (function(topology, call, p) for p in pieces) if stages)
     sizes = tuple((send, recv, tmp) for (send, recv), tmp in zip(lengths(call), scratch.sizes, strict=True))
-    return Plan(call.collective, choice.algorithm, sizes, fragments)
+    plan = Plan(call.collective, choice.algorithm, sizes, fragments)
+    return algorithms.spell(plan, rank) if choice.path == "window" else plan
 
 
 def _fragment(stages: algorithms.Stages) -> Fragment:

@@ -19,7 +19,7 @@ from ucc_hetero.types import VENDORS
 __all__ = ["PATHS", "Measured", "Rule", "check_table", "load_table", "match", "parse_tune", "save_table"]
 
 #: How bytes cross a bridge.
-PATHS = ("direct", "staged")
+PATHS = ("direct", "staged", "window")
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +112,7 @@ def _token(token: str) -> tuple[str, Any]:
         return "fragments", int(number)
     if token.startswith("path="):
         if token.removeprefix("path=") not in PATHS:
-            raise ValueError(f"{token!r} should be path=direct or path=staged")
+            raise ValueError(f"{token!r} should be path=direct, path=staged or path=window")
         return "path", token.removeprefix("path=")
     if all(word in ROWS for word in words):
         return "collectives", words

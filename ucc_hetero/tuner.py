@@ -54,7 +54,11 @@ def tune(
     try:
         for collective in collectives:
             for nbytes in sizes if collective != "barrier" else [0]:
-                found.append(measure(comm, collective, nbytes, Tuning(path=before.path, plain=before.plain)))
+                found.append(
+                    measure(
+                        comm, collective, nbytes, Tuning(path=before.path, plain=before.plain, windows=before.windows)
+                    )
+                )
                 tell(found[-1])
     finally:
         comm._run.retune(before)

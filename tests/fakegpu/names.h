@@ -62,6 +62,9 @@ int cuMemHostAlloc(void **where, size_t bytes, unsigned flags) {
     (void)flags;
     return usable() ? usable() : allocate(where, bytes, PINNED_MEMORY);
 }
+int cuMemHostRegister_v2(void *where, size_t bytes, unsigned flags) {
+    return usable() ? usable() : where && bytes && flags == 3 ? OK : INVALID_VALUE;
+}
 int cuMemFreeHost(void *where) {
     return release(where, PINNED_MEMORY);
 }
@@ -166,6 +169,9 @@ int hipFree(void *where) {
 int hipHostMalloc(void **where, size_t bytes, unsigned flags) {
     (void)flags;
     return allocate(where, bytes, PINNED_MEMORY);
+}
+int hipHostRegister(void *where, size_t bytes, unsigned flags) {
+    return where && bytes && flags == 3 ? OK : INVALID_VALUE;
 }
 int hipHostFree(void *where) {
     return release(where, PINNED_MEMORY);

@@ -71,6 +71,9 @@ CU(cuMemHostAlloc, (void **where, size_t bytes, unsigned flags)) {
 CU(cuMemFreeHost, (void *where)) {
     return CALL(cuMemFreeHost, where);
 }
+CU(cuMemHostRegister_v2, (void *where, size_t bytes, unsigned flags)) {
+    return CALL(cuMemHostRegister_v2, where, bytes, flags);
+}
 CU(cuMemcpyAsync, (address dst, address src, size_t bytes, void *s)) {
     return CALL(cuMemcpyAsync, dst, src, bytes, s);
 }
@@ -187,6 +190,9 @@ int hipHostMalloc(void **where, size_t bytes, unsigned flags) {
 }
 int hipHostFree(void *where) {
     return cuMemFreeHost(where);
+}
+int hipHostRegister(void *where, size_t bytes, unsigned flags) {
+    return cuMemHostRegister_v2(where, bytes, flags);
 }
 int hipMemcpyAsync(void *dst, const void *src, size_t bytes, int kind, void *s) {
     return kind == 4 ? cuMemcpyAsync((address)(uintptr_t)dst, (address)(uintptr_t)src, bytes, s) : INVALID_VALUE;

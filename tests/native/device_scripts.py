@@ -8,7 +8,7 @@ from ucc_hetero import AVG, IN_PLACE, MAX, Communicator
 with Communicator() as comm:
     p, r = comm.size, comm.rank
     every, other = np.arange(p), 1 % p
-    for n in (1, 1000, 70000):
+    for n in (1, 1000, 70000, 300000):
         x, y = Array(n).set(np.arange(n) + r), Array(n)
         comm.Allreduce(x, y)
         assert (y.peek == np.arange(n) * p + every.sum()).all(), y.peek[:5]

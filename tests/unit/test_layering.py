@@ -43,6 +43,7 @@ LAYERS = {
     "engine": 4,
     "timeline": 4,
     "staging": 4,
+    "windows": 4,
     "residence": 4,
     "membership": 5,
     "ucc_enums": 4,

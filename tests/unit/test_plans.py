@@ -227,3 +227,29 @@ def _replace(plan: Plan, stage: int, **change: object) -> object:
     from dataclasses import replace
 
     return replace(plan.fragments[0].stages[stage][0], **change)
+
+
+SPELLED = [pair for pair in EVERY if pair[1] != "ordered"]
+
+
+@pytest.mark.parametrize("collective, name", SPELLED)
+@settings(max_examples=12, deadline=None, suppress_health_check=SLOW)
+@given(data=st.data(), seed=st.integers(0, 1 << 32))
+def test_spelled_out(collective: str, name: str, data: st.DataObject, seed: int) -> None:
+    """Without collectives over bridges: valid, right in any order, and a rank's own plan is its part of the whole."""
+    topology = data.draw(topologies(7))
+    call = data.draw(calls(topology, (collective,), 30))
+    choice = Choice(name, data.draw(st.integers(1, 3)), "window")
+    plan = make_plan.__wrapped__(topology, call, choice)
+    assert all(step.kind in ("message", "barrier") or step.link != "bridge" for *_, step in steps(plan))
+    for in_place in (False, True):
+        validate(plan, topology, call, in_place, is_ordered(collective, name))
+        simulation = Simulation(plan, call, in_place, seed)
+        simulation.run()
+        assert simulation.right()
+    rank = data.draw(st.integers(0, topology.size - 1))
+    mine = make_plan.__wrapped__(topology, call, choice, rank)
+    assert mine.sizes[rank] == plan.sizes[rank]
+    for (f, _, i, one), (g, _, j, other) in zip(mine.program(rank), plan.program(rank), strict=True):
+        assert (f, one.kind, one.ranks, one.link, i) == (g, other.kind, other.ranks, other.link, j)
+        assert (one.src[i], one.dst[i]) == (other.src[i], other.dst[i])

@@ -19,6 +19,7 @@ from ucc_hetero.algorithms import (
     straight,
 )
 from ucc_hetero.algorithms.registry import Algorithm, Piece, Scratch, Stages, algorithm, find, names
+from ucc_hetero.algorithms.spelled import spell
 
 __all__ = [
     "Algorithm",
@@ -43,5 +44,6 @@ __all__ = [
     "ring",
     "scan",
     "scatter",
+    "spell",
     "straight",
 ]

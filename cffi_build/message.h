@@ -1,0 +1,38 @@
+/* A message as message.c and token.c know it. */
+#ifndef UCCH_MESSAGE_H
+#define UCCH_MESSAGE_H
+
+#include "window.h"
+
+#define ATTR_DATATYPE 0x8
+#define BYTES 8 /* ucp_dt_make_contig(1) */
+#define UCCH_TOKEN_TAG ((uint64_t)1 << UCCH_TOKEN_BIT)
+#define UCS_OK 0
+#define IS_STATUS(p) ((uintptr_t)(p) >= (uintptr_t)-100)
+
+struct ucch_message {
+    ucch_op op;
+    ucp_worker_h worker;
+    void *request;
+    ucp_tag_recv_info_t info;
+    ucch_board *board; /* whose slot `peer` says how the other side is; NULL = not known */
+    int peer;
+    double left; /* when the peer was first seen to have ended; 0 = not yet */
+    /* Through a window: whether what comes in may be a token, the data's own place, and what moves it. */
+    int tokens, on_device, moving, moved;
+    void *data;
+    size_t room;
+    ucch_token token;
+    ucch_transfer *transfer;
+    void *landing; /* where libucp puts what comes in */
+    size_t landing_room;
+};
+
+void ucch_message_end_locked(ucch_message *m, int status);
+int ucch_message_begun_locked(ucch_message *m, void *request);
+ucp_request_param_t ucch_message_params(ucch_message *m, void *callback, int mem_type);
+void *ucch_message_landing(ucch_message *m, void *buffer, size_t *bytes);
+int ucch_token_arrived_locked(ucch_message *m);
+int ucch_token_found_locked(ucch_message *m, uint64_t tag, uint64_t mask, ucp_tag_message_h matched);
+
+#endif
