@@ -74,8 +74,8 @@ def longest(row: Collective, count: int, ranks: int) -> int:
 
 
 def in_place_only(peer: Peer, row: Collective) -> bool:
-    """Whether a peer has no other form: torch.distributed reduces in place, so that is how it is measured."""
-    return peer.name in ("gloo", "nccl") and row.reduces
+    """Whether a peer has no other form: torch.distributed's allreduce, so that is how it is measured."""
+    return peer.name in ("gloo", "nccl") and row.kind == "reduce_all"
 
 
 class Pool:

@@ -69,6 +69,7 @@ class Block:
             size = self.dtype.itemsize
             raw = self.whole.view(torch.uint8)
             raw[: data.size * size].copy_(torch.from_numpy(data.copy().view(np.uint8)))
+            _settle(self.whole, torch)
 
     def get(self) -> Host:
         """A copy, or for host memory a view, of the elements."""
@@ -105,6 +106,13 @@ class Block:
             torch = importlib.import_module("torch")
             start = self.count * self.dtype.itemsize
             self.whole.view(torch.uint8)[start:] = torch.from_numpy(filler).to(self.whole.device)
+            _settle(self.whole, torch)
+
+
+def _settle(tensor: Any, torch: Any) -> None:
+    """Wait until what was written to a tensor is there: calls without a stream do not."""
+    if not tensor.is_cpu:
+        torch.cuda.current_stream().synchronize()
 
 
 @dataclass(frozen=True, slots=True)

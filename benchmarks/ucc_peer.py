@@ -10,10 +10,12 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+import numpy as np
+
 from ucc_hetero.native import lib
 from ucc_hetero.oob import MPIExchange
-from ucc_hetero.types import DTYPES, OPS
-from ucc_hetero.ucc import Coll, CollFlag, Lib, Request, check
+from ucc_hetero.types import DTYPES, OPS, DType
+from ucc_hetero.ucc import Coll, CollFlag, Lib, MemType, Request, check
 
 from .peers import NotOffered, World
 
@@ -108,6 +110,16 @@ class RawComm:
 Form = Callable[..., tuple[Coll, dict[str, Any]]]
 
 
+def _seen(array: Any) -> tuple[Any, DType, MemType]:
+    """What describes an array of numpy's or torch's to a team: its memory, its datatype, the kind of memory."""
+    if isinstance(array, np.ndarray):
+        return array, DTYPES[array.dtype.name], MemType.HOST
+    dtype = DTYPES[str(array.dtype).removeprefix("torch.")]
+    # torch calls AMD's devices by NVIDIA's name; its DLPack device type (2 and 10) tells them apart.
+    kind = MemType.HOST if array.is_cpu else {2: MemType.CUDA, 10: MemType.ROCM}[int(array.__dlpack_device__()[0])]
+    return (array.data_ptr(), array.nbytes), dtype, kind
+
+
 def _sides(send: Any, recv: Any) -> dict[str, Any]:
     """src, dst, dtype and flags of a call with two buffers, either of which may be missing or in place."""
     sides = {"src": send, "dst": recv}
@@ -119,8 +131,7 @@ def _sides(send: Any, recv: Any) -> dict[str, Any]:
         if isinstance(given, list):
             given, (out[f"{side}_counts"], out[f"{side}_displs"]) = given
         if given is not None:
-            out[side] = given
-            out["dtype"] = DTYPES[given.dtype.name]
+            out[side], out["dtype"], out["mem_type"] = _seen(given)
     if out.get("src") is None and out.get("dst") is None:
         raise NotOffered("peer 'ucc': a call without any buffer")
     return out
@@ -165,7 +176,7 @@ def _scatter(comm: RawComm, send: Any, recv: Any, root: int) -> tuple[Coll, dict
     """As SCATTERV: UCC's TL/UCP has no SCATTER."""
     sides = _sides(send, recv)
     if send is not None and send is not RawComm.IN_PLACE:
-        each = send.size // comm.size
+        each = send.nbytes // sides["dtype"].itemsize // comm.size
         sides |= {"src_counts": [each] * comm.size, "src_displs": [each * r for r in range(comm.size)]}
     return Coll.SCATTERV, {**sides, "root": root}
 

@@ -1,0 +1,304 @@
+"""A job for test_arrays.py: calls on arrays in device memory of whichever library, and mistakes with them.
+
+    mpirun -n 2 python array_cases.py KIND CASE...
+
+Rank r works with device r. Odd ranks take theirs through the HIP runtime that ``CASES_ODD_HIP`` names, if it is set.
+Every case prints ``ok NAME`` on rank 0 when all ranks have passed it.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import sys
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from array_kinds import KINDS, RawArray
+
+from ucc_hetero import AVG, MAX, Communicator, device
+from ucc_hetero.errors import DeviceError, MismatchError
+from ucc_hetero.native import load
+
+RANK = int(os.environ.get("OMPI_COMM_WORLD_RANK") or os.environ.get("PMI_RANK") or 0)
+if hip := os.environ.get("CASES_ODD_HIP"):
+    os.environ |= {"UCCH_CUDA_LIB": "none", "UCCH_HIP_LIB": hip} if RANK % 2 else {"UCCH_HIP_LIB": "none"}
+os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+
+CASES: dict[str, Callable[[Communicator, Any], None]] = {}
+SIZES = (1, 1000, 300_001)
+
+
+def case(function: Callable[[Communicator, Any], None]) -> Callable[[Communicator, Any], None]:
+    """Decorator: part of the job."""
+    CASES[function.__name__] = function
+    return function
+
+
+def data(rank: int, n: int, dtype: str = "float32", seed: int = 0) -> Any:
+    """What a rank contributes: small whole numbers, exact in every type."""
+    return np.random.default_rng([seed, rank, n]).integers(-9, 10, n).astype(dtype)
+
+
+def everyone(comm: Communicator, n: int, dtype: str = "float32", seed: int = 0) -> Any:
+    return np.stack([data(rank, n, dtype, seed) for rank in range(comm.size)])
+
+
+def blank(n: int, dtype: str = "float32") -> Any:
+    return np.full(n, 99, dtype)
+
+
+def same(got: Any, want: Any) -> None:
+    np.testing.assert_array_equal(got, want)
+
+
+@case
+def collectives(comm: Communicator, kind: Any) -> None:
+    p, r = comm.size, comm.rank
+    for n in SIZES:
+        for dtype in ("float32", "int64", "float16"):
+            each, wide = everyone(comm, n, dtype), everyone(comm, n * p, dtype)
+            x, y, g = kind.put(each[r]), kind.into(blank(n, dtype)), kind.into(blank(n * p, dtype))
+            w = kind.put(wide[r])
+            comm.Allreduce(x, y)
+            same(kind.get(y), each.sum(0))
+            comm.Allreduce(None, y, MAX)
+            same(kind.get(y), each.sum(0))
+            comm.Allgather(x, g)
+            same(kind.get(g), each.ravel())
+            comm.Alltoall(w, g)
+            same(kind.get(g), wide[:, r * n : (r + 1) * n].ravel())
+            comm.Reduce_scatter_block(w, y)
+            same(kind.get(y), wide.sum(0)[r * n : (r + 1) * n])
+            comm.Reduce(x, y if r == p - 1 else None, root=p - 1)
+            same(kind.get(y), each.sum(0) if r == p - 1 else wide.sum(0)[r * n : (r + 1) * n])
+            comm.Bcast(x if r == 0 else y, 0)
+            same(kind.get(x if r == 0 else y), each[0])
+            comm.Gather(x, g if r == 0 else None, 0)
+            comm.Scatter(g if r == 0 else None, y, 0)
+            same(kind.get(y), each[r])
+        uneven = [n + rank for rank in range(p)]
+        mine, all_of = kind.put(data(r, uneven[r])), kind.into(blank(sum(uneven)))
+        comm.Allgatherv(mine, [all_of, uneven])
+        same(kind.get(all_of), np.concatenate([data(rank, k) for rank, k in enumerate(uneven)]))
+
+
+@case
+def averages(comm: Communicator, kind: Any) -> None:
+    each = everyone(comm, 5000)
+    x, y = kind.put(each[comm.rank]), kind.into(blank(5000))
+    comm.Allreduce(x, y, AVG)
+    same(kind.get(y), each.mean(0))
+
+
+@case
+def messages(comm: Communicator, kind: Any) -> None:
+    p, r = comm.size, comm.rank
+    right, left = (r + 1) % p, (r - 1) % p
+    for n in (*SIZES, 5_000_000):
+        x, y, z = kind.put(data(r, n)), kind.into(blank(n)), kind.into(blank(n))
+        comm.Sendrecv(x, right, 1, y, left, 1)
+        same(kind.get(y), data(left, n))
+        requests = [comm.Irecv(y, right, 2), comm.Irecv(z, left, 3), comm.Isend(x, left, 2), comm.Isend(x, right, 3)]
+        for request in requests:
+            request.Wait()
+        same(kind.get(y), data(right, n))
+        same(kind.get(z), data(left, n))
+
+
+@case
+def requests(comm: Communicator, kind: Any) -> None:
+    """Several calls under way, waited for in another order; and one that is repeated."""
+    n, p, r = 70_000, comm.size, comm.rank
+    each = everyone(comm, n)
+    x, a, b = kind.put(each[r]), kind.into(blank(n)), kind.into(blank(n * p))
+    c = kind.put(each[r]) if r == 0 else kind.into(blank(n))
+    under_way = [comm.Iallreduce(x, a), comm.Iallgather(x, b), comm.Ibcast(c, 0)]
+    for request in reversed(under_way):
+        request.Wait()
+    same(kind.get(a), each.sum(0))
+    same(kind.get(b), each.ravel())
+    same(kind.get(c), each[0])
+    out = kind.into(blank(n))
+    repeated = comm.Allreduce_init(x, out)
+    for _ in range(3):
+        repeated.Start()
+        repeated.Wait()
+        same(kind.get(out), each.sum(0))
+    repeated.Free()
+
+
+@case
+def forms(comm: Communicator, kind: Any) -> None:
+    """Part of an array, several dimensions, a datatype; and gaps, which are refused."""
+    each = everyone(comm, 600)
+    x = kind.put(each[comm.rank].reshape(20, 30))
+    y = kind.into(blank(600).reshape(20, 30))
+    comm.Allreduce(x, y)
+    same(kind.get(y), each.sum(0).reshape(20, 30))
+    y = kind.into(blank(600))
+    comm.Allreduce([x, 100, "float32"], [y, 100])
+    same(kind.get(y), np.concatenate([each.sum(0)[:100], blank(500)]))
+    if kind.streams:
+        with pytest.raises(BufferError, match="contiguous"):
+            comm.Allreduce(kind.strided(each[comm.rank]), kind.into(blank(300)))
+    else:
+        with pytest.raises(BufferError, match=f"recvbuf on rank {comm.rank}.*read-only"):
+            comm.Allreduce(y, kind.put(each[0]))
+
+
+@case
+def streams(comm: Communicator, kind: Any) -> None:
+    """Between work of one stream, which is still busy when the calls are made; nothing is waited for in between."""
+    if not kind.streams:
+        return
+    n, p, r = 200_000, comm.size, comm.rank
+    stream, before = kind.stream(), kind.stream()
+    kind.read(kind.put(blank(n)), stream)  # kernels are there from now on
+    for seed in range(4):
+        each = everyone(comm, n, seed=seed)
+        x, y, g = kind.put(blank(n)), kind.into(blank(n)), kind.into(blank(n * p))
+        kind.work(stream)
+        kind.fill(x, each[r], stream)
+        first = comm.Iallreduce(x, y, stream=stream)
+        second = comm.Iallgather(y, g, stream=stream)
+        same(kind.read(g, stream), np.tile(each.sum(0), p))
+        first.Wait()
+        second.Wait()
+    comm.Allreduce(x, y, stream=before)
+    same(kind.read(y, before), each.sum(0))
+
+
+@case
+def another_device(comm: Communicator, kind: Any) -> None:
+    """The calling thread may have chosen any device; the memory may not be anywhere."""
+    (gpu,) = device.available()
+    if gpu.count() < 2:
+        return
+    each = everyone(comm, 1000)
+    own = gpu.current()
+    assert own is not None
+    other = (own + 1) % gpu.count()
+    x, y = kind.put(each[comm.rank]), kind.into(blank(1000))
+    gpu.use(other)
+    elsewhere = RawArray(gpu, blank(1000))
+    comm.Allreduce(x, y)
+    assert gpu.current() == other
+    comm.Sendrecv(x, comm.rank, 0, y, comm.rank, 0)
+    with pytest.raises(DeviceError, match=f"recvbuf on rank {comm.rank} .*works with device {own}"):
+        comm.Allreduce(x, elsewhere)
+    with pytest.raises(DeviceError, match=f"on rank {comm.rank} .*works with device {own}"):
+        comm.Isend(elsewhere, comm.rank)
+    gpu.use(own)
+    same(kind.get(y), each[comm.rank])
+
+
+@case
+def mistakes(comm: Communicator, kind: Any) -> None:
+    """Each is told by the rank that made it, before anything is sent; then the communicator goes on.
+
+    What only all of them together can tell ends the communicator, and no other.
+    """
+    (gpu,) = device.available()
+    r, each, host = comm.rank, everyone(comm, 1000), blank(1000)
+    x, y = kind.put(each[r]), kind.into(blank(1000))
+    with pytest.raises(ValueError, match="both must be in one place"):
+        comm.Allreduce(x, host)
+    with pytest.raises(ValueError, match="both must be in one place"):
+        comm.Iallgather(host, kind.into(blank(1000 * comm.size)))
+    freed, not_there = RawArray(gpu, blank(1 << 22)), RawArray(gpu, blank(1000))
+    address = freed.block.handle
+    freed.block.close()
+    freed.block.handle = address  # as of one who has kept the pointer
+    for call in (comm.Allreduce, comm.Iallreduce):
+        with pytest.raises((BufferError, DeviceError), match="freed"):
+            call(freed, freed)
+    with pytest.raises((BufferError, DeviceError), match="freed"):
+        comm.Send(freed, r)
+    freed.block.handle = 0
+    kept, not_there.block.handle = not_there.block.handle, host.ctypes.data
+    with pytest.raises(BufferError, match="not a device pointer"):
+        comm.Allreduce(not_there, y)
+    not_there.block.handle = kept
+    with pytest.raises(DeviceError, match=f"{1 << 50} bytes of device memory"):
+        gpu.alloc(1 << 50)
+    with pytest.raises(TypeError, match="stream"):
+        comm.Iallreduce(x, y, stream="the first")
+    with Communicator(comm) as another, pytest.raises(MismatchError):
+        another.Allreduce(*((x, y) if r else (host, host.copy())))
+    comm.Allreduce(x, y)
+    same(kind.get(y), each.sum(0))
+
+
+@case
+def no_runtime(comm: Communicator, kind: Any) -> None:
+    """With both runtimes switched off: device memory is refused on every rank, host memory goes on."""
+    assert not device.available()
+    x = kind.put(data(comm.rank, 1000))
+    with pytest.raises((BufferError, DeviceError), match=f"rank {comm.rank}.*UCCH_CUDA_LIB"):
+        comm.Allreduce(x, x)
+    out = blank(1000)
+    comm.Allreduce(data(comm.rank, 1000), out)
+    same(out, everyone(comm, 1000).sum(0))
+
+
+def exhaust(gpu: device.DeviceRuntime) -> list[Any]:
+    """All of the device's memory, but what is too little for anything."""
+    taken: list[Any] = []
+    for size in (8 << 30, 1 << 30, 64 << 20, 2 << 20):
+        try:
+            while True:
+                taken.append(gpu.alloc(size))
+        except DeviceError as error:
+            assert f"{size} bytes of device memory" in str(error), error
+    return taken
+
+
+@case
+def memory_runs_out(comm: Communicator, kind: Any) -> None:
+    """Rank 0 has no memory left for scratch: what the call needs is there, or each rank hears why it was not."""
+    (gpu,) = device.available()
+    n = 1 << 26
+    x, y = kind.put(np.ones(n, np.float32)), kind.into(blank(n))
+    taken = exhaust(gpu) if comm.rank == 0 else []
+    end = "right"
+    try:
+        comm.Allreduce(x, y, AVG)
+    except Exception as error:
+        end = f"{type(error).__name__}: {error}"
+    for block in taken:
+        block.close()
+    if end == "right":
+        same(kind.get(y), np.ones(n))
+    print(f"rank {comm.rank} ended: {end}", flush=True)
+
+
+def main() -> None:
+    faulthandler.dump_traceback_later(150, exit=True)
+    load()  # before MPI, and whoever brings libraries of their own
+    for runtime in device.available():
+        runtime.use(RANK % runtime.count())
+    kind = KINDS[sys.argv[1]]()
+    if sys.argv[1] == "cupy":
+        kind.cupy.cuda.Device(RANK % kind.cupy.cuda.runtime.getDeviceCount()).use()
+    if sys.argv[1] == "numba":
+        kind.cuda.select_device(RANK % len(kind.cuda.gpus))
+    comm = Communicator()
+    for name in sys.argv[2:]:
+        CASES[name](comm, kind)
+        comm.Barrier()
+        if comm.rank == 0:
+            print(f"ok {name}", flush=True)
+    comm.Free()
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except BaseException:
+        traceback.print_exc()
+        sys.stderr.flush()
+        os._exit(1)

@@ -1,0 +1,181 @@
+"""Arrays on a GPU by whoever makes them, behind one face for array_cases.py: CuPy, numba, JAX and raw pointers.
+
+``put(values)`` makes an array and returns when it is there, ``get(array)`` reads it back. ``stream()``, ``fill(array,
+values, stream)``, ``read(array, stream)`` and ``work(stream)``, which keeps a stream busy for a while, are where the
+library has streams. ``into`` makes the arrays that are received into.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ucc_hetero import device
+
+Host = npt.NDArray[Any]
+#: Elements that ``work`` moves, and how often.
+LONG, TIMES = 1 << 27, 40
+
+
+class RawArray:
+    """Memory of the runtime itself with ``__cuda_array_interface__``: a raw pointer."""
+
+    def __init__(self, gpu: device.DeviceRuntime, values: Host) -> None:
+        self.gpu, self.shape, self.dtype = gpu, values.shape, values.dtype
+        self.block = gpu.alloc(max(1, values.nbytes))
+        self.strides: tuple[int, ...] | None = None
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        data = self.block.handle, False
+        return {"shape": self.shape, "typestr": self.dtype.str, "data": data, "version": 3, "strides": self.strides}
+
+
+class Raw:
+    """Blocks of the runtime in use; the only ones that the fake GPU has."""
+
+    streams = True
+
+    def __init__(self) -> None:
+        (self.gpu,) = device.available()
+        self.into: Any = self.put
+        self.own: Any = None
+        self.kept: list[Any] = []
+        self.fake = "fake" in os.path.basename(self.gpu.path)
+
+    def put(self, values: Host) -> Any:
+        array = RawArray(self.gpu, values)
+        self.own = self.own or self.gpu.stream()
+        self.fill(array, values, self.own)
+        self.own.synchronize()
+        return array
+
+    def get(self, array: Any) -> Host:
+        return self.read(array, self.own)
+
+    def stream(self) -> Any:
+        return self.gpu.stream()
+
+    def fill(self, array: Any, values: Host, stream: Any) -> None:
+        values = np.ascontiguousarray(values)
+        self.kept.append(values)  # read when the stream gets there
+        self.gpu.copy(array.block.handle, values.ctypes.data, values.nbytes, stream.handle)
+
+    def read(self, array: Any, stream: Any) -> Host:
+        out = np.empty(array.shape, array.dtype)
+        self.gpu.copy(out.ctypes.data, array.block.handle, out.nbytes, stream.handle)
+        stream.synchronize()
+        return out
+
+    def work(self, stream: Any) -> None:
+        elements = 1000 if self.fake else LONG
+        self.long = getattr(self, "long", None) or [self.gpu.alloc(4 * elements) for _ in range(2)]
+        for _ in range(TIMES):
+            self.gpu.copy(self.long[0].handle, self.long[1].handle, 4 * elements, stream.handle)
+
+    def strided(self, values: Host) -> Any:
+        array = self.put(values)
+        array.shape, array.strides = (array.shape[0] // 2,), (2 * array.dtype.itemsize,)
+        return array
+
+
+class Cupy:
+    streams = True
+
+    def __init__(self) -> None:
+        import cupy
+
+        self.cupy, self.into = cupy, self.put
+
+    def put(self, values: Host) -> Any:
+        array = self.cupy.asarray(values)
+        self.cupy.cuda.get_current_stream().synchronize()
+        return array
+
+    def get(self, array: Any) -> Host:
+        return np.asarray(self.cupy.asnumpy(array))
+
+    def stream(self) -> Any:
+        return self.cupy.cuda.Stream(non_blocking=True)
+
+    def fill(self, array: Any, values: Host, stream: Any) -> None:
+        array.set(values, stream=stream)
+
+    def read(self, array: Any, stream: Any) -> Host:
+        with stream:
+            doubled = array * 2  # a kernel, too
+        out = self.cupy.asnumpy(doubled, stream=stream)
+        stream.synchronize()
+        return np.asarray(out / 2).astype(array.dtype)
+
+    def work(self, stream: Any) -> None:
+        with stream:
+            long = self.cupy.empty(LONG, np.float32)
+            for k in range(TIMES):
+                long.fill(k)
+
+    def strided(self, values: Host) -> Any:
+        return self.put(values)[::2]
+
+
+class Numba:
+    streams = True
+
+    def __init__(self) -> None:
+        from numba import cuda
+
+        self.cuda, self.into = cuda, self.put
+
+    def put(self, values: Host) -> Any:
+        array = self.cuda.to_device(np.ascontiguousarray(values))
+        self.cuda.synchronize()
+        return array
+
+    def get(self, array: Any) -> Host:
+        return np.asarray(array.copy_to_host())
+
+    def stream(self) -> Any:
+        return self.cuda.stream()
+
+    def fill(self, array: Any, values: Host, stream: Any) -> None:
+        array.copy_to_device(values, stream=stream)
+
+    def read(self, array: Any, stream: Any) -> Host:
+        out = np.empty(array.shape, array.dtype)
+        array.copy_to_host(out, stream=stream)
+        stream.synchronize()
+        return out
+
+    def work(self, stream: Any) -> None:
+        one, two = (self.cuda.device_array(LONG, np.float32) for _ in range(2))
+        for _ in range(TIMES):
+            one.copy_to_device(two, stream=stream)
+
+    def strided(self, values: Host) -> Any:
+        return self.put(values)[::2]
+
+
+class Jax:
+    """Its arrays are never written to, and it shows no streams."""
+
+    streams = False
+
+    def __init__(self) -> None:
+        import jax
+
+        self.jax, self.raw = jax, Raw()
+        jax.config.update("jax_enable_x64", True)
+        self.into = self.raw.put
+        self.device = jax.devices()[device.local_rank() % len(jax.devices())]
+
+    def put(self, values: Host) -> Any:
+        return self.jax.device_put(values, self.device).block_until_ready()
+
+    def get(self, array: Any) -> Host:
+        return self.raw.get(array) if isinstance(array, RawArray) else np.asarray(array)
+
+
+KINDS = {"raw": Raw, "cupy": Cupy, "numba": Numba, "jax": Jax}

@@ -1,0 +1,58 @@
+"""Arrays of CuPy, numba and JAX, and raw pointers, in real device memory; skipped on machines without a GPU."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from gpu_machine import gpus
+
+ROOT = Path(__file__).resolve().parents[2]
+JOB = Path(__file__).parent / "array_cases.py"
+CASES = ["collectives", "averages", "messages", "requests", "forms", "streams", "another_device", "mistakes"]
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.mpi,
+    pytest.mark.timeout(400),
+    pytest.mark.skipif(gpus() < 2, reason="needs two NVIDIA GPUs, and torch"),
+]
+
+Run = Callable[..., Any]
+
+
+def run(mpirun: Run, kind: str, cases: list[str], **env: str) -> Any:
+    if kind != "raw" and importlib.util.find_spec(kind) is None:
+        pytest.skip(f"{kind} is not installed")
+    more = {"PYTHONPATH": str(ROOT), "CUDA_MODULE_LOADING": "EAGER"}
+    job = mpirun(JOB, 2, args=[kind, *cases], env=more | env, timeout=180)
+    assert re.findall(r"^ok (\w+)", job.stdout, re.M) == cases
+    return job
+
+
+@pytest.mark.parametrize("kind", ["raw", "cupy", "numba", "jax"])
+def test_one_vendor(mpirun: Run, kind: str) -> None:
+    run(mpirun, kind, CASES)
+
+
+@pytest.mark.parametrize("kind, path", [("raw", "staged"), ("cupy", "direct"), ("cupy", "staged")])
+def test_two_vendors(mpirun: Run, hip_over_cuda: Path, kind: str, path: str) -> None:
+    run(mpirun, kind, CASES, CASES_ODD_HIP=str(hip_over_cuda), UCCH_STAGING=path)
+
+
+def test_no_runtime(mpirun: Run) -> None:
+    run(mpirun, "cupy", ["no_runtime"], UCCH_CUDA_LIB="none", UCCH_HIP_LIB="none")
+
+
+@pytest.mark.parametrize("vendors", ["one vendor", "two vendors"])
+def test_memory_runs_out(mpirun: Run, hip_over_cuda: Path, vendors: str) -> None:
+    """Nobody hangs, and nobody takes a wrong result for a right one."""
+    env = {"UCCH_TIMEOUT": "15"} | ({"CASES_ODD_HIP": str(hip_over_cuda)} if vendors == "two vendors" else {})
+    more = {"PYTHONPATH": str(ROOT), "CUDA_MODULE_LOADING": "EAGER"}
+    job = mpirun(JOB, 2, args=["raw", "memory_runs_out"], env=more | env, timeout=120, check=False)
+    ends = re.findall(r"^rank (\d) ended: (.*)", job.stdout, re.M)
+    assert sorted(rank for rank, _ in ends) == ["0", "1"], job.output
