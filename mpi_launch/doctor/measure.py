@@ -12,8 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ... import IN_PLACE, MAX, Communicator, UCCHError
-from ...device.rank import place_of
-from ...device.vendors import runtime_of
+from ...device import DeviceRuntime, place_of, runtime_of
 from .findings import Finding, finding, ok
 
 __all__ = ["canaries", "pairs", "rounds", "slow_pairs"]
@@ -40,7 +39,7 @@ class Vector:
         self.host = np.ascontiguousarray(values)
         self.block = self.runtime.alloc(max(self.host.nbytes, 1)) if self.runtime else None
         if self.runtime and self.block:
-            self.runtime.copy(self.block.handle, self.host.ctypes.data, self.host.nbytes)
+            self._copy(self.runtime, self.block.handle, self.host.ctypes.data)
             self.__cuda_array_interface__ = {
                 "shape": self.host.shape,
                 "typestr": self.host.dtype.str,
@@ -56,8 +55,13 @@ class Vector:
     def get(self) -> Array:
         """The numbers as they are now."""
         if self.runtime and self.block:
-            self.runtime.copy(self.host.ctypes.data, self.block.handle, self.host.nbytes)
+            self._copy(self.runtime, self.host.ctypes.data, self.block.handle)
         return self.host
+
+    def _copy(self, runtime: DeviceRuntime, dst: int, src: int) -> None:
+        with runtime.stream() as stream:  # calls without a stream do not wait for the device's other work
+            runtime.copy(dst, src, self.host.nbytes, stream.handle)
+            stream.synchronize()
 
     def close(self) -> None:
         """Give the memory back."""

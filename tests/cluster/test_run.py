@@ -143,12 +143,17 @@ def test_an_interface_that_does_not_reach(
     assert "interfaces: in the cluster file" in done.stderr.splitlines()[-1]
 
 
-def debian_ucx() -> str:
-    """The folder of the distribution's UCX, which is not the one of the wheel."""
+def different_ucx() -> dict[str, object]:
+    """A cluster of two vendors, one of which uses the distribution's UCX, which is not the one of the wheel."""
     found = Path("/usr/lib") / f"{os.uname().machine}-linux-gnu" / "libucp.so.0"
     if not found.exists() or Path(load().ucx_path).parent == found.parent:
         pytest.skip("needs a second UCX: install libucx0")
-    return str(found.parent)
+    return {
+        "hosts": [{"name": "node0", "vendor": "nvidia"}, {"name": "node1", "vendor": "amd"}],
+        "interfaces": ["eth0"],
+        "vendors": {"amd": {"env": {"UCCH_UCX_DIR": str(found.parent)}}},
+        "env": {"UCCH_TIMEOUT": 30},
+    }
 
 
 def test_different_ucx_builds_are_refused(
@@ -156,13 +161,7 @@ def test_different_ucx_builds_are_refused(
 ) -> None:
     """The distribution's UCX is too old for the wheel's UCC: every rank learns which rank cannot take part, and why."""
     libraries_or_skip()
-    document = {
-        "hosts": [{"name": "node0", "vendor": "nvidia"}, {"name": "node1", "vendor": "amd"}],
-        "interfaces": ["eth0"],
-        "vendors": {"amd": {"env": {"UCCH_UCX_DIR": debian_ucx()}}},
-        "env": {"UCCH_TIMEOUT": 30},
-    }
-    done = ucch_run(emulate(hosts=2, slots=1), document, "--emulate", "--tag", sys.executable, "-c", ALLREDUCE)
+    done = ucch_run(emulate(hosts=2, slots=1), different_ucx(), "--emulate", "--tag", sys.executable, "-c", ALLREDUCE)
     assert done.returncode == 1, done.stdout + done.stderr
     refused = [line for line in done.stderr.splitlines() if "AgreementError" in line]
     assert any(line.startswith("[0 node0]") for line in refused), done.stderr
@@ -198,12 +197,7 @@ def test_doctor_finds_different_ucx_builds(
 ) -> None:
     """The wheel's and the distribution's UCX: the ranks that cannot take part are named, and so is what they lack."""
     libraries_or_skip()
-    document = {
-        "hosts": [{"name": "node0", "vendor": "nvidia"}, {"name": "node1", "vendor": "amd"}],
-        "interfaces": ["eth0"],
-        "vendors": {"amd": {"env": {"UCCH_UCX_DIR": debian_ucx()}}},
-    }
-    status, found = check(emulate(hosts=2, slots=1), ucch_run, document)
+    status, found = check(emulate(hosts=2, slots=1), ucch_run, different_ucx())
     assert status == 1
     # The distribution's UCX is too old for the wheel's UCC: with one that is not, its version is what differs.
     assert found.keys() & {"libraries-missing", "job-disagrees"}

@@ -76,3 +76,19 @@ with Communicator() as comm:
 print("right")
 """
     assert fakes(script, "nvidia:1,amd:1", FAKEGPU_NO_FLAGS="1").stdout.count("right") == 2
+
+
+def test_the_doctor_measures_in_device_memory(fakes: Callable[..., Any]) -> None:
+    """As installed: mpi_launch is a part of the package only there."""
+    script = """
+import arrays
+from ucc_hetero import Communicator
+from ucc_hetero.launch.doctor import measure
+
+with Communicator() as comm:
+    assert measure.Vector([1.0]).block is not None
+    assert [found.code for found in measure.canaries(comm)] == ["collectives"]
+    assert list(measure.pairs(comm, 20)) == [(0, 1)]
+print("right")
+"""
+    assert fakes(script, "nvidia:1,amd:1", PYTHONPATH=str(ARRAYS)).stdout.count("right") == 2

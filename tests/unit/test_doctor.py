@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hosts import amd_host, nvidia_host, write
 
@@ -273,6 +274,39 @@ def test_canaries() -> None:
     assert codes(wrong) == {"run-wrong"} and "8 MiB in place gave wrong numbers on ranks 0" in wrong[0].text
     failed = measure.canaries(world, (("a", failing), ("b", lambda comm: True)))
     assert codes(failed) == {"run-failed"} and "rank 3 had not arrived" in failed[0].text
+
+
+class Adding(World):
+    """Sums with what ``answers`` gives for each call as the last bits, and knows what another rank would have got."""
+
+    size = 2
+
+    def __init__(self, answers: list[bytes], others: bytes) -> None:
+        self.answers, self.others = iter(answers), others
+        self.mpi: Any = self
+
+    def Allreduce(self, send: Any, receive: Any) -> None:
+        receive.view("u1")[:] = np.frombuffer(next(self.answers) * send.size, "u1")
+
+    def allgather(self, value: Any) -> list[Any]:
+        return [value, self.others * (len(value) // 4)]
+
+
+@pytest.mark.parametrize(
+    "answers, others, same",
+    [
+        ([b"abcd", b"abcd"], b"abcd", True),
+        ([b"abcd", b"abcd"], b"abce", False),  # the other rank's replica differs in a bit
+        ([b"abcd", b"abce"], b"abcd", False),  # the same call gives something else the next time
+        ([b"abcd", b"abce"], b"abce", False),
+    ],
+)
+def test_replicas_differ_in_a_bit(
+    monkeypatch: pytest.MonkeyPatch, answers: list[bytes], others: bytes, same: bool
+) -> None:
+    monkeypatch.setattr(measure, "runtime_of", lambda vendor: None)
+    world: Any = Adding(answers, others)
+    assert measure._replicas(world, 5) is same
 
 
 def test_slow_pairs() -> None:
