@@ -30,6 +30,7 @@ SOURCES = (
     "device_hip.c",
     "device_work.c",
     "device_gate.c",
+    "kernel.c",
     "window.c",
 )
 

@@ -189,6 +189,10 @@ int ucch_event_done(int runtime, void *event) {
     return status < 0 ? status : done;
 }
 
+int ucch_device_target(int runtime, int device, char *text, int room) {
+    return CALL(target, device, text, room);
+}
+
 /* ---- the device of this rank ---- */
 
 /* Every thread that makes progress works with this device from now on; -1 = with none. */

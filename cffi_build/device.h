@@ -46,6 +46,9 @@ typedef struct ucch_task {
 
 typedef struct ucch_work ucch_work;
 
+void *ucch_kernel_of_locked(const ucch_task *task);
+int ucch_kernel_launch(void *function, const ucch_task *task, void *stream);
+
 void ucch_work_reserve(void);
 ucch_work *ucch_work_new(void);
 void ucch_work_free(ucch_work *work);

@@ -27,12 +27,16 @@ int ucch_event_new(int runtime, void **event);
 int ucch_event_free(int runtime, void *event);
 int ucch_event_record(int runtime, void *event, void *stream);
 int ucch_event_done(int runtime, void *event);
+int ucch_device_target(int runtime, int device, char *text, int room);
 int ucch_device_enter(void);
 void ucch_device_leave(int before);
 int ucch_device_bind(int runtime, int device);
 size_t ucch_pool_bytes(int pinned, int trim);
 void *ucch_pool_take(int pinned, size_t bytes, const void *owner, int may_add);
 void ucch_pool_give(void *memory);
+
+/* ---- kernel.c: arithmetic on the device ---- */
+int ucch_kernel_add(int kind, int op, int dtype, int to, const void *image);
 
 /* ---- window.c: shared memory that devices of several vendors copy to and from ---- */
 int ucch_window_own(size_t bytes);

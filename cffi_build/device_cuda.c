@@ -1,5 +1,6 @@
 /* The CUDA driver API, which every driver since 11.7 has under these names: no toolkit, no libcudart, 12 and 13 alike.
  * The primary contexts are those that libcudart, torch and CuPy work in. */
+#include <stdio.h>
 #include <string.h>
 
 #include "device.h"
@@ -33,7 +34,12 @@ typedef uint64_t address; /* CUdeviceptr */
     X(cuEventCreate, "cuEventCreate", (void **, unsigned), 1)                                                          \
     X(cuEventDestroy, "cuEventDestroy_v2", (void *), 1)                                                                \
     X(cuEventRecord, "cuEventRecord", (void *, void *), 1)                                                             \
-    X(cuEventQuery, "cuEventQuery", (void *), 1)
+    X(cuEventQuery, "cuEventQuery", (void *), 1)                                                                       \
+    X(cuDeviceGetAttribute, "cuDeviceGetAttribute", (int *, int, int), 0)                                              \
+    X(cuModuleLoadData, "cuModuleLoadData", (void **, const void *), 0)                                                \
+    X(cuModuleGetFunction, "cuModuleGetFunction", (void **, void *, const char *), 0)                                  \
+    X(cuLaunchKernel, "cuLaunchKernel",                                                                                \
+      (void *, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void *, void **, void **), 0)
 
 static struct {
 #define MEMBER(name, symbol, params, need) int(*name) params;
@@ -46,6 +52,7 @@ const device_symbol ucch_cuda_symbols[] = {
 
 enum { NOT_SUPPORTED = 801, NOT_READY = 600, INVALID_DEVICE = 101 };
 enum { HOST_PORTABLE_MAPPED = 3, STREAM_NON_BLOCKING = 1, EVENT_NO_TIMING = 2, WAIT_AT_LEAST = 0 };
+enum { CAPABILITY_MAJOR = 75, CAPABILITY_MINOR = 76 };
 enum { ATTRIBUTE_MEMORY_TYPE = 2, ATTRIBUTE_IS_MANAGED = 8, ATTRIBUTE_DEVICE = 9 };
 enum { MEMORY_HOST = 1, MEMORY_DEVICE = 2 };
 #define MOST_DEVICES 64
@@ -200,6 +207,29 @@ static int cuda_event_done(void *event, int *done) {
     int status = cu.cuEventQuery(event);
     *done = status == 0;
     return status == NOT_READY ? 0 : status;
+}
+
+static int cuda_target(int device, char *text, int room) {
+    int major = 0, minor = 0, status = NOT_SUPPORTED;
+    if (cu.cuDeviceGetAttribute)
+        status = cu.cuDeviceGetAttribute(&major, CAPABILITY_MAJOR, device);
+    if (!status)
+        status = cu.cuDeviceGetAttribute(&minor, CAPABILITY_MINOR, device);
+    snprintf(text, (size_t)room, "sm_%d%d", major, minor);
+    return status;
+}
+
+/* Modules stay loaded: unloading one waits for the device. */
+static int cuda_kernel(const void *image, void **function) {
+    void *module = NULL;
+    if (!cu.cuModuleLoadData || !cu.cuModuleGetFunction || !cu.cuLaunchKernel)
+        return NOT_SUPPORTED;
+    int status = cu.cuModuleLoadData(&module, image);
+    return status ? status : cu.cuModuleGetFunction(function, module, "ucch");
+}
+
+static int cuda_launch(void *function, unsigned blocks, unsigned threads, void **arguments, void *stream) {
+    return cu.cuLaunchKernel(function, blocks, 1, 1, threads, 1, 1, 0, stream, arguments, NULL);
 }
 
 static int cuda_error_name(int code, const char **name) {

@@ -30,7 +30,11 @@
     X(hipEventCreateWithFlags, (void **, unsigned), 1)                                                                 \
     X(hipEventDestroy, (void *), 1)                                                                                    \
     X(hipEventRecord, (void *, void *), 1)                                                                             \
-    X(hipEventQuery, (void *), 1)
+    X(hipEventQuery, (void *), 1)                                                                                      \
+    X(hipModuleLoadData, (void **, const void *), 0)                                                                   \
+    X(hipModuleGetFunction, (void **, void *, const char *), 0)                                                        \
+    X(hipModuleLaunchKernel,                                                                                           \
+      (void *, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void *, void **, void **), 0)
 
 static struct {
 #define MEMBER(name, params, need) int(*name) params;
@@ -194,6 +198,27 @@ static int hip_event_done(void *event, int *done) {
     int status = hip.hipEventQuery(event);
     *done = status == 0;
     return status == NOT_READY ? 0 : status;
+}
+
+/* hipRTC compiles for the device that the calling thread uses. */
+static int hip_target(int device, char *text, int room) {
+    (void)device;
+    if (room)
+        *text = 0;
+    return 0;
+}
+
+/* Modules stay loaded: unloading one waits for the device. */
+static int hip_kernel(const void *image, void **function) {
+    void *module = NULL;
+    if (!hip.hipModuleLoadData || !hip.hipModuleGetFunction || !hip.hipModuleLaunchKernel)
+        return NOT_SUPPORTED;
+    int status = hip.hipModuleLoadData(&module, image);
+    return status ? status : hip.hipModuleGetFunction(function, module, "ucch");
+}
+
+static int hip_launch(void *function, unsigned blocks, unsigned threads, void **arguments, void *stream) {
+    return hip.hipModuleLaunchKernel(function, blocks, 1, 1, threads, 1, 1, 0, stream, arguments, NULL);
 }
 
 static int hip_error_name(int code, const char **name) {

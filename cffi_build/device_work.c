@@ -1,5 +1,5 @@
-/* Local steps on device memory. A copy is queued on a stream of the engine's own; arithmetic, which the engine has for
- * host memory only, is done there piece by piece, through pinned memory. Nothing waits: whoever makes progress asks. */
+/* Local steps on device memory. A copy, or a kernel, is queued on a stream of the engine's own; arithmetic without a
+ * kernel is done on the host piece by piece, through pinned memory. Nothing waits: whoever makes progress asks. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -137,6 +137,13 @@ int ucch_work_begin_locked(ucch_work *w, const ucch_task *task) {
     if (task->kind == UCCH_COPY && !overlap(task)) {
         int status = ucch_work_copy(task->way, task->dst, task->src, task->count * task->src_bytes);
         return status ? status : mark(w, task->way, MOVING);
+    }
+    void *function = ucch_kernel_of_locked(task), *stream;
+    if (function) {
+        int status = lane(UCCH_ACROSS, &stream);
+        if (!status)
+            status = ucch_kernel_launch(function, task, stream);
+        return status ? status : mark(w, UCCH_ACROSS, MOVING);
     }
     w->one = ucch_pool_take(1, PIECE, NULL, 1);
     w->two = ucch_pool_take(1, PIECE, NULL, 1);

@@ -10,6 +10,7 @@ from functools import partial
 from itertools import accumulate
 from typing import Any
 
+from .device import kernels
 from .errors import LibraryError
 from .liveness import Board, signature
 from .native import ffi, lib
@@ -104,7 +105,7 @@ class _Lower:
         self.staged, self.windows = staged, windows
         self.mirrors = Mirrors(self.at.itemsize, self.at.code)
         self.mirroring = False
-        #: Whether steps of our own compute, or move what overlaps.
+        #: Whether steps of our own compute on the host, or move what overlaps.
         self.arithmetic = False
         self.steps: list[tuple[Sequence[int], Callable[..., None], tuple[Any, ...]]] = []
         #: What the timeline says of each of them.
@@ -130,8 +131,9 @@ class _Lower:
         """What the program may do in a stream, from what it does.
 
         A stream can be held where nothing can wait for it. libucp's and TL/UCP's work on device memory can: it copies
-        in the default stream, and allocates and frees, which waits for the whole device. So can arithmetic of our own,
-        which allocates. What one vendor's library does does not, nor do our copies, nor anything on host memory.
+        in the default stream, and allocates and frees, which waits for the whole device. So can arithmetic of our own
+        that is done on the host, which allocates. What one vendor's library does does not, nor do our copies and
+        kernels, nor anything on host memory.
         """
         if not self.what.memory:
             program.holds = True
@@ -277,7 +279,7 @@ class _Lower:
     def _local(self, handle: Any, i: int, local: Local) -> None:
         kind, code, to, src, dst, n, by = local
         overlaps = src.base == dst.base and abs(src.offset - dst.offset) < n * self.at.itemsize
-        self.arithmetic |= kind != lib.UCCH_COPY or overlaps
+        self.arithmetic |= overlaps if kind == lib.UCCH_COPY else not self._kernel(kind, 0, code, to)
         spans = (src.base, src.offset, n), (dst.base, dst.offset, n)
         self._check(lib.ucch_program_local(handle, i, kind, 0, code, to, *spans, by))
 
@@ -285,9 +287,13 @@ class _Lower:
         src, dst = step.src[0], step.dst[0]
         assert isinstance(src, Region) and isinstance(dst, Region)
         kind = lib.UCCH_COPY if step.kind == "copy" else lib.UCCH_COMBINE
-        self.arithmetic |= step.kind != "copy"
+        self.arithmetic |= kind != lib.UCCH_COPY and not self._kernel(kind, self.what.op, self.at.code, 0)
         spans = self._span(src), self._span(dst)
         self._check(lib.ucch_program_local(handle, i, kind, self.what.op, self.at.code, 0, *spans, 0.0))
+
+    def _kernel(self, kind: int, op: int, code: int, to: int) -> bool:
+        """Whether the device does such a step itself."""
+        return self.what.memory is not None and kernels.ready(kind, op, code, to)
 
     def _message(self, handle: Any, i: int, step: Step, member: int, ordinal: int) -> None:
         sender, receiver = step.ranks

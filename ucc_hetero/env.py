@@ -172,6 +172,9 @@ _VARIABLES = (
     Variable("UCC_LIB", str, "", "The libucc.so.1 to load.", "path"),
     Variable("UCX_DIR", str, "", "The directory whose libucp.so.0 and its family are loaded.", "path"),
     Variable("CUDA_LIB", str, "", "The libcuda.so.1 to load, or none: use no NVIDIA GPU.", "path|none"),
+    Variable(
+        "RTC_LIB", str, "", "The libnvrtc or libhiprtc that makes kernels, or none: compute on the host.", "path|none"
+    ),
     Variable("HIP_LIB", str, "", "The libamdhip64.so to load, or none: use no AMD GPU.", "path|none"),
     Variable(
         "TORCH_REPLACE",

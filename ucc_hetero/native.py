@@ -18,7 +18,7 @@ from . import env
 from ._native import ffi, lib
 from .errors import LibraryNotFound
 
-__all__ = ["Libraries", "ffi", "lib", "load", "load_before_mpi", "loaded", "mapped", "preload_ucx"]
+__all__ = ["Libraries", "ffi", "lib", "load", "load_before_mpi", "loaded", "mapped", "package_dirs", "preload_ucx"]
 
 #: The order matters: each needs those before it, and only absolute paths keep another UCX's files out.
 UCX_FILES = ("libucs.so.0", "libucs_signal.so.0", "libuct.so.0", "libucp.so.0")
@@ -48,7 +48,7 @@ def _text(pointer: object) -> str:
     return str(ffi.string(pointer).decode(errors="replace"))
 
 
-def _package_dirs(package: str) -> list[Path]:
+def package_dirs(package: str) -> list[Path]:
     """Folders of an installed package, found without importing it."""
     try:
         spec = importlib.util.find_spec(package)
@@ -73,7 +73,7 @@ def _ucx_candidates() -> list[tuple[str, Path | None]]:
     if explicit:
         base = Path(explicit)
         return [("UCCH_UCX_DIR", base / "lib" if (base / "lib" / "libucp.so.0").exists() else base)]
-    return [*(("the libucx wheel", d / "lib") for d in _package_dirs("libucx")), ("the system", None)]
+    return [*(("the libucx wheel", d / "lib") for d in package_dirs("libucx")), ("the system", None)]
 
 
 def _try_ucx(folder: Path | None) -> str | None:
@@ -165,7 +165,7 @@ def _ucc_candidates() -> list[tuple[str, str]]:
     explicit = env.get("UCC_LIB")
     if explicit:
         return [("UCCH_UCC_LIB", explicit)]
-    wheel = [d / "libcal" / "cu12" / "lib" / "libucc.so.1" for d in _package_dirs("nvidia")]
+    wheel = [d / "libcal" / "cu12" / "lib" / "libucc.so.1" for d in package_dirs("nvidia")]
     return [*(("the nvidia-libcal-cu12 wheel", str(p)) for p in wheel if p.exists()), ("the system", "libucc.so.1")]
 
 
@@ -174,7 +174,7 @@ def _preload_cudart() -> None:
     silently and device memory is taken for host memory. Only where there is a driver to run it."""
     if not os.path.exists("/dev/nvidiactl") or mapped("libcudart.so.12"):
         return
-    for folder in _package_dirs("nvidia"):
+    for folder in package_dirs("nvidia"):
         path = folder / "cuda_runtime" / "lib" / "libcudart.so.12"
         if path.exists() and lib.ucch_preload(str(path).encode()) == 0:
             return

@@ -108,6 +108,22 @@ int cuEventRecord(void *e, void *s) {
 int cuEventQuery(void *e) {
     return query(e);
 }
+int cuDeviceGetAttribute(int *value, int which, int device) {
+    *value = which == 75 ? 9 : 0;
+    return device < device_count() ? OK : INVALID_DEVICE;
+}
+int cuModuleLoadData(void **module, const void *image) {
+    *module = strdup(image);
+    return usable();
+}
+int cuModuleGetFunction(void **function, void *module, const char *name) {
+    return find_kernel(function, module, name);
+}
+int cuLaunchKernel(void *f, unsigned x, unsigned y, unsigned z, unsigned a, unsigned b, unsigned c, unsigned bytes,
+                   void *s, void **arguments, void **more) {
+    (void)bytes, (void)more;
+    return x && y == 1 && z == 1 && a && b == 1 && c == 1 ? launch_kernel(f, arguments, s) : INVALID_VALUE;
+}
 
 #else
 
@@ -224,4 +240,16 @@ int hipEventQuery(void *e) {
     return query(e);
 }
 
+int hipModuleLoadData(void **module, const void *image) {
+    *module = strdup(image);
+    return usable();
+}
+int hipModuleGetFunction(void **function, void *module, const char *name) {
+    return find_kernel(function, module, name);
+}
+int hipModuleLaunchKernel(void *f, unsigned x, unsigned y, unsigned z, unsigned a, unsigned b, unsigned c,
+                          unsigned bytes, void *s, void **arguments, void **more) {
+    (void)bytes, (void)more;
+    return x && y == 1 && z == 1 && a && b == 1 && c == 1 ? launch_kernel(f, arguments, s) : INVALID_VALUE;
+}
 #endif

@@ -5,6 +5,7 @@
 #include <dlfcn.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -106,6 +107,20 @@ CU(cuEventRecord, (void *e, void *s)) {
 }
 CU(cuEventQuery, (void *e)) {
     return CALL(cuEventQuery, e);
+}
+
+CU(cuDeviceGetAttribute, (int *value, int which, int device)) {
+    return CALL(cuDeviceGetAttribute, value, which, device);
+}
+CU(cuModuleLoadData, (void **module, const void *image)) {
+    return CALL(cuModuleLoadData, module, image);
+}
+CU(cuModuleGetFunction, (void **function, void *module, const char *name)) {
+    return CALL(cuModuleGetFunction, function, module, name);
+}
+CU(cuLaunchKernel, (void *f, unsigned x, unsigned y, unsigned z, unsigned a, unsigned b, unsigned c, unsigned bytes,
+                    void *s, void **arguments, void **more)) {
+    return CALL(cuLaunchKernel, f, x, y, z, a, b, c, bytes, s, arguments, more);
 }
 
 #define MOST_DEVICES 64
@@ -226,4 +241,57 @@ int hipEventRecord(void *e, void *s) {
 }
 int hipEventQuery(void *e) {
     return cuEventQuery(e);
+}
+int hipModuleLoadData(void **module, const void *image) {
+    return cuModuleLoadData(module, image);
+}
+int hipModuleGetFunction(void **function, void *module, const char *name) {
+    return cuModuleGetFunction(function, module, name);
+}
+int hipModuleLaunchKernel(void *f, unsigned x, unsigned y, unsigned z, unsigned a, unsigned b, unsigned c,
+                          unsigned bytes, void *s, void **arguments, void **more) {
+    return cuLaunchKernel(f, x, y, z, a, b, c, bytes, s, arguments, more);
+}
+
+/* hipRTC over NVRTC, whose file HIPCUDA_NVRTC names, unless the process has it already. It compiles for the device in
+ * use by itself. */
+static void *nvrtc(const char *name) {
+    static void *library;
+    const char *path = getenv("HIPCUDA_NVRTC");
+    static const char *const names[] = {"libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so"};
+    if (!library && path)
+        library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
+    for (int i = 0; i < 3 && !library; i++)
+        library = dlopen(names[i], RTLD_NOW | RTLD_LOCAL);
+    return library ? dlsym(library, name) : NULL;
+}
+
+#define RTC(name, nvidias, params, ...)                                                                                \
+    int name params {                                                                                                  \
+        int(*f) params = (int(*) params)nvrtc(#nvidias);                                                               \
+        return f ? f(__VA_ARGS__) : 1;                                                                                 \
+    }
+
+RTC(hiprtcCreateProgram, nvrtcCreateProgram,
+    (void **program, const char *source, const char *name, int n, const char **headers, const char **as), program,
+    source, name, n, headers, as)
+RTC(hiprtcGetCodeSize, nvrtcGetCUBINSize, (void *program, size_t *bytes), program, bytes)
+RTC(hiprtcGetCode, nvrtcGetCUBIN, (void *program, char *code), program, code)
+RTC(hiprtcGetProgramLogSize, nvrtcGetProgramLogSize, (void *program, size_t *bytes), program, bytes)
+RTC(hiprtcGetProgramLog, nvrtcGetProgramLog, (void *program, char *text), program, text)
+RTC(hiprtcDestroyProgram, nvrtcDestroyProgram, (void **program), program)
+
+int hiprtcCompileProgram(void *program, int n, const char **options) {
+    int (*f)(void *, int, const char **) = (int (*)(void *, int, const char **))nvrtc("nvrtcCompileProgram");
+    const char *all[17];
+    char arch[32];
+    int device = 0, major = 0, minor = 0;
+    if (!f || n > 16 || cuCtxGetDevice(&device) || cuDeviceGetAttribute(&major, 75, device) ||
+        cuDeviceGetAttribute(&minor, 76, device))
+        return 1;
+    snprintf(arch, sizeof(arch), "-arch=sm_%d%d", major, minor);
+    for (int i = 0; i < n; i++)
+        all[i] = options[i];
+    all[n] = arch;
+    return f(program, n + 1, all);
 }

@@ -84,6 +84,11 @@ def bind(place: Place) -> DeviceRuntime | None:
     return runtime
 
 
+def bound() -> Place | None:
+    """The device that this process works with, once it has one."""
+    return _bound
+
+
 @contextmanager
 def own_device() -> Iterator[None]:
     """Work with this rank's device in the calling thread, whichever it has chosen, and restore that."""

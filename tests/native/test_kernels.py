@@ -1,0 +1,125 @@
+"""The kernels' source, compiled for the host: its arithmetic against the engine's own, for all types and operations."""
+
+from __future__ import annotations
+
+import ctypes
+import shutil
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ucc_hetero.device import kernels
+from ucc_hetero.native import ffi, lib
+from ucc_hetero.types import DTYPES, OPS
+
+N = 4000
+
+#: What makes C++ of it: one thread that does everything.
+_HOST = """
+#include <cmath>
+#include <cstring>
+#define __device__
+#define __global__
+static struct { unsigned x; } gridDim = {1}, blockDim = {1}, blockIdx = {0}, threadIdx = {0};
+static inline float __uint_as_float(unsigned u) { float f; std::memcpy(&f, &u, 4); return f; }
+static inline unsigned __float_as_uint(float f) { unsigned u; std::memcpy(&u, &f, 4); return u; }
+"""
+
+CASES = [
+    *((lib.UCCH_COMBINE, op.code, t.code, 0) for op in OPS.values() for t in DTYPES.values()),
+    *((lib.UCCH_SCALE, 0, t.code, 0) for t in DTYPES.values()),
+    *(
+        (lib.UCCH_CAST, 0, DTYPES[one].code, DTYPES[other].code)
+        for one, other in (
+            ("float16", "float32"),
+            ("float32", "float16"),
+            ("bfloat16", "float32"),
+            ("float32", "bfloat16"),
+        )
+    ),
+]
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
+    """All kernels in one library, as ``kernel_<number of the case>``."""
+    compiler = shutil.which("c++") or shutil.which("g++")
+    if compiler is None:
+        pytest.skip("needs a C++ compiler, for kernels that have no GPU here")
+    parts = [_HOST]
+    for i, case in enumerate(CASES):
+        text = kernels.source(*case)
+        if text is not None:
+            # Each in a namespace of its own: they all define the same helpers.
+            body = text.replace("void ucch(", f"void kernel_{i}(")
+            parts.append(f"namespace n{i} {{\n{body}\n}}")
+    folder = tmp_path_factory.mktemp("kernels")
+    (folder / "kernels.cc").write_text("\n".join(parts))
+    out = folder / "kernels.so"
+    words = [compiler, "-std=c++14", "-O1", "-shared", "-fPIC", "-ffp-contract=off", "-w", "-o", str(out)]
+    subprocess.run([*words, str(folder / "kernels.cc")], check=True, timeout=120)
+    return ctypes.CDLL(str(out))
+
+
+def bits(code: int, n: int, rng: np.random.Generator) -> np.ndarray:
+    """Random elements of a UCC datatype as bytes; floats of all magnitudes, infinities and NaN among them."""
+    (dtype,) = [t for t in DTYPES.values() if t.code == code]
+    if dtype.name == "float16":
+        return rng.integers(0, 1 << 16, n, np.uint16).view(np.uint8)
+    if dtype.name == "bfloat16":
+        return rng.integers(0, 1 << 16, n, np.uint16).view(np.uint8)
+    if dtype.kind in ("int", "uint"):
+        return rng.integers(0, 256, n * dtype.itemsize, np.uint8)
+    real = np.float32 if dtype.name in ("float32", "complex64") else np.float64
+    values = (rng.standard_normal(n * dtype.itemsize // real().itemsize) * 10.0 ** rng.integers(-8, 5)).astype(real)
+    if dtype.kind == "float":
+        values[:4] = [np.nan, np.inf, -np.inf, -0.0]
+    return values.view(np.uint8)
+
+
+def same(one: np.ndarray, other: np.ndarray, code: int) -> bool:
+    """Equal to the bit, but for which NaN it is."""
+    (dtype,) = [t for t in DTYPES.values() if t.code == code]
+    if dtype.name == "bfloat16":
+        one, other = ((a.view(np.uint16).astype(np.uint32) << 16).view(np.float32) for a in (one, other))
+    elif dtype.kind in ("float", "complex"):
+        one, other = one.view(dtype.name), other.view(dtype.name)
+    return np.array_equal(one, other, equal_nan=dtype.kind in ("float", "complex"))
+
+
+@pytest.mark.parametrize("i", range(len(CASES)))
+def test_kernel_against_the_host(library: ctypes.CDLL, i: int) -> None:
+    kind, op, code, to = CASES[i]
+    rng = np.random.default_rng()
+    end = to if kind == lib.UCCH_CAST else code
+    if code < 0 or end < 0:
+        assert kernels.source(*CASES[i]) is None
+        return
+    src, dst = bits(code, N, rng), bits(end, N, rng)
+    wanted, by = dst.copy(), 3.0
+    one, two = (ffi.cast("void *", a.ctypes.data) for a in (src, wanted))
+    if kind == lib.UCCH_COMBINE:
+        status = lib.ucch_combine(op, code, one, two, N)
+    elif kind == lib.UCCH_CAST:
+        status = lib.ucch_cast(code, to, one, two, N)
+    else:
+        status = lib.ucch_scale(code, two, N, by)
+    if kernels.source(*CASES[i]) is None:
+        assert status, "the host can, but there is no kernel"
+        return
+    assert status == 0, "there is a kernel for what the host cannot"
+    function = getattr(library, f"kernel_{i}")
+    pointers = (ctypes.c_void_p(a.ctypes.data) for a in (src, dst))
+    function(*pointers, ctypes.c_ulonglong(N), ctypes.c_double(by))
+    assert same(dst, wanted, end)
+
+
+def test_nothing_is_ready_without_a_device() -> None:
+    assert not kernels.ready(lib.UCCH_COMBINE, OPS["SUM"].code, DTYPES["float32"].code, 0)
+
+
+def test_source_is_in_the_repository_only_once() -> None:
+    text = Path(kernels.__file__).read_text()
+    assert text.count("__global__") == 1
