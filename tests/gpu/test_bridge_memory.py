@@ -98,7 +98,7 @@ def maps(bridge: Run) -> Callable[[str], dict[str, dict[str, str]]]:
         assert right(job, 4), job.output
         out: dict[str, dict[str, str]] = {}
         name = ""
-        for line in re.findall(r"ucc_coll_score_map\.c:\d+ +UCC +INFO +(.*)", job.output):
+        for line in re.findall(r"ucc_coll_score_map\.c:\d+ +UCC\s+INFO\s+(.*)", job.output):
             if found := re.fullmatch(r"(\w+):\s*", line):
                 name = found[1].lower()
             elif found := re.match(r"(\w+): (.*\S)", line):
