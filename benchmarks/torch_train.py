@@ -124,13 +124,13 @@ def child(options: argparse.Namespace) -> int:
             found["ways"][way] = measure(torch, way, options)
         except Exception:
             found["ways"][way] = {"error": traceback.format_exc()[-2000:]}
+            if RANK == 0:
+                write(options.child, found)
+            raise  # which ends the job: the other ranks may be anywhere
         if RANK == 0:
-            if ours and "error" not in found["ways"][way]:
+            if ours:
                 found["ways"][way]["plans"] = [g.communicator.plan_summary() for g in ucc_hetero.torch.groups()]
             write(options.child, found)
-        if "error" in found["ways"][way]:
-            print(found["ways"][way]["error"], file=sys.stderr, flush=True)
-            return 1  # the other ranks may be anywhere
         gc.collect()
         if torch.cuda.is_available():
             torch.cuda.empty_cache()

@@ -9,24 +9,29 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from llm_model import SIZES, Config, Decoder
+from llm_model import SIZES, Config, Decoder, Layer, Sequences
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import ucc_hetero.torch  # registers the backend
 from ucc_hetero.torch import balance
 
-__all__ = ["DTYPES", "WAYS", "Job", "Settings", "batches", "device_of_rank", "peak_of"]
+__all__ = ["DTYPES", "SCHEDULES", "WAYS", "Job", "Settings", "batches", "device_of_rank", "peak_of"]
 
 #: --parallel -> what it is.
 WAYS = {
     "ddp": "data parallel, every rank has the whole model",
+    "replicate": "the same, composable (replicate)",
     "zero": "data parallel, optimizer states sharded (ZeroRedundancyOptimizer)",
+    "fsdp1": "data parallel, everything sharded (FullyShardedDataParallel)",
     "fsdp2": "data parallel, everything sharded (fully_shard)",
     "hsdp": "everything sharded inside groups, --replicas of them",
     "tp": "tensor parallel",
-    "pp": "pipeline (1F1B), --replicas of it data parallel",
+    "cp": "context parallel, every rank has a part of each sequence (Ulysses)",
+    "pp": "pipeline (--schedule), --replicas of it data parallel",
 }
+#: --schedule -> torch's class, and the stages of each rank.
+SCHEDULES = {"gpipe": ("ScheduleGPipe", 1), "1f1b": ("Schedule1F1B", 1), "interleaved": ("ScheduleInterleaved1F1B", 2)}
 #: --dtype -> what is in which type.
 DTYPES = {
     "fp32": "everything in float32",
@@ -54,6 +59,7 @@ class Settings:
     rate: float = 1e-3
     seed: int = 0
     replicas: int = 1
+    schedule: str = "1f1b"
     #: Give ranks work by how fast they are.
     balanced: bool = False
     #: Random weights from the device's own generator: quicker, and other ones than the host's.
@@ -98,14 +104,20 @@ class Job:
             raise ValueError(f"--batch {s.batch} is not a multiple of the {parts} ranks that share it")
         if s.parallel == "tp" and self.config.kv_heads % self.size:
             raise ValueError(f"{self.size} ranks do not divide the {self.config.kv_heads} key and value heads")
-        stages = self.size // s.replicas
+        if s.parallel == "cp" and (self.config.kv_heads % self.size or s.length % self.size):
+            raise ValueError(
+                f"{self.size} ranks must divide the {self.config.kv_heads} key and value heads and --length {s.length}"
+            )
+        stages = self.size // s.replicas * SCHEDULES[s.schedule][1]
         if s.parallel == "pp" and stages > self.config.layers:
             raise ValueError(f"{stages} stages are more than the {self.config.layers} layers")
+        if s.parallel == "pp" and s.balanced and SCHEDULES[s.schedule][1] > 1:
+            raise ValueError("--balanced cuts one stage for each rank; --schedule interleaved has more")
 
     def _data_ranks(self) -> int:
         """How many ranks share a batch."""
         way = self.settings.parallel
-        return {"tp": 1, "pp": self.settings.replicas}.get(way, self.size)
+        return {"tp": 1, "cp": 1, "pp": self.settings.replicas}.get(way, self.size)
 
     def _share(self) -> balance.Share:
         s, parts = self.settings, self._data_ranks()
@@ -128,15 +140,36 @@ class Job:
     def _model(self) -> nn.Module:
         s = self.settings
         if s.parallel == "pp":
-            return self._stage()
+            return self._stages()
         model = self._decoder()
-        if s.parallel in ("ddp", "zero"):
+        if s.parallel == "cp":
+            model.share_sequences(Sequences(dist.group.WORLD))
+        if s.parallel in ("ddp", "zero", "cp"):
             return DistributedDataParallel(model, gradient_as_bucket_view=True)
+        if s.parallel == "replicate":
+            from torch.distributed._composable.replicate import replicate
+
+            return replicate(model)
+        if s.parallel == "fsdp1":
+            return self._fully_sharded(model)
         if s.parallel == "hsdp":
             shape, names = (s.replicas, self.size // s.replicas), ("replicate", "shard")
             return self._sharded(model, dist.init_device_mesh(self.device.type, shape, mesh_dim_names=names))
         mesh = dist.init_device_mesh(self.device.type, (self.size,))
         return self._sharded(model, mesh) if s.parallel == "fsdp2" else self._split(model, mesh)
+
+    def _fully_sharded(self, model: Decoder) -> nn.Module:
+        from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecision
+        from torch.distributed.fsdp.wrap import ModuleWrapPolicy
+
+        half = MixedPrecision(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+        return FullyShardedDataParallel(
+            model,
+            auto_wrap_policy=ModuleWrapPolicy({Layer}),
+            mixed_precision=half if self.settings.dtype == "bf16" else None,
+            device_id=self.device,
+            use_orig_params=True,
+        )
 
     def _sharded(self, model: Decoder, mesh: Any) -> nn.Module:
         from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
@@ -158,32 +191,38 @@ class Job:
             parallelize_module(layer, mesh, plan)
         return model
 
-    def _stage(self) -> nn.Module:
-        """This rank's stage: ranks r, r + replicas, r + 2 replicas, ... form the r-th pipeline."""
-        from torch.distributed.pipelining import PipelineStage, Schedule1F1B
+    def _stages(self) -> nn.Module:
+        """This rank's stages: ranks r, r + replicas, r + 2 replicas, ... form the r-th pipeline."""
+        from torch.distributed import pipelining
 
         s = self.settings
-        stages = self.size // s.replicas
-        mesh = dist.init_device_mesh(self.device.type, (stages, s.replicas), mesh_dim_names=("pp", "dp"))
+        kind, each = SCHEDULES[s.schedule]
+        ranks = self.size // s.replicas
+        count = ranks * each
+        mesh = dist.init_device_mesh(self.device.type, (ranks, s.replicas), mesh_dim_names=("pp", "dp"))
         place, pipeline = self.rank // s.replicas, mesh["pp"].get_group()
         self.replicas_group = mesh["dp"].get_group() if s.replicas > 1 else None
         layers = self.config.layers
-        self.cuts = [(layers * i // stages, layers * (i + 1) // stages) for i in range(stages)]
-        if s.balanced and stages > 1:
+        self.cuts = [(layers * i // count, layers * (i + 1) // count) for i in range(count)]
+        if s.balanced and ranks > 1:
             self.cuts = self._layer_cuts(pipeline)
-        model: nn.Module = self._decoder(*self.cuts[place])
-        if self.replicas_group is not None:
-            model = DistributedDataParallel(
-                model, process_group=self.replicas_group, gradient_as_bucket_view=True, static_graph=False
-            )
-        stage = PipelineStage(model, place, stages, self.device, group=pipeline)
+        mine = range(place, count, ranks)
+        models: list[nn.Module] = [self._decoder(*self.cuts[i]) for i in mine]
+        if self.replicas_group is not None and each == 1:
+            group = self.replicas_group
+            models = [DistributedDataParallel(models[0], process_group=group, gradient_as_bucket_view=True)]
+        stages = [
+            pipelining.PipelineStage(model, i, count, self.device, group=pipeline)
+            for i, model in zip(mine, models, strict=True)
+        ]
         # The most microbatches up to two per stage that the sequences can be cut into evenly.
-        parts = math.gcd(self.share.count, 2 * stages)
-        self.schedule = Schedule1F1B(stage, n_microbatches=parts, loss_fn=self.loss)
-        self.first, self.last = place == 0, place == stages - 1
+        parts = math.gcd(self.share.count, 2 * count)
+        schedule = getattr(pipelining, kind)
+        self.schedule = schedule(stages if each > 1 else stages[0], n_microbatches=parts, loss_fn=self.loss)
+        self.first, self.last = place == 0, place == ranks - 1
         #: A rank of the last stage, which knows the loss.
         self.knows = self.size - 1
-        return model
+        return nn.ModuleList(models) if each > 1 else models[0]
 
     def _optimizer(self) -> Any:
         more = {"lr": self.settings.rate, "betas": (0.9, 0.95), "fused": self.device.type == "cuda"}
@@ -221,7 +260,7 @@ class Job:
     # --- a step -------------------------------------------------------------------------------------------------------
 
     def _autocast(self) -> Any:
-        half = self.settings.dtype == "bf16" and self.settings.parallel not in ("fsdp2", "hsdp")
+        half = self.settings.dtype == "bf16" and self.settings.parallel not in ("fsdp1", "fsdp2", "hsdp")
         return torch.autocast(self.device.type, torch.bfloat16, enabled=half)
 
     @staticmethod
@@ -233,6 +272,8 @@ class Job:
         """One step on the whole batch [batch, length + 1]; returns the mean loss, equal on every rank."""
         mine = self.share.take(tokens).to(self.device)
         inputs, targets = mine[:, :-1].contiguous(), mine[:, 1:].contiguous()
+        if self.settings.parallel == "cp":
+            inputs, targets = (each.chunk(self.size, 1)[self.rank].contiguous() for each in (inputs, targets))
         self.optimizer.zero_grad()
         with self._autocast():
             if self.schedule is not None:
@@ -249,7 +290,7 @@ class Job:
             if self.replicas_group is not None and self.last:
                 dist.all_reduce(loss, op=dist.ReduceOp.AVG, group=self.replicas_group)
             dist.broadcast(loss, self.knows)
-        elif len(self.share.counts) > 1:
+        elif len(self.share.counts) > 1 or self.settings.parallel == "cp":
             dist.all_reduce(loss, op=dist.ReduceOp.AVG)
         return loss
 
@@ -258,9 +299,15 @@ class Job:
         arguments = (inputs,) if self.first else ()
         if self.last:
             self.schedule.step(*arguments, target=targets, losses=losses)
-            return torch.stack(losses).mean()
-        self.schedule.step(*arguments)
-        return torch.zeros((), device=self.device)
+        else:
+            self.schedule.step(*arguments)
+        if self.replicas_group is not None and isinstance(self.model, nn.ModuleList):
+            # DDP loses count of several stages that take turns.
+            gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
+            works = [dist.all_reduce(g, dist.ReduceOp.AVG, self.replicas_group, async_op=True) for g in gradients]
+            for work in works:
+                work.wait()
+        return torch.stack(losses).mean() if losses else torch.zeros((), device=self.device)
 
     # --- figures ------------------------------------------------------------------------------------------------------
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import nn
+from torch.distributed import _functional_collectives as functional
 
-__all__ = ["SIZES", "Config", "Decoder", "Layer"]
+__all__ = ["SIZES", "Config", "Decoder", "Layer", "Sequences"]
 
 
 @dataclass(frozen=True)
@@ -46,11 +48,38 @@ class Norm(nn.Module):
         return nn.functional.rms_norm(x, x.shape[-1:], self.weight.to(x.dtype), 1e-6)
 
 
+class Sequences:
+    """Attention over sequences of which each of a group's ranks has a part, in rank order.
+
+    Before it the ranks exchange their parts of all heads for whole sequences of some heads, and after it the other way
+    round: DeepSpeed-Ulysses (Jacobs et al., 2023, arXiv:2309.14509). Gradients take the same ways back.
+    """
+
+    def __init__(self, group: Any) -> None:
+        self._group, self._ranks = group, group.size()
+
+    def _swap(self, x: torch.Tensor, split: int, join: int) -> torch.Tensor:
+        """Deal out dimension ``split``, one part to each rank, and string together what comes along ``join``."""
+        parts = torch.stack(x.chunk(self._ranks, split))
+        came = functional.all_to_all_single_autograd(parts.reshape(-1), None, None, self._group).view(parts.shape)
+        return torch.cat(came.unbind(), join)
+
+    def whole(self, x: torch.Tensor) -> torch.Tensor:
+        """[batch, heads, part of length, head] to [batch, part of heads, length, head]."""
+        return self._swap(x, 1, 2)
+
+    def parted(self, x: torch.Tensor) -> torch.Tensor:
+        """[batch, part of heads, length, head] to [batch, heads, part of length, head]."""
+        return self._swap(x, 2, 1)
+
+
 class Attention(nn.Module):
     """Causal attention with rotary positions and fewer key and value heads than query heads."""
 
     def __init__(self, c: Config) -> None:
         super().__init__()
+        #: Set where other ranks have the rest of each sequence.
+        self.shared: Sequences | None = None
         self.head = c.width // c.heads
         self.q = nn.Linear(c.width, c.heads * self.head, bias=c.bias)
         self.k = nn.Linear(c.width, c.kv_heads * self.head, bias=c.bias)
@@ -70,8 +99,12 @@ class Attention(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         # How many heads there are is read off the projections: with tensor parallelism each rank has some of them.
         q, k, v = (p(x).unflatten(-1, (-1, self.head)).transpose(1, 2) for p in (self.q, self.k, self.v))
+        if self.shared is not None:
+            q, k, v = map(self.shared.whole, (q, k, v))
         q, k = self._rotated(q), self._rotated(k)
         mixed = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+        if self.shared is not None:
+            mixed = self.shared.parted(mixed)
         return self.o(mixed.transpose(1, 2).flatten(2))
 
 
@@ -128,6 +161,11 @@ class Decoder(nn.Module):
                     parameter.data.copy_(noise * 0.02)
                 elif parameter.data.std() > 0:
                     parameter.data.zero_()  # a bias
+
+    def share_sequences(self, shared: Sequences) -> None:
+        """Take and give only this rank's part of each sequence from now on."""
+        for layer in self.layers:
+            layer.attention.shared = shared
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if self.embedding is not None:

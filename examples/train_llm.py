@@ -25,7 +25,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from llm_job import DTYPES, WAYS, Job, Settings, batches, peak_of
+from llm_job import DTYPES, SCHEDULES, WAYS, Job, Settings, batches, peak_of
 from llm_model import SIZES
 
 from ucc_hetero.torch.replicas import Replicas
@@ -38,6 +38,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--size", choices=tuple(SIZES), default="1m", help="parameters (default: 1m)")
     parser.add_argument("--parallel", choices=tuple(WAYS), default="ddp", help=_listed(WAYS))
     parser.add_argument("--replicas", type=int, default=1, help="for hsdp and pp (default: 1)")
+    parser.add_argument("--schedule", choices=tuple(SCHEDULES), default="1f1b", help="of the pipeline (default: 1f1b)")
     parser.add_argument("--dtype", choices=tuple(DTYPES), default="fp32", help=_listed(DTYPES))
     parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--batch", type=int, default=16, help="sequences per step, over all ranks (default: 16)")
@@ -46,7 +47,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--balanced", action="store_true", help="profile the ranks and give slow ones less to do")
     parser.add_argument("--drift", choices=("ignore", "report", "broadcast", "raise"), default="ignore",
-                        help="what to do when the replicas of ddp or zero differ (default: do not look)")  # fmt: skip
+                        help="what to do when replicas of ddp, zero or cp differ (default: do not look)")  # fmt: skip
     parser.add_argument("--drift-every", type=int, default=100, help="steps between two looks (default: 100)")
     parser.add_argument("--backend", default="ucch", help="to compare: nccl, gloo (default: ucch)")
     parser.add_argument("--every", type=int, default=10, help="steps between lines of progress (default: 10)")
@@ -119,8 +120,8 @@ def train(job: Job, text: torch.Tensor, options: argparse.Namespace) -> list[flo
         job, options.every, options.steps, peak_of(job.device) if options.peak is None else options.peak
     )
     replicas = None
-    if options.drift != "ignore" and options.parallel in ("ddp", "zero"):
-        inner = getattr(job.optimizer, "optim", job.optimizer) if options.parallel == "ddp" else None
+    if options.drift != "ignore" and options.parallel in ("ddp", "zero", "cp"):
+        inner = getattr(job.optimizer, "optim", job.optimizer) if options.parallel != "zero" else None
         replicas = Replicas(job.model, inner, every=options.drift_every, policy=options.drift)
     for step in range(begun + 1, options.steps + 1):
         losses.append(job.step(batches(text, job.settings, draw)).item())

@@ -52,7 +52,7 @@ def test_code_of_the_documentation(mpirun) -> None:
 def test_parity(tmp_path: Path) -> None:
     """One vendor, two, and a single process come to the same losses in every way to train; another seed does not."""
     out, drawing = tmp_path / "out.json", tmp_path / "out.png"
-    small = ["--ranks", "2", "--ways", "ddp,zero,fsdp2,hsdp,tp,pp", "--steps", "6", "--batch", "8", "--length", "32"]
+    small = ["--ranks", "2", "--ways", "ddp,replicate,zero,fsdp1,fsdp2,hsdp,tp,cp,gpipe,pp,interleaved x dp", "--steps", "6", "--batch", "8", "--length", "32"]
     more = ["--plot", str(drawing)] if importlib.util.find_spec("matplotlib") else []
     script = str(ROOT / "benchmarks" / "torch_parity.py")
     job = subprocess.run(
@@ -63,7 +63,7 @@ def test_parity(tmp_path: Path) -> None:
     assert "parity holds" in job.stdout
     runs = json.loads(out.read_text())["runs"]
     assert {name: len(run["losses"]) for name, run in runs.items()} == {
-        "single": 6, "homogeneous": 6, "mixed": 6, "control": 1,
+        "single": 11, "homogeneous": 11, "mixed": 11, "control": 1,
     }  # fmt: skip
     assert not more or drawing.stat().st_size > 1000
 
