@@ -23,7 +23,7 @@ static const struct {
 
 static int loaded[RUNTIMES];
 static int memory_type[RUNTIMES];
-static _Thread_local char text[256];
+static char text[256]; /* of the last failure, in whatever thread: Python asks in another one than progress runs in */
 static int bound_runtime = -1, bound_device;
 
 const char *ucch_device_error(void) {

@@ -356,7 +356,8 @@ class _Lower:
         if (
             self.at.displs["send"] is not None
             or self.at.displs["recv"] is not None
-            or self.at.row.layout in ("ranks", "matrix")
+            # Of these only reduce_scatter has counts and places that are the same on every rank.
+            or (self.at.row.layout in ("ranks", "matrix") and self.at.row.name != "reduce_scatter")
         ):
             return not each
         return all(isinstance(o, Blocks) and o.stride == o.count for o in each)

@@ -12,7 +12,16 @@ import numpy as np
 from .bounce import Bounce
 from .buffers import Buffer, as_buffer, pack, unpack
 from .device import pointer_vendor
-from .errors import CollectiveError, CollectiveTimeout, LibraryError, NotSupported, PeerError, TruncationError
+from .errors import (
+    CollectiveError,
+    CollectiveTimeout,
+    DeviceError,
+    LibraryError,
+    NotSupported,
+    PeerError,
+    TruncationError,
+    UCCHError,
+)
 from .native import ffi, lib
 from .persistent import PersistentRequest
 from .request import SLICE, Request, wait_op
@@ -347,7 +356,7 @@ class Messages:
             set_status(status, source, tag, nbytes, self._errors[truncated])
         raise failure
 
-    def _explain(self, transfer: Transfer, error: Any) -> CollectiveError:
+    def _explain(self, transfer: Transfer, error: Any) -> UCCHError:
         where = f"rank {self.rank}: {self._said(transfer)}"
         if error.status == lib.UCCH_FAIL_TRUNCATED:
             source, tag, nbytes = transfer.envelope()
@@ -358,6 +367,8 @@ class Messages:
             return CollectiveTimeout(
                 f"{where}: timeout, not complete after {error.elapsed:.3g} s (UCCH_TIMEOUT={self.timeout:g})"
             )
+        if error.status == lib.UCCH_FAIL_DEVICE:
+            return DeviceError(f"{where}: {ffi.string(lib.ucch_device_error()).decode(errors='replace')}")
         known = error.status == lib.UCCH_FAIL_PEER
         if known or self.gone(transfer.peer):
             who = "every other rank" if transfer.peer == self.any_source else f"rank {transfer.peer}"

@@ -150,17 +150,18 @@ int hipGetDeviceCount(int *n) {
 int hipDeviceGetPCIBusId(char *text, int room, int device) {
     return cuDeviceGetPCIBusId(text, room, device);
 }
-/* As HIP: a thread that has chosen none works with the first. */
-int hipGetDevice(int *device) {
-    if (cuCtxGetDevice(device))
-        *device = 0;
-    return 0;
-}
 int hipSetDevice(int device) {
     if (device < 0 || device >= MOST_DEVICES)
         return INVALID_DEVICE;
     int status = contexts[device] ? 0 : cuDevicePrimaryCtxRetain(&contexts[device], device);
     return status ? status : cuCtxSetCurrent(contexts[device]);
+}
+/* As HIP: a thread that has chosen none works with the first. */
+int hipGetDevice(int *device) {
+    if (!cuCtxGetDevice(device))
+        return 0;
+    *device = 0;
+    return hipSetDevice(0);
 }
 int hipPointerGetAttributes(void *into, const void *where) {
     struct {

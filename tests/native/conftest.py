@@ -5,8 +5,9 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,6 +15,7 @@ from ucc_hetero.device import DeviceRuntime, runtime_of, vendors
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+ROOT = Path(__file__).resolve().parents[2]
 SOURCE = Path(__file__).resolve().parents[1] / "fakegpu" / "fakegpu.c"
 #: vendor -> (what the source is built as, the variable that names the library)
 BUILDS = {"nvidia": ("CUDA", "UCCH_CUDA_LIB"), "amd": ("HIP", "UCCH_HIP_LIB")}
@@ -47,3 +49,16 @@ def runtime(
     found.use(1)
     yield found
     vendors.forget()
+
+
+@pytest.fixture
+def fakes(mpirun: Callable[..., Any], fakegpu: Mapping[str, Path]) -> Callable[..., Any]:
+    """Run a script with a fake GPU for every rank: ``fakes(script, layout, **more environment)``."""
+
+    def run(script: str, layout: str, timeout: float = 120, **env: str) -> Any:
+        ranks = sum(int(part.partition(":")[2]) for part in layout.split(","))
+        libraries = {f"FAKEGPU_{vendor.upper()}": str(path) for vendor, path in fakegpu.items()}
+        more = {"FAKEGPU_LAYOUT": layout, "FAKEGPU_DELAY_US": "200", "PYTHONPATH": f"{ROOT}:{SOURCE.parent}"}
+        return mpirun(script, ranks, env=libraries | more | env, timeout=timeout)
+
+    return run

@@ -2,30 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import device_scripts
 import pytest
 
-ARRAYS = Path(__file__).resolve().parents[1] / "fakegpu"
-ROOT = ARRAYS.parents[1]
-
 pytestmark = pytest.mark.mpi
-
-
-@pytest.fixture
-def fakes(mpirun: Callable[..., Any], fakegpu: Mapping[str, Path]) -> Callable[..., Any]:
-    """Run a script with a fake GPU for every rank: ``fakes(script, layout, **more environment)``."""
-
-    def run(script: str, layout: str, timeout: float = 120, **env: str) -> Any:
-        ranks = sum(int(part.partition(":")[2]) for part in layout.split(","))
-        libraries = {f"FAKEGPU_{vendor.upper()}": str(path) for vendor, path in fakegpu.items()}
-        more = {"FAKEGPU_LAYOUT": layout, "FAKEGPU_DELAY_US": "200", "PYTHONPATH": f"{ROOT}:{ARRAYS}"}
-        return mpirun(script, ranks, env=libraries | more | env, timeout=timeout)
-
-    return run
 
 
 @pytest.mark.parametrize(

@@ -129,6 +129,12 @@ class Lane:
             self.messages.timeout = seconds
             return self.messages.start(self.messages.outgoing(tensor, dest, tag))
 
+    def check_message(self, outgoing: bool, peer: int, tag: int) -> None:
+        """Refuse a peer or a tag that cannot be."""
+        messages = self.messages
+        wild = not outgoing and peer < 0
+        messages.check("dest" if outgoing else "source", messages.any_source if wild else peer, tag)
+
     def receive(self, tensor: Any, source: int, tag: int, seconds: float) -> Request:
         """Start a receive; ``source`` -1 is any."""
         with self._message_lock:

@@ -163,6 +163,7 @@ class Posting:
     ) -> Work:
         """Start a message on device memory; the caller goes on issuing work (:mod:`.mail`)."""
         lane, device = self._lanes[0], tensor.device
+        lane.check_message(outgoing, peer, tag)  # what starts later can only fail later
         mail = self._mail.get(device) or self._mail.setdefault(device, Mail(device))
         boxed = mail.outgoing(tensor) if outgoing else mail.incoming(tensor, finish)
         memory, finish = boxed or (tensor, finish)

@@ -1,0 +1,30 @@
+"""Messages through windows, over the fake GPU library: real libucp, real shared memory, asynchronous devices."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import window_scripts
+
+pytestmark = pytest.mark.mpi
+
+
+@pytest.mark.parametrize("layout", ["nvidia:1,amd:1", "nvidia:2,amd:1"])
+def test_matching(fakes: Callable[..., Any], layout: str) -> None:
+    ranks = sum(int(part[-1]) for part in layout.split(","))
+    result = fakes(window_scripts.MATCHING, layout, UCCH_STAGING="staged", FAKEGPU_DELAY_US="50")
+    assert result.stdout.count("right") == ranks
+
+
+@pytest.mark.parametrize("window", ["2M", "6M", "64M"])
+def test_many_at_a_time(fakes: Callable[..., Any], window: str) -> None:
+    env = {"UCCH_STAGING": "staged", "UCCH_WINDOW": window, "FAKEGPU_DELAY_US": "50"}
+    assert fakes(window_scripts.CROWD, "nvidia:1,amd:2", **env).stdout.count("right") == 3
+
+
+def test_none(fakes: Callable[..., Any]) -> None:
+    result = fakes(window_scripts.OFF, "nvidia:1,amd:1", UCCH_STAGING="staged", UCCH_WINDOW="0")
+    assert result.stdout.count("right") == 2
+    assert "slow way" not in result.stderr
