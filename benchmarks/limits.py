@@ -7,15 +7,20 @@ holds for every algorithm and every implementation counts, so the limit of small
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from time import perf_counter
 from typing import Any
 
-from .links import BYTES, Traffic, bandwidth, latency, measure_links
+from .links import Links, Traffic, bandwidth, latency, lengths, measure_links
+from .onesided import registered
 from .peers import NotOffered, Peer, open_peer
 from .roofline import least_seconds
 from .session import Session
 
 __all__ = ["Limit", "open_limit"]
+
+#: Puts of which the quickest counts.
+_PUTS = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +33,7 @@ class Limit:
 
 def _carriers(session: Session) -> tuple[list[Peer], list[Peer]]:
     """(who is measured, those of them that were opened for it). MPI may not know what device memory is."""
-    found = [peer for peer in session.peers.values() if peer.name in ("ours", "mpi4py")]
+    found = [peer for peer in session.peers.values() if peer.name in ("ours", "mpi4py", "nccl")]
     opened = []
     wanted = ["ours"] + ["mpi4py"] * (session.memory.accelerator == "host")
     for name in wanted:
@@ -66,11 +71,45 @@ def open_limit(session: Session) -> Limit:
             peer.close()
 
 
+def _put_seconds(session: Session, a: int, b: int) -> float:
+    """Seconds until rank a knows that a byte that it put into rank b's memory is there. Equal on every rank."""
+    from mpi4py import MPI
+
+    world, best = session.world, float("inf")
+    pair = world.comm.Split(0 if world.rank in (a, b) else MPI.UNDEFINED, world.rank)
+    if pair != MPI.COMM_NULL:
+        with registered(pair, session.memory, 1) as memory:
+            for _ in range(_PUTS if world.rank == a else 0):
+                start = perf_counter()
+                memory.transfer(True, 0, 1)
+                memory.flush()
+                best = min(best, perf_counter() - start)
+        pair.Free()
+    return float(world.comm.bcast(best, a))
+
+
+def _on_devices(session: Session) -> bool:
+    return "host" not in session.world.comm.allgather(session.memory.accelerator)
+
+
+def _quickest(session: Session, links: Links, islands: Sequence[Sequence[int]]) -> Links:
+    """With the latencies of puts where all memory is on devices: there messages cost far more than the links do."""
+    if not _on_devices(session):
+        return links
+    inside = next(((island[0], island[1]) for island in islands if len(island) > 1), None)
+    if inside is not None:
+        links = replace(links, latency=min(links.latency, _put_seconds(session, *inside)))
+    if links.bridge_latency is not None:
+        put = _put_seconds(session, islands[0][0], islands[1][0])
+        links = replace(links, latency=min(links.latency, put), bridge_latency=min(links.bridge_latency, put))
+    return links
+
+
 def _collective(session: Session, peers: Sequence[Peer]) -> Limit:
     row = session.bench.collective
     assert row is not None
     islands = _islands(peers, session)
-    links = measure_links(peers, session.world, session.memory, islands)
+    links = _quickest(session, measure_links(peers, session.world, session.memory, islands), islands)
     kind, root = row.kind, session.options.root or 0
 
     def of(size: int) -> float:
@@ -90,11 +129,14 @@ def _traffic(session: Session) -> Traffic:
 def _messages(session: Session, peers: Sequence[Peer]) -> Limit:
     """Of benchmarks between pairs of ranks."""
     world, memory, traffic = session.world, session.memory, _traffic(session)
-    rate = max(bandwidth(peer, world, memory, traffic, nbytes) for peer in peers for nbytes in BYTES)
+    sizes = lengths(world, memory)
+    rate = max(bandwidth(peer, world, memory, traffic, nbytes) for peer in peers for nbytes in sizes)
     total = rate * len(traffic)
     if session.bench.unit == "bandwidth":
         return Limit(lambda size: total / 1e6, {"all senders MB/s": total / 1e6})
     first = next(iter(traffic.items()))
     start = min(latency(peer, world, memory, *first) for peer in peers)
+    if _on_devices(session):
+        start = min(start, _put_seconds(session, *first))
     links = {"latency us": start * 1e6, "each sender MB/s": rate / 1e6}
     return Limit(lambda size: (start + size / rate) * 1e6, links)

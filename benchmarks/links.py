@@ -18,10 +18,11 @@ import numpy as np
 from .memory import Block, Memory
 from .peers import Peer, World
 
-__all__ = ["BYTES", "Links", "Traffic", "bandwidth", "latency", "measure_links", "quiet"]
+__all__ = ["Links", "Traffic", "bandwidth", "latency", "lengths", "measure_links", "quiet"]
 
-#: Message sizes of which the one that is carried fastest counts: caches make smaller ones faster than the largest.
-BYTES = (1 << 16, 1 << 19, 1 << 22)
+#: Message sizes of which the one that is carried fastest counts: caches of the host make smaller ones faster than the
+#: largest, and devices need long ones to get going.
+_BYTES, _DEVICE_BYTES = (1 << 16, 1 << 19, 1 << 22), (1 << 22, 1 << 25, 1 << 28)
 #: Bytes that one sample moves at least, messages in it at most, samples, and ping-pongs.
 _SAMPLE, _MOST, _SAMPLES, _PINGS = 4 << 20, 32, 4, 200
 #: Pairs of ranks inside and between islands that stand for all of them.
@@ -52,6 +53,11 @@ class Links:
             "latency us": self.latency * 1e6, "bridge latency us": bridge,
             "port MB/s": self.port / 1e6, "cuts MB/s": [cut / 1e6 for cut in self.cuts],
         }  # fmt: skip
+
+
+def lengths(world: World, memory: Memory) -> tuple[int, ...]:
+    """Bytes of the messages by which bandwidth is measured. Collective: long ones only if all memory is on devices."""
+    return _BYTES if "host" in world.comm.allgather(memory.accelerator) else _DEVICE_BYTES
 
 
 def quiet(world: World) -> None:
@@ -113,7 +119,8 @@ def bandwidth(peer: Peer, world: World, memory: Memory, traffic: Traffic, nbytes
 def _best(peers: Sequence[Peer], world: World, memory: Memory, traffic: Traffic) -> float:
     if not traffic:
         return 0.0
-    return max(bandwidth(peer, world, memory, traffic, nbytes) for peer in peers for nbytes in BYTES)
+    sizes = lengths(world, memory)
+    return max(bandwidth(peer, world, memory, traffic, nbytes) for peer in peers for nbytes in sizes)
 
 
 def _some(pairs: Iterator[tuple[int, int]]) -> list[tuple[int, int]]:

@@ -14,13 +14,14 @@ from typing import Any
 
 import numpy as np
 
+from .memory import Memory
 from .options import BadUsage, Options
 from .output import Row
 from .peers import NotOffered, Peer
 from .session import Session
 from .stats import osu_percentile
 
-__all__ = ["MEASURES", "check"]
+__all__ = ["MEASURES", "Registered", "check", "registered"]
 
 
 @dataclass(slots=True)
@@ -53,6 +54,10 @@ class Registered:
         call = self.there.put if put else self.there.get
         call((self.local + start, size), start, self.kind)
 
+    def flush(self) -> None:
+        """Wait until all transfers are done on the other side."""
+        self.there.endpoint.flush().wait()
+
 
 def check(bench: str, peer: Peer, options: Options) -> None:
     """Raise NotOffered for peers without one-sided communication, BadUsage for what only MPI windows have."""
@@ -72,23 +77,20 @@ def _address(block: Any) -> int:
 
 
 @contextmanager
-def _registered(session: Session, nbytes: int) -> Iterator[Registered]:
-    """Memory of both ranks, registered with UCX, and the keys exchanged over MPI."""
+def registered(comm: Any, memory: Memory, nbytes: int) -> Iterator[Registered]:
+    """Memory of both ranks of an MPI communicator, registered with UCX, and the keys exchanged over it."""
     from ucc_hetero import ucx
     from ucc_hetero.ucc_enums import MemType
 
-    comm = session.world.comm
-    kind = {"host": MemType.HOST, "cuda": MemType.CUDA, "rocm": MemType.ROCM}[session.memory.accelerator]
-    blocks = [session.memory.block(np.dtype(np.uint8), nbytes) for _ in range(2)]
+    kind = {"host": MemType.HOST, "cuda": MemType.CUDA, "rocm": MemType.ROCM}[memory.accelerator]
+    blocks = [memory.block(np.dtype(np.uint8), nbytes) for _ in range(2)]
     with ExitStack() as stack:
         context = stack.enter_context(ucx.Context())
         worker = context.worker()
         stack.callback(worker.close)
-        memory = context.register((_address(blocks[0]), nbytes), kind)
-        stack.callback(memory.close)
-        addresses, *keys = zip(
-            *comm.allgather((worker.address, memory.address, memory.nbytes, memory.key)), strict=True
-        )
+        key = context.register((_address(blocks[0]), nbytes), kind)
+        stack.callback(key.close)
+        addresses, *keys = zip(*comm.allgather((worker.address, key.address, key.nbytes, key.key)), strict=True)
         endpoint = worker.connect(addresses[1 - comm.rank])
         stack.callback(endpoint.close)
         there = endpoint.remote(*(values[1 - comm.rank] for values in keys))
@@ -106,7 +108,7 @@ def _registered(session: Session, nbytes: int) -> Iterator[Registered]:
 
 def _open(session: Session, nbytes: int, stack: ExitStack) -> Any:
     if session.peer.name == "ours":
-        return stack.enter_context(_registered(session, nbytes))
+        return stack.enter_context(registered(session.world.comm, session.memory, nbytes))
     return _mpi_window(session, nbytes, stack)
 
 
@@ -214,11 +216,11 @@ def _passive(session: Session, window: Any, work: Callable[[], None]) -> Callabl
     if session.world.rank != 0:
         return None
     if isinstance(window, Registered):
-        flush = window.there.endpoint.flush
+        flush = window.flush
 
         def once() -> None:
             work()
-            flush().wait()
+            flush()
 
         return once
     epoch = _PASSIVE[session.options.sync]

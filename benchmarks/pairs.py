@@ -15,7 +15,7 @@ from itertools import permutations
 from typing import Any, NoReturn
 
 from .files import header, write_json
-from .links import BYTES, bandwidth, latency
+from .links import bandwidth, latency, lengths
 from .meanings import number
 from .memory import Memory, open_memory
 from .options import BadUsage, HelpWanted
@@ -41,7 +41,11 @@ def _arguments(words: Sequence[str]) -> argparse.Namespace:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )  # fmt: skip
     parser.add_argument("-h", "--help", action="store_true", help="print this help")
-    parser.add_argument("-m", "--message-size", help="bytes of the large messages (the best of 64K, 512K and 4M)")
+    parser.add_argument(
+        "-m",
+        "--message-size",
+        help="bytes of the large messages (the best of some)",
+    )
     parser.add_argument("-d", "--accelerator", default="host", help="memory: cuda, rocm, host or auto (host)")
     parser.add_argument("--backend", default="ours", choices=("ours", "mpi4py"), help="whose messages (ours)")
     parser.add_argument("--json", metavar="FILE", help="also write everything to this file")
@@ -51,7 +55,7 @@ def _arguments(words: Sequence[str]) -> argparse.Namespace:
             parser.print_help()
         raise HelpWanted
     try:
-        found.sizes = (number(found.message_size, 1),) if found.message_size else BYTES
+        found.sizes = (number(found.message_size, 1),) if found.message_size else ()
     except ValueError as why:
         raise BadUsage(f"pairs: -m {found.message_size}: {why}") from None
     return found
@@ -104,6 +108,7 @@ def run(words: Sequence[str], command: list[str]) -> int:
     if first := world.first_error(why):
         raise BadUsage(f"pairs: {first}")
     assert memory is not None
+    arguments.sizes = arguments.sizes or lengths(world, memory)
     peer = open_peer(arguments.backend, world)
     try:
         us, rate = _measure(peer, world, memory, arguments.sizes)

@@ -211,6 +211,24 @@ def test_gloo_is_a_peer_like_the_others(mpirun: Run) -> None:
         assert all(float(us) > 0 for us in (*compared[1:4], table[1], table[3]))
 
 
+def test_the_quickest_put(mpirun: Run) -> None:
+    """What the latency of devices' links is held against; any two ranks of a job."""
+    script = """
+    from types import SimpleNamespace
+    from ucc_hetero.bench.limits import _put_seconds
+    from ucc_hetero.bench.memory import open_memory
+    from ucc_hetero.bench.peers import open_world, prepare
+
+    prepare(["ours"])
+    session = SimpleNamespace(world=open_world(), memory=open_memory("host", "numpy", 0))
+    for pair in ((0, 2), (2, 1)):
+        seconds = session.world.comm.allgather(_put_seconds(session, *pair))
+        assert len(set(seconds)) == 1 and 0 < seconds[0] < 1, seconds
+    print("right", flush=True)
+    """
+    assert mpirun(script, n=3).stdout.count("right") == 3
+
+
 def test_init_and_sessions(mpirun: Run) -> None:
     result = mpirun(MAIN, n=2, args=["osu_init"])
     assert re.fullmatch(r"# OSU MPI Init Test v7\.4\nnprocs: 2, min: \d+ ms, max: \d+ ms, avg: \d+ ms\n", result.stdout)
