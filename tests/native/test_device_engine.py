@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import device_scripts
 import pytest
+
+FAKEGPU = Path(__file__).resolve().parents[1] / "fakegpu"
 
 pytestmark = pytest.mark.mpi
 
@@ -74,4 +77,4 @@ with Communicator() as comm:
     assert list(measure.pairs(comm, 20)) == [(0, 1)]
 print("right")
 """
-    assert fakes(script, "nvidia:1,amd:1", PYTHONPATH=str(ARRAYS)).stdout.count("right") == 2
+    assert fakes(script, "nvidia:1,amd:1", PYTHONPATH=str(FAKEGPU)).stdout.count("right") == 2
