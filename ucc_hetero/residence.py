@@ -17,7 +17,8 @@ __all__ = ["Device", "crowded_hosts", "path_of"]
 def path_of(everyone: Sequence[Facts], wanted: str) -> str:
     """``direct`` or ``staged``: how device memory crosses a bridge, equal on every rank.
 
-    ``wanted`` is ``UCCH_STAGING``. ``auto`` is direct where every rank's libucp can move its device's memory.
+    ``wanted`` is ``UCCH_STAGING``. ``auto`` is direct where every rank's libucp can move its device's memory, and no
+    host has devices of two kinds: nothing moves data between these but the processor, piece by piece.
     """
     blind = [rank for rank, f in enumerate(everyone) if f.device_memory not in ("", *f.memory_types)]
     if wanted == "direct" and blind:
@@ -25,7 +26,12 @@ def path_of(everyone: Sequence[Facts], wanted: str) -> str:
             f"UCCH_STAGING=direct, but libucp of rank(s) {blind} cannot move the memory of their devices: "
             "use a build that can, or UCCH_STAGING=auto"
         )
-    return "staged" if wanted == "staged" or (wanted == "auto" and blind) else "direct"
+    kinds: dict[tuple[object, ...], set[str]] = {}
+    for facts in everyone:
+        if facts.device_memory:
+            kinds.setdefault(facts.host.memory, set()).add(facts.device_memory)
+    unlike = any(len(found) > 1 for found in kinds.values())
+    return "staged" if wanted == "staged" or (wanted == "auto" and (blind or unlike)) else "direct"
 
 
 def crowded_hosts(topology: Topology, everyone: Sequence[Facts]) -> frozenset[tuple[object, ...]]:

@@ -49,7 +49,7 @@ def test_grammar() -> None:
         ("allreduce:cuda:@flat", "'cuda' is no collective, byte range, vendor"),
         ("allreduce:@flat:@tree", "'@tree' gives the algorithm a second time"),
         ("allreduce:@flat:fragments=0", "'fragments=0' should be a number from 1 to 1024"),
-        ("allreduce:@flat:path=magic", "'path=magic' should be path=direct or path=staged"),
+        ("allreduce:@flat:path=magic", "'path=magic' should be path=direct, path=staged or path=window"),
         ("allreduce:@", "'@' is no collective"),
         ("scan:@split_rail", "scan has no @split_rail; it has @flat"),
     ],
@@ -262,3 +262,18 @@ def test_huge_flat_plans_are_small() -> None:
     (step,) = plan.fragments[0].stages[0]
     assert step.src[0] is step.src[4095] and step.dst[0] is step.dst[4095]
     assert step.src[0][4095].offset == 4095 << 33
+
+
+def test_windows_take_long_calls_of_the_staged_path() -> None:
+    """Among devices that share windows: no collective crosses the bridge any more, but short calls do as before."""
+    topology = Topology.group(["nvidia", "amd"] * 2, [0] * 4)
+    tuning = Tuning(path="staged", windows=True)
+    short, long = (choose(topology, "allreduce", n, OPS["SUM"], tuning) for n in (1 << 16, 1 << 26))
+    assert (short.path, long.path) == ("staged", "window")
+    plan = make_plan(topology, Call("allreduce", 4, (1 << 24,)), long)
+    kinds = {step.kind for f in plan.fragments for stage in f.stages for step in stage if step.link == "bridge"}
+    assert kinds == {"message"}
+    for other in (Tuning(path="staged"), Tuning(path="direct", windows=True)):
+        assert choose(topology, "allreduce", 1 << 26, OPS["SUM"], other).path == other.path
+    ruled = Tuning.parse("allreduce:@split_rail:path=staged", path="staged", windows=True)
+    assert choose(topology, "allreduce", 1 << 26, OPS["SUM"], ruled).path == "staged"

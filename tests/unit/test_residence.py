@@ -1,0 +1,53 @@
+"""Where data lies and how it crosses a bridge: judged from the facts of all ranks, alike on each."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from test_agreement import FACTS, HERE, THERE
+
+from ucc_hetero.agreement import Facts
+from ucc_hetero.discover import HostIdentity
+from ucc_hetero.errors import AgreementError
+from ucc_hetero.residence import crowded_hosts, path_of
+from ucc_hetero.topology import Topology
+
+
+def rank(memory: str, host: HostIdentity = HERE, moves: tuple[str, ...] = ("host", "cuda")) -> Facts:
+    return replace(
+        FACTS, host=host, device_memory=memory, memory_types=moves, vendor={"rocm": "amd"}.get(memory, "nvidia")
+    )
+
+
+CUDA, ROCM = rank("cuda"), rank("rocm", moves=("host", "rocm"))
+FAR = rank("rocm", THERE, ("host", "rocm"))
+
+
+@pytest.mark.parametrize(
+    "ranks, wanted, path",
+    [
+        ([CUDA, CUDA], "auto", "direct"),
+        ([CUDA, FAR], "auto", "direct"),  # each host has devices of one kind: the network reads both
+        ([CUDA, ROCM], "auto", "staged"),
+        ([CUDA, FAR, rank("cuda", THERE)], "auto", "staged"),
+        ([CUDA, rank("")], "auto", "direct"),
+        ([CUDA, rank("cuda", moves=("host",))], "auto", "staged"),
+        ([CUDA, ROCM], "direct", "direct"),
+        ([CUDA, CUDA], "staged", "staged"),
+    ],
+)
+def test_path(ranks: list[Facts], wanted: str, path: str) -> None:
+    assert path_of(ranks, wanted) == path
+
+
+def test_what_cannot_be_is_refused() -> None:
+    with pytest.raises(AgreementError, match=r"rank\(s\) \[1\] cannot move"):
+        path_of([CUDA, rank("cuda", moves=("host",))], "direct")
+
+
+def test_crowded_hosts() -> None:
+    two = Topology.group(["nvidia", "amd"], [0, 0])
+    assert crowded_hosts(two, [CUDA, ROCM]) == {HERE.memory}
+    assert not crowded_hosts(two, [CUDA, FAR])
+    assert not crowded_hosts(Topology.group(["nvidia", "nvidia"], [0, 0]), [CUDA, CUDA])
