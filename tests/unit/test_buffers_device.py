@@ -152,6 +152,27 @@ def test_the_export_does_not_synchronise_or_copy() -> None:
     assert host.asked[1:] == [{}]
 
 
+class Computing(Exporter):
+    """As JAX's arrays: there only when waited for, and no judge of streams."""
+
+    ready = False
+
+    def block_until_ready(self) -> Computing:
+        self.ready = True
+        return self
+
+    def __dlpack__(self, **kwargs: Any) -> object:
+        assert self.ready
+        return super().__dlpack__(**kwargs)
+
+
+@pytest.mark.parametrize("device", [(2, 0), (1, 0)])
+def test_what_is_still_computed_is_waited_for(device: tuple[int, int]) -> None:
+    exporter = Computing(X, device)
+    send(exporter)
+    assert exporter.asked == [{"max_version": (1, 0), "copy": False}]
+
+
 def test_a_refused_export_is_let_go_too() -> None:
     exporter = Exporter(X, flags=READ_ONLY)
     assert send(exporter).readonly

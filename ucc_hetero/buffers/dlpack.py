@@ -83,9 +83,16 @@ def placement(device_type: int, device_id: int) -> tuple[str, int]:
 
 
 def export(obj: Any, device_type: int) -> object:
-    """Ask ``obj`` for a capsule: without a copy and without synchronising any stream."""
-    # -1 is "do not synchronise"; for host memory the protocol allows no stream at all.
-    stream = {} if device_type in HOST_DEVICES else {"stream": -1}
+    """Ask ``obj`` for a capsule: without a copy and without synchronising any stream.
+
+    JAX's arrays, which are known by their method ``block_until_ready``, may still be computed, in a stream that nobody
+    sees: they are waited for.
+    """
+    computing = getattr(obj, "block_until_ready", None)
+    if computing is not None:
+        computing()
+    # -1 is "do not synchronise"; for host memory the protocol allows no stream at all, and JAX takes -1 for a handle.
+    stream = {} if device_type in HOST_DEVICES or computing is not None else {"stream": -1}
     try:
         return obj.__dlpack__(**stream, max_version=(1, 0), copy=False)
     except TypeError:  # exporters older than DLPack 1.0 take no such keywords
