@@ -171,6 +171,8 @@ def test_what_is_still_computed_is_waited_for(device: tuple[int, int]) -> None:
     exporter = Computing(X, device)
     send(exporter)
     assert exporter.asked == [{"max_version": (1, 0), "copy": False}]
+    with pytest.raises(BufferError, match="recvbuf on rank 1: Computing is read-only"):
+        recv(exporter)
 
 
 def test_a_refused_export_is_let_go_too() -> None:

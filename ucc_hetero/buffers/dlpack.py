@@ -8,7 +8,7 @@ from typing import Any
 
 from ucc_hetero.buffers.dtypes import DLPackType
 
-__all__ = ["HOST_DEVICES", "Tensor", "export", "placement", "read"]
+__all__ = ["HOST_DEVICES", "Tensor", "export", "of_jax", "placement", "read"]
 
 #: DLDeviceType -> vendor. 1 CPU; 2, 3 and 13 CUDA device, pinned host and managed; 10 and 11 ROCm device and pinned.
 _VENDORS = {1: "host", 2: "nvidia", 3: "host", 10: "amd", 11: "host", 13: "nvidia"}
@@ -82,17 +82,17 @@ def placement(device_type: int, device_id: int) -> tuple[str, int]:
     return vendor, 0 if vendor == "host" else int(device_id)
 
 
-def export(obj: Any, device_type: int) -> object:
-    """Ask ``obj`` for a capsule: without a copy and without synchronising any stream.
+def of_jax(obj: Any) -> bool:
+    """JAX's arrays: computed in a stream that nobody sees, and not to be written to, which their capsules may hide."""
+    return hasattr(obj, "block_until_ready")
 
-    JAX's arrays, which are known by their method ``block_until_ready``, may still be computed, in a stream that nobody
-    sees: they are waited for.
-    """
-    computing = getattr(obj, "block_until_ready", None)
-    if computing is not None:
-        computing()
+
+def export(obj: Any, device_type: int) -> object:
+    """Ask ``obj`` for a capsule: without a copy and without synchronising any stream; JAX's arrays are waited for."""
+    if of_jax(obj):
+        obj.block_until_ready()
     # -1 is "do not synchronise"; for host memory the protocol allows no stream at all, and JAX takes -1 for a handle.
-    stream = {} if device_type in HOST_DEVICES or computing is not None else {"stream": -1}
+    stream = {} if device_type in HOST_DEVICES or of_jax(obj) else {"stream": -1}
     try:
         return obj.__dlpack__(**stream, max_version=(1, 0), copy=False)
     except TypeError:  # exporters older than DLPack 1.0 take no such keywords

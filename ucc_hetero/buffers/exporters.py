@@ -123,7 +123,7 @@ def _of_dlpack(obj: Any, _: PointerVendor | None) -> Memory | None:
         vendor=vendor,
         device=device,
         owner=tensor.capsule,
-        readonly=tensor.readonly,
+        readonly=tensor.readonly or dlpack.of_jax(obj),
         dims=None if strides is None else _dims(tensor.shape, tuple(n * itemsize for n in strides), itemsize),
     )
 
