@@ -44,6 +44,14 @@ def test_two_vendors(mpirun: Run, hip_over_cuda: Path, kind: str, path: str) -> 
     run(mpirun, kind, CASES, CASES_ODD_HIP=str(hip_over_cuda), UCCH_STAGING=path)
 
 
+def test_devices_that_do_not_reach_each_other(mpirun: Run, hip_over_cuda: Path) -> None:
+    """No way between them but through the host: slower, and right."""
+    env = {"UCX_TLS": "^cuda_ipc", "NCCL_P2P_DISABLE": "1"}
+    cases = ["collectives", "messages", "streams"]
+    run(mpirun, "raw", cases, **env)
+    run(mpirun, "raw", cases, CASES_ODD_HIP=str(hip_over_cuda), UCCH_STAGING="direct", **env)
+
+
 def test_no_runtime(mpirun: Run) -> None:
     run(mpirun, "cupy", ["no_runtime"], UCCH_CUDA_LIB="none", UCCH_HIP_LIB="none")
 

@@ -145,6 +145,6 @@ def test_H6_alltoall_of_four_ranks(bridge: Run, maps: Callable[[str], dict[str, 
     default, ours = maps("default")["alltoall"], maps("ours")["alltoall"]
     assert default["host"] != default["cuda"]
     assert ours["host"] == ours["cuda"]
-    call = ["alltoall:out:256"]
+    call = ["alltoall:out:256", "alltoall:out:400"]
     assert broke(job := bridge("default", call, 4, "--limit", "6")), job.output
     assert right(job := bridge("ours", call), 4), job.output
