@@ -189,6 +189,10 @@ int ucch_event_done(int runtime, void *event) {
     return status < 0 ? status : done;
 }
 
+int ucch_device_eager(int runtime, int *yes) {
+    return CALL(eager, yes);
+}
+
 int ucch_device_target(int runtime, int device, char *text, int room) {
     return CALL(target, device, text, room);
 }

@@ -35,6 +35,7 @@ typedef uint64_t address; /* CUdeviceptr */
     X(cuEventDestroy, "cuEventDestroy_v2", (void *), 1)                                                                \
     X(cuEventRecord, "cuEventRecord", (void *, void *), 1)                                                             \
     X(cuEventQuery, "cuEventQuery", (void *), 1)                                                                       \
+    X(cuModuleGetLoadingMode, "cuModuleGetLoadingMode", (int *), 0)                                                    \
     X(cuDeviceGetAttribute, "cuDeviceGetAttribute", (int *, int, int), 0)                                              \
     X(cuModuleLoadData, "cuModuleLoadData", (void **, const void *), 0)                                                \
     X(cuModuleGetFunction, "cuModuleGetFunction", (void **, void *, const char *), 0)                                  \
@@ -52,6 +53,7 @@ const device_symbol ucch_cuda_symbols[] = {
 
 enum { NOT_SUPPORTED = 801, NOT_READY = 600, INVALID_DEVICE = 101 };
 enum { HOST_PORTABLE_MAPPED = 3, STREAM_NON_BLOCKING = 1, EVENT_NO_TIMING = 2, WAIT_AT_LEAST = 0 };
+enum { LOADING_EAGER = 1 };
 enum { CAPABILITY_MAJOR = 75, CAPABILITY_MINOR = 76 };
 enum { ATTRIBUTE_MEMORY_TYPE = 2, ATTRIBUTE_IS_MANAGED = 8, ATTRIBUTE_DEVICE = 9 };
 enum { MEMORY_HOST = 1, MEMORY_DEVICE = 2 };
@@ -207,6 +209,13 @@ static int cuda_event_done(void *event, int *done) {
     int status = cu.cuEventQuery(event);
     *done = status == 0;
     return status == NOT_READY ? 0 : status;
+}
+
+/* Drivers without the question know no other way. */
+static int cuda_eager(int *yes) {
+    int mode = LOADING_EAGER, status = cu.cuModuleGetLoadingMode ? cu.cuModuleGetLoadingMode(&mode) : 0;
+    *yes = mode == LOADING_EAGER;
+    return status;
 }
 
 static int cuda_target(int device, char *text, int room) {

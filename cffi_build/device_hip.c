@@ -1,4 +1,5 @@
 /* The HIP runtime, 5, 6 and 7, by the entry points that all of them have under the same names. */
+#include <stdlib.h>
 #include <string.h>
 
 #include "device.h"
@@ -58,9 +59,12 @@ typedef struct attributes {
     char room[64];
 } attributes;
 
+static int eager;
 static int numeric; /* HIP_VERSION: major * 10^7 + minor * 10^5 + patch */
 
 int ucch_hip_start(void) {
+    const char *deferred = getenv("HIP_ENABLE_DEFERRED_LOADING");
+    eager = deferred && !strcmp(deferred, "0"); /* HIP cannot be asked */
     int status = hip.hipInit(0);
     return status ? status : hip.hipRuntimeGetVersion(&numeric);
 }
@@ -198,6 +202,11 @@ static int hip_event_done(void *event, int *done) {
     int status = hip.hipEventQuery(event);
     *done = status == 0;
     return status == NOT_READY ? 0 : status;
+}
+
+static int hip_eager(int *yes) {
+    *yes = eager;
+    return 0;
 }
 
 /* hipRTC compiles for the device that the calling thread uses. */

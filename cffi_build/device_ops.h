@@ -31,6 +31,7 @@ DEVICE(event_new, (void **event))
 DEVICE(event_free, (void *event))
 DEVICE(event_record, (void *event, void *stream))
 DEVICE(event_done, (void *event, int *done))
+DEVICE(eager, (int *yes))                                            /* no kernel is loaded at its first launch */
 DEVICE(target, (int device, char *text, int room))                   /* what to compile for; "": it knows */
 DEVICE(kernel, (const void *image, void **function))                 /* `ucch` of a compiled module */
 DEVICE(launch, (void *function, unsigned blocks, unsigned threads, void **arguments, void *stream))

@@ -10,7 +10,7 @@ from functools import partial
 from itertools import accumulate
 from typing import Any
 
-from .device import kernels
+from .device import kernels, runtime_of
 from .errors import LibraryError
 from .liveness import Board, signature
 from .native import ffi, lib
@@ -115,7 +115,7 @@ class _Lower:
         steps = list(self.plan.program(self.rank))
         self.teams.prepare(step for _, _, _, step in steps)
         at = self.at
-        self.packed = {i: at.packing(s, m) for i, (_, _, m, s) in enumerate(steps) if s.kind == "reduce_scatter"}
+        self.packed = self._packings(steps)
         if self.staged:
             for i, (_, _, member, step) in enumerate(steps):
                 if self._by_host(step, member):
@@ -127,6 +127,18 @@ class _Lower:
             last = [self._add(self._copy("leave", local), last, self._local, local)]
         return self._make(label)
 
+    def _packings(self, steps: Sequence[tuple[int, int, int, Step]]) -> dict[int, list[Local]]:
+        """What is copied together before steps, by their numbers."""
+        out: dict[int, list[Local]] = {}
+        taken: dict[int, int] = {}
+        window = self.plan.window
+        for i, (fragment, _, member, step) in enumerate(steps):
+            if step.kind == "reduce_scatter":
+                slot = fragment % window, taken.get(fragment, 0)
+                taken[fragment] = slot[1] + 1
+                out[i] = self.at.packing(step, member, slot)
+        return out
+
     def _streams(self, program: Program) -> None:
         """What the program may do in a stream, from what it does.
 
@@ -135,18 +147,25 @@ class _Lower:
         that is done on the host, which allocates. What one vendor's library does does not, nor do our copies and
         kernels, nor anything on host memory.
         """
-        if not self.what.memory:
-            program.holds = True
+        if not self.what.memory:  # none, or that of a library that stands in for a vendor's and is known as the host's
+            program.holds = self.what.memory is None or self._eager()
             return
         steps = [step for _, _, _, step in self.plan.program(self.rank)]
         known = self._vendors_know(steps)
         around = self.staged or self.at.before or self.at.after or any(self.packed.values())
         alone = known and not around and all(step.link == "native" and step.kind != "message" for step in steps)
         over_libucp = any(step.link == "bridge" or step.kind == "message" for step in steps)
-        program.holds = alone or (known and not self.arithmetic and (not over_libucp or "bridge" in self.staged))
+        able = alone or (known and not self.arithmetic and (not over_libucp or "bridge" in self.staged))
+        program.holds = able and self._eager()
         # libucc answers calls that move nothing by itself, and not in a stream.
         full = bool(steps) and all(self.what.call.counts)
         program.launches = alone and full and self.teams.job.vendors_library(self.what.memory)
+
+    def _eager(self) -> bool:
+        """Whether no kernel's first launch in this process can wait for a held stream, with locks of the driver's."""
+        job = self.teams.job
+        runtime = runtime_of(job.facts[job.rank].vendor)
+        return runtime is not None and runtime.eager
 
     def _vendors_know(self, steps: Sequence[Step]) -> bool:
         """Whether the vendors' libraries have the collectives, the datatype and the operation."""
@@ -189,8 +208,12 @@ class _Lower:
         ordinals: dict[tuple[int, ...], int] = {}
         stages: dict[tuple[int, int], list[int]] = {}
         fetched: dict[tuple[int, int, Local], int] = {}
+        whole: dict[int, list[int]] = {}
+        window = self.plan.window
         for position, (fragment, stage, member, step) in enumerate(steps):
             earlier = [*before, *(j for s in range(stage) for j in stages.get((fragment, s), ()))]
+            if len(earlier) == len(before):  # the fragment begins
+                earlier += whole.get(fragment - window, ())
             packed = self.packed.get(position, [])
             ready = [
                 self._add(self._copy("pack", local, fragment, stage), earlier, self._local, local) for local in packed
@@ -218,6 +241,7 @@ class _Lower:
                     for local in copies
                 ]
             stages.setdefault((fragment, stage), []).extend(made)
+            whole.setdefault(fragment, []).extend(made)
         return list(range(len(self.steps)))
 
     def _by_window(self, step: Step, member: int) -> bool:

@@ -69,6 +69,8 @@ class Placement:
         self.tmp_bytes = self.tmp_length * self.itemsize
         self.before: list[Local] = []
         self.after: list[Local] = []
+        #: Scratch of packed sources, and its bytes.
+        self.slots: dict[tuple[int, int], tuple[Place, int]] = {}
         self.places = self._user_places()
         self.displs = {"send": what.send_displs, "recv": what.recv_displs}
         self._stage()
@@ -193,8 +195,11 @@ class Placement:
         assert offset is not None  # _stage saw to that
         return place.base, place.offset + offset * self.itemsize, region.count
 
-    def packing(self, step: Step, member: int) -> list[Local]:
-        """Copies that make a reduce_scatter's source contiguous: libucc cannot take blocks that do not touch."""
+    def packing(self, step: Step, member: int, slot: tuple[int, int]) -> list[Local]:
+        """Copies that make a reduce_scatter's source contiguous: libucc cannot take blocks that do not touch.
+
+        Steps of one ``slot`` are never under way at the same time: they share their scratch.
+        """
         each = [r for r in regions(step.src[member]) if r.count]
         touching = all(
             one.buffer == two.buffer and self.offset(two) == (self.offset(one) or 0) + one.count
@@ -202,7 +207,10 @@ class Placement:
         )
         if touching or len(step.ranks) < 2:
             return []
-        here = self._scratch(sum(r.count for r in each) * self.itemsize)
+        nbytes = sum(r.count for r in each) * self.itemsize
+        if slot not in self.slots or self.slots[slot][1] < nbytes:
+            self.slots[slot] = self._scratch(nbytes), nbytes
+        here, _ = self.slots[slot]
         copies, at = [], here.offset
         for region in each:
             base, offset, count = self.span(region)

@@ -63,6 +63,8 @@ _SMALL_BAR = tuple(
 #: Elements are allocated one by one, at first use, and kept.
 _SCRATCH = "libucc would allocate and free scratch of more than 1 MiB in every call, which waits for the whole device"
 
+_EAGER = "a kernel's first launch would wait for streams that wait for a collective, so that none could be let wait"
+
 VENDORS: Mapping[str, Vendor] = {
     vendor.name: vendor
     for vendor in (
@@ -76,6 +78,7 @@ VENDORS: Mapping[str, Vendor] = {
             "cuda_ipc",
             (
                 Setting("CUDA_DEVICE_ORDER", "PCI_BUS_ID", "always", "device numbers mean the same to every library"),
+                Setting("CUDA_MODULE_LOADING", "EAGER", "always", _EAGER),
                 Setting("UCC_MC_CUDA_MPOOL_ELEM_SIZE", "256M", "always", _SCRATCH),
                 Setting("UCC_MC_CUDA_MPOOL_MAX_ELEMS", "64", "always", _SCRATCH),
             ),
@@ -94,6 +97,7 @@ VENDORS: Mapping[str, Vendor] = {
                     "kernel 6",
                     "peer memory is unusable on these kernels, and UCX before 1.23 does not try dmabuf by itself",
                 ),
+                Setting("HIP_ENABLE_DEFERRED_LOADING", "0", "always", _EAGER),
                 Setting("UCC_MC_ROCM_MPOOL_ELEM_SIZE", "256M", "always", _SCRATCH),
                 Setting("UCC_MC_ROCM_MPOOL_MAX_ELEMS", "64", "always", _SCRATCH),
                 *_SMALL_BAR,

@@ -26,8 +26,6 @@ def _choose() -> None:
     mine = emulated_vendors(layout, ranks)[rank]
     for vendor, variable in (("nvidia", "UCCH_CUDA_LIB"), ("amd", "UCCH_HIP_LIB")):
         os.environ[variable] = os.environ[f"FAKEGPU_{vendor.upper()}"] if vendor == mine else "none"
-    # The fake runtime is its own run-time compiler, of little talent.
-    os.environ.setdefault("UCCH_RTC_LIB", os.environ[f"FAKEGPU_{mine.upper()}"])
 
 
 _choose()

@@ -108,6 +108,11 @@ int cuEventRecord(void *e, void *s) {
 int cuEventQuery(void *e) {
     return query(e);
 }
+/* FAKEGPU_LAZY: kernels are loaded at their first launch. */
+int cuModuleGetLoadingMode(int *mode) {
+    *mode = setting("FAKEGPU_LAZY", 0) ? 2 : 1;
+    return OK;
+}
 int cuDeviceGetAttribute(int *value, int which, int device) {
     *value = which == 75 ? 9 : 0;
     return device < device_count() ? OK : INVALID_DEVICE;

@@ -47,7 +47,12 @@ def test_a_timeout_lets_the_stream_go(fakes: Callable[..., Any]) -> None:
     assert "right: rank 0: allreduce float32[64] SUM" in result.stdout
 
 
-def test_streams_that_cannot_wait_for_memory(fakes: Callable[..., Any]) -> None:
+@pytest.mark.parametrize(
+    "env",
+    [{"FAKEGPU_NO_FLAGS": "1"}, {"FAKEGPU_LAZY": "1", "HIP_ENABLE_DEFERRED_LOADING": "1"}],
+    ids=["no memory waits", "kernels loaded late"],
+)
+def test_streams_that_cannot_be_held(fakes: Callable[..., Any], env: dict[str, str]) -> None:
     script = """
 from arrays import Array, runtime
 from ucc_hetero import Communicator
@@ -61,7 +66,7 @@ with Communicator() as comm:
     assert request.finished and (y.copied(stream) == 2 * comm.size).all()
 print("right")
 """
-    assert fakes(script, "nvidia:1,amd:1", FAKEGPU_NO_FLAGS="1").stdout.count("right") == 2
+    assert fakes(script, "nvidia:1,amd:1", UCCH_STAGING="staged", **env).stdout.count("right") == 2
 
 
 def test_the_doctor_measures_in_device_memory(fakes: Callable[..., Any]) -> None:

@@ -21,4 +21,9 @@ def candidates() -> list[str]:
 
 
 def prepare() -> None:
-    """Nothing to set."""
+    """Before the library starts: kernels are loaded at once, not at first use, as for CUDA.
+
+    HIP cannot be asked how it does that: where it runs already, and was not told, streams are not held (docs/gpu.md).
+    """
+    if not mapped("libamdhip64.so"):
+        os.environ.setdefault("HIP_ENABLE_DEFERRED_LOADING", "0")

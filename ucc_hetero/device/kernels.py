@@ -15,6 +15,7 @@ from cffi import FFI
 
 from ucc_hetero import env, log
 from ucc_hetero.device.rank import bound
+from ucc_hetero.device.vendors import runtime_of
 from ucc_hetero.native import ffi, lib, mapped, package_dirs
 from ucc_hetero.types import DTYPES, OPS
 
@@ -177,6 +178,7 @@ class _Compiler:
         self._ffi = FFI()
         self._ffi.cdef(_HEADER.format(p=self._prefix, code=_CODE[vendor]))
         self._lib: Any = self._ffi.dlopen(path)
+        getattr(self._lib, f"{self._prefix}CreateProgram")  # or it is another library
 
     def _call(self, name: str, *args: Any) -> int:
         return int(getattr(self._lib, self._prefix + name)(*args))
@@ -221,10 +223,13 @@ def _compiler(vendor: str) -> _Compiler | None:
 
 
 def _candidates(vendor: str) -> list[str]:
-    """Where the compiler may be, best first: in this process, in the vendor's wheels, with the toolkit."""
-    name = f"lib{_PREFIX[vendor]}.so"
+    """Where the compiler may be, best first: in this process, in the vendor's wheels, with the toolkit.
+
+    HIP runtimes before 7 are compilers as well.
+    """
+    name, runtime = f"lib{_PREFIX[vendor]}.so", runtime_of(vendor)
     present = mapped(name)
-    out = [present] if present else []
+    out = [*([present] if present else []), *([runtime.path] if runtime else [])]
     if vendor == "nvidia":
         for folder in package_dirs("nvidia"):
             out += [str(p) for p in sorted(Path(folder).glob("*/lib/libnvrtc.so.*")) if "builtins" not in p.name]

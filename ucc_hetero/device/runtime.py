@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -52,6 +53,11 @@ class DeviceRuntime:
         return int(out[0])
 
     # --- devices ------------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def eager(self) -> bool:
+        """Whether no kernel is loaded at its first launch, which waits for the device."""
+        return bool(self._int("loading mode", lib.ucch_device_eager))
 
     def version(self) -> str:
         """Version of the runtime or driver, such as ``12.8``."""
