@@ -127,6 +127,9 @@ static void dequeue_locked(ucch_step *s) {
 
 static int start_step_locked(ucch_program *p, ucch_step *s) {
     if (s->kind == STEP_COLL) {
+        int status = s->request ? 0 : ucch_step_init_locked(p, s);
+        if (status < 0)
+            return status;
         dequeue_locked(s);
         return post_coll_locked(s);
     }
@@ -260,12 +263,22 @@ void ucch_program_abandon_locked(ucch_program *p) {
     ucch_gate_leave_locked(&p->gate);
 }
 
-/* Make all requests at the start, in program order: libucc numbers a team's collectives when they are made, and steps
- * come to their turns in another order on each rank. A persistent program has them already. */
+/* libucc numbers a team's collectives when their requests are made, which has to be in one order on every rank: that of
+ * the team's queue. On the host they are made when their turn comes, as each takes scratch: that of a fragment that is
+ * done serves another, still in the cache. On a device, where it may have to be allocated, and for persistent requests
+ * they are made before anything begins; what stands before them in their queues comes first. */
+static int make_queued_locked(ucch_team *team) {
+    int status = 0;
+    for (ucch_step *s = team->head; s && status >= 0; s = s->next)
+        if (!s->request)
+            status = ucch_step_init_locked(s->program, s);
+    return status;
+}
+
 static int init_all_locked(ucch_program *p) {
-    for (int i = 0; i < p->nsteps; i++) {
+    for (int i = 0; p->on_device && i < p->nsteps; i++) {
         ucch_step *s = &p->steps[i];
-        int status = s->kind == STEP_COLL && !s->request ? ucch_step_init_locked(p, s) : 0;
+        int status = s->kind == STEP_COLL && !s->request ? make_queued_locked(s->team) : 0;
         if (status < 0) {
             fail_locked(p, status, i);
             return status;
@@ -393,7 +406,9 @@ int ucch_program_persist(ucch_program *p, void *send, void *recv, double timeout
         if (s->kind == STEP_COLL) {
             s->args.flags |= FLAG_PERSISTENT;
             s->args.mask |= MASK_FLAGS;
-            status = ucch_step_init_locked(p, s);
+            status = make_queued_locked(s->team);
+            if (status >= 0)
+                status = ucch_step_init_locked(p, s);
         }
     }
     ucch_device_leave(before);

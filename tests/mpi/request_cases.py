@@ -138,6 +138,23 @@ def case_one_by_one(comm: Communicator) -> None:
         assert request.Wait() and request.Test() and request.Get_status()
 
 
+def case_long_before_persistent(comm: Communicator) -> None:
+    """Teams number collectives when they are made: those that a long call has still to make come first on all ranks."""
+    count, sums = 1 << 20, [np.full(1 << 20, -1.0, np.float32) for _ in range(3)]
+    requests = [comm.Iallreduce(np.full(count, float(i), np.float32), into) for i, into in enumerate(sums)]
+    kept, again = [], [np.full(5, -1.0), np.full(count, -1.0, np.float32)]
+    for into in again:
+        kept.append(comm.Allreduce_init(np.full(into.size, 2.0, into.dtype), into))
+        if comm.rank % 2:  # others have got further by then
+            requests[0].Wait()
+    PersistentRequest.Startall(kept)
+    scattered = np.full(count // 4, -1.0, np.float32)
+    scatter = comm.Ireduce_scatter_block(np.ones(scattered.size * comm.size, np.float32), scattered)
+    assert Request.Waitall([scatter, *requests, *kept])
+    assert all((into == i * comm.size).all() for i, into in enumerate(sums))
+    assert all((into == 2 * comm.size).all() for into in again) and (scattered == comm.size).all()
+
+
 def case_strangers(comm: Communicator) -> None:
     """MPI's own requests are refused by name."""
     ours = comm.Isend(np.zeros(1), comm.rank, 3)
