@@ -181,7 +181,7 @@ def group_blocks(group: Members, shape: Shape, piece: Piece) -> list[Block]:
     return [piece.cut(shape.own(rank)) for rank in group.ranks]
 
 
-def member_blocks(group: Members, shape: Shape, piece: Piece) -> list[list[Block]]:
+def member_blocks(group: Group, shape: Shape, piece: Piece) -> list[list[Block]]:
     """``group_blocks`` by member of a group: of each group inside it, or of each of its ranks."""
     if group.children:
         return [merge(group_blocks(child, shape, piece)) for child in group.children]

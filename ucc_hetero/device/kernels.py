@@ -234,5 +234,5 @@ def _candidates(vendor: str) -> list[str]:
         for folder in package_dirs("nvidia"):
             out += [str(p) for p in sorted(Path(folder).glob("*/lib/libnvrtc.so.*")) if "builtins" not in p.name]
         return [*out, *(f"{name}.{major}" for major in (13, 12)), name]
-    folder = os.path.join(os.environ.get("ROCM_PATH") or "/opt/rocm", "lib")
-    return [*out, os.path.join(folder, name), *(f"{name}.{major}" for major in (7, 6, 5)), name]
+    toolkit = os.path.join(os.environ.get("ROCM_PATH") or "/opt/rocm", "lib")
+    return [*out, os.path.join(toolkit, name), *(f"{name}.{major}" for major in (7, 6, 5)), name]
