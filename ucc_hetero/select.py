@@ -27,10 +27,10 @@ __all__ = ["Choice", "Tuning", "agreed", "candidates", "choose", "example_call",
 #: one adds rounds to the exchange.
 LATENCY_LIMIT = 64 << 10
 #: Fragments of less than this cost more than their overlap gains; bytes.
-LEAST_FRAGMENT = 1 << 20
-#: Most fragments, by ranks: fragments of 1 MiB stay in caches and came within 2 % of the limit of emulated links, but
-#: planning takes its time for each.
-MOST_FRAGMENTS = ((64, 64), (256, 16), (1024, 8))
+LEAST_FRAGMENT = 512 << 10
+#: Most fragments, by ranks: those of 512 KiB stay in caches and came within 2 to 8 % of the limit of emulated links
+#: (1 MiB: 2 to 14 %), but planning takes its time for each.
+MOST_FRAGMENTS = ((16, 128), (64, 64), (256, 16), (1024, 8))
 LEAST_MOST = 4
 #: Fragments of a ring by islands, each of which is a message on the way of each of them.
 MOST_HOPS = 256
@@ -223,7 +223,7 @@ def _by_ring(topology: Topology, collective: str, nbytes: int) -> bool:
     A broadcast along m islands takes m - 2 fragments longer than the data itself, so there must be many.
     """
     if collective == "bcast":
-        return nbytes >= 4 * (len(topology.islands) - 2) * LEAST_FRAGMENT
+        return nbytes >= 8 * (len(topology.islands) - 2) * LEAST_FRAGMENT
     return collective in _BLOCKS and len({island.size for island in topology.islands}) > 1
 
 

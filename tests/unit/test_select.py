@@ -72,18 +72,18 @@ def test_highest_score_holds_then_the_last() -> None:
 def test_defaults() -> None:
     assert choose(ONE, "allreduce", 64 * MIB) == Choice("flat")
     assert choose(TWO, "allreduce", 8) == Choice("tree")
-    assert choose(TWO, "allreduce", 4 * MIB) == Choice("split_rail", 4)
-    assert choose(TWO, "allreduce", 64 * MIB) == Choice("split_rail", 64)
+    assert choose(TWO, "allreduce", 4 * MIB) == Choice("split_rail", 8)
+    assert choose(TWO, "allreduce", 64 * MIB) == Choice("split_rail", 128)
     assert choose(SAME_HOST, "allreduce", 64 * MIB) == Choice("split_rail", 1)
     unlike = Topology.group(["host"] * 3, [0, 1, 2], [1, 4, 4])
-    assert choose(unlike, "allreduce", 64 * MIB) == Choice("direct", 64)
-    assert choose(unlike, "reduce", 64 * MIB) == Choice("split_rail", 64)
-    assert choose(unlike, "bcast", 64 * MIB) == Choice("ring", 64)
+    assert choose(unlike, "allreduce", 64 * MIB) == Choice("direct", 128)
+    assert choose(unlike, "reduce", 64 * MIB) == Choice("split_rail", 128)
+    assert choose(unlike, "bcast", 64 * MIB) == Choice("ring", 85)
     assert choose(unlike, "bcast", 3 * MIB).algorithm == "split_rail"  # too few fragments for a chain
-    assert choose(TWO, "bcast", 64 * MIB) == Choice("split_rail", 64)
+    assert choose(TWO, "bcast", 64 * MIB) == Choice("split_rail", 128)
     uneven = Topology.group(["host"] * 5, [0, 0, 1, 1, 2])
     shared = Topology.group(["host"] * 5, [0, 0, 1, 1, 2], link_weights([0, 0, 1, 1, 2], [4000] * 5))
-    assert choose(shared, "allreduce", 64 * MIB) == Choice("split_rail", 64)  # links of hosts, of which all are alike
+    assert choose(shared, "allreduce", 64 * MIB) == Choice("split_rail", 128)  # links of hosts, of which all are alike
     for collective in ("allgather", "reduce_scatter_block"):
         assert choose(uneven, collective, 64 * MIB).algorithm == "ring"
         assert choose(unlike, collective, 64 * MIB).algorithm == "split_rail"
@@ -93,7 +93,7 @@ def test_defaults() -> None:
     assert choose(many, "alltoall", MIB).algorithm == "split_rail"
     assert choose(uneven, "alltoall", 256).algorithm == "split_rail"
     levels = Topology.group(["nvidia"] * 4, [0, 0, 1, 1], (), [[0, 0, 1, 1]])
-    assert choose(levels, "allreduce", 64 * MIB) == Choice("split_rail", 64)
+    assert choose(levels, "allreduce", 64 * MIB) == Choice("split_rail", 128)
     assert choose(TWO, "scan", 64 * MIB) == Choice("flat")
     assert choose(TWO, "barrier", 0) == Choice("tree")
 
@@ -229,7 +229,7 @@ def test_every_default_can_run(data: st.DataObject, nbytes: int) -> None:
     topology = data.draw(topologies())
     collective = data.draw(st.sampled_from(tuple(ROWS)))
     choice = choose(topology, collective, nbytes)
-    assert choice.algorithm in algorithms.names(collective) and 1 <= choice.fragments <= 64
+    assert choice.algorithm in algorithms.names(collective) and 1 <= choice.fragments <= 128
 
 
 def test_plans_are_kept() -> None:
