@@ -112,13 +112,12 @@ class Membership:
         return [e[0] for e in everyone], [e[1] for e in everyone], all(e[2] for e in everyone)
 
     def _divide_ports(self) -> None:
-        """Let the ranks of a host use different ports, where that is of use and libucx has not begun yet."""
-        offer: tuple[ports.Port, ...] = ()
-        if not job.begun() and env.get("PORTS") == "turns":
-            offer = ports.ports(os.environ.get("UCX_NET_DEVICES", ""))
-        everyone = self.mpi.allgather((host_identity().node, offer))
-        chosen = ports.assign([node for node, _ in everyone], [found for _, found in everyone])
-        ports.use(chosen[self.rank])
+        """Let all ports of a host carry data, where there are several and libucx has not begun yet."""
+        offer = () if job.begun() else ports.ports(os.environ.get("UCX_NET_DEVICES", ""))
+        everyone = self.mpi.allgather((host_identity().node, offer, env.get("PORTS") == "turns"))
+        nodes, offers, turns = zip(*everyone, strict=True)
+        name = ports.assign(nodes, offers)[self.rank] if all(turns) else ""
+        ports.use(name, ports.rails(nodes, offers))
 
     def _first_teams(self) -> None:
         """Make the teams that usual calls need and try them; all ranks learn whether all of them work.

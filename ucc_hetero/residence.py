@@ -11,7 +11,7 @@ from .device import DeviceRuntime, Place, memory_vendor, report
 from .errors import AgreementError, DeviceError
 from .topology import Topology
 
-__all__ = ["Device", "crowded_hosts", "path_of"]
+__all__ = ["Device", "crowded_hosts", "path_of", "paths_of"]
 
 
 def path_of(everyone: Sequence[Facts], wanted: str) -> str:
@@ -20,7 +20,7 @@ def path_of(everyone: Sequence[Facts], wanted: str) -> str:
     ``wanted`` is ``UCCH_STAGING``. ``auto`` is direct where every rank's libucp can move its device's memory, and no
     host has devices of two kinds: nothing moves data between these but the processor, piece by piece.
     """
-    blind = [rank for rank, f in enumerate(everyone) if f.device_memory not in ("", *f.memory_types)]
+    blind = _blind(everyone)
     if wanted == "direct" and blind:
         raise AgreementError(
             f"UCCH_STAGING=direct, but libucp of rank(s) {blind} cannot move the memory of their devices: "
@@ -32,6 +32,20 @@ def path_of(everyone: Sequence[Facts], wanted: str) -> str:
             kinds.setdefault(facts.host.memory, set()).add(facts.device_memory)
     unlike = any(len(found) > 1 for found in kinds.values())
     return "staged" if wanted == "staged" or (wanted == "auto" and (blind or unlike)) else "direct"
+
+
+def paths_of(everyone: Sequence[Facts], wanted: str) -> tuple[str, ...]:
+    """The paths that could be taken, what ``wanted`` (``UCCH_STAGING``) leaves of them; one where all memory is the
+    host's.
+    """
+    if wanted != "auto" or not any(f.device_memory for f in everyone) or _blind(everyone):
+        return (path_of(everyone, wanted),)
+    return "direct", "staged"
+
+
+def _blind(everyone: Sequence[Facts]) -> list[int]:
+    """The ranks whose libucp cannot move their devices' memory."""
+    return [rank for rank, f in enumerate(everyone) if f.device_memory not in ("", *f.memory_types)]
 
 
 def crowded_hosts(topology: Topology, everyone: Sequence[Facts]) -> frozenset[tuple[object, ...]]:
@@ -54,16 +68,18 @@ class Device:
     blind: bool
     #: Every rank of the communicator has a device.
     everywhere: bool
-    #: The libraries reduce half precision on every rank's device.
+    #: The libraries reduce half precision on every rank's device, and can move its memory.
     halves: bool
 
     @classmethod
     def of(cls, rank: int, island: Sequence[int], everyone: Sequence[Facts], runtime: DeviceRuntime | None) -> Device:
         """From the facts of all ranks; ``island`` are the ranks of this one's."""
         mine = everyone[rank]
-        blind = any(everyone[r].device_memory not in ("", *everyone[r].memory_types) for r in island)
+        sightless = [f.device_memory not in ("", *f.memory_types) for f in everyone]
+        blind = any(sightless[r] for r in island)
         kinds = {f.device_memory for f in everyone}
-        return cls(rank, Place(mine.vendor, mine.device), runtime, blind, "" not in kinds, not kinds & {"", "host"})
+        halves = not kinds & {"", "host"} and not any(sightless)
+        return cls(rank, Place(mine.vendor, mine.device), runtime, blind, "" not in kinds, halves)
 
     def staged(self, path: str) -> tuple[str, ...]:
         """Links ("native", "bridge") over which device memory goes through pinned host memory."""

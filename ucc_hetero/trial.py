@@ -10,6 +10,7 @@ import numpy as np
 
 from .collectives import ROWS, recv_length, send_length
 from .comm import Communicator
+from .device import Vector
 from .select import Choice, Tuning, example_call
 from .tune import Rule
 
@@ -29,6 +30,8 @@ def forced(choice: Choice, collective: str) -> Tuning:
 class Trial:
     """``nbytes`` of float32 through one collective of a communicator, again and again. Collective to use.
 
+    The data is in the memory of the rank's device, where it has one. ``close`` gives it back.
+
     ``ValueError`` for a collective with counts per rank.
     """
 
@@ -40,17 +43,27 @@ class Trial:
         self.root = root = call.root
         at_root = root < 0 or comm.rank == root
         send, recv = (f(call, comm.rank) for f in (send_length, recv_length))
-        self._send: np.ndarray[Any, Any] | None = np.ones(send, np.float32)
-        self._recv: np.ndarray[Any, Any] | None = np.zeros(recv, np.float32)
+        self._vectors: list[Vector] = []
+        self._send: Any = self._vector(np.ones(send, np.float32))
+        self._recv: Any = self._vector(np.zeros(recv, np.float32))
         if collective == "barrier":
             self._send = self._recv = None
         elif collective == "bcast":  # one buffer
-            self._send, self._recv = None, np.ones(send or recv, np.float32)
+            self._send, self._recv = None, self._vector(np.ones(send or recv, np.float32))
         elif not at_root and collective == "scatter":
             self._send = None
         elif not at_root:
             self._recv = None
         self._calls = 1
+
+    def _vector(self, values: np.ndarray[Any, Any]) -> Any:
+        self._vectors.append(Vector(values, self.comm._run.members.runtime))
+        return self._vectors[-1].buffer
+
+    def close(self) -> None:
+        """Give the memory back."""
+        for vector in self._vectors:
+            vector.close()
 
     def run(self) -> None:
         """One call."""

@@ -12,10 +12,12 @@ from math import sqrt
 from pathlib import Path
 from statistics import median
 
+from . import env
 from .collectives import elements
 from .comm import Communicator
 from .cost import Links
-from .select import Choice, Tuning, candidates, choose, example_call
+from .residence import paths_of
+from .select import WINDOW_LIMIT, Choice, Tuning, candidates, choose, example_call
 from .topology import link_weights
 from .trial import Trial, forced
 from .tune import Rule, save_table
@@ -72,7 +74,8 @@ def measure(comm: Communicator, collective: str, nbytes: int, tuning: Tuning, ro
     default = choose(topology, collective, total, None, tuning)
     trial = Trial(comm, collective, nbytes)
     times: dict[Choice, list[float]] = {default: []}
-    times |= {choice: [] for choice in candidates(topology, collective, total)}
+    for path in _paths(comm, total, tuning):
+        times |= {choice._replace(path=path): [] for choice in candidates(topology, collective, total)}
     for choice in times:
         run.retune(forced(choice, collective))
         trial.warm()
@@ -85,7 +88,16 @@ def measure(comm: Communicator, collective: str, nbytes: int, tuning: Tuning, ro
             run.retune(forced(choice, collective))
             trial.run()
             times[choice].append(trial.sample())
+    trial.close()
     return Finding(collective, total, default, {choice: median(t) for choice, t in times.items()})
+
+
+def _paths(comm: Communicator, nbytes: int, tuning: Tuning) -> tuple[str, ...]:
+    """The ways in which the data may cross bridges, on the devices that there are; all of them are measured."""
+    if comm.topology.flat:
+        return (tuning.path,)
+    ways = paths_of(comm._run.members.facts, env.get("STAGING"))
+    return (*ways, "window") if "staged" in ways and tuning.windows and nbytes >= WINDOW_LIMIT else ways
 
 
 def rules_of(found: Sequence[Finding]) -> tuple[Rule, ...]:
@@ -129,6 +141,10 @@ def _clear(weights: tuple[int, ...]) -> tuple[int, ...]:
 def describe(one: Finding) -> str:
     """One line: the best, and what each candidate took."""
     times = sorted(one.seconds.items(), key=lambda item: item[1])
-    parts = [f"{c.algorithm}{f'/{c.fragments}' if c.fragments > 1 else ''} {t * 1e6:.1f}" for c, t in times[:6]]
+    way = len({choice.path for choice in one.seconds}) > 1
+    parts = [
+        f"{c.algorithm}{f'/{c.fragments}' if c.fragments > 1 else ''}{f' {c.path}' if way else ''} {t * 1e6:.1f}"
+        for c, t in times[:6]
+    ]
     mark = "=" if one.best == one.default else "!"
     return f"{one.collective:<22}{one.nbytes:>12} {mark} {', '.join(parts)} us"

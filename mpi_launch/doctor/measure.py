@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ... import IN_PLACE, MAX, Communicator, UCCHError
-from ...device import DeviceRuntime, place_of, runtime_of
+from ...device import Vector, place_of, runtime_of
 from .findings import Finding, finding, ok
 
 __all__ = ["canaries", "pairs", "rounds", "slow_pairs"]
@@ -31,47 +31,10 @@ CURE = (
 )
 
 
-class Vector:
-    """Numbers in the memory that this rank's buffers live in: its device's, or the host's."""
-
-    def __init__(self, values: Array) -> None:
-        self.runtime = runtime_of(place_of().vendor)
-        self.host = np.ascontiguousarray(values)
-        self.block = self.runtime.alloc(max(self.host.nbytes, 1)) if self.runtime else None
-        if self.runtime and self.block:
-            self._copy(self.runtime, self.block.handle, self.host.ctypes.data)
-            self.__cuda_array_interface__ = {
-                "shape": self.host.shape,
-                "typestr": self.host.dtype.str,
-                "data": (self.block.handle, False),
-                "version": 2,
-            }
-
-    @property
-    def buffer(self) -> Any:
-        """What a communicator takes."""
-        return self if self.block else self.host
-
-    def get(self) -> Array:
-        """The numbers as they are now."""
-        if self.runtime and self.block:
-            self._copy(self.runtime, self.host.ctypes.data, self.block.handle)
-        return self.host
-
-    def _copy(self, runtime: DeviceRuntime, dst: int, src: int) -> None:
-        with runtime.stream() as stream:  # calls without a stream do not wait for the device's other work
-            runtime.copy(dst, src, self.host.nbytes, stream.handle)
-            stream.synchronize()
-
-    def close(self) -> None:
-        """Give the memory back."""
-        if self.block:
-            self.block.close()
-
-
 @contextlib.contextmanager
 def _vectors(*values: Array) -> Iterator[list[Vector]]:
-    made = [Vector(each) for each in values]
+    runtime = runtime_of(place_of().vendor)
+    made = [Vector(each, runtime) for each in values]
     try:
         yield made
     finally:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -77,9 +78,30 @@ from ucc_hetero import Communicator
 from ucc_hetero.launch.doctor import measure
 
 with Communicator() as comm:
-    assert measure.Vector([1.0]).block is not None
+    with measure._vectors([1.0]) as (vector,):
+        assert vector.block is not None
     assert [found.code for found in measure.canaries(comm)] == ["collectives"]
     assert list(measure.pairs(comm, 20)) == [(0, 1)]
 print("right")
 """
     assert fakes(script, "nvidia:1,amd:1", PYTHONPATH=str(FAKEGPU)).stdout.count("right") == 2
+
+
+def test_tuning_measures_every_path_on_devices(fakes: Callable[..., Any], tmp_path: Path) -> None:
+    table = tmp_path / "table.json"
+    script = f"""
+from ucc_hetero import Communicator
+from ucc_hetero.__main__ import main
+from ucc_hetero.residence import paths_of
+
+with Communicator() as comm:
+    if comm.rank == 0:
+        print("possible:", *paths_of(comm._run.members.facts, "auto"))
+assert main(["tune", "--file", {str(table)!r}, "--collective", "allreduce", "--sizes", "512K:512K"]) == 0
+"""
+    out = fakes(script, "nvidia:1,amd:1").stdout
+    (possible,) = (line.split()[1:] for line in out.splitlines() if line.startswith("possible:"))
+    (measured,) = (line for line in out.splitlines() if line.startswith("allreduce"))
+    assert len(possible) == 1 or any(f" {path} " in measured for path in possible), out
+    (entry,) = json.loads(table.read_text())["topologies"].values()
+    assert all(rule["path"] in (*possible, "window") for rule in entry["rules"])

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
 from ucc_hetero.discover import replay
-from ucc_hetero.ports import Port, assign, ports
+from ucc_hetero.ports import Port, assign, ports, rails, use
 
 A, B = Port("eth0", 10 << 32, 1000), Port("eth1", 11 << 32, 1000)
 
@@ -33,6 +34,33 @@ def test_ranks_of_a_host_take_turns() -> None:
 )
 def test_ucx_decides_where_turns_would_not_do(hosts: str, offers: list[tuple[Port, ...]]) -> None:
     assert assign(hosts, offers) == [""] * len(hosts)
+
+
+@pytest.mark.parametrize(
+    "hosts, offers, expected",
+    [
+        ("xxyy", [(A, B)] * 4, 2),
+        ("xy", [(A, B)] * 2, 2),  # a rank can use both
+        ("xxxx", [(A, B)] * 4, 1),  # nothing leaves the host
+        ("xxyy", [(A, B)] * 2 + [()] * 2, 1),
+        ("xy", [(A, B), (A, B._replace(speed=10))], 1),
+    ],
+)
+def test_transfers_are_spread_over_equal_ports(hosts: str, offers: list[tuple[Port, ...]], expected: int) -> None:
+    assert rails(hosts, offers) == expected
+
+
+def test_what_libucx_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("UCX_NET_DEVICES", "UCX_MAX_EAGER_RAILS"):
+        monkeypatch.setenv(name, "")
+        monkeypatch.delenv(name)
+    use("", 1)
+    assert "UCX_MAX_EAGER_RAILS" not in os.environ
+    use("eth1", 2)
+    assert os.environ["UCX_NET_DEVICES"] == "eth1" and "UCX_MAX_EAGER_RAILS" not in os.environ
+    use("", 2)
+    use("", 3)  # the user's own, or what was set before
+    assert os.environ["UCX_MAX_EAGER_RAILS"] == "2"
 
 
 def test_ports_of_this_machine() -> None:

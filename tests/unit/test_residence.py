@@ -10,7 +10,7 @@ from test_agreement import FACTS, HERE, THERE
 from ucc_hetero.agreement import Facts
 from ucc_hetero.discover import HostIdentity
 from ucc_hetero.errors import AgreementError
-from ucc_hetero.residence import crowded_hosts, path_of
+from ucc_hetero.residence import crowded_hosts, path_of, paths_of
 from ucc_hetero.topology import Topology
 
 
@@ -39,6 +39,21 @@ FAR = rank("rocm", THERE, ("host", "rocm"))
 )
 def test_path(ranks: list[Facts], wanted: str, path: str) -> None:
     assert path_of(ranks, wanted) == path
+
+
+@pytest.mark.parametrize(
+    "ranks, wanted, paths",
+    [
+        ([CUDA, ROCM], "auto", ("direct", "staged")),
+        ([CUDA, rank("")], "auto", ("direct", "staged")),
+        ([CUDA, ROCM], "direct", ("direct",)),
+        ([CUDA, CUDA], "staged", ("staged",)),
+        ([CUDA, rank("cuda", moves=("host",))], "auto", ("staged",)),
+        ([rank(""), rank("")], "auto", ("direct",)),
+    ],
+)
+def test_paths_to_be_measured(ranks: list[Facts], wanted: str, paths: tuple[str, ...]) -> None:
+    assert paths_of(ranks, wanted) == paths
 
 
 def test_what_cannot_be_is_refused() -> None:

@@ -8,6 +8,7 @@ from ucc_hetero.device.pointers import pointer_vendor, require, whose
 from ucc_hetero.device.rank import Place, bind, local_rank, own_device, place_of
 from ucc_hetero.device.runtime import Block, DeviceRuntime, Event, Pointer, Stream
 from ucc_hetero.device.streams import stream_handle
+from ucc_hetero.device.vector import Vector
 from ucc_hetero.device.vendors import MEMORY_NAMES, available, collective_library, memory_vendor, report, runtime_of
 
 __all__ = [
@@ -18,6 +19,7 @@ __all__ = [
     "Place",
     "Pointer",
     "Stream",
+    "Vector",
     "available",
     "bind",
     "collective_library",
