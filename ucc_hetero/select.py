@@ -40,9 +40,9 @@ MOST_HOPS = 256
 #: longer ones does not come from its pool (``UCC_MC_CUDA_MPOOL_ELEM_SIZE``).
 DEVICE_FRAGMENT, MOST_ON_DEVICES = 64 << 20, 8
 #: From here on a reduction in one host's memory is faster in one step; bytes.
-SHARED_LIMIT = 8 << 20
+SHARED_LIMIT = 64 << 10
 #: From here on messages through windows take the place of the host's library, among one host's devices; bytes.
-WINDOW_LIMIT = 1 << 20
+WINDOW_LIMIT = 256 << 10
 #: Islands up to which ``direct`` exchanges straight between all of them, and up to which ``ring`` passes data along.
 MOST_DIRECT, MOST_RING = 16, 8
 #: Ranks from which on the blocks of all of them cross several levels in one piece: planning takes its time for each.
