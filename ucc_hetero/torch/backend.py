@@ -35,6 +35,8 @@ def register() -> None:
     """Make ``ucch`` known to torch, and ``env://`` work under mpirun; as often as one likes."""
     # Scripts choose their device before they make a group, and then it is too late (docs/gpu.md).
     os.environ.setdefault("CUDA_MODULE_LOADING", "EAGER")
+    if not torch.cuda.is_initialized():
+        os.environ.setdefault("HIP_ENABLE_DEFERRED_LOADING", "0")
     plugin = c10d.Backend._plugins.get(NAME.upper())
     if plugin is None or plugin.creator_fn is not create:
         c10d.Backend.register_backend(NAME, create, extended_api=True, devices=_DEVICES)
