@@ -131,10 +131,10 @@ class _Lower:
         """What is copied together before steps, by their numbers."""
         out: dict[int, list[Local]] = {}
         taken: dict[int, int] = {}
-        window = self.plan.window
+        most = self.plan.in_flight
         for i, (fragment, _, member, step) in enumerate(steps):
             if step.kind == "reduce_scatter":
-                slot = fragment % window, taken.get(fragment, 0)
+                slot = fragment % most, taken.get(fragment, 0)
                 taken[fragment] = slot[1] + 1
                 out[i] = self.at.packing(step, member, slot)
         return out
@@ -209,11 +209,11 @@ class _Lower:
         stages: dict[tuple[int, int], list[int]] = {}
         fetched: dict[tuple[int, int, Local], int] = {}
         whole: dict[int, list[int]] = {}
-        window = self.plan.window
+        most = self.plan.in_flight
         for position, (fragment, stage, member, step) in enumerate(steps):
             earlier = [*before, *(j for s in range(stage) for j in stages.get((fragment, s), ()))]
             if len(earlier) == len(before):  # the fragment begins
-                earlier += whole.get(fragment - window, ())
+                earlier += whole.get(fragment - most, ())
             packed = self.packed.get(position, [])
             ready = [
                 self._add(self._copy("pack", local, fragment, stage), earlier, self._local, local) for local in packed

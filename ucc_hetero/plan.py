@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
 
-__all__ = ["KINDS", "WINDOW", "Blocks", "Fragment", "Operand", "Plan", "Region", "Step", "regions"]
+__all__ = ["KINDS", "LEAST_IN_FLIGHT", "Blocks", "Fragment", "Operand", "Plan", "Region", "Step", "regions"]
 
 #: Fragments of a plan of few stages that a rank works on at a time.
-WINDOW = 4
+LEAST_IN_FLIGHT = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,14 +130,14 @@ class Plan:
     fragments: tuple[Fragment, ...]
 
     @property
-    def window(self) -> int:
+    def in_flight(self) -> int:
         """Fragments that a rank works on at a time: those further on wait for those so many before them.
 
         As many as there are stages, so that all of them are busy. More in flight would not end sooner, but all of them
         would be polled (a rank alone in its island could begin everything at once), and what they work on would not
         stay in caches.
         """
-        return max([WINDOW, *(f.depths[-1] + 1 for f in self.fragments if f.depths)])
+        return max([LEAST_IN_FLIGHT, *(f.depths[-1] + 1 for f in self.fragments if f.depths)])
 
     def program(self, rank: int) -> Iterator[tuple[int, int, int, Step]]:
         """Yield (fragment, stage, index in ranks, step) for this rank, in posting order.

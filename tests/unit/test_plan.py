@@ -9,7 +9,7 @@ from plan_cases import calls, topologies
 
 from ucc_hetero import algorithms
 from ucc_hetero.collectives import Call
-from ucc_hetero.plan import WINDOW, Blocks, Fragment, Plan, Region
+from ucc_hetero.plan import LEAST_IN_FLIGHT, Blocks, Fragment, Plan, Region
 from ucc_hetero.select import Choice, make_plan
 from ucc_hetero.topology import Topology
 
@@ -44,12 +44,12 @@ def test_fragments_overlap_in_wave_fronts() -> None:
     assert order == [(0, 0), (1, 0), (0, 1), (2, 0), (1, 1), (0, 2), (2, 1), (1, 2), (2, 2)]
 
 
-def test_window_is_as_wide_as_the_plan_is_deep() -> None:
+def test_as_many_in_flight_as_the_plan_is_deep() -> None:
     two = Topology.group(["nvidia"] * 2 + ["amd"] * 2, [0, 0, 1, 1])
-    assert make_plan(two, Call("allreduce", 4, (1 << 16,)), Choice("split_rail", 8)).window == WINDOW
+    assert make_plan(two, Call("allreduce", 4, (1 << 16,)), Choice("split_rail", 8)).in_flight == LEAST_IN_FLIGHT
     many = Topology.group(["host"] * 8, list(range(8)))
     ring = make_plan(many, Call("allreduce", 8, (1 << 16,)), Choice("ring", 2))
-    assert ring.window == 1 + max(f.depths[-1] for f in ring.fragments) > WINDOW
+    assert ring.in_flight == 1 + max(f.depths[-1] for f in ring.fragments) > LEAST_IN_FLIGHT
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"format": 2}', '{"format": 1, "fragments": [[[["sum"]]]]}'])
