@@ -269,6 +269,7 @@ def memory_runs_out(comm: Communicator, kind: Any) -> None:
         comm.Allreduce(x, y, AVG)
     except Exception as error:
         end = f"{type(error).__name__}: {error}"
+    comm.mpi.Barrier()  # the other rank has ended, too
     for block in taken:
         block.close()
     if end == "right":
@@ -279,17 +280,21 @@ def memory_runs_out(comm: Communicator, kind: Any) -> None:
 def main() -> None:
     faulthandler.dump_traceback_later(150, exit=True)
     load()  # before MPI, and whoever brings libraries of their own
-    for runtime in device.available():
-        runtime.use(RANK % runtime.count())
+    (gpu,) = device.available() or [None]
+    mine = RANK % gpu.count() if gpu else 0
+    if gpu:
+        gpu.use(mine)
     kind = KINDS[sys.argv[1]]()
     if sys.argv[1] == "cupy":
         kind.cupy.cuda.Device(RANK % kind.cupy.cuda.runtime.getDeviceCount()).use()
     if sys.argv[1] == "numba":
-        kind.cuda.select_device(RANK % len(kind.cuda.gpus))
+        kind.cuda.select_device(mine)
+    if gpu:
+        gpu.use(mine)  # JAX looks at all of them and leaves the last
     comm = Communicator()
     for name in sys.argv[2:]:
         CASES[name](comm, kind)
-        comm.Barrier()
+        comm.mpi.Barrier()
         if comm.rank == 0:
             print(f"ok {name}", flush=True)
     comm.Free()

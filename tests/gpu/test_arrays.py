@@ -62,5 +62,6 @@ def test_memory_runs_out(mpirun: Run, hip_over_cuda: Path, vendors: str) -> None
     env = {"UCCH_TIMEOUT": "15"} | ({"CASES_ODD_HIP": str(hip_over_cuda)} if vendors == "two vendors" else {})
     more = {"PYTHONPATH": str(ROOT), "CUDA_MODULE_LOADING": "EAGER"}
     job = mpirun(JOB, 2, args=["raw", "memory_runs_out"], env=more | env, timeout=120, check=False)
-    ends = re.findall(r"^rank (\d) ended: (.*)", job.stdout, re.M)
-    assert sorted(rank for rank, _ in ends) == ["0", "1"], job.output
+    ends = dict(re.findall(r"^rank (\d) ended: (.*)", job.stdout, re.M))
+    assert ends.keys() == {"0", "1"}, job.output
+    assert all(end == "right" or re.match(rf"\w+(Error|Timeout): rank {rank}", end) for rank, end in ends.items()), ends
