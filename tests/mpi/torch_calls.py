@@ -194,12 +194,14 @@ def failures() -> None:
     for _ in range(2):
         dist.all_reduce(torch.ones(2), group=group)
     if R == 0:
-        try:
-            dist.all_reduce(torch.ones(2), group=group)
-        except dist.DistBackendError as error:
-            assert "imeout" in str(error) and "allreduce" in str(error), error
-        else:
-            raise AssertionError("nobody else was there")
+        future = dist.all_reduce(torch.ones(2), group=group, async_op=True).get_future()
+        for each in (future.then(lambda f: f.value()), future):
+            try:
+                each.wait()
+            except RuntimeError as error:
+                assert "imeout" in str(error) and "allreduce" in str(error), error
+            else:
+                raise AssertionError("nobody else was there")
         try:
             dist.all_reduce(torch.ones(2), group=group)
         except dist.DistBackendError as error:

@@ -83,7 +83,11 @@ class Future(torch.futures.Future):  # type: ignore[type-arg,unused-ignore]
     def wait(self) -> Any:
         """Wait for the result and return it; raises what the call raised."""
         if self._work is not None:
-            self._work.wait()  # in this thread: no hand-over
+            try:
+                self._work.wait()  # in this thread: no hand-over
+            except Exception as failure:
+                self._work.publish(failure)  # callbacks that ask for the result get it, too
+                raise
             self._work.publish()
         return super().wait()
 

@@ -234,15 +234,16 @@ class Work(dist.Work):
             complete_later(self)
         return self._future
 
-    def publish(self) -> None:
-        """Set the result of the future, if there is one; once."""
+    def publish(self, failure: Exception | None = None) -> None:
+        """Set the result of the future, if there is one; once. ``failure``: what waiting for the call has raised."""
         with self._lock:
             future = self._future
             if future is None or self._published:
                 return
             self._published = True
-        if self._error is not None:
-            future.set_exception(self._error)
+        failure = self._error or failure
+        if failure is not None:
+            future.set_exception(failure)
         elif self._ready is not None:
             self._ready.publish(future, list(self._outputs))
         else:
@@ -351,9 +352,9 @@ class Works(Work):
             part.wait(timeout)
         return True
 
-    def publish(self) -> None:
+    def publish(self, failure: Exception | None = None) -> None:
         """Set the result of the future; whoever takes it gets a stream that waits for every part."""
         for part in self._parts:
             if part._ready is not None:
                 part._ready.order()
-        super().publish()
+        super().publish(failure)
