@@ -65,7 +65,6 @@ typedef struct ucch_gate {
 } ucch_gate;
 
 void ucch_gate_reserve(int n);
-int ucch_gates_held(void);
 int ucch_gate_enter(ucch_gate *gate, void *stream);
 int ucch_gate_hold(ucch_gate *gate, void *stream);
 int ucch_gate_open_locked(ucch_gate *gate);

@@ -46,6 +46,7 @@ int ucch_windows_pin(void);
 
 /* ---- program.c, on device memory ---- */
 int ucch_program_device(ucch_program *program, size_t pinned);
+int ucch_gates_held(void);
 int ucch_program_start_on(ucch_program *program, void *send, void *recv, double timeout, void *stream, int ordered);
 
 /* ---- launch.c: calls of a vendor's library alone, launched into a stream ---- */

@@ -172,12 +172,13 @@ class Runner:
 
     def start_on(
         self, stream: int, name: str, send: Any, recv: Any, op: Any, root: int, recvcounts: Any,
-        *, host: bool = False, later: bool = False,
+        *, host: bool = False, later: bool = False, hold: bool = True,
     ) -> tuple[Request, bool]:  # fmt: skip
         """Start a collective when ``stream`` gets there; also whether the stream waits for its end.
 
         Where streams must not wait for a call (docs/gpu.md) the host does, here or, with ``later``, when the caller
-        waits for the request. ``host`` as in :meth:`start`.
+        waits for the request. ``host`` as in :meth:`start`. Without ``hold`` no stream is held: a caller that allocates
+        on the device at any time could wait for it, with the locks that the call needs to end.
         """
         known = key_of(name, None if send is self._in_place else send, recv, op, root) if recvcounts is None else None
         if known is not None and not self.broken:
@@ -191,7 +192,7 @@ class Runner:
             request = self._launches.first(known, prepared, self.timeout, stream, self)
             if request is not None:
                 return request, True
-        held = prepared.program.holds and not host
+        held = prepared.program.holds and hold and not host
         request = self._begin(prepared, stream, ordered=held or not (host or later))
         return request, held
 

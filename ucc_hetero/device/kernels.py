@@ -7,6 +7,7 @@ on the host, through pinned memory: right, but slower.
 from __future__ import annotations
 
 import os
+import time
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,10 @@ from ucc_hetero.device.vendors import runtime_of
 from ucc_hetero.native import ffi, lib, mapped, package_dirs
 from ucc_hetero.types import DTYPES, OPS
 
-__all__ = ["ready"]
+__all__ = ["ready", "source"]
+
+#: Seconds to wait for calls under way before a kernel is loaded.
+_PATIENCE = 1.0
 
 #: Prefix of the compiler's functions by vendor; hipRTC has NVRTC's interface under names of its own.
 _PREFIX = {"nvidia": "nvrtc", "amd": "hiprtc"}
@@ -116,11 +120,30 @@ def ready(kind: int, op: int, dtype: int, to: int) -> bool:
     Numbers as the native engine's: ``UCCH_COMBINE`` with UCC's operation, ``UCCH_CAST``, ``UCCH_SCALE``; UCC's
     datatypes.
     """
-    return _ready(kind, op if kind == lib.UCCH_COMBINE else 0, dtype, to if kind == lib.UCCH_CAST else 0)
+    key = kind, op if kind == lib.UCCH_COMBINE else 0, dtype, to if kind == lib.UCCH_CAST else 0
+    if key not in _known:
+        if not _nothing_held():
+            return False  # for this time
+        _known[key] = _make(*key)
+    return _known[key]
 
 
-@cache
-def _ready(kind: int, op: int, dtype: int, to: int) -> bool:
+#: What has been made, or found impossible.
+_known: dict[tuple[int, int, int, int], bool] = {}
+
+
+def _nothing_held() -> bool:
+    """Wait until no stream waits for a call: loading a kernel may wait for the device, and so for that stream."""
+    until = time.monotonic() + _PATIENCE
+    while lib.ucch_gates_held():
+        if time.monotonic() > until:
+            return False
+        lib.ucch_progress_once()
+        time.sleep(0)
+    return True
+
+
+def _make(kind: int, op: int, dtype: int, to: int) -> bool:
     place = bound()
     text = source(kind, op, dtype, to)
     compiler = _compiler(place.vendor) if place and text else None

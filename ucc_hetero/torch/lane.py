@@ -117,11 +117,12 @@ class Lane:
     ) -> tuple[Request, bool]:
         """Start a collective when ``stream`` gets there; also whether the stream waits for its end.
 
-        Where streams must not wait for a call (docs/gpu.md), the host has to; it can do so later.
+        Where streams must not wait for a call (docs/gpu.md), the host has to; it can do so later. They are not held for
+        one: torch allocates whenever it likes.
         """
         with self._lock:
             run = self._limited(seconds)
-            return run.start_on(stream, name, send, recv, op, root, counts, later=True)
+            return run.start_on(stream, name, send, recv, op, root, counts, later=True, hold=False)
 
     def send(self, tensor: Any, dest: int, tag: int, seconds: float) -> Request:
         """Start a send."""
