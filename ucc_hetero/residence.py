@@ -17,8 +17,9 @@ __all__ = ["Device", "crowded_hosts", "path_of", "paths_of"]
 def path_of(everyone: Sequence[Facts], wanted: str) -> str:
     """``direct`` or ``staged``: how device memory crosses a bridge, equal on every rank.
 
-    ``wanted`` is ``UCCH_STAGING``. ``auto`` is direct where every rank's libucp can move its device's memory, and no
-    host has devices of two kinds: nothing moves data between these but the processor, piece by piece.
+    ``wanted`` is ``UCCH_STAGING``. ``auto`` is direct where every rank's libucp can move its device's memory and knows
+    that of the others on its host, and no host has devices of two kinds: nothing moves data between these but the
+    processor, piece by piece.
     """
     blind = _blind(everyone)
     if wanted == "direct" and blind:
@@ -31,14 +32,15 @@ def path_of(everyone: Sequence[Facts], wanted: str) -> str:
         if facts.device_memory:
             kinds.setdefault(facts.host.memory, set()).add(facts.device_memory)
     unlike = any(len(found) > 1 for found in kinds.values())
-    return "staged" if wanted == "staged" or (wanted == "auto" and (blind or unlike)) else "direct"
+    direct = not (blind or unlike or _strangers(everyone))
+    return "staged" if wanted == "staged" or (wanted == "auto" and not direct) else "direct"
 
 
 def paths_of(everyone: Sequence[Facts], wanted: str) -> tuple[str, ...]:
     """The paths that could be taken, what ``wanted`` (``UCCH_STAGING``) leaves of them; one where all memory is the
     host's.
     """
-    if wanted != "auto" or not any(f.device_memory for f in everyone) or _blind(everyone):
+    if wanted != "auto" or not any(f.device_memory for f in everyone) or _blind(everyone) or _strangers(everyone):
         return (path_of(everyone, wanted),)
     return "direct", "staged"
 
@@ -46,6 +48,18 @@ def paths_of(everyone: Sequence[Facts], wanted: str) -> tuple[str, ...]:
 def _blind(everyone: Sequence[Facts]) -> list[int]:
     """The ranks whose libucp cannot move their devices' memory."""
     return [rank for rank, f in enumerate(everyone) if f.device_memory not in ("", *f.memory_types)]
+
+
+def _strangers(everyone: Sequence[Facts]) -> list[int]:
+    """The ranks whose libucp does not know the device memory of another rank on their host.
+
+    It cannot receive long messages from there (seen with UCX 1.22 and a rank that sees no GPU: "cannot find remote
+    protocol for rndv_recv", and a hang).
+    """
+    there: dict[tuple[object, ...], set[str]] = {}
+    for facts in everyone:
+        there.setdefault(facts.host.memory, {""}).add(facts.device_memory)
+    return [rank for rank, f in enumerate(everyone) if not there[f.host.memory] <= {"", *f.memory_types}]
 
 
 def crowded_hosts(topology: Topology, everyone: Sequence[Facts]) -> frozenset[tuple[object, ...]]:

@@ -3,6 +3,7 @@
     mpirun -n 2 python array_cases.py KIND CASE...
 
 Rank r works with device r. Odd ranks take theirs through the HIP runtime that ``CASES_ODD_HIP`` names, if it is set.
+With ``CASES_ODD_BLIND`` they see none, and have their arrays in host memory.
 Every case prints ``ok NAME`` on rank 0 when all ranks have passed it.
 """
 
@@ -26,6 +27,8 @@ from ucc_hetero.native import load
 RANK = int(os.environ.get("OMPI_COMM_WORLD_RANK") or os.environ.get("PMI_RANK") or 0)
 if hip := os.environ.get("CASES_ODD_HIP"):
     os.environ |= {"UCCH_CUDA_LIB": "none", "UCCH_HIP_LIB": hip} if RANK % 2 else {"UCCH_HIP_LIB": "none"}
+if blind := os.environ.get("CASES_ODD_BLIND") == "1" and RANK % 2 == 1:
+    os.environ |= {"CUDA_VISIBLE_DEVICES": "", "UCCH_CUDA_LIB": "none", "UCCH_HIP_LIB": "none"}
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 
 CASES: dict[str, Callable[[Communicator, Any], None]] = {}
@@ -284,7 +287,7 @@ def main() -> None:
     mine = RANK % gpu.count() if gpu else 0
     if gpu:
         gpu.use(mine)
-    kind = KINDS[sys.argv[1]]()
+    kind = KINDS["host" if blind else sys.argv[1]]()
     if sys.argv[1] == "cupy":
         kind.cupy.cuda.Device(RANK % kind.cupy.cuda.runtime.getDeviceCount()).use()
     if sys.argv[1] == "numba":

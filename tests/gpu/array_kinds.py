@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from ucc_hetero import device
 
-Host = npt.NDArray[Any]
+Values = npt.NDArray[Any]
 #: Elements that ``work`` moves, and how often.
 LONG, TIMES = 1 << 27, 40
 
@@ -23,7 +23,7 @@ LONG, TIMES = 1 << 27, 40
 class RawArray:
     """Memory of the runtime itself with ``__cuda_array_interface__``: a raw pointer."""
 
-    def __init__(self, gpu: device.DeviceRuntime, values: Host) -> None:
+    def __init__(self, gpu: device.DeviceRuntime, values: Values) -> None:
         self.gpu, self.shape, self.dtype = gpu, values.shape, values.dtype
         self.block = gpu.alloc(max(1, values.nbytes))
         self.strides: tuple[int, ...] | None = None
@@ -46,25 +46,25 @@ class Raw:
         self.kept: list[Any] = []
         self.fake = "fake" in os.path.basename(self.gpu.path)
 
-    def put(self, values: Host) -> Any:
+    def put(self, values: Values) -> Any:
         array = RawArray(self.gpu, values)
         self.own = self.own or self.gpu.stream()
         self.fill(array, values, self.own)
         self.own.synchronize()
         return array
 
-    def get(self, array: Any) -> Host:
+    def get(self, array: Any) -> Values:
         return self.read(array, self.own)
 
     def stream(self) -> Any:
         return self.gpu.stream()
 
-    def fill(self, array: Any, values: Host, stream: Any) -> None:
+    def fill(self, array: Any, values: Values, stream: Any) -> None:
         values = np.ascontiguousarray(values)
         self.kept.append(values)  # read when the stream gets there
         self.gpu.copy(array.block.handle, values.ctypes.data, values.nbytes, stream.handle)
 
-    def read(self, array: Any, stream: Any) -> Host:
+    def read(self, array: Any, stream: Any) -> Values:
         out = np.empty(array.shape, array.dtype)
         self.gpu.copy(out.ctypes.data, array.block.handle, out.nbytes, stream.handle)
         stream.synchronize()
@@ -76,7 +76,7 @@ class Raw:
         for _ in range(TIMES):
             self.gpu.copy(self.long[0].handle, self.long[1].handle, 4 * elements, stream.handle)
 
-    def strided(self, values: Host) -> Any:
+    def strided(self, values: Values) -> Any:
         array = self.put(values)
         array.shape, array.strides = (array.shape[0] // 2,), (2 * array.dtype.itemsize,)
         return array
@@ -90,21 +90,21 @@ class Cupy:
 
         self.cupy, self.into = cupy, self.put
 
-    def put(self, values: Host) -> Any:
+    def put(self, values: Values) -> Any:
         array = self.cupy.asarray(values)
         self.cupy.cuda.get_current_stream().synchronize()
         return array
 
-    def get(self, array: Any) -> Host:
+    def get(self, array: Any) -> Values:
         return np.asarray(self.cupy.asnumpy(array))
 
     def stream(self) -> Any:
         return self.cupy.cuda.Stream(non_blocking=True)
 
-    def fill(self, array: Any, values: Host, stream: Any) -> None:
+    def fill(self, array: Any, values: Values, stream: Any) -> None:
         array.set(values, stream=stream)
 
-    def read(self, array: Any, stream: Any) -> Host:
+    def read(self, array: Any, stream: Any) -> Values:
         with stream:
             doubled = array * 2  # a kernel, too
         out = self.cupy.asnumpy(doubled, stream=stream)
@@ -117,7 +117,7 @@ class Cupy:
             for k in range(TIMES):
                 long.fill(k)
 
-    def strided(self, values: Host) -> Any:
+    def strided(self, values: Values) -> Any:
         return self.put(values)[::2]
 
 
@@ -129,21 +129,21 @@ class Numba:
 
         self.cuda, self.into = cuda, self.put
 
-    def put(self, values: Host) -> Any:
+    def put(self, values: Values) -> Any:
         array = self.cuda.to_device(np.ascontiguousarray(values))
         self.cuda.synchronize()
         return array
 
-    def get(self, array: Any) -> Host:
+    def get(self, array: Any) -> Values:
         return np.asarray(array.copy_to_host())
 
     def stream(self) -> Any:
         return self.cuda.stream()
 
-    def fill(self, array: Any, values: Host, stream: Any) -> None:
+    def fill(self, array: Any, values: Values, stream: Any) -> None:
         array.copy_to_device(values, stream=stream)
 
-    def read(self, array: Any, stream: Any) -> Host:
+    def read(self, array: Any, stream: Any) -> Values:
         out = np.empty(array.shape, array.dtype)
         array.copy_to_host(out, stream=stream)
         stream.synchronize()
@@ -154,7 +154,7 @@ class Numba:
         for _ in range(TIMES):
             one.copy_to_device(two, stream=stream)
 
-    def strided(self, values: Host) -> Any:
+    def strided(self, values: Values) -> Any:
         return self.put(values)[::2]
 
 
@@ -171,11 +171,26 @@ class Jax:
         self.into = self.raw.put
         self.device = jax.devices()[device.local_rank() % len(jax.devices())]
 
-    def put(self, values: Host) -> Any:
+    def put(self, values: Values) -> Any:
         return self.jax.device_put(values, self.device).block_until_ready()
 
-    def get(self, array: Any) -> Host:
+    def get(self, array: Any) -> Values:
         return self.raw.get(array) if isinstance(array, RawArray) else np.asarray(array)
 
 
-KINDS = {"raw": Raw, "cupy": Cupy, "numba": Numba, "jax": Jax}
+class Host:
+    """Of a rank without a device."""
+
+    streams = False
+
+    def __init__(self) -> None:
+        self.into = self.put
+
+    def put(self, values: Values) -> Any:
+        return values.copy()
+
+    def get(self, array: Any) -> Values:
+        return array
+
+
+KINDS = {"raw": Raw, "cupy": Cupy, "numba": Numba, "jax": Jax, "host": Host}

@@ -52,6 +52,11 @@ def test_devices_that_do_not_reach_each_other(mpirun: Run, hip_over_cuda: Path) 
     run(mpirun, "raw", cases, CASES_ODD_HIP=str(hip_over_cuda), UCCH_STAGING="direct", **env)
 
 
+def test_a_rank_without_a_device(mpirun: Run) -> None:
+    """Its libucp does not know the memory of the other's device, from where it could not receive (docs/bridge.md)."""
+    run(mpirun, "raw", ["collectives", "averages", "messages", "requests"], CASES_ODD_BLIND="1")
+
+
 def test_no_runtime(mpirun: Run) -> None:
     run(mpirun, "cupy", ["no_runtime"], UCCH_CUDA_LIB="none", UCCH_HIP_LIB="none")
 

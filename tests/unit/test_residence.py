@@ -22,6 +22,7 @@ def rank(memory: str, host: HostIdentity = HERE, moves: tuple[str, ...] = ("host
 
 CUDA, ROCM = rank("cuda"), rank("rocm", moves=("host", "rocm"))
 FAR = rank("rocm", THERE, ("host", "rocm"))
+BOTH = ("host", "cuda", "rocm")
 
 
 @pytest.mark.parametrize(
@@ -32,6 +33,8 @@ FAR = rank("rocm", THERE, ("host", "rocm"))
         ([CUDA, ROCM], "auto", "staged"),
         ([CUDA, FAR, rank("cuda", THERE)], "auto", "staged"),
         ([CUDA, rank("")], "auto", "direct"),
+        ([CUDA, rank("", moves=("host",))], "auto", "staged"),  # it could not receive from the other's device
+        ([CUDA, rank("", THERE, ("host",))], "auto", "direct"),
         ([CUDA, rank("cuda", moves=("host",))], "auto", "staged"),
         ([CUDA, ROCM], "direct", "direct"),
         ([CUDA, CUDA], "staged", "staged"),
@@ -44,7 +47,10 @@ def test_path(ranks: list[Facts], wanted: str, path: str) -> None:
 @pytest.mark.parametrize(
     "ranks, wanted, paths",
     [
-        ([CUDA, ROCM], "auto", ("direct", "staged")),
+        ([rank("cuda", moves=BOTH), rank("rocm", moves=BOTH)], "auto", ("direct", "staged")),
+        ([CUDA, FAR], "auto", ("direct", "staged")),
+        ([CUDA, ROCM], "auto", ("staged",)),
+        ([CUDA, rank("", moves=("host",))], "auto", ("staged",)),
         ([CUDA, rank("")], "auto", ("direct", "staged")),
         ([CUDA, ROCM], "direct", ("direct",)),
         ([CUDA, CUDA], "staged", ("staged",)),
