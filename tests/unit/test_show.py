@@ -37,7 +37,7 @@ def test_sizes_for_people() -> None:
 
 def test_facts_count_bytes_on_the_links() -> None:
     found = facts(TWO, "allreduce", 16 * MIB)
-    assert (found["algorithm"], found["fragments"], found["by"]) == ("split_rail", 16, "default")
+    assert (found["algorithm"], found["fragments"], found["by"]) == ("split_rail", 32, "default")
     assert found["wire"]["host_out"] == found["wire"]["host_in"] == [16 * MIB] * 2
     assert [(row["kind"], row["link"], len(row["teams"])) for row in found["stages"]] == [
         ("reduce_scatter", "native", 2),
