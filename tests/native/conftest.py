@@ -53,12 +53,15 @@ def runtime(
 
 @pytest.fixture
 def fakes(mpirun: Callable[..., Any], fakegpu: Mapping[str, Path]) -> Callable[..., Any]:
-    """Run a script with a fake GPU for every rank: ``fakes(script, layout, **more environment)``."""
+    """Run a script with a fake GPU for every rank: ``fakes(script, layout, **more environment)``.
 
-    def run(script: str, layout: str, timeout: float = 120, **env: str) -> Any:
+    ``mpi``: more arguments of ``mpirun``.
+    """
+
+    def run(script: str, layout: str, timeout: float = 120, mpi: Mapping[str, Any] | None = None, **env: str) -> Any:
         ranks = sum(int(part.partition(":")[2]) for part in layout.split(","))
         libraries = {f"FAKEGPU_{vendor.upper()}": str(path) for vendor, path in fakegpu.items()}
         more = {"FAKEGPU_LAYOUT": layout, "FAKEGPU_DELAY_US": "200", "PYTHONPATH": f"{ROOT}:{SOURCE.parent}"}
-        return mpirun(script, ranks, env=libraries | more | env, timeout=timeout)
+        return mpirun(script, ranks, env=libraries | more | env, timeout=timeout, **(mpi or {}))
 
     return run

@@ -28,3 +28,13 @@ def test_none(fakes: Callable[..., Any]) -> None:
     result = fakes(window_scripts.OFF, "nvidia:1,amd:1", UCCH_STAGING="staged", UCCH_WINDOW="0")
     assert result.stdout.count("right") == 2
     assert "slow way" not in result.stderr
+
+
+def test_a_sender_that_dies(fakes: Callable[..., Any], flavour: tuple[Any, ...]) -> None:
+    recover = ["--enable-recovery"] if flavour >= ("openmpi", 5) and flavour[0] == "openmpi" else []
+    env = {"UCCH_STAGING": "staged", "UCCH_TIMEOUT": "20", "FAKEGPU_DELAY_US": "20000"}
+    mpi = {"check": False, "mpi_args": recover}
+    result = fakes(window_scripts.DEATH, "nvidia:1,amd:1", mpi=mpi, **env)
+    if not recover and "PeerError" not in result.stdout:
+        pytest.skip("this launcher ends every rank when one dies")
+    assert result.stdout.count("PeerError") == 2, result.stdout + result.stderr

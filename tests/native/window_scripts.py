@@ -121,3 +121,28 @@ with Communicator() as comm:
 print("right")
 """
 )
+
+#: Rank 1 dies while its part of a long message is on its way; the others learn it.
+DEATH = (
+    COMMON
+    + """
+import os
+import signal
+from ucc_hetero.errors import UCCHError
+
+with Communicator() as comm:
+    r = comm.rank
+    x, y = Array(20 * LONG).set(r), Array(20 * LONG)
+    comm.Allreduce(x, y)
+    if r == 1:
+        send = comm.Isend(x, 0, 5)
+        comm.Iallreduce(x, y)
+        os.kill(os.getpid(), signal.SIGKILL)
+    for call in (lambda: comm.Recv(y, 1, 5), lambda: comm.Allreduce(x, y)):
+        try:
+            call()
+        except UCCHError as error:
+            print(type(error).__name__, flush=True)
+    os._exit(0)
+"""
+)
