@@ -89,6 +89,40 @@ def test_torchrun(tmp_path: Path) -> None:
     assert re.findall(r"^ok (\w+)", job.stdout, re.M) == names
 
 
+RESTARTED = """
+import os
+
+import torch
+import torch.distributed as dist
+
+import ucc_hetero.torch
+
+dist.init_process_group("ucch")
+t = torch.ones(3)
+dist.all_reduce(t)
+if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0" and dist.get_rank() == 1:
+    os._exit(3)
+dist.all_reduce(t)
+print("sum", t.tolist(), flush=True)
+dist.destroy_process_group()
+"""
+
+
+def test_torchrun_starts_failed_ranks_again(tmp_path: Path) -> None:
+    """The second time around the ranks must not find what the first ones left in the store."""
+    script = tmp_path / "restarted.py"
+    script.write_text(RESTARTED)
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    path = os.pathsep.join([str(HERE.parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])])
+    job = subprocess.run(
+        [*command, "--max-restarts", "1", str(script)],
+        env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
+        cwd=tmp_path, capture_output=True, text=True, timeout=150,
+    )  # fmt: skip
+    assert job.returncode == 0, job.stderr
+    assert job.stdout.count("[4.0, 4.0, 4.0]") == 2
+
+
 def test_a_failed_rank_ends_the_job(mpirun) -> None:
     job = mpirun(
         """

@@ -105,7 +105,9 @@ def _over_store(opts: Any) -> Communicator:
     size = dist.get_world_size() if dist.is_initialized() else opts.group_size
     world = ranks[opts.group_rank], size
     seconds = seconds_of(opts.timeout)
-    return Communicator._adopt(StoreComm(opts.store, "ucch", opts.group_rank, opts.group_size, world, seconds))
+    # torchrun may start failed ranks again with the store in which the first ones' addresses are.
+    keys = f"ucch/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
+    return Communicator._adopt(StoreComm(opts.store, keys, opts.group_rank, opts.group_size, world, seconds))
 
 
 def _over_mpi(opts: Any) -> Communicator:
