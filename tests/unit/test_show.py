@@ -46,7 +46,7 @@ def test_facts_count_bytes_on_the_links() -> None:
     ]
     assert json.loads(json.dumps(found)) == found
     text = render(found)
-    assert "split_rail in 16 fragments" in text and "host 1: 16 MiB leave, 16 MiB enter" in text
+    assert "split_rail in 32 fragments" in text and "host 1: 16 MiB leave, 16 MiB enter" in text
     assert "measured   2.00 ms, median of 9" in render(found | {"measured": {"median": 2e-3, "best": 1e-3, "calls": 9}})
 
 
