@@ -14,8 +14,8 @@ from .device import kernels, runtime_of
 from .errors import LibraryError
 from .liveness import Board, signature
 from .native import ffi, lib
-from .placement import Local, Lowering, Placement
-from .plan import Blocks, Operand, Plan, Region, Step, regions
+from .placement import Local, Lowering, Placement, is_each
+from .plan import Operand, Plan, Region, Step, regions
 from .staging import Mirrors, Span
 from .teams import Teams
 from .timeline import Note, describe, recording
@@ -169,7 +169,7 @@ class _Lower:
 
     def _vendors_know(self, steps: Sequence[Step]) -> bool:
         """Whether the vendors' libraries have the collectives, the datatype and the operation."""
-        if any(step.kind == "reduce_scatter" and not self._equal(step) for step in steps):
+        if any(step.kind == "reduce_scatter" and not self.at.equal(step) for step in steps):
             return False  # libucc has no uneven one over them, and takes TL/UCP
         reduces = any(step.kind in ("reduce", "allreduce", "reduce_scatter") for step in steps)
         return self.what.compute.name not in _NOT_VENDORS and (not reduces or self.what.op in _VENDORS_OPS)
@@ -335,7 +335,7 @@ class _Lower:
 
     def _coll(self, handle: Any, i: int, step: Step, member: int, packed: Sequence[Local]) -> None:
         src, dst = step.src[member], step.dst[member]
-        coll = _COLLS[step.kind][not self._equal(step)]
+        coll = _COLLS[step.kind][not self.at.equal(step)]
         in_place = self._in_place(step, member) and not packed
         tables: list[tuple[int, list[int], list[int]]] = []
         spans = self._side(src), self._side(dst)
@@ -349,7 +349,7 @@ class _Lower:
             if coll is Coll.REDUCE_SCATTERV:
                 tables.append((1, counts, list(accumulate(counts, initial=0))[:-1]))
         elif coll in _V_FORMS:
-            tables += [(side, *self._table(o)) for side, o in ((0, src), (1, dst)) if _is_each(o)]
+            tables += [(side, *self.at.table(o)) for side, o in ((0, src), (1, dst)) if is_each(o)]
         flags = (CollFlag.IN_PLACE if in_place else 0) | (_WIDE if coll in _V_FORMS else 0)
         team = self.teams.get(step.ranks, step.link)
         how = coll, self.what.op, flags, max(step.root, 0), self.at.code
@@ -366,45 +366,18 @@ class _Lower:
         base, offset, _ = self._span(next((r for r in each if r.count), each[0]))
         return base, offset, count
 
-    def _table(self, operand: Operand) -> tuple[list[int], list[int]]:
-        """Counts and displacements of an operand with a region per member, relative to its side's span."""
-        each = regions(operand)
-        offsets = [self.at.offset(r) or 0 for r in each]
-        if self._whole(operand) is not None:
-            offsets = [o - offsets[0] for o in offsets]
-        return [r.count for r in each], offsets
-
-    def _equal(self, step: Step) -> bool:
-        """True when a library's equal-count form fits; judged from the plan, which is equal on every rank."""
-        each = [o for o in (*step.src[:1], *step.dst[:1], step.src[step.root], step.dst[step.root]) if _is_each(o)]
-        if (
-            self.at.displs["send"] is not None
-            or self.at.displs["recv"] is not None
-            # Of these only reduce_scatter has counts and places that are the same on every rank.
-            or (self.at.row.layout in ("ranks", "matrix") and self.at.row.name != "reduce_scatter")
-        ):
-            return not each
-        return all(isinstance(o, Blocks) and o.stride == o.count for o in each)
-
     def _side(self, operand: Operand) -> tuple[int, int, int]:
         """Base, offset in bytes and element count of one side; blocks count from the buffer's beginning."""
         if operand is None:
             return self._span(None)
         if isinstance(operand, Region):
             return self._span(operand)
-        whole = self._whole(operand)
+        whole = self.at.whole(operand)
         if whole is not None:
             return self._span(whole)
         each = regions(operand)
         place = self.at.places[each[0].buffer]
         return (*self._where(place.base, place.offset), sum(r.count for r in each))
-
-    def _whole(self, operand: Operand) -> Region | None:
-        """Equal blocks as one region, where they touch in the caller's memory too."""
-        if isinstance(operand, Blocks) and operand.stride == operand.count:
-            region = Region(operand.buffer, operand.offset, operand.count * operand.n)
-            return region if self.at.offset(region) is not None else None
-        return None
 
     def _in_place(self, step: Step, member: int) -> bool:
         """Whether the member's two sides are one memory, where the library wants to be told."""
@@ -427,7 +400,3 @@ class _Lower:
 
 
 _V_FORMS = frozenset({Coll.REDUCE_SCATTERV, Coll.ALLGATHERV, Coll.GATHERV, Coll.SCATTERV, Coll.ALLTOALLV})
-
-
-def _is_each(operand: Operand) -> bool:
-    return isinstance(operand, (Blocks, tuple))

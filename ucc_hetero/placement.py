@@ -12,10 +12,10 @@ from typing import NamedTuple
 
 from .collectives import ROWS, Alias, Block, Call, Shape, alias
 from .native import lib
-from .plan import Plan, Region, Step, regions
+from .plan import Blocks, Operand, Plan, Region, Step, regions
 from .types import DTYPES, DType
 
-__all__ = ["Local", "Lowering", "Place", "Placement"]
+__all__ = ["Local", "Lowering", "Place", "Placement", "is_each"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,6 +195,33 @@ class Placement:
         assert offset is not None  # _stage saw to that
         return place.base, place.offset + offset * self.itemsize, region.count
 
+    def table(self, operand: Operand) -> tuple[list[int], list[int]]:
+        """Counts and displacements of an operand with a region per member, relative to its side's span."""
+        each = regions(operand)
+        offsets = [self.offset(r) or 0 for r in each]
+        if self.whole(operand) is not None:
+            offsets = [o - offsets[0] for o in offsets]
+        return [r.count for r in each], offsets
+
+    def equal(self, step: Step) -> bool:
+        """True when a library's equal-count form fits; judged from the plan, which is equal on every rank."""
+        each = [o for o in (*step.src[:1], *step.dst[:1], step.src[step.root], step.dst[step.root]) if is_each(o)]
+        if (
+            self.displs["send"] is not None
+            or self.displs["recv"] is not None
+            # Of these only reduce_scatter has counts and places that are the same on every rank.
+            or (self.row.layout in ("ranks", "matrix") and self.row.name != "reduce_scatter")
+        ):
+            return not each
+        return all(isinstance(o, Blocks) and o.stride == o.count for o in each)
+
+    def whole(self, operand: Operand) -> Region | None:
+        """Equal blocks as one region, where they touch in the caller's memory too."""
+        if isinstance(operand, Blocks) and operand.stride == operand.count:
+            region = Region(operand.buffer, operand.offset, operand.count * operand.n)
+            return region if self.offset(region) is not None else None
+        return None
+
     def packing(self, step: Step, member: int, slot: tuple[int, int]) -> list[Local]:
         """Copies that make a reduce_scatter's source contiguous: libucc cannot take blocks that do not touch.
 
@@ -217,3 +244,8 @@ class Placement:
             copies.append(Local(lib.UCCH_COPY, self.code, 0, Place(base, offset), Place(here.base, at), count))
             at += count * self.itemsize
         return copies
+
+
+def is_each(operand: Operand) -> bool:
+    """Whether an operand has a region for each member of its step."""
+    return isinstance(operand, (Blocks, tuple))
