@@ -87,9 +87,9 @@ class Future(torch.futures.Future):  # type: ignore[type-arg,unused-ignore]
                 self._work.wait()  # in this thread: no hand-over
             except Exception as failure:
                 self._work.publish(failure)  # callbacks that ask for the result get it, too
-                raise
-            self._work.publish()
-        return super().wait()
+            else:
+                self._work.publish()
+        return super().wait()  # another thread may be publishing: there is a result only after this
 
     def then(self, callback: Callable[[Any], Any]) -> Future:
         """Call ``callback(self)`` when there is a result; the returned future holds what it returns."""
