@@ -113,13 +113,13 @@ int ucch_ep_close(ucp_worker_h worker, ucp_ep_h ep, double timeout);
 void ucch_worker_use(ucp_worker_h worker, int on);
 
 /* ---- token.c: messages through windows, and what looks at messages before they are received ---- */
-int ucch_offer(ucch_message *message, ucp_worker_h worker, ucp_ep_h ep, const void *data, size_t bytes, uint64_t tag,
-               int on_device, double timeout);
+int ucch_send_token(ucch_message *message, ucp_worker_h worker, ucp_ep_h ep, const void *data, size_t bytes,
+                    uint64_t tag, int dest, int on_device, double timeout);
 void ucch_message_tokens(ucch_message *message, void *data, size_t bytes, int on_device);
 int ucch_message_moved(ucch_message *message);
-int ucch_probe(ucp_worker_h worker, uint64_t tag, uint64_t mask, int remove, uint64_t *sender_tag, size_t *bytes,
-               ucp_tag_message_h *matched);
-void ucch_discard(ucp_worker_h worker, ucp_tag_message_h matched);
+int ucch_probe(ucp_worker_h worker, uint64_t tag, uint64_t mask, int remove, const uint64_t *keys, int me,
+               uint64_t *sender_tag, size_t *bytes, ucp_tag_message_h *matched);
+void ucch_discard(ucp_worker_h worker, ucp_tag_message_h matched, int is_token);
 int ucch_discard_all(ucp_worker_h worker, uint64_t tag, uint64_t mask);
 
 /* ---- rma.c: one-sided transfers ---- */

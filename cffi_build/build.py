@@ -18,6 +18,7 @@ SOURCES = (
     "progress.c",
     "program.c",
     "run.c",
+    "step.c",
     "launch.c",
     "message.c",
     "token.c",

@@ -43,7 +43,9 @@
 #define UCCH_DIED 2
 #define UCCH_ALL_PEERS -1
 
-/* The bit of a tag that says that a token for the data comes, and where it is. */
+/* Where a communicator's tags have the source's rank, and the bit above it that says that a token for the data comes.
+ */
+#define UCCH_SOURCE_BIT 31
 #define UCCH_TOKEN_BIT 50
 
 #define UCCH_LABEL_BYTES 48

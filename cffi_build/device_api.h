@@ -40,8 +40,8 @@ void ucch_pool_give(void *memory);
 int ucch_kernel_add(int kind, int op, int dtype, int to, const void *image);
 
 /* ---- window.c: shared memory that devices of several vendors copy to and from ---- */
-int ucch_window_own(size_t bytes);
-int ucch_window_open(int pid, int file, size_t bytes);
+int ucch_window_own(uint64_t key, size_t *bytes);
+int ucch_window_open(uint64_t key, int pid, int file, size_t bytes);
 int ucch_windows_pin(void);
 
 /* ---- program.c, on device memory ---- */

@@ -179,10 +179,8 @@ static int receive(ucch_message *m, ucp_worker_h worker, void *buffer, size_t by
     ucch_lock();
     ucch_op_begin_locked(&m->op, timeout);
     void *landing = ucch_message_landing(m, buffer, &bytes);
-    int status = ucch_token_found_locked(m, tag, mask, matched)
-                     ? settled(m)
-                     : posted_locked(m, matched ? ucp_tag_msg_recv_nbx(worker, landing, bytes, matched, &p)
-                                                : ucp_tag_recv_nbx(worker, landing, bytes, tag, mask, &p));
+    int status = posted_locked(m, matched ? ucp_tag_msg_recv_nbx(worker, landing, bytes, matched, &p)
+                                          : ucp_tag_recv_nbx(worker, landing, bytes, tag, mask, &p));
     ucch_unlock();
     return status;
 }

@@ -33,6 +33,5 @@ int ucch_message_begun_locked(ucch_message *m, void *request);
 ucp_request_param_t ucch_message_params(ucch_message *m, void *callback, int mem_type);
 void *ucch_message_landing(ucch_message *m, void *buffer, size_t *bytes);
 int ucch_token_arrived_locked(ucch_message *m);
-int ucch_token_found_locked(ucch_message *m, uint64_t tag, uint64_t mask, ucp_tag_message_h matched);
 
 #endif

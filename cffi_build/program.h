@@ -2,8 +2,8 @@
 #ifndef UCCH_PROGRAM_H
 #define UCCH_PROGRAM_H
 
-#include "device.h"
 #include "trace.h"
+#include "window.h"
 
 #define UCC_OK 0
 #define UCC_INPROGRESS 1
@@ -54,6 +54,8 @@ struct ucch_program {
 };
 
 int ucch_step_init_locked(ucch_program *p, ucch_step *s);
+int ucch_step_post_locked(ucch_program *p, ucch_step *s);
+int ucch_step_poll_locked(ucch_program *p, ucch_step *s);
 void ucch_program_give_scratch(ucch_program *p);
 int ucch_program_take_scratch(ucch_program *p, const void *owner, int anyway);
 

@@ -56,8 +56,6 @@ int ucch_message_send_locked(ucch_message *m, ucp_ep_h ep, const void *buffer, s
 int ucch_message_flush_locked(ucch_message *m, ucp_ep_h ep, double timeout);
 int ucch_message_recv_locked(ucch_message *m, ucp_worker_h worker, void *buffer, size_t bytes, uint64_t tag,
                              int mem_type);
-int ucch_message_offer_locked(ucch_message *m, ucp_ep_h ep, const void *data, size_t bytes, uint64_t tag, int on_device,
-                              double timeout);
 int ucch_message_expect_locked(ucch_message *m, ucp_worker_h worker, void *data, size_t bytes, uint64_t tag,
                                int on_device);
 int ucch_message_pump_locked(ucch_message *m);

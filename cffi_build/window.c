@@ -22,21 +22,25 @@
 /* Messages that a process has offered and that nobody has finished receiving. */
 #define CONTROLS 8192
 #define MOST_WINDOWS 1024
-#define NO_CONTROL UINT32_MAX
 
 /* One message, in the sender's window: a cache line that the sender writes, and one that the receiver does. */
 typedef struct control {
     uint64_t published; /* pieces that lie in their chunks */
-    uint32_t aborted, chunk[SLOTS];
-    uint32_t room[5];
-    uint64_t consumed; /* pieces that have left them */
-    uint32_t ready, closed;
-    uint32_t more[12];
+    uint64_t number;    /* of the message among this sender's; 0 while there is none */
+    uint64_t tag, bytes;
+    int32_t dest;
+    uint32_t aborted;
+    uint16_t chunk[SLOTS];
+    uint64_t reserved;
+    uint64_t consumed;             /* pieces that have left their chunks */
+    uint32_t taken, ready, closed; /* out of libucp's queue by a probe; being received; done with */
+    uint32_t more[11];
 } control;
 
 typedef struct window {
-    int pid, pinned;
-    size_t bytes, chunks;
+    uint64_t key; /* of its process; numbers of processes are used again */
+    int pinned;
+    size_t chunks;
     char *memory;
 } window;
 
@@ -46,16 +50,24 @@ struct ucch_transfer {
     int phase, on_device, slots;
     char *buffer, *base; /* the window's first chunk */
     control *at;
-    uint32_t number; /* of the control, on the sender's side */
+    uint32_t index; /* of the control, on the sender's side */
     size_t bytes, piece;
     uint64_t pieces, asked, done;
     void *event[SLOTS];
 };
 
-static window own = {.pid = -1}, peers[MOST_WINDOWS];
+static window own, peers[MOST_WINDOWS];
 static int npeers, own_file = -1;
-static uint32_t free_controls[CONTROLS], *free_chunks;
+static uint32_t free_controls[CONTROLS];
+static uint16_t *free_chunks;
 static size_t ncontrols, nchunks;
+static uint64_t offered;
+/* Controls, with how many chunks each, of messages given up that their receivers may still be copying. */
+static struct {
+    uint32_t index;
+    int slots;
+} orphans[CONTROLS];
+static int norphans;
 
 static control *controls(const window *w) {
     return (control *)w->memory;
@@ -65,64 +77,74 @@ static char *chunks(const window *w) {
     return w->memory + CONTROLS * sizeof(control);
 }
 
-static int map(window *w, int file, size_t bytes) {
-    size_t whole = CONTROLS * sizeof(control) + bytes / LONGEST * LONGEST;
-    void *memory = mmap(NULL, whole, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+static size_t length_of(size_t chunks) {
+    return CONTROLS * sizeof(control) + chunks * LONGEST;
+}
+
+static int map(window *w, uint64_t key, int file, size_t chunks) {
+    void *memory = mmap(NULL, length_of(chunks), PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
     if (memory == MAP_FAILED)
         return UCCH_FAIL_MEMORY;
-    *w = (window){.bytes = whole, .chunks = bytes / LONGEST, .memory = memory};
+    *w = (window){.key = key, .chunks = chunks, .memory = memory};
     return 0;
 }
 
-static int make_locked(size_t bytes) {
-    own_file = memfd_create("ucc_hetero", MFD_CLOEXEC);
-    if (own_file < 0)
-        return UCCH_FAIL_MEMORY;
-    free_chunks = calloc(bytes / LONGEST, sizeof(*free_chunks));
-    int status =
-        !free_chunks || ftruncate(own_file, (off_t)(CONTROLS * sizeof(control) + bytes)) ? UCCH_FAIL_MEMORY : 0;
+static int make_locked(uint64_t key, size_t many) {
+    uint16_t *list = calloc(many, sizeof(*list));
+    int file = memfd_create("ucc_hetero", MFD_CLOEXEC);
+    int status = !list || file < 0 || ftruncate(file, (off_t)length_of(many)) ? UCCH_FAIL_MEMORY : 0;
     if (!status)
-        status = map(&own, own_file, bytes);
-    if (status)
+        status = map(&own, key, file, many);
+    if (status) {
+        free(list);
+        if (file >= 0)
+            close(file);
         return status;
-    own.pid = (int)getpid();
-    for (nchunks = 0; nchunks < own.chunks; nchunks++)
-        free_chunks[nchunks] = (uint32_t)(own.chunks - 1 - nchunks);
+    }
+    own_file = file;
+    free_chunks = list;
+    norphans = 0;
+    for (nchunks = 0; nchunks < many; nchunks++)
+        free_chunks[nchunks] = (uint16_t)(many - 1 - nchunks);
     for (ncontrols = 0; ncontrols < CONTROLS; ncontrols++)
         free_controls[ncontrols] = (uint32_t)(CONTROLS - 1 - ncontrols);
     return 0;
 }
 
-/* This process's window, made at first use: its file, or a failure. `bytes` are those of its chunks. */
-int ucch_window_own(size_t bytes) {
+/* This process's window, made at first use: its file, or a failure. `key` is the process's, so that a child makes one
+ * of its own. `bytes` are wanted for its chunks, and then those that they have. */
+int ucch_window_own(uint64_t key, size_t *bytes) {
     ucch_lock();
-    int status = own.pid != (int)getpid() ? make_locked(bytes) : 0; /* a child's is not its parent's */
+    int status = own.key != key ? make_locked(key, *bytes / LONGEST) : 0;
+    *bytes = own.chunks * LONGEST;
     ucch_unlock();
     return status < 0 ? status : own_file;
 }
 
-static window *window_of(int pid) {
+/* NULL where there is none; no process has key 0. */
+static window *window_of(uint64_t key) {
+    if (!key)
+        return NULL;
     for (int i = 0; i < npeers; i++)
-        if (peers[i].pid == pid)
+        if (peers[i].key == key)
             return &peers[i];
-    return pid == own.pid ? &own : NULL;
+    return key == own.key ? &own : NULL;
 }
 
 /* Map the window of another process that runs in our namespaces as our user; 0, or a failure. */
-int ucch_window_open(int pid, int file, size_t bytes) {
+int ucch_window_open(uint64_t key, int pid, int file, size_t bytes) {
     char path[64];
     snprintf(path, sizeof(path), "/proc/%d/fd/%d", pid, file);
     ucch_lock();
-    int status = window_of(pid) ? 1 : npeers == MOST_WINDOWS ? UCCH_FAIL_MEMORY : 0;
-    int here = status ? -1 : open(path, O_RDWR | O_CLOEXEC);
-    if (!status && here < 0)
-        status = UCCH_FAIL_PEER;
-    if (!status && !(status = map(&peers[npeers], here, bytes)))
-        peers[npeers++].pid = pid;
+    int known = window_of(key) != NULL, status = !known && npeers == MOST_WINDOWS ? UCCH_FAIL_MEMORY : 0;
+    int here = known || status ? -1 : open(path, O_RDWR | O_CLOEXEC);
+    if (!known && !status)
+        status = here < 0 ? UCCH_FAIL_PEER : map(&peers[npeers], key, here, bytes / LONGEST);
+    npeers += !known && !status;
     if (here >= 0)
         close(here);
     ucch_unlock();
-    return status < 0 ? status : 0;
+    return status;
 }
 
 static int pin(window *w) {
@@ -164,6 +186,22 @@ static size_t piece_of(size_t bytes) {
     return piece < SHORTEST ? SHORTEST : piece > LONGEST ? LONGEST : piece;
 }
 
+/* Chunks of messages given up come back once their receivers have seen it. */
+static void reclaim(void) {
+    for (int i = 0; i < norphans;) {
+        control *c = &controls(&own)[orphans[i].index];
+        if (!__atomic_load_n(&c->closed, __ATOMIC_ACQUIRE)) {
+            i++;
+            continue;
+        }
+        for (int k = 0; k < orphans[i].slots; k++)
+            free_chunks[nchunks++] = c->chunk[k];
+        c->number = 0;
+        free_controls[ncontrols++] = orphans[i].index;
+        orphans[i] = orphans[--norphans];
+    }
+}
+
 static void begin(ucch_transfer *t, int phase, const window *w, const ucch_token *token, void *buffer, int on_device) {
     t->phase = phase;
     t->on_device = on_device;
@@ -177,26 +215,45 @@ static void begin(ucch_transfer *t, int phase, const window *w, const ucch_token
 }
 
 /* Have a message ready for whoever gets the token; its data stays where it is until then. */
-int ucch_transfer_offer_locked(ucch_transfer *t, const void *buffer, size_t bytes, int on_device, ucch_token *token) {
-    if (own.pid < 0 || !ncontrols)
+int ucch_transfer_offer_locked(ucch_transfer *t, const ucch_offer *offer, ucch_token *token) {
+    if (!ncontrols)
+        reclaim();
+    if (!own.memory || !ncontrols)
         return UCCH_FAIL_MEMORY;
-    t->number = free_controls[--ncontrols];
-    *token = (ucch_token){bytes, piece_of(bytes), own.pid, t->number};
-    memset(&controls(&own)[t->number], 0, sizeof(control));
-    begin(t, OFFERED, &own, token, (void *)(uintptr_t)buffer, on_device);
+    t->index = free_controls[--ncontrols];
+    *token = (ucch_token){offer->bytes, piece_of(offer->bytes), own.key, t->index, 0};
+    begin(t, OFFERED, &own, token, (void *)(uintptr_t)offer->data, offer->on_device);
     t->slots = 0;
+    *t->at = (control){.tag = offer->tag, .bytes = offer->bytes, .dest = offer->dest};
+    __atomic_store_n(&t->at->number, ++offered, __ATOMIC_RELEASE);
     return 0;
 }
 
+/* Bytes of the oldest message that `key`'s process has sent to rank `dest` under a tag and that is still in libucp's
+ * queue, where there must be one; `take`: a probe takes it out. Messages of one tag are matched in their order. */
+uint64_t ucch_window_waiting_locked(uint64_t key, uint64_t tag, int dest, int take) {
+    window *w = window_of(key);
+    control *oldest = NULL;
+    for (control *c = w ? controls(w) : NULL; w && c < controls(w) + CONTROLS; c++) {
+        if (!__atomic_load_n(&c->number, __ATOMIC_ACQUIRE) || c->tag != tag || c->dest != dest)
+            continue;
+        if (!c->taken && !c->ready && !c->closed && (!oldest || c->number < oldest->number))
+            oldest = c;
+    }
+    if (oldest && take)
+        oldest->taken = 1;
+    return oldest ? oldest->bytes : 0;
+}
+
 void ucch_token_decline_locked(const ucch_token *token) {
-    window *w = window_of(token->pid);
+    window *w = window_of(token->key);
     if (w)
         __atomic_store_n(&controls(w)[token->control].closed, 1, __ATOMIC_RELEASE);
 }
 
 /* Begin to receive: 0, or a failure, after which the sender's side ends too. */
 int ucch_transfer_accept_locked(ucch_transfer *t, void *buffer, size_t room, int on_device, const ucch_token *token) {
-    window *w = window_of(token->pid);
+    window *w = window_of(token->key);
     if (!w)
         return UCCH_FAIL_PEER;
     if (token->bytes > room) {
@@ -242,13 +299,18 @@ static int collect(ucch_transfer *t) {
 static void give_back(ucch_transfer *t) {
     while (t->slots)
         free_chunks[nchunks++] = t->at->chunk[--t->slots];
-    free_controls[ncontrols++] = t->number;
+    t->at->number = 0;
+    free_controls[ncontrols++] = t->index;
     t->phase = ENDED;
 }
 
 /* Take chunks once the receiver is ready: what there is, up to what is of use. */
 static void take_chunks(ucch_transfer *t) {
-    if (!nchunks || !__atomic_load_n(&t->at->ready, __ATOMIC_ACQUIRE))
+    if (!__atomic_load_n(&t->at->ready, __ATOMIC_ACQUIRE))
+        return;
+    if (!nchunks)
+        reclaim();
+    if (!nchunks)
         return;
     while (nchunks && t->slots < SLOTS && (uint64_t)t->slots < t->pieces)
         t->at->chunk[t->slots++] = free_chunks[--nchunks];
@@ -306,10 +368,17 @@ int ucch_transfer_busy_locked(ucch_transfer *t) {
     return t->asked != t->done && !collect(t) && t->asked != t->done;
 }
 
-/* Give up. The other side may still be copying: what a sender has lent to the message is never used again. */
+/* Give up. The other side may still be copying: what a sender has lent to the message comes back when it has ended. Our
+ * own copies that are under way come before any other into the same chunks, in the same stream. */
 void ucch_transfer_abort_locked(ucch_transfer *t) {
     if (t->phase == ENDED)
         return;
-    __atomic_store_n(t->phase == RECEIVING ? &t->at->closed : &t->at->aborted, 1, __ATOMIC_RELEASE);
+    if (t->phase == RECEIVING)
+        __atomic_store_n(&t->at->closed, 1, __ATOMIC_RELEASE);
+    else {
+        __atomic_store_n(&t->at->aborted, 1, __ATOMIC_RELEASE);
+        orphans[norphans].index = t->index;
+        orphans[norphans++].slots = t->slots;
+    }
     t->phase = ENDED;
 }

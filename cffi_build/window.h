@@ -6,21 +6,32 @@
 
 /* What a sender tells the receiver: whose window, and which of its controls. */
 typedef struct ucch_token {
-    uint64_t bytes, piece;
-    int32_t pid;
-    uint32_t control;
+    uint64_t bytes, piece, key;
+    uint32_t control, reserved;
 } ucch_token;
+
+/* What a sender's data is: on the device or not; and what a probe goes by, the message's tag and its receiver's rank.
+ */
+typedef struct ucch_offer {
+    const void *data;
+    size_t bytes;
+    int on_device, dest;
+    uint64_t tag;
+} ucch_offer;
+
+int ucch_message_offer_locked(ucch_message *m, ucp_ep_h ep, const ucch_offer *offer, double timeout);
 
 typedef struct ucch_transfer ucch_transfer;
 
 /* Either side's part in one message, for use again and again. */
 ucch_transfer *ucch_transfer_new(void);
 void ucch_transfer_free(ucch_transfer *t);
-int ucch_transfer_offer_locked(ucch_transfer *t, const void *buffer, size_t bytes, int on_device, ucch_token *token);
+int ucch_transfer_offer_locked(ucch_transfer *t, const ucch_offer *offer, ucch_token *token);
 int ucch_transfer_accept_locked(ucch_transfer *t, void *buffer, size_t room, int on_device, const ucch_token *token);
 int ucch_transfer_pump_locked(ucch_transfer *t);
 void ucch_transfer_abort_locked(ucch_transfer *t);
 int ucch_transfer_busy_locked(ucch_transfer *t);
 void ucch_token_decline_locked(const ucch_token *token);
+uint64_t ucch_window_waiting_locked(uint64_t key, uint64_t tag, int dest, int take);
 
 #endif

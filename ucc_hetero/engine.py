@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Container, Sequence
 from functools import partial
 from itertools import accumulate
-from typing import Any
+from typing import Any, NamedTuple
 
 from .device import kernels, runtime_of
 from .errors import LibraryError
@@ -23,7 +23,7 @@ from .ucc import status_name
 from .ucc_enums import Coll, CollFlag
 from .windows import LEAST
 
-__all__ = ["Program", "lower"]
+__all__ = ["Program", "Route", "lower"]
 
 #: Plan kind -> (UCC collective for equal touching blocks, for anything else).
 _COLLS = {
@@ -65,44 +65,31 @@ class Program:
         self.launches = False
 
 
-def lower(
-    plan: Plan,
-    rank: int,
-    what: Lowering,
-    teams: Teams,
-    board: Board,
-    tag: int,
-    label: str,
-    staged: tuple[str, ...] = (),
-    windows: Container[int] = (),
-) -> Program:
+class Route(NamedTuple):
+    """How what a program sends goes: under which part of a tag, the communicator's, and by way of what."""
+
+    tag: int
+    #: Links that take host memory only, where the call's data is on a device.
+    staged: tuple[str, ...] = ()
+    #: Ranks to which messages over these links go through shared memory.
+    windows: Container[int] = ()
+
+
+def lower(plan: Plan, rank: int, what: Lowering, teams: Teams, board: Board, route: Route, label: str) -> Program:
     """Make this rank's program of ``plan``; creates the teams that are new (collective among their members).
 
-    ``tag`` is the communicator's part of a message tag, ``label`` what the board shows of the call. ``staged`` names
-    the links over which device memory goes through the host, ``windows`` the ranks to which messages then go through
-    shared memory.
+    ``label`` is what the board shows of the call.
     """
-    return _Lower(plan, rank, what, teams, board, tag, staged, windows).program(label)
+    return _Lower(plan, rank, what, teams, board, route).program(label)
 
 
 class _Lower:
     """One lowering in progress."""
 
-    def __init__(
-        self,
-        plan: Plan,
-        rank: int,
-        what: Lowering,
-        teams: Teams,
-        board: Board,
-        tag: int,
-        staged: tuple[str, ...],
-        windows: Container[int],
-    ) -> None:
-        self.plan, self.rank, self.what, self.teams, self.board, self.tag = plan, rank, what, teams, board, tag
+    def __init__(self, plan: Plan, rank: int, what: Lowering, teams: Teams, board: Board, route: Route) -> None:
+        self.plan, self.rank, self.what, self.teams, self.board = plan, rank, what, teams, board
+        self.tag, self.staged, self.windows = route
         self.at = Placement(plan, rank, what)
-        #: Links that take host memory only; the call's data is on a device.
-        self.staged, self.windows = staged, windows
         self.mirrors = Mirrors(self.at.itemsize, self.at.code)
         self.mirroring = False
         #: Whether steps of our own compute on the host, or move what overlaps.

@@ -73,8 +73,8 @@ def _count(text: str) -> int:
 
 def _window(text: str) -> int:
     value = parse_size(text)
-    if value and not 2 << 20 <= value <= 1 << 40:
-        raise ValueError(f"{text!r} is neither 0 nor at least 2M")
+    if value and not 2 << 20 <= value <= 64 << 30:
+        raise ValueError(f"{text!r} is neither 0 nor from 2M to 64G")
     return int(value)
 
 

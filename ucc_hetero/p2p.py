@@ -30,15 +30,15 @@ from .runner import Runner
 from .status import set_status
 from .ucc_enums import MemType
 from .ucx import status_name
-from .windows import LEAST
+from .windows import LEAST, key_of
 
 __all__ = ["Messages", "Transfer", "source_and_tag"]
 
 #: Bits of a UCX tag, high to low: communicator (12), program message or not (1), token or data (1; ``UCCH_TOKEN_BIT``),
 #: source rank (19), MPI tag (31).
-_SOURCE_SHIFT, _COMM_SHIFT = 31, 52
-_TAG_MASK = (1 << 31) - 1
-_SOURCE_MASK = ((1 << 19) - 1) << _SOURCE_SHIFT
+_SOURCE_SHIFT, _COMM_SHIFT = lib.UCCH_SOURCE_BIT, 52
+_TAG_MASK = (1 << _SOURCE_SHIFT) - 1
+_SOURCE_MASK = (1 << lib.UCCH_TOKEN_BIT) - 1 - _TAG_MASK
 _COMM_MASK = ((1 << 13) - 1) << (_COMM_SHIFT - 1)
 
 #: Sends that ended for us (by timeout, by Ctrl-C) while libucp still reads their memory.
@@ -115,6 +115,10 @@ class Messages:
         self._detour = runner.members.tuning.path == "staged" or (mine and mine not in self._movable)
         #: Ranks that messages from or to device memory reach through shared pinned memory.
         self._windows = runner.members.windows.peers
+        #: What windows go by, of every rank; NULL where nobody sends through one.
+        self.keys: Any = ffi.NULL
+        if self._windows:
+            self.keys = ffi.new("uint64_t[]", [key_of(facts) for facts in runner.members.facts])
         self._crowded = crowded_hosts(runner.members.topology, runner.members.facts)
         self._bounce: Bounce | None = None
         board = runner.members.board
@@ -210,7 +214,8 @@ class Messages:
         self.check("source", source, tag)
         target = as_buffer(buf, writable=True, argument="buf", rank=self.rank, pointer_vendor=pointer_vendor)
         transfer = Transfer("receive", target, source, tag, self._bounced(target, source))
-        if self._windows:
+        # What goes straight to a device comes from another host, and not through a window.
+        if self._windows and (transfer.bounce is not None or target.vendor == "host"):
             into = transfer.buffer if transfer.bounce is None else target
             pointer, on_device = ffi.cast("void *", into.ptr), into.vendor != "host"
             lib.ucch_message_tokens(transfer.handle, pointer, into.nbytes, on_device)
@@ -246,7 +251,8 @@ class Messages:
             code = self._base | self.rank << _SOURCE_SHIFT | transfer.tag
             endpoint = self._endpoint(peer)
             if transfer.window:
-                lib.ucch_offer(transfer.handle, self.worker, endpoint, pointer, buffer.nbytes, code, 1, timeout)
+                where = peer, 1, timeout
+                lib.ucch_send_token(transfer.handle, self.worker, endpoint, pointer, buffer.nbytes, code, *where)
                 return
             lib.ucch_send(
                 transfer.handle, self.worker, endpoint, pointer, buffer.nbytes, code, memory, transfer.sync, timeout
@@ -367,6 +373,8 @@ class Messages:
             return CollectiveTimeout(
                 f"{where}: timeout, not complete after {error.elapsed:.3g} s (UCCH_TIMEOUT={self.timeout:g})"
             )
+        if error.status == lib.UCCH_FAIL_MEMORY:
+            return CollectiveError(f"{where}: no memory, or too many messages to devices of this host under way: Wait")
         if error.status == lib.UCCH_FAIL_DEVICE:
             return DeviceError(f"{where}: {ffi.string(lib.ucch_device_error()).decode(errors='replace')}")
         known = error.status == lib.UCCH_FAIL_PEER

@@ -13,7 +13,7 @@ from .binding import Bound, bind
 from .buffers import Buffer, pack, unpack
 from .collectives import ROWS, Call, elements
 from .delegate import Delegate, Watch
-from .engine import Program, lower
+from .engine import Program, Route, lower
 from .errors import CollectiveError, MismatchError, NotSupported
 from .membership import Membership
 from .native import ffi, lib
@@ -225,15 +225,13 @@ class Preparation:
             choice = choice._replace(path="window")
         plan = make_plan(members.topology, call, choice, self.rank)
         self.used[label] = choice, why
-        tag = members.id << 52 | 1 << 51
         staged = members.device.staged(choice.path) if what.memory is not None else ()
+        route = Route(members.id << 52 | 1 << 51, staged, members.windows.peers)
         # Ranks that call different things would wait for each other while they make the teams of each.
         if now:
             members.teams.look = Watch(members.board, self.rank, label, self._delegate.timeout, announce=True).look
         try:
-            program = lower(
-                plan, self.rank, what, members.teams, members.board, tag, label, staged, members.windows.peers
-            )
+            program = lower(plan, self.rank, what, members.teams, members.board, route, label)
         except CollectiveError as error:
             self._delegate.failed(error, plan)
             raise

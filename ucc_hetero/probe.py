@@ -23,8 +23,9 @@ class Message:
     A message that is dropped without being received is thrown away, and its sender goes on.
     """
 
-    def __init__(self, messages: Messages, matched: Any, source: int, tag: int) -> None:
+    def __init__(self, messages: Messages, matched: Any, source: int, tag: int, is_token: bool = False) -> None:
         self._messages, self._matched, self.source, self.tag = messages, matched, source, tag
+        self._is_token = is_token
         #: Nothing to receive: the message of MPI.PROC_NULL.
         self._none = source == messages.null
 
@@ -48,7 +49,7 @@ class Message:
     def __del__(self) -> None:
         matched = getattr(self, "_matched", None)
         if matched is not None and self._messages.process.worker.handle:  # at exit the worker may have gone first
-            lib.ucch_discard(self._messages.worker, matched)
+            lib.ucch_discard(self._messages.worker, matched, self._is_token)
 
 
 def probe(messages: Messages, source: int, tag: int, status: Any, *, remove: bool) -> Message | None:
@@ -62,11 +63,13 @@ def probe(messages: Messages, source: int, tag: int, status: Any, *, remove: boo
     code, nbytes, matched = ffi.new("uint64_t *"), ffi.new("size_t *"), ffi.new("ucp_tag_message_h *")
     # Whatever else is in flight goes on too: the message may depend on it.
     lib.ucch_progress_once()
-    if not lib.ucch_probe(messages.worker, value, mask, remove, code, nbytes, matched):
+    keys, me = messages.keys, messages.rank
+    if not lib.ucch_probe(messages.worker, value, mask, remove, keys, me, code, nbytes, matched):
         return None
     where, what = source_and_tag(int(code[0]))
     set_status(status, where, what, int(nbytes[0]))
-    return Message(messages, matched[0] if remove else None, where, what)
+    is_token = bool(code[0] >> lib.UCCH_TOKEN_BIT & 1)
+    return Message(messages, matched[0] if remove else None, where, what, is_token)
 
 
 def mprobe(messages: Messages, source: int, tag: int, status: Any, *, remove: bool) -> Message:

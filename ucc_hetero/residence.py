@@ -66,7 +66,7 @@ def crowded_hosts(topology: Topology, everyone: Sequence[Facts]) -> frozenset[tu
     """The hosts where ranks of several islands have devices: there bridge and messages would open the same memory."""
     seen: dict[tuple[object, ...], set[int]] = {}
     for rank, facts in enumerate(everyone):
-        if facts.device_memory not in ("", "host"):
+        if facts.device_memory:
             seen.setdefault(facts.host.memory, set()).add(topology.island_of[rank])
     return frozenset(host for host, islands in seen.items() if len(islands) > 1)
 

@@ -13,10 +13,11 @@ from typing import Any, NamedTuple
 from . import env, log
 from .agreement import Facts
 from .device import own_device
-from .native import lib
+from .native import ffi, lib
+from .residence import crowded_hosts
 from .topology import Topology
 
-__all__ = ["LEAST", "Windows", "join"]
+__all__ = ["LEAST", "Windows", "join", "key_of"]
 
 #: Messages of at least so many bytes go through windows: shorter ones are there sooner by libucp's own way.
 LEAST = 64 << 10
@@ -35,13 +36,19 @@ def join(mpi: Any, topology: Topology, everyone: Sequence[Facts], runtime: Any) 
     Those on its host that have devices, where devices of several islands are: no library moves data between these.
     Nobody, with ``UCCH_WINDOW=0``, or where a process may not open what another one has.
     """
-    rank, size = int(mpi.Get_rank()), int(env.get("WINDOW"))
-    mates = _mates(topology, everyone, rank)
-    if not any(_mates(topology, everyone, r) for r in range(len(everyone))):
+    crowded = crowded_hosts(topology, everyone)
+    if not crowded:
         return Windows()
-    file = lib.ucch_window_own(size) if mates and size and runtime is not None else -1
-    offers = mpi.allgather((os.getpid(), int(file), size))
-    opened = {r for r in mates if file >= 0 and offers[r][1] >= 0 and lib.ucch_window_open(*offers[r]) == 0}
+    rank, size = int(mpi.Get_rank()), int(env.get("WINDOW"))
+    here = everyone[rank].host.memory
+    near = [r for r, f in enumerate(everyone) if f.device_memory and f.host.memory == here]
+    mates = frozenset(near) - {rank} if rank in near and here in crowded else frozenset()
+    file, nbytes = -1, ffi.new("size_t *", size)
+    if mates and size and runtime is not None:
+        file = lib.ucch_window_own(key_of(everyone[rank]), nbytes)
+    offers = mpi.allgather((os.getpid(), int(file), int(nbytes[0])))
+    there = {r for r in mates if file >= 0 and offers[r][1] >= 0}
+    opened = {r for r in there if lib.ucch_window_open(key_of(everyone[r]), *offers[r]) == 0}
     if opened:
         with own_device():
             if lib.ucch_windows_pin() < 0:
@@ -56,12 +63,6 @@ def join(mpi: Any, topology: Topology, everyone: Sequence[Facts], runtime: Any) 
     return Windows(peers, all(len(other) == len(everyone) - 1 for other in theirs))
 
 
-def _mates(topology: Topology, everyone: Sequence[Facts], rank: int) -> frozenset[int]:
-    """The other ranks with devices on a rank's host, if these are not all of one island."""
-    mine = everyone[rank]
-    if not mine.device_memory:
-        return frozenset()
-    here = [r for r, f in enumerate(everyone) if f.device_memory and f.host.memory == mine.host.memory]
-    if len({topology.island_of[r] for r in here}) < 2:
-        return frozenset()
-    return frozenset(here) - {rank}
+def key_of(facts: Facts) -> int:
+    """What the native engine knows a process's window by."""
+    return int(facts.process, 16)

@@ -19,7 +19,7 @@ pytestmark = [
     pytest.mark.gpu,
     pytest.mark.mpi,
     pytest.mark.timeout(400),
-    pytest.mark.skipif(gpus() < 2, reason="needs two NVIDIA GPUs, and torch"),
+    pytest.mark.skipif(gpus() < 2, reason="needs two NVIDIA GPUs and torch"),
 ]
 
 Run = Callable[..., Any]

@@ -25,7 +25,7 @@ LONG = ("allreduce", "reduce", "bcast", "allgather", "alltoall", "reduce_scatter
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.mpi,
-    pytest.mark.skipif(gpus() < 1, reason="no NVIDIA GPU, or no torch"),
+    pytest.mark.skipif(gpus() < 1, reason="needs an NVIDIA GPU and torch"),
 ]
 
 Run = Callable[..., Any]

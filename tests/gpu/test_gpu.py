@@ -18,7 +18,7 @@ QUICK = ["--no-nccl", "--sizes", "8", "--rounds", "1"]
 pytestmark = [pytest.mark.gpu, pytest.mark.mpi]
 
 
-@pytest.mark.skipif(gpus() < 1, reason="no NVIDIA GPU, or no torch")
+@pytest.mark.skipif(gpus() < 1, reason="needs an NVIDIA GPU and torch")
 @pytest.mark.parametrize("path", ["direct", "staged"])
 @pytest.mark.parametrize("amd", ["", "1"], ids=["one vendor", "two vendors"])
 def test_collectives(mpirun: Callable[..., Any], hip_over_cuda: Path, amd: str, path: str) -> None:

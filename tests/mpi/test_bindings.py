@@ -103,10 +103,11 @@ with ucx.Context() as context:
         assert (into == want).all() and incoming.info == (5, n)
 
     # Matching by the bits of a mask, and what probe sees.
-    sent = worker.send(peer, np.arange(10), tag=0xA1)
+    high = 1 << 50 | 0xA1  # all 64 bits are the user's
+    sent = worker.send(peer, np.arange(10), tag=high)
     while (seen := worker.probe(0xA0, mask=0xF0)) is None:
         worker.progress()
-    assert seen == (0xA1, 80)
+    assert seen == (high, 80)
     small = np.zeros(3, np.int64)
     try:
         worker.recv(small, tag=0xA0, mask=0xF0).wait()

@@ -8,7 +8,7 @@ import pytest
 
 pytestmark = [
     pytest.mark.mpi,
-    pytest.mark.skipif(importlib.util.find_spec("jax") is None, reason="JAX is not installed"),
+    pytest.mark.skipif(importlib.util.find_spec("jax") is None, reason="needs JAX: pip install jax"),
 ]
 
 SCRIPT = """

@@ -39,7 +39,8 @@ def test_unequal_devices(mpirun) -> None:
 
 
 @pytest.mark.skipif(
-    not all(map(importlib.util.find_spec, ("accelerate", "transformers"))), reason="needs accelerate and transformers"
+    not all(map(importlib.util.find_spec, ("accelerate", "transformers"))),
+    reason="needs both: pip install accelerate transformers",
 )
 def test_hugging_face(mpirun) -> None:
     """accelerate and Trainer train over the backend because they ask for gloo, which it takes the place of."""

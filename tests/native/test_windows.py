@@ -30,6 +30,11 @@ def test_none(fakes: Callable[..., Any]) -> None:
     assert "slow way" not in result.stderr
 
 
+def test_given_up(fakes: Callable[..., Any]) -> None:
+    env = {"UCCH_STAGING": "staged", "UCCH_WINDOW": "2M", "UCCH_TIMEOUT": "1", "FAKEGPU_DELAY_US": "50"}
+    assert fakes(window_scripts.GIVEN_UP, "nvidia:1,amd:1", **env).stdout.count("right") == 2
+
+
 def test_a_sender_that_dies(fakes: Callable[..., Any], flavour: tuple[Any, ...]) -> None:
     recover = ["--enable-recovery"] if flavour >= ("openmpi", 5) and flavour[0] == "openmpi" else []
     env = {"UCCH_STAGING": "staged", "UCCH_TIMEOUT": "20", "FAKEGPU_DELAY_US": "20000"}

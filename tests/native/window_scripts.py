@@ -56,6 +56,19 @@ with Communicator() as comm:
     assert (second.peek == LONG + 2).all()
     [s.Wait() for s in sends]
 
+    # A look at a later message does not let it overtake an earlier one.
+    sends = [comm.Isend(np.full(3, k, np.float32) if k < 21 else Array(LONG).set(k), other, k) for k in (20, 21, 21)]
+    comm.Probe(before, 21, status)
+    assert status.Get_count(MPI.FLOAT) == LONG
+    comm.Recv(np.empty(3, np.float32), before, MPI.ANY_TAG, status)
+    assert status.Get_tag() == 20
+    one, two = comm.Mprobe(before, 21), comm.Mprobe(before, 21, status)
+    assert status.Get_count(MPI.FLOAT) == LONG and not comm.Iprobe(before, 21)
+    del two  # thrown away: its sender goes on
+    one.Recv(first)
+    assert (first.peek == 21).all()
+    [s.Wait() for s in sends]
+
     # A receive that is too short says so, and its sender is done.
     for short in (Array(3), Array(1000), np.empty(3, np.float32), np.empty(1000, np.float32)):
         send = comm.Isend(Array(LONG).set(1), other, 11)
@@ -144,5 +157,36 @@ with Communicator() as comm:
         except UCCHError as error:
             print(type(error).__name__, flush=True)
     os._exit(0)
+"""
+)
+
+#: What is given up on one side is given up on the other, and leaves windows usable; their size is what it first was.
+GIVEN_UP = (
+    COMMON
+    + """
+import os
+from ucc_hetero.errors import CollectiveTimeout, PeerError
+
+with Communicator() as comm:
+    r = comm.rank
+    x, y = Array(LONG).set(r), Array(LONG)
+    for k in range(3):
+        try:
+            comm.Send(x, 1, k) if r == 0 else comm.mpi.Barrier()
+        except CollectiveTimeout:
+            comm.mpi.Barrier()
+        if r == 1:
+            try:
+                comm.Recv(y, 0, k)
+                raise AssertionError("its sender had given up")
+            except PeerError:
+                pass
+    comm.Sendrecv(x, 1 - r, 9, y, 1 - r, 9)
+    assert (y.peek == 1 - r).all()
+    os.environ["UCCH_WINDOW"] = "1G"
+    with Communicator(comm) as other:
+        other.Sendrecv(x, 1 - r, 9, y.set(-1), 1 - r, 9)
+        assert (y.peek == 1 - r).all()
+print("right")
 """
 )

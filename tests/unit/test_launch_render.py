@@ -169,7 +169,7 @@ def refusing(schema: Any) -> Any:
 def test_the_published_definition(file: str, documents: list[dict[str, Any]]) -> None:
     folder = os.environ.get("UCCH_TEST_CRDS")
     if folder is None:
-        pytest.skip("UCCH_TEST_CRDS names no folder with the CRDs")
+        pytest.skip("needs the MPI and Kubeflow operators' CRDs: set UCCH_TEST_CRDS to a folder of them")
     job = documents[1]
     versions = yaml.safe_load((Path(folder) / file).read_text())["spec"]["versions"]
     name = job["apiVersion"].rpartition("/")[2]
