@@ -22,6 +22,7 @@ from statistics import median
 from typing import Any, NoReturn
 
 from ucc_hetero.launch.emulate import Cluster, goodput, unavailable
+from ucc_hetero.launch.emulated_net import parse_rates
 
 from . import system
 from .files import FORMAT, write_json
@@ -33,6 +34,8 @@ __all__ = ["CASES", "ClusterCase", "Test", "limit", "run"]
 _MIB = 1 << 20
 #: Starts of a job that hangs before it is given up.
 _ATTEMPTS = 3
+#: Most that links are slowed down by: on slower ones a job takes minutes to start.
+_SLOWEST = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +76,14 @@ class ClusterCase:
         speeds = [sum(link.rate for link in host.links) // 10**6 for host in plain.layout]
         env = [{"UCCH_LINK_SPEED": str(speed)} for speed in speeds]
         return Cluster(len(self.slots), self.slots, self.rate, self.links, env=env)
+
+    def slower(self, factor: float) -> ClusterCase:
+        """The case with every link's rate divided by ``factor``: where cores, not links, set the pace of the rates."""
+        if factor == 1:
+            return self
+        rates = parse_rates(self.rate, len(self.slots), self.links)
+        texts = ["+".join(f"{one / factor / 1e6:.12g}mbit" for one in host) for host in rates]
+        return replace(self, rate=",".join(texts))
 
     def hosts(self) -> list[int]:
         """The host of each rank."""
@@ -217,6 +228,8 @@ def _arguments(words: Sequence[str]) -> argparse.Namespace:
     names = ", ".join(case.name for case in CASES)
     parser.add_argument("--case", action="append", default=[], help=f"only this one; may be repeated: {names}")
     parser.add_argument("--collective", default="", help="only this one")
+    slower = "divide the links' rates, for a machine whose cores cannot keep up with them (1)"
+    parser.add_argument("--slower", type=float, default=1.0, metavar="FACTOR", help=slower)
     parser.add_argument("--seconds", type=float, default=4.0, help="for each test, shared by the peers (4)")
     parser.add_argument("--peers", default="ours,ucc,mpi4py", help="who is measured (ours,ucc,mpi4py; also gloo)")
     parser.add_argument("-x", action="append", default=[], metavar="NAME=VALUE", help="environment of the ranks")
@@ -228,12 +241,15 @@ def _arguments(words: Sequence[str]) -> argparse.Namespace:
     unknown = [name for name in found.case if name not in {case.name for case in CASES}]
     if unknown:
         raise BadUsage(f"cluster: --case {unknown[0]!r} is not one of {names}")
+    if not 1 <= found.slower <= _SLOWEST:
+        raise BadUsage(f"cluster: --slower {found.slower:g} is not a factor from 1 to {_SLOWEST}")
     found.peers = found.peers.split(",")
     return found
 
 
 def _wanted(arguments: argparse.Namespace) -> list[ClusterCase]:
-    cases = [case for case in CASES if not arguments.case or case.name in arguments.case]
+    wanted = [case for case in CASES if not arguments.case or case.name in arguments.case]
+    cases = [case.slower(arguments.slower) for case in wanted]
     if not arguments.collective:
         return cases
     narrowed = []

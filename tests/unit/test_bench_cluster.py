@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from ucc_hetero.bench.cluster import CASES, ClusterCase, heading, limit, line
+from ucc_hetero.bench.cluster import CASES, ClusterCase, heading, limit, line, run
 from ucc_hetero.bench.cluster import Test as Case
+from ucc_hetero.bench.options import BadUsage
 
 GB = 1e9
 
@@ -59,3 +60,20 @@ def test_table() -> None:
     assert line("2x2", row, peers).split()[1:] == "allreduce 16M 40.000 50.000 100.000 1.25 1.05 1.05".split()
     small = {**row, "target": 0.0, "nbytes": 8, "median": {"ours": 1e-5}}
     assert line("2x2", small, peers).split()[-2:] == ["0.010", "-"]
+
+
+def test_slower_links_keep_their_shape() -> None:
+    case = ClusterCase("x", (2, 2), (), rate="4gbit+1gbit,100mbit", links=2)
+    assert case.slower(1) is case
+    slow = case.slower(4)
+    assert [[link.rate for link in host.links] for host in slow.cluster().layout] == [
+        [10**9, 25 * 10**7],
+        [25 * 10**6, 25 * 10**6],
+    ]
+    assert (slow.slots, slow.links, slow.name) == (case.slots, case.links, case.name)
+
+
+@pytest.mark.parametrize("factor", ["0", "0.5", "-2", "1000", "nan"])
+def test_links_cannot_be_made_faster(factor: str) -> None:
+    with pytest.raises(BadUsage, match="--slower"):
+        run(["--slower", factor], [])
