@@ -1,12 +1,15 @@
 """The part of ``python -m ucc_hetero.bench cluster`` that runs on the ranks: every peer in turn, call by call.
 
 Reads a list of tests as JSON, writes one of results. A sample is the slowest rank's time, after a barrier, of one long
-call or the mean of back-to-back short ones. Results are checked against numpy before anything is timed.
+call or the mean of back-to-back short ones, which follow as many untimed ones: what the peer before has left to do, in
+threads and buffers, is not this one's. For the same reason every round has an order of its own. Results are checked
+against numpy before anything is timed.
 """
 
 from __future__ import annotations
 
 import json
+import random
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -25,14 +28,18 @@ from .validate import Checker
 
 __all__ = ["main"]
 
-#: What one sample should take, and the most calls in it.
-_SAMPLE_SECONDS, _MOST_CALLS = 2e-3, 200
-#: Untimed calls before the first sample: connections are made, pages touched, TCP's windows opened.
-_WARM = 2
+#: What one sample should take, and the most calls in it; of calls below the limit, in seconds, at least a few: one that
+#: follows a barrier also waits for whoever leaves the barrier last.
+_SAMPLE_SECONDS, _MOST_CALLS = 5e-3, 200
+_SHORT_CALL, _FEW_CALLS = 10e-3, 8
+#: Untimed samples before the first one, at least and at most, each as long as the one before asks for: connections are
+#: made, pages touched, TCP's windows opened.
+_WARM, _WARMEST = 2, 5
 #: Samples that every peer gets, however slow, and the most that are taken.
 _LEAST, _MOST = 2, 40
-#: Rounds in which every algorithm has its turn where choices are judged.
-_SELECTION_ROUNDS = 9
+#: Rounds in which every algorithm has its turn where choices are judged, and what a sample takes there: many times what
+#: an emulated link's bucket holds, which lets half a megabyte pass at the speed of memory.
+_SELECTION_ROUNDS, _SELECTION_SECONDS = 7, 20e-3
 
 
 class _Runner:
@@ -45,6 +52,8 @@ class _Runner:
 
     def sample(self, world: World) -> float:
         """Seconds per call of the slowest rank."""
+        for _ in range(self.calls if self.calls > 1 else 0):
+            self.call()
         world.barrier()
         start = perf_counter()
         for _ in range(self.calls):
@@ -66,9 +75,16 @@ def _ready(peer: Peer, case: Case, pool: Pool, world: World) -> _Runner:
     wrong = world.total(checker.wrong(buffers, 0))
     if wrong:
         raise RuntimeError(f"{peer.name}: {wrong} wrong elements in {case.row.name} of {case.count} float32")
-    took = min(runner.sample(world) for _ in range(_WARM))
-    runner.calls = int(min(max(_SAMPLE_SECONDS / took, 1), _MOST_CALLS))
+    for turn in range(_WARMEST):
+        before, runner.calls = runner.calls, _calls(runner.sample(world))
+        if turn >= _WARM - 1 and runner.calls <= 2 * before:
+            break
     return runner
+
+
+def _calls(took: float) -> int:
+    """How many calls of so many seconds make a sample."""
+    return int(min(max(_SAMPLE_SECONDS / took, _FEW_CALLS if took < _SHORT_CALL else 1), _MOST_CALLS))
 
 
 def _measure(test: dict[str, Any], peers: Sequence[Peer], world: World) -> dict[str, Any]:
@@ -86,11 +102,13 @@ def _measure(test: dict[str, Any], peers: Sequence[Peer], world: World) -> dict[
         except NotOffered as why:
             missing[peer.name] = str(why)
     share = float(test["seconds"]) / max(len(runners), 1)
+    order = random.Random(0)  # the same on every rank
     while True:
         # All ranks know the same times, so all leave the loop together.
         due = [r for r in runners if len(r.samples) < _LEAST or (r.spent < share and len(r.samples) < _MOST)]
         if not due:
             break
+        order.shuffle(due)
         for runner in due:
             runner.samples.append(runner.sample(world))
     return {
@@ -104,7 +122,9 @@ def _selected(test: dict[str, Any], ours: Peer) -> dict[str, Any]:
     """What is chosen against everything that could be: the limit is the fastest candidate's median."""
     run = ours.comm._run
     before = run.members.tuning
-    found = measure(ours.comm, test["collective"], test["nbytes"], before, _SELECTION_ROUNDS)
+    found = measure(
+        ours.comm, test["collective"], test["nbytes"], before, _SELECTION_ROUNDS, seconds=_SELECTION_SECONDS
+    )
     run.retune(before)
     return {
         **test,

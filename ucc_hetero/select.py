@@ -28,8 +28,12 @@ __all__ = ["Choice", "Tuning", "agreed", "candidates", "choose", "example_call",
 LATENCY_LIMIT = 64 << 10
 #: From here on leaders of several hosts exchange short vectors by messages of our own: libucc sends these in halves,
 #: one after the other; bytes. Measured on 2 x 2 ranks: 4 KiB in 117 instead of 173 us, but 8 B in 106 instead of 88.
-#: Between three hosts that holds at every length: 8 B in 107 instead of 118.
+#: Between more hosts that holds at every length: 8 B in 107 instead of 118 on three, in 105 instead of 128 on four.
 DOUBLING_LIMIT = 2 << 10
+#: From here on an allreduce between more than two hosts, in plain memory, goes for bandwidth however many they are:
+#: what more of them cost rails in rounds, they cost ``doubling`` in copies of the vector. Measured, the two met at
+#: 48 KiB on 2 + 2 + 1 ranks and 80 on 4 x 2 over 4 Gbit/s, at 24 to 32 KiB on 4, 8 and 16 hosts over 0.2 to 1 Gbit/s.
+RAILS_LIMIT = 48 << 10
 #: Fragments of less than this cost more than their overlap gains; bytes.
 LEAST_FRAGMENT = 512 << 10
 #: Most fragments, by ranks: those of 512 KiB stay in caches and came within 2 to 8 % of the limit of emulated links
@@ -167,9 +171,10 @@ def _choose(topology: Topology, collective: str, nbytes: int, op: Op | None, tun
             path = rule.path or _path(nbytes, tune)
             fragments = rule.fragments or _fragments(topology, rule.algorithm, collective, nbytes, path, tune.plain)
             return Choice(rule.algorithm, fragments, path), by
-    name = "flat" if tune.plain and _shared(topology, collective, nbytes) else _algorithm(topology, collective, nbytes)
-    if tune.plain and _doubled(topology, collective, nbytes, name):
-        name = "doubling"
+    if tune.plain and _shared(topology, collective, nbytes):
+        name = "flat"
+    else:
+        name = _algorithm(topology, collective, nbytes, tune.plain)
     path = _path(nbytes, tune)
     default = Choice(name, _fragments(topology, name, collective, nbytes, path, tune.plain), path)
     if tune.links is not None and (topology.deep or not topology.flat) and topology.size <= MODELLED_RANKS:
@@ -191,28 +196,38 @@ def _shared(topology: Topology, collective: str, nbytes: int) -> bool:
     return not ROWS[collective].reduces or nbytes >= SHARED_LIMIT
 
 
-def _doubled(topology: Topology, collective: str, nbytes: int, name: str) -> bool:
-    """Whether ``doubling`` takes the place of ``tree``: between hosts, in plain memory, where sums cost little."""
-    between = not topology.one_host and not topology.deep
-    long = nbytes >= DOUBLING_LIMIT or len(topology.islands) > 2
-    return between and collective == "allreduce" and name == "tree" and long
+def _sums_between_hosts(topology: Topology, collective: str, plain: bool) -> bool:
+    """Whether a call is an allreduce between hosts in plain memory, where sums and messages of our own cost little."""
+    return plain and collective == "allreduce" and not topology.one_host and not topology.deep
 
 
-def _algorithm(topology: Topology, collective: str, nbytes: int) -> str:
+def _algorithm(topology: Topology, collective: str, nbytes: int, plain: bool) -> str:
     if topology.size == 1 or (topology.flat and not topology.deep):
         return "flat"
     available = algorithms.names(collective)
-    long = nbytes >= LATENCY_LIMIT * max(len(topology.islands) - 1, 1)
-    wanted: tuple[str, ...] = ("split_rail", "tree") if long else ("tree", "split_rail")
-    if long and 2 < len(topology.islands) <= MOST_DIRECT and _unequal(topology):
-        wanted = ("direct", *wanted)  # between two islands all have to send everything, whatever their links
-    if long and 2 < len(topology.islands) <= MOST_RING and _by_ring(topology, collective, nbytes):
-        wanted = ("ring", *wanted)
+    wanted = _for_bandwidth(topology, collective, nbytes, plain)
+    if not wanted:
+        many = len(topology.islands) > 2
+        doubled = _sums_between_hosts(topology, collective, plain) and (many or nbytes >= DOUBLING_LIMIT)
+        wanted = ("doubling",) if doubled else ("tree", "split_rail")
     if collective.startswith("alltoall") and not _bundled(topology, nbytes):
         wanted = ("split_rail",)
     if collective in _UNLIKE and _unlike(topology, collective):
         wanted = _UNLIKE[collective]
     return next((name for name in (*wanted, "flat") if name in available), available[0])
+
+
+def _for_bandwidth(topology: Topology, collective: str, nbytes: int, plain: bool) -> tuple[str, ...]:
+    """What a call wants that is long enough to go for bandwidth, the best first; empty for one that is not."""
+    islands, ours = len(topology.islands), _sums_between_hosts(topology, collective, plain)
+    if nbytes < (RAILS_LIMIT if ours and islands > 2 else LATENCY_LIMIT * max(islands - 1, 1)):
+        return ()
+    wanted: tuple[str, ...] = ("split_rail", "tree")
+    if 2 < islands <= MOST_DIRECT and _unequal(topology):
+        wanted = ("direct", *wanted)  # between two islands all have to send everything, whatever their links
+    if 2 < islands <= MOST_RING and _by_ring(topology, collective, nbytes, ours):
+        wanted = ("ring", *wanted)
+    return wanted
 
 
 #: What blocked collectives run between many islands that differ in size: rails between all of them would be thousands.
@@ -230,11 +245,16 @@ def _unequal(topology: Topology) -> bool:
     return bool(weights) and len({sum(weights[rank] for rank in i.ranks) for i in topology.islands}) > 1
 
 
-def _by_ring(topology: Topology, collective: str, nbytes: int) -> bool:
-    """Whether rails would run a broadcast or a reduction per block, of which libraries send the halves twice.
+def _by_ring(topology: Topology, collective: str, nbytes: int, ours: bool) -> bool:
+    """Whether rails had better pass data along than leave them to the library.
 
-    A broadcast along m islands takes m - 2 fragments longer than the data itself, so there must be many.
+    It would run a broadcast or a reduction per block, of which it sends the halves twice; a broadcast along m islands
+    takes m - 2 fragments longer than the data itself, so there must be many. ``ours``: an allreduce of which messages
+    of our own are quicker, as long as it is one fragment (measured on 2 + 2 + 1 ranks: 64 KiB in 220 instead of 285 us,
+    512 KiB on 4 x 2 in 1.75 instead of 2.1 ms; with 32 fragments the library is faster by 2 to 15 %).
     """
+    if ours:
+        return nbytes < 2 * LEAST_FRAGMENT and not _unequal(topology)
     if collective == "bcast":
         return nbytes >= 8 * (len(topology.islands) - 2) * LEAST_FRAGMENT
     return collective in _BLOCKS and len({island.size for island in topology.islands}) > 1

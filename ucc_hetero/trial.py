@@ -19,7 +19,9 @@ __all__ = ["MEASURABLE", "Trial", "forced"]
 #: Collectives with counts that a size alone gives.
 MEASURABLE = tuple(name for name, row in ROWS.items() if row.layout in ("none", "vector", "equal"))
 #: What one sample should take at least, in seconds, and the most calls in it.
-_SAMPLE, _MOST = 1e-3, 256
+_SAMPLE, _MOST = 1e-3, 4096
+#: Samples, each as long as the one before asks for, until they are as long as they should be.
+_TRIES = 4
 
 
 def forced(choice: Choice, collective: str) -> Tuning:
@@ -30,15 +32,16 @@ def forced(choice: Choice, collective: str) -> Tuning:
 class Trial:
     """``nbytes`` of float32 through one collective of a communicator, again and again. Collective to use.
 
-    The data is in the memory of the rank's device, where it has one. ``close`` gives it back.
+    The data is in the memory of the rank's device, where it has one. ``close`` gives it back. ``seconds``: what a
+    sample should take; as long as links can carry more than their rate (buckets, buffers), it must be longer.
 
     ``ValueError`` for a collective with counts per rank.
     """
 
-    def __init__(self, comm: Communicator, collective: str, nbytes: int) -> None:
+    def __init__(self, comm: Communicator, collective: str, nbytes: int, seconds: float = _SAMPLE) -> None:
         if collective not in MEASURABLE:
             raise ValueError(f"{collective} cannot be run by its size alone; these can: {', '.join(MEASURABLE)}")
-        self.comm, self.collective = comm, collective
+        self.comm, self.collective, self.seconds = comm, collective, seconds
         call = example_call(comm.topology, collective, nbytes // 4)
         self.root = root = call.root
         at_root = root < 0 or comm.rank == root
@@ -54,7 +57,8 @@ class Trial:
             self._send = None
         elif not at_root:
             self._recv = None
-        self._calls = 1
+        #: Calls in a sample, which ``warm`` chooses.
+        self.calls = 1
 
     def _vector(self, values: np.ndarray[Any, Any]) -> Any:
         self._vectors.append(Vector(values, self.comm._run.members.runtime))
@@ -72,9 +76,12 @@ class Trial:
     def warm(self) -> float:
         """Make what the first calls make, choose how many calls are a sample; returns seconds of one call."""
         self.run()
-        self._calls = 1
-        took = self.sample()
-        self._calls = int(min(max(_SAMPLE / max(took, 1e-9), 1), _MOST))
+        self.calls = 1
+        for _ in range(_TRIES):
+            took = self.sample()
+            before, self.calls = self.calls, int(min(max(self.seconds / max(took, 1e-9), 1), _MOST))
+            if self.calls <= 2 * before:  # a single call after a barrier looks longer than it is
+                break
         return took
 
     def sample(self) -> float:
@@ -83,7 +90,7 @@ class Trial:
         call: Callable[[], None] = self.run
         mpi.Barrier()
         start = perf_counter()
-        for _ in range(self._calls):
+        for _ in range(self.calls):
             call()
-        took = (perf_counter() - start) / self._calls
+        took = (perf_counter() - start) / self.calls
         return float(max(mpi.allgather(took)))

@@ -28,8 +28,8 @@ __all__ = ["Finding", "describe", "measure", "rules_of", "save", "tune"]
 _GAIN = 0.95
 #: Candidates slower than the best by this factor after the first round are measured no further.
 _HOPELESS = 1.5
-#: Rounds at every size.
-_ROUNDS = 5
+#: Rounds at every size, and what one sample of a candidate should take.
+_ROUNDS, _SECONDS = 5, 1e-3
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,25 +67,39 @@ def tune(
     return found
 
 
-def measure(comm: Communicator, collective: str, nbytes: int, tuning: Tuning, rounds: int = _ROUNDS) -> Finding:
-    """Seconds of every candidate at one size; the default is what ``tuning`` chooses. Leaves another tuning behind."""
+def measure(
+    comm: Communicator,
+    collective: str,
+    nbytes: int,
+    tuning: Tuning,
+    rounds: int = _ROUNDS,
+    seconds: float = _SECONDS,
+) -> Finding:
+    """Seconds of every candidate at one size; the default is what ``tuning`` chooses. Leaves another tuning behind.
+
+    ``seconds``: what a sample should take, of which there are as many as ``rounds``.
+    """
     topology, run = comm.topology, comm._run
     total = elements(example_call(topology, collective, nbytes // 4)) * 4
     default = choose(topology, collective, total, None, tuning)
-    trial = Trial(comm, collective, nbytes)
+    trial = Trial(comm, collective, nbytes, seconds)
     times: dict[Choice, list[float]] = {default: []}
     for path in _paths(comm, total, tuning):
         times |= {choice._replace(path=path): [] for choice in candidates(topology, collective, total)}
+    calls: dict[Choice, int] = {}
     for choice in times:
         run.retune(forced(choice, collective))
         trial.warm()
+        calls[choice] = trial.calls
         times[choice].append(trial.sample())
     # All ranks know the same times, so all measure the same candidates on.
     best = min(min(t) for t in times.values())
     hopeful = [c for c, t in times.items() if c == default or t[0] < _HOPELESS * best]
-    for _ in range(rounds - 1):
-        for choice in hopeful:
+    for turn in range(1, rounds):
+        # Each in another place of a round: what comes before it is not always the same.
+        for choice in hopeful[turn % len(hopeful) :] + hopeful[: turn % len(hopeful)]:
             run.retune(forced(choice, collective))
+            trial.calls = calls[choice]
             trial.run()
             times[choice].append(trial.sample())
     trial.close()

@@ -224,6 +224,27 @@ def test_in_one_memory_islands_gain_nothing() -> None:
         assert choose(SAME_HOST, *call).algorithm != "flat"
 
 
+def test_allreduce_between_hosts_by_its_length() -> None:
+    """What was measured on emulated links: the fewest rounds, then rails in one piece, then the library's in many."""
+    plain = Tuning(plain=True)
+    for hosts in ([0, 0, 1, 1, 2], [0, 0, 1, 1, 2, 2, 3, 3], list(range(8))):
+        topology = Topology.group(["host"] * len(hosts), hosts)
+        found = [choose(topology, "allreduce", n << 10, tune=plain) for n in (1, 32, 64, 512, 1024)]
+        assert found[:4] == [Choice("doubling"), Choice("doubling"), Choice("ring"), Choice("ring")]
+        assert found[4] == Choice("split_rail", 2)
+        on_devices = choose(topology, "allreduce", 64 << 10)
+        assert on_devices == Choice("tree")
+    two = [choose(TWO, "allreduce", n << 10, tune=plain) for n in (1, 32, 64, 512)]
+    assert two == [Choice("tree"), Choice("doubling"), Choice("split_rail"), Choice("split_rail")]
+    many = Topology.group(["host"] * 16, list(range(16)))
+    assert choose(many, "allreduce", 64 << 10, tune=plain).algorithm == "split_rail"  # too many for a ring
+    unlike = Topology.group(["host"] * 3, [0, 1, 2], [1, 4, 4])
+    assert choose(unlike, "allreduce", 64 << 10, tune=plain).algorithm == "direct"
+    assert choose(unlike, "bcast", 64 << 10, tune=plain).algorithm == "tree"
+    deep = Topology.group(["host"] * 4, [0, 1, 2, 3], (), [[0, 0, 1, 1]])
+    assert choose(deep, "allreduce", 8, tune=plain).algorithm == "tree"
+
+
 CALLS = (("allreduce", 8), ("allreduce", MIB), ("bcast", 8))
 
 
