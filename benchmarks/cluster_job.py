@@ -26,7 +26,7 @@ from .peers import NotOffered, Peer, World, open_peer, open_world, prepare
 from .table import COLLECTIVES
 from .validate import Checker
 
-__all__ = ["main"]
+__all__ = ["calls_of", "main"]
 
 #: What one sample should take, and the most calls in it; of calls below the limit, in seconds, at least a few: one that
 #: follows a barrier also waits for whoever leaves the barrier last.
@@ -76,15 +76,15 @@ def _ready(peer: Peer, case: Case, pool: Pool, world: World) -> _Runner:
     if wrong:
         raise RuntimeError(f"{peer.name}: {wrong} wrong elements in {case.row.name} of {case.count} float32")
     for turn in range(_WARMEST):
-        before, runner.calls = runner.calls, _calls(runner.sample(world))
+        before, runner.calls = runner.calls, calls_of(runner.sample(world))
         if turn >= _WARM - 1 and runner.calls <= 2 * before:
             break
     return runner
 
 
-def _calls(took: float) -> int:
+def calls_of(took: float) -> int:
     """How many calls of so many seconds make a sample."""
-    return int(min(max(_SAMPLE_SECONDS / took, _FEW_CALLS if took < _SHORT_CALL else 1), _MOST_CALLS))
+    return int(min(max(_SAMPLE_SECONDS / max(took, 1e-9), _FEW_CALLS if took < _SHORT_CALL else 1), _MOST_CALLS))
 
 
 def _measure(test: dict[str, Any], peers: Sequence[Peer], world: World) -> dict[str, Any]:

@@ -27,8 +27,8 @@ __all__ = ["Choice", "Tuning", "agreed", "candidates", "choose", "example_call",
 #: one adds rounds to the exchange.
 LATENCY_LIMIT = 64 << 10
 #: From here on leaders of several hosts exchange short vectors by messages of our own: libucc sends these in halves,
-#: one after the other; bytes. Measured on 2 x 2 ranks: 4 KiB in 117 instead of 173 us, but 8 B in 106 instead of 88.
-#: Between more hosts that holds at every length: 8 B in 107 instead of 118 on three, in 105 instead of 128 on four.
+#: one after the other; bytes. Measured on 2 x 2 ranks: 4 KiB in 46 instead of 70 us, but 64 B in 28 instead of 25.
+#: Between more hosts that holds at every length: 8 B in 48 instead of 59 us on three, in 105 instead of 128 on four.
 DOUBLING_LIMIT = 2 << 10
 #: From here on an allreduce between more than two hosts, in plain memory, goes for bandwidth however many they are:
 #: what more of them cost rails in rounds, they cost ``doubling`` in copies of the vector. Measured, the two met at

@@ -6,6 +6,7 @@ import pytest
 
 from ucc_hetero.bench.cluster import CASES, ClusterCase, heading, limit, line, run
 from ucc_hetero.bench.cluster import Test as Case
+from ucc_hetero.bench.cluster_job import calls_of
 from ucc_hetero.bench.options import BadUsage
 
 GB = 1e9
@@ -77,3 +78,10 @@ def test_slower_links_keep_their_shape() -> None:
 def test_links_cannot_be_made_faster(factor: str) -> None:
     with pytest.raises(BadUsage, match="--slower"):
         run(["--slower", factor], [])
+
+
+def test_a_sample_is_one_long_call_or_several_short_ones() -> None:
+    assert calls_of(0.1) == 1
+    assert calls_of(4e-3) == 8
+    assert calls_of(50e-6) == 100
+    assert calls_of(0.0) == calls_of(1e-6) == 200
