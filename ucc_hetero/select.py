@@ -27,8 +27,8 @@ __all__ = ["Choice", "Tuning", "agreed", "candidates", "choose", "example_call",
 #: one adds rounds to the exchange.
 LATENCY_LIMIT = 64 << 10
 #: From here on leaders of two hosts exchange short vectors by messages of our own: libucc 1.4 then sends these in
-#: halves, one after the other; bytes. Measured on 2 x 2 ranks: 4 KiB in 33 instead of 42 us, but 2 KiB in 28 instead of
-#: 24. Between more hosts that holds at every length: 8 B in 48 instead of 59 us on three, in 105 instead of 128 on four.
+#: halves, one after the other; bytes. Measured on 2 x 2 ranks: 4 KiB in 33 instead of 42 us, but 2 KiB in 28 instead
+#: of 24. Between more hosts it holds at every length: 8 B in 48 instead of 59 us on three, 105 instead of 128 on four.
 DOUBLING_LIMIT = 4 << 10
 #: From here on an allreduce between more than two hosts, in plain memory, goes for bandwidth however many they are:
 #: what more of them cost rails in rounds, they cost ``doubling`` in copies of the vector. Measured, the two met at
