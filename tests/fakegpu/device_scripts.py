@@ -1,4 +1,4 @@
-"""What ranks run in test_device_engine.py, on the fake GPU library."""
+"""What ranks run on the fake GPU library, on one host and on several."""
 
 COLLECTIVES = """
 import numpy as np
