@@ -1,4 +1,4 @@
-"""The ``mpirun`` fixture: run a script under the real mpirun, with a time limit of its own."""
+"""The ``mpirun`` fixture: run a script under the real mpirun, with a time limit of its own; and GPUs that are none."""
 
 from __future__ import annotations
 
@@ -24,6 +24,11 @@ ROOT = Path(__file__).resolve().parent.parent
 # wait for ever. A handler, unlike SIG_IGN, is not inherited.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+FAKEGPU = ROOT / "tests" / "fakegpu"
+sys.path.insert(0, str(FAKEGPU))  # the scripts that ranks run on such devices
+#: vendor -> what the source of its fake library is built as
+FAKES = {"nvidia": "CUDA", "amd": "HIP"}
 
 #: Where the libraries are is a fact of the machine, not of a test.
 INHERITED = ("UCCH_UCC_LIB", "UCCH_UCX_DIR")
@@ -186,3 +191,26 @@ def flavour() -> tuple[str, int]:
     """("openmpi" | "hydra" | "unknown", major version) of the mpirun that the tests use."""
     program = find_mpirun()
     return mpi_flavour(program) if program else ("unknown", 0)
+
+
+@pytest.fixture(scope="session")
+def fakegpu(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """vendor -> its fake library."""
+    compiler = shutil.which("cc") or shutil.which("gcc")
+    if compiler is None:
+        pytest.skip("no C compiler")
+    folder = tmp_path_factory.mktemp("fakegpu")
+    out = {}
+    for vendor, kind in FAKES.items():
+        out[vendor] = folder / f"libfake{kind.lower()}.so"
+        command = [compiler, "-std=gnu11", "-O1", "-shared", "-fPIC", f"-DFAKE_{kind}", str(FAKEGPU / "fakegpu.c")]
+        subprocess.run([*command, "-lpthread", "-o", str(out[vendor])], check=True, timeout=120)
+    return out
+
+
+@pytest.fixture
+def fake_environment(fakegpu: Mapping[str, Path]) -> Callable[[str], dict[str, str]]:
+    """What gives every rank of a layout, such as ``nvidia:2,amd:2``, a fake GPU, if its script imports ``arrays``."""
+    libraries = {f"FAKEGPU_{vendor.upper()}": str(path) for vendor, path in fakegpu.items()}
+    more = {"FAKEGPU_DELAY_US": "200", "PYTHONPATH": f"{ROOT}:{FAKEGPU}"}
+    return lambda layout: libraries | more | {"FAKEGPU_LAYOUT": layout}

@@ -11,6 +11,7 @@ import numpy as np
 
 from .bounce import Bounce
 from .buffers import Buffer, as_buffer, pack, unpack
+from .detours import Detours
 from .device import pointer_vendor
 from .errors import (
     CollectiveError,
@@ -25,7 +26,6 @@ from .errors import (
 from .native import ffi, lib
 from .persistent import PersistentRequest
 from .request import SLICE, Request, wait_op
-from .residence import crowded_hosts
 from .runner import Runner
 from .status import set_status
 from .ucc_enums import MemType
@@ -109,17 +109,14 @@ class Messages:
         self._errors = {True: MPI.ERR_TRUNCATE, False: MPI.ERR_OTHER}
         self._endpoints: list[Any] = [None] * self.size
         self._base = runner.members.id << _COMM_SHIFT
-        self._movable = frozenset(runner.members.facts[runner.rank].memory_types)
-        #: Device memory always goes by way of the host: so wanted, or this libucp cannot move it.
-        mine = runner.members.facts[runner.rank].device_memory
-        self._detour = runner.members.tuning.path == "staged" or (mine and mine not in self._movable)
+        members = runner.members
+        self.detours = Detours(members.rank, members.facts, members.topology, members.tuning)
         #: Ranks that messages from or to device memory reach through shared pinned memory.
         self._windows = runner.members.windows.peers
         #: What windows go by, of every rank; NULL where nobody sends through one.
         self.keys: Any = ffi.NULL
         if self._windows:
             self.keys = ffi.new("uint64_t[]", [key_of(facts) for facts in runner.members.facts])
-        self._crowded = crowded_hosts(runner.members.topology, runner.members.facts)
         self._bounce: Bounce | None = None
         board = runner.members.board
         #: Communicator rank -> slot on the arrival board, by which a message learns that its peer is gone.
@@ -223,13 +220,11 @@ class Messages:
 
     def _bounced(self, buffer: Buffer, peer: int) -> Bounce | None:
         """What moves a message's data by way of the host, where it must not or cannot go straight."""
-        device, members = self.runner.members.device, self.runner.members
+        device = self.runner.members.device
         if buffer.vendor == "host" or peer == self.null or not device.holds((("buf", buffer),)):
             return None
-        if not self._detour:
-            here = members.facts[self.rank].host.memory
-            if here not in self._crowded or (peer >= 0 and members.facts[peer].host.memory != here):
-                return None
+        if not self.detours.wanted(peer, buffer.nbytes):
+            return None
         if self._bounce is None:
             assert device.runtime is not None
             self._bounce = Bounce(device.runtime)

@@ -18,7 +18,7 @@ from ucc_hetero.collectives import ROWS, Call, check, lengths
 from ucc_hetero.cost import Links, predicted_time
 from ucc_hetero.plan import Fragment, Plan
 from ucc_hetero.topology import Topology
-from ucc_hetero.tune import Measured, Rule, load_table, match, parse_tune
+from ucc_hetero.tune import Measured, PairRule, Rule, load_table, match, parse_tune
 from ucc_hetero.types import Op
 
 __all__ = ["Choice", "Tuning", "agreed", "candidates", "choose", "example_call", "make_plan", "reason"]
@@ -95,6 +95,8 @@ class Tuning:
     plain: bool = False
     #: All ranks share windows: memory of one host that the devices of all islands copy to and from.
     windows: bool = False
+    #: Measured ways of messages between devices.
+    messages: tuple[PairRule, ...] = ()
     _choices: dict[tuple[Topology, str, int, Op | None], tuple[Choice, str]] = field(
         default_factory=dict, init=False, repr=False
     )
@@ -136,7 +138,8 @@ def agreed(
     """
     measured = load_table(table, bare) if table else Measured()
     topology = replace(bare, weights=measured.weights) if measured.weights else declared
-    return topology, Tuning.parse(rules, measured.rules, path, plain=plain, windows=windows, links=measured.links)
+    tuning = Tuning.parse(rules, measured.rules, path, plain=plain, windows=windows, links=measured.links)
+    return topology, replace(tuning, messages=measured.messages)
 
 
 def choose(topology: Topology, collective: str, nbytes: int, op: Op | None = None, tune: Tuning = _DEFAULT) -> Choice:

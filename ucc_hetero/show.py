@@ -165,18 +165,19 @@ def _tune(args: argparse.Namespace) -> int:
     from .links import describe as describe_links
     from .links import measure_links
     from .tuner import describe, save, tune
+    from .tuner_pairs import describe_pair, measure_pairs
 
     with Communicator() as comm:
 
-        def tell(finding: Any) -> None:
+        def tell(line: str) -> None:
             if comm.rank == 0:
-                print(describe(finding), flush=True)
+                print(line, flush=True)
 
         links = measure_links(comm)
-        if comm.rank == 0:
-            print("\n".join(f"# {line}" for line in describe_links(links)), flush=True)
-        found = tune(comm, args.collective or _TUNED, sizes, tell)
-        rules = save(path, comm, found, links) if path else 0
+        tell("\n".join(f"# {line}" for line in describe_links(links)))
+        found = tune(comm, args.collective or _TUNED, sizes, lambda one: tell(describe(one)))
+        pairs = measure_pairs(comm, sizes, lambda one: tell(describe_pair(one)))
+        rules = save(path, comm, found, pairs, links) if path else 0
         if comm.rank == 0:
             what = f"{rules} rules in {path} for {comm.topology.describe()}" if path else "no --file: nothing written"
             print(f"# {what}", file=sys.stderr, flush=True)

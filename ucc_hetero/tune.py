@@ -16,7 +16,18 @@ from ucc_hetero.env import parse_size
 from ucc_hetero.topology import Link, Topology
 from ucc_hetero.types import VENDORS
 
-__all__ = ["PATHS", "Measured", "Rule", "check_table", "load_table", "match", "parse_tune", "save_table"]
+__all__ = [
+    "PATHS",
+    "Measured",
+    "PairRule",
+    "Rule",
+    "check_table",
+    "load_table",
+    "match",
+    "pair_path",
+    "parse_tune",
+    "save_table",
+]
 
 #: How bytes cross a bridge.
 PATHS = ("direct", "staged", "window")
@@ -58,6 +69,26 @@ def match(rules: tuple[Rule, ...], topology: Topology, collective: str, nbytes: 
         if rule.score > 0 and rule.fits(topology, collective, nbytes) and (best is None or rule.score >= best.score):
             best = rule
     return best
+
+
+@dataclass(frozen=True, slots=True)
+class PairRule:
+    """From ``low`` up to (not including) ``high`` bytes, messages between ranks of two vendors take ``path``.
+
+    ``vendors`` in alphabetical order, ``host`` for a rank without a device; ``near``: on one host, or on two.
+    """
+
+    vendors: tuple[str, str]
+    near: bool
+    low: float
+    high: float
+    path: str
+
+
+def pair_path(rules: tuple[PairRule, ...], vendors: tuple[str, str], near: bool, nbytes: int) -> str:
+    """``direct`` or ``staged``, as measured for such a message; empty where no rule says so."""
+    fits = (r.path for r in rules if (r.vendors, r.near) == (vendors, near) and r.low <= nbytes < r.high)
+    return next(fits, "")
 
 
 # --- the TUNE grammar -------------------------------------------------------------------------------------------------
@@ -145,14 +176,13 @@ class Measured:
     rules: tuple[Rule, ...] = ()
     weights: tuple[int, ...] = ()
     links: Links | None = None
+    messages: tuple[PairRule, ...] = ()
 
 
 def save_table(
     path: str | Path,
     topology: Topology,
-    rules: tuple[Rule, ...],
-    weights: tuple[int, ...] = (),
-    links: Links | None = None,
+    found: Measured,
 ) -> None:
     """Put what was measured for a topology into a JSON table, beside other topologies already there.
 
@@ -162,12 +192,19 @@ def save_table(
     table: dict[str, Any] = {"format": 1, "topologies": {}}
     if file.exists():
         table = _parse(file.read_text())
-    rows = []
-    for rule in rules:
-        row = {"collective": rule.collective, "from": rule.low, "to": None if rule.high == math.inf else rule.high}
-        rows.append(row | {"algorithm": rule.algorithm, "fragments": rule.fragments, "path": rule.path})
-    entry: dict[str, Any] = {"islands": topology.describe(), "weights": list(weights), "rules": rows}
-    entry |= {"links": _pack_links(links)} if links else {}
+    rows = [
+        {"collective": rule.collective}
+        | _range_row(rule)
+        | {"algorithm": rule.algorithm, "fragments": rule.fragments, "path": rule.path}
+        for rule in found.rules
+    ]
+    entry: dict[str, Any] = {"islands": topology.describe(), "weights": list(found.weights), "rules": rows}
+    if found.messages:
+        entry["messages"] = [
+            {"between": list(rule.vendors), "near": rule.near} | _range_row(rule) | {"path": rule.path}
+            for rule in found.messages
+        ]
+    entry |= {"links": _pack_links(found.links)} if found.links else {}
     table["topologies"][topology.fingerprint()] = entry
     temporary = file.with_name(f"{file.name}.{os.getpid()}")
     temporary.write_text(json.dumps(table, indent=1) + "\n")
@@ -189,7 +226,8 @@ def load_table(text: str, topology: Topology) -> Measured:
         if weights and (len(weights) != topology.size or min(weights) < 1):
             raise ValueError(f"weights {list(weights)} for {topology.size} ranks")
         links = _unpack_links(entry["links"], topology) if "links" in entry else None
-        return Measured(tuple(_row(row) for row in entry["rules"]), weights, links)
+        messages = tuple(_pair_row(row) for row in entry.get("messages", ()))
+        return Measured(tuple(_row(row) for row in entry["rules"]), weights, links, messages)
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"not a table of measured choices: {error!r}") from None
     except ValueError as error:
@@ -236,9 +274,23 @@ def _parse(text: str) -> dict[str, Any]:
         raise ValueError(f"not a table of measured choices: {error}") from None
 
 
+def _range_row(rule: Rule | PairRule) -> dict[str, Any]:
+    return {"from": rule.low, "to": None if rule.high == math.inf else rule.high}
+
+
+def _range_of(row: dict[str, Any]) -> tuple[float, float]:
+    return float(row["from"]), math.inf if row["to"] is None else float(row["to"])
+
+
+def _pair_row(row: dict[str, Any]) -> PairRule:
+    if row["path"] not in ("direct", "staged"):
+        raise ValueError(f"path {row['path']!r} of messages is neither direct nor staged")
+    one, other = sorted(map(str, row["between"]))
+    return PairRule((one, other), bool(row["near"]), *_range_of(row), row["path"])
+
+
 def _row(row: dict[str, Any]) -> Rule:
-    high = math.inf if row["to"] is None else float(row["to"])
     algorithms.find(row["collective"], row["algorithm"])
     if row["path"] not in ("", *PATHS):
         raise ValueError(f"path {row['path']!r} is not one of {', '.join(PATHS)}")
-    return Rule(row["collective"], float(row["from"]), high, row["algorithm"], int(row["fragments"]), row["path"])
+    return Rule(row["collective"], *_range_of(row), row["algorithm"], int(row["fragments"]), row["path"])

@@ -20,7 +20,8 @@ from .residence import paths_of
 from .select import WINDOW_LIMIT, Choice, Tuning, candidates, choose, example_call
 from .topology import link_weights
 from .trial import Trial, forced
-from .tune import Rule, save_table
+from .tune import Measured, Rule, save_table
+from .tuner_pairs import PairFinding, pair_rules
 
 __all__ = ["Finding", "describe", "measure", "rules_of", "save", "tune"]
 
@@ -136,15 +137,18 @@ def rules_of(found: Sequence[Finding]) -> tuple[Rule, ...]:
     return tuple(rules)
 
 
-def save(path: str | Path, comm: Communicator, found: Sequence[Finding], links: Links) -> int:
+def save(
+    path: str | Path, comm: Communicator, found: Sequence[Finding], pairs: Sequence[PairFinding], links: Links
+) -> int:
     """Write the table on rank 0; returns the number of rules."""
-    rules = rules_of(found)
+    rules, messages = rules_of(found), pair_rules(pairs)
     hosts = [round(1e-6 / link.beta) for link in links.hosts]
     speeds = [hosts[host] for host in comm.topology.hosts] if hosts else [0] * comm.size
     bare = comm._run.members.bare
     if comm.rank == 0:
-        save_table(path, bare, rules, _clear(link_weights(bare.hosts, speeds)), links)
-    return len(rules)
+        weights = _clear(link_weights(bare.hosts, speeds))
+        save_table(path, bare, Measured(rules, weights, links, messages))
+    return len(rules) + len(messages)
 
 
 def _clear(weights: tuple[int, ...]) -> tuple[int, ...]:

@@ -90,6 +90,7 @@ print("right")
 def test_tuning_measures_every_path_on_devices(fakes: Callable[..., Any], tmp_path: Path) -> None:
     table = tmp_path / "table.json"
     script = f"""
+import arrays
 from ucc_hetero import Communicator
 from ucc_hetero.__main__ import main
 from ucc_hetero.residence import paths_of
@@ -105,3 +106,24 @@ assert main(["tune", "--file", {str(table)!r}, "--collective", "allreduce", "--s
     assert len(possible) == 1 or any(f" {path} " in measured for path in possible), out
     (entry,) = json.loads(table.read_text())["topologies"].values()
     assert all(rule["path"] in (*possible, "window") for rule in entry["rules"])
+
+
+def test_messages_take_the_way_that_was_measured(fakes: Callable[..., Any], tmp_path: Path) -> None:
+    table = tmp_path / "table.json"
+    tune = f"""
+import arrays
+from ucc_hetero.__main__ import main
+assert main(["tune", "--file", {str(table)!r}, "--collective", "barrier", "--sizes", "1K:512K"]) == 0
+"""
+    out = fakes(tune, "nvidia:2").stdout
+    lines = [line for line in out.splitlines() if line.startswith("nvidia-nvidia, one host")]
+    assert len(lines) == 4 and all("direct" in line and "staged" in line for line in lines), out
+    (entry,) = json.loads(table.read_text())["topologies"].values()
+    # Whatever was faster on this machine: from here on a rule of our own.
+    entry["messages"] = [{"between": ["nvidia", "nvidia"], "near": True, "from": 4096, "to": 65536, "path": "staged"}]
+    data = json.loads(table.read_text())
+    data["topologies"] = {next(iter(data["topologies"])): entry}
+    table.write_text(json.dumps(data))
+    out = fakes(device_scripts.WAYS, "nvidia:2", UCCH_TUNE_FILE=str(table)).stdout
+    assert out.count(f"staged: [{1 << 14}]") == 2, out
+    assert fakes(device_scripts.WAYS, "nvidia:2").stdout.count("staged: []") == 2

@@ -133,7 +133,7 @@ def test_derived_types(make: Any, entries: int) -> None:
     check_against_mpi(make(), entries)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.data())
 def test_nested_types(data: st.DataObject) -> None:
     made = [MPI.FLOAT.Dup()]

@@ -116,7 +116,7 @@ def test_what_crosses_goes_into_each_island_once(topology: Topology, name: str) 
     assert scattered.host_out[0] == foreign[0] and not any(scattered.host_out[1:])
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(data=st.data())
 def test_alltoall_sends_no_byte_across_twice(data: st.DataObject) -> None:
     topology = data.draw(topologies())
@@ -128,7 +128,7 @@ def test_alltoall_sends_no_byte_across_twice(data: st.DataObject) -> None:
         assert sent == sum(shape.send(rank, peer).count for peer in foreign)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(data=st.data())
 def test_what_leaves_arrives(data: st.DataObject) -> None:
     topology = data.draw(topologies())

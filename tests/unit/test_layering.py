@@ -59,6 +59,7 @@ LAYERS = {
     "ops": 5,
     "binding": 5,
     "delegate": 5,
+    "detours": 5,
     "exchange": 5,
     "failure": 5,
     "streamed": 5,
@@ -87,6 +88,7 @@ LAYERS = {
     "show_topo": 6,
     "trial": 6,
     "tuner": 6,
+    "tuner_pairs": 6,
     "bench": 6,
     "launch": 6,
 }

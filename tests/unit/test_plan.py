@@ -14,7 +14,7 @@ from ucc_hetero.select import Choice, make_plan
 from ucc_hetero.topology import Topology
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow])
 @given(data=st.data())
 def test_json_and_posting_order(data: st.DataObject) -> None:
     topology = data.draw(topologies())

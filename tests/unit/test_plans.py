@@ -51,7 +51,7 @@ def test_every_collective_has_a_flat_and_a_hierarchical_algorithm() -> None:
 
 
 @pytest.mark.parametrize("collective, name", EVERY)
-@settings(max_examples=25, deadline=None, suppress_health_check=SLOW)
+@settings(max_examples=25, suppress_health_check=SLOW)
 @given(data=st.data())
 def test_valid(collective: str, name: str, data: st.DataObject) -> None:
     topology = data.draw(topologies())
@@ -62,7 +62,7 @@ def test_valid(collective: str, name: str, data: st.DataObject) -> None:
 
 
 @pytest.mark.parametrize("collective, name", EVERY)
-@settings(max_examples=10, deadline=None, suppress_health_check=SLOW)
+@settings(max_examples=10, suppress_health_check=SLOW)
 @given(data=st.data(), in_place=st.booleans(), seed=st.integers(0, 1 << 32))
 def test_right_in_any_order(collective: str, name: str, data: st.DataObject, in_place: bool, seed: int) -> None:
     topology = data.draw(topologies(6))
@@ -73,7 +73,7 @@ def test_right_in_any_order(collective: str, name: str, data: st.DataObject, in_
 
 
 @pytest.mark.parametrize("collective, name", EVERY)
-@settings(max_examples=2, deadline=None, suppress_health_check=SLOW)
+@settings(max_examples=2, suppress_health_check=SLOW)
 @given(data=st.data())
 def test_valid_with_many_islands(collective: str, name: str, data: st.DataObject) -> None:
     topology = data.draw(many_islands())
@@ -83,7 +83,7 @@ def test_valid_with_many_islands(collective: str, name: str, data: st.DataObject
 
 @pytest.mark.parametrize("collective, name", [pair for pair in EVERY if pair[1] == "split_rail"])
 @pytest.mark.parametrize("messages", [0, alltoall.MOST_MESSAGES])
-@settings(max_examples=15, deadline=None, suppress_health_check=[*SLOW, HealthCheck.function_scoped_fixture])
+@settings(max_examples=15, suppress_health_check=[*SLOW, HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_valid_with_equal_islands(
     collective: str, name: str, messages: int, data: st.DataObject, monkeypatch: pytest.MonkeyPatch
@@ -99,7 +99,7 @@ def test_valid_with_equal_islands(
 
 
 @pytest.mark.parametrize("collective, name", EVERY)
-@settings(max_examples=6, deadline=None, suppress_health_check=SLOW)
+@settings(max_examples=6, suppress_health_check=SLOW)
 @given(data=st.data())
 def test_valid_on_many_levels(collective: str, name: str, data: st.DataObject) -> None:
     topology = data.draw(deep_topologies())
@@ -115,7 +115,7 @@ def shape_of(operand: Operand) -> object:
 
 
 @pytest.mark.parametrize("collective, name", EVERY)
-@settings(max_examples=8, deadline=None, suppress_health_check=SLOW)
+@settings(max_examples=8, suppress_health_check=SLOW)
 @given(data=st.data())
 def test_a_rank_s_own_plan_is_its_part_of_the_whole(collective: str, name: str, data: st.DataObject) -> None:
     topology = data.draw(st.one_of(topologies(), deep_topologies(), equal_islands()))
@@ -134,7 +134,7 @@ def test_a_rank_s_own_plan_is_its_part_of_the_whole(collective: str, name: str, 
             assert [shape_of(o) for o in (*one.src, *one.dst)] == [shape_of(o) for o in (*other.src, *other.dst)]
 
 
-@settings(max_examples=400, deadline=None, suppress_health_check=SLOW)
+@settings(max_examples=400, suppress_health_check=SLOW)
 @given(data=st.data(), seed=st.integers(0, 1 << 32), in_place=st.booleans())
 def test_mutants_that_pass_are_right(data: st.DataObject, seed: int, in_place: bool) -> None:
     """A plan with a mistake is refused, unless the mistake changes nothing in any order the plan allows."""
@@ -233,7 +233,7 @@ SPELLED = [pair for pair in EVERY if pair[1] != "ordered"]
 
 
 @pytest.mark.parametrize("collective, name", SPELLED)
-@settings(max_examples=12, deadline=None, suppress_health_check=SLOW)
+@settings(max_examples=12, suppress_health_check=SLOW)
 @given(data=st.data(), seed=st.integers(0, 1 << 32))
 def test_spelled_out(collective: str, name: str, data: st.DataObject, seed: int) -> None:
     """Without collectives over bridges: valid, right in any order, and a rank's own plan is its part of the whole."""

@@ -17,7 +17,7 @@ from ucc_hetero.collectives import ROWS, Call
 from ucc_hetero.cost import Links, predicted_time
 from ucc_hetero.select import Choice, Tuning, agreed, choose, example_call, make_plan, reason
 from ucc_hetero.topology import Link, Topology, link_weights
-from ucc_hetero.tune import Measured, Rule, load_table, match, parse_tune, save_table
+from ucc_hetero.tune import Measured, PairRule, Rule, load_table, match, pair_path, parse_tune, save_table
 from ucc_hetero.types import OPS, Op
 
 ONE = Topology.group(["nvidia"] * 4, [0, 0, 1, 1])
@@ -146,14 +146,19 @@ def test_the_model_must_promise_more_than_a_little() -> None:
 def test_table_survives_a_file(tmp_path: Path) -> None:
     file = tmp_path / "tuned.json"
     rules = (Rule("allreduce", 0, 4096, "tree", 1, "direct"), Rule("bcast", 4096, math.inf, "split_rail", 8, "staged"))
-    save_table(file, TWO, rules)
-    save_table(file, SAME_HOST, rules[:1], (4, 4, 1, 1))
-    assert load_table(file.read_text(), TWO) == Measured(rules)
+    far = ("amd", "nvidia"), False
+    pairs = (PairRule(*far, 0, 4096, "staged"), PairRule(("amd", "amd"), True, 8, math.inf, "direct"))
+    save_table(file, TWO, Measured(rules, messages=pairs))
+    save_table(file, SAME_HOST, Measured(rules[:1], (4, 4, 1, 1)))
+    assert load_table(file.read_text(), TWO) == Measured(rules, messages=pairs)
+    assert agreed(TWO, TWO, "", file.read_text())[1].messages == pairs
+    assert [pair_path(pairs, *far, n) for n in (0, 4095, 4096)] == ["staged", "staged", ""]
+    assert [pair_path(pairs, ("amd", "amd"), near, 1 << 40) for near in (True, False)] == ["direct", ""]
     assert load_table(file.read_text(), SAME_HOST) == Measured(rules[:1], (4, 4, 1, 1))
     assert load_table(file.read_text(), ONE) == Measured()
     hosts = (Link(20e-6, 2e-9), Link(20e-6, 1e-9))
     links = Links(Link(1e-6, 1e-10), Link(10e-6, 1e-9), Link(0.0, 1e-11), hosts)
-    save_table(file, TWO, rules, (), links)
+    save_table(file, TWO, Measured(rules, (), links))
     found = load_table(file.read_text(), TWO).links
     assert found is not None and len(found.hosts) == 2
     for one, other in ((found.native, links.native), (found.bridge, links.bridge), (found.hosts[1], hosts[1])):
@@ -170,6 +175,15 @@ def test_table_survives_a_file(tmp_path: Path) -> None:
         {"topologies": 3},
         {"format": None},
         {"topologies": {TWO.fingerprint(): {"rules": [{}]}}},
+        {"topologies": {TWO.fingerprint(): {"rules": [], "messages": [{"between": ["amd"], "near": True}]}}},
+        {
+            "topologies": {
+                TWO.fingerprint(): {
+                    "rules": [],
+                    "messages": [{"between": ["amd", "nvidia"], "near": True, "from": 0, "to": 8, "path": "window"}],
+                }
+            }
+        },
         {"topologies": {TWO.fingerprint(): {"rules": [], "weights": [1]}}},
         {"topologies": {TWO.fingerprint(): {"rules": [], "links": {"native": [1, 2]}}}},
         {
@@ -200,7 +214,7 @@ def test_bad_tables_are_refused(change: dict[str, object]) -> None:
 
 def test_agreed_joins_table_rules_and_weights(tmp_path: Path) -> None:
     file = tmp_path / "tuned.json"
-    save_table(file, TWO, (Rule("allreduce", 0, math.inf, "tree", 1, "direct"),), (3, 3, 1, 1))
+    save_table(file, TWO, Measured((Rule("allreduce", 0, math.inf, "tree", 1, "direct"),), (3, 3, 1, 1)))
     topology, tune = agreed(TWO, TWO, "allreduce:0-1k:@flat", file.read_text())
     assert topology == Topology.group(["nvidia"] * 2 + ["amd"] * 2, [0, 0, 1, 1], (3, 3, 1, 1))
     found = [(choose(topology, *call, tune=tune), reason(topology, *call, tune=tune)) for call in CALLS]

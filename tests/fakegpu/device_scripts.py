@@ -1,4 +1,4 @@
-"""What ranks run in test_device_engine.py, on the fake GPU library."""
+"""What ranks run on the fake GPU library, on one host and on several."""
 
 COLLECTIVES = """
 import numpy as np
@@ -69,6 +69,25 @@ with Communicator() as comm:
         repeated.Free()
     assert comm.stats()["calls"] > 0
     print("right" if comm._run.members.tuning.path == "staged" else "right, direct")
+"""
+
+#: Messages of three lengths, and the bytes of those that went by way of pinned memory.
+WAYS = """
+import numpy as np
+from arrays import Array
+from ucc_hetero import Communicator, bounce
+
+staged, plain = [], bounce.Bounce.memory_for
+bounce.Bounce.memory_for = lambda self, original: staged.append(original.nbytes) or plain(self, original)
+with Communicator() as comm:
+    for n in (1 << 8, 1 << 12, 1 << 14):
+        x = Array(n).set(np.arange(n) if comm.rank == 0 else -1)
+        if comm.rank == 0:
+            comm.Send(x, dest=1)
+        else:
+            comm.Recv(x, source=0)
+        assert (x.peek == np.arange(n)).all()
+    print("staged:", staged, flush=True)
 """
 
 MESSAGES = """

@@ -1,0 +1,94 @@
+"""Ways of messages between devices: what must go by the host, what was measured, and which pairs are measured."""
+
+from __future__ import annotations
+
+import pytest
+from test_residence import BOTH, CUDA, FAR, THERE, rank
+
+from ucc_hetero.agreement import Facts
+from ucc_hetero.detours import Detours
+from ucc_hetero.select import Tuning
+from ucc_hetero.topology import Topology
+from ucc_hetero.tune import PairRule
+from ucc_hetero.tuner_pairs import PairFinding, pair_rules, pairs_of
+
+ROCM = rank("rocm", moves=BOTH)
+NONE = rank("", moves=("host", "cuda"))
+BETWEEN = PairRule(("amd", "nvidia"), False, 4096, 65536, "staged")
+
+
+def detours(everyone: list[Facts], path: str = "direct", *rules: PairRule, me: int = 0) -> Detours:
+    hosts = [0 if f.host == CUDA.host else 1 for f in everyone]
+    topology = Topology.group([f.vendor for f in everyone], hosts)
+    return Detours(me, everyone, topology, Tuning(path=path, messages=rules))
+
+
+@pytest.mark.parametrize(
+    "everyone, path, detour, either",
+    [
+        ([CUDA, CUDA], "direct", False, True),
+        ([CUDA, FAR], "direct", False, True),
+        ([CUDA, FAR], "staged", True, True),
+        ([CUDA, ROCM], "staged", True, False),  # bridge and messages would open the same memory
+        ([rank("cuda", moves=("host",)), FAR], "direct", True, False),  # its own libucp cannot move it
+        ([CUDA, rank("cuda", THERE, moves=("host",))], "direct", False, False),  # the other's cannot
+        ([CUDA, NONE], "direct", False, True),
+        ([CUDA, rank("", moves=("host",))], "direct", False, False),
+        ([NONE, NONE], "direct", False, False),
+    ],
+)
+def test_without_measured_rules(everyone: list[Facts], path: str, detour: bool, either: bool) -> None:
+    found = detours(everyone, path)
+    assert found.wanted(1, 1 << 20) is detour
+    assert found.either(0, 1) is found.either(1, 0) is either
+
+
+def test_whoever_it_comes_from_on_a_crowded_host() -> None:
+    found = detours([CUDA, ROCM, FAR])
+    assert found.wanted(-1, 8) and found.wanted(1, 8) and not found.wanted(2, 8)
+    assert not detours([CUDA, FAR]).wanted(-1, 8)
+
+
+@pytest.mark.parametrize("path", ["direct", "staged"])
+def test_measured_rules_hold_for_their_pair_and_sizes(path: str) -> None:
+    other = PairRule(("amd", "nvidia"), False, 65536, 1 << 30, "direct")
+    found = detours([CUDA, FAR, rank("cuda", THERE)], path, BETWEEN, other)
+    usual = path == "staged"
+    assert [found.wanted(1, n) for n in (8, 4096, 65535, 65536)] == [usual, True, True, False]
+    assert [found.wanted(2, n) for n in (8, 4096, 65536)] == [usual] * 3  # no rule speaks of these two
+    assert found.wanted(-1, 4096) is usual
+
+
+@pytest.mark.parametrize("wanted", ["direct", "staged"])
+def test_what_the_user_wants_comes_before_what_was_measured(monkeypatch: pytest.MonkeyPatch, wanted: str) -> None:
+    monkeypatch.setenv("UCCH_STAGING", wanted)
+    found = detours([CUDA, FAR], wanted, BETWEEN)
+    assert not found.either(0, 1)
+    assert found.wanted(1, 4096) is (wanted == "staged")
+
+
+def test_forced_while_it_is_measured() -> None:
+    found = detours([CUDA, FAR, ROCM], "direct", BETWEEN)
+    found.forced = "direct"
+    assert not found.wanted(1, 4096)
+    assert found.wanted(2, 4096)  # these must
+
+
+def test_pairs_that_are_measured() -> None:
+    far = rank("cuda", THERE)
+    everyone = [CUDA, CUDA, CUDA, NONE, far, rank("", THERE)]
+    hosts = [0, 0, 0, 0, 1, 1]
+    #: nvidia-nvidia and nvidia-host, each on one host and on two; two ranks without devices have nothing to choose.
+    assert list(pairs_of(detours(everyone), hosts)) == [(0, 1), (0, 3), (0, 4), (0, 5)]
+    assert list(pairs_of(detours([CUDA, ROCM]), [0, 0])) == []
+    assert list(pairs_of(detours([CUDA, CUDA, FAR, FAR]), [0, 0, 1, 1])) == [(0, 1), (2, 3), (0, 2)]
+
+
+def test_rules_end_halfway_between_sizes() -> None:
+    def one(nbytes: int, direct: float, staged: float) -> PairFinding:
+        return PairFinding(("amd", "nvidia"), False, nbytes, "direct", {"direct": direct, "staged": staged})
+
+    found = [one(64, 1.0, 2.0), one(4096, 1.0, 0.97), one(65536, 3.0, 1.0), one(1 << 20, 30.0, 10.0)]
+    assert pair_rules(found) == (PairRule(("amd", "nvidia"), False, 16384.0, 2.0 * (1 << 20), "staged"),)
+    assert pair_rules(found[:2]) == ()
+    assert pair_rules([*found, one(1 << 23, 1.0, 2.0)])[0].high == round((1 << 43) ** 0.5)
