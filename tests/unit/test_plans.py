@@ -61,6 +61,16 @@ def test_valid(collective: str, name: str, data: st.DataObject) -> None:
         validate(plan, topology, call, in_place, is_ordered(collective, name))
 
 
+def test_a_rank_that_passes_on_as_much_as_it_has_still_gets_its_own() -> None:
+    """Rank 5, alone in its group, and a rail that moves another's element of its: as long as its own block."""
+    vendors = ["nvidia", "amd", "nvidia", "amd", "nvidia", "nvidia", "nvidia", "host"]
+    groups = [[0] * 8, [0, 0, 0, 0, 0, 1, 0, 0]]
+    topology = Topology.group(vendors, [0] * 8, (1, 1, 1, 1, 1, 2, 3, 1), groups)
+    call = Call("allgatherv", 8, (2, 2, 5, 0, 1, 1, 5, 5))
+    for fragments in (1, 2, 3):
+        validate(plan_of(topology, call, "split_rail", fragments), topology, call)
+
+
 @pytest.mark.parametrize("collective, name", EVERY)
 @settings(max_examples=10, suppress_health_check=SLOW)
 @given(data=st.data(), in_place=st.booleans(), seed=st.integers(0, 1 << 32))

@@ -86,11 +86,14 @@ class Down:
         self.walk(self.topology.tree, [everything(self.topology, self.shape, self.piece)])
         return stages(*[stage for of in reversed(self.stages) for stage in of])
 
+    def brought(self, rank: int, block: Block) -> bool:
+        """Whether a block is of what a rank has brought itself, not of what has come to it."""
+        mine = self.shape.own(rank)
+        return mine.offset <= block.offset < mine.offset + mine.count
+
     def place(self, rank: int, block: Block) -> Region:
         """Where a rank has a block: its own in ``send``, what has come to it in ``recv``."""
-        mine = self.shape.own(rank)
-        inside = mine.offset <= block.offset < mine.offset + mine.count
-        return self.own(rank, block) if inside else region("recv", block)
+        return self.own(rank, block) if self.brought(rank, block) else region("recv", block)
 
     def walk(self, group: Group, items: Sequence[Item], settled: bool = False) -> None:
         """Everything that the ranks of a group have comes to all of them; ``settled``: their own is in ``recv``."""
@@ -110,7 +113,8 @@ class Down:
         place: dict[int, int] = {}
         for owners, blocks in rails.items():
             for i, block in self.cross(owners, blocks, group.height):
-                place[owners[i]] = place.get(owners[i], 0) + block.count
+                if self.brought(owners[i], block):  # it may also pass on what has come from further away
+                    place[owners[i]] = place.get(owners[i], 0) + block.count
         for child, of in zip(group.children, within, strict=True):
             alone = child.ranks[0]
             done = child.size == 1 and place.get(alone, 0) == self.piece.cut(self.shape.own(alone)).count
