@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ..native import ffi, lib
+from .. import log
+from ..native import lib
 from .streams import beside
 
 if TYPE_CHECKING:
@@ -25,8 +26,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Future", "InOrder", "complete_later", "level", "stop", "stop_all"]
 
-#: Seconds that the completing thread waits in C before it looks for newly added calls.
-_SLICE = 0.002
+#: Seconds after which the completing thread looks at its calls although nothing of them has been heard.
+_SLICE = 0.25
 
 
 class _Here(threading.local):
@@ -117,47 +118,54 @@ class Future(torch.futures.Future):  # type: ignore[type-arg,unused-ignore]
 
 
 class _Completer:
-    """The thread that completes the futures of calls that nobody waits for."""
+    """The thread that completes the futures of calls that nobody waits for.
+
+    It sleeps until the engine's bell rings: for the end of a call that it listens to, for a new one, for the end of
+    all. Progress is made by the engine's own thread, or by whoever waits for something in it.
+    """
 
     def __init__(self) -> None:
-        self._works: list[Work] = []
-        self._some = threading.Condition()
+        self._new: queue.SimpleQueue[Work] = queue.SimpleQueue()
         self._on = True
         self._thread = threading.Thread(target=self._loop, name="ucch-futures", daemon=True)
         self._thread.start()
 
     def add(self, work: Work) -> None:
-        with self._some:
-            self._works.append(work)
-            self._some.notify()
+        """Complete the future of a call once the call has ended."""
+        self._new.put(work)
+        lib.ucch_progress_thread(1)
+        lib.ucch_ring()
 
     def _loop(self) -> None:
+        works: list[Work] = []
         while self._on:
-            with self._some:
-                while not self._works and self._on:
-                    self._some.wait()
-                works = list(self._works)
-            done = [work for work in works if self._completed(work)]
-            with self._some:
-                self._works = [work for work in self._works if work not in done]
-            ops = [op for work in works for op in work.pending()] if not done else []
-            if ops:
-                lib.ucch_wait_any(ffi.new("ucch_op *[]", ops), len(ops), False, _SLICE)
-            elif not done:
-                time.sleep(_SLICE)  # none has begun
+            known = lib.ucch_rings()  # before anything is looked at: nothing can end unheard after that
+            while not self._new.empty():
+                works.append(self._new.get())
+            for work in works:
+                work.listen()  # one may have begun only now
+            left = [work for work in works if not self._completed(work)]
+            if len(left) == len(works):
+                lib.ucch_await_ring(known, _SLICE)
+            works = left
 
     @staticmethod
     def _completed(work: Work) -> bool:
-        with beside(work.devices):
-            done = work.is_completed()
-            if done:
-                work.publish()
+        try:
+            with beside(work.devices):
+                done = work.is_over()
+                if done:
+                    work.publish()
+        except Exception as failure:  # this thread serves others, too
+            log.log("torch").warning("the result of a call could not be handed on: %s", failure)
+            work.publish(failure)
+            return True
         return done
 
     def stop(self) -> None:
-        with self._some:
-            self._on = False
-            self._some.notify()
+        """End the thread; futures of what is under way get no result any more."""
+        self._on = False
+        lib.ucch_ring()
         self._thread.join()
 
 
@@ -185,6 +193,6 @@ def stop() -> None:
     """End the completing thread, before the process ends: a thread that is inside torch then ends a good run badly."""
     global _completer
     with _lock:
-        if _completer is not None:
-            _completer.stop()
-            _completer = None
+        last, _completer = _completer, None
+    if last is not None:
+        last.stop()  # without the lock: it may be adding a call
