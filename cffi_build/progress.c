@@ -236,7 +236,7 @@ static double work_locked(double quiet) {
         ucch_napped(now, nap);
     } else {
         ucch_unlock();
-        ucch_yield();
+        ucch_yield(ucch_now());
         ucch_lock();
     }
     return quiet;

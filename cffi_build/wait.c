@@ -20,9 +20,9 @@
 /* Where others want the core, a waiter for whom nothing has moved for this long sleeps: a thread that only yields is
  * chosen again and again, at the expense of those it waits for, and by newer kernels is put behind a whole slice of
  * theirs each time. A nap lasts NAP_SHARE of the quiet time, so that a wait is prolonged by that much at most. */
-#define PATIENCE_S 100e-6
+#define PATIENCE_S 1e-3
 #define NAP_SHARE 0.25
-#define SHORTEST_NAP_S 50e-6
+#define SHORTEST_NAP_S 100e-6
 #define LONGEST_NAP_S 500e-6
 /* A nap that ends in time has found the core free, more or less; it counts as so many quick yields. */
 #define LATE_S 100e-6
@@ -45,14 +45,15 @@ int ucch_has_moved(int moved, double seconds) {
     return moved || seconds > BUSY_S;
 }
 
-/* Give the core away, and learn whether anybody took it. */
-void ucch_yield(void) {
-    double start = ucch_now();
+/* Give the core away, and learn whether anybody took it; returns the time after `now`. */
+double ucch_yield(double now) {
     sched_yield();
-    if (ucch_now() - start > CROWDED_S)
+    double end = ucch_now();
+    if (end - now > CROWDED_S)
         crowded = CROWDED_YIELDS;
     else if (crowded > 0)
         crowded--;
+    return end;
 }
 
 /* How long to sleep after nothing has moved for `quiet` seconds; 0: yield. */
@@ -63,21 +64,21 @@ double ucch_nap(double quiet) {
     return nap < SHORTEST_NAP_S ? SHORTEST_NAP_S : nap > LONGEST_NAP_S ? LONGEST_NAP_S : nap;
 }
 
-/* After a nap that began then and was to last so long. */
-void ucch_napped(double began, double asked) {
-    if (ucch_now() - began - asked < LATE_S)
+/* After a nap that began at `now` and was to last so long; returns the time. */
+double ucch_napped(double now, double asked) {
+    double end = ucch_now();
+    if (end - now - asked < LATE_S)
         crowded = crowded > NAP_YIELDS ? crowded - NAP_YIELDS : 0;
+    return end;
 }
 
-static void rest(double quiet) {
-    double nap = ucch_nap(quiet), began = ucch_now();
-    if (nap == 0) {
-        ucch_yield();
-        return;
-    }
+static double rest(double now, double quiet) {
+    double nap = ucch_nap(now - quiet);
+    if (nap == 0)
+        return ucch_yield(now);
     struct timespec t = {.tv_nsec = (long)(1e9 * nap)};
     nanosleep(&t, NULL);
-    ucch_napped(began, nap);
+    return ucch_napped(now, nap);
 }
 
 /* ---- waiting ---- */
@@ -117,10 +118,8 @@ static int wait_many(ucch_op **ops, int n, int all, double slice) {
         if (ucch_has_moved(moved, now - start))
             quiet = now;
         round += UCCH_BATCH;
-        if ((round > spin_rounds || crowded || now - began > SPIN_S) && slice > MOMENT_S) {
-            rest(now - quiet);
-            now = ucch_now();
-        }
+        if ((round > spin_rounds || crowded || now - began > SPIN_S) && slice > MOMENT_S)
+            now = rest(now, quiet);
     }
     if (__atomic_sub_fetch(&ucch_waiters, 1, __ATOMIC_SEQ_CST) == 0)
         ucch_left_behind();

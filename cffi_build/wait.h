@@ -14,9 +14,9 @@ void ucch_police_locked(double now);
 void ucch_left_behind(void);
 
 int ucch_has_moved(int moved, double seconds);
-void ucch_yield(void);
+double ucch_yield(double now);
 double ucch_nap(double quiet);
-void ucch_napped(double began, double asked);
+double ucch_napped(double now, double asked);
 void ucch_ring(void);
 
 #endif
