@@ -73,7 +73,9 @@ def alternate(torch: Any, calls: Mapping[str, Callable[[], Any]], repeat: int, r
             costs[name].append(Costs(*((b - a) / repeat for a, b in zip(before, spent(), strict=True))))
     everyone: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(everyone, (seconds, costs))
-    slowest = {name: [max(column) for column in zip(*(rank[0][name] for rank in everyone), strict=True)] for name in calls}
+    slowest = {
+        name: [max(column) for column in zip(*(rank[0][name] for rank in everyone), strict=True)] for name in calls
+    }
     out: dict[str, Any] = {}
     for name, s in slowest.items():
         out[name] = {"median": statistics.median(s), "least": min(s), "most": max(s)}

@@ -50,22 +50,34 @@ class InOrder:
     def __init__(self, at: int, name: str) -> None:
         self._level = at
         self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._lock, self._ended = threading.Lock(), False
         self._thread = threading.Thread(target=self._loop, name=f"ucch-{name}", daemon=True)
         self._thread.start()
 
     def add(self, job: Callable[[], None]) -> None:
-        """Run ``job`` after those that were added before."""
-        self._jobs.put(job)
+        """Run ``job`` after those that were added before; in the caller's thread once this one has been stopped."""
+        with self._lock:
+            if not self._ended:
+                self._jobs.put(job)
+                return
+        job()
 
     def _loop(self) -> None:
         _here.level = self._level
         while (job := self._jobs.get()) is not None:
-            job()
+            try:
+                job()
+            except Exception as failure:  # those after it are not to wait for ever
+                log.log("torch").warning("%s: %s", self._thread.name, failure)
 
     def stop(self, seconds: float) -> None:
         """Let the thread end after what it has been given; wait for that."""
-        self._jobs.put(None)
-        self._thread.join(seconds)
+        with self._lock:
+            if not self._ended:
+                self._ended = True
+                self._jobs.put(None)
+        if self._thread is not threading.current_thread():
+            self._thread.join(seconds)
 
 
 class Future(torch.futures.Future):  # type: ignore[type-arg,unused-ignore]
@@ -100,9 +112,13 @@ class Future(torch.futures.Future):  # type: ignore[type-arg,unused-ignore]
             with beside(self._devices):
                 self._settle()
                 try:
-                    out.set_result(callback(self))
+                    result = callback(self)
                 except Exception as failure:
                     out.set_exception(failure)
+                except BaseException as failure:  # SystemExit, in a thread: whoever waits must not wait for ever
+                    out.set_exception(RuntimeError(f"a callback ended with {failure!r}"))
+                else:
+                    out.set_result(result)
 
         self._callbacks(level() + 1).add(job)
         return out
@@ -142,8 +158,6 @@ class _Completer:
             known = lib.ucch_rings()  # before anything is looked at: nothing can end unheard after that
             while not self._new.empty():
                 works.append(self._new.get())
-            for work in works:
-                work.listen()  # one may have begun only now
             left = [work for work in works if not self._completed(work)]
             if len(left) == len(works):
                 lib.ucch_await_ring(known, _SLICE)
@@ -152,6 +166,7 @@ class _Completer:
     @staticmethod
     def _completed(work: Work) -> bool:
         try:
+            work.listen()  # it may have begun only now
             with beside(work.devices):
                 done = work.is_over()
                 if done:

@@ -360,7 +360,7 @@ class Works(Work):
 
     def is_over(self) -> bool:
         """Whether all calls have ended, and then take their results; without making progress."""
-        if not self._done and all([part.is_over() for part in self._parts]):
+        if not self._done and all(part.is_over() for part in self._parts):
             self._collect()
         return self._done
 
@@ -375,7 +375,7 @@ class Works(Work):
 
     def is_completed(self) -> bool:
         """Whether all have finished, well or not."""
-        if all([part.is_completed() for part in self._parts]):
+        if all(part.is_completed() for part in self._parts):
             self._collect()
             return True
         return False
