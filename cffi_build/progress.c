@@ -125,8 +125,12 @@ int ucch_progress_locked(void) {
         else if (op->kind == UCCH_IS_MESSAGE)
             moved += ucch_message_pump_locked((ucch_message *)op);
     }
-    if (ucch_launches())
-        moved += ucch_launches_poll_locked();
+    if (ucch_launches()) {
+        int ended = ucch_launches_poll_locked();
+        if (ended)
+            ucch_launches_ended_locked();
+        moved += ended;
+    }
     ucch_device_leave(before);
     return moved;
 }

@@ -17,6 +17,6 @@ int ucch_has_moved(int moved, double seconds);
 double ucch_yield(double now);
 double ucch_nap(double quiet);
 double ucch_napped(double now, double asked);
-void ucch_ring(void);
+void ucch_launches_ended_locked(void);
 
 #endif

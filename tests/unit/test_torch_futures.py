@@ -13,7 +13,8 @@ from ucc_hetero.native import lib
 from ucc_hetero.torch import futures
 from ucc_hetero.torch.futures import Future, InOrder
 from ucc_hetero.torch.posting import Posting
-from ucc_hetero.torch.work import Later, Work, Works
+from ucc_hetero.torch.work import Work
+from ucc_hetero.torch.works import Later, Works
 
 
 class SlowWork:

@@ -70,14 +70,15 @@ class InOrder:
             except Exception as failure:  # those after it are not to wait for ever
                 log.log("torch").warning("%s: %s", self._thread.name, failure)
 
-    def stop(self, seconds: float) -> None:
-        """Let the thread end after what it has been given; wait for that."""
+    def stop(self, seconds: float) -> bool:
+        """Let the thread end after what it has been given; wait for that, and return whether it has."""
         with self._lock:
             if not self._ended:
                 self._ended = True
                 self._jobs.put(None)
         if self._thread is not threading.current_thread():
             self._thread.join(seconds)
+        return not self._thread.is_alive()
 
 
 class Future(torch.futures.Future):  # type: ignore[type-arg,unused-ignore]
@@ -95,14 +96,19 @@ class Future(torch.futures.Future):  # type: ignore[type-arg,unused-ignore]
 
     def wait(self) -> Any:
         """Wait for the result and return it; raises what the call raised."""
-        if self._work is not None:
+        work = self._work
+        if work is not None:
             try:
-                self._work.wait()  # in this thread: no hand-over
+                work.wait()  # in this thread: no hand-over
             except Exception as failure:
-                self._work.publish(failure)  # callbacks that ask for the result get it, too
+                work.publish(failure)  # callbacks that ask for the result get it, too
             else:
-                self._work.publish()
+                work.publish()
         return super().wait()  # another thread may be publishing: there is a result only after this
+
+    def settled(self) -> None:
+        """The result is there: the call, which knows this future, need not be kept."""
+        self._work = None
 
     def then(self, callback: Callable[[Any], Any]) -> Future:
         """Call ``callback(self)`` when there is a result; the returned future holds what it returns."""
@@ -197,11 +203,11 @@ def complete_later(work: Work) -> None:
         _completer.add(work)
 
 
-def stop_all(threads: Sequence[InOrder], seconds: float = 5.0) -> None:
-    """End threads; what they were given is done before."""
+def stop_all(threads: Sequence[InOrder], seconds: float = 5.0) -> bool:
+    """End threads; what they were given is done before. Returns whether all have ended."""
     end = time.monotonic() + seconds
-    for each in threads:
-        each.stop(max(0.0, end - time.monotonic()))
+    ended = [each.stop(max(0.0, end - time.monotonic())) for each in threads]
+    return all(ended)
 
 
 def stop() -> None:

@@ -68,10 +68,12 @@ class ProcessGroupUCCH(Collectives, Messages, dist.ProcessGroup):
         self._settle()
         with self._lock:
             threads = [*self._callbacks.values(), *self._messengers.values()]
-        futures.stop_all(threads)
+        ended = futures.stop_all(threads)
         self._settle()  # what callbacks have posted
         self._ended = True
         for lane in self._lanes.values():
+            if not ended and not lane.run.broken:
+                lane.run._break("a callback did not end")  # it may be using the communicator
             lane.run.board.leave()  # a rank that still waits for a call of ours learns that none will come
         for at in sorted(self._lanes, reverse=True):
             _leave(self._lanes[at].comm, self._seconds, self._name)

@@ -22,7 +22,8 @@ from .layout import Finish
 from .mail import Mail
 from .streams import Side, device_of, mean_of
 from .uncompiled import uncompiled
-from .work import Later, Sent, Source, Work, Works, limit_of, torch_error
+from .work import Source, Work, limit_of, torch_error
+from .works import Later, Sent, Works
 
 __all__ = ["Posting"]
 
