@@ -279,11 +279,19 @@ def _torch_cpu(data: Data) -> Iterator[Sheet]:
     for case, title in (("small", "torch all_reduce, 2 ranks"), ("ddp", "DDP step, 2 + 2 ranks")):
         rows = tuple(
             (label, *(f"{1e6 * row[name]['median']:.1f}" for name in ("ucch", "gloo")),
-             f"{row['gloo']['median'] / row['ucch']['median']:.2f}")
+             f"{row['gloo']['median'] / row['ucch']['median']:.2f}", *(_cost(row[name]) for name in ("ucch", "gloo")))
             for label, row in data.get(case, {}).get("rows", {}).items()
         )  # fmt: skip
         if rows:
-            yield Sheet(title, ("", "ucch µs", "gloo µs", "times as fast"), rows)
+            costs = "ucch: processor µs, switches", "gloo: processor µs, switches"
+            yield Sheet(title, ("", "ucch µs", "gloo µs", "times as fast", *costs), rows, "Costs are a rank's.")
+
+
+def _cost(row: Data) -> str:
+    """Processor time of a call, and how often the core was given away or lost meanwhile."""
+    if "processor" not in row:
+        return ""
+    return f"{1e6 * row['processor']:.1f}, {row['given'] + row['lost']:.1f}"
 
 
 def _anything(data: Data) -> Iterator[Sheet]:

@@ -4,19 +4,21 @@
 
 4 bytes on 2 ranks, then DDP on 4 ranks in two emulated vendors. Both backends have a group over the same ranks, and
 rounds alternate between them, so that whatever else the machine does hurts both. Medians over rounds, of the slowest
-rank.
+rank; beside them what a call or step costs a rank: seconds of processor time, and how often it gave its core away or
+lost it.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import resource
 import statistics
 import sys
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 if __package__:
     from .torch_job import RANK, about, begin, job, mixed_environment, write
@@ -39,9 +41,24 @@ def arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
+class Costs(NamedTuple):
+    """What a call has cost this process, all its threads together."""
+
+    processor: float
+    given: float
+    lost: float
+
+
+def spent() -> Costs:
+    """What this process has cost so far: seconds, and switches to others that it asked for and that it did not."""
+    now = resource.getrusage(resource.RUSAGE_SELF)
+    return Costs(now.ru_utime + now.ru_stime, now.ru_nvcsw, now.ru_nivcsw)
+
+
 def alternate(torch: Any, calls: Mapping[str, Callable[[], Any]], repeat: int, rounds: int) -> dict[str, Any]:
-    """Seconds of each call: median over rounds of the slowest rank, with the least and the most."""
+    """Seconds of each call: median over rounds of the slowest rank, with the least and the most; and its costs."""
     dist = torch.distributed
+    costs: dict[str, list[Costs]] = {name: [] for name in calls}
     seconds: dict[str, list[float]] = {name: [] for name in calls}
     for call in calls.values():
         for _ in range(max(3, repeat // 10)):
@@ -49,14 +66,22 @@ def alternate(torch: Any, calls: Mapping[str, Callable[[], Any]], repeat: int, r
     for _ in range(rounds):
         for name, call in calls.items():
             dist.barrier()
-            start = time.perf_counter()
+            before, start = spent(), time.perf_counter()
             for _ in range(repeat):
                 call()
             seconds[name].append((time.perf_counter() - start) / repeat)
+            costs[name].append(Costs(*((b - a) / repeat for a, b in zip(before, spent(), strict=True))))
     everyone: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(everyone, seconds)
-    slowest = {name: [max(column) for column in zip(*(rank[name] for rank in everyone), strict=True)] for name in calls}
-    return {name: {"median": statistics.median(s), "least": min(s), "most": max(s)} for name, s in slowest.items()}
+    dist.all_gather_object(everyone, (seconds, costs))
+    slowest = {
+        name: [max(column) for column in zip(*(rank[0][name] for rank in everyone), strict=True)] for name in calls
+    }
+    out: dict[str, Any] = {}
+    for name, s in slowest.items():
+        out[name] = {"median": statistics.median(s), "least": min(s), "most": max(s)}
+        rounds_of_all = [each for rank in everyone for each in rank[1][name]]
+        out[name] |= {what: statistics.median(getattr(c, what) for c in rounds_of_all) for what in Costs._fields}
+    return out
 
 
 def small(torch: Any, options: argparse.Namespace, groups: dict[str, Any]) -> dict[str, Any]:
@@ -129,6 +154,12 @@ def main() -> int:
         for label, row in found[case].get("rows", {}).items():
             one, two = (1e6 * row[name]["median"] for name in ("ucch", "gloo"))
             print(f"{label:24}{one:12.1f}{two:12.1f}   {two / one:.2f} times as fast")
+            for name in ("ucch", "gloo"):
+                cost = row[name]
+                print(
+                    f"{'':8}{name}: a rank's {1e6 * cost['processor']:.1f} µs of processor time; core given away "
+                    f"{cost['given']:.1f} times, lost {cost['lost']:.1f} times"
+                )
         print(found[case].get("error", ""))
     if options.json:
         write(options.json, {"command": sys.argv, **found})

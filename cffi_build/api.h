@@ -10,7 +10,7 @@ const char *ucch_load_error(void);
 char *ucch_describe_ucp(ucp_context_h context);
 void ucch_release(char *text);
 
-/* ---- progress.c: what completes, who makes progress, who waits ---- */
+/* ---- progress.c: what completes, who makes progress ---- */
 typedef struct ucch_op ucch_op;
 typedef struct ucch_context ucch_context;
 typedef struct ucch_team ucch_team;
@@ -28,14 +28,9 @@ typedef struct ucch_error {
 
 void ucch_lock(void);
 void ucch_unlock(void);
-void ucch_set_spin(int iterations);
 int ucch_progress_thread(int on);
 int ucch_progress_once(void);
 void ucch_progress_idle(void);
-int ucch_wait(ucch_op *op, double slice);
-int ucch_wait_any(ucch_op **ops, int n, int all, double slice);
-int ucch_test(ucch_op *op);
-int ucch_peek(ucch_op *op);
 void ucch_op_deadline(ucch_op *op, double timeout);
 void ucch_op_error(ucch_op *op, ucch_error *error);
 uint64_t ucch_in_flight(void);
@@ -44,6 +39,17 @@ ucch_context *ucch_context_new(ucc_context_h handle);
 void ucch_context_free(ucch_context *context);
 ucch_team *ucch_team_new(ucch_context *context, ucc_team_h handle);
 void ucch_team_free(ucch_team *team);
+
+/* ---- wait.c: who waits, and how ---- */
+void ucch_set_spin(int iterations);
+int ucch_wait(ucch_op *op, double slice);
+int ucch_wait_any(ucch_op **ops, int n, int all, double slice);
+int ucch_test(ucch_op *op);
+int ucch_peek(ucch_op *op);
+void ucch_listen(ucch_op *op);
+uint64_t ucch_rings(void);
+void ucch_ring(void);
+void ucch_await_ring(uint64_t known, double seconds);
 
 /* ---- program.c: a plan lowered for this rank ---- */
 typedef struct ucch_span {

@@ -16,6 +16,7 @@ SOURCES = (
     "loader.c",
     "registry.c",
     "progress.c",
+    "wait.c",
     "program.c",
     "run.c",
     "step.c",

@@ -1,44 +1,37 @@
-/* The lock, the list of what is in flight, the wait loop and the progress thread. */
+/* The lock, the list of what is in flight and the progress thread. */
 #define _GNU_SOURCE
 #include <pthread.h>
-#include <sched.h>
 #include <stdlib.h>
+#include <sys/prctl.h>
 #include <time.h>
 
 #include "device.h"
+#include "wait.h"
 
-/* Rounds of progress under one hold of the lock, and the rounds after which a waiter looks at the clock. */
-#define BATCH 8
-/* Nobody spins longer than this before the first yield, however little a round of progress takes or how much. */
-#define SPIN_S 10e-6
-/* A yield that took longer than this gave the core to somebody; so many quick ones later it counts as free again. */
-#define CROWDED_S 1e-6
-#define CROWDED_YIELDS 64
-#define CLOCK_EVERY 64
-#define QUICK 64
 /* Rounds between looks at the workers when no message is in flight. */
 #define WORKER_EVERY 32
-/* The thread looks for abandoned work this often while there was some lately; it sleeps for good after IDLE_TICKS. */
-#define TICK_NS 250000L
-#define IDLE_TICKS 200
+/* The thread looks for abandoned work this soon while there was some lately, and then ever later; whoever leaves it
+ * work wakes it from a tick that is longer. It sleeps for good after the longest. */
+#define TICK_S 0.25e-3
+#define LONG_TICK_S 8e-3
 /* While all that is under way is in streams: each look costs a moment of whoever launches more. */
-#define LAUNCH_TICK_NS 1000000L
+#define LAUNCH_TICK_S 1e-3
 /* With peers on other hosts it goes on looking, this often: the end of a finished send may still be in our buffers. */
-#define IDLE_TICK_NS 10000000L
+#define IDLE_TICK_S 10e-3
+/* How late the kernel may end a sleep of the thread, in ns. By default it is as much as the shortest sleep. */
+#define SLACK_NS 5000
 /* Peers are checked for death and for another call than ours after this long, then again at this distance. */
 #define SUSPICION_S 0.002
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t wake = PTHREAD_COND_INITIALIZER;
 static ucch_op *active;
-static volatile int waiters;
 static volatile uint64_t in_flight;
 static int messages; /* those of in_flight that are messages */
-static int spin_rounds = 1000;
-/* More than 0 while others want this core: then spinning only delays whoever is waited for. */
-static volatile int crowded;
 static pthread_t thread;
 static volatile int thread_on, thread_asleep, idle_progress;
+/* Work is about to come. */
+static int called;
 
 double ucch_now(void) {
     struct timespec t;
@@ -54,11 +47,6 @@ void ucch_unlock(void) {
     pthread_mutex_unlock(&lock);
 }
 
-/* Rounds a waiter spins before it yields the core in every round; 0 where ranks outnumber cores. */
-void ucch_set_spin(int iterations) {
-    spin_rounds = iterations;
-}
-
 uint64_t ucch_in_flight(void) {
     return in_flight + (uint64_t)ucch_launches();
 }
@@ -69,6 +57,7 @@ void ucch_op_begin_locked(ucch_op *op, double timeout) {
     op->error = (ucch_error){.status = 0, .step = -1, .peer = -1, .seq = op->error.seq};
     op->started = ucch_now();
     op->deadline = timeout > 0 ? op->started + timeout : 0;
+    op->heard = 0;
     op->state = UCCH_ACTIVE;
     op->prev = NULL;
     op->next = active;
@@ -94,8 +83,23 @@ void ucch_op_end_locked(ucch_op *op, int status, int step, int peer) {
         op->error.peer = peer;
         op->error.elapsed = ucch_now() - op->started;
     }
+    int heard = op->heard;
     /* Last: whoever polls the state without the lock may reuse the operation from here on. */
     __atomic_store_n(&op->state, status < 0 ? UCCH_FAILED : UCCH_DONE, __ATOMIC_RELEASE);
+    if (heard)
+        ucch_ring();
+}
+
+/* Count the time limit of what is in flight from now. */
+void ucch_op_deadline(ucch_op *op, double timeout) {
+    ucch_lock();
+    if (op->state == UCCH_ACTIVE)
+        op->deadline = timeout > 0 ? ucch_now() + timeout : 0;
+    ucch_unlock();
+}
+
+void ucch_op_error(ucch_op *op, ucch_error *error) {
+    *error = op->error;
 }
 
 /* Ended first: a callback that cancelling sets off then finds nothing left to complete. */
@@ -107,7 +111,7 @@ static void abandon_locked(ucch_op *op, int status, int peer) {
         ucch_message_abandon_locked((ucch_message *)op);
 }
 
-static int progress_locked(void) {
+int ucch_progress_locked(void) {
     static unsigned rounds;
     int before = ucch_device_enter(), moved = ucch_poll_contexts_locked();
     /* With no message of ours in flight the workers are looked at now and then only, for what peers send: a look costs
@@ -121,14 +125,22 @@ static int progress_locked(void) {
         else if (op->kind == UCCH_IS_MESSAGE)
             moved += ucch_message_pump_locked((ucch_message *)op);
     }
-    if (ucch_launches())
-        moved += ucch_launches_poll_locked();
+    if (ucch_launches()) {
+        int ended = ucch_launches_poll_locked();
+        if (ended)
+            ucch_launches_ended_locked();
+        moved += ended;
+    }
     ucch_device_leave(before);
     return moved;
 }
 
-/* End what is past its deadline, and what waits for a peer that died or called something else. */
-static void police_locked(double now) {
+/* End what is past its deadline, and what waits for a peer that died or called something else; now and then. */
+void ucch_police_locked(double now) {
+    static double last;
+    if (now - last < SUSPICION_S)
+        return;
+    last = now;
     for (ucch_op *op = active, *next; op; op = next) {
         next = op->next;
         if (op->kind == UCCH_IS_PROGRAM && now - op->started > SUSPICION_S) {
@@ -153,144 +165,27 @@ static void police_locked(double now) {
 
 int ucch_progress_once(void) {
     ucch_lock();
-    int moved = progress_locked();
+    int moved = ucch_progress_locked();
     ucch_unlock();
     return moved;
 }
 
-/* ---- waiting ---- */
-
-static int finished(ucch_op *op) {
-    return __atomic_load_n(&op->state, __ATOMIC_ACQUIRE) != UCCH_ACTIVE;
-}
-
-static int enough(ucch_op **ops, int n, int all) {
-    int done = 0;
-    for (int i = 0; i < n; i++) {
-        int f = finished(ops[i]);
-        if (f && !all)
-            return 1;
-        done += f;
-    }
-    return done == n;
-}
-
-/* Give the core away, and learn whether anybody took it. */
-static void yield(void) {
-    double start = ucch_now();
-    sched_yield();
-    if (ucch_now() - start > CROWDED_S)
-        crowded = CROWDED_YIELDS;
-    else if (crowded > 0)
-        crowded--;
-}
-
-/* Spin for a while, then give the core away between rounds: with more ranks than cores the peer that we wait for is
- * the one that needs it (UCC alone takes milliseconds for 8 bytes there). */
-static int wait_many(ucch_op **ops, int n, int all, double slice) {
-    int round = 0, done;
-    double last = 0, until = 0, began = ucch_now();
-    __atomic_add_fetch(&waiters, 1, __ATOMIC_SEQ_CST);
-    while (!(done = enough(ops, n, all))) {
-        ucch_lock();
-        int batch = crowded ? 1 : BATCH;
-        for (int i = 0; i < batch && !(done = enough(ops, n, all)); i++)
-            progress_locked();
-        ucch_unlock();
-        if (done)
-            break;
-        if (++round * BATCH > spin_rounds || crowded || ucch_now() - began > SPIN_S)
-            yield();
-        if (round % CLOCK_EVERY == 0) {
-            double now = ucch_now();
-            if (until == 0)
-                until = now + slice;
-            if (now - last > SUSPICION_S) {
-                last = now;
-                ucch_lock();
-                police_locked(now);
-                ucch_unlock();
-            }
-            if (now > until)
-                break;
-        }
-    }
-    __atomic_sub_fetch(&waiters, 1, __ATOMIC_SEQ_CST);
-    return done;
-}
-
-/* 1: finished well, 2: failed, 0: still going after `slice` seconds (Python then looks for signals). */
-int ucch_wait(ucch_op *op, double slice) {
-    if (!finished(op)) {
-        /* Most small calls end here, under one hold of the lock. */
-        ucch_lock();
-        double began = ucch_now();
-        for (int i = 0; i < QUICK && i < spin_rounds && !crowded && op->state == UCCH_ACTIVE; i++) {
-            progress_locked();
-            if (i % BATCH == BATCH - 1 && ucch_now() - began > SPIN_S)
-                break;
-        }
-        ucch_unlock();
-    }
-    if (!finished(op) && !wait_many(&op, 1, 1, slice))
-        return 0;
-    return op->state == UCCH_FAILED ? 2 : 1;
-}
-
-int ucch_wait_any(ucch_op **ops, int n, int all, double slice) {
-    return wait_many(ops, n, all, slice);
-}
-
-/* As ucch_wait, after one round of progress. */
-int ucch_test(ucch_op *op) {
-    if (!finished(op)) {
-        ucch_lock();
-        progress_locked();
-        if (!finished(op))
-            police_locked(ucch_now());
-        ucch_unlock();
-    }
-    return op->state == UCCH_FAILED ? 2 : finished(op);
-}
-
-/* As ucch_test, without progress. */
-int ucch_peek(ucch_op *op) {
-    return finished(op) ? 1 + (op->state == UCCH_FAILED) : 0;
-}
-
-/* Count the time limit of what is in flight from now. */
-void ucch_op_deadline(ucch_op *op, double timeout) {
-    ucch_lock();
-    if (op->state == UCCH_ACTIVE)
-        op->deadline = timeout > 0 ? ucch_now() + timeout : 0;
-    ucch_unlock();
-}
-
-void ucch_op_error(ucch_op *op, ucch_error *error) {
-    *error = op->error;
-}
-
 /* ---- the progress thread ---- */
 
-static void tick_locked(int forever) {
-    if (forever && !idle_progress) {
-        thread_asleep = 1;
+/* Sleep until woken, `seconds` at most (0: for ever). */
+static void sleep_locked(double seconds) {
+    thread_asleep = seconds == 0 || seconds > TICK_S;
+    if (seconds == 0)
         pthread_cond_wait(&wake, &lock);
-        thread_asleep = 0;
-        return;
+    else {
+        struct timespec t;
+        clock_gettime(CLOCK_REALTIME, &t);
+        int64_t ns = t.tv_nsec + (int64_t)(1e9 * seconds);
+        t.tv_sec += ns / 1000000000;
+        t.tv_nsec = ns % 1000000000;
+        pthread_cond_timedwait(&wake, &lock, &t);
     }
-    struct timespec t;
-    clock_gettime(CLOCK_REALTIME, &t);
-    t.tv_nsec += forever ? IDLE_TICK_NS : ucch_launches() ? LAUNCH_TICK_NS : TICK_NS;
-    if (t.tv_nsec >= 1000000000L) {
-        t.tv_sec++;
-        t.tv_nsec -= 1000000000L;
-    }
-    thread_asleep = forever;
-    pthread_cond_timedwait(&wake, &lock, &t);
     thread_asleep = 0;
-    if (forever && !waiters)
-        ucch_poll_workers_locked();
 }
 
 /* Work has come that nobody waits for in the library: the thread is to look at once. */
@@ -298,47 +193,76 @@ void ucch_wake_locked(void) {
     pthread_cond_signal(&wake);
 }
 
-/* Nobody waits for what is in a stream: it is looked at now and then, for its end and for what went wrong. */
-static void collect_locked(double *last) {
-    tick_locked(0);
-    if (waiters)
+/* The last one that waited has left, and something is still under way. */
+void ucch_left_behind(void) {
+    if (!active)
         return;
-    progress_locked();
+    ucch_lock(); /* the thread may be about to sleep, because somebody waits */
+    if (active && thread_asleep)
+        pthread_cond_signal(&wake);
+    ucch_unlock();
+}
+
+/* Nobody waits for what is in a stream: it is looked at now and then, for its end and for what went wrong. */
+static void collect_locked(void) {
+    sleep_locked(LAUNCH_TICK_S);
+    if (ucch_waiters)
+        return;
+    ucch_progress_locked();
+    ucch_police_locked(ucch_now());
+}
+
+/* Nothing to do for the thread: whoever waits makes progress, and it steps in only when nobody does. */
+static double idle_locked(double tick) {
+    __atomic_store_n(&thread_asleep, 1, __ATOMIC_SEQ_CST); /* first: whoever calls either sees this or is seen */
+    if (__atomic_exchange_n(&called, 0, __ATOMIC_SEQ_CST))
+        tick = TICK_S;
+    int forever = !active && tick > LONG_TICK_S;
+    sleep_locked(!forever ? tick : idle_progress ? IDLE_TICK_S : 0);
+    if (forever && idle_progress && !ucch_waiters)
+        ucch_poll_workers_locked();
+    return tick > LONG_TICK_S ? tick : 2 * tick;
+}
+
+/* One turn of work; `quiet`: since when nothing has moved. Returns that as of now. */
+static double work_locked(double quiet) {
+    double began = ucch_now();
+    int moved = 0;
+    for (int i = 0; i < UCCH_BATCH && active; i++)
+        moved += ucch_progress_locked();
     double now = ucch_now();
-    if (now - *last > SUSPICION_S) {
-        *last = now;
-        police_locked(now);
+    ucch_police_locked(now);
+    if (ucch_has_moved(moved, now - began))
+        quiet = now;
+    double nap = ucch_nap(now - quiet);
+    if (nap > 0) {
+        sleep_locked(nap);
+        ucch_napped(now, nap);
+    } else {
+        ucch_unlock();
+        ucch_yield(ucch_now());
+        ucch_lock();
     }
+    return quiet;
 }
 
 static void *thread_main(void *unused) {
     (void)unused;
-    int idle = 0;
-    double last = 0;
+    double tick = TICK_S, quiet = 0;
+    prctl(PR_SET_TIMERSLACK, SLACK_NS);
     ucch_lock();
     while (thread_on) {
+        if (active && !ucch_waiters) {
+            quiet = work_locked(quiet > 0 ? quiet : ucch_now());
+            tick = TICK_S;
+            continue;
+        }
+        quiet = 0;
         if (!active && ucch_launches()) {
-            idle = 0;
-            collect_locked(&last);
-            continue;
-        }
-        /* Whoever waits makes progress; the thread steps in only when nobody does. */
-        if (!active || waiters) {
-            idle = active ? 0 : idle + 1;
-            tick_locked(idle > IDLE_TICKS);
-            continue;
-        }
-        idle = 0;
-        for (int i = 0; i < BATCH && active; i++)
-            progress_locked();
-        double now = ucch_now();
-        if (now - last > SUSPICION_S) {
-            last = now;
-            police_locked(now);
-        }
-        ucch_unlock();
-        sched_yield();
-        ucch_lock();
+            tick = TICK_S;
+            collect_locked();
+        } else
+            tick = idle_locked(tick);
     }
     ucch_unlock();
     return NULL;
@@ -372,6 +296,7 @@ int ucch_progress_thread(int on) {
         return 0;
     }
     if (thread_on) {
+        __atomic_store_n(&called, 1, __ATOMIC_SEQ_CST);
         if (thread_asleep) {
             ucch_lock();
             pthread_cond_broadcast(&wake);

@@ -20,6 +20,7 @@ struct ucch_op {
     ucch_error error;
     double started;
     double deadline; /* 0 = none */
+    int heard;       /* somebody listens for its end (wait.c) */
     ucch_op *next, *prev;
 };
 

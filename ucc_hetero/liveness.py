@@ -111,6 +111,13 @@ class Board:
         lib.ucch_unlock()
         return seq
 
+    def dead(self) -> int:
+        """A rank of this host whose process is gone although it had not left, -1 for none."""
+        for slot, rank in enumerate(self.ranks if self.native and self.shared else ()):
+            if lib.ucch_board_fate(self.native, slot) == lib.UCCH_DIED:
+                return rank
+        return -1
+
     def leave(self) -> None:
         """Tell the others that this rank makes no more calls."""
         lib.ucch_board_leave(self.native)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import threading
 import time
 from typing import Any
 
@@ -59,7 +60,7 @@ class Runner:
         self._launches = Launches(members.board, members.rank, self._broke)
         #: Persistent calls that were not freed: their requests must go before their teams.
         self._persistent: dict[int, Prepared] = {}
-        self._active = 0
+        self._active, self._counting = 0, threading.Lock()
 
     # --- calls --------------------------------------------------------------------------------------------------------
 
@@ -231,10 +232,10 @@ class Runner:
             state = lib.ucch_program_start_on(program, prepared.send, prepared.recv, self.timeout, at, hold)
         if state < 0:
             raise CollectiveError(f"rank {self.rank}: {prepared.label} could not be started ({_reason(state)})")
-        self._active += 1
+        self.track(1)
 
         def finish(state: int, status: Any) -> None:
-            self._active -= 1
+            self.track(-1)
             self._judge(prepared.program, state, prepared, prepared.label)
             prepared.finish()
             prepared.give_back()
@@ -345,8 +346,9 @@ class Runner:
         self._prepared.retune(tuning)
 
     def track(self, change: int) -> None:
-        """Count the communicator's requests in flight up or down."""
-        self._active += change
+        """Count the communicator's requests in flight up or down, from any thread."""
+        with self._counting:
+            self._active += change
 
     def stats(self) -> dict[str, float]:
         """Finished calls, seconds from their starts to their ends, and bytes of the callers' buffers."""

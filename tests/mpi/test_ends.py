@@ -168,3 +168,61 @@ print("end", flush=True)
     )
     assert job.stdout.count("end") == 4
     assert "WARN" not in job.stderr and "ERROR" not in job.stderr, job.output
+
+
+ENDS = {
+    "sys.exit(3)": (3, "rank 1 has failed (status 3) and ends the job"),
+    "sys.exit('out of flour')": (1, "out of flour"),
+    "os._exit(3)": (3, ""),
+    "os.kill(os.getpid(), signal.SIGTERM); time.sleep(100)": (128 + 15, ""),
+}
+
+
+@pytest.mark.parametrize("how", ENDS)
+@pytest.mark.parametrize("wait", ["comm.Allreduce(np.ones(4), np.empty(4))", "world.Barrier()"])
+def test_a_failed_rank_ends_the_job(mpirun, how: str, wait: str) -> None:
+    """Whatever the others wait for, ours or MPI's; plain mpi4py would wait for ever after the first two."""
+    job = mpirun(
+        HEAD
+        + f"""
+if rank == 1:
+    {how}
+try:
+    {wait}
+except u.PeerError:
+    time.sleep(100)  # the job ends all the same
+""",
+        3,
+        env={"UCCH_TIMEOUT": "100"},
+        check=False,
+    )
+    status, message = ENDS[how]
+    assert job.returncode == status, job.output
+    assert message in job.stderr
+
+
+def test_an_exit_that_is_caught_or_of_another_thread_ends_nothing(mpirun) -> None:
+    job = mpirun(
+        HEAD
+        + """
+import threading
+
+def leave():
+    sys.exit(3)
+
+try:
+    leave()
+except SystemExit as exit:
+    assert exit.code == 3
+    del exit
+other = threading.Thread(target=leave)
+other.start()
+other.join()
+comm.Allreduce(np.ones(4), np.empty(4))
+print("end", flush=True)
+sys.exit(0)
+""",
+        2,
+    )
+    assert job.stdout.count("end") == 2
+    assert "failed" not in job.stderr and "Traceback" not in job.stderr, job.output

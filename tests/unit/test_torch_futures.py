@@ -9,7 +9,12 @@ import pytest
 
 pytest.importorskip("torch", reason="needs torch: pip install 'ucc-hetero[torch]'")
 
+from ucc_hetero.native import lib
+from ucc_hetero.torch import futures
 from ucc_hetero.torch.futures import Future, InOrder
+from ucc_hetero.torch.posting import Posting
+from ucc_hetero.torch.work import Work
+from ucc_hetero.torch.works import Later, Works
 
 
 class SlowWork:
@@ -52,3 +57,116 @@ def test_callbacks_run_once_there_is_a_result(error: Exception | None) -> None:
     out.wait()
     assert seen == [[1] if error is None else "lost"]
     thread.stop(5)
+
+
+def test_callbacks_of_a_stopped_thread_run_in_the_caller() -> None:
+    """One that was attached after its group had ended used to wait for ever."""
+    thread = InOrder(1, "test")
+    thread.stop(5)
+    future = Future(lambda _level: thread)
+    future.set_result(3)
+    out = future.then(lambda each: each.value() + 1)
+    assert out.done() and out.value() == 4
+
+
+def test_a_callback_that_exits_ends_neither_the_thread_nor_the_wait() -> None:
+    thread = InOrder(1, "test")
+    future = Future(lambda _level: thread)
+    future.set_result(3)
+
+    def leave(_each: Any) -> None:
+        raise SystemExit(2)
+
+    with pytest.raises(RuntimeError, match="SystemExit"):
+        future.then(leave).wait()
+    assert future.then(lambda each: each.value()).wait() == 3
+    thread.stop(5)
+
+
+class EndedRequest:
+    """A request that has ended, and that nobody has completed."""
+
+    finished = False
+
+    def __init__(self) -> None:
+        self._keep = message = lib.ucch_message_new()
+        self._op = lib.ucch_message_op(message)
+
+    def Wait(self, _status: Any = None) -> bool:
+        self.finished = True
+        return True
+
+    def _arm(self) -> None:
+        pass
+
+
+class Group(Posting):
+    """What a Work needs of its group."""
+
+    def __init__(self) -> None:
+        self._open(type("Comm", (), {"rank": 0, "size": 1, "_run": None, "_messages": None})(), "test", None)
+
+
+def fail() -> None:
+    raise ValueError("no room")
+
+
+def test_what_goes_wrong_after_a_call_is_raised_where_it_is_waited_for() -> None:
+    """Whichever thread collects the call; it used to end the one that completes futures."""
+    group = Group()
+    work = Work(group, [], [EndedRequest()], fail)  # type: ignore[list-item]
+    future = work.get_future()
+    good = Work(group, [], [EndedRequest()])  # type: ignore[list-item]
+    assert good.get_future().wait() == []
+    for _ in range(2):
+        with pytest.raises(ValueError, match="no room"):
+            work.wait()
+    with pytest.raises(ValueError, match="no room"):
+        future.wait()
+    assert not group.in_flight
+    futures.stop()
+
+
+def test_the_completing_thread_outlives_a_result_that_cannot_be_handed_on() -> None:
+    group = Group()
+    bad = Work(group, [], [EndedRequest()])  # type: ignore[list-item]
+    bad.listen = fail  # type: ignore[method-assign]
+    bad.is_over = fail  # type: ignore[assignment, method-assign]
+    good = Work(group, [], [EndedRequest()])  # type: ignore[list-item]
+    with pytest.raises(ValueError, match="no room"):
+        super(Future, bad.get_future()).wait()
+    assert super(Future, good.get_future()).wait() == []
+    futures.stop()
+
+
+def test_calls_that_have_not_begun_are_not_over() -> None:
+    """Nor is what is to be done after them done before."""
+    group, ran = Group(), threading.Event()
+    late = Later(group, [], ran.set, None, None)
+    both = Works(group, [Work(group, []), late])
+    assert not both.is_over() and not both.is_completed() and not ran.is_set()
+    future = both.get_future()
+    late.begin(EndedRequest)  # type: ignore[arg-type]
+    assert super(Future, future).wait() == []
+    assert ran.is_set() and both.is_over() and both.exception() is None
+    futures.stop()
+
+
+def test_calls_that_are_waited_for_together_are_those_of_the_thread() -> None:
+    """Also those that have ended: their errors used to be lost."""
+    from ucc_hetero.torch.group import ProcessGroupUCCH
+
+    group = Group()
+    ProcessGroupUCCH._start_coalescing(group)  # type: ignore[arg-type]
+    bad = group._noted(Work(group, [], [EndedRequest()], fail))  # type: ignore[list-item]
+    assert bad.is_over()
+    other = threading.Thread(target=lambda: group._noted(Work(group, [])))
+    other.start()
+    other.join()
+    good = group._noted(Work(group, []))
+    together = ProcessGroupUCCH._end_coalescing(group)  # type: ignore[arg-type]
+    assert together._parts == [bad, good]  # type: ignore[attr-defined]
+    with pytest.raises(ValueError, match="no room"):
+        together.wait()
+    assert isinstance(together.exception(), ValueError)
+    assert group._noted(good) is good and group._batch.works is None

@@ -17,7 +17,8 @@ from ucc_hetero.native import ffi, lib
 from ucc_hetero.request import Request
 from ucc_hetero.torch import mail, streams
 from ucc_hetero.torch.futures import InOrder
-from ucc_hetero.torch.work import Later, Sent, Work
+from ucc_hetero.torch.work import Work
+from ucc_hetero.torch.works import Later, Sent
 
 
 class Stream:

@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ..native import ffi, lib
+from .. import log
+from ..native import lib
 from .streams import beside
 
 if TYPE_CHECKING:
@@ -25,8 +26,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Future", "InOrder", "complete_later", "level", "stop", "stop_all"]
 
-#: Seconds that the completing thread waits in C before it looks for newly added calls.
-_SLICE = 0.002
+#: Seconds after which the completing thread looks at its calls although nothing of them has been heard.
+_SLICE = 0.25
 
 
 class _Here(threading.local):
@@ -49,22 +50,35 @@ class InOrder:
     def __init__(self, at: int, name: str) -> None:
         self._level = at
         self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._lock, self._ended = threading.Lock(), False
         self._thread = threading.Thread(target=self._loop, name=f"ucch-{name}", daemon=True)
         self._thread.start()
 
     def add(self, job: Callable[[], None]) -> None:
-        """Run ``job`` after those that were added before."""
-        self._jobs.put(job)
+        """Run ``job`` after those that were added before; in the caller's thread once this one has been stopped."""
+        with self._lock:
+            if not self._ended:
+                self._jobs.put(job)
+                return
+        job()
 
     def _loop(self) -> None:
         _here.level = self._level
         while (job := self._jobs.get()) is not None:
-            job()
+            try:
+                job()
+            except Exception as failure:  # those after it are not to wait for ever
+                log.log("torch").warning("%s: %s", self._thread.name, failure)
 
-    def stop(self, seconds: float) -> None:
-        """Let the thread end after what it has been given; wait for that."""
-        self._jobs.put(None)
-        self._thread.join(seconds)
+    def stop(self, seconds: float) -> bool:
+        """Let the thread end after what it has been given; wait for that, and return whether it has."""
+        with self._lock:
+            if not self._ended:
+                self._ended = True
+                self._jobs.put(None)
+        if self._thread is not threading.current_thread():
+            self._thread.join(seconds)
+        return not self._thread.is_alive()
 
 
 class Future(torch.futures.Future):  # type: ignore[type-arg,unused-ignore]
@@ -82,14 +96,19 @@ class Future(torch.futures.Future):  # type: ignore[type-arg,unused-ignore]
 
     def wait(self) -> Any:
         """Wait for the result and return it; raises what the call raised."""
-        if self._work is not None:
+        work = self._work
+        if work is not None:
             try:
-                self._work.wait()  # in this thread: no hand-over
+                work.wait()  # in this thread: no hand-over
             except Exception as failure:
-                self._work.publish(failure)  # callbacks that ask for the result get it, too
+                work.publish(failure)  # callbacks that ask for the result get it, too
             else:
-                self._work.publish()
+                work.publish()
         return super().wait()  # another thread may be publishing: there is a result only after this
+
+    def settled(self) -> None:
+        """The result is there: the call, which knows this future, need not be kept."""
+        self._work = None
 
     def then(self, callback: Callable[[Any], Any]) -> Future:
         """Call ``callback(self)`` when there is a result; the returned future holds what it returns."""
@@ -99,9 +118,13 @@ class Future(torch.futures.Future):  # type: ignore[type-arg,unused-ignore]
             with beside(self._devices):
                 self._settle()
                 try:
-                    out.set_result(callback(self))
+                    result = callback(self)
                 except Exception as failure:
                     out.set_exception(failure)
+                except BaseException as failure:  # SystemExit, in a thread: whoever waits must not wait for ever
+                    out.set_exception(RuntimeError(f"a callback ended with {failure!r}"))
+                else:
+                    out.set_result(result)
 
         self._callbacks(level() + 1).add(job)
         return out
@@ -117,47 +140,53 @@ class Future(torch.futures.Future):  # type: ignore[type-arg,unused-ignore]
 
 
 class _Completer:
-    """The thread that completes the futures of calls that nobody waits for."""
+    """The thread that completes the futures of calls that nobody waits for.
+
+    It sleeps until the engine's bell rings: for the end of a call that it listens to, for a new one, for the end of
+    all. Progress is made by the engine's own thread, or by whoever waits for something in it.
+    """
 
     def __init__(self) -> None:
-        self._works: list[Work] = []
-        self._some = threading.Condition()
+        self._new: queue.SimpleQueue[Work] = queue.SimpleQueue()
         self._on = True
         self._thread = threading.Thread(target=self._loop, name="ucch-futures", daemon=True)
         self._thread.start()
 
     def add(self, work: Work) -> None:
-        with self._some:
-            self._works.append(work)
-            self._some.notify()
+        """Complete the future of a call once the call has ended."""
+        self._new.put(work)
+        lib.ucch_progress_thread(1)
+        lib.ucch_ring()
 
     def _loop(self) -> None:
+        works: list[Work] = []
         while self._on:
-            with self._some:
-                while not self._works and self._on:
-                    self._some.wait()
-                works = list(self._works)
-            done = [work for work in works if self._completed(work)]
-            with self._some:
-                self._works = [work for work in self._works if work not in done]
-            ops = [op for work in works for op in work.pending()] if not done else []
-            if ops:
-                lib.ucch_wait_any(ffi.new("ucch_op *[]", ops), len(ops), False, _SLICE)
-            elif not done:
-                time.sleep(_SLICE)  # none has begun
+            known = lib.ucch_rings()  # before anything is looked at: nothing can end unheard after that
+            while not self._new.empty():
+                works.append(self._new.get())
+            left = [work for work in works if not self._completed(work)]
+            if len(left) == len(works):
+                lib.ucch_await_ring(known, _SLICE)
+            works = left
 
     @staticmethod
     def _completed(work: Work) -> bool:
-        with beside(work.devices):
-            done = work.is_completed()
-            if done:
-                work.publish()
+        try:
+            work.listen()  # it may have begun only now
+            with beside(work.devices):
+                done = work.is_over()
+                if done:
+                    work.publish()
+        except Exception as failure:  # this thread serves others, too
+            log.log("torch").warning("the result of a call could not be handed on: %s", failure)
+            work.publish(failure)
+            return True
         return done
 
     def stop(self) -> None:
-        with self._some:
-            self._on = False
-            self._some.notify()
+        """End the thread; futures of what is under way get no result any more."""
+        self._on = False
+        lib.ucch_ring()
         self._thread.join()
 
 
@@ -174,17 +203,17 @@ def complete_later(work: Work) -> None:
         _completer.add(work)
 
 
-def stop_all(threads: Sequence[InOrder], seconds: float = 5.0) -> None:
-    """End threads; what they were given is done before."""
+def stop_all(threads: Sequence[InOrder], seconds: float = 5.0) -> bool:
+    """End threads; what they were given is done before. Returns whether all have ended."""
     end = time.monotonic() + seconds
-    for each in threads:
-        each.stop(max(0.0, end - time.monotonic()))
+    ended = [each.stop(max(0.0, end - time.monotonic())) for each in threads]
+    return all(ended)
 
 
 def stop() -> None:
     """End the completing thread, before the process ends: a thread that is inside torch then ends a good run badly."""
     global _completer
     with _lock:
-        if _completer is not None:
-            _completer.stop()
-            _completer = None
+        last, _completer = _completer, None
+    if last is not None:
+        last.stop()  # without the lock: it may be adding a call

@@ -38,11 +38,12 @@ class ProcessGroupUCCH(Collectives, Messages, dist.ProcessGroup):
 
     def _start_coalescing(self, device: Any = None) -> None:
         """Begin to collect calls whose Works are then waited for together; they start at once."""
-        self._before = set(self.in_flight)
+        self._batch.works = []
 
     def _end_coalescing(self, device: Any = None) -> Work:
-        """The Work of the calls since :meth:`_start_coalescing`."""
-        return self.together([work for work in list(self.in_flight) if work not in self._before])
+        """The Work of this thread's calls since :meth:`_start_coalescing`, also of those that have ended."""
+        works, self._batch.works = self._batch.works, None
+        return self.together(works or [])
 
     start_coalescing, end_coalescing = _start_coalescing, _end_coalescing
 
@@ -53,7 +54,7 @@ class ProcessGroupUCCH(Collectives, Messages, dist.ProcessGroup):
         if self._aborted or self._closed:
             return
         self._aborted = "abort() was called"
-        for lane in self._lanes.values():
+        for lane in list(self._lanes.values()):
             if not lane.run.broken:
                 lane.run._break(self._aborted)
             _unmet.append(_vote(lane.comm, False))
@@ -64,15 +65,25 @@ class ProcessGroupUCCH(Collectives, Messages, dist.ProcessGroup):
         if self._closed or self._aborted:
             return
         self._closed = True
+        self._settle()
+        with self._lock:
+            threads = [*self._callbacks.values(), *self._messengers.values()]
+        ended = futures.stop_all(threads)
+        self._settle()  # what callbacks have posted
+        self._ended = True
+        for lane in self._lanes.values():
+            if not ended and not lane.run.broken:
+                lane.run._break("a callback did not end")  # it may be using the communicator
+            lane.run.board.leave()  # a rank that still waits for a call of ours learns that none will come
+        for at in sorted(self._lanes, reverse=True):
+            _leave(self._lanes[at].comm, self._seconds, self._name)
+
+    def _settle(self) -> None:
         for work in list(self.in_flight):
             try:
                 work.settle()
-            except RuntimeError as failure:
+            except Exception as failure:
                 log.log("torch").warning("group %s was destroyed after a failed call: %s", self._name, failure)
-        futures.stop_all([*self._callbacks.values(), *self._messengers.values()])
-        self._callbacks.clear()
-        for at in sorted(self._lanes, reverse=True):
-            _leave(self._lanes[at].comm, self._seconds, self._name)
 
     # --- what torch asks ----------------------------------------------------------------------------------------------
 
@@ -157,6 +168,10 @@ def _leave(comm: Communicator, seconds: float, name: str) -> None:
     vote = request, _, worst = _vote(comm, not (run.broken or run.busy))
     end, pause = time.monotonic() + (seconds or float("inf")), 0.0
     while not request.Test():
+        if (dead := run.board.dead()) >= 0:
+            _unmet.append(vote)
+            run._break(f"rank {dead} died")
+            return
         lib.ucch_progress_once()  # peers may still need our side of a transfer
         time.sleep(pause)
         pause = min(pause + 1e-5, 1e-3)

@@ -22,7 +22,8 @@ from .layout import Finish
 from .mail import Mail
 from .streams import Side, device_of, mean_of
 from .uncompiled import uncompiled
-from .work import Later, Sent, Source, Work, Works, limit_of, torch_error
+from .work import Source, Work, limit_of, torch_error
+from .works import Later, Sent, Works
 
 __all__ = ["Posting"]
 
@@ -30,6 +31,12 @@ __all__ = ["Posting"]
 _MOMENT = 20e-6
 #: All calls that are under way are looked at when there are more than this, and otherwise the oldest ones.
 _MANY = 64
+
+
+class _Batch(threading.local):
+    """The calls that a thread wants to wait for together; None while it does not."""
+
+    works: list[Work] | None = None
 
 
 @uncompiled
@@ -55,8 +62,10 @@ class Posting:
         self._name, self._desc = name, ""
         self._seconds = limit_of(timeout)
         self._aborted = ""
-        self._closed = False
+        #: No calls any more but those of callbacks; and none at all.
+        self._closed = self._ended = False
         self._posted = 0
+        self._batch = _Batch()
         self.in_flight = {}
 
     def rank(self) -> int:
@@ -93,18 +102,24 @@ class Posting:
                 lane.call(name, send, recv, op, root, counts, seconds)
                 if finish is not None:
                     finish()
-                return Work(self, outputs)
+                return self._noted(Work(self, outputs))
             if device is None:
                 request = lane.start(name, send, recv, op, root, counts, seconds)
             else:
                 if op is OPS["AVG"]:
                     op, finish = OPS["SUM"], mean_of(recv, self._place[1], finish)
                 start = partial(lane.start_on, name, send, recv, op, root, counts, seconds)
-                return self._in_stream(device, start, (send, recv), outputs, finish, asynchronous)
+                return self._noted(self._in_stream(device, start, (send, recv), outputs, finish, asynchronous))
         except UCCHError as failure:
             raise torch_error(failure) from failure
         work = Work(self, outputs, (request,), finish, (send, recv))
         work.poll(_MOMENT)
+        return self._noted(work)
+
+    def _noted(self, work: Work) -> Work:
+        """A call that was made, also for whoever collects this thread's calls."""
+        if self._batch.works is not None:
+            self._batch.works.append(work)
         return work
 
     def _in_stream(
@@ -147,7 +162,7 @@ class Posting:
         self._usable()
         if not tensor.is_cpu:
             self._known(tensor.device)
-            return self._message_on_device(tensor, peer, tag, outgoing, outputs, finish)
+            return self._noted(self._message_on_device(tensor, peer, tag, outgoing, outputs, finish))
         lane = self._lanes[0]
         source = None if outgoing else Source()
         try:
@@ -156,7 +171,7 @@ class Posting:
             raise torch_error(failure) from failure
         work = Work(self, outputs, (request,), finish, tensor, source)
         work.poll(_MOMENT)
-        return work
+        return self._noted(work)
 
     def _message_on_device(
         self, tensor: Any, peer: int, tag: int, outgoing: bool, outputs: Sequence[Any], finish: Finish
@@ -200,11 +215,13 @@ class Posting:
         return Work(self, outputs)
 
     def callbacks(self, at: int) -> InOrder:
-        """What runs the callbacks of a level."""
+        """What runs the callbacks of a level; of a group that has ended, whoever attaches them."""
         with self._lock:
             found = self._callbacks.get(at)
             if found is None:
                 found = self._callbacks[at] = InOrder(at, f"{self._name}-callbacks-{at}")
+                if self._ended:
+                    found.stop(0.0)
             return found
 
     def check_aborted(self) -> None:
@@ -214,7 +231,7 @@ class Posting:
 
     def _usable(self) -> None:
         self.check_aborted()
-        if self._closed:
+        if self._ended or (self._closed and not futures.level()):
             raise dist.DistBackendError(f"process group {self._name!r} has been destroyed")
         # Calls that nobody waits for hold memory until somebody looks.
         under_way = list(self.in_flight)

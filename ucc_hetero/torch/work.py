@@ -7,11 +7,11 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch.distributed as dist
 
-from .. import env, log
+from .. import env
 from ..errors import CollectiveTimeout, UCCHError
 from ..native import lib
 from ..request import SLICE, Request
@@ -23,7 +23,7 @@ from .uncompiled import uncompiled
 if TYPE_CHECKING:
     from .posting import Posting
 
-__all__ = ["Later", "Sent", "Source", "Work", "Works", "limit_of", "seconds_of", "torch_error"]
+__all__ = ["Pending", "Source", "Work", "limit_of", "seconds_of", "torch_error"]
 
 _peek = lib.ucch_peek
 
@@ -50,6 +50,14 @@ def torch_error(failure: BaseException) -> Exception:
         text = f"Timeout expired. Timed out: {text}"  # what scripts look for
     error: Exception = dist.DistBackendError(text)
     return error
+
+
+class Pending(NamedTuple):
+    """A request that has not been completed, its native operation and what keeps that alive."""
+
+    request: Request
+    op: Any
+    keep: object
 
 
 class Source:
@@ -107,23 +115,26 @@ class Work(dist.Work):
         with self._lock:
             if self._done:
                 return
-            error: BaseException | None = None
+            error: Exception | None = None
             for request in self._requests:
                 try:
                     request.Wait(self._source)
                 except UCCHError as failure:
-                    error = error or failure
+                    error = error or torch_error(failure)
             if error is None and self._finish is not None:
-                self._finish()
-                self._ready = used_in_current([self._keep, *self._outputs])  # whoever waits may use another stream
-            self._error = None if error is None else torch_error(error)
-            self._done = True
+                try:
+                    self._finish()
+                    self._ready = used_in_current([self._keep, *self._outputs])  # whoever waits may use another stream
+                except Exception as failure:  # whichever thread collects: it is raised where the call is waited for
+                    error = failure
+            self._error = error
             self._requests, self._finish, self._keep = (), None, None
+            self._done = True  # last: others look at it without the lock
         self._group.in_flight.pop(self, None)
 
     def is_over(self) -> bool:
         """Whether the call has ended, and then take its results; without making progress."""
-        if not self._done and all(map(_peek, self.pending())):
+        if not self._done and all(_peek(each.op) for each in self.pending()):
             self._collect()
         return self._done
 
@@ -131,17 +142,24 @@ class Work(dist.Work):
         """The requests that this call waits for."""
         return [request for request in self._requests if not request.finished]
 
-    def pending(self) -> list[Any]:
-        """Their native operations."""
-        return [request._op for request in self.unfinished()]
+    def pending(self) -> list[Pending]:
+        """Their native operations, kept alive: another thread may collect the call meanwhile."""
+        found = [Pending(request, request._op, request._keep) for request in self.unfinished()]
+        return [each for each in found if not each.request.finished]
 
     def poll(self, seconds: float) -> None:
         """Give the call a moment, in which short ones finish; the progress thread goes on with others."""
-        for op in self.pending():
-            if not lib.ucch_wait(op, seconds):
+        for each in self.pending():
+            if not lib.ucch_wait(each.op, seconds):
                 lib.ucch_progress_thread(1)
                 return
         self._collect()
+
+    def listen(self) -> None:
+        """Let the bell ring (:mod:`.futures`) when a request of the call ends."""
+        with self._lock:  # nobody collects meanwhile
+            for request in self.unfinished():
+                lib.ucch_listen(request._op)
 
     def wait(self, timeout: timedelta | None = None) -> bool:
         """Wait until the result is there; raises the call's error.
@@ -164,8 +182,9 @@ class Work(dist.Work):
         end = time.monotonic() + limit if limit else 0.0
         for request in self.unfinished():
             request._arm()
-        for op in self.pending():
-            self._until(lambda seconds, op=op: lib.ucch_wait(op, seconds), end)  # type: ignore[misc]
+        for each in self.pending():
+            # Once another thread has collected the call, its operation may serve the next one.
+            self._until(lambda seconds, it=each: it.request.finished or lib.ucch_wait(it.op, seconds), end)  # type: ignore[misc]
         self._collect()
 
     def _until(self, happened: Callable[[float], Any], end: float) -> None:
@@ -182,7 +201,7 @@ class Work(dist.Work):
 
     def is_completed(self) -> bool:
         """Whether the call has finished, well or not; makes some progress."""
-        if not self._done and all(lib.ucch_test(op) for op in self.pending()):
+        if not self._done and all(lib.ucch_test(each.op) for each in self.pending()):
             self._collect()
         if self._ready is None or self._error is not None:
             return self._done
@@ -248,113 +267,5 @@ class Work(dist.Work):
             self._ready.publish(future, list(self._outputs))
         else:
             future.set_result(list(self._outputs))
-
-
-@uncompiled
-class Later(Work):
-    """A call that another thread starts; ``begin`` does."""
-
-    def __init__(
-        self, group: Posting, outputs: Sequence[Any], finish: Finish, keep: object, source: Source | None
-    ) -> None:
-        super().__init__(group, outputs)
-        self._finish, self._keep, self._source = finish, keep, source
-        self._begun = threading.Event()
-        self._done = False
-        group.in_flight[self] = None
-
-    def begin(self, start: Callable[[], Request]) -> None:
-        """Start the call; what goes wrong is raised where the call is waited for."""
-        try:
-            self._requests = (start(),)
-        except Exception as failure:
-            self._error = torch_error(failure) if isinstance(failure, UCCHError) else failure
-            self._done = True
-            self._group.in_flight.pop(self, None)
-        self._begun.set()
-
-    def is_over(self) -> bool:
-        """Whether the call has begun and ended."""
-        return self._begun.is_set() and super().is_over()
-
-    def is_completed(self) -> bool:
-        """Whether the call has begun and finished."""
-        return self._begun.is_set() and super().is_completed()
-
-    def _await(self, limit: float) -> None:
-        start = time.monotonic()
-        self._until(self._begun.wait, start + limit if limit else 0.0)
-        super()._await(max(limit - (time.monotonic() - start), 1e-3) if limit else 0.0)
-
-
-@uncompiled
-class Sent(Later):
-    """A message whose data has been copied: the tensor is free, and waiting for the message is nobody's business."""
-
-    def __init__(self, group: Posting, finish: Finish, keep: object) -> None:
-        super().__init__(group, [], finish, keep, None)
-
-    def wait(self, timeout: timedelta | None = None) -> bool:
-        """Return at once; raises an error that is known by now."""
-        self.is_over()
-        if self._error is not None:
-            raise self._error
-        return True
-
-    def settle(self) -> None:
-        """Wait until the message has left."""
-        super().wait()
-
-    def begin(self, start: Callable[[], Request]) -> None:
-        """Start the message; nobody may ever ask what became of it."""
-        super().begin(start)
-        self._tell()
-
-    def _collect(self) -> None:
-        super()._collect()
-        self._tell()
-
-    def _tell(self) -> None:
-        if self._error is not None:
-            log.log("torch").warning("a message to another rank failed: %s", self._error)
-
-
-@uncompiled
-class Works(Work):
-    """Several calls that are waited for together."""
-
-    def __init__(self, group: Posting, parts: Sequence[Work]) -> None:
-        super().__init__(group, [tensor for part in parts for tensor in part._outputs])
-        self._parts = parts
-        self._done = all(part._done for part in parts)
-
-    def _collect(self) -> None:
-        with self._lock:
-            for part in self._parts:
-                part._collect()
-            self._error = next((part._error for part in self._parts if part._error is not None), None)
-            self._done = True
-
-    def unfinished(self) -> list[Request]:
-        """The requests that these calls wait for."""
-        return [request for part in self._parts for request in part.unfinished()]
-
-    def is_completed(self) -> bool:
-        """Whether all have finished, well or not."""
-        if all(part.is_completed() for part in self._parts):
-            self._collect()
-            return True
-        return False
-
-    def wait(self, timeout: timedelta | None = None) -> bool:
-        """Wait for all; raises the first error."""
-        for part in self._parts:
-            part.wait(timeout)
-        return True
-
-    def publish(self, failure: Exception | None = None) -> None:
-        """Set the result of the future; whoever takes it gets a stream that waits for every part."""
-        for part in self._parts:
-            if part._ready is not None:
-                part._ready.order()
-        super().publish(failure)
+        if self._done:
+            future.settled()  # no cycle: it would keep the tensors until Python looks for garbage

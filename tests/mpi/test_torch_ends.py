@@ -1,0 +1,64 @@
+"""How jobs of torch end when one rank does not come to the end: at once, with its status, under mpirun and torchrun."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = [
+    pytest.mark.mpi,
+    pytest.mark.skipif(
+        importlib.util.find_spec("torch") is None, reason="needs torch: pip install 'ucc-hetero[torch]'"
+    ),
+]
+
+SCRIPT = """
+import os, sys
+import torch
+import torch.distributed as dist
+import ucc_hetero.torch
+
+dist.init_process_group("ucch")
+t = torch.ones(4)
+dist.all_reduce(t)
+if dist.get_rank() == 1:
+    {how}
+{wait}
+"""
+
+ASYNC = "torch.futures.Future.wait(dist.all_reduce(t, async_op=True).get_future())"
+
+
+@pytest.mark.parametrize("wait", ["dist.all_reduce(t)", ASYNC, "dist.destroy_process_group()"])
+def test_mpirun(mpirun, wait: str) -> None:
+    job = mpirun(SCRIPT.format(how="sys.exit(3)", wait=wait), 3, check=False)
+    assert job.returncode == 3, job.output
+    assert "rank 1 has failed (status 3) and ends the job" in job.stderr
+
+
+def torchrun(folder: Path, how: str, wait: str) -> subprocess.CompletedProcess[str]:
+    script = folder / "job.py"
+    script.write_text(SCRIPT.format(how=how, wait=wait))
+    path = os.pathsep.join([str(Path(__file__).parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])])
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "3", str(script)]
+    environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
+    return subprocess.run(command, env=environment, cwd=folder, capture_output=True, text=True, timeout=100)
+
+
+def test_torchrun(tmp_path: Path) -> None:
+    """The others hear of it, whether torchrun ends them first or not."""
+    job = torchrun(tmp_path, "sys.exit(3)", "dist.all_reduce(t)")
+    assert job.returncode == 1, job.stderr
+    assert "exitcode  : 3" in job.stderr or "rank 1 has left the job or died" in job.stderr
+
+
+def test_torchrun_and_a_rank_that_skips_the_end(tmp_path: Path) -> None:
+    """``os._exit(0)`` is what scripts do that want no clean-up; the others' clean-up does not wait for them."""
+    job = torchrun(tmp_path, "os._exit(0)", "print('end', flush=True)")
+    assert job.returncode == 0, job.stderr
+    assert job.stdout.count("end") == 2

@@ -1,0 +1,42 @@
+"""The bell, for those who sleep until something ends (cffi_build/wait.c)."""
+
+from __future__ import annotations
+
+import threading
+
+from ucc_hetero.native import lib
+
+LONG = 60.0
+
+
+def test_whoever_sleeps_is_woken() -> None:
+    known = lib.ucch_rings()
+    woken = threading.Event()
+
+    def sleep() -> None:
+        lib.ucch_await_ring(known, LONG)
+        woken.set()
+
+    sleeper = threading.Thread(target=sleep, daemon=True)
+    sleeper.start()
+    lib.ucch_ring()
+    assert woken.wait(LONG / 2)
+    assert lib.ucch_rings() == known + 1
+
+
+def test_a_ring_before_the_sleep_is_not_missed() -> None:
+    known = lib.ucch_rings()
+    lib.ucch_ring()
+    lib.ucch_await_ring(known, LONG)  # the test's own limit is shorter
+
+
+def test_nobody_sleeps_longer_than_asked() -> None:
+    lib.ucch_await_ring(lib.ucch_rings(), 1e-3)
+
+
+def test_listening_to_what_has_ended_rings_nothing() -> None:
+    message = lib.ucch_message_new()
+    known = lib.ucch_rings()
+    lib.ucch_listen(lib.ucch_message_op(message))
+    assert lib.ucch_rings() == known and lib.ucch_peek(lib.ucch_message_op(message)) == 1
+    lib.ucch_message_free(message)
