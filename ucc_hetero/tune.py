@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import math
 import os
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from ucc_hetero import algorithms
 from ucc_hetero.collectives import ROWS
@@ -21,13 +22,17 @@ __all__ = [
     "Measured",
     "PairRule",
     "Rule",
+    "best_of",
     "check_table",
     "load_table",
     "match",
     "pair_path",
     "parse_tune",
     "save_table",
+    "spans",
 ]
+
+_Choice = TypeVar("_Choice")
 
 #: How bytes cross a bridge.
 PATHS = ("direct", "staged", "window")
@@ -164,6 +169,33 @@ def _range(text: str) -> tuple[float, float]:
     if bounds[0] > bounds[1]:
         raise ValueError(f"range {text!r} ends before it begins")
     return bounds
+
+
+# --- what measurements say --------------------------------------------------------------------------------------------
+
+#: A candidate must beat the choice that would be made anyway by this much, or it is noise.
+_GAIN = 0.95
+
+
+def best_of(seconds: Mapping[_Choice, float], default: _Choice) -> _Choice:
+    """The fastest of what was measured, or the default where nothing is clearly faster."""
+    fastest = min(seconds, key=seconds.__getitem__)
+    return fastest if seconds[fastest] < _GAIN * seconds[default] else default
+
+
+def spans(sizes: Sequence[int], found: Sequence[_Choice | None]) -> Iterator[tuple[_Choice, float, float]]:
+    """What was found at ascending sizes as (what, from, up to bytes), without ranges where it is None.
+
+    Ranges end halfway (geometrically) between neighbours that differ, and at twice the last size.
+    """
+    low = 0.0
+    for i, (size, what) in enumerate(zip(sizes, found, strict=True)):
+        last = i + 1 == len(sizes)
+        if last or found[i + 1] != what:
+            high = float(2 * size if last else round(math.sqrt(max(size, 1) * sizes[i + 1])))
+            if what is not None:
+                yield what, low, high
+            low = high
 
 
 # --- the measured table -----------------------------------------------------------------------------------------------

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from math import sqrt
 from pathlib import Path
 from statistics import median
 
@@ -20,13 +19,11 @@ from .residence import paths_of
 from .select import WINDOW_LIMIT, Choice, Tuning, candidates, choose, example_call
 from .topology import link_weights
 from .trial import Trial, forced
-from .tune import Measured, Rule, save_table
+from .tune import Measured, Rule, best_of, save_table, spans
 from .tuner_pairs import PairFinding, pair_rules
 
 __all__ = ["Finding", "describe", "measure", "rules_of", "save", "tune"]
 
-#: A candidate must beat the choice that would be made anyway by this much, or it is noise.
-_GAIN = 0.95
 #: Candidates slower than the best by this factor after the first round are measured no further.
 _HOPELESS = 1.5
 #: Rounds at every size, and what one sample of a candidate should take.
@@ -45,8 +42,7 @@ class Finding:
     @property
     def best(self) -> Choice:
         """The fastest, or the default where nothing is clearly faster."""
-        fastest = min(self.seconds, key=self.seconds.__getitem__)
-        return fastest if self.seconds[fastest] < _GAIN * self.seconds[self.default] else self.default
+        return best_of(self.seconds, self.default)
 
 
 def tune(
@@ -124,16 +120,9 @@ def rules_of(found: Sequence[Finding]) -> tuple[Rule, ...]:
     rules: list[Rule] = []
     for collective in dict.fromkeys(f.collective for f in found):
         row = sorted((f for f in found if f.collective == collective), key=lambda f: f.nbytes)
-        low = 0.0
-        for i, one in enumerate(row):
-            two = row[i + 1] if i + 1 < len(row) else None
-            if two is not None and two.best == one.best and (two.best == two.default) == (one.best == one.default):
-                continue
-            high = float(round(sqrt(max(one.nbytes, 1) * two.nbytes)) if two else 2 * one.nbytes)
-            if one.best != one.default:
-                best = one.best
-                rules.append(Rule(collective, low, high, best.algorithm, best.fragments, best.path))
-            low = high
+        better = [None if f.best == f.default else f.best for f in row]
+        for best, low, high in spans([f.nbytes for f in row], better):
+            rules.append(Rule(collective, low, high, best.algorithm, best.fragments, best.path))
     return tuple(rules)
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, combinations
-from math import sqrt
 from statistics import median
 from time import perf_counter
 
@@ -18,12 +17,10 @@ import numpy as np
 from .comm import Communicator
 from .detours import Detours
 from .device import Vector
-from .tune import PairRule
+from .tune import PairRule, best_of, spans
 
 __all__ = ["PairFinding", "describe_pair", "measure_pairs", "pair_rules", "pairs_of"]
 
-#: The other way must beat the one that would be taken anyway by this much, or it is noise.
-_GAIN = 0.95
 _ROUNDS = 7
 #: What one sample should take at least, in seconds, and the most messages in it.
 _SAMPLE, _MOST = 5e-4, 64
@@ -42,8 +39,7 @@ class PairFinding:
     @property
     def best(self) -> str:
         """The faster path, or the default where none is clearly faster."""
-        fastest = min(self.seconds, key=self.seconds.__getitem__)
-        return fastest if self.seconds[fastest] < _GAIN * self.seconds[self.default] else self.default
+        return best_of(self.seconds, self.default)
 
 
 def measure_pairs(comm: Communicator, sizes: Sequence[int], tell: Callable[[PairFinding], None]) -> list[PairFinding]:
@@ -121,15 +117,10 @@ def pair_rules(found: Sequence[PairFinding]) -> tuple[PairRule, ...]:
     rules: list[PairRule] = []
     for vendors, near in dict.fromkeys((f.vendors, f.near) for f in found):
         row = sorted((f for f in found if (f.vendors, f.near) == (vendors, near)), key=lambda f: f.nbytes)
-        low = 0.0
-        for i, here in enumerate(row):
-            after = row[i + 1] if i + 1 < len(row) else None
-            if after is not None and after.best == here.best:
-                continue
-            high = float(round(sqrt(max(here.nbytes, 1) * after.nbytes)) if after else 2 * here.nbytes)
-            if here.best != here.default:
-                rules.append(PairRule(vendors, near, low, high, here.best))
-            low = high
+        better = [None if f.best == f.default else f.best for f in row]
+        rules += [
+            PairRule(vendors, near, low, high, best) for best, low, high in spans([f.nbytes for f in row], better)
+        ]
     return tuple(rules)
 
 
