@@ -4,6 +4,7 @@
 
 /* Rounds of progress until a token that has begun to arrive has arrived: it is shorter than any eager limit. */
 #define ROUNDS 100000
+
 /* ---- sending ---- */
 
 static void token_sent(void *request, ucs_status_t status, void *data) {

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from . import env
 from .agreement import Facts
-from .residence import crowded_hosts
+from .residence import crowded_hosts, knows
 from .select import Tuning
 from .topology import Topology
 from .tune import pair_path
@@ -22,11 +22,10 @@ class Detours:
 
     def __init__(self, rank: int, everyone: Sequence[Facts], topology: Topology, tuning: Tuning) -> None:
         self._rank, self._everyone, self._rules = rank, everyone, tuning.messages
-        mine = everyone[rank].device_memory
         #: How messages go that could go either way, where nothing was measured.
         self.usual = tuning.path if tuning.path == "staged" else "direct"
         #: Device memory always goes by way of the host: so wanted, or this libucp cannot move it.
-        self._always = self.usual == "staged" or bool(mine and mine not in everyone[rank].memory_types)
+        self._always = self.usual == "staged" or not knows(everyone[rank])
         self._crowded = crowded_hosts(topology, everyone)
         self._free = env.get("STAGING") == "auto"
         self.forced = ""
@@ -47,14 +46,13 @@ class Detours:
 
     def either(self, one: int, other: int) -> bool:
         """Whether messages between two ranks could go either way; some of them lie on a device."""
-        pair = [self._everyone[one], self._everyone[other]]
-        there = {f.device_memory for f in pair} - {""}
+        a, b = self._everyone[one], self._everyone[other]
         near = self._host(one) == self._host(other)
-        if not self._free or not there or (near and self._host(one) in self._crowded):
+        if not self._free or not (a.device_memory or b.device_memory) or (near and self._host(one) in self._crowded):
             return False
-        # On one host libucp opens the other's memory.
-        known = there if near else set()
-        return all({f.device_memory} - {""} | known <= set(f.memory_types) for f in pair)
+        if near:  # libucp opens the other's memory
+            return knows(a, b) and knows(b, a)
+        return knows(a) and knows(b)
 
     def _vendor(self, rank: int) -> str:
         facts = self._everyone[rank]

@@ -11,7 +11,7 @@ from .device import DeviceRuntime, Place, memory_vendor, report
 from .errors import AgreementError, DeviceError
 from .topology import Topology
 
-__all__ = ["Device", "crowded_hosts", "path_of", "paths_of"]
+__all__ = ["Device", "crowded_hosts", "knows", "path_of", "paths_of"]
 
 
 def path_of(everyone: Sequence[Facts], wanted: str) -> str:
@@ -45,9 +45,14 @@ def paths_of(everyone: Sequence[Facts], wanted: str) -> tuple[str, ...]:
     return "direct", "staged"
 
 
+def knows(one: Facts, *others: Facts) -> bool:
+    """Whether a rank's libucp can move the memory of its own device, and of those of other ranks on its host."""
+    return {f.device_memory for f in (one, *others)} <= {"", *one.memory_types}
+
+
 def _blind(everyone: Sequence[Facts]) -> list[int]:
     """The ranks whose libucp cannot move their devices' memory."""
-    return [rank for rank, f in enumerate(everyone) if f.device_memory not in ("", *f.memory_types)]
+    return [rank for rank, f in enumerate(everyone) if not knows(f)]
 
 
 def _strangers(everyone: Sequence[Facts]) -> list[int]:
@@ -89,7 +94,7 @@ class Device:
     def of(cls, rank: int, island: Sequence[int], everyone: Sequence[Facts], runtime: DeviceRuntime | None) -> Device:
         """From the facts of all ranks; ``island`` are the ranks of this one's."""
         mine = everyone[rank]
-        sightless = [f.device_memory not in ("", *f.memory_types) for f in everyone]
+        sightless = [not knows(f) for f in everyone]
         blind = any(sightless[r] for r in island)
         kinds = {f.device_memory for f in everyone}
         halves = not kinds & {"", "host"} and not any(sightless)
