@@ -25,6 +25,15 @@ ROOT = Path(__file__).resolve().parent.parent
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
+
+def _terminated(number: int, frame: object) -> None:
+    """End a run that is terminated as Ctrl-C does: jobs are sessions of their own, which nobody else would end."""
+    signal.signal(number, signal.SIG_IGN)  # timeout(1) sends two
+    raise KeyboardInterrupt
+
+
+signal.signal(signal.SIGTERM, _terminated)
+
 FAKEGPU = ROOT / "tests" / "fakegpu"
 sys.path.insert(0, str(FAKEGPU))  # the scripts that ranks run on such devices
 #: vendor -> what the source of its fake library is built as

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import time
 from pathlib import Path
 
 import pytest
 
 pytestmark = pytest.mark.mpi
+
+TESTS = Path(__file__).resolve().parents[1]
 
 HANG = """
 import sys, time
@@ -55,3 +60,28 @@ def test_hanging_job_is_killed_with_its_output_kept(mpirun, tmp_path: Path) -> N
         mpirun(HANG, 3, timeout=4)
     assert time.monotonic() - start < 40
     assert not processes_of(tmp_path)
+
+
+def test_terminated_run_leaves_no_ranks(tmp_path: Path) -> None:
+    """They would keep what they hold: ranks that had filled a GPU failed every test of the next run."""
+    (tmp_path / "test_it.py").write_text(f"def test_it(mpirun):\n    mpirun({HANG!r})\n")
+    command = [sys.executable, "-m", "pytest", "-p", "conftest", "-p", "no:cacheprovider"]
+    path = os.pathsep.join([str(TESTS), *filter(None, [os.environ.get("PYTHONPATH")])])
+    run = subprocess.Popen(
+        [*command, "--basetemp", str(tmp_path / "base"), str(tmp_path / "test_it.py")],
+        env={**os.environ, "PYTHONPATH": path},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    until = time.monotonic() + 40
+    while not any("is here" in each.read_text() for each in tmp_path.glob("base/**/mpirun.out")):
+        assert time.monotonic() < until and run.poll() is None
+        time.sleep(0.1)
+    run.terminate()
+    run.terminate()
+    output, _ = run.communicate(timeout=40)
+    assert run.returncode == pytest.ExitCode.INTERRUPTED, output
+    assert "KeyboardInterrupt" in output
+    while processes_of(tmp_path):
+        assert time.monotonic() < until, processes_of(tmp_path)
+        time.sleep(0.1)
