@@ -25,6 +25,24 @@ def later() -> None:
     torch.cuda._sleep(200_000_000)
 
 
+def contexts() -> list[int]:
+    """The devices on which this process has a context."""
+    return [device for device in range(torch.cuda.device_count()) if torch._C._cuda_hasPrimaryContext(device)]
+
+
+@case
+def threads_stay_on_their_device() -> None:
+    """Each context takes half a gigabyte of its device, and all ranks' threads begin at the first one."""
+    before = contexts()
+    future = dist.all_reduce(torch.full((LONG,), float(R)), async_op=True).get_future()
+    assert bool((future.then(lambda f: f.value()[0] + 1).wait() == ALL + 1).all())
+    got = torch.empty(LONG)
+    for work in [dist.isend(torch.full((LONG,), float(R)), (R + 1) % N), dist.irecv(got, (R - 1) % N)]:
+        work.wait()
+    assert bool((got == (R - 1) % N).all())
+    assert contexts() == before
+
+
 @case
 def asynchronous_calls_follow_the_stream() -> None:
     side = torch.cuda.Stream()

@@ -59,9 +59,11 @@ class Cuda:
         self.notes: list[str] = []
         self.main = self.current = Stream("main", self.notes)
         self.capturing = False
+        self.here = threading.local()
 
     def Stream(self, device: Any) -> Stream:
         self.side = Stream("side", self.notes)
+        self.side.device = device
         return self.side
 
     def current_stream(self, device: Any = None) -> Stream:
@@ -74,10 +76,20 @@ class Cuda:
         return self.capturing
 
     @contextmanager
+    def device(self, device: str) -> Any:
+        before = getattr(self.here, "device", "cuda:0")
+        self.here.device = device
+        yield
+        self.here.device = before  # in name only, until something is done there
+
+    @contextmanager
     def stream(self, stream: Stream) -> Any:
         before, self.current = self.current, stream
+        device, self.here.device = getattr(self.here, "device", "cuda:0"), stream.device
         yield
-        self.current = before
+        self.current, self.here.device = before, device
+        if device != stream.device:
+            self.notes.append(f"a context on {device}")
 
 
 @pytest.fixture
@@ -240,3 +252,20 @@ def test_the_devices_that_are_none_of_ours(cuda: Cuda) -> None:
     assert streams.device_of(None, torch.ones(2)) is None
     assert streams.device_of([torch.ones(2, device="meta"), [1, 1]]).type == "meta"
     assert streams.used_in_current([torch.ones(2), [torch.ones(1), [3]], None]) is None and not cuda.notes
+
+
+def test_threads_leave_nothing_on_the_first_device(cuda: Cuda, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of ranks with other devices each made a context there."""
+    monkeypatch.setattr(streams, "_idle", {})
+    seen: list[Any] = []
+
+    def work() -> None:
+        for _ in range(2):
+            with streams.beside(["cuda:1"]):
+                seen.append((cuda.current.name, cuda.here.device))
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert seen == [("side", "cuda:1")] * 2 and cuda.current is cuda.main
+    assert not cuda.notes

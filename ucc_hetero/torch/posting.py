@@ -197,8 +197,9 @@ class Posting:
         event = torch.cuda.current_stream(device).record_event()
 
         def after() -> Request:
-            event.synchronize()
-            request: Request = start()
+            with torch.cuda.device(device):  # in a thread that has chosen none (:func:`.streams.beside`)
+                event.synchronize()
+                request: Request = start()
             return request
 
         messenger.add(partial(work.begin, after))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -60,8 +60,18 @@ def beside(devices: Sequence[Any] | None) -> AbstractContextManager[Any]:
     stream = _idle.get(devices[0])
     if stream is None:
         stream = _idle[devices[0]] = torch.cuda.Stream(devices[0])
-    found: AbstractContextManager[Any] = torch.cuda.stream(stream)
-    return found
+    return _within(devices[0], stream)
+
+
+@contextmanager
+def _within(device: Any, stream: Any) -> Iterator[None]:
+    """Make a stream the calling thread's, in whichever thread.
+
+    A thread that has chosen no device is at the first one. Leaving a stream of another device torch goes back there and
+    makes a context: half a gigabyte of the first GPU for each rank of a host. Leaving a device it does not.
+    """
+    with torch.cuda.device(device), torch.cuda.stream(stream):
+        yield
 
 
 class Ready:
