@@ -88,7 +88,7 @@ class Communicator(MessageMethods, GroupMethods):
         if isinstance(self._run, _Freed):
             return
         self._run.close()
-        lifecycle.living.remove(self)
+        lifecycle.forget(self)
         self._run, self._messages = cast(Runner, _Freed()), cast(Messages, _Freed())
         mpi, self._mpi = self._mpi, _Freed()
         mpi.Free()

@@ -20,10 +20,12 @@ from typing import Any, NoReturn
 from . import job, timeline
 from .native import lib
 
-__all__ = ["failed", "living", "register"]
+__all__ = ["failed", "forget", "living", "register"]
 
 #: Every communicator that has not been freed, in order of creation, which is equal on all its ranks.
 living: list[Any] = []
+#: A communicator was freed after a call of it had failed: the call is in the libraries still.
+_haunted = False
 
 _registered = False
 #: With which status this process ends because it has failed; 0 while it has not.
@@ -48,6 +50,13 @@ def register() -> None:
     if sys.exit is _sys_exit:
         sys.exit = _exit
     atexit.register(_at_exit)
+
+
+def forget(comm: Any) -> None:
+    """A communicator is being freed."""
+    global _haunted
+    living.remove(comm)
+    _haunted = _haunted or bool(comm._run.broken)
 
 
 def failed() -> bool:
@@ -91,9 +100,11 @@ def _at_exit() -> None:
         comm._run.board.leave()
     if MPI.Is_finalized() or _status:
         return  # whoever started the others, torchrun say, ends them
-    fine = [_together(each) for each in job.all_jobs()]  # every rank takes part in each, whatever the others say
-    if all(fine):
+    found = [_together(each) for each in job.all_jobs()]  # every rank takes part in each, whatever the others say
+    worst = min(found, default=_WHOLE)
+    if worst:
         timeline.finish()
+    if worst == _WHOLE:
         for comm in reversed(living[:]):
             comm.Free()
         job.close_all()
@@ -112,21 +123,31 @@ def _abort() -> None:
         MPI.COMM_WORLD.Abort(_status)
 
 
-def _together(each: job.Job) -> bool:
-    """Wait for all ranks of a job; True when every one of them is in order, so that a collective end will work."""
+#: How a rank comes to its end: what is under way will not end; no call is under way, but the libraries still hold one
+#: that failed; they can be closed.
+_STUCK, _HAUNTED, _WHOLE = range(3)
+
+
+def _together(each: job.Job) -> int:
+    """Wait for all ranks of a job; how the worst of them comes to its end.
+
+    Libraries that hold a failed call are left alone: freeing a device's memory would wait for a kernel that waits for a
+    peer, and a message that arrives would be written to memory that is gone.
+    """
     from array import array
 
     from mpi4py import MPI
 
-    mine = array("i", [not any(comm._run.broken or comm._run.busy for comm in living)])
+    stuck = any(comm._run.broken or comm._run.busy for comm in living)
+    mine = array("i", [_STUCK if stuck else _HAUNTED if _haunted else _WHOLE])
     worst = array("i", [0])
     request = each.comm.Iallreduce(mine, worst, op=MPI.MIN)
     pause = 0.0
     while not request.Test():
         if any(comm._run.board.dead() >= 0 for comm in living):
-            return False  # by os._exit, say: it will never come
+            return _STUCK  # by os._exit, say: it will never come
         # Peers may still need our side of a transfer; there is no hurry otherwise.
         lib.ucch_progress_once()
         time.sleep(pause)
         pause = min(pause + 1e-5, 1e-3)
-    return bool(worst[0])
+    return worst[0]

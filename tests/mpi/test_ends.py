@@ -54,6 +54,31 @@ print("again", flush=True)
     )
 
 
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_freed_after_a_failure(mpirun, layout: str) -> None:
+    """The libraries are left alone at the end: they used to be closed with the failed call in them."""
+    job = mpirun(
+        HEAD
+        + """
+x, y = np.ones(1000, "f4"), np.empty(1000, "f4")
+other = u.Communicator(world)
+other.Allreduce(x, y)
+try:
+    if rank == 0:
+        time.sleep(0.3)  # the others are in the call by then
+        other.Allreduce(np.ones(900), np.empty(900))
+    other.Allreduce(x, y)
+except u.MismatchError:
+    other.Free()
+    comm.Allreduce(x, y)
+    print("right" if (y == size).all() else y, flush=True)
+""",
+        3,
+        env={**LAYOUTS[layout], "UCCH_TIMEOUT": "20"},
+    )
+    assert job.stdout.split() == ["right"] * 3, job.output
+
+
 def test_different_collectives(mpirun) -> None:
     job = mpirun(
         HEAD
