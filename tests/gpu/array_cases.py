@@ -263,6 +263,7 @@ def exhaust(gpu: device.DeviceRuntime) -> list[Any]:
 @case
 def memory_runs_out(comm: Communicator, kind: Any) -> None:
     """Rank 0 has no memory left for scratch: what the call needs is there, or each rank hears why it was not."""
+    faulthandler.dump_traceback_later(60, exit=True)  # nobody else has any memory meanwhile
     (gpu,) = device.available()
     n = 1 << 26
     x, y = kind.put(np.ones(n, np.float32)), kind.into(blank(n))
