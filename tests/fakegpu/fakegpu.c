@@ -6,7 +6,8 @@
  * wrong here: a forgotten synchronisation, a wrong stream, a use after free and a missing wait show as wrong data.
  *
  * FAKEGPU_DEVICES: how many devices (4). FAKEGPU_DELAY_US: least time of a copy or kernel, which takes up to twice that
- * (1000). FAKEGPU_NO_FLAGS: streams cannot wait for memory. */
+ * (1000). FAKEGPU_NO_FLAGS: streams cannot wait for memory. FAKEGPU_CONNECTIONS: streams that run beside each other;
+ * more than these go one after the other, as on a device that has run out of connections (0: as many as there are). */
 #define _GNU_SOURCE
 #include <pthread.h>
 #include <stdint.h>
@@ -23,11 +24,16 @@ enum { OK = 0, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, INVALID_CONTEXT = 201, INVA
 enum { NOT_SUPPORTED = 801 };
 enum { FRESH = 0xCB, IN_WORK = 0xEE, FREED = 0xDB };
 enum { DEVICE_MEMORY, PINNED_MEMORY };
-enum { COPY, FILL, SCALE, ADD, RECORD, WAIT, HOLD, WRITE };
+enum { COPY, FILL, SCALE, ADD, RECORD, WAIT, HOLD, WRITE, WHOLE };
 #define MOST_DEVICES 16
 
+/* Whoever waits for an event waits for its last recording so far; it may be recorded anew, in another stream. */
+typedef struct recording {
+    int reached;
+} recording;
+
 typedef struct event {
-    uint64_t recorded, reached; /* tickets */
+    recording *last;
 } event;
 
 typedef struct work {
@@ -36,10 +42,20 @@ typedef struct work {
     const void *src;
     size_t bytes;
     float value;
-    event *event;
+    recording *recording;
     uint64_t ticket;
     struct work *next;
 } work;
+
+/* What a kernel that does all of a call is told (cffi_build/enqueue.c). */
+typedef struct moves {
+    uint64_t n;
+    struct {
+        const void *src;
+        void *dst, *wait, *tell;
+        uint32_t least, value, kind, n;
+    } each[40];
+} moves;
 
 typedef struct stream {
     pthread_t thread;
@@ -59,7 +75,7 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
 static region *regions;
 static stream *default_stream;
-static int misuses, started;
+static int misuses, started, open_streams;
 static unsigned streams_made;
 static _Thread_local int current = -1;
 
@@ -166,6 +182,27 @@ static void run_add(stream *s, const work *w) {
             dst[i] += src[i];
 }
 
+static void hold(const void *word, uint32_t least) {
+    while ((int32_t)(__atomic_load_n((const uint32_t *)word, __ATOMIC_ACQUIRE) - least) < 0)
+        usleep(50);
+}
+
+static void run_whole(stream *s, moves *all) {
+    for (uint64_t k = 0; k < all->n; k++) {
+        if (all->each[k].wait)
+            hold(all->each[k].wait, all->each[k].least);
+        work w = {.dst = all->each[k].dst, .src = all->each[k].src, .bytes = all->each[k].n};
+        if (all->each[k].kind == 1)
+            run_copy(s, &w);
+        w.bytes *= sizeof(float);
+        if (all->each[k].kind == 2)
+            run_add(s, &w);
+        if (all->each[k].tell)
+            __atomic_store_n((uint32_t *)all->each[k].tell, all->each[k].value, __ATOMIC_RELEASE);
+    }
+    free(all);
+}
+
 static void run(stream *s, const work *w) {
     switch (w->kind) {
     case COPY:
@@ -180,20 +217,21 @@ static void run(stream *s, const work *w) {
         break;
     case RECORD:
         pthread_mutex_lock(&lock);
-        if (w->event->reached < w->ticket)
-            w->event->reached = w->ticket;
+        w->recording->reached = 1;
         pthread_cond_broadcast(&changed);
         pthread_mutex_unlock(&lock);
         break;
     case WAIT:
         pthread_mutex_lock(&lock);
-        while (w->event->reached < w->ticket)
+        while (!w->recording->reached)
             pthread_cond_wait(&changed, &lock);
         pthread_mutex_unlock(&lock);
         break;
     case HOLD:
-        while ((int32_t)(__atomic_load_n((uint32_t *)w->dst, __ATOMIC_ACQUIRE) - (uint32_t)w->ticket) < 0)
-            usleep(50);
+        hold(w->dst, (uint32_t)w->ticket);
+        break;
+    case WHOLE:
+        run_whole(s, w->dst);
         break;
     default:
         __atomic_store_n((uint32_t *)w->dst, (uint32_t)w->ticket, __ATOMIC_RELEASE);
@@ -225,7 +263,7 @@ static void *worker(void *data) {
     return NULL;
 }
 
-static int make_stream(stream **out) {
+static int new_stream(stream **out) {
     stream *s = calloc(1, sizeof(*s));
     if (!s)
         return OUT_OF_MEMORY;
@@ -242,6 +280,19 @@ static int make_stream(stream **out) {
     }
     *out = s;
     return OK;
+}
+
+static int make_stream(stream **out) {
+    __atomic_add_fetch(&open_streams, 1, __ATOMIC_RELAXED);
+    static stream *shared[MOST_DEVICES];
+    static unsigned made;
+    int most = setting("FAKEGPU_CONNECTIONS", 0);
+    if (most <= 0)
+        return new_stream(out);
+    stream **one = &shared[made++ % (unsigned)(most < MOST_DEVICES ? most : MOST_DEVICES)];
+    int status = *one ? OK : new_stream(one);
+    *out = *one;
+    return status;
 }
 
 static stream *stream_of(void *handle) {
@@ -288,8 +339,9 @@ static int copy_async(void *dst, const void *src, size_t bytes, void *handle) {
 
 static int end_stream(void *handle) {
     stream *s = handle;
+    __atomic_sub_fetch(&open_streams, 1, __ATOMIC_RELAXED);
     pthread_mutex_lock(&lock);
-    s->ending = 1;
+    s->ending = !setting("FAKEGPU_CONNECTIONS", 0);
     pthread_cond_broadcast(&changed);
     pthread_mutex_unlock(&lock);
     return OK;
@@ -307,22 +359,25 @@ static int synchronize(void *handle) {
 static int record(event *e, void *handle) {
     if (usable())
         return usable();
+    recording *r = calloc(1, sizeof(*r)); /* never freed: anybody may still wait for it */
+    if (!r)
+        return OUT_OF_MEMORY;
     pthread_mutex_lock(&lock);
-    uint64_t ticket = ++e->recorded;
+    e->last = r;
     pthread_mutex_unlock(&lock);
-    return submit(handle, (work){.kind = RECORD, .event = e, .ticket = ticket});
+    return submit(handle, (work){.kind = RECORD, .recording = r});
 }
 
 static int wait_event(void *handle, event *e) {
     pthread_mutex_lock(&lock);
-    uint64_t ticket = e->recorded;
+    recording *r = e->last;
     pthread_mutex_unlock(&lock);
-    return submit(handle, (work){.kind = WAIT, .event = e, .ticket = ticket});
+    return r ? submit(handle, (work){.kind = WAIT, .recording = r}) : OK;
 }
 
 static int query(event *e) {
     pthread_mutex_lock(&lock);
-    int done = e->reached >= e->recorded;
+    int done = !e->last || e->last->reached;
     pthread_mutex_unlock(&lock);
     return done ? OK : NOT_READY;
 }
@@ -348,7 +403,7 @@ static int error_name(int code, const char **name) {
     return OK;
 }
 
-/* ---- for tests: kernels, and how often work touched freed memory ---- */
+/* ---- for tests: kernels, how often work touched freed memory, and streams that were not given back ---- */
 
 int fakegpu_fill(void *handle, float *data, size_t n, float value) {
     return submit(handle, (work){.kind = FILL, .dst = data, .bytes = n * sizeof(float), .value = value});
@@ -363,6 +418,10 @@ int fakegpu_misuses(void) {
     int n = misuses;
     pthread_mutex_unlock(&lock);
     return n;
+}
+
+int fakegpu_streams(void) {
+    return __atomic_load_n(&open_streams, __ATOMIC_RELAXED);
 }
 
 /* UCC and UCX see what it is: host memory. */

@@ -2,7 +2,7 @@
 #ifdef FAKE_CUDA
 
 typedef uint64_t address;
-static char contexts[MOST_DEVICES];
+static char contexts[MOST_DEVICES], retained[MOST_DEVICES];
 
 int cuInit(unsigned flags) {
     (void)flags;
@@ -26,6 +26,12 @@ int cuDevicePrimaryCtxRetain(void **context, int device) {
     if (device < 0 || device >= device_count())
         return INVALID_DEVICE;
     *context = &contexts[device];
+    retained[device] = 1;
+    return OK;
+}
+int cuDevicePrimaryCtxGetState(int device, unsigned *flags, int *active) {
+    *flags = 0;
+    *active = retained[device];
     return OK;
 }
 int cuCtxSetCurrent(void *context) {
@@ -64,6 +70,10 @@ int cuMemHostAlloc(void **where, size_t bytes, unsigned flags) {
 }
 int cuMemHostRegister_v2(void *where, size_t bytes, unsigned flags) {
     return usable() ? usable() : where && bytes && flags == 3 ? OK : INVALID_VALUE;
+}
+int cuMemHostGetDevicePointer_v2(uint64_t *seen, void *memory, unsigned flags) {
+    *seen = (uint64_t)(uintptr_t)memory;
+    return flags ? INVALID_VALUE : OK;
 }
 int cuMemFreeHost(void *where) {
     return release(where, PINNED_MEMORY);
@@ -127,7 +137,7 @@ int cuModuleGetFunction(void **function, void *module, const char *name) {
 int cuLaunchKernel(void *f, unsigned x, unsigned y, unsigned z, unsigned a, unsigned b, unsigned c, unsigned bytes,
                    void *s, void **arguments, void **more) {
     (void)bytes, (void)more;
-    return x && y == 1 && z == 1 && a && b == 1 && c == 1 ? launch_kernel(f, arguments, s) : INVALID_VALUE;
+    return x && y == 1 && z == 1 && a && b == 1 && c == 1 ? launch_kernel(f, a, arguments, s) : INVALID_VALUE;
 }
 
 #else
@@ -194,6 +204,10 @@ int hipHostMalloc(void **where, size_t bytes, unsigned flags) {
 int hipHostRegister(void *where, size_t bytes, unsigned flags) {
     return where && bytes && flags == 3 ? OK : INVALID_VALUE;
 }
+int hipHostGetDevicePointer(void **seen, void *memory, unsigned flags) {
+    *seen = memory;
+    return flags ? INVALID_VALUE : OK;
+}
 int hipHostFree(void *where) {
     return release(where, PINNED_MEMORY);
 }
@@ -255,6 +269,6 @@ int hipModuleGetFunction(void **function, void *module, const char *name) {
 int hipModuleLaunchKernel(void *f, unsigned x, unsigned y, unsigned z, unsigned a, unsigned b, unsigned c,
                           unsigned bytes, void *s, void **arguments, void **more) {
     (void)bytes, (void)more;
-    return x && y == 1 && z == 1 && a && b == 1 && c == 1 ? launch_kernel(f, arguments, s) : INVALID_VALUE;
+    return x && y == 1 && z == 1 && a && b == 1 && c == 1 ? launch_kernel(f, a, arguments, s) : INVALID_VALUE;
 }
 #endif

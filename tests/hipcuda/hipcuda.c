@@ -51,80 +51,101 @@ CU(cuDevicePrimaryCtxRetain, (void **context, int device)) {
 CU(cuCtxSetCurrent, (void *context)) {
     return CALL(cuCtxSetCurrent, context);
 }
+CU(cuDevicePrimaryCtxGetState, (int device, unsigned *flags, int *active)) {
+    return CALL(cuDevicePrimaryCtxGetState, device, flags, active);
+}
 CU(cuCtxGetDevice, (int *device)) {
     return CALL(cuCtxGetDevice, device);
 }
+
+#define MOST_DEVICES 64
+static void *contexts[MOST_DEVICES];
+/* The calling thread's device while it has no context: as HIP has it, the first until another is chosen. */
+static __thread int chosen;
+
+static int work_with(int device) {
+    int status = contexts[device] ? 0 : cuDevicePrimaryCtxRetain(&contexts[device], device);
+    return status ? status : cuCtxSetCurrent(contexts[device]);
+}
+
+/* What needs a context. Choosing a device, or asking for it, makes none: each takes half a gigabyte of its device. */
+static int ready(void) {
+    int device;
+    return cuCtxGetDevice(&device) ? work_with(chosen) : 0;
+}
+#define THERE(name, ...) (ready() ? ready() : CALL(name, __VA_ARGS__))
+
 CU(cuPointerGetAttributes, (unsigned n, const int *which, void **into, address where)) {
     return CALL(cuPointerGetAttributes, n, which, into, where);
 }
 CU(cuIpcGetMemHandle, (void *handle, address where)) {
-    return CALL(cuIpcGetMemHandle, handle, where);
+    return THERE(cuIpcGetMemHandle, handle, where);
 }
 CU(cuMemAlloc_v2, (address * where, size_t bytes)) {
-    return CALL(cuMemAlloc_v2, where, bytes);
+    return THERE(cuMemAlloc_v2, where, bytes);
 }
 CU(cuMemFree_v2, (address where)) {
-    return CALL(cuMemFree_v2, where);
+    return THERE(cuMemFree_v2, where);
 }
 CU(cuMemHostAlloc, (void **where, size_t bytes, unsigned flags)) {
-    return CALL(cuMemHostAlloc, where, bytes, flags);
+    return THERE(cuMemHostAlloc, where, bytes, flags);
 }
 CU(cuMemFreeHost, (void *where)) {
-    return CALL(cuMemFreeHost, where);
+    return THERE(cuMemFreeHost, where);
 }
 CU(cuMemHostRegister_v2, (void *where, size_t bytes, unsigned flags)) {
-    return CALL(cuMemHostRegister_v2, where, bytes, flags);
+    return THERE(cuMemHostRegister_v2, where, bytes, flags);
+}
+CU(cuMemHostGetDevicePointer_v2, (address * seen, void *memory, unsigned flags)) {
+    return THERE(cuMemHostGetDevicePointer_v2, seen, memory, flags);
 }
 CU(cuMemcpyAsync, (address dst, address src, size_t bytes, void *s)) {
-    return CALL(cuMemcpyAsync, dst, src, bytes, s);
+    return THERE(cuMemcpyAsync, dst, src, bytes, s);
 }
 CU(cuStreamCreate, (void **s, unsigned flags)) {
-    return CALL(cuStreamCreate, s, flags);
+    return THERE(cuStreamCreate, s, flags);
 }
 CU(cuStreamDestroy_v2, (void *s)) {
-    return CALL(cuStreamDestroy_v2, s);
+    return THERE(cuStreamDestroy_v2, s);
 }
 CU(cuStreamWaitEvent, (void *s, void *e, unsigned flags)) {
-    return CALL(cuStreamWaitEvent, s, e, flags);
+    return THERE(cuStreamWaitEvent, s, e, flags);
 }
 CU(cuStreamSynchronize, (void *s)) {
-    return CALL(cuStreamSynchronize, s);
+    return THERE(cuStreamSynchronize, s);
 }
 CU(cuStreamWaitValue32_v2, (void *s, address word, uint32_t value, unsigned flags)) {
-    return CALL(cuStreamWaitValue32_v2, s, word, value, flags);
+    return THERE(cuStreamWaitValue32_v2, s, word, value, flags);
 }
 CU(cuStreamWriteValue32_v2, (void *s, address word, uint32_t value, unsigned flags)) {
-    return CALL(cuStreamWriteValue32_v2, s, word, value, flags);
+    return THERE(cuStreamWriteValue32_v2, s, word, value, flags);
 }
 CU(cuEventCreate, (void **e, unsigned flags)) {
-    return CALL(cuEventCreate, e, flags);
+    return THERE(cuEventCreate, e, flags);
 }
 CU(cuEventDestroy_v2, (void *e)) {
-    return CALL(cuEventDestroy_v2, e);
+    return THERE(cuEventDestroy_v2, e);
 }
 CU(cuEventRecord, (void *e, void *s)) {
-    return CALL(cuEventRecord, e, s);
+    return THERE(cuEventRecord, e, s);
 }
 CU(cuEventQuery, (void *e)) {
-    return CALL(cuEventQuery, e);
+    return THERE(cuEventQuery, e);
 }
 
 CU(cuDeviceGetAttribute, (int *value, int which, int device)) {
     return CALL(cuDeviceGetAttribute, value, which, device);
 }
 CU(cuModuleLoadData, (void **module, const void *image)) {
-    return CALL(cuModuleLoadData, module, image);
+    return THERE(cuModuleLoadData, module, image);
 }
 CU(cuModuleGetFunction, (void **function, void *module, const char *name)) {
-    return CALL(cuModuleGetFunction, function, module, name);
+    return THERE(cuModuleGetFunction, function, module, name);
 }
 CU(cuLaunchKernel, (void *f, unsigned x, unsigned y, unsigned z, unsigned a, unsigned b, unsigned c, unsigned bytes,
                     void *s, void **arguments, void **more)) {
-    return CALL(cuLaunchKernel, f, x, y, z, a, b, c, bytes, s, arguments, more);
+    return THERE(cuLaunchKernel, f, x, y, z, a, b, c, bytes, s, arguments, more);
 }
-
-#define MOST_DEVICES 64
-static void *contexts[MOST_DEVICES];
 
 /* The memory is CUDA's whatever the entry points are called: UCC and UCX are told so. */
 int ucch_memory_type(void) {
@@ -151,17 +172,20 @@ int hipDeviceGetPCIBusId(char *text, int room, int device) {
     return cuDeviceGetPCIBusId(text, room, device);
 }
 int hipSetDevice(int device) {
-    if (device < 0 || device >= MOST_DEVICES)
-        return INVALID_DEVICE;
-    int status = contexts[device] ? 0 : cuDevicePrimaryCtxRetain(&contexts[device], device);
-    return status ? status : cuCtxSetCurrent(contexts[device]);
+    unsigned flags;
+    int n = 0, active, status = cuDeviceGetCount(&n);
+    if (status || device < 0 || device >= n || device >= MOST_DEVICES)
+        return status ? status : INVALID_DEVICE;
+    chosen = device;
+    active = contexts[device] != NULL;
+    if (!active) /* whoever works in this process, too, may have made it */
+        cuDevicePrimaryCtxGetState(device, &flags, &active);
+    return active ? work_with(device) : cuCtxSetCurrent(NULL);
 }
-/* As HIP: a thread that has chosen none works with the first. */
 int hipGetDevice(int *device) {
-    if (!cuCtxGetDevice(device))
-        return 0;
-    *device = 0;
-    return hipSetDevice(0);
+    if (cuCtxGetDevice(device))
+        *device = chosen;
+    return 0;
 }
 int hipPointerGetAttributes(void *into, const void *where) {
     struct {
@@ -209,6 +233,12 @@ int hipHostFree(void *where) {
 }
 int hipHostRegister(void *where, size_t bytes, unsigned flags) {
     return cuMemHostRegister_v2(where, bytes, flags);
+}
+int hipHostGetDevicePointer(void **seen, void *memory, unsigned flags) {
+    address a = 0;
+    int status = cuMemHostGetDevicePointer_v2(&a, memory, flags);
+    *seen = (void *)(uintptr_t)a;
+    return status;
 }
 int hipMemcpyAsync(void *dst, const void *src, size_t bytes, int kind, void *s) {
     return kind == 4 ? cuMemcpyAsync((address)(uintptr_t)dst, (address)(uintptr_t)src, bytes, s) : INVALID_VALUE;
@@ -287,7 +317,7 @@ int hiprtcCompileProgram(void *program, int n, const char **options) {
     const char *all[17];
     char arch[32];
     int device = 0, major = 0, minor = 0;
-    if (!f || n > 16 || cuCtxGetDevice(&device) || cuDeviceGetAttribute(&major, 75, device) ||
+    if (!f || n > 16 || hipGetDevice(&device) || cuDeviceGetAttribute(&major, 75, device) ||
         cuDeviceGetAttribute(&minor, 76, device))
         return 1;
     snprintf(arch, sizeof(arch), "-arch=sm_%d%d", major, minor);

@@ -1,0 +1,87 @@
+"""HIP over CUDA (tests/hipcuda) over the fake CUDA: which threads make contexts, and where."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SOURCE = Path(__file__).resolve().parents[1] / "hipcuda" / "hipcuda.c"
+
+SCRIPT = """
+import ctypes, sys, threading
+hip, cuda = ctypes.CDLL(sys.argv[1]), ctypes.CDLL("libcuda.so.1")
+
+def contexts():
+    out, flags = [], ctypes.c_uint()
+    for device in range(4):
+        active = ctypes.c_int()
+        assert cuda.cuDevicePrimaryCtxGetState(device, ctypes.byref(flags), ctypes.byref(active)) == 0
+        out += [device] if active.value else []
+    return out
+
+def current():
+    device = ctypes.c_int(-1)
+    assert hip.hipGetDevice(ctypes.byref(device)) == 0
+    return device.value
+
+def use(device):
+    assert hip.hipSetDevice(device) == 0
+
+def alloc():
+    assert hip.hipMalloc(ctypes.byref(ctypes.c_void_p()), ctypes.c_size_t(64)) == 0
+
+def thread(work):
+    failed = []
+    def run():
+        try:
+            work()
+        except BaseException as error:
+            failed.append(error)
+    one = threading.Thread(target=run)
+    one.start()
+    one.join()
+    assert not failed, failed
+
+def passing():
+    for _ in range(2):
+        before = current()
+        use(1)
+        alloc()
+        use(before)
+    assert current() == 0 and contexts() == [1]
+
+def working():
+    use(2)
+    assert current() == 2 and contexts() == [1]
+    alloc()
+    assert current() == 2 and contexts() == [1, 2]
+
+def first():
+    alloc()
+    assert current() == 0 and contexts() == [0, 1, 2]
+
+assert hip.hipInit(0) == 0
+use(1)
+alloc()
+assert hip.hipSetDevice(4) == 101 and hip.hipSetDevice(-1) == 101
+for work in (passing, working, first):
+    thread(work)
+assert current() == 1
+"""
+
+
+def test_threads_make_contexts_where_they_work(fakegpu: dict[str, Path], tmp_path: Path) -> None:
+    """As with HIP. A thread that came by a device otherwise would take half a gigabyte of it."""
+    compiler = shutil.which("cc") or shutil.which("gcc")
+    if compiler is None:
+        pytest.skip("no C compiler")
+    library = tmp_path / "libamdhip64-over-cuda.so"
+    command = [compiler, "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC", str(SOURCE), "-o", str(library), "-ldl"]
+    subprocess.run(command, check=True, timeout=60)
+    (tmp_path / "libcuda.so.1").symlink_to(fakegpu["nvidia"])
+    env = {"LD_LIBRARY_PATH": str(tmp_path), "FAKEGPU_DEVICES": "4"}
+    subprocess.run([sys.executable, "-c", SCRIPT, str(library)], env=env, check=True, timeout=60)
