@@ -17,6 +17,7 @@ typedef struct ucch_team ucch_team;
 typedef struct ucch_program ucch_program;
 typedef struct ucch_message ucch_message;
 typedef struct ucch_board ucch_board;
+typedef struct ucch_channels ucch_channels;
 
 typedef struct ucch_error {
     int status;     /* UCC status (or UCS status of a message); UCCH_FAIL_* of our own below -100 */

@@ -21,6 +21,8 @@ SOURCES = (
     "run.c",
     "step.c",
     "launch.c",
+    "enqueue.c",
+    "channel.c",
     "message.c",
     "token.c",
     "rma.c",
@@ -34,6 +36,7 @@ SOURCES = (
     "device_gate.c",
     "kernel.c",
     "window.c",
+    "transfer.c",
 )
 
 

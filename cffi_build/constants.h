@@ -12,6 +12,11 @@
 #define UCCH_CAST 2
 #define UCCH_SCALE 3
 
+/* What kernels do besides: wait for a word, write one, and all of a short call. */
+#define UCCH_AWAIT 4
+#define UCCH_POST 5
+#define UCCH_WHOLE 6
+
 /* GPU runtimes, what an address can be to one, and the memory types of UCC and UCX that theirs have. */
 #define UCCH_CUDA 0
 #define UCCH_HIP 1

@@ -96,6 +96,9 @@ int ucch_device_memory_type(int runtime) {
 
 /* ---- the interface, function by function: for Python and tests ---- */
 
+/* Seconds between two questions about one event: an eighth of what a device takes to copy a chunk. */
+#define ASK_S 5e-6
+
 #define CALL(name, ...)                                                                                                \
     (ready(runtime) ? failed(runtime, table[runtime].ops->name(__VA_ARGS__), #name) : UCCH_FAIL_DEVICE)
 
@@ -225,6 +228,18 @@ const device_ops *ucch_bound_ops(void) {
 
 int ucch_device_fail(int code, const char *what) {
     return failed(bound_runtime, code, what);
+}
+
+/* Whether the stream has passed the event; asked so often at most, as each question keeps whoever launches work from
+ * the driver for a moment. `again`: when next, the caller's own. */
+int ucch_event_ask(void *event, int *done, double *again) {
+    double now = ucch_now();
+    *done = 0;
+    if (now < *again)
+        return 0;
+    int status = ucch_device_fail(ucch_bound_ops()->event_done(event, done), "event");
+    *again = *done ? 0 : now + ASK_S;
+    return status;
 }
 
 /* What is to be given to ucch_device_leave: -2 when nothing was changed. */

@@ -27,6 +27,7 @@ int ucch_hip_start(void);
 int ucch_bound(void);
 const device_ops *ucch_bound_ops(void);
 int ucch_device_fail(int code, const char *what);
+int ucch_event_ask(void *event, int *done, double *again);
 
 /* Memory that is used again and again: allocating and freeing it would synchronise the device. */
 void ucch_pool_keep(const void *memory);
@@ -62,6 +63,7 @@ typedef struct ucch_gate {
     void *event;
     uint32_t *word, ticket;
     int closed, held;
+    double again;
 } ucch_gate;
 
 void ucch_gate_reserve(int n);

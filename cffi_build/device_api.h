@@ -43,14 +43,27 @@ int ucch_kernel_add(int kind, int op, int dtype, int to, const void *image);
 int ucch_window_own(uint64_t key, size_t *bytes);
 int ucch_window_open(uint64_t key, int pid, int file, size_t bytes);
 int ucch_windows_pin(void);
+int ucch_window_room(void);
+
+/* ---- channel.c: rings in windows, by which streams hand data to each other ---- */
+size_t ucch_channels_offer(int rank, int size, const int *islands, int chunks);
+ucch_channels *ucch_channels_new(int rank, int size, const int *islands, size_t far);
+size_t ucch_channels_offset(ucch_channels *channels);
+int ucch_channels_meet(ucch_channels *channels, int peer, uint64_t key, size_t offset);
+int ucch_channels_open(ucch_channels *channels);
+int ucch_channels_quiet(ucch_channels *channels);
+void ucch_channels_free(ucch_channels *channels);
 
 /* ---- program.c, on device memory ---- */
 int ucch_program_device(ucch_program *program, size_t pinned);
+int ucch_program_stage(ucch_program *program, int step, int stage, int peer);
+int ucch_program_queued(ucch_program *program, ucch_channels *channels, size_t bounce, int op, int dtype);
 int ucch_gates_held(void);
 int ucch_program_start_on(ucch_program *program, void *send, void *recv, double timeout, void *stream, int ordered);
 
 /* ---- launch.c: calls of a vendor's library alone, launched into a stream ---- */
-ucch_op *ucch_program_launch(ucch_program *program, void *send, void *recv, double timeout, void *stream);
+ucch_op *ucch_program_launch(ucch_program *program, uintptr_t send, uintptr_t recv, double timeout, uintptr_t stream);
 int ucch_launch_status(void);
+ucch_op *ucch_launch_failed(void);
 void ucch_launch_release(ucch_op *op);
 int ucch_launches_of(ucch_board *board);

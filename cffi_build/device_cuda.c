@@ -24,6 +24,7 @@ typedef uint64_t address; /* CUdeviceptr */
     X(cuMemHostAlloc, "cuMemHostAlloc", (void **, size_t, unsigned), 1)                                                \
     X(cuMemFreeHost, "cuMemFreeHost", (void *), 1)                                                                     \
     X(cuMemHostRegister, "cuMemHostRegister_v2", (void *, size_t, unsigned), 1)                                        \
+    X(cuMemHostGetDevicePointer, "cuMemHostGetDevicePointer_v2", (address *, void *, unsigned), 1)                     \
     X(cuMemcpyAsync, "cuMemcpyAsync", (address, address, size_t, void *), 1)                                           \
     X(cuStreamCreate, "cuStreamCreate", (void **, unsigned), 1)                                                        \
     X(cuStreamDestroy, "cuStreamDestroy_v2", (void *), 1)                                                              \
@@ -139,6 +140,13 @@ static int cuda_unpin(void *where) {
 
 static int cuda_host_register(void *where, size_t bytes) {
     return cu.cuMemHostRegister(where, bytes, HOST_PORTABLE_MAPPED);
+}
+
+static int cuda_mapped(void *memory, void **seen) {
+    address a = 0;
+    int status = cu.cuMemHostGetDevicePointer(&a, memory, 0);
+    *seen = (void *)(uintptr_t)a;
+    return status;
 }
 
 /* Words come out of pages, one to a cache line, and are never given back. */

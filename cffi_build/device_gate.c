@@ -89,7 +89,7 @@ int ucch_gate_open_locked(ucch_gate *g) {
     int done = 0;
     if (!g->closed)
         return 1;
-    int status = ucch_device_fail(ucch_bound_ops()->event_done(g->event, &done), "event");
+    int status = ucch_event_ask(g->event, &done, &g->again);
     if (status)
         return status;
     g->closed = !done;

@@ -20,6 +20,7 @@
     X(hipHostMalloc, (void **, size_t, unsigned), 1)                                                                   \
     X(hipHostFree, (void *), 1)                                                                                        \
     X(hipHostRegister, (void *, size_t, unsigned), 1)                                                                  \
+    X(hipHostGetDevicePointer, (void **, void *, unsigned), 1)                                                         \
     X(hipExtMallocWithFlags, (void **, size_t, unsigned), 0)                                                           \
     X(hipMemcpyAsync, (void *, const void *, size_t, int, void *), 1)                                                  \
     X(hipStreamCreateWithFlags, (void **, unsigned), 1)                                                                \
@@ -141,6 +142,10 @@ static int hip_unpin(void *where) {
 
 static int hip_host_register(void *where, size_t bytes) {
     return hip.hipHostRegister(where, bytes, HOST_PORTABLE_MAPPED);
+}
+
+static int hip_mapped(void *memory, void **seen) {
+    return hip.hipHostGetDevicePointer(seen, memory, 0);
 }
 
 /* Streams can only wait on signal memory. */

@@ -18,6 +18,7 @@ struct ucch_work {
     uint64_t done, now; /* elements behind us, and in the piece under way */
     char *one, *two;    /* pinned: the source's piece, the destination's */
     void *event;
+    double again;
 };
 
 static void *lanes[LANES];
@@ -154,7 +155,7 @@ int ucch_work_begin_locked(ucch_work *w, const ucch_task *task) {
 int ucch_work_poll_locked(ucch_work *w) {
     if (w->phase == IDLE)
         return 1;
-    int done = 0, status = ucch_device_fail(ucch_bound_ops()->event_done(w->event, &done), "event");
+    int done = 0, status = ucch_event_ask(w->event, &done, &w->again);
     if (status || !done)
         return status;
     if (w->phase == COMING) {

@@ -1,10 +1,13 @@
 /* Calls that a vendor's own library does alone, launched into the caller's stream: the stream orders them, so nothing
  * waits and nothing has to be polled for the next kernel to run. libucc calls it a triggered post on an execution
- * engine; TL/NCCL and TL/RCCL launch on the engine's stream at once. The requests are collected later. */
+ * engine; TL/NCCL and TL/RCCL launch on the engine's stream at once. The requests are collected later. Calls that are
+ * queued in several streams (enqueue.c) are kept here too. */
+#include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "program.h"
+#include "launch.h"
+#include "wait.h"
 
 /* ucc_event_type_t and ucc_ee_type_t */
 #define COMPUTE_COMPLETE 4
@@ -20,31 +23,23 @@ struct ucch_engine {
     ucch_engine *next;
 };
 
-typedef struct ucch_launch {
-    ucch_op op; /* first: a launch is an op */
-    int released, n;
-    uint64_t bytes;
-    ucch_board *board;
-    struct ucch_launch *next;
-    uint64_t event; /* of the timeline, which sees an end only when it is collected */
-    struct {
-        ucc_coll_req_h request;
-        ucch_context *context;
-        uint64_t event;
-    } each[];
-} ucch_launch;
-
 static ucch_launch *first, **last = &first;
 static int flying;
 static _Thread_local int outcome;
+static _Thread_local ucch_op *failed;
 
 /* What became of the calling thread's last ucch_program_launch: 0, or why it failed. */
 int ucch_launch_status(void) {
     return outcome;
 }
 
+/* That call, if it was begun and failed at once; it is not to be released. */
+ucch_op *ucch_launch_failed(void) {
+    return failed;
+}
+
 int ucch_launches(void) {
-    return flying;
+    return flying + ucch_channels_draining();
 }
 
 void ucch_engines_free(ucch_team *t) {
@@ -95,7 +90,7 @@ static int post_locked(ucc_ee_h engine, ucc_coll_req_h request) {
     return 0;
 }
 
-static int launch_step_locked(ucch_program *p, ucch_step *s, ucch_launch *l, void *stream) {
+int ucch_launch_step_locked(ucch_program *p, ucch_step *s, ucch_launch *l, void *stream) {
     ucc_ee_h engine;
     int status = engine_of(s->team, stream, p->mem_type[UCCH_RECV], &engine);
     if (status < 0)
@@ -116,13 +111,15 @@ static int launch_step_locked(ucch_program *p, ucch_step *s, ucch_launch *l, voi
 static int judge_locked(ucch_program *p, void *send, void *recv) {
     if (send && send == recv)
         return UCCH_ALIASED;
-    return p->board && ucch_board_broken(p->board) ? UCCH_FAIL_BROKEN : 0;
+    if (p->board && ucch_board_broken(p->board))
+        return UCCH_FAIL_BROKEN;
+    return p->channels ? ucch_enqueue_ready(p) : 0;
 }
 
 /* Whether earlier calls on the program's teams have all been posted: the order of posting is that of calling. */
 static int next_in_line(const ucch_program *p) {
     for (int i = 0; i < p->nsteps; i++)
-        if (p->steps[i].team->head)
+        if (p->steps[i].kind == STEP_COLL && p->steps[i].team->head)
             return 0;
     return 1;
 }
@@ -134,36 +131,72 @@ static void end_locked(ucch_launch *l, int status, int peer) {
         l->op.error.status = status;
         l->op.error.peer = peer;
         l->op.error.elapsed = ucch_now() - l->op.started;
-        if (l->board)
+        if (l->board && !l->follower)
             ucch_board_blame(l->board, &l->op);
+        if (l->channels)
+            ucch_channels_poison_locked(l->channels);
     } else if (l->board)
         ucch_board_add(l->board, ucch_now() - l->op.started, l->bytes);
+    ucch_program *p = l->follower;
     __atomic_store_n(&l->op.state, status < 0 ? UCCH_FAILED : UCCH_DONE, __ATOMIC_RELEASE);
+    if (p) {
+        p->queued = 0;
+        ucch_op_end_locked(&p->op, status, -1, peer);
+    }
 }
 
-static ucch_launch *launch_locked(ucch_program *p, void *send, void *recv, double timeout, void *stream, int *status) {
+/* All of a program into streams. */
+static int issue_locked(ucch_program *p, ucch_launch *l, void *stream) {
+    if (p->channels)
+        return ucch_enqueue_locked(p, l, stream);
+    int status = 0;
+    for (int i = 0; i < p->nsteps && status >= 0; i++)
+        status = ucch_launch_step_locked(p, &p->steps[i], l, stream);
+    return status;
+}
+
+/* The program's own caller waits for it. */
+static void follow_locked(ucch_program *p, ucch_launch *l) {
+    l->follower = p;
+    l->released = 1;
+    p->queued = 1;
+    p->op.error.seq = l->op.error.seq;
+    ucch_op_begin_locked(&p->op, 0);
+}
+
+/* What a call asks for. */
+typedef struct asked {
+    ucch_program *p;
+    void *send, *recv, *stream;
+    double timeout;
+    int follows; /* whoever made it waits for the program */
+} asked;
+
+static ucch_launch *launch_locked(const asked *a, int *status) {
+    ucch_program *p = a->p;
     ucch_launch *l = calloc(1, sizeof(*l) + (size_t)p->nsteps * sizeof(l->each[0]));
     if (!l) {
         *status = UCCH_FAIL_MEMORY;
         return NULL;
     }
-    p->base[UCCH_SEND] = send;
-    p->base[UCCH_RECV] = recv;
+    p->base[UCCH_SEND] = a->send;
+    p->base[UCCH_RECV] = a->recv;
     l->op.kind = UCCH_IS_LAUNCH;
     l->board = p->board;
     l->bytes = p->bytes;
+    l->channels = p->channels;
     l->op.error = (ucch_error){.step = -1, .peer = -1};
     l->op.error.seq = p->board ? ucch_board_publish(p->board, p->signature, p->label) : 0;
     if (UCCH_TRACING)
         l->event = ucch_trace_begin_locked(p->number, -1, l->op.error.seq);
     l->op.started = ucch_now();
-    l->op.deadline = timeout > 0 ? l->op.started + timeout : 0;
+    l->op.deadline = a->timeout > 0 ? l->op.started + a->timeout : 0;
     l->op.state = UCCH_ACTIVE;
+    if (a->follows)
+        follow_locked(p, l);
     __atomic_thread_fence(__ATOMIC_SEQ_CST); /* as in run.c: publish, then look */
     int bad = p->board ? ucch_board_mismatch(p->board, l->op.error.seq) : -1;
-    *status = bad >= 0 ? UCCH_FAIL_MISMATCH : 0;
-    for (int i = 0; i < p->nsteps && *status >= 0; i++)
-        *status = launch_step_locked(p, &p->steps[i], l, stream);
+    *status = bad >= 0 ? UCCH_FAIL_MISMATCH : issue_locked(p, l, a->stream);
     if (*status < 0) { /* what was launched goes on, and is left alone */
         end_locked(l, *status, bad);
         return l;
@@ -174,20 +207,47 @@ static ucch_launch *launch_locked(ucch_program *p, void *send, void *recv, doubl
     return l;
 }
 
-/* Launch a program whose steps are all collectives on device memory into `stream`. Returns an op that the caller has to
- * release. NULL when nothing was begun: with a status below 0 it cannot be; with 0 it is not this call's turn yet, and
- * the program has to be started as any other. */
-ucch_op *ucch_program_launch(ucch_program *p, void *send, void *recv, double timeout, void *stream) {
+/* NULL where nothing was begun: with a status below 0 it cannot be, with 0 it is not the call's turn yet. What is
+ * queued in streams has to wait for its turn here: no other way fits what its peers do. */
+static ucch_launch *launch(const asked *a, int *status) {
     ucch_launch *l = NULL;
-    ucch_lock();
-    outcome = judge_locked(p, send, recv);
-    if (!outcome && next_in_line(p)) {
+    for (int later = 1; later;) {
+        ucch_lock();
+        int busy = a->follows && a->p->op.state == UCCH_ACTIVE, turn = next_in_line(a->p);
         int before = ucch_device_enter();
-        l = launch_locked(p, send, recv, timeout, stream, &outcome);
+        *status = busy ? UCCH_FAIL_BUSY : judge_locked(a->p, a->send, a->recv);
+        if (!*status && turn)
+            l = launch_locked(a, status);
+        later = a->p->channels && !l && (*status == UCCH_LATER || (!*status && !turn));
         ucch_device_leave(before);
+        if (later) {
+            ucch_progress_locked();
+            ucch_police_locked(ucch_now());
+        }
+        ucch_unlock();
+        if (later)
+            sched_yield();
     }
-    ucch_unlock();
-    return l ? &l->op : NULL;
+    return l;
+}
+
+/* Launch a program whose steps are all collectives on device memory into `stream`, or that is queued in several.
+ * Returns an op that the caller has to release. NULL when it was not: ucch_launch_status says why; 0: it is not this
+ * call's turn yet, and the program has to be started as any other. */
+ucch_op *ucch_program_launch(ucch_program *p, uintptr_t send, uintptr_t recv, double timeout, uintptr_t stream) {
+    asked a = {p, (void *)send, (void *)recv, (void *)stream, timeout, 0};
+    ucch_launch *l = launch(&a, &outcome);
+    failed = l && outcome < 0 ? &l->op : NULL;
+    if (l)
+        ucch_progress_thread(1);
+    return l && !failed ? &l->op : NULL;
+}
+
+/* Start a program that is queued in streams as if it were any other: its end is the program's. 0, or a failure. */
+int ucch_program_queue(ucch_program *p, void *send, void *recv, double timeout, void *stream) {
+    asked a = {p, send, recv, stream, timeout, 1};
+    int status = 0;
+    return launch(&a, &status) ? 0 : status;
 }
 
 /* The caller will not look at it again. */
@@ -201,7 +261,41 @@ void ucch_launch_release(ucch_op *op) {
         free(l);
 }
 
+/* The vendor's kernel waits in its stream for peers that will not come, and so does whoever waits for the stream:
+ * nobody may be left to raise anything, so it is said here. */
+static void give_up_locked(ucch_launch *l, int status, int peer) {
+    const char *why = status == UCCH_FAIL_TIMEOUT ? "not complete in time"
+                      : status == UCCH_FAIL_PEER  ? "another rank has left the job or died"
+                                                  : "another rank called something else";
+    char label[UCCH_LABEL_BYTES] = "a call";
+    if (l->board)
+        ucch_board_own_label(l->board, l->op.error.seq, label);
+    unsigned long long number = l->op.error.seq;
+    /* The call that failed first has said it. */
+    int heard = l->follower || status == UCCH_FAIL_BROKEN, goes_on = l->channels && !l->n;
+    end_locked(l, status, peer);
+    if (!heard)
+        fprintf(stderr, "ucc_hetero: %s (call %llu of its communicator) in a stream: %s after %.3g s; %s\n", label,
+                number, why, l->op.error.elapsed,
+                goes_on ? "the stream goes on without its result" : "the stream cannot go on, end this process");
+}
+
+/* Another rank let its streams go on, or we did: nobody can tell what this call has brought. */
+static int spoilt_locked(ucch_launch *l) {
+    int by = l->channels ? ucch_channels_spoiler(l->channels, l->ticket) : -1;
+    if (by < 0)
+        return 0;
+    int other = l->board ? ucch_board_mismatch(l->board, l->op.error.seq) : -1;
+    if (other >= 0) /* that is why */
+        give_up_locked(l, UCCH_FAIL_MISMATCH, other);
+    else
+        give_up_locked(l, by == l->channels->rank ? UCCH_FAIL_BROKEN : UCCH_FAIL_PEER, by);
+    return 1;
+}
+
 static int collect_locked(ucch_launch *l) {
+    if (l->channels && !ucch_channels_done(l->channels, l->ticket))
+        return 0;
     int status = 0;
     for (int i = 0; i < l->n; i++) {
         if (l->each[i].request->status == UCC_INPROGRESS)
@@ -215,7 +309,8 @@ static int collect_locked(ucch_launch *l) {
         ucc_collective_finalize(l->each[i].request);
     }
     l->n = 0;
-    end_locked(l, status, -1);
+    if (status < 0 || !spoilt_locked(l))
+        end_locked(l, status, -1);
     return 1;
 }
 
@@ -237,23 +332,7 @@ int ucch_launches_poll_locked(void) {
     last = &first;
     while (*last)
         last = &(*last)->next;
-    return moved;
-}
-
-/* The vendor's kernel waits in its stream for peers that will not come, and so does whoever waits for the stream:
- * nobody may be left to raise anything, so it is said here. */
-static void give_up_locked(ucch_launch *l, int status, int peer) {
-    const char *why = status == UCCH_FAIL_TIMEOUT ? "not complete in time"
-                      : status == UCCH_FAIL_PEER  ? "another rank has left the job or died"
-                                                  : "another rank called something else";
-    char label[UCCH_LABEL_BYTES] = "a call";
-    if (l->board)
-        ucch_board_own_label(l->board, l->op.error.seq, label);
-    end_locked(l, status, peer);
-    fprintf(stderr,
-            "ucc_hetero: %s (call %llu of its communicator) in a stream: %s after %.3g s; the stream cannot go on, end "
-            "this process\n",
-            label, (unsigned long long)l->op.error.seq, why, l->op.error.elapsed);
+    return moved + ucch_channels_drain_locked();
 }
 
 /* End what is past its deadline, and what waits for a peer that died or called something else. */
@@ -262,13 +341,14 @@ void ucch_launches_police_locked(double now, double suspicion) {
         if (l->op.state != UCCH_ACTIVE || now - l->op.started < suspicion)
             continue;
         int peer = l->board ? ucch_board_mismatch(l->board, l->op.error.seq) : -1, bad = UCCH_FAIL_MISMATCH;
-        if (peer < 0 && l->board) {
+        int needs_others = l->n || !l->channels || ucch_channels_waiting(l->channels);
+        if (peer < 0 && l->board && needs_others) {
             peer = ucch_board_gone(l->board, l->op.error.seq);
             bad = UCCH_FAIL_PEER;
         }
         if (peer >= 0)
             give_up_locked(l, bad, peer);
-        else if (l->op.deadline > 0 && now > l->op.deadline)
+        else if (!spoilt_locked(l) && l->op.deadline > 0 && now > l->op.deadline)
             give_up_locked(l, UCCH_FAIL_TIMEOUT, -1);
     }
 }

@@ -1,5 +1,5 @@
 /* A plan lowered for this rank: a flat list of steps with their dependencies, as Python builds it. */
-#include "program.h"
+#include "enqueue.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -85,6 +85,8 @@ void ucch_program_free(ucch_program *p) {
         if (s->message)
             ucch_message_free(s->message);
         ucch_work_free(s->work);
+        if (s->end && ucch_bound() >= 0)
+            ucch_bound_ops()->event_free(s->end);
     }
     ucch_gate_free(&p->gate);
     ucch_program_give_scratch(p);
@@ -196,6 +198,34 @@ int ucch_program_after(ucch_program *p, int step, int n, const int *earlier) {
         return UCCH_FAIL_MEMORY;
     memcpy(s->deps, earlier, (size_t)n * sizeof(int));
     s->ndeps = n;
+    return 0;
+}
+
+/* The stage of the plan that a step belongs to, in the order of posting, and the rank at a message's other end. */
+int ucch_program_stage(ucch_program *p, int step, int stage, int peer) {
+    ucch_step *s = step_at(p, step);
+    if (!s)
+        return UCCH_FAIL_ARGUMENT;
+    s->stage = stage;
+    s->peer = peer;
+    return 0;
+}
+
+/* Queue all of the program in streams; `bounce` is the place in its scratch for copies that overlap, `op` and `dtype`
+ * those of its arithmetic. Last of all: what other lanes wait for gets an event. */
+int ucch_program_queued(ucch_program *p, ucch_channels *channels, size_t bounce, int op, int dtype) {
+    p->channels = channels;
+    p->bounce = bounce;
+    ucch_lock();
+    p->whole = ucch_kernel_of_locked(&(ucch_task){.kind = UCCH_WHOLE, .op = op, .dtype = dtype});
+    ucch_unlock();
+    for (int i = 0; i < p->nsteps; i++)
+        for (int k = 0; k < p->steps[i].ndeps; k++) {
+            int earlier = p->steps[i].deps[k];
+            if (earlier < 0 || earlier >= i)
+                return UCCH_FAIL_ARGUMENT;
+            p->steps[earlier].marked |= ucch_lane_of(&p->steps[earlier]) != ucch_lane_of(&p->steps[i]);
+        }
     return 0;
 }
 

@@ -2,6 +2,7 @@
 #ifndef UCCH_PROGRAM_H
 #define UCCH_PROGRAM_H
 
+#include "channel.h"
 #include "trace.h"
 #include "window.h"
 
@@ -33,6 +34,11 @@ struct ucch_step {
     int op, dtype, to;
     int window; /* the message's data goes through one */
     double factor;
+    /* Of a program that is queued in streams: the rank at a message's other end; the plan's stage; in the call being
+     * made the step's turn, and pieces left; and the event that other lanes wait for, if one does. */
+    int peer, stage, turn, marked;
+    uint64_t left;
+    void *end;
 };
 
 struct ucch_program {
@@ -42,7 +48,11 @@ struct ucch_program {
     char *base[4];
     int mem_type[4];
     int persistent, on_device;
-    double timeout; /* of a persistent program's starts */
+    ucch_channels *channels; /* the whole program is queued in streams (enqueue.c) */
+    int queued;              /* and was, by the call under way */
+    size_t bounce;           /* where in the scratch copies that overlap make a stop */
+    void *whole;             /* the kernel that does all of a short call, if there is one */
+    double timeout;          /* of a persistent program's starts */
     size_t tmp_bytes, pin_bytes;
     ucch_gate gate;
     uint64_t bytes; /* of the caller's data, for the statistics */
@@ -53,6 +63,8 @@ struct ucch_program {
     char label[LABEL];
 };
 
+char *ucch_step_address(const ucch_program *p, const ucch_span *span);
+void ucch_step_task(const ucch_program *p, const ucch_step *s, ucch_task *task);
 int ucch_step_init_locked(ucch_program *p, ucch_step *s);
 int ucch_step_post_locked(ucch_program *p, ucch_step *s);
 int ucch_step_poll_locked(ucch_program *p, ucch_step *s);

@@ -4,7 +4,7 @@
  * order on a team is the order in which programs were started, never that of completion. */
 #include <sched.h>
 
-#include "program.h"
+#include "launch.h"
 
 /* Seconds that a start waits for held streams before it allocates while they are. */
 #define PATIENCE_S 0.02
@@ -45,7 +45,7 @@ static int start_step_locked(ucch_program *p, ucch_step *s) {
 }
 
 int ucch_program_check_locked(ucch_program *p) {
-    if (!p->board)
+    if (!p->board || p->queued)
         return 0;
     int peer = ucch_board_mismatch(p->board, p->op.error.seq);
     int bad = UCCH_FAIL_MISMATCH;
@@ -82,6 +82,8 @@ static void fail_locked(ucch_program *p, int status, int step) {
 }
 
 int ucch_program_advance_locked(ucch_program *p) {
+    if (p->queued)
+        return 0;
     int moved = 0, open = ucch_gate_open_locked(&p->gate);
     if (open < 0)
         fail_locked(p, open, -1);
@@ -208,6 +210,8 @@ static int start_locked(ucch_program *p, void *send, void *recv, double timeout,
 
 /* Not for long: the held streams may wait for calls of other ranks, which may wait for this one. */
 int ucch_program_start(ucch_program *p, void *send, void *recv, double timeout) {
+    if (p->channels)
+        return ucch_program_queue(p, send, recv, timeout, p->channels->lane[LANE_LOCAL]);
     for (double until = ucch_now() + PATIENCE_S;;) {
         ucch_lock();
         int before = ucch_device_enter();
@@ -245,6 +249,10 @@ static int start_on_locked(ucch_program *p, void *send, void *recv, double timeo
  * when it does not (not wanted, or impossible: then the caller has to wait). Under the lock up to the stream's wait:
  * the program must not end, and so let go of the stream, before the stream was told to wait. */
 int ucch_program_start_on(ucch_program *p, void *send, void *recv, double timeout, void *stream, int ordered) {
+    if (p->channels) {
+        int status = ucch_program_queue(p, send, recv, timeout, stream);
+        return status < 0 ? status : 1;
+    }
     for (double until = ucch_now() + PATIENCE_S;;) {
         ucch_lock();
         int before = ucch_device_enter();
@@ -281,8 +289,9 @@ int ucch_program_persist(ucch_program *p, void *send, void *recv, double timeout
     p->persistent = 1;
     p->timeout = timeout;
     int before = ucch_device_enter();
-    status = ucch_program_take_scratch(p, NULL, 1);
-    for (int i = 0; i < p->nsteps && status >= 0; i++) {
+    if (!p->channels)
+        status = ucch_program_take_scratch(p, NULL, 1);
+    for (int i = 0; !p->channels && i < p->nsteps && status >= 0; i++) {
         ucch_step *s = &p->steps[i];
         if (s->kind == STEP_COLL) {
             s->args.flags |= FLAG_PERSISTENT;

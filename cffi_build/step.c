@@ -9,14 +9,14 @@ static size_t bytes_of(ucc_datatype_t dtype, uint64_t count) {
     return dtype_bytes[dtype >> 3] * count;
 }
 
-static char *address(const ucch_program *p, const ucch_span *span) {
+char *ucch_step_address(const ucch_program *p, const ucch_span *span) {
     return p->base[span->base] ? p->base[span->base] + span->offset : NULL;
 }
 
 int ucch_step_init_locked(ucch_program *p, ucch_step *s) {
     /* Both forms of a buffer begin with its address; the memory type follows at another place in each. */
-    s->args.src.info.buffer = address(p, &s->src);
-    s->args.dst.info.buffer = address(p, &s->dst);
+    s->args.src.info.buffer = ucch_step_address(p, &s->src);
+    s->args.dst.info.buffer = ucch_step_address(p, &s->dst);
     *(s->tables[0] ? &s->args.src.info_v.mem_type : &s->args.src.info.mem_type) = p->mem_type[s->src.base];
     *(s->tables[2] ? &s->args.dst.info_v.mem_type : &s->args.dst.info.mem_type) = p->mem_type[s->dst.base];
     return ucc_collective_init(&s->args, &s->request, s->team->handle);
@@ -30,10 +30,11 @@ static int post_coll_locked(ucch_step *s) {
     return 0;
 }
 
-static int on_device_locked(ucch_program *p, ucch_step *s) {
+/* What a local step does to device memory. */
+void ucch_step_task(const ucch_program *p, const ucch_step *s, ucch_task *task) {
     static const int kinds[] = {
         [STEP_COPY] = UCCH_COPY, [STEP_COMBINE] = UCCH_COMBINE, [STEP_CAST] = UCCH_CAST, [STEP_SCALE] = UCCH_SCALE};
-    ucch_task task = {
+    *task = (ucch_task){
         .kind = kinds[s->kind],
         .op = s->op,
         .dtype = s->dtype,
@@ -41,13 +42,18 @@ static int on_device_locked(ucch_program *p, ucch_step *s) {
         .way = s->dst.base == UCCH_PIN   ? UCCH_TO_HOST
                : s->src.base == UCCH_PIN ? UCCH_TO_DEVICE
                                          : UCCH_ACROSS,
-        .src = address(p, &s->src),
-        .dst = address(p, &s->dst),
+        .src = ucch_step_address(p, &s->src),
+        .dst = ucch_step_address(p, &s->dst),
         .count = s->dst.count,
         .src_bytes = bytes_of((ucc_datatype_t)s->dtype, 1),
         .dst_bytes = bytes_of((ucc_datatype_t)(s->kind == STEP_CAST ? s->to : s->dtype), 1),
         .factor = s->factor,
     };
+}
+
+static int on_device_locked(ucch_program *p, ucch_step *s) {
+    ucch_task task;
+    ucch_step_task(p, s, &task);
     if (!s->work && !(s->work = ucch_work_new()))
         return UCCH_FAIL_MEMORY;
     s->state = POSTED;
@@ -57,7 +63,7 @@ static int on_device_locked(ucch_program *p, ucch_step *s) {
 static int local_locked(ucch_program *p, ucch_step *s) {
     if (p->on_device)
         return on_device_locked(p, s);
-    char *src = address(p, &s->src), *dst = address(p, &s->dst);
+    char *src = ucch_step_address(p, &s->src), *dst = ucch_step_address(p, &s->dst);
     int status = 0;
     switch (s->kind) {
     case STEP_COPY:
@@ -81,7 +87,7 @@ static int post_message(ucch_program *p, ucch_step *s) {
     ucch_span *span = s->kind == STEP_SEND ? &s->src : &s->dst;
     /* Successive calls of a program must not take each other's messages. */
     uint64_t tag = s->tag | (p->op.error.seq & 0x7fff) << 16;
-    char *at = address(p, span);
+    char *at = ucch_step_address(p, span);
     int mem_type = p->mem_type[span->base], sends = s->kind == STEP_SEND, status;
     ucch_offer offer = {.data = at, .bytes = span->count, .on_device = p->on_device, .dest = -1, .tag = tag};
     if (s->window)

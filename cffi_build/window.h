@@ -1,8 +1,25 @@
-/* Data between processes of one host through shared pinned memory; message.c says when. */
+/* Data between processes of one host through shared pinned memory: window.c, and the messages of transfer.c. */
 #ifndef UCCH_WINDOW_H
 #define UCCH_WINDOW_H
 
 #include "device.h"
+
+/* Bytes that a window is shared out in. */
+#define UCCH_CHUNK ((size_t)2 << 20)
+
+/* Messages that a process has offered and that nobody has finished receiving, and the room for what is said of them. */
+#define CONTROLS 8192
+#define UCCH_OFFERS_BYTES ((size_t)CONTROLS * 128)
+
+void *ucch_window_memory(uint64_t key, size_t *bytes);
+void *ucch_window_offers(uint64_t key);
+uint64_t ucch_window_key(void);
+int ucch_chunk_take_locked(uint16_t *chunk);
+void ucch_chunk_give_locked(uint16_t chunk);
+void ucch_offers_begin_locked(void);
+void ucch_offers_reclaim_locked(void);
+int ucch_window_take(int many);
+void ucch_window_give(int first, int many);
 
 /* What a sender tells the receiver: whose window, and which of its controls. */
 typedef struct ucch_token {

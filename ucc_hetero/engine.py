@@ -10,8 +10,10 @@ from functools import partial
 from itertools import accumulate
 from typing import Any, NamedTuple
 
+from .channels import Channels
 from .device import kernels, runtime_of
 from .errors import LibraryError
+from .instream import may_hold, of_vendors
 from .liveness import Board, signature
 from .native import ffi, lib
 from .placement import Local, Lowering, Placement, is_each
@@ -38,10 +40,6 @@ _COLLS = {
     "scatter": (Coll.SCATTERV, Coll.SCATTERV),
     "alltoall": (Coll.ALLTOALL, Coll.ALLTOALLV),
 }
-#: Datatypes that the vendors' own collective libraries lack.
-_NOT_VENDORS = frozenset({"int16", "uint16", "complex64", "complex128"})
-#: The reductions that they have (codes of ``ucc_reduction_op_t``): SUM, PROD, MAX, MIN.
-_VENDORS_OPS = range(4)
 #: Idle programs of one kind that are kept. On a device they borrow their scratch, and many are in flight at a time.
 _SPARE, _SPARE_ON_DEVICE = 4, 64
 _WIDE = CollFlag.COUNT_64BIT | CollFlag.DISPLACEMENTS_64BIT
@@ -73,6 +71,9 @@ class Route(NamedTuple):
     staged: tuple[str, ...] = ()
     #: Ranks to which messages over these links go through shared memory.
     windows: Container[int] = ()
+    #: The communicator's channels, and the plan of all ranks, for a call that may be queued in streams whole.
+    channels: Channels | None = None
+    whole: Plan | None = None
 
 
 def lower(plan: Plan, rank: int, what: Lowering, teams: Teams, board: Board, route: Route, label: str) -> Program:
@@ -88,8 +89,10 @@ class _Lower:
 
     def __init__(self, plan: Plan, rank: int, what: Lowering, teams: Teams, board: Board, route: Route) -> None:
         self.plan, self.rank, self.what, self.teams, self.board = plan, rank, what, teams, board
-        self.tag, self.staged, self.windows = route
+        self.tag, self.staged, self.windows, self.channels, whole = route
         self.at = Placement(plan, rank, what)
+        if self.channels is None or whole is None or not self.channels.queues(whole, self.at):
+            self.channels = None
         self.mirrors = Mirrors(self.at.itemsize, self.at.code)
         self.mirroring = False
         #: Whether steps of our own compute on the host, or move what overlaps.
@@ -97,6 +100,8 @@ class _Lower:
         self.steps: list[tuple[Sequence[int], Callable[..., None], tuple[Any, ...]]] = []
         #: What the timeline says of each of them.
         self.notes: list[Note] = []
+        #: The most that one copy within overlapping memory moves, and what all messages do; in bytes.
+        self.bounce = self.moved = 0
 
     def program(self, label: str) -> Program:
         steps = list(self.plan.program(self.rank))
@@ -127,39 +132,23 @@ class _Lower:
         return out
 
     def _streams(self, program: Program) -> None:
-        """What the program may do in a stream, from what it does.
-
-        A stream can be held where nothing can wait for it. libucp's and TL/UCP's work on device memory can: it copies
-        in the default stream, and allocates and frees, which waits for the whole device. So can arithmetic of our own
-        that is done on the host, which allocates. What one vendor's library does does not, nor do our copies and
-        kernels, nor anything on host memory.
-        """
-        if not self.what.memory:  # none, or that of a library that stands in for a vendor's and is known as the host's
-            program.holds = self.what.memory is None or self._eager()
-            return
-        steps = [step for _, _, _, step in self.plan.program(self.rank)]
-        known = self._vendors_know(steps)
-        around = self.staged or self.at.before or self.at.after or any(self.packed.values())
-        alone = known and not around and all(step.link == "native" and step.kind != "message" for step in steps)
-        over_libucp = any(step.link == "bridge" or step.kind == "message" for step in steps)
-        able = alone or (known and not self.arithmetic and (not over_libucp or "bridge" in self.staged))
-        program.holds = able and self._eager()
-        # libucc answers calls that move nothing by itself, and not in a stream.
-        full = bool(steps) and all(self.what.call.counts)
-        program.launches = alone and full and self.teams.job.vendors_library(self.what.memory)
-
-    def _eager(self) -> bool:
-        """Whether no kernel's first launch in this process can wait for a held stream, with locks of the driver's."""
-        job = self.teams.job
+        """What the program may do in a stream, from what it does."""
+        job, steps = self.teams.job, [step for _, _, _, step in self.plan.program(self.rank)]
         runtime = runtime_of(job.facts[job.rank].vendor)
-        return runtime is not None and runtime.eager
-
-    def _vendors_know(self, steps: Sequence[Step]) -> bool:
-        """Whether the vendors' libraries have the collectives, the datatype and the operation."""
-        if any(step.kind == "reduce_scatter" and not self.at.equal(step) for step in steps):
-            return False  # libucc has no uneven one over them, and takes TL/UCP
-        reduces = any(step.kind in ("reduce", "allreduce", "reduce_scatter") for step in steps)
-        return self.what.compute.name not in _NOT_VENDORS and (not reduces or self.what.op in _VENDORS_OPS)
+        eager = runtime is not None and runtime.eager
+        if not self.what.memory:  # none, or that of a library that stands in for a vendor's and is known as the host's
+            program.holds = self.what.memory is None or eager
+        else:
+            around = "native" in self.staged or self.at.before or self.at.after or any(self.packed.values())
+            alone = not around and of_vendors(self.at, steps)
+            program.holds = eager and (alone or (not self.arithmetic and may_hold(self.at, steps, self.staged)))
+            # libucc answers calls that move nothing by itself, and not in a stream.
+            full = bool(steps) and all(self.what.call.counts)
+            program.launches = alone and full and job.vendors_library(self.what.memory)
+        if self.channels is not None:
+            self.channels.queue(program.handle, self.rank, self.notes, self.at, self.moved, self.bounce)
+            program.keep = (program.keep, self.channels)
+            program.launches = program.holds = True
 
     def _add(self, note: Note, after: Sequence[int], make: Callable[..., None], *args: Any) -> int:
         """Take down a step that ``make(handle, number, *args)`` writes; returns its number."""
@@ -181,12 +170,12 @@ class _Lower:
             self._check(lib.ucch_program_device(handle, self.mirrors.nbytes))
             for base in (lib.UCCH_SEND, lib.UCCH_RECV, lib.UCCH_TMP):
                 self._check(lib.ucch_program_memory(handle, base, self.what.memory))
-        self._check(lib.ucch_program_tmp(handle, self.at.tmp_bytes))
         describe(handle, label, self.plan, self.teams, self.notes)
         for i, (after, make, args) in enumerate(self.steps):
             make(handle, i, *args)
             if after:
                 self._check(lib.ucch_program_after(handle, i, len(after), ffi.new("int[]", list(after))))
+        self._check(lib.ucch_program_tmp(handle, self.at.tmp_bytes))
         self._streams(program)
         return program
 
@@ -233,6 +222,8 @@ class _Lower:
 
     def _by_window(self, step: Step, member: int) -> bool:
         """Whether a step is a message through shared memory; alike at both ends."""
+        if self.channels is not None:
+            return step.kind == "message"
         if step.kind != "message" or step.link not in self.staged or step.ranks[1 - member] not in self.windows:
             return False
         data = step.src[0] if member == 0 else step.dst[1]
@@ -291,6 +282,8 @@ class _Lower:
         kind, code, to, src, dst, n, by = local
         overlaps = src.base == dst.base and abs(src.offset - dst.offset) < n * self.at.itemsize
         self.arithmetic |= overlaps if kind == lib.UCCH_COPY else not self._kernel(kind, 0, code, to)
+        if overlaps and kind == lib.UCCH_COPY:
+            self.bounce = max(self.bounce, n * self.at.itemsize)
         spans = (src.base, src.offset, n), (dst.base, dst.offset, n)
         self._check(lib.ucch_program_local(handle, i, kind, 0, code, to, *spans, by))
 
@@ -300,6 +293,8 @@ class _Lower:
         kind = lib.UCCH_COPY if step.kind == "copy" else lib.UCCH_COMBINE
         self.arithmetic |= kind != lib.UCCH_COPY and not self._kernel(kind, self.what.op, self.at.code, 0)
         spans = self._span(src), self._span(dst)
+        if spans[0][0] == spans[1][0] and abs(spans[0][1] - spans[1][1]) < src.count * self.at.itemsize:
+            self.bounce = max(self.bounce, src.count * self.at.itemsize)
         self._check(lib.ucch_program_local(handle, i, kind, self.what.op, self.at.code, 0, *spans, 0.0))
 
     def _kernel(self, kind: int, op: int, code: int, to: int) -> bool:
@@ -313,6 +308,7 @@ class _Lower:
         assert isinstance(region, Region)
         base, offset, count = self._span(region)
         span = (base, offset, count * self.at.itemsize)
+        self.moved += span[2]
         job, window = self.teams.job, self._by_window(step, member)
         if member == 0:
             endpoint = job.process.endpoint(job.facts[self.teams.members[receiver]])

@@ -165,9 +165,16 @@ _VARIABLES = (
     Variable(
         "WINDOW",
         _window,
-        64 << 20,
+        256 << 20,
         "Shared pinned memory of each rank on a host whose devices are of several islands; 0: none.",
         "bytes",
+    ),
+    Variable(
+        "CHANNELS",
+        parse_flag,
+        True,
+        "Queue calls among one host's devices of several islands in streams whole; n: the host takes part in them.",
+        "y|n",
     ),
     Variable("UCC_LIB", str, "", "The libucc.so.1 to load.", "path"),
     Variable("UCX_DIR", str, "", "The directory whose libucp.so.0 and its family are loaded.", "path"),

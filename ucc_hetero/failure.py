@@ -35,4 +35,6 @@ def explain(error: Any, board: Board, rank: int, label: str, timeout: float) -> 
         return CollectiveTimeout(
             f"{where}: timeout, not complete after {error.elapsed:.3g} s (UCCH_TIMEOUT={timeout:g}){who}"
         )
+    if status == lib.UCCH_FAIL_BROKEN:
+        return CollectiveError(f"{where}: another call of this communicator failed while this one was under way")
     return CollectiveError(f"{where}: {status_name(status)} in step {error.step}")

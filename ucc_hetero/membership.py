@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from . import agreement, env, job, log, ports
+from . import agreement, channels, env, job, log, ports
 from ._version import __version__
 from .agreement import Facts
 from .collectives import ROWS, Call, elements
@@ -24,7 +25,7 @@ from .topology import Topology, levels_of, link_weights
 from .tune import check_table
 from .turns import turn
 from .types import OPS
-from .windows import join
+from .windows import join as join_windows
 
 __all__ = ["Membership"]
 
@@ -69,7 +70,7 @@ class Membership:
         self.bare = Topology.group(vendors, hosts, (), levels)
         speeds = link_weights(hosts, [f.link_speed for f in self.facts])
         weighted = Topology.group(vendors, hosts, speeds, levels)
-        self.windows = join(mpi, self.bare, self.facts, self.runtime)
+        self.windows = join_windows(mpi, self.bare, self.facts, self.runtime)
         self.topology, self.tuning = agreed(
             self.bare, weighted, env.get("TUNE"), self._table, path, plain=plain, windows=self.windows.whole
         )
@@ -77,6 +78,10 @@ class Membership:
         self.device = Device.of(self.rank, island.ranks, self.facts, self.runtime)
         self.job = job.job_of(mpi, self.facts, vendors)
         self.board = Board(mpi, [f.host.memory for f in self.facts])
+        memory = None if self.runtime is None else self.runtime.memory_type
+        able = island.size == 1 or (memory is not None and not self.device.blind and self.job.vendors_library(memory))
+        self.channels = channels.join(mpi, self.windows, self.bare, self.facts, self.runtime, able)
+        self.tuning = replace(self.tuning, channels=self.channels is not None)
         members = [self.job.index[f.process] for f in self.facts]
         self.teams = Teams(self.job, members, self.rank, self.id, timeout)
         self.discard()
@@ -160,6 +165,8 @@ class Membership:
     def close(self) -> None:
         """Release teams and board; collective."""
         self.discard()
+        if self.channels is not None:
+            self.channels.close(self.teams.timeout)
         self.teams.close()
         self.board.close()
         self.release_id()

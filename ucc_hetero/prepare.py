@@ -227,6 +227,9 @@ class Preparation:
         self.used[label] = choice, why
         staged = members.device.staged(choice.path) if what.memory is not None else ()
         route = Route(members.id << 52 | 1 << 51, staged, members.windows.peers)
+        if what.memory is not None and choice.path == "window" and members.channels is not None and not bound.local:
+            whole = make_plan(members.topology, call, choice)
+            route = route._replace(channels=members.channels, whole=whole)
         # Ranks that call different things would wait for each other while they make the teams of each.
         if now:
             members.teams.look = Watch(members.board, self.rank, label, self._delegate.timeout, announce=True).look

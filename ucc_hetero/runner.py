@@ -31,6 +31,7 @@ _ndarray = np.ndarray
 _from_buffer = ffi.from_buffer
 _run = lib.ucch_program_run
 _NULL = ffi.NULL
+_cast = ffi.cast
 
 #: Programs and buffers of calls that failed or were dropped while libucc still used them; never freed.
 _graveyard: list[object] = []
@@ -100,8 +101,10 @@ class Runner:
             if known is not None:
                 key, outof, into = known
                 program = self._fast.get(key)
-                if program is not None and not self.broken and self._ran(program, outof, into, (send, recv), name):
-                    return
+                if program is not None and not self.broken:
+                    addresses = _cast("void *", outof), _cast("void *", into)
+                    if self._ran(program, *addresses, (send, recv), name):
+                        return
         self._usable()
         if op is not None and is_delegated(op):
             self._delegate.run(name, send, recv, op, root, recvcounts)
@@ -159,8 +162,7 @@ class Runner:
         ``host``: the caller will wait for the request at once, so that the stream need not.
         """
         if stream is not None:
-            request, _ = self.start_on(stream_handle(stream), name, send, recv, op, root, recvcounts, host=host)
-            return request
+            return self.start_on(stream_handle(stream), name, send, recv, op, root, recvcounts, host=host)[0]
         self._usable()
         if op is not None and is_delegated(op):
             request = self._delegate.request(name, send, recv, op, root, recvcounts)

@@ -7,6 +7,7 @@ every rank, so every rank chooses the same.
 from __future__ import annotations
 
 import gc
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -95,11 +96,18 @@ class Tuning:
     plain: bool = False
     #: All ranks share windows: memory of one host that the devices of all islands copy to and from.
     windows: bool = False
+    #: Calls among them are queued in streams whole, if messages take the place of the host's library in them.
+    channels: bool = False
     #: Measured ways of messages between devices.
     messages: tuple[PairRule, ...] = ()
     _choices: dict[tuple[Topology, str, int, Op | None], tuple[Choice, str]] = field(
         default_factory=dict, init=False, repr=False
     )
+
+    @property
+    def least_through_windows(self) -> float:
+        """Bytes from which on messages through windows take the place of the host's library."""
+        return math.inf if not self.windows else 0 if self.channels else WINDOW_LIMIT
 
     @classmethod
     def parse(
@@ -189,7 +197,7 @@ def _choose(topology: Topology, collective: str, nbytes: int, op: Op | None, tun
 
 
 def _path(nbytes: int, tune: Tuning) -> str:
-    return "window" if tune.path == "staged" and tune.windows and nbytes >= WINDOW_LIMIT else tune.path
+    return "window" if tune.path == "staged" and nbytes >= tune.least_through_windows else tune.path
 
 
 def _shared(topology: Topology, collective: str, nbytes: int) -> bool:
@@ -294,7 +302,9 @@ def _fragments(topology: Topology, algorithm: str, collective: str, nbytes: int,
     ):
         return 1
     if topology.one_host and path != "staged":
-        return 1 if plain else max(1, min(MOST_ON_DEVICES, nbytes // DEVICE_FRAGMENT))
+        # Pieces of a message through windows are under way at a time in any case; only islands' phases can overlap.
+        together = plain or (path == "window" and all(island.size == 1 for island in topology.islands))
+        return 1 if together else max(1, min(MOST_ON_DEVICES, nbytes // DEVICE_FRAGMENT))
     most = _most_fragments(topology)
     if algorithm == "ring":
         most = min(most, max(LEAST_MOST, MOST_HOPS // len(topology.islands)))

@@ -23,8 +23,8 @@ _cast = ffi.cast
 _launch = lib.ucch_program_launch
 _release = lib.ucch_launch_release
 
-#: What is known of a call by its arguments: (key, address of sendbuf or NULL, address of recvbuf or NULL).
-Known = tuple[tuple[Any, ...], Any, Any]
+#: What is known of a call by its arguments: (key, address of sendbuf or 0, address of recvbuf or 0).
+Known = tuple[tuple[Any, ...], int, int]
 
 
 def key_of(name: str, send: Any, recv: Any, op: Any, root: int) -> Known | None:
@@ -45,10 +45,10 @@ def key_of(name: str, send: Any, recv: Any, op: Any, root: int) -> Known | None:
     if outof is None:
         if into is None:
             return None
-        return (name, None, into[0], op, root), _NULL, _cast("void *", into[1])
+        return (name, None, into[0], op, root), 0, into[1]
     if into is None:
-        return (name, outof[0], None, op, root), _cast("void *", outof[1]), _NULL
-    return (name, outof[0], into[0], op, root), _cast("void *", outof[1]), _cast("void *", into[1])
+        return (name, outof[0], None, op, root), outof[1], 0
+    return (name, outof[0], into[0], op, root), outof[1], into[1]
 
 
 class Launched(Request):
@@ -57,14 +57,24 @@ class Launched(Request):
     The arrays must stay allocated until the stream has passed the call, as for a kernel.
     """
 
-    def __init__(self, op: Any, finish: Callable[[int, Any], None], owner: object) -> None:
-        super().__init__(ffi.gc(op, _release), None, finish, owner=owner)
+    _keep, _timeout, _withdraw = None, 0.0, None
 
-    def __del__(self) -> None:
-        """Nothing: what was launched goes on."""
+    def __init__(self, op: Any, about: tuple[Launches, Program, str, float], owner: object) -> None:
+        # Not the base class's: who makes many such calls waits for each of these lines.
+        self._op, self._about, self._owner, self._done = op, about, owner, False
+
+    def __del__(self, release: Any = _release) -> None:
+        """The engine may forget it; what was launched goes on."""
+        release(self._op)
 
     def _drop(self) -> None:
-        """As ``__del__``."""
+        """Nothing is left to do."""
+
+    def _complete(self, state: int, status: Any) -> None:
+        self._done = True
+        if state != 1:
+            launches, program, label, timeout = self._about
+            launches.failed(self._op, program, label, timeout)
 
 
 class Launches:
@@ -78,47 +88,46 @@ class Launches:
     def again(self, known: Known, timeout: float, stream: int, owner: object) -> Request | None:
         """Launch a call that looks like one that was launched before; None if there is none, or it must wait."""
         found = self._known.get(known[0])
-        return None if found is None else self._launch(*found, known[1], known[2], timeout, stream, owner)
+        if found is None:
+            return None
+        program, label = found
+        op = _launch(program.handle, known[1], known[2], timeout, stream)
+        if op == _NULL:
+            self._refuse(program, label, timeout)
+            return None
+        return Launched(op, (self, program, label, timeout), owner)
 
     def first(
         self, known: Known | None, prepared: Prepared, timeout: float, stream: int, owner: object
     ) -> Request | None:
         """Launch a prepared call; None if it must wait for calls before it, and be started like any other."""
         program, label = prepared.program, prepared.label
-        request = self._launch(program, label, prepared.send, prepared.recv, timeout, stream, owner)
-        if request is None:
+        send, recv = (int(_cast("uintptr_t", at)) for at in (prepared.send, prepared.recv))
+        op = _launch(program.handle, send, recv, timeout, stream)
+        if op == _NULL:
+            self._refuse(program, label, timeout)
             return None
         if known is None or not prepared.repeatable:
             prepared.give_back()
-            return request
-        if len(self._known) >= KINDS:
-            self._known.clear()
-        self._known[known[0]] = program, label
-        return request
+        else:
+            if len(self._known) >= KINDS:
+                self._known.clear()
+            self._known[known[0]] = program, label
+        return Launched(op, (self, program, label, timeout), owner)
 
-    def _launch(
-        self, program: Program, label: str, send: Any, recv: Any, timeout: float, stream: int, owner: object
-    ) -> Request | None:
-        op = _launch(program.handle, send, recv, timeout, _cast("void *", stream))
-        if op == _NULL:
-            self._refuse(label, lib.ucch_launch_status())
-            return None
-        lib.ucch_progress_thread(1)
+    def failed(self, op: Any, program: Program, label: str, timeout: float) -> None:
+        """Raise why a call failed."""
+        failure = failure_of(op, self._board, self._rank, label, timeout)
+        self._fail(failure, program)
+        raise failure
 
-        def finish(state: int, status: Any) -> None:
-            if state != 1:
-                failure = failure_of(op, self._board, self._rank, label, timeout)
-                self._fail(failure, program)
-                raise failure
-
-        request = Launched(op, finish, owner)
-        if lib.ucch_launch_status() < 0:
-            finish(2, None)
-        return request
-
-    def _refuse(self, label: str, status: int) -> None:
-        if status != lib.UCCH_FAIL_BROKEN:
-            return  # such as one buffer for both sides: the general way handles or refuses it
+    def _refuse(self, program: Program, label: str, timeout: float) -> None:
+        """Nothing was launched: None where the general way handles it, or refuses it."""
+        op = lib.ucch_launch_failed()
+        if op != _NULL:
+            self.failed(op, program, label, timeout)
+        if lib.ucch_launch_status() != lib.UCCH_FAIL_BROKEN:
+            return
         culprit = lib.ucch_board_culprit(self._board.native)
         if culprit == _NULL:
             raise CollectiveError(f"rank {self._rank}: {label} could not be started: an earlier call failed")

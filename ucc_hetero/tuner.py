@@ -7,7 +7,7 @@ the choice that would be made anyway becomes a rule. Rank 0 writes the table, wh
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 
@@ -16,7 +16,7 @@ from .collectives import elements
 from .comm import Communicator
 from .cost import Links
 from .residence import paths_of
-from .select import WINDOW_LIMIT, Choice, Tuning, candidates, choose, example_call
+from .select import Choice, Tuning, candidates, choose, example_call
 from .topology import link_weights
 from .trial import Trial, forced
 from .tune import Measured, Rule, best_of, save_table, spans
@@ -50,14 +50,11 @@ def tune(
 ) -> list[Finding]:
     """Measure every candidate of every collective and size; ``tell`` is called on every rank after each size."""
     before, found = comm._run.members.tuning, []
+    bare = replace(before, user=(), measured=(), links=None, messages=())
     try:
         for collective in collectives:
             for nbytes in sizes if collective != "barrier" else [0]:
-                found.append(
-                    measure(
-                        comm, collective, nbytes, Tuning(path=before.path, plain=before.plain, windows=before.windows)
-                    )
-                )
+                found.append(measure(comm, collective, nbytes, bare))
                 tell(found[-1])
     finally:
         comm._run.retune(before)
@@ -108,7 +105,7 @@ def _paths(comm: Communicator, nbytes: int, tuning: Tuning) -> tuple[str, ...]:
     if comm.topology.flat:
         return (tuning.path,)
     ways = paths_of(comm._run.members.facts, env.get("STAGING"))
-    return (*ways, "window") if "staged" in ways and tuning.windows and nbytes >= WINDOW_LIMIT else ways
+    return (*ways, "window") if "staged" in ways and nbytes >= tuning.least_through_windows else ways
 
 
 def rules_of(found: Sequence[Finding]) -> tuple[Rule, ...]:

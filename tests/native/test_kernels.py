@@ -23,6 +23,9 @@ _HOST = """
 #define __device__
 #define __global__
 static struct { unsigned x; } gridDim = {1}, blockDim = {1}, blockIdx = {0}, threadIdx = {0};
+static inline void __syncthreads() {}
+static inline void __threadfence_system() {}
+static inline void __nanosleep(unsigned) {}
 static inline float __uint_as_float(unsigned u) { float f; std::memcpy(&f, &u, 4); return f; }
 static inline unsigned __float_as_uint(float f) { unsigned u; std::memcpy(&u, &f, 4); return u; }
 """
@@ -42,6 +45,10 @@ CASES = [
 ]
 
 
+#: All of a short call, for two types whose elements need another alignment.
+WHOLES = [(lib.UCCH_WHOLE, OPS["SUM"].code, DTYPES[name].code, 0) for name in ("float32", "int16")]
+
+
 @pytest.fixture(scope="module")
 def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     """All kernels in one library, as ``kernel_<number of the case>``."""
@@ -49,7 +56,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     if compiler is None:
         pytest.skip("needs a C++ compiler, for kernels that have no GPU here")
     parts = [_HOST]
-    for i, case in enumerate(CASES):
+    for i, case in enumerate([*CASES, *WHOLES]):
         text = kernels.source(*case)
         if text is not None:
             # Each in a namespace of its own: they all define the same helpers.
@@ -120,6 +127,41 @@ def test_nothing_is_ready_without_a_device() -> None:
     assert not kernels.ready(lib.UCCH_COMBINE, OPS["SUM"].code, DTYPES["float32"].code, 0)
 
 
+class Move(ctypes.Structure):
+    """``struct move`` of the kernels and of cffi_build/enqueue.c."""
+
+    _fields_ = [
+        *((name, ctypes.c_void_p) for name in ("src", "dst", "wait", "tell")),
+        *((name, ctypes.c_uint32) for name in ("least", "value", "kind", "n")),
+    ]
+
+
+class Moves(ctypes.Structure):
+    """``struct moves``."""
+
+    _fields_ = [("n", ctypes.c_uint64), ("each", Move * 40)]
+
+
+@pytest.mark.parametrize("nth, dtype", [(0, "float32"), (1, "int16")])
+@pytest.mark.parametrize("count", [1, 7, 1000])
+def test_a_whole_call(library: ctypes.CDLL, nth: int, dtype: str, count: int) -> None:
+    """Moves are done in their order, each behind its word; words are written in the end, also past their wrapping."""
+    rng = np.random.default_rng()
+    here, there, into = (rng.integers(-100, 100, count).astype(dtype) for _ in range(3))
+    wanted, copied = here + there, np.full(count, 77, dtype)
+    words = np.array([5, 0, 2**32 - 1, 0], np.uint32)
+    at = [words.ctypes.data + 4 * i for i in range(4)]
+    moves = Moves(3)
+    moves.each[0] = Move(there.ctypes.data, into.ctypes.data, at[0], at[1], 5, 9, 1, there.nbytes)
+    moves.each[1] = Move(into.ctypes.data, here.ctypes.data, at[1], at[2], 8, 3, 2, count)
+    moves.each[2] = Move(here.ctypes.data, copied.ctypes.data, at[2], at[3], 2**32 - 2, 1, 1, here.nbytes)
+    function = getattr(library, f"kernel_{len(CASES) + nth}")
+    function.argtypes = [Moves]
+    function(moves)
+    assert (into == there).all() and (here == wanted).all() and (copied == wanted).all()
+    assert words.tolist() == [5, 9, 3, 1]
+
+
 def test_source_is_in_the_repository_only_once() -> None:
     text = Path(kernels.__file__).read_text()
-    assert text.count("__global__") == 1
+    assert text.count('extern "C" __global__') == 3  # elements one by one; a word; all of a call

@@ -44,6 +44,8 @@ LAYERS = {
     "timeline": 4,
     "staging": 4,
     "windows": 4,
+    "channels": 4,
+    "instream": 4,
     "residence": 4,
     "membership": 5,
     "ucc_enums": 4,

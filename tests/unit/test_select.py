@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -308,6 +309,14 @@ def test_windows_take_long_calls_of_the_staged_path() -> None:
     tuning = Tuning(path="staged", windows=True)
     short, long = (choose(topology, "allreduce", n, OPS["SUM"], tuning) for n in (1 << 16, 1 << 26))
     assert (short.path, long.path) == ("staged", "window")
+    queued = replace(tuning, channels=True)  # the others' hosts take no part: neither does this one's library
+    assert choose(topology, "allreduce", 8, OPS["SUM"], queued).path == "window"
+    pair = Topology.group(["nvidia", "amd"], [0] * 2)  # nothing goes on in islands beside the crossing
+    assert (
+        choose(pair, "allreduce", 1 << 28, OPS["SUM"], tuning).fragments
+        == 1
+        < choose(topology, "allreduce", 1 << 28, OPS["SUM"], tuning).fragments
+    )
     plan = make_plan(topology, Call("allreduce", 4, (1 << 24,)), long)
     kinds = {step.kind for f in plan.fragments for stage in f.stages for step in stage if step.link == "bridge"}
     assert kinds == {"message"}

@@ -2,7 +2,7 @@
 
 What libraries run on the host between devices of several vendors costs processors; messages through windows cost none
 (``windows``). Every byte goes straight to whoever wants it, and one owner reduces each share, so that replicas are
-equal to the last bit.
+equal to the last bit. What vendors' libraries lack inside an island is put together of what they have.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Callable
 from functools import partial
 
 from ucc_hetero.algorithms.registry import cut_at
-from ucc_hetero.plan import Fragment, Plan, Region, Step, regions
+from ucc_hetero.plan import Blocks, Fragment, Plan, Region, Step, regions
 
 __all__ = ["spell"]
 
@@ -148,6 +148,23 @@ _KINDS: dict[str, Callable[[_Pen], None]] = {
 }
 
 
+def _reductions(step: Step) -> list[Step]:
+    """An island's reduce_scatter of unequal shares as a reduction of each: vendors' libraries have no such thing."""
+    out = []
+    for owner in range(len(step.ranks)):
+        src = tuple(regions(side)[owner] for side in step.src)
+        dst = tuple(side if i == owner else None for i, side in enumerate(step.dst))
+        if src[0].count:
+            out.append(Step("reduce", step.ranks, step.link, src, dst, owner))
+    return out
+
+
+def _unequal(step: Step) -> bool:
+    """Whether a step is a reduce_scatter among several, of shares that do not all have one length and touch."""
+    equal = all(isinstance(side, Blocks) and side.stride == side.count for side in step.src)
+    return step.kind == "reduce_scatter" and len(step.ranks) > 1 and not equal
+
+
 def spell(plan: Plan, only: int | None = None) -> Plan:
     """``plan`` with messages in the place of collectives over bridges. ``only``: the rank that it is a plan of.
 
@@ -177,7 +194,7 @@ def _spelled(stage: tuple[Step, ...], take: _Take, only: int | None) -> list[lis
     for step in stage:
         write = _KINDS.get(step.kind) if step.link == "bridge" and len(step.ranks) > 1 else None
         if write is None:
-            out[0].append(step)
+            out[0] += _reductions(step) if _unequal(step) else [step]
             continue
         if only is not None and only not in step.ranks:
             continue

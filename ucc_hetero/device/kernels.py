@@ -105,7 +105,9 @@ template <> struct store<half_t> {
         return {(unsigned short)(sign | magnitude >> 13)};
     }
 };
+"""
 
+_EACH = """
 extern "C" __global__ void ucch(const FROM *src, TO *dst, unsigned long long n, double by) {
     unsigned long long step = (unsigned long long)gridDim.x * blockDim.x;
     for (unsigned long long i = (unsigned long long)blockIdx.x * blockDim.x + threadIdx.x; i < n; i += step)
@@ -113,16 +115,85 @@ extern "C" __global__ void ucch(const FROM *src, TO *dst, unsigned long long n, 
 }
 """
 
+#: Words in memory that other devices write, or read; they only grow, and wrap around (``cffi_build/channel.c``).
+_WORDS = """
+#ifdef __AMDGCN__
+#define GET(p) __atomic_load_n(p, __ATOMIC_ACQUIRE)
+#define PUT(p, v) __atomic_store_n(p, v, __ATOMIC_RELEASE)
+#define NAP() __builtin_amdgcn_s_sleep(4)
+#else
+#define GET(p) (*(volatile unsigned *)(p))
+#define PUT(p, v) (*(volatile unsigned *)(p) = (v))
+#define NAP() __nanosleep(40)
+#endif
+__device__ void AWAIT(unsigned *word, unsigned long long n) {
+    while ((int)(GET(word) - (unsigned)n) < 0)
+        NAP();
+    __threadfence_system();
+}
+__device__ void POST(unsigned *word, unsigned long long n) {
+    __threadfence_system();
+    PUT(word, (unsigned)n);
+}
+"""
 
-def ready(kind: int, op: int, dtype: int, to: int) -> bool:
+_WORD = """
+extern "C" __global__ void ucch(const void *, unsigned *dst, unsigned long long n, double) {
+    BODY(dst, n);
+}
+"""
+
+#: All of a short call: ``moves`` of ``cffi_build/enqueue.c``, one after the other, by one block.
+_WHOLE = """
+struct move { const void *src; void *dst; unsigned *wait, *tell, least, value, kind, n; };
+struct moves { unsigned long long n; move each[40]; };
+
+template <class T> __device__ void copy(void *dst, const void *src, unsigned bytes) {
+    for (unsigned i = threadIdx.x; i < bytes / sizeof(T); i += blockDim.x)
+        ((volatile T *)dst)[i] = ((const volatile T *)src)[i];
+}
+__device__ void copy_bytes(void *dst, const void *src, unsigned bytes) {
+    unsigned long long all = (unsigned long long)dst | (unsigned long long)src | bytes;
+    if (all % 8 == 0)
+        copy<unsigned long long>(dst, src, bytes);
+    else if (all % 4 == 0)
+        copy<unsigned>(dst, src, bytes);
+    else
+        copy<unsigned char>(dst, src, bytes);
+}
+__device__ void combine(TO *dst, const FROM *src, unsigned n, double by) {
+    for (unsigned i = threadIdx.x; i < n; i += blockDim.x)
+        BODY
+}
+extern "C" __global__ void ucch(moves all) {
+    for (unsigned k = 0; k < all.n; k++) {
+        const move m = all.each[k];
+        if (m.wait && threadIdx.x == 0)
+            AWAIT(m.wait, m.least);
+        __syncthreads();
+        if (m.kind == 1)
+            copy_bytes(m.dst, m.src, m.n);
+        else if (m.kind == 2)
+            combine((TO *)m.dst, (const FROM *)m.src, m.n, 0);
+        __threadfence_system();
+        __syncthreads();
+        if (m.tell && threadIdx.x == 0)
+            PUT(m.tell, m.value);
+    }
+}
+"""
+
+
+def ready(kind: int, op: int, dtype: int, to: int, *, insist: bool = False) -> bool:
     """Whether the device of this process does such steps itself; compiles and loads what does them at first use.
 
     Numbers as the native engine's: ``UCCH_COMBINE`` with UCC's operation, ``UCCH_CAST``, ``UCCH_SCALE``; UCC's
-    datatypes.
+    datatypes. ``UCCH_AWAIT`` and ``UCCH_POST`` have neither, ``UCCH_WHOLE`` those of its arithmetic. ``insist``: the
+    answer must be that of the other ranks, however long streams are held.
     """
-    key = kind, op if kind == lib.UCCH_COMBINE else 0, dtype, to if kind == lib.UCCH_CAST else 0
+    key = kind, op if kind in (lib.UCCH_COMBINE, lib.UCCH_WHOLE) else 0, dtype, to if kind == lib.UCCH_CAST else 0
     if key not in _known:
-        if not _nothing_held():
+        if not _nothing_held() and not insist:
             return False  # for this time
         _known[key] = _make(*key)
     return _known[key]
@@ -163,6 +234,9 @@ def _make(kind: int, op: int, dtype: int, to: int) -> bool:
 
 def source(kind: int, op: int, dtype: int, to: int) -> str | None:
     """The kernel's text; None for what there is none for."""
+    words = {lib.UCCH_AWAIT: "AWAIT", lib.UCCH_POST: "POST"}
+    if kind in words:
+        return _WORDS + _WORD.replace("BODY", words[kind])
     names = {t.code: name for name, t in DTYPES.items() if name in _TYPES}
     if dtype not in names or (kind == lib.UCCH_CAST and to not in names):
         return None
@@ -171,7 +245,8 @@ def source(kind: int, op: int, dtype: int, to: int) -> str | None:
     body = _body(kind, op, one, _TYPES[one], _TYPES[other])
     if body is None:
         return None
-    return _SOURCE.replace("FROM", _TYPES[one]).replace("TO", _TYPES[other]).replace("BODY", body)
+    text = _SOURCE + (_WORDS + _WHOLE if kind == lib.UCCH_WHOLE else _EACH)
+    return text.replace("FROM", _TYPES[one]).replace("TO", _TYPES[other]).replace("BODY", body)
 
 
 def _body(kind: int, op: int, name: str, one: str, other: str) -> str | None:

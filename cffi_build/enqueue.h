@@ -1,0 +1,13 @@
+/* A whole program into streams at once; launch.c keeps the books. */
+#ifndef UCCH_ENQUEUE_H
+#define UCCH_ENQUEUE_H
+
+#include "program.h"
+
+typedef struct ucch_launch ucch_launch;
+
+int ucch_lane_of(const ucch_step *s);
+int ucch_enqueue_ready(ucch_program *p);
+int ucch_enqueue_locked(ucch_program *p, ucch_launch *l, void *stream);
+
+#endif

@@ -1,0 +1,128 @@
+"""What ranks run in test_channels.py where calls that are queued in streams fail."""
+
+from channel_scripts import COMMON
+
+#: A rank that never calls: the others' streams go on, and they say so, at their next call at the latest.
+MISSING = (
+    COMMON
+    + """
+comms = [Communicator() for n in (1000, 300_000)]
+for comm, n in zip(comms, (1000, 300_000)):
+    stream, x, y = runtime().stream(), Array(n).set(1), Array(n).set(-1)
+    comm.Allreduce(x, y)
+    assert made["allreduce"] == {True} and (y.peek == comm.size).all()
+    if comm.rank == 0:
+        comm._run.timeout = 0.5
+        requests = [comm.Iallreduce(x, y, stream=stream) for _ in range(3)]
+        reached(stream)
+        print("waited for:", [failure(q.Wait) for q in requests], flush=True)
+        print("next:", failure(lambda: comm.Allreduce(x, y)), flush=True)
+    MPI.COMM_WORLD.Barrier()
+"""
+)
+
+#: The same with a call that the host waits for, and of one whose request nobody looks at.
+MISSING_TOO = (
+    COMMON
+    + """
+comm, second = Communicator(), Communicator()
+r, n = comm.rank, 1000
+stream, x, y = runtime().stream(), Array(n).set(1), Array(n).set(-1)
+comm.Allreduce(x, y)
+second.Allreduce(x, y)
+if r == 0:
+    comm._run.timeout = second._run.timeout = 0.5
+    print("blocking:", failure(lambda: comm.Allreduce(x, y)), flush=True)
+    second.Iallreduce(x, y, stream=stream)
+    reached(stream)
+    print("later:", failure(lambda: second.Iallreduce(x, y, stream=stream)), flush=True)
+MPI.COMM_WORLD.Barrier()
+# What is made anew works.
+with Communicator() as third:
+    third.Allreduce(x, y.set(-1))
+    assert (y.peek == third.size).all() and made["allreduce"] == {True}
+print("right", flush=True)
+"""
+)
+
+#: A rank that gives up lets its streams go on, with garbage: nobody may take that for a result.
+GARBAGE = (
+    COMMON
+    + """
+def part(comm, n):
+    r, p = comm.rank, comm.size
+    gpu = runtime()
+    gpu.use(comm._run.members.place.device)
+    stream, x, y, z = gpu.stream(), Array(n).set(r + 1), Array(n).set(-1), Array(n).set(-1)
+    good = comm.Iallreduce(x, z, stream=stream)
+    reached(stream)
+    good.Wait()
+    if r == p - 1:
+        MPI.COMM_WORLD.recv(source=0, tag=n)  # the first one has given up by then, the others have not
+    elif r:
+        time.sleep(0.5)
+    else:
+        comm._run.timeout = 1.0
+    outcome = failure(lambda: comm.Iallreduce(x, y, stream=stream).Wait())
+    if not r:
+        MPI.COMM_WORLD.send(None, p - 1, tag=n)
+    assert outcome != "nothing" or (y.peek == p * (p + 1) / 2).all(), (r, y.peek[:5])
+    assert (z.peek == p * (p + 1) / 2).all()
+    print("outcome", outcome, flush=True)
+
+
+threads = [threading.Thread(target=part, args=(Communicator(), n)) for n in (1000, 300_000)]
+[t.start() for t in threads]
+[t.join() for t in threads]
+assert made["allreduce"] == {True}
+MPI.COMM_WORLD.Barrier()
+"""
+)
+
+#: Ranks that call different things; what was right before stays right, or is said not to be.
+DIFFERENT = (
+    COMMON
+    + """
+for comm, n in zip([Communicator(), Communicator()], (1000, 300_000)):
+    r = comm.rank
+    stream, x, y, z = runtime().stream(), Array(n).set(r + 1), Array(n).set(-1), Array(n).set(-1)
+    comm.Allreduce(x, y)
+    comm.Reduce(x, y)  # or the other rank sees what we are about to call before we call it
+    assert made["allreduce"] == made["reduce"] == {True}
+    gate = Gate(stream) if r == 1 else None
+    before = comm.Iallreduce(x, y.set(-1), stream=stream)
+    MPI.COMM_WORLD.Barrier()
+    differ = lambda: comm.Iallreduce(x, z, stream=stream) if r else comm.Ireduce(x, z, SUM, 0, stream=stream)
+    outcomes = [failure(lambda: differ().Wait())]
+    if gate:
+        gate.open()
+    reached(stream)
+    outcomes.append(failure(before.Wait))
+    assert outcomes[1] != "nothing" or (y.peek == comm.size * (comm.size + 1) / 2).all(), (r, y.peek[:5])
+    print(f"{outcomes[0]} before {outcomes[1]} after {failure(lambda: comm.Allreduce(x, y))}", flush=True)
+    MPI.COMM_WORLD.Barrier()
+"""
+)
+
+#: A rank dies while the others' streams wait for it.
+KILLED = (
+    COMMON
+    + """
+import signal
+
+comm = Communicator()
+r, n = comm.rank, 300_000
+stream, x, y = runtime().stream(), Array(n).set(1), Array(n).set(-1)
+comm.Allreduce(x, y)
+assert made["allreduce"] == {True}
+if r == comm.size - 1:
+    Gate(stream)
+    comm.Iallreduce(x, y, stream=stream)
+    time.sleep(0.3)
+    os.kill(os.getpid(), signal.SIGKILL)
+request = comm.Iallreduce(x, y, stream=stream)
+reached(stream)
+print("died:", failure(request.Wait), failure(lambda: comm.Allreduce(x, y)), flush=True)
+os._exit(0)
+"""
+)

@@ -1,0 +1,115 @@
+"""Calls queued in streams whole, over the fake GPU library: real windows, plans and processes; asynchronous devices.
+
+Every script asserts that its calls were queued, or that they were not.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import channel_failure_scripts
+import channel_scripts
+import pytest
+
+pytestmark = [pytest.mark.mpi, pytest.mark.timeout(120)]
+
+PAIR, THREE, FOUR = "nvidia:1,amd:1", "nvidia:1,amd:2", "nvidia:2,amd:2"
+
+
+@pytest.fixture
+def run(fakes: Callable[..., Any]) -> Callable[..., Any]:
+    """Run a script on fake devices that are quick, all of its collectives as messages."""
+
+    def start(script: str, layout: str, **env: str) -> Any:
+        usual = {"UCCH_STAGING": "staged", "UCCH_TUNE": channel_scripts.FLAT, "FAKEGPU_DELAY_US": "20"}
+        return fakes(script, layout, timeout=90, **usual | env)
+
+    return start
+
+
+def ranks(layout: str) -> int:
+    return sum(int(part[-1]) for part in layout.split(","))
+
+
+@pytest.mark.parametrize(
+    "layout, env",
+    [(PAIR, {"FAKEGPU_CONNECTIONS": "1"}), (THREE, {"UCCH_WINDOW": "24M"}), (FOUR, {"FAKEGPU_CONNECTIONS": "3"})],
+    ids=["2", "3", "4"],
+)
+def test_every_collective_in_every_form(run: Callable[..., Any], layout: str, env: dict[str, str]) -> None:
+    assert run(channel_scripts.EVERY, layout, **env).stdout.count("right") == ranks(layout)
+
+
+@pytest.mark.parametrize("layout", [PAIR, THREE])
+def test_other_data(run: Callable[..., Any], layout: str) -> None:
+    assert run(channel_scripts.OTHER_DATA, layout).stdout.count("right") == ranks(layout)
+
+
+@pytest.mark.parametrize(
+    "layout, env",
+    [
+        (PAIR, {"UCCH_WINDOW": "8M"}),
+        (PAIR, {"FAKEGPU_CONNECTIONS": "1"}),
+        (THREE, {"FAKEGPU_CONNECTIONS": "2", "UCCH_WINDOW": "24M"}),
+    ],
+    ids=["small window", "one connection", "two connections"],
+)
+def test_many_calls_in_many_streams(run: Callable[..., Any], layout: str, env: dict[str, str]) -> None:
+    assert run(channel_scripts.CROWD, layout, DICE="7", **env).stdout.count("right") == ranks(layout)
+
+
+def test_several_communicators(run: Callable[..., Any]) -> None:
+    assert run(channel_scripts.SEVERAL, PAIR, UCCH_WINDOW="64M").stdout.count("right") == 2
+
+
+@pytest.mark.parametrize("layout", [PAIR, THREE])
+def test_data_that_comes_late(run: Callable[..., Any], layout: str) -> None:
+    assert run(channel_scripts.LATE, layout).stdout.count("right") == ranks(layout)
+
+
+def test_a_rank_that_never_calls(run: Callable[..., Any]) -> None:
+    out = run(channel_failure_scripts.MISSING, PAIR, UCCH_TIMEOUT="60").stdout
+    assert out.count("waited for: ['CollectiveTimeout', ") == 2 and "nothing" not in out, out
+    assert out.count("next: CollectiveError") == 2
+
+
+def test_a_rank_that_never_calls_what_others_wait_for(run: Callable[..., Any]) -> None:
+    out = run(channel_failure_scripts.MISSING_TOO, PAIR, UCCH_TIMEOUT="60").stdout
+    assert "blocking: CollectiveTimeout" in out and "later: CollectiveError" in out
+    assert out.count("right") == 2
+
+
+def test_nobody_takes_garbage_for_a_result(run: Callable[..., Any]) -> None:
+    out = run(channel_failure_scripts.GARBAGE, THREE, UCCH_TIMEOUT="60").stdout
+    assert out.count("outcome") == 6 and "outcome nothing" not in out, out
+
+
+def test_ranks_that_call_different_things(run: Callable[..., Any]) -> None:
+    out = run(channel_failure_scripts.DIFFERENT, PAIR, UCCH_TIMEOUT="60").stdout
+    assert len(re.findall("MismatchError before .* after CollectiveError", out)) == 4, out
+
+
+def test_a_rank_that_dies(run: Callable[..., Any], flavour: tuple[Any, ...], fakes: Callable[..., Any]) -> None:
+    recover = ["--enable-recovery"] if flavour >= ("openmpi", 5) and flavour[0] == "openmpi" else []
+    env = {"UCCH_STAGING": "staged", "UCCH_TUNE": channel_scripts.FLAT, "UCCH_TIMEOUT": "20"}
+    result = fakes(channel_failure_scripts.KILLED, THREE, mpi={"check": False, "mpi_args": recover}, **env)
+    if not recover and "PeerError" not in result.stdout:
+        pytest.skip("this launcher ends every rank when one dies")
+    assert result.stdout.count("died: PeerError CollectiveError") == 2, result.output
+
+
+def test_calls_under_way_at_the_end(run: Callable[..., Any]) -> None:
+    assert run(channel_scripts.LEFT, THREE).stdout.count("right") == 3
+
+
+@pytest.mark.parametrize(
+    "env", [{"UCCH_CHANNELS": "n"}, {"FAKEGPU_NO_FLAGS": "1"}, {"UCCH_WINDOW": "2M"}], ids=lambda env: next(iter(env))
+)
+def test_without_channels(run: Callable[..., Any], env: dict[str, str]) -> None:
+    assert run(channel_scripts.WITHOUT, PAIR, **env).stdout.count("right") == 2
+
+
+def test_a_device_without_a_compiler(run: Callable[..., Any]) -> None:
+    assert run(channel_scripts.NO_COMPILER, PAIR).stdout.count("right") == 2
