@@ -20,7 +20,7 @@ from .futures import InOrder
 from .lane import Lane
 from .layout import Finish
 from .mail import Mail
-from .streams import Side, device_of, mean_of
+from .streams import Side, current, device_of, mean_of
 from .uncompiled import uncompiled
 from .work import Source, Work, limit_of, torch_error
 from .works import Later, Sent, Works
@@ -29,7 +29,7 @@ __all__ = ["Posting"]
 
 #: Seconds that an asynchronous call is given to finish before its caller goes on.
 _MOMENT = 20e-6
-#: All calls that are under way are looked at when there are more than this, and otherwise the oldest ones.
+#: Of so many calls one looks at all that are under way, the others at the oldest ones.
 _MANY = 64
 
 
@@ -194,7 +194,7 @@ class Posting:
             messenger = self._messengers.get(outgoing)
             if messenger is None:  # one for each direction: within it messages start in the order of their posting
                 messenger = self._messengers[outgoing] = InOrder(0, f"{self._name}-messages-{outgoing:d}")
-        event = torch.cuda.current_stream(device).record_event()
+        event = current(device).record_event()
 
         def after() -> Request:
             with torch.cuda.device(device):  # in a thread that has chosen none (:func:`.streams.beside`)
@@ -234,8 +234,16 @@ class Posting:
         self.check_aborted()
         if self._ended or (self._closed and not futures.level()):
             raise dist.DistBackendError(f"process group {self._name!r} has been destroyed")
-        # Calls that nobody waits for hold memory until somebody looks.
-        under_way = list(self.in_flight)
-        for work in under_way:
-            if not work.is_over() and len(under_way) <= _MANY:
-                return
+        # Calls that nobody waits for hold memory until somebody looks: at the oldest, and now and then at all.
+        while (oldest := _first(self.in_flight)) is not None and oldest.is_over():
+            pass
+        if self._posted % _MANY == 0:
+            for work in list(self.in_flight):
+                work.is_over()
+
+
+def _first(works: dict[Work, None]) -> Work | None:
+    try:
+        return next(iter(works), None)
+    except RuntimeError:  # another thread collected one meanwhile
+        return None

@@ -16,7 +16,7 @@ from .layout import Finish
 if TYPE_CHECKING:
     from .futures import Future
 
-__all__ = ["Ready", "Side", "beside", "device_of", "mean_of", "used_in_current"]
+__all__ = ["Ready", "Side", "beside", "current", "device_of", "mean_of", "used_in_current"]
 
 
 def device_of(*memory: Any) -> Any:
@@ -37,6 +37,22 @@ def _tensors(memory: Sequence[Any]) -> Iterator[Any]:
             yield from _tensors(each)
 
 
+#: torch's streams by device and handle: making one takes longer than launching a kernel.
+_streams: dict[tuple[Any, int], Any] = {}
+_handle_of_current = getattr(torch._C, "_cuda_getCurrentRawStream", None)
+
+
+def current(device: Any) -> Any:
+    """The calling thread's stream on a tensor's device."""
+    if _handle_of_current is None:
+        return torch.cuda.current_stream(device)
+    key = device, _handle_of_current(device.index)
+    found = _streams.get(key)
+    if found is None:
+        found = _streams[key] = torch.cuda.current_stream(device)
+    return found
+
+
 def used_in_current(memory: Sequence[Any]) -> Ready | None:
     """The current stream works on a call's memory: nobody else is given that memory before it is done.
 
@@ -45,7 +61,7 @@ def used_in_current(memory: Sequence[Any]) -> Ready | None:
     stream = None
     for tensor in _tensors(memory):
         if not tensor.is_cpu:
-            stream = torch.cuda.current_stream(tensor.device)
+            stream = current(tensor.device)
             tensor.record_stream(stream)
     return None if stream is None else Ready(stream)
 
@@ -87,10 +103,10 @@ class Ready:
 
     def order(self) -> None:
         """Let the current stream of the calling thread wait; the host does not."""
-        current = torch.cuda.current_stream(self._stream.device)
-        if current != self._stream:
+        here = current(self._stream.device)
+        if here is not self._stream and here != self._stream:
             self._event = self._event or self._stream.record_event()
-            current.wait_event(self._event)
+            here.wait_event(self._event)
 
     def query(self) -> bool:
         """Whether the results are there."""
@@ -118,28 +134,27 @@ class Side:
     ) -> tuple[Request, Ready | None]:
         """Make a call, and what is to be done after it, part of a stream.
 
-        ``memory`` is what they read and write. None for the second result where the stream does not wait for the call:
-        the host has to, and then does the rest.
+        ``memory`` is what they read and write; it stays allocated until the call has ended. None for the second result
+        where the stream does not wait for the call: the host has to, and then does the rest.
         """
-        current = torch.cuda.current_stream(self._device)
+        stream = here = current(self._device)
         if torch.cuda.is_current_stream_capturing():
             raise dist.DistBackendError(
                 "calls of the backend ucch cannot be captured in a graph, as a thread of the host takes part in them: "
                 "capture what lies between them"
             )
-        stream = current
         if asynchronous:
             stream = self._stream
             with self._lock:  # recorded again and again: who waits, waits for the latest
-                self._posted.record(current)
+                self._posted.record(here)
                 stream.wait_event(self._posted)
         request, held = start(stream.cuda_stream)
         if held and finish is not None:
             with torch.cuda.stream(stream):
                 finish()
-        for tensor in _tensors(memory) if asynchronous else ():
-            if not tensor.is_cpu:
-                tensor.record_stream(stream)
+            for tensor in _tensors(memory) if asynchronous else ():
+                if not tensor.is_cpu:  # used beyond the end of the call
+                    tensor.record_stream(stream)
         return request, Ready(stream, marked=asynchronous) if held else None
 
 

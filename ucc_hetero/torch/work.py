@@ -15,6 +15,7 @@ from .. import env
 from ..errors import CollectiveTimeout, UCCHError
 from ..native import lib
 from ..request import SLICE, Request
+from ..streamed import Launched
 from .futures import Future, complete_later
 from .layout import Finish
 from .streams import Ready, used_in_current
@@ -134,7 +135,11 @@ class Work(dist.Work):
 
     def is_over(self) -> bool:
         """Whether the call has ended, and then take its results; without making progress."""
-        if not self._done and all(_peek(each.op) for each in self.pending()):
+        requests = self._requests
+        if len(requests) == 1 and type(requests[0]) is Launched:  # its operation lives as long as it does itself
+            if _peek(requests[0]._op):
+                self._collect()
+        elif not self._done and all(_peek(each.op) for each in self.pending()):
             self._collect()
         return self._done
 
