@@ -159,7 +159,10 @@ class Numba:
 
 
 class Jax:
-    """Its arrays are never written to, and it shows no streams."""
+    """Its arrays are never written to, and it shows no streams.
+
+    It leaves the calling thread with the device that it has used last, which need not be that of the arrays.
+    """
 
     streams = False
 
@@ -167,15 +170,20 @@ class Jax:
         import jax
 
         self.jax, self.raw = jax, Raw()
+        self.mine = self.raw.gpu.current() or 0
         jax.config.update("jax_enable_x64", True)
         self.into = self.raw.put
         self.device = jax.devices()[device.local_rank() % len(jax.devices())]
 
     def put(self, values: Values) -> Any:
-        return self.jax.device_put(values, self.device).block_until_ready()
+        array = self.jax.device_put(values, self.device).block_until_ready()
+        self.raw.gpu.use(self.mine)
+        return array
 
     def get(self, array: Any) -> Values:
-        return self.raw.get(array) if isinstance(array, RawArray) else np.asarray(array)
+        values = self.raw.get(array) if isinstance(array, RawArray) else np.asarray(array)
+        self.raw.gpu.use(self.mine)
+        return values
 
 
 class Host:

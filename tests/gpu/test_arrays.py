@@ -65,11 +65,14 @@ def test_no_runtime(mpirun: Run) -> None:
 def test_memory_runs_out(mpirun: Run, hip_over_cuda: Path, vendors: str) -> None:
     """Nobody hangs, and nobody takes a wrong result for a right one."""
     env = {"UCCH_TIMEOUT": "15"} | ({"CASES_ODD_HIP": str(hip_over_cuda)} if vendors == "two vendors" else {})
-    # A rank that is left alone while NCCL begins tries for a minute to reach its peer, whatever UCCH_TIMEOUT says.
+    # A rank that is left alone while NCCL begins tries for a minute to reach a peer that has ended, and waits without
+    # end for one that has not, whatever UCCH_TIMEOUT says.
     more = {"PYTHONPATH": str(ROOT), "CUDA_MODULE_LOADING": "EAGER", "NCCL_SOCKET_RETRY_CNT": "10"}
     job = mpirun(JOB, 2, args=["raw", "memory_runs_out"], env=more | env, timeout=90, check=False)
     if "allreduce_knomial_init" in job.output:
         pytest.xfail("libucc 1.4.0 uses scratch that it did not get")
+    if re.search(r"tl_nccl_team\.c.*out of memory", job.output):
+        pytest.xfail("libucc's NCCL team failed before it met its peer, which waits for it without end (docs/gpu.md)")
     ends = dict(re.findall(r"^rank (\d) ended: (.*)", job.stdout, re.M))
     assert ends.keys() == {"0", "1"}, job.output
     assert all(end == "right" or re.match(rf"\w+(Error|Timeout): rank {rank}", end) for rank, end in ends.items()), ends
