@@ -117,12 +117,15 @@ def join(
         return None
     rank, size = int(mpi.Get_rank()), int(mpi.Get_size())
     ready = bool(env.get("CHANNELS")) and runtime is not None and runtime.eager and _words(runtime)
+    mine = everyone[rank]
+    board = mine.vendor, runtime.bus(mine.device) if runtime is not None else ""
     where = rank, size, ffi.new("int[]", list(topology.island_of))
     room = lib.ucch_channels_offer(*where, lib.ucch_window_room() // _SHARE) if ready else 0
     # A usual kernel is made as a try: one vendor's compiler may be missing where the other's is there.
     compiles = ready and kernels.ready(lib.UCCH_COMBINE, OPS["SUM"].code, DTYPES["float32"].code, 0, insist=True)
-    rooms, ables, computes = zip(*mpi.allgather((int(room), able, compiles)), strict=True)
-    if not min(rooms):
+    rooms, ables, computes, boards = zip(*mpi.allgather((int(room), able, compiles, board)), strict=True)
+    # Processes that share a device take turns at it: one that waits there would keep the other from what it waits for.
+    if not min(rooms) or len({*boards}) < size:
         log.log("mem").info("no channels between devices: their hosts take part in calls")
         return None
     handle = lib.ucch_channels_new(*where, min(rooms))

@@ -105,10 +105,17 @@ def test_calls_under_way_at_the_end(run: Callable[..., Any]) -> None:
 
 
 @pytest.mark.parametrize(
-    "env", [{"UCCH_CHANNELS": "n"}, {"FAKEGPU_NO_FLAGS": "1"}, {"UCCH_WINDOW": "2M"}], ids=lambda env: next(iter(env))
+    "layout, env",
+    [
+        (PAIR, {"UCCH_CHANNELS": "n"}),
+        (PAIR, {"FAKEGPU_NO_FLAGS": "1"}),
+        (PAIR, {"UCCH_WINDOW": "2M"}),
+        (THREE, {"FAKEGPU_DEVICES": "1"}),  # two ranks of one vendor share it
+    ],
+    ids=["unwanted", "no memory waits", "no room", "a device for two"],
 )
-def test_without_channels(run: Callable[..., Any], env: dict[str, str]) -> None:
-    assert run(channel_scripts.WITHOUT, PAIR, **env).stdout.count("right") == 2
+def test_without_channels(run: Callable[..., Any], layout: str, env: dict[str, str]) -> None:
+    assert run(channel_scripts.WITHOUT, layout, **env).stdout.count("right") == ranks(layout)
 
 
 def test_a_device_without_a_compiler(run: Callable[..., Any]) -> None:
