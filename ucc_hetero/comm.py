@@ -138,12 +138,13 @@ class Communicator(MessageMethods, GroupMethods):
     def plan_summary(self) -> str:
         """Describe the islands and the plans used so far, one line per kind of call.
 
-        Behind a plan stands what chose it: ``user`` rules, ``measured`` ones, the cost ``model`` or a ``default``.
+        Behind a plan stands what chose it: ``user`` rules, ``measured`` ones, the cost ``model`` or a ``default``; and
+        ``queued`` where devices do such calls without the host (docs/gpu.md).
         """
         lines = [self._run.topology.describe()]
-        for label, (choice, why) in self._run.used.items():
+        for label, (choice, why, queued) in self._run.used.items():
             pieces = f", {choice.fragments} fragments" if choice.fragments > 1 else ""
-            lines.append(f"{label}: {choice.algorithm}{pieces} ({why})")
+            lines.append(f"{label}: {choice.algorithm}{pieces} ({why}{', queued' if queued else ''})")
         return "\n".join(lines)
 
     def stats(self) -> dict[str, float]:

@@ -48,7 +48,7 @@ _WIDE = CollFlag.COUNT_64BIT | CollFlag.DISPLACEMENTS_64BIT
 class Program:
     """A native program and what it keeps alive."""
 
-    __slots__ = ("__weakref__", "handle", "holds", "keep", "launches", "op", "plan", "spare")
+    __slots__ = ("__weakref__", "handle", "holds", "keep", "launches", "op", "plan", "queued", "spare")
 
     def __init__(self, handle: Any, plan: Plan, keep: object, spare: int) -> None:
         self.handle = ffi.gc(handle, lib.ucch_program_free)
@@ -59,8 +59,8 @@ class Program:
         self.spare = spare
         #: Whether a stream may be held for as long as it runs.
         self.holds = False
-        #: Whether a vendor's library does all of it, and can be told to in a stream.
-        self.launches = False
+        #: Whether it can be made a part of a stream's work: a vendor's library does all of it, or it is queued whole.
+        self.launches = self.queued = False
 
 
 class Route(NamedTuple):
@@ -148,7 +148,7 @@ class _Lower:
         if self.channels is not None:
             self.channels.queue(program.handle, self.rank, self.notes, self.at, self.moved, self.bounce)
             program.keep = (program.keep, self.channels)
-            program.launches = program.holds = True
+            program.launches = program.holds = program.queued = True
 
     def _add(self, note: Note, after: Sequence[int], make: Callable[..., None], *args: Any) -> int:
         """Take down a step that ``make(handle, number, *args)`` writes; returns its number."""

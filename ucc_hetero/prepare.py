@@ -134,8 +134,8 @@ class Preparation:
         self.rank, self.size = members.rank, members.size
         #: UCCH_CHECK: every rank's call compared before anything is sent.
         self.check = bool(env.get("CHECK"))
-        #: What ran so far: label -> (choice, what made it).
-        self.used: dict[str, tuple[Choice, str]] = {}
+        #: What ran so far: label -> (choice, what made it, whether it is queued in streams).
+        self.used: dict[str, tuple[Choice, str, bool]] = {}
         self.programs: dict[tuple[Lowering, str], list[Program]] = {}
 
     def prepare(
@@ -224,7 +224,7 @@ class Preparation:
             # On the host libucc says that it reduced these, and did nothing: our own steps do.
             choice = choice._replace(path="window")
         plan = make_plan(members.topology, call, choice, self.rank)
-        self.used[label] = choice, why
+        self.used[label] = choice, why, False
         staged = members.device.staged(choice.path) if what.memory is not None else ()
         route = Route(members.id << 52 | 1 << 51, staged, members.windows.peers)
         if what.memory is not None and choice.path == "window" and members.channels is not None and not bound.local:
@@ -240,6 +240,7 @@ class Preparation:
             raise
         finally:
             members.teams.look = None
+        self.used[label] = choice, why, program.queued
         total = sum(b.nbytes for b in (bound.send, bound.recv) if b is not None)
         lib.ucch_program_bytes(program.handle, total)
         return program

@@ -54,7 +54,7 @@ class Runner:
         self._in_place = MPI.IN_PLACE
         self._delegate = Delegate(mpi, self.board, self.timeout, self.track, self._broke)
         self._prepared = Preparation(members, self._delegate, self._run)
-        #: What ran so far: label -> (choice, what made it).
+        #: What ran so far, as ``Preparation.used``.
         self.used = self._prepared.used
         self._fast: dict[tuple[Any, ...], Program] = {}
         self._uneven = Uneven(self._ran, MPI.IN_PLACE)

@@ -288,7 +288,7 @@ with Communicator() as comm:
     want = np.sum([numbers(300, q, long[0].size) for q in range(p)], axis=0)
     assert (long[1].peek == want).all()
     assert made["allreduce"] == {True}, made
-    assert comm.stats()["calls"] >= CALLS
+    assert comm.stats()["calls"] >= CALLS and "queued" in comm.plan_summary()
 print("right")
 """
 )
@@ -444,6 +444,7 @@ with Communicator() as comm:
             got = end(form, stream, request, y)
             assert (got == np.sum([numbers(k, q, n) for q in range(p)], axis=0)).all(), (form, n)
     assert made["allreduce"] == {False}, made
+    assert "queued" not in comm.plan_summary()
 print("right")
 """
 )
