@@ -1,4 +1,4 @@
-"""Blocking calls that look like an earlier one: what tells them apart, and calls of uneven blocks made again.
+"""Calls that look like an earlier one: what tells them apart, non-blocking ones, and calls of uneven blocks made again.
 
 What the general way does before a call (binding, choosing, labels) takes longer than a short call itself. Where ranks
 must exchange counts they do, by the same program as the general way, so that it does not matter which ranks remember
@@ -16,9 +16,10 @@ from .engine import Program
 from .native import ffi
 from .ops import op_of
 from .prepare import KINDS, Exchange, Prepared
+from .request import Request
 from .types import Op
 
-__all__ = ["Known", "Uneven", "key_of_arrays", "only_addresses", "uneven"]
+__all__ = ["Idle", "Known", "Repeats", "Uneven", "addresses", "key_of_arrays", "only_addresses", "uneven"]
 
 #: Calls whose blocks may differ in length.
 _UNEVEN = frozenset({"gatherv", "scatterv", "allgatherv", "alltoallv", "reduce_scatter"})
@@ -58,6 +59,63 @@ def only_addresses(prepared: Prepared, send: Any, recv: Any, in_place: Any) -> b
         and (recv is None or recv is in_place) == (bound.recv is None)
         and (bound.recv is None or bound.recv.count > 0)
     )
+
+
+def addresses(send: Any, recv: Any) -> tuple[Any, Any] | None:
+    """Plain arrays as the native engine takes them; None for what is read-only, strided or exotic.
+
+    They keep the arrays' memory where it is for as long as they live.
+    """
+    try:
+        into = _NULL if recv is None else _from_buffer(recv, require_writable=True)
+        return _from_buffer(send) if type(send) is _ndarray else _NULL, into
+    except (BufferError, ValueError, TypeError):
+        return None
+
+
+class Idle(NamedTuple):
+    """Programs of one kind of call that are not under way, and what the board shows of it."""
+
+    label: str
+    programs: list[Program]
+
+
+class Repeats:
+    """Non-blocking calls with plain arrays, made again: idle programs by what tells such calls apart.
+
+    ``begin`` starts a program with the addresses of its buffers and what has to stay alive, and returns its request,
+    which gives the program back in the end; None where it cannot be started like this.
+    """
+
+    def __init__(self, begin: Callable[[Program, Any, Any, object, Idle], Request | None], in_place: Any) -> None:
+        self._begin, self._in_place = begin, in_place
+        self._idle: dict[tuple[Any, ...], Idle] = {}
+
+    def again(
+        self, name: str, send: Any, recv: Any, op: Any, root: int
+    ) -> tuple[tuple[Any, ...] | None, Request | None]:
+        """What tells the call apart, None for anything but plain arrays; and its request if it could be started."""
+        key = key_of_arrays(name, send, recv, op, root, self._in_place)
+        idle = self._idle.get(key) if key is not None else None
+        both = addresses(send, recv) if idle is not None and idle.programs else None
+        if idle is None or both is None:
+            return key, None
+        try:
+            program = idle.programs.pop()
+        except IndexError:  # another thread took it
+            return key, None
+        return key, self._begin(program, *both, (send, recv, both), idle)
+
+    def keep(self, key: tuple[Any, ...] | None, prepared: Prepared, send: Any, recv: Any) -> None:
+        """Let the program of a call that is about to start serve the next one that looks like it."""
+        if key is not None and prepared.repeatable and only_addresses(prepared, send, recv, self._in_place):
+            if len(self._idle) >= KINDS:
+                self._idle.clear()
+            prepared.pool = self._idle.setdefault(key, Idle(prepared.label, [])).programs
+
+    def clear(self) -> None:
+        """Forget what is known: other programs will be chosen."""
+        self._idle.clear()
 
 
 class _Entry(NamedTuple):

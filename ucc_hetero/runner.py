@@ -7,8 +7,6 @@ import threading
 import time
 from typing import Any
 
-import numpy as np
-
 from . import env
 from .delegate import Delegate, is_delegated
 from .device import report, stream_handle
@@ -19,7 +17,7 @@ from .membership import Membership
 from .native import ffi, lib
 from .persistent import PersistentRequest, retire
 from .prepare import KINDS, Preparation, Prepared
-from .repeated import Known, Uneven, key_of_arrays, only_addresses, uneven
+from .repeated import Idle, Known, Repeats, Uneven, addresses, key_of_arrays, only_addresses, uneven
 from .request import SLICE, Request, finished, reap, settle, wait_op
 from .select import Tuning
 from .streamed import Launches, key_of
@@ -27,8 +25,6 @@ from .ucc import status_name
 
 __all__ = ["Runner"]
 
-_ndarray = np.ndarray
-_from_buffer = ffi.from_buffer
 _run = lib.ucch_program_run
 _NULL = ffi.NULL
 _cast = ffi.cast
@@ -58,6 +54,7 @@ class Runner:
         self.used = self._prepared.used
         self._fast: dict[tuple[Any, ...], Program] = {}
         self._uneven = Uneven(self._ran, MPI.IN_PLACE)
+        self._repeats = Repeats(self._begin_again, MPI.IN_PLACE)
         self._launches = Launches(members.board, members.rank, self._broke)
         #: Persistent calls that were not freed: their requests must go before their teams.
         self._persistent: dict[int, Prepared] = {}
@@ -88,22 +85,17 @@ class Runner:
         key = key_of_arrays(name, send, recv, op, root, self._in_place)
         program = self._fast.get(key) if key is not None else None
         if program is not None and not self.broken:
-            try:
-                into = _NULL if recv is None else _from_buffer(recv, require_writable=True)
-                outof = _from_buffer(send) if type(send) is _ndarray else _NULL
-            except (BufferError, ValueError, TypeError):
-                pass  # read-only, strided or exotic: the binder handles or refuses it
-            else:
-                if self._ran(program, outof, into, (send, recv), name):
-                    return
+            both = addresses(send, recv)  # what has none the binder handles or refuses
+            if both is not None and self._ran(program, *both, (send, recv), name):
+                return
         elif key is None:
             known = key_of(name, None if send is self._in_place else send, recv, op, root)
             if known is not None:
                 key, outof, into = known
                 program = self._fast.get(key)
                 if program is not None and not self.broken:
-                    addresses = _cast("void *", outof), _cast("void *", into)
-                    if self._ran(program, *addresses, (send, recv), name):
+                    both = _cast("void *", outof), _cast("void *", into)
+                    if self._ran(program, *both, (send, recv), name):
                         return
         self._usable()
         if op is not None and is_delegated(op):
@@ -164,6 +156,9 @@ class Runner:
         if stream is not None:
             return self.start_on(stream_handle(stream), name, send, recv, op, root, recvcounts, host=host)[0]
         self._usable()
+        key, again = self._repeats.again(name, send, recv, op, root) if recvcounts is None else (None, None)
+        if again is not None:
+            return again
         if op is not None and is_delegated(op):
             request = self._delegate.request(name, send, recv, op, root, recvcounts)
             request.Start()
@@ -171,7 +166,24 @@ class Runner:
         prepared = self._prepared.prepare(name, send, recv, op, root, recvcounts, exchange=False)
         if prepared is None:
             return finished()
+        self._repeats.keep(key, prepared, send, recv)
         return self._begin(prepared)
+
+    def _begin_again(self, program: Program, outof: Any, into: Any, keep: object, idle: Idle) -> Request | None:
+        """Start a program of :class:`Repeats`."""
+        lib.ucch_progress_thread(1)
+        if lib.ucch_program_start(program.handle, outof, into, self.timeout) < 0:
+            idle.programs.append(program)
+            return None  # such as one buffer for both sides: the general way handles or refuses it
+        self.track(1)
+
+        def finish(state: int, status: Any) -> None:
+            self.track(-1)
+            self._judge(program, state, keep, idle.label)
+            if len(idle.programs) < program.spare:
+                idle.programs.append(program)
+
+        return Request(program.op, keep, finish, owner=self)
 
     def start_on(
         self, stream: int, name: str, send: Any, recv: Any, op: Any, root: int, recvcounts: Any,
@@ -343,6 +355,7 @@ class Runner:
     def retune(self, tuning: Tuning) -> None:
         """Choose by other rules from now on. Collective, with nothing in flight; equal ones on every rank."""
         self._fast.clear()
+        self._repeats.clear()
         self._uneven.clear()
         self._launches.clear()
         self._prepared.retune(tuning)
@@ -383,7 +396,9 @@ class Runner:
         retire(self)
         if self.broken:
             # Its teams hang in libucc with whatever the failure left there; they are not touched again.
-            _graveyard.append((self.members, self._prepared.programs, self._fast, self._uneven, self._persistent))
+            _graveyard.append(
+                (self.members, self._prepared.programs, self._fast, self._repeats, self._uneven, self._persistent)
+            )
             self.members.release_id()
             return
         for prepared in self._persistent.values():
@@ -391,6 +406,7 @@ class Runner:
         self._persistent.clear()
         self._prepared.programs.clear()
         self._fast.clear()
+        self._repeats.clear()
         self._uneven.clear()
         self.members.close()
 

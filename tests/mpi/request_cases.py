@@ -225,6 +225,40 @@ def case_persistent_after_free(comm: Communicator) -> None:
         request.Free()
 
 
+def case_again_and_again(comm: Communicator) -> None:
+    """Calls that look like earlier ones take a short way: several under way, in place, other arrays, and misfits."""
+    p, r = comm.size, comm.rank
+    rng, turns = np.random.default_rng(7), 6
+    for n in (1, 3000):
+        for turn in range(turns):
+            calls = []
+            for k in range(4):
+                data = rng.integers(-99, 99, (p, n)).astype(np.float64)
+                mine, into = data[r].copy(), np.full(n, np.nan)
+                if k % 2:
+                    into[:], mine = mine, MPI.IN_PLACE
+                calls.append((comm.Iallreduce(mine, into), into, data.sum(0)))
+            every = np.full((p, n), -1.0)
+            gathered = comm.Iallgather(np.full(n, float(r + turn)), every)
+            gone = comm.Iallreduce(np.ones(n), np.empty(n))  # dropped, with its arrays
+            del gone
+            for request, into, wanted in calls:
+                request.Wait()
+                assert (into == wanted).all()
+            gathered.Wait()
+            assert (every == np.arange(p)[:, None] + turn).all()
+    both, fixed = np.ones(3000), np.zeros(3000)
+    comm.Iallreduce(both, both).Wait()
+    assert (both == p).all()
+    fixed.flags.writeable = False
+    for misfit in (fixed, np.zeros(6000)[::2]):
+        try:
+            comm.Iallreduce(np.ones(3000), misfit)
+            raise AssertionError("such memory was taken")
+        except (ValueError, TypeError, BufferError):
+            pass
+
+
 def main() -> None:
     comm = Communicator(MPI.COMM_WORLD)
     wanted: list[Any] = sys.argv[1:]
