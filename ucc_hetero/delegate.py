@@ -158,15 +158,18 @@ class _Forsaken(NamedTuple):
     request: Any
     parts: tuple[Any, ...]
 
-    def end(self) -> None:
-        """What ``Wait`` would have done; nobody is there to hear of a failure but the communicator."""
+    def ended(self) -> bool:
+        """Whether it has ended, or never will; nobody is there to hear of a failure but the communicator."""
         _, track, fail = self.parts
         try:
-            self.watch.wait(self.request)
+            if not self.watch.poll(self.request):
+                self.watch.look()
+                return False
             self.watch.finish(0)
         except CollectiveError as error:
             fail(error, self.request)
         track(-1)
+        return True
 
 
 _forsaken: deque[_Forsaken] = deque()
@@ -187,14 +190,16 @@ class Delegate:
         self.rank: int = mpi.Get_rank()
         self._track, self.failed = track, failed
 
-    def settle(self, *, wait: bool = True) -> None:
-        """Bring dropped calls of this communicator to their end; those that have ended already without ``wait``."""
+    def settle(self) -> int:
+        """See to dropped calls of this communicator; how many are under way."""
+        left = 0
         for _ in range(len(_forsaken)):
             each = _forsaken.popleft()
-            if each.watch.board is self.board and (wait or each.watch.poll(each.request)):
-                each.end()
-            else:
+            mine = each.watch.board is self.board
+            if not (mine and each.ended()):
                 _forsaken.append(each)
+                left += mine
+        return left
 
     def run(self, name: str, send: Any, recv: Any, op: Any, root: int, recvcounts: Any) -> None:
         """A reduction, to its end."""
@@ -206,7 +211,7 @@ class Delegate:
         """A reduction as a request that is not started yet."""
         for argument, spec in (("sendbuf", send), ("recvbuf", recv)):
             self._host_memory(name, argument, spec)
-        self.settle(wait=False)
+        self.settle()
         from mpi4py import MPI
 
         found = op_of(op)

@@ -162,6 +162,10 @@ class Membership:
         """Throw away messages under this communicator's number that nobody has received."""
         lib.ucch_discard_all(self.job.process.worker.handle, self.id << 52, 0xFFF << 52)
 
+    def discard_users(self) -> None:
+        """The same of users' messages alone, as a collective may be under way: its tags have a bit of their own."""
+        lib.ucch_discard_all(self.job.process.worker.handle, self.id << 52, 0xFFF << 52 | 1 << 51)
+
     def close(self) -> None:
         """Release teams and board; collective."""
         self.discard()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -12,7 +11,7 @@ from .errors import NotSupported
 from .native import ffi, lib
 from .status import fill_empty
 
-__all__ = ["Request", "finished", "reap", "settle", "wait_op"]
+__all__ = ["Request", "dropped", "finished", "reap", "wait_op", "withdraw"]
 
 #: Seconds that a wait stays in C before Python looks for signals (Ctrl-C).
 SLICE = 0.05
@@ -57,20 +56,17 @@ def reap() -> None:
             log.log("coll").warning("a call whose request was dropped failed: %s", error)
 
 
-def settle(owner: object, timeout: float) -> None:
-    """Bring the dropped requests of a communicator to their end, ``timeout`` seconds at most.
-
-    Receives that nothing has matched are taken back: nobody would ever see what they received.
-    """
-    until = time.monotonic() + timeout
-    mine = [each for each in list(_dropped) if each.owner is owner]
-    for each in mine:
-        if each.withdraw is not None:
-            each.withdraw()
-    for each in mine:
-        while not lib.ucch_wait(each.op, SLICE) and time.monotonic() < until:
-            pass
+def dropped(owner: object) -> list[Any]:
+    """The native operations of a communicator's dropped requests that are under way."""
     reap()
+    return [each.op for each in list(_dropped) if each.owner is owner]
+
+
+def withdraw(owner: object) -> None:
+    """Take back a communicator's dropped receives that nothing has matched."""
+    for each in list(_dropped):
+        if each.owner is owner and each.withdraw is not None:
+            each.withdraw()
 
 
 class Request:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 import threading
-import time
 from typing import Any
 
 from . import env
+from .closing import wind_up
 from .delegate import Delegate, is_delegated
 from .device import report, stream_handle
 from .engine import Program
@@ -18,7 +18,7 @@ from .native import ffi, lib
 from .persistent import PersistentRequest, retire
 from .prepare import KINDS, Preparation, Prepared
 from .repeated import Idle, Known, Repeats, Uneven, addresses, key_of_arrays, only_addresses, uneven
-from .request import SLICE, Request, finished, reap, settle, wait_op
+from .request import SLICE, Request, finished, reap, wait_op
 from .select import Tuning
 from .streamed import Launches, key_of
 from .ucc import status_name
@@ -48,14 +48,14 @@ class Runner:
         #: Why the communicator can no longer be used; empty while it can.
         self.broken = ""
         self._in_place = MPI.IN_PLACE
-        self._delegate = Delegate(mpi, self.board, self.timeout, self.track, self._broke)
-        self._prepared = Preparation(members, self._delegate, self._run)
+        self.delegate = Delegate(mpi, self.board, self.timeout, self.track, self._broke)
+        self._prepared = Preparation(members, self.delegate, self._run)
         #: What ran so far, as ``Preparation.used``.
         self.used = self._prepared.used
         self._fast: dict[tuple[Any, ...], Program] = {}
         self._uneven = Uneven(self._ran, MPI.IN_PLACE)
         self._repeats = Repeats(self._begin_again, MPI.IN_PLACE)
-        self._launches = Launches(members.board, members.rank, self._broke)
+        self.launches = Launches(members.board, members.rank, self._broke)
         #: Persistent calls that were not freed: their requests must go before their teams.
         self._persistent: dict[int, Prepared] = {}
         self._active, self._counting = 0, threading.Lock()
@@ -99,7 +99,7 @@ class Runner:
                         return
         self._usable()
         if op is not None and is_delegated(op):
-            self._delegate.run(name, send, recv, op, root, recvcounts)
+            self.delegate.run(name, send, recv, op, root, recvcounts)
             return
         prepared = self._prepared.prepare(name, send, recv, op, root, recvcounts, exchange=True)
         if prepared is None:
@@ -118,7 +118,7 @@ class Runner:
         """A call of uneven blocks that was not made before."""
         self._usable()
         if op is not None and is_delegated(op):
-            self._delegate.run(name, send, recv, op, root, recvcounts)
+            self.delegate.run(name, send, recv, op, root, recvcounts)
             return
         prepared = self._prepared.prepare(name, send, recv, op, root, recvcounts, exchange=True, rows=seen.rows)
         assert prepared is not None, "only a barrier of one rank needs nothing"
@@ -160,7 +160,7 @@ class Runner:
         if again is not None:
             return again
         if op is not None and is_delegated(op):
-            request = self._delegate.request(name, send, recv, op, root, recvcounts)
+            request = self.delegate.request(name, send, recv, op, root, recvcounts)
             request.Start()
             return request
         prepared = self._prepared.prepare(name, send, recv, op, root, recvcounts, exchange=False)
@@ -197,14 +197,14 @@ class Runner:
         """
         known = key_of(name, None if send is self._in_place else send, recv, op, root) if recvcounts is None else None
         if known is not None and not self.broken:
-            request = self._launches.again(known, self.timeout, stream, self)
+            request = self.launches.again(known, self.timeout, stream, self)
             if request is not None:
                 return request, True
         prepared = self._bound(name, send, recv, op, root, recvcounts, exchange=host)
         if prepared is None:
             return finished(), True
         if prepared.program.launches:
-            request = self._launches.first(known, prepared, self.timeout, stream, self)
+            request = self.launches.first(known, prepared, self.timeout, stream, self)
             if request is not None:
                 return request, True
         held = prepared.program.holds and hold and not host
@@ -265,7 +265,7 @@ class Runner:
         """Set a collective up once, to be started many times."""
         self._usable()
         if op is not None and is_delegated(op):
-            return self._delegate.request(name, send, recv, op, root, recvcounts)
+            return self.delegate.request(name, send, recv, op, root, recvcounts)
         prepared = self._prepared.prepare(name, send, recv, op, root, recvcounts, exchange=True, now=False)
         if prepared is None:
             idle = ffi.gc(lib.ucch_message_new(), lib.ucch_message_free)
@@ -357,7 +357,7 @@ class Runner:
         self._fast.clear()
         self._repeats.clear()
         self._uneven.clear()
-        self._launches.clear()
+        self.launches.clear()
         self._prepared.retune(tuning)
 
     def track(self, change: int) -> None:
@@ -378,21 +378,10 @@ class Runner:
         started = sum(lib.ucch_program_active(p.program.handle) for p in self._persistent.values())
         return int(self._active + started)
 
-    def _land(self) -> None:
-        """Wait for what was launched into streams; the engine ends what takes too long."""
-        while self._launches.active:
-            lib.ucch_progress_once()
-            time.sleep(0)
-        self._launches.clear()
-
     def close(self) -> None:
-        """Release teams and board; collective, with nothing in flight."""
-        settle(self, self.timeout or math.inf)
-        self._land()
-        if not self.broken:
-            self._delegate.settle()
-        if self.busy and not self.broken:
-            raise ValueError(f"rank {self.rank}: {self.busy} requests of this communicator are still active")
+        """Release teams and board; collective, with nothing in flight that somebody holds."""
+        wind_up(self)
+        self.launches.clear()
         retire(self)
         if self.broken:
             # Its teams hang in libucc with whatever the failure left there; they are not touched again.

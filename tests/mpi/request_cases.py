@@ -8,6 +8,7 @@ from __future__ import annotations
 import gc
 import random
 import sys
+import time
 from typing import Any
 
 import numpy as np
@@ -199,13 +200,52 @@ def case_freed_with_dropped_requests(comm: Communicator) -> None:
     right, left = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
     other.Irecv(np.zeros(4), left, 1)
     other.Irecv(received := np.zeros(50_000), left, 2)
+    time.sleep(0.2 * (comm.rank == 0))  # its message comes when the receive has been taken back
     other.Isend(np.ones(50_000), right, 2)
     other.Iallreduce(np.ones(9000), total := np.zeros(9000))
     other.Iallreduce(np.ones(9000), own := np.zeros(9000), op=ADD)
     gc.collect()
+    before = time.monotonic()
     other.Free()
-    assert (total == comm.size).all() and (own == comm.size).all()
+    assert (total == comm.size).all() and (own == comm.size).all() and time.monotonic() - before < 30
     del received
+
+
+def case_free_while_a_long_message_comes(comm: Communicator) -> None:
+    """Nothing else is under way at its receiver, which has only the others' Free to wait for."""
+    other = comm.Dup()
+    if comm.rank == 0:
+        time.sleep(0.2)
+        other.Isend(np.ones(50_000), 1, 2)
+        gc.collect()
+    elif comm.rank == 1:
+        other.Irecv(np.zeros(50_000), 0, 2)
+        gc.collect()
+    before = time.monotonic()
+    other.Free()
+    assert time.monotonic() - before < 30
+
+
+def case_free_is_refused(comm: Communicator) -> None:
+    """While a request is held that has not been waited for; what was dropped goes on as if nothing had happened."""
+    other, right, left = comm.Dup(), (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
+    held = other.Irecv(into := np.zeros(50_000), left, 1)
+    other.Irecv(late := np.zeros(50_000), left, 2)
+    gc.collect()
+    try:
+        other.Free()
+        raise AssertionError("freed")
+    except ValueError as error:
+        assert "still active" in str(error)
+    other.Send(np.ones(50_000), right, 1)
+    other.Isend(np.full(50_000, 2.0), right, 2)
+    held.Wait()
+    assert (into == 1).all()
+    until = time.monotonic() + 30
+    while not (late == 2).all():
+        assert time.monotonic() < until, "the refused Free took the receive back"
+        other.Iprobe(left, 3)
+    other.Free()
 
 
 def case_persistent_after_free(comm: Communicator) -> None:

@@ -60,6 +60,7 @@ LAYERS = {
     "liveness": 4,
     "ops": 5,
     "binding": 5,
+    "closing": 5,
     "delegate": 5,
     "detours": 5,
     "exchange": 5,
