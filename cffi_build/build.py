@@ -22,6 +22,7 @@ SOURCES = (
     "step.c",
     "launch.c",
     "enqueue.c",
+    "whole.c",
     "channel.c",
     "message.c",
     "token.c",

@@ -8,38 +8,51 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "whole.h"
 #include "window.h"
 
 #define LINE ((size_t)64)
 #define HEADER_GRAIN ((size_t)65536)
 #define PAGE ((size_t)4096)
-/* Within an island the vendor's library does nearly everything. Places are never shorter than what one kernel moves. */
-#define NEAR_RING ((size_t)512 << 10)
+/* Within an island the vendor's library does all that is long; a place takes what one kernel moves. */
+#define NEAR_RING ((size_t)2 << 20)
+#define LEAST_RING ((size_t)512 << 10)
 #define MOST_RING ((size_t)64 << 20)
+
+/* At the end of a header's lines, and stay zero. */
+#define ZERO_LINES (MOST_MOVES * sizeof(uint32_t) / LINE + 1)
 
 /* Those of failed communicators whose streams still have to be let go. */
 static ucch_channels *draining;
 
 static size_t header_of(int size) {
-    size_t lines = 2 * (size_t)size + MOST_CALLS + 1;
+    size_t lines = 2 * (size_t)size + MOST_CALLS + 1 + ZERO_LINES;
     return (lines * LINE + HEADER_GRAIN - 1) / HEADER_GRAIN * HEADER_GRAIN;
 }
 
-/* Bytes of a rank's part but for rings between islands, of which there are `*many`. */
-static size_t rest_of(int rank, int size, const int *islands, int *many) {
-    int near = -1;
+/* How many other ranks are in a rank's island. */
+static size_t mates_of(int rank, int size, const int *islands) {
+    size_t mates = 0;
     for (int i = 0; i < size; i++)
-        near += islands[i] == islands[rank];
-    *many = size - 1 - near;
-    return header_of(size) + (size_t)near * NEAR_RING;
+        mates += i != rank && islands[i] == islands[rank];
+    return mates;
+}
+
+static size_t near_ring(size_t far) {
+    return far < NEAR_RING ? far : NEAR_RING;
 }
 
 /* Bytes that rank `rank` can have for each ring between islands with so many chunks of its window; 0: none. */
 size_t ucch_channels_offer(int rank, int size, const int *islands, int chunks) {
-    int many;
-    size_t rest = rest_of(rank, size, islands, &many), room = (size_t)chunks * UCCH_CHUNK;
-    size_t far = many && room > rest ? (room - rest) / (size_t)many / (RING * PAGE) * (RING * PAGE) : 0;
-    return far < NEAR_RING ? 0 : far < MOST_RING ? far : MOST_RING;
+    size_t mates = mates_of(rank, size, islands), others = (size_t)size - 1 - mates;
+    size_t room = (size_t)chunks * UCCH_CHUNK, header = header_of(size);
+    if (!others || room < header)
+        return 0;
+    size_t equal = (room - header) / (mates + others), far = equal; /* all alike where there is little */
+    if (equal > NEAR_RING)
+        far = (room - header - mates * NEAR_RING) / others;
+    far = far < MOST_RING ? far / (RING * PAGE) * (RING * PAGE) : MOST_RING;
+    return far < LEAST_RING ? 0 : far;
 }
 
 static void forget(ucch_channels *c) {
@@ -52,8 +65,7 @@ static void forget(ucch_channels *c) {
 /* Channels of rank `rank` of `size`, with rings of `far` bytes between islands; NULL where there is no room. */
 ucch_channels *ucch_channels_new(int rank, int size, const int *islands, size_t far) {
     ucch_channels *c = calloc(1, sizeof(*c));
-    int many;
-    size_t bytes;
+    size_t bytes, mates = mates_of(rank, size, islands), others = (size_t)size - 1 - mates;
     if (!c)
         return NULL;
     c->out = calloc((size_t)size, sizeof(*c->out));
@@ -62,7 +74,7 @@ ucch_channels *ucch_channels_new(int rank, int size, const int *islands, size_t 
     c->rank = rank;
     c->size = size;
     c->far = far;
-    bytes = rest_of(rank, size, islands, &many) + (size_t)many * far;
+    bytes = header_of(size) + mates * near_ring(far) + others * far;
     c->many = (int)((bytes + UCCH_CHUNK - 1) / UCCH_CHUNK);
     c->first = c->out && c->in && c->islands ? ucch_window_take(c->many) : -1;
     if (c->first < 0) {
@@ -86,7 +98,7 @@ static ucch_word word_at(char *region, char *seen, int line) {
 }
 
 static size_t ring_of(const ucch_channels *c, int one, int other) {
-    return c->islands[one] == c->islands[other] ? NEAR_RING : c->far;
+    return c->islands[one] == c->islands[other] ? near_ring(c->far) : c->far;
 }
 
 /* The channel to `other` out of a region of rank `owner`'s. */
@@ -129,6 +141,17 @@ int ucch_channels_meet(ucch_channels *c, int peer, uint64_t key, size_t offset) 
     return 0;
 }
 
+static int count_from_zero(ucch_channels *c) {
+    const device_ops *ops = ucch_bound_ops();
+    const char *zeros = c->region + (2 * (size_t)c->size + MOST_CALLS + 1) * LINE;
+    size_t bytes = MOST_MOVES * sizeof(uint32_t);
+    c->arrived = ucch_pool_take(0, bytes, NULL, 1);
+    if (!c->arrived)
+        return UCCH_FAIL_MEMORY;
+    int status = ucch_device_fail(ops->copy(c->arrived, zeros, bytes, c->lane[0]), "copy");
+    return status ? status : ucch_device_fail(ops->stream_sync(c->lane[0]), "stream");
+}
+
 static int open_locked(ucch_channels *c) {
     const device_ops *ops = ucch_bound_ops();
     int status = 0;
@@ -141,6 +164,8 @@ static int open_locked(ucch_channels *c) {
         status = ucch_device_fail(ops->event_new(&c->began), "event");
     c->await = ucch_kernel_of_locked(&(ucch_task){.kind = UCCH_AWAIT});
     c->post = ucch_kernel_of_locked(&(ucch_task){.kind = UCCH_POST});
+    if (!status)
+        status = count_from_zero(c);
     /* A try: what a stream cannot do is seen here. */
     if (!status)
         status = ucch_channel_wait(c, (ucch_word){NULL, c->done[0].seen}, 0, c->lane[0]);
@@ -169,6 +194,7 @@ void ucch_channels_free(ucch_channels *c) {
     if (c->began)
         ops->event_free(c->began);
     ucch_device_leave(before);
+    ucch_pool_give(c->arrived);
     ucch_pool_give(c->scratch[0]);
     ucch_pool_give(c->scratch[1]);
     for (int i = 0; i < c->noutgrown; i++)

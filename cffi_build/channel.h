@@ -38,6 +38,7 @@ typedef struct ucch_ticket {
 struct ucch_channels {
     int rank, size, first, many; /* the chunks that it has of the window */
     size_t far;                  /* bytes of a ring between islands */
+    uint32_t *arrived;           /* counters on the device, of one kernel at a time (whole.h) */
     int *islands;                /* by rank */
     char *region;
     ucch_channel *out, *in; /* by rank */

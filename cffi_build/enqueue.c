@@ -8,40 +8,23 @@
 #include <stdlib.h>
 
 #include "launch.h"
+#include "whole.h"
 
 /* A message is cut into so many pieces, if they get long enough, so that both devices copy at a time. */
 #define PIECES 4
 #define SHORTEST ((size_t)512 << 10)
 #define PAGE ((size_t)4096)
-/* Calls that move fewer bytes do not gain from lanes as much as they cost; and those that one kernel does are done
- * before a copy engine has begun. */
+/* Calls that move fewer bytes do not gain from lanes as much as they cost. */
 #define ALONE_BYTES ((uint64_t)256 << 10)
-#define WHOLE_BYTES ((uint64_t)64 << 10)
-
-/* What one kernel does, one after the other (ucc_hetero/device/kernels.py): wait for a word, move data, write a word.
- */
-enum { MOVE_NOTHING, MOVE_COPY, MOVE_COMBINE };
-#define MOST_MOVES 40
-#define WHOLE_THREADS 512
-typedef struct move {
-    const void *src;
-    void *dst, *wait, *tell;
-    uint32_t least, value, kind, n; /* bytes to copy, elements to combine */
-} move;
-
-typedef struct moves {
-    uint64_t n;
-    move each[MOST_MOVES];
-} moves;
 
 typedef struct queue {
     ucch_program *p;
     ucch_channels *c;
     ucch_launch *l;
-    void *stream; /* the caller's */
-    int alone;    /* all in the caller's stream */
-    moves *whole; /* all by one kernel there: what it is to do */
-    int bank;     /* of scratch; -1: none */
+    void *stream;      /* the caller's */
+    int alone;         /* all in the caller's stream */
+    ucch_moves *whole; /* all by one kernel there: what it is to do */
+    int bank;          /* of scratch; -1: none */
     int turn;
     int used[QUEUE_LANES], seen[QUEUE_LANES][QUEUE_LANES];
 } queue;
@@ -63,39 +46,20 @@ static int record(void *event, void *stream) {
 
 /* ---- what goes into a stream ---- */
 
-/* One more thing for the kernel to do; a wait goes with what follows it, and a word with what comes before. */
-static int add(queue *q, move m) {
-    move *last = q->whole->n ? &q->whole->each[q->whole->n - 1] : NULL;
-    if (last && m.tell && !m.wait && m.kind == MOVE_NOTHING && !last->tell) {
-        last->tell = m.tell;
-        last->value = m.value;
-        return 0;
-    }
-    if (last && last->kind == MOVE_NOTHING && !last->tell && !m.wait) {
-        m.wait = last->wait;
-        m.least = last->least;
-        *last = m;
-        return 0;
-    }
-    if (q->whole->n == MOST_MOVES)
-        return UCCH_FAIL_ARGUMENT;
-    q->whole->each[q->whole->n++] = m;
-    return 0;
-}
-
 static int wait_word(queue *q, ucch_word word, uint32_t least, void *stream) {
     if (!q->whole || ucch_word_has(word, least))
         return ucch_channel_wait(q->c, word, least, stream);
-    return add(q, (move){.wait = word.seen, .least = least});
+    return ucch_whole_add(q->whole, (ucch_move){.wait = word.seen, .least = least});
 }
 
 static int tell_word(queue *q, ucch_word word, uint32_t value, void *stream) {
-    return q->whole ? add(q, (move){.tell = word.seen, .value = value}) : ucch_channel_tell(q->c, word, value, stream);
+    return q->whole ? ucch_whole_add(q->whole, (ucch_move){.tell = word.seen, .value = value})
+                    : ucch_channel_tell(q->c, word, value, stream);
 }
 
 static int copy(queue *q, void *dst, const void *src, size_t bytes, void *stream) {
     if (q->whole)
-        return add(q, (move){.src = src, .dst = dst, .kind = MOVE_COPY, .n = (uint32_t)bytes});
+        return ucch_whole_add(q->whole, (ucch_move){.src = src, .dst = dst, .kind = MOVE_COPY, .n = (uint32_t)bytes});
     return ucch_device_fail(ucch_bound_ops()->copy(dst, src, bytes, stream), "copy");
 }
 
@@ -135,11 +99,6 @@ static int lane(queue *q, int which, void **stream) {
     return status;
 }
 
-static int launch_whole(queue *q) {
-    void *arguments[] = {q->whole};
-    return ucch_device_fail(ucch_bound_ops()->launch(q->p->whole, 1, WHOLE_THREADS, arguments, q->stream), "launch");
-}
-
 /* The caller's stream goes on when all lanes have got here; and those that wait for the call are told. */
 static int leave(queue *q) {
     ucch_channels *c = q->c;
@@ -159,7 +118,7 @@ static int leave(queue *q) {
         c->behind[i] = 1;
     if (!status)
         status = tell_word(q, c->done[ticket.slot], ticket.value, q->stream);
-    return status || !q->whole ? status : launch_whole(q);
+    return status || !q->whole ? status : ucch_whole_launch(q->p, q->whole, q->stream);
 }
 
 /* ---- steps ---- */
@@ -206,7 +165,8 @@ static int local(queue *q, const ucch_step *s, void *stream) {
     if (t.kind == UCCH_COPY)
         return copy(q, t.dst, t.src, bytes, stream);
     if (q->whole)
-        return add(q, (move){.src = t.src, .dst = t.dst, .kind = MOVE_COMBINE, .n = (uint32_t)t.count});
+        return ucch_whole_add(q->whole,
+                              (ucch_move){.src = t.src, .dst = t.dst, .kind = MOVE_COMBINE, .n = (uint32_t)t.count});
     void *function = ucch_kernel_of_locked(&t);
     return function ? ucch_kernel_launch(function, &t, stream) : UCCH_FAIL_DEVICE;
 }
@@ -231,10 +191,13 @@ static ucch_channel *channel_of(const queue *q, const ucch_step *s) {
     return s->kind == STEP_SEND ? &q->c->out[s->peer] : &q->c->in[s->peer];
 }
 
-static size_t piece_of(const ucch_channel *channel, size_t bytes) {
+/* Bytes of the pieces that a message goes in; the same at both of its ends. */
+size_t ucch_piece_of(const ucch_channels *c, const ucch_step *s) {
+    int sends = s->kind == STEP_SEND;
+    size_t bytes = sends ? s->src.count : s->dst.count, slot = sends ? c->out[s->peer].slot : c->in[s->peer].slot;
     size_t piece = (bytes / PIECES + PAGE - 1) / PAGE * PAGE;
     piece = piece < SHORTEST ? SHORTEST : piece;
-    return piece < channel->slot ? piece : channel->slot;
+    return piece < slot ? piece : slot;
 }
 
 /* A place in a ring, as whoever copies knows it. */
@@ -263,14 +226,14 @@ static int receive_piece(queue *q, ucch_channel *from, char *data, size_t bytes,
 }
 
 static uint64_t pieces_of(const queue *q, const ucch_step *s) {
-    size_t bytes = s->kind == STEP_SEND ? s->src.count : s->dst.count, piece = piece_of(channel_of(q, s), bytes);
+    size_t bytes = s->kind == STEP_SEND ? s->src.count : s->dst.count, piece = ucch_piece_of(q->c, s);
     return (bytes + piece - 1) / piece;
 }
 
 static int next_piece(queue *q, ucch_step *s, ucch_channel *channel) {
     const ucch_span *span = s->kind == STEP_SEND ? &s->src : &s->dst;
     uint64_t nth = pieces_of(q, s) - s->left--;
-    size_t piece = piece_of(channel, span->count), from = nth * piece;
+    size_t piece = ucch_piece_of(q->c, s), from = nth * piece;
     size_t length = span->count - from < piece ? span->count - from : piece;
     char *data = ucch_step_address(q->p, span) + from;
     void *stream;
@@ -340,28 +303,15 @@ static uint64_t moved_by(const ucch_program *p) {
     return bytes;
 }
 
-/* Whether one kernel can do the call: few moves, of little, of its kinds. */
-static int fits_one_kernel(const queue *q, uint64_t moved) {
-    int n = 2;
-    if (!q->p->whole || moved > WHOLE_BYTES)
-        return 0;
-    for (int i = 0; i < q->p->nsteps; i++) {
-        const ucch_step *s = &q->p->steps[i];
-        if (s->kind == STEP_COLL || s->kind == STEP_CAST || s->kind == STEP_SCALE || s->dst.count > WHOLE_BYTES)
-            return 0;
-        n += 1 + (s->kind == STEP_COPY); /* by way of another place, if what it copies overlaps */
-    }
-    return n <= MOST_MOVES;
-}
-
 /* Queue everything, with the buffers that the program has: 0, or a failure that leaves the streams to be let go. */
 int ucch_enqueue_locked(ucch_program *p, ucch_launch *l, void *stream) {
     ucch_channels *c = p->channels;
     uint64_t moved = moved_by(p);
-    moves whole;
-    queue q = {.p = p, .c = c, .l = l, .stream = stream, .bank = -1, .alone = moved < ALONE_BYTES};
+    ucch_moves whole;
+    queue q = {.p = p, .c = c, .l = l, .stream = stream, .bank = -1};
     whole.n = 0;
-    q.whole = fits_one_kernel(&q, moved) ? &whole : NULL;
+    q.whole = ucch_whole_fits(p, moved) ? &whole : NULL;
+    q.alone = q.whole || moved < ALONE_BYTES;
     if (p->tmp_bytes) {
         q.bank = (int)(c->banked++ & 1);
         p->base[UCCH_TMP] = c->scratch[q.bank];

@@ -4,6 +4,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "whole.h"
+
 ucch_program *ucch_program_new(int nsteps, ucch_board *board, uint64_t signature, const char *label) {
     ucch_program *p = calloc(1, sizeof(*p));
     if (!p)
@@ -226,6 +228,7 @@ int ucch_program_queued(ucch_program *p, ucch_channels *channels, size_t bounce,
                 return UCCH_FAIL_ARGUMENT;
             p->steps[earlier].marked |= ucch_lane_of(&p->steps[earlier]) != ucch_lane_of(&p->steps[i]);
         }
+    p->sliced = ucch_whole_sliced(p);
     return 0;
 }
 

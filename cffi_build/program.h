@@ -52,6 +52,7 @@ struct ucch_program {
     int queued;              /* and was, by the call under way */
     size_t bounce;           /* where in the scratch copies that overlap make a stop */
     void *whole;             /* the kernel that does all of a short call, if there is one */
+    int sliced;              /* and by several blocks (whole.c) */
     double timeout;          /* of a persistent program's starts */
     size_t tmp_bytes, pin_bytes;
     ucch_gate gate;
@@ -64,6 +65,7 @@ struct ucch_program {
 };
 
 char *ucch_step_address(const ucch_program *p, const ucch_span *span);
+size_t ucch_step_bytes(ucc_datatype_t dtype, uint64_t count);
 void ucch_step_task(const ucch_program *p, const ucch_step *s, ucch_task *task);
 int ucch_step_init_locked(ucch_program *p, ucch_step *s);
 int ucch_step_post_locked(ucch_program *p, ucch_step *s);

@@ -5,7 +5,7 @@
 
 static const size_t dtype_bytes[] = {1, 2, 4, 8, 16, 1, 2, 4, 8, 16, 2, 4, 8, 2, 16, 8, 16, 32};
 
-static size_t bytes_of(ucc_datatype_t dtype, uint64_t count) {
+size_t ucch_step_bytes(ucc_datatype_t dtype, uint64_t count) {
     return dtype_bytes[dtype >> 3] * count;
 }
 
@@ -45,8 +45,8 @@ void ucch_step_task(const ucch_program *p, const ucch_step *s, ucch_task *task) 
         .src = ucch_step_address(p, &s->src),
         .dst = ucch_step_address(p, &s->dst),
         .count = s->dst.count,
-        .src_bytes = bytes_of((ucc_datatype_t)s->dtype, 1),
-        .dst_bytes = bytes_of((ucc_datatype_t)(s->kind == STEP_CAST ? s->to : s->dtype), 1),
+        .src_bytes = ucch_step_bytes((ucc_datatype_t)s->dtype, 1),
+        .dst_bytes = ucch_step_bytes((ucc_datatype_t)(s->kind == STEP_CAST ? s->to : s->dtype), 1),
         .factor = s->factor,
     };
 }
@@ -67,7 +67,7 @@ static int local_locked(ucch_program *p, ucch_step *s) {
     int status = 0;
     switch (s->kind) {
     case STEP_COPY:
-        memmove(dst, src, bytes_of((ucc_datatype_t)s->dtype, s->src.count));
+        memmove(dst, src, ucch_step_bytes((ucc_datatype_t)s->dtype, s->src.count));
         break;
     case STEP_COMBINE:
         status = ucch_combine(s->op, s->dtype, src, dst, s->src.count);

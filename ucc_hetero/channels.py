@@ -29,8 +29,8 @@ __all__ = ["Channels", "join"]
 
 #: A communicator takes this part of what its ranks have left of their windows.
 _SHARE = 4
-#: Bytes up to which one kernel does a call (``cffi_build/enqueue.c``).
-_SHORT = 64 << 10
+#: Bytes up to which one kernel may do a call (``BY_SEVERAL`` in ``cffi_build/whole.c``).
+_SHORT = 768 << 10
 
 
 class Channels:

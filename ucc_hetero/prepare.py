@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -137,6 +138,7 @@ class Preparation:
         #: What ran so far: label -> (choice, what made it, whether it is queued in streams).
         self.used: dict[str, tuple[Choice, str, bool]] = {}
         self.programs: dict[tuple[Lowering, str], list[Program]] = {}
+        self._on_host = _of_host(members.tuning)
 
     def prepare(
         self,
@@ -216,7 +218,8 @@ class Preparation:
         call, members = what.call, self.members
         choice, why = self._without_counts(what), "counts unknown"
         if not bound.local:
-            about = members.topology, call.collective, elements(call) * what.dtype.itemsize, op, members.tuning
+            tuning = members.tuning if what.memory is not None else self._on_host
+            about = members.topology, call.collective, elements(call) * what.dtype.itemsize, op, tuning
             choice, why = choose(*about), reason(*about)
             # Longer calls never end in libucc 1.4.
             choice = choice._replace(fragments=max(choice.fragments, -(-about[2] // _LONGEST)))
@@ -346,7 +349,7 @@ class Preparation:
 
     def retune(self, tuning: Tuning) -> None:
         """Choose by other rules from now on; equal ones on every rank."""
-        self.members.tuning = tuning
+        self.members.tuning, self._on_host = tuning, _of_host(tuning)
         self.programs.clear()
 
     def compare(self, label: str) -> None:
@@ -358,6 +361,11 @@ class Preparation:
         for rank, other in enumerate(labels):
             if other != labels[0]:
                 raise MismatchError(f"rank {rank} called {other} while rank 0 called {labels[0]}")
+
+
+def _of_host(tuning: Tuning) -> Tuning:
+    """The tuning of calls on host memory, which goes by no window: nothing in them costs more processors than these."""
+    return replace(tuning, windows=False, channels=False)
 
 
 def _fingerprint(counts: Sequence[int]) -> int:

@@ -17,6 +17,7 @@ from .native import ffi
 from .ops import op_of
 from .prepare import KINDS, Exchange, Prepared
 from .request import Request
+from .streamed import key_of
 from .types import Op
 
 __all__ = ["Idle", "Known", "Repeats", "Uneven", "addresses", "key_of_arrays", "only_addresses", "uneven"]
@@ -25,6 +26,7 @@ __all__ = ["Idle", "Known", "Repeats", "Uneven", "addresses", "key_of_arrays", "
 _UNEVEN = frozenset({"gatherv", "scatterv", "allgatherv", "alltoallv", "reduce_scatter"})
 
 _NULL = ffi.NULL
+_cast = ffi.cast
 _from_buffer = ffi.from_buffer
 _ndarray = np.ndarray
 
@@ -81,7 +83,7 @@ class Idle(NamedTuple):
 
 
 class Repeats:
-    """Non-blocking calls with plain arrays, made again: idle programs by what tells such calls apart.
+    """Non-blocking calls with arrays of numpy, torch or CuPy, made again: idle programs by what tells them apart.
 
     ``begin`` starts a program with the addresses of its buffers and what has to stay alive, and returns its request,
     which gives the program back in the end; None where it cannot be started like this.
@@ -94,15 +96,21 @@ class Repeats:
     def again(
         self, name: str, send: Any, recv: Any, op: Any, root: int
     ) -> tuple[tuple[Any, ...] | None, Request | None]:
-        """What tells the call apart, None for anything but plain arrays; and its request if it could be started."""
-        key = key_of_arrays(name, send, recv, op, root, self._in_place)
+        """What tells the call apart, None where that takes a proper look; and its request if it could be started."""
+        key, both = key_of_arrays(name, send, recv, op, root, self._in_place), None
+        if key is None:
+            known = key_of(name, None if send is self._in_place else send, recv, op, root)
+            if known is not None:
+                key, both = known[0], (_cast("void *", known[1]), _cast("void *", known[2]))
         idle = self._idle.get(key) if key is not None else None
-        both = addresses(send, recv) if idle is not None and idle.programs else None
-        if idle is None or both is None:
+        if idle is None or not idle.programs:
             return key, None
+        both = both or addresses(send, recv)
         try:
-            program = idle.programs.pop()
+            program = idle.programs.pop() if both is not None else None
         except IndexError:  # another thread took it
+            program = None
+        if program is None or both is None:
             return key, None
         return key, self._begin(program, *both, (send, recv, both), idle)
 

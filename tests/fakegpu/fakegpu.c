@@ -10,6 +10,7 @@
  * more than these go one after the other, as on a device that has run out of connections (0: as many as there are). */
 #define _GNU_SOURCE
 #include <pthread.h>
+#include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -47,14 +48,16 @@ typedef struct work {
     struct work *next;
 } work;
 
-/* What a kernel that does all of a call is told (cffi_build/enqueue.c). */
+/* What a kernel that does all of a call is told (cffi_build/whole.h), and by how many blocks. */
 typedef struct moves {
     uint64_t n;
+    uint32_t *arrived;
     struct {
         const void *src;
         void *dst, *wait, *tell;
         uint32_t least, value, kind, n;
     } each[40];
+    unsigned blocks;
 } moves;
 
 typedef struct stream {
@@ -64,16 +67,8 @@ typedef struct stream {
     unsigned seed;
 } stream;
 
-typedef struct region {
-    char *base;
-    size_t bytes;
-    int kind, device, freed;
-    struct region *next;
-} region;
-
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
-static region *regions;
 static stream *default_stream;
 static int misuses, started, open_streams;
 static unsigned streams_made;
@@ -89,54 +84,7 @@ static int device_count(void) {
     return n < 0 ? 0 : n > MOST_DEVICES ? MOST_DEVICES : n;
 }
 
-/* ---- memory ---- */
-
-static region *find_locked(const void *address) {
-    for (region *r = regions; r; r = r->next)
-        if ((const char *)address >= r->base && (const char *)address < r->base + r->bytes)
-            return r;
-    return NULL;
-}
-
-static int allocate(void **address, size_t bytes, int kind) {
-    region *r = calloc(1, sizeof(*r));
-    size_t room = (bytes + 4095) / 4096 * 4096;
-    if (bytes == 0 || !r || bytes > (size_t)1 << 32 || posix_memalign((void **)&r->base, 4096, room)) {
-        free(r);
-        return bytes ? OUT_OF_MEMORY : INVALID_VALUE;
-    }
-    memset(r->base, FRESH, room);
-    r->bytes = bytes;
-    r->kind = kind;
-    r->device = current < 0 ? 0 : current;
-    pthread_mutex_lock(&lock);
-    r->next = regions;
-    regions = r;
-    pthread_mutex_unlock(&lock);
-    *address = r->base;
-    return OK;
-}
-
-/* Overwritten at once, whatever still uses it, and kept for ever, so that every later use meets the poison. */
-static int release(void *address, int kind) {
-    pthread_mutex_lock(&lock);
-    region *r = find_locked(address);
-    int status = r && r->base == (char *)address && !r->freed && r->kind == kind ? OK : INVALID_VALUE;
-    if (status == OK) {
-        r->freed = 1;
-        memset(r->base, FREED, r->bytes);
-    }
-    pthread_mutex_unlock(&lock);
-    return status;
-}
-
-static void look_up(const void *address, int *kind, int *device) {
-    pthread_mutex_lock(&lock);
-    region *r = find_locked(address);
-    *kind = r && !r->freed ? r->kind : -1;
-    *device = r ? r->device : 0;
-    pthread_mutex_unlock(&lock);
-}
+#include "memory.h"
 
 /* ---- streams ---- */
 
@@ -182,24 +130,52 @@ static void run_add(stream *s, const work *w) {
             dst[i] += src[i];
 }
 
+static int there(const void *word, uint32_t least) {
+    return (int32_t)(__atomic_load_n((const uint32_t *)word, __ATOMIC_ACQUIRE) - least) >= 0;
+}
+
 static void hold(const void *word, uint32_t least) {
-    while ((int32_t)(__atomic_load_n((const uint32_t *)word, __ATOMIC_ACQUIRE) - least) < 0)
+    while (!there(word, least))
         usleep(50);
 }
 
-static void run_whole(stream *s, moves *all) {
-    for (uint64_t k = 0; k < all->n; k++) {
-        if (all->each[k].wait)
-            hold(all->each[k].wait, all->each[k].least);
-        work w = {.dst = all->each[k].dst, .src = all->each[k].src, .bytes = all->each[k].n};
-        if (all->each[k].kind == 1)
-            run_copy(s, &w);
-        w.bytes *= sizeof(float);
-        if (all->each[k].kind == 2)
-            run_add(s, &w);
-        if (all->each[k].tell)
-            __atomic_store_n((uint32_t *)all->each[k].tell, all->each[k].value, __ATOMIC_RELEASE);
+/* Where a block's slice begins, and its bytes. */
+static size_t edge(size_t bytes, unsigned block, unsigned blocks) {
+    size_t at = (bytes + 63) / 64 * block / blocks * 64;
+    return at < bytes ? at : bytes;
+}
+
+static void run_move(stream *s, const moves *all, uint64_t k, unsigned block) {
+    size_t bytes = all->each[k].n * (all->each[k].kind == 2 ? sizeof(float) : 1);
+    size_t from = edge(bytes, block, all->blocks), to = edge(bytes, block + 1, all->blocks);
+    work w = {.dst = (char *)all->each[k].dst + from, .src = (const char *)all->each[k].src + from, .bytes = to - from};
+    if (all->each[k].kind == 1)
+        run_copy(s, &w);
+    if (all->each[k].kind == 2)
+        run_add(s, &w);
+    if (all->each[k].tell && ++all->arrived[k] == all->blocks) {
+        all->arrived[k] = 0;
+        __atomic_store_n((uint32_t *)all->each[k].tell, all->each[k].value, __ATOMIC_RELEASE);
     }
+}
+
+/* Every block goes its own pace: the next to do something is one of those that can, by chance. */
+static void run_whole(stream *s, moves *all) {
+    uint64_t *at = calloc(all->blocks, sizeof(*at)), left = all->n * all->blocks;
+    while (left) {
+        unsigned block = (unsigned)rand_r(&s->seed) % all->blocks;
+        uint64_t k = at[block];
+        if (k == all->n)
+            continue;
+        if (all->each[k].wait && !there(all->each[k].wait, all->each[k].least)) {
+            usleep(20);
+            continue;
+        }
+        run_move(s, all, k, block);
+        at[block]++;
+        left--;
+    }
+    free(at);
     free(all);
 }
 

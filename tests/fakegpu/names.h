@@ -137,7 +137,7 @@ int cuModuleGetFunction(void **function, void *module, const char *name) {
 int cuLaunchKernel(void *f, unsigned x, unsigned y, unsigned z, unsigned a, unsigned b, unsigned c, unsigned bytes,
                    void *s, void **arguments, void **more) {
     (void)bytes, (void)more;
-    return x && y == 1 && z == 1 && a && b == 1 && c == 1 ? launch_kernel(f, a, arguments, s) : INVALID_VALUE;
+    return x && y == 1 && z == 1 && a && b == 1 && c == 1 ? launch_kernel(f, x, a, arguments, s) : INVALID_VALUE;
 }
 
 #else
@@ -269,6 +269,6 @@ int hipModuleGetFunction(void **function, void *module, const char *name) {
 int hipModuleLaunchKernel(void *f, unsigned x, unsigned y, unsigned z, unsigned a, unsigned b, unsigned c,
                           unsigned bytes, void *s, void **arguments, void **more) {
     (void)bytes, (void)more;
-    return x && y == 1 && z == 1 && a && b == 1 && c == 1 ? launch_kernel(f, a, arguments, s) : INVALID_VALUE;
+    return x && y == 1 && z == 1 && a && b == 1 && c == 1 ? launch_kernel(f, x, a, arguments, s) : INVALID_VALUE;
 }
 #endif

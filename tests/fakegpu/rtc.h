@@ -13,13 +13,15 @@ static const char *made_of(const char *source) {
     return strstr(source, "AWAIT(dst, n)") ? AWAITS : strstr(source, "POST(dst, n)") ? POSTS : NULL;
 }
 
-static int launch_kernel(void *function, unsigned threads, void **arguments, void *handle) {
+static int launch_kernel(void *function, unsigned blocks, unsigned threads, void **arguments, void *handle) {
     if (usable())
         return usable();
     if (function == (void *)WHOLES) {
         moves *all = malloc(sizeof(*all));
-        if (all)
-            memcpy(all, arguments[0], sizeof(*all));
+        if (all) {
+            memcpy(all, arguments[0], offsetof(moves, blocks));
+            all->blocks = blocks;
+        }
         return all ? submit(handle, (work){.kind = WHOLE, .dst = all}) : OUT_OF_MEMORY;
     }
     const void *src = *(void **)arguments[0];

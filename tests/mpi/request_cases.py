@@ -16,6 +16,11 @@ from mpi4py import MPI
 
 from ucc_hetero import Communicator, PersistentRequest, Request
 
+try:
+    import torch
+except ImportError:
+    torch = None
+
 
 def _add(a: Any, b: Any, datatype: Any) -> None:
     np.frombuffer(b, np.float64)[:] += np.frombuffer(a, np.float64)
@@ -265,21 +270,26 @@ def case_persistent_after_free(comm: Communicator) -> None:
         request.Free()
 
 
+def as_tensor(array: Any) -> Any:
+    """The same memory as torch's, where torch is."""
+    return torch.from_numpy(array) if torch is not None and isinstance(array, np.ndarray) else array
+
+
 def case_again_and_again(comm: Communicator) -> None:
     """Calls that look like earlier ones take a short way: several under way, in place, other arrays, and misfits."""
     p, r = comm.size, comm.rank
-    rng, turns = np.random.default_rng(7), 6
+    rng, turns, seen_as = np.random.default_rng(7), 6, (lambda array: array, as_tensor)
     for n in (1, 3000):
         for turn in range(turns):
-            calls = []
+            calls: list[tuple[Any, Any, Any]] = []
             for k in range(4):
                 data = rng.integers(-99, 99, (p, n)).astype(np.float64)
                 mine, into = data[r].copy(), np.full(n, np.nan)
                 if k % 2:
                     into[:], mine = mine, MPI.IN_PLACE
-                calls.append((comm.Iallreduce(mine, into), into, data.sum(0)))
+                calls.append((comm.Iallreduce(*map(seen_as[turn % 2], (mine, into))), into, data.sum(0)))
             every = np.full((p, n), -1.0)
-            gathered = comm.Iallgather(np.full(n, float(r + turn)), every)
+            gathered = comm.Iallgather(*map(seen_as[turn % 2], (np.full(n, float(r + turn)), every)))
             gone = comm.Iallreduce(np.ones(n), np.empty(n))  # dropped, with its arrays
             del gone
             for request, into, wanted in calls:

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 import channel_failure_scripts
+import channel_life_scripts
 import channel_scripts
 import pytest
 
@@ -35,7 +36,11 @@ def ranks(layout: str) -> int:
 
 @pytest.mark.parametrize(
     "layout, env",
-    [(PAIR, {"FAKEGPU_CONNECTIONS": "1"}), (THREE, {"UCCH_WINDOW": "24M"}), (FOUR, {"FAKEGPU_CONNECTIONS": "3"})],
+    [
+        (PAIR, {"FAKEGPU_CONNECTIONS": "1"}),
+        (THREE, {"UCCH_WINDOW": "24M"}),
+        (FOUR, {"FAKEGPU_CONNECTIONS": "3"}),
+    ],
     ids=["2", "3", "4"],
 )
 def test_every_collective_in_every_form(run: Callable[..., Any], layout: str, env: dict[str, str]) -> None:
@@ -61,7 +66,7 @@ def test_many_calls_in_many_streams(run: Callable[..., Any], layout: str, env: d
 
 
 def test_several_communicators(run: Callable[..., Any]) -> None:
-    assert run(channel_scripts.SEVERAL, PAIR, UCCH_WINDOW="64M").stdout.count("right") == 2
+    assert run(channel_life_scripts.SEVERAL, PAIR, UCCH_WINDOW="64M").stdout.count("right") == 2
 
 
 @pytest.mark.parametrize("layout", [PAIR, THREE])
@@ -101,7 +106,7 @@ def test_a_rank_that_dies(run: Callable[..., Any], flavour: tuple[Any, ...], fak
 
 
 def test_calls_under_way_at_the_end(run: Callable[..., Any]) -> None:
-    assert run(channel_scripts.LEFT, THREE).stdout.count("right") == 3
+    assert run(channel_life_scripts.LEFT, THREE).stdout.count("right") == 3
 
 
 @pytest.mark.parametrize(
@@ -115,8 +120,12 @@ def test_calls_under_way_at_the_end(run: Callable[..., Any]) -> None:
     ids=["unwanted", "no memory waits", "no room", "a device for two"],
 )
 def test_without_channels(run: Callable[..., Any], layout: str, env: dict[str, str]) -> None:
-    assert run(channel_scripts.WITHOUT, layout, **env).stdout.count("right") == ranks(layout)
+    assert run(channel_life_scripts.WITHOUT, layout, **env).stdout.count("right") == ranks(layout)
+
+
+def test_short_calls_are_one_kernel(run: Callable[..., Any]) -> None:
+    assert run(channel_life_scripts.SHORT, FOUR, UCCH_TUNE="").stdout.count("right") == 4
 
 
 def test_a_device_without_a_compiler(run: Callable[..., Any]) -> None:
-    assert run(channel_scripts.NO_COMPILER, PAIR).stdout.count("right") == 2
+    assert run(channel_life_scripts.NO_COMPILER, PAIR).stdout.count("right") == 2

@@ -16,7 +16,7 @@ from ucc_hetero.types import DTYPES, OPS
 
 N = 4000
 
-#: What makes C++ of it: one thread that does everything.
+#: What makes C++ of it: blocks of one thread, one after the other.
 _HOST = """
 #include <cmath>
 #include <cstring>
@@ -26,6 +26,12 @@ static struct { unsigned x; } gridDim = {1}, blockDim = {1}, blockIdx = {0}, thr
 static inline void __syncthreads() {}
 static inline void __threadfence_system() {}
 static inline void __nanosleep(unsigned) {}
+static inline unsigned atomicInc(unsigned *at, unsigned most) {
+    unsigned was = *at;
+    *at = was >= most ? 0 : was + 1;
+    return was;
+}
+extern "C" void choose(unsigned block, unsigned blocks) { blockIdx.x = block; gridDim.x = blocks; }
 static inline float __uint_as_float(unsigned u) { float f; std::memcpy(&f, &u, 4); return f; }
 static inline unsigned __float_as_uint(float f) { unsigned u; std::memcpy(&u, &f, 4); return u; }
 """
@@ -128,7 +134,7 @@ def test_nothing_is_ready_without_a_device() -> None:
 
 
 class Move(ctypes.Structure):
-    """``struct move`` of the kernels and of cffi_build/enqueue.c."""
+    """``struct move`` of the kernels and of cffi_build/whole.h."""
 
     _fields_ = [
         *((name, ctypes.c_void_p) for name in ("src", "dst", "wait", "tell")),
@@ -139,7 +145,7 @@ class Move(ctypes.Structure):
 class Moves(ctypes.Structure):
     """``struct moves``."""
 
-    _fields_ = [("n", ctypes.c_uint64), ("each", Move * 40)]
+    _fields_ = [("n", ctypes.c_uint64), ("arrived", ctypes.c_void_p), ("each", Move * 40)]
 
 
 @pytest.mark.parametrize("nth, dtype", [(0, "float32"), (1, "int16")])
@@ -151,7 +157,7 @@ def test_a_whole_call(library: ctypes.CDLL, nth: int, dtype: str, count: int) ->
     wanted, copied = here + there, np.full(count, 77, dtype)
     words = np.array([5, 0, 2**32 - 1, 0], np.uint32)
     at = [words.ctypes.data + 4 * i for i in range(4)]
-    moves = Moves(3)
+    moves = Moves(3, None)
     moves.each[0] = Move(there.ctypes.data, into.ctypes.data, at[0], at[1], 5, 9, 1, there.nbytes)
     moves.each[1] = Move(into.ctypes.data, here.ctypes.data, at[1], at[2], 8, 3, 2, count)
     moves.each[2] = Move(here.ctypes.data, copied.ctypes.data, at[2], at[3], 2**32 - 2, 1, 1, here.nbytes)
@@ -160,6 +166,31 @@ def test_a_whole_call(library: ctypes.CDLL, nth: int, dtype: str, count: int) ->
     function(moves)
     assert (into == there).all() and (here == wanted).all() and (copied == wanted).all()
     assert words.tolist() == [5, 9, 3, 1]
+
+
+@pytest.mark.parametrize("nth, dtype", [(0, "float32"), (1, "int16")])
+@pytest.mark.parametrize("count", [1, 7, 33, 1000, 4096])
+@pytest.mark.parametrize("blocks", [2, 5, 32])
+def test_blocks_share_a_call(library: ctypes.CDLL, nth: int, dtype: str, count: int, blocks: int) -> None:
+    """Each does its slice of every move; a word is written when all have been there, whoever comes last."""
+    rng = np.random.default_rng()
+    function = getattr(library, f"kernel_{len(CASES) + nth}")
+    function.argtypes = [Moves]
+    words, arrived = np.zeros(2, np.uint32), np.zeros(40, np.uint32)
+    for turn in range(2):
+        here, there, into = (rng.integers(-100, 100, count).astype(dtype) for _ in range(3))
+        wanted, copied = here + there, np.full(count, 77, dtype)
+        moves = Moves(3, arrived.ctypes.data)
+        moves.each[0] = Move(there.ctypes.data, into.ctypes.data, None, words.ctypes.data, 0, turn + 1, 1, there.nbytes)
+        moves.each[1] = Move(into.ctypes.data, here.ctypes.data, None, None, 0, 0, 2, count)
+        moves.each[2] = Move(here.ctypes.data, copied.ctypes.data, None, words[1:].ctypes.data, 0, 5, 1, here.nbytes)
+        for block in rng.permutation(blocks).tolist():
+            assert words[0] == turn
+            library.choose(block, blocks)
+            function(moves)
+        library.choose(0, 1)
+        assert (into == there).all() and (here == wanted).all() and (copied == wanted).all()
+        assert words.tolist() == [turn + 1, 5] and not arrived.any()
 
 
 def test_source_is_in_the_repository_only_once() -> None:

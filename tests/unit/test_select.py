@@ -311,6 +311,10 @@ def test_windows_take_long_calls_of_the_staged_path() -> None:
     assert (short.path, long.path) == ("staged", "window")
     queued = replace(tuning, channels=True)  # the others' hosts take no part: neither does this one's library
     assert choose(topology, "allreduce", 8, OPS["SUM"], queued).path == "window"
+    several = Topology.group(["nvidia", "amd"] * 6, [0] * 12)  # more than one kernel does
+    names = [choose(t, "allreduce", n, OPS["SUM"], queued).algorithm for t in (topology, several) for n in (8, 1 << 20)]
+    assert names == ["flat", "split_rail", "tree", "split_rail"]
+    assert choose(topology, "allreduce", 8, OPS["SUM"], tuning).algorithm == "tree"
     pair = Topology.group(["nvidia", "amd"], [0] * 2)  # nothing goes on in islands beside the crossing
     assert (
         choose(pair, "allreduce", 1 << 28, OPS["SUM"], tuning).fragments

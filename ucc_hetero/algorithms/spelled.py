@@ -68,7 +68,7 @@ class _Pen:
 
         Its own only once the others are served: ``into`` may lie over what they get.
         """
-        others = [j for j in range(self.n) if j != i]
+        others = [(i - distance) % self.n for distance in range(1, self.n)]  # from somebody else than its neighbours
         spare = [self._take(self.step.ranks[i], into().count) for _ in others] if self.wants(i) else []
         for k, j in enumerate(others):
             self.move(0, j, i, partial(part, j), lambda k=k: spare[k])  # type: ignore[misc]
@@ -89,10 +89,10 @@ def _allreduce(pen: _Pen) -> None:
 
     for i in range(n):
         pen.reduce_to(i, lambda j, i=i: share(pen.src, j, i), partial(share, pen.dst, i, i))  # type: ignore[misc]
-    for i in range(n):
-        for j in range(n):
-            if i != j:
-                pen.move(n + 1, i, j, partial(share, pen.dst, i, i), partial(share, pen.dst, j, i))
+    for distance in range(1, n):
+        for i in range(n):
+            j = (i + distance) % n
+            pen.move(n + 1, i, j, partial(share, pen.dst, i, i), partial(share, pen.dst, j, i))
 
 
 def _reduce_scatter(pen: _Pen) -> None:

@@ -143,13 +143,24 @@ extern "C" __global__ void ucch(const void *, unsigned *dst, unsigned long long 
 }
 """
 
-#: All of a short call: ``moves`` of ``cffi_build/enqueue.c``, one after the other, by one block.
+#: All of a short call: ``ucch_moves`` of ``cffi_build/whole.h``, one after the other. Every block does the same slice
+#: of each, and the last to have done so tells other ranks. Loads and stores are volatile as others write what is read,
+#: and several are under way at a time.
 _WHOLE = """
 struct move { const void *src; void *dst; unsigned *wait, *tell, least, value, kind, n; };
-struct moves { unsigned long long n; move each[40]; };
+struct moves { unsigned long long n; unsigned *arrived; move each[40]; };
 
 template <class T> __device__ void copy(void *dst, const void *src, unsigned bytes) {
-    for (unsigned i = threadIdx.x; i < bytes / sizeof(T); i += blockDim.x)
+    const unsigned n = bytes / sizeof(T), some = 8, far = some * blockDim.x;
+    unsigned i = threadIdx.x;
+    for (; i + far - blockDim.x < n; i += far) {
+        T held[some];
+        for (unsigned k = 0; k < some; k++)
+            held[k] = ((const volatile T *)src)[i + k * blockDim.x];
+        for (unsigned k = 0; k < some; k++)
+            ((volatile T *)dst)[i + k * blockDim.x] = held[k];
+    }
+    for (; i < n; i += blockDim.x)
         ((volatile T *)dst)[i] = ((const volatile T *)src)[i];
 }
 __device__ void copy_bytes(void *dst, const void *src, unsigned bytes) {
@@ -165,20 +176,32 @@ __device__ void combine(TO *dst, const FROM *src, unsigned n, double by) {
     for (unsigned i = threadIdx.x; i < n; i += blockDim.x)
         BODY
 }
+__device__ unsigned edge(unsigned bytes, unsigned block) {
+    unsigned long long at = (unsigned long long)((bytes + 63) / 64) * block / gridDim.x * 64;
+    return at < bytes ? (unsigned)at : bytes;
+}
 extern "C" __global__ void ucch(moves all) {
     for (unsigned k = 0; k < all.n; k++) {
         const move m = all.each[k];
+        const unsigned bytes = m.kind == 2 ? m.n * (unsigned)sizeof(TO) : m.n;
+        const unsigned from = edge(bytes, blockIdx.x), to = edge(bytes, blockIdx.x + 1);
         if (m.wait && threadIdx.x == 0)
             AWAIT(m.wait, m.least);
         __syncthreads();
+        char *dst = (char *)m.dst + from;
+        const char *src = (const char *)m.src + from;
         if (m.kind == 1)
-            copy_bytes(m.dst, m.src, m.n);
+            copy_bytes(dst, src, to - from);
         else if (m.kind == 2)
-            combine((TO *)m.dst, (const FROM *)m.src, m.n, 0);
-        __threadfence_system();
+            combine((TO *)dst, (const FROM *)src, (to - from) / sizeof(TO), 0);
         __syncthreads();
-        if (m.tell && threadIdx.x == 0)
-            PUT(m.tell, m.value);
+        if (m.tell && threadIdx.x == 0) {
+            __threadfence_system();
+            if (gridDim.x == 1 || atomicInc(all.arrived + k, gridDim.x - 1) == gridDim.x - 1) {
+                __threadfence_system();
+                PUT(m.tell, m.value);
+            }
+        }
     }
 }
 """

@@ -1,0 +1,148 @@
+"""What ranks run in test_channels.py: who has channels and who has not, and what is left of them."""
+
+from channel_scripts import COMMON
+
+#: Several communicators: until windows have no room for more; threads; made and freed over and over.
+SEVERAL = (
+    COMMON
+    + """
+def work(comm, seed, failures):
+    gpu = runtime()
+    gpu.use(comm._run.members.place.device)
+    stream, dice = gpu.stream(), np.random.default_rng(seed)
+    try:
+        for k in range(12):
+            n, form = int(dice.choice([1, 3000, 80_000])), FORMS[(int(dice.integers(5)) + comm.rank) % 5]
+            x, y = Array(n).set(numbers(seed + k, comm.rank, n)), Array(n).set(-3)
+            request = call(form, stream, comm, "Allreduce", x, y)
+            got = end(form, stream, request, y)
+            want = np.sum([numbers(seed + k, q, n) for q in range(comm.size)], axis=0)
+            if not (got == want).all():
+                failures.append((seed, k, form, got[:5], want[:5]))
+    except BaseException as error:
+        failures.append(error)
+
+
+def streams_of():
+    return ctypes.CDLL(runtime().path).fakegpu_streams()
+
+
+with Communicator() as comm:
+    first = lib.ucch_window_room()
+    made.clear()
+    others = []
+    while not others or others[-1]._run.members.channels is not None:
+        others.append(Communicator(comm))
+        assert len(others) < 60
+    rooms = comm.mpi.allgather([c._run.members.channels is None for c in others])
+    assert all(row == rooms[0] for row in rooms) and len(others) > 3, rooms
+    failures = []
+    users = [comm, *others[:2], others[-1]]
+    threads = [threading.Thread(target=work, args=(c, 100 * i, failures)) for i, c in enumerate(users)]
+    [t.start() for t in threads]
+    [t.join(50) for t in threads]
+    assert not failures and not any(t.is_alive() for t in threads), failures
+    assert made["allreduce"] == {True, False}, made  # the last one's: it has no channels
+    [c.Free() for c in reversed(others)]
+    assert lib.ucch_window_room() == first, (lib.ucch_window_room(), first)
+
+    # Again and again.
+    made.clear()
+    grown = []
+    for k in range(30):
+        with Communicator(comm) as other:
+            x, y = Array(70_000).set(numbers(k, other.rank, 70_000)), Array(70_000)
+            other.Allreduce(x, y)
+            other.Allgather(Array(9).set(other.rank), Array(9 * other.size))
+            assert (y.peek == np.sum([numbers(k, q, 70_000) for q in range(other.size)], axis=0)).all()
+            for n in (10, 2000, 90_000):  # scratch grows
+                other.Allreduce(IN_PLACE, Array(n).set(1))
+        assert lib.ucch_window_room() == first
+        grown.append((lib.ucch_pool_bytes(0, 0), streams_of()))
+    assert made["allreduce"] == made["allgather"] == {True}
+    assert grown[-1] == grown[4], grown
+print("right")
+"""
+)
+
+#: Calls under way at the end of the script, whose communicator nobody frees; and a child that has no part in them.
+LEFT = (
+    COMMON
+    + """
+comm = Communicator()
+stream, n = runtime().stream(), 100_000
+x, y = Array(n).set(comm.rank), Array(n).set(-1)
+comm.Allreduce(x, y)
+requests = [comm.Iallreduce(x, y, stream=stream) for _ in range(5)]
+child = os.fork()
+if child == 0:
+    os._exit(0)
+assert os.waitpid(child, 0)[1] == 0
+repeated = comm.Allreduce_init(x, y)
+repeated.Start()
+repeated.Wait()
+assert made["allreduce"] == {True}
+comm.Iallreduce(x, y)
+print("right", flush=True)
+"""
+)
+
+#: A rank whose device has no compiler: what needs none is queued all the same, and the rest on no rank.
+NO_COMPILER = (
+    COMMON
+    + """
+if int(os.environ.get("OMPI_COMM_WORLD_RANK") or os.environ.get("PMI_RANK")) == 0:
+    os.environ["UCCH_RTC_LIB"] = "none"
+with Communicator() as comm:
+    p, r = comm.size, comm.rank
+    for k, n in enumerate((1, 1000, 100_000)):
+        x, y, z = Array(n).set(numbers(k, r, n)), Array(n).set(-4), Array(n * p).set(-4)
+        comm.Allreduce(x, y)
+        assert (y.peek == np.sum([numbers(k, q, n) for q in range(p)], axis=0)).all()
+        comm.Allgather(x, z)
+        assert (z.peek == np.concatenate([numbers(k, q, n) for q in range(p)])).all()
+    assert made == {"allreduce": {False}, "allgather": {True}}, made
+print("right")
+"""
+)
+
+#: Without channels, for whatever reason, results are the same.
+WITHOUT = (
+    COMMON
+    + """
+with Communicator() as comm:
+    p, r = comm.size, comm.rank
+    assert comm._run.members.channels is None
+    stream = runtime().stream()
+    for k, n in enumerate((1, 1000, 100_000)):
+        x, y = Array(n).set(numbers(k, r, n)), Array(n).set(-4)
+        for turn in range(len(FORMS)):
+            form = FORMS[(r + turn) % len(FORMS)]
+            request = call(form, stream, comm, "Allreduce", x, y.set(-4))
+            got = end(form, stream, request, y)
+            assert (got == np.sum([numbers(k, q, n) for q in range(p)], axis=0)).all(), (form, n)
+    assert made["allreduce"] == {False}, made
+    assert "queued" not in comm.plan_summary()
+print("right")
+"""
+)
+
+#: Short calls go from every rank straight to every other, in one kernel; long ones, and those on the host, as ever.
+SHORT = (
+    COMMON
+    + """
+with Communicator() as comm:
+    p, r = comm.size, comm.rank
+    for k, n in enumerate((1, 1000, 60_000, 400_000)):
+        x, y = Array(n).set(numbers(k, r, n)), Array(n).set(-4)
+        comm.Allreduce(x, y)
+        assert (y.peek == np.sum([numbers(k, q, n) for q in range(p)], axis=0)).all()
+        choice, _, queued = comm._run.used[f"allreduce float32[{n}] SUM"]
+        assert (choice.algorithm == "flat", queued) == (n < 100_000,) * 2, (n, choice, queued)
+    comm.Allreduce(numbers(9, r, 1000), total := np.zeros(1000, np.float32))
+    assert (total == np.sum([numbers(9, q, 1000) for q in range(p)], axis=0)).all()
+    ((choice, *_),) = [found for label, found in comm._run.used.items() if label.endswith(" host")]
+    assert choice.path == "staged"
+print("right")
+"""
+)
