@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import itertools
 import random
-import sys
 import threading
 from typing import Any
 
+import cases
 import numpy as np
 from mpi4py import MPI
 
@@ -294,18 +294,5 @@ def case_threads(comm: Communicator) -> None:
         parent.Free()
 
 
-def main() -> None:
-    comm = Communicator(MPI.COMM_WORLD)
-    wanted = sys.argv[1:]
-    for name, case in list(globals().items()):
-        if name.startswith("case_") and (not wanted or name in wanted):
-            case(comm)
-            comm.Barrier()
-            if comm.rank == 0:
-                print(name, flush=True)
-    comm.Free()
-    print("all good", flush=True)
-
-
 if __name__ == "__main__":
-    main()
+    cases.run(globals())

@@ -6,11 +6,11 @@ Each case is collective and leaves no message behind. The first wrong one ends t
 from __future__ import annotations
 
 import gc
-import sys
 import weakref
 from collections.abc import Callable
 from typing import Any
 
+import cases
 import numpy as np
 from mpi4py import MPI
 
@@ -380,20 +380,5 @@ def case_objects(comm: Communicator) -> None:
     assert comm.bcast([1, 2] if comm.rank == 0 else None) == [1, 2]
 
 
-def main() -> None:
-    comm = Communicator(MPI.COMM_WORLD)
-    wanted = sys.argv[1:]
-    for name, case in list(globals().items()):
-        if name.startswith("case_") and (not wanted or name in wanted):
-            case(comm)
-            comm.Barrier()
-            assert not comm.Iprobe(), f"{name} left a message behind"
-            comm.mpi.Barrier()
-            if comm.rank == 0:
-                print(name, flush=True)
-    comm.Free()
-    print("all good", flush=True)
-
-
 if __name__ == "__main__":
-    main()
+    cases.run(globals())
