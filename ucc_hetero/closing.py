@@ -9,8 +9,9 @@ from __future__ import annotations
 import math
 import time
 from array import array
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from . import log
 from .native import lib
 from .request import dropped, withdraw
 
@@ -21,10 +22,13 @@ __all__ = ["wind_up"]
 
 #: Seconds between looks while nothing of our own is under way.
 _NAP = 2e-4
+#: What tells others that this rank has got there, for those that it did not wait for.
+_entered: list[tuple[Any, Any, Any]] = []
 
 
-def wind_up(run: Runner) -> None:
-    """Bring to its end what nobody waits for; collective, unless the communicator is broken.
+def wind_up(run: Runner) -> bool:
+    """Bring to its end what nobody waits for; collective, but a rank whose communicator is broken does not wait.
+    Whether all ranks have done so: then MPI needs its own communicator no more.
 
     ``ValueError`` while requests that somebody holds are active: nothing was changed then.
     """
@@ -32,10 +36,9 @@ def wind_up(run: Runner) -> None:
         _refuse(run, run.busy - len(dropped(run)) - run.delegate.settle())
     withdraw(run)
     _end_ours(run)
-    if run.broken:
-        return
-    _refuse(run, run.busy)
-    _await_others(run)
+    if not run.broken:
+        _refuse(run, run.busy)
+    return _await_others(run)
 
 
 def _refuse(run: Runner, held: int) -> None:
@@ -60,18 +63,30 @@ def _end_ours(run: Runner) -> None:
         _discard(run)
 
 
-def _await_others(run: Runner) -> None:
-    """Until all ranks have got here; one that died on this host is not waited for."""
+def _await_others(run: Runner) -> bool:
+    """Until all ranks have got here, or the communicator's timeout; one that died on this host is not waited for.
+    Whether they have.
+
+    A call can fail on one rank alone, which then has nothing to wait for; but the others do not know.
+    """
     from mpi4py import MPI
 
     mine, least = array("i", [1]), array("i", [0])
-    request = run.mpi.Iallreduce(mine, least, op=MPI.MIN)
-    pause = 0.0
-    while not request.Test() and run.board.dead() < 0:
-        lib.ucch_progress_once()
-        _discard(run)
-        time.sleep(pause)
-        pause = min(pause + 1e-5, _NAP)
+    try:
+        request = run.mpi.Iallreduce(mine, least, op=MPI.MIN)
+        pause, until = 0.0, time.monotonic() + (run.timeout or math.inf)
+        over = request.Test()
+        while not over and not run.broken and run.board.dead() < 0 and time.monotonic() < until:
+            lib.ucch_progress_once()
+            _discard(run)
+            time.sleep(pause)
+            pause, over = min(pause + 1e-5, _NAP), request.Test()
+    except MPI.Exception as error:  # with fault tolerance: a process has failed
+        log.log("live").debug("the others are not waited for: %s", error)
+        return False
+    if not over:
+        _entered.append((request, mine, least))
+    return bool(over)
 
 
 def _discard(run: Runner) -> None:

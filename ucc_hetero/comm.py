@@ -87,11 +87,12 @@ class Communicator(MessageMethods, GroupMethods):
         """Release the communicator; collective. ``ValueError`` while requests of it are still active."""
         if isinstance(self._run, _Freed):
             return
-        self._run.close()
+        together = self._run.close()
         lifecycle.forget(self)
         self._run, self._messages = cast(Runner, _Freed()), cast(Messages, _Freed())
         mpi, self._mpi = self._mpi, _Freed()
-        mpi.Free()
+        if together:  # else MPI still needs it, for those that come later
+            mpi.Free()
 
     def __bool__(self) -> bool:
         return not isinstance(self._run, _Freed)

@@ -378,9 +378,9 @@ class Runner:
         started = sum(lib.ucch_program_active(p.program.handle) for p in self._persistent.values())
         return int(self._active + started)
 
-    def close(self) -> None:
-        """Release teams and board; collective, with nothing in flight that somebody holds."""
-        wind_up(self)
+    def close(self) -> bool:
+        """Release teams and board; collective, with nothing in flight that somebody holds. Whether all ranks do so."""
+        together = wind_up(self)
         self.launches.clear()
         retire(self)
         if self.broken:
@@ -389,7 +389,7 @@ class Runner:
                 (self.members, self._prepared.programs, self._fast, self._repeats, self._uneven, self._persistent)
             )
             self.members.release_id()
-            return
+            return together
         for prepared in self._persistent.values():
             lib.ucch_program_drop(prepared.program.handle)
         self._persistent.clear()
@@ -398,6 +398,7 @@ class Runner:
         self._repeats.clear()
         self._uneven.clear()
         self.members.close()
+        return together
 
 
 def _reason(state: int) -> str:

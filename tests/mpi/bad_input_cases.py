@@ -216,7 +216,9 @@ def too_long() -> None:
     else:
         with suppress(CollectiveError):  # rank 1 gives the communicator up
             request.Wait()
+    began = time.monotonic()
     comm.Free()
+    assert time.monotonic() - began < 10, "those whose communicator is well waited for the one whose is not"
 
 
 def mismatches() -> None:
