@@ -119,6 +119,9 @@ ucp_ep_h ucch_ep_new(ucp_worker_h worker, const void *address, int *status);
 int ucch_ep_close(ucp_worker_h worker, ucp_ep_h ep, double timeout);
 void ucch_worker_use(ucp_worker_h worker, int on);
 
+/* ---- later.c: messages that start when a stream has got somewhere ---- */
+int ucch_message_after(ucch_message *message, void *stream);
+
 /* ---- token.c: messages through windows, and what looks at messages before they are received ---- */
 int ucch_send_token(ucch_message *message, ucp_worker_h worker, ucp_ep_h ep, const void *data, size_t bytes,
                     uint64_t tag, int dest, int on_device, double timeout);

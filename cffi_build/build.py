@@ -26,6 +26,7 @@ SOURCES = (
     "channel.c",
     "message.c",
     "token.c",
+    "later.c",
     "rma.c",
     "board.c",
     "local.c",

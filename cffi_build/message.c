@@ -23,6 +23,8 @@ ucch_message *ucch_message_new(void) {
 
 void ucch_message_free(ucch_message *m) {
     ucch_transfer_free(m->transfer);
+    if (m->event && ucch_bound() >= 0)
+        ucch_bound_ops()->event_free(m->event);
     free(m);
 }
 
@@ -119,19 +121,12 @@ ucp_request_param_t ucch_message_params(ucch_message *m, void *callback, int mem
 
 int ucch_send(ucch_message *m, ucp_worker_h worker, ucp_ep_h ep, const void *buffer, size_t bytes, uint64_t tag,
               int mem_type, int sync, double timeout) {
-    if (m->op.state == UCCH_ACTIVE)
-        return UCCH_FAIL_BUSY;
-    ucp_request_param_t p = ucch_message_params(m, sent, mem_type);
+    ucch_start start = {.what = sync ? START_SYNC : START_SEND, .ep = ep, .bytes = bytes, .tag = tag};
+    start.buffer = (void *)(uintptr_t)buffer;
+    start.mem_type = mem_type;
     m->worker = worker;
-    m->request = NULL;
-    m->left = 0;
     m->info = (ucp_tag_recv_info_t){tag, bytes};
-    ucch_lock();
-    ucch_op_begin_locked(&m->op, timeout);
-    int status = ucch_message_begun_locked(m, sync ? ucp_tag_send_sync_nbx(ep, buffer, bytes, tag, &p)
-                                                   : ucp_tag_send_nbx(ep, buffer, bytes, tag, &p));
-    ucch_unlock();
-    return status;
+    return ucch_later_begin(m, &start, timeout);
 }
 
 int ucch_message_send_locked(ucch_message *m, ucp_ep_h ep, const void *buffer, size_t bytes, uint64_t tag,
@@ -168,8 +163,37 @@ int ucch_message_recv_locked(ucch_message *m, ucp_worker_h worker, void *buffer,
     return posted_locked(m, ucp_tag_recv_nbx(worker, landing, bytes, tag, ~(uint64_t)0, &p));
 }
 
-static int receive(ucch_message *m, ucp_worker_h worker, void *buffer, size_t bytes, uint64_t tag, uint64_t mask,
-                   ucp_tag_message_h matched, int mem_type, double timeout) {
+/* Hand a message that was begun to libucp, as it was asked for: 0, or a failure that has ended it. */
+int ucch_message_issue_locked(ucch_message *m) {
+    const ucch_start *s = &m->start;
+    if (s->what == START_TOKEN) {
+        ucch_offer offer = {
+            .data = s->buffer, .bytes = s->bytes, .on_device = s->on_device, .dest = s->dest, .tag = s->tag};
+        return ucch_message_offer_begun_locked(m, s->ep, &offer);
+    }
+    if (s->what == START_RECV) {
+        ucp_request_param_t p = receive_params(m, s->mem_type);
+        size_t bytes = s->bytes;
+        void *landing = ucch_message_landing(m, s->buffer, &bytes);
+        return posted_locked(m, ucp_tag_recv_nbx(m->worker, landing, bytes, s->tag, s->mask, &p));
+    }
+    ucp_request_param_t p = ucch_message_params(m, sent, s->mem_type);
+    return ucch_message_begun_locked(m, s->what == START_SYNC
+                                            ? ucp_tag_send_sync_nbx(s->ep, s->buffer, s->bytes, s->tag, &p)
+                                            : ucp_tag_send_nbx(s->ep, s->buffer, s->bytes, s->tag, &p));
+}
+
+int ucch_recv(ucch_message *m, ucp_worker_h worker, void *buffer, size_t bytes, uint64_t tag, uint64_t mask,
+              int mem_type, double timeout) {
+    ucch_start start = {.what = START_RECV, .buffer = buffer, .bytes = bytes, .tag = tag, .mask = mask};
+    start.mem_type = mem_type;
+    m->worker = worker;
+    return ucch_later_begin(m, &start, timeout);
+}
+
+/* Receive what a matching probe has taken out of libucp's queue. */
+int ucch_recv_matched(ucch_message *m, ucp_worker_h worker, void *buffer, size_t bytes, ucp_tag_message_h matched,
+                      int mem_type, double timeout) {
     if (m->op.state == UCCH_ACTIVE)
         return UCCH_FAIL_BUSY;
     ucp_request_param_t p = receive_params(m, mem_type);
@@ -179,20 +203,9 @@ static int receive(ucch_message *m, ucp_worker_h worker, void *buffer, size_t by
     ucch_lock();
     ucch_op_begin_locked(&m->op, timeout);
     void *landing = ucch_message_landing(m, buffer, &bytes);
-    int status = posted_locked(m, matched ? ucp_tag_msg_recv_nbx(worker, landing, bytes, matched, &p)
-                                          : ucp_tag_recv_nbx(worker, landing, bytes, tag, mask, &p));
+    int status = posted_locked(m, ucp_tag_msg_recv_nbx(worker, landing, bytes, matched, &p));
     ucch_unlock();
     return status;
-}
-
-int ucch_recv(ucch_message *m, ucp_worker_h worker, void *buffer, size_t bytes, uint64_t tag, uint64_t mask,
-              int mem_type, double timeout) {
-    return receive(m, worker, buffer, bytes, tag, mask, NULL, mem_type, timeout);
-}
-
-int ucch_recv_matched(ucch_message *m, ucp_worker_h worker, void *buffer, size_t bytes, ucp_tag_message_h matched,
-                      int mem_type, double timeout) {
-    return receive(m, worker, buffer, bytes, 0, 0, matched, mem_type, timeout);
 }
 
 void ucch_message_info(ucch_message *m, uint64_t *sender_tag, size_t *bytes) {
@@ -243,13 +256,17 @@ void ucch_message_abandon_locked(ucch_message *m) {
         m->moving = 0;
         ucch_message_end_locked(m, UCS_CANCELED);
     }
+    ucch_later_forget_locked(m);
     if (m->request)
         ucp_request_cancel(m->worker, m->request);
 }
 
 void ucch_message_cancel(ucch_message *m) {
     ucch_lock();
-    if (m->op.state == UCCH_ACTIVE && m->request)
+    if (m->op.state == UCCH_ACTIVE && m->waits) {
+        ucch_later_forget_locked(m);
+        ucch_message_end_locked(m, UCS_CANCELED);
+    } else if (m->op.state == UCCH_ACTIVE && m->request)
         ucp_request_cancel(m->worker, m->request);
     ucch_unlock();
 }

@@ -10,6 +10,16 @@
 #define UCS_OK 0
 #define IS_STATUS(p) ((uintptr_t)(p) >= (uintptr_t)-100)
 
+/* A message as its caller asked for it. */
+typedef struct ucch_start {
+    enum { START_SEND, START_SYNC, START_TOKEN, START_RECV } what;
+    ucp_ep_h ep; /* of a send's receiver */
+    void *buffer;
+    size_t bytes;
+    uint64_t tag, mask;
+    int mem_type, dest, on_device;
+} ucch_start;
+
 struct ucch_message {
     ucch_op op;
     ucp_worker_h worker;
@@ -26,6 +36,12 @@ struct ucch_message {
     ucch_transfer *transfer;
     void *landing; /* where libucp puts what comes in */
     size_t landing_room;
+    /* later.c: what to start, whether that waits for its turn, for a stream too, and who comes next. */
+    ucch_start start;
+    int waits, gated;
+    void *event;
+    double again;
+    ucch_message *behind;
 };
 
 void ucch_message_end_locked(ucch_message *m, int status);
@@ -33,5 +49,11 @@ int ucch_message_begun_locked(ucch_message *m, void *request);
 ucp_request_param_t ucch_message_params(ucch_message *m, void *callback, int mem_type);
 void *ucch_message_landing(ucch_message *m, void *buffer, size_t *bytes);
 int ucch_token_arrived_locked(ucch_message *m);
+int ucch_message_issue_locked(ucch_message *m);
+int ucch_message_offer_begun_locked(ucch_message *m, ucp_ep_h ep, const ucch_offer *offer);
+
+int ucch_later_begin(ucch_message *m, const ucch_start *start, double timeout);
+int ucch_later_try_locked(ucch_message *m);
+void ucch_later_forget_locked(ucch_message *m);
 
 #endif

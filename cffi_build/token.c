@@ -26,10 +26,14 @@ static int transfer_of(ucch_message *m) {
 
 /* Send data by way of this process's window; `timeout` as that of any message. */
 int ucch_message_offer_locked(ucch_message *m, ucp_ep_h ep, const ucch_offer *offer, double timeout) {
-    ucp_request_param_t p = ucch_message_params(m, token_sent, 0);
     m->request = NULL;
-    m->moved = 1;
     ucch_op_begin_locked(&m->op, timeout);
+    return ucch_message_offer_begun_locked(m, ep, offer);
+}
+
+int ucch_message_offer_begun_locked(ucch_message *m, ucp_ep_h ep, const ucch_offer *offer) {
+    ucp_request_param_t p = ucch_message_params(m, token_sent, 0);
+    m->moved = 1;
     int status = transfer_of(m);
     if (!status)
         status = ucch_transfer_offer_locked(m->transfer, offer, &m->token);
@@ -52,16 +56,12 @@ int ucch_message_offer_locked(ucch_message *m, ucp_ep_h ep, const ucch_offer *of
 /* `dest` is the receiver's rank in the communicator that `tag` names. */
 int ucch_send_token(ucch_message *m, ucp_worker_h worker, ucp_ep_h ep, const void *data, size_t bytes, uint64_t tag,
                     int dest, int on_device, double timeout) {
-    if (m->op.state == UCCH_ACTIVE)
-        return UCCH_FAIL_BUSY;
-    ucch_offer offer = {.data = data, .bytes = bytes, .on_device = on_device, .dest = dest, .tag = tag};
+    ucch_start start = {
+        .what = START_TOKEN, .ep = ep, .bytes = bytes, .tag = tag, .dest = dest, .on_device = on_device};
+    start.buffer = (void *)(uintptr_t)data;
     m->worker = worker;
-    m->left = 0;
     m->info = (ucp_tag_recv_info_t){tag, bytes};
-    ucch_lock();
-    int status = ucch_message_offer_locked(m, ep, &offer, timeout);
-    ucch_unlock();
-    return status;
+    return ucch_later_begin(m, &start, timeout);
 }
 
 /* ---- receiving ---- */
@@ -97,6 +97,8 @@ int ucch_token_arrived_locked(ucch_message *m) {
 
 /* Move on with the data of a message: 1 if it has ended. */
 int ucch_message_pump_locked(ucch_message *m) {
+    if (m->waits)
+        return ucch_later_try_locked(m);
     if (!m->moving)
         return 0;
     int status = ucch_transfer_pump_locked(m->transfer);

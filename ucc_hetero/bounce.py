@@ -45,9 +45,13 @@ class Bounce:
         pinned = _Pinned(original.nbytes)
         return Buffer(pinned.address, original.count, original.dtype, "host", 0, pinned, False)
 
-    def down(self, original: Buffer, pinned: Buffer) -> None:
-        """Fetch what is to be sent; it must be ready."""
-        self._copy(pinned.ptr, original.ptr, original.nbytes)
+    def down(self, original: Buffer, pinned: Buffer, stream: int | None = None) -> None:
+        """Fetch what is to be sent; it must be ready, or be so when ``stream`` gets there, which then does the copy."""
+        if stream is None:
+            self._copy(pinned.ptr, original.ptr, original.nbytes)
+        elif original.nbytes:
+            with own_device():
+                self._runtime.copy(pinned.ptr, original.ptr, original.nbytes, stream)
 
     def up(self, pinned: Buffer, original: Buffer, nbytes: int) -> None:
         """Bring what was received to where it belongs."""

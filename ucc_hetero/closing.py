@@ -81,7 +81,7 @@ def _await_others(run: Runner) -> bool:
             _discard(run)
             time.sleep(pause)
             pause, over = min(pause + 1e-5, _NAP), request.Test()
-    except MPI.Exception as error:  # with fault tolerance: a process has failed
+    except (RuntimeError, OSError) as error:  # MPI's, or torch's store's: a process has failed
         log.log("live").debug("the others are not waited for: %s", error)
         return False
     if not over:

@@ -19,6 +19,9 @@ class MessageMethods:
     A message longer than the buffer raises :class:`~ucc_hetero.errors.TruncationError` at the receiver; a message
     that does not come within ``UCCH_TIMEOUT`` seconds of waiting raises ``CollectiveTimeout``, and ``PeerError`` when
     its peer is known to be dead. The communicator stays usable after each of them.
+
+    With ``stream`` a message starts when that stream gets there: it takes what is in the buffer by then, or writes to
+    it from then on. Neither the host nor the stream waits for that; the host waits for the message's end, as without.
     """
 
     _messages: Messages
@@ -29,25 +32,27 @@ class MessageMethods:
 
     # --- blocking -----------------------------------------------------------------------------------------------------
 
-    def Send(self, buf: Any, dest: int, tag: int = 0) -> None:
+    def Send(self, buf: Any, dest: int, tag: int = 0, *, stream: Any = None) -> None:
         """Send a message; returns when the buffer may be reused."""
-        self._messages.run(self._messages.outgoing(buf, dest, tag))
+        self._messages.run(self._messages.outgoing(buf, dest, tag, stream=stream))
 
-    def Ssend(self, buf: Any, dest: int, tag: int = 0) -> None:
+    def Ssend(self, buf: Any, dest: int, tag: int = 0, *, stream: Any = None) -> None:
         """Send a message; returns when the receiver has begun to receive it."""
-        self._messages.run(self._messages.outgoing(buf, dest, tag, sync=True))
+        self._messages.run(self._messages.outgoing(buf, dest, tag, sync=True, stream=stream))
 
-    def Rsend(self, buf: Any, dest: int, tag: int = 0) -> None:
+    def Rsend(self, buf: Any, dest: int, tag: int = 0, *, stream: Any = None) -> None:
         """Send a message whose receive has been posted; nothing is gained by it here, it is ``Send``."""
-        self.Send(buf, dest, tag)
+        self.Send(buf, dest, tag, stream=stream)
 
     def Bsend(self, buf: Any, dest: int, tag: int = 0) -> None:
         """Send a copy of the message and return at once. The memory is our own: no ``MPI.Attach_buffer`` is needed."""
         self._messages.start(self._messages.outgoing(buf, dest, tag, copy=True)).Free()
 
-    def Recv(self, buf: Any, source: int | None = None, tag: int | None = None, status: Any = None) -> None:
+    def Recv(
+        self, buf: Any, source: int | None = None, tag: int | None = None, status: Any = None, *, stream: Any = None
+    ) -> None:
         """Receive a message; from any source and with any tag by default."""
-        self._messages.run(self._messages.incoming(buf, *self._wild(source, tag)), status)
+        self._messages.run(self._messages.incoming(buf, *self._wild(source, tag), stream=stream), status)
 
     def Sendrecv(
         self,
@@ -58,11 +63,13 @@ class MessageMethods:
         source: int | None = None,
         recvtag: int | None = None,
         status: Any = None,
+        *,
+        stream: Any = None,
     ) -> None:
         """Send one message and receive another, whatever the order on the other side."""
         messages = self._messages
-        into = messages.incoming(recvbuf, *self._wild(source, recvtag))
-        self._exchange(messages.outgoing(sendbuf, dest, sendtag), into, status)
+        into = messages.incoming(recvbuf, *self._wild(source, recvtag), stream=stream)
+        self._exchange(messages.outgoing(sendbuf, dest, sendtag, stream=stream), into, status)
 
     def Sendrecv_replace(
         self,
@@ -92,25 +99,25 @@ class MessageMethods:
 
     # --- non-blocking -------------------------------------------------------------------------------------------------
 
-    def Isend(self, buf: Any, dest: int, tag: int = 0) -> Request:
+    def Isend(self, buf: Any, dest: int, tag: int = 0, *, stream: Any = None) -> Request:
         """Start a send."""
-        return self._messages.start(self._messages.outgoing(buf, dest, tag))
+        return self._messages.start(self._messages.outgoing(buf, dest, tag, stream=stream))
 
-    def Issend(self, buf: Any, dest: int, tag: int = 0) -> Request:
+    def Issend(self, buf: Any, dest: int, tag: int = 0, *, stream: Any = None) -> Request:
         """Start a send that finishes when the receiver has begun to receive it."""
-        return self._messages.start(self._messages.outgoing(buf, dest, tag, sync=True))
+        return self._messages.start(self._messages.outgoing(buf, dest, tag, sync=True, stream=stream))
 
-    def Irsend(self, buf: Any, dest: int, tag: int = 0) -> Request:
+    def Irsend(self, buf: Any, dest: int, tag: int = 0, *, stream: Any = None) -> Request:
         """Start a send whose receive has been posted; it is ``Isend``."""
-        return self.Isend(buf, dest, tag)
+        return self.Isend(buf, dest, tag, stream=stream)
 
     def Ibsend(self, buf: Any, dest: int, tag: int = 0) -> Request:
         """Start to send a copy of the message; the buffer may be reused at once."""
         return self._messages.start(self._messages.outgoing(buf, dest, tag, copy=True))
 
-    def Irecv(self, buf: Any, source: int | None = None, tag: int | None = None) -> Request:
+    def Irecv(self, buf: Any, source: int | None = None, tag: int | None = None, *, stream: Any = None) -> Request:
         """Start a receive."""
-        return self._messages.start(self._messages.incoming(buf, *self._wild(source, tag)))
+        return self._messages.start(self._messages.incoming(buf, *self._wild(source, tag), stream=stream))
 
     def Isendrecv(
         self,
@@ -120,11 +127,13 @@ class MessageMethods:
         recvbuf: Any = None,
         source: int | None = None,
         recvtag: int | None = None,
+        *,
+        stream: Any = None,
     ) -> Request:
         """Start a send and a receive; the request finishes when both have, and its status is the receive's."""
         messages = self._messages
-        into = messages.incoming(recvbuf, *self._wild(source, recvtag))
-        return self._both(into, messages.outgoing(sendbuf, dest, sendtag))
+        into = messages.incoming(recvbuf, *self._wild(source, recvtag), stream=stream)
+        return self._both(into, messages.outgoing(sendbuf, dest, sendtag, stream=stream))
 
     def Isendrecv_replace(
         self, buf: Any, dest: int, sendtag: int = 0, source: int | None = None, recvtag: int | None = None

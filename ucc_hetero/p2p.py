@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 
 from .bounce import Bounce
-from .buffers import Buffer, as_buffer, pack, unpack
+from .buffers import Buffer, as_buffer, pack
 from .detours import Detours
-from .device import pointer_vendor
+from .device import pointer_vendor, report, stream_handle
 from .errors import (
     CollectiveError,
     CollectiveTimeout,
@@ -28,70 +28,17 @@ from .persistent import PersistentRequest
 from .request import SLICE, Request, wait_op
 from .runner import Runner
 from .status import set_status
+from .transfer import COMM_SHIFT, SOURCE_MASK, SOURCE_SHIFT, TAG_MASK, Transfer
 from .ucc_enums import MemType
 from .ucx import status_name
 from .windows import LEAST, key_of
 
-__all__ = ["Messages", "Transfer", "source_and_tag"]
+__all__ = ["Messages"]
 
-#: Bits of a UCX tag, high to low: communicator (12), program message or not (1), token or data (1; ``UCCH_TOKEN_BIT``),
-#: source rank (19), MPI tag (31).
-_SOURCE_SHIFT, _COMM_SHIFT = lib.UCCH_SOURCE_BIT, 52
-_TAG_MASK = (1 << _SOURCE_SHIFT) - 1
-_SOURCE_MASK = (1 << lib.UCCH_TOKEN_BIT) - 1 - _TAG_MASK
-_COMM_MASK = ((1 << 13) - 1) << (_COMM_SHIFT - 1)
+_COMM_MASK = ((1 << 13) - 1) << (COMM_SHIFT - 1)
 
 #: Sends that ended for us (by timeout, by Ctrl-C) while libucp still reads their memory.
 _held: deque[Transfer] = deque()
-
-
-class Transfer:
-    """One message: its native side, the memory that it uses, and what to say of it."""
-
-    __slots__ = ("bounce", "buffer", "handle", "op", "original", "peer", "sync", "tag", "what", "window")
-
-    def __init__(self, what: str, original: Buffer, peer: int, tag: int, bounce: Bounce | None = None) -> None:
-        self.handle = ffi.gc(lib.ucch_message_new(), lib.ucch_message_free)
-        self.op = lib.ucch_message_op(self.handle)
-        self.what, self.peer, self.tag = what, peer, tag
-        #: The caller's memory, and the contiguous memory that is sent or received: the same where that is possible.
-        self.original = original
-        self.bounce = bounce
-        self.buffer = self._staged()
-        self.sync = False
-        #: A send by way of shared pinned memory, which its receiver is told of.
-        self.window = False
-
-    def _staged(self) -> Buffer:
-        if self.bounce is None:
-            return pack(self.original)
-        pinned = self.bounce.memory_for(self.original)
-        if self.what != "receive":
-            self.bounce.down(self.original, pinned)
-        return pinned
-
-    def refill(self) -> None:
-        """Take the caller's data anew, before a persistent send starts again."""
-        if self.bounce is not None or self.original.layout is not None:
-            self.buffer = self._staged()
-
-    def spread(self) -> None:
-        """Bring what was received to the caller's memory."""
-        if self.bounce is None:
-            unpack(self.buffer, self.original)
-        elif not lib.ucch_message_moved(self.handle):
-            self.bounce.up(self.buffer, self.original, self.envelope()[2])
-
-    def envelope(self) -> tuple[int, int, int]:
-        """(source, tag, bytes) of what was received."""
-        code, nbytes = ffi.new("uint64_t *"), ffi.new("size_t *")
-        lib.ucch_message_info(self.handle, code, nbytes)
-        return (*source_and_tag(int(code[0])), int(nbytes[0]))
-
-
-def source_and_tag(code: int) -> tuple[int, int]:
-    """The source rank and the MPI tag in a UCX tag."""
-    return (code & _SOURCE_MASK) >> _SOURCE_SHIFT, code & _TAG_MASK
 
 
 class Messages:
@@ -108,7 +55,7 @@ class Messages:
         self.null, self.any_source, self.any_tag = MPI.PROC_NULL, MPI.ANY_SOURCE, MPI.ANY_TAG
         self._errors = {True: MPI.ERR_TRUNCATE, False: MPI.ERR_OTHER}
         self._endpoints: list[Any] = [None] * self.size
-        self._base = runner.members.id << _COMM_SHIFT
+        self._base = runner.members.id << COMM_SHIFT
         members = runner.members
         self.detours = Detours(members.rank, members.facts, members.topology, members.tuning)
         #: Ranks that messages from or to device memory reach through shared pinned memory.
@@ -145,9 +92,9 @@ class Messages:
                 f"{what} {peer} on rank {self.rank} is not a rank of this communicator of {self.size} "
                 f"(nor MPI.PROC_NULL{extra})"
             )
-        if not (0 <= tag <= _TAG_MASK or (wild and tag == self.any_tag)):
+        if not (0 <= tag <= TAG_MASK or (wild and tag == self.any_tag)):
             extra = " (or MPI.ANY_TAG)" if wild else ""
-            raise ValueError(f"tag {tag} on rank {self.rank} is not within 0 and {_TAG_MASK}{extra}")
+            raise ValueError(f"tag {tag} on rank {self.rank} is not within 0 and {TAG_MASK}{extra}")
 
     def gone(self, source: int) -> bool:
         """Whether a source has ended or died, as far as this host's page shows."""
@@ -171,11 +118,11 @@ class Messages:
         """(tag, mask) that a receive matches."""
         value, mask = self._base, _COMM_MASK
         if source != self.any_source:
-            value |= source << _SOURCE_SHIFT
-            mask |= _SOURCE_MASK
+            value |= source << SOURCE_SHIFT
+            mask |= SOURCE_MASK
         if tag != self.any_tag:
             value |= tag
-            mask |= _TAG_MASK
+            mask |= TAG_MASK
         return value, mask
 
     def _memory(self, buffer: Buffer) -> int:
@@ -185,15 +132,20 @@ class Messages:
 
     # --- sending and receiving ----------------------------------------------------------------------------------------
 
-    def outgoing(self, buf: Any, dest: int, tag: int, *, sync: bool = False, copy: bool = False) -> Transfer:
-        """A send that has not begun. ``sync`` finishes only when matched, ``copy`` frees the buffer at once."""
+    def outgoing(
+        self, buf: Any, dest: int, tag: int, *, sync: bool = False, copy: bool = False, stream: Any = None
+    ) -> Transfer:
+        """A send that has not begun. ``sync`` finishes only when matched, ``copy`` frees the buffer at once; it takes
+        what the buffer holds when ``stream`` gets there."""
         self.usable()
         self.check("dest", dest, tag)
         source = as_buffer(buf, writable=False, argument="buf", rank=self.rank, pointer_vendor=pointer_vendor)
         bounce = self._bounced(source, dest)
         window = bounce is not None and dest in self._windows and source.nbytes >= LEAST and not copy
-        transfer = Transfer("synchronous send" if sync else "send", source, dest, tag, None if window else bounce)
+        what, at = "synchronous send" if sync else "send", self._stream(stream)
+        transfer = Transfer(what, source, dest, tag, None if window else bounce, at)
         transfer.sync, transfer.window = sync, window
+        self._in_place(transfer)
         if copy:
             transfer.buffer = self._copied(transfer.buffer)
         return transfer
@@ -205,12 +157,28 @@ class Messages:
         ffi.memmove(ffi.from_buffer(memory), ffi.cast("void *", source.ptr), source.nbytes)
         return Buffer(memory.ctypes.data, source.count, source.dtype, "host", 0, memory, False)
 
-    def incoming(self, buf: Any, source: int, tag: int) -> Transfer:
-        """A receive that has not begun."""
+    def _stream(self, stream: Any) -> int | None:
+        """The handle of a stream that a message is to start in."""
+        if stream is None:
+            return None
+        handle = stream_handle(stream)
+        if self.runner.members.runtime is None:
+            vendor = self.runner.members.place.vendor
+            raise DeviceError(f"rank {self.rank} has no GPU runtime for stream= ({report(vendor)})")
+        return handle
+
+    def _in_place(self, transfer: Transfer) -> None:
+        """Refuse what is copied now, of a message that starts later."""
+        if transfer.stream is not None and transfer.bounce is None and transfer.buffer is not transfer.original:
+            raise NotSupported(f"rank {self.rank}: a {transfer.what} with stream= takes contiguous memory only")
+
+    def incoming(self, buf: Any, source: int, tag: int, *, stream: Any = None) -> Transfer:
+        """A receive that has not begun; it may write to the buffer once ``stream`` gets there."""
         self.usable()
         self.check("source", source, tag)
         target = as_buffer(buf, writable=True, argument="buf", rank=self.rank, pointer_vendor=pointer_vendor)
-        transfer = Transfer("receive", target, source, tag, self._bounced(target, source))
+        transfer = Transfer("receive", target, source, tag, self._bounced(target, source), self._stream(stream))
+        self._in_place(transfer)
         # What goes straight to a device comes from another host, and not through a window.
         if self._windows and (transfer.bounce is not None or target.vendor == "host"):
             into = transfer.buffer if transfer.bounce is None else target
@@ -238,12 +206,17 @@ class Messages:
         slot = self._slots.get(peer)
         if slot is not None:
             lib.ucch_message_watch(transfer.handle, self.runner.members.board.native, slot)
+        if transfer.stream is not None:
+            at = ffi.cast("void *", transfer.stream)
+            if lib.ucch_message_after(transfer.handle, at) < 0:
+                reason = ffi.string(lib.ucch_device_error()).decode(errors="replace")
+                raise DeviceError(f"rank {self.rank}: {self._said(transfer)}: stream={transfer.stream:#x}: {reason}")
         pointer, memory = ffi.cast("void *", buffer.ptr), self._memory(buffer)
         if transfer.what == "receive":
             value, mask = self.pattern(peer, transfer.tag)
             lib.ucch_recv(transfer.handle, self.worker, pointer, buffer.nbytes, value, mask, memory, timeout)
         else:
-            code = self._base | self.rank << _SOURCE_SHIFT | transfer.tag
+            code = self._base | self.rank << SOURCE_SHIFT | transfer.tag
             endpoint = self._endpoint(peer)
             if transfer.window:
                 where = peer, 1, timeout

@@ -7,9 +7,10 @@ from typing import Any
 
 from .errors import CollectiveTimeout, PeerError
 from .native import ffi, lib
-from .p2p import Messages, Transfer, source_and_tag
+from .p2p import Messages
 from .request import Request
 from .status import set_status
+from .transfer import Transfer, source_and_tag
 
 __all__ = ["Message", "mprobe", "probe"]
 

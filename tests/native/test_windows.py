@@ -24,6 +24,16 @@ def test_many_at_a_time(fakes: Callable[..., Any], window: str) -> None:
     assert fakes(window_scripts.CROWD, "nvidia:1,amd:2", **env).stdout.count("right") == 3
 
 
+@pytest.mark.parametrize("layout", ["nvidia:1,amd:1", "nvidia:2,amd:1", "nvidia:2"])
+def test_messages_start_in_streams(fakes: Callable[..., Any], layout: str) -> None:
+    """By windows, by pinned memory, and by libucp alone."""
+    ranks = sum(int(part[-1]) for part in layout.split(","))
+    result = fakes(
+        window_scripts.STREAMS, layout, UCCH_STAGING="auto" if ranks == 2 else "staged", FAKEGPU_DELAY_US="50"
+    )
+    assert result.stdout.count("right") == ranks
+
+
 def test_none(fakes: Callable[..., Any]) -> None:
     result = fakes(window_scripts.OFF, "nvidia:1,amd:1", UCCH_STAGING="staged", UCCH_WINDOW="0")
     assert result.stdout.count("right") == 2

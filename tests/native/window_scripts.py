@@ -190,3 +190,111 @@ with Communicator() as comm:
 print("right")
 """
 )
+
+#: Messages that start in streams: what is there by then goes out, in its order, and nothing arrives before.
+STREAMS = (
+    COMMON
+    + """
+import ctypes
+import threading
+import time
+
+from arrays import runtime
+from ucc_hetero.errors import CollectiveTimeout
+
+
+def write(word, value):
+    ctypes.c_uint32.from_address(word.handle).value = value
+
+
+def held(gpu, seconds):
+    "A stream that goes on after a while, if it does, and the word that it waits for."
+    stream, word = gpu.stream(), gpu.alloc(8, pinned=True)
+    write(word, 0)
+    gpu.wait_value(stream.handle, word.handle, 1)
+    if seconds:
+        threading.Timer(seconds, write, (word, 1)).start()
+    return stream, word
+
+
+with Communicator() as comm:
+    p, r = comm.size, comm.rank
+    right, left, status = (r + 1) % p, (r - 1) % p, MPI.Status()
+    gpu = runtime()
+    gpu.use(comm._run.members.place.device)
+
+    # The data comes late, short and long, from the device and the host; a message behind it does not overtake it.
+    for n in (10, 5000, LONG):
+        stream, word = held(gpu, 0.2)
+        source, x, y, z = Array(n).set(100 + r), Array(n).set(-1), Array(n).set(-2), Array(n).set(-3)
+        gpu.copy(x.block.handle, source.block.handle, 4 * n, stream.handle)
+        began = time.monotonic()
+        sends = [comm.Isend(x, right, 5, stream=stream), comm.Isend(Array(n).set(200 + r), right, 5)]
+        sends += [comm.Isend(np.full(n, 300 + r, np.float32), right, 5)]
+        assert time.monotonic() - began < 0.15, "the host waited"
+        host = np.zeros(n, np.float32)
+        comm.Recv(y, left, 5)
+        comm.Recv(z, MPI.ANY_SOURCE, 5, status)
+        comm.Recv(host, left, MPI.ANY_TAG)
+        assert (y.peek == 100 + left).all() and (z.peek == 200 + left).all() and (host == 300 + left).all(), n
+        [s.Wait() for s in sends]
+
+    # What is received does not arrive while the stream still works with the memory; nor does what is posted later.
+    for n in (5000, LONG):
+        stream, word = held(gpu, 0.2)
+        x, y, z = Array(n).set(r), Array(n), Array(n)
+        y.fill(stream, -7.0)
+        one, two = comm.Irecv(y, left, 6, stream=stream), comm.Irecv(z, left, 6)
+        comm.Send(x, right, 6)
+        comm.Send(Array(n).set(50 + r), right, 6)
+        one.Wait()
+        two.Wait()
+        assert (y.peek == left).all() and (z.peek == 50 + left).all(), (n, y.peek[:3], z.peek[:3])
+
+    # Both at a time, synchronous ones, and forms that the host waits for.
+    stream, word = held(gpu, 0.1)
+    x, y = Array(LONG), Array(LONG).set(-1)
+    x.fill(stream, 7.0 + r)
+    comm.Sendrecv(x, right, 1, y, left, 1, stream=stream)
+    assert (y.peek == 7 + left).all()
+    x.fill(stream, 9.0 + r)
+    both = comm.Isendrecv(x, right, 2, y, left, 2, stream=stream.handle)
+    both.Wait()
+    assert (y.peek == 9 + left).all()
+    x.fill(stream, 11.0 + r)
+    send = comm.Issend(x, right, 3, stream=stream)
+    comm.Recv(y, left, 3, stream=0)
+    send.Wait()
+    assert (y.peek == 11 + left).all()
+
+    # A receive whose stream never gets there is taken back, or ends with its time; those behind it go on.
+    stuck, word = held(gpu, 0)
+    waiting = comm.Irecv(Array(LONG), left, 8, stream=stuck)
+    waiting.Cancel()
+    waiting.Wait(status)
+    assert status.Is_cancelled()
+    comm._messages.timeout, before = 0.3, comm._messages.timeout
+    try:
+        comm.Recv(Array(LONG), left, 8, stream=stuck)
+        raise AssertionError("something came")
+    except CollectiveTimeout:
+        pass
+    comm._messages.timeout = before
+    comm.mpi.Barrier()
+    comm.Sendrecv(x, right, 8, y.set(-1), left, 8)
+    assert (y.peek == 11 + left).all()
+    for wrong, error in (("nonsense", TypeError), (object(), TypeError)):
+        try:
+            comm.Isend(x, right, stream=wrong)
+            raise AssertionError("taken for a stream")
+        except error:
+            pass
+    try:
+        comm.Isend(np.zeros(100, np.float32)[::2], right, stream=0)
+        raise AssertionError("what is not there yet was copied")
+    except Exception as error:
+        assert "contiguous" in str(error), error
+    write(word, 1)
+print("right")
+"""
+)

@@ -61,6 +61,7 @@ LAYERS = {
     "ops": 5,
     "binding": 5,
     "closing": 5,
+    "transfer": 5,
     "delegate": 5,
     "detours": 5,
     "exchange": 5,
