@@ -58,11 +58,17 @@ int ucch_work_poll_locked(ucch_work *work);
 int ucch_work_copy(int way, void *dst, const void *src, size_t bytes);
 int ucch_work_mark(int way, void **event);
 
-/* The way in and out of a stream-ordered call: an event on its stream, and the flag that holds the stream. */
+/* A word in memory that streams write, or wait for, and what it has reached when they have. */
+typedef struct ucch_flag {
+    uint32_t *at, ticket;
+} ucch_flag;
+
+/* The way in and out of a stream-ordered call: what its stream writes when it gets there, or an event where it cannot
+ * write, and what the stream waits for. */
 typedef struct ucch_gate {
+    ucch_flag in, out;
     void *event;
-    uint32_t *word, ticket;
-    int closed, held;
+    int closed, by_event, held;
     double again;
 } ucch_gate;
 

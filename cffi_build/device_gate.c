@@ -1,5 +1,6 @@
-/* Stream-ordered calls: the work starts when a stream reaches the call, and the stream does not pass it before the data
- * is there, while the host goes on. In by an event, out by a word in memory that the stream waits for. */
+/* Stream-ordered work: it starts when a stream reaches the call, and the stream does not pass it before the data is
+ * there, while the host goes on. In and out by a word in memory: to ask for an event is a call of the driver, in the
+ * way of whoever launches kernels meanwhile. */
 #include <pthread.h>
 #include <stdlib.h>
 
@@ -7,7 +8,7 @@
 
 /* Words in use again: a word only grows, so that a stream which still has to look at it finds what it waits for. */
 typedef struct word {
-    uint32_t *at, ticket;
+    ucch_flag flag;
     struct word *next;
 } word;
 
@@ -20,49 +21,76 @@ int ucch_gates_held(void) {
     return held;
 }
 
-static int take_word(ucch_gate *g) {
+static int take_word(ucch_flag *flag) {
+    if (flag->at)
+        return 0;
     pthread_mutex_lock(&words_lock);
     word *w = idle_words;
     if (w)
         idle_words = w->next;
     pthread_mutex_unlock(&words_lock);
     if (w) {
-        g->word = w->at;
-        g->ticket = w->ticket;
+        *flag = w->flag;
         free(w);
         return 0;
     }
-    return ucch_bound_ops()->flag((void **)&g->word);
+    flag->ticket = 0;
+    int status = ucch_bound_ops()->flag((void **)&flag->at);
+    if (status)
+        flag->at = NULL;
+    return status;
 }
 
-static void give_word(uint32_t *at, uint32_t ticket) {
-    word *w = malloc(sizeof(*w));
+static void give_word(ucch_flag flag) {
+    word *w = flag.at ? malloc(sizeof(*w)) : NULL;
     if (!w)
         return; /* lost: a few bytes */
     pthread_mutex_lock(&words_lock);
-    *w = (word){at, ticket, idle_words};
+    *w = (word){flag, idle_words};
     idle_words = w;
     pthread_mutex_unlock(&words_lock);
 }
 
-/* Have words ready: while a stream is held, allocating one could wait for that very stream. */
+/* Have words ready for so many gates: while a stream is held, allocating one could wait for that very stream. */
 void ucch_gate_reserve(int n) {
-    for (int i = 0; i < n; i++) {
-        void *at = NULL;
-        if (ucch_bound_ops()->flag(&at))
+    for (int i = 0; i < 2 * n; i++) {
+        ucch_flag flag = {NULL, 0};
+        if (ucch_bound_ops()->flag((void **)&flag.at))
             return;
-        give_word(at, 0);
+        give_word(flag);
     }
 }
 
-/* Mark the stream's point: the program may start when it is reached. */
+/* Whether a stream has still to write it. */
+static int due(ucch_flag flag) {
+    return flag.at && (int32_t)(__atomic_load_n(flag.at, __ATOMIC_ACQUIRE) - flag.ticket) < 0;
+}
+
+/* Let the stream write when it gets here: 0, or a failure. A word that an earlier stream has still to write is left to
+ * that: it would write less. */
+static int write_in(ucch_flag *in, void *stream) {
+    if (due(*in))
+        in->at = NULL;
+    if (take_word(in))
+        return UCCH_FAIL_DEVICE;
+    int status = ucch_bound_ops()->stream_write(stream, in->at, in->ticket + 1);
+    in->ticket += !status;
+    return status;
+}
+
+/* Mark the stream's point: what is behind the gate may start when it is reached. */
 int ucch_gate_enter(ucch_gate *g, void *stream) {
     const device_ops *ops = ucch_bound_ops();
     if (!ops)
         return UCCH_FAIL_DEVICE;
-    int status = g->event ? 0 : ucch_device_fail(ops->event_new(&g->event), "event");
-    if (!status)
-        status = ucch_device_fail(ops->event_record(g->event, stream), "record");
+    int status = 0;
+    g->by_event = write_in(&g->in, stream) != 0;
+    if (g->by_event) {
+        status = g->event ? 0 : ucch_device_fail(ops->event_new(&g->event), "event");
+        if (!status)
+            status = ucch_device_fail(ops->event_record(g->event, stream), "record");
+        g->again = 0;
+    }
     g->closed = !status;
     return status;
 }
@@ -71,14 +99,12 @@ int ucch_gate_enter(ucch_gate *g, void *stream) {
  * serves all calls of its program: the stream waits until it has reached the call's ticket, and it only grows. */
 int ucch_gate_hold(ucch_gate *g, void *stream) {
     const device_ops *ops = ucch_bound_ops();
-    if (!g->word && take_word(g)) {
-        g->word = NULL;
+    if (take_word(&g->out))
         return 0;
-    }
-    uint32_t ticket = g->ticket + 1;
-    if (ops->stream_hold(stream, g->word, ticket))
+    uint32_t ticket = g->out.ticket + 1;
+    if (ops->stream_hold(stream, g->out.at, ticket))
         return 0;
-    g->ticket = ticket;
+    g->out.ticket = ticket;
     g->held = 1;
     held++;
     return 1;
@@ -86,10 +112,13 @@ int ucch_gate_hold(ucch_gate *g, void *stream) {
 
 /* 1 when the stream has reached the call, 0 when not yet, negative on failure. */
 int ucch_gate_open_locked(ucch_gate *g) {
-    int done = 0;
+    int done = 0, status = 0;
     if (!g->closed)
         return 1;
-    int status = ucch_event_ask(g->event, &done, &g->again);
+    if (g->by_event)
+        status = ucch_event_ask(g->event, &done, &g->again);
+    else
+        done = !due(g->in);
     if (status)
         return status;
     g->closed = !done;
@@ -101,14 +130,15 @@ void ucch_gate_leave_locked(ucch_gate *g) {
     g->closed = 0;
     if (g->held) {
         held--;
-        __atomic_store_n(g->word, g->ticket, __ATOMIC_RELEASE);
+        __atomic_store_n(g->out.at, g->out.ticket, __ATOMIC_RELEASE);
     }
     g->held = 0;
 }
 
 void ucch_gate_free(ucch_gate *g) {
-    if (g->word)
-        give_word(g->word, g->ticket);
+    give_word(g->out);
+    if (!due(g->in))
+        give_word(g->in);
     if (g->event && ucch_bound() >= 0)
         ucch_bound_ops()->event_free(g->event);
 }

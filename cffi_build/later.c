@@ -1,5 +1,5 @@
 /* Messages that start when a stream has got somewhere: what is sent is there by then, and what is received may be
- * written. Neither the host nor the stream waits, and no Python runs: the progress thread asks for the event.
+ * written. Neither the host nor the stream waits, and no Python runs: the progress thread looks (device_gate.c).
  *
  * Messages do not overtake each other: whatever comes behind one that still waits, to the same receiver or, of
  * receives, in the same communicator, waits for its turn. */
@@ -33,15 +33,9 @@ int ucch_message_after(ucch_message *m, void *stream) {
         return UCCH_FAIL_DEVICE;
     if (m->op.state == UCCH_ACTIVE)
         return UCCH_FAIL_BUSY;
-    const device_ops *ops = ucch_bound_ops();
     ucch_lock();
-    int before = ucch_device_enter();
-    int status = m->event ? 0 : ucch_device_fail(ops->event_new(&m->event), "event");
-    if (!status)
-        status = ucch_device_fail(ops->event_record(m->event, stream), "record");
+    int before = ucch_device_enter(), status = ucch_gate_enter(&m->gate, stream);
     ucch_device_leave(before);
-    m->gated = !status;
-    m->again = 0;
     ucch_unlock();
     return status;
 }
@@ -56,7 +50,7 @@ int ucch_later_begin(ucch_message *m, const ucch_start *start, double timeout) {
     m->left = 0;
     m->moved = 0;
     ucch_op_begin_locked(&m->op, timeout);
-    m->waits = m->gated || has_elders(m);
+    m->waits = m->gate.closed || has_elders(m);
     int status = 0;
     if (m->waits) {
         m->behind = NULL;
@@ -80,20 +74,17 @@ void ucch_later_forget_locked(ucch_message *m) {
     last = &first;
     while (*last)
         last = &(*last)->behind;
-    m->waits = m->gated = 0;
+    m->waits = 0;
+    ucch_gate_leave_locked(&m->gate);
 }
 
 /* Start it if its turn has come: whether something has moved. */
 int ucch_later_try_locked(ucch_message *m) {
-    int done = 1, status = 0;
-    if (has_elders(m))
-        return 0;
-    if (m->gated)
-        status = ucch_event_ask(m->event, &done, &m->again);
-    if (!status && !done)
+    int status = has_elders(m) ? 0 : ucch_gate_open_locked(&m->gate);
+    if (!status)
         return 0;
     ucch_later_forget_locked(m);
-    if (status)
+    if (status < 0)
         ucch_message_end_locked(m, status);
     else
         ucch_message_issue_locked(m);

@@ -23,8 +23,7 @@ ucch_message *ucch_message_new(void) {
 
 void ucch_message_free(ucch_message *m) {
     ucch_transfer_free(m->transfer);
-    if (m->event && ucch_bound() >= 0)
-        ucch_bound_ops()->event_free(m->event);
+    ucch_gate_free(&m->gate);
     free(m);
 }
 

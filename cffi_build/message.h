@@ -38,9 +38,8 @@ struct ucch_message {
     size_t landing_room;
     /* later.c: what to start, whether that waits for its turn, for a stream too, and who comes next. */
     ucch_start start;
-    int waits, gated;
-    void *event;
-    double again;
+    int waits;
+    ucch_gate gate;
     ucch_message *behind;
 };
 
