@@ -16,6 +16,8 @@
 #define UCCH_AWAIT 4
 #define UCCH_POST 5
 #define UCCH_WHOLE 6
+/* Bytes that a call moves at most for one kernel to do all of it, with several blocks. */
+#define UCCH_WHOLE_BYTES 786432
 
 /* GPU runtimes, what an address can be to one, and the memory types of UCC and UCX that theirs have. */
 #define UCCH_CUDA 0

@@ -77,6 +77,7 @@ int ucch_gate_enter(ucch_gate *gate, void *stream);
 int ucch_gate_hold(ucch_gate *gate, void *stream);
 int ucch_gate_open_locked(ucch_gate *gate);
 void ucch_gate_leave_locked(ucch_gate *gate);
+int ucch_gate_due(const ucch_gate *gate);
 void ucch_gate_free(ucch_gate *gate);
 
 #endif

@@ -135,6 +135,14 @@ void ucch_gate_leave_locked(ucch_gate *g) {
     g->held = 0;
 }
 
+/* Whether its stream has not got there yet, although nobody may wait for that any more. */
+int ucch_gate_due(const ucch_gate *g) {
+    int done = 1;
+    if (g->by_event)
+        ucch_bound_ops()->event_done(g->event, &done);
+    return g->by_event ? !done : due(g->in);
+}
+
 void ucch_gate_free(ucch_gate *g) {
     give_word(g->out);
     if (!due(g->in))

@@ -1,8 +1,8 @@
 /* Messages that start when a stream has got somewhere: what is sent is there by then, and what is received may be
  * written. Neither the host nor the stream waits, and no Python runs: the progress thread looks (device_gate.c).
  *
- * Messages do not overtake each other: whatever comes behind one that still waits, to the same receiver or, of
- * receives, in the same communicator, waits for its turn. */
+ * Messages of a communicator do not overtake each other: behind one that still waits other sends to its receiver wait
+ * for their turn, and behind a receive all others. */
 #include "device.h"
 #include "message.h"
 
@@ -15,8 +15,9 @@ static int same_queue(const ucch_message *one, const ucch_message *other) {
     int receives = one->start.what == START_RECV;
     if (receives != (other->start.what == START_RECV))
         return 0;
-    return receives ? one->worker == other->worker && COMMUNICATOR(one->start.tag) == COMMUNICATOR(other->start.tag)
-                    : one->start.ep == other->start.ep;
+    if (COMMUNICATOR(one->start.tag) != COMMUNICATOR(other->start.tag))
+        return 0;
+    return receives ? one->worker == other->worker : one->start.ep == other->start.ep;
 }
 
 /* Whether one that waits in the same queue came before. */

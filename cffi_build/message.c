@@ -234,13 +234,13 @@ int ucch_message_check_locked(ucch_message *m, double now) {
     return 0;
 }
 
-/* Whether libucp still uses the message and its buffer, although it has ended for us. */
+/* Whether libucp or a stream still uses the message and its buffer, although it has ended for us. */
 int ucch_message_held(ucch_message *m) {
     ucch_lock();
     int held = m->op.state == UCCH_ACTIVE || m->request != NULL;
-    if (!held && m->transfer) {
+    if (!held) {
         int before = ucch_device_enter();
-        held = ucch_transfer_busy_locked(m->transfer);
+        held = (m->transfer && ucch_transfer_busy_locked(m->transfer)) || ucch_gate_due(&m->gate);
         ucch_device_leave(before);
     }
     ucch_unlock();

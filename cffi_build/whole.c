@@ -7,11 +7,10 @@
 
 #include "enqueue.h"
 
-/* Bytes that a call moves at most, by one block or by several. Measured on 2 + 2 H200s: allreduces of 256 KiB, which
- * move 768, in 92 microseconds instead of the 110 that copies and the vendors' libraries take, and a fifth of the
- * host's time; they were as fast at 1 MiB, where pinned memory was busy all the time. */
-#define BY_ONE ((uint64_t)64 << 10)
-#define BY_SEVERAL ((uint64_t)768 << 10)
+/* Bytes that a call moves at most, by one block; UCCH_WHOLE_BYTES by several. Measured on 2 + 2 H200s: allreduces of
+ * 256 KiB, which move 768, in 92 microseconds instead of the 110 that copies and the vendors' libraries take, and a
+ * fifth of the host's time; they were as fast at 1 MiB, where pinned memory was busy all the time. */
+#define BY_ONE 65536
 #define THREADS 512
 /* Of a move, by a block: shorter slices were slower, as all blocks wait for words and have their writes seen. */
 #define SLICE ((uint64_t)32 << 10)
@@ -39,7 +38,8 @@ int ucch_whole_add(ucch_moves *w, ucch_move m) {
 /* Whether one kernel can do a call that moves so many bytes: few moves, of its kinds, each message in one piece. */
 int ucch_whole_fits(const ucch_program *p, uint64_t moved) {
     int n = 2;
-    if (!p->whole || moved > (p->sliced ? BY_SEVERAL : BY_ONE))
+    uint64_t most = p->sliced ? UCCH_WHOLE_BYTES : BY_ONE;
+    if (!p->whole || moved > most)
         return 0;
     for (int i = 0; i < p->nsteps; i++) {
         const ucch_step *s = &p->steps[i];
@@ -48,7 +48,7 @@ int ucch_whole_fits(const ucch_program *p, uint64_t moved) {
         if ((s->kind == STEP_SEND && s->src.count > ucch_piece_of(p->channels, s)) ||
             (s->kind == STEP_RECV && s->dst.count > ucch_piece_of(p->channels, s)))
             return 0;
-        if (s->dst.count > (p->sliced ? BY_SEVERAL : BY_ONE))
+        if (s->dst.count > most)
             return 0;
         n += 1 + (s->kind == STEP_COPY); /* by way of another place, if what it copies overlaps */
     }

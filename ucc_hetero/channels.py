@@ -29,8 +29,6 @@ __all__ = ["Channels", "join"]
 
 #: A communicator takes this part of what its ranks have left of their windows.
 _SHARE = 4
-#: Bytes up to which one kernel may do a call (``BY_SEVERAL`` in ``cffi_build/whole.c``).
-_SHORT = 768 << 10
 
 
 class Channels:
@@ -67,7 +65,7 @@ class Channels:
             _check(lib.ucch_program_stage(program, i, stage, peers[0] if note.kind == "message" else -1))
         combines = any(note.kind == "combine" for note in notes)
         key = (at.what.op, at.code) if combines else (OPS["SUM"].code, DTYPES["uint8"].code)
-        if moved <= _SHORT:
+        if moved <= lib.UCCH_WHOLE_BYTES:
             kernels.ready(lib.UCCH_WHOLE, *key, 0)
         _check(lib.ucch_program_queued(program, self.handle, end, *key))
 

@@ -22,7 +22,8 @@ __all__ = ["wind_up"]
 
 #: Seconds between looks while nothing of our own is under way.
 _NAP = 2e-4
-#: What tells others that this rank has got there, for those that it did not wait for.
+#: What tells others that this rank has got there, for those that it did not wait for: (request, its memory, MPI's
+#: communicator).
 _entered: list[tuple[Any, Any, Any]] = []
 
 
@@ -85,8 +86,22 @@ def _await_others(run: Runner) -> bool:
         log.log("live").debug("the others are not waited for: %s", error)
         return False
     if not over:
-        _entered.append((request, mine, least))
+        _entered.append((request, (mine, least), run.mpi))
+    _forget_entered()
     return bool(over)
+
+
+def _forget_entered() -> None:
+    """Give MPI's communicators back that all ranks have left by now: there are not many (2048 in MPICH)."""
+    for entry in list(_entered):
+        request, _, mpi = entry
+        try:
+            if not request.Test():
+                continue
+            mpi.Free()
+        except (RuntimeError, OSError) as error:
+            log.log("live").debug("a communicator is not given back: %s", error)
+        _entered.remove(entry)
 
 
 def _discard(run: Runner) -> None:

@@ -91,7 +91,7 @@ class Communicator(MessageMethods, GroupMethods):
         lifecycle.forget(self)
         self._run, self._messages = cast(Runner, _Freed()), cast(Messages, _Freed())
         mpi, self._mpi = self._mpi, _Freed()
-        if together:  # else MPI still needs it, for those that come later
+        if together:  # else it is needed for those that come later (closing.py)
             mpi.Free()
 
     def __bool__(self) -> bool:

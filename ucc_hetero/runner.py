@@ -354,11 +354,12 @@ class Runner:
 
     def retune(self, tuning: Tuning) -> None:
         """Choose by other rules from now on. Collective, with nothing in flight; equal ones on every rank."""
-        self._fast.clear()
-        self._repeats.clear()
-        self._uneven.clear()
-        self.launches.clear()
+        self._forget()
         self._prepared.retune(tuning)
+
+    def _forget(self) -> None:
+        for known in (self._fast, self._repeats, self._uneven, self.launches):
+            known.clear()
 
     def track(self, change: int) -> None:
         """Count the communicator's requests in flight up or down, from any thread."""
@@ -394,9 +395,7 @@ class Runner:
             lib.ucch_program_drop(prepared.program.handle)
         self._persistent.clear()
         self._prepared.programs.clear()
-        self._fast.clear()
-        self._repeats.clear()
-        self._uneven.clear()
+        self._forget()
         self.members.close()
         return together
 

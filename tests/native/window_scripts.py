@@ -200,6 +200,7 @@ import threading
 import time
 
 from arrays import runtime
+from ucc_hetero import p2p
 from ucc_hetero.errors import CollectiveTimeout
 
 
@@ -279,10 +280,30 @@ with Communicator() as comm:
         raise AssertionError("something came")
     except CollectiveTimeout:
         pass
-    comm._messages.timeout = before
     comm.mpi.Barrier()
     comm.Sendrecv(x, right, 8, y.set(-1), left, 8)
     assert (y.peek == 11 + left).all()
+
+    # Nor is another communicator's message kept; and what the stream has still to copy into is not used again.
+    short = Array(5000).set(r)
+    try:
+        comm.Send(short, right, 9, stream=stuck)
+        raise AssertionError("it was sent")
+    except CollectiveTimeout:
+        pass
+    comm._messages.timeout = before
+    assert "send" in [kept.what for kept in p2p._held]
+    behind = comm.Isend(short, right, 10, stream=stuck)
+    with comm.Dup() as other:
+        other.Sendrecv(short, right, 1, y, left, 1)
+        assert (y.peek[:5000] == left).all()
+    write(word, 1)
+    comm.Recv(y, left, 10)
+    behind.Wait()
+    until = time.monotonic() + 20
+    while p2p._held:
+        assert time.monotonic() < until
+        comm.Iprobe(left, 11)
     for wrong, error in (("nonsense", TypeError), (object(), TypeError)):
         try:
             comm.Isend(x, right, stream=wrong)
@@ -294,7 +315,6 @@ with Communicator() as comm:
         raise AssertionError("what is not there yet was copied")
     except Exception as error:
         assert "contiguous" in str(error), error
-    write(word, 1)
 print("right")
 """
 )
