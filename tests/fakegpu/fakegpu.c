@@ -27,6 +27,8 @@ enum { FRESH = 0xCB, IN_WORK = 0xEE, FREED = 0xDB };
 enum { DEVICE_MEMORY, PINNED_MEMORY };
 enum { COPY, FILL, SCALE, ADD, RECORD, WAIT, HOLD, WRITE, WHOLE };
 #define MOST_DEVICES 16
+/* Whoever waits for something that is no work of its own looks for it this often, in us. */
+#define LOOK_US 50
 
 /* Whoever waits for an event waits for its last recording so far; it may be recorded anew, in another stream. */
 typedef struct recording {
@@ -53,10 +55,10 @@ typedef struct stream {
     work *head, **tail;
     int busy, ending;
     unsigned seed;
+    pthread_cond_t given; /* of its own thread alone: glibc before 2.41 loses wake-ups of waiters in a crowd (25847) */
 } stream;
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
 static stream *default_stream;
 static int misuses, started, open_streams;
 static unsigned streams_made;
@@ -124,7 +126,11 @@ static int there(const void *word, uint32_t least) {
 
 static void hold(const void *word, uint32_t least) {
     while (!there(word, least))
-        usleep(50);
+        usleep(LOOK_US);
+}
+
+static int reached(const recording *r) {
+    return __atomic_load_n(&r->reached, __ATOMIC_ACQUIRE);
 }
 
 #include "whole.h"
@@ -142,16 +148,11 @@ static void run(stream *s, const work *w) {
         run_add(s, w);
         break;
     case RECORD:
-        pthread_mutex_lock(&lock);
-        w->recording->reached = 1;
-        pthread_cond_broadcast(&changed);
-        pthread_mutex_unlock(&lock);
+        __atomic_store_n(&w->recording->reached, 1, __ATOMIC_RELEASE);
         break;
     case WAIT:
-        pthread_mutex_lock(&lock);
-        while (!w->recording->reached)
-            pthread_cond_wait(&changed, &lock);
-        pthread_mutex_unlock(&lock);
+        while (!reached(w->recording))
+            usleep(LOOK_US);
         break;
     case HOLD:
         hold(w->dst, (uint32_t)w->ticket);
@@ -169,7 +170,7 @@ static void *worker(void *data) {
     pthread_mutex_lock(&lock);
     for (;;) {
         while (!s->head && !s->ending)
-            pthread_cond_wait(&changed, &lock);
+            pthread_cond_wait(&s->given, &lock);
         work *w = s->head;
         if (!w)
             break;
@@ -182,7 +183,6 @@ static void *worker(void *data) {
         free(w);
         pthread_mutex_lock(&lock);
         s->busy = 0;
-        pthread_cond_broadcast(&changed);
     }
     pthread_mutex_unlock(&lock);
     free(s);
@@ -194,6 +194,7 @@ static int new_stream(stream **out) {
     if (!s)
         return OUT_OF_MEMORY;
     s->tail = &s->head;
+    pthread_cond_init(&s->given, NULL);
     s->seed = ++streams_made * 2654435761u;
     pthread_attr_t attributes;
     pthread_attr_init(&attributes);
@@ -244,7 +245,7 @@ static int submit(void *handle, work w) {
     pthread_mutex_lock(&lock);
     *s->tail = copy;
     s->tail = &copy->next;
-    pthread_cond_broadcast(&changed);
+    pthread_cond_signal(&s->given);
     pthread_mutex_unlock(&lock);
     return OK;
 }
@@ -268,7 +269,7 @@ static int end_stream(void *handle) {
     __atomic_sub_fetch(&open_streams, 1, __ATOMIC_RELAXED);
     pthread_mutex_lock(&lock);
     s->ending = !setting("FAKEGPU_CONNECTIONS", 0);
-    pthread_cond_broadcast(&changed);
+    pthread_cond_signal(&s->given);
     pthread_mutex_unlock(&lock);
     return OK;
 }
@@ -276,8 +277,11 @@ static int end_stream(void *handle) {
 static int synchronize(void *handle) {
     stream *s = stream_of(handle);
     pthread_mutex_lock(&lock);
-    while (s->head || s->busy)
-        pthread_cond_wait(&changed, &lock);
+    while (s->head || s->busy) {
+        pthread_mutex_unlock(&lock);
+        usleep(LOOK_US);
+        pthread_mutex_lock(&lock);
+    }
     pthread_mutex_unlock(&lock);
     return OK;
 }
@@ -303,7 +307,7 @@ static int wait_event(void *handle, event *e) {
 
 static int query(event *e) {
     pthread_mutex_lock(&lock);
-    int done = !e->last || e->last->reached;
+    int done = !e->last || reached(e->last);
     pthread_mutex_unlock(&lock);
     return done ? OK : NOT_READY;
 }
