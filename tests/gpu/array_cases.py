@@ -176,6 +176,26 @@ def streams(comm: Communicator, kind: Any) -> None:
 
 
 @case
+def messages_in_streams(comm: Communicator, kind: Any) -> None:
+    """What is sent is there only when the stream gets to the send; and it is received behind what reads the old."""
+    if not kind.streams:
+        return
+    p, r = comm.size, comm.rank
+    right, left = (r + 1) % p, (r - 1) % p
+    stream = kind.stream()
+    kind.read(kind.put(blank(1)), stream)
+    for n in (1, 200_000, 5_000_000):
+        x, y = kind.put(blank(n)), kind.into(blank(n))
+        for tag in range(3):
+            kind.work(stream)
+            kind.fill(x, data(r, n, seed=tag), stream)
+            requests = [comm.Irecv(y, left, tag, stream=stream), comm.Isend(x, right, tag, stream=stream)]
+            for request in requests:
+                request.Wait()
+            same(kind.get(y), data(left, n, seed=tag))
+
+
+@case
 def another_device(comm: Communicator, kind: Any) -> None:
     """The calling thread may have chosen any device; the memory may not be anywhere."""
     (gpu,) = device.available()

@@ -13,7 +13,10 @@ from gpu_machine import gpus
 
 ROOT = Path(__file__).resolve().parents[2]
 JOB = Path(__file__).parent / "array_cases.py"
-CASES = ["collectives", "averages", "messages", "requests", "forms", "streams", "another_device", "mistakes"]
+CASES = [
+    "collectives", "averages", "messages", "requests", "forms", "streams", "messages_in_streams", "another_device",
+    "mistakes",
+]  # fmt: skip
 
 pytestmark = [
     pytest.mark.gpu,
@@ -47,7 +50,7 @@ def test_two_vendors(mpirun: Run, hip_over_cuda: Path, kind: str, path: str) -> 
 def test_devices_that_do_not_reach_each_other(mpirun: Run, hip_over_cuda: Path) -> None:
     """No way between them but through the host: slower, and right."""
     env = {"UCX_TLS": "^cuda_ipc", "NCCL_P2P_DISABLE": "1"}
-    cases = ["collectives", "messages", "streams"]
+    cases = ["collectives", "messages", "streams", "messages_in_streams"]
     run(mpirun, "raw", cases, **env)
     run(mpirun, "raw", cases, CASES_ODD_HIP=str(hip_over_cuda), UCCH_STAGING="direct", **env)
 

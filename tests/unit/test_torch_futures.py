@@ -14,7 +14,6 @@ from ucc_hetero.torch import futures
 from ucc_hetero.torch.futures import Future, InOrder
 from ucc_hetero.torch.posting import Posting
 from ucc_hetero.torch.work import Work
-from ucc_hetero.torch.works import Later, Works
 
 
 class SlowWork:
@@ -136,19 +135,6 @@ def test_the_completing_thread_outlives_a_result_that_cannot_be_handed_on() -> N
     with pytest.raises(ValueError, match="no room"):
         super(Future, bad.get_future()).wait()
     assert super(Future, good.get_future()).wait() == []
-    futures.stop()
-
-
-def test_calls_that_have_not_begun_are_not_over() -> None:
-    """Nor is what is to be done after them done before."""
-    group, ran = Group(), threading.Event()
-    late = Later(group, [], ran.set, None, None)
-    both = Works(group, [Work(group, []), late])
-    assert not both.is_over() and not both.is_completed() and not ran.is_set()
-    future = both.get_future()
-    late.begin(EndedRequest)  # type: ignore[arg-type]
-    assert super(Future, future).wait() == []
-    assert ran.is_set() and both.is_over() and both.exception() is None
     futures.stop()
 
 

@@ -12,13 +12,11 @@ pytest.importorskip("torch", reason="needs torch: pip install 'ucc-hetero[torch]
 import torch
 import torch.distributed as dist
 
-from ucc_hetero.errors import CollectiveError
 from ucc_hetero.native import ffi, lib
 from ucc_hetero.request import Request
-from ucc_hetero.torch import mail, streams
-from ucc_hetero.torch.futures import InOrder
+from ucc_hetero.torch import mail, posting, streams
 from ucc_hetero.torch.work import Work
-from ucc_hetero.torch.works import Later, Sent
+from ucc_hetero.torch.works import Sent
 
 
 class Stream:
@@ -158,72 +156,83 @@ class Group:
             raise dist.DistBackendError(self.aborted)
 
 
-def later(group: Any, **more: Any) -> Later:
-    return Later(group, [], more.get("finish"), None, None)
+class Lane:
+    """Notes the messages that are begun; none of them ends before its operation does."""
+
+    def __init__(self, notes: list[Any]) -> None:
+        self.notes, self.error = notes, None
+
+    def check_message(self, outgoing: bool, peer: int, tag: int) -> None:
+        if peer > 1:
+            raise ValueError(f"dest {peer}")
+
+    def send(self, memory: Any, peer: int, tag: int, seconds: float, stream: int | None = None) -> Request:
+        self.notes.append(("send", memory, stream))
+        if self.error:
+            raise self.error
+        return finished()
+
+    def receive(self, memory: Any, source: int, tag: int, seconds: float, stream: int | None = None) -> Request:
+        self.notes.append(("receive", memory, stream))
+        return finished()
 
 
-def test_messages_start_in_order_and_after_their_streams() -> None:
-    group: Any = Group()
-    thread, order, gates = InOrder(0, "test"), [], [threading.Event() for _ in range(3)]
-    works = [later(group) for _ in gates]
-    for i, (work, gate) in enumerate(zip(works, gates, strict=True)):
+class Remote(torch.Tensor):
+    """Says that it is on a device."""
 
-        def start(i: int = i, gate: threading.Event = gate) -> Request:
-            gate.wait()
-            order.append(i)
-            return finished()
-
-        thread.add(lambda work=work, start=start: work.begin(start))
-    gates[2].set()
-    assert not works[2].is_completed() and len(group.in_flight) == 3
-    gates[0].set(), gates[1].set()
-    assert all(work.wait() for work in works) and order == [0, 1, 2]
-    assert not group.in_flight and all(work.is_success() for work in works)
-    thread.stop(10)
+    is_cpu = False
+    device = torch.device("cuda:0")  # type: ignore[assignment]
 
 
-def test_what_goes_wrong_at_the_start_is_raised_where_one_waits() -> None:
-    group: Any = Group()
+class Poster(posting.Posting):
+    """As much of a group as messages need; what has ended stays uncollected."""
 
-    def start() -> Request:
-        raise CollectiveError("rank 0: nobody is there")
+    def _usable(self) -> None:
+        pass
 
-    work = later(group)
-    work.begin(start)
-    assert work.is_completed() and not work.is_success() and not group.in_flight
-    with pytest.raises(dist.DistBackendError, match="nobody is there"):
-        work.wait()
+    def __init__(self) -> None:
+        self._lanes: Any = {0: Lane([])}
+        self._mail, self.in_flight, self._batch = {}, {}, posting._Batch()
+        self._aborted, self._closed, self._ended, self._posted, self._seconds = "", False, False, 0, 1.0
 
 
-def test_waiting_for_what_has_not_begun_ends() -> None:
-    from datetime import timedelta
-
-    group: Any = Group()
-    work = later(group)
-    with pytest.raises(dist.DistBackendError, match="Timeout expired"):
-        work.wait(timedelta(seconds=0.01))
-    group.aborted = "abort() was called"
-    with pytest.raises(dist.DistBackendError, match=r"abort\(\)"):
-        work.wait()
-    assert not work.is_over()
+def test_a_send_starts_when_its_stream_gets_there_and_a_receive_at_once(
+    cuda: Cuda, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mail, "_MOST", 100)
+    monkeypatch.setattr(posting, "Mail", lambda device: mail.Mail("cuda:0"))
+    monkeypatch.setattr(posting, "current", lambda device: cuda.current)
+    group = Poster()
+    notes, tensor = group._lanes[0].notes, torch.arange(10.0).as_subclass(Remote)
+    sent = group.post_message(tensor, 1, 0, True, [], None)
+    got = group.post_message(tensor, 1, 0, False, [tensor], None)
+    full = group.post_message(tensor, 1, 0, True, [], None), group.post_message(tensor, 1, 0, False, [tensor], None)
+    assert [(kind, stream) for kind, _, stream in notes] == [
+        ("send", cuda.main.cuda_stream), ("receive", None), ("send", cuda.main.cuda_stream),
+        ("receive", cuda.main.cuda_stream),
+    ]  # fmt: skip
+    own = [memory.data_ptr() == tensor.data_ptr() for _, memory, _ in notes]
+    assert own == [False, False, True, True], "copies, until the buffers are full"
+    assert isinstance(sent, Sent) and not any(isinstance(each, Sent) for each in (got, *full))
+    with pytest.raises(ValueError, match="dest 2"):
+        group.post_message(tensor, 2, 0, True, [], None)
+    cuda.capturing = True
+    with pytest.raises(dist.DistBackendError, match="captured"):
+        group.post_message(tensor, 1, 0, True, [], None)
 
 
 def test_what_is_sent_was_copied_and_nobody_waits_for_it() -> None:
     group: Any = Group()
     left: list[str] = []
-    work = Sent(group, lambda: left.append("gone"), None)
-    assert work.wait() and not work.is_completed() and work in group.in_flight
-    work.begin(finished)
-    work.settle()
-    assert left == ["gone"] and not group.in_flight and work.is_completed()
-    lost = Sent(group, None, None)
+    work = Sent(group, (finished(),), lambda: left.append("gone"), None)
+    assert work in group.in_flight
+    assert work.wait() and left == ["gone"] and not group.in_flight
 
-    def start() -> Request:
-        raise CollectiveError("rank 0: nobody is there")
+    def fail() -> None:
+        raise ValueError("no room")
 
-    lost.begin(start)
-    with pytest.raises(dist.DistBackendError, match="nobody is there"):
-        lost.wait()
+    with pytest.raises(ValueError, match="no room"):
+        Sent(group, (finished(),), fail, None).wait()
 
 
 def test_messages_go_through_buffers_while_there_is_room(cuda: Cuda, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -67,7 +67,7 @@ class ProcessGroupUCCH(Collectives, Messages, dist.ProcessGroup):
         self._closed = True
         self._settle()
         with self._lock:
-            threads = [*self._callbacks.values(), *self._messengers.values()]
+            threads = list(self._callbacks.values())
         ended = futures.stop_all(threads)
         self._settle()  # what callbacks have posted
         self._ended = True

@@ -124,11 +124,12 @@ class Lane:
             run = self._limited(seconds)
             return run.start_on(stream, name, send, recv, op, root, counts, later=True, hold=False)
 
-    def send(self, tensor: Any, dest: int, tag: int, seconds: float) -> Request:
-        """Start a send."""
+    def send(self, tensor: Any, dest: int, tag: int, seconds: float, stream: int | None = None) -> Request:
+        """Start a send; of what is there when ``stream`` gets there."""
         with self._message_lock:
-            self.messages.timeout = seconds
-            return self.messages.start(self.messages.outgoing(tensor, dest, tag))
+            messages = self.messages
+            messages.timeout = seconds
+            return messages.start(messages.outgoing(tensor, dest, tag, stream=stream))
 
     def check_message(self, outgoing: bool, peer: int, tag: int) -> None:
         """Refuse a peer or a tag that cannot be."""
@@ -136,12 +137,13 @@ class Lane:
         wild = not outgoing and peer < 0
         messages.check("dest" if outgoing else "source", messages.any_source if wild else peer, tag)
 
-    def receive(self, tensor: Any, source: int, tag: int, seconds: float) -> Request:
-        """Start a receive; ``source`` -1 is any."""
+    def receive(self, tensor: Any, source: int, tag: int, seconds: float, stream: int | None = None) -> Request:
+        """Start a receive, which may write once ``stream`` gets there; ``source`` -1 is any."""
         with self._message_lock:
             messages = self.messages
             messages.timeout = seconds
-            return messages.start(messages.incoming(tensor, messages.any_source if source < 0 else source, tag))
+            origin = messages.any_source if source < 0 else source
+            return messages.start(messages.incoming(tensor, origin, tag, stream=stream))
 
 
 def _filled(send: Any, recv: Any) -> bool:

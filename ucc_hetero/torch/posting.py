@@ -8,22 +8,20 @@ from datetime import timedelta
 from functools import partial
 from typing import Any
 
-import torch
 import torch.distributed as dist
 
 from ..comm import Communicator
 from ..errors import UCCHError
-from ..request import Request
 from ..types import OPS
 from . import futures
 from .futures import InOrder
 from .lane import Lane
 from .layout import Finish
 from .mail import Mail
-from .streams import Side, current, device_of, mean_of
+from .streams import Side, current, device_of, mean_of, refuse_capture
 from .uncompiled import uncompiled
 from .work import Source, Work, limit_of, torch_error
-from .works import Later, Sent, Works
+from .works import Sent, Works
 
 __all__ = ["Posting"]
 
@@ -56,7 +54,6 @@ class Posting:
         self._lanes = {0: Lane(comm, self.check_aborted)}
         self._sides: dict[Any, Side] = {}
         self._callbacks: dict[int, InOrder] = {}
-        self._messengers: dict[bool, InOrder] = {}
         self._mail: dict[Any, Mail] = {}
         self._lock = threading.Lock()
         self._name, self._desc = name, ""
@@ -160,50 +157,32 @@ class Posting:
     ) -> Work:
         """Start a send to, or a receive from, group rank ``peer`` (-1: any)."""
         self._usable()
+        lane, memory, stream = self._lanes[0], tensor, None
         if not tensor.is_cpu:
             self._known(tensor.device)
-            return self._noted(self._message_on_device(tensor, peer, tag, outgoing, outputs, finish))
-        lane = self._lanes[0]
-        source = None if outgoing else Source()
+            refuse_capture()
+            lane.check_message(outgoing, peer, tag)  # before it takes a place in the mail
+            memory, finish, stream = self._mailed(tensor, outgoing, finish)
         try:
-            request = (lane.send if outgoing else lane.receive)(tensor, peer, tag, self._seconds)
+            request = (lane.send if outgoing else lane.receive)(memory, peer, tag, self._seconds, stream)
         except UCCHError as failure:
             raise torch_error(failure) from failure
-        work = Work(self, outputs, (request,), finish, tensor, source)
-        work.poll(_MOMENT)
+        if outgoing and memory is not tensor:
+            return self._noted(Sent(self, (request,), finish, memory))
+        work = Work(self, outputs, (request,), finish, memory, None if outgoing else Source())
+        if tensor.is_cpu:
+            work.poll(_MOMENT)
         return self._noted(work)
 
-    def _message_on_device(
-        self, tensor: Any, peer: int, tag: int, outgoing: bool, outputs: Sequence[Any], finish: Finish
-    ) -> Work:
-        """Start a message on device memory; the caller goes on issuing work (:mod:`.mail`)."""
-        lane, device = self._lanes[0], tensor.device
-        lane.check_message(outgoing, peer, tag)  # what starts later can only fail later
+    def _mailed(self, tensor: Any, outgoing: bool, finish: Finish) -> tuple[Any, Finish, int | None]:
+        """What a message on device memory really sends or receives (:mod:`.mail`), what is to be done after it, and the
+        stream that it waits for."""
+        device = tensor.device
         mail = self._mail.get(device) or self._mail.setdefault(device, Mail(device))
         boxed = mail.outgoing(tensor) if outgoing else mail.incoming(tensor, finish)
         memory, finish = boxed or (tensor, finish)
-        start = partial(lane.send if outgoing else lane.receive, memory, peer, tag, self._seconds)
-        if outgoing:
-            work = Sent(self, finish, memory) if boxed else Later(self, outputs, finish, memory, None)
-        else:
-            work = Later(self, outputs, finish, memory, Source())
-        if boxed and not outgoing and outgoing not in self._messengers:
-            work.begin(start)  # nothing to wait for, and nothing to overtake
-            return work
-        with self._lock:
-            messenger = self._messengers.get(outgoing)
-            if messenger is None:  # one for each direction: within it messages start in the order of their posting
-                messenger = self._messengers[outgoing] = InOrder(0, f"{self._name}-messages-{outgoing:d}")
-        event = current(device).record_event()
-
-        def after() -> Request:
-            with torch.cuda.device(device):  # in a thread that has chosen none (:func:`.streams.beside`)
-                event.synchronize()
-                request: Request = start()
-            return request
-
-        messenger.add(partial(work.begin, after))
-        return work
+        free = boxed and not outgoing  # in nobody's use: it may be written to from now on
+        return memory, finish, None if free else current(device).cuda_stream
 
     # --- others -------------------------------------------------------------------------------------------------------
 

@@ -16,7 +16,7 @@ from .layout import Finish
 if TYPE_CHECKING:
     from .futures import Future
 
-__all__ = ["Ready", "Side", "beside", "current", "device_of", "mean_of", "used_in_current"]
+__all__ = ["Ready", "Side", "beside", "current", "device_of", "mean_of", "refuse_capture", "used_in_current"]
 
 
 def device_of(*memory: Any) -> Any:
@@ -118,6 +118,15 @@ class Ready:
             future.set_result(outputs)
 
 
+def refuse_capture() -> None:
+    """Raise while the current stream is being captured in a graph."""
+    if torch.cuda.is_current_stream_capturing():
+        raise dist.DistBackendError(
+            "calls of the backend ucch cannot be captured in a graph, as a thread of the host takes part in them: "
+            "capture what lies between them"
+        )
+
+
 class Side:
     """A stream of its own for the asynchronous calls of one group on one device, so that computing goes on beside it.
 
@@ -138,11 +147,7 @@ class Side:
         where the stream does not wait for the call: the host has to, and then does the rest.
         """
         stream = here = current(self._device)
-        if torch.cuda.is_current_stream_capturing():
-            raise dist.DistBackendError(
-                "calls of the backend ucch cannot be captured in a graph, as a thread of the host takes part in them: "
-                "capture what lies between them"
-            )
+        refuse_capture()
         if asynchronous:
             stream = self._stream
             with self._lock:  # recorded again and again: who waits, waits for the latest

@@ -1,75 +1,29 @@
-"""Works of calls that another thread starts, and of several calls at a time."""
+"""Works of messages that nobody waits for, and of several calls at a time."""
 
 from __future__ import annotations
 
-import threading
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from .. import log
-from ..errors import UCCHError
-from ..native import lib
 from ..request import Request
 from .layout import Finish
 from .uncompiled import uncompiled
-from .work import Source, Work, torch_error
+from .work import Work
 
 if TYPE_CHECKING:
     from .posting import Posting
 
-__all__ = ["Later", "Sent", "Works"]
+__all__ = ["Sent", "Works"]
 
 
 @uncompiled
-class Later(Work):
-    """A call that another thread starts; ``begin`` does."""
-
-    def __init__(
-        self, group: Posting, outputs: Sequence[Any], finish: Finish, keep: object, source: Source | None
-    ) -> None:
-        super().__init__(group, outputs)
-        self._finish, self._keep, self._source = finish, keep, source
-        self._begun = threading.Event()
-        self._done = False
-        group.in_flight[self] = None
-
-    def begin(self, start: Callable[[], Request]) -> None:
-        """Start the call; what goes wrong is raised where the call is waited for."""
-        try:
-            self._requests = (start(),)
-        except Exception as failure:
-            self._error = torch_error(failure) if isinstance(failure, UCCHError) else failure
-            self._done = True
-            self._group.in_flight.pop(self, None)
-        self._begun.set()
-        lib.ucch_ring()  # whoever completes its future has not heard of it
-
-    def is_over(self) -> bool:
-        """Whether the call has begun and ended."""
-        return self._begun.is_set() and super().is_over()
-
-    def is_completed(self) -> bool:
-        """Whether the call has begun and finished."""
-        return self._begun.is_set() and super().is_completed()
-
-    def _collect(self) -> None:
-        if self._begun.is_set():
-            super()._collect()
-
-    def _await(self, limit: float) -> None:
-        start = time.monotonic()
-        self._until(self._begun.wait, start + limit if limit else 0.0)
-        super()._await(max(limit - (time.monotonic() - start), 1e-3) if limit else 0.0)
-
-
-@uncompiled
-class Sent(Later):
+class Sent(Work):
     """A message whose data has been copied: the tensor is free, and waiting for the message is nobody's business."""
 
-    def __init__(self, group: Posting, finish: Finish, keep: object) -> None:
-        super().__init__(group, [], finish, keep, None)
+    def __init__(self, group: Posting, requests: Sequence[Request], finish: Finish, keep: object) -> None:
+        super().__init__(group, [], requests, finish, keep)
 
     def wait(self, timeout: timedelta | None = None) -> bool:
         """Return at once; raises an error that is known by now."""
@@ -82,17 +36,9 @@ class Sent(Later):
         """Wait until the message has left."""
         super().wait()
 
-    def begin(self, start: Callable[[], Request]) -> None:
-        """Start the message; nobody may ever ask what became of it."""
-        super().begin(start)
-        self._tell()
-
     def _collect(self) -> None:
         super()._collect()
-        self._tell()
-
-    def _tell(self) -> None:
-        if self._error is not None:
+        if self._error is not None:  # nobody may ever ask what became of it
             log.log("torch").warning("a message to another rank failed: %s", self._error)
 
 
