@@ -23,8 +23,12 @@ class Stream:
     """Notes what is asked of it."""
 
     def __init__(self, name: str, notes: list[str]) -> None:
-        self.name, self.notes, self.device, self.cuda_stream = name, notes, "cuda:0", id(self)
+        self.name, self.notes, self.device = name, notes, "cuda:0"
         self.done = threading.Event()
+
+    @property
+    def cuda_stream(self) -> int | None:
+        return id(self)
 
     def wait_event(self, event: Any) -> None:
         self.notes.append(f"{self.name} waits for an event of {event.name}")
@@ -182,6 +186,9 @@ class Remote(torch.Tensor):
 
     is_cpu = False
     device = torch.device("cuda:0")  # type: ignore[assignment]
+
+    def record_stream(self, stream: Any) -> None:
+        pass
 
 
 class Poster(posting.Posting):
