@@ -44,6 +44,7 @@ void ucch_team_free(ucch_team *team);
 /* ---- wait.c: who waits, and how ---- */
 void ucch_set_spin(int iterations);
 int ucch_wait(ucch_op *op, double slice);
+int ucch_wait_come(ucch_op *op, double slice);
 int ucch_wait_any(ucch_op **ops, int n, int all, double slice);
 int ucch_test(ucch_op *op);
 int ucch_peek(ucch_op *op);
@@ -125,6 +126,10 @@ int ucch_message_after(ucch_message *message, void *stream);
 /* ---- token.c: messages through windows, and what looks at messages before they are received ---- */
 int ucch_send_token(ucch_message *message, ucp_worker_h worker, ucp_ep_h ep, const void *data, size_t bytes,
                     uint64_t tag, int dest, int on_device, double timeout);
+int ucch_send_queued(ucch_message *message, ucp_worker_h worker, ucp_ep_h ep, const void *data, size_t bytes,
+                     uint64_t tag, int dest, void *stream, double timeout);
+void ucch_message_later(ucch_message *message);
+int ucch_message_take(ucch_message *message, void *stream);
 void ucch_message_tokens(ucch_message *message, void *data, size_t bytes, int on_device);
 int ucch_message_moved(ucch_message *message);
 int ucch_probe(ucp_worker_h worker, uint64_t tag, uint64_t mask, int remove, const uint64_t *keys, int me,

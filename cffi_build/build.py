@@ -39,6 +39,7 @@ SOURCES = (
     "kernel.c",
     "window.c",
     "transfer.c",
+    "queued.c",
 )
 
 

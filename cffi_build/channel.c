@@ -225,20 +225,29 @@ static int run(void *kernel, void *seen, uint32_t value, void *stream) {
     return ucch_bound_ops()->launch(kernel, 1, 1, arguments, stream);
 }
 
-/* Let the stream wait until the word has reached `least`; what is there already is not waited for. */
-int ucch_channel_wait(const ucch_channels *c, ucch_word word, uint32_t least, void *stream) {
+/* Let the stream wait until the word has reached `least`; what is there already is not waited for. `await`: the kernel
+ * that does so, where streams cannot wait for any memory. */
+int ucch_word_wait(void *await, ucch_word word, uint32_t least, void *stream) {
     if (word.at && ucch_word_has(word, least))
         return 0;
-    return ucch_device_fail(c->await ? run(c->await, word.seen, least, stream)
-                                     : ucch_bound_ops()->stream_hold(stream, word.seen, least),
+    return ucch_device_fail(await ? run(await, word.seen, least, stream)
+                                  : ucch_bound_ops()->stream_hold(stream, word.seen, least),
                             "a stream's wait for memory");
 }
 
-/* Let the stream write the word, behind all it did before. */
-int ucch_channel_tell(const ucch_channels *c, ucch_word word, uint32_t value, void *stream) {
-    return ucch_device_fail(c->post ? run(c->post, word.seen, value, stream)
-                                    : ucch_bound_ops()->stream_write(stream, word.seen, value),
+/* Let the stream write the word, behind all it did before; `post` likewise. */
+int ucch_word_tell(void *post, ucch_word word, uint32_t value, void *stream) {
+    return ucch_device_fail(post ? run(post, word.seen, value, stream)
+                                 : ucch_bound_ops()->stream_write(stream, word.seen, value),
                             "a stream's write to memory");
+}
+
+int ucch_channel_wait(const ucch_channels *c, ucch_word word, uint32_t least, void *stream) {
+    return ucch_word_wait(c->await, word, least, stream);
+}
+
+int ucch_channel_tell(const ucch_channels *c, ucch_word word, uint32_t value, void *stream) {
+    return ucch_word_tell(c->post, word, value, stream);
 }
 
 /* ---- calls ---- */

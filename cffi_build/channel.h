@@ -68,6 +68,8 @@ static inline int ucch_word_has(ucch_word word, uint32_t least) {
 ucch_ticket ucch_channels_ticket(ucch_channels *c);
 int ucch_channels_room(ucch_channels *c);
 int ucch_channels_done(const ucch_channels *c, ucch_ticket ticket);
+int ucch_word_wait(void *await, ucch_word word, uint32_t least, void *stream);
+int ucch_word_tell(void *post, ucch_word word, uint32_t value, void *stream);
 int ucch_channel_wait(const ucch_channels *c, ucch_word word, uint32_t least, void *stream);
 int ucch_channel_tell(const ucch_channels *c, ucch_word word, uint32_t value, void *stream);
 int ucch_channels_scratch(ucch_channels *c, int bank, size_t bytes);

@@ -170,6 +170,8 @@ int ucch_message_issue_locked(ucch_message *m) {
             .data = s->buffer, .bytes = s->bytes, .on_device = s->on_device, .dest = s->dest, .tag = s->tag};
         return ucch_message_offer_begun_locked(m, s->ep, &offer);
     }
+    if (s->what == START_OFFERED)
+        return ucch_token_send_locked(m, s->ep, s->tag);
     if (s->what == START_RECV) {
         ucp_request_param_t p = receive_params(m, s->mem_type);
         size_t bytes = s->bytes;
@@ -250,6 +252,10 @@ int ucch_message_held(ucch_message *m) {
 /* A receive is taken out of the matching queue; a send stays libucp's until its endpoint closes, and the callback then
  * finds the message no longer active. The owner keeps message and buffer alive (Python never frees abandoned ones). */
 void ucch_message_abandon_locked(ucch_message *m) {
+    if (m->waits && m->start.what == START_OFFERED) { /* nobody ever hears of it */
+        ucch_token_decline_locked(&m->token);
+        ucch_transfer_abort_locked(m->transfer);
+    }
     if (m->moving) {
         ucch_transfer_abort_locked(m->transfer);
         m->moving = 0;

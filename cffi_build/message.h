@@ -12,7 +12,7 @@
 
 /* A message as its caller asked for it. */
 typedef struct ucch_start {
-    enum { START_SEND, START_SYNC, START_TOKEN, START_RECV } what;
+    enum { START_SEND, START_SYNC, START_TOKEN, START_OFFERED, START_RECV } what;
     ucp_ep_h ep; /* of a send's receiver */
     void *buffer;
     size_t bytes;
@@ -29,7 +29,7 @@ struct ucch_message {
     int peer;
     double left; /* when the peer was first seen to have ended; 0 = not yet */
     /* Through a window: whether what comes in may be a token, the data's own place, and what moves it. */
-    int tokens, on_device, moving, moved;
+    int tokens, on_device, moving, moved, later;
     void *data;
     size_t room;
     ucch_token token;
@@ -48,6 +48,7 @@ int ucch_message_begun_locked(ucch_message *m, void *request);
 ucp_request_param_t ucch_message_params(ucch_message *m, void *callback, int mem_type);
 void *ucch_message_landing(ucch_message *m, void *buffer, size_t *bytes);
 int ucch_token_arrived_locked(ucch_message *m);
+int ucch_token_send_locked(ucch_message *m, ucp_ep_h ep, uint64_t tag);
 int ucch_message_issue_locked(ucch_message *m);
 int ucch_message_offer_begun_locked(ucch_message *m, ucp_ep_h ep, const ucch_offer *offer);
 

@@ -57,7 +57,7 @@ void ucch_op_begin_locked(ucch_op *op, double timeout) {
     op->error = (ucch_error){.status = 0, .step = -1, .peer = -1, .seq = op->error.seq};
     op->started = ucch_now();
     op->deadline = timeout > 0 ? op->started + timeout : 0;
-    op->heard = 0;
+    op->heard = op->come = 0;
     op->state = UCCH_ACTIVE;
     op->prev = NULL;
     op->next = active;
@@ -77,6 +77,7 @@ void ucch_op_end_locked(ucch_op *op, int status, int step, int peer) {
         op->next->prev = op->prev;
     in_flight--;
     messages -= op->kind == UCCH_IS_MESSAGE;
+    op->come = 0;
     if (status < 0) {
         op->error.status = status;
         op->error.step = step;

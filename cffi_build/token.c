@@ -32,7 +32,6 @@ int ucch_message_offer_locked(ucch_message *m, ucp_ep_h ep, const ucch_offer *of
 }
 
 int ucch_message_offer_begun_locked(ucch_message *m, ucp_ep_h ep, const ucch_offer *offer) {
-    ucp_request_param_t p = ucch_message_params(m, token_sent, 0);
     m->moved = 1;
     int status = transfer_of(m);
     if (!status)
@@ -41,8 +40,15 @@ int ucch_message_offer_begun_locked(ucch_message *m, ucp_ep_h ep, const ucch_off
         ucch_message_end_locked(m, status);
         return status;
     }
-    m->moving = 1;
-    void *request = ucp_tag_send_nbx(ep, &m->token, sizeof(m->token), offer->tag | UCCH_TOKEN_TAG, &p);
+    return ucch_token_send_locked(m, ep, offer->tag);
+}
+
+/* Send the token of what has been offered: 0, or a failure, which has ended the message. */
+int ucch_token_send_locked(ucch_message *m, ucp_ep_h ep, uint64_t tag) {
+    ucp_request_param_t p = ucch_message_params(m, token_sent, 0);
+    m->moving = m->moved = 1;
+    ucch_transfer_offered_locked(m->transfer);
+    void *request = ucp_tag_send_nbx(ep, &m->token, sizeof(m->token), tag | UCCH_TOKEN_TAG, &p);
     if (request && IS_STATUS(request)) {
         m->moving = 0;
         ucch_transfer_abort_locked(m->transfer);
@@ -64,7 +70,59 @@ int ucch_send_token(ucch_message *m, ucp_worker_h worker, ucp_ep_h ep, const voi
     return ucch_later_begin(m, &start, timeout);
 }
 
+/* Likewise, of what is on the device when `stream` gets there; the token goes at once, and streams do the rest. 1, 0
+ * where there is no room for that, or a failure. */
+int ucch_send_queued(ucch_message *m, ucp_worker_h worker, ucp_ep_h ep, const void *data, size_t bytes, uint64_t tag,
+                     int dest, void *stream, double timeout) {
+    ucch_start start = {.what = START_OFFERED, .ep = ep, .bytes = bytes, .tag = tag, .dest = dest, .on_device = 1};
+    ucch_offer offer = {
+        .data = data, .bytes = bytes, .on_device = 1, .dest = dest, .tag = tag, .queued = 1, .stream = stream};
+    start.buffer = (void *)(uintptr_t)data;
+    if (m->op.state == UCCH_ACTIVE)
+        return UCCH_FAIL_BUSY;
+    m->worker = worker;
+    m->info = (ucp_tag_recv_info_t){tag, bytes};
+    ucch_lock();
+    int before = ucch_device_enter(), status = transfer_of(m);
+    if (!status)
+        status = ucch_transfer_offer_locked(m->transfer, &offer, &m->token);
+    ucch_device_leave(before);
+    ucch_unlock();
+    if (status)
+        return status == UCCH_FAIL_MEMORY ? 0 : status;
+    status = ucch_later_begin(m, &start, timeout);
+    return status ? status : 1;
+}
+
 /* ---- receiving ---- */
+
+/* What comes in queued is not to be received by the host: the caller will say which stream takes it. */
+void ucch_message_later(ucch_message *m) {
+    m->later = 1;
+}
+
+/* Let `stream` wait for what has come, and have it in its place from then on: 1; 0 where the host goes on receiving it,
+ * as any other message; or a failure. */
+int ucch_message_take(ucch_message *m, void *stream) {
+    ucch_lock();
+    int status = 0;
+    if (m->op.state == UCCH_ACTIVE && m->op.come) {
+        int before = ucch_device_enter();
+        status = ucch_transfer_take_locked(m->transfer, stream);
+        if (status && ucch_transfer_by_host_locked(m->transfer))
+            status = 0;
+        else if (status) {
+            m->moving = 0;
+            ucch_transfer_abort_locked(m->transfer);
+            ucch_message_end_locked(m, status);
+        } else
+            status = 1;
+        ucch_device_leave(before);
+        m->op.come = 0;
+    }
+    ucch_unlock();
+    return status;
+}
 
 /* Where the data of a token belongs, if one comes in: `data` with room for `bytes`. What comes as a plain message goes
  * to the memory that the receive names. */
@@ -91,6 +149,12 @@ int ucch_token_arrived_locked(ucch_message *m) {
         ucch_token_decline_locked(&m->token);
     else
         status = ucch_transfer_accept_locked(m->transfer, m->data, m->room, m->on_device, &m->token);
+    if (!status && m->later && ucch_transfer_queued(m->transfer)) {
+        ucch_transfer_await_locked(m->transfer, m->data, m->on_device, &m->token);
+        __atomic_store_n(&m->op.come, 1, __ATOMIC_RELEASE);
+        if (m->op.heard)
+            ucch_ring();
+    }
     m->moving = m->moved = !status;
     return status;
 }

@@ -5,39 +5,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "window.h"
+#include "transfer.h"
 
-/* Pieces of one message under way, and the shortest; the longest fill a chunk, which a device copies in 40 us. */
-#define SLOTS 8
+/* The shortest piece; the longest fill a chunk, which a device copies in 40 us. */
 #define SHORTEST ((size_t)128 << 10)
-
-/* One message, in the sender's window: a cache line that the sender writes, and one that the receiver does. */
-typedef struct control {
-    uint64_t published; /* pieces that lie in their chunks */
-    uint64_t number;    /* of the message among this sender's; 0 while there is none */
-    uint64_t tag, bytes;
-    int32_t dest;
-    uint32_t aborted;
-    uint16_t chunk[SLOTS];
-    uint64_t reserved;
-    uint64_t consumed;             /* pieces that have left their chunks */
-    uint32_t taken, ready, closed; /* out of libucp's queue by a probe; being received; done with */
-    uint32_t more[11];
-} control;
-_Static_assert(sizeof(control) == UCCH_OFFERS_BYTES / CONTROLS, "room for all controls");
-
-enum { ENDED, OFFERED, SENDING, RECEIVING };
-
-struct ucch_transfer {
-    int phase, on_device, slots;
-    char *buffer, *base; /* the window's first chunk */
-    control *at;
-    uint32_t index; /* of the control, on the sender's side */
-    size_t bytes, piece;
-    uint64_t pieces, asked, done;
-    void *event[SLOTS];
-    double again;
-};
 
 static uint32_t free_controls[CONTROLS];
 static size_t ncontrols;
@@ -45,7 +16,8 @@ static uint64_t offered;
 /* Controls, with how many chunks each, of messages given up that their receivers may still be copying. */
 static struct {
     uint32_t index;
-    int slots;
+    int slots, first, many;
+    uint64_t pieces;
 } orphans[CONTROLS];
 static int norphans;
 
@@ -69,12 +41,14 @@ void ucch_offers_begin_locked(void) {
 void ucch_offers_reclaim_locked(void) {
     for (int i = 0; i < norphans;) {
         control *c = &controls(0)[orphans[i].index];
-        if (!__atomic_load_n(&c->closed, __ATOMIC_ACQUIRE)) {
+        if (!ucch_run_over(c, orphans[i].many ? ucch_run_at(0, orphans[i].first) : NULL, orphans[i].pieces)) {
             i++;
             continue;
         }
         for (int k = 0; k < orphans[i].slots; k++)
             ucch_chunk_give_locked(c->chunk[k]);
+        if (orphans[i].many)
+            ucch_run_give_locked(orphans[i].first, orphans[i].many);
         c->number = 0;
         free_controls[ncontrols++] = orphans[i].index;
         orphans[i] = orphans[--norphans];
@@ -105,14 +79,22 @@ static void begin(ucch_transfer *t, int phase, const ucch_token *token, void *bu
     t->on_device = on_device;
     t->buffer = buffer;
     t->base = chunks(token->key);
+    t->run = token->run ? ucch_run_at(token->key, (int)token->run - 1) : NULL;
     t->at = &controls(token->key)[token->control];
     t->bytes = token->bytes;
     t->piece = token->piece;
     t->pieces = (token->bytes + token->piece - 1) / token->piece;
     t->asked = t->done = 0;
+    t->left = ENDED;
 }
 
-/* Have a message ready for whoever gets the token; its data stays where it is until then. */
+/* Receive a message that was queued: from now on it waits for a stream that takes it. */
+void ucch_transfer_await_locked(ucch_transfer *t, void *buffer, int on_device, const ucch_token *token) {
+    begin(t, AWAITED, token, buffer, on_device);
+    __atomic_store_n(&t->at->ready, 1, __ATOMIC_RELEASE);
+}
+
+/* Have a message ready for whoever gets the token; its data stays where it is until then, or is queued in streams. */
 int ucch_transfer_offer_locked(ucch_transfer *t, const ucch_offer *offer, ucch_token *token) {
     if (!ncontrols)
         ucch_offers_reclaim_locked();
@@ -120,11 +102,28 @@ int ucch_transfer_offer_locked(ucch_transfer *t, const ucch_offer *offer, ucch_t
         return UCCH_FAIL_MEMORY;
     t->index = free_controls[--ncontrols];
     *token = (ucch_token){offer->bytes, piece_of(offer->bytes), ucch_window_key(), t->index, 0};
+    t->many = 0;
+    if (offer->queued && ucch_run_offer_locked(t, token, offer->stream)) {
+        free_controls[ncontrols++] = t->index;
+        return UCCH_FAIL_MEMORY;
+    }
     begin(t, OFFERED, token, (void *)(uintptr_t)offer->data, offer->on_device);
     t->slots = 0;
     *t->at = (control){.tag = offer->tag, .bytes = offer->bytes, .dest = offer->dest};
+    int status = t->run ? ucch_run_put_locked(t, offer->stream) : 0;
+    if (status)
+        ucch_transfer_abort_locked(t);
+    return status;
+}
+
+/* The token goes out now: whoever probes for the message finds its length here. */
+void ucch_transfer_offered_locked(ucch_transfer *t) {
     __atomic_store_n(&t->at->number, ++offered, __ATOMIC_RELEASE);
-    return 0;
+}
+
+/* Whether all of the data is queued in streams. */
+int ucch_transfer_queued(const ucch_transfer *t) {
+    return t->run != NULL;
 }
 
 /* Bytes of the oldest message that `key`'s process has sent to rank `dest` under a tag and that is still in libucp's
@@ -161,16 +160,13 @@ int ucch_transfer_accept_locked(ucch_transfer *t, void *buffer, size_t room, int
     return 0;
 }
 
-static size_t length(const ucch_transfer *t, uint64_t piece) {
-    return piece + 1 < t->pieces ? t->piece : t->bytes - piece * t->piece;
-}
-
 /* Ask for the copy of one piece, between its place in the buffer and its chunk. */
 static int ask(ucch_transfer *t) {
     int slot = (int)(t->asked % SLOTS), way = t->phase == SENDING ? UCCH_TO_HOST : UCCH_TO_DEVICE;
-    char *mine = t->buffer + t->asked * t->piece, *chunk = t->base + t->at->chunk[slot] * UCCH_CHUNK;
+    char *mine = t->buffer + t->asked * t->piece;
+    char *chunk = t->run ? ucch_run_piece(t, t->asked) : t->base + t->at->chunk[slot] * UCCH_CHUNK;
     char *dst = t->phase == SENDING ? chunk : mine, *src = t->phase == SENDING ? mine : chunk;
-    size_t bytes = length(t, t->asked++);
+    size_t bytes = ucch_piece_length(t, t->asked++);
     if (!t->on_device) {
         memcpy(dst, src, bytes);
         return 0;
@@ -193,6 +189,8 @@ static int collect(ucch_transfer *t) {
 }
 
 static void give_back(ucch_transfer *t) {
+    if (t->many)
+        ucch_run_give_locked(t->first, t->many);
     while (t->slots)
         ucch_chunk_give_locked(t->at->chunk[--t->slots]);
     t->at->number = 0;
@@ -220,6 +218,12 @@ static void take_chunks(ucch_transfer *t) {
 }
 
 static int send_on(ucch_transfer *t) {
+    if (t->run) {
+        if (!ucch_run_over(t->at, t->run, t->pieces))
+            return 0;
+        give_back(t);
+        return 1;
+    }
     uint64_t consumed = __atomic_load_n(&t->at->consumed, __ATOMIC_ACQUIRE);
     if (t->phase == OFFERED)
         take_chunks(t);
@@ -240,9 +244,10 @@ static int send_on(ucch_transfer *t) {
 }
 
 static int receive_on(ucch_transfer *t) {
-    uint64_t published = __atomic_load_n(&t->at->published, __ATOMIC_ACQUIRE);
+    uint64_t published = t->run ? __atomic_load_n((uint32_t *)t->run, __ATOMIC_ACQUIRE)
+                                : __atomic_load_n(&t->at->published, __ATOMIC_ACQUIRE);
     int status = 0;
-    while (!status && t->asked < published)
+    while (!status && t->asked < published && t->asked - t->done < SLOTS)
         status = ask(t);
     if (!status)
         status = collect(t);
@@ -257,13 +262,41 @@ static int receive_on(ucch_transfer *t) {
     return __atomic_load_n(&t->at->aborted, __ATOMIC_ACQUIRE) ? UCCH_FAIL_PEER : 0;
 }
 
+/* While streams do the receiver's part: as below. */
+static int taken(ucch_transfer *t) {
+    if (t->phase == AWAITED || !ucch_run_taken(t->run))
+        return 0;
+    t->phase = ENDED;
+    return 1;
+}
+
 /* 1 when this side has finished, 0 when not yet, negative on failure. */
 int ucch_transfer_pump_locked(ucch_transfer *t) {
-    return t->phase == ENDED ? 1 : t->phase == RECEIVING ? receive_on(t) : send_on(t);
+    switch (t->phase) {
+    case ENDED:
+        return 1;
+    case AWAITED:
+    case TAKING:
+        return taken(t);
+    case RECEIVING:
+        return receive_on(t);
+    default:
+        return send_on(t);
+    }
+}
+
+/* No stream takes it after all: the host does. 0 where a part of it is queued already. */
+int ucch_transfer_by_host_locked(ucch_transfer *t) {
+    if (t->phase != AWAITED)
+        return 0;
+    t->phase = RECEIVING;
+    return 1;
 }
 
 /* Whether a device still copies from or to the buffer. */
 int ucch_transfer_busy_locked(ucch_transfer *t) {
+    if (t->left != ENDED)
+        return !(t->left == TAKING ? ucch_run_taken(t->run) : ucch_run_there(t->run, t->pieces));
     return t->asked != t->done && !collect(t) && t->asked != t->done;
 }
 
@@ -272,12 +305,18 @@ int ucch_transfer_busy_locked(ucch_transfer *t) {
 void ucch_transfer_abort_locked(ucch_transfer *t) {
     if (t->phase == ENDED)
         return;
-    if (t->phase == RECEIVING)
+    t->left = t->phase == TAKING ? TAKING : t->run && t->phase == OFFERED ? OFFERED : ENDED;
+    if (t->phase == TAKING) /* our stream says itself when it is done with the sender's chunks */
+        ucch_run_let_go(t->run);
+    else if (t->phase == RECEIVING || t->phase == AWAITED)
         __atomic_store_n(&t->at->closed, 1, __ATOMIC_RELEASE);
     else {
         __atomic_store_n(&t->at->aborted, 1, __ATOMIC_RELEASE);
         orphans[norphans].index = t->index;
-        orphans[norphans++].slots = t->slots;
+        orphans[norphans].slots = t->slots;
+        orphans[norphans].first = t->first;
+        orphans[norphans].pieces = t->pieces;
+        orphans[norphans++].many = t->many;
     }
     t->phase = ENDED;
 }

@@ -21,6 +21,7 @@ struct ucch_op {
     double started;
     double deadline; /* 0 = none */
     int heard;       /* somebody listens for its end (wait.c) */
+    int come;        /* a message of which the caller does the rest (token.c) */
     ucch_op *next, *prev;
 };
 

@@ -88,11 +88,19 @@ static int finished(ucch_op *op) {
     return __atomic_load_n(&op->state, __ATOMIC_ACQUIRE) != UCCH_ACTIVE;
 }
 
+/* Or the rest is the caller's. */
+static int come(ucch_op *op) {
+    return __atomic_load_n(&op->come, __ATOMIC_ACQUIRE) || finished(op);
+}
+
+/* What they are waited for: all of them, one, or one of which the rest is the caller's. */
+enum { ANY, ALL, COME };
+
 static int enough(ucch_op **ops, int n, int all) {
     int done = 0;
     for (int i = 0; i < n; i++) {
-        int f = finished(ops[i]);
-        if (f && !all)
+        int f = all == COME ? come(ops[i]) : finished(ops[i]);
+        if (f && all == ANY)
             return 1;
         done += f;
     }
@@ -140,13 +148,20 @@ int ucch_wait(ucch_op *op, double slice) {
         }
         ucch_unlock();
     }
-    if (!finished(op) && !wait_many(&op, 1, 1, slice))
+    if (!finished(op) && !wait_many(&op, 1, ALL, slice))
         return 0;
     return op->state == UCCH_FAILED ? 2 : 1;
 }
 
+/* Until the rest is the caller's (1) or it has ended (2); 0: still going after `slice` seconds. */
+int ucch_wait_come(ucch_op *op, double slice) {
+    if (!come(op) && !wait_many(&op, 1, COME, slice))
+        return 0;
+    return finished(op) ? 2 : 1;
+}
+
 int ucch_wait_any(ucch_op **ops, int n, int all, double slice) {
-    return wait_many(ops, n, all, slice);
+    return wait_many(ops, n, all ? ALL : ANY, slice);
 }
 
 /* As ucch_wait, after one round of progress. */

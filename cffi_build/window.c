@@ -26,6 +26,7 @@ static window own, peers[MOST_WINDOWS];
 static int npeers, own_file = -1;
 static uint16_t *free_chunks;
 static size_t nchunks;
+static int lent; /* of our chunks, to messages that were queued in streams */
 
 static char *chunks(const window *w) {
     return w->memory + UCCH_OFFERS_BYTES;
@@ -56,6 +57,7 @@ static int make_locked(uint64_t key, size_t many) {
         return status;
     }
     own_file = file;
+    lent = 0;
     free_chunks = list;
     for (nchunks = 0; nchunks < many; nchunks++)
         free_chunks[nchunks] = (uint16_t)(many - 1 - nchunks);
@@ -170,9 +172,7 @@ static int run_of(int many) {
     return first;
 }
 
-/* Take `many` neighbouring chunks out of our own window: the first one, or -1. */
-int ucch_window_take(int many) {
-    ucch_lock();
+static int take_locked(int many) {
     ucch_offers_reclaim_locked();
     int first = own.memory ? run_of(many) : -1;
     size_t kept = 0;
@@ -180,13 +180,36 @@ int ucch_window_take(int many) {
         if (free_chunks[i] < first || free_chunks[i] >= first + many)
             free_chunks[kept++] = free_chunks[i];
     nchunks = first >= 0 ? kept : nchunks;
+    return first;
+}
+
+static void give_locked(int first, int many) {
+    for (int i = many - 1; i >= 0; i--)
+        free_chunks[nchunks++] = (uint16_t)(first + i);
+}
+
+/* Take `many` neighbouring chunks out of our own window: the first one, or -1. */
+int ucch_window_take(int many) {
+    ucch_lock();
+    int first = take_locked(many);
     ucch_unlock();
     return first;
 }
 
 void ucch_window_give(int first, int many) {
     ucch_lock();
-    for (int i = many - 1; i >= 0; i--)
-        free_chunks[nchunks++] = (uint16_t)(first + i);
+    give_locked(first, many);
     ucch_unlock();
+}
+
+/* Likewise, for one message: not more than half of the window for all of them, as nobody may ever receive them. */
+int ucch_run_take_locked(int many) {
+    int first = lent + many > (int)own.chunks / 2 ? -1 : take_locked(many);
+    lent += first >= 0 ? many : 0;
+    return first;
+}
+
+void ucch_run_give_locked(int first, int many) {
+    give_locked(first, many);
+    lent -= many;
 }

@@ -10,6 +10,8 @@
 /* Messages that a process has offered and that nobody has finished receiving, and the room for what is said of them. */
 #define CONTROLS 8192
 #define UCCH_OFFERS_BYTES ((size_t)CONTROLS * 128)
+/* Streams of a caller's that have one of ours beside them. */
+#define UCCH_BESIDE 4
 
 void *ucch_window_memory(uint64_t key, size_t *bytes);
 void *ucch_window_offers(uint64_t key);
@@ -20,11 +22,14 @@ void ucch_offers_begin_locked(void);
 void ucch_offers_reclaim_locked(void);
 int ucch_window_take(int many);
 void ucch_window_give(int first, int many);
+int ucch_run_take_locked(int many);
+void ucch_run_give_locked(int first, int many);
 
-/* What a sender tells the receiver: whose window, and which of its controls. */
+/* What a sender tells the receiver: whose window, which of its controls, and where the data lies if it was queued: the
+ * first chunk of it, plus one. */
 typedef struct ucch_token {
     uint64_t bytes, piece, key;
-    uint32_t control, reserved;
+    uint32_t control, run;
 } ucch_token;
 
 /* What a sender's data is: on the device or not; and what a probe goes by, the message's tag and its receiver's rank.
@@ -34,6 +39,8 @@ typedef struct ucch_offer {
     size_t bytes;
     int on_device, dest;
     uint64_t tag;
+    int queued; /* in streams, if there is room */
+    void *stream;
 } ucch_offer;
 
 int ucch_message_offer_locked(ucch_message *m, ucp_ep_h ep, const ucch_offer *offer, double timeout);
@@ -47,6 +54,11 @@ int ucch_transfer_offer_locked(ucch_transfer *t, const ucch_offer *offer, ucch_t
 int ucch_transfer_accept_locked(ucch_transfer *t, void *buffer, size_t room, int on_device, const ucch_token *token);
 int ucch_transfer_pump_locked(ucch_transfer *t);
 void ucch_transfer_abort_locked(ucch_transfer *t);
+void ucch_transfer_offered_locked(ucch_transfer *t);
+int ucch_transfer_queued(const ucch_transfer *t);
+int ucch_transfer_by_host_locked(ucch_transfer *t);
+void ucch_transfer_await_locked(ucch_transfer *t, void *buffer, int on_device, const ucch_token *token);
+int ucch_transfer_take_locked(ucch_transfer *t, void *stream);
 int ucch_transfer_busy_locked(ucch_transfer *t);
 void ucch_token_decline_locked(const ucch_token *token);
 uint64_t ucch_window_waiting_locked(uint64_t key, uint64_t tag, int dest, int take);

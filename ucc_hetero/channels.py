@@ -25,7 +25,7 @@ from .types import DTYPES, OPS
 from .ucc import status_name
 from .windows import Windows, key_of
 
-__all__ = ["Channels", "join"]
+__all__ = ["Channels", "join", "may_wait"]
 
 #: A communicator takes this part of what its ranks have left of their windows.
 _SHARE = 4
@@ -114,7 +114,7 @@ def join(
     if not windows.whole:
         return None
     rank, size = int(mpi.Get_rank()), int(mpi.Get_size())
-    ready = bool(env.get("CHANNELS")) and runtime is not None and runtime.eager and _words(runtime)
+    ready = may_wait(runtime)
     mine = everyone[rank]
     board = mine.vendor, runtime.bus(mine.device) if runtime is not None else ""
     where = rank, size, ffi.new("int[]", list(topology.island_of))
@@ -138,6 +138,11 @@ def join(
         lib.ucch_channels_free(handle)
     log.log("mem").info("no channels between devices: %s", ffi.string(lib.ucch_device_error()).decode(errors="replace"))
     return None
+
+
+def may_wait(runtime: DeviceRuntime | None) -> bool:
+    """Whether this rank's streams may wait for those of others."""
+    return bool(env.get("CHANNELS")) and runtime is not None and runtime.eager and _words(runtime)
 
 
 def _words(runtime: DeviceRuntime) -> bool:

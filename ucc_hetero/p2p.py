@@ -11,6 +11,7 @@ import numpy as np
 
 from .bounce import Bounce
 from .buffers import Buffer, as_buffer, pack
+from .channels import may_wait
 from .detours import Detours
 from .device import pointer_vendor, report, stream_handle
 from .errors import (
@@ -64,6 +65,8 @@ class Messages:
         self.keys: Any = ffi.NULL
         if self._windows:
             self.keys = ffi.new("uint64_t[]", [key_of(facts) for facts in runner.members.facts])
+        #: What goes that way and is part of a stream is left to the streams of both sides.
+        self._queues = bool(self._windows) and may_wait(runner.members.device.runtime)
         self._bounce: Bounce | None = None
         board = runner.members.board
         #: Communicator rank -> slot on the arrival board, by which a message learns that its peer is gone.
@@ -172,8 +175,9 @@ class Messages:
         if transfer.stream is not None and transfer.bounce is None and transfer.buffer is not transfer.original:
             raise NotSupported(f"rank {self.rank}: a {transfer.what} with stream= takes contiguous memory only")
 
-    def incoming(self, buf: Any, source: int, tag: int, *, stream: Any = None) -> Transfer:
-        """A receive that has not begun; it may write to the buffer once ``stream`` gets there."""
+    def incoming(self, buf: Any, source: int, tag: int, *, stream: Any = None, taken: bool = False) -> Transfer:
+        """A receive that has not begun; it may write to the buffer once ``stream`` gets there. ``taken``: what the
+        sender's stream will send is left to :meth:`take`."""
         self.usable()
         self.check("source", source, tag)
         target = as_buffer(buf, writable=True, argument="buf", rank=self.rank, pointer_vendor=pointer_vendor)
@@ -184,7 +188,18 @@ class Messages:
             into = transfer.buffer if transfer.bounce is None else target
             pointer, on_device = ffi.cast("void *", into.ptr), into.vendor != "host"
             lib.ucch_message_tokens(transfer.handle, pointer, into.nbytes, on_device)
+            if taken and on_device and self._queues and source != self.any_source:
+                lib.ucch_message_later(transfer.handle)
         return transfer
+
+    @staticmethod
+    def take(request: Request, stream: int) -> bool:
+        """Let a stream wait for a message that has come (``ucch_wait_come`` says so), and have it from then on.
+
+        False where the host goes on receiving it, or it has ended: as for any message, the request is waited for.
+        """
+        transfer: Any = request._keep
+        return bool(lib.ucch_message_take(transfer.handle, ffi.cast("void *", stream)) == 1)
 
     def _bounced(self, buffer: Buffer, peer: int) -> Bounce | None:
         """What moves a message's data by way of the host, where it must not or cannot go straight."""
@@ -207,10 +222,10 @@ class Messages:
         if slot is not None:
             lib.ucch_message_watch(transfer.handle, self.runner.members.board.native, slot)
         if transfer.stream is not None:
-            at = ffi.cast("void *", transfer.stream)
-            if lib.ucch_message_after(transfer.handle, at) < 0:
-                reason = ffi.string(lib.ucch_device_error()).decode(errors="replace")
-                raise DeviceError(f"rank {self.rank}: {self._said(transfer)}: stream={transfer.stream:#x}: {reason}")
+            if transfer.window and self._queues and self._queue(transfer, timeout):
+                return
+            if lib.ucch_message_after(transfer.handle, ffi.cast("void *", transfer.stream)) < 0:
+                raise self._no_stream(transfer)
         pointer, memory = ffi.cast("void *", buffer.ptr), self._memory(buffer)
         if transfer.what == "receive":
             value, mask = self.pattern(peer, transfer.tag)
@@ -225,6 +240,20 @@ class Messages:
             lib.ucch_send(
                 transfer.handle, self.worker, endpoint, pointer, buffer.nbytes, code, memory, transfer.sync, timeout
             )
+
+    def _queue(self, transfer: Transfer, timeout: float) -> bool:
+        """Send through a window what is there when the stream gets there, by streams alone; False: there is no room."""
+        buffer, peer = transfer.buffer, transfer.peer
+        code, at = self._base | self.rank << SOURCE_SHIFT | transfer.tag, ffi.cast("void *", transfer.stream)
+        what = ffi.cast("void *", buffer.ptr), buffer.nbytes, code, peer, at, timeout
+        status = lib.ucch_send_queued(transfer.handle, self.worker, self._endpoint(peer), *what)
+        if status < 0:
+            raise self._no_stream(transfer)
+        return bool(status)
+
+    def _no_stream(self, transfer: Transfer) -> DeviceError:
+        reason = ffi.string(lib.ucch_device_error()).decode(errors="replace")
+        return DeviceError(f"rank {self.rank}: {self._said(transfer)}: stream={transfer.stream:#x}: {reason}")
 
     def begin_matched(self, transfer: Transfer, matched: Any, timeout: float) -> None:
         """Start the receive of a message that a matching probe took out."""

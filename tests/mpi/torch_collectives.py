@@ -255,7 +255,7 @@ def messages_in_buffers() -> None:
         lane = group._lanes[0]
         send, receive = lane.send, lane.receive
         lane.send = lambda memory, *how: send(memory.as_subclass(plain), *how)
-        lane.receive = lambda memory, *how: receive(memory.as_subclass(plain), *how)
+        lane.receive = lambda memory, *how, **more: receive(memory.as_subclass(plain), *how, **more)
 
         def post(tensor: Any, *how: Any) -> Any:
             return group.post_message(tensor.as_subclass(Remote), *how)

@@ -34,6 +34,14 @@ def test_messages_start_in_streams(fakes: Callable[..., Any], layout: str) -> No
     assert result.stdout.count("right") == ranks
 
 
+@pytest.mark.parametrize("layout, window", [("nvidia:1,amd:1", "64M"), ("nvidia:2,amd:1", "32M")])
+def test_streams_do_all_of_a_message(fakes: Callable[..., Any], layout: str, window: str) -> None:
+    ranks = sum(int(part[-1]) for part in layout.split(","))
+    env = {"UCCH_STAGING": "staged", "UCCH_WINDOW": window, "FAKEGPU_DELAY_US": "50"}
+    result = fakes(window_scripts.QUEUED, layout, **env)
+    assert result.stdout.count("right") == ranks
+
+
 def test_none(fakes: Callable[..., Any]) -> None:
     result = fakes(window_scripts.OFF, "nvidia:1,amd:1", UCCH_STAGING="staged", UCCH_WINDOW="0")
     assert result.stdout.count("right") == 2

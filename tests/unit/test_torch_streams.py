@@ -12,11 +12,12 @@ pytest.importorskip("torch", reason="needs torch: pip install 'ucc-hetero[torch]
 import torch
 import torch.distributed as dist
 
+from ucc_hetero.errors import CollectiveError
 from ucc_hetero.native import ffi, lib
 from ucc_hetero.request import Request
-from ucc_hetero.torch import mail, posting, streams
+from ucc_hetero.torch import mail, posting, streams, works
 from ucc_hetero.torch.work import Work
-from ucc_hetero.torch.works import Sent
+from ucc_hetero.torch.works import Received, Sent
 
 
 class Stream:
@@ -159,6 +160,9 @@ class Group:
         if self.aborted:
             raise dist.DistBackendError(self.aborted)
 
+    def broke(self, error: Exception) -> None:
+        self.broken = error
+
 
 class Lane:
     """Notes the messages that are begun; none of them ends before its operation does."""
@@ -176,7 +180,10 @@ class Lane:
             raise self.error
         return finished()
 
-    def receive(self, memory: Any, source: int, tag: int, seconds: float, stream: int | None = None) -> Request:
+    def receive(
+        self, memory: Any, source: int, tag: int, seconds: float, stream: int | None = None, *, taken: bool = False
+    ) -> Request:
+        assert taken == (stream is None)
         self.notes.append(("receive", memory, stream))
         return finished()
 
@@ -231,7 +238,7 @@ def test_a_send_starts_when_its_stream_gets_there_and_a_receive_at_once(
 def test_what_is_sent_was_copied_and_nobody_waits_for_it() -> None:
     group: Any = Group()
     left: list[str] = []
-    work = Sent(group, (finished(),), lambda: left.append("gone"), None)
+    work = Sent(group, [], (finished(),), lambda: left.append("gone"), None)
     assert work in group.in_flight
     assert work.wait() and left == ["gone"] and not group.in_flight
 
@@ -239,7 +246,82 @@ def test_what_is_sent_was_copied_and_nobody_waits_for_it() -> None:
         raise ValueError("no room")
 
     with pytest.raises(ValueError, match="no room"):
-        Sent(group, (finished(),), fail, None).wait()
+        Sent(group, [], (finished(),), fail, None).wait()
+
+
+class Native:
+    """Stands for the native module: whether a message has come, and what is asked for then."""
+
+    come = 0
+
+    def ucch_wait_come(self, op: Any, seconds: float) -> int:
+        return self.come
+
+
+class Coming(Request):
+    """A request whose message never ends by itself."""
+
+    over = False
+
+    def __init__(self) -> None:
+        ended = finished()
+        super().__init__(ended._op, ended, lambda state, status: None)
+
+    def _arm(self) -> None:
+        pass
+
+    def Wait(self, status: Any = None) -> None:
+        if self.over:
+            raise CollectiveError("rank 0: the sender died")
+        super().Wait(status)
+
+
+@pytest.fixture
+def received(cuda: Cuda, monkeypatch: pytest.MonkeyPatch) -> tuple[Native, Any, Received, list[str]]:
+    native, group, notes = Native(), Group(), cuda.notes
+    monkeypatch.setattr(works, "lib", native)
+    monkeypatch.setattr(works, "current", lambda device: cuda.current)
+    monkeypatch.setattr(works, "used_in_current", lambda memory: streams.Ready(cuda.current))
+    monkeypatch.setattr(works, "beside", lambda devices: cuda.stream(Stream("beside", notes)))
+
+    def take(request: Any, stream: int) -> bool:
+        notes.append(f"taken in {cuda.current.name}")
+        return True
+
+    monkeypatch.setattr(works.Messages, "take", staticmethod(take))
+    request, target = Coming(), torch.zeros(3)
+    work = Received(group, [target], (request,), lambda: notes.append(f"copied in {cuda.current.name}"), None)
+    monkeypatch.setattr(work, "is_over", lambda: work._done)
+    return native, request, work, notes
+
+
+def test_a_stream_waits_for_a_message_that_has_come(received: Any) -> None:
+    native, _, work, notes = received
+    work.advance()
+    assert not notes, "it has not come"
+    native.come = 1
+    assert work.wait() and work.wait()
+    assert notes == ["taken in main", "copied in main", "event in main"] and not work._done
+
+
+def test_whoever_looks_for_a_message_does_not_stop_its_own_stream(received: Any) -> None:
+    native, _, work, notes = received
+    native.come = 1
+    work.is_completed()
+    assert notes[:2] == ["taken in beside", "copied in beside"]
+    notes.clear()
+    assert work.wait() and notes == ["main waits for an event of beside"]
+
+
+def test_a_message_that_fails_after_it_was_used_ends_the_group(received: Any) -> None:
+    native, request, work, _ = received
+    native.come = 1
+    assert work.wait()
+    request.over = True
+    work._collect()
+    assert isinstance(work._group.broken, dist.DistBackendError)
+    with pytest.raises(dist.DistBackendError, match="the sender died"):
+        work.wait()
 
 
 def test_messages_go_through_buffers_while_there_is_room(cuda: Cuda, monkeypatch: pytest.MonkeyPatch) -> None:

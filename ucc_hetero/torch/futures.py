@@ -174,6 +174,7 @@ class _Completer:
         try:
             work.listen()  # it may have begun only now
             with beside(work.devices):
+                work.advance()
                 done = work.is_over()
                 if done:
                     work.publish()

@@ -137,13 +137,16 @@ class Lane:
         wild = not outgoing and peer < 0
         messages.check("dest" if outgoing else "source", messages.any_source if wild else peer, tag)
 
-    def receive(self, tensor: Any, source: int, tag: int, seconds: float, stream: int | None = None) -> Request:
-        """Start a receive, which may write once ``stream`` gets there; ``source`` -1 is any."""
+    def receive(
+        self, tensor: Any, source: int, tag: int, seconds: float, stream: int | None = None, *, taken: bool = False
+    ) -> Request:
+        """Start a receive, which may write once ``stream`` gets there; ``source`` -1 is any, ``taken`` as that of
+        :meth:`.p2p.Messages.incoming`."""
         with self._message_lock:
             messages = self.messages
             messages.timeout = seconds
             origin = messages.any_source if source < 0 else source
-            return messages.start(messages.incoming(tensor, origin, tag, stream=stream))
+            return messages.start(messages.incoming(tensor, origin, tag, stream=stream, taken=taken))
 
 
 def _filled(send: Any, recv: Any) -> bool:

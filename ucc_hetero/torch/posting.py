@@ -21,7 +21,7 @@ from .mail import Mail
 from .streams import Side, current, device_of, mean_of, refuse_capture
 from .uncompiled import uncompiled
 from .work import Source, Work, limit_of, torch_error
-from .works import Sent, Works
+from .works import Received, Sent, Works
 
 __all__ = ["Posting"]
 
@@ -163,12 +163,17 @@ class Posting:
             refuse_capture()
             lane.check_message(outgoing, peer, tag)  # before it takes a place in the mail
             memory, finish, stream = self._mailed(tensor, outgoing, finish)
+        boxed = memory is not tensor
         try:
-            request = (lane.send if outgoing else lane.receive)(memory, peer, tag, self._seconds, stream)
+            if outgoing:
+                request = lane.send(memory, peer, tag, self._seconds, stream)
+            else:
+                request = lane.receive(memory, peer, tag, self._seconds, stream, taken=boxed)
         except UCCHError as failure:
             raise torch_error(failure) from failure
-        if outgoing and memory is not tensor:
-            return self._noted(Sent(self, (request,), finish, memory))
+        if boxed:
+            kind = Sent if outgoing else Received
+            return self._noted(kind(self, outputs, (request,), finish, memory, None if outgoing else Source()))
         work = Work(self, outputs, (request,), finish, memory, None if outgoing else Source())
         if tensor.is_cpu:
             work.poll(_MOMENT)
@@ -203,6 +208,12 @@ class Posting:
                 if self._ended:
                     found.stop(0.0)
             return found
+
+    def broke(self, error: Exception) -> None:
+        """A call failed whose result is in use already: no more calls are made."""
+        run = self._lanes[0].run
+        if not run.broken:
+            run._break(str(error))
 
     def check_aborted(self) -> None:
         """Raise when the group has been aborted."""

@@ -160,6 +160,9 @@ class Work(dist.Work):
                 return
         self._collect()
 
+    def advance(self) -> None:
+        """Do what only a caller's thread can do of a call that nobody waits for; in its current stream."""
+
     def listen(self) -> None:
         """Let the bell ring (:mod:`.futures`) when a request of the call ends."""
         with self._lock:  # nobody collects meanwhile

@@ -2,28 +2,28 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from .. import log
+from ..native import lib
+from ..p2p import Messages
 from ..request import Request
-from .layout import Finish
+from .streams import beside, current, used_in_current
 from .uncompiled import uncompiled
-from .work import Work
+from .work import Work, seconds_of
 
 if TYPE_CHECKING:
     from .posting import Posting
 
-__all__ = ["Sent", "Works"]
+__all__ = ["Received", "Sent", "Works"]
 
 
 @uncompiled
 class Sent(Work):
     """A message whose data has been copied: the tensor is free, and waiting for the message is nobody's business."""
-
-    def __init__(self, group: Posting, requests: Sequence[Request], finish: Finish, keep: object) -> None:
-        super().__init__(group, [], requests, finish, keep)
 
     def wait(self, timeout: timedelta | None = None) -> bool:
         """Return at once; raises an error that is known by now."""
@@ -40,6 +40,58 @@ class Sent(Work):
         super()._collect()
         if self._error is not None:  # nobody may ever ask what became of it
             log.log("torch").warning("a message to another rank failed: %s", self._error)
+
+
+@uncompiled
+class Received(Work):
+    """A message to a buffer of ours: once it has come, a stream waits for its data, and the host does not."""
+
+    _taken = False
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        """Wait until the message is there, or has come for the current stream to wait for; raises the call's error."""
+        if not self._taken:
+            limit = seconds_of(timeout)
+            for each in self.pending():
+                each.request._arm()
+                end = time.monotonic() + limit if limit else 0.0
+                self._until(lambda seconds, it=each: lib.ucch_wait_come(it.op, seconds), end)  # type: ignore[misc]
+            self._take()
+        return super().wait(timeout)
+
+    def _take(self) -> None:
+        """Leave the rest to the current stream, if the message has come."""
+        with self._lock:
+            for request in self._requests:
+                if self._taken or lib.ucch_wait_come(request._op, -1.0) != 1:
+                    continue
+                if Messages.take(request, current(self._outputs[0].device).cuda_stream):
+                    self._taken = True
+                    finish, self._finish = self._finish, None
+                    if finish is not None:
+                        finish()
+                    self._ready = used_in_current([self._keep, *self._outputs])
+
+    def advance(self) -> None:
+        """As :meth:`Work.advance`: some stream is to wait for it."""
+        if not self._taken:
+            self._take()
+
+    def is_completed(self) -> bool:
+        """Whether the message is there; makes some progress."""
+        with beside(self.devices):
+            self.advance()
+        return super().is_completed()
+
+    def settle(self) -> None:
+        """Wait until nothing uses our memory any more."""
+        self.wait()
+        self._await(0.0)
+
+    def _collect(self) -> None:
+        super()._collect()
+        if self._taken and self._error is not None:  # whoever waited for it has gone on with what is no data
+            self._group.broke(self._error)
 
 
 @uncompiled
@@ -62,6 +114,11 @@ class Works(Work):
         if not self._done and all(part.is_over() for part in self._parts):
             self._collect()
         return self._done
+
+    def advance(self) -> None:
+        """As :meth:`Work.advance`."""
+        for part in self._parts:
+            part.advance()
 
     def listen(self) -> None:
         """Let the bell ring when a request of these calls ends."""
