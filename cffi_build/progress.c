@@ -1,6 +1,7 @@
 /* The lock, the list of what is in flight and the progress thread. */
 #define _GNU_SOURCE
 #include <pthread.h>
+#include <sched.h>
 #include <stdlib.h>
 #include <sys/prctl.h>
 #include <time.h>
@@ -23,7 +24,13 @@
 /* Peers are checked for death and for another call than ours after this long, then again at this distance. */
 #define SUSPICION_S 0.002
 
+/* Looks at the lock before sleeping for it, longer than a round of progress takes; and yields until those have had it
+ * who wait for it, if they get there at all. */
+#define LOCK_SPINS 2000
+#define LET_OTHERS 1000
+
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static volatile int wanted;
 static pthread_cond_t wake = PTHREAD_COND_INITIALIZER;
 static ucch_op *active;
 static volatile uint64_t in_flight;
@@ -33,14 +40,45 @@ static volatile int thread_on, thread_asleep, idle_progress;
 /* Work is about to come. */
 static int called;
 
+static void relax(void) {
+#if defined(__x86_64__)
+    __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    __asm__ volatile("yield");
+#endif
+}
+
 double ucch_now(void) {
     struct timespec t;
     clock_gettime(CLOCK_MONOTONIC, &t);
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
+/* Whoever makes progress takes the lock again and again, and a mutex is not fair: one who waits for it may be woken
+ * only to find it taken, for milliseconds. So they say that they wait, and the others let them. */
 void ucch_lock(void) {
-    pthread_mutex_lock(&lock);
+    if (pthread_mutex_trylock(&lock) == 0)
+        return;
+    __atomic_add_fetch(&wanted, 1, __ATOMIC_SEQ_CST);
+    int had = 0;
+    for (int i = ucch_may_spin() ? LOCK_SPINS : 0; i && !had; i--) {
+        relax();
+        had = pthread_mutex_trylock(&lock) == 0;
+    }
+    if (!had)
+        pthread_mutex_lock(&lock);
+    __atomic_sub_fetch(&wanted, 1, __ATOMIC_SEQ_CST);
+}
+
+/* Without the lock: let those have it who wait for it. */
+void ucch_let_others(void) {
+    for (int i = 0; i < LET_OTHERS && __atomic_load_n(&wanted, __ATOMIC_SEQ_CST); i++)
+        sched_yield();
+}
+
+/* With the lock: whether somebody waits for it. */
+int ucch_lock_wanted(void) {
+    return wanted;
 }
 
 void ucch_unlock(void) {
@@ -229,7 +267,7 @@ static double idle_locked(double tick) {
 static double work_locked(double quiet) {
     double began = ucch_now();
     int moved = 0;
-    for (int i = 0; i < UCCH_BATCH && active; i++)
+    for (int i = 0; i < UCCH_BATCH && active && !wanted; i++)
         moved += ucch_progress_locked();
     double now = ucch_now();
     ucch_police_locked(now);
@@ -242,6 +280,7 @@ static double work_locked(double quiet) {
     } else {
         ucch_unlock();
         ucch_yield(ucch_now());
+        ucch_let_others();
         ucch_lock();
     }
     return quiet;

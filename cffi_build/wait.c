@@ -39,6 +39,11 @@ void ucch_set_spin(int iterations) {
     spin_rounds = iterations;
 }
 
+/* Whether whoever spins keeps nobody from what it waits for. */
+int ucch_may_spin(void) {
+    return spin_rounds > 0 && !crowded;
+}
+
 /* ---- giving the core away ---- */
 
 /* Whether a turn of progress had anything to do. */
@@ -117,11 +122,12 @@ static int wait_many(ucch_op **ops, int n, int all, double slice) {
         double start = now;
         int batch = crowded ? 1 : UCCH_BATCH, moved = 0;
         ucch_lock();
-        for (int i = 0; i < batch && !(done = enough(ops, n, all)); i++)
+        for (int i = 0; i < batch && !(done = enough(ops, n, all)) && !ucch_lock_wanted(); i++)
             moved += ucch_progress_locked();
         now = ucch_now();
         ucch_police_locked(now);
         ucch_unlock();
+        ucch_let_others();
         if (done)
             break;
         if (ucch_has_moved(moved, now - start))

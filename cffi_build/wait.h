@@ -13,6 +13,10 @@ int ucch_progress_locked(void);
 void ucch_police_locked(double now);
 void ucch_left_behind(void);
 
+void ucch_let_others(void);
+int ucch_lock_wanted(void);
+int ucch_may_spin(void);
+
 int ucch_has_moved(int moved, double seconds);
 double ucch_yield(double now);
 double ucch_nap(double quiet);
