@@ -271,6 +271,10 @@ void ucch_message_cancel(ucch_message *m) {
     if (m->op.state == UCCH_ACTIVE && m->waits) {
         ucch_later_forget_locked(m);
         ucch_message_end_locked(m, UCS_CANCELED);
+    } else if (m->op.state == UCCH_ACTIVE && m->op.come) { /* no stream will take it */
+        m->moving = 0;
+        ucch_transfer_abort_locked(m->transfer);
+        ucch_message_end_locked(m, UCS_CANCELED);
     } else if (m->op.state == UCCH_ACTIVE && m->request)
         ucp_request_cancel(m->worker, m->request);
     ucch_unlock();

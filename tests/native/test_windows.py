@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+import queued_scripts
 import window_scripts
 
 pytestmark = pytest.mark.mpi
@@ -38,7 +39,7 @@ def test_messages_start_in_streams(fakes: Callable[..., Any], layout: str) -> No
 def test_streams_do_all_of_a_message(fakes: Callable[..., Any], layout: str, window: str) -> None:
     ranks = sum(int(part[-1]) for part in layout.split(","))
     env = {"UCCH_STAGING": "staged", "UCCH_WINDOW": window, "FAKEGPU_DELAY_US": "50"}
-    result = fakes(window_scripts.QUEUED, layout, **env)
+    result = fakes(queued_scripts.QUEUED, layout, **env)
     assert result.stdout.count("right") == ranks
 
 
@@ -53,11 +54,14 @@ def test_given_up(fakes: Callable[..., Any]) -> None:
     assert fakes(window_scripts.GIVEN_UP, "nvidia:1,amd:1", **env).stdout.count("right") == 2
 
 
-def test_a_sender_that_dies(fakes: Callable[..., Any], flavour: tuple[Any, ...]) -> None:
+@pytest.mark.parametrize(
+    "script, heard", [(window_scripts.DEATH, 2), (queued_scripts.DEATH, 1)], ids=["host", "queued"]
+)
+def test_a_sender_that_dies(fakes: Callable[..., Any], flavour: tuple[Any, ...], script: str, heard: int) -> None:
     recover = ["--enable-recovery"] if flavour >= ("openmpi", 5) and flavour[0] == "openmpi" else []
     env = {"UCCH_STAGING": "staged", "UCCH_TIMEOUT": "20", "FAKEGPU_DELAY_US": "20000"}
     mpi = {"check": False, "mpi_args": recover}
-    result = fakes(window_scripts.DEATH, "nvidia:1,amd:1", mpi=mpi, **env)
+    result = fakes(script, "nvidia:1,amd:1", mpi=mpi, **env)
     if not recover and "PeerError" not in result.stdout:
         pytest.skip("this launcher ends every rank when one dies")
-    assert result.stdout.count("PeerError") == 2, result.stdout + result.stderr
+    assert result.stdout.count("PeerError") == heard, result.stdout + result.stderr

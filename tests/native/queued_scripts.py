@@ -1,0 +1,178 @@
+"""What ranks run in test_windows.py: messages that streams of both sides do alone (cffi_build/queued.c)."""
+
+from window_scripts import COMMON
+
+HELPERS = """
+import ctypes
+import threading
+import time
+
+from arrays import runtime
+from ucc_hetero.errors import CollectiveTimeout, TruncationError
+from ucc_hetero.native import lib
+from ucc_hetero.p2p import Messages
+
+
+def write(word, value):
+    ctypes.c_uint32.from_address(word.handle).value = value
+
+
+def held(gpu):
+    "A stream that waits for a word."
+    stream, word = gpu.stream(), gpu.alloc(8, pinned=True)
+    write(word, 0)
+    gpu.wait_value(stream.handle, word.handle, 1)
+    return stream, word
+
+
+def receive(comm, array, source, tag, seconds=0.0):
+    messages = comm._messages
+    messages.timeout = seconds or 30.0
+    request = messages.start(messages.incoming(array, source, tag, taken=True))
+    request._arm()
+    return request
+
+
+def come(request):
+    until = time.monotonic() + 20
+    while not (state := lib.ucch_wait_come(request._op, 0.05)):
+        assert time.monotonic() < until, "the message does not come"
+    return state
+"""
+
+#: Streams of both sides do all of a message: the hosts go on, and the data is in order.
+QUEUED = (
+    COMMON
+    + HELPERS
+    + """
+with Communicator() as comm:
+    p, r = comm.size, comm.rank
+    right, left = (r + 1) % p, (r - 1) % p
+    gpu = runtime()
+    gpu.use(comm._run.members.place.device)
+    assert comm._messages._queues
+    streams = [held(gpu) for _ in range(2)]
+
+    # Several lengths at a time, before any data is there; what is behind in the stream sees it.
+    lengths = [LONG, LONG + 1, 40000, 5 * LONG]
+    requests, sends, arrays = [], [], []
+    (outof, first), (into, second) = streams
+    write(second, 1)
+    for tag, n in enumerate(lengths):
+        x, y = Array(n), Array(n).set(-1)
+        x.fill(outof, 10.0 * tag + r)
+        sends.append(comm.Isend(x, right, tag, stream=outof))
+        requests.append(receive(comm, y, left, tag))
+        arrays.append((x, y))
+    for request, (x, y) in zip(requests, arrays):
+        assert come(request) == 1, "the token goes at once"
+        assert Messages.take(request, into.handle) and not Messages.take(request, into.handle)
+        y.scale(into, 2.0)
+    comm.mpi.Barrier()
+    assert not any(request.Test() for request in requests + sends)
+    write(first, 1)
+    for tag, (x, y) in enumerate(arrays):
+        assert (y.copied(into) == 2 * (10 * tag + left)).all(), (tag, y.peek[:3])
+    for request in requests + sends:
+        request.Wait()
+
+    # The host receives what was queued: in its own time, by a probe, and too long for its room.
+    stream, word = held(gpu)
+    write(word, 1)
+    x, y, z = Array(LONG), Array(LONG).set(-1), Array(LONG).set(-1)
+    x.fill(stream, 5.0 + r)
+    sends = [comm.Isend(x, right, 7, stream=stream) for _ in range(3)]
+    comm.Recv(y, left, 7)
+    comm.Mprobe(left, 7).Recv(z)
+    assert (y.peek == 5 + left).all() and (z.peek == 5 + left).all()
+    try:
+        comm.Recv(Array(100), left, 7)
+    except TruncationError:
+        pass
+    else:
+        raise AssertionError("too long a message was taken")
+    [send.Wait() for send in sends]
+
+    # More than half of the window: the rest goes another way, and nobody waits for what nobody receives.
+    sends = [comm.Isend(x, right, 8, stream=stream) for _ in range(40)]
+    sends.append(comm.Isend(x, right, 9, stream=stream))
+    comm.Recv(y.set(-1), left, 9)
+    assert (y.peek == 5 + left).all()
+    for _ in range(40):
+        request = receive(comm, y.set(-1), left, 8)
+        if come(request) == 1:
+            Messages.take(request, stream.handle)
+            assert (y.copied(stream) == 5 + left).all()
+        request.Wait()
+        assert (y.peek == 5 + left).all()
+    [send.Wait() for send in sends]
+
+    # What is queued behind a message that does not come in time goes on; so do others.
+    stream, word = held(gpu)
+    other, open_word = held(gpu)
+    write(open_word, 1)
+    if r == 0:
+        send = comm.Isend(x, right, 3, stream=stream)
+    if r == right or r == 1 % p:
+        request = receive(comm, y, left, 3, seconds=1.0) if r == 1 % p else None
+        if request is not None:
+            assert come(request) == 1 and Messages.take(request, other.handle)
+            began = time.monotonic()
+            try:
+                request.Wait()
+            except CollectiveTimeout as error:
+                assert "timeout" in str(error)
+            else:
+                raise AssertionError("a message that never came")
+            y.copied(other)
+            assert time.monotonic() - began < 10
+    comm.mpi.Barrier()
+    write(word, 1)
+    comm._messages.timeout = 30.0
+    if r == 0:
+        send.Wait()
+    comm.mpi.Barrier()
+    comm.Sendrecv(x.set(r), right, 4, y, left, 4, stream=stream)
+    assert (y.peek == left).all()
+print("right")
+"""
+)
+
+#: A sender that dies before its stream gets to the data: the receiver's stream goes on, and somebody hears of it. What
+#: has come and is not wanted is given back.
+DEATH = (
+    COMMON
+    + HELPERS
+    + """
+import os
+import signal
+from ucc_hetero.errors import UCCHError
+
+with Communicator() as comm:
+    gpu, r = runtime(), comm.rank
+    gpu.use(comm._run.members.place.device)
+    stream, word = held(gpu)
+    x, y = Array(LONG).set(r), Array(LONG)
+    if r == 1:
+        send, unwanted = comm.Isend(x, 0, 5, stream=stream), comm.Isend(x, 0, 6, stream=stream)
+        comm.mpi.Barrier()
+        comm.mpi.Barrier()
+        os.kill(os.getpid(), signal.SIGKILL)
+    dropped, request = receive(comm, y, 1, 6), receive(comm, y, 1, 5)
+    comm.mpi.Barrier()
+    assert come(request) == 1 and come(dropped) == 1
+    dropped.Cancel()
+    status = MPI.Status()
+    dropped.Wait(status)
+    assert status.Is_cancelled()
+    write(word, 1)
+    assert Messages.take(request, stream.handle)
+    comm.mpi.Barrier()
+    y.copied(stream)
+    try:
+        request.Wait()
+    except UCCHError as error:
+        print(type(error).__name__, flush=True)
+    os._exit(0)
+"""
+)
