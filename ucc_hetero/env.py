@@ -173,7 +173,7 @@ _VARIABLES = (
         "CHANNELS",
         parse_flag,
         True,
-        "Queue calls among one host's devices of several islands in streams whole; n: the host takes part in them.",
+        "Queue calls and messages among one host's devices of several islands in streams whole; n: hosts take part.",
         "y|n",
     ),
     Variable("UCC_LIB", str, "", "The libucc.so.1 to load.", "path"),
