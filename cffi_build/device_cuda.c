@@ -40,7 +40,6 @@ typedef uint64_t address; /* CUdeviceptr */
     X(cuDeviceGetAttribute, "cuDeviceGetAttribute", (int *, int, int), 0)                                              \
     X(cuModuleLoadData, "cuModuleLoadData", (void **, const void *), 0)                                                \
     X(cuModuleGetFunction, "cuModuleGetFunction", (void **, void *, const char *), 0)                                  \
-    X(cuFuncSetAttribute, "cuFuncSetAttribute", (void *, int, int), 0)                                                 \
     X(cuLaunchKernel, "cuLaunchKernel",                                                                                \
       (void *, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void *, void **, void **), 0)
 
@@ -56,7 +55,7 @@ const device_symbol ucch_cuda_symbols[] = {
 enum { NOT_SUPPORTED = 801, NOT_READY = 600, INVALID_DEVICE = 101 };
 enum { HOST_PORTABLE_MAPPED = 3, STREAM_NON_BLOCKING = 1, EVENT_NO_TIMING = 2, WAIT_AT_LEAST = 0 };
 enum { LOADING_EAGER = 1 };
-enum { CAPABILITY_MAJOR = 75, CAPABILITY_MINOR = 76, PREFERRED_SHARED_MEMORY_CARVEOUT = 9 };
+enum { CAPABILITY_MAJOR = 75, CAPABILITY_MINOR = 76 };
 enum { ATTRIBUTE_MEMORY_TYPE = 2, ATTRIBUTE_IS_MANAGED = 8, ATTRIBUTE_DEVICE = 9 };
 enum { MEMORY_HOST = 1, MEMORY_DEVICE = 2 };
 #define MOST_DEVICES 64
@@ -243,14 +242,7 @@ static int cuda_kernel(const void *image, void **function) {
     if (!cu.cuModuleLoadData || !cu.cuModuleGetFunction || !cu.cuLaunchKernel)
         return NOT_SUPPORTED;
     int status = cu.cuModuleLoadData(&module, image);
-    if (!status)
-        status = cu.cuModuleGetFunction(function, module, "ucch");
-    /* A multiprocessor shares its memory out anew only when nothing runs there: next to a kernel of ours that waits for
-     * others, and was given cache, no block fits that needs all of the shared memory, as those of matrix products do.
-     */
-    if (!status && cu.cuFuncSetAttribute)
-        cu.cuFuncSetAttribute(*function, PREFERRED_SHARED_MEMORY_CARVEOUT, 100);
-    return status;
+    return status ? status : cu.cuModuleGetFunction(function, module, "ucch");
 }
 
 static int cuda_launch(void *function, unsigned blocks, unsigned threads, void **arguments, void *stream) {

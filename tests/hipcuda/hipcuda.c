@@ -139,9 +139,6 @@ CU(cuDeviceGetAttribute, (int *value, int which, int device)) {
 CU(cuModuleLoadData, (void **module, const void *image)) {
     return THERE(cuModuleLoadData, module, image);
 }
-CU(cuFuncSetAttribute, (void *function, int attribute, int value)) {
-    return THERE(cuFuncSetAttribute, function, attribute, value);
-}
 CU(cuModuleGetFunction, (void **function, void *module, const char *name)) {
     return THERE(cuModuleGetFunction, function, module, name);
 }
@@ -280,11 +277,7 @@ int hipModuleLoadData(void **module, const void *image) {
     return cuModuleLoadData(module, image);
 }
 int hipModuleGetFunction(void **function, void *module, const char *name) {
-    int status = cuModuleGetFunction(function, module, name);
-    /* As device_cuda.c does. AMD's have shared memory and cache apart. */
-    if (!status)
-        cuFuncSetAttribute(*function, 9 /* CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT */, 100);
-    return status;
+    return cuModuleGetFunction(function, module, name);
 }
 int hipModuleLaunchKernel(void *f, unsigned x, unsigned y, unsigned z, unsigned a, unsigned b, unsigned c,
                           unsigned bytes, void *s, void **arguments, void **more) {
