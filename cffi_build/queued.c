@@ -5,9 +5,11 @@
 
 #include "transfer.h"
 
-/* Before the data, in the sender's chunks: a line with how many pieces the sender's stream has put there, and one that
- * the receiver's writes when it has taken all. */
+/* Before the data, in the sender's chunks: a line with how many pieces the sender's stream has put there, one that the
+ * receiver's writes when it has taken all, and one that the sender's writes at its end: who lets streams go writes the
+ * first. */
 #define CLOSED 64
+#define DONE 128
 #define DATA ((size_t)4096)
 /* More than any count of pieces: lets streams go. */
 #define LET_GO 0x3fffffff
@@ -27,8 +29,8 @@ int ucch_run_taken(char *run) {
 }
 
 /* Whether the sender's stream has put all there. */
-int ucch_run_there(char *run, uint64_t pieces) {
-    return reached(run, 0, pieces);
+int ucch_run_there(char *run) {
+    return reached(run, DONE, 1);
 }
 
 /* Whoever waits for the data goes on without it. */
@@ -37,9 +39,9 @@ void ucch_run_let_go(char *run) {
 }
 
 /* Whether nobody uses a message's chunks any more: the receiver is done with it, and so are our own copies. */
-int ucch_run_over(const control *c, char *run, uint64_t pieces) {
+int ucch_run_over(const control *c, char *run) {
     int closed = __atomic_load_n(&c->closed, __ATOMIC_ACQUIRE) != 0;
-    return run ? (closed || ucch_run_taken(run)) && ucch_run_there(run, pieces) : closed;
+    return run ? (closed || ucch_run_taken(run)) && ucch_run_there(run) : closed;
 }
 
 /* Where the data of a piece lies. */
@@ -115,8 +117,10 @@ int ucch_run_offer_locked(ucch_transfer *t, ucch_token *token, void *stream) {
 /* Let the stream beside `stream` put all pieces where the receiver looks for them: 0, or a failure. */
 int ucch_run_put_locked(ucch_transfer *t, void *stream) {
     beside *b = beside_of(outward, stream);
-    ucch_word published;
+    ucch_word published, done;
     int status = word_of(t, 0, &published);
+    if (!status)
+        status = word_of(t, DONE, &done);
     if (!status)
         status = follow(b, stream, b->stream);
     for (uint64_t k = 0; k < t->pieces && !status; k++) {
@@ -124,7 +128,7 @@ int ucch_run_put_locked(ucch_transfer *t, void *stream) {
         if (!status)
             status = ucch_word_tell(kernel(UCCH_POST), published, (uint32_t)k + 1, b->stream);
     }
-    return status;
+    return status ? status : ucch_word_tell(kernel(UCCH_POST), done, 1, b->stream);
 }
 
 /* ---- receiving ---- */

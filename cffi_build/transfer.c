@@ -17,7 +17,6 @@ static uint64_t offered;
 static struct {
     uint32_t index;
     int slots, first, many;
-    uint64_t pieces;
 } orphans[CONTROLS];
 static int norphans;
 
@@ -41,7 +40,7 @@ void ucch_offers_begin_locked(void) {
 void ucch_offers_reclaim_locked(void) {
     for (int i = 0; i < norphans;) {
         control *c = &controls(0)[orphans[i].index];
-        if (!ucch_run_over(c, orphans[i].many ? ucch_run_at(0, orphans[i].first) : NULL, orphans[i].pieces)) {
+        if (!ucch_run_over(c, orphans[i].many ? ucch_run_at(0, orphans[i].first) : NULL)) {
             i++;
             continue;
         }
@@ -219,7 +218,7 @@ static void take_chunks(ucch_transfer *t) {
 
 static int send_on(ucch_transfer *t) {
     if (t->run) {
-        if (!ucch_run_over(t->at, t->run, t->pieces))
+        if (!ucch_run_over(t->at, t->run))
             return 0;
         give_back(t);
         return 1;
@@ -296,7 +295,7 @@ int ucch_transfer_by_host_locked(ucch_transfer *t) {
 /* Whether a device still copies from or to the buffer. */
 int ucch_transfer_busy_locked(ucch_transfer *t) {
     if (t->left != ENDED)
-        return !(t->left == TAKING ? ucch_run_taken(t->run) : ucch_run_there(t->run, t->pieces));
+        return !(t->left == TAKING ? ucch_run_taken(t->run) : ucch_run_there(t->run));
     return t->asked != t->done && !collect(t) && t->asked != t->done;
 }
 
@@ -315,7 +314,6 @@ void ucch_transfer_abort_locked(ucch_transfer *t) {
         orphans[norphans].index = t->index;
         orphans[norphans].slots = t->slots;
         orphans[norphans].first = t->first;
-        orphans[norphans].pieces = t->pieces;
         orphans[norphans++].many = t->many;
     }
     t->phase = ENDED;

@@ -41,11 +41,11 @@ struct ucch_transfer {
 
 char *ucch_run_at(uint64_t key, int first);
 char *ucch_run_piece(const ucch_transfer *t, uint64_t piece);
-int ucch_run_over(const control *c, char *run, uint64_t pieces);
+int ucch_run_over(const control *c, char *run);
 int ucch_run_offer_locked(ucch_transfer *t, ucch_token *token, void *stream);
 int ucch_run_put_locked(ucch_transfer *t, void *stream);
 int ucch_run_taken(char *run);
-int ucch_run_there(char *run, uint64_t pieces);
+int ucch_run_there(char *run);
 void ucch_run_let_go(char *run);
 
 static inline size_t ucch_piece_length(const ucch_transfer *t, uint64_t piece) {

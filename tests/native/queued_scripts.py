@@ -70,6 +70,7 @@ with Communicator() as comm:
         y.scale(into, 2.0)
     comm.mpi.Barrier()
     assert not any(request.Test() for request in requests + sends)
+    comm.mpi.Barrier()
     write(first, 1)
     for tag, (x, y) in enumerate(arrays):
         assert (y.copied(into) == 2 * (10 * tag + left)).all(), (tag, y.peek[:3])
@@ -127,6 +128,7 @@ with Communicator() as comm:
             y.copied(other)
             assert time.monotonic() - began < 10
     comm.mpi.Barrier()
+    assert r or not send.Test(), "its stream has still to write where the next message would lie"
     write(word, 1)
     comm._messages.timeout = 30.0
     if r == 0:
