@@ -72,7 +72,6 @@ typedef struct ucch_gate {
     double again;
 } ucch_gate;
 
-int ucch_work_beside(void **stream);
 void ucch_gate_reserve(int n);
 int ucch_gate_enter(ucch_gate *gate, void *stream);
 int ucch_gate_hold(ucch_gate *gate, void *stream);

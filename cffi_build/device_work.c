@@ -4,7 +4,6 @@
 #include <string.h>
 
 #include "device.h"
-#include "window.h"
 
 /* Bytes of the wider operand that one piece of arithmetic takes. */
 #define PIECE ((uint64_t)4 << 20)
@@ -44,24 +43,11 @@ static int lane(int which, void **stream) {
     return 0;
 }
 
-static void *spare[2 * UCCH_BESIDE];
-static int nspare;
-
 /* Have the streams ready: while a stream is held, making one could wait for it. */
 void ucch_work_reserve(void) {
     void *stream;
     for (int which = 0; which < LANES; which++)
         lane(which, &stream);
-    while (nspare < 2 * UCCH_BESIDE && !ucch_bound_ops()->stream_new(&spare[nspare]))
-        nspare++;
-}
-
-/* One of them that nobody uses yet: 0, or a failure. */
-int ucch_work_beside(void **stream) {
-    if (!nspare)
-        return UCCH_FAIL_MEMORY;
-    *stream = spare[--nspare];
-    return 0;
 }
 
 /* Queue a copy that goes this way, behind all others that do. */

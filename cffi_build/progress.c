@@ -267,7 +267,7 @@ static double idle_locked(double tick) {
 static double work_locked(double quiet) {
     double began = ucch_now();
     int moved = 0;
-    for (int i = 0; i < UCCH_BATCH && active && !wanted; i++)
+    for (int i = 0; i < UCCH_BATCH && active && (i == 0 || !wanted); i++) /* one: threads that meet here must move on */
         moved += ucch_progress_locked();
     double now = ucch_now();
     ucch_police_locked(now);
@@ -319,6 +319,7 @@ void ucch_progress_idle(void) {
 
 static void after_fork(void) {
     thread_on = 0;
+    wanted = 0; /* by threads that this process has not */
 }
 
 /* on = 1: start it, or wake it if it sleeps for good; 0: stop and join it (before MPI_Finalize: a thread inside libucc

@@ -58,16 +58,33 @@ typedef struct beside {
     int known;
 } beside;
 
-static beside outward[UCCH_BESIDE], inward[UCCH_BESIDE];
+/* Streams of the caller's that have one of ours beside them, each way. */
+#define MOST 4
+
+static beside outward[MOST], inward[MOST];
+
+static void reserve(beside *b) {
+    const device_ops *ops = ucch_bound_ops();
+    if (!b->event && ops->event_new(&b->event))
+        b->event = NULL;
+    if (!b->stream && ops->stream_new(&b->stream))
+        b->stream = NULL;
+}
+
+/* Have the streams ready: while one is held, making another could wait for it. */
+void ucch_beside_reserve(void) {
+    for (int i = 0; i < MOST; i++) {
+        reserve(&outward[i]);
+        reserve(&inward[i]);
+    }
+}
 
 /* The stream beside `stream`, or NULL where there are too many. */
 static beside *beside_of(beside *all, void *stream) {
     beside *b = all;
-    while (b < all + UCCH_BESIDE && b->known && b->of != stream)
+    while (b < all + MOST && b->known && b->of != stream)
         b++;
-    if (b == all + UCCH_BESIDE)
-        return NULL;
-    if (!b->known && (ucch_work_beside(&b->stream) || ucch_bound_ops()->event_new(&b->event)))
+    if (b == all + MOST || !b->stream || !b->event)
         return NULL;
     b->of = stream;
     b->known = 1;

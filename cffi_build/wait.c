@@ -98,14 +98,14 @@ static int come(ucch_op *op) {
     return __atomic_load_n(&op->come, __ATOMIC_ACQUIRE) || finished(op);
 }
 
-/* What they are waited for: all of them, one, or one of which the rest is the caller's. */
+/* What is waited for: one that has finished, all of them, or all that have at least come. */
 enum { ANY, ALL, COME };
 
-static int enough(ucch_op **ops, int n, int all) {
+static int enough(ucch_op **ops, int n, int what) {
     int done = 0;
     for (int i = 0; i < n; i++) {
-        int f = all == COME ? come(ops[i]) : finished(ops[i]);
-        if (f && all == ANY)
+        int f = what == COME ? come(ops[i]) : finished(ops[i]);
+        if (f && what == ANY)
             return 1;
         done += f;
     }
@@ -114,15 +114,15 @@ static int enough(ucch_op **ops, int n, int all) {
 
 /* Spin for a while, then give the core away between rounds: with more ranks than cores the peer that we wait for is
  * the one that needs it (UCC alone takes milliseconds for 8 bytes there). */
-static int wait_many(ucch_op **ops, int n, int all, double slice) {
+static int wait_many(ucch_op **ops, int n, int what, double slice) {
     int round = 0, done;
     double began = ucch_now(), now = began, quiet = began;
     __atomic_add_fetch(&ucch_waiters, 1, __ATOMIC_SEQ_CST);
-    while (!(done = enough(ops, n, all)) && now - began <= slice) {
+    while (!(done = enough(ops, n, what)) && now - began <= slice) {
         double start = now;
         int batch = crowded ? 1 : UCCH_BATCH, moved = 0;
         ucch_lock();
-        for (int i = 0; i < batch && !(done = enough(ops, n, all)) && !ucch_lock_wanted(); i++)
+        for (int i = 0; i < batch && !(done = enough(ops, n, what)) && (i == 0 || !ucch_lock_wanted()); i++)
             moved += ucch_progress_locked();
         now = ucch_now();
         ucch_police_locked(now);

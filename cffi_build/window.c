@@ -116,6 +116,8 @@ int ucch_windows_pin(void) {
     int before = ucch_device_enter(), status = pin(&own);
     for (int i = 0; i < npeers && !status; i++)
         status = pin(&peers[i]);
+    if (!status)
+        ucch_beside_reserve();
     ucch_device_leave(before);
     ucch_unlock();
     return status;

@@ -10,8 +10,6 @@
 /* Messages that a process has offered and that nobody has finished receiving, and the room for what is said of them. */
 #define CONTROLS 8192
 #define UCCH_OFFERS_BYTES ((size_t)CONTROLS * 128)
-/* Streams of a caller's that have one of ours beside them. */
-#define UCCH_BESIDE 4
 
 void *ucch_window_memory(uint64_t key, size_t *bytes);
 void *ucch_window_offers(uint64_t key);
@@ -24,6 +22,7 @@ int ucch_window_take(int many);
 void ucch_window_give(int first, int many);
 int ucch_run_take_locked(int many);
 void ucch_run_give_locked(int first, int many);
+void ucch_beside_reserve(void);
 
 /* What a sender tells the receiver: whose window, which of its controls, and where the data lies if it was queued: the
  * first chunk of it, plus one. */

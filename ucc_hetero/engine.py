@@ -105,7 +105,7 @@ class _Lower:
 
     def program(self, label: str) -> Program:
         steps = list(self.plan.program(self.rank))
-        self.teams.prepare((step for _, _, _, step in steps), on_device=self.what.memory is not None)
+        self.teams.prepare((step for _, _, _, step in steps), self.what.memory)
         at = self.at
         self.packed = self._packings(steps)
         if self.staged:

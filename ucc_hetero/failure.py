@@ -9,7 +9,7 @@ from .liveness import Board
 from .native import ffi, lib
 from .ucc import status_name
 
-__all__ = ["explain", "failure_of"]
+__all__ = ["explain", "failure_of", "not_started"]
 
 
 def failure_of(op: Any, board: Board, rank: int, label: str, timeout: float) -> CollectiveError:
@@ -17,6 +17,14 @@ def failure_of(op: Any, board: Board, rank: int, label: str, timeout: float) -> 
     error = ffi.new("ucch_error *")
     lib.ucch_op_error(op, error)
     return explain(error, board, rank, label, timeout)
+
+
+def not_started(rank: int, label: str, status: int) -> CollectiveError:
+    """The exception for a call that the engine did not begin."""
+    why = status_name(status)
+    if status in (lib.UCCH_FAIL_DEVICE, lib.UCCH_FAIL_MEMORY):
+        why = ffi.string(lib.ucch_device_error()).decode(errors="replace") or "out of memory"
+    return CollectiveError(f"rank {rank}: {label} could not be started ({why})")
 
 
 def explain(error: Any, board: Board, rank: int, label: str, timeout: float) -> CollectiveError:

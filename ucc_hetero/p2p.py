@@ -221,39 +221,35 @@ class Messages:
         slot = self._slots.get(peer)
         if slot is not None:
             lib.ucch_message_watch(transfer.handle, self.runner.members.board.native, slot)
-        if transfer.stream is not None:
-            if transfer.window and self._queues and self._queue(transfer, timeout):
-                return
-            if lib.ucch_message_after(transfer.handle, ffi.cast("void *", transfer.stream)) < 0:
-                raise self._no_stream(transfer)
         pointer, memory = ffi.cast("void *", buffer.ptr), self._memory(buffer)
+        stream = None if transfer.stream is None else ffi.cast("void *", transfer.stream)
         if transfer.what == "receive":
+            self._after(transfer, stream)
             value, mask = self.pattern(peer, transfer.tag)
             lib.ucch_recv(transfer.handle, self.worker, pointer, buffer.nbytes, value, mask, memory, timeout)
+            return
+        code = self._base | self.rank << SOURCE_SHIFT | transfer.tag
+        what = transfer.handle, self.worker, self._endpoint(peer), pointer, buffer.nbytes, code
+        if transfer.window and stream is not None and self._queues:
+            queued = lib.ucch_send_queued(*what, peer, stream, timeout)
+            self._judge(transfer, queued)
+            if queued:
+                return  # else there is no room: hosts take part
+        self._after(transfer, stream)
+        if transfer.window:
+            lib.ucch_send_token(*what, peer, 1, timeout)
         else:
-            code = self._base | self.rank << SOURCE_SHIFT | transfer.tag
-            endpoint = self._endpoint(peer)
-            if transfer.window:
-                where = peer, 1, timeout
-                lib.ucch_send_token(transfer.handle, self.worker, endpoint, pointer, buffer.nbytes, code, *where)
-                return
-            lib.ucch_send(
-                transfer.handle, self.worker, endpoint, pointer, buffer.nbytes, code, memory, transfer.sync, timeout
-            )
+            lib.ucch_send(*what, memory, transfer.sync, timeout)
 
-    def _queue(self, transfer: Transfer, timeout: float) -> bool:
-        """Send through a window what is there when the stream gets there, by streams alone; False: there is no room."""
-        buffer, peer = transfer.buffer, transfer.peer
-        code, at = self._base | self.rank << SOURCE_SHIFT | transfer.tag, ffi.cast("void *", transfer.stream)
-        what = ffi.cast("void *", buffer.ptr), buffer.nbytes, code, peer, at, timeout
-        status = lib.ucch_send_queued(transfer.handle, self.worker, self._endpoint(peer), *what)
+    def _after(self, transfer: Transfer, stream: Any) -> None:
+        """Let what is begun next start when the stream gets here, if there is one."""
+        if stream is not None:
+            self._judge(transfer, lib.ucch_message_after(transfer.handle, stream))
+
+    def _judge(self, transfer: Transfer, status: int) -> None:
         if status < 0:
-            raise self._no_stream(transfer)
-        return bool(status)
-
-    def _no_stream(self, transfer: Transfer) -> DeviceError:
-        reason = ffi.string(lib.ucch_device_error()).decode(errors="replace")
-        return DeviceError(f"rank {self.rank}: {self._said(transfer)}: stream={transfer.stream:#x}: {reason}")
+            reason = ffi.string(lib.ucch_device_error()).decode(errors="replace")
+            raise DeviceError(f"rank {self.rank}: {self._said(transfer)}: stream={transfer.stream:#x}: {reason}")
 
     def begin_matched(self, transfer: Transfer, matched: Any, timeout: float) -> None:
         """Start the receive of a message that a matching probe took out."""

@@ -12,7 +12,7 @@ from .delegate import Delegate, is_delegated
 from .device import report, stream_handle
 from .engine import Program
 from .errors import CollectiveError, DeviceError, NotSupported
-from .failure import failure_of
+from .failure import failure_of, not_started
 from .membership import Membership
 from .native import ffi, lib
 from .persistent import PersistentRequest, retire
@@ -245,7 +245,7 @@ class Runner:
             at, hold = ffi.cast("void *", stream), ordered and prepared.program.holds
             state = lib.ucch_program_start_on(program, prepared.send, prepared.recv, self.timeout, at, hold)
         if state < 0:
-            raise CollectiveError(f"rank {self.rank}: {prepared.label} could not be started ({_reason(state)})")
+            raise not_started(self.rank, prepared.label, state)
         self.track(1)
 
         def finish(state: int, status: Any) -> None:
@@ -283,7 +283,7 @@ class Runner:
                 prepared.refill()
             state = int(lib.ucch_program_again(handle))
             if state < 0:
-                raise CollectiveError(f"rank {self.rank}: {prepared.label} could not be started ({_reason(state)})")
+                raise not_started(self.rank, prepared.label, state)
             return state
 
         def finish(state: int, status: Any) -> None:
@@ -332,7 +332,7 @@ class Runner:
             self._interrupted(program, prepared, prepared.label)
             raise
         if state < 0:
-            raise CollectiveError(f"rank {self.rank}: {prepared.label} could not be started ({_reason(state)})")
+            raise not_started(self.rank, prepared.label, state)
         self._judge(program, state, prepared, prepared.label)
 
     # --- ends ---------------------------------------------------------------------------------------------------------
@@ -398,10 +398,3 @@ class Runner:
         self._forget()
         self.members.close()
         return together
-
-
-def _reason(state: int) -> str:
-    """Why a program did not start."""
-    if state in (lib.UCCH_FAIL_DEVICE, lib.UCCH_FAIL_MEMORY):
-        return ffi.string(lib.ucch_device_error()).decode(errors="replace") or "out of memory"
-    return status_name(state)

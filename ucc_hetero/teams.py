@@ -15,6 +15,7 @@ from .native import lib
 from .plan import Step
 from .turns import alone, turn
 from .types import DTYPES, OPS
+from .ucc_enums import SET_UP_LATE
 
 __all__ = ["Teams"]
 
@@ -27,7 +28,7 @@ class Teams:
         #: Raises when the call that new teams are made for has become hopeless.
         self.look: Callable[[], None] | None = None
         self._teams: dict[tuple[tuple[int, ...], str], ucc.Team] = {}
-        #: Those whose ranks have come together for a call on device memory.
+        #: Those whose ranks have come together for their first call on such memory (``SET_UP_LATE``).
         self._met: set[tuple[int, ...]] = set()
 
     def get(self, ranks: tuple[int, ...], link: str) -> ucc.Team:
@@ -37,17 +38,17 @@ class Teams:
             team = self._teams[ranks, link] = self._create(ranks, link)
         return team
 
-    def prepare(self, steps: Iterable[Step], *, on_device: bool = False) -> None:
+    def prepare(self, steps: Iterable[Step], memory: int | None = None) -> None:
         """Make the teams of a plan that this rank belongs to, in the plan's order, which all ranks follow.
 
-        libucc's first call on device memory in a team makes NCCL's communicator (``UCC_TL_NCCL_LAZY_INIT``), and nobody
-        else gets into the libraries while it waits there for the other ranks. These may be waiting for a message of
-        this one: it waits for them before, where it goes on with messages.
+        ``memory`` is the type of device memory that the steps are for. Where libucc waits for the other ranks in a
+        team's first call on such memory, nobody else gets into the libraries meanwhile, and these may be waiting for a
+        message of this one: it waits for them before, where it goes on with messages.
         """
         for step in steps:
             if step.link != "local" and step.kind != "message" and len(step.ranks) > 1:
                 self.get(step.ranks, step.link)
-                if on_device and step.link == "native" and step.ranks not in self._met:
+                if memory in SET_UP_LATE and step.link == "native" and step.ranks not in self._met:
                     self._all_ready([self.members[r] for r in step.ranks], True)
                     self._met.add(step.ranks)
 

@@ -313,6 +313,22 @@ def test_whoever_looks_for_a_message_does_not_stop_its_own_stream(received: Any)
     assert work.wait() and notes == ["main waits for an event of beside"]
 
 
+def test_what_goes_wrong_behind_a_message_is_raised_and_tried_again(received: Any) -> None:
+    native, request, work, _ = received
+    native.come, attempts = 1, []
+
+    def finish() -> None:
+        attempts.append(1)
+        if len(attempts) == 1:
+            raise ValueError("no room")
+
+    work._finish = finish
+    with pytest.raises(ValueError, match="no room"):
+        work.wait()
+    request._done = True
+    assert work.wait() and len(attempts) == 2 and work._done
+
+
 def test_a_message_that_fails_after_it_was_used_ends_the_group(received: Any) -> None:
     native, request, work, _ = received
     native.come = 1

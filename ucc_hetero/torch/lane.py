@@ -8,12 +8,11 @@ from typing import Any
 
 from ..comm import Communicator
 from ..engine import Program
-from ..errors import CollectiveError
+from ..failure import not_started
 from ..native import ffi, lib
 from ..prepare import KINDS
 from ..request import SLICE, Request, finished
 from ..runner import Runner
-from ..ucc import status_name
 
 __all__ = ["Lane"]
 
@@ -81,7 +80,7 @@ class Lane:
             return
         state = _run(prepared.program.handle, prepared.send, prepared.recv, run.timeout, SLICE)
         if state < 0:
-            raise CollectiveError(f"rank {run.rank}: {prepared.label} could not be started ({status_name(state)})")
+            raise not_started(run.rank, prepared.label, state)
         self._wait(prepared.program, state, prepared, prepared.label)
         prepared.finish()
         if key is None or not prepared.repeatable or not _filled(send, recv):

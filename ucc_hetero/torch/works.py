@@ -67,9 +67,9 @@ class Received(Work):
                     continue
                 if Messages.take(request, current(self._outputs[0].device).cuda_stream):
                     self._taken = True
-                    finish, self._finish = self._finish, None
-                    if finish is not None:
-                        finish()
+                    if self._finish is not None:
+                        self._finish()
+                    self._finish = None  # if it failed, it is tried again once the data is there
                     self._ready = used_in_current([self._keep, *self._outputs])
 
     def advance(self) -> None:
