@@ -196,6 +196,10 @@ int ucch_device_eager(int runtime, int *yes) {
     return CALL(eager, yes);
 }
 
+int ucch_device_room(int runtime, size_t *bytes) {
+    return CALL(room, bytes);
+}
+
 int ucch_device_target(int runtime, int device, char *text, int room) {
     return CALL(target, device, text, room);
 }

@@ -28,6 +28,7 @@ int ucch_event_free(int runtime, void *event);
 int ucch_event_record(int runtime, void *event, void *stream);
 int ucch_event_done(int runtime, void *event);
 int ucch_device_eager(int runtime, int *yes);
+int ucch_device_room(int runtime, size_t *bytes);
 int ucch_device_target(int runtime, int device, char *text, int room);
 int ucch_device_enter(void);
 void ucch_device_leave(int before);

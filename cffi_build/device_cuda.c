@@ -21,6 +21,7 @@ typedef uint64_t address; /* CUdeviceptr */
     X(cuIpcGetMemHandle, "cuIpcGetMemHandle", (void *, address), 0)                                                    \
     X(cuMemAlloc, "cuMemAlloc_v2", (address *, size_t), 1)                                                             \
     X(cuMemFree, "cuMemFree_v2", (address), 1)                                                                         \
+    X(cuMemGetInfo, "cuMemGetInfo_v2", (size_t *, size_t *), 1)                                                        \
     X(cuMemHostAlloc, "cuMemHostAlloc", (void **, size_t, unsigned), 1)                                                \
     X(cuMemFreeHost, "cuMemFreeHost", (void *), 1)                                                                     \
     X(cuMemHostRegister, "cuMemHostRegister_v2", (void *, size_t, unsigned), 1)                                        \
@@ -128,6 +129,11 @@ static int cuda_alloc(void **where, size_t bytes) {
 
 static int cuda_release(void *where) {
     return cu.cuMemFree((address)(uintptr_t)where);
+}
+
+static int cuda_room(size_t *bytes) {
+    size_t all;
+    return cu.cuMemGetInfo(bytes, &all);
 }
 
 static int cuda_pinned(void **where, size_t bytes) {

@@ -17,6 +17,7 @@
     X(hipIpcGetMemHandle, (void *, void *), 0)                                                                         \
     X(hipMalloc, (void **, size_t), 1)                                                                                 \
     X(hipFree, (void *), 1)                                                                                            \
+    X(hipMemGetInfo, (size_t *, size_t *), 1)                                                                          \
     X(hipHostMalloc, (void **, size_t, unsigned), 1)                                                                   \
     X(hipHostFree, (void *), 1)                                                                                        \
     X(hipHostRegister, (void *, size_t, unsigned), 1)                                                                  \
@@ -130,6 +131,11 @@ static int hip_alloc(void **where, size_t bytes) {
 
 static int hip_release(void *where) {
     return hip.hipFree(where);
+}
+
+static int hip_room(size_t *bytes) {
+    size_t all;
+    return hip.hipMemGetInfo(bytes, &all);
 }
 
 static int hip_pinned(void **where, size_t bytes) {

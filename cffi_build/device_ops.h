@@ -15,6 +15,7 @@ DEVICE(pointer, (const void *address, int *kind, int *device))       /* UCCH_MEM
 DEVICE(shareable, (void *address))                                   /* 0: other processes can map it */
 DEVICE(alloc, (void **address, size_t bytes))
 DEVICE(release, (void *address))
+DEVICE(room, (size_t *bytes))                                        /* memory of the current device that is free */
 DEVICE(pinned, (void **address, size_t bytes))
 DEVICE(unpin, (void *address))
 DEVICE(host_register, (void *address, size_t bytes))                 /* pin memory that somebody else made */

@@ -8,14 +8,14 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
 from . import ucc
-from .device import own_device
-from .errors import CollectiveError, CollectiveTimeout
+from .device import free_memory, own_device
+from .errors import CollectiveError, CollectiveTimeout, DeviceError
 from .job import Job
 from .native import lib
 from .plan import Step
 from .turns import alone, turn
 from .types import DTYPES, OPS
-from .ucc_enums import SET_UP_LATE
+from .ucc_enums import SET_UP_BYTES, SET_UP_LATE
 
 __all__ = ["Teams"]
 
@@ -49,8 +49,19 @@ class Teams:
             if step.link != "local" and step.kind != "message" and len(step.ranks) > 1:
                 self.get(step.ranks, step.link)
                 if memory in SET_UP_LATE and step.link == "native" and step.ranks not in self._met:
-                    self._all_ready([self.members[r] for r in step.ranks], True)
-                    self._met.add(step.ranks)
+                    self._meet(step.ranks)
+
+    def _meet(self, ranks: tuple[int, ...]) -> None:
+        """Come together before the vendor's library begins, which every rank must have the memory for."""
+        room = free_memory()
+        if not self._all_ready([self.members[r] for r in ranks], room >= SET_UP_BYTES):
+            short = f"{room >> 20} MiB are free" if room < SET_UP_BYTES else "another rank has less"
+            raise DeviceError(
+                f"rank {self.rank}: the vendor's library takes up to {SET_UP_BYTES >> 20} MiB of device memory for the "
+                f"first collective among ranks {list(ranks)}, and {short}: free some, or make a small collective "
+                "before the memory is full"
+            )
+        self._met.add(ranks)
 
     def _create(self, ranks: tuple[int, ...], link: str) -> ucc.Team:
         job = self.job

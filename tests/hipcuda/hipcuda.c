@@ -87,6 +87,9 @@ CU(cuMemAlloc_v2, (address * where, size_t bytes)) {
 CU(cuMemFree_v2, (address where)) {
     return THERE(cuMemFree_v2, where);
 }
+CU(cuMemGetInfo_v2, (size_t *room, size_t *all)) {
+    return THERE(cuMemGetInfo_v2, room, all);
+}
 CU(cuMemHostAlloc, (void **where, size_t bytes, unsigned flags)) {
     return THERE(cuMemHostAlloc, where, bytes, flags);
 }
@@ -212,6 +215,9 @@ int hipIpcGetMemHandle(void *handle, void *where) {
 }
 int hipMalloc(void **where, size_t bytes) {
     return cuMemAlloc_v2((address *)where, bytes);
+}
+int hipMemGetInfo(size_t *room, size_t *all) {
+    return cuMemGetInfo_v2(room, all);
 }
 
 /* Signal memory is freed by hipFree, and is pinned host memory here. */

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from ucc_hetero.errors import DeviceError
 from ucc_hetero.plan import Step
 from ucc_hetero.teams import Teams
 from ucc_hetero.ucc_enums import MemType
@@ -19,11 +20,18 @@ def step(link: str, ranks: tuple[int, ...], kind: str = "allreduce") -> Any:
 
 
 @pytest.fixture
-def teams(monkeypatch: pytest.MonkeyPatch) -> tuple[Teams, list[Any]]:
+def room() -> list[int]:
+    """Free bytes of the device."""
+    return [1 << 30]
+
+
+@pytest.fixture
+def teams(room: list[int], monkeypatch: pytest.MonkeyPatch) -> tuple[Teams, list[Any]]:
     notes: list[Any] = []
     found = Teams(None, [10, 11, 12, 13], 0, 1, 5.0)  # type: ignore[arg-type]
     monkeypatch.setattr(found, "get", lambda ranks, link: notes.append(("get", ranks, link)))
-    monkeypatch.setattr(found, "_all_ready", lambda places, ready: notes.append(("met", places, ready)))
+    monkeypatch.setattr(found, "_all_ready", lambda places, ready: notes.append(("met", places, ready)) or ready)
+    monkeypatch.setattr("ucc_hetero.teams.free_memory", lambda: room[0])
     return found, notes
 
 
@@ -37,6 +45,23 @@ def test_ranks_meet_once_before_nccl_does(teams: tuple[Teams, list[Any]]) -> Non
     notes.clear()
     made.prepare(steps, int(MemType.CUDA))
     assert not [note for note in notes if note[0] == "met"]
+
+
+def test_nobody_begins_where_a_rank_has_no_memory(
+    teams: tuple[Teams, list[Any]], room: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """NCCL fails on that rank, and the others wait for it for ever."""
+    made, notes = teams
+    room[0] = 5 << 20
+    with pytest.raises(DeviceError, match=r"rank 0: .*ranks \[0, 1\], and 5 MiB are free"):
+        made.prepare([step("native", (0, 1))], int(MemType.CUDA))
+    assert notes[-1] == ("met", [10, 11], False)
+    room[0] = 1 << 30
+    monkeypatch.setattr(made, "_all_ready", lambda places, ready: False)
+    with pytest.raises(DeviceError, match="another rank has less"):
+        made.prepare([step("native", (0, 1))], int(MemType.CUDA))
+    monkeypatch.setattr(made, "_all_ready", lambda places, ready: True)
+    made.prepare([step("native", (0, 1))], int(MemType.CUDA))
 
 
 @pytest.mark.parametrize("memory", [None, int(MemType.HOST), int(MemType.ROCM)])

@@ -5,7 +5,7 @@ the vendor ``host``.
 """
 
 from ucc_hetero.device.pointers import pointer_vendor, require, whose
-from ucc_hetero.device.rank import Place, bind, local_rank, own_device, place_of
+from ucc_hetero.device.rank import Place, bind, free_memory, local_rank, own_device, place_of
 from ucc_hetero.device.runtime import Block, DeviceRuntime, Event, Pointer, Stream
 from ucc_hetero.device.streams import stream_handle
 from ucc_hetero.device.vector import Vector
@@ -23,6 +23,7 @@ __all__ = [
     "available",
     "bind",
     "collective_library",
+    "free_memory",
     "local_rank",
     "memory_vendor",
     "own_device",

@@ -12,7 +12,7 @@ from ucc_hetero.device.vendors import available, runtime_of
 from ucc_hetero.errors import DeviceError
 from ucc_hetero.native import ffi, lib
 
-__all__ = ["Place", "bind", "local_rank", "own_device", "place_of"]
+__all__ = ["Place", "bind", "free_memory", "local_rank", "own_device", "place_of"]
 
 #: What launchers call the number of a rank on its host, in the order in which they are believed.
 _LOCAL_RANK = (
@@ -97,6 +97,15 @@ def own_device() -> Iterator[None]:
         yield
     finally:
         lib.ucch_device_leave(before)
+
+
+def free_memory() -> int:
+    """Bytes of memory that this process's device has left; 0 without one."""
+    runtime = runtime_of(_bound.vendor) if _bound is not None else None
+    if runtime is None:
+        return 0
+    with own_device():
+        return runtime.room()
 
 
 _bound: Place | None = None

@@ -115,6 +115,12 @@ class DeviceRuntime:
         """The memory type under which UCC and UCX know the device memory (``ucc_memory_type_t``)."""
         return int(lib.ucch_device_memory_type(self.code))
 
+    def room(self) -> int:
+        """Bytes of the current device's memory that are free."""
+        out = ffi.new("size_t *")
+        self.check("free memory", lib.ucch_device_room(self.code, out))
+        return int(out[0])
+
     def alloc(self, nbytes: int, *, pinned: bool = False) -> Block:
         """Memory of the current device, or pinned host memory; freed by ``close``, never behind your back."""
         out = ffi.new("void **")
