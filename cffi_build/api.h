@@ -129,7 +129,8 @@ int ucch_send_token(ucch_message *message, ucp_worker_h worker, ucp_ep_h ep, con
 int ucch_send_queued(ucch_message *message, ucp_worker_h worker, ucp_ep_h ep, const void *data, size_t bytes,
                      uint64_t tag, int dest, void *stream, double timeout);
 void ucch_message_later(ucch_message *message);
-int ucch_message_take(ucch_message *message, void *stream);
+void ucch_message_number(ucch_message *message, uint64_t process, uint32_t number);
+int ucch_message_take(ucch_message *message, void *stream, int early);
 void ucch_message_tokens(ucch_message *message, void *data, size_t bytes, int on_device);
 int ucch_message_moved(ucch_message *message);
 int ucch_probe(ucp_worker_h worker, uint64_t tag, uint64_t mask, int remove, const uint64_t *keys, int me,

@@ -39,7 +39,10 @@ SOURCES = (
     "kernel.c",
     "window.c",
     "transfer.c",
+    "take.c",
     "queued.c",
+    "slip.c",
+    "bell.c",
 )
 
 

@@ -12,12 +12,30 @@
 #define UCCH_CAST 2
 #define UCCH_SCALE 3
 
-/* What kernels do besides: wait for a word, write one, and all of a short call. */
+/* What kernels do besides: wait for a word, write one, all of a short call, and one side of a message. */
 #define UCCH_AWAIT 4
 #define UCCH_POST 5
 #define UCCH_WHOLE 6
+#define UCCH_CARRY 7
 /* Bytes that a call moves at most for one kernel to do all of it, with several blocks. */
 #define UCCH_WHOLE_BYTES 786432
+
+/* Bytes that a window is shared out in. */
+#define UCCH_CHUNK_BYTES 2097152
+
+/* Messages that streams of both sides do alone: bytes that a block of the sender's copies before it says so; before the
+ * data, bytes with a line by slice for that, from TAKEN on one for how much the receiver has taken, from ABOUT on six
+ * numbers: the lengths of the message and of a slice, whose bell to ring, whether that has been seen to, the room for a
+ * slice, whose bytes lie there in turn, and whether the sender is to wait no more; what stands for no message; bytes of
+ * a slip, and of the bell's place in it, and of the first block's end. */
+#define UCCH_CARRY_STEP 262144
+#define UCCH_RUN_FRONT 4096
+#define UCCH_RUN_TAKEN 1024
+#define UCCH_RUN_ABOUT 2048
+#define UCCH_NOWHERE 1073741823
+#define UCCH_SLIP 1024
+#define UCCH_SLIP_BELL 64
+#define UCCH_SLIP_GONE 128
 
 /* GPU runtimes, what an address can be to one, and the memory types of UCC and UCX that theirs have. */
 #define UCCH_CUDA 0

@@ -73,6 +73,15 @@ static void arrived_locked(ucch_message *m, int status) {
         else if (is_short)
             memcpy(m->landing, &m->token, m->info.length);
     }
+    if (m->moving && !status) { /* a stream waits for it */
+        status = ucch_transfer_landed_locked(m->transfer, m->landing, m->info.length);
+        m->moved = 1;
+        if (!status)
+            return;
+    }
+    if (m->moving)
+        ucch_transfer_abort_locked(m->transfer);
+    m->moving = 0;
     ucch_message_end_locked(m, status);
 }
 
@@ -271,7 +280,7 @@ void ucch_message_cancel(ucch_message *m) {
     if (m->op.state == UCCH_ACTIVE && m->waits) {
         ucch_later_forget_locked(m);
         ucch_message_end_locked(m, UCS_CANCELED);
-    } else if (m->op.state == UCCH_ACTIVE && m->op.come) { /* no stream will take it */
+    } else if (m->op.state == UCCH_ACTIVE && m->op.come) { /* no stream is to take it */
         m->moving = 0;
         ucch_transfer_abort_locked(m->transfer);
         ucch_message_end_locked(m, UCS_CANCELED);

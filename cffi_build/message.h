@@ -28,8 +28,11 @@ struct ucch_message {
     ucch_board *board; /* whose slot `peer` says how the other side is; NULL = not known */
     int peer;
     double left; /* when the peer was first seen to have ended; 0 = not yet */
-    /* Through a window: whether what comes in may be a token, the data's own place, and what moves it. */
+    /* Through a window: whether what comes in may be a token, the data's own place, what moves it; and between the
+     * streams of both sides, the other one's process and which of the messages under their tag it is (0: not known). */
     int tokens, on_device, moving, moved, later;
+    uint64_t process;
+    uint32_t number;
     void *data;
     size_t room;
     ucch_token token;

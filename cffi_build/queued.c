@@ -1,69 +1,133 @@
-/* Messages through windows that streams do alone: what is sent is in the sender's chunks once its stream has got there,
- * and the receiver's stream waits for that. The token goes before; no host takes part from then on, so that neither
- * side's stream ever waits for a thread that may be waiting for a device. */
+/* Messages through windows that streams do alone: a kernel beside the sender's stream copies the data into its chunks,
+ * one beside the receiver's takes it out, and no host takes part, so that neither side's stream ever waits for a thread
+ * that may be waiting for a device. Both kernels have blocks with a slice of the message each, and the receiver's
+ * follow the sender's. */
 #include <string.h>
 
 #include "transfer.h"
 
-/* Before the data, in the sender's chunks: a line with how many pieces the sender's stream has put there, one that the
- * receiver's writes when it has taken all, and one that the sender's writes at its end: who lets streams go writes the
- * first. */
-#define CLOSED 64
-#define DONE 128
-#define DATA ((size_t)4096)
-/* More than any count of pieces: lets streams go. */
-#define LET_GO 0x3fffffff
+/* Eight blocks of 512 threads copy 32 MiB to pinned memory with 50 GB/s and from it with 46, four with 48 and 44; an
+ * H200's copy engines do 54, but the receiver's host would have to know where the data is. A slice is no shorter than
+ * this. */
+#define BLOCKS 8
+#define THREADS 512
+#define SHORTEST ((size_t)64 << 10)
+#define LINE ((size_t)64)
+
+/* What the kernel is told (ucc_hetero/device/sources.py): `base` is the run of chunks that it fills, and `slips` are
+ * the receiver's; or `base` is the window where `slip` says which run is to be emptied. `bytes` are the message's, or
+ * the room for it. */
+typedef struct carry {
+    char *base, *buffer;
+    void *slip, *slips;
+    uint64_t bytes, slice, room;
+} carry;
 
 char *ucch_run_at(uint64_t key, int first) {
     size_t bytes;
     return (char *)ucch_window_memory(key, &bytes) + (size_t)first * UCCH_CHUNK;
 }
 
-static int reached(char *run, size_t line, uint64_t least) {
-    return ucch_word_has((ucch_word){(uint32_t *)(run + line), NULL}, (uint32_t)least);
+/* What it says of its message: the lengths, whether the bell has been seen to, the room for a slice, and whether the
+ * sender's kernel is to wait no more. */
+enum { BYTES, SLICE, RUNG = 3, ROOM, STOP };
+
+static uint64_t *about(char *run) {
+    return (uint64_t *)(run + UCCH_RUN_ABOUT);
 }
 
-/* Whether the receiver's stream has taken all. */
-int ucch_run_taken(char *run) {
-    return reached(run, CLOSED, 1);
+static size_t slice_of(size_t bytes) {
+    size_t slice = (bytes / BLOCKS + 4095) / 4096 * 4096;
+    return slice < SHORTEST ? SHORTEST : slice;
 }
 
-/* Whether the sender's stream has put all there. */
-int ucch_run_there(char *run) {
-    return reached(run, DONE, 1);
+static int blocks_of(size_t bytes) {
+    return (int)((bytes + slice_of(bytes) - 1) / slice_of(bytes));
 }
 
-/* Whoever waits for the data goes on without it. */
-void ucch_run_let_go(char *run) {
-    __atomic_store_n((uint32_t *)run, LET_GO, __ATOMIC_RELEASE);
+static uint64_t slices(char *run) {
+    return (about(run)[BYTES] + about(run)[SLICE] - 1) / about(run)[SLICE];
 }
 
-/* Whether nobody uses a message's chunks any more: the receiver is done with it, and so are our own copies. */
+static uint64_t length_of(char *run, uint64_t k) {
+    uint64_t left = about(run)[BYTES] - k * about(run)[SLICE];
+    return left < about(run)[SLICE] ? left : about(run)[SLICE];
+}
+
+/* Steps of slice `k` that have been put there, or taken. */
+static uint32_t *steps(char *run, uint64_t k, int are_taken) {
+    return (uint32_t *)(run + (are_taken ? UCCH_RUN_TAKEN : 0) + k * LINE);
+}
+
+/* Whether all slices have been put there, or taken. */
+static int all_steps(char *run, int are_taken) {
+    for (uint64_t k = 0; k < slices(run); k++) {
+        ucch_word word = {steps(run, k, are_taken), NULL};
+        if (!ucch_word_has(word, (uint32_t)((length_of(run, k) + UCCH_CARRY_STEP - 1) / UCCH_CARRY_STEP)))
+            return 0;
+    }
+    return 1;
+}
+
+/* Whether data comes: the sender's kernel runs. */
+int ucch_run_begun(char *run) {
+    return __atomic_load_n(steps(run, 0, 0), __ATOMIC_ACQUIRE) != 0;
+}
+
+/* Whether our stream has put all there, and told whoever waited for it. */
+int ucch_run_full(char *run) {
+    return all_steps(run, 0) && __atomic_load_n(&about(run)[RUNG], __ATOMIC_ACQUIRE);
+}
+
+/* Let our kernel go on without its receiver: what that still takes may be overwritten. */
+void ucch_run_stop(char *run) {
+    __atomic_store_n((uint32_t *)&about(run)[STOP], 1, __ATOMIC_RELEASE);
+}
+
+/* Whether that may have happened. */
+int ucch_run_spoilt(char *run) {
+    return about(run)[ROOM] < about(run)[SLICE] && __atomic_load_n((uint32_t *)&about(run)[STOP], __ATOMIC_ACQUIRE);
+}
+
+/* Whether nobody uses a message's chunks any more: the receiver is done with it, and so is our kernel, which waits for
+ * no receiver that does not want it. */
 int ucch_run_over(const control *c, char *run) {
     int closed = __atomic_load_n(&c->closed, __ATOMIC_ACQUIRE) != 0;
-    return run ? (closed || ucch_run_taken(run)) && ucch_run_there(run) : closed;
+    if (run && closed)
+        ucch_run_stop(run);
+    return run ? (closed || all_steps(run, 1)) && ucch_run_full(run) : closed;
 }
 
-/* Where the data of a piece lies. */
-char *ucch_run_piece(const ucch_transfer *t, uint64_t piece) {
-    return t->run + DATA + piece * t->piece;
+/* By the processor: take what is there into memory of the host. 1 when that was all. */
+int ucch_run_receive(char *run, char *buffer) {
+    for (uint64_t k = 0; k < slices(run); k++) {
+        uint32_t there = __atomic_load_n(steps(run, k, 0), __ATOMIC_ACQUIRE);
+        for (uint32_t step = *steps(run, k, 1); step < there; step++) {
+            uint64_t done = (uint64_t)step * UCCH_CARRY_STEP, left = length_of(run, k) - done;
+            char *from = run + UCCH_RUN_FRONT + k * about(run)[ROOM] + done % about(run)[ROOM];
+            memcpy(buffer + k * about(run)[SLICE] + done, from, left < UCCH_CARRY_STEP ? left : UCCH_CARRY_STEP);
+            __atomic_store_n(steps(run, k, 1), step + 1, __ATOMIC_RELEASE);
+        }
+    }
+    return all_steps(run, 1);
 }
 
 /* ---- streams ---- */
 
 /* A stream of ours for what is copied beside one of the caller's. Copies wait there for that one's work, or for what a
  * peer sends to it: with one for all, they could wait for what is behind them. */
-typedef struct beside {
+struct ucch_beside {
     void *of, *stream, *event;
     int known;
-} beside;
+};
 
-/* Streams of the caller's that have one of ours beside them, each way. */
-#define MOST 4
+/* Streams of the caller's that have one of ours beside them, each way; and UCCH_OURS. */
+#define MOST 5
 
-static beside outward[MOST], inward[MOST];
+static ucch_beside outward[MOST], inward[MOST];
+char ucch_ours;
 
-static void reserve(beside *b) {
+static void reserve(ucch_beside *b) {
     const device_ops *ops = ucch_bound_ops();
     if (!b->event && ops->event_new(&b->event))
         b->event = NULL;
@@ -80,8 +144,8 @@ void ucch_beside_reserve(void) {
 }
 
 /* The stream beside `stream`, or NULL where there are too many. */
-static beside *beside_of(beside *all, void *stream) {
-    beside *b = all;
+static ucch_beside *beside_of(ucch_beside *all, void *stream) {
+    ucch_beside *b = all;
     while (b < all + MOST && b->known && b->of != stream)
         b++;
     if (b == all + MOST || !b->stream || !b->event)
@@ -91,80 +155,92 @@ static beside *beside_of(beside *all, void *stream) {
     return b;
 }
 
-static void *kernel(int kind) {
+static void *kernel_locked(int kind) {
     return ucch_kernel_of_locked(&(ucch_task){.kind = kind});
 }
 
-/* A word of the run, by the device's address too. */
-static int word_of(const ucch_transfer *t, size_t line, ucch_word *word) {
-    char *seen;
-    int status = ucch_device_fail(ucch_bound_ops()->mapped(t->base, (void **)&seen), "address of shared memory");
-    if (!status)
-        *word = (ucch_word){(uint32_t *)(t->run + line), seen + (t->run - t->base) + line};
-    return status;
-}
-
 /* Let one stream wait for what is in another by now. */
-static int follow(beside *b, void *first, void *then) {
+static int follow(ucch_beside *b, void *first, void *then) {
     const device_ops *ops = ucch_bound_ops();
     int status = ucch_device_fail(ops->event_record(b->event, first), "record");
     return status ? status : ucch_device_fail(ops->stream_wait(then, b->event), "wait");
 }
 
-static int copy(const ucch_transfer *t, uint64_t k, int out, void *stream) {
-    char *mine = t->buffer + k * t->piece, *theirs = ucch_run_piece(t, k);
-    return ucch_device_fail(
-        ucch_bound_ops()->copy(out ? theirs : mine, out ? mine : theirs, ucch_piece_length(t, k), stream), "copy");
+static int launch(void *kernel, carry c, size_t bytes, void *stream) {
+    void *arguments[] = {&c};
+    return ucch_device_fail(ucch_bound_ops()->launch(kernel, (unsigned)blocks_of(bytes), THREADS, arguments, stream),
+                            "launch");
 }
 
 /* ---- sending ---- */
 
-/* Have room for the whole of a message: 0, or UCCH_FAIL_MEMORY. */
-int ucch_run_offer_locked(ucch_transfer *t, ucch_token *token, void *stream) {
-    int many = (int)((DATA + token->bytes + UCCH_CHUNK - 1) / UCCH_CHUNK);
-    t->first = beside_of(outward, stream) ? ucch_run_take_locked(many) : -1;
-    if (t->first < 0)
-        return UCCH_FAIL_MEMORY;
-    t->many = many;
-    token->run = (uint32_t)t->first + 1;
-    memset(ucch_run_at(0, t->first), 0, DATA);
+/* Take chunks for a message: for all of it, or for some steps at a time of every slice, so that the sender's kernel has
+ * to wait for the receiver's. */
+static size_t run_for(ucch_transfer *t, size_t bytes) {
+    static const size_t least[] = {0, 16, 4, 1};
+    size_t slice = slice_of(bytes);
+    for (size_t i = 0; i < sizeof(least) / sizeof(*least); i++) {
+        size_t room = least[i] ? least[i] * UCCH_CARRY_STEP : slice;
+        if (room > slice)
+            continue;
+        t->many = (int)((UCCH_RUN_FRONT + (uint64_t)blocks_of(bytes) * room + UCCH_CHUNK - 1) / UCCH_CHUNK);
+        t->first = ucch_run_take_locked(t->many, room <= UCCH_CARRY_STEP);
+        if (t->first >= 0)
+            return room;
+    }
+    t->many = 0;
     return 0;
 }
 
-/* Let the stream beside `stream` put all pieces where the receiver looks for them: 0, or a failure. */
-int ucch_run_put_locked(ucch_transfer *t, void *stream) {
-    beside *b = beside_of(outward, stream);
-    ucch_word published, done;
-    int status = word_of(t, 0, &published);
-    if (!status)
-        status = word_of(t, DONE, &done);
-    if (!status)
-        status = follow(b, stream, b->stream);
-    for (uint64_t k = 0; k < t->pieces && !status; k++) {
-        status = copy(t, k, 1, b->stream);
-        if (!status)
-            status = ucch_word_tell(kernel(UCCH_POST), published, (uint32_t)k + 1, b->stream);
-    }
-    return status ? status : ucch_word_tell(kernel(UCCH_POST), done, 1, b->stream);
+/* Have what a message needs to go from stream to stream: 0, or UCCH_FAIL_MEMORY. */
+int ucch_run_offer_locked(ucch_transfer *t, ucch_token *token, void *stream) {
+    t->beside = beside_of(outward, stream);
+    t->kernel = kernel_locked(UCCH_CARRY);
+    size_t room = t->beside && t->kernel ? run_for(t, token->bytes) : 0;
+    if (!room)
+        return UCCH_FAIL_MEMORY;
+    token->run = (uint32_t)t->first + 1;
+    token->piece = slice_of(token->bytes);
+    char *run = ucch_run_at(0, t->first);
+    memset(run, 0, UCCH_RUN_FRONT);
+    about(run)[BYTES] = token->bytes;
+    about(run)[SLICE] = token->piece;
+    about(run)[ROOM] = room;
+    return 0;
+}
+
+/* Without the lock: who launches kernels may have to wait for room among those that have still to run. Let the stream
+ * beside `stream` put the data where the receiver looks for it: 0, or a failure. */
+int ucch_run_put(ucch_transfer *t, uint64_t receiver, void *stream) {
+    carry c = {.base = ucch_window_seen(0), .buffer = t->buffer, .bytes = t->bytes, .slice = t->piece};
+    c.slips = ucch_window_slips_seen(receiver);
+    c.room = about(t->run)[ROOM];
+    c.base += (size_t)t->first * UCCH_CHUNK;
+    int status = follow(t->beside, stream, t->beside->stream);
+    return status ? status : launch(t->kernel, c, t->bytes, t->beside->stream);
 }
 
 /* ---- receiving ---- */
 
-/* Let a stream beside `stream` take all pieces, and `stream` wait for that: 0, or a failure. */
-int ucch_transfer_take_locked(ucch_transfer *t, void *stream) {
-    beside *b = beside_of(inward, stream);
-    ucch_word published, closed;
-    int status = b ? word_of(t, 0, &published) : UCCH_FAIL_MEMORY;
+/* Have what a stream needs to take a message of process `sender`'s, into `buffer` with room for `bytes`: 0, or a
+ * failure. */
+int ucch_take_ready_locked(ucch_transfer *t, const ucch_expected *e, void *stream) {
+    t->beside = beside_of(inward, stream);
+    t->kernel = kernel_locked(UCCH_CARRY);
+    t->await = kernel_locked(UCCH_AWAIT);
+    if (!t->beside || !t->kernel || !ucch_window_seen(e->sender))
+        return UCCH_FAIL_MEMORY;
+    t->slip = ucch_slip_open_locked(e->sender, e->tag, e->number, blocks_of(e->room));
+    return t->slip ? 0 : UCCH_FAIL_MEMORY;
+}
+
+/* Without the lock, as above: let the stream beside `stream` take the message once it is known, and `stream` wait, if
+ * it is one of the caller's. */
+int ucch_take(ucch_transfer *t, const ucch_expected *e, void *stream) {
+    carry c = {.base = ucch_window_seen(e->sender), .buffer = e->buffer, .bytes = e->room};
+    c.slip = ucch_slip_seen(t->slip);
+    int status = ucch_slip_hold(t->slip, t->await, t->beside->stream);
     if (!status)
-        status = word_of(t, CLOSED, &closed);
-    for (uint64_t k = 0; k < t->pieces && !status; k++) {
-        status = ucch_word_wait(kernel(UCCH_AWAIT), published, (uint32_t)k + 1, b->stream);
-        if (!status)
-            status = copy(t, k, 0, b->stream);
-        if (!status)
-            t->phase = TAKING;
-    }
-    if (!status)
-        status = ucch_word_tell(kernel(UCCH_POST), closed, 1, b->stream);
-    return status ? status : follow(b, b->stream, stream);
+        status = launch(t->kernel, c, e->room, t->beside->stream);
+    return status || stream == UCCH_OURS ? status : follow(t->beside, t->beside->stream, stream);
 }

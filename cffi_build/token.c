@@ -56,6 +56,8 @@ int ucch_token_send_locked(ucch_message *m, ucp_ep_h ep, uint64_t tag) {
     }
     if (m->op.state == UCCH_ACTIVE)
         m->request = request;
+    if (m->token.run && m->number)
+        ucch_slips_tell(m->process, tag, m->number, m->token.run);
     return 0;
 }
 
@@ -83,13 +85,21 @@ int ucch_send_queued(ucch_message *m, ucp_worker_h worker, ucp_ep_h ep, const vo
     m->worker = worker;
     m->info = (ucp_tag_recv_info_t){tag, bytes};
     ucch_lock();
-    int before = ucch_device_enter(), status = transfer_of(m);
+    int status = transfer_of(m);
     if (!status)
         status = ucch_transfer_offer_locked(m->transfer, &offer, &m->token);
-    ucch_device_leave(before);
     ucch_unlock();
     if (status)
         return status == UCCH_FAIL_MEMORY ? 0 : status;
+    int before = ucch_device_enter();
+    status = ucch_run_put(m->transfer, m->process, stream);
+    ucch_device_leave(before);
+    if (status) {
+        ucch_lock();
+        ucch_transfer_abort_locked(m->transfer);
+        ucch_unlock();
+        return status;
+    }
     status = ucch_later_begin(m, &start, timeout);
     return status ? status : 1;
 }
@@ -101,24 +111,48 @@ void ucch_message_later(ucch_message *m) {
     m->later = 1;
 }
 
-/* Let `stream` wait for what has come, and have it in its place from then on: 1; 0 where the host goes on receiving it,
- * as any other message; or a failure. */
-int ucch_message_take(ucch_message *m, void *stream) {
+/* The message that is begun next is the `number`th under its tag between this process and another; both count, so that
+ * their streams find each other. */
+void ucch_message_number(ucch_message *m, uint64_t process, uint32_t number) {
+    m->process = process;
+    m->number = number;
+}
+
+/* Whether a stream may take the message now; if so, all is ready for that. */
+static int take_ready_locked(ucch_message *m, ucch_expected *e, void *stream, int early) {
+    int come = m->op.come, early_too = early && m->later && m->number && !m->waits && !m->moving && m->request;
+    if (m->op.state != UCCH_ACTIVE || !(come || early_too) || transfer_of(m))
+        return 0;
+    *e = (ucch_expected){m->process, m->start.tag, m->number, m->data, m->room};
+    if (come)
+        e->sender = m->token.key;
+    int ready = !ucch_transfer_expect_locked(m->transfer, e, stream);
+    if (!ready)
+        ucch_transfer_by_host_locked(m->transfer);
+    m->op.come = 0;
+    m->moving |= ready;
+    return ready;
+}
+
+/* Let `stream` wait for the message, and have it in its place from then on: 1; or 0, and it is to be waited for. One
+ * that has not come is only taken `early` where both sides have counted it; where it then does not come from a stream,
+ * the host receives it, and the stream waits for that. */
+int ucch_message_take(ucch_message *m, void *stream, int early) {
+    ucch_expected expected;
     ucch_lock();
-    int status = 0;
-    if (m->op.state == UCCH_ACTIVE && m->op.come) {
-        int before = ucch_device_enter();
-        status = ucch_transfer_take_locked(m->transfer, stream);
-        if (status && ucch_transfer_by_host_locked(m->transfer))
-            status = 0;
-        else if (status) {
-            m->moving = 0;
-            ucch_transfer_abort_locked(m->transfer);
-            ucch_message_end_locked(m, status);
-        } else
-            status = 1;
-        ucch_device_leave(before);
-        m->op.come = 0;
+    int ready = take_ready_locked(m, &expected, stream, early);
+    ucch_unlock();
+    if (!ready)
+        return 0;
+    int before = ucch_device_enter(), status = ucch_take(m->transfer, &expected, stream);
+    ucch_device_leave(before);
+    if (!status)
+        return 1;
+    ucch_lock();
+    if (m->op.state == UCCH_ACTIVE) {
+        m->moving = 0;
+        ucch_transfer_abort_locked(m->transfer);
+        ucch_message_end_locked(m, status);
     }
     ucch_unlock();
     return status;
@@ -144,6 +178,10 @@ int ucch_message_expect_locked(ucch_message *m, ucp_worker_h worker, void *data,
 int ucch_token_arrived_locked(ucch_message *m) {
     m->info.sender_tag &= ~UCCH_TOKEN_TAG;
     m->info.length = m->token.bytes;
+    if (m->moving) { /* a stream waits for it */
+        m->moved = 1;
+        return ucch_transfer_met_locked(m->transfer, m->room, &m->token);
+    }
     int status = transfer_of(m);
     if (status)
         ucch_token_decline_locked(&m->token);

@@ -64,6 +64,8 @@ void ucch_transfer_free(ucch_transfer *t) {
     for (int i = 0; t && i < SLOTS; i++)
         if (t->event[i] && ucch_bound() >= 0)
             ucch_bound_ops()->event_free(t->event[i]);
+    if (t)
+        ucch_slip_drop(t);
     free(t);
 }
 
@@ -73,11 +75,14 @@ static size_t piece_of(size_t bytes) {
     return piece < SHORTEST ? SHORTEST : piece > UCCH_CHUNK ? UCCH_CHUNK : piece;
 }
 
-static void begin(ucch_transfer *t, int phase, const ucch_token *token, void *buffer, int on_device) {
+/* Both sides know what the message is. */
+void ucch_transfer_begin(ucch_transfer *t, int phase, const ucch_token *token, void *buffer, int on_device) {
     t->phase = phase;
     t->on_device = on_device;
     t->buffer = buffer;
     t->base = chunks(token->key);
+    t->where = token->run;
+    t->sender = token->key;
     t->run = token->run ? ucch_run_at(token->key, (int)token->run - 1) : NULL;
     t->at = &controls(token->key)[token->control];
     t->bytes = token->bytes;
@@ -85,12 +90,7 @@ static void begin(ucch_transfer *t, int phase, const ucch_token *token, void *bu
     t->pieces = (token->bytes + token->piece - 1) / token->piece;
     t->asked = t->done = 0;
     t->left = ENDED;
-}
-
-/* Receive a message that was queued: from now on it waits for a stream that takes it. */
-void ucch_transfer_await_locked(ucch_transfer *t, void *buffer, int on_device, const ucch_token *token) {
-    begin(t, AWAITED, token, buffer, on_device);
-    __atomic_store_n(&t->at->ready, 1, __ATOMIC_RELEASE);
+    t->ours = 0;
 }
 
 /* Have a message ready for whoever gets the token; its data stays where it is until then, or is queued in streams. */
@@ -106,13 +106,10 @@ int ucch_transfer_offer_locked(ucch_transfer *t, const ucch_offer *offer, ucch_t
         free_controls[ncontrols++] = t->index;
         return UCCH_FAIL_MEMORY;
     }
-    begin(t, OFFERED, token, (void *)(uintptr_t)offer->data, offer->on_device);
+    ucch_transfer_begin(t, OFFERED, token, (void *)(uintptr_t)offer->data, offer->on_device);
     t->slots = 0;
     *t->at = (control){.tag = offer->tag, .bytes = offer->bytes, .dest = offer->dest};
-    int status = t->run ? ucch_run_put_locked(t, offer->stream) : 0;
-    if (status)
-        ucch_transfer_abort_locked(t);
-    return status;
+    return 0;
 }
 
 /* The token goes out now: whoever probes for the message finds its length here. */
@@ -154,7 +151,8 @@ int ucch_transfer_accept_locked(ucch_transfer *t, void *buffer, size_t room, int
         ucch_token_decline_locked(token);
         return UCCH_FAIL_TRUNCATED;
     }
-    begin(t, RECEIVING, token, buffer, on_device);
+    ucch_transfer_begin(t, token->run && on_device ? AWAITED : RECEIVING, token, buffer, on_device);
+    t->ours = t->phase == AWAITED;
     __atomic_store_n(&t->at->ready, 1, __ATOMIC_RELEASE);
     return 0;
 }
@@ -163,7 +161,7 @@ int ucch_transfer_accept_locked(ucch_transfer *t, void *buffer, size_t room, int
 static int ask(ucch_transfer *t) {
     int slot = (int)(t->asked % SLOTS), way = t->phase == SENDING ? UCCH_TO_HOST : UCCH_TO_DEVICE;
     char *mine = t->buffer + t->asked * t->piece;
-    char *chunk = t->run ? ucch_run_piece(t, t->asked) : t->base + t->at->chunk[slot] * UCCH_CHUNK;
+    char *chunk = t->base + t->at->chunk[slot] * UCCH_CHUNK;
     char *dst = t->phase == SENDING ? chunk : mine, *src = t->phase == SENDING ? mine : chunk;
     size_t bytes = ucch_piece_length(t, t->asked++);
     if (!t->on_device) {
@@ -175,7 +173,7 @@ static int ask(ucch_transfer *t) {
 }
 
 /* Count the pieces whose copies are over. */
-static int collect(ucch_transfer *t) {
+int ucch_transfer_collect(ucch_transfer *t) {
     int done = 1, status = 0;
     while (t->done < t->asked) {
         if (t->on_device)
@@ -237,36 +235,30 @@ static int send_on(ucch_transfer *t) {
     while (!status && t->asked < t->pieces && t->asked - consumed < (uint64_t)most)
         status = ask(t);
     if (!status)
-        status = collect(t);
+        status = ucch_transfer_collect(t);
     __atomic_store_n(&t->at->published, t->done, __ATOMIC_RELEASE);
     return status;
 }
 
 static int receive_on(ucch_transfer *t) {
-    uint64_t published = t->run ? __atomic_load_n((uint32_t *)t->run, __ATOMIC_ACQUIRE)
-                                : __atomic_load_n(&t->at->published, __ATOMIC_ACQUIRE);
+    uint64_t published = __atomic_load_n(&t->at->published, __ATOMIC_ACQUIRE);
     int status = 0;
+    if (t->run && ucch_run_receive(t->run, t->buffer))
+        t->done = t->asked = published = t->pieces;
     while (!status && t->asked < published && t->asked - t->done < SLOTS)
         status = ask(t);
     if (!status)
-        status = collect(t);
+        status = ucch_transfer_collect(t);
     if (status)
         return status;
     __atomic_store_n(&t->at->consumed, t->done, __ATOMIC_RELEASE);
     if (t->done == t->pieces) {
         __atomic_store_n(&t->at->closed, 1, __ATOMIC_RELEASE);
+        ucch_slip_release(t);
         t->phase = ENDED;
         return 1;
     }
     return __atomic_load_n(&t->at->aborted, __ATOMIC_ACQUIRE) ? UCCH_FAIL_PEER : 0;
-}
-
-/* While streams do the receiver's part: as below. */
-static int taken(ucch_transfer *t) {
-    if (t->phase == AWAITED || !ucch_run_taken(t->run))
-        return 0;
-    t->phase = ENDED;
-    return 1;
 }
 
 /* 1 when this side has finished, 0 when not yet, negative on failure. */
@@ -275,8 +267,11 @@ int ucch_transfer_pump_locked(ucch_transfer *t) {
     case ENDED:
         return 1;
     case AWAITED:
+    case EXPECTED:
     case TAKING:
-        return taken(t);
+        return ucch_take_on(t);
+    case LANDED:
+        return ucch_land_on(t);
     case RECEIVING:
         return receive_on(t);
     default:
@@ -284,19 +279,11 @@ int ucch_transfer_pump_locked(ucch_transfer *t) {
     }
 }
 
-/* No stream takes it after all: the host does. 0 where a part of it is queued already. */
-int ucch_transfer_by_host_locked(ucch_transfer *t) {
-    if (t->phase != AWAITED)
-        return 0;
-    t->phase = RECEIVING;
-    return 1;
-}
-
 /* Whether a device still copies from or to the buffer. */
 int ucch_transfer_busy_locked(ucch_transfer *t) {
     if (t->left != ENDED)
-        return !(t->left == TAKING ? ucch_run_taken(t->run) : ucch_run_there(t->run));
-    return t->asked != t->done && !collect(t) && t->asked != t->done;
+        return !(t->left == TAKING ? ucch_slip_gone(t->slip) : ucch_run_full(t->run));
+    return t->asked != t->done && !ucch_transfer_collect(t) && t->asked != t->done;
 }
 
 /* Give up. The other side may still be copying: what a sender has lent to the message comes back when it has ended. Our
@@ -304,13 +291,18 @@ int ucch_transfer_busy_locked(ucch_transfer *t) {
 void ucch_transfer_abort_locked(ucch_transfer *t) {
     if (t->phase == ENDED)
         return;
-    t->left = t->phase == TAKING ? TAKING : t->run && t->phase == OFFERED ? OFFERED : ENDED;
-    if (t->phase == TAKING) /* our stream says itself when it is done with the sender's chunks */
-        ucch_run_let_go(t->run);
-    else if (t->phase == RECEIVING || t->phase == AWAITED)
+    int takes = t->phase == TAKING || t->phase == EXPECTED, receives = t->phase == RECEIVING || t->phase == AWAITED;
+    t->left = takes ? TAKING : t->run && t->phase == OFFERED ? OFFERED : ENDED;
+    if (takes) /* our stream says itself when it is done with the sender's chunks */
+        ucch_slip_stop(t->slip);
+    else if (receives || t->phase == LANDED)
+        ucch_slip_release(t);
+    if (receives)
         __atomic_store_n(&t->at->closed, 1, __ATOMIC_RELEASE);
-    else {
+    else if (!takes && t->phase != LANDED) {
         __atomic_store_n(&t->at->aborted, 1, __ATOMIC_RELEASE);
+        if (t->run)
+            ucch_run_stop(t->run);
         orphans[norphans].index = t->index;
         orphans[norphans].slots = t->slots;
         orphans[norphans].first = t->first;

@@ -2,7 +2,6 @@
 #ifndef UCCH_TRANSFER_H
 #define UCCH_TRANSFER_H
 
-#include "channel.h"
 #include "window.h"
 
 /* Pieces of one message under way at a time. */
@@ -23,7 +22,11 @@ typedef struct control {
 } control;
 _Static_assert(sizeof(control) == UCCH_OFFERS_BYTES / CONTROLS, "room for all controls");
 
-enum { ENDED, OFFERED, SENDING, RECEIVING, AWAITED, TAKING };
+/* AWAITED: it has come, and a stream is to take it. EXPECTED: a stream waits for it, and its token has not come.
+ * LANDED: it came as plain data. */
+enum { ENDED, OFFERED, SENDING, RECEIVING, AWAITED, EXPECTED, TAKING, LANDED };
+
+typedef struct ucch_beside ucch_beside;
 
 struct ucch_transfer {
     int phase, on_device, slots;
@@ -34,19 +37,31 @@ struct ucch_transfer {
     uint64_t pieces, asked, done;
     void *event[SLOTS];
     double again;
-    /* Of one that is queued: its words and data, the sender's chunks, and whether it was given up meanwhile. */
+    /* Of one that is queued: its words and data, where that is, the sender's chunks, whether it was given up meanwhile,
+     * and what takes part on our side. */
     char *run;
-    int first, many, left;
+    uint64_t sender;
+    uint32_t where;
+    int first, many, left, ours; /* ours: the host asked for it, and a stream of ours takes it */
+    ucch_beside *beside;
+    void *kernel, *await;
+    ucch_slip *slip;
 };
 
-char *ucch_run_at(uint64_t key, int first);
-char *ucch_run_piece(const ucch_transfer *t, uint64_t piece);
+void ucch_transfer_begin(ucch_transfer *t, int phase, const ucch_token *token, void *buffer, int on_device);
+int ucch_transfer_collect(ucch_transfer *t);
+void ucch_slip_drop(ucch_transfer *t);
+void ucch_slip_release(ucch_transfer *t);
+int ucch_take_on(ucch_transfer *t);
+int ucch_land_on(ucch_transfer *t);
 int ucch_run_over(const control *c, char *run);
+int ucch_run_full(char *run);
+int ucch_run_begun(char *run);
+void ucch_run_stop(char *run);
+int ucch_run_spoilt(char *run);
+int ucch_run_receive(char *run, char *buffer);
 int ucch_run_offer_locked(ucch_transfer *t, ucch_token *token, void *stream);
-int ucch_run_put_locked(ucch_transfer *t, void *stream);
-int ucch_run_taken(char *run);
-int ucch_run_there(char *run);
-void ucch_run_let_go(char *run);
+int ucch_take_ready_locked(ucch_transfer *t, const ucch_expected *e, void *stream);
 
 static inline size_t ucch_piece_length(const ucch_transfer *t, uint64_t piece) {
     return piece + 1 < t->pieces ? t->piece : t->bytes - piece * t->piece;

@@ -3,7 +3,8 @@
  * No library opens one vendor's device memory for another's, and a processor that copies between two processes is ten
  * times slower than the devices are. So every process has a window, an anonymous file that its peers map, and that all
  * of them have pinned: the sender's device copies pieces into it, the receiver's device copies them out. It begins with
- * room for the messages that are offered (transfer.c); the rest is chunks, for messages and channels (channel.c). */
+ * room for the messages that are offered (transfer.c) and those that streams wait for (slip.c); the rest is chunks, for
+ * messages and channels (channel.c). */
 #define _GNU_SOURCE
 #include "window.h"
 
@@ -19,7 +20,7 @@ typedef struct window {
     uint64_t key; /* of its process; numbers of processes are used again */
     int pinned;
     size_t chunks;
-    char *memory;
+    char *memory, *seen, *slips_seen; /* as the device knows the chunks and the slips */
 } window;
 
 static window own, peers[MOST_WINDOWS];
@@ -29,11 +30,11 @@ static size_t nchunks;
 static int lent; /* of our chunks, to messages that were queued in streams */
 
 static char *chunks(const window *w) {
-    return w->memory + UCCH_OFFERS_BYTES;
+    return w->memory + UCCH_OFFERS_BYTES + UCCH_SLIPS_BYTES;
 }
 
 static size_t length_of(size_t chunks) {
-    return UCCH_OFFERS_BYTES + chunks * UCCH_CHUNK;
+    return UCCH_OFFERS_BYTES + UCCH_SLIPS_BYTES + chunks * UCCH_CHUNK;
 }
 
 static int map(window *w, uint64_t key, int file, size_t chunks) {
@@ -101,11 +102,21 @@ int ucch_window_open(uint64_t key, int pid, int file, size_t bytes) {
     return status;
 }
 
+static int pin_part(void *memory, size_t bytes, char **seen) {
+    int status = ucch_device_fail(ucch_bound_ops()->host_register(memory, bytes), "pinning shared memory");
+    void *there = NULL;
+    if (!status)
+        status = ucch_device_fail(ucch_bound_ops()->mapped(memory, &there), "address of shared memory");
+    *seen = there;
+    return status;
+}
+
 static int pin(window *w) {
-    const device_ops *ops = ucch_bound_ops();
-    if (w->pinned || !ops)
+    if (w->pinned || !ucch_bound_ops())
         return w->pinned ? 0 : UCCH_FAIL_DEVICE;
-    int status = ucch_device_fail(ops->host_register(chunks(w), w->chunks * UCCH_CHUNK), "pinning shared memory");
+    int status = pin_part(chunks(w), w->chunks * UCCH_CHUNK, &w->seen);
+    if (!status)
+        status = pin_part(w->memory + UCCH_OFFERS_BYTES, UCCH_SLIPS_BYTES, &w->slips_seen);
     w->pinned = !status;
     return status;
 }
@@ -116,8 +127,10 @@ int ucch_windows_pin(void) {
     int before = ucch_device_enter(), status = pin(&own);
     for (int i = 0; i < npeers && !status; i++)
         status = pin(&peers[i]);
-    if (!status)
+    if (!status) {
         ucch_beside_reserve();
+        ucch_bells_reserve();
+    }
     ucch_device_leave(before);
     ucch_unlock();
     return status;
@@ -130,10 +143,28 @@ void *ucch_window_memory(uint64_t key, size_t *bytes) {
     return w ? chunks(w) : NULL;
 }
 
+/* Likewise, where the bound device sees them. */
+void *ucch_window_seen(uint64_t key) {
+    const window *w = key ? window_of(key) : &own;
+    return w ? w->seen : NULL;
+}
+
 /* Where its messages are offered. NULL without one. */
 void *ucch_window_offers(uint64_t key) {
     const window *w = key ? window_of(key) : &own;
     return w ? w->memory : NULL;
+}
+
+/* Where its streams wait for messages. NULL without one. */
+void *ucch_window_slips(uint64_t key) {
+    char *memory = ucch_window_offers(key);
+    return memory ? memory + UCCH_OFFERS_BYTES : NULL;
+}
+
+/* Likewise, as the bound device sees them; NULL before they are pinned. */
+void *ucch_window_slips_seen(uint64_t key) {
+    const window *w = key ? window_of(key) : &own;
+    return w ? w->slips_seen : NULL;
 }
 
 uint64_t ucch_window_key(void) {
@@ -204,9 +235,12 @@ void ucch_window_give(int first, int many) {
     ucch_unlock();
 }
 
-/* Likewise, for one message: not more than half of the window for all of them, as nobody may ever receive them. */
-int ucch_run_take_locked(int many) {
-    int first = lent + many > (int)own.chunks / 2 ? -1 : take_locked(many);
+/* Likewise, for one message: not more than half of the window for all of them, as nobody may ever receive them; an
+ * eighth more for those that could not do with less. What channels leave of the rest is for messages that hosts move.
+ */
+int ucch_run_take_locked(int many, int is_least) {
+    int most = (int)own.chunks * (is_least ? 5 : 4) / 8;
+    int first = lent + many > most ? -1 : take_locked(many);
     lent += first >= 0 ? many : 0;
     return first;
 }

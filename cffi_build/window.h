@@ -2,17 +2,23 @@
 #ifndef UCCH_WINDOW_H
 #define UCCH_WINDOW_H
 
-#include "device.h"
+#include "channel.h"
 
-/* Bytes that a window is shared out in. */
-#define UCCH_CHUNK ((size_t)2 << 20)
+#define UCCH_CHUNK ((size_t)UCCH_CHUNK_BYTES)
 
 /* Messages that a process has offered and that nobody has finished receiving, and the room for what is said of them. */
 #define CONTROLS 8192
 #define UCCH_OFFERS_BYTES ((size_t)CONTROLS * 128)
 
+/* Messages that streams of a process wait for without knowing yet where they are (slip.c). */
+#define SLIPS 64
+#define UCCH_SLIPS_BYTES ((size_t)SLIPS * UCCH_SLIP)
+
 void *ucch_window_memory(uint64_t key, size_t *bytes);
+void *ucch_window_seen(uint64_t key);
 void *ucch_window_offers(uint64_t key);
+void *ucch_window_slips(uint64_t key);
+void *ucch_window_slips_seen(uint64_t key);
 uint64_t ucch_window_key(void);
 int ucch_chunk_take_locked(uint16_t *chunk);
 void ucch_chunk_give_locked(uint16_t chunk);
@@ -20,9 +26,25 @@ void ucch_offers_begin_locked(void);
 void ucch_offers_reclaim_locked(void);
 int ucch_window_take(int many);
 void ucch_window_give(int first, int many);
-int ucch_run_take_locked(int many);
+int ucch_run_take_locked(int many, int is_least);
 void ucch_run_give_locked(int first, int many);
 void ucch_beside_reserve(void);
+
+/* Where a stream of this process's waits for a message. */
+typedef struct ucch_slip ucch_slip;
+
+ucch_slip *ucch_slip_open_locked(uint64_t sender, uint64_t tag, uint32_t number, int blocks);
+void ucch_slip_close_locked(ucch_slip *slip);
+uint32_t ucch_slip_settle(ucch_slip *slip, uint32_t where);
+void ucch_slip_stop(ucch_slip *slip);
+int ucch_slip_gone(const ucch_slip *slip);
+int ucch_slip_hold(ucch_slip *slip, void *await, void *stream);
+void *ucch_slip_seen(ucch_slip *slip);
+void ucch_slips_tell(uint64_t receiver, uint64_t tag, uint32_t number, uint32_t where);
+char *ucch_run_at(uint64_t key, int first);
+
+void ucch_bells_reserve(void);
+int ucch_bell_hold(int slip, const uint32_t *bell, uint32_t rings, void *stream);
 
 /* What a sender tells the receiver: whose window, which of its controls, and where the data lies if it was queued: the
  * first chunk of it, plus one. */
@@ -44,6 +66,18 @@ typedef struct ucch_offer {
 
 int ucch_message_offer_locked(ucch_message *m, ucp_ep_h ep, const ucch_offer *offer, double timeout);
 
+/* What a stream is to take: message `number` under a tag from process `sender`, 0 where it has come, to the device. */
+typedef struct ucch_expected {
+    uint64_t sender, tag;
+    uint32_t number;
+    char *buffer;
+    size_t room;
+} ucch_expected;
+
+/* Stands for a stream of the caller's where there is none. */
+#define UCCH_OURS ((void *)&ucch_ours)
+extern char ucch_ours;
+
 typedef struct ucch_transfer ucch_transfer;
 
 /* Either side's part in one message, for use again and again. */
@@ -55,9 +89,13 @@ int ucch_transfer_pump_locked(ucch_transfer *t);
 void ucch_transfer_abort_locked(ucch_transfer *t);
 void ucch_transfer_offered_locked(ucch_transfer *t);
 int ucch_transfer_queued(const ucch_transfer *t);
-int ucch_transfer_by_host_locked(ucch_transfer *t);
+void ucch_transfer_by_host_locked(ucch_transfer *t);
 void ucch_transfer_await_locked(ucch_transfer *t, void *buffer, int on_device, const ucch_token *token);
-int ucch_transfer_take_locked(ucch_transfer *t, void *stream);
+int ucch_transfer_expect_locked(ucch_transfer *t, const ucch_expected *e, void *stream);
+int ucch_transfer_met_locked(ucch_transfer *t, size_t room, const ucch_token *token);
+int ucch_transfer_landed_locked(ucch_transfer *t, const void *landing, size_t bytes);
+int ucch_run_put(ucch_transfer *t, uint64_t receiver, void *stream);
+int ucch_take(ucch_transfer *t, const ucch_expected *e, void *stream);
 int ucch_transfer_busy_locked(ucch_transfer *t);
 void ucch_token_decline_locked(const ucch_token *token);
 uint64_t ucch_window_waiting_locked(uint64_t key, uint64_t tag, int dest, int take);

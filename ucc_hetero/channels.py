@@ -11,7 +11,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from . import env, log
+from . import log
 from .agreement import Facts
 from .device import DeviceRuntime, kernels
 from .errors import LibraryError
@@ -23,9 +23,9 @@ from .timeline import Note
 from .topology import Topology
 from .types import DTYPES, OPS
 from .ucc import status_name
-from .windows import Windows, key_of
+from .windows import Windows, key_of, may_wait
 
-__all__ = ["Channels", "join", "may_wait"]
+__all__ = ["Channels", "join"]
 
 #: A communicator takes this part of what its ranks have left of their windows.
 _SHARE = 4
@@ -96,7 +96,7 @@ def _computes(steps: Sequence[Step], at: Placement, able: bool) -> bool:
         wanted.append((lib.UCCH_SCALE, 0, at.code, 0))
     if what.compute is not what.dtype:
         wanted += [(lib.UCCH_CAST, 0, what.dtype.code, at.code), (lib.UCCH_CAST, 0, at.code, what.dtype.code)]
-    return not wanted or (able and _all_ready(wanted))
+    return not wanted or (able and kernels.all_ready(wanted))
 
 
 def join(
@@ -138,18 +138,3 @@ def join(
         lib.ucch_channels_free(handle)
     log.log("mem").info("no channels between devices: %s", ffi.string(lib.ucch_device_error()).decode(errors="replace"))
     return None
-
-
-def may_wait(runtime: DeviceRuntime | None) -> bool:
-    """Whether this rank's streams may wait for those of others."""
-    return bool(env.get("CHANNELS")) and runtime is not None and runtime.eager and _words(runtime)
-
-
-def _words(runtime: DeviceRuntime) -> bool:
-    """Whether the device's streams can wait for any memory: CUDA's do, HIP's only for some, and kernels do it."""
-    return runtime.vendor != "amd" or _all_ready([(lib.UCCH_AWAIT, 0, 0, 0), (lib.UCCH_POST, 0, 0, 0)])
-
-
-def _all_ready(wanted: Sequence[tuple[int, int, int, int]]) -> bool:
-    """Whether all of these kernels are there; all are made, as whoever needs one is not to find out too late."""
-    return min((kernels.ready(*each, insist=True) for each in wanted), default=True)

@@ -11,7 +11,6 @@ import numpy as np
 
 from .bounce import Bounce
 from .buffers import Buffer, as_buffer, pack
-from .channels import may_wait
 from .detours import Detours
 from .device import pointer_vendor, report, stream_handle
 from .errors import (
@@ -25,6 +24,7 @@ from .errors import (
     UCCHError,
 )
 from .native import ffi, lib
+from .pairing import Pairing
 from .persistent import PersistentRequest
 from .request import SLICE, Request, wait_op
 from .runner import Runner
@@ -65,8 +65,9 @@ class Messages:
         self.keys: Any = ffi.NULL
         if self._windows:
             self.keys = ffi.new("uint64_t[]", [key_of(facts) for facts in runner.members.facts])
-        #: What goes that way and is part of a stream is left to the streams of both sides.
-        self._queues = bool(self._windows) and may_wait(runner.members.device.runtime)
+        #: What goes that way to or from these, and is part of a stream, is left to the streams of both sides.
+        self._queues = runner.members.windows.streams
+        self.pairing = Pairing(self._queues, self.any_source, self.any_tag)
         self._bounce: Bounce | None = None
         board = runner.members.board
         #: Communicator rank -> slot on the arrival board, by which a message learns that its peer is gone.
@@ -144,7 +145,8 @@ class Messages:
         self.check("dest", dest, tag)
         source = as_buffer(buf, writable=False, argument="buf", rank=self.rank, pointer_vendor=pointer_vendor)
         bounce = self._bounced(source, dest)
-        window = bounce is not None and dest in self._windows and source.nbytes >= LEAST and not copy
+        least = LEAST if stream is None or dest not in self._queues else 1
+        window = bounce is not None and dest in self._windows and source.nbytes >= least and not copy
         what, at = "synchronous send" if sync else "send", self._stream(stream)
         transfer = Transfer(what, source, dest, tag, None if window else bounce, at)
         transfer.sync, transfer.window = sync, window
@@ -188,18 +190,19 @@ class Messages:
             into = transfer.buffer if transfer.bounce is None else target
             pointer, on_device = ffi.cast("void *", into.ptr), into.vendor != "host"
             lib.ucch_message_tokens(transfer.handle, pointer, into.nbytes, on_device)
-            if taken and on_device and self._queues and source != self.any_source:
+            if taken and on_device and source in self._queues:
                 lib.ucch_message_later(transfer.handle)
         return transfer
 
     @staticmethod
-    def take(request: Request, stream: int) -> bool:
+    def take(request: Request, stream: int, *, early: bool = False) -> bool:
         """Let a stream wait for a message that has come (``ucch_wait_come`` says so), and have it from then on.
 
-        False where the host goes on receiving it, or it has ended: as for any message, the request is waited for.
+        ``early``: or for one that has not, where that can be. False where the host goes on receiving it, or it has
+        ended: as for any message, the request is waited for.
         """
         transfer: Any = request._keep
-        return bool(lib.ucch_message_take(transfer.handle, ffi.cast("void *", stream)) == 1)
+        return bool(lib.ucch_message_take(transfer.handle, ffi.cast("void *", stream), early) == 1)
 
     def _bounced(self, buffer: Buffer, peer: int) -> Bounce | None:
         """What moves a message's data by way of the host, where it must not or cannot go straight."""
@@ -221,6 +224,8 @@ class Messages:
         slot = self._slots.get(peer)
         if slot is not None:
             lib.ucch_message_watch(transfer.handle, self.runner.members.board.native, slot)
+        if self._queues and (number := self.pairing.number(transfer)):
+            lib.ucch_message_number(transfer.handle, self.keys[peer], number)
         pointer, memory = ffi.cast("void *", buffer.ptr), self._memory(buffer)
         stream = None if transfer.stream is None else ffi.cast("void *", transfer.stream)
         if transfer.what == "receive":
@@ -230,7 +235,7 @@ class Messages:
             return
         code = self._base | self.rank << SOURCE_SHIFT | transfer.tag
         what = transfer.handle, self.worker, self._endpoint(peer), pointer, buffer.nbytes, code
-        if transfer.window and stream is not None and self._queues:
+        if transfer.window and stream is not None and peer in self._queues:
             queued = lib.ucch_send_queued(*what, peer, stream, timeout)
             self._judge(transfer, queued)
             if queued:
@@ -315,6 +320,7 @@ class Messages:
     def withdraw(self, transfer: Transfer) -> None:
         """Give up a transfer: a receive that nothing has matched is taken back, all else stays until it is over."""
         if transfer.what == "receive":
+            self.pairing.lose()
             lib.ucch_message_cancel(transfer.handle)
         if lib.ucch_message_held(transfer.handle):
             _held.append(transfer)
@@ -340,6 +346,8 @@ class Messages:
     def _fail(self, transfer: Transfer, status: Any) -> None:
         error = ffi.new("ucch_error *")
         lib.ucch_op_error(transfer.op, error)
+        if transfer.what == "receive" and error.status != lib.UCCH_FAIL_TRUNCATED:
+            self.pairing.lose()  # it may not have been matched
         if error.status == lib.UCCH_FAIL_CANCELLED:
             set_status(status, self.any_source, self.any_tag, 0)
             if status is not None:
@@ -370,6 +378,8 @@ class Messages:
             return CollectiveError(f"{where}: no memory, or too many messages to devices of this host under way: Wait")
         if error.status == lib.UCCH_FAIL_DEVICE:
             return DeviceError(f"{where}: {ffi.string(lib.ucch_device_error()).decode(errors='replace')}")
+        if error.status == lib.UCCH_FAIL_MISMATCH:
+            return CollectiveError(f"{where}: another message of this tag was taken for it: begin them in one order")
         known = error.status == lib.UCCH_FAIL_PEER
         if known or self.gone(transfer.peer):
             who = "every other rank" if transfer.peer == self.any_source else f"rank {transfer.peer}"

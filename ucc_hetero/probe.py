@@ -67,6 +67,8 @@ def probe(messages: Messages, source: int, tag: int, status: Any, *, remove: boo
     keys, me = messages.keys, messages.rank
     if not lib.ucch_probe(messages.worker, value, mask, remove, keys, me, code, nbytes, matched):
         return None
+    if remove:
+        messages.pairing.lose()
     where, what = source_and_tag(int(code[0]))
     set_status(status, where, what, int(nbytes[0]))
     is_token = bool(code[0] >> lib.UCCH_TOKEN_BIT & 1)

@@ -12,22 +12,26 @@ from typing import Any, NamedTuple
 
 from . import env, log
 from .agreement import Facts
-from .device import own_device
+from .device import DeviceRuntime, kernels, own_device
 from .native import ffi, lib
 from .residence import crowded_hosts
 from .topology import Topology
 
-__all__ = ["LEAST", "Windows", "join", "key_of"]
+__all__ = ["LEAST", "Windows", "join", "key_of", "may_wait"]
 
 #: Messages of at least so many bytes go through windows: shorter ones are there sooner by libucp's own way.
 LEAST = 64 << 10
 
 
 class Windows(NamedTuple):
-    """With whom a rank shares windows, and whether all ranks of the communicator do with all."""
+    """With whom a rank shares windows, and whether all ranks of the communicator do with all.
+
+    ``streams``: with which of them messages are left to the streams of both sides.
+    """
 
     peers: frozenset[int] = frozenset()
     whole: bool = False
+    streams: frozenset[int] = frozenset()
 
 
 def join(mpi: Any, topology: Topology, everyone: Sequence[Facts], runtime: Any) -> Windows:
@@ -53,14 +57,26 @@ def join(mpi: Any, topology: Topology, everyone: Sequence[Facts], runtime: Any) 
         with own_device():
             if lib.ucch_windows_pin() < 0:
                 opened = set()
-    theirs = mpi.allgather(opened)
+    able = bool(opened) and may_wait(runtime) and kernels.ready(lib.UCCH_CARRY, 0, 0, 0, insist=True)
+    theirs, carry = zip(*mpi.allgather((opened, able)), strict=True)
     peers = frozenset(r for r in opened if rank in theirs[r])
     if size and len(peers) < len(mates):
         log.log("mem").warning(
             "no shared pinned memory with rank(s) %s of this host: messages between devices take the slow way",
             sorted(mates - peers),
         )
-    return Windows(peers, all(len(other) == len(everyone) - 1 for other in theirs))
+    streams = frozenset(r for r in peers if able and carry[r])
+    return Windows(peers, all(len(other) == len(everyone) - 1 for other in theirs), streams)
+
+
+def may_wait(runtime: DeviceRuntime | None) -> bool:
+    """Whether this rank's streams may wait for those of others."""
+    return bool(env.get("CHANNELS")) and runtime is not None and runtime.eager and _words(runtime)
+
+
+def _words(runtime: DeviceRuntime) -> bool:
+    """Whether the device's streams can wait for any memory: CUDA's do, HIP's only for some, and kernels do it."""
+    return runtime.vendor != "amd" or kernels.all_ready([(lib.UCCH_AWAIT, 0, 0, 0), (lib.UCCH_POST, 0, 0, 0)])
 
 
 def key_of(facts: Facts) -> int:

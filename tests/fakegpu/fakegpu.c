@@ -7,7 +7,8 @@
  *
  * FAKEGPU_DEVICES: how many devices (4). FAKEGPU_DELAY_US: least time of a copy or kernel, which takes up to twice that
  * (1000). FAKEGPU_NO_FLAGS: streams cannot wait for memory. FAKEGPU_CONNECTIONS: streams that run beside each other;
- * more than these go one after the other, as on a device that has run out of connections (0: as many as there are). */
+ * more than these go one after the other, as on a device that has run out of connections (0: as many as there are).
+ * FAKEGPU_ROOM_MB: how much memory of a device is said to be free (4096), whatever is allocated. */
 #define _GNU_SOURCE
 #include <pthread.h>
 #include <stddef.h>
@@ -25,7 +26,7 @@ enum { OK = 0, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, INVALID_CONTEXT = 201, INVA
 enum { NOT_SUPPORTED = 801 };
 enum { FRESH = 0xCB, IN_WORK = 0xEE, FREED = 0xDB };
 enum { DEVICE_MEMORY, PINNED_MEMORY };
-enum { COPY, FILL, SCALE, ADD, RECORD, WAIT, HOLD, WRITE, WHOLE };
+enum { COPY, FILL, SCALE, ADD, RECORD, WAIT, HOLD, WRITE, WHOLE, CARRY };
 #define MOST_DEVICES 16
 /* Whoever waits for something that is no work of its own looks for it this often, in us. */
 #define LOOK_US 50
@@ -88,6 +89,11 @@ static int live(const void *address) {
     return !freed;
 }
 
+static int memory_left(size_t *room, size_t *all) {
+    *room = *all = (size_t)setting("FAKEGPU_ROOM_MB", 4096) << 20;
+    return OK;
+}
+
 static void take_time(stream *s) {
     int least = setting("FAKEGPU_DELAY_US", 1000);
     usleep((useconds_t)(least + (least ? rand_r(&s->seed) % least : 0)));
@@ -133,6 +139,7 @@ static int reached(const recording *r) {
     return __atomic_load_n(&r->reached, __ATOMIC_ACQUIRE);
 }
 
+#include "carry.h"
 #include "whole.h"
 
 static void run(stream *s, const work *w) {
@@ -159,6 +166,9 @@ static void run(stream *s, const work *w) {
         break;
     case WHOLE:
         run_whole(s, w->dst);
+        break;
+    case CARRY:
+        run_carry(s, w->dst);
         break;
     default:
         __atomic_store_n((uint32_t *)w->dst, (uint32_t)w->ticket, __ATOMIC_RELEASE);

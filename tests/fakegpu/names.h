@@ -64,6 +64,9 @@ int cuMemAlloc_v2(address *where, size_t bytes) {
 int cuMemFree_v2(address where) {
     return release((void *)(uintptr_t)where, DEVICE_MEMORY);
 }
+int cuMemGetInfo_v2(size_t *room, size_t *all) {
+    return usable() ? usable() : memory_left(room, all);
+}
 int cuMemHostAlloc(void **where, size_t bytes, unsigned flags) {
     (void)flags;
     return usable() ? usable() : allocate(where, bytes, PINNED_MEMORY);
@@ -196,6 +199,9 @@ int hipMalloc(void **where, size_t bytes) {
 }
 int hipFree(void *where) {
     return release(where, DEVICE_MEMORY);
+}
+int hipMemGetInfo(size_t *room, size_t *all) {
+    return memory_left(room, all);
 }
 int hipHostMalloc(void **where, size_t bytes, unsigned flags) {
     (void)flags;

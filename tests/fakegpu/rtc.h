@@ -1,7 +1,7 @@
 /* The run-time compiler of either vendor: it knows how to add floats, to wait for a word and to write one, and how to
- * do all of a short call; everything else is too hard for it. Included by fakegpu.c. */
+ * do all of a short call or one side of a message; everything else is too hard for it. Included by fakegpu.c. */
 static const char ADDS[] = "adds floats", AWAITS[] = "awaits a word", POSTS[] = "posts a word",
-                  WHOLES[] = "does it all";
+                  WHOLES[] = "does it all", CARRIES[] = "carries a message";
 
 static const char *made_of(const char *source) {
     if (strstr(source, "ucch(moves all)"))
@@ -10,6 +10,8 @@ static const char *made_of(const char *source) {
                    : NULL;
     if (strstr(source, "const float *src, float *dst") && strstr(source, "(a + b)"))
         return ADDS;
+    if (strstr(source, "ucch(carry c)"))
+        return CARRIES;
     return strstr(source, "AWAIT(dst, n)") ? AWAITS : strstr(source, "POST(dst, n)") ? POSTS : NULL;
 }
 
@@ -24,6 +26,14 @@ static int launch_kernel(void *function, unsigned blocks, unsigned threads, void
         }
         return all ? submit(handle, (work){.kind = WHOLE, .dst = all}) : OUT_OF_MEMORY;
     }
+    if (function == (void *)CARRIES) {
+        carry *c = malloc(sizeof(*c));
+        if (c) {
+            memcpy(c, arguments[0], offsetof(carry, blocks));
+            c->blocks = blocks;
+        }
+        return c ? submit(handle, (work){.kind = CARRY, .dst = c}) : OUT_OF_MEMORY;
+    }
     const void *src = *(void **)arguments[0];
     void *dst = *(void **)arguments[1];
     uint64_t n = *(uint64_t *)arguments[2];
@@ -35,8 +45,8 @@ static int launch_kernel(void *function, unsigned blocks, unsigned threads, void
 }
 
 static int find_kernel(void **function, const void *module, const char *name) {
-    const char *all[] = {ADDS, AWAITS, POSTS, WHOLES};
-    for (int i = 0; i < 4; i++)
+    const char *all[] = {ADDS, AWAITS, POSTS, WHOLES, CARRIES};
+    for (int i = 0; i < 5; i++)
         if (!strcmp(module, all[i])) {
             *function = (void *)all[i];
             return strcmp(name, "ucch") ? INVALID_VALUE : OK;

@@ -50,7 +50,7 @@ with Communicator() as comm:
     right, left = (r + 1) % p, (r - 1) % p
     gpu = runtime()
     gpu.use(comm._run.members.place.device)
-    assert comm._messages._queues
+    assert comm._messages._queues == set(range(p)) - {r}
     streams = [held(gpu) for _ in range(2)]
 
     # Several lengths at a time, before any data is there; what is behind in the stream sees it.
@@ -140,6 +140,135 @@ print("right")
 """
 )
 
+#: Streams wait for messages that nobody has sent yet.
+EARLY = (
+    COMMON
+    + HELPERS
+    + """
+with Communicator() as comm:
+    p, r = comm.size, comm.rank
+    right, left = (r + 1) % p, (r - 1) % p
+    gpu = runtime()
+    gpu.use(comm._run.members.place.device)
+    (outof, first), (into, second) = streams = [held(gpu) for _ in range(2)]
+    write(second, 1)
+
+    def expect(n, tag, seconds=0.0):
+        y = Array(n).set(-1)
+        request = receive(comm, y, left, tag, seconds)
+        assert Messages.take(request, into.handle, early=True)
+        return request, y
+
+    def all_expect(n, tag, seconds=0.0):
+        expected = expect(n, tag, seconds)
+        comm.mpi.Barrier()  # nobody sends before
+        return expected
+
+    # Sent in another order than expected, of lengths from one element to several pieces; slips are used again.
+    for turn in range(3):
+        wanted = [(tag, n) for tag, n in enumerate([LONG, 1, 40000, 5 * LONG, LONG + 1]) for _ in range(2)]
+        coming = [(tag, k % 2, *expect(n, tag)) for k, (tag, n) in enumerate(wanted)]
+        comm.mpi.Barrier()
+        sends = []
+        for tag, n in reversed(wanted[::2]):
+            for k in range(2):
+                x = Array(n)
+                x.fill(outof, 100.0 * turn + 10 * tag + 2 * r + k)
+                sends.append((comm.Isend(x, right, tag, stream=outof), x))
+        if not turn:
+            time.sleep(0.05)
+            assert not any(request.Test() for *_, request, _ in coming)
+            comm.mpi.Barrier()
+            write(first, 1)
+        for tag, k, request, y in coming:
+            assert (y.copied(into) == 100 * turn + 10 * tag + 2 * left + k).all(), (turn, tag, k, y.peek[:3])
+        for request in [each[2] for each in coming] + [send for send, _ in sends]:
+            request.Wait()
+
+    # What does not come from a stream is received by the host: from the host, short and long; where there is no room
+    # for streams; less than expected. The stream waits for that.
+    for n in (3, LONG):
+        request, y = all_expect(n, 20)
+        comm.Send(np.full(n, r, np.float32), right, 20)
+        assert (y.copied(into) == left).all()
+        request.Wait()
+    request, y = all_expect(LONG, 21)
+    x = Array(LONG).set(r)
+    send = comm.Isend(x, right, 21)
+    assert (y.copied(into) == left).all()
+    [each.Wait() for each in (request, send)]
+    request, y = all_expect(LONG, 21)
+    comm.Send(Array(7).set(r), right, 21, stream=outof)
+    assert (y.copied(into)[:7] == left).all() and (y.peek[7:] == -1).all()
+    request.Wait()
+    many = [Array(LONG).set(k) for k in range(40)]
+    expected = [expect(LONG, 22) for _ in range(40)]
+    comm.mpi.Barrier()
+    sends = [comm.Isend(x, right, 22, stream=outof) for x in many]
+    for k, (request, y) in enumerate(expected):
+        assert (y.copied(into) == k).all(), k
+        request.Wait()
+    [send.Wait() for send in sends]
+
+    # Longer than what there is room for: a part at a time, taken by a stream, by the host, and to memory of the host.
+    BIG = 6 << 20
+    base = np.arange(BIG, dtype=np.float32)
+    big = [Array(BIG).set(base + k) for k in range(4)]
+    for way in ("stream", "device", "host"):
+        expected = [expect(BIG, 30) for _ in big if way == "stream"]
+        comm.mpi.Barrier()
+        sends = [comm.Isend(x, right, 30, stream=outof) for x in big]
+        for k in range(len(big)):
+            if way == "stream":
+                got = expected[k][1].copied(into)
+                expected[k][0].Wait()
+            else:
+                y = Array(BIG).set(-1) if way == "device" else np.full(BIG, -1, np.float32)
+                comm.Recv(y, left, 30)
+                got = y.peek if way == "device" else y
+            assert (got == base + k).all(), (way, k)
+        [send.Wait() for send in sends]
+
+    # Too long for its room: an error, and the stream goes on.
+    request, y = all_expect(100, 23)
+    send = comm.Isend(x, right, 23, stream=outof)
+    assert (y.copied(into) == -1).all()
+    try:
+        request.Wait()
+    except TruncationError:
+        pass
+    else:
+        raise AssertionError("too long a message was taken")
+    send.Wait()
+
+    # Never sent: likewise; and who has given up a receive, or receives from anyone, no longer knows what comes.
+    request, y = expect(LONG, 24, seconds=1.0)
+    assert (y.copied(into) == -1).all()
+    try:
+        request.Wait()
+    except CollectiveTimeout as error:
+        assert "timeout" in str(error)
+    else:
+        raise AssertionError("a message that was never sent")
+    comm._messages.timeout = 30.0
+    comm.mpi.Barrier()
+    comm.Sendrecv(x, right, 24, y, left, 24, stream=outof)
+    assert (y.peek == left).all()
+    request = receive(comm, y.set(-1), left, 25)
+    assert not Messages.take(request, into.handle, early=True)
+    comm.mpi.Barrier()
+    send = comm.Isend(x, right, 25, stream=outof)
+    assert come(request) == 1 and Messages.take(request, into.handle, early=True)
+    assert (y.copied(into) == left).all()
+    [each.Wait() for each in (request, send)]
+    for x in big:  # what nobody wants keeps nobody
+        comm.Isend(x, right, 31, stream=outof)
+    began = time.monotonic()
+assert time.monotonic() - began < 20
+print("right")
+"""
+)
+
 #: A sender that dies before its stream gets to the data: the receiver's stream goes on, and somebody hears of it. What
 #: has come and is not wanted is given back.
 DEATH = (
@@ -169,6 +298,36 @@ with Communicator() as comm:
     assert status.Is_cancelled()
     write(word, 1)
     assert Messages.take(request, stream.handle)
+    comm.mpi.Barrier()
+    y.copied(stream)
+    try:
+        request.Wait()
+    except UCCHError as error:
+        print(type(error).__name__, flush=True)
+    os._exit(0)
+"""
+)
+
+#: A sender that dies before it sends what a stream waits for.
+EARLY_DEATH = (
+    COMMON
+    + HELPERS
+    + """
+import os
+import signal
+from ucc_hetero.errors import UCCHError
+
+with Communicator() as comm:
+    gpu, r = runtime(), comm.rank
+    gpu.use(comm._run.members.place.device)
+    stream, word = held(gpu)
+    write(word, 1)
+    if r == 1:
+        comm.mpi.Barrier()
+        os.kill(os.getpid(), signal.SIGKILL)
+    y = Array(LONG)
+    request = receive(comm, y, 1, 5)
+    assert Messages.take(request, stream.handle, early=True)
     comm.mpi.Barrier()
     y.copied(stream)
     try:

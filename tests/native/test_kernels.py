@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ucc_hetero.device import kernels
+from ucc_hetero.device import kernels, sources
 from ucc_hetero.native import ffi, lib
 from ucc_hetero.types import DTYPES, OPS
 
@@ -22,6 +22,7 @@ _HOST = """
 #include <cstring>
 #define __device__
 #define __global__
+#define __shared__ static
 static struct { unsigned x; } gridDim = {1}, blockDim = {1}, blockIdx = {0}, threadIdx = {0};
 static inline void __syncthreads() {}
 static inline void __threadfence_system() {}
@@ -55,6 +56,10 @@ CASES = [
 WHOLES = [(lib.UCCH_WHOLE, OPS["SUM"].code, DTYPES[name].code, 0) for name in ("float32", "int16")]
 
 
+#: One side of a message.
+CARRIES = [(lib.UCCH_CARRY, 0, 0, 0)]
+
+
 @pytest.fixture(scope="module")
 def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     """All kernels in one library, as ``kernel_<number of the case>``."""
@@ -62,8 +67,8 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     if compiler is None:
         pytest.skip("needs a C++ compiler, for kernels that have no GPU here")
     parts = [_HOST]
-    for i, case in enumerate([*CASES, *WHOLES]):
-        text = kernels.source(*case)
+    for i, case in enumerate([*CASES, *WHOLES, *CARRIES]):
+        text = sources.source(*case)
         if text is not None:
             # Each in a namespace of its own: they all define the same helpers.
             body = text.replace("void ucch(", f"void kernel_{i}(")
@@ -108,7 +113,7 @@ def test_kernel_against_the_host(library: ctypes.CDLL, i: int) -> None:
     rng = np.random.default_rng()
     end = to if kind == lib.UCCH_CAST else code
     if code < 0 or end < 0:
-        assert kernels.source(*CASES[i]) is None
+        assert sources.source(*CASES[i]) is None
         return
     src, dst = bits(code, N, rng), bits(end, N, rng)
     wanted, by = dst.copy(), 3.0
@@ -119,7 +124,7 @@ def test_kernel_against_the_host(library: ctypes.CDLL, i: int) -> None:
         status = lib.ucch_cast(code, to, one, two, N)
     else:
         status = lib.ucch_scale(code, two, N, by)
-    if kernels.source(*CASES[i]) is None:
+    if sources.source(*CASES[i]) is None:
         assert status, "the host can, but there is no kernel"
         return
     assert status == 0, "there is a kernel for what the host cannot"
@@ -193,6 +198,59 @@ def test_blocks_share_a_call(library: ctypes.CDLL, nth: int, dtype: str, count: 
         assert words.tolist() == [turn + 1, 5] and not arrived.any()
 
 
+class Carry(ctypes.Structure):
+    """``struct carry`` of the kernels and of cffi_build/queued.c."""
+
+    _fields_ = [
+        *((name, ctypes.c_void_p) for name in ("base", "buffer", "slip", "slips")),
+        *((name, ctypes.c_uint64) for name in ("bytes", "slice", "room")),
+    ]
+
+
+@pytest.mark.parametrize("nbytes, slice_", [(1, 4096), (4096, 4096), (3_000_001, 401_408), (1_500_000, 4096)])
+@pytest.mark.parametrize("blocks", [1, 3, 8])
+def test_both_sides_of_a_message(library: ctypes.CDLL, nbytes: int, slice_: int, blocks: int) -> None:
+    """The sender's blocks put all into the run, the receiver's find it by the slip; what is too long stays there."""
+    rng = np.random.default_rng()
+    function = getattr(library, f"kernel_{len(CASES) + len(WHOLES)}")
+    function.argtypes = [Carry]
+    slices = -(-nbytes // slice_)
+    if slices * 64 > lib.UCCH_RUN_TAKEN:
+        slice_ = -(-nbytes // 8 // 4096) * 4096
+        slices = -(-nbytes // slice_)
+    window = np.zeros(lib.UCCH_CHUNK_BYTES + lib.UCCH_RUN_FRONT + nbytes, np.uint8)  # the run is its second chunk
+    run = window[lib.UCCH_CHUNK_BYTES :]
+    about = run[lib.UCCH_RUN_ABOUT :][:48].view(np.uint64)
+    about[:5] = nbytes, slice_, 0, 0, slice_
+    data = rng.integers(0, 256, nbytes, np.uint8)
+
+    def all_blocks(what: Carry) -> None:
+        for block in rng.permutation(blocks).tolist():
+            library.choose(block, blocks)
+            function(what)
+        library.choose(0, 1)
+
+    slips = np.zeros((3, lib.UCCH_SLIP), np.uint8)
+    about[2] = 7 << 32 | 2  # the second one, in its seventh use
+    all_blocks(Carry(run.ctypes.data, data.ctypes.data, None, slips.ctypes.data, nbytes, slice_, slice_))
+    assert slips[1, lib.UCCH_SLIP_BELL] == 7 and slips.sum() == 7 and about[3] == 1
+    put = run[: slices * 64].view(np.uint32)[::16]
+    last = nbytes - (slices - 1) * slice_
+    assert put.tolist() == [-(-n // lib.UCCH_CARRY_STEP) for n in [*[slice_] * (slices - 1), last]]
+    taken = run[lib.UCCH_RUN_TAKEN :][: slices * 64].view(np.uint32)[::16]
+    for where, room in ((lib.UCCH_NOWHERE, nbytes), (2, nbytes - 1), (2, nbytes + 5)):
+        slip, into = np.zeros(256, np.uint32), np.full(room, 77, np.uint8)
+        slip[0] = where
+        assert not taken.any()
+        all_blocks(Carry(window.ctypes.data, into.ctypes.data, slip.ctypes.data, None, room, 0, 0))
+        gone = slip[lib.UCCH_SLIP_GONE // 4 :]
+        assert gone[: 16 * blocks : 16].all() and not gone[16 * blocks :].any()
+        if room > nbytes:
+            assert (into[:nbytes] == data).all() and (into[nbytes:] == 77).all() and (taken == put).all()
+        else:
+            assert (into == 77).all()
+
+
 def test_source_is_in_the_repository_only_once() -> None:
-    text = Path(kernels.__file__).read_text()
-    assert text.count('extern "C" __global__') == 3  # elements one by one; a word; all of a call
+    text = Path(sources.__file__).read_text()
+    assert text.count('extern "C" __global__') == 4  # elements one by one; a word; one side of a message; all of a call

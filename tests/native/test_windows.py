@@ -43,6 +43,13 @@ def test_streams_do_all_of_a_message(fakes: Callable[..., Any], layout: str, win
     assert result.stdout.count("right") == ranks
 
 
+@pytest.mark.parametrize("layout, window", [("nvidia:1,amd:1", "64M"), ("nvidia:2,amd:1", "32M")])
+def test_streams_wait_for_what_is_not_sent_yet(fakes: Callable[..., Any], layout: str, window: str) -> None:
+    ranks = sum(int(part[-1]) for part in layout.split(","))
+    env = {"UCCH_STAGING": "staged", "UCCH_WINDOW": window, "FAKEGPU_DELAY_US": "50"}
+    assert fakes(queued_scripts.EARLY, layout, **env).stdout.count("right") == ranks
+
+
 def test_none(fakes: Callable[..., Any]) -> None:
     result = fakes(window_scripts.OFF, "nvidia:1,amd:1", UCCH_STAGING="staged", UCCH_WINDOW="0")
     assert result.stdout.count("right") == 2
@@ -55,7 +62,9 @@ def test_given_up(fakes: Callable[..., Any]) -> None:
 
 
 @pytest.mark.parametrize(
-    "script, heard", [(window_scripts.DEATH, 2), (queued_scripts.DEATH, 1)], ids=["host", "queued"]
+    "script, heard",
+    [(window_scripts.DEATH, 2), (queued_scripts.DEATH, 1), (queued_scripts.EARLY_DEATH, 1)],
+    ids=["host", "queued", "early"],
 )
 def test_a_sender_that_dies(fakes: Callable[..., Any], flavour: tuple[Any, ...], script: str, heard: int) -> None:
     recover = ["--enable-recovery"] if flavour >= ("openmpi", 5) and flavour[0] == "openmpi" else []

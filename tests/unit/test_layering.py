@@ -62,6 +62,7 @@ LAYERS = {
     "binding": 5,
     "closing": 5,
     "transfer": 5,
+    "pairing": 5,
     "delegate": 5,
     "detours": 5,
     "exchange": 5,

@@ -250,11 +250,14 @@ def test_what_is_sent_was_copied_and_nobody_waits_for_it() -> None:
 
 
 class Native:
-    """Stands for the native module: whether a message has come, and what is asked for then."""
+    """Stands for the native module: whether a message has come, and whether a stream may wait for one that has not."""
 
-    come = 0
+    come, early, looks = 0, False, 0
 
     def ucch_wait_come(self, op: Any, seconds: float) -> int:
+        self.looks += seconds >= 0
+        if seconds >= 0:
+            self.come = 1  # it comes while somebody waits
         return self.come
 
 
@@ -284,9 +287,10 @@ def received(cuda: Cuda, monkeypatch: pytest.MonkeyPatch) -> tuple[Native, Any, 
     monkeypatch.setattr(works, "used_in_current", lambda memory: streams.Ready(cuda.current))
     monkeypatch.setattr(works, "beside", lambda devices: cuda.stream(Stream("beside", notes)))
 
-    def take(request: Any, stream: int) -> bool:
-        notes.append(f"taken in {cuda.current.name}")
-        return True
+    def take(request: Any, stream: int, *, early: bool = False) -> bool:
+        may = bool(native.come) or (early and native.early)
+        notes.extend([f"taken in {cuda.current.name}"] * may)
+        return may
 
     monkeypatch.setattr(works.Messages, "take", staticmethod(take))
     request, target = Coming(), torch.zeros(3)
@@ -297,11 +301,22 @@ def received(cuda: Cuda, monkeypatch: pytest.MonkeyPatch) -> tuple[Native, Any, 
 
 def test_a_stream_waits_for_a_message_that_has_come(received: Any) -> None:
     native, _, work, notes = received
+    native.early = True
     work.advance()
-    assert not notes, "it has not come"
+    assert not notes, "it has not come, and nobody waits"
     native.come = 1
     assert work.wait() and work.wait()
     assert notes == ["taken in main", "copied in main", "event in main"] and not work._done
+
+
+@pytest.mark.parametrize("early", [True, False])
+def test_a_stream_waits_for_a_message_that_has_not_come(received: Any, early: bool) -> None:
+    """Where that cannot be, the host waits until it has."""
+    native, _, work, notes = received
+    native.early = early
+    assert work.wait()
+    assert notes == ["taken in main", "copied in main", "event in main"] and not work._done
+    assert native.looks == (0 if early else 1)
 
 
 def test_whoever_looks_for_a_message_does_not_stop_its_own_stream(received: Any) -> None:

@@ -44,28 +44,33 @@ class Sent(Work):
 
 @uncompiled
 class Received(Work):
-    """A message to a buffer of ours: once it has come, a stream waits for its data, and the host does not."""
+    """A message to a buffer of ours: whoever waits for it lets a stream wait, and the host does not.
+
+    Where that cannot be before the message has come (:meth:`.p2p.Messages.take`), the host waits for that much.
+    """
 
     _taken = False
 
     def wait(self, timeout: timedelta | None = None) -> bool:
         """Wait until the message is there, or has come for the current stream to wait for; raises the call's error."""
+        for each in () if self._taken else self.pending():
+            each.request._arm()
+        self._take(early=True)
         if not self._taken:
             limit = seconds_of(timeout)
             for each in self.pending():
-                each.request._arm()
                 end = time.monotonic() + limit if limit else 0.0
                 self._until(lambda seconds, it=each: lib.ucch_wait_come(it.op, seconds), end)  # type: ignore[misc]
             self._take()
         return super().wait(timeout)
 
-    def _take(self) -> None:
-        """Leave the rest to the current stream, if the message has come."""
+    def _take(self, *, early: bool = False) -> None:
+        """Leave the rest to the current stream, if the message has come, or ``early``."""
         with self._lock:
             for request in self._requests:
-                if self._taken or lib.ucch_wait_come(request._op, -1.0) != 1:
+                if self._taken or not (early or lib.ucch_wait_come(request._op, -1.0) == 1):
                     continue
-                if Messages.take(request, current(self._outputs[0].device).cuda_stream):
+                if Messages.take(request, current(self._outputs[0].device).cuda_stream, early=early):
                     self._taken = True
                     if self._finish is not None:
                         self._finish()
