@@ -235,17 +235,32 @@ void ucch_window_give(int first, int many) {
     ucch_unlock();
 }
 
+static uint32_t *tight(char *slips) {
+    return slips ? (uint32_t *)(slips + (size_t)SLIPS * UCCH_SLIP) : NULL;
+}
+
+static void lend(int many) {
+    lent += many;
+    __atomic_store_n(tight(ucch_window_slips(0)), 2 * lent >= (int)own.chunks, __ATOMIC_RELEASE);
+}
+
 /* Likewise, for one message: not more than half of the window for all of them, as nobody may ever receive them; an
  * eighth more for those that could not do with less. What channels leave of the rest is for messages that hosts move.
  */
 int ucch_run_take_locked(int many, int is_least) {
     int most = (int)own.chunks * (is_least ? 5 : 4) / 8;
     int first = lent + many > most ? -1 : take_locked(many);
-    lent += first >= 0 ? many : 0;
+    lend(first >= 0 ? many : 0);
     return first;
 }
 
 void ucch_run_give_locked(int first, int many) {
     give_locked(first, many);
-    lent -= many;
+    lend(-many);
+}
+
+/* Whether process `key` may have to leave a message to its host before long: no stream should wait for that early. */
+int ucch_window_tight(uint64_t key) {
+    uint32_t *word = tight(ucch_window_slips(key));
+    return word && __atomic_load_n(word, __ATOMIC_ACQUIRE);
 }

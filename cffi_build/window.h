@@ -10,9 +10,10 @@
 #define CONTROLS 8192
 #define UCCH_OFFERS_BYTES ((size_t)CONTROLS * 128)
 
-/* Messages that streams of a process wait for without knowing yet where they are (slip.c). */
-#define SLIPS 64
-#define UCCH_SLIPS_BYTES ((size_t)SLIPS * UCCH_SLIP)
+/* Messages that streams of a process wait for without knowing yet where they are (slip.c); behind them a word: whether
+ * there is little room for messages that it sends. */
+#define SLIPS 63
+#define UCCH_SLIPS_BYTES ((size_t)(SLIPS + 1) * UCCH_SLIP)
 
 void *ucch_window_memory(uint64_t key, size_t *bytes);
 void *ucch_window_seen(uint64_t key);
@@ -28,6 +29,7 @@ int ucch_window_take(int many);
 void ucch_window_give(int first, int many);
 int ucch_run_take_locked(int many, int is_least);
 void ucch_run_give_locked(int first, int many);
+int ucch_window_tight(uint64_t key);
 void ucch_beside_reserve(void);
 
 /* Where a stream of this process's waits for a message. */

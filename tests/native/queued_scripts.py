@@ -229,6 +229,20 @@ with Communicator() as comm:
             assert (got == base + k).all(), (way, k)
         [send.Wait() for send in sends]
 
+    # No stream waits early for a sender that has little room left: a host may have to move what comes.
+    sends = [comm.Isend(x, right, 32, stream=outof) for x in big[:3]]
+    comm.mpi.Barrier()
+    x, y = Array(LONG).set(r), Array(LONG).set(-1)
+    request = receive(comm, y, left, 33)
+    assert not Messages.take(request, into.handle, early=True)
+    comm.mpi.Barrier()
+    sends.append(comm.Isend(x, right, 33, stream=outof))
+    assert come(request) == 1
+    Messages.take(request, into.handle)
+    [comm.Recv(Array(BIG), left, 32) for _ in range(3)]
+    [each.Wait() for each in (request, *sends)]
+    assert (y.peek == left).all()
+
     # Too long for its room: an error, and the stream goes on.
     request, y = all_expect(100, 23)
     send = comm.Isend(x, right, 23, stream=outof)
