@@ -152,6 +152,11 @@ void *ucch_slip_seen(ucch_slip *s) {
     return (char *)ucch_window_slips_seen(0) + (size_t)number_of(s) * UCCH_SLIP;
 }
 
+static int waits_for(const ucch_slip *s, uint64_t tag, uint32_t number) {
+    return __atomic_load_n(&s->state, __ATOMIC_SEQ_CST) == OPEN && s->sender == ucch_window_key() && s->tag == tag &&
+           s->number == number;
+}
+
 /* Our message `number` under a tag is queued: tell process `receiver`'s stream, if one waits already. The token has
  * been sent before, for those that come to wait from now on. */
 void ucch_slips_tell(uint64_t receiver, uint64_t tag, uint32_t number, uint32_t where) {
@@ -159,13 +164,11 @@ void ucch_slips_tell(uint64_t receiver, uint64_t tag, uint32_t number, uint32_t 
     __atomic_thread_fence(__ATOMIC_SEQ_CST);
     for (int i = 0; all && i < SLIPS; i++) {
         ucch_slip *s = slip_at(all, i);
+        if (!waits_for(s, tag, number))
+            continue;
         uint64_t seen = __atomic_load_n(&s->word, __ATOMIC_SEQ_CST);
-        if (__atomic_load_n(&s->state, __ATOMIC_SEQ_CST) != OPEN)
-            continue;
-        if (s->sender != ucch_window_key() || s->tag != tag || s->number != number)
-            continue;
-        /* Had the slip been put to another use since the first reading, this would fail. */
-        if (fill(s, seen, where) == where)
+        /* Had the slip been put to another use since that reading, filling in would fail. */
+        if (waits_for(s, tag, number) && fill(s, seen, where) == where)
             announce(s, i, uses(seen), ucch_run_at(0, (int)where - 1));
         return;
     }

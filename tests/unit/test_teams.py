@@ -22,7 +22,7 @@ def step(link: str, ranks: tuple[int, ...], kind: str = "allreduce") -> Any:
 @pytest.fixture
 def room() -> list[int]:
     """Free bytes of the device."""
-    return [1 << 30]
+    return [2 << 30]
 
 
 @pytest.fixture
@@ -56,7 +56,7 @@ def test_nobody_begins_where_a_rank_has_no_memory(
     with pytest.raises(DeviceError, match=r"rank 0: .*ranks \[0, 1\], and 5 MiB are free"):
         made.prepare([step("native", (0, 1))], int(MemType.CUDA))
     assert notes[-1] == ("met", [10, 11], False)
-    room[0] = 1 << 30
+    room[0] = 2 << 30
     monkeypatch.setattr(made, "_all_ready", lambda places, ready: False)
     with pytest.raises(DeviceError, match="another rank has less"):
         made.prepare([step("native", (0, 1))], int(MemType.CUDA))
