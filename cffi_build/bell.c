@@ -58,6 +58,8 @@ static void *thread_main(void *unused) {
 
 static void after_fork(void) {
     running = 0;
+    lock = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER; /* the thread, which this process has not, may have had it */
+    more = (pthread_cond_t)PTHREAD_COND_INITIALIZER;
     for (int i = 0; i < SLIPS; i++)
         all[i].waits = 0;
 }

@@ -9,7 +9,6 @@
 /* Eight blocks of 512 threads copy 32 MiB to pinned memory with 50 GB/s and from it with 46, four with 48 and 44; an
  * H200's copy engines do 54, but the receiver's host would have to know where the data is. A slice is no shorter than
  * this. */
-#define BLOCKS 8
 #define THREADS 512
 #define SHORTEST ((size_t)64 << 10)
 #define LINE ((size_t)64)
@@ -28,16 +27,8 @@ char *ucch_run_at(uint64_t key, int first) {
     return (char *)ucch_window_memory(key, &bytes) + (size_t)first * UCCH_CHUNK;
 }
 
-/* What it says of its message: the lengths, whether the bell has been seen to, the room for a slice, and whether the
- * sender's kernel is to wait no more. */
-enum { BYTES, SLICE, RUNG = 3, ROOM, STOP };
-
-static uint64_t *about(char *run) {
-    return (uint64_t *)(run + UCCH_RUN_ABOUT);
-}
-
 static size_t slice_of(size_t bytes) {
-    size_t slice = (bytes / BLOCKS + 4095) / 4096 * 4096;
+    size_t slice = (bytes / UCCH_BLOCKS + 4095) / 4096 * 4096;
     return slice < SHORTEST ? SHORTEST : slice;
 }
 
@@ -46,12 +37,12 @@ static int blocks_of(size_t bytes) {
 }
 
 static uint64_t slices(char *run) {
-    return (about(run)[BYTES] + about(run)[SLICE] - 1) / about(run)[SLICE];
+    return (ucch_run_about(run)[RUN_BYTES] + ucch_run_about(run)[RUN_SLICE] - 1) / ucch_run_about(run)[RUN_SLICE];
 }
 
 static uint64_t length_of(char *run, uint64_t k) {
-    uint64_t left = about(run)[BYTES] - k * about(run)[SLICE];
-    return left < about(run)[SLICE] ? left : about(run)[SLICE];
+    uint64_t left = ucch_run_about(run)[RUN_BYTES] - k * ucch_run_about(run)[RUN_SLICE];
+    return left < ucch_run_about(run)[RUN_SLICE] ? left : ucch_run_about(run)[RUN_SLICE];
 }
 
 /* Steps of slice `k` that have been put there, or taken. */
@@ -76,17 +67,18 @@ int ucch_run_begun(char *run) {
 
 /* Whether our stream has put all there, and told whoever waited for it. */
 int ucch_run_full(char *run) {
-    return all_steps(run, 0) && __atomic_load_n(&about(run)[RUNG], __ATOMIC_ACQUIRE);
+    return all_steps(run, 0) && __atomic_load_n(&ucch_run_about(run)[RUN_RUNG], __ATOMIC_ACQUIRE);
 }
 
 /* Let our kernel go on without its receiver: what that still takes may be overwritten. */
 void ucch_run_stop(char *run) {
-    __atomic_store_n((uint32_t *)&about(run)[STOP], 1, __ATOMIC_RELEASE);
+    __atomic_store_n((uint32_t *)&ucch_run_about(run)[RUN_STOP], 1, __ATOMIC_RELEASE);
 }
 
 /* Whether that may have happened. */
 int ucch_run_spoilt(char *run) {
-    return about(run)[ROOM] < about(run)[SLICE] && __atomic_load_n((uint32_t *)&about(run)[STOP], __ATOMIC_ACQUIRE);
+    return ucch_run_about(run)[RUN_ROOM] < ucch_run_about(run)[RUN_SLICE] &&
+           __atomic_load_n((uint32_t *)&ucch_run_about(run)[RUN_STOP], __ATOMIC_ACQUIRE);
 }
 
 /* Whether nobody uses a message's chunks any more: the receiver is done with it, and so is our kernel, which waits for
@@ -104,8 +96,10 @@ int ucch_run_receive(char *run, char *buffer) {
         uint32_t there = __atomic_load_n(steps(run, k, 0), __ATOMIC_ACQUIRE);
         for (uint32_t step = *steps(run, k, 1); step < there; step++) {
             uint64_t done = (uint64_t)step * UCCH_CARRY_STEP, left = length_of(run, k) - done;
-            char *from = run + UCCH_RUN_FRONT + k * about(run)[ROOM] + done % about(run)[ROOM];
-            memcpy(buffer + k * about(run)[SLICE] + done, from, left < UCCH_CARRY_STEP ? left : UCCH_CARRY_STEP);
+            char *from =
+                run + UCCH_RUN_FRONT + k * ucch_run_about(run)[RUN_ROOM] + done % ucch_run_about(run)[RUN_ROOM];
+            memcpy(buffer + k * ucch_run_about(run)[RUN_SLICE] + done, from,
+                   left < UCCH_CARRY_STEP ? left : UCCH_CARRY_STEP);
             __atomic_store_n(steps(run, k, 1), step + 1, __ATOMIC_RELEASE);
         }
     }
@@ -203,9 +197,9 @@ int ucch_run_offer_locked(ucch_transfer *t, ucch_token *token, void *stream) {
     token->piece = slice_of(token->bytes);
     char *run = ucch_run_at(0, t->first);
     memset(run, 0, UCCH_RUN_FRONT);
-    about(run)[BYTES] = token->bytes;
-    about(run)[SLICE] = token->piece;
-    about(run)[ROOM] = room;
+    ucch_run_about(run)[RUN_BYTES] = token->bytes;
+    ucch_run_about(run)[RUN_SLICE] = token->piece;
+    ucch_run_about(run)[RUN_ROOM] = room;
     return 0;
 }
 
@@ -214,7 +208,7 @@ int ucch_run_offer_locked(ucch_transfer *t, ucch_token *token, void *stream) {
 int ucch_run_put(ucch_transfer *t, uint64_t receiver, void *stream) {
     carry c = {.base = ucch_window_seen(0), .buffer = t->buffer, .bytes = t->bytes, .slice = t->piece};
     c.slips = ucch_window_slips_seen(receiver);
-    c.room = about(t->run)[ROOM];
+    c.room = ucch_run_about(t->run)[RUN_ROOM];
     c.base += (size_t)t->first * UCCH_CHUNK;
     int status = follow(t->beside, stream, t->beside->stream);
     return status ? status : launch(t->kernel, c, t->bytes, t->beside->stream);

@@ -11,9 +11,6 @@
 
 #include "window.h"
 
-/* Blocks of the receiver's kernel at most. */
-#define BLOCKS 8
-
 enum { FREE, OPEN, LEFT };
 
 typedef struct line {
@@ -26,8 +23,8 @@ struct ucch_slip {
     uint64_t word;
     uint32_t stop; /* wait for no more of its data */
     uint32_t more[13];
-    line bell;         /* rung with the number of the use */
-    line gone[BLOCKS]; /* by block of the receiver's kernel */
+    line bell;              /* rung with the number of the use */
+    line gone[UCCH_BLOCKS]; /* by block of the receiver's kernel */
     uint32_t state, number, blocks;
     uint64_t sender, tag;
     char *run; /* the message's, for us alone */
@@ -40,10 +37,6 @@ static ucch_slip *slip_at(void *slips, int i) {
     return (ucch_slip *)((char *)slips + (size_t)i * UCCH_SLIP);
 }
 
-static uint64_t *about(char *run) {
-    return (uint64_t *)(run + UCCH_RUN_ABOUT);
-}
-
 /* Whether every block of the kernel has ended that waits there. */
 int ucch_slip_gone(const ucch_slip *s) {
     for (uint32_t i = 0; i < s->blocks; i++)
@@ -54,7 +47,7 @@ int ucch_slip_gone(const ucch_slip *s) {
 
 /* Whether nobody will touch it any more: our kernel has ended, and the sender's has rung the bell or will not. */
 static int is_over(const ucch_slip *s) {
-    return ucch_slip_gone(s) && (!s->run || __atomic_load_n(&about(s->run)[3], __ATOMIC_ACQUIRE));
+    return ucch_slip_gone(s) && (!s->run || __atomic_load_n(&ucch_run_about(s->run)[RUN_RUNG], __ATOMIC_ACQUIRE));
 }
 
 static uint32_t uses(uint64_t word) {
@@ -75,7 +68,7 @@ ucch_slip *ucch_slip_open_locked(uint64_t sender, uint64_t tag, uint32_t number,
         s->stop = 0;
         s->run = NULL;
         s->number = number;
-        s->blocks = blocks < BLOCKS ? (uint32_t)blocks : BLOCKS;
+        s->blocks = blocks < UCCH_BLOCKS ? (uint32_t)blocks : UCCH_BLOCKS;
         s->sender = sender;
         s->tag = tag;
         __atomic_store_n(&s->state, OPEN, __ATOMIC_SEQ_CST);
@@ -99,7 +92,7 @@ static void ring(ucch_slip *s, uint32_t use) {
 
 /* The slip's message is in a run: its sender's kernel is to ring, unless it has been there. */
 static void announce(ucch_slip *s, int i, uint32_t use, char *run) {
-    __atomic_store_n(&about(run)[2], (uint64_t)use << 32 | (uint32_t)(i + 1), __ATOMIC_SEQ_CST);
+    __atomic_store_n(&ucch_run_about(run)[RUN_WHOSE], (uint64_t)use << 32 | (uint32_t)(i + 1), __ATOMIC_SEQ_CST);
     __atomic_thread_fence(__ATOMIC_SEQ_CST);
     if (__atomic_load_n((uint32_t *)run, __ATOMIC_SEQ_CST))
         ring(s, use);

@@ -43,7 +43,18 @@ int ucch_slip_gone(const ucch_slip *slip);
 int ucch_slip_hold(ucch_slip *slip, void *await, void *stream);
 void *ucch_slip_seen(ucch_slip *slip);
 void ucch_slips_tell(uint64_t receiver, uint64_t tag, uint32_t number, uint32_t where);
+
+/* Where a queued message lies in its sender's window, and what is said of it there: its length and that of a slice,
+ * whose bell to ring and whether that has been seen to, the room for a slice, and whether the sender's kernel is to
+ * wait no more. Either side's kernel has so many blocks at most, with a slice each. */
+enum { RUN_BYTES, RUN_SLICE, RUN_WHOSE, RUN_RUNG, RUN_ROOM, RUN_STOP };
+#define UCCH_BLOCKS 8
+
 char *ucch_run_at(uint64_t key, int first);
+
+static inline uint64_t *ucch_run_about(char *run) {
+    return (uint64_t *)(run + UCCH_RUN_ABOUT);
+}
 
 void ucch_bells_reserve(void);
 int ucch_bell_hold(int slip, const uint32_t *bell, uint32_t rings, void *stream);

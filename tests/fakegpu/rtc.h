@@ -15,23 +15,25 @@ static const char *made_of(const char *source) {
     return strstr(source, "AWAIT(dst, n)") ? AWAITS : strstr(source, "POST(dst, n)") ? POSTS : NULL;
 }
 
+/* The one argument of a kernel that takes a structure of so many bytes, with room for more. */
+static void *argument(void **arguments, size_t room, size_t bytes) {
+    void *copy = malloc(room);
+    return copy ? memcpy(copy, arguments[0], bytes) : NULL;
+}
+
 static int launch_kernel(void *function, unsigned blocks, unsigned threads, void **arguments, void *handle) {
     if (usable())
         return usable();
     if (function == (void *)WHOLES) {
-        moves *all = malloc(sizeof(*all));
-        if (all) {
-            memcpy(all, arguments[0], offsetof(moves, blocks));
+        moves *all = argument(arguments, sizeof(*all), offsetof(moves, blocks));
+        if (all)
             all->blocks = blocks;
-        }
         return all ? submit(handle, (work){.kind = WHOLE, .dst = all}) : OUT_OF_MEMORY;
     }
     if (function == (void *)CARRIES) {
-        carry *c = malloc(sizeof(*c));
-        if (c) {
-            memcpy(c, arguments[0], offsetof(carry, blocks));
+        carry *c = argument(arguments, sizeof(*c), offsetof(carry, blocks));
+        if (c)
             c->blocks = blocks;
-        }
         return c ? submit(handle, (work){.kind = CARRY, .dst = c}) : OUT_OF_MEMORY;
     }
     const void *src = *(void **)arguments[0];

@@ -283,9 +283,8 @@ print("right")
 """
 )
 
-#: A sender that dies before its stream gets to the data: the receiver's stream goes on, and somebody hears of it. What
-#: has come and is not wanted is given back.
-DEATH = (
+#: How a job begins whose rank 1 dies, and how rank 0, which waits for a message of it, ends.
+DYING = (
     COMMON
     + HELPERS
     + """
@@ -297,6 +296,23 @@ with Communicator() as comm:
     gpu, r = runtime(), comm.rank
     gpu.use(comm._run.members.place.device)
     stream, word = held(gpu)
+"""
+)
+SURVIVED = """
+    comm.mpi.Barrier()
+    y.copied(stream)
+    try:
+        request.Wait()
+    except UCCHError as error:
+        print(type(error).__name__, flush=True)
+    os._exit(0)
+"""
+
+#: A sender that dies before its stream gets to the data: the receiver's stream goes on, and somebody hears of it. What
+#: has come and is not wanted is given back.
+DEATH = (
+    DYING
+    + """
     x, y = Array(LONG).set(r), Array(LONG)
     if r == 1:
         send, unwanted = comm.Isend(x, 0, 5, stream=stream), comm.Isend(x, 0, 6, stream=stream)
@@ -312,29 +328,14 @@ with Communicator() as comm:
     assert status.Is_cancelled()
     write(word, 1)
     assert Messages.take(request, stream.handle)
-    comm.mpi.Barrier()
-    y.copied(stream)
-    try:
-        request.Wait()
-    except UCCHError as error:
-        print(type(error).__name__, flush=True)
-    os._exit(0)
 """
+    + SURVIVED
 )
 
 #: A sender that dies before it sends what a stream waits for.
 EARLY_DEATH = (
-    COMMON
-    + HELPERS
+    DYING
     + """
-import os
-import signal
-from ucc_hetero.errors import UCCHError
-
-with Communicator() as comm:
-    gpu, r = runtime(), comm.rank
-    gpu.use(comm._run.members.place.device)
-    stream, word = held(gpu)
     write(word, 1)
     if r == 1:
         comm.mpi.Barrier()
@@ -342,12 +343,6 @@ with Communicator() as comm:
     y = Array(LONG)
     request = receive(comm, y, 1, 5)
     assert Messages.take(request, stream.handle, early=True)
-    comm.mpi.Barrier()
-    y.copied(stream)
-    try:
-        request.Wait()
-    except UCCHError as error:
-        print(type(error).__name__, flush=True)
-    os._exit(0)
 """
+    + SURVIVED
 )

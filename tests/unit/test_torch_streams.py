@@ -254,6 +254,12 @@ class Native:
 
     come, early, looks = 0, False, 0
 
+    def __init__(self) -> None:
+        self.limits: list[float] = []
+
+    def ucch_op_deadline(self, op: Any, seconds: float) -> None:
+        self.limits.append(seconds)
+
     def ucch_wait_come(self, op: Any, seconds: float) -> int:
         self.looks += seconds >= 0
         if seconds >= 0:
@@ -307,6 +313,16 @@ def test_a_stream_waits_for_a_message_that_has_come(received: Any) -> None:
     native.come = 1
     assert work.wait() and work.wait()
     assert notes == ["taken in main", "copied in main", "event in main"] and not work._done
+
+
+def test_an_abort_lets_streams_go_that_wait_for_messages(received: Any) -> None:
+    native, _, work, _ = received
+    native.early = True
+    work.let_go()
+    assert not native.limits, "no stream waits yet"
+    assert work.wait()
+    work.let_go()
+    assert len(native.limits) == 1 and 0 < native.limits[0] < 1e-3
 
 
 @pytest.mark.parametrize("early", [True, False])

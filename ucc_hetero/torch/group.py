@@ -58,6 +58,8 @@ class ProcessGroupUCCH(Collectives, Messages, dist.ProcessGroup):
             if not lane.run.broken:
                 lane.run._break(self._aborted)
             _unmet.append(_vote(lane.comm, False))
+        for work in list(self.in_flight):
+            work.let_go()
         _aborted.append(self)
 
     def shutdown(self) -> None:

@@ -163,6 +163,9 @@ class Work(dist.Work):
     def advance(self) -> None:
         """Do what only a caller's thread can do of a call that nobody waits for; in its current stream."""
 
+    def let_go(self) -> None:
+        """Let streams go on that wait for the call: the group has been aborted."""
+
     def listen(self) -> None:
         """Let the bell ring (:mod:`.futures`) when a request of the call ends."""
         with self._lock:  # nobody collects meanwhile

@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Received", "Sent", "Works"]
 
+#: Seconds until a call fails that is not to go on; 0 would be no limit.
+_AT_ONCE = 1e-6
+
 
 @uncompiled
 class Sent(Work):
@@ -81,6 +84,11 @@ class Received(Work):
         """As :meth:`Work.advance`: some stream is to wait for it."""
         if not self._taken:
             self._take()
+
+    def let_go(self) -> None:
+        """As :meth:`Work.let_go`: its time is over now, and then no stream waits for it."""
+        for each in self.pending() if self._taken else ():
+            lib.ucch_op_deadline(each.op, _AT_ONCE)
 
     def is_completed(self) -> bool:
         """Whether the message is there; makes some progress."""
