@@ -38,6 +38,7 @@ SOURCES = (
     "device_gate.c",
     "kernel.c",
     "window.c",
+    "arena.c",
     "transfer.c",
     "take.c",
     "queued.c",

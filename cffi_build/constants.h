@@ -23,17 +23,17 @@
 /* Bytes that a window is shared out in. */
 #define UCCH_CHUNK_BYTES 2097152
 
-/* Messages that streams of both sides do alone: bytes that a block of the sender's copies before it says so; before the
- * data, bytes with a line by slice for that, from TAKEN on one for how much the receiver has taken, from ABOUT on six
+/* Messages that streams of both sides do alone: bytes that a block of the sender's copies before it says so; of a chunk's
+ * front bytes, with a line by slice for that, from TAKEN on one for how much the receiver has taken, from ABOUT on seven
  * numbers: the lengths of the message and of a slice, whose bell to ring, whether that has been seen to, the room for a
- * slice, whose bytes lie there in turn, and whether the sender is to wait no more; what stands for no message; bytes of
- * a slip, and of the bell's place in it, and of the first block's end. */
+ * slice, whose bytes lie there in turn, whether the sender is to wait no more, and whether the data lies in its arena;
+ * what stands for no message; bytes of a slip, and of the bell's place in it, and of the first block's end. */
 #define UCCH_CARRY_STEP 262144
-#define UCCH_RUN_FRONT 4096
-#define UCCH_RUN_TAKEN 1024
-#define UCCH_RUN_ABOUT 2048
+#define UCCH_RUN_FRONT 8192
+#define UCCH_RUN_TAKEN 2048
+#define UCCH_RUN_ABOUT 4096
 #define UCCH_NOWHERE 1073741823
-#define UCCH_SLIP 1024
+#define UCCH_SLIP 4096
 #define UCCH_SLIP_BELL 64
 #define UCCH_SLIP_GONE 128
 
@@ -46,6 +46,8 @@
 #define UCCH_MEMORY_MANAGED 3
 #define UCCH_TYPE_CUDA 1
 #define UCCH_TYPE_ROCM 3
+/* Bytes of what a process gives to others that are to open its device memory. */
+#define UCCH_SHARE_BYTES 64
 
 /* Statuses of our own, apart from both libraries' ranges. ALIASED: the send and the receive buffer are one; the
  * in-place program is wanted. LATER: it would have to wait for what only its caller can let go on. */

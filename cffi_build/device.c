@@ -127,7 +127,8 @@ int ucch_device_pointer(int runtime, const void *address, int *kind, int *device
 }
 
 int ucch_device_shareable(int runtime, void *address) {
-    return CALL(shareable, address);
+    ucch_share handle;
+    return CALL(share, address, &handle);
 }
 
 int ucch_device_alloc(int runtime, void **address, size_t bytes, int pinned) {

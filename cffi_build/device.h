@@ -6,6 +6,11 @@
 
 #include "device_api.h"
 
+/* As the runtimes take it, by value. */
+typedef struct ucch_share {
+    char bytes[UCCH_SHARE_BYTES];
+} ucch_share;
+
 typedef struct device_ops {
 #define DEVICE(name, params) int(*name) params;
 #include "device_ops.h"

@@ -43,8 +43,13 @@ int ucch_kernel_add(int kind, int op, int dtype, int to, const void *image);
 /* ---- window.c: shared memory that devices of several vendors copy to and from ---- */
 int ucch_window_own(uint64_t key, size_t *bytes);
 int ucch_window_open(uint64_t key, int pid, int file, size_t bytes);
-int ucch_windows_pin(void);
+int ucch_windows_pin(int with_chunks);
 int ucch_window_room(void);
+
+/* ---- arena.c: device memory that processes of one vendor open ---- */
+int ucch_arena_own(size_t bytes, void *handle);
+int ucch_arena_open(uint64_t key, const void *handle);
+void ucch_arena_close(uint64_t key);
 
 /* ---- channel.c: rings in windows, by which streams hand data to each other ---- */
 size_t ucch_channels_offer(int rank, int size, const int *islands, int chunks);

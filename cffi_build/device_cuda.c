@@ -19,6 +19,8 @@ typedef uint64_t address; /* CUdeviceptr */
     X(cuCtxGetDevice, "cuCtxGetDevice", (int *), 1)                                                                    \
     X(cuPointerGetAttributes, "cuPointerGetAttributes", (unsigned, const int *, void **, address), 1)                  \
     X(cuIpcGetMemHandle, "cuIpcGetMemHandle", (void *, address), 0)                                                    \
+    X(cuIpcOpenMemHandle, "cuIpcOpenMemHandle_v2", (address *, ucch_share, unsigned), 0)                               \
+    X(cuIpcCloseMemHandle, "cuIpcCloseMemHandle", (address), 0)                                                        \
     X(cuMemAlloc, "cuMemAlloc_v2", (address *, size_t), 1)                                                             \
     X(cuMemFree, "cuMemFree_v2", (address), 1)                                                                         \
     X(cuMemGetInfo, "cuMemGetInfo_v2", (size_t *, size_t *), 1)                                                        \
@@ -56,7 +58,8 @@ const device_symbol ucch_cuda_symbols[] = {
 enum { NOT_SUPPORTED = 801, NOT_READY = 600, INVALID_DEVICE = 101 };
 enum { HOST_PORTABLE_MAPPED = 3, STREAM_NON_BLOCKING = 1, EVENT_NO_TIMING = 2, WAIT_AT_LEAST = 0 };
 enum { LOADING_EAGER = 1 };
-enum { CAPABILITY_MAJOR = 75, CAPABILITY_MINOR = 76 };
+enum { CAPABILITY_MAJOR = 75, CAPABILITY_MINOR = 76, PROCESSORS = 16, THREADS_OF_ONE = 39 };
+enum { IPC_ENABLE_PEERS = 1 };
 enum { ATTRIBUTE_MEMORY_TYPE = 2, ATTRIBUTE_IS_MANAGED = 8, ATTRIBUTE_DEVICE = 9 };
 enum { MEMORY_HOST = 1, MEMORY_DEVICE = 2 };
 #define MOST_DEVICES 64
@@ -115,9 +118,21 @@ static int cuda_pointer(const void *where, int *kind, int *device) {
     return status;
 }
 
-static int cuda_shareable(void *where) {
-    char handle[64];
+static int cuda_share(void *where, void *handle) {
     return cu.cuIpcGetMemHandle ? cu.cuIpcGetMemHandle(handle, (address)(uintptr_t)where) : NOT_SUPPORTED;
+}
+
+static int cuda_open_shared(void **where, const void *handle) {
+    ucch_share share;
+    address a = 0;
+    memcpy(&share, handle, sizeof(share));
+    int status = cu.cuIpcOpenMemHandle ? cu.cuIpcOpenMemHandle(&a, share, IPC_ENABLE_PEERS) : NOT_SUPPORTED;
+    *where = (void *)(uintptr_t)a;
+    return status;
+}
+
+static int cuda_close_shared(void *where) {
+    return cu.cuIpcCloseMemHandle ? cu.cuIpcCloseMemHandle((address)(uintptr_t)where) : NOT_SUPPORTED;
 }
 
 static int cuda_alloc(void **where, size_t bytes) {
@@ -229,6 +244,16 @@ static int cuda_event_done(void *event, int *done) {
 static int cuda_eager(int *yes) {
     int mode = LOADING_EAGER, status = cu.cuModuleGetLoadingMode ? cu.cuModuleGetLoadingMode(&mode) : 0;
     *yes = mode == LOADING_EAGER;
+    return status;
+}
+
+static int cuda_resident(int device, unsigned threads, int *blocks) {
+    int processors = 0, most = 0, status = NOT_SUPPORTED;
+    if (cu.cuDeviceGetAttribute)
+        status = cu.cuDeviceGetAttribute(&processors, PROCESSORS, device);
+    if (!status)
+        status = cu.cuDeviceGetAttribute(&most, THREADS_OF_ONE, device);
+    *blocks = processors * (most / (int)threads);
     return status;
 }
 

@@ -15,6 +15,8 @@
     X(hipGetLastError, (void), 1)                                                                                      \
     X(hipPointerGetAttributes, (void *, const void *), 1)                                                              \
     X(hipIpcGetMemHandle, (void *, void *), 0)                                                                         \
+    X(hipIpcOpenMemHandle, (void **, ucch_share, unsigned), 0)                                                         \
+    X(hipIpcCloseMemHandle, (void *), 0)                                                                               \
     X(hipMalloc, (void **, size_t), 1)                                                                                 \
     X(hipFree, (void *), 1)                                                                                            \
     X(hipMemGetInfo, (size_t *, size_t *), 1)                                                                          \
@@ -50,7 +52,7 @@ const device_symbol ucch_hip_symbols[] = {
 
 enum { NOT_SUPPORTED = 801, NOT_READY = 600, INVALID_VALUE = 1, INVALID_DEVICE = 101 };
 enum { COPY_DEFAULT = 4, HOST_PORTABLE_MAPPED = 3, STREAM_NON_BLOCKING = 1, EVENT_NO_TIMING = 2 };
-enum { MALLOC_SIGNAL_MEMORY = 2, WAIT_AT_LEAST = 0, VERSION_6 = 60000000 };
+enum { IPC_ENABLE_PEERS = 1, MALLOC_SIGNAL_MEMORY = 2, WAIT_AT_LEAST = 0, VERSION_6 = 60000000 };
 
 /* hipPointerAttribute_t has kept its layout; what `type` means changed with HIP 6. */
 typedef struct attributes {
@@ -120,9 +122,18 @@ static int hip_pointer(const void *where, int *kind, int *device) {
     return status;
 }
 
-static int hip_shareable(void *where) {
-    char handle[64];
+static int hip_share(void *where, void *handle) {
     return hip.hipIpcGetMemHandle ? hip.hipIpcGetMemHandle(handle, where) : NOT_SUPPORTED;
+}
+
+static int hip_open_shared(void **where, const void *handle) {
+    ucch_share share;
+    memcpy(&share, handle, sizeof(share));
+    return hip.hipIpcOpenMemHandle ? hip.hipIpcOpenMemHandle(where, share, IPC_ENABLE_PEERS) : NOT_SUPPORTED;
+}
+
+static int hip_close_shared(void *where) {
+    return hip.hipIpcCloseMemHandle ? hip.hipIpcCloseMemHandle(where) : NOT_SUPPORTED;
 }
 
 static int hip_alloc(void **where, size_t bytes) {
@@ -221,6 +232,14 @@ static int hip_eager(int *yes) {
 }
 
 /* hipRTC compiles for the device that the calling thread uses. */
+/* The numbers of the attributes that would tell have changed between releases: what the smallest accelerator holds that
+ * AMD supports has room for so many (60 compute units of 2048 threads). */
+static int hip_resident(int device, unsigned threads, int *blocks) {
+    (void)device;
+    *blocks = 60 * (2048 / (int)threads);
+    return 0;
+}
+
 static int hip_target(int device, char *text, int room) {
     (void)device;
     if (room)

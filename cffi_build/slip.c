@@ -24,7 +24,7 @@ struct ucch_slip {
     uint32_t stop; /* wait for no more of its data */
     uint32_t more[13];
     line bell;              /* rung with the number of the use */
-    line gone[UCCH_BLOCKS]; /* by block of the receiver's kernel */
+    line gone[UCCH_MOST_BLOCKS]; /* by block of the receiver's kernel */
     uint32_t state, number, blocks;
     uint64_t sender, tag;
     char *run; /* the message's, for us alone */
@@ -68,7 +68,7 @@ ucch_slip *ucch_slip_open_locked(uint64_t sender, uint64_t tag, uint32_t number,
         s->stop = 0;
         s->run = NULL;
         s->number = number;
-        s->blocks = blocks < UCCH_BLOCKS ? (uint32_t)blocks : UCCH_BLOCKS;
+        s->blocks = (uint32_t)blocks;
         s->sender = sender;
         s->tag = tag;
         __atomic_store_n(&s->state, OPEN, __ATOMIC_SEQ_CST);

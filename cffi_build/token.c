@@ -73,12 +73,14 @@ int ucch_send_token(ucch_message *m, ucp_worker_h worker, ucp_ep_h ep, const voi
 }
 
 /* Likewise, of what is on the device when `stream` gets there; the token goes at once, and streams do the rest. 1, 0
- * where there is no room for that, or a failure. */
+ * where there is no room for that, or a failure. `eager`: over for its sender once the data has left the buffer. */
 int ucch_send_queued(ucch_message *m, ucp_worker_h worker, ucp_ep_h ep, const void *data, size_t bytes, uint64_t tag,
-                     int dest, void *stream, double timeout) {
+                     int dest, void *stream, int eager, double timeout) {
     ucch_start start = {.what = START_OFFERED, .ep = ep, .bytes = bytes, .tag = tag, .dest = dest, .on_device = 1};
     ucch_offer offer = {
         .data = data, .bytes = bytes, .on_device = 1, .dest = dest, .tag = tag, .queued = 1, .stream = stream};
+    offer.eager = eager;
+    offer.receiver = m->process;
     start.buffer = (void *)(uintptr_t)data;
     if (m->op.state == UCCH_ACTIVE)
         return UCCH_FAIL_BUSY;

@@ -90,7 +90,7 @@ void ucch_transfer_begin(ucch_transfer *t, int phase, const ucch_token *token, v
     t->pieces = (token->bytes + token->piece - 1) / token->piece;
     t->asked = t->done = 0;
     t->left = ENDED;
-    t->ours = 0;
+    t->ours = t->fetching = 0;
 }
 
 /* Have a message ready for whoever gets the token; its data stays where it is until then, or is queued in streams. */
@@ -102,12 +102,13 @@ int ucch_transfer_offer_locked(ucch_transfer *t, const ucch_offer *offer, ucch_t
     t->index = free_controls[--ncontrols];
     *token = (ucch_token){offer->bytes, piece_of(offer->bytes), ucch_window_key(), t->index, 0};
     t->many = 0;
-    if (offer->queued && ucch_run_offer_locked(t, token, offer->stream)) {
+    if (offer->queued && ucch_run_offer_locked(t, token, offer)) {
         free_controls[ncontrols++] = t->index;
         return UCCH_FAIL_MEMORY;
     }
     ucch_transfer_begin(t, OFFERED, token, (void *)(uintptr_t)offer->data, offer->on_device);
     t->slots = 0;
+    t->eager = offer->eager;
     *t->at = (control){.tag = offer->tag, .bytes = offer->bytes, .dest = offer->dest};
     return 0;
 }
@@ -214,11 +215,24 @@ static void take_chunks(ucch_transfer *t) {
     t->phase = SENDING;
 }
 
+/* What is lent to a message comes back once its receiver has done with it. */
+static void leave(const ucch_transfer *t) {
+    orphans[norphans].index = t->index;
+    orphans[norphans].slots = t->slots;
+    orphans[norphans].first = t->first;
+    orphans[norphans++].many = t->many;
+}
+
 static int send_on(ucch_transfer *t) {
     if (t->run) {
-        if (!ucch_run_over(t->at, t->run))
+        int is_over = ucch_run_over(t->at, t->run);
+        if (!is_over && !(t->eager && ucch_run_full(t->run)))
             return 0;
-        give_back(t);
+        if (is_over)
+            give_back(t);
+        else
+            leave(t);
+        t->phase = ENDED;
         return 1;
     }
     uint64_t consumed = __atomic_load_n(&t->at->consumed, __ATOMIC_ACQUIRE);
@@ -243,8 +257,12 @@ static int send_on(ucch_transfer *t) {
 static int receive_on(ucch_transfer *t) {
     uint64_t published = __atomic_load_n(&t->at->published, __ATOMIC_ACQUIRE);
     int status = 0;
-    if (t->run && ucch_run_receive(t->run, t->buffer))
-        t->done = t->asked = published = t->pieces;
+    if (t->run) {
+        status = ucch_run_receive(t);
+        if (status == 1)
+            t->done = t->asked = published = t->pieces;
+        status = status < 0 ? status : 0;
+    }
     while (!status && t->asked < published && t->asked - t->done < SLOTS)
         status = ask(t);
     if (!status)
@@ -283,6 +301,8 @@ int ucch_transfer_pump_locked(ucch_transfer *t) {
 int ucch_transfer_busy_locked(ucch_transfer *t) {
     if (t->left != ENDED)
         return !(t->left == TAKING ? ucch_slip_gone(t->slip) : ucch_run_full(t->run));
+    if (t->fetching)
+        return ucch_run_fetching(t);
     return t->asked != t->done && !ucch_transfer_collect(t) && t->asked != t->done;
 }
 
@@ -303,10 +323,7 @@ void ucch_transfer_abort_locked(ucch_transfer *t) {
         __atomic_store_n(&t->at->aborted, 1, __ATOMIC_RELEASE);
         if (t->run)
             ucch_run_stop(t->run);
-        orphans[norphans].index = t->index;
-        orphans[norphans].slots = t->slots;
-        orphans[norphans].first = t->first;
-        orphans[norphans++].many = t->many;
+        leave(t);
     }
     t->phase = ENDED;
 }

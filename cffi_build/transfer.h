@@ -43,6 +43,7 @@ struct ucch_transfer {
     uint64_t sender;
     uint32_t where;
     int first, many, left, ours; /* ours: the host asked for it, and a stream of ours takes it */
+    int eager, fetching;         /* over for us once it is there; plus one: the slice whose step a device copies */
     ucch_beside *beside;
     void *kernel, *await;
     ucch_slip *slip;
@@ -59,8 +60,9 @@ int ucch_run_full(char *run);
 int ucch_run_begun(char *run);
 void ucch_run_stop(char *run);
 int ucch_run_spoilt(char *run);
-int ucch_run_receive(char *run, char *buffer);
-int ucch_run_offer_locked(ucch_transfer *t, ucch_token *token, void *stream);
+int ucch_run_receive(ucch_transfer *t);
+int ucch_run_fetching(ucch_transfer *t);
+int ucch_run_offer_locked(ucch_transfer *t, ucch_token *token, const ucch_offer *offer);
 int ucch_take_ready_locked(ucch_transfer *t, const ucch_expected *e, void *stream);
 
 static inline size_t ucch_piece_length(const ucch_transfer *t, uint64_t piece) {

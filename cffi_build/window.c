@@ -3,8 +3,9 @@
  * No library opens one vendor's device memory for another's, and a processor that copies between two processes is ten
  * times slower than the devices are. So every process has a window, an anonymous file that its peers map, and that all
  * of them have pinned: the sender's device copies pieces into it, the receiver's device copies them out. It begins with
- * room for the messages that are offered (transfer.c) and those that streams wait for (slip.c); the rest is chunks, for
- * messages and channels (channel.c). */
+ * room for the messages that are offered (transfer.c) and those that streams wait for (slip.c), and a front for each
+ * chunk (queued.c); the rest is chunks, for messages and channels (channel.c). These take no memory before they are
+ * pinned or written to: where all devices are of one vendor, data lies in arenas (arena.c). */
 #define _GNU_SOURCE
 #include "window.h"
 
@@ -18,9 +19,8 @@
 
 typedef struct window {
     uint64_t key; /* of its process; numbers of processes are used again */
-    int pinned;
     size_t chunks;
-    char *memory, *seen, *slips_seen; /* as the device knows the chunks and the slips */
+    char *memory, *seen, *slips_seen; /* as the device knows the chunks, and the slips and fronts; NULL: not pinned */
 } window;
 
 static window own, peers[MOST_WINDOWS];
@@ -29,12 +29,20 @@ static uint16_t *free_chunks;
 static size_t nchunks;
 static int lent; /* of our chunks, to messages that were queued in streams */
 
+static char *slips(const window *w) {
+    return w->memory + UCCH_OFFERS_BYTES;
+}
+
+static char *fronts(const window *w) {
+    return slips(w) + UCCH_SLIPS_BYTES;
+}
+
 static char *chunks(const window *w) {
-    return w->memory + UCCH_OFFERS_BYTES + UCCH_SLIPS_BYTES;
+    return fronts(w) + w->chunks * UCCH_RUN_FRONT;
 }
 
 static size_t length_of(size_t chunks) {
-    return UCCH_OFFERS_BYTES + UCCH_SLIPS_BYTES + chunks * UCCH_CHUNK;
+    return UCCH_OFFERS_BYTES + UCCH_SLIPS_BYTES + chunks * (UCCH_RUN_FRONT + UCCH_CHUNK);
 }
 
 static int map(window *w, uint64_t key, int file, size_t chunks) {
@@ -111,22 +119,21 @@ static int pin_part(void *memory, size_t bytes, char **seen) {
     return status;
 }
 
-static int pin(window *w) {
-    if (w->pinned || !ucch_bound_ops())
-        return w->pinned ? 0 : UCCH_FAIL_DEVICE;
-    int status = pin_part(chunks(w), w->chunks * UCCH_CHUNK, &w->seen);
-    if (!status)
-        status = pin_part(w->memory + UCCH_OFFERS_BYTES, UCCH_SLIPS_BYTES, &w->slips_seen);
-    w->pinned = !status;
+static int pin(window *w, int with_chunks) {
+    int status = ucch_bound_ops() ? 0 : UCCH_FAIL_DEVICE;
+    if (!status && !w->slips_seen)
+        status = pin_part(slips(w), UCCH_SLIPS_BYTES + w->chunks * UCCH_RUN_FRONT, &w->slips_seen);
+    if (!status && with_chunks && !w->seen)
+        status = pin_part(chunks(w), w->chunks * UCCH_CHUNK, &w->seen);
     return status;
 }
 
-/* Pin all windows that are mapped: for the bound device's copies. */
-int ucch_windows_pin(void) {
+/* Pin all windows that are mapped: for the bound device's copies, or only what its kernels say to others. */
+int ucch_windows_pin(int with_chunks) {
     ucch_lock();
-    int before = ucch_device_enter(), status = pin(&own);
+    int before = ucch_device_enter(), status = pin(&own, with_chunks);
     for (int i = 0; i < npeers && !status; i++)
-        status = pin(&peers[i]);
+        status = pin(&peers[i], with_chunks);
     if (!status) {
         ucch_beside_reserve();
         ucch_bells_reserve();
@@ -149,6 +156,17 @@ void *ucch_window_seen(uint64_t key) {
     return w ? w->seen : NULL;
 }
 
+/* The fronts of its chunks, and as the bound device sees them; NULL without. */
+char *ucch_window_fronts(uint64_t key) {
+    const window *w = key ? window_of(key) : own.memory ? &own : NULL;
+    return w ? fronts(w) : NULL;
+}
+
+char *ucch_window_fronts_seen(uint64_t key) {
+    char *seen = ucch_window_slips_seen(key);
+    return seen ? seen + UCCH_SLIPS_BYTES : NULL;
+}
+
 /* Where its messages are offered. NULL without one. */
 void *ucch_window_offers(uint64_t key) {
     const window *w = key ? window_of(key) : &own;
@@ -157,8 +175,8 @@ void *ucch_window_offers(uint64_t key) {
 
 /* Where its streams wait for messages. NULL without one. */
 void *ucch_window_slips(uint64_t key) {
-    char *memory = ucch_window_offers(key);
-    return memory ? memory + UCCH_OFFERS_BYTES : NULL;
+    const window *w = key ? window_of(key) : own.memory ? &own : NULL;
+    return w ? slips(w) : NULL;
 }
 
 /* Likewise, as the bound device sees them; NULL before they are pinned. */
@@ -191,23 +209,24 @@ int ucch_window_room(void) {
     return room;
 }
 
-/* Where `many` neighbours begin that are all free; -1: nowhere. */
-static int run_of(int many) {
+/* Where `many` neighbours begin that are all free, among the first `limit`: the last of these places or the first; -1:
+ * nowhere. */
+static int run_of(int many, int limit, int is_last) {
     char *is_free = calloc(own.chunks + 1, 1);
     int first = -1;
     for (size_t i = 0; is_free && i < nchunks; i++)
         is_free[free_chunks[i]] = 1;
-    for (int i = 0, run = 0; is_free && i < (int)own.chunks && first < 0; i++) {
+    for (int n = 0, run = 0; is_free && n < limit && first < 0; n++) {
+        int i = is_last ? limit - 1 - n : n;
         run = is_free[i] ? run + 1 : 0;
-        first = run == many ? i + 1 - many : -1;
+        first = run < many ? -1 : is_last ? i : i + 1 - many;
     }
     free(is_free);
     return first;
 }
 
-static int take_locked(int many) {
-    ucch_offers_reclaim_locked();
-    int first = own.memory ? run_of(many) : -1;
+static int take_locked(int many, int limit, int is_last) {
+    int first = own.memory ? run_of(many, limit, is_last) : -1;
     size_t kept = 0;
     for (size_t i = 0; first >= 0 && i < nchunks; i++)
         if (free_chunks[i] < first || free_chunks[i] >= first + many)
@@ -221,10 +240,12 @@ static void give_locked(int first, int many) {
         free_chunks[nchunks++] = (uint16_t)(first + i);
 }
 
-/* Take `many` neighbouring chunks out of our own window: the first one, or -1. */
+/* Take `many` neighbouring chunks out of our own window: the first one, or -1. The first of all are left to messages,
+ * as those have places in the arena. */
 int ucch_window_take(int many) {
     ucch_lock();
-    int first = take_locked(many);
+    ucch_offers_reclaim_locked();
+    int first = take_locked(many, (int)own.chunks, 1);
     ucch_unlock();
     return first;
 }
@@ -239,17 +260,28 @@ static uint32_t *tight(char *slips) {
     return slips ? (uint32_t *)(slips + (size_t)SLIPS * UCCH_SLIP) : NULL;
 }
 
-static void lend(int many) {
-    lent += many;
-    __atomic_store_n(tight(ucch_window_slips(0)), 2 * lent >= (int)own.chunks, __ATOMIC_RELEASE);
+/* How many chunks may be lent to messages, as nobody may ever receive them: five eighths of the window, and of these
+ * what has a place in the arena; a fifth of that only to messages that could not do with less. What channels leave of
+ * the rest is for messages that hosts move. */
+static int most_lent(int is_least, int is_near) {
+    size_t all = own.chunks * 5 / 8;
+    if (is_near && ucch_arena_chunks() < all)
+        all = ucch_arena_chunks();
+    return (int)all * (is_least ? 5 : 4) / 5;
 }
 
-/* Likewise, for one message: not more than half of the window for all of them, as nobody may ever receive them; an
- * eighth more for those that could not do with less. What channels leave of the rest is for messages that hosts move.
- */
-int ucch_run_take_locked(int many, int is_least) {
-    int most = (int)own.chunks * (is_least ? 5 : 4) / 8;
-    int first = lent + many > most ? -1 : take_locked(many);
+static void lend(int many) {
+    int most = most_lent(0, 0), near = most_lent(0, 1);
+    lent += many;
+    __atomic_store_n(tight(ucch_window_slips(0)), lent >= (near && near < most ? near : most), __ATOMIC_RELEASE);
+}
+
+/* Likewise, for one message; `is_near`: with places in our arena. */
+int ucch_run_take_locked(int many, int is_least, int is_near) {
+    ucch_offers_reclaim_locked();
+    int limit = (int)(is_near ? ucch_arena_chunks() : own.chunks);
+    limit = limit < (int)own.chunks ? limit : (int)own.chunks;
+    int first = lent + many > most_lent(is_least, is_near) ? -1 : take_locked(many, limit, 0);
     lend(first >= 0 ? many : 0);
     return first;
 }

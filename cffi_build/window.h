@@ -17,6 +17,8 @@
 
 void *ucch_window_memory(uint64_t key, size_t *bytes);
 void *ucch_window_seen(uint64_t key);
+char *ucch_window_fronts(uint64_t key);
+char *ucch_window_fronts_seen(uint64_t key);
 void *ucch_window_offers(uint64_t key);
 void *ucch_window_slips(uint64_t key);
 void *ucch_window_slips_seen(uint64_t key);
@@ -27,10 +29,15 @@ void ucch_offers_begin_locked(void);
 void ucch_offers_reclaim_locked(void);
 int ucch_window_take(int many);
 void ucch_window_give(int first, int many);
-int ucch_run_take_locked(int many, int is_least);
+int ucch_run_take_locked(int many, int is_least, int is_near);
 void ucch_run_give_locked(int first, int many);
 int ucch_window_tight(uint64_t key);
 void ucch_beside_reserve(void);
+
+/* Device memory that processes of one vendor have opened (arena.c). */
+char *ucch_arena_seen(uint64_t key);
+size_t ucch_arena_chunks(void);
+int ucch_arena_blocks(void);
 
 /* Where a stream of this process's waits for a message. */
 typedef struct ucch_slip ucch_slip;
@@ -45,10 +52,12 @@ void *ucch_slip_seen(ucch_slip *slip);
 void ucch_slips_tell(uint64_t receiver, uint64_t tag, uint32_t number, uint32_t where);
 
 /* Where a queued message lies in its sender's window, and what is said of it there: its length and that of a slice,
- * whose bell to ring and whether that has been seen to, the room for a slice, and whether the sender's kernel is to
- * wait no more. Either side's kernel has so many blocks at most, with a slice each. */
-enum { RUN_BYTES, RUN_SLICE, RUN_WHOSE, RUN_RUNG, RUN_ROOM, RUN_STOP };
+ * whose bell to ring and whether that has been seen to, the room for a slice, whether the sender's kernel is to wait no
+ * more, and whether the data lies in the sender's arena. Either side's kernel has so many blocks, with a slice each: as
+ * many as a bus keeps busy, or at most so many between devices of one vendor. */
+enum { RUN_BYTES, RUN_SLICE, RUN_WHOSE, RUN_RUNG, RUN_ROOM, RUN_STOP, RUN_NEAR };
 #define UCCH_BLOCKS 8
+#define UCCH_MOST_BLOCKS 32
 
 char *ucch_run_at(uint64_t key, int first);
 
@@ -73,8 +82,9 @@ typedef struct ucch_offer {
     size_t bytes;
     int on_device, dest;
     uint64_t tag;
-    int queued; /* in streams, if there is room */
+    int queued, eager; /* in streams, if there is room; over for us once our device has put it there */
     void *stream;
+    uint64_t receiver; /* its process, where known */
 } ucch_offer;
 
 int ucch_message_offer_locked(ucch_message *m, ucp_ep_h ep, const ucch_offer *offer, double timeout);

@@ -18,10 +18,20 @@ __all__ = ["Detours"]
 
 
 class Detours:
-    """What one rank knows of the ways that its messages take; ``forced`` is a path for all that could take either."""
+    """What one rank knows of the ways that its messages take; ``forced`` is a path for all that could take either.
 
-    def __init__(self, rank: int, everyone: Sequence[Facts], topology: Topology, tuning: Tuning) -> None:
-        self._rank, self._everyone, self._rules = rank, everyone, tuning.messages
+    ``near``: by rank, whose arenas it has opened. What comes from these to the host's memory is little more than words.
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        everyone: Sequence[Facts],
+        topology: Topology,
+        tuning: Tuning,
+        near: Sequence[frozenset[int]] = (),
+    ) -> None:
+        self._rank, self._everyone, self._rules, self._near = rank, everyone, tuning.messages, near
         #: How messages go that could go either way, where nothing was measured.
         self.usual = tuning.path if tuning.path == "staged" else "direct"
         #: Device memory always goes by way of the host: so wanted, or this libucp cannot move it.
@@ -32,12 +42,19 @@ class Detours:
 
     def wanted(self, peer: int, nbytes: int) -> bool:
         """Whether a message of so many bytes with ``peer`` (negative: whoever it is) goes by way of the host."""
+        if self.arenas(peer):
+            return True
         if peer >= 0 and (self._rules or self.forced) and self.either(self._rank, peer):
             path = self.forced or pair_path(self._rules, *self.kind(self._rank, peer), nbytes)
             if path:
                 return path == "staged"
         here = self._host(self._rank)
         return self._always or (here in self._crowded and (peer < 0 or self._host(peer) == here))
+
+    def arenas(self, peer: int) -> bool:
+        """Whether the data of messages with ``peer`` (negative: whoever it is) may lie in arenas."""
+        near = self._near[self._rank] if self._near else ()
+        return peer in near or (peer < 0 and len(near) > 0)
 
     def kind(self, one: int, other: int) -> tuple[tuple[str, str], bool]:
         """What measured rules go by: the vendors of two ranks' devices, and whether these are on one host."""
@@ -47,6 +64,8 @@ class Detours:
     def either(self, one: int, other: int) -> bool:
         """Whether messages between two ranks could go either way; some of them lie on a device."""
         a, b = self._everyone[one], self._everyone[other]
+        if self._near and other in self._near[one]:
+            return False
         near = self._host(one) == self._host(other)
         if not self._free or not (a.device_memory or b.device_memory) or (near and self._host(one) in self._crowded):
             return False

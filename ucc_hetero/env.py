@@ -170,6 +170,13 @@ _VARIABLES = (
         "bytes",
     ),
     Variable(
+        "ARENA",
+        _window,
+        128 << 20,
+        "Device memory of each rank that others of its vendor on its host open, for messages in streams; 0: none.",
+        "bytes",
+    ),
+    Variable(
         "CHANNELS",
         parse_flag,
         True,

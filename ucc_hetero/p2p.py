@@ -38,6 +38,9 @@ __all__ = ["Messages"]
 
 _COMM_MASK = ((1 << 13) - 1) << (COMM_SHIFT - 1)
 
+#: Where a message is part of no stream of the caller's.
+_OURS = lib.ucch_stream_ours()
+
 #: Sends that ended for us (by timeout, by Ctrl-C) while libucp still reads their memory.
 _held: deque[Transfer] = deque()
 
@@ -58,17 +61,19 @@ class Messages:
         self._endpoints: list[Any] = [None] * self.size
         self._base = runner.members.id << COMM_SHIFT
         members = runner.members
-        self.detours = Detours(members.rank, members.facts, members.topology, members.tuning)
-        #: Ranks that messages from or to device memory reach through shared pinned memory.
-        self._windows = runner.members.windows.peers
+        shared = members.windows
+        self.detours = Detours(members.rank, members.facts, members.topology, members.tuning, shared.near)
+        #: Ranks that messages from or to device memory reach through shared pinned memory, or through arenas.
+        self._near = shared.near[members.rank] if shared.near else frozenset()
+        self._windows = shared.peers | self._near
         #: What windows go by, of every rank; NULL where nobody sends through one.
         self.keys: Any = ffi.NULL
         if self._windows:
-            self.keys = ffi.new("uint64_t[]", [key_of(facts) for facts in runner.members.facts])
+            self.keys = ffi.new("uint64_t[]", [key_of(facts) for facts in members.facts])
         #: What goes that way to or from these, and is part of a stream, is left to the streams of both sides.
-        self._queues = runner.members.windows.streams
+        self._queues = shared.streams
         self.pairing = Pairing(self._queues, self.any_source, self.any_tag)
-        self._bounce: Bounce | None = None
+        self._bounces: dict[bool, Bounce] = {}
         board = runner.members.board
         #: Communicator rank -> slot on the arrival board, by which a message learns that its peer is gone.
         self._slots = {rank: slot for slot, rank in enumerate(board.ranks)} if board.shared else {}
@@ -145,7 +150,7 @@ class Messages:
         self.check("dest", dest, tag)
         source = as_buffer(buf, writable=False, argument="buf", rank=self.rank, pointer_vendor=pointer_vendor)
         bounce = self._bounced(source, dest)
-        least = LEAST if stream is None or dest not in self._queues else 1
+        least = 1 if dest in self._near or (stream is not None and dest in self._queues) else LEAST
         window = bounce is not None and dest in self._windows and source.nbytes >= least and not copy
         what, at = "synchronous send" if sync else "send", self._stream(stream)
         transfer = Transfer(what, source, dest, tag, None if window else bounce, at)
@@ -211,10 +216,11 @@ class Messages:
             return None
         if not self.detours.wanted(peer, buffer.nbytes):
             return None
-        if self._bounce is None:
+        spare = self.detours.arenas(peer)
+        if spare not in self._bounces:
             assert device.runtime is not None
-            self._bounce = Bounce(device.runtime)
-        return self._bounce
+            self._bounces[spare] = Bounce(device.runtime, spare=spare)
+        return self._bounces[spare]
 
     def begin(self, transfer: Transfer, timeout: float) -> None:
         """Start a transfer; ``timeout`` seconds from now, 0 for none."""
@@ -235,8 +241,9 @@ class Messages:
             return
         code = self._base | self.rank << SOURCE_SHIFT | transfer.tag
         what = transfer.handle, self.worker, self._endpoint(peer), pointer, buffer.nbytes, code
-        if transfer.window and stream is not None and peer in self._queues:
-            queued = lib.ucch_send_queued(*what, peer, stream, timeout)
+        if transfer.window and (peer in self._near or (stream is not None and peer in self._queues)):
+            at, eager = _OURS if stream is None else stream, not transfer.sync and buffer.nbytes <= LEAST
+            queued = lib.ucch_send_queued(*what, peer, at, eager, timeout)
             self._judge(transfer, queued)
             if queued:
                 return  # else there is no room: hosts take part
@@ -254,7 +261,7 @@ class Messages:
     def _judge(self, transfer: Transfer, status: int) -> None:
         if status < 0:
             reason = ffi.string(lib.ucch_device_error()).decode(errors="replace")
-            raise DeviceError(f"rank {self.rank}: {self._said(transfer)}: stream={transfer.stream:#x}: {reason}")
+            raise DeviceError(f"rank {self.rank}: {self._said(transfer)}, in stream {transfer.stream}: {reason}")
 
     def begin_matched(self, transfer: Transfer, matched: Any, timeout: float) -> None:
         """Start the receive of a message that a matching probe took out."""

@@ -3,7 +3,7 @@
 
 /* What it is told (cffi_build/queued.c), how many blocks it is, and how far each is: its slice, and bytes of that. */
 typedef struct carry {
-    char *base, *buffer;
+    char *front, *data, *arena, *buffer;
     char *slip, *slips;
     uint64_t bytes, slice, room;
     unsigned blocks;
@@ -21,7 +21,7 @@ static void put_word(void *word, uint32_t value) {
 static int carry_step(stream *s, const carry *c, char *run, uint64_t k, uint64_t length, uint64_t *done) {
     uint64_t *about = (uint64_t *)(run + UCCH_RUN_ABOUT);
     uint32_t step = (uint32_t)(*done / UCCH_CARRY_STEP) + 1;
-    char *there = run + UCCH_RUN_FRONT + k * c->room + *done % c->room, *here = c->buffer + k * c->slice + *done;
+    char *there = c->data + k * c->room + *done % c->room, *here = c->buffer + k * c->slice + *done;
     char *taken = run + UCCH_RUN_TAKEN + k * 64;
     if (c->slip && (int32_t)(word_at(run + k * 64) - step) < 0 && !word_at(c->slip + 8))
         return 0;
@@ -44,14 +44,15 @@ static int carry_step(stream *s, const carry *c, char *run, uint64_t k, uint64_t
 
 static char *run_of(carry *c) {
     if (!c->slip)
-        return c->base;
+        return c->front;
     uint32_t where = word_at(c->slip);
-    char *run = c->base + (uint64_t)(where - 1) * UCCH_CHUNK_BYTES;
-    const uint64_t *lengths = (const uint64_t *)(run + UCCH_RUN_ABOUT);
-    int none = !where || where == UCCH_NOWHERE || lengths[0] > c->bytes;
-    c->bytes = none ? 0 : lengths[0];
-    c->slice = none ? 1 : lengths[1];
-    c->room = none ? 1 : lengths[4];
+    char *run = c->front + (uint64_t)(where - 1) * UCCH_RUN_FRONT;
+    const uint64_t *about = (const uint64_t *)(run + UCCH_RUN_ABOUT);
+    int none = !where || where == UCCH_NOWHERE || about[0] > c->bytes;
+    c->bytes = none ? 0 : about[0];
+    c->slice = none ? 1 : about[1];
+    c->room = none ? 1 : about[4];
+    c->data = (!none && about[6] ? c->arena : c->data) + (uint64_t)(where - 1) * UCCH_CHUNK_BYTES;
     return run;
 }
 

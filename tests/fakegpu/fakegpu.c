@@ -8,14 +8,17 @@
  * FAKEGPU_DEVICES: how many devices (4). FAKEGPU_DELAY_US: least time of a copy or kernel, which takes up to twice that
  * (1000). FAKEGPU_NO_FLAGS: streams cannot wait for memory. FAKEGPU_CONNECTIONS: streams that run beside each other;
  * more than these go one after the other, as on a device that has run out of connections (0: as many as there are).
- * FAKEGPU_ROOM_MB: how much memory of a device is said to be free (4096), whatever is allocated. */
+ * FAKEGPU_ROOM_MB: how much memory of a device is said to be free (4096), whatever is allocated. FAKEGPU_NO_PEERS: no
+ * process can open another one's device memory. */
 #define _GNU_SOURCE
+#include <fcntl.h>
 #include <pthread.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
 #if defined(FAKE_CUDA) == defined(FAKE_HIP)
@@ -26,6 +29,7 @@ enum { OK = 0, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, INVALID_CONTEXT = 201, INVA
 enum { NOT_SUPPORTED = 801 };
 enum { FRESH = 0xCB, IN_WORK = 0xEE, FREED = 0xDB };
 enum { DEVICE_MEMORY, PINNED_MEMORY };
+enum { SHAREABLE = 2 << 20, SPARSE = 64 << 20 };
 enum { COPY, FILL, SCALE, ADD, RECORD, WAIT, HOLD, WRITE, WHOLE, CARRY };
 #define MOST_DEVICES 16
 /* Whoever waits for something that is no work of its own looks for it this often, in us. */

@@ -64,6 +64,19 @@ int cuMemAlloc_v2(address *where, size_t bytes) {
 int cuMemFree_v2(address where) {
     return release((void *)(uintptr_t)where, DEVICE_MEMORY);
 }
+int cuIpcGetMemHandle(share *out, address where) {
+    return usable() ? usable() : share_memory(out, (void *)(uintptr_t)where);
+}
+int cuIpcOpenMemHandle_v2(address *where, share from, unsigned flags) {
+    void *there = NULL;
+    int status = usable() ? usable() : flags == 1 ? open_memory(&there, &from) : INVALID_VALUE;
+    *where = (address)(uintptr_t)there;
+    return status;
+}
+int cuIpcCloseMemHandle(address where) {
+    (void)where; /* kept, as all memory is */
+    return OK;
+}
 int cuMemGetInfo_v2(size_t *room, size_t *all) {
     return usable() ? usable() : memory_left(room, all);
 }
@@ -127,7 +140,7 @@ int cuModuleGetLoadingMode(int *mode) {
     return OK;
 }
 int cuDeviceGetAttribute(int *value, int which, int device) {
-    *value = which == 75 ? 9 : 0;
+    *value = which == 75 ? 9 : which == 16 ? 40 : which == 39 ? 1024 : 0;
     return device < device_count() ? OK : INVALID_DEVICE;
 }
 int cuModuleLoadData(void **module, const void *image) {
@@ -199,6 +212,16 @@ int hipMalloc(void **where, size_t bytes) {
 }
 int hipFree(void *where) {
     return release(where, DEVICE_MEMORY);
+}
+int hipIpcGetMemHandle(share *out, void *where) {
+    return share_memory(out, where);
+}
+int hipIpcOpenMemHandle(void **where, share from, unsigned flags) {
+    return flags == 1 ? open_memory(where, &from) : INVALID_VALUE;
+}
+int hipIpcCloseMemHandle(void *where) {
+    (void)where;
+    return OK;
 }
 int hipMemGetInfo(size_t *room, size_t *all) {
     return memory_left(room, all);
@@ -275,6 +298,8 @@ int hipModuleGetFunction(void **function, void *module, const char *name) {
 int hipModuleLaunchKernel(void *f, unsigned x, unsigned y, unsigned z, unsigned a, unsigned b, unsigned c,
                           unsigned bytes, void *s, void **arguments, void **more) {
     (void)bytes, (void)more;
+    if (current < 0)
+        current = 0;
     return x && y == 1 && z == 1 && a && b == 1 && c == 1 ? launch_kernel(f, x, a, arguments, s) : INVALID_VALUE;
 }
 #endif

@@ -81,6 +81,16 @@ CU(cuPointerGetAttributes, (unsigned n, const int *which, void **into, address w
 CU(cuIpcGetMemHandle, (void *handle, address where)) {
     return THERE(cuIpcGetMemHandle, handle, where);
 }
+/* As HIP's and CUDA's handles are, by value. */
+typedef struct share {
+    char bytes[64];
+} share;
+CU(cuIpcOpenMemHandle_v2, (address * where, share handle, unsigned flags)) {
+    return THERE(cuIpcOpenMemHandle_v2, where, handle, flags);
+}
+CU(cuIpcCloseMemHandle, (address where)) {
+    return THERE(cuIpcCloseMemHandle, where);
+}
 CU(cuMemAlloc_v2, (address * where, size_t bytes)) {
     return THERE(cuMemAlloc_v2, where, bytes);
 }
@@ -212,6 +222,12 @@ int hipPointerGetAttributes(void *into, const void *where) {
 }
 int hipIpcGetMemHandle(void *handle, void *where) {
     return cuIpcGetMemHandle(handle, (address)(uintptr_t)where);
+}
+int hipIpcOpenMemHandle(void **where, share handle, unsigned flags) {
+    return cuIpcOpenMemHandle_v2((address *)where, handle, flags);
+}
+int hipIpcCloseMemHandle(void *where) {
+    return cuIpcCloseMemHandle((address)(uintptr_t)where);
 }
 int hipMalloc(void **where, size_t bytes) {
     return cuMemAlloc_v2((address *)where, bytes);

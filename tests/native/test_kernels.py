@@ -202,14 +202,15 @@ class Carry(ctypes.Structure):
     """``struct carry`` of the kernels and of cffi_build/queued.c."""
 
     _fields_ = [
-        *((name, ctypes.c_void_p) for name in ("base", "buffer", "slip", "slips")),
+        *((name, ctypes.c_void_p) for name in ("front", "data", "arena", "buffer", "slip", "slips")),
         *((name, ctypes.c_uint64) for name in ("bytes", "slice", "room")),
     ]
 
 
 @pytest.mark.parametrize("nbytes, slice_", [(1, 4096), (4096, 4096), (3_000_001, 401_408), (1_500_000, 4096)])
-@pytest.mark.parametrize("blocks", [1, 3, 8])
-def test_both_sides_of_a_message(library: ctypes.CDLL, nbytes: int, slice_: int, blocks: int) -> None:
+@pytest.mark.parametrize("blocks", [1, 3, 8, 32])
+@pytest.mark.parametrize("near", [False, True])
+def test_both_sides_of_a_message(library: ctypes.CDLL, nbytes: int, slice_: int, blocks: int, near: bool) -> None:
     """The sender's blocks put all into the run, the receiver's find it by the slip; what is too long stays there."""
     rng = np.random.default_rng()
     function = getattr(library, f"kernel_{len(CASES) + len(WHOLES)}")
@@ -218,10 +219,12 @@ def test_both_sides_of_a_message(library: ctypes.CDLL, nbytes: int, slice_: int,
     if slices * 64 > lib.UCCH_RUN_TAKEN:
         slice_ = -(-nbytes // 8 // 4096) * 4096
         slices = -(-nbytes // slice_)
-    window = np.zeros(lib.UCCH_CHUNK_BYTES + lib.UCCH_RUN_FRONT + nbytes, np.uint8)  # the run is its second chunk
-    run = window[lib.UCCH_CHUNK_BYTES :]
-    about = run[lib.UCCH_RUN_ABOUT :][:48].view(np.uint64)
-    about[:5] = nbytes, slice_, 0, 0, slice_
+    fronts = np.zeros((2, lib.UCCH_RUN_FRONT), np.uint8)
+    window, arena = (np.zeros(lib.UCCH_CHUNK_BYTES + nbytes, np.uint8) for _ in range(2))
+    used, unused = (arena, window) if near else (window, arena)
+    front = fronts[1]  # the run begins with the second chunk
+    about = front[lib.UCCH_RUN_ABOUT :][:56].view(np.uint64)
+    about[:] = nbytes, slice_, 0, 0, slice_, 0, near
     data = rng.integers(0, 256, nbytes, np.uint8)
 
     def all_blocks(what: Carry) -> None:
@@ -232,23 +235,27 @@ def test_both_sides_of_a_message(library: ctypes.CDLL, nbytes: int, slice_: int,
 
     slips = np.zeros((3, lib.UCCH_SLIP), np.uint8)
     about[2] = 7 << 32 | 2  # the second one, in its seventh use
-    all_blocks(Carry(run.ctypes.data, data.ctypes.data, None, slips.ctypes.data, nbytes, slice_, slice_))
+    into_run = used.ctypes.data + lib.UCCH_CHUNK_BYTES
+    sent = nbytes, slice_, slice_
+    all_blocks(Carry(front.ctypes.data, into_run, None, data.ctypes.data, None, slips.ctypes.data, *sent))
     assert slips[1, lib.UCCH_SLIP_BELL] == 7 and slips.sum() == 7 and about[3] == 1
-    put = run[: slices * 64].view(np.uint32)[::16]
+    put = front[: slices * 64].view(np.uint32)[::16]
     last = nbytes - (slices - 1) * slice_
     assert put.tolist() == [-(-n // lib.UCCH_CARRY_STEP) for n in [*[slice_] * (slices - 1), last]]
-    taken = run[lib.UCCH_RUN_TAKEN :][: slices * 64].view(np.uint32)[::16]
+    taken = front[lib.UCCH_RUN_TAKEN :][: slices * 64].view(np.uint32)[::16]
     for where, room in ((lib.UCCH_NOWHERE, nbytes), (2, nbytes - 1), (2, nbytes + 5)):
-        slip, into = np.zeros(256, np.uint32), np.full(room, 77, np.uint8)
+        slip, into = np.zeros(lib.UCCH_SLIP // 4, np.uint32), np.full(room, 77, np.uint8)
         slip[0] = where
         assert not taken.any()
-        all_blocks(Carry(window.ctypes.data, into.ctypes.data, slip.ctypes.data, None, room, 0, 0))
+        found = (each.ctypes.data for each in (fronts, window, arena, into, slip))
+        all_blocks(Carry(*found, None, room, 0, 0))
         gone = slip[lib.UCCH_SLIP_GONE // 4 :]
         assert gone[: 16 * blocks : 16].all() and not gone[16 * blocks :].any()
         if room > nbytes:
             assert (into[:nbytes] == data).all() and (into[nbytes:] == 77).all() and (taken == put).all()
         else:
             assert (into == 77).all()
+    assert not unused.any()
 
 
 def test_source_is_in_the_repository_only_once() -> None:

@@ -146,17 +146,23 @@ _NUMBERS = {
     "BELL": lib.UCCH_SLIP_BELL, "GONE": lib.UCCH_SLIP_GONE, "SLIP": lib.UCCH_SLIP,
 }  # fmt: skip
 _CARRY = """
-struct carry { char *base, *buffer; unsigned *slip; char *slips; unsigned long long bytes, slice, room; };
+struct carry {
+    char *front, *data, *arena, *buffer;
+    unsigned *slip;
+    char *slips;
+    unsigned long long bytes, slice, room;
+};
 
 /* What the slip says. */
 __device__ void look_up(carry &c) {
-    const unsigned where = GET(c.slip);
+    const unsigned long long where = GET(c.slip);
     __threadfence_system();
-    c.base += (where - 1) * CHUNKull;
-    const volatile unsigned long long *lengths = (const volatile unsigned long long *)(c.base + ABOUT);
-    c.bytes = where == NOWHERE || lengths[0] > c.bytes ? 0 : lengths[0];
-    c.slice = c.bytes ? lengths[1] : 1;
-    c.room = c.bytes ? lengths[4] : 1;
+    c.front += (where - 1) * FRONT;
+    const volatile unsigned long long *about = (const volatile unsigned long long *)(c.front + ABOUT);
+    c.bytes = where == NOWHERE || about[0] > c.bytes ? 0 : about[0];
+    c.slice = c.bytes ? about[1] : 1;
+    c.room = c.bytes ? about[4] : 1;
+    c.data = (c.bytes && about[6] ? c.arena : c.data) + (where - 1) * CHUNKull;
 }
 __device__ void wait_for(unsigned *word, unsigned least, unsigned *stop) {
     while ((int)(GET(word) - least) < 0 && !GET(stop))
@@ -181,13 +187,13 @@ extern "C" __global__ void ucch(carry c) {
     __syncthreads();
     const unsigned long long bytes = c.slip ? found.bytes : c.bytes, slice = c.slip ? found.slice : c.slice;
     const unsigned long long room = c.slip ? found.room : c.room;
-    char *run = c.slip ? found.base : c.base;
+    char *run = c.slip ? found.front : c.front, *data = c.slip ? found.data : c.data;
     for (unsigned long long k = blockIdx.x; k * slice < bytes; k += gridDim.x) {
         const unsigned long long from = k * slice, length = bytes - from < slice ? bytes - from : slice;
         unsigned *put = (unsigned *)(run + k * 64), *taken = (unsigned *)(run + TAKEN + k * 64), step = 0;
         for (unsigned long long done = 0; done < length; done += STEP) {
             const unsigned some = length - done < STEP ? (unsigned)(length - done) : STEP;
-            char *there = run + FRONT + k * room + done % room, *here = c.buffer + from + done;
+            char *there = data + k * room + done % room, *here = c.buffer + from + done;
             step++;
             if (c.slip && threadIdx.x == 0)
                 wait_for(put, step, c.slip + 2);
