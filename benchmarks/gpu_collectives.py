@@ -7,8 +7,8 @@ One rank per GPU; torch makes the arrays and runs NCCL (``--no-nccl`` leaves tha
 host copies as its users do. ``--amd`` ranks take their GPU through the HIP runtime that ``--hip`` names; NCCL does not
 know of that. ``UCCH_STAGING`` and ``UCCH_TUNE`` choose paths and algorithms as always.
 Times are medians over rounds, of the slowest rank; microseconds a call. ``blocking``: the host waits for each call;
-``stream``: calls in one stream, device time; ``issue``: host time to issue one of those. ``bytes`` are those of the
-longer buffer of a rank.
+``stream``: calls in one stream, device time; ``issue``: host time to issue one of those. Messages in streams
+(``sendrecv``) go through torch for both. ``bytes`` are those of the longer buffer of a rank.
 """
 
 from __future__ import annotations
@@ -204,10 +204,13 @@ def ring(dist: Any, group: Any, x: Any, y: Any) -> None:
         work.wait()
 
 
-def our_calls(comm: Any, torch: Any, name: str, x: Any, y: Any) -> tuple[Callable[[], Any], Callable[[], Any] | None]:
-    """The blocking call, and the one in a stream where there is one."""
+def our_calls(
+    comm: Any, torch: Any, group: Any, name: str, x: Any, y: Any
+) -> tuple[Callable[[], Any], Callable[[], Any] | None]:
+    """The blocking call, and the one in a stream where there is one; messages by ``group`` of torch's."""
     if name == "sendrecv":
-        return partial(comm.Sendrecv, x, (comm.rank + 1) % comm.size, 0, y, (comm.rank - 1) % comm.size), None
+        blocking = partial(comm.Sendrecv, x, (comm.rank + 1) % comm.size, 0, y, (comm.rank - 1) % comm.size)
+        return blocking, partial(ring, torch.distributed, group, x, y) if group else None
     ours = CASES[name].ours
     args = (y,) if name == "bcast" else (x, y)
     stream = torch.cuda.current_stream()
@@ -215,7 +218,7 @@ def our_calls(comm: Any, torch: Any, name: str, x: Any, y: Any) -> tuple[Callabl
 
 
 def peers(torch: Any, world: Any, options: argparse.Namespace) -> dict[str, Any]:
-    """Name -> process group of torch.distributed."""
+    """Name -> process group of torch.distributed; ours, too, where messages are measured."""
     if options.no_nccl and not options.gloo:
         return {}
     os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
@@ -224,6 +227,10 @@ def peers(torch: Any, world: Any, options: argparse.Namespace) -> dict[str, Any]
     dist = torch.distributed
     dist.init_process_group("gloo", rank=world.Get_rank(), world_size=world.Get_size())
     groups = {} if options.no_nccl else {"nccl": dist.new_group(backend="nccl")}
+    if "sendrecv" in options.collectives.split(","):
+        import ucc_hetero.torch  # noqa: F401  # registers the backend
+
+        groups["ucch"] = dist.new_group(backend="ucch")
     for group in groups.values():
         dist.all_reduce(torch.ones(1, device="cuda"), group=group)  # connects now
     torch.cuda.synchronize()
@@ -255,7 +262,8 @@ def row_of(
     y = torch.empty(n // comm.size if case.recv_part else n, device="cuda")
     calls = 50 if size <= 1 << 20 else 5
     row: dict[str, Any] = {"collective": name, "bytes": size}
-    blocking, ordered = our_calls(comm, torch, name, x, y)
+    groups = dict(groups)
+    blocking, ordered = our_calls(comm, torch, groups.pop("ucch", None), name, x, y)
     for _ in range(3):
         blocking()
     row["blocking"] = timer.host(blocking, calls)

@@ -37,6 +37,11 @@ static ucch_slip *slip_at(void *slips, int i) {
     return (ucch_slip *)((char *)slips + (size_t)i * UCCH_SLIP);
 }
 
+/* How many wait, in line SLIPS: a sender need not look where none does. */
+static uint32_t *waiting(void *slips) {
+    return (uint32_t *)((char *)slips + (size_t)SLIPS * UCCH_SLIP + sizeof(line));
+}
+
 /* Whether every block of the kernel has ended that waits there. */
 int ucch_slip_gone(const ucch_slip *s) {
     for (uint32_t i = 0; i < s->blocks; i++)
@@ -57,9 +62,11 @@ static uint32_t uses(uint64_t word) {
 /* A slip for message `number` under a tag from process `sender`, for a kernel of so many blocks; NULL where all are in
  * use. */
 ucch_slip *ucch_slip_open_locked(uint64_t sender, uint64_t tag, uint32_t number, int blocks) {
+    static int last; /* those behind it have been free for longest */
     void *all = ucch_window_slips_seen(0) ? ucch_window_slips(0) : NULL;
-    for (int i = 0; all && i < SLIPS; i++) {
-        ucch_slip *s = slip_at(all, i);
+    for (int n = 0; all && n < SLIPS; n++) {
+        last = (last + 1) % SLIPS;
+        ucch_slip *s = slip_at(all, last);
         if (s->state == OPEN || (s->state == LEFT && !is_over(s)))
             continue;
         __atomic_store_n(&s->state, FREE, __ATOMIC_RELEASE);
@@ -71,6 +78,7 @@ ucch_slip *ucch_slip_open_locked(uint64_t sender, uint64_t tag, uint32_t number,
         s->blocks = (uint32_t)blocks;
         s->sender = sender;
         s->tag = tag;
+        __atomic_add_fetch(waiting(all), 1, __ATOMIC_SEQ_CST);
         __atomic_store_n(&s->state, OPEN, __ATOMIC_SEQ_CST);
         return s;
     }
@@ -100,10 +108,12 @@ static void announce(ucch_slip *s, int i, uint32_t use, char *run) {
 
 /* Fill in where the message is, unless that has been done or the slip is no longer what it was when `seen` was read.
  * Returns what counts. */
-static uint32_t fill(ucch_slip *s, uint64_t seen, uint32_t where) {
+static uint32_t fill(void *slips, ucch_slip *s, uint64_t seen, uint32_t where) {
     if ((uint32_t)seen)
         return (uint32_t)seen;
     int done = __atomic_compare_exchange_n(&s->word, &seen, seen | where, 0, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST);
+    if (done)
+        __atomic_sub_fetch(waiting(slips), 1, __ATOMIC_SEQ_CST);
     return done ? where : (uint32_t)seen;
 }
 
@@ -115,7 +125,7 @@ static int number_of(const ucch_slip *s) {
 /* Say where our slip's message is, unless that has been said. Returns what counts. */
 uint32_t ucch_slip_settle(ucch_slip *s, uint32_t where) {
     uint64_t seen = __atomic_load_n(&s->word, __ATOMIC_SEQ_CST);
-    uint32_t found = fill(s, seen, where);
+    uint32_t found = fill(ucch_window_slips(0), s, seen, where);
     s->run = found == UCCH_NOWHERE ? NULL : ucch_run_at(s->sender, (int)found - 1);
     if (s->run && found == where)
         announce(s, number_of(s), uses(seen), s->run);
@@ -155,13 +165,15 @@ static int waits_for(const ucch_slip *s, uint64_t tag, uint32_t number) {
 void ucch_slips_tell(uint64_t receiver, uint64_t tag, uint32_t number, uint32_t where) {
     void *all = ucch_window_slips(receiver);
     __atomic_thread_fence(__ATOMIC_SEQ_CST);
-    for (int i = 0; all && i < SLIPS; i++) {
+    if (!all || !__atomic_load_n(waiting(all), __ATOMIC_SEQ_CST))
+        return;
+    for (int i = 0; i < SLIPS; i++) {
         ucch_slip *s = slip_at(all, i);
         if (!waits_for(s, tag, number))
             continue;
         uint64_t seen = __atomic_load_n(&s->word, __ATOMIC_SEQ_CST);
         /* Had the slip been put to another use since that reading, filling in would fail. */
-        if (waits_for(s, tag, number) && fill(s, seen, where) == where)
+        if (waits_for(s, tag, number) && fill(all, s, seen, where) == where)
             announce(s, i, uses(seen), ucch_run_at(0, (int)where - 1));
         return;
     }

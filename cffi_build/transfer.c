@@ -10,6 +10,9 @@
 /* The shortest piece; the longest fill a chunk, which a device copies in 40 us. */
 #define SHORTEST ((size_t)128 << 10)
 
+/* Between looks at what streams do, at most. */
+#define LOOK_S 100e-6
+
 static uint32_t free_controls[CONTROLS];
 static size_t ncontrols;
 static uint64_t offered;
@@ -91,6 +94,8 @@ void ucch_transfer_begin(ucch_transfer *t, int phase, const ucch_token *token, v
     t->asked = t->done = 0;
     t->left = ENDED;
     t->ours = t->fetching = 0;
+    t->since = ucch_now();
+    t->again = 0;
 }
 
 /* Have a message ready for whoever gets the token; its data stays where it is until then, or is queued in streams. */
@@ -279,21 +284,32 @@ static int receive_on(ucch_transfer *t) {
     return __atomic_load_n(&t->at->aborted, __ATOMIC_ACQUIRE) ? UCCH_FAIL_PEER : 0;
 }
 
+/* Whether to look how far streams are: the longer they take the seldomer, as there may be many, and each look fetches
+ * lines that a device has written. */
+static int is_due(ucch_transfer *t) {
+    double now = ucch_now(), more = (now - t->since) / 8;
+    if (now < t->again)
+        return 0;
+    t->again = now + (more < LOOK_S ? more : LOOK_S);
+    return 1;
+}
+
 /* 1 when this side has finished, 0 when not yet, negative on failure. */
 int ucch_transfer_pump_locked(ucch_transfer *t) {
     switch (t->phase) {
     case ENDED:
         return 1;
+    case EXPECTED: /* its token is waited for, or it has run into its time */
+        return 0;
     case AWAITED:
-    case EXPECTED:
     case TAKING:
-        return ucch_take_on(t);
+        return is_due(t) ? ucch_take_on(t) : 0;
     case LANDED:
         return ucch_land_on(t);
     case RECEIVING:
         return receive_on(t);
     default:
-        return send_on(t);
+        return t->run && !is_due(t) ? 0 : send_on(t);
     }
 }
 

@@ -36,7 +36,7 @@ struct ucch_transfer {
     size_t bytes, piece;
     uint64_t pieces, asked, done;
     void *event[SLOTS];
-    double again;
+    double again, since; /* when to look next, and when it began */
     /* Of one that is queued: its words and data, where that is, the sender's chunks, whether it was given up meanwhile,
      * and what takes part on our side. */
     char *run;

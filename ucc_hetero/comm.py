@@ -49,6 +49,10 @@ class Communicator(MessageMethods, GroupMethods):
     ``with Communicator() as comm:`` frees it at the end; what is not freed is released before MPI is finalised.
     """
 
+    #: Messages between devices of one vendor are left to streams (``cffi_build/arena.c``). That is for those who let
+    #: streams wait for them; a host that waits is sooner told by libucp.
+    _arenas = False
+
     def __init__(self, comm: Any = None) -> None:
         # Before MPI where MPI is not there yet: both bring a UCX, and the first one serves both. A failure is said
         # again when all ranks tell each other what they have: those that fail must not leave the others waiting.
@@ -77,7 +81,7 @@ class Communicator(MessageMethods, GroupMethods):
 
     def _join(self, mpi: Any) -> None:
         self._mpi = mpi
-        self._run = Runner(self._mpi)
+        self._run = Runner(self._mpi, arenas=self._arenas)
         self._messages = Messages(self._run)
         self.rank: int = self._run.rank
         self.size: int = self._run.size

@@ -36,12 +36,13 @@ USUAL_COUNTS = (1, 1 << 12, 1 << 18, 1 << 24)
 class Membership:
     """This rank's part in one communicator. Collective to create and to close over ``mpi``, which stays private.
 
-    ``timeout`` is that of waiting for the other ranks while teams are made, in seconds. Raises
+    ``timeout`` is that of waiting for the other ranks while teams are made, in seconds; ``arenas`` are wanted, where
+    there can be any. Raises
     :class:`AgreementError` on every rank when their facts do not fit together.
     """
 
-    def __init__(self, mpi: Any, timeout: float) -> None:
-        self.mpi = mpi
+    def __init__(self, mpi: Any, timeout: float, arenas: bool) -> None:
+        self.mpi, self._arenas = mpi, arenas
         self.rank, self.size = int(mpi.Get_rank()), int(mpi.Get_size())
         numbers: list[tuple[int, bytes]] = []
 
@@ -70,7 +71,7 @@ class Membership:
         self.bare = Topology.group(vendors, hosts, (), levels)
         speeds = link_weights(hosts, [f.link_speed for f in self.facts])
         weighted = Topology.group(vendors, hosts, speeds, levels)
-        self.windows = join_windows(mpi, self.bare, self.facts, self.runtime)
+        self.windows = join_windows(mpi, self.bare, self.facts, self.runtime, self._arenas)
         self.topology, self.tuning = agreed(
             self.bare, weighted, env.get("TUNE"), self._table, path, plain=plain, windows=self.windows.whole
         )

@@ -36,13 +36,13 @@ _graveyard: list[object] = []
 class Runner:
     """Everything that the collectives of one communicator need. Collective to create."""
 
-    def __init__(self, mpi: Any) -> None:
+    def __init__(self, mpi: Any, *, arenas: bool = False) -> None:
         from mpi4py import MPI
 
         timeout = env.get("TIMEOUT")
         #: Seconds after which a call fails; 0 = never.
         self.timeout = 0.0 if math.isinf(timeout) else float(timeout)
-        self.members = members = Membership(mpi, self.timeout or 3600.0)
+        self.members = members = Membership(mpi, self.timeout or 3600.0, arenas)
         self.mpi, self.rank, self.size = mpi, members.rank, members.size
         self.topology, self.board = members.topology, members.board
         #: Why the communicator can no longer be used; empty while it can.

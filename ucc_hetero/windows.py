@@ -38,22 +38,24 @@ class Windows(NamedTuple):
     near: tuple[frozenset[int], ...] = ()
 
 
-def join(mpi: Any, topology: Topology, everyone: Sequence[Facts], runtime: DeviceRuntime | None) -> Windows:
+def join(
+    mpi: Any, topology: Topology, everyone: Sequence[Facts], runtime: DeviceRuntime | None, arenas: bool
+) -> Windows:
     """The ranks that this one shares windows or arenas with; collective over ``mpi``, and symmetric.
 
     Windows: ranks on its host that have devices, where devices of several islands are, as no library moves data between
-    these. Nobody, with ``UCCH_WINDOW=0``, or where a process may not open what another one has. Arenas: those of its
-    vendor on its host. Nobody, with ``UCCH_ARENA=0``, or where devices cannot reach each other's memory.
+    these. Nobody, with ``UCCH_WINDOW=0``, or where a process may not open what another one has. ``arenas``, if wanted:
+    those of its vendor on its host. Nobody, with ``UCCH_ARENA=0``, or where devices cannot reach each other's memory.
     """
     rank, size = int(mpi.Get_rank()), int(env.get("WINDOW"))
-    crowded, kin = crowded_hosts(topology, everyone), _kin(everyone)
+    crowded, kin = crowded_hosts(topology, everyone), _kin(everyone if arenas else ())
     if not crowded and not any(kin):
         return Windows()
     mine, arena = everyone[rank], int(env.get("ARENA"))
     here = mine.host.memory
     beside = frozenset(r for r, f in enumerate(everyone) if f.device_memory and f.host.memory == here) - {rank}
     mates = beside if mine.device_memory and here in crowded and size else frozenset()
-    wanted = mates | (kin[rank] if arena else frozenset())
+    wanted = mates | (kin[rank] if any(kin) and arena else frozenset())
     # Where it has words only, as many of them as the arena has places, and more.
     file, nbytes = -1, ffi.new("size_t *", size if mates else 2 * arena)
     if wanted and runtime is not None:
@@ -68,7 +70,9 @@ def join(mpi: Any, topology: Topology, everyone: Sequence[Facts], runtime: Devic
                 opened = set()
     able = bool(opened) and may_wait(runtime) and kernels.ready(lib.UCCH_CARRY, 0, 0, 0, insist=True)
     shared, apart = opened & mates, set()
-    if able and arena:  # a device that two processes share has them take turns: kernels might wait for each other
+    if (
+        able and any(kin) and arena
+    ):  # a device that two processes share has them take turns: kernels might wait for each other
         apart = {r for r in opened & kin[rank] if offers[r][3] != board}
     handle = _own_arena(arena) if apart else b""
     theirs, carry, aparts, handles = zip(*mpi.allgather((shared, able, apart, handle)), strict=True)

@@ -115,8 +115,7 @@ import arrays
 from ucc_hetero.__main__ import main
 assert main(["tune", "--file", {str(table)!r}, "--collective", "barrier", "--sizes", "1K:512K"]) == 0
 """
-    alone = {"UCCH_ARENA": "0"}  # where streams do it all there is one way
-    out = fakes(tune, "nvidia:2", **alone).stdout
+    out = fakes(tune, "nvidia:2").stdout
     lines = [line for line in out.splitlines() if line.startswith("nvidia-nvidia, one host")]
     assert len(lines) == 4 and all("direct" in line and "staged" in line for line in lines), out
     (entry,) = json.loads(table.read_text())["topologies"].values()
@@ -125,7 +124,6 @@ assert main(["tune", "--file", {str(table)!r}, "--collective", "barrier", "--siz
     data = json.loads(table.read_text())
     data["topologies"] = {next(iter(data["topologies"])): entry}
     table.write_text(json.dumps(data))
-    out = fakes(device_scripts.WAYS, "nvidia:2", UCCH_TUNE_FILE=str(table), **alone).stdout
+    out = fakes(device_scripts.WAYS, "nvidia:2", UCCH_TUNE_FILE=str(table)).stdout
     assert out.count(f"staged: [{1 << 14}]") == 2, out
-    assert fakes(device_scripts.WAYS, "nvidia:2", **alone).stdout.count("staged: []") == 2
-    assert "one host" not in fakes(tune, "nvidia:2").stdout
+    assert fakes(device_scripts.WAYS, "nvidia:2").stdout.count("staged: []") == 2

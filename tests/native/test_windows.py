@@ -66,6 +66,7 @@ def test_devices_that_do_not_reach_each_other(fakes: Callable[..., Any]) -> None
 from arrays import Array, runtime
 from ucc_hetero import Communicator
 
+Communicator._arenas = True
 with Communicator() as comm:
     assert not comm._messages._near and not comm._messages._windows
     x, y = Array(100_000).set(comm.rank), Array(100_000).set(-1)
@@ -84,7 +85,9 @@ import time
 from arrays import Array, runtime
 from ucc_hetero import Communicator
 
+Communicator._arenas = True
 with Communicator() as comm:
+    assert comm._messages._near == {1 - comm.rank}
     other, arrays = 1 - comm.rank, [Array(1000).set(10 * comm.rank + k) for k in range(20)]
     for k, x in enumerate(arrays):
         comm.Send(x, other, 5)

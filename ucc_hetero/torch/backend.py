@@ -19,6 +19,7 @@ from ..errors import UCCHError
 from ..native import load
 from . import futures, rendezvous
 from .group import ProcessGroupUCCH
+from .lane import GroupCommunicator
 from .storecomm import StoreComm
 from .work import seconds_of, torch_error
 
@@ -107,7 +108,7 @@ def _over_store(opts: Any) -> Communicator:
     seconds = seconds_of(opts.timeout)
     # torchrun may start failed ranks again with the store in which the first ones' addresses are.
     keys = f"ucch/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
-    return Communicator._adopt(StoreComm(opts.store, keys, opts.group_rank, opts.group_size, world, seconds))
+    return GroupCommunicator._adopt(StoreComm(opts.store, keys, opts.group_rank, opts.group_size, world, seconds))
 
 
 def _over_mpi(opts: Any) -> Communicator:
@@ -129,13 +130,13 @@ def _over_mpi(opts: Any) -> Communicator:
             "mpirun, or set them to OMPI_COMM_WORLD_RANK and OMPI_COMM_WORLD_SIZE"
         )
     if ranks == list(range(world.Get_size())):
-        return Communicator(world)
+        return GroupCommunicator(world)
     members = world.group.Incl(ranks)
     try:
         # Collective among the members only; the tag keeps groups that are made at the same time apart.
         comm = world.Create_group(members, zlib.crc32(opts.group_id.encode()) & 0x7FFF)
         lifecycle.register()
-        return Communicator._adopt(comm)
+        return GroupCommunicator._adopt(comm)
     finally:
         members.Free()
 

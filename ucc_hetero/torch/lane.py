@@ -14,7 +14,7 @@ from ..prepare import KINDS
 from ..request import SLICE, Request, finished
 from ..runner import Runner
 
-__all__ = ["Lane"]
+__all__ = ["GroupCommunicator", "Lane"]
 
 _NULL = ffi.NULL
 _cast = ffi.cast
@@ -22,6 +22,12 @@ _run = lib.ucch_program_run
 
 #: Seconds that stand for "no limit" where one is needed.
 _LONG = 1e7
+
+
+class GroupCommunicator(Communicator):
+    """One of a torch group: whoever waits for a message lets a stream wait."""
+
+    _arenas = True
 
 
 class Lane:

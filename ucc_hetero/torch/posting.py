@@ -15,7 +15,7 @@ from ..errors import UCCHError
 from ..types import OPS
 from . import futures
 from .futures import InOrder
-from .lane import Lane
+from .lane import GroupCommunicator, Lane
 from .layout import Finish
 from .mail import Mail
 from .streams import Side, current, device_of, mean_of, refuse_capture
@@ -141,7 +141,7 @@ class Posting:
         lane = self._lanes.get(at)
         if lane is None:
             # Collective; every rank runs the same callbacks in the same order, and so comes here.
-            lane = self._lanes[at] = Lane(Communicator._adopt(self._lanes[0].comm.mpi.Dup()), self.check_aborted)
+            lane = self._lanes[at] = Lane(GroupCommunicator._adopt(self._lanes[0].comm.mpi.Dup()), self.check_aborted)
         return lane
 
     def _timeout(self, opts: Any) -> float:
