@@ -122,8 +122,11 @@ int ucch_device_use(int runtime, int device) {
     return CALL(use, device);
 }
 
-int ucch_device_pointer(int runtime, const void *address, int *kind, int *device) {
-    return CALL(pointer, address, kind, device);
+/* What an address is (UCCH_MEMORY_*), and of which device times 4; or a failure. */
+int ucch_device_pointer(int runtime, uintptr_t address) {
+    int kind = UCCH_MEMORY_UNKNOWN, device = 0;
+    int status = CALL(pointer, (const void *)address, &kind, &device);
+    return status ? status : 4 * device + kind;
 }
 
 int ucch_device_shareable(int runtime, void *address) {

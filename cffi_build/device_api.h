@@ -10,7 +10,7 @@ int ucch_device_count(int runtime, int *devices);
 int ucch_device_bus(int runtime, int device, char *where, int room);
 int ucch_device_current(int runtime, int *device);
 int ucch_device_use(int runtime, int device);
-int ucch_device_pointer(int runtime, const void *address, int *kind, int *device);
+int ucch_device_pointer(int runtime, uintptr_t address);
 int ucch_device_shareable(int runtime, void *address);
 int ucch_device_alloc(int runtime, void **address, size_t bytes, int pinned);
 int ucch_device_free(int runtime, void *address, int pinned);

@@ -7,12 +7,9 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-import numpy as np
-
-from .bounce import Bounce
-from .buffers import Buffer, as_buffer, pack
-from .detours import Detours
-from .device import pointer_vendor, report, stream_handle
+from .buffers import pack
+from .contents import Contents, copied
+from .device import report, stream_handle
 from .errors import (
     CollectiveError,
     CollectiveTimeout,
@@ -30,7 +27,6 @@ from .request import SLICE, Request, wait_op
 from .runner import Runner
 from .status import set_status
 from .transfer import COMM_SHIFT, SOURCE_MASK, SOURCE_SHIFT, TAG_MASK, Transfer
-from .ucc_enums import MemType
 from .ucx import status_name
 from .windows import LEAST, key_of
 
@@ -62,7 +58,8 @@ class Messages:
         self._base = runner.members.id << COMM_SHIFT
         members = runner.members
         shared = members.windows
-        self.detours = Detours(members.rank, members.facts, members.topology, members.tuning, shared.near)
+        self.contents = Contents(members, self.null)
+        self.detours = self.contents.detours
         #: Ranks that messages from or to device memory reach through shared pinned memory, or through arenas.
         self._near = shared.near[members.rank] if shared.near else frozenset()
         self._windows = shared.peers | self._near
@@ -73,7 +70,6 @@ class Messages:
         #: What goes that way to or from these, and is part of a stream, is left to the streams of both sides.
         self._queues = shared.streams
         self.pairing = Pairing(self._queues, self.any_source, self.any_tag)
-        self._bounces: dict[bool, Bounce] = {}
         board = runner.members.board
         #: Communicator rank -> slot on the arrival board, by which a message learns that its peer is gone.
         self._slots = {rank: slot for slot, rank in enumerate(board.ranks)} if board.shared else {}
@@ -134,11 +130,6 @@ class Messages:
             mask |= TAG_MASK
         return value, mask
 
-    def _memory(self, buffer: Buffer) -> int:
-        """The memory type of a buffer for libucp; every mistake about where it lies raises here."""
-        device = self.runner.members.device
-        return device.memory if device.holds((("buf", buffer),)) else int(MemType.HOST)
-
     # --- sending and receiving ----------------------------------------------------------------------------------------
 
     def outgoing(
@@ -148,8 +139,8 @@ class Messages:
         what the buffer holds when ``stream`` gets there."""
         self.usable()
         self.check("dest", dest, tag)
-        source = as_buffer(buf, writable=False, argument="buf", rank=self.rank, pointer_vendor=pointer_vendor)
-        bounce = self._bounced(source, dest)
+        source = self.contents.bind(buf, writable=False)
+        bounce = self.contents.bounced(source, dest)
         least = 1 if dest in self._near or (stream is not None and dest in self._queues) else LEAST
         window = bounce is not None and dest in self._windows and source.nbytes >= least and not copy
         what, at = "synchronous send" if sync else "send", self._stream(stream)
@@ -157,15 +148,8 @@ class Messages:
         transfer.sync, transfer.window = sync, window
         self._in_place(transfer)
         if copy:
-            transfer.buffer = self._copied(transfer.buffer)
+            transfer.buffer = copied(transfer.buffer, self.rank)
         return transfer
-
-    def _copied(self, source: Buffer) -> Buffer:
-        if source.vendor != "host":
-            raise NotSupported(f"rank {self.rank}: buffered sends are for host memory; use Isend")
-        memory = np.empty(source.nbytes, np.uint8)
-        ffi.memmove(ffi.from_buffer(memory), ffi.cast("void *", source.ptr), source.nbytes)
-        return Buffer(memory.ctypes.data, source.count, source.dtype, "host", 0, memory, False)
 
     def _stream(self, stream: Any) -> int | None:
         """The handle of a stream that a message is to start in."""
@@ -187,8 +171,9 @@ class Messages:
         sender's stream will send is left to :meth:`take`."""
         self.usable()
         self.check("source", source, tag)
-        target = as_buffer(buf, writable=True, argument="buf", rank=self.rank, pointer_vendor=pointer_vendor)
-        transfer = Transfer("receive", target, source, tag, self._bounced(target, source), self._stream(stream))
+        target = self.contents.bind(buf, writable=True)
+        bounce = self.contents.bounced(target, source)
+        transfer = Transfer("receive", target, source, tag, bounce, self._stream(stream))
         self._in_place(transfer)
         # What goes straight to a device comes from another host, and not through a window.
         if self._windows and (transfer.bounce is not None or target.vendor == "host"):
@@ -209,19 +194,6 @@ class Messages:
         transfer: Any = request._keep
         return bool(lib.ucch_message_take(transfer.handle, ffi.cast("void *", stream), early) == 1)
 
-    def _bounced(self, buffer: Buffer, peer: int) -> Bounce | None:
-        """What moves a message's data by way of the host, where it must not or cannot go straight."""
-        device = self.runner.members.device
-        if buffer.vendor == "host" or peer == self.null or not device.holds((("buf", buffer),)):
-            return None
-        if not self.detours.wanted(peer, buffer.nbytes):
-            return None
-        spare = self.detours.arenas(peer)
-        if spare not in self._bounces:
-            assert device.runtime is not None
-            self._bounces[spare] = Bounce(device.runtime, spare=spare)
-        return self._bounces[spare]
-
     def begin(self, transfer: Transfer, timeout: float) -> None:
         """Start a transfer; ``timeout`` seconds from now, 0 for none."""
         peer, buffer = transfer.peer, transfer.buffer
@@ -232,7 +204,7 @@ class Messages:
             lib.ucch_message_watch(transfer.handle, self.runner.members.board.native, slot)
         if self._queues and (number := self.pairing.number(transfer)):
             lib.ucch_message_number(transfer.handle, self.keys[peer], number)
-        pointer, memory = ffi.cast("void *", buffer.ptr), self._memory(buffer)
+        pointer, memory = ffi.cast("void *", buffer.ptr), self.contents.memory(buffer)
         stream = None if transfer.stream is None else ffi.cast("void *", transfer.stream)
         if transfer.what == "receive":
             self._after(transfer, stream)
@@ -265,7 +237,7 @@ class Messages:
 
     def begin_matched(self, transfer: Transfer, matched: Any, timeout: float) -> None:
         """Start the receive of a message that a matching probe took out."""
-        pointer, memory = ffi.cast("void *", transfer.buffer.ptr), self._memory(transfer.buffer)
+        pointer, memory = ffi.cast("void *", transfer.buffer.ptr), self.contents.memory(transfer.buffer)
         nbytes = transfer.buffer.nbytes
         lib.ucch_recv_matched(transfer.handle, self.worker, pointer, nbytes, matched, memory, timeout)
 
@@ -307,7 +279,8 @@ class Messages:
             self.usable()
             transfer.refill()
             if copy:
-                transfer.buffer = self._copied(transfer.buffer if transfer.bounce else pack(transfer.original))
+                kept = transfer.buffer if transfer.bounce else pack(transfer.original)
+                transfer.buffer = copied(kept, self.rank)
             self.begin(transfer, 0)
             lib.ucch_progress_thread(1)
             self.runner.track(1)

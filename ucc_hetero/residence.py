@@ -119,6 +119,9 @@ class Device:
         All of a rank's buffers are on its device, or all are on the host: libraries choose by the kind of memory, and
         would choose differently for each side.
         """
+        if len(buffers) == 1 and (only := buffers[0][1]) is not None and only.vendor != "host":
+            self._check(buffers[0][0], only)
+            return True
         there = [(name, b) for name, b in buffers if b is not None and b.vendor != "host"]
         if not there:
             return False
@@ -133,9 +136,9 @@ class Device:
         return True
 
     def _check(self, name: str, buffer: Buffer) -> None:
-        where = f"{name} on rank {self.rank} is in memory of {buffer.vendor} device {buffer.device}"
         # A library that stands in for a vendor's (rehearsals) has another vendor's memory: then that is ours, too.
         mine = () if self.runtime is None else (self.place.vendor, memory_vendor(self.runtime.memory_type))
+        where = f"{name} on rank {self.rank} is in memory of {buffer.vendor} device {buffer.device}"
         if self.runtime is None or buffer.vendor not in mine:
             why = report(buffer.vendor) if self.runtime is None else f"it works with {self.place.vendor}"
             raise DeviceError(f"{where}, which this rank cannot use ({why})")
@@ -144,9 +147,5 @@ class Device:
                 f"{where}, but the rank works with device {self.place.device}: choose the device before the first "
                 "Communicator is made, or move the data"
             )
-        if buffer.count:
-            found = self.runtime.pointer(buffer.ptr)
-            if found.kind not in ("device", "managed"):
-                raise DeviceError(
-                    f"{where}, says its owner, but the runtime does not know {buffer.ptr:#x}: it was freed"
-                )
+        if buffer.count and self.runtime.pointer(buffer.ptr).kind not in ("device", "managed"):
+            raise DeviceError(f"{where}, says its owner, but the runtime does not know {buffer.ptr:#x}: it was freed")

@@ -69,6 +69,7 @@ LAYERS = {
     "failure": 5,
     "streamed": 5,
     "bounce": 5,
+    "contents": 5,
     "persistent": 5,
     "prepare": 5,
     "repeated": 5,

@@ -28,9 +28,15 @@ def _reader(kind: type) -> Callable[[Any], Glance | None] | None:
 
 
 def _torch(tensor: Any) -> Glance | None:
-    if not tensor.is_contiguous() or tensor.is_neg() or (tensor.is_complex() and tensor.is_conj()):
+    try:
+        if not tensor.is_contiguous() or tensor.is_neg() or (tensor.is_complex() and tensor.is_conj()):
+            return None
+        address = tensor.data_ptr()
+    except RuntimeError:  # it has no single block of memory
         return None
-    return ("torch", tensor.dtype, tensor.numel(), tensor.get_device(), tensor.requires_grad), tensor.data_ptr()
+    if not address:  # none at all: a meta tensor, or one of no elements
+        return None
+    return ("torch", tensor.dtype, tensor.numel(), tensor.get_device(), tensor.requires_grad), address
 
 
 def _cupy(array: Any) -> Glance | None:

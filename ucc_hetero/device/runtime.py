@@ -101,16 +101,16 @@ class DeviceRuntime:
 
     def pointer(self, address: int) -> Pointer:
         """What the runtime knows of ``address``."""
-        kind, device = ffi.new("int *"), ffi.new("int *")
-        status = lib.ucch_device_pointer(self.code, ffi.cast("void *", address), kind, device)
-        self.check(f"address {address:#x}", status)
-        return Pointer(KINDS[kind[0]], int(device[0]))
+        found = lib.ucch_device_pointer(self.code, address)
+        if found < 0:
+            self.check(f"address {address:#x}", found)
+        return Pointer(KINDS[found & 3], found >> 2)
 
     def shareable(self, address: int) -> bool:
         """True when another process of this host can map the memory (inter-process communication)."""
         return bool(lib.ucch_device_shareable(self.code, ffi.cast("void *", address)) == 0)
 
-    @property
+    @cached_property
     def memory_type(self) -> int:
         """The memory type under which UCC and UCX know the device memory (``ucc_memory_type_t``)."""
         return int(lib.ucch_device_memory_type(self.code))

@@ -22,6 +22,8 @@ MEMORY_NAMES = ("host", "cuda", "cuda-managed", "rocm", "rocm-managed")
 #: ``ucc_memory_type_t`` -> the component of libucc that hands collectives on it to the vendor's library, and that one.
 _LIBRARIES = {lib.UCCH_TYPE_CUDA: ("libucc_tl_nccl", "libnccl"), lib.UCCH_TYPE_ROCM: ("libucc_tl_rccl", "librccl")}
 
+_BY_MEMORY = {lib.UCCH_TYPE_CUDA: "nvidia", lib.UCCH_TYPE_ROCM: "amd"}
+
 _loaded: dict[str, DeviceRuntime | None] = {}
 _tried: dict[str, list[str]] = {}
 
@@ -69,7 +71,7 @@ def report(vendor: str) -> str:
 
 def memory_vendor(memory: int) -> str:
     """Whose devices have memory of this type (``ucc_memory_type_t``); ``host`` for none's."""
-    return {lib.UCCH_TYPE_CUDA: "nvidia", lib.UCCH_TYPE_ROCM: "amd"}.get(memory, "host")
+    return _BY_MEMORY.get(memory, "host")
 
 
 @cache

@@ -78,7 +78,7 @@ class Received(Work):
                     if self._finish is not None:
                         self._finish()
                     self._finish = None  # if it failed, it is tried again once the data is there
-                    self._ready = used_in_current([self._keep, *self._outputs])
+                    self._ready = used_in_current(self._outputs)
 
     def advance(self) -> None:
         """As :meth:`Work.advance`: some stream is to wait for it."""
