@@ -23,11 +23,12 @@
 /* Bytes that a window is shared out in. */
 #define UCCH_CHUNK_BYTES 2097152
 
-/* Messages that streams of both sides do alone: bytes that a block of the sender's copies before it says so; of a chunk's
- * front bytes, with a line by slice for that, from TAKEN on one for how much the receiver has taken, from ABOUT on seven
- * numbers: the lengths of the message and of a slice, whose bell to ring, whether that has been seen to, the room for a
- * slice, whose bytes lie there in turn, whether the sender is to wait no more, and whether the data lies in its arena;
- * what stands for no message; bytes of a slip, and of the bell's place in it, and of the first block's end. */
+/* Messages that streams of both sides do alone: bytes that a block of the sender's copies before it says so; of a
+ * chunk's front bytes, with a line by slice for that, from TAKEN on one for how much the receiver has taken, from ABOUT
+ * on seven numbers: the lengths of the message and of a slice, whose bell to ring, whether that has been seen to, the
+ * room for a slice, whose bytes lie there in turn, whether the sender is to wait no more, and whether the data lies in
+ * its arena; what stands for no message; bytes of a slip, and of the bell's place in it, and of the first block's end.
+ */
 #define UCCH_CARRY_STEP 262144
 #define UCCH_RUN_FRONT 8192
 #define UCCH_RUN_TAKEN 2048

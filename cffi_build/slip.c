@@ -23,7 +23,7 @@ struct ucch_slip {
     uint64_t word;
     uint32_t stop; /* wait for no more of its data */
     uint32_t more[13];
-    line bell;              /* rung with the number of the use */
+    line bell;                   /* rung with the number of the use */
     line gone[UCCH_MOST_BLOCKS]; /* by block of the receiver's kernel */
     uint32_t state, number, blocks;
     uint64_t sender, tag;
