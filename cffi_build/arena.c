@@ -43,7 +43,7 @@ static int blocks(void) {
 static int make(size_t bytes) {
     const device_ops *ops = ucch_bound_ops();
     void *memory = NULL;
-    int status = ucch_device_fail(ops->alloc(&memory, bytes), "alloc");
+    int status = ucch_device_fail(ops->alloc_shared(&memory, bytes), "alloc");
     if (status)
         return status;
     status = ucch_device_fail(ops->share(memory, &own.handle), "sharing device memory");

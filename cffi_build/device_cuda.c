@@ -142,6 +142,11 @@ static int cuda_alloc(void **where, size_t bytes) {
     return status;
 }
 
+/* Any memory of the device is: kernels' fences of the system's scope are enough. */
+static int cuda_alloc_shared(void **where, size_t bytes) {
+    return cuda_alloc(where, bytes);
+}
+
 static int cuda_release(void *where) {
     return cu.cuMemFree((address)(uintptr_t)where);
 }

@@ -52,7 +52,13 @@ const device_symbol ucch_hip_symbols[] = {
 
 enum { NOT_SUPPORTED = 801, NOT_READY = 600, INVALID_VALUE = 1, INVALID_DEVICE = 101 };
 enum { COPY_DEFAULT = 4, HOST_PORTABLE_MAPPED = 3, STREAM_NON_BLOCKING = 1, EVENT_NO_TIMING = 2 };
-enum { IPC_ENABLE_PEERS = 1, MALLOC_SIGNAL_MEMORY = 2, WAIT_AT_LEAST = 0, VERSION_6 = 60000000 };
+enum {
+    IPC_ENABLE_PEERS = 1,
+    MALLOC_FINE_GRAINED = 1,
+    MALLOC_SIGNAL_MEMORY = 2,
+    WAIT_AT_LEAST = 0,
+    VERSION_6 = 60000000
+};
 
 /* hipPointerAttribute_t has kept its layout; what `type` means changed with HIP 6. */
 typedef struct attributes {
@@ -138,6 +144,11 @@ static int hip_close_shared(void *where) {
 
 static int hip_alloc(void **where, size_t bytes) {
     return hip.hipMalloc(where, bytes);
+}
+
+/* Other devices see what a kernel writes to ordinary memory when it has ended; to fine-grained memory, at once. */
+static int hip_alloc_shared(void **where, size_t bytes) {
+    return hip.hipExtMallocWithFlags ? hip.hipExtMallocWithFlags(where, bytes, MALLOC_FINE_GRAINED) : NOT_SUPPORTED;
 }
 
 static int hip_release(void *where) {

@@ -12,6 +12,7 @@ DEVICE(bus, (int device, char *text, int room))                      /* PCI addr
 DEVICE(current, (int *device))                                       /* -1: none yet in this thread */
 DEVICE(use, (int device))
 DEVICE(pointer, (const void *address, int *kind, int *device))       /* UCCH_MEMORY_* */
+DEVICE(alloc_shared, (void **address, size_t bytes))                 /* others read it while kernels write to it */
 DEVICE(share, (void *address, void *handle))                         /* UCCH_SHARE_BYTES, for other processes */
 DEVICE(open_shared, (void **address, const void *handle))            /* of another process: map what it shares */
 DEVICE(close_shared, (void *address))

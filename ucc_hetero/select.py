@@ -6,10 +6,7 @@ every rank, so every rank chooses the same.
 
 from __future__ import annotations
 
-import gc
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import NamedTuple
@@ -17,7 +14,7 @@ from typing import NamedTuple
 from ucc_hetero import algorithms
 from ucc_hetero.collectives import ROWS, Call, check, lengths
 from ucc_hetero.cost import Links, predicted_time
-from ucc_hetero.plan import Fragment, Plan
+from ucc_hetero.plan import Fragment, Plan, no_collector
 from ucc_hetero.topology import Topology
 from ucc_hetero.tune import Measured, PairRule, Rule, load_table, match, parse_tune
 from ucc_hetero.types import Op
@@ -358,19 +355,6 @@ def _predicted(topology: Topology, collective: str, nbytes: int, links: Links, d
     return best._replace(path=default.path) if times[best] < MODEL_GAIN * times[default] else default
 
 
-@contextmanager
-def _no_collector(ranks: int) -> Iterator[None]:
-    """Keep the garbage collector off while a large plan is made: nothing of it is garbage, and it doubles the time."""
-    on = ranks >= 64 and gc.isenabled()
-    if on:
-        gc.disable()
-    try:
-        yield
-    finally:
-        if on:
-            gc.enable()
-
-
 @lru_cache(maxsize=1024)
 def make_plan(topology: Topology, call: Call, choice: Choice, rank: int | None = None) -> Plan:
     """The plan of a call; made once and kept. ``ValueError`` for a call or an algorithm that does not exist.
@@ -388,7 +372,7 @@ def make_plan(topology: Topology, call: Call, choice: Choice, rank: int | None =
         function = algorithms.find(call.collective, "flat")
     scratch = algorithms.Scratch(call.ranks)
     pieces = (algorithms.Piece(k, choice.fragments, scratch, rank) for k in range(choice.fragments))
-    with _no_collector(call.ranks):
+    with no_collector(call.ranks):
         fragments = tuple(_fragment(stages) for stages in (function(topology, call, p) for p in pieces) if stages)
     sizes = tuple((send, recv, tmp) for (send, recv), tmp in zip(lengths(call), scratch.sizes, strict=True))
     plan = Plan(call.collective, choice.algorithm, sizes, fragments)

@@ -241,7 +241,7 @@ int hipHostFree(void *where) {
     return release(where, PINNED_MEMORY);
 }
 int hipExtMallocWithFlags(void **where, size_t bytes, unsigned flags) {
-    return flags == 2 && bytes == 8 ? allocate(where, bytes, DEVICE_MEMORY) : INVALID_VALUE;
+    return flags == 1 || (flags == 2 && bytes == 8) ? allocate(where, bytes, DEVICE_MEMORY) : INVALID_VALUE;
 }
 int hipMemcpyAsync(void *dst, const void *src, size_t bytes, int kind, void *s) {
     if (current < 0)

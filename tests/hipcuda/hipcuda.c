@@ -245,6 +245,8 @@ int hipFree(void *where) {
     return status ? status : type == 1 ? cuMemFreeHost(where) : cuMemFree_v2((address)(uintptr_t)where);
 }
 int hipExtMallocWithFlags(void **where, size_t bytes, unsigned flags) {
+    if (flags == 1)
+        return hipMalloc(where, bytes);
     return flags == 2 && bytes == 8 ? cuMemHostAlloc(where, bytes, 3) : INVALID_VALUE;
 }
 int hipHostMalloc(void **where, size_t bytes, unsigned flags) {
