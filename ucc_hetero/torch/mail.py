@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from .layout import Finish
-from .streams import current, used_in_current
+from .streams import current, kept_for_current
 
 __all__ = ["Mail"]
 
@@ -92,7 +92,7 @@ class Mail:
             if here is not poster:
                 here.wait_event(box.posted)
             target.detach().copy_(box.tensor)
-            used_in_current([box.tensor])  # if the group ends now, nobody is given this memory before that is done
+            kept_for_current([box.tensor])  # if the group ends now, nobody is given this memory before that is done
             box.copied.record(here)
             self._give(box)
             if finish is not None:

@@ -16,7 +16,17 @@ from .layout import Finish
 if TYPE_CHECKING:
     from .futures import Future
 
-__all__ = ["Ready", "Side", "beside", "current", "device_of", "mean_of", "refuse_capture", "used_in_current"]
+__all__ = [
+    "Ready",
+    "Side",
+    "beside",
+    "current",
+    "device_of",
+    "kept_for_current",
+    "mean_of",
+    "refuse_capture",
+    "used_in_current",
+]
 
 
 def device_of(*memory: Any) -> Any:
@@ -58,12 +68,18 @@ def used_in_current(memory: Sequence[Any]) -> Ready | None:
 
     Returns when it is done, None for memory of the host.
     """
+    stream = kept_for_current(memory)
+    return None if stream is None else Ready(stream)
+
+
+def kept_for_current(memory: Sequence[Any]) -> Any:
+    """As :func:`used_in_current`, where nobody asks when it is done; returns the stream."""
     stream = None
     for tensor in _tensors(memory):
         if not tensor.is_cpu:
             stream = current(tensor.device)
             tensor.record_stream(stream)
-    return None if stream is None else Ready(stream)
+    return stream
 
 
 _idle: dict[Any, Any] = {}

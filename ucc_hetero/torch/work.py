@@ -91,6 +91,8 @@ class Work(dist.Work):
     _future: Future | None = None
     _published = False
     _done = True
+    #: What is done after the call is work of a stream.
+    _uses = True
 
     def __init__(
         self,
@@ -125,7 +127,8 @@ class Work(dist.Work):
             if error is None and self._finish is not None:
                 try:
                     self._finish()
-                    self._ready = used_in_current([self._keep, *self._outputs])  # whoever waits may use another stream
+                    if self._uses:  # whoever waits may use another stream
+                        self._ready = used_in_current([self._keep, *self._outputs])
                 except Exception as failure:  # whichever thread collects: it is raised where the call is waited for
                     error = failure
             self._error = error

@@ -28,6 +28,8 @@ _AT_ONCE = 1e-6
 class Sent(Work):
     """A message whose data has been copied: the tensor is free, and waiting for the message is nobody's business."""
 
+    _uses = False
+
     def wait(self, timeout: timedelta | None = None) -> bool:
         """Return at once; raises an error that is known by now."""
         self.is_over()
