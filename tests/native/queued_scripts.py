@@ -156,7 +156,10 @@ with Communicator() as comm:
     def expect(n, tag, seconds=0.0):
         y = Array(n).set(-1)
         request = receive(comm, y, left, tag, seconds)
-        assert Messages.take(request, into.handle, early=True)
+        until = time.monotonic() + 10
+        while not Messages.take(request, into.handle, early=True):  # its sender has yet to see that all was received
+            assert time.monotonic() < until, "no stream may wait for it"
+            time.sleep(0.001)
         return request, y
 
     def all_expect(n, tag, seconds=0.0):
