@@ -17,8 +17,7 @@ from .native import ffi, lib
 
 __all__ = ["Bounce"]
 
-
-#: Pieces of each length that are kept for use again.
+#: Pieces of spare memory of each length that are kept for use again.
 _IDLE = 64
 
 

@@ -37,8 +37,7 @@ class Membership:
     """This rank's part in one communicator. Collective to create and to close over ``mpi``, which stays private.
 
     ``timeout`` is that of waiting for the other ranks while teams are made, in seconds; ``arenas`` are wanted, where
-    there can be any. Raises
-    :class:`AgreementError` on every rank when their facts do not fit together.
+    there can be any. Raises :class:`AgreementError` on every rank when their facts do not fit together.
     """
 
     def __init__(self, mpi: Any, timeout: float, arenas: bool) -> None:

@@ -277,6 +277,7 @@ class Messages:
 
         def start() -> int:
             self.usable()
+            self.contents.bounced(transfer.original, transfer.peer)  # it may have been freed since the last start
             transfer.refill()
             if copy:
                 kept = transfer.buffer if transfer.bounce else pack(transfer.original)

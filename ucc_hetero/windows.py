@@ -70,9 +70,8 @@ def join(
                 opened = set()
     able = bool(opened) and may_wait(runtime) and kernels.ready(lib.UCCH_CARRY, 0, 0, 0, insist=True)
     shared, apart = opened & mates, set()
-    if (
-        able and any(kin) and arena
-    ):  # a device that two processes share has them take turns: kernels might wait for each other
+    if able and any(kin) and arena:
+        # A device that two processes share has them take turns: kernels might wait for each other.
         apart = {r for r in opened & kin[rank] if offers[r][3] != board}
     handle = _own_arena(arena) if apart else b""
     theirs, carry, aparts, handles = zip(*mpi.allgather((shared, able, apart, handle)), strict=True)

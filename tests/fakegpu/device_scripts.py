@@ -251,6 +251,10 @@ with Communicator() as comm:
     gone.block.handle, kept = 4096, gone.block.handle
     refused(BufferError, "freed", comm.Allreduce, gone, x)
     gone.block.handle = kept
+    late = Array(8)
+    again = comm.Send_init(late, 1 - comm.rank, 3)
+    late.block.close()
+    refused(DeviceError, "freed", again.Start)
     gaps = type("Gaps", (), {})()
     gaps.__cuda_array_interface__ = {**x.__cuda_array_interface__, "shape": (4,), "strides": (8,)}
     refused(BufferError, "contiguous", comm.Allreduce, gaps, Array(4))

@@ -1,6 +1,6 @@
 """What ranks run in test_windows.py: messages that streams of both sides do alone (cffi_build/queued.c)."""
 
-from window_scripts import COMMON
+from window_scripts import COMMON, TOLD
 
 HELPERS = """
 import ctypes
@@ -290,11 +290,8 @@ print("right")
 DYING = (
     COMMON
     + HELPERS
+    + TOLD
     + """
-import os
-import signal
-from ucc_hetero.errors import UCCHError
-
 with Communicator() as comm:
     gpu, r = runtime(), comm.rank
     gpu.use(comm._run.members.place.device)
@@ -304,11 +301,7 @@ with Communicator() as comm:
 SURVIVED = """
     comm.mpi.Barrier()
     y.copied(stream)
-    try:
-        request.Wait()
-    except UCCHError as error:
-        print(type(error).__name__, flush=True)
-    os._exit(0)
+    told(request.Wait)
 """
 
 #: A sender that dies before its stream gets to the data: the receiver's stream goes on, and somebody hears of it. What

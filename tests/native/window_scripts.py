@@ -136,14 +136,28 @@ print("right")
 """
 )
 
-#: Rank 1 dies while its part of a long message is on its way; the others learn it.
-DEATH = (
-    COMMON
-    + """
+#: How a rank ends whose peer has died: it says what each of its calls raises.
+TOLD = """
 import os
 import signal
 from ucc_hetero.errors import UCCHError
 
+
+def told(*calls):
+    for call in calls:
+        try:
+            call()
+        except UCCHError as error:
+            print(type(error).__name__, flush=True)
+    os._exit(0)
+
+"""
+
+#: Rank 1 dies while its part of a long message is on its way; the others learn it.
+DEATH = (
+    COMMON
+    + TOLD
+    + """
 with Communicator() as comm:
     r = comm.rank
     x, y = Array(20 * LONG).set(r), Array(20 * LONG)
@@ -152,12 +166,7 @@ with Communicator() as comm:
         send = comm.Isend(x, 0, 5)
         comm.Iallreduce(x, y)
         os.kill(os.getpid(), signal.SIGKILL)
-    for call in (lambda: comm.Recv(y, 1, 5), lambda: comm.Allreduce(x, y)):
-        try:
-            call()
-        except UCCHError as error:
-            print(type(error).__name__, flush=True)
-    os._exit(0)
+    told(lambda: comm.Recv(y, 1, 5), lambda: comm.Allreduce(x, y))
 """
 )
 
