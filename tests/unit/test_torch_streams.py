@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -11,6 +10,7 @@ import pytest
 pytest.importorskip("torch", reason="needs torch: pip install 'ucc-hetero[torch]'")
 import torch
 import torch.distributed as dist
+from torch_notes import Cuda, Stream
 
 from ucc_hetero.errors import CollectiveError
 from ucc_hetero.native import ffi, lib
@@ -18,84 +18,6 @@ from ucc_hetero.request import Request
 from ucc_hetero.torch import mail, posting, streams, works
 from ucc_hetero.torch.work import Work
 from ucc_hetero.torch.works import Received, Sent
-
-
-class Stream:
-    """Notes what is asked of it."""
-
-    def __init__(self, name: str, notes: list[str]) -> None:
-        self.name, self.notes, self.device = name, notes, "cuda:0"
-        self.done = threading.Event()
-
-    @property
-    def cuda_stream(self) -> int | None:
-        return id(self)
-
-    def wait_event(self, event: Any) -> None:
-        self.notes.append(f"{self.name} waits for an event of {event.name}")
-
-    def record_event(self) -> Stream:
-        self.notes.append(f"event in {self.name}")
-        return self
-
-    def query(self) -> bool:
-        return self.done.is_set()
-
-    synchronize = query
-
-
-class Event:
-    """An event that is recorded again and again."""
-
-    name, passed = "", True
-
-    def record(self, stream: Stream) -> None:
-        self.name = stream.name
-
-    def query(self) -> bool:
-        return self.passed
-
-
-class Cuda:
-    """Stands for ``torch.cuda``; ``main`` is the current stream."""
-
-    Event = Event
-
-    def __init__(self) -> None:
-        self.notes: list[str] = []
-        self.main = self.current = Stream("main", self.notes)
-        self.capturing = False
-        self.here = threading.local()
-
-    def Stream(self, device: Any) -> Stream:
-        self.side = Stream("side", self.notes)
-        self.side.device = device
-        return self.side
-
-    def current_stream(self, device: Any = None) -> Stream:
-        return self.current
-
-    def is_initialized(self) -> bool:
-        return False
-
-    def is_current_stream_capturing(self) -> bool:
-        return self.capturing
-
-    @contextmanager
-    def device(self, device: str) -> Any:
-        before = getattr(self.here, "device", "cuda:0")
-        self.here.device = device
-        yield
-        self.here.device = before  # in name only, until something is done there
-
-    @contextmanager
-    def stream(self, stream: Stream) -> Any:
-        before, self.current = self.current, stream
-        device, self.here.device = getattr(self.here, "device", "cuda:0"), stream.device
-        yield
-        self.current, self.here.device = before, device
-        if device != stream.device:
-            self.notes.append(f"a context on {device}")
 
 
 @pytest.fixture
@@ -372,49 +294,6 @@ def test_a_message_that_fails_after_it_was_used_ends_the_group(received: Any) ->
     assert isinstance(work._group.broken, dist.DistBackendError)
     with pytest.raises(dist.DistBackendError, match="the sender died"):
         work.wait()
-
-
-def test_messages_go_through_buffers_while_there_is_room(cuda: Cuda, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mail, "_MOST", 100)
-    box = mail.Mail("cuda:0")
-    tensor = torch.arange(10.0)
-    copy, sent = box.outgoing(tensor)
-    tensor.zero_()
-    assert copy.tolist() == list(range(10)) and not cuda.notes
-    target, rest = torch.zeros(10), []
-    buffer, deliver = box.incoming(target, lambda: rest.append(1))
-    assert not cuda.notes and buffer.data_ptr() != target.data_ptr()
-    assert box.outgoing(tensor) is None and box.incoming(target, None) is None and box.outgoing(tensor[:0]) is None
-    buffer.copy_(copy)
-    with cuda.stream(Stream("other", cuda.notes)):
-        deliver()
-    assert cuda.notes == ["other waits for an event of main"]  # kernels before the receive may still read the target
-    assert target.tolist() == list(range(10)) and rest == [1]
-    sent()
-    assert box.incoming(target, None) is not None and box.outgoing(tensor) is not None
-
-
-def test_buffers_of_messages_are_used_again_once_they_are_empty(cuda: Cuda, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mail, "_IDLE", 100)
-    box, tensor = mail.Mail("cuda:0"), torch.arange(10.0)
-    first, deliver = box.incoming(tensor, None)
-    deliver()
-    assert cuda.notes == [], "it is delivered in the stream that it was asked for in"
-    (kept,) = box._kept[tensor.dtype, tensor.shape]
-    monkeypatch.setattr(kept.copied, "passed", False, raising=False)
-    second, sent = box.outgoing(tensor)
-    assert second.data_ptr() != first.data_ptr(), "its copy has not been made yet"
-    sent()
-    kept.copied.passed = True
-    assert box.incoming(tensor, None)[0].data_ptr() == first.data_ptr()
-    third, deliver = box.incoming(tensor, None)
-    assert third.data_ptr() == second.data_ptr()
-    # No more than so much is kept, of whatever kind, and nothing that is still to be copied from.
-    for n in (1, 10, 20, 5, 1):
-        _, sent = box.outgoing(torch.ones(n))
-        sent()
-    assert box._idle == 4 * sum(each.tensor.numel() for kept in box._kept.values() for each in kept) <= 100
-    assert box._used == 2 * 40
 
 
 def test_the_devices_that_are_none_of_ours(cuda: Cuda) -> None:
