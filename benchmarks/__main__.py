@@ -8,6 +8,7 @@ import sys
 import traceback
 from collections.abc import Callable, Sequence
 
+from ..stdio import CLOSED, ends_with_its_reader, reader_gone
 from .options import BadUsage, HelpWanted, Options, VersionWanted, help_text, parse
 from .peers import NotOffered, open_world, prepare
 from .table import BENCHES, VERSION, Bench
@@ -81,11 +82,15 @@ def _guarded(work: Callable[[], int]) -> int:
     except BaseException as why:
         if isinstance(why, SystemExit):
             raise
-        traceback.print_exc()
-        sys.stderr.flush()
+        unread = isinstance(why, BrokenPipeError) and reader_gone()
+        if not unread:
+            traceback.print_exc()
+            sys.stderr.flush()
         mpi = sys.modules.get("mpi4py.MPI")
         if mpi is not None and mpi.Is_initialized() and not mpi.Is_finalized() and mpi.COMM_WORLD.size > 1:
-            mpi.COMM_WORLD.Abort(1)
+            mpi.COMM_WORLD.Abort(CLOSED if unread else 1)
+        if unread:
+            raise
         return 1
 
 
@@ -102,6 +107,7 @@ def _benchmark(bench: Bench, options: Options, command: list[str]) -> int:
     return status if world.rank == 0 else 0
 
 
+@ends_with_its_reader
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one benchmark or program; returns the exit status."""
     words = list(sys.argv[1:] if arguments is None else arguments)

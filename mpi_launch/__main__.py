@@ -19,6 +19,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from .._version import __version__
+from ..stdio import ends_with_its_reader
 from ..vendors import VENDORS
 from . import cluster as cluster_file
 from . import command, k8s, launcher, slurm, sources, supervise
@@ -152,6 +153,7 @@ def run(arguments: Sequence[str]) -> int:
     return supervise.supervise(words, hosts, timeout=options.timeout, start_timeout=options.start_timeout or None)
 
 
+@ends_with_its_reader
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command line."""
     words = list(sys.argv[1:] if arguments is None else arguments)

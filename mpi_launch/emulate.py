@@ -30,6 +30,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from ..stdio import ends_with_its_reader
 from . import emulated_host, emulated_net
 from .emulated_host import Host
 
@@ -362,6 +363,7 @@ def _attend(cluster: Cluster, args: argparse.Namespace) -> int:
     return int(status)
 
 
+@ends_with_its_reader
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return the command's exit status."""
     parser = _parser()

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from . import env, show
 from ._version import __version__
 from .errors import UCCHError
+from .stdio import ends_with_its_reader
 
 __all__ = ["main"]
 
@@ -39,6 +40,7 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+@ends_with_its_reader
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit status."""
     args = _parser().parse_args(argv)

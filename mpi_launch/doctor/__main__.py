@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 
 from ..._version import __version__
 from ...errors import UCCHError
+from ...stdio import ends_with_its_reader
 from . import checks, facts, findings, job
 from .facts import Facts
 from .findings import Finding, finding
@@ -79,6 +80,7 @@ def _job(options: argparse.Namespace) -> int:
     return int(comm.bcast(status, 0))
 
 
+@ends_with_its_reader
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command line; the exit status is 0 when a job can run and 1 when it cannot."""
     options = _parser().parse_args(arguments)

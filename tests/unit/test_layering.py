@@ -22,6 +22,7 @@ LAYERS = {
     "errors": -1,
     "env": -1,
     "log": -1,
+    "stdio": -1,
     "_native": 0,
     "native": 0,
     "device": 1,
