@@ -6,13 +6,12 @@ in ``collectives.py``.
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from .buffers import Buffer, VBuffer, as_buffer, as_vbuffer, is_in_place
+from .buffers import Buffer, VBuffer, as_buffer, as_vbuffer, is_in_place, view_of
 from .collectives import Call
 from .device import pointer_vendor
 from .types import DTYPES, DType
@@ -278,10 +277,7 @@ def _typed_blocks(a: _Args, which: str) -> list[Buffer]:
             raise ValueError(f"{where} has {len(values)} {what} for a communicator of {a.size}")
     writable = which == "recvbuf"
     whole = as_buffer([buf, "uint8"], writable=writable, argument=which, rank=a.rank, pointer_vendor=pointer_vendor)
-    raw = _NO_BYTES
-    if whole.count:
-        raw = np.frombuffer(memoryview((ctypes.c_char * whole.count).from_address(whole.ptr)).cast("B"), np.uint8)
-    out = []
+    raw, out = view_of(whole) if whole.count and whole.vendor == "host" else np.empty(whole.count, np.uint8), []
     for peer, (count, displ, dtype) in enumerate(zip(counts, displs, types, strict=True)):
         if not 0 <= displ <= whole.count:
             raise ValueError(f"{where}: displacement {displ} of rank {peer} lies outside the {whole.count} bytes")
@@ -301,8 +297,6 @@ def _staged(blocks: list[Buffer], *, receives: bool) -> tuple[Buffer, list[tuple
     start = memory.ctypes.data
     return Buffer(start, at - start, DTYPES["uint8"], "host", 0, memory, False), parts
 
-
-_NO_BYTES = np.empty(0, np.uint8)
 
 #: collective -> binder. reduce_scatter has an argument of its own (``recvcounts``) and is bound by ``bind``.
 BINDERS: dict[str, Callable[[_Args], Bound]] = {

@@ -9,16 +9,13 @@ from __future__ import annotations
 from collections.abc import Hashable
 from typing import Any
 
-import numpy as np
-
 from .bounce import Bounce
-from .buffers import Buffer, as_buffer
+from .buffers import Buffer, as_buffer, copy, empty_like
 from .buffers.glance import glance
 from .detours import Detours
 from .device import pointer_vendor
 from .errors import NotSupported
 from .membership import Membership
-from .native import ffi
 from .prepare import KINDS
 from .ucc_enums import MemType
 
@@ -80,6 +77,6 @@ def copied(source: Buffer, rank: int) -> Buffer:
     """A copy of what a buffered send carries."""
     if source.vendor != "host":
         raise NotSupported(f"rank {rank}: buffered sends are for host memory; use Isend")
-    memory = np.empty(source.nbytes, np.uint8)
-    ffi.memmove(ffi.from_buffer(memory), ffi.cast("void *", source.ptr), source.nbytes)
-    return Buffer(memory.ctypes.data, source.count, source.dtype, "host", 0, memory, False)
+    kept = empty_like(source)
+    copy(source, kept)
+    return kept

@@ -11,7 +11,8 @@ import numpy as np
 
 from . import env
 from .binding import Bound, bind
-from .buffers import Buffer, pack, unpack
+from .buffers import Buffer, pack
+from .buffers import copy as copy_elements
 from .collectives import ROWS, Call, elements
 from .delegate import Delegate, Watch
 from .engine import Program, Route, lower
@@ -75,7 +76,7 @@ class Prepared:
             # Also filled beforehand: in place it holds the input, and gaps between segments keep their contents.
             self.recv = self._address(bound.recv, receives=True)
         for copy, original, _ in bound.parts:
-            _fill(copy, original)
+            copy_elements(original, copy)
 
     def _address(self, buffer: Buffer, *, receives: bool) -> Any:
         packed = pack(buffer)
@@ -86,7 +87,7 @@ class Prepared:
     def refill(self) -> None:
         """Take the caller's data into the copies again, before a persistent call starts anew."""
         for copy, original, _ in self.copies:
-            _fill(copy, original)
+            copy_elements(original, copy)
 
     def finish(self) -> None:
         """Spread the results out. ``MismatchError`` if they cannot be right."""
@@ -94,10 +95,7 @@ class Prepared:
             self.agreed()
         for copy, original, receives in self.copies:
             if receives:
-                if original.layout is None:
-                    ffi.memmove(ffi.cast("void *", original.ptr), ffi.cast("void *", copy.ptr), original.nbytes)
-                else:
-                    unpack(copy, original)
+                copy_elements(copy, original)
 
     def reason(self, failure: Exception) -> Exception:
         """Why a call failed: that the ranks' counts do not match, where they turn out not to."""
@@ -118,11 +116,6 @@ class Prepared:
         if self.exchange is not None:
             self.exchange.prepared.give_back()
             self.exchange = None
-
-
-def _fill(copy: Buffer, original: Buffer) -> None:
-    if copy.nbytes:
-        ffi.memmove(ffi.cast("void *", copy.ptr), ffi.cast("void *", pack(original).ptr), copy.nbytes)
 
 
 class Preparation:

@@ -183,6 +183,25 @@ def type_per_rank(comm: Communicator) -> None:
         kind.Free()
 
 
+def redistributed(comm: Communicator) -> None:
+    """Rows become columns by subarray types: blocks of more than numpy keeps when they are given back."""
+    p, me = comm.size, comm.rank
+    rows, columns = 101, 40 * p + 1
+    grid = np.arange(rows * columns, dtype="f4").reshape(rows, columns)
+    heights, widths = ([len(part) for part in np.array_split(np.arange(n), p)] for n in (rows, columns))
+    starts, lefts = ([sum(sizes[:r]) for r in range(p)] for sizes in (heights, widths))
+    mine = grid[starts[me] :][: heights[me]].copy()
+    outof = [MPI.FLOAT.Create_subarray(mine.shape, [heights[me], widths[r]], [0, lefts[r]]).Commit() for r in range(p)]
+    shape = rows, widths[me]
+    into = [MPI.FLOAT.Create_subarray(shape, [heights[r], widths[me]], [starts[r], 0]).Commit() for r in range(p)]
+    for form in FORMS:
+        out = np.full(shape, -1, "f4")
+        run(comm, form, "Alltoallw", [mine, ([1] * p, [0] * p), outof], [out, ([1] * p, [0] * p), into])
+        assert np.array_equal(out, grid[:, lefts[me] : lefts[me] + widths[me]]), (form, me)
+    for kind in (*outof, *into):
+        kind.Free()
+
+
 def refused(comm: Communicator) -> None:
     """What no library computes rightly is refused by name, and nothing is sent."""
     ml_dtypes = pytest.importorskip("ml_dtypes", reason="needs ml_dtypes: pip install ml_dtypes")
@@ -219,7 +238,7 @@ def many_starts(comm: Communicator) -> None:
 
 def main() -> None:
     with Communicator() as comm:
-        for check in (uneven_again, pairs, own_operations, strided, type_per_rank, refused, many_starts):
+        for check in (uneven_again, pairs, own_operations, strided, type_per_rank, redistributed, refused, many_starts):
             check(comm)
             comm.Barrier()
         if comm.rank == 0:

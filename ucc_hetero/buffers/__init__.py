@@ -1,7 +1,7 @@
 """Anything array-like -> where its elements are, how many, of which type and whose.
 
 ``as_buffer`` and ``as_vbuffer`` take every buffer form of mpi4py and return :class:`Buffer` and :class:`VBuffer`;
-``pack`` and ``unpack`` move elements that are not contiguous; ``dtype_of`` names an element type.
+``copy``, ``pack`` and ``unpack`` move elements that need not be contiguous; ``dtype_of`` names an element type.
 Every mistake raises here, before a byte is sent, as ``TypeError``, ``ValueError`` or ``BufferError``.
 """
 
@@ -9,7 +9,7 @@ from ucc_hetero.buffers.dtypes import dtype_of
 from ucc_hetero.buffers.message import as_buffer, as_vbuffer
 from ucc_hetero.buffers.model import Buffer, Layout, PointerVendor, VBuffer
 from ucc_hetero.buffers.mpi import is_in_place
-from ucc_hetero.buffers.strided import pack, unpack
+from ucc_hetero.buffers.strided import copy, empty_like, pack, unpack, view_of
 
 __all__ = [
     "Buffer",
@@ -18,8 +18,11 @@ __all__ = [
     "VBuffer",
     "as_buffer",
     "as_vbuffer",
+    "copy",
     "dtype_of",
+    "empty_like",
     "is_in_place",
     "pack",
     "unpack",
+    "view_of",
 ]

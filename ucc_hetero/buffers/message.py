@@ -55,7 +55,8 @@ def as_buffer(
         count = spec.size
         # What is not plain (C-contiguous, aligned, writable) falls through, and is handled or refused there.
         if dtype is not None and count and spec.flags.carray and (blocks < 2 or not count % blocks):
-            return Buffer(_addressof(_writable_bytes(spec)), count, dtype, "host", 0, spec, False)
+            start = _writable_bytes(spec)
+            return Buffer(_addressof(start), count, dtype, "host", 0, spec, False)
     try:
         buf, number, displ, datatype = _split(spec)
         memory, element = _resolve(buf, datatype, writable, pointer_vendor)

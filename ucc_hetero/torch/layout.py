@@ -62,13 +62,15 @@ def room(tensor: Any) -> tuple[Any, Finish]:
 def _adjacent(tensors: Sequence[Any]) -> Any:
     """One flat tensor over the memory of several that follow each other; None when they do not."""
     first = tensors[0]
-    storage = first.untyped_storage().data_ptr()
+    storage = first.untyped_storage()
+    start = storage.data_ptr()
     expected = first.data_ptr()
     total = 0
     for tensor in tensors:
         if not plain(tensor) or tensor.dtype is not first.dtype or tensor.data_ptr() != expected:
             return None
-        if tensor.untyped_storage().data_ptr() != storage or not tensor.numel():
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() != start or not tensor.numel():
             return None
         expected += tensor.numel() * tensor.element_size()
         total += tensor.numel()

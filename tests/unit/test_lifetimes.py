@@ -1,0 +1,88 @@
+"""Addresses are taken of what lives on: of a name or an attribute, never of a temporary that is gone when they are used.
+
+``pack(x).ptr`` is the address of memory that was given back before anybody reads it; glibc has written into it by then.
+Numpy keeps short blocks as they were, so tests of short arrays do not see it.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+FILES = sorted(
+    path for folder in ("ucc_hetero", "benchmarks", "mpi_launch", "examples") for path in (ROOT / folder).rglob("*.py")
+)
+
+#: Attributes that are addresses, or lead to one, and keep nothing alive.
+ADDRESSES = {"ptr", "ctypes", "data_ptr", "__array_interface__", "__cuda_array_interface__"}
+#: Functions that turn memory into an address that keeps nothing alive, and which of their arguments is the memory.
+ADDRESSING = {"addressof": 0, "cast": 1, "memmove": 0}
+#: What makes memory. A cast of these is an address whose memory is gone at once.
+OWNERS = {"new", "from_buffer", "gc", "empty", "zeros", "array", "ascontiguousarray", "frombuffer", "pack", "copy"}
+#: Makes memory of an address, without its owner; DLPack's structures have no other way in.
+UNOWNED = "from_address"
+MAY_READ_ADDRESSES = {"ucc_hetero/buffers/dlpack.py"}
+
+
+def last_name(node: ast.expr) -> str:
+    """The last part of a dotted name."""
+    return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
+
+
+def lives_on(node: ast.expr) -> bool:
+    """Whether an expression is a name, or an attribute of one: somebody else holds what it means."""
+    while isinstance(node, ast.Attribute):
+        node = node.value
+    return isinstance(node, ast.Name)
+
+
+def makes_memory(node: ast.expr) -> bool:
+    """Whether an expression is memory that only it holds."""
+    return isinstance(node, ast.Call) and last_name(node.func).lstrip("_") in OWNERS
+
+
+def addresses_of_temporaries(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and node.attr in ADDRESSES and not lives_on(node.value):
+            yield node.lineno, f"{ast.unparse(node)}: an address of a temporary; give it a name first"
+        if isinstance(node, ast.Call):
+            name = last_name(node.func).lstrip("_")
+            at = ADDRESSING.get(name)
+            if at is not None and at < len(node.args) and makes_memory(node.args[at]):
+                yield node.lineno, f"{ast.unparse(node)}: the memory is gone after the call; give it a name first"
+            if name == UNOWNED:
+                yield node.lineno, f"{ast.unparse(node)}: memory without an owner; pass the Buffer"
+
+
+def test_no_address_of_a_temporary() -> None:
+    assert len(FILES) > 150
+    found = []
+    for path in FILES:
+        name = path.relative_to(ROOT).as_posix()
+        for line, what in addresses_of_temporaries(ast.parse(path.read_text())):
+            if UNOWNED not in what or name not in MAY_READ_ADDRESSES:
+                found.append(f"{name}:{line}: {what}")
+    assert not found, "\n".join(found)
+
+
+@pytest.mark.parametrize(
+    ("code", "wrong"),
+    [
+        ("ffi.memmove(to, ffi.cast('void *', pack(original).ptr), n)", 1),
+        ("at = np.ascontiguousarray(a).ctypes.data", 1),
+        ("at = (a + b).data_ptr()", 1),
+        ("at = a[::2].ctypes.data", 1),
+        ("at = ffi.cast('uintptr_t', ffi.new('int[]', 4))", 1),
+        ("at = addressof(c_char.from_buffer(b))", 1),
+        ("raw = (c_char * n).from_address(at)", 1),
+        ("at = buffer.ptr + array.ctypes.data + tensor.data_ptr()", 0),
+        ("at = ffi.cast('void *', packed.ptr)", 0),
+        ("at = ffi.cast('void *', 5)", 0),
+    ],
+)
+def test_the_rule_sees(code: str, wrong: int) -> None:
+    assert len(list(addresses_of_temporaries(ast.parse(code)))) == wrong
