@@ -1,6 +1,6 @@
-"""Addresses are taken of what lives on: of a name or an attribute, never of a temporary that is gone when they are used.
+"""Addresses are taken of what lives on: a name or an attribute, never a temporary that is gone when they are used.
 
-``pack(x).ptr`` is the address of memory that was given back before anybody reads it; glibc has written into it by then.
+``pack(x).ptr`` is the address of memory that was given back before anybody reads it; glibc has written into it then.
 Numpy keeps short blocks as they were, so tests of short arrays do not see it.
 """
 
