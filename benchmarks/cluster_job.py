@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from ucc_hetero.tuner import measure
+from ucc_hetero.cli.tune import measure
 
 from .calls import Case, Pool, bind, in_place_only, longest
 from .memory import open_memory

@@ -293,7 +293,7 @@ def main() -> int:
     os.environ.setdefault("CUDA_MODULE_LOADING", "EAGER")
     os.environ.setdefault("NCCL_RUNTIME_CONNECT", "0")
     import ucc_hetero
-    from ucc_hetero.native import load
+    from ucc_hetero.native.libraries import load
 
     libraries = load()
     import torch

@@ -81,8 +81,8 @@ def _tuned(text: str) -> Iterator[None]:
 
 def _peers(world: World) -> list[Peer]:
     """The three, in the order of the columns."""
-    from ucc_hetero import algorithms
-    from ucc_hetero.collectives import ROWS
+    from ucc_hetero.planner import algorithms
+    from ucc_hetero.planner.collectives import ROWS
 
     plan = replace(open_peer("ours", world), name="plan")
     if len(plan.comm.topology.islands) < 2:

@@ -79,8 +79,8 @@ def _address(block: Any) -> int:
 @contextmanager
 def registered(comm: Any, memory: Memory, nbytes: int) -> Iterator[Registered]:
     """Memory of both ranks of an MPI communicator, registered with UCX, and the keys exchanged over it."""
-    from ucc_hetero import ucx
-    from ucc_hetero.ucc_enums import MemType
+    from ucc_hetero.bindings import ucx
+    from ucc_hetero.bindings.ucc_enums import MemType
 
     kind = {"host": MemType.HOST, "cuda": MemType.CUDA, "rocm": MemType.ROCM}[memory.accelerator]
     blocks = [memory.block(np.dtype(np.uint8), nbytes) for _ in range(2)]

@@ -101,7 +101,7 @@ def prepare(names: Iterable[str]) -> None:
     """
     if {"ours", "ucc"} & set(names):
         with suppress(ImportError):
-            importlib.import_module("ucc_hetero.native").preload_ucx()
+            importlib.import_module("ucc_hetero.native.libraries").preload_ucx()
 
 
 def open_world(session: bool = False) -> World:

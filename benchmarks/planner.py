@@ -16,12 +16,12 @@ from collections.abc import Callable, Iterator, Sequence
 from time import process_time
 from typing import Any, NoReturn
 
-from ucc_hetero import algorithms
-from ucc_hetero.collectives import Call
-from ucc_hetero.cost import Links, predicted_time
-from ucc_hetero.plan import Plan
-from ucc_hetero.select import Choice, candidates, choose, example_call, make_plan
-from ucc_hetero.topology import Link, Topology
+from ucc_hetero.planner import algorithms
+from ucc_hetero.planner.collectives import Call
+from ucc_hetero.planner.cost import Links, predicted_time
+from ucc_hetero.planner.plan import Plan
+from ucc_hetero.planner.select import Choice, candidates, choose, example_call, make_plan
+from ucc_hetero.planner.topology import Link, Topology
 
 from . import system
 from .cluster import Test, limit

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from ucc_hetero.collectives import ROWS
+from ucc_hetero.planner.collectives import ROWS
 
 __all__ = ["BENCHES", "COLLECTIVES", "VERSION", "Bench", "Collective", "Family", "Kind", "Loops"]
 

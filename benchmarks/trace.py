@@ -60,7 +60,7 @@ def load(path: Path) -> tuple[dict[str, Any], bool]:
         if not isinstance(found, dict) or found.get("otherData", {}).get("format") != "ucc_hetero.trace/1":
             raise BadUsage(f"trace: {path} was not written by UCCH_TRACE")
         return found, False
-    from ucc_hetero.timeline import merge
+    from ucc_hetero.trace.record import merge
 
     try:
         return merge(path.absolute()), True
@@ -222,7 +222,7 @@ def run(words: Sequence[str], command: list[str]) -> int:
     arguments = parser.parse_args(list(words))
     trace, merged = load(arguments.file)
     if merged:
-        from ucc_hetero.timeline import write
+        from ucc_hetero.trace.record import write
 
         write(arguments.file, trace)
         left = f"{arguments.file.name}.*.ring and .meta"

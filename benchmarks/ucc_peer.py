@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from ucc_hetero.native import lib
-from ucc_hetero.oob import MPIExchange
+from ucc_hetero.bindings.oob import MPIExchange
+from ucc_hetero.bindings.ucc import Coll, CollFlag, Lib, MemType, Request, check
+from ucc_hetero.native.libraries import lib
 from ucc_hetero.types import DTYPES, OPS, DType
-from ucc_hetero.ucc import Coll, CollFlag, Lib, MemType, Request, check
 
 from .peers import NotOffered, World
 

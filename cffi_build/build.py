@@ -62,7 +62,7 @@ def _constants() -> str:
     return "\n".join(f"#define {name} ..." for name in names)
 
 
-#: The out-of-band exchange that libucc calls while it creates contexts; Python answers (ucc_hetero/oob.py).
+#: The out-of-band exchange that libucc calls while it creates contexts; Python answers (ucc_hetero/bindings/oob.py).
 CALLBACKS = """
 extern "Python" ucc_status_t ucch_oob_allgather(void *src, void *dst, size_t size, void *info, void **request);
 extern "Python" ucc_status_t ucch_oob_test(void *request);

@@ -19,8 +19,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from .._version import __version__
+from ..machine.vendors import VENDORS
 from ..stdio import ends_with_its_reader
-from ..vendors import VENDORS
 from . import cluster as cluster_file
 from . import command, k8s, launcher, slurm, sources, supervise
 from .cluster import Cluster, ClusterError

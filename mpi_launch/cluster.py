@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from ..vendors import VENDORS
+from ..machine.vendors import VENDORS
 from . import sources
 
 __all__ = [

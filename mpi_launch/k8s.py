@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..vendors import VENDORS
+from ..machine.vendors import VENDORS
 from . import cluster as cluster_file
 from .cluster import Cluster, ClusterError, Host
 

@@ -13,7 +13,10 @@ bring a UCX of their own, and the first one in a process serves everybody.
 from __future__ import annotations
 
 from ._version import __version__
-from .comm import Communicator
+from .api.comm import Communicator
+from .calls.persistent import PersistentRequest
+from .calls.probe import Message
+from .calls.request import Request
 from .errors import (
     AgreementError,
     CollectiveError,
@@ -26,10 +29,7 @@ from .errors import (
     TruncationError,
     UCCHError,
 )
-from .native import load_before_mpi as _load_before_mpi
-from .persistent import PersistentRequest
-from .probe import Message
-from .request import Request
+from .native.libraries import load_before_mpi as _load_before_mpi
 from .types import OPS as _OPS
 
 SUM, PROD, MAX, MIN, AVG = (_OPS[_n] for _n in ("SUM", "PROD", "MAX", "MIN", "AVG"))

@@ -7,7 +7,7 @@ import json
 import sys
 from collections.abc import Sequence
 
-from . import env, show
+from . import env
 from ._version import __version__
 from .errors import UCCHError
 from .stdio import ends_with_its_reader
@@ -16,7 +16,7 @@ __all__ = ["main"]
 
 
 def _info(args: argparse.Namespace) -> int:
-    from .info import collect, render
+    from .cli.info import collect, render
 
     facts = collect()
     print(json.dumps(facts, indent=2) if args.json else render(facts))
@@ -36,7 +36,7 @@ def _parser() -> argparse.ArgumentParser:
     info.add_argument("--json", action="store_true", help="as JSON")
     info.set_defaults(run=_info)
     commands.add_parser("env", help="every environment variable with its default and meaning").set_defaults(run=_env)
-    show.add(commands)
+    commands.add(commands)
     return parser
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from ... import env as variables
-from ...vendors import VENDORS
+from ...machine.vendors import VENDORS
 from .facts import Facts
 from .findings import Finding, finding, ok
 

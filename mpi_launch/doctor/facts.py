@@ -14,10 +14,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ... import discover, native, ucx
 from ..._version import __version__
+from ...bindings import ucx
 from ...errors import UCCHError
-from ...vendors import Device, devices
+from ...machine import discover
+from ...machine.vendors import Device, devices
+from ...native import libraries
 from .. import launcher
 
 __all__ = ["Facts", "Libraries", "Port", "collect"]
@@ -134,7 +136,7 @@ def _mpi(environ: Mapping[str, str]) -> dict[str, Any]:
 
 def _libraries(environ: Mapping[str, str]) -> Libraries:
     try:
-        loaded = native.load()
+        loaded = libraries.load()
         with ucx.Context() as context:
             memory, transports = tuple(context.memory_types()), tuple(context.transports())
     except UCCHError as error:

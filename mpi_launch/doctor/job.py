@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
-from ...vendors import VENDORS
+from ...machine.vendors import VENDORS
 from .facts import Facts
 from .findings import Finding, finding, ok
 

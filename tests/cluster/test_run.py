@@ -13,7 +13,7 @@ import pytest
 
 from ucc_hetero.errors import LibraryNotFound
 from ucc_hetero.launch.emulate import Cluster
-from ucc_hetero.native import load
+from ucc_hetero.native.libraries import load
 
 yaml = pytest.importorskip("yaml", reason="needs yaml: pip install 'ucc-hetero[launch]'")
 

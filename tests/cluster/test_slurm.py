@@ -17,7 +17,7 @@ import pytest
 from ucc_hetero.errors import LibraryNotFound
 from ucc_hetero.launch import slurm
 from ucc_hetero.launch.cluster import Cluster, Host, VendorPart
-from ucc_hetero.native import load
+from ucc_hetero.native.libraries import load
 
 pytest.importorskip("yaml", reason="needs yaml: pip install 'ucc-hetero[launch]'")
 

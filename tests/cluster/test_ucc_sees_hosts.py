@@ -10,15 +10,15 @@ import pytest
 
 from ucc_hetero.errors import LibraryNotFound
 from ucc_hetero.launch.emulate import Cluster
-from ucc_hetero.native import load
+from ucc_hetero.native.libraries import load
 
 #: Loaded before MPI, whose own copy of UCX would otherwise serve UCC too.
 ALLREDUCE = """
-from ucc_hetero.native import load
+from ucc_hetero.native.libraries import load
 load()
 import numpy as np
 from mpi4py import MPI
-from ucc_hetero.oob import MPIExchange
+from ucc_hetero.bindings.oob import MPIExchange
 from ucc_hetero.types import DTYPES, OPS
 from ucc_hetero.ucc import Coll, Lib
 

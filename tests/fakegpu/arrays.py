@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from ucc_hetero import device
-from ucc_hetero.topology import emulated_vendors
+from ucc_hetero.planner.topology import emulated_vendors
 
 __all__ = ["Array", "runtime"]
 

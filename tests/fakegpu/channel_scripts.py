@@ -19,7 +19,7 @@ import numpy as np
 from arrays import Array, runtime
 from mpi4py import MPI
 from ucc_hetero import AVG, IN_PLACE, MAX, SUM, Communicator, prepare
-from ucc_hetero.native import lib
+from ucc_hetero.native.libraries import lib
 
 # collective -> whether its calls on devices were queued in streams whole, for all that were prepared.
 made = {}

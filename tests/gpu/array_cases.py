@@ -22,7 +22,7 @@ from array_kinds import KINDS, RawArray
 
 from ucc_hetero import AVG, MAX, Communicator, device
 from ucc_hetero.errors import DeviceError, MismatchError
-from ucc_hetero.native import load
+from ucc_hetero.native.libraries import load
 
 RANK = int(os.environ.get("OMPI_COMM_WORLD_RANK") or os.environ.get("PMI_RANK") or 0)
 if hip := os.environ.get("CASES_ODD_HIP"):

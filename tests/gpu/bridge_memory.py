@@ -224,8 +224,8 @@ class DeviceMemory:
 
 def run(team: Any, memory: Any, name: str, job: Job, limit: float) -> str:
     """Make one call; what was wrong with its result, or nothing."""
+    from ucc_hetero.bindings.ucc import Coll, CollFlag
     from ucc_hetero.types import DTYPES, OPS
-    from ucc_hetero.ucc import Coll, CollFlag
 
     call = CALLS[name](job)
     sides = {k: memory.take(v) for k, v in (("src", call.src), ("dst", call.dst)) if v is not None}
@@ -259,7 +259,7 @@ def arguments() -> argparse.Namespace:
 
 def settings(options: argparse.Namespace, version: str) -> str:
     """Write the team's settings to the environment; the prefix under which libucc reads them."""
-    from ucc_hetero import agreement
+    from ucc_hetero.bootstrap import agreement
 
     ours = options.settings == "ours"
     prefix = agreement.BRIDGE_PREFIX if ours else "UCC"
@@ -278,13 +278,13 @@ def main() -> None:
     if host and options.blind:
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
     faulthandler.dump_traceback_later(options.limit + 20, exit=True)  # loading libraries takes its time, too
-    from ucc_hetero.native import load
+    from ucc_hetero.native.libraries import load
 
     prefix = settings(options, load().ucc_version)
     from mpi4py import MPI
 
-    from ucc_hetero.oob import MPIExchange
-    from ucc_hetero.ucc import Lib
+    from ucc_hetero.bindings.oob import MPIExchange
+    from ucc_hetero.bindings.ucc import Lib
 
     world = MPI.COMM_WORLD
     memory = HostMemory() if host else DeviceMemory()

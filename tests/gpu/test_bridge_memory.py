@@ -91,7 +91,7 @@ def test_long_messages_on_our_bridge(bridge: Run, size: int) -> None:
 
 def knows(setting: str) -> bool:
     """Whether libucc's UCP component has a setting: what it cannot be told it does not do."""
-    from ucc_hetero.native import load
+    from ucc_hetero.native.libraries import load
 
     component = next(Path(load().ucc_path).resolve().parent.glob("ucc/libucc_tl_ucp.so*"))
     return setting.encode() in component.read_bytes()

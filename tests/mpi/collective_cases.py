@@ -23,8 +23,9 @@ from collective_call import UNEVEN, VECTOR, WITH_DISPLACEMENTS, Call, Case
 from collective_reference import NUMPY_TYPES, OPS_OF
 from mpi4py import MPI
 
-from ucc_hetero import Communicator, PersistentRequest, Request, algorithms
-from ucc_hetero.collectives import ROWS
+from ucc_hetero import Communicator, PersistentRequest, Request
+from ucc_hetero.planner import algorithms
+from ucc_hetero.planner.collectives import ROWS
 
 #: Elements (of a vector, or of a rank's block).
 COUNTS = (0, 1, 2, 3, 7, 64, 65, 1000, 4097, 20000)

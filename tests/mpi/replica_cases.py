@@ -12,7 +12,8 @@ import zlib
 import numpy as np
 from mpi4py import MPI
 
-from ucc_hetero import Communicator, algorithms
+from ucc_hetero import Communicator
+from ucc_hetero.planner import algorithms
 
 #: 8 B to 4 MiB of float32, and lengths that no number of ranks divides.
 ELEMENTS = (2, 5, 17, 250, 1001, 4096, 16385, 65536, 300007, 1 << 20)

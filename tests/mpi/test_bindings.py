@@ -13,7 +13,7 @@ UCC = """
 import numpy as np
 from mpi4py import MPI
 from ucc_hetero import ucc
-from ucc_hetero.oob import MPIExchange
+from ucc_hetero.bindings.oob import MPIExchange
 from ucc_hetero.types import DTYPES, OPS
 
 world = MPI.COMM_WORLD

@@ -11,7 +11,7 @@ import pytest
 
 from ucc_hetero.errors import LibraryNotFound
 from ucc_hetero.launch import launcher
-from ucc_hetero.native import load
+from ucc_hetero.native.libraries import load
 
 pytestmark = pytest.mark.mpi
 

@@ -16,7 +16,7 @@ assert (y == sum(np.arange(5.0) + r for r in range(comm.size))).all()
 data = np.zeros(3) if comm.rank else np.arange(3.0)
 comm.Send(data, 1, 4) if comm.rank == 0 else comm.Recv(data, 0, 4)
 assert (data == np.arange(3.0)).all()
-from ucc_hetero.native import load
+from ucc_hetero.native.libraries import load
 print("ucx", load().ucx_path, "|".join(load().notes) or "-", flush=True)
 """
 

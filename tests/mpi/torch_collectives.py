@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch_cases import DEVICE, case, data, same
 from torch_world import N, R
 
-from ucc_hetero.torch import mail
+from ucc_hetero.torch import p2p_buffers
 from ucc_hetero.torch import works as works_of
 
 OPS = dist.ReduceOp
@@ -247,7 +247,7 @@ def messages() -> None:
 @case
 def messages_in_buffers() -> None:
     """As on a device: sends are copied, and what is received comes in buffers until it is waited for."""
-    group, plain, most = dist.group.WORLD, torch.Tensor, mail._MOST
+    group, plain, most = dist.group.WORLD, torch.Tensor, p2p_buffers._MOST
     post = group.post_message
     if DEVICE == "cpu":  # tensors that say otherwise
         sys.path.append(str(Path(__file__).resolve().parents[1] / "unit"))
@@ -264,21 +264,21 @@ def messages_in_buffers() -> None:
             return group.post_message(tensor.as_subclass(Remote), *how)
 
     right, left = (R + 1) % N, (R - 1) % N
-    for mail._MOST in (most, 9000):  # the second has no room for all
+    for p2p_buffers._MOST in (most, 9000):  # the second has no room for all
         for k in range(5):
             sent, got = (
                 [torch.full((1000,), float(R + 7 * i + k)) for i in range(4)],
                 [torch.zeros(1000) for _ in range(4)],
             )
             works = [post(each, right, 0, True, [], None) for each in sent]
-            for each in sent if most == mail._MOST else ():
+            for each in sent if most == p2p_buffers._MOST else ():
                 each.zero_()  # it was copied
             works += [post(each, left, 0, False, [each], None) for each in got]
             for work in works[4:] if k % 2 else works:
                 work.wait()
             for i, each in enumerate(got):
                 same(each, torch.full((1000,), float(left + 7 * i + k)), "message")
-    mail._MOST = most
+    p2p_buffers._MOST = most
     if DEVICE == "cpu":
         torch.cuda, lane.send, lane.receive = real, send, receive
         works_of.Messages.take = staticmethod(take)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from ucc_hetero.device import DeviceRuntime, runtime_of, vendors
+from ucc_hetero.device import DeviceRuntime, registry, runtime_of
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -24,12 +24,12 @@ def runtime(
     """The runtime of one vendor over its fake library, with device 1 in use; the other vendor has none."""
     for vendor, variable in LIBRARIES.items():
         monkeypatch.setenv(variable, str(fakegpu[vendor]) if vendor == request.param else "none")
-    vendors.forget()
+    registry.forget()
     found = runtime_of(request.param)
-    assert found is not None, vendors.report(request.param)
+    assert found is not None, registry.report(request.param)
     found.use(1)
     yield found
-    vendors.forget()
+    registry.forget()
 
 
 @pytest.fixture

@@ -9,8 +9,8 @@ import time
 
 from arrays import runtime
 from ucc_hetero.errors import CollectiveTimeout, TruncationError
-from ucc_hetero.native import lib
-from ucc_hetero.p2p import Messages
+from ucc_hetero.native.libraries import lib
+from ucc_hetero.calls.p2p import Messages
 
 
 def write(word, value):

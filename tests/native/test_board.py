@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from ucc_hetero.native import ffi, lib
+from ucc_hetero.native.libraries import ffi, lib
 
 SLOTS = 3
 

@@ -93,7 +93,7 @@ def test_tuning_measures_every_path_on_devices(fakes: Callable[..., Any], tmp_pa
 import arrays
 from ucc_hetero import Communicator
 from ucc_hetero.__main__ import main
-from ucc_hetero.residence import paths_of
+from ucc_hetero.transport.paths import paths_of
 
 with Communicator() as comm:
     if comm.rank == 0:

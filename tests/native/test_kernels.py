@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from ucc_hetero.device import kernels, sources
-from ucc_hetero.native import ffi, lib
+from ucc_hetero.native.libraries import ffi, lib
 from ucc_hetero.types import DTYPES, OPS
 
 N = 4000

@@ -10,7 +10,7 @@ import platform
 
 import pytest
 
-from ucc_hetero.native import ffi
+from ucc_hetero.native.libraries import ffi
 
 pytestmark = pytest.mark.skipif(platform.machine() not in ("x86_64", "aarch64"), reason="layouts of LP64 machines")
 

@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from ucc_hetero.native import ffi, lib
+from ucc_hetero.native.libraries import ffi, lib
 from ucc_hetero.types import DTYPES, OPS
 
 NUMPY_OPS = {

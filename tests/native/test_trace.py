@@ -9,13 +9,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ucc_hetero.traces import EVENT, used
+from ucc_hetero.trace.chrome import EVENT, used
 
 #: Runs a program of two copies several times and is then killed.
 SCRIPT = """
 import os, signal, sys
 import numpy as np
-from ucc_hetero.native import ffi, lib
+from ucc_hetero.native.libraries import ffi, lib
 
 assert lib.ucch_trace_open(sys.argv[1].encode(), int(sys.argv[2])) == 0
 program = lib.ucch_program_new(2, ffi.NULL, 0, b"two copies")
@@ -59,6 +59,6 @@ def test_the_oldest_are_overwritten(tmp_path: Path, runs: int) -> None:
 
 
 def test_a_file_that_cannot_be_made(tmp_path: Path) -> None:
-    from ucc_hetero.native import lib
+    from ucc_hetero.native.libraries import lib
 
     assert lib.ucch_trace_open(str(tmp_path / "no" / "folder").encode(), 8) == -1

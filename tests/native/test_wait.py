@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 
-from ucc_hetero.native import lib
+from ucc_hetero.native.libraries import lib
 
 LONG = 60.0
 

@@ -10,9 +10,9 @@ import numpy as np
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from ucc_hetero.collectives import ROWS, Call, Shape, lengths
-from ucc_hetero.plan import Fragment, Operand, Plan, Region, Step, regions
-from ucc_hetero.topology import Topology
+from ucc_hetero.planner.collectives import ROWS, Call, Shape, lengths
+from ucc_hetero.planner.plan import Fragment, Operand, Plan, Region, Step, regions
+from ucc_hetero.planner.topology import Topology
 
 Vector = NDArray[np.int64]
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from ucc_hetero.agreement import Facts, apply_settings, bridge_settings, judge, steering
-from ucc_hetero.discover import HostIdentity
+from ucc_hetero.bootstrap.agreement import Facts, apply_settings, bridge_settings, judge, steering
 from ucc_hetero.errors import AgreementError
+from ucc_hetero.machine.discover import HostIdentity
 
 HERE = HostIdentity("one", "boot-1", "ipc:1", "pid:1", 5)
 THERE = replace(HERE, hostname="two", boot_id="boot-2")

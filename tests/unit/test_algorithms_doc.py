@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ucc_hetero import algorithms
-from ucc_hetero.collectives import ROWS
-from ucc_hetero.cost import wire_bytes
-from ucc_hetero.select import Choice, example_call, make_plan
-from ucc_hetero.topology import Topology
+from ucc_hetero.planner import algorithms
+from ucc_hetero.planner.collectives import ROWS
+from ucc_hetero.planner.cost import wire_bytes
+from ucc_hetero.planner.select import Choice, example_call, make_plan
+from ucc_hetero.planner.topology import Topology
 
 PAGE = Path(__file__).parents[2] / "docs" / "algorithms.md"
 #: Four hosts of two ranks each; the vector, or all blocks together, has this many bytes.

@@ -11,8 +11,8 @@ import pytest
 
 from ucc_hetero.bench.__main__ import main
 from ucc_hetero.bench.trace import Part, groups, shares, text
-from ucc_hetero.timeline import parts_of
-from ucc_hetero.traces import HEADER, MAGIC
+from ucc_hetero.trace.chrome import HEADER, MAGIC
+from ucc_hetero.trace.record import parts_of
 
 
 def event(rank: int, kind: str, begin: float, end: float, call: int = 1, **args: Any) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ucc_hetero.collectives import (
+from ucc_hetero.planner.collectives import (
     ROWS,
     Alias,
     Block,

@@ -9,13 +9,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from plan_cases import calls, topologies
 
-from ucc_hetero import algorithms
-from ucc_hetero.algorithms.rails import owner_shares
-from ucc_hetero.collectives import ROWS, Call, Shape
-from ucc_hetero.cost import GUESS, Links, Wire, flows, predicted_time, wire_bytes
-from ucc_hetero.plan import Plan, Region, Step
-from ucc_hetero.select import Choice, make_plan
-from ucc_hetero.topology import Link, Topology, link_weights
+from ucc_hetero.planner import algorithms
+from ucc_hetero.planner.algorithms.rails import owner_shares
+from ucc_hetero.planner.collectives import ROWS, Call, Shape
+from ucc_hetero.planner.cost import GUESS, Links, Wire, flows, predicted_time, wire_bytes
+from ucc_hetero.planner.plan import Plan, Region, Step
+from ucc_hetero.planner.select import Choice, make_plan
+from ucc_hetero.planner.topology import Link, Topology, link_weights
 
 TWO = Topology.group(["nvidia"] * 2 + ["amd"] * 2, [0, 0, 1, 1])
 INTERLEAVED = Topology.group(["nvidia", "amd"] * 2, [0, 1, 0, 1])

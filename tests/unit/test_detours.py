@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 from test_residence import BOTH, CUDA, FAR, THERE, rank
 
-from ucc_hetero.agreement import Facts
-from ucc_hetero.detours import Detours
-from ucc_hetero.select import Tuning
-from ucc_hetero.topology import Topology
-from ucc_hetero.tune import PairRule
-from ucc_hetero.tuner_pairs import PairFinding, pair_rules, pairs_of
+from ucc_hetero.bootstrap.agreement import Facts
+from ucc_hetero.cli.tune_pairs import PairFinding, pair_rules, pairs_of
+from ucc_hetero.planner.rules import PairRule
+from ucc_hetero.planner.select import Tuning
+from ucc_hetero.planner.topology import Topology
+from ucc_hetero.transport.detours import Detours
 
 ROCM = rank("rocm", moves=BOTH)
 NONE = rank("", moves=("host", "cuda"))

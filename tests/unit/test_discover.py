@@ -10,8 +10,18 @@ from types import SimpleNamespace
 import machines
 import pytest
 
-from ucc_hetero import nvlink
-from ucc_hetero.discover import Accelerator, Machine, Nic, cores, host_identity, link_speed, machine, record, replay
+from ucc_hetero.machine import nvlink
+from ucc_hetero.machine.discover import (
+    Accelerator,
+    Machine,
+    Nic,
+    cores,
+    host_identity,
+    link_speed,
+    machine,
+    record,
+    replay,
+)
 
 DATA = Path(__file__).parents[1] / "data"
 

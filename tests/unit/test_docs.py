@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 
 import ucc_hetero
-from ucc_hetero import env, ucc, ucx
-from ucc_hetero.vendors import VENDORS
+from ucc_hetero import env
+from ucc_hetero.bindings import ucc, ucx
+from ucc_hetero.machine.vendors import VENDORS
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 from hosts import amd_host, nvidia_host
 
-from ucc_hetero import vendors
 from ucc_hetero.launch import rank
 from ucc_hetero.launch.supervise import Filter, Outcome, supervise
+from ucc_hetero.machine import vendors
 
 MPI = {"OMPI_COMM_WORLD_RANK": "5", "OMPI_COMM_WORLD_SIZE": "8", "OMPI_COMM_WORLD_LOCAL_RANK": "1"}
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from ucc_hetero import UCCHError, membership
+from ucc_hetero import UCCHError
+from ucc_hetero.bootstrap import group
 
 NONE = bytes(512)
 
@@ -12,8 +13,8 @@ NONE = bytes(512)
 @pytest.fixture(autouse=True)
 def own_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
     """No communicator exists yet."""
-    monkeypatch.setattr(membership, "_ids", bytearray(512))
-    monkeypatch.setattr(membership, "_last", [-1])
+    monkeypatch.setattr(group, "_ids", bytearray(512))
+    monkeypatch.setattr(group, "_last", [-1])
 
 
 def taken(*numbers: int) -> bytes:
@@ -24,23 +25,23 @@ def taken(*numbers: int) -> bytes:
 
 
 def test_numbers_follow_each_other() -> None:
-    assert [membership._claim([(membership._last[0], bytes(membership._ids))]) for _ in range(20)] == list(range(20))
+    assert [group._claim([(group._last[0], bytes(group._ids))]) for _ in range(20)] == list(range(20))
 
 
 def test_a_freed_number_rests() -> None:
     """Messages of its last communicator may still be on their way."""
-    assert membership._claim([(7, taken(3))]) == 8
+    assert group._claim([(7, taken(3))]) == 8
 
 
 def test_all_ranks_find_the_same_number() -> None:
     """The last one anywhere counts, and so does what is taken anywhere."""
-    assert membership._claim([(4, NONE), (9, taken(10, 12)), (2, taken(11))]) == 13
+    assert group._claim([(4, NONE), (9, taken(10, 12)), (2, taken(11))]) == 13
 
 
 def test_numbers_begin_again() -> None:
-    assert membership._claim([(4095, taken(0, 1))]) == 2
+    assert group._claim([(4095, taken(0, 1))]) == 2
 
 
 def test_no_number_is_left() -> None:
     with pytest.raises(UCCHError, match="4096 communicators"):
-        membership._claim([(5, b"\xff" * 512)])
+        group._claim([(5, b"\xff" * 512)])

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from plan_cases import Simulation, Vector
 
-from ucc_hetero import algorithms
-from ucc_hetero.collectives import ROWS, Call, Shape
-from ucc_hetero.select import Choice, make_plan
-from ucc_hetero.topology import Group, Topology
+from ucc_hetero.planner import algorithms
+from ucc_hetero.planner.collectives import ROWS, Call, Shape
+from ucc_hetero.planner.select import Choice, make_plan
+from ucc_hetero.planner.topology import Group, Topology
 
 PAGE = Path(__file__).parents[2] / "docs" / "numerics.md"
 

@@ -7,7 +7,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ucc_hetero.pairing import Pairing
+from ucc_hetero.calls.pairing import Pairing
 
 ANY_SOURCE, ANY_TAG = -2, -1
 

@@ -6,12 +6,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from plan_cases import many_islands, topologies
 
-from ucc_hetero.algorithms.division import MOST_RAILS, merge, owned_blocks, rounds, segments
-from ucc_hetero.algorithms.parts import each, link
-from ucc_hetero.algorithms.registry import GRAIN, Piece, Scratch, cut_at
-from ucc_hetero.collectives import Block
-from ucc_hetero.plan import Blocks, Region, regions
-from ucc_hetero.topology import Topology
+from ucc_hetero.planner.algorithms.division import MOST_RAILS, merge, owned_blocks, rounds, segments
+from ucc_hetero.planner.algorithms.parts import each, link
+from ucc_hetero.planner.algorithms.registry import GRAIN, Piece, Scratch, cut_at
+from ucc_hetero.planner.collectives import Block
+from ucc_hetero.planner.plan import Blocks, Region, regions
+from ucc_hetero.planner.topology import Topology
 
 
 @st.composite

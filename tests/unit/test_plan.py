@@ -7,11 +7,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from plan_cases import calls, topologies
 
-from ucc_hetero import algorithms
-from ucc_hetero.collectives import Call
-from ucc_hetero.plan import LEAST_IN_FLIGHT, Blocks, Fragment, Plan, Region
-from ucc_hetero.select import Choice, make_plan
-from ucc_hetero.topology import Topology
+from ucc_hetero.planner import algorithms
+from ucc_hetero.planner.collectives import Call
+from ucc_hetero.planner.plan import LEAST_IN_FLIGHT, Blocks, Fragment, Plan, Region
+from ucc_hetero.planner.select import Choice, make_plan
+from ucc_hetero.planner.topology import Topology
 
 
 @settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow])

@@ -20,13 +20,13 @@ from plan_cases import (
     topologies,
 )
 
-from ucc_hetero import algorithms
-from ucc_hetero.algorithms import alltoall
-from ucc_hetero.collectives import ROWS, Call
-from ucc_hetero.plan import Blocks, Operand, Plan
-from ucc_hetero.select import Choice, make_plan
-from ucc_hetero.topology import Topology
-from ucc_hetero.validate import InvalidPlan, validate
+from ucc_hetero.planner import algorithms
+from ucc_hetero.planner.algorithms import alltoall
+from ucc_hetero.planner.collectives import ROWS, Call
+from ucc_hetero.planner.plan import Blocks, Operand, Plan
+from ucc_hetero.planner.select import Choice, make_plan
+from ucc_hetero.planner.topology import Topology
+from ucc_hetero.planner.validate import InvalidPlan, validate
 
 SLOW = [HealthCheck.too_slow, HealthCheck.data_too_large]
 ORDERED = ("scan", "exscan")

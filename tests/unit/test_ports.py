@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from ucc_hetero.discover import replay
-from ucc_hetero.ports import Port, assign, ports, rails, use
+from ucc_hetero.machine.discover import replay
+from ucc_hetero.machine.nics import Port, assign, ports, rails, use
 
 A, B = Port("eth0", 10 << 32, 1000), Port("eth1", 11 << 32, 1000)
 

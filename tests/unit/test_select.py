@@ -12,13 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from plan_cases import topologies
 
-from ucc_hetero import algorithms
-from ucc_hetero.algorithms import algorithm
-from ucc_hetero.collectives import ROWS, Call
-from ucc_hetero.cost import Links, predicted_time
-from ucc_hetero.select import Choice, Tuning, agreed, choose, example_call, make_plan, reason
-from ucc_hetero.topology import Link, Topology, link_weights
-from ucc_hetero.tune import Measured, PairRule, Rule, load_table, match, pair_path, parse_tune, save_table
+from ucc_hetero.planner import algorithms
+from ucc_hetero.planner.algorithms import algorithm
+from ucc_hetero.planner.collectives import ROWS, Call
+from ucc_hetero.planner.cost import Links, predicted_time
+from ucc_hetero.planner.rules import Measured, PairRule, Rule, load_table, match, pair_path, parse_tune, save_table
+from ucc_hetero.planner.select import Choice, Tuning, agreed, choose, example_call, make_plan, reason
+from ucc_hetero.planner.topology import Link, Topology, link_weights
 from ucc_hetero.types import OPS, Op
 
 ONE = Topology.group(["nvidia"] * 4, [0, 0, 1, 1])

@@ -9,14 +9,14 @@ from xml.etree import ElementTree
 import pytest
 
 from ucc_hetero.__main__ import main
-from ucc_hetero.cost import Links
-from ucc_hetero.discover import Accelerator, Machine, Nic
-from ucc_hetero.select import Choice
-from ucc_hetero.show_plan import facts, render, size_text
-from ucc_hetero.show_topo import Host, draw, png, svg, tree
-from ucc_hetero.topology import Link, Topology
-from ucc_hetero.tune import Rule
-from ucc_hetero.tuner import Finding, rules_of
+from ucc_hetero.cli.plan import facts, render, size_text
+from ucc_hetero.cli.topo import Host, draw, png, svg, tree
+from ucc_hetero.cli.tune import Finding, rules_of
+from ucc_hetero.machine.discover import Accelerator, Machine, Nic
+from ucc_hetero.planner.cost import Links
+from ucc_hetero.planner.rules import Rule
+from ucc_hetero.planner.select import Choice
+from ucc_hetero.planner.topology import Link, Topology
 
 DATA = Path(__file__).parents[1] / "data"
 TWO = Topology.group(["host"] * 4, [0, 0, 1, 1])

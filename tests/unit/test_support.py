@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from ucc_hetero import algorithms
-from ucc_hetero.collectives import ROWS
-from ucc_hetero.comm import _ASKING, _OTHERS, Communicator
+from ucc_hetero.api.comm import _ASKING, _OTHERS, Communicator
+from ucc_hetero.bindings.ucc_enums import Coll
+from ucc_hetero.planner import algorithms
+from ucc_hetero.planner.collectives import ROWS
 from ucc_hetero.types import DTYPES, OPS, reduction
-from ucc_hetero.ucc_enums import Coll
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "support.md"
 

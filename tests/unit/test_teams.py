@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
+from ucc_hetero.bindings.ucc_enums import MemType
+from ucc_hetero.bootstrap.teams import Teams
 from ucc_hetero.errors import DeviceError
-from ucc_hetero.plan import Step
-from ucc_hetero.teams import Teams
-from ucc_hetero.ucc_enums import MemType
+from ucc_hetero.planner.plan import Step
 
 
 def step(link: str, ranks: tuple[int, ...], kind: str = "allreduce") -> Any:
@@ -31,7 +31,7 @@ def teams(room: list[int], monkeypatch: pytest.MonkeyPatch) -> tuple[Teams, list
     found = Teams(None, [10, 11, 12, 13], 0, 1, 5.0)  # type: ignore[arg-type]
     monkeypatch.setattr(found, "get", lambda ranks, link: notes.append(("get", ranks, link)))
     monkeypatch.setattr(found, "_all_ready", lambda places, ready: notes.append(("met", places, ready)) or ready)
-    monkeypatch.setattr("ucc_hetero.teams.free_memory", lambda: room[0])
+    monkeypatch.setattr("ucc_hetero.bootstrap.teams.free_memory", lambda: room[0])
     return found, notes
 
 

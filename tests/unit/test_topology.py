@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from plan_cases import deep_topologies, topologies
 
-from ucc_hetero.topology import Group, Island, Topology, emulated_vendors, levels_of, link_weights
+from ucc_hetero.planner.topology import Group, Island, Topology, emulated_vendors, levels_of, link_weights
 
 
 def test_group_by_vendor_and_host_ranks_by_node() -> None:
@@ -126,7 +126,7 @@ def test_equal_topologies_hash_and_print_alike_in_every_process() -> None:
     same = Topology.group(["nvidia", "amd", "amd"], [8, 8, 1], [1, 2, 2])
     assert topology == same and hash(topology) == hash(same) and topology.fingerprint() == same.fingerprint()
     assert topology.fingerprint() != Topology.group(["nvidia", "amd", "amd"], [3, 3, 5]).fingerprint()
-    code = f"from ucc_hetero.topology import Topology; print({make}.fingerprint())"
+    code = f"from ucc_hetero.planner.topology import Topology; print({make}.fingerprint())"
     out = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, timeout=60)
     assert out.stdout.strip() == topology.fingerprint()
 

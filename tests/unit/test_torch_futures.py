@@ -9,10 +9,10 @@ import pytest
 
 pytest.importorskip("torch", reason="needs torch: pip install 'ucc-hetero[torch]'")
 
-from ucc_hetero.native import lib
+from ucc_hetero.native.libraries import lib
 from ucc_hetero.torch import futures
+from ucc_hetero.torch.dispatch import Posting
 from ucc_hetero.torch.futures import Future, InOrder
-from ucc_hetero.torch.posting import Posting
 from ucc_hetero.torch.work import Work
 
 

@@ -8,7 +8,7 @@ pytest.importorskip("torch", reason="needs torch: pip install 'ucc-hetero[torch]
 import torch
 from torch_notes import Cuda, Stream
 
-from ucc_hetero.torch import mail, streams
+from ucc_hetero.torch import p2p_buffers, streams
 
 
 @pytest.fixture
@@ -19,8 +19,8 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> Cuda:
 
 
 def test_messages_go_through_buffers_while_there_is_room(cuda: Cuda, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mail, "_MOST", 100)
-    box = mail.Mail("cuda:0")
+    monkeypatch.setattr(p2p_buffers, "_MOST", 100)
+    box = p2p_buffers.Mail("cuda:0")
     tensor = torch.arange(10.0)
     copy, sent = box.outgoing(tensor)
     tensor.zero_()
@@ -39,8 +39,8 @@ def test_messages_go_through_buffers_while_there_is_room(cuda: Cuda, monkeypatch
 
 
 def test_buffers_of_messages_are_used_again_once_they_are_empty(cuda: Cuda, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mail, "_IDLE", 100)
-    box, tensor = mail.Mail("cuda:0"), torch.arange(10.0)
+    monkeypatch.setattr(p2p_buffers, "_IDLE", 100)
+    box, tensor = p2p_buffers.Mail("cuda:0"), torch.arange(10.0)
     first, deliver = box.incoming(tensor, None)
     deliver()
     assert cuda.notes == [], "it is delivered in the stream that it was asked for in"

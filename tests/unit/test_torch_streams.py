@@ -12,10 +12,10 @@ import torch
 import torch.distributed as dist
 from torch_notes import Cuda, Stream
 
+from ucc_hetero.calls.request import Request
 from ucc_hetero.errors import CollectiveError
-from ucc_hetero.native import ffi, lib
-from ucc_hetero.request import Request
-from ucc_hetero.torch import mail, posting, streams, works
+from ucc_hetero.native.libraries import ffi, lib
+from ucc_hetero.torch import dispatch, p2p_buffers, streams, works
 from ucc_hetero.torch.work import Work
 from ucc_hetero.torch.works import Received, Sent
 
@@ -123,7 +123,7 @@ class Remote(torch.Tensor):
         pass
 
 
-class Poster(posting.Posting):
+class Poster(dispatch.Posting):
     """As much of a group as messages need; what has ended stays uncollected."""
 
     def _usable(self) -> None:
@@ -131,16 +131,16 @@ class Poster(posting.Posting):
 
     def __init__(self) -> None:
         self._lanes: Any = {0: Lane([])}
-        self._mail, self.in_flight, self._batch = {}, {}, posting._Batch()
+        self._mail, self.in_flight, self._batch = {}, {}, dispatch._Batch()
         self._aborted, self._closed, self._ended, self._posted, self._seconds = "", False, False, 0, 1.0
 
 
 def test_a_send_starts_when_its_stream_gets_there_and_a_receive_at_once(
     cuda: Cuda, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(mail, "_MOST", 100)
-    monkeypatch.setattr(posting, "Mail", lambda device: mail.Mail("cuda:0"))
-    monkeypatch.setattr(posting, "current", lambda device: cuda.current)
+    monkeypatch.setattr(p2p_buffers, "_MOST", 100)
+    monkeypatch.setattr(dispatch, "Mail", lambda device: p2p_buffers.Mail("cuda:0"))
+    monkeypatch.setattr(dispatch, "current", lambda device: cuda.current)
     group = Poster()
     notes, tensor = group._lanes[0].notes, torch.arange(10.0).as_subclass(Remote)
     sent = group.post_message(tensor, 1, 0, True, [], None)

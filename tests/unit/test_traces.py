@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ucc_hetero.traces import EVENT, HEADER, MAGIC, Part, clock_offsets, document, parse_part, used
+from ucc_hetero.trace.chrome import EVENT, HEADER, MAGIC, Part, clock_offsets, document, parse_part, used
 
 STEPS = [["native", "reduce_scatter", 0, 0, [0, 1], 64, 0], ["bridge", "allreduce", 0, 1, [0, 2], 32, 1]]
 

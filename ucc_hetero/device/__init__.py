@@ -6,10 +6,10 @@ the vendor ``host``.
 
 from ucc_hetero.device.pointers import pointer_vendor, require, whose
 from ucc_hetero.device.rank import Place, bind, free_memory, local_rank, own_device, place_of
+from ucc_hetero.device.registry import MEMORY_NAMES, available, collective_library, memory_vendor, report, runtime_of
 from ucc_hetero.device.runtime import Block, DeviceRuntime, Event, Pointer, Stream
 from ucc_hetero.device.streams import stream_handle
 from ucc_hetero.device.vector import Vector
-from ucc_hetero.device.vendors import MEMORY_NAMES, available, collective_library, memory_vendor, report, runtime_of
 
 __all__ = [
     "MEMORY_NAMES",

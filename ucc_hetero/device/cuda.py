@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from ucc_hetero.native import lib
+from ucc_hetero.native.libraries import lib
 
 __all__ = ["CODE", "VENDOR", "candidates", "prepare"]
 

@@ -17,9 +17,9 @@ from cffi import FFI
 
 from ucc_hetero import env, log
 from ucc_hetero.device.rank import bound
+from ucc_hetero.device.registry import runtime_of
 from ucc_hetero.device.sources import source
-from ucc_hetero.device.vendors import runtime_of
-from ucc_hetero.native import ffi, lib, mapped, package_dirs
+from ucc_hetero.native.libraries import ffi, lib, mapped, package_dirs
 
 __all__ = ["all_ready", "ready"]
 

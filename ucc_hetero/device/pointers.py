@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from ucc_hetero.device.registry import available, report, runtime_of
 from ucc_hetero.device.runtime import DeviceRuntime
-from ucc_hetero.device.vendors import available, report, runtime_of
 
 __all__ = ["pointer_vendor", "require", "whose"]
 

@@ -7,10 +7,10 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import NamedTuple
 
+from ucc_hetero.device.registry import available, runtime_of
 from ucc_hetero.device.runtime import DeviceRuntime
-from ucc_hetero.device.vendors import available, runtime_of
 from ucc_hetero.errors import DeviceError
-from ucc_hetero.native import ffi, lib
+from ucc_hetero.native.libraries import ffi, lib
 
 __all__ = ["Place", "bind", "free_memory", "local_rank", "own_device", "place_of"]
 

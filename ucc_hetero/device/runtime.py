@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ucc_hetero.errors import DeviceError
-from ucc_hetero.native import ffi, lib
+from ucc_hetero.native.libraries import ffi, lib
 
 __all__ = ["Block", "DeviceRuntime", "Event", "Pointer", "Stream"]
 

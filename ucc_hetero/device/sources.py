@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import reduce
 
-from ucc_hetero.native import lib
+from ucc_hetero.native.libraries import lib
 from ucc_hetero.types import DTYPES, OPS
 
 __all__ = ["source"]

@@ -13,13 +13,14 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
-from .. import env, lifecycle, log
-from ..comm import Communicator
+from .. import env, log
+from ..api.comm import Communicator
+from ..bootstrap import exit
 from ..errors import UCCHError
-from ..native import load
+from ..native.libraries import load
 from . import futures, rendezvous
 from .group import ProcessGroupUCCH
-from .lane import GroupCommunicator
+from .group_comm import GroupCommunicator
 from .storecomm import StoreComm
 from .work import seconds_of, torch_error
 
@@ -101,7 +102,7 @@ def _over_store(opts: Any) -> Communicator:
     load()
     log.configure()
     env.warn_unknown()
-    lifecycle.register()
+    exit.register()
     ranks = list(opts.global_ranks_in_group) or list(range(opts.group_size))
     size = dist.get_world_size() if dist.is_initialized() else opts.group_size
     world = ranks[opts.group_rank], size
@@ -135,7 +136,7 @@ def _over_mpi(opts: Any) -> Communicator:
     try:
         # Collective among the members only; the tag keeps groups that are made at the same time apart.
         comm = world.Create_group(members, zlib.crc32(opts.group_id.encode()) & 0x7FFF)
-        lifecycle.register()
+        exit.register()
         return GroupCommunicator._adopt(comm)
     finally:
         members.Free()
@@ -143,7 +144,7 @@ def _over_mpi(opts: Any) -> Communicator:
 
 def _at_exit() -> None:
     """Before the communicators' own end: no thread may be inside torch, and peers may wait for us to leave a group."""
-    failed = lifecycle.failed()
+    failed = exit.failed()
     for group in reversed(_groups):
         if not failed:
             group.shutdown()

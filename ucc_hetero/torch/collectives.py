@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
+from .dispatch import Posting
 from .layout import Finish, back, gathered, overlap, room, rooms, source, units
-from .posting import Posting
 from .reduction import Reduction, reduction_of
 from .sparse import allreduce_sparse
 from .uncompiled import uncompiled

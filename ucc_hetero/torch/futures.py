@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from .. import log
-from ..native import lib
+from ..native.libraries import lib
 from .streams import beside
 
 if TYPE_CHECKING:

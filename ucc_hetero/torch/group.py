@@ -11,11 +11,11 @@ import torch
 import torch.distributed as dist
 
 from .. import log
-from ..comm import Communicator
-from ..native import lib
+from ..api.comm import Communicator
+from ..native.libraries import lib
 from . import futures
 from .collectives import Collectives, Messages
-from .posting import Posting
+from .dispatch import Posting
 from .uncompiled import uncompiled
 from .work import Work, limit_of
 

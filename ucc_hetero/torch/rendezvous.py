@@ -72,7 +72,7 @@ def install() -> None:
 
 def _over_mpi(timeout: timedelta) -> Iterator[Any]:
     """Rank 0 makes the store, on a free port, and tells the others where."""
-    from ..native import load
+    from ..native.libraries import load
 
     load()  # before MPI: both bring a UCX, and the first one in a process serves both
     from mpi4py import MPI

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from ..errors import CollectiveTimeout
-from ..native import lib
+from ..native.libraries import lib
 
 __all__ = ["StoreComm"]
 

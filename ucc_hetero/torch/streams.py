@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
-from ..request import Request
+from ..calls.request import Request
 from .layout import Finish
 
 if TYPE_CHECKING:

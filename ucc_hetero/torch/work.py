@@ -12,17 +12,17 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch.distributed as dist
 
 from .. import env
+from ..calls.request import SLICE, Request
+from ..calls.stream_launch import Launched
 from ..errors import CollectiveTimeout, UCCHError
-from ..native import lib
-from ..request import SLICE, Request
-from ..streamed import Launched
+from ..native.libraries import lib
 from .futures import Future, complete_later
 from .layout import Finish
 from .streams import Ready, used_in_current
 from .uncompiled import uncompiled
 
 if TYPE_CHECKING:
-    from .posting import Posting
+    from .dispatch import Posting
 
 __all__ = ["Pending", "Source", "Work", "limit_of", "seconds_of", "torch_error"]
 

@@ -8,15 +8,15 @@ from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from .. import log
-from ..native import lib
-from ..p2p import Messages
-from ..request import Request
+from ..calls.p2p import Messages
+from ..calls.request import Request
+from ..native.libraries import lib
 from .streams import beside, current, used_in_current
 from .uncompiled import uncompiled
 from .work import Work, seconds_of
 
 if TYPE_CHECKING:
-    from .posting import Posting
+    from .dispatch import Posting
 
 __all__ = ["Received", "Sent", "Works"]
 

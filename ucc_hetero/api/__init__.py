@@ -1,0 +1,1 @@
+"""The communicator: mpi4py's methods over one private call."""

@@ -1,0 +1,384 @@
+"""The communicator: mpi4py's buffer methods over UCC and UCX, on homogeneous and on mixed jobs."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from types import TracebackType
+from typing import Any, cast
+
+from .. import env, log
+from ..bootstrap import exit
+from ..calls.dispatch import Runner
+from ..calls.p2p import Messages
+from ..calls.persistent import PersistentRequest
+from ..calls.request import Request
+from ..errors import LibraryNotFound
+from ..native.libraries import load
+from ..planner.topology import Topology
+from ..types import OPS
+from .comm_groups import GroupMethods
+from .comm_p2p import MessageMethods
+
+__all__ = ["Communicator"]
+
+SUM = OPS["SUM"]
+
+
+#: Methods of mpi4py that move no buffers and are passed on: by their beginning, and by name.
+_ASKING = ("Get_", "Is_", "Set_")
+_OTHERS = ("Abort", "Call_errhandler", "Create_keyval", "Delete_attr", "Free_keyval", "Shift")
+
+
+class _Freed:
+    """Stands where the runner was: every use after ``Free`` ends here."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise ValueError("this communicator has been freed")
+
+
+class Communicator(MessageMethods, GroupMethods):
+    """Ranks that communicate. Made from an mpi4py communicator, by all its ranks together.
+
+    Methods, defaults and buffer forms are mpi4py's; methods with a capital letter take buffers, the others are those
+    of the MPI communicator (pickled objects). Mistakes in arguments raise ``TypeError``, ``ValueError`` or
+    ``BufferError`` before anything is sent, and the communicator stays usable. Failures of a call that was sent raise
+    a :class:`~ucc_hetero.errors.CollectiveError`, after which a new communicator must be made.
+
+    ``stream`` (torch's, CuPy's, an integer handle) lets a collective start when that stream reaches it, and lets the
+    stream go on only when the data is there; methods with ``I`` do not block the host meanwhile.
+
+    ``with Communicator() as comm:`` frees it at the end; what is not freed is released before MPI is finalised.
+    """
+
+    #: Messages between devices of one vendor are left to streams (``cffi_build/arena.c``). That is for those who let
+    #: streams wait for them; a host that waits is sooner told by libucp.
+    _arenas = False
+
+    def __init__(self, comm: Any = None) -> None:
+        # Before MPI where MPI is not there yet: both bring a UCX, and the first one serves both. A failure is said
+        # again when all ranks tell each other what they have: those that fail must not leave the others waiting.
+        with suppress(LibraryNotFound):
+            load()
+        from mpi4py import MPI
+
+        log.configure()
+        env.warn_unknown()
+        parent = MPI.COMM_WORLD if comm is None else getattr(comm, "mpi", comm)
+        if not isinstance(parent, MPI.Comm):
+            raise TypeError(f"comm must be an mpi4py communicator or a Communicator, not {type(comm).__name__}")
+        if parent == MPI.COMM_NULL:
+            raise ValueError("comm is MPI.COMM_NULL: this rank is not in the communicator")
+        if parent.Is_inter():
+            raise TypeError("comm is an intercommunicator; merge it first: Communicator(comm.Merge())")
+        exit.register()
+        self._join(parent.Dup())
+
+    @classmethod
+    def _adopt(cls, mpi: Any) -> Communicator:
+        """A communicator that owns ``mpi``, without a duplicate of it."""
+        comm = cls.__new__(cls)
+        comm._join(mpi)
+        return comm
+
+    def _join(self, mpi: Any) -> None:
+        self._mpi = mpi
+        self._run = Runner(self._mpi, arenas=self._arenas)
+        self._messages = Messages(self._run)
+        self.rank: int = self._run.rank
+        self.size: int = self._run.size
+        exit.living.append(self)
+
+    def Free(self) -> None:
+        """Release the communicator; collective. ``ValueError`` while requests of it are still active."""
+        if isinstance(self._run, _Freed):
+            return
+        together = self._run.close()
+        exit.forget(self)
+        self._run, self._messages = cast(Runner, _Freed()), cast(Messages, _Freed())
+        mpi, self._mpi = self._mpi, _Freed()
+        if together:  # else it is needed for those that come later (closing.py)
+            mpi.Free()
+
+    def __bool__(self) -> bool:
+        return not isinstance(self._run, _Freed)
+
+    def __enter__(self) -> Communicator:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, tb: TracebackType | None) -> None:
+        # After an exception the other ranks may be elsewhere: a collective release could wait for them for ever.
+        if kind is None:
+            self.Free()
+
+    # --- what it is ---------------------------------------------------------------------------------------------------
+
+    def Get_rank(self) -> int:
+        """Return this process's rank."""
+        return self.rank
+
+    def Get_size(self) -> int:
+        """Return the number of ranks."""
+        return self.size
+
+    @property
+    def mpi(self) -> Any:
+        """The private MPI communicator of the same ranks. ``ValueError`` once the communicator has been freed."""
+        if not self:
+            raise ValueError("this communicator has been freed")
+        return self._mpi
+
+    @property
+    def name(self) -> str:
+        """The communicator's name, as MPI knows it; may be set."""
+        return str(self._mpi.Get_name())
+
+    @name.setter
+    def name(self, name: str) -> None:
+        self._mpi.Set_name(name)
+
+    @property
+    def topology(self) -> Topology:
+        """The islands of this communicator."""
+        return self._run.topology
+
+    def plan_summary(self) -> str:
+        """Describe the islands and the plans used so far, one line per kind of call.
+
+        Behind a plan stands what chose it: ``user`` rules, ``measured`` ones, the cost ``model`` or a ``default``; and
+        ``queued`` where devices do such calls without the host (docs/gpu.md).
+        """
+        lines = [self._run.topology.describe()]
+        for label, (choice, why, queued) in self._run.used.items():
+            pieces = f", {choice.fragments} fragments" if choice.fragments > 1 else ""
+            lines.append(f"{label}: {choice.algorithm}{pieces} ({why}{', queued' if queued else ''})")
+        return "\n".join(lines)
+
+    def stats(self) -> dict[str, float]:
+        """Return ``calls``, ``seconds`` (from start to end) and ``bytes`` (of the callers' buffers) of collectives."""
+        return dict(self._run.stats())
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} rank {self.rank} of {self.size}>"
+
+    def __getattr__(self, name: str) -> Any:
+        # Methods for pickled objects, and what else MPI knows of these ranks. Its other buffer methods are not ours to
+        # give: they would run on the host and across no bridge.
+        if name.startswith("_") or not (not name[:1].isupper() or name.startswith(_ASKING) or name in _OTHERS):
+            raise AttributeError(f"Communicator has no {name}; comm.mpi.{name} is MPI's own, for host memory")
+        return getattr(self._mpi, name)
+
+    # --- blocking collectives ----------------------------------------------------------------------------------------
+
+    def Barrier(self, *, stream: Any = None) -> None:
+        """Wait until all ranks have called."""
+        self._run.blocking("barrier", None, None, stream=stream)
+
+    def Bcast(self, buf: Any, root: int = 0, *, stream: Any = None) -> None:
+        """Send the root's buffer to all ranks."""
+        self._run.blocking("bcast", None, buf, None, root, stream=stream)
+
+    def Reduce(self, sendbuf: Any, recvbuf: Any, op: Any = SUM, root: int = 0, *, stream: Any = None) -> None:
+        """Reduce all vectors to the root."""
+        self._run.blocking("reduce", sendbuf, recvbuf, op, root, stream=stream)
+
+    def Allreduce(self, sendbuf: Any, recvbuf: Any, op: Any = SUM, *, stream: Any = None) -> None:
+        """Reduce all vectors and give every rank the result."""
+        self._run.blocking("allreduce", sendbuf, recvbuf, op, stream=stream)
+
+    def Reduce_scatter_block(self, sendbuf: Any, recvbuf: Any, op: Any = SUM, *, stream: Any = None) -> None:
+        """Reduce all vectors and give rank r the r-th of equal blocks."""
+        self._run.blocking("reduce_scatter_block", sendbuf, recvbuf, op, stream=stream)
+
+    def Reduce_scatter(
+        self, sendbuf: Any, recvbuf: Any, recvcounts: Any = None, op: Any = SUM, *, stream: Any = None
+    ) -> None:
+        """Reduce all vectors and give rank r the r-th block, of ``recvcounts[r]`` elements."""
+        self._run.blocking("reduce_scatter", sendbuf, recvbuf, op, -1, recvcounts, stream=stream)
+
+    def Gather(self, sendbuf: Any, recvbuf: Any, root: int = 0, *, stream: Any = None) -> None:
+        """Collect equal blocks at the root."""
+        self._run.blocking("gather", sendbuf, recvbuf, None, root, stream=stream)
+
+    def Gatherv(self, sendbuf: Any, recvbuf: Any, root: int = 0, *, stream: Any = None) -> None:
+        """Collect blocks of any size at the root."""
+        self._run.blocking("gatherv", sendbuf, recvbuf, None, root, stream=stream)
+
+    def Scatter(self, sendbuf: Any, recvbuf: Any, root: int = 0, *, stream: Any = None) -> None:
+        """Give each rank one of the root's equal blocks."""
+        self._run.blocking("scatter", sendbuf, recvbuf, None, root, stream=stream)
+
+    def Scatterv(self, sendbuf: Any, recvbuf: Any, root: int = 0, *, stream: Any = None) -> None:
+        """Give each rank one of the root's blocks of any size."""
+        self._run.blocking("scatterv", sendbuf, recvbuf, None, root, stream=stream)
+
+    def Allgather(self, sendbuf: Any, recvbuf: Any, *, stream: Any = None) -> None:
+        """Collect equal blocks at every rank."""
+        self._run.blocking("allgather", sendbuf, recvbuf, stream=stream)
+
+    def Allgatherv(self, sendbuf: Any, recvbuf: Any, *, stream: Any = None) -> None:
+        """Collect blocks of any size at every rank."""
+        self._run.blocking("allgatherv", sendbuf, recvbuf, stream=stream)
+
+    def Alltoall(self, sendbuf: Any, recvbuf: Any, *, stream: Any = None) -> None:
+        """Send an equal block from every rank to every rank."""
+        self._run.blocking("alltoall", sendbuf, recvbuf, stream=stream)
+
+    def Alltoallv(self, sendbuf: Any, recvbuf: Any, *, stream: Any = None) -> None:
+        """Send a block of any size from every rank to every rank."""
+        self._run.blocking("alltoallv", sendbuf, recvbuf, stream=stream)
+
+    def Alltoallw(self, sendbuf: Any, recvbuf: Any) -> None:
+        """Send a block of any size and datatype from every rank to every rank; host memory."""
+        self._run.blocking("alltoallw", sendbuf, recvbuf)
+
+    def Scan(self, sendbuf: Any, recvbuf: Any, op: Any = SUM, *, stream: Any = None) -> None:
+        """Reduce the vectors of the ranks up to this one."""
+        self._run.blocking("scan", sendbuf, recvbuf, op, stream=stream)
+
+    def Exscan(self, sendbuf: Any, recvbuf: Any, op: Any = SUM, *, stream: Any = None) -> None:
+        """Reduce the vectors of the ranks before this one; rank 0's result is left alone."""
+        self._run.blocking("exscan", sendbuf, recvbuf, op, stream=stream)
+
+    # --- non-blocking collectives ------------------------------------------------------------------------------------
+
+    def Ibarrier(self, *, stream: Any = None) -> Request:
+        """Start ``Barrier``."""
+        return self._run.start("barrier", None, None, stream=stream)
+
+    def Ibcast(self, buf: Any, root: int = 0, *, stream: Any = None) -> Request:
+        """Start ``Bcast``."""
+        return self._run.start("bcast", None, buf, None, root, stream=stream)
+
+    def Ireduce(self, sendbuf: Any, recvbuf: Any, op: Any = SUM, root: int = 0, *, stream: Any = None) -> Request:
+        """Start ``Reduce``."""
+        return self._run.start("reduce", sendbuf, recvbuf, op, root, stream=stream)
+
+    def Iallreduce(self, sendbuf: Any, recvbuf: Any, op: Any = SUM, *, stream: Any = None) -> Request:
+        """Start ``Allreduce``."""
+        return self._run.start("allreduce", sendbuf, recvbuf, op, stream=stream)
+
+    def Ireduce_scatter_block(self, sendbuf: Any, recvbuf: Any, op: Any = SUM, *, stream: Any = None) -> Request:
+        """Start ``Reduce_scatter_block``."""
+        return self._run.start("reduce_scatter_block", sendbuf, recvbuf, op, stream=stream)
+
+    def Ireduce_scatter(
+        self, sendbuf: Any, recvbuf: Any, recvcounts: Any = None, op: Any = SUM, *, stream: Any = None
+    ) -> Request:
+        """Start ``Reduce_scatter``."""
+        return self._run.start("reduce_scatter", sendbuf, recvbuf, op, -1, recvcounts, stream=stream)
+
+    def Igather(self, sendbuf: Any, recvbuf: Any, root: int = 0, *, stream: Any = None) -> Request:
+        """Start ``Gather``."""
+        return self._run.start("gather", sendbuf, recvbuf, None, root, stream=stream)
+
+    def Igatherv(self, sendbuf: Any, recvbuf: Any, root: int = 0, *, stream: Any = None) -> Request:
+        """Start ``Gatherv``."""
+        return self._run.start("gatherv", sendbuf, recvbuf, None, root, stream=stream)
+
+    def Iscatter(self, sendbuf: Any, recvbuf: Any, root: int = 0, *, stream: Any = None) -> Request:
+        """Start ``Scatter``."""
+        return self._run.start("scatter", sendbuf, recvbuf, None, root, stream=stream)
+
+    def Iscatterv(self, sendbuf: Any, recvbuf: Any, root: int = 0, *, stream: Any = None) -> Request:
+        """Start ``Scatterv``."""
+        return self._run.start("scatterv", sendbuf, recvbuf, None, root, stream=stream)
+
+    def Iallgather(self, sendbuf: Any, recvbuf: Any, *, stream: Any = None) -> Request:
+        """Start ``Allgather``."""
+        return self._run.start("allgather", sendbuf, recvbuf, stream=stream)
+
+    def Iallgatherv(self, sendbuf: Any, recvbuf: Any, *, stream: Any = None) -> Request:
+        """Start ``Allgatherv``."""
+        return self._run.start("allgatherv", sendbuf, recvbuf, stream=stream)
+
+    def Ialltoall(self, sendbuf: Any, recvbuf: Any, *, stream: Any = None) -> Request:
+        """Start ``Alltoall``."""
+        return self._run.start("alltoall", sendbuf, recvbuf, stream=stream)
+
+    def Ialltoallv(self, sendbuf: Any, recvbuf: Any, *, stream: Any = None) -> Request:
+        """Start ``Alltoallv``."""
+        return self._run.start("alltoallv", sendbuf, recvbuf, stream=stream)
+
+    def Ialltoallw(self, sendbuf: Any, recvbuf: Any) -> Request:
+        """Start ``Alltoallw``."""
+        return self._run.start("alltoallw", sendbuf, recvbuf)
+
+    def Iscan(self, sendbuf: Any, recvbuf: Any, op: Any = SUM, *, stream: Any = None) -> Request:
+        """Start ``Scan``."""
+        return self._run.start("scan", sendbuf, recvbuf, op, stream=stream)
+
+    def Iexscan(self, sendbuf: Any, recvbuf: Any, op: Any = SUM, *, stream: Any = None) -> Request:
+        """Start ``Exscan``."""
+        return self._run.start("exscan", sendbuf, recvbuf, op, stream=stream)
+
+    # --- persistent collectives --------------------------------------------------------------------------------------
+
+    def Barrier_init(self) -> PersistentRequest:
+        """Set up a ``Barrier`` that can be started many times."""
+        return self._run.persistent("barrier", None, None)
+
+    def Bcast_init(self, buf: Any, root: int = 0) -> PersistentRequest:
+        """Set up a ``Bcast`` that can be started many times."""
+        return self._run.persistent("bcast", None, buf, None, root)
+
+    def Reduce_init(self, sendbuf: Any, recvbuf: Any, op: Any = SUM, root: int = 0) -> PersistentRequest:
+        """Set up a ``Reduce`` that can be started many times."""
+        return self._run.persistent("reduce", sendbuf, recvbuf, op, root)
+
+    def Allreduce_init(self, sendbuf: Any, recvbuf: Any, op: Any = SUM) -> PersistentRequest:
+        """Set up a ``Allreduce`` that can be started many times."""
+        return self._run.persistent("allreduce", sendbuf, recvbuf, op)
+
+    def Reduce_scatter_block_init(self, sendbuf: Any, recvbuf: Any, op: Any = SUM) -> PersistentRequest:
+        """Set up a ``Reduce_scatter_block`` that can be started many times."""
+        return self._run.persistent("reduce_scatter_block", sendbuf, recvbuf, op)
+
+    def Reduce_scatter_init(
+        self, sendbuf: Any, recvbuf: Any, recvcounts: Any = None, op: Any = SUM
+    ) -> PersistentRequest:
+        """Set up a ``Reduce_scatter`` that can be started many times."""
+        return self._run.persistent("reduce_scatter", sendbuf, recvbuf, op, -1, recvcounts)
+
+    def Gather_init(self, sendbuf: Any, recvbuf: Any, root: int = 0) -> PersistentRequest:
+        """Set up a ``Gather`` that can be started many times."""
+        return self._run.persistent("gather", sendbuf, recvbuf, None, root)
+
+    def Gatherv_init(self, sendbuf: Any, recvbuf: Any, root: int = 0) -> PersistentRequest:
+        """Set up a ``Gatherv`` that can be started many times."""
+        return self._run.persistent("gatherv", sendbuf, recvbuf, None, root)
+
+    def Scatter_init(self, sendbuf: Any, recvbuf: Any, root: int = 0) -> PersistentRequest:
+        """Set up a ``Scatter`` that can be started many times."""
+        return self._run.persistent("scatter", sendbuf, recvbuf, None, root)
+
+    def Scatterv_init(self, sendbuf: Any, recvbuf: Any, root: int = 0) -> PersistentRequest:
+        """Set up a ``Scatterv`` that can be started many times."""
+        return self._run.persistent("scatterv", sendbuf, recvbuf, None, root)
+
+    def Allgather_init(self, sendbuf: Any, recvbuf: Any) -> PersistentRequest:
+        """Set up a ``Allgather`` that can be started many times."""
+        return self._run.persistent("allgather", sendbuf, recvbuf)
+
+    def Allgatherv_init(self, sendbuf: Any, recvbuf: Any) -> PersistentRequest:
+        """Set up a ``Allgatherv`` that can be started many times."""
+        return self._run.persistent("allgatherv", sendbuf, recvbuf)
+
+    def Alltoall_init(self, sendbuf: Any, recvbuf: Any) -> PersistentRequest:
+        """Set up a ``Alltoall`` that can be started many times."""
+        return self._run.persistent("alltoall", sendbuf, recvbuf)
+
+    def Alltoallv_init(self, sendbuf: Any, recvbuf: Any) -> PersistentRequest:
+        """Set up a ``Alltoallv`` that can be started many times."""
+        return self._run.persistent("alltoallv", sendbuf, recvbuf)
+
+    def Alltoallw_init(self, sendbuf: Any, recvbuf: Any) -> PersistentRequest:
+        """Set up a ``Alltoallw`` that can be started many times."""
+        return self._run.persistent("alltoallw", sendbuf, recvbuf)
+
+    def Scan_init(self, sendbuf: Any, recvbuf: Any, op: Any = SUM) -> PersistentRequest:
+        """Set up a ``Scan`` that can be started many times."""
+        return self._run.persistent("scan", sendbuf, recvbuf, op)
+
+    def Exscan_init(self, sendbuf: Any, recvbuf: Any, op: Any = SUM) -> PersistentRequest:
+        """Set up a ``Exscan`` that can be started many times."""
+        return self._run.persistent("exscan", sendbuf, recvbuf, op)

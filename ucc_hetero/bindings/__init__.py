@@ -1,0 +1,1 @@
+"""Thin Python classes over libucc and libucp."""

@@ -1,0 +1,126 @@
+"""The out-of-band exchange that libucc needs while it creates and destroys contexts: an allgather over MPI.
+
+libucc starts an allgather, polls it, and frees it, from inside ``ucc_context_create`` and ``ucc_context_destroy``;
+the C callbacks below answer with requests of an :class:`Exchange`. A callback never raises: libucc ignores some of
+their results, and an exception must not unwind through C. The first failure is kept and raised by the caller.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+from ..native.libraries import ffi, lib
+
+__all__ = ["Exchange", "MPIExchange", "Pending", "oob_of"]
+
+_OK, _INPROGRESS, _ERROR = 0, 1, -6
+
+
+class Pending(Protocol):
+    """An exchange that has begun."""
+
+    def test(self) -> bool:
+        """Return True once every rank's bytes have been written to the destination."""
+
+
+class Exchange(Protocol):
+    """An allgather among the ranks that create a context together."""
+
+    rank: int
+    size: int
+
+    def begin(self, src: memoryview, dst: memoryview) -> Pending:
+        """Start gathering ``src`` of every rank into ``dst`` (``size`` times as long), in rank order."""
+
+
+class _MPIPending:
+    def __init__(self, request: Any) -> None:
+        self._request = request
+
+    def test(self) -> bool:
+        return bool(self._request.Test())
+
+
+class MPIExchange:
+    """An :class:`Exchange` over an mpi4py communicator, which should be private to it."""
+
+    def __init__(self, comm: Any) -> None:
+        self.comm = comm
+        self.rank, self.size = comm.Get_rank(), comm.Get_size()
+
+    def begin(self, src: memoryview, dst: memoryview) -> Pending:
+        return _MPIPending(self.comm.Iallgather(src, dst))
+
+
+class _Oob:
+    """One context's exchange with the requests that are under way, and the first thing that went wrong."""
+
+    def __init__(self, exchange: Exchange) -> None:
+        self.exchange = exchange
+        self.pending: dict[int, Pending] = {}
+        self.next = 1
+        self.failure: BaseException | None = None
+
+
+#: Contexts' exchanges and their requests by the numbers that libucc carries around as pointers.
+_oobs: dict[int, _Oob] = {}
+_requests: dict[int, tuple[_Oob, Pending]] = {}
+_counter = [0]
+
+
+def _number() -> int:
+    _counter[0] += 1
+    return _counter[0]
+
+
+def oob_of(exchange: Exchange, out: Any) -> tuple[int, _Oob]:
+    """Fill a ``ucc_oob_coll_t`` with callbacks that use ``exchange``; return its key in the table and its record."""
+    key = _number()
+    record = _Oob(exchange)
+    _oobs[key] = record
+    out.allgather = lib.ucch_oob_allgather
+    out.req_test = lib.ucch_oob_test
+    out.req_free = lib.ucch_oob_free
+    out.coll_info = ffi.cast("void *", key)
+    out.n_oob_eps = exchange.size
+    out.oob_ep = exchange.rank
+    return key, record
+
+
+def forget(key: int) -> None:
+    """Drop a context's exchange after the context is gone."""
+    _oobs.pop(key, None)
+
+
+@ffi.def_extern(error=_ERROR)  # type: ignore[untyped-decorator]
+def ucch_oob_allgather(src: Any, dst: Any, size: int, info: Any, request: Any) -> int:
+    record = _oobs.get(int(ffi.cast("uintptr_t", info)))
+    if record is None:
+        return _ERROR
+    try:
+        pending = record.exchange.begin(
+            memoryview(ffi.buffer(src, size)), memoryview(ffi.buffer(dst, size * record.exchange.size))
+        )
+    except Exception as failure:
+        record.failure = record.failure or failure
+        return _ERROR
+    number = _number()
+    _requests[number] = (record, pending)
+    request[0] = ffi.cast("void *", number)
+    return _OK
+
+
+@ffi.def_extern(error=_ERROR)  # type: ignore[untyped-decorator]
+def ucch_oob_test(request: Any) -> int:
+    record, pending = _requests[int(ffi.cast("uintptr_t", request))]
+    try:
+        return _OK if pending.test() else _INPROGRESS
+    except Exception as failure:
+        record.failure = record.failure or failure
+        return _ERROR
+
+
+@ffi.def_extern(error=_ERROR)  # type: ignore[untyped-decorator]
+def ucch_oob_free(request: Any) -> int:
+    _requests.pop(int(ffi.cast("uintptr_t", request)), None)
+    return _OK

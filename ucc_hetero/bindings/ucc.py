@@ -1,0 +1,379 @@
+"""UCC from Python: libraries, contexts, teams, collectives and execution engines, as thin as they come.
+
+For people who want UCC without our planner, and the way in which our own engine creates its teams. Names follow
+``ucc.h`` with the prefix dropped; every class frees its handle in ``close`` and works in a ``with`` statement.
+
+    lib = Lib(env_prefix="UCC")
+    context = lib.context(MPIExchange(MPI.COMM_WORLD.Dup()))
+    team = context.team(range(size))
+    with team.collective(Coll.ALLREDUCE, src=x, dst=y, dtype=DTYPES["float32"], op=OPS["SUM"]) as request:
+        request.post()
+        request.wait()
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Any
+
+from ..errors import CollectiveTimeout, LibraryError
+from ..native.libraries import ffi, lib, load
+from ..types import DType, Op
+from .oob import Exchange, forget, oob_of
+from .ucc_enums import Coll, CollFlag, Event, MemType, Status, ThreadMode
+
+__all__ = [
+    "Coll",
+    "CollFlag",
+    "Context",
+    "Event",
+    "ExecutionEngine",
+    "Lib",
+    "MemType",
+    "Request",
+    "Status",
+    "Team",
+    "ThreadMode",
+    "check",
+    "status_name",
+]
+
+
+def status_name(status: int) -> str:
+    """The name of a UCC status code."""
+    try:
+        return f"UCC_{Status(status).name}"
+    except ValueError:
+        return f"UCC status {status}"
+
+
+def check(call: str, status: int, hint: str = "") -> int:
+    """Return ``status``, or raise :class:`LibraryError` when it is an error."""
+    if status < 0:
+        raise LibraryError(call, status, status_name(status), hint)
+    return status
+
+
+class _Handle(ABC):
+    """A native object that is closed once, explicitly or at the end of a ``with`` statement."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Release the native object; a second call does nothing."""
+
+    def __enter__(self) -> Any:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, tb: TracebackType | None) -> None:
+        self.close()
+
+
+class Lib(_Handle):
+    """One initialised UCC library, reading the environment variables ``<env_prefix>_...``.
+
+    With the prefix ``UCC`` these are UCC's usual ones; any other prefix ``P`` reads ``P_UCC_...``, so that several
+    libraries in one process are set up independently.
+    """
+
+    def __init__(self, env_prefix: str = "UCC", thread_mode: ThreadMode = ThreadMode.MULTIPLE) -> None:
+        load()
+        self.env_prefix = env_prefix
+        config = ffi.new("ucc_lib_config_h *")
+        prefix = ffi.NULL if env_prefix == "UCC" else env_prefix.encode()
+        check("ucc_lib_config_read", lib.ucc_lib_config_read(prefix, ffi.NULL, config))
+        params = ffi.new("ucc_lib_params_t *", {"mask": 1, "thread_mode": thread_mode})
+        handle = ffi.new("ucc_lib_h *")
+        major, minor, release = (ffi.new("unsigned *") for _ in range(3))
+        # libucc only warns when the API version asked for differs from its own: ask for its own.
+        lib.ucc_get_version(major, minor, release)
+        status = lib.ucc_init_version(major[0], minor[0], params, config[0], handle)
+        lib.ucc_lib_config_release(config[0])
+        check("ucc_init_version", status, f"see {env_prefix}_LOG_LEVEL=debug for the components")
+        self.handle = handle[0]
+
+    def attributes(self) -> dict[str, Any]:
+        """Thread mode and collective types that the loaded components support."""
+        attr = ffi.new("ucc_lib_attr_t *", {"mask": 3})
+        check("ucc_lib_get_attr", lib.ucc_lib_get_attr(self.handle, attr))
+        return {
+            "thread_mode": ThreadMode(attr.thread_mode),
+            "collectives": [c.name for c in Coll if attr.coll_types & c],
+        }
+
+    def context(self, exchange: Exchange | None = None) -> Context:
+        """Create a context together with the other ranks of ``exchange`` (collective); alone without one."""
+        return Context(self, exchange)
+
+    def close(self) -> None:
+        if self.handle:
+            handle, self.handle = self.handle, None
+            check("ucc_finalize", lib.ucc_finalize(handle))
+
+
+class Context(_Handle):
+    """A UCC context: this process's resources, and the addresses of the ranks it was created with."""
+
+    def __init__(self, library: Lib, exchange: Exchange | None = None) -> None:
+        self.lib, self.exchange = library, exchange
+        config = ffi.new("ucc_context_config_h *")
+        check(
+            "ucc_context_config_read",
+            lib.ucc_context_config_read(library.handle, ffi.NULL, config),
+        )
+        params = ffi.new("ucc_context_params_t *", {"mask": 1, "type": 1})
+        self._key, record = 0, None
+        if exchange is not None:
+            params.mask |= 4
+            self._key, record = oob_of(exchange, params.oob)
+        handle = ffi.new("ucc_context_h *")
+        try:
+            status = lib.ucc_context_create(library.handle, params, config[0], handle)
+        finally:
+            lib.ucc_context_config_release(config[0])
+        if record is not None and record.failure is not None:
+            raise record.failure
+        check("ucc_context_create", status)
+        self.handle = handle[0]
+        self.rank = exchange.rank if exchange else 0
+        self.size = exchange.size if exchange else 1
+        #: What the engine's wait loop progresses.
+        self.native = lib.ucch_context_new(self.handle)
+
+    def progress(self) -> None:
+        """Make one round of progress."""
+        lib.ucch_lock()
+        lib.ucc_context_progress(self.handle)
+        lib.ucch_unlock()
+
+    def address_length(self) -> int:
+        """Bytes of this context's address."""
+        attr = ffi.new("ucc_context_attr_t *", {"mask": 8})
+        check("ucc_context_get_attr", lib.ucc_context_get_attr(self.handle, attr))
+        return int(attr.ctx_addr_len)
+
+    def team(self, ranks: Sequence[int], timeout: float = 60.0) -> Team:
+        """Create the team of the context ranks ``ranks``, in that order; collective among them."""
+        return Team(self, ranks, timeout)
+
+    def close(self) -> None:
+        """Destroy the context; collective among its ranks."""
+        if self.handle:
+            handle, self.handle = self.handle, None
+            lib.ucch_context_free(self.native)
+            status = lib.ucc_context_destroy(handle)
+            forget(self._key)
+            check("ucc_context_destroy", status)
+
+
+class Team(_Handle):
+    """Ranks of a context that do collectives together."""
+
+    def __init__(self, context: Context, ranks: Sequence[int], timeout: float = 60.0) -> None:
+        self.context = context
+        self.ranks = tuple(ranks)
+        self.size = len(self.ranks)
+        self.rank = self.ranks.index(context.rank)
+        # libucc keeps a pointer to the map for as long as the team lives.
+        self._map = ffi.new("uint64_t[]", self.ranks)
+        params = ffi.new("ucc_team_params_t *", {"mask": 1 << 2 | 1 << 4 | 1 << 10, "ep": self.rank, "ep_range": 0})
+        params.ep_map.type = 3
+        params.ep_map.ep_num = self.size
+        params.ep_map.array.map = self._map
+        params.ep_map.array.elem_size = 8
+        self.handle = self._create(params, timeout)
+        self.native = lib.ucch_team_new(context.native, self.handle)
+
+    def _create(self, params: Any, timeout: float) -> Any:
+        handle = ffi.new("ucc_team_h *")
+        contexts = ffi.new("ucc_context_h[]", [self.context.handle])
+        deadline = time.monotonic() + timeout
+        lib.ucch_lock()
+        try:
+            check("ucc_team_create_post", lib.ucc_team_create_post(contexts, 1, params, handle))
+            while (status := lib.ucc_team_create_test(handle[0])) == Status.INPROGRESS:
+                lib.ucc_context_progress(self.context.handle)
+                if time.monotonic() > deadline:
+                    raise CollectiveTimeout(
+                        f"team of context ranks {list(self.ranks)}: not every rank joined within {timeout:g} s"
+                    )
+                lib.ucch_unlock()
+                os.sched_yield()
+                lib.ucch_lock()
+        finally:
+            lib.ucch_unlock()
+        check("ucc_team_create_test", status, f"team of context ranks {list(self.ranks)}")
+        return handle[0]
+
+    def collective(
+        self,
+        coll: Coll,
+        *,
+        src: Any = None,
+        dst: Any = None,
+        dtype: DType | None = None,
+        op: Op | None = None,
+        root: int = 0,
+        flags: int = 0,
+        src_counts: Sequence[int] | None = None,
+        src_displs: Sequence[int] | None = None,
+        dst_counts: Sequence[int] | None = None,
+        dst_displs: Sequence[int] | None = None,
+        mem_type: MemType = MemType.HOST,
+    ) -> Request:
+        """Initialise a collective; every member must do so in the same order, then post.
+
+        ``src`` and ``dst`` are contiguous writable buffers (PEP 3118) or ``(address, bytes)`` pairs. Counts are UCC's:
+        allgather takes n elements and gives n*size, alltoall n*size each, bcast uses ``src`` only, and so on. Counts
+        and displacements of the v-forms are elements, 64-bit.
+        """
+        args = ffi.new("ucc_coll_args_t *", {"coll_type": coll, "root": root})
+        keep = [
+            _fill(args.src, src, dtype, mem_type, src_counts, src_displs),
+            _fill(args.dst, dst, dtype, mem_type, dst_counts, dst_displs),
+        ]
+        if src_counts is not None or dst_counts is not None:
+            flags |= CollFlag.COUNT_64BIT | CollFlag.DISPLACEMENTS_64BIT
+        if op is not None:
+            args.op = op.code
+        args.flags = flags
+        args.mask = 1 if flags else 0
+        return Request(self, args, keep)
+
+    def close(self) -> None:
+        """Destroy the team; collective among its members."""
+        if self.handle:
+            handle, self.handle = self.handle, None
+            lib.ucch_team_free(self.native)
+            lib.ucch_lock()
+            try:
+                while (status := lib.ucc_team_destroy(handle)) == Status.INPROGRESS:
+                    lib.ucc_context_progress(self.context.handle)
+            finally:
+                lib.ucch_unlock()
+            check("ucc_team_destroy", status)
+
+
+def _fill(
+    side: Any, data: Any, dtype: DType | None, mem_type: int, counts: Sequence[int] | None, displs: Sequence[int] | None
+) -> object:
+    """Describe one buffer to libucc; returns what must stay alive."""
+    if data is None:
+        return None
+    if dtype is None or dtype.code < 0:
+        raise ValueError(f"dtype {dtype} has no UCC datatype; move its bytes as uint8")
+    if isinstance(data, tuple):
+        address, nbytes = data
+        keep: Any = None
+        pointer = ffi.cast("void *", address)
+    else:
+        keep = ffi.from_buffer(data)
+        pointer, nbytes = keep, len(keep)
+    if counts is None:
+        side.info.buffer, side.info.count = pointer, nbytes // dtype.itemsize
+        side.info.datatype, side.info.mem_type = dtype.code, mem_type
+        return keep
+    if displs is None:
+        displs = [sum(counts[:i]) for i in range(len(counts))]
+    tables = ffi.new("uint64_t[]", list(counts)), ffi.new("uint64_t[]", list(displs))
+    side.info_v.buffer, side.info_v.datatype, side.info_v.mem_type = pointer, dtype.code, mem_type
+    side.info_v.counts, side.info_v.displacements = tables
+    return keep, tables
+
+
+class Request(_Handle):
+    """An initialised collective. Persistent ones (``CollFlag.PERSISTENT``) may be posted again after they finish."""
+
+    def __init__(self, team: Team, args: Any, keep: object) -> None:
+        self.team, self._args, self._keep = team, args, keep
+        handle = ffi.new("ucc_coll_req_h *")
+        lib.ucch_lock()
+        status = lib.ucc_collective_init(args, handle, team.handle)
+        lib.ucch_unlock()
+        check("ucc_collective_init", status)
+        self.handle = handle[0]
+
+    def post(self) -> None:
+        """Start the collective."""
+        lib.ucch_lock()
+        status = lib.ucc_collective_post(self.handle)
+        lib.ucch_unlock()
+        check("ucc_collective_post", status)
+
+    @property
+    def status(self) -> int:
+        """The status as libucc left it; it changes only while somebody makes progress."""
+        return int(self.handle.status)
+
+    def test(self) -> bool:
+        """Make progress once; True when finished. Raises :class:`LibraryError` on failure."""
+        if self.handle.status == Status.INPROGRESS:
+            self.team.context.progress()
+        return check("collective", self.handle.status) == Status.OK
+
+    def wait(self, timeout: float = 60.0) -> None:
+        """Wait until finished. Raises :class:`CollectiveTimeout` after ``timeout`` seconds."""
+        deadline = time.monotonic() + timeout
+        while not self.test():
+            os.sched_yield()
+            if time.monotonic() > deadline:
+                raise CollectiveTimeout(f"collective not finished after {timeout:g} s")
+
+    def close(self) -> None:
+        """Release the request; one still in progress is left to libucc, with its buffers."""
+        if self.handle:
+            handle, self.handle = self.handle, None
+            if handle.status == Status.INPROGRESS:
+                _leaked.append((self._args, self._keep))
+                return
+            lib.ucch_lock()
+            status = lib.ucc_collective_finalize(handle)
+            lib.ucch_unlock()
+            check("ucc_collective_finalize", status)
+
+
+#: Arguments and buffers of requests that were closed while libucc still used them.
+_leaked: list[object] = []
+
+
+class ExecutionEngine(_Handle):
+    """A UCC execution engine: a device stream on which collectives are triggered (``ucc_ee_create``)."""
+
+    CUDA_STREAM, CPU_THREAD, ROCM_STREAM = 0, 1, 2
+
+    def __init__(self, team: Team, kind: int, stream: int) -> None:
+        self.team = team
+        self._params = ffi.new("ucc_ee_params_t *", {"ee_type": kind, "ee_context_size": 8})
+        self._params.ee_context = ffi.cast("void *", stream)
+        handle = ffi.new("ucc_ee_h *")
+        check("ucc_ee_create", lib.ucc_ee_create(team.handle, self._params, handle))
+        self.handle = handle[0]
+
+    def triggered_post(self, request: Request) -> None:
+        """Post ``request`` when the stream reaches this point."""
+        self._event = ffi.new("ucc_ev_t *", {"ev_type": Event.COMPUTE_COMPLETE, "req": request.handle})
+        lib.ucch_lock()
+        status = lib.ucc_collective_triggered_post(self.handle, self._event)
+        lib.ucch_unlock()
+        check("ucc_collective_triggered_post", status)
+
+    def event(self) -> Event | None:
+        """Take and acknowledge one event, or None."""
+        found = ffi.new("ucc_ev_t **")
+        lib.ucch_lock()
+        try:
+            if lib.ucc_ee_get_event(self.handle, found) != Status.OK:
+                return None
+            kind = Event(found[0].ev_type)
+            check("ucc_ee_ack_event", lib.ucc_ee_ack_event(self.handle, found[0]))
+        finally:
+            lib.ucch_unlock()
+        return kind
+
+    def close(self) -> None:
+        if self.handle:
+            handle, self.handle = self.handle, None
+            check("ucc_ee_destroy", lib.ucc_ee_destroy(handle))

@@ -1,0 +1,354 @@
+"""UCX from Python: a context, workers, endpoints, tagged messages and registered memory, as thin as they come.
+
+context = Context()
+worker = context.worker()
+endpoint = worker.connect(address_of_the_peer)   # peer.address, exchanged by any means
+worker.send(endpoint, data, tag=7).wait()
+
+memory = context.register(array)                 # one-sided: the peer needs memory.address, .nbytes and .key
+there = endpoint.remote(address, nbytes, key)
+there.put(data, offset=64)
+endpoint.flush().wait()
+"""
+
+from __future__ import annotations
+
+import re
+from enum import IntEnum
+from types import TracebackType
+from typing import Any
+
+from ..errors import CollectiveTimeout, LibraryError, TruncationError
+from ..native.libraries import ffi, lib, preload_ucx
+from .ucc_enums import MemType
+
+__all__ = ["Context", "Endpoint", "Memory", "Message", "RemoteMemory", "Status", "Worker", "check", "status_name"]
+
+TAG_FULL = (1 << 64) - 1
+
+_FEATURE_TAG, _FEATURE_RMA = 1, 2
+_MEMORY_TYPES = ("host", "cuda", "cuda-managed", "rocm", "rocm-managed")
+
+
+class Status(IntEnum):
+    """``ucs_status_t``."""
+
+    OK = 0
+    INPROGRESS = 1
+    NO_MESSAGE = -1
+    NO_RESOURCE = -2
+    IO_ERROR = -3
+    NO_MEMORY = -4
+    INVALID_PARAM = -5
+    UNREACHABLE = -6
+    INVALID_ADDR = -7
+    NOT_IMPLEMENTED = -8
+    MESSAGE_TRUNCATED = -9
+    NO_PROGRESS = -10
+    BUFFER_TOO_SMALL = -11
+    NO_ELEM = -12
+    SOME_CONNECTS_FAILED = -13
+    NO_DEVICE = -14
+    BUSY = -15
+    CANCELED = -16
+    SHMEM_SEGMENT = -17
+    ALREADY_EXISTS = -18
+    OUT_OF_RANGE = -19
+    TIMED_OUT = -20
+    EXCEEDS_LIMIT = -21
+    UNSUPPORTED = -22
+    REJECTED = -23
+    NOT_CONNECTED = -24
+    CONNECTION_RESET = -25
+    ENDPOINT_TIMEOUT = -80
+
+
+def status_name(status: int) -> str:
+    """The name of a UCX status code."""
+    try:
+        return f"UCS_{Status(status).name}" if status >= 0 else f"UCS_ERR_{Status(status).name}"
+    except ValueError:
+        return f"UCS status {status}"
+
+
+def check(call: str, status: int) -> None:
+    """Raise :class:`LibraryError` when ``status`` is an error."""
+    if status < 0:
+        raise LibraryError(call, status, status_name(status))
+
+
+class Context:
+    """A UCP context with tagged messages and remote memory access, reading ``UCX_*`` variables."""
+
+    def __init__(self, settings: dict[str, str] | None = None) -> None:
+        preload_ucx()
+        major, minor, release = (ffi.new("unsigned *") for _ in range(3))
+        lib.ucp_get_version(major, minor, release)
+        config = ffi.new("ucp_config_t **")
+        check("ucp_config_read", lib.ucp_config_read(ffi.NULL, ffi.NULL, config))
+        try:
+            for name, value in (settings or {}).items():
+                check(f"ucp_config_modify({name})", lib.ucp_config_modify(config[0], name.encode(), value.encode()))
+            # mt_workers_shared: workers of one context may be driven by different threads, one at a time.
+            params = ffi.new("ucp_params_t *", {"field_mask": 1 << 0 | 1 << 5, "mt_workers_shared": 1})
+            params.features = _FEATURE_TAG | _FEATURE_RMA
+            handle = ffi.new("ucp_context_h *")
+            check("ucp_init_version", lib.ucp_init_version(major[0], minor[0], params, config[0], handle))
+        finally:
+            lib.ucp_config_release(config[0])
+        self.handle = handle[0]
+
+    def memory_types(self) -> list[str]:
+        """Names of the kinds of memory that this UCX build can move: ``host``, ``cuda``, ``rocm``, ..."""
+        attr = ffi.new("ucp_context_attr_t *", {"field_mask": 1 << 2})
+        check("ucp_context_query", lib.ucp_context_query(self.handle, attr))
+        return [name for bit, name in enumerate(_MEMORY_TYPES) if attr.memory_types >> bit & 1]
+
+    def transports(self) -> dict[str, list[str]]:
+        """Transports that this context may use, with the devices of each, as libucp lists them."""
+        text = lib.ucch_describe_ucp(self.handle)
+        if text == ffi.NULL:
+            return {}
+        found: dict[str, list[str]] = {}
+        # Lines such as "resource 3  :  md 2  dev 1  flags -- tcp/eth0".
+        for name, device in re.findall(r"resource\s+\d+.*?(\w+)/(\S+)\s*$", ffi.string(text).decode(), re.M):
+            found.setdefault(name, []).append(device)
+        lib.ucch_release(text)
+        return found
+
+    def worker(self) -> Worker:
+        """Create a worker."""
+        return Worker(self)
+
+    def register(self, data: Any, mem_type: MemType = MemType.HOST) -> Memory:
+        """Register memory for remote access: a writable buffer, or an ``(address, bytes)`` pair."""
+        return Memory(self, data, mem_type)
+
+    def close(self) -> None:
+        """Release the context, after its workers."""
+        if self.handle:
+            handle, self.handle = self.handle, None
+            lib.ucp_cleanup(handle)
+
+    def __enter__(self) -> Context:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, tb: TracebackType | None) -> None:
+        self.close()
+
+
+class Worker:
+    """A UCP worker: a progress engine with an address that peers connect to."""
+
+    def __init__(self, context: Context) -> None:
+        self.context = context
+        # SERIALIZED: any thread, one at a time; the engine's lock sees to that.
+        params = ffi.new("ucp_worker_params_t *", {"field_mask": 1, "thread_mode": 1})
+        handle = ffi.new("ucp_worker_h *")
+        check("ucp_worker_create", lib.ucp_worker_create(context.handle, params, handle))
+        self.handle = handle[0]
+        address, length = ffi.new("void **"), ffi.new("size_t *")
+        check("ucp_worker_get_address", lib.ucp_worker_get_address(self.handle, address, length))
+        #: What a peer needs to connect.
+        self.address = bytes(ffi.buffer(address[0], length[0]))
+        lib.ucp_worker_release_address(self.handle, address[0])
+        lib.ucch_worker_use(self.handle, 1)
+
+    def connect(self, address: bytes) -> Endpoint:
+        """Make an endpoint to the worker with this address."""
+        return Endpoint(self, address)
+
+    def progress(self) -> int:
+        """Make one round of progress; returns how much happened."""
+        return int(lib.ucch_progress_once())
+
+    def send(
+        self,
+        endpoint: Endpoint,
+        data: Any,
+        tag: int,
+        *,
+        sync: bool = False,
+        mem_type: MemType = MemType.HOST,
+        timeout: float = 0.0,
+    ) -> Message:
+        """Start sending a buffer or an ``(address, bytes)`` pair; ``sync`` completes only when it is matched."""
+        message = Message()
+        pointer, nbytes, message.keep = _memory(data, writable=False)
+        status = lib.ucch_send(
+            message.handle, self.handle, endpoint.handle, pointer, nbytes, tag, mem_type, sync, timeout
+        )
+        check("ucp_tag_send_nbx", status)
+        return message
+
+    def recv(
+        self, data: Any, tag: int, *, mask: int = TAG_FULL, mem_type: MemType = MemType.HOST, timeout: float = 0.0
+    ) -> Message:
+        """Start receiving a message whose tag equals ``tag`` in the bits of ``mask``."""
+        message = Message()
+        pointer, nbytes, message.keep = _memory(data, writable=True)
+        lib.ucch_recv(message.handle, self.handle, pointer, nbytes, tag, mask, mem_type, timeout)
+        return message
+
+    def probe(self, tag: int, mask: int = TAG_FULL) -> tuple[int, int] | None:
+        """(tag, bytes) of a message that has arrived and matches, or None; it stays where it is."""
+        sender, nbytes, matched = ffi.new("uint64_t *"), ffi.new("size_t *"), ffi.new("ucp_tag_message_h *")
+        if not lib.ucch_probe(self.handle, tag, mask, 0, ffi.NULL, 0, sender, nbytes, matched):
+            return None
+        return int(sender[0]), int(nbytes[0])
+
+    def close(self) -> None:
+        """Release the worker, after its endpoints."""
+        if self.handle:
+            handle, self.handle = self.handle, None
+            lib.ucch_worker_use(handle, -1)
+            lib.ucp_worker_destroy(handle)
+
+
+class Endpoint:
+    """A connection from a worker to a peer's worker."""
+
+    def __init__(self, worker: Worker, address: bytes) -> None:
+        self.worker = worker
+        status = ffi.new("int *")
+        self._address = ffi.from_buffer(address)
+        self.handle = lib.ucch_ep_new(worker.handle, self._address, status)
+        check("ucp_ep_create", status[0])
+        #: What transfers that were not yet flushed read and write.
+        self.keep: list[object] = []
+
+    def remote(self, address: int, nbytes: int, key: bytes) -> RemoteMemory:
+        """The peer's registered memory: ``address``, ``nbytes`` and ``key`` of its :class:`Memory`."""
+        return RemoteMemory(self, address, nbytes, key)
+
+    def flush(self, timeout: float = 0.0) -> Message:
+        """Start to complete everything that was put and got: done when the peer's memory has it, and ours."""
+        message = Message()
+        message.keep, self.keep = self.keep, []
+        check("ucp_ep_flush_nbx", lib.ucch_flush(message.handle, self.handle, timeout))
+        return message
+
+    def close(self, timeout: float = 5.0) -> None:
+        """Flush and close; gives up after ``timeout`` seconds when the peer does not answer."""
+        if self.handle:
+            handle, self.handle = self.handle, None
+            lib.ucch_ep_close(self.worker.handle, handle, timeout)
+
+
+class Message:
+    """A tagged message under way."""
+
+    def __init__(self) -> None:
+        self.handle = ffi.gc(lib.ucch_message_new(), lib.ucch_message_free)
+        self.op = lib.ucch_message_op(self.handle)
+        self.keep: object = None
+
+    def test(self) -> bool:
+        """Make progress once; True when finished. Raises as :meth:`wait` does."""
+        return self._done(lib.ucch_test(self.op))
+
+    def wait(self, timeout: float = 60.0) -> None:
+        """Wait until finished.
+
+        Raises :class:`TruncationError` when the message was longer than the buffer, :class:`LibraryError` when UCX
+        failed, :class:`CollectiveTimeout` after ``timeout`` seconds.
+        """
+        waited = 0.0
+        while not self._done(lib.ucch_wait(self.op, 0.05)):
+            waited += 0.05
+            if waited >= timeout:
+                raise CollectiveTimeout(f"message not finished after {timeout:g} s")
+
+    def _done(self, state: int) -> bool:
+        if state == 2:
+            error = ffi.new("ucch_error *")
+            lib.ucch_op_error(self.op, error)
+            if error.status == lib.UCCH_FAIL_TRUNCATED:
+                raise TruncationError("the message was longer than the buffer posted for it")
+            if error.status == lib.UCCH_FAIL_TIMEOUT:
+                raise CollectiveTimeout(f"message not finished after {error.elapsed:.3g} s")
+            check("message", error.status)
+        return state == 1
+
+    @property
+    def info(self) -> tuple[int, int]:
+        """(tag, bytes) of the finished message."""
+        tag, nbytes = ffi.new("uint64_t *"), ffi.new("size_t *")
+        lib.ucch_message_info(self.handle, tag, nbytes)
+        return int(tag[0]), int(nbytes[0])
+
+
+class Memory:
+    """Registered memory, and the packed key that lets a peer reach it."""
+
+    def __init__(self, context: Context, data: Any, mem_type: MemType = MemType.HOST) -> None:
+        self.context = context
+        pointer, nbytes, self._keep = _memory(data, writable=True)
+        self.address, self.nbytes = int(ffi.cast("uintptr_t", pointer)), nbytes
+        params = ffi.new("ucp_mem_map_params_t *", {"field_mask": 1 << 0 | 1 << 1 | 1 << 4, "memory_type": mem_type})
+        params.address, params.length = pointer, nbytes
+        handle = ffi.new("ucp_mem_h *")
+        check("ucp_mem_map", lib.ucp_mem_map(context.handle, params, handle))
+        self.handle = handle[0]
+        packed, size = ffi.new("void **"), ffi.new("size_t *")
+        check("ucp_rkey_pack", lib.ucp_rkey_pack(context.handle, self.handle, packed, size))
+        #: The remote key, to be sent to whoever may read and write this memory.
+        self.key = bytes(ffi.buffer(packed[0], size[0]))
+        lib.ucp_rkey_buffer_release(packed[0])
+
+    def close(self) -> None:
+        """Deregister the memory."""
+        if self.handle:
+            handle, self.handle = self.handle, None
+            check("ucp_mem_unmap", lib.ucp_mem_unmap(self.context.handle, handle))
+
+
+class RemoteMemory:
+    """A peer's registered memory. Transfers complete by :meth:`Endpoint.flush`, in no order among themselves.
+
+    Where the transport cannot reach into a peer's memory by itself, UCX carries them out with the peer's help: they
+    then complete only while the peer makes progress (:meth:`Worker.progress`).
+    """
+
+    def __init__(self, endpoint: Endpoint, address: int, nbytes: int, key: bytes) -> None:
+        self.endpoint, self.address, self.nbytes = endpoint, address, nbytes
+        status = ffi.new("int *")
+        self.handle = lib.ucch_rkey_new(endpoint.handle, ffi.from_buffer(key), status)
+        check("ucp_ep_rkey_unpack", status[0])
+
+    def put(self, data: Any, offset: int = 0, mem_type: MemType = MemType.HOST) -> None:
+        """Start writing a buffer or an ``(address, bytes)`` pair to byte ``offset``; it stays untouched until flushed.
+
+        ``ValueError`` where it does not fit.
+        """
+        pointer, nbytes = self._local(data, offset, writable=False)
+        where = self.address + offset, self.handle, mem_type
+        check("ucp_put_nbx", lib.ucch_put(self.endpoint.handle, pointer, nbytes, *where))
+
+    def get(self, into: Any, offset: int = 0, mem_type: MemType = MemType.HOST) -> None:
+        """Start reading from byte ``offset`` into a buffer or an ``(address, bytes)`` pair; there when flushed."""
+        pointer, nbytes = self._local(into, offset, writable=True)
+        where = self.address + offset, self.handle, mem_type
+        check("ucp_get_nbx", lib.ucch_get(self.endpoint.handle, pointer, nbytes, *where))
+
+    def _local(self, data: Any, offset: int, *, writable: bool) -> tuple[Any, int]:
+        pointer, nbytes, keep = _memory(data, writable=writable)
+        if offset < 0 or offset + nbytes > self.nbytes:
+            raise ValueError(f"{nbytes} bytes at offset {offset} do not fit into the peer's {self.nbytes} bytes")
+        if keep is not None:
+            self.endpoint.keep.append(keep)
+        return pointer, nbytes
+
+    def close(self) -> None:
+        """Forget the key, before the endpoint is closed and after a flush."""
+        if self.handle:
+            handle, self.handle = self.handle, None
+            lib.ucch_rkey_free(handle)
+
+
+def _memory(data: Any, *, writable: bool) -> tuple[Any, int, object]:
+    """(pointer, bytes, what to keep alive) of a buffer or an (address, bytes) pair."""
+    if isinstance(data, tuple):
+        return ffi.cast("void *", data[0]), data[1], None
+    keep = ffi.from_buffer(data, require_writable=writable)
+    return keep, len(keep), keep

@@ -1,0 +1,196 @@
+"""Every rank's facts compared before the first collective: accepted, repaired, or refused with a table of who has what.
+
+libucc hangs in context creation when versions differ, and gives wrong data when settings that steer algorithm choice
+do (docs/bridge.md). Every rank judges the same gathered facts, so all of them come to the same verdict.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+
+from ..errors import AgreementError
+from ..machine.discover import WITHIN_NODE, HostIdentity
+
+__all__ = ["BRIDGE_PREFIX", "NATIVE_PREFIX", "Facts", "apply_settings", "bridge_settings", "judge", "steering"]
+
+#: Environment prefixes of the two UCC libraries: NATIVE reads ``UCCHN_UCC_*``, the bridge ``UCCHB_UCC_*``.
+NATIVE_PREFIX, BRIDGE_PREFIX = "UCCHN", "UCCHB"
+
+#: Forced on a bridge, equal on every rank: nothing that selects an algorithm there may depend on a local fact.
+#: UCC chooses per rank by memory type, CPU model and topology otherwise (docs/bridge.md).
+BRIDGE_SETTINGS = {
+    "UCC_CLS": "basic",
+    "UCC_TLS": "ucp,self",
+    "UCC_CL_BASIC_TLS": "ucp,self",
+    "UCC_CONFIG_FILE": "",
+    "UCC_TL_UCP_USE_TOPO": "n",
+    "UCC_TL_UCP_RANKS_REORDERING": "n",
+    "UCC_TL_UCP_KN_RADIX": "2",
+    # The one above does not reach it; 2 for the reason given below.
+    "UCC_TL_UCP_ALLREDUCE_KN_RADIX": "2",
+    "UCC_TL_UCP_ALLREDUCE_SRA_KN_PIPELINE": "n",
+    "UCC_TL_UCP_REDUCE_SRG_KN_PIPELINE": "n",
+    "UCC_TL_UCP_TUNE": (
+        "allgather:0-4k:@knomial#allgather:4k-inf:@ring#alltoall:0-inf:@pairwise#alltoallv:0-inf:@pairwise"
+    ),
+    "UCC_CHECK_ASYMMETRIC_DT": "n",
+}
+
+#: Defaults inside an island, where the user's own ``UCC_*`` settings win. mlx5 and sharp make out-of-band rounds that
+#: ranks without the hardware never join; TL/CUDA takes reduce_scatter and allgather from NCCL and is several times
+#: slower (seen on H200s); radix 2 makes every rank of a recursive exchange add in the same order, so that replicas come
+#: out bit-identical. TL/SHM takes longer to set a small collective up than TL/UCP to run it, and up to four ranks of a
+#: host exchange whole vectors faster than halves (seen: 64 KiB on 2 ranks 12 instead of 27 us). A word written after
+#: each of the vendor's kernels keeps the next one waiting for some microseconds, an event does not.
+NATIVE_SETTINGS = {
+    "UCC_TLS": "^mlx5,sharp,cuda,shm",
+    "UCC_TL_UCP_ALLREDUCE_KN_RADIX": "2",
+    "UCC_TL_UCP_TUNE": "allreduce:0-256k:host:[2-4]:@knomial",
+    "UCC_TL_NCCL_SYNC": "event",
+    "UCC_TL_RCCL_SYNC": "event",
+}
+
+#: Settings whose difference between ranks breaks a job: reported, and refused where we do not own them.
+STEERING_PREFIXES = ("UCC_", "UCX_PROTO_ENABLE", "UCX_UNIFIED_MODE", "UCCH_TUNE", "UCCH_EMULATE", "UCCH_STAGING")
+#: Local matters that may differ.
+LOCAL = ("UCC_LOG", "UCCH_LOG", "UCC_PROFILE", "UCC_CONFIG_FILE", "UCC_EC_", "UCC_MC_")
+
+
+def steering(environ: Mapping[str, str] | None = None) -> tuple[tuple[str, str], ...]:
+    """The settings of this process that steer algorithm choice, sorted."""
+    source = os.environ if environ is None else environ
+    return tuple(
+        sorted((k, v) for k, v in source.items() if k.startswith(STEERING_PREFIXES) and not k.startswith(LOCAL))
+    )
+
+
+def bridge_settings(ucc: str) -> dict[str, str]:
+    """The bridge's settings for a version of libucc, which all ranks share.
+
+    From 1.8 on ``allgatherv`` takes the order of its ring from the topology, and crashes without one (seen with 1.10: a
+    null pointer in ``ucc_tl_ucp_allgatherv_ring_progress``). The topology has to be there, then; the radix that would
+    be chosen by it is set, and the ring is only used where displacements have gaps.
+    """
+    if tuple(map(int, re.findall(r"\d+", ucc)[:2])) < (1, 8):
+        return BRIDGE_SETTINGS
+    tune = BRIDGE_SETTINGS["UCC_TL_UCP_TUNE"] + "#allgatherv:0-inf:@knomial"
+    return BRIDGE_SETTINGS | {"UCC_TL_UCP_TUNE": tune, "UCC_TL_UCP_USE_TOPO": "y"}
+
+
+def apply_settings(ucc: str, environ: dict[str, str] | None = None) -> None:
+    """Write the settings of both libraries of UCC version ``ucc`` where libucc reads them: prefixes of our own."""
+    target = os.environ if environ is None else environ
+    for name, value in bridge_settings(ucc).items():
+        target[f"{BRIDGE_PREFIX}_{name}"] = value
+    users = {k: v for k, v in target.items() if k.startswith("UCC_")}
+    for name, value in {**NATIVE_SETTINGS, **users}.items():
+        target.setdefault(f"{NATIVE_PREFIX}_{name}", value)
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What one rank publishes before it communicates. ``process`` is unique in the job."""
+
+    process: str
+    package: str
+    ucc: str
+    ucx: str
+    memory_types: tuple[str, ...]
+    settings: tuple[tuple[str, str], ...]
+    byteorder: str
+    host: HostIdentity
+    vendor: str
+    device: int
+    #: Address of the rank's UCP worker, for messages.
+    address: bytes
+    #: UCX's name of the memory of the rank's device; empty for a rank without one.
+    device_memory: str = ""
+    #: Mbit/s that the links of the rank's host carry together; 0 if unknown.
+    link_speed: int = 0
+    #: Where the rank's host stands (UCCH_GROUP): names joined by ``/``, outermost first.
+    group: str = ""
+    #: UCX's transports of the rank (``tcp``, ``rc_mlx5``, ``cuda_ipc``, ...), sorted.
+    transports: tuple[str, ...] = ()
+
+
+#: fact -> what to do when ranks differ in it.
+_MUST_AGREE = {
+    "package": "install the same ucc-hetero on every host",
+    "ucc": "UCC contexts of different versions hang: use the same libucc everywhere (UCCH_UCC_LIB names one)",
+    "byteorder": "ranks of different byte order cannot exchange numbers",
+    "settings": "export the same values on every rank (mpirun -x NAME=value), or unset them",
+}
+
+
+def _minor(version: str) -> str:
+    return ".".join(version.split(".")[:2])
+
+
+def _ranks(numbers: list[int]) -> str:
+    text = ", ".join(map(str, numbers[:8]))
+    return f"rank{'s' if len(numbers) > 1 else ''} {text}{', …' if len(numbers) > 8 else ''}"
+
+
+def _table(title: str, values: Sequence[object], cure: str) -> str:
+    groups: dict[object, list[int]] = {}
+    for rank, value in enumerate(values):
+        groups.setdefault(value, []).append(rank)
+    width = max(len(_ranks(r)) for r in groups.values())
+    lines = [f"    {_ranks(ranks):<{width}}  {value if value != '' else '(unset)'}" for value, ranks in groups.items()]
+    return "\n".join([f"  {title}:", *lines, f"    cure: {cure}"])
+
+
+def _settings_table(everyone: list[Facts], cure: str) -> str:
+    dicts = [dict(f.settings) for f in everyone]
+    names = sorted({name for d in dicts for name in d})
+    return "\n".join(
+        _table(name, [d.get(name, "") for d in dicts], cure)
+        for name in names
+        if len({d.get(name, "") for d in dicts}) > 1
+    )
+
+
+def _unreachable(everyone: list[Facts]) -> list[str]:
+    """Ranks on several nodes need a transport that all of them have and that leaves a node."""
+    if len({f.host.node for f in everyone}) < 2 or not all(f.transports for f in everyone):
+        return []
+    networks = [tuple(t for t in f.transports if t not in WITHIN_NODE) for f in everyone]
+    if set.intersection(*map(set, networks)):
+        return []
+    cure = "let UCX_TLS and UCX_NET_DEVICES leave every rank one network that the others have too, such as tcp"
+    return [_table("network transports", [", ".join(n) or "none" for n in networks], cure)]
+
+
+def judge(everyone: list[Facts]) -> None:
+    """Raise :class:`AgreementError` with a table when ranks differ in something that breaks a job.
+
+    UCX may differ in its release number but not in its minor version: different minors do not always understand each
+    other over TCP. What UCC would choose by local facts is not judged: the bridge's settings are forced.
+    """
+    problems = []
+    for name, cure in _MUST_AGREE.items():
+        values = [getattr(f, name) for f in everyone]
+        if len(set(values)) > 1:
+            problems.append(_settings_table(everyone, cure) if name == "settings" else _table(name, values, cure))
+    minors = [_minor(f.ucx) for f in everyone]
+    if len(set(minors)) > 1:
+        problems.append(_table("ucx", minors, "use the same UCX minor version everywhere (UCCH_UCX_DIR names one)"))
+    problems += _unreachable(everyone)
+    without_host = [rank for rank, f in enumerate(everyone) if "host" not in f.memory_types]
+    if without_host:
+        problems.append(f"  memory: UCX of {_ranks(without_host)} cannot move host memory")
+    if problems:
+        raise AgreementError("the ranks of this job cannot work together:\n" + "\n".join(problems))
+
+
+def describe(facts: Facts) -> str:
+    """One rank's facts, a line each."""
+    hidden = {"address", "host", "settings"}
+    return "\n".join(f"{f.name}: {getattr(facts, f.name)}" for f in fields(facts) if f.name not in hidden)
+
+
+BYTEORDER = sys.byteorder

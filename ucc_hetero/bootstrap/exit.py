@@ -1,0 +1,154 @@
+"""The end of a process: everything is released before MPI is finalised, and a failed rank ends the job.
+
+A rank that dies of an exception while the others communicate would leave them waiting for ever in MPI_Finalize or in a
+collective; plain mpi4py scripts hang there. Here the others see it leave, and the failed rank aborts the job. So does
+one that calls ``sys.exit`` with a status other than 0, as under ``python -m mpi4py``; ``raise SystemExit`` does not
+pass by here, and leaves the others to notice.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+import threading
+import time
+from contextlib import suppress
+from types import TracebackType
+from typing import Any, NoReturn
+
+from ..native.libraries import lib
+from ..trace import record
+from . import process
+
+__all__ = ["failed", "forget", "living", "register"]
+
+#: Every communicator that has not been freed, in order of creation, which is equal on all its ranks.
+living: list[Any] = []
+#: A communicator was freed after a call of it had failed: the call is in the libraries still.
+_haunted = False
+
+_registered = False
+#: With which status this process ends because it has failed; 0 while it has not.
+_status = 0
+_pid = 0
+
+
+def register() -> None:
+    """Arrange for the end. To be called after mpi4py.MPI was imported: exit functions run in reverse order."""
+    global _registered, _pid
+    if _registered:
+        return
+    _registered, _pid = True, os.getpid()
+    previous = sys.excepthook
+
+    def hook(kind: type[BaseException], value: BaseException, tb: TracebackType | None) -> None:
+        global _status
+        _status = 1
+        previous(kind, value, tb)
+
+    sys.excepthook = hook
+    if sys.exit is _sys_exit:
+        sys.exit = _exit
+    atexit.register(_at_exit)
+
+
+def forget(comm: Any) -> None:
+    """A communicator is being freed."""
+    global _haunted
+    living.remove(comm)
+    _haunted = _haunted or bool(comm._run.broken)
+
+
+def failed() -> bool:
+    """Whether this process is ending by an exception, or by ``sys.exit`` with a status other than 0."""
+    return _status != 0
+
+
+_sys_exit = sys.exit
+
+
+class _Exit(SystemExit):
+    """What ``sys.exit`` raises in the main thread. It notices when it ends the process: Python asks nobody then."""
+
+    def __del__(self) -> None:
+        # One that was caught is dropped by a function; one that was not by the interpreter, with none left.
+        if sys._getframe().f_back is None and threading.current_thread() is threading.main_thread():
+            _exits(self.code)
+
+
+def _exit(status: Any = None, /) -> NoReturn:
+    """Exit the interpreter by raising SystemExit(status), as the function that this one stands for."""
+    raise (_Exit if threading.current_thread() is threading.main_thread() else SystemExit)(status)
+
+
+def _exits(code: Any) -> None:
+    """The process ends by ``sys.exit(code)``."""
+    global _status
+    if os.getpid() == _pid and code is not None and code != 0:
+        _status = code & 0xFF or 1 if isinstance(code, int) else 1
+
+
+def _at_exit() -> None:
+    if os.getpid() != _pid:
+        return  # a forked child owns none of this
+    from mpi4py import MPI
+
+    lib.ucch_progress_thread(0)
+    if _status and not MPI.Is_finalized():
+        _abort()  # first: others that see this rank leave fail, too, and would end the job with a status of theirs
+    for comm in living:
+        comm._run.board.leave()
+    if MPI.Is_finalized() or _status:
+        return  # whoever started the others, torchrun say, ends them
+    found = [_together(each) for each in process.all_jobs()]  # every rank takes part in each, whatever the others say
+    worst = min(found, default=_WHOLE)
+    if worst:
+        record.finish()
+    if worst == _WHOLE:
+        for comm in reversed(living[:]):
+            comm.Free()
+        process.close_all()
+
+
+def _abort() -> None:
+    """End the whole job, where MPI can."""
+    from mpi4py import MPI
+
+    if MPI.Is_initialized() and MPI.COMM_WORLD.Get_size() > 1:
+        rank = MPI.COMM_WORLD.Get_rank()
+        sys.stderr.write(f"ucc_hetero: rank {rank} has failed (status {_status}) and ends the job\n")
+        for stream in (sys.stdout, sys.stderr):
+            with suppress(Exception):
+                stream.flush()
+        MPI.COMM_WORLD.Abort(_status)
+
+
+#: How a rank comes to its end: what is under way will not end; no call is under way, but the libraries still hold one
+#: that failed; they can be closed.
+_STUCK, _HAUNTED, _WHOLE = range(3)
+
+
+def _together(each: process.Job) -> int:
+    """Wait for all ranks of a job; how the worst of them comes to its end.
+
+    Libraries that hold a failed call are left alone: freeing a device's memory would wait for a kernel that waits for a
+    peer, and a message that arrives would be written to memory that is gone.
+    """
+    from array import array
+
+    from mpi4py import MPI
+
+    stuck = any(comm._run.broken or comm._run.busy for comm in living)
+    mine = array("i", [_STUCK if stuck else _HAUNTED if _haunted else _WHOLE])
+    worst = array("i", [0])
+    request = each.comm.Iallreduce(mine, worst, op=MPI.MIN)
+    pause = 0.0
+    while not request.Test():
+        if any(comm._run.board.dead() >= 0 for comm in living):
+            return _STUCK  # by os._exit, say: it will never come
+        # Peers may still need our side of a transfer; there is no hurry otherwise.
+        lib.ucch_progress_once()
+        time.sleep(pause)
+        pause = min(pause + 1e-5, 1e-3)
+    return worst[0]

@@ -1,0 +1,223 @@
+"""What makes ranks a communicator: their facts, agreed; islands; a number; teams that were tried; the arrival board."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from .. import env, log
+from .._version import __version__
+from ..device import bind
+from ..errors import AgreementError, CollectiveError, UCCHError
+from ..machine import nics
+from ..machine.discover import host_identity
+from ..native.libraries import lib
+from ..planner.collectives import ROWS, Call, elements
+from ..planner.plan import Plan
+from ..planner.rules import check_table
+from ..planner.select import agreed, choose, make_plan
+from ..planner.topology import Topology, levels_of, link_weights
+from ..transport import rings
+from ..transport.paths import Device, path_of
+from ..transport.segments import join as join_windows
+from ..types import OPS
+from . import agreement, process
+from .agreement import Facts
+from .liveness import Board
+from .teams import Teams
+from .turns import turn
+
+__all__ = ["Membership"]
+
+#: Elements of four bytes in the calls whose teams every communicator has from its beginning.
+USUAL_COUNTS = (1, 1 << 12, 1 << 18, 1 << 24)
+
+
+class Membership:
+    """This rank's part in one communicator. Collective to create and to close over ``mpi``, which stays private.
+
+    ``timeout`` is that of waiting for the other ranks while teams are made, in seconds; ``arenas`` are wanted, where
+    there can be any. Raises :class:`AgreementError` on every rank when their facts do not fit together.
+    """
+
+    def __init__(self, mpi: Any, timeout: float, arenas: bool) -> None:
+        self.mpi, self._arenas = mpi, arenas
+        self.rank, self.size = int(mpi.Get_rank()), int(mpi.Get_size())
+        numbers: list[tuple[int, bytes]] = []
+
+        def together(ready: bool) -> bool:
+            """Exchange everything; several threads may be here with communicators of their own."""
+            self.facts, numbers[:], everyone_ready = self._exchange(ready)
+            return everyone_ready
+
+        with turn(together):
+            agreement.judge(self.facts)
+            #: Number of the communicator, part of every message tag.
+            self.id = _claim(numbers)
+            self._create(timeout)
+
+    def _create(self, timeout: float) -> None:
+        mpi = self.mpi
+        vendors = [f.vendor for f in self.facts]
+        nodes: dict[tuple[str, ...], int] = {}
+        hosts = [nodes.setdefault(f.host.node, len(nodes)) for f in self.facts]
+        path = path_of(self.facts, env.get("STAGING"))
+        #: Islands alone: what tables of measured choices go by.
+        plain = not any(f.device_memory for f in self.facts)
+        levels = levels_of([f.group for f in self.facts])
+        if plain:  # no vendor's library that knows of hosts
+            levels.append(hosts)
+        self.bare = Topology.group(vendors, hosts, (), levels)
+        speeds = link_weights(hosts, [f.link_speed for f in self.facts])
+        weighted = Topology.group(vendors, hosts, speeds, levels)
+        self.windows = join_windows(mpi, self.bare, self.facts, self.runtime, self._arenas)
+        self.topology, self.tuning = agreed(
+            self.bare, weighted, env.get("TUNE"), self._table, path, plain=plain, windows=self.windows.whole
+        )
+        island = self.topology.islands[self.topology.island_of[self.rank]]
+        self.device = Device.of(self.rank, island.ranks, self.facts, self.runtime)
+        self.job = process.job_of(mpi, self.facts, vendors)
+        self.board = Board(mpi, [f.host.memory for f in self.facts])
+        memory = None if self.runtime is None else self.runtime.memory_type
+        able = island.size == 1 or (memory is not None and not self.device.blind and self.job.vendors_library(memory))
+        self.channels = rings.join(mpi, self.windows, self.bare, self.facts, self.runtime, able)
+        self.tuning = replace(self.tuning, channels=self.channels is not None)
+        members = [self.job.index[f.process] for f in self.facts]
+        self.teams = Teams(self.job, members, self.rank, self.id, timeout)
+        self.discard()
+        self._first_teams()
+
+    def _exchange(self, ready: bool) -> tuple[list[Facts], list[tuple[int, bytes]], bool]:
+        """Everyone's facts, (last communicator number, numbers in use), and whether all are ready.
+
+        A rank that cannot take part says why to all.
+        """
+        from mpi4py import MPI
+
+        self._divide_ports()
+        world = getattr(self.mpi, "world", MPI.COMM_WORLD)  # an exchange that is not MPI's says where we are
+        failure: Exception | None = None
+        try:
+            place = process.place_here(world.Get_rank(), world.Get_size())
+            self.place, self.runtime = place, bind(place)  # first: UCX and UCC look for a device when they begin
+            table = _measured_table() if self.rank == 0 else ""
+            mine: Any = (process.process().facts(place, __version__), (_last[0], bytes(_ids)), ready, table)
+            log.set_rank(world.Get_rank(), place.vendor)
+        except (UCCHError, ValueError) as error:
+            failure, mine = error, f"{type(error).__name__}: {error}"
+        everyone = self.mpi.allgather(mine)
+        bad = {rank: e for rank, e in enumerate(everyone) if isinstance(e, str)}
+        if failure is not None and len(bad) == self.size:
+            raise failure  # all the same: no need of a list
+        if bad:
+            lines = "\n".join(f"  rank {rank}: {text}" for rank, text in bad.items())
+            raise AgreementError(f"some ranks of this job cannot take part:\n{lines}") from failure
+        #: Of measured choices, as rank 0 found it.
+        self._table: str = everyone[0][3]
+        return [e[0] for e in everyone], [e[1] for e in everyone], all(e[2] for e in everyone)
+
+    def _divide_ports(self) -> None:
+        """Let all ports of a host carry data, where there are several and libucx has not begun yet."""
+        offer = () if process.begun() else nics.ports(os.environ.get("UCX_NET_DEVICES", ""))
+        everyone = self.mpi.allgather((host_identity().node, offer, env.get("PORTS") == "turns"))
+        nodes, offers, turns = zip(*everyone, strict=True)
+        name = nics.assign(nodes, offers)[self.rank] if all(turns) else ""
+        nics.use(name, nics.rails(nodes, offers))
+
+    def _first_teams(self) -> None:
+        """Make the teams that usual calls need and try them; all ranks learn whether all of them work.
+
+        A team is made by all its ranks together. Non-blocking calls on several communicators, in an order of each
+        rank's own, would wait for each other where the first call of a kind made its teams.
+        """
+        failure: Exception | None = None
+        try:
+            island = self.topology.islands[self.topology.island_of[self.rank]]
+            if island.size > 1:
+                self.teams.get(island.ranks, "native")
+            if not self.topology.flat:
+                self.teams.get(tuple(range(self.size)), "bridge")
+                for plan in self._usual_plans():
+                    self.teams.prepare(step for *_, step in plan.program(self.rank))
+        except UCCHError as error:
+            failure = error
+        texts = self.mpi.allgather(str(failure) if failure else "")
+        if failure is not None:
+            raise failure
+        bad = [(rank, text) for rank, text in enumerate(texts) if text]
+        if bad:
+            raise CollectiveError(f"rank {bad[0][0]} could not create its teams: {bad[0][1]}")
+
+    def _usual_plans(self) -> Iterator[Plan]:
+        """What calls of all sizes run whose every rank knows the counts, from or to rank 0 if to one."""
+        for collective in ("barrier", "allreduce", "bcast", "reduce", "allgather", "reduce_scatter_block"):
+            root = 0 if collective in ("bcast", "reduce") else -1
+            op = OPS["SUM"] if ROWS[collective].reduces else None
+            for count in USUAL_COUNTS:
+                call = Call(collective, self.size, () if collective == "barrier" else (count,), root)
+                choice = choose(self.topology, collective, elements(call) * 4, op, self.tuning)
+                yield make_plan(self.topology, call, choice, self.rank)
+
+    def discard(self) -> None:
+        """Throw away messages under this communicator's number that nobody has received."""
+        lib.ucch_discard_all(self.job.process.worker.handle, self.id << 52, 0xFFF << 52)
+
+    def discard_users(self) -> None:
+        """The same of users' messages alone, as a collective may be under way: its tags have a bit of their own."""
+        lib.ucch_discard_all(self.job.process.worker.handle, self.id << 52, 0xFFF << 52 | 1 << 51)
+
+    def close(self) -> None:
+        """Release teams and board; collective."""
+        self.discard()
+        if self.channels is not None:
+            self.channels.close(self.teams.timeout)
+        self.teams.close()
+        self.board.close()
+        self.release_id()
+
+    def release_id(self) -> None:
+        """Let the communicator's number be used again."""
+        _ids[self.id >> 3] &= ~(1 << (self.id & 7))
+
+
+def _measured_table() -> str:
+    """The text of the file of measured choices; empty if none is wanted."""
+    path = env.get("TUNE_FILE")
+    if not path:
+        return ""
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except OSError as error:
+        raise ValueError(
+            f"UCCH_TUNE_FILE={path} cannot be read ({error.strerror}); "
+            f"`mpirun -n N python -m ucc_hetero tune --file {path}` writes it"
+        ) from None
+    check_table(text)
+    return text
+
+
+#: Communicator numbers in use by this process, a bit each, and the last one taken; part of every message tag.
+_ids = bytearray(512)
+_last = [-1]
+
+
+def _claim(numbers: list[tuple[int, bytes]]) -> int:
+    """A number that is free on every rank; the one that has been free for longest, as far as possible.
+
+    Messages that nobody received may still be on their way when their communicator is freed: its number rests.
+    """
+    taken = 0
+    for _, ids in numbers:
+        taken |= int.from_bytes(ids, "little")
+    count = 8 * len(_ids)
+    first = 1 + max(last for last, _ in numbers)
+    for number in range(first, first + count):
+        number %= count
+        if not taken >> number & 1:
+            _ids[number >> 3] |= 1 << (number & 7)
+            _last[0] = number
+            return number
+    raise UCCHError(f"{count} communicators exist already; Free those that are no longer used")

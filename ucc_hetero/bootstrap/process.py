@@ -1,0 +1,233 @@
+"""What ranks share before any communicator exists: UCC libraries, contexts, workers; made once per set of processes.
+
+A native context spans one island and may use every transport; the bridge context spans the job and uses ``ucp,self``
+with settings that are forced equal. Communicators only make teams from them.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from .. import env, log
+from ..bindings import ucc, ucx
+from ..bindings.oob import MPIExchange
+from ..device import MEMORY_NAMES, Place, collective_library, place_of, runtime_of
+from ..machine import vendors
+from ..machine.discover import HostIdentity, cores, host_identity, link_speed
+from ..native.libraries import lib, load
+from ..planner.topology import Topology, emulated_vendors
+from ..trace import record
+from ..transport.paths import crowded_hosts
+from . import agreement
+from .agreement import Facts
+
+__all__ = ["Job", "Process", "all_jobs", "begun", "close_all", "job_of", "place_here", "process"]
+
+#: Rounds that a waiter spins before it yields, where every rank of the host has a core of its own.
+SPIN_ROUNDS = 400
+
+
+class Process:
+    """This process's share: the two libraries, one UCX worker, and what it publishes of itself."""
+
+    def __init__(self) -> None:
+        self.libraries = load()
+        vendors.apply(os.environ)  # as ucch-run does, for ranks that it did not start
+        agreement.apply_settings(self.libraries.ucc_version)
+        self.name = os.urandom(8).hex()
+        self.host: HostIdentity = host_identity()
+        self.ucx = ucx.Context()
+        self.worker = self.ucx.worker()
+        self.endpoints: dict[str, ucx.Endpoint] = {}
+        self._libs: dict[str, ucc.Lib] = {}
+
+    def library(self, prefix: str) -> ucc.Lib:
+        """The UCC library that reads the environment under ``prefix``."""
+        if prefix not in self._libs:
+            self._libs[prefix] = ucc.Lib(prefix)
+        return self._libs[prefix]
+
+    def facts(self, place: Place, version: str) -> Facts:
+        """What this rank publishes."""
+        return Facts(
+            process=self.name,
+            package=version,
+            ucc=self.libraries.ucc_version,
+            ucx=self.libraries.ucx_version,
+            memory_types=tuple(self.ucx.memory_types()),
+            transports=tuple(sorted(self.ucx.transports())),
+            settings=agreement.steering(),
+            byteorder=agreement.BYTEORDER,
+            host=self.host,
+            vendor=place.vendor,
+            device=place.device,
+            address=self.worker.address,
+            device_memory=MEMORY_NAMES[runtime.memory_type] if (runtime := runtime_of(place.vendor)) else "",
+            link_speed=env.get("LINK_SPEED") or link_speed(),
+            group=env.get("GROUP"),
+        )
+
+    def endpoint(self, facts: Facts) -> ucx.Endpoint:
+        """The connection to another process, made at first use."""
+        found = self.endpoints.get(facts.process)
+        if found is None:
+            found = self.endpoints[facts.process] = self.worker.connect(facts.address)
+        return found
+
+    def close(self) -> None:
+        """Release everything; contexts must be gone and nothing in flight."""
+        # Messages that nobody received, of communicators that are long gone: libucp would complain of them, and their
+        # senders may wait for us. Once more when whatever was on its way has come.
+        for _ in range(2):
+            lib.ucch_progress_once()
+            lib.ucch_discard_all(self.worker.handle, 0, 0)
+            for endpoint in self.endpoints.values():
+                endpoint.close(timeout=1.0)
+        self.endpoints.clear()
+        self.worker.close()
+        self.ucx.close()
+        for library in self._libs.values():
+            library.close()
+        self._libs.clear()
+
+
+class Job:
+    """The contexts of one set of processes. Collective to create over ``comm``, which is used for the exchanges."""
+
+    def __init__(self, process: Process, comm: Any, everyone: list[Facts], topology: Topology) -> None:
+        self.process = process
+        self.facts = everyone
+        self.rank = comm.Get_rank()
+        self.index = {f.process: i for i, f in enumerate(everyone)}
+        self.topology = topology
+        self._comms: list[Any] = []
+        island = topology.islands[topology.island_of[self.rank]]
+        self.island_index = {rank: i for i, rank in enumerate(island.ranks)}
+        self.native: ucc.Context | None = None
+        self.bridge: ucc.Context | None = None
+        #: Used at the end, when all ranks leave together.
+        self.comm = comm.Dup()
+        record.join(self.comm, everyone, everyone[self.rank])
+        sub = comm.Split(island.index, self.rank)
+        self._comms += [self.comm, sub]
+        self._part_memory(island.size > 1)
+        if island.size > 1:
+            self.native = process.library(agreement.NATIVE_PREFIX).context(MPIExchange(sub))
+        if not topology.flat:
+            whole = comm.Dup()
+            self._comms.append(whole)
+            self.bridge = process.library(agreement.BRIDGE_PREFIX).context(MPIExchange(whole))
+        self._pace()
+        log.log("init").info(
+            "job of %d ranks in %d islands; native context of %d ranks%s",
+            topology.size, len(topology.islands), island.size, "" if topology.flat else ", bridge context of all",
+        )  # fmt: skip
+
+    def _part_memory(self, native: bool) -> None:
+        """Let one of this process's UCX contexts alone open the device memory of peers on this host.
+
+        Several abort on it (:mod:`.bounce`). Messages may, where it is not the bridge that has to: on hosts with
+        devices of several islands. Native teams need it only where there is no library of the vendor's.
+        """
+        mine = self.facts[self.rank]
+        ipc = vendors.VENDORS[mine.vendor].ipc
+        if not ipc or mine.device_memory in ("", "host"):
+            return
+        prefixes = []
+        if native:
+            self.process.library(agreement.NATIVE_PREFIX)  # loads the components, among them the vendor's library
+            prefixes += [agreement.NATIVE_PREFIX] * collective_library(MEMORY_NAMES.index(mine.device_memory))
+        if not crowded_hosts(self.topology, self.facts):
+            prefixes.append(agreement.BRIDGE_PREFIX)
+        users = os.environ.get("UCX_TLS", "")
+        for prefix in prefixes:
+            if not users or users.startswith("^"):
+                os.environ.setdefault(f"{prefix}_UCX_TLS", f"{users},{ipc}" if users else f"^{ipc}")
+
+    def _pace(self) -> None:
+        """Waiters yield at once where ranks outnumber cores, and spin first where they do not."""
+        here = sum(f.host.node == self.process.host.node for f in self.facts)
+        lib.ucch_set_spin(SPIN_ROUNDS if here <= cores() else 0)
+
+    def vendors_library(self, memory: int) -> bool:
+        """Whether native teams leave collectives on this memory (``ucc_memory_type_t``) to the vendor's library."""
+        return self.native is not None and collective_library(memory)
+
+    def contains(self, processes: list[str]) -> bool:
+        """True when all of ``processes`` took part in this job."""
+        return all(name in self.index for name in processes)
+
+    def close(self) -> None:
+        """Destroy the contexts; collective among the ranks."""
+        for context in (self.bridge, self.native):
+            if context is not None:
+                context.close()
+        self.bridge = self.native = None
+        for comm in self._comms:
+            comm.Free()
+        self._comms.clear()
+
+
+_process: Process | None = None
+_jobs: list[Job] = []
+
+
+def begun() -> bool:
+    """Whether this process's libraries and worker exist."""
+    return _process is not None
+
+
+def process() -> Process:
+    """This process's libraries and worker, made at first use."""
+    global _process
+    if _process is None:
+        _process = Process()
+    return _process
+
+
+def place_here(world_rank: int, world_size: int) -> Place:
+    """Whose memory this rank's buffers live in: as emulated (``UCCH_EMULATE``), on its device, or host memory."""
+    layout = env.get("EMULATE")
+    return place_of(emulated_vendors(layout, world_size)[world_rank] if layout else "")
+
+
+def job_of(comm: Any, everyone: list[Facts], islands_by: list[str]) -> Job:
+    """The job that these processes share: the first one that holds all of them, or a new one (collective).
+
+    Ranks that share several jobs joined them in the same order, so that all find the same one.
+    """
+    names = [f.process for f in everyone]
+    for job in _jobs:
+        if job.contains(names):
+            return job
+    nodes: dict[tuple[str, ...], int] = {}
+    hosts = [nodes.setdefault(f.host.node, len(nodes)) for f in everyone]
+    job = Job(process(), comm, everyone, Topology.group(islands_by, hosts))
+    _jobs.append(job)
+    return job
+
+
+def all_jobs() -> list[Job]:
+    """The jobs that this process is part of, in order of creation."""
+    return list(_jobs)
+
+
+def close_all() -> None:
+    """Destroy every job and the process's own resources; collective among all their ranks."""
+    global _process
+    while _jobs:
+        _jobs.pop().close()
+    if _process is not None:
+        _process.close()
+        _process = None
+
+
+def _after_fork() -> None:
+    """A child has none of its parent's connections; it must not touch them either."""
+    global _process
+    _jobs.clear()
+    _process = None
+
+
+os.register_at_fork(after_in_child=_after_fork)

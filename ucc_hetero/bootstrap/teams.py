@@ -1,0 +1,137 @@
+"""Group of ranks -> UCC team, made at first use and kept by the communicator; creation order is equal on every rank."""
+
+from __future__ import annotations
+
+import time
+from array import array
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+
+from ..bindings import ucc
+from ..bindings.ucc_enums import SET_UP_BYTES, SET_UP_LATE
+from ..device import free_memory, own_device
+from ..errors import CollectiveError, CollectiveTimeout, DeviceError
+from ..native.libraries import lib
+from ..planner.plan import Step
+from ..types import DTYPES, OPS
+from .process import Job
+from .turns import alone, turn
+
+__all__ = ["Teams"]
+
+
+class Teams:
+    """The teams of one communicator, number ``tag``. ``members[r]`` is the job rank of communicator rank r."""
+
+    def __init__(self, job: Job, members: Sequence[int], rank: int, tag: int, timeout: float) -> None:
+        self.job, self.members, self.rank, self.tag, self.timeout = job, tuple(members), rank, tag, timeout
+        #: Raises when the call that new teams are made for has become hopeless.
+        self.look: Callable[[], None] | None = None
+        self._teams: dict[tuple[tuple[int, ...], str], ucc.Team] = {}
+        #: Those whose ranks have come together for their first call on such memory (``SET_UP_LATE``).
+        self._met: set[tuple[int, ...]] = set()
+
+    def get(self, ranks: tuple[int, ...], link: str) -> ucc.Team:
+        """The team of these communicator ranks over ``native`` or ``bridge``; collective among them when new."""
+        team = self._teams.get((ranks, link))
+        if team is None:
+            team = self._teams[ranks, link] = self._create(ranks, link)
+        return team
+
+    def prepare(self, steps: Iterable[Step], memory: int | None = None) -> None:
+        """Make the teams of a plan that this rank belongs to, in the plan's order, which all ranks follow.
+
+        ``memory`` is the type of device memory that the steps are for. Where libucc waits for the other ranks in a
+        team's first call on such memory, nobody else gets into the libraries meanwhile, and these may be waiting for a
+        message of this one: it waits for them before, where it goes on with messages.
+        """
+        for step in steps:
+            if step.link != "local" and step.kind != "message" and len(step.ranks) > 1:
+                self.get(step.ranks, step.link)
+                if memory in SET_UP_LATE and step.link == "native" and step.ranks not in self._met:
+                    self._meet(step.ranks)
+
+    def _meet(self, ranks: tuple[int, ...]) -> None:
+        """Come together before the vendor's library begins, which every rank must have the memory for."""
+        room = free_memory()
+        if not self._all_ready([self.members[r] for r in ranks], room >= SET_UP_BYTES):
+            short = f"{room >> 20} MiB are free" if room < SET_UP_BYTES else "another rank has less"
+            raise DeviceError(
+                f"rank {self.rank}: the vendor's library takes up to {SET_UP_BYTES >> 20} MiB of device memory for the "
+                f"first collective among ranks {list(ranks)}, and {short}: free some, or make a small collective "
+                "before the memory is full"
+            )
+        self._met.add(ranks)
+
+    def _create(self, ranks: tuple[int, ...], link: str) -> ucc.Team:
+        job = self.job
+        context = job.native if link == "native" else job.bridge
+        places = [self.members[r] for r in ranks]
+        if link == "native":
+            places = [job.island_index[p] for p in places]
+        if context is None:
+            raise CollectiveError(f"rank {self.rank}: no {link} context for a team of ranks {list(ranks)}")
+        with turn(partial(self._all_ready, [self.members[r] for r in ranks])), own_device():
+            team = context.team(places, self.timeout)
+            self._canary(team, ranks, link)
+        return team
+
+    def _all_ready(self, places: list[int], ready: bool) -> bool:
+        """Whether every rank of a new team is ready to make it; the first one asks, over the job's MPI communicator."""
+        first, word = places[0], array("b", [ready])
+        if self.job.rank != first:
+            self._say(word, first)
+            return bool(self._hear(first, places))
+        everyone = all([ready, *(self._hear(place, places) for place in places[1:])])
+        word[0] = everyone
+        for place in places[1:]:
+            self._say(word, place)
+        return everyone
+
+    def _say(self, word: array[int], place: int) -> None:
+        self.job.comm.Send(word, place, self.tag)
+
+    def _hear(self, place: int, places: list[int]) -> int:
+        """One rank's word; peers may need our side of earlier transfers before they come to speak."""
+        word = array("b", [0])
+        request = self.job.comm.Irecv(word, place, self.tag)
+        until, pause = time.monotonic() + self.timeout, 0.0
+        while not request.Test():
+            lib.ucch_progress_once()
+            time.sleep(pause)
+            if self.look is not None:
+                self.look()
+            pause = min(pause + 1e-6, 1e-3)
+            if time.monotonic() > until:
+                request.Cancel()
+                raise CollectiveTimeout(
+                    f"rank {self.rank}: a team of job ranks {places}: rank {place} of the job did not join within "
+                    f"{self.timeout:g} s"
+                )
+        return word[0]
+
+    def _canary(self, team: ucc.Team, ranks: tuple[int, ...], link: str) -> None:
+        """A checked allreduce: libucc may report success with wrong data, and a team that does is of no use."""
+        mine = array("d", [1.0, float(team.rank)])
+        out = array("d", [-1.0, -1.0])
+        want = [float(team.size), team.size * (team.size - 1) / 2]
+        began = time.monotonic()
+        with team.collective(ucc.Coll.ALLREDUCE, src=mine, dst=out, dtype=DTYPES["float64"], op=OPS["SUM"]) as request:
+            request.post()
+            request.wait(self.timeout)
+        if list(out) != want:
+            raise CollectiveError(
+                f"rank {self.rank}: the {link} team of ranks {list(ranks)} gave {list(out)} where {want} was due "
+                f"({time.monotonic() - began:.3g} s); its libraries cannot be trusted on these ranks: "
+                "`python -m ucc_hetero info` on each of them shows how they differ"
+            )
+
+    def __len__(self) -> int:
+        return len(self._teams)
+
+    def close(self) -> None:
+        """Destroy the teams, newest first; collective among the members of each."""
+        with alone():
+            while self._teams:
+                _, team = self._teams.popitem()
+                team.close()

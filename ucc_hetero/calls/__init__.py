@@ -1,0 +1,1 @@
+"""One call from its arguments to its completion: collectives, messages and requests."""

@@ -1,0 +1,400 @@
+"""Runs one communicator's collectives: starts what is prepared, waits, and keeps the books of what is under way."""
+
+from __future__ import annotations
+
+import math
+import threading
+from typing import Any
+
+from .. import env
+from ..bindings.ucc import status_name
+from ..bootstrap.group import Membership
+from ..device import report, stream_handle
+from ..engine.lowering import Program
+from ..errors import CollectiveError, DeviceError, NotSupported
+from ..native.libraries import ffi, lib
+from ..planner.select import Tuning
+from .failure import failure_of, not_started
+from .mpi_fallback import Delegate, is_delegated
+from .persistent import PersistentRequest, retire
+from .prepare import KINDS, Preparation, Prepared
+from .program_cache import Idle, Known, Repeats, Uneven, addresses, key_of_arrays, only_addresses, uneven
+from .request import SLICE, Request, finished, reap, wait_op
+from .shutdown import wind_up
+from .stream_launch import Launches, key_of
+
+__all__ = ["Runner"]
+
+_run = lib.ucch_program_run
+_NULL = ffi.NULL
+_cast = ffi.cast
+
+#: Programs and buffers of calls that failed or were dropped while libucc still used them; never freed.
+_graveyard: list[object] = []
+
+
+class Runner:
+    """Everything that the collectives of one communicator need. Collective to create."""
+
+    def __init__(self, mpi: Any, *, arenas: bool = False) -> None:
+        from mpi4py import MPI
+
+        timeout = env.get("TIMEOUT")
+        #: Seconds after which a call fails; 0 = never.
+        self.timeout = 0.0 if math.isinf(timeout) else float(timeout)
+        self.members = members = Membership(mpi, self.timeout or 3600.0, arenas)
+        self.mpi, self.rank, self.size = mpi, members.rank, members.size
+        self.topology, self.board = members.topology, members.board
+        #: Why the communicator can no longer be used; empty while it can.
+        self.broken = ""
+        self._in_place = MPI.IN_PLACE
+        self.delegate = Delegate(mpi, self.board, self.timeout, self.track, self._broke)
+        self._prepared = Preparation(members, self.delegate, self._run)
+        #: What ran so far, as ``Preparation.used``.
+        self.used = self._prepared.used
+        self._fast: dict[tuple[Any, ...], Program] = {}
+        self._uneven = Uneven(self._ran, MPI.IN_PLACE)
+        self._repeats = Repeats(self._begin_again, MPI.IN_PLACE)
+        self.launches = Launches(members.board, members.rank, self._broke)
+        #: Persistent calls that were not freed: their requests must go before their teams.
+        self._persistent: dict[int, Prepared] = {}
+        self._active, self._counting = 0, threading.Lock()
+
+    # --- calls --------------------------------------------------------------------------------------------------------
+
+    def blocking(
+        self,
+        name: str,
+        send: Any,
+        recv: Any,
+        op: Any = None,
+        root: int = -1,
+        recvcounts: Any = None,
+        stream: Any = None,
+    ) -> None:
+        """Run a collective to its end; with ``stream`` it starts when the stream gets there."""
+        if stream is not None:
+            self.start(name, send, recv, op, root, recvcounts, stream, host=True).Wait()
+            return
+        if uneven(name, recvcounts) and not self.broken:
+            seen = self._uneven.again(name, send, recv, op, root, recvcounts)
+            if not seen.done:
+                self._uneven_call(seen, name, send, recv, op, root, recvcounts)
+            return
+        # The usual call, two plain arrays as last time, does nothing but look up, take addresses and run.
+        key = key_of_arrays(name, send, recv, op, root, self._in_place)
+        program = self._fast.get(key) if key is not None else None
+        if program is not None and not self.broken:
+            both = addresses(send, recv)  # what has none the binder handles or refuses
+            if both is not None and self._ran(program, *both, (send, recv), name):
+                return
+        elif key is None:
+            known = key_of(name, None if send is self._in_place else send, recv, op, root)
+            if known is not None:
+                key, outof, into = known
+                program = self._fast.get(key)
+                if program is not None and not self.broken:
+                    both = _cast("void *", outof), _cast("void *", into)
+                    if self._ran(program, *both, (send, recv), name):
+                        return
+        self._usable()
+        if op is not None and is_delegated(op):
+            self.delegate.run(name, send, recv, op, root, recvcounts)
+            return
+        prepared = self._prepared.prepare(name, send, recv, op, root, recvcounts, exchange=True)
+        if prepared is None:
+            return
+        self._run(prepared)
+        prepared.finish()
+        if key is not None and prepared.repeatable and only_addresses(prepared, send, recv, self._in_place):
+            if len(self._fast) >= KINDS:
+                self._fast.clear()
+            # The fast table keeps the program to itself: it is no longer in the pool.
+            self._fast[key] = prepared.program
+        else:
+            prepared.give_back()
+
+    def _uneven_call(self, seen: Known, name: str, send: Any, recv: Any, op: Any, root: int, recvcounts: Any) -> None:
+        """A call of uneven blocks that was not made before."""
+        self._usable()
+        if op is not None and is_delegated(op):
+            self.delegate.run(name, send, recv, op, root, recvcounts)
+            return
+        prepared = self._prepared.prepare(name, send, recv, op, root, recvcounts, exchange=True, rows=seen.rows)
+        assert prepared is not None, "only a barrier of one rank needs nothing"
+        self._run(prepared)
+        prepared.finish()
+        self._uneven.keep(seen, prepared, send, recv)
+
+    def _ran(self, program: Program, outof: Any, into: Any, keep: object, name: str) -> bool:
+        """Run a program to its end; False when it could not start like this."""
+        try:
+            state = _run(program.handle, outof, into, self.timeout, SLICE) or wait_op(program.op)
+        except BaseException:
+            self._interrupted(program, keep, name)
+            raise
+        if state > 1:
+            self._judge(program, state, keep, name)
+        return bool(state == 1)
+
+    def start(
+        self,
+        name: str,
+        send: Any,
+        recv: Any,
+        op: Any = None,
+        root: int = -1,
+        recvcounts: Any = None,
+        stream: Any = None,
+        *,
+        host: bool = False,
+    ) -> Request:
+        """Start a collective and return its request; with ``stream`` it is a part of the stream's work.
+
+        ``host``: the caller will wait for the request at once, so that the stream need not.
+        """
+        if stream is not None:
+            return self.start_on(stream_handle(stream), name, send, recv, op, root, recvcounts, host=host)[0]
+        self._usable()
+        key, again = self._repeats.again(name, send, recv, op, root) if recvcounts is None else (None, None)
+        if again is not None:
+            return again
+        if op is not None and is_delegated(op):
+            request = self.delegate.request(name, send, recv, op, root, recvcounts)
+            request.Start()
+            return request
+        prepared = self._prepared.prepare(name, send, recv, op, root, recvcounts, exchange=False)
+        if prepared is None:
+            return finished()
+        self._repeats.keep(key, prepared, send, recv)
+        return self._begin(prepared)
+
+    def _begin_again(self, program: Program, outof: Any, into: Any, keep: object, idle: Idle) -> Request | None:
+        """Start a program of :class:`Repeats`."""
+        lib.ucch_progress_thread(1)
+        if lib.ucch_program_start(program.handle, outof, into, self.timeout) < 0:
+            idle.programs.append(program)
+            return None  # such as one buffer for both sides: the general way handles or refuses it
+        self.track(1)
+
+        def finish(state: int, status: Any) -> None:
+            self.track(-1)
+            self._judge(program, state, keep, idle.label)
+            if len(idle.programs) < program.spare:
+                idle.programs.append(program)
+
+        return Request(program.op, keep, finish, owner=self)
+
+    def start_on(
+        self, stream: int, name: str, send: Any, recv: Any, op: Any, root: int, recvcounts: Any,
+        *, host: bool = False, later: bool = False, hold: bool = True,
+    ) -> tuple[Request, bool]:  # fmt: skip
+        """Start a collective when ``stream`` gets there; also whether the stream waits for its end.
+
+        Where streams must not wait for a call (docs/gpu.md) the host does, here or, with ``later``, when the caller
+        waits for the request. ``host`` as in :meth:`start`. Without ``hold`` no stream is held: a caller that allocates
+        on the device at any time could wait for it, with the locks that the call needs to end.
+        """
+        known = key_of(name, None if send is self._in_place else send, recv, op, root) if recvcounts is None else None
+        if known is not None and not self.broken:
+            request = self.launches.again(known, self.timeout, stream, self)
+            if request is not None:
+                return request, True
+        prepared = self._bound(name, send, recv, op, root, recvcounts, exchange=host)
+        if prepared is None:
+            return finished(), True
+        if prepared.program.launches:
+            request = self.launches.first(known, prepared, self.timeout, stream, self)
+            if request is not None:
+                return request, True
+        held = prepared.program.holds and hold and not host
+        request = self._begin(prepared, stream, ordered=held or not (host or later))
+        return request, held
+
+    def _bound(
+        self, name: str, send: Any, recv: Any, op: Any, root: int, recvcounts: Any, *, exchange: bool
+    ) -> Prepared | None:
+        """Prepare a call that a stream will start."""
+        self._usable()
+        if op is not None and is_delegated(op):
+            raise NotSupported(
+                f"{name} on rank {self.rank}: an operation of the user's own runs on the host, in no stream"
+            )
+        prepared = self._prepared.prepare(name, send, recv, op, root, recvcounts, exchange=exchange)
+        if prepared is not None and prepared.copies:
+            raise NotSupported(f"{name} on rank {self.rank}: with stream=, memory must be contiguous and read in place")
+        return prepared
+
+    def _begin(
+        self, prepared: Prepared, stream: int | None = None, *, ordered: bool = False, watched: bool = True
+    ) -> Request:
+        """Start what was prepared: now, or when ``stream`` gets there; ``ordered``: the stream waits for the end.
+
+        Without ``watched`` the caller makes progress for a moment, and wakes the progress thread if that is not enough.
+        """
+        if watched:
+            lib.ucch_progress_thread(1)
+        program = prepared.program.handle
+        if stream is None:
+            state = lib.ucch_program_start(program, prepared.send, prepared.recv, self.timeout)
+        else:
+            if self.members.runtime is None:
+                raise DeviceError(
+                    f"rank {self.rank} has no GPU runtime for stream= ({report(self.members.place.vendor)})"
+                )
+            at, hold = ffi.cast("void *", stream), ordered and prepared.program.holds
+            state = lib.ucch_program_start_on(program, prepared.send, prepared.recv, self.timeout, at, hold)
+        if state < 0:
+            raise not_started(self.rank, prepared.label, state)
+        self.track(1)
+
+        def finish(state: int, status: Any) -> None:
+            self.track(-1)
+            self._judge(prepared.program, state, prepared, prepared.label)
+            prepared.finish()
+            prepared.give_back()
+
+        request = Request(prepared.program.op, prepared, finish, owner=self)
+        if ordered and not state:
+            request.Wait()  # the stream cannot wait for this call, or must not: the host does
+        return request
+
+    def persistent(
+        self, name: str, send: Any, recv: Any, op: Any = None, root: int = -1, recvcounts: Any = None
+    ) -> PersistentRequest:
+        """Set a collective up once, to be started many times."""
+        self._usable()
+        if op is not None and is_delegated(op):
+            return self.delegate.request(name, send, recv, op, root, recvcounts)
+        prepared = self._prepared.prepare(name, send, recv, op, root, recvcounts, exchange=True, now=False)
+        if prepared is None:
+            idle = ffi.gc(lib.ucch_message_new(), lib.ucch_message_free)
+            return PersistentRequest(lib.ucch_message_op(idle), idle, lambda: 0, lambda *_: None, lambda: None)
+        handle = prepared.program.handle
+        status = lib.ucch_program_persist(handle, prepared.send, prepared.recv, self.timeout)
+        if status < 0:
+            raise CollectiveError(f"rank {self.rank}: {prepared.label}: {status_name(status)}")
+        lib.ucch_progress_thread(1)
+        self._persistent[id(prepared)] = prepared
+
+        def start() -> int:
+            self._usable()
+            if prepared.copies:
+                prepared.refill()
+            state = int(lib.ucch_program_again(handle))
+            if state < 0:
+                raise not_started(self.rank, prepared.label, state)
+            return state
+
+        def finish(state: int, status: Any) -> None:
+            self._judge(prepared.program, state, prepared, prepared.label)
+            prepared.finish()
+
+        def free() -> None:
+            if self._persistent.pop(id(prepared), None) is not None:
+                lib.ucch_program_drop(handle)
+
+        def in_stream(stream: Any) -> Request:
+            return self.start(name, send, recv, op, root, recvcounts, stream)
+
+        direct = None if prepared.copies else handle
+        return PersistentRequest(
+            prepared.program.op, prepared, start, finish, free, direct=direct, owner=self, in_stream=in_stream
+        )
+
+    # --- books --------------------------------------------------------------------------------------------------------
+
+    def _break(self, why: str) -> None:
+        """From now on nothing is started, in Python or by the native engine."""
+        self.broken = why
+        lib.ucch_board_break(self.board.native)
+        self.board.leave()  # ranks that come to later calls need not wait for the deadline
+
+    def _usable(self) -> None:
+        if self.broken:
+            raise CollectiveError(
+                f"rank {self.rank}: this communicator can no longer be used ({self.broken}); "
+                "free it and make a new one from the MPI communicator"
+            )
+        reap()
+
+    def _broke(self, failure: Exception, keep: object) -> None:
+        """A call failed: whoever ran it may still use its memory, and nothing more is run."""
+        self._break(str(failure))
+        _graveyard.append(keep)
+
+    def _run(self, prepared: Prepared) -> None:
+        """Run a prepared call to its end, in this thread."""
+        program = prepared.program
+        try:
+            state = _run(program.handle, prepared.send, prepared.recv, self.timeout, SLICE) or wait_op(program.op)
+        except BaseException:
+            self._interrupted(program, prepared, prepared.label)
+            raise
+        if state < 0:
+            raise not_started(self.rank, prepared.label, state)
+        self._judge(program, state, prepared, prepared.label)
+
+    # --- ends ---------------------------------------------------------------------------------------------------------
+
+    def _interrupted(self, program: Program, keep: object, label: str) -> None:
+        """After Ctrl-C in a blocking call: the others may finish it, this rank never learns of that."""
+        if lib.ucch_program_active(program.handle):
+            self._break(f"{label} was interrupted")
+            _graveyard.append((program, keep))
+
+    def _judge(self, program: Program, state: int, keep: object, label: str) -> None:
+        if state == 1:
+            return
+        failure: Exception = failure_of(program.op, self.board, self.rank, label, self.timeout)
+        if isinstance(keep, Prepared):
+            failure = keep.reason(failure)
+        self._broke(failure, (program, keep))
+        raise failure
+
+    def retune(self, tuning: Tuning) -> None:
+        """Choose by other rules from now on. Collective, with nothing in flight; equal ones on every rank."""
+        self._forget()
+        self._prepared.retune(tuning)
+
+    def _forget(self) -> None:
+        for known in (self._fast, self._repeats, self._uneven, self.launches):
+            known.clear()
+
+    def track(self, change: int) -> None:
+        """Count the communicator's requests in flight up or down, from any thread."""
+        with self._counting:
+            self._active += change
+
+    def stats(self) -> dict[str, float]:
+        """Finished calls, seconds from their starts to their ends, and bytes of the callers' buffers."""
+        calls, seconds, nbytes = ffi.new("uint64_t *"), ffi.new("double *"), ffi.new("uint64_t *")
+        lib.ucch_board_stats(self.board.native, calls, seconds, nbytes)
+        return {"calls": int(calls[0]), "seconds": float(seconds[0]), "bytes": int(nbytes[0])}
+
+    @property
+    def busy(self) -> int:
+        """Requests that were started and not yet waited for."""
+        reap()
+        started = sum(lib.ucch_program_active(p.program.handle) for p in self._persistent.values())
+        return int(self._active + started)
+
+    def close(self) -> bool:
+        """Release teams and board; collective, with nothing in flight that somebody holds. Whether all ranks do so."""
+        together = wind_up(self)
+        self.launches.clear()
+        retire(self)
+        if self.broken:
+            # Its teams hang in libucc with whatever the failure left there; they are not touched again.
+            _graveyard.append(
+                (self.members, self._prepared.programs, self._fast, self._repeats, self._uneven, self._persistent)
+            )
+            self.members.release_id()
+            return together
+        for prepared in self._persistent.values():
+            lib.ucch_program_drop(prepared.program.handle)
+        self._persistent.clear()
+        self._prepared.programs.clear()
+        self._forget()
+        self.members.close()
+        return together

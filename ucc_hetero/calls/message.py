@@ -1,0 +1,74 @@
+"""One message of a communicator: its native side, its memory, and the tag under which UCX knows it."""
+
+from __future__ import annotations
+
+from ..buffers import Buffer, pack, unpack
+from ..native.libraries import ffi, lib
+from ..transport.bounce import Bounce
+
+__all__ = ["COMM_SHIFT", "SOURCE_MASK", "SOURCE_SHIFT", "TAG_MASK", "Transfer", "source_and_tag"]
+
+#: Bits of a UCX tag, high to low: communicator (12), program message or not (1), token or data (1; ``UCCH_TOKEN_BIT``),
+#: source rank (19), MPI tag (31).
+SOURCE_SHIFT, COMM_SHIFT = lib.UCCH_SOURCE_BIT, 52
+TAG_MASK = (1 << SOURCE_SHIFT) - 1
+SOURCE_MASK = (1 << lib.UCCH_TOKEN_BIT) - 1 - TAG_MASK
+
+
+def source_and_tag(code: int) -> tuple[int, int]:
+    """The source rank and the MPI tag in a UCX tag."""
+    return (code & SOURCE_MASK) >> SOURCE_SHIFT, code & TAG_MASK
+
+
+class Transfer:
+    """One message: its native side, the memory that it uses, and what to say of it."""
+
+    __slots__ = ("bounce", "buffer", "handle", "op", "original", "peer", "stream", "sync", "tag", "what", "window")
+
+    def __init__(
+        self,
+        what: str,
+        original: Buffer,
+        peer: int,
+        tag: int,
+        bounce: Bounce | None = None,
+        stream: int | None = None,
+    ) -> None:
+        self.handle = ffi.gc(lib.ucch_message_new(), lib.ucch_message_free)
+        self.op = lib.ucch_message_op(self.handle)
+        self.what, self.peer, self.tag = what, peer, tag
+        #: The caller's memory, and the contiguous memory that is sent or received: the same where that is possible.
+        self.original = original
+        self.bounce = bounce
+        #: It starts when this stream gets there.
+        self.stream = stream
+        self.buffer = self._staged()
+        self.sync = False
+        #: A send by way of shared pinned memory, which its receiver is told of.
+        self.window = False
+
+    def _staged(self) -> Buffer:
+        if self.bounce is None:
+            return pack(self.original)
+        pinned = self.bounce.memory_for(self.original)
+        if self.what != "receive":
+            self.bounce.down(self.original, pinned, self.stream)
+        return pinned
+
+    def refill(self) -> None:
+        """Take the caller's data anew, before a persistent send starts again."""
+        if self.bounce is not None or self.original.layout is not None:
+            self.buffer = self._staged()
+
+    def spread(self) -> None:
+        """Bring what was received to the caller's memory."""
+        if self.bounce is None:
+            unpack(self.buffer, self.original)
+        elif not lib.ucch_message_moved(self.handle):
+            self.bounce.up(self.buffer, self.original, self.envelope()[2])
+
+    def envelope(self) -> tuple[int, int, int]:
+        """(source, tag, bytes) of what was received."""
+        code, nbytes = ffi.new("uint64_t *"), ffi.new("size_t *")
+        lib.ucch_message_info(self.handle, code, nbytes)
+        return (*source_and_tag(int(code[0])), int(nbytes[0]))

@@ -1,0 +1,273 @@
+"""Calls that the MPI library runs: reductions by the user's own operations, MINLOC and MAXLOC.
+
+A kept library beats code of our own where nothing is gained by islands: these work on host memory, through callbacks
+into Python. They enter the arrival board like every other call and have the same deadline, so a rank that calls
+something else, is missing or dies ends in an error here too.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ..bootstrap.liveness import Board
+from ..buffers import is_in_place
+from ..buffers.exporters import memory_of
+from ..errors import CollectiveError, CollectiveTimeout, NotSupported
+from ..native.libraries import ffi, lib
+from ..planner.collectives import Call
+from ..types import Op
+from .failure import explain
+from .ops import op_of
+from .persistent import PersistentRequest
+from .status import fill_empty
+
+__all__ = ["Delegate", "Watch", "is_delegated"]
+
+#: Seconds of polling before a waiter looks at its peers and begins to sleep, and the longest nap.
+_PATIENCE = 0.002
+_NAP = 0.0005
+
+
+def is_delegated(op: Any) -> bool:
+    """Whether MPI computes ``op``: it is the user's own, or works on pairs. Errors are those of ``op_of``."""
+    ours = op_of(op)
+    return ours is None or ours.name in ("MAXLOC", "MINLOC")
+
+
+class Watch:
+    """A call while MPI runs it, or while it is prepared (``announce``): shown to the peers, timed, compared."""
+
+    def __init__(self, board: Board, rank: int, label: str, timeout: float, *, announce: bool = False) -> None:
+        self.board, self.rank, self.label, self.timeout = board, rank, label, timeout
+        self.began = time.monotonic()
+        self.seq = board.announce(label) if announce else board.publish(label)
+
+    def look(self) -> None:
+        """Raise what makes the call hopeless: a peer that called something else or is gone, or the deadline."""
+        elapsed = time.monotonic() - self.began
+        native = self.board.native
+        status, peer = lib.UCCH_FAIL_MISMATCH, lib.ucch_board_mismatch(native, self.seq)
+        if peer < 0:
+            status, peer = lib.UCCH_FAIL_PEER, lib.ucch_board_gone(native, self.seq)
+        if peer < 0:
+            if not 0 < self.timeout < elapsed:
+                return
+            status = lib.UCCH_FAIL_TIMEOUT
+        error = ffi.new("ucch_error *", {"status": status, "seq": self.seq, "peer": peer, "elapsed": elapsed})
+        raise explain(error, self.board, self.rank, self.label, self.timeout)
+
+    def poll(self, request: Any) -> bool:
+        """Whether an MPI request has finished; its errors come out as ``CollectiveError``."""
+        try:
+            return bool(request.Test())
+        except RuntimeError as error:  # MPI.Exception
+            raise CollectiveError(f"rank {self.rank}: {self.label}: {error}") from error
+
+    def wait(self, request: Any) -> None:
+        """Wait for an MPI request."""
+        while not self.poll(request):
+            if time.monotonic() - self.began < _PATIENCE:
+                os.sched_yield()
+            else:
+                self.look()
+                time.sleep(_NAP)
+
+    def finish(self, nbytes: int) -> None:
+        """Count the call, once nobody turns out to have called something else."""
+        if lib.ucch_board_mismatch(self.board.native, self.seq) >= 0:
+            self.look()
+        lib.ucch_board_add(self.board.native, time.monotonic() - self.began, nbytes)
+
+
+class _Delegated(PersistentRequest):
+    """A call that MPI runs: non-blocking, or to be started anew with the same arguments."""
+
+    def __init__(
+        self,
+        begin: Callable[[], tuple[Watch, Any]],
+        track: Callable[[int], None],
+        fail: Callable[[Exception, object], None],
+    ) -> None:
+        # The native engine takes an idle message for an operation that has finished: waiting for many passes it by.
+        idle = ffi.gc(lib.ucch_message_new(), lib.ucch_message_free)
+        super().__init__(lib.ucch_message_op(idle), idle, self._launch, _never, lambda: None)
+        self._parts = begin, track, fail
+        self._watch: Watch | None = None
+        self._request: Any = None
+
+    def _launch(self) -> int:
+        self._watch, self._request = self._parts[0]()
+        return 0
+
+    def Wait(self, status: Any = None) -> bool:
+        """Wait until the call has finished, then return True."""
+        if not self._done:
+            self._settle(Watch.wait)
+        fill_empty(status)
+        return True
+
+    def Test(self, status: Any = None) -> bool:
+        """Make some progress and return whether the call has finished."""
+        fill_empty(status)
+        return self._done or self._settle(Watch.poll)
+
+    def _ended(self) -> int:
+        assert self._watch is not None
+        # MPI's request is null once it was seen to have finished, and testing it again says the same.
+        return int(self._watch.poll(self._request))
+
+    def _settle(self, how: Callable[[Watch, Any], Any]) -> bool:
+        watch = self._watch
+        assert watch is not None
+        try:
+            if how(watch, self._request) is False:
+                watch.look()
+                return False
+            watch.finish(0)
+        except CollectiveError as error:
+            self._close()
+            self._parts[2](error, self._request)
+            raise
+        self._close()
+        return True
+
+    def _close(self) -> None:
+        self._done = True
+        self._parts[1](-1)
+
+    def _drop(self) -> None:
+        """MPI goes on with the call, and :meth:`Delegate.settle` sees to its end."""
+        assert self._watch is not None
+        _forsaken.append(_Forsaken(self._watch, self._request, self._parts))
+
+
+def _never(state: int, status: Any) -> None:
+    raise AssertionError("a delegated call does not end in the native engine")
+
+
+class _Forsaken(NamedTuple):
+    """A call whose request was dropped before its end: MPI still uses its buffers."""
+
+    watch: Watch
+    request: Any
+    parts: tuple[Any, ...]
+
+    def ended(self) -> bool:
+        """Whether it has ended, or never will; nobody is there to hear of a failure but the communicator."""
+        _, track, fail = self.parts
+        try:
+            if not self.watch.poll(self.request):
+                self.watch.look()
+                return False
+            self.watch.finish(0)
+        except CollectiveError as error:
+            fail(error, self.request)
+        track(-1)
+        return True
+
+
+_forsaken: deque[_Forsaken] = deque()
+
+
+class Delegate:
+    """The delegated calls of one communicator. ``track`` (requests in flight, up or down) and ``failed`` keep books."""
+
+    def __init__(
+        self,
+        mpi: Any,
+        board: Board,
+        timeout: float,
+        track: Callable[[int], None],
+        failed: Callable[[Exception, object], None],
+    ) -> None:
+        self.mpi, self.board, self.timeout = mpi, board, timeout
+        self.rank: int = mpi.Get_rank()
+        self._track, self.failed = track, failed
+
+    def settle(self) -> int:
+        """See to dropped calls of this communicator; how many are under way."""
+        left = 0
+        for _ in range(len(_forsaken)):
+            each = _forsaken.popleft()
+            mine = each.watch.board is self.board
+            if not (mine and each.ended()):
+                _forsaken.append(each)
+                left += mine
+        return left
+
+    def run(self, name: str, send: Any, recv: Any, op: Any, root: int, recvcounts: Any) -> None:
+        """A reduction, to its end."""
+        request = self.request(name, send, recv, op, root, recvcounts)
+        request.Start()
+        request.Wait()
+
+    def request(self, name: str, send: Any, recv: Any, op: Any, root: int, recvcounts: Any) -> PersistentRequest:
+        """A reduction as a request that is not started yet."""
+        for argument, spec in (("sendbuf", send), ("recvbuf", recv)):
+            self._host_memory(name, argument, spec)
+        self.settle()
+        from mpi4py import MPI
+
+        found = op_of(op)
+        shown = found.name if found else "an operation of the user's"
+        label = f"{name} {shown}" + (f" root={root}" if root >= 0 else "")
+        theirs = getattr(MPI, op.name) if isinstance(op, Op) else op
+        method = getattr(self.mpi, f"I{name}")
+        args = [MPI.IN_PLACE if send is None else send, recv]
+        args += [recvcounts, theirs] if name == "reduce_scatter" else [theirs]
+        args += [root] if root >= 0 else []
+
+        def begin() -> tuple[Watch, Any]:
+            try:
+                request = method(*args)
+            except MPI.Exception as error:  # an argument that MPI refuses: nothing was sent, nothing is published
+                raise NotSupported(f"{label} on rank {self.rank}: {error}") from error
+            watch = Watch(self.board, self.rank, label, self.timeout)
+            self._track(1)
+            return watch, request
+
+        return _Delegated(begin, self._track, self.failed)
+
+    def _host_memory(self, name: str, argument: str, spec: Any) -> None:
+        """MPI may know nothing of GPUs: a device pointer would end the job."""
+        buffer = spec[0] if isinstance(spec, (list, tuple)) and spec else spec
+        if is_in_place(buffer):
+            return
+        memory = memory_of(buffer, None)
+        if memory.vendor != "host":
+            raise TypeError(
+                f"{name} on rank {self.rank}: {argument} is in {memory.vendor} memory; the user's own operations, "
+                "MINLOC and MAXLOC work on host memory only: copy it to the host first"
+            )
+
+    def send_along(self, call: Call, mine: Any) -> tuple[Any, Callable[[], None]]:
+        """Let the counts travel the way of an uneven call's data: (what arrives here, what waits for it)."""
+        mine = np.ascontiguousarray(mine, np.int64)
+        got = np.zeros(len(mine), np.int64)
+        if call.collective == "alltoallv":
+            request = self.mpi.Ialltoall(mine, got)
+        elif call.collective == "gatherv":
+            root = self.rank == call.root
+            own = mine[self.rank : self.rank + 1] if root else mine
+            request = self.mpi.Igather(own, got if root else None, call.root)
+            got = got if root else mine  # only the root can compare
+        else:
+            root = self.rank == call.root
+            one = np.zeros(1, np.int64)
+            request = self.mpi.Iscatter(mine if root else None, one, call.root)
+            got = mine if root else one
+        began = time.monotonic()
+
+        def wait() -> None:
+            while not request.Test():
+                if 0 < self.timeout < time.monotonic() - began:
+                    raise CollectiveTimeout(f"rank {self.rank}: {call.collective}: other ranks have not called it")
+                time.sleep(0 if time.monotonic() - began < _PATIENCE else _NAP)
+
+        return got, wait

@@ -1,0 +1,381 @@
+"""Tagged point-to-point messages of one communicator over UCX, with MPI's matching rules."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from ..bindings.ucx import status_name
+from ..buffers import pack
+from ..device import report, stream_handle
+from ..errors import (
+    CollectiveError,
+    CollectiveTimeout,
+    DeviceError,
+    LibraryError,
+    NotSupported,
+    PeerError,
+    TruncationError,
+    UCCHError,
+)
+from ..native.libraries import ffi, lib
+from ..transport.segments import LEAST, key_of
+from .contents import Contents, copied
+from .dispatch import Runner
+from .message import COMM_SHIFT, SOURCE_MASK, SOURCE_SHIFT, TAG_MASK, Transfer
+from .pairing import Pairing
+from .persistent import PersistentRequest
+from .request import SLICE, Request, wait_op
+from .status import set_status
+
+__all__ = ["Messages"]
+
+_COMM_MASK = ((1 << 13) - 1) << (COMM_SHIFT - 1)
+
+#: Where a message is part of no stream of the caller's.
+_OURS = lib.ucch_stream_ours()
+
+#: Sends that ended for us (by timeout, by Ctrl-C) while libucp still reads their memory.
+_held: deque[Transfer] = deque()
+
+
+class Messages:
+    """Sends and receives of one communicator."""
+
+    def __init__(self, runner: Runner) -> None:
+        from mpi4py import MPI
+
+        self.runner = runner
+        self.rank, self.size = runner.rank, runner.size
+        self.timeout = runner.timeout
+        self.process = runner.members.job.process
+        self.worker = self.process.worker.handle
+        self.null, self.any_source, self.any_tag = MPI.PROC_NULL, MPI.ANY_SOURCE, MPI.ANY_TAG
+        self._errors = {True: MPI.ERR_TRUNCATE, False: MPI.ERR_OTHER}
+        self._endpoints: list[Any] = [None] * self.size
+        self._base = runner.members.id << COMM_SHIFT
+        members = runner.members
+        shared = members.windows
+        self.contents = Contents(members, self.null)
+        self.detours = self.contents.detours
+        #: Ranks that messages from or to device memory reach through shared pinned memory, or through arenas.
+        self._near = shared.near[members.rank] if shared.near else frozenset()
+        self._windows = shared.peers | self._near
+        #: What windows go by, of every rank; NULL where nobody sends through one.
+        self.keys: Any = ffi.NULL
+        if self._windows:
+            self.keys = ffi.new("uint64_t[]", [key_of(facts) for facts in members.facts])
+        #: What goes that way to or from these, and is part of a stream, is left to the streams of both sides.
+        self._queues = shared.streams
+        self.pairing = Pairing(self._queues, self.any_source, self.any_tag)
+        board = runner.members.board
+        #: Communicator rank -> slot on the arrival board, by which a message learns that its peer is gone.
+        self._slots = {rank: slot for slot, rank in enumerate(board.ranks)} if board.shared else {}
+        if self._slots and len(self._slots) == self.size:
+            self._slots[self.any_source] = lib.UCCH_ALL_PEERS
+        self._slots.pop(self.rank, None)
+
+    # --- arguments ----------------------------------------------------------------------------------------------------
+
+    def usable(self) -> None:
+        """Raise when the communicator is broken; release what was held until now."""
+        self.runner._usable()
+        if _held:
+            for _ in range(len(_held)):
+                transfer = _held.popleft()
+                if lib.ucch_message_held(transfer.handle):
+                    _held.append(transfer)
+
+    def check(self, what: str, peer: int, tag: int) -> None:
+        """Refuse a peer or tag that cannot be; ``source`` and its tag may be wild."""
+        wild = what == "source"
+        if not (0 <= peer < self.size or peer == self.null or (wild and peer == self.any_source)):
+            extra = ", MPI.ANY_SOURCE" if wild else ""
+            raise ValueError(
+                f"{what} {peer} on rank {self.rank} is not a rank of this communicator of {self.size} "
+                f"(nor MPI.PROC_NULL{extra})"
+            )
+        if not (0 <= tag <= TAG_MASK or (wild and tag == self.any_tag)):
+            extra = " (or MPI.ANY_TAG)" if wild else ""
+            raise ValueError(f"tag {tag} on rank {self.rank} is not within 0 and {TAG_MASK}{extra}")
+
+    def gone(self, source: int) -> bool:
+        """Whether a source has ended or died, as far as this host's page shows."""
+        slot = self._slots.get(source)
+        return slot is not None and bool(lib.ucch_board_fate(self.runner.members.board.native, slot))
+
+    def _endpoint(self, dest: int) -> Any:
+        endpoint = self._endpoints[dest]
+        if endpoint is None:
+            facts = self.runner.members.facts[dest]
+            try:
+                endpoint = self._endpoints[dest] = self.process.endpoint(facts).handle
+            except LibraryError as error:
+                raise PeerError(f"rank {self.rank}: rank {dest} cannot be reached: {error}") from error
+            if facts.host.memory != self.process.host.memory:
+                # A send over a network is complete when it is in our socket's buffer, which somebody must empty.
+                lib.ucch_progress_idle()
+        return endpoint
+
+    def pattern(self, source: int, tag: int) -> tuple[int, int]:
+        """(tag, mask) that a receive matches."""
+        value, mask = self._base, _COMM_MASK
+        if source != self.any_source:
+            value |= source << SOURCE_SHIFT
+            mask |= SOURCE_MASK
+        if tag != self.any_tag:
+            value |= tag
+            mask |= TAG_MASK
+        return value, mask
+
+    # --- sending and receiving ----------------------------------------------------------------------------------------
+
+    def outgoing(
+        self, buf: Any, dest: int, tag: int, *, sync: bool = False, copy: bool = False, stream: Any = None
+    ) -> Transfer:
+        """A send that has not begun. ``sync`` finishes only when matched, ``copy`` frees the buffer at once; it takes
+        what the buffer holds when ``stream`` gets there."""
+        self.usable()
+        self.check("dest", dest, tag)
+        source = self.contents.bind(buf, writable=False)
+        bounce = self.contents.bounced(source, dest)
+        least = 1 if dest in self._near or (stream is not None and dest in self._queues) else LEAST
+        window = bounce is not None and dest in self._windows and source.nbytes >= least and not copy
+        what, at = "synchronous send" if sync else "send", self._stream(stream)
+        transfer = Transfer(what, source, dest, tag, None if window else bounce, at)
+        transfer.sync, transfer.window = sync, window
+        self._in_place(transfer)
+        if copy:
+            transfer.buffer = copied(transfer.buffer, self.rank)
+        return transfer
+
+    def _stream(self, stream: Any) -> int | None:
+        """The handle of a stream that a message is to start in."""
+        if stream is None:
+            return None
+        handle = stream_handle(stream)
+        if self.runner.members.runtime is None:
+            vendor = self.runner.members.place.vendor
+            raise DeviceError(f"rank {self.rank} has no GPU runtime for stream= ({report(vendor)})")
+        return handle
+
+    def _in_place(self, transfer: Transfer) -> None:
+        """Refuse what is copied now, of a message that starts later."""
+        if transfer.stream is not None and transfer.bounce is None and transfer.buffer is not transfer.original:
+            raise NotSupported(f"rank {self.rank}: a {transfer.what} with stream= takes contiguous memory only")
+
+    def incoming(self, buf: Any, source: int, tag: int, *, stream: Any = None, taken: bool = False) -> Transfer:
+        """A receive that has not begun; it may write to the buffer once ``stream`` gets there. ``taken``: what the
+        sender's stream will send is left to :meth:`take`."""
+        self.usable()
+        self.check("source", source, tag)
+        target = self.contents.bind(buf, writable=True)
+        bounce = self.contents.bounced(target, source)
+        transfer = Transfer("receive", target, source, tag, bounce, self._stream(stream))
+        self._in_place(transfer)
+        # What goes straight to a device comes from another host, and not through a window.
+        if self._windows and (transfer.bounce is not None or target.vendor == "host"):
+            into = transfer.buffer if transfer.bounce is None else target
+            pointer, on_device = ffi.cast("void *", into.ptr), into.vendor != "host"
+            lib.ucch_message_tokens(transfer.handle, pointer, into.nbytes, on_device)
+            if taken and on_device and source in self._queues:
+                lib.ucch_message_later(transfer.handle)
+        return transfer
+
+    @staticmethod
+    def take(request: Request, stream: int, *, early: bool = False) -> bool:
+        """Let a stream wait for a message that has come (``ucch_wait_come`` says so), and have it from then on.
+
+        ``early``: or for one that has not, where that can be. False where the host goes on receiving it, or it has
+        ended: as for any message, the request is waited for.
+        """
+        transfer: Any = request._keep
+        return bool(lib.ucch_message_take(transfer.handle, ffi.cast("void *", stream), early) == 1)
+
+    def begin(self, transfer: Transfer, timeout: float) -> None:
+        """Start a transfer; ``timeout`` seconds from now, 0 for none."""
+        peer, buffer = transfer.peer, transfer.buffer
+        if peer == self.null:
+            return  # an operation that was never begun counts as finished
+        slot = self._slots.get(peer)
+        if slot is not None:
+            lib.ucch_message_watch(transfer.handle, self.runner.members.board.native, slot)
+        if self._queues and (number := self.pairing.number(transfer)):
+            lib.ucch_message_number(transfer.handle, self.keys[peer], number)
+        pointer, memory = ffi.cast("void *", buffer.ptr), self.contents.memory(buffer)
+        stream = None if transfer.stream is None else ffi.cast("void *", transfer.stream)
+        if transfer.what == "receive":
+            self._after(transfer, stream)
+            value, mask = self.pattern(peer, transfer.tag)
+            lib.ucch_recv(transfer.handle, self.worker, pointer, buffer.nbytes, value, mask, memory, timeout)
+            return
+        code = self._base | self.rank << SOURCE_SHIFT | transfer.tag
+        what = transfer.handle, self.worker, self._endpoint(peer), pointer, buffer.nbytes, code
+        if transfer.window and (peer in self._near or (stream is not None and peer in self._queues)):
+            at, eager = _OURS if stream is None else stream, not transfer.sync and buffer.nbytes <= LEAST
+            queued = lib.ucch_send_queued(*what, peer, at, eager, timeout)
+            self._judge(transfer, queued)
+            if queued:
+                return  # else there is no room: hosts take part
+        self._after(transfer, stream)
+        if transfer.window:
+            lib.ucch_send_token(*what, peer, 1, timeout)
+        else:
+            lib.ucch_send(*what, memory, transfer.sync, timeout)
+
+    def _after(self, transfer: Transfer, stream: Any) -> None:
+        """Let what is begun next start when the stream gets here, if there is one."""
+        if stream is not None:
+            self._judge(transfer, lib.ucch_message_after(transfer.handle, stream))
+
+    def _judge(self, transfer: Transfer, status: int) -> None:
+        if status < 0:
+            reason = ffi.string(lib.ucch_device_error()).decode(errors="replace")
+            raise DeviceError(f"rank {self.rank}: {self._said(transfer)}, in stream {transfer.stream}: {reason}")
+
+    def begin_matched(self, transfer: Transfer, matched: Any, timeout: float) -> None:
+        """Start the receive of a message that a matching probe took out."""
+        pointer, memory = ffi.cast("void *", transfer.buffer.ptr), self.contents.memory(transfer.buffer)
+        nbytes = transfer.buffer.nbytes
+        lib.ucch_recv_matched(transfer.handle, self.worker, pointer, nbytes, matched, memory, timeout)
+
+    def run(self, transfer: Transfer, status: Any = None) -> None:
+        """Start a transfer and wait for its end."""
+        try:
+            self.begin(transfer, self.timeout)
+        except BaseException:  # Ctrl-C may come right here
+            self.withdraw(transfer)
+            raise
+        self.wait(transfer, status)
+
+    def wait(self, transfer: Transfer, status: Any = None) -> None:
+        """Wait for a transfer that was begun with a time limit."""
+        try:
+            state = lib.ucch_wait(transfer.op, SLICE) or wait_op(transfer.op)
+        except BaseException:
+            self.withdraw(transfer)
+            raise
+        if state != 1 or status is not None or transfer.buffer is not transfer.original:
+            self._end(transfer, state, status)
+
+    def start(self, transfer: Transfer) -> Request:
+        """Start a transfer that goes on in the background."""
+        self.begin(transfer, 0)
+        return self.request(transfer)
+
+    def request(self, transfer: Transfer) -> Request:
+        """The request of a transfer that was begun without a time limit: waiting for it has one."""
+        lib.ucch_progress_thread(1)
+        self.runner.track(1)
+        end, cancel = partial(self._end_tracked, transfer), self._cancel(transfer)
+        return Request(transfer.op, transfer, end, timeout=self.timeout, cancel=cancel, owner=self.runner)
+
+    def persistent(self, transfer: Transfer, *, copy: bool = False) -> PersistentRequest:
+        """A transfer that can be started many times, with what the buffer then holds."""
+
+        def start() -> int:
+            self.usable()
+            self.contents.bounced(transfer.original, transfer.peer)  # it may have been freed since the last start
+            transfer.refill()
+            if copy:
+                kept = transfer.buffer if transfer.bounce else pack(transfer.original)
+                transfer.buffer = copied(kept, self.rank)
+            self.begin(transfer, 0)
+            lib.ucch_progress_thread(1)
+            self.runner.track(1)
+            return 0
+
+        end, cancel = partial(self._end_tracked, transfer), self._cancel(transfer)
+        return PersistentRequest(
+            transfer.op, transfer, start, end, _nothing, timeout=self.timeout, cancel=cancel, owner=self.runner
+        )
+
+    @staticmethod
+    def _cancel(transfer: Transfer) -> Callable[[], None] | None:
+        return partial(lib.ucch_message_cancel, transfer.handle) if transfer.what == "receive" else None
+
+    # --- ends ---------------------------------------------------------------------------------------------------------
+
+    def withdraw(self, transfer: Transfer) -> None:
+        """Give up a transfer: a receive that nothing has matched is taken back, all else stays until it is over."""
+        if transfer.what == "receive":
+            self.pairing.lose()
+            lib.ucch_message_cancel(transfer.handle)
+        if lib.ucch_message_held(transfer.handle):
+            _held.append(transfer)
+
+    def _end_tracked(self, transfer: Transfer, state: int, status: Any) -> None:
+        self.runner.track(-1)
+        self._end(transfer, state, status)
+
+    def _end(self, transfer: Transfer, state: int, status: Any) -> None:
+        if transfer.peer == self.null:
+            set_status(status, self.null, self.any_tag, 0)
+            return
+        if state != 1:
+            self._fail(transfer, status)
+            return
+        if transfer.what != "receive":
+            set_status(status, self.any_source, self.any_tag, 0)
+            return
+        transfer.spread()
+        if status is not None:
+            set_status(status, *transfer.envelope())
+
+    def _fail(self, transfer: Transfer, status: Any) -> None:
+        error = ffi.new("ucch_error *")
+        lib.ucch_op_error(transfer.op, error)
+        if transfer.what == "receive" and error.status != lib.UCCH_FAIL_TRUNCATED:
+            self.pairing.lose()  # it may not have been matched
+        if error.status == lib.UCCH_FAIL_CANCELLED:
+            set_status(status, self.any_source, self.any_tag, 0)
+            if status is not None:
+                status.Set_cancelled(True)
+            return
+        if lib.ucch_message_held(transfer.handle):
+            _held.append(transfer)
+        failure = self._explain(transfer, error)
+        if status is not None:
+            truncated = isinstance(failure, TruncationError)
+            source, tag, _ = transfer.envelope() if truncated else (self.any_source, self.any_tag, 0)
+            nbytes = transfer.buffer.nbytes if truncated else 0
+            set_status(status, source, tag, nbytes, self._errors[truncated])
+        raise failure
+
+    def _explain(self, transfer: Transfer, error: Any) -> UCCHError:
+        where = f"rank {self.rank}: {self._said(transfer)}"
+        if error.status == lib.UCCH_FAIL_TRUNCATED:
+            source, tag, nbytes = transfer.envelope()
+            return TruncationError(
+                f"{where}: rank {source} sent {nbytes} bytes with tag {tag}, more than the buffer holds"
+            )
+        if error.status == lib.UCCH_FAIL_TIMEOUT:
+            return CollectiveTimeout(
+                f"{where}: timeout, not complete after {error.elapsed:.3g} s (UCCH_TIMEOUT={self.timeout:g})"
+            )
+        if error.status == lib.UCCH_FAIL_MEMORY:
+            return CollectiveError(f"{where}: no memory, or too many messages to devices of this host under way: Wait")
+        if error.status == lib.UCCH_FAIL_DEVICE:
+            return DeviceError(f"{where}: {ffi.string(lib.ucch_device_error()).decode(errors='replace')}")
+        if error.status == lib.UCCH_FAIL_MISMATCH:
+            return CollectiveError(f"{where}: another message of this tag was taken for it: begin them in one order")
+        known = error.status == lib.UCCH_FAIL_PEER
+        if known or self.gone(transfer.peer):
+            who = "every other rank" if transfer.peer == self.any_source else f"rank {transfer.peer}"
+            return PeerError(
+                f"{where}: {who} has left the job or died{'' if known else f' ({status_name(error.status)})'}"
+            )
+        return CollectiveError(f"{where}: {status_name(error.status)}")
+
+    def _said(self, transfer: Transfer) -> str:
+        peer = "any rank" if transfer.peer == self.any_source else f"rank {transfer.peer}"
+        tag = "any tag" if transfer.tag == self.any_tag else f"tag {transfer.tag}"
+        way = "from" if transfer.what == "receive" else "to"
+        upto = "up to " if transfer.what == "receive" else ""
+        return f"{transfer.what} of {upto}{transfer.buffer.nbytes} bytes {way} {peer}, {tag}"
+
+
+def _nothing() -> None:
+    """Releasing a persistent message needs nothing: its memory goes with the request."""

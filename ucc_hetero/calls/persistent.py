@@ -1,0 +1,135 @@
+"""Requests of persistent calls: set up once, started again and again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+from weakref import WeakSet
+
+from ..errors import NotSupported
+from ..native.libraries import lib
+from .request import SLICE, Request, wait_op
+from .status import fill_empty
+
+__all__ = ["PersistentRequest", "retire"]
+
+_wait = lib.ucch_wait
+_again = lib.ucch_program_again
+
+#: Persistent requests that may be started again.
+_standing: WeakSet[PersistentRequest] = WeakSet()
+
+
+def retire(owner: object) -> None:
+    """Make the persistent requests of a communicator that is being freed unusable: their programs and board go."""
+    for request in list(_standing):
+        if request._owner is owner:
+            request._begin, request._free, request._direct, request._in_stream = _ownerless, _nothing, None, None
+
+
+class PersistentRequest(Request):
+    """A call that was set up once and can be started again and again."""
+
+    def __init__(
+        self,
+        op: Any,
+        keep: object,
+        start: Callable[[], int],
+        finish: Callable[[int, Any], None],
+        free: Callable[[], None],
+        *,
+        direct: Any = None,
+        timeout: float = 0.0,
+        cancel: Callable[[], None] | None = None,
+        owner: object = None,
+        in_stream: Callable[[Any], Request] | None = None,
+    ) -> None:
+        super().__init__(op, keep, finish, timeout=timeout, cancel=cancel, owner=owner)
+        self._own = op
+        #: Makes the same call a part of a stream's work; and the request of that, while it is under way.
+        self._in_stream = in_stream
+        self._streamed: Request | None = None
+        #: ``start`` starts the native operation, or raises. ``direct`` is the native program of a call that needs
+        #: nothing before or after: it is tried first, and ``start`` says why when it cannot start.
+        self._begin, self._free, self._direct = start, free, direct
+        self._done = True
+        _standing.add(self)
+
+    def Start(self, stream: Any = None) -> None:
+        """Start the call, or with ``stream`` (collectives) make it a part of that stream's work.
+
+        ``ValueError`` when the last one was not waited for, ``NotSupported`` for a message in a stream.
+        """
+        if not self._done:
+            raise ValueError("this persistent request is still active; Wait for it before the next Start")
+        if stream is not None:
+            if self._in_stream is None:
+                raise NotSupported("stream=: only a collective can be a part of a stream's work; start it without")
+            self._streamed = self._in_stream(stream)
+            self._op, self._done = self._streamed._op, False
+            return
+        if self._direct is None or _again(self._direct) < 0:
+            self._begin()
+        self._done = False
+
+    def Wait(self, status: Any = None) -> bool:
+        """Wait until the call has finished, then return True."""
+        if self._done:
+            fill_empty(status)
+            return True
+        if self._streamed is not None and self._streamed._done:
+            self._complete(1, status)  # the host has waited for it at its start
+            return True
+        if self._timeout:
+            self._arm()
+        state = _wait(self._op, SLICE)
+        if state == 1 and self._direct is not None and self._streamed is None:
+            self._done = True
+            if status is not None:
+                fill_empty(status)
+        else:
+            self._complete(state or wait_op(self._op), status)
+        return True
+
+    @classmethod
+    def Startall(cls, requests: Sequence[PersistentRequest]) -> None:
+        """Start all requests, in order."""
+        for request in requests:
+            request.Start()
+
+    def _ended(self) -> int:
+        """As in a request; a call in a stream may have been waited for at its start."""
+        return 1 if self._streamed is not None and self._streamed._done else super()._ended()
+
+    def _complete(self, state: int, status: Any) -> None:
+        self._done = True
+        streamed, self._streamed, self._op = self._streamed, None, self._own
+        if streamed is None:
+            self._finish(state, status)
+        elif streamed._done:
+            fill_empty(status)
+        else:
+            streamed._complete(state, status)
+
+    def Free(self) -> None:
+        """Release the request; it cannot be started again. ``ValueError`` while it is active."""
+        if not self._done:
+            raise ValueError("this persistent request is still active; Wait for it before Free")
+        self._free()
+        self._begin, self._free, self._direct, self._in_stream = _freed, _nothing, None, None
+        self._keep = None
+
+
+def _nothing() -> None:
+    """What releasing a released request does."""
+
+
+def _refusal(why: str) -> Callable[[], int]:
+    def start() -> int:
+        raise ValueError(why)
+
+    return start
+
+
+_freed = _refusal("this persistent request has been freed")
+_ownerless = _refusal("the communicator of this persistent request has been freed")

@@ -1,0 +1,379 @@
+"""From the arguments of a call to a program that is ready to start: binds, compares, chooses, plans, lowers, packs."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from .. import env
+from ..bootstrap.group import Membership
+from ..buffers import Buffer, pack
+from ..buffers import copy as copy_elements
+from ..engine.lowering import Program, Route, lower
+from ..engine.placement import Lowering
+from ..errors import CollectiveError, MismatchError, NotSupported
+from ..native.libraries import ffi, lib
+from ..planner.collectives import ROWS, Call, elements
+from ..planner.select import Choice, Tuning, choose, make_plan, reason
+from ..types import DTYPES, OPS, DType, Op, Reduction, reduction
+from .arguments import Bound, bind
+from .mpi_fallback import Delegate, Watch
+from .ops import op_of
+
+__all__ = ["KINDS", "Exchange", "Preparation", "Prepared"]
+
+#: Kinds of calls remembered before the oldest is dropped.
+KINDS = 512
+
+#: Bytes that one call of a library is given at most.
+_LONGEST = 1 << 30
+#: Bytes of a call's description that ranks compare under UCCH_CHECK.
+_SHOWN = 256
+
+_NULL = ffi.NULL
+
+
+class Exchange(NamedTuple):
+    """The exchange of counts before a call: ``mine`` goes out, and everybody's come into ``rows``."""
+
+    mine: Any
+    rows: Any
+    prepared: Prepared
+    run: Callable[[Prepared], None]
+
+    def again(self) -> None:
+        """Exchange them once more."""
+        self.run(self.prepared)
+
+
+class Prepared:
+    """A bound call with its program, addresses, and the copies around it."""
+
+    __slots__ = (
+        "agreed", "bound", "copies", "exchange", "label", "pool", "program", "recv", "repeatable", "send", "steady",
+    )  # fmt: skip
+
+    def __init__(self, bound: Bound, pool: list[Program], program: Program, label: str) -> None:
+        self.bound, self.pool, self.program, self.label = bound, pool, program, label
+        #: Raises if the counts of the ranks turn out not to match, where they were not compared before.
+        self.agreed: Callable[[], None] | None = None
+        #: Whether nothing but addresses changes from this call to the next one that looks like it.
+        self.repeatable = True
+        #: The same with counts that were exchanged before it; ``exchange`` is how.
+        self.steady = True
+        self.exchange: Exchange | None = None
+        self.send: Any = _NULL
+        self.recv: Any = _NULL
+        #: (contiguous copy, the caller's buffer, whether the result goes back there), where memory has gaps.
+        self.copies: list[tuple[Buffer, Buffer, bool]] = [*bound.parts]
+        if bound.send is not None:
+            self.send = self._address(bound.send, receives=False)
+        if bound.recv is not None:
+            # Also filled beforehand: in place it holds the input, and gaps between segments keep their contents.
+            self.recv = self._address(bound.recv, receives=True)
+        for copy, original, _ in bound.parts:
+            copy_elements(original, copy)
+
+    def _address(self, buffer: Buffer, *, receives: bool) -> Any:
+        packed = pack(buffer)
+        if packed is not buffer:
+            self.copies.append((packed, buffer, receives))
+        return ffi.cast("void *", packed.ptr)
+
+    def refill(self) -> None:
+        """Take the caller's data into the copies again, before a persistent call starts anew."""
+        for copy, original, _ in self.copies:
+            copy_elements(original, copy)
+
+    def finish(self) -> None:
+        """Spread the results out. ``MismatchError`` if they cannot be right."""
+        if self.agreed is not None:
+            self.agreed()
+        for copy, original, receives in self.copies:
+            if receives:
+                copy_elements(copy, original)
+
+    def reason(self, failure: Exception) -> Exception:
+        """Why a call failed: that the ranks' counts do not match, where they turn out not to."""
+        try:
+            if self.agreed is not None:
+                self.agreed()
+        except MismatchError as mismatch:
+            mismatch.__cause__ = failure
+            return mismatch
+        except CollectiveError:
+            pass  # not every rank has called it
+        return failure
+
+    def give_back(self) -> None:
+        """Let the program be used by the next such call."""
+        if len(self.pool) < self.program.spare:
+            self.pool.append(self.program)
+        if self.exchange is not None:
+            self.exchange.prepared.give_back()
+            self.exchange = None
+
+
+class Preparation:
+    """What one communicator has prepared so far."""
+
+    def __init__(self, members: Membership, delegate: Delegate, run: Callable[[Prepared], None]) -> None:
+        self.members, self._delegate = members, delegate
+        #: Runs a prepared call to its end.
+        self._run = run
+        self.rank, self.size = members.rank, members.size
+        #: UCCH_CHECK: every rank's call compared before anything is sent.
+        self.check = bool(env.get("CHECK"))
+        #: What ran so far: label -> (choice, what made it, whether it is queued in streams).
+        self.used: dict[str, tuple[Choice, str, bool]] = {}
+        self.programs: dict[tuple[Lowering, str], list[Program]] = {}
+        self._on_host = _of_host(members.tuning)
+
+    def prepare(
+        self,
+        name: str,
+        send: Any,
+        recv: Any,
+        op: Any,
+        root: int,
+        recvcounts: Any,
+        *,
+        exchange: bool,
+        now: bool = True,
+        rows: Any = None,
+    ) -> Prepared | None:
+        """Bind, choose, plan and lower a call, or return None when there is nothing to do.
+
+        ``exchange``: the ranks may talk about the counts that only some of them know (blocking and persistent calls).
+        ``rows``: what they said, where they did already. ``now``: the call is the next one of this rank.
+        """
+        bound = bind(name, self.size, self.rank, send, recv, root, recvcounts)
+        on_device = self._on_device(name, bound)
+        how, ours = self._reduction(name, bound.dtype, op, on_device)
+        if self.size == 1 and name == "barrier":
+            return None
+        alone = not bound.local
+        asked = None
+        if bound.local and exchange:
+            bound, asked = self._complete(name, bound, rows)
+        label = _label(name, bound, ours)
+        if self.members.device.everywhere and not on_device and bound.dtype is not None:
+            label += " host"  # libraries choose by the kind of memory: all ranks must have the same
+        if self.check:
+            self.compare(label)
+        prepared = self._lowered(bound, how, ours, label, on_device, now)
+        if bound.local:
+            prepared.agreed = self._counts_in_flight(name, bound.call)
+        prepared.exchange = asked
+        prepared.steady = not self.check and not prepared.copies
+        prepared.repeatable = alone and prepared.steady
+        return prepared
+
+    def _on_device(self, name: str, bound: Bound) -> bool:
+        """Whether the call's data is on this rank's device."""
+        if any(original.vendor != "host" for _, original, _ in bound.parts):
+            raise NotSupported(f"{name} on rank {self.rank} takes host memory only: copy the data to the host")
+        return self.members.device.holds((("sendbuf", bound.send), ("recvbuf", bound.recv)))
+
+    def _lowered(
+        self, bound: Bound, how: Reduction | None, op: Op | None, label: str, on_device: bool, now: bool
+    ) -> Prepared:
+        dtype = bound.dtype or DTYPES["uint8"]
+        compute = how.compute if how else dtype
+        what = Lowering(
+            call=bound.call,
+            dtype=dtype if how is None or how.compute.name != "uint8" else how.compute,
+            compute=compute,
+            op=how.op.code if how else 0,
+            divisor=self._operands(bound.call) if how and how.divide else 0,
+            in_place=bound.in_place,
+            send_displs=bound.send_displs,
+            recv_displs=bound.recv_displs,
+            memory=self.members.device.memory if on_device else None,
+        )
+        pool = self.programs.get((what, label))
+        if pool is None:
+            if len(self.programs) >= KINDS:
+                self.programs.pop(next(iter(self.programs)))
+            pool = self.programs[what, label] = []
+        program = pool.pop() if pool else self._build(what, bound, op, label, now)
+        return Prepared(bound, pool, program, label)
+
+    def _operands(self, call: Call) -> int:
+        """How many vectors this rank's result is the sum of."""
+        return {"scan": self.rank + 1, "exscan": self.rank}.get(call.collective, self.size)
+
+    def _build(self, what: Lowering, bound: Bound, op: Op | None, label: str, now: bool) -> Program:
+        call, members = what.call, self.members
+        choice, why = self._without_counts(what), "counts unknown"
+        if not bound.local:
+            tuning = members.tuning if what.memory is not None else self._on_host
+            about = members.topology, call.collective, elements(call) * what.dtype.itemsize, op, tuning
+            choice, why = choose(*about), reason(*about)
+            # Longer calls never end in libucc 1.4.
+            choice = choice._replace(fragments=max(choice.fragments, -(-about[2] // _LONGEST)))
+        if choice.path == "staged" and what.compute.name == "float16" and ROWS[call.collective].reduces:
+            # On the host libucc says that it reduced these, and did nothing: our own steps do.
+            choice = choice._replace(path="window")
+        plan = make_plan(members.topology, call, choice, self.rank)
+        self.used[label] = choice, why, False
+        staged = members.device.staged(choice.path) if what.memory is not None else ()
+        route = Route(members.id << 52 | 1 << 51, staged, members.windows.peers)
+        if what.memory is not None and choice.path == "window" and members.channels is not None and not bound.local:
+            whole = make_plan(members.topology, call, choice)
+            route = route._replace(channels=members.channels, whole=whole)
+        # Ranks that call different things would wait for each other while they make the teams of each.
+        if now:
+            members.teams.look = Watch(members.board, self.rank, label, self._delegate.timeout, announce=True).look
+        try:
+            program = lower(plan, self.rank, what, members.teams, members.board, route, label)
+        except CollectiveError as error:
+            self._delegate.failed(error, plan)
+            raise
+        finally:
+            members.teams.look = None
+        self.used[label] = choice, why, program.queued
+        total = sum(b.nbytes for b in (bound.send, bound.recv) if b is not None)
+        lib.ucch_program_bytes(program.handle, total)
+        return program
+
+    def _without_counts(self, what: Lowering) -> Choice:
+        """What non-blocking calls run whose counts only some ranks know; the same on every rank.
+
+        In one island of devices the vendor's library, which needs its own counts only; else a message per block.
+        """
+        if self.members.topology.flat and what.memory is not None:
+            return Choice("flat")
+        return Choice("straight", 1, self.members.tuning.path)
+
+    def _reduction(
+        self, name: str, dtype: DType | None, op: Any, on_device: bool
+    ) -> tuple[Reduction | None, Op | None]:
+        if name not in ROWS or not ROWS[name].reduces:
+            return None, None
+        assert dtype is not None
+        ours = op_of(OPS["SUM"] if op is None else op)
+        how = reduction(dtype, ours) if ours is not None else None
+        if how is None:
+            raise NotSupported(
+                f"{name} on rank {self.rank}: {ours or op} on {dtype} is not supported on host memory; "
+                "docs/support.md lists what is"
+            )
+        if on_device and self.members.device.halves and how.compute is not dtype and dtype.kind == "float":
+            how = Reduction(dtype, how.op, how.divide)
+        return how, ours
+
+    def _exchange(self, label: str, mine: Any) -> Exchange:
+        """Everybody's row of int64 numbers (numpy, equal lengths), in rank order: a call of its own on the board."""
+        rows = np.empty((self.size, len(mine)), np.int64)
+        bound = bind("allgather", self.size, self.rank, mine, rows)
+        prepared = self._lowered(bound, None, None, label, False, True)
+        self._run(prepared)
+        return Exchange(mine, rows, prepared, self._run)
+
+    def _complete(self, name: str, bound: Bound, rows: Any) -> tuple[Bound, Exchange | None]:
+        """Exchange the counts that only some ranks know, and compare what two of them know; alike on every rank."""
+        call, me, p = bound.call, self.rank, self.size
+        asked = None
+        label = f"{name} {bound.dtype}" + (f" root={call.root}" if call.root >= 0 else "") + ": counts"
+        if call.collective == "alltoallv":
+            mine = np.array(call.counts[me * p : (me + 1) * p] + call.counts[me::p], np.int64)
+            if rows is None:
+                asked = self._exchange(label, mine)
+                rows = asked.rows
+            sent, expected = np.split(rows, 2, axis=1)
+            for sender, receiver in np.argwhere(sent != expected.T):
+                raise MismatchError(
+                    f"{name} on rank {me}: rank {sender} sends {sent[sender, receiver]} elements to rank {receiver}, "
+                    f"which expects {expected[receiver, sender]}"
+                )
+            counts = tuple(sent.ravel().tolist())
+        else:
+            if rows is None:
+                # The root alone knows what it expects; a fingerprint of it tells everybody whether that is what comes.
+                wanted = _fingerprint(call.counts) if me == call.root else 0
+                asked = self._exchange(label, np.array([call.counts[me], wanted], np.int64))
+                rows = asked.rows
+            counts = tuple(rows[:, 0].tolist())
+            if rows[call.root, 1] != _fingerprint(counts):
+                self._disagree(name, label, call)
+        return bound._replace(call=call._replace(counts=counts), local=False), asked
+
+    def _disagree(self, name: str, label: str, call: Call) -> None:
+        """Find out and say, on every rank, whose count is not what the root expects."""
+        asked = self._exchange(label, np.array(call.counts, np.int64))
+        asked.prepared.give_back()
+        due = asked.rows[call.root]
+        for rank, row in enumerate(asked.rows):
+            if row[rank] != due[rank]:
+                raise MismatchError(
+                    f"{name} on rank {self.rank}: root {call.root} counts {due[rank]} elements of rank {rank}, "
+                    f"which has {row[rank]}"
+                )
+
+    def _counts_in_flight(self, name: str, call: Call) -> Callable[[], None]:
+        """Send the counts along with a non-blocking call; to be compared when it is over.
+
+        libucc reports nothing when less arrives than was expected.
+        """
+        me, p = self.rank, self.size
+        if call.collective == "alltoallv":
+            mine, due = np.array(call.counts[me * p : (me + 1) * p]), np.array(call.counts[me::p])
+            peers = list(range(p))
+        elif me == call.root:
+            mine = due = np.array(call.counts)
+            peers = list(range(p))
+        else:
+            mine = due = np.array(call.counts[me : me + 1])
+            peers = [call.root]
+        got, wait = self._delegate.send_along(call, mine)
+
+        def compare() -> None:
+            wait()
+            for peer, one, two in zip(peers, got, due, strict=False):
+                if one != two:
+                    raise MismatchError(f"{name} on rank {me}: rank {peer} says {one} elements, this rank {two}")
+
+        return compare
+
+    def retune(self, tuning: Tuning) -> None:
+        """Choose by other rules from now on; equal ones on every rank."""
+        self.members.tuning, self._on_host = tuning, _of_host(tuning)
+        self.programs.clear()
+
+    def compare(self, label: str) -> None:
+        """Compare what every rank is about to call; ``MismatchError`` on all of them."""
+        text = label.encode()[:_SHOWN].ljust(_SHOWN)
+        asked = self._exchange("UCCH_CHECK", np.frombuffer(text, np.int64))
+        asked.prepared.give_back()
+        labels = [row.tobytes().decode(errors="replace").rstrip() for row in asked.rows]
+        for rank, other in enumerate(labels):
+            if other != labels[0]:
+                raise MismatchError(f"rank {rank} called {other} while rank 0 called {labels[0]}")
+
+
+def _of_host(tuning: Tuning) -> Tuning:
+    """The tuning of calls on host memory, which goes by no window: nothing in them costs more processors than these."""
+    return replace(tuning, windows=False, channels=False)
+
+
+def _fingerprint(counts: Sequence[int]) -> int:
+    """A number that differs for counts that differ, but for one mistake in billions."""
+    data = np.array(counts, np.int64).tobytes()
+    return zlib.crc32(data) | (zlib.adler32(data) & 0x7FFFFFFF) << 32
+
+
+def _label(name: str, bound: Bound, op: Op | None) -> str:
+    """What the arrival board shows, equal on every rank of a correct call."""
+    call = bound.call
+    count = ""
+    if not bound.local and ROWS[call.collective].layout != "matrix":
+        count = f"[{','.join(map(str, call.counts))}]"
+    parts = [name, f"{bound.dtype}{count}" if bound.dtype else "", str(op or "")]
+    if call.root >= 0:
+        parts.append(f"root={call.root}")
+    return " ".join(p for p in parts if p)

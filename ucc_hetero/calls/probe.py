@@ -1,0 +1,96 @@
+"""Probing for messages, and messages that a matching probe has taken out."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from ..errors import CollectiveTimeout, PeerError
+from ..native.libraries import ffi, lib
+from .message import Transfer, source_and_tag
+from .p2p import Messages
+from .request import Request
+from .status import set_status
+
+__all__ = ["Message", "mprobe", "probe"]
+
+#: Looks between two questions whether the source still lives.
+_ROUNDS = 256
+
+
+class Message:
+    """A message that ``Mprobe`` or ``Improbe`` took out: only :meth:`Recv` or :meth:`Irecv`, once, receive it.
+
+    A message that is dropped without being received is thrown away, and its sender goes on.
+    """
+
+    def __init__(self, messages: Messages, matched: Any, source: int, tag: int, is_token: bool = False) -> None:
+        self._messages, self._matched, self.source, self.tag = messages, matched, source, tag
+        self._is_token = is_token
+        #: Nothing to receive: the message of MPI.PROC_NULL.
+        self._none = source == messages.null
+
+    def _take(self, buf: Any, timeout: float) -> Transfer:
+        if self._matched is None and not self._none:
+            raise ValueError("this message has been received already")
+        transfer = self._messages.incoming(buf, self.source, self.tag)
+        if not self._none:
+            matched, self._matched = self._matched, None
+            self._messages.begin_matched(transfer, matched, timeout)
+        return transfer
+
+    def Recv(self, buf: Any, status: Any = None) -> None:
+        """Receive the message."""
+        self._messages.wait(self._take(buf, self._messages.timeout), status)
+
+    def Irecv(self, buf: Any) -> Request:
+        """Start to receive the message."""
+        return self._messages.request(self._take(buf, 0))
+
+    def __del__(self) -> None:
+        matched = getattr(self, "_matched", None)
+        if matched is not None and self._messages.process.worker.handle:  # at exit the worker may have gone first
+            lib.ucch_discard(self._messages.worker, matched, self._is_token)
+
+
+def probe(messages: Messages, source: int, tag: int, status: Any, *, remove: bool) -> Message | None:
+    """Look once for an arrived message; ``remove`` takes it out of the queue."""
+    messages.usable()
+    messages.check("source", source, tag)
+    if source == messages.null:
+        set_status(status, messages.null, messages.any_tag, 0)
+        return Message(messages, None, messages.null, messages.any_tag)
+    value, mask = messages.pattern(source, tag)
+    code, nbytes, matched = ffi.new("uint64_t *"), ffi.new("size_t *"), ffi.new("ucp_tag_message_h *")
+    # Whatever else is in flight goes on too: the message may depend on it.
+    lib.ucch_progress_once()
+    keys, me = messages.keys, messages.rank
+    if not lib.ucch_probe(messages.worker, value, mask, remove, keys, me, code, nbytes, matched):
+        return None
+    if remove:
+        messages.pairing.lose()
+    where, what = source_and_tag(int(code[0]))
+    set_status(status, where, what, int(nbytes[0]))
+    is_token = bool(code[0] >> lib.UCCH_TOKEN_BIT & 1)
+    return Message(messages, matched[0] if remove else None, where, what, is_token)
+
+
+def mprobe(messages: Messages, source: int, tag: int, status: Any, *, remove: bool) -> Message:
+    """Wait for a message as ``probe`` does; ``CollectiveTimeout`` after the communicator's time limit."""
+    began, rounds, left = time.monotonic(), 0, 0.0
+    while (found := probe(messages, source, tag, status, remove=remove)) is None:
+        time.sleep(0)  # gives the core away, and lets other threads of Python run
+        rounds += 1
+        if rounds % _ROUNDS:
+            continue
+        now = time.monotonic()
+        if messages.timeout and now - began > messages.timeout:
+            raise CollectiveTimeout(
+                f"rank {messages.rank}: probe for source {source}, tag {tag}: no message within {now - began:.3g} s "
+                f"(UCCH_TIMEOUT={messages.timeout:g})"
+            )
+        if messages.gone(source):
+            left = left or now
+            if now - left > 1:
+                raise PeerError(f"rank {messages.rank}: probe for source {source}: it has left the job or died")
+    return found

@@ -1,0 +1,299 @@
+"""What is under way: requests of non-blocking and persistent calls, with mpi4py's names."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from .. import log
+from ..errors import NotSupported
+from ..native.libraries import ffi, lib
+from .status import fill_empty
+
+__all__ = ["Request", "dropped", "finished", "reap", "wait_op", "withdraw"]
+
+#: Seconds that a wait stays in C before Python looks for signals (Ctrl-C).
+SLICE = 0.05
+
+_peek = lib.ucch_peek
+
+
+class _Dropped(NamedTuple):
+    """What stays of a request that was dropped before its call had ended."""
+
+    op: Any
+    keep: object
+    finish: Callable[[int, Any], None]
+    withdraw: Callable[[], None] | None
+    owner: object
+
+
+_dropped: deque[_Dropped] = deque()
+
+
+def wait_op(op: Any) -> int:
+    """Wait for a native operation; 1 done, 2 failed. Signals are seen in between."""
+    while not (state := lib.ucch_wait(op, SLICE)):
+        pass
+    return int(state)
+
+
+def reap() -> None:
+    """Do what is left to do for dropped requests whose calls have ended."""
+    for _ in range(len(_dropped)):
+        try:
+            each = _dropped.popleft()
+        except IndexError:
+            return  # another thread took them
+        state = _peek(each.op)
+        if not state:
+            _dropped.append(each)
+            continue
+        try:
+            each.finish(state, None)
+        except Exception as error:  # of nobody's interest, least of all of the call that comes by here
+            log.log("coll").warning("a call whose request was dropped failed: %s", error)
+
+
+def dropped(owner: object) -> list[Any]:
+    """The native operations of a communicator's dropped requests that are under way."""
+    reap()
+    return [each.op for each in list(_dropped) if each.owner is owner]
+
+
+def withdraw(owner: object) -> None:
+    """Take back a communicator's dropped receives that nothing has matched."""
+    for each in list(_dropped):
+        if each.owner is owner and each.withdraw is not None:
+            each.withdraw()
+
+
+class Request:
+    """A call that has begun.
+
+    ``Wait`` and ``Test`` raise what the call would have raised, and fill an ``MPI.Status``. Dropping a request does
+    not cancel the call: its buffers stay alive until it has finished. The class methods take any mixture of requests
+    of this package, collectives' and messages'.
+    """
+
+    def __init__(
+        self,
+        op: Any,
+        keep: object,
+        finish: Callable[[int, Any], None],
+        *,
+        timeout: float = 0.0,
+        cancel: Callable[[], None] | None = None,
+        owner: object = None,
+    ) -> None:
+        self._op: Any = op
+        self._keep = keep
+        #: Called once with the final state and the status object to fill; raises the call's error.
+        self._finish = finish
+        #: Seconds that a wait may take; 0 where the operation was given its limit at its start.
+        self._timeout = timeout
+        self._withdraw = cancel
+        #: The runner of the communicator.
+        self._owner = owner
+        self._done = False
+
+    def __del__(self) -> None:
+        if not getattr(self, "_done", True):
+            self._drop()
+
+    # --- one request --------------------------------------------------------------------------------------------------
+
+    def Wait(self, status: Any = None) -> bool:
+        """Wait until the call has finished, then return True."""
+        if self._done:
+            fill_empty(status)
+        else:
+            self._arm()
+            self._complete(wait_op(self._op), status)
+        return True
+
+    def Test(self, status: Any = None) -> bool:
+        """Make some progress and return whether the call has finished."""
+        if self._done:
+            fill_empty(status)
+            return True
+        state = self._ended()
+        if not state:
+            return False
+        self._complete(state, status)
+        return True
+
+    def _ended(self) -> int:
+        """After some progress: 1 when the call has ended well, 2 when it failed, 0 while it goes on."""
+        return int(lib.ucch_test(self._op))
+
+    def wait(self, status: Any = None) -> None:
+        """``Wait``; returns None, as mpi4py does for a request without a pickled object."""
+        self.Wait(status)
+
+    def test(self, status: Any = None) -> tuple[bool, None]:
+        """``Test``; returns (finished, None), as mpi4py does for a request without a pickled object."""
+        return self.Test(status), None
+
+    def Get_status(self, status: Any = None) -> bool:
+        """Whether the call has ended; the request stays as it is, and the next ``Wait`` or ``Test`` completes it."""
+        fill_empty(status)
+        return self._done or bool(self._ended())
+
+    def Cancel(self) -> None:
+        """Take back a receive that nothing has matched; ``Wait`` then returns and ``status.Is_cancelled()`` is true.
+
+        Does nothing when it is too late. ``NotSupported`` for sends and collectives, which cannot be taken back.
+        """
+        if not self._done:
+            if self._withdraw is None:
+                raise NotSupported("only a receive can be cancelled; let sends and collectives finish")
+            self._withdraw()
+
+    cancel = Cancel
+
+    def Free(self) -> None:
+        """Give the request up; the call goes on and its buffers stay alive until it has finished."""
+        if not self._done:
+            self._done = True
+            self._drop()
+
+    @property
+    def finished(self) -> bool:
+        """True when the call has finished and its result was taken by ``Wait`` or ``Test``."""
+        return self._done
+
+    def _drop(self) -> None:
+        """Leave the call to :func:`reap`."""
+        _dropped.append(_Dropped(self._op, self._keep, self._finish, self._withdraw, self._owner))
+
+    def _ops(self) -> list[Any]:
+        """The native operations whose ends are waited for."""
+        return [self._op]
+
+    def _arm(self) -> None:
+        """Begin to count the time limit of a wait."""
+        if self._timeout:
+            lib.ucch_op_deadline(self._op, self._timeout)
+
+    def _complete(self, state: int, status: Any) -> None:
+        self._done = True
+        try:
+            self._finish(state, status)
+        finally:
+            self._keep = None
+
+    # --- several requests ---------------------------------------------------------------------------------------------
+
+    @classmethod
+    def Waitall(cls, requests: Sequence[Request], statuses: list[Any] | None = None) -> bool:
+        """Wait for all requests, then return True; the first failure in order is raised when all have ended."""
+        _ours(requests)
+        _wait_many(requests, every=True)
+        return _complete_all(requests, statuses)
+
+    @classmethod
+    def Testall(cls, requests: Sequence[Request], statuses: list[Any] | None = None) -> bool:
+        """Make some progress and return whether all have finished; until then none of them is completed."""
+        _ours(requests)
+        if not all(r._done or r._ended() for r in requests):
+            return False
+        return _complete_all(requests, statuses)
+
+    @classmethod
+    def Waitany(cls, requests: Sequence[Request], status: Any = None) -> int:
+        """Wait for one of the requests and return its index; ``MPI.UNDEFINED`` when none was active."""
+        _ours(requests)
+        while True:
+            index, found = cls.Testany(requests, status)
+            if found:
+                return index
+            _wait_many(requests, every=False)
+
+    @classmethod
+    def Testany(cls, requests: Sequence[Request], status: Any = None) -> tuple[int, bool]:
+        """Make some progress and complete at most one request.
+
+        Returns (its index, True); (``MPI.UNDEFINED``, True) when none was active, (``MPI.UNDEFINED``, False) when none
+        has finished.
+        """
+        from mpi4py import MPI
+
+        _ours(requests)
+        active = [i for i, r in enumerate(requests) if not r._done]
+        for i in active:
+            if requests[i].Test(status):
+                return i, True
+        if not active:
+            fill_empty(status)
+        return int(MPI.UNDEFINED), not active
+
+    @classmethod
+    def Waitsome(cls, requests: Sequence[Request], statuses: list[Any] | None = None) -> list[int] | None:
+        """Wait for at least one request and return the indices of all that have finished; None when none was active.
+
+        ``statuses[i]`` belongs to the i-th index of the result.
+        """
+        _ours(requests)
+        while True:
+            _wait_many(requests, every=False)
+            ready = cls.Testsome(requests, statuses)
+            if ready != []:
+                return ready
+
+    @classmethod
+    def Testsome(cls, requests: Sequence[Request], statuses: list[Any] | None = None) -> list[int] | None:
+        """Make some progress and return the indices of the requests that have finished; None when none was active."""
+        _ours(requests)
+        active = [i for i, r in enumerate(requests) if not r._done]
+        if not active:
+            return None
+        ready = [i for i in active if requests[i]._ended()]
+        _complete_all([requests[i] for i in ready], statuses)
+        return ready
+
+
+def finished() -> Request:
+    """The request of a call that had nothing to do."""
+    request = Request(None, None, lambda state, status: None)
+    request._done = True
+    return request
+
+
+def _ours(requests: Sequence[Any]) -> None:
+    for i, request in enumerate(requests):
+        if not isinstance(request, Request):
+            raise TypeError(
+                f"requests[{i}] is a {type(request).__name__}, not a request of ucc_hetero; "
+                "wait for MPI's own requests with MPI.Request"
+            )
+
+
+def _wait_many(requests: Sequence[Request], *, every: bool) -> None:
+    """Wait until every or one of the active requests has ended."""
+    active = [r for r in requests if not r._done]
+    if active:
+        for request in active:
+            request._arm()
+        ops = [op for r in active for op in r._ops()]
+        native = ffi.new("ucch_op *[]", ops)
+        while not lib.ucch_wait_any(native, len(ops), every, SLICE):
+            pass
+
+
+def _complete_all(requests: Sequence[Request], statuses: list[Any] | None) -> bool:
+    """Complete requests that have ended; the first failure in order is raised when all are completed."""
+    if statuses is not None and len(statuses) < len(requests):
+        from mpi4py import MPI
+
+        statuses += [MPI.Status() for _ in range(len(requests) - len(statuses))]
+    failure: Exception | None = None
+    for i, request in enumerate(requests):
+        try:
+            request.Wait(statuses[i] if statuses is not None else None)
+        except Exception as error:
+            failure = failure or error
+    if failure is not None:
+        raise failure
+    return True

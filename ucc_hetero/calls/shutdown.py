@@ -1,0 +1,110 @@
+"""The end of a communicator: on every rank what is under way ends before anything is given back.
+
+A receive that was dropped is taken back, as nobody would ever see what it received. Its message may be on its way, and
+the sender wait for somebody to take it: such messages are thrown away until all ranks have nothing under way any more.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from array import array
+from typing import TYPE_CHECKING, Any
+
+from .. import log
+from ..native.libraries import lib
+from .request import dropped, withdraw
+
+if TYPE_CHECKING:
+    from .dispatch import Runner
+
+__all__ = ["wind_up"]
+
+#: Seconds between looks while nothing of our own is under way.
+_NAP = 2e-4
+#: What tells others that this rank has got there, for those that it did not wait for: (request, its memory, MPI's
+#: communicator).
+_entered: list[tuple[Any, Any, Any]] = []
+
+
+def wind_up(run: Runner) -> bool:
+    """Bring to its end what nobody waits for; collective, but a rank whose communicator is broken does not wait.
+    Whether all ranks have done so: then MPI needs its own communicator no more.
+
+    ``ValueError`` while requests that somebody holds are active: nothing was changed then.
+    """
+    if not run.broken:
+        _refuse(run, run.busy - len(dropped(run)) - run.delegate.settle())
+    withdraw(run)
+    _end_ours(run)
+    if not run.broken:
+        _refuse(run, run.busy)
+    return _await_others(run)
+
+
+def _refuse(run: Runner, held: int) -> None:
+    if held > 0:
+        raise ValueError(f"rank {run.rank}: {held} requests of this communicator are still active")
+
+
+def _end_ours(run: Runner) -> None:
+    """Until nothing that was dropped, delegated or launched is under way; the communicator's timeout at most."""
+    until = time.monotonic() + (run.timeout or math.inf)
+    while time.monotonic() < until:
+        waiting = dropped(run)
+        if waiting:
+            lib.ucch_wait(waiting[0], _NAP)
+        elif not run.broken and run.delegate.settle():
+            time.sleep(_NAP)
+        elif not run.launches.active:
+            return
+        else:
+            lib.ucch_progress_once()
+            time.sleep(0)
+        _discard(run)
+
+
+def _await_others(run: Runner) -> bool:
+    """Until all ranks have got here, or the communicator's timeout; one that died on this host is not waited for.
+    Whether they have.
+
+    A call can fail on one rank alone, which then has nothing to wait for; but the others do not know.
+    """
+    from mpi4py import MPI
+
+    mine, least = array("i", [1]), array("i", [0])
+    try:
+        request = run.mpi.Iallreduce(mine, least, op=MPI.MIN)
+        pause, until = 0.0, time.monotonic() + (run.timeout or math.inf)
+        over = request.Test()
+        while not over and not run.broken and run.board.dead() < 0 and time.monotonic() < until:
+            lib.ucch_progress_once()
+            _discard(run)
+            time.sleep(pause)
+            pause, over = min(pause + 1e-5, _NAP), request.Test()
+    except (RuntimeError, OSError) as error:  # MPI's, or torch's store's: a process has failed
+        log.log("live").debug("the others are not waited for: %s", error)
+        return False
+    if not over:
+        _entered.append((request, (mine, least), run.mpi))
+    _forget_entered()
+    return bool(over)
+
+
+def _forget_entered() -> None:
+    """Give MPI's communicators back that all ranks have left by now: there are not many (2048 in MPICH)."""
+    for entry in list(_entered):
+        request, _, mpi = entry
+        try:
+            if not request.Test():
+                continue
+            mpi.Free()
+        except (RuntimeError, OSError) as error:
+            log.log("live").debug("a communicator is not given back: %s", error)
+        _entered.remove(entry)
+
+
+def _discard(run: Runner) -> None:
+    """Throw away what came for receives that were taken back; collectives' own messages are others'."""
+    if not run.broken:
+        run.members.discard_users()

@@ -1,0 +1,1 @@
+"""The commands of ``python -m ucc_hetero``."""

@@ -1,0 +1,184 @@
+"""The commands ``plan``, ``topo`` and ``tune`` of ``python -m ucc_hetero``: their arguments, and who prints."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+from .. import env
+from ..planner.collectives import ROWS
+from ..planner.cost import GUESS, Links
+from ..planner.select import Choice
+from ..planner.topology import Topology, emulated_vendors
+from .plan import facts, render
+from .topo import Host, draw, png, svg, tree
+
+if TYPE_CHECKING:
+    from ..api.comm import Communicator
+
+__all__ = ["add"]
+
+_SIZE_VARIABLES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMIX_SIZE", "SLURM_NTASKS")
+#: What ``tune`` measures unless told otherwise.
+_TUNED = ("allreduce", "allgather", "reduce_scatter_block", "bcast", "reduce", "alltoall")
+
+
+def add(commands: Any) -> None:
+    """Add the three commands to a parser's subparsers."""
+    plan = commands.add_parser("plan", help="what would run for a collective and size, and how long it may take")
+    plan.add_argument("collective", choices=sorted(ROWS))
+    plan.add_argument("size", help="bytes of the vector, or of all blocks together: 4096, 64K, 16M")
+    plan.add_argument("--vendors", metavar="SPEC", help="a layout to plan for, not the job's: nvidia:2,amd:2")
+    plan.add_argument("--hosts", metavar="N,N", help="ranks on each host of that layout; all on one without it")
+    plan.add_argument("--weights", metavar="W,W", help="relative bandwidth of each rank's link in that layout")
+    plan.add_argument("--algorithm", help="this one, not the one that would be chosen")
+    plan.add_argument("--fragments", type=int, default=1, help="of --algorithm (1)")
+    plan.add_argument("--run", dest="measure", action="store_true", help="also measure it (under mpirun)")
+    plan.add_argument("--json", action="store_true", help="as JSON")
+    plan.set_defaults(run=_plan)
+    topo = commands.add_parser("topo", help="hosts, processors, devices, ports, ranks and islands (under mpirun: all)")
+    topo.add_argument("--svg", metavar="FILE", help="also draw it into this file")
+    topo.add_argument("--png", metavar="FILE", help="the same as pixels (needs matplotlib: the extra plot)")
+    topo.add_argument("--measure", action="store_true", help="measure the links and say what they carry (under mpirun)")
+    topo.add_argument("--record", metavar="FILE", help="write the files that it was found in, without serial numbers")
+    topo.add_argument("--facts", metavar="FILE", help="draw the machine of such a record")
+    topo.set_defaults(run=_topo)
+    tune = commands.add_parser("tune", help="measure on the job's ranks which algorithms are fastest (under mpirun)")
+    tune.add_argument("--file", default="", help="table to write, beside what it holds already (UCCH_TUNE_FILE)")
+    tune.add_argument("--collective", action="append", choices=sorted(ROWS), help=f"(default: {', '.join(_TUNED)})")
+    tune.add_argument("--sizes", default="64:16M", metavar="MIN:MAX", help="bytes, in steps of 8 (64:16M)")
+    tune.set_defaults(run=_tune)
+
+
+def _in_job() -> bool:
+    return any(os.environ.get(name, "").isdigit() and int(os.environ[name]) > 1 for name in _SIZE_VARIABLES)
+
+
+def _layout(args: argparse.Namespace) -> Topology:
+    """The topology that the command line describes."""
+    spec = args.vendors or env.get("EMULATE")
+    hosts = [int(word) for word in args.hosts.split(",")] if args.hosts else []
+    if not spec and not hosts:
+        raise ValueError("plan needs ranks: run it under mpirun, or give --vendors nvidia:2,amd:2 or --hosts 2,2")
+    size = sum(hosts) or sum(int(part.partition(":")[2] or 0) for part in spec.split(","))
+    vendors = emulated_vendors(spec, size) if spec else ["host"] * size
+    where = [host for host, n in enumerate(hosts or [size]) for _ in range(n)]
+    weights = [int(word) for word in args.weights.split(",")] if args.weights else []
+    return Topology.group(vendors, where, weights)
+
+
+def _plan(args: argparse.Namespace) -> int:
+    nbytes = int(env.parse_size(args.size))
+    wanted = Choice(args.algorithm, args.fragments) if args.algorithm else None
+    if args.vendors or args.hosts or not _in_job():
+        if args.measure:
+            raise ValueError("plan --run measures on a job's own ranks: start it under mpirun, without --vendors")
+        found = facts(_layout(args), args.collective, nbytes, wanted=wanted)
+        print(json.dumps(found, indent=2) if args.json else render(found))
+        return 0
+    from ..api.comm import Communicator
+
+    with Communicator() as comm:
+        members = comm._run.members
+        links = members.tuning.links or GUESS
+        found = facts(comm.topology, args.collective, nbytes, tuning=members.tuning, links=links, wanted=wanted)
+        if args.measure:
+            found["measured"] = _measured(comm, args.collective, nbytes, wanted)
+        if comm.rank == 0:
+            print(json.dumps(found, indent=2) if args.json else render(found), flush=True)
+    return 0
+
+
+def _measured(comm: Communicator, collective: str, nbytes: int, wanted: Choice | None) -> dict[str, Any]:
+    from .trial import Trial, forced
+
+    if wanted:
+        comm._run.retune(forced(wanted, collective))
+    trial = Trial(comm, collective, nbytes)
+    trial.warm()
+    times = [trial.sample() for _ in range(9)]
+    return {"median": median(times), "best": min(times), "calls": len(times)}
+
+
+def _topo(args: argparse.Namespace) -> int:
+    import tempfile
+
+    from ..machine.discover import machine, record, replay
+
+    if args.facts:
+        stored = json.loads(Path(args.facts).read_text())
+        with tempfile.TemporaryDirectory() as folder:
+            host = Host(stored.get("machine", args.facts), machine(replay(stored["files"], Path(folder))))
+        return _drawn(args, [host], None)
+    if not _in_job():
+        if args.measure:
+            raise ValueError("topo --measure measures on a job's own ranks: start it under mpirun")
+        import socket
+
+        if args.record:
+            Path(args.record).write_text(json.dumps({"machine": socket.gethostname(), "files": record()}, indent=0))
+        return _drawn(args, [Host(socket.gethostname(), machine())], None)
+    from ..api.comm import Communicator
+
+    with Communicator() as comm:
+        members = comm._run.members
+        first = [comm.topology.hosts.index(host) for host in range(max(comm.topology.hosts) + 1)]
+        machines = comm.mpi.gather(machine() if comm.rank in first else None)
+        links = members.tuning.links
+        if args.measure:
+            from .measure_links import measure_links
+
+            links = measure_links(comm)
+        if comm.rank == 0:
+            hosts = []
+            for rank in first:
+                here = [r for r, host in enumerate(comm.topology.hosts) if host == comm.topology.hosts[rank]]
+                ranks = [(r, members.facts[r].vendor, members.facts[r].device) for r in here]
+                hosts.append(Host(members.facts[rank].host.hostname, machines[rank], ranks))
+            _drawn(args, hosts, comm.topology, links)
+    return 0
+
+
+def _drawn(args: argparse.Namespace, hosts: list[Host], topology: Topology | None, links: Links | None = None) -> int:
+    lines = tree(hosts, topology, links)
+    if args.svg:
+        Path(args.svg).write_text(svg(lines), encoding="utf-8")
+    if args.png:
+        png(lines, args.png)
+    print(draw(lines), flush=True)
+    return 0
+
+
+def _tune(args: argparse.Namespace) -> int:
+    path = args.file or env.get("TUNE_FILE")
+    low, _, high = args.sizes.rpartition(":")
+    least, most = int(env.parse_size(low or "64")), int(env.parse_size(high))
+    sizes = [least * 8**k for k in range(32) if least * 8**k <= most]
+    # The table that is about to be written may not be there yet, and must not steer what is measured.
+    os.environ.pop("UCCH_TUNE_FILE", None)
+    from ..api.comm import Communicator
+    from .measure_links import describe as describe_links
+    from .measure_links import measure_links
+    from .tune import describe, save, tune
+    from .tune_pairs import describe_pair, measure_pairs
+
+    with Communicator() as comm:
+
+        def tell(line: str) -> None:
+            if comm.rank == 0:
+                print(line, flush=True)
+
+        links = measure_links(comm)
+        tell("\n".join(f"# {line}" for line in describe_links(links)))
+        found = tune(comm, args.collective or _TUNED, sizes, lambda one: tell(describe(one)))
+        pairs = measure_pairs(comm, sizes, lambda one: tell(describe_pair(one)))
+        rules = save(path, comm, found, pairs, links) if path else 0
+        if comm.rank == 0:
+            what = f"{rules} rules in {path} for {comm.topology.describe()}" if path else "no --file: nothing written"
+            print(f"# {what}", file=sys.stderr, flush=True)
+    return 0

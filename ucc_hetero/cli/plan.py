@@ -1,0 +1,147 @@
+"""``python -m ucc_hetero plan``: what would run for a collective and size, over which links, for how long."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from ..planner.collectives import Call
+from ..planner.cost import GUESS, Links, Wire, predicted_time, wire_bytes
+from ..planner.plan import Plan, Step, regions
+from ..planner.select import Choice, Tuning, candidates, choose, example_call, make_plan, reason
+from ..planner.topology import Topology
+
+__all__ = ["facts", "render", "size_text"]
+
+_LINKS = {"native": "inside islands", "bridge": "between islands", "local": "in a rank's memory"}
+#: Teams shown by their ranks; more are counted.
+_SHOWN = 4
+
+
+def size_text(nbytes: float) -> str:
+    """``1.5 MiB``."""
+    value = float(nbytes)
+    for unit in ("B", "KiB", "MiB"):
+        if value < 1024:
+            return f"{value:.0f} {unit}" if unit == "B" or value == int(value) else f"{value:.1f} {unit}"
+        value /= 1024
+    return f"{value:.2f} GiB"
+
+
+def _time_text(seconds: float) -> str:
+    return f"{seconds * 1e6:.1f} us" if seconds < 1e-3 else f"{seconds * 1e3:.2f} ms"
+
+
+def _span(step: Step) -> int:
+    """Elements of the largest operand of one member."""
+    return max(sum(r.count for r in regions(o)) for side in (step.src, step.dst) for o in side)
+
+
+def _stages(plan: Plan, itemsize: int) -> list[dict[str, Any]]:
+    """Per stage of the first fragment and kind of step: link, kind, teams, bytes of the largest operand."""
+    out: list[dict[str, Any]] = []
+    for number, stage in enumerate(plan.fragments[0].stages if plan.fragments else ()):
+        groups: dict[tuple[str, str], list[Step]] = {}
+        for step in stage:
+            groups.setdefault((step.link, step.kind), []).append(step)
+        for (link, kind), steps in groups.items():
+            ranks = [list(step.ranks) for step in steps]
+            nbytes = max(map(_span, steps)) * itemsize
+            out.append({"stage": number + 1, "link": link, "kind": kind, "teams": ranks, "bytes": nbytes})
+    return out
+
+
+def facts(
+    topology: Topology,
+    collective: str,
+    nbytes: int,
+    *,
+    itemsize: int = 4,
+    tuning: Tuning | None = None,
+    links: Links = GUESS,
+    wanted: Choice | None = None,
+) -> dict[str, Any]:
+    """Everything there is to say about the plan of a call of ``nbytes`` (of the vector, or of all blocks together).
+
+    ``wanted`` takes the place of what would be chosen. ``ValueError`` for what does not exist.
+    """
+    tune = tuning or Tuning()
+    call: Call = example_call(topology, collective, nbytes // itemsize)
+    choice = wanted or choose(topology, collective, nbytes, None, tune)
+    plan = make_plan(topology, call, choice)
+    wire: Wire = wire_bytes(plan, topology, itemsize)
+    others = {}
+    for other in candidates(topology, collective, nbytes) if topology.size <= 256 else ():
+        others[_name(other)] = predicted_time(make_plan(topology, call, other), topology, links, itemsize)
+    return {
+        "collective": collective,
+        "bytes": nbytes,
+        "ranks": topology.size,
+        "islands": topology.describe(),
+        "fingerprint": topology.fingerprint(),
+        "weights": list(topology.weights),
+        "algorithm": choice.algorithm,
+        "fragments": len(plan.fragments),
+        "path": choice.path,
+        "by": "command line" if wanted else reason(topology, collective, nbytes, None, tune),
+        "stages": _stages(plan, itemsize),
+        "wire": {
+            "native": list(wire.native),
+            "bridge": list(wire.bridge),
+            "host_out": list(wire.host_out),
+            "host_in": list(wire.host_in),
+        },
+        "scratch": max((tmp for _, _, tmp in plan.sizes), default=0) * itemsize,
+        "predicted": predicted_time(plan, topology, links, itemsize),
+        "guessed": links is GUESS,
+        "others": others,
+    }
+
+
+def _name(choice: Choice) -> str:
+    return choice.algorithm + (f"/{choice.fragments}" if choice.fragments > 1 else "")
+
+
+def _teams(teams: Sequence[Sequence[int]]) -> str:
+    shown = " ".join("{" + ",".join(map(str, t[:8])) + (",…" if len(t) > 8 else "") + "}" for t in teams[:_SHOWN])
+    return f"{shown}{' …' if len(teams) > _SHOWN else ''}"
+
+
+def render(found: dict[str, Any]) -> str:
+    """The facts as text for people."""
+    wire = found["wire"]
+    lines = [
+        f"{found['collective']} of {size_text(found['bytes'])} over {found['ranks']} ranks: {found['islands']}",
+        f"topology   {found['fingerprint']}" + (f", weights {found['weights']}" if found["weights"] else ""),
+        f"runs       {found['algorithm']} in {found['fragments']} fragment{'s' if found['fragments'] != 1 else ''}, "
+        f"path {found['path']} (chosen by: {found['by']})",
+        "stages     of one fragment",
+    ]
+    for row in found["stages"]:
+        n = len(row["teams"])
+        what = f"{n} team{'s' if n > 1 else ''}"
+        lines.append(
+            f"  {row['stage']:>2}  {row['kind']:<15}{_LINKS[row['link']]:<20}{what:<10}"
+            f"{size_text(row['bytes']):>10} each  {_teams(row['teams'])}"
+        )
+    lines.append(f"sends      inside islands: at most {size_text(max(wire['native']))} by a rank")
+    lines.append(f"           between islands: at most {size_text(max(wire['bridge']))} by a rank")
+    if len(wire["host_out"]) > 1:
+        for host, (out, into) in enumerate(zip(wire["host_out"], wire["host_in"], strict=True)):
+            if host == 8:
+                lines.append(f"           … {len(wire['host_out']) - 8} more hosts")
+                break
+            lines.append(f"           host {host}: {size_text(out)} leave, {size_text(into)} enter")
+    lines.append(f"scratch    at most {size_text(found['scratch'])} by a rank")
+    guess = ", with guessed links" if found["guessed"] else ""
+    lines.append(f"predicted  {_time_text(found['predicted'])}{guess}")
+    others = sorted(found["others"].items(), key=lambda item: item[1])
+    if others:
+        lines.append("others     " + ", ".join(f"{name} {_time_text(t)}" for name, t in others[:8]))
+    if "measured" in found:
+        measured = found["measured"]
+        lines.append(
+            f"measured   {_time_text(measured['median'])}, median of {measured['calls']}; "
+            f"best {_time_text(measured['best'])}"
+        )
+    return "\n".join(lines)

@@ -1,0 +1,143 @@
+"""``python -m ucc_hetero topo``: the tree of hosts, processors, devices, network ports, ranks and islands."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from html import escape
+
+from ..machine.discover import Accelerator, Machine, Nic
+from ..planner.cost import Links
+from ..planner.topology import Link, Topology
+
+__all__ = ["Host", "draw", "png", "svg", "tree"]
+
+#: Background by depth.
+_FILLS = ("#dbe7f3", "#eef3e2", "#f7f2e4")
+#: (depth, text) of each line.
+Lines = list[tuple[int, str]]
+
+
+class Host:
+    """One host of the drawing: its name, its machine, and (rank, vendor, device) of each of its ranks."""
+
+    def __init__(self, name: str, machine: Machine, ranks: Sequence[tuple[int, str, int]] = ()) -> None:
+        self.name, self.machine, self.ranks = name, machine, tuple(ranks)
+
+
+def _nic(nic: Nic) -> str:
+    speed = f"{nic.speed / 1000:g} Gbit/s" if nic.speed else "speed unknown"
+    return f"port {nic.name}: {nic.kind}, {speed}" + (f", {nic.pci}" if nic.pci else ", virtual")
+
+
+def _device(device: Accelerator, machine: Machine) -> str:
+    text = f"device {device.pci}: {device.vendor} {device.name}"
+    text += f" {device.arch}" if device.arch else ""
+    near = [
+        nic.name
+        for a, pci, d in machine.distances
+        for nic in machine.nics
+        if (a, nic.pci, d) == (device.pci, pci, "switch")
+    ]
+    text += f", same switch as {', '.join(near)}" if near else ""
+    return text + (f", own fabric to {', '.join(device.fabric)}" if device.fabric else "")
+
+
+def tree(hosts: Sequence[Host], topology: Topology | None = None, links: Links | None = None) -> Lines:
+    """The lines of the drawing, each with its depth; ``links`` as measured."""
+    lines: Lines = []
+    for number, host in enumerate(hosts):
+        machine = host.machine
+        where = ", in a container" if machine.container else ""
+        lines.append((0, f"host {number} {host.name}{where}"))
+        nodes = [node for node, _ in machine.numa] or [-1]
+        for node in nodes:
+            if machine.numa:
+                lines.append((1, f"NUMA node {node}: cores {dict(machine.numa)[node]}"))
+            # What the kernel places nowhere belongs to the only node there is.
+            mine = {node, -1} if node == nodes[0] else {node}
+            depth = 2 if machine.numa else 1
+            lines += [(depth, _device(d, machine)) for d in machine.accelerators if d.numa in mine]
+            lines += [(depth, _nic(nic)) for nic in machine.nics if nic.numa in mine]
+        for rank, vendor, device in host.ranks:
+            island = f", island {topology.island_of[rank]}" if topology else ""
+            on = f" on device {device}" if vendor != "host" else ""
+            lines.append((1, f"rank {rank}: {vendor} memory{on}{island}"))
+        if links and number < len(links.hosts):
+            lines.append((1, f"all its links: {_cost(links.hosts[number])}"))
+    if topology is not None:
+        lines.append((0, f"islands ({topology.fingerprint()})"))
+        for one in topology.islands:
+            ranks = ", ".join(map(str, one.ranks[:16])) + (", …" if one.size > 16 else "")
+            lines.append((1, f"island {one.index}: {one.vendor}, ranks {ranks}"))
+        if topology.deep:
+            lines += [(1, text) for text in _levels(topology)]
+        if links:
+            lines.append((1, f"inside islands: {_cost(links.native)}"))
+            lines += [] if topology.flat else [(1, f"between islands: {_cost(links.bridge)}")]
+        if topology.weights:
+            lines.append((1, f"weights of the ranks' links: {', '.join(map(str, topology.weights[:32]))}"))
+    return lines
+
+
+def _cost(link: Link) -> str:
+    return f"{8e-9 / link.beta:.3g} Gbit/s, {link.alpha * 1e6:.1f} us a message, measured"
+
+
+def _levels(topology: Topology) -> list[str]:
+    """The groups of every level between the job and ranks."""
+    out = []
+    for group in reversed(list(topology.tree.walk())):
+        if group is not topology.tree:
+            ranks = ", ".join(map(str, group.ranks[:16])) + (", …" if group.size > 16 else "")
+            out.append(f"group of height {group.height}: ranks {ranks}")
+    return out
+
+
+def draw(lines: Lines) -> str:
+    """The lines as a tree of text."""
+    out = []
+    for i, (depth, text) in enumerate(lines):
+        prefix = ""
+        for level in range(1, depth + 1):
+            # Whether another line of this level follows before a shallower one.
+            later = next((d for d, _ in lines[i + 1 :] if d <= level), 0)
+            more = later == level
+            prefix += ("├─ " if more else "└─ ") if level == depth else ("│  " if more else "   ")
+        out.append(prefix + text)
+    return "\n".join(out)
+
+
+def svg(lines: Lines) -> str:
+    """The lines as a drawing of nested entries, one row each."""
+    row, indent, width = 22, 24, 900
+    height = row * len(lines) + 16
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" '
+        'font-family="monospace" font-size="13">'
+    ]
+    for i, (depth, text) in enumerate(lines):
+        x, y = 8 + indent * depth, 8 + row * i
+        parts.append(
+            f'<rect x="{x}" y="{y}" width="{width - x - 8}" height="{row - 4}" rx="4" fill="{_FILLS[min(depth, 2)]}"/>'
+        )
+        parts.append(f'<text x="{x + 8}" y="{y + 13}">{escape(text)}</text>')
+    return "\n".join([*parts, "</svg>", ""])
+
+
+def png(lines: Lines, path: str) -> None:
+    """The drawing of ``svg`` as pixels. ``ValueError`` without matplotlib."""
+    try:
+        import matplotlib
+    except ImportError:
+        raise ValueError("topo --png needs matplotlib: pip install 'ucc-hetero[plot]'") from None
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(figsize=(9, 0.24 * len(lines) + 0.2))
+    axes.set(xlim=(0, 900), ylim=(len(lines), 0))
+    axes.axis("off")
+    for i, (depth, text) in enumerate(lines):
+        box = {"facecolor": _FILLS[min(depth, 2)], "edgecolor": "none", "boxstyle": "round,pad=0.25"}
+        axes.text(8 + 24 * depth, i + 0.5, text, family="monospace", fontsize=8, va="center", bbox=box)
+    figure.savefig(path, dpi=120, bbox_inches="tight")
+    pyplot.close(figure)

@@ -1,0 +1,133 @@
+"""Measures, for ``tune``, which way messages between devices are faster: direct, or by way of the host.
+
+Ranks are alike whose devices are of one vendor; a pair of each two kinds is measured on one host and on two, wherever
+its messages can go either way. The other ranks wait.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain, combinations
+from statistics import median
+from time import perf_counter
+
+import numpy as np
+
+from ..api.comm import Communicator
+from ..device import Vector
+from ..planner.rules import PairRule, best_of, spans
+from ..transport.detours import Detours
+
+__all__ = ["PairFinding", "describe_pair", "measure_pairs", "pair_rules", "pairs_of"]
+
+_ROUNDS = 7
+#: What one sample should take at least, in seconds, and the most messages in it.
+_SAMPLE, _MOST = 5e-4, 64
+
+
+@dataclass(frozen=True, slots=True)
+class PairFinding:
+    """Seconds of a message of one size by each path, between two kinds of ranks; ``default`` goes without a table."""
+
+    vendors: tuple[str, str]
+    near: bool
+    nbytes: int
+    default: str
+    seconds: dict[str, float]
+
+    @property
+    def best(self) -> str:
+        """The faster path, or the default where none is clearly faster."""
+        return best_of(self.seconds, self.default)
+
+
+def measure_pairs(comm: Communicator, sizes: Sequence[int], tell: Callable[[PairFinding], None]) -> list[PairFinding]:
+    """Measure a pair of every two kinds at every size; collective, and the same on every rank."""
+    found = []
+    for one, other in pairs_of(comm._messages.detours, comm.topology.hosts):
+        for nbytes in sizes:
+            found.append(_measure(comm, one, other, nbytes))
+            tell(found[-1])
+    return found
+
+
+def pairs_of(detours: Detours, hosts: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """A pair of ranks for every two kinds that can reach each other either way, on one host and on two."""
+    mates: dict[int, dict[str, list[int]]] = {}  # host -> vendor -> its first two ranks there
+    firsts: dict[str, list[int]] = {}  # vendor -> its first ranks on two hosts
+    for rank, host in enumerate(hosts):
+        (vendor, _), _ = detours.kind(rank, rank)
+        alike = mates.setdefault(host, {}).setdefault(vendor, [])
+        if not alike and len(firsts.setdefault(vendor, [])) < 2:
+            firsts[vendor].append(rank)
+        alike += [rank][: 2 - len(alike)]
+    near = (pair for there in mates.values() for pair in combinations(sorted(chain(*there.values())), 2))
+    far = combinations(sorted(chain(*firsts.values())), 2)
+    seen = set()
+    for one, other in chain(near, far):
+        kind = detours.kind(one, other)
+        if kind not in seen and detours.either(one, other):
+            seen.add(kind)
+            yield one, other
+
+
+def _measure(comm: Communicator, one: int, other: int, nbytes: int) -> PairFinding:
+    detours = comm._messages.detours
+    vendors, near = detours.kind(one, other)
+    vector = Vector(np.zeros(max(nbytes, 1), np.uint8), comm._run.members.runtime)
+    times: dict[str, list[float]] = {"direct": [], "staged": []}
+    calls = dict.fromkeys(times, 1)
+    try:
+        for k in range(_ROUNDS + 2):
+            for path in times:
+                detours.forced = path
+                took = _there_and_back(comm, one, other, vector, calls[path])
+                if k > 1:
+                    times[path].append(took)
+                elif k == 1:  # the first one made what messages need
+                    calls[path] = int(min(max(_SAMPLE / max(took, 1e-9), 1), _MOST))
+    finally:
+        detours.forced = ""
+        vector.close()
+    return PairFinding(vendors, near, nbytes, detours.usual, {path: median(t) for path, t in times.items()})
+
+
+def _there_and_back(comm: Communicator, one: int, other: int, vector: Vector, calls: int) -> float:
+    """Seconds of one message, the same on every rank."""
+    mpi = comm.mpi
+    mpi.Barrier()
+    start = perf_counter()
+    if comm.rank in (one, other):
+        peer = other if comm.rank == one else one
+        for _ in range(calls):
+            for sends in (comm.rank == one, comm.rank == other):
+                if sends:
+                    comm.Send(vector.buffer, dest=peer)
+                else:
+                    comm.Recv(vector.buffer, source=peer)
+    return float(max(mpi.allgather((perf_counter() - start) / (2 * calls))))
+
+
+def pair_rules(found: Sequence[PairFinding]) -> tuple[PairRule, ...]:
+    """Rules for ranges of sizes that end halfway (geometrically) between sizes with different bests.
+
+    There are none where the default was best, and none from twice the longest size on.
+    """
+    rules: list[PairRule] = []
+    for vendors, near in dict.fromkeys((f.vendors, f.near) for f in found):
+        row = sorted((f for f in found if (f.vendors, f.near) == (vendors, near)), key=lambda f: f.nbytes)
+        better = [None if f.best == f.default else f.best for f in row]
+        rules += [
+            PairRule(vendors, near, low, high, best) for best, low, high in spans([f.nbytes for f in row], better)
+        ]
+    return tuple(rules)
+
+
+def describe_pair(one: PairFinding) -> str:
+    """One line: the best, and what each path took."""
+    mark = "=" if one.best == one.default else "!"
+    times = sorted(one.seconds.items(), key=lambda item: item[1])
+    parts = ", ".join(f"{path} {seconds * 1e6:.1f}" for path, seconds in times)
+    where = "one host" if one.near else "two hosts"
+    return f"{f'{one.vendors[0]}-{one.vendors[1]}, {where}':<22}{one.nbytes:>12} {mark} {parts} us"

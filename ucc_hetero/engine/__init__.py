@@ -1,0 +1,1 @@
+"""Plans lowered to programs of the native engine."""

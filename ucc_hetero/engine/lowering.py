@@ -1,0 +1,385 @@
+"""Lowers a plan for this rank into a native program: flat steps with addresses relative to the caller's buffers.
+
+The program runs in C (``cffi_build/program.c``); from start to completion no Python runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container, Sequence
+from functools import partial
+from itertools import accumulate
+from typing import Any, NamedTuple
+
+from ..bindings.ucc import status_name
+from ..bindings.ucc_enums import Coll, CollFlag
+from ..bootstrap.liveness import Board, signature
+from ..bootstrap.teams import Teams
+from ..device import kernels, runtime_of
+from ..errors import LibraryError
+from ..native.libraries import ffi, lib
+from ..planner.plan import Operand, Plan, Region, Step, regions
+from ..trace.record import Note, describe, recording
+from ..transport.rings import Channels
+from ..transport.segments import LEAST
+from .placement import Local, Lowering, Placement, is_each
+from .staging import Mirrors, Span
+from .stream_rules import may_hold, of_vendors
+
+__all__ = ["Program", "Route", "lower"]
+
+#: Plan kind -> (UCC collective for equal touching blocks, for anything else).
+_COLLS = {
+    "barrier": (Coll.BARRIER, Coll.BARRIER),
+    "bcast": (Coll.BCAST, Coll.BCAST),
+    "allreduce": (Coll.ALLREDUCE, Coll.ALLREDUCE),
+    "reduce": (Coll.REDUCE, Coll.REDUCE),
+    "reduce_scatter": (Coll.REDUCE_SCATTER, Coll.REDUCE_SCATTERV),
+    "allgather": (Coll.ALLGATHER, Coll.ALLGATHERV),
+    "gather": (Coll.GATHER, Coll.GATHERV),
+    # TL/UCP has no SCATTER.
+    "scatter": (Coll.SCATTERV, Coll.SCATTERV),
+    "alltoall": (Coll.ALLTOALL, Coll.ALLTOALLV),
+}
+#: Idle programs of one kind that are kept. On a device they borrow their scratch, and many are in flight at a time.
+_SPARE, _SPARE_ON_DEVICE = 4, 64
+_WIDE = CollFlag.COUNT_64BIT | CollFlag.DISPLACEMENTS_64BIT
+
+
+class Program:
+    """A native program and what it keeps alive."""
+
+    __slots__ = ("__weakref__", "handle", "holds", "keep", "launches", "op", "plan", "queued", "spare")
+
+    def __init__(self, handle: Any, plan: Plan, keep: object, spare: int) -> None:
+        self.handle = ffi.gc(handle, lib.ucch_program_free)
+        self.op = lib.ucch_program_op(handle)
+        self.plan = plan
+        self.keep = keep
+        #: How many idle ones of its kind are kept.
+        self.spare = spare
+        #: Whether a stream may be held for as long as it runs.
+        self.holds = False
+        #: Whether it can be made a part of a stream's work: a vendor's library does all of it, or it is queued whole.
+        self.launches = self.queued = False
+
+
+class Route(NamedTuple):
+    """How what a program sends goes: under which part of a tag, the communicator's, and by way of what."""
+
+    tag: int
+    #: Links that take host memory only, where the call's data is on a device.
+    staged: tuple[str, ...] = ()
+    #: Ranks to which messages over these links go through shared memory.
+    windows: Container[int] = ()
+    #: The communicator's channels, and the plan of all ranks, for a call that may be queued in streams whole.
+    channels: Channels | None = None
+    whole: Plan | None = None
+
+
+def lower(plan: Plan, rank: int, what: Lowering, teams: Teams, board: Board, route: Route, label: str) -> Program:
+    """Make this rank's program of ``plan``; creates the teams that are new (collective among their members).
+
+    ``label`` is what the board shows of the call.
+    """
+    return _Lower(plan, rank, what, teams, board, route).program(label)
+
+
+class _Lower:
+    """One lowering in progress."""
+
+    def __init__(self, plan: Plan, rank: int, what: Lowering, teams: Teams, board: Board, route: Route) -> None:
+        self.plan, self.rank, self.what, self.teams, self.board = plan, rank, what, teams, board
+        self.tag, self.staged, self.windows, self.channels, whole = route
+        self.at = Placement(plan, rank, what)
+        if self.channels is None or whole is None or not self.channels.queues(whole, self.at):
+            self.channels = None
+        self.mirrors = Mirrors(self.at.itemsize, self.at.code)
+        self.mirroring = False
+        #: Whether steps of our own compute on the host, or move what overlaps.
+        self.arithmetic = False
+        self.steps: list[tuple[Sequence[int], Callable[..., None], tuple[Any, ...]]] = []
+        #: What the timeline says of each of them.
+        self.notes: list[Note] = []
+        #: The most that one copy within overlapping memory moves, and what all messages do; in bytes.
+        self.bounce = self.moved = 0
+
+    def program(self, label: str) -> Program:
+        steps = list(self.plan.program(self.rank))
+        self.teams.prepare((step for _, _, _, step in steps), self.what.memory)
+        at = self.at
+        self.packed = self._packings(steps)
+        if self.staged:
+            for i, (_, _, member, step) in enumerate(steps):
+                if self._by_host(step, member):
+                    self.mirrors.add([*self._reads(step, member, self.packed.get(i, ())), *self._writes(step, member)])
+            self.mirrors.settle()
+        before = [self._add(self._copy("enter", local), [], self._local, local) for local in at.before]
+        last = self._emit(before, steps)
+        for local in at.after:
+            last = [self._add(self._copy("leave", local), last, self._local, local)]
+        return self._make(label)
+
+    def _packings(self, steps: Sequence[tuple[int, int, int, Step]]) -> dict[int, list[Local]]:
+        """What is copied together before steps, by their numbers."""
+        out: dict[int, list[Local]] = {}
+        taken: dict[int, int] = {}
+        most = self.plan.in_flight
+        for i, (fragment, _, member, step) in enumerate(steps):
+            if step.kind == "reduce_scatter":
+                slot = fragment % most, taken.get(fragment, 0)
+                taken[fragment] = slot[1] + 1
+                out[i] = self.at.packing(step, member, slot)
+        return out
+
+    def _streams(self, program: Program) -> None:
+        """What the program may do in a stream, from what it does."""
+        job, steps = self.teams.job, [step for _, _, _, step in self.plan.program(self.rank)]
+        runtime = runtime_of(job.facts[job.rank].vendor)
+        eager = runtime is not None and runtime.eager
+        if not self.what.memory:  # none, or that of a library that stands in for a vendor's and is known as the host's
+            program.holds = self.what.memory is None or eager
+        else:
+            around = "native" in self.staged or self.at.before or self.at.after or any(self.packed.values())
+            alone = not around and of_vendors(self.at, steps)
+            program.holds = eager and (alone or (not self.arithmetic and may_hold(self.at, steps, self.staged)))
+            # libucc answers calls that move nothing by itself, and not in a stream.
+            full = bool(steps) and all(self.what.call.counts)
+            program.launches = alone and full and job.vendors_library(self.what.memory)
+        if self.channels is not None:
+            self.channels.queue(program.handle, self.rank, self.notes, self.at, self.moved, self.bounce)
+            program.keep = (program.keep, self.channels)
+            program.launches = program.holds = program.queued = True
+
+    def _add(self, note: Note, after: Sequence[int], make: Callable[..., None], *args: Any) -> int:
+        """Take down a step that ``make(handle, number, *args)`` writes; returns its number."""
+        self.steps.append((after, make, args))
+        self.notes.append(note)
+        return len(self.steps) - 1
+
+    def _copy(self, kind: str, local: Local, fragment: int = -1, stage: int = -1) -> Note:
+        return Note("local", kind, fragment, stage, (self.rank,), local.elements * self.at.itemsize)
+
+    def _make(self, label: str) -> Program:
+        text = label.encode()[: int(lib.UCCH_LABEL_BYTES) - 1]
+        handle = lib.ucch_program_new(len(self.steps), self.board.native, signature(label), text)
+        if handle == ffi.NULL:
+            raise MemoryError(f"rank {self.rank}: no memory for a program of {len(self.steps)} steps")
+        spare = _SPARE if self.what.memory is None else _SPARE_ON_DEVICE
+        program = Program(handle, self.plan, (self.teams, self.board), spare)
+        if self.what.memory is not None:
+            self._check(lib.ucch_program_device(handle, self.mirrors.nbytes))
+            for base in (lib.UCCH_SEND, lib.UCCH_RECV, lib.UCCH_TMP):
+                self._check(lib.ucch_program_memory(handle, base, self.what.memory))
+        describe(handle, label, self.plan, self.teams, self.notes)
+        for i, (after, make, args) in enumerate(self.steps):
+            make(handle, i, *args)
+            if after:
+                self._check(lib.ucch_program_after(handle, i, len(after), ffi.new("int[]", list(after))))
+        self._check(lib.ucch_program_tmp(handle, self.at.tmp_bytes))
+        self._streams(program)
+        return program
+
+    def _emit(self, before: Sequence[int], steps: Sequence[tuple[int, int, int, Step]]) -> list[int]:
+        """Write the plan's steps after the steps ``before``; returns all numbers so far."""
+        ordinals: dict[tuple[int, ...], int] = {}
+        stages: dict[tuple[int, int], list[int]] = {}
+        fetched: dict[tuple[int, int, Local], int] = {}
+        whole: dict[int, list[int]] = {}
+        most = self.plan.in_flight
+        for position, (fragment, stage, member, step) in enumerate(steps):
+            earlier = [*before, *(j for s in range(stage) for j in stages.get((fragment, s), ()))]
+            if len(earlier) == len(before):  # the fragment begins
+                earlier += whole.get(fragment - most, ())
+            packed = self.packed.get(position, [])
+            ready = [
+                self._add(self._copy("pack", local, fragment, stage), earlier, self._local, local) for local in packed
+            ]
+            made = [*ready]
+            staged = self._by_host(step, member)
+            if staged:
+                for local in self.mirrors.copies(self._reads(step, member, packed), down=True):
+                    # Two steps of a stage may read one region; it is fetched once.
+                    key = fragment, stage, local
+                    if key not in fetched:
+                        note = self._copy("down", local, fragment, stage)
+                        fetched[key] = self._add(note, [*earlier, *ready], self._local, local)
+                    made.append(fetched[key])
+            if step.kind == "message":
+                ordinals[step.ranks] = ordinals.get(step.ranks, -1) + 1
+            make = self._step(step, member, packed, ordinals.get(step.ranks, 0))
+            if make is not None:
+                note = Note(step.link, step.kind, fragment, stage, step.ranks, self._nbytes(step, member))
+                made.append(self._add(note, [*earlier, *made], self._write, staged, make))
+            if staged:
+                copies = self.mirrors.copies(self._writes(step, member), down=False)
+                made += [
+                    self._add(self._copy("up", local, fragment, stage), [made[-1]], self._local, local)
+                    for local in copies
+                ]
+            stages.setdefault((fragment, stage), []).extend(made)
+            whole.setdefault(fragment, []).extend(made)
+        return list(range(len(self.steps)))
+
+    def _by_window(self, step: Step, member: int) -> bool:
+        """Whether a step is a message through shared memory; alike at both ends."""
+        if self.channels is not None:
+            return step.kind == "message"
+        if step.kind != "message" or step.link not in self.staged or step.ranks[1 - member] not in self.windows:
+            return False
+        data = step.src[0] if member == 0 else step.dst[1]
+        return isinstance(data, Region) and data.count * self.at.itemsize >= LEAST
+
+    def _by_host(self, step: Step, member: int) -> bool:
+        """Whether a step works on mirrors of device memory."""
+        return step.link in self.staged and not self._by_window(step, member)
+
+    def _step(
+        self, step: Step, member: int, packed: Sequence[Local], ordinal: int
+    ) -> Callable[[Any, int], None] | None:
+        """What writes one step of the plan; None for a collective of one rank, which moves nothing."""
+        if step.link == "local":
+            return partial(self._local_step, step=step)
+        if step.kind == "message":
+            return partial(self._message, step=step, member=member, ordinal=ordinal)
+        if len(step.ranks) > 1:
+            return partial(self._coll, step=step, member=member, packed=packed)
+        return None
+
+    def _write(self, handle: Any, i: int, staged: bool, make: Callable[[Any, int], None]) -> None:
+        self.mirroring = staged
+        make(handle, i)
+        self.mirroring = False
+
+    def _nbytes(self, step: Step, member: int) -> int:
+        """The larger side of a member's part in a step, where somebody wants to know."""
+        if not recording():
+            return 0
+        sides = (sum(r.count for r in regions(side)) for side in (step.src[member], step.dst[member]))
+        return max(sides) * self.at.itemsize
+
+    def _reads(self, step: Step, member: int, packed: Sequence[Local]) -> list[Span]:
+        """The regions whose contents a member brings into a step."""
+        if packed:
+            return [(local.dst.base, local.dst.offset, local.elements) for local in packed]
+        if step.kind == "message" and member == 1:
+            return []
+        return [self.at.span(r) for r in regions(step.src[member]) if r.count]
+
+    def _writes(self, step: Step, member: int) -> list[Span]:
+        """The regions that a step fills for a member."""
+        if step.kind == "message" and member == 0:
+            return []
+        return [self.at.span(r) for r in regions(step.dst[member]) if r.count]
+
+    def _span(self, region: Region | None) -> Span:
+        base, offset, count = self.at.span(region)
+        return (*self._where(base, offset), count)
+
+    def _where(self, base: int, offset: int) -> tuple[int, int]:
+        return self.mirrors.place(base, offset) if self.mirroring else (base, offset)
+
+    def _local(self, handle: Any, i: int, local: Local) -> None:
+        kind, code, to, src, dst, n, by = local
+        overlaps = src.base == dst.base and abs(src.offset - dst.offset) < n * self.at.itemsize
+        self.arithmetic |= overlaps if kind == lib.UCCH_COPY else not self._kernel(kind, 0, code, to)
+        if overlaps and kind == lib.UCCH_COPY:
+            self.bounce = max(self.bounce, n * self.at.itemsize)
+        spans = (src.base, src.offset, n), (dst.base, dst.offset, n)
+        self._check(lib.ucch_program_local(handle, i, kind, 0, code, to, *spans, by))
+
+    def _local_step(self, handle: Any, i: int, step: Step) -> None:
+        src, dst = step.src[0], step.dst[0]
+        assert isinstance(src, Region) and isinstance(dst, Region)
+        kind = lib.UCCH_COPY if step.kind == "copy" else lib.UCCH_COMBINE
+        self.arithmetic |= kind != lib.UCCH_COPY and not self._kernel(kind, self.what.op, self.at.code, 0)
+        spans = self._span(src), self._span(dst)
+        if spans[0][0] == spans[1][0] and abs(spans[0][1] - spans[1][1]) < src.count * self.at.itemsize:
+            self.bounce = max(self.bounce, src.count * self.at.itemsize)
+        self._check(lib.ucch_program_local(handle, i, kind, self.what.op, self.at.code, 0, *spans, 0.0))
+
+    def _kernel(self, kind: int, op: int, code: int, to: int) -> bool:
+        """Whether the device does such a step itself."""
+        return self.what.memory is not None and kernels.ready(kind, op, code, to)
+
+    def _message(self, handle: Any, i: int, step: Step, member: int, ordinal: int) -> None:
+        sender, receiver = step.ranks
+        tag = self.tag | sender << 31 | ordinal
+        region = step.src[0] if member == 0 else step.dst[1]
+        assert isinstance(region, Region)
+        base, offset, count = self._span(region)
+        span = (base, offset, count * self.at.itemsize)
+        self.moved += span[2]
+        job, window = self.teams.job, self._by_window(step, member)
+        if member == 0:
+            endpoint = job.process.endpoint(job.facts[self.teams.members[receiver]])
+            self._check(lib.ucch_program_send(handle, i, endpoint.handle, tag, span, window))
+        else:
+            self._check(lib.ucch_program_recv(handle, i, job.process.worker.handle, tag, span, window))
+
+    def _coll(self, handle: Any, i: int, step: Step, member: int, packed: Sequence[Local]) -> None:
+        src, dst = step.src[member], step.dst[member]
+        coll = _COLLS[step.kind][not self.at.equal(step)]
+        in_place = self._in_place(step, member) and not packed
+        tables: list[tuple[int, list[int], list[int]]] = []
+        spans = self._side(src), self._side(dst)
+        if step.kind == "bcast":
+            spans = self._side(src if member == step.root else dst), self._span(None)
+        elif step.kind == "reduce_scatter":
+            # The v-form's counts describe the source although they stand with the destination, and have no gaps.
+            counts = [r.count for r in regions(src)]
+            whole = self._source(regions(src), packed)
+            spans = whole, whole if in_place else spans[1]
+            if coll is Coll.REDUCE_SCATTERV:
+                tables.append((1, counts, list(accumulate(counts, initial=0))[:-1]))
+        elif coll in _V_FORMS:
+            tables += [(side, *self.at.table(o)) for side, o in ((0, src), (1, dst)) if is_each(o)]
+        flags = (CollFlag.IN_PLACE if in_place else 0) | (_WIDE if coll in _V_FORMS else 0)
+        team = self.teams.get(step.ranks, step.link)
+        how = coll, self.what.op, flags, max(step.root, 0), self.at.code
+        self._check(lib.ucch_program_coll(handle, i, team.native, *how, *spans))
+        for side, counts, displs in tables:
+            args = len(counts), ffi.new("uint64_t[]", counts), ffi.new("uint64_t[]", displs)
+            self._check(lib.ucch_program_counts(handle, i, side, *args))
+
+    def _source(self, each: Sequence[Region], packed: Sequence[Local]) -> tuple[int, int, int]:
+        """The span of a reduce_scatter's whole source, where it was packed or where it lies."""
+        count = sum(r.count for r in each)
+        if packed:
+            return (*self._where(*packed[0].dst), count)
+        base, offset, _ = self._span(next((r for r in each if r.count), each[0]))
+        return base, offset, count
+
+    def _side(self, operand: Operand) -> tuple[int, int, int]:
+        """Base, offset in bytes and element count of one side; blocks count from the buffer's beginning."""
+        if operand is None:
+            return self._span(None)
+        if isinstance(operand, Region):
+            return self._span(operand)
+        whole = self.at.whole(operand)
+        if whole is not None:
+            return self._span(whole)
+        each = regions(operand)
+        place = self.at.places[each[0].buffer]
+        return (*self._where(place.base, place.offset), sum(r.count for r in each))
+
+    def _in_place(self, step: Step, member: int) -> bool:
+        """Whether the member's two sides are one memory, where the library wants to be told."""
+        src, dst = step.src[member], step.dst[member]
+        if src is None or dst is None:
+            return False
+        if step.kind in ("allreduce", "reduce"):
+            one, two = regions(src)[0], regions(dst)[0]
+        elif step.kind in ("allgather", "gather"):
+            one, two = regions(src)[0], regions(dst)[member]
+        elif step.kind in ("reduce_scatter", "scatter"):
+            one, two = regions(src)[member], regions(dst)[0]
+        else:
+            return False
+        return one.count == two.count and self._span(one)[:2] == self._span(two)[:2]
+
+    def _check(self, status: int) -> None:
+        if status < 0:
+            raise LibraryError("building a program", status, status_name(status))
+
+
+_V_FORMS = frozenset({Coll.REDUCE_SCATTERV, Coll.ALLGATHERV, Coll.GATHERV, Coll.SCATTERV, Coll.ALLTOALLV})

@@ -1,0 +1,251 @@
+"""Where a plan's buffers lie: in the caller's memory, in one another (in place), or in scratch with copies around.
+
+Dense coordinates of the plan become bytes from the bases of the native engine here; what cannot be worked on where the
+caller has it (blocks with gaps, a datatype that needs a wider one, staged in-place data) is moved before and after.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import NamedTuple
+
+from ..native.libraries import lib
+from ..planner.collectives import ROWS, Alias, Block, Call, Shape, alias
+from ..planner.plan import Blocks, Operand, Plan, Region, Step, regions
+from ..types import DTYPES, DType
+
+__all__ = ["Local", "Lowering", "Place", "Placement", "is_each"]
+
+
+@dataclass(frozen=True, slots=True)
+class Lowering:
+    """Everything but addresses that a program depends on.
+
+    ``dtype`` is the caller's, ``compute`` the one that steps work in (float32 for float16 reductions on host memory).
+    ``divisor`` is the number of ranks for AVG, else 0. Displacements are those of the caller's v-form blocks in
+    elements, or None where the blocks are dense.
+    """
+
+    call: Call
+    dtype: DType
+    compute: DType
+    op: int
+    divisor: int
+    in_place: bool
+    send_displs: tuple[int, ...] | None = None
+    recv_displs: tuple[int, ...] | None = None
+    #: The memory type of a call on device memory; None on host memory.
+    memory: int | None = None
+
+
+class Place(NamedTuple):
+    """Where a buffer lies: a base of the native engine and bytes from it."""
+
+    base: int
+    offset: int
+
+
+class Local(NamedTuple):
+    """A local step: ``kind`` of the native engine on ``elements`` of UCC datatype ``code`` (casts: to ``to``)."""
+
+    kind: int
+    code: int
+    to: int
+    src: Place
+    dst: Place
+    elements: int
+    by: float = 0.0
+
+
+class Placement:
+    """The places of one lowering, and the local steps around the plan (``before``, ``after``)."""
+
+    def __init__(self, plan: Plan, rank: int, what: Lowering) -> None:
+        self.plan, self.rank, self.what = plan, rank, what
+        self.row = ROWS[what.call.collective]
+        self.itemsize = what.compute.itemsize
+        self.send_length, self.recv_length, self.tmp_length = plan.sizes[rank]
+        self.tmp_bytes = self.tmp_length * self.itemsize
+        self.before: list[Local] = []
+        self.after: list[Local] = []
+        #: Scratch of packed sources, and its bytes.
+        self.slots: dict[tuple[int, int], tuple[Place, int]] = {}
+        self.places = self._user_places()
+        self.displs = {"send": what.send_displs, "recv": what.recv_displs}
+        self._stage()
+
+    @property
+    def code(self) -> int:
+        """UCC's datatype that steps work in; UCC has none for bool and fp8, which are bytes."""
+        return self.what.compute.code if self.what.compute.code >= 0 else DTYPES["uint8"].code
+
+    def _user_places(self) -> dict[str, Place]:
+        """Send and receive buffers as the caller gave them; in place they lie in one another (``Row.in_place``)."""
+        send, recv = Place(lib.UCCH_SEND, 0), Place(lib.UCCH_RECV, 0)
+        places = {"send": send, "recv": recv, "tmp": Place(lib.UCCH_TMP, 0)}
+        if self.what.call.collective == "bcast":
+            places["send"] = recv
+        elif self.what.in_place:
+            inside = alias(self.what.call, self.rank)
+            if inside is not None:
+                # The caller passes one buffer: a scatter's root its send buffer, everyone else the receive buffer.
+                outer = send if self.row.rooted and inside.outer == "send" else recv
+                places[inside.outer] = outer
+                places[inside.inner] = Place(outer.base, self._alias_offset(inside) * self.what.dtype.itemsize)
+            elif self.row.staged:
+                places["send"] = recv
+        return places
+
+    def _alias_offset(self, inside: Alias) -> int:
+        displs = self.what.recv_displs if inside.outer == "recv" else self.what.send_displs
+        return inside.offset if displs is None else displs[self.rank]
+
+    def _scratch(self, nbytes: int) -> Place:
+        place = Place(lib.UCCH_TMP, -(-self.tmp_bytes // 64) * 64)
+        self.tmp_bytes = place.offset + nbytes
+        return place
+
+    def _stage(self) -> None:
+        """Put copies or conversions around the plan where it cannot work in the caller's memory."""
+        what, places = self.what, self.places
+        cast = what.compute is not what.dtype
+        copied = what.in_place and self.row.staged
+        if cast:
+            places["tmp"] = self._scratch(self.tmp_length * self.itemsize)
+        if self.send_length and (cast or copied or self._gaps("send")):
+            self._move("send", self.send_length, cast, into=True)
+        # Nothing comes to the first rank of an exscan: its buffer is left alone.
+        receives = self.recv_length and bool(self.row.post(Shape(what.call), self.rank))
+        if receives and (cast or self._gaps("recv")):
+            self._move("recv", self.recv_length, cast, into=False)
+        if what.divisor and self.recv_length:
+            at = places["recv"]
+            self.after.insert(0, Local(lib.UCCH_SCALE, what.compute.code, 0, at, at, self.recv_length, what.divisor))
+        inside = alias(what.call, self.rank) if what.in_place else None
+        if inside is not None and inside.outer == "send" and not self.row.rooted and inside.offset and not cast:
+            # MPI wants an in-place reduce_scatter's result at the start of the buffer.
+            start = Place(lib.UCCH_RECV, 0)
+            self.after.append(Local(lib.UCCH_COPY, self.code, 0, places["recv"], start, self.recv_length))
+
+    def _gaps(self, name: str) -> bool:
+        """True when a region of the plan spans blocks that do not touch in the caller's memory."""
+        if self.displs[name] is None:
+            return False
+        return any(
+            self.offset(r) is None
+            for _, _, member, step in self.plan.program(self.rank)
+            for operand in (step.src[member], step.dst[member])
+            for r in regions(operand)
+            if r.buffer == name and r.count
+        )
+
+    def _move(self, name: str, count: int, cast: bool, *, into: bool) -> None:
+        """Let ``name`` lie in scratch, filled before the plan (``into``) or emptied after it."""
+        what, user = self.what, self.places[name]
+        if not into and what.in_place and self.row.name in ("reduce_scatter", "reduce_scatter_block"):
+            user = Place(lib.UCCH_RECV, 0)
+        here = self.places[name] = self._scratch(count * self.itemsize)
+        pieces = self._pieces(name, count)
+        self.displs[name] = None
+        kind, theirs = (lib.UCCH_CAST, what.dtype.code) if cast else (lib.UCCH_COPY, self.code)
+        for dense, actual, n in pieces:
+            outside = Place(user.base, user.offset + actual * what.dtype.itemsize)
+            inside = Place(here.base, here.offset + dense * self.itemsize)
+            if into:
+                self.before.append(Local(kind, theirs, self.code, outside, inside, n))
+            else:
+                self.after.append(Local(kind, self.code, theirs, inside, outside, n))
+
+    def _pieces(self, name: str, count: int) -> list[tuple[int, int, int]]:
+        """(dense offset, offset in the caller's memory, elements) of what the buffer consists of."""
+        displs = self.displs[name]
+        if displs is None:
+            return [(0, 0, count)]
+        return [(b.offset, displs[peer], b.count) for peer, b in enumerate(self._blocks(name)) if b.count]
+
+    def _blocks(self, name: str) -> list[Block]:
+        shape = Shape(self.what.call)
+        at = shape.send if name == "send" else shape.recv
+        return [at(self.rank, peer) for peer in range(self.what.call.ranks)]
+
+    def offset(self, region: Region) -> int | None:
+        """A dense region's first element in the caller's memory; None when it spans blocks that do not touch."""
+        displs = self.displs.get(region.buffer)
+        if displs is None or not region.count:
+            return region.offset
+        start: int | None = None
+        for peer, block in enumerate(self._blocks(region.buffer)):
+            low = max(region.offset, block.offset)
+            if low >= min(region.offset + region.count, block.offset + block.count):
+                continue
+            actual = displs[peer] + low - block.offset
+            if start is None:
+                start = actual
+            elif actual != start + low - region.offset:
+                return None
+        return region.offset if start is None else start
+
+    def span(self, region: Region | None) -> tuple[int, int, int]:
+        """A region as the native engine wants it: base, bytes from it, elements."""
+        if region is None:
+            return lib.UCCH_TMP, 0, 0
+        place = self.places[region.buffer]
+        offset = self.offset(region)
+        assert offset is not None  # _stage saw to that
+        return place.base, place.offset + offset * self.itemsize, region.count
+
+    def table(self, operand: Operand) -> tuple[list[int], list[int]]:
+        """Counts and displacements of an operand with a region per member, relative to its side's span."""
+        each = regions(operand)
+        offsets = [self.offset(r) or 0 for r in each]
+        if self.whole(operand) is not None:
+            offsets = [o - offsets[0] for o in offsets]
+        return [r.count for r in each], offsets
+
+    def equal(self, step: Step) -> bool:
+        """True when a library's equal-count form fits; judged from the plan, which is equal on every rank."""
+        each = [o for o in (*step.src[:1], *step.dst[:1], step.src[step.root], step.dst[step.root]) if is_each(o)]
+        if (
+            self.displs["send"] is not None
+            or self.displs["recv"] is not None
+            # Of these only reduce_scatter has counts and places that are the same on every rank.
+            or (self.row.layout in ("ranks", "matrix") and self.row.name != "reduce_scatter")
+        ):
+            return not each
+        return all(isinstance(o, Blocks) and o.stride == o.count for o in each)
+
+    def whole(self, operand: Operand) -> Region | None:
+        """Equal blocks as one region, where they touch in the caller's memory too."""
+        if isinstance(operand, Blocks) and operand.stride == operand.count:
+            region = Region(operand.buffer, operand.offset, operand.count * operand.n)
+            return region if self.offset(region) is not None else None
+        return None
+
+    def packing(self, step: Step, member: int, slot: tuple[int, int]) -> list[Local]:
+        """Copies that make a reduce_scatter's source contiguous: libucc cannot take blocks that do not touch.
+
+        Steps of one ``slot`` are never under way at the same time: they share their scratch.
+        """
+        each = [r for r in regions(step.src[member]) if r.count]
+        touching = all(
+            one.buffer == two.buffer and self.offset(two) == (self.offset(one) or 0) + one.count
+            for one, two in pairwise(each)
+        )
+        if touching or len(step.ranks) < 2:
+            return []
+        nbytes = sum(r.count for r in each) * self.itemsize
+        if slot not in self.slots or self.slots[slot][1] < nbytes:
+            self.slots[slot] = self._scratch(nbytes), nbytes
+        here, _ = self.slots[slot]
+        copies, at = [], here.offset
+        for region in each:
+            base, offset, count = self.span(region)
+            copies.append(Local(lib.UCCH_COPY, self.code, 0, Place(base, offset), Place(here.base, at), count))
+            at += count * self.itemsize
+        return copies
+
+
+def is_each(operand: Operand) -> bool:
+    """Whether an operand has a region for each member of its step."""
+    return isinstance(operand, (Blocks, tuple))

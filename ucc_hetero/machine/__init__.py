@@ -1,0 +1,1 @@
+"""Devices, links and network ports of this host."""

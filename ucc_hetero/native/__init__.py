@@ -1,0 +1,1 @@
+"""The cffi extension and the libraries that it loads."""

@@ -1,0 +1,235 @@
+"""The compiled engine and the libraries under it: which libucp and libucc are loaded, from where, and why not others.
+
+The only importer of ``ucc_hetero._native``. ``ffi`` and ``lib`` are cffi's; nothing in ``lib`` that reaches libucc or
+libucp may be called before :func:`load`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import os
+import re
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from .. import env
+from .._native import ffi, lib
+from ..errors import LibraryNotFound
+
+__all__ = ["Libraries", "ffi", "lib", "load", "load_before_mpi", "loaded", "mapped", "package_dirs", "preload_ucx"]
+
+#: The order matters: each needs those before it, and only absolute paths keep another UCX's files out.
+UCX_FILES = ("libucs.so.0", "libucs_signal.so.0", "libuct.so.0", "libucp.so.0")
+
+#: The oldest libraries whose structures and behaviour the engine was written for.
+OLDEST_UCC = (1, 1)
+OLDEST_UCX = (1, 13)
+
+
+@dataclass(frozen=True, slots=True)
+class Libraries:
+    """What was loaded: files, versions, and the story of how they were chosen."""
+
+    ucx_path: str
+    ucx_version: str
+    ucc_path: str
+    ucc_version: str
+    #: One line per candidate that was passed over, with the reason, and anything odd about the choice.
+    notes: tuple[str, ...]
+
+
+_loaded: Libraries | None = None
+_ucx: tuple[str, list[str]] | None = None
+
+
+def _text(pointer: object) -> str:
+    return str(ffi.string(pointer).decode(errors="replace"))
+
+
+def package_dirs(package: str) -> list[Path]:
+    """Folders of an installed package, found without importing it."""
+    try:
+        spec = importlib.util.find_spec(package)
+    except (ImportError, ValueError):
+        return []
+    return [Path(p) for p in (spec.submodule_search_locations or [])] if spec else []
+
+
+def mapped(name: str) -> str | None:
+    """The file of library ``name`` that this process has already mapped, if any."""
+    pattern = re.compile(rf"\s(/\S*/{re.escape(name)}\S*)$", re.M)
+    try:
+        found = pattern.search(Path("/proc/self/maps").read_text())
+    except OSError:
+        return None
+    return found.group(1) if found else None
+
+
+def _ucx_candidates() -> list[tuple[str, Path | None]]:
+    """(where from, folder of the libraries or None for the loader's own search), best first."""
+    explicit = env.get("UCX_DIR")
+    if explicit:
+        base = Path(explicit)
+        return [("UCCH_UCX_DIR", base / "lib" if (base / "lib" / "libucp.so.0").exists() else base)]
+    return [*(("the libucx wheel", d / "lib") for d in package_dirs("libucx")), ("the system", None)]
+
+
+def _try_ucx(folder: Path | None) -> str | None:
+    """Load one UCX family; return the reason when it cannot be."""
+    if folder is not None:
+        missing = [f for f in UCX_FILES if not (folder / f).exists()]
+        if missing:
+            return f"{folder} lacks {missing[0]}"
+        for name in UCX_FILES[:-1]:
+            if lib.ucch_preload(str(folder / name).encode()):
+                return _text(lib.ucch_load_error())
+    target = str(folder / UCX_FILES[-1]) if folder is not None else UCX_FILES[-1]
+    if lib.ucch_load_ucp(target.encode()):
+        return _text(lib.ucch_load_error())
+    return None
+
+
+def preload_ucx() -> str:
+    """Load libucp once and return its path.
+
+    To be called before MPI is initialised where that is possible: MPI wheels and distributions bring a UCX of their own
+    under the same library names, and the first one in a process serves everybody. When MPI was first, its
+    UCX is used and a note says so.
+    """
+    global _ucx
+    if _ucx is not None:
+        return _ucx[0]
+    notes: list[str] = []
+    present = mapped("libucp.so")
+    if present:
+        why = _try_ucx(None)
+        if why:
+            raise LibraryNotFound(_failure("libucp", [f"{present} (already in this process): {why}"]))
+        own = [d for _, d in _ucx_candidates() if d is not None]
+        if own and not any(Path(present).is_relative_to(d) for d in own):
+            notes.append(
+                f"{own[0]} was not used: {present} was in the process first; import ucc_hetero before mpi4py.MPI"
+            )
+    else:
+        for origin, folder in _ucx_candidates():
+            why = _try_ucx(folder)
+            if why is None:
+                break
+            notes.append(f"{origin}: {why}")
+        else:
+            raise LibraryNotFound(_failure("libucp", notes))
+    _ucx = (mapped("libucp.so") or "libucp.so.0", notes)
+    return _ucx[0]
+
+
+class _BeforeMPI:
+    """A finder that finds nothing; it sees mpi4py.MPI being imported, which initialises MPI, and loads libucp first.
+
+    Not at once, because libucs measures the clock when it is loaded, which takes up to half a second on a busy machine;
+    MPI libraries with UCX spend that time anyway.
+    """
+
+    def find_spec(self, fullname: str, path: object = None, target: object = None) -> None:
+        if fullname == "mpi4py.MPI":
+            sys.meta_path.remove(self)
+            # A failure is said again, with all its reasons, by the first communicator.
+            with contextlib.suppress(LibraryNotFound):
+                preload_ucx()
+
+
+def load_before_mpi() -> None:
+    """Arrange for :func:`preload_ucx` to happen just before mpi4py.MPI is imported, if it was not imported yet."""
+    if "mpi4py.MPI" not in sys.modules:
+        sys.meta_path.insert(0, _BeforeMPI())
+
+
+def _failure(library: str, tried: list[str]) -> str:
+    wheels = {"libucp": "libucx-cu12", "libucc": "nvidia-libcal-cu12"}[library]
+    variable = {"libucp": "UCCH_UCX_DIR", "libucc": "UCCH_UCC_LIB"}[library]
+    lines = "\n".join(f"  - {line}" for line in tried)
+    if any("was in the process first" in line for line in tried):
+        return (
+            f"{library} could not be loaded. Tried:\n{lines}\n"
+            "Import ucc_hetero before mpi4py.MPI, so that its UCX serves MPI as well, or keep MPI from loading UCX "
+            "(Open MPI: OMPI_MCA_pml=ob1 OMPI_MCA_osc=^ucx OMPI_MCA_btl=^uct)."
+        )
+    return (
+        f"{library} could not be loaded. Tried:\n{lines}\n"
+        f"Install the embedded build (pip install 'ucc-hetero[ucc]' brings {wheels}), or name yours in {variable}."
+    )
+
+
+def _ucc_candidates() -> list[tuple[str, str]]:
+    explicit = env.get("UCC_LIB")
+    if explicit:
+        return [("UCCH_UCC_LIB", explicit)]
+    wheel = [d / "libcal" / "cu12" / "lib" / "libucc.so.1" for d in package_dirs("nvidia")]
+    return [*(("the nvidia-libcal-cu12 wheel", str(p)) for p in wheel if p.exists()), ("the system", "libucc.so.1")]
+
+
+def _preload_cudart() -> None:
+    """libucc's CUDA components need libcudart.so.12, which no wheel's search path leads to; without it they stay away
+    silently and device memory is taken for host memory. Only where there is a driver to run it."""
+    if not os.path.exists("/dev/nvidiactl") or mapped("libcudart.so.12"):
+        return
+    for folder in package_dirs("nvidia"):
+        path = folder / "cuda_runtime" / "lib" / "libcudart.so.12"
+        if path.exists() and lib.ucch_preload(str(path).encode()) == 0:
+            return
+
+
+def _version(text: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in re.findall(r"\d+", text)[:3])
+
+
+def _try_ucc(path: str) -> str | None:
+    if "/" in path and not os.path.exists(path):
+        return f"{path} does not exist"
+    if lib.ucch_load_ucc(path.encode()):
+        return _text(lib.ucch_load_error())
+    version = _text(lib.ucc_get_version_string())
+    if _version(version)[:2] < OLDEST_UCC:
+        return f"{path} is UCC {version}; {'.'.join(map(str, OLDEST_UCC))} or newer is needed"
+    return None
+
+
+def load() -> Libraries:
+    """Load libucp and libucc once; later calls return the same facts.
+
+    Raises :class:`LibraryNotFound` with every candidate and the reason that it was refused.
+    """
+    global _loaded
+    if _loaded is not None:
+        return _loaded
+    ucx_path = preload_ucx()
+    assert _ucx is not None
+    notes = list(_ucx[1])
+    ucx_version = _text(lib.ucp_get_version_string())
+    if _version(ucx_version)[:2] < OLDEST_UCX:
+        raise LibraryNotFound(_failure("libucp", [f"{ucx_path} is UCX {ucx_version}; 1.13 or newer is needed"]))
+    _preload_cudart()
+    tried: list[str] = []
+    for origin, path in _ucc_candidates():
+        why = _try_ucc(path)
+        if why is None:
+            break
+        tried.append(f"{origin}: {why}")
+    else:
+        # The usual reason for an undefined ucs_… symbol: MPI came first, with a UCX that is older than libucc's.
+        clash = [f"in use: UCX {ucx_version}, {ucx_path}", *notes] if any("ucs_" in why for why in tried) else []
+        raise LibraryNotFound(_failure("libucc", tried + clash))
+    _loaded = Libraries(
+        ucx_path=ucx_path,
+        ucx_version=ucx_version,
+        ucc_path=mapped("libucc.so") or path,
+        ucc_version=_text(lib.ucc_get_version_string()),
+        notes=(*notes, *tried),
+    )
+    return _loaded
+
+
+def loaded() -> Libraries | None:
+    """What :func:`load` found, or None before it."""
+    return _loaded

@@ -1,0 +1,177 @@
+"""allgather and allgatherv: every rank gets the blocks of all ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ucc_hetero.planner.algorithms.blocks import Item, crossings, everything
+from ucc_hetero.planner.algorithms.division import (
+    alike,
+    group_blocks,
+    member_blocks,
+    merge,
+    one_each,
+    owned_blocks,
+    rounds,
+)
+from ucc_hetero.planner.algorithms.levels import levels, teams
+from ucc_hetero.planner.algorithms.parts import (
+    Dense,
+    allgather_steps,
+    copy,
+    each,
+    link,
+    only,
+    region,
+    shifted,
+    stages,
+    without,
+)
+from ucc_hetero.planner.algorithms.registry import Piece, Stages, algorithm
+from ucc_hetero.planner.collectives import Block, Call, Shape
+from ucc_hetero.planner.plan import Region, Step
+from ucc_hetero.planner.topology import Group, Topology
+
+__all__ = ["Down"]
+
+_BOTH = ("allgather", "allgatherv")
+
+
+@algorithm(_BOTH, "tree")
+def tree(topology: Topology, call: Call, piece: Piece) -> Stages:
+    """Gather to a leader in each island, allgather between the leaders, broadcast in each island.
+
+    Stages: 3, and 2 for each further level. Each island's blocks cross the bridge once to every other island.
+    """
+    shape = Shape(call)
+    own = shifted("send", lambda rank: shape.own(rank).offset)
+    runs = merge(sorted(group_blocks(topology.tree, shape, piece), key=lambda block: block.offset))
+    up: list[list[Step]] = []
+    down: list[list[Step]] = []
+    for of in teams(topology, piece):
+        up.append([])
+        down.append([])
+        for team in of if runs else ():
+            n, i, group = len(team), team.first, team.group
+            brought = member_blocks(group, shape, piece)
+            for mine in rounds(brought) if any(b.count for of in brought for b in of) else ():
+                src = tuple((own if team.sole(k) else Dense("recv"))(team.ranks[k], b) for k, b in enumerate(mine))
+                dst = each("recv", mine)
+                if group is topology.tree and group.children:
+                    up[-1].append(Step("allgather", team.ranks, team.link, src, (dst,) * n))
+                else:
+                    up[-1].append(Step("gather", team.ranks, team.link, src, only(i, n, dst), i))
+            for at in (region("recv", run) for run in runs):
+                if group is not topology.tree or not group.children:
+                    down[-1].append(Step("bcast", team.ranks, team.link, only(i, n, at), without(i, n, at), i))
+    return stages(*up, *reversed(down))
+
+
+@algorithm(_BOTH, "split_rail")
+def split_rail(topology: Topology, call: Call, piece: Piece) -> Stages:
+    """Each island's blocks cross to every other island, spread over its ranks, and are allgathered there.
+
+    Stages: 2, and 1 for each further level. Every island receives the blocks of the others over the bridge once, each
+    rank its share; between islands of equal size each rail is one allgather.
+    """
+    shape = Shape(call)
+    equal = None if topology.flat else alike(topology, shape, piece)
+    if equal is not None:
+        return _alike(topology, equal, piece.cut(Block(0, call.counts[0])), piece)
+    return Down(topology, shape, piece).run()
+
+
+class Down:
+    """The general way: the stages of the groups of one height come after those of all higher ones."""
+
+    def __init__(self, topology: Topology, shape: Shape, piece: Piece) -> None:
+        self.topology, self.shape, self.piece = topology, shape, piece
+        self.stages: list[list[list[Step]]] = [[[]] for _ in levels(topology.tree)]
+        self.own = shifted("send", lambda rank: shape.own(rank).offset)
+
+    def run(self) -> Stages:
+        """Everything, stage by stage."""
+        self.walk(self.topology.tree, [everything(self.topology, self.shape, self.piece)])
+        return stages(*[stage for of in reversed(self.stages) for stage in of])
+
+    def brought(self, rank: int, block: Block) -> bool:
+        """Whether a block is of what a rank has brought itself, not of what has come to it."""
+        mine = self.shape.own(rank)
+        return mine.offset <= block.offset < mine.offset + mine.count
+
+    def place(self, rank: int, block: Block) -> Region:
+        """Where a rank has a block: its own in ``send``, what has come to it in ``recv``."""
+        return self.own(rank, block) if self.brought(rank, block) else region("recv", block)
+
+    def walk(self, group: Group, items: Sequence[Item], settled: bool = False) -> None:
+        """Everything that the ranks of a group have comes to all of them; ``settled``: their own is in ``recv``."""
+        if not self.piece.wants(group.ranks):
+            return
+        if not group.children:
+            self._inside(group, items, settled)
+            return
+        within: list[list[Item]] = [[] for _ in group.children]
+        rails: dict[tuple[int, ...], list[tuple[int, Block]]] = {}
+        for crossing in crossings(self.topology, group, items):
+            for part in crossing.segments:
+                if self.piece.wants(part.owners):
+                    rails.setdefault(part.owners, []).append((crossing.home, Block(part.offset, part.count)))
+            for of, item in zip(within, crossing.items, strict=True):
+                of.append(item)
+        place: dict[int, int] = {}
+        for owners, blocks in rails.items():
+            for i, block in self.cross(owners, blocks, group.height):
+                if self.brought(owners[i], block):  # it may also pass on what has come from further away
+                    place[owners[i]] = place.get(owners[i], 0) + block.count
+        for child, of in zip(group.children, within, strict=True):
+            alone = child.ranks[0]
+            done = child.size == 1 and place.get(alone, 0) == self.piece.cut(self.shape.own(alone)).count
+            self.walk(child, of, settled or done)
+
+    def cross(
+        self, owners: tuple[int, ...], blocks: Sequence[tuple[int, Block]], height: int
+    ) -> Sequence[tuple[int, Block]]:
+        """A rail's steps; returns what they have also put into its owner's own ``recv``."""
+        way, n, out = link(self.topology, owners), len(owners), self.stages[height][0]
+        if one_each(owners, blocks):
+            src = tuple([self.place(owners[i], block) for i, block in blocks])
+            dst = each("recv", [block for _, block in blocks])
+            out.append(Step("allgather", owners, way, src, (dst,) * n))
+            return blocks
+        for i, block in blocks:
+            to = without(i, n, region("recv", block))
+            out.append(Step("bcast", owners, way, only(i, n, self.place(owners[i], block)), to, i))
+        return ()
+
+    def _inside(self, group: Group, items: Sequence[Item], settled: bool) -> None:
+        out = self.stages[0][0]
+        if group.size == 1:
+            rank = group.ranks[0]
+            block = self.piece.cut(self.shape.own(rank))
+            out += [] if settled else copy(rank, self.own(rank, block), region("recv", block))
+            return
+        for item in items:
+            owned = owned_blocks(item.runs, item.division, group.ranks)
+            out += allgather_steps(self.topology, group.ranks, owned, self.place)
+
+
+def _alike(topology: Topology, blocks: list[list[Block]], part: Block, piece: Piece) -> Stages:
+    """Equal islands and blocks: rail p carries the block of the p-th rank of every island."""
+    islands, own = topology.islands, region("send", part)
+    m, s = len(islands), islands[0].size
+    if not part.count:
+        return ()
+    across: list[Step] = []
+    for p in range(s):
+        owners = tuple([i.ranks[p] for i in islands])
+        if piece.wants(owners):
+            dst = each("recv", [of[p] for of in blocks])
+            across.append(Step("allgather", owners, "bridge", (own,) * m, (dst,) * m))
+    inside: list[Step] = []
+    near = [island for island in islands if piece.wants(island.ranks)]
+    for home, of in enumerate(blocks) if s > 1 else ():
+        arrived, dsts = tuple([region("recv", block) for block in of]), (each("recv", of),) * s
+        for island in near:
+            src = (own,) * s if island.index == home else arrived
+            inside.append(Step("allgather", island.ranks, "native", src, dsts))
+    return stages(across, inside)

@@ -1,0 +1,70 @@
+"""allreduce: every rank gets the reduction of all vectors.
+
+One owner reduces a segment and all receive its result, so that replicas are equal to the last bit: between two groups
+an allreduce of two operands is that (a + b is b + a), between more it is a reduction to an owner and its distribution.
+"""
+
+from __future__ import annotations
+
+from ucc_hetero.planner.algorithms.levels import Nest, levels, teams
+from ucc_hetero.planner.algorithms.parts import Dense, link, only, region, stages, without
+from ucc_hetero.planner.algorithms.registry import Piece, Stages, algorithm
+from ucc_hetero.planner.collectives import Block, Call
+from ucc_hetero.planner.plan import Step
+from ucc_hetero.planner.topology import Topology
+
+__all__: list[str] = []
+
+
+@algorithm("allreduce", "tree")
+def tree(topology: Topology, call: Call, piece: Piece) -> Stages:
+    """Reduce to a leader in each group, level by level, exchange between the last leaders, broadcast all the way back.
+
+    Stages: 3 with two islands, 4 with more (reduce to the first leader and broadcast from it), 2 for each level that
+    there is besides. Each leader sends the vector over the bridge once (the first one, with m islands, as often as the
+    broadcast's tree makes it), every other rank sends it once inside its island.
+    """
+    at = piece.vector(call)
+    if not at.count:
+        return ()
+    send, recv = region("send", at), region("recv", at)
+    up, down = [], []
+    for of in teams(topology, piece):
+        steps: tuple[list[Step], list[Step]] = ([], [])
+        for team in of:
+            n, way, first = len(team), team.link, team.first
+            src = tuple([send if team.sole(i) else recv for i in range(n)])
+            if team.group is topology.tree and n == 2 and team.group.children:
+                steps[0].append(Step("allreduce", team.ranks, way, src, (recv,) * n))
+                continue
+            steps[0].append(Step("reduce", team.ranks, way, src, only(first, n, recv), first))
+            to = without(first, n, recv)
+            steps[1].append(Step("bcast", team.ranks, way, only(first, n, recv), to, first))
+        up.append(steps[0])
+        down.append(steps[1])
+    return stages(*up, *reversed(down))
+
+
+@algorithm("allreduce", "split_rail")
+def split_rail(topology: Topology, call: Call, piece: Piece) -> Stages:
+    """Reduce-scatter in each island, reduce across on every rail, allgather in each island; so on every level.
+
+    Stages: 3 with two islands, else 4 (reduce-scatter and allgather on the rail), 2 for each level that there is
+    besides. With n bytes and m islands, an island of s ranks sends 2(m-1)/m * n over the bridge, spread over all its
+    ranks' links, and each of its ranks sends 2(s-1)/s * n inside.
+    """
+    at = piece.vector(call)
+    if not at.count:
+        return ()
+    nest = Nest(topology, at, piece, Dense("recv"))
+    *below, (root,) = levels(topology.tree)
+    up = [[step for group in groups for step in nest.scatter(group)] for groups in below]
+    down = [[step for group in groups for step in nest.gather(group)] for groups in below]
+    if len(root.children) != 2:
+        return stages(*up, nest.scatter(root), nest.gather(root), *reversed(down))
+    across = []
+    for part in nest.segments(root):
+        at = Block(part.offset, part.count)
+        src = tuple([region("send" if child.size == 1 else "recv", at) for child in root.children])
+        across.append(Step("allreduce", part.owners, link(topology, part.owners), src, (region("recv", at),) * 2))
+    return stages(*up, across, *reversed(down))

@@ -1,0 +1,170 @@
+"""alltoall and alltoallv: every rank sends every rank a block."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import NamedTuple
+
+from ucc_hetero.planner.algorithms.division import merge
+from ucc_hetero.planner.algorithms.parts import Aside, copy, each, message, region, stages
+from ucc_hetero.planner.algorithms.registry import Piece, Stages, algorithm
+from ucc_hetero.planner.collectives import Block, Call, Shape
+from ucc_hetero.planner.plan import Blocks, Operand, Region, Step, regions
+from ucc_hetero.planner.topology import Island, Topology
+
+__all__ = ["regular"]
+
+
+#: From here on regular islands exchange their bundles by an alltoall on each rail: a step for many messages.
+MOST_MESSAGES = 1024
+
+
+class _Bundle(NamedTuple):
+    """What one rank sends to one other island, at the rank there that hands it out."""
+
+    sender: int
+    at: Region
+    counts: list[int]
+
+    def regions(self) -> list[Block]:
+        """The part of each rank of the island, one after the other."""
+        out, at = [], self.at.offset
+        for n in self.counts:
+            out.append(Block(at, n))
+            at += n
+        return out
+
+
+@algorithm(("alltoall", "alltoallv"), "split_rail")
+def split_rail(topology: Topology, call: Call, piece: Piece) -> Stages:
+    """Each rank sends all that an island wants from it to one rank there in one message, which hands it out.
+
+    Stages: 2, and one of copies before where an island's ranks are not consecutive. Every byte crosses the bridge once,
+    in P * (m-1) messages rather than nearly P * P for m islands. The senders of an island are spread evenly over the
+    ranks of the other. With very many messages equal islands of consecutive ranks exchange
+    them by an alltoall on each rail, in one piece.
+    """
+    shape = Shape(call)
+    if shape.layout == "equal" and call.ranks * (len(topology.islands) - 1) > MOST_MESSAGES and regular(topology):
+        block = call.counts[0]
+        whole = [[Block(rank * block, block) for rank in island.ranks] for island in topology.islands]
+        return () if piece.index else _by_rails(topology, whole, piece)
+    pack = Aside()
+    across: list[Step] = []
+    last: list[Step] = []
+    for island in topology.islands:
+        across += _inside(island, shape, piece) if piece.wants(island.ranks) else []
+        for other in topology.islands:
+            if other is island or not (piece.wants(island.ranks) or piece.wants(other.ranks)):
+                continue
+            held: list[list[_Bundle]] = [[] for _ in range(other.size)]
+            for p, sender in enumerate(island.ranks):
+                q = p * other.size // island.size
+                if not piece.wants((sender, other.ranks[q])):
+                    held[q].append(_Bundle(sender, Region("tmp", 0, 1), []))
+                    continue
+                steps, bundle = _send(topology, shape, piece, sender, other, other.ranks[q])
+                pack += steps[0] if piece.wants((sender,)) else []
+                across += steps[1] if piece.wants((sender, other.ranks[q])) else []
+                held[q].append(bundle)
+            last += _hand_out(other, held, shape, piece) if piece.wants(other.ranks) else []
+    return stages(pack, across, last)
+
+
+def regular(topology: Topology) -> bool:
+    """Whether islands are equally large and hold consecutive ranks, so that bundles lie ready in ``send``."""
+    islands = topology.islands
+    sizes = {island.size for island in islands}
+    return len(sizes) == 1 and all(i.ranks[-1] - i.ranks[0] == i.size - 1 for i in islands)
+
+
+def _by_rails(topology: Topology, blocks: list[list[Block]], piece: Piece) -> Stages:
+    """Rail p exchanges what the p-th ranks send to whole islands, which then hand it out. In one piece: slices of the
+    blocks would have to be packed.
+    """
+    islands, count = topology.islands, blocks[0][0].count
+    m, s = len(islands), islands[0].size
+    if not count:
+        return ()
+    out = Blocks("send", 0, s * count, s * count, m)
+    into = Blocks("recv", 0, count, count, m)
+    held = 0
+    if s > 1:
+        held = piece.tmp_everywhere(m * s * count).offset
+        into = Blocks("tmp", held, s * count, s * count, m)
+    rails = [tuple([island.ranks[p] for island in islands]) for p in range(s)]
+    across = [Step("alltoall", rail, "bridge", (out,) * m, (into,) * m) for rail in rails if piece.wants(rail)]
+    last: list[Step] = []
+    for home, of in enumerate(blocks) if s > 1 else ():
+        src = (Blocks("tmp", held + home * s * count, count, count, s),) * s
+        dst = (each("recv", of),) * s
+        last += [Step("alltoall", island.ranks, "native", src, dst) for island in islands if piece.wants(island.ranks)]
+    return stages(across, last)
+
+
+def _inside(island: Island, shape: Shape, piece: Piece) -> list[Step]:
+    """The exchange among an island's own ranks."""
+    ranks = island.ranks
+    src = [[piece.cut(shape.send(rank, peer)) for peer in ranks] for rank in ranks]
+    dst = [[piece.cut(shape.recv(rank, peer)) for peer in ranks] for rank in ranks]
+    if island.size == 1:
+        return copy(ranks[0], region("send", src[0][0]), region("recv", dst[0][0]))
+    if not any(block.count for blocks in src for block in blocks):
+        return []
+    return [
+        Step(
+            "alltoall",
+            ranks,
+            "native",
+            tuple(each("send", blocks) for blocks in src),
+            tuple(each("recv", blocks) for blocks in dst),
+        )
+    ]
+
+
+def _send(
+    topology: Topology, shape: Shape, piece: Piece, sender: int, island: Island, to: int
+) -> tuple[tuple[list[Step], list[Step]], _Bundle]:
+    """Send what ``island`` wants of ``sender`` to ``to``: steps that pack, that send, and what then lies there."""
+    blocks = [piece.cut(shape.send(sender, rank)) for rank in island.ranks]
+    total = sum(block.count for block in blocks)
+    runs = merge(blocks)
+    pack: list[Step] = []
+    if len(runs) > 1:
+        src = piece.tmp(sender, total)
+        at = src.offset
+        for run in runs:
+            pack += copy(sender, region("send", run), Region("tmp", at, run.count))
+            at += run.count
+    else:
+        src = region("send", runs[0]) if runs else Region("tmp", 0, 0)
+    dst = region("recv", piece.cut(shape.recv(to, sender))) if island.size == 1 else piece.tmp(to, total)
+    return (pack, message(topology, sender, to, src, dst)), _Bundle(sender, dst, [block.count for block in blocks])
+
+
+def _hand_out(island: Island, held: Sequence[Sequence[_Bundle]], shape: Shape, piece: Piece) -> list[Step]:
+    """Exchanges in an island, one bundle of each rank at a time, that bring bundles to where they belong."""
+    if island.size == 1:
+        return []
+    out = []
+    for i in range(max(map(len, held))):
+        bundles = [of[i] if i < len(of) else None for of in held]
+        into = partial(_handed, island, bundles, shape, piece)
+        if not any(region.count for i in range(island.size) for region in regions(into(i))):
+            continue
+        src = piece.members(island.ranks, partial(_bundled, bundles))
+        out.append(Step("alltoall", island.ranks, "native", src, piece.members(island.ranks, into)))
+    return out
+
+
+def _bundled(bundles: Sequence[_Bundle | None], i: int) -> Operand:
+    """What the i-th rank of an island hands out of its bundle."""
+    bundle = bundles[i]
+    return each("tmp", bundle.regions() if bundle else [Block(0, 0)] * len(bundles))
+
+
+def _handed(island: Island, bundles: Sequence[_Bundle | None], shape: Shape, piece: Piece, i: int) -> Operand:
+    """Where the i-th rank of an island gets its parts of the bundles."""
+    rank = island.ranks[i]
+    return each("recv", [piece.cut(shape.recv(rank, b.sender)) if b else Block(0, 0) for b in bundles])

@@ -1,0 +1,114 @@
+"""alltoall and alltoallv by way of leaders: one message between any two islands, for many ranks and little data."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate
+
+from ucc_hetero.planner.algorithms.division import merge
+from ucc_hetero.planner.algorithms.parts import Aside, copy, only, region, stages, step
+from ucc_hetero.planner.algorithms.registry import Piece, Stages, algorithm
+from ucc_hetero.planner.collectives import Block, Call, Shape
+from ucc_hetero.planner.plan import Region, Step
+from ucc_hetero.planner.topology import Island, Topology
+
+__all__: list[str] = []
+
+
+class _Leader:
+    """One island's data on its way through its leader's scratch."""
+
+    def __init__(self, topology: Topology, shape: Shape, piece: Piece, island: Island) -> None:
+        self.topology, self.shape, self.piece, self.island = topology, shape, piece, island
+        self.rank = island.ranks[0]
+        everybody = range(shape.call.ranks)
+        self.sent = [sum(shape.send(rank, peer).count for peer in everybody) for rank in island.ranks]
+        self.wanted = [sum(shape.recv(rank, peer).count for peer in everybody) for rank in island.ranks]
+        self.gathered = self._take(self.sent)
+        self.leaving = [self._take([self.between(island, other)]).pop() for other in topology.islands]
+        self.come = [self._take([self.between(other, island)]).pop() for other in topology.islands]
+        self.sorted = self._take(self.wanted)
+
+    def between(self, one: Island, other: Island) -> int:
+        """Elements that one island sends to another; none inside."""
+        if one is other:
+            return 0
+        return sum(self.shape.send(rank, peer).count for rank in one.ranks for peer in other.ranks)
+
+    def _take(self, counts: Sequence[int]) -> list[Region]:
+        at = self.piece.tmp(self.rank, sum(counts)).offset if self.piece.wants((self.rank,)) else 0
+        return [Region("tmp", at + end - n, n) for n, end in zip(counts, accumulate(counts), strict=True)]
+
+    def gather(self) -> list[Step]:
+        """Everybody's ``send`` comes to the leader."""
+        ranks, n = self.island.ranks, self.island.size
+        src = tuple([region("send", Block(0, count)) for count in self.sent])
+        if n == 1:
+            return copy(self.rank, src[0], self.gathered[0])
+        if not any(self.sent):
+            return []
+        return [step(self.topology, "gather", ranks, src, only(0, n, tuple(self.gathered)), 0)]
+
+    def scatter(self) -> list[Step]:
+        """Everybody's ``recv`` comes from the leader."""
+        ranks, n = self.island.ranks, self.island.size
+        dst = tuple([region("recv", Block(0, count)) for count in self.wanted])
+        if n == 1:
+            return copy(self.rank, self.sorted[0], dst[0])
+        if not any(self.wanted):
+            return []
+        return [step(self.topology, "scatter", ranks, only(0, n, tuple(self.sorted)), dst, 0)]
+
+    def pack(self) -> list[Step]:
+        """What goes to each other island, sender by sender, one after the other."""
+        out: list[Step] = []
+        for other, bundle in zip(self.topology.islands, self.leaving, strict=True):
+            at = bundle.offset
+            for rank, held in zip(self.island.ranks, self.gathered, strict=True) if bundle.count else ():
+                for run in merge(self.shape.send(rank, peer) for peer in other.ranks):
+                    src = Region("tmp", held.offset + run.offset, run.count)
+                    out += copy(self.rank, src, Region("tmp", at, run.count))
+                    at += run.count
+        return out
+
+    def unpack(self) -> list[Step]:
+        """What has come, and what stayed, receiver by receiver."""
+        out: list[Step] = []
+        for other, bundle in zip(self.topology.islands, self.come, strict=True):
+            at = bundle.offset
+            for i, sender in enumerate(other.ranks):
+                for rank, to in zip(self.island.ranks, self.sorted, strict=True):
+                    block = self.shape.recv(rank, sender)
+                    if other is self.island:
+                        src = Region("tmp", self.gathered[i].offset + self.shape.send(sender, rank).offset, block.count)
+                    else:
+                        src = Region("tmp", at, block.count)
+                        at += block.count
+                    out += copy(self.rank, src, Region("tmp", to.offset + block.offset, block.count))
+        return out
+
+
+@algorithm(("alltoall", "alltoallv"), "tree")
+def tree(topology: Topology, call: Call, piece: Piece) -> Stages:
+    """Gather to a leader in each island, one alltoall between the leaders, scatter in each island.
+
+    Stages: 3, and two of copies at the leaders. Every byte crosses the bridge once, in m * (m - 1) messages for m
+    islands where ``split_rail`` takes P * (m - 1); but all of an island's data goes through one rank. In one piece.
+    """
+    shape = Shape(call)
+    if piece.index:
+        return ()
+    near = [island for island in topology.islands if piece.wants(island.ranks)]
+    ranks = tuple([island.ranks[0] for island in topology.islands])
+    among = piece.wants(ranks)
+    leaders = {i.index: _Leader(topology, shape, piece, i) for i in (topology.islands if piece.only is None else near)}
+    inside = [s for island in near for s in leaders[island.index].gather()]
+    last = [s for island in near for s in leaders[island.index].scatter()]
+    mine = [leaders[island.index] for island in near if piece.wants((island.ranks[0],))]
+    across: list[Step] = []
+    if len(ranks) > 1 and among:
+        src = piece.members(ranks, lambda i: tuple(leaders[i].leaving))
+        dst = piece.members(ranks, lambda i: tuple(leaders[i].come))
+        across.append(step(topology, "alltoall", ranks, src, dst))
+    packed = Aside(s for one in mine for s in one.pack())
+    return stages(inside, packed, across, Aside(s for one in mine for s in one.unpack()), last)

@@ -1,0 +1,26 @@
+"""barrier: no rank goes on before all have arrived."""
+
+from __future__ import annotations
+
+from ucc_hetero.planner.algorithms.levels import teams
+from ucc_hetero.planner.algorithms.parts import stages
+from ucc_hetero.planner.algorithms.registry import Piece, Stages, algorithm
+from ucc_hetero.planner.collectives import Call
+from ucc_hetero.planner.plan import Step
+from ucc_hetero.planner.topology import Topology
+
+__all__: list[str] = []
+
+
+@algorithm("barrier", "tree")
+def tree(topology: Topology, call: Call, piece: Piece) -> Stages:
+    """A barrier in each island, one between the leaders, and one in each island again: 3 stages, no data.
+
+    Two more for each further level.
+    """
+    if piece.index:
+        return ()
+    rounds = []
+    for of in teams(topology, piece):
+        rounds.append([Step("barrier", t.ranks, t.link, (None,) * len(t), (None,) * len(t)) for t in of])
+    return stages(*rounds, *reversed(rounds[:-1]))

@@ -1,0 +1,91 @@
+"""bcast: the root's ``send`` comes to everybody else's ``recv``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from ucc_hetero.planner.algorithms.levels import Nest, chain, levels, teams
+from ucc_hetero.planner.algorithms.parts import Dense, only, region, stages, step, without
+from ucc_hetero.planner.algorithms.registry import Piece, Stages, algorithm
+from ucc_hetero.planner.collectives import Block, Call
+from ucc_hetero.planner.plan import Region, Step
+from ucc_hetero.planner.topology import Topology
+
+__all__ = ["along_rails", "fan_out"]
+
+
+def fan_out(topology: Topology, root: int, src: Region, dst: Region, piece: Piece) -> Stages:
+    """The root's ``src`` to the leaders' ``dst`` and its own island, then from the leaders to their islands."""
+    first: list[Step] = []
+    later: list[list[Step]] = []
+    for of in reversed(teams(topology, piece, root)):
+        later.append([])
+        for team in of:
+            n, i = len(team), team.first
+            mine = team.ranks[i] == root
+            at = only(i, n, src if mine else dst)
+            (first if mine else later[-1]).append(Step("bcast", team.ranks, team.link, at, without(i, n, dst), i))
+    return stages(first, *later)
+
+
+@algorithm("bcast", "tree")
+def tree(topology: Topology, call: Call, piece: Piece) -> Stages:
+    """To a leader of each island, while the root's island has it from the root; then inside the other islands.
+
+    Stages: 2, and 1 for each further level. Every island but the root's receives the data over the bridge once.
+    """
+    at = piece.vector(call)
+    return fan_out(topology, call.root, region("send", at), region("recv", at), piece) if at.count else ()
+
+
+@algorithm("bcast", "split_rail")
+def split_rail(topology: Topology, call: Call, piece: Piece) -> Stages:
+    """Inside the root's island, then each of its ranks sends its segments over its rail, then allgather elsewhere.
+
+    Stages: 3, and 2 for each further level. Every other island receives the data over the bridge once, each rank its
+    part of it; each rank of an island of s ranks sends 1/s of the data to s-1 others.
+    """
+
+    def cross(owners: tuple[int, ...], where: int, held: Region, at: Region) -> list[list[Step]]:
+        n = len(owners)
+        src, dst = only(where, n, held), without(where, n, at)
+        return [[step(topology, "bcast", owners, src, dst, where)]]
+
+    return along_rails(topology, call, piece, cross, lambda m: 1)
+
+
+#: (owners, which of them has the data, where it has it, where the others want it) -> stages of one rail.
+Cross = Callable[[tuple[int, ...], int, Region, Region], list[list[Step]]]
+
+
+def along_rails(topology: Topology, call: Call, piece: Piece, cross: Cross, hops: Callable[[int], int]) -> Stages:
+    """Inside the root's island, by ``cross`` over the rails of every group that holds it, and inside all others.
+
+    ``hops``: how many stages that takes between so many groups.
+    """
+    at = piece.vector(call)
+    if not at.count:
+        return ()
+    nest = Nest(topology, at, piece, Dense("recv"))
+    home, *above = chain(topology.tree, call.root)
+    first: list[Step] = []
+    if home.size > 1 and piece.wants(home.ranks):
+        n, i = home.size, home.ranks.index(call.root)
+        src, dst = only(i, n, region("send", at)), without(i, n, region("recv", at))
+        first.append(step(topology, "bcast", home.ranks, src, dst, i))
+    out = [first]
+    known = home
+    for group in above:
+        where = next(i for i, child in enumerate(group.children) if child is known)
+        crossing: list[list[Step]] = [[] for _ in range(hops(len(group.children)))]
+        for part in nest.segments(group):
+            block, owner = Block(part.offset, part.count), part.owners[where]
+            held = region("send" if owner == call.root else "recv", block)
+            for stage, steps in zip(crossing, cross(part.owners, where, held, region("recv", block)), strict=True):
+                stage += steps
+        out += crossing
+        known = group
+    on_the_way = {id(group) for group in (home, *above)}
+    for groups in reversed(levels(topology.tree)):
+        out.append([s for g in groups if id(g) not in on_the_way for s in nest.gather(g)])
+    return stages(*out)

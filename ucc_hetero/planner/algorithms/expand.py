@@ -1,0 +1,207 @@
+"""Collectives among few ranks, spelled out as messages between them and what each does with what it gets.
+
+What libraries run on the host between devices of several vendors costs processors; messages through windows cost none
+(``windows``). Every byte goes straight to whoever wants it, and one owner reduces each share, so that replicas are
+equal to the last bit. What vendors' libraries lack inside an island is put together of what they have.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+from ucc_hetero.planner.algorithms.registry import cut_at
+from ucc_hetero.planner.plan import Blocks, Fragment, Plan, Region, Step, regions
+
+__all__ = ["spell"]
+
+#: (rank, elements) -> scratch that nothing else uses.
+_Take = Callable[[int, int], Region]
+
+
+def _part(region: Region, at: int, count: int) -> Region:
+    return Region(region.buffer, region.offset + at, count)
+
+
+class _Pen:
+    """Writes the stages that one step becomes. ``only`` is the rank whose plan it is, None for everybody's."""
+
+    def __init__(self, step: Step, take: _Take, only: int | None) -> None:
+        self.step, self._take, self._only = step, take, only
+        self.n = len(step.ranks)
+        self.stages: list[list[Step]] = [[]]
+
+    def src(self, i: int, k: int = 0) -> Region:
+        """Region ``k`` of what member ``i`` brings."""
+        return regions(self.step.src[i])[k]
+
+    def dst(self, i: int, k: int = 0) -> Region:
+        """Region ``k`` of what member ``i`` gets."""
+        return regions(self.step.dst[i])[k]
+
+    def wants(self, i: int) -> bool:
+        """Whether member ``i`` is one whose steps are wanted."""
+        return self._only in (None, self.step.ranks[i])
+
+    def move(self, stage: int, i: int, j: int, src: Callable[[], Region], dst: Callable[[], Region]) -> None:
+        """Bring ``src`` of member ``i`` to ``dst`` of member ``j``. Each is asked for if its member's steps are wanted:
+        what a plan for one rank says of the others is of no account."""
+        if not (self.wants(i) or self.wants(j)):
+            return
+        there = dst() if self.wants(j) else None
+        here = src() if self.wants(i) else there
+        there = there or here
+        assert here is not None and there is not None
+        if not here.count or (i == j and here == there):
+            return
+        one, other = self.step.ranks[i], self.step.ranks[j]
+        stage = max(stage, i == j)  # in place a copy lies over what others are sent
+        while len(self.stages) <= stage:
+            self.stages.append([])
+        if i == j:
+            self.stages[stage].append(Step("copy", (one,), "local", (here,), (there,)))
+        else:
+            self.stages[stage].append(Step("message", (one, other), self.step.link, (here, None), (None, there)))
+
+    def reduce_to(self, i: int, part: Callable[[int], Region], into: Callable[[], Region]) -> None:
+        """Member ``i`` gets the reduction of everybody's ``part(j)`` in ``into``: what comes, its own, then the sums.
+
+        Its own only once the others are served: ``into`` may lie over what they get.
+        """
+        others = [(i - distance) % self.n for distance in range(1, self.n)]  # from somebody else than its neighbours
+        spare = [self._take(self.step.ranks[i], into().count) for _ in others] if self.wants(i) else []
+        for k, j in enumerate(others):
+            self.move(0, j, i, partial(part, j), lambda k=k: spare[k])  # type: ignore[misc]
+        self.move(1, i, i, partial(part, i), into)
+        for k, place in enumerate(spare):
+            while len(self.stages) <= 2 + k:
+                self.stages.append([])
+            if place.count:
+                self.stages[2 + k].append(Step("combine", (self.step.ranks[i],), "local", (place,), (into(),)))
+
+
+def _allreduce(pen: _Pen) -> None:
+    n, whole = pen.n, pen.src(0).count if pen.step.src[0] is not None else 0
+    ends = [cut_at(whole, i, n) for i in range(n + 1)]
+
+    def share(side: Callable[[int], Region], member: int, i: int) -> Region:
+        return _part(side(member), ends[i], ends[i + 1] - ends[i])
+
+    for i in range(n):
+        pen.reduce_to(i, lambda j, i=i: share(pen.src, j, i), partial(share, pen.dst, i, i))  # type: ignore[misc]
+    for distance in range(1, n):
+        for i in range(n):
+            j = (i + distance) % n
+            pen.move(n + 1, i, j, partial(share, pen.dst, i, i), partial(share, pen.dst, j, i))
+
+
+def _reduce_scatter(pen: _Pen) -> None:
+    for i in range(pen.n):
+        pen.reduce_to(i, lambda j, i=i: pen.src(j, i), partial(pen.dst, i))  # type: ignore[misc]
+
+
+def _reduce(pen: _Pen) -> None:
+    pen.reduce_to(pen.step.root, pen.src, partial(pen.dst, pen.step.root))
+
+
+def _bcast(pen: _Pen) -> None:
+    root = pen.step.root
+    for j in range(pen.n):
+        if j != root:
+            pen.move(0, root, j, partial(pen.src, root), partial(pen.dst, j))
+
+
+def _allgather(pen: _Pen) -> None:
+    for distance in range(pen.n):
+        for i in range(pen.n):
+            j = (i + distance) % pen.n
+            pen.move(0, i, j, partial(pen.src, i), partial(pen.dst, j, i))
+
+
+def _gather(pen: _Pen) -> None:
+    for i in range(pen.n):
+        pen.move(0, i, pen.step.root, partial(pen.src, i), partial(pen.dst, pen.step.root, i))
+
+
+def _scatter(pen: _Pen) -> None:
+    for j in range(pen.n):
+        pen.move(0, pen.step.root, j, partial(pen.src, pen.step.root, j), partial(pen.dst, j))
+
+
+def _alltoall(pen: _Pen) -> None:
+    for distance in range(pen.n):
+        for i in range(pen.n):
+            j = (i + distance) % pen.n
+            pen.move(0, i, j, partial(pen.src, i, j), partial(pen.dst, j, i))
+
+
+#: What each kind of step becomes; a barrier has nothing to move.
+_KINDS: dict[str, Callable[[_Pen], None]] = {
+    "allreduce": _allreduce,
+    "reduce_scatter": _reduce_scatter,
+    "reduce": _reduce,
+    "bcast": _bcast,
+    "allgather": _allgather,
+    "gather": _gather,
+    "scatter": _scatter,
+    "alltoall": _alltoall,
+}
+
+
+def _reductions(step: Step) -> list[Step]:
+    """An island's reduce_scatter of unequal shares as a reduction of each: vendors' libraries have no such thing."""
+    out = []
+    for owner in range(len(step.ranks)):
+        src = tuple(regions(side)[owner] for side in step.src)
+        dst = tuple(side if i == owner else None for i, side in enumerate(step.dst))
+        if src[0].count:
+            out.append(Step("reduce", step.ranks, step.link, src, dst, owner))
+    return out
+
+
+def _unequal(step: Step) -> bool:
+    """Whether a step is a reduce_scatter among several, of shares that do not all have one length and touch."""
+    equal = all(isinstance(side, Blocks) and side.stride == side.count for side in step.src)
+    return step.kind == "reduce_scatter" and len(step.ranks) > 1 and not equal
+
+
+def spell(plan: Plan, only: int | None = None) -> Plan:
+    """``plan`` with messages in the place of collectives over bridges. ``only``: the rank that it is a plan of.
+
+    A stage becomes several of the same depth, so that what runs on teams keeps its order.
+    """
+    sizes = [list(size) for size in plan.sizes]
+
+    def take(rank: int, count: int) -> Region:
+        offset = sizes[rank][2]
+        sizes[rank][2] += count
+        return Region("tmp", offset, count)
+
+    fragments = []
+    for fragment in plan.fragments:
+        stages: list[tuple[Step, ...]] = []
+        depths: list[int] = []
+        for stage, depth in zip(fragment.stages, fragment.depths, strict=True):
+            for steps in _spelled(stage, take, only):
+                stages.append(tuple(steps))
+                depths.append(depth)
+        fragments.append(Fragment(tuple(stages), tuple(depths)))
+    return Plan(plan.collective, plan.algorithm, tuple([(a, b, c) for a, b, c in sizes]), tuple(fragments))
+
+
+def _spelled(stage: tuple[Step, ...], take: _Take, only: int | None) -> list[list[Step]]:
+    out: list[list[Step]] = [[]]
+    for step in stage:
+        write = _KINDS.get(step.kind) if step.link == "bridge" and len(step.ranks) > 1 else None
+        if write is None:
+            out[0] += _reductions(step) if _unequal(step) else [step]
+            continue
+        if only is not None and only not in step.ranks:
+            continue
+        pen = _Pen(step, take, only)
+        write(pen)
+        while len(out) < len(pen.stages):
+            out.append([])
+        for into, steps in zip(out, pen.stages, strict=False):
+            into += steps
+    return [steps for steps in out if steps]

@@ -1,0 +1,242 @@
+"""Exchanges over the rails between islands that UCC's own collectives do not offer, for many or unlike islands.
+
+``direct`` weighs the owners of a rail by their links, ``doubling`` takes the fewest rounds, ``ring`` the most bandwidth
+from links between neighbours only. In each of them replicas come out equal to the last bit: one owner reduces a share,
+or both partners of a round compute the same sum of two operands.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from fractions import Fraction
+from itertools import chain, pairwise
+
+from ucc_hetero.planner.algorithms.division import Division, Segment, cuts, divisions, owned_blocks, refine
+from ucc_hetero.planner.algorithms.parts import (
+    Aside,
+    Dense,
+    allgather_steps,
+    copy,
+    message,
+    only,
+    reduce_scatter_steps,
+    region,
+    stages,
+    without,
+)
+from ucc_hetero.planner.algorithms.registry import Piece, Stages, algorithm, cut_at
+from ucc_hetero.planner.collectives import Block, Call
+from ucc_hetero.planner.plan import Region, Step
+from ucc_hetero.planner.topology import Topology
+
+__all__ = ["owner_shares"]
+
+_RECV = Dense("recv")
+
+
+def owner_shares(weights: Sequence[int | Fraction]) -> list[Fraction]:
+    """Which part of a rail's segment each owner should reduce, by the weights of their links.
+
+    An owner of the share s sends, and receives, 1 + (m-2)s of the segment. All that have a share should be done at the
+    same time T; links too slow for any get none: s = (T*w - 1) / (m-2) where positive, and the shares add up to 1.
+    """
+    m = len(weights)
+    if m < 3 or len(set(weights)) == 1:
+        return [Fraction(1, m)] * m
+    fast = sorted(weights, reverse=True)
+    for n in range(m, 0, -1):
+        done = Fraction(m - 2 + n) / sum(fast[:n])
+        if done * fast[n - 1] > 1:
+            break
+    return [max(Fraction(0), (done * w - 1) / (m - 2)) for w in weights]
+
+
+def _cut(part: Segment, weights: Sequence[Fraction]) -> list[Block]:
+    """A segment divided among its owners."""
+    if len(set(weights)) == 1:
+        return cuts(part, len(weights))
+    ends, total = [0], Fraction(0)
+    for share in owner_shares(weights):
+        total += share
+        ends.append(cut_at(part.count, total.numerator, total.denominator))
+    return [Block(part.offset + a, b - a) for a, b in pairwise(ends)]
+
+
+class _Rails:
+    """The rails of a vector between islands, and what comes before and after they are used."""
+
+    def __init__(self, topology: Topology, at: Block, piece: Piece) -> None:
+        key = "rails", at.count
+        if key not in piece.memo:
+            whole = divisions(topology, topology.islands, at.count)
+            piece.memo[key] = whole, refine([Block(0, at.count)], whole)
+        whole, parts = piece.memo[key]
+        self._owned = {rank: n for division in whole for rank, n in _lengths(division)}
+        self.topology = topology
+        self.parts = [Segment(at.offset + p.offset, p.count, p.owners) for p in parts if piece.wants(p.owners)]
+        self.before: list[Step] = []
+        self.after: list[Step] = []
+        for island, division in zip(topology.islands, whole, strict=True):
+            if piece.wants(island.ranks):
+                owned = owned_blocks([at], division, island.ranks)
+                self.before += reduce_scatter_steps(topology, island.ranks, owned, _RECV)
+                self.after += allgather_steps(topology, island.ranks, owned, _RECV)
+                if island.size == 1:  # starts from a copy
+                    self.before += copy(island.ranks[0], region("send", at), region("recv", at))
+
+    def weights(self, part: Segment) -> list[Fraction]:
+        """What the link of each owner has for each element that crosses it: who is in many rails has less for each."""
+        weights = self.topology.weights
+        return [Fraction(weights[rank] if weights else 1, self._owned[rank]) for rank in part.owners]
+
+
+def _lengths(division: Division) -> Iterator[tuple[int, int]]:
+    """(rank, how much it owns) of those that own anything."""
+    start = 0
+    for end, rank in division:
+        if end > start:
+            yield rank, end - start
+        start = end
+
+
+@algorithm("allreduce", "direct")
+def direct(topology: Topology, call: Call, piece: Piece) -> Stages:
+    """Reduce-scatter in each island, exchange over every rail straight between the owners, allgather in each island.
+
+    Stages: m + 3 for m islands, of which two cross: every owner sends each other one its share, then its result to
+    all. Shares follow the owners' links: a host with a slow link sends and receives the data once and reduces nothing,
+    where equal shares would have it send 2(m-1)/m times.
+    """
+    at = piece.vector(call)
+    if not at.count:
+        return ()
+    rails = _Rails(topology, at, piece)
+    m = len(topology.islands)
+    if m == 1:
+        return stages(rails.before, rails.after)
+    inward: list[Step] = []
+    outward: list[Step] = []
+    combines = [Aside() for _ in range(m - 1)]
+    for part in rails.parts:
+        shares = _cut(part, rails.weights(part) if topology.weights else [Fraction(1)] * m)
+        for stage, steps in zip((inward, *combines, outward), _straight(part, shares, piece), strict=True):
+            stage += steps
+    return stages(rails.before, inward, *combines, outward, rails.after)
+
+
+def _straight(part: Segment, shares: list[Block], piece: Piece) -> list[list[Step]]:
+    """One rail of ``direct``: shares come in, m - 1 times one is added, results go out."""
+    m, owners = len(shares), part.owners
+
+    def arrived(i: int) -> tuple[Region, ...]:
+        if i not in held:
+            held[i] = tuple([piece.tmp(owners[i], shares[i].count if j != i else 0) for j in range(m)])
+        return held[i]
+
+    def others(i: int) -> tuple[Region, ...]:
+        """Everybody's share but one's own, which stays where it is."""
+        return tuple([Region("recv", b.offset, b.count if j != i else 0) for j, b in enumerate(shares)])
+
+    def results(i: int) -> tuple[Region, ...]:
+        nothing, own = Region("recv", shares[i].offset, 0), region("recv", shares[i])
+        return (own,) * i + (nothing,) + (own,) * (m - i - 1)
+
+    held: dict[int, tuple[Region, ...]] = {}
+    theirs = piece.members(owners, others)
+    out = [[Step("alltoall", owners, "bridge", theirs, piece.members(owners, arrived))]]
+    out += [[] for _ in range(m - 1)]
+    for i, rank in enumerate(owners):
+        if shares[i].count and piece.wants((rank,)):
+            into = (region("recv", shares[i]),)
+            for stage, place in zip(out[1:], (p for j, p in enumerate(arrived(i)) if j != i), strict=True):
+                stage.append(Step("combine", (rank,), "local", (place,), into))
+    return [*out, [Step("alltoall", owners, "bridge", piece.members(owners, results), theirs)]]
+
+
+@algorithm("allreduce", "doubling")
+def doubling(topology: Topology, call: Call, piece: Piece) -> Stages:
+    """Reduce to a leader in each island, recursive doubling between the leaders, broadcast in each island.
+
+    Stages: 2 + 2 log2(m) for m islands, two more rounds if m is no power of two. A leader sends the vector once a
+    round: for short vectors and many islands.
+    """
+    at = piece.vector(call)
+    if not at.count:
+        return ()
+    recv = region("recv", at)
+    up: list[Step] = []
+    down: list[Step] = []
+    for island in topology.islands:
+        n, ranks = island.size, island.ranks
+        if not piece.wants(ranks):
+            continue
+        if n == 1:
+            up += copy(ranks[0], region("send", at), recv)
+            continue
+        up.append(Step("reduce", ranks, "native", (region("send", at),) * n, only(0, n, recv), 0))
+        down.append(Step("bcast", ranks, "native", only(0, n, recv), without(0, n, recv), 0))
+    leaders = [island.ranks[0] for island in topology.islands]
+    return stages(up, *_double(topology, leaders, recv, piece), down)
+
+
+def _double(topology: Topology, leaders: Sequence[int], recv: Region, piece: Piece) -> list[list[Step]]:
+    m = len(leaders)
+    power = 1 << (m.bit_length() - 1)
+    spare = [piece.tmp(rank, recv.count) for rank in leaders[:power]] if m > 1 else []
+
+    def near(a: int, b: int) -> bool:
+        return piece.wants((leaders[a], leaders[b]))
+
+    def exchange(pairs: list[tuple[int, int]]) -> list[list[Step]]:
+        """Each pair: the first sends to the second, which adds it."""
+        sends = [s for a, b in pairs if near(a, b) for s in message(topology, leaders[a], leaders[b], recv, spare[b])]
+        mine = [b for _, b in pairs if near(b, b)]
+        return [sends, Aside(Step("combine", (leaders[b],), "local", (spare[b],), (recv,)) for b in mine)]
+
+    extra = range(power, m)
+    out = exchange([(i, i - power) for i in extra])
+    distance = 1
+    while distance < power:
+        out += exchange([(i, i ^ distance) for i in range(power)])
+        distance *= 2
+    back = [i for i in extra if near(i - power, i)]
+    out.append([s for i in back for s in message(topology, leaders[i - power], leaders[i], recv, recv)])
+    return out
+
+
+def _places(owners: Sequence[int], piece: Piece) -> Iterator[tuple[int, int]]:
+    """(place on a ring, rank there), of this plan's rank and the one before it."""
+    m = len(owners)
+    for i, rank in enumerate(owners):
+        if piece.wants((rank, owners[(i + 1) % m])):
+            yield i, rank
+
+
+@algorithm("allreduce", "ring")
+def ring(topology: Topology, call: Call, piece: Piece) -> Stages:
+    """Reduce-scatter in each island, a ring over every rail (reduce, then distribute), allgather in each island.
+
+    Stages: 2 + 3(m-1) for m islands. Every owner sends 2(m-1)/m of its segment, to its neighbour only.
+    """
+    at = piece.vector(call)
+    if not at.count:
+        return ()
+    rails = _Rails(topology, at, piece)
+    m = len(topology.islands)
+    inward = [(list[Step](), Aside()) for _ in range(m - 1)]
+    outward: list[list[Step]] = [[] for _ in range(m - 1)]
+    for part in rails.parts if m > 1 else ():
+        shares = [region("recv", share) for share in cuts(part, m)]
+        most = max(share.count for share in shares)
+        spare = {rank: piece.tmp(rank, most) for rank in part.owners}
+        for i, rank in _places(part.owners, piece):
+            after = part.owners[(i + 1) % m]
+            for t in range(m - 1):
+                share = shares[(i - t) % m]
+                to = Region("tmp", spare[after].offset, share.count)
+                inward[t][0].extend(message(topology, rank, after, share, to))
+                if share.count and piece.wants((after,)):
+                    inward[t][1].append(Step("combine", (after,), "local", (to,), (share,)))
+                done = shares[(i + 1 - t) % m]
+                outward[t] += message(topology, rank, after, done, done)
+    return stages(rails.before, *chain.from_iterable(inward), *outward, rails.after)

@@ -1,0 +1,111 @@
+"""reduce: the root gets the reduction of all vectors."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from ucc_hetero.planner.algorithms.division import Segment, owned_blocks
+from ucc_hetero.planner.algorithms.levels import Nest, chain, levels, teams
+from ucc_hetero.planner.algorithms.parts import Window, each, link, only, region, stages, step
+from ucc_hetero.planner.algorithms.registry import Piece, Stages, algorithm
+from ucc_hetero.planner.collectives import Block, Call
+from ucc_hetero.planner.plan import Region, Step
+from ucc_hetero.planner.topology import Group, Topology
+
+__all__: list[str] = []
+
+
+@algorithm("reduce", "tree")
+def tree(topology: Topology, call: Call, piece: Piece) -> Stages:
+    """Reduce to a leader in each island, the root in its own, then to the root over the bridge.
+
+    Stages: 2, and 1 for each further level. Every island but the root's sends the vector over the bridge once.
+    """
+    at = piece.vector(call)
+    if not at.count:
+        return ()
+    held: dict[int, Region] = {}
+
+    def place(rank: int) -> Region:
+        """Where a leader keeps the sum of its groups."""
+        if rank not in held:
+            held[rank] = region("recv", at) if rank == call.root else piece.tmp(rank, at.count)
+        return held[rank]
+
+    out: list[list[Step]] = []
+    for of in teams(topology, piece, call.root):
+        out.append([])
+        for team in of:
+            n, i = len(team), team.first
+            src = tuple(region("send", at) if team.sole(k) else place(rank) for k, rank in enumerate(team.ranks))
+            out[-1].append(Step("reduce", team.ranks, team.link, src, only(i, n, place(team.ranks[i])), i))
+    return stages(*out)
+
+
+class _Held:
+    """Where ranks keep what they have reduced: scratch for what they own in their island, ``recv`` at the root."""
+
+    def __init__(self, topology: Topology, at: Block, root: int, piece: Piece) -> None:
+        self.leaves = {rank: group for group in topology.tree.walk() if not group.children for rank in group.ranks}
+        self.at, self.root, self.piece = at, root, piece
+        self.nest: Nest
+        self.windows: dict[int, Window] = {}
+
+    def __call__(self, rank: int, block: Block) -> Region:
+        if rank == self.root:
+            return region("recv", block)
+        if not self.piece.wants((rank,)):
+            return Region("tmp", 0, block.count)
+        if rank not in self.windows:
+            leaf = self.leaves[rank]
+            mine = owned_blocks([self.at], self.nest.division(leaf), leaf.ranks)[leaf.ranks.index(rank)]
+            self.windows[rank] = Window(self.piece, rank, mine)
+        return self.windows[rank](block)
+
+
+@algorithm("reduce", "split_rail")
+def split_rail(topology: Topology, call: Call, piece: Piece) -> Stages:
+    """Reduce-scatter in each island, reduce over every rail to the root's island, gather to the root inside it.
+
+    Stages: 3, and 1 for each further level. Every other island sends the vector over the bridge once, spread over all
+    its ranks' links.
+    """
+    at = piece.vector(call)
+    if not at.count:
+        return ()
+    place = _Held(topology, at, call.root, piece)
+    nest = place.nest = Nest(topology, at, piece, place)
+    home, *above = chain(topology.tree, call.root)
+    on_the_way = {id(group): i for i, group in enumerate(above)}
+    out: list[list[Step]] = []
+    for groups in levels(topology.tree):
+        out.append([])
+        for group in groups:
+            i = on_the_way.get(id(group))
+            out[-1] += nest.scatter(group) if i is None else _to_home(nest, place, group, [home, *above][i], home)
+    if home.size > 1 and piece.wants(home.ranks):
+        blocks = [of[0] if of else Block(0, 0) for of in nest.blocks(home)]
+        own = tuple([place(rank, block) for rank, block in zip(home.ranks, blocks, strict=True)])
+        i = home.ranks.index(call.root)
+        dst = only(i, home.size, each("recv", blocks))
+        out.append([Step("gather", home.ranks, link(topology, home.ranks), own, dst, i)])
+    return stages(*out)
+
+
+def _to_home(nest: Nest, place: _Held, group: Group, inner: Group, home: Group) -> list[Step]:
+    """Over the rails of a group that holds the root: to the ranks of the root's island, which own what they owned."""
+    where = next(i for i, child in enumerate(group.children) if child is inner)
+    divided = [nest.division(home if child is inner else child) for child in group.children]
+    out = []
+    for part in nest.across(divided):
+        block, n = Block(part.offset, part.count), len(part.owners)
+        src = nest.piece.members(part.owners, partial(_brought, place, group, part))
+        to = only(where, n, place(part.owners[where], block))
+        out.append(step(nest.topology, "reduce", part.owners, src, to, where))
+    return out
+
+
+def _brought(place: _Held, group: Group, part: Segment, i: int) -> Region:
+    """What the owner in the i-th child of a group has of a segment."""
+    block = Block(part.offset, part.count)
+    return region("send", block) if group.children[i].size == 1 else place(part.owners[i], block)

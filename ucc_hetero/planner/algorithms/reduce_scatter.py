@@ -1,0 +1,225 @@
+"""reduce_scatter and reduce_scatter_block: rank r gets block r of the reduction of all vectors."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import NamedTuple
+
+from ucc_hetero.planner.algorithms.blocks import Item, crossings, everything
+from ucc_hetero.planner.algorithms.division import (
+    alike,
+    group_blocks,
+    member_blocks,
+    merge,
+    one_each,
+    owned_blocks,
+    rounds,
+)
+from ucc_hetero.planner.algorithms.levels import Team, levels, teams
+from ucc_hetero.planner.algorithms.parts import (
+    Place,
+    Window,
+    each,
+    link,
+    only,
+    reduce_scatter_steps,
+    region,
+    shifted,
+    stages,
+)
+from ucc_hetero.planner.algorithms.registry import Piece, Stages, algorithm
+from ucc_hetero.planner.collectives import Block, Call, Shape
+from ucc_hetero.planner.plan import Blocks, Operand, Region, Step
+from ucc_hetero.planner.topology import Group, Topology
+
+__all__ = ["Up"]
+
+_BOTH = ("reduce_scatter_block", "reduce_scatter")
+
+
+@algorithm(_BOTH, "tree")
+def tree(topology: Topology, call: Call, piece: Piece) -> Stages:
+    """Reduce to a leader in each island, reduce-scatter between the leaders, scatter in each island.
+
+    Stages: 3, and 2 for each further level. Each leader sends over the bridge what belongs to other islands, once.
+    """
+    shape = Shape(call)
+    runs = merge(sorted(group_blocks(topology.tree, shape, piece), key=lambda block: block.offset))
+    held = _Leaders(piece, runs)
+    own = _own(shape)
+    up: list[list[Step]] = []
+    down: list[list[Step]] = []
+    for of in teams(topology, piece):
+        up.append([])
+        down.append([])
+        for team in of if runs else ():
+            n, i, group = len(team), team.first, team.group
+            wanted = member_blocks(group, shape, piece)
+            if group is topology.tree and group.children:
+                up[-1] += _between(team, wanted, held, own)
+                continue
+            for run in runs:
+                src = tuple([held.at(team, k, run) for k in range(n)])
+                up[-1].append(Step("reduce", team.ranks, team.link, src, only(i, n, held(team.ranks[i], run)), i))
+            for blocks in rounds(wanted):
+                out = tuple([held(team.ranks[i], block) for block in blocks])
+                dst = tuple([own(r, b) if team.sole(k) else held(r, b) for k, (r, b) in _both(team, blocks)])
+                down[-1].append(Step("scatter", team.ranks, team.link, only(i, n, out), dst, i))
+    return stages(*up, *reversed(down))
+
+
+def _both(team: Team, blocks: Sequence[Block]) -> enumerate[tuple[int, Block]]:
+    return enumerate(zip(team.ranks, blocks, strict=True))
+
+
+class _Leaders:
+    """Scratch of leaders for the whole vector."""
+
+    def __init__(self, piece: Piece, runs: Sequence[Block]) -> None:
+        self.piece, self.runs = piece, runs
+        self.windows: dict[int, Window] = {}
+
+    def __call__(self, rank: int, block: Block) -> Region:
+        if not self.piece.wants((rank,)):
+            return Region("tmp", 0, block.count)
+        if rank not in self.windows:
+            self.windows[rank] = Window(self.piece, rank, self.runs)
+        return self.windows[rank](block)
+
+    def each(self, team: Team, blocks: Sequence[Block], i: int) -> tuple[Region, ...]:
+        return tuple([self.at(team, i, block) for block in blocks])
+
+    def at(self, team: Team, i: int, block: Block) -> Region:
+        """What member i of a team brings: its own vector where it stands for itself alone."""
+        return region("send", block) if team.sole(i) else self(team.ranks[i], block)
+
+
+def _between(team: Team, runs: list[list[Block]], held: _Leaders, own: Place) -> list[Step]:
+    """Leaders reduce each other's groups' runs, one run of each group at a time."""
+    out = []
+    for blocks in rounds(runs):
+        src = held.piece.members(team.ranks, partial(held.each, team, blocks))
+        dst = tuple([own(r, b) if team.sole(i) else held(r, b) for i, (r, b) in _both(team, blocks)])
+        out.append(Step("reduce_scatter", team.ranks, team.link, src, dst))
+    return out
+
+
+def _own(shape: Shape) -> Place:
+    """Where each rank wants its own block."""
+    return shifted("recv", lambda rank: shape.own(rank).offset)
+
+
+@algorithm(_BOTH, "split_rail")
+def split_rail(topology: Topology, call: Call, piece: Piece) -> Stages:
+    """The blocks of each island are reduce-scattered in every island, then reduced over rails to their ranks.
+
+    Stages: 2, and 1 for each further level. Every island sends over the bridge what belongs to other islands, once,
+    spread over all its ranks' links; between islands of equal size each rail is one reduce-scatter.
+    """
+    shape = Shape(call)
+    equal = None if topology.flat else alike(topology, shape, piece)
+    if equal is not None:
+        return _alike(topology, equal, piece.cut(Block(0, call.counts[0])), piece)
+    return Up(topology, shape, piece).run()
+
+
+class _Wanted(NamedTuple):
+    """An item that a group is to reduce, and where its owners want it."""
+
+    item: Item
+    place: Place
+
+
+class Up:
+    """The general way: the stages of the groups of one height come before those of all higher ones."""
+
+    def __init__(self, topology: Topology, shape: Shape, piece: Piece) -> None:
+        self.topology, self.shape, self.piece = topology, shape, piece
+        self.stages: list[list[list[Step]]] = [[[]] for _ in levels(topology.tree)]
+
+    def run(self) -> Stages:
+        """Everything, stage by stage."""
+        self.walk(self.topology.tree, [_Wanted(everything(self.topology, self.shape, self.piece), _own(self.shape))])
+        return stages(*[stage for of in self.stages for stage in of])
+
+    def walk(self, group: Group, wanted: Sequence[_Wanted]) -> None:
+        """Reduce over a group what its ranks want of it."""
+        if not self.piece.wants(group.ranks):
+            return
+        if not group.children:
+            for item, place in wanted:
+                owned = owned_blocks(item.runs, item.division, group.ranks)
+                self.stages[0][0] += reduce_scatter_steps(self.topology, group.ranks, owned, place)
+            return
+        within: list[list[_Wanted]] = [[] for _ in group.children]
+        rails: dict[tuple[int, ...], list[tuple[int, Block, list[Place]]]] = {}
+        for one in wanted:
+            for crossing in crossings(self.topology, group, [one.item]):
+                places = []
+                for i, child in enumerate(group.children):
+                    place = one.place if i == crossing.home else self._scratch(child, crossing.items[i])
+                    places.append(place)
+                    within[i].append(_Wanted(crossing.items[i], place))
+                for part in crossing.segments:
+                    if self.piece.wants(part.owners):
+                        block = Block(part.offset, part.count)
+                        rails.setdefault(part.owners, []).append((crossing.home, block, places))
+        for child, of in zip(group.children, within, strict=True):
+            self.walk(child, of)
+        for owners, blocks in rails.items():
+            self.cross(group, owners, blocks)
+
+    def _scratch(self, group: Group, item: Item) -> Place:
+        """Where the ranks of a group keep their parts of an item that belongs to others."""
+        windows: dict[int, Window] = {}
+        mine: list[list[Block]] = []
+
+        def place(rank: int, block: Block) -> Region:
+            if not self.piece.wants((rank,)):
+                return Region("tmp", 0, block.count)
+            if rank not in windows:
+                mine[:] = mine or owned_blocks(item.runs, item.division, group.ranks)
+                windows[rank] = Window(self.piece, rank, mine[group.ranks.index(rank)])
+            return windows[rank](block)
+
+        return place
+
+    def cross(self, group: Group, owners: tuple[int, ...], blocks: Sequence[tuple[int, Block, list[Place]]]) -> None:
+        """A rail's steps."""
+        way, out = link(self.topology, owners), self.stages[group.height][0]
+        src = []
+        for _, block, places in blocks:
+            members = zip(owners, group.children, places, strict=True)
+            src.append([region("send", block) if c.size == 1 else place(r, block) for r, c, place in members])
+        dst = [places[i](owners[i], block) for i, block, places in blocks]
+        if one_each(owners, [(i, block) for i, block, _ in blocks]):
+            out.append(Step("reduce_scatter", owners, way, tuple(zip(*src, strict=True)), tuple(dst)))
+            return
+        for (i, _, _), contributions, to in zip(blocks, src, dst, strict=True):
+            out.append(Step("reduce", owners, way, tuple(contributions), only(i, len(owners), to), i))
+
+
+def _alike(topology: Topology, blocks: list[list[Block]], part: Block, piece: Piece) -> Stages:
+    """Equal islands and blocks. Partial results lie side by side in scratch, in the order of the islands they are for,
+    so that the rail's reduce-scatter takes them as they are.
+    """
+    islands, count = topology.islands, part.count
+    m, s = len(islands), islands[0].size
+    if not count:
+        return ()
+    at = piece.tmp_everywhere(m * count).offset if s > 1 else 0
+    inside: list[Step] = []
+    near = [island for island in islands if piece.wants(island.ranks)]
+    for home, of in enumerate(blocks) if s > 1 else ():
+        src = (each("send", of),) * s
+        dst = (Region("tmp", at + home * count, count),) * s
+        inside += [Step("reduce_scatter", island.ranks, "native", src, dst) for island in near]
+    own = (region("recv", part),) * m
+    across: list[Step] = []
+    for p in range(s):
+        owners = tuple([i.ranks[p] for i in islands])
+        if piece.wants(owners):
+            partial: Operand = Blocks("tmp", at, count, count, m) if s > 1 else each("send", [of[p] for of in blocks])
+            across.append(Step("reduce_scatter", owners, "bridge", (partial,) * m, own))
+    return stages(inside, across)

@@ -1,0 +1,133 @@
+"""The table of algorithms, and the slice of a call that one fragment carries."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container, Sequence
+from typing import Any, NamedTuple, TypeVar
+
+from ucc_hetero.planner.collectives import Block, Call
+from ucc_hetero.planner.plan import Operand, Region, Step
+from ucc_hetero.planner.topology import Topology
+
+__all__ = ["GRAIN", "Algorithm", "Piece", "Scratch", "Stage", "Stages", "algorithm", "cut_at", "find", "names"]
+
+
+class Stage(NamedTuple):
+    """Steps that may run side by side. ``local``: only copies and combinations, on whatever rank."""
+
+    steps: tuple[Step, ...]
+    local: bool = False
+
+
+#: Also those without steps: what stages there are must not depend on the rank that a plan is for.
+Stages = tuple[Stage, ...]
+
+Operand_ = TypeVar("Operand_", bound=Operand)
+
+#: Elements that cuts of long data are multiples of, so that addresses stay aligned for vector loads and DMA.
+GRAIN = 64
+
+
+def cut_at(count: int, part: int, whole: int) -> int:
+    """Where to cut ``count`` elements so that ``part`` of ``whole`` lies before; on a multiple of ``GRAIN`` if long."""
+    at = count * part // whole
+    if part < whole and at >= 64 * GRAIN:  # off by less than 2 %
+        at -= at % GRAIN
+    return at
+
+
+class Scratch:
+    """Hands out each rank's ``tmp``; one for all fragments of a plan, so that theirs never overlap."""
+
+    def __init__(self, ranks: int) -> None:
+        self.sizes = [0] * ranks
+        #: What fragments of equal length have in common, by whatever they like.
+        self.memo: dict[Any, Any] = {}
+
+    def take(self, rank: int, count: int) -> Region:
+        """``count`` elements that nothing else uses."""
+        offset = self.sizes[rank]
+        self.sizes[rank] += count
+        return Region("tmp", offset, count)
+
+    def everywhere(self, count: int) -> Region:
+        """``count`` elements that nothing else uses, at the same place of every rank's ``tmp``."""
+        offset = max(self.sizes)
+        self.sizes[:] = [offset + count] * len(self.sizes)
+        return Region("tmp", offset, count)
+
+
+class Piece:
+    """Fragment ``index`` of ``total``: the same slice of every block of the call.
+
+    The first and the last are half as long as the others: nothing overlaps the first stages of the first one, nor the
+    last stages of the last one.
+    """
+
+    def __init__(self, index: int, total: int, scratch: Scratch, only: int | None = None) -> None:
+        self.index = index
+        self.total = total
+        #: The one rank whose steps are wanted; None for everybody's.
+        self.only = only
+        self.memo = scratch.memo
+        self.tmp = scratch.take
+        self.tmp_everywhere = scratch.everywhere
+
+    def wants(self, ranks: Container[int]) -> bool:
+        """Whether a step of these ranks belongs in the plan; algorithms need not make others."""
+        return self.only is None or self.only in ranks
+
+    def members(self, ranks: Sequence[int], make: Callable[[int], Operand_]) -> tuple[Operand_, ...]:
+        """Operands of a step's members, which are all of one form; ``make`` takes a place in ``ranks``.
+
+        In the plan of one rank those of the others are of no account: they are given that rank's own.
+        """
+        if self.only is None or self.only not in ranks:
+            return tuple([make(i) for i in range(len(ranks))])
+        return (make(ranks.index(self.only)),) * len(ranks)
+
+    def cut(self, block: Block) -> Block:
+        """The part of ``block`` that belongs to this fragment."""
+        low, high = self._edge(block.count, self.index), self._edge(block.count, self.index + 1)
+        return Block(block.offset + low, high - low)
+
+    def _edge(self, count: int, index: int) -> int:
+        """Where fragment ``index`` begins, in half fragments from the beginning of the first."""
+        halves = max(2 * self.total - 2, 1)
+        return cut_at(count, min(max(2 * index - 1, 0), halves), halves)
+
+    def vector(self, call: Call) -> Block:
+        """The part of a whole vector call that belongs to this fragment."""
+        return self.cut(Block(0, call.counts[0]))
+
+
+#: (topology, call, piece) -> the stages of one fragment.
+Algorithm = Callable[[Topology, Call, Piece], Stages]
+
+_TABLE: dict[tuple[str, str], Algorithm] = {}
+
+
+def algorithm(collectives: str | tuple[str, ...], name: str) -> Callable[[Algorithm], Algorithm]:
+    """Register a function as algorithm ``name`` of one or several collectives."""
+
+    def register(function: Algorithm) -> Algorithm:
+        for collective in (collectives,) if isinstance(collectives, str) else collectives:
+            if (collective, name) in _TABLE:
+                raise ValueError(f"{collective} has an algorithm {name!r} already")
+            _TABLE[collective, name] = function
+        return function
+
+    return register
+
+
+def names(collective: str) -> tuple[str, ...]:
+    """The algorithms of a collective, in order of registration."""
+    return tuple(name for other, name in _TABLE if other == collective)
+
+
+def find(collective: str, name: str) -> Algorithm:
+    """The algorithm of that name; ``ValueError`` lists those that there are."""
+    try:
+        return _TABLE[collective, name]
+    except KeyError:
+        raise ValueError(f"{collective} has no algorithm {name!r}; it has {', '.join(names(collective))}") from None

@@ -1,0 +1,114 @@
+"""``ring``: data goes from neighbour to neighbour along every rail, for many islands and long data.
+
+As ``split_rail``, but what crosses does so in m - 1 messages between neighbours of m groups instead of one collective
+of theirs: nobody sends anything twice, where a library's broadcast to m - 1 others may. Fragments follow each other.
+For short data the library's exchanges of log2(m) rounds are shorter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+from ucc_hetero.planner.algorithms.allgather import Down
+from ucc_hetero.planner.algorithms.bcast import along_rails
+from ucc_hetero.planner.algorithms.levels import levels
+from ucc_hetero.planner.algorithms.parts import Aside, Place, copy, message, region
+from ucc_hetero.planner.algorithms.reduce_scatter import Up
+from ucc_hetero.planner.algorithms.registry import Piece, Stages, algorithm
+from ucc_hetero.planner.collectives import Block, Call, Shape
+from ucc_hetero.planner.plan import Region, Step
+from ucc_hetero.planner.topology import Group, Topology
+
+__all__: list[str] = []
+
+
+@algorithm("bcast", "ring")
+def bcast(topology: Topology, call: Call, piece: Piece) -> Stages:
+    """Inside the root's island, then along every rail from island to island, then allgather elsewhere.
+
+    Stages: m + 1 for m islands. Every island sends the data to one other, the last one to none.
+    """
+
+    def cross(owners: tuple[int, ...], where: int, held: Region, at: Region) -> list[list[Step]]:
+        out: list[list[Step]] = []
+        for i, (one, other) in enumerate(pairwise(owners[where:] + owners[:where])):
+            out.append(message(topology, one, other, at if i else held, at) if piece.wants((one, other)) else [])
+        return out
+
+    return along_rails(topology, call, piece, cross, lambda m: m - 1)
+
+
+@algorithm(("allgather", "allgatherv"), "ring")
+def allgather(topology: Topology, call: Call, piece: Piece) -> Stages:
+    """Each island's blocks go round along the rails, and are allgathered in every island.
+
+    Stages: m for m islands. Every island receives the blocks of the others once, from its neighbour.
+    """
+    return _Down(topology, Shape(call), piece).run()
+
+
+def _longest(topology: Topology) -> list[int]:
+    """By height, the most groups that a group consists of: what stages there are must not depend on the rank."""
+    return [max(len(group.children) for group in groups) for groups in levels(topology.tree)]
+
+
+class _Down(Down):
+    def __init__(self, topology: Topology, shape: Shape, piece: Piece) -> None:
+        super().__init__(topology, shape, piece)
+        self.stages = [[[] for _ in range(max(m - 1, 1))] for m in _longest(topology)]
+
+    def cross(
+        self, owners: tuple[int, ...], blocks: Sequence[tuple[int, Block]], height: int
+    ) -> Sequence[tuple[int, Block]]:
+        m, out = len(owners), self.stages[height]
+        for home, block in blocks:
+            for t in range(m - 1):
+                one, other = owners[(home + t) % m], owners[(home + t + 1) % m]
+                if self.piece.wants((one, other)):
+                    src = region("recv", block) if t else self.place(one, block)
+                    out[t] += message(self.topology, one, other, src, region("recv", block))
+        return ()
+
+
+@algorithm(("reduce_scatter_block", "reduce_scatter"), "ring")
+def reduce_scatter(topology: Topology, call: Call, piece: Piece) -> Stages:
+    """Blocks are reduce-scattered in every island, then go round along the rails to their owner, each adding its own.
+
+    Stages: 2m for m islands, of which m - 1 cross. Every island sends what belongs to the others, to its neighbour.
+    """
+    return _Up(topology, Shape(call), piece).run()
+
+
+class _Up(Up):
+    def __init__(self, topology: Topology, shape: Shape, piece: Piece) -> None:
+        super().__init__(topology, shape, piece)
+        # Copies, then m - 1 times messages and what is added to them.
+        self.stages = [
+            [Aside(), *(stage for _ in range(m - 1) for stage in (list[Step](), Aside()))] if m else [[]]
+            for m in _longest(topology)
+        ]
+
+    def cross(self, group: Group, owners: tuple[int, ...], blocks: Sequence[tuple[int, Block, list[Place]]]) -> None:
+        m, out, wants = len(owners), self.stages[group.height], self.piece.wants
+        alone = [child.size == 1 for child in group.children]
+        for home, block, places in blocks:
+            own = [
+                region("send", block) if alone[i] or not wants((rank,)) else places[i](rank, block)
+                for i, rank in enumerate(owners)
+            ]
+            target, sent = places[home](owners[home], block), own[(home + 1) % m]
+            if alone[home] and wants((owners[home],)):
+                out[0] += copy(owners[home], own[home], target)
+            for t in range(m - 1):
+                i, j = (home + 1 + t) % m, (home + 2 + t) % m
+                held = self._spare(owners[j], block.count)
+                if wants((owners[i], owners[j])):
+                    out[2 * t + 1] += message(self.topology, owners[i], owners[j], sent, held)
+                if wants((owners[j],)) and block.count:
+                    src, dst = (held, target) if j == home else (own[j], held)
+                    out[2 * t + 2].append(Step("combine", (owners[j],), "local", (src,), (dst,)))
+                sent = held
+
+    def _spare(self, rank: int, count: int) -> Region:
+        return self.piece.tmp(rank, count) if self.piece.wants((rank,)) else Region("tmp", 0, count)

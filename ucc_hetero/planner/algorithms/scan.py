@@ -1,0 +1,105 @@
+"""scan and exscan: every rank gets the reduction over the ranks up to (or before) it, in the order of the ranks.
+
+UCC has neither, so they are messages and local combinations, which keep the order and so serve any operation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+from ucc_hetero.planner.algorithms.parts import Aside, copy, message, region, stages
+from ucc_hetero.planner.algorithms.registry import Piece, Stages, algorithm
+from ucc_hetero.planner.collectives import Call
+from ucc_hetero.planner.plan import Region, Step
+from ucc_hetero.planner.topology import Topology
+
+__all__: list[str] = []
+
+
+class _Doubling:
+    """Inclusive scan over ``ranks`` of their ``own`` regions into ``recv``, by recursive doubling.
+
+    In the round of distance d member i sends what it has to i + d and puts what comes from i - d before its own. What
+    arrives becomes the new partial result, so the operand of lower ranks is always the left one.
+    """
+
+    def __init__(self, ranks: Sequence[int], own: Callable[[int], Region], recv: Region, piece: Piece) -> None:
+        self.ranks, self.own, self.recv, self.piece = ranks, own, recv, piece
+        self.spare: dict[int, list[Region]] = {}
+
+    def arrived(self, i: int, round_: int) -> Region:
+        """Where what comes to member i in a round lands.
+
+        The last one to arrive may land in recv itself, unless a combination is still to read ``send`` there.
+        """
+        if i < 2 << round_ and round_ > 0:
+            return self.recv
+        if i not in self.spare:
+            needed = min(2, i.bit_length() - 1) if i > 1 else 1
+            self.spare[i] = [self.piece.tmp(self.ranks[i], self.recv.count) for _ in range(needed)]
+        return self.spare[i][round_ % 2]
+
+    def partial(self, i: int, round_: int) -> Region:
+        """What member i has before a round: of the last one in which something came to it."""
+        last = min(round_, i.bit_length()) - 1
+        return self.arrived(i, last) if last >= 0 else self.own(i)
+
+    def stages(self, topology: Topology) -> Stages:
+        ranks, wants, n = self.ranks, self.piece.wants, len(self.ranks)
+        out: list[list[Step]] = []
+        for round_ in range((n - 1).bit_length()):
+            distance = 1 << round_
+            sends: list[Step] = []
+            combines = Aside()
+            for i in self._near(distance):
+                low, high = ranks[i - distance], ranks[i]
+                to = self.arrived(i, round_)
+                sends += message(topology, low, high, self.partial(i - distance, round_), to)
+                if wants((high,)):
+                    combines.append(Step("combine", (high,), "local", (self.partial(i, round_),), (to,)))
+            out += [sends, combines]
+        last = [(i, self.partial(i, n.bit_length())) for i in range(n) if wants((ranks[i],))]
+        out.append(Aside(s for i, at in last if at != self.recv for s in copy(ranks[i], at, self.recv)))
+        return stages(*out)
+
+    def _near(self, distance: int) -> Iterable[int]:
+        """Members that receive in the round of a distance, as far as this plan's rank has to do with it."""
+        n, only = len(self.ranks), self.piece.only
+        if only is None:
+            return range(distance, n)
+        if only not in self.ranks:
+            return ()
+        own = self.ranks.index(only)
+        return [i for i in (own, own + distance) if distance <= i < n]
+
+
+@algorithm("scan", "flat")
+def scan(topology: Topology, call: Call, piece: Piece) -> Stages:
+    """Recursive doubling over all ranks: 2 log2(P) + 1 stages, at most log2(P) vectors sent by each rank."""
+    at = piece.vector(call)
+    if not at.count:
+        return ()
+    send = region("send", at)
+    return _Doubling(range(call.ranks), lambda i: send, region("recv", at), piece).stages(topology)
+
+
+@algorithm("exscan", "flat")
+def exscan(topology: Topology, call: Call, piece: Piece) -> Stages:
+    """Every rank's vector moves to the next rank, then a scan without rank 0: one message more than scan."""
+    at = piece.vector(call)
+    if not at.count or call.ranks == 1:
+        return ()
+    ranks = range(1, call.ranks)
+    # Not into recv: in place that is still to be sent.
+    own: dict[int, Region] = {}
+
+    def held(i: int) -> Region:
+        if i not in own:
+            own[i] = piece.tmp(ranks[i], at.count)
+        return own[i]
+
+    shift: list[Step] = []
+    for i, rank in enumerate(ranks):
+        if piece.wants((rank - 1, rank)):
+            shift += message(topology, rank - 1, rank, region("send", at), held(i))
+    return stages(shift) + _Doubling(ranks, held, region("recv", at), piece).stages(topology)

@@ -1,0 +1,375 @@
+"""Proves a plan: runs it symbolically and compares what every rank then holds with what the collective promises.
+
+It refuses steps that are malformed, data that is read before it is defined, contributions that are missing or counted
+twice, and steps that may run at the same time and touch the same memory. Whatever order the engine runs the steps in,
+a plan that passes gives the right result, also in place, where a rank's ``send`` and ``recv`` share memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import reduce
+from operator import or_
+from typing import NamedTuple
+
+from ucc_hetero.planner.collectives import ROWS, Call, Shape, lengths
+from ucc_hetero.planner.plan import KINDS, Operand, Plan, Region, Step, regions
+from ucc_hetero.planner.symbolic import BITS, Cell, Memory, add, mask_of, members, overlap
+from ucc_hetero.planner.topology import Topology
+
+__all__ = ["InvalidPlan", "validate"]
+
+#: (start, end, written) in one of a rank's memories.
+_Access = tuple[int, int, bool]
+_LOCAL = ("copy", "combine")
+_ROOTED = ("bcast", "reduce", "gather", "scatter")
+#: kind -> form of src at the root, src elsewhere, dst at the root, dst elsewhere (all members alike where unrooted).
+_FORMS = {
+    "barrier": ("none", "none", "none", "none"),
+    "bcast": ("one", "none", "none", "one"),
+    "allreduce": ("one", "one", "one", "one"),
+    "reduce": ("one", "one", "one", "none"),
+    "reduce_scatter": ("each", "each", "one", "one"),
+    "allgather": ("one", "one", "each", "each"),
+    "gather": ("one", "one", "each", "none"),
+    "scatter": ("each", "none", "one", "one"),
+    "alltoall": ("each", "each", "each", "each"),
+    "message": ("one", "none", "none", "one"),
+    "copy": ("one", "one", "one", "one"),
+    "combine": ("one", "one", "one", "one"),
+}
+
+
+class InvalidPlan(ValueError):
+    """A plan that is malformed or gives a wrong result; the message says where and how."""
+
+
+class _Place(NamedTuple):
+    """A region in a rank's real memory, where buffers that alias are one."""
+
+    rank: int
+    name: str
+    start: int
+    end: int
+
+
+class _State:
+    """The memories of all ranks, and what was accessed in them since last asked."""
+
+    def __init__(self, plan: Plan, call: Call, in_place: bool, ordered: bool) -> None:
+        self.plan = plan
+        self.ordered = ordered
+        #: rank -> who it knows to have arrived, through barriers.
+        self.arrived = [mask_of((rank,)) for rank in range(call.ranks)]
+        self.memory: dict[tuple[int, str], Memory] = {}
+        self.base: dict[tuple[int, str], tuple[str, int]] = {}
+        shape, row = Shape(call), ROWS[call.collective]
+        for rank in range(call.ranks):
+            for name in ("send", "recv", "tmp"):
+                self.base[rank, name] = (name, 0)
+                self.memory[rank, name] = Memory()
+            alias = row.in_place(shape, rank) if in_place else None
+            if alias is not None:
+                self.base[rank, alias.inner] = (alias.outer, alias.offset)
+            count = row.send(shape, rank)
+            if count:
+                name, at = self.base[rank, "send"]
+                self.memory[rank, name].write(at, at + count, [Cell(at, at + count, mask_of((rank,)), -at)])
+
+    def place(self, rank: int, region: Region) -> _Place:
+        size = self.plan.sizes[rank][("send", "recv", "tmp").index(region.buffer)]
+        if region.offset < 0 or region.count < 0 or region.offset + region.count > size:
+            raise InvalidPlan(f"rank {rank}: {region} is outside its buffer of {size} elements")
+        name, base = self.base[rank, region.buffer]
+        return _Place(rank, name, base + region.offset, base + region.offset + region.count)
+
+    def read(self, place: _Place) -> list[Cell]:
+        """Values as cells counted from 0; refuses what is undefined."""
+        cells = self.memory[place.rank, place.name].read(place.start, place.end)
+        covered = place.start
+        for cell in cells:
+            if cell.start > covered:
+                break
+            covered = cell.end
+        if covered < place.end:
+            raise InvalidPlan(f"rank {place.rank} reads undefined {place.name}[{covered}]")
+        return [Cell(c.start - place.start, c.end - place.start, c.mask, c.shift + place.start) for c in cells]
+
+    def write(self, place: _Place, cells: list[Cell]) -> None:
+        at = place.start
+        moved = [Cell(c.start + at, c.end + at, c.mask, c.shift - at) for c in cells]
+        self.memory[place.rank, place.name].write(at, place.end, moved)
+
+
+# --- the form of a step -----------------------------------------------------------------------------------------------
+
+
+def _fits(operand: Operand, form: str, n: int) -> bool:
+    if form == "none":
+        return operand is None
+    if form == "one":
+        return isinstance(operand, Region)
+    return operand is not None and not isinstance(operand, Region) and len(operand) == n
+
+
+def _check_form(topology: Topology, step: Step) -> None:
+    n = len(step.ranks)
+    if step.kind not in KINDS:
+        raise InvalidPlan(f"kind {step.kind!r} is not in the table of kinds")
+    if len(step.src) != n or len(step.dst) != n or len(set(step.ranks)) != n:
+        raise InvalidPlan(f"{n} ranks {step.ranks[:8]} must be distinct and have one src and one dst each")
+    if not all(0 <= rank < topology.size for rank in step.ranks):
+        raise InvalidPlan(f"ranks {step.ranks[:8]} are not all among {topology.size}")
+    wanted = 2 if step.kind == "message" else 1 if step.kind in _LOCAL else None
+    if n != (wanted or max(n, 2)):
+        raise InvalidPlan(f"{n} members, where {step.kind} takes {wanted or 'at least 2'}")
+    islands = {topology.island_of[rank] for rank in step.ranks}
+    allowed = ("local",) if step.kind in _LOCAL else ("native", "bridge") if len(islands) == 1 else ("bridge",)
+    if step.link not in allowed:
+        raise InvalidPlan(
+            f"link {step.link!r} for ranks of {len(islands)} islands; it should be {' or '.join(allowed)}"
+        )
+    if (step.kind in _ROOTED) != (0 <= step.root < n):
+        raise InvalidPlan(f"root {step.root} of {n} members")
+    root = step.root if step.kind in _ROOTED else 0
+    at_root = (0,) if step.kind == "message" else (root,) if step.kind in _ROOTED else range(n)
+    forms = _FORMS[step.kind]
+    for i in range(n):
+        side = 0 if i in at_root else 1
+        if not _fits(step.src[i], forms[side], n) or not _fits(step.dst[i], forms[2 + side], n):
+            raise InvalidPlan(f"member {i} needs src: {forms[side]} and dst: {forms[2 + side]}")
+
+
+def _counts(operand: Operand) -> tuple[int, ...]:
+    return tuple(region.count for region in regions(operand))
+
+
+def _check_counts(step: Step) -> None:
+    """All members must agree on who sends how much to whom."""
+    kind = step.kind
+    if kind == "alltoall":
+        sent = [_counts(operand) for operand in step.src]
+        got = [_counts(operand) for operand in step.dst]
+        if sent != [tuple(row) for row in zip(*got, strict=True)]:
+            raise InvalidPlan("members disagree on the counts that they exchange")
+        return
+    sides = {
+        "src": [_counts(o) for o in step.src if o is not None],
+        "dst": [_counts(o) for o in step.dst if o is not None],
+    }
+    many = {"reduce_scatter": "src", "scatter": "src", "allgather": "dst", "gather": "dst"}.get(kind)
+    if many is None:
+        if len({count for side in sides.values() for counts in side for count in counts}) > 1:
+            raise InvalidPlan("members disagree on the count")
+        return
+    ones = tuple(counts[0] for counts in sides["dst" if many == "src" else "src"])
+    if any(counts != ones for counts in sides[many]):
+        raise InvalidPlan("members disagree on the counts of the shares")
+
+
+# --- running a step ---------------------------------------------------------------------------------------------------
+
+
+class _Member(NamedTuple):
+    """One member's operands in its memory."""
+
+    src: list[_Place]
+    dst: list[_Place]
+    in_place: bool
+
+
+def _member(state: _State, step: Step, i: int) -> _Member:
+    """Place a member's operands and check that they overlap as the kind allows."""
+    rank = step.ranks[i]
+    src = [state.place(rank, region) for region in regions(step.src[i])]
+    dst = [state.place(rank, region) for region in regions(step.dst[i])]
+    mine = src[i] if len(src) > 1 else src[0] if src else None
+    its = dst[i] if len(dst) > 1 else dst[0] if dst else None
+    in_place = mine is not None and mine == its and mine.end > mine.start
+    if in_place and step.kind in ("alltoall", "combine"):
+        raise InvalidPlan(f"rank {rank}: {step.kind} cannot be in place")
+    by_name: dict[str, list[_Access]] = {}
+    for place in src:
+        if place.end > place.start and not (in_place and place == mine):
+            by_name.setdefault(place.name, []).append((place.start, place.end, False))
+    for place in dst:
+        if place.end > place.start:
+            by_name.setdefault(place.name, []).append((place.start, place.end, True))
+    for name, intervals in by_name.items():
+        at = overlap(intervals)
+        if at:
+            raise InvalidPlan(f"rank {rank}: operands overlap at {name}[{at[0]}:{at[1]}]")
+    return _Member(src, dst, in_place)
+
+
+def _run(state: _State, step: Step, team: list[_Member]) -> None:
+    """Carry the values of one step from its sources to its destinations."""
+    kind, n = step.kind, len(step.ranks)
+    out: list[tuple[_Place, list[Cell]]] = []
+    if kind in ("bcast", "copy", "message"):
+        value = state.read(team[max(step.root, 0)].src[0])
+        out = [(place, value) for member in team for place in member.dst]
+    elif kind in ("allreduce", "reduce"):
+        value = add([state.read(member.src[0]) for member in team])
+        out = [(place, value) for member in team for place in member.dst]
+    elif kind == "reduce_scatter":
+        for i, member in enumerate(team):
+            out.append((member.dst[0], add([state.read(other.src[i]) for other in team])))
+        for member in team:
+            if member.in_place:  # a library may use the rest of the buffer as scratch
+                for place in member.src:
+                    state.write(place, [])
+    elif kind in ("allgather", "gather"):
+        values = [state.read(member.src[0]) for member in team]
+        out = [(place, value) for m in team if m.dst for place, value in zip(m.dst, values, strict=True)]
+    elif kind == "scatter":
+        out = [(team[i].dst[0], state.read(team[step.root].src[i])) for i in range(n)]
+    elif kind == "alltoall":
+        out = [(team[j].dst[i], state.read(team[i].src[j])) for i in range(n) for j in range(n)]
+    elif kind == "barrier":
+        known = reduce(or_, (state.arrived[rank] for rank in step.ranks))
+        for rank in step.ranks:
+            state.arrived[rank] = known
+    elif kind == "combine":
+        lower, higher = state.read(team[0].dst[0]), state.read(team[0].src[0])
+        if state.ordered:
+            _check_order(lower, higher)
+        out = [(team[0].dst[0], add([lower, higher]))]
+    for place, value in out:
+        state.write(place, value)
+
+
+def _check_order(lower: list[Cell], higher: list[Cell]) -> None:
+    """Every contribution in ``lower`` must be of a lower rank than all in ``higher``."""
+    top = max(((cell.mask.bit_length() - 1) // BITS for cell in lower), default=0)
+    bottom = min((((cell.mask & -cell.mask).bit_length() - 1) // BITS for cell in higher), default=0)
+    if lower and top >= bottom:
+        raise InvalidPlan(f"combines rank {top} before rank {bottom}: the order of the ranks is lost")
+
+
+# --- what may run at the same time ------------------------------------------------------------------------------------
+
+
+def _accesses(step: Step, team: list[_Member]) -> Iterator[tuple[tuple[int, str], _Access]]:
+    for member in team:
+        # What is scratch to an in-place reduce_scatter counts as written.
+        scratch = member.in_place and step.kind == "reduce_scatter"
+        written = set(member.dst) | (set(member.src) if scratch else set())
+        for place in written | set(member.src):
+            if place.end > place.start:
+                yield (place.rank, place.name), (place.start, place.end, place in written)
+
+
+class _Traffic:
+    """Who touched what: within a stage by step, over the whole plan by fragment."""
+
+    def __init__(self) -> None:
+        self.stage: dict[tuple[int, str], list[_Access]] = {}
+        self.fragments: dict[tuple[int, str], dict[int, set[_Access]]] = {}
+
+    def note(self, fragment: int, step: Step, team: list[_Member]) -> None:
+        for key, access in _accesses(step, team):
+            self.stage.setdefault(key, []).append(access)
+            self.fragments.setdefault(key, {}).setdefault(fragment, set()).add(access)
+
+    def end_stage(self) -> None:
+        for (rank, name), accesses in self.stage.items():
+            at = overlap(accesses)
+            if at:
+                raise InvalidPlan(f"rank {rank}: steps of one stage meet at {name}[{at[0]}:{at[1]}]")
+        self.stage.clear()
+
+    def end_plan(self) -> None:
+        for (rank, name), by_fragment in self.fragments.items():
+            if len(by_fragment) < 2:
+                continue
+            spans = [span for accesses in by_fragment.values() for span in _union(accesses)]
+            at = overlap(spans)
+            if at:
+                raise InvalidPlan(f"rank {rank}: fragments meet at {name}[{at[0]}:{at[1]}]")
+
+
+def _union(accesses: set[_Access]) -> list[_Access]:
+    """Disjoint intervals that cover all accesses of one fragment, each marked as written or only read."""
+    edges = sorted({edge for start, end, _ in accesses for edge in (start, end)})
+    if len(edges) == 2:
+        return [(edges[0], edges[1], any(written for *_, written in accesses))]
+    out: list[_Access] = []
+    reads, writes = Memory(), Memory()
+    for start, end, written in accesses:
+        (writes if written else reads).write(start, end, [Cell(start, end, 1, 0)])
+    out += [(cell.start, cell.end, True) for cell in writes.cells]
+    for cell in writes.cells:
+        reads.write(cell.start, cell.end, [])
+    return out + [(cell.start, cell.end, False) for cell in reads.cells]
+
+
+# --- the whole --------------------------------------------------------------------------------------------------------
+
+
+def _check_post(state: _State, call: Call) -> None:
+    shape, row = Shape(call), ROWS[call.collective]
+    everybody = mask_of(range(call.ranks))
+    for rank in range(call.ranks):
+        if call.collective == "barrier" and state.arrived[rank] != everybody:
+            raise InvalidPlan(
+                f"rank {rank} leaves before all have arrived: {_difference(state.arrived[rank], everybody)}"
+            )
+        for expect in row.post(shape, rank):
+            if not expect.count:
+                continue
+            wanted = mask_of(expect.ranks)
+            for cell in state.read(state.place(rank, Region("recv", expect.offset, expect.count))):
+                where = f"rank {rank}: recv[{expect.offset + cell.start}:{expect.offset + cell.end}]"
+                if cell.shift != expect.source:
+                    raise InvalidPlan(
+                        f"{where} holds element {cell.start + cell.shift}, not {expect.source + cell.start}"
+                    )
+                if cell.mask != wanted:
+                    raise InvalidPlan(f"{where} {_difference(cell.mask, wanted)}")
+
+
+def _difference(mask: int, wanted: int) -> str:
+    have, want = members(mask), members(wanted)
+    missing = sorted(set(want) - set(have))
+    wrong = sorted(set(have) - set(want))
+    twice = sorted(rank for rank in have if have[rank] > 1)
+    parts = (("lacks ranks", missing), ("holds ranks", wrong), ("counts more than once ranks", twice))
+    return ", ".join(f"{text} {ranks[:8]}" for text, ranks in parts if ranks)
+
+
+@contextmanager
+def _at(*where: object) -> Iterator[None]:
+    """Say where in the plan a mistake was found."""
+    try:
+        yield
+    except ValueError as error:
+        raise InvalidPlan(f"fragment {', '.join(map(str, where))}: {error}") from None
+
+
+def validate(plan: Plan, topology: Topology, call: Call, in_place: bool = False, ordered: bool = False) -> None:
+    """Prove that ``plan`` does ``call``; raise ``InvalidPlan`` that says where and how it does not.
+
+    ``in_place`` proves it where ``send`` and ``recv`` share memory as the collective's row says. ``ordered`` also
+    demands that local combinations keep the order of the ranks, as operations that do not commute need.
+    """
+    if [size[:2] for size in plan.sizes] != lengths(call):
+        raise InvalidPlan(f"the buffers' sizes are not those of {call.collective} over {call.ranks} ranks")
+    state, traffic = _State(plan, call, in_place, ordered), _Traffic()
+    for f, fragment in enumerate(plan.fragments):
+        for s, stage in enumerate(fragment.stages):
+            teams = []
+            for step in stage:
+                with _at(f, f"stage {s}", step.kind):
+                    _check_form(topology, step)
+                    _check_counts(step)
+                    teams.append([_member(state, step, i) for i in range(len(step.ranks))])
+                traffic.note(f, step, teams[-1])
+            with _at(f, f"stage {s}"):
+                traffic.end_stage()
+            for step, team in zip(stage, teams, strict=True):
+                with _at(f, f"stage {s}", step.kind):
+                    _run(state, step, team)
+    traffic.end_plan()
+    _check_post(state, call)

@@ -1,0 +1,239 @@
+"""From a torch call to a started call of ours: which lane it takes, which stream it is a part of, who waits for it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from datetime import timedelta
+from functools import partial
+from typing import Any
+
+import torch.distributed as dist
+
+from ..api.comm import Communicator
+from ..errors import UCCHError
+from ..types import OPS
+from . import futures
+from .futures import InOrder
+from .group_comm import GroupCommunicator, Lane
+from .layout import Finish
+from .p2p_buffers import Mail
+from .streams import Side, current, device_of, mean_of, refuse_capture
+from .uncompiled import uncompiled
+from .work import Source, Work, limit_of, torch_error
+from .works import Received, Sent, Works
+
+__all__ = ["Posting"]
+
+#: Seconds that an asynchronous call is given to finish before its caller goes on.
+_MOMENT = 20e-6
+#: Of so many calls one looks at all that are under way, the others at the oldest ones.
+_MANY = 64
+
+
+class _Batch(threading.local):
+    """The calls that a thread wants to wait for together; None while it does not."""
+
+    works: list[Work] | None = None
+
+
+@uncompiled
+class Posting:
+    """What every method of a process group does: start a collective or a message, and return its Work.
+
+    Collectives are posted in program order and run in that order. The limit in seconds is that of every call, unless
+    the call brings its own.
+    """
+
+    #: Posted and not yet collected, in order; keeps their tensors alive.
+    in_flight: dict[Work, None]
+
+    def _open(self, comm: Communicator, name: str, timeout: timedelta | None) -> None:
+        """Begin; takes the place of a constructor, which torch's base class has for itself."""
+        self._place = comm.rank, comm.size
+        self._lanes = {0: Lane(comm, self.check_aborted)}
+        self._sides: dict[Any, Side] = {}
+        self._callbacks: dict[int, InOrder] = {}
+        self._mail: dict[Any, Mail] = {}
+        self._lock = threading.Lock()
+        self._name, self._desc = name, ""
+        self._seconds = limit_of(timeout)
+        self._aborted = ""
+        #: No calls any more but those of callbacks; and none at all.
+        self._closed = self._ended = False
+        self._posted = 0
+        self._batch = _Batch()
+        self.in_flight = {}
+
+    def rank(self) -> int:
+        """This process's rank in the group."""
+        return self._place[0]
+
+    def size(self) -> int:
+        """Number of ranks of the group."""
+        return self._place[1]
+
+    # --- collectives --------------------------------------------------------------------------------------------------
+
+    def post(
+        self,
+        name: str,
+        send: Any,
+        recv: Any,
+        opts: Any,
+        outputs: Sequence[Any],
+        op: Any = None,
+        root: int = -1,
+        counts: Any = None,
+        finish: Finish = None,
+    ) -> Work:
+        """Start a collective; one that its caller would only wait for runs to its end here."""
+        if self._aborted or self._closed or self.in_flight:
+            self._usable()
+        lane, seconds = self._lane() if futures.level() else self._lanes[0], self._timeout(opts)
+        asynchronous = getattr(opts, "asyncOp", True)
+        self._posted += 1
+        device = device_of(recv, send)
+        try:
+            if device is None and not asynchronous:
+                lane.call(name, send, recv, op, root, counts, seconds)
+                if finish is not None:
+                    finish()
+                return self._noted(Work(self, outputs))
+            if device is None:
+                request = lane.start(name, send, recv, op, root, counts, seconds)
+            else:
+                if op is OPS["AVG"]:
+                    op, finish = OPS["SUM"], mean_of(recv, self._place[1], finish)
+                start = partial(lane.start_on, name, send, recv, op, root, counts, seconds)
+                return self._noted(self._in_stream(device, start, (send, recv), outputs, finish, asynchronous))
+        except UCCHError as failure:
+            raise torch_error(failure) from failure
+        work = Work(self, outputs, (request,), finish, (send, recv))
+        work.poll(_MOMENT)
+        return self._noted(work)
+
+    def _noted(self, work: Work) -> Work:
+        """A call that was made, also for whoever collects this thread's calls."""
+        if self._batch.works is not None:
+            self._batch.works.append(work)
+        return work
+
+    def _in_stream(
+        self, device: Any, start: Any, memory: Sequence[Any], outputs: Sequence[Any], finish: Finish, asynchronous: bool
+    ) -> Work:
+        """Make a call a part of a stream's work."""
+        self._known(device)
+        side = self._sides.get(device) or self._sides.setdefault(device, Side(device))
+        request, ready = side.run(start, (*memory, *outputs), finish, asynchronous=asynchronous)
+        return Work(self, outputs, (request,), None if ready else finish, memory, ready=ready)
+
+    def _known(self, device: Any) -> None:
+        if device.type != "cuda":
+            raise ValueError(
+                f"tensors on rank {self._place[0]} are on device {str(device)!r}; the backend ucch takes those of the "
+                "host, and of 'cuda' (NVIDIA's and AMD's GPUs)"
+            )
+
+    def _lane(self) -> Lane:
+        """The lane of the calling thread: calls that callbacks post have one of their own (:mod:`.futures`)."""
+        at = futures.level()
+        lane = self._lanes.get(at)
+        if lane is None:
+            # Collective; every rank runs the same callbacks in the same order, and so comes here.
+            lane = self._lanes[at] = Lane(GroupCommunicator._adopt(self._lanes[0].comm.mpi.Dup()), self.check_aborted)
+        return lane
+
+    def _timeout(self, opts: Any) -> float:
+        if opts is None:
+            return self._seconds
+        own: float = opts.timeout.total_seconds()
+        return own if own > 0 else self._seconds
+
+    # --- messages -----------------------------------------------------------------------------------------------------
+
+    def post_message(
+        self, tensor: Any, peer: int, tag: int, outgoing: bool, outputs: Sequence[Any], finish: Finish
+    ) -> Work:
+        """Start a send to, or a receive from, group rank ``peer`` (-1: any)."""
+        self._usable()
+        lane, memory, stream = self._lanes[0], tensor, None
+        if not tensor.is_cpu:
+            self._known(tensor.device)
+            refuse_capture()
+            lane.check_message(outgoing, peer, tag)  # before it takes a place in the mail
+            memory, finish, stream = self._mailed(tensor, outgoing, finish)
+        boxed = memory is not tensor
+        try:
+            if outgoing:
+                request = lane.send(memory, peer, tag, self._seconds, stream)
+            else:
+                request = lane.receive(memory, peer, tag, self._seconds, stream, taken=boxed)
+        except UCCHError as failure:
+            raise torch_error(failure) from failure
+        if boxed:
+            kind = Sent if outgoing else Received
+            return self._noted(kind(self, outputs, (request,), finish, memory, None if outgoing else Source()))
+        work = Work(self, outputs, (request,), finish, memory, None if outgoing else Source())
+        if tensor.is_cpu:
+            work.poll(_MOMENT)
+        return self._noted(work)
+
+    def _mailed(self, tensor: Any, outgoing: bool, finish: Finish) -> tuple[Any, Finish, int | None]:
+        """What a message on device memory really sends or receives (:mod:`.mail`), what is to be done after it, and the
+        stream that it waits for."""
+        device = tensor.device
+        mail = self._mail.get(device) or self._mail.setdefault(device, Mail(device))
+        boxed = mail.outgoing(tensor) if outgoing else mail.incoming(tensor, finish)
+        memory, finish = boxed or (tensor, finish)
+        free = boxed and not outgoing  # in nobody's use: it may be written to from now on
+        return memory, finish, None if free else current(device).cuda_stream
+
+    # --- others -------------------------------------------------------------------------------------------------------
+
+    def together(self, works: list[Work]) -> Work:
+        """One Work for several calls."""
+        return works[0] if len(works) == 1 else Works(self, works)
+
+    def done(self, outputs: Sequence[Any]) -> Work:
+        """The Work of a call that has nothing to do."""
+        return Work(self, outputs)
+
+    def callbacks(self, at: int) -> InOrder:
+        """What runs the callbacks of a level; of a group that has ended, whoever attaches them."""
+        with self._lock:
+            found = self._callbacks.get(at)
+            if found is None:
+                found = self._callbacks[at] = InOrder(at, f"{self._name}-callbacks-{at}")
+                if self._ended:
+                    found.stop(0.0)
+            return found
+
+    def broke(self, error: Exception) -> None:
+        """A call failed whose result is in use already: no more calls are made."""
+        run = self._lanes[0].run
+        if not run.broken:
+            run._break(str(error))
+
+    def check_aborted(self) -> None:
+        """Raise when the group has been aborted."""
+        if self._aborted:
+            raise dist.DistBackendError(f"process group {self._name!r} was aborted: {self._aborted}")
+
+    def _usable(self) -> None:
+        self.check_aborted()
+        if self._ended or (self._closed and not futures.level()):
+            raise dist.DistBackendError(f"process group {self._name!r} has been destroyed")
+        # Calls that nobody waits for hold memory until somebody looks: at the oldest, and now and then at all.
+        while (oldest := _first(self.in_flight)) is not None and oldest.is_over():
+            pass
+        if self._posted % _MANY == 0:
+            for work in list(self.in_flight):
+                work.is_over()
+
+
+def _first(works: dict[Work, None]) -> Work | None:
+    try:
+        return next(iter(works), None)
+    except RuntimeError:  # another thread collected one meanwhile
+        return None

@@ -1,0 +1,243 @@
+"""The timeline of a job (``UCCH_TRACE``): recorded by the native engine, kept in files, merged by rank 0 at the end.
+
+Beside the trace each rank has two files: ``<trace>.<rank>.ring``, the events, which the native engine writes through a
+mapping, and ``<trace>.<rank>.meta``, lines that say what the numbers in them mean. At a good end rank 0 merges all of
+them over MPI and they are removed; after a bad one they stay, and ``python -m ucc_hetero.bench trace`` merges them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import json
+import os
+import sys
+import time
+import weakref
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from .. import env, log
+from ..native.libraries import ffi, lib
+from ..planner.plan import Plan
+from .chrome import clock_offsets, document, parse_part, used
+
+__all__ = ["Note", "describe", "finish", "join", "merge", "recording", "write"]
+
+#: Exchanges by which the clocks are compared.
+_ROUNDS = 40
+
+
+class Note(NamedTuple):
+    """What the timeline says of a native step. ``link`` and ``kind`` as in a plan; -1: outside all fragments."""
+
+    link: str
+    kind: str
+    fragment: int
+    stage: int
+    ranks: tuple[int, ...]
+    nbytes: int
+
+
+class _Recorder:
+    """This process's files. ``world`` is its rank, ``places`` the world rank of each process of the job."""
+
+    def __init__(self, trace: Path, world: int, job: str, about: dict[str, Any]) -> None:
+        self.trace, self.world, self.job = trace, world, job
+        self.places: dict[str, int] = {}
+        #: (each job's communicator, the file that rank 0 of it writes)
+        self.jobs: list[tuple[Any, Path, list[int]]] = []
+        self._lines: list[str] = []
+        self._numbers: dict[str, int] = {}
+        self._comms: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+        self._times: dict[tuple[int, tuple[int, ...]], int] = {}
+        ring, meta = parts_of(trace, world)
+        try:
+            trace.parent.mkdir(parents=True, exist_ok=True)
+            self._meta: Any = meta.open("w", encoding="utf-8")
+            failed = lib.ucch_trace_open(os.fsencode(ring), env.get("TRACE_EVENTS"))
+        except OSError as error:
+            self._meta, failed = None, error
+        if failed:
+            # The job goes on, and what is in memory still gets into the trace at a good end.
+            log.log("init").warning("UCCH_TRACE: %s cannot be written (%s); recording in memory only", ring, failed)
+            lib.ucch_trace_open(ffi.NULL, env.get("TRACE_EVENTS"))
+        self.line({"rank": world, "job": job, **about})
+
+    def line(self, data: dict[str, Any]) -> None:
+        """One more line, in the file at once."""
+        text = json.dumps(data) + "\n"
+        self._lines.append(text)
+        if self._meta is not None:
+            with contextlib.suppress(OSError):
+                self._meta.write(text)
+                self._meta.flush()
+
+    def comm(self, teams: Any) -> int:
+        """The number of a communicator, told by its teams. Its members count its namesakes alike."""
+        number = self._comms.get(teams)
+        if number is None:
+            ranks = tuple(self.places[teams.job.facts[m].process] for m in teams.members)
+            times = self._times[teams.tag, ranks] = self._times.get((teams.tag, ranks), 0) + 1
+            number = self._comms[teams] = len(self._comms) + sum(self._times.values())
+            self.line({"comm": number, "number": teams.tag, "time": times, "ranks": ranks})
+        return number
+
+    def program(self, data: dict[str, Any]) -> int:
+        """The number of a program; equal ones share it."""
+        text = json.dumps(data)
+        number = self._numbers.get(text)
+        if number is None:
+            number = self._numbers[text] = len(self._numbers) + 1
+            self.line({"program": number, **data})
+        return number
+
+    def part(self) -> tuple[list[str], bytes]:
+        """Everything so far."""
+        size = ffi.new("uint64_t *")
+        lib.ucch_lock()
+        try:
+            memory = lib.ucch_trace_memory(size)
+            ring = bytes(ffi.buffer(memory, size[0]))
+        finally:
+            lib.ucch_unlock()
+        return list(self._lines), used(ring)
+
+    def remove(self) -> None:
+        """The files have been merged."""
+        if self._meta is not None:
+            self._meta.close()
+        for path in parts_of(self.trace, self.world):
+            path.unlink(missing_ok=True)
+
+
+_recorder: _Recorder | None = None
+
+
+def parts_of(trace: Path, rank: int) -> tuple[Path, Path]:
+    """A rank's files beside the trace: ring, meta."""
+    return trace.with_name(f"{trace.name}.{rank}.ring"), trace.with_name(f"{trace.name}.{rank}.meta")
+
+
+def recording() -> bool:
+    """Whether this process records."""
+    return _recorder is not None
+
+
+def join(comm: Any, facts: Sequence[Any], mine: Any) -> None:
+    """Record what this job does if rank 0 has ``UCCH_TRACE``. Collective; ``facts`` of all ranks, ``mine`` of this one.
+
+    A process that is in several jobs has one recording, which each job's trace shows.
+    """
+    global _recorder
+    from mpi4py import MPI
+
+    world = int(getattr(comm, "world", MPI.COMM_WORLD).Get_rank())
+    told = comm.allgather((str(env.get("TRACE")), world))
+    name = told[0][0]
+    if not name:
+        return
+    if _recorder is None:
+        about = {"host": os.uname().nodename, "pid": os.getpid(), "vendor": mine.vendor}
+        _recorder = _Recorder(Path(name).absolute(), world, facts[0].process, about)
+    recorder = _recorder
+    recorder.places |= {fact.process: place for fact, (_, place) in zip(facts, told, strict=True)}
+    nodes: dict[Any, int] = {}
+    clocks = [nodes.setdefault(fact.host.node, len(nodes)) for fact in facts]
+    path = _file_of(recorder.trace, len(recorder.jobs), told[0][1])
+    recorder.jobs.append((comm, path, clocks))
+    if comm.Get_rank() == 0:
+        with contextlib.suppress(OSError):
+            path.unlink()  # an earlier job's must not be taken for this one's if this one ends badly
+    _compare_clocks(recorder, comm, clocks)
+
+
+def _file_of(trace: Path, index: int, first: int) -> Path:
+    """The trace of a job: the name that was given, unless this is not the first job, or not that of world rank 0."""
+    extra = (f"-rank{first}" if first else "") + (f"-{index + 1}" if index else "")
+    return trace.with_name(f"{trace.stem}{extra}{trace.suffix}")
+
+
+def _compare_clocks(recorder: _Recorder, comm: Any, clocks: list[int]) -> None:
+    """Take down how far this rank's clock is from that of the job's first rank."""
+    offset = error = 0
+    if max(clocks):
+        sent, done = [], []
+        mine, everyone = bytearray(1), bytearray(len(clocks))
+        for _ in range(_ROUNDS):
+            sent.append(time.monotonic_ns())
+            heard = comm.Iallgather(mine, everyone)
+            while not heard.Test():
+                os.sched_yield()
+            done.append(time.monotonic_ns())
+        rows = comm.allgather((sent, done))
+        offset, error = clock_offsets([r[0] for r in rows], [r[1] for r in rows], clocks)[clocks[comm.Get_rank()]]
+    recorder.line({"clock": [time.monotonic_ns(), offset, error]})
+
+
+def describe(program: Any, label: str, plan: Plan, teams: Any, notes: Sequence[Note]) -> None:
+    """Tell the timeline what a native program's events will mean."""
+    if _recorder is not None:
+        of = _recorder.comm(teams)
+        steps = [(*note, i) for i, note in enumerate(notes)]
+        data = {"of": of, "label": label, "algorithm": plan.algorithm, "fragments": len(plan.fragments), "steps": steps}
+        lib.ucch_program_trace(program, _recorder.program(data))
+
+
+def finish() -> None:
+    """Merge what all ranks recorded. Collective among the ranks of each job, which are all in order."""
+    global _recorder
+    recorder = _recorder
+    if recorder is None:
+        return
+    lib.ucch_trace_stop()
+    written = True
+    for comm, path, clocks in recorder.jobs:
+        _compare_clocks(recorder, comm, clocks)
+        parts = comm.gather(recorder.part())
+        failure = ""
+        if parts is not None:
+            try:
+                write(path, document([parse_part(*part) for part in parts]))
+            except OSError as error:
+                failure = f"UCCH_TRACE: {path} could not be written ({error}); what the ranks recorded is beside it"
+                print(failure, file=sys.stderr, flush=True)
+        written &= not any(comm.allgather(failure))
+    if written:
+        recorder.remove()
+    _recorder = None
+
+
+def write(path: Path, trace: dict[str, Any]) -> None:
+    """Write a Chrome trace, compressed where the name ends in ``.gz``."""
+    text = json.dumps(trace, separators=(",", ":"))
+    part = path.with_name(f".{path.name}.{os.getpid()}")
+    part.write_bytes(gzip.compress(text.encode(), 6) if path.suffix == ".gz" else text.encode())
+    part.replace(path)
+
+
+def merge(trace: Path) -> dict[str, Any]:
+    """The Chrome trace of a job that did not end well, from the files that its ranks left beside ``trace``.
+
+    ``ValueError`` where there are none. Files of an earlier job under the same name are not taken.
+    """
+    metas = sorted(trace.parent.glob(f"{trace.name}.*.meta"), key=lambda p: p.stat().st_mtime)
+    parts = []
+    for meta in metas:
+        with meta.open(encoding="utf-8") as lines, contextlib.suppress(OSError):
+            parts.append(parse_part(lines, used(meta.with_suffix(".ring").read_bytes())))
+    if not parts:
+        raise ValueError(f"{trace}: neither a trace nor files that ranks left ({trace.name}.0.ring and so on)")
+    latest = parts[-1].job
+    return document([part for part in parts if part.job == latest])
+
+
+def _after_fork() -> None:
+    """The child's calls are not this recording's."""
+    global _recorder
+    lib.ucch_trace_stop()
+    _recorder = None
+
+
+os.register_at_fork(after_in_child=_after_fork)

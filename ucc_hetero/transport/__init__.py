@@ -1,0 +1,1 @@
+"""Ways for bytes between ranks: shared segments, ring buffers, bounce buffers."""

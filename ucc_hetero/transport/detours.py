@@ -1,0 +1,81 @@
+"""Which messages on device memory go by way of the host: where they must, or where that was measured to be faster.
+
+Either end decides for its own part: data that one end sends from pinned memory may arrive on the other's device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from .. import env
+from ..bootstrap.agreement import Facts
+from ..planner.rules import pair_path
+from ..planner.select import Tuning
+from ..planner.topology import Topology
+from .paths import crowded_hosts, knows
+
+__all__ = ["Detours"]
+
+
+class Detours:
+    """What one rank knows of the ways that its messages take; ``forced`` is a path for all that could take either.
+
+    ``near``: by rank, whose arenas it has opened. What comes from these to the host's memory is little more than words.
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        everyone: Sequence[Facts],
+        topology: Topology,
+        tuning: Tuning,
+        near: Sequence[frozenset[int]] = (),
+    ) -> None:
+        self._rank, self._everyone, self._rules, self._near = rank, everyone, tuning.messages, near
+        #: How messages go that could go either way, where nothing was measured.
+        self.usual = tuning.path if tuning.path == "staged" else "direct"
+        #: Device memory always goes by way of the host: so wanted, or this libucp cannot move it.
+        self._always = self.usual == "staged" or not knows(everyone[rank])
+        self._crowded = crowded_hosts(topology, everyone)
+        self._free = env.get("STAGING") == "auto"
+        self.forced = ""
+
+    def wanted(self, peer: int, nbytes: int) -> bool:
+        """Whether a message of so many bytes with ``peer`` (negative: whoever it is) goes by way of the host."""
+        if self.arenas(peer):
+            return True
+        if peer >= 0 and (self._rules or self.forced) and self.either(self._rank, peer):
+            path = self.forced or pair_path(self._rules, *self.kind(self._rank, peer), nbytes)
+            if path:
+                return path == "staged"
+        here = self._host(self._rank)
+        return self._always or (here in self._crowded and (peer < 0 or self._host(peer) == here))
+
+    def arenas(self, peer: int) -> bool:
+        """Whether the data of messages with ``peer`` (negative: whoever it is) may lie in arenas."""
+        near = self._near[self._rank] if self._near else ()
+        return peer in near or (peer < 0 and len(near) > 0)
+
+    def kind(self, one: int, other: int) -> tuple[tuple[str, str], bool]:
+        """What measured rules go by: the vendors of two ranks' devices, and whether these are on one host."""
+        a, b = sorted(self._vendor(rank) for rank in (one, other))
+        return (a, b), self._host(one) == self._host(other)
+
+    def either(self, one: int, other: int) -> bool:
+        """Whether messages between two ranks could go either way; some of them lie on a device."""
+        a, b = self._everyone[one], self._everyone[other]
+        if self._near and other in self._near[one]:
+            return False
+        near = self._host(one) == self._host(other)
+        if not self._free or not (a.device_memory or b.device_memory) or (near and self._host(one) in self._crowded):
+            return False
+        if near:  # libucp opens the other's memory
+            return knows(a, b) and knows(b, a)
+        return knows(a) and knows(b)
+
+    def _vendor(self, rank: int) -> str:
+        facts = self._everyone[rank]
+        return facts.vendor if facts.device_memory else "host"
+
+    def _host(self, rank: int) -> object:
+        return self._everyone[rank].host.memory

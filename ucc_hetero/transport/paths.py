@@ -1,0 +1,151 @@
+"""Where the data of a call lives: in host memory, or on this rank's device; and what about it is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ..bootstrap.agreement import Facts
+from ..buffers import Buffer
+from ..device import DeviceRuntime, Place, memory_vendor, report
+from ..errors import AgreementError, DeviceError
+from ..planner.topology import Topology
+
+__all__ = ["Device", "crowded_hosts", "knows", "path_of", "paths_of"]
+
+
+def path_of(everyone: Sequence[Facts], wanted: str) -> str:
+    """``direct`` or ``staged``: how device memory crosses a bridge, equal on every rank.
+
+    ``wanted`` is ``UCCH_STAGING``. ``auto`` is direct where every rank's libucp can move its device's memory and knows
+    that of the others on its host, and no host has devices of two kinds: nothing moves data between these but the
+    processor, piece by piece.
+    """
+    blind = _blind(everyone)
+    if wanted == "direct" and blind:
+        raise AgreementError(
+            f"UCCH_STAGING=direct, but libucp of rank(s) {blind} cannot move the memory of their devices: "
+            "use a build that can, or UCCH_STAGING=auto"
+        )
+    kinds: dict[tuple[object, ...], set[str]] = {}
+    for facts in everyone:
+        if facts.device_memory:
+            kinds.setdefault(facts.host.memory, set()).add(facts.device_memory)
+    unlike = any(len(found) > 1 for found in kinds.values())
+    direct = not (blind or unlike or _strangers(everyone))
+    return "staged" if wanted == "staged" or (wanted == "auto" and not direct) else "direct"
+
+
+def paths_of(everyone: Sequence[Facts], wanted: str) -> tuple[str, ...]:
+    """The paths that could be taken, what ``wanted`` (``UCCH_STAGING``) leaves of them; one where all memory is the
+    host's.
+    """
+    if wanted != "auto" or not any(f.device_memory for f in everyone) or _blind(everyone) or _strangers(everyone):
+        return (path_of(everyone, wanted),)
+    return "direct", "staged"
+
+
+def knows(one: Facts, *others: Facts) -> bool:
+    """Whether a rank's libucp can move the memory of its own device, and of those of other ranks on its host."""
+    return {f.device_memory for f in (one, *others)} <= {"", *one.memory_types}
+
+
+def _blind(everyone: Sequence[Facts]) -> list[int]:
+    """The ranks whose libucp cannot move their devices' memory."""
+    return [rank for rank, f in enumerate(everyone) if not knows(f)]
+
+
+def _strangers(everyone: Sequence[Facts]) -> list[int]:
+    """The ranks whose libucp does not know the device memory of another rank on their host.
+
+    It cannot receive long messages from there (seen with UCX 1.22 and a rank that sees no GPU: "cannot find remote
+    protocol for rndv_recv", and a hang).
+    """
+    there: dict[tuple[object, ...], set[str]] = {}
+    for facts in everyone:
+        there.setdefault(facts.host.memory, {""}).add(facts.device_memory)
+    return [rank for rank, f in enumerate(everyone) if not there[f.host.memory] <= {"", *f.memory_types}]
+
+
+def crowded_hosts(topology: Topology, everyone: Sequence[Facts]) -> frozenset[tuple[object, ...]]:
+    """The hosts where ranks of several islands have devices: there bridge and messages would open the same memory."""
+    seen: dict[tuple[object, ...], set[int]] = {}
+    for rank, facts in enumerate(everyone):
+        if facts.device_memory:
+            seen.setdefault(facts.host.memory, set()).add(topology.island_of[rank])
+    return frozenset(host for host, islands in seen.items() if len(islands) > 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """What one communicator knows of this rank's device; ``runtime`` is None for a rank without one."""
+
+    rank: int
+    place: Place
+    runtime: DeviceRuntime | None
+    #: This rank's island: its libucp cannot move device memory, or that of another rank there cannot.
+    blind: bool
+    #: Every rank of the communicator has a device.
+    everywhere: bool
+    #: The libraries reduce half precision on every rank's device, and can move its memory.
+    halves: bool
+
+    @classmethod
+    def of(cls, rank: int, island: Sequence[int], everyone: Sequence[Facts], runtime: DeviceRuntime | None) -> Device:
+        """From the facts of all ranks; ``island`` are the ranks of this one's."""
+        mine = everyone[rank]
+        sightless = [not knows(f) for f in everyone]
+        blind = any(sightless[r] for r in island)
+        kinds = {f.device_memory for f in everyone}
+        halves = not kinds & {"", "host"} and not any(sightless)
+        return cls(rank, Place(mine.vendor, mine.device), runtime, blind, "" not in kinds, halves)
+
+    def staged(self, path: str) -> tuple[str, ...]:
+        """Links ("native", "bridge") over which device memory goes through pinned host memory."""
+        return (("native",) if self.blind else ()) + (() if path == "direct" else ("bridge",))
+
+    @property
+    def memory(self) -> int:
+        """The memory type under which UCC and UCX know this rank's device memory.
+
+        Managed memory goes by it too: ranks of one team that name different types would run different algorithms.
+        """
+        assert self.runtime is not None
+        return self.runtime.memory_type
+
+    def holds(self, buffers: Sequence[tuple[str, Buffer | None]]) -> bool:
+        """Whether the named buffers of a call lie on the device; every mistake about where they lie raises here.
+
+        All of a rank's buffers are on its device, or all are on the host: libraries choose by the kind of memory, and
+        would choose differently for each side.
+        """
+        if len(buffers) == 1 and (only := buffers[0][1]) is not None and only.vendor != "host":
+            self._check(buffers[0][0], only)
+            return True
+        there = [(name, b) for name, b in buffers if b is not None and b.vendor != "host"]
+        if not there:
+            return False
+        here = [name for name, b in buffers if b is not None and b.vendor == "host"]
+        name, buffer = there[0]
+        if here:
+            raise ValueError(
+                f"{name} on rank {self.rank} is on a device and {here[0]} is in host memory: both must be in one place"
+            )
+        for name, buffer in there:
+            self._check(name, buffer)
+        return True
+
+    def _check(self, name: str, buffer: Buffer) -> None:
+        # A library that stands in for a vendor's (rehearsals) has another vendor's memory: then that is ours, too.
+        mine = () if self.runtime is None else (self.place.vendor, memory_vendor(self.runtime.memory_type))
+        where = f"{name} on rank {self.rank} is in memory of {buffer.vendor} device {buffer.device}"
+        if self.runtime is None or buffer.vendor not in mine:
+            why = report(buffer.vendor) if self.runtime is None else f"it works with {self.place.vendor}"
+            raise DeviceError(f"{where}, which this rank cannot use ({why})")
+        if buffer.device != self.place.device:
+            raise DeviceError(
+                f"{where}, but the rank works with device {self.place.device}: choose the device before the first "
+                "Communicator is made, or move the data"
+            )
+        if buffer.count and self.runtime.pointer(buffer.ptr).kind not in ("device", "managed"):
+            raise DeviceError(f"{where}, says its owner, but the runtime does not know {buffer.ptr:#x}: it was freed")

@@ -1,0 +1,140 @@
+"""Windows and arenas: which ranks of a host can hand device memory to each other, and by way of what.
+
+The native side is ``cffi_build/window.c``: shared pinned memory. A window is an anonymous file, which peers open by way
+of ``/proc``: it needs no room in ``/dev/shm``, and nothing is left of it when a process dies, however it does. Where
+devices of one vendor open each other's memory (``cffi_build/arena.c``), messages lie in that, and only words about them
+in windows.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from .. import env, log
+from ..bootstrap.agreement import Facts
+from ..device import DeviceRuntime, kernels, own_device
+from ..native.libraries import ffi, lib
+from ..planner.topology import Topology
+from .paths import crowded_hosts
+
+__all__ = ["LEAST", "Windows", "join", "key_of", "may_wait"]
+
+#: Messages of at least so many bytes go through windows: shorter ones are there sooner by libucp's own way.
+LEAST = 64 << 10
+
+
+class Windows(NamedTuple):
+    """With whom a rank shares windows, and whether all ranks of the communicator do with all.
+
+    ``near``: by rank, whose arenas it has opened, and they its own; nothing where nobody has. ``streams``: with whom
+    messages are left to the streams of both sides.
+    """
+
+    peers: frozenset[int] = frozenset()
+    whole: bool = False
+    streams: frozenset[int] = frozenset()
+    near: tuple[frozenset[int], ...] = ()
+
+
+def join(
+    mpi: Any, topology: Topology, everyone: Sequence[Facts], runtime: DeviceRuntime | None, arenas: bool
+) -> Windows:
+    """The ranks that this one shares windows or arenas with; collective over ``mpi``, and symmetric.
+
+    Windows: ranks on its host that have devices, where devices of several islands are, as no library moves data between
+    these. Nobody, with ``UCCH_WINDOW=0``, or where a process may not open what another one has. ``arenas``, if wanted:
+    those of its vendor on its host. Nobody, with ``UCCH_ARENA=0``, or where devices cannot reach each other's memory.
+    """
+    rank, size = int(mpi.Get_rank()), int(env.get("WINDOW"))
+    crowded, kin = crowded_hosts(topology, everyone), _kin(everyone if arenas else ())
+    if not crowded and not any(kin):
+        return Windows()
+    mine, arena = everyone[rank], int(env.get("ARENA"))
+    here = mine.host.memory
+    beside = frozenset(r for r, f in enumerate(everyone) if f.device_memory and f.host.memory == here) - {rank}
+    mates = beside if mine.device_memory and here in crowded and size else frozenset()
+    wanted = mates | (kin[rank] if any(kin) and arena else frozenset())
+    # Where it has words only, as many of them as the arena has places, and more.
+    file, nbytes = -1, ffi.new("size_t *", size if mates else 2 * arena)
+    if wanted and runtime is not None:
+        file = lib.ucch_window_own(key_of(mine), nbytes)
+    board = runtime.bus(mine.device) if wanted and runtime is not None else ""
+    offers = mpi.allgather((os.getpid(), int(file), int(nbytes[0]), board))
+    there = {r for r in wanted if file >= 0 and offers[r][1] >= 0}
+    opened = {r for r in there if lib.ucch_window_open(key_of(everyone[r]), *offers[r][:3]) == 0}
+    if opened:
+        with own_device():
+            if lib.ucch_windows_pin(bool(mates)) < 0:
+                opened = set()
+    able = bool(opened) and may_wait(runtime) and kernels.ready(lib.UCCH_CARRY, 0, 0, 0, insist=True)
+    shared, apart = opened & mates, set()
+    if able and any(kin) and arena:
+        # A device that two processes share has them take turns: kernels might wait for each other.
+        apart = {r for r in opened & kin[rank] if offers[r][3] != board}
+    handle = _own_arena(arena) if apart else b""
+    theirs, carry, aparts, handles = zip(*mpi.allgather((shared, able, apart, handle)), strict=True)
+    peers = frozenset(r for r in shared if rank in theirs[r])
+    if len(peers) < len(mates):
+        log.log("mem").warning(
+            "no shared pinned memory with rank(s) %s of this host: messages between devices take the slow way",
+            sorted(mates - peers),
+        )
+    near: tuple[frozenset[int], ...] = ()
+    if any(kin):
+        near = _open_arenas(mpi, everyone, {r: handles[r] for r in apart if handle and rank in aparts[r]})
+    streams = frozenset(r for r in peers if able and carry[r]).union(near[rank] if near else ())
+    return Windows(peers, all(len(other) == len(everyone) - 1 for other in theirs), streams, near)
+
+
+def _kin(everyone: Sequence[Facts]) -> list[frozenset[int]]:
+    """By rank: others with devices of its vendor on its host."""
+    places: dict[object, set[int]] = {}
+    for rank, facts in enumerate(everyone):
+        if facts.device_memory:
+            places.setdefault((facts.host.memory, facts.vendor), set()).add(rank)
+    return [frozenset(places.get((f.host.memory, f.vendor), ())) - {r} for r, f in enumerate(everyone)]
+
+
+def _own_arena(nbytes: int) -> bytes:
+    """What others open this process's arena by; nothing where there can be none."""
+    handle = ffi.new("char[]", lib.UCCH_SHARE_BYTES)
+    if lib.ucch_arena_own(nbytes, handle) < 0:
+        _say("no device memory for messages within a vendor")
+        return b""
+    return bytes(ffi.buffer(handle))
+
+
+def _open_arenas(mpi: Any, everyone: Sequence[Facts], handles: dict[int, bytes]) -> tuple[frozenset[int], ...]:
+    """Open the arenas of some ranks; by rank, whose it has opened, and they its own."""
+    opened = set()
+    for rank, handle in handles.items():
+        if handle and lib.ucch_arena_open(key_of(everyone[rank]), ffi.from_buffer(handle)) == 0:
+            opened.add(rank)
+        elif handle:
+            _say(f"messages with rank {rank} are left to libucp")
+    theirs = mpi.allgather(opened)
+    both = tuple(frozenset(o for o in other if rank in theirs[o]) for rank, other in enumerate(theirs))
+    for rank in opened - both[int(mpi.Get_rank())]:
+        lib.ucch_arena_close(key_of(everyone[rank]))
+    return both if any(both) else ()
+
+
+def _say(what: str) -> None:
+    log.log("mem").info("%s: %s", what, ffi.string(lib.ucch_device_error()).decode(errors="replace"))
+
+
+def may_wait(runtime: DeviceRuntime | None) -> bool:
+    """Whether this rank's streams may wait for those of others."""
+    return bool(env.get("CHANNELS")) and runtime is not None and runtime.eager and _words(runtime)
+
+
+def _words(runtime: DeviceRuntime) -> bool:
+    """Whether the device's streams can wait for any memory: CUDA's do, HIP's only for some, and kernels do it."""
+    return runtime.vendor != "amd" or kernels.all_ready([(lib.UCCH_AWAIT, 0, 0, 0), (lib.UCCH_POST, 0, 0, 0)])
+
+
+def key_of(facts: Facts) -> int:
+    """What the native engine knows a process's window by."""
+    return int(facts.process, 16)
