@@ -50,7 +50,7 @@ PR_SET_PDEATHSIG = 1
 def load_vendors() -> Any:
     """The table of vendors, which is a module of the package above, loaded without that package."""
     here = Path(__file__).resolve().parent
-    for path in (here.parent / "vendors.py", here.parent / "ucc_hetero" / "vendors.py"):
+    for path in (here.parent / "machine" / "vendors.py", here.parent / "ucc_hetero" / "machine" / "vendors.py"):
         if path.exists():
             spec = importlib.util.spec_from_file_location("ucch_vendors", path)
             assert spec is not None and spec.loader is not None

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 from . import env
 from ._version import __version__
+from .cli.commands import add as add_commands
 from .errors import UCCHError
 from .stdio import ends_with_its_reader
 
@@ -36,7 +37,7 @@ def _parser() -> argparse.ArgumentParser:
     info.add_argument("--json", action="store_true", help="as JSON")
     info.set_defaults(run=_info)
     commands.add_parser("env", help="every environment variable with its default and meaning").set_defaults(run=_env)
-    commands.add(commands)
+    add_commands(commands)
     return parser
 
 

@@ -8,10 +8,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["DTYPES", "OPS", "VENDORS", "DType", "Op", "Reduction", "reduction"]
+__all__ = ["DLPACK_VENDORS", "DTYPES", "OPS", "VENDORS", "DType", "Op", "Reduction", "reduction"]
 
 #: Whose memory a rank's buffers live in.
 VENDORS = ("nvidia", "amd", "host")
+
+#: DLDeviceType -> vendor. 1 CPU; 2, 3 and 13 CUDA device, pinned host and managed; 10 and 11 ROCm device and pinned.
+DLPACK_VENDORS = {1: "host", 2: "nvidia", 3: "host", 10: "amd", 11: "host", 13: "nvidia"}
 
 
 @dataclass(frozen=True, slots=True)

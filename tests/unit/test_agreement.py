@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
-from ucc_hetero.bootstrap.agreement import Facts, apply_settings, bridge_settings, judge, steering
+from ucc_hetero.bootstrap.agreement import apply_settings, bridge_settings, judge, steering
 from ucc_hetero.errors import AgreementError
 from ucc_hetero.machine.discover import HostIdentity
+from ucc_hetero.machine.facts import Facts
 
 HERE = HostIdentity("one", "boot-1", "ipc:1", "pid:1", 5)
 THERE = replace(HERE, hostname="two", boot_id="boot-2")

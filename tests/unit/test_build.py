@@ -64,5 +64,9 @@ def test_wheel_is_for_the_stable_abi(dist: Path) -> None:
 
 def test_wheel_imports(dist: Path, tmp_path: Path) -> None:
     zipfile.ZipFile(next(dist.glob("*.whl"))).extractall(tmp_path)
-    code = "import ucc_hetero.bench, ucc_hetero.launch, ucc_hetero.native.libraries; print(ucc_hetero.native.libraries.__file__)"
-    assert run(sys.executable, "-c", code, cwd=tmp_path).strip() == str(tmp_path / "ucc_hetero" / "native.py")
+    code = (
+        "import ucc_hetero.bench, ucc_hetero.launch; from ucc_hetero.native import libraries; print(libraries.__file__)"
+    )
+    assert run(sys.executable, "-c", code, cwd=tmp_path).strip() == str(
+        tmp_path / "ucc_hetero" / "native" / "libraries.py"
+    )

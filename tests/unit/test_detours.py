@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from test_residence import BOTH, CUDA, FAR, THERE, rank
 
-from ucc_hetero.bootstrap.agreement import Facts
 from ucc_hetero.cli.tune_pairs import PairFinding, pair_rules, pairs_of
+from ucc_hetero.machine.facts import Facts
 from ucc_hetero.planner.rules import PairRule
 from ucc_hetero.planner.select import Tuning
 from ucc_hetero.planner.topology import Topology

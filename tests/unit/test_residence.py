@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 from test_agreement import FACTS, HERE, THERE
 
-from ucc_hetero.bootstrap.agreement import Facts
 from ucc_hetero.errors import AgreementError
 from ucc_hetero.machine.discover import HostIdentity
+from ucc_hetero.machine.facts import Facts
 from ucc_hetero.planner.topology import Topology
 from ucc_hetero.transport.paths import crowded_hosts, path_of, paths_of
 

@@ -10,12 +10,13 @@ import os
 import re
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import fields
 
 from ..errors import AgreementError
-from ..machine.discover import WITHIN_NODE, HostIdentity
+from ..machine.discover import WITHIN_NODE
+from ..machine.facts import Facts
 
-__all__ = ["BRIDGE_PREFIX", "NATIVE_PREFIX", "Facts", "apply_settings", "bridge_settings", "judge", "steering"]
+__all__ = ["BRIDGE_PREFIX", "NATIVE_PREFIX", "apply_settings", "bridge_settings", "judge", "steering"]
 
 #: Environment prefixes of the two UCC libraries: NATIVE reads ``UCCHN_UCC_*``, the bridge ``UCCHB_UCC_*``.
 NATIVE_PREFIX, BRIDGE_PREFIX = "UCCHN", "UCCHB"
@@ -89,32 +90,6 @@ def apply_settings(ucc: str, environ: dict[str, str] | None = None) -> None:
     users = {k: v for k, v in target.items() if k.startswith("UCC_")}
     for name, value in {**NATIVE_SETTINGS, **users}.items():
         target.setdefault(f"{NATIVE_PREFIX}_{name}", value)
-
-
-@dataclass(frozen=True, slots=True)
-class Facts:
-    """What one rank publishes before it communicates. ``process`` is unique in the job."""
-
-    process: str
-    package: str
-    ucc: str
-    ucx: str
-    memory_types: tuple[str, ...]
-    settings: tuple[tuple[str, str], ...]
-    byteorder: str
-    host: HostIdentity
-    vendor: str
-    device: int
-    #: Address of the rank's UCP worker, for messages.
-    address: bytes
-    #: UCX's name of the memory of the rank's device; empty for a rank without one.
-    device_memory: str = ""
-    #: Mbit/s that the links of the rank's host carry together; 0 if unknown.
-    link_speed: int = 0
-    #: Where the rank's host stands (UCCH_GROUP): names joined by ``/``, outermost first.
-    group: str = ""
-    #: UCX's transports of the rank (``tcp``, ``rc_mlx5``, ``cuda_ipc``, ...), sorted.
-    transports: tuple[str, ...] = ()
 
 
 #: fact -> what to do when ranks differ in it.

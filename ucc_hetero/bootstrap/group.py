@@ -14,6 +14,7 @@ from ..device import bind
 from ..errors import AgreementError, CollectiveError, UCCHError
 from ..machine import nics
 from ..machine.discover import host_identity
+from ..machine.facts import Facts
 from ..native.libraries import lib
 from ..planner.collectives import ROWS, Call, elements
 from ..planner.plan import Plan
@@ -25,7 +26,6 @@ from ..transport.paths import Device, path_of
 from ..transport.segments import join as join_windows
 from ..types import OPS
 from . import agreement, process
-from .agreement import Facts
 from .liveness import Board
 from .teams import Teams
 from .turns import turn

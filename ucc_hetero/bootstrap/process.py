@@ -15,12 +15,12 @@ from ..bindings.oob import MPIExchange
 from ..device import MEMORY_NAMES, Place, collective_library, place_of, runtime_of
 from ..machine import vendors
 from ..machine.discover import HostIdentity, cores, host_identity, link_speed
+from ..machine.facts import Facts
 from ..native.libraries import lib, load
 from ..planner.topology import Topology, emulated_vendors
 from ..trace import record
 from ..transport.paths import crowded_hosts
 from . import agreement
-from .agreement import Facts
 
 __all__ = ["Job", "Process", "all_jobs", "begun", "close_all", "job_of", "place_here", "process"]
 

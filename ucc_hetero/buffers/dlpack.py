@@ -7,12 +7,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from ucc_hetero.buffers.dtypes import DLPackType
+from ucc_hetero.types import DLPACK_VENDORS
 
 __all__ = ["HOST_DEVICES", "Tensor", "export", "of_jax", "placement", "read"]
 
-#: DLDeviceType -> vendor. 1 CPU; 2, 3 and 13 CUDA device, pinned host and managed; 10 and 11 ROCm device and pinned.
-_VENDORS = {1: "host", 2: "nvidia", 3: "host", 10: "amd", 11: "host", 13: "nvidia"}
-HOST_DEVICES = frozenset(kind for kind, vendor in _VENDORS.items() if vendor == "host")
+HOST_DEVICES = frozenset(kind for kind, vendor in DLPACK_VENDORS.items() if vendor == "host")
 
 _READ_ONLY = 1 << 0
 _IS_COPIED = 1 << 1
@@ -76,7 +75,7 @@ class Tensor:
 
 def placement(device_type: int, device_id: int) -> tuple[str, int]:
     """Vendor and device number of a ``__dlpack_device__`` answer; ``TypeError`` for devices of other kinds."""
-    vendor = _VENDORS.get(int(device_type))
+    vendor = DLPACK_VENDORS.get(int(device_type))
     if vendor is None:
         raise TypeError(f"memory of DLPack device type {int(device_type)} is not supported; copy it to the host")
     return vendor, 0 if vendor == "host" else int(device_id)

@@ -59,6 +59,11 @@ class DeviceRuntime:
         """Whether no kernel is loaded at its first launch, which waits for the device."""
         return bool(self._int("loading mode", lib.ucch_device_eager))
 
+    @property
+    def waits_anywhere(self) -> bool:
+        """Whether streams can wait for a word in any memory; HIP's wait for its signal memory only."""
+        return bool(self.code != lib.UCCH_HIP)
+
     def version(self) -> str:
         """Version of the runtime or driver, such as ``12.8``."""
         number = self._int("version", lib.ucch_device_version)

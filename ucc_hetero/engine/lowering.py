@@ -23,6 +23,7 @@ from ..transport.rings import Channels
 from ..transport.segments import LEAST
 from .placement import Local, Lowering, Placement, is_each
 from .staging import Mirrors, Span
+from .stream_program import queue, queues
 from .stream_rules import may_hold, of_vendors
 
 __all__ = ["Program", "Route", "lower"]
@@ -91,7 +92,7 @@ class _Lower:
         self.plan, self.rank, self.what, self.teams, self.board = plan, rank, what, teams, board
         self.tag, self.staged, self.windows, self.channels, whole = route
         self.at = Placement(plan, rank, what)
-        if self.channels is None or whole is None or not self.channels.queues(whole, self.at):
+        if self.channels is None or whole is None or not queues(self.channels, whole, self.at):
             self.channels = None
         self.mirrors = Mirrors(self.at.itemsize, self.at.code)
         self.mirroring = False
@@ -146,7 +147,7 @@ class _Lower:
             full = bool(steps) and all(self.what.call.counts)
             program.launches = alone and full and job.vendors_library(self.what.memory)
         if self.channels is not None:
-            self.channels.queue(program.handle, self.rank, self.notes, self.at, self.moved, self.bounce)
+            queue(self.channels, program.handle, self.rank, self.notes, self.at, self.moved, self.bounce)
             program.keep = (program.keep, self.channels)
             program.launches = program.holds = program.queued = True
 

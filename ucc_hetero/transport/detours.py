@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from .. import env
-from ..bootstrap.agreement import Facts
+from ..machine.facts import Facts
 from ..planner.rules import pair_path
 from ..planner.select import Tuning
 from ..planner.topology import Topology

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ..bootstrap.agreement import Facts
 from ..buffers import Buffer
 from ..device import DeviceRuntime, Place, memory_vendor, report
 from ..errors import AgreementError, DeviceError
+from ..machine.facts import Facts
 from ..planner.topology import Topology
 
 __all__ = ["Device", "crowded_hosts", "knows", "path_of", "paths_of"]

@@ -12,16 +12,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from .. import log
-from ..bindings.ucc import status_name
-from ..bootstrap.agreement import Facts
 from ..device import DeviceRuntime, kernels
-from ..engine.placement import Placement
-from ..engine.stream_rules import vendors_know
-from ..errors import LibraryError
+from ..machine.facts import Facts
 from ..native.libraries import ffi, lib
-from ..planner.plan import Plan, Step, regions
 from ..planner.topology import Topology
-from ..trace.record import Note
 from ..types import DTYPES, OPS
 from .segments import Windows, key_of, may_wait
 
@@ -41,34 +35,6 @@ class Channels:
     def __init__(self, handle: Any, able: bool, computes: bool) -> None:
         self.handle, self.able, self.computes = handle, able, computes
 
-    def queues(self, plan: Plan, at: Placement) -> bool:
-        """Whether a call is queued whole; alike on every rank, which ``plan``, that of all ranks, is for."""
-        steps = [step for f in plan.fragments for stage in f.stages for step in stage]
-        if any(step.link == "bridge" and step.kind != "message" for step in steps):
-            return False
-        native = [step for step in steps if step.link == "native" and len(step.ranks) > 1]
-        # libucc answers calls that move nothing by itself, and not in a stream.
-        full = all(r.count for step in native for side in (*step.src, *step.dst) for r in regions(side))
-        return full and (not native or (self.able and vendors_know(at, native))) and _computes(steps, at, self.computes)
-
-    def queue(self, program: Any, rank: int, notes: Sequence[Note], at: Placement, moved: int, bounce: int) -> None:
-        """Let a native program be queued whole. ``notes`` of its steps, ``moved`` bytes of its messages.
-
-        ``bounce``: bytes of the longest copy within overlapping memory; it makes a stop in scratch.
-        """
-        end = -(-at.tmp_bytes // 64) * 64
-        _check(lib.ucch_program_tmp(program, end + bounce))
-        stages: dict[tuple[int, int], int] = {}
-        for i, note in enumerate(notes):
-            stage = stages.setdefault((note.fragment, note.stage), len(stages))
-            peers = [r for r in note.ranks if r != rank]
-            _check(lib.ucch_program_stage(program, i, stage, peers[0] if note.kind == "message" else -1))
-        combines = any(note.kind == "combine" for note in notes)
-        key = (at.what.op, at.code) if combines else (OPS["SUM"].code, DTYPES["uint8"].code)
-        if moved <= lib.UCCH_WHOLE_BYTES:
-            kernels.ready(lib.UCCH_WHOLE, *key, 0)
-        _check(lib.ucch_program_queued(program, self.handle, end, *key))
-
     def close(self, timeout: float) -> None:
         """Give the memory back once nothing is under way; collective. What does not end by then is left alone."""
         until = time.monotonic() + timeout
@@ -77,26 +43,6 @@ class Channels:
                 return
             time.sleep(0)
         lib.ucch_channels_free(self.handle)
-
-
-def _check(status: int) -> None:
-    if status < 0:
-        raise LibraryError("queueing a program", status, status_name(status))
-
-
-def _computes(steps: Sequence[Step], at: Placement, able: bool) -> bool:
-    """Whether devices do the arithmetic themselves: every rank asks for all of it, also for what others do.
-
-    ``able``: all of them have a compiler.
-    """
-    what, wanted = at.what, []
-    if any(step.kind == "combine" for step in steps):
-        wanted.append((lib.UCCH_COMBINE, what.op, at.code, 0))
-    if what.divisor or what.call.collective in ("scan", "exscan"):
-        wanted.append((lib.UCCH_SCALE, 0, at.code, 0))
-    if what.compute is not what.dtype:
-        wanted += [(lib.UCCH_CAST, 0, what.dtype.code, at.code), (lib.UCCH_CAST, 0, at.code, what.dtype.code)]
-    return not wanted or (able and kernels.all_ready(wanted))
 
 
 def join(

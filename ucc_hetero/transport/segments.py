@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from .. import env, log
-from ..bootstrap.agreement import Facts
 from ..device import DeviceRuntime, kernels, own_device
+from ..machine.facts import Facts
 from ..native.libraries import ffi, lib
 from ..planner.topology import Topology
 from .paths import crowded_hosts
@@ -131,8 +131,8 @@ def may_wait(runtime: DeviceRuntime | None) -> bool:
 
 
 def _words(runtime: DeviceRuntime) -> bool:
-    """Whether the device's streams can wait for any memory: CUDA's do, HIP's only for some, and kernels do it."""
-    return runtime.vendor != "amd" or kernels.all_ready([(lib.UCCH_AWAIT, 0, 0, 0), (lib.UCCH_POST, 0, 0, 0)])
+    """Whether the device's streams can wait for any memory, or have kernels that do it for them."""
+    return runtime.waits_anywhere or kernels.all_ready([(lib.UCCH_AWAIT, 0, 0, 0), (lib.UCCH_POST, 0, 0, 0)])
 
 
 def key_of(facts: Facts) -> int:

@@ -1,0 +1,35 @@
+"""Facts that a rank publishes about itself before it communicates."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from .discover import HostIdentity
+
+__all__ = ["Facts"]
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What one rank publishes before it communicates. ``process`` is unique in the job."""
+
+    process: str
+    package: str
+    ucc: str
+    ucx: str
+    memory_types: tuple[str, ...]
+    settings: tuple[tuple[str, str], ...]
+    byteorder: str
+    host: HostIdentity
+    vendor: str
+    device: int
+    #: Address of the rank's UCP worker, for messages.
+    address: bytes
+    #: UCX's name of the memory of the rank's device; empty for a rank without one.
+    device_memory: str = ""
+    #: Mbit/s that the links of the rank's host carry together; 0 if unknown.
+    link_speed: int = 0
+    #: Where the rank's host stands (UCCH_GROUP): names joined by ``/``, outermost first.
+    group: str = ""
+    #: UCX's transports of the rank (``tcp``, ``rc_mlx5``, ``cuda_ipc``, ...), sorted.
+    transports: tuple[str, ...] = ()
