@@ -1,7 +1,7 @@
 """Build the extension ``ucc_hetero._native``: cffi in API mode over the C files beside this one.
 
-The cdef is made of the very files that the compiler reads: ``ucc_api.h``, ``ucp_api.h``, ``api.h``, ``device_api.h``,
-the constants, and one prototype per line of ``symbols.h``.
+The cdef is made of the very files that the compiler reads: the declarations and constants in ``abi/`` and ``api/``, and
+one prototype per line of ``abi/symbols.h``.
 """
 
 from __future__ import annotations
@@ -12,39 +12,9 @@ from pathlib import Path
 from cffi import FFI
 
 HERE = Path(__file__).resolve().parent
-SOURCES = (
-    "loader.c",
-    "registry.c",
-    "progress.c",
-    "wait.c",
-    "program.c",
-    "run.c",
-    "step.c",
-    "launch.c",
-    "enqueue.c",
-    "whole.c",
-    "channel.c",
-    "message.c",
-    "token.c",
-    "later.c",
-    "rma.c",
-    "board.c",
-    "local.c",
-    "trace.c",
-    "device.c",
-    "device_cuda.c",
-    "device_hip.c",
-    "device_work.c",
-    "device_gate.c",
-    "kernel.c",
-    "window.c",
-    "arena.c",
-    "transfer.c",
-    "take.c",
-    "queued.c",
-    "slip.c",
-    "bell.c",
-)
+#: Folders of the engine, lowest first: a file uses its own folder and those before it.
+FOLDERS = ("abi", "api", "base", "gpu", "shm", "p2p", "coll")
+SOURCES = [path for folder in FOLDERS for path in sorted((HERE / folder).glob("*.c"))]
 
 
 def _declarations(name: str) -> str:
@@ -53,12 +23,12 @@ def _declarations(name: str) -> str:
 
 def _prototypes() -> str:
     """One prototype per library function, from the X-macro lines of symbols.h."""
-    rows = re.findall(r"^UC[CP]_(?:VOID_)?SYMBOL\(([^,]+), (\w+), (\([^)]*\)),", _declarations("symbols.h"), re.M)
+    rows = re.findall(r"^UC[CP]_(?:VOID_)?SYMBOL\(([^,]+), (\w+), (\([^)]*\)),", _declarations("abi/symbols.h"), re.M)
     return "\n".join(f"{ret} {name}{params};" for ret, name, params in rows)
 
 
 def _constants() -> str:
-    names = re.findall(r"^#define (\w+) -?\d+$", _declarations("constants.h"), re.M)
+    names = re.findall(r"^#define (\w+) -?\d+$", _declarations("api/constants.h"), re.M)
     return "\n".join(f"#define {name} ..." for name in names)
 
 
@@ -73,22 +43,22 @@ ffibuilder = FFI()
 ffibuilder.cdef(
     "\n".join(
         [
-            _declarations("ucc_api.h"),
-            _declarations("ucp_api.h"),
+            _declarations("abi/ucc_api.h"),
+            _declarations("abi/ucp_api.h"),
             _prototypes(),
             _constants(),
-            _declarations("api.h"),
-            _declarations("device_api.h"),
+            _declarations("api/api.h"),
+            _declarations("api/device_api.h"),
         ]
     )
 )
 ffibuilder.cdef(CALLBACKS)
 ffibuilder.set_source(
     "ucc_hetero._native",
-    '#include "ucch.h"\n#include "device_api.h"\n',
-    sources=[f"cffi_build/{name}" for name in SOURCES],
+    '#include "base/ucch.h"\n#include "api/device_api.h"\n',
+    sources=[f"cffi_build/{path.relative_to(HERE)}" for path in SOURCES],
     include_dirs=["cffi_build"],
-    depends=[f"cffi_build/{path.name}" for path in sorted(HERE.glob("*.h"))],
+    depends=[f"cffi_build/{path.relative_to(HERE)}" for path in sorted(HERE.rglob("*.h"))],
     libraries=["dl", "pthread", "m"],
     extra_compile_args=["-std=gnu11", "-O3", "-Wall", "-Wextra", "-Wno-unused-parameter", "-fvisibility=hidden"],
     py_limited_api=True,

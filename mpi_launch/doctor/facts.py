@@ -19,7 +19,7 @@ from ...bindings import ucx
 from ...errors import UCCHError
 from ...machine import discover
 from ...machine.vendors import Device, devices
-from ...native.libraries import libraries
+from ...native import libraries
 from .. import launcher
 
 __all__ = ["Facts", "Libraries", "Port", "collect"]

@@ -41,7 +41,7 @@ def fake_library(folder: Path, version: str, *, without: str = "") -> Path:
     compiler = shutil.which("cc") or shutil.which("gcc")
     if compiler is None:
         pytest.skip("no C compiler")
-    table = (ROOT / "cffi_build" / "symbols.h").read_text()
+    table = (ROOT / "cffi_build" / "abi" / "symbols.h").read_text()
     names = set(re.findall(r"^UCC_(?:VOID_)?SYMBOL\([\w *]+?,? ?\*?(ucc_\w+),", table, re.M))
     names |= set(re.findall(r"(?<![\w])(ucc_[a-z_]+), \(", table))
     assert len(names) > 20 and {without} - {""} <= names

@@ -139,7 +139,7 @@ def test_nothing_is_ready_without_a_device() -> None:
 
 
 class Move(ctypes.Structure):
-    """``struct move`` of the kernels and of cffi_build/whole.h."""
+    """``struct move`` of the kernels and of cffi_build/coll/fused.h."""
 
     _fields_ = [
         *((name, ctypes.c_void_p) for name in ("src", "dst", "wait", "tell")),
@@ -199,7 +199,7 @@ def test_blocks_share_a_call(library: ctypes.CDLL, nth: int, dtype: str, count: 
 
 
 class Carry(ctypes.Structure):
-    """``struct carry`` of the kernels and of cffi_build/queued.c."""
+    """``struct carry`` of the kernels and of cffi_build/p2p/stream_copy.c."""
 
     _fields_ = [
         *((name, ctypes.c_void_p) for name in ("front", "data", "arena", "buffer", "slip", "slips")),

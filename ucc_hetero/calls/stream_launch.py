@@ -1,4 +1,4 @@
-"""Calls in a stream that a vendor's library does alone: launched, and left to the stream (cffi_build/launch.c)."""
+"""Calls in a stream that a vendor's library does alone: launched, and left to the stream (coll/stream_executor.c)."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ _OPS = {
 }  # fmt: skip
 _BITWISE = ("LAND", "LOR", "LXOR", "BAND", "BOR", "BXOR")
 
-#: Half precisions are combined in float and rounded to nearest even once, as on the host (``cffi_build/local.c``).
+#: Half precisions are combined in float and rounded to nearest even once, as on the host (``cffi_build/base/arith.c``).
 _SOURCE = """
 struct half_t { unsigned short bits; };
 struct bfloat_t { unsigned short bits; };
@@ -83,7 +83,7 @@ extern "C" __global__ void ucch(const FROM *src, TO *dst, unsigned long long n, 
 }
 """
 
-#: Words in memory that other devices write, or read; they only grow, and wrap around (``cffi_build/channel.c``).
+#: Words in memory that other devices write, or read; they only grow, and wrap around (``cffi_build/shm/ring.c``).
 _WORDS = """
 #ifdef __AMDGCN__
 #define GET(p) __atomic_load_n(p, __ATOMIC_ACQUIRE)
@@ -137,8 +137,8 @@ __device__ void copy_bytes(void *dst, const void *src, unsigned bytes) {
 }
 """
 
-#: One side of a message (``carry`` of ``cffi_build/queued.c``; the layout of a run is in ``constants.h``): every block
-#: has slices of it, and the receiver's follow the sender's. A receiver learns from its slip (``cffi_build/slip.c``)
+#: One side of a message (``carry`` of p2p/stream_copy.c; the layout of a run is in ``api/constants.h``): every block
+#: has slices of it, and the receiver's follow the sender's. A receiver learns from its slip (shm/mailbox.c)
 #: where the message is, and the sender rings its bell once data is there.
 _NUMBERS = {
     "CHUNK": lib.UCCH_CHUNK_BYTES, "STEP": lib.UCCH_CARRY_STEP, "NOWHERE": lib.UCCH_NOWHERE,
@@ -213,7 +213,7 @@ extern "C" __global__ void ucch(carry c) {
 }
 """
 
-#: All of a short call: ``ucch_moves`` of ``cffi_build/whole.h``, one after the other. Every block does the same slice
+#: All of a short call: ``ucch_moves`` of coll/fused.h, one after the other. Every block does the same slice
 #: of each, and the last to have done so tells other ranks.
 _WHOLE = """
 struct move { const void *src; void *dst; unsigned *wait, *tell, least, value, kind, n; };

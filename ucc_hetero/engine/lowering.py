@@ -1,6 +1,6 @@
 """Lowers a plan for this rank into a native program: flat steps with addresses relative to the caller's buffers.
 
-The program runs in C (``cffi_build/program.c``); from start to completion no Python runs.
+The program runs in C (``cffi_build/coll/program.c``); from start to completion no Python runs.
 """
 
 from __future__ import annotations

@@ -49,7 +49,7 @@ DEVICE_FRAGMENT, MOST_ON_DEVICES = 64 << 20, 8
 SHARED_LIMIT = 64 << 10
 #: From here on messages through windows take the place of the host's library, among one host's devices; bytes.
 WINDOW_LIMIT = 256 << 10
-#: Bytes up to which queued calls are ``flat``, and ranks: one kernel does such a call (``whole.c``, whose 40 moves an
+#: Bytes up to which queued calls are ``flat``, and ranks: one kernel does such a call (coll/fused.c, whose 40 moves an
 #: allreduce of more ranks exceeds). Measured on 2 + 2 H200s, 64 and 256 KiB: allreduces in 92 instead of 95 and 110 us,
 #: allgathers in 45 instead of 96 and 64; the host had 20 us to do instead of 63 to 108.
 KERNEL_LIMIT, MOST_IN_KERNEL = 256 << 10, 8

@@ -1,6 +1,6 @@
 """Channels: whole calls queued in streams, where the ranks of a communicator are devices of one host.
 
-The native side is ``cffi_build/channel.c`` and ``cffi_build/enqueue.c``. A call is handed to the devices when it is
+The native side is shm/ring.c and coll/schedule.c. A call is handed to the devices when it is
 made: they wait for each other, copy and compute, and no host takes part any more. All ranks must do so or none, for the
 same calls; so what decides is known to all of them.
 """

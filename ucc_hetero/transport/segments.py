@@ -1,8 +1,8 @@
 """Windows and arenas: which ranks of a host can hand device memory to each other, and by way of what.
 
-The native side is ``cffi_build/window.c``: shared pinned memory. A window is an anonymous file, which peers open by way
+The native side is shm/segment.c: shared pinned memory. A window is an anonymous file, which peers open by way
 of ``/proc``: it needs no room in ``/dev/shm``, and nothing is left of it when a process dies, however it does. Where
-devices of one vendor open each other's memory (``cffi_build/arena.c``), messages lie in that, and only words about them
+devices of one vendor open each other's memory (shm/arena.c), messages lie in that, and only words about them
 in windows.
 """
 

@@ -1,0 +1,44 @@
+/* The library functions as static functions of their own names, each going through the table that loader.c fills. */
+#ifndef UCCH_CALLS_H
+#define UCCH_CALLS_H
+
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+
+#include "abi/ucc_api.h"
+#include "abi/ucp_api.h"
+
+#define UCCH_UCC_ABSENT (-2) /* UCC_ERR_NOT_IMPLEMENTED */
+
+typedef struct ucch_symbols {
+#define UCC_SYMBOL(ret, name, params, args, need) ret(*name) params;
+#define UCC_VOID_SYMBOL(ret, name, params, args, need) ret(*name) params;
+#define UCP_SYMBOL(ret, name, params, args, need) ret(*name) params;
+#define UCP_VOID_SYMBOL(ret, name, params, args, need) ret(*name) params;
+#include "abi/symbols.h"
+} ucch_symbols;
+
+extern ucch_symbols ucch_sym;
+
+/* An absent optional function answers NOT_IMPLEMENTED; the required ones are there once a library is loaded, and
+ * Python calls nothing before that. */
+#define UCC_SYMBOL(ret, name, params, args, need)                                                                      \
+    static inline ret name params {                                                                                    \
+        return (need) || ucch_sym.name ? ucch_sym.name args : (ret)UCCH_UCC_ABSENT;                                    \
+    }
+#define UCC_VOID_SYMBOL(ret, name, params, args, need)                                                                 \
+    static inline ret name params {                                                                                    \
+        ucch_sym.name args;                                                                                            \
+    }
+#define UCP_SYMBOL(ret, name, params, args, need)                                                                      \
+    static inline ret name params {                                                                                    \
+        return ucch_sym.name args;                                                                                     \
+    }
+#define UCP_VOID_SYMBOL(ret, name, params, args, need)                                                                 \
+    static inline ret name params {                                                                                    \
+        ucch_sym.name args;                                                                                            \
+    }
+#include "abi/symbols.h"
+
+#endif

@@ -1,0 +1,103 @@
+/* dlopen of libucc and libucp, and the one table of their functions. Which file to try is Python's business. */
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/ucch.h"
+
+ucch_symbols ucch_sym;
+
+typedef struct symbol {
+    const char *name;
+    size_t offset;
+    int need;
+} symbol;
+
+static const symbol ucc_symbols[] = {
+#define UCC_SYMBOL(ret, name, params, args, need) {#name, offsetof(ucch_symbols, name), need},
+#define UCC_VOID_SYMBOL(ret, name, params, args, need) {#name, offsetof(ucch_symbols, name), need},
+#include "abi/symbols.h"
+    {NULL, 0, 0}};
+
+static const symbol ucp_symbols[] = {
+#define UCP_SYMBOL(ret, name, params, args, need) {#name, offsetof(ucch_symbols, name), need},
+#define UCP_VOID_SYMBOL(ret, name, params, args, need) {#name, offsetof(ucch_symbols, name), need},
+#include "abi/symbols.h"
+    {NULL, 0, 0}};
+
+static char load_error[1024];
+
+const char *ucch_load_error(void) {
+    return load_error;
+}
+
+/* RTLD_NOW: a library that lacks a symbol fails here, with its name, instead of ending the process at first use. */
+int ucch_preload(const char *path) {
+    if (dlopen(path, RTLD_NOW | RTLD_LOCAL))
+        return 0;
+    const char *why = dlerror();
+    snprintf(load_error, sizeof(load_error), "%s", why ? why : "dlopen failed");
+    return -1;
+}
+
+static int load_table(const char *path, const symbol *list) {
+    void *handle = dlopen(path, RTLD_NOW | RTLD_LOCAL);
+    if (!handle) {
+        const char *why = dlerror();
+        snprintf(load_error, sizeof(load_error), "%s", why ? why : "dlopen failed");
+        return -1;
+    }
+    void *found[64] = {0};
+    size_t n = 0;
+    for (const symbol *s = list; s->name; s++, n++) {
+        found[n] = dlsym(handle, s->name);
+        if (!found[n] && s->need) {
+            snprintf(load_error, sizeof(load_error), "%s has no symbol %s: too old or not the right library", path,
+                     s->name);
+            dlclose(handle);
+            return -1;
+        }
+    }
+    /* Only a complete set goes in: a refused candidate must not leave half of itself behind. */
+    n = 0;
+    for (const symbol *s = list; s->name; s++, n++)
+        memcpy((char *)&ucch_sym + s->offset, &found[n], sizeof(void *));
+    return 0;
+}
+
+int ucch_load_ucc(const char *path) {
+    return load_table(path, ucc_symbols);
+}
+
+int ucch_load_ucp(const char *path) {
+    return load_table(path, ucp_symbols);
+}
+
+/* libucp's own description of a context (memory domains, devices, transports); the caller releases it. */
+char *ucch_describe_ucp(ucp_context_h context) {
+    char *text = NULL;
+    size_t length = 0;
+    FILE *stream = open_memstream(&text, &length);
+    if (!stream)
+        return NULL;
+    if (ucch_sym.ucp_context_print_info)
+        ucp_context_print_info(context, stream);
+    fclose(stream);
+    return text;
+}
+
+void ucch_release(char *text) {
+    free(text);
+}
+
+int ucch_has_symbol(const char *name) {
+    for (const symbol *s = ucc_symbols; s->name; s++)
+        if (!strcmp(s->name, name))
+            return *(void **)((char *)&ucch_sym + s->offset) != NULL;
+    for (const symbol *s = ucp_symbols; s->name; s++)
+        if (!strcmp(s->name, name))
+            return *(void **)((char *)&ucch_sym + s->offset) != NULL;
+    return 0;
+}

@@ -1,0 +1,165 @@
+/* What Python sees of the native engine. Read by the C compiler and by cffi, hence no preprocessor lines but the
+ * constants, which build.py also hands to cffi. */
+
+/* ---- loader.c ---- */
+int ucch_preload(const char *path);
+int ucch_load_ucc(const char *path);
+int ucch_load_ucp(const char *path);
+int ucch_has_symbol(const char *name);
+const char *ucch_load_error(void);
+char *ucch_describe_ucp(ucp_context_h context);
+void ucch_release(char *text);
+
+/* ---- progress.c: what completes, who makes progress ---- */
+typedef struct ucch_op ucch_op;
+typedef struct ucch_context ucch_context;
+typedef struct ucch_team ucch_team;
+typedef struct ucch_program ucch_program;
+typedef struct ucch_message ucch_message;
+typedef struct ucch_board ucch_board;
+typedef struct ucch_channels ucch_channels;
+
+typedef struct ucch_error {
+    int status;     /* UCC status (or UCS status of a message); UCCH_FAIL_* of our own below -100 */
+    int step;       /* index of the step that failed, or -1 */
+    int peer;       /* communicator rank involved, or -1 */
+    uint64_t seq;   /* sequence number of the call on its communicator */
+    double elapsed; /* seconds since the start */
+} ucch_error;
+
+void ucch_lock(void);
+void ucch_unlock(void);
+int ucch_progress_thread(int on);
+int ucch_progress_once(void);
+void ucch_progress_idle(void);
+void ucch_op_deadline(ucch_op *op, double timeout);
+void ucch_op_error(ucch_op *op, ucch_error *error);
+uint64_t ucch_in_flight(void);
+
+ucch_context *ucch_context_new(ucc_context_h handle);
+void ucch_context_free(ucch_context *context);
+ucch_team *ucch_team_new(ucch_context *context, ucc_team_h handle);
+void ucch_team_free(ucch_team *team);
+
+/* ---- wait.c: who waits, and how ---- */
+void ucch_set_spin(int iterations);
+int ucch_wait(ucch_op *op, double slice);
+int ucch_wait_come(ucch_op *op, double slice);
+int ucch_wait_any(ucch_op **ops, int n, int all, double slice);
+int ucch_test(ucch_op *op);
+int ucch_peek(ucch_op *op);
+void ucch_listen(ucch_op *op);
+uint64_t ucch_rings(void);
+void ucch_ring(void);
+void ucch_await_ring(uint64_t known, double seconds);
+
+/* ---- program.c: a plan lowered for this rank ---- */
+typedef struct ucch_span {
+    int base;       /* UCCH_SEND, UCCH_RECV, UCCH_TMP */
+    int64_t offset; /* bytes from that base */
+    uint64_t count; /* elements */
+} ucch_span;
+
+ucch_program *ucch_program_new(int nsteps, ucch_board *board, uint64_t signature, const char *label);
+void ucch_program_drop(ucch_program *program);
+void ucch_program_free(ucch_program *program);
+ucch_op *ucch_program_op(ucch_program *program);
+int ucch_program_coll(ucch_program *program, int step, ucch_team *team, int coll, int op, uint64_t flags, uint64_t root,
+                      ucc_datatype_t dtype, ucch_span src, ucch_span dst);
+int ucch_program_counts(ucch_program *program, int step, int dst, int n, const uint64_t *counts,
+                        const uint64_t *displs);
+int ucch_program_send(ucch_program *program, int step, ucp_ep_h ep, uint64_t tag, ucch_span src, int window);
+int ucch_program_recv(ucch_program *program, int step, ucp_worker_h worker, uint64_t tag, ucch_span dst, int window);
+int ucch_program_local(ucch_program *program, int step, int kind, int op, int dtype, int to, ucch_span src,
+                       ucch_span dst, double factor);
+int ucch_program_after(ucch_program *program, int step, int n, const int *earlier);
+int ucch_program_memory(ucch_program *program, int base, int mem_type);
+void ucch_program_bytes(ucch_program *program, uint64_t bytes);
+int ucch_program_tmp(ucch_program *program, size_t bytes);
+int ucch_program_persist(ucch_program *program, void *send, void *recv, double timeout);
+int ucch_program_again(ucch_program *program);
+int ucch_program_start(ucch_program *program, void *send, void *recv, double timeout);
+int ucch_program_run(ucch_program *program, void *send, void *recv, double timeout, double slice);
+int ucch_program_active(ucch_program *program);
+
+/* ---- trace.c: what every program and step did, and when ---- */
+typedef struct ucch_event {
+    uint64_t begin, end; /* ns of CLOCK_MONOTONIC; end 0: not yet */
+    uint64_t seq;        /* sequence number of the call on its communicator */
+    uint32_t program;    /* as numbered by ucch_program_trace */
+    int32_t step;        /* -1: the whole program */
+    int32_t status;
+    uint32_t reserved;
+} ucch_event;
+
+int ucch_trace_open(const char *path, uint64_t capacity);
+void ucch_trace_stop(void);
+const void *ucch_trace_memory(uint64_t *bytes);
+void ucch_program_trace(ucch_program *program, uint32_t number);
+
+/* ---- arith.c: element-wise work on host memory ---- */
+int ucch_combine(int op, int dtype, const void *src, void *dst, uint64_t count);
+int ucch_cast(int from, int to, const void *src, void *dst, uint64_t count);
+int ucch_scale(int dtype, void *data, uint64_t count, double factor);
+
+/* ---- message.c: tagged messages ---- */
+ucch_message *ucch_message_new(void);
+void ucch_message_free(ucch_message *message);
+ucch_op *ucch_message_op(ucch_message *message);
+int ucch_send(ucch_message *message, ucp_worker_h worker, ucp_ep_h ep, const void *buffer, size_t bytes, uint64_t tag,
+              int mem_type, int sync, double timeout);
+int ucch_recv(ucch_message *message, ucp_worker_h worker, void *buffer, size_t bytes, uint64_t tag, uint64_t mask,
+              int mem_type, double timeout);
+int ucch_recv_matched(ucch_message *message, ucp_worker_h worker, void *buffer, size_t bytes, ucp_tag_message_h matched,
+                      int mem_type, double timeout);
+void ucch_message_info(ucch_message *message, uint64_t *sender_tag, size_t *bytes);
+void ucch_message_cancel(ucch_message *message);
+void ucch_message_watch(ucch_message *message, ucch_board *board, int peer);
+int ucch_message_held(ucch_message *message);
+ucp_ep_h ucch_ep_new(ucp_worker_h worker, const void *address, int *status);
+int ucch_ep_close(ucp_worker_h worker, ucp_ep_h ep, double timeout);
+void ucch_worker_use(ucp_worker_h worker, int on);
+
+/* ---- later.c: messages that start when a stream has got somewhere ---- */
+int ucch_message_after(ucch_message *message, void *stream);
+
+/* ---- rendezvous.c: messages through windows, and what looks at messages before they are received ---- */
+int ucch_send_token(ucch_message *message, ucp_worker_h worker, ucp_ep_h ep, const void *data, size_t bytes,
+                    uint64_t tag, int dest, int on_device, double timeout);
+int ucch_send_queued(ucch_message *message, ucp_worker_h worker, ucp_ep_h ep, const void *data, size_t bytes,
+                     uint64_t tag, int dest, void *stream, int eager, double timeout);
+void *ucch_stream_ours(void);
+void ucch_message_later(ucch_message *message);
+void ucch_message_number(ucch_message *message, uint64_t process, uint32_t number);
+int ucch_message_take(ucch_message *message, void *stream, int early);
+void ucch_message_tokens(ucch_message *message, void *data, size_t bytes, int on_device);
+int ucch_message_moved(ucch_message *message);
+int ucch_probe(ucp_worker_h worker, uint64_t tag, uint64_t mask, int remove, const uint64_t *keys, int me,
+               uint64_t *sender_tag, size_t *bytes, ucp_tag_message_h *matched);
+void ucch_discard(ucp_worker_h worker, ucp_tag_message_h matched, int is_token);
+int ucch_discard_all(ucp_worker_h worker, uint64_t tag, uint64_t mask);
+
+/* ---- rma.c: one-sided transfers ---- */
+int ucch_put(ucp_ep_h ep, const void *buffer, size_t bytes, uint64_t address, ucp_rkey_h rkey, int mem_type);
+int ucch_get(ucp_ep_h ep, void *buffer, size_t bytes, uint64_t address, ucp_rkey_h rkey, int mem_type);
+int ucch_flush(ucch_message *message, ucp_ep_h ep, double timeout);
+ucp_rkey_h ucch_rkey_new(ucp_ep_h ep, const void *packed, int *status);
+void ucch_rkey_free(ucp_rkey_h rkey);
+
+/* ---- board.c: who has arrived where, on one host ---- */
+ucch_board *ucch_board_new(void *memory, int nslots, int mine, const int *ranks);
+void ucch_board_free(ucch_board *board);
+void ucch_board_add(ucch_board *board, double seconds, uint64_t bytes);
+void ucch_board_stats(ucch_board *board, uint64_t *calls, double *seconds, uint64_t *bytes);
+size_t ucch_board_bytes(int nslots);
+uint64_t ucch_board_announce(ucch_board *board, uint64_t signature, const char *label);
+uint64_t ucch_board_publish(ucch_board *board, uint64_t signature, const char *label);
+int ucch_board_mismatch(ucch_board *board, uint64_t seq);
+int ucch_board_gone(ucch_board *board, uint64_t seq);
+int ucch_board_fate(ucch_board *board, int slot);
+void ucch_board_leave(ucch_board *board);
+void ucch_board_break(ucch_board *board);
+ucch_op *ucch_board_culprit(ucch_board *board);
+int ucch_board_broken(ucch_board *board);
+uint64_t ucch_board_seq(ucch_board *board, int slot);
+int ucch_board_label(ucch_board *board, int slot, uint64_t seq, char *label);

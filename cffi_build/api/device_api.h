@@ -1,0 +1,75 @@
+/* The GPU side of what Python sees of the native engine; read by the compiler and by cffi, as api.h. */
+
+/* ---- runtime.c: GPU runtimes. 0, or UCCH_FAIL_DEVICE with its reason in ucch_device_error() ---- */
+int ucch_device_load(int runtime, const char *path);
+const char *ucch_device_error(void);
+int ucch_device_loaded(int runtime);
+int ucch_device_memory_type(int runtime);
+int ucch_device_version(int runtime, int *version);
+int ucch_device_count(int runtime, int *devices);
+int ucch_device_bus(int runtime, int device, char *where, int room);
+int ucch_device_current(int runtime, int *device);
+int ucch_device_use(int runtime, int device);
+int ucch_device_pointer(int runtime, uintptr_t address);
+int ucch_device_shareable(int runtime, void *address);
+int ucch_device_alloc(int runtime, void **address, size_t bytes, int pinned);
+int ucch_device_free(int runtime, void *address, int pinned);
+int ucch_device_flag(int runtime, void **word);
+int ucch_device_unflag(int runtime, void *word);
+int ucch_device_copy(int runtime, void *dst, const void *src, size_t bytes, void *stream);
+int ucch_stream_new(int runtime, void **stream);
+int ucch_stream_free(int runtime, void *stream);
+int ucch_stream_wait(int runtime, void *stream, void *event);
+int ucch_stream_sync(int runtime, void *stream);
+int ucch_stream_hold(int runtime, void *stream, void *word, uint32_t least);
+int ucch_stream_write(int runtime, void *stream, void *word, uint32_t value);
+int ucch_event_new(int runtime, void **event);
+int ucch_event_free(int runtime, void *event);
+int ucch_event_record(int runtime, void *event, void *stream);
+int ucch_event_done(int runtime, void *event);
+int ucch_device_eager(int runtime, int *yes);
+int ucch_device_room(int runtime, size_t *bytes);
+int ucch_device_target(int runtime, int device, char *text, int room);
+int ucch_device_enter(void);
+void ucch_device_leave(int before);
+int ucch_device_bind(int runtime, int device);
+size_t ucch_pool_bytes(int pinned, int trim);
+void *ucch_pool_take(int pinned, size_t bytes, const void *owner, int may_add);
+void ucch_pool_give(void *memory);
+
+/* ---- kernels.c: arithmetic on the device ---- */
+int ucch_kernel_add(int kind, int op, int dtype, int to, const void *image);
+
+/* ---- segment.c: shared memory that devices of several vendors copy to and from ---- */
+int ucch_window_own(uint64_t key, size_t *bytes);
+int ucch_window_open(uint64_t key, int pid, int file, size_t bytes);
+int ucch_windows_pin(int with_chunks);
+int ucch_window_room(void);
+
+/* ---- arena.c: device memory that processes of one vendor open ---- */
+int ucch_arena_own(size_t bytes, void *handle);
+int ucch_arena_open(uint64_t key, const void *handle);
+void ucch_arena_close(uint64_t key);
+
+/* ---- ring.c: rings in windows, by which streams hand data to each other ---- */
+size_t ucch_channels_offer(int rank, int size, const int *islands, int chunks);
+ucch_channels *ucch_channels_new(int rank, int size, const int *islands, size_t far);
+size_t ucch_channels_offset(ucch_channels *channels);
+int ucch_channels_meet(ucch_channels *channels, int peer, uint64_t key, size_t offset);
+int ucch_channels_open(ucch_channels *channels);
+int ucch_channels_quiet(ucch_channels *channels);
+void ucch_channels_free(ucch_channels *channels);
+
+/* ---- program.c, on device memory ---- */
+int ucch_program_device(ucch_program *program, size_t pinned);
+int ucch_program_stage(ucch_program *program, int step, int stage, int peer);
+int ucch_program_queued(ucch_program *program, ucch_channels *channels, size_t bounce, int op, int dtype);
+int ucch_gates_held(void);
+int ucch_program_start_on(ucch_program *program, void *send, void *recv, double timeout, void *stream, int ordered);
+
+/* ---- stream_executor.c: calls of a vendor's library alone, launched into a stream ---- */
+ucch_op *ucch_program_launch(ucch_program *program, uintptr_t send, uintptr_t recv, double timeout, uintptr_t stream);
+int ucch_launch_status(void);
+ucch_op *ucch_launch_failed(void);
+void ucch_launch_release(ucch_op *op);
+int ucch_launches_of(ucch_board *board);

@@ -1,0 +1,199 @@
+/* A page of memory shared by the ranks of one communicator on one host: who has arrived at which call.
+ *
+ * UCC returns OK with wrong data, or never, when ranks call different things; a dead peer is not noticed at all. Each
+ * rank writes the signature of the call it enters into a slot of its own (one cache line, no lock). Whoever looks
+ * later sees a peer that called something else, has not arrived, or whose process is gone. */
+#include <errno.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/ucch.h"
+
+#define RING 64
+#define LABEL UCCH_LABEL_BYTES
+#define LEFT (-1)
+
+typedef struct arrival {
+    uint64_t seq; /* 0 while being written */
+    uint64_t signature;
+    char label[LABEL];
+} arrival;
+
+typedef struct slot {
+    int64_t pid;
+    uint64_t seq; /* the last call entered */
+    char pad[48];
+    arrival ring[RING];
+} slot;
+
+struct ucch_board {
+    slot *slots;
+    int n, mine;
+    uint64_t seq;
+    int *ranks;
+    uint64_t calls, bytes; /* finished well, and what they moved */
+    double seconds;
+    int broken;       /* a call failed: the communicator starts no more */
+    ucch_op *culprit; /* that call, where nobody waits for it */
+};
+
+size_t ucch_board_bytes(int nslots) {
+    return (size_t)nslots * sizeof(slot);
+}
+
+/* memory == NULL: a board of this rank alone (no peer shares the host's memory); it still counts calls. */
+ucch_board *ucch_board_new(void *memory, int nslots, int mine, const int *ranks) {
+    ucch_board *b = calloc(1, sizeof(*b));
+    if (!b)
+        return NULL;
+    b->slots = memory;
+    b->n = memory ? nslots : 0;
+    b->mine = mine;
+    b->ranks = calloc((size_t)nslots + 1, sizeof(int));
+    if (!b->ranks) {
+        free(b);
+        return NULL;
+    }
+    memcpy(b->ranks, ranks, (size_t)nslots * sizeof(int));
+    if (b->n)
+        b->slots[mine].pid = getpid();
+    return b;
+}
+
+void ucch_board_free(ucch_board *b) {
+    free(b->ranks);
+    free(b);
+}
+
+void ucch_board_add(ucch_board *b, double seconds, uint64_t bytes) {
+    b->calls++;
+    b->seconds += seconds;
+    b->bytes += bytes;
+}
+
+void ucch_board_stats(ucch_board *b, uint64_t *calls, double *seconds, uint64_t *bytes) {
+    *calls = b->calls;
+    *seconds = b->seconds;
+    *bytes = b->bytes;
+}
+
+static void write_arrival(ucch_board *b, uint64_t seq, uint64_t signature, const char *label) {
+    arrival *a = &b->slots[b->mine].ring[seq % RING];
+    __atomic_store_n(&a->seq, 0, __ATOMIC_RELAXED);
+    __atomic_thread_fence(__ATOMIC_RELEASE);
+    a->signature = signature;
+    memcpy(a->label, label, LABEL);
+    __atomic_store_n(&a->seq, seq, __ATOMIC_RELEASE);
+}
+
+uint64_t ucch_board_publish(ucch_board *b, uint64_t signature, const char *label) {
+    uint64_t seq = ++b->seq;
+    if (!b->n)
+        return seq;
+    write_arrival(b, seq, signature, label);
+    __atomic_store_n(&b->slots[b->mine].seq, seq, __ATOMIC_RELEASE);
+    return seq;
+}
+
+/* Say what the next call will be, before it is entered: its teams are made first, by ranks that wait for each other.
+ * Returns the number it will have. */
+uint64_t ucch_board_announce(ucch_board *b, uint64_t signature, const char *label) {
+    if (b->n)
+        write_arrival(b, b->seq + 1, signature, label);
+    return b->seq + 1;
+}
+
+/* The slot of a peer that entered call `seq` with another signature than ours, or -1. A peer that has not arrived
+ * will see ours; one that has moved on past the ring had seen it. */
+int ucch_board_mismatch(ucch_board *b, uint64_t seq) {
+    if (b->n < 2)
+        return -1;
+    const arrival *own = &b->slots[b->mine].ring[seq % RING];
+    if (own->seq != seq)
+        return -1; /* we have moved on past the ring ourselves */
+    uint64_t ours = own->signature;
+    for (int i = 0; i < b->n; i++) {
+        const arrival *a = &b->slots[i].ring[seq % RING];
+        if (__atomic_load_n(&a->seq, __ATOMIC_ACQUIRE) == seq && a->signature != ours)
+            return i;
+    }
+    return -1;
+}
+
+/* The slot of a peer that will never enter call `seq`, because it left or its process is gone; -1 for none. */
+int ucch_board_gone(ucch_board *b, uint64_t seq) {
+    for (int i = 0; i < b->n; i++) {
+        slot *s = &b->slots[i];
+        int64_t pid = __atomic_load_n(&s->pid, __ATOMIC_RELAXED);
+        if (i == b->mine || pid == 0)
+            continue;
+        if (pid == LEFT ? __atomic_load_n(&s->seq, __ATOMIC_ACQUIRE) < seq : kill((pid_t)pid, 0) && errno == ESRCH)
+            return i;
+    }
+    return -1;
+}
+
+static int fate_of(const ucch_board *b, int i) {
+    int64_t pid = __atomic_load_n(&b->slots[i].pid, __ATOMIC_RELAXED);
+    if (pid == LEFT)
+        return UCCH_LEFT;
+    return pid && kill((pid_t)pid, 0) && errno == ESRCH ? UCCH_DIED : UCCH_THERE;
+}
+
+/* UCCH_THERE, UCCH_LEFT or UCCH_DIED for one slot, or for all of them but ours: the best of their fates. */
+int ucch_board_fate(ucch_board *b, int slot) {
+    if (slot != UCCH_ALL_PEERS)
+        return slot < b->n ? fate_of(b, slot) : UCCH_THERE;
+    int best = b->n > 1 ? UCCH_DIED : UCCH_THERE;
+    for (int i = 0; i < b->n && best > UCCH_THERE; i++)
+        if (i != b->mine && fate_of(b, i) < best)
+            best = fate_of(b, i);
+    return best;
+}
+
+void ucch_board_break(ucch_board *b) {
+    b->broken = 1;
+}
+
+/* What we called; `label` stays as it is where that has been overwritten. */
+void ucch_board_own_label(ucch_board *b, uint64_t seq, char *label) {
+    if (b->n && b->slots[b->mine].ring[seq % RING].seq == seq)
+        memcpy(label, b->slots[b->mine].ring[seq % RING].label, LABEL);
+    label[LABEL - 1] = 0;
+}
+
+/* As ucch_board_break, for a call that nobody may be waiting for: it stays. */
+void ucch_board_blame(ucch_board *b, ucch_op *op) {
+    if (!b->culprit)
+        b->culprit = op;
+    b->broken = 1;
+}
+
+ucch_op *ucch_board_culprit(ucch_board *b) {
+    return b->culprit;
+}
+
+int ucch_board_broken(ucch_board *b) {
+    return b->broken;
+}
+
+/* This rank makes no more calls. */
+void ucch_board_leave(ucch_board *b) {
+    if (b->n)
+        __atomic_store_n(&b->slots[b->mine].pid, LEFT, __ATOMIC_RELEASE);
+}
+
+uint64_t ucch_board_seq(ucch_board *b, int i) {
+    return i >= 0 && i < b->n ? __atomic_load_n(&b->slots[i].seq, __ATOMIC_ACQUIRE) : 0;
+}
+
+int ucch_board_label(ucch_board *b, int i, uint64_t seq, char *label) {
+    label[0] = 0;
+    if (i < 0 || i >= b->n || b->slots[i].ring[seq % RING].seq != seq)
+        return -1;
+    memcpy(label, b->slots[i].ring[seq % RING].label, LABEL);
+    label[LABEL - 1] = 0;
+    return 0;
+}

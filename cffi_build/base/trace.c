@@ -1,0 +1,98 @@
+/* The timeline: a ring of events in a file that is mapped into memory, so that what a rank did can be read after it was
+ * killed. An event is written when a program or a step begins and completed when it ends: one without an end was under
+ * way.
+ *
+ * Everything that begins and ends does so under the process-wide lock, so there is one writer and nothing to order. */
+#define _GNU_SOURCE
+#include "base/trace.h"
+
+#include <fcntl.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "base/ucch.h"
+
+#define MAGIC "UCCHTRC1"
+
+typedef struct header {
+    char magic[8];
+    uint64_t capacity; /* events, a power of two */
+    uint64_t written;  /* since the beginning; the ring has the last `capacity` of them */
+    char pad[UCCH_TRACE_HEADER - 24];
+} header;
+
+int ucch_trace_on;
+static header *head;
+static ucch_event *ring;
+
+static uint64_t now_ns(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
+}
+
+static size_t bytes_of(uint64_t capacity) {
+    return sizeof(header) + capacity * sizeof(ucch_event);
+}
+
+/* Begin to record at most `capacity` events (rounded up to a power of two) in a file; path NULL: in memory only.
+ * Returns 0, or -1 where the file or the memory cannot be had (errno says why). */
+int ucch_trace_open(const char *path, uint64_t capacity) {
+    uint64_t rounded = 1;
+    while (rounded < capacity)
+        rounded *= 2;
+    int file = path ? open(path, O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, 0644) : -1;
+    if (path && file < 0)
+        return -1;
+    /* Allocated, not only made longer: a disk that is full must not end the job by a signal later on. */
+    if (file >= 0 && posix_fallocate(file, 0, (off_t)bytes_of(rounded))) {
+        close(file);
+        return -1;
+    }
+    void *memory = mmap(NULL, bytes_of(rounded), PROT_READ | PROT_WRITE,
+                        (path ? MAP_SHARED : MAP_PRIVATE | MAP_ANONYMOUS) | MAP_POPULATE, file, 0);
+    if (file >= 0)
+        close(file);
+    if (memory == MAP_FAILED)
+        return -1;
+    ucch_lock();
+    head = memory;
+    ring = (ucch_event *)(head + 1);
+    memset(ring, 0, rounded * sizeof(ucch_event)); /* touched, so that no event waits for a page */
+    memcpy(head->magic, MAGIC, sizeof(head->magic));
+    head->capacity = rounded;
+    head->written = 0;
+    ucch_trace_on = 1;
+    ucch_unlock();
+    return 0;
+}
+
+/* Record nothing from now on. The memory stays: somebody may be reading it. */
+void ucch_trace_stop(void) {
+    ucch_trace_on = 0;
+}
+
+/* The header and the ring, and how many bytes they are; NULL before the timeline was opened. */
+const void *ucch_trace_memory(uint64_t *bytes) {
+    *bytes = head ? bytes_of(head->capacity) : 0;
+    return head;
+}
+
+uint64_t ucch_trace_begin_locked(uint32_t program, int step, uint64_t seq) {
+    uint64_t number = head->written;
+    ucch_event *e = &ring[number & (head->capacity - 1)];
+    *e = (ucch_event){.begin = now_ns(), .seq = seq, .program = program, .step = step};
+    head->written = ++number;
+    return number;
+}
+
+void ucch_trace_end_locked(uint64_t number, int status) {
+    /* What began so long ago that the ring has gone round is lost. */
+    if (!number || head->written - number >= head->capacity)
+        return;
+    ucch_event *e = &ring[(number - 1) & (head->capacity - 1)];
+    e->status = status;
+    e->end = now_ns();
+}

@@ -1,0 +1,76 @@
+/* What a program and its steps are: built in program.c, run in host_executor.c. */
+#ifndef UCCH_PROGRAM_H
+#define UCCH_PROGRAM_H
+
+#include "base/trace.h"
+#include "shm/ring.h"
+#include "shm/segment.h"
+
+#define UCC_OK 0
+#define UCC_INPROGRESS 1
+#define FLAG_PERSISTENT 0x2
+#define MASK_FLAGS 0x1
+#define LABEL UCCH_LABEL_BYTES
+
+enum { STEP_COLL, STEP_SEND, STEP_RECV, STEP_COPY, STEP_COMBINE, STEP_CAST, STEP_SCALE };
+enum { WAITING, POSTED, FINISHED };
+
+struct ucch_step {
+    int kind, state;
+    int ndeps, *deps;
+    ucch_program *program;
+    ucch_step *next; /* in the team's queue */
+    ucch_team *team;
+    ucc_coll_args_t args;
+    ucc_coll_req_h request;
+    ucch_span src, dst;
+    uint64_t *tables[4]; /* counts and displacements of source and destination */
+    ucch_message *message;
+    ucch_work *work; /* a local step of a program on device memory */
+    ucp_ep_h ep;
+    ucp_worker_h worker;
+    uint64_t tag;
+    uint64_t event; /* of the timeline */
+    int op, dtype, to;
+    int window; /* the message's data goes through one */
+    double factor;
+    /* Of a program that is queued in streams: the rank at a message's other end; the plan's stage; in the call being
+     * made the step's turn, and pieces left; and the event that other lanes wait for, if one does. */
+    int peer, stage, turn, marked;
+    uint64_t left;
+    void *end;
+};
+
+struct ucch_program {
+    ucch_op op; /* first: a program is an op */
+    int nsteps, first;
+    ucch_step *steps;
+    char *base[4];
+    int mem_type[4];
+    int persistent, on_device;
+    ucch_channels *channels; /* the whole program is queued in streams (schedule.c) */
+    int queued;              /* and was, by the call under way */
+    size_t bounce;           /* where in the scratch copies that overlap make a stop */
+    void *whole;             /* the kernel that does all of a short call, if there is one */
+    int sliced;              /* and by several blocks (fused.c) */
+    double timeout;          /* of a persistent program's starts */
+    size_t tmp_bytes, pin_bytes;
+    ucch_gate gate;
+    uint64_t bytes; /* of the caller's data, for the statistics */
+    ucch_board *board;
+    uint64_t signature;
+    uint32_t number; /* in the timeline */
+    uint64_t event;
+    char label[LABEL];
+};
+
+char *ucch_step_address(const ucch_program *p, const ucch_span *span);
+size_t ucch_step_bytes(ucc_datatype_t dtype, uint64_t count);
+void ucch_step_task(const ucch_program *p, const ucch_step *s, ucch_task *task);
+int ucch_step_init_locked(ucch_program *p, ucch_step *s);
+int ucch_step_post_locked(ucch_program *p, ucch_step *s);
+int ucch_step_poll_locked(ucch_program *p, ucch_step *s);
+void ucch_program_give_scratch(ucch_program *p);
+int ucch_program_take_scratch(ucch_program *p, const void *owner, int anyway);
+
+#endif

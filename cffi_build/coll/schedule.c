@@ -1,0 +1,331 @@
+/* Queues a whole call in streams when it is made: copies to and from other ranks' channels, kernels, the vendor's
+ * collectives, and the waits between them. From then on the devices do everything, and no host has to look: it would
+ * call the driver while others launch their work, and get in their way.
+ *
+ * The order is what keeps ranks from waiting for each other for ever, even where a device runs all streams one after
+ * the other: stage by stage of the plan, which is the same everywhere, the vendor's collectives first; then the
+ * messages, round by round a piece of each channel, and what goes out before what comes in. */
+#include <stdlib.h>
+
+#include "coll/fused.h"
+#include "coll/stream_executor.h"
+
+/* A message is cut into so many pieces, if they get long enough, so that both devices copy at a time. */
+#define PIECES 4
+#define SHORTEST ((size_t)512 << 10)
+#define PAGE ((size_t)4096)
+/* Calls that move fewer bytes do not gain from lanes as much as they cost. */
+#define ALONE_BYTES ((uint64_t)256 << 10)
+
+typedef struct queue {
+    ucch_program *p;
+    ucch_channels *c;
+    ucch_launch *l;
+    void *stream;      /* the caller's */
+    int alone;         /* all in the caller's stream */
+    ucch_moves *whole; /* all by one kernel there: what it is to do */
+    int bank;          /* of scratch; -1: none */
+    int turn;
+    int used[QUEUE_LANES], seen[QUEUE_LANES][QUEUE_LANES];
+} queue;
+
+int ucch_lane_of(const ucch_step *s) {
+    return s->kind == STEP_COLL   ? LANE_NATIVE
+           : s->kind == STEP_SEND ? LANE_OUT
+           : s->kind == STEP_RECV ? LANE_IN
+                                  : LANE_LOCAL;
+}
+
+static int wait_for(void *stream, void *event) {
+    return ucch_device_fail(ucch_bound_ops()->stream_wait(stream, event), "a stream's wait");
+}
+
+static int record(void *event, void *stream) {
+    return ucch_device_fail(ucch_bound_ops()->event_record(event, stream), "record");
+}
+
+/* ---- what goes into a stream ---- */
+
+static int wait_word(queue *q, ucch_word word, uint32_t least, void *stream) {
+    if (!q->whole || ucch_word_has(word, least))
+        return ucch_channel_wait(q->c, word, least, stream);
+    return ucch_whole_add(q->whole, (ucch_move){.wait = word.seen, .least = least});
+}
+
+static int tell_word(queue *q, ucch_word word, uint32_t value, void *stream) {
+    return q->whole ? ucch_whole_add(q->whole, (ucch_move){.tell = word.seen, .value = value})
+                    : ucch_channel_tell(q->c, word, value, stream);
+}
+
+static int copy(queue *q, void *dst, const void *src, size_t bytes, void *stream) {
+    if (q->whole)
+        return ucch_whole_add(q->whole, (ucch_move){.src = src, .dst = dst, .kind = MOVE_COPY, .n = (uint32_t)bytes});
+    return ucch_device_fail(ucch_bound_ops()->copy(dst, src, bytes, stream), "copy");
+}
+
+static int wait_call(queue *q, ucch_ticket call, void *stream) {
+    return ucch_channels_done(q->c, call) ? 0 : wait_word(q, q->c->done[call.slot], call.value, stream);
+}
+
+/* ---- around the call ---- */
+
+/* Behind all earlier calls of the communicator, whatever streams they are in. */
+static int begin_alone(queue *q) {
+    ucch_channels *c = q->c;
+    int status = wait_call(q, c->alone, q->stream);
+    for (int i = 0; i < QUEUE_LANES && !status; i++)
+        if (c->ahead[i]) {
+            status = record(c->tail[i], c->lane[i]);
+            if (!status)
+                status = wait_for(q->stream, c->tail[i]);
+            c->ahead[i] = 0;
+        }
+    return status;
+}
+
+/* The stream of a lane, at whose first use in this call it is told to wait for what has to be over. */
+static int lane(queue *q, int which, void **stream) {
+    ucch_channels *c = q->c;
+    *stream = q->alone ? q->stream : c->lane[which];
+    if (q->alone || q->used[which])
+        return 0;
+    q->used[which] = c->ahead[which] = 1;
+    int status = wait_for(*stream, c->began);
+    if (!status && c->behind[which])
+        status = wait_call(q, c->alone, *stream);
+    c->behind[which] = 0;
+    if (!status && q->bank >= 0)
+        status = wait_call(q, c->user[q->bank], *stream);
+    return status;
+}
+
+/* The caller's stream goes on when all lanes have got here; and those that wait for the call are told. */
+static int leave(queue *q) {
+    ucch_channels *c = q->c;
+    int status = 0;
+    for (int i = 0; i < QUEUE_LANES && !status; i++)
+        if (q->used[i] && c->lane[i] != q->stream) {
+            status = record(c->tail[i], c->lane[i]);
+            if (!status)
+                status = wait_for(q->stream, c->tail[i]);
+        }
+    ucch_ticket ticket = q->l->ticket = ucch_channels_ticket(c);
+    if (q->bank >= 0)
+        c->user[q->bank] = ticket;
+    if (q->alone)
+        c->alone = ticket;
+    for (int i = 0; q->alone && i < QUEUE_LANES; i++)
+        c->behind[i] = 1;
+    if (!status)
+        status = tell_word(q, c->done[ticket.slot], ticket.value, q->stream);
+    return status || !q->whole ? status : ucch_whole_launch(q->p, q->whole, q->stream);
+}
+
+/* ---- steps ---- */
+
+/* Let a lane wait for the steps that one of its own needs: the last of each other lane will do. */
+static int await_earlier(queue *q, const ucch_step *s, int mine, void *stream) {
+    const ucch_step *last[QUEUE_LANES] = {NULL};
+    int status = 0;
+    if (q->alone)
+        return 0;
+    for (int k = 0; k < s->ndeps; k++) {
+        const ucch_step *earlier = &q->p->steps[s->deps[k]];
+        int other = ucch_lane_of(earlier);
+        if (other != mine && (!last[other] || earlier->turn > last[other]->turn))
+            last[other] = earlier;
+    }
+    for (int other = 0; other < QUEUE_LANES && !status; other++)
+        if (last[other] && last[other]->turn > q->seen[mine][other]) {
+            status = wait_for(stream, last[other]->end);
+            q->seen[mine][other] = last[other]->turn;
+        }
+    return status;
+}
+
+static int mark(queue *q, ucch_step *s, void *stream) {
+    s->turn = ++q->turn;
+    if (q->alone || !s->marked)
+        return 0;
+    int status = s->end ? 0 : ucch_device_fail(ucch_bound_ops()->event_new(&s->end), "event");
+    return status ? status : record(s->end, stream);
+}
+
+static int local(queue *q, const ucch_step *s, void *stream) {
+    ucch_task t;
+    ucch_step_task(q->p, s, &t);
+    size_t bytes = t.count * t.src_bytes;
+    if (!bytes || (t.kind == UCCH_COPY && t.src == t.dst))
+        return 0;
+    if (t.kind == UCCH_COPY && t.src < t.dst + bytes && t.dst < t.src + bytes) {
+        char *bounce = q->p->base[UCCH_TMP] + q->p->bounce;
+        int status = copy(q, bounce, t.src, bytes, stream);
+        return status ? status : copy(q, t.dst, bounce, bytes, stream);
+    }
+    if (t.kind == UCCH_COPY)
+        return copy(q, t.dst, t.src, bytes, stream);
+    if (q->whole)
+        return ucch_whole_add(q->whole,
+                              (ucch_move){.src = t.src, .dst = t.dst, .kind = MOVE_COMBINE, .n = (uint32_t)t.count});
+    void *function = ucch_kernel_of_locked(&t);
+    return function ? ucch_kernel_launch(function, &t, stream) : UCCH_FAIL_DEVICE;
+}
+
+static int step(queue *q, ucch_step *s) {
+    void *stream;
+    int mine = ucch_lane_of(s), status = lane(q, mine, &stream);
+    if (!status)
+        status = await_earlier(q, s, mine, stream);
+    if (status)
+        return status;
+    if (s->kind == STEP_COLL)
+        status = ucch_launch_step_locked(q->p, s, q->l, stream);
+    else
+        status = local(q, s, stream);
+    return status < 0 ? status : mark(q, s, stream);
+}
+
+/* ---- messages ---- */
+
+static ucch_channel *channel_of(const queue *q, const ucch_step *s) {
+    return s->kind == STEP_SEND ? &q->c->out[s->peer] : &q->c->in[s->peer];
+}
+
+/* Bytes of the pieces that a message goes in; the same at both of its ends. */
+size_t ucch_piece_of(const ucch_channels *c, const ucch_step *s) {
+    int sends = s->kind == STEP_SEND;
+    size_t bytes = sends ? s->src.count : s->dst.count, slot = sends ? c->out[s->peer].slot : c->in[s->peer].slot;
+    size_t piece = (bytes / PIECES + PAGE - 1) / PAGE * PAGE;
+    piece = piece < SHORTEST ? SHORTEST : piece;
+    return piece < slot ? piece : slot;
+}
+
+/* A place in a ring, as whoever copies knows it. */
+static char *chunk_of(const queue *q, const ucch_channel *channel) {
+    return (q->whole ? channel->seen : channel->ring) + channel->pieces % RING * channel->slot;
+}
+
+static int send_piece(queue *q, ucch_channel *to, const char *data, size_t bytes, void *stream) {
+    char *chunk = chunk_of(q, to);
+    uint32_t number = (uint32_t)++to->pieces;
+    int status = 0;
+    if (to->pieces > RING)
+        status = wait_word(q, to->consumed, number - RING, stream);
+    if (!status)
+        status = copy(q, chunk, data, bytes, stream);
+    return status ? status : tell_word(q, to->published, number, stream);
+}
+
+static int receive_piece(queue *q, ucch_channel *from, char *data, size_t bytes, void *stream) {
+    char *chunk = chunk_of(q, from);
+    uint32_t number = (uint32_t)++from->pieces;
+    int status = wait_word(q, from->published, number, stream);
+    if (!status)
+        status = copy(q, data, chunk, bytes, stream);
+    return status ? status : tell_word(q, from->consumed, number, stream);
+}
+
+static uint64_t pieces_of(const queue *q, const ucch_step *s) {
+    size_t bytes = s->kind == STEP_SEND ? s->src.count : s->dst.count, piece = ucch_piece_of(q->c, s);
+    return (bytes + piece - 1) / piece;
+}
+
+static int next_piece(queue *q, ucch_step *s, ucch_channel *channel) {
+    const ucch_span *span = s->kind == STEP_SEND ? &s->src : &s->dst;
+    uint64_t nth = pieces_of(q, s) - s->left--;
+    size_t piece = ucch_piece_of(q->c, s), from = nth * piece;
+    size_t length = span->count - from < piece ? span->count - from : piece;
+    char *data = ucch_step_address(q->p, span) + from;
+    void *stream;
+    int mine = ucch_lane_of(s), status = lane(q, mine, &stream);
+    if (!status && nth == 0)
+        status = await_earlier(q, s, mine, stream);
+    if (!status)
+        status = s->kind == STEP_SEND ? send_piece(q, channel, data, length, stream)
+                                      : receive_piece(q, channel, data, length, stream);
+    return status || s->left ? status : mark(q, s, stream);
+}
+
+/* A piece of every channel that still has one, of this direction: how many, or a failure. The messages of one channel
+ * go one after the other. */
+static int round_of(queue *q, int first, int end, int kind) {
+    int moved = 0;
+    uint64_t round = ++q->c->round;
+    for (int i = first; i < end; i++) {
+        ucch_step *s = &q->p->steps[i];
+        if (s->kind != kind || !s->left)
+            continue;
+        ucch_channel *channel = channel_of(q, s);
+        if (channel->round == round)
+            continue;
+        channel->round = round;
+        int status = next_piece(q, s, channel);
+        if (status < 0)
+            return status;
+        moved++;
+    }
+    return moved;
+}
+
+static int messages(queue *q, int first, int end) {
+    for (int i = first; i < end; i++) {
+        ucch_step *s = &q->p->steps[i];
+        s->left = s->kind == STEP_SEND || s->kind == STEP_RECV ? pieces_of(q, s) : 0;
+    }
+    for (int moved = 1; moved;) {
+        int sent = round_of(q, first, end, STEP_SEND);
+        int received = sent < 0 ? sent : round_of(q, first, end, STEP_RECV);
+        if (received < 0)
+            return received;
+        moved = sent + received;
+    }
+    return 0;
+}
+
+/* ---- the call ---- */
+
+/* Whether the call can be queued now: 0, UCCH_LATER, or a failure. Before anybody is told of it. */
+int ucch_enqueue_ready(ucch_program *p) {
+    ucch_channels *c = p->channels;
+    if (c->poisoned)
+        return UCCH_FAIL_BROKEN;
+    if (!ucch_channels_room(c))
+        return UCCH_LATER;
+    return p->tmp_bytes ? ucch_channels_scratch(c, (int)(c->banked & 1), p->tmp_bytes) : 0;
+}
+
+static uint64_t moved_by(const ucch_program *p) {
+    uint64_t bytes = 0;
+    for (int i = 0; i < p->nsteps; i++)
+        bytes += p->steps[i].kind == STEP_SEND   ? p->steps[i].src.count
+                 : p->steps[i].kind == STEP_RECV ? p->steps[i].dst.count
+                                                 : 0;
+    return bytes;
+}
+
+/* Queue everything, with the buffers that the program has: 0, or a failure that leaves the streams to be let go. */
+int ucch_enqueue_locked(ucch_program *p, ucch_launch *l, void *stream) {
+    ucch_channels *c = p->channels;
+    uint64_t moved = moved_by(p);
+    ucch_moves whole;
+    queue q = {.p = p, .c = c, .l = l, .stream = stream, .bank = -1};
+    whole.n = 0;
+    q.whole = ucch_whole_fits(p, moved) ? &whole : NULL;
+    q.alone = q.whole || moved < ALONE_BYTES;
+    if (p->tmp_bytes) {
+        q.bank = (int)(c->banked++ & 1);
+        p->base[UCCH_TMP] = c->scratch[q.bank];
+    }
+    for (int i = 0; i < p->nsteps; i++)
+        p->steps[i].turn = 0; /* those that move nothing are waited for by nobody */
+    int status = q.alone ? begin_alone(&q) : record(c->began, stream);
+    for (int i = 0, end; i < p->nsteps && !status; i = end) {
+        for (end = i; end < p->nsteps && p->steps[end].stage == p->steps[i].stage; end++)
+            if (p->steps[end].kind != STEP_SEND && p->steps[end].kind != STEP_RECV && !status)
+                status = step(&q, &p->steps[end]);
+        if (!status)
+            status = messages(&q, i, end);
+    }
+    p->base[UCCH_TMP] = NULL;
+    return status ? status : leave(&q);
+}

@@ -1,0 +1,135 @@
+/* What one step of a program does when its turn has come: a collective of libucc's, a message, or work of our own. */
+#include <string.h>
+
+#include "coll/program.h"
+
+static const size_t dtype_bytes[] = {1, 2, 4, 8, 16, 1, 2, 4, 8, 16, 2, 4, 8, 2, 16, 8, 16, 32};
+
+size_t ucch_step_bytes(ucc_datatype_t dtype, uint64_t count) {
+    return dtype_bytes[dtype >> 3] * count;
+}
+
+char *ucch_step_address(const ucch_program *p, const ucch_span *span) {
+    return p->base[span->base] ? p->base[span->base] + span->offset : NULL;
+}
+
+int ucch_step_init_locked(ucch_program *p, ucch_step *s) {
+    /* Both forms of a buffer begin with its address; the memory type follows at another place in each. */
+    s->args.src.info.buffer = ucch_step_address(p, &s->src);
+    s->args.dst.info.buffer = ucch_step_address(p, &s->dst);
+    *(s->tables[0] ? &s->args.src.info_v.mem_type : &s->args.src.info.mem_type) = p->mem_type[s->src.base];
+    *(s->tables[2] ? &s->args.dst.info_v.mem_type : &s->args.dst.info.mem_type) = p->mem_type[s->dst.base];
+    return ucc_collective_init(&s->args, &s->request, s->team->handle);
+}
+
+static int post_coll_locked(ucch_step *s) {
+    int status = ucc_collective_post(s->request);
+    if (status < 0)
+        return status;
+    s->state = POSTED;
+    return 0;
+}
+
+/* What a local step does to device memory. */
+void ucch_step_task(const ucch_program *p, const ucch_step *s, ucch_task *task) {
+    static const int kinds[] = {
+        [STEP_COPY] = UCCH_COPY, [STEP_COMBINE] = UCCH_COMBINE, [STEP_CAST] = UCCH_CAST, [STEP_SCALE] = UCCH_SCALE};
+    *task = (ucch_task){
+        .kind = kinds[s->kind],
+        .op = s->op,
+        .dtype = s->dtype,
+        .to = s->to,
+        .way = s->dst.base == UCCH_PIN   ? UCCH_TO_HOST
+               : s->src.base == UCCH_PIN ? UCCH_TO_DEVICE
+                                         : UCCH_ACROSS,
+        .src = ucch_step_address(p, &s->src),
+        .dst = ucch_step_address(p, &s->dst),
+        .count = s->dst.count,
+        .src_bytes = ucch_step_bytes((ucc_datatype_t)s->dtype, 1),
+        .dst_bytes = ucch_step_bytes((ucc_datatype_t)(s->kind == STEP_CAST ? s->to : s->dtype), 1),
+        .factor = s->factor,
+    };
+}
+
+static int on_device_locked(ucch_program *p, ucch_step *s) {
+    ucch_task task;
+    ucch_step_task(p, s, &task);
+    if (!s->work && !(s->work = ucch_work_new()))
+        return UCCH_FAIL_MEMORY;
+    s->state = POSTED;
+    return ucch_work_begin_locked(s->work, &task);
+}
+
+static int local_locked(ucch_program *p, ucch_step *s) {
+    if (p->on_device)
+        return on_device_locked(p, s);
+    char *src = ucch_step_address(p, &s->src), *dst = ucch_step_address(p, &s->dst);
+    int status = 0;
+    switch (s->kind) {
+    case STEP_COPY:
+        memmove(dst, src, ucch_step_bytes((ucc_datatype_t)s->dtype, s->src.count));
+        break;
+    case STEP_COMBINE:
+        status = ucch_combine(s->op, s->dtype, src, dst, s->src.count);
+        break;
+    case STEP_CAST:
+        status = ucch_cast(s->dtype, s->to, src, dst, s->src.count);
+        break;
+    default:
+        status = ucch_scale(s->dtype, dst, s->dst.count, s->factor);
+    }
+    s->state = FINISHED;
+    return status;
+}
+
+/* The message ops of a program are ops of their own on the active list; their deadline is the program's. */
+static int post_message(ucch_program *p, ucch_step *s) {
+    ucch_span *span = s->kind == STEP_SEND ? &s->src : &s->dst;
+    /* Successive calls of a program must not take each other's messages. */
+    uint64_t tag = s->tag | (p->op.error.seq & 0x7fff) << 16;
+    char *at = ucch_step_address(p, span);
+    int mem_type = p->mem_type[span->base], sends = s->kind == STEP_SEND, status;
+    ucch_offer offer = {.data = at, .bytes = span->count, .on_device = p->on_device, .dest = -1, .tag = tag};
+    if (s->window)
+        status = sends ? ucch_message_offer_locked(s->message, s->ep, &offer, 0)
+                       : ucch_message_expect_locked(s->message, s->worker, at, span->count, tag, p->on_device);
+    else
+        status = sends ? ucch_message_send_locked(s->message, s->ep, at, span->count, tag, mem_type)
+                       : ucch_message_recv_locked(s->message, s->worker, at, span->count, tag, mem_type);
+    s->state = POSTED;
+    return status;
+}
+
+/* Begin a step whose turn it is; a collective's request is there. */
+int ucch_step_post_locked(ucch_program *p, ucch_step *s) {
+    if (s->kind == STEP_COLL)
+        return post_coll_locked(s);
+    return s->kind == STEP_SEND || s->kind == STEP_RECV ? post_message(p, s) : local_locked(p, s);
+}
+
+/* 1 when the posted step has finished, 0 when not yet, negative on failure. */
+int ucch_step_poll_locked(ucch_program *p, ucch_step *s) {
+    if (s->kind >= STEP_COPY) {
+        int status = ucch_work_poll_locked(s->work);
+        if (status == 1)
+            s->state = FINISHED;
+        return status;
+    }
+    if (s->kind != STEP_COLL) {
+        ucch_op *op = ucch_message_op(s->message);
+        if (op->state == UCCH_ACTIVE)
+            return 0;
+        s->state = FINISHED;
+        return op->state == UCCH_FAILED ? op->error.status : 1;
+    }
+    int status = s->request->status;
+    if (status == UCC_INPROGRESS)
+        return 0;
+    s->state = FINISHED;
+    s->team->context->users--;
+    if (!p->persistent) {
+        ucc_collective_finalize(s->request);
+        s->request = NULL;
+    }
+    return status < 0 ? status : 1;
+}

@@ -1,0 +1,27 @@
+/* A call in a stream, from its launch to its end. */
+#ifndef UCCH_LAUNCH_H
+#define UCCH_LAUNCH_H
+
+#include "coll/schedule.h"
+
+struct ucch_launch {
+    ucch_op op; /* first: a launch is an op */
+    int released, n;
+    uint64_t bytes;
+    ucch_board *board;
+    ucch_launch *next;
+    uint64_t event;          /* of the timeline, which sees an end only when it is collected */
+    ucch_program *follower;  /* a program whose caller waits for it, not for the launch */
+    ucch_channels *channels; /* those it went through: it has ended when `ticket` is there */
+    ucch_ticket ticket;
+    struct {
+        ucc_coll_req_h request;
+        ucch_context *context;
+        uint64_t event;
+    } each[];
+};
+
+int ucch_launch_step_locked(ucch_program *p, ucch_step *s, ucch_launch *l, void *stream);
+int ucch_program_queue(ucch_program *p, void *send, void *recv, double timeout, void *stream);
+
+#endif

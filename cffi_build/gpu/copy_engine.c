@@ -1,0 +1,169 @@
+/* Local steps on device memory. A copy, or a kernel, is queued on a stream of the engine's own; arithmetic without a
+ * kernel is done on the host piece by piece, through pinned memory. Nothing waits: whoever makes progress asks. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "gpu/device.h"
+
+/* Bytes of the wider operand that one piece of arithmetic takes. */
+#define PIECE ((uint64_t)4 << 20)
+
+/* As many as ways to copy. */
+#define LANES (UCCH_ACROSS + 1)
+enum { IDLE, MOVING, COMING, GOING };
+
+struct ucch_work {
+    ucch_task task;
+    int phase;
+    uint64_t done, now; /* elements behind us, and in the piece under way */
+    char *one, *two;    /* pinned: the source's piece, the destination's */
+    void *event;
+    double again;
+};
+
+static void *lanes[LANES];
+
+ucch_work *ucch_work_new(void) {
+    return calloc(1, sizeof(ucch_work));
+}
+
+void ucch_work_free(ucch_work *w) {
+    if (w && w->event && ucch_bound() >= 0)
+        ucch_bound_ops()->event_free(w->event);
+    free(w);
+}
+
+static int lane(int which, void **stream) {
+    if (!lanes[which]) {
+        int status = ucch_device_fail(ucch_bound_ops()->stream_new(&lanes[which]), "stream");
+        if (status)
+            return status;
+    }
+    *stream = lanes[which];
+    return 0;
+}
+
+/* Have the streams ready: while a stream is held, making one could wait for it. */
+void ucch_work_reserve(void) {
+    void *stream;
+    for (int which = 0; which < LANES; which++)
+        lane(which, &stream);
+}
+
+/* Queue a copy that goes this way, behind all others that do. */
+int ucch_work_copy(int way, void *dst, const void *src, size_t bytes) {
+    void *stream;
+    int status = lane(way, &stream);
+    return status ? status : ucch_device_fail(ucch_bound_ops()->copy(dst, src, bytes, stream), "copy");
+}
+
+/* Record an event, made at first use, behind what was queued this way. */
+int ucch_work_mark(int way, void **event) {
+    const device_ops *ops = ucch_bound_ops();
+    void *stream;
+    int status = lane(way, &stream);
+    if (!status && !*event)
+        status = ucch_device_fail(ops->event_new(event), "event");
+    return status ? status : ucch_device_fail(ops->event_record(*event, stream), "record");
+}
+
+static int mark(ucch_work *w, int way, int phase) {
+    w->phase = phase;
+    return ucch_work_mark(way, &w->event);
+}
+
+static int reads_source(const ucch_task *t) {
+    return t->kind != UCCH_SCALE;
+}
+
+static int reads_target(const ucch_task *t) {
+    return t->kind == UCCH_COMBINE || t->kind == UCCH_SCALE;
+}
+
+/* Ask for the operands of the next piece. */
+static int fetch(ucch_work *w) {
+    const ucch_task *t = &w->task;
+    uint64_t wide = t->src_bytes > t->dst_bytes ? t->src_bytes : t->dst_bytes, left = t->count - w->done;
+    w->now = left < PIECE / wide ? left : PIECE / wide;
+    int status = 0;
+    if (reads_source(t))
+        status = ucch_work_copy(UCCH_TO_HOST, w->one, t->src + w->done * t->src_bytes, w->now * t->src_bytes);
+    if (!status && reads_target(t))
+        status = ucch_work_copy(UCCH_TO_HOST, w->two, t->dst + w->done * t->dst_bytes, w->now * t->dst_bytes);
+    return status ? status : mark(w, UCCH_TO_HOST, COMING);
+}
+
+static int compute(ucch_work *w) {
+    const ucch_task *t = &w->task;
+    switch (t->kind) {
+    case UCCH_COMBINE:
+        return ucch_combine(t->op, t->dtype, w->one, w->two, w->now);
+    case UCCH_CAST:
+        return ucch_cast(t->dtype, t->to, w->one, w->two, w->now);
+    case UCCH_SCALE:
+        return ucch_scale(t->dtype, w->two, w->now, t->factor);
+    default:
+        memcpy(w->two, w->one, w->now * t->src_bytes);
+        return 0;
+    }
+}
+
+static int send_back(ucch_work *w) {
+    const ucch_task *t = &w->task;
+    int status = compute(w);
+    if (!status)
+        status = ucch_work_copy(UCCH_TO_DEVICE, t->dst + w->done * t->dst_bytes, w->two, w->now * t->dst_bytes);
+    return status ? status : mark(w, UCCH_TO_DEVICE, GOING);
+}
+
+static void release_locked(ucch_work *w) {
+    ucch_pool_give(w->one);
+    ucch_pool_give(w->two);
+    w->one = w->two = NULL;
+    w->phase = IDLE;
+}
+
+static int overlap(const ucch_task *t) {
+    uint64_t bytes = t->count * t->src_bytes;
+    return t->dst < t->src + bytes && t->src < t->dst + bytes;
+}
+
+/* Begin a step: 0, or a failure. Copies to lower addresses may overlap, as an in-place reduce_scatter's result does. */
+int ucch_work_begin_locked(ucch_work *w, const ucch_task *task) {
+    w->task = *task;
+    w->done = w->now = 0;
+    w->phase = IDLE;
+    if (!task->count || (task->kind == UCCH_COPY && task->src == task->dst))
+        return 0;
+    if (task->kind == UCCH_COPY && !overlap(task)) {
+        int status = ucch_work_copy(task->way, task->dst, task->src, task->count * task->src_bytes);
+        return status ? status : mark(w, task->way, MOVING);
+    }
+    void *function = ucch_kernel_of_locked(task), *stream;
+    if (function) {
+        int status = lane(UCCH_ACROSS, &stream);
+        if (!status)
+            status = ucch_kernel_launch(function, task, stream);
+        return status ? status : mark(w, UCCH_ACROSS, MOVING);
+    }
+    w->one = ucch_pool_take(1, PIECE, NULL, 1);
+    w->two = ucch_pool_take(1, PIECE, NULL, 1);
+    return w->one && w->two ? fetch(w) : UCCH_FAIL_MEMORY;
+}
+
+/* 1 when the step has finished, 0 when not yet, negative on failure. */
+int ucch_work_poll_locked(ucch_work *w) {
+    if (w->phase == IDLE)
+        return 1;
+    int done = 0, status = ucch_event_ask(w->event, &done, &w->again);
+    if (status || !done)
+        return status;
+    if (w->phase == COMING) {
+        status = send_back(w);
+        return status;
+    }
+    if (w->phase == GOING && (w->done += w->now) < w->task.count)
+        return fetch(w);
+    release_locked(w);
+    return 1;
+}

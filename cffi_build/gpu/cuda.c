@@ -1,0 +1,295 @@
+/* The CUDA driver API, which every driver since 11.7 has under these names: no toolkit, no libcudart, 12 and 13 alike.
+ * The primary contexts are those that libcudart, torch and CuPy work in. */
+#include <stdio.h>
+#include <string.h>
+
+#include "gpu/device.h"
+
+typedef uint64_t address; /* CUdeviceptr */
+
+#define CUDA_SYMBOLS(X)                                                                                                \
+    X(cuInit, "cuInit", (unsigned), 1)                                                                                 \
+    X(cuDriverGetVersion, "cuDriverGetVersion", (int *), 1)                                                            \
+    X(cuGetErrorName, "cuGetErrorName", (int, const char **), 1)                                                       \
+    X(cuDeviceGetCount, "cuDeviceGetCount", (int *), 1)                                                                \
+    X(cuDeviceGetPCIBusId, "cuDeviceGetPCIBusId", (char *, int, int), 1)                                               \
+    X(cuDevicePrimaryCtxRetain, "cuDevicePrimaryCtxRetain", (void **, int), 1)                                         \
+    X(cuCtxSetCurrent, "cuCtxSetCurrent", (void *), 1)                                                                 \
+    X(cuCtxGetCurrent, "cuCtxGetCurrent", (void **), 1)                                                                \
+    X(cuCtxGetDevice, "cuCtxGetDevice", (int *), 1)                                                                    \
+    X(cuPointerGetAttributes, "cuPointerGetAttributes", (unsigned, const int *, void **, address), 1)                  \
+    X(cuIpcGetMemHandle, "cuIpcGetMemHandle", (void *, address), 0)                                                    \
+    X(cuIpcOpenMemHandle, "cuIpcOpenMemHandle_v2", (address *, ucch_share, unsigned), 0)                               \
+    X(cuIpcCloseMemHandle, "cuIpcCloseMemHandle", (address), 0)                                                        \
+    X(cuMemAlloc, "cuMemAlloc_v2", (address *, size_t), 1)                                                             \
+    X(cuMemFree, "cuMemFree_v2", (address), 1)                                                                         \
+    X(cuMemGetInfo, "cuMemGetInfo_v2", (size_t *, size_t *), 1)                                                        \
+    X(cuMemHostAlloc, "cuMemHostAlloc", (void **, size_t, unsigned), 1)                                                \
+    X(cuMemFreeHost, "cuMemFreeHost", (void *), 1)                                                                     \
+    X(cuMemHostRegister, "cuMemHostRegister_v2", (void *, size_t, unsigned), 1)                                        \
+    X(cuMemHostGetDevicePointer, "cuMemHostGetDevicePointer_v2", (address *, void *, unsigned), 1)                     \
+    X(cuMemcpyAsync, "cuMemcpyAsync", (address, address, size_t, void *), 1)                                           \
+    X(cuStreamCreate, "cuStreamCreate", (void **, unsigned), 1)                                                        \
+    X(cuStreamDestroy, "cuStreamDestroy_v2", (void *), 1)                                                              \
+    X(cuStreamWaitEvent, "cuStreamWaitEvent", (void *, void *, unsigned), 1)                                           \
+    X(cuStreamSynchronize, "cuStreamSynchronize", (void *), 1)                                                         \
+    X(cuStreamWaitValue32, "cuStreamWaitValue32_v2", (void *, address, uint32_t, unsigned), 0)                         \
+    X(cuStreamWriteValue32, "cuStreamWriteValue32_v2", (void *, address, uint32_t, unsigned), 0)                       \
+    X(cuEventCreate, "cuEventCreate", (void **, unsigned), 1)                                                          \
+    X(cuEventDestroy, "cuEventDestroy_v2", (void *), 1)                                                                \
+    X(cuEventRecord, "cuEventRecord", (void *, void *), 1)                                                             \
+    X(cuEventQuery, "cuEventQuery", (void *), 1)                                                                       \
+    X(cuModuleGetLoadingMode, "cuModuleGetLoadingMode", (int *), 0)                                                    \
+    X(cuDeviceGetAttribute, "cuDeviceGetAttribute", (int *, int, int), 0)                                              \
+    X(cuModuleLoadData, "cuModuleLoadData", (void **, const void *), 0)                                                \
+    X(cuModuleGetFunction, "cuModuleGetFunction", (void **, void *, const char *), 0)                                  \
+    X(cuLaunchKernel, "cuLaunchKernel",                                                                                \
+      (void *, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void *, void **, void **), 0)
+
+static struct {
+#define MEMBER(name, symbol, params, need) int(*name) params;
+    CUDA_SYMBOLS(MEMBER)
+} cu;
+
+const device_symbol ucch_cuda_symbols[] = {
+#define ROW(name, symbol, params, need) {symbol, (void **)&cu.name, need},
+    CUDA_SYMBOLS(ROW){NULL, NULL, 0}};
+
+enum { NOT_SUPPORTED = 801, NOT_READY = 600, INVALID_DEVICE = 101 };
+enum { HOST_PORTABLE_MAPPED = 3, STREAM_NON_BLOCKING = 1, EVENT_NO_TIMING = 2, WAIT_AT_LEAST = 0 };
+enum { LOADING_EAGER = 1 };
+enum { CAPABILITY_MAJOR = 75, CAPABILITY_MINOR = 76, PROCESSORS = 16, THREADS_OF_ONE = 39 };
+enum { IPC_ENABLE_PEERS = 1 };
+enum { ATTRIBUTE_MEMORY_TYPE = 2, ATTRIBUTE_IS_MANAGED = 8, ATTRIBUTE_DEVICE = 9 };
+enum { MEMORY_HOST = 1, MEMORY_DEVICE = 2 };
+#define MOST_DEVICES 64
+#define FLAG_PAGE ((size_t)65536)
+#define FLAG_STRIDE 64
+
+static void *primary[MOST_DEVICES];
+
+int ucch_cuda_start(void) {
+    memset(primary, 0, sizeof(primary));
+    return cu.cuInit(0);
+}
+
+static int cuda_version(int *version) {
+    return cu.cuDriverGetVersion(version);
+}
+
+static int cuda_count(int *devices) {
+    return cu.cuDeviceGetCount(devices);
+}
+
+static int cuda_bus(int device, char *text, int room) {
+    return cu.cuDeviceGetPCIBusId(text, room, device);
+}
+
+static int cuda_current(int *device) {
+    void *context = NULL;
+    int status = cu.cuCtxGetCurrent(&context);
+    *device = -1;
+    if (status || !context)
+        return status;
+    return cu.cuCtxGetDevice(device);
+}
+
+static int cuda_use(int device) {
+    if (device < 0)
+        return cu.cuCtxSetCurrent(NULL);
+    if (device >= MOST_DEVICES)
+        return INVALID_DEVICE;
+    /* Retained once and kept: the context is the one that everybody in the process shares. */
+    int status = primary[device] ? 0 : cu.cuDevicePrimaryCtxRetain(&primary[device], device);
+    return status ? status : cu.cuCtxSetCurrent(primary[device]);
+}
+
+static int cuda_pointer(const void *where, int *kind, int *device) {
+    static const int wanted[] = {ATTRIBUTE_MEMORY_TYPE, ATTRIBUTE_IS_MANAGED, ATTRIBUTE_DEVICE};
+    unsigned type = 0, managed = 0;
+    int ordinal = -1;
+    void *into[] = {&type, &managed, &ordinal};
+    int status = cu.cuPointerGetAttributes(3, wanted, into, (address)(uintptr_t)where);
+    *kind = managed                 ? UCCH_MEMORY_MANAGED
+            : type == MEMORY_DEVICE ? UCCH_MEMORY_DEVICE
+            : type == MEMORY_HOST   ? UCCH_MEMORY_PINNED
+                                    : UCCH_MEMORY_UNKNOWN;
+    *device = ordinal < 0 ? 0 : ordinal;
+    return status;
+}
+
+static int cuda_share(void *where, void *handle) {
+    return cu.cuIpcGetMemHandle ? cu.cuIpcGetMemHandle(handle, (address)(uintptr_t)where) : NOT_SUPPORTED;
+}
+
+static int cuda_open_shared(void **where, const void *handle) {
+    ucch_share share;
+    address a = 0;
+    memcpy(&share, handle, sizeof(share));
+    int status = cu.cuIpcOpenMemHandle ? cu.cuIpcOpenMemHandle(&a, share, IPC_ENABLE_PEERS) : NOT_SUPPORTED;
+    *where = (void *)(uintptr_t)a;
+    return status;
+}
+
+static int cuda_close_shared(void *where) {
+    return cu.cuIpcCloseMemHandle ? cu.cuIpcCloseMemHandle((address)(uintptr_t)where) : NOT_SUPPORTED;
+}
+
+static int cuda_alloc(void **where, size_t bytes) {
+    address a = 0;
+    int status = cu.cuMemAlloc(&a, bytes);
+    *where = (void *)(uintptr_t)a;
+    return status;
+}
+
+/* Any memory of the device is: kernels' fences of the system's scope are enough. */
+static int cuda_alloc_shared(void **where, size_t bytes) {
+    return cuda_alloc(where, bytes);
+}
+
+static int cuda_release(void *where) {
+    return cu.cuMemFree((address)(uintptr_t)where);
+}
+
+static int cuda_room(size_t *bytes) {
+    size_t all;
+    return cu.cuMemGetInfo(bytes, &all);
+}
+
+static int cuda_pinned(void **where, size_t bytes) {
+    return cu.cuMemHostAlloc(where, bytes, HOST_PORTABLE_MAPPED);
+}
+
+static int cuda_unpin(void *where) {
+    return cu.cuMemFreeHost(where);
+}
+
+static int cuda_host_register(void *where, size_t bytes) {
+    return cu.cuMemHostRegister(where, bytes, HOST_PORTABLE_MAPPED);
+}
+
+static int cuda_mapped(void *memory, void **seen) {
+    address a = 0;
+    int status = cu.cuMemHostGetDevicePointer(&a, memory, 0);
+    *seen = (void *)(uintptr_t)a;
+    return status;
+}
+
+/* Words come out of pages, one to a cache line, and are never given back. */
+static int cuda_flag(void **word) {
+    static char *page;
+    static size_t used = FLAG_PAGE;
+    int status = 0;
+    if (used == FLAG_PAGE) {
+        status = cuda_pinned((void **)&page, FLAG_PAGE);
+        if (status)
+            return status;
+        memset(page, 0, FLAG_PAGE);
+        used = 0;
+    }
+    *word = page + used;
+    used += FLAG_STRIDE;
+    return 0;
+}
+
+static int cuda_unflag(void *word) {
+    memset(word, 0, sizeof(uint32_t));
+    return 0;
+}
+
+static int cuda_copy(void *dst, const void *src, size_t bytes, void *stream) {
+    return cu.cuMemcpyAsync((address)(uintptr_t)dst, (address)(uintptr_t)src, bytes, stream);
+}
+
+static int cuda_stream_new(void **stream) {
+    return cu.cuStreamCreate(stream, STREAM_NON_BLOCKING);
+}
+
+static int cuda_stream_free(void *stream) {
+    return cu.cuStreamDestroy(stream);
+}
+
+static int cuda_stream_wait(void *stream, void *event) {
+    return cu.cuStreamWaitEvent(stream, event, 0);
+}
+
+static int cuda_stream_sync(void *stream) {
+    return cu.cuStreamSynchronize(stream);
+}
+
+static int cuda_stream_hold(void *stream, void *word, uint32_t least) {
+    return cu.cuStreamWaitValue32 ? cu.cuStreamWaitValue32(stream, (address)(uintptr_t)word, least, WAIT_AT_LEAST)
+                                  : NOT_SUPPORTED;
+}
+
+static int cuda_stream_write(void *stream, void *word, uint32_t value) {
+    return cu.cuStreamWriteValue32 ? cu.cuStreamWriteValue32(stream, (address)(uintptr_t)word, value, 0)
+                                   : NOT_SUPPORTED;
+}
+
+static int cuda_event_new(void **event) {
+    return cu.cuEventCreate(event, EVENT_NO_TIMING);
+}
+
+static int cuda_event_free(void *event) {
+    return cu.cuEventDestroy(event);
+}
+
+static int cuda_event_record(void *event, void *stream) {
+    return cu.cuEventRecord(event, stream);
+}
+
+static int cuda_event_done(void *event, int *done) {
+    int status = cu.cuEventQuery(event);
+    *done = status == 0;
+    return status == NOT_READY ? 0 : status;
+}
+
+/* Drivers without the question know no other way. */
+static int cuda_eager(int *yes) {
+    int mode = LOADING_EAGER, status = cu.cuModuleGetLoadingMode ? cu.cuModuleGetLoadingMode(&mode) : 0;
+    *yes = mode == LOADING_EAGER;
+    return status;
+}
+
+static int cuda_resident(int device, unsigned threads, int *blocks) {
+    int processors = 0, most = 0, status = NOT_SUPPORTED;
+    if (cu.cuDeviceGetAttribute)
+        status = cu.cuDeviceGetAttribute(&processors, PROCESSORS, device);
+    if (!status)
+        status = cu.cuDeviceGetAttribute(&most, THREADS_OF_ONE, device);
+    *blocks = processors * (most / (int)threads);
+    return status;
+}
+
+static int cuda_target(int device, char *text, int room) {
+    int major = 0, minor = 0, status = NOT_SUPPORTED;
+    if (cu.cuDeviceGetAttribute)
+        status = cu.cuDeviceGetAttribute(&major, CAPABILITY_MAJOR, device);
+    if (!status)
+        status = cu.cuDeviceGetAttribute(&minor, CAPABILITY_MINOR, device);
+    snprintf(text, (size_t)room, "sm_%d%d", major, minor);
+    return status;
+}
+
+/* Modules stay loaded: unloading one waits for the device. */
+static int cuda_kernel(const void *image, void **function) {
+    void *module = NULL;
+    if (!cu.cuModuleLoadData || !cu.cuModuleGetFunction || !cu.cuLaunchKernel)
+        return NOT_SUPPORTED;
+    int status = cu.cuModuleLoadData(&module, image);
+    return status ? status : cu.cuModuleGetFunction(function, module, "ucch");
+}
+
+static int cuda_launch(void *function, unsigned blocks, unsigned threads, void **arguments, void *stream) {
+    return cu.cuLaunchKernel(function, blocks, 1, 1, threads, 1, 1, 0, stream, arguments, NULL);
+}
+
+static int cuda_error_name(int code, const char **name) {
+    return cu.cuGetErrorName(code, name);
+}
+
+const device_ops ucch_cuda_ops = {
+#define DEVICE(name, params) .name = cuda_##name,
+#include "gpu/ops.h"
+};

@@ -1,0 +1,88 @@
+/* Internals of the GPU side: the table of one runtime, and what the engine does with the device bound to this rank. */
+#ifndef UCCH_DEVICE_H
+#define UCCH_DEVICE_H
+
+#include "base/ucch.h"
+
+#include "api/device_api.h"
+
+/* As the runtimes take it, by value. */
+typedef struct ucch_share {
+    char bytes[UCCH_SHARE_BYTES];
+} ucch_share;
+
+typedef struct device_ops {
+#define DEVICE(name, params) int(*name) params;
+#include "gpu/ops.h"
+#undef DEVICE
+} device_ops;
+
+typedef struct device_symbol {
+    const char *name;
+    void **at;
+    int need;
+} device_symbol;
+
+extern const device_ops ucch_cuda_ops, ucch_hip_ops;
+extern const device_symbol ucch_cuda_symbols[], ucch_hip_symbols[];
+int ucch_cuda_start(void);
+int ucch_hip_start(void);
+
+/* The device that this rank works with; -1 while there is none. */
+int ucch_bound(void);
+const device_ops *ucch_bound_ops(void);
+int ucch_device_fail(int code, const char *what);
+int ucch_event_ask(void *event, int *done, double *again);
+
+/* Memory that is used again and again: allocating and freeing it would synchronise the device. */
+void ucch_pool_keep(const void *memory);
+
+void ucch_wake_locked(void);
+
+/* A local step on device memory: `count` elements, of src_bytes and dst_bytes each; `way` says where a copy goes. */
+enum { UCCH_TO_HOST, UCCH_TO_DEVICE, UCCH_ACROSS };
+
+typedef struct ucch_task {
+    int kind, op, dtype, to, way;
+    char *src, *dst;
+    uint64_t count;
+    size_t src_bytes, dst_bytes;
+    double factor;
+} ucch_task;
+
+typedef struct ucch_work ucch_work;
+
+void *ucch_kernel_of_locked(const ucch_task *task);
+int ucch_kernel_launch(void *function, const ucch_task *task, void *stream);
+
+void ucch_work_reserve(void);
+ucch_work *ucch_work_new(void);
+void ucch_work_free(ucch_work *work);
+int ucch_work_begin_locked(ucch_work *work, const ucch_task *task);
+int ucch_work_poll_locked(ucch_work *work);
+int ucch_work_copy(int way, void *dst, const void *src, size_t bytes);
+int ucch_work_mark(int way, void **event);
+
+/* A word in memory that streams write, or wait for, and what it has reached when they have. */
+typedef struct ucch_flag {
+    uint32_t *at, ticket;
+} ucch_flag;
+
+/* The way in and out of a stream-ordered call: what its stream writes when it gets there, or an event where it cannot
+ * write, and what the stream waits for. */
+typedef struct ucch_gate {
+    ucch_flag in, out;
+    void *event;
+    int closed, by_event, held;
+    double again;
+} ucch_gate;
+
+void ucch_gate_reserve(int n);
+int ucch_gate_enter(ucch_gate *gate, void *stream);
+int ucch_gate_hold(ucch_gate *gate, void *stream);
+int ucch_gate_open_locked(ucch_gate *gate);
+void ucch_gate_leave_locked(ucch_gate *gate);
+int ucch_gate_due(const ucch_gate *gate);
+void ucch_gate_free(ucch_gate *gate);
+
+#endif

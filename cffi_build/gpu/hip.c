@@ -1,0 +1,283 @@
+/* The HIP runtime, 5, 6 and 7, by the entry points that all of them have under the same names. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "gpu/device.h"
+
+#define HIP_SYMBOLS(X)                                                                                                 \
+    X(hipInit, (unsigned), 1)                                                                                          \
+    X(hipRuntimeGetVersion, (int *), 1)                                                                                \
+    X(hipDrvGetErrorName, (int, const char **), 0)                                                                     \
+    X(hipGetDeviceCount, (int *), 1)                                                                                   \
+    X(hipDeviceGetPCIBusId, (char *, int, int), 1)                                                                     \
+    X(hipGetDevice, (int *), 1)                                                                                        \
+    X(hipSetDevice, (int), 1)                                                                                          \
+    X(hipGetLastError, (void), 1)                                                                                      \
+    X(hipPointerGetAttributes, (void *, const void *), 1)                                                              \
+    X(hipIpcGetMemHandle, (void *, void *), 0)                                                                         \
+    X(hipIpcOpenMemHandle, (void **, ucch_share, unsigned), 0)                                                         \
+    X(hipIpcCloseMemHandle, (void *), 0)                                                                               \
+    X(hipMalloc, (void **, size_t), 1)                                                                                 \
+    X(hipFree, (void *), 1)                                                                                            \
+    X(hipMemGetInfo, (size_t *, size_t *), 1)                                                                          \
+    X(hipHostMalloc, (void **, size_t, unsigned), 1)                                                                   \
+    X(hipHostFree, (void *), 1)                                                                                        \
+    X(hipHostRegister, (void *, size_t, unsigned), 1)                                                                  \
+    X(hipHostGetDevicePointer, (void **, void *, unsigned), 1)                                                         \
+    X(hipExtMallocWithFlags, (void **, size_t, unsigned), 0)                                                           \
+    X(hipMemcpyAsync, (void *, const void *, size_t, int, void *), 1)                                                  \
+    X(hipStreamCreateWithFlags, (void **, unsigned), 1)                                                                \
+    X(hipStreamDestroy, (void *), 1)                                                                                   \
+    X(hipStreamWaitEvent, (void *, void *, unsigned), 1)                                                               \
+    X(hipStreamSynchronize, (void *), 1)                                                                               \
+    X(hipStreamWaitValue32, (void *, void *, uint32_t, unsigned, uint32_t), 0)                                         \
+    X(hipStreamWriteValue32, (void *, void *, uint32_t, unsigned), 0)                                                  \
+    X(hipEventCreateWithFlags, (void **, unsigned), 1)                                                                 \
+    X(hipEventDestroy, (void *), 1)                                                                                    \
+    X(hipEventRecord, (void *, void *), 1)                                                                             \
+    X(hipEventQuery, (void *), 1)                                                                                      \
+    X(hipModuleLoadData, (void **, const void *), 0)                                                                   \
+    X(hipModuleGetFunction, (void **, void *, const char *), 0)                                                        \
+    X(hipModuleLaunchKernel,                                                                                           \
+      (void *, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void *, void **, void **), 0)
+
+static struct {
+#define MEMBER(name, params, need) int(*name) params;
+    HIP_SYMBOLS(MEMBER)
+} hip;
+
+const device_symbol ucch_hip_symbols[] = {
+#define ROW(name, params, need) {#name, (void **)&hip.name, need},
+    HIP_SYMBOLS(ROW){NULL, NULL, 0}};
+
+enum { NOT_SUPPORTED = 801, NOT_READY = 600, INVALID_VALUE = 1, INVALID_DEVICE = 101 };
+enum { COPY_DEFAULT = 4, HOST_PORTABLE_MAPPED = 3, STREAM_NON_BLOCKING = 1, EVENT_NO_TIMING = 2 };
+enum {
+    IPC_ENABLE_PEERS = 1,
+    MALLOC_FINE_GRAINED = 1,
+    MALLOC_SIGNAL_MEMORY = 2,
+    WAIT_AT_LEAST = 0,
+    VERSION_6 = 60000000
+};
+
+/* hipPointerAttribute_t has kept its layout; what `type` means changed with HIP 6. */
+typedef struct attributes {
+    int type, device;
+    void *device_pointer, *host_pointer;
+    int managed;
+    unsigned flags;
+    char room[64];
+} attributes;
+
+static int eager;
+static int numeric; /* HIP_VERSION: major * 10^7 + minor * 10^5 + patch */
+
+int ucch_hip_start(void) {
+    const char *deferred = getenv("HIP_ENABLE_DEFERRED_LOADING");
+    eager = deferred && !strcmp(deferred, "0"); /* HIP cannot be asked */
+    int status = hip.hipInit(0);
+    return status ? status : hip.hipRuntimeGetVersion(&numeric);
+}
+
+static int hip_version(int *version) {
+    *version = numeric / 10000000 * 1000 + numeric / 100000 % 100 * 10;
+    return 0;
+}
+
+static int hip_count(int *devices) {
+    return hip.hipGetDeviceCount(devices);
+}
+
+static int hip_bus(int device, char *text, int room) {
+    return hip.hipDeviceGetPCIBusId(text, room, device);
+}
+
+static int hip_current(int *device) {
+    return hip.hipGetDevice(device);
+}
+
+static int hip_use(int device) {
+    return device < 0 ? INVALID_DEVICE : hip.hipSetDevice(device);
+}
+
+static int kind_of(const attributes *a) {
+    static const int before_6[] = {UCCH_MEMORY_PINNED, UCCH_MEMORY_DEVICE, UCCH_MEMORY_DEVICE, UCCH_MEMORY_DEVICE,
+                                   UCCH_MEMORY_MANAGED};
+    static const int since_6[] = {UCCH_MEMORY_UNKNOWN, UCCH_MEMORY_PINNED, UCCH_MEMORY_DEVICE, UCCH_MEMORY_MANAGED};
+    if (a->managed)
+        return UCCH_MEMORY_MANAGED;
+    if (numeric < VERSION_6)
+        return a->type >= 0 && a->type < 5 ? before_6[a->type] : UCCH_MEMORY_UNKNOWN;
+    return a->type >= 0 && a->type < 4 ? since_6[a->type] : UCCH_MEMORY_UNKNOWN;
+}
+
+static int hip_pointer(const void *where, int *kind, int *device) {
+    attributes a;
+    memset(&a, 0, sizeof(a));
+    int status = hip.hipPointerGetAttributes(&a, where);
+    *device = 0;
+    *kind = UCCH_MEMORY_UNKNOWN;
+    if (status == INVALID_VALUE) { /* not HIP's memory: ordinary host memory, or freed */
+        hip.hipGetLastError();
+        return 0;
+    }
+    if (!status) {
+        *kind = kind_of(&a);
+        *device = a.device;
+    }
+    return status;
+}
+
+static int hip_share(void *where, void *handle) {
+    return hip.hipIpcGetMemHandle ? hip.hipIpcGetMemHandle(handle, where) : NOT_SUPPORTED;
+}
+
+static int hip_open_shared(void **where, const void *handle) {
+    ucch_share share;
+    memcpy(&share, handle, sizeof(share));
+    return hip.hipIpcOpenMemHandle ? hip.hipIpcOpenMemHandle(where, share, IPC_ENABLE_PEERS) : NOT_SUPPORTED;
+}
+
+static int hip_close_shared(void *where) {
+    return hip.hipIpcCloseMemHandle ? hip.hipIpcCloseMemHandle(where) : NOT_SUPPORTED;
+}
+
+static int hip_alloc(void **where, size_t bytes) {
+    return hip.hipMalloc(where, bytes);
+}
+
+/* Other devices see what a kernel writes to ordinary memory when it has ended; to fine-grained memory, at once. */
+static int hip_alloc_shared(void **where, size_t bytes) {
+    return hip.hipExtMallocWithFlags ? hip.hipExtMallocWithFlags(where, bytes, MALLOC_FINE_GRAINED) : NOT_SUPPORTED;
+}
+
+static int hip_release(void *where) {
+    return hip.hipFree(where);
+}
+
+static int hip_room(size_t *bytes) {
+    size_t all;
+    return hip.hipMemGetInfo(bytes, &all);
+}
+
+static int hip_pinned(void **where, size_t bytes) {
+    return hip.hipHostMalloc(where, bytes, HOST_PORTABLE_MAPPED);
+}
+
+static int hip_unpin(void *where) {
+    return hip.hipHostFree(where);
+}
+
+static int hip_host_register(void *where, size_t bytes) {
+    return hip.hipHostRegister(where, bytes, HOST_PORTABLE_MAPPED);
+}
+
+static int hip_mapped(void *memory, void **seen) {
+    return hip.hipHostGetDevicePointer(seen, memory, 0);
+}
+
+/* Streams can only wait on signal memory. */
+static int hip_flag(void **word) {
+    if (!hip.hipExtMallocWithFlags)
+        return NOT_SUPPORTED;
+    int status = hip.hipExtMallocWithFlags(word, sizeof(uint64_t), MALLOC_SIGNAL_MEMORY);
+    if (!status)
+        memset(*word, 0, sizeof(uint64_t));
+    return status;
+}
+
+static int hip_unflag(void *word) {
+    return hip.hipFree(word);
+}
+
+static int hip_copy(void *dst, const void *src, size_t bytes, void *stream) {
+    return hip.hipMemcpyAsync(dst, src, bytes, COPY_DEFAULT, stream);
+}
+
+static int hip_stream_new(void **stream) {
+    return hip.hipStreamCreateWithFlags(stream, STREAM_NON_BLOCKING);
+}
+
+static int hip_stream_free(void *stream) {
+    return hip.hipStreamDestroy(stream);
+}
+
+static int hip_stream_wait(void *stream, void *event) {
+    return hip.hipStreamWaitEvent(stream, event, 0);
+}
+
+static int hip_stream_sync(void *stream) {
+    return hip.hipStreamSynchronize(stream);
+}
+
+static int hip_stream_hold(void *stream, void *word, uint32_t least) {
+    return hip.hipStreamWaitValue32 ? hip.hipStreamWaitValue32(stream, word, least, WAIT_AT_LEAST, ~(uint32_t)0)
+                                    : NOT_SUPPORTED;
+}
+
+static int hip_stream_write(void *stream, void *word, uint32_t value) {
+    return hip.hipStreamWriteValue32 ? hip.hipStreamWriteValue32(stream, word, value, 0) : NOT_SUPPORTED;
+}
+
+static int hip_event_new(void **event) {
+    return hip.hipEventCreateWithFlags(event, EVENT_NO_TIMING);
+}
+
+static int hip_event_free(void *event) {
+    return hip.hipEventDestroy(event);
+}
+
+static int hip_event_record(void *event, void *stream) {
+    return hip.hipEventRecord(event, stream);
+}
+
+static int hip_event_done(void *event, int *done) {
+    int status = hip.hipEventQuery(event);
+    *done = status == 0;
+    return status == NOT_READY ? 0 : status;
+}
+
+static int hip_eager(int *yes) {
+    *yes = eager;
+    return 0;
+}
+
+/* hipRTC compiles for the device that the calling thread uses. */
+/* The numbers of the attributes that would tell have changed between releases: what the smallest accelerator holds that
+ * AMD supports has room for so many (60 compute units of 2048 threads). */
+static int hip_resident(int device, unsigned threads, int *blocks) {
+    (void)device;
+    *blocks = 60 * (2048 / (int)threads);
+    return 0;
+}
+
+static int hip_target(int device, char *text, int room) {
+    (void)device;
+    if (room)
+        *text = 0;
+    return 0;
+}
+
+/* Modules stay loaded: unloading one waits for the device. */
+static int hip_kernel(const void *image, void **function) {
+    void *module = NULL;
+    if (!hip.hipModuleLoadData || !hip.hipModuleGetFunction || !hip.hipModuleLaunchKernel)
+        return NOT_SUPPORTED;
+    int status = hip.hipModuleLoadData(&module, image);
+    return status ? status : hip.hipModuleGetFunction(function, module, "ucch");
+}
+
+static int hip_launch(void *function, unsigned blocks, unsigned threads, void **arguments, void *stream) {
+    return hip.hipModuleLaunchKernel(function, blocks, 1, 1, threads, 1, 1, 0, stream, arguments, NULL);
+}
+
+static int hip_error_name(int code, const char **name) {
+    if (!hip.hipDrvGetErrorName)
+        return NOT_SUPPORTED;
+    return hip.hipDrvGetErrorName(code, name);
+}
+
+const device_ops ucch_hip_ops = {
+#define DEVICE(name, params) .name = hip_##name,
+#include "gpu/ops.h"
+};

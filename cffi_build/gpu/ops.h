@@ -1,0 +1,44 @@
+/* What a GPU runtime must be able to do: DEVICE(name, (parameters)), the whole of what the engine knows of one.
+ *
+ * The list makes the table of functions (device.h), which cuda.c and hip.c each fill once. Every function
+ * returns 0 or the runtime's own error code; streams and events are the runtime's handles. `alloc` and `pinned` need
+ * the device to be current in the calling thread, as do stream, event and copy. */
+
+/* clang-format off */
+
+DEVICE(version, (int *version))                                      /* major * 1000 + minor * 10 */
+DEVICE(count, (int *devices))
+DEVICE(bus, (int device, char *text, int room))                      /* PCI address */
+DEVICE(current, (int *device))                                       /* -1: none yet in this thread */
+DEVICE(use, (int device))
+DEVICE(pointer, (const void *address, int *kind, int *device))       /* UCCH_MEMORY_* */
+DEVICE(alloc_shared, (void **address, size_t bytes))                 /* others read it while kernels write to it */
+DEVICE(share, (void *address, void *handle))                         /* UCCH_SHARE_BYTES, for other processes */
+DEVICE(open_shared, (void **address, const void *handle))            /* of another process: map what it shares */
+DEVICE(close_shared, (void *address))
+DEVICE(alloc, (void **address, size_t bytes))
+DEVICE(release, (void *address))
+DEVICE(room, (size_t *bytes))                                        /* memory of the current device that is free */
+DEVICE(pinned, (void **address, size_t bytes))
+DEVICE(unpin, (void *address))
+DEVICE(host_register, (void *address, size_t bytes))                 /* pin memory that somebody else made */
+DEVICE(mapped, (void *memory, void **seen))                          /* where the device sees pinned memory */
+DEVICE(flag, (void **word))                                          /* 4 bytes, 0, that host and streams see */
+DEVICE(unflag, (void *word))
+DEVICE(copy, (void *dst, const void *src, size_t bytes, void *stream))
+DEVICE(stream_new, (void **stream))                                  /* not ordered with the default stream */
+DEVICE(stream_free, (void *stream))
+DEVICE(stream_wait, (void *stream, void *event))
+DEVICE(stream_sync, (void *stream))
+DEVICE(stream_hold, (void *stream, void *word, uint32_t least))      /* until the word has reached `least` */
+DEVICE(stream_write, (void *stream, void *word, uint32_t value))
+DEVICE(event_new, (void **event))
+DEVICE(event_free, (void *event))
+DEVICE(event_record, (void *event, void *stream))
+DEVICE(event_done, (void *event, int *done))
+DEVICE(eager, (int *yes))                                            /* no kernel is loaded at its first launch */
+DEVICE(resident, (int device, unsigned threads, int *blocks))         /* so many run at a time */
+DEVICE(target, (int device, char *text, int room))                   /* what to compile for; "": it knows */
+DEVICE(kernel, (const void *image, void **function))                 /* `ucch` of a compiled module */
+DEVICE(launch, (void *function, unsigned blocks, unsigned threads, void **arguments, void *stream))
+DEVICE(error_name, (int code, const char **name))

@@ -1,0 +1,394 @@
+/* GPU runtimes, found by dlopen: loading, the device bound to this rank, its memory pool. Which file to try is Python's
+ * business. */
+#include <dlfcn.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "gpu/device.h"
+
+#define RUNTIMES 2
+/* Stream-ordered calls in flight for which nothing has to be allocated. */
+#define WORDS 64
+
+static const struct {
+    const device_ops *ops;
+    const device_symbol *symbols;
+    int (*start)(void);
+} table[RUNTIMES] = {
+    [UCCH_CUDA] = {&ucch_cuda_ops, ucch_cuda_symbols, ucch_cuda_start},
+    [UCCH_HIP] = {&ucch_hip_ops, ucch_hip_symbols, ucch_hip_start},
+};
+
+static int loaded[RUNTIMES];
+static int memory_type[RUNTIMES];
+static char text[256]; /* of the last failure, in whatever thread: Python asks in another one than progress runs in */
+static int bound_runtime = -1, bound_device;
+
+const char *ucch_device_error(void) {
+    return text;
+}
+
+static int ready(int runtime) {
+    if (runtime >= 0 && runtime < RUNTIMES && loaded[runtime])
+        return 1;
+    snprintf(text, sizeof(text), "no GPU runtime is loaded");
+    return 0;
+}
+
+static int failed(int runtime, int code, const char *what) {
+    const char *name = NULL;
+    if (!code)
+        return 0;
+    if (table[runtime].ops->error_name(code, &name) || !name)
+        name = "error";
+    snprintf(text, sizeof(text), "%s: %s (%d)", what, name, code);
+    return UCCH_FAIL_DEVICE;
+}
+
+static int resolve(void *handle, const device_symbol *symbols, int store) {
+    for (const device_symbol *s = symbols; s->name; s++) {
+        void *found = dlsym(handle, s->name);
+        if (!found && s->need) {
+            snprintf(text, sizeof(text), "it has no symbol %s", s->name);
+            return UCCH_FAIL_DEVICE;
+        }
+        if (store)
+            *s->at = found;
+    }
+    return 0;
+}
+
+/* 0, or a failure with its reason in ucch_device_error(). A library may say under which memory type UCC and UCX know
+ * its device memory (rehearsal libraries do): int ucch_memory_type(void). */
+int ucch_device_load(int runtime, const char *path) {
+    if (runtime < 0 || runtime >= RUNTIMES)
+        return UCCH_FAIL_ARGUMENT;
+    void *handle = dlopen(path, RTLD_NOW | RTLD_LOCAL);
+    if (!handle) {
+        const char *why = dlerror();
+        snprintf(text, sizeof(text), "%s", why ? why : "dlopen failed");
+        return UCCH_FAIL_DEVICE;
+    }
+    int status = resolve(handle, table[runtime].symbols, 0);
+    if (status) {
+        dlclose(handle);
+        return status;
+    }
+    resolve(handle, table[runtime].symbols, 1);
+    status = failed(runtime, table[runtime].start(), "initialisation");
+    if (status)
+        return status; /* not closed: drivers do not like to be unloaded */
+    int (*own)(void) = (int (*)(void))dlsym(handle, "ucch_memory_type");
+    memory_type[runtime] = own ? own() : runtime == UCCH_CUDA ? UCCH_TYPE_CUDA : UCCH_TYPE_ROCM;
+    loaded[runtime] = 1;
+    return 0;
+}
+
+int ucch_device_loaded(int runtime) {
+    return runtime >= 0 && runtime < RUNTIMES && loaded[runtime];
+}
+
+int ucch_device_memory_type(int runtime) {
+    return ucch_device_loaded(runtime) ? memory_type[runtime] : -1;
+}
+
+/* ---- the interface, function by function: for Python and tests ---- */
+
+/* Seconds between two questions about one event: an eighth of what a device takes to copy a chunk. */
+#define ASK_S 5e-6
+
+#define CALL(name, ...)                                                                                                \
+    (ready(runtime) ? failed(runtime, table[runtime].ops->name(__VA_ARGS__), #name) : UCCH_FAIL_DEVICE)
+
+int ucch_device_version(int runtime, int *version) {
+    return CALL(version, version);
+}
+
+int ucch_device_count(int runtime, int *devices) {
+    return CALL(count, devices);
+}
+
+int ucch_device_bus(int runtime, int device, char *where, int room) {
+    return CALL(bus, device, where, room);
+}
+
+int ucch_device_current(int runtime, int *device) {
+    return CALL(current, device);
+}
+
+int ucch_device_use(int runtime, int device) {
+    return CALL(use, device);
+}
+
+/* What an address is (UCCH_MEMORY_*), and of which device times 4; or a failure. */
+int ucch_device_pointer(int runtime, uintptr_t address) {
+    int kind = UCCH_MEMORY_UNKNOWN, device = 0;
+    int status = CALL(pointer, (const void *)address, &kind, &device);
+    return status ? status : 4 * device + kind;
+}
+
+int ucch_device_shareable(int runtime, void *address) {
+    ucch_share handle;
+    return CALL(share, address, &handle);
+}
+
+int ucch_device_alloc(int runtime, void **address, size_t bytes, int pinned) {
+    return pinned ? CALL(pinned, address, bytes) : CALL(alloc, address, bytes);
+}
+
+int ucch_device_free(int runtime, void *address, int pinned) {
+    return pinned ? CALL(unpin, address) : CALL(release, address);
+}
+
+int ucch_device_flag(int runtime, void **word) {
+    return CALL(flag, word);
+}
+
+int ucch_device_unflag(int runtime, void *word) {
+    return CALL(unflag, word);
+}
+
+int ucch_device_copy(int runtime, void *dst, const void *src, size_t bytes, void *stream) {
+    return CALL(copy, dst, src, bytes, stream);
+}
+
+int ucch_stream_new(int runtime, void **stream) {
+    return CALL(stream_new, stream);
+}
+
+int ucch_stream_free(int runtime, void *stream) {
+    return CALL(stream_free, stream);
+}
+
+int ucch_stream_wait(int runtime, void *stream, void *event) {
+    return CALL(stream_wait, stream, event);
+}
+
+int ucch_stream_sync(int runtime, void *stream) {
+    return CALL(stream_sync, stream);
+}
+
+int ucch_stream_hold(int runtime, void *stream, void *word, uint32_t least) {
+    return CALL(stream_hold, stream, word, least);
+}
+
+int ucch_stream_write(int runtime, void *stream, void *word, uint32_t value) {
+    return CALL(stream_write, stream, word, value);
+}
+
+int ucch_event_new(int runtime, void **event) {
+    return CALL(event_new, event);
+}
+
+int ucch_event_free(int runtime, void *event) {
+    return CALL(event_free, event);
+}
+
+int ucch_event_record(int runtime, void *event, void *stream) {
+    return CALL(event_record, event, stream);
+}
+
+/* 1 done, 0 not yet. */
+int ucch_event_done(int runtime, void *event) {
+    int done = 0, status = CALL(event_done, event, &done);
+    return status < 0 ? status : done;
+}
+
+int ucch_device_eager(int runtime, int *yes) {
+    return CALL(eager, yes);
+}
+
+int ucch_device_room(int runtime, size_t *bytes) {
+    return CALL(room, bytes);
+}
+
+int ucch_device_target(int runtime, int device, char *text, int room) {
+    return CALL(target, device, text, room);
+}
+
+/* ---- the device of this rank ---- */
+
+/* Every thread that makes progress works with this device from now on; -1 = with none. */
+int ucch_device_bind(int runtime, int device) {
+    if (runtime >= 0) {
+        int status = CALL(use, device);
+        if (status < 0)
+            return status;
+    }
+    bound_runtime = runtime;
+    bound_device = device;
+    if (runtime >= 0) {
+        ucch_gate_reserve(WORDS);
+        ucch_work_reserve();
+    }
+    return 0;
+}
+
+int ucch_bound(void) {
+    return bound_runtime;
+}
+
+const device_ops *ucch_bound_ops(void) {
+    return bound_runtime < 0 ? NULL : table[bound_runtime].ops;
+}
+
+int ucch_device_fail(int code, const char *what) {
+    return failed(bound_runtime, code, what);
+}
+
+/* Whether the stream has passed the event; asked so often at most, as each question keeps whoever launches work from
+ * the driver for a moment. `again`: when next, the caller's own. */
+int ucch_event_ask(void *event, int *done, double *again) {
+    double now = ucch_now();
+    *done = 0;
+    if (now < *again)
+        return 0;
+    int status = ucch_device_fail(ucch_bound_ops()->event_done(event, done), "event");
+    *again = *done ? 0 : now + ASK_S;
+    return status;
+}
+
+/* What is to be given to ucch_device_leave: -2 when nothing was changed. */
+int ucch_device_enter(void) {
+    if (bound_runtime < 0)
+        return -2;
+    int before = -1;
+    const device_ops *ops = table[bound_runtime].ops;
+    if (!ops->current(&before) && before == bound_device)
+        return -2;
+    ops->use(bound_device);
+    return before;
+}
+
+void ucch_device_leave(int before) {
+    if (before >= 0)
+        table[bound_runtime].ops->use(before);
+}
+
+/* ---- the pool ---- */
+
+#define GRAIN ((size_t)4096)
+
+typedef struct block {
+    void *memory;
+    size_t bytes;
+    int pinned, users;
+    const void *owner; /* calls of one owner never run at the same time, and share */
+    struct block *next;
+} block;
+
+/* A lock of its own: programs are freed, and give memory back, at any time and in any thread. */
+static pthread_mutex_t pool_lock = PTHREAD_MUTEX_INITIALIZER;
+static block *blocks;
+
+static int allocate(int pinned, void **memory, size_t bytes) {
+    const device_ops *ops = ucch_bound_ops();
+    return pinned ? ops->pinned(memory, bytes) : ops->alloc(memory, bytes);
+}
+
+/* Give idle memory back to the runtime. */
+static void drop_idle(void) {
+    const device_ops *ops = ucch_bound_ops();
+    for (block **at = &blocks; *at;) {
+        block *b = *at;
+        if (b->users) {
+            at = &b->next;
+            continue;
+        }
+        *at = b->next;
+        if (b->pinned)
+            ops->unpin(b->memory);
+        else
+            ops->release(b->memory);
+        free(b);
+    }
+}
+
+static block *find(int pinned, size_t bytes, const void *owner) {
+    block *best = NULL;
+    for (block *b = blocks; b; b = b->next) {
+        if (b->pinned != pinned || b->bytes < bytes)
+            continue;
+        if (b->users && owner && b->owner == owner)
+            return b;
+        if (!b->users && b->bytes <= 2 * bytes && (!best || b->bytes < best->bytes))
+            best = b;
+    }
+    return best;
+}
+
+static block *add(int pinned, size_t bytes) {
+    block *b = calloc(1, sizeof(*b));
+    if (!b)
+        return NULL;
+    int status = allocate(pinned, &b->memory, bytes);
+    if (status) {
+        drop_idle();
+        status = allocate(pinned, &b->memory, bytes);
+    }
+    if (status) {
+        free(b);
+        ucch_device_fail(status, pinned ? "pinned memory" : "device memory");
+        return NULL;
+    }
+    b->bytes = bytes;
+    b->pinned = pinned;
+    b->next = blocks;
+    return blocks = b;
+}
+
+/* The smallest idle block that is not more than twice as large, or a new one; NULL with a reason when out of memory,
+ * and where there is none and `may_add` is not set. Calls of one `owner` get the same block (NULL: nobody shares). */
+void *ucch_pool_take(int pinned, size_t bytes, const void *owner, int may_add) {
+    bytes = (bytes + GRAIN - 1) / GRAIN * GRAIN;
+    pthread_mutex_lock(&pool_lock);
+    block *b = find(pinned, bytes, owner);
+    if (!b && may_add)
+        b = add(pinned, bytes);
+    if (b) {
+        b->users++;
+        b->owner = owner;
+    }
+    pthread_mutex_unlock(&pool_lock);
+    return b ? b->memory : NULL;
+}
+
+static block *block_of(const void *memory) {
+    block *b = blocks;
+    while (b && b->memory != memory)
+        b = b->next;
+    return b;
+}
+
+/* From now on nobody shares this memory. */
+void ucch_pool_keep(const void *memory) {
+    pthread_mutex_lock(&pool_lock);
+    block *b = memory ? block_of(memory) : NULL;
+    if (b)
+        b->owner = NULL;
+    pthread_mutex_unlock(&pool_lock);
+}
+
+void ucch_pool_give(void *memory) {
+    pthread_mutex_lock(&pool_lock);
+    block *b = memory ? block_of(memory) : NULL;
+    if (b && --b->users == 0)
+        b->owner = NULL;
+    pthread_mutex_unlock(&pool_lock);
+}
+
+/* Bytes that the pool holds, busy or idle; `trim` gives the idle ones back first. */
+size_t ucch_pool_bytes(int pinned, int trim) {
+    size_t total = 0;
+    int before = ucch_device_enter();
+    pthread_mutex_lock(&pool_lock);
+    if (trim)
+        drop_idle();
+    for (block *b = blocks; b; b = b->next)
+        total += b->pinned == pinned ? b->bytes : 0;
+    pthread_mutex_unlock(&pool_lock);
+    ucch_device_leave(before);
+    return total;
+}

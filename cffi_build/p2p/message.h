@@ -1,0 +1,62 @@
+/* A message as message.c and rendezvous.c know it. */
+#ifndef UCCH_MESSAGE_H
+#define UCCH_MESSAGE_H
+
+#include "shm/segment.h"
+
+#define ATTR_DATATYPE 0x8
+#define BYTES 8 /* ucp_dt_make_contig(1) */
+#define UCCH_TOKEN_TAG ((uint64_t)1 << UCCH_TOKEN_BIT)
+#define UCS_OK 0
+#define IS_STATUS(p) ((uintptr_t)(p) >= (uintptr_t)-100)
+
+/* A message as its caller asked for it. */
+typedef struct ucch_start {
+    enum { START_SEND, START_SYNC, START_TOKEN, START_OFFERED, START_RECV } what;
+    ucp_ep_h ep; /* of a send's receiver */
+    void *buffer;
+    size_t bytes;
+    uint64_t tag, mask;
+    int mem_type, dest, on_device;
+} ucch_start;
+
+struct ucch_message {
+    ucch_op op;
+    ucp_worker_h worker;
+    void *request;
+    ucp_tag_recv_info_t info;
+    ucch_board *board; /* whose slot `peer` says how the other side is; NULL = not known */
+    int peer;
+    double left; /* when the peer was first seen to have ended; 0 = not yet */
+    /* Through a window: whether what comes in may be a token, the data's own place, what moves it; and between the
+     * streams of both sides, the other one's process and which of the messages under their tag it is (0: not known). */
+    int tokens, on_device, moving, moved, later;
+    uint64_t process;
+    uint32_t number;
+    void *data;
+    size_t room;
+    ucch_token token;
+    ucch_transfer *transfer;
+    void *landing; /* where libucp puts what comes in */
+    size_t landing_room;
+    /* later.c: what to start, whether that waits for its turn, for a stream too, and who comes next. */
+    ucch_start start;
+    int waits;
+    ucch_gate gate;
+    ucch_message *behind;
+};
+
+void ucch_message_end_locked(ucch_message *m, int status);
+int ucch_message_begun_locked(ucch_message *m, void *request);
+ucp_request_param_t ucch_message_params(ucch_message *m, void *callback, int mem_type);
+void *ucch_message_landing(ucch_message *m, void *buffer, size_t *bytes);
+int ucch_token_arrived_locked(ucch_message *m);
+int ucch_token_send_locked(ucch_message *m, ucp_ep_h ep, uint64_t tag);
+int ucch_message_issue_locked(ucch_message *m);
+int ucch_message_offer_begun_locked(ucch_message *m, ucp_ep_h ep, const ucch_offer *offer);
+
+int ucch_later_begin(ucch_message *m, const ucch_start *start, double timeout);
+int ucch_later_try_locked(ucch_message *m);
+void ucch_later_forget_locked(ucch_message *m);
+
+#endif

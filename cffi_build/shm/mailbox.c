@@ -1,0 +1,180 @@
+/* Slips: where a stream waits for a message that nobody has heard of yet.
+ *
+ * A receiver that leaves the whole of a message to a stream writes on a slip, in its own window, what it waits for; the
+ * sender looks there when it sends, and fills in where the message is. Once the data comes, the sender's kernel rings
+ * the slip's bell: only then the receiver's begins, as one that waits has a share of its device. So neither the
+ * receiver's host nor its progress thread has any part in it: they may be waiting inside the driver for what that very
+ * stream has still to do. Only what does not go from stream to stream is left to them; they hear of every message by
+ * its token (rendezvous.c). */
+#include <stddef.h>
+#include <string.h>
+
+#include "shm/segment.h"
+
+enum { FREE, OPEN, LEFT };
+
+typedef struct line {
+    uint32_t word, more[15];
+} line;
+
+struct ucch_slip {
+    /* In its lower half where the message is (the first chunk in the sender's window, plus one), or UCCH_NOWHERE; in
+     * the upper half how often the slip was in use: what is filled in late must not be taken for the next message's. */
+    uint64_t word;
+    uint32_t stop; /* wait for no more of its data */
+    uint32_t more[13];
+    line bell;                   /* rung with the number of the use */
+    line gone[UCCH_MOST_BLOCKS]; /* by block of the receiver's kernel */
+    uint32_t state, number, blocks;
+    uint64_t sender, tag;
+    char *run; /* the message's, for us alone */
+};
+_Static_assert(sizeof(ucch_slip) <= UCCH_SLIP, "room for all slips");
+_Static_assert(offsetof(ucch_slip, bell) == UCCH_SLIP_BELL, "as kernels know it");
+_Static_assert(offsetof(ucch_slip, gone) == UCCH_SLIP_GONE, "as kernels know it");
+
+static ucch_slip *slip_at(void *slips, int i) {
+    return (ucch_slip *)((char *)slips + (size_t)i * UCCH_SLIP);
+}
+
+/* How many wait, in line SLIPS: a sender need not look where none does. */
+static uint32_t *waiting(void *slips) {
+    return (uint32_t *)((char *)slips + (size_t)SLIPS * UCCH_SLIP + sizeof(line));
+}
+
+/* Whether every block of the kernel has ended that waits there. */
+int ucch_slip_gone(const ucch_slip *s) {
+    for (uint32_t i = 0; i < s->blocks; i++)
+        if (!__atomic_load_n(&s->gone[i].word, __ATOMIC_ACQUIRE))
+            return 0;
+    return 1;
+}
+
+/* Whether nobody will touch it any more: our kernel has ended, and the sender's has rung the bell or will not. */
+static int is_over(const ucch_slip *s) {
+    return ucch_slip_gone(s) && (!s->run || __atomic_load_n(&ucch_run_about(s->run)[RUN_RUNG], __ATOMIC_ACQUIRE));
+}
+
+static uint32_t uses(uint64_t word) {
+    return (uint32_t)(word >> 32);
+}
+
+/* A slip for message `number` under a tag from process `sender`, for a kernel of so many blocks; NULL where all are in
+ * use. */
+ucch_slip *ucch_slip_open_locked(uint64_t sender, uint64_t tag, uint32_t number, int blocks) {
+    static int last; /* those behind it have been free for longest */
+    void *all = ucch_window_slips_seen(0) ? ucch_window_slips(0) : NULL;
+    for (int n = 0; all && n < SLIPS; n++) {
+        last = (last + 1) % SLIPS;
+        ucch_slip *s = slip_at(all, last);
+        if (s->state == OPEN || (s->state == LEFT && !is_over(s)))
+            continue;
+        __atomic_store_n(&s->state, FREE, __ATOMIC_RELEASE);
+        __atomic_store_n(&s->word, (uint64_t)(uses(s->word) + 1) << 32, __ATOMIC_SEQ_CST);
+        memset(s->gone, 0, sizeof(s->gone));
+        s->stop = 0;
+        s->run = NULL;
+        s->number = number;
+        s->blocks = (uint32_t)blocks;
+        s->sender = sender;
+        s->tag = tag;
+        __atomic_add_fetch(waiting(all), 1, __ATOMIC_SEQ_CST);
+        __atomic_store_n(&s->state, OPEN, __ATOMIC_SEQ_CST);
+        return s;
+    }
+    return NULL;
+}
+
+/* Nobody asks about it any more; it is used again once all is over. */
+void ucch_slip_close_locked(ucch_slip *s) {
+    __atomic_store_n(&s->state, is_over(s) ? FREE : LEFT, __ATOMIC_RELEASE);
+}
+
+/* By a host: it may be late, and the slip in use again. */
+static void ring(ucch_slip *s, uint32_t use) {
+    uint32_t seen = __atomic_load_n(&s->bell.word, __ATOMIC_SEQ_CST);
+    while ((int32_t)(use - seen) > 0 &&
+           !__atomic_compare_exchange_n(&s->bell.word, &seen, use, 0, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST)) {
+    }
+}
+
+/* The slip's message is in a run: its sender's kernel is to ring, unless it has been there. */
+static void announce(ucch_slip *s, int i, uint32_t use, char *run) {
+    __atomic_store_n(&ucch_run_about(run)[RUN_WHOSE], (uint64_t)use << 32 | (uint32_t)(i + 1), __ATOMIC_SEQ_CST);
+    __atomic_thread_fence(__ATOMIC_SEQ_CST);
+    if (__atomic_load_n((uint32_t *)run, __ATOMIC_SEQ_CST))
+        ring(s, use);
+}
+
+/* Fill in where the message is, unless that has been done or the slip is no longer what it was when `seen` was read.
+ * Returns what counts. */
+static uint32_t fill(void *slips, ucch_slip *s, uint64_t seen, uint32_t where) {
+    if ((uint32_t)seen)
+        return (uint32_t)seen;
+    int done = __atomic_compare_exchange_n(&s->word, &seen, seen | where, 0, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST);
+    if (done)
+        __atomic_sub_fetch(waiting(slips), 1, __ATOMIC_SEQ_CST);
+    return done ? where : (uint32_t)seen;
+}
+
+/* Of our own slips. */
+static int number_of(const ucch_slip *s) {
+    return (int)(((const char *)s - (char *)ucch_window_slips(0)) / UCCH_SLIP);
+}
+
+/* Say where our slip's message is, unless that has been said. Returns what counts. */
+uint32_t ucch_slip_settle(ucch_slip *s, uint32_t where) {
+    uint64_t seen = __atomic_load_n(&s->word, __ATOMIC_SEQ_CST);
+    uint32_t found = fill(ucch_window_slips(0), s, seen, where);
+    s->run = found == UCCH_NOWHERE ? NULL : ucch_run_at(s->sender, (int)found - 1);
+    if (s->run && found == where)
+        announce(s, number_of(s), uses(seen), s->run);
+    else if (!s->run)
+        ring(s, uses(seen));
+    return found;
+}
+
+/* Let its kernel go on, with data or without. */
+void ucch_slip_stop(ucch_slip *s) {
+    __atomic_store_n(&s->stop, 1, __ATOMIC_RELEASE);
+    ucch_slip_settle(s, UCCH_NOWHERE);
+    ring(s, uses(s->word));
+}
+
+/* Let a stream wait for the bell, before the kernel. `await` is a kernel that waits, where streams wait for words of
+ * their own only. */
+int ucch_slip_hold(ucch_slip *s, void *await, void *stream) {
+    ucch_word bell = {&s->bell.word, (char *)ucch_slip_seen(s) + UCCH_SLIP_BELL};
+    if (await && !ucch_word_has(bell, uses(s->word)) && !ucch_bell_hold(number_of(s), bell.at, uses(s->word), stream))
+        return 0;
+    return ucch_word_wait(await, bell, uses(s->word), stream);
+}
+
+/* Its address for the kernel. */
+void *ucch_slip_seen(ucch_slip *s) {
+    return (char *)ucch_window_slips_seen(0) + (size_t)number_of(s) * UCCH_SLIP;
+}
+
+static int waits_for(const ucch_slip *s, uint64_t tag, uint32_t number) {
+    return __atomic_load_n(&s->state, __ATOMIC_SEQ_CST) == OPEN && s->sender == ucch_window_key() && s->tag == tag &&
+           s->number == number;
+}
+
+/* Our message `number` under a tag is queued: tell process `receiver`'s stream, if one waits already. The token has
+ * been sent before, for those that come to wait from now on. */
+void ucch_slips_tell(uint64_t receiver, uint64_t tag, uint32_t number, uint32_t where) {
+    void *all = ucch_window_slips(receiver);
+    __atomic_thread_fence(__ATOMIC_SEQ_CST);
+    if (!all || !__atomic_load_n(waiting(all), __ATOMIC_SEQ_CST))
+        return;
+    for (int i = 0; i < SLIPS; i++) {
+        ucch_slip *s = slip_at(all, i);
+        if (!waits_for(s, tag, number))
+            continue;
+        uint64_t seen = __atomic_load_n(&s->word, __ATOMIC_SEQ_CST);
+        /* Had the slip been put to another use since that reading, filling in would fail. */
+        if (waits_for(s, tag, number) && fill(all, s, seen, where) == where)
+            announce(s, i, uses(seen), ucch_run_at(0, (int)where - 1));
+        return;
+    }
+}

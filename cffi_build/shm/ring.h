@@ -1,0 +1,83 @@
+/* Channels: how the streams of a communicator's ranks hand data to each other without their hosts; schedule.c uses
+ * them.
+ */
+#ifndef UCCH_CHANNEL_H
+#define UCCH_CHANNEL_H
+
+#include "gpu/device.h"
+
+/* What a rank's streams do beside each other: vendors' collectives, copies to and from shared memory, all else. */
+enum { LANE_NATIVE, LANE_OUT, LANE_IN, LANE_LOCAL, QUEUE_LANES };
+
+/* Pieces that lie in a channel at a time, and calls of a communicator that are under way. */
+#define RING 8
+#define MOST_CALLS 256
+/* How often scratch can grow: each time it doubles. */
+#define MOST_OUTGROWN 128
+
+/* A word that streams of two ranks share, by its address here and the one that the device knows it by. */
+typedef struct ucch_word {
+    uint32_t *at;
+    void *seen;
+} ucch_word;
+
+/* One direction between this rank and another: `published` counts the pieces put in, `consumed` those taken out. */
+typedef struct ucch_channel {
+    ucch_word published, consumed;
+    char *ring, *seen; /* by its address here and the device's */
+    size_t slot;       /* bytes of a place in it */
+    uint64_t pieces;   /* of all calls so far, on this side */
+    uint64_t round;
+    uint64_t *spoilt; /* by the rank that it comes from */
+} ucch_channel;
+
+/* What says that a call has ended: its word and what that then has reached. */
+typedef struct ucch_ticket {
+    uint32_t slot, value;
+} ucch_ticket;
+
+struct ucch_channels {
+    int rank, size, first, many; /* the chunks that it has of the window */
+    size_t far;                  /* bytes of a ring between islands */
+    uint32_t *arrived;           /* counters on the device, of one kernel at a time (fused.h) */
+    int *islands;                /* by rank */
+    char *region;
+    ucch_channel *out, *in; /* by rank */
+    ucch_word done[MOST_CALLS];
+    uint64_t calls, landed, round;
+    void *await, *post; /* kernels, where streams cannot wait for any memory */
+    void *lane[QUEUE_LANES], *tail[QUEUE_LANES];
+    int ahead[QUEUE_LANES];  /* has work that a call in one stream must wait for */
+    int behind[QUEUE_LANES]; /* has not waited for the last call in one stream */
+    void *began, *scratch[2], *outgrown[MOST_OUTGROWN];
+    int noutgrown;
+    ucch_ticket alone, user[2]; /* the last call in one stream, and the last with each bank of scratch */
+    size_t scratch_bytes[2];
+    uint64_t banked;
+    int poisoned;
+    /* Plus one: the first call whose result must not be trusted, because it failed here or was under way when one did;
+     * 0 while there is none. */
+    uint64_t *spoilt;
+    ucch_channels *next;
+};
+
+/* Whether the word has reached `least`, counting around. */
+static inline int ucch_word_has(ucch_word word, uint32_t least) {
+    return (int32_t)(__atomic_load_n(word.at, __ATOMIC_ACQUIRE) - least) >= 0;
+}
+
+ucch_ticket ucch_channels_ticket(ucch_channels *c);
+int ucch_channels_room(ucch_channels *c);
+int ucch_channels_done(const ucch_channels *c, ucch_ticket ticket);
+int ucch_word_wait(void *await, ucch_word word, uint32_t least, void *stream);
+int ucch_word_tell(void *post, ucch_word word, uint32_t value, void *stream);
+int ucch_channel_wait(const ucch_channels *c, ucch_word word, uint32_t least, void *stream);
+int ucch_channel_tell(const ucch_channels *c, ucch_word word, uint32_t value, void *stream);
+int ucch_channels_scratch(ucch_channels *c, int bank, size_t bytes);
+void ucch_channels_poison_locked(ucch_channels *c);
+int ucch_channels_waiting(const ucch_channels *c);
+int ucch_channels_spoiler(const ucch_channels *c, ucch_ticket ticket);
+int ucch_channels_drain_locked(void);
+int ucch_channels_draining(void);
+
+#endif
