@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import tarfile
+import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,7 +14,10 @@ from .origins import origin, reproduce
 from .readers import UnknownFile, read, read_data
 from .sheets import Sheet, sheets
 
-__all__ = ["Chapter", "chapters", "performance"]
+__all__ = ["ARCHIVE", "Chapter", "chapters", "performance"]
+
+#: How the names of archives of results end.
+ARCHIVE = ".tar.xz"
 
 Data = dict[str, Any]
 
@@ -22,6 +27,7 @@ class Chapter:
 
     def __init__(self, folder: Path, paths: Sequence[Path]) -> None:
         self.folder = folder
+        self.heading, self.text = _readme(folder)
         self.files: list[tuple[str, Data]] = []
         self.texts: list[str] = []
         curves = []
@@ -44,11 +50,30 @@ class Chapter:
 
 
 def chapters(paths: Sequence[str | Path]) -> list[Chapter]:
-    """The files by folder, folders and files in order of their names."""
+    """The files by folder, folders and files in order of their names; an archive counts as a folder of its name."""
     folders: dict[Path, list[Path]] = {}
-    for path in sorted({Path(p).resolve() for p in paths}):
-        folders.setdefault(path.parent, []).append(path)
-    return [Chapter(folder, members) for folder, members in folders.items()]
+    with tempfile.TemporaryDirectory() as scratch:
+        for path in sorted({Path(p).resolve() for p in paths}):
+            for member in _unpacked(path, Path(scratch)) if path.name.endswith(ARCHIVE) else [path]:
+                folders.setdefault(member.parent, []).append(member)
+        return [Chapter(folder, members) for folder, members in folders.items()]
+
+
+def _unpacked(archive: Path, scratch: Path) -> list[Path]:
+    """The result files of an archive, written to a folder of its name together with its README."""
+    folder = scratch / archive.name.removesuffix(ARCHIVE)
+    folder.mkdir()
+    try:
+        with tarfile.open(archive) as tar:
+            for member in tar:
+                # Names are looked at, not trusted: an archive holds plain files and no folders.
+                if member.isfile() and member.name == Path(member.name).name:
+                    content = tar.extractfile(member)
+                    assert content is not None
+                    (folder / member.name).write_bytes(content.read())
+    except (tarfile.TarError, EOFError, OSError) as why:
+        raise UnknownFile(f"{archive}: not an archive of results: {why}") from None
+    return sorted(folder.glob("*.json"))
 
 
 def _readme(folder: Path) -> tuple[str, str]:
@@ -89,15 +114,14 @@ def _file(name: str, data: Data) -> list[str]:
 def performance(found: Sequence[Chapter], images: str, made_by: str) -> str:
     """The page. ``images`` is the folder of the pictures as seen from it, ``made_by`` the command that writes it."""
     parts = [
-        "# Performance",
-        "What was measured, on which machines, and the command of each table. A ratio comes with its 95 % confidence "
-        "interval, and says where a machine was too noisy to tell; [Benchmarks](benchmarks.md) explains how it is "
-        "measured.",
-        f"This page is made from the committed result files by\n\n```sh\n{made_by}\n```",
+        "# All figures",
+        "Every measurement with its machine and its command; [Performance](performance.md) is the summary. A ratio "
+        "comes with its 95 % confidence interval, and says where a machine was too noisy to tell; "
+        "[Benchmarks](benchmarks.md) explains how it is measured.",
+        f"This page is made from the committed results by\n\n```sh\n{made_by}\n```",
     ]
     for chapter in found:
-        heading, text = _readme(chapter.folder)
-        parts += [f"## {heading}", *([text] if text else [])]
+        parts += [f"## {chapter.heading}", *([chapter.text] if chapter.text else [])]
         parts += [f"![{d.title}]({images}/{chapter.image(d)})" for d in chapter.drawings]
         for name, data in chapter.files:
             parts += _file(name, data)

@@ -1,7 +1,8 @@
 """``python -m ucc_hetero.bench report FILES -o DIR``: result files -> one self-contained HTML page, and PNGs.
 
 With ``--markdown FILE`` a page for the documentation instead, its pictures in the folder of the page's name beside it.
-Result files of all programs here are read, and the saved output of OSU's C programs and of nccl-tests.
+Result files of all programs here are read, and the saved output of OSU's C programs and of nccl-tests; for a page of
+the documentation archives (``.tar.xz``) of result files, too.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from .drawings import drawings, render
-from .markdown import chapters, performance, pictures
+from .markdown import ARCHIVE, chapters, performance, pictures
 from .options import BadUsage
 from .page import page
 from .readers import UnknownFile, read_all, read_data
@@ -71,6 +72,9 @@ def run(words: Sequence[str], command: list[str]) -> int:
 def _made_by(arguments: Any) -> list[str]:
     """The command as a reader would type it: folders with a pattern, not every file."""
     patterns = dict.fromkeys(
-        f"{Path(path).parent.parent.as_posix()}/*/*{Path(path).suffix}" for path in arguments.files
+        f"{Path(path).parent.as_posix()}/*{ARCHIVE}"
+        if path.endswith(ARCHIVE)
+        else f"{Path(path).parent.parent.as_posix()}/*/*{Path(path).suffix}"
+        for path in arguments.files
     )
     return ["python -m ucc_hetero.bench report --markdown", shlex.quote(arguments.markdown), *patterns]

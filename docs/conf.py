@@ -1,6 +1,11 @@
-"""Sphinx configuration."""
+"""Sphinx configuration. The page of all figures and its pictures are made from the committed results at each build."""
 
+import os
 from importlib.metadata import version as installed_version
+from pathlib import Path
+from typing import Any
+
+from ucc_hetero.bench.report import run as report
 
 project = "ucc_hetero"
 author = "ucc_hetero authors"
@@ -13,3 +18,14 @@ myst_heading_anchors = 3
 autodoc_typehints = "description"
 exclude_patterns = ["_build"]
 html_theme = "alabaster"
+
+
+def _figures(app: Any, config: Any) -> None:
+    here = Path(__file__).parent
+    archives = sorted(os.path.relpath(path) for path in (here.parent / "benchmarks" / "results").glob("*.tar.xz"))
+    report(["--markdown", os.path.relpath(here / "figures.md"), *archives], [])
+
+
+def setup(app: Any) -> None:
+    """Called by Sphinx before it reads the pages."""
+    app.connect("config-inited", _figures)
