@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from functools import reduce
+import re
+from collections.abc import Mapping
 
 from ucc_hetero.native.libraries import lib
 from ucc_hetero.types import DTYPES, OPS
@@ -83,16 +84,43 @@ extern "C" __global__ void ucch(const FROM *src, TO *dst, unsigned long long n, 
 }
 """
 
-#: Words in memory that other devices write, or read; they only grow, and wrap around (``cffi_build/shm/ring.c``).
+#: Words in memory that other devices write, or read; they only grow, and wrap around (``cffi_build/shm/ring.c``). A
+#: fence stands behind each loop that looks at one and before each store, so that the accesses themselves need no order:
+#: on AMD an acquiring load would empty caches at every look. RCCL looks by relaxed loads, too, except on GFX12.
+#:
+#: ``DONE``: the stores of this wave have arrived; called by all threads before a barrier behind which one of them tells
+#: others. AMD's barrier does not wait for stores, and its fences only for those of their own wave.
+#: ``RESIDENT``: so few registers that as many threads run at a time as the device has room for, which is what the
+#: engine counts on where kernels wait for each other.
 _WORDS = """
 #ifdef __AMDGCN__
+#if defined(__GFX12__)
 #define GET(p) __atomic_load_n(p, __ATOMIC_ACQUIRE)
-#define PUT(p, v) __atomic_store_n(p, v, __ATOMIC_RELEASE)
+#else
+#define GET(p) __atomic_load_n(p, __ATOMIC_RELAXED)
+#endif
+#define PUT(p, v) __atomic_store_n(p, v, __ATOMIC_RELAXED)
 #define NAP() __builtin_amdgcn_s_sleep(4)
+#if defined(__GFX12__)
+#define DONE() asm volatile("s_wait_storecnt 0x0" ::: "memory")
+#elif defined(__GFX10__) || defined(__GFX11__)
+#define DONE() asm volatile("s_waitcnt_vscnt null, 0x0" ::: "memory")
+#elif defined(__GFX9__)
+#define DONE() asm volatile("s_waitcnt vmcnt(0)" ::: "memory")
+#else
+#define DONE() __threadfence_system()
+#endif
+#if defined(__GFX10__) || defined(__GFX11__) || defined(__GFX12__)
+#define RESIDENT __attribute__((amdgpu_flat_work_group_size(1, 512), amdgpu_waves_per_eu(16)))
+#else
+#define RESIDENT __attribute__((amdgpu_flat_work_group_size(1, 512), amdgpu_waves_per_eu(8)))
+#endif
 #else
 #define GET(p) (*(volatile unsigned *)(p))
 #define PUT(p, v) (*(volatile unsigned *)(p) = (v))
 #define NAP() __nanosleep(40)
+#define DONE()
+#define RESIDENT
 #endif
 __device__ void AWAIT(unsigned *word, unsigned long long n) {
     while ((int)(GET(word) - (unsigned)n) < 0)
@@ -111,20 +139,31 @@ extern "C" __global__ void ucch(const void *, unsigned *dst, unsigned long long 
 }
 """
 
-#: Loads and stores are volatile as others write what is read, and several are under way at a time.
+#: Loads and stores pass caches by, as others write what is read, and several are under way at a time. On AMD a volatile
+#: access is waited for before the next begins; a relaxed atomic one of system scope is not (LLVM's AMDGPUUsage, memory
+#: model).
 _COPIES = """
-template <class T> __device__ void copy(void *dst, const void *src, unsigned bytes) {
+#ifdef __AMDGCN__
+#define READ(p) __atomic_load_n(p, __ATOMIC_RELAXED)
+#define WRITE(p, v) __atomic_store_n(p, v, __ATOMIC_RELAXED)
+#else
+#define READ(p) (*(const volatile T *)(p))
+#define WRITE(p, v) (*(volatile T *)(p) = (v))
+#endif
+template <class T> __device__ void copy(void *to, const void *from, unsigned bytes) {
     const unsigned n = bytes / sizeof(T), some = 8, far = some * blockDim.x;
+    T *dst = (T *)to;
+    const T *src = (const T *)from;
     unsigned i = threadIdx.x;
     for (; i + far - blockDim.x < n; i += far) {
         T held[some];
         for (unsigned k = 0; k < some; k++)
-            held[k] = ((const volatile T *)src)[i + k * blockDim.x];
+            held[k] = READ(src + i + k * blockDim.x);
         for (unsigned k = 0; k < some; k++)
-            ((volatile T *)dst)[i + k * blockDim.x] = held[k];
+            WRITE(dst + i + k * blockDim.x, held[k]);
     }
     for (; i < n; i += blockDim.x)
-        ((volatile T *)dst)[i] = ((const volatile T *)src)[i];
+        WRITE(dst + i, READ(src + i));
 }
 __device__ void copy_bytes(void *dst, const void *src, unsigned bytes) {
     unsigned long long all = (unsigned long long)dst | (unsigned long long)src | bytes;
@@ -162,7 +201,7 @@ __device__ void look_up(carry &c) {
     c.bytes = where == NOWHERE || about[0] > c.bytes ? 0 : about[0];
     c.slice = c.bytes ? about[1] : 1;
     c.room = c.bytes ? about[4] : 1;
-    c.data = (c.bytes && about[6] ? c.arena : c.data) + (where - 1) * CHUNKull;
+    c.data = (c.bytes && about[6] ? c.arena : c.data) + (where - 1) * (unsigned long long)CHUNK;
 }
 __device__ void wait_for(unsigned *word, unsigned least, unsigned *stop) {
     while ((int)(GET(word) - least) < 0 && !GET(stop))
@@ -178,7 +217,7 @@ __device__ void ring(const carry &c, char *run) {
     __threadfence_system();
     about[3] = 1;
 }
-extern "C" __global__ void ucch(carry c) {
+extern "C" __global__ RESIDENT void ucch(carry c) {
     __shared__ carry found;
     if (c.slip && threadIdx.x == 0) { /* alone: all threads of a block together took 50 microseconds for it */
         found = c;
@@ -201,6 +240,7 @@ extern "C" __global__ void ucch(carry c) {
                 wait_for(taken, step - (unsigned)(room / STEP), (unsigned *)(run + ABOUT + 40));
             __syncthreads();
             copy_bytes(c.slip ? here : there, c.slip ? there : here, some);
+            DONE();
             __syncthreads();
             if (threadIdx.x == 0)
                 POST(c.slip ? taken : put, step);
@@ -227,7 +267,7 @@ __device__ unsigned edge(unsigned bytes, unsigned block) {
     unsigned long long at = (unsigned long long)((bytes + 63) / 64) * block / gridDim.x * 64;
     return at < bytes ? (unsigned)at : bytes;
 }
-extern "C" __global__ void ucch(moves all) {
+extern "C" __global__ RESIDENT void ucch(moves all) {
     for (unsigned k = 0; k < all.n; k++) {
         const move m = all.each[k];
         const unsigned bytes = m.kind == 2 ? m.n * (unsigned)sizeof(TO) : m.n;
@@ -241,6 +281,7 @@ extern "C" __global__ void ucch(moves all) {
             copy_bytes(dst, src, to - from);
         else if (m.kind == 2)
             combine((TO *)dst, (const FROM *)src, (to - from) / sizeof(TO), 0);
+        DONE();
         __syncthreads();
         if (m.tell && threadIdx.x == 0) {
             __threadfence_system();
@@ -258,9 +299,9 @@ def source(kind: int, op: int, dtype: int, to: int) -> str | None:
     """The kernel's text; None for what there is none for."""
     words = {lib.UCCH_AWAIT: "AWAIT", lib.UCCH_POST: "POST"}
     if kind in words:
-        return _WORDS + _WORD.replace("BODY", words[kind])
+        return _filled(_WORDS + _WORD, {"BODY": words[kind]})
     if kind == lib.UCCH_CARRY:
-        return _WORDS + _COPIES + reduce(lambda text, n: text.replace(n, str(_NUMBERS[n])), _NUMBERS, _CARRY)
+        return _filled(_WORDS + _COPIES + _CARRY, {name: str(n) for name, n in _NUMBERS.items()})
     names = {t.code: name for name, t in DTYPES.items() if name in _TYPES}
     if dtype not in names or (kind == lib.UCCH_CAST and to not in names):
         return None
@@ -270,7 +311,12 @@ def source(kind: int, op: int, dtype: int, to: int) -> str | None:
     if body is None:
         return None
     text = _SOURCE + (_WORDS + _COPIES + _WHOLE if kind == lib.UCCH_WHOLE else _EACH)
-    return text.replace("FROM", _TYPES[one]).replace("TO", _TYPES[other]).replace("BODY", body)
+    return _filled(text, {"FROM": _TYPES[one], "TO": _TYPES[other], "BODY": body})
+
+
+def _filled(text: str, values: Mapping[str, str]) -> str:
+    """The text with values in the place of names: whole words only, as ``TO`` is part of ``__ATOMIC_ACQUIRE``."""
+    return re.sub(rf"\b({'|'.join(values)})\b", lambda found: values[found[1]], text)
 
 
 def _body(kind: int, op: int, name: str, one: str, other: str) -> str | None:
