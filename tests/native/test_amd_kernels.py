@@ -13,7 +13,7 @@ from typing import NamedTuple
 import pytest
 
 from ucc_hetero.device import sources
-from ucc_hetero.native import lib
+from ucc_hetero.native.libraries import lib
 from ucc_hetero.types import DTYPES, OPS
 
 #: Target -> lanes of a wave; registers of a lane up to which the most waves run at a time.
