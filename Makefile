@@ -19,7 +19,7 @@ export OMPI_MCA_rmaps_base_oversubscribe ?= 1
 # Several ranks per core: threads inside numpy would only get in each other's way.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help demo test lint types unit exhaustive docs clean
+.PHONY: help demo test venv ranks beside lint types unit exhaustive docs clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -28,36 +28,45 @@ demo:
 	@.ci/venv demo
 	UCCH_EMULATE=nvidia:2,amd:2 .venv/bin/mpirun -np 4 $(PY) examples/train_digits.py --check
 
-test: lint types unit
+# Two at a time: tests that start ranks wait a good deal of the time, and linters, type checker and tests of single
+# processes use it. What these say comes in one piece.
+test: venv
+	@$(MAKE) --no-print-directory --jobs=2 ranks beside
 
-lint:
+beside: venv
+	@mkdir -p build
+	@$(MAKE) --no-print-directory lint types unit >build/beside.log 2>&1; status=$$?; cat build/beside.log; exit $$status
+
+venv:
 	@.ci/venv test
+
+lint: venv
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
 	find cffi_build tests -name '*.[ch]' -print0 | xargs -0 -r .venv/bin/clang-format --dry-run -Werror
 	$(PY) -m codespell_lib
 
 # benchmarks/ and mpi_launch/ are installed as ucc_hetero.bench and ucc_hetero.launch: mypy sees them in those places.
-types:
-	@.ci/venv test
+types: venv
 	@rm -rf build/types && mkdir -p build/types
-	@cp -r ucc_hetero build/types/
-	@for pair in benchmarks:bench mpi_launch:launch; do \
-	    [ ! -e "$${pair%:*}/__init__.py" ] || cp -r "$${pair%:*}" "build/types/ucc_hetero/$${pair#*:}"; done
+	@tar -c --exclude=__pycache__ ucc_hetero | tar -x -C build/types
+	@for pair in benchmarks:bench mpi_launch:launch; do from=$${pair%:*} to=build/types/ucc_hetero/$${pair#*:}; \
+	    mkdir -p $$to && tar -c --exclude=__pycache__ --exclude=results -C $$from . | tar -x -C $$to; done
 	cd build/types && ../../$(PY) -m mypy --config-file ../../pyproject.toml --cache-dir ../../.mypy_cache -p ucc_hetero
 
-unit:
-	@.ci/venv test
-	$(PY) -m pytest
+# Tests of single processes, and those that start ranks.
+unit: venv
+	$(PY) -m pytest tests/unit
+
+ranks: venv
+	$(PY) -m pytest --ignore=tests/unit
 
 # Every kind of call under every algorithm on every layout of ranks; hours on a laptop. SHARD=3/8: the third of eight parts.
 SHARD ?= 1/1
-exhaustive:
-	@.ci/venv test
+exhaustive: venv
 	UCCH_TEST_FULL=1 UCCH_TEST_SHARD=$(SHARD) $(PY) -m pytest tests/mpi/test_collectives.py -s --timeout 7200
 
-docs:
-	@.ci/venv test
+docs: venv
 	@$(PY) -m pip install --quiet --disable-pip-version-check --editable '.[docs]'
 	$(PY) -m sphinx -W -b html docs build/docs
 

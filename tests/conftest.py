@@ -34,6 +34,15 @@ def _terminated(number: int, frame: object) -> None:
 
 signal.signal(signal.SIGTERM, _terminated)
 
+# Thousands of Pythons are started here, ranks above all. Were none of them to leave its bytecode behind, as some shells
+# ask for, each would compile the package again: a third of what a small job costs.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
+
+#: How many times longer than it is given a job may take before it counts as hanging: the cores may be busy with other
+#: things, and then ranks that wait for each other wait for their turns, too. Only what fails takes that long.
+ROOM = 4
+
 FAKEGPU = ROOT / "tests" / "fakegpu"
 sys.path.insert(0, str(FAKEGPU))  # the scripts that ranks run on such devices
 #: vendor -> what the source of its fake library is built as
@@ -65,7 +74,7 @@ def find_mpirun() -> str | None:
 @cache
 def mpi_flavour(mpirun: str) -> tuple[str, int]:
     """("openmpi" | "hydra", major version) of an mpirun; ("unknown", 0) for others."""
-    banner = subprocess.run([mpirun, "--version"], capture_output=True, text=True, timeout=30, check=False).stdout
+    banner = subprocess.run([mpirun, "--version"], capture_output=True, text=True, timeout=60, check=False).stdout
     if found := re.search(r"\((?:Open MPI|OpenRTE)\) (\d+)", banner):
         return "openmpi", int(found[1])
     if "HYDRA" in banner or "Intel(R) MPI" in banner:
@@ -153,8 +162,8 @@ def mpirun(tmp_path: Path) -> Iterator[Callable[..., MPIResult]]:
 
     ``script``: a Path, a path relative to the repository ending in ``.py``, or source text. ``env`` is added to the
     ranks' environment; of the caller's own ``UCCH_…`` variables only those in INHERITED get through. ``timeout`` in
-    seconds: a job that takes longer is killed with all its ranks and the test fails, showing what the ranks printed.
-    With ``check`` an exit status other than 0 fails the test likewise.
+    seconds: a job that takes `ROOM` times longer is killed with all its ranks and the test fails, showing what the
+    ranks printed. With ``check`` an exit status other than 0 fails the test likewise.
     """
     program = find_mpirun()
     if program is None:
@@ -177,13 +186,13 @@ def mpirun(tmp_path: Path) -> Iterator[Callable[..., MPIResult]]:
         folder.mkdir()
         path = write_script(folder, script)
         command = [*mpi_command(program, n, mpi_args), sys.executable, str(path), *args]
-        start = time.monotonic()
+        start, limit = time.monotonic(), timeout * ROOM
         environment = mpi_environment(program) | dict(env or {})
-        result, late = run_limited(command, environment, folder, timeout)
+        result, late = run_limited(command, environment, folder, limit)
         if NOT_STARTED in result.stderr:
-            result, late = run_limited(command, environment, folder, timeout)
+            result, late = run_limited(command, environment, folder, limit)
         if late:
-            pytest.fail(f"{n} ranks of {path.name} were killed after {timeout:.0f} s\n{result.output}", pytrace=False)
+            pytest.fail(f"{n} ranks of {path.name} were killed after {limit:.0f} s\n{result.output}", pytrace=False)
         if check and result.returncode != 0:
             took = time.monotonic() - start
             pytest.fail(
@@ -193,6 +202,12 @@ def mpirun(tmp_path: Path) -> Iterator[Callable[..., MPIResult]]:
         return result
 
     yield run
+
+
+@pytest.fixture
+def room() -> int:
+    """How many times longer a job may take than it is given."""
+    return ROOM
 
 
 @pytest.fixture
@@ -213,7 +228,7 @@ def fakegpu(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     for vendor, kind in FAKES.items():
         out[vendor] = folder / f"libfake{kind.lower()}.so"
         command = [compiler, "-std=gnu11", "-O1", "-shared", "-fPIC", f"-DFAKE_{kind}", str(FAKEGPU / "fakegpu.c")]
-        subprocess.run([*command, "-lpthread", "-o", str(out[vendor])], check=True, timeout=120)
+        subprocess.run([*command, "-lpthread", "-o", str(out[vendor])], check=True, timeout=600)
     return out
 
 

@@ -9,10 +9,21 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from ucc_hetero.launch.emulate import Cluster, unavailable
+
+
+class Patient(Cluster):
+    """A cluster whose commands may take longer, as those of the fixture ``mpirun``; set by `emulate`."""
+
+    room = 1
+
+    def run(self, *args: Any, timeout: float = 60.0, **options: Any) -> Any:
+        return super().run(*args, timeout=timeout * self.room, **options)
+
 
 HERE = Path(__file__).parent
 
@@ -25,7 +36,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture
-def emulate(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Cluster]]:
+def emulate(monkeypatch: pytest.MonkeyPatch, room: int) -> Iterator[Callable[..., Cluster]]:
     """Call with the arguments of `Cluster` -> a running one, which ends with the test."""
     reason = unavailable()
     if reason is not None:
@@ -34,8 +45,9 @@ def emulate(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Cluster]]
     monkeypatch.delenv("PRTE_MCA_rmaps_default_mapping_policy", raising=False)
     monkeypatch.delenv("OMPI_MCA_rmaps_base_oversubscribe", raising=False)
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.setattr(Patient, "room", room)
     with ExitStack() as running:
-        yield lambda *args, **options: running.enter_context(Cluster(*args, **options))
+        yield lambda *args, **options: running.enter_context(Patient(*args, **options))
 
 
 @pytest.fixture
@@ -96,7 +108,7 @@ def ssh_cluster(emulate: Callable[..., Cluster], tmp_path: Path) -> Iterator[Clu
         # Before the servers' own, which wait for them.
         servers.callback(cluster.close)
         for host in cluster.hosts:
-            deadline = time.monotonic() + 10
+            deadline = time.monotonic() + 60
             while cluster.run([sys.executable, "-I", "-S", "-c", KNOCK, host.name]).returncode:
                 assert time.monotonic() < deadline, (keys / f"{host.name}.log").read_text()
         yield cluster

@@ -36,6 +36,6 @@ def test_devices_of_two_hosts(
 ) -> None:
     job = tmp_path / "job.py"
     job.write_text(getattr(device_scripts, script))
-    env = fake_environment(layout) | {"UCCH_STAGING": path, "UCCH_TIMEOUT": "60"}
+    env = fake_environment(layout) | {"UCCH_STAGING": path, "UCCH_TIMEOUT": "200"}
     done = cluster.mpirun([sys.executable, str(job)], env=env, timeout=120)
     assert done.returncode == 0 and done.stdout.count("right") == 4, done.stdout + done.stderr

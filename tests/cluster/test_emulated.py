@@ -58,9 +58,9 @@ def inhabitants(wanted: Iterable[str]) -> list[str]:
 
 
 def wait_until(condition: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 100
     while not condition():
-        assert time.monotonic() < deadline, f"{what}: not within 20 s"
+        assert time.monotonic() < deadline, f"{what}: not within 100 s"
         time.sleep(0.02)
 
 
@@ -162,7 +162,7 @@ def test_signals_reach_the_command(cluster: Cluster) -> None:
     with cluster.hosts[1].popen(["sh", "-c", ready], stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout.readline() == "ready\n"
         process.send_signal(signal.SIGINT)
-        assert process.wait(10) == 3
+        assert process.wait(100) == 3
         assert process.stdout.read() == "caught\n"
 
 
@@ -243,7 +243,7 @@ elif sys.argv[1] == "raise":
 
 @pytest.mark.parametrize("end", ["kill", "raise", "forget"])
 def test_nothing_remains_when_the_owner_dies(emulate: Callable[..., Cluster], end: str) -> None:
-    owner = subprocess.run([sys.executable, "-c", OWNER, end], capture_output=True, text=True, timeout=60, check=False)
+    owner = subprocess.run([sys.executable, "-c", OWNER, end], capture_output=True, text=True, timeout=240, check=False)
     directory, *spaces = owner.stdout.split()
     assert owner.returncode == {"kill": -signal.SIGKILL, "raise": 1, "forget": 0}[end]
     wait_until(lambda: not inhabitants(spaces) and not Path(directory).exists(), "the cluster has gone")
@@ -263,10 +263,10 @@ def test_failed_start_leaves_nothing(emulate: Callable[..., Cluster], monkeypatc
 def test_command_line(emulate: Callable[..., Cluster]) -> None:
     tool = [sys.executable, "-m", "ucc_hetero.launch.emulate", "--hosts", "2", "--slots", "1,1", "--goodput"]
     words = [*tool, "--", "mpirun", "-np", "2", sys.executable, "-c", ALLREDUCE]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(words, capture_output=True, text=True, timeout=240, check=False)
     assert (done.returncode, done.stdout) == (0, "node0 node1\n"), done.stderr
     assert "node0 -> node1: " in done.stderr
-    done = subprocess.run([*tool, "--", "sh", "-c", "exit 9"], capture_output=True, timeout=60, check=False)
+    done = subprocess.run([*tool, "--", "sh", "-c", "exit 9"], capture_output=True, timeout=240, check=False)
     assert done.returncode == 9
 
 
@@ -275,8 +275,8 @@ def test_kept_until_interrupted(emulate: Callable[..., Cluster]) -> None:
     with subprocess.Popen(tool, stderr=subprocess.PIPE, text=True, start_new_session=True) as process:
         told = process.stderr.readline()
         agent = told.split()[-2]
-        inside = subprocess.run([agent, "node1", "hostname"], capture_output=True, text=True, timeout=20, check=False)
+        inside = subprocess.run([agent, "node1", "hostname"], capture_output=True, text=True, timeout=240, check=False)
         assert inside.stdout == "node1\n"
         process.send_signal(signal.SIGINT)
-        assert process.wait(20) == 0
+        assert process.wait(100) == 0
     assert not Path(agent).exists()

@@ -33,7 +33,7 @@ with ucc_hetero.Communicator() as comm:
 
 
 def _found(cluster: Cluster, env: dict[str, str]) -> str:
-    done = cluster.mpirun([sys.executable, "-c", JOB], env={"UCCH_TIMEOUT": "60", **env}, timeout=100)
+    done = cluster.mpirun([sys.executable, "-c", JOB], env={"UCCH_TIMEOUT": "200", **env}, timeout=100)
     assert done.returncode == 0, done.stdout + done.stderr
     return next(line for line in done.stdout.splitlines() if line.startswith("found"))
 

@@ -129,7 +129,7 @@ def sbatch(
         idle = lambda: subprocess.run(states, capture_output=True, text=True, check=False).stdout.split()  # noqa: E731
         wait_for(lambda: idle() == ["idle"] * 3, "the nodes did not come up")
         yield lambda script, *options: subprocess.run(
-            [tools["sbatch"], *options], input=script, capture_output=True, text=True, timeout=60, check=False
+            [tools["sbatch"], *options], input=script, capture_output=True, text=True, timeout=240, check=False
         )
 
 

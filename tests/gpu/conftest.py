@@ -21,5 +21,5 @@ def hip_over_cuda(tmp_path_factory: pytest.TempPathFactory) -> Path:
         pytest.skip("no C compiler")
     library = tmp_path_factory.mktemp("hipcuda") / "libamdhip64-over-cuda.so"
     source = ROOT / "tests" / "hipcuda" / "hipcuda.c"
-    subprocess.run([compiler, "-shared", "-fPIC", str(source), "-o", str(library), "-ldl"], check=True, timeout=60)
+    subprocess.run([compiler, "-shared", "-fPIC", str(source), "-o", str(library), "-ldl"], check=True, timeout=240)
     return library

@@ -21,7 +21,7 @@ CASES = [
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.mpi,
-    pytest.mark.timeout(400),
+    pytest.mark.timeout(1300),
     pytest.mark.skipif(gpus() < 2, reason="needs two NVIDIA GPUs and torch"),
 ]
 

@@ -29,7 +29,7 @@ _UNSUITED = {"waiting_has_a_limit", "failures", "mismatches", "abort"}
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.mpi,
-    pytest.mark.timeout(400),
+    pytest.mark.timeout(1300),
     pytest.mark.skipif(gpus() < 2, reason="needs two NVIDIA GPUs and torch"),
 ]
 

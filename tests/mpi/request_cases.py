@@ -212,7 +212,7 @@ def case_freed_with_dropped_requests(comm: Communicator) -> None:
     gc.collect()
     before = time.monotonic()
     other.Free()
-    assert (total == comm.size).all() and (own == comm.size).all() and time.monotonic() - before < 30
+    assert (total == comm.size).all() and (own == comm.size).all() and time.monotonic() - before < 50
     del received
 
 
@@ -228,7 +228,7 @@ def case_free_while_a_long_message_comes(comm: Communicator) -> None:
         gc.collect()
     before = time.monotonic()
     other.Free()
-    assert time.monotonic() - before < 30
+    assert time.monotonic() - before < 50
 
 
 def case_free_is_refused(comm: Communicator) -> None:
@@ -246,7 +246,7 @@ def case_free_is_refused(comm: Communicator) -> None:
     other.Isend(np.full(50_000, 2.0), right, 2)
     held.Wait()
     assert (into == 1).all()
-    until = time.monotonic() + 30
+    until = time.monotonic() + 100
     while not (late == 2).all():
         assert time.monotonic() < until, "the refused Free took the receive back"
         other.Iprobe(left, 3)

@@ -20,7 +20,7 @@ LAYOUTS = {
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_communicators(mpirun, layout: str) -> None:
     ranks, env = LAYOUTS[layout]
-    job = mpirun(CASES, ranks, env={"UCCH_TIMEOUT": "60", **env}, timeout=150)
+    job = mpirun(CASES, ranks, env={"UCCH_TIMEOUT": "200", **env}, timeout=150)
     assert job.stdout.count("all good") == ranks
     assert "WARN" not in job.stderr and "ERROR" not in job.stderr, job.output
 

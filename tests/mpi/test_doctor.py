@@ -26,7 +26,7 @@ def check(*words: str, env: dict[str, str] | None = None) -> subprocess.Complete
     command = [sys.executable, "-m", "ucc_hetero.launch", *words]
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("UCCH_", "UCX_", "UCC_"))}
     return subprocess.run(
-        command, env={**kept, **root, **(env or {})}, capture_output=True, text=True, timeout=150, check=False
+        command, env={**kept, **root, **(env or {})}, capture_output=True, text=True, timeout=600, check=False
     )
 
 

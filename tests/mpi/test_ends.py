@@ -45,7 +45,7 @@ assert (y == size).all()
 print("again", flush=True)
 """,
         3,
-        env={**LAYOUTS[layout], "UCCH_TIMEOUT": "20"},
+        env={**LAYOUTS[layout], "UCCH_TIMEOUT": "200"},
     )
     assert "wrong data" not in job.stdout
     assert job.stdout.count("caught") == 3 and job.stdout.count("broken") == 3 and job.stdout.count("again\n") == 3
@@ -74,7 +74,7 @@ except u.MismatchError:
     print("right" if (y == size).all() else y, flush=True)
 """,
         3,
-        env={**LAYOUTS[layout], "UCCH_TIMEOUT": "20"},
+        env={**LAYOUTS[layout], "UCCH_TIMEOUT": "200"},
     )
     assert job.stdout.split() == ["right"] * 3, job.output
 
@@ -89,7 +89,7 @@ except (u.MismatchError, u.PeerError) as error:
     print("caught", error, flush=True)
 """,
         2,
-        env={"UCCH_TIMEOUT": "20"},
+        env={"UCCH_TIMEOUT": "200"},
     )
     assert job.stdout.count("caught") >= 1
     assert re.search(r"rank \d called (barrier|bcast)", job.stdout), job.output
@@ -131,10 +131,10 @@ except u.PeerError as error:
     print("caught", error, flush=True)
 """,
         3,
-        env={"UCCH_TIMEOUT": "100"},
+        env={"UCCH_TIMEOUT": "200"},
     )
     assert job.stdout.count("rank 1 has left the job or died") == 2, job.output
-    assert time.monotonic() - start < 50
+    assert time.monotonic() - start < 100
 
 
 def test_an_exception_ends_the_job(mpirun) -> None:
@@ -147,7 +147,7 @@ if rank == 1:
 comm.Allreduce(np.ones(4), np.empty(4))
 """,
         3,
-        env={"UCCH_TIMEOUT": "100"},
+        env={"UCCH_TIMEOUT": "200"},
         check=False,
     )
     assert job.returncode != 0
@@ -168,7 +168,7 @@ if rank == 0:
 world.Barrier()
 """,
         2,
-        env={"UCCH_TIMEOUT": "100"},
+        env={"UCCH_TIMEOUT": "200"},
     )
     assert "interrupted" in job.stdout
 
@@ -218,7 +218,7 @@ except u.PeerError:
     time.sleep(100)  # the job ends all the same
 """,
         3,
-        env={"UCCH_TIMEOUT": "100"},
+        env={"UCCH_TIMEOUT": "200"},
         check=False,
     )
     status, message = ENDS[how]

@@ -57,8 +57,8 @@ def test_failure_of_a_rank_fails_the_test(mpirun) -> None:
 def test_hanging_job_is_killed_with_its_output_kept(mpirun, tmp_path: Path) -> None:
     start = time.monotonic()
     with pytest.raises(pytest.fail.Exception, match="(?s)killed after 4 s.*rank 0 is here"):
-        mpirun(HANG, 3, timeout=4)
-    assert time.monotonic() - start < 40
+        mpirun(HANG, 3, timeout=1)
+    assert time.monotonic() - start < 100
     assert not processes_of(tmp_path)
 
 
@@ -73,13 +73,13 @@ def test_terminated_run_leaves_no_ranks(tmp_path: Path) -> None:
         stdout=subprocess.PIPE,
         text=True,
     )
-    until = time.monotonic() + 40
+    until = time.monotonic() + 100
     while not any("is here" in each.read_text() for each in tmp_path.glob("base/**/mpirun.out")):
         assert time.monotonic() < until and run.poll() is None
         time.sleep(0.1)
     run.terminate()
     run.terminate()
-    output, _ = run.communicate(timeout=40)
+    output, _ = run.communicate(timeout=600)
     assert run.returncode == pytest.ExitCode.INTERRUPTED, output
     assert "KeyboardInterrupt" in output
     while processes_of(tmp_path):

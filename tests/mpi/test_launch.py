@@ -51,7 +51,7 @@ def words(*arguments: str) -> list[str]:
 
 @pytest.fixture
 def ucch_run(environment: dict[str, str]) -> Run:
-    def run(*arguments: str, timeout: float = 60) -> subprocess.CompletedProcess[str]:
+    def run(*arguments: str, timeout: float = 240) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
             words(*arguments), env=environment, capture_output=True, text=True, timeout=timeout, check=False
         )
@@ -76,11 +76,11 @@ def test_ranks(ucch_run: Run, tmp_path: Path) -> None:
 
 
 def test_first_failure_is_said_last(ucch_run: Run) -> None:
-    script = "import os, sys, time; r = os.environ['RANK']; time.sleep(60 * (r != '1')); sys.exit('the cause')"
+    script = "import os, sys, time; r = os.environ['RANK']; time.sleep(200 * (r != '1')); sys.exit('the cause')"
     started = time.monotonic()
     done = ucch_run("-np", "2", *python(script))
     assert done.returncode == 1
-    assert time.monotonic() - started < 40, "the others were ended"
+    assert time.monotonic() - started < 100, "the others were ended"
     assert done.stderr.splitlines()[-2:] == ["ucch-run: its last lines were:", "    the cause"]
     assert "ucch-run: rank 1 on " in done.stderr.splitlines()[-3]
 
@@ -107,14 +107,14 @@ def test_mistakes_are_told_before_anything_starts(ucch_run: Run) -> None:
 
 
 def test_time_limit(ucch_run: Run) -> None:
-    done = ucch_run("-np", "2", "--timeout", "4", *python("import time; time.sleep(60)"))
+    done = ucch_run("-np", "2", "--timeout", "4", *python("import time; time.sleep(200)"))
     assert done.returncode == 124
     assert done.stderr.splitlines()[-1] == "ucch-run: the job took longer than 4 s (--timeout) and was ended"
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_ends_everything(environment: dict[str, str], tmp_path: Path, number: signal.Signals) -> None:
-    script = f"import os, time; open(r'{tmp_path}/' + str(os.getpid()), 'w'); print('up', flush=True); time.sleep(60)"
+    script = f"import os, time; open(r'{tmp_path}/' + str(os.getpid()), 'w'); print('up', flush=True); time.sleep(200)"
     with subprocess.Popen(
         words("-np", "2", *python(script)), env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as process:
@@ -122,11 +122,11 @@ def test_a_signal_ends_everything(environment: dict[str, str], tmp_path: Path, n
         assert [process.stdout.readline() for _ in range(2)] == ["up\n"] * 2
         process.send_signal(number)
         said = process.stderr.read()
-        assert process.wait(30) == 128 + number
+        assert process.wait(100) == 128 + number
     assert said.splitlines()[-1] == f"ucch-run: ended by {number.name}"
     pids = [int(path.name) for path in tmp_path.iterdir()]
     assert len(pids) == 2
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 100
     while any(Path(f"/proc/{pid}/stat").exists() for pid in pids):
         assert time.monotonic() < deadline, "ranks have stayed"
         time.sleep(0.05)
@@ -136,5 +136,5 @@ def test_dry_run_is_what_runs(ucch_run: Run) -> None:
     done = ucch_run("-np", "2", "--dry-run", *python("print('x')"))
     assert done.returncode == 0
     env = {**os.environ, "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
-    again = subprocess.run(["sh", "-c", done.stdout], env=env, capture_output=True, text=True, timeout=60, check=False)
+    again = subprocess.run(["sh", "-c", done.stdout], env=env, capture_output=True, text=True, timeout=240, check=False)
     assert (again.returncode, again.stdout) == (0, "x\nx\n"), again.stderr

@@ -29,7 +29,7 @@ def fails(kind, call):
         call()
     except kind as error:
         print("caught", error, flush=True)
-        assert time.monotonic() - began < 15
+        assert time.monotonic() - began < 50
     else:
         raise AssertionError("no " + kind.__name__)
 
@@ -50,7 +50,7 @@ def ring(comm, n):
     ids=["shared-memory", "mixed", "sockets"],
 )
 def test_messages(mpirun, ranks: int, env: dict[str, str]) -> None:
-    job = mpirun(CASES, ranks, env={"UCCH_TIMEOUT": "60", **env}, timeout=150)
+    job = mpirun(CASES, ranks, env={"UCCH_TIMEOUT": "200", **env}, timeout=150)
     assert job.stdout.count("all good") == ranks
     assert "WARN" not in job.stderr and "ERROR" not in job.stderr, job.output
 
@@ -138,7 +138,7 @@ world.Barrier()
 print("end", flush=True)
 """,
         2,
-        env={"UCCH_TIMEOUT": "60"},
+        env={"UCCH_TIMEOUT": "200"},
     )
     assert job.stdout.splitlines().count("end") == 2 and "can no longer be used" in job.stdout
 

@@ -15,6 +15,6 @@ CASES = Path(__file__).with_name("request_cases.py")
     ("ranks", "env"), [(2, {}), (4, {"UCCH_EMULATE": "nvidia:1,amd:2,host:1"})], ids=["flat", "mixed"]
 )
 def test_requests(mpirun, ranks: int, env: dict[str, str]) -> None:
-    job = mpirun(CASES, ranks, env={"UCCH_TIMEOUT": "60", **env}, timeout=120)
+    job = mpirun(CASES, ranks, env={"UCCH_TIMEOUT": "200", **env}, timeout=120)
     assert job.stdout.count("all good") == ranks
     assert "WARN" not in job.stderr and "ERROR" not in job.stderr, job.output

@@ -83,7 +83,7 @@ def test_torchrun(tmp_path: Path) -> None:
     environment = {**os.environ, "UCCH_EMULATE": "nvidia:1,amd:1", "OMP_NUM_THREADS": "1"}
     job = subprocess.run(
         [*command, str(HERE / "torch_api.py"), *names],
-        env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=150,
+        env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=600,
     )  # fmt: skip
     assert job.returncode == 0, job.stderr
     assert re.findall(r"^ok (\w+)", job.stdout, re.M) == names
@@ -117,7 +117,7 @@ def test_torchrun_starts_failed_ranks_again(tmp_path: Path) -> None:
     job = subprocess.run(
         [*command, "--max-restarts", "1", str(script)],
         env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
-        cwd=tmp_path, capture_output=True, text=True, timeout=150,
+        cwd=tmp_path, capture_output=True, text=True, timeout=600,
     )  # fmt: skip
     assert job.returncode == 0, job.stderr
     assert job.stdout.count("[4.0, 4.0, 4.0]") == 2

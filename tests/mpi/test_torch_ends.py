@@ -47,7 +47,7 @@ def torchrun(folder: Path, how: str, wait: str) -> subprocess.CompletedProcess[s
     path = os.pathsep.join([str(Path(__file__).parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])])
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "3", str(script)]
     environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
-    return subprocess.run(command, env=environment, cwd=folder, capture_output=True, text=True, timeout=100)
+    return subprocess.run(command, env=environment, cwd=folder, capture_output=True, text=True, timeout=600)
 
 
 def test_torchrun(tmp_path: Path) -> None:

@@ -58,7 +58,7 @@ def test_parity(tmp_path: Path) -> None:
     script = str(ROOT / "benchmarks" / "torch_parity.py")
     job = subprocess.run(
         [sys.executable, script, *small, "--limit", "60", "--json", str(out), *more],
-        capture_output=True, text=True, timeout=170, env=mpi_free(),
+        capture_output=True, text=True, timeout=600, env=mpi_free(),
     )  # fmt: skip
     assert job.returncode == 0, job.stdout + job.stderr
     assert "parity holds" in job.stdout
@@ -80,7 +80,7 @@ def test_benchmarks(tmp_path: Path, script: str) -> None:
     command = [sys.executable, str(ROOT / "benchmarks" / f"{script}.py"), *small[script]]
     job = subprocess.run(
         [*command, "--limit", "70", "--json", str(out)],
-        capture_output=True, text=True, timeout=170, env={**mpi_free(), "CUDA_VISIBLE_DEVICES": ""},
+        capture_output=True, text=True, timeout=600, env={**mpi_free(), "CUDA_VISIBLE_DEVICES": ""},
     )  # fmt: skip
     assert job.returncode == 0, job.stdout + job.stderr
     found = json.loads(out.read_text())

@@ -61,7 +61,7 @@ def close(got: float, want: float, tolerance: float, what: str) -> None:
 
 def main(job: Callable[[], None] | None = None) -> None:
     """Run the cases named on the command line, or all; rank 0 prints a line for each."""
-    faulthandler.dump_traceback_later(float(os.environ.get("CASES_LIMIT", "150")), exit=True)
+    faulthandler.dump_traceback_later(float(os.environ.get("CASES_LIMIT", "560")), exit=True)
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     chosen = [each for each in CASES if not sys.argv[1:] or each.__name__ in sys.argv[1:]]

@@ -27,14 +27,14 @@ def held(gpu):
 
 def receive(comm, array, source, tag, seconds=0.0):
     messages = comm._messages
-    messages.timeout = seconds or 30.0
+    messages.timeout = seconds or 200.0
     request = messages.start(messages.incoming(array, source, tag, taken=True))
     request._arm()
     return request
 
 
 def come(request):
-    until = time.monotonic() + 20
+    until = time.monotonic() + 1000
     while not (state := lib.ucch_wait_come(request._op, 0.05)):
         assert time.monotonic() < until, "the message does not come"
     return state
@@ -126,11 +126,11 @@ with Communicator() as comm:
             else:
                 raise AssertionError("a message that never came")
             y.copied(other)
-            assert time.monotonic() - began < 10
+            assert time.monotonic() - began < 50
     comm.mpi.Barrier()
     assert r or not send.Test(), "its stream has still to write where the next message would lie"
     write(word, 1)
-    comm._messages.timeout = 30.0
+    comm._messages.timeout = 200.0
     if r == 0:
         send.Wait()
     comm.mpi.Barrier()
@@ -156,7 +156,7 @@ with Communicator() as comm:
     def expect(n, tag, seconds=0.0):
         y = Array(n).set(-1)
         request = receive(comm, y, left, tag, seconds)
-        until = time.monotonic() + 10
+        until = time.monotonic() + 100
         while not Messages.take(request, into.handle, early=True):  # its sender has yet to see that all was received
             assert time.monotonic() < until, "no stream may wait for it"
             time.sleep(0.001)
@@ -267,7 +267,7 @@ with Communicator() as comm:
         assert "timeout" in str(error)
     else:
         raise AssertionError("a message that was never sent")
-    comm._messages.timeout = 30.0
+    comm._messages.timeout = 200.0
     comm.mpi.Barrier()
     comm.Sendrecv(x, right, 24, y, left, 24, stream=outof)
     assert (y.peek == left).all()
@@ -281,7 +281,7 @@ with Communicator() as comm:
     for x in big:  # what nobody wants keeps nobody
         comm.Isend(x, right, 31, stream=outof)
     began = time.monotonic()
-assert time.monotonic() - began < 20
+assert time.monotonic() - began < 100
 print("right")
 """
 )

@@ -14,7 +14,7 @@ import channel_life_scripts
 import channel_scripts
 import pytest
 
-pytestmark = [pytest.mark.mpi, pytest.mark.timeout(120)]
+pytestmark = pytest.mark.mpi
 
 PAIR, THREE, FOUR = "nvidia:1,amd:1", "nvidia:1,amd:2", "nvidia:2,amd:2"
 
@@ -75,30 +75,30 @@ def test_data_that_comes_late(run: Callable[..., Any], layout: str) -> None:
 
 
 def test_a_rank_that_never_calls(run: Callable[..., Any]) -> None:
-    out = run(channel_failure_scripts.MISSING, PAIR, UCCH_TIMEOUT="60").stdout
+    out = run(channel_failure_scripts.MISSING, PAIR, UCCH_TIMEOUT="200").stdout
     assert out.count("waited for: ['CollectiveTimeout', ") == 2 and "nothing" not in out, out
     assert out.count("next: CollectiveError") == 2
 
 
 def test_a_rank_that_never_calls_what_others_wait_for(run: Callable[..., Any]) -> None:
-    out = run(channel_failure_scripts.MISSING_TOO, PAIR, UCCH_TIMEOUT="60").stdout
+    out = run(channel_failure_scripts.MISSING_TOO, PAIR, UCCH_TIMEOUT="200").stdout
     assert "blocking: CollectiveTimeout" in out and "later: CollectiveError" in out
     assert out.count("right") == 2
 
 
 def test_nobody_takes_garbage_for_a_result(run: Callable[..., Any]) -> None:
-    out = run(channel_failure_scripts.GARBAGE, THREE, UCCH_TIMEOUT="60").stdout
+    out = run(channel_failure_scripts.GARBAGE, THREE, UCCH_TIMEOUT="200").stdout
     assert out.count("outcome") == 6 and "outcome nothing" not in out, out
 
 
 def test_ranks_that_call_different_things(run: Callable[..., Any]) -> None:
-    out = run(channel_failure_scripts.DIFFERENT, PAIR, UCCH_TIMEOUT="60").stdout
+    out = run(channel_failure_scripts.DIFFERENT, PAIR, UCCH_TIMEOUT="200").stdout
     assert len(re.findall("MismatchError before .* after CollectiveError", out)) == 4, out
 
 
 def test_a_rank_that_dies(run: Callable[..., Any], flavour: tuple[Any, ...], fakes: Callable[..., Any]) -> None:
     recover = ["--enable-recovery"] if flavour >= ("openmpi", 5) and flavour[0] == "openmpi" else []
-    env = {"UCCH_STAGING": "staged", "UCCH_TUNE": channel_scripts.FLAT, "UCCH_TIMEOUT": "20"}
+    env = {"UCCH_STAGING": "staged", "UCCH_TUNE": channel_scripts.FLAT, "UCCH_TIMEOUT": "200"}
     result = fakes(channel_failure_scripts.KILLED, THREE, mpi={"check": False, "mpi_args": recover}, **env)
     if not recover and "PeerError" not in result.stdout:
         pytest.skip("this launcher ends every rank when one dies")

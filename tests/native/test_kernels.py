@@ -77,7 +77,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     (folder / "kernels.cc").write_text("\n".join(parts))
     out = folder / "kernels.so"
     words = [compiler, "-std=c++14", "-O1", "-shared", "-fPIC", "-ffp-contract=off", "-w", "-o", str(out)]
-    subprocess.run([*words, str(folder / "kernels.cc")], check=True, timeout=120)
+    subprocess.run([*words, str(folder / "kernels.cc")], check=True, timeout=600)
     return ctypes.CDLL(str(out))
 
 

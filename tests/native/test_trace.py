@@ -34,7 +34,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 def record(path: Path, capacity: int, runs: int) -> np.ndarray[tuple[int], np.dtype[np.void]]:
     command = [sys.executable, "-c", SCRIPT, str(path), str(capacity), str(runs)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
     assert done.returncode == -9, done.stderr
     return np.frombuffer(used(path.read_bytes()), EVENT)
 

@@ -124,7 +124,7 @@ def test_a_sender_that_dies(
     fakes: Callable[..., Any], flavour: tuple[Any, ...], script: str, heard: int, layout: str
 ) -> None:
     recover = ["--enable-recovery"] if flavour >= ("openmpi", 5) and flavour[0] == "openmpi" else []
-    env = {"UCCH_STAGING": "staged", "UCCH_TIMEOUT": "20", "FAKEGPU_DELAY_US": "20000"}
+    env = {"UCCH_STAGING": "staged", "UCCH_TIMEOUT": "200", "FAKEGPU_DELAY_US": "20000"}
     mpi = {"check": False, "mpi_args": recover}
     result = fakes(script, layout, mpi=mpi, **env)
     if not recover and "PeerError" not in result.stdout:

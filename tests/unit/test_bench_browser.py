@@ -66,7 +66,7 @@ def looked_at(page: Path, width: int) -> dict[str, Any]:
         *(browser(), "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", f"--window-size={width},2000"),
         *(f"--user-data-dir={page.parent / 'profile'}", "--virtual-time-budget=10000", "--dump-dom", copy.as_uri()),
     ]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=150, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
     seen = re.search(r'data-seen="([^"]*)"', done.stdout)
     assert seen, done.stderr[-2000:]
     found: dict[str, Any] = json.loads(html.unescape(seen[1]))

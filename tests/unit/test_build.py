@@ -19,7 +19,7 @@ NOT_SOURCES = shutil.ignore_patterns(".git", ".venv", "build", "dist", "*.egg-in
 
 
 def run(*command: str | Path, cwd: Path) -> str:
-    job = subprocess.run([*map(str, command)], cwd=cwd, capture_output=True, text=True, timeout=150, check=False)
+    job = subprocess.run([*map(str, command)], cwd=cwd, capture_output=True, text=True, timeout=600, check=False)
     assert job.returncode == 0, job.stdout + job.stderr
     return job.stdout
 

@@ -265,7 +265,7 @@ def test_the_script_runs(tmp_path: Path) -> None:
     env = {**os.environ, **ALLOCATION, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
     env.pop("MPIRUN", None)
     text = slurm.script(MIXED, PROGRAM, 90)
-    done = subprocess.run(["bash"], input=text, env=env, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(["bash"], input=text, env=env, capture_output=True, text=True, timeout=240, check=False)
     words = done.stdout.splitlines()
     first, second = words[: words.index(":")], words[words.index(":") + 1 :]
     assert {"--het-group=0", "--ntasks=16", "--nodes=2", "nvidia"} <= set(first)

@@ -32,7 +32,7 @@ def run_unread(words: list[str], unbuffered: str) -> subprocess.CompletedProcess
     try:
         return subprocess.run(
             [sys.executable, "-m", *words], stdin=subprocess.DEVNULL, stdout=write, stderr=subprocess.PIPE, text=True,
-            env={**os.environ, "PYTHONUNBUFFERED": unbuffered}, cwd=ROOT, timeout=100, check=False,
+            env={**os.environ, "PYTHONUNBUFFERED": unbuffered}, cwd=ROOT, timeout=600, check=False,
         )  # fmt: skip
     finally:
         os.close(write)
