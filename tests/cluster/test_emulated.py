@@ -151,7 +151,7 @@ def test_status_and_output(cluster: Cluster) -> None:
 def test_timeout_ends_the_job(cluster: Cluster) -> None:
     script = "from mpi4py import MPI; print(MPI.COMM_WORLD.rank, flush=True); import time; time.sleep(600)"
     with pytest.raises(subprocess.TimeoutExpired):
-        cluster.mpirun([sys.executable, "-c", script], timeout=2)
+        cluster.mpirun([sys.executable, "-c", script], timeout=1)
     for host in (0, 1):
         wait_until(lambda host=host: running(cluster, host) == 0, "the ranks have ended")
     assert cluster.mpirun([sys.executable, "-c", ALLREDUCE]).returncode == 0

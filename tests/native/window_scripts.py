@@ -210,7 +210,7 @@ import threading
 import time
 
 from arrays import runtime
-from ucc_hetero import p2p
+from ucc_hetero.calls import p2p
 from ucc_hetero.errors import CollectiveTimeout
 
 
