@@ -78,12 +78,6 @@ def cpus_of(text: str) -> set[int]:
     return found
 
 
-def visible_devices(have: int, chosen: str | None, index: int) -> str:
-    """The one device that local rank ``index`` uses: of those that were chosen already, else of all ``have``."""
-    names = [name for name in chosen.split(",") if name] if chosen else [str(i) for i in range(have)]
-    return names[index % len(names)] if names else ""
-
-
 def numa_nodes(root: Path) -> list[set[int]]:
     """The processors of each NUMA node that has any."""
     base = root / "sys/devices/system/node"
@@ -109,13 +103,20 @@ class Start:
             self.vendor = self.vendors.native_vendor(self.devices)
         self.devices = [device for device in self.devices if device.vendor == self.vendor]
         self.index = self.local_rank - options.first_local
+        #: The word that chooses this rank's device among those that it was given, and the device where that is known.
+        self.chosen, self.device = self._mine({**environ, **self._given()})
         self.env = self._environment(environ)
 
+    def _given(self) -> dict[str, str]:
+        words = (setting.partition("=") for setting in self.options.set)
+        return {name: value for name, _, value in words}
+
+    def _mine(self, environ: Mapping[str, str]) -> tuple[str, Any]:
+        there = self.vendors.seen(self.vendor, self.devices, environ)
+        return there[self.index % len(there)] if there else ("", None)
+
     def _environment(self, environ: Mapping[str, str]) -> dict[str, str]:
-        env = dict(environ)
-        for setting in self.options.set:
-            name, _, value = setting.partition("=")
-            env[name] = value
+        env = {**environ, **self._given()}
         env.update(
             RANK=str(self.rank),
             WORLD_SIZE=str(self.size),
@@ -127,10 +128,8 @@ class Start:
         for each in self.vendors.settings(self.vendor, self.devices):
             env.setdefault(each.name, each.value)
         variable = self.vendors.VENDORS[self.vendor].visible
-        if variable and self.options.devices == "one":
-            chosen = visible_devices(len(self.devices), env.get(variable), self.index)
-            if chosen:
-                env[variable] = chosen
+        if self.chosen and self.options.devices == "one":
+            env[variable] = self.chosen
         return env
 
     def processors(self, allowed: set[int]) -> set[int]:
@@ -138,7 +137,7 @@ class Start:
         if self.options.numa == "off":
             return allowed
         if self.devices:
-            near = cpus_of(self.devices[self.index % len(self.devices)].cpus)
+            near = cpus_of(self.device.cpus) if self.device else allowed
         else:
             nodes = [cpus & allowed for cpus in numa_nodes(self.root) if cpus & allowed]
             # Only where ranks can share the nodes evenly: a node with more ranks than the others slows all of them.

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
-from ...machine.vendors import VENDORS
+from ...machine.vendors import VENDORS, seen
 from .facts import Facts
 from .findings import Finding, finding, ok
 
@@ -124,13 +124,9 @@ def placement(everyone: Sequence[Facts]) -> Iterator[Finding]:
 
 
 def _visible(facts: Facts) -> list[str]:
-    """The devices that a rank sees: as its variable says, else all."""
-    env = dict(facts.env)
-    for device in facts.usable:
-        chosen = env.get(VENDORS[device.vendor].visible)
-        if chosen:
-            return [f"{device.vendor} {word}" for word in chosen.split(",")]
-    return [device.pci for device in facts.usable]
+    """The devices that a rank sees, as far as they are known; else the words that choose them."""
+    there = [each for vendor in VENDORS for each in seen(vendor, list(facts.usable), dict(facts.env))]
+    return [device.pci if device else word for word, device in there]
 
 
 def _has_vendor(vendor: str, facts: Facts) -> bool:

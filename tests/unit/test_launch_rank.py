@@ -71,6 +71,57 @@ def test_a_device_for_each_local_rank(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("environ", "expected"),
+    [
+        ({}, ["0", "1"]),
+        ({"ROCR_VISIBLE_DEVICES": "1"}, ["0"]),
+        ({"ROCR_VISIBLE_DEVICES": "1,0"}, ["0", "1"]),
+        ({"ROCR_VISIBLE_DEVICES": "1,0", "HIP_VISIBLE_DEVICES": "1"}, ["1"]),
+        ({"ROCR_VISIBLE_DEVICES": ""}, []),
+        ({"HIP_VISIBLE_DEVICES": "1,0,1"}, ["1", "0"]),
+        ({"HIP_VISIBLE_DEVICES": "", "CUDA_VISIBLE_DEVICES": "1"}, ["1"]),
+        ({"HIP_VISIBLE_DEVICES": "0", "CUDA_VISIBLE_DEVICES": "1"}, ["0"]),
+        ({"HIP_VISIBLE_DEVICES": "1,7,0"}, ["1"]),
+        ({"HIP_VISIBLE_DEVICES": "7,0"}, []),
+        ({"HIP_VISIBLE_DEVICES": "1, 0"}, ["1"]),
+        ({"HIP_VISIBLE_DEVICES": "GPU-5d3a,0"}, ["GPU-5d3a", "0"]),
+    ],
+)
+def test_devices_that_amds_runtime_sees(tmp_path: Path, environ: dict[str, str], expected: list[str]) -> None:
+    """HIP counts within what ROCR's list leaves, falls back to CUDA's and ends a list at the first bad number."""
+    root = amd_host(tmp_path, gpus=2)
+    there = vendors.seen("amd", vendors.devices(root), environ)
+    assert [word for word, _ in there] == expected
+    buses = {"1,0": ["26", "03"], "1": ["26"]}.get(environ.get("ROCR_VISIBLE_DEVICES", ""), ["03", "26"])
+    for word, device in there:
+        assert device.pci[5:7] == buses[int(word)] if word.isdigit() else device is None
+    for local in range(3):
+        found = start(root, env={**MPI, **environ, "OMPI_COMM_WORLD_LOCAL_RANK": str(local)})
+        if expected:
+            assert found.env["HIP_VISIBLE_DEVICES"] == expected[local % len(expected)]
+            device = there[local % len(there)][1]
+            assert (found.device and found.device.pci) == (device and device.pci)
+        else:
+            assert found.env.get("HIP_VISIBLE_DEVICES") == environ.get("HIP_VISIBLE_DEVICES")
+
+
+def test_processors_near_the_chosen_device(tmp_path: Path) -> None:
+    root = amd_host(tmp_path, gpus=2)
+    for environ, cpus in (({}, range(8)), ({"ROCR_VISIBLE_DEVICES": "1"}, range(8, 16))):
+        assert start(root, env={"LOCAL_RANK": "0", **environ}).processors(set(range(16))) == set(cpus)
+
+
+@pytest.mark.parametrize("location", [0x2600 | 3, 0x30002600])
+def test_partitions_of_a_device(tmp_path: Path, location: int) -> None:
+    """The partition is in the first bits of an address, or in the last; its folder is the device's."""
+    root = amd_host(tmp_path, gpus=2)
+    node = root / "sys/class/kfd/kfd/topology/nodes/2/properties"
+    node.write_text(node.read_text().replace(f"location_id {0x2600}", f"location_id {location}"))
+    found = vendors.devices(root)[1]
+    assert (found.pci, found.numa, found.memory, found.arch) == ("0000:26:00.0", 1, 192 << 30, "gfx942")
+
+
+@pytest.mark.parametrize(
     ("env", "expected"),
     [
         (MPI, ("5", "8", "1")),

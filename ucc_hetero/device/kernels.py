@@ -16,12 +16,15 @@ from typing import Any
 from cffi import FFI
 
 from ucc_hetero import env, log
+from ucc_hetero.device import hip
 from ucc_hetero.device.rank import bound
 from ucc_hetero.device.registry import runtime_of
+from ucc_hetero.device.runtime import DeviceRuntime
 from ucc_hetero.device.sources import source
+from ucc_hetero.machine import vendors
 from ucc_hetero.native.libraries import ffi, lib, mapped, package_dirs
 
-__all__ = ["all_ready", "ready"]
+__all__ = ["all_ready", "candidates", "ready", "target"]
 
 #: Seconds to wait for calls under way before a kernel is loaded.
 _PATIENCE = 1.0
@@ -118,10 +121,8 @@ class _Compiler:
 
     def compile(self, text: str, device: int) -> bytes:
         """Machine code for the device; ``RuntimeError`` with what the compiler says."""
-        target = ffi.new("char[]", 64)
-        lib.ucch_device_target({"nvidia": lib.UCCH_CUDA, "amd": lib.UCCH_HIP}[self._vendor], device, target, 64)
-        words = [b"-std=c++14", *([b"-arch=" + ffi.string(target)] if target[0] != b"\0" else [])]
-        options = [self._ffi.new("char[]", word) for word in words]
+        words = ["-std=c++14", *target(self._vendor, device)]
+        options = [self._ffi.new("char[]", word.encode()) for word in words]
         program = self._ffi.new("void **")
         none = self._ffi.NULL
         if self._call("CreateProgram", program, text.encode(), b"ucch.cu", 0, none, none):
@@ -134,12 +135,32 @@ class _Compiler:
             self._call("DestroyProgram", program)
 
 
+def target(vendor: str, device: int) -> list[str]:
+    """The compiler's option for what it compiles for; none where it has to find that out itself."""
+    if vendor == "amd":
+        # hipRTC would load "libamdhip64.so" to find out: a name that may be missing, or another HIP's.
+        found = _arch(runtime_of(vendor), device)
+        return [f"--offload-arch={found}"] if found else []
+    target = ffi.new("char[]", 64)
+    lib.ucch_device_target(lib.UCCH_CUDA, device, target, 64)
+    found = ffi.string(target).decode()
+    return [f"-arch={found}"] if found else []
+
+
+def _arch(runtime: DeviceRuntime | None, device: int) -> str:
+    """The device's target as the kernel has it, unless the runtime was told to take it for another one."""
+    if runtime is None or any(name.startswith("HSA_OVERRIDE_GFX_VERSION") for name in os.environ):
+        return ""
+    bus = runtime.bus(device).partition(".")[0]  # of any partition
+    return next((each.arch for each in vendors.devices() if each.pci.partition(".")[0] == bus), "")
+
+
 @cache
 def _compiler(vendor: str) -> _Compiler | None:
     explicit = env.get("RTC_LIB")
     if explicit.lower() == "none":
         return None
-    for path in [explicit] if explicit else _candidates(vendor):
+    for path in [explicit] if explicit else candidates(vendor):
         try:
             return _Compiler(vendor, path)
         except (OSError, AttributeError) as error:
@@ -148,10 +169,11 @@ def _compiler(vendor: str) -> _Compiler | None:
     return None
 
 
-def _candidates(vendor: str) -> list[str]:
+def candidates(vendor: str) -> list[str]:
     """Where the compiler may be, best first: in this process, in the vendor's wheels, with the toolkit.
 
-    HIP runtimes before 7 are compilers as well.
+    HIP runtimes before 7 are compilers as well; hipRTC of another release than the runtime's may make code that the
+    runtime cannot read, so that the one beside it comes first.
     """
     name, runtime = f"lib{_PREFIX[vendor]}.so", runtime_of(vendor)
     present = mapped(name)
@@ -160,5 +182,5 @@ def _candidates(vendor: str) -> list[str]:
         for folder in package_dirs("nvidia"):
             out += [str(p) for p in sorted(Path(folder).glob("*/lib/libnvrtc.so.*")) if "builtins" not in p.name]
         return [*out, *(f"{name}.{major}" for major in (13, 12)), name]
-    toolkit = os.path.join(os.environ.get("ROCM_PATH") or "/opt/rocm", "lib")
-    return [*out, os.path.join(toolkit, name), *(f"{name}.{major}" for major in (7, 6, 5)), name]
+    beside = [str(path) for folder in hip.folders() for path in sorted(folder.glob(f"{name}*"))]
+    return [*out, *beside, *(f"{name}.{major}" for major in (7, 6, 5)), name]

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from . import nvlink
+from .vendors import gfx
 
 __all__ = [
     "WITHIN_NODE",
@@ -274,7 +275,7 @@ def _kfd(root: Path) -> tuple[dict[str, tuple[str, ...]], dict[str, str], dict[s
     fabric, archs, names = {}, {}, {}
     for node, (pci, facts) in nodes.items():
         version = int(facts["gfx_target_version"])
-        archs[pci] = f"gfx{version // 10000}{version // 100 % 100:x}{version % 100:x}"
+        archs[pci] = gfx(version)
         names[pci] = _read(base / node / "name")
         links = [_properties(base / node / "io_links" / n / "properties") for n in _names(base / node / "io_links")]
         peers = [link["node_to"] for link in links if link.get("type") == _XGMI]

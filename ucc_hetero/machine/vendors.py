@@ -13,7 +13,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["ROOT", "VENDORS", "Device", "Setting", "Vendor", "apply", "devices", "native_vendor", "settings"]
+__all__ = [
+    "ROOT",
+    "VENDORS",
+    "Device",
+    "Setting",
+    "Vendor",
+    "apply",
+    "devices",
+    "gfx",
+    "native_vendor",
+    "seen",
+    "settings",
+]
 
 ROOT = Path("/")
 
@@ -44,6 +56,10 @@ class Vendor:
     memory: str
     ipc: str
     settings: tuple[Setting, ...] = ()
+    #: Variable that the runtime below reads first: ``visible`` then counts within its list.
+    below: str = ""
+    #: Variable that is read where ``visible`` is empty.
+    instead: str = ""
 
 
 #: Where the processor can only reach a part of a GPU's memory, UCX's and UCC's short paths, which write through that
@@ -102,6 +118,8 @@ VENDORS: Mapping[str, Vendor] = {
                 Setting("UCC_MC_ROCM_MPOOL_MAX_ELEMS", "64", "always", _SCRATCH),
                 *_SMALL_BAR,
             ),
+            below="ROCR_VISIBLE_DEVICES",
+            instead="CUDA_VISIBLE_DEVICES",
         ),
     )
 }
@@ -119,6 +137,8 @@ class Device:
     window: int
     numa: int
     cpus: str
+    #: What its code is compiled for, such as ``gfx942``; empty where the kernel does not say.
+    arch: str = ""
 
     @property
     def small_bar(self) -> bool:
@@ -140,11 +160,11 @@ def _number(text: str, otherwise: int = 0) -> int:
         return otherwise
 
 
-def _device(root: Path, vendor: str, pci: str, node: str) -> Device:
+def _device(root: Path, vendor: str, pci: str, node: str, arch: str = "") -> Device:
     folder = root / "sys/bus/pci/devices" / pci
     memory, window = (_number(_text(folder / f"mem_info_{name}_total")) for name in ("vram", "vis_vram"))
     numa = _number(_text(folder / "numa_node"), -1)
-    return Device(vendor, pci, node, memory, window, numa, _text(folder / "local_cpulist"))
+    return Device(vendor, pci, node, memory, window, numa, _text(folder / "local_cpulist"), arch)
 
 
 def _with_minor_numbers(root: Path) -> list[Device]:
@@ -169,16 +189,50 @@ def _with_kfd_nodes(root: Path) -> list[Device]:
         where, minor = _number(words.get("location_id", "")), _number(words.get("drm_render_minor", ""))
         if not _number(words.get("simd_count", "")) or not minor:
             continue  # a processor
-        pci = f"{_number(words.get('domain', '')):04x}:{where >> 8:02x}:{where >> 3 & 31:02x}.{where & 7}"
+        place = f"{_number(words.get('domain', '')):04x}:{where >> 8 & 0xFF:02x}:{where >> 3 & 31:02x}"
+        pci = f"{place}.{where & 7}"
+        if not (root / "sys/bus/pci/devices" / pci).exists():
+            pci = f"{place}.0"  # the last bits, or the first, are a partition of the device
         node = f"dev/dri/renderD{minor}"
         if (root / node).exists():
-            found.append(_device(root, "amd", pci, f"/{node}"))
+            found.append(_device(root, "amd", pci, f"/{node}", gfx(_number(words.get("gfx_target_version", "")))))
     return found
+
+
+def gfx(version: int) -> str:
+    """A target's name from KFD's number: 90402 is ``gfx942``, 110001 ``gfx1101``, 90010 ``gfx90a``."""
+    return f"gfx{version // 10000}{version // 100 % 100:x}{version % 100:x}" if version else ""
 
 
 def devices(root: Path = ROOT) -> list[Device]:
     """The GPUs of this host that this process may use, each vendor's in the order of that vendor's runtime."""
     return [*_with_minor_numbers(root), *_with_kfd_nodes(root)]
+
+
+def seen(vendor: str, found: list[Device], environ: Mapping[str, str]) -> list[tuple[str, Device | None]]:
+    """The devices that a process of ``vendor`` sees, in its runtime's order, and the word that chooses each of them.
+
+    As the runtimes have it, the first number that is none ends a list. Of a device that is not chosen by its number the
+    word alone is known.
+    """
+    row = VENDORS[vendor]
+    there: list[tuple[str, Device | None]] = [(str(i), d) for i, d in enumerate(d for d in found if d.vendor == vendor)]
+    if row.below and row.below in environ:
+        there = [(str(i), device) for i, (_, device) in enumerate(_listed(environ[row.below], there))]
+    chosen = environ.get(row.visible, "") or environ.get(row.instead, "")
+    return _listed(chosen, there) if chosen else there
+
+
+def _listed(text: str, there: list[tuple[str, Device | None]]) -> list[tuple[str, Device | None]]:
+    out: dict[str, Device | None] = {}
+    for word in text.split(","):
+        if word[:1].isalpha():
+            out[word] = None  # GPU-…
+        elif word.isdecimal() and int(word) < len(there):
+            out[word] = there[int(word)][1]
+        else:
+            break
+    return list(out.items())
 
 
 def native_vendor(found: list[Device]) -> str:
