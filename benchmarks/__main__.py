@@ -20,8 +20,6 @@ _PROGRAMS = {
     "compare": ("compare", "ours, mpi4py and raw UCC in one process start, with ratios (under mpirun)"),
     "mixed": ("mixed", "per collective: the mixed plan, flat UCC and mpi4py (under mpirun, several islands)"),
     "pairs": ("pairs", "latency and bandwidth between all pairs of ranks, for a heat map (under mpirun)"),
-    "cluster": ("cluster", "hierarchical collectives on emulated clusters, against the limit of the links"),
-    "planner": ("planner", "planning alone: time, memory, teams and predicted time up to 16,384 ranks"),
     "report": ("report", "result files -> one HTML page and PNGs"),
     "diff": ("diff", "two result files -> what became slower"),
     "trace": ("trace", "the file of UCCH_TRACE -> where the time of each collective went, who was late"),

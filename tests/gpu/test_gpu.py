@@ -1,6 +1,6 @@
 """Collectives on real device memory; skipped on machines without a GPU.
 
-The ranks run benchmarks/gpu_collectives.py, which checks every collective, and streams, before it measures.
+The ranks run tools/gpu_collectives.py, which checks every collective, and streams, before it measures.
 """
 
 from __future__ import annotations
@@ -27,5 +27,5 @@ def test_collectives(mpirun: Callable[..., Any], hip_over_cuda: Path, amd: str, 
         pytest.skip("NCCL wants a GPU for each rank")
     args = [*QUICK, "--amd", amd, "--hip", str(hip_over_cuda)]
     env = {"UCCH_STAGING": path, "PYTHONPATH": str(ROOT)}
-    result = mpirun(ROOT / "benchmarks" / "gpu_collectives.py", 2, args=args, env=env, timeout=150)
+    result = mpirun(ROOT / "tools" / "gpu_collectives.py", 2, args=args, env=env, timeout=150)
     assert "all right" in result.stdout

@@ -55,7 +55,7 @@ def test_parity(tmp_path: Path) -> None:
     ways = "ddp,replicate,zero,fsdp1,fsdp2,hsdp,tp,cp,gpipe,pp,interleaved x dp"
     small = ["--ranks", "2", "--ways", ways, "--steps", "6", "--batch", "8", "--length", "32"]
     more = ["--plot", str(drawing)] if importlib.util.find_spec("matplotlib") else []
-    script = str(ROOT / "benchmarks" / "torch_parity.py")
+    script = str(ROOT / "tools" / "torch_parity.py")
     job = subprocess.run(
         [sys.executable, script, *small, "--limit", "60", "--json", str(out), *more],
         capture_output=True, text=True, timeout=600, env=mpi_free(),
@@ -77,7 +77,7 @@ def test_benchmarks(tmp_path: Path, script: str) -> None:
         "torch_train": "--ranks 2 --backends mixed --size 100k --length 16 --batch 4 --steps 1 --rounds 1".split(),
     }
     out = tmp_path / "out.json"
-    command = [sys.executable, str(ROOT / "benchmarks" / f"{script}.py"), *small[script]]
+    command = [sys.executable, str(ROOT / "tools" / f"{script}.py"), *small[script]]
     job = subprocess.run(
         [*command, "--limit", "70", "--json", str(out)],
         capture_output=True, text=True, timeout=600, env={**mpi_free(), "CUDA_VISIBLE_DEVICES": ""},

@@ -6,9 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-
-from ucc_hetero.bench.__main__ import main
-from ucc_hetero.bench.planner import SHAPES, curves, lookup, measure, shape
+from bench_planner import SHAPES, curves, lookup, main, measure, shape
 
 
 @pytest.mark.parametrize("placement", ["block", "cyclic", "uneven", "racks"])
@@ -26,7 +24,7 @@ def test_a_rank_is_in_as_many_teams_as_there_are_levels() -> None:
 
 
 def test_every_algorithm_and_levels() -> None:
-    args = ["planner", "--most", "16", "--placement", "racks", "--every", "--bytes", "65536"]
+    args = ["--most", "16", "--placement", "racks", "--every", "--bytes", "65536"]
     assert main(args) == 0
     topology = shape(256, 16, "racks")
     assert topology.tree.height == 2 and measure(topology, "allreduce", 1 << 26)["teams"] == 3
@@ -35,7 +33,7 @@ def test_every_algorithm_and_levels() -> None:
 
 
 def test_rows_are_printed_and_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["planner", "--most", "16", "--placement", "block", "--json", str(tmp_path / "p.json")]) == 0
+    assert main(["--most", "16", "--placement", "block", "--json", str(tmp_path / "p.json")]) == 0
     rows = json.loads((tmp_path / "p.json").read_text())["rows"]
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == len(rows) + 2 and lines[-1].startswith("# made before: choice ")

@@ -40,7 +40,7 @@ def modules(folder: Path) -> set[str]:
 def test_sdist_has_all_sources(dist: Path) -> None:
     with tarfile.open(next(dist.glob("*.tar.gz"))) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
-    for folder in ("cffi_build", "docs", "examples", "tests"):
+    for folder in ("cffi_build", "docs", "examples", "tests", "tools"):
         sources = [path for path in (ROOT / folder).rglob("*") if path.suffix in {".c", ".h", ".md", ".py"}]
         assert {path.relative_to(ROOT).as_posix() for path in sources} <= names
 

@@ -13,8 +13,8 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @pytest.fixture(scope="module")
 def parity():
-    sys.path.insert(0, str(ROOT / "benchmarks"))
-    spec = importlib.util.spec_from_file_location("torch_parity", ROOT / "benchmarks" / "torch_parity.py")
+    sys.path.insert(0, str(ROOT / "tools"))
+    spec = importlib.util.spec_from_file_location("torch_parity", ROOT / "tools" / "torch_parity.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module

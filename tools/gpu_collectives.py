@@ -1,7 +1,7 @@
 """Collectives on GPU memory: right or wrong, then timed against NCCL and Gloo over the same GPUs in the same run.
 
-    mpirun -n 4 python benchmarks/gpu_collectives.py --json out.json
-    mpirun -n 4 python benchmarks/gpu_collectives.py --amd 2,3 --hip libamdhip64-over-cuda.so    # tests/hipcuda
+    mpirun -n 4 python tools/gpu_collectives.py --json out.json
+    mpirun -n 4 python tools/gpu_collectives.py --amd 2,3 --hip libamdhip64-over-cuda.so    # tests/hipcuda
 
 One rank per GPU; torch makes the arrays and runs NCCL (``--no-nccl`` leaves that out) and, with ``--gloo``, Gloo on
 host copies as its users do. ``--amd`` ranks take their GPU through the HIP runtime that ``--hip`` names; NCCL does not

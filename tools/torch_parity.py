@@ -1,7 +1,7 @@
 """Whether training comes to the same losses on one vendor, on two, and in a single process: every way to train.
 
-    python benchmarks/torch_parity.py --json out.json --plot out.png                            # the host, emulated
-    python benchmarks/torch_parity.py --amd 2,3 --hip libamdhip64-over-cuda.so --size 125m ...  # 4 GPUs; tests/hipcuda
+    python tools/torch_parity.py --json out.json --plot out.png                            # the host, emulated
+    python tools/torch_parity.py --amd 2,3 --hip libamdhip64-over-cuda.so --size 125m ...  # 4 GPUs; tests/hipcuda
 
 Jobs train the model of examples/train_llm.py from the same seed on the same data in the same order, under each of
 --ways: a single process, all ranks of one vendor (homogeneous), two vendors whose boundary lies inside every group
@@ -26,10 +26,7 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any, NamedTuple
 
-if __package__:
-    from .torch_job import RANK, about, begin, find_examples, job, mixed_environment, write
-else:
-    from torch_job import RANK, about, begin, find_examples, job, mixed_environment, write  # type: ignore[no-redef]
+from torch_job import RANK, about, begin, find_examples, job, mixed_environment, write
 
 #: Name -> Settings of examples/llm_job.py. The boundary between vendors lies inside every group of four ranks.
 WAYS: dict[str, dict[str, Any]] = {

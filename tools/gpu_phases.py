@@ -1,6 +1,6 @@
 """What bounds a hierarchical allreduce among the GPUs of one host: its phases, one by one and beside each other.
 
-    mpirun -np 4 python benchmarks/gpu_phases.py        # NVIDIA GPUs that open each other's memory
+    mpirun -np 4 python tools/gpu_phases.py        # NVIDIA GPUs that open each other's memory
 
 Ranks 2i and 2i + 1 are an island. NCCL, through torch, does the islands' reduce-scatter and allgather; what crosses is
 copied out of the memory of the partner in the other island, which CUDA IPC opens: no library between the device and the

@@ -1,4 +1,4 @@
-"""``python -m ucc_hetero.bench cluster``: collectives on emulated clusters against what their links can carry.
+"""``python tools/bench_cluster.py``: collectives on emulated clusters against what their links can carry.
 
 For every case a cluster is built, plain TCP sockets show what its links carry (before and after the job, the best
 counts), and one job times ours, flat UCC and Open MPI call by call in turn. ``limit`` is the least time in which any
@@ -19,17 +19,15 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
-from typing import Any, NoReturn
+from typing import Any
 
+from ucc_hetero.bench import system
+from ucc_hetero.bench.files import FORMAT, write_json
+from ucc_hetero.bench.table import COLLECTIVES
 from ucc_hetero.launch.emulate import Cluster, goodput, unavailable
 from ucc_hetero.launch.emulated_net import parse_rates
 
-from . import system
-from .files import FORMAT, write_json
-from .options import BadUsage, HelpWanted
-from .table import COLLECTIVES
-
-__all__ = ["CASES", "ClusterCase", "Test", "limit", "run"]
+__all__ = ["CASES", "ClusterCase", "Test", "limit", "main"]
 
 _MIB = 1 << 20
 #: Starts of a job that hangs before it is given up.
@@ -184,7 +182,7 @@ def _job(case: ClusterCase, cluster: Cluster, arguments: argparse.Namespace, fol
     for setting in arguments.x:
         name, _, value = setting.partition("=")
         environment[name] = value or os.environ.get(name, "")
-    command = [sys.executable, "-m", "ucc_hetero.bench.cluster_job", str(spec), str(out)]
+    command = [sys.executable, str(Path(__file__).with_name("bench_cluster_job.py")), str(spec), str(out)]
     done = _started(cluster, command, {**case.env, **environment}, options, 60.0 + 6 * arguments.seconds * len(tests))
     if done.returncode or not out.exists():
         raise RuntimeError(f"case {case.name!r} ended with status {done.returncode}\n{done.stdout}{done.stderr}")
@@ -217,14 +215,8 @@ def measure(case: ClusterCase, arguments: argparse.Namespace) -> dict[str, Any]:
     return {"case": case.name, **shape, "goodput": rates, **found, "load": os.getloadavg()[0]}
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise BadUsage(f"cluster: {message}; --help lists the options")
-
-
 def _arguments(words: Sequence[str]) -> argparse.Namespace:
-    parser = _Parser(prog="python -m ucc_hetero.bench cluster", description=__doc__, add_help=False)
-    parser.add_argument("-h", "--help", action="store_true", help="print this help")
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     names = ", ".join(case.name for case in CASES)
     parser.add_argument("--case", action="append", default=[], help=f"only this one; may be repeated: {names}")
     parser.add_argument("--collective", default="", help="only this one")
@@ -235,14 +227,11 @@ def _arguments(words: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("-x", action="append", default=[], metavar="NAME=VALUE", help="environment of the ranks")
     parser.add_argument("--json", metavar="FILE", help="also write everything to this file")
     found = parser.parse_args(list(words))
-    if found.help:
-        parser.print_help()
-        raise HelpWanted
     unknown = [name for name in found.case if name not in {case.name for case in CASES}]
     if unknown:
-        raise BadUsage(f"cluster: --case {unknown[0]!r} is not one of {names}")
+        parser.error(f"--case {unknown[0]!r} is not one of {names}")
     if not 1 <= found.slower <= _SLOWEST:
-        raise BadUsage(f"cluster: --slower {found.slower:g} is not a factor from 1 to {_SLOWEST}")
+        parser.error(f"--slower {found.slower:g} is not a factor from 1 to {_SLOWEST}")
     found.peers = found.peers.split(",")
     return found
 
@@ -281,15 +270,12 @@ def line(case: str, row: dict[str, Any], peers: Sequence[str]) -> str:
     return text
 
 
-def run(words: Sequence[str], command: list[str]) -> int:
+def main(words: Sequence[str]) -> int:
     """Measure and print; returns the exit status."""
-    try:
-        arguments = _arguments(words)
-    except HelpWanted:
-        return 0
+    arguments = _arguments(words)
     reason = unavailable()
     if reason is not None:
-        raise BadUsage(f"cluster: {reason}")
+        raise SystemExit(f"no cluster can be emulated here: {reason}")
     cores = len(os.sched_getaffinity(0))
     print(f"# load {os.getloadavg()[0]:.1f} on {cores} cores; medians; best = that of the fastest call", flush=True)
     print(heading(arguments.peers), flush=True)
@@ -299,7 +285,12 @@ def run(words: Sequence[str], command: list[str]) -> int:
         for row in cases[-1]["rows"]:
             print(line(case.name, row, arguments.peers), flush=True)
     if arguments.json:
+        command = ["python", "tools/bench_cluster.py", *words]
         head = {"format": FORMAT, "benchmark": "cluster", "command": command, "date": system.date()}
         more = {"machine": system.machine(), "versions": system.versions(), "source": system.commit()}
         write_json(arguments.json, {**head, **more, "unit": "s", "cases": cases})
     return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,6 +1,6 @@
 """torch on host memory, ucch against Gloo: small all_reduces, and DDP steps, in one job and in turns.
 
-    python benchmarks/torch_cpu.py --json out.json
+    python tools/torch_cpu.py --json out.json
 
 4 bytes on 2 ranks, then DDP on 4 ranks in two emulated vendors. Both backends have a group over the same ranks, and
 rounds alternate between them, so that whatever else the machine does hurts both. Medians over rounds, of the slowest
@@ -20,10 +20,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
-if __package__:
-    from .torch_job import RANK, about, begin, job, mixed_environment, write
-else:
-    from torch_job import RANK, about, begin, job, mixed_environment, write  # type: ignore[no-redef]
+from torch_job import RANK, about, begin, job, mixed_environment, write
 
 
 def arguments() -> argparse.Namespace:

@@ -1,4 +1,4 @@
-"""The part of ``python -m ucc_hetero.bench cluster`` that runs on the ranks: every peer in turn, call by call.
+"""The part of ``python tools/bench_cluster.py`` that runs on the ranks: every peer in turn, call by call.
 
 Reads a list of tests as JSON, writes one of results. A sample is the slowest rank's time, after a barrier, of one long
 call or the mean of back-to-back short ones, which follow as many untimed ones: what the peer before has left to do, in
@@ -18,13 +18,12 @@ from typing import Any
 
 import numpy as np
 
+from ucc_hetero.bench.calls import Case, Pool, bind, in_place_only, longest
+from ucc_hetero.bench.memory import open_memory
+from ucc_hetero.bench.peers import NotOffered, Peer, World, open_peer, open_world, prepare
+from ucc_hetero.bench.table import COLLECTIVES
+from ucc_hetero.bench.validate import Checker
 from ucc_hetero.cli.tune import measure
-
-from .calls import Case, Pool, bind, in_place_only, longest
-from .memory import open_memory
-from .peers import NotOffered, Peer, World, open_peer, open_world, prepare
-from .table import COLLECTIVES
-from .validate import Checker
 
 __all__ = ["calls_of", "main"]
 

@@ -1,4 +1,4 @@
-"""``python -m ucc_hetero.bench planner``: the planner alone, without MPI, from 2 to 16,384 ranks.
+"""``python tools/bench_planner.py``: the planner alone, without MPI, from 2 to 16,384 ranks.
 
 For each shape and collective: the algorithm that is chosen, the time and memory of making a rank's plan from nothing
 (the slowest of the first, a middle and the last rank), how many teams it is in, and the time that the cost model
@@ -14,8 +14,12 @@ import sys
 import tracemalloc
 from collections.abc import Callable, Iterator, Sequence
 from time import process_time
-from typing import Any, NoReturn
+from typing import Any
 
+from bench_cluster import Test, limit
+
+from ucc_hetero.bench import system
+from ucc_hetero.bench.files import FORMAT, write_json
 from ucc_hetero.planner import algorithms
 from ucc_hetero.planner.collectives import Call
 from ucc_hetero.planner.cost import Links, predicted_time
@@ -23,12 +27,7 @@ from ucc_hetero.planner.plan import Plan
 from ucc_hetero.planner.select import Choice, candidates, choose, example_call, make_plan
 from ucc_hetero.planner.topology import Link, Topology
 
-from . import system
-from .cluster import Test, limit
-from .files import FORMAT, write_json
-from .options import BadUsage, HelpWanted
-
-__all__ = ["SHAPES", "curves", "measure", "run", "shape"]
+__all__ = ["SHAPES", "curves", "main", "measure", "shape"]
 
 #: Ranks and islands. Each island is a host with one link.
 SHAPES = ((2, 2), (4, 2), (16, 4), (64, 8), (256, 16), (1024, 32), (4096, 64), (16384, 64))
@@ -171,7 +170,7 @@ def _plot(rows: Sequence[dict[str, Any]], path: str) -> None:
     try:
         import matplotlib
     except ImportError:
-        raise BadUsage("planner --plot needs matplotlib: pip install 'ucc-hetero[plot]'") from None
+        raise SystemExit("--plot needs matplotlib: pip install 'ucc-hetero[plot]'") from None
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
@@ -192,14 +191,8 @@ def _plot(rows: Sequence[dict[str, Any]], path: str) -> None:
     pyplot.close(figure)
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise BadUsage(f"planner: {message}; --help lists the options")
-
-
 def _arguments(words: Sequence[str]) -> argparse.Namespace:
-    parser = _Parser(prog="python -m ucc_hetero.bench planner", description=__doc__, add_help=False)
-    parser.add_argument("-h", "--help", action="store_true", help="print this help")
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--most", type=int, default=16384, help="ranks of the largest shape (16384)")
     parser.add_argument("--placement", choices=_PLACEMENTS, action="append", help="only this one; may be repeated")
     parser.add_argument("--bytes", type=int, default=64 << 20, help="of each call (67108864)")
@@ -207,18 +200,12 @@ def _arguments(words: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--plot", metavar="FILE", help="planning and predicted time over ranks, as a picture")
     parser.add_argument("--json", metavar="FILE", help="also write everything to this file")
     found = parser.parse_args(list(words))
-    if found.help:
-        parser.print_help()
-        raise HelpWanted
     return found
 
 
-def run(words: Sequence[str], command: list[str]) -> int:
+def main(words: Sequence[str]) -> int:
     """Plan and print; returns the exit status."""
-    try:
-        arguments = _arguments(words)
-    except HelpWanted:
-        return 0
+    arguments = _arguments(words)
     shapes = [pair for pair in SHAPES if pair[0] <= arguments.most]
     print("#ranks islands placed  collective            plan            ms      MiB   teams  predicted(ms)  /limit")
     rows = []
@@ -232,7 +219,12 @@ def run(words: Sequence[str], command: list[str]) -> int:
     if arguments.plot:
         _plot(rows, arguments.plot)
     if arguments.json:
+        command = ["python", "tools/bench_planner.py", *words]
         head = {"format": FORMAT, "benchmark": "planner", "command": command, "date": system.date()}
         more = {"machine": system.machine(), "versions": system.versions(), "source": system.commit()}
         write_json(arguments.json, {**head, **more, "rows": rows, "lookup": again})
     return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

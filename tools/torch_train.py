@@ -1,7 +1,7 @@
 """Training steps through torch, over ucch on one vendor and on two, over NCCL and over Gloo: tokens/s, in one run.
 
-    python benchmarks/torch_train.py --amd 2,3 --hip libamdhip64-over-cuda.so --json out.json   # 4 GPUs; tests/hipcuda
-    python benchmarks/torch_train.py --size 100k --length 64 --batch 16                         # the host, emulated
+    python tools/torch_train.py --amd 2,3 --hip libamdhip64-over-cuda.so --json out.json   # 4 GPUs; tests/hipcuda
+    python tools/torch_train.py --size 100k --length 64 --batch 16                         # the host, emulated
 
 Every backend is a job of its own, which trains the model of examples/train_llm.py under DDP, FSDP2 and two pipeline
 stages times data parallel, one after the other. ``mixed``: the last half of the ranks is another vendor's, so that the
@@ -21,10 +21,7 @@ import traceback
 from datetime import timedelta
 from typing import Any
 
-if __package__:
-    from .torch_job import RANK, about, begin, job, mixed_environment, ratio, write
-else:
-    from torch_job import RANK, about, begin, job, mixed_environment, ratio, write  # type: ignore[no-redef]
+from torch_job import RANK, about, begin, job, mixed_environment, ratio, write
 
 #: Name -> (Settings of examples/llm_job.py, shares of NCCL's tokens/s that the mixed and homogeneous jobs are to reach)
 WAYS: dict[str, tuple[dict[str, Any], float, float]] = {
