@@ -2,10 +2,13 @@
 
 The cdef is made of the very files that the compiler reads: the declarations and constants in ``abi/`` and ``api/``, and
 one prototype per line of ``abi/symbols.h``.
+
+``UCCH_SANITIZE=address,undefined`` builds with gcc's sanitizers, for tests only (tests/sanitize).
 """
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 
@@ -39,6 +42,12 @@ extern "Python" ucc_status_t ucch_oob_test(void *request);
 extern "Python" ucc_status_t ucch_oob_free(void *request);
 """
 
+SANITIZERS = os.environ.get("UCCH_SANITIZE", "")
+FLAGS = ["-std=gnu11", "-O3", "-Wall", "-Wextra", "-Wno-unused-parameter", "-fvisibility=hidden"]
+if SANITIZERS:
+    # Python's own flags let signed integers wrap, which not every Python's do.
+    FLAGS += ["-O1", "-g", "-fno-omit-frame-pointer", "-fno-wrapv", "-fstrict-overflow", f"-fsanitize={SANITIZERS}"]
+
 ffibuilder = FFI()
 ffibuilder.cdef(
     "\n".join(
@@ -60,7 +69,8 @@ ffibuilder.set_source(
     include_dirs=["cffi_build"],
     depends=[f"cffi_build/{path.relative_to(HERE)}" for path in sorted(HERE.rglob("*.h"))],
     libraries=["dl", "pthread", "m"],
-    extra_compile_args=["-std=gnu11", "-O3", "-Wall", "-Wextra", "-Wno-unused-parameter", "-fvisibility=hidden"],
+    extra_compile_args=FLAGS,
+    extra_link_args=[f"-fsanitize={SANITIZERS}"] if SANITIZERS else [],
     py_limited_api=True,
 )
 

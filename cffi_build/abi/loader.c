@@ -27,6 +27,10 @@ static const symbol ucp_symbols[] = {
 #include "abi/symbols.h"
     {NULL, 0, 0}};
 
+#define MOST_SYMBOLS 64
+_Static_assert(sizeof(ucc_symbols) / sizeof(symbol) <= MOST_SYMBOLS, "room for all of libucc's");
+_Static_assert(sizeof(ucp_symbols) / sizeof(symbol) <= MOST_SYMBOLS, "room for all of libucp's");
+
 static char load_error[1024];
 
 const char *ucch_load_error(void) {
@@ -49,7 +53,7 @@ static int load_table(const char *path, const symbol *list) {
         snprintf(load_error, sizeof(load_error), "%s", why ? why : "dlopen failed");
         return -1;
     }
-    void *found[64] = {0};
+    void *found[MOST_SYMBOLS] = {0};
     size_t n = 0;
     for (const symbol *s = list; s->name; s++, n++) {
         found[n] = dlsym(handle, s->name);

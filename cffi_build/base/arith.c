@@ -86,14 +86,24 @@ static bhalf to_bhalf(float f) {
         }                                                                                                              \
     } while (0)
 
-/* a op b with a the lower contribution; max and min keep NaN, as numpy does. */
+/* a op b with a the lower contribution. Integers wrap around, for which C has the unsigned ones only; the compiler
+ * makes the operation as narrow as its result. */
+#define WHOLE_OPS(type)                                                                                                \
+    case SUM:                                                                                                          \
+        LOOP(type, (uint64_t)a + (uint64_t)b);                                                                         \
+        return 0;                                                                                                      \
+    case PROD:                                                                                                         \
+        LOOP(type, (uint64_t)a *(uint64_t)b);                                                                          \
+        return 0;
 #define REAL_OPS(loop, ...)                                                                                            \
     case SUM:                                                                                                          \
         loop(__VA_ARGS__, a + b);                                                                                      \
         return 0;                                                                                                      \
     case PROD:                                                                                                         \
         loop(__VA_ARGS__, (a) * (b));                                                                                  \
-        return 0;                                                                                                      \
+        return 0;
+/* Max and min keep NaN, as numpy does. */
+#define ORDER_OPS(loop, ...)                                                                                           \
     case MAX:                                                                                                          \
         loop(__VA_ARGS__, a != a || a > b ? a : b);                                                                    \
         return 0;                                                                                                      \
@@ -127,7 +137,8 @@ static bhalf to_bhalf(float f) {
             return -1;                                                                                                 \
         }                                                                                                              \
     }
-#define COMBINE_INT(name, type) COMBINE(name, REAL_OPS(LOOP, type) BIT_OPS(type))
+#define COMBINE_INT(name, type) COMBINE(name, WHOLE_OPS(type) ORDER_OPS(LOOP, type) BIT_OPS(type))
+#define COMBINE_REAL(name, ...) COMBINE(name, REAL_OPS(__VA_ARGS__) ORDER_OPS(__VA_ARGS__))
 #define COMBINE_COMPLEX(name, type)                                                                                    \
     COMBINE(name, case SUM : LOOP(type, a + b); return 0; case PROD : LOOP(type, (a) * (b)); return 0;)
 
@@ -139,10 +150,10 @@ COMBINE_INT(combine_u8, uint8_t)
 COMBINE_INT(combine_u16, uint16_t)
 COMBINE_INT(combine_u32, uint32_t)
 COMBINE_INT(combine_u64, uint64_t)
-COMBINE(combine_f32, REAL_OPS(LOOP, float))
-COMBINE(combine_f64, REAL_OPS(LOOP, double))
-COMBINE(combine_f16, REAL_OPS(LOOP_HALF, half, from_half, to_half))
-COMBINE(combine_bf16, REAL_OPS(LOOP_HALF, bhalf, from_bhalf, to_bhalf))
+COMBINE_REAL(combine_f32, LOOP, float)
+COMBINE_REAL(combine_f64, LOOP, double)
+COMBINE_REAL(combine_f16, LOOP_HALF, half, from_half, to_half)
+COMBINE_REAL(combine_bf16, LOOP_HALF, bhalf, from_bhalf, to_bhalf)
 COMBINE_COMPLEX(combine_c64, float complex)
 COMBINE_COMPLEX(combine_c128, double complex)
 

@@ -83,7 +83,7 @@ static void write_arrival(ucch_board *b, uint64_t seq, uint64_t signature, const
     arrival *a = &b->slots[b->mine].ring[seq % RING];
     __atomic_store_n(&a->seq, 0, __ATOMIC_RELAXED);
     __atomic_thread_fence(__ATOMIC_RELEASE);
-    a->signature = signature;
+    __atomic_store_n(&a->signature, signature, __ATOMIC_RELAXED);
     memcpy(a->label, label, LABEL);
     __atomic_store_n(&a->seq, seq, __ATOMIC_RELEASE);
 }
@@ -105,20 +105,30 @@ uint64_t ucch_board_announce(ucch_board *b, uint64_t signature, const char *labe
     return b->seq + 1;
 }
 
+/* The signature and, if asked for, the label with which a rank entered call `seq`: 1, or 0 where it has not, or has
+ * moved on past the ring, be it while we read. */
+static int read_arrival(const slot *s, uint64_t seq, uint64_t *signature, char *label) {
+    const arrival *a = &s->ring[seq % RING];
+    if (__atomic_load_n(&a->seq, __ATOMIC_ACQUIRE) != seq)
+        return 0;
+    *signature = __atomic_load_n(&a->signature, __ATOMIC_RELAXED);
+    if (label)
+        memcpy(label, a->label, LABEL);
+    __atomic_thread_fence(__ATOMIC_ACQUIRE);
+    return __atomic_load_n(&a->seq, __ATOMIC_RELAXED) == seq;
+}
+
 /* The slot of a peer that entered call `seq` with another signature than ours, or -1. A peer that has not arrived
  * will see ours; one that has moved on past the ring had seen it. */
 int ucch_board_mismatch(ucch_board *b, uint64_t seq) {
     if (b->n < 2)
         return -1;
-    const arrival *own = &b->slots[b->mine].ring[seq % RING];
-    if (own->seq != seq)
+    uint64_t ours, theirs;
+    if (!read_arrival(&b->slots[b->mine], seq, &ours, NULL))
         return -1; /* we have moved on past the ring ourselves */
-    uint64_t ours = own->signature;
-    for (int i = 0; i < b->n; i++) {
-        const arrival *a = &b->slots[i].ring[seq % RING];
-        if (__atomic_load_n(&a->seq, __ATOMIC_ACQUIRE) == seq && a->signature != ours)
+    for (int i = 0; i < b->n; i++)
+        if (read_arrival(&b->slots[i], seq, &theirs, NULL) && theirs != ours)
             return i;
-    }
     return -1;
 }
 
@@ -159,8 +169,10 @@ void ucch_board_break(ucch_board *b) {
 
 /* What we called; `label` stays as it is where that has been overwritten. */
 void ucch_board_own_label(ucch_board *b, uint64_t seq, char *label) {
-    if (b->n && b->slots[b->mine].ring[seq % RING].seq == seq)
-        memcpy(label, b->slots[b->mine].ring[seq % RING].label, LABEL);
+    uint64_t signature;
+    char found[LABEL];
+    if (b->n && read_arrival(&b->slots[b->mine], seq, &signature, found))
+        memcpy(label, found, LABEL);
     label[LABEL - 1] = 0;
 }
 
@@ -190,10 +202,8 @@ uint64_t ucch_board_seq(ucch_board *b, int i) {
 }
 
 int ucch_board_label(ucch_board *b, int i, uint64_t seq, char *label) {
-    label[0] = 0;
-    if (i < 0 || i >= b->n || b->slots[i].ring[seq % RING].seq != seq)
-        return -1;
-    memcpy(label, b->slots[i].ring[seq % RING].label, LABEL);
-    label[LABEL - 1] = 0;
-    return 0;
+    uint64_t signature;
+    int found = i >= 0 && i < b->n && read_arrival(&b->slots[i], seq, &signature, label);
+    label[found ? LABEL - 1 : 0] = 0;
+    return found ? 0 : -1;
 }

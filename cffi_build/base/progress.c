@@ -29,7 +29,8 @@
 #define LOCK_SPINS 2000
 #define LET_OTHERS 1000
 
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+/* Recursive: Python holds it in places (ucc_hetero/ucc.py), and may collect objects there whose ends need it. */
+static pthread_mutex_t lock = PTHREAD_RECURSIVE_MUTEX_INITIALIZER_NP;
 static volatile int wanted;
 static pthread_cond_t wake = PTHREAD_COND_INITIALIZER;
 static ucch_op *active;
@@ -317,9 +318,12 @@ void ucch_progress_idle(void) {
     ucch_progress_thread(1);
 }
 
+/* Nobody else is in this process, which may have to release what it has inherited. */
 static void after_fork(void) {
-    thread_on = 0;
-    wanted = 0; /* by threads that this process has not */
+    thread_on = thread_asleep = 0;
+    wanted = 0;
+    lock = (pthread_mutex_t)PTHREAD_RECURSIVE_MUTEX_INITIALIZER_NP; /* of a thread of the parent's, perhaps */
+    wake = (pthread_cond_t)PTHREAD_COND_INITIALIZER;
 }
 
 /* on = 1: start it, or wake it if it sleeps for good; 0: stop and join it (before MPI_Finalize: a thread inside libucc

@@ -1,5 +1,7 @@
 /* Messages whose data goes through a window: over libucp goes a token that says where it is, so that these messages are
  * matched with all others, by libucp and in order. The receiver of any message may get one; it tells by the tag. */
+#include <stdlib.h>
+
 #include "p2p/message.h"
 
 /* Rounds of progress until a token that has begun to arrive has arrived: it is shorter than any eager limit. */
@@ -240,18 +242,23 @@ int ucch_probe(ucp_worker_h worker, uint64_t tag, uint64_t mask, int remove, con
     return *matched != NULL;
 }
 
-/* Receive a message into nothing: its sender must not wait for ever. */
+/* Receive a message into nothing: its sender must not wait for ever. A token that does not come in time keeps its
+ * place, which libucp may still write to. */
 static void discard_locked(ucp_worker_h worker, ucp_tag_message_h matched, int is_token) {
     ucp_request_param_t p = {.op_attr_mask = ATTR_DATATYPE, .datatype = BYTES};
-    ucch_token token = {0};
-    void *request = ucp_tag_msg_recv_nbx(worker, &token, is_token ? sizeof(token) : 0, matched, &p);
-    int waits = request && !IS_STATUS(request);
-    for (int i = 0; waits && is_token && i < ROUNDS && ucp_request_check_status(request) == 1; i++)
+    ucch_token *token = is_token ? calloc(1, sizeof(*token)) : NULL;
+    void *request = ucp_tag_msg_recv_nbx(worker, token, token ? sizeof(*token) : 0, matched, &p);
+    int status = request ? IS_STATUS(request) ? (int)(intptr_t)request : 1 : 0;
+    for (int i = 0; token && status == 1 && i < ROUNDS; i++) {
         ucp_worker_progress(worker);
-    if (waits)
+        status = ucp_request_check_status(request);
+    }
+    if (request && !IS_STATUS(request))
         ucp_request_free(request);
-    if (is_token)
-        ucch_token_decline_locked(&token);
+    if (token && !status)
+        ucch_token_decline_locked(token);
+    if (status != 1)
+        free(token);
 }
 
 void ucch_discard(ucp_worker_h worker, ucp_tag_message_h matched, int is_token) {

@@ -10,6 +10,9 @@ import pytest
 pytestmark = pytest.mark.mpi
 
 UCC = """
+import gc
+import weakref
+
 import numpy as np
 from mpi4py import MPI
 from ucc_hetero import ucc
@@ -56,6 +59,25 @@ with ucc.Lib("UCC") as library:
             for r in range(size):
                 assert (gathered[displs[r] : displs[r] + counts[r]] == r).all()
             assert (gathered[[d - 1 for d in displs[1:]]] == -1).all(), "the gaps were written"
+
+            # What is dropped before its end goes on, and its memory stays.
+            data = np.ones(4, np.float32)
+            alive = weakref.ref(data)
+            if rank == 0:
+                request = team.collective(ucc.Coll.BCAST, src=data, dtype=f32, root=1)
+                request.post()
+                assert request.status == ucc.Status.INPROGRESS
+                del request, data
+                gc.collect()
+                assert alive() is not None
+            world.Barrier()
+            if rank:
+                with team.collective(ucc.Coll.BCAST, src=data, dtype=f32, root=1) as request:
+                    request.post()
+                    request.wait(30)
+            done = world.Ibarrier()
+            while not done.Test():
+                context.progress()
 
         # Teams in any order of ranks, from any subset.
         if rank != 1:

@@ -294,7 +294,12 @@ class Request(_Handle):
         status = lib.ucc_collective_init(args, handle, team.handle)
         lib.ucch_unlock()
         check("ucc_collective_init", status)
-        self.handle = handle[0]
+        self.handle: Any = handle[0]
+
+    def __del__(self, in_progress: int = Status.INPROGRESS) -> None:
+        """Its buffers stay as long as libucc uses them; what has ended and was not closed is libucc's to keep."""
+        if getattr(self, "handle", None) and self.handle.status == in_progress:
+            _leaked.append((self._args, self._keep))
 
     def post(self) -> None:
         """Start the collective."""
@@ -335,7 +340,7 @@ class Request(_Handle):
             check("ucc_collective_finalize", status)
 
 
-#: Arguments and buffers of requests that were closed while libucc still used them.
+#: Arguments and buffers of requests that were closed or dropped while libucc still used them.
 _leaked: list[object] = []
 
 

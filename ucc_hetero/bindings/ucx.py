@@ -14,6 +14,7 @@ endpoint.flush().wait()
 from __future__ import annotations
 
 import re
+from collections import deque
 from enum import IntEnum
 from types import TracebackType
 from typing import Any
@@ -235,13 +236,33 @@ class Endpoint:
             lib.ucch_ep_close(self.worker.handle, handle, timeout)
 
 
+#: Messages that nobody holds any more, with their data: libucp still uses both.
+_dropped: deque[tuple[Any, object]] = deque()
+
+
+def _reap(held: Any = lib.ucch_message_held) -> None:
+    """Forget the dropped messages that have ended."""
+    for _ in range(len(_dropped)):
+        try:
+            each = _dropped.popleft()
+        except IndexError:
+            return  # another thread took them
+        if held(each[0]):
+            _dropped.append(each)
+
+
 class Message:
-    """A tagged message under way."""
+    """A tagged message under way. One that is dropped goes on, and what it sends or receives into stays alive."""
 
     def __init__(self) -> None:
+        _reap()
         self.handle = ffi.gc(lib.ucch_message_new(), lib.ucch_message_free)
         self.op = lib.ucch_message_op(self.handle)
         self.keep: object = None
+
+    def __del__(self, held: Any = lib.ucch_message_held) -> None:
+        if held(self.handle):
+            _dropped.append((self.handle, self.keep))
 
     def test(self) -> bool:
         """Make progress once; True when finished. Raises as :meth:`wait` does."""

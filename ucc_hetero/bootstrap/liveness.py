@@ -106,8 +106,9 @@ class Board:
 
     def _write(self, how: Any, label: str) -> int:
         text = label.encode()[: int(lib.UCCH_LABEL_BYTES) - 1].ljust(int(lib.UCCH_LABEL_BYTES), b"\0")
+        number = signature(label)
         lib.ucch_lock()
-        seq = int(how(self.native, signature(label), text))
+        seq = int(how(self.native, number, text))
         lib.ucch_unlock()
         return seq
 

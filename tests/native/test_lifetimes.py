@@ -1,0 +1,125 @@
+"""What the engine still uses outlives whoever held it: messages that are dropped, locks of a process that forks."""
+
+from __future__ import annotations
+
+import gc
+import subprocess
+import sys
+import time
+import weakref
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ucc_hetero import ucx
+from ucc_hetero.errors import LibraryNotFound
+
+#: Seconds for what takes a moment; whoever waits for ever gets the alarm.
+LONG = 60
+
+
+def script(text: str) -> None:
+    job = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, timeout=2 * LONG, check=False)
+    assert job.returncode == 0, (job.returncode, job.stdout, job.stderr)
+
+
+def test_a_child_can_take_a_lock_that_was_held() -> None:
+    """A worker of a data loader collects requests that it has inherited, while the parent's thread makes progress."""
+    script(
+        f"""
+import os, signal, threading
+from ucc_hetero.native import lib
+lib.ucch_progress_thread(1)
+held, done = threading.Event(), threading.Event()
+def hold():
+    lib.ucch_lock()
+    held.set()
+    done.wait()
+    lib.ucch_unlock()
+holder = threading.Thread(target=hold)
+holder.start()
+held.wait()
+child = os.fork()
+if not child:
+    signal.alarm({LONG // 2})
+    lib.ucch_lock()
+    lib.ucch_unlock()
+    os._exit(0)
+status = os.waitpid(child, 0)[1]
+done.set()
+holder.join()
+lib.ucch_progress_thread(0)
+assert status == 0, status
+"""
+    )
+
+
+def test_what_is_collected_under_the_lock_may_take_it() -> None:
+    """Python holds the engine's lock around calls of libucc, and collects garbage where it likes."""
+    script(
+        f"""
+import signal
+from ucc_hetero.native import lib
+signal.signal(signal.SIGALRM, signal.SIG_DFL)
+signal.alarm({LONG // 2})
+class Held:
+    def __del__(self):
+        lib.ucch_message_held(message)
+message, held = lib.ucch_message_new(), Held()
+lib.ucch_lock()
+del held
+lib.ucch_unlock()
+lib.ucch_message_free(message)
+"""
+    )
+
+
+@pytest.fixture
+def loop() -> Any:
+    """A UCX worker, and an endpoint to itself."""
+    try:
+        context = ucx.Context()
+    except LibraryNotFound as error:
+        pytest.skip(str(error))
+    worker = context.worker()
+    endpoint = worker.connect(worker.address)
+    yield worker, endpoint
+    endpoint.close()
+    worker.close()
+    context.close()
+
+
+def until(what: Any) -> None:
+    ends = time.monotonic() + LONG
+    while not what():
+        assert time.monotonic() < ends
+
+
+def test_a_dropped_receive_keeps_its_memory(loop: Any) -> None:
+    worker, endpoint = loop
+    rng = np.random.default_rng()
+    into, data = np.full(100_000, 7, np.uint8), rng.integers(0, 255, 100_000, np.uint8)
+    alive = weakref.ref(into)
+    message = worker.recv(into, tag=3)
+    del into, message
+    gc.collect()
+    assert alive() is not None, "libucp still writes there"
+    sent = worker.send(endpoint, data, tag=3)
+    sent.wait()
+    until(lambda: worker.progress() == 0 and (alive()[-100:] == data[-100:]).all())
+    worker.send(endpoint, b"", tag=4).wait()  # whatever is begun next lets go of what has ended
+    gc.collect()
+    assert alive() is None
+
+
+def test_a_dropped_send_arrives(loop: Any) -> None:
+    worker, endpoint = loop
+    data = np.random.default_rng().integers(0, 255, 3_000_000, np.uint8)
+    want = data.copy()
+    worker.send(endpoint, data, tag=5)
+    del data
+    gc.collect()
+    into = np.full(want.size, 7, np.uint8)
+    worker.recv(into, tag=5).wait()
+    assert (into == want).all()
