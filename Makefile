@@ -19,7 +19,7 @@ export OMPI_MCA_rmaps_base_oversubscribe ?= 1
 # Several ranks per core: threads inside numpy would only get in each other's way.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help demo test venv ranks beside lint types unit exhaustive docs clean
+.PHONY: help demo test venv ranks beside lint types unit exhaustive sanitize docs clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -66,6 +66,10 @@ ranks: venv
 SHARD ?= 1/1
 exhaustive: venv
 	UCCH_TEST_FULL=1 UCCH_TEST_SHARD=$(SHARD) $(PY) -m pytest tests/mpi/test_collectives.py -s --timeout 7200
+
+# The engine's tests and those of all calls on host memory under gcc's AddressSanitizer and UndefinedBehaviorSanitizer.
+sanitize: venv
+	$(PY) tests/sanitize/run.py
 
 docs: venv
 	@$(PY) -m pip install --quiet --disable-pip-version-check --editable '.[docs]'

@@ -236,5 +236,6 @@ def fakegpu(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 def fake_environment(fakegpu: Mapping[str, Path]) -> Callable[[str], dict[str, str]]:
     """What gives every rank of a layout, such as ``nvidia:2,amd:2``, a fake GPU, if its script imports ``arrays``."""
     libraries = {f"FAKEGPU_{vendor.upper()}": str(path) for vendor, path in fakegpu.items()}
-    more = {"FAKEGPU_DELAY_US": "200", "PYTHONPATH": f"{ROOT}:{FAKEGPU}"}
+    folders = [str(ROOT), str(FAKEGPU), *filter(None, [os.environ.get("PYTHONPATH")])]
+    more = {"FAKEGPU_DELAY_US": "200", "PYTHONPATH": os.pathsep.join(folders)}
     return lambda layout: libraries | more | {"FAKEGPU_LAYOUT": layout}

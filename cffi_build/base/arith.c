@@ -66,23 +66,29 @@ static bhalf to_bhalf(float f) {
     return (bhalf){(uint16_t)((bits + 0x7fff + (bits >> 16 & 1)) >> 16)};
 }
 
-#define SAME(x) (x)
+/* An element in memory of the caller's, wherever that begins and whatever it was written as. */
+#define PLACE(type, name)                                                                                              \
+    typedef struct {                                                                                                   \
+        type is;                                                                                                       \
+    } __attribute__((packed, may_alias)) name
 #define LOOP(type, expr)                                                                                               \
     do {                                                                                                               \
-        const type *restrict s = src;                                                                                  \
-        type *restrict d = dst;                                                                                        \
+        PLACE(type, place);                                                                                            \
+        const place *restrict s = src;                                                                                 \
+        place *restrict d = dst;                                                                                       \
         for (uint64_t i = 0; i < n; i++) {                                                                             \
-            type a = d[i], b = s[i];                                                                                   \
-            d[i] = (type)(expr);                                                                                       \
+            type a = d[i].is, b = s[i].is;                                                                             \
+            d[i].is = (type)(expr);                                                                                    \
         }                                                                                                              \
     } while (0)
 #define LOOP_HALF(type, from, to, expr)                                                                                \
     do {                                                                                                               \
-        const type *restrict s = src;                                                                                  \
-        type *restrict d = dst;                                                                                        \
+        PLACE(type, place);                                                                                            \
+        const place *restrict s = src;                                                                                 \
+        place *restrict d = dst;                                                                                       \
         for (uint64_t i = 0; i < n; i++) {                                                                             \
-            float a = from(d[i]), b = from(s[i]);                                                                      \
-            d[i] = to(expr);                                                                                           \
+            float a = from(d[i].is), b = from(s[i].is);                                                                \
+            d[i].is = to(expr);                                                                                        \
         }                                                                                                              \
     } while (0)
 
@@ -175,10 +181,14 @@ int ucch_combine(int op, int dtype, const void *src, void *dst, uint64_t n) {
 
 #define CONVERT(from_type, to_type, expr)                                                                              \
     do {                                                                                                               \
-        const from_type *restrict s = src;                                                                             \
-        to_type *restrict d = dst;                                                                                     \
-        for (uint64_t i = 0; i < n; i++)                                                                               \
-            d[i] = expr;                                                                                               \
+        PLACE(from_type, from_place);                                                                                  \
+        PLACE(to_type, to_place);                                                                                      \
+        const from_place *restrict s = src;                                                                            \
+        to_place *restrict d = dst;                                                                                    \
+        for (uint64_t i = 0; i < n; i++) {                                                                             \
+            from_type x = s[i].is;                                                                                     \
+            d[i].is = expr;                                                                                            \
+        }                                                                                                              \
         return 0;                                                                                                      \
     } while (0)
 
@@ -187,21 +197,24 @@ int ucch_cast(int from, int to, const void *src, void *dst, uint64_t n) {
     from >>= 3;
     to >>= 3;
     if (from == F16 && to == F32)
-        CONVERT(half, float, from_half(s[i]));
+        CONVERT(half, float, from_half(x));
     if (from == F32 && to == F16)
-        CONVERT(float, half, to_half(s[i]));
+        CONVERT(float, half, to_half(x));
     if (from == BF16 && to == F32)
-        CONVERT(bhalf, float, from_bhalf(s[i]));
+        CONVERT(bhalf, float, from_bhalf(x));
     if (from == F32 && to == BF16)
-        CONVERT(float, bhalf, to_bhalf(s[i]));
+        CONVERT(float, bhalf, to_bhalf(x));
     return UCCH_FAIL_ARGUMENT;
 }
 
 #define SCALE(type, expr)                                                                                              \
     do {                                                                                                               \
-        type *d = data;                                                                                                \
-        for (uint64_t i = 0; i < n; i++)                                                                               \
-            d[i] = expr;                                                                                               \
+        PLACE(type, place);                                                                                            \
+        place *d = data;                                                                                               \
+        for (uint64_t i = 0; i < n; i++) {                                                                             \
+            type x = d[i].is;                                                                                          \
+            d[i].is = expr;                                                                                            \
+        }                                                                                                              \
         return 0;                                                                                                      \
     } while (0)
 
@@ -210,33 +223,33 @@ int ucch_scale(int dtype, void *data, uint64_t n, double by) {
     int64_t whole = (int64_t)by;
     switch (dtype >> 3) {
     case I8:
-        SCALE(int8_t, (int8_t)(d[i] / whole));
+        SCALE(int8_t, (int8_t)(x / whole));
     case I16:
-        SCALE(int16_t, (int16_t)(d[i] / whole));
+        SCALE(int16_t, (int16_t)(x / whole));
     case I32:
-        SCALE(int32_t, (int32_t)(d[i] / whole));
+        SCALE(int32_t, (int32_t)(x / whole));
     case I64:
-        SCALE(int64_t, d[i] / whole);
+        SCALE(int64_t, x / whole);
     case U8:
-        SCALE(uint8_t, (uint8_t)(d[i] / (uint64_t)whole));
+        SCALE(uint8_t, (uint8_t)(x / (uint64_t)whole));
     case U16:
-        SCALE(uint16_t, (uint16_t)(d[i] / (uint64_t)whole));
+        SCALE(uint16_t, (uint16_t)(x / (uint64_t)whole));
     case U32:
-        SCALE(uint32_t, (uint32_t)(d[i] / (uint64_t)whole));
+        SCALE(uint32_t, (uint32_t)(x / (uint64_t)whole));
     case U64:
-        SCALE(uint64_t, d[i] / (uint64_t)whole);
+        SCALE(uint64_t, x / (uint64_t)whole);
     case F16:
-        SCALE(half, to_half(from_half(d[i]) / (float)by));
+        SCALE(half, to_half(from_half(x) / (float)by));
     case BF16:
-        SCALE(bhalf, to_bhalf(from_bhalf(d[i]) / (float)by));
+        SCALE(bhalf, to_bhalf(from_bhalf(x) / (float)by));
     case F32:
-        SCALE(float, d[i] / (float)by);
+        SCALE(float, x / (float)by);
     case F64:
-        SCALE(double, d[i] / by);
+        SCALE(double, x / by);
     case C64:
-        SCALE(float complex, d[i] / (float)by);
+        SCALE(float complex, x / (float)by);
     case C128:
-        SCALE(double complex, d[i] / by);
+        SCALE(double complex, x / by);
     default:
         return UCCH_FAIL_ARGUMENT;
     }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -84,7 +85,8 @@ with Communicator() as comm:
     assert list(measure.pairs(comm, 20)) == [(0, 1)]
 print("right")
 """
-    assert fakes(script, "nvidia:1,amd:1", PYTHONPATH=str(FAKEGPU)).stdout.count("right") == 2
+    folders = [str(FAKEGPU), *filter(None, [os.environ.get("PYTHONPATH")])]
+    assert fakes(script, "nvidia:1,amd:1", PYTHONPATH=os.pathsep.join(folders)).stdout.count("right") == 2
 
 
 def test_tuning_measures_every_path_on_devices(fakes: Callable[..., Any], tmp_path: Path) -> None:

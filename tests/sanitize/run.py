@@ -1,0 +1,150 @@
+"""Tests under AddressSanitizer and UndefinedBehaviorSanitizer: ``make sanitize``, or this file with pytest's arguments.
+
+Builds the native engine with both (in build/sanitize; the ordinary build stays as it is), and runs the tests of the
+engine and of all calls on host memory with libasan loaded first in pytest's process and in the ranks, not in mpirun.
+libucc and libucp are as they are. A finding ends its process, and is an error here even where a test expects that.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parents[1]
+OUT = ROOT / "build" / "sanitize"
+FINDINGS = OUT / "findings"
+SANITIZERS = "address,undefined"
+
+#: The tests of the engine, on fake devices too, and of every kind of call on host memory.
+TESTS = (
+    "tests/native",
+    "tests/mpi/test_bindings.py",
+    "tests/mpi/test_collectives.py",
+    "tests/mpi/test_communicators.py",
+    "tests/mpi/test_p2p.py",
+    "tests/mpi/test_requests.py",
+)
+
+#: What has to be found: (sanitizer, program). Short blocks of numpy's, as it would keep those for itself.
+KNOWN = (
+    (
+        "address",
+        """
+import numpy as np
+from ucc_hetero.native import ffi
+array = np.ones(8)
+gone = ffi.cast("void *", array.ctypes.data)
+del array
+ffi.memmove(bytearray(64), gone, 64)
+""",
+    ),
+    (
+        "address",
+        """
+from ucc_hetero.native import ffi, lib
+from ucc_hetero.types import DTYPES, OPS
+data = ffi.new("double[]", 8)
+lib.ucch_combine(OPS["SUM"].code, DTYPES["float64"].code, data, data, 9)
+""",
+    ),
+    (
+        "undefined",
+        """
+from ucc_hetero.native import ffi, lib
+from ucc_hetero.types import DTYPES
+lib.ucch_scale(DTYPES["int64"].code, ffi.new("int64_t[]", 8), 8, 0.0)
+""",
+    ),
+)
+
+
+def runtime() -> Path | None:
+    """The compiler's libasan, which a process has to load before anything else."""
+    compiler = os.environ.get("CC", "gcc")
+    if shutil.which(compiler) is None:
+        return None
+    found = subprocess.run([compiler, "-print-file-name=libasan.so"], capture_output=True, text=True, check=True).stdout
+    path = Path(found.strip())
+    return path.resolve() if path.is_absolute() else None
+
+
+def build() -> None:
+    """The extension with sanitizers, and the memory of numpy's arrays."""
+    OUT.mkdir(parents=True, exist_ok=True)
+    command = [
+        sys.executable,
+        "setup.py",
+        "-q",
+        "build_ext",
+        "--build-lib",
+        str(OUT),
+        "--build-temp",
+        str(OUT / "temp"),
+    ]
+    subprocess.run(command, cwd=ROOT, env=os.environ | {"UCCH_SANITIZE": SANITIZERS}, check=True)
+    compiler = os.environ.get("CC", "gcc")
+    subprocess.run([compiler, "-shared", "-fPIC", "-O1", "-o", OUT / "blocks.so", HERE / "blocks.c"], check=True)
+
+
+def _files(sanitizer: str) -> str:
+    return f"log_path={FINDINGS / sanitizer}:suppressions={HERE / sanitizer}.supp"
+
+
+def environment(libasan: Path) -> dict[str, str]:
+    """What makes every Python of the tests a sanitized one, and its findings files."""
+    shutil.rmtree(FINDINGS, ignore_errors=True)
+    FINDINGS.mkdir(parents=True)
+    return os.environ | {
+        "LD_PRELOAD": str(libasan),
+        # CPython and everything else keep to the end of the process what they need: leaks would be all of that.
+        "ASAN_OPTIONS": f"detect_leaks=0:{_files('address')}",
+        "UBSAN_OPTIONS": f"print_stacktrace=1:halt_on_error=1:{_files('undefined')}",
+        # Objects of Python's, too, are blocks of malloc's.
+        "PYTHONMALLOC": "malloc",
+        "PYTHONPATH": os.pathsep.join([str(HERE), *filter(None, [os.environ.get("PYTHONPATH")])]),
+        "SANITIZED_EXTENSION": str(next((OUT / "ucc_hetero").glob("_native*.so"))),
+        "SANITIZED_BLOCKS": str(OUT / "blocks.so"),
+        "MPIRUN": str(HERE / "mpirun"),
+        "SANITIZED_MPIRUN": os.environ.get("MPIRUN") or str(Path(sys.executable).parent / "mpirun"),
+    }
+
+
+def blind(sanitized: dict[str, str]) -> list[str]:
+    """What should have been found, and was not."""
+    missed = []
+    for sanitizer, program in KNOWN:
+        command = [sys.executable, "-c", program]
+        job = subprocess.run(command, cwd=ROOT, env=sanitized, capture_output=True, text=True, check=False)
+        found = list(FINDINGS.iterdir())
+        if [path.name.partition(".")[0] for path in found] != [sanitizer]:
+            missed.append(f"{sanitizer}: {program}{job.stderr}")
+        for path in found:
+            path.unlink()
+    return missed
+
+
+def main(arguments: list[str]) -> int:
+    libasan = runtime()
+    if libasan is None:
+        print("no libasan: install gcc with its sanitizers (Debian: libasan8)", file=sys.stderr)
+        return 2
+    build()
+    sanitized = environment(libasan)
+    if missed := blind(sanitized):
+        print("not found:", *missed, sep="\n", file=sys.stderr)
+        return 2
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *(arguments or [*TESTS, "-m", "not slow"])]
+    status = subprocess.run(command, cwd=ROOT, env=sanitized, check=False).returncode
+    findings = sorted(FINDINGS.iterdir())
+    for path in findings:
+        print(f"--- {path}\n{path.read_text(errors='replace')}")
+    print(f"{len(findings)} processes with findings")
+    return 1 if findings else status
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
