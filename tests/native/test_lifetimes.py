@@ -29,7 +29,7 @@ def test_a_child_can_take_a_lock_that_was_held() -> None:
     script(
         f"""
 import os, signal, threading
-from ucc_hetero.native import lib
+from ucc_hetero.native.libraries import lib
 lib.ucch_progress_thread(1)
 held, done = threading.Event(), threading.Event()
 def hold():
@@ -60,7 +60,7 @@ def test_what_is_collected_under_the_lock_may_take_it() -> None:
     script(
         f"""
 import signal
-from ucc_hetero.native import lib
+from ucc_hetero.native.libraries import lib
 signal.signal(signal.SIGALRM, signal.SIG_DFL)
 signal.alarm({LONG // 2})
 class Held:

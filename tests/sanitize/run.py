@@ -35,7 +35,7 @@ KNOWN = (
         "address",
         """
 import numpy as np
-from ucc_hetero.native import ffi
+from ucc_hetero.native.libraries import ffi
 array = np.ones(8)
 gone = ffi.cast("void *", array.ctypes.data)
 del array
@@ -45,7 +45,7 @@ ffi.memmove(bytearray(64), gone, 64)
     (
         "address",
         """
-from ucc_hetero.native import ffi, lib
+from ucc_hetero.native.libraries import ffi, lib
 from ucc_hetero.types import DTYPES, OPS
 data = ffi.new("double[]", 8)
 lib.ucch_combine(OPS["SUM"].code, DTYPES["float64"].code, data, data, 9)
@@ -54,7 +54,7 @@ lib.ucch_combine(OPS["SUM"].code, DTYPES["float64"].code, data, data, 9)
     (
         "undefined",
         """
-from ucc_hetero.native import ffi, lib
+from ucc_hetero.native.libraries import ffi, lib
 from ucc_hetero.types import DTYPES
 lib.ucch_scale(DTYPES["int64"].code, ffi.new("int64_t[]", 8), 8, 0.0)
 """,
