@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from ..._version import __version__
 from ...errors import UCCHError
 from ...stdio import ends_with_its_reader
-from . import checks, facts, findings, job
+from . import amd, checks, facts, findings, job
 from .facts import Facts
 from .findings import Finding, finding
 
@@ -23,7 +23,11 @@ _LOCAL_SIZE = ("OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS", "LOCAL_WORLD_SIZ
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="ucch-doctor", description="Say what would go wrong, and what cures it.")
+    parser = argparse.ArgumentParser(
+        prog="ucch-doctor",
+        description="Say what would go wrong, and what cures it.",
+        epilog="ucch-doctor amd: try on an AMD GPU what only hardware can tell (ucch-doctor amd --help).",
+    )
     parser.add_argument("--version", action="version", version=f"ucch-doctor of ucc_hetero {__version__}")
     parser.add_argument("--job", action="store_true", help="all ranks of an MPI job; ucch-run … --check does this")
     parser.add_argument("--json", action="store_true", help="machine-readable")
@@ -83,7 +87,10 @@ def _job(options: argparse.Namespace) -> int:
 @ends_with_its_reader
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command line; the exit status is 0 when a job can run and 1 when it cannot."""
-    options = _parser().parse_args(arguments)
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    if words[:1] == ["amd"]:
+        return amd.main(words[1:])
+    options = _parser().parse_args(words)
     if options.job:
         return _job(options)
     return _show(checks.examine(_here()), options)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import re
+from collections.abc import Callable, Iterator, Mapping
 
 from ... import env as variables
-from ...machine.vendors import VENDORS
+from ...machine.vendors import VENDORS, seen
 from .facts import Facts
 from .findings import Finding, finding, ok
 
@@ -23,6 +24,10 @@ MIN_NOFILE = 4096
 #: Mbit/s from which the usual 1500 bytes per packet cost throughput.
 FAST = 10_000
 JUMBO = 4200
+#: Hardware queues with which the streams of messages that wait leave others free.
+MIN_QUEUES = 10
+#: Variables that make HIP wait on the host -> whether they do so when they are set, or when they are 0.
+_HOST_WAITS = {"AMD_DIRECT_DISPATCH": False, "ROC_CPU_WAIT_FOR_SIGNAL": True}
 
 
 def _gib(size: int) -> str:
@@ -325,7 +330,73 @@ def _transports(facts: Facts, words: set[str]) -> Iterator[Finding]:
         )
 
 
-CHECKS: tuple[Callable[[Facts], Iterator[Finding]], ...] = (mpi, libraries, gpus, network, rdma, host, settings)
+def _number(env: Mapping[str, str], name: str, otherwise: int) -> int:
+    """As HIP reads numbers: of what is none, 0."""
+    found = re.match(r"\s*[+-]?\d+", env.get(name, str(otherwise)))
+    return int(found[0]) if found else 0
+
+
+def amd(facts: Facts) -> Iterator[Finding]:
+    """HIP and its driver are not told what lets streams or copies wait for each other, or ends ranks."""
+    mine = [device for device in facts.usable if device.vendor == "amd"]
+    if not mine:
+        return
+    env = dict(facts.env)
+    waits = [name for name, bad in _HOST_WAITS.items() if name in env and (_number(env, name, 0) != 0) == bad]
+    if waits:
+        yield finding(
+            "amd-host-waits",
+            f"{' and '.join(f'{name}={env[name]}' for name in waits)}: HIP itself then waits on the host for what a "
+            "stream waits for, and with it the thread that gave the stream its work",
+            "unset it",
+        )
+    if len(seen("amd", mine, env)) > 1 and not _number(env, "HIP_ENABLE_DEFERRED_LOADING", 1):
+        yield finding(
+            "amd-early-kernels",
+            f"HIP_ENABLE_DEFERRED_LOADING={env['HIP_ENABLE_DEFERRED_LOADING']} with {len(seen('amd', mine, env))} "
+            "devices: a library without code for one of them ends the process while it is loaded (abort)",
+            "unset it, or give each rank one device (ucch-run does)",
+        )
+    if 0 < _number(env, "GPU_MAX_HW_QUEUES", 16) < MIN_QUEUES:
+        yield finding(
+            "amd-queues",
+            f"GPU_MAX_HW_QUEUES={env['GPU_MAX_HW_QUEUES']}: a stream that waits keeps others of its queue waiting",
+            "unset it (ucc_hetero sets 16)",
+        )
+    if len(mine) > 1 and not facts.xgmi and env.get("HSA_FORCE_FINE_GRAIN_PCIE", "1") != "1":
+        yield finding(
+            "amd-fine-grain",
+            "HSA_FORCE_FINE_GRAIN_PCIE is not 1 and the GPUs have no xGMI: they do not see what others write while "
+            "these still run, so that messages between them go by way of the host",
+            "unset it (ucc_hetero sets 1)",
+        )
+    yield from _dmabuf(facts, env)
+    if env.get("HSA_ENABLE_IPC_MODE_LEGACY") == "0":
+        yield finding(
+            "amd-ipc",
+            "HSA_ENABLE_IPC_MODE_LEGACY=0: processes share device memory by dmabuf, which was never tried with AMD",
+            "unset it, or see what ucch-doctor amd --only devices,ipc-dmabuf says",
+        )
+
+
+def _dmabuf(facts: Facts, env: Mapping[str, str]) -> Iterator[Finding]:
+    """UCX before 1.23 looks for the kernel's configuration in /boot alone, which containers do not have."""
+    version = tuple(int(part) for part in re.findall(r"\d+", facts.libraries.ucx)[:2])
+    if facts.kernel_config or version >= (1, 23) or int(facts.kernel.partition(".")[0]) < 6:
+        return
+    if env.get("UCX_ROCM_COPY_DMABUF", "try").lower() in ("y", "yes", "on", "1"):
+        text = "UCX_ROCM_COPY_DMABUF=y: UCX then does not know GPU memory at all"
+    else:
+        text = "network cards get GPU memory by way of the host"
+    yield finding(
+        "amd-dmabuf",
+        f"UCX {facts.libraries.ucx} does not find /boot/config-{facts.kernel}, by which it tells that the kernel has "
+        f"dmabuf; {text}",
+        "docker run --volume /boot:/boot:ro, and leave UCX_ROCM_COPY_DMABUF as ucc_hetero sets it (try)",
+    )
+
+
+CHECKS: tuple[Callable[[Facts], Iterator[Finding]], ...] = (mpi, libraries, gpus, network, rdma, host, settings, amd)
 
 
 def examine(facts: Facts) -> list[Finding]:

@@ -77,6 +77,10 @@ class Facts:
     #: Pairs of this host's GPUs that cannot read each other's memory.
     no_peers: tuple[tuple[int, int], ...]
     modules: tuple[str, ...]
+    #: Whether /boot has the configuration of the kernel that runs, by which UCX tells whether it has dmabuf.
+    kernel_config: bool
+    #: PCI addresses of AMD's GPUs that are linked by xGMI.
+    xgmi: tuple[str, ...]
     open_driver: bool
     iommu_translates: bool
     ports: tuple[Port, ...]
@@ -96,7 +100,7 @@ class Facts:
     wall: float
 
 
-_ENV = re.compile(r"^(UCCH_|UCCHB_|UCX_|UCC_|CUDA_|HIP_|ROCR_|NCCL_|OMPI_MCA_pml|WORLD_SIZE$)")
+_ENV = re.compile(r"^(UCCH_|UCCHB_|UCX_|UCC_|CUDA_|HIP_|HSA_|GPU_|AMD_|ROC|NCCL_|OMPI_MCA_pml|WORLD_SIZE$)")
 _MODULES = ("nvidia", "nvidia_peermem", "nv_peer_mem", "amdgpu", "xpmem", "knem")
 _ETHERNET_TYPE = "1"
 
@@ -255,6 +259,8 @@ def hardware(root: Path) -> dict[str, Any]:
         "drivers": tuple(_drivers(root)),
         "processor": _processor(root),
         "modules": tuple(name for name in _MODULES if (root / "sys/module" / name).exists()),
+        "kernel_config": (root / f"boot/config-{os.uname().release}").exists(),
+        "xgmi": tuple(each.pci for each in machine.accelerators if each.vendor == "amd" and each.fabric),
         "open_driver": "Open Kernel Module" in _read(root / "proc/driver/nvidia/version"),
         "iommu_translates": _iommu_translates(root),
         "ports": tuple(_ports(root)),

@@ -50,6 +50,12 @@ CODES = {
     "tls-no-wireup": "warning",
     "ucc-bridge": "warning",
     "cuda-lazy": "warning",
+    "amd-host-waits": "warning",
+    "amd-early-kernels": "warning",
+    "amd-queues": "warning",
+    "amd-fine-grain": "warning",
+    "amd-dmabuf": "warning",
+    "amd-ipc": "warning",
     # Between ranks
     "job-size": "error",
     "job-disagrees": "error",

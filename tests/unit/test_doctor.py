@@ -68,6 +68,7 @@ ANSWERS = {
     "cores": 16,
     "clock_synchronised": True,
     "denied": (),
+    "kernel_config": True,
 }
 
 
@@ -128,6 +129,32 @@ ONE_HOST: list[tuple[str, dict[str, Any]]] = [
     ("ucc-bridge", env(UCCHB_UCC_TLS="ucp,nccl")),
     ("cuda-lazy", env(CUDA_MODULE_LOADING="LAZY")),
 ]
+
+#: The same for a host of AMD's.
+AMD_HOST: list[tuple[str, dict[str, Any]]] = [
+    ("amd-host-waits", env(AMD_DIRECT_DISPATCH="0")),
+    ("amd-host-waits", env(ROC_CPU_WAIT_FOR_SIGNAL="1")),
+    ("amd-early-kernels", env(HIP_ENABLE_DEFERRED_LOADING="0")),
+    ("amd-early-kernels", env(HIP_ENABLE_DEFERRED_LOADING="no", HIP_VISIBLE_DEVICES="1,0")),
+    ("", env(HIP_ENABLE_DEFERRED_LOADING="00", HIP_VISIBLE_DEVICES="1")),
+    ("", env(AMD_DIRECT_DISPATCH="1", ROC_CPU_WAIT_FOR_SIGNAL="0", HIP_ENABLE_DEFERRED_LOADING="1")),
+    ("amd-queues", env(GPU_MAX_HW_QUEUES="4")),
+    ("", env(GPU_MAX_HW_QUEUES="16")),
+    ("amd-fine-grain", env(HSA_FORCE_FINE_GRAIN_PCIE="0")),
+    ("", env(HSA_FORCE_FINE_GRAIN_PCIE="0") | {"xgmi": ("0000:03:00.0",)}),
+    ("amd-dmabuf", {"kernel_config": False}),
+    ("amd-dmabuf", env(UCX_ROCM_COPY_DMABUF="y") | {"kernel_config": False}),
+    ("", lib(ucx="1.23.0") | {"kernel_config": False}),
+    ("amd-ipc", env(HSA_ENABLE_IPC_MODE_LEGACY="0")),
+]
+
+
+@pytest.mark.parametrize(("code", "changes"), AMD_HOST, ids=[f"{i}-{code}" for i, (code, _) in enumerate(AMD_HOST)])
+def test_facts_that_provoke_on_amd(tmp_path: Path, code: str, changes: dict[str, Any]) -> None:
+    assert codes(checks.examine(healthy(tmp_path / "a", amd_host, **changes))) == ({code} - {""})
+    on_nvidia = codes(checks.examine(healthy(tmp_path / "n", nvidia_host, **changes)))
+    assert not any(found.startswith("amd-") for found in on_nvidia)
+
 
 PORT = "sys/class/infiniband/mlx5_0/ports/1"
 
@@ -332,7 +359,7 @@ def test_every_pair_once(size: int) -> None:
 
 def test_every_finding_is_provoked() -> None:
     elsewhere = {"gpu-unusable", "bar-small", "net-missing", "run-failed", "run-wrong", "pair-slow"}
-    provoked = {code for code, _ in ONE_HOST} | {code for code, _ in ONE_RECORD} | set(JOB_CODES) | elsewhere
+    provoked = {code for rows in (ONE_HOST, AMD_HOST, ONE_RECORD) for code, _ in rows} | set(JOB_CODES) | elsewhere
     assert provoked - {""} == set(findings.CODES)
 
 

@@ -24,7 +24,7 @@ from ucc_hetero.device.sources import source
 from ucc_hetero.machine import vendors
 from ucc_hetero.native.libraries import ffi, lib, mapped, package_dirs
 
-__all__ = ["all_ready", "candidates", "ready", "target"]
+__all__ = ["all_ready", "candidates", "image", "ready", "target"]
 
 #: Seconds to wait for calls under way before a kernel is loaded.
 _PATIENCE = 1.0
@@ -133,6 +133,14 @@ class _Compiler:
             return self._read(_CODE[self._vendor], program[0])
         finally:
             self._call("DestroyProgram", program)
+
+
+def image(vendor: str, text: str, device: int) -> bytes:
+    """Machine code of a kernel's text; ``RuntimeError`` with what the compiler says, or that there is none."""
+    compiler = _compiler(vendor)
+    if compiler is None:
+        raise RuntimeError(f"no run-time compiler is found for {vendor}: tried {', '.join(candidates(vendor))}")
+    return compiler.compile(text, device)
 
 
 def target(vendor: str, device: int) -> list[str]:

@@ -1,0 +1,488 @@
+"""Questions about AMD devices, asked of HIP itself, one a process: ``python -m`` this module and a question's name.
+
+Each answers by one line of JSON and ends at once, without HIP's own way out, which may wait for what does not end.
+Whoever starts it sets a limit to its time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import mmap
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+
+from ...machine.vendors import devices
+from ...native.libraries import lib
+from ...types import DTYPES, OPS
+from .amd_hip import Hip, HipError, Word
+
+__all__ = ["MARK", "MODULE", "PROBES", "main"]
+
+MODULE = "ucc_hetero.launch.doctor.amd_probes"
+#: What the line with the answer begins with.
+MARK = "ucch-answer "
+
+YES, NO, ABSENT = "yes", "no", "absent"
+MIB = 1 << 20
+#: Streams of a process that may wait at a time: five each way for messages, and lanes of collectives.
+STREAMS = 10
+#: Seconds after which what holds streams is let go, to see whether a call had waited for it.
+HELD = 1.0
+
+Answer = dict[str, Any]
+
+
+def answer(verdict: str | bool, text: str, **data: Any) -> Answer:
+    said = verdict if isinstance(verdict, str) else YES if verdict else NO
+    return {"verdict": said, "text": text, **data}
+
+
+def _bytes(address: int, n: int) -> Any:
+    return np.ctypeslib.as_array((ctypes.c_uint8 * n).from_address(address))
+
+
+def _random(n: int) -> Any:
+    return np.random.default_rng().integers(0, 256, n, np.uint8)
+
+
+@contextlib.contextmanager
+def _held(hip: Hip, n: int = 1) -> Iterator[tuple[list[int], Word]]:
+    """Streams that wait, by kernels, until the word is 1; it is in the end, whatever happens."""
+    word = hip.word()
+    streams = [hip.stream() for _ in range(n)]
+    hip.kernel(lib.UCCH_AWAIT)
+    hip.kernel(lib.UCCH_POST)
+    try:
+        for stream in streams:
+            hip.on_word(lib.UCCH_AWAIT, stream, word.device, 1)
+        yield streams, word
+    finally:
+        word.value = 1
+
+
+# --- memory -----------------------------------------------------------------------------------------------------------
+
+
+def memory() -> Answer:
+    """HIP says of every kind of memory what the library takes it for."""
+    hip = Hip()
+    plain = np.zeros(MIB, np.uint8)
+    fresh = mmap.mmap(-1, MIB)
+    registered = ctypes.addressof(ctypes.c_char.from_buffer(fresh))
+    hip.register(registered, MIB)
+    freed = hip.alloc(4 * MIB)
+    hip.call("hipFree", ctypes.c_void_p(freed))
+    expected = {
+        "device": (hip.alloc(MIB), "device"),
+        "fine-grained": (hip.fine(MIB), "device"),
+        "pinned": (hip.pinned(MIB), "pinned"),
+        "registered": (registered, "pinned"),
+        "plain": (plain.ctypes.data, "unknown"),
+        "freed": (freed, "unknown"),
+    }
+    found = {name: hip.runtime.pointer(address).kind for name, (address, _) in expected.items()}
+    wrong = {name: kind for name, kind in found.items() if kind != expected[name][1]}
+    words = ", ".join(f"{name} memory is {kind}" for name, kind in wrong.items())
+    return answer(not wrong, words or f"all of {len(found)} kinds are what they should be", kinds=found)
+
+
+def _rate(hip: Hip, dst: int, src: int, n: int) -> float:
+    """GB/s of copies one after the other."""
+    stream, times = hip.stream(), 8
+    hip.copy(dst, src, n, stream)
+    if not hip.finishes(stream, 20):
+        raise HipError("a copy does not end")
+    start = time.perf_counter()
+    for _ in range(times):
+        hip.copy(dst, src, n, stream)
+    if not hip.finishes(stream, 20):
+        raise HipError("a copy does not end")
+    return times * n / (time.perf_counter() - start) / 1e9
+
+
+def copies() -> Answer:
+    """Copies carry what they should between all kinds of memory, and how fast."""
+    hip, n = Hip(), int(os.environ.get("PROBE_BYTES", 64 * MIB))
+    fresh = _pages(n)
+    host, back, one, other = hip.pinned(n), hip.pinned(n), hip.alloc(n), hip.fine(n)
+    data, stream = _random(n), hip.stream()
+    ctypes.memmove(host, data.ctypes.data, n)
+    for dst, src in ((one, host), (other, one), (back, other)):
+        hip.copy(dst, src, n, stream)
+    if not hip.finishes(stream, 20):
+        return answer(NO, "copies do not end")
+    right = bool((_bytes(back, n) == data).all())
+    ways = {"host to device": (one, host), "device to host": (back, one), "device": (other, one)}
+    if fresh is not None:
+        mapped = ctypes.addressof(ctypes.c_char.from_buffer(fresh))
+        hip.register(mapped, n)
+        ways |= {"shared pages to device": (one, mapped), "device to shared pages": (mapped, one)}
+    rates = {name: round(_rate(hip, dst, src, n), 2) for name, (dst, src) in ways.items()}
+    words = ", ".join(f"{name} {rate:g} GB/s" for name, rate in rates.items())
+    return answer(right, words if right else f"the data is wrong; {words}", rates=rates)
+
+
+def _pages(n: int) -> mmap.mmap | None:
+    """Pages that processes can share, as windows are; None where they would take too much of the host."""
+    if n > os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 8:
+        return None
+    file = os.memfd_create("ucch-probe")
+    os.ftruncate(file, n)
+    return mmap.mmap(file, n)
+
+
+def peers() -> Answer:
+    """Copies between two devices carry what they should, and how fast."""
+    hip, n = Hip(), int(os.environ.get("PROBE_BYTES", 64 * MIB))
+    if hip.runtime.count() < 2:
+        return answer(ABSENT, "there is one device")
+    data, host, back, near = _random(n), hip.pinned(n), hip.pinned(n), hip.alloc(n)
+    hip.use(1)
+    far = hip.alloc(n)
+    hip.use(0)
+    ctypes.memmove(host, data.ctypes.data, n)
+    stream = hip.stream()
+    for dst, src in ((near, host), (far, near), (back, far)):
+        hip.copy(dst, src, n, stream)
+    if not hip.finishes(stream, 20):
+        return answer(NO, "copies do not end")
+    right = bool((_bytes(back, n) == data).all())
+    rate = _rate(hip, far, near, n)
+    return answer(right, f"{rate:.1f} GB/s" if right else "the data is wrong", rates={"device to device": rate})
+
+
+# --- kernels and waits ------------------------------------------------------------------------------------------------
+
+
+def compiler() -> Answer:
+    """HipRTC compiles the kernels, and the device runs them: a sum, a wait and a post."""
+    hip, n = Hip(), 4096
+    start = time.perf_counter()
+    kernel = hip.load(hip.compiled(lib.UCCH_COMBINE, OPS["SUM"].code, DTYPES["float32"].code))
+    seconds = time.perf_counter() - start
+    whole = lib.UCCH_WHOLE, OPS["SUM"].code, DTYPES["float32"].code
+    for case in ((lib.UCCH_AWAIT,), (lib.UCCH_POST,), (lib.UCCH_CARRY,), whole):
+        hip.load(hip.compiled(*case))
+    a, b = (np.random.default_rng().standard_normal(n).astype(np.float32) for _ in range(2))
+    host, stream = hip.pinned(2 * a.nbytes), hip.stream()
+    one, other = hip.alloc(a.nbytes), hip.alloc(a.nbytes)
+    for at, array, place in ((host, a, one), (host + a.nbytes, b, other)):
+        ctypes.memmove(at, array.ctypes.data, a.nbytes)
+        hip.copy(place, at, a.nbytes, stream)
+    where = (ctypes.c_void_p(one), ctypes.c_void_p(other), ctypes.c_ulonglong(n), ctypes.c_double(0))
+    hip.launch(kernel, stream, *where, blocks=16, threads=256)
+    hip.copy(host, other, a.nbytes, stream)
+    if not hip.finishes(stream, 20):
+        return answer(NO, "the kernel does not end")
+    right = bool((_bytes(host, a.nbytes).view(np.float32) == a + b).all())
+    return answer(right, f"{seconds:.2f} s for one kernel" if right else "the sum is wrong", seconds=seconds)
+
+
+def _median_us(act: Callable[[int], bool], rounds: int = 50) -> float | None:
+    """Microseconds of one round; None where one does not end."""
+    times = []
+    for i in range(1, rounds + 1):
+        start = time.perf_counter()
+        if not act(i):
+            return None
+        times.append(time.perf_counter() - start)
+    return round(float(np.median(times)) * 1e6, 1)
+
+
+def kernel_waits() -> Answer:
+    """A kernel sees a word that the host writes, and the host one that a kernel writes, while both run."""
+    hip = Hip()
+    stream, there, back = hip.stream(), hip.word(), hip.word()
+    hip.kernel(lib.UCCH_AWAIT)
+    hip.kernel(lib.UCCH_POST)
+
+    def turn(i: int) -> bool:
+        hip.on_word(lib.UCCH_AWAIT, stream, there.device, i)
+        hip.on_word(lib.UCCH_POST, stream, back.device, i)
+        early = back.reaches(i, 0.0002)
+        there.value = i
+        return not early and back.reaches(i)
+
+    us = _median_us(turn)
+    there.value = 1 << 20
+    return answer(us is not None, f"{us} us a turn" if us else "a word is not seen", us=us)
+
+
+def stream_waits() -> Answer:
+    """A stream waits for signal memory that the host writes, and writes such memory itself."""
+    hip = Hip()
+    stream, there, back = hip.stream(), hip.signal(), hip.signal()
+
+    def turn(i: int) -> bool:
+        hip.wait_value(stream, there, i)
+        hip.write_value(stream, back, i)
+        early = back.reaches(i, 0.0002)
+        there.value = i
+        return not early and back.reaches(i)
+
+    us = _median_us(turn)
+    there.value = 1 << 20
+    return answer(us is not None, f"{us} us a turn" if us else "a word is not seen, or not waited for", us=us)
+
+
+def queues() -> Answer:
+    """So many streams can wait while another one still gets through."""
+    hip, most = Hip(), 0
+    for n in (1, 2, 3, 4, 6, 8, 10, 12, 16, 24):
+        with _held(hip, n) as (streams, _):
+            post, free = hip.word(), hip.stream()
+            hip.on_word(lib.UCCH_POST, free, post.device, 1)
+            through = post.reaches(1)
+        if not all(hip.finishes(stream) for stream in streams):
+            return answer(NO, f"{n} streams are let go and do not go on", most=most)
+        if not through:
+            break
+        most = n
+    enough = most >= STREAMS
+    words = f"{most} streams can wait beside one that runs (GPU_MAX_HW_QUEUES={os.environ.get('GPU_MAX_HW_QUEUES')})"
+    return answer(enough, words if enough else f"{words}: messages may need {STREAMS}", most=most)
+
+
+def engines() -> Answer:
+    """A copy behind a stream's wait keeps no other stream's copies from being made."""
+    hip, through = Hip(), {}
+    device, host = hip.alloc(2 * MIB), hip.pinned(2 * MIB)
+    for name, dst, src in (("to the host", host, device), ("to the device", device, host)):
+        with _held(hip) as (streams, _):
+            hip.copy(dst, src, MIB, streams[0])
+            free = hip.stream()
+            hip.copy(dst + MIB, src + MIB, MIB, free)
+            through[name] = hip.finishes(free)
+    stopped = [name for name, passed in through.items() if not passed]
+    words = f"copies {' and '.join(stopped)} stop behind one that waits" if stopped else "copies pass one that waits"
+    return answer(not stopped, words, through=through)
+
+
+def calls() -> Answer:
+    """No call that is made while a stream waits waits for that stream."""
+    hip, seconds = Hip(), {}
+    code = hip.compiled(lib.UCCH_COMBINE, OPS["SUM"].code, DTYPES["float32"].code)
+    region = mmap.mmap(-1, MIB)
+    spare, pinned, extra = hip.alloc(MIB), hip.pinned(MIB), hip.stream()
+    asked: dict[str, Callable[[], object]] = {
+        "allocating device memory": lambda: hip.alloc(4 * MIB),
+        "pinning memory": lambda: hip.pinned(4 * MIB),
+        "registering memory": lambda: hip.register(ctypes.addressof(ctypes.c_char.from_buffer(region)), MIB),
+        "making a stream": hip.stream,
+        "loading a kernel": lambda: hip.load(code),
+        "destroying a stream": lambda: hip.call("hipStreamDestroy", ctypes.c_void_p(extra)),
+        "freeing pinned memory": lambda: hip.call("hipHostFree", ctypes.c_void_p(pinned)),
+        "freeing device memory": lambda: hip.call("hipFree", ctypes.c_void_p(spare)),
+    }
+    for name, act in asked.items():
+        with _held(hip) as (_, word):
+            later = threading.Timer(HELD, lambda word=word: setattr(word, "value", 1))
+            later.start()
+            start = time.perf_counter()
+            act()
+            seconds[name] = round(time.perf_counter() - start, 4)
+            later.cancel()
+    waited = [name for name, took in seconds.items() if took > HELD / 2]
+    frees = {"freeing pinned memory", "freeing device memory"}
+    words = f"{', '.join(waited)} waits for held streams" if waited else "none waits for held streams"
+    return answer(not set(waited) - frees, words, seconds=seconds)
+
+
+def depth() -> Answer:
+    """Work can be given to a stream that waits: a thousand kernels."""
+    hip, wanted = Hip(), 1000
+    with _held(hip) as (streams, word):
+        post, given = hip.word(), 0
+        later = threading.Timer(4 * HELD, lambda: setattr(word, "value", 1))
+        later.start()
+        while given < wanted and not word.value:
+            given += 1
+            hip.on_word(lib.UCCH_POST, streams[0], post.device, given)
+        full = bool(word.value)
+        later.cancel()
+    went_on = post.reaches(given, 10)
+    words = f"after {given} kernels a launch waits" if full else f"{given} kernels are given without waiting"
+    return answer(not full and went_on, words if went_on else f"{words}; they do not run", given=given)
+
+
+# --- several processes ------------------------------------------------------------------------------------------------
+
+ROUNDS = 100
+SHARED = 4 * MIB
+
+
+class _Lines:
+    """Lines of JSON to and from another process of this program."""
+
+    def __init__(self, into: Any, out_of: Any) -> None:
+        self._into, self._out_of = into, out_of
+
+    def put(self, what: Any) -> None:
+        self._into.write(json.dumps(what) + "\n")
+        self._into.flush()
+
+    def get(self) -> Any:
+        line = self._out_of.readline()
+        if not line:
+            raise HipError("the other process has ended")
+        return json.loads(line)
+
+
+def shared_memory() -> Answer:
+    """Another process opens fine-grained memory, and its kernels and copies see at once what is written there."""
+    alone = os.environ.get("PROBE_ALONE") == "1"
+    boards = 1 if alone else Hip().runtime.count()
+    env = dict(os.environ)
+    if alone:
+        words = (os.environ.get("HIP_VISIBLE_DEVICES") or ",".join(map(str, range(len(devices()) or 1)))).split(",")
+        os.environ["HIP_VISIBLE_DEVICES"], env["HIP_VISIBLE_DEVICES"] = words[0], words[-1]
+    command = [sys.executable, "-m", MODULE, "peer", str(min(boards, 2) - 1)]
+    with subprocess.Popen(command, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as peer:
+        try:
+            return _owner(Hip(), _Lines(peer.stdin, peer.stdout))
+        finally:
+            peer.kill()
+
+
+def _owner(hip: Hip, peer: _Lines) -> Answer:
+    """Write a pattern and then the word that tells of it, again and again; the peer says what it found."""
+    memory, host = hip.fine(SHARED), hip.pinned(SHARED)
+    word = memory + SHARED - 4096
+    stream, stale = hip.stream(), 0
+    hip.kernel(lib.UCCH_POST)
+    ctypes.memset(host, 0, SHARED)
+    hip.copy(memory, host, SHARED, stream)
+    hip.finishes(stream)
+    peer.put(list(hip.share(memory)))
+    opened = peer.get()
+    if not opened["ok"]:
+        return answer(NO, f"memory cannot be opened: {opened['why']}")
+    for turn in range(1, ROUNDS + 1):
+        data = _random(MIB)
+        ctypes.memmove(host, data.ctypes.data, MIB)
+        hip.copy(memory, host, MIB, stream)
+        hip.on_word(lib.UCCH_POST, stream, word, turn)
+        if not hip.finishes(stream, 5):
+            return answer(NO, f"round {turn}: the owner's stream stops")
+        found = peer.get()
+        if found is None:
+            return answer(NO, f"round {turn}: the other process's kernel does not see the word", rounds=turn)
+        stale += found != int(data.astype(np.uint64).sum())
+    words = f"{ROUNDS} rounds on {'two devices' if opened['device'] else 'one device'}"
+    return answer(not stale, f"{stale} of {words} read old data" if stale else words, stale=stale)
+
+
+def peer_of_shared_memory(device: int) -> None:
+    """The other side: wait for each word by a kernel, copy what it tells of, say the sum of its bytes."""
+    owner = _Lines(sys.stdout, sys.stdin)
+    hip = Hip(device)
+    handle = bytes(owner.get())
+    try:
+        memory = hip.open_shared(handle)
+        hip.kernel(lib.UCCH_AWAIT)
+    except (HipError, RuntimeError) as error:
+        return owner.put({"ok": False, "why": str(error)})
+    owner.put({"ok": True, "device": device})
+    host, stream = hip.pinned(MIB), hip.stream()
+    for turn in range(1, ROUNDS + 1):
+        hip.on_word(lib.UCCH_AWAIT, stream, memory + SHARED - 4096, turn)
+        hip.copy(host, memory, MIB, stream)
+        if not hip.finishes(stream, 5):
+            return owner.put(None)
+        owner.put(int(_bytes(host, MIB).astype(np.uint64).sum()))
+
+
+# --- RCCL -------------------------------------------------------------------------------------------------------------
+
+
+def _rccl() -> Any:
+    for name in ("librccl.so.1", "librccl.so", "/opt/rocm/lib/librccl.so.1"):
+        with contextlib.suppress(OSError):
+            return ctypes.CDLL(name)
+    return None
+
+
+def rccl() -> Answer:
+    """RCCL sums on all devices of this process."""
+    hip, n = Hip(), 1 << 20
+    library = _rccl()
+    if library is None:
+        return answer(ABSENT, "librccl is not found: collectives inside an island do without it")
+    version, count = ctypes.c_int(), min(hip.runtime.count(), 8)
+    library.ncclGetVersion(ctypes.byref(version))
+    comms = (ctypes.c_void_p * count)()
+    status = library.ncclCommInitAll(comms, count, (ctypes.c_int * count)(*range(count)))
+    if status:
+        return answer(NO, f"ncclCommInitAll says {status}", version=version.value)
+    host, values, buffers, streams = hip.pinned(4 * n), [], [], []
+    view = _bytes(host, 4 * n).view(np.float32)
+    for device in range(count):
+        hip.use(device)
+        data = np.random.default_rng().integers(0, 100, n).astype(np.float32)
+        buffers.append(hip.alloc(4 * n))
+        streams.append(hip.stream())
+        values.append(data)
+        ctypes.memmove(host, data.ctypes.data, data.nbytes)
+        hip.copy(buffers[-1], host, 4 * n, streams[-1])
+        hip.finishes(streams[-1], 10)
+    start = time.perf_counter()
+    library.ncclGroupStart()
+    for comm, buffer, stream in zip(comms, buffers, streams, strict=True):
+        at, where = ctypes.c_void_p(buffer), ctypes.c_void_p(stream)
+        library.ncclAllReduce(at, at, ctypes.c_size_t(n), 7, 0, ctypes.c_void_p(comm), where)  # float32, sum
+    library.ncclGroupEnd()
+    for device, (buffer, stream) in enumerate(zip(buffers, streams, strict=True)):
+        hip.use(device)
+        hip.copy(host, buffer, 4 * n, stream)
+        if not hip.finishes(stream, 20):
+            return answer(NO, "its allreduce does not end", version=version.value)
+        if not (view == sum(values)).all():
+            return answer(NO, f"wrong numbers on device {device}", version=version.value)
+    took = time.perf_counter() - start
+    return answer(YES, f"RCCL {version.value}: {count} device(s), {took * 1e3:.1f} ms for 4 MiB", version=version.value)
+
+
+def found() -> Answer:
+    """The runtime and its devices."""
+    hip = Hip()
+    here = {device.pci.partition(".")[0]: device.arch for device in devices()}
+    buses = [hip.runtime.bus(i) for i in range(hip.runtime.count())]
+    named = [f"{bus} {here.get(bus.partition('.')[0], '')}".strip() for bus in buses]
+    words = f"HIP {hip.runtime.version()} from {hip.runtime.path}: {', '.join(named)}"
+    return answer(YES, words, version=hip.runtime.version(), path=hip.runtime.path, devices=named)
+
+
+PROBES: dict[str, Callable[[], Answer]] = {
+    each.__name__: each
+    for each in (
+        found, memory, copies, peers, compiler, kernel_waits, stream_waits, queues, engines, calls, depth,
+        shared_memory, rccl,
+    )
+}  # fmt: skip
+
+
+def main(arguments: list[str]) -> None:
+    """Answer one question and end."""
+    try:
+        if arguments[0] == "peer":
+            peer_of_shared_memory(int(arguments[1]))
+            os._exit(0)
+        result = PROBES[arguments[0]]()
+    except Exception as error:  # whatever it is, it is the answer
+        kind = "" if isinstance(error, HipError) else f"{type(error).__name__}: "
+        result = answer(NO, f"{kind}{error}")
+    print(MARK + json.dumps(result), flush=True)
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

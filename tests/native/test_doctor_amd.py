@@ -1,0 +1,139 @@
+"""``ucch-doctor amd`` on a fake HIP: healthy, unhealthy in several ways, hanging, dying, and without any device."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ucc_hetero.launch.doctor import amd, amd_probes
+
+#: Seconds for what a busy machine of two cores may take for one of the tests.
+ROOM = 240
+
+WORDS = ("--only", "copies,rccl,job", "--job", "true", "--output", "r")
+
+#: Of a process of the doctor's: what no test runs sees.
+MINE = "UCCH_TEST_DOCTOR"
+
+
+def environ_of(fakegpu: Mapping[str, Path], **more: str) -> dict[str, str]:
+    path = str(fakegpu["amd"])
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("UCCH_", "HIP_", "FAKEGPU_"))}
+    mine = {"UCCH_HIP_LIB": path, "UCCH_RTC_LIB": path, "UCCH_CUDA_LIB": "none", "PROBE_BYTES": str(1 << 20)}
+    return {**kept, **mine, "FAKEGPU_DEVICES": "2", "FAKEGPU_DELAY_US": "50", "FAKEGPU_XGMI": "1", **more}
+
+
+def answers(fakegpu: Mapping[str, Path], names: str, **more: str) -> dict[str, dict[str, Any]]:
+    environ = environ_of(fakegpu, **more)
+    return {each.name: amd.ask(each, environ) for each in amd.QUESTIONS if each.name in names.split()}
+
+
+HEALTHY = "devices copies peers compiler kernel-waits stream-waits queues ipc"
+
+
+def test_healthy(fakegpu: dict[str, Path]) -> None:
+    """Every answer is one of this very run: what it measured is there."""
+    found = answers(fakegpu, HEALTHY, GPU_MAX_HW_QUEUES="16", FAKEGPU_CONNECTIONS="0")
+    assert {name: each["verdict"] for name, each in found.items()} == dict.fromkeys(HEALTHY.split(), "yes"), found
+    assert found["devices"]["data"]["devices"] == ["0000:01:00.0", "0000:02:00.0"]
+    assert all(rate > 0 for rate in found["copies"]["data"]["rates"].values())
+    assert found["queues"]["data"]["most"] == 24 and found["kernel-waits"]["data"]["us"] > 0
+    assert all(each["took"] > 0 for each in found.values())
+
+
+#: What is wrong with a device -> the questions that tell, and a word of the answer.
+UNHEALTHY: list[tuple[dict[str, str], dict[str, str]]] = [
+    ({"FAKEGPU_NO_FLAGS": "1"}, {"stream-waits": "801"}),
+    ({"FAKEGPU_NO_PEERS": "1"}, {"ipc": "cannot be opened"}),
+    ({"UCCH_RTC_LIB": "none"}, {"compiler": "no run-time compiler", "kernel-waits": "no run-time compiler"}),
+    ({"FAKEGPU_CONNECTIONS": "4"}, {"queues": "3 streams"}),
+    ({"FAKEGPU_DEVICES": "0"}, {"devices": "(100)"}),
+]
+
+
+@pytest.mark.parametrize(("wrong", "told"), UNHEALTHY, ids=["-".join(told) for _, told in UNHEALTHY])
+def test_unhealthy(fakegpu: dict[str, Path], wrong: dict[str, str], told: dict[str, str]) -> None:
+    found = answers(fakegpu, " ".join(told), **wrong)
+    assert {name: each["verdict"] for name, each in found.items()} == dict.fromkeys(told, "no")
+    for name, word in told.items():
+        assert word in found[name]["text"]
+
+
+def processes(mark: str) -> list[str]:
+    """Processes with the mark in their environment."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        try:
+            if entry.name.isdigit() and mark.encode() in (entry / "environ").read_bytes():
+                found.append(entry.name)
+        except OSError:
+            continue
+    return found
+
+
+def test_hangs_leave_nothing(fakegpu: dict[str, Path], tmp_path: Path) -> None:
+    """A question that does not end is answered by that, and its processes are gone."""
+    mark = f"{MINE}={tmp_path}"
+    environ = environ_of(fakegpu, FAKEGPU_DELAY_US="100000000", **{MINE: str(tmp_path)})
+    question = next(each for each in amd.QUESTIONS if each.name == "copies")
+    found = amd.ask(question, environ, limit=4)
+    assert found["verdict"] == "hung" and "no answer in 4 s" in found["text"]
+    until = time.monotonic() + 20
+    while processes(mark) and time.monotonic() < until:
+        time.sleep(0.05)
+    assert processes(mark) == []
+
+
+def run(environ: Mapping[str, str], folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "ucc_hetero.launch.doctor", "amd", *words]
+    return subprocess.run(command, env=environ, cwd=folder, capture_output=True, text=True, timeout=ROOM, check=False)
+
+
+def test_a_report(fakegpu: dict[str, Path], tmp_path: Path) -> None:
+    done = run(
+        environ_of(fakegpu, HSA_XNACK="1"), tmp_path, "--only", "copies,rccl,job", "--job", "true", "--output", "r"
+    )
+    text, report = (tmp_path / "r.txt").read_text(), json.loads((tmp_path / "r.json").read_text())
+    assert [each["question"] for each in report["answers"]] == ["devices", "copies", "rccl", "job"]
+    verdicts = [each["verdict"] for each in report["answers"]]
+    assert verdicts == ["yes", "yes", "absent", "died"] and done.returncode == 1, done.stdout + done.stderr
+    assert "GB/s" in text and "HSA_XNACK=1" in text and "Please send r.txt and r.json" in done.stdout
+    assert report["about"]["env"]["HSA_XNACK"] == "1" and {"code", "level"} <= report["about"]["findings"][0].keys()
+    assert os.uname().nodename not in text.replace(os.uname().release, "")
+
+
+def test_no_device(tmp_path: Path) -> None:
+    done = run({**os.environ, "UCCH_HIP_LIB": "none", "UCCH_CUDA_LIB": "none"}, tmp_path)
+    assert done.returncode == 1 and "No AMD GPU can be asked" in done.stdout and not list(tmp_path.iterdir())
+
+
+def test_a_runtime_that_ends_the_process(tmp_path: Path) -> None:
+    """As HIP does with kernels that have no code for a device, while a library is loaded."""
+    source, library = tmp_path / "dies.c", tmp_path / "dies.so"
+    source.write_text("#include <stdlib.h>\n__attribute__((constructor)) static void load(void) { abort(); }\n")
+    subprocess.run(["cc", "-shared", "-fPIC", str(source), "-o", str(library)], check=True, timeout=ROOM)
+    found = amd.ask(amd.QUESTIONS[0], {**os.environ, "UCCH_HIP_LIB": str(library), "UCCH_CUDA_LIB": "none"})
+    assert found["verdict"] == "died" and "signal 6" in found["text"]
+
+
+def test_questions_are_those_that_can_be_asked() -> None:
+    assert {each.probe for each in amd.QUESTIONS} == set(amd_probes.PROBES)
+    names = [each.name for each in amd.QUESTIONS]
+    assert len(set(names)) == len(names)
+    with pytest.raises(SystemExit):
+        amd.main(["--only", "quenes"])
+
+
+def test_commands_of_jobs() -> None:
+    options = argparse.Namespace(job=["mpirun -np 2 --host 'a,b'"])
+    assert amd.jobs(options, 1) == [["mpirun", "-np", "2", "--host", "a,b"]]
+    assert amd.jobs(argparse.Namespace(job=None), 1) == []
