@@ -258,6 +258,19 @@ def test_both_sides_of_a_message(library: ctypes.CDLL, nbytes: int, slice_: int,
     assert not unused.any()
 
 
+@pytest.mark.parametrize("arch, blocks", [(750, 2), (800, 4), (860, 3), (890, 3), (1000, 4), (1200, 3)])
+def test_blocks_that_run_at_a_time(arch: int, blocks: int) -> None:
+    """Kernels that wait leave room for as many blocks of 512 threads as such a device has threads for."""
+    if not shutil.which("c++"):
+        pytest.skip("needs a C++ compiler, to preprocess")
+    for case in (*WHOLES, *CARRIES):
+        words = ["c++", "-x", "c++", "-E", "-P", f"-D__CUDA_ARCH__={arch}", "-"]
+        done = subprocess.run(
+            words, input=sources.source(*case), capture_output=True, text=True, check=True, timeout=60
+        )
+        assert f"__global__ __launch_bounds__(512, {blocks}) void ucch(" in done.stdout
+
+
 def test_source_is_in_the_repository_only_once() -> None:
     text = Path(sources.__file__).read_text()
     assert text.count('extern "C" __global__') == 4  # elements one by one; a word; one side of a message; all of a call
