@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 
+from ...device import hip as runtime
 from ...machine.vendors import devices
 from ...native.libraries import lib
 from ...types import DTYPES, OPS
@@ -405,7 +406,9 @@ def peer_of_shared_memory(device: int) -> None:
 
 
 def _rccl() -> Any:
-    for name in ("librccl.so.1", "librccl.so", "/opt/rocm/lib/librccl.so.1"):
+    """Beside HIP, or where the loader looks."""
+    beside = [str(path) for folder in runtime.folders() for path in sorted(folder.glob("librccl.so*"))]
+    for name in (*beside, "librccl.so.1", "librccl.so"):
         with contextlib.suppress(OSError):
             return ctypes.CDLL(name)
     return None

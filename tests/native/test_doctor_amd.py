@@ -68,6 +68,19 @@ def test_unhealthy(fakegpu: dict[str, Path], wrong: dict[str, str], told: dict[s
         assert word in found[name]["text"]
 
 
+@pytest.mark.parametrize(("more", "verdict"), [({}, "yes"), ({"FAKERCCL_WRONG": "1"}, "no")])
+def test_rccl(fakegpu: dict[str, Path], tmp_path: Path, more: dict[str, str], verdict: str) -> None:
+    """It is looked for beside HIP, and its sums are compared."""
+    folder = tmp_path / "lib"
+    folder.mkdir()
+    source = Path(__file__).parents[1] / "fakegpu" / "rccl.c"
+    command = ["cc", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC", str(source), "-o", str(folder / "librccl.so.1")]
+    subprocess.run(command, check=True, timeout=ROOM)
+    found = answers(fakegpu, "rccl", ROCM_PATH=str(tmp_path), **more)["rccl"]
+    assert found["verdict"] == verdict and found["data"]["version"] == 22105
+    assert "2 device(s)" in found["text"] or "wrong numbers on device 0" in found["text"]
+
+
 def processes(mark: str) -> list[str]:
     """Processes with the mark in their environment."""
     found = []
