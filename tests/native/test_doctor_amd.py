@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shlex
 import subprocess
 import sys
 import time
@@ -19,7 +20,13 @@ from ucc_hetero.launch.doctor import amd, amd_probes
 #: Seconds for what a busy machine of two cores may take for one of the tests.
 ROOM = 240
 
-WORDS = ("--only", "copies,rccl,job", "--job", "true", "--output", "r")
+#: Containers run as root and have few cores.
+RANKS = {
+    "OMPI_ALLOW_RUN_AS_ROOT": "1",
+    "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+    "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
+}
+WORDS = ("--only", "copies,rccl,job", "--output", "r")
 
 #: Of a process of the doctor's: what no test runs sees.
 MINE = "UCCH_TEST_DOCTOR"
@@ -112,13 +119,17 @@ def run(environ: Mapping[str, str], folder: Path, *words: str) -> subprocess.Com
 
 
 def test_a_report(fakegpu: dict[str, Path], tmp_path: Path) -> None:
-    done = run(
-        environ_of(fakegpu, HSA_XNACK="1"), tmp_path, "--only", "copies,rccl,job", "--job", "true", "--output", "r"
-    )
+    """What was asked, on one process and on ranks of a job; one that cannot start is an answer, too."""
+    mpirun = Path(sys.executable).with_name("mpirun")
+    if not mpirun.exists():
+        pytest.skip("no mpirun beside this Python: install the extra 'mpi'")
+    environ = environ_of(fakegpu, HSA_XNACK="1", **RANKS)
+    done = run(environ, tmp_path, *WORDS, "--job", shlex.join([str(mpirun), "-n", "2"]), "--job", "false")
     text, report = (tmp_path / "r.txt").read_text(), json.loads((tmp_path / "r.json").read_text())
-    assert [each["question"] for each in report["answers"]] == ["devices", "copies", "rccl", "job"]
+    assert [each["question"] for each in report["answers"]] == ["devices", "copies", "rccl", "job", "job"]
     verdicts = [each["verdict"] for each in report["answers"]]
-    assert verdicts == ["yes", "yes", "absent", "died"] and done.returncode == 1, done.stdout + done.stderr
+    assert verdicts == ["yes", "yes", "absent", "yes", "died"] and done.returncode == 1, done.stdout + done.stderr
+    assert "on 2 ranks" in report["answers"][3]["text"] and "<- the library relies on it" in text.splitlines()[-1]
     assert "GB/s" in text and "HSA_XNACK=1" in text and "Please send r.txt and r.json" in done.stdout
     assert report["about"]["env"]["HSA_XNACK"] == "1" and {"code", "level"} <= report["about"]["findings"][0].keys()
     assert os.uname().nodename not in text.replace(os.uname().release, "")
