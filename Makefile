@@ -19,7 +19,7 @@ export OMPI_MCA_rmaps_base_oversubscribe ?= 1
 # Several ranks per core: threads inside numpy would only get in each other's way.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help demo test venv ranks beside lint types unit exhaustive sanitize docs clean
+.PHONY: help demo test venv ranks beside lint types unit exhaustive suites sanitize docs clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -70,6 +70,10 @@ exhaustive: venv
 # The engine's tests and those of all calls on host memory under gcc's AddressSanitizer and UndefinedBehaviorSanitizer.
 sanitize: venv
 	$(PY) tests/sanitize/run.py
+
+# Other projects' test suites against ours; each program says what failed unexpectedly, and all run.
+suites: venv
+	@status=0; for suite in tests/suites/*_suite.py; do $(PY) $$suite || status=1; done; exit $$status
 
 docs: venv
 	@$(PY) -m pip install --quiet --disable-pip-version-check --editable '.[docs]'

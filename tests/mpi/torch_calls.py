@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 from datetime import timedelta
@@ -102,6 +103,27 @@ def groups() -> None:
 
 
 @case
+def messages_after_many_groups() -> None:
+    many = [dist.new_group() for _ in range(16)]
+    for group in many:
+        t = torch.ones(8)
+        dist.all_reduce(t, group=group)
+        same(t, torch.full((8,), float(N)))
+    peer, into = R ^ 1, torch.empty(2)
+    for k in range(200):
+        out = torch.tensor([R, k], dtype=into.dtype)
+        both = [dist.P2POp(dist.isend, out, peer), dist.P2POp(dist.irecv, into, peer)]
+        for work in dist.batch_isend_irecv(both):
+            work.wait()
+        same(into, torch.tensor([peer, k], dtype=into.dtype))
+    for group in many[::2] + many[::-2]:
+        dist.destroy_process_group(group)
+    long = data(R, (300_001,))
+    dist.all_reduce(long)
+    same(long, sum(data(r, (300_001,)) for r in range(N)))
+
+
+@case
 def sparse() -> None:
     mine = torch.sparse_coo_tensor([[R, N]], [1.0, float(R)], (N + 1,))
     dist.all_reduce(mine)
@@ -189,6 +211,21 @@ def waiting_has_a_limit() -> None:
 
 
 @case
+def monitored_barrier() -> None:
+    group = dist.new_group()
+    group.monitored_barrier(timedelta(seconds=60))
+    if R != 1:
+        try:
+            group.monitored_barrier(timedelta(seconds=0.5), wait_all_ranks=True)
+        except RuntimeError as error:
+            want = r"Ranks? 1\b.* failed to pass monitoredBarrier" if R == 0 else f"Rank {R} successfully reached"
+            assert re.search(want, str(error)), error
+        else:
+            raise AssertionError("rank 1 was not there")
+    dist.barrier(group=group)
+
+
+@case
 def failures() -> None:
     group = dist.new_group(list(range(N)), timeout=timedelta(seconds=1))
     for _ in range(2):
@@ -199,7 +236,8 @@ def failures() -> None:
             try:
                 each.wait()
             except RuntimeError as error:
-                assert "imeout" in str(error) and "allreduce" in str(error), error
+                # Scripts, and torch's own tests, look for the words with the spaces.
+                assert " Timed out " in str(error) and "allreduce" in str(error), error
             else:
                 raise AssertionError("nobody else was there")
         try:

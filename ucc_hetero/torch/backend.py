@@ -82,7 +82,7 @@ def create(opts: Any, backend_options: Any = None) -> ProcessGroupUCCH:
         # After Communicator has imported MPI and registered its own end: exit functions run in reverse order.
         atexit.unregister(_at_exit)
         atexit.register(_at_exit)
-    group = ProcessGroupUCCH(comm, opts.group_id, opts.timeout)
+    group = ProcessGroupUCCH(comm, opts.group_id, opts.timeout, opts.store)
     _groups.append(group)
     log.log("torch").info("group %s: rank %d of %d", opts.group_id, comm.rank, comm.size)
     return group

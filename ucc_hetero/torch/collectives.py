@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import accumulate
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 
@@ -16,6 +16,9 @@ from .uncompiled import uncompiled
 from .work import Work
 
 __all__ = ["Collectives", "Messages"]
+
+#: A flat tensor and how many of its elements are each rank's.
+_Shares: TypeAlias = tuple[Any, list[int]]
 
 _SUM = torch.distributed.ReduceOp.RedOpType.SUM
 
@@ -76,7 +79,9 @@ class Collectives(Posting):
     def allreduce_coalesced(self, tensors: Sequence[Any], opts: Any = None) -> Work:
         """Reduce several tensors over all ranks, in place."""
         how = _reduction(opts)
-        return self.together([self._allreduce(tensor, how, opts) for tensor in tensors])
+        return self.together(
+            (self._allreduce(tensor, how, opts) for tensor in tensors), "allreduce_coalesced_", tensors
+        )
 
     def broadcast(self, tensors: Any, opts: Any = None, root: int | None = None) -> Work:
         """Send the root's tensor to all ranks."""
@@ -120,12 +125,15 @@ class Collectives(Posting):
         if not input.numel():
             return self.done([output])
         target, finish = room(output)
-        return self._gather_into(target, input, opts, [output], finish)
+        return self._gather_into(target, input, opts, [output], finish, "_allgather_base_")
 
-    def _gather_into(self, flat: Any, tensor: Any, opts: Any, outputs: Sequence[Any], finish: Finish) -> Work:
+    def _gather_into(
+        self, flat: Any, tensor: Any, opts: Any, outputs: Sequence[Any], finish: Finish, form: str = ""
+    ) -> Work:
         send = source(tensor)
-        own = flat.data_ptr() + self.rank() * send.numel() * send.element_size()
-        return self.post("allgather", None if send.data_ptr() == own else send, flat, opts, outputs, finish=finish)
+        if send.data_ptr() == flat.data_ptr() + self.rank() * send.numel() * send.element_size():
+            send = None
+        return self.post("allgather", send, flat, opts, outputs, finish=finish, form=form, inputs=tensor)
 
     def allgather(self, output_lists: Any, inputs: Any, opts: Any = None) -> Work:
         """Collect every rank's tensor in a list; sizes may differ, and are those of the list."""
@@ -144,18 +152,18 @@ class Collectives(Posting):
         if min(counts) == max(counts):
             return self._gather_into(flat, tensor, opts, outputs, finish)
         send = source(tensor)
-        unit = units(tensor)
-        return self.post("allgatherv", send, [flat, [n * unit for n in counts]], opts, outputs, finish=finish)
+        recv = [flat, [n * units(tensor) for n in counts]]
+        return self.post("allgatherv", send, recv, opts, outputs, finish=finish, inputs=tensor)
 
     def allgather_coalesced(self, output_lists: Any, inputs: Sequence[Any], opts: Any = None) -> Work:
         """Several allgathers; ``output_lists[r]`` holds what rank r gave."""
-        return self.together(
-            [self.allgather([[ranks[i] for ranks in output_lists]], [each], opts) for i, each in enumerate(inputs)]
-        )
+        calls = (self.allgather([[ranks[i] for ranks in output_lists]], [each], opts) for i, each in enumerate(inputs))
+        return self.together(calls, "allgather_coalesced_", inputs)
 
     def all_gather_single_coalesced(self, outputs: Sequence[Any], inputs: Sequence[Any], opts: Any = None) -> Work:
         """Several calls of :meth:`all_gather_single`."""
-        return self.together([self.all_gather_single(o, i, opts) for o, i in zip(outputs, inputs, strict=True)])
+        calls = (self.all_gather_single(o, i, opts) for o, i in zip(outputs, inputs, strict=True))
+        return self.together(calls, "allgather_into_tensor_coalesced_", inputs)
 
     def gather(self, output_lists: Any, inputs: Any, opts: Any = None, root: int | None = None) -> Work:
         """Collect equal tensors at the root."""
@@ -163,7 +171,7 @@ class Collectives(Posting):
         if not tensor.numel():
             return self.done([])
         if self.rank() != root:
-            return self.post("gather", source(tensor), None, opts, [], root=root)
+            return self.post("gather", source(tensor), None, opts, [], root=root, inputs=tensor)
         outputs = output_lists[0] if output_lists and not isinstance(output_lists[0], torch.Tensor) else output_lists
         counts = self._per_rank(outputs, "gather", "output")
         if any(n != tensor.numel() for n in counts) or any(each.dtype != tensor.dtype for each in outputs):
@@ -171,7 +179,7 @@ class Collectives(Posting):
                 f"gather on rank {root}: outputs of {counts} elements do not match input's {tensor.numel()}"
             )
         flat, finish = rooms(outputs)
-        return self.post("gather", source(tensor), flat, opts, outputs, root=root, finish=finish)
+        return self.post("gather", source(tensor), flat, opts, outputs, root=root, finish=finish, inputs=tensor)
 
     # --- scattering ---------------------------------------------------------------------------------------------------
 
@@ -181,14 +189,14 @@ class Collectives(Posting):
         if not tensor.numel():
             return self.done([tensor])
         target, finish = room(tensor)
-        send = None
+        send, inputs = None, ()
         if self.rank() == root:
             inputs = input_lists[0] if not isinstance(input_lists[0], torch.Tensor) else input_lists
             counts = self._per_rank(inputs, "scatter", "input")
             if any(n != tensor.numel() for n in counts):
                 raise ValueError(f"scatter on rank {root}: inputs of {counts} elements, output of {tensor.numel()}")
             send = gathered(inputs)
-        return self.post("scatter", send, target, opts, [tensor], root=root, finish=finish)
+        return self.post("scatter", send, target, opts, [tensor], root=root, finish=finish, inputs=inputs)
 
     def reduce_scatter_single(self, output: Any, input: Any, opts: Any = None) -> Work:
         """Reduce over all ranks and give rank r the r-th of equal parts."""
@@ -200,14 +208,18 @@ class Collectives(Posting):
         if not output.numel():
             return self.done([output])
         how = _reduction(opts)
-        return self._reduce_scatter(output, how.operand(input), how, None, opts)
+        return self._reduce_scatter(output, how.operand(input), how, None, opts, "_reduce_scatter_base_", input)
 
-    def _reduce_scatter(self, output: Any, operand: Any, how: Reduction, counts: Any, opts: Any) -> Work:
+    def _reduce_scatter(
+        self, output: Any, operand: Any, how: Reduction, counts: Any, opts: Any, form: str, inputs: Any
+    ) -> Work:
         target, finish = how.room(output)
         if target.numel() and overlap(target, operand):
             operand = operand.clone()
         name = "reduce_scatter_block" if counts is None else "reduce_scatter"
-        return self.post(name, operand, target, opts, [output], how.op, counts=counts, finish=finish)
+        return self.post(
+            name, operand, target, opts, [output], how.op, counts=counts, finish=finish, form=form, inputs=inputs
+        )
 
     def reduce_scatter(self, outputs: Any, input_lists: Any, opts: Any = None) -> Work:
         """Reduce a list of tensors over all ranks and give rank r the r-th; sizes may differ."""
@@ -223,11 +235,13 @@ class Collectives(Posting):
             return self.done([output])
         how = _reduction(opts)
         operand = how.operand(torch.cat([each.detach().reshape(-1) for each in inputs]))
-        return self._reduce_scatter(output, operand, how, None if min(counts) == max(counts) else counts, opts)
+        uneven = None if min(counts) == max(counts) else counts
+        return self._reduce_scatter(output, operand, how, uneven, opts, "", inputs)
 
     def reduce_scatter_single_coalesced(self, outputs: Sequence[Any], inputs: Sequence[Any], opts: Any = None) -> Work:
         """Several calls of :meth:`reduce_scatter_single`."""
-        return self.together([self.reduce_scatter_single(o, i, opts) for o, i in zip(outputs, inputs, strict=True)])
+        calls = (self.reduce_scatter_single(o, i, opts) for o, i in zip(outputs, inputs, strict=True))
+        return self.together(calls, "reduce_scatter_tensor_coalesced_", inputs)
 
     # --- all to all ---------------------------------------------------------------------------------------------------
 
@@ -244,10 +258,11 @@ class Collectives(Posting):
         if into is None and outof is None:
             if not send.numel() and not target.numel():
                 return self.done([output])
-            return self.post("alltoall", send, target, opts, [output], finish=finish)
-        return self._exchange(
-            send, self._scaled(outof, send), target, self._scaled(into, target), opts, [output], finish
-        )
+            return self.post(
+                "alltoall", send, target, opts, [output], finish=finish, form="alltoall_base_", inputs=input
+            )
+        given, taken = (send, self._scaled(outof, send)), (target, self._scaled(into, target))
+        return self._exchange(given, taken, opts, [output], finish, "alltoall_base_", input)
 
     def _scaled(self, splits: list[int] | None, flat: Any) -> list[int]:
         """Elements for each rank, from rows."""
@@ -265,21 +280,14 @@ class Collectives(Posting):
         if flat.numel() and send.numel() and overlap(flat, send):
             send = send.clone()
         unit = units(inputs[0])
-        return self._exchange(
-            send, [n * unit for n in outof], flat, [n * unit for n in into], opts, list(outputs), finish
-        )
+        given, taken = (send, [n * unit for n in outof]), (flat, [n * unit for n in into])
+        return self._exchange(given, taken, opts, list(outputs), finish, "alltoall_", inputs)
 
     def _exchange(
-        self, send: Any, outof: list[int], recv: Any, into: list[int], opts: Any, outputs: list[Any], finish: Finish
+        self, given: _Shares, taken: _Shares, opts: Any, outputs: list[Any], finish: Finish, form: str, inputs: Any
     ) -> Work:
-        return self.post(
-            "alltoallv",
-            [send, (outof, _starts(outof))],
-            [recv, (into, _starts(into))],
-            opts,
-            outputs,
-            finish=finish,
-        )
+        send, recv = ([flat, (counts, _starts(counts))] for flat, counts in (given, taken))
+        return self.post("alltoallv", send, recv, opts, outputs, finish=finish, form=form, inputs=inputs)
 
     # --- helpers ------------------------------------------------------------------------------------------------------
 

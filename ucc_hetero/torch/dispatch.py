@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
 from functools import partial
 from typing import Any
@@ -18,6 +18,7 @@ from .futures import InOrder
 from .group_comm import GroupCommunicator, Lane
 from .layout import Finish
 from .p2p_buffers import Mail
+from .ranges import active, recorded
 from .streams import Side, current, device_of, mean_of, refuse_capture
 from .uncompiled import uncompiled
 from .work import Source, Work, limit_of, torch_error
@@ -31,10 +32,16 @@ _MOMENT = 20e-6
 _MANY = 64
 
 
+#: (outgoing, from anyone) -> the dispatcher's name of a message.
+_MESSAGES = {(True, False): "send", (True, True): "send", (False, False): "recv_", (False, True): "recv_any_source_"}
+
+
 class _Batch(threading.local):
     """The calls that a thread wants to wait for together; None while it does not."""
 
     works: list[Work] | None = None
+    #: The thread is within a call that a profiler records: the calls that it is made of are not recorded.
+    recorded = False
 
 
 @uncompiled
@@ -86,8 +93,17 @@ class Posting:
         root: int = -1,
         counts: Any = None,
         finish: Finish = None,
+        form: str = "",
+        inputs: Any = None,
     ) -> Work:
-        """Start a collective; one that its caller would only wait for runs to its end here."""
+        """Start a collective; one that its caller would only wait for runs to its end here.
+
+        A profiler names it by ``form``, the dispatcher's name, and shows the shapes of ``inputs``: by default those
+        that ``name`` stands for, and ``outputs``.
+        """
+        if active._is_profiler_enabled and not self._batch.recorded:
+            again = partial(self.post, name, send, recv, opts, outputs, op, root, counts, finish)
+            return self._recorded(form or name, outputs if inputs is None else inputs, again)
         if self._aborted or self._closed or self.in_flight:
             self._usable()
         lane, seconds = self._lane() if futures.level() else self._lanes[0], self._timeout(opts)
@@ -112,6 +128,14 @@ class Posting:
         work = Work(self, outputs, (request,), finish, (send, recv))
         work.poll(_MOMENT)
         return self._noted(work)
+
+    def _recorded(self, name: str, inputs: Any, start: Callable[[], Work]) -> Work:
+        """Start a call within ranges of the active profiler."""
+        self._batch.recorded = True
+        try:
+            return recorded(self, name, inputs, start)
+        finally:
+            self._batch.recorded = False
 
     def _noted(self, work: Work) -> Work:
         """A call that was made, also for whoever collects this thread's calls."""
@@ -156,6 +180,9 @@ class Posting:
         self, tensor: Any, peer: int, tag: int, outgoing: bool, outputs: Sequence[Any], finish: Finish
     ) -> Work:
         """Start a send to, or a receive from, group rank ``peer`` (-1: any)."""
+        if active._is_profiler_enabled and not self._batch.recorded:
+            again = partial(self.post_message, tensor, peer, tag, outgoing, outputs, finish)
+            return self._recorded(_MESSAGES[outgoing, peer < 0], outputs or tensor, again)
         self._usable()
         lane, memory, stream = self._lanes[0], tensor, None
         if not tensor.is_cpu:
@@ -191,8 +218,11 @@ class Posting:
 
     # --- others -------------------------------------------------------------------------------------------------------
 
-    def together(self, works: list[Work]) -> Work:
-        """One Work for several calls."""
+    def together(self, calls: Iterable[Work], form: str = "", inputs: Any = ()) -> Work:
+        """One Work for several calls; a profiler that knows the name shows them as one."""
+        if form and active._is_profiler_enabled and not self._batch.recorded:
+            return self._recorded(form, inputs, partial(self.together, calls))
+        works = list(calls)
         return works[0] if len(works) == 1 else Works(self, works)
 
     def done(self, outputs: Sequence[Any]) -> Work:

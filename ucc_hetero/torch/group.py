@@ -16,6 +16,7 @@ from ..native.libraries import lib
 from . import futures
 from .collectives import Collectives, Messages
 from .dispatch import Posting
+from .monitored import NO_LIMIT, monitored_barrier
 from .uncompiled import uncompiled
 from .work import Work, limit_of
 
@@ -30,9 +31,18 @@ class ProcessGroupUCCH(Collectives, Messages, dist.ProcessGroup):
     brings its own; a call that fails leaves the group unusable, as NCCL's do.
     """
 
-    def __init__(self, comm: Communicator, name: str, timeout: timedelta) -> None:
+    def __init__(self, comm: Communicator, name: str, timeout: timedelta, store: Any) -> None:
         super().__init__(comm.rank, comm.size)
         self._open(comm, name, timeout)
+        self._store, self._monitored = store, 0
+
+    def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
+        """Barrier of the hosts whose error on rank 0 names the first rank that has not come, or all of them."""
+        self._usable()
+        self._monitored += 1
+        seconds = (self._seconds or NO_LIMIT) if timeout is None else timeout.total_seconds()
+        key = f"ucch/monitored/{self._monitored}"
+        monitored_barrier(self._store, key, (self.rank(), self.size()), seconds, wait_all_ranks)
 
     # --- coalescing ---------------------------------------------------------------------------------------------------
 

@@ -48,7 +48,7 @@ def torch_error(failure: BaseException) -> Exception:
     """The exception that torch's users expect, with our detail in it."""
     text = str(failure)
     if isinstance(failure, CollectiveTimeout):
-        text = f"Timeout expired. Timed out: {text}"  # what scripts look for
+        text = f"Timeout expired, Timed out in {text}"  # what scripts look for, spaces included
     error: Exception = dist.DistBackendError(text)
     return error
 

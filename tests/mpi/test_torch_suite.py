@@ -1,0 +1,35 @@
+"""A sample of torch's own ``DistributedTest``; ``make suites`` runs all of it."""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = [
+    pytest.mark.mpi,
+    pytest.mark.timeout(320),  # seconds on an idle machine
+    pytest.mark.skipif(
+        importlib.util.find_spec("torch") is None, reason="needs torch: pip install 'ucc-hetero[torch]'"
+    ),
+]
+
+SUITE = Path(__file__).parents[1] / "suites" / "torch_suite.py"
+
+#: A method of each kind: collectives with the profiler's events, messages, objects, groups, time limits, DDP.
+SAMPLE = [
+    "test_all_gather_coalesced_with_empty", "test_all_reduce_coalesced_sum", "test_all_reduce_complex_unsupported_ops",
+    "test_all_reduce_sum_async", "test_all_to_all_single_unequal_split", "test_barrier_timeout_global",
+    "test_ddp_logging_data_cpu", "test_gather_object", "test_isend_torch_profiler", "test_get_rank_size_group",
+    "test_scatter_group", "test_send_recv_any_source_autograd_profiler", "test_sparse_all_reduce_sum",
+]  # fmt: skip
+
+
+def test_a_sample_of_torchs_own_tests() -> None:
+    command = [sys.executable, str(SUITE), *SAMPLE, "--no-control", "--emulate", "nvidia:2,amd:2"]
+    job = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert job.returncode == 0, job.stdout + job.stderr
+    assert f"{len(SAMPLE)} passed, 0 failed, 0 skipped" in job.stdout

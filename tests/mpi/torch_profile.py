@@ -1,0 +1,133 @@
+"""Cases of torch_api.py: the ranges of calls in the traces of torch's profilers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch_cases import case
+from torch_world import N, R
+
+HOST = torch.device("cpu")
+
+
+def filled(*shape: int) -> torch.Tensor:
+    """A tensor of the host, whatever the default device is."""
+    return torch.full(shape, float(R), device=HOST)
+
+
+def calls(t: torch.Tensor, outs: list[torch.Tensor], whole: torch.Tensor) -> list[tuple[str, str, list[Any], Any]]:
+    """The dispatcher's name, the backend's, the inputs and the call itself."""
+    group = dist.group.WORLD
+    ring = {"dst": (R + 1) % N, "src": (R - 1) % N}
+
+    def exchange() -> None:
+        work = dist.irecv(outs[0], ring["src"])
+        dist.send(t, ring["dst"])
+        work.wait()
+
+    def from_anyone() -> None:
+        work = group.recv_anysource([outs[0]], 7)
+        dist.send(t, ring["dst"], tag=7)
+        work.wait()
+        assert work._source_rank() == ring["src"]
+
+    rooted: dict[str, Any] = {"scatter": outs if R == 0 else [], "gather": outs if R == 0 else None}
+    return [
+        ("allreduce_", "all_reduce", [t], lambda: dist.all_reduce(t)),
+        ("allreduce_", "all_reduce", [t], lambda: dist.all_reduce(t, async_op=True).wait()),
+        ("allreduce_coalesced_", "all_reduce", outs, lambda: group.allreduce_coalesced(outs).wait()),
+        ("broadcast_", "broadcast", [t], lambda: dist.broadcast(t, 0)),
+        ("reduce_", "reduce", [t], lambda: dist.reduce(t, 0)),
+        ("allgather_", "all_gather", [t], lambda: dist.all_gather(outs, t)),
+        ("_allgather_base_", "all_gather", [t], lambda: group.all_gather_single(whole, t).wait()),
+        ("allgather_into_tensor_coalesced_", "all_gather", [t],
+         lambda: group.all_gather_single_coalesced([whole], [t]).wait()),
+        ("gather_", "gather", [t], lambda: dist.gather(t, rooted["gather"], 0)),
+        ("scatter_", "scatter", rooted["scatter"], lambda: dist.scatter(t, rooted["scatter"] or None, 0)),
+        ("reduce_scatter_", "reduce_scatter", outs, lambda: dist.reduce_scatter(t, outs)),
+        ("_reduce_scatter_base_", "reduce_scatter", [whole], lambda: group.reduce_scatter_single(t, whole).wait()),
+        ("alltoall_base_", "all_to_all", [whole], lambda: dist.all_to_all_single(whole.clone(), whole)),
+        ("alltoall_", "all_to_all", outs, lambda: dist.all_to_all([torch.empty_like(o) for o in outs], outs)),
+        ("barrier", "barrier", [], dist.barrier),
+        ("send", "send", [t], exchange),
+        ("recv_", "recv", [t], exchange),
+        ("recv_any_source_", "recvAnySource", [t], from_anyone),
+    ]  # fmt: skip
+
+
+PROFILERS: list[Callable[[], Any]] = [
+    lambda: torch.autograd.profiler.profile(record_shapes=True),
+    lambda: torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], record_shapes=True),
+]
+
+
+def events(profiler: Any, name: str) -> list[Any]:
+    """A finished profiler's events of a name."""
+    every = profiler.events() if isinstance(profiler, torch.profiler.profile) else profiler.function_events
+    return [event for event in every if event.name == name]
+
+
+@case
+def every_call_has_its_ranges() -> None:
+    for profiler in PROFILERS:
+        t, outs, whole = filled(3, 2), [filled(3, 2) for _ in range(N)], filled(N * 3, 2)
+        for operation, title, inputs, call in calls(t, outs, whole):
+            with profiler() as active:
+                call()
+            what, shapes = f"{operation} of {type(active)}", [list(each.shape) for each in inputs]
+            (host,), (complete,) = events(active, f"c10d::{operation}"), events(active, f"ucch:{title}")
+            assert not host.is_async and complete.is_async, what
+            assert host.input_shapes == complete.input_shapes == shapes, (what, complete.input_shapes, shapes)
+
+
+@case
+def a_range_lasts_as_long_as_its_call() -> None:
+    """It contains what its thread does until the peer sends, and has ended when the wait for it has."""
+    for profiler in PROFILERS:
+        t = filled(4)
+        if R % 2:
+            dist.barrier()
+            dist.send(t, R - 1)
+            continue
+        with profiler() as active:
+            work = dist.irecv(t, R + 1)
+            with torch.profiler.record_function("meanwhile"):
+                filled(1)  # the peer has not sent yet
+            dist.barrier()
+            work.wait()
+            with torch.profiler.record_function("afterwards"):
+                pass
+        (received,), (meanwhile,), (afterwards,) = (
+            events(active, name) for name in ("ucch:recv", "meanwhile", "afterwards")
+        )
+        assert received.time_range.start <= meanwhile.time_range.start
+        assert meanwhile.time_range.end <= received.time_range.end <= afterwards.time_range.start
+        assert t.tolist() == [R + 1.0] * 4
+
+
+@case
+def calls_of_a_call_have_no_ranges() -> None:
+    """Several tensors in one call are one range each; a call that fails ends its own."""
+    outs = [filled(2) for _ in range(3)]
+    with PROFILERS[1]() as active:
+        dist.all_reduce_coalesced(outs)
+        try:
+            dist.all_reduce(torch.empty(2, device="meta"))
+        except ValueError as refusal:
+            assert "meta" in str(refusal)
+        else:
+            raise AssertionError("a tensor without memory was taken")
+    assert [each.input_shapes for each in events(active, "ucch:all_reduce")] == [[[2]] * 3, [[2]]]
+
+
+@case
+def futures_under_a_profiler() -> None:
+    with PROFILERS[1]() as active:
+        work = dist.all_reduce(filled(5), async_op=True)
+        doubled = work.get_future().then(lambda done: done.value()[0] * 2)
+        assert doubled.wait().tolist() == [float(N * (N - 1))] * 5
+        assert work.is_completed() and work.is_success() and work.exception() is None
+    assert len(events(active, "ucch:all_reduce")) == 1

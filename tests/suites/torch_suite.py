@@ -1,0 +1,210 @@
+"""torch's own ``DistributedTest`` against the backend ``ucch``, with gloo as control.
+
+What gloo passes we are to pass, but for the exceptions listed with reasons in docs/torch.md. It fails on a method that
+fails and is not listed, on one that gloo passes and we skip, and on a listed one that passes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import NamedTuple
+
+HERE = Path(__file__).resolve().parent
+sys.path[:0] = [str(HERE), str(HERE.parent)]
+
+from conftest import find_mpirun, kill_session, mpi_command, mpi_environment  # noqa: E402
+from torch_ranks import news  # noqa: E402
+
+PAGE = HERE.parents[1] / "docs" / "torch.md"
+
+#: Seconds without any news of a job's ranks until it counts as standing still: torch's own limits are 60.
+STILL = 100.0
+#: Likewise until the first of them: the ranks import torch.
+START = 240.0
+#: Jobs per backend: each method that fails ends one.
+MOST_JOBS = 60
+
+
+class Way(NamedTuple):
+    """How the methods are run: a backend, and the vendors that its ranks pretend to have."""
+
+    backend: str
+    emulate: str = ""
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """What its ranks find in their environment."""
+        return {"UCCH_EMULATE": self.emulate} if self.emulate else {}
+
+    def __str__(self) -> str:
+        return f"{self.backend} on {self.emulate}" if self.emulate else self.backend
+
+
+@dataclass
+class Result:
+    """How a method ended on all ranks."""
+
+    outcome: str
+    text: str = ""
+
+
+def exceptions(page: str) -> dict[str, str]:
+    """Method -> reason, from the table of the page."""
+    return dict(re.findall(r"^\| `(test_\w+)` \| (.+?) \|$", page, re.MULTILINE))
+
+
+class Job:
+    """Ranks that run methods one after the other, until all are done or one has failed."""
+
+    def __init__(self, way: Way, methods: Sequence[str], ranks: int, folder: Path) -> None:
+        self.methods, self.ranks, self.folder = methods, ranks, folder
+        (folder / "barrier").mkdir()
+        (folder / "test_dir").mkdir()
+        (folder / "methods").write_text("\n".join(methods))
+        self._output = (folder / "output").open("w")
+        program = find_mpirun()
+        if program is None:
+            sys.exit("no mpirun: install the extra 'mpi', or an MPI")
+        command = [*mpi_command(program, ranks), sys.executable, str(HERE / "torch_ranks.py"), way.backend, str(folder)]
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=self._output, stderr=self._output, start_new_session=True,
+            env=mpi_environment(program) | {"TORCH_CPP_LOG_LEVEL": "ERROR"} | way.environment,
+        )  # fmt: skip
+
+    def _news(self) -> list[tuple[str, str, str, float]]:
+        return [line for rank in range(self.ranks) for line in news(self.folder, rank)]
+
+    def run(self) -> bool:
+        """Wait for the end; False where the job stood still and was killed."""
+        seen, since = 0, time.monotonic()
+        while self._process.poll() is None:
+            time.sleep(0.1)
+            if (lines := len(self._news())) != seen:
+                seen, since = lines, time.monotonic()
+            elif time.monotonic() - since > (STILL if seen else START):
+                self._end()
+                return False
+        self._end()
+        return True
+
+    def _end(self) -> None:
+        kill_session(self._process.pid)
+        self._process.wait()
+        self._output.close()
+
+    def results(self, ended: bool) -> dict[str, Result]:
+        """What became of the methods that were begun."""
+        found: dict[str, Result] = {}
+        noted = sorted(self._news(), key=lambda line: line[3])
+        for method in self.methods:
+            lines = [line for line in noted if line[0] == method]
+            outcomes = Counter(line[1] for line in lines)
+            if not lines:
+                break
+            if failed := next((line[2] for line in lines if line[1] == "failed"), None):
+                found[method] = Result("failed", failed)
+            elif outcomes["passed"] + outcomes["skipped"] < self.ranks:
+                tail = (self.folder / "output").read_text(errors="replace")[-3000:]
+                found[method] = Result("failed", f"{'a rank died' if ended else 'stood still'}\n{tail}")
+            elif outcomes["passed"]:
+                found[method] = Result("passed")
+            else:
+                found[method] = Result("skipped", lines[-1][2])
+        return found
+
+
+def run_all(way: Way, methods: Sequence[str], ranks: int) -> dict[str, Result]:
+    """Every method's result, in as many jobs as it takes."""
+    found: dict[str, Result] = {}
+    left = list(methods)
+    for _ in range(MOST_JOBS):
+        if not left:
+            return found
+        with tempfile.TemporaryDirectory(prefix="ucch-torch-") as folder:
+            job = Job(way, left, ranks, Path(folder))
+            new = job.results(job.run())
+            if not new:
+                sys.exit(f"{ranks} ranks did not start:\n{(Path(folder) / 'output').read_text()[-3000:]}")
+        found |= new
+        for method, result in new.items():
+            if result.outcome == "failed":
+                print(f"{way}: {method} failed: {last_line(result.text)}", flush=True)
+        left = [method for method in left if method not in found]
+    sys.exit(f"{way}: {MOST_JOBS} methods failed; {len(left)} were not run")
+
+
+def last_line(text: str) -> str:
+    """The line of a traceback that says what happened."""
+    return (text.strip().splitlines() or [""])[-1]
+
+
+def all_methods() -> list[str]:
+    """The methods of the installed torch's DistributedTest."""
+    code = "import torch_ranks as t; m = t.load('gloo'); print(*t.methods_of(t.adapt(m, 'gloo')))"
+    environment = os.environ | {"WORLD_SIZE": "4", "RANK": "0", "PYTHONPATH": str(HERE)}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, timeout=300)
+    if done.returncode:
+        sys.exit(f"torch's tests cannot be loaded:\n{done.stderr}")
+    return done.stdout.split()
+
+
+def judge(ours: dict[str, Result], gloo: dict[str, Result], listed: dict[str, str]) -> list[str]:
+    """What is not as it should be."""
+    wrong = []
+    for method, result in ours.items():
+        control = gloo.get(method, Result("not run")).outcome
+        short = result.outcome == "failed" or (result.outcome == "skipped" and control == "passed")
+        if short and method not in listed:
+            wrong.append(f"{method}: {result.outcome} (gloo: {control})\n{result.text}")
+        if method in listed and result.outcome == "passed":
+            wrong.append(f"{method}: passes; take it off the list in {PAGE.name}")
+    return wrong
+
+
+def count(results: dict[str, Result]) -> str:
+    """The counts of a run in a line."""
+    got = Counter(result.outcome for result in results.values())
+    return f"{got['passed']} passed, {got['failed']} failed, {got['skipped']} skipped"
+
+
+def main() -> int:
+    """Run the suite; 0 where all is as it should be."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("methods", nargs="*", help="only these methods")
+    parser.add_argument("--ranks", type=int, default=4)
+    parser.add_argument(
+        "--emulate", nargs="*", default=["", "nvidia:2,amd:2"], help="vendors of the ranks, one run each"
+    )
+    parser.add_argument("--no-control", action="store_true", help="leave out gloo's run")
+    options = parser.parse_args()
+    if find_spec("torch") is None:
+        print("torch's DistributedTest: torch is not installed (WITH_TORCH=torch)")
+        return 0
+    methods = options.methods or all_methods()
+    listed = exceptions(PAGE.read_text())
+    gloo = {} if options.no_control else run_all(Way("gloo"), methods, options.ranks)
+    # What fails on gloo asks for GPUs, or for versions of other packages.
+    possible = [method for method in methods if method not in gloo or gloo[method].outcome != "failed"]
+    ours = {way: run_all(way, possible, options.ranks) for way in (Way("ucch", each) for each in options.emulate)}
+    wrong = [f"{way}: {each}" for way, results in ours.items() for each in judge(results, gloo, listed)]
+    for each in wrong:
+        print(f"\n{each}")
+    print(f"\ntorch's DistributedTest on {options.ranks} ranks, {len(methods)} methods, {len(listed)} of them excepted")
+    for way, results in {Way("gloo"): gloo, **ours}.items():
+        print(f"  {way}: {count(results)}")
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
