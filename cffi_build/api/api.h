@@ -35,6 +35,7 @@ void ucch_progress_idle(void);
 void ucch_op_deadline(ucch_op *op, double timeout);
 void ucch_op_error(ucch_op *op, ucch_error *error);
 uint64_t ucch_in_flight(void);
+uint64_t ucch_failures(void);
 
 ucch_context *ucch_context_new(ucc_context_h handle);
 void ucch_context_free(ucch_context *context);

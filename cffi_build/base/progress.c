@@ -35,6 +35,7 @@ static volatile int wanted;
 static pthread_cond_t wake = PTHREAD_COND_INITIALIZER;
 static ucch_op *active;
 static volatile uint64_t in_flight;
+static uint64_t failures;
 static int messages; /* those of in_flight that are messages */
 static pthread_t thread;
 static volatile int thread_on, thread_asleep, idle_progress;
@@ -122,6 +123,7 @@ void ucch_op_end_locked(ucch_op *op, int status, int step, int peer) {
         op->error.step = step;
         op->error.peer = peer;
         op->error.elapsed = ucch_now() - op->started;
+        __atomic_add_fetch(&failures, 1, __ATOMIC_RELEASE);
     }
     int heard = op->heard;
     /* Last: whoever polls the state without the lock may reuse the operation from here on. */
@@ -136,6 +138,11 @@ void ucch_op_deadline(ucch_op *op, double timeout) {
     if (op->state == UCCH_ACTIVE)
         op->deadline = timeout > 0 ? ucch_now() + timeout : 0;
     ucch_unlock();
+}
+
+/* How many operations have failed so far: whether there is any use in asking them all. */
+uint64_t ucch_failures(void) {
+    return __atomic_load_n(&failures, __ATOMIC_ACQUIRE);
 }
 
 void ucch_op_error(ucch_op *op, ucch_error *error) {

@@ -36,7 +36,7 @@ ASYNC = "torch.futures.Future.wait(dist.all_reduce(t, async_op=True).get_future(
 
 @pytest.mark.parametrize("wait", ["dist.all_reduce(t)", ASYNC, "dist.destroy_process_group()"])
 def test_mpirun(mpirun, wait: str) -> None:
-    job = mpirun(SCRIPT.format(how="sys.exit(3)", wait=wait), 3, check=False)
+    job = mpirun(SCRIPT.format(how="sys.exit(3)", wait=wait), 2, check=False)
     assert job.returncode == 3, job.output
     assert "rank 1 has failed (status 3) and ends the job" in job.stderr
 

@@ -53,11 +53,11 @@ def test_parity(tmp_path: Path) -> None:
     """One vendor, two, and a single process come to the same losses in every way to train; another seed does not."""
     out, drawing = tmp_path / "out.json", tmp_path / "out.png"
     ways = "ddp,replicate,zero,fsdp1,fsdp2,hsdp,tp,cp,gpipe,pp,interleaved x dp"
-    small = ["--ranks", "2", "--ways", ways, "--steps", "6", "--batch", "8", "--length", "32"]
+    small = ["--ranks", "2", "--ways", ways, "--steps", "3", "--batch", "8", "--length", "32"]
     more = ["--plot", str(drawing)] if importlib.util.find_spec("matplotlib") else []
     script = str(ROOT / "tools" / "torch_parity.py")
     job = subprocess.run(
-        [sys.executable, script, *small, "--limit", "60", "--json", str(out), *more],
+        [sys.executable, script, *small, "--limit", "300", "--json", str(out), *more],
         capture_output=True, text=True, timeout=600, env=mpi_free(),
     )  # fmt: skip
     assert job.returncode == 0, job.stdout + job.stderr
@@ -79,7 +79,7 @@ def test_benchmarks(tmp_path: Path, script: str) -> None:
     out = tmp_path / "out.json"
     command = [sys.executable, str(ROOT / "tools" / f"{script}.py"), *small[script]]
     job = subprocess.run(
-        [*command, "--limit", "70", "--json", str(out)],
+        [*command, "--limit", "250", "--json", str(out)],
         capture_output=True, text=True, timeout=600, env={**mpi_free(), "CUDA_VISIBLE_DEVICES": ""},
     )  # fmt: skip
     assert job.returncode == 0, job.stdout + job.stderr

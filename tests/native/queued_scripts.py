@@ -33,6 +33,15 @@ def receive(comm, array, source, tag, seconds=0.0):
     return request
 
 
+def sure(request, right, *about):
+    "What a stream has read is right; where its message failed meanwhile, that is why."
+    if not right:
+        failures = lib.ucch_failures()
+        request.Wait()
+        assert failures, "no data, and no error"
+    assert right, about
+
+
 def come(request):
     until = time.monotonic() + 1000
     while not (state := lib.ucch_wait_come(request._op, 0.05)):
@@ -73,7 +82,7 @@ with Communicator() as comm:
     comm.mpi.Barrier()
     write(first, 1)
     for tag, (x, y) in enumerate(arrays):
-        assert (y.copied(into) == 2 * (10 * tag + left)).all(), (tag, y.peek[:3])
+        sure(requests[tag], (y.copied(into) == 2 * (10 * tag + left)).all(), tag, y.peek[:3])
     for request in requests + sends:
         request.Wait()
 
@@ -184,7 +193,7 @@ with Communicator() as comm:
             comm.mpi.Barrier()
             write(first, 1)
         for tag, k, request, y in coming:
-            assert (y.copied(into) == 100 * turn + 10 * tag + 2 * left + k).all(), (turn, tag, k, y.peek[:3])
+            sure(request, (y.copied(into) == 100 * turn + 10 * tag + 2 * left + k).all(), turn, tag, k, y.peek[:3])
         for request in [each[2] for each in coming] + [send for send, _ in sends]:
             request.Wait()
 
@@ -193,12 +202,12 @@ with Communicator() as comm:
     for n in (3, LONG):
         request, y = all_expect(n, 20)
         comm.Send(np.full(n, r, np.float32), right, 20)
-        assert (y.copied(into) == left).all()
+        sure(request, (y.copied(into) == left).all())
         request.Wait()
     request, y = all_expect(LONG, 21)
     x = Array(LONG).set(r)
     send = comm.Isend(x, right, 21)
-    assert (y.copied(into) == left).all()
+    sure(request, (y.copied(into) == left).all())
     [each.Wait() for each in (request, send)]
     request, y = all_expect(LONG, 21)
     comm.Send(Array(7).set(r), right, 21, stream=outof)
@@ -209,7 +218,7 @@ with Communicator() as comm:
     comm.mpi.Barrier()
     sends = [comm.Isend(x, right, 22, stream=outof) for x in many]
     for k, (request, y) in enumerate(expected):
-        assert (y.copied(into) == k).all(), k
+        sure(request, (y.copied(into) == k).all(), k)
         request.Wait()
     [send.Wait() for send in sends]
 
@@ -260,7 +269,9 @@ with Communicator() as comm:
 
     # Never sent: likewise; and who has given up a receive, or receives from anyone, no longer knows what comes.
     request, y = expect(LONG, 24, seconds=1.0)
+    failures = lib.ucch_failures()
     assert (y.copied(into) == -1).all()
+    assert lib.ucch_failures() == failures + 1, "before the stream goes on"
     try:
         request.Wait()
     except CollectiveTimeout as error:
@@ -276,7 +287,7 @@ with Communicator() as comm:
     comm.mpi.Barrier()
     send = comm.Isend(x, right, 25, stream=outof)
     assert come(request) == 1 and Messages.take(request, into.handle, early=True)
-    assert (y.copied(into) == left).all()
+    sure(request, (y.copied(into) == left).all())
     [each.Wait() for each in (request, send)]
     for x in big:  # what nobody wants keeps nobody
         comm.Isend(x, right, 31, stream=outof)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -77,6 +78,9 @@ class Group:
         self.in_flight: dict[Work, None] = {}
         self.aborted = ""
         self._name = "fake"
+        self.streams_wait = False
+
+    check_data, _failures, _unfit = dispatch.Posting.check_data, 0, None
 
     def rank(self) -> int:
         return 0
@@ -86,7 +90,7 @@ class Group:
             raise dist.DistBackendError(self.aborted)
 
     def broke(self, error: Exception) -> None:
-        self.broken = error
+        self.broken = self._unfit = error
 
 
 class Lane:
@@ -294,6 +298,24 @@ def test_a_message_that_fails_after_it_was_used_ends_the_group(received: Any) ->
     assert isinstance(work._group.broken, dist.DistBackendError)
     with pytest.raises(dist.DistBackendError, match="the sender died"):
         work.wait()
+
+
+def test_who_waits_for_anything_later_learns_that_a_stream_had_no_data(
+    received: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was let go: the host, which asks for something else, is told before it takes what was computed for good."""
+    native, request, work, _ = received
+    native.come = 1
+    assert work.wait()
+    other = Work(work._group, [torch.zeros(1)])
+    assert other.wait(), "all is well so far"
+    request.over = True
+    monkeypatch.setattr(work, "is_over", work._collect)
+    failed = lib.ucch_failures()
+    monkeypatch.setattr(dispatch, "lib", SimpleNamespace(ucch_failures=lambda: failed + 1))
+    for later in (other, Sent(work._group, [])):
+        with pytest.raises(dist.DistBackendError, match="rank 0: data is missing .* the sender died"):
+            later.wait()
 
 
 def test_the_devices_that_are_none_of_ours(cuda: Cuda) -> None:

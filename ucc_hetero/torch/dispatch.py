@@ -12,6 +12,7 @@ import torch.distributed as dist
 
 from ..api.comm import Communicator
 from ..errors import UCCHError
+from ..native.libraries import lib
 from ..types import OPS
 from . import futures
 from .futures import InOrder
@@ -54,6 +55,11 @@ class Posting:
 
     #: Posted and not yet collected, in order; keeps their tensors alive.
     in_flight: dict[Work, None]
+    #: Whether a stream was ever left to wait for a message by itself, how many operations of this process had failed
+    #: when somebody looked last, and why such a stream had to go on without its data.
+    streams_wait = False
+    _failures = 0
+    _unfit: Exception | None = None
 
     def _open(self, comm: Communicator, name: str, timeout: timedelta | None) -> None:
         """Begin; takes the place of a constructor, which torch's base class has for itself."""
@@ -240,10 +246,24 @@ class Posting:
             return found
 
     def broke(self, error: Exception) -> None:
-        """A call failed whose result is in use already: no more calls are made."""
+        """A call failed whose result is in use already: no more calls are made, and whoever waits is told."""
+        self._unfit = self._unfit or error
         run = self._lanes[0].run
         if not run.broken:
             run._break(str(error))
+
+    def check_data(self) -> None:
+        """Raise when a stream had to go on without the data of a message that it waited for: its time was over."""
+        failures = lib.ucch_failures()
+        if failures != self._failures:
+            self._failures = failures
+            for work in list(self.in_flight):
+                work.is_over()
+        if self._unfit is not None:
+            raise dist.DistBackendError(
+                f"process group {self._name!r} on rank {self.rank()}: data is missing for which a stream has waited, and "
+                f"what was computed from it is wrong; make a new group: {self._unfit}"
+            ) from self._unfit
 
     def check_aborted(self) -> None:
         """Raise when the group has been aborted."""
@@ -254,6 +274,8 @@ class Posting:
         self.check_aborted()
         if self._ended or (self._closed and not futures.level()):
             raise dist.DistBackendError(f"process group {self._name!r} has been destroyed")
+        if self.streams_wait:
+            self.check_data()
         # Calls that nobody waits for hold memory until somebody looks: at the oldest, and now and then at all.
         while (oldest := _first(self.in_flight)) is not None and oldest.is_over():
             pass

@@ -190,6 +190,8 @@ class Work(dist.Work):
             self._ready.order()
         if self._error is not None:
             raise self._error
+        if self._group.streams_wait:
+            self._group.check_data()
         return True
 
     def _await(self, limit: float) -> None:

@@ -35,6 +35,8 @@ class Sent(Work):
         self.is_over()
         if self._error is not None:
             raise self._error
+        if self._group.streams_wait:
+            self._group.check_data()
         return True
 
     def settle(self) -> None:
@@ -76,7 +78,7 @@ class Received(Work):
                 if self._taken or not (early or lib.ucch_wait_come(request._op, -1.0) == 1):
                     continue
                 if Messages.take(request, current(self._outputs[0].device).cuda_stream, early=early):
-                    self._taken = True
+                    self._taken = self._group.streams_wait = True
                     if self._finish is not None:
                         self._finish()
                     self._finish = None  # if it failed, it is tried again once the data is there
