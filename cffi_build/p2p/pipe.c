@@ -128,19 +128,33 @@ int ucch_transfer_queued(const ucch_transfer *t) {
     return t->run != NULL;
 }
 
+/* The number of an offer that is for rank `dest` under a tag and still in libucp's queue, and its bytes; 0 for another,
+ * be it one that its sender puts in this place while we read. */
+static uint64_t offer_waiting(const control *c, uint64_t tag, int dest, uint64_t *bytes) {
+    uint64_t number = __atomic_load_n(&c->number, __ATOMIC_ACQUIRE);
+    if (!number || c->tag != tag || c->dest != dest || c->taken || c->ready || c->closed)
+        return 0;
+    *bytes = c->bytes;
+    __atomic_thread_fence(__ATOMIC_ACQUIRE);
+    return __atomic_load_n(&c->number, __ATOMIC_RELAXED) == number ? number : 0;
+}
+
 /* Bytes of the oldest message that `key`'s process has sent to rank `dest` under a tag and that is still in libucp's
  * queue, where there must be one; `take`: a probe takes it out. Messages of one tag are matched in their order. */
 uint64_t ucch_window_waiting_locked(uint64_t key, uint64_t tag, int dest, int take) {
     control *all = key ? controls(key) : NULL, *oldest = NULL;
+    uint64_t first = 0, bytes = 0;
     for (control *c = all; all && c < all + CONTROLS; c++) {
-        if (!__atomic_load_n(&c->number, __ATOMIC_ACQUIRE) || c->tag != tag || c->dest != dest)
-            continue;
-        if (!c->taken && !c->ready && !c->closed && (!oldest || c->number < oldest->number))
+        uint64_t length, number = offer_waiting(c, tag, dest, &length);
+        if (number && (!first || number < first)) {
             oldest = c;
+            first = number;
+            bytes = length;
+        }
     }
     if (oldest && take)
         oldest->taken = 1;
-    return oldest ? oldest->bytes : 0;
+    return bytes;
 }
 
 void ucch_token_decline_locked(const ucch_token *token) {

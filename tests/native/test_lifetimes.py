@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from ucc_hetero import ucx
-from ucc_hetero.errors import LibraryNotFound
+from ucc_hetero.errors import LibraryError, LibraryNotFound
 
 #: Seconds for what takes a moment; whoever waits for ever gets the alarm.
 LONG = 60
@@ -75,19 +75,22 @@ lib.ucch_message_free(message)
     )
 
 
+def context_of_ucx() -> ucx.Context:
+    try:
+        return ucx.Context()
+    except LibraryNotFound as error:
+        pytest.skip(str(error))
+
+
 @pytest.fixture
 def loop() -> Any:
     """A UCX worker, and an endpoint to itself."""
-    try:
-        context = ucx.Context()
-    except LibraryNotFound as error:
-        pytest.skip(str(error))
-    worker = context.worker()
-    endpoint = worker.connect(worker.address)
-    yield worker, endpoint
-    endpoint.close()
-    worker.close()
-    context.close()
+    with context_of_ucx() as context:
+        worker = context.worker()
+        endpoint = worker.connect(worker.address)
+        yield worker, endpoint
+        endpoint.close()
+        worker.close()
 
 
 def until(what: Any) -> None:
@@ -123,3 +126,14 @@ def test_a_dropped_send_arrives(loop: Any) -> None:
     into = np.full(want.size, 7, np.uint8)
     worker.recv(into, tag=5).wait()
     assert (into == want).all()
+
+
+def test_a_receive_ends_with_its_worker() -> None:
+    """It must not be taken back at its deadline, from a worker that is gone."""
+    with context_of_ucx() as context:
+        worker = context.worker()
+        message = worker.recv(np.zeros(100), tag=6, timeout=0.05)
+        worker.close()
+        time.sleep(0.1)
+        with pytest.raises(LibraryError, match="message"):
+            until(message.test)

@@ -18,6 +18,7 @@ from collections import deque
 from enum import IntEnum
 from types import TracebackType
 from typing import Any
+from weakref import WeakSet
 
 from ..errors import CollectiveTimeout, LibraryError, TruncationError
 from ..native.libraries import ffi, lib, preload_ucx
@@ -28,6 +29,8 @@ __all__ = ["Context", "Endpoint", "Memory", "Message", "RemoteMemory", "Status",
 TAG_FULL = (1 << 64) - 1
 
 _FEATURE_TAG, _FEATURE_RMA = 1, 2
+#: Rounds of progress until receives that were taken back have ended; it takes one or two.
+_ROUNDS = 1000
 _MEMORY_TYPES = ("host", "cuda", "cuda-managed", "rocm", "rocm-managed")
 
 
@@ -154,6 +157,8 @@ class Worker:
         self.address = bytes(ffi.buffer(address[0], length[0]))
         lib.ucp_worker_release_address(self.handle, address[0])
         lib.ucch_worker_use(self.handle, 1)
+        #: The native sides of its messages, held by somebody or not.
+        self._messages: WeakSet[Any] = WeakSet()
 
     def connect(self, address: bytes) -> Endpoint:
         """Make an endpoint to the worker with this address."""
@@ -174,7 +179,7 @@ class Worker:
         timeout: float = 0.0,
     ) -> Message:
         """Start sending a buffer or an ``(address, bytes)`` pair; ``sync`` completes only when it is matched."""
-        message = Message()
+        message = self._message()
         pointer, nbytes, message.keep = _memory(data, writable=False)
         status = lib.ucch_send(
             message.handle, self.handle, endpoint.handle, pointer, nbytes, tag, mem_type, sync, timeout
@@ -186,7 +191,7 @@ class Worker:
         self, data: Any, tag: int, *, mask: int = TAG_FULL, mem_type: MemType = MemType.HOST, timeout: float = 0.0
     ) -> Message:
         """Start receiving a message whose tag equals ``tag`` in the bits of ``mask``."""
-        message = Message()
+        message = self._message()
         pointer, nbytes, message.keep = _memory(data, writable=True)
         lib.ucch_recv(message.handle, self.handle, pointer, nbytes, tag, mask, mem_type, timeout)
         return message
@@ -198,10 +203,21 @@ class Worker:
             return None
         return int(sender[0]), int(nbytes[0])
 
+    def _message(self) -> Message:
+        message = Message()
+        self._messages.add(message.handle)
+        return message
+
     def close(self) -> None:
-        """Release the worker, after its endpoints."""
+        """Release the worker, after its endpoints; receives that nothing has matched are taken back."""
         if self.handle:
             handle, self.handle = self.handle, None
+            for message in list(self._messages):
+                lib.ucch_message_cancel(message)
+            for _ in range(_ROUNDS):
+                if not any(lib.ucch_message_held(message) for message in list(self._messages)):
+                    break
+                lib.ucch_progress_once()
             lib.ucch_worker_use(handle, -1)
             lib.ucp_worker_destroy(handle)
 
@@ -224,7 +240,7 @@ class Endpoint:
 
     def flush(self, timeout: float = 0.0) -> Message:
         """Start to complete everything that was put and got: done when the peer's memory has it, and ours."""
-        message = Message()
+        message = self.worker._message()
         message.keep, self.keep = self.keep, []
         check("ucp_ep_flush_nbx", lib.ucch_flush(message.handle, self.handle, timeout))
         return message
