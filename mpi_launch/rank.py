@@ -125,11 +125,11 @@ class Start:
         )
         if self.options.master:
             env["MASTER_ADDR"], _, env["MASTER_PORT"] = self.options.master.rpartition(":")
-        for each in self.vendors.settings(self.vendor, self.devices):
-            env.setdefault(each.name, each.value)
         variable = self.vendors.VENDORS[self.vendor].visible
         if self.chosen and self.options.devices == "one":
             env[variable] = self.chosen
+        for each in self.vendors.settings(self.vendor, self.devices, environ=env):
+            env.setdefault(each.name, each.value)
         return env
 
     def processors(self, allowed: set[int]) -> set[int]:

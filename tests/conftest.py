@@ -240,10 +240,16 @@ def fakegpu(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return out
 
 
+#: As runtimes come: streams share a few queues.
+FEW_QUEUES = {"UCCH_HOLD": "auto", "FAKEGPU_CONNECTIONS": "4"}
+
+
 @pytest.fixture
 def fake_environment(fakegpu: Mapping[str, Path]) -> Callable[[str], dict[str, str]]:
     """What gives every rank of a layout, such as ``nvidia:2,amd:2``, a fake GPU, if its script imports ``arrays``."""
     libraries = {f"FAKEGPU_{vendor.upper()}": str(path) for vendor, path in fakegpu.items()}
     folders = [str(ROOT), str(FAKEGPU), *filter(None, [os.environ.get("PYTHONPATH")])]
     more = {"FAKEGPU_DELAY_US": "200", "PYTHONPATH": os.pathsep.join(folders)}
+    # Every rank sees all devices, where ucch-run would show it one and set the first; tests hold streams at will.
+    more |= {"HIP_ENABLE_DEFERRED_LOADING": "0", "UCCH_HOLD": "y", "FAKEGPU_CONNECTIONS": "0"}
     return lambda layout: libraries | more | {"FAKEGPU_LAYOUT": layout}

@@ -183,6 +183,14 @@ _VARIABLES = (
         "Queue calls and messages among one host's devices of several islands in streams whole; n: hosts take part.",
         "y|n",
     ),
+    Variable(
+        "HOLD",
+        _choice("auto", "y", "n"),
+        "auto",
+        "Let streams wait for what others have not begun; auto: where these share no queues (docs/gpu.md), "
+        "else hosts wait.",
+        "auto|y|n",
+    ),
     Variable("UCC_LIB", str, "", "The libucc.so.1 to load.", "path"),
     Variable("UCX_DIR", str, "", "The directory whose libucp.so.0 and its family are loaded.", "path"),
     Variable("CUDA_LIB", str, "", "The libcuda.so.1 to load, or none: use no NVIDIA GPU.", "path|none"),

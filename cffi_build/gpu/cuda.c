@@ -252,6 +252,16 @@ static int cuda_eager(int *yes) {
     return status;
 }
 
+static int cuda_fine(int *yes) {
+    *yes = 1;
+    return 0;
+}
+
+static int cuda_parks(int *yes) {
+    *yes = 1;
+    return 0;
+}
+
 static int cuda_resident(int device, unsigned threads, int *blocks) {
     int processors = 0, most = 0, status = NOT_SUPPORTED;
     if (cu.cuDeviceGetAttribute)

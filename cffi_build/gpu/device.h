@@ -30,6 +30,7 @@ int ucch_hip_start(void);
 
 /* The device that this rank works with; -1 while there is none. */
 int ucch_bound(void);
+int ucch_may_hold(void);
 const device_ops *ucch_bound_ops(void);
 int ucch_device_fail(int code, const char *what);
 int ucch_event_ask(void *event, int *done, double *again);

@@ -7,9 +7,10 @@
 #define HIP_SYMBOLS(X)                                                                                                 \
     X(hipInit, (unsigned), 1)                                                                                          \
     X(hipRuntimeGetVersion, (int *), 1)                                                                                \
-    X(hipDrvGetErrorName, (int, const char **), 0)                                                                     \
+    X(hipGetErrorName, (int), 1)                                                                                       \
     X(hipGetDeviceCount, (int *), 1)                                                                                   \
     X(hipDeviceGetPCIBusId, (char *, int, int), 1)                                                                     \
+    X(hipDeviceGetAttribute, (int *, int, int), 0)                                                                     \
     X(hipGetDevice, (int *), 1)                                                                                        \
     X(hipSetDevice, (int), 1)                                                                                          \
     X(hipGetLastError, (void), 1)                                                                                      \
@@ -52,13 +53,12 @@ const device_symbol ucch_hip_symbols[] = {
 
 enum { NOT_SUPPORTED = 801, NOT_READY = 600, INVALID_VALUE = 1, INVALID_DEVICE = 101 };
 enum { COPY_DEFAULT = 4, HOST_PORTABLE_MAPPED = 3, STREAM_NON_BLOCKING = 1, EVENT_NO_TIMING = 2 };
-enum {
-    IPC_ENABLE_PEERS = 1,
-    MALLOC_FINE_GRAINED = 1,
-    MALLOC_SIGNAL_MEMORY = 2,
-    WAIT_AT_LEAST = 0,
-    VERSION_6 = 60000000
-};
+enum { MALLOC_FINE_GRAINED = 1, MALLOC_SIGNAL_MEMORY = 2, WAIT_AT_LEAST = 0 };
+enum { UNITS = 63, THREADS_OF_ONE = 57 }; /* hipDeviceAttribute_t, the same from 5.0 to 7 */
+enum { VERSION_6 = 60000000, VERSION_7 = 70000000 };
+
+/* Of a device that does not say: an MI300X in the smallest partition has 38 units, a small Radeon 32 of 1024 threads. */
+enum { LEAST_UNITS = 32, LEAST_THREADS = 1024 };
 
 /* hipPointerAttribute_t has kept its layout; what `type` means changed with HIP 6. */
 typedef struct attributes {
@@ -69,12 +69,21 @@ typedef struct attributes {
     char room[64];
 } attributes;
 
-static int eager;
+/* What HIP was told when it started, as it cannot be asked. */
+static int eager, fine, command_waits;
 static int numeric; /* HIP_VERSION: major * 10^7 + minor * 10^5 + patch */
 
+/* As HIP and its driver read numbers: of what is none, 0. */
+static int told(const char *name, int otherwise) {
+    const char *text = getenv(name);
+    return text ? atoi(text) != 0 : otherwise;
+}
+
 int ucch_hip_start(void) {
-    const char *deferred = getenv("HIP_ENABLE_DEFERRED_LOADING");
-    eager = deferred && !strcmp(deferred, "0"); /* HIP cannot be asked */
+    eager = !told("HIP_ENABLE_DEFERRED_LOADING", 1);
+    const char *pcie = getenv("HSA_FORCE_FINE_GRAIN_PCIE");
+    fine = pcie && !strcmp(pcie, "1");
+    command_waits = told("GPU_STREAMOPS_CP_WAIT", 0);
     int status = hip.hipInit(0);
     return status ? status : hip.hipRuntimeGetVersion(&numeric);
 }
@@ -117,14 +126,14 @@ static int hip_pointer(const void *where, int *kind, int *device) {
     int status = hip.hipPointerGetAttributes(&a, where);
     *device = 0;
     *kind = UCCH_MEMORY_UNKNOWN;
-    if (status == INVALID_VALUE) { /* not HIP's memory: ordinary host memory, or freed */
+    if (status == INVALID_VALUE) { /* not HIP's memory: ordinary host memory, or freed; so until HIP 5 */
         hip.hipGetLastError();
         return 0;
     }
-    if (!status) {
+    if (!status)
         *kind = kind_of(&a);
+    if (*kind != UCCH_MEMORY_UNKNOWN && a.device > 0) /* of unknown memory hipInvalidDeviceId, which is -2, since 6 */
         *device = a.device;
-    }
     return status;
 }
 
@@ -135,7 +144,8 @@ static int hip_share(void *where, void *handle) {
 static int hip_open_shared(void **where, const void *handle) {
     ucch_share share;
     memcpy(&share, handle, sizeof(share));
-    return hip.hipIpcOpenMemHandle ? hip.hipIpcOpenMemHandle(where, share, IPC_ENABLE_PEERS) : NOT_SUPPORTED;
+    unsigned enable_peers = numeric >= VERSION_6; /* hipIpcMemLazyEnablePeerAccess, the only flag taken, was 0 in 5 */
+    return hip.hipIpcOpenMemHandle ? hip.hipIpcOpenMemHandle(where, share, enable_peers) : NOT_SUPPORTED;
 }
 
 static int hip_close_shared(void *where) {
@@ -146,7 +156,8 @@ static int hip_alloc(void **where, size_t bytes) {
     return hip.hipMalloc(where, bytes);
 }
 
-/* Other devices see what a kernel writes to ordinary memory when it has ended; to fine-grained memory, at once. */
+/* Other devices see what a kernel writes to ordinary memory when it has ended; to fine-grained memory, at once. Where
+ * there is none, HIP gives ordinary memory and says nothing (hip_fine). */
 static int hip_alloc_shared(void **where, size_t bytes) {
     return hip.hipExtMallocWithFlags ? hip.hipExtMallocWithFlags(where, bytes, MALLOC_FINE_GRAINED) : NOT_SUPPORTED;
 }
@@ -242,15 +253,31 @@ static int hip_eager(int *yes) {
     return 0;
 }
 
-/* hipRTC compiles for the device that the calling thread uses. */
-/* The numbers of the attributes that would tell have changed between releases: what the smallest accelerator holds that
- * AMD supports has room for so many (60 compute units of 2048 threads). */
-static int hip_resident(int device, unsigned threads, int *blocks) {
-    (void)device;
-    *blocks = 60 * (2048 / (int)threads);
+static int hip_fine(int *yes) {
+    *yes = fine;
     return 0;
 }
 
+/* Otherwise it is a kernel of one work item, which looks at the word all the time. */
+static int hip_parks(int *yes) {
+    *yes = command_waits;
+    return 0;
+}
+
+static int attribute(int device, int which, int least) {
+    int value = 0;
+    if (!hip.hipDeviceGetAttribute || hip.hipDeviceGetAttribute(&value, which, device) || value <= 0)
+        return least;
+    return value;
+}
+
+static int hip_resident(int device, unsigned threads, int *blocks) {
+    *blocks = attribute(device, UNITS, LEAST_UNITS) *
+              (attribute(device, THREADS_OF_ONE, LEAST_THREADS) / (int)threads);
+    return 0;
+}
+
+/* hipRTC compiles for the device that the calling thread uses. */
 static int hip_target(int device, char *text, int room) {
     (void)device;
     if (room)
@@ -272,9 +299,10 @@ static int hip_launch(void *function, unsigned blocks, unsigned threads, void **
 }
 
 static int hip_error_name(int code, const char **name) {
-    if (!hip.hipDrvGetErrorName)
-        return NOT_SUPPORTED;
-    return hip.hipDrvGetErrorName(code, name);
+    /* Every HIP has it; hipDrvGetErrorName came with 5.3. */
+    const char *(*name_of)(int) = (const char *(*)(int))(void (*)(void))hip.hipGetErrorName;
+    *name = name_of(code);
+    return 0;
 }
 
 const device_ops ucch_hip_ops = {

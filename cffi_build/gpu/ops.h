@@ -37,6 +37,8 @@ DEVICE(event_free, (void *event))
 DEVICE(event_record, (void *event, void *stream))
 DEVICE(event_done, (void *event, int *done))
 DEVICE(eager, (int *yes))                                            /* no kernel is loaded at its first launch */
+DEVICE(fine, (int *yes))                                             /* alloc_shared keeps its word on every link */
+DEVICE(parks, (int *yes))                                            /* stream_hold keeps no part of the device busy */
 DEVICE(resident, (int device, unsigned threads, int *blocks))         /* so many run at a time */
 DEVICE(target, (int device, char *text, int room))                   /* what to compile for; "": it knows */
 DEVICE(kernel, (const void *image, void **function))                 /* `ucch` of a compiled module */

@@ -24,7 +24,7 @@ static const struct {
 static int loaded[RUNTIMES];
 static int memory_type[RUNTIMES];
 static char text[256]; /* of the last failure, in whatever thread: Python asks in another one than progress runs in */
-static int bound_runtime = -1, bound_device;
+static int bound_runtime = -1, bound_device, may_hold = 1;
 
 const char *ucch_device_error(void) {
     return text;
@@ -200,6 +200,14 @@ int ucch_device_eager(int runtime, int *yes) {
     return CALL(eager, yes);
 }
 
+int ucch_device_fine(int runtime, int *yes) {
+    return CALL(fine, yes);
+}
+
+int ucch_device_resident(int runtime, int device, unsigned threads, int *blocks) {
+    return CALL(resident, device, threads, blocks);
+}
+
 int ucch_device_room(int runtime, size_t *bytes) {
     return CALL(room, bytes);
 }
@@ -224,6 +232,17 @@ int ucch_device_bind(int runtime, int device) {
         ucch_work_reserve();
     }
     return 0;
+}
+
+/* Whether streams may wait for what has not been queued yet. Otherwise they wait only for what has: then nothing waits
+ * in a circle, whatever shares a queue, as what is in front of a wait was queued before it, and so was what it waits
+ * for, at whatever rank. */
+void ucch_device_hold(int may) {
+    may_hold = may;
+}
+
+int ucch_may_hold(void) {
+    return may_hold;
 }
 
 int ucch_bound(void) {

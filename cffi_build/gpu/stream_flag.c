@@ -21,8 +21,13 @@ int ucch_gates_held(void) {
     return held;
 }
 
+/* Whether the next ticket would be 0: streams of some runtimes compare without wrapping. */
+static int is_worn(ucch_flag flag) {
+    return flag.ticket == UINT32_MAX;
+}
+
 static int take_word(ucch_flag *flag) {
-    if (flag->at)
+    if (flag->at && !is_worn(*flag))
         return 0;
     pthread_mutex_lock(&words_lock);
     word *w = idle_words;
@@ -42,7 +47,7 @@ static int take_word(ucch_flag *flag) {
 }
 
 static void give_word(ucch_flag flag) {
-    word *w = flag.at ? malloc(sizeof(*w)) : NULL;
+    word *w = flag.at && !is_worn(flag) ? malloc(sizeof(*w)) : NULL;
     if (!w)
         return; /* lost: a few bytes */
     pthread_mutex_lock(&words_lock);

@@ -225,8 +225,8 @@ static size_t run_for(ucch_transfer *t, size_t bytes, int near) {
     size_t slice = slice_of(bytes, near);
     for (size_t i = 0; i < sizeof(least) / sizeof(*least); i++) {
         size_t room = least[i] ? least[i] * UCCH_CARRY_STEP : slice;
-        if (room > slice)
-            continue;
+        if (room > slice || (room < slice && !ucch_may_hold()))
+            continue; /* our kernel would wait for the receiver's */
         t->many = (int)(((uint64_t)blocks_of(bytes, near) * room + UCCH_CHUNK - 1) / UCCH_CHUNK);
         t->first = ucch_run_take_locked(t->many, room <= UCCH_CARRY_STEP, near);
         if (t->first >= 0)

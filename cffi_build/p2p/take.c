@@ -24,9 +24,9 @@ void ucch_transfer_await_locked(ucch_transfer *t, void *buffer, int on_device, c
 /* Let a stream take a message, one that has come or one that has not: 0, or a failure, which leaves it as it was. */
 int ucch_transfer_expect_locked(ucch_transfer *t, const ucch_expected *e, void *stream) {
     ucch_slip_drop(t);
-    int status = t->phase != AWAITED && ucch_window_tight(e->sender) ? UCCH_FAIL_MEMORY : 0;
-    if (!status)
-        status = ucch_take_ready_locked(t, e, stream);
+    if (t->phase != AWAITED && (!ucch_may_hold() || ucch_window_tight(e->sender)))
+        return UCCH_FAIL_MEMORY;
+    int status = ucch_take_ready_locked(t, e, stream);
     if (status)
         return status;
     if (t->phase == AWAITED) {

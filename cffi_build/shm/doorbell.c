@@ -1,7 +1,8 @@
-/* Bells (mailbox.c) for streams that cannot wait for any memory: HIP's wait only for words of the runtime's own. A
- * thread passes on to these what rings. It takes no lock that others hold for long and never calls the driver, either
- * of which may wait for the very stream. A kernel that waits would keep a part of the device from those beside it: with
- * one of an H200's 132 multiprocessors taken matrix products, which fill all of them, took a quarter longer. */
+/* Bells (mailbox.c) for streams that cannot wait for any memory: HIP's wait only for words of the runtime's own, and where
+ * its command processor does so (GPU_STREAMOPS_CP_WAIT=1) these are worth a thread that passes on to them what rings.
+ * It takes no lock that others hold for long and never calls the driver, either of which may wait for the very stream.
+ * A kernel that waits would keep a part of the device from those beside it: with one of an H200's 132 multiprocessors
+ * taken matrix products, which fill all of them, took a quarter longer. */
 #define _GNU_SOURCE
 #include <pthread.h>
 #include <sys/prctl.h>
@@ -15,7 +16,8 @@
 
 typedef struct passing {
     const uint32_t *bell;
-    uint32_t *word, rings; /* the runtime's, and what both then hold */
+    uint32_t *word; /* the runtime's: 1 once it may go on */
+    uint32_t rings;
     int waits;
 } passing;
 
@@ -36,7 +38,7 @@ static int look(void) {
             continue;
         }
         __atomic_store_n(&p->waits, 0, __ATOMIC_RELEASE);
-        __atomic_store_n(p->word, p->rings, __ATOMIC_RELEASE); /* last: the slip may be in use again at once */
+        __atomic_store_n(p->word, 1, __ATOMIC_RELEASE); /* last: the slip may be in use again at once */
     }
     return waiting;
 }
@@ -76,7 +78,9 @@ static int start_locked(void) {
 
 /* Have words ready: while a stream is held, allocating one could wait for that very stream. */
 void ucch_bells_reserve(void) {
-    for (int i = 0; i < SLIPS; i++)
+    int worth = 0;
+    ucch_bound_ops()->parks(&worth);
+    for (int i = 0; i < SLIPS && worth; i++)
         if (!all[i].word && ucch_bound_ops()->flag((void **)&all[i].word))
             all[i].word = NULL;
 }
@@ -89,11 +93,12 @@ int ucch_bell_hold(int i, const uint32_t *bell, uint32_t rings, void *stream) {
     pthread_mutex_lock(&lock);
     int status = start_locked() ? 0 : UCCH_FAIL_MEMORY;
     if (!status) {
+        __atomic_store_n(p->word, 0, __ATOMIC_RELEASE); /* whoever waited for its last use has gone on */
         p->bell = bell;
         p->rings = rings;
         __atomic_store_n(&p->waits, 1, __ATOMIC_RELEASE);
         pthread_cond_signal(&more);
     }
     pthread_mutex_unlock(&lock);
-    return status ? status : ucch_bound_ops()->stream_hold(stream, p->word, rings) ? UCCH_FAIL_DEVICE : 0;
+    return status ? status : ucch_bound_ops()->stream_hold(stream, p->word, 1) ? UCCH_FAIL_DEVICE : 0;
 }

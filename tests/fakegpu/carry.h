@@ -18,7 +18,7 @@ static void put_word(void *word, uint32_t value) {
 }
 
 /* The next step of a block's slice `k`, from `*done` on; 0 where it has to wait. */
-static int carry_step(stream *s, const carry *c, char *run, uint64_t k, uint64_t length, uint64_t *done) {
+static int carry_step(queue *s, const carry *c, char *run, uint64_t k, uint64_t length, uint64_t *done) {
     uint64_t *about = (uint64_t *)(run + UCCH_RUN_ABOUT);
     uint32_t step = (uint32_t)(*done / UCCH_CARRY_STEP) + 1;
     char *there = c->data + k * c->room + *done % c->room, *here = c->buffer + k * c->slice + *done;
@@ -28,6 +28,7 @@ static int carry_step(stream *s, const carry *c, char *run, uint64_t k, uint64_t
     if (!c->slip && *done >= c->room && !word_at(&about[5]) &&
         (int32_t)(word_at(taken) - (step - c->room / UCCH_CARRY_STEP)) < 0)
         return 0;
+    touch(here), touch(there), touch(run);
     work w = {.dst = c->slip ? here : there, .src = c->slip ? there : here};
     w.bytes = length - *done < UCCH_CARRY_STEP ? length - *done : UCCH_CARRY_STEP;
     run_copy(s, &w);
@@ -57,7 +58,8 @@ static char *run_of(carry *c) {
 }
 
 /* Every block goes its own pace: the next to do something is one of those that can, by chance. */
-static void run_carry(stream *s, carry *c) {
+static void run_carry(queue *s, carry *c) {
+    touch(c->front), touch(c->slip), touch(c->slips);
     char *run = run_of(c);
     uint64_t *slice = calloc(2 * c->blocks, sizeof(*slice)), *done = slice + c->blocks;
     unsigned left = c->blocks;

@@ -83,7 +83,7 @@ class Gate:
     "What holds a stream until it is opened."
 
     def __init__(self, stream):
-        self.memory = runtime().alloc(8, pinned=True)
+        self.memory = runtime().flag()
         self.word = ctypes.c_uint32.from_address(self.memory.handle)
         self.word.value = 0
         runtime().wait_value(stream.handle, self.memory.handle, 1)

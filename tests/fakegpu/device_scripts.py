@@ -148,7 +148,7 @@ def launch(comm, mistake=""):
     gpu.use(comm._run.members.place.device)
     stream, other = gpu.stream(), gpu.stream()
     x, y = Array(N), Array(N)
-    gate = gpu.alloc(8, pinned=True)
+    gate = gpu.flag()
     word = ctypes.c_uint32.from_address(gate.handle)
     word.value = 0
     gpu.wait_value(stream.handle, gate.handle, 1)
@@ -177,7 +177,8 @@ def alone(comm, rounds, failures):
 with Communicator() as comm:
     for _ in range(5):
         assert launch(comm)
-    for mistake in ("forgotten sync", "wrong stream", "missing wait", "use after free"):
+    mistakes = ("forgotten sync", "wrong stream", "missing wait", "use after free")
+    for mistake in mistakes[: 3 if runtime().vendor == "amd" else 4]:  # HIP's free waits
         assert not launch(comm, mistake), mistake
     assert launch(comm)
 

@@ -5,11 +5,17 @@
  * at once and never used again; fresh memory is garbage. So an order that is only accidentally right on a real GPU is
  * wrong here: a forgotten synchronisation, a wrong stream, a use after free and a missing wait show as wrong data.
  *
+ * Streams share queues, in which work runs one after the other: eight with CUDA (CUDA_DEVICE_MAX_CONNECTIONS), four with
+ * HIP (GPU_MAX_HW_QUEUES). Of the fake HIP alone: copies between host and device go one after the other by an engine for
+ * each way, from when they are issued, whatever they wait for; freeing waits for all streams of the device; streams wait
+ * for signal memory only, and numbers do not wrap; the device sees memory of the host elsewhere; memory that others open
+ * is only coherent where it is fine-grained, and so only where HSA_FORCE_FINE_GRAIN_PCIE or a link makes it.
+ *
  * FAKEGPU_DEVICES: how many devices (4). FAKEGPU_DELAY_US: least time of a copy or kernel, which takes up to twice that
- * (1000). FAKEGPU_NO_FLAGS: streams cannot wait for memory. FAKEGPU_CONNECTIONS: streams that run beside each other;
- * more than these go one after the other, as on a device that has run out of connections (0: as many as there are).
- * FAKEGPU_ROOM_MB: how much memory of a device is said to be free (4096), whatever is allocated. FAKEGPU_NO_PEERS: no
- * process can open another one's device memory. */
+ * (1000). FAKEGPU_NO_FLAGS: streams cannot wait for memory. FAKEGPU_CONNECTIONS: so many queues, whatever the runtime
+ * was told (0: one for every stream). FAKEGPU_ROOM_MB: how much memory of a device is said to be free (4096), whatever
+ * is allocated. FAKEGPU_NO_PEERS: no process can open another one's device memory. FAKEGPU_XGMI: the devices are linked.
+ * FAKEGPU_HIP: the version to be (6). FAKEGPU_UNITS, FAKEGPU_UNIT_THREADS: a device's size (104, 2048). */
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <pthread.h>
@@ -28,9 +34,9 @@
 enum { OK = 0, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, INVALID_CONTEXT = 201, INVALID_DEVICE = 101, NOT_READY = 600 };
 enum { NOT_SUPPORTED = 801 };
 enum { FRESH = 0xCB, IN_WORK = 0xEE, FREED = 0xDB };
-enum { DEVICE_MEMORY, PINNED_MEMORY };
+enum { DEVICE_MEMORY, PINNED_MEMORY, SIGNAL_MEMORY };
 enum { SHAREABLE = 2 << 20, SPARSE = 64 << 20 };
-enum { COPY, FILL, SCALE, ADD, RECORD, WAIT, HOLD, WRITE, WHOLE, CARRY };
+enum { COPY, FILL, SCALE, ADD, RECORD, WAIT, HOLD, AWAIT, WRITE, WHOLE, CARRY };
 #define MOST_DEVICES 16
 /* Whoever waits for something that is no work of its own looks for it this often, in us. */
 #define LOOK_US 50
@@ -52,21 +58,29 @@ typedef struct work {
     float value;
     recording *recording;
     uint64_t ticket;
+    struct stream *of; /* NULL: an engine's */
     struct work *next;
 } work;
 
-typedef struct stream {
+/* What runs one after the other. */
+typedef struct queue {
     pthread_t thread;
     work *head, **tail;
-    int busy, ending;
+    int users;
     unsigned seed;
     pthread_cond_t given; /* of its own thread alone: glibc before 2.41 loses wake-ups of waiters in a crowd (25847) */
+} queue;
+
+typedef struct stream {
+    queue *queue;
+    int device, unfinished, ended;
+    struct stream *next;
 } stream;
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static stream *default_stream;
-static int misuses, started, open_streams;
-static unsigned streams_made;
+static stream *streams, *default_stream;
+static queue *engines[2]; /* copies from the host, and to it */
+static int misuses, started, open_streams, most_queues;
 static _Thread_local int current = -1;
 
 static int setting(const char *name, int otherwise) {
@@ -74,9 +88,39 @@ static int setting(const char *name, int otherwise) {
     return text && *text ? atoi(text) : otherwise;
 }
 
-static int device_count(void) {
+#ifdef FAKE_HIP
+enum { HIP = 1 };
+#define VISIBLE getenv("HIP_VISIBLE_DEVICES")
+#else
+enum { HIP = 0 };
+#define VISIBLE (char *)NULL
+#endif
+
+static int hip_version(void) {
+    return setting("FAKEGPU_HIP", 6);
+}
+
+static int boards(void) {
     int n = setting("FAKEGPU_DEVICES", 4);
     return n < 0 ? 0 : n > MOST_DEVICES ? MOST_DEVICES : n;
+}
+
+/* The board of a device of this process, which HIP_VISIBLE_DEVICES chooses; -1 where there is none. */
+static int board_of(int device) {
+    const char *list = VISIBLE, *at = list;
+    for (int i = 0; at && *at && i < device; i++) {
+        at = strchr(at, ',');
+        at = at ? at + 1 : "";
+    }
+    int board = list && *list ? (*at ? atoi(at) : -1) : device;
+    return device >= 0 && board < boards() ? board : -1;
+}
+
+static int device_count(void) {
+    int n = 0;
+    while (board_of(n) >= 0)
+        n++;
+    return n;
 }
 
 #include "memory.h"
@@ -98,12 +142,12 @@ static int memory_left(size_t *room, size_t *all) {
     return OK;
 }
 
-static void take_time(stream *s) {
+static void take_time(queue *s) {
     int least = setting("FAKEGPU_DELAY_US", 1000);
     usleep((useconds_t)(least + (least ? rand_r(&s->seed) % least : 0)));
 }
 
-static void run_copy(stream *s, const work *w) {
+static void run_copy(queue *s, const work *w) {
     char *dst = w->dst;
     const char *src = w->src;
     if (live(dst) && (dst + w->bytes <= src || src + w->bytes <= dst))
@@ -113,7 +157,7 @@ static void run_copy(stream *s, const work *w) {
         memmove(dst, src, w->bytes);
 }
 
-static void run_kernel(stream *s, const work *w) {
+static void run_kernel(queue *s, const work *w) {
     float *data = w->dst;
     take_time(s);
     for (size_t i = 0; i < w->bytes / sizeof(float) && (i || live(data)); i++)
@@ -121,7 +165,7 @@ static void run_kernel(stream *s, const work *w) {
 }
 
 /* dst = dst + src: what a kernel of the run-time compiler does here. */
-static void run_add(stream *s, const work *w) {
+static void run_add(queue *s, const work *w) {
     float *dst = w->dst;
     const float *src = w->src;
     take_time(s);
@@ -134,9 +178,13 @@ static int there(const void *word, uint32_t least) {
     return (int32_t)(__atomic_load_n((const uint32_t *)word, __ATOMIC_ACQUIRE) - least) >= 0;
 }
 
-static void hold(const void *word, uint32_t least) {
-    while (!there(word, least))
-        usleep(LOOK_US);
+/* A stream waits, or a kernel of one thread. */
+static void hold(const void *word, uint32_t least, int is_kernel) {
+    for (;; usleep(LOOK_US)) {
+        uint32_t found = __atomic_load_n((const uint32_t *)word, __ATOMIC_ACQUIRE);
+        if (HIP && !is_kernel ? found >= least : (int32_t)(found - least) >= 0)
+            return;
+    }
 }
 
 static int reached(const recording *r) {
@@ -146,7 +194,7 @@ static int reached(const recording *r) {
 #include "carry.h"
 #include "whole.h"
 
-static void run(stream *s, const work *w) {
+static void run(queue *s, const work *w) {
     switch (w->kind) {
     case COPY:
         run_copy(s, w);
@@ -166,7 +214,8 @@ static void run(stream *s, const work *w) {
             usleep(LOOK_US);
         break;
     case HOLD:
-        hold(w->dst, (uint32_t)w->ticket);
+    case AWAIT:
+        hold(w->dst, (uint32_t)w->ticket, w->kind == AWAIT);
         break;
     case WHOLE:
         run_whole(s, w->dst);
@@ -179,144 +228,23 @@ static void run(stream *s, const work *w) {
     }
 }
 
-static void *worker(void *data) {
-    stream *s = data;
-    pthread_mutex_lock(&lock);
-    for (;;) {
-        while (!s->head && !s->ending)
-            pthread_cond_wait(&s->given, &lock);
-        work *w = s->head;
-        if (!w)
-            break;
-        s->head = w->next;
-        if (!s->head)
-            s->tail = &s->head;
-        s->busy = 1;
-        pthread_mutex_unlock(&lock);
-        run(s, w);
-        free(w);
-        pthread_mutex_lock(&lock);
-        s->busy = 0;
-    }
-    pthread_mutex_unlock(&lock);
-    free(s);
-    return NULL;
-}
-
-static int new_stream(stream **out) {
-    stream *s = calloc(1, sizeof(*s));
-    if (!s)
-        return OUT_OF_MEMORY;
-    s->tail = &s->head;
-    pthread_cond_init(&s->given, NULL);
-    s->seed = ++streams_made * 2654435761u;
-    pthread_attr_t attributes;
-    pthread_attr_init(&attributes);
-    pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
-    int status = pthread_create(&s->thread, &attributes, worker, s);
-    pthread_attr_destroy(&attributes);
-    if (status) {
-        free(s);
-        return OUT_OF_MEMORY;
-    }
-    *out = s;
-    return OK;
-}
-
-static int make_stream(stream **out) {
-    __atomic_add_fetch(&open_streams, 1, __ATOMIC_RELAXED);
-    static stream *shared[MOST_DEVICES];
-    static unsigned made;
-    int most = setting("FAKEGPU_CONNECTIONS", 0);
-    if (most <= 0)
-        return new_stream(out);
-    stream **one = &shared[made++ % (unsigned)(most < MOST_DEVICES ? most : MOST_DEVICES)];
-    int status = *one ? OK : new_stream(one);
-    *out = *one;
-    return status;
-}
-
-static stream *stream_of(void *handle) {
-    if (handle)
-        return handle;
-    pthread_mutex_lock(&lock);
-    stream *s = default_stream;
-    pthread_mutex_unlock(&lock);
-    if (!s && make_stream(&s) == OK)
-        default_stream = s;
-    return s;
-}
-
-static int submit(void *handle, work w) {
-    stream *s = stream_of(handle);
-    work *copy = malloc(sizeof(*copy));
-    if (!s || !copy) {
-        free(copy);
-        return OUT_OF_MEMORY;
-    }
-    *copy = w;
-    copy->next = NULL;
-    pthread_mutex_lock(&lock);
-    *s->tail = copy;
-    s->tail = &copy->next;
-    pthread_cond_signal(&s->given);
-    pthread_mutex_unlock(&lock);
-    return OK;
-}
+#include "queues.h"
 
 /* Without a current device a real runtime refuses as well. */
 static int usable(void) {
     return !started ? INVALID_VALUE : current < 0 ? INVALID_CONTEXT : OK;
 }
 
+/* What the environment says counts now, and not later. */
 static int begin(void) {
+    const char *fine = getenv("HSA_FORCE_FINE_GRAIN_PCIE");
+    int told = HIP ? setting("GPU_MAX_HW_QUEUES", 4) : setting("CUDA_DEVICE_MAX_CONNECTIONS", 8);
+    if (!started) {
+        most_queues = setting("FAKEGPU_CONNECTIONS", told);
+        fine_grained = !HIP || setting("FAKEGPU_XGMI", 0) || (fine && !strcmp(fine, "1"));
+    }
     started = 1;
     return device_count() ? OK : 100; /* no device */
-}
-
-static int copy_async(void *dst, const void *src, size_t bytes, void *handle) {
-    return usable() ? usable() : submit(handle, (work){.kind = COPY, .dst = dst, .src = src, .bytes = bytes});
-}
-
-static int end_stream(void *handle) {
-    stream *s = handle;
-    __atomic_sub_fetch(&open_streams, 1, __ATOMIC_RELAXED);
-    pthread_mutex_lock(&lock);
-    s->ending = !setting("FAKEGPU_CONNECTIONS", 0);
-    pthread_cond_signal(&s->given);
-    pthread_mutex_unlock(&lock);
-    return OK;
-}
-
-static int synchronize(void *handle) {
-    stream *s = stream_of(handle);
-    pthread_mutex_lock(&lock);
-    while (s->head || s->busy) {
-        pthread_mutex_unlock(&lock);
-        usleep(LOOK_US);
-        pthread_mutex_lock(&lock);
-    }
-    pthread_mutex_unlock(&lock);
-    return OK;
-}
-
-static int record(event *e, void *handle) {
-    if (usable())
-        return usable();
-    recording *r = calloc(1, sizeof(*r)); /* never freed: anybody may still wait for it */
-    if (!r)
-        return OUT_OF_MEMORY;
-    pthread_mutex_lock(&lock);
-    e->last = r;
-    pthread_mutex_unlock(&lock);
-    return submit(handle, (work){.kind = RECORD, .recording = r});
-}
-
-static int wait_event(void *handle, event *e) {
-    pthread_mutex_lock(&lock);
-    recording *r = e->last;
-    pthread_mutex_unlock(&lock);
-    return r ? submit(handle, (work){.kind = WAIT, .recording = r}) : OK;
 }
 
 static int query(event *e) {
@@ -329,22 +257,23 @@ static int query(event *e) {
 static int flag_work(void *handle, void *word, uint32_t value, int kind) {
     if (setting("FAKEGPU_NO_FLAGS", 0))
         return NOT_SUPPORTED;
+    if (HIP && (kind == HOLD ? kind_of(word) != SIGNAL_MEMORY : kind_of(word) < 0))
+        return INVALID_VALUE;
     return submit(handle, (work){.kind = kind, .dst = word, .ticket = value});
 }
 
 static int bus(int device, char *text, int room) {
     if (device < 0 || device >= device_count())
         return INVALID_DEVICE;
-    snprintf(text, (size_t)room, "0000:%02x:00.0", device + 1);
+    snprintf(text, (size_t)room, "0000:%02x:00.0", board_of(device) + 1);
     return OK;
 }
 
-static int error_name(int code, const char **name) {
-    *name = code == OUT_OF_MEMORY    ? "FAKE_OUT_OF_MEMORY"
-            : code == INVALID_DEVICE ? "FAKE_INVALID_DEVICE"
-            : code == NOT_SUPPORTED  ? "FAKE_NOT_SUPPORTED"
-                                     : "FAKE_ERROR";
-    return OK;
+static const char *error_name(int code) {
+    return code == OUT_OF_MEMORY    ? "FAKE_OUT_OF_MEMORY"
+           : code == INVALID_DEVICE ? "FAKE_INVALID_DEVICE"
+           : code == NOT_SUPPORTED  ? "FAKE_NOT_SUPPORTED"
+                                    : "FAKE_ERROR";
 }
 
 /* ---- for tests: kernels, how often work touched freed memory, and streams that were not given back ---- */

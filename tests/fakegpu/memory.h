@@ -1,18 +1,44 @@
 /* The memory of the fake devices. Included by fakegpu.c. */
 typedef struct region {
-    char *base;
+    char *base, *seen; /* as the device sees memory of the host */
     size_t bytes;
-    int kind, device, freed, file;
+    int kind, device, freed, file, fine;
     struct region *next;
 } region;
 
 static region *regions;
+static int fine_grained; /* whether there is such memory */
+
+static int is_in(const void *address, const char *base, size_t bytes) {
+    return base && (const char *)address >= base && (const char *)address < base + bytes;
+}
 
 static region *find_locked(const void *address) {
     for (region *r = regions; r; r = r->next)
-        if ((const char *)address >= r->base && (const char *)address < r->base + r->bytes)
+        if (is_in(address, r->base, r->bytes) || is_in(address, r->seen, r->bytes))
             return r;
     return NULL;
+}
+
+/* -1 for what the runtime does not know. */
+static int kind_of(const void *address) {
+    pthread_mutex_lock(&lock);
+    region *r = find_locked(address);
+    int kind = r && !r->freed ? r->kind : -1;
+    pthread_mutex_unlock(&lock);
+    return kind;
+}
+
+/* A kernel is at this address: the job ends, as AMD's driver has it, unless the device sees memory there. */
+static void touch(const void *address) {
+    pthread_mutex_lock(&lock);
+    region *r = find_locked(address);
+    int known = r && (!r->seen || is_in(address, r->seen, r->bytes));
+    pthread_mutex_unlock(&lock);
+    if (HIP && address && !known) {
+        fprintf(stderr, "Memory access fault by GPU node-1 on address %p. Reason: Page not present.\n", address);
+        abort();
+    }
 }
 
 static int note(region *r, void **address) {
@@ -32,7 +58,7 @@ static void *map_file(region *r, size_t room) {
     return mmap(NULL, room, PROT_READ | PROT_WRITE, MAP_SHARED, r->file, 0);
 }
 
-static int allocate(void **address, size_t bytes, int kind) {
+static int allocate_as(void **address, size_t bytes, int kind, int fine) {
     region *r = calloc(1, sizeof(*r));
     size_t room = (bytes + 4095) / 4096 * 4096;
     if (bytes == 0 || !r || bytes > (size_t)1 << 32) {
@@ -52,15 +78,40 @@ static int allocate(void **address, size_t bytes, int kind) {
         memset(r->base, FRESH, room);
     r->bytes = bytes;
     r->kind = kind;
+    r->fine = fine;
     r->device = current < 0 ? 0 : current;
     return note(r, address);
+}
+
+static int allocate(void **address, size_t bytes, int kind) {
+    return allocate_as(address, bytes, kind, !HIP);
+}
+
+/* Memory of the host's that the device comes to see: elsewhere, if it can be mapped twice. */
+static int see_host(void *where, size_t bytes) {
+    region *r = calloc(1, sizeof(*r));
+    void *seen = mremap(where, 0, bytes, MREMAP_MAYMOVE), *unused;
+    if (!r)
+        return OUT_OF_MEMORY;
+    *r = (region){.base = where, .bytes = bytes, .kind = PINNED_MEMORY, .file = -1};
+    r->seen = seen == MAP_FAILED ? NULL : seen;
+    return note(r, &unused);
+}
+
+static int seen_at(void **seen, void *memory) {
+    pthread_mutex_lock(&lock);
+    region *r = find_locked(memory);
+    *seen = r && r->seen ? r->seen + ((char *)memory - r->base) : memory;
+    pthread_mutex_unlock(&lock);
+    return r && r->kind != DEVICE_MEMORY ? OK : INVALID_VALUE;
 }
 
 /* What another process opens memory by: whose it is, as which file, and how long. */
 typedef struct share {
     int pid, file;
     size_t bytes;
-    char more[48];
+    int device, board, fine; /* the device's number in its owner */
+    char more[32];
 } share;
 
 static int share_memory(share *out, void *address) {
@@ -68,32 +119,57 @@ static int share_memory(share *out, void *address) {
     region *r = find_locked(address);
     int there = r && !r->freed && r->file >= 0 && r->base == (char *)address;
     if (there)
-        *out = (share){.pid = getpid(), .file = r->file, .bytes = r->bytes};
+        *out = (share){.pid = getpid(),
+                       .file = r->file,
+                       .bytes = r->bytes,
+                       .device = r->device,
+                       .board = board_of(r->device),
+                       .fine = r->fine};
     pthread_mutex_unlock(&lock);
     return there ? OK : INVALID_VALUE;
 }
 
+/* What HIP 7 makes the peer is the device of that number here. */
+static int takes_for_peer(const share *from) {
+    int mine = board_of(from->device);
+    return hip_version() < 7 || mine == from->board || mine == board_of(current < 0 ? 0 : current);
+}
+
 static int open_memory(void **address, const share *from) {
     char path[64];
+    if (HIP && from->pid == getpid())
+        return INVALID_CONTEXT;
+    if (HIP && hip_version() >= 7 && from->device >= device_count())
+        return INVALID_VALUE;
     region *r = calloc(1, sizeof(*r));
     snprintf(path, sizeof(path), "/proc/%d/fd/%d", from->pid, from->file);
     r->file = setting("FAKEGPU_NO_PEERS", 0) ? -1 : open(path, O_RDWR | O_CLOEXEC);
     if (r->file >= 0)
-        r->base = mmap(NULL, from->bytes, PROT_READ | PROT_WRITE, MAP_SHARED, r->file, 0);
+        r->base = mmap(NULL, from->bytes, PROT_READ | PROT_WRITE,
+                       from->fine && takes_for_peer(from) ? MAP_SHARED : MAP_PRIVATE, r->file, 0);
     if (r->file < 0 || r->base == MAP_FAILED) {
         free(r);
         return NOT_SUPPORTED;
     }
+    if (!from->fine || !takes_for_peer(from)) /* it reads what it has read once */
+        for (size_t at = 0; at < from->bytes; at += 4096)
+            r->base[at] ^= 1;
     r->bytes = from->bytes;
     r->kind = DEVICE_MEMORY;
     return note(r, address);
 }
+
+static void wait_for_device(int device);
 
 /* Overwritten at once, whatever still uses it, and kept for ever, so that every later use meets the poison. */
 static int release(void *address, int kind) {
     pthread_mutex_lock(&lock);
     region *r = find_locked(address);
     int status = r && r->base == (char *)address && !r->freed && r->kind == kind ? OK : INVALID_VALUE;
+    pthread_mutex_unlock(&lock);
+    if (status == OK)
+        wait_for_device(r->device);
+    pthread_mutex_lock(&lock);
     if (status == OK) {
         r->freed = 1;
         memset(r->base, FREED, r->bytes);

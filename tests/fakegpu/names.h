@@ -13,7 +13,8 @@ int cuDriverGetVersion(int *version) {
     return OK;
 }
 int cuGetErrorName(int code, const char **name) {
-    return error_name(code, name);
+    *name = error_name(code);
+    return OK;
 }
 int cuDeviceGetCount(int *n) {
     *n = device_count();
@@ -162,13 +163,12 @@ int hipInit(unsigned flags) {
     (void)flags;
     return begin();
 }
-/* FAKEGPU_HIP: the major version to be, whose memory types differ before and since 6. */
 int hipRuntimeGetVersion(int *version) {
-    *version = setting("FAKEGPU_HIP", 6) * 10000000;
+    *version = hip_version() * 10000000;
     return OK;
 }
-int hipDrvGetErrorName(int code, const char **name) {
-    return error_name(code, name);
+const char *hipGetErrorName(int code) {
+    return error_name(code);
 }
 int hipGetLastError(void) {
     return OK;
@@ -197,30 +197,32 @@ int hipPointerGetAttributes(void *into, const void *where) {
         int managed;
         unsigned flags;
     } *out = into;
-    int kind, device;
+    int kind, device, old = hip_version() < 6;
     look_up(where, &kind, &device);
-    if (kind < 0)
+    if (kind < 0 && old)
         return INVALID_VALUE;
-    int old = setting("FAKEGPU_HIP", 6) < 6;
     memset(out, 0, sizeof(*out));
-    out->type = old ? kind == DEVICE_MEMORY : kind == DEVICE_MEMORY ? 2 : 1;
-    out->device = device;
+    out->type = old ? kind == DEVICE_MEMORY : kind < 0 ? 0 : kind == DEVICE_MEMORY ? 2 : 1;
+    out->device = kind < 0 ? -2 : device;
     return OK;
 }
 int hipMalloc(void **where, size_t bytes) {
     return allocate(where, bytes, DEVICE_MEMORY);
 }
 int hipFree(void *where) {
-    return release(where, DEVICE_MEMORY);
+    int kind = kind_of(where);
+    return release(where, kind == SIGNAL_MEMORY ? kind : DEVICE_MEMORY);
 }
 int hipIpcGetMemHandle(share *out, void *where) {
     return share_memory(out, where);
 }
 int hipIpcOpenMemHandle(void **where, share from, unsigned flags) {
-    return flags == 1 ? open_memory(where, &from) : INVALID_VALUE;
+    return flags == (hip_version() >= 6) ? open_memory(where, &from) : INVALID_VALUE;
 }
 int hipIpcCloseMemHandle(void *where) {
-    (void)where;
+    if (kind_of(where) != DEVICE_MEMORY)
+        return INVALID_VALUE;
+    wait_for_device(current < 0 ? 0 : current); /* the memory is kept, as all is */
     return OK;
 }
 int hipMemGetInfo(size_t *room, size_t *all) {
@@ -231,17 +233,18 @@ int hipHostMalloc(void **where, size_t bytes, unsigned flags) {
     return allocate(where, bytes, PINNED_MEMORY);
 }
 int hipHostRegister(void *where, size_t bytes, unsigned flags) {
-    return where && bytes && flags == 3 ? OK : INVALID_VALUE;
+    return where && bytes && flags == 3 ? see_host(where, bytes) : INVALID_VALUE;
 }
 int hipHostGetDevicePointer(void **seen, void *memory, unsigned flags) {
-    *seen = memory;
-    return flags ? INVALID_VALUE : OK;
+    return flags ? INVALID_VALUE : seen_at(seen, memory);
 }
 int hipHostFree(void *where) {
     return release(where, PINNED_MEMORY);
 }
 int hipExtMallocWithFlags(void **where, size_t bytes, unsigned flags) {
-    return flags == 1 || (flags == 2 && bytes == 8) ? allocate(where, bytes, DEVICE_MEMORY) : INVALID_VALUE;
+    if (flags == 1) /* and says nothing where there is no fine-grained memory */
+        return allocate_as(where, bytes, DEVICE_MEMORY, fine_grained);
+    return flags == 2 && bytes == 8 ? allocate(where, bytes, SIGNAL_MEMORY) : INVALID_VALUE;
 }
 int hipMemcpyAsync(void *dst, const void *src, size_t bytes, int kind, void *s) {
     if (current < 0)
@@ -288,8 +291,14 @@ int hipEventQuery(void *e) {
     return query(e);
 }
 
+/* The numbers of multiprocessors, and of the threads that one holds. */
+int hipDeviceGetAttribute(int *value, int which, int device) {
+    *value = which == 63 ? setting("FAKEGPU_UNITS", 104) : which == 57 ? setting("FAKEGPU_UNIT_THREADS", 2048) : 0;
+    return device >= 0 && device < device_count() ? OK : INVALID_DEVICE;
+}
+/* The image is not copied. */
 int hipModuleLoadData(void **module, const void *image) {
-    *module = strdup(image);
+    *module = (void *)image;
     return usable();
 }
 int hipModuleGetFunction(void **function, void *module, const char *name) {

@@ -21,16 +21,25 @@ static void *argument(void **arguments, size_t room, size_t bytes) {
     return copy ? memcpy(copy, arguments[0], bytes) : NULL;
 }
 
-static int launch_kernel(void *function, unsigned blocks, unsigned threads, void **arguments, void *handle) {
+/* A kernel, and the image that it is read from. */
+typedef struct function {
+    const char *kernel, *image;
+} function;
+
+static int launch_kernel(void *handle_of_function, unsigned blocks, unsigned threads, void **arguments, void *handle) {
+    const function *f = handle_of_function;
     if (usable())
         return usable();
-    if (function == (void *)WHOLES) {
+    if (strcmp(f->kernel, f->image))
+        return INVALID_VALUE; /* the image is gone, which was not copied */
+    const char *function = f->kernel;
+    if (function == WHOLES) {
         moves *all = argument(arguments, sizeof(*all), offsetof(moves, blocks));
         if (all)
             all->blocks = blocks;
         return all ? submit(handle, (work){.kind = WHOLE, .dst = all}) : OUT_OF_MEMORY;
     }
-    if (function == (void *)CARRIES) {
+    if (function == CARRIES) {
         carry *c = argument(arguments, sizeof(*c), offsetof(carry, blocks));
         if (c)
             c->blocks = blocks;
@@ -39,19 +48,25 @@ static int launch_kernel(void *function, unsigned blocks, unsigned threads, void
     const void *src = *(void **)arguments[0];
     void *dst = *(void **)arguments[1];
     uint64_t n = *(uint64_t *)arguments[2];
-    if (function == (void *)ADDS)
+    if (function == ADDS) {
+        touch(src), touch(dst);
         return submit(handle, (work){.kind = ADD, .src = src, .dst = dst, .bytes = n * sizeof(float)});
-    if (threads != 1 || (function != (void *)AWAITS && function != (void *)POSTS))
+    }
+    if (threads != 1 || (function != AWAITS && function != POSTS))
         return INVALID_VALUE;
-    return submit(handle, (work){.kind = function == (void *)AWAITS ? HOLD : WRITE, .dst = dst, .ticket = n});
+    touch(dst);
+    return submit(handle, (work){.kind = function == AWAITS ? AWAIT : WRITE, .dst = dst, .ticket = n});
 }
 
 static int find_kernel(void **function, const void *module, const char *name) {
     const char *all[] = {ADDS, AWAITS, POSTS, WHOLES, CARRIES};
     for (int i = 0; i < 5; i++)
         if (!strcmp(module, all[i])) {
-            *function = (void *)all[i];
-            return strcmp(name, "ucch") ? INVALID_VALUE : OK;
+            struct function *f = malloc(sizeof(*f));
+            if (f)
+                *f = (struct function){all[i], module};
+            *function = f;
+            return strcmp(name, "ucch") ? INVALID_VALUE : f ? OK : OUT_OF_MEMORY;
         }
     return INVALID_VALUE;
 }

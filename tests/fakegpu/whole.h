@@ -18,7 +18,7 @@ static size_t edge(size_t bytes, unsigned block, unsigned blocks) {
     return at < bytes ? at : bytes;
 }
 
-static void run_move(stream *s, const moves *all, uint64_t k, unsigned block) {
+static void run_move(queue *s, const moves *all, uint64_t k, unsigned block) {
     size_t bytes = all->each[k].n * (all->each[k].kind == 2 ? sizeof(float) : 1);
     size_t from = edge(bytes, block, all->blocks), to = edge(bytes, block + 1, all->blocks);
     work w = {.dst = (char *)all->each[k].dst + from, .src = (const char *)all->each[k].src + from, .bytes = to - from};
@@ -33,7 +33,9 @@ static void run_move(stream *s, const moves *all, uint64_t k, unsigned block) {
 }
 
 /* Every block goes its own pace: the next to do something is one of those that can, by chance. */
-static void run_whole(stream *s, moves *all) {
+static void run_whole(queue *s, moves *all) {
+    for (uint64_t k = 0; k < all->n; k++)
+        touch(all->each[k].src), touch(all->each[k].dst), touch(all->each[k].wait), touch(all->each[k].tell);
     uint64_t *at = calloc(all->blocks, sizeof(*at)), left = all->n * all->blocks;
     while (left) {
         unsigned block = (unsigned)rand_r(&s->seed) % all->blocks;

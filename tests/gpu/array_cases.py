@@ -26,7 +26,11 @@ from ucc_hetero.native.libraries import load
 
 RANK = int(os.environ.get("OMPI_COMM_WORLD_RANK") or os.environ.get("PMI_RANK") or 0)
 if hip := os.environ.get("CASES_ODD_HIP"):
-    os.environ |= {"UCCH_CUDA_LIB": "none", "UCCH_HIP_LIB": hip} if RANK % 2 else {"UCCH_HIP_LIB": "none"}
+    os.environ |= (
+        {"UCCH_CUDA_LIB": "none", "UCCH_HIP_LIB": hip, "HIP_ENABLE_DEFERRED_LOADING": "0"}
+        if RANK % 2
+        else {"UCCH_HIP_LIB": "none"}
+    )
 if blind := os.environ.get("CASES_ODD_BLIND") == "1" and RANK % 2 == 1:
     os.environ |= {"CUDA_VISIBLE_DEVICES": "", "UCCH_CUDA_LIB": "none", "UCCH_HIP_LIB": "none"}
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")

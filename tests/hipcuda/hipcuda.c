@@ -1,7 +1,9 @@
 /* HIP over CUDA: the entry points of the HIP runtime that ucc_hetero uses, forwarded to the CUDA driver, so that ranks
  * on NVIDIA GPUs take the `amd` path with real device memory, real streams and real bandwidth.
  *
- * cc -shared -fPIC hipcuda.c -o libamdhip64-over-cuda.so -ldl; then UCCH_HIP_LIB names it and UCCH_CUDA_LIB=none. */
+ * cc -shared -fPIC hipcuda.c -o libamdhip64-over-cuda.so -ldl; then UCCH_HIP_LIB names it and UCCH_CUDA_LIB=none. As with
+ * HIP, whose version HIPCUDA_VERSION says (6), unknown memory has a kind from 6 on, one flag is taken for memory of other
+ * processes, streams wait for signal memory only, and freeing waits for all streams of the device. */
 #include <dlfcn.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -30,8 +32,8 @@ static void *driver(void) {
     }                                                                                                                  \
     static int name params
 
-enum { INVALID_VALUE = 1, NO_DEVICE = 100, INVALID_DEVICE = 101 };
-#define CALL(name, ...) (name##_at() ? name##_at()(__VA_ARGS__) : NO_DEVICE)
+enum { INVALID_VALUE = 1, OUT_OF_MEMORY = 2, NO_DEVICE = 100, INVALID_DEVICE = 101 };
+#define CALL(name, ...) (name##_at() ? name##_at()(__VA_ARGS__) : (int)NO_DEVICE)
 
 CU(cuInit, (unsigned flags)) {
     return CALL(cuInit, flags);
@@ -73,7 +75,7 @@ static int ready(void) {
     int device;
     return cuCtxGetDevice(&device) ? work_with(chosen) : 0;
 }
-#define THERE(name, ...) (ready() ? ready() : CALL(name, __VA_ARGS__))
+#define THERE(name, ...) (ready() ? ready() : CALL(name, ##__VA_ARGS__))
 
 CU(cuPointerGetAttributes, (unsigned n, const int *which, void **into, address where)) {
     return CALL(cuPointerGetAttributes, n, which, into, where);
@@ -146,6 +148,9 @@ CU(cuEventQuery, (void *e)) {
     return THERE(cuEventQuery, e);
 }
 
+CU(cuCtxSynchronize, (void)) {
+    return THERE(cuCtxSynchronize);
+}
 CU(cuDeviceGetAttribute, (int *value, int which, int device)) {
     return CALL(cuDeviceGetAttribute, value, which, device);
 }
@@ -168,12 +173,23 @@ int ucch_memory_type(void) {
 int hipInit(unsigned flags) {
     return cuInit(flags);
 }
+static int major(void) {
+    const char *text = getenv("HIPCUDA_VERSION");
+    return text && *text ? atoi(text) : 6;
+}
 int hipRuntimeGetVersion(int *version) {
-    *version = 60000000;
+    *version = major() * 10000000;
     return 0;
 }
-int hipDrvGetErrorName(int code, const char **name) {
-    return cuGetErrorName(code, name);
+const char *hipGetErrorName(int code) {
+    const char *name = NULL;
+    return cuGetErrorName(code, &name) ? "hipErrorUnknown" : name;
+}
+/* Multiprocessors, and the threads that one holds. */
+int hipDeviceGetAttribute(int *value, int which, int device) {
+    return which == 63   ? cuDeviceGetAttribute(value, 16, device)
+           : which == 57 ? cuDeviceGetAttribute(value, 39, device)
+                         : INVALID_VALUE;
 }
 int hipGetLastError(void) {
     return 0;
@@ -211,12 +227,13 @@ int hipPointerGetAttributes(void *into, const void *where) {
     unsigned type = 0, managed = 0;
     int device = 0;
     void *values[] = {&type, &managed, &device};
+    static const int before_6[] = {-1, 0, 1, 4}, since_6[] = {0, 1, 2, 3};
     int status = cuPointerGetAttributes(3, which, values, (address)(uintptr_t)where);
-    if (status || !type)
+    if (status || (!type && major() < 6))
         return status ? status : INVALID_VALUE;
     memset(out, 0, sizeof(*out));
-    out->type = managed ? 3 : type == 2 ? 2 : 1;
-    out->device = device;
+    out->type = (major() < 6 ? before_6 : since_6)[managed ? 3 : type > 2 ? 2 : type];
+    out->device = type ? device : -2;
     out->managed = (int)managed;
     return 0;
 }
@@ -224,7 +241,7 @@ int hipIpcGetMemHandle(void *handle, void *where) {
     return cuIpcGetMemHandle(handle, (address)(uintptr_t)where);
 }
 int hipIpcOpenMemHandle(void **where, share handle, unsigned flags) {
-    return cuIpcOpenMemHandle_v2((address *)where, handle, flags);
+    return flags == (major() >= 6) ? cuIpcOpenMemHandle_v2((address *)where, handle, 1) : INVALID_VALUE;
 }
 int hipIpcCloseMemHandle(void *where) {
     return cuIpcCloseMemHandle((address)(uintptr_t)where);
@@ -236,23 +253,40 @@ int hipMemGetInfo(size_t *room, size_t *all) {
     return cuMemGetInfo_v2(room, all);
 }
 
-/* Signal memory is freed by hipFree, and is pinned host memory here. */
+/* Signal memory is pinned memory of the host here. */
+#define MOST_SIGNALS 65536
+static void *signals[MOST_SIGNALS];
+
+/* Put one pointer in the place of another: whether that was there. */
+static int exchange(void *old, void *new) {
+    for (int i = 0; i < MOST_SIGNALS; i++) {
+        void *expected = old;
+        if (__atomic_compare_exchange_n(&signals[i], &expected, new, 0, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST))
+            return 1;
+    }
+    return 0;
+}
+
 int hipFree(void *where) {
     static const int which[] = {2};
     unsigned type = 0;
     void *values[] = {&type};
     int status = cuPointerGetAttributes(1, which, values, (address)(uintptr_t)where);
+    cuCtxSynchronize();
+    exchange(where, NULL);
     return status ? status : type == 1 ? cuMemFreeHost(where) : cuMemFree_v2((address)(uintptr_t)where);
 }
 int hipExtMallocWithFlags(void **where, size_t bytes, unsigned flags) {
     if (flags == 1)
         return hipMalloc(where, bytes);
-    return flags == 2 && bytes == 8 ? cuMemHostAlloc(where, bytes, 3) : INVALID_VALUE;
+    int status = flags == 2 && bytes == 8 ? cuMemHostAlloc(where, bytes, 3) : INVALID_VALUE;
+    return status ? status : exchange(NULL, *where) ? 0 : OUT_OF_MEMORY;
 }
 int hipHostMalloc(void **where, size_t bytes, unsigned flags) {
     return cuMemHostAlloc(where, bytes, flags);
 }
 int hipHostFree(void *where) {
+    cuCtxSynchronize();
     return cuMemFreeHost(where);
 }
 int hipHostRegister(void *where, size_t bytes, unsigned flags) {
@@ -280,7 +314,9 @@ int hipStreamSynchronize(void *s) {
     return cuStreamSynchronize(s);
 }
 int hipStreamWaitValue32(void *s, void *word, uint32_t value, unsigned flags, uint32_t mask) {
-    return mask == ~(uint32_t)0 ? cuStreamWaitValue32_v2(s, (address)(uintptr_t)word, value, flags) : INVALID_VALUE;
+    if (mask != ~(uint32_t)0 || !word || !exchange(word, word))
+        return INVALID_VALUE;
+    return cuStreamWaitValue32_v2(s, (address)(uintptr_t)word, value, flags);
 }
 int hipStreamWriteValue32(void *s, void *word, uint32_t value, unsigned flags) {
     return cuStreamWriteValue32_v2(s, (address)(uintptr_t)word, value, flags);

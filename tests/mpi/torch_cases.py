@@ -17,7 +17,11 @@ import torch.distributed as dist
 DEVICE = os.environ.get("CASES_DEVICE", "cpu")
 if hip := os.environ.get("CASES_HIP"):  # the last half of the ranks takes its GPUs through this one (tests/hipcuda)
     last = 2 * int(os.environ["OMPI_COMM_WORLD_RANK"]) >= int(os.environ["OMPI_COMM_WORLD_SIZE"])
-    os.environ |= {"UCCH_CUDA_LIB": "none", "UCCH_HIP_LIB": hip} if last else {"UCCH_HIP_LIB": "none"}
+    os.environ |= (
+        {"UCCH_CUDA_LIB": "none", "UCCH_HIP_LIB": hip, "HIP_ENABLE_DEFERRED_LOADING": "0"}
+        if last
+        else {"UCCH_HIP_LIB": "none"}
+    )
 if DEVICE != "cpu":
     torch.cuda.set_device(int(os.environ.get("OMPI_COMM_WORLD_LOCAL_RANK", "0")) % torch.cuda.device_count())
     torch.set_default_device(DEVICE)

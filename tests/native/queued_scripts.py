@@ -19,7 +19,7 @@ def write(word, value):
 
 def held(gpu):
     "A stream that waits for a word."
-    stream, word = gpu.stream(), gpu.alloc(8, pinned=True)
+    stream, word = gpu.stream(), gpu.flag()
     write(word, 0)
     gpu.wait_value(stream.handle, word.handle, 1)
     return stream, word

@@ -183,7 +183,7 @@ def through_two_streams(
     The producer is held until everything was issued and whatever does not wait for it has had its chance to run.
     """
     runtime = b.runtime
-    with runtime.alloc(8, pinned=True) as word:
+    with runtime.flag() as word:
         gate = ctypes.c_uint32.from_address(word.handle)
         gate.value = 0
         runtime.wait_value(b.one.handle, word.handle, 1)
@@ -219,12 +219,14 @@ def test_the_right_order_is_right(runtime: DeviceRuntime) -> None:
     ids=["forgotten sync", "wrong stream", "missing wait", "use after free"],
 )
 def test_a_wrong_order_is_wrong(runtime: DeviceRuntime, mistake: dict[str, bool]) -> None:
+    if runtime.vendor == "amd" and "keep" in mistake:
+        pytest.skip("HIP's free waits for the device")
     assert not through_two_streams(Bench(runtime), **mistake)
 
 
 def test_a_stream_waits_for_memory(runtime: DeviceRuntime) -> None:
     b = Bench(runtime)
-    with runtime.alloc(8, pinned=True) as word:
+    with runtime.flag() as word:
         flag = ctypes.c_uint32.from_address(word.handle)
         flag.value = 0
         runtime.wait_value(b.one.handle, word.handle, 2)
@@ -239,6 +241,8 @@ def test_a_stream_waits_for_memory(runtime: DeviceRuntime) -> None:
 
 
 def test_freed_memory_is_noticed(runtime: DeviceRuntime) -> None:
+    if runtime.vendor == "amd":
+        pytest.skip("HIP's free waits for the device")
     library = ctypes.CDLL(runtime.path)
     before = library.fakegpu_misuses()
     assert not through_two_streams(Bench(runtime), keep=False)

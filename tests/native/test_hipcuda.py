@@ -71,10 +71,29 @@ assert hip.hipSetDevice(4) == 101 and hip.hipSetDevice(-1) == 101
 for work in (passing, working, first):
     thread(work)
 assert current() == 1
+
+class Attributes(ctypes.Structure):
+    _fields_ = [("type", ctypes.c_int), ("device", ctypes.c_int), ("room", ctypes.c_char * 96)]
+
+about, version = Attributes(), ctypes.c_int()
+hip.hipRuntimeGetVersion(ctypes.byref(version))
+status = hip.hipPointerGetAttributes(ctypes.byref(about), ctypes.byref(version))
+assert (status, about.type, about.device) == ((1, 0, 0) if version.value < 60000000 else (0, 0, -2))
+word, pinned, stream = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_void_p()
+assert hip.hipExtMallocWithFlags(ctypes.byref(word), ctypes.c_size_t(8), 2) == 0
+assert hip.hipHostMalloc(ctypes.byref(pinned), ctypes.c_size_t(8), 3) == 0
+assert hip.hipStreamCreateWithFlags(ctypes.byref(stream), 1) == 0
+everything = ctypes.c_uint32(0xFFFFFFFF)
+assert hip.hipStreamWaitValue32(stream, pinned, 0, 0, everything) == 1
+assert hip.hipStreamWaitValue32(stream, word, 0, 0, everything) == 0
+assert hip.hipFree(word) == 0 and hip.hipStreamWaitValue32(stream, word, 0, 0, everything) == 1
+hip.hipGetErrorName.restype = ctypes.c_char_p
+assert hip.hipGetErrorName(101) == b"FAKE_INVALID_DEVICE"
 """
 
 
-def test_threads_make_contexts_where_they_work(fakegpu: dict[str, Path], tmp_path: Path) -> None:
+@pytest.mark.parametrize("version", ["5", "6"])
+def test_threads_make_contexts_where_they_work(fakegpu: dict[str, Path], tmp_path: Path, version: str) -> None:
     """As with HIP. A thread that came by a device otherwise would take half a gigabyte of it."""
     compiler = shutil.which("cc") or shutil.which("gcc")
     if compiler is None:
@@ -83,5 +102,5 @@ def test_threads_make_contexts_where_they_work(fakegpu: dict[str, Path], tmp_pat
     command = [compiler, "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC", str(SOURCE), "-o", str(library), "-ldl"]
     subprocess.run(command, check=True, timeout=240)
     (tmp_path / "libcuda.so.1").symlink_to(fakegpu["nvidia"])
-    env = {"LD_LIBRARY_PATH": str(tmp_path), "FAKEGPU_DEVICES": "4"}
+    env = {"LD_LIBRARY_PATH": str(tmp_path), "FAKEGPU_DEVICES": "4", "HIPCUDA_VERSION": version}
     subprocess.run([sys.executable, "-c", SCRIPT, str(library)], env=env, check=True, timeout=240)

@@ -220,7 +220,7 @@ def write(word, value):
 
 def held(gpu, seconds):
     "A stream that goes on after a while, if it does, and the word that it waits for."
-    stream, word = gpu.stream(), gpu.alloc(8, pinned=True)
+    stream, word = gpu.stream(), gpu.flag()
     write(word, 0)
     gpu.wait_value(stream.handle, word.handle, 1)
     if seconds:

@@ -154,8 +154,30 @@ def test_settings_only_where_needed(tmp_path: Path) -> None:
     assert chosen["UCX_ROCM_COPY_D2H_THRESH"] == "64", "the user knows better"
     found = vendors.devices(large)
     dmabuf = "UCX_ROCM_COPY_DMABUF"
-    assert {s.name for s in vendors.settings("amd", found, "6.8.0")} == {dmabuf, *always("amd")}
-    assert {s.name for s in vendors.settings("amd", found, "5.14.0-427.el9")} == set(always("amd"))
+    eager = "HIP_ENABLE_DEFERRED_LOADING"
+    assert {s.name for s in vendors.settings("amd", found, "6.8.0")} == {dmabuf, eager, *always("amd")}
+    assert {s.name for s in vendors.settings("amd", found, "5.14.0-427.el9")} == {eager, *always("amd")}
+    needed = {"GPU_MAX_HW_QUEUES": "16", "HSA_FORCE_FINE_GRAIN_PCIE": "1", "NCCL_RUNTIME_CONNECT": "0"}
+    assert needed.items() <= always("amd").items()
+    (setting,) = (s for s in vendors.settings("amd", found, "6.8.0") if s.name == dmabuf)
+    assert setting.value == "try", "containers do not show whether the kernel can: UCX would know no ROCm memory"
+
+
+@pytest.mark.parametrize(
+    ("devices", "visible", "alone"), [(1, "", True), (2, "", False), (2, "1", True), (2, "0,1", False)]
+)
+def test_all_kernels_are_loaded_for_one_device_only(devices: int, visible: str, alone: bool) -> None:
+    """A library that lacks code for one of several devices would end the process while it is loaded."""
+    found = [vendors.Device("amd", f"0000:0{n}:00.0", f"/dev/dri/renderD{n}", 0, 0, 0, "") for n in range(devices)]
+    names = {s.name for s in vendors.settings("amd", found, environ={"HIP_VISIBLE_DEVICES": visible})}
+    assert ("HIP_ENABLE_DEFERRED_LOADING" in names) is alone
+
+
+def test_what_a_runtime_has_read_is_left_alone() -> None:
+    vendors.apply(env := {}, vendor="amd", late=("load", "start"))
+    assert env and not {"GPU_MAX_HW_QUEUES", "HSA_FORCE_FINE_GRAIN_PCIE"} & set(env)
+    vendors.apply(env := {}, vendor="amd", late=("load",))
+    assert {"GPU_MAX_HW_QUEUES", "HSA_FORCE_FINE_GRAIN_PCIE"} <= set(env)
 
 
 def always(vendor: str) -> dict[str, str]:

@@ -12,7 +12,7 @@ from typing import Any
 from .. import env, log
 from ..bindings import ucc, ucx
 from ..bindings.oob import MPIExchange
-from ..device import MEMORY_NAMES, Place, collective_library, place_of, runtime_of
+from ..device import MEMORY_NAMES, Place, collective_library, late_settings, place_of, runtime_of
 from ..machine import vendors
 from ..machine.discover import HostIdentity, cores, host_identity, link_speed
 from ..machine.facts import Facts
@@ -33,7 +33,7 @@ class Process:
 
     def __init__(self) -> None:
         self.libraries = load()
-        vendors.apply(os.environ)  # as ucch-run does, for ranks that it did not start
+        vendors.apply(os.environ, late=late_settings())  # as ucch-run does, for ranks that it did not start
         agreement.apply_settings(self.libraries.ucc_version)
         self.name = os.urandom(8).hex()
         self.host: HostIdentity = host_identity()

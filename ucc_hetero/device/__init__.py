@@ -4,6 +4,7 @@ A runtime's library is found and opened when it is first asked for, never at imp
 the vendor ``host``.
 """
 
+from ucc_hetero.device.hip import late_settings
 from ucc_hetero.device.pointers import pointer_vendor, require, whose
 from ucc_hetero.device.rank import Place, bind, free_memory, local_rank, own_device, place_of
 from ucc_hetero.device.registry import MEMORY_NAMES, available, collective_library, memory_vendor, report, runtime_of
@@ -24,6 +25,7 @@ __all__ = [
     "bind",
     "collective_library",
     "free_memory",
+    "late_settings",
     "local_rank",
     "memory_vendor",
     "own_device",

@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from ucc_hetero.machine import vendors
 from ucc_hetero.native.libraries import lib, mapped, package_dirs
 
-__all__ = ["CODE", "VENDOR", "candidates", "folders", "prepare"]
+__all__ = ["CODE", "VENDOR", "candidates", "folders", "late_settings", "prepare"]
 
 VENDOR = "amd"
 CODE = lib.UCCH_HIP
@@ -38,9 +39,14 @@ def _newest_first(folder: Path) -> list[Path]:
 
 
 def prepare() -> None:
-    """Before the library starts: kernels are loaded at once, not at first use, as for CUDA.
+    """Before the library starts: what it is to know then (``ucc_hetero.vendors``).
 
-    HIP cannot be asked how it does that: where it runs already, and was not told, streams are not held (docs/gpu.md).
+    HIP cannot be asked: where it is here already, and was not told, streams are not held, and device memory is shared
+    over xGMI alone (docs/gpu.md).
     """
-    if not mapped("libamdhip64.so"):
-        os.environ.setdefault("HIP_ENABLE_DEFERRED_LOADING", "0")
+    vendors.apply(os.environ, vendor=VENDOR, late=late_settings())
+
+
+def late_settings() -> tuple[str, ...]:
+    """The settings that HIP has read by now, or may have: those for its load, and for its start."""
+    return ("load", "start") if mapped("libamdhip64.so") else ()

@@ -68,6 +68,8 @@ def all_ready(wanted: Iterable[tuple[int, int, int, int]]) -> bool:
 
 #: What has been made, or found impossible.
 _known: dict[tuple[int, int, int, int], bool] = {}
+#: HIP reads a kernel where its image is, and does not copy that.
+_images: list[bytes] = []
 
 
 def _nothing_held() -> bool:
@@ -92,6 +94,7 @@ def _make(kind: int, op: int, dtype: int, to: int) -> bool:
     except RuntimeError as error:
         log.log("device").info("no kernel on this device, so that the host computes: %s", error)
         return False
+    _images.append(image)
     if lib.ucch_kernel_add(kind, op, dtype, to, ffi.from_buffer(image)) < 0:
         reason = ffi.string(lib.ucch_device_error()).decode(errors="replace")
         log.log("device").info("no kernel on this device, so that the host computes: %s", reason)

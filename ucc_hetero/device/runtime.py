@@ -7,10 +7,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from ucc_hetero import env
 from ucc_hetero.errors import DeviceError
+from ucc_hetero.machine import vendors
 from ucc_hetero.native.libraries import ffi, lib
 
-__all__ = ["Block", "DeviceRuntime", "Event", "Pointer", "Stream"]
+__all__ = ["Block", "DeviceRuntime", "Event", "Flag", "Pointer", "Stream"]
 
 #: What an address can be: not known to the runtime, pinned host memory, device memory, managed memory.
 KINDS = {
@@ -63,6 +65,33 @@ class DeviceRuntime:
     def waits_anywhere(self) -> bool:
         """Whether streams can wait for a word in any memory; HIP's wait for its signal memory only."""
         return bool(self.code != lib.UCCH_HIP)
+
+    @cached_property
+    def holds(self) -> bool:
+        """Whether streams may wait for what has not begun: nothing that this needs may be behind them in a queue.
+
+        HIP's streams share a few queues (four, or GPU_MAX_HW_QUEUES), in which each holds up those behind it. A stream
+        may wait there for what has been queued before; for more only if the user says that there are enough.
+        """
+        wanted = str(env.get("HOLD"))
+        return self.eager and (wanted == "y" or (wanted == "auto" and self.code != lib.UCCH_HIP))
+
+    def coherent(self, device: int) -> bool:
+        """Whether others can read its shared memory while a kernel of it writes there: not over every link."""
+        return bool(self._int("shared memory", lib.ucch_device_fine)) or any(
+            found.hive and found.pci == self.bus(device) for found in vendors.devices()
+        )
+
+    def same_board(self, device: int, board: str) -> bool:
+        """Whether device ``device`` of another process is what this one takes it for when it opens its memory.
+
+        HIP 7 makes the device of that number, as this process counts, a peer. Where each process sees one device, that
+        is its own, and does no harm.
+        """
+        if self.code != lib.UCCH_HIP or self._int("version", lib.ucch_device_version) < 7000:
+            return True
+        here = self.current() or 0
+        return device < self.count() and (device == here or self.bus(device) == board)
 
     def version(self) -> str:
         """Version of the runtime or driver, such as ``12.8``."""
@@ -132,6 +161,12 @@ class DeviceRuntime:
         what = f"{nbytes} bytes of {'pinned' if pinned else 'device'} memory"
         self.check(what, lib.ucch_device_alloc(self.code, out, nbytes, pinned))
         return Block(self, int(ffi.cast("uintptr_t", out[0])), nbytes, pinned)
+
+    def flag(self) -> Flag:
+        """A word, 0, that the host and streams see: HIP's streams wait for no other memory."""
+        out = ffi.new("void **")
+        self.check("flag", lib.ucch_device_flag(self.code, out))
+        return Flag(self, int(ffi.cast("uintptr_t", out[0])))
 
     def copy(self, dst: int, src: int, nbytes: int, stream: int = 0) -> None:
         """Copy in ``stream``, between any two kinds of memory; done when the stream gets there."""
@@ -229,6 +264,13 @@ class Block(_Handle):
 
     def _release(self, handle: Any) -> None:
         self.runtime.check("free", lib.ucch_device_free(self.runtime.code, handle, self.pinned))
+
+
+class Flag(_Handle):
+    """Four bytes of memory that streams wait for, and write. ``handle`` is their address."""
+
+    def _release(self, handle: Any) -> None:
+        self.runtime.check("free", lib.ucch_device_unflag(self.runtime.code, handle))
 
 
 def largest_window(resource: Path) -> int:

@@ -136,7 +136,7 @@ class _Lower:
         """What the program may do in a stream, from what it does."""
         job, steps = self.teams.job, [step for _, _, _, step in self.plan.program(self.rank)]
         runtime = runtime_of(job.facts[job.rank].vendor)
-        eager = runtime is not None and runtime.eager
+        eager = runtime is not None and runtime.holds
         if not self.what.memory:  # none, or that of a library that stands in for a vendor's and is known as the host's
             program.holds = self.what.memory is None or eager
         else:

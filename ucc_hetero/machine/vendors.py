@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -36,9 +36,11 @@ class Setting:
 
     name: str
     value: str
-    #: "always", "small BAR" or "kernel 6".
+    #: "always", "one device" (that the process sees), "small BAR" or "kernel 6".
     when: str
     why: str
+    #: When the vendor's runtime reads it, if it does: at its "load" or its "start". Afterwards it is too late.
+    read: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +83,12 @@ _SCRATCH = "libucc would allocate and free scratch of more than 1 MiB in every c
 
 _EAGER = "a kernel's first launch would wait for streams that wait for a collective, so that none could be let wait"
 
+_QUEUES = "all streams of a process would share four queues, where one that waits keeps others waiting"
+
+_FINE = "without xGMI, devices would not see what others write to their memory before these end"
+
+_CONNECT = "RCCL would connect at an algorithm's first call, which waits for streams that wait for a collective"
+
 VENDORS: Mapping[str, Vendor] = {
     vendor.name: vendor
     for vendor in (
@@ -109,11 +117,15 @@ VENDORS: Mapping[str, Vendor] = {
             (
                 Setting(
                     "UCX_ROCM_COPY_DMABUF",
-                    "y",
+                    "try",
                     "kernel 6",
-                    "peer memory is unusable on these kernels, and UCX before 1.23 does not try dmabuf by itself",
+                    "peer memory is unusable on these kernels, and UCX does not try dmabuf by itself; told that it "
+                    "must, it gives up where the kernel's configuration is out of sight, as in containers",
                 ),
-                Setting("HIP_ENABLE_DEFERRED_LOADING", "0", "always", _EAGER),
+                Setting("HIP_ENABLE_DEFERRED_LOADING", "0", "one device", _EAGER, "load"),
+                Setting("GPU_MAX_HW_QUEUES", "16", "always", _QUEUES, "start"),
+                Setting("HSA_FORCE_FINE_GRAIN_PCIE", "1", "always", _FINE, "start"),
+                Setting("NCCL_RUNTIME_CONNECT", "0", "always", _CONNECT),
                 Setting("UCC_MC_ROCM_MPOOL_ELEM_SIZE", "256M", "always", _SCRATCH),
                 Setting("UCC_MC_ROCM_MPOOL_MAX_ELEMS", "64", "always", _SCRATCH),
                 *_SMALL_BAR,
@@ -139,6 +151,8 @@ class Device:
     cpus: str
     #: What its code is compiled for, such as ``gfx942``; empty where the kernel does not say.
     arch: str = ""
+    #: The devices with the same number are linked by xGMI; 0 for none.
+    hive: int = 0
 
     @property
     def small_bar(self) -> bool:
@@ -160,11 +174,11 @@ def _number(text: str, otherwise: int = 0) -> int:
         return otherwise
 
 
-def _device(root: Path, vendor: str, pci: str, node: str, arch: str = "") -> Device:
+def _device(root: Path, vendor: str, pci: str, node: str, arch: str = "", hive: int = 0) -> Device:
     folder = root / "sys/bus/pci/devices" / pci
     memory, window = (_number(_text(folder / f"mem_info_{name}_total")) for name in ("vram", "vis_vram"))
     numa = _number(_text(folder / "numa_node"), -1)
-    return Device(vendor, pci, node, memory, window, numa, _text(folder / "local_cpulist"), arch)
+    return Device(vendor, pci, node, memory, window, numa, _text(folder / "local_cpulist"), arch, hive)
 
 
 def _with_minor_numbers(root: Path) -> list[Device]:
@@ -195,7 +209,8 @@ def _with_kfd_nodes(root: Path) -> list[Device]:
             pci = f"{place}.0"  # the last bits, or the first, are a partition of the device
         node = f"dev/dri/renderD{minor}"
         if (root / node).exists():
-            found.append(_device(root, "amd", pci, f"/{node}", gfx(_number(words.get("gfx_target_version", "")))))
+            target, hive = (_number(words.get(name, "")) for name in ("gfx_target_version", "hive_id"))
+            found.append(_device(root, "amd", pci, f"/{node}", gfx(target), hive))
     return found
 
 
@@ -245,17 +260,32 @@ def native_vendor(found: list[Device]) -> str:
     return names[0] if names else "host"
 
 
-def settings(vendor: str, found: list[Device], kernel: str = "") -> list[Setting]:
-    """What ranks of ``vendor`` need on a host with these devices; ``kernel`` is its release, by default this one's."""
+def settings(
+    vendor: str, found: list[Device], kernel: str = "", environ: Mapping[str, str] | None = None
+) -> list[Setting]:
+    """What ranks of ``vendor`` need on a host with these devices; ``kernel`` is its release, by default this one's.
+
+    ``environ`` chooses which of the devices a rank sees; by default it sees them all.
+    """
     major = _number((kernel or os.uname().release).partition(".")[0])
-    small = any(device.vendor == vendor and device.small_bar for device in found)
-    holds = {"always": True, "small BAR": small, "kernel 6": major >= 6}
+    mine = [device for device in found if device.vendor == vendor]
+    chosen = (environ or {}).get(VENDORS[vendor].visible, "")
+    alone = len([word for word in chosen.split(",") if word.strip()] if chosen.strip() else mine) == 1
+    small = any(device.small_bar for device in mine)
+    holds = {"always": True, "one device": alone, "small BAR": small, "kernel 6": major >= 6}
     return [setting for setting in VENDORS[vendor].settings if holds[setting.when]]
 
 
-def apply(environ: dict[str, str] | os._Environ[str], root: Path = ROOT) -> None:
-    """Set what this host's devices need and nobody has set; for a rank that was started without the launcher."""
+def apply(
+    environ: dict[str, str] | os._Environ[str], root: Path = ROOT, vendor: str = "", late: Container[str] = ()
+) -> None:
+    """Set what this host's devices need and nobody has set; for a rank that was started without the launcher.
+
+    ``vendor``: for this one alone, whether its devices are found or not. ``late``: what its runtime reads then
+    (``load``, ``start``) is left alone, as it would say what is not so.
+    """
     found = devices(root)
-    for vendor in dict.fromkeys(device.vendor for device in found):
-        for setting in settings(vendor, found):
-            environ.setdefault(setting.name, setting.value)
+    for each in [vendor] if vendor else dict.fromkeys(device.vendor for device in found):
+        for setting in settings(each, found, environ=environ):
+            if setting.read not in late:
+                environ.setdefault(setting.name, setting.value)

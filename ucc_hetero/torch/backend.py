@@ -17,6 +17,7 @@ from .. import env, log
 from ..api.comm import Communicator
 from ..bootstrap import exit
 from ..errors import UCCHError
+from ..machine import vendors
 from ..native.libraries import load
 from . import futures, rendezvous
 from .group import ProcessGroupUCCH
@@ -38,8 +39,9 @@ def register() -> None:
     """Make ``ucch`` known to torch, and ``env://`` work under mpirun; as often as one likes."""
     # Scripts choose their device before they make a group, and then it is too late (docs/gpu.md).
     os.environ.setdefault("CUDA_MODULE_LOADING", "EAGER")
-    if not torch.cuda.is_initialized():
-        os.environ.setdefault("HIP_ENABLE_DEFERRED_LOADING", "0")
+    if torch.version.hip is not None:
+        late = ("load", "start") if torch.cuda.is_initialized() else ("load",)
+        vendors.apply(os.environ, vendor="amd", late=late)
     plugin = c10d.Backend._plugins.get(NAME.upper())
     if plugin is None or plugin.creator_fn is not create:
         c10d.Backend.register_backend(NAME, create, extended_api=True, devices=_DEVICES)

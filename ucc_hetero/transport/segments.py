@@ -61,7 +61,7 @@ def join(
     if wanted and runtime is not None:
         file = lib.ucch_window_own(key_of(mine), nbytes)
     board = runtime.bus(mine.device) if wanted and runtime is not None else ""
-    offers = mpi.allgather((os.getpid(), int(file), int(nbytes[0]), board))
+    offers = mpi.allgather((os.getpid(), int(file), int(nbytes[0]), board, mine.device))
     there = {r for r in wanted if file >= 0 and offers[r][1] >= 0}
     opened = {r for r in there if lib.ucch_window_open(key_of(everyone[r]), *offers[r][:3]) == 0}
     if opened:
@@ -73,7 +73,7 @@ def join(
     if able and any(kin) and arena:
         # A device that two processes share has them take turns: kernels might wait for each other.
         apart = {r for r in opened & kin[rank] if offers[r][3] != board}
-    handle = _own_arena(arena) if apart else b""
+    handle = _own_arena(arena, runtime, mine.device) if apart else b""
     theirs, carry, aparts, handles = zip(*mpi.allgather((shared, able, apart, handle)), strict=True)
     peers = frozenset(r for r in shared if rank in theirs[r])
     if len(peers) < len(mates):
@@ -83,7 +83,8 @@ def join(
         )
     near: tuple[frozenset[int], ...] = ()
     if any(kin):
-        near = _open_arenas(mpi, everyone, {r: handles[r] for r in apart if handle and rank in aparts[r]})
+        known = {r for r in apart if runtime is not None and runtime.same_board(offers[r][4], offers[r][3])}
+        near = _open_arenas(mpi, everyone, {r: handles[r] for r in known if handle and rank in aparts[r]})
     streams = frozenset(r for r in peers if able and carry[r]).union(near[rank] if near else ())
     return Windows(peers, all(len(other) == len(everyone) - 1 for other in theirs), streams, near)
 
@@ -97,8 +98,11 @@ def _kin(everyone: Sequence[Facts]) -> list[frozenset[int]]:
     return [frozenset(places.get((f.host.memory, f.vendor), ())) - {r} for r, f in enumerate(everyone)]
 
 
-def _own_arena(nbytes: int) -> bytes:
+def _own_arena(nbytes: int, runtime: DeviceRuntime | None, device: int) -> bytes:
     """What others open this process's arena by; nothing where there can be none."""
+    if runtime is None or not runtime.coherent(device):
+        log.log("mem").info("no device memory for messages within a vendor: devices may not see each other's writes")
+        return b""
     handle = ffi.new("char[]", lib.UCCH_SHARE_BYTES)
     if lib.ucch_arena_own(nbytes, handle) < 0:
         _say("no device memory for messages within a vendor")

@@ -1,0 +1,197 @@
+/* Streams, the queues that they share, and copy engines. Included by fakegpu.c. */
+static void *worker(void *data) {
+    queue *q = data;
+    pthread_mutex_lock(&lock);
+    for (;;) {
+        while (!q->head)
+            pthread_cond_wait(&q->given, &lock);
+        work *w = q->head;
+        q->head = w->next;
+        if (!q->head)
+            q->tail = &q->head;
+        pthread_mutex_unlock(&lock);
+        run(q, w);
+        pthread_mutex_lock(&lock);
+        if (w->of)
+            w->of->unfinished--;
+        free(w);
+    }
+    return NULL;
+}
+
+/* Queues are kept, as are the threads that run them. */
+static queue *new_queue(void) {
+    static unsigned made;
+    queue *q = calloc(1, sizeof(*q));
+    if (!q)
+        return NULL;
+    q->tail = &q->head;
+    pthread_cond_init(&q->given, NULL);
+    q->seed = ++made * 2654435761u;
+    pthread_attr_t attributes;
+    pthread_attr_init(&attributes);
+    pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
+    int status = pthread_create(&q->thread, &attributes, worker, q);
+    pthread_attr_destroy(&attributes);
+    if (status) {
+        free(q);
+        return NULL;
+    }
+    return q;
+}
+
+/* A queue that nobody uses, a new one, or where there are too many the one with the fewest users. */
+static queue *queue_for_locked(void) {
+    static queue *all[4096];
+    static int many;
+    queue *best = NULL;
+    for (int i = 0; i < many; i++)
+        if (!best || all[i]->users < best->users)
+            best = all[i];
+    int room = most_queues > 0 && most_queues < 4096 ? most_queues : 4096;
+    if ((!best || best->users) && many < room && (all[many] = new_queue()))
+        best = all[many++];
+    if (best)
+        best->users++;
+    return best;
+}
+
+static int make_stream(stream **out) {
+    stream *s = calloc(1, sizeof(*s));
+    pthread_mutex_lock(&lock);
+    if (s)
+        s->queue = queue_for_locked();
+    if (s && s->queue) {
+        s->device = current < 0 ? 0 : current;
+        s->next = streams;
+        streams = s;
+        open_streams++;
+    }
+    pthread_mutex_unlock(&lock);
+    *out = s;
+    return s && s->queue ? OK : OUT_OF_MEMORY;
+}
+
+/* What it has still to do is done; the handle is kept, as work may name it. */
+static int end_stream(void *handle) {
+    stream *s = handle;
+    pthread_mutex_lock(&lock);
+    open_streams--;
+    s->queue->users--;
+    s->ended = 1;
+    pthread_mutex_unlock(&lock);
+    return OK;
+}
+
+static stream *stream_of(void *handle) {
+    if (handle)
+        return handle;
+    pthread_mutex_lock(&lock);
+    stream *s = default_stream;
+    pthread_mutex_unlock(&lock);
+    if (!s && make_stream(&s) == OK)
+        default_stream = s;
+    return s;
+}
+
+static int give_locked(queue *q, stream *of, work w) {
+    work *copy = malloc(sizeof(*copy));
+    if (!q || !copy) {
+        free(copy);
+        return OUT_OF_MEMORY;
+    }
+    *copy = w;
+    copy->of = of;
+    copy->next = NULL;
+    if (of)
+        of->unfinished++;
+    *q->tail = copy;
+    q->tail = &copy->next;
+    pthread_cond_signal(&q->given);
+    return OK;
+}
+
+static int submit(void *handle, work w) {
+    stream *s = stream_of(handle);
+    if (!s)
+        return OUT_OF_MEMORY;
+    pthread_mutex_lock(&lock);
+    int status = give_locked(s->queue, s, w);
+    pthread_mutex_unlock(&lock);
+    return status;
+}
+
+/* A copy by an engine: it is in the engine's order from now on, and waits there for what is before it in its stream. */
+static int submit_to_engine(queue **engine, stream *s, work w) {
+    recording *before = calloc(1, sizeof(*before)), *after = calloc(1, sizeof(*after)); /* never freed, as others */
+    if (!s || !before || !after)
+        return OUT_OF_MEMORY;
+    pthread_mutex_lock(&lock);
+    if (!*engine)
+        *engine = new_queue();
+    int status = give_locked(s->queue, s, (work){.kind = RECORD, .recording = before});
+    if (!status)
+        status = give_locked(*engine, NULL, (work){.kind = WAIT, .recording = before});
+    if (!status)
+        status = give_locked(*engine, NULL, w);
+    if (!status)
+        status = give_locked(*engine, NULL, (work){.kind = RECORD, .recording = after});
+    if (!status)
+        status = give_locked(s->queue, s, (work){.kind = WAIT, .recording = after});
+    pthread_mutex_unlock(&lock);
+    return status;
+}
+
+static int usable(void);
+
+static int copy_async(void *dst, const void *src, size_t bytes, void *handle) {
+    work w = {.kind = COPY, .dst = dst, .src = src, .bytes = bytes};
+    int to_device = kind_of(dst) == DEVICE_MEMORY, from_device = kind_of(src) == DEVICE_MEMORY;
+    if (usable())
+        return usable();
+    if (!HIP || to_device == from_device)
+        return submit(handle, w);
+    return submit_to_engine(&engines[from_device], stream_of(handle), w);
+}
+
+static int synchronize(void *handle) {
+    stream *s = stream_of(handle);
+    pthread_mutex_lock(&lock);
+    while (s->unfinished) {
+        pthread_mutex_unlock(&lock);
+        usleep(LOOK_US);
+        pthread_mutex_lock(&lock);
+    }
+    pthread_mutex_unlock(&lock);
+    return OK;
+}
+
+/* Wait for all streams of a device, as HIP does before it frees anything there. */
+static void wait_for_device(int device) {
+    for (int busy = HIP; busy; usleep(busy ? LOOK_US : 0)) {
+        busy = 0;
+        pthread_mutex_lock(&lock);
+        for (stream *s = streams; s && !busy; s = s->next)
+            busy = s->device == device && s->unfinished;
+        pthread_mutex_unlock(&lock);
+    }
+}
+
+static int record(event *e, void *handle) {
+    if (usable())
+        return usable();
+    recording *r = calloc(1, sizeof(*r)); /* never freed: anybody may still wait for it */
+    if (!r)
+        return OUT_OF_MEMORY;
+    pthread_mutex_lock(&lock);
+    e->last = r;
+    pthread_mutex_unlock(&lock);
+    return submit(handle, (work){.kind = RECORD, .recording = r});
+}
+
+static int wait_event(void *handle, event *e) {
+    pthread_mutex_lock(&lock);
+    recording *r = e->last;
+    pthread_mutex_unlock(&lock);
+    return r ? submit(handle, (work){.kind = WAIT, .recording = r}) : OK;
+}
