@@ -240,10 +240,6 @@ def fakegpu(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return out
 
 
-#: As runtimes come: streams share a few queues.
-FEW_QUEUES = {"UCCH_HOLD": "auto", "FAKEGPU_CONNECTIONS": "4"}
-
-
 @pytest.fixture
 def fake_environment(fakegpu: Mapping[str, Path]) -> Callable[[str], dict[str, str]]:
     """What gives every rank of a layout, such as ``nvidia:2,amd:2``, a fake GPU, if its script imports ``arrays``."""

@@ -57,7 +57,8 @@ enum { MALLOC_FINE_GRAINED = 1, MALLOC_SIGNAL_MEMORY = 2, WAIT_AT_LEAST = 0 };
 enum { UNITS = 63, THREADS_OF_ONE = 57 }; /* hipDeviceAttribute_t, the same from 5.0 to 7 */
 enum { VERSION_6 = 60000000, VERSION_7 = 70000000 };
 
-/* Of a device that does not say: an MI300X in the smallest partition has 38 units, a small Radeon 32 of 1024 threads. */
+/* Of a device that does not say: an MI300X in the smallest partition has 38 units, a small Radeon 32 of 1024 threads.
+ */
 enum { LEAST_UNITS = 32, LEAST_THREADS = 1024 };
 
 /* hipPointerAttribute_t has kept its layout; what `type` means changed with HIP 6. */
@@ -272,8 +273,7 @@ static int attribute(int device, int which, int least) {
 }
 
 static int hip_resident(int device, unsigned threads, int *blocks) {
-    *blocks = attribute(device, UNITS, LEAST_UNITS) *
-              (attribute(device, THREADS_OF_ONE, LEAST_THREADS) / (int)threads);
+    *blocks = attribute(device, UNITS, LEAST_UNITS) * (attribute(device, THREADS_OF_ONE, LEAST_THREADS) / (int)threads);
     return 0;
 }
 

@@ -1,8 +1,8 @@
-/* Bells (mailbox.c) for streams that cannot wait for any memory: HIP's wait only for words of the runtime's own, and where
- * its command processor does so (GPU_STREAMOPS_CP_WAIT=1) these are worth a thread that passes on to them what rings.
- * It takes no lock that others hold for long and never calls the driver, either of which may wait for the very stream.
- * A kernel that waits would keep a part of the device from those beside it: with one of an H200's 132 multiprocessors
- * taken matrix products, which fill all of them, took a quarter longer. */
+/* Bells (mailbox.c) for streams that cannot wait for any memory: HIP's wait only for words of the runtime's own, and
+ * where its command processor does so (GPU_STREAMOPS_CP_WAIT=1) these are worth a thread that passes on to them what
+ * rings. It takes no lock that others hold for long and never calls the driver, either of which may wait for the very
+ * stream. A kernel that waits would keep a part of the device from those beside it: with one of an H200's 132
+ * multiprocessors taken matrix products, which fill all of them, took a quarter longer. */
 #define _GNU_SOURCE
 #include <pthread.h>
 #include <sys/prctl.h>

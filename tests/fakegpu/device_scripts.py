@@ -1,5 +1,9 @@
 """What ranks run on the fake GPU library, on one host and on several."""
 
+#: Environment of ranks whose streams share a few queues, as HIP's do; none waits for what has not begun.
+FEW_QUEUES = {"UCCH_HOLD": "n", "FAKEGPU_CONNECTIONS": "4"}
+
+
 COLLECTIVES = """
 import numpy as np
 from arrays import Array

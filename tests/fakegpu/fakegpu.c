@@ -5,17 +5,18 @@
  * at once and never used again; fresh memory is garbage. So an order that is only accidentally right on a real GPU is
  * wrong here: a forgotten synchronisation, a wrong stream, a use after free and a missing wait show as wrong data.
  *
- * Streams share queues, in which work runs one after the other: eight with CUDA (CUDA_DEVICE_MAX_CONNECTIONS), four with
- * HIP (GPU_MAX_HW_QUEUES). Of the fake HIP alone: copies between host and device go one after the other by an engine for
- * each way, from when they are issued, whatever they wait for; freeing waits for all streams of the device; streams wait
- * for signal memory only, and numbers do not wrap; the device sees memory of the host elsewhere; memory that others open
- * is only coherent where it is fine-grained, and so only where HSA_FORCE_FINE_GRAIN_PCIE or a link makes it.
+ * Streams share queues, in which work runs one after the other: eight with CUDA (CUDA_DEVICE_MAX_CONNECTIONS), four
+ * with HIP (GPU_MAX_HW_QUEUES). Of the fake HIP alone: copies between host and device go one after the other by an
+ * engine for each way, from when they are issued, whatever they wait for; freeing waits for all streams of the device;
+ * streams wait for signal memory only, and numbers do not wrap; the device sees memory of the host elsewhere; memory
+ * that others open is only coherent where it is fine-grained, and so only where HSA_FORCE_FINE_GRAIN_PCIE or a link
+ * makes it.
  *
  * FAKEGPU_DEVICES: how many devices (4). FAKEGPU_DELAY_US: least time of a copy or kernel, which takes up to twice that
  * (1000). FAKEGPU_NO_FLAGS: streams cannot wait for memory. FAKEGPU_CONNECTIONS: so many queues, whatever the runtime
  * was told (0: one for every stream). FAKEGPU_ROOM_MB: how much memory of a device is said to be free (4096), whatever
- * is allocated. FAKEGPU_NO_PEERS: no process can open another one's device memory. FAKEGPU_XGMI: the devices are linked.
- * FAKEGPU_HIP: the version to be (6). FAKEGPU_UNITS, FAKEGPU_UNIT_THREADS: a device's size (104, 2048). */
+ * is allocated. FAKEGPU_NO_PEERS: no process can open another one's device memory. FAKEGPU_XGMI: the devices are
+ * linked. FAKEGPU_HIP: the version to be (6). FAKEGPU_UNITS, FAKEGPU_UNIT_THREADS: a device's size (104, 2048). */
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <pthread.h>

@@ -1,9 +1,9 @@
 /* HIP over CUDA: the entry points of the HIP runtime that ucc_hetero uses, forwarded to the CUDA driver, so that ranks
  * on NVIDIA GPUs take the `amd` path with real device memory, real streams and real bandwidth.
  *
- * cc -shared -fPIC hipcuda.c -o libamdhip64-over-cuda.so -ldl; then UCCH_HIP_LIB names it and UCCH_CUDA_LIB=none. As with
- * HIP, whose version HIPCUDA_VERSION says (6), unknown memory has a kind from 6 on, one flag is taken for memory of other
- * processes, streams wait for signal memory only, and freeing waits for all streams of the device. */
+ * cc -shared -fPIC hipcuda.c -o libamdhip64-over-cuda.so -ldl; then UCCH_HIP_LIB names it and UCCH_CUDA_LIB=none. As
+ * with HIP, whose version HIPCUDA_VERSION says (6), unknown memory has a kind from 6 on, one flag is taken for memory
+ * of other processes, streams wait for signal memory only, and freeing waits for all streams of the device. */
 #include <dlfcn.h>
 #include <stddef.h>
 #include <stdint.h>

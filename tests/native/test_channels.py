@@ -13,6 +13,7 @@ import channel_failure_scripts
 import channel_life_scripts
 import channel_scripts
 import pytest
+from device_scripts import FEW_QUEUES
 
 pytestmark = pytest.mark.mpi
 
@@ -38,7 +39,7 @@ def ranks(layout: str) -> int:
     "layout, env",
     [
         (PAIR, {"FAKEGPU_CONNECTIONS": "1"}),
-        (THREE, {"UCCH_WINDOW": "24M"}),
+        (THREE, {"UCCH_WINDOW": "24M", **FEW_QUEUES}),
         (FOUR, {"FAKEGPU_CONNECTIONS": "3"}),
     ],
     ids=["2", "3", "4"],
@@ -49,7 +50,7 @@ def test_every_collective_in_every_form(run: Callable[..., Any], layout: str, en
 
 @pytest.mark.parametrize("layout", [PAIR, THREE])
 def test_other_data(run: Callable[..., Any], layout: str) -> None:
-    assert run(channel_scripts.OTHER_DATA, layout).stdout.count("right") == ranks(layout)
+    assert run(channel_scripts.OTHER_DATA, layout, **FEW_QUEUES).stdout.count("right") == ranks(layout)
 
 
 @pytest.mark.parametrize(
@@ -66,7 +67,7 @@ def test_many_calls_in_many_streams(run: Callable[..., Any], layout: str, env: d
 
 
 def test_several_communicators(run: Callable[..., Any]) -> None:
-    assert run(channel_life_scripts.SEVERAL, PAIR, UCCH_WINDOW="64M").stdout.count("right") == 2
+    assert run(channel_life_scripts.SEVERAL, PAIR, UCCH_WINDOW="64M", **FEW_QUEUES).stdout.count("right") == 2
 
 
 @pytest.mark.parametrize("layout", [PAIR, THREE])
@@ -124,7 +125,7 @@ def test_without_channels(run: Callable[..., Any], layout: str, env: dict[str, s
 
 
 def test_short_calls_are_one_kernel(run: Callable[..., Any]) -> None:
-    assert run(channel_life_scripts.SHORT, FOUR, UCCH_TUNE="").stdout.count("right") == 4
+    assert run(channel_life_scripts.SHORT, FOUR, UCCH_TUNE="", **FEW_QUEUES).stdout.count("right") == 4
 
 
 def test_a_device_without_a_compiler(run: Callable[..., Any]) -> None:

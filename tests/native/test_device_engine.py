@@ -17,17 +17,25 @@ pytestmark = pytest.mark.mpi
 
 
 @pytest.mark.parametrize(
-    "layout, path", [("nvidia:2", "direct"), ("amd:1,nvidia:2,amd:1", "direct"), ("nvidia:2,amd:2", "staged")]
+    "layout, path, env",
+    [
+        ("nvidia:2", "direct", {}),
+        ("amd:1,nvidia:2,amd:1", "direct", {}),
+        ("nvidia:2,amd:2", "staged", {}),
+        ("nvidia:1,amd:2", "staged", device_scripts.FEW_QUEUES),
+    ],
 )
-def test_collectives(fakes: Callable[..., Any], layout: str, path: str) -> None:
-    result = fakes(device_scripts.COLLECTIVES, layout, UCCH_STAGING=path)
+def test_collectives(fakes: Callable[..., Any], layout: str, path: str, env: dict[str, str]) -> None:
+    result = fakes(device_scripts.COLLECTIVES, layout, UCCH_STAGING=path, **env)
     assert result.stdout.count("right") == sum(int(part[-1]) for part in layout.split(","))
     assert ("right, direct" in result.stdout) == (path == "direct")
 
 
-@pytest.mark.parametrize("layout, path", [("nvidia:2,amd:1", "direct"), ("nvidia:1,amd:2", "staged")])
-def test_messages(fakes: Callable[..., Any], layout: str, path: str) -> None:
-    assert fakes(device_scripts.MESSAGES, layout, UCCH_STAGING=path).stdout.count("right") == 3
+@pytest.mark.parametrize(
+    "layout, path, env", [("nvidia:2,amd:1", "direct", {}), ("nvidia:1,amd:2", "staged", device_scripts.FEW_QUEUES)]
+)
+def test_messages(fakes: Callable[..., Any], layout: str, path: str, env: dict[str, str]) -> None:
+    assert fakes(device_scripts.MESSAGES, layout, UCCH_STAGING=path, **env).stdout.count("right") == 3
 
 
 @pytest.mark.parametrize(

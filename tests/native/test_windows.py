@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import queued_scripts
 import window_scripts
+from device_scripts import FEW_QUEUES
 
 pytestmark = pytest.mark.mpi
 
@@ -18,7 +19,8 @@ QUEUED = [("nvidia:1,amd:1", "64M"), ("nvidia:2,amd:1", "32M"), ("nvidia:2", "32
 @pytest.mark.parametrize("layout", ["nvidia:1,amd:1", "nvidia:2,amd:1", "nvidia:2"])
 def test_matching(fakes: Callable[..., Any], layout: str) -> None:
     ranks = sum(int(part[-1]) for part in layout.split(","))
-    result = fakes(window_scripts.MATCHING, layout, UCCH_STAGING="staged", FAKEGPU_DELAY_US="50")
+    env = {"UCCH_STAGING": "staged", "FAKEGPU_DELAY_US": "50", **FEW_QUEUES}
+    result = fakes(window_scripts.MATCHING, layout, **env)
     assert result.stdout.count("right") == ranks
 
 
@@ -26,6 +28,7 @@ def test_matching(fakes: Callable[..., Any], layout: str) -> None:
 @pytest.mark.parametrize("window", ["2M", "6M", "64M"])
 def test_many_at_a_time(fakes: Callable[..., Any], window: str, layout: str) -> None:
     env = {"UCCH_STAGING": "staged", "UCCH_WINDOW": window, "UCCH_ARENA": window, "FAKEGPU_DELAY_US": "50"}
+    env |= FEW_QUEUES if window == "6M" else {}
     assert fakes(window_scripts.CROWD, layout, **env).stdout.count("right") == 3
 
 
