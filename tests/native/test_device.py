@@ -75,12 +75,12 @@ def test_memory_types_of_other_versions(
     monkeypatch.setenv("UCCH_CUDA_LIB", "none")
     monkeypatch.setenv("UCCH_HIP_LIB", str(fakegpu["amd"]))
     monkeypatch.setenv("FAKEGPU_HIP", version)
-    device.vendors.forget()
+    device.registry.forget()
     runtime = device.runtime_of("amd")
     assert runtime is not None and runtime.version() == f"{version}.0"
     with runtime.alloc(64) as memory, runtime.alloc(64, pinned=True) as pinned:
         assert (runtime.pointer(memory.handle).kind, runtime.pointer(pinned.handle).kind) == ("device", "pinned")
-    device.vendors.forget()
+    device.registry.forget()
 
 
 def test_buffers_of_the_device_interface(runtime: DeviceRuntime) -> None:
@@ -107,7 +107,7 @@ def test_mistakes_are_named(runtime: DeviceRuntime) -> None:
 def test_no_runtime(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("UCCH_CUDA_LIB", str(tmp_path / "libcuda.so.1"))
     monkeypatch.setenv("UCCH_HIP_LIB", "none")
-    device.vendors.forget()
+    device.registry.forget()
     assert device.available() == [] and device.runtime_of("host") is None
     with pytest.raises(
         BufferError, match=r"no GPU runtime is loaded \(nvidia: .*libcuda.so.1: .*amd: UCCH_HIP_LIB=none"
@@ -117,15 +117,15 @@ def test_no_runtime(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         device.require("nvidia")
     assert device.place_of() == ("host", 0)
     assert device.place_of("amd") == ("amd", 0)
-    device.vendors.forget()
+    device.registry.forget()
 
 
 def test_a_library_that_is_no_runtime(fakegpu: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("UCCH_CUDA_LIB", str(fakegpu["amd"]))
-    device.vendors.forget()
+    device.registry.forget()
     assert device.runtime_of("nvidia") is None
     assert "it has no symbol cuInit" in device.report("nvidia")
-    device.vendors.forget()
+    device.registry.forget()
 
 
 def test_place_of_a_rank(runtime: DeviceRuntime, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -30,13 +30,13 @@ def load(fakegpu: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> Iterator[
     def start(**environ: str) -> DeviceRuntime:
         for name, value in {"UCCH_CUDA_LIB": "none", "UCCH_HIP_LIB": str(fakegpu["amd"]), **environ}.items():
             monkeypatch.setenv(name, value)
-        device.vendors.forget()
+        device.registry.forget()
         found = device.runtime_of("amd")
         assert found is not None
         return found
 
     yield start
-    device.vendors.forget()
+    device.registry.forget()
 
 
 @pytest.mark.parametrize("version", ["5", "6", "7"])
