@@ -18,7 +18,8 @@ import time
 import numpy as np
 from arrays import Array, runtime
 from mpi4py import MPI
-from ucc_hetero import AVG, IN_PLACE, MAX, SUM, Communicator, prepare
+from ucc_hetero import AVG, IN_PLACE, MAX, SUM, Communicator
+from ucc_hetero.calls import prepare
 from ucc_hetero.native.libraries import lib
 
 # collective -> whether its calls on devices were queued in streams whole, for all that were prepared.

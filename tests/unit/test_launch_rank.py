@@ -174,9 +174,9 @@ def test_all_kernels_are_loaded_for_one_device_only(devices: int, visible: str, 
 
 
 def test_what_a_runtime_has_read_is_left_alone() -> None:
-    vendors.apply(env := {}, vendor="amd", late=("load", "start"))
-    assert env and not {"GPU_MAX_HW_QUEUES", "HSA_FORCE_FINE_GRAIN_PCIE"} & set(env)
-    vendors.apply(env := {}, vendor="amd", late=("load",))
+    vendors.prepare("amd", env := {}, ("load", "start"))
+    assert env == {"NCCL_RUNTIME_CONNECT": "0"}, "what UCX and UCC read is for devices that are there"
+    vendors.prepare("amd", env := {}, ("load",))
     assert {"GPU_MAX_HW_QUEUES", "HSA_FORCE_FINE_GRAIN_PCIE"} <= set(env)
 
 

@@ -44,7 +44,7 @@ def prepare() -> None:
     HIP cannot be asked: where it is here already, and was not told, streams are not held, and device memory is shared
     over xGMI alone (docs/gpu.md).
     """
-    vendors.apply(os.environ, vendor=VENDOR, late=late_settings())
+    vendors.prepare(VENDOR, os.environ, late_settings())
 
 
 def late_settings() -> tuple[str, ...]:

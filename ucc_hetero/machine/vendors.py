@@ -39,7 +39,8 @@ class Setting:
     #: "always", "one device" (that the process sees), "small BAR" or "kernel 6".
     when: str
     why: str
-    #: When the vendor's runtime reads it, if it does: at its "load" or its "start". Afterwards it is too late.
+    #: When the vendor's own libraries read it, if they do: at the runtime's "load" or "start", after which it is too
+    #: late, or at "calls".
     read: str = ""
 
 
@@ -125,7 +126,7 @@ VENDORS: Mapping[str, Vendor] = {
                 Setting("HIP_ENABLE_DEFERRED_LOADING", "0", "one device", _EAGER, "load"),
                 Setting("GPU_MAX_HW_QUEUES", "16", "always", _QUEUES, "start"),
                 Setting("HSA_FORCE_FINE_GRAIN_PCIE", "1", "always", _FINE, "start"),
-                Setting("NCCL_RUNTIME_CONNECT", "0", "always", _CONNECT),
+                Setting("NCCL_RUNTIME_CONNECT", "0", "always", _CONNECT, "calls"),
                 Setting("UCC_MC_ROCM_MPOOL_ELEM_SIZE", "256M", "always", _SCRATCH),
                 Setting("UCC_MC_ROCM_MPOOL_MAX_ELEMS", "64", "always", _SCRATCH),
                 *_SMALL_BAR,
@@ -276,16 +277,20 @@ def settings(
     return [setting for setting in VENDORS[vendor].settings if holds[setting.when]]
 
 
-def apply(
-    environ: dict[str, str] | os._Environ[str], root: Path = ROOT, vendor: str = "", late: Container[str] = ()
-) -> None:
+def apply(environ: dict[str, str] | os._Environ[str], root: Path = ROOT, late: Container[str] = ()) -> None:
     """Set what this host's devices need and nobody has set; for a rank that was started without the launcher.
 
-    ``vendor``: for this one alone, whether its devices are found or not. ``late``: what its runtime reads then
-    (``load``, ``start``) is left alone, as it would say what is not so.
+    ``late``: what a runtime reads then (``load``, ``start``) is left alone, as it would say what is not so.
     """
     found = devices(root)
-    for each in [vendor] if vendor else dict.fromkeys(device.vendor for device in found):
-        for setting in settings(each, found, environ=environ):
+    for vendor in dict.fromkeys(device.vendor for device in found):
+        for setting in settings(vendor, found, environ=environ):
             if setting.read not in late:
                 environ.setdefault(setting.name, setting.value)
+
+
+def prepare(vendor: str, environ: dict[str, str] | os._Environ[str], late: Container[str] = ()) -> None:
+    """Likewise what the vendor's own libraries read, whether devices of it are found or not."""
+    for setting in settings(vendor, devices(), environ=environ):
+        if setting.read and setting.read not in late:
+            environ.setdefault(setting.name, setting.value)

@@ -41,7 +41,7 @@ def register() -> None:
     os.environ.setdefault("CUDA_MODULE_LOADING", "EAGER")
     if torch.version.hip is not None:
         late = ("load", "start") if torch.cuda.is_initialized() else ("load",)
-        vendors.apply(os.environ, vendor="amd", late=late)
+        vendors.prepare("amd", os.environ, late)
     plugin = c10d.Backend._plugins.get(NAME.upper())
     if plugin is None or plugin.creator_fn is not create:
         c10d.Backend.register_backend(NAME, create, extended_api=True, devices=_DEVICES)
