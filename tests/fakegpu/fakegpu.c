@@ -7,10 +7,10 @@
  *
  * Streams share queues, in which work runs one after the other: eight with CUDA (CUDA_DEVICE_MAX_CONNECTIONS), four
  * with HIP (GPU_MAX_HW_QUEUES). Of the fake HIP alone: copies between host and device go one after the other by an
- * engine for each way, from when they are issued, whatever they wait for; freeing waits for all streams of the device;
- * streams wait for signal memory only, and numbers do not wrap; the device sees memory of the host elsewhere; memory
- * that others open is only coherent where it is fine-grained, and so only where HSA_FORCE_FINE_GRAIN_PCIE or a link
- * makes it.
+ * engine for each way, from when they are issued, whatever they wait for (not with HSA_ENABLE_SDMA=0); freeing waits
+ * for all streams of the device; streams wait for signal memory only, and numbers do not wrap; the device sees memory
+ * of the host elsewhere; memory that others open is only coherent where it is fine-grained, and so only where
+ * HSA_FORCE_FINE_GRAIN_PCIE or a link makes it.
  *
  * FAKEGPU_DEVICES: how many devices (4). FAKEGPU_DELAY_US: least time of a copy or kernel, which takes up to twice that
  * (1000). FAKEGPU_NO_FLAGS: streams cannot wait for memory. FAKEGPU_CONNECTIONS: so many queues, whatever the runtime

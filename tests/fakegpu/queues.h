@@ -149,7 +149,7 @@ static int copy_async(void *dst, const void *src, size_t bytes, void *handle) {
     int to_device = kind_of(dst) == DEVICE_MEMORY, from_device = kind_of(src) == DEVICE_MEMORY;
     if (usable())
         return usable();
-    if (!HIP || to_device == from_device)
+    if (!HIP || to_device == from_device || !setting("HSA_ENABLE_SDMA", 1))
         return submit(handle, w);
     return submit_to_engine(&engines[from_device], stream_of(handle), w);
 }

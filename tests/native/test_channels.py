@@ -57,8 +57,8 @@ def test_other_data(run: Callable[..., Any], layout: str) -> None:
     "layout, env",
     [
         (PAIR, {"UCCH_WINDOW": "8M"}),
-        (PAIR, {"FAKEGPU_CONNECTIONS": "1"}),
-        (THREE, {"FAKEGPU_CONNECTIONS": "2", "UCCH_WINDOW": "24M"}),
+        (PAIR, {**FEW_QUEUES, "FAKEGPU_CONNECTIONS": "1"}),
+        (THREE, {**FEW_QUEUES, "FAKEGPU_CONNECTIONS": "2", "UCCH_WINDOW": "24M"}),
     ],
     ids=["small window", "one connection", "two connections"],
 )

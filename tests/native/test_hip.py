@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import window_scripts
+from device_scripts import FEW_QUEUES
 
 from ucc_hetero import device
 from ucc_hetero.device import DeviceRuntime, hip
@@ -194,8 +195,8 @@ print("right")
 @pytest.mark.parametrize(
     ("layout", "early", "env"),
     [
-        ("amd:2", "n", {"UCCH_HOLD": "auto", "FAKEGPU_CONNECTIONS": "4"}),
-        ("nvidia:2", "n", {"UCCH_HOLD": "n", "FAKEGPU_CONNECTIONS": "4"}),
+        ("amd:2", "n", {**FEW_QUEUES, "UCCH_HOLD": "auto"}),
+        ("nvidia:2", "n", FEW_QUEUES),
         ("amd:2", "y", {"GPU_STREAMOPS_CP_WAIT": "1"}),
     ],
     ids=["as HIP comes", "as the user says", "queues enough"],

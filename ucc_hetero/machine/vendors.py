@@ -270,8 +270,7 @@ def settings(
     """
     major = _number((kernel or os.uname().release).partition(".")[0])
     mine = [device for device in found if device.vendor == vendor]
-    chosen = (environ or {}).get(VENDORS[vendor].visible, "")
-    alone = len([word for word in chosen.split(",") if word.strip()] if chosen.strip() else mine) == 1
+    alone = len(seen(vendor, mine, environ or {})) == 1
     small = any(device.small_bar for device in mine)
     holds = {"always": True, "one device": alone, "small BAR": small, "kernel 6": major >= 6}
     return [setting for setting in VENDORS[vendor].settings if holds[setting.when]]
