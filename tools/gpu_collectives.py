@@ -291,7 +291,9 @@ def main() -> int:
     os.environ["UCCH_HIP_LIB"] = options.hip if RANK in amd else "none"
     # torch starts CUDA before we could; and NCCL, which knows no vendors here, wants all ranks alike (docs/gpu.md).
     os.environ.setdefault("CUDA_MODULE_LOADING", "EAGER")
+    # A HIP over CUDA sees several devices, and its streams are CUDA's.
     os.environ.setdefault("HIP_ENABLE_DEFERRED_LOADING", "0")
+    os.environ.setdefault("UCCH_HOLD", "y")
     os.environ.setdefault("NCCL_RUNTIME_CONNECT", "0")
     import ucc_hetero
     from ucc_hetero.native.libraries import load

@@ -101,7 +101,8 @@ def begin(amd: str, hip: str, seconds: float) -> Any:
         os.environ["UCCH_CUDA_LIB" if RANK in sides else "UCCH_HIP_LIB"] = "none"
         if RANK in sides:
             os.environ["UCCH_HIP_LIB"] = hip
-            os.environ.setdefault("HIP_ENABLE_DEFERRED_LOADING", "0")  # it sees several devices (docs/amd.md)
+            os.environ.setdefault("HIP_ENABLE_DEFERRED_LOADING", "0")  # it sees several devices,
+            os.environ.setdefault("UCCH_HOLD", "y")  # and its streams are CUDA's (docs/gpu.md)
     from ucc_hetero.native.libraries import load
 
     load()  # before MPI and torch: each brings libraries of its own

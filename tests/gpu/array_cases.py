@@ -27,7 +27,7 @@ from ucc_hetero.native.libraries import load
 RANK = int(os.environ.get("OMPI_COMM_WORLD_RANK") or os.environ.get("PMI_RANK") or 0)
 if hip := os.environ.get("CASES_ODD_HIP"):
     os.environ |= (
-        {"UCCH_CUDA_LIB": "none", "UCCH_HIP_LIB": hip, "HIP_ENABLE_DEFERRED_LOADING": "0"}
+        {"UCCH_CUDA_LIB": "none", "UCCH_HIP_LIB": hip, "HIP_ENABLE_DEFERRED_LOADING": "0", "UCCH_HOLD": "y"}
         if RANK % 2
         else {"UCCH_HIP_LIB": "none"}
     )

@@ -18,7 +18,7 @@ DEVICE = os.environ.get("CASES_DEVICE", "cpu")
 if hip := os.environ.get("CASES_HIP"):  # the last half of the ranks takes its GPUs through this one (tests/hipcuda)
     last = 2 * int(os.environ["OMPI_COMM_WORLD_RANK"]) >= int(os.environ["OMPI_COMM_WORLD_SIZE"])
     os.environ |= (
-        {"UCCH_CUDA_LIB": "none", "UCCH_HIP_LIB": hip, "HIP_ENABLE_DEFERRED_LOADING": "0"}
+        {"UCCH_CUDA_LIB": "none", "UCCH_HIP_LIB": hip, "HIP_ENABLE_DEFERRED_LOADING": "0", "UCCH_HOLD": "y"}
         if last
         else {"UCCH_HIP_LIB": "none"}
     )

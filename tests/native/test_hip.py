@@ -174,6 +174,7 @@ with Communicator() as comm:
             request._arm()
             taken = Messages.take(request, into.handle, early=True)
             early += taken
+            comm.mpi.Barrier()  # nobody has sent before
             x.fill(outof, 10.0 * turn + k + 100 * r)
             send = comm.Isend(x, other, k, stream=outof)
             while not taken and not (state := lib.ucch_wait_come(request._op, 0.05)):

@@ -82,16 +82,15 @@ class DeviceRuntime:
             found.hive and found.pci == self.bus(device) for found in vendors.devices()
         )
 
-    def same_board(self, device: int, board: str) -> bool:
-        """Whether device ``device`` of another process is what this one takes it for when it opens its memory.
+    def same_board(self, own: int, device: int, board: str) -> bool:
+        """Whether another process's ``device``, at PCI address ``board``, is what this one, on ``own``, takes it for.
 
-        HIP 7 makes the device of that number, as this process counts, a peer. Where each process sees one device, that
-        is its own, and does no harm.
+        HIP 7 makes the device of that number, as this process counts, a peer when memory of it is opened. Where each
+        process sees one device, that is its own, and does no harm.
         """
         if self.code != lib.UCCH_HIP or self._int("version", lib.ucch_device_version) < 7000:
             return True
-        here = self.current() or 0
-        return device < self.count() and (device == here or self.bus(device) == board)
+        return device < self.count() and (device == own or self.bus(device) == board)
 
     def version(self) -> str:
         """Version of the runtime or driver, such as ``12.8``."""

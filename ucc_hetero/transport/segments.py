@@ -83,7 +83,7 @@ def join(
         )
     near: tuple[frozenset[int], ...] = ()
     if any(kin):
-        known = {r for r in apart if runtime is not None and runtime.same_board(offers[r][4], offers[r][3])}
+        known = {r for r in apart if runtime and runtime.same_board(mine.device, offers[r][4], offers[r][3])}
         near = _open_arenas(mpi, everyone, {r: handles[r] for r in known if handle and rank in aparts[r]})
     streams = frozenset(r for r in peers if able and carry[r]).union(near[rank] if near else ())
     return Windows(peers, all(len(other) == len(everyone) - 1 for other in theirs), streams, near)
