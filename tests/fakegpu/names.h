@@ -293,7 +293,7 @@ int hipEventQuery(void *e) {
 
 /* The numbers of multiprocessors, and of the threads that one holds. */
 int hipDeviceGetAttribute(int *value, int which, int device) {
-    *value = which == 63 ? setting("FAKEGPU_UNITS", 104) : which == 57 ? setting("FAKEGPU_UNIT_THREADS", 2048) : 0;
+    *value = which == 63 ? setting("FAKEGPU_UNITS", 60) : which == 57 ? setting("FAKEGPU_UNIT_THREADS", 2048) : 0;
     return device >= 0 && device < device_count() ? OK : INVALID_DEVICE;
 }
 /* The image is not copied. */
