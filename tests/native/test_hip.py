@@ -165,10 +165,10 @@ with Communicator() as comm:
     gpu, r, other = runtime(), comm.rank, 1 - comm.rank
     gpu.use(comm._run.members.place.device)
     comm._messages.timeout = 30.0
-    streams, messages = [(gpu.stream(), gpu.stream()) for _ in range(5)], comm._messages
+    streams, messages = [gpu.stream() for _ in range(10)], comm._messages
     early, work = 0, []
     for turn in range(2):
-        for k, (into, outof) in enumerate(streams):
+        for k, (into, outof) in enumerate(zip(streams[:5], streams[5:])):
             x, y = Array(LONG), Array(LONG).set(-1)
             request = messages.start(messages.incoming(y, other, k, taken=True))
             request._arm()
