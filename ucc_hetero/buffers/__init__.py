@@ -1,21 +1,23 @@
 """Anything array-like -> where its elements are, how many, of which type and whose.
 
-``as_buffer`` and ``as_vbuffer`` take every buffer form of mpi4py and return :class:`Buffer` and :class:`VBuffer`;
+``as_buffer``, ``as_vbuffer`` and ``as_blocks`` take every buffer form of mpi4py and return :class:`Buffer`,
+:class:`VBuffer` and a Buffer per rank;
 ``copy``, ``pack`` and ``unpack`` move elements that need not be contiguous; ``dtype_of`` names an element type.
 Every mistake raises here, before a byte is sent, as ``TypeError``, ``ValueError`` or ``BufferError``.
 """
 
 from ucc_hetero.buffers.dtypes import dtype_of
-from ucc_hetero.buffers.message import as_buffer, as_vbuffer
+from ucc_hetero.buffers.message import as_blocks, as_buffer, as_vbuffer
 from ucc_hetero.buffers.model import Buffer, Layout, PointerVendor, VBuffer
 from ucc_hetero.buffers.mpi import is_in_place
-from ucc_hetero.buffers.strided import copy, empty_like, pack, unpack, view_of
+from ucc_hetero.buffers.strided import copy, empty_like, pack, unpack
 
 __all__ = [
     "Buffer",
     "Layout",
     "PointerVendor",
     "VBuffer",
+    "as_blocks",
     "as_buffer",
     "as_vbuffer",
     "copy",
@@ -24,5 +26,4 @@ __all__ = [
     "is_in_place",
     "pack",
     "unpack",
-    "view_of",
 ]

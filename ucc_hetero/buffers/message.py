@@ -13,11 +13,24 @@ import numpy as np
 from ucc_hetero.buffers import mpi
 from ucc_hetero.buffers.dtypes import BY_NUMPY, dtype_of
 from ucc_hetero.buffers.exporters import memory_of
-from ucc_hetero.buffers.model import Buffer, Layout, Memory, PointerVendor, VBuffer, bounds, merge, scattered
+from ucc_hetero.buffers.model import (
+    Buffer,
+    Layout,
+    Memory,
+    PointerVendor,
+    VBuffer,
+    bounds,
+    merge,
+    packed_places,
+    scattered,
+)
 from ucc_hetero.buffers.mpi import Element
 from ucc_hetero.types import DTYPES, DType
 
-__all__ = ["as_buffer", "as_vbuffer"]
+__all__ = ["as_blocks", "as_buffer", "as_vbuffer"]
+
+#: Bytes of the memory that ``MPI.BOTTOM`` stands for: the datatype alone says what is meant.
+_ANYWHERE = 1 << 62
 
 _ndarray = np.ndarray
 _writable_bytes: Any = ctypes.c_char.from_buffer
@@ -26,6 +39,7 @@ _addressof = ctypes.addressof
 _PLAIN = {name: Element(dtype, dtype.itemsize, ()) for name, dtype in DTYPES.items()}
 
 _FORMS = "pass buf, [buf, dtype], [buf, count] or [buf, count, dtype]"
+_WFORMS = "pass [buf, types], [buf, (counts, displs), types] or [buf, counts, displs, types]"
 _VFORMS = "pass buf, [buf, counts], [buf, (counts, displs)] or [buf, (counts, displs), dtype]"
 
 
@@ -63,7 +77,7 @@ def as_buffer(
         if memory is None:
             return _nothing(element, 0 if number is None else _natural(number, "count"))
         entries = _entries(memory, element, number, displ, blocks)
-        return _select(memory, element, entries, _natural(displ, "displacement"), writable)
+        return _select(memory, element, entries, _natural(displ, "displacement") * element.extent, writable)
     except (BufferError, TypeError, ValueError) as error:
         raise _located(error, argument, rank) from error
 
@@ -89,18 +103,72 @@ def as_vbuffer(
     try:
         buf, counts, displs, datatype = _split_v(spec)
         memory, element = _resolve(buf, datatype, writable, pointer_vendor)
-        buffer, per_entry = _whole(memory, element, counts is None)
-        entries = buffer.count // per_entry if per_entry else 0
-        sizes = _counts(counts, size, entries)
-        starts = _displs(displs, sizes, size)
-        _check_segments(sizes, starts, entries, size)
-        if writable and displs is not None:
-            _check_disjoint(sizes, starts)
-        if per_entry != 1:
-            sizes, starts = [n * per_entry for n in sizes], [n * per_entry for n in starts]
-        return VBuffer(buffer, tuple(sizes), tuple(starts))
+        if memory is None or (element.dense and element.extent and memory.nbytes < _ANYWHERE):
+            return _segments(memory, element, counts, displs, size, writable)
+        sizes = _counts(counts, size, _entries(memory, element, None, 0, 1) if counts is None else 0)
+        starts = [displ * element.extent for displ in _displs(displs, sizes, size)]
+        blocks = _blocks(memory, [element] * size, sizes, starts, writable)
+        lengths = tuple(block.count for block in blocks)
+        where = Buffer(memory.ptr, sum(lengths), element.dtype, memory.vendor, memory.device, memory.owner, False)
+        return VBuffer(where, lengths, tuple(accumulate(lengths, initial=0))[:-1], blocks)
     except (BufferError, TypeError, ValueError) as error:
         raise _located(error, argument, rank) from error
+
+
+def as_blocks(
+    spec: object,
+    size: int,
+    *,
+    writable: bool,
+    argument: str,
+    rank: int,
+    pointer_vendor: PointerVendor | None = None,
+) -> tuple[Buffer, ...]:
+    """The blocks of a datatype each, one per rank, that ``spec`` names: ``[buf, types]`` (one entry each, all from the
+    start), ``[buf, (counts, displs), types]`` or ``[buf, counts, displs, types]``, with displacements in bytes.
+
+    Keywords and errors are those of ``as_buffer``; ``size`` is the communicator's.
+    """
+    try:
+        buf, counts, displs, datatypes = _split_w(spec)
+        if len(datatypes) != size:
+            raise ValueError(f"{len(datatypes)} datatypes given for a communicator of {size}; give one per rank")
+        memory, _ = _resolve(buf, "uint8", writable, pointer_vendor)
+        elements = [_element(datatype) for datatype in datatypes]
+        sizes = [1] * size if counts is None else _listed(counts, "counts", size)
+        starts = [0] * size if displs is None else _listed(displs, "displacements", size)
+        if memory is None:
+            return tuple(_nothing(element, count) for element, count in zip(elements, sizes, strict=True))
+        return _blocks(memory, elements, sizes, starts, writable)
+    except (BufferError, TypeError, ValueError) as error:
+        raise _located(error, argument, rank) from error
+
+
+def _blocks(
+    memory: Memory, elements: Sequence[Element], sizes: Sequence[int], starts: Sequence[int], writable: bool
+) -> tuple[Buffer, ...]:
+    """As many entries of a datatype for each rank, from a byte of the memory on."""
+    blocks = []
+    for rank, (element, count, start) in enumerate(zip(elements, sizes, starts, strict=True)):
+        try:
+            blocks.append(_select(memory, element, count, start if count else 0, writable))
+        except ValueError as error:
+            raise ValueError(f"the segment of rank {rank} (of {len(sizes)}): {error}") from error
+    return tuple(blocks)
+
+
+def _segments(memory: Memory | None, element: Element, counts: Any, displs: Any, size: int, writable: bool) -> VBuffer:
+    """The segments of ranks where entries follow each other without gaps: counts and displacements say it all."""
+    buffer, per_entry = _whole(memory, element, counts is None)
+    entries = buffer.count // per_entry if per_entry else 0
+    sizes = _counts(counts, size, entries)
+    starts = _displs(displs, sizes, size)
+    _check_segments(sizes, starts, entries, size)
+    if writable and displs is not None:
+        _check_disjoint(sizes, starts)
+    if per_entry != 1:
+        sizes, starts = [n * per_entry for n in sizes], [n * per_entry for n in starts]
+    return VBuffer(buffer, tuple(sizes), tuple(starts))
 
 
 def _located(error: Exception, argument: str, rank: int) -> Exception:
@@ -139,6 +207,22 @@ def _split_v(spec: Any) -> tuple[Any, Any, Any, Any]:
     return buf, counts, displs, datatype
 
 
+def _split_w(spec: Any) -> tuple[Any, Any, Any, Any]:
+    """Buffer, counts, displacements, datatypes; None where not given."""
+    counts = displs = None
+    if not isinstance(spec, (list, tuple)) or not 2 <= len(spec) <= 4:
+        raise TypeError(f"{type(spec).__name__} is no message with a datatype per rank; {_WFORMS}")
+    if len(spec) == 3:
+        if not isinstance(spec[1], (list, tuple)) or len(spec[1]) != 2:
+            raise ValueError(f"{spec[1]!r} is not (counts, displs); {_WFORMS}")
+        counts, displs = spec[1]
+    elif len(spec) == 4:
+        counts, displs = spec[1:3]
+    if not hasattr(spec[-1], "__len__") or isinstance(spec[-1], str):
+        raise TypeError(f"{spec[-1]!r} is not a list of datatypes, one per rank; {_WFORMS}")
+    return spec[0], counts, displs, spec[-1]
+
+
 def _by_position(spec: Sequence[Any], forms: str) -> tuple[Any, Any, Any, Any]:
     if len(spec) == 2:
         buf, second = spec
@@ -155,7 +239,9 @@ def _resolve(
 ) -> tuple[Memory | None, Element]:
     """The memory (None for a ``None`` that stands for an empty buffer) and what one entry of it is."""
     if mpi.is_bottom(buf):
-        raise TypeError("MPI.BOTTOM is not supported; pass the buffer itself")
+        if datatype is None:
+            raise TypeError("MPI.BOTTOM needs a datatype of absolute addresses")
+        return Memory(0, _ANYWHERE, 1, None, "host", 0, None, False, None), _element(datatype)
     if mpi.is_in_place(buf):
         if buf is None and datatype is not None:
             return None, _element(datatype)
@@ -193,6 +279,8 @@ def _entries(memory: Memory, element: Element, count: object, displ: object, blo
     if count is not None:
         return _natural(count, "count") * max(blocks, 1)
     extent = element.extent
+    if memory.nbytes == _ANYWHERE:
+        return 0  # as in mpi4py, which knows of no bytes there
     length = memory.nbytes - _natural(displ, "displacement") * extent
     if length < 0:
         raise ValueError(f"displacement {displ} lies outside the {memory.nbytes} bytes of the buffer")
@@ -210,28 +298,29 @@ def _entries(memory: Memory, element: Element, count: object, displ: object, blo
     return length // extent
 
 
-def _select(memory: Memory, element: Element, entries: int, displ: int, writable: bool) -> Buffer:
-    """Apply a datatype and a count to memory."""
+def _select(memory: Memory, element: Element, entries: int, start: int, writable: bool) -> Buffer:
+    """Apply a datatype and a count to memory, from byte ``start`` of it on."""
     size = element.dtype.itemsize
     count = entries * element.per_entry
     if memory.dims is not None:
         _check_relabel(memory, element)
-        total = Layout(memory.dims).total
-        if displ + count > total:
-            raise ValueError(f"count {count} from element {displ} on exceeds the {total} elements of the buffer")
-        return _buffer(memory, element, 0, count, Layout(memory.dims, displ), writable)
-    dims = ((entries, element.extent), *element.dims)
-    if len(dims) > 1 or element.extent != size:
+        total, first = Layout(memory.dims).total, start // size
+        if first + count > total:
+            raise ValueError(f"count {count} from element {first} on exceeds the {total} elements of the buffer")
+        return _buffer(memory, element, 0, count, Layout(memory.dims, first), writable)
+    dims, places, offset = ((entries, element.extent), *element.dims), b"", start + element.offset
+    if element.places:
+        dims, places = (), packed_places(np.add.outer(np.arange(entries) * element.extent, element.starts()).ravel())
+    elif len(dims) > 1 or element.extent != size:
         dims = merge(dims, size)
-    offset = displ * element.extent + element.offset
-    low, high = bounds(dims, size)
+    low, high = bounds(dims, size, places) if count else (0, 0)
     if high > low and (low + offset < 0 or high + offset > memory.nbytes):
         raise ValueError(
-            f"{entries} entries of {element.dtype} from entry {displ} on occupy bytes {low + offset} to "
+            f"{entries} entries of {element.dtype} from byte {start} on occupy bytes {low + offset} to "
             f"{high + offset}, and the buffer has {memory.nbytes} bytes; pass a larger buffer or a smaller count"
         )
-    layout = None if len(dims) == 1 and dims[0][1] == size else Layout(dims)
-    return _buffer(memory, element, offset, count, layout, writable)
+    plain = not count or (len(dims) == 1 and dims[0][1] == size)
+    return _buffer(memory, element, offset, count, None if plain else Layout(dims, 0, places), writable)
 
 
 def _buffer(memory: Memory, element: Element, offset: int, count: int, layout: Layout | None, writable: bool) -> Buffer:
@@ -241,7 +330,7 @@ def _buffer(memory: Memory, element: Element, offset: int, count: int, layout: L
                 f"strided elements in {memory.vendor} device memory cannot be transferred; "
                 f"pass a contiguous copy (.contiguous() in torch, ascontiguousarray in array libraries)"
             )
-        if writable and not scattered(layout.dims, element.dtype.itemsize):
+        if writable and not scattered(layout.dims, element.dtype.itemsize, layout.places):
             raise BufferError("elements of the buffer overlap in memory and cannot receive; pass a contiguous array")
     ptr, dtype = memory.ptr + offset, element.dtype
     return Buffer(ptr, count, dtype, memory.vendor, memory.device, memory.owner, memory.readonly, layout)
@@ -259,10 +348,6 @@ def _whole(memory: Memory | None, element: Element, exact: bool) -> tuple[Buffer
     """Everything in the memory, and how many elements make an entry; ``exact``: no bytes may be left over."""
     if memory is None:
         return _nothing(element, 0), 1
-    if not element.dense:
-        raise TypeError(
-            "a datatype with gaps cannot describe the segments of several ranks; copy them into a contiguous array"
-        )
     if exact:
         entries = _entries(memory, element, None, 0, 1)
     else:
@@ -285,7 +370,7 @@ def _listed(values: Any, what: str, size: int) -> list[int]:
 
 
 def _is_number(value: object) -> bool:
-    return hasattr(value, "__index__") and not isinstance(value, np.ndarray)
+    return hasattr(value, "__index__") and (not isinstance(value, np.ndarray) or value.ndim == 0)
 
 
 def _counts(counts: Any, size: int, entries: int) -> list[int]:

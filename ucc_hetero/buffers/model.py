@@ -7,9 +7,26 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any, NamedTuple, TypeAlias
 
+import numpy as np
+
 from ucc_hetero.types import DType
 
-__all__ = ["Buffer", "Dims", "Layout", "Memory", "PointerVendor", "VBuffer", "bounds", "merge", "scattered"]
+__all__ = [
+    "Array",
+    "Buffer",
+    "Dims",
+    "Layout",
+    "Memory",
+    "PointerVendor",
+    "VBuffer",
+    "bounds",
+    "merge",
+    "packed_places",
+    "scattered",
+    "unpacked_places",
+]
+
+Array: TypeAlias = np.ndarray[Any, Any]
 
 #: Asks the loaded GPU runtimes whose memory an address is: address -> (vendor, device ordinal).
 PointerVendor: TypeAlias = Callable[[int], tuple[str, int]]
@@ -22,15 +39,19 @@ Dims: TypeAlias = tuple[tuple[int, int], ...]
 class Layout:
     """Where elements lie that are not contiguous: nested loops over ``dims`` from the buffer's address.
 
-    The buffer's elements are numbers ``first``, ``first + 1``, ... in loop order (last dimension fastest).
+    The buffer's elements are numbers ``first``, ``first + 1``, ... in loop order (last dimension fastest). Where no
+    loops describe them, ``places`` holds the bytes from the buffer's address at which each one lies.
     """
 
     dims: Dims
     first: int = 0
+    places: bytes = b""
 
     @property
     def total(self) -> int:
         """Number of elements that the loops visit."""
+        if self.places:
+            return len(self.places) // 8
         total = 1
         for count, _ in self.dims:
             total *= count
@@ -100,12 +121,14 @@ class VBuffer:
     """One segment of ``buffer`` per rank: ``counts[r]`` elements from element ``displs[r]`` on.
 
     ``buffer`` spans everything the caller passed, whether or not a segment covers it. Where it is not contiguous,
-    ``displs`` count elements of the packed copy.
+    ``displs`` count elements of the packed copy. A datatype with gaps has ``blocks`` instead, the segments themselves;
+    then ``buffer`` says where they are, and ``displs`` those of the segments one after the other.
     """
 
     buffer: Buffer
     counts: tuple[int, ...]
     displs: tuple[int, ...]
+    blocks: tuple[Buffer, ...] = ()
 
     @property
     def total(self) -> int:
@@ -153,8 +176,21 @@ def merge(dims: Iterable[tuple[int, int]], itemsize: int) -> Dims:
     return tuple(out) or ((1, itemsize),)
 
 
-def bounds(dims: Dims, itemsize: int) -> tuple[int, int]:
+def packed_places(starts: Array) -> bytes:
+    """Offsets of elements in bytes, in a form that can be compared and hashed."""
+    return starts.astype(np.int64).tobytes()
+
+
+def unpacked_places(places: bytes) -> Array:
+    """The offsets that ``packed_places`` was given."""
+    return np.frombuffer(places, np.int64)
+
+
+def bounds(dims: Dims, itemsize: int, places: bytes = b"") -> tuple[int, int]:
     """First and past-the-end byte, relative to the address, that the loops touch; (0, 0) if none."""
+    if places:
+        starts = unpacked_places(places)
+        return int(starts.min()), int(starts.max()) + itemsize
     low = high = 0
     for count, stride in dims:
         if count == 0:
@@ -164,8 +200,10 @@ def bounds(dims: Dims, itemsize: int) -> tuple[int, int]:
     return low, high + itemsize
 
 
-def scattered(dims: Dims, itemsize: int) -> bool:
+def scattered(dims: Dims, itemsize: int, places: bytes = b"") -> bool:
     """True when no two iterations share a byte, as far as each loop steps over everything that the inner ones touch."""
+    if places:
+        return bool((np.diff(np.sort(unpacked_places(places))) >= itemsize).all())
     reach = itemsize
     for count, stride in sorted(dims, key=lambda dim: abs(dim[1])):
         if count > 1 and abs(stride) < reach:

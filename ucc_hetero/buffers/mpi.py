@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any
 
-from ucc_hetero.buffers.model import Dims, merge
+import numpy as np
+
+from ucc_hetero.buffers.model import Array, Dims, merge, packed_places, unpacked_places
 from ucc_hetero.types import DTYPES, DType
 
 __all__ = ["Element", "element_of", "is_bottom", "is_datatype", "is_in_place"]
@@ -17,22 +20,30 @@ __all__ = ["Element", "element_of", "is_bottom", "is_datatype", "is_in_place"]
 class Element:
     """One entry of an MPI datatype: elements of ``dtype``, looped over ``dims`` from byte ``offset``.
 
-    Entry number i starts ``i * extent`` bytes after the first.
+    Entry number i starts ``i * extent`` bytes after the first. Where no loops describe the entry, ``places`` holds the
+    bytes at which its elements lie (``packed_places``).
     """
 
     dtype: DType
     extent: int
     dims: Dims
     offset: int = 0
+    places: bytes = b""
 
     @property
     def per_entry(self) -> int:
         """Elements in one entry."""
-        return prod(count for count, _ in self.dims)
+        return len(self.places) // 8 if self.places else prod(count for count, _ in self.dims)
+
+    def starts(self) -> Array:
+        """The bytes at which the elements of one entry lie."""
+        return unpacked_places(self.places) if self.places else self.offset + _visited(self.dims)
 
     @property
     def dense(self) -> bool:
         """True when successive entries make up contiguous memory."""
+        if self.places:
+            return False
         size = self.dtype.itemsize
         whole = merge(((2, self.extent), *self.dims), size)
         return self.offset == 0 and len(whole) == 1 and whole[0][1] == size
@@ -88,8 +99,8 @@ def is_datatype(spec: object) -> bool:
 def element_of(datatype: Any) -> Element:
     """What an ``MPI.Datatype`` describes.
 
-    Takes predefined types and everything built of one predefined type by contiguous, vector, hvector, subarray,
-    resized and dup. Raises ``TypeError`` for the others, with the way out.
+    Takes predefined types and everything built of one predefined type by all constructors but darray. Raises
+    ``TypeError`` for the others, with the way out.
     """
     known = _known.get(datatype.handle)
     if known is not None:
@@ -103,12 +114,16 @@ def element_of(datatype: Any) -> Element:
     base, combiner, facts = datatype.decode()
     if combiner == "NAMED":
         return _known.setdefault(datatype.handle, _predefined(datatype))
+    bases = facts["datatypes"] if combiner == "STRUCT" else [base]
     try:
-        inner = element_of(base)
+        inner = [element_of(each) for each in bases]
     finally:
-        if not base.is_predefined:
-            base.Free()
-    return _derived(combiner, facts, inner, datatype.extent, module.ORDER_C)
+        for each in bases:
+            if not each.is_predefined:
+                each.Free()
+    if combiner in _BLOCKS:
+        return _of_blocks(combiner, facts, inner, datatype.extent)
+    return _of_loops(combiner, facts, inner[0], datatype.extent, module.ORDER_C)
 
 
 def _predefined(datatype: Any) -> Element:
@@ -122,8 +137,9 @@ def _predefined(datatype: Any) -> Element:
     return Element(dtype, dtype.itemsize, ())
 
 
-def _derived(combiner: str, facts: dict[str, Any], inner: Element, extent: int, order_c: int) -> Element:
-    offset = inner.offset
+def _of_loops(combiner: str, facts: dict[str, Any], inner: Element, extent: int, order_c: int) -> Element:
+    """A type whose inner ones lie at equal distances."""
+    offset = 0
     if combiner in ("DUP", "RESIZED"):
         loops: Dims = ()
     elif combiner == "CONTIGUOUS":
@@ -132,14 +148,69 @@ def _derived(combiner: str, facts: dict[str, Any], inner: Element, extent: int, 
         unit = inner.extent if combiner == "VECTOR" else 1
         loops = ((facts["count"], facts["stride"] * unit), (facts["blocklength"], inner.extent))
     elif combiner == "SUBARRAY":
-        loops, start = _subarray(facts, inner.extent, order_c)
-        offset += start
+        loops, offset = _subarray(facts, inner.extent, order_c)
     else:
         raise TypeError(
             f"derived datatypes made by {combiner.lower()} are not supported; copy the elements into a contiguous "
             f"array (numpy indexing does it) or make one call per part"
         )
-    return Element(inner.dtype, extent, loops + inner.dims, offset)
+    if inner.places:
+        return _scattered(inner.dtype, extent, np.add.outer(offset + _visited(loops), inner.starts()).ravel())
+    return Element(inner.dtype, extent, loops + inner.dims, offset + inner.offset)
+
+
+#: Constructors of lists of blocks: the fact that holds the blocks' lengths, and whether displacements are in bytes.
+_BLOCKS = {
+    "INDEXED": ("blocklengths", False),
+    "HINDEXED": ("blocklengths", True),
+    "INDEXED_BLOCK": ("blocklength", False),
+    "HINDEXED_BLOCK": ("blocklength", True),
+    "STRUCT": ("blocklengths", True),
+}
+
+
+def _of_blocks(combiner: str, facts: dict[str, Any], inner: Sequence[Element], extent: int) -> Element:
+    """A type whose inner ones lie in blocks of any lengths, anywhere."""
+    if not inner:
+        raise TypeError("a structure without fields is not supported")
+    dtype = inner[0].dtype
+    if any(each.dtype is not dtype for each in inner):
+        raise TypeError(
+            "a structure of several element types is not supported; make one call per field (numpy's array['name'])"
+        )
+    lengths, in_bytes = _BLOCKS[combiner]
+    displs = np.array(facts["displacements"], np.int64)
+    each = np.broadcast_to(np.array(facts[lengths], np.int64), displs.shape)
+    if combiner != "STRUCT":
+        return _scattered(dtype, extent, _in_blocks(displs if in_bytes else displs * inner[0].extent, each, inner[0]))
+    fields = [_in_blocks(displs[i : i + 1], each[i : i + 1], field) for i, field in enumerate(inner)]
+    return _scattered(dtype, extent, np.concatenate(fields))
+
+
+def _in_blocks(starts: Array, lengths: Array, inner: Element) -> Array:
+    """The bytes at which the elements of blocks of an inner type lie."""
+    within = np.arange(lengths.sum()) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+    starts = np.add.outer(np.repeat(starts, lengths) + within * inner.extent, inner.starts())
+    return starts.ravel()
+
+
+def _scattered(dtype: DType, extent: int, starts: Array) -> Element:
+    """An entry whose elements lie at these bytes; as one loop where their distances are equal."""
+    if not len(starts):
+        return Element(dtype, extent, ((0, dtype.itemsize),))
+    steps = np.diff(starts)
+    if not len(steps) or (steps == steps[0]).all():
+        step = int(steps[0]) if len(steps) else dtype.itemsize
+        return Element(dtype, extent, ((len(starts), step),), int(starts[0]))
+    return Element(dtype, extent, (), 0, packed_places(starts))
+
+
+def _visited(dims: Dims) -> Array:
+    """The bytes that nested loops visit, in their order."""
+    at = np.zeros(1, np.int64)
+    for count, stride in dims:
+        at = np.add.outer(at, np.arange(count, dtype=np.int64) * stride).ravel()
+    return at
 
 
 def _subarray(facts: dict[str, Any], extent: int, order_c: int) -> tuple[Dims, int]:

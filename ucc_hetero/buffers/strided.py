@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import ctypes
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 
-from ucc_hetero.buffers.model import Buffer, Dims
+from ucc_hetero.buffers.model import Array, Buffer, Dims, unpacked_places
 
 __all__ = ["copy", "empty_like", "pack", "unpack", "view_of"]
-
-Array: TypeAlias = np.ndarray[Any, Any]
 
 #: Elements are copied as opaque bits, whatever they mean.
 _BITS = {1: "|u1", 2: "=u2", 4: "=u4", 8: "=u8", 16: "=c16"}
@@ -43,16 +41,10 @@ def copy(source: Buffer, target: Buffer) -> None:
         raise ValueError(f"{source!r} cannot be copied to {target!r}")
     if source.layout is None and target.layout is None and source.vendor == target.vendor == "host":
         ctypes.memmove(target.ptr, source.ptr, source.nbytes)
-        return
-    if not source.count:
-        return
-    outof, into = view_of(source), view_of(target)
-    if target.count == into.size:
-        into[...] = _elements(source, outof).reshape(into.shape)
-    else:
-        assert target.layout is not None  # without one a view has as many elements
-        first = target.layout.first
-        into.flat[first : first + target.count] = _elements(source, outof)
+    elif source.count:
+        into, where = _elements(target)
+        values = _read(source)
+        into[where] = values.reshape(into.shape if where is ... else -1)
 
 
 def pack(buffer: Buffer) -> Buffer:
@@ -85,18 +77,42 @@ def empty_like(buffer: Buffer) -> Buffer:
     return Buffer(memory.ctypes.data, buffer.count, buffer.dtype, "host", 0, memory, False)
 
 
-def _elements(buffer: Buffer, view: Array) -> Array:
-    """The elements that a buffer means of those that a view of its memory has."""
-    if buffer.count == view.size:
-        return view
-    first = buffer.layout.first if buffer.layout is not None else 0
-    return view.flat[first : first + buffer.count]
+def _read(buffer: Buffer) -> Array:
+    outof, where = _elements(buffer)
+    values: Array = outof[where]
+    return values
+
+
+def _elements(buffer: Buffer) -> tuple[Any, Any]:
+    """An array (or its flat iterator) over a buffer's memory, and the index of its elements in that."""
+    layout = buffer.layout
+    if layout is not None and layout.places:
+        return _by_places(buffer, unpacked_places(layout.places))
+    view = view_of(buffer)
+    if layout is None or buffer.count == view.size:
+        return view, ...
+    return view.flat, slice(layout.first, layout.first + buffer.count)
+
+
+def _by_places(buffer: Buffer, starts: Array) -> tuple[Array, Array]:
+    """An array over all memory between the first and the last element, and the numbers of the elements in it."""
+    _on_host(buffer)
+    size, low = buffer.dtype.itemsize, int(starts.min())
+    span = int(starts.max()) - low
+    # Elements that start at any byte are read through an array that has one at every byte.
+    step = 1 if ((starts - low) % size).any() else size
+    raw = _Raw(buffer.ptr + low, ((span // step + 1, step),), size, buffer.readonly, buffer.owner)
+    return np.asarray(raw), (starts - low) // step
 
 
 def view_of(buffer: Buffer) -> Array:
     """The elements that a buffer's layout visits, as opaque bits in an array that keeps the memory; host only."""
-    if buffer.vendor != "host":
-        raise BufferError(f"strided elements in {buffer.vendor} memory cannot be packed on the host")
+    _on_host(buffer)
     size = buffer.dtype.itemsize
     dims = ((buffer.count, size),) if buffer.layout is None else buffer.layout.dims
     return np.asarray(_Raw(buffer.ptr, dims, size, buffer.readonly, buffer.owner))
+
+
+def _on_host(buffer: Buffer) -> None:
+    if buffer.vendor != "host":
+        raise BufferError(f"strided elements in {buffer.vendor} memory cannot be packed on the host")

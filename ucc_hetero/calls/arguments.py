@@ -6,17 +6,19 @@ in ``collectives.py``.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from operator import index
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..buffers import Buffer, VBuffer, as_buffer, as_vbuffer, is_in_place, view_of
+from ..buffers import Buffer, VBuffer, as_blocks, as_buffer, as_vbuffer, is_in_place
 from ..device import pointer_vendor
-from ..planner.collectives import Call
+from ..planner.collectives import ROWS, Call, Shape
 from ..types import DTYPES, DType
 
-__all__ = ["BINDERS", "Bound", "bind"]
+__all__ = ["BINDERS", "Bound", "bind", "root_of"]
 
 
 class Bound(NamedTuple):
@@ -43,9 +45,14 @@ class _Args:
     def __init__(self, name: str, size: int, rank: int, send: Any, recv: Any, root: int) -> None:
         self.name, self.size, self.rank, self.send, self.recv, self.root = name, size, rank, send, recv, root
         self.at_root = root < 0 or rank == root
+        #: As ``Bound.parts``.
+        self.parts: list[tuple[Buffer, Buffer, bool]] = []
+
+    def spec(self, which: str) -> Any:
+        return self.send if which == "sendbuf" else self.recv
 
     def buffer(self, which: str, blocks: int = 1) -> Buffer:
-        spec = self.send if which == "sendbuf" else self.recv
+        spec = self.spec(which)
         writable = which != "sendbuf" and not (which == "buf" and self.at_root)
         found = as_buffer(
             spec, writable=writable, argument=which, rank=self.rank, blocks=blocks, pointer_vendor=pointer_vendor
@@ -54,7 +61,7 @@ class _Args:
         return found
 
     def vbuffer(self, which: str) -> VBuffer:
-        spec = self.send if which == "sendbuf" else self.recv
+        spec = self.spec(which)
         found = as_vbuffer(
             spec,
             self.size,
@@ -64,7 +71,33 @@ class _Args:
             pointer_vendor=pointer_vendor,
         )
         self._plain(found.buffer, spec, which)
+        if found.blocks:
+            found = replace(found, buffer=self.staged(found.blocks, found.buffer.dtype, which))
         return found
+
+    def blocks(self, which: str) -> Buffer:
+        """Blocks of a datatype each, as bytes."""
+        blocks = as_blocks(
+            self.spec(which),
+            self.size,
+            writable=which == "recvbuf",
+            argument=which,
+            rank=self.rank,
+            pointer_vendor=pointer_vendor,
+        )
+        return self.staged(blocks, DTYPES["uint8"], which)
+
+    def staged(self, blocks: Sequence[Buffer], dtype: DType, which: str) -> Buffer:
+        """New memory for blocks that lie anywhere, one after the other; each is a part of it."""
+        nbytes = sum(block.nbytes for block in blocks)
+        memory = np.empty(max(nbytes, 1), np.uint8)
+        start = at = memory.ctypes.data
+        for block in blocks:
+            self.parts.append(
+                (Buffer(at, block.count, block.dtype, "host", 0, memory, False), block, which == "recvbuf")
+            )
+            at += block.nbytes
+        return Buffer(start, nbytes // dtype.itemsize, dtype, "host", 0, memory, False)
 
     def _plain(self, buffer: Buffer, spec: Any, which: str) -> None:
         """Arrays with gaps are refused, as mpi4py does; a derived MPI datatype asks for packing."""
@@ -120,7 +153,7 @@ def _alike(a: _Args, blocks: int = 1) -> Bound:
     send = a.buffer("sendbuf", blocks)
     dtype = a.same_dtype(send, recv)
     a.same_count("recvbuf", recv.count, send.count, "as in sendbuf")
-    return _aliased(Bound(a.call(count), dtype, False, send, recv))
+    return Bound(a.call(count), dtype, False, send, recv)
 
 
 def _reduce(a: _Args) -> Bound:
@@ -176,11 +209,25 @@ def _reduce_scatter_block(a: _Args) -> Bound:
     return Bound(a.call(recv.count), dtype, False, send, recv)
 
 
-def _aliased(bound: Bound) -> Bound:
-    """The same memory given twice means in place, as in mpi4py."""
-    if bound.send is not None and bound.recv is not None and bound.send.ptr == bound.recv.ptr and bound.send.count:
-        return bound._replace(in_place=True, send=None)
-    return bound
+def _aliased(a: _Args, bound: Bound) -> Bound:
+    """The same memory given twice means in place, as in mpi4py, where that is the same."""
+    send, recv = bound.send, bound.recv
+    if send is None or recv is None or send.ptr != recv.ptr or not (send.count and recv.count):
+        return bound
+    own_first = Shape(bound.call).own(a.rank).offset == 0 if a.name in _OWN_BLOCK else a.name in _ALIKE
+    if not own_first or bound.send_displs or bound.recv_displs:
+        raise ValueError(
+            f"{a.name} on rank {a.rank}: sendbuf and recvbuf begin at the same address; "
+            "pass MPI.IN_PLACE where the input lies in the other buffer"
+        )
+    if a.name in ("scatter", "scatterv"):
+        return bound._replace(in_place=True, recv=None)
+    return bound._replace(in_place=True, send=None)
+
+
+#: In place both buffers are one; or one is the own block in the other.
+_ALIKE = frozenset({"reduce", "allreduce", "scan", "exscan", "alltoall"})
+_OWN_BLOCK = frozenset({"gather", "gatherv", "scatter", "scatterv", "allgather", "allgatherv"})
 
 
 def _allgatherv(a: _Args) -> Bound:
@@ -241,61 +288,17 @@ def _alltoallv(a: _Args) -> Bound:
 def _alltoallw(a: _Args) -> Bound:
     """A datatype per rank: bytes, gathered into one block per rank and spread out again, move as an alltoallv."""
     p, me = a.size, a.rank
-    recv, parts = _staged(_typed_blocks(a, "recvbuf"), receives=True)
+    recv, send = a.blocks("recvbuf"), None
+    incoming = outgoing = [copy.nbytes for copy, _, _ in a.parts]
+    if not is_in_place(a.send):
+        send = a.blocks("sendbuf")
+        outgoing = [copy.nbytes for copy, _, _ in a.parts[p:]]
+        a.same_count("recvbuf", incoming[me], outgoing[me], "bytes of this rank's own block")
     counts = [0] * (p * p)
-    counts[me::p] = [copy.nbytes for copy, _, _ in parts]
-    send: Buffer | None = None
-    if is_in_place(a.send):
-        counts[me * p : (me + 1) * p] = counts[me::p]
-    else:
-        send, outgoing = _staged(_typed_blocks(a, "sendbuf"), receives=False)
-        counts[me * p : (me + 1) * p] = [copy.nbytes for copy, _, _ in outgoing]
-        a.same_count("recvbuf", parts[me][0].nbytes, outgoing[me][0].nbytes, "bytes of this rank's own block")
-        parts += outgoing
+    counts[me::p] = incoming
+    counts[me * p : (me + 1) * p] = outgoing
     call = Call("alltoallv", p, tuple(counts))
-    return Bound(call, DTYPES["uint8"], send is None, send, recv, local=True, parts=tuple(parts))
-
-
-def _typed_blocks(a: _Args, which: str) -> list[Buffer]:
-    """The blocks of ``[buf, types]`` (one entry each from the start) or ``[buf, (counts, displs), types]``.
-
-    Displacements are in bytes, as in MPI.
-    """
-    spec = a.send if which == "sendbuf" else a.recv
-    where = f"{a.name} on rank {a.rank}: {which}"
-    counts, displs = [1] * a.size, [0] * a.size
-    if isinstance(spec, (list, tuple)) and len(spec) == 2:
-        buf, types = spec
-    elif isinstance(spec, (list, tuple)) and len(spec) == 3:
-        buf, (counts, displs), types = spec
-    elif isinstance(spec, (list, tuple)) and len(spec) == 4:
-        buf, counts, displs, types = spec
-    else:
-        raise TypeError(f"{where} must be [buf, types] or [buf, (counts, displs), types], with a datatype per rank")
-    for what, values in (("counts", counts), ("displacements", displs), ("datatypes", types)):
-        if len(values) != a.size:
-            raise ValueError(f"{where} has {len(values)} {what} for a communicator of {a.size}")
-    writable = which == "recvbuf"
-    whole = as_buffer([buf, "uint8"], writable=writable, argument=which, rank=a.rank, pointer_vendor=pointer_vendor)
-    raw, out = view_of(whole) if whole.count and whole.vendor == "host" else np.empty(whole.count, np.uint8), []
-    for peer, (count, displ, dtype) in enumerate(zip(counts, displs, types, strict=True)):
-        if not 0 <= displ <= whole.count:
-            raise ValueError(f"{where}: displacement {displ} of rank {peer} lies outside the {whole.count} bytes")
-        block = as_buffer([raw[displ:], count, dtype], writable=False, argument=f"{which} for rank {peer}", rank=a.rank)
-        at = whole.vendor, whole.device, whole.owner, whole.readonly
-        out.append(Buffer(block.ptr, block.count, block.dtype, *at, block.layout))
-    return out
-
-
-def _staged(blocks: list[Buffer], *, receives: bool) -> tuple[Buffer, list[tuple[Buffer, Buffer, bool]]]:
-    """New memory for all blocks, one after the other, and which part of it belongs to each."""
-    memory = np.empty(max(sum(b.nbytes for b in blocks), 1), np.uint8)
-    at, parts = memory.ctypes.data, []
-    for block in blocks:
-        parts.append((Buffer(at, block.count, block.dtype, "host", 0, memory, False), block, receives))
-        at += block.nbytes
-    start = memory.ctypes.data
-    return Buffer(start, at - start, DTYPES["uint8"], "host", 0, memory, False), parts
+    return Bound(call, DTYPES["uint8"], send is None, send, recv, local=True)
 
 
 #: collective -> binder. reduce_scatter has an argument of its own (``recvcounts``) and is bound by ``bind``.
@@ -324,12 +327,9 @@ def _reduce_scatter(a: _Args, recvcounts: Any) -> Bound:
     if recvcounts is None:
         if is_in_place(a.send):
             raise ValueError(f"reduce_scatter on rank {a.rank}: recvcounts is needed with an in-place sendbuf")
-        recvcounts = [recv.count] * a.size  # as in mpi4py: blocks are equal unless they are said not to be
-    counts = [int(c) for c in recvcounts]
-    if len(counts) != a.size or min(counts) < 0:
-        raise ValueError(
-            f"reduce_scatter on rank {a.rank}: recvcounts {counts} must hold {a.size} counts of 0 or more, one per rank"
-        )
+        send = a.buffer("sendbuf")
+        return Bound(_own_count(a, recv.count), a.same_dtype(send, recv), False, send, recv, local=True)
+    counts = _recvcounts(a, recvcounts)
     total = sum(counts)
     if is_in_place(a.send):
         a.same_count("recvbuf", recv.count, total, "the sum of recvcounts, in place")
@@ -341,14 +341,35 @@ def _reduce_scatter(a: _Args, recvcounts: Any) -> Bound:
     return Bound(a.call(*counts), dtype, False, send, recv)
 
 
-def bind(name: str, size: int, rank: int, send: Any, recv: Any, root: int = -1, recvcounts: Any = None) -> Bound:
+def _recvcounts(a: _Args, recvcounts: Any) -> list[int]:
+    try:
+        counts = [index(count) for count in recvcounts]
+    except TypeError:
+        raise TypeError(f"reduce_scatter on rank {a.rank}: recvcounts {recvcounts!r} are not integers") from None
+    if len(counts) != a.size or min(counts) < 0:
+        raise ValueError(
+            f"reduce_scatter on rank {a.rank}: recvcounts {counts} must hold {a.size} counts of 0 or more, one per rank"
+        )
+    return counts
+
+
+def bind(name: str, size: int, rank: int, send: Any, recv: Any, root: Any = -1, recvcounts: Any = None) -> Bound:
     """Bind the arguments of collective ``name`` on ``rank`` of ``size``.
 
     Raises ``TypeError``, ``ValueError`` or ``BufferError`` that name the argument, the rank and what was expected.
     """
-    if root != -1 and not (isinstance(root, int) and 0 <= root < size):
+    args = _Args(name, size, rank, send, recv, root_of(name, size, rank, root))
+    bound = _reduce_scatter(args, recvcounts) if name == "reduce_scatter" else BINDERS[name](args)
+    bound = _aliased(args, bound)
+    return bound._replace(parts=tuple(args.parts)) if args.parts else bound
+
+
+def root_of(name: str, size: int, rank: int, root: Any) -> int:
+    """A root as a plain integer; -1 stands for none."""
+    try:
+        number = index(root)
+    except TypeError:
+        raise TypeError(f"{name} on rank {rank}: root {root!r} is not an integer") from None
+    if not (0 <= number < size or (number == -1 and not (name in ROWS and ROWS[name].rooted))):
         raise ValueError(f"{name} on rank {rank}: root {root} is not a rank of this communicator of {size}")
-    args = _Args(name, size, rank, send, recv, root)
-    if name == "reduce_scatter":
-        return _reduce_scatter(args, recvcounts)
-    return BINDERS[name](args)
+    return number

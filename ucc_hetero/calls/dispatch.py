@@ -18,7 +18,7 @@ from .failure import failure_of, not_started
 from .mpi_fallback import Delegate, is_delegated
 from .persistent import PersistentRequest, retire
 from .prepare import KINDS, Preparation, Prepared
-from .program_cache import Idle, Known, Repeats, Uneven, addresses, key_of_arrays, only_addresses, uneven
+from .program_cache import UNEVEN, Idle, Known, Repeats, Uneven, addresses, key_of_arrays, only_addresses
 from .request import SLICE, Request, finished, reap, wait_op
 from .shutdown import wind_up
 from .stream_launch import Launches, key_of
@@ -76,7 +76,7 @@ class Runner:
         if stream is not None:
             self.start(name, send, recv, op, root, recvcounts, stream, host=True).Wait()
             return
-        if uneven(name, recvcounts) and not self.broken:
+        if name in UNEVEN and not self.broken:
             seen = self._uneven.again(name, send, recv, op, root, recvcounts)
             if not seen.done:
                 self._uneven_call(seen, name, send, recv, op, root, recvcounts)

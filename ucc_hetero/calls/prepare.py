@@ -35,6 +35,9 @@ _LONGEST = 1 << 30
 _SHOWN = 256
 
 _NULL = ffi.NULL
+#: Addresses for buffers of no elements, as sent and as received: the native engine wants different ones.
+_NOTHING = ffi.new("char[2]")
+_NOWHERE = ffi.cast("void *", _NOTHING), ffi.cast("void *", _NOTHING + 1)
 
 
 class Exchange(NamedTuple):
@@ -79,6 +82,8 @@ class Prepared:
             copy_elements(original, copy)
 
     def _address(self, buffer: Buffer, *, receives: bool) -> Any:
+        if not buffer.nbytes and buffer.vendor == "host":
+            return _NOWHERE[receives]  # all empty bytearrays have one address
         packed = pack(buffer)
         if packed is not buffer:
             self.copies.append((packed, buffer, receives))
@@ -158,7 +163,8 @@ class Preparation:
             return None
         alone = not bound.local
         asked = None
-        if bound.local and exchange:
+        # mpi4py exchanges the counts of a reduce_scatter when it is called, in all forms.
+        if bound.local and (exchange or name == "reduce_scatter"):
             bound, asked = self._complete(name, bound, rows)
         label = _label(name, bound, ours)
         if self.members.device.everywhere and not on_device and bound.dtype is not None:
@@ -292,6 +298,13 @@ class Preparation:
                     f"which expects {expected[receiver, sender]}"
                 )
             counts = tuple(sent.ravel().tolist())
+        elif name == "reduce_scatter":
+            assert bound.send is not None
+            if rows is None:
+                asked = self._exchange(label, np.array([call.counts[me], bound.send.count], np.int64))
+                rows = asked.rows
+            counts = tuple(rows[:, 0].tolist())
+            self._check_total(name, counts, rows[:, 1])
         else:
             if rows is None:
                 # The root alone knows what it expects; a fingerprint of it tells everybody whether that is what comes.
@@ -302,6 +315,15 @@ class Preparation:
             if rows[call.root, 1] != _fingerprint(counts):
                 self._disagree(name, label, call)
         return bound._replace(call=call._replace(counts=counts), local=False), asked
+
+    def _check_total(self, name: str, counts: Sequence[int], sent: Any) -> None:
+        """Every rank must send as many elements as all of them receive."""
+        for rank, count in enumerate(sent):
+            if count != sum(counts):
+                raise MismatchError(
+                    f"{name} on rank {self.rank}: rank {rank} sends {count} elements, and the ranks' recvbufs "
+                    f"together hold {sum(counts)}"
+                )
 
     def _disagree(self, name: str, label: str, call: Call) -> None:
         """Find out and say, on every rank, whose count is not what the root expects."""

@@ -20,20 +20,15 @@ from .prepare import KINDS, Exchange, Prepared
 from .request import Request
 from .stream_launch import key_of
 
-__all__ = ["Idle", "Known", "Repeats", "Uneven", "addresses", "key_of_arrays", "only_addresses", "uneven"]
+__all__ = ["UNEVEN", "Idle", "Known", "Repeats", "Uneven", "addresses", "key_of_arrays", "only_addresses"]
 
 #: Calls whose blocks may differ in length.
-_UNEVEN = frozenset({"gatherv", "scatterv", "allgatherv", "alltoallv", "reduce_scatter"})
+UNEVEN = frozenset({"gatherv", "scatterv", "allgatherv", "alltoallv", "reduce_scatter"})
 
 _NULL = ffi.NULL
 _cast = ffi.cast
 _from_buffer = ffi.from_buffer
 _ndarray = np.ndarray
-
-
-def uneven(name: str, recvcounts: Any) -> bool:
-    """Whether a call's blocks may differ in length; those of a reduce_scatter without counts are equal."""
-    return name in _UNEVEN and (recvcounts is not None or name != "reduce_scatter")
 
 
 def key_of_arrays(name: str, send: Any, recv: Any, op: Any, root: int, in_place: Any) -> tuple[Any, ...] | None:

@@ -117,16 +117,13 @@ class Placement:
             self._move("send", self.send_length, cast, into=True)
         # Nothing comes to the first rank of an exscan: its buffer is left alone.
         receives = self.recv_length and bool(self.row.post(Shape(what.call), self.rank))
-        if receives and (cast or self._gaps("recv")):
+        # MPI wants an in-place reduce_scatter's result at the start of the buffer, and the rest of it left alone.
+        shared = what.in_place and self.row.name in ("reduce_scatter", "reduce_scatter_block")
+        if receives and (cast or shared or self._gaps("recv")):
             self._move("recv", self.recv_length, cast, into=False)
         if what.divisor and self.recv_length:
             at = places["recv"]
             self.after.insert(0, Local(lib.UCCH_SCALE, what.compute.code, 0, at, at, self.recv_length, what.divisor))
-        inside = alias(what.call, self.rank) if what.in_place else None
-        if inside is not None and inside.outer == "send" and not self.row.rooted and inside.offset and not cast:
-            # MPI wants an in-place reduce_scatter's result at the start of the buffer.
-            start = Place(lib.UCCH_RECV, 0)
-            self.after.append(Local(lib.UCCH_COPY, self.code, 0, places["recv"], start, self.recv_length))
 
     def _gaps(self, name: str) -> bool:
         """True when a region of the plan spans blocks that do not touch in the caller's memory."""

@@ -328,7 +328,7 @@ class Row:
 def _rows() -> tuple[Row, ...]:
     # ucc_coll_type_t is a bit each: allgather 0, allgatherv 1, allreduce 2, ...
     # Scatter is SCATTERV in both forms: UCC's TL/UCP has no SCATTER.
-    # MPI's in-place reduce_scatter wants the result at the start of the buffer: whoever binds it moves it there.
+    # MPI's in-place reduce_scatter wants the result at the start of the buffer: whoever lowers it moves it there.
     no, yes, share, exchange = False, True, _post_share, _post_alltoall
     own_root, send_root = _own_in_recv_at_root, _own_in_send_at_root
     return (
