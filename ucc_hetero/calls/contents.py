@@ -17,9 +17,14 @@ from ..device import pointer_vendor
 from ..errors import NotSupported
 from ..transport.bounce import Bounce
 from ..transport.detours import Detours
+from ..types import DTYPES
 from .prepare import KINDS
 
 __all__ = ["Contents", "copied"]
+
+
+#: The buffer of a message to or from MPI.PROC_NULL.
+_NOTHING = Buffer(0, 0, DTYPES["uint8"], "host", 0, None, False)
 
 
 class Contents:
@@ -32,8 +37,11 @@ class Contents:
         #: What arrays are, by what tells their kind apart and whether they are written to.
         self._known: dict[tuple[Hashable, bool], Buffer] = {}
 
-    def bind(self, array: Any, *, writable: bool) -> Buffer:
-        """The buffer that a caller's ``buf`` is; errors as those of :func:`as_buffer`."""
+    def bind(self, array: Any, peer: int, *, writable: bool) -> Buffer:
+        """The buffer that a caller's ``buf`` is, whatever it is in a message to nobody; errors as those of
+        :func:`as_buffer`."""
+        if peer == self._null:
+            return _NOTHING
         seen = glance(array)
         if seen is None:
             return self._look(array, writable)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from functools import partial
+from operator import index
 from typing import Any
 
 from ..bindings.ucx import status_name
@@ -88,9 +89,13 @@ class Messages:
                 if lib.ucch_message_held(transfer.handle):
                     _held.append(transfer)
 
-    def check(self, what: str, peer: int, tag: int) -> None:
-        """Refuse a peer or tag that cannot be; ``source`` and its tag may be wild."""
+    def check(self, what: str, peer: Any, tag: Any) -> tuple[int, int]:
+        """A peer and a tag as plain numbers; refuse those that cannot be. ``source`` and its tag may be wild."""
         wild = what == "source"
+        try:
+            peer, tag = index(peer), index(tag)
+        except TypeError:
+            raise TypeError(f"{what} {peer!r} and tag {tag!r} on rank {self.rank} must be integers") from None
         if not (0 <= peer < self.size or peer == self.null or (wild and peer == self.any_source)):
             extra = ", MPI.ANY_SOURCE" if wild else ""
             raise ValueError(
@@ -100,6 +105,7 @@ class Messages:
         if not (0 <= tag <= TAG_MASK or (wild and tag == self.any_tag)):
             extra = " (or MPI.ANY_TAG)" if wild else ""
             raise ValueError(f"tag {tag} on rank {self.rank} is not within 0 and {TAG_MASK}{extra}")
+        return peer, tag
 
     def gone(self, source: int) -> bool:
         """Whether a source has ended or died, as far as this host's page shows."""
@@ -138,8 +144,8 @@ class Messages:
         """A send that has not begun. ``sync`` finishes only when matched, ``copy`` frees the buffer at once; it takes
         what the buffer holds when ``stream`` gets there."""
         self.usable()
-        self.check("dest", dest, tag)
-        source = self.contents.bind(buf, writable=False)
+        dest, tag = self.check("dest", dest, tag)
+        source = self.contents.bind(buf, dest, writable=False)
         bounce = self.contents.bounced(source, dest)
         least = 1 if dest in self._near or (stream is not None and dest in self._queues) else LEAST
         window = bounce is not None and dest in self._windows and source.nbytes >= least and not copy
@@ -170,8 +176,8 @@ class Messages:
         """A receive that has not begun; it may write to the buffer once ``stream`` gets there. ``taken``: what the
         sender's stream will send is left to :meth:`take`."""
         self.usable()
-        self.check("source", source, tag)
-        target = self.contents.bind(buf, writable=True)
+        source, tag = self.check("source", source, tag)
+        target = self.contents.bind(buf, source, writable=True)
         bounce = self.contents.bounced(target, source)
         transfer = Transfer("receive", target, source, tag, bounce, self._stream(stream))
         self._in_place(transfer)
@@ -293,8 +299,8 @@ class Messages:
         )
 
     @staticmethod
-    def _cancel(transfer: Transfer) -> Callable[[], None] | None:
-        return partial(lib.ucch_message_cancel, transfer.handle) if transfer.what == "receive" else None
+    def _cancel(transfer: Transfer) -> Callable[[], None]:
+        return partial(lib.ucch_message_cancel, transfer.handle) if transfer.what == "receive" else _nothing
 
     # --- ends ---------------------------------------------------------------------------------------------------------
 
@@ -378,4 +384,4 @@ class Messages:
 
 
 def _nothing() -> None:
-    """Releasing a persistent message needs nothing: its memory goes with the request."""
+    """Do nothing: a send is not cancelled, and a persistent message's memory goes with its request."""

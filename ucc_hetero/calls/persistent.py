@@ -55,6 +55,10 @@ class PersistentRequest(Request):
         self._done = True
         _standing.add(self)
 
+    def __bool__(self) -> bool:
+        """Whether it can be started or waited for: until it is freed."""
+        return self._begin is not _freed
+
     def Start(self, stream: Any = None) -> None:
         """Start the call, or with ``stream`` (collectives) make it a part of that stream's work.
 
@@ -118,6 +122,8 @@ class PersistentRequest(Request):
         self._free()
         self._begin, self._free, self._direct, self._in_stream = _freed, _nothing, None, None
         self._keep = None
+
+    free = Free
 
 
 def _nothing() -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 import time
-from typing import Any
+from typing import Any, cast
 
 from ..errors import CollectiveTimeout, PeerError
 from ..native.libraries import ffi, lib
@@ -21,7 +22,9 @@ _ROUNDS = 256
 class Message:
     """A message that ``Mprobe`` or ``Improbe`` took out: only :meth:`Recv` or :meth:`Irecv`, once, receive it.
 
-    A message that is dropped without being received is thrown away, and its sender goes on.
+    A message that is dropped without being received is thrown away, and its sender goes on. As mpi4py's, it is true
+    until it is received, and then equals ``MPI.MESSAGE_NULL``; the message of ``MPI.PROC_NULL``, with which nothing is
+    received, equals ``MPI.MESSAGE_NO_PROC`` until then.
     """
 
     def __init__(self, messages: Messages, matched: Any, source: int, tag: int, is_token: bool = False) -> None:
@@ -30,13 +33,51 @@ class Message:
         #: Nothing to receive: the message of MPI.PROC_NULL.
         self._none = source == messages.null
 
+    def __bool__(self) -> bool:
+        """Whether it is still to be received."""
+        return self._matched is not None or self._none
+
+    def __eq__(self, other: object) -> bool:
+        """Whether it is the same message; see the class for MPI's constants."""
+        module = sys.modules.get("mpi4py.MPI")
+        if self is other or module is None or not isinstance(other, module.Message):
+            return self is other
+        return bool(other == module.MESSAGE_NO_PROC) if self._none else not self and other == module.MESSAGE_NULL
+
+    __hash__ = object.__hash__
+
+    # --- probes, with mpi4py's spellings ------------------------------------------------------------------------------
+
+    @classmethod
+    def Probe(cls, comm: Any, *args: Any, **more: Any) -> Message:
+        """Wait for a message of a communicator and take it out, as its ``Mprobe`` does."""
+        return cast(Message, comm.Mprobe(*args, **more))
+
+    @classmethod
+    def Iprobe(cls, comm: Any, *args: Any, **more: Any) -> Message | None:
+        """Take out a message of a communicator that has arrived, as its ``Improbe`` does."""
+        return cast("Message | None", comm.Improbe(*args, **more))
+
+    @classmethod
+    def probe(cls, comm: Any, *args: Any, **more: Any) -> Any:
+        """Wait for a pickled object: ``comm.mprobe``, which is MPI's own."""
+        return comm.mprobe(*args, **more)
+
+    @classmethod
+    def iprobe(cls, comm: Any, *args: Any, **more: Any) -> Any:
+        """Take out a pickled object that has arrived: ``comm.improbe``, which is MPI's own."""
+        return comm.improbe(*args, **more)
+
+    # --- receives -----------------------------------------------------------------------------------------------------
+
     def _take(self, buf: Any, timeout: float) -> Transfer:
-        if self._matched is None and not self._none:
+        if not self:
             raise ValueError("this message has been received already")
         transfer = self._messages.incoming(buf, self.source, self.tag)
         if not self._none:
             matched, self._matched = self._matched, None
             self._messages.begin_matched(transfer, matched, timeout)
+        self._none = False
         return transfer
 
     def Recv(self, buf: Any, status: Any = None) -> None:
@@ -56,7 +97,7 @@ class Message:
 def probe(messages: Messages, source: int, tag: int, status: Any, *, remove: bool) -> Message | None:
     """Look once for an arrived message; ``remove`` takes it out of the queue."""
     messages.usable()
-    messages.check("source", source, tag)
+    source, tag = messages.check("source", source, tag)
     if source == messages.null:
         set_status(status, messages.null, messages.any_tag, 0)
         return Message(messages, None, messages.null, messages.any_tag)

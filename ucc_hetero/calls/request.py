@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -102,6 +103,21 @@ class Request:
         if not getattr(self, "_done", True):
             self._drop()
 
+    # --- comparison with MPI.REQUEST_NULL -----------------------------------------------------------------------------
+
+    def __bool__(self) -> bool:
+        """Whether there is something left to wait for or to start, as mpi4py's requests say it."""
+        return not self._done
+
+    def __eq__(self, other: object) -> bool:
+        """Whether it is the same request; a request of which nothing is left equals ``MPI.REQUEST_NULL``."""
+        return self is other or (_is_null(other) and not self)
+
+    __hash__ = object.__hash__
+
+    def __reduce__(self) -> Any:
+        raise ValueError("a request cannot be pickled")
+
     # --- one request --------------------------------------------------------------------------------------------------
 
     def Wait(self, status: Any = None) -> bool:
@@ -144,11 +160,11 @@ class Request:
     def Cancel(self) -> None:
         """Take back a receive that nothing has matched; ``Wait`` then returns and ``status.Is_cancelled()`` is true.
 
-        Does nothing when it is too late. ``NotSupported`` for sends and collectives, which cannot be taken back.
+        Does nothing when it is too late, nor for a send, which MPI allows. ``NotSupported`` for collectives.
         """
         if not self._done:
             if self._withdraw is None:
-                raise NotSupported("only a receive can be cancelled; let sends and collectives finish")
+                raise NotSupported("collectives cannot be cancelled; let them finish")
             self._withdraw()
 
     cancel = Cancel
@@ -158,6 +174,8 @@ class Request:
         if not self._done:
             self._done = True
             self._drop()
+
+    free = Free
 
     @property
     def finished(self) -> bool:
@@ -189,14 +207,14 @@ class Request:
     @classmethod
     def Waitall(cls, requests: Sequence[Request], statuses: list[Any] | None = None) -> bool:
         """Wait for all requests, then return True; the first failure in order is raised when all have ended."""
-        _ours(requests)
+        requests = _ours(requests)
         _wait_many(requests, every=True)
         return _complete_all(requests, statuses)
 
     @classmethod
     def Testall(cls, requests: Sequence[Request], statuses: list[Any] | None = None) -> bool:
         """Make some progress and return whether all have finished; until then none of them is completed."""
-        _ours(requests)
+        requests = _ours(requests)
         if not all(r._done or r._ended() for r in requests):
             return False
         return _complete_all(requests, statuses)
@@ -204,7 +222,7 @@ class Request:
     @classmethod
     def Waitany(cls, requests: Sequence[Request], status: Any = None) -> int:
         """Wait for one of the requests and return its index; ``MPI.UNDEFINED`` when none was active."""
-        _ours(requests)
+        requests = _ours(requests)
         while True:
             index, found = cls.Testany(requests, status)
             if found:
@@ -218,16 +236,11 @@ class Request:
         Returns (its index, True); (``MPI.UNDEFINED``, True) when none was active, (``MPI.UNDEFINED``, False) when none
         has finished.
         """
-        from mpi4py import MPI
-
-        _ours(requests)
-        active = [i for i, r in enumerate(requests) if not r._done]
-        for i in active:
-            if requests[i].Test(status):
-                return i, True
-        if not active:
-            fill_empty(status)
-        return int(MPI.UNDEFINED), not active
+        requests = _ours(requests)
+        index, found = cls.Get_status_any(requests, status)
+        if index >= 0:
+            requests[index].Wait(status)
+        return index, found
 
     @classmethod
     def Waitsome(cls, requests: Sequence[Request], statuses: list[Any] | None = None) -> list[int] | None:
@@ -235,7 +248,7 @@ class Request:
 
         ``statuses[i]`` belongs to the i-th index of the result.
         """
-        _ours(requests)
+        requests = _ours(requests)
         while True:
             _wait_many(requests, every=False)
             ready = cls.Testsome(requests, statuses)
@@ -245,13 +258,83 @@ class Request:
     @classmethod
     def Testsome(cls, requests: Sequence[Request], statuses: list[Any] | None = None) -> list[int] | None:
         """Make some progress and return the indices of the requests that have finished; None when none was active."""
-        _ours(requests)
-        active = [i for i, r in enumerate(requests) if not r._done]
+        requests = _ours(requests)
+        ready = cls.Get_status_some(requests)
+        if ready is not None:
+            _complete_all([requests[i] for i in ready], statuses)
+        return ready
+
+    @classmethod
+    def Get_status_all(cls, requests: Sequence[Request], statuses: list[Any] | None = None) -> bool:
+        """Whether all have ended; they stay as they are, as with :meth:`Get_status`."""
+        ended = [request.Get_status() for request in _ours(requests)]
+        _blank(statuses, len(ended))
+        return all(ended)
+
+    @classmethod
+    def Get_status_any(cls, requests: Sequence[Request], status: Any = None) -> tuple[int, bool]:
+        """As :meth:`Testany`, but the request that is found stays as it is."""
+        from mpi4py import MPI
+
+        fill_empty(status)
+        active = [i for i, r in enumerate(_ours(requests)) if not r._done]
+        for i in active:
+            if requests[i]._ended():
+                return i, True
+        return int(MPI.UNDEFINED), not active
+
+    @classmethod
+    def Get_status_some(cls, requests: Sequence[Request], statuses: list[Any] | None = None) -> list[int] | None:
+        """As :meth:`Testsome`, but the requests that are found stay as they are."""
+        active = [i for i, r in enumerate(_ours(requests)) if not r._done]
         if not active:
             return None
         ready = [i for i in active if requests[i]._ended()]
-        _complete_all([requests[i] for i in ready], statuses)
+        _blank(statuses, len(ready))
         return ready
+
+    # --- mpi4py's spellings for pickled objects, of which there is none in a message of this package --------------------
+
+    get_status, get_status_all = Get_status, Get_status_all
+    get_status_any, get_status_some = Get_status_any, Get_status_some
+
+    @classmethod
+    def waitall(cls, requests: Sequence[Request], statuses: list[Any] | None = None) -> list[None]:
+        """``Waitall``; returns a None for each request."""
+        cls.Waitall(requests, statuses)
+        return [None] * len(requests)
+
+    @classmethod
+    def testall(cls, requests: Sequence[Request], statuses: list[Any] | None = None) -> tuple[bool, list[None] | None]:
+        """``Testall``; returns (finished, a None for each request)."""
+        done = cls.Testall(requests, statuses)
+        return done, [None] * len(requests) if done else None
+
+    @classmethod
+    def waitany(cls, requests: Sequence[Request], status: Any = None) -> tuple[int, None]:
+        """``Waitany``; returns (index, None)."""
+        return cls.Waitany(requests, status), None
+
+    @classmethod
+    def testany(cls, requests: Sequence[Request], status: Any = None) -> tuple[int, bool, None]:
+        """``Testany``; returns (index, finished, None)."""
+        return *cls.Testany(requests, status), None
+
+    @classmethod
+    def waitsome(
+        cls, requests: Sequence[Request], statuses: list[Any] | None = None
+    ) -> tuple[list[int] | None, list[None] | None]:
+        """``Waitsome``; returns (indices, a None for each of them)."""
+        ready = cls.Waitsome(requests, statuses)
+        return ready, None if ready is None else [None] * len(ready)
+
+    @classmethod
+    def testsome(
+        cls, requests: Sequence[Request], statuses: list[Any] | None = None
+    ) -> tuple[list[int] | None, list[None] | None]:
+        """``Testsome``; returns (indices, a None for each of them)."""
+        ready = cls.Testsome(requests, statuses)
+        return ready, None if ready is None else [None] * len(ready)
 
 
 def finished() -> Request:
@@ -261,13 +344,25 @@ def finished() -> Request:
     return request
 
 
-def _ours(requests: Sequence[Any]) -> None:
+def _is_null(request: object) -> bool:
+    """Whether this is MPI's request of nothing, which lists of requests may hold."""
+    module = sys.modules.get("mpi4py.MPI")
+    return module is not None and isinstance(request, module.Request) and request == module.REQUEST_NULL
+
+
+def _ours(requests: Sequence[Any]) -> Sequence[Request]:
+    """The requests of a list, with those of nothing in the place of ``MPI.REQUEST_NULL``."""
+    nulls = 0
     for i, request in enumerate(requests):
-        if not isinstance(request, Request):
+        if isinstance(request, Request):
+            continue
+        if not _is_null(request):
             raise TypeError(
                 f"requests[{i}] is a {type(request).__name__}, not a request of ucc_hetero; "
                 "wait for MPI's own requests with MPI.Request"
             )
+        nulls += 1
+    return [request if isinstance(request, Request) else finished() for request in requests] if nulls else requests
 
 
 def _wait_many(requests: Sequence[Request], *, every: bool) -> None:
@@ -284,10 +379,7 @@ def _wait_many(requests: Sequence[Request], *, every: bool) -> None:
 
 def _complete_all(requests: Sequence[Request], statuses: list[Any] | None) -> bool:
     """Complete requests that have ended; the first failure in order is raised when all are completed."""
-    if statuses is not None and len(statuses) < len(requests):
-        from mpi4py import MPI
-
-        statuses += [MPI.Status() for _ in range(len(requests) - len(statuses))]
+    _extend(statuses, len(requests))
     failure: Exception | None = None
     for i, request in enumerate(requests):
         try:
@@ -297,3 +389,18 @@ def _complete_all(requests: Sequence[Request], statuses: list[Any] | None) -> bo
     if failure is not None:
         raise failure
     return True
+
+
+def _extend(statuses: list[Any] | None, count: int) -> None:
+    """Make a list of statuses long enough, as mpi4py does."""
+    if statuses is not None and len(statuses) < count:
+        from mpi4py import MPI
+
+        statuses += [MPI.Status() for _ in range(count - len(statuses))]
+
+
+def _blank(statuses: list[Any] | None, count: int) -> None:
+    """Fill the first statuses for requests that are not completed."""
+    _extend(statuses, count)
+    for status in (statuses or ())[:count]:
+        fill_empty(status)

@@ -1,0 +1,128 @@
+"""A stand-in for ``mpi4py.MPI`` in mpi4py's own tests: communicators, requests and messages are this package's."""
+
+from __future__ import annotations
+
+import builtins
+import sys
+import types
+import unittest
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import ucc_hetero
+from mpi4py import MPI
+
+__all__ = ["StandIn", "load"]
+
+
+class _Either(type):
+    """A class of requests that is this package's or MPI's, by the requests that its methods are given."""
+
+    ours: type
+    theirs: type
+
+    def __call__(cls, *args: Any) -> Any:
+        return cls.ours(*args)
+
+    def __instancecheck__(cls, instance: object) -> bool:
+        return isinstance(instance, (cls.ours, cls.theirs))
+
+    def __getattr__(cls, name: str) -> Any:
+        ours, theirs = getattr(cls.ours, name), getattr(cls.theirs, name)
+
+        def method(requests: Sequence[Any], *args: Any) -> Any:
+            # Messages of pickled objects are MPI's, and so are their requests.
+            own = any(isinstance(request, ucc_hetero.Request) for request in requests)
+            return (ours if own else theirs)(requests, *args)
+
+        return method
+
+
+class Request(metaclass=_Either):
+    ours, theirs = ucc_hetero.Request, MPI.Request
+
+
+class Prequest(metaclass=_Either):
+    ours, theirs = ucc_hetero.PersistentRequest, MPI.Prequest
+
+
+class _Messages(type):
+    """The class of matched messages, and of those that hold pickled objects."""
+
+    def __instancecheck__(cls, instance: object) -> bool:
+        return isinstance(instance, (ucc_hetero.Message, MPI.Message))
+
+    def __getattr__(cls, name: str) -> Any:
+        return getattr(ucc_hetero.Message, name)
+
+
+class Message(metaclass=_Messages):
+    pass
+
+
+class StandIn(types.ModuleType):
+    """``mpi4py.MPI`` but for what this package has of its own."""
+
+    def __init__(self) -> None:
+        super().__init__("MPI")
+        self.renew()
+        self.Request, self.Prequest, self.Message = Request, Prequest, Message
+
+    def renew(self) -> None:
+        """Make the communicators anew; collective."""
+        self.COMM_WORLD, self.COMM_SELF = map(ucc_hetero.Communicator, (MPI.COMM_WORLD, MPI.COMM_SELF))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(MPI, name)
+
+
+def load(folder: Path, names: Sequence[str], standin: StandIn) -> tuple[list[unittest.TestCase], Callable[[], None]]:
+    """The test cases of some of mpi4py's test files; and what gives them new communicators, collectively."""
+    sys.path.insert(0, str(folder))  # arrayimpl and mpiunittest come from there and use MPI itself
+    _without_long_double()
+    modules = [_module(folder / f"{name}.py", standin) for name in names]
+    loader = unittest.TestLoader()
+    cases = [case for module in modules for group in loader.loadTestsFromModule(module) for case in group]
+
+    def renew() -> None:
+        old = {id(standin.COMM_WORLD): "COMM_WORLD", id(standin.COMM_SELF): "COMM_SELF"}
+        places = [
+            (kind, attribute, old[id(value)])
+            for module in modules
+            for kind in vars(module).values()
+            if isinstance(kind, type)
+            for attribute, value in vars(kind).items()
+            if id(value) in old
+        ]
+        standin.renew()
+        for kind, attribute, name in places:
+            setattr(kind, attribute, getattr(standin, name))
+
+    return cases, renew
+
+
+def _without_long_double() -> None:
+    """Leave out the one kind of number that this package does not have (docs/support.md): most tests try all kinds."""
+    import arrayimpl
+
+    maps = [value for name, value in vars(arrayimpl).items() if name.startswith("TypeMap")]
+    for numbers in [*maps, *(backend.TypeMap for backend in arrayimpl.ArrayBackends)]:
+        for code in "gG":
+            numbers.pop(code, None)
+
+
+def _module(path: Path, standin: StandIn) -> types.ModuleType:
+    """A module in which ``from mpi4py import MPI`` gives the stand-in."""
+
+    def imports(name: str, scope: Any = None, local: Any = None, names: Any = (), level: int = 0) -> Any:
+        if name == "mpi4py" and names and "MPI" in names:
+            return types.SimpleNamespace(MPI=standin)
+        return builtins.__import__(name, scope, local, names, level)
+
+    module = types.ModuleType(path.stem)
+    module.__file__ = str(path)
+    module.__dict__["__builtins__"] = {**vars(builtins), "__import__": imports}
+    sys.modules[path.stem] = module
+    exec(compile(path.read_text(), str(path), "exec"), module.__dict__)
+    return module
