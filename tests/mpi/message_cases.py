@@ -260,6 +260,18 @@ def case_null_process(comm: Communicator) -> None:
         Request.Waitall(again)
     assert (into == -1).all()
     assert comm.Irecv(into, MPI.PROC_NULL).Test()
+    nobody = MPI.PROC_NULL
+    for buffer in (None, [1, 2], "no buffer"):
+        comm.Sendrecv(buffer, nobody, 0, buffer, nobody, 0)
+        comm.Sendrecv_replace(buffer, nobody, 0, nobody)
+        comm.Bsend(buffer, nobody)
+        for started in (comm.Recv_init(buffer, nobody), comm.Bsend_init(buffer, nobody), comm.Send_init(buffer, nobody)):
+            started.Start()
+            started.Wait()
+    message = comm.Mprobe(nobody)
+    assert message and message == MPI.MESSAGE_NO_PROC
+    message.Recv(None)
+    assert not message and message == MPI.MESSAGE_NULL
 
 
 def case_mistakes(comm: Communicator) -> None:
@@ -337,6 +349,36 @@ def case_cancel(comm: Communicator) -> None:
     sent.Cancel()  # MPI lets a send go on
     comm.Recv(second, comm.rank, 6)
     sent.Wait()
+
+
+def case_idioms_of_mpi4py(comm: Communicator) -> None:
+    """Ranks and tags that are numpy's; MPI's null requests and messages in lists and comparisons."""
+    right, left = neighbours(comm)
+    ranks, tags, data, into = np.array([left, right]), np.arange(3), pattern(5, comm.rank), np.empty(5)
+    comm.Sendrecv(data, ranks[1], tags[2], into, ranks[0], tags[2])
+    assert (into == pattern(5, left)).all()
+    requests: list[Any] = [MPI.REQUEST_NULL, comm.Irecv(into, ranks[0], tags[1]), comm.Isend(data, ranks[1], tags[1])]
+    assert requests[1] and requests[1] != MPI.REQUEST_NULL and requests[1] != requests[2]
+    assert Request.waitall(requests, statuses := []) == [None] * 3 and statuses[1].source == left
+    assert not any(requests) and requests[1] == requests[2] == MPI.REQUEST_NULL
+    assert Request.Waitany(requests) == MPI.UNDEFINED and Request.testall(requests) == (True, [None] * 3)
+    assert Request.waitsome(requests) == (None, None) and Request.Get_status_all(requests)
+    again = comm.Send_init(data, right, 1)
+    comm.Sendrecv(data, right, 2, into, left, 2)
+    again.Start()
+    comm.Recv(into, left, 1)
+    again.Wait()
+    assert again and again != MPI.REQUEST_NULL
+    again.Free()
+    assert not again and again == MPI.REQUEST_NULL
+    sent = comm.Isend(data, right, 7)
+    message = Message.Probe(comm, left, 7)
+    assert message and message not in (MPI.MESSAGE_NULL, MPI.MESSAGE_NO_PROC)
+    message.Recv(into)
+    assert not message and message == MPI.MESSAGE_NULL and Message.Iprobe(comm, left, 7) is None
+    sent.Wait()
+    with raises(TypeError, "dest 0.5", "integers"):
+        comm.Send(data, 0.5)  # type: ignore[arg-type]
 
 
 def case_dropped_requests(comm: Communicator) -> None:
