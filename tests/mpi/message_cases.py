@@ -6,6 +6,7 @@ Each case is collective and leaves no message behind. The first wrong one ends t
 from __future__ import annotations
 
 import gc
+import threading
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -14,7 +15,6 @@ import cases
 import numpy as np
 from mpi4py import MPI
 
-import ucc_hetero
 from ucc_hetero import Communicator, Message, PersistentRequest, Request, TruncationError
 
 #: Elements (float64) around the borders of UCX's protocols: nothing, inline, eager, rendezvous.
@@ -265,7 +265,11 @@ def case_null_process(comm: Communicator) -> None:
         comm.Sendrecv(buffer, nobody, 0, buffer, nobody, 0)
         comm.Sendrecv_replace(buffer, nobody, 0, nobody)
         comm.Bsend(buffer, nobody)
-        for started in (comm.Recv_init(buffer, nobody), comm.Bsend_init(buffer, nobody), comm.Send_init(buffer, nobody)):
+        for started in (
+            comm.Recv_init(buffer, nobody),
+            comm.Bsend_init(buffer, nobody),
+            comm.Send_init(buffer, nobody),
+        ):
             started.Start()
             started.Wait()
     message = comm.Mprobe(nobody)
@@ -379,6 +383,76 @@ def case_idioms_of_mpi4py(comm: Communicator) -> None:
     sent.Wait()
     with raises(TypeError, "dest 0.5", "integers"):
         comm.Send(data, 0.5)  # type: ignore[arg-type]
+
+
+def case_partitions(comm: Communicator) -> None:
+    """Partitions of a send arrive as they are marked ready, however the receiver divides the data."""
+    right, left = neighbours(comm)
+    for mine, theirs, each in ((4, 4, 3), (6, 4, 2), (2, 6, 9), (3, 1, 70_000), (1, 5, 5), (4, 2, 0)):
+        data, into = np.empty(mine * each), np.full(mine * each, -1.0)
+        outgoing, incoming = comm.Psend_init(data, mine, right, 5), comm.Precv_init(into, theirs, left, 5)
+        other = comm.Precv_init(np.empty(0), 1, MPI.PROC_NULL, 5)
+        for turn in range(3):
+            comm.Barrier()
+            data[:], into[:], status = pattern(mine * each, comm.rank, turn), -1, MPI.Status()
+            PersistentRequest.Startall([incoming, outgoing, other] if turn else [outgoing, incoming, other])
+            assert not each or not any(incoming.Parrived(i) for i in range(theirs))
+            assert not outgoing.Test() and not (turn and incoming.Test())
+            if mine > 1:
+                outgoing.Pready_range(1, mine - 1)
+            if mine == theirs and turn == 1:
+                while not incoming.Parrived(mine - 1):
+                    pass
+                assert (
+                    not incoming.Parrived(0) and (into[each:][-each:] == pattern(mine * each, left, turn)[-each:]).all()
+                )
+            outgoing.Pready_list(np.array([0]))
+            Request.Waitall([outgoing, incoming, other], [MPI.Status(), status, MPI.Status()])
+            assert (into == pattern(mine * each, left, turn)).all() and incoming.Parrived(0)
+            assert status.Get_count(MPI.DOUBLE) in (0, mine * each)
+        for request in (outgoing, incoming, other):
+            request.Free()
+    # Waiting for one of several comes back for a partition that is marked ready late.
+    outgoing, incoming = (
+        comm.Psend_init(data := np.ones(6), 2, right, 3),
+        comm.Precv_init(into := np.empty(6), 3, left, 3),
+    )
+    PersistentRequest.Startall([incoming, outgoing])
+    outgoing.Pready(1)
+    soon = threading.Timer(0.1, outgoing.Pready, (0,))
+    soon.start()
+    assert {Request.Waitany([incoming, outgoing]), Request.Waitany([incoming, outgoing])} == {0, 1}
+    soon.join()
+    assert (into == data).all()
+    # Two of one tag belong together in the order of their making; a count is that of one partition.
+    first, second = comm.Psend_init([np.ones(8), 2], 4, right, 1), comm.Psend_init([np.full(8, 2.0), 4], 2, right, 1)
+    parts = [comm.Precv_init([np.empty(8), 8], 1, left, 1), comm.Precv_init([into := np.empty(8), 8], 1, left, 1)]
+    for request in (first, second, *parts):
+        request.Start()
+    second.Pready_range(0, 1)
+    parts[1].Wait()
+    assert (into == 2).all()
+    first.Pready_range(0, 3)
+    Request.Waitall([first, second, parts[0]])
+    me = f"rank {comm.rank}"
+    with raises(ValueError, "partition 4 is none of the 4", me):
+        first.Start()
+        first.Pready(4)
+    with raises(ValueError, "partition 1 has been marked ready already", me):
+        first.Pready_list([1, 1])
+    first.Pready_list([0, 2, 3])
+    parts[0].Start()
+    Request.Waitall([parts[0], first])
+    with raises(ValueError, "has not been started", me):
+        first.Pready(0)
+    with raises(ValueError, "needs the rank of its source", me):
+        comm.Precv_init(into, 2, MPI.ANY_SOURCE, 1)
+    with raises(ValueError, "partitions", "0", me):
+        comm.Psend_init(into, 0, right)
+    with raises(ValueError, "divided evenly", me):
+        comm.Psend_init(into, 3, right)
+    with raises(ValueError, "only partitions of a send", me):
+        parts[0].Pready(0)
 
 
 def case_dropped_requests(comm: Communicator) -> None:

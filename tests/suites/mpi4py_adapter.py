@@ -10,8 +10,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import ucc_hetero
 from mpi4py import MPI
+
+import ucc_hetero
 
 __all__ = ["StandIn", "load"]
 
@@ -80,7 +81,7 @@ class StandIn(types.ModuleType):
 def load(folder: Path, names: Sequence[str], standin: StandIn) -> tuple[list[unittest.TestCase], Callable[[], None]]:
     """The test cases of some of mpi4py's test files; and what gives them new communicators, collectively."""
     sys.path.insert(0, str(folder))  # arrayimpl and mpiunittest come from there and use MPI itself
-    _without_long_double()
+    _within_reach()
     modules = [_module(folder / f"{name}.py", standin) for name in names]
     loader = unittest.TestLoader()
     cases = [case for module in modules for group in loader.loadTestsFromModule(module) for case in group]
@@ -102,10 +103,13 @@ def load(folder: Path, names: Sequence[str], standin: StandIn) -> tuple[list[uni
     return cases, renew
 
 
-def _without_long_double() -> None:
-    """Leave out the one kind of number that this package does not have (docs/support.md): most tests try all kinds."""
+def _within_reach() -> None:
+    """Leave out what every test tries and this package does not have (docs/support.md): long double, and host memory
+    that is exported as a device's, of which no GPU runtime knows."""
     import arrayimpl
 
+    fake = arrayimpl.BaseFakeGPUArray
+    arrayimpl.ArrayBackends[:] = [backend for backend in arrayimpl.ArrayBackends if not issubclass(backend, fake)]
     maps = [value for name, value in vars(arrayimpl).items() if name.startswith("TypeMap")]
     for numbers in [*maps, *(backend.TypeMap for backend in arrayimpl.ArrayBackends)]:
         for code in "gG":

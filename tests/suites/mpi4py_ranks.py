@@ -1,8 +1,7 @@
 """Ranks that run mpi4py's tests: one after the other, together, each result agreed on. Started by mpi4py_suite.py.
 
-Arguments: mpi4py's test folder, the file that rank 0 writes results to (a line of JSON each), the seconds that a test
-may take, test files; the names of tests to leave out are read from the file in ``UCCH_SUITE_SKIP``, patterns of those
-to run are in ``UCCH_SUITE_ONLY``.
+Arguments: mpi4py's test folder; the file that rank 0 writes results to, a line of JSON each; a file with the names of
+tests to leave out; the seconds that a test may take; test files. ``UCCH_SUITE_ONLY`` holds patterns of those to run.
 """
 
 from __future__ import annotations
@@ -19,9 +18,8 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
-from mpi4py_adapter import StandIn, load  # noqa: E402
-
-from mpi4py import MPI  # noqa: E402
+from mpi4py import MPI
+from mpi4py_adapter import StandIn, load
 
 
 class Outcome(unittest.TestResult):
@@ -40,24 +38,21 @@ class Outcome(unittest.TestResult):
         return "passed", ""
 
 
-def wanted(cases: list[unittest.TestCase]) -> list[unittest.TestCase]:
+def wanted(cases: list[unittest.TestCase], leave: list[str]) -> list[unittest.TestCase]:
     """The cases to run."""
-    skip = Path(os.environ["UCCH_SUITE_SKIP"]).read_text().split() if "UCCH_SUITE_SKIP" in os.environ else []
     only = os.environ.get("UCCH_SUITE_ONLY", "*").split()
-    names = [case.id() for case in cases]
-    return [
-        case
-        for name, case in zip(names, cases, strict=True)
-        if name not in skip and any(fnmatchcase(name, pattern) for pattern in only)
-    ]
+
+    def among(name: str, patterns: list[str]) -> bool:
+        return any(fnmatchcase(name, pattern) for pattern in patterns)
+
+    return [case for case in cases if among(case.id(), only) and not among(case.id(), leave)]
 
 
 def agreed(results: list[tuple[str, str]]) -> tuple[str, str]:
-    """One result from those of all ranks: a failure, the one that came first in time is not known, so the shortest."""
+    """One result from those of all ranks: of several failures one that is not a rank's waiting for another."""
     for kind in ("failed", "skipped"):
         found = [(len(text), rank, text) for rank, (what, text) in enumerate(results) if what == kind]
         if found:
-            # A rank that waited says only that others were missing.
             waited = [each for each in found if "CollectiveTimeout" in each[2]]
             _, rank, text = min([each for each in found if each not in waited] or found)
             return kind, f"rank {rank}: {text}"
@@ -66,17 +61,17 @@ def agreed(results: list[tuple[str, str]]) -> tuple[str, str]:
 
 def main() -> None:
     """Run the tests."""
-    folder, out, limit, *files = sys.argv[1:]
+    folder, out, skip, limit, *files = sys.argv[1:]
     control = MPI.COMM_WORLD.Dup()
     cases, renew = load(Path(folder), files, StandIn())
     warnings.simplefilter("ignore")
-    handle = open(out, "a") if control.rank == 0 else None
 
     def note(**facts: Any) -> None:
-        if handle is not None:
-            print(json.dumps(facts), file=handle, flush=True)
+        if control.rank == 0:
+            with Path(out).open("a") as lines:
+                print(json.dumps(facts), file=lines)
 
-    for case in wanted(cases):
+    for case in wanted(cases, Path(skip).read_text().split()):
         note(begin=case.id())
         faulthandler.dump_traceback_later(float(limit), exit=True)
         began = time.monotonic()

@@ -305,6 +305,8 @@ def test_interface_details() -> None:
     assert send(interface(X[:0], data=(0, False))).count == 0  # no pointer: nobody to ask
     with pytest.raises(BufferError, match="read-only"):
         recv(interface(X, data=(X.ctypes.data, True)), pointer_vendor=gpu)
+    with pytest.raises(TypeError, match="is a list, not a dict"):
+        send(SimpleNamespace(__cuda_array_interface__=[1]), pointer_vendor=gpu)
     with pytest.raises(BufferError, match="mask"):
         send(interface(X, mask=interface(X)), pointer_vendor=gpu)
     with pytest.raises(TypeError, match="byte order"):

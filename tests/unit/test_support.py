@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,6 +14,10 @@ from ucc_hetero.bindings.ucc_enums import Coll
 from ucc_hetero.planner import algorithms
 from ucc_hetero.planner.collectives import ROWS
 from ucc_hetero.types import DTYPES, OPS, reduction
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "suites"))
+from mpi4py_refusals import refusals
+from mpi4py_refusals import table as refused_tests
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "support.md"
 
@@ -69,7 +74,12 @@ def reductions() -> str:
     return "\n".join(lines)
 
 
-TABLES: dict[str, Callable[[], str]] = {"collectives": collectives, "reductions": reductions}
+def mpi4py() -> str:
+    """mpi4py's own tests that are refused."""
+    return refused_tests(refusals())
+
+
+TABLES: dict[str, Callable[[], str]] = {"collectives": collectives, "reductions": reductions, "mpi4py": mpi4py}
 
 
 def marked(name: str) -> re.Pattern[str]:

@@ -10,6 +10,7 @@ from .. import env, log
 from ..bootstrap import exit
 from ..calls.dispatch import Runner
 from ..calls.p2p import Messages
+from ..calls.partitioned import Partitions
 from ..calls.persistent import PersistentRequest
 from ..calls.request import Request
 from ..errors import LibraryNotFound
@@ -26,7 +27,9 @@ SUM = OPS["SUM"]
 
 #: Methods of mpi4py that move no buffers and are passed on: by their beginning, and by name.
 _ASKING = ("Get_", "Is_", "Set_")
-_OTHERS = ("Abort", "Call_errhandler", "Create_keyval", "Delete_attr", "Free_keyval", "Shift")
+_OTHERS = (
+    "Abort", "Call_errhandler", "Cart_map", "Create_keyval", "Delete_attr", "Free_keyval", "Graph_map", "Shift",
+)  # fmt: skip
 
 
 class _Freed:
@@ -84,6 +87,9 @@ class Communicator(MessageMethods, GroupMethods):
         self._mpi = mpi
         self._run = Runner(self._mpi, arenas=self._arenas)
         self._messages = Messages(self._run)
+        #: Made when they are used first: messages of the package's own calls, and what those calls are.
+        self._own_messages: Messages | None = None
+        self._known_partitions: Partitions | None = None
         self.rank: int = self._run.rank
         self.size: int = self._run.size
         exit.living.append(self)
@@ -95,9 +101,24 @@ class Communicator(MessageMethods, GroupMethods):
         together = self._run.close()
         exit.forget(self)
         self._run, self._messages = cast(Runner, _Freed()), cast(Messages, _Freed())
+        self._own_messages = self._known_partitions = None
         mpi, self._mpi = self._mpi, _Freed()
         if together:  # else it is needed for those that come later (closing.py)
             mpi.Free()
+
+    def _own(self) -> Messages:
+        """The messages of the package's own calls, which no receive of the caller's matches."""
+        if self._own_messages is None:
+            self._own_messages = Messages(self._run, own=True)
+        return self._own_messages
+
+    Disconnect = Free  # which waits for all that is under way
+
+    @property
+    def _partitions(self) -> Partitions:
+        if self._known_partitions is None:
+            self._known_partitions = Partitions(self._own())
+        return self._known_partitions
 
     def __bool__(self) -> bool:
         return not isinstance(self._run, _Freed)
@@ -313,72 +334,76 @@ class Communicator(MessageMethods, GroupMethods):
 
     # --- persistent collectives --------------------------------------------------------------------------------------
 
-    def Barrier_init(self) -> PersistentRequest:
+    def Barrier_init(self, info: Any = None) -> PersistentRequest:
         """Set up a ``Barrier`` that can be started many times."""
         return self._run.persistent("barrier", None, None)
 
-    def Bcast_init(self, buf: Any, root: int = 0) -> PersistentRequest:
+    def Bcast_init(self, buf: Any, root: int = 0, info: Any = None) -> PersistentRequest:
         """Set up a ``Bcast`` that can be started many times."""
         return self._run.persistent("bcast", None, buf, None, root)
 
-    def Reduce_init(self, sendbuf: Any, recvbuf: Any, op: Any = SUM, root: int = 0) -> PersistentRequest:
+    def Reduce_init(
+        self, sendbuf: Any, recvbuf: Any, op: Any = SUM, root: int = 0, info: Any = None
+    ) -> PersistentRequest:
         """Set up a ``Reduce`` that can be started many times."""
         return self._run.persistent("reduce", sendbuf, recvbuf, op, root)
 
-    def Allreduce_init(self, sendbuf: Any, recvbuf: Any, op: Any = SUM) -> PersistentRequest:
+    def Allreduce_init(self, sendbuf: Any, recvbuf: Any, op: Any = SUM, info: Any = None) -> PersistentRequest:
         """Set up a ``Allreduce`` that can be started many times."""
         return self._run.persistent("allreduce", sendbuf, recvbuf, op)
 
-    def Reduce_scatter_block_init(self, sendbuf: Any, recvbuf: Any, op: Any = SUM) -> PersistentRequest:
+    def Reduce_scatter_block_init(
+        self, sendbuf: Any, recvbuf: Any, op: Any = SUM, info: Any = None
+    ) -> PersistentRequest:
         """Set up a ``Reduce_scatter_block`` that can be started many times."""
         return self._run.persistent("reduce_scatter_block", sendbuf, recvbuf, op)
 
     def Reduce_scatter_init(
-        self, sendbuf: Any, recvbuf: Any, recvcounts: Any = None, op: Any = SUM
+        self, sendbuf: Any, recvbuf: Any, recvcounts: Any = None, op: Any = SUM, info: Any = None
     ) -> PersistentRequest:
         """Set up a ``Reduce_scatter`` that can be started many times."""
         return self._run.persistent("reduce_scatter", sendbuf, recvbuf, op, -1, recvcounts)
 
-    def Gather_init(self, sendbuf: Any, recvbuf: Any, root: int = 0) -> PersistentRequest:
+    def Gather_init(self, sendbuf: Any, recvbuf: Any, root: int = 0, info: Any = None) -> PersistentRequest:
         """Set up a ``Gather`` that can be started many times."""
         return self._run.persistent("gather", sendbuf, recvbuf, None, root)
 
-    def Gatherv_init(self, sendbuf: Any, recvbuf: Any, root: int = 0) -> PersistentRequest:
+    def Gatherv_init(self, sendbuf: Any, recvbuf: Any, root: int = 0, info: Any = None) -> PersistentRequest:
         """Set up a ``Gatherv`` that can be started many times."""
         return self._run.persistent("gatherv", sendbuf, recvbuf, None, root)
 
-    def Scatter_init(self, sendbuf: Any, recvbuf: Any, root: int = 0) -> PersistentRequest:
+    def Scatter_init(self, sendbuf: Any, recvbuf: Any, root: int = 0, info: Any = None) -> PersistentRequest:
         """Set up a ``Scatter`` that can be started many times."""
         return self._run.persistent("scatter", sendbuf, recvbuf, None, root)
 
-    def Scatterv_init(self, sendbuf: Any, recvbuf: Any, root: int = 0) -> PersistentRequest:
+    def Scatterv_init(self, sendbuf: Any, recvbuf: Any, root: int = 0, info: Any = None) -> PersistentRequest:
         """Set up a ``Scatterv`` that can be started many times."""
         return self._run.persistent("scatterv", sendbuf, recvbuf, None, root)
 
-    def Allgather_init(self, sendbuf: Any, recvbuf: Any) -> PersistentRequest:
+    def Allgather_init(self, sendbuf: Any, recvbuf: Any, info: Any = None) -> PersistentRequest:
         """Set up a ``Allgather`` that can be started many times."""
         return self._run.persistent("allgather", sendbuf, recvbuf)
 
-    def Allgatherv_init(self, sendbuf: Any, recvbuf: Any) -> PersistentRequest:
+    def Allgatherv_init(self, sendbuf: Any, recvbuf: Any, info: Any = None) -> PersistentRequest:
         """Set up a ``Allgatherv`` that can be started many times."""
         return self._run.persistent("allgatherv", sendbuf, recvbuf)
 
-    def Alltoall_init(self, sendbuf: Any, recvbuf: Any) -> PersistentRequest:
+    def Alltoall_init(self, sendbuf: Any, recvbuf: Any, info: Any = None) -> PersistentRequest:
         """Set up a ``Alltoall`` that can be started many times."""
         return self._run.persistent("alltoall", sendbuf, recvbuf)
 
-    def Alltoallv_init(self, sendbuf: Any, recvbuf: Any) -> PersistentRequest:
+    def Alltoallv_init(self, sendbuf: Any, recvbuf: Any, info: Any = None) -> PersistentRequest:
         """Set up a ``Alltoallv`` that can be started many times."""
         return self._run.persistent("alltoallv", sendbuf, recvbuf)
 
-    def Alltoallw_init(self, sendbuf: Any, recvbuf: Any) -> PersistentRequest:
+    def Alltoallw_init(self, sendbuf: Any, recvbuf: Any, info: Any = None) -> PersistentRequest:
         """Set up a ``Alltoallw`` that can be started many times."""
         return self._run.persistent("alltoallw", sendbuf, recvbuf)
 
-    def Scan_init(self, sendbuf: Any, recvbuf: Any, op: Any = SUM) -> PersistentRequest:
+    def Scan_init(self, sendbuf: Any, recvbuf: Any, op: Any = SUM, info: Any = None) -> PersistentRequest:
         """Set up a ``Scan`` that can be started many times."""
         return self._run.persistent("scan", sendbuf, recvbuf, op)
 
-    def Exscan_init(self, sendbuf: Any, recvbuf: Any, op: Any = SUM) -> PersistentRequest:
+    def Exscan_init(self, sendbuf: Any, recvbuf: Any, op: Any = SUM, info: Any = None) -> PersistentRequest:
         """Set up a ``Exscan`` that can be started many times."""
         return self._run.persistent("exscan", sendbuf, recvbuf, op)

@@ -35,6 +35,10 @@ class GroupMethods(ABC):
 
     Clone = Dup
 
+    def Dup_with_info(self: _Self, info: Any) -> _Self:
+        """``Dup``, with hints of its own for the MPI library."""
+        return self._adopt(self._mpi.Dup_with_info(info))
+
     def Split(self: _Self, color: int = 0, key: int = 0) -> _Self | Any:
         """The ranks of the same ``color``, ordered by ``key``; ``MPI.COMM_NULL`` for color ``MPI.UNDEFINED``."""
         return self._made(self._mpi.Split(color, key))
@@ -60,6 +64,10 @@ class GroupMethods(ABC):
     def Create_graph(self: _Self, index: Any, edges: Any, reorder: bool = False) -> _Self | Any:
         """The ranks as nodes of a graph."""
         return self._made(self._mpi.Create_graph(index, edges, reorder))
+
+    def Create_dist_graph(self: _Self, sources: Any, degrees: Any, destinations: Any, *args: Any, **more: Any) -> _Self:
+        """The ranks as nodes of a graph, whose edges any rank may name."""
+        return self._adopt(self._mpi.Create_dist_graph(sources, degrees, destinations, *args, **more))
 
     def Create_dist_graph_adjacent(self: _Self, sources: Any, destinations: Any, *args: Any, **more: Any) -> _Self:
         """The ranks as nodes of a graph, each of which names its neighbours."""

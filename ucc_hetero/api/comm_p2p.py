@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import Any
 
-from ..calls.exchange import Exchange
+from ..calls.exchange import Exchange, start_all
 from ..calls.p2p import Messages
+from ..calls.partitioned import PartitionedRequest, Partitions
 from ..calls.persistent import PersistentRequest
 from ..calls.probe import Message, mprobe, probe
-from ..calls.request import Request
+from ..calls.request import Request, finished
 
 __all__ = ["MessageMethods"]
 
 
-class MessageMethods:
+class MessageMethods(ABC):
     """Sends, receives and probes. ``source`` and ``tag`` of a receive are wild unless given.
 
     A message longer than the buffer raises :class:`~ucc_hetero.errors.TruncationError` at the receiver; a message
@@ -25,6 +27,7 @@ class MessageMethods:
     """
 
     _messages: Messages
+    _attached: Any = None
 
     def _wild(self, source: int | None, tag: int | None) -> tuple[int, int]:
         messages = self._messages
@@ -69,7 +72,7 @@ class MessageMethods:
         """Send one message and receive another, whatever the order on the other side."""
         messages = self._messages
         into = messages.incoming(recvbuf, *self._wild(source, recvtag), stream=stream)
-        self._exchange(messages.outgoing(sendbuf, dest, sendtag, stream=stream), into, status)
+        messages.run_all([into, messages.outgoing(sendbuf, dest, sendtag, stream=stream)], status)
 
     def Sendrecv_replace(
         self,
@@ -83,19 +86,7 @@ class MessageMethods:
         """Send what the buffer holds and receive another message into it."""
         messages = self._messages
         into = messages.incoming(buf, *self._wild(source, recvtag))
-        self._exchange(messages.outgoing(buf, dest, sendtag, copy=True), into, status)
-
-    def _exchange(self, outgoing: Any, incoming: Any, status: Any) -> None:
-        messages = self._messages
-        try:
-            messages.begin(incoming, messages.timeout)
-            messages.begin(outgoing, messages.timeout)
-            messages.wait(incoming, status)
-        except BaseException:
-            messages.withdraw(incoming)
-            messages.withdraw(outgoing)
-            raise
-        messages.wait(outgoing)
+        messages.run_all([into, messages.outgoing(buf, dest, sendtag, copy=True)], status)
 
     # --- non-blocking -------------------------------------------------------------------------------------------------
 
@@ -133,7 +124,8 @@ class MessageMethods:
         """Start a send and a receive; the request finishes when both have, and its status is the receive's."""
         messages = self._messages
         into = messages.incoming(recvbuf, *self._wild(source, recvtag), stream=stream)
-        return self._both(into, messages.outgoing(sendbuf, dest, sendtag, stream=stream))
+        outof = messages.outgoing(sendbuf, dest, sendtag, stream=stream)
+        return Exchange(start_all(messages, [into, outof]), has_status=True)
 
     def Isendrecv_replace(
         self, buf: Any, dest: int, sendtag: int = 0, source: int | None = None, recvtag: int | None = None
@@ -141,17 +133,8 @@ class MessageMethods:
         """Start to send what the buffer holds and to receive another message into it; host memory."""
         messages = self._messages
         into = messages.incoming(buf, *self._wild(source, recvtag))
-        return self._both(into, messages.outgoing(buf, dest, sendtag, copy=True))
-
-    def _both(self, incoming: Any, outgoing: Any) -> Request:
-        messages = self._messages
-        receive = messages.start(incoming)
-        try:
-            return Exchange(receive, messages.start(outgoing))
-        except BaseException:
-            receive.Cancel()
-            receive.Free()
-            raise
+        outof = messages.outgoing(buf, dest, sendtag, copy=True)
+        return Exchange(start_all(messages, [into, outof]), has_status=True)
 
     # --- persistent ---------------------------------------------------------------------------------------------------
 
@@ -174,6 +157,43 @@ class MessageMethods:
     def Recv_init(self, buf: Any, source: int | None = None, tag: int | None = None) -> PersistentRequest:
         """Set up a ``Recv`` that can be started many times."""
         return self._messages.persistent(self._messages.incoming(buf, *self._wild(source, tag)))
+
+    # --- partitioned --------------------------------------------------------------------------------------------------
+
+    @property
+    @abstractmethod
+    def _partitions(self) -> Partitions:
+        """The partitioned messages of this communicator."""
+
+    def Psend_init(self, buf: Any, partitions: int, dest: int, tag: int = 0, info: Any = None) -> PartitionedRequest:
+        """Set up a send of equal partitions, each of which goes when ``Pready`` says so; a count is that of one."""
+        return self._partitions.send(buf, partitions, dest, tag)
+
+    def Precv_init(self, buf: Any, partitions: int, source: int, tag: int, info: Any = None) -> PartitionedRequest:
+        """Set up the receive of a ``Psend_init``; ``Parrived`` asks for a partition. Both may divide it differently."""
+        return self._partitions.receive(buf, partitions, source, tag)
+
+    # --- memory for buffered sends, which need none -------------------------------------------------------------------
+
+    def Attach_buffer(self, buf: Any) -> None:
+        """Keep a buffer until ``Detach_buffer`` returns it; buffered sends have memory of their own."""
+        if self._attached is not None:
+            raise ValueError(f"rank {self._messages.rank}: a buffer is attached already; Detach_buffer first")
+        self._attached = buf
+
+    def Detach_buffer(self) -> Any:
+        """Return the attached buffer, or None. Messages that were sent do not need it."""
+        buf, self._attached = self._attached, None
+        return buf
+
+    def Flush_buffer(self) -> None:
+        """Return at once: no message is in an attached buffer."""
+        self._messages.usable()
+
+    def Iflush_buffer(self) -> Request:
+        """``Flush_buffer`` as a request, which has finished."""
+        self._messages.usable()
+        return finished()
 
     # --- probes -------------------------------------------------------------------------------------------------------
 

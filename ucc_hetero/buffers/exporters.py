@@ -132,6 +132,8 @@ def _of_device_interface(obj: Any, pointer_vendor: PointerVendor | None) -> Memo
     interface = getattr(obj, "__cuda_array_interface__", None)
     if interface is None:
         return None
+    if not isinstance(interface, dict):
+        raise TypeError(f"__cuda_array_interface__ of {_shown(obj)} is a {type(interface).__name__}, not a dict")
     if interface.get("mask") is not None:
         raise BufferError("the mask of a masked array would be lost; pass the data without it")
     ptr, readonly = interface["data"]

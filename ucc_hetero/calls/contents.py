@@ -7,6 +7,7 @@ of that. That it still is memory of this rank's device is asked each time: a fre
 from __future__ import annotations
 
 from collections.abc import Hashable
+from dataclasses import replace
 from typing import Any
 
 from ..bindings.ucc_enums import MemType
@@ -20,7 +21,7 @@ from ..transport.detours import Detours
 from ..types import DTYPES
 from .prepare import KINDS
 
-__all__ = ["Contents", "copied"]
+__all__ = ["Contents", "copied", "part_of"]
 
 
 #: The buffer of a message to or from MPI.PROC_NULL.
@@ -39,9 +40,11 @@ class Contents:
 
     def bind(self, array: Any, peer: int, *, writable: bool) -> Buffer:
         """The buffer that a caller's ``buf`` is, whatever it is in a message to nobody; errors as those of
-        :func:`as_buffer`."""
+        :func:`as_buffer`, which the package's own calls have asked already."""
         if peer == self._null:
             return _NOTHING
+        if type(array) is Buffer:
+            return array
         seen = glance(array)
         if seen is None:
             return self._look(array, writable)
@@ -88,3 +91,11 @@ def copied(source: Buffer, rank: int) -> Buffer:
     kept = empty_like(source)
     copy(source, kept)
     return kept
+
+
+def part_of(buffer: Buffer, first: int, count: int) -> Buffer:
+    """Some of a buffer's elements."""
+    about = buffer.dtype, buffer.vendor, buffer.device, buffer.owner, buffer.readonly
+    if buffer.layout is None:
+        return Buffer(buffer.ptr + first * buffer.dtype.itemsize, count, *about)
+    return Buffer(buffer.ptr, count, *about, replace(buffer.layout, first=buffer.layout.first + first))

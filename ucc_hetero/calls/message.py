@@ -6,13 +6,14 @@ from ..buffers import Buffer, pack, unpack
 from ..native.libraries import ffi, lib
 from ..transport.bounce import Bounce
 
-__all__ = ["COMM_SHIFT", "SOURCE_MASK", "SOURCE_SHIFT", "TAG_MASK", "Transfer", "source_and_tag"]
+__all__ = ["COMM_SHIFT", "OWN", "SOURCE_MASK", "SOURCE_SHIFT", "TAG_MASK", "Transfer", "source_and_tag"]
 
 #: Bits of a UCX tag, high to low: communicator (12), program message or not (1), token or data (1; ``UCCH_TOKEN_BIT``),
-#: source rank (19), MPI tag (31).
+#: message of the caller's or of the package's own calls (1), source rank (18), MPI tag (31).
 SOURCE_SHIFT, COMM_SHIFT = lib.UCCH_SOURCE_BIT, 52
 TAG_MASK = (1 << SOURCE_SHIFT) - 1
-SOURCE_MASK = (1 << lib.UCCH_TOKEN_BIT) - 1 - TAG_MASK
+OWN = 1 << lib.UCCH_TOKEN_BIT - 1
+SOURCE_MASK = OWN - 1 - TAG_MASK
 
 
 def source_and_tag(code: int) -> tuple[int, int]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from operator import index
 from typing import Any
@@ -25,7 +25,7 @@ from ..native.libraries import ffi, lib
 from ..transport.segments import LEAST, key_of
 from .contents import Contents, copied
 from .dispatch import Runner
-from .message import COMM_SHIFT, SOURCE_MASK, SOURCE_SHIFT, TAG_MASK, Transfer
+from .message import COMM_SHIFT, OWN, SOURCE_MASK, SOURCE_SHIFT, TAG_MASK, Transfer
 from .pairing import Pairing
 from .persistent import PersistentRequest
 from .request import SLICE, Request, wait_op
@@ -33,7 +33,7 @@ from .status import set_status
 
 __all__ = ["Messages"]
 
-_COMM_MASK = ((1 << 13) - 1) << (COMM_SHIFT - 1)
+_COMM_MASK = ((1 << 13) - 1) << (COMM_SHIFT - 1) | OWN
 
 #: Where a message is part of no stream of the caller's.
 _OURS = lib.ucch_stream_ours()
@@ -43,9 +43,9 @@ _held: deque[Transfer] = deque()
 
 
 class Messages:
-    """Sends and receives of one communicator."""
+    """Sends and receives of one communicator; ``own``: those of the package's own calls, apart from the callers'."""
 
-    def __init__(self, runner: Runner) -> None:
+    def __init__(self, runner: Runner, *, own: bool = False) -> None:
         from mpi4py import MPI
 
         self.runner = runner
@@ -56,7 +56,7 @@ class Messages:
         self.null, self.any_source, self.any_tag = MPI.PROC_NULL, MPI.ANY_SOURCE, MPI.ANY_TAG
         self._errors = {True: MPI.ERR_TRUNCATE, False: MPI.ERR_OTHER}
         self._endpoints: list[Any] = [None] * self.size
-        self._base = runner.members.id << COMM_SHIFT
+        self._base = runner.members.id << COMM_SHIFT | (OWN if own else 0)
         members = runner.members
         shared = members.windows
         self.contents = Contents(members, self.null)
@@ -265,6 +265,20 @@ class Messages:
             raise
         if state != 1 or status is not None or transfer.buffer is not transfer.original:
             self._end(transfer, state, status)
+
+    def run_all(self, transfers: Sequence[Transfer], status: Any = None) -> None:
+        """Start transfers, in order, and wait for the ends of all; ``status`` is that of the first."""
+        ended = 0
+        try:
+            for transfer in transfers:
+                self.begin(transfer, self.timeout)
+            for transfer in transfers:
+                ended += 1
+                self.wait(transfer, status if ended == 1 else None)
+        except BaseException:
+            for transfer in transfers[max(ended - 1, 0) :]:
+                self.withdraw(transfer)
+            raise
 
     def start(self, transfer: Transfer) -> Request:
         """Start a transfer that goes on in the background."""

@@ -123,8 +123,6 @@ class PersistentRequest(Request):
         self._begin, self._free, self._direct, self._in_stream = _freed, _nothing, None, None
         self._keep = None
 
-    free = Free
-
 
 def _nothing() -> None:
     """What releasing a released request does."""

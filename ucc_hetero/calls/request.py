@@ -110,8 +110,8 @@ class Request:
         return not self._done
 
     def __eq__(self, other: object) -> bool:
-        """Whether it is the same request; a request of which nothing is left equals ``MPI.REQUEST_NULL``."""
-        return self is other or (_is_null(other) and not self)
+        """Whether it is the same request; all of which nothing is left are equal, and equal ``MPI.REQUEST_NULL``."""
+        return self is other or (not self and (_is_null(other) or (isinstance(other, Request) and not other)))
 
     __hash__ = object.__hash__
 
@@ -167,7 +167,9 @@ class Request:
                 raise NotSupported("collectives cannot be cancelled; let them finish")
             self._withdraw()
 
-    cancel = Cancel
+    def cancel(self) -> None:
+        """:meth:`Cancel`, as mpi4py also spells it."""
+        self.Cancel()
 
     def Free(self) -> None:
         """Give the request up; the call goes on and its buffers stay alive until it has finished."""
@@ -175,7 +177,9 @@ class Request:
             self._done = True
             self._drop()
 
-    free = Free
+    def free(self) -> None:
+        """:meth:`Free`, as mpi4py also spells it."""
+        self.Free()
 
     @property
     def finished(self) -> bool:
@@ -293,7 +297,7 @@ class Request:
         _blank(statuses, len(ready))
         return ready
 
-    # --- mpi4py's spellings for pickled objects, of which there is none in a message of this package --------------------
+    # --- mpi4py's spellings for messages of pickled objects; there is no object in those of this package --------------
 
     get_status, get_status_all = Get_status, Get_status_all
     get_status_any, get_status_some = Get_status_any, Get_status_some

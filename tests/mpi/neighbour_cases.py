@@ -1,0 +1,147 @@
+"""Neighbourhood collectives under a real mpirun, against MPI's own: ``mpirun -np 4 python neighbour_cases.py``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import chain
+from typing import Any
+
+import cases
+import numpy as np
+from message_cases import raises
+from mpi4py import MPI
+
+import ucc_hetero
+from ucc_hetero import Communicator
+
+Array = np.ndarray[Any, Any]
+
+
+def topologies(comm: Communicator) -> Iterator[tuple[str, Any]]:
+    """Grids with borders, with both neighbours in one rank and with itself as neighbour; graphs with parallel edges."""
+    p, me = comm.size, comm.rank
+    for dims, periods in (
+        ([p], [True]),
+        ([p], [False]),
+        ([p // 2, 2] if p % 2 == 0 else [p, 1], [True, True]),
+        ([1, p], [True, False]),
+    ):
+        yield f"cart {dims} {periods}", comm.Create_cart(dims, periods=periods)
+    # Every rank has all others as neighbours, and rank 0 has each of them twice.
+    lists = [[q for q in range(p) if q != r] * (2 if r == 0 else 1) for r in range(p)]
+    for r in range(1, p):
+        lists[r] += [0]
+    yield "graph", comm.Create_graph(np.cumsum([len(found) for found in lists]).tolist(), [*chain.from_iterable(lists)])
+    right, left = (me + 1) % p, (me - 1) % p
+    yield "adjacent", comm.Create_dist_graph_adjacent([left, me, left, left], [right, right, me, right])
+    # Nobody sends to rank 0, and the last rank sends to nobody.
+    yield "chain", comm.Create_dist_graph([me], [int(me + 1 < p)], [me + 1] if me + 1 < p else [])
+
+
+def variants(comm: Any, name: str, send: Any, recv: Any) -> Iterator[None]:
+    """A call in its three forms; the caller looks at what was received after each."""
+    getattr(comm, name)(send, recv)
+    yield
+    request = getattr(comm, f"I{name[0].lower()}{name[1:]}")(send, recv)
+    assert request.Wait() and not request
+    yield
+    again = getattr(comm, f"{name}_init")(send, recv, MPI.INFO_NULL)
+    for _ in range(2):
+        again.Start()
+        ucc_hetero.Request.Waitall([again])
+        yield
+    again.Free()
+
+
+def expected(comm: Any, name: str, send: Any, recv: Any, into: Array) -> Array:
+    """What MPI's own call leaves in the poisoned receive buffer."""
+    into.view(np.uint8)[...] = 0xA5
+    getattr(comm.mpi, name)(send, recv)
+    return into.copy()
+
+
+def compare(comm: Any, name: str, send: Any, recv: Any, into: Array, what: str) -> None:
+    right = expected(comm, name, send, recv, into)
+    into.view(np.uint8)[...] = 0xA5
+    for form, _ in enumerate(variants(comm, name, send, recv)):
+        assert (into.view(np.uint8) == right.view(np.uint8)).all(), (what, name, form, comm.rank, into, right)
+        into.view(np.uint8)[...] = 0xA5
+
+
+def case_all_topologies(comm: Communicator) -> None:
+    """All five calls with random numbers, random counts and gaps, as MPI does them."""
+    rng = np.random.default_rng([comm.mpi.bcast(np.random.SeedSequence().entropy % 2**32), comm.rank])
+    for what, topo in topologies(comm):
+        sources, destinations = topo.inoutedges
+        rows, outs, n = len(sources), len(destinations), 7
+        one, many = rng.random(n), rng.random((outs, n))
+        into = np.empty((rows, n))
+        compare(topo, "Neighbor_allgather", one, into, into, what)
+        compare(topo, "Neighbor_alltoall", many, into, into, what)
+        if rows and outs:  # mpi4py takes no empty list of counts
+            wide = np.empty((rows, n + 3))
+            spaced = [wide, ([n] * rows, [i * (n + 3) for i in range(rows)]), MPI.DOUBLE]
+            compare(topo, "Neighbor_allgatherv", one, spaced, wide, what)
+            compare(topo, "Neighbor_alltoallv", [many, n], spaced, wide, what)
+            size = MPI.DOUBLE.extent
+            types_out, types_in = [MPI.DOUBLE] * outs, [MPI.DOUBLE] * rows
+            typed = [many, ([n] * outs, [i * n * size for i in range(outs)]), types_out]
+            takes = [wide, ([n] * rows, [i * (n + 3) * size for i in range(rows)]), types_in]
+            compare(topo, "Neighbor_alltoallw", typed, takes, wide, what)
+        topo.Free()
+
+
+def case_columns(comm: Communicator) -> None:
+    """The borders of a field on a grid, as datatypes with gaps, both ways at once."""
+    topo = comm.Create_cart([comm.size], periods=[True])
+    field = np.random.default_rng(comm.rank).random((6, 5))
+    other = field.copy()
+    column = MPI.DOUBLE.Create_vector(6, 1, 5).Commit()
+    size = MPI.DOUBLE.extent
+    sends, takes = ([1, 1], [size, 3 * size]), ([1, 1], [0, 4 * size])
+    topo.Neighbor_alltoallw([field, sends, [column] * 2], [field, takes, [column] * 2])
+    topo.mpi.Neighbor_alltoallw([other, sends, [column] * 2], [other, takes, [column] * 2])
+    assert (field == other).all()
+    column.Free()
+    topo.Free()
+
+
+def case_callers_messages_are_apart(comm: Communicator) -> None:
+    """A receive from anyone takes no message of a neighbourhood collective."""
+    topo = comm.Create_cart([comm.size], periods=[True])
+    into = np.full(3, -1.0)
+    request = topo.Irecv(into)
+    rows = np.empty((2, 4))
+    topo.Neighbor_allgather(np.full(4, float(topo.rank)), rows)
+    assert rows[:, 0].tolist() == [(topo.rank - 1) % topo.size, (topo.rank + 1) % topo.size]
+    assert not request.Test() and not topo.Iprobe()
+    topo.Send(np.ones(3), (topo.rank + 1) % topo.size)
+    request.Wait()
+    assert (into == 1).all()
+    topo.Free()
+
+
+def case_mistakes(comm: Communicator) -> None:
+    """Refused by name and rank; sizes that differ fail, and so do later calls, but for those of other kinds."""
+    me, one, rows = f"rank {comm.rank}", np.zeros(4), np.zeros((2, 4))
+    with raises(ValueError, "no topology", me, "Create_cart"):
+        comm.Neighbor_allgather(one, rows)
+    topo = comm.Create_cart([comm.size], periods=[True])
+    with raises(ValueError, "neighbor_allgather: recvbuf", me):
+        topo.Neighbor_allgather(one, np.zeros(7))
+    with raises(TypeError, "neighbor_alltoall: sendbuf", me):
+        topo.Neighbor_alltoall(None, rows)
+    with raises(ValueError, "neighbor_alltoallv: recvbuf", me):
+        topo.Neighbor_alltoallv([one, [2, 2]], [rows, [4, 4, 4]])
+    with raises(ucc_hetero.MismatchError, me, "sent 16 bytes", "has 32"):
+        topo.Neighbor_alltoall(np.zeros((2, 2)), rows)
+    with raises(ucc_hetero.CollectiveError, "neighbor_alltoall failed", me):
+        topo.Ineighbor_allgather(one, rows)
+    topo.Barrier()
+    topo.Free()
+    with raises(ValueError, "freed"):
+        topo.Neighbor_allgather(one, rows)
+
+
+if __name__ == "__main__":
+    cases.run(globals())

@@ -1,0 +1,59 @@
+"""A sample of mpi4py's own tests through this package; ``make suites`` runs all of them."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+import mpi4py_suite
+from mpi4py_refusals import Refusal, Result, judge, refusals
+from mpi4py_source import SourceMissing
+
+SAMPLE = (
+    "test_p2p_buf.TestP2PBufWorldDup.test[!P]*",
+    "test_p2p_buf.*.testPro*",
+    "test_p2p_buf_matched.*World.*",
+    "test_p2p_buf_part.*World.testRing*",
+    "test_cco_ngh_buf.*World.*",
+    "test_cco_pr_ngh_buf.*Self.*",
+    "test_cco_vec.*World.*",
+    "test_cco_nb_buf.*InplaceWorld.*",
+    "test_msgzero.*",
+)
+
+
+@pytest.mark.mpi
+def test_sample() -> None:
+    layout, listed = "3 of two vendors", refusals()
+    try:
+        results = mpi4py_suite.run(layout, listed, SAMPLE, call=60)
+    except SourceMissing as error:
+        pytest.skip(f"needs mpi4py's source distribution from a package index: {error}")
+    verdict = judge(layout, results, listed)
+    assert not verdict.wrong, "\n".join(verdict.wrong)
+    assert verdict.counts["passed"] > 40, verdict.counts
+
+
+def test_what_is_wrong_is_said() -> None:
+    listed = [Refusal(("a.*",), "never", "no way"), Refusal(("c",), "waits", hangs=True)]
+    results = {
+        "a.refused": Result("failed", "there is no way"),
+        "a.other": Result("failed", "crashed"),
+        "a.passes": Result("passed", ""),
+        "b.fails": Result("failed", "wrong"),
+        "b.skips": Result("skipped", ""),
+        "c": Result("passed", ""),
+    }
+    verdict = judge("2", results, listed)
+    assert verdict.counts == {"refused": 1, "failed": 2, "passed": 2, "skipped": 1}
+    assert verdict.used == {listed[0]}
+    said = [text.partition(":")[2].strip() for text in verdict.wrong]
+    assert said == [
+        "a.other fails though by other words than those listed: crashed",
+        "a.passes passes and is listed as refused: never",
+        "b.fails fails: wrong",
+    ]
+    assert not judge("2", {"a.x": Result("passed", "")}, [Refusal(("a.*",), "", layouts=("3*",))]).wrong

@@ -1,0 +1,321 @@
+"""Partitioned messages: each partition of a send is a message of its own, sent when it is marked ready.
+
+Both sides may divide the data differently. A sender therefore tells its receiver once, in a header, how many partitions
+it has and under which tags they travel; the n-th ``Precv_init`` of a source and tag belongs to its n-th ``Psend_init``.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+from operator import index
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ..buffers import Buffer, as_buffer
+from ..device import pointer_vendor
+from ..errors import CollectiveTimeout, TruncationError
+from ..native.libraries import ffi, lib
+from .contents import part_of
+from .p2p import Messages
+from .persistent import PersistentRequest
+from .probe import Message, mprobe, probe
+from .request import Request
+from .status import fill_empty, set_status
+
+__all__ = ["PartitionedRequest", "Partitions"]
+
+#: Tag of headers, and the least tag of partitions; those of neighbourhood collectives lie between.
+_HEADERS, _PARTITIONS = 0, 1 << 30
+
+#: Seconds between two looks whether other threads have marked all partitions ready.
+_NAP = 0.0005
+
+
+class _Header(NamedTuple):
+    """What a sender says of its partitions: the caller's tag, how many, bytes of each, the tag of the first."""
+
+    tag: int
+    partitions: int
+    nbytes: int
+    first: int
+
+
+class Partitions:
+    """The partitioned messages of one communicator."""
+
+    def __init__(self, messages: Messages) -> None:
+        self._messages = messages
+        #: The next free tag of partitions, for each receiver.
+        self._next: Counter[int] = Counter()
+        self._headers: defaultdict[tuple[int, int], list[_Header]] = defaultdict(list)
+        self._asked: Counter[tuple[int, int]] = Counter()
+
+    def send(self, buf: Any, partitions: Any, dest: Any, tag: Any) -> PartitionedRequest:
+        """``Psend_init``."""
+        messages = self._messages
+        dest, tag = messages.check("dest", dest, tag)
+        parts = self._divided(buf, partitions, dest, writable=False)
+        first = _PARTITIONS + self._next[dest] % _PARTITIONS
+        if first + len(parts) > 2 * _PARTITIONS:
+            first, self._next[dest] = _PARTITIONS, 0
+        self._next[dest] += len(parts)
+        header = np.array(_Header(tag, len(parts), parts[0].nbytes, first), np.int64)
+        messages.start(messages.outgoing(header, dest, _HEADERS, copy=True)).Free()
+        return _Send(messages, parts, dest, tag, first)
+
+    def receive(self, buf: Any, partitions: Any, source: Any, tag: Any) -> PartitionedRequest:
+        """``Precv_init``."""
+        messages = self._messages
+        source, tag = messages.check("source", source, tag)
+        if source == messages.any_source or tag == messages.any_tag:
+            raise ValueError(
+                f"Precv_init on rank {messages.rank}: a partitioned receive needs the rank of its source and a tag"
+            )
+        parts = self._divided(buf, partitions, source, writable=True)
+        number = self._asked[source, tag]
+        self._asked[source, tag] += 1
+        return _Receive(self, messages, parts, source, tag, number)
+
+    def _divided(self, buf: Any, partitions: Any, peer: int, *, writable: bool) -> list[Buffer]:
+        messages = self._messages
+        try:
+            count = index(partitions)
+        except TypeError:
+            raise TypeError(f"partitions {partitions!r} on rank {messages.rank} is not an integer") from None
+        if not 0 < count < _PARTITIONS:
+            raise ValueError(f"partitions on rank {messages.rank} must be 1 or more, not {count}")
+        if peer == messages.null:
+            return [messages.contents.bind(buf, peer, writable=writable)] * count
+        whole = as_buffer(
+            buf, writable=writable, argument="buf", rank=messages.rank, blocks=count, pointer_vendor=pointer_vendor
+        )
+        each = whole.count // count
+        return [part_of(whole, i * each, each) for i in range(count)]
+
+    def header(self, source: int, tag: int, number: int, *, wait: bool) -> _Header | None:
+        """That of the sender's ``number``-th partitioned message under a tag; None when it has not come."""
+        messages, known = self._messages, self._headers[source, tag]
+        while len(known) <= number:
+            found: Message | None
+            if wait:
+                try:
+                    found = mprobe(messages, source, _HEADERS, None, remove=True)
+                except CollectiveTimeout as error:
+                    raise CollectiveTimeout(
+                        f"rank {messages.rank}: partitioned receive from rank {source}, tag {tag}: rank {source} has "
+                        f"not called Psend_init within {messages.timeout:g} s (UCCH_TIMEOUT)"
+                    ) from error
+            else:
+                found = probe(messages, source, _HEADERS, None, remove=True)
+            if found is None:
+                return None
+            found.Recv(numbers := np.empty(4, np.int64))
+            header = _Header(*map(int, numbers))
+            self._headers[source, header.tag].append(header)
+        return known[number]
+
+
+class PartitionedRequest(PersistentRequest):
+    """A message in partitions that can be started many times."""
+
+    def __init__(self, messages: Messages, parts: Sequence[Buffer], peer: int, tag: int) -> None:
+        # The native engine takes an idle message for an operation that has finished.
+        idle = ffi.gc(lib.ucch_message_new(), lib.ucch_message_free)
+        super().__init__(lib.ucch_message_op(idle), idle, self._launch, _never, lambda: None, owner=messages.runner)
+        self._messages, self._parts, self._peer, self._tag = messages, parts, peer, tag
+        self._nobody = peer == messages.null
+        #: The messages of this start, by their number.
+        self._started: dict[int, Request] = {}
+        #: When the first wait for this start began.
+        self._waited_since = 0.0
+
+    def _launch(self) -> int:
+        self._started, self._waited_since = {}, 0.0
+        return 0
+
+    def _said(self) -> str:
+        way = "send to" if isinstance(self, _Send) else "receive from"
+        return f"rank {self._messages.rank}: partitioned {way} rank {self._peer}, tag {self._tag}"
+
+    def _numbers(self, partitions: Iterable[Any]) -> list[int]:
+        found = []
+        for each in partitions:
+            try:
+                found.append(index(each))
+            except TypeError:
+                raise TypeError(f"{self._said()}: partition {each!r} is not an integer") from None
+            if not 0 <= found[-1] < len(self._parts):
+                raise ValueError(f"{self._said()}: partition {found[-1]} is none of the {len(self._parts)}")
+        return found
+
+    def Pready(self, partition: int) -> None:
+        """Send a partition; sends only."""
+        self.Pready_list([partition])
+
+    def Pready_range(self, partition_low: int, partition_high: int) -> None:
+        """Send partitions; the last one, too."""
+        self.Pready_list(range(index(partition_low), index(partition_high) + 1))
+
+    def Pready_list(self, partitions: Sequence[int]) -> None:
+        """Send partitions."""
+        raise ValueError(f"{self._said()}: only partitions of a send are marked ready")
+
+    def Parrived(self, partition: int) -> bool:
+        """Whether a partition is there; receives only."""
+        raise ValueError(f"{self._said()}: only partitions of a receive arrive")
+
+    def _complete_set(self, *, wait: bool) -> bool:
+        """Whether all messages of this start have begun."""
+        raise NotImplementedError
+
+    # --- as of any request --------------------------------------------------------------------------------------------
+
+    def Wait(self, status: Any = None) -> bool:
+        """Wait until all partitions have been sent or received, then return True."""
+        fill_empty(status)
+        if not self._done:
+            self._complete_set(wait=True)
+            self._finish_all(status)
+        return True
+
+    def Test(self, status: Any = None) -> bool:
+        """Make some progress and return whether all partitions have been sent or received."""
+        fill_empty(status)
+        if not self._done and self._ended():
+            self._finish_all(status)
+        return self._done
+
+    def _finish_all(self, status: Any) -> None:
+        self._done = True
+        failure: Exception | None = None
+        for request in self._started.values():
+            try:
+                request.Wait()
+            except Exception as error:
+                failure = failure or error
+        if failure is not None:
+            raise failure
+        if isinstance(self, _Receive):
+            set_status(status, self._peer, self._tag, sum(part.nbytes for part in self._parts))
+
+    def _ended(self) -> int:
+        if not self._complete_set(wait=False):
+            # Waiting says then what is missing.
+            return int(0 < self._messages.timeout < time.monotonic() - (self._waited_since or time.monotonic()))
+        return int(all(r._done or r._ended() for r in self._started.values()))
+
+    def _ops(self) -> list[Any]:
+        """The idle operation where some have not begun: who waits for one of many then comes back to look."""
+        if not self._complete_set(wait=False):
+            return [self._op]
+        return [r._op for r in self._started.values() if not (r._done or r._ended())] or [self._op]
+
+    def _arm(self) -> None:
+        self._waited_since = self._waited_since or time.monotonic()
+        for request in self._started.values():
+            request._arm()
+
+    def _drop(self) -> None:
+        for request in self._started.values():
+            request.Free()
+
+
+class _Send(PartitionedRequest):
+    """The sender's side. Partitions may be marked ready by any thread."""
+
+    def __init__(self, messages: Messages, parts: Sequence[Buffer], peer: int, tag: int, first: int) -> None:
+        super().__init__(messages, parts, peer, tag)
+        self._first, self._marking = first, threading.Lock()
+
+    def Pready_list(self, partitions: Sequence[int]) -> None:
+        """Send partitions, which may not be written to until the end."""
+        if self._done:
+            raise ValueError(f"{self._said()}: it has not been started")
+        messages = self._messages
+        with self._marking:
+            for i in self._numbers(partitions):
+                if i in self._started:
+                    raise ValueError(f"{self._said()}: partition {i} has been marked ready already")
+                transfer = messages.outgoing(self._parts[i], self._peer, self._first + i)
+                self._started[i] = messages.start(transfer)
+
+    def _complete_set(self, *, wait: bool) -> bool:
+        began = time.monotonic()
+        while len(self._started) < len(self._parts):
+            if not wait:
+                lib.ucch_progress_once()
+                return False
+            if 0 < self._messages.timeout < time.monotonic() - began:
+                missing = [i for i in range(len(self._parts)) if i not in self._started]
+                raise CollectiveTimeout(
+                    f"{self._said()}: partitions {missing} were not marked ready (Pready) within "
+                    f"{self._messages.timeout:g} s (UCCH_TIMEOUT)"
+                )
+            time.sleep(_NAP)
+        return True
+
+
+class _Receive(PartitionedRequest):
+    """The receiver's side: its memory is divided as the sender's is, and its partitions are looked up in that."""
+
+    def __init__(
+        self, partitions: Partitions, messages: Messages, parts: Sequence[Buffer], peer: int, tag: int, number: int
+    ) -> None:
+        super().__init__(messages, parts, peer, tag)
+        self._partitions, self._number = partitions, number
+        self._header: _Header | None = None
+        self._pieces: list[Buffer] = []
+
+    def _launch(self) -> int:
+        super()._launch()
+        self._complete_set(wait=False)
+        return 0
+
+    def Parrived(self, partition: int) -> bool:
+        """Whether all of a partition is there."""
+        (i,) = self._numbers([partition])
+        if self._done or self._nobody:
+            return True
+        if not self._complete_set(wait=False):
+            return False
+        header, nbytes = self._header, self._parts[0].nbytes
+        assert header is not None
+        if not header.nbytes or not nbytes:
+            low, high = (0, header.partitions) if header.partitions != len(self._parts) else (i, i + 1)
+        else:
+            low, high = i * nbytes // header.nbytes, -(-(i + 1) * nbytes // header.nbytes)
+        return all(r._done or bool(r._ended()) for r in list(self._started.values())[low:high])
+
+    def _complete_set(self, *, wait: bool) -> bool:
+        if self._started or self._nobody:
+            return True
+        if self._header is None:
+            header = self._partitions.header(self._peer, self._tag, self._number, wait=wait)
+            if header is None:
+                return False
+            self._pieces = self._divided(header)
+            self._header = header
+        messages = self._messages
+        for i, piece in enumerate(self._pieces):
+            self._started[i] = messages.start(messages.incoming(piece, self._peer, self._header.first + i))
+        return True
+
+    def _divided(self, header: _Header) -> list[Buffer]:
+        """The receiver's memory in the sender's partitions."""
+        whole, total = self._parts[0], len(self._parts) * self._parts[0].nbytes
+        size = whole.dtype.itemsize
+        if header.partitions * header.nbytes != total or header.nbytes % size:
+            raise TruncationError(
+                f"{self._said()}: it sends {header.partitions} partitions of {header.nbytes} bytes, and the buffer has "
+                f"{len(self._parts)} of {whole.nbytes}"
+            )
+        each = header.nbytes // size
+        return [part_of(whole, i * each, each) for i in range(header.partitions)]
+
+
+def _never(state: int, status: Any) -> None:
+    raise AssertionError("partitions do not end as one native operation")
