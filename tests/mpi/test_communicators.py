@@ -25,6 +25,14 @@ def test_communicators(mpirun, layout: str) -> None:
     assert "WARN" not in job.stderr and "ERROR" not in job.stderr, job.output
 
 
+@pytest.mark.parametrize("layout", ["flat", "mixed"])
+def test_neighbourhoods(mpirun, layout: str) -> None:
+    ranks, env = LAYOUTS[layout]
+    job = mpirun(CASES.with_name("neighbour_cases.py"), ranks, env={"UCCH_TIMEOUT": "60", **env}, timeout=150)
+    assert job.stdout.count("all good") == ranks
+    assert "WARN" not in job.stderr and "ERROR" not in job.stderr, job.output
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("layout", "count"), [("", 1000), ("nvidia:1,amd:1", 200)], ids=["flat", "mixed"])
 def test_many_are_created_and_freed(mpirun, layout: str, count: int) -> None:

@@ -9,6 +9,7 @@ from typing import Any, cast
 from .. import env, log
 from ..bootstrap import exit
 from ..calls.dispatch import Runner
+from ..calls.neighbours import Neighbourhood
 from ..calls.p2p import Messages
 from ..calls.partitioned import Partitions
 from ..calls.persistent import PersistentRequest
@@ -18,6 +19,7 @@ from ..native.libraries import load
 from ..planner.topology import Topology
 from ..types import OPS
 from .comm_groups import GroupMethods
+from .comm_neighbours import NeighbourMethods
 from .comm_p2p import MessageMethods
 
 __all__ = ["Communicator"]
@@ -39,7 +41,7 @@ class _Freed:
         raise ValueError("this communicator has been freed")
 
 
-class Communicator(MessageMethods, GroupMethods):
+class Communicator(MessageMethods, NeighbourMethods, GroupMethods):
     """Ranks that communicate. Made from an mpi4py communicator, by all its ranks together.
 
     Methods, defaults and buffer forms are mpi4py's; methods with a capital letter take buffers, the others are those
@@ -89,6 +91,7 @@ class Communicator(MessageMethods, GroupMethods):
         self._messages = Messages(self._run)
         #: Made when they are used first: messages of the package's own calls, and what those calls are.
         self._own_messages: Messages | None = None
+        self._known_edges: Neighbourhood | None = None
         self._known_partitions: Partitions | None = None
         self.rank: int = self._run.rank
         self.size: int = self._run.size
@@ -101,7 +104,7 @@ class Communicator(MessageMethods, GroupMethods):
         together = self._run.close()
         exit.forget(self)
         self._run, self._messages = cast(Runner, _Freed()), cast(Messages, _Freed())
-        self._own_messages = self._known_partitions = None
+        self._own_messages = self._known_edges = self._known_partitions = None
         mpi, self._mpi = self._mpi, _Freed()
         if together:  # else it is needed for those that come later (closing.py)
             mpi.Free()
@@ -113,6 +116,12 @@ class Communicator(MessageMethods, GroupMethods):
         return self._own_messages
 
     Disconnect = Free  # which waits for all that is under way
+
+    @property
+    def _edges(self) -> Neighbourhood:
+        if self._known_edges is None:
+            self._known_edges = Neighbourhood(self.mpi, self._own())
+        return self._known_edges
 
     @property
     def _partitions(self) -> Partitions:

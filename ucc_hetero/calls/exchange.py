@@ -91,7 +91,7 @@ class Exchange(Request):
         return int(next((state for state in states if state != 1), 1))
 
     def _ops(self) -> list[Any]:
-        return [part._op for part in self._parts if not part._ended()] or [self._op]
+        return [part._op for part in self._parts if not (part._done or part._ended())] or [self._op]
 
     def _arm(self) -> None:
         for part in self._parts:
@@ -134,7 +134,7 @@ class PersistentExchange(PersistentRequest):
         return self._active._done or self._active._ended()
 
     def _ops(self) -> list[Any]:
-        return self._active._ops()
+        return [self._op] if self._active._done else self._active._ops()
 
     def _arm(self) -> None:
         self._active._arm()

@@ -1,0 +1,92 @@
+"""The neighbourhood collectives of a communicator with a topology, with mpi4py's names and buffer forms."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any
+
+from ..calls.neighbours import Neighbourhood
+from ..calls.persistent import PersistentRequest
+from ..calls.request import Request
+
+__all__ = ["NeighbourMethods"]
+
+
+class NeighbourMethods(ABC):
+    """Calls along the edges of a grid (``Create_cart``) or graph (``Create_graph``, ``Create_dist_graph``).
+
+    A block per neighbour, in the order in which the topology lists them; of ``MPI.PROC_NULL`` nothing is received and
+    its block stays as it is. Host and device memory. Blocks are messages: a rank that calls something else, or not at
+    all, ends in an error after ``UCCH_TIMEOUT`` seconds, after which the edges can no longer be used.
+    """
+
+    @property
+    @abstractmethod
+    def _edges(self) -> Neighbourhood:
+        """The edges of this rank."""
+
+    # --- blocking -----------------------------------------------------------------------------------------------------
+
+    def Neighbor_allgather(self, sendbuf: Any, recvbuf: Any) -> None:
+        """Send one buffer to all neighbours, and receive an equal block from each."""
+        self._edges.run("neighbor_allgather", sendbuf, recvbuf)
+
+    def Neighbor_allgatherv(self, sendbuf: Any, recvbuf: Any) -> None:
+        """Send one buffer to all neighbours, and receive a block of any size from each."""
+        self._edges.run("neighbor_allgatherv", sendbuf, recvbuf)
+
+    def Neighbor_alltoall(self, sendbuf: Any, recvbuf: Any) -> None:
+        """Send an equal block to each neighbour, and receive one from each."""
+        self._edges.run("neighbor_alltoall", sendbuf, recvbuf)
+
+    def Neighbor_alltoallv(self, sendbuf: Any, recvbuf: Any) -> None:
+        """Send a block of any size to each neighbour, and receive one from each."""
+        self._edges.run("neighbor_alltoallv", sendbuf, recvbuf)
+
+    def Neighbor_alltoallw(self, sendbuf: Any, recvbuf: Any) -> None:
+        """Send a block of any size and datatype to each neighbour, and receive one from each."""
+        self._edges.run("neighbor_alltoallw", sendbuf, recvbuf)
+
+    # --- non-blocking -------------------------------------------------------------------------------------------------
+
+    def Ineighbor_allgather(self, sendbuf: Any, recvbuf: Any) -> Request:
+        """Start ``Neighbor_allgather``."""
+        return self._edges.start("neighbor_allgather", sendbuf, recvbuf)
+
+    def Ineighbor_allgatherv(self, sendbuf: Any, recvbuf: Any) -> Request:
+        """Start ``Neighbor_allgatherv``."""
+        return self._edges.start("neighbor_allgatherv", sendbuf, recvbuf)
+
+    def Ineighbor_alltoall(self, sendbuf: Any, recvbuf: Any) -> Request:
+        """Start ``Neighbor_alltoall``."""
+        return self._edges.start("neighbor_alltoall", sendbuf, recvbuf)
+
+    def Ineighbor_alltoallv(self, sendbuf: Any, recvbuf: Any) -> Request:
+        """Start ``Neighbor_alltoallv``."""
+        return self._edges.start("neighbor_alltoallv", sendbuf, recvbuf)
+
+    def Ineighbor_alltoallw(self, sendbuf: Any, recvbuf: Any) -> Request:
+        """Start ``Neighbor_alltoallw``."""
+        return self._edges.start("neighbor_alltoallw", sendbuf, recvbuf)
+
+    # --- persistent ---------------------------------------------------------------------------------------------------
+
+    def Neighbor_allgather_init(self, sendbuf: Any, recvbuf: Any, info: Any = None) -> PersistentRequest:
+        """Set up a ``Neighbor_allgather`` that can be started many times."""
+        return self._edges.persistent("neighbor_allgather", sendbuf, recvbuf)
+
+    def Neighbor_allgatherv_init(self, sendbuf: Any, recvbuf: Any, info: Any = None) -> PersistentRequest:
+        """Set up a ``Neighbor_allgatherv`` that can be started many times."""
+        return self._edges.persistent("neighbor_allgatherv", sendbuf, recvbuf)
+
+    def Neighbor_alltoall_init(self, sendbuf: Any, recvbuf: Any, info: Any = None) -> PersistentRequest:
+        """Set up a ``Neighbor_alltoall`` that can be started many times."""
+        return self._edges.persistent("neighbor_alltoall", sendbuf, recvbuf)
+
+    def Neighbor_alltoallv_init(self, sendbuf: Any, recvbuf: Any, info: Any = None) -> PersistentRequest:
+        """Set up a ``Neighbor_alltoallv`` that can be started many times."""
+        return self._edges.persistent("neighbor_alltoallv", sendbuf, recvbuf)
+
+    def Neighbor_alltoallw_init(self, sendbuf: Any, recvbuf: Any, info: Any = None) -> PersistentRequest:
+        """Set up a ``Neighbor_alltoallw`` that can be started many times."""
+        return self._edges.persistent("neighbor_alltoallw", sendbuf, recvbuf)

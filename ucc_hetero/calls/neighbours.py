@@ -1,0 +1,148 @@
+"""Neighbourhood collectives: a message along every edge of a communicator's topology."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn
+
+from ..buffers import Buffer, as_blocks, as_buffer, as_vbuffer
+from ..device import pointer_vendor
+from ..errors import CollectiveError, MismatchError
+from .contents import part_of
+from .exchange import Exchange, PersistentExchange, start_all
+from .message import Transfer
+from .p2p import Messages
+from .persistent import PersistentRequest
+from .request import Request, finished
+
+__all__ = ["Neighbourhood"]
+
+#: The least tag of messages along edges; what is below belongs to partitioned messages.
+_FIRST_TAG = 1
+
+#: The blocks of a buffer, one per edge.
+_Blocks = Sequence[Buffer]
+
+
+def _same(spec: Any, edges: int, **about: Any) -> _Blocks:
+    return [as_buffer(spec, **about)] * edges
+
+
+def _even(spec: Any, edges: int, **about: Any) -> _Blocks:
+    buffer = as_buffer(spec, blocks=edges, **about)
+    each = buffer.count // edges
+    return [part_of(buffer, i * each, each) for i in range(edges)]
+
+
+def _uneven(spec: Any, edges: int, **about: Any) -> _Blocks:
+    found = as_vbuffer(spec, edges, **about)
+    if found.blocks:
+        return found.blocks
+    return [part_of(found.buffer, *where) for where in zip(found.displs, found.counts, strict=True)]
+
+
+def _typed(spec: Any, edges: int, **about: Any) -> _Blocks:
+    return as_blocks(spec, edges, **about)
+
+
+#: call -> how its send and its receive buffer are divided among edges.
+_DIVIDED: dict[str, tuple[Callable[..., _Blocks], Callable[..., _Blocks]]] = {
+    "neighbor_allgather": (_same, _even),
+    "neighbor_allgatherv": (_same, _uneven),
+    "neighbor_alltoall": (_even, _even),
+    "neighbor_alltoallv": (_uneven, _uneven),
+    "neighbor_alltoallw": (_typed, _typed),
+}
+
+
+class Neighbourhood:
+    """The edges of one rank of a communicator with a topology, and the calls along them.
+
+    Calls are made in one order on all ranks, so that messages of an edge match by their order. Two edges between the
+    same two ranks are told apart as in MPI: on a grid by their direction, in a graph by the order in which both ends
+    list them.
+    """
+
+    def __init__(self, mpi: Any, messages: Messages) -> None:
+        from mpi4py import MPI
+
+        kind = mpi.Get_topology()
+        if kind == MPI.UNDEFINED:
+            raise ValueError(
+                f"this communicator has no topology (rank {messages.rank}): make one with Create_cart, Create_graph, "
+                "Create_dist_graph or Create_dist_graph_adjacent"
+            )
+        sources, destinations = mpi.inoutedges
+        self._messages = messages
+        grid = kind == MPI.CART
+        # What goes in the direction of a dimension's first neighbour comes from the other one's second.
+        self._into = [(source, _FIRST_TAG + (i if grid else 0)) for i, source in enumerate(sources)]
+        self._outof = [(dest, _FIRST_TAG + (i ^ 1 if grid else 0)) for i, dest in enumerate(destinations)]
+        #: Why the edges can no longer be used: messages of a call that failed may be under way.
+        self._broken = ""
+
+    def run(self, name: str, send: Any, recv: Any) -> None:
+        """A call, to its end."""
+        incoming, outgoing = self._transfers(name, send, recv)
+        try:
+            self._messages.run_all([*incoming, *outgoing])
+            self._check(name, incoming)
+        except BaseException as error:
+            self._fail(name, error)
+
+    def start(self, name: str, send: Any, recv: Any) -> Request:
+        """A call that goes on in the background."""
+        incoming, outgoing = self._transfers(name, send, recv)
+        return self._start(name, incoming, outgoing)
+
+    def persistent(self, name: str, send: Any, recv: Any) -> PersistentRequest:
+        """A call that can be started many times, with what the buffers then hold."""
+        self._transfers(name, send, recv)  # mistakes are found here
+        return PersistentExchange(lambda: self.start(name, send, recv), self._messages.runner)
+
+    def _transfers(self, name: str, send: Any, recv: Any) -> tuple[list[Transfer], list[Transfer]]:
+        """The messages of a call: those that come, and those that go."""
+        if self._broken:
+            raise CollectiveError(
+                f"rank {self._messages.rank}: the neighbours of this communicator can no longer be reached, because "
+                f"{self._broken}; make a new one"
+            )
+        outof, into = _DIVIDED[name]
+        targets = self._blocks(name, into, recv, len(self._into), "recvbuf")
+        sources = self._blocks(name, outof, send, len(self._outof), "sendbuf")
+        messages = self._messages
+        return (
+            [messages.incoming(block, *edge) for edge, block in zip(self._into, targets, strict=True)],
+            [messages.outgoing(block, *edge) for edge, block in zip(self._outof, sources, strict=True)],
+        )
+
+    def _blocks(self, name: str, divide: Callable[..., _Blocks], spec: Any, edges: int, which: str) -> _Blocks:
+        argument, writable = f"{name}: {which}", which == "recvbuf"
+        about = {"argument": argument, "rank": self._messages.rank, "pointer_vendor": pointer_vendor}
+        return divide(spec, edges, writable=writable, **about) if edges else ()
+
+    def _start(self, name: str, incoming: list[Transfer], outgoing: list[Transfer]) -> Request:
+        if not incoming and not outgoing:
+            return finished()
+        try:
+            began = start_all(self._messages, [*incoming, *outgoing])
+        except BaseException as error:
+            self._fail(name, error)
+        return Exchange(began, end=lambda: self._check(name, incoming), fail=lambda error: self._fail(name, error))
+
+    def _check(self, name: str, incoming: list[Transfer]) -> None:
+        """Compare what came with what was expected; more than that has failed already."""
+        messages = self._messages
+        for i, transfer in enumerate(incoming):
+            if transfer.peer == messages.null:
+                continue
+            nbytes = transfer.envelope()[2]
+            if nbytes != transfer.original.nbytes:
+                raise MismatchError(
+                    f"rank {messages.rank}: {name}: rank {transfer.peer}, neighbour {i}, sent {nbytes} bytes where "
+                    f"recvbuf has {transfer.original.nbytes} for it"
+                )
+
+    def _fail(self, name: str, error: BaseException) -> NoReturn:
+        self._broken = self._broken or f"{name} failed ({error or type(error).__name__})"
+        raise error
