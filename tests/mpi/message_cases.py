@@ -397,7 +397,8 @@ def case_partitions(comm: Communicator) -> None:
             data[:], into[:], status = pattern(mine * each, comm.rank, turn), -1, MPI.Status()
             PersistentRequest.Startall([incoming, outgoing, other] if turn else [outgoing, incoming, other])
             assert not each or not any(incoming.Parrived(i) for i in range(theirs))
-            assert not outgoing.Test() and not (turn and incoming.Test())
+            assert not outgoing.Test() and not incoming.Test()
+            comm.Barrier()
             if mine > 1:
                 outgoing.Pready_range(1, mine - 1)
             if mine == theirs and turn == 1:

@@ -86,7 +86,7 @@ def compare(comm: Any, name: str, send: Any, recv: Any, into: Array, blocks: lis
 
 
 def case_all_topologies(comm: Communicator) -> None:
-    """All five calls with random numbers and gaps; and MPI's own where no edges are parallel."""
+    """All five calls with random numbers and gaps; and MPI's own on grids."""
     rng = np.random.default_rng()
     for what, topo in topologies(comm):
         rows, outs, n = len(topo.inedges), len(topo.outedges), int(comm.mpi.bcast(rng.integers(1, 9)))
@@ -102,7 +102,7 @@ def case_all_topologies(comm: Communicator) -> None:
         sends = [many, ([n] * outs, [i * n * size for i in range(outs)]), types * outs]
         takes = [wide, ([n] * rows, [i * (n + 3) * size for i in range(rows)]), types * rows]
         compare(topo, "Neighbor_alltoallw", sends, takes, wide, along["Neighbor_alltoall"], what)
-        if topo.mpi.allreduce(max(Counter([*topo.inedges, -1]).values()), MPI.MAX) == 1:
+        if what.startswith("cart"):  # with parallel edges MPI's other forms differ from the blocking one in Open MPI 5
             topo.mpi.Neighbor_alltoall(many, into)
             assert all(block is None or (row == block).all() for row, block in zip(into, blocks, strict=True)), what
         topo.Free()
