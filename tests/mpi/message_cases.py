@@ -404,9 +404,9 @@ def case_partitions(comm: Communicator) -> None:
             if mine == theirs and turn == 1:
                 while not incoming.Parrived(mine - 1):
                     pass
-                assert (
-                    not incoming.Parrived(0) and (into[each:][-each:] == pattern(mine * each, left, turn)[-each:]).all()
-                )
+                assert not incoming.Parrived(0)
+                assert (into[(mine - 1) * each :] == pattern(mine * each, left, turn)[(mine - 1) * each :]).all()
+                comm.Barrier()
             outgoing.Pready_list(np.array([0]))
             Request.Waitall([outgoing, incoming, other], [MPI.Status(), status, MPI.Status()])
             assert (into == pattern(mine * each, left, turn)).all() and incoming.Parrived(0)

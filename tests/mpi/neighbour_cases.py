@@ -132,6 +132,7 @@ def case_callers_messages_are_apart(comm: Communicator) -> None:
     topo.Neighbor_allgather(np.full(4, float(topo.rank)), rows)
     assert rows[:, 0].tolist() == [(topo.rank - 1) % topo.size, (topo.rank + 1) % topo.size]
     assert not request.Test() and not topo.Iprobe()
+    topo.Barrier()
     topo.Send(np.ones(3), (topo.rank + 1) % topo.size)
     request.Wait()
     assert (into == 1).all()

@@ -192,7 +192,7 @@ class PartitionedRequest(PersistentRequest):
     def _finish_all(self, status: Any) -> None:
         self._done = True
         failure: Exception | None = None
-        for request in self._started.values():
+        for request in list(self._started.values()):
             try:
                 request.Wait()
             except Exception as error:
@@ -206,21 +206,21 @@ class PartitionedRequest(PersistentRequest):
         if not self._complete_set(wait=False):
             # Waiting says then what is missing.
             return int(0 < self._messages.timeout < time.monotonic() - (self._waited_since or time.monotonic()))
-        return int(all(r._done or r._ended() for r in self._started.values()))
+        return int(all(r._done or r._ended() for r in list(self._started.values())))
 
     def _ops(self) -> list[Any]:
         """The idle operation where some have not begun: who waits for one of many then comes back to look."""
         if not self._complete_set(wait=False):
             return [self._op]
-        return [r._op for r in self._started.values() if not (r._done or r._ended())] or [self._op]
+        return [r._op for r in list(self._started.values()) if not (r._done or r._ended())] or [self._op]
 
     def _arm(self) -> None:
         self._waited_since = self._waited_since or time.monotonic()
-        for request in self._started.values():
+        for request in list(self._started.values()):
             request._arm()
 
     def _drop(self) -> None:
-        for request in self._started.values():
+        for request in list(self._started.values()):
             request.Free()
 
 
