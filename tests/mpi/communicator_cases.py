@@ -155,7 +155,7 @@ def case_identity(comm: Communicator) -> None:
         assert (
             comm.Is_intra() and not comm.Is_inter() and repr(same) == f"<Communicator rank {comm.rank} of {comm.size}>"
         )
-        refused(AttributeError, lambda: comm.Neighbor_alltoall, "comm.mpi.Neighbor_alltoall")
+        refused(AttributeError, lambda: comm.Create_intercomm, "comm.mpi.Create_intercomm")
 
 
 def case_objects(comm: Communicator) -> None:
