@@ -46,7 +46,7 @@ ROOM = 4
 
 
 def pytest_collection_finish() -> None:
-    """Leave thousands of collected tests out of every later search for garbage: some tests ask for hundreds of these."""
+    """Leave thousands of collected tests out of every search for garbage, of which some tests ask for hundreds."""
     gc.collect()
     gc.freeze()
 
