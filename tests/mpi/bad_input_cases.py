@@ -75,7 +75,7 @@ def wrong_arguments(comm: Communicator) -> list[tuple[type[Exception], str, Call
         (ValueError, f"root {p} is not a rank", lambda: comm.Bcast(a, root=p)),
         (ValueError, "root -1", lambda: comm.Bcast(a, root=-1)),
         (ValueError, "root -2", lambda: comm.Ireduce(a, b, root=-2)),
-        (ValueError, "root", lambda: comm.Gather(a, many, root=1.5)),
+        (TypeError, "root", lambda: comm.Gather(a, many, root=1.5)),
         (ValueError, f"dest {p} on rank {me}", lambda: comm.Send(a, p)),
         (ValueError, "tag -5", lambda: comm.Isend(a, 0, -5)),
         # Operations.
