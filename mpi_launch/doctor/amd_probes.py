@@ -51,6 +51,12 @@ def _bytes(address: int, n: int) -> Any:
     return np.ctypeslib.as_array((ctypes.c_uint8 * n).from_address(address))
 
 
+def _start(pages: mmap.mmap) -> int:
+    """The address of pages that the caller holds on to."""
+    first = ctypes.c_char.from_buffer(pages)
+    return ctypes.addressof(first)
+
+
 def _random(n: int) -> Any:
     return np.random.default_rng().integers(0, 256, n, np.uint8)
 
@@ -78,7 +84,7 @@ def memory() -> Answer:
     hip = Hip()
     plain = np.zeros(MIB, np.uint8)
     fresh = mmap.mmap(-1, MIB)
-    registered = ctypes.addressof(ctypes.c_char.from_buffer(fresh))
+    registered = _start(fresh)
     hip.register(registered, MIB)
     freed = hip.alloc(4 * MIB)
     hip.call("hipFree", ctypes.c_void_p(freed))
@@ -124,7 +130,7 @@ def copies() -> Answer:
     right = bool((_bytes(back, n) == data).all())
     ways = {"host to device": (one, host), "device to host": (back, one), "device": (other, one)}
     if fresh is not None:
-        mapped = ctypes.addressof(ctypes.c_char.from_buffer(fresh))
+        mapped = _start(fresh)
         hip.register(mapped, n)
         ways |= {"shared pages to device": (one, mapped), "device to shared pages": (mapped, one)}
     rates = {name: round(_rate(hip, dst, src, n), 2) for name, (dst, src) in ways.items()}
@@ -277,7 +283,7 @@ def calls() -> Answer:
     asked: dict[str, Callable[[], object]] = {
         "allocating device memory": lambda: hip.alloc(4 * MIB),
         "pinning memory": lambda: hip.pinned(4 * MIB),
-        "registering memory": lambda: hip.register(ctypes.addressof(ctypes.c_char.from_buffer(region)), MIB),
+        "registering memory": lambda: hip.register(_start(region), MIB),
         "making a stream": hip.stream,
         "loading a kernel": lambda: hip.load(code),
         "destroying a stream": lambda: hip.call("hipStreamDestroy", ctypes.c_void_p(extra)),

@@ -62,9 +62,10 @@ def test_constants() -> None:
     assert is_in_place(MPI.IN_PLACE) and is_in_place(None)
     assert not is_in_place(MPI.BOTTOM) and not is_in_place(-1) and not is_in_place(np.zeros(1))
     spec: object
-    for spec in (MPI.BOTTOM, [MPI.BOTTOM, 4, MPI.FLOAT]):
-        with pytest.raises(TypeError, match=r"recvbuf on rank 0: MPI\.BOTTOM is not supported"):
-            recv(spec)
+    with pytest.raises(TypeError, match=r"recvbuf on rank 0"):
+        recv(MPI.BOTTOM)
+    x = np.arange(4, dtype=np.float32)
+    assert recv([MPI.BOTTOM, (4, x.ctypes.data // 4), MPI.FLOAT]).ptr == x.ctypes.data
     for spec in (MPI.IN_PLACE, [MPI.IN_PLACE, 4, MPI.FLOAT]):
         with pytest.raises(TypeError, match=r"recvbuf on rank 0: MPI\.IN_PLACE is no buffer"):
             recv(spec)
@@ -170,8 +171,8 @@ def test_columns_of_a_matrix() -> None:
     ]:
         with pytest.raises(ValueError, match=match):
             recv(spec)
-    with pytest.raises(TypeError, match="a datatype with gaps"):
-        as_vbuffer([x, [1, 0], column], 2, writable=True, argument="x", rank=0)
+    columns = as_vbuffer([x, [1, 0], column], 2, writable=True, argument="x", rank=0)
+    assert pack(columns.buffer).owner.view(np.float32).tolist() == [0, 4, 8]
     with pytest.raises(BufferError, match="ascontiguousarray"):
         recv([x[:, ::2], 1, column])
     column.Free()
@@ -193,10 +194,10 @@ def test_contiguous_types_in_vector_forms() -> None:
 
 
 def test_kinds_of_derived_types_that_are_refused() -> None:
-    for datatype in (MPI.FLOAT.Create_indexed([1, 2], [0, 3]), MPI.Datatype.Create_struct([1], [0], [MPI.INT])):
-        with pytest.raises(TypeError, match=r"derived datatypes made by (indexed|struct) are not supported"):
-            recv([bytearray(64), 1, datatype])
-        datatype.Free()
+    datatype = MPI.Datatype.Create_struct([1], [0], [MPI.INT])
+    with pytest.raises(TypeError, match=r"struct"):
+        recv([bytearray(64), 1, datatype])
+    datatype.Free()
 
 
 # --- forms: what mpi4py sends is what is found here -------------------------------------------------------------------

@@ -79,8 +79,8 @@ def test_none_with_no_count_is_an_empty_buffer() -> None:
 @pytest.mark.parametrize(
     ("spec", "error", "match"),
     [
-        (lambda x: [x, 13], ValueError, "13 entries of float32 from entry 0 .*48 bytes"),
-        (lambda x: [x, (10, 3)], ValueError, "from entry 3"),
+        (lambda x: [x, 13], ValueError, "13 entries of float32 from byte 0 .*48 bytes"),
+        (lambda x: [x, (10, 3)], ValueError, "from byte 12"),
         (lambda x: [x, (None, 13)], ValueError, "displacement 13 lies outside"),
         (lambda x: [x, -1], ValueError, "count -1 is negative"),
         (lambda x: [x, (1, -1)], ValueError, "displacement -1 is negative"),
