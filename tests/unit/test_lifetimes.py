@@ -23,8 +23,8 @@ ADDRESSES = {"ptr", "ctypes", "data_ptr", "__array_interface__", "__cuda_array_i
 ADDRESSING = {"addressof": 0, "cast": 1, "memmove": 0}
 #: What makes memory. A cast of these is an address whose memory is gone at once.
 OWNERS = {"new", "from_buffer", "gc", "empty", "zeros", "array", "ascontiguousarray", "frombuffer", "pack", "copy"}
-#: Makes memory of an address, without its owner; DLPack's structures, and memory that HIP gave the doctor's probes, have
-#: no other way in.
+#: Makes memory of an address, without its owner; DLPack's structures, and memory that HIP gave the doctor's probes,
+#: have no other way in.
 UNOWNED = "from_address"
 MAY_READ_ADDRESSES = {
     "ucc_hetero/buffers/dlpack.py",
