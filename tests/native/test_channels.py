@@ -67,7 +67,8 @@ def test_many_calls_in_many_streams(run: Callable[..., Any], layout: str, env: d
 
 
 def test_several_communicators(run: Callable[..., Any]) -> None:
-    assert run(channel_life_scripts.SEVERAL, PAIR, UCCH_WINDOW="64M", **FEW_QUEUES).stdout.count("right") == 2
+    # Threads of their own use them in any order, which devices that run out of queues do not allow (docs/gpu.md).
+    assert run(channel_life_scripts.SEVERAL, PAIR, UCCH_WINDOW="64M").stdout.count("right") == 2
 
 
 @pytest.mark.parametrize("layout", [PAIR, THREE])
