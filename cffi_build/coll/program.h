@@ -1,4 +1,4 @@
-/* What a program and its steps are: built in program.c, run in host_executor.c. */
+/* Programs and their steps: built in program.c, run in host_executor.c. */
 #ifndef UCCH_PROGRAM_H
 #define UCCH_PROGRAM_H
 

@@ -70,7 +70,7 @@ typedef struct attributes {
     char room[64];
 } attributes;
 
-/* What HIP was told when it started, as it cannot be asked. */
+/* Settings that HIP read when it started, as it cannot be asked for them. */
 static int eager, fine, command_waits;
 static int numeric; /* HIP_VERSION: major * 10^7 + minor * 10^5 + patch */
 

@@ -133,7 +133,7 @@ def _ended(status: int, err: str) -> str:
 
 
 def _job(command: Sequence[str], environ: Mapping[str, str], limit: float) -> dict[str, Any]:
-    """What ``ucch-doctor --job`` finds, on ranks that ``command`` starts."""
+    """Findings of ``ucch-doctor --job`` on ranks that ``command`` starts."""
     words = [*command, sys.executable, "-m", "ucc_hetero.launch.doctor", "--job", "--json", "--seconds", "30"]
     status, out, err = _run(words, environ, min(JOB.seconds, limit))
     with contextlib.suppress(ValueError):
@@ -148,7 +148,7 @@ def _job(command: Sequence[str], environ: Mapping[str, str], limit: float) -> di
 
 
 def jobs(options: argparse.Namespace, devices: int) -> list[list[str]]:
-    """What to start ranks by: as asked for, else on this host's devices where there are two."""
+    """Command that starts ranks: as asked for, else on this host's devices where there are two."""
     if options.job:
         return [shlex.split(each) for each in options.job]
     beside = Path(sys.executable).with_name("mpirun")
