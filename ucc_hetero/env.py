@@ -177,6 +177,14 @@ _VARIABLES = (
         "bytes",
     ),
     Variable(
+        "CHANNEL_MEMORY",
+        _window,
+        64 << 20,
+        "Most shared pinned memory of each rank for one communicator's channels, which take 16 MiB for each rank of "
+        "another island; 0: no channels.",
+        "bytes",
+    ),
+    Variable(
         "CHANNELS",
         parse_flag,
         True,

@@ -54,14 +54,15 @@ int ucch_arena_own(size_t bytes, void *handle);
 int ucch_arena_open(uint64_t key, const void *handle);
 void ucch_arena_close(uint64_t key);
 
-/* ---- ring.c: rings in windows, by which streams hand data to each other ---- */
-size_t ucch_channels_offer(int rank, int size, const int *islands, int chunks);
+/* ---- ring.c: rings in shared pinned memory (mapping.c), by which streams hand data to each other ---- */
+size_t ucch_channels_offer(int rank, int size, const int *islands, size_t room);
 ucch_channels *ucch_channels_new(int rank, int size, const int *islands, size_t far);
-size_t ucch_channels_offset(ucch_channels *channels);
-int ucch_channels_meet(ucch_channels *channels, int peer, uint64_t key, size_t offset);
+int ucch_channels_file(const ucch_channels *channels);
+int ucch_channels_meet(ucch_channels *channels, int peer, uint64_t key, int pid, int file);
 int ucch_channels_open(ucch_channels *channels);
 int ucch_channels_quiet(ucch_channels *channels);
 void ucch_channels_free(ucch_channels *channels);
+size_t ucch_channels_pinned(void);
 
 /* ---- program.c, on device memory ---- */
 int ucch_program_device(ucch_program *program, size_t pinned);

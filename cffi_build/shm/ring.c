@@ -1,6 +1,6 @@
 /* Rings of shared pinned memory between the ranks of one host, and the words by which streams pass them to each other.
  *
- * A channel is a ring in the sender's window (segment.c). The sender's stream copies a piece into it and writes how
+ * A channel is a ring in memory of the sender's (mapping.c). The sender's stream copies a piece into it and writes how
  * many there are, the receiver's stream waits for that, copies the piece out and writes how many it has taken: two
  * devices of any vendors, and no host in between. Words only grow. */
 #include "shm/ring.h"
@@ -9,7 +9,6 @@
 #include <string.h>
 
 #include "coll/fused.h"
-#include "shm/segment.h"
 
 #define LINE ((size_t)64)
 #define HEADER_GRAIN ((size_t)65536)
@@ -17,7 +16,8 @@
 /* Within an island the vendor's library does all that is long; a place takes what one kernel moves. */
 #define NEAR_RING ((size_t)2 << 20)
 #define LEAST_RING ((size_t)512 << 10)
-#define MOST_RING ((size_t)64 << 20)
+/* Two messages of 8 MiB, which go in four pieces. */
+#define MOST_RING ((size_t)16 << 20)
 
 /* At the end of a header's lines, and stay zero. */
 #define ZERO_LINES (MOST_MOVES * sizeof(uint32_t) / LINE + 1)
@@ -42,10 +42,9 @@ static size_t near_ring(size_t far) {
     return far < NEAR_RING ? far : NEAR_RING;
 }
 
-/* Bytes that rank `rank` can have for each ring between islands with so many chunks of its window; 0: none. */
-size_t ucch_channels_offer(int rank, int size, const int *islands, int chunks) {
-    size_t mates = mates_of(rank, size, islands), others = (size_t)size - 1 - mates;
-    size_t room = (size_t)chunks * UCCH_CHUNK, header = header_of(size);
+/* Bytes of each ring between islands that rank `rank` can have with `room` for all it needs; 0: none. */
+size_t ucch_channels_offer(int rank, int size, const int *islands, size_t room) {
+    size_t mates = mates_of(rank, size, islands), others = (size_t)size - 1 - mates, header = header_of(size);
     if (!others || room < header)
         return 0;
     size_t equal = (room - header) / (mates + others), far = equal; /* all alike where there is little */
@@ -55,41 +54,50 @@ size_t ucch_channels_offer(int rank, int size, const int *islands, int chunks) {
     return far < LEAST_RING ? 0 : far;
 }
 
+/* Bytes of what rank `rank` has for its words and rings. */
+static size_t part_of(int rank, int size, const int *islands, size_t far) {
+    size_t mates = mates_of(rank, size, islands), others = (size_t)size - 1 - mates;
+    return header_of(size) + mates * near_ring(far) + others * far;
+}
+
 static void forget(ucch_channels *c) {
+    for (int i = 0; c->parts && i < c->size; i++)
+        if (c->parts[i])
+            ucch_mapping_give(c->parts[i]);
+    free(c->parts);
     free(c->islands);
     free(c->out);
     free(c->in);
     free(c);
 }
 
-/* Channels of rank `rank` of `size`, with rings of `far` bytes between islands; NULL where there is no room. */
+/* Channels of rank `rank` of `size`, with rings of `far` bytes between islands; NULL where there is no memory. */
 ucch_channels *ucch_channels_new(int rank, int size, const int *islands, size_t far) {
     ucch_channels *c = calloc(1, sizeof(*c));
-    size_t bytes, mates = mates_of(rank, size, islands), others = (size_t)size - 1 - mates;
     if (!c)
         return NULL;
     c->out = calloc((size_t)size, sizeof(*c->out));
     c->in = calloc((size_t)size, sizeof(*c->in));
     c->islands = calloc((size_t)size, sizeof(int));
+    c->parts = calloc((size_t)size, sizeof(*c->parts));
     c->rank = rank;
     c->size = size;
     c->far = far;
-    bytes = header_of(size) + mates * near_ring(far) + others * far;
-    c->many = (int)((bytes + UCCH_CHUNK - 1) / UCCH_CHUNK);
-    c->first = c->out && c->in && c->islands ? ucch_window_take(c->many) : -1;
-    if (c->first < 0) {
+    int well = c->out && c->in && c->islands && c->parts;
+    if (well)
+        c->parts[rank] = ucch_mapping_new(part_of(rank, size, islands, far));
+    if (!well || !c->parts[rank]) {
         forget(c);
         return NULL;
     }
     memcpy(c->islands, islands, (size_t)size * sizeof(int));
-    c->region = (char *)ucch_window_memory(0, &bytes) + (size_t)c->first * UCCH_CHUNK;
-    memset(c->region, 0, header_of(size));
+    memset(c->parts[rank]->memory, 0, header_of(size));
     return c;
 }
 
-/* Where in its window a rank's part begins; its peers have to know. */
-size_t ucch_channels_offset(ucch_channels *c) {
-    return (size_t)c->first * UCCH_CHUNK;
+/* The file with a rank's part; its peers have to know. */
+int ucch_channels_file(const ucch_channels *c) {
+    return c->parts[c->rank]->file;
 }
 
 static ucch_word word_at(char *region, char *seen, int line) {
@@ -113,19 +121,16 @@ static ucch_channel channel_at(const ucch_channels *c, char *region, char *seen,
                           .slot = ring_of(c, owner, other) / RING};
 }
 
-/* Get to know the part of rank `peer`, at `offset` in the window of process `key`; our own too. 0, or a failure. */
-int ucch_channels_meet(ucch_channels *c, int peer, uint64_t key, size_t offset) {
-    size_t bytes;
-    char *base = ucch_window_memory(key, &bytes);
-    void *seen = NULL;
-    if (!base || offset >= bytes || ucch_bound() < 0)
-        return UCCH_FAIL_PEER;
-    int before = ucch_device_enter();
-    int status = ucch_device_fail(ucch_bound_ops()->mapped(base, &seen), "address of shared memory");
-    ucch_device_leave(before);
+/* Get to know the part of rank `peer`, a file of process `key`; our own too. 0, or a failure. */
+int ucch_channels_meet(ucch_channels *c, int peer, uint64_t key, int pid, int file) {
+    if (ucch_bound() < 0)
+        return UCCH_FAIL_DEVICE;
+    if (peer != c->rank)
+        c->parts[peer] = ucch_mapping_open(key, pid, file, part_of(peer, c->size, c->islands, c->far));
+    int status = c->parts[peer] ? ucch_mapping_pin(c->parts[peer]) : UCCH_FAIL_PEER;
     if (status)
         return status;
-    char *region = base + offset, *there = (char *)seen + offset;
+    char *region = c->parts[peer]->memory, *there = c->parts[peer]->seen;
     uint64_t *spoilt = (uint64_t *)(region + (2 * (size_t)c->size + MOST_CALLS) * LINE);
     if (peer != c->rank) {
         c->in[peer] = channel_at(c, region, there, peer, c->rank);
@@ -143,7 +148,7 @@ int ucch_channels_meet(ucch_channels *c, int peer, uint64_t key, size_t offset) 
 
 static int count_from_zero(ucch_channels *c) {
     const device_ops *ops = ucch_bound_ops();
-    const char *zeros = c->region + (2 * (size_t)c->size + MOST_CALLS + 1) * LINE;
+    const char *zeros = c->parts[c->rank]->memory + (2 * (size_t)c->size + MOST_CALLS + 1) * LINE;
     size_t bytes = MOST_MOVES * sizeof(uint32_t);
     c->arrived = ucch_pool_take(0, bytes, NULL, 1);
     if (!c->arrived)
@@ -199,7 +204,6 @@ void ucch_channels_free(ucch_channels *c) {
     ucch_pool_give(c->scratch[1]);
     for (int i = 0; i < c->noutgrown; i++)
         ucch_pool_give(c->outgrown[i]);
-    ucch_window_give(c->first, c->many);
     forget(c);
 }
 

@@ -4,7 +4,7 @@
 #ifndef UCCH_CHANNEL_H
 #define UCCH_CHANNEL_H
 
-#include "gpu/device.h"
+#include "shm/mapping.h"
 
 /* What a rank's streams do beside each other: vendors' collectives, copies to and from shared memory, all else. */
 enum { LANE_NATIVE, LANE_OUT, LANE_IN, LANE_LOCAL, QUEUE_LANES };
@@ -37,11 +37,11 @@ typedef struct ucch_ticket {
 } ucch_ticket;
 
 struct ucch_channels {
-    int rank, size, first, many; /* the chunks that it has of the window */
-    size_t far;                  /* bytes of a ring between islands */
-    uint32_t *arrived;           /* counters on the device, of one kernel at a time (fused.h) */
-    int *islands;                /* by rank */
-    char *region;
+    int rank, size;
+    size_t far;             /* bytes of a ring between islands */
+    uint32_t *arrived;      /* counters on the device, of one kernel at a time (fused.h) */
+    int *islands;           /* by rank */
+    ucch_mapping **parts;   /* by rank: what it has for its words and rings */
     ucch_channel *out, *in; /* by rank */
     ucch_word done[MOST_CALLS];
     uint64_t calls, landed, round;

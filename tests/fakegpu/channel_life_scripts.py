@@ -2,7 +2,7 @@
 
 from channel_scripts import COMMON
 
-#: Several communicators: until windows have no room for more; threads; made and freed over and over.
+#: Several communicators, each with memory of its own; threads; made and freed over and over.
 SEVERAL = (
     COMMON
     + """
@@ -28,23 +28,22 @@ def streams_of():
 
 
 with Communicator() as comm:
-    first = lib.ucch_window_room()
-    made.clear()
+    first, pinned = lib.ucch_window_room(), [lib.ucch_channels_pinned()]
     others = []
-    while not others or others[-1]._run.members.channels is not None:
+    while len(others) < 12:  # none has less than those before, and messages have what they had
         others.append(Communicator(comm))
-        assert len(others) < 60
-    rooms = comm.mpi.allgather([c._run.members.channels is None for c in others])
-    assert all(row == rooms[0] for row in rooms) and len(others) > 3, rooms
+        pinned.append(lib.ucch_channels_pinned())
+        assert lib.ucch_window_room() == first
+    assert {after - before for before, after in zip(pinned, pinned[1:])} == {pinned[0]}, pinned
+    made.clear()
     failures = []
     users = [comm, *others[:2], others[-1]]
     threads = [threading.Thread(target=work, args=(c, 100 * i, failures)) for i, c in enumerate(users)]
     [t.start() for t in threads]
     [t.join(50) for t in threads]
     assert not failures and not any(t.is_alive() for t in threads), failures
-    assert made["allreduce"] == {True, False}, made  # the last one's: it has no channels
+    assert made["allreduce"] == {True}, made
     [c.Free() for c in reversed(others)]
-    assert lib.ucch_window_room() == first, (lib.ucch_window_room(), first)
 
     # Again and again.
     made.clear()
@@ -57,10 +56,10 @@ with Communicator() as comm:
             assert (y.peek == np.sum([numbers(k, q, 70_000) for q in range(other.size)], axis=0)).all()
             for n in (10, 2000, 90_000):  # scratch grows
                 other.Allreduce(IN_PLACE, Array(n).set(1))
-        assert lib.ucch_window_room() == first
         grown.append((lib.ucch_pool_bytes(0, 0), streams_of()))
     assert made["allreduce"] == made["allgather"] == {True}
     assert grown[-1] == grown[4], grown
+    assert lib.ucch_channels_pinned() == pinned[-1], "what was given back is used again"
 print("right")
 """
 )
@@ -123,6 +122,39 @@ with Communicator() as comm:
             assert (got == np.sum([numbers(k, q, n) for q in range(p)], axis=0)).all(), (form, n)
     assert made["allreduce"] == {False}, made
     assert "queued" not in comm.plan_summary()
+print("right")
+"""
+)
+
+#: A rank whose runtime pins no more: all are told, what there is goes on, and there is a way to do without.
+PINNED_OUT = (
+    COMMON
+    + """
+from ucc_hetero.errors import DeviceError
+
+others = []
+if int(os.environ.get("OMPI_COMM_WORLD_RANK") or os.environ.get("PMI_RANK")) == 1:
+    os.environ["FAKEGPU_PINNED_MB"] = "180"
+with Communicator() as comm:
+    try:
+        while len(others) < 40:
+            others.append(Communicator(comm))
+    except DeviceError as error:
+        assert "rank 1 has no pinned memory" in str(error) and "UCCH_CHANNEL_MEMORY" in str(error), error
+    assert 0 < len(others) < 40
+    os.environ["UCCH_CHANNELS"] = "n"
+    others.append(Communicator(comm))
+    assert others[-1]._run.members.channels is None
+    n = 100_000
+    for each in (comm, *others):
+        x, y = Array(n).set(each.rank), Array(n).set(-4)
+        each.Allreduce(x, y)
+        assert (y.peek == 1).all()
+    assert made["allreduce"] == {True, False}, made
+    os.environ["UCCH_CHANNELS"] = "y"
+    others.pop(0).Free()
+    others.append(Communicator(comm))  # has what the first had
+    [each.Free() for each in others]
 print("right")
 """
 )

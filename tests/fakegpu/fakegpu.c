@@ -16,7 +16,8 @@
  * (1000). FAKEGPU_NO_FLAGS: streams cannot wait for memory. FAKEGPU_CONNECTIONS: so many queues, whatever the runtime
  * was told (0: one for every stream). FAKEGPU_ROOM_MB: how much memory of a device is said to be free (4096), whatever
  * is allocated. FAKEGPU_NO_PEERS: no process can open another one's device memory. FAKEGPU_XGMI: the devices are
- * linked. FAKEGPU_HIP: the version to be (6). FAKEGPU_UNITS, FAKEGPU_UNIT_THREADS: a device's size (60, 2048). */
+ * linked. FAKEGPU_PINNED_MB: how much memory of the host's they see at most. FAKEGPU_HIP: the version to be (6).
+ * FAKEGPU_UNITS, FAKEGPU_UNIT_THREADS: a device's size (60, 2048). */
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <pthread.h>

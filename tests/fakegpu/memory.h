@@ -89,6 +89,10 @@ static int allocate(void **address, size_t bytes, int kind) {
 
 /* Memory of the host's that the device comes to see: elsewhere, if it can be mapped twice. */
 static int see_host(void *where, size_t bytes) {
+    static size_t pinned; /* nothing is ever unpinned */
+    if ((pinned + bytes) >> 20 > (size_t)setting("FAKEGPU_PINNED_MB", 1 << 20))
+        return OUT_OF_MEMORY;
+    pinned += bytes;
     region *r = calloc(1, sizeof(*r));
     void *seen = mremap(where, 0, bytes, MREMAP_MAYMOVE), *unused;
     if (!r)

@@ -39,7 +39,7 @@ def ranks(layout: str) -> int:
     "layout, env",
     [
         (PAIR, {"FAKEGPU_CONNECTIONS": "1"}),
-        (THREE, {"UCCH_WINDOW": "24M", **FEW_QUEUES}),
+        (THREE, {"UCCH_CHANNEL_MEMORY": "6M", **FEW_QUEUES}),
         (FOUR, {"FAKEGPU_CONNECTIONS": "3"}),
     ],
     ids=["2", "3", "4"],
@@ -56,11 +56,11 @@ def test_other_data(run: Callable[..., Any], layout: str) -> None:
 @pytest.mark.parametrize(
     "layout, env",
     [
-        (PAIR, {"UCCH_WINDOW": "8M"}),
+        (PAIR, {"UCCH_CHANNEL_MEMORY": "2M"}),
         (PAIR, {**FEW_QUEUES, "FAKEGPU_CONNECTIONS": "1"}),
-        (THREE, {**FEW_QUEUES, "FAKEGPU_CONNECTIONS": "2", "UCCH_WINDOW": "24M"}),
+        (THREE, {**FEW_QUEUES, "FAKEGPU_CONNECTIONS": "2", "UCCH_CHANNEL_MEMORY": "6M"}),
     ],
-    ids=["small window", "one connection", "two connections"],
+    ids=["small rings", "one connection", "two connections"],
 )
 def test_many_calls_in_many_streams(run: Callable[..., Any], layout: str, env: dict[str, str]) -> None:
     assert run(channel_scripts.CROWD, layout, DICE="7", **env).stdout.count("right") == ranks(layout)
@@ -69,6 +69,10 @@ def test_many_calls_in_many_streams(run: Callable[..., Any], layout: str, env: d
 def test_several_communicators(run: Callable[..., Any]) -> None:
     # Threads of their own use them in any order, which devices that run out of queues do not allow (docs/gpu.md).
     assert run(channel_life_scripts.SEVERAL, PAIR, UCCH_WINDOW="64M").stdout.count("right") == 2
+
+
+def test_no_pinned_memory_is_left(run: Callable[..., Any]) -> None:
+    assert run(channel_life_scripts.PINNED_OUT, PAIR, UCCH_WINDOW="16M").stdout.count("right") == 2
 
 
 @pytest.mark.parametrize("layout", [PAIR, THREE])
@@ -116,10 +120,10 @@ def test_calls_under_way_at_the_end(run: Callable[..., Any]) -> None:
     [
         (PAIR, {"UCCH_CHANNELS": "n"}),
         (PAIR, {"FAKEGPU_NO_FLAGS": "1"}),
-        (PAIR, {"UCCH_WINDOW": "2M"}),
+        (PAIR, {"UCCH_CHANNEL_MEMORY": "0"}),
         (THREE, {"FAKEGPU_DEVICES": "1"}),  # two ranks of one vendor share it
     ],
-    ids=["unwanted", "no memory waits", "no room", "a device for two"],
+    ids=["unwanted", "no memory waits", "no memory", "a device for two"],
 )
 def test_without_channels(run: Callable[..., Any], layout: str, env: dict[str, str]) -> None:
     assert run(channel_life_scripts.WITHOUT, layout, **env).stdout.count("right") == ranks(layout)

@@ -7,12 +7,14 @@ same calls; so what decides is known to all of them.
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Sequence
 from typing import Any
 
-from .. import log
+from .. import env, log
 from ..device import DeviceRuntime, kernels
+from ..errors import DeviceError
 from ..machine.facts import Facts
 from ..native.libraries import ffi, lib
 from ..planner.topology import Topology
@@ -20,9 +22,6 @@ from ..types import DTYPES, OPS
 from .segments import Windows, key_of, may_wait
 
 __all__ = ["Channels", "join"]
-
-#: A communicator takes this part of what its ranks have left of their windows.
-_SHARE = 4
 
 
 class Channels:
@@ -55,7 +54,8 @@ def join(
 ) -> Channels | None:
     """The channels of a communicator; collective over ``mpi``, None on all ranks where they are not for all of them.
 
-    ``able`` as in :class:`Channels`, of this rank.
+    ``able`` as in :class:`Channels`, of this rank. Raises :class:`DeviceError` on all ranks where one of them has no
+    pinned memory left: calls of this communicator would be slow, and nobody would know.
     """
     if not windows.whole:
         return None
@@ -64,7 +64,7 @@ def join(
     mine = everyone[rank]
     board = mine.vendor, runtime.bus(mine.device) if runtime is not None else ""
     where = rank, size, ffi.new("int[]", list(topology.island_of))
-    room = lib.ucch_channels_offer(*where, lib.ucch_window_room() // _SHARE) if ready else 0
+    room = lib.ucch_channels_offer(*where, int(env.get("CHANNEL_MEMORY"))) if ready else 0
     # A usual kernel is made as a try: one vendor's compiler may be missing where the other's is there.
     compiles = ready and kernels.ready(lib.UCCH_COMBINE, OPS["SUM"].code, DTYPES["float32"].code, 0, insist=True)
     rooms, ables, computes, boards = zip(*mpi.allgather((int(room), able, compiles, board)), strict=True)
@@ -72,15 +72,35 @@ def join(
     if not min(rooms) or len({*boards}) < size:
         log.log("mem").info("no channels between devices: their hosts take part in calls")
         return None
-    handle = lib.ucch_channels_new(*where, min(rooms))
-    offsets = mpi.allgather(int(lib.ucch_channels_offset(handle)) if handle != ffi.NULL else -1)
-    well = min(offsets) >= 0
-    for peer, offset in enumerate(offsets):
-        well = well and lib.ucch_channels_meet(handle, peer, key_of(everyone[peer]), offset) == 0
-    well = well and lib.ucch_channels_open(handle) == 0
-    if all(mpi.allgather(bool(well))):
+    handle = _connected(mpi, everyone, where, min(rooms))
+    well = lib.ucch_channels_open(handle) == 0
+    if all(mpi.allgather(well)):
         return Channels(handle, all(ables), all(computes))
+    lib.ucch_channels_free(handle)
+    log.log("mem").info("no channels between devices: %s", _reason())
+    return None
+
+
+def _connected(mpi: Any, everyone: Sequence[Facts], where: tuple[int, int, Any], room: int) -> Any:
+    """The native side of channels with rings of ``room`` bytes, whose ranks see each other's memory; collective."""
+    handle = lib.ucch_channels_new(*where, room)
+    files = mpi.allgather((os.getpid(), int(lib.ucch_channels_file(handle)) if handle != ffi.NULL else -1))
+    failure = "" if handle != ffi.NULL else "no room for a file of shared memory"
+    if min(file for _, file in files) >= 0:
+        met = [lib.ucch_channels_meet(handle, r, key_of(everyone[r]), *file) for r, file in enumerate(files)]
+        failure = "a peer's cannot be opened" if lib.UCCH_FAIL_PEER in met else _reason() if min(met) < 0 else ""
+    failures = [(rank, text) for rank, text in enumerate(mpi.allgather(failure)) if text]
+    if not failures:
+        return handle
     if handle != ffi.NULL:
         lib.ucch_channels_free(handle)
-    log.log("mem").info("no channels between devices: %s", ffi.string(lib.ucch_device_error()).decode(errors="replace"))
-    return None
+    rank, text = failures[0]
+    raise DeviceError(
+        f"rank {rank} has no pinned memory for this communicator's channels ({text}; rank {where[0]} has pinned "
+        f"{lib.ucch_channels_pinned() >> 20} MiB for those of others): free communicators that are not needed, or set "
+        f"UCCH_CHANNEL_MEMORY lower, or UCCH_CHANNELS=n, so that hosts take part in calls"
+    )
+
+
+def _reason() -> str:
+    return str(ffi.string(lib.ucch_device_error()).decode(errors="replace"))
