@@ -107,6 +107,8 @@ def mpi_environment(mpirun: str) -> dict[str, str]:
             env |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
         # For scripts that start an mpirun of their own: Open MPI 5's and 4's spelling.
         env |= {"PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe", "OMPI_MCA_rmaps_base_oversubscribe": "1"}
+        # As many ranks as cores, and other jobs beside them: MPI's own waiting would take the cores from those waited for.
+        env |= {"OMPI_MCA_mpi_yield_when_idle": "1"}
     # Two cores and several single-threaded ranks: BLAS threads would only make the ranks wait for each other.
     return {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", **env, "PYTHONUNBUFFERED": "1"}
 
