@@ -19,7 +19,7 @@ export OMPI_MCA_rmaps_base_oversubscribe ?= 1
 # Several ranks per core: threads inside numpy would only get in each other's way.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help demo test venv ranks beside lint types unit exhaustive suites sanitize docs clean
+.PHONY: help demo test venv ranks devices processes lint types unit exhaustive suites sanitize docs clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -28,14 +28,13 @@ demo:
 	@.ci/venv demo
 	UCCH_EMULATE=nvidia:2,amd:2 .venv/bin/mpirun -np 4 $(PY) examples/train_digits.py --check
 
-# Two at a time: tests that start ranks wait a good deal of the time, and linters, type checker and tests of single
-# processes use it. What these say comes in one piece.
+# Three lanes beside each other: much of what tests of ranks and devices do is to wait. The last two say theirs in one piece.
 test: venv
-	@$(MAKE) --no-print-directory --jobs=2 ranks beside
+	@$(MAKE) --no-print-directory --jobs=3 ranks beside-devices beside-processes
 
-beside: venv
+beside-%: venv
 	@mkdir -p build
-	@$(MAKE) --no-print-directory lint types unit >build/beside.log 2>&1; status=$$?; cat build/beside.log; exit $$status
+	@$(MAKE) --no-print-directory $* >build/beside-$*.log 2>&1; status=$$?; cat build/beside-$*.log; exit $$status
 
 venv:
 	@.ci/venv test
@@ -55,12 +54,18 @@ types: venv
 	cd build/types && ../../$(PY) -m mypy --config-file ../../pyproject.toml --cache-dir ../../.mypy_cache -p ucc_hetero
 	cd build/types && MYPYPATH=. ../../$(PY) -m mypy --config-file ../../pyproject.toml --cache-dir ../../.mypy_cache tools/*.py
 
-# Tests of single processes, and those that start ranks.
+processes: lint types unit
+
+# Tests of single processes; of devices, hosts and torch; of all other ranks.
 unit: venv
 	$(PY) -m pytest tests/unit
 
+DEVICES := tests/native tests/cluster $(wildcard tests/mpi/test_torch_*.py)
+devices: venv
+	$(PY) -m pytest $(DEVICES)
+
 ranks: venv
-	$(PY) -m pytest --ignore=tests/unit
+	$(PY) -m pytest $(addprefix --ignore=,tests/unit $(DEVICES))
 
 # Every kind of call under every algorithm on every layout of ranks; hours on a laptop. SHARD=3/8: the third of eight parts.
 SHARD ?= 1/1

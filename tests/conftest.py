@@ -40,6 +40,9 @@ signal.signal(signal.SIGTERM, _terminated)
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 
+# Jobs run beside each other: MPI's own waiting would take the cores from those that are waited for.
+os.environ.setdefault("OMPI_MCA_mpi_yield_when_idle", "1")
+
 #: How many times longer than it is given a job may take before it counts as hanging: the cores may be busy with other
 #: things, and then ranks that wait for each other wait for their turns, too. Only what fails takes that long.
 ROOM = 4
@@ -107,8 +110,6 @@ def mpi_environment(mpirun: str) -> dict[str, str]:
             env |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
         # For scripts that start an mpirun of their own: Open MPI 5's and 4's spelling.
         env |= {"PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe", "OMPI_MCA_rmaps_base_oversubscribe": "1"}
-        # As many ranks as cores, and other jobs beside them: MPI's own waiting would take the cores from those waited for.
-        env |= {"OMPI_MCA_mpi_yield_when_idle": "1"}
     # Two cores and several single-threaded ranks: BLAS threads would only make the ranks wait for each other.
     return {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", **env, "PYTHONUNBUFFERED": "1"}
 
