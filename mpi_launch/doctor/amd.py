@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import ctypes
 import json
 import os
 import platform
@@ -19,19 +20,23 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from ..._version import __version__
 from ...machine import vendors
-from . import amd_probes, checks, facts
+from ..rank import PR_SET_PDEATHSIG
+from . import amd_probes
 
-__all__ = ["QUESTIONS", "Question", "ask", "jobs", "main"]
+__all__ = ["HOST", "QUESTIONS", "Question", "ask", "jobs", "main"]
 
 #: Questions' verdicts, and whether they are as good as the library needs.
 GOOD = ("yes", "absent")
+#: Verdict on a question during which the doctor was ended; no report has it.
+STOPPED = "stopped"
 #: Variables that say how HIP and its relatives behave.
 _TELLING = re.compile(r"^(HIP_|HSA_|GPU_|AMD_|ROC|CUDA_VISIBLE_DEVICES$|UCX_|UCC|NCCL_|RCCL_)")
 
@@ -74,6 +79,36 @@ QUESTIONS: tuple[Question, ...] = (
     Question("rccl", "rccl", "RCCL sums", seconds=90),
 )  # fmt: skip
 JOB = Question("job", "", "ranks of a job sum, gather and send to each other", seconds=180)
+HOST = Question("host", "host", "what the ordinary doctor says of this host", seconds=90)
+#: How often somebody looks whether the doctor is to end, in seconds.
+LOOK = 0.05
+
+Stop = Callable[[], bool]
+
+
+class _Signals:
+    """Signals that ask this process to end: they are noted, so that nothing is left half done."""
+
+    def __init__(self) -> None:
+        self.number = 0
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup has it
+                signal.signal(number, self._note)
+
+    def _note(self, number: int, frame: object) -> None:
+        self.number = self.number or number
+
+    def __call__(self) -> bool:
+        return self.number != 0
+
+    @property
+    def status(self) -> int:
+        """As a shell reports what a signal has ended; 0 where there was none."""
+        return 128 + self.number if self.number else 0
+
+
+def _never() -> bool:
+    return False
 
 
 def _said(question: Question, verdict: str, text: str, **more: Any) -> dict[str, Any]:
@@ -93,38 +128,54 @@ def _end(child: subprocess.Popen[bytes]) -> bool:
     return child.poll() is not None
 
 
-def _run(words: Sequence[str], env: Mapping[str, str], seconds: float) -> tuple[int | None, str, str]:
-    """(exit status, or None where time was up; standard output; standard error's end)."""
+def _start(words: Sequence[str], env: Mapping[str, str], out: Any, err: Any) -> subprocess.Popen[bytes]:
+    """Start a session of its own, which ends with this process however that ends."""
+    libc = ctypes.CDLL(None)
+    return subprocess.Popen(
+        words,
+        env=dict(env),
+        stdin=subprocess.DEVNULL,
+        stdout=out,
+        stderr=err,
+        start_new_session=True,
+        preexec_fn=lambda: libc.prctl(PR_SET_PDEATHSIG, signal.SIGTERM),
+    )
+
+
+def _run(words: Sequence[str], env: Mapping[str, str], seconds: float, stop: Stop) -> tuple[int | None, str, str]:
+    """(exit status, or None where time was up or ``stop`` says so; standard output; standard error's end)."""
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
-        child = subprocess.Popen(
-            words, env=dict(env), stdin=subprocess.DEVNULL, stdout=out, stderr=err, start_new_session=True
-        )
-        status: int | None = None
-        try:
-            status = child.wait(seconds)
-        except subprocess.TimeoutExpired:
-            pass
-        finally:
-            gone = _end(child)
+        until = time.monotonic() + seconds
+        child = _start(words, env, out, err)
+        while child.poll() is None and not stop() and time.monotonic() < until:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                child.wait(LOOK)
+        status = child.poll()
+        gone = _end(child)
         out.seek(0)
         err.seek(0)
         text, said = out.read().decode(errors="replace"), err.read().decode(errors="replace")[-2000:].strip()
         return status, text, said if gone else f"{said}\nprocess {child.pid} cannot be ended"
 
 
-def ask(question: Question, environ: Mapping[str, str], limit: float = 1e9) -> dict[str, Any]:
+def ask(question: Question, environ: Mapping[str, str], limit: float = 1e9, stop: Stop = _never) -> dict[str, Any]:
     """The answer to one question: what its process says, or how that ended."""
     seconds, start = min(question.seconds, limit), time.monotonic()
     words = [sys.executable, "-m", amd_probes.MODULE, question.probe]
-    status, out, err = _run(words, {**environ, **question.env}, seconds)
+    status, out, err = _run(words, {**environ, **question.env}, seconds, stop)
     took = round(time.monotonic() - start, 2)
     lines = [line for line in out.splitlines() if line.startswith(amd_probes.MARK)]
     if lines:
         found = json.loads(lines[-1][len(amd_probes.MARK) :])
         return _said(question, found.pop("verdict"), found.pop("text"), env=dict(question.env), took=took, data=found)
     if status is None:
-        return _said(question, "hung", f"no answer in {seconds:g} s", env=dict(question.env), error=err)
+        return _said(question, *_cut(seconds, stop), env=dict(question.env), error=err)
     return _said(question, "died", _ended(status, err), env=dict(question.env), took=took, error=err)
+
+
+def _cut(seconds: float, stop: Stop) -> tuple[str, str]:
+    """Verdict on a process that was ended, and why it was."""
+    return (STOPPED, "the doctor was ended meanwhile") if stop() else ("hung", f"no answer in {seconds:g} s")
 
 
 def _ended(status: int, err: str) -> str:
@@ -132,10 +183,10 @@ def _ended(status: int, err: str) -> str:
     return f"{how}: {err.splitlines()[-1]}" if err else how
 
 
-def _job(command: Sequence[str], environ: Mapping[str, str], limit: float) -> dict[str, Any]:
+def _job(command: Sequence[str], environ: Mapping[str, str], limit: float, stop: Stop) -> dict[str, Any]:
     """Findings of ``ucch-doctor --job`` on ranks that ``command`` starts."""
     words = [*command, sys.executable, "-m", "ucc_hetero.launch.doctor", "--job", "--json", "--seconds", "30"]
-    status, out, err = _run(words, environ, min(JOB.seconds, limit))
+    status, out, err = _run(words, environ, min(JOB.seconds, limit), stop)
     with contextlib.suppress(ValueError):
         found = json.loads(out[out.index("{") :])["findings"]
         bad = [each for each in found if each["level"] == "error"]
@@ -143,7 +194,7 @@ def _job(command: Sequence[str], environ: Mapping[str, str], limit: float) -> di
         text = "; ".join(f"{each['code']}: {each['text']}" for each in bad) or speed
         return _said(JOB, "no" if bad else "yes", text, command=shlex.join(command), data={"findings": found})
     if status is None:
-        return _said(JOB, "hung", f"no answer in {min(JOB.seconds, limit):g} s", command=shlex.join(command), error=err)
+        return _said(JOB, *_cut(min(JOB.seconds, limit), stop), command=shlex.join(command), error=err)
     return _said(JOB, "died", _ended(status, err), command=shlex.join(command), error=err)
 
 
@@ -156,22 +207,21 @@ def jobs(options: argparse.Namespace, devices: int) -> list[list[str]]:
     return [[program, "-np", str(min(devices, 4))]] if program and devices > 1 else []
 
 
-def _about(environ: Mapping[str, str]) -> dict[str, Any]:
+def _about(environ: Mapping[str, str], limit: float, stop: Stop) -> dict[str, Any]:
     """The host, without its name; and what the ordinary doctor says of it."""
-    here = facts.collect()
+    said = ask(HOST, environ, limit, stop)
+    failed = {"code": HOST.name, "level": "error", "text": f"{said['verdict']}: {said['text']}", "cure": ""}
     return {
         "ucc_hetero": __version__,
         "when": time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime()),
-        "kernel": here.kernel,
+        "kernel": os.uname().release,
         "python": platform.python_version(),
-        "processor": here.processor,
         "container": Path("/.dockerenv").exists() or Path("/run/.containerenv").exists(),
-        "gpus": [f"{each.pci} {each.arch} {each.memory >> 30} GiB" for each in here.usable if each.vendor == "amd"],
         "env": {name: value for name, value in sorted(environ.items()) if _TELLING.match(name)},
-        "findings": [
-            {"code": each.code, "level": each.level, "text": each.text, "cure": each.cure}
-            for each in checks.examine(here)
-        ],
+        "processor": "",
+        "gpus": [],
+        "findings": [failed],
+        **said.get("data", {}),
     }
 
 
@@ -221,38 +271,64 @@ def _chosen(parser: argparse.ArgumentParser, only: str) -> list[str]:
     return names
 
 
+def _keep(report: Mapping[str, Any], output: str) -> None:
+    """Write the report as it is now, whole or not at all."""
+    for kind, text in (("txt", _text(report)), ("json", json.dumps(report, indent=2))):
+        new = Path(f"{output}.{kind}.new")
+        new.write_text(text + "\n")
+        new.replace(f"{output}.{kind}")
+
+
+def _no_device(first: Mapping[str, Any]) -> str:
+    seen = [device for device in vendors.devices() if device.vendor == "amd"]
+    kernel = f"the kernel shows {len(seen)} AMD GPU(s) that this process may use: {', '.join(d.pci for d in seen)}"
+    return f"No AMD GPU can be asked: {first['text']}\n{kernel if seen else 'The kernel shows none, either.'}"
+
+
 def main(arguments: Sequence[str]) -> int:
-    """The command line; the exit status is 1 where there is no device or the library would rely on what is not so."""
+    """The command line; the exit status is 1 where there is no device or the library would rely on what is not so.
+
+    Whoever ends it finds a report of what has been answered by then, if anything has.
+    """
+    stop = _Signals()
     parser = _parser()
     options = parser.parse_args(arguments)
     names = _chosen(parser, options.only)
+    if not os.access(Path(options.output).parent, os.W_OK):
+        parser.error(f"--output {options.output}: no file can be written there")
     vendors.apply(environ := dict(os.environ))
-    first = ask(QUESTIONS[0], environ, options.limit)
+    first = ask(QUESTIONS[0], environ, options.limit, stop)
+    if first["verdict"] == STOPPED:
+        print(f"ended by {signal.Signals(stop.number).name} before the first answer: there is no report")
+        return stop.status
     if first["verdict"] != "yes":
-        seen = [device for device in vendors.devices() if device.vendor == "amd"]
-        kernel = f"the kernel shows {len(seen)} AMD GPU(s) that this process may use: {', '.join(d.pci for d in seen)}"
-        print(f"No AMD GPU can be asked: {first['text']}\n{kernel if seen else 'The kernel shows none, either.'}")
+        print(_no_device(first))
         return 1
-    report: dict[str, Any] = {"about": _about(environ), "answers": [first]}
-    print(_line(first), flush=True)
-    try:
-        _all(report, names, options, environ)
-    except KeyboardInterrupt:
-        print("stopped: the report has what was answered by then")
-    Path(f"{options.output}.txt").write_text(_text(report) + "\n")
-    Path(f"{options.output}.json").write_text(json.dumps(report, indent=2) + "\n")
+    report: dict[str, Any] = {"about": _about(environ, options.limit, stop), "answers": []}
+    for answer in _answers(first, names, options, environ, stop):
+        report["answers"].append(answer)
+        _keep(report, options.output)
+        print(_line(answer), flush=True)
+    ended = stop.status  # from here on nothing takes long
+    if ended:
+        print(f"ended by {signal.Signals(stop.number).name}: the report has what was answered by then")
     print(f"Please send {options.output}.txt and {options.output}.json; they do not name this host.")
-    return int(any(each["needed"] and each["verdict"] not in GOOD for each in report["answers"]))
+    bad = any(each["needed"] and each["verdict"] not in GOOD for each in report["answers"])
+    return ended or int(bad)
 
 
-def _all(report: dict[str, Any], names: list[str], options: argparse.Namespace, environ: Mapping[str, str]) -> None:
-    """Ask what was chosen, one after the other, and say each answer as it comes."""
-    answers: list[dict[str, Any]] = report["answers"]
-    for question in QUESTIONS[1:]:
-        if question.name in names:
-            answers.append(ask(question, environ, options.limit))
-            print(_line(answers[-1]), flush=True)
-    commands = jobs(options, len(answers[0]["data"]["devices"])) if JOB.name in names else []
-    for command in commands:
-        answers.append(_job(command, environ, options.limit))
-        print(_line(answers[-1]), flush=True)
+def _answers(
+    first: dict[str, Any], names: list[str], options: argparse.Namespace, environ: Mapping[str, str], stop: Stop
+) -> Iterator[dict[str, Any]]:
+    """Ask what was chosen, one after the other, until all is asked or the doctor is to end."""
+    yield first
+    asked: list[Callable[[], dict[str, Any]]] = [
+        partial(ask, question, environ, options.limit, stop) for question in QUESTIONS[1:] if question.name in names
+    ]
+    if JOB.name in names:
+        commands = jobs(options, len(first["data"]["devices"]))
+        asked += [partial(_job, command, environ, options.limit, stop) for command in commands]
+    for one in asked:
+        if stop() or (answer := one())["verdict"] == STOPPED:
+            break
+        yield answer

@@ -460,6 +460,18 @@ def rccl() -> Answer:
     return answer(YES, f"RCCL {version.value}: {count} device(s), {took * 1e3:.1f} ms for 4 MiB", version=version.value)
 
 
+def host() -> Answer:
+    """This host, without its name; and what the ordinary doctor says of it."""
+    from . import checks, facts  # which other questions do without
+
+    here = facts.collect()
+    gpus = [f"{each.pci} {each.arch} {each.memory >> 30} GiB" for each in here.usable if each.vendor == "amd"]
+    findings = [
+        {"code": each.code, "level": each.level, "text": each.text, "cure": each.cure} for each in checks.examine(here)
+    ]
+    return answer(YES, "", processor=here.processor, gpus=gpus, findings=findings)
+
+
 def found() -> Answer:
     """The runtime and its devices."""
     hip = Hip()
@@ -473,7 +485,7 @@ def found() -> Answer:
 PROBES: dict[str, Callable[[], Answer]] = {
     each.__name__: each
     for each in (
-        found, memory, copies, peers, compiler, kernel_waits, stream_waits, queues, engines, calls, depth,
+        host, found, memory, copies, peers, compiler, kernel_waits, stream_waits, queues, engines, calls, depth,
         shared_memory, rccl,
     )
 }  # fmt: skip

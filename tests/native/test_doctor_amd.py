@@ -6,6 +6,7 @@ import argparse
 import json
 import os
 import shlex
+import signal
 import subprocess
 import sys
 import time
@@ -35,7 +36,8 @@ MINE = "UCCH_TEST_DOCTOR"
 def environ_of(fakegpu: Mapping[str, Path], **more: str) -> dict[str, str]:
     path = str(fakegpu["amd"])
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("UCCH_", "HIP_", "FAKEGPU_"))}
-    mine = {"UCCH_HIP_LIB": path, "UCCH_RTC_LIB": path, "UCCH_CUDA_LIB": "none", "PROBE_BYTES": str(1 << 20)}
+    mine = {"UCCH_HIP_LIB": path, "UCCH_RTC_LIB": path, "UCCH_CUDA_LIB": "none"}
+    mine |= {"PROBE_BYTES": str(1 << 20), "PROBE_ROOM": "15"}
     return {**kept, **mine, "FAKEGPU_DEVICES": "2", "FAKEGPU_DELAY_US": "50", "FAKEGPU_XGMI": "1", **more}
 
 
@@ -62,7 +64,7 @@ UNHEALTHY: list[tuple[dict[str, str], dict[str, str]]] = [
     ({"FAKEGPU_NO_FLAGS": "1"}, {"stream-waits": "801"}),
     ({"FAKEGPU_NO_PEERS": "1"}, {"ipc": "cannot be opened"}),
     ({"UCCH_RTC_LIB": "none"}, {"compiler": "no run-time compiler", "kernel-waits": "no run-time compiler"}),
-    ({"FAKEGPU_CONNECTIONS": "4"}, {"queues": "3 streams"}),
+    ({"FAKEGPU_CONNECTIONS": "4", "PROBE_ROOM": "1"}, {"queues": "3 streams"}),
     ({"FAKEGPU_DEVICES": "0"}, {"devices": "(100)"}),
 ]
 
@@ -100,6 +102,14 @@ def processes(mark: str) -> list[str]:
     return found
 
 
+def gone(mark: str) -> bool:
+    """Whether the processes with the mark have ended, or do so in time."""
+    until = time.monotonic() + ROOM
+    while processes(mark) and time.monotonic() < until:
+        time.sleep(0.05)
+    return not processes(mark)
+
+
 def test_hangs_leave_nothing(fakegpu: dict[str, Path], tmp_path: Path) -> None:
     """A question that does not end is answered by that, and its processes are gone."""
     mark = f"{MINE}={tmp_path}"
@@ -107,10 +117,7 @@ def test_hangs_leave_nothing(fakegpu: dict[str, Path], tmp_path: Path) -> None:
     question = next(each for each in amd.QUESTIONS if each.name == "copies")
     found = amd.ask(question, environ, limit=4)
     assert found["verdict"] == "hung" and "no answer in 4 s" in found["text"]
-    until = time.monotonic() + 20
-    while processes(mark) and time.monotonic() < until:
-        time.sleep(0.05)
-    assert processes(mark) == []
+    assert gone(mark)
 
 
 def run(environ: Mapping[str, str], folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
@@ -135,6 +142,98 @@ def test_a_report(fakegpu: dict[str, Path], tmp_path: Path) -> None:
     assert os.uname().nodename not in text.replace(os.uname().release, "")
 
 
+#: The doctor in process after process, each signalled at two of its lines, the next two each time.
+#: Prints of each (exit status, questions that its report answers).
+AT_EVERY_LINE = """
+import contextlib, json, os, signal, sys, traceback
+from pathlib import Path
+from ucc_hetero.launch.doctor import amd
+
+sys.executable = sys.argv[1]
+END = 99
+
+def doctor(line):
+    seen = set()
+    def look(frame, event, arg):
+        if frame.f_code.co_filename != amd.__file__ or signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:
+            return look if frame.f_code.co_name == "main" else None
+        if event == "line" and frame.f_lineno not in seen:
+            seen.add(frame.f_lineno)
+            if len(seen) in (line, line + 1):
+                os.kill(os.getpid(), signal.SIGTERM)
+        return look
+    with open("said", "a") as said, contextlib.redirect_stdout(said):
+        sys.settrace(look)
+        status = amd.main(["--only", "copies", "--output", "r"])
+        sys.settrace(None)
+    return status if len(seen) >= line else END
+
+def ended(line):
+    child = os.fork()
+    if not child:
+        try:
+            os._exit(doctor(line))
+        except BaseException:
+            traceback.print_exc()
+            os._exit(1)
+    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    report = Path("r.json")
+    answers = [each["question"] for each in json.loads(report.read_text())["answers"]] if report.exists() else []
+    for path in Path().glob("r.*"):
+        path.unlink()
+    return status, answers
+
+found = []
+while not found or found[-1][0] != END:
+    found.append(ended(2 * len(found) + 1))
+print(json.dumps(found))
+"""
+#: Answers every question; as the second one ends the doctor and does not end itself, if it is to.
+SHELL = """#!/bin/sh
+[ "$3" = copies ] && [ -n "$ENDS" ] && kill -s "$ENDS" $PPID && exec sleep 1000
+echo 'ucch-answer {"verdict": "yes", "text": "", "devices": ["one"]}'
+"""
+
+
+@pytest.fixture
+def shell(tmp_path: Path) -> Path:
+    """What stands for the Python that answers questions."""
+    path = tmp_path / "shell"
+    path.write_text(SHELL)
+    path.chmod(0o700)
+    return path
+
+
+def test_ended_at_any_line(shell: Path, tmp_path: Path) -> None:
+    """There is a message and no traceback, and the report has what was answered; a second signal does no harm."""
+    environ = {**os.environ, MINE: str(tmp_path)}
+    command = [sys.executable, "-c", AT_EVERY_LINE, str(shell)]
+    done = subprocess.run(command, env=environ, cwd=tmp_path, capture_output=True, text=True, timeout=ROOM, check=False)
+    assert done.returncode == 0 and "Traceback" not in done.stderr, done.stderr
+    *found, _ = json.loads(done.stdout)
+    ended, everything = 128 + signal.SIGTERM, ["devices", "copies"]
+    assert all(status == ended or [status, answers] == [0, everything] for status, answers in found), found
+    assert all(answers == everything[: len(answers)] for _, answers in found), found
+    said = (tmp_path / "said").read_text()
+    assert said.count("ended by SIGTERM") == sum(status == ended for status, _ in found) > 25
+    assert said.count("before the first answer") == sum(not answers for _, answers in found) > 0
+    assert gone(f"{MINE}={tmp_path}")
+
+
+@pytest.mark.parametrize("ends", ["INT", "HUP", "KILL"])
+def test_ended_during_a_question(ends: str, shell: Path, tmp_path: Path) -> None:
+    """Its process is ended, and the report has the answers before it."""
+    program = "import sys; from ucc_hetero.launch.doctor import amd; sys.executable = sys.argv[1]"
+    program += "; sys.exit(amd.main(['--only', 'copies', '--output', 'r']))"
+    command, environ = [sys.executable, "-c", program, str(shell)], {**os.environ, "ENDS": ends, MINE: str(tmp_path)}
+    done = subprocess.run(command, env=environ, cwd=tmp_path, capture_output=True, text=True, timeout=ROOM, check=False)
+    number = signal.Signals[f"SIG{ends}"]
+    assert done.returncode == (-number if ends == "KILL" else 128 + number) and not done.stderr
+    assert (f"ended by {number.name}: the report" in done.stdout) == (ends != "KILL")
+    assert [each["question"] for each in json.loads((tmp_path / "r.json").read_text())["answers"]] == ["devices"]
+    assert gone(f"{MINE}={tmp_path}")
+
+
 def test_no_device(tmp_path: Path) -> None:
     done = run({**os.environ, "UCCH_HIP_LIB": "none", "UCCH_CUDA_LIB": "none"}, tmp_path)
     assert done.returncode == 1 and "No AMD GPU can be asked" in done.stdout and not list(tmp_path.iterdir())
@@ -150,11 +249,22 @@ def test_a_runtime_that_ends_the_process(tmp_path: Path) -> None:
 
 
 def test_questions_are_those_that_can_be_asked() -> None:
-    assert {each.probe for each in amd.QUESTIONS} == set(amd_probes.PROBES)
+    assert {each.probe for each in (*amd.QUESTIONS, amd.HOST)} == set(amd_probes.PROBES)
     names = [each.name for each in amd.QUESTIONS]
     assert len(set(names)) == len(names)
+
+
+@pytest.mark.parametrize(("words", "told"), [
+    (["--only", "quenes"], "no question is called quenes"),
+    (["--output", "/nowhere/r"], "no file can be written there"),
+])  # fmt: skip
+def test_words_that_cannot_be(
+    words: list[str], told: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(signal, "signal", lambda number, handler: None)
     with pytest.raises(SystemExit):
-        amd.main(["--only", "quenes"])
+        amd.main(words)
+    assert told in capsys.readouterr().err
 
 
 def test_commands_of_jobs() -> None:
