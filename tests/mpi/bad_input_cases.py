@@ -76,6 +76,10 @@ def wrong_arguments(comm: Communicator) -> list[tuple[type[Exception], str, Call
         (ValueError, "root -1", lambda: comm.Bcast(a, root=-1)),
         (ValueError, "root -2", lambda: comm.Ireduce(a, b, root=-2)),
         (TypeError, "root", lambda: comm.Gather(a, many, root=1.5)),
+        *[
+            (TypeError, r"root array\(\[0\]\) is not an integer", lambda call=call: call(a, root=np.array([0])))
+            for call in (comm.Bcast, comm.Ibcast, comm.Bcast_init)
+        ],
         (ValueError, f"dest {p} on rank {me}", lambda: comm.Send(a, p)),
         (ValueError, "tag -5", lambda: comm.Isend(a, 0, -5)),
         # Operations.

@@ -15,6 +15,7 @@ import numpy as np
 from mpi4py import MPI
 
 from ucc_hetero import Communicator, PersistentRequest, Request
+from ucc_hetero.calls.request import under_way
 
 try:
     import torch
@@ -197,6 +198,34 @@ def case_free(comm: Communicator) -> None:
     total = np.zeros(2000)
     comm.Allreduce(np.ones(2000), total)
     assert (total == comm.size).all()
+
+
+def case_dropped_in_cycles(comm: Communicator) -> None:
+    """A cycle of objects is collected in no order: what is under way in one must not go before its end."""
+    right, left = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
+    big, total = np.full(60_000, float(comm.rank)), np.full(50_000, -1.0)
+    requests = [
+        comm.Issend(big, right, 41),
+        comm.Irecv(early := np.full(60_000, -1.0), left, 42),
+        comm.Iallreduce(np.ones(50_000), total),
+        comm.Send_init(big, right, 43),
+        comm.Allreduce_init(np.ones(50_000), again := np.full(50_000, -1.0)),
+    ]
+    PersistentRequest.Startall(requests[3:])
+    for request in requests:
+        request.itself = request  # type: ignore[attr-defined]
+    del request, requests
+    gc.collect()
+    filler = [np.full(60_000, -7.0) for _ in range(8)]
+    comm.Send(big, right, 42)
+    for tag in (41, 43):
+        comm.Recv(into := np.zeros(60_000), left, tag)
+        assert (into == left).all()
+    comm.Barrier()
+    del filler
+    while under_way:  # the rest is seen to at the next calls
+        comm.Iprobe(left, 44)
+    assert (early == left).all() and (total == comm.size).all() and (again == comm.size).all()
 
 
 def case_freed_with_dropped_requests(comm: Communicator) -> None:

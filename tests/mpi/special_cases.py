@@ -69,6 +69,19 @@ def uneven_again(comm: Communicator) -> None:
     assert last() is None, "what is remembered of a call must not keep its memory"
 
 
+def roots(comm: Communicator) -> None:
+    """Roots are what Python takes for an index: numpy's integers, and its arrays without dimensions."""
+    last = comm.size - 1
+    for form in FORMS:
+        for root in (np.array(last), np.int16(last)):
+            data = np.full(3, float(comm.rank))
+            run(comm, form, "Bcast", data, root)
+            assert (data == last).all()
+            gathered = np.full(comm.size, -1.0)
+            run(comm, form, "Gatherv", np.full(1, float(comm.rank)), [gathered, [1] * comm.size], root)
+            assert (gathered == (np.arange(comm.size) if comm.rank == last else -1)).all()
+
+
 def blocks_of(dense: np.ndarray, counts: list[int]) -> list[np.ndarray]:
     return np.split(dense, np.cumsum(counts)[:-1])
 
@@ -238,7 +251,9 @@ def many_starts(comm: Communicator) -> None:
 
 def main() -> None:
     with Communicator() as comm:
-        for check in (uneven_again, pairs, own_operations, strided, type_per_rank, redistributed, refused, many_starts):
+        for check in (
+            uneven_again, roots, pairs, own_operations, strided, type_per_rank, redistributed, refused, many_starts,
+        ):  # fmt: skip
             check(comm)
             comm.Barrier()
         if comm.rank == 0:

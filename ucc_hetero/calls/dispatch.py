@@ -14,6 +14,7 @@ from ..engine.lowering import Program
 from ..errors import CollectiveError, DeviceError, NotSupported
 from ..native.libraries import ffi, lib
 from ..planner.select import Tuning
+from .arguments import root_of
 from .failure import failure_of, not_started
 from .mpi_fallback import Delegate, is_delegated
 from .persistent import PersistentRequest, retire
@@ -73,6 +74,8 @@ class Runner:
         stream: Any = None,
     ) -> None:
         """Run a collective to its end; with ``stream`` it starts when the stream gets there."""
+        if type(root) is not int:
+            root = root_of(name, self.size, self.rank, root)
         if stream is not None:
             self.start(name, send, recv, op, root, recvcounts, stream, host=True).Wait()
             return
@@ -153,6 +156,8 @@ class Runner:
 
         ``host``: the caller will wait for the request at once, so that the stream need not.
         """
+        if type(root) is not int:
+            root = root_of(name, self.size, self.rank, root)
         if stream is not None:
             return self.start_on(stream_handle(stream), name, send, recv, op, root, recvcounts, host=host)[0]
         self._usable()
@@ -263,6 +268,8 @@ class Runner:
         self, name: str, send: Any, recv: Any, op: Any = None, root: int = -1, recvcounts: Any = None
     ) -> PersistentRequest:
         """Set a collective up once, to be started many times."""
+        if type(root) is not int:
+            root = root_of(name, self.size, self.rank, root)
         self._usable()
         if op is not None and is_delegated(op):
             return self.delegate.request(name, send, recv, op, root, recvcounts)

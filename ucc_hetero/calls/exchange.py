@@ -48,7 +48,7 @@ class Exchange(Request):
         end: Callable[[], None] | None = None,
         fail: Callable[[BaseException], None] | None = None,
     ) -> None:
-        super().__init__(parts[0]._op, None, _never)
+        super().__init__(parts[0]._op)
         self._parts, self._has_status, self._end, self._fail = parts, has_status, end, fail
 
     def Wait(self, status: Any = None) -> bool:
@@ -107,7 +107,7 @@ class PersistentExchange(PersistentRequest):
     def __init__(self, begin: Callable[[], Request], owner: object) -> None:
         # The native engine takes an idle message for an operation that has finished.
         idle = ffi.gc(lib.ucch_message_new(), lib.ucch_message_free)
-        super().__init__(lib.ucch_message_op(idle), idle, self._launch, _never, lambda: None, owner=owner)
+        super().__init__(lib.ucch_message_op(idle), idle, self._launch, None, lambda: None, owner=owner)
         self._make, self._active = begin, finished()
 
     def _launch(self) -> int:
@@ -141,7 +141,3 @@ class PersistentExchange(PersistentRequest):
 
     def _drop(self) -> None:
         self._active.Free()
-
-
-def _never(state: int, status: Any) -> None:
-    raise AssertionError("messages together do not end as one native operation")

@@ -96,7 +96,7 @@ class _Delegated(PersistentRequest):
     ) -> None:
         # The native engine takes an idle message for an operation that has finished: waiting for many passes it by.
         idle = ffi.gc(lib.ucch_message_new(), lib.ucch_message_free)
-        super().__init__(lib.ucch_message_op(idle), idle, self._launch, _never, lambda: None)
+        super().__init__(lib.ucch_message_op(idle), idle, self._launch, None, lambda: None)
         self._parts = begin, track, fail
         self._watch: Watch | None = None
         self._request: Any = None
@@ -145,10 +145,6 @@ class _Delegated(PersistentRequest):
         """MPI goes on with the call, and :meth:`Delegate.settle` sees to its end."""
         assert self._watch is not None
         _forsaken.append(_Forsaken(self._watch, self._request, self._parts))
-
-
-def _never(state: int, status: Any) -> None:
-    raise AssertionError("a delegated call does not end in the native engine")
 
 
 class _Forsaken(NamedTuple):

@@ -125,7 +125,7 @@ class PartitionedRequest(PersistentRequest):
     def __init__(self, messages: Messages, parts: Sequence[Buffer], peer: int, tag: int) -> None:
         # The native engine takes an idle message for an operation that has finished.
         idle = ffi.gc(lib.ucch_message_new(), lib.ucch_message_free)
-        super().__init__(lib.ucch_message_op(idle), idle, self._launch, _never, lambda: None, owner=messages.runner)
+        super().__init__(lib.ucch_message_op(idle), idle, self._launch, None, lambda: None, owner=messages.runner)
         self._messages, self._parts, self._peer, self._tag = messages, parts, peer, tag
         self._nobody = peer == messages.null
         #: The messages of this start, by their number.
@@ -315,7 +315,3 @@ class _Receive(PartitionedRequest):
             )
         each = header.nbytes // size
         return [part_of(whole, i * each, each) for i in range(header.partitions)]
-
-
-def _never(state: int, status: Any) -> None:
-    raise AssertionError("partitions do not end as one native operation")

@@ -8,7 +8,7 @@ from weakref import WeakSet
 
 from ..errors import NotSupported
 from ..native.libraries import lib
-from .request import SLICE, Request, wait_op
+from .request import SLICE, Request, under_way, wait_op
 from .status import fill_empty
 
 __all__ = ["PersistentRequest", "retire"]
@@ -35,7 +35,7 @@ class PersistentRequest(Request):
         op: Any,
         keep: object,
         start: Callable[[], int],
-        finish: Callable[[int, Any], None],
+        finish: Callable[[int, Any], None] | None,
         free: Callable[[], None],
         *,
         direct: Any = None,
@@ -53,6 +53,8 @@ class PersistentRequest(Request):
         #: nothing before or after: it is tried first, and ``start`` says why when it cannot start.
         self._begin, self._free, self._direct = start, free, direct
         self._done = True
+        if self._call is not None:
+            under_way.discard(self._call)
         _standing.add(self)
 
     def __bool__(self) -> bool:
@@ -74,6 +76,8 @@ class PersistentRequest(Request):
             return
         if self._direct is None or _again(self._direct) < 0:
             self._begin()
+        if self._call is not None:
+            under_way.add(self._call)
         self._done = False
 
     def Wait(self, status: Any = None) -> bool:
@@ -89,6 +93,8 @@ class PersistentRequest(Request):
         state = _wait(self._op, SLICE)
         if state == 1 and self._direct is not None and self._streamed is None:
             self._done = True
+            if self._call is not None:
+                under_way.discard(self._call)
             if status is not None:
                 fill_empty(status)
         else:
@@ -109,7 +115,9 @@ class PersistentRequest(Request):
         self._done = True
         streamed, self._streamed, self._op = self._streamed, None, self._own
         if streamed is None:
-            self._finish(state, status)
+            assert self._call is not None, "requests made of others do not end as one native operation"
+            under_way.discard(self._call)
+            self._call.finish(state, status)
         elif streamed._done:
             fill_empty(status)
         else:
@@ -121,7 +129,7 @@ class PersistentRequest(Request):
             raise ValueError("this persistent request is still active; Wait for it before Free")
         self._free()
         self._begin, self._free, self._direct, self._in_stream = _freed, _nothing, None, None
-        self._keep = None
+        self._call = self._keep = None
 
 
 def _nothing() -> None:

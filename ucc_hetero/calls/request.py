@@ -5,14 +5,14 @@ from __future__ import annotations
 import sys
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from .. import log
 from ..errors import NotSupported
 from ..native.libraries import ffi, lib
 from .status import fill_empty
 
-__all__ = ["Request", "dropped", "finished", "reap", "wait_op", "withdraw"]
+__all__ = ["Request", "dropped", "finished", "reap", "under_way", "wait_op", "withdraw"]
 
 #: Seconds that a wait stays in C before Python looks for signals (Ctrl-C).
 SLICE = 0.05
@@ -20,17 +20,27 @@ SLICE = 0.05
 _peek = lib.ucch_peek
 
 
-class _Dropped(NamedTuple):
-    """What stays of a request that was dropped before its call had ended."""
+class _Call:
+    """A native operation, what it needs to its end, and what is to be done then."""
 
-    op: Any
-    keep: object
-    finish: Callable[[int, Any], None]
-    withdraw: Callable[[], None] | None
-    owner: object
+    __slots__ = ("finish", "keep", "op", "owner", "withdraw")
+
+    def __init__(
+        self,
+        op: Any,
+        keep: object,
+        finish: Callable[[int, Any], None],
+        withdraw: Callable[[], None] | None,
+        owner: object,
+    ) -> None:
+        self.op, self.keep, self.finish, self.withdraw, self.owner = op, keep, finish, withdraw, owner
 
 
-_dropped: deque[_Dropped] = deque()
+#: All that has begun and was not seen to end. A request only refers to its call: one that goes with a cycle of objects
+#: is collected in no order, and the native operation must not go first.
+under_way: set[_Call] = set()
+#: Those among them whose requests nobody has any more.
+_dropped: deque[_Call] = deque()
 
 
 def wait_op(op: Any) -> int:
@@ -51,6 +61,7 @@ def reap() -> None:
         if not state:
             _dropped.append(each)
             continue
+        under_way.discard(each)
         try:
             each.finish(state, None)
         except Exception as error:  # of nobody's interest, least of all of the call that comes by here
@@ -81,8 +92,8 @@ class Request:
     def __init__(
         self,
         op: Any,
-        keep: object,
-        finish: Callable[[int, Any], None],
+        keep: object = None,
+        finish: Callable[[int, Any], None] | None = None,
         *,
         timeout: float = 0.0,
         cancel: Callable[[], None] | None = None,
@@ -90,11 +101,13 @@ class Request:
     ) -> None:
         self._op: Any = op
         self._keep = keep
-        #: Called once with the final state and the status object to fill; raises the call's error.
-        self._finish = finish
+        #: ``finish`` is called with the final state and the status object to fill; it raises the call's error. None:
+        #: the request is made of others, and no native operation of its own begins.
+        self._call = None if finish is None else _Call(op, keep, finish, cancel, owner)
+        if self._call is not None:
+            under_way.add(self._call)
         #: Seconds that a wait may take; 0 where the operation was given its limit at its start.
         self._timeout = timeout
-        self._withdraw = cancel
         #: The runner of the communicator.
         self._owner = owner
         self._done = False
@@ -163,9 +176,9 @@ class Request:
         Does nothing when it is too late, nor for a send, which MPI allows. ``NotSupported`` for collectives.
         """
         if not self._done:
-            if self._withdraw is None:
+            if self._call is None or self._call.withdraw is None:
                 raise NotSupported("collectives cannot be cancelled; let them finish")
-            self._withdraw()
+            self._call.withdraw()
 
     def cancel(self) -> None:
         """:meth:`Cancel`, as mpi4py also spells it."""
@@ -188,7 +201,8 @@ class Request:
 
     def _drop(self) -> None:
         """Leave the call to :func:`reap`."""
-        _dropped.append(_Dropped(self._op, self._keep, self._finish, self._withdraw, self._owner))
+        if self._call is not None:
+            _dropped.append(self._call)
 
     def _ops(self) -> list[Any]:
         """The native operations whose ends are waited for."""
@@ -201,10 +215,10 @@ class Request:
 
     def _complete(self, state: int, status: Any) -> None:
         self._done = True
-        try:
-            self._finish(state, status)
-        finally:
-            self._keep = None
+        call, self._call, self._keep = self._call, None, None
+        assert call is not None, "requests made of others do not end as one native operation"
+        under_way.discard(call)
+        call.finish(state, status)
 
     # --- several requests ---------------------------------------------------------------------------------------------
 
@@ -343,7 +357,7 @@ class Request:
 
 def finished() -> Request:
     """The request of a call that had nothing to do."""
-    request = Request(None, None, lambda state, status: None)
+    request = Request(None)
     request._done = True
     return request
 

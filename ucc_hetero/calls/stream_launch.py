@@ -57,7 +57,7 @@ class Launched(Request):
     The arrays must stay allocated until the stream has passed the call, as for a kernel.
     """
 
-    _keep, _timeout, _withdraw = None, 0.0, None
+    _call, _keep, _timeout = None, None, 0.0
 
     def __init__(self, op: Any, about: tuple[Launches, Program, str, float], owner: object) -> None:
         # Not the base class's: who makes many such calls waits for each of these lines.
