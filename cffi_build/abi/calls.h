@@ -10,6 +10,8 @@
 #include "abi/ucp_api.h"
 
 #define UCCH_UCC_ABSENT (-2) /* UCC_ERR_NOT_IMPLEMENTED */
+/* Whether what libucp returned for a request is an error's number. */
+#define IS_STATUS(p) ((uintptr_t)(p) >= (uintptr_t)-100)
 
 typedef struct ucch_symbols {
 #define UCC_SYMBOL(ret, name, params, args, need) ret(*name) params;

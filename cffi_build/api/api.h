@@ -10,6 +10,10 @@ const char *ucch_load_error(void);
 char *ucch_describe_ucp(ucp_context_h context);
 void ucch_release(char *text);
 
+/* ---- guard.c: what libucc would cancel that is no request ---- */
+int ucch_guard_cancel(void);
+int ucch_endpoint_errors(void);
+
 /* ---- progress.c: what completes, who makes progress ---- */
 typedef struct ucch_op ucch_op;
 typedef struct ucch_context ucch_context;

@@ -8,7 +8,6 @@
 #define BYTES 8 /* ucp_dt_make_contig(1) */
 #define UCCH_TOKEN_TAG ((uint64_t)1 << UCCH_TOKEN_BIT)
 #define UCS_OK 0
-#define IS_STATUS(p) ((uintptr_t)(p) >= (uintptr_t)-100)
 
 /* A message as its caller asked for it. */
 typedef struct ucch_start {

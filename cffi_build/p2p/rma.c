@@ -4,7 +4,6 @@
 #define ATTR_DATATYPE 0x8
 #define ATTR_MEMORY_TYPE 0x40
 #define BYTES 8 /* ucp_dt_make_contig(1) */
-#define IS_STATUS(p) ((uintptr_t)(p) >= (uintptr_t)-100)
 
 /* A request that is freed at once is released by libucp when it is complete. */
 static int forget_locked(void *request) {

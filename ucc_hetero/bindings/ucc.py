@@ -17,10 +17,12 @@ import os
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from functools import cache
 from types import TracebackType
 from typing import Any
 
 from ..errors import CollectiveTimeout, LibraryError
+from ..log import log
 from ..native.libraries import ffi, lib, load
 from ..types import DType, Op
 from .oob import Exchange, forget, oob_of
@@ -56,6 +58,13 @@ def check(call: str, status: int, hint: str = "") -> int:
     if status < 0:
         raise LibraryError(call, status, status_name(status), hint)
     return status
+
+
+@cache
+def _guard() -> None:
+    """Keep libucc, which has loaded its transports now, from ending the process when an endpoint fails."""
+    if lib.ucch_guard_cancel() < 0:
+        log("init").info("a peer that dies may end this process by a signal: libucc's TL/UCP calls libucp directly")
 
 
 class _Handle(ABC):
@@ -94,6 +103,7 @@ class Lib(_Handle):
         lib.ucc_lib_config_release(config[0])
         check("ucc_init_version", status, f"see {env_prefix}_LOG_LEVEL=debug for the components")
         self.handle = handle[0]
+        _guard()
 
     def attributes(self) -> dict[str, Any]:
         """Thread mode and collective types that the loaded components support."""

@@ -45,4 +45,6 @@ def explain(error: Any, board: Board, rank: int, label: str, timeout: float) -> 
         )
     if status == lib.UCCH_FAIL_BROKEN:
         return CollectiveError(f"{where}: another call of this communicator failed while this one was under way")
-    return CollectiveError(f"{where}: {status_name(status)} in step {error.step}")
+    ended = lib.ucch_endpoint_errors()
+    lost = f"; {ended} operation(s) ended in endpoint errors, as a peer's host or process is gone" if ended else ""
+    return CollectiveError(f"{where}: {status_name(status)} in step {error.step}{lost}")

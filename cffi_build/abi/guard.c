@@ -1,0 +1,136 @@
+/* libucc's TL/UCP takes what a send or a receive returned for a request and cancels it, also where it is a status:
+ * after an endpoint's error, that of a peer which died, libucp then reads that number as an address (UCC 1.4.0). Its
+ * calls of ucp_request_cancel are led through ours, by what the dynamic linker has written into the plugin for that
+ * name. */
+#define _GNU_SOURCE
+#include <elf.h>
+#include <link.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "abi/calls.h"
+#include "api/api.h"
+
+#if defined(__x86_64__)
+#define IS_ADDRESS(type) ((type) == R_X86_64_JUMP_SLOT || (type) == R_X86_64_GLOB_DAT || (type) == R_X86_64_64)
+#elif defined(__aarch64__)
+#define IS_ADDRESS(type) ((type) == R_AARCH64_JUMP_SLOT || (type) == R_AARCH64_GLOB_DAT || (type) == R_AARCH64_ABS64)
+#else
+#define IS_ADDRESS(type) 0
+#define UNKNOWN_MACHINE
+#endif
+
+static int errors;
+
+static void cancel(ucp_worker_h worker, void *request) {
+    if (request && !IS_STATUS(request))
+        ucp_request_cancel(worker, request);
+    else
+        __atomic_add_fetch(&errors, 1, __ATOMIC_RELAXED);
+}
+
+static void free_request(void *request) {
+    if (request && !IS_STATUS(request))
+        ucp_request_free(request);
+}
+
+static void *ours(const char *name) {
+    return !strcmp(name, "ucp_request_cancel") ? (void *)cancel
+           : !strcmp(name, "ucp_request_free") ? (void *)free_request
+                                               : NULL;
+}
+
+/* Operations of libucc's in this process that were found to have ended in an endpoint's error. */
+int ucch_endpoint_errors(void) {
+    return __atomic_load_n(&errors, __ATOMIC_RELAXED);
+}
+
+/* What a loaded library says of its relocations; NULL where it has none of a kind. */
+typedef struct relocations {
+    const ElfW(Sym) * symbols;
+    const char *strings;
+    const ElfW(Rela) * list[2];
+    size_t bytes[2];
+} relocations;
+
+/* The dynamic linker may have made addresses of the offsets, or not. */
+static const void *address(const struct dl_phdr_info *info, ElfW(Addr) at) {
+    return (const void *)(at < info->dlpi_addr ? info->dlpi_addr + at : at);
+}
+
+static const ElfW(Phdr) * header_of(const struct dl_phdr_info *info, ElfW(Word) type) {
+    for (int i = 0; i < info->dlpi_phnum; i++)
+        if (info->dlpi_phdr[i].p_type == type)
+            return &info->dlpi_phdr[i];
+    return NULL;
+}
+
+static relocations relocations_of(const struct dl_phdr_info *info) {
+    relocations r = {0};
+    const ElfW(Phdr) *dynamic = header_of(info, PT_DYNAMIC);
+    const ElfW(Dyn) *d = dynamic ? (const ElfW(Dyn) *)(info->dlpi_addr + dynamic->p_vaddr) : NULL;
+    for (; d && d->d_tag != DT_NULL; d++) {
+        if (d->d_tag == DT_SYMTAB)
+            r.symbols = address(info, d->d_un.d_ptr);
+        else if (d->d_tag == DT_STRTAB)
+            r.strings = address(info, d->d_un.d_ptr);
+        else if (d->d_tag == DT_JMPREL)
+            r.list[0] = address(info, d->d_un.d_ptr);
+        else if (d->d_tag == DT_PLTRELSZ)
+            r.bytes[0] = d->d_un.d_val;
+        else if (d->d_tag == DT_RELA)
+            r.list[1] = address(info, d->d_un.d_ptr);
+        else if (d->d_tag == DT_RELASZ)
+            r.bytes[1] = d->d_un.d_val;
+    }
+    return r;
+}
+
+/* Write where the dynamic linker has, which may have closed it to writing since. */
+static int write_at(const struct dl_phdr_info *info, void **at, void *what) {
+    const ElfW(Phdr) *closed = header_of(info, PT_GNU_RELRO);
+    ElfW(Addr) from = closed ? info->dlpi_addr + closed->p_vaddr : 0, where = (ElfW(Addr))at;
+    ElfW(Addr) page = where & ~((ElfW(Addr))getpagesize() - 1);
+    int is_closed = closed && where >= from && where < from + closed->p_memsz;
+    if (is_closed && mprotect((void *)page, (size_t)getpagesize(), PROT_READ | PROT_WRITE))
+        return -1;
+    __atomic_store_n(at, what, __ATOMIC_RELEASE);
+    if (is_closed)
+        mprotect((void *)page, (size_t)getpagesize(), PROT_READ);
+    return 0;
+}
+
+/* Lead one library's calls through ours: 0, or -1 where one could not be. */
+static int lead(const struct dl_phdr_info *info) {
+    relocations r = relocations_of(info);
+    for (int k = 0; k < 2 && r.symbols && r.strings; k++)
+        for (size_t i = 0; r.list[k] && i < r.bytes[k] / sizeof(*r.list[k]); i++) {
+            const ElfW(Rela) *each = &r.list[k][i];
+            void *what = NULL;
+            if (IS_ADDRESS(ELF64_R_TYPE(each->r_info)))
+                what = ours(r.strings + r.symbols[ELF64_R_SYM(each->r_info)].st_name);
+            if (what && write_at(info, (void **)(info->dlpi_addr + each->r_offset), what))
+                return -1;
+        }
+    return 0;
+}
+
+static int visit(struct dl_phdr_info *info, size_t size, void *data) {
+    const char *slash = strrchr(info->dlpi_name, '/'), *name = slash ? slash + 1 : info->dlpi_name;
+    (void)size;
+    if (!strncmp(name, "libucc_tl_ucp", 13) && lead(info) < 0)
+        *(int *)data = -1;
+    return 0;
+}
+
+/* Lead these calls of all TL/UCP plugins that are loaded by now through ours: 0, or -1 where that is not possible. */
+int ucch_guard_cancel(void) {
+#ifdef UNKNOWN_MACHINE
+    return -1;
+#else
+    int status = 0;
+    dl_iterate_phdr(visit, &status);
+    return status;
+#endif
+}

@@ -1,0 +1,58 @@
+"""What libucc's TL/UCP would cancel and free that is no request (cffi_build/abi/guard.c), by a plugin that does so."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ucc_hetero.native.libraries import load
+
+PLUGIN = """
+void ucp_request_cancel(void *worker, void *request);
+void ucp_request_free(void *request);
+
+void give_up(void) {
+    ucp_request_cancel(0, (void *)-80L);
+    ucp_request_free((void *)-80L);
+}
+"""
+
+PROVOKE = """
+import ctypes, sys
+from ucc_hetero.native.libraries import lib, load
+
+load()
+plugin = ctypes.CDLL(sys.argv[1])
+if sys.argv[2] == "guarded":
+    assert lib.ucch_guard_cancel() == 0 == lib.ucch_guard_cancel()
+assert lib.ucch_endpoint_errors() == 0
+plugin.give_up()
+print(lib.ucch_endpoint_errors())
+"""
+
+
+@pytest.mark.parametrize("linked", ["lazy", "now"])
+def test_what_is_no_request_is_left_alone(tmp_path: Path, linked: str) -> None:
+    """Also where the dynamic linker has closed what it wrote (``now``)."""
+    compiler = shutil.which("cc") or shutil.which("gcc")
+    if compiler is None:
+        pytest.skip("no C compiler")
+    source, plugin = tmp_path / "plugin.c", tmp_path / "libucc_tl_ucp_test.so"
+    source.write_text(PLUGIN)
+    command = [compiler, "-shared", "-fPIC", f"-Wl,-z,{linked},-z,relro", "-o", str(plugin), str(source)]
+    subprocess.run([*command, load().ucx_path], check=True, timeout=600)
+
+    def provoke(how: str) -> subprocess.CompletedProcess[str]:
+        job = [sys.executable, "-c", PROVOKE, str(plugin), how]
+        env = os.environ | {"ASAN_OPTIONS": os.environ.get("ASAN_OPTIONS", "") + ":handle_segv=0"}
+        return subprocess.run(job, capture_output=True, text=True, timeout=600, env=env)
+
+    assert provoke("as it is").returncode == -signal.SIGSEGV, "libucp has learned it: the guard can go"
+    guarded = provoke("guarded")
+    assert guarded.stdout == "1\n", guarded.stderr
