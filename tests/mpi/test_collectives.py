@@ -84,6 +84,15 @@ def test_special(mpirun, ranks: int, vendors: str) -> None:
     assert f"all held on {ranks} ranks" in job.stdout
 
 
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_as_mpi_does(mpirun, ranks: int) -> None:
+    """Buffers in the ways of programs on mpi4py: the same calls by MPI and by this package."""
+    # Open MPI's tuned algorithms stand still where ranks describe the same elements by different datatypes.
+    env = {"UCCH_TIMEOUT": "100", "OMPI_MCA_coll": "basic,libnbc,self,inter"}
+    job = mpirun("tests/mpi/as_mpi_cases.py", ranks, env=env, timeout=60)
+    assert job.stdout.count("all good") == ranks
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(not FULL, reason="moves gigabytes: UCCH_TEST_FULL=1 runs it")
 def test_more_than_31_bits(mpirun) -> None:

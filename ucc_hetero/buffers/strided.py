@@ -87,7 +87,7 @@ def _elements(buffer: Buffer) -> tuple[Any, Any]:
     """An array (or its flat iterator) over a buffer's memory, and the index of its elements in that."""
     layout = buffer.layout
     if layout is not None and layout.places:
-        return _by_places(buffer, unpacked_places(layout.places))
+        return _by_places(buffer, unpacked_places(layout.places)[layout.first :][: buffer.count])
     view = view_of(buffer)
     if layout is None or buffer.count == view.size:
         return view, ...

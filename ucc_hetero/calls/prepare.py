@@ -77,7 +77,8 @@ class Prepared:
             self.send = self._address(bound.send, receives=False)
         if bound.recv is not None:
             # Also filled beforehand: in place it holds the input, and gaps between segments keep their contents.
-            self.recv = self._address(bound.recv, receives=True)
+            # The root of a bcast may have it in memory that cannot be written to.
+            self.recv = self._address(bound.recv, receives=not bound.recv.readonly)
         for copy, original, _ in bound.parts:
             copy_elements(original, copy)
 

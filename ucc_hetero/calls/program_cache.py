@@ -169,7 +169,8 @@ class Uneven:
 
     def keep(self, known: Known, prepared: Prepared, send: Any, recv: Any) -> None:
         """Remember a call that has run, if it can be run again by its addresses alone."""
-        if known.key is None or not prepared.steady or not only_addresses(prepared, send, recv, self._in_place):
+        simple = prepared.steady and only_addresses(prepared, send, recv, self._in_place)
+        if known.key is None or not simple or not self._from_start(prepared, send, recv):
             prepared.give_back()
             return
         old, exchange = self._entries.pop(known.key, None), prepared.exchange
@@ -185,6 +186,12 @@ class Uneven:
     def clear(self) -> None:
         """Forget everything."""
         self._entries.clear()
+
+    def _from_start(self, prepared: Prepared, send: Any, recv: Any) -> bool:
+        """Whether what is moved begins where the arrays do, and not at a displacement (``[array, (count, displ)]``)."""
+        sides = (prepared.bound.send, send), (prepared.bound.recv, recv)
+        arrays = [(buffer, self._spec(spec)[1]) for buffer, spec in sides if buffer is not None]
+        return all(array is None or buffer.ptr == array.ctypes.data for buffer, array in arrays)
 
     def _key(
         self, name: str, send: Any, recv: Any, op: Any, root: int, recvcounts: Any
