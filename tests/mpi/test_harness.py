@@ -54,12 +54,14 @@ def test_failure_of_a_rank_fails_the_test(mpirun) -> None:
     assert mpirun("raise SystemExit(3)", check=False).returncode != 0
 
 
-def test_hanging_job_is_killed_with_its_output_kept(mpirun, tmp_path: Path) -> None:
-    start = time.monotonic()
-    with pytest.raises(pytest.fail.Exception, match="(?s)killed after 4 s.*rank 0 is here"):
-        mpirun(HANG, 3, timeout=1)
-    assert time.monotonic() - start < 100
-    assert not processes_of(tmp_path)
+def test_hanging_job_is_killed_with_its_output_kept(mpirun, tmp_path: Path, room: int) -> None:
+    for limit in (1, 5, 25):  # a busy machine takes its time to start ranks
+        with pytest.raises(pytest.fail.Exception, match=f"killed after {limit * room} s") as killed:
+            mpirun(HANG, 3, timeout=limit)
+        assert not processes_of(tmp_path)
+        if "rank 0 is here" in str(killed.value):
+            return
+    pytest.fail(str(killed.value))
 
 
 def test_terminated_run_leaves_no_ranks(tmp_path: Path) -> None:
