@@ -128,7 +128,7 @@ def _choices(topology: Topology, collective: str, nbytes: int, *, every: bool) -
     if not every:
         return [None]
     fragments = max(choice.fragments for choice in candidates(topology, collective, nbytes))
-    whole = ("flat", "tree", "doubling", "ordered")
+    whole = {name for name in algorithms.names(collective) if algorithms.find(collective, name).most is algorithms.once}
     return [Choice(name, 1 if name in whole else fragments) for name in algorithms.names(collective)]
 
 

@@ -59,6 +59,11 @@ def test_training_notices_a_wrong_result(mpirun) -> None:
     assert "difference from a single process" in job.stdout
 
 
+def test_own_algorithm(mpirun) -> None:
+    job = mpirun("examples/own_algorithm.py", 3, env={"UCCH_EMULATE": "nvidia:2,amd:1"})
+    assert "right" in job.stdout and "by_rank_0 (default)" in job.stdout
+
+
 @pytest.mark.parametrize("page", ["README.md", "docs/quickstart.md"])
 def test_code_of_the_documentation(mpirun, page: str) -> None:
     for code in re.findall(r"^```python\n(.*?)^```", (ROOT / page).read_text(), re.M | re.S):

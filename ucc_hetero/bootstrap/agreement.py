@@ -97,6 +97,7 @@ _MUST_AGREE = {
     "package": "install the same ucc-hetero on every host",
     "ucc": "UCC contexts of different versions hang: use the same libucc everywhere (UCCH_UCC_LIB names one)",
     "byteorder": "ranks of different byte order cannot exchange numbers",
+    "algorithms": "register the same algorithms on every rank, before its first communicator",
     "settings": "export the same values on every rank (mpirun -x NAME=value), or unset them",
 }
 

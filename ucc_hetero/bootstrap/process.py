@@ -17,6 +17,7 @@ from ..machine import vendors
 from ..machine.discover import HostIdentity, cores, host_identity, link_speed
 from ..machine.facts import Facts
 from ..native.libraries import lib, load
+from ..planner.algorithms import added
 from ..planner.topology import Topology, emulated_vendors
 from ..trace import record
 from ..transport.paths import crowded_hosts
@@ -66,6 +67,7 @@ class Process:
             device_memory=MEMORY_NAMES[runtime.memory_type] if (runtime := runtime_of(place.vendor)) else "",
             link_speed=env.get("LINK_SPEED") or link_speed(),
             group=env.get("GROUP"),
+            algorithms=" ".join(added()),
         )
 
     def endpoint(self, facts: Facts) -> ucx.Endpoint:

@@ -17,6 +17,7 @@ from ..engine.lowering import Program, Route, lower
 from ..engine.placement import Lowering
 from ..errors import CollectiveError, MismatchError, NotSupported
 from ..native.libraries import ffi, lib
+from ..planner.algorithms import Role, with_role
 from ..planner.collectives import ROWS, Call, elements
 from ..planner.select import Choice, Tuning, choose, make_plan, reason
 from ..types import DTYPES, OPS, DType, Op, Reduction, reduction
@@ -216,8 +217,9 @@ class Preparation:
 
     def _build(self, what: Lowering, bound: Bound, op: Op | None, label: str, now: bool) -> Program:
         call, members = what.call, self.members
-        choice, why = self._without_counts(what), "counts unknown"
-        if not bound.local:
+        if bound.local:
+            choice, why = self._without_counts(what), "counts unknown"
+        else:
             tuning = members.tuning if what.memory is not None else self._on_host
             about = members.topology, call.collective, elements(call) * what.dtype.itemsize, op, tuning
             choice, why = choose(*about), reason(*about)
@@ -254,8 +256,8 @@ class Preparation:
         In one island of devices the vendor's library, which needs its own counts only; else a message per block.
         """
         if self.members.topology.flat and what.memory is not None:
-            return Choice("flat")
-        return Choice("straight", 1, self.members.tuning.path)
+            return Choice(with_role(what.call.collective, Role.ONE_STEP))
+        return Choice(with_role(what.call.collective, Role.UNCOUNTED), 1, self.members.tuning.path)
 
     def _reduction(
         self, name: str, dtype: DType | None, op: Any, on_device: bool

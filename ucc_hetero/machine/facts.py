@@ -33,3 +33,5 @@ class Facts:
     group: str = ""
     #: UCX's transports of the rank (``tcp``, ``rc_mlx5``, ``cuda_ipc``, ...), sorted.
     transports: tuple[str, ...] = ()
+    #: Algorithms that the program has added, as ``collective@name``, joined by spaces.
+    algorithms: str = ""

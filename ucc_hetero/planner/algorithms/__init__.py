@@ -7,6 +7,7 @@ from ucc_hetero.planner.algorithms import (
     alltoall_tree,
     barrier,
     bcast,
+    fitness,
     flat,
     gather,
     ordered,
@@ -19,13 +20,29 @@ from ucc_hetero.planner.algorithms import (
     straight,
 )
 from ucc_hetero.planner.algorithms.expand import spell
-from ucc_hetero.planner.algorithms.registry import Algorithm, Piece, Scratch, Stages, algorithm, find, names
+from ucc_hetero.planner.algorithms.registry import (
+    Algorithm,
+    Case,
+    Piece,
+    Role,
+    Scratch,
+    Stages,
+    added,
+    algorithm,
+    find,
+    names,
+    once,
+    with_role,
+)
 
 __all__ = [
     "Algorithm",
+    "Case",
     "Piece",
+    "Role",
     "Scratch",
     "Stages",
+    "added",
     "algorithm",
     "allgather",
     "allreduce",
@@ -34,9 +51,11 @@ __all__ = [
     "barrier",
     "bcast",
     "find",
+    "fitness",
     "flat",
     "gather",
     "names",
+    "once",
     "ordered",
     "rails",
     "reduce",
@@ -46,4 +65,5 @@ __all__ = [
     "scatter",
     "spell",
     "straight",
+    "with_role",
 ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ucc_hetero.planner.algorithms import fitness
 from ucc_hetero.planner.algorithms.blocks import Item, crossings, everything
 from ucc_hetero.planner.algorithms.division import (
     alike,
@@ -37,7 +38,7 @@ __all__ = ["Down"]
 _BOTH = ("allgather", "allgatherv")
 
 
-@algorithm(_BOTH, "tree")
+@algorithm(_BOTH, "tree", suits=fitness.tree_of_blocks)
 def tree(topology: Topology, call: Call, piece: Piece) -> Stages:
     """Gather to a leader in each island, allgather between the leaders, broadcast in each island.
 
@@ -67,7 +68,7 @@ def tree(topology: Topology, call: Call, piece: Piece) -> Stages:
     return stages(*up, *reversed(down))
 
 
-@algorithm(_BOTH, "split_rail")
+@algorithm(_BOTH, "split_rail", suits=fitness.rails, most=fitness.overlapped)
 def split_rail(topology: Topology, call: Call, piece: Piece) -> Stages:
     """Each island's blocks cross to every other island, spread over its ranks, and are allgathered there.
 

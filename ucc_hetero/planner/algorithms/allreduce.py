@@ -6,6 +6,7 @@ an allreduce of two operands is that (a + b is b + a), between more it is a redu
 
 from __future__ import annotations
 
+from ucc_hetero.planner.algorithms import fitness
 from ucc_hetero.planner.algorithms.levels import Nest, levels, teams
 from ucc_hetero.planner.algorithms.parts import Dense, link, only, region, stages, without
 from ucc_hetero.planner.algorithms.registry import Piece, Stages, algorithm
@@ -16,7 +17,7 @@ from ucc_hetero.planner.topology import Topology
 __all__: list[str] = []
 
 
-@algorithm("allreduce", "tree")
+@algorithm("allreduce", "tree", suits=fitness.tree)
 def tree(topology: Topology, call: Call, piece: Piece) -> Stages:
     """Reduce to a leader in each group, level by level, exchange between the last leaders, broadcast all the way back.
 
@@ -45,7 +46,7 @@ def tree(topology: Topology, call: Call, piece: Piece) -> Stages:
     return stages(*up, *reversed(down))
 
 
-@algorithm("allreduce", "split_rail")
+@algorithm("allreduce", "split_rail", suits=fitness.rails, most=fitness.overlapped)
 def split_rail(topology: Topology, call: Call, piece: Piece) -> Stages:
     """Reduce-scatter in each island, reduce across on every rail, allgather in each island; so on every level.
 

@@ -6,15 +6,20 @@ from collections.abc import Sequence
 from functools import partial
 from typing import NamedTuple
 
+from ucc_hetero.planner.algorithms import fitness
 from ucc_hetero.planner.algorithms.division import merge
 from ucc_hetero.planner.algorithms.parts import Aside, copy, each, message, region, stages
-from ucc_hetero.planner.algorithms.registry import Piece, Stages, algorithm
+from ucc_hetero.planner.algorithms.registry import Case, Piece, Stages, algorithm
 from ucc_hetero.planner.collectives import Block, Call, Shape
 from ucc_hetero.planner.plan import Blocks, Operand, Region, Step, regions
 from ucc_hetero.planner.topology import Island, Topology
 
-__all__ = ["regular"]
+__all__ = ["suits"]
 
+#: Messages that leave an island from which on short ones are bundled.
+MANY_MESSAGES = 64
+#: Messages up to which irregular islands send bundles.
+MOST_ALLTOALL = 2048
 
 #: From here on regular islands exchange their bundles by an alltoall on each rail: a step for many messages.
 MOST_MESSAGES = 1024
@@ -36,7 +41,24 @@ class _Bundle(NamedTuple):
         return out
 
 
-@algorithm(("alltoall", "alltoallv"), "split_rail")
+def suits(case: Case, level: int) -> int:
+    """``level`` for what sends bundles between islands; never where that would be too many messages, each a step."""
+    topology = case.topology
+    many = topology.size * (len(topology.islands) - 1) > MOST_ALLTOALL
+    return 0 if many and (case.collective == "alltoallv" or not regular(topology)) else level
+
+
+def _suits(case: Case) -> int:
+    """Rails are the better the fewer and the longer the messages are: others had better go through leaders.
+
+    ``nbytes`` is what all ranks send to one.
+    """
+    most = max(island.size for island in case.topology.islands)
+    bundled = most * (len(case.topology.islands) - 1) >= MANY_MESSAGES and case.nbytes * most <= fitness.LATENCY_LIMIT
+    return suits(case, fitness.rails(case) if bundled else fitness.BEST)
+
+
+@algorithm(("alltoall", "alltoallv"), "split_rail", suits=_suits, most=fitness.overlapped)
 def split_rail(topology: Topology, call: Call, piece: Piece) -> Stages:
     """Each rank sends all that an island wants from it to one rank there in one message, which hands it out.
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import accumulate
 
+from ucc_hetero.planner.algorithms import fitness
+from ucc_hetero.planner.algorithms.alltoall import suits
 from ucc_hetero.planner.algorithms.division import merge
 from ucc_hetero.planner.algorithms.parts import Aside, copy, only, region, stages, step
 from ucc_hetero.planner.algorithms.registry import Piece, Stages, algorithm
@@ -88,7 +90,7 @@ class _Leader:
         return out
 
 
-@algorithm(("alltoall", "alltoallv"), "tree")
+@algorithm(("alltoall", "alltoallv"), "tree", suits=lambda case: suits(case, fitness.tree(case)))
 def tree(topology: Topology, call: Call, piece: Piece) -> Stages:
     """Gather to a leader in each island, one alltoall between the leaders, scatter in each island.
 

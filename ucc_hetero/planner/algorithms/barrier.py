@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ucc_hetero.planner.algorithms import fitness
 from ucc_hetero.planner.algorithms.levels import teams
 from ucc_hetero.planner.algorithms.parts import stages
 from ucc_hetero.planner.algorithms.registry import Piece, Stages, algorithm
@@ -12,7 +13,7 @@ from ucc_hetero.planner.topology import Topology
 __all__: list[str] = []
 
 
-@algorithm("barrier", "tree")
+@algorithm("barrier", "tree", suits=fitness.tree)
 def tree(topology: Topology, call: Call, piece: Piece) -> Stages:
     """A barrier in each island, one between the leaders, and one in each island again: 3 stages, no data.
 

@@ -6,8 +6,9 @@ which knows nothing of islands: with several, much of the data crosses the bridg
 
 from __future__ import annotations
 
+from ucc_hetero.planner.algorithms import fitness
 from ucc_hetero.planner.algorithms.parts import copy, each, region, stages, step
-from ucc_hetero.planner.algorithms.registry import Piece, Stages, algorithm
+from ucc_hetero.planner.algorithms.registry import Piece, Role, Stages, algorithm
 from ucc_hetero.planner.collectives import ROWS, Block, Call, Shape
 from ucc_hetero.planner.plan import Blocks, Operand, Region
 from ucc_hetero.planner.topology import Topology
@@ -102,7 +103,9 @@ _KINDS = {
 }
 
 
-@algorithm(tuple(name for name, row in ROWS.items() if row.ucc >= 0), "flat")
+@algorithm(
+    tuple(name for name, row in ROWS.items() if row.ucc >= 0), "flat", suits=fitness.in_one_step, role=Role.ONE_STEP
+)
 def flat(topology: Topology, call: Call, piece: Piece) -> Stages:
     """One step over all ranks; the library decides how."""
     if call.ranks == 1:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ucc_hetero.planner.algorithms import fitness
 from ucc_hetero.planner.algorithms.division import group_blocks, merge
 from ucc_hetero.planner.algorithms.parts import Aside, copy, each, message, only, region, shifted, stages
 from ucc_hetero.planner.algorithms.registry import Piece, Stages, algorithm
@@ -30,7 +31,7 @@ def _home(topology: Topology, call: Call, shape: Shape, piece: Piece) -> list[St
     return [Step("gather", island.ranks, "native", src, only(i, island.size, each("recv", blocks)), i)]
 
 
-@algorithm(_BOTH, "tree")
+@algorithm(_BOTH, "tree", suits=fitness.tree)
 def tree(topology: Topology, call: Call, piece: Piece) -> Stages:
     """Gather to a leader in each island, one message from each leader to the root, which puts the blocks in place.
 
@@ -74,7 +75,7 @@ def _pack(island: Island, blocks: list[Block], total: int, shape: Shape, piece: 
     return ([Step("gather", island.ranks, "native", src, to, 0)] if piece.wants(island.ranks) else []), held
 
 
-@algorithm(_BOTH, "split_rail")
+@algorithm(_BOTH, "split_rail", suits=fitness.rails)
 def split_rail(topology: Topology, call: Call, piece: Piece) -> Stages:
     """Gather inside the root's island, while every other rank sends its block straight to the root.
 

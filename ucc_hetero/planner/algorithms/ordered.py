@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from ucc_hetero.planner.algorithms.bcast import fan_out
 from ucc_hetero.planner.algorithms.parts import Aside, copy, message, only, region, shifted, stages, step
-from ucc_hetero.planner.algorithms.registry import Piece, Stages, algorithm
+from ucc_hetero.planner.algorithms.registry import Piece, Role, Stages, algorithm
 from ucc_hetero.planner.collectives import Block, Call, Shape
 from ucc_hetero.planner.plan import Region, Step
 from ucc_hetero.planner.topology import Topology
@@ -43,7 +43,7 @@ def _to_first(topology: Topology, at: Block, held: dict[int, Region], piece: Pie
     return stages(*out)
 
 
-@algorithm("reduce", "ordered")
+@algorithm("reduce", "ordered", role=Role.ORDERED, candidate=False)
 def reduce(topology: Topology, call: Call, piece: Piece) -> Stages:
     """To rank 0 in the order of the ranks, then one message to the root."""
     at = piece.vector(call)
@@ -55,7 +55,7 @@ def reduce(topology: Topology, call: Call, piece: Piece) -> Stages:
     return _to_first(topology, at, held, piece) + stages(last)
 
 
-@algorithm("allreduce", "ordered")
+@algorithm("allreduce", "ordered", role=Role.ORDERED, candidate=False)
 def allreduce(topology: Topology, call: Call, piece: Piece) -> Stages:
     """To rank 0 in the order of the ranks, then to everybody, crossing to each island once."""
     at = piece.vector(call)
@@ -66,7 +66,7 @@ def allreduce(topology: Topology, call: Call, piece: Piece) -> Stages:
     return _to_first(topology, at, held, piece) + fan_out(topology, 0, recv, recv, piece)
 
 
-@algorithm(("reduce_scatter_block", "reduce_scatter"), "ordered")
+@algorithm(("reduce_scatter_block", "reduce_scatter"), "ordered", role=Role.ORDERED, candidate=False)
 def reduce_scatter(topology: Topology, call: Call, piece: Piece) -> Stages:
     """The whole vector to rank 0 in the order of the ranks, then scattered; done in the first fragment."""
     shape = Shape(call)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
+from ucc_hetero.planner.algorithms import fitness
 from ucc_hetero.planner.algorithms.division import Segment, owned_blocks
 from ucc_hetero.planner.algorithms.levels import Nest, chain, levels, teams
 from ucc_hetero.planner.algorithms.parts import Window, each, link, only, region, stages, step
@@ -15,7 +16,7 @@ from ucc_hetero.planner.topology import Group, Topology
 __all__: list[str] = []
 
 
-@algorithm("reduce", "tree")
+@algorithm("reduce", "tree", suits=fitness.tree)
 def tree(topology: Topology, call: Call, piece: Piece) -> Stages:
     """Reduce to a leader in each island, the root in its own, then to the root over the bridge.
 
@@ -63,7 +64,7 @@ class _Held:
         return self.windows[rank](block)
 
 
-@algorithm("reduce", "split_rail")
+@algorithm("reduce", "split_rail", suits=fitness.rails, most=fitness.overlapped)
 def split_rail(topology: Topology, call: Call, piece: Piece) -> Stages:
     """Reduce-scatter in each island, reduce over every rail to the root's island, gather to the root inside it.
 

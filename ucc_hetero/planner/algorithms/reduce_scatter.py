@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import NamedTuple
 
+from ucc_hetero.planner.algorithms import fitness
 from ucc_hetero.planner.algorithms.blocks import Item, crossings, everything
 from ucc_hetero.planner.algorithms.division import (
     alike,
@@ -38,7 +39,7 @@ __all__ = ["Up"]
 _BOTH = ("reduce_scatter_block", "reduce_scatter")
 
 
-@algorithm(_BOTH, "tree")
+@algorithm(_BOTH, "tree", suits=fitness.tree_of_blocks)
 def tree(topology: Topology, call: Call, piece: Piece) -> Stages:
     """Reduce to a leader in each island, reduce-scatter between the leaders, scatter in each island.
 
@@ -110,7 +111,7 @@ def _own(shape: Shape) -> Place:
     return shifted("recv", lambda rank: shape.own(rank).offset)
 
 
-@algorithm(_BOTH, "split_rail")
+@algorithm(_BOTH, "split_rail", suits=fitness.rails, most=fitness.overlapped)
 def split_rail(topology: Topology, call: Call, piece: Piece) -> Stages:
     """The blocks of each island are reduce-scattered in every island, then reduced over rails to their ranks.
 

@@ -1,15 +1,20 @@
-"""The table of algorithms, and the slice of a call that one fragment carries."""
+"""The table of algorithms with their properties, and the slice of a call that one fragment carries."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Sequence
+from dataclasses import dataclass
+from enum import Enum
 from typing import Any, NamedTuple, TypeVar
 
 from ucc_hetero.planner.collectives import Block, Call
 from ucc_hetero.planner.plan import Operand, Region, Step
 from ucc_hetero.planner.topology import Topology
 
-__all__ = ["GRAIN", "Algorithm", "Piece", "Scratch", "Stage", "Stages", "algorithm", "cut_at", "find", "names"]
+__all__ = [
+    *("GRAIN", "Algorithm", "Case", "Piece", "Role", "Scratch", "Stage", "Stages", "added", "algorithm", "cut_at"),
+    *("find", "names", "never", "once", "with_role"),
+]
 
 
 class Stage(NamedTuple):
@@ -101,20 +106,83 @@ class Piece:
         return self.cut(Block(0, call.counts[0]))
 
 
+class Case(NamedTuple):
+    """A kind of call as the choice of its algorithm sees it: everything in it is equal on all ranks.
+
+    ``nbytes`` is ``collectives.elements(call)`` times the element's size; ``path`` is ``direct``, ``staged`` or
+    ``window``; ``plain``: all data lies in plain host memory; ``queued``: such calls are queued in streams whole.
+    """
+
+    topology: Topology
+    collective: str
+    nbytes: int
+    path: str = "direct"
+    plain: bool = False
+    queued: bool = False
+
+
+class Role(Enum):
+    """What an algorithm alone can do, so that it is run where nothing else will do."""
+
+    USUAL = "nothing"
+    ONE_STEP = "any ranks in one step, also one rank alone"
+    ORDERED = "combines operands in the order of the ranks"
+    UNCOUNTED = "needs the counts of the calling rank only"
+
+
 #: (topology, call, piece) -> the stages of one fragment.
-Algorithm = Callable[[Topology, Call, Piece], Stages]
+Planned = Callable[[Topology, Call, Piece], Stages]
+
+
+def never(case: Case) -> int:
+    """Run only where it is asked for: in rules, or for what its role says."""
+    return 0
+
+
+def once(case: Case) -> int:
+    """In one fragment: nothing in it overlaps."""
+    return 1
+
+
+@dataclass(frozen=True, slots=True)
+class Algorithm:
+    """A function that plans calls, and when to use it.
+
+    ``suits``: how well it suits a case; of a collective's algorithms the one with the highest number runs, of equals
+    the one registered first (`fitness` has the levels). ``most``: into how many fragments it cuts a case at most.
+    ``candidate``: whether measurements and the cost model try it.
+    """
+
+    plan: Planned
+    suits: Callable[[Case], int] = never
+    most: Callable[[Case], int] = once
+    role: Role = Role.USUAL
+    candidate: bool = True
+
 
 _TABLE: dict[tuple[str, str], Algorithm] = {}
 
 
-def algorithm(collectives: str | tuple[str, ...], name: str) -> Callable[[Algorithm], Algorithm]:
-    """Register a function as algorithm ``name`` of one or several collectives."""
+def algorithm(
+    collectives: str | Sequence[str],
+    name: str,
+    *,
+    suits: Callable[[Case], int] = never,
+    most: Callable[[Case], int] = once,
+    role: Role = Role.USUAL,
+    candidate: bool = True,
+) -> Callable[[Planned], Planned]:
+    """Register a function as algorithm ``name`` of one or several collectives; the rest as in `Algorithm`.
 
-    def register(function: Algorithm) -> Algorithm:
+    Every rank of a job registers the same ones before its first communicator, which compares them.
+    ``ValueError`` for a name that is taken.
+    """
+
+    def register(function: Planned) -> Planned:
         for collective in (collectives,) if isinstance(collectives, str) else collectives:
             if (collective, name) in _TABLE:
                 raise ValueError(f"{collective} has an algorithm {name!r} already")
-            _TABLE[collective, name] = function
+            _TABLE[collective, name] = Algorithm(function, suits, most, role, candidate)
         return function
 
     return register
@@ -131,3 +199,17 @@ def find(collective: str, name: str) -> Algorithm:
         return _TABLE[collective, name]
     except KeyError:
         raise ValueError(f"{collective} has no algorithm {name!r}; it has {', '.join(names(collective))}") from None
+
+
+def added() -> tuple[str, ...]:
+    """``collective@name`` of every algorithm that is none of the package's own."""
+    ours = __name__.partition(".")[0] + "."
+    return tuple(sorted(f"{of}@{name}" for (of, name), a in _TABLE.items() if not a.plan.__module__.startswith(ours)))
+
+
+def with_role(collective: str, role: Role) -> str:
+    """The name of the algorithm of a collective that has a role other than the usual; ``ValueError`` without one."""
+    for name in names(collective):
+        if _TABLE[collective, name].role is role:
+            return name
+    raise ValueError(f"no algorithm of {collective} {role.value}")

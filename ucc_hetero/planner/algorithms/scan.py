@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 
 from ucc_hetero.planner.algorithms.parts import Aside, copy, message, region, stages
-from ucc_hetero.planner.algorithms.registry import Piece, Stages, algorithm
+from ucc_hetero.planner.algorithms.registry import Piece, Role, Stages, algorithm
 from ucc_hetero.planner.collectives import Call
 from ucc_hetero.planner.plan import Region, Step
 from ucc_hetero.planner.topology import Topology
@@ -73,7 +73,7 @@ class _Doubling:
         return [i for i in (own, own + distance) if distance <= i < n]
 
 
-@algorithm("scan", "flat")
+@algorithm("scan", "flat", role=Role.ONE_STEP)
 def scan(topology: Topology, call: Call, piece: Piece) -> Stages:
     """Recursive doubling over all ranks: 2 log2(P) + 1 stages, at most log2(P) vectors sent by each rank."""
     at = piece.vector(call)
@@ -83,7 +83,7 @@ def scan(topology: Topology, call: Call, piece: Piece) -> Stages:
     return _Doubling(range(call.ranks), lambda i: send, region("recv", at), piece).stages(topology)
 
 
-@algorithm("exscan", "flat")
+@algorithm("exscan", "flat", role=Role.ONE_STEP)
 def exscan(topology: Topology, call: Call, piece: Piece) -> Stages:
     """Every rank's vector moves to the next rank, then a scan without rank 0: one message more than scan."""
     at = piece.vector(call)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ucc_hetero.planner.algorithms import fitness
 from ucc_hetero.planner.algorithms.division import group_blocks, merge
 from ucc_hetero.planner.algorithms.parts import Aside, copy, each, message, only, region, shifted, stages
 from ucc_hetero.planner.algorithms.registry import Piece, Stages, algorithm
@@ -30,7 +31,7 @@ def _home(topology: Topology, call: Call, shape: Shape, piece: Piece) -> list[St
     return [Step("scatter", island.ranks, "native", only(i, island.size, each("send", blocks)), dst, i)]
 
 
-@algorithm(_BOTH, "tree")
+@algorithm(_BOTH, "tree", suits=fitness.tree)
 def tree(topology: Topology, call: Call, piece: Piece) -> Stages:
     """One message from the root to a leader of each island, which scatters it inside.
 
@@ -75,7 +76,7 @@ def _unpack(island: Island, blocks: list[Block], total: int, shape: Shape, piece
     return [Step("scatter", island.ranks, "native", only(0, island.size, each("tmp", places)), dst, 0)], held
 
 
-@algorithm(_BOTH, "split_rail")
+@algorithm(_BOTH, "split_rail", suits=fitness.rails)
 def split_rail(topology: Topology, call: Call, piece: Piece) -> Stages:
     """Scatter inside the root's island, while the root sends every other rank its block straight.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ucc_hetero.planner.algorithms.parts import copy, message, region, stages
-from ucc_hetero.planner.algorithms.registry import Piece, Stages, algorithm
+from ucc_hetero.planner.algorithms.registry import Piece, Role, Stages, algorithm
 from ucc_hetero.planner.collectives import Block, Call, Shape
 from ucc_hetero.planner.plan import Region, Step
 from ucc_hetero.planner.topology import Topology
@@ -22,7 +22,7 @@ def _pairs(call: Call) -> list[tuple[int, int]]:
     return [(rank, call.root) if call.collective == "gatherv" else (call.root, rank) for rank in others]
 
 
-@algorithm(("gatherv", "scatterv", "alltoallv"), "straight")
+@algorithm(("gatherv", "scatterv", "alltoallv"), "straight", role=Role.UNCOUNTED, candidate=False)
 def straight(topology: Topology, call: Call, piece: Piece) -> Stages:
     """Every block goes straight from the rank that has it to the rank that wants it.
 

@@ -1,0 +1,63 @@
+"""An algorithm of one's own: an allreduce in two stages, reduced to rank 0 and broadcast from it.
+
+    mpirun -np 4 python examples/own_algorithm.py
+    python examples/own_algorithm.py --plan
+
+It is registered before the first communicator, on every rank, and runs where it says that it suits a call best, or
+where a rule asks for it (UCCH_TUNE=allreduce:@by_rank_0). docs/extending.md explains each part.
+"""
+
+from __future__ import annotations
+
+import argparse
+
+import numpy as np
+
+from ucc_hetero import Communicator
+from ucc_hetero.planner.algorithms import Case, Piece, Stages, algorithm, fitness
+from ucc_hetero.planner.algorithms.parts import only, region, stages, step, without
+from ucc_hetero.planner.collectives import Call
+from ucc_hetero.planner.topology import Topology
+
+LIMIT = 256  # bytes
+
+
+def suits(case: Case) -> int:
+    """Very short calls: better than all that the package has."""
+    return fitness.ALONE + 1 if case.nbytes <= LIMIT else 0
+
+
+@algorithm("allreduce", "by_rank_0", suits=suits)
+def by_rank_0(topology: Topology, call: Call, piece: Piece) -> Stages:
+    """Reduce to rank 0, broadcast from it: two steps over all ranks, one after the other."""
+    at, n = piece.vector(call), call.ranks
+    if not at.count:
+        return ()
+    everybody, send, recv = range(n), region("send", at), region("recv", at)
+    reduce = step(topology, "reduce", everybody, (send,) * n, only(0, n, recv), 0)
+    bcast = step(topology, "bcast", everybody, only(0, n, recv), without(0, n, recv), 0)
+    return stages([reduce], [bcast])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(
+        "--plan", action="store_true", help="show a plan of it for 2 + 2 ranks, without running anything"
+    )
+    if parser.parse_args().plan:
+        from ucc_hetero.planner.select import Choice, choose, make_plan
+
+        topology = Topology.group(["nvidia", "nvidia", "amd", "amd"], [0, 0, 1, 1])
+        plan = make_plan(topology, Call("allreduce", 4, (8,)), Choice("by_rank_0"))
+        print(*(step for fragment in plan.fragments for stage in fragment.stages for step in stage), sep="\n")
+        print("chosen for 8 bytes:", choose(topology, "allreduce", 8).algorithm)
+        return
+    with Communicator() as comm:
+        comm.Allreduce(np.full(8, float(comm.rank)), total := np.empty(8))
+        assert (total == sum(range(comm.size))).all()
+        if comm.rank == 0:
+            print(f"sum over {comm.size} ranks: right\n{comm.plan_summary()}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,90 @@
+"""docs/extending.md and its example: an algorithm added in one file is proved, chosen, forced and agreed upon."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from plan_cases import topologies
+from test_agreement import FACTS
+
+from ucc_hetero import AgreementError
+from ucc_hetero.bootstrap.agreement import judge
+from ucc_hetero.planner import algorithms
+from ucc_hetero.planner.algorithms import registry
+from ucc_hetero.planner.collectives import ROWS, Call
+from ucc_hetero.planner.select import Choice, Tuning, candidates, choose, make_plan
+from ucc_hetero.planner.topology import Topology
+from ucc_hetero.planner.validate import validate
+
+ROOT = Path(__file__).parents[2]
+EXAMPLE = ROOT / "examples" / "own_algorithm.py"
+TWO = Topology.group(["nvidia"] * 2 + ["amd"] * 2, [0, 0, 1, 1])
+
+
+@pytest.fixture(scope="module")
+def own() -> Iterator[ModuleType]:
+    """The example, registered for the tests of this module only."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(registry, "_TABLE", dict(registry._TABLE))
+        spec = importlib.util.spec_from_file_location("own_algorithm", EXAMPLE)
+        assert spec and spec.loader
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        yield module
+
+
+def test_the_package_adds_none() -> None:
+    assert registry.added() == ()
+
+
+@given(topologies(), st.integers(0, 300), st.booleans())
+def test_its_plans_are_right(own: ModuleType, topology: Topology, count: int, in_place: bool) -> None:
+    call = Call("allreduce", topology.size, (count,))
+    validate(make_plan.__wrapped__(topology, call, Choice("by_rank_0")), topology, call, in_place)
+
+
+def test_it_runs_where_it_says(own: ModuleType) -> None:
+    topology = replace(TWO)  # choices are kept by topology and tuning
+    tune = Tuning()
+    assert choose(topology, "allreduce", own.LIMIT, None, tune) == Choice("by_rank_0")
+    assert choose(topology, "allreduce", own.LIMIT + 1, None, tune).algorithm != "by_rank_0"
+    assert choose(topology, "bcast", 8, None, tune).algorithm != "by_rank_0"
+    assert Choice("by_rank_0") in candidates(topology, "allreduce", 8)
+    forced = Tuning.parse("allreduce:@by_rank_0:1m-inf")
+    assert choose(topology, "allreduce", 1 << 20, None, forced).algorithm == "by_rank_0"
+
+
+def test_ranks_must_add_the_same(own: ModuleType) -> None:
+    assert registry.added() == ("allreduce@by_rank_0",)
+    mine = replace(FACTS, algorithms=" ".join(registry.added()))
+    with pytest.raises(AgreementError, match="(?s)algorithms.*allreduce@by_rank_0.*register the same"):
+        judge([mine, FACTS])
+
+
+def test_every_collective_has_one_algorithm_for_each_role() -> None:
+    for collective in ROWS:
+        roles = [algorithms.find(collective, name).role for name in algorithms.names(collective)]
+        assert roles.count(algorithms.Role.ONE_STEP) == 1, collective
+        assert roles.count(algorithms.Role.ORDERED) <= 1 and roles.count(algorithms.Role.UNCOUNTED) <= 1, collective
+    with pytest.raises(ValueError, match="no algorithm of bcast combines operands in the order of the ranks"):
+        algorithms.with_role("bcast", algorithms.Role.ORDERED)
+
+
+def test_the_choice_knows_no_names() -> None:
+    text = (ROOT / "ucc_hetero" / "planner" / "select.py").read_text()
+    known = {name for collective in ROWS for name in algorithms.names(collective)} - {"direct"}  # also a path
+    assert not [name for name in known if re.search(rf'"{name}"', text)]
+
+
+def test_the_page_shows_the_example() -> None:
+    page, source = (ROOT / "docs" / "extending.md").read_text(), EXAMPLE.read_text()
+    (shown,) = re.findall(r"^```python\n(.*?)^```", page, re.M | re.S)
+    assert shown in source
