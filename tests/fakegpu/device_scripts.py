@@ -2,6 +2,8 @@
 
 #: Environment of ranks whose streams share a few queues and copy engines, as HIP's do, and wait for what has begun.
 FEW_QUEUES = {"UCCH_HOLD": "n", "FAKEGPU_CONNECTIONS": "4", "HSA_ENABLE_SDMA": "1"}
+#: Of ranks that hold streams until other streams have gone on, in any order: every stream has a queue of its own.
+OWN_QUEUES = {"FAKEGPU_CONNECTIONS": "0"}
 
 
 COLLECTIVES = """

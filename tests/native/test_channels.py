@@ -13,7 +13,7 @@ import channel_failure_scripts
 import channel_life_scripts
 import channel_scripts
 import pytest
-from device_scripts import FEW_QUEUES
+from device_scripts import FEW_QUEUES, OWN_QUEUES
 
 pytestmark = pytest.mark.mpi
 
@@ -68,7 +68,8 @@ def test_many_calls_in_many_streams(run: Callable[..., Any], layout: str, env: d
 
 def test_several_communicators(run: Callable[..., Any]) -> None:
     # Threads of their own use them in any order, which devices that run out of queues do not allow (docs/gpu.md).
-    assert run(channel_life_scripts.SEVERAL, PAIR, UCCH_WINDOW="64M").stdout.count("right") == 2
+    env = {"UCCH_WINDOW": "64M", **OWN_QUEUES}
+    assert run(channel_life_scripts.SEVERAL, PAIR, **env).stdout.count("right") == 2
 
 
 def test_no_pinned_memory_is_left(run: Callable[..., Any]) -> None:
@@ -118,10 +119,10 @@ def test_calls_under_way_at_the_end(run: Callable[..., Any]) -> None:
 @pytest.mark.parametrize(
     "layout, env",
     [
-        (PAIR, {"UCCH_CHANNELS": "n"}),
+        (PAIR, {"UCCH_CHANNELS": "n", **OWN_QUEUES}),  # a stream is held until hosts have copied in others
         (PAIR, {"FAKEGPU_NO_FLAGS": "1"}),
-        (PAIR, {"UCCH_CHANNEL_MEMORY": "0"}),
-        (THREE, {"FAKEGPU_DEVICES": "1"}),  # two ranks of one vendor share it
+        (PAIR, {"UCCH_CHANNEL_MEMORY": "0", **FEW_QUEUES}),
+        (THREE, {"FAKEGPU_DEVICES": "1", **FEW_QUEUES}),  # two ranks of one vendor share it
     ],
     ids=["unwanted", "no memory waits", "no memory", "a device for two"],
 )

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import window_scripts
-from device_scripts import FEW_QUEUES
+from device_scripts import FEW_QUEUES, OWN_QUEUES
 
 from ucc_hetero import device
 from ucc_hetero.device import DeviceRuntime, hip
@@ -124,7 +124,15 @@ rank = int(os.environ.get("OMPI_COMM_WORLD_RANK") or os.environ.get("PMI_RANK") 
 os.environ["HIP_VISIBLE_DEVICES"] = os.environ.get("VISIBLE", "0,1;0,1").split(";")[rank]
 from arrays import Array, runtime
 from ucc_hetero import Communicator
+from ucc_hetero.device import kernels
 
+gone, made, compile = [], [], kernels._Compiler.compile
+
+class Image(bytes):
+    def __del__(self):
+        gone.append(bytes(self))
+
+kernels._Compiler.compile = lambda *args: made.append(1) or Image(compile(*args))
 Communicator._arenas = True
 with Communicator() as comm:
     other = 1 - comm.rank
@@ -133,6 +141,7 @@ with Communicator() as comm:
         x, y = Array(100_000).set(10 * k + comm.rank), Array(100_000).set(-1)
         comm.Sendrecv(x, other, 1, y, other, 1)
         assert (y.peek == 10 * k + other).all(), (k, y.peek[:3])
+    assert (made or os.environ["NEAR"] == "n") and not gone, "HIP reads a kernel where its image is"
 print("right")
 """
 
@@ -198,7 +207,7 @@ print("right")
     [
         ("amd:2", "n", {**FEW_QUEUES, "UCCH_HOLD": "auto"}),
         ("nvidia:2", "n", FEW_QUEUES),
-        ("amd:2", "y", {"GPU_STREAMOPS_CP_WAIT": "1"}),
+        ("amd:2", "y", {"GPU_STREAMOPS_CP_WAIT": "1", **OWN_QUEUES}),
     ],
     ids=["as HIP comes", "as the user says", "queues enough"],
 )

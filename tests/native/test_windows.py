@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import queued_scripts
 import window_scripts
-from device_scripts import FEW_QUEUES
+from device_scripts import FEW_QUEUES, OWN_QUEUES
 
 pytestmark = pytest.mark.mpi
 
@@ -39,6 +39,7 @@ def test_messages_start_in_streams(fakes: Callable[..., Any], layout: str, arena
     """By windows, by pinned memory, by libucp alone, and by arenas."""
     ranks = sum(int(part[-1]) for part in layout.split(","))
     env = {"UCCH_STAGING": "auto" if ranks == 2 else "staged", "UCCH_ARENA": arena, "FAKEGPU_DELAY_US": "50"}
+    env |= OWN_QUEUES  # it holds streams until hosts have received what others were to carry
     assert fakes(window_scripts.STREAMS, layout, **env).stdout.count("right") == ranks
 
 
@@ -46,6 +47,7 @@ def test_messages_start_in_streams(fakes: Callable[..., Any], layout: str, arena
 def test_streams_do_all_of_a_message(fakes: Callable[..., Any], layout: str, window: str) -> None:
     ranks = sum(int(part[-1]) for part in layout.split(","))
     env = {"UCCH_STAGING": "staged", "UCCH_WINDOW": window, "UCCH_ARENA": window, "FAKEGPU_DELAY_US": "50"}
+    env |= OWN_QUEUES  # it holds a sender's stream until others have gone on, and lets one run into its time
     result = fakes(queued_scripts.QUEUED, layout, **env)
     assert result.stdout.count("right") == ranks
 
@@ -54,6 +56,7 @@ def test_streams_do_all_of_a_message(fakes: Callable[..., Any], layout: str, win
 def test_streams_wait_for_what_is_not_sent_yet(fakes: Callable[..., Any], layout: str, window: str) -> None:
     ranks = sum(int(part[-1]) for part in layout.split(","))
     env = {"UCCH_STAGING": "staged", "UCCH_WINDOW": window, "UCCH_ARENA": window, "FAKEGPU_DELAY_US": "50"}
+    env |= OWN_QUEUES  # ten streams wait for what is sent in any order (test_hip.py has the same with HIP's queues)
     assert fakes(queued_scripts.EARLY, layout, **env).stdout.count("right") == ranks
 
 
@@ -128,6 +131,7 @@ def test_a_sender_that_dies(
 ) -> None:
     recover = ["--enable-recovery"] if flavour >= ("openmpi", 5) and flavour[0] == "openmpi" else []
     env = {"UCCH_STAGING": "staged", "UCCH_TIMEOUT": "200", "FAKEGPU_DELAY_US": "20000"}
+    env |= OWN_QUEUES  # the dying sender's stream is held, and so would be what shared its queue
     mpi = {"check": False, "mpi_args": recover}
     result = fakes(script, layout, mpi=mpi, **env)
     if not recover and "PeerError" not in result.stdout:
