@@ -229,8 +229,7 @@ int hipMemGetInfo(size_t *room, size_t *all) {
     return memory_left(room, all);
 }
 int hipHostMalloc(void **where, size_t bytes, unsigned flags) {
-    (void)flags;
-    return allocate(where, bytes, PINNED_MEMORY);
+    return flags == 3 ? allocate(where, bytes, PINNED_MEMORY) : INVALID_VALUE; /* portable and mapped, and no others */
 }
 int hipHostRegister(void *where, size_t bytes, unsigned flags) {
     return where && bytes && flags == 3 ? see_host(where, bytes) : INVALID_VALUE;
@@ -252,31 +251,28 @@ int hipMemcpyAsync(void *dst, const void *src, size_t bytes, int kind, void *s) 
     return kind == 4 ? copy_async(dst, src, bytes, s) : INVALID_VALUE;
 }
 int hipStreamCreateWithFlags(void **s, unsigned flags) {
-    (void)flags;
-    return make_stream((stream **)s);
+    return flags > 1 ? INVALID_VALUE : make_stream((stream **)s);
 }
 int hipStreamDestroy(void *s) {
     return end_stream(s);
 }
 int hipStreamWaitEvent(void *s, void *e, unsigned flags) {
-    (void)flags;
-    return wait_event(s, e);
+    return flags ? INVALID_VALUE : wait_event(s, e);
 }
 int hipStreamSynchronize(void *s) {
     return synchronize(s);
 }
 int hipStreamWaitValue32(void *s, void *word, uint32_t value, unsigned flags, uint32_t mask) {
-    (void)flags;
-    return mask == ~(uint32_t)0 ? flag_work(s, word, value, HOLD) : INVALID_VALUE;
+    return flags == 0 && mask == ~(uint32_t)0 ? flag_work(s, word, value, HOLD)
+                                              : INVALID_VALUE; /* the rest is unused */
 }
 int hipStreamWriteValue32(void *s, void *word, uint32_t value, unsigned flags) {
     (void)flags;
     return flag_work(s, word, value, WRITE);
 }
 int hipEventCreateWithFlags(void **e, unsigned flags) {
-    (void)flags;
-    *e = calloc(1, sizeof(event));
-    return *e ? OK : OUT_OF_MEMORY;
+    *e = flags & ~2u ? NULL : calloc(1, sizeof(event)); /* without times, or with them */
+    return *e ? OK : flags & ~2u ? INVALID_VALUE : OUT_OF_MEMORY;
 }
 int hipEventDestroy(void *e) {
     (void)e;
