@@ -47,7 +47,10 @@ int ucch_kernel_add(int kind, int op, int dtype, int to, const void *image);
 int ucch_window_own(uint64_t key, size_t *bytes);
 int ucch_window_open(uint64_t key, int pid, int file, size_t bytes);
 int ucch_windows_pin(int with_chunks);
+
+/* ---- room.c: what is left of windows ---- */
 int ucch_window_room(void);
+int ucch_messages_by_hosts(uint64_t key);
 
 /* ---- arena.c: device memory that processes of one vendor open ---- */
 int ucch_arena_own(size_t bytes, void *handle);

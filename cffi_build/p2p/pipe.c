@@ -67,9 +67,18 @@ void ucch_transfer_free(ucch_transfer *t) {
     for (int i = 0; t && i < SLOTS; i++)
         if (t->event[i] && ucch_bound() >= 0)
             ucch_bound_ops()->event_free(t->event[i]);
-    if (t)
+    if (t) {
         ucch_slip_drop(t);
+        ucch_transfer_over_locked(t);
+    }
     free(t);
+}
+
+/* A message that was left to hosts has ended, for us at least. */
+void ucch_transfer_over_locked(ucch_transfer *t) {
+    if (t->by_hosts)
+        ucch_hosts_note(-1);
+    t->by_hosts = 0;
 }
 
 /* Pieces so long that several are under way. */

@@ -43,6 +43,7 @@ struct ucch_transfer {
     uint64_t sender;
     uint32_t where;
     int first, many, left, ours; /* ours: the host asked for it, and a stream of ours takes it */
+    int by_hosts;                /* no stream may wait for it early */
     int eager, fetching;         /* over for us once it is there; plus one: the slice whose step a device copies */
     ucch_beside *beside;
     void *kernel, *await;
@@ -63,7 +64,7 @@ int ucch_run_spoilt(char *run);
 int ucch_run_receive(ucch_transfer *t);
 int ucch_run_fetching(ucch_transfer *t);
 int ucch_run_offer_locked(ucch_transfer *t, ucch_token *token, const ucch_offer *offer);
-int ucch_take_ready_locked(ucch_transfer *t, const ucch_expected *e, void *stream);
+int ucch_take_ready_locked(ucch_transfer *t, const ucch_expected *e, void *stream, int early);
 
 static inline size_t ucch_piece_length(const ucch_transfer *t, uint64_t piece) {
     return piece + 1 < t->pieces ? t->piece : t->bytes - piece * t->piece;

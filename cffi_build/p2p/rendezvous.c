@@ -83,6 +83,7 @@ int ucch_send_queued(ucch_message *m, ucp_worker_h worker, ucp_ep_h ep, const vo
         .data = data, .bytes = bytes, .on_device = 1, .dest = dest, .tag = tag, .queued = 1, .stream = stream};
     offer.eager = eager;
     offer.receiver = m->process;
+    offer.number = m->number;
     start.buffer = (void *)(uintptr_t)data;
     if (m->op.state == UCCH_ACTIVE)
         return UCCH_FAIL_BUSY;

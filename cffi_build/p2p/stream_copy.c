@@ -228,7 +228,7 @@ static size_t run_for(ucch_transfer *t, size_t bytes, int near) {
         if (room > slice || (room < slice && !ucch_may_hold()))
             continue; /* our kernel would wait for the receiver's */
         t->many = (int)(((uint64_t)blocks_of(bytes, near) * room + UCCH_CHUNK - 1) / UCCH_CHUNK);
-        t->first = ucch_run_take_locked(t->many, room <= UCCH_CARRY_STEP, near);
+        t->first = ucch_run_take_locked(t->many, near);
         if (t->first >= 0)
             return room;
     }
@@ -236,16 +236,37 @@ static size_t run_for(ucch_transfer *t, size_t bytes, int near) {
     return 0;
 }
 
+/* No room for a message: it is left to hosts, unless a stream of its receiver's waits for it already and we have
+ * promised it a chunk. The blocks have a part of that each. */
+static size_t kept_for(ucch_transfer *t, const ucch_offer *offer, int near) {
+    size_t slice = slice_of(offer->bytes, 0), room = slice < UCCH_CARRY_STEP ? slice : UCCH_CARRY_STEP;
+    int able = offer->number && t->kernel && (t->beside || offer->stream != UCCH_OURS);
+    able = able && (room == slice || ucch_may_hold()); /* too long for who waits, or our stream may wait, too */
+    t->by_hosts = 1;
+    ucch_hosts_note(1);
+    if (!able || !ucch_slips_keep(offer->receiver, offer->tag, offer->number))
+        return 0;
+    ucch_transfer_over_locked(t);
+    t->many = 1;
+    t->first = ucch_run_keep_locked(near);
+    return room;
+}
+
 /* Have what a message needs to go from stream to stream: 0, or UCCH_FAIL_MEMORY. */
 int ucch_run_offer_locked(ucch_transfer *t, ucch_token *token, const ucch_offer *offer) {
     int near = is_near(offer->receiver);
+    ucch_transfer_over_locked(t);
     t->beside = beside_of(outward, offer->stream);
     t->kernel = kernel_locked(UCCH_CARRY);
-    size_t room = t->beside && t->kernel ? run_for(t, token->bytes, near) : 0;
+    size_t room = t->beside && t->kernel ? run_for(t, token->bytes, near) : 0, slice = slice_of(token->bytes, near);
+    if (!room) {
+        room = kept_for(t, offer, near);
+        slice = slice_of(token->bytes, 0);
+    }
     if (!room)
         return UCCH_FAIL_MEMORY;
     token->run = (uint32_t)t->first + 1;
-    token->piece = slice_of(token->bytes, near);
+    token->piece = slice;
     char *run = ucch_run_at(0, t->first);
     memset(run, 0, UCCH_RUN_FRONT);
     ucch_run_about(run)[RUN_BYTES] = token->bytes;
@@ -265,21 +286,29 @@ int ucch_run_put(ucch_transfer *t, uint64_t receiver, void *stream) {
     c.bytes = t->bytes;
     c.slice = t->piece;
     c.room = ucch_run_about(t->run)[RUN_ROOM];
-    int status = stream == UCCH_OURS ? 0 : follow(t->beside, stream, t->beside->stream);
-    return status ? status : launch(t->kernel, c, blocks_of(t->bytes, near), t->beside->stream);
+    void *where = t->beside ? t->beside->stream : stream; /* promised, and no stream is left beside the caller's */
+    int status = stream == UCCH_OURS || where == stream ? 0 : follow(t->beside, stream, where);
+    return status ? status : launch(t->kernel, c, (int)t->pieces, where);
 }
 
 /* ---- receiving ---- */
 
 /* Have what a stream needs to take a message of process `sender`'s, into `buffer` with room for `bytes`: 0, or a
- * failure. */
-int ucch_take_ready_locked(ucch_transfer *t, const ucch_expected *e, void *stream) {
+ * failure. `early`: one that has not been sent, as far as we know, nor is with hosts. */
+int ucch_take_ready_locked(ucch_transfer *t, const ucch_expected *e, void *stream, int early) {
+    int near = is_near(e->sender);
     t->beside = beside_of(inward, stream);
     t->kernel = kernel_locked(UCCH_CARRY);
     t->await = kernel_locked(UCCH_AWAIT);
     if (!t->beside || !t->kernel || !ucch_window_fronts_seen(e->sender))
         return UCCH_FAIL_MEMORY;
-    t->slip = ucch_slip_open_locked(e->sender, e->tag, e->number, blocks_of(e->room, is_near(e->sender)));
+    if (early && !ucch_promise_begin(e->sender, e->room, near))
+        return UCCH_FAIL_MEMORY;
+    t->slip = ucch_slip_open_locked(e->sender, e->tag, e->number, blocks_of(e->room, near), early);
+    if (!t->slip && early)
+        ucch_promise_end(e->sender);
+    else if (early && ucch_messages_by_hosts(e->sender) && ucch_slip_withdraw(t->slip))
+        ucch_slip_drop(t);
     return t->slip ? 0 : UCCH_FAIL_MEMORY;
 }
 

@@ -23,10 +23,11 @@ void ucch_transfer_await_locked(ucch_transfer *t, void *buffer, int on_device, c
 
 /* Let a stream take a message, one that has come or one that has not: 0, or a failure, which leaves it as it was. */
 int ucch_transfer_expect_locked(ucch_transfer *t, const ucch_expected *e, void *stream) {
+    int early = t->phase != AWAITED;
     ucch_slip_drop(t);
-    if (t->phase != AWAITED && (!ucch_may_hold() || ucch_window_tight(e->sender)))
+    if (early && !ucch_may_hold())
         return UCCH_FAIL_MEMORY;
-    int status = ucch_take_ready_locked(t, e, stream);
+    int status = ucch_take_ready_locked(t, e, stream, early);
     if (status)
         return status;
     if (t->phase == AWAITED) {

@@ -13,6 +13,9 @@
 
 enum { FREE, OPEN, LEFT };
 
+/* In a slip's word while nothing is filled in: its sender has promised the message's way (room.c). */
+#define PROMISED ((uint64_t)1 << 31)
+
 typedef struct line {
     uint32_t word, more[15];
 } line;
@@ -60,8 +63,8 @@ static uint32_t uses(uint64_t word) {
 }
 
 /* A slip for message `number` under a tag from process `sender`, for a kernel of so many blocks; NULL where all are in
- * use. */
-ucch_slip *ucch_slip_open_locked(uint64_t sender, uint64_t tag, uint32_t number, int blocks) {
+ * use. With a promise of the sender's, which goes with it. */
+ucch_slip *ucch_slip_open_locked(uint64_t sender, uint64_t tag, uint32_t number, int blocks, int promised) {
     static int last; /* those behind it have been free for longest */
     void *all = ucch_window_slips_seen(0) ? ucch_window_slips(0) : NULL;
     for (int n = 0; all && n < SLIPS; n++) {
@@ -70,7 +73,8 @@ ucch_slip *ucch_slip_open_locked(uint64_t sender, uint64_t tag, uint32_t number,
         if (s->state == OPEN || (s->state == LEFT && !is_over(s)))
             continue;
         __atomic_store_n(&s->state, FREE, __ATOMIC_RELEASE);
-        __atomic_store_n(&s->word, (uint64_t)(uses(s->word) + 1) << 32, __ATOMIC_SEQ_CST);
+        uint64_t word = (uint64_t)(uses(s->word) + 1) << 32;
+        __atomic_store_n(&s->word, promised ? word | PROMISED : word, __ATOMIC_SEQ_CST);
         memset(s->gone, 0, sizeof(s->gone));
         s->stop = 0;
         s->run = NULL;
@@ -107,14 +111,31 @@ static void announce(ucch_slip *s, int i, uint32_t use, char *run) {
 }
 
 /* Fill in where the message is, unless that has been done or the slip is no longer what it was when `seen` was read.
- * Returns what counts. */
-static uint32_t fill(void *slips, ucch_slip *s, uint64_t seen, uint32_t where) {
-    if ((uint32_t)seen)
-        return (uint32_t)seen;
-    int done = __atomic_compare_exchange_n(&s->word, &seen, seen | where, 0, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST);
-    if (done)
+ * Returns what counts. Nobody needs a promise of process `sender`'s any more. */
+static uint32_t fill(void *slips, ucch_slip *s, uint64_t seen, uint32_t where, uint64_t sender) {
+    uint32_t use = uses(seen);
+    while (uses(seen) == use && !((uint32_t)seen & ~PROMISED)) {
+        uint64_t filled = (uint64_t)use << 32 | where;
+        if (!__atomic_compare_exchange_n(&s->word, &seen, filled, 0, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST))
+            continue;
         __atomic_sub_fetch(waiting(slips), 1, __ATOMIC_SEQ_CST);
-    return done ? where : (uint32_t)seen;
+        if (seen & PROMISED)
+            ucch_promise_end(sender);
+        return where;
+    }
+    return (uint32_t)(seen & ~PROMISED);
+}
+
+/* Nothing has been queued for it yet, and its sender has perhaps left the message to hosts: whether the slip is let go,
+ * with the promise. Not where the sender keeps that, or has filled it in. */
+int ucch_slip_withdraw(ucch_slip *s) {
+    uint64_t seen = (uint64_t)uses(s->word) << 32 | PROMISED, none = (seen & ~PROMISED) | UCCH_NOWHERE;
+    if (!__atomic_compare_exchange_n(&s->word, &seen, none, 0, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST))
+        return 0;
+    __atomic_sub_fetch(waiting(ucch_window_slips(0)), 1, __ATOMIC_SEQ_CST);
+    ucch_promise_end(s->sender);
+    s->blocks = 0;
+    return 1;
 }
 
 /* Of our own slips. */
@@ -125,7 +146,7 @@ static int number_of(const ucch_slip *s) {
 /* Say where our slip's message is, unless that has been said. Returns what counts. */
 uint32_t ucch_slip_settle(ucch_slip *s, uint32_t where) {
     uint64_t seen = __atomic_load_n(&s->word, __ATOMIC_SEQ_CST);
-    uint32_t found = fill(ucch_window_slips(0), s, seen, where);
+    uint32_t found = fill(ucch_window_slips(0), s, seen, where, s->sender);
     s->run = found == UCCH_NOWHERE ? NULL : ucch_run_at(s->sender, (int)found - 1);
     if (s->run && found == where)
         announce(s, number_of(s), uses(seen), s->run);
@@ -160,21 +181,36 @@ static int waits_for(const ucch_slip *s, uint64_t tag, uint32_t number) {
            s->number == number;
 }
 
-/* Our message `number` under a tag is queued: tell process `receiver`'s stream, if one waits already. The token has
- * been sent before, for those that come to wait from now on. */
-void ucch_slips_tell(uint64_t receiver, uint64_t tag, uint32_t number, uint32_t where) {
-    void *all = ucch_window_slips(receiver);
+/* The slip of process `receiver` that waits for our message `number` under a tag, and its word; NULL without one. */
+static ucch_slip *waiting_for(void *all, uint64_t tag, uint32_t number, uint64_t *seen) {
     __atomic_thread_fence(__ATOMIC_SEQ_CST);
     if (!all || !__atomic_load_n(waiting(all), __ATOMIC_SEQ_CST))
-        return;
+        return NULL;
     for (int i = 0; i < SLIPS; i++) {
         ucch_slip *s = slip_at(all, i);
         if (!waits_for(s, tag, number))
             continue;
-        uint64_t seen = __atomic_load_n(&s->word, __ATOMIC_SEQ_CST);
+        *seen = __atomic_load_n(&s->word, __ATOMIC_SEQ_CST);
         /* Had the slip been put to another use since that reading, filling in would fail. */
-        if (waits_for(s, tag, number) && fill(all, s, seen, where) == where)
-            announce(s, i, uses(seen), ucch_run_at(0, (int)where - 1));
-        return;
+        return waits_for(s, tag, number) ? s : NULL;
     }
+    return NULL;
+}
+
+/* Our message `number` under a tag is queued: tell process `receiver`'s stream, if one waits already. The token has
+ * been sent before, for those that come to wait from now on. */
+void ucch_slips_tell(uint64_t receiver, uint64_t tag, uint32_t number, uint32_t where) {
+    uint64_t seen = 0;
+    void *all = ucch_window_slips(receiver);
+    ucch_slip *s = waiting_for(all, tag, number, &seen);
+    if (s && fill(all, s, seen, where, ucch_window_key()) == where)
+        announce(s, (int)(((char *)s - (char *)all) / UCCH_SLIP), uses(seen), ucch_run_at(0, (int)where - 1));
+}
+
+/* We have no room for the message: whether a stream waits for it with our promise, which is taken up now. */
+int ucch_slips_keep(uint64_t receiver, uint64_t tag, uint32_t number) {
+    uint64_t seen = 0;
+    ucch_slip *s = waiting_for(ucch_window_slips(receiver), tag, number, &seen);
+    return s && (seen & PROMISED) &&
+           __atomic_compare_exchange_n(&s->word, &seen, seen & ~PROMISED, 0, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST);
 }

@@ -4,8 +4,8 @@
  * times slower than the devices are. So every process has a window, an anonymous file that its peers map, and that all
  * of them have pinned: the sender's device copies pieces into it, the receiver's device copies them out. It begins with
  * room for the messages that are offered (pipe.c) and those that streams wait for (mailbox.c), and a front for each
- * chunk (stream_copy.c); the rest is chunks, for messages and channels (ring.c). These take no memory before they are
- * pinned or written to: where all devices are of one vendor, data lies in arenas (arena.c). */
+ * chunk (stream_copy.c); the rest is chunks, for messages (room.c). These take no memory before they are pinned or
+ * written to: where all devices are of one vendor, data lies in arenas (arena.c). */
 #define _GNU_SOURCE
 #include "shm/segment.h"
 
@@ -25,9 +25,6 @@ typedef struct window {
 
 static window own, peers[MOST_WINDOWS];
 static int npeers, own_file = -1;
-static uint16_t *free_chunks;
-static size_t nchunks;
-static int lent; /* of our chunks, to messages that were queued in streams */
 
 static char *slips(const window *w) {
     return w->memory + UCCH_OFFERS_BYTES;
@@ -54,22 +51,18 @@ static int map(window *w, uint64_t key, int file, size_t chunks) {
 }
 
 static int make_locked(uint64_t key, size_t many) {
-    uint16_t *list = calloc(many, sizeof(*list));
     int file = memfd_create("ucc_hetero", MFD_CLOEXEC);
-    int status = !list || file < 0 || ftruncate(file, (off_t)length_of(many)) ? UCCH_FAIL_MEMORY : 0;
+    int status = file < 0 || ftruncate(file, (off_t)length_of(many)) ? UCCH_FAIL_MEMORY : 0;
+    if (!status)
+        status = ucch_room_begin_locked(many);
     if (!status)
         status = map(&own, key, file, many);
     if (status) {
-        free(list);
         if (file >= 0)
             close(file);
         return status;
     }
     own_file = file;
-    lent = 0;
-    free_chunks = list;
-    for (nchunks = 0; nchunks < many; nchunks++)
-        free_chunks[nchunks] = (uint16_t)(many - 1 - nchunks);
     ucch_offers_begin_locked();
     return 0;
 }
@@ -135,6 +128,7 @@ int ucch_windows_pin(int with_chunks) {
     for (int i = 0; i < npeers && !status; i++)
         status = pin(&peers[i], with_chunks);
     if (!status) {
+        ucch_room_publish_locked();
         ucch_beside_reserve();
         ucch_bells_reserve();
     }
@@ -187,112 +181,4 @@ void *ucch_window_slips_seen(uint64_t key) {
 
 uint64_t ucch_window_key(void) {
     return own.key;
-}
-
-/* One chunk of our own: 1, or 0 where none is free. */
-int ucch_chunk_take_locked(uint16_t *chunk) {
-    if (!nchunks)
-        return 0;
-    *chunk = free_chunks[--nchunks];
-    return 1;
-}
-
-void ucch_chunk_give_locked(uint16_t chunk) {
-    free_chunks[nchunks++] = chunk;
-}
-
-/* Chunks of our own that nobody uses. */
-int ucch_window_room(void) {
-    ucch_lock();
-    int room = (int)nchunks;
-    ucch_unlock();
-    return room;
-}
-
-/* Where `many` neighbours begin that are all free, among the first `limit`: the last of these places or the first; -1:
- * nowhere. */
-static int run_of(int many, int limit, int is_last) {
-    char *is_free = calloc(own.chunks + 1, 1);
-    int first = -1;
-    for (size_t i = 0; is_free && i < nchunks; i++)
-        is_free[free_chunks[i]] = 1;
-    for (int n = 0, run = 0; is_free && n < limit && first < 0; n++) {
-        int i = is_last ? limit - 1 - n : n;
-        run = is_free[i] ? run + 1 : 0;
-        first = run < many ? -1 : is_last ? i : i + 1 - many;
-    }
-    free(is_free);
-    return first;
-}
-
-static int take_locked(int many, int limit, int is_last) {
-    int first = own.memory ? run_of(many, limit, is_last) : -1;
-    size_t kept = 0;
-    for (size_t i = 0; first >= 0 && i < nchunks; i++)
-        if (free_chunks[i] < first || free_chunks[i] >= first + many)
-            free_chunks[kept++] = free_chunks[i];
-    nchunks = first >= 0 ? kept : nchunks;
-    return first;
-}
-
-static void give_locked(int first, int many) {
-    for (int i = many - 1; i >= 0; i--)
-        free_chunks[nchunks++] = (uint16_t)(first + i);
-}
-
-/* Take `many` neighbouring chunks out of our own window: the first one, or -1. The first of all are left to messages,
- * as those have places in the arena. */
-int ucch_window_take(int many) {
-    ucch_lock();
-    ucch_offers_reclaim_locked();
-    int first = take_locked(many, (int)own.chunks, 1);
-    ucch_unlock();
-    return first;
-}
-
-void ucch_window_give(int first, int many) {
-    ucch_lock();
-    give_locked(first, many);
-    ucch_unlock();
-}
-
-static uint32_t *tight(char *slips) {
-    return slips ? (uint32_t *)(slips + (size_t)SLIPS * UCCH_SLIP) : NULL;
-}
-
-/* How many chunks may be lent to messages, as nobody may ever receive them: five eighths of the window, and of these
- * what has a place in the arena; a fifth of that only to messages that could not do with less. What channels leave of
- * the rest is for messages that hosts move. */
-static int most_lent(int is_least, int is_near) {
-    size_t all = own.chunks * 5 / 8;
-    if (is_near && ucch_arena_chunks() < all)
-        all = ucch_arena_chunks();
-    return (int)all * (is_least ? 5 : 4) / 5;
-}
-
-static void lend(int many) {
-    int most = most_lent(0, 0), near = most_lent(0, 1);
-    lent += many;
-    __atomic_store_n(tight(ucch_window_slips(0)), lent >= (near && near < most ? near : most), __ATOMIC_RELEASE);
-}
-
-/* Likewise, for one message; `is_near`: with places in our arena. */
-int ucch_run_take_locked(int many, int is_least, int is_near) {
-    ucch_offers_reclaim_locked();
-    int limit = (int)(is_near ? ucch_arena_chunks() : own.chunks);
-    limit = limit < (int)own.chunks ? limit : (int)own.chunks;
-    int first = lent + many > most_lent(is_least, is_near) ? -1 : take_locked(many, limit, 0);
-    lend(first >= 0 ? many : 0);
-    return first;
-}
-
-void ucch_run_give_locked(int first, int many) {
-    give_locked(first, many);
-    lend(-many);
-}
-
-/* Whether process `key` may have to leave a message to its host before long: no stream should wait for that early. */
-int ucch_window_tight(uint64_t key) {
-    uint32_t *word = tight(ucch_window_slips(key));
-    return word && __atomic_load_n(word, __ATOMIC_ACQUIRE);
 }

@@ -10,8 +10,8 @@
 #define CONTROLS 8192
 #define UCCH_OFFERS_BYTES ((size_t)CONTROLS * 128)
 
-/* Messages that streams of a process wait for without knowing yet where they are (mailbox.c); behind them a word:
- * whether there is little room for messages that it sends. */
+/* Messages that streams of a process wait for without knowing yet where they are (mailbox.c); behind them what it has
+ * promised of those that it sends (room.c). */
 #define SLIPS 63
 #define UCCH_SLIPS_BYTES ((size_t)(SLIPS + 1) * UCCH_SLIP)
 
@@ -27,11 +27,14 @@ int ucch_chunk_take_locked(uint16_t *chunk);
 void ucch_chunk_give_locked(uint16_t chunk);
 void ucch_offers_begin_locked(void);
 void ucch_offers_reclaim_locked(void);
-int ucch_window_take(int many);
-void ucch_window_give(int first, int many);
-int ucch_run_take_locked(int many, int is_least, int is_near);
+int ucch_room_begin_locked(size_t many);
+void ucch_room_publish_locked(void);
+int ucch_run_take_locked(int many, int is_near);
+int ucch_run_keep_locked(int is_near);
 void ucch_run_give_locked(int first, int many);
-int ucch_window_tight(uint64_t key);
+int ucch_promise_begin(uint64_t key, size_t bytes, int is_near);
+void ucch_promise_end(uint64_t key);
+void ucch_hosts_note(int more);
 void ucch_beside_reserve(void);
 
 /* Device memory that processes of one vendor have opened (arena.c). */
@@ -42,7 +45,9 @@ int ucch_arena_blocks(void);
 /* Where a stream of this process's waits for a message. */
 typedef struct ucch_slip ucch_slip;
 
-ucch_slip *ucch_slip_open_locked(uint64_t sender, uint64_t tag, uint32_t number, int blocks);
+ucch_slip *ucch_slip_open_locked(uint64_t sender, uint64_t tag, uint32_t number, int blocks, int promised);
+int ucch_slip_withdraw(ucch_slip *slip);
+int ucch_slips_keep(uint64_t receiver, uint64_t tag, uint32_t number);
 void ucch_slip_close_locked(ucch_slip *slip);
 uint32_t ucch_slip_settle(ucch_slip *slip, uint32_t where);
 void ucch_slip_stop(ucch_slip *slip);
@@ -84,7 +89,8 @@ typedef struct ucch_offer {
     uint64_t tag;
     int queued, eager; /* in streams, if there is room; over for us once our device has put it there */
     void *stream;
-    uint64_t receiver; /* its process, where known */
+    uint64_t receiver; /* its process, where known, and which of our messages under the tag it is to it (0: unknown) */
+    uint32_t number;
 } ucch_offer;
 
 int ucch_message_offer_locked(ucch_message *m, ucp_ep_h ep, const ucch_offer *offer, double timeout);
@@ -111,6 +117,7 @@ int ucch_transfer_accept_locked(ucch_transfer *t, void *buffer, size_t room, int
 int ucch_transfer_pump_locked(ucch_transfer *t);
 void ucch_transfer_abort_locked(ucch_transfer *t);
 void ucch_transfer_offered_locked(ucch_transfer *t);
+void ucch_transfer_over_locked(ucch_transfer *t);
 int ucch_transfer_queued(const ucch_transfer *t);
 void ucch_transfer_by_host_locked(ucch_transfer *t);
 void ucch_transfer_await_locked(ucch_transfer *t, void *buffer, int on_device, const ucch_token *token);

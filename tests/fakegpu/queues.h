@@ -111,10 +111,24 @@ static int give_locked(queue *q, stream *of, work w) {
     return OK;
 }
 
+/* A stream that is full keeps the driver from everybody, as CUDA's seems to behind some 1,000 kernels. */
+static void wait_for_room(stream *s) {
+    static pthread_mutex_t driver = PTHREAD_MUTEX_INITIALIZER;
+    int most = setting("FAKEGPU_AHEAD", 0);
+    pthread_mutex_lock(&driver);
+    for (int full = most > 0; full; usleep(full ? LOOK_US : 0)) {
+        pthread_mutex_lock(&lock);
+        full = s->unfinished >= most;
+        pthread_mutex_unlock(&lock);
+    }
+    pthread_mutex_unlock(&driver);
+}
+
 static int submit(void *handle, work w) {
     stream *s = stream_of(handle);
     if (!s)
         return OUT_OF_MEMORY;
+    wait_for_room(s);
     pthread_mutex_lock(&lock);
     int status = give_locked(s->queue, s, w);
     pthread_mutex_unlock(&lock);

@@ -25,12 +25,17 @@ def held(gpu):
     return stream, word
 
 
-def receive(comm, array, source, tag, seconds=0.0):
+def receive(comm, array, source, tag):
     messages = comm._messages
-    messages.timeout = seconds or 200.0
     request = messages.start(messages.incoming(array, source, tag, taken=True))
     request._arm()
     return request
+
+
+def hurry(request):
+    "It has a second from now on, whatever has happened so far."
+    request._timeout = 1.0
+    request._arm()
 
 
 def sure(request, right, *about):
@@ -124,9 +129,10 @@ with Communicator() as comm:
     if r == 0:
         send = comm.Isend(x, right, 3, stream=stream)
     if r == right or r == 1 % p:
-        request = receive(comm, y, left, 3, seconds=1.0) if r == 1 % p else None
+        request = receive(comm, y, left, 3) if r == 1 % p else None
         if request is not None:
             assert come(request) == 1 and Messages.take(request, other.handle)
+            hurry(request)
             began = time.monotonic()
             try:
                 request.Wait()
@@ -139,7 +145,6 @@ with Communicator() as comm:
     comm.mpi.Barrier()
     assert r or not send.Test(), "its stream has still to write where the next message would lie"
     write(word, 1)
-    comm._messages.timeout = 200.0
     if r == 0:
         send.Wait()
     comm.mpi.Barrier()
@@ -162,17 +167,31 @@ with Communicator() as comm:
     (outof, first), (into, second) = streams = [held(gpu) for _ in range(2)]
     write(second, 1)
 
-    def expect(n, tag, seconds=0.0):
+    early = []
+
+    def expect(n, tag):
         y = Array(n).set(-1)
-        request = receive(comm, y, left, tag, seconds)
-        until = time.monotonic() + 100
+        request = receive(comm, y, left, tag)
+        early.append(Messages.take(request, into.handle, early=True))  # its sender may promise no more just now
+        return request, y, early[-1]
+
+    def there(request, y, taken):
+        if not taken and come(request) == 1:
+            assert Messages.take(request, into.handle)
+        elif not taken:
+            request.Wait()
+        return y.copied(into)
+
+    def sure_expect(n, tag):
+        y, until = Array(n).set(-1), time.monotonic() + 1000
+        request = receive(comm, y, left, tag)
         while not Messages.take(request, into.handle, early=True):  # its sender has yet to see that all was received
             assert time.monotonic() < until, "no stream may wait for it"
             time.sleep(0.001)
         return request, y
 
-    def all_expect(n, tag, seconds=0.0):
-        expected = expect(n, tag, seconds)
+    def all_expect(n, tag):
+        expected = sure_expect(n, tag)
         comm.mpi.Barrier()  # nobody sends before
         return expected
 
@@ -189,11 +208,13 @@ with Communicator() as comm:
                 sends.append((comm.Isend(x, right, tag, stream=outof), x))
         if not turn:
             time.sleep(0.05)
-            assert not any(request.Test() for *_, request, _ in coming)
+            assert early[0] and not any(request.Test() for _, _, request, _, _ in coming)
             comm.mpi.Barrier()
             write(first, 1)
-        for tag, k, request, y in coming:
-            sure(request, (y.copied(into) == 100 * turn + 10 * tag + 2 * left + k).all(), turn, tag, k, y.peek[:3])
+        for tag, k, *expected in coming:
+            request, y, _ = expected
+            got = there(*expected)
+            sure(request, (got == 100 * turn + 10 * tag + 2 * left + k).all(), turn, tag, k, y.peek[:3])
         for request in [each[2] for each in coming] + [send for send, _ in sends]:
             request.Wait()
 
@@ -217,9 +238,9 @@ with Communicator() as comm:
     expected = [expect(LONG, 22) for _ in range(40)]
     comm.mpi.Barrier()
     sends = [comm.Isend(x, right, 22, stream=outof) for x in many]
-    for k, (request, y) in enumerate(expected):
-        sure(request, (y.copied(into) == k).all(), k)
-        request.Wait()
+    for k, each in enumerate(expected):
+        sure(each[0], (there(*each) == k).all(), k)
+        each[0].Wait()
     [send.Wait() for send in sends]
 
     # Longer than what there is room for: a part at a time, taken by a stream, by the host, and to memory of the host.
@@ -232,7 +253,7 @@ with Communicator() as comm:
         sends = [comm.Isend(x, right, 30, stream=outof) for x in big]
         for k in range(len(big)):
             if way == "stream":
-                got = expected[k][1].copied(into)
+                got = there(*expected[k])
                 expected[k][0].Wait()
             else:
                 y = Array(BIG).set(-1) if way == "device" else np.full(BIG, -1, np.float32)
@@ -241,19 +262,27 @@ with Communicator() as comm:
             assert (got == base + k).all(), (way, k)
         [send.Wait() for send in sends]
 
-    # No stream waits early for a sender that has little room left: a host may have to move what comes.
-    sends = [comm.Isend(x, right, 32, stream=outof) for x in big[:3]]
+    # However little room there is, what a stream waits for is left to no host; and no stream waits early for a sender
+    # that has left something to hosts.
+    request, y = all_expect(LONG, 33)
+    x, sends, apart = Array(LONG).set(r), [], gpu.stream()
+    while not (full := lib.ucch_messages_by_hosts(0)):
+        sends.append(comm.Isend(big[0], right, 32, stream=outof))
+        assert len(sends) < 100
+    last = [comm.Isend(x, right, 33, stream=apart)]
+    assert lib.ucch_messages_by_hosts(0) == full == 1
+    sure(request, (y.copied(into) == left).all())
+    request.Wait()
     comm.mpi.Barrier()
-    x, y = Array(LONG).set(r), Array(LONG).set(-1)
-    request = receive(comm, y, left, 33)
+    y = Array(LONG).set(-1)
+    request = receive(comm, y, left, 34)
     assert not Messages.take(request, into.handle, early=True)
     comm.mpi.Barrier()
-    sends.append(comm.Isend(x, right, 33, stream=outof))
-    assert come(request) == 1
-    Messages.take(request, into.handle)
-    [comm.Recv(Array(BIG), left, 32) for _ in range(3)]
-    [each.Wait() for each in (request, *sends)]
-    assert (y.peek == left).all()
+    last.append(comm.Isend(x, right, 34, stream=apart))
+    [comm.Recv(Array(BIG), left, 32) for _ in sends]
+    sure(request, (there(request, y, False) == left).all())
+    [each.Wait() for each in (request, *sends, *last)]
+    assert not lib.ucch_messages_by_hosts(0)
 
     # Too long for its room: an error, and the stream goes on.
     request, y = all_expect(100, 23)
@@ -268,8 +297,9 @@ with Communicator() as comm:
     send.Wait()
 
     # Never sent: likewise; and who has given up a receive, or receives from anyone, no longer knows what comes.
-    request, y = expect(LONG, 24, seconds=1.0)
+    request, y = sure_expect(LONG, 24)
     failures = lib.ucch_failures()
+    hurry(request)
     assert (y.copied(into) == -1).all()
     assert lib.ucch_failures() == failures + 1, "before the stream goes on"
     try:
@@ -278,7 +308,6 @@ with Communicator() as comm:
         assert "timeout" in str(error)
     else:
         raise AssertionError("a message that was never sent")
-    comm._messages.timeout = 200.0
     comm.mpi.Barrier()
     comm.Sendrecv(x, right, 24, y, left, 24, stream=outof)
     assert (y.peek == left).all()
@@ -293,6 +322,43 @@ with Communicator() as comm:
         comm.Isend(x, right, 31, stream=outof)
     began = time.monotonic()
 assert time.monotonic() - began < 100
+print("right")
+"""
+)
+
+#: Many groups with calls of their own, and then short messages both ways. Streams that are full keep hosts from the
+#: devices, so that what a stream waits for must not need a host.
+GROUPS = (
+    COMMON
+    + HELPERS
+    + """
+with Communicator() as comm:
+    other = 1 - comm.rank
+    gpu = runtime()
+    gpu.use(comm._run.members.place.device)
+    stream, groups = gpu.stream(), [Communicator(comm) for _ in range(16)]
+    x, y = Array(LONG).set(comm.rank), Array(LONG)
+    for group in groups:
+        group.Allreduce(x, y.set(-1))
+        assert (y.peek == 1).all()
+    last, under_way, early = groups[-1], [], 0
+    into = [Array(2) for _ in range(50)]
+    for k in range(2000):
+        message = Array(2).set(10 * k + comm.rank) if k % 50 == 0 else message
+        under_way.append(last.Isend(message, other, 1, stream=stream))
+        request = receive(last, into[k % 50], other, 1)
+        if Messages.take(request, stream.handle, early=True):
+            early += 1
+        elif come(request) == 1:
+            assert Messages.take(request, stream.handle)
+        under_way.append(request)
+        if k % 50 == 49:
+            assert (into[0].copied(stream) == 10 * (k - 49) + other).all(), k
+            assert (into[49].peek == 10 * (k - 49) + other).all(), k
+            under_way = [each for each in under_way if not each.Test()]
+    [each.Wait() for each in under_way]
+    assert early
+    [group.Free() for group in groups]
 print("right")
 """
 )

@@ -60,6 +60,11 @@ def test_streams_wait_for_what_is_not_sent_yet(fakes: Callable[..., Any], layout
     assert fakes(queued_scripts.EARLY, layout, **env).stdout.count("right") == ranks
 
 
+def test_messages_after_many_groups(fakes: Callable[..., Any]) -> None:
+    env = {"UCCH_STAGING": "staged", "FAKEGPU_DELAY_US": "5", "FAKEGPU_AHEAD": "150"}
+    assert fakes(queued_scripts.GROUPS, "nvidia:1,amd:1", **env).stdout.count("right") == 2
+
+
 def test_none(fakes: Callable[..., Any]) -> None:
     result = fakes(window_scripts.OFF, "nvidia:1,amd:1", UCCH_STAGING="staged", UCCH_WINDOW="0")
     assert result.stdout.count("right") == 2
@@ -116,7 +121,7 @@ print("right")
 
 
 def test_given_up(fakes: Callable[..., Any]) -> None:
-    env = {"UCCH_STAGING": "staged", "UCCH_WINDOW": "2M", "UCCH_TIMEOUT": "1", "FAKEGPU_DELAY_US": "50"}
+    env = {"UCCH_STAGING": "staged", "UCCH_WINDOW": "2M", "FAKEGPU_DELAY_US": "50"}
     assert fakes(window_scripts.GIVEN_UP, "nvidia:1,amd:1", **env).stdout.count("right") == 2
 
 

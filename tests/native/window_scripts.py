@@ -181,10 +181,15 @@ with Communicator() as comm:
     r = comm.rank
     x, y = Array(LONG).set(r), Array(LONG)
     for k in range(3):
-        try:
-            comm.Send(x, 1, k) if r == 0 else comm.mpi.Barrier()
-        except CollectiveTimeout:
-            comm.mpi.Barrier()
+        if r == 0:
+            comm._messages.timeout = 1.0
+            try:
+                comm.Send(x, 1, k)
+                raise AssertionError("somebody took it")
+            except CollectiveTimeout:
+                pass
+            comm._messages.timeout = 200.0
+        comm.mpi.Barrier()
         if r == 1:
             try:
                 comm.Recv(y, 0, k)

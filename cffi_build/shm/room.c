@@ -1,0 +1,178 @@
+/* What is left of our window (segment.c), and for whom.
+ *
+ * A quarter is for messages that hosts move; of the rest some chunks are for promises, and all others for what goes
+ * from stream to stream. A stream waits for a message that has not been sent only where the sender has promised a chunk
+ * for it, and so leaves it to no host: hosts may be kept from the device by what is queued behind a stream that waits.
+ * Receivers take promises out of the sender's window, and they go with their slips (mailbox.c). The sender says that it
+ * leaves a message to hosts before it looks for a slip with a promise for it, and a receiver looks for that once its
+ * slip is there: one of both sees the other. */
+#include <stdlib.h>
+
+#include "shm/segment.h"
+
+/* Streams run so far ahead of their senders; more chunks would not be there for long messages. */
+#define MOST_PROMISES 16
+
+/* What others see of it, behind the slips. */
+typedef struct promises {
+    uint32_t most, most_near; /* at a time; of chunks that have a place in the arena */
+    uint32_t given;
+    uint32_t by_hosts; /* our messages that are left to hosts, until they are over */
+    uint32_t holds;    /* our streams may wait for the receiver's: one chunk will do for a message of any length */
+} promises;
+
+static uint16_t *free_chunks;
+static char *kept; /* by chunk from the first on: it is there for a promise */
+static size_t nchunks, nkept, most;
+static size_t lent; /* to messages that were queued in streams, but for those that were promised */
+
+static promises *promises_of(uint64_t key) {
+    char *slips = ucch_window_slips(key);
+    return slips ? (promises *)(slips + (size_t)SLIPS * UCCH_SLIP) : NULL;
+}
+
+/* A new window of so many chunks; a quarter of it, and one chunk at least, is for messages that hosts move. */
+int ucch_room_begin_locked(size_t many) {
+    size_t all = many * 3 / 4 < many ? many * 3 / 4 : 0;
+    uint16_t *list = calloc(many + 1, sizeof(*list));
+    char *flags = calloc(many + 1, 1);
+    if (!list || !flags) {
+        free(list);
+        free(flags);
+        return UCCH_FAIL_MEMORY;
+    }
+    free_chunks = list;
+    kept = flags;
+    lent = 0;
+    nkept = all - all * 2 / 3 < MOST_PROMISES ? all - all * 2 / 3 : MOST_PROMISES;
+    most = all - nkept;
+    for (size_t i = 0; i < nkept; i++)
+        kept[i] = 1;
+    for (nchunks = 0; nchunks < many - nkept; nchunks++)
+        free_chunks[nchunks] = (uint16_t)(many - 1 - nchunks);
+    return 0;
+}
+
+/* Tell others what may be promised. */
+void ucch_room_publish_locked(void) {
+    promises *p = promises_of(0);
+    size_t near = ucch_arena_chunks() < nkept ? ucch_arena_chunks() : nkept;
+    if (!p)
+        return;
+    __atomic_store_n(&p->holds, (uint32_t)ucch_may_hold(), __ATOMIC_RELEASE);
+    __atomic_store_n(&p->most_near, (uint32_t)near, __ATOMIC_RELEASE);
+    __atomic_store_n(&p->most, (uint32_t)nkept, __ATOMIC_RELEASE);
+}
+
+/* One chunk of our own for messages that hosts move: 1, or 0 where none is free. */
+int ucch_chunk_take_locked(uint16_t *chunk) {
+    if (!nchunks)
+        return 0;
+    *chunk = free_chunks[--nchunks];
+    return 1;
+}
+
+void ucch_chunk_give_locked(uint16_t chunk) {
+    free_chunks[nchunks++] = chunk;
+}
+
+/* Chunks of our own that nobody uses, but for those that are kept. */
+int ucch_window_room(void) {
+    ucch_lock();
+    int room = (int)nchunks;
+    ucch_unlock();
+    return room;
+}
+
+/* Where `many` neighbours begin that are all free, among the first `limit`; -1: nowhere. */
+static int run_of(int many, size_t limit) {
+    char *is_free = calloc(limit + 1, 1);
+    int first = -1;
+    for (size_t i = 0; is_free && i < nchunks; i++)
+        if (free_chunks[i] < limit)
+            is_free[free_chunks[i]] = 1;
+    for (size_t i = 0, run = 0; is_free && i < limit && first < 0; i++) {
+        run = is_free[i] ? run + 1 : 0;
+        first = run < (size_t)many ? -1 : (int)i + 1 - many;
+    }
+    free(is_free);
+    return first;
+}
+
+/* Neighbouring chunks for one message that goes from stream to stream: the first of them, or -1. `is_near`: with places
+ * in our arena. */
+int ucch_run_take_locked(int many, int is_near) {
+    size_t bytes, kept_back = 0;
+    ucch_offers_reclaim_locked();
+    size_t limit = ucch_window_memory(0, &bytes) ? bytes / UCCH_CHUNK : 0;
+    if (is_near && ucch_arena_chunks() < limit)
+        limit = ucch_arena_chunks();
+    int first = lent + (size_t)many > most ? -1 : run_of(many, limit);
+    for (size_t i = 0; first >= 0 && i < nchunks; i++)
+        if (free_chunks[i] < first || free_chunks[i] >= first + many)
+            free_chunks[kept_back++] = free_chunks[i];
+    nchunks = first >= 0 ? kept_back : nchunks;
+    lent += first >= 0 ? (size_t)many : 0;
+    return first;
+}
+
+/* The chunk of a promise that has been taken up: there are no more promises than chunks. */
+int ucch_run_keep_locked(int is_near) {
+    ucch_offers_reclaim_locked();
+    for (size_t n = 0; n < nkept; n++) {
+        size_t i = is_near ? n : nkept - 1 - n;
+        if (kept[i]) {
+            kept[i] = 0;
+            return (int)i;
+        }
+    }
+    return -1;
+}
+
+void ucch_run_give_locked(int first, int many) {
+    if ((size_t)first < nkept) {
+        kept[first] = 1;
+        ucch_promise_end(0);
+        return;
+    }
+    for (int i = many - 1; i >= 0; i--)
+        free_chunks[nchunks++] = (uint16_t)(first + i);
+    lent -= (size_t)many;
+}
+
+/* ---- promises ---- */
+
+/* Have process `key` promise that it leaves a message of up to so many bytes to no host: 1, or 0 where it does not. */
+int ucch_promise_begin(uint64_t key, size_t bytes, int is_near) {
+    promises *p = promises_of(key);
+    if (!p || (bytes > UCCH_CHUNK && !__atomic_load_n(&p->holds, __ATOMIC_ACQUIRE)))
+        return 0;
+    uint32_t limit = __atomic_load_n(is_near ? &p->most_near : &p->most, __ATOMIC_ACQUIRE);
+    uint32_t given = __atomic_load_n(&p->given, __ATOMIC_ACQUIRE);
+    while (given < limit)
+        if (__atomic_compare_exchange_n(&p->given, &given, given + 1, 0, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST))
+            return 1;
+    return 0;
+}
+
+/* It is kept, or nobody needs it; `key` 0: ours. */
+void ucch_promise_end(uint64_t key) {
+    promises *p = promises_of(key);
+    if (p)
+        __atomic_sub_fetch(&p->given, 1, __ATOMIC_SEQ_CST);
+}
+
+/* One more of our messages is left to hosts, or one less. */
+void ucch_hosts_note(int more) {
+    promises *p = promises_of(0);
+    if (p)
+        __atomic_add_fetch(&p->by_hosts, (uint32_t)more, __ATOMIC_SEQ_CST);
+    __atomic_thread_fence(__ATOMIC_SEQ_CST);
+}
+
+/* How many messages process `key` has left to hosts; 0: we. */
+int ucch_messages_by_hosts(uint64_t key) {
+    __atomic_thread_fence(__ATOMIC_SEQ_CST);
+    promises *p = promises_of(key);
+    return p ? (int)__atomic_load_n(&p->by_hosts, __ATOMIC_SEQ_CST) : 0;
+}
