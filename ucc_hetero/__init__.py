@@ -27,6 +27,7 @@ from .errors import (
     MismatchError,
     NotSupported,
     PeerError,
+    RefusedError,
     TruncationError,
     UCCHError,
 )
@@ -64,6 +65,7 @@ __all__ = [
     "NotSupported",
     "PeerError",
     "PersistentRequest",
+    "RefusedError",
     "Request",
     "TruncationError",
     "UCCHError",

@@ -12,6 +12,7 @@ __all__ = [
     "MismatchError",
     "NotSupported",
     "PeerError",
+    "RefusedError",
     "TruncationError",
     "UCCHError",
 ]
@@ -58,6 +59,13 @@ class TruncationError(CollectiveError, ValueError):
 
 class PeerError(CollectiveError, ConnectionError):
     """A rank of the communicator died or can no longer be reached."""
+
+
+class RefusedError(CollectiveError):
+    """Another rank refused its part of a call, having found its arguments to be wrong; the message says who, and why.
+
+    The call has come to nothing on all ranks, and the communicator stays usable.
+    """
 
 
 class LibraryError(UCCHError):

@@ -152,6 +152,23 @@ ucp_rkey_h ucch_rkey_new(ucp_ep_h ep, const void *packed, int *status);
 void ucch_rkey_free(ucp_rkey_h rkey);
 
 /* ---- board.c: who has arrived where, on one host ---- */
+typedef struct ucch_refusal {
+    uint64_t first, last; /* the calls that come to nothing */
+    uint64_t call;        /* the one among them, or before them, that a rank refused */
+    int64_t rank;         /* that rank */
+    char text[232];
+} ucch_refusal;
+
+uint64_t ucch_board_refuse(ucch_board *board, int rank, const char *text);
+void ucch_board_give_up(ucch_board *board, const ucch_refusal *refusal);
+void ucch_board_told(ucch_board *board, const ucch_refusal *refusal);
+int ucch_board_refused(ucch_board *board, uint64_t since, uint64_t seq, ucch_refusal *found);
+uint64_t ucch_board_next(ucch_board *board);
+int ucch_board_stale(ucch_board *board);
+int ucch_board_entered(ucch_board *board, uint64_t seq);
+uint64_t ucch_board_started(ucch_board *board);
+uint64_t ucch_board_since(ucch_board *board);
+void ucch_board_settle(ucch_board *board, uint64_t since);
 ucch_board *ucch_board_new(void *memory, int nslots, int mine, const int *ranks);
 void ucch_board_free(ucch_board *board);
 void ucch_board_add(ucch_board *board, double seconds, uint64_t bytes);

@@ -51,7 +51,8 @@
 #define UCCH_SHARE_BYTES 64
 
 /* Statuses of our own, apart from both libraries' ranges. ALIASED: the send and the receive buffer are one; the
- * in-place program is wanted. LATER: it would have to wait for what only its caller can let go on. */
+ * in-place program is wanted. LATER: it would have to wait for what only its caller can let go on. STALE:
+ * an earlier call came to nothing, of which the caller is to take note first. */
 #define UCCH_FAIL_TIMEOUT -1001
 #define UCCH_FAIL_MISMATCH -1002
 #define UCCH_FAIL_PEER -1003
@@ -64,6 +65,8 @@
 #define UCCH_FAIL_DEVICE -1009
 #define UCCH_FAIL_CANCELLED -1010
 #define UCCH_LATER -1012
+#define UCCH_FAIL_REFUSED -1013
+#define UCCH_STALE -1014
 
 /* How a peer is: there, ended well, dead. UCCH_ALL_PEERS asks for all of them: the best of their fates. */
 #define UCCH_THERE 0
@@ -77,6 +80,8 @@
 #define UCCH_TOKEN_BIT 50
 
 #define UCCH_LABEL_BYTES 48
+/* What a rank says of a call that it refuses. */
+#define UCCH_REFUSAL_BYTES 232
 
 /* Bytes before the first event of a timeline. */
 #define UCCH_TRACE_HEADER 4096

@@ -12,6 +12,8 @@
 #include "base/ucch.h"
 
 #define RING 64
+/* Refusals of a rank that are remembered: a rank that refuses waits for nobody until its next call. */
+#define REFUSALS 32
 #define LABEL UCCH_LABEL_BYTES
 #define LEFT (-1)
 
@@ -21,17 +23,31 @@ typedef struct arrival {
     char label[LABEL];
 } arrival;
 
+/* What a rank refused, last of all; `version` is odd while it is written. */
+typedef struct notice {
+    uint64_t version;
+    ucch_refusal refusal;
+} notice;
+
 typedef struct slot {
     int64_t pid;
-    uint64_t seq; /* the last call entered */
+    uint64_t seq; /* the last call entered or refused */
     char pad[48];
+    uint64_t news; /* of slot 0: how many refusals there were, of all ranks; in a line that is hardly ever written */
+    uint64_t refused;
+    char more[48];
+    notice notices[REFUSALS];
     arrival ring[RING];
 } slot;
 
 struct ucch_board {
     slot *slots;
     int n, mine;
-    uint64_t seq;
+    uint64_t seq, started; /* the last call, and the last one that was not refused */
+    uint64_t since;        /* refusals of earlier calls are of no interest to those that start now */
+    slot *told;            /* of ranks on other hosts: its notices */
+    uint64_t heard;
+    uint64_t quiet_news, quiet_since; /* with so much news nothing concerned calls from there on */
     int *ranks;
     uint64_t calls, bytes; /* finished well, and what they moved */
     double seconds;
@@ -52,8 +68,9 @@ ucch_board *ucch_board_new(void *memory, int nslots, int mine, const int *ranks)
     b->n = memory ? nslots : 0;
     b->mine = mine;
     b->ranks = calloc((size_t)nslots + 1, sizeof(int));
-    if (!b->ranks) {
-        free(b);
+    b->told = calloc(1, sizeof(slot));
+    if (!b->ranks || !b->told) {
+        ucch_board_free(b);
         return NULL;
     }
     memcpy(b->ranks, ranks, (size_t)nslots * sizeof(int));
@@ -63,6 +80,7 @@ ucch_board *ucch_board_new(void *memory, int nslots, int mine, const int *ranks)
 }
 
 void ucch_board_free(ucch_board *b) {
+    free(b->told);
     free(b->ranks);
     free(b);
 }
@@ -89,7 +107,7 @@ static void write_arrival(ucch_board *b, uint64_t seq, uint64_t signature, const
 }
 
 uint64_t ucch_board_publish(ucch_board *b, uint64_t signature, const char *label) {
-    uint64_t seq = ++b->seq;
+    uint64_t seq = b->started = ++b->seq;
     if (!b->n)
         return seq;
     write_arrival(b, seq, signature, label);
@@ -116,6 +134,133 @@ static int read_arrival(const slot *s, uint64_t seq, uint64_t *signature, char *
         memcpy(label, a->label, LABEL);
     __atomic_thread_fence(__ATOMIC_ACQUIRE);
     return __atomic_load_n(&a->seq, __ATOMIC_RELAXED) == seq;
+}
+
+/* ---- refusals ---- */
+
+/* A call that a rank's arguments cannot make counts as called, so that all ranks go on with the same number; those that
+ * have entered it, or enter it later, learn why it comes to nothing. */
+static void write_notice(slot *s, const ucch_refusal *refusal) {
+    notice *n = &s->notices[s->refused++ % REFUSALS];
+    uint64_t version = n->version + 1;
+    __atomic_store_n(&n->version, version, __ATOMIC_RELAXED);
+    __atomic_thread_fence(__ATOMIC_SEQ_CST);
+    n->refusal = *refusal;
+    n->refusal.text[UCCH_REFUSAL_BYTES - 1] = 0;
+    __atomic_store_n(&n->version, version + 1, __ATOMIC_RELEASE);
+}
+
+/* Calls of this rank come to nothing, because a call was refused: those who wait for it there are to know. */
+void ucch_board_give_up(ucch_board *b, const ucch_refusal *refusal) {
+    if (!b->n)
+        return;
+    write_notice(&b->slots[b->mine], refusal);
+    __atomic_add_fetch(&b->slots[0].news, 1, __ATOMIC_SEQ_CST);
+}
+
+/* This rank refuses its next call, which may be announced already; returns its number. */
+uint64_t ucch_board_refuse(ucch_board *b, int rank, const char *text) {
+    uint64_t seq = ++b->seq;
+    ucch_refusal refusal = {.first = seq, .last = seq, .call = seq, .rank = rank};
+    strncpy(refusal.text, text, UCCH_REFUSAL_BYTES - 1);
+    if (b->n) {
+        __atomic_store_n(&b->slots[b->mine].ring[seq % RING].seq, 0, __ATOMIC_RELEASE);
+        ucch_board_give_up(b, &refusal);
+        __atomic_store_n(&b->slots[b->mine].seq, seq, __ATOMIC_RELEASE);
+    }
+    return seq;
+}
+
+/* What a rank of another host has said. */
+void ucch_board_told(ucch_board *b, const ucch_refusal *refusal) {
+    write_notice(b->told, refusal);
+    b->heard++;
+}
+
+static uint64_t news_of(const ucch_board *b) {
+    return b->heard + (b->n ? __atomic_load_n(&b->slots[0].news, __ATOMIC_ACQUIRE) : 0);
+}
+
+/* The latest refusal in a slot that concerns a call from `since` to `seq`; whether it is later than what was found. */
+static int look_up(const slot *s, uint64_t since, uint64_t seq, ucch_refusal *found) {
+    int better = 0;
+    for (int i = 0; i < REFUSALS; i++) {
+        const notice *n = &s->notices[i];
+        uint64_t version = __atomic_load_n(&n->version, __ATOMIC_ACQUIRE);
+        ucch_refusal r = n->refusal;
+        __atomic_thread_fence(__ATOMIC_ACQUIRE);
+        if (!version || version % 2 || __atomic_load_n(&n->version, __ATOMIC_RELAXED) != version)
+            continue; /* being written: whoever waits looks again */
+        if (r.last >= since && r.first <= seq && r.first > found->first) {
+            *found = r;
+            better = 1;
+        }
+    }
+    return better;
+}
+
+/* Whether a call from `since` to `seq` was refused, and what is known of the latest one. */
+int ucch_board_refused(ucch_board *b, uint64_t since, uint64_t seq, ucch_refusal *found) {
+    uint64_t news = news_of(b);
+    if (!news || (news == b->quiet_news && since >= b->quiet_since))
+        return 0;
+    ucch_refusal none = {0};
+    found = found ? found : &none;
+    found->first = 0;
+    int any = look_up(b->told, since, seq, found);
+    for (int i = 0; i < b->n; i++)
+        any |= look_up(&b->slots[i], since, seq, found);
+    ucch_refusal later = {0};
+    if (!any && seq == b->seq) {
+        int coming = look_up(b->told, since, UINT64_MAX, &later);
+        for (int i = 0; i < b->n; i++)
+            coming |= look_up(&b->slots[i], since, UINT64_MAX, &later);
+        if (!coming) {
+            b->quiet_news = news;
+            b->quiet_since = since;
+        }
+    }
+    return any;
+}
+
+/* Whether a call up to the last one was refused, and this rank does not know of it. */
+int ucch_board_stale(ucch_board *b) {
+    return ucch_board_refused(b, b->since, b->seq, NULL);
+}
+
+/* Whether any other rank of this host has entered a call that it could have refused: 1; 0 when none will, -1 when that
+ * is not known yet. */
+int ucch_board_entered(ucch_board *b, uint64_t seq) {
+    int open = 0;
+    for (int i = 0; i < b->n; i++) {
+        if (i == b->mine)
+            continue;
+        uint64_t signature;
+        if (__atomic_load_n(&b->slots[i].seq, __ATOMIC_ACQUIRE) < seq)
+            open = 1;
+        else if (read_arrival(&b->slots[i], seq, &signature, NULL))
+            return 1;
+    }
+    return -open;
+}
+
+/* The number of the call to come. */
+uint64_t ucch_board_next(ucch_board *b) {
+    return b->seq + 1;
+}
+
+/* The last call that this rank did not refuse. */
+uint64_t ucch_board_started(ucch_board *b) {
+    return b->started;
+}
+
+/* From which call on refusals concern what starts now. */
+uint64_t ucch_board_since(ucch_board *b) {
+    return b->since;
+}
+
+void ucch_board_settle(ucch_board *b, uint64_t since) {
+    b->since = since;
 }
 
 /* The slot of a peer that entered call `seq` with another signature than ours, or -1. A peer that has not arrived

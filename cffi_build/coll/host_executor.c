@@ -47,6 +47,8 @@ static int start_step_locked(ucch_program *p, ucch_step *s) {
 int ucch_program_check_locked(ucch_program *p) {
     if (!p->board || p->queued)
         return 0;
+    if (ucch_board_refused(p->board, p->since, p->op.error.seq, NULL))
+        return UCCH_FAIL_REFUSED;
     int peer = ucch_board_mismatch(p->board, p->op.error.seq);
     int bad = UCCH_FAIL_MISMATCH;
     if (peer < 0) {
@@ -75,7 +77,9 @@ static void finish_locked(ucch_program *p) {
 
 static void fail_locked(ucch_program *p, int status, int step) {
     int peer = -1;
-    if (p->board && (peer = ucch_board_mismatch(p->board, p->op.error.seq)) >= 0)
+    if (p->board && ucch_board_refused(p->board, p->since, p->op.error.seq, NULL))
+        status = UCCH_FAIL_REFUSED;
+    else if (p->board && (peer = ucch_board_mismatch(p->board, p->op.error.seq)) >= 0)
         status = UCCH_FAIL_MISMATCH;
     ucch_op_end_locked(&p->op, status, step, peer);
     ucch_program_abandon_locked(p);
@@ -175,7 +179,8 @@ static int init_all_locked(ucch_program *p) {
  * 1.4 crashes on it. */
 static int expected_otherwise(ucch_program *p) {
     __atomic_thread_fence(__ATOMIC_SEQ_CST);
-    return p->board && ucch_board_mismatch(p->board, p->op.error.seq) >= 0;
+    return p->board && (ucch_board_refused(p->board, p->since, p->op.error.seq, NULL) ||
+                        ucch_board_mismatch(p->board, p->op.error.seq) >= 0);
 }
 
 static int start_locked(ucch_program *p, void *send, void *recv, double timeout, const void *owner, int anyway) {
@@ -185,6 +190,8 @@ static int start_locked(ucch_program *p, void *send, void *recv, double timeout,
         return UCCH_ALIASED;
     if (p->board && ucch_board_broken(p->board))
         return UCCH_FAIL_BROKEN;
+    if (p->board && ucch_board_stale(p->board))
+        return UCCH_STALE;
     int status = ucch_program_take_scratch(p, owner, anyway);
     if (status < 0)
         return status;
@@ -198,6 +205,7 @@ static int start_locked(ucch_program *p, void *send, void *recv, double timeout,
             enqueue_locked(s);
     }
     p->op.error.seq = p->board ? ucch_board_publish(p->board, p->signature, p->label) : 0;
+    p->since = p->board ? ucch_board_since(p->board) : 0;
     if (UCCH_TRACING)
         p->event = ucch_trace_begin_locked(p->number, -1, p->op.error.seq);
     ucch_op_begin_locked(&p->op, timeout);

@@ -59,6 +59,7 @@ struct ucch_program {
     uint64_t bytes; /* of the caller's data, for the statistics */
     ucch_board *board;
     uint64_t signature;
+    uint64_t since;  /* of the call under way: refusals from that call on concern it */
     uint32_t number; /* in the timeline */
     uint64_t event;
     char label[LABEL];

@@ -187,6 +187,7 @@ static ucch_launch *launch_locked(const asked *a, int *status) {
     l->channels = p->channels;
     l->op.error = (ucch_error){.step = -1, .peer = -1};
     l->op.error.seq = p->board ? ucch_board_publish(p->board, p->signature, p->label) : 0;
+    l->since = p->board ? ucch_board_since(p->board) : 0;
     if (UCCH_TRACING)
         l->event = ucch_trace_begin_locked(p->number, -1, l->op.error.seq);
     l->op.started = ucch_now();
@@ -196,7 +197,10 @@ static ucch_launch *launch_locked(const asked *a, int *status) {
         follow_locked(p, l);
     __atomic_thread_fence(__ATOMIC_SEQ_CST); /* as in host_executor.c: publish, then look */
     int bad = p->board ? ucch_board_mismatch(p->board, l->op.error.seq) : -1;
-    *status = bad >= 0 ? UCCH_FAIL_MISMATCH : issue_locked(p, l, a->stream);
+    if (p->board && ucch_board_refused(p->board, l->since, l->op.error.seq, NULL))
+        *status = UCCH_FAIL_REFUSED;
+    else
+        *status = bad >= 0 ? UCCH_FAIL_MISMATCH : issue_locked(p, l, a->stream);
     if (*status < 0) { /* what was launched goes on, and is left alone */
         end_locked(l, *status, bad);
         return l;
@@ -264,9 +268,10 @@ void ucch_launch_release(ucch_op *op) {
 /* The vendor's kernel waits in its stream for peers that will not come, and so does whoever waits for the stream:
  * nobody may be left to raise anything, so it is said here. */
 static void give_up_locked(ucch_launch *l, int status, int peer) {
-    const char *why = status == UCCH_FAIL_TIMEOUT ? "not complete in time"
-                      : status == UCCH_FAIL_PEER  ? "another rank has left the job or died"
-                                                  : "another rank called something else";
+    const char *why = status == UCCH_FAIL_TIMEOUT   ? "not complete in time"
+                      : status == UCCH_FAIL_PEER    ? "another rank has left the job or died"
+                      : status == UCCH_FAIL_REFUSED ? "another rank refused its part of the call"
+                                                    : "another rank called something else";
     char label[UCCH_LABEL_BYTES] = "a call";
     if (l->board)
         ucch_board_own_label(l->board, l->op.error.seq, label);
@@ -340,6 +345,10 @@ void ucch_launches_police_locked(double now, double suspicion) {
     for (ucch_launch *l = first; l; l = l->next) {
         if (l->op.state != UCCH_ACTIVE || now - l->op.started < suspicion)
             continue;
+        if (l->board && ucch_board_refused(l->board, l->since, l->op.error.seq, NULL)) {
+            give_up_locked(l, UCCH_FAIL_REFUSED, -1);
+            continue;
+        }
         int peer = l->board ? ucch_board_mismatch(l->board, l->op.error.seq) : -1, bad = UCCH_FAIL_MISMATCH;
         int needs_others = l->n || !l->channels || ucch_channels_waiting(l->channels);
         if (peer < 0 && l->board && needs_others) {

@@ -9,6 +9,7 @@ struct ucch_launch {
     int released, n;
     uint64_t bytes;
     ucch_board *board;
+    uint64_t since; /* as a program's */
     ucch_launch *next;
     uint64_t event;          /* of the timeline, which sees an end only when it is collected */
     ucch_program *follower;  /* a program whose caller waits for it, not for the launch */

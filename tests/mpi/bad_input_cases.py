@@ -17,7 +17,14 @@ import numpy as np
 import pytest
 from mpi4py import MPI
 
-from ucc_hetero import CollectiveError, CollectiveTimeout, Communicator, MismatchError, PersistentRequest
+from ucc_hetero import (
+    CollectiveError,
+    CollectiveTimeout,
+    Communicator,
+    MismatchError,
+    PersistentRequest,
+    RefusedError,
+)
 
 WORLD = MPI.COMM_WORLD
 FOREIGN = ">f4" if sys.byteorder == "little" else "<f4"
@@ -90,14 +97,23 @@ def wrong_arguments(comm: Communicator) -> list[tuple[type[Exception], str, Call
 
 
 def arguments() -> None:
-    """All ranks make each mistake, then one rank alone; nothing is sent, and the next call is right."""
+    """All ranks make each mistake, then one rank alone; nothing is sent, and the next call is right.
+
+    A collective that one rank refuses counts as called: whatever the others call in its place comes to nothing.
+    """
     with Communicator(WORLD) as comm:
-        for culprits in (range(comm.size), (comm.size - 1,)):
+        last = comm.size - 1
+        for culprits in (range(comm.size), (last,)):
             for error, text, call in wrong_arguments(comm):
                 if comm.rank in culprits:
                     with pytest.raises(error, match=text) as caught:
                         call()
                     assert f"rank {comm.rank}" in str(caught.value) or error is not BufferError
+                elif not re.search("^(dest|tag)", text):  # messages concern nobody else
+                    with pytest.raises(
+                        RefusedError, match=f"rank {last} refused its part: (NotSupported|{error.__name__})"
+                    ):
+                        comm.Barrier()
             goes_on(comm)
         if comm.rank == 0:
             print(f"{len(wrong_arguments(comm))} mistakes refused")

@@ -36,6 +36,14 @@ def test_mistakes(mpirun, what: str, timeout: str, vendors: str) -> None:
     assert re.search(r"refused|noticed", job.stdout)
 
 
+@pytest.mark.parametrize(("ranks", "vendors"), [(2, ""), (3, "nvidia:2,amd:1")])
+def test_refusals(mpirun, ranks: int, vendors: str) -> None:
+    """A mistake that one rank can see ends the call on all, and the communicator goes on."""
+    env = {"UCCH_TIMEOUT": "300"} | ({"UCCH_EMULATE": vendors} if vendors else {})
+    job = mpirun("tests/mpi/refusal_cases.py", ranks, env=env, timeout=150)
+    assert "kinds of calls refused" in job.stdout, job.output
+
+
 def fake_library(folder: Path, version: str, *, without: str = "") -> Path:
     """A library with libucc's functions, which do nothing, and a version of its own."""
     compiler = shutil.which("cc") or shutil.which("gcc")

@@ -10,6 +10,7 @@ from .. import env, log
 from ..bootstrap import exit
 from ..calls.dispatch import Runner
 from ..calls.neighbours import Neighbourhood
+from ..calls.notices import Notices
 from ..calls.p2p import Messages
 from ..calls.partitioned import Partitions
 from ..calls.persistent import PersistentRequest
@@ -46,8 +47,9 @@ class Communicator(MessageMethods, NeighbourMethods, GroupMethods):
 
     Methods, defaults and buffer forms are mpi4py's; methods with a capital letter take buffers, the others are those
     of the MPI communicator (pickled objects). Mistakes in arguments raise ``TypeError``, ``ValueError`` or
-    ``BufferError`` before anything is sent, and the communicator stays usable. Failures of a call that was sent raise
-    a :class:`~ucc_hetero.errors.CollectiveError`, after which a new communicator must be made.
+    ``BufferError`` before anything is sent, and the communicator stays usable. A collective that one rank refuses so
+    counts as called: the other ranks' call raises :class:`~ucc_hetero.errors.RefusedError`. Failures of a call that
+    was sent raise a :class:`~ucc_hetero.errors.CollectiveError`, after which a new communicator must be made.
 
     ``stream`` (torch's, CuPy's, an integer handle) lets a collective start when that stream reaches it, and lets the
     stream go on only when the data is there; methods with ``I`` do not block the host meanwhile.
@@ -91,6 +93,10 @@ class Communicator(MessageMethods, NeighbourMethods, GroupMethods):
         self._messages = Messages(self._run)
         #: Made when they are used first: messages of the package's own calls, and what those calls are.
         self._own_messages: Messages | None = None
+        board = self._run.board
+        self._notices = None
+        if self._run.size > (len(board.ranks) if board.shared else 1):
+            self._notices = Notices(self._own(), self._run.refusals)
         self._known_edges: Neighbourhood | None = None
         self._known_partitions: Partitions | None = None
         self.rank: int = self._run.rank
@@ -102,6 +108,8 @@ class Communicator(MessageMethods, NeighbourMethods, GroupMethods):
         if isinstance(self._run, _Freed):
             return
         together = self._run.close()
+        if self._notices is not None:
+            self._notices.close()
         exit.forget(self)
         self._run, self._messages = cast(Runner, _Freed()), cast(Messages, _Freed())
         self._own_messages = self._known_edges = self._known_partitions = None

@@ -57,7 +57,12 @@ def forget(comm: Any) -> None:
     """A communicator is being freed."""
     global _haunted
     living.remove(comm)
-    _haunted = _haunted or bool(comm._run.broken)
+    _haunted = _haunted or _leaves_calls(comm)
+
+
+def _leaves_calls(comm: Any) -> bool:
+    """Whether a call of a communicator is in the libraries still, and will never end."""
+    return bool(comm._run.broken or comm._run.refusals.spoilt)
 
 
 def failed() -> bool:
@@ -140,7 +145,8 @@ def _together(each: process.Job) -> int:
     from mpi4py import MPI
 
     stuck = any(comm._run.broken or comm._run.busy for comm in living)
-    mine = array("i", [_STUCK if stuck else _HAUNTED if _haunted else _WHOLE])
+    haunted = _haunted or any(map(_leaves_calls, living))
+    mine = array("i", [_STUCK if stuck else _HAUNTED if haunted else _WHOLE])
     worst = array("i", [0])
     request = each.comm.Iallreduce(mine, worst, op=MPI.MIN)
     pause = 0.0

@@ -112,6 +112,11 @@ class Board:
         lib.ucch_unlock()
         return seq
 
+    def refusal(self, seq: int) -> Any:
+        """The ``ucch_refusal`` because of which call ``seq`` comes to nothing; None if none is remembered."""
+        found = ffi.new("ucch_refusal *")
+        return found if lib.ucch_board_refused(self.native, 0, seq, found) else None
+
     def dead(self) -> int:
         """A rank of this host whose process is gone although it had not left, -1 for none."""
         for slot, rank in enumerate(self.ranks if self.native and self.shared else ()):

@@ -6,6 +6,7 @@ import time
 from array import array
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
+from typing import Any
 
 from ..bindings import ucc
 from ..bindings.ucc_enums import SET_UP_BYTES, SET_UP_LATE
@@ -19,12 +20,22 @@ from .turns import alone, turn
 
 __all__ = ["Teams"]
 
+#: Bits of a tag: a communicator's number, and that of a call.
+_NUMBER_BITS, _FIRST_BITS = 12, 7
+
 
 class Teams:
-    """The teams of one communicator, number ``tag``. ``members[r]`` is the job rank of communicator rank r."""
+    """The teams of one communicator, by its ``number``. ``members[r]`` is the job rank of communicator rank r.
 
-    def __init__(self, job: Job, members: Sequence[int], rank: int, tag: int, timeout: float) -> None:
-        self.job, self.members, self.rank, self.tag, self.timeout = job, tuple(members), rank, tag, timeout
+    ``first``: the call from which on they are used, where others were before them.
+    """
+
+    def __init__(
+        self, job: Job, members: Sequence[int], rank: int, number: int, timeout: float, first: int = 0
+    ) -> None:
+        self.job, self.members, self.rank, self.timeout = job, tuple(members), rank, timeout
+        #: Of the messages by which ranks come together; each MPI library has as many as this.
+        self.tag = number | (first % (1 << _FIRST_BITS)) << _NUMBER_BITS
         #: Raises when the call that new teams are made for has become hopeless.
         self.look: Callable[[], None] | None = None
         self._teams: dict[tuple[tuple[int, ...], str], ucc.Team] = {}
@@ -100,7 +111,7 @@ class Teams:
             lib.ucch_progress_once()
             time.sleep(pause)
             if self.look is not None:
-                self.look()
+                self._still_wanted(request)
             pause = min(pause + 1e-6, 1e-3)
             if time.monotonic() > until:
                 request.Cancel()
@@ -109,6 +120,14 @@ class Teams:
                     f"{self.timeout:g} s"
                 )
         return word[0]
+
+    def _still_wanted(self, request: Any) -> None:
+        assert self.look is not None
+        try:
+            self.look()
+        except BaseException:
+            request.Cancel()
+            raise
 
     def _canary(self, team: ucc.Team, ranks: tuple[int, ...], link: str) -> None:
         """A checked allreduce: libucc may report success with wrong data, and a team that does is of no use."""

@@ -4,27 +4,34 @@ from __future__ import annotations
 
 import math
 import threading
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 from .. import env
 from ..bindings.ucc import status_name
 from ..bootstrap.group import Membership
 from ..device import report, stream_handle
 from ..engine.lowering import Program
-from ..errors import CollectiveError, DeviceError, NotSupported
+from ..errors import CollectiveError, DeviceError, NotSupported, RefusedError
 from ..native.libraries import ffi, lib
 from ..planner.select import Tuning
 from .arguments import root_of
-from .failure import failure_of, not_started
+from .failure import StaleError, failure_of, not_started
 from .mpi_fallback import Delegate, is_delegated
-from .persistent import PersistentRequest, retire
+from .persistent import PersistentRequest, retire, unsettle
 from .prepare import KINDS, Preparation, Prepared
 from .program_cache import UNEVEN, Idle, Known, Repeats, Uneven, addresses, key_of_arrays, only_addresses
-from .request import SLICE, Request, finished, reap, wait_op
+from .refusals import Refusals
+from .request import SLICE, Request, finished, look_around, reap, wait_op
 from .shutdown import wind_up
 from .stream_launch import Launches, key_of
 
 __all__ = ["Runner"]
+
+_T = TypeVar("_T")
+
+#: Non-blocking calls whose ranks exchange counts while they run.
+EXCHANGED = frozenset({"gatherv", "scatterv", "alltoallv", "alltoallw"})
 
 _run = lib.ucch_program_run
 _NULL = ffi.NULL
@@ -50,7 +57,9 @@ class Runner:
         self.broken = ""
         self._in_place = MPI.IN_PLACE
         self.delegate = Delegate(mpi, self.board, self.timeout, self.track, self._broke)
-        self._prepared = Preparation(members, self.delegate, self._run)
+        self._prepared = Preparation(members, self.delegate, self._run, self._overtaken)
+        #: Calls that a rank has refused.
+        self.refusals = Refusals(members)
         #: What ran so far, as ``Preparation.used``.
         self.used = self._prepared.used
         self._fast: dict[tuple[Any, ...], Program] = {}
@@ -60,6 +69,8 @@ class Runner:
         #: Persistent calls that were not freed: their requests must go before their teams.
         self._persistent: dict[int, Prepared] = {}
         self._active, self._counting = 0, threading.Lock()
+        #: How often all that was known of calls has been forgotten.
+        self.epoch = 0
 
     # --- calls --------------------------------------------------------------------------------------------------------
 
@@ -74,33 +85,41 @@ class Runner:
         stream: Any = None,
     ) -> None:
         """Run a collective to its end; with ``stream`` it starts when the stream gets there."""
-        if type(root) is not int:
-            root = root_of(name, self.size, self.rank, root)
-        if stream is not None:
-            self.start(name, send, recv, op, root, recvcounts, stream, host=True).Wait()
-            return
-        if name in UNEVEN and not self.broken:
-            seen = self._uneven.again(name, send, recv, op, root, recvcounts)
-            if not seen.done:
-                self._uneven_call(seen, name, send, recv, op, root, recvcounts)
-            return
-        # The usual call, two plain arrays as last time, does nothing but look up, take addresses and run.
-        key = key_of_arrays(name, send, recv, op, root, self._in_place)
-        program = self._fast.get(key) if key is not None else None
-        if program is not None and not self.broken:
-            both = addresses(send, recv)  # what has none the binder handles or refuses
-            if both is not None and self._ran(program, *both, (send, recv), name):
+        try:
+            if type(root) is not int:
+                root = root_of(name, self.size, self.rank, root)
+            if stream is not None:
+                self.start(name, send, recv, op, root, recvcounts, stream, host=True).Wait()
                 return
-        elif key is None:
-            known = key_of(name, None if send is self._in_place else send, recv, op, root)
-            if known is not None:
-                key, outof, into = known
-                program = self._fast.get(key)
-                if program is not None and not self.broken:
-                    both = _cast("void *", outof), _cast("void *", into)
-                    if self._ran(program, *both, (send, recv), name):
-                        return
-        self._usable()
+            if name in UNEVEN and not self.broken:
+                seen = self._uneven.again(name, send, recv, op, root, recvcounts)
+                if not seen.done:
+                    self._again_if_stale(self._uneven_call, seen, name, send, recv, op, root, recvcounts)
+                return
+            # The usual call, two plain arrays as last time, does nothing but look up, take addresses and run.
+            key = key_of_arrays(name, send, recv, op, root, self._in_place)
+            program = self._fast.get(key) if key is not None else None
+            if program is not None and not self.broken:
+                both = addresses(send, recv)  # what has none the binder handles or refuses
+                if both is not None and self._ran(program, *both, (send, recv), name):
+                    return
+            elif key is None:
+                known = key_of(name, None if send is self._in_place else send, recv, op, root)
+                if known is not None:
+                    key, outof, into = known
+                    program = self._fast.get(key)
+                    if program is not None and not self.broken:
+                        both = _cast("void *", outof), _cast("void *", into)
+                        if self._ran(program, *both, (send, recv), name):
+                            return
+            self._again_if_stale(self._general, key, name, send, recv, op, root, recvcounts)
+        except Exception as error:
+            self.refuse(error)
+            raise
+
+    def _general(self, key: Any, name: str, send: Any, recv: Any, op: Any, root: int, recvcounts: Any) -> None:
+        """A call that was not made before, or not like this."""
+        self._ready()
         if op is not None and is_delegated(op):
             self.delegate.run(name, send, recv, op, root, recvcounts)
             return
@@ -119,7 +138,7 @@ class Runner:
 
     def _uneven_call(self, seen: Known, name: str, send: Any, recv: Any, op: Any, root: int, recvcounts: Any) -> None:
         """A call of uneven blocks that was not made before."""
-        self._usable()
+        self._ready()
         if op is not None and is_delegated(op):
             self.delegate.run(name, send, recv, op, root, recvcounts)
             return
@@ -128,6 +147,26 @@ class Runner:
         self._run(prepared)
         prepared.finish()
         self._uneven.keep(seen, prepared, send, recv)
+
+    def _again_if_stale(self, make: Callable[..., _T], *arguments: Any) -> _T:
+        """Make a call; anew if it turns out meanwhile that an earlier one has come to nothing."""
+        while True:
+            try:
+                return make(*arguments)
+            except StaleError:
+                continue
+
+    def refuse(self, error: Exception) -> None:
+        """Tell the other ranks that this one cannot make its next call: a mistake that it alone may see."""
+        if self.size > 1 and not self.broken and not isinstance(error, CollectiveError):
+            self.refusals.refuse(f"{type(error).__name__}: {error}")
+            self._forget()
+
+    def refuse_call(self, name: str, error: Exception, *, started: bool = True) -> None:
+        """As :meth:`refuse`; ``started``: of a call in which counts travel along with the data."""
+        self.refuse(error)
+        if started and name in EXCHANGED and self.size > 1 and not (self.broken or isinstance(error, CollectiveError)):
+            self.delegate.refuse_along()
 
     def _ran(self, program: Program, outof: Any, into: Any, keep: object, name: str) -> bool:
         """Run a program to its end; False when it could not start like this."""
@@ -156,11 +195,19 @@ class Runner:
 
         ``host``: the caller will wait for the request at once, so that the stream need not.
         """
+        try:
+            if stream is not None:
+                return self.start_on(stream_handle(stream), name, send, recv, op, root, recvcounts, host=host)[0]
+            return self._again_if_stale(self._started, name, send, recv, op, root, recvcounts)
+        except Exception as error:
+            self.refuse_call(name, error, started=stream is None)
+            raise
+
+    def _started(self, name: str, send: Any, recv: Any, op: Any, root: int, recvcounts: Any) -> Request:
+        """The request of a call that begins."""
         if type(root) is not int:
             root = root_of(name, self.size, self.rank, root)
-        if stream is not None:
-            return self.start_on(stream_handle(stream), name, send, recv, op, root, recvcounts, host=host)[0]
-        self._usable()
+        self._ready()
         key, again = self._repeats.again(name, send, recv, op, root) if recvcounts is None else (None, None)
         if again is not None:
             return again
@@ -220,7 +267,7 @@ class Runner:
         self, name: str, send: Any, recv: Any, op: Any, root: int, recvcounts: Any, *, exchange: bool
     ) -> Prepared | None:
         """Prepare a call that a stream will start."""
-        self._usable()
+        self._ready()
         if op is not None and is_delegated(op):
             raise NotSupported(
                 f"{name} on rank {self.rank}: an operation of the user's own runs on the host, in no stream"
@@ -268,29 +315,56 @@ class Runner:
         self, name: str, send: Any, recv: Any, op: Any = None, root: int = -1, recvcounts: Any = None
     ) -> PersistentRequest:
         """Set a collective up once, to be started many times."""
-        if type(root) is not int:
-            root = root_of(name, self.size, self.rank, root)
-        self._usable()
-        if op is not None and is_delegated(op):
-            return self.delegate.request(name, send, recv, op, root, recvcounts)
-        prepared = self._prepared.prepare(name, send, recv, op, root, recvcounts, exchange=True, now=False)
+        try:
+            if type(root) is not int:
+                root = root_of(name, self.size, self.rank, root)
+            arguments = name, send, recv, op, root, recvcounts
+            if op is not None and is_delegated(op):
+                self._ready()
+                return self.delegate.request(*arguments, refuse=self.refuse)
+            prepared = self._again_if_stale(self._set_up, *arguments)
+        except Exception as error:
+            self.refuse(error)
+            raise
         if prepared is None:
             idle = ffi.gc(lib.ucch_message_new(), lib.ucch_message_free)
             return PersistentRequest(lib.ucch_message_op(idle), idle, lambda: 0, lambda *_: None, lambda: None)
-        handle = prepared.program.handle
-        status = lib.ucch_program_persist(handle, prepared.send, prepared.recv, self.timeout)
+        return self._standing(prepared, arguments)
+
+    def _set_up(self, name: str, send: Any, recv: Any, op: Any, root: int, recvcounts: Any) -> Prepared | None:
+        """A call that is ready to be started again and again."""
+        self._ready()
+        prepared = self._prepared.prepare(name, send, recv, op, root, recvcounts, exchange=True, now=False)
+        if prepared is None:
+            return None
+        status = lib.ucch_program_persist(prepared.program.handle, prepared.send, prepared.recv, self.timeout)
         if status < 0:
             raise CollectiveError(f"rank {self.rank}: {prepared.label}: {status_name(status)}")
         lib.ucch_progress_thread(1)
         self._persistent[id(prepared)] = prepared
+        return prepared
+
+    def _standing(self, prepared: Prepared, arguments: tuple[Any, ...]) -> PersistentRequest:
+        """The request of a call that was set up."""
+        teams = self.members.teams
 
         def start() -> int:
-            self._usable()
-            if prepared.copies:
+            return self._again_if_stale(start_now)
+
+        def start_now() -> int:
+            nonlocal prepared, teams
+            self._ready()
+            if teams is not self.members.teams:  # a call was refused: others are used by now
+                free()
+                anew = self._set_up(*arguments)
+                assert anew is not None
+                prepared, teams = anew, self.members.teams
+            elif prepared.copies:
                 prepared.refill()
-            state = int(lib.ucch_program_again(handle))
+            state = int(lib.ucch_program_again(prepared.program.handle))
             if state < 0:
                 raise not_started(self.rank, prepared.label, state)
+            request.rebind(prepared.program.op, prepared, None if prepared.copies else prepared.program.handle)
             return state
 
         def finish(state: int, status: Any) -> None:
@@ -299,15 +373,18 @@ class Runner:
 
         def free() -> None:
             if self._persistent.pop(id(prepared), None) is not None:
-                lib.ucch_program_drop(handle)
+                lib.ucch_program_drop(prepared.program.handle)
 
         def in_stream(stream: Any) -> Request:
+            name, send, recv, op, root, recvcounts = arguments
             return self.start(name, send, recv, op, root, recvcounts, stream)
 
-        direct = None if prepared.copies else handle
-        return PersistentRequest(
-            prepared.program.op, prepared, start, finish, free, direct=direct, owner=self, in_stream=in_stream
-        )
+        direct = None if prepared.copies else prepared.program.handle
+        request = PersistentRequest(
+            prepared.program.op, prepared, start, finish, free, direct=direct, owner=self, in_stream=in_stream,
+            refuse=self.refuse,
+        )  # fmt: skip
+        return request
 
     # --- books --------------------------------------------------------------------------------------------------------
 
@@ -324,6 +401,21 @@ class Runner:
                 "free it and make a new one from the MPI communicator"
             )
         reap()
+
+    def _ready(self) -> None:
+        """As :meth:`_usable`, for a collective: go on from the calls that were refused, as the other ranks do."""
+        self._usable()
+        look_around()
+        if self.refusals.pending:
+            self.refusals.settle(self.timeout)
+        if self.refusals.catch_up():
+            self._forget()
+
+    def _overtaken(self, keep: object) -> None:
+        """The last call came to nothing here, because another rank has refused it."""
+        _graveyard.append(keep)
+        self.refusals.give_up(int(lib.ucch_board_started(self.board.native)))
+        self._forget()
 
     def _broke(self, failure: Exception, keep: object) -> None:
         """A call failed: whoever ran it may still use its memory, and nothing more is run."""
@@ -354,6 +446,13 @@ class Runner:
         if state == 1:
             return
         failure: Exception = failure_of(program.op, self.board, self.rank, label, self.timeout)
+        if isinstance(failure, RefusedError) and not program.launches:
+            error = ffi.new("ucch_error *")
+            lib.ucch_op_error(program.op, error)
+            _graveyard.append((program, keep))
+            self.refusals.give_up(int(error.seq))
+            self._forget()
+            raise failure
         if isinstance(keep, Prepared):
             failure = keep.reason(failure)
         self._broke(failure, (program, keep))
@@ -367,6 +466,9 @@ class Runner:
     def _forget(self) -> None:
         for known in (self._fast, self._repeats, self._uneven, self.launches):
             known.clear()
+        self._prepared.programs.clear()
+        self.epoch += 1
+        unsettle(self)
 
     def track(self, change: int) -> None:
         """Count the communicator's requests in flight up or down, from any thread."""
@@ -391,6 +493,8 @@ class Runner:
         together = wind_up(self)
         self.launches.clear()
         retire(self)
+        if not self.broken:
+            self.refusals.catch_up()
         if self.broken:
             # Its teams hang in libucc with whatever the failure left there; they are not touched again.
             _graveyard.append(

@@ -6,10 +6,14 @@ from typing import Any
 
 from ..bindings.ucc import status_name
 from ..bootstrap.liveness import Board
-from ..errors import CollectiveError, CollectiveTimeout, MismatchError, PeerError
+from ..errors import CollectiveError, CollectiveTimeout, MismatchError, PeerError, RefusedError
 from ..native.libraries import ffi, lib
 
-__all__ = ["explain", "failure_of", "not_started"]
+__all__ = ["StaleError", "explain", "failure_of", "not_started"]
+
+
+class StaleError(CollectiveError):
+    """Nothing was started: it has to be prepared anew, because an earlier call came to nothing."""
 
 
 def failure_of(op: Any, board: Board, rank: int, label: str, timeout: float) -> CollectiveError:
@@ -21,6 +25,8 @@ def failure_of(op: Any, board: Board, rank: int, label: str, timeout: float) -> 
 
 def not_started(rank: int, label: str, status: int) -> CollectiveError:
     """The exception for a call that the engine did not begin."""
+    if status == lib.UCCH_STALE:
+        return StaleError(f"rank {rank}: {label}: an earlier call came to nothing")
     why = status_name(status)
     if status in (lib.UCCH_FAIL_DEVICE, lib.UCCH_FAIL_MEMORY):
         why = ffi.string(lib.ucch_device_error()).decode(errors="replace") or "out of memory"
@@ -35,6 +41,8 @@ def explain(error: Any, board: Board, rank: int, label: str, timeout: float) -> 
     if status == lib.UCCH_FAIL_MISMATCH:
         other = board.label(peer, seq) or "something else"
         return MismatchError(f"{where}: rank {peer} called {other} instead")
+    if status == lib.UCCH_FAIL_REFUSED:
+        return RefusedError(f"{where}: {_refused(board.refusal(seq), seq)}")
     if status == lib.UCCH_FAIL_PEER:
         return PeerError(f"{where}: rank {peer} has left the job or died")
     if status == lib.UCCH_FAIL_TIMEOUT:
@@ -48,3 +56,10 @@ def explain(error: Any, board: Board, rank: int, label: str, timeout: float) -> 
     ended = lib.ucch_endpoint_errors()
     lost = f"; {ended} operation(s) ended in endpoint errors, as a peer's host or process is gone" if ended else ""
     return CollectiveError(f"{where}: {status_name(status)} in step {error.step}{lost}")
+
+
+def _refused(refusal: Any, seq: int) -> str:
+    if refusal is None:
+        return "another rank refused its part of it"
+    what = "refused its part" if refusal.call == seq else f"refused call {refusal.call} before it"
+    return f"rank {refusal.rank} {what}: {ffi.string(refusal.text).decode(errors='replace')}"

@@ -25,6 +25,7 @@ from ..types import Op
 from .failure import explain
 from .ops import op_of
 from .persistent import PersistentRequest
+from .request import look_around
 from .status import fill_empty
 
 __all__ = ["Delegate", "Watch", "is_delegated"]
@@ -46,16 +47,21 @@ class Watch:
     def __init__(self, board: Board, rank: int, label: str, timeout: float, *, announce: bool = False) -> None:
         self.board, self.rank, self.label, self.timeout = board, rank, label, timeout
         self.began = time.monotonic()
+        self.since = lib.ucch_board_since(board.native)
         self.seq = board.announce(label) if announce else board.publish(label)
 
     def look(self) -> None:
-        """Raise what makes the call hopeless: a peer that called something else or is gone, or the deadline."""
+        """Raise what makes the call hopeless: a peer that refused it, called another or is gone; the deadline."""
+        look_around()
         elapsed = time.monotonic() - self.began
         native = self.board.native
         status, peer = lib.UCCH_FAIL_MISMATCH, lib.ucch_board_mismatch(native, self.seq)
-        if peer < 0:
+        refused = bool(lib.ucch_board_refused(native, self.since, self.seq, ffi.NULL))
+        if refused:
+            status = lib.UCCH_FAIL_REFUSED
+        elif peer < 0:
             status, peer = lib.UCCH_FAIL_PEER, lib.ucch_board_gone(native, self.seq)
-        if peer < 0:
+        if peer < 0 and not refused:
             if not 0 < self.timeout < elapsed:
                 return
             status = lib.UCCH_FAIL_TIMEOUT
@@ -93,10 +99,11 @@ class _Delegated(PersistentRequest):
         begin: Callable[[], tuple[Watch, Any]],
         track: Callable[[int], None],
         fail: Callable[[Exception, object], None],
+        refuse: Callable[[Exception], None] | None,
     ) -> None:
         # The native engine takes an idle message for an operation that has finished: waiting for many passes it by.
         idle = ffi.gc(lib.ucch_message_new(), lib.ucch_message_free)
-        super().__init__(lib.ucch_message_op(idle), idle, self._launch, None, lambda: None)
+        super().__init__(lib.ucch_message_op(idle), idle, self._launch, None, lambda: None, refuse=refuse)
         self._parts = begin, track, fail
         self._watch: Watch | None = None
         self._request: Any = None
@@ -184,7 +191,10 @@ class Delegate:
     ) -> None:
         self.mpi, self.board, self.timeout = mpi, board, timeout
         self.rank: int = mpi.Get_rank()
+        self.size: int = mpi.Get_size()
         self._track, self.failed = track, failed
+        #: Exchanges of counts of calls that this rank has refused: (request, its memory).
+        self._joined: list[tuple[Any, object]] = []
 
     def settle(self) -> int:
         """See to dropped calls of this communicator; how many are under way."""
@@ -203,8 +213,17 @@ class Delegate:
         request.Start()
         request.Wait()
 
-    def request(self, name: str, send: Any, recv: Any, op: Any, root: int, recvcounts: Any) -> PersistentRequest:
-        """A reduction as a request that is not started yet."""
+    def request(
+        self,
+        name: str,
+        send: Any,
+        recv: Any,
+        op: Any,
+        root: int,
+        recvcounts: Any,
+        refuse: Callable[[Exception], None] | None = None,
+    ) -> PersistentRequest:
+        """A reduction as a request that is not started yet; ``refuse`` is told of a start that cannot be made."""
         for argument, spec in (("sendbuf", send), ("recvbuf", recv)):
             self._host_memory(name, argument, spec)
         self.settle()
@@ -228,7 +247,13 @@ class Delegate:
             self._track(1)
             return watch, request
 
-        return _Delegated(begin, self._track, self.failed)
+        return _Delegated(begin, self._track, self.failed, refuse)
+
+    def refuse_along(self) -> None:
+        """Take part in the exchange of counts of a call that this rank refuses."""
+        words = np.full(self.size, -1, np.int64), np.empty(self.size, np.int64)
+        self._joined = [each for each in self._joined if not each[0].Test()]
+        self._joined.append((self.mpi.Ialltoall(*words), words))
 
     def _host_memory(self, name: str, argument: str, spec: Any) -> None:
         """MPI may know nothing of GPUs: a device pointer would end the job."""
@@ -244,20 +269,17 @@ class Delegate:
 
     def send_along(self, call: Call, mine: Any) -> tuple[Any, Callable[[], None]]:
         """Let the counts travel the way of an uneven call's data: (what arrives here, what waits for it)."""
-        mine = np.ascontiguousarray(mine, np.int64)
-        got = np.zeros(len(mine), np.int64)
-        if call.collective == "alltoallv":
-            request = self.mpi.Ialltoall(mine, got)
-        elif call.collective == "gatherv":
-            root = self.rank == call.root
-            own = mine[self.rank : self.rank + 1] if root else mine
-            request = self.mpi.Igather(own, got if root else None, call.root)
-            got = got if root else mine  # only the root can compare
+        # To all, also where only the root has anything to compare: a rank that refuses may not know who that is.
+        words, got = np.full(self.size, -1, np.int64), np.full(self.size, -1, np.int64)
+        if call.collective == "alltoallv" or self.rank == call.root:
+            words[:] = mine
         else:
-            root = self.rank == call.root
-            one = np.zeros(1, np.int64)
-            request = self.mpi.Iscatter(mine if root else None, one, call.root)
-            got = mine if root else one
+            words[call.root] = mine[0]
+        request = self.mpi.Ialltoall(words, got)
+        if call.collective != "alltoallv" and (self.rank == call.root) == (call.collective == "scatterv"):
+            got = mine  # there is nothing to compare
+        elif call.collective == "scatterv":
+            got = got[call.root : call.root + 1]
         began = time.monotonic()
 
         def wait() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NoReturn
 from weakref import WeakSet
 
 from ..errors import NotSupported
@@ -11,7 +11,7 @@ from ..native.libraries import lib
 from .request import SLICE, Request, under_way, wait_op
 from .status import fill_empty
 
-__all__ = ["PersistentRequest", "retire"]
+__all__ = ["PersistentRequest", "retire", "unsettle"]
 
 _wait = lib.ucch_wait
 _again = lib.ucch_program_again
@@ -25,6 +25,14 @@ def retire(owner: object) -> None:
     for request in list(_standing):
         if request._owner is owner:
             request._begin, request._free, request._direct, request._in_stream = _ownerless, _nothing, None, None
+            request._refuse = None
+
+
+def unsettle(owner: object) -> None:
+    """Let the persistent requests of a communicator look before their next start what they are to start."""
+    for request in list(_standing):
+        if request._owner is owner:
+            request._direct = None
 
 
 class PersistentRequest(Request):
@@ -43,6 +51,7 @@ class PersistentRequest(Request):
         cancel: Callable[[], None] | None = None,
         owner: object = None,
         in_stream: Callable[[Any], Request] | None = None,
+        refuse: Callable[[Exception], None] | None = None,
     ) -> None:
         super().__init__(op, keep, finish, timeout=timeout, cancel=cancel, owner=owner)
         self._own = op
@@ -52,6 +61,8 @@ class PersistentRequest(Request):
         #: ``start`` starts the native operation, or raises. ``direct`` is the native program of a call that needs
         #: nothing before or after: it is tried first, and ``start`` says why when it cannot start.
         self._begin, self._free, self._direct = start, free, direct
+        #: Told of a start that cannot be made, where others wait for it.
+        self._refuse = refuse
         self._done = True
         if self._call is not None:
             under_way.discard(self._call)
@@ -67,7 +78,9 @@ class PersistentRequest(Request):
         ``ValueError`` when the last one was not waited for, ``NotSupported`` for a message in a stream.
         """
         if not self._done:
-            raise ValueError("this persistent request is still active; Wait for it before the next Start")
+            self._start_refused(
+                ValueError("this persistent request is still active; Wait for it before the next Start")
+            )
         if stream is not None:
             if self._in_stream is None:
                 raise NotSupported("stream=: only a collective can be a part of a stream's work; start it without")
@@ -75,7 +88,10 @@ class PersistentRequest(Request):
             self._op, self._done = self._streamed._op, False
             return
         if self._direct is None or _again(self._direct) < 0:
-            self._begin()
+            try:
+                self._begin()
+            except Exception as error:
+                self._start_refused(error)
         if self._call is not None:
             under_way.add(self._call)
         self._done = False
@@ -100,6 +116,18 @@ class PersistentRequest(Request):
         else:
             self._complete(state or wait_op(self._op), status)
         return True
+
+    def _start_refused(self, error: Exception) -> NoReturn:
+        if self._refuse is not None:
+            self._refuse(error)
+        raise error
+
+    def rebind(self, op: Any, keep: object, direct: Any) -> None:
+        """Stand for another native operation, which is idle."""
+        assert self._call is not None
+        self._op = self._own = self._call.op = op
+        self._keep = self._call.keep = keep
+        self._direct = direct
 
     @classmethod
     def Startall(cls, requests: Sequence[PersistentRequest]) -> None:

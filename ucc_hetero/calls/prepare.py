@@ -5,6 +5,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,15 +16,17 @@ from ..buffers import Buffer, pack
 from ..buffers import copy as copy_elements
 from ..engine.lowering import Program, Route, lower
 from ..engine.placement import Lowering
-from ..errors import CollectiveError, MismatchError, NotSupported
+from ..errors import CollectiveError, MismatchError, NotSupported, RefusedError
 from ..native.libraries import ffi, lib
 from ..planner.algorithms import Role, with_role
 from ..planner.collectives import ROWS, Call, elements
 from ..planner.select import Choice, Tuning, choose, make_plan, reason
 from ..types import DTYPES, OPS, DType, Op, Reduction, reduction
 from .arguments import Bound, bind
+from .failure import StaleError, explain
 from .mpi_fallback import Delegate, Watch
 from .ops import op_of
+from .request import look_around
 
 __all__ = ["KINDS", "Exchange", "Preparation", "Prepared"]
 
@@ -128,8 +131,16 @@ class Prepared:
 class Preparation:
     """What one communicator has prepared so far."""
 
-    def __init__(self, members: Membership, delegate: Delegate, run: Callable[[Prepared], None]) -> None:
+    def __init__(
+        self,
+        members: Membership,
+        delegate: Delegate,
+        run: Callable[[Prepared], None],
+        overtaken: Callable[[object], None],
+    ) -> None:
         self.members, self._delegate = members, delegate
+        #: Told of what was to be made for a call that another rank has refused meanwhile.
+        self._overtaken = overtaken
         #: Runs a prepared call to its end.
         self._run = run
         self.rank, self.size = members.rank, members.size
@@ -238,8 +249,16 @@ class Preparation:
         # Ranks that call different things would wait for each other while they make the teams of each.
         if now:
             members.teams.look = Watch(members.board, self.rank, label, self._delegate.timeout, announce=True).look
+        else:
+            members.teams.look = partial(self._look_ahead, label)
         try:
             program = lower(plan, self.rank, what, members.teams, members.board, route, label)
+        except RefusedError:
+            members.board.publish(label)
+            self._overtaken((plan, what))
+            raise
+        except StaleError:
+            raise
         except CollectiveError as error:
             self._delegate.failed(error, plan)
             raise
@@ -249,6 +268,17 @@ class Preparation:
         total = sum(b.nbytes for b in (bound.send, bound.recv) if b is not None)
         lib.ucch_program_bytes(program.handle, total)
         return program
+
+    def _look_ahead(self, label: str) -> None:
+        """Raise when the teams for a call that is set up will not be made: a rank refuses to, or has new ones."""
+        look_around()
+        board = self.members.board
+        if lib.ucch_board_stale(board.native):
+            raise StaleError(f"rank {self.rank}: an earlier call came to nothing")
+        number = lib.ucch_board_next(board.native)
+        if lib.ucch_board_refused(board.native, lib.ucch_board_since(board.native), number, ffi.NULL):
+            error = ffi.new("ucch_error *", {"status": lib.UCCH_FAIL_REFUSED, "seq": number, "peer": -1})
+            raise explain(error, board, self.rank, label, 0)
 
     def _without_counts(self, what: Lowering) -> Choice:
         """What non-blocking calls run whose counts only some ranks know; the same on every rank.

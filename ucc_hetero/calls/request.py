@@ -12,7 +12,7 @@ from ..errors import NotSupported
 from ..native.libraries import ffi, lib
 from .status import fill_empty
 
-__all__ = ["Request", "dropped", "finished", "reap", "under_way", "wait_op", "withdraw"]
+__all__ = ["Request", "dropped", "finished", "look_around", "lookouts", "reap", "under_way", "wait_op", "withdraw"]
 
 #: Seconds that a wait stays in C before Python looks for signals (Ctrl-C).
 SLICE = 0.05
@@ -43,10 +43,20 @@ under_way: set[_Call] = set()
 _dropped: deque[_Call] = deque()
 
 
+#: What those who wait for anything look at now and then: what else may have come that concerns them.
+lookouts: list[Callable[[], None]] = []
+
+
+def look_around() -> None:
+    """Look at what concerns those who wait."""
+    for look in list(lookouts):
+        look()
+
+
 def wait_op(op: Any) -> int:
     """Wait for a native operation; 1 done, 2 failed. Signals are seen in between."""
     while not (state := lib.ucch_wait(op, SLICE)):
-        pass
+        look_around()
     return int(state)
 
 
@@ -155,7 +165,10 @@ class Request:
 
     def _ended(self) -> int:
         """After some progress: 1 when the call has ended well, 2 when it failed, 0 while it goes on."""
-        return int(lib.ucch_test(self._op))
+        state = int(lib.ucch_test(self._op))
+        if not state and lookouts:
+            look_around()
+        return state
 
     def wait(self, status: Any = None) -> None:
         """``Wait``; returns None, as mpi4py does for a request without a pickled object."""
@@ -392,7 +405,7 @@ def _wait_many(requests: Sequence[Request], *, every: bool) -> None:
         ops = [op for r in active for op in r._ops()]
         native = ffi.new("ucch_op *[]", ops)
         while not lib.ucch_wait_any(native, len(ops), every, SLICE):
-            pass
+            look_around()
 
 
 def _complete_all(requests: Sequence[Request], statuses: list[Any] | None) -> bool:

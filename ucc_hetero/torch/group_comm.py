@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from ..api.comm import Communicator
@@ -45,6 +46,8 @@ class Lane:
         self._message_lock = threading.RLock()
         #: Programs of plain calls, by all that tells such calls apart but their addresses.
         self._kept: dict[tuple[Any, ...], Program] = {}
+        #: Those of this epoch of the runner's.
+        self._epoch = self.run.epoch
 
     def call(self, name: str, send: Any, recv: Any, op: Any, root: int, counts: Any, seconds: float) -> None:
         """Run a collective on host memory to its end in this thread."""
@@ -53,8 +56,11 @@ class Lane:
             like = recv if recv is not None else send
             if like is not None:
                 key = (name, like.dtype, like.numel(), send is None, recv is None, op, root)
-        with self._lock:
+        with self._refusing(name), self._lock:
             run = self._limited(seconds)
+            if run.epoch != self._epoch:
+                self._kept.clear()
+                self._epoch = run.epoch
             program = self._kept.get(key) if key is not None else None
             if program is not None and not run.broken:
                 outof = _NULL if send is None else _cast("void *", send.data_ptr())
@@ -67,6 +73,15 @@ class Lane:
                     return
             self._first(key, name, send, recv, op, root, counts)
 
+    @contextmanager
+    def _refusing(self, name: str) -> Iterator[None]:
+        """Tell the other ranks of a collective that this one cannot make."""
+        try:
+            yield
+        except Exception as error:
+            self.run.refuse_call(name, error)
+            raise
+
     def _limited(self, seconds: float) -> Runner:
         """The runner, with the time limit of the call to come; making teams for it is limited likewise."""
         run = self.run
@@ -78,7 +93,7 @@ class Lane:
     def _first(self, key: Any, name: str, send: Any, recv: Any, op: Any, root: int, counts: Any) -> None:
         """A call of a kind that is not kept: bound, planned and lowered by the runner."""
         run = self.run
-        run._usable()
+        run._ready()
         # Counts that only some ranks know are not exchanged: a rank may make the same call asynchronously, and its
         # peers would wait for its part of the exchange.
         prepared = run._prepared.prepare(name, send, recv, op, root, counts, exchange=False)
@@ -111,9 +126,9 @@ class Lane:
 
     def start(self, name: str, send: Any, recv: Any, op: Any, root: int, counts: Any, seconds: float) -> Request:
         """Start a collective; the progress thread is to be woken if it does not end at once."""
-        with self._lock:
+        with self._refusing(name), self._lock:
             run = self._limited(seconds)
-            run._usable()
+            run._ready()
             prepared = run._prepared.prepare(name, send, recv, op, root, counts, exchange=False)
             return finished() if prepared is None else run._begin(prepared, watched=False)
 

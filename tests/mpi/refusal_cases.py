@@ -1,0 +1,151 @@
+"""A rank that refuses a collective: ``mpirun -np N python refusal_cases.py``, N of 2 or more, runs every case.
+
+All others learn of it at once, whoever it was, and the next call of any form is right on all ranks.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import numpy as np
+from mpi4py import MPI
+
+from ucc_hetero import Communicator, PersistentRequest, RefusedError
+
+WORLD = MPI.COMM_WORLD
+#: Seconds within which others have to hear of it; the jobs' time limit is several times as long.
+SOON = 60
+
+
+def run(request: Any) -> None:
+    """A call to its end, whatever its form."""
+    if isinstance(request, PersistentRequest):
+        request.Start()
+    if request is not None:
+        request.Wait()
+
+
+class Cases:
+    """Calls as they should be, and as one rank makes them wrongly, by name."""
+
+    def __init__(self, comm: Communicator) -> None:
+        self.comm, p, me = comm, comm.size, comm.rank
+        a, b = np.ones(4), np.zeros(4)
+        blocks = [np.zeros(4 * p), [4] * p]
+        root = blocks if me == 0 else None
+        big = np.ones(1 << 17)
+        bigs, others = ([np.ones(p << 15), [1 << 15] * p] for _ in range(2))
+        more = [np.zeros(4 * p), [4] * p]
+        self.sums = np.zeros(4)
+        self.kept = comm.Allreduce_init(a, self.sums)
+        freed, well = (comm.Allreduce_init(big, big.copy()) for _ in range(2))
+        freed.Free()
+        self.calls: dict[str, tuple[Callable[[], Any], Callable[[], Any]]] = {
+            "Allreduce": (lambda: comm.Allreduce(a, b), lambda: comm.Allreduce(a, b[:3])),
+            "long": (lambda: comm.Allreduce(MPI.IN_PLACE, big), lambda: comm.Allreduce(big, b)),
+            "Iallreduce": (lambda: comm.Iallreduce(a, b), lambda: comm.Iallreduce(a, b[:3])),
+            "Allreduce_init": (lambda: comm.Allreduce_init(a, b), lambda: comm.Allreduce_init(a, b[:3])),
+            "Start": (lambda: well, lambda: freed),
+            "Bcast": (lambda: comm.Bcast(a, 1), lambda: comm.Bcast(a, root=p)),
+            "Barrier": (comm.Barrier, lambda: comm.Allreduce(a, b, "AVERAGE")),
+            "Gatherv": (lambda: comm.Gatherv(a, root), lambda: comm.Gatherv(None, None)),
+            "Igatherv": (lambda: comm.Igatherv(a, root), lambda: comm.Igatherv(None, None)),
+            "Gatherv_init": (lambda: comm.Gatherv_init(a, root), lambda: comm.Gatherv_init(None, None)),
+            "Scatterv": (lambda: comm.Scatterv(root, a), lambda: comm.Scatterv(None, None)),
+            "Iscatterv": (lambda: comm.Iscatterv(root, a), lambda: comm.Iscatterv(None, None)),
+            "Alltoallv": (lambda: comm.Alltoallv(blocks, more), lambda: comm.Alltoallv(None, None)),
+            "Ialltoallv": (lambda: comm.Ialltoallv(bigs, others), lambda: comm.Ialltoallv(None, None)),
+        }  # fmt: skip
+        #: Those in which a rank may have done its part, rightly, before another one refuses its own.
+        self.loose = {"Bcast", "Igatherv", "Iscatterv"}
+        near = WORLD.Split_type(MPI.COMM_TYPE_SHARED)
+        if near.size < p:  # a rank that has not waited may hear of it from another host in its next call
+            for name in self.loose:
+                del self.calls[name]
+        near.Free()
+
+    def good(self) -> None:
+        """Calls of all forms, with what ranks know of earlier ones and without."""
+        comm = self.comm
+        p, me = comm.size, comm.rank
+        for turn in range(2):
+            out, data = np.zeros(3), np.full(2, float(me))
+            comm.Allreduce(np.full(3, me + 1.0 + turn), out)
+            assert (out == p * (p + 1) / 2 + p * turn).all()
+            comm.Bcast(data, root=p - 1)
+            assert (data == p - 1).all()
+            gathered = np.full(p, -1.0)
+            comm.Gatherv(np.full(1, float(me)), [gathered, [1] * p] if me == 0 else None)
+            later = np.full(p, -1.0)
+            comm.Igatherv(np.full(1, float(me)), [later, [1] * p] if me == 0 else None).Wait()
+            assert me or ((gathered == np.arange(p)).all() and (later == np.arange(p)).all())
+            self.sums[:] = -1
+            run(self.kept)
+            assert (self.sums == p).all()
+
+    def refused(self, name: str, culprits: Iterable[int]) -> None:
+        """Some ranks make a call wrongly; afterwards all is well."""
+        comm, (right, wrong) = self.comm, self.calls[name]
+        who = "|".join(map(str, culprits))
+        began = time.monotonic()
+        try:
+            run(wrong() if comm.rank in culprits else right())
+        except RefusedError as error:
+            assert comm.rank not in culprits and f"rank {who}" in str(error).replace(f"rank {comm.rank}:", ""), error
+            assert "Error: " in str(error)
+        except (TypeError, ValueError):
+            assert comm.rank in culprits
+        else:
+            assert comm.rank not in culprits and name in self.loose, f"{name} passed on rank {comm.rank}"
+        assert time.monotonic() - began < SOON
+        WORLD.Barrier()
+        self.good()
+
+
+def several_under_way(comm: Communicator) -> None:
+    """What others have begun behind a call that is refused comes to nothing, too; what they began before it ends."""
+    p, last, count = comm.size, comm.size - 1, 1 << 15
+    sums = [np.full(count, -1.0) for _ in range(5)]
+    requests = [comm.Iallreduce(np.ones(count), into) for into in sums[:2]]
+    if comm.rank != last:
+        requests += [comm.Iallreduce(np.ones(count), into) for into in sums[2:]]
+    WORLD.Barrier()
+    if comm.rank == last:
+        try:
+            comm.Iallreduce(np.ones(count), sums[2][:-1])
+            raise AssertionError("taken")
+        except ValueError:
+            pass
+    for request in requests[:2]:
+        request.Wait()
+    assert all((into == p).all() for into in sums[:2])
+    for i in range(3):
+        if comm.rank == last and i == 0:
+            continue  # it has refused this one
+        try:
+            (comm.Iallreduce(np.ones(count), sums[2 + i]) if comm.rank == last else requests[2 + i]).Wait()
+            raise AssertionError("a call behind a refused one ended well")
+        except RefusedError as error:
+            assert f"rank {last} refused" in str(error)
+
+
+def main() -> None:
+    comm = Communicator(WORLD)
+    cases = Cases(comm)
+    cases.good()
+    for culprits in ((comm.size - 1,), (0,), range(comm.size)):
+        for name in cases.calls:
+            cases.refused(name, culprits)
+    several_under_way(comm)
+    cases.good()
+    comm.Free()
+    with Communicator(WORLD) as another:
+        Cases(another).good()
+    if WORLD.rank == 0:
+        print(f"{len(cases.calls)} kinds of calls refused")
+
+
+if __name__ == "__main__":
+    main()
