@@ -83,7 +83,7 @@ typedef struct stream {
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static stream *streams, *default_stream;
 static queue *engines[2]; /* copies from the host, and to it */
-static int misuses, started, open_streams, most_queues;
+static int misuses, started, open_streams, most_queues, holds;
 static _Thread_local int current = -1;
 
 static int setting(const char *name, int otherwise) {
@@ -262,6 +262,8 @@ static int flag_work(void *handle, void *word, uint32_t value, int kind) {
         return NOT_SUPPORTED;
     if (HIP && (kind == HOLD ? kind_of(word) != SIGNAL_MEMORY : kind_of(word) < 0))
         return INVALID_VALUE;
+    if (kind == HOLD)
+        __atomic_add_fetch(&holds, 1, __ATOMIC_RELAXED);
     return submit(handle, (work){.kind = kind, .dst = word, .ticket = value});
 }
 
@@ -279,7 +281,8 @@ static const char *error_name(int code) {
                                     : "FAKE_ERROR";
 }
 
-/* ---- for tests: kernels, how often work touched freed memory, and streams that were not given back ---- */
+/* ---- for tests: kernels, how often work touched freed memory, streams that were not given back, and how often one
+ * was told to wait for memory ---- */
 
 int fakegpu_fill(void *handle, float *data, size_t n, float value) {
     return submit(handle, (work){.kind = FILL, .dst = data, .bytes = n * sizeof(float), .value = value});
@@ -298,6 +301,10 @@ int fakegpu_misuses(void) {
 
 int fakegpu_streams(void) {
     return __atomic_load_n(&open_streams, __ATOMIC_RELAXED);
+}
+
+int fakegpu_holds(void) {
+    return __atomic_load_n(&holds, __ATOMIC_RELAXED);
 }
 
 /* UCC and UCX see what it is: host memory. */

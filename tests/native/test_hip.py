@@ -166,6 +166,9 @@ def test_memory_of_other_processes(fakes: Callable[..., Any], near: str, env: di
 EXCHANGE = (
     window_scripts.COMMON
     + """
+import ctypes
+import os
+
 from arrays import runtime
 from ucc_hetero.native.libraries import lib
 from ucc_hetero.calls.p2p import Messages
@@ -196,6 +199,8 @@ with Communicator() as comm:
         request.Wait()
         send.Wait()
     assert (early > 0) == (sys.argv[1] == "y"), early
+    parked = ctypes.CDLL(gpu.path).fakegpu_holds()
+    assert not early or (parked > 0) == ("GPU_STREAMOPS_CP_WAIT" in os.environ), "a wait would be a kernel that spins"
 print("right")
 """
 )
@@ -208,8 +213,9 @@ print("right")
         ("amd:2", "n", {**FEW_QUEUES, "UCCH_HOLD": "auto"}),
         ("nvidia:2", "n", FEW_QUEUES),
         ("amd:2", "y", {"GPU_STREAMOPS_CP_WAIT": "1", **OWN_QUEUES}),
+        ("amd:2", "y", OWN_QUEUES),
     ],
-    ids=["as HIP comes", "as the user says", "queues enough"],
+    ids=["as HIP comes", "as the user says", "queues enough", "kernels wait"],
 )
 def test_receives_before_sends(fakes: Callable[..., Any], layout: str, early: str, env: dict[str, str]) -> None:
     script = EXCHANGE.replace("sys.argv[1]", repr(early))
