@@ -62,6 +62,7 @@ def test_streams_wait_for_what_is_not_sent_yet(fakes: Callable[..., Any], layout
 
 def test_messages_after_many_groups(fakes: Callable[..., Any]) -> None:
     env = {"UCCH_STAGING": "staged", "FAKEGPU_DELAY_US": "5", "FAKEGPU_AHEAD": "150"}
+    env |= OWN_QUEUES  # streams wait for what has not been sent
     assert fakes(queued_scripts.GROUPS, "nvidia:1,amd:1", **env).stdout.count("right") == 2
 
 
