@@ -176,7 +176,7 @@ from ucc_hetero.calls.p2p import Messages
 with Communicator() as comm:
     gpu, r, other = runtime(), comm.rank, 1 - comm.rank
     gpu.use(comm._run.members.place.device)
-    comm._messages.timeout = 30.0
+    comm._messages.timeout = 120.0
     streams, messages = [gpu.stream() for _ in range(10)], comm._messages
     early, work = 0, []
     for turn in range(2):
