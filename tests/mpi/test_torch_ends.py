@@ -62,3 +62,35 @@ def test_torchrun_and_a_rank_that_skips_the_end(tmp_path: Path) -> None:
     job = torchrun(tmp_path, "os._exit(0)", "print('end', flush=True)")
     assert job.returncode == 0, job.stderr
     assert job.stdout.count("end") == 2
+
+
+CALLS = """
+import torch
+import torch.distributed as dist
+import ucc_hetero.torch
+from torch.nn.parallel import DistributedDataParallel
+from ucc_hetero.torch.work import Work
+
+dist.init_process_group("ucch")
+for count in (10, 1 << 20):
+    tensors = [torch.ones(count) for _ in range(8)]
+    works = [dist.all_reduce(tensor, async_op=True) for tensor in tensors]
+    dist.barrier()
+    assert all(work.is_completed() for work in works), "a barrier ended before calls that were made before it"
+    assert all((tensor == dist.get_world_size()).all() for tensor in tensors)
+model, publish = DistributedDataParallel(torch.nn.Linear(4, 4)), Work.publish
+Work.publish = lambda self, failure=None: publish(self, dist.DistBackendError("a rank has died"))
+try:
+    model(torch.ones(2, 4)).sum().backward()
+    raise AssertionError("gradients without a result")
+except RuntimeError as error:
+    assert "DistBackendError: a rank has died" in str(error), error
+Work.publish = publish
+dist.destroy_process_group()
+print("all good")
+"""
+
+
+def test_a_failed_gradient_and_barriers(mpirun) -> None:
+    """DDP's reducer, in C++, gets the failure of a call and does not crash; a barrier waits for earlier calls."""
+    assert mpirun(CALLS, 2, env={"UCCH_TIMEOUT": "200"}, timeout=120).stdout.count("all good") == 2

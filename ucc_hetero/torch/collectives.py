@@ -107,11 +107,14 @@ class Collectives(Posting):
         return self.post("reduce", None, operand, opts, [tensor], how.op, root, finish=back(operand, tensor))
 
     def barrier(self, opts: Any = None) -> Work:
-        """Wait until all ranks have called; work queued on the caller's device stream is done by then."""
+        """Wait until all ranks have called; collectives that were called before are done by then, as is what the
+        caller's device stream has been given."""
         if torch.cuda.is_initialized():  # which device is meant is not always said
             device = getattr(opts, "device", None)
             torch.cuda.current_stream(device if device is not None and device.type == "cuda" else None).synchronize()
-        return self.post("barrier", None, None, opts, [])
+        earlier = [work for work in list(self.in_flight) if work.collective]
+        own = self.post("barrier", None, None, opts, [])
+        return self.together([*earlier, own])
 
     # --- gathering ----------------------------------------------------------------------------------------------------
 

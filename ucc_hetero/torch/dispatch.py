@@ -132,6 +132,7 @@ class Posting:
         except UCCHError as failure:
             raise torch_error(failure) from failure
         work = Work(self, outputs, (request,), finish, (send, recv))
+        work.collective = True
         work.poll(_MOMENT)
         return self._noted(work)
 

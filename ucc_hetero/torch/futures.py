@@ -81,6 +81,20 @@ class InOrder:
         return not self._thread.is_alive()
 
 
+class _Failed:
+    """What the future of a failed call holds. C++ (DDP's reducer) takes the tensors out of it, and gets the failure."""
+
+    def __init__(self, failure: Exception) -> None:
+        self.failure = failure
+
+    def __reduce__(self) -> Any:
+        raise self.failure
+
+
+def _raise_failure(result: _Failed) -> None:
+    raise result.failure
+
+
 class Future(torch.futures.Future):  # type: ignore[type-arg,unused-ignore]
     """A torch future whose callbacks run in a thread of the group's, in the order in which they were attached."""
 
@@ -105,6 +119,11 @@ class Future(torch.futures.Future):  # type: ignore[type-arg,unused-ignore]
             else:
                 work.publish()
         return super().wait()  # another thread may be publishing: there is a result only after this
+
+    def set_exception(self, result: Exception) -> None:
+        """As torch's own, which holds the exception itself: C++ looks for tensors there, and crashes."""
+        self._set_unwrap_func(_raise_failure)
+        self.set_result(_Failed(result))
 
     def settled(self) -> None:
         """The result is there: the call, which knows this future, need not be kept."""

@@ -47,7 +47,7 @@ class Lane:
         #: Programs of plain calls, by all that tells such calls apart but their addresses.
         self._kept: dict[tuple[Any, ...], Program] = {}
         #: Those of this epoch of the runner's.
-        self._epoch = self.run.epoch
+        self._epoch = 0
 
     def call(self, name: str, send: Any, recv: Any, op: Any, root: int, counts: Any, seconds: float) -> None:
         """Run a collective on host memory to its end in this thread."""

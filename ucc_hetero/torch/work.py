@@ -91,6 +91,8 @@ class Work(dist.Work):
     _future: Future | None = None
     _published = False
     _done = True
+    #: Whether it is a collective, which barriers wait for, and no message.
+    collective = False
     #: What is done after the call is work of a stream.
     _uses = True
 
