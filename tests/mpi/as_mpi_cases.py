@@ -137,6 +137,24 @@ def displaced(comm: Any) -> list[Any]:
     return results
 
 
+def known_and_unknown_counts(comm: Any) -> list[Any]:
+    """A blocking call whose counts are what rank 0 knew of those of a non-blocking one before."""
+    rank, size = comm.Get_rank(), comm.Get_size()
+    matrices = (
+        [[2 + abs(r - s) for s in range(size)] for r in range(size)],
+        [[(2 + abs(r - s)) * (not r * s) for s in range(size)] for r in range(size)],
+    )
+    results: list[Any] = []
+    for counts, form in zip(matrices, ("Ialltoallv", "Alltoallv"), strict=True):
+        place, out = data(comm, sum(counts[rank])), blank(sum(counts[rank]))
+        for send, recv in ((MPI.IN_PLACE, place), (data(comm, len(out)), out)):
+            request = getattr(comm, form)(send if send is MPI.IN_PLACE else [send, counts[rank]], [recv, counts[rank]])
+            if request is not None:
+                request.Wait()
+        results += [place, out]
+    return results
+
+
 def columns_by_scatterv(comm: Any) -> list[Any]:
     """Numerical libraries send columns of a matrix so, by any constructor, with counts and displacements in columns."""
     rank, size = comm.Get_rank(), comm.Get_size()
@@ -232,8 +250,8 @@ def absolute_addresses(comm: Any) -> list[Any]:
 def case_as_mpi_does(comm: Communicator) -> None:
     """Every case by MPI, and by this package: the first time, and as what looks like an earlier call."""
     made: tuple[Calls, ...] = (
-        empty, nothing_from_some, scattered_in_place, counts_from_the_receivers, displaced, columns_by_scatterv,
-        columns_of_a_type_each, constant_root, scattered_among_neighbours, numbers_of_numpy, absolute_addresses,
+        empty, nothing_from_some, scattered_in_place, counts_from_the_receivers, displaced, known_and_unknown_counts,
+        columns_by_scatterv, columns_of_a_type_each, constant_root, scattered_among_neighbours, numbers_of_numpy, absolute_addresses,
     )  # fmt: skip
     for calls in made:
         wanted = [np.asarray(each).tolist() for each in calls(comm.mpi)]

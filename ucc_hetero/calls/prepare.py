@@ -148,7 +148,7 @@ class Preparation:
         self.check = bool(env.get("CHECK"))
         #: What ran so far: label -> (choice, what made it, whether it is queued in streams).
         self.used: dict[str, tuple[Choice, str, bool]] = {}
-        self.programs: dict[tuple[Lowering, str], list[Program]] = {}
+        self.programs: dict[tuple[Lowering, str, bool], list[Program]] = {}
         self._on_host = _of_host(members.tuning)
 
     def prepare(
@@ -214,11 +214,13 @@ class Preparation:
             recv_displs=bound.recv_displs,
             memory=self.members.device.memory if on_device else None,
         )
-        pool = self.programs.get((what, label))
+        # What a rank knows of the counts may look like all of them, and then another algorithm runs.
+        key = what, label, bound.local
+        pool = self.programs.get(key)
         if pool is None:
             if len(self.programs) >= KINDS:
                 self.programs.pop(next(iter(self.programs)))
-            pool = self.programs[what, label] = []
+            pool = self.programs[key] = []
         program = pool.pop() if pool else self._build(what, bound, op, label, now)
         return Prepared(bound, pool, program, label)
 
