@@ -76,7 +76,8 @@ exhaustive: venv
 sanitize: venv
 	$(PY) tests/sanitize/run.py
 
-# Other projects' test suites through this package: mpi4py's on six layouts of ranks, some half an hour, and torch's where it is
+# Other projects' test suites through this package: mpi4py's on six layouts of ranks, some half an hour,
+# 20,000 calls with buffers in its forms, as long again, and torch's where it is
 # installed. Each program says what failed unexpectedly, and all run.
 suites: venv
 	@status=0; for suite in tests/suites/*_suite.py; do $(PY) $$suite || status=1; done; exit $$status

@@ -251,7 +251,8 @@ def case_as_mpi_does(comm: Communicator) -> None:
     """Every case by MPI, and by this package: the first time, and as what looks like an earlier call."""
     made: tuple[Calls, ...] = (
         empty, nothing_from_some, scattered_in_place, counts_from_the_receivers, displaced, known_and_unknown_counts,
-        columns_by_scatterv, columns_of_a_type_each, constant_root, scattered_among_neighbours, numbers_of_numpy, absolute_addresses,
+        columns_by_scatterv, columns_of_a_type_each, constant_root, scattered_among_neighbours, numbers_of_numpy,
+        absolute_addresses,
     )  # fmt: skip
     for calls in made:
         wanted = [np.asarray(each).tolist() for each in calls(comm.mpi)]

@@ -40,7 +40,7 @@ LAYOUTS = {
 FILES = ("test_cco_*.py", "test_p2p_*.py", "test_msgspec.py", "test_msgzero.py")
 
 #: Seconds after which a call fails, after which a test is given up with its job, and which a job may take.
-CALL, TEST, JOB = 20, 150, 3600
+CALL, TEST, JOB = 60, 600, 7200
 #: Jobs that one layout may take: after a test that was given up the next one goes on with those that are left.
 JOBS = 8
 

@@ -16,6 +16,7 @@ from ucc_hetero.planner.collectives import ROWS
 from ucc_hetero.types import DTYPES, OPS, reduction
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "suites"))
+from buffer_suite import listed, reasons_table
 from mpi4py_refusals import refusals
 from mpi4py_refusals import table as refused_tests
 
@@ -79,7 +80,17 @@ def mpi4py() -> str:
     return refused_tests(refusals())
 
 
-TABLES: dict[str, Callable[[], str]] = {"collectives": collectives, "reductions": reductions, "mpi4py": mpi4py}
+def buffers() -> str:
+    """Buffers that either mpi4py or this package refuses, and the other takes."""
+    return reasons_table(listed())
+
+
+TABLES: dict[str, Callable[[], str]] = {
+    "collectives": collectives,
+    "reductions": reductions,
+    "mpi4py": mpi4py,
+    "buffers": buffers,
+}
 
 
 def marked(name: str) -> re.Pattern[str]:
