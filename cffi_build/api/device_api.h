@@ -31,7 +31,7 @@ int ucch_device_eager(int runtime, int *yes);
 int ucch_device_fine(int runtime, int *yes);
 int ucch_device_resident(int runtime, int device, unsigned threads, int *blocks);
 int ucch_device_room(int runtime, size_t *bytes);
-int ucch_device_target(int runtime, int device, char *text, int room);
+int ucch_cuda_target(int device, char *text, int room);
 int ucch_device_enter(void);
 void ucch_device_leave(int before);
 int ucch_device_bind(int runtime, int device);

@@ -272,13 +272,14 @@ static int cuda_resident(int device, unsigned threads, int *blocks) {
     return status;
 }
 
-static int cuda_target(int device, char *text, int room) {
+/* For Python: what a device's kernels are compiled for; nothing where that is not known. */
+int ucch_cuda_target(int device, char *text, int room) {
     int major = 0, minor = 0, status = NOT_SUPPORTED;
     if (cu.cuDeviceGetAttribute)
         status = cu.cuDeviceGetAttribute(&major, CAPABILITY_MAJOR, device);
     if (!status)
         status = cu.cuDeviceGetAttribute(&minor, CAPABILITY_MINOR, device);
-    snprintf(text, (size_t)room, "sm_%d%d", major, minor);
+    snprintf(text, (size_t)room, status ? "" : "sm_%d%d", major, minor);
     return status;
 }
 

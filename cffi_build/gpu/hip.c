@@ -277,14 +277,6 @@ static int hip_resident(int device, unsigned threads, int *blocks) {
     return 0;
 }
 
-/* hipRTC compiles for the device that the calling thread uses. */
-static int hip_target(int device, char *text, int room) {
-    (void)device;
-    if (room)
-        *text = 0;
-    return 0;
-}
-
 /* Modules stay loaded: unloading one waits for the device. */
 static int hip_kernel(const void *image, void **function) {
     void *module = NULL;

@@ -40,7 +40,6 @@ DEVICE(eager, (int *yes))                                            /* no kerne
 DEVICE(fine, (int *yes))                                             /* alloc_shared keeps its word on every link */
 DEVICE(parks, (int *yes))                                            /* stream_hold keeps no part of the device busy */
 DEVICE(resident, (int device, unsigned threads, int *blocks))         /* so many run at a time */
-DEVICE(target, (int device, char *text, int room))                   /* what to compile for; "": it knows */
 DEVICE(kernel, (const void *image, void **function))                 /* `ucch` of a compiled module */
 DEVICE(launch, (void *function, unsigned blocks, unsigned threads, void **arguments, void *stream))
 DEVICE(error_name, (int code, const char **name))

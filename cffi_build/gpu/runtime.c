@@ -212,10 +212,6 @@ int ucch_device_room(int runtime, size_t *bytes) {
     return CALL(room, bytes);
 }
 
-int ucch_device_target(int runtime, int device, char *text, int room) {
-    return CALL(target, device, text, room);
-}
-
 /* ---- the device of this rank ---- */
 
 /* Every thread that makes progress works with this device from now on; -1 = with none. */

@@ -153,7 +153,7 @@ def target(vendor: str, device: int) -> list[str]:
         found = _arch(runtime_of(vendor), device)
         return [f"--offload-arch={found}"] if found else []
     target = ffi.new("char[]", 64)
-    lib.ucch_device_target(lib.UCCH_CUDA, device, target, 64)
+    lib.ucch_cuda_target(device, target, 64)
     found = ffi.string(target).decode()
     return [f"-arch={found}"] if found else []
 
