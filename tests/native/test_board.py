@@ -103,3 +103,45 @@ def test_our_own_entry_that_is_overwritten_says_nothing(boards: Any) -> None:
         publish(boards[1], call, "allreduce")
     for seq in (1, 100, 140, 150):
         assert lib.ucch_board_mismatch(boards[0], seq) == lib.ucch_board_mismatch(boards[1], seq) == -1
+
+
+def refusal_of(board: Any, since: int, seq: int) -> tuple[int, int, str] | None:
+    """(rank, call, text) of a refusal that concerns calls from ``since`` to ``seq``."""
+    found = ffi.new("ucch_refusal *")
+    if not lib.ucch_board_refused(board, since, seq, found):
+        return None
+    return int(found.rank), int(found.call), ffi.string(found.text).decode()
+
+
+def test_a_refused_call_counts_and_is_told_to_all(boards: Any) -> None:
+    assert [publish(board, 7, "bcast") for board in boards] == [1] * SLOTS
+    assert lib.ucch_board_refuse(boards[1], 1, b"a mistake") == 2
+    assert publish(boards[0], 7, "bcast") == 2
+    assert refusal_of(boards[0], 0, 1) is None, "the call before it is well"
+    assert refusal_of(boards[0], 0, 2) == (1, 2, "a mistake")
+    assert refusal_of(boards[2], 0, 5) == (1, 2, "a mistake"), "and those behind it are not"
+    assert refusal_of(boards[2], 3, 5) is None and not lib.ucch_board_stale(boards[2])
+    assert lib.ucch_board_entered(boards[1], 2) == 1
+    lib.ucch_board_settle(boards[0], 3)
+    assert not lib.ucch_board_stale(boards[0]) and publish(boards[0], 7, "bcast") == 3
+
+
+def test_whether_all_have_refused(boards: Any) -> None:
+    lib.ucch_board_refuse(boards[0], 0, b"mine")
+    assert lib.ucch_board_entered(boards[0], 1) == -1, "who has not come may enter it"
+    for rank in (1, 2):
+        lib.ucch_board_refuse(boards[rank], rank, b"theirs")
+    assert [lib.ucch_board_entered(board, 1) for board in boards] == [0] * SLOTS
+
+
+def test_calls_given_up_are_told_with_their_reason(boards: Any) -> None:
+    """Also what other hosts say is heeded, and of many refusals the latest ones are remembered."""
+    given_up = ffi.new("ucch_refusal *", {"first": 5, "last": 9, "call": 4, "rank": 2, "text": b"why"})
+    lib.ucch_board_give_up(boards[0], given_up)
+    assert refusal_of(boards[1], 1, 4) is None and refusal_of(boards[1], 7, 7) == (2, 4, "why")
+    far = ffi.new("ucch_refusal *", {"first": 20, "last": 20, "call": 20, "rank": 7, "text": b"far"})
+    lib.ucch_board_told(boards[1], far)
+    assert refusal_of(boards[1], 20, 20) == (7, 20, "far") and refusal_of(boards[0], 20, 20) is None
+    for _ in range(100):
+        number = lib.ucch_board_refuse(boards[2], 2, b"again")
+    assert refusal_of(boards[0], number, number) == (2, number, "again")
