@@ -6,8 +6,10 @@ Collectives' and messages' requests, persistent ones and finished ones, through 
 from __future__ import annotations
 
 import gc
+import importlib.util
 import random
 import time
+from collections.abc import Callable
 from typing import Any
 
 import cases
@@ -16,11 +18,6 @@ from mpi4py import MPI
 
 from ucc_hetero import Communicator, PersistentRequest, Request
 from ucc_hetero.calls.request import under_way
-
-try:
-    import torch
-except ImportError:
-    torch = None
 
 
 def _add(a: Any, b: Any, datatype: Any) -> None:
@@ -299,15 +296,19 @@ def case_persistent_after_free(comm: Communicator) -> None:
         request.Free()
 
 
-def as_tensor(array: Any) -> Any:
-    """The same memory as torch's, where torch is."""
-    return torch.from_numpy(array) if torch is not None and isinstance(array, np.ndarray) else array
+def tensors(comm: Communicator) -> Callable[[Any], Any]:
+    """From an array to the same memory as torch's, where torch is; on two ranks, as each takes seconds to import it."""
+    if comm.size > 2 or importlib.util.find_spec("torch") is None:
+        return lambda array: array
+    import torch
+
+    return lambda array: torch.from_numpy(array) if isinstance(array, np.ndarray) else array
 
 
 def case_again_and_again(comm: Communicator) -> None:
     """Calls that look like earlier ones take a short way: several under way, in place, other arrays, and misfits."""
     p, r = comm.size, comm.rank
-    rng, turns, seen_as = np.random.default_rng(7), 6, (lambda array: array, as_tensor)
+    rng, turns, seen_as = np.random.default_rng(7), 6, (lambda array: array, tensors(comm))
     for n in (1, 3000):
         for turn in range(turns):
             calls: list[tuple[Any, Any, Any]] = []
