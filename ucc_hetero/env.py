@@ -180,8 +180,7 @@ _VARIABLES = (
         "CHANNEL_MEMORY",
         _window,
         64 << 20,
-        "Most shared pinned memory of each rank for one communicator's channels, which take 16 MiB for each rank of "
-        "another island; 0: no channels.",
+        "Shared pinned memory of each rank for one communicator's channels; 0: no channels.",
         "bytes",
     ),
     Variable(

@@ -16,8 +16,7 @@
 /* Within an island the vendor's library does all that is long; a place takes what one kernel moves. */
 #define NEAR_RING ((size_t)2 << 20)
 #define LEAST_RING ((size_t)512 << 10)
-/* Two messages of 8 MiB, which go in four pieces. */
-#define MOST_RING ((size_t)16 << 20)
+#define MOST_RING ((size_t)64 << 20)
 
 /* At the end of a header's lines, and stay zero. */
 #define ZERO_LINES (MOST_MOVES * sizeof(uint32_t) / LINE + 1)
