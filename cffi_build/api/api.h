@@ -156,6 +156,7 @@ typedef struct ucch_refusal {
     uint64_t first, last; /* the calls that come to nothing */
     uint64_t call;        /* the one among them, or before them, that a rank refused */
     int64_t rank;         /* that rank */
+    int64_t by;           /* who says so, as the calls come to nothing there */
     char text[232];
 } ucch_refusal;
 
@@ -163,6 +164,7 @@ uint64_t ucch_board_refuse(ucch_board *board, int rank, const char *text);
 void ucch_board_give_up(ucch_board *board, const ucch_refusal *refusal);
 void ucch_board_told(ucch_board *board, const ucch_refusal *refusal);
 int ucch_board_refused(ucch_board *board, uint64_t since, uint64_t seq, ucch_refusal *found);
+int ucch_board_left(ucch_board *board, int rank, uint64_t seq);
 uint64_t ucch_board_next(ucch_board *board);
 int ucch_board_stale(ucch_board *board);
 int ucch_board_entered(ucch_board *board, uint64_t seq);

@@ -161,7 +161,7 @@ void ucch_board_give_up(ucch_board *b, const ucch_refusal *refusal) {
 /* This rank refuses its next call, which may be announced already; returns its number. */
 uint64_t ucch_board_refuse(ucch_board *b, int rank, const char *text) {
     uint64_t seq = ++b->seq;
-    ucch_refusal refusal = {.first = seq, .last = seq, .call = seq, .rank = rank};
+    ucch_refusal refusal = {.first = seq, .last = seq, .call = seq, .rank = rank, .by = rank};
     strncpy(refusal.text, text, UCCH_REFUSAL_BYTES - 1);
     if (b->n) {
         __atomic_store_n(&b->slots[b->mine].ring[seq % RING].seq, 0, __ATOMIC_RELEASE);
@@ -181,17 +181,20 @@ static uint64_t news_of(const ucch_board *b) {
     return b->heard + (b->n ? __atomic_load_n(&b->slots[0].news, __ATOMIC_ACQUIRE) : 0);
 }
 
+/* What a notice says; 0 while it is being written, when whoever waits looks again, and for one never written. */
+static int read_notice(const notice *n, ucch_refusal *r) {
+    uint64_t version = __atomic_load_n(&n->version, __ATOMIC_ACQUIRE);
+    *r = n->refusal;
+    __atomic_thread_fence(__ATOMIC_ACQUIRE);
+    return version && version % 2 == 0 && __atomic_load_n(&n->version, __ATOMIC_RELAXED) == version;
+}
+
 /* The latest refusal in a slot that concerns a call from `since` to `seq`; whether it is later than what was found. */
 static int look_up(const slot *s, uint64_t since, uint64_t seq, ucch_refusal *found) {
     int better = 0;
     for (int i = 0; i < REFUSALS; i++) {
-        const notice *n = &s->notices[i];
-        uint64_t version = __atomic_load_n(&n->version, __ATOMIC_ACQUIRE);
-        ucch_refusal r = n->refusal;
-        __atomic_thread_fence(__ATOMIC_ACQUIRE);
-        if (!version || version % 2 || __atomic_load_n(&n->version, __ATOMIC_RELAXED) != version)
-            continue; /* being written: whoever waits looks again */
-        if (r.last >= since && r.first <= seq && r.first > found->first) {
+        ucch_refusal r;
+        if (read_notice(&s->notices[i], &r) && r.last >= since && r.first <= seq && r.first > found->first) {
             *found = r;
             better = 1;
         }
@@ -221,6 +224,23 @@ int ucch_board_refused(ucch_board *b, uint64_t since, uint64_t seq, ucch_refusal
         }
     }
     return any;
+}
+
+static int says_of(const slot *s, int rank, uint64_t seq) {
+    for (int i = 0; i < REFUSALS; i++) {
+        ucch_refusal r;
+        if (read_notice(&s->notices[i], &r) && r.by == rank && r.last >= seq)
+            return 1;
+    }
+    return 0;
+}
+
+/* Whether a rank has refused call `seq`, or given it up because another one did. */
+int ucch_board_left(ucch_board *b, int rank, uint64_t seq) {
+    for (int i = 0; i < b->n; i++)
+        if (b->ranks[i] == rank)
+            return says_of(&b->slots[i], rank, seq);
+    return says_of(b->told, rank, seq);
 }
 
 /* Whether a call up to the last one was refused, and this rank does not know of it. */

@@ -75,6 +75,14 @@ int ucch_poll_contexts_locked(void) {
     return moved;
 }
 
+/* With nothing under way: what has ended here may have left something to send, for which other hosts wait. */
+int ucch_poll_all_locked(void) {
+    int moved = ucch_poll_workers_locked();
+    for (ucch_context *c = contexts; c; c = c->next)
+        moved += ucc_context_progress(c->handle) > 0;
+    return moved;
+}
+
 int ucch_poll_workers_locked(void) {
     int moved = 0;
     for (worker *w = workers; w; w = w->next)

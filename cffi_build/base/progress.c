@@ -17,7 +17,8 @@
 #define LONG_TICK_S 8e-3
 /* While all that is under way is in streams: each look costs a moment of whoever launches more. */
 #define LAUNCH_TICK_S 1e-3
-/* With peers on other hosts it goes on looking, this often: the end of a finished send may still be in our buffers. */
+/* With peers on other hosts it goes on looking, this often: the end of a finished send may still be in our buffers, or
+ * in libucc's. */
 #define IDLE_TICK_S 10e-3
 /* How late the kernel may end a sleep of the thread, in ns. By default it is as much as the shortest sleep. */
 #define SLACK_NS 5000
@@ -266,8 +267,11 @@ static double idle_locked(double tick) {
         tick = TICK_S;
     int forever = !active && tick > LONG_TICK_S;
     sleep_locked(!forever ? tick : idle_progress ? IDLE_TICK_S : 0);
-    if (forever && idle_progress && !ucch_waiters)
-        ucch_poll_workers_locked();
+    if (forever && idle_progress && !ucch_waiters) {
+        int before = ucch_device_enter();
+        ucch_poll_all_locked();
+        ucch_device_leave(before);
+    }
     return tick > LONG_TICK_S ? tick : 2 * tick;
 }
 

@@ -46,6 +46,7 @@ struct ucch_team {
 
 double ucch_now(void);
 int ucch_poll_contexts_locked(void);
+int ucch_poll_all_locked(void);
 int ucch_poll_workers_locked(void);
 void ucch_op_begin_locked(ucch_op *op, double timeout);
 void ucch_op_end_locked(ucch_op *op, int status, int step, int peer);

@@ -280,3 +280,9 @@ def test_kept_until_interrupted(emulate: Callable[..., Cluster]) -> None:
         process.send_signal(signal.SIGINT)
         assert process.wait(100) == 0
     assert not Path(agent).exists()
+
+
+def test_refusals_are_heard_on_other_hosts(cluster: Cluster) -> None:
+    script = Path(__file__).resolve().parents[1] / "mpi" / "refusal_cases.py"
+    done = cluster.mpirun([sys.executable, str(script)], env={"UCCH_TIMEOUT": "300"}, timeout=150)
+    assert "kinds of calls refused" in done.stdout, done.stdout + done.stderr

@@ -85,11 +85,13 @@ class Cases:
             run(self.kept)
             assert (self.sums == p).all()
 
-    def refused(self, name: str, culprits: Iterable[int]) -> None:
-        """Some ranks make a call wrongly; afterwards all is well."""
+    def refused(self, name: str, culprits: Iterable[int], *, late: bool = False) -> None:
+        """Some ranks make a call wrongly; afterwards all is well. ``late``: rank 0 comes when others know of it."""
         comm, (right, wrong) = self.comm, self.calls[name]
         who = "|".join(map(str, culprits))
         began = time.monotonic()
+        if late and comm.rank == 0:
+            time.sleep(0.3)  # the others wait for it to make their team
         try:
             run(wrong() if comm.rank in culprits else right())
         except RefusedError as error:
@@ -138,6 +140,8 @@ def main() -> None:
     for culprits in ((comm.size - 1,), (0,), range(comm.size)):
         for name in cases.calls:
             cases.refused(name, culprits)
+    for name in ("Allreduce", "Allreduce_init"):
+        cases.refused(name, [comm.size - 1], late=True)
     several_under_way(comm)
     cases.good()
     comm.Free()

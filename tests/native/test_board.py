@@ -136,10 +136,10 @@ def test_whether_all_have_refused(boards: Any) -> None:
 
 def test_calls_given_up_are_told_with_their_reason(boards: Any) -> None:
     """Also what other hosts say is heeded, and of many refusals the latest ones are remembered."""
-    given_up = ffi.new("ucch_refusal *", {"first": 5, "last": 9, "call": 4, "rank": 2, "text": b"why"})
+    given_up = ffi.new("ucch_refusal *", {"first": 5, "last": 9, "call": 4, "rank": 2, "by": 1, "text": b"why"})
     lib.ucch_board_give_up(boards[0], given_up)
     assert refusal_of(boards[1], 1, 4) is None and refusal_of(boards[1], 7, 7) == (2, 4, "why")
-    far = ffi.new("ucch_refusal *", {"first": 20, "last": 20, "call": 20, "rank": 7, "text": b"far"})
+    far = ffi.new("ucch_refusal *", {"first": 20, "last": 20, "call": 20, "rank": 7, "by": 7, "text": b"far"})
     lib.ucch_board_told(boards[1], far)
     assert refusal_of(boards[1], 20, 20) == (7, 20, "far") and refusal_of(boards[0], 20, 20) is None
     for _ in range(100):

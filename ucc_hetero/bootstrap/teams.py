@@ -11,7 +11,7 @@ from typing import Any
 from ..bindings import ucc
 from ..bindings.ucc_enums import SET_UP_BYTES, SET_UP_LATE
 from ..device import free_memory, own_device
-from ..errors import CollectiveError, CollectiveTimeout, DeviceError
+from ..errors import CollectiveError, CollectiveTimeout, DeviceError, RefusedError
 from ..native.libraries import lib
 from ..planner.plan import Step
 from ..types import DTYPES, OPS
@@ -38,6 +38,8 @@ class Teams:
         self.tag = number | (first % (1 << _FIRST_BITS)) << _NUMBER_BITS
         #: Raises when the call that new teams are made for has become hopeless.
         self.look: Callable[[], None] | None = None
+        #: Whether a rank has left that call, as it was refused.
+        self.left: Callable[[int], bool] = lambda rank: False
         self._teams: dict[tuple[tuple[int, ...], str], ucc.Team] = {}
         #: Those whose ranks have come together for their first call on such memory (``SET_UP_LATE``).
         self._met: set[tuple[int, ...]] = set()
@@ -111,7 +113,7 @@ class Teams:
             lib.ucch_progress_once()
             time.sleep(pause)
             if self.look is not None:
-                self._still_wanted(request)
+                self._still_wanted(request, place, places)
             pause = min(pause + 1e-6, 1e-3)
             if time.monotonic() > until:
                 request.Cancel()
@@ -121,10 +123,20 @@ class Teams:
                 )
         return word[0]
 
-    def _still_wanted(self, request: Any) -> None:
+    def _still_wanted(self, request: Any, place: int, places: list[int]) -> None:
+        """Leave where the call has become hopeless.
+
+        Whoever has said that it is ready has to wait for the first rank's answer even if the call was refused, unless
+        that one leaves, too: the others may be making the team by then, and nobody can leave libucc while it does.
+        """
         assert self.look is not None
         try:
             self.look()
+        except RefusedError:
+            if place == places[0] and not self.left(self.members.index(place)):
+                return
+            request.Cancel()
+            raise
         except BaseException:
             request.Cancel()
             raise

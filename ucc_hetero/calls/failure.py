@@ -12,7 +12,7 @@ from ..native.libraries import ffi, lib
 __all__ = ["StaleError", "explain", "failure_of", "not_started"]
 
 
-class StaleError(CollectiveError):
+class StaleError(RefusedError):
     """Nothing was started: it has to be prepared anew, because an earlier call came to nothing."""
 
 

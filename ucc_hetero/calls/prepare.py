@@ -253,13 +253,14 @@ class Preparation:
             members.teams.look = Watch(members.board, self.rank, label, self._delegate.timeout, announce=True).look
         else:
             members.teams.look = partial(self._look_ahead, label)
+        members.teams.left = partial(self._left, lib.ucch_board_next(members.board.native))
         try:
             program = lower(plan, self.rank, what, members.teams, members.board, route, label)
+        except StaleError:
+            raise
         except RefusedError:
             members.board.publish(label)
             self._overtaken((plan, what))
-            raise
-        except StaleError:
             raise
         except CollectiveError as error:
             self._delegate.failed(error, plan)
@@ -270,6 +271,11 @@ class Preparation:
         total = sum(b.nbytes for b in (bound.send, bound.recv) if b is not None)
         lib.ucch_program_bytes(program.handle, total)
         return program
+
+    def _left(self, number: int, rank: int) -> bool:
+        """Whether a rank has left the call that was refused and that call ``number`` came to nothing with."""
+        refusal = self.members.board.refusal(number)
+        return bool(lib.ucch_board_left(self.members.board.native, rank, refusal.call if refusal else number))
 
     def _look_ahead(self, label: str) -> None:
         """Raise when the teams for a call that is set up will not be made: a rank refuses to, or has new ones."""

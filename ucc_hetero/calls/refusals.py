@@ -44,7 +44,7 @@ class Refusals:
         lib.ucch_unlock()
         self.pending.append(number)
         if self.tell is not None:
-            self.tell(ffi.new("ucch_refusal *", (number, number, number, rank, ffi.buffer(text)[:])))
+            self.tell(ffi.new("ucch_refusal *", (number, number, number, rank, rank, ffi.buffer(text)[:])))
 
     def settle(self, timeout: float) -> None:
         """Wait until the other ranks have come to the calls that this one refused, and go on as they do."""
@@ -84,8 +84,10 @@ class Refusals:
             self.spoilt = True
             started = int(lib.ucch_board_started(native))
             refusal = self._board.refusal(number)
-            if refusal is not None and started > refusal.call:
-                refusal.first, refusal.last = refusal.call + 1, started
+            if refusal is not None:
+                # Those who make a team with this rank for the call go by this: they wait for it no longer.
+                refusal.first, refusal.last = refusal.call + (started > refusal.call), started
+                refusal.by = self._members.rank
                 lib.ucch_board_give_up(native, refusal)
                 if self.tell is not None:
                     self.tell(refusal)
