@@ -216,6 +216,22 @@ def mpirun(tmp_path: Path) -> Iterator[Callable[..., MPIResult]]:
 
 
 @pytest.fixture
+def program(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Call as ``program(command, timeout, env=None)``: a command that starts mpirun, again where that did not start."""
+
+    def run(
+        command: Sequence[str], timeout: float, env: Mapping[str, str] | None = None
+    ) -> subprocess.CompletedProcess[str]:
+        def once() -> subprocess.CompletedProcess[str]:
+            return subprocess.run(command, capture_output=True, text=True, timeout=timeout, cwd=tmp_path, env=env)
+
+        job = once()
+        return once() if NOT_STARTED in job.stdout + job.stderr else job
+
+    return run
+
+
+@pytest.fixture
 def room() -> int:
     """How many times longer a job may take than it is given."""
     return ROOM

@@ -87,20 +87,20 @@ if rank == 1:
     comm.Recv(np.ones(1 << 20), 0, 8)
 # A receive that nobody waits for has no deadline.
 early = comm.Irecv(one, left, 9)
-time.sleep(3)
+time.sleep(2)
 comm.Send(np.full(4, 9.0), right, 9)
 early.Wait()
 assert (one == 9).all()
 print("end", flush=True)
 """,
         2,
-        env={"UCCH_TIMEOUT": "2"},
+        env={"UCCH_TIMEOUT": "1"},
     )
     assert job.stdout.count("caught") == 10 and job.stdout.splitlines().count("end") == 2, job.output
     for words in (
-        "rank 0: receive of up to 32 bytes from rank 1, tag 5: timeout, not complete after 2",
+        "rank 0: receive of up to 32 bytes from rank 1, tag 5: timeout, not complete after 1",
         "receive of up to 32 bytes from any rank, any tag: timeout",
-        "probe for source 1, tag 5: no message within 2",
+        "probe for source 1, tag 5: no message within 1",
         "synchronous send of 32 bytes to rank 1, tag 7: timeout",
         "send of 8388608 bytes to rank 1, tag 8: timeout",
     ):

@@ -45,7 +45,7 @@ def torchrun(folder: Path, how: str, wait: str) -> subprocess.CompletedProcess[s
     script = folder / "job.py"
     script.write_text(SCRIPT.format(how=how, wait=wait))
     path = os.pathsep.join([str(Path(__file__).parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])])
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "3", str(script)]
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(script)]
     environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
     return subprocess.run(command, env=environment, cwd=folder, capture_output=True, text=True, timeout=600)
 
@@ -61,7 +61,7 @@ def test_torchrun_and_a_rank_that_skips_the_end(tmp_path: Path) -> None:
     """``os._exit(0)`` is what scripts do that want no clean-up; the others' clean-up does not wait for them."""
     job = torchrun(tmp_path, "os._exit(0)", "print('end', flush=True)")
     assert job.returncode == 0, job.stderr
-    assert job.stdout.count("end") == 2
+    assert job.stdout.count("end") == 1
 
 
 CALLS = """

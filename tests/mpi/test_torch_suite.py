@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import subprocess
 import sys
 from pathlib import Path
 
@@ -11,7 +10,7 @@ import pytest
 
 pytestmark = [
     pytest.mark.mpi,
-    pytest.mark.timeout(320),  # seconds on an idle machine
+    pytest.mark.timeout(1300),
     pytest.mark.skipif(
         importlib.util.find_spec("torch") is None, reason="needs torch: pip install 'ucc-hetero[torch]'"
     ),
@@ -28,8 +27,8 @@ SAMPLE = [
 ]  # fmt: skip
 
 
-def test_a_sample_of_torchs_own_tests() -> None:
+def test_a_sample_of_torchs_own_tests(program) -> None:
     command = [sys.executable, str(SUITE), *SAMPLE, "--no-control", "--emulate", "nvidia:2,amd:2"]
-    job = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    job = program(command, 1200)
     assert job.returncode == 0, job.stdout + job.stderr
     assert f"{len(SAMPLE)} passed, 0 failed, 0 skipped" in job.stdout
