@@ -1,7 +1,7 @@
-/* libucc's TL/UCP takes what a send or a receive returned for a request and cancels it, also where it is a status:
- * after an endpoint's error, that of a peer which died, libucp then reads that number as an address (UCC 1.4.0). Its
- * calls of ucp_request_cancel are led through ours, by what the dynamic linker has written into the plugin for that
- * name. */
+/* Guards of ucp_request_cancel and ucp_request_free in libucc's TL/UCP, which takes what a send or a receive returned
+ * for a request also where it is a status: after an endpoint's error, that of a peer which died, libucp then reads that
+ * number as an address (UCC 1.4.0). Its calls are led through ours, by what the dynamic linker has written into the
+ * plugin for these names. */
 #define _GNU_SOURCE
 #include <elf.h>
 #include <link.h>
@@ -46,7 +46,7 @@ int ucch_endpoint_errors(void) {
     return __atomic_load_n(&errors, __ATOMIC_RELAXED);
 }
 
-/* What a loaded library says of its relocations; NULL where it has none of a kind. */
+/* Relocation tables of a loaded library; NULL where it has none of a kind. */
 typedef struct relocations {
     const ElfW(Sym) * symbols;
     const char *strings;

@@ -80,7 +80,7 @@
 #define UCCH_TOKEN_BIT 50
 
 #define UCCH_LABEL_BYTES 48
-/* What a rank says of a call that it refuses. */
+/* Bytes of the text of a refusal. */
 #define UCCH_REFUSAL_BYTES 232
 
 /* Bytes before the first event of a timeline. */

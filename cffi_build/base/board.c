@@ -23,7 +23,7 @@ typedef struct arrival {
     char label[LABEL];
 } arrival;
 
-/* What a rank refused, last of all; `version` is odd while it is written. */
+/* A refusal as others read it; `version` is odd while it is written. */
 typedef struct notice {
     uint64_t version;
     ucch_refusal refusal;
@@ -171,7 +171,7 @@ uint64_t ucch_board_refuse(ucch_board *b, int rank, const char *text) {
     return seq;
 }
 
-/* What a rank of another host has said. */
+/* Take note of the refusal of a rank on another host. */
 void ucch_board_told(ucch_board *b, const ucch_refusal *refusal) {
     write_notice(b->told, refusal);
     b->heard++;
@@ -181,7 +181,7 @@ static uint64_t news_of(const ucch_board *b) {
     return b->heard + (b->n ? __atomic_load_n(&b->slots[0].news, __ATOMIC_ACQUIRE) : 0);
 }
 
-/* What a notice says; 0 while it is being written, when whoever waits looks again, and for one never written. */
+/* Read a notice: 0 while it is being written, when whoever waits looks again, and for one never written. */
 static int read_notice(const notice *n, ucch_refusal *r) {
     uint64_t version = __atomic_load_n(&n->version, __ATOMIC_ACQUIRE);
     *r = n->refusal;

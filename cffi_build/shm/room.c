@@ -1,4 +1,4 @@
-/* What is left of our window (segment.c), and for whom.
+/* Shares of our window (segment.c): what is left, and for whom.
  *
  * A quarter is for messages that hosts move; of the rest some chunks are for promises, and all others for what goes
  * from stream to stream. A stream waits for a message that has not been sent only where the sender has promised a chunk

@@ -1,4 +1,4 @@
-"""What ranks of several hosts tell each other of calls that come to nothing: messages, looked for while one waits."""
+"""Messages by which ranks of several hosts tell each other of refused calls; looked for while one waits."""
 
 from __future__ import annotations
 
