@@ -204,18 +204,29 @@ def shell(tmp_path: Path) -> Path:
     return path
 
 
+def heard() -> None:
+    """Have a child hear of a hangup, also where all of this runs under nohup."""
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+
+def ended(command: list[str], environ: Mapping[str, str], folder: Path) -> subprocess.CompletedProcess[str]:
+    """A program that signals are sent to, when it has ended."""
+    how: dict[str, Any] = {"capture_output": True, "text": True, "timeout": ROOM, "preexec_fn": heard}
+    return subprocess.run(command, env=environ, cwd=folder, check=False, **how)
+
+
 def test_ended_at_any_line(shell: Path, tmp_path: Path) -> None:
     """There is a message and no traceback, and the report has what was answered; a second signal does no harm."""
     environ = {**os.environ, MINE: str(tmp_path)}
     command = [sys.executable, "-c", AT_EVERY_LINE, str(shell)]
-    done = subprocess.run(command, env=environ, cwd=tmp_path, capture_output=True, text=True, timeout=ROOM, check=False)
+    done = ended(command, environ, tmp_path)
     assert done.returncode == 0 and "Traceback" not in done.stderr, done.stderr
     *found, _ = json.loads(done.stdout)
-    ended, everything = 128 + signal.SIGTERM, ["devices", "copies"]
-    assert all(status == ended or [status, answers] == [0, everything] for status, answers in found), found
+    status_of_it, everything = 128 + signal.SIGTERM, ["devices", "copies"]
+    assert all(status == status_of_it or [status, answers] == [0, everything] for status, answers in found), found
     assert all(answers == everything[: len(answers)] for _, answers in found), found
     said = (tmp_path / "said").read_text()
-    assert said.count("ended by SIGTERM") == sum(status == ended for status, _ in found) > 25
+    assert said.count("ended by SIGTERM") == sum(status == status_of_it for status, _ in found) > 25
     assert said.count("before the first answer") == sum(not answers for _, answers in found) > 0
     assert gone(f"{MINE}={tmp_path}")
 
@@ -226,7 +237,7 @@ def test_ended_during_a_question(ends: str, shell: Path, tmp_path: Path) -> None
     program = "import sys; from ucc_hetero.launch.doctor import amd; sys.executable = sys.argv[1]"
     program += "; sys.exit(amd.main(['--only', 'copies', '--output', 'r']))"
     command, environ = [sys.executable, "-c", program, str(shell)], {**os.environ, "ENDS": ends, MINE: str(tmp_path)}
-    done = subprocess.run(command, env=environ, cwd=tmp_path, capture_output=True, text=True, timeout=ROOM, check=False)
+    done = ended(command, environ, tmp_path)
     number = signal.Signals[f"SIG{ends}"]
     assert done.returncode == (-number if ends == "KILL" else 128 + number) and not done.stderr
     assert (f"ended by {number.name}: the report" in done.stdout) == (ends != "KILL")
