@@ -13,7 +13,7 @@
 /* Streams run so far ahead of their senders; more chunks would not be there for long messages. */
 #define MOST_PROMISES 16
 
-/* What others see of it, behind the slips. */
+/* Credits for early messages, as other processes see them, behind the slips. */
 typedef struct promises {
     uint32_t most, most_near; /* at a time; of chunks that have a place in the arena */
     uint32_t given;

@@ -93,7 +93,7 @@ def nothing_from_some(comm: Any) -> list[Any]:
 
 
 def scattered_in_place(comm: Any) -> list[Any]:
-    """What lies beyond the result stays as it is."""
+    """Memory beyond the result stays as it is."""
     size = comm.Get_size()
     results = []
     for n in (1, 2, 5):

@@ -107,7 +107,7 @@ class Cases:
 
 
 def several_under_way(comm: Communicator) -> None:
-    """What others have begun behind a call that is refused comes to nothing, too; what they began before it ends."""
+    """Calls that others began behind a refused one come to nothing, too; those that they began before it end."""
     p, last, count = comm.size, comm.size - 1, 1 << 15
     sums = [np.full(count, -1.0) for _ in range(5)]
     requests = [comm.Iallreduce(np.ones(count), into) for into in sums[:2]]

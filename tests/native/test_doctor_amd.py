@@ -197,7 +197,7 @@ echo 'ucch-answer {"verdict": "yes", "text": "", "devices": ["one"]}'
 
 @pytest.fixture
 def shell(tmp_path: Path) -> Path:
-    """What stands for the Python that answers questions."""
+    """A stand-in for the Python that answers questions."""
     path = tmp_path / "shell"
     path.write_text(SHELL)
     path.chmod(0o700)

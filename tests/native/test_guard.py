@@ -1,4 +1,4 @@
-"""What libucc's TL/UCP would cancel and free that is no request (cffi_build/abi/guard.c), by a plugin that does so."""
+"""The guard of ucp_request_cancel and ucp_request_free (cffi_build/abi/guard.c), on a plugin that misuses both."""
 
 from __future__ import annotations
 
