@@ -25,8 +25,8 @@ from ucc_hetero import Communicator
 from ucc_hetero.buffers import as_buffer
 from ucc_hetero.calls.arguments import bind
 
-#: Seconds that a case may take, of which none takes a hundredth unless MPI stands still.
-LIMIT = 300
+#: Seconds that a case may take, of which none takes a hundredth, and MPI's own call, which stands still at times.
+LIMIT, MPI_LIMIT = 300, 60
 #: Mistakes that leave the exchange as it was, where they are accepted: such calls are run.
 HARMLESS = frozenset(
     {"readonly", "strided", "reversed", "big endian", "masked", "structure", "fewer counts", "no root"}
@@ -165,6 +165,8 @@ class Ranks:
         self.control = MPI.COMM_WORLD.Dup()
         self.rank, self.size = self.control.rank, self.control.size
         self.asked = Library.of(MPI.COMM_WORLD.Dup())
+        #: Told whose call a case is in.
+        self.stage: Callable[[str], None] = lambda whose: None
         self.renew()
 
     def renew(self) -> None:
@@ -199,7 +201,11 @@ class Ranks:
         return Found("alike", "both refuse")
 
     def _run(self, case: Case, one: Arguments, two: Arguments) -> Found:
+        self.stage("mpi")
+        faulthandler.dump_traceback_later(MPI_LIMIT, exit=True)
         errors = self.control.allgather(refused(lambda: run(self.mpi, case, one)))
+        self.stage("ours")
+        faulthandler.dump_traceback_later(LIMIT, exit=True)
         failed = self.control.allgather(refused(lambda: run(self.own, case, two)))
         if any(errors) or any(failed):
             self.renew()
@@ -232,13 +238,14 @@ def main() -> None:
             ranks.judge(case)
         return
     with out.open("w") as lines:
+        ranks.stage = lambda whose: print(json.dumps({"stage": whose}), file=lines, flush=True)
 
         @seed(start)
         @settings(max_examples=number, database=None, deadline=None, phases=[Phase.generate],
                   suppress_health_check=list(HealthCheck))  # fmt: skip
         @given(cases(ranks.size))
         def each(case: Case) -> None:
-            print(json.dumps({"begun": repr(case)}), file=lines, flush=True)
+            print(json.dumps({"stage": "begun", "case": repr(case)}), file=lines, flush=True)
             found = ranks.judge(ranks.control.bcast(case))
             print(json.dumps([*found, case.call, repr(case)]), file=lines)
 
