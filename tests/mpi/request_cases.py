@@ -17,6 +17,7 @@ import numpy as np
 from mpi4py import MPI
 
 from ucc_hetero import Communicator, PersistentRequest, Request
+from ucc_hetero.calls import request as request_module
 from ucc_hetero.calls.request import under_way
 
 
@@ -240,6 +241,27 @@ def case_freed_with_dropped_requests(comm: Communicator) -> None:
     other.Free()
     assert (total == comm.size).all() and (own == comm.size).all() and time.monotonic() - before < 50
     del received
+
+
+def case_free_as_a_dropped_call_ends(comm: Communicator) -> None:
+    """A dropped call that ends between two looks at it is none that somebody holds."""
+    other, looks = comm.Dup(), []
+    peek = request_module._peek
+
+    def late(op: Any) -> Any:
+        looks.append(op)
+        return peek(op) if len(looks) > 1 else 0
+
+    other.Iallreduce(np.ones(90_000), total := np.zeros(90_000))
+    gc.collect()
+    while not (total == comm.size).all():
+        other.Iprobe(0, 1)
+    request_module._peek = late
+    try:
+        other.Free()
+    finally:
+        request_module._peek = peek
+    assert looks
 
 
 def case_free_while_a_long_message_comes(comm: Communicator) -> None:

@@ -483,8 +483,7 @@ class Runner:
 
     @property
     def busy(self) -> int:
-        """Requests that were started and not yet waited for."""
-        reap()
+        """Requests that were started and not seen to end."""
         started = sum(lib.ucch_program_active(p.program.handle) for p in self._persistent.values())
         return int(self._active + started)
 

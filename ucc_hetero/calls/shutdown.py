@@ -34,7 +34,8 @@ def wind_up(run: Runner) -> bool:
     ``ValueError`` while requests that somebody holds are active: nothing was changed then.
     """
     if not run.broken:
-        _refuse(run, run.busy - len(dropped(run)) - run.delegate.settle())
+        given_up = len(dropped(run)) + run.delegate.settle()  # before what is busy: this completes what has ended
+        _refuse(run, run.busy - given_up)
     withdraw(run)
     _end_ours(run)
     if not run.broken:
