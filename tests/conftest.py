@@ -42,6 +42,12 @@ sys.dont_write_bytecode = False
 
 # Jobs run beside each other: MPI's own waiting would take the cores from those that are waited for.
 os.environ.setdefault("OMPI_MCA_mpi_yield_when_idle", "1")
+# MPI's component for libfabric, which no test has a network for, sleeps for a second before it says so.
+os.environ.setdefault("OMPI_MCA_btl", "^ofi")
+
+# To learn of memory that comes and goes, UCX patches some 80 functions of every process, and spins for 5 ms each: half
+# of what a small job costs. Only networks that register memory need that; `hooked` has it as users do.
+os.environ.setdefault("UCX_MEM_MMAP_HOOK_MODE", "none")
 
 #: How many times longer than it is given a job may take before it counts as hanging: the cores may be busy with other
 #: things, and then ranks that wait for each other wait for their turns, too. Only what fails takes that long.
@@ -229,6 +235,12 @@ def program(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
         return once() if NOT_STARTED in job.stdout + job.stderr else job
 
     return run
+
+
+@pytest.fixture
+def hooked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Jobs in which UCX patches the functions by which memory comes and goes, as it does of its own accord."""
+    monkeypatch.delenv("UCX_MEM_MMAP_HOOK_MODE")
 
 
 @pytest.fixture

@@ -54,6 +54,7 @@ def seed() -> int:
     return int(os.environ.get("UCCH_TEST_SEED") or secrets.randbelow(1 << 30))
 
 
+@pytest.mark.usefixtures("hooked")
 @pytest.mark.parametrize(("ranks", "vendors"), LAYOUTS + (MORE_LAYOUTS if FULL else []))
 def test_cases(mpirun, ranks: int, vendors: str) -> None:
     number = seed()

@@ -70,6 +70,7 @@ UNCHANGED = """
 """
 
 
+@pytest.mark.usefixtures("hooked")
 @pytest.mark.parametrize("name", ["nccl", "gloo", "ucch"])
 def test_scripts_for_torchrun_run_unchanged(mpirun, name: str) -> None:
     root = str(HERE.parents[1])

@@ -26,6 +26,7 @@ SAMPLE = (
 
 
 @pytest.mark.mpi
+@pytest.mark.usefixtures("hooked")
 def test_sample() -> None:
     layout, listed = "3 of two vendors", refusals()
     try:
