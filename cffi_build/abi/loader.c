@@ -5,7 +5,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/ucch.h"
+#include "abi/calls.h"
+#include "api/api.h"
 
 ucch_symbols ucch_sym;
 
@@ -94,14 +95,4 @@ char *ucch_describe_ucp(ucp_context_h context) {
 
 void ucch_release(char *text) {
     free(text);
-}
-
-int ucch_has_symbol(const char *name) {
-    for (const symbol *s = ucc_symbols; s->name; s++)
-        if (!strcmp(s->name, name))
-            return *(void **)((char *)&ucch_sym + s->offset) != NULL;
-    for (const symbol *s = ucp_symbols; s->name; s++)
-        if (!strcmp(s->name, name))
-            return *(void **)((char *)&ucch_sym + s->offset) != NULL;
-    return 0;
 }

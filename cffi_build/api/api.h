@@ -5,7 +5,6 @@
 int ucch_preload(const char *path);
 int ucch_load_ucc(const char *path);
 int ucch_load_ucp(const char *path);
-int ucch_has_symbol(const char *name);
 const char *ucch_load_error(void);
 char *ucch_describe_ucp(ucp_context_h context);
 void ucch_release(char *text);
@@ -38,7 +37,6 @@ int ucch_progress_once(void);
 void ucch_progress_idle(void);
 void ucch_op_deadline(ucch_op *op, double timeout);
 void ucch_op_error(ucch_op *op, ucch_error *error);
-uint64_t ucch_in_flight(void);
 uint64_t ucch_failures(void);
 
 ucch_context *ucch_context_new(ucc_context_h handle);
@@ -183,6 +181,7 @@ int ucch_board_gone(ucch_board *board, uint64_t seq);
 int ucch_board_fate(ucch_board *board, int slot);
 void ucch_board_leave(ucch_board *board);
 void ucch_board_break(ucch_board *board);
+int ucch_board_launches(ucch_board *board);
 ucch_op *ucch_board_culprit(ucch_board *board);
 int ucch_board_broken(ucch_board *board);
 uint64_t ucch_board_seq(ucch_board *board, int slot);

@@ -3,7 +3,6 @@
 /* ---- runtime.c: GPU runtimes. 0, or UCCH_FAIL_DEVICE with its reason in ucch_device_error() ---- */
 int ucch_device_load(int runtime, const char *path);
 const char *ucch_device_error(void);
-int ucch_device_loaded(int runtime);
 int ucch_device_memory_type(int runtime);
 int ucch_device_version(int runtime, int *version);
 int ucch_device_count(int runtime, int *devices);
@@ -11,7 +10,6 @@ int ucch_device_bus(int runtime, int device, char *where, int room);
 int ucch_device_current(int runtime, int *device);
 int ucch_device_use(int runtime, int device);
 int ucch_device_pointer(int runtime, uintptr_t address);
-int ucch_device_shareable(int runtime, void *address);
 int ucch_device_alloc(int runtime, void **address, size_t bytes, int pinned);
 int ucch_device_free(int runtime, void *address, int pinned);
 int ucch_device_flag(int runtime, void **word);
@@ -35,6 +33,7 @@ int ucch_cuda_target(int device, char *text, int room);
 int ucch_device_enter(void);
 void ucch_device_leave(int before);
 int ucch_device_bind(int runtime, int device);
+void ucch_device_reserve(void);
 void ucch_device_hold(int may);
 size_t ucch_pool_bytes(int pinned, int trim);
 void *ucch_pool_take(int pinned, size_t bytes, const void *owner, int may_add);
@@ -79,4 +78,3 @@ ucch_op *ucch_program_launch(ucch_program *program, uintptr_t send, uintptr_t re
 int ucch_launch_status(void);
 ucch_op *ucch_launch_failed(void);
 void ucch_launch_release(ucch_op *op);
-int ucch_launches_of(ucch_board *board);

@@ -51,6 +51,7 @@ struct ucch_board {
     int *ranks;
     uint64_t calls, bytes; /* finished well, and what they moved */
     double seconds;
+    volatile int launches;
     int broken;       /* a call failed: the communicator starts no more */
     ucch_op *culprit; /* that call, where nobody waits for it */
 };
@@ -310,6 +311,17 @@ int ucch_board_gone(ucch_board *b, uint64_t seq) {
     return -1;
 }
 
+/* Why call `seq` comes to nothing, and by whom, as far as can be seen; 0 where nothing is amiss, or without a board. Of
+ * refusals those from call `since` on concern it. */
+int ucch_board_verdict(ucch_board *b, uint64_t since, uint64_t seq, int *peer) {
+    *peer = -1;
+    if (b && ucch_board_refused(b, since, seq, NULL))
+        return UCCH_FAIL_REFUSED;
+    if (b)
+        *peer = ucch_board_mismatch(b, seq);
+    return *peer < 0 ? 0 : UCCH_FAIL_MISMATCH;
+}
+
 static int fate_of(const ucch_board *b, int i) {
     int64_t pid = __atomic_load_n(&b->slots[i].pid, __ATOMIC_RELAXED);
     if (pid == LEFT)
@@ -346,6 +358,16 @@ void ucch_board_blame(ucch_board *b, ucch_op *op) {
     if (!b->culprit)
         b->culprit = op;
     b->broken = 1;
+}
+
+/* One more call in streams, or one less. */
+void ucch_board_launched(ucch_board *b, int more) {
+    b->launches += more;
+}
+
+/* Calls in streams that have not ended. */
+int ucch_board_launches(ucch_board *b) {
+    return b->launches;
 }
 
 ucch_op *ucch_board_culprit(ucch_board *b) {

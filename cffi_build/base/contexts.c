@@ -1,7 +1,7 @@
-/* What is progressed: the UCC contexts and UCP workers of this process, and the teams of the contexts. */
+/* UCC contexts and UCP workers of this process: what progress is made in. */
 #include <stdlib.h>
 
-#include "base/ucch.h"
+#include "base/contexts.h"
 
 typedef struct worker {
     ucp_worker_h handle;
@@ -32,20 +32,6 @@ void ucch_context_free(ucch_context *context) {
         }
     ucch_unlock();
     free(context);
-}
-
-ucch_team *ucch_team_new(ucch_context *context, ucc_team_h handle) {
-    ucch_team *team = calloc(1, sizeof(*team));
-    if (!team)
-        return NULL;
-    team->handle = handle;
-    team->context = context;
-    return team;
-}
-
-void ucch_team_free(ucch_team *team) {
-    ucch_engines_free(team);
-    free(team);
 }
 
 /* A worker is known from its creation (on = 1) to its end (on = -1). */

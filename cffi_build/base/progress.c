@@ -1,13 +1,11 @@
-/* The lock, the list of what is in flight and the progress thread. */
+/* Progress: a round of it, and the thread that makes it where nobody waits. */
 #define _GNU_SOURCE
 #include <pthread.h>
-#include <sched.h>
-#include <stdlib.h>
 #include <sys/prctl.h>
-#include <time.h>
 
-#include "base/wait.h"
-#include "gpu/device.h"
+#include "base/contexts.h"
+#include "base/lock.h"
+#include "base/progress.h"
 
 /* Rounds between looks at the workers when no message is in flight. */
 #define WORKER_EVERY 32
@@ -22,193 +20,38 @@
 #define IDLE_TICK_S 10e-3
 /* How late the kernel may end a sleep of the thread, in ns. By default it is as much as the shortest sleep. */
 #define SLACK_NS 5000
-/* Peers are checked for death and for another call than ours after this long, then again at this distance. */
-#define SUSPICION_S 0.002
-
-/* Looks at the lock before sleeping for it, longer than a round of progress takes; and yields until those have had it
- * who wait for it, if they get there at all. */
-#define LOCK_SPINS 2000
-#define LET_OTHERS 1000
-
-/* Recursive: Python holds it in places (ucc_hetero/ucc.py), and may collect objects there whose ends need it. */
-static pthread_mutex_t lock = PTHREAD_RECURSIVE_MUTEX_INITIALIZER_NP;
-static volatile int wanted;
 static pthread_cond_t wake = PTHREAD_COND_INITIALIZER;
-static ucch_op *active;
-static volatile uint64_t in_flight;
-static uint64_t failures;
-static int messages; /* those of in_flight that are messages */
+static int (*enter)(void);
+static void (*leave)(int);
+static volatile int waiters; /* threads that make progress themselves */
 static pthread_t thread;
 static volatile int thread_on, thread_asleep, idle_progress;
 /* Work is about to come. */
 static int called;
 
-static void relax(void) {
-#if defined(__x86_64__)
-    __builtin_ia32_pause();
-#elif defined(__aarch64__)
-    __asm__ volatile("yield");
-#endif
+static int busy(void) {
+    return ucch_under_way[UCCH_BY_CONTEXTS] || ucch_under_way[UCCH_BY_WORKERS];
 }
 
-double ucch_now(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
-
-/* Whoever makes progress takes the lock again and again, and a mutex is not fair: one who waits for it may be woken
- * only to find it taken, for milliseconds. So they say that they wait, and the others let them. */
-void ucch_lock(void) {
-    if (pthread_mutex_trylock(&lock) == 0)
-        return;
-    __atomic_add_fetch(&wanted, 1, __ATOMIC_SEQ_CST);
-    int had = 0;
-    for (int i = ucch_may_spin() ? LOCK_SPINS : 0; i && !had; i--) {
-        relax();
-        had = pthread_mutex_trylock(&lock) == 0;
-    }
-    if (!had)
-        pthread_mutex_lock(&lock);
-    __atomic_sub_fetch(&wanted, 1, __ATOMIC_SEQ_CST);
-}
-
-/* Without the lock: let those have it who wait for it. */
-void ucch_let_others(void) {
-    for (int i = 0; i < LET_OTHERS && __atomic_load_n(&wanted, __ATOMIC_SEQ_CST); i++)
-        sched_yield();
-}
-
-/* With the lock: whether somebody waits for it. */
-int ucch_lock_wanted(void) {
-    return wanted;
-}
-
-void ucch_unlock(void) {
-    pthread_mutex_unlock(&lock);
-}
-
-uint64_t ucch_in_flight(void) {
-    return in_flight + (uint64_t)ucch_launches();
-}
-
-/* ---- what is progressed ---- */
-
-void ucch_op_begin_locked(ucch_op *op, double timeout) {
-    op->error = (ucch_error){.status = 0, .step = -1, .peer = -1, .seq = op->error.seq};
-    op->started = ucch_now();
-    op->deadline = timeout > 0 ? op->started + timeout : 0;
-    op->heard = op->come = 0;
-    op->state = UCCH_ACTIVE;
-    op->prev = NULL;
-    op->next = active;
-    if (active)
-        active->prev = op;
-    active = op;
-    in_flight++;
-    messages += op->kind == UCCH_IS_MESSAGE;
-}
-
-void ucch_op_end_locked(ucch_op *op, int status, int step, int peer) {
-    if (op->prev)
-        op->prev->next = op->next;
-    else
-        active = op->next;
-    if (op->next)
-        op->next->prev = op->prev;
-    in_flight--;
-    messages -= op->kind == UCCH_IS_MESSAGE;
-    op->come = 0;
-    if (status < 0) {
-        op->error.status = status;
-        op->error.step = step;
-        op->error.peer = peer;
-        op->error.elapsed = ucch_now() - op->started;
-        __atomic_add_fetch(&failures, 1, __ATOMIC_RELEASE);
-    }
-    int heard = op->heard;
-    /* Last: whoever polls the state without the lock may reuse the operation from here on. */
-    __atomic_store_n(&op->state, status < 0 ? UCCH_FAILED : UCCH_DONE, __ATOMIC_RELEASE);
-    if (heard)
-        ucch_ring();
-}
-
-/* Count the time limit of what is in flight from now. */
-void ucch_op_deadline(ucch_op *op, double timeout) {
+/* What progress is made inside of, from now on: a device that is made the thread's own before, and not after. */
+void ucch_progress_inside(int (*before)(void), void (*after)(int)) {
     ucch_lock();
-    if (op->state == UCCH_ACTIVE)
-        op->deadline = timeout > 0 ? ucch_now() + timeout : 0;
+    enter = before;
+    leave = after;
     ucch_unlock();
-}
-
-/* How many operations have failed so far: whether there is any use in asking them all. */
-uint64_t ucch_failures(void) {
-    return __atomic_load_n(&failures, __ATOMIC_ACQUIRE);
-}
-
-void ucch_op_error(ucch_op *op, ucch_error *error) {
-    *error = op->error;
-}
-
-/* Ended first: a callback that cancelling sets off then finds nothing left to complete. */
-static void abandon_locked(ucch_op *op, int status, int peer) {
-    ucch_op_end_locked(op, status, -1, peer);
-    if (op->kind == UCCH_IS_PROGRAM)
-        ucch_program_abandon_locked((ucch_program *)op);
-    else
-        ucch_message_abandon_locked((ucch_message *)op);
 }
 
 int ucch_progress_locked(void) {
     static unsigned rounds;
-    int before = ucch_device_enter(), moved = ucch_poll_contexts_locked();
+    int before = enter ? enter() : 0, moved = ucch_poll_contexts_locked();
     /* With no message of ours in flight the workers are looked at now and then only, for what peers send: a look costs
      * as much as a small collective. */
-    if (messages || ++rounds % WORKER_EVERY == 0)
+    if (ucch_under_way[UCCH_BY_WORKERS] || ++rounds % WORKER_EVERY == 0)
         moved += ucch_poll_workers_locked();
-    for (ucch_op *op = active, *next; op; op = next) {
-        next = op->next;
-        if (op->kind == UCCH_IS_PROGRAM)
-            moved += ucch_program_advance_locked((ucch_program *)op);
-        else if (op->kind == UCCH_IS_MESSAGE)
-            moved += ucch_message_pump_locked((ucch_message *)op);
-    }
-    if (ucch_launches()) {
-        int ended = ucch_launches_poll_locked();
-        if (ended)
-            ucch_launches_ended_locked();
-        moved += ended;
-    }
-    ucch_device_leave(before);
+    moved += ucch_ops_advance_locked();
+    if (enter)
+        leave(before);
     return moved;
-}
-
-/* End what is past its deadline, and what waits for a peer that died or called something else; now and then. */
-void ucch_police_locked(double now) {
-    static double last;
-    if (now - last < SUSPICION_S)
-        return;
-    last = now;
-    for (ucch_op *op = active, *next; op; op = next) {
-        next = op->next;
-        if (op->kind == UCCH_IS_PROGRAM && now - op->started > SUSPICION_S) {
-            int bad = ucch_program_check_locked((ucch_program *)op);
-            if (bad < 0) {
-                abandon_locked(op, bad, op->error.peer);
-                continue;
-            }
-        }
-        if (op->kind == UCCH_IS_MESSAGE && now - op->started > SUSPICION_S) {
-            if (ucch_message_check_locked((ucch_message *)op, now) < 0)
-                abandon_locked(op, UCCH_FAIL_PEER, -1);
-            if (op->state != UCCH_ACTIVE)
-                continue;
-        }
-        if (op->deadline > 0 && now > op->deadline)
-            abandon_locked(op, UCCH_FAIL_TIMEOUT, -1);
-    }
-    if (ucch_launches())
-        ucch_launches_police_locked(now, SUSPICION_S);
 }
 
 int ucch_progress_once(void) {
@@ -223,16 +66,7 @@ int ucch_progress_once(void) {
 /* Sleep until woken, `seconds` at most (0: for ever). */
 static void sleep_locked(double seconds) {
     thread_asleep = seconds == 0 || seconds > TICK_S;
-    if (seconds == 0)
-        pthread_cond_wait(&wake, &lock);
-    else {
-        struct timespec t;
-        clock_gettime(CLOCK_REALTIME, &t);
-        int64_t ns = t.tv_nsec + (int64_t)(1e9 * seconds);
-        t.tv_sec += ns / 1000000000;
-        t.tv_nsec = ns % 1000000000;
-        pthread_cond_timedwait(&wake, &lock, &t);
-    }
+    ucch_sleep_locked(&wake, seconds);
     thread_asleep = 0;
 }
 
@@ -241,12 +75,17 @@ void ucch_wake_locked(void) {
     pthread_cond_signal(&wake);
 }
 
-/* The last one that waited has left, and something is still under way. */
-void ucch_left_behind(void) {
-    if (!active)
+/* Somebody waits, and makes progress meanwhile. */
+void ucch_wait_begin(void) {
+    __atomic_add_fetch(&waiters, 1, __ATOMIC_SEQ_CST);
+}
+
+/* The last one that waited may leave something under way. */
+void ucch_wait_end(void) {
+    if (__atomic_sub_fetch(&waiters, 1, __ATOMIC_SEQ_CST) || !busy())
         return;
     ucch_lock(); /* the thread may be about to sleep, because somebody waits */
-    if (active && thread_asleep)
+    if (busy() && thread_asleep)
         pthread_cond_signal(&wake);
     ucch_unlock();
 }
@@ -254,10 +93,10 @@ void ucch_left_behind(void) {
 /* Nobody waits for what is in a stream: it is looked at now and then, for its end and for what went wrong. */
 static void collect_locked(void) {
     sleep_locked(LAUNCH_TICK_S);
-    if (ucch_waiters)
+    if (waiters)
         return;
     ucch_progress_locked();
-    ucch_police_locked(ucch_now());
+    ucch_ops_police_locked(ucch_now());
 }
 
 /* Nothing to do for the thread: whoever waits makes progress, and it steps in only when nobody does. */
@@ -265,12 +104,13 @@ static double idle_locked(double tick) {
     __atomic_store_n(&thread_asleep, 1, __ATOMIC_SEQ_CST); /* first: whoever calls either sees this or is seen */
     if (__atomic_exchange_n(&called, 0, __ATOMIC_SEQ_CST))
         tick = TICK_S;
-    int forever = !active && tick > LONG_TICK_S;
+    int forever = !busy() && tick > LONG_TICK_S;
     sleep_locked(!forever ? tick : idle_progress ? IDLE_TICK_S : 0);
-    if (forever && idle_progress && !ucch_waiters) {
-        int before = ucch_device_enter();
+    if (forever && idle_progress && !waiters) {
+        int before = enter ? enter() : 0;
         ucch_poll_all_locked();
-        ucch_device_leave(before);
+        if (enter)
+            leave(before);
     }
     return tick > LONG_TICK_S ? tick : 2 * tick;
 }
@@ -279,10 +119,11 @@ static double idle_locked(double tick) {
 static double work_locked(double quiet) {
     double began = ucch_now();
     int moved = 0;
-    for (int i = 0; i < UCCH_BATCH && active && (i == 0 || !wanted); i++) /* one: threads that meet here must move on */
+    for (int i = 0; i < UCCH_BATCH && busy() && (i == 0 || !ucch_lock_wanted());
+         i++) /* one: threads that meet here must move on */
         moved += ucch_progress_locked();
     double now = ucch_now();
-    ucch_police_locked(now);
+    ucch_ops_police_locked(now);
     if (ucch_has_moved(moved, now - began))
         quiet = now;
     double nap = ucch_nap(now - quiet);
@@ -304,13 +145,13 @@ static void *thread_main(void *unused) {
     prctl(PR_SET_TIMERSLACK, SLACK_NS);
     ucch_lock();
     while (thread_on) {
-        if (active && !ucch_waiters) {
+        if (busy() && !waiters) {
             quiet = work_locked(quiet > 0 ? quiet : ucch_now());
             tick = TICK_S;
             continue;
         }
         quiet = 0;
-        if (!active && ucch_launches()) {
+        if (!busy() && ucch_under_way[UCCH_IN_STREAMS]) {
             tick = TICK_S;
             collect_locked();
         } else
@@ -332,8 +173,7 @@ void ucch_progress_idle(void) {
 /* Nobody else is in this process, which may have to release what it has inherited. */
 static void after_fork(void) {
     thread_on = thread_asleep = 0;
-    wanted = 0;
-    lock = (pthread_mutex_t)PTHREAD_RECURSIVE_MUTEX_INITIALIZER_NP; /* of a thread of the parent's, perhaps */
+    ucch_lock_after_fork();
     wake = (pthread_cond_t)PTHREAD_COND_INITIALIZER;
 }
 

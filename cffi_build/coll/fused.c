@@ -5,8 +5,6 @@
  * them have done is told to other ranks by the last. */
 #include "coll/fused.h"
 
-#include "coll/schedule.h"
-
 /* Bytes that a call moves at most, by one block; UCCH_WHOLE_BYTES by several. Measured on 2 + 2 H200s: allreduces of
  * 256 KiB, which move 768, in 92 microseconds instead of the 110 that copies and the vendors' libraries take, and a
  * fifth of the host's time; they were as fast at 1 MiB, where pinned memory was busy all the time. */

@@ -5,7 +5,6 @@
 #include "coll/program.h"
 
 enum { MOVE_NOTHING, MOVE_COPY, MOVE_COMBINE };
-#define MOST_MOVES 40
 
 /* What the kernel does, one after the other (ucc_hetero/device/kernels.py): wait for a word, move data, write a word.
  */

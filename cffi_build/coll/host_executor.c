@@ -4,6 +4,7 @@
  * order on a team is the order in which programs were started, never that of completion. */
 #include <sched.h>
 
+#include "base/progress.h"
 #include "coll/stream_executor.h"
 
 /* Seconds that a start waits for held streams before it allocates while they are. */
@@ -16,47 +17,14 @@ static int ready(const ucch_program *p, const ucch_step *s) {
     return s->kind != STEP_COLL || s->team->head == s;
 }
 
-static void enqueue_locked(ucch_step *s) {
-    ucch_team *t = s->team;
-    s->next = NULL;
-    if (t->tail)
-        t->tail->next = s;
-    else
-        t->head = s;
-    t->tail = s;
-    t->context->users++;
-}
-
-static void dequeue_locked(ucch_step *s) {
-    ucch_team *t = s->team;
-    t->head = s->next;
-    if (!t->head)
-        t->tail = NULL;
-}
-
 static int start_step_locked(ucch_program *p, ucch_step *s) {
     if (s->kind == STEP_COLL) {
         int status = s->request ? 0 : ucch_step_init_locked(p, s);
         if (status < 0)
             return status;
-        dequeue_locked(s);
+        ucch_team_dequeue_locked(s);
     }
     return ucch_step_post_locked(p, s);
-}
-
-int ucch_program_check_locked(ucch_program *p) {
-    if (!p->board || p->queued)
-        return 0;
-    if (ucch_board_refused(p->board, p->since, p->op.error.seq, NULL))
-        return UCCH_FAIL_REFUSED;
-    int peer = ucch_board_mismatch(p->board, p->op.error.seq);
-    int bad = UCCH_FAIL_MISMATCH;
-    if (peer < 0) {
-        peer = ucch_board_gone(p->board, p->op.error.seq);
-        bad = UCCH_FAIL_PEER;
-    }
-    p->op.error.peer = peer;
-    return peer < 0 ? 0 : bad;
 }
 
 static void end_event_locked(uint64_t *event, int status) {
@@ -75,19 +43,32 @@ static void finish_locked(ucch_program *p) {
     ucch_op_end_locked(&p->op, 0, -1, -1);
 }
 
-static void fail_locked(ucch_program *p, int status, int step) {
-    int peer = -1;
-    if (p->board && ucch_board_refused(p->board, p->since, p->op.error.seq, NULL))
-        status = UCCH_FAIL_REFUSED;
-    else if (p->board && (peer = ucch_board_mismatch(p->board, p->op.error.seq)) >= 0)
-        status = UCCH_FAIL_MISMATCH;
-    ucch_op_end_locked(&p->op, status, step, peer);
-    ucch_program_abandon_locked(p);
+/* What was posted cannot be taken back: requests still in progress are left to libucc, with the buffers that the
+ * owner keeps alive; the rest of this program leaves the queues so that others can report their own fate. */
+static void abandon_locked(ucch_program *p) {
+    if (UCCH_TRACING)
+        end_event_locked(&p->event, p->op.error.status);
+    for (int i = p->first; i < p->nsteps; i++) {
+        ucch_step *s = &p->steps[i];
+        s->event = 0; /* without an end in the timeline: that is where it hung */
+        if (s->kind == STEP_COLL && s->state != FINISHED)
+            ucch_team_leave_locked(s);
+        if (s->message && s->state == POSTED)
+            ucch_message_abandon_locked(s->message);
+        s->state = FINISHED;
+    }
+    p->first = p->nsteps;
+    ucch_gate_leave_locked(&p->gate);
 }
 
-int ucch_program_advance_locked(ucch_program *p) {
-    if (p->queued)
-        return 0;
+static void fail_locked(ucch_program *p, int status, int step) {
+    int peer, bad = ucch_board_verdict(p->board, p->since, p->op.error.seq, &peer);
+    ucch_op_end_locked(&p->op, bad ? bad : status, step, peer);
+    abandon_locked(p);
+}
+
+static int advance_locked(ucch_op *op) {
+    ucch_program *p = (ucch_program *)op;
     int moved = 0, open = ucch_gate_open_locked(&p->gate);
     if (open < 0)
         fail_locked(p, open, -1);
@@ -121,51 +102,27 @@ int ucch_program_advance_locked(ucch_program *p) {
     return moved;
 }
 
-/* What was posted cannot be taken back: requests still in progress are left to libucc, with the buffers that the
- * owner keeps alive; the rest of this program leaves the queues so that others can report their own fate. */
-void ucch_program_abandon_locked(ucch_program *p) {
-    if (UCCH_TRACING)
-        end_event_locked(&p->event, p->op.error.status);
-    for (int i = p->first; i < p->nsteps; i++) {
-        ucch_step *s = &p->steps[i];
-        s->event = 0; /* without an end in the timeline: that is where it hung */
-        if (s->kind == STEP_COLL && s->state != FINISHED) {
-            s->team->context->users--;
-            ucch_step **at = &s->team->head, *last = NULL;
-            while (*at) {
-                if (*at == s)
-                    *at = s->next;
-                else {
-                    last = *at;
-                    at = &(*at)->next;
-                }
-            }
-            s->team->tail = last;
-        }
-        if (s->message && s->state == POSTED)
-            ucch_message_abandon_locked(s->message);
-        s->state = FINISHED;
-    }
-    p->first = p->nsteps;
-    ucch_gate_leave_locked(&p->gate);
+static int check_locked(ucch_op *op, double now) {
+    ucch_program *p = (ucch_program *)op;
+    int bad = ucch_board_verdict(p->board, p->since, op->error.seq, &op->error.peer);
+    if (bad || !p->board)
+        return bad;
+    op->error.peer = ucch_board_gone(p->board, op->error.seq);
+    return op->error.peer < 0 ? 0 : UCCH_FAIL_PEER;
 }
 
-/* libucc numbers a team's collectives when their requests are made, which has to be in one order on every rank: that of
- * the team's queue. On the host they are made when their turn comes, as each takes scratch: that of a fragment that is
- * done serves another, still in the cache. On a device, where it may have to be allocated, and for persistent requests
- * they are made before anything begins; what stands before them in their queues comes first. */
-static int make_queued_locked(ucch_team *team) {
-    int status = 0;
-    for (ucch_step *s = team->head; s && status >= 0; s = s->next)
-        if (!s->request)
-            status = ucch_step_init_locked(s->program, s);
-    return status;
+/* Ended first: a callback that cancelling sets off then finds nothing left to complete. */
+static void give_up_locked(ucch_op *op, int status) {
+    ucch_op_end_locked(op, status, -1, op->error.peer);
+    abandon_locked((ucch_program *)op);
 }
+
+static const ucch_op_kind kind = {UCCH_BY_CONTEXTS, advance_locked, check_locked, give_up_locked};
 
 static int init_all_locked(ucch_program *p) {
     for (int i = 0; p->on_device && i < p->nsteps; i++) {
         ucch_step *s = &p->steps[i];
-        int status = s->kind == STEP_COLL && !s->request ? make_queued_locked(s->team) : 0;
+        int status = s->kind == STEP_COLL && !s->request ? ucch_team_make_locked(s->team) : 0;
         if (status < 0) {
             fail_locked(p, status, i);
             return status;
@@ -177,10 +134,10 @@ static int init_all_locked(ucch_program *p) {
 /* Of two ranks that call different things the later one sees it here, before it sends anything, because each publishes
  * before it looks; the earlier one then waits in vain and sees it too. Data of the wrong length must not arrive: libucc
  * 1.4 crashes on it. */
-static int expected_otherwise(ucch_program *p) {
+static int expected_otherwise(const ucch_program *p) {
+    int peer;
     __atomic_thread_fence(__ATOMIC_SEQ_CST);
-    return p->board && (ucch_board_refused(p->board, p->since, p->op.error.seq, NULL) ||
-                        ucch_board_mismatch(p->board, p->op.error.seq) >= 0);
+    return ucch_board_verdict(p->board, p->since, p->op.error.seq, &peer);
 }
 
 static int start_locked(ucch_program *p, void *send, void *recv, double timeout, const void *owner, int anyway) {
@@ -202,17 +159,18 @@ static int start_locked(ucch_program *p, void *send, void *recv, double timeout,
         ucch_step *s = &p->steps[i];
         s->state = WAITING;
         if (s->kind == STEP_COLL)
-            enqueue_locked(s);
+            ucch_team_enqueue_locked(s);
     }
     p->op.error.seq = p->board ? ucch_board_publish(p->board, p->signature, p->label) : 0;
     p->since = p->board ? ucch_board_since(p->board) : 0;
     if (UCCH_TRACING)
         p->event = ucch_trace_begin_locked(p->number, -1, p->op.error.seq);
+    p->op.kind = &kind;
     ucch_op_begin_locked(&p->op, timeout);
     if (expected_otherwise(p))
         fail_locked(p, UCCH_FAIL_MISMATCH, -1);
     else if (!init_all_locked(p))
-        ucch_program_advance_locked(p);
+        advance_locked(&p->op);
     return 0;
 }
 
@@ -304,7 +262,7 @@ int ucch_program_persist(ucch_program *p, void *send, void *recv, double timeout
         if (s->kind == STEP_COLL) {
             s->args.flags |= FLAG_PERSISTENT;
             s->args.mask |= MASK_FLAGS;
-            status = make_queued_locked(s->team);
+            status = ucch_team_make_locked(s->team);
             if (status >= 0)
                 status = ucch_step_init_locked(p, s);
         }

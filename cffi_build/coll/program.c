@@ -1,6 +1,4 @@
 /* A plan lowered for this rank: a flat list of steps with their dependencies, as Python builds it. */
-#include "coll/schedule.h"
-
 #include <stdlib.h>
 #include <string.h>
 
@@ -15,7 +13,6 @@ ucch_program *ucch_program_new(int nsteps, ucch_board *board, uint64_t signature
         free(p);
         return NULL;
     }
-    p->op.kind = UCCH_IS_PROGRAM;
     p->nsteps = nsteps;
     p->board = board;
     p->signature = signature;

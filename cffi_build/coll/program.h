@@ -2,9 +2,10 @@
 #ifndef UCCH_PROGRAM_H
 #define UCCH_PROGRAM_H
 
+#include "base/contexts.h"
 #include "base/trace.h"
+#include "p2p/message.h"
 #include "shm/ring.h"
-#include "shm/segment.h"
 
 #define UCC_OK 0
 #define UCC_INPROGRESS 1
@@ -14,6 +15,18 @@
 
 enum { STEP_COLL, STEP_SEND, STEP_RECV, STEP_COPY, STEP_COMBINE, STEP_CAST, STEP_SCALE };
 enum { WAITING, POSTED, FINISHED };
+
+typedef struct ucch_step ucch_step;
+typedef struct ucch_launch ucch_launch;
+typedef struct ucch_engine ucch_engine;
+
+struct ucch_team {
+    ucc_team_h handle;
+    ucch_context *context;
+    ucch_step *head, *tail;
+    ucch_engine *engines; /* streams that calls on this team were launched into */
+    int nengines;
+};
 
 struct ucch_step {
     int kind, state;
@@ -49,7 +62,7 @@ struct ucch_program {
     int mem_type[4];
     int persistent, on_device;
     ucch_channels *channels; /* the whole program is queued in streams (schedule.c) */
-    int queued;              /* and was, by the call under way */
+    ucch_launch *queued;     /* the call under way, if that is */
     size_t bounce;           /* where in the scratch copies that overlap make a stop */
     void *whole;             /* the kernel that does all of a short call, if there is one */
     int sliced;              /* and by several blocks (fused.c) */
@@ -65,12 +78,24 @@ struct ucch_program {
     char label[LABEL];
 };
 
+/* Where steps go that are queued in streams. */
+int ucch_lane_of(const ucch_step *s);
+size_t ucch_piece_of(const ucch_channels *c, const ucch_step *s);
+
 char *ucch_step_address(const ucch_program *p, const ucch_span *span);
 size_t ucch_step_bytes(ucc_datatype_t dtype, uint64_t count);
 void ucch_step_task(const ucch_program *p, const ucch_step *s, ucch_task *task);
 int ucch_step_init_locked(ucch_program *p, ucch_step *s);
 int ucch_step_post_locked(ucch_program *p, ucch_step *s);
 int ucch_step_poll_locked(ucch_program *p, ucch_step *s);
+
+void ucch_team_enqueue_locked(ucch_step *s);
+void ucch_team_dequeue_locked(ucch_step *s);
+void ucch_team_leave_locked(ucch_step *s);
+int ucch_team_make_locked(ucch_team *team);
+int ucch_team_engine_locked(ucch_team *t, void *stream, int memory, int may_drop, ucc_ee_h *handle);
+int ucch_team_post_locked(ucc_ee_h engine, ucc_coll_req_h request);
+
 void ucch_program_give_scratch(ucch_program *p);
 int ucch_program_take_scratch(ucch_program *p, const void *owner, int anyway);
 

@@ -10,10 +10,6 @@
 #include "coll/fused.h"
 #include "coll/stream_executor.h"
 
-/* A message is cut into so many pieces, if they get long enough, so that both devices copy at a time. */
-#define PIECES 4
-#define SHORTEST ((size_t)512 << 10)
-#define PAGE ((size_t)4096)
 /* Calls that move fewer bytes do not gain from lanes as much as they cost. */
 #define ALONE_BYTES ((uint64_t)256 << 10)
 
@@ -28,13 +24,6 @@ typedef struct queue {
     int turn;
     int used[QUEUE_LANES], seen[QUEUE_LANES][QUEUE_LANES];
 } queue;
-
-int ucch_lane_of(const ucch_step *s) {
-    return s->kind == STEP_COLL   ? LANE_NATIVE
-           : s->kind == STEP_SEND ? LANE_OUT
-           : s->kind == STEP_RECV ? LANE_IN
-                                  : LANE_LOCAL;
-}
 
 static int wait_for(void *stream, void *event) {
     return ucch_device_fail(ucch_bound_ops()->stream_wait(stream, event), "a stream's wait");
@@ -171,6 +160,25 @@ static int local(queue *q, const ucch_step *s, void *stream) {
     return function ? ucch_kernel_launch(function, &t, stream) : UCCH_FAIL_DEVICE;
 }
 
+/* A collective, by the vendor's library alone. */
+static int launch_locked(ucch_program *p, ucch_step *s, ucch_launch *l, void *stream) {
+    ucc_ee_h engine;
+    int status = ucch_team_engine_locked(s->team, stream, p->mem_type[UCCH_RECV], l->alone, &engine);
+    if (status < 0)
+        return status;
+    status = ucch_step_init_locked(p, s);
+    if (status < 0)
+        return status;
+    if (UCCH_TRACING)
+        l->each[l->n].event = ucch_trace_begin_locked(p->number, (int)(s - p->steps), l->op.error.seq);
+    l->each[l->n].request = s->request;
+    l->each[l->n++].context = s->team->context;
+    s->team->context->users++;
+    status = ucch_team_post_locked(engine, s->request);
+    s->request = NULL; /* the program is free for its next call */
+    return status;
+}
+
 static int step(queue *q, ucch_step *s) {
     void *stream;
     int mine = ucch_lane_of(s), status = lane(q, mine, &stream);
@@ -179,7 +187,7 @@ static int step(queue *q, ucch_step *s) {
     if (status)
         return status;
     if (s->kind == STEP_COLL)
-        status = ucch_launch_step_locked(q->p, s, q->l, stream);
+        status = launch_locked(q->p, s, q->l, stream);
     else
         status = local(q, s, stream);
     return status < 0 ? status : mark(q, s, stream);
@@ -189,15 +197,6 @@ static int step(queue *q, ucch_step *s) {
 
 static ucch_channel *channel_of(const queue *q, const ucch_step *s) {
     return s->kind == STEP_SEND ? &q->c->out[s->peer] : &q->c->in[s->peer];
-}
-
-/* Bytes of the pieces that a message goes in; the same at both of its ends. */
-size_t ucch_piece_of(const ucch_channels *c, const ucch_step *s) {
-    int sends = s->kind == STEP_SEND;
-    size_t bytes = sends ? s->src.count : s->dst.count, slot = sends ? c->out[s->peer].slot : c->in[s->peer].slot;
-    size_t piece = (bytes / PIECES + PAGE - 1) / PAGE * PAGE;
-    piece = piece < SHORTEST ? SHORTEST : piece;
-    return piece < slot ? piece : slot;
 }
 
 /* A place in a ring, as whoever copies knows it. */
@@ -304,7 +303,7 @@ static uint64_t moved_by(const ucch_program *p) {
 }
 
 /* Queue everything, with the buffers that the program has: 0, or a failure that leaves the streams to be let go. */
-int ucch_enqueue_locked(ucch_program *p, ucch_launch *l, void *stream) {
+static int queue_locked(ucch_program *p, ucch_launch *l, void *stream) {
     ucch_channels *c = p->channels;
     uint64_t moved = moved_by(p);
     ucch_moves whole;
@@ -328,4 +327,12 @@ int ucch_enqueue_locked(ucch_program *p, ucch_launch *l, void *stream) {
     }
     p->base[UCCH_TMP] = NULL;
     return status ? status : leave(&q);
+}
+
+/* All of a program into streams, or into one where the vendor's library does it alone. */
+int ucch_enqueue_locked(ucch_program *p, ucch_launch *l, void *stream) {
+    int status = p->channels ? queue_locked(p, l, stream) : 0;
+    for (int i = 0; !p->channels && i < p->nsteps && status >= 0; i++)
+        status = launch_locked(p, &p->steps[i], l, stream);
+    return status;
 }

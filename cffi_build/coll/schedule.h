@@ -4,10 +4,6 @@
 
 #include "coll/program.h"
 
-typedef struct ucch_launch ucch_launch;
-
-int ucch_lane_of(const ucch_step *s);
-size_t ucch_piece_of(const ucch_channels *c, const ucch_step *s);
 int ucch_enqueue_ready(ucch_program *p);
 int ucch_enqueue_locked(ucch_program *p, ucch_launch *l, void *stream);
 

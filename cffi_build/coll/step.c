@@ -3,6 +3,10 @@
 
 #include "coll/program.h"
 
+/* A message is cut into so many pieces, if they get long enough, so that both devices copy at a time. */
+#define PIECES 4
+#define SHORTEST ((size_t)512 << 10)
+#define PAGE ((size_t)4096)
 static const size_t dtype_bytes[] = {1, 2, 4, 8, 16, 1, 2, 4, 8, 16, 2, 4, 8, 2, 16, 8, 16, 32};
 
 size_t ucch_step_bytes(ucc_datatype_t dtype, uint64_t count) {
@@ -132,4 +136,22 @@ int ucch_step_poll_locked(ucch_program *p, ucch_step *s) {
         s->request = NULL;
     }
     return status < 0 ? status : 1;
+}
+
+/* ---- queued in streams (schedule.c) ---- */
+
+int ucch_lane_of(const ucch_step *s) {
+    return s->kind == STEP_COLL   ? LANE_NATIVE
+           : s->kind == STEP_SEND ? LANE_OUT
+           : s->kind == STEP_RECV ? LANE_IN
+                                  : LANE_LOCAL;
+}
+
+/* Bytes of the pieces that a message goes in; the same at both of its ends. */
+size_t ucch_piece_of(const ucch_channels *c, const ucch_step *s) {
+    int sends = s->kind == STEP_SEND;
+    size_t bytes = sends ? s->src.count : s->dst.count, slot = sends ? c->out[s->peer].slot : c->in[s->peer].slot;
+    size_t piece = (bytes / PIECES + PAGE - 1) / PAGE * PAGE;
+    piece = piece < SHORTEST ? SHORTEST : piece;
+    return piece < slot ? piece : slot;
 }

@@ -7,10 +7,10 @@
 struct ucch_launch {
     ucch_op op; /* first: a launch is an op */
     int released, n;
+    int alone; /* no other is under way */
     uint64_t bytes;
     ucch_board *board;
-    uint64_t since; /* as a program's */
-    ucch_launch *next;
+    uint64_t since;          /* as a program's */
     uint64_t event;          /* of the timeline, which sees an end only when it is collected */
     ucch_program *follower;  /* a program whose caller waits for it, not for the launch */
     ucch_channels *channels; /* those it went through: it has ended when `ticket` is there */
@@ -22,7 +22,6 @@ struct ucch_launch {
     } each[];
 };
 
-int ucch_launch_step_locked(ucch_program *p, ucch_step *s, ucch_launch *l, void *stream);
 int ucch_program_queue(ucch_program *p, void *send, void *recv, double timeout, void *stream);
 
 #endif

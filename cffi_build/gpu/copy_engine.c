@@ -43,9 +43,11 @@ static int lane(int which, void **stream) {
     return 0;
 }
 
-/* Have the streams ready: while a stream is held, making one could wait for it. */
-void ucch_work_reserve(void) {
+/* Have ready what calls in streams need, once there is a device: while a stream is held, making it could wait for it.
+ */
+void ucch_device_reserve(void) {
     void *stream;
+    ucch_gate_reserve();
     for (int which = 0; which < LANES; which++)
         lane(which, &stream);
 }

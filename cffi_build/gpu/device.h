@@ -38,8 +38,6 @@ int ucch_event_ask(void *event, int *done, double *again);
 /* Memory that is used again and again: allocating and freeing it would synchronise the device. */
 void ucch_pool_keep(const void *memory);
 
-void ucch_wake_locked(void);
-
 /* A local step on device memory: `count` elements, of src_bytes and dst_bytes each; `way` says where a copy goes. */
 enum { UCCH_TO_HOST, UCCH_TO_DEVICE, UCCH_ACROSS };
 
@@ -56,7 +54,6 @@ typedef struct ucch_work ucch_work;
 void *ucch_kernel_of_locked(const ucch_task *task);
 int ucch_kernel_launch(void *function, const ucch_task *task, void *stream);
 
-void ucch_work_reserve(void);
 ucch_work *ucch_work_new(void);
 void ucch_work_free(ucch_work *work);
 int ucch_work_begin_locked(ucch_work *work, const ucch_task *task);
@@ -78,7 +75,7 @@ typedef struct ucch_gate {
     double again;
 } ucch_gate;
 
-void ucch_gate_reserve(int n);
+void ucch_gate_reserve(void);
 int ucch_gate_enter(ucch_gate *gate, void *stream);
 int ucch_gate_hold(ucch_gate *gate, void *stream);
 int ucch_gate_open_locked(ucch_gate *gate);

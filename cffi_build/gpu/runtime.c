@@ -6,11 +6,10 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/progress.h"
 #include "gpu/device.h"
 
 #define RUNTIMES 2
-/* Stream-ordered calls in flight for which nothing has to be allocated. */
-#define WORDS 64
 
 static const struct {
     const device_ops *ops;
@@ -86,12 +85,8 @@ int ucch_device_load(int runtime, const char *path) {
     return 0;
 }
 
-int ucch_device_loaded(int runtime) {
-    return runtime >= 0 && runtime < RUNTIMES && loaded[runtime];
-}
-
 int ucch_device_memory_type(int runtime) {
-    return ucch_device_loaded(runtime) ? memory_type[runtime] : -1;
+    return ready(runtime) ? memory_type[runtime] : -1;
 }
 
 /* ---- the interface, function by function: for Python and tests ---- */
@@ -127,11 +122,6 @@ int ucch_device_pointer(int runtime, uintptr_t address) {
     int kind = UCCH_MEMORY_UNKNOWN, device = 0;
     int status = CALL(pointer, (const void *)address, &kind, &device);
     return status ? status : 4 * device + kind;
-}
-
-int ucch_device_shareable(int runtime, void *address) {
-    ucch_share handle;
-    return CALL(share, address, &handle);
 }
 
 int ucch_device_alloc(int runtime, void **address, size_t bytes, int pinned) {
@@ -214,19 +204,14 @@ int ucch_device_room(int runtime, size_t *bytes) {
 
 /* ---- the device of this rank ---- */
 
-/* Every thread that makes progress works with this device from now on; -1 = with none. */
+/* Every thread that makes progress works with this device from now on. */
 int ucch_device_bind(int runtime, int device) {
-    if (runtime >= 0) {
-        int status = CALL(use, device);
-        if (status < 0)
-            return status;
-    }
+    int status = CALL(use, device);
+    if (status < 0)
+        return status;
     bound_runtime = runtime;
     bound_device = device;
-    if (runtime >= 0) {
-        ucch_gate_reserve(WORDS);
-        ucch_work_reserve();
-    }
+    ucch_progress_inside(ucch_device_enter, ucch_device_leave);
     return 0;
 }
 

@@ -6,6 +6,9 @@
 
 #include "gpu/device.h"
 
+/* Calls in flight for which nothing has to be allocated. */
+#define CALLS 64
+
 /* Words in use again: a word only grows, so that a stream which still has to look at it finds what it waits for. */
 typedef struct word {
     ucch_flag flag;
@@ -56,9 +59,9 @@ static void give_word(ucch_flag flag) {
     pthread_mutex_unlock(&words_lock);
 }
 
-/* Have words ready for so many gates: while a stream is held, allocating one could wait for that very stream. */
-void ucch_gate_reserve(int n) {
-    for (int i = 0; i < 2 * n; i++) {
+/* Have words ready: while a stream is held, allocating one could wait for that very stream. */
+void ucch_gate_reserve(void) {
+    for (int i = 0; i < 2 * CALLS; i++) {
         ucch_flag flag = {NULL, 0};
         if (ucch_bound_ops()->flag((void **)&flag.at))
             return;

@@ -1,57 +1,24 @@
-/* Tagged point-to-point messages over UCP: their data, or a token for data that waits in a window (segment.c). */
-#include <sched.h>
+/* Tagged point-to-point messages over UCP: their data, or a token for data that waits in a window (rendezvous.c).
+ *
+ * A message may start when a stream has got somewhere: what is sent is there by then, and what is received may be
+ * written. Neither the host nor the stream waits, and no Python runs: the progress thread looks (stream_flag.c).
+ * Messages of a communicator do not overtake each other: behind one that still waits other sends to its receiver wait
+ * for their turn, and behind a receive all others. */
 #include <stdlib.h>
 #include <string.h>
 
 #include "p2p/message.h"
 
-#define ATTR_CALLBACK 0x2
-#define ATTR_USER_DATA 0x4
-#define ATTR_MEMORY_TYPE 0x40
 #define ATTR_RECV_INFO 0x80
 #define UCS_TRUNCATED (-9)
-#define UCS_CANCELED (-16)
+/* The bits of a tag above a rank and a user's tag: whose communicator it is. */
+#define COMMUNICATOR(tag) ((tag) >> (UCCH_TOKEN_BIT + 1))
+
 /* Seconds for which a receive goes on hoping after its sender has ended well: what it sent may still be on its way. */
 #define LEFT_GRACE_S 5
 
-ucch_message *ucch_message_new(void) {
-    ucch_message *m = calloc(1, sizeof(*m));
-    if (m)
-        m->op.kind = UCCH_IS_MESSAGE;
-    return m;
-}
-
-void ucch_message_free(ucch_message *m) {
-    ucch_transfer_free(m->transfer);
-    ucch_gate_free(&m->gate);
-    free(m);
-}
-
-ucch_op *ucch_message_op(ucch_message *m) {
-    return &m->op;
-}
-
-void ucch_message_end_locked(ucch_message *m, int status) {
-    if (m->op.state != UCCH_ACTIVE)
-        return;
-    if (status == UCS_TRUNCATED)
-        status = UCCH_FAIL_TRUNCATED;
-    else if (status == UCS_CANCELED)
-        status = m->left ? UCCH_FAIL_PEER : UCCH_FAIL_CANCELLED;
-    if (m->transfer)
-        ucch_transfer_over_locked(m->transfer);
-    ucch_op_end_locked(&m->op, status, -1, -1);
-}
-
-static void sent(void *request, ucs_status_t status, void *data) {
-    ucp_request_free(request);
-    ucch_message *m = data;
-    m->request = NULL;
-    ucch_message_end_locked(m, status);
-}
-
 /* Where libucp is to put what comes in: a token needs its room, however little the caller has. */
-void *ucch_message_landing(ucch_message *m, void *buffer, size_t *bytes) {
+static void *landing_of(ucch_message *m, void *buffer, size_t *bytes) {
     m->landing = buffer;
     m->landing_room = *bytes;
     m->moving = m->moved = 0;
@@ -96,64 +63,20 @@ static void received(void *request, ucs_status_t status, const ucp_tag_recv_info
         arrived_locked(m, status);
 }
 
-static int settled(ucch_message *m) {
-    return m->op.state == UCCH_FAILED ? m->op.error.status : 0;
-}
-
-int ucch_message_begun_locked(ucch_message *m, void *p) {
-    if (p == NULL)
-        ucch_message_end_locked(m, UCS_OK);
-    else if (IS_STATUS(p))
-        ucch_message_end_locked(m, (int)(intptr_t)p);
-    else if (m->op.state == UCCH_ACTIVE)
-        m->request = p;
-    return settled(m);
-}
-
 /* As above, of a receive. */
 static int posted_locked(ucch_message *m, void *p) {
     if (p != NULL)
         return ucch_message_begun_locked(m, p);
     arrived_locked(m, UCS_OK);
-    return settled(m);
-}
-
-ucp_request_param_t ucch_message_params(ucch_message *m, void *callback, int mem_type) {
-    ucp_request_param_t p = {
-        .op_attr_mask = ATTR_CALLBACK | ATTR_USER_DATA | ATTR_DATATYPE | ATTR_MEMORY_TYPE,
-        .cb = callback,
-        .datatype = BYTES,
-        .user_data = m,
-        .memory_type = mem_type,
-    };
-    return p;
-}
-
-int ucch_send(ucch_message *m, ucp_worker_h worker, ucp_ep_h ep, const void *buffer, size_t bytes, uint64_t tag,
-              int mem_type, int sync, double timeout) {
-    ucch_start start = {.what = sync ? START_SYNC : START_SEND, .ep = ep, .bytes = bytes, .tag = tag};
-    start.buffer = (void *)(uintptr_t)buffer;
-    start.mem_type = mem_type;
-    m->worker = worker;
-    m->info = (ucp_tag_recv_info_t){tag, bytes};
-    return ucch_later_begin(m, &start, timeout);
+    return ucch_message_settled(m);
 }
 
 int ucch_message_send_locked(ucch_message *m, ucp_ep_h ep, const void *buffer, size_t bytes, uint64_t tag,
                              int mem_type) {
-    ucp_request_param_t p = ucch_message_params(m, sent, mem_type);
+    ucp_request_param_t p = ucch_message_params(m, ucch_message_sent, mem_type);
     m->request = NULL;
     ucch_op_begin_locked(&m->op, 0);
     return ucch_message_begun_locked(m, ucp_tag_send_nbx(ep, buffer, bytes, tag, &p));
-}
-
-int ucch_message_flush_locked(ucch_message *m, ucp_ep_h ep, double timeout) {
-    ucp_request_param_t p = ucch_message_params(m, sent, 0);
-    p.op_attr_mask = ATTR_CALLBACK | ATTR_USER_DATA;
-    m->request = NULL;
-    m->left = 0;
-    ucch_op_begin_locked(&m->op, timeout);
-    return ucch_message_begun_locked(m, ucp_ep_flush_nbx(ep, &p));
 }
 
 static ucp_request_param_t receive_params(ucch_message *m, int mem_type) {
@@ -169,12 +92,19 @@ int ucch_message_recv_locked(ucch_message *m, ucp_worker_h worker, void *buffer,
     m->worker = worker;
     m->request = NULL;
     ucch_op_begin_locked(&m->op, 0);
-    void *landing = ucch_message_landing(m, buffer, &bytes);
+    void *landing = landing_of(m, buffer, &bytes);
     return posted_locked(m, ucp_tag_recv_nbx(worker, landing, bytes, tag, ~(uint64_t)0, &p));
 }
 
+/* Receive a token of a known sender's, and then its data. */
+int ucch_message_expect_locked(ucch_message *m, ucp_worker_h worker, void *data, size_t bytes, uint64_t tag,
+                               int on_device) {
+    ucch_message_tokens(m, data, bytes, on_device);
+    return ucch_message_recv_locked(m, worker, NULL, 0, tag | UCCH_TOKEN_TAG, 0);
+}
+
 /* Hand a message that was begun to libucp, as it was asked for: 0, or a failure that has ended it. */
-int ucch_message_issue_locked(ucch_message *m) {
+static int issue_locked(ucch_message *m) {
     const ucch_start *s = &m->start;
     if (s->what == START_TOKEN) {
         ucch_offer offer = {
@@ -186,13 +116,156 @@ int ucch_message_issue_locked(ucch_message *m) {
     if (s->what == START_RECV) {
         ucp_request_param_t p = receive_params(m, s->mem_type);
         size_t bytes = s->bytes;
-        void *landing = ucch_message_landing(m, s->buffer, &bytes);
+        void *landing = landing_of(m, s->buffer, &bytes);
         return posted_locked(m, ucp_tag_recv_nbx(m->worker, landing, bytes, s->tag, s->mask, &p));
     }
-    ucp_request_param_t p = ucch_message_params(m, sent, s->mem_type);
+    ucp_request_param_t p = ucch_message_params(m, ucch_message_sent, s->mem_type);
     return ucch_message_begun_locked(m, s->what == START_SYNC
                                             ? ucp_tag_send_sync_nbx(s->ep, s->buffer, s->bytes, s->tag, &p)
                                             : ucp_tag_send_nbx(s->ep, s->buffer, s->bytes, s->tag, &p));
+}
+
+/* ---- whose turn it is ---- */
+
+static ucch_message *first, **last = &first;
+
+static int same_queue(const ucch_message *one, const ucch_message *other) {
+    int receives = one->start.what == START_RECV;
+    if (receives != (other->start.what == START_RECV))
+        return 0;
+    if (COMMUNICATOR(one->start.tag) != COMMUNICATOR(other->start.tag))
+        return 0;
+    return receives ? one->worker == other->worker : one->start.ep == other->start.ep;
+}
+
+/* Whether one that waits in the same queue came before. */
+static int has_elders(const ucch_message *m) {
+    for (const ucch_message *each = first; each && each != m; each = each->behind)
+        if (same_queue(each, m))
+            return 1;
+    return 0;
+}
+
+/* The message that is begun next starts when `stream` gets here: 0, or a failure. */
+int ucch_message_after(ucch_message *m, void *stream) {
+    if (ucch_bound() < 0)
+        return UCCH_FAIL_DEVICE;
+    if (m->op.state == UCCH_ACTIVE)
+        return UCCH_FAIL_BUSY;
+    ucch_lock();
+    int before = ucch_device_enter(), status = ucch_gate_enter(&m->gate, stream);
+    ucch_device_leave(before);
+    ucch_unlock();
+    return status;
+}
+
+/* It no longer waits: its turn has come, or nobody wants it any more. */
+static void forget_locked(ucch_message *m) {
+    if (!m->waits)
+        return;
+    for (ucch_message **at = &first; *at; at = &(*at)->behind)
+        if (*at == m) {
+            *at = m->behind;
+            break;
+        }
+    last = &first;
+    while (*last)
+        last = &(*last)->behind;
+    m->waits = 0;
+    ucch_gate_leave_locked(&m->gate);
+}
+
+/* Begin a message: now, or when its turn has come. 0, or a failure. */
+static int begin(ucch_message *m, const ucch_start *start, double timeout) {
+    if (m->op.state == UCCH_ACTIVE)
+        return UCCH_FAIL_BUSY;
+    ucch_lock();
+    m->start = *start;
+    m->request = NULL;
+    m->left = 0;
+    m->moved = 0;
+    ucch_op_begin_locked(&m->op, timeout);
+    m->waits = m->gate.closed || has_elders(m);
+    int status = 0;
+    if (m->waits) {
+        m->behind = NULL;
+        *last = m;
+        last = &m->behind;
+    } else
+        status = issue_locked(m);
+    ucch_unlock();
+    return status;
+}
+
+/* Start it if its turn has come: whether something has moved. */
+static int try_locked(ucch_message *m) {
+    int status = has_elders(m) ? 0 : ucch_gate_open_locked(&m->gate);
+    if (!status)
+        return 0;
+    forget_locked(m);
+    if (status < 0)
+        ucch_message_end_locked(m, status);
+    else
+        issue_locked(m);
+    return 1;
+}
+
+/* ---- what begins when its turn has come ---- */
+
+int ucch_send(ucch_message *m, ucp_worker_h worker, ucp_ep_h ep, const void *buffer, size_t bytes, uint64_t tag,
+              int mem_type, int sync, double timeout) {
+    ucch_start start = {.what = sync ? START_SYNC : START_SEND, .ep = ep, .bytes = bytes, .tag = tag};
+    start.buffer = (void *)(uintptr_t)buffer;
+    start.mem_type = mem_type;
+    m->worker = worker;
+    m->info = (ucp_tag_recv_info_t){tag, bytes};
+    return begin(m, &start, timeout);
+}
+
+/* `dest` is the receiver's rank in the communicator that `tag` names. */
+int ucch_send_token(ucch_message *m, ucp_worker_h worker, ucp_ep_h ep, const void *data, size_t bytes, uint64_t tag,
+                    int dest, int on_device, double timeout) {
+    ucch_start start = {
+        .what = START_TOKEN, .ep = ep, .bytes = bytes, .tag = tag, .dest = dest, .on_device = on_device};
+    start.buffer = (void *)(uintptr_t)data;
+    m->worker = worker;
+    m->info = (ucp_tag_recv_info_t){tag, bytes};
+    return begin(m, &start, timeout);
+}
+
+/* Likewise, of what is on the device when `stream` gets there; the token goes at once, and streams do the rest. 1, 0
+ * where there is no room for that, or a failure. `eager`: over for its sender once the data has left the buffer. */
+int ucch_send_queued(ucch_message *m, ucp_worker_h worker, ucp_ep_h ep, const void *data, size_t bytes, uint64_t tag,
+                     int dest, void *stream, int eager, double timeout) {
+    ucch_start start = {.what = START_OFFERED, .ep = ep, .bytes = bytes, .tag = tag, .dest = dest, .on_device = 1};
+    ucch_offer offer = {
+        .data = data, .bytes = bytes, .on_device = 1, .dest = dest, .tag = tag, .queued = 1, .stream = stream};
+    offer.eager = eager;
+    offer.receiver = m->process;
+    offer.number = m->number;
+    start.buffer = (void *)(uintptr_t)data;
+    if (m->op.state == UCCH_ACTIVE)
+        return UCCH_FAIL_BUSY;
+    m->worker = worker;
+    m->info = (ucp_tag_recv_info_t){tag, bytes};
+    ucch_lock();
+    int status = ucch_message_transfer(m);
+    if (!status)
+        status = ucch_transfer_offer_locked(m->transfer, &offer, &m->token);
+    ucch_unlock();
+    if (status)
+        return status == UCCH_FAIL_MEMORY ? 0 : status;
+    int before = ucch_device_enter();
+    status = ucch_run_put(m->transfer, m->process, stream);
+    ucch_device_leave(before);
+    if (status) {
+        ucch_lock();
+        ucch_transfer_abort_locked(m->transfer);
+        ucch_unlock();
+        return status;
+    }
+    status = begin(m, &start, timeout);
+    return status ? status : 1;
 }
 
 int ucch_recv(ucch_message *m, ucp_worker_h worker, void *buffer, size_t bytes, uint64_t tag, uint64_t mask,
@@ -200,7 +273,7 @@ int ucch_recv(ucch_message *m, ucp_worker_h worker, void *buffer, size_t bytes, 
     ucch_start start = {.what = START_RECV, .buffer = buffer, .bytes = bytes, .tag = tag, .mask = mask};
     start.mem_type = mem_type;
     m->worker = worker;
-    return ucch_later_begin(m, &start, timeout);
+    return begin(m, &start, timeout);
 }
 
 /* Receive what a matching probe has taken out of libucp's queue. */
@@ -214,7 +287,7 @@ int ucch_recv_matched(ucch_message *m, ucp_worker_h worker, void *buffer, size_t
     m->left = 0;
     ucch_lock();
     ucch_op_begin_locked(&m->op, timeout);
-    void *landing = ucch_message_landing(m, buffer, &bytes);
+    void *landing = landing_of(m, buffer, &bytes);
     int status = posted_locked(m, ucp_tag_msg_recv_nbx(worker, landing, bytes, matched, &p));
     ucch_unlock();
     return status;
@@ -232,21 +305,6 @@ void ucch_message_watch(ucch_message *m, ucch_board *board, int peer) {
     m->peer = peer;
 }
 
-/* A peer that died fails its messages at once. One that ended well may have sent before, so that a receive from it
- * fails later, and only if nothing has matched it: only such a receive can be cancelled. */
-int ucch_message_check_locked(ucch_message *m, double now) {
-    int fate = m->board ? ucch_board_fate(m->board, m->peer) : 0;
-    if (fate == UCCH_DIED)
-        return UCCH_FAIL_PEER;
-    if (fate == UCCH_LEFT) {
-        if (m->left == 0)
-            m->left = now;
-        else if (now - m->left > LEFT_GRACE_S && m->request)
-            ucp_request_cancel(m->worker, m->request);
-    }
-    return 0;
-}
-
 /* Whether libucp or a stream still uses the message and its buffer, although it has ended for us. */
 int ucch_message_held(ucch_message *m) {
     ucch_lock();
@@ -258,6 +316,29 @@ int ucch_message_held(ucch_message *m) {
     }
     ucch_unlock();
     return held;
+}
+
+/* ---- one message ---- */
+
+static int advance_locked(ucch_op *op) {
+    ucch_message *m = (ucch_message *)op;
+    return m->waits ? try_locked(m) : ucch_rendezvous_pump_locked(m);
+}
+
+/* A peer that died fails its messages at once. One that ended well may have sent before, so that a receive from it
+ * fails later, and only if nothing has matched it: only such a receive can be cancelled. */
+static int check_locked(ucch_op *op, double now) {
+    ucch_message *m = (ucch_message *)op;
+    int fate = m->board ? ucch_board_fate(m->board, m->peer) : 0;
+    if (fate == UCCH_DIED)
+        return UCCH_FAIL_PEER;
+    if (fate == UCCH_LEFT) {
+        if (m->left == 0)
+            m->left = now;
+        else if (now - m->left > LEFT_GRACE_S && m->request)
+            ucp_request_cancel(m->worker, m->request);
+    }
+    return 0;
 }
 
 /* A receive is taken out of the matching queue; a send stays libucp's until its endpoint closes, and the callback then
@@ -272,15 +353,40 @@ void ucch_message_abandon_locked(ucch_message *m) {
         m->moving = 0;
         ucch_message_end_locked(m, UCS_CANCELED);
     }
-    ucch_later_forget_locked(m);
+    forget_locked(m);
     if (m->request)
         ucp_request_cancel(m->worker, m->request);
+}
+
+/* Ended first: a callback that cancelling sets off then finds nothing left to complete. */
+static void give_up_locked(ucch_op *op, int status) {
+    ucch_op_end_locked(op, status, -1, -1);
+    ucch_message_abandon_locked((ucch_message *)op);
+}
+
+static const ucch_op_kind kind = {UCCH_BY_WORKERS, advance_locked, check_locked, give_up_locked};
+
+ucch_message *ucch_message_new(void) {
+    ucch_message *m = calloc(1, sizeof(*m));
+    if (m)
+        m->op.kind = &kind;
+    return m;
+}
+
+void ucch_message_free(ucch_message *m) {
+    ucch_transfer_free(m->transfer);
+    ucch_gate_free(&m->gate);
+    free(m);
+}
+
+ucch_op *ucch_message_op(ucch_message *m) {
+    return &m->op;
 }
 
 void ucch_message_cancel(ucch_message *m) {
     ucch_lock();
     if (m->op.state == UCCH_ACTIVE && m->waits) {
-        ucch_later_forget_locked(m);
+        forget_locked(m);
         ucch_message_end_locked(m, UCS_CANCELED);
     } else if (m->op.state == UCCH_ACTIVE && m->op.come) { /* no stream is to take it */
         m->moving = 0;
@@ -289,35 +395,4 @@ void ucch_message_cancel(ucch_message *m) {
     } else if (m->op.state == UCCH_ACTIVE && m->request)
         ucp_request_cancel(m->worker, m->request);
     ucch_unlock();
-}
-
-ucp_ep_h ucch_ep_new(ucp_worker_h worker, const void *address, int *status) {
-    /* Error mode NONE: with PEER, ROCm IPC and default shared memory drop out (docs/native.md). */
-    ucp_ep_params_t p = {.field_mask = 0x1 | 0x2, .address = address, .err_mode = 0};
-    ucp_ep_h ep = NULL;
-    ucch_lock();
-    *status = ucp_ep_create(worker, &p, &ep);
-    ucch_unlock();
-    return *status ? NULL : ep;
-}
-
-int ucch_ep_close(ucp_worker_h worker, ucp_ep_h ep, double timeout) {
-    ucp_request_param_t p = {0};
-    double until = ucch_now() + timeout;
-    ucch_lock();
-    void *request = ucp_ep_close_nbx(ep, &p);
-    int status = 0;
-    if (IS_STATUS(request))
-        status = (int)(intptr_t)request;
-    else if (request) {
-        while ((status = ucp_request_check_status(request)) == 1 && ucch_now() < until) {
-            ucp_worker_progress(worker);
-            ucch_unlock();
-            sched_yield();
-            ucch_lock();
-        }
-        ucp_request_free(request);
-    }
-    ucch_unlock();
-    return status;
 }

@@ -2,12 +2,17 @@
 #ifndef UCCH_MESSAGE_H
 #define UCCH_MESSAGE_H
 
-#include "shm/segment.h"
+#include "base/op.h"
+#include "p2p/pipe.h"
 
+#define ATTR_CALLBACK 0x2
+#define ATTR_USER_DATA 0x4
 #define ATTR_DATATYPE 0x8
+#define ATTR_MEMORY_TYPE 0x40
 #define BYTES 8 /* ucp_dt_make_contig(1) */
 #define UCCH_TOKEN_TAG ((uint64_t)1 << UCCH_TOKEN_BIT)
 #define UCS_OK 0
+#define UCS_CANCELED (-16)
 
 /* A message as its caller asked for it. */
 typedef struct ucch_start {
@@ -45,17 +50,28 @@ struct ucch_message {
     ucch_message *behind;
 };
 
+/* request.c */
 void ucch_message_end_locked(ucch_message *m, int status);
+void ucch_message_sent(void *request, ucs_status_t status, void *data);
+int ucch_message_settled(ucch_message *m);
 int ucch_message_begun_locked(ucch_message *m, void *request);
 ucp_request_param_t ucch_message_params(ucch_message *m, void *callback, int mem_type);
-void *ucch_message_landing(ucch_message *m, void *buffer, size_t *bytes);
-int ucch_token_arrived_locked(ucch_message *m);
-int ucch_token_send_locked(ucch_message *m, ucp_ep_h ep, uint64_t tag);
-int ucch_message_issue_locked(ucch_message *m);
-int ucch_message_offer_begun_locked(ucch_message *m, ucp_ep_h ep, const ucch_offer *offer);
 
-int ucch_later_begin(ucch_message *m, const ucch_start *start, double timeout);
-int ucch_later_try_locked(ucch_message *m);
-void ucch_later_forget_locked(ucch_message *m);
+/* rendezvous.c */
+int ucch_message_transfer(ucch_message *m);
+int ucch_message_offer_begun_locked(ucch_message *m, ucp_ep_h ep, const ucch_offer *offer);
+int ucch_token_send_locked(ucch_message *m, ucp_ep_h ep, uint64_t tag);
+int ucch_token_arrived_locked(ucch_message *m);
+int ucch_rendezvous_pump_locked(ucch_message *m);
+
+/* For those that have the lock. */
+void ucch_message_abandon_locked(ucch_message *m);
+int ucch_message_offer_locked(ucch_message *m, ucp_ep_h ep, const ucch_offer *offer, double timeout);
+int ucch_message_send_locked(ucch_message *m, ucp_ep_h ep, const void *buffer, size_t bytes, uint64_t tag,
+                             int mem_type);
+int ucch_message_recv_locked(ucch_message *m, ucp_worker_h worker, void *buffer, size_t bytes, uint64_t tag,
+                             int mem_type);
+int ucch_message_expect_locked(ucch_message *m, ucp_worker_h worker, void *data, size_t bytes, uint64_t tag,
+                               int on_device);
 
 #endif

@@ -32,15 +32,20 @@ static char *chunks(uint64_t key) {
     return ucch_window_memory(key, &bytes);
 }
 
-/* A new window: nothing is offered in it. */
-void ucch_offers_begin_locked(void) {
+/* Whether there is a window; in a new one nothing is offered. */
+static int has_window_locked(void) {
+    static uint64_t known;
+    if (known == ucch_window_key())
+        return known != 0;
+    known = ucch_window_key();
     norphans = 0;
     for (ncontrols = 0; ncontrols < CONTROLS; ncontrols++)
         free_controls[ncontrols] = (uint32_t)(CONTROLS - 1 - ncontrols);
+    return 1;
 }
 
 /* Chunks of messages given up come back once their receivers have seen it. */
-void ucch_offers_reclaim_locked(void) {
+static void reclaim_locked(void) {
     for (int i = 0; i < norphans;) {
         control *c = &controls(0)[orphans[i].index];
         if (!ucch_run_over(c, orphans[i].many ? ucch_run_at(0, orphans[i].first) : NULL)) {
@@ -74,13 +79,6 @@ void ucch_transfer_free(ucch_transfer *t) {
     free(t);
 }
 
-/* A message that was left to hosts has ended, for us at least. */
-void ucch_transfer_over_locked(ucch_transfer *t) {
-    if (t->by_hosts)
-        ucch_hosts_note(-1);
-    t->by_hosts = 0;
-}
-
 /* Pieces so long that several are under way. */
 static size_t piece_of(size_t bytes) {
     size_t piece = (bytes / SLOTS + 4095) / 4096 * 4096;
@@ -88,7 +86,7 @@ static size_t piece_of(size_t bytes) {
 }
 
 /* Both sides know what the message is. */
-void ucch_transfer_begin(ucch_transfer *t, int phase, const ucch_token *token, void *buffer, int on_device) {
+static void begin(ucch_transfer *t, int phase, const ucch_token *token, void *buffer, int on_device) {
     t->phase = phase;
     t->on_device = on_device;
     t->buffer = buffer;
@@ -109,9 +107,11 @@ void ucch_transfer_begin(ucch_transfer *t, int phase, const ucch_token *token, v
 
 /* Have a message ready for whoever gets the token; its data stays where it is until then, or is queued in streams. */
 int ucch_transfer_offer_locked(ucch_transfer *t, const ucch_offer *offer, ucch_token *token) {
+    if (!has_window_locked())
+        return UCCH_FAIL_MEMORY;
+    if (!ncontrols || offer->queued)
+        reclaim_locked();
     if (!ncontrols)
-        ucch_offers_reclaim_locked();
-    if (!controls(0) || !ncontrols)
         return UCCH_FAIL_MEMORY;
     t->index = free_controls[--ncontrols];
     *token = (ucch_token){offer->bytes, piece_of(offer->bytes), ucch_window_key(), t->index, 0};
@@ -120,7 +120,7 @@ int ucch_transfer_offer_locked(ucch_transfer *t, const ucch_offer *offer, ucch_t
         free_controls[ncontrols++] = t->index;
         return UCCH_FAIL_MEMORY;
     }
-    ucch_transfer_begin(t, OFFERED, token, (void *)(uintptr_t)offer->data, offer->on_device);
+    begin(t, OFFERED, token, (void *)(uintptr_t)offer->data, offer->on_device);
     t->slots = 0;
     t->eager = offer->eager;
     *t->at = (control){.tag = offer->tag, .bytes = offer->bytes, .dest = offer->dest};
@@ -180,7 +180,7 @@ int ucch_transfer_accept_locked(ucch_transfer *t, void *buffer, size_t room, int
         ucch_token_decline_locked(token);
         return UCCH_FAIL_TRUNCATED;
     }
-    ucch_transfer_begin(t, token->run && on_device ? AWAITED : RECEIVING, token, buffer, on_device);
+    begin(t, token->run && on_device ? AWAITED : RECEIVING, token, buffer, on_device);
     t->ours = t->phase == AWAITED;
     __atomic_store_n(&t->at->ready, 1, __ATOMIC_RELEASE);
     return 0;
@@ -202,7 +202,7 @@ static int ask(ucch_transfer *t) {
 }
 
 /* Count the pieces whose copies are over. */
-int ucch_transfer_collect(ucch_transfer *t) {
+static int collect(ucch_transfer *t) {
     int done = 1, status = 0;
     while (t->done < t->asked) {
         if (t->on_device)
@@ -230,7 +230,7 @@ static void take_chunks(ucch_transfer *t) {
         return;
     uint16_t chunk;
     if (!ucch_chunk_take_locked(&chunk)) {
-        ucch_offers_reclaim_locked();
+        reclaim_locked();
         if (!ucch_chunk_take_locked(&chunk))
             return;
     }
@@ -277,9 +277,16 @@ static int send_on(ucch_transfer *t) {
     while (!status && t->asked < t->pieces && t->asked - consumed < (uint64_t)most)
         status = ask(t);
     if (!status)
-        status = ucch_transfer_collect(t);
+        status = collect(t);
     __atomic_store_n(&t->at->published, t->done, __ATOMIC_RELEASE);
     return status;
+}
+
+/* The data is there without the stream's help: it may go on. */
+static void slip_release(ucch_transfer *t) {
+    if (t->slip)
+        ucch_slip_settle(t->slip, UCCH_NOWHERE);
+    ucch_slip_drop(t);
 }
 
 static int receive_on(ucch_transfer *t) {
@@ -294,18 +301,107 @@ static int receive_on(ucch_transfer *t) {
     while (!status && t->asked < published && t->asked - t->done < SLOTS)
         status = ask(t);
     if (!status)
-        status = ucch_transfer_collect(t);
+        status = collect(t);
     if (status)
         return status;
     __atomic_store_n(&t->at->consumed, t->done, __ATOMIC_RELEASE);
     if (t->done == t->pieces) {
         __atomic_store_n(&t->at->closed, 1, __ATOMIC_RELEASE);
-        ucch_slip_release(t);
+        slip_release(t);
         t->phase = ENDED;
         return 1;
     }
     return __atomic_load_n(&t->at->aborted, __ATOMIC_ACQUIRE) ? UCCH_FAIL_PEER : 0;
 }
+
+/* ---- taken by a stream, before it comes or once it has (stream_copy.c) ---- */
+
+/* Receive a message that was queued: from now on it waits for a stream that takes it. */
+void ucch_transfer_await_locked(ucch_transfer *t, void *buffer, int on_device, const ucch_token *token) {
+    begin(t, AWAITED, token, buffer, on_device);
+    __atomic_store_n(&t->at->ready, 1, __ATOMIC_RELEASE);
+}
+
+/* Let a stream take a message, one that has come or one that has not: 0, or a failure, which leaves it as it was. */
+int ucch_transfer_expect_locked(ucch_transfer *t, const ucch_expected *e, void *stream) {
+    int early = t->phase != AWAITED;
+    ucch_slip_drop(t);
+    if (early && !ucch_may_hold())
+        return UCCH_FAIL_MEMORY;
+    int status = ucch_take_ready_locked(t, e, stream, early);
+    if (status)
+        return status;
+    if (t->phase == AWAITED) {
+        t->phase = TAKING;
+        ucch_slip_settle(t->slip, t->where);
+        return 0;
+    }
+    t->phase = EXPECTED;
+    t->buffer = e->buffer;
+    t->run = NULL;
+    t->on_device = 1;
+    t->asked = t->done = 0;
+    t->left = ENDED;
+    return 0;
+}
+
+/* The token of a message that a stream waits for has come: 0, or a failure. */
+int ucch_transfer_met_locked(ucch_transfer *t, size_t room, const ucch_token *token) {
+    if (!token->key || !ucch_window_offers(token->key))
+        return UCCH_FAIL_PEER;
+    if (token->bytes > room) {
+        ucch_token_decline_locked(token);
+        return UCCH_FAIL_TRUNCATED;
+    }
+    begin(t, token->run ? TAKING : RECEIVING, token, t->buffer, 1);
+    __atomic_store_n(&t->at->ready, 1, __ATOMIC_RELEASE);
+    if (token->run && ucch_slip_settle(t->slip, token->run) != token->run)
+        return UCCH_FAIL_MISMATCH; /* another message of the tag was taken for it */
+    return 0;
+}
+
+/* Likewise, as plain data, which the host has put at `landing`. */
+int ucch_transfer_landed_locked(ucch_transfer *t, const void *landing, size_t bytes) {
+    t->phase = LANDED;
+    t->asked = 1;
+    int status = ucch_work_copy(UCCH_TO_DEVICE, t->buffer, landing, bytes);
+    return status ? status : ucch_work_mark(UCCH_TO_DEVICE, &t->event[0]);
+}
+
+/* No stream of the caller's takes it: one of ours does, behind which others wait, once its data comes. */
+static int take_ourselves(ucch_transfer *t) {
+    ucch_expected e = {t->sender, 0, 0, t->buffer, t->bytes};
+    if (!ucch_run_begun(t->run) || ucch_transfer_expect_locked(t, &e, UCCH_OURS))
+        return 0;
+    return ucch_take(t, &e, UCCH_OURS);
+}
+
+/* While a stream does the receiver's part: as below. */
+static int take_on(ucch_transfer *t) {
+    if (t->phase == AWAITED && t->ours)
+        return take_ourselves(t);
+    if (t->phase != TAKING || !ucch_slip_gone(t->slip))
+        return 0;
+    ucch_slip_drop(t);
+    t->phase = ENDED;
+    return ucch_run_spoilt(t->run) ? UCCH_FAIL_PEER : 1;
+}
+
+static int land_on(ucch_transfer *t) {
+    int status = collect(t);
+    if (status || t->done < t->asked)
+        return status;
+    slip_release(t);
+    t->phase = ENDED;
+    return 1;
+}
+
+/* No stream of the caller's takes it after all. */
+void ucch_transfer_by_host_locked(ucch_transfer *t) {
+    t->ours = t->phase == AWAITED;
+}
+
+/* ---- moving on ---- */
 
 /* Whether to look how far streams are: the longer they take the seldomer, as there may be many, and each look fetches
  * lines that a device has written. */
@@ -326,9 +422,9 @@ int ucch_transfer_pump_locked(ucch_transfer *t) {
         return 0;
     case AWAITED:
     case TAKING:
-        return is_due(t) ? ucch_take_on(t) : 0;
+        return is_due(t) ? take_on(t) : 0;
     case LANDED:
-        return ucch_land_on(t);
+        return land_on(t);
     case RECEIVING:
         return receive_on(t);
     default:
@@ -342,7 +438,7 @@ int ucch_transfer_busy_locked(ucch_transfer *t) {
         return !(t->left == TAKING ? ucch_slip_gone(t->slip) : ucch_run_full(t->run));
     if (t->fetching)
         return ucch_run_fetching(t);
-    return t->asked != t->done && !ucch_transfer_collect(t) && t->asked != t->done;
+    return t->asked != t->done && !collect(t) && t->asked != t->done;
 }
 
 /* Give up. The other side may still be copying: what a sender has lent to the message comes back when it has ended. Our
@@ -355,7 +451,7 @@ void ucch_transfer_abort_locked(ucch_transfer *t) {
     if (takes) /* our stream says itself when it is done with the sender's chunks */
         ucch_slip_stop(t->slip);
     else if (receives || t->phase == LANDED)
-        ucch_slip_release(t);
+        slip_release(t);
     if (receives)
         __atomic_store_n(&t->at->closed, 1, __ATOMIC_RELEASE);
     else if (!takes && t->phase != LANDED) {

@@ -4,6 +4,40 @@
 
 #include "shm/segment.h"
 
+/* What a sender tells the receiver: whose window, which of its controls, and where the data lies if it was queued: the
+ * first chunk of it, plus one. */
+typedef struct ucch_token {
+    uint64_t bytes, piece, key;
+    uint32_t control, run;
+} ucch_token;
+
+/* What a sender's data is: on the device or not; and what a probe goes by, the message's tag and its receiver's rank.
+ */
+typedef struct ucch_offer {
+    const void *data;
+    size_t bytes;
+    int on_device, dest;
+    uint64_t tag;
+    int queued, eager; /* in streams, if there is room; over for us once our device has put it there */
+    void *stream;
+    uint64_t receiver; /* its process, where known, and which of our messages under the tag it is to it (0: unknown) */
+    uint32_t number;
+} ucch_offer;
+
+/* What a stream is to take: message `number` under a tag from process `sender`, 0 where it has come, to the device. */
+typedef struct ucch_expected {
+    uint64_t sender, tag;
+    uint32_t number;
+    char *buffer;
+    size_t room;
+} ucch_expected;
+
+/* Stands for a stream of the caller's where there is none. */
+#define UCCH_OURS ((void *)&ucch_ours)
+extern char ucch_ours;
+
+typedef struct ucch_transfer ucch_transfer;
+
 /* Pieces of one message under way at a time. */
 #define SLOTS 8
 
@@ -50,12 +84,28 @@ struct ucch_transfer {
     ucch_slip *slip;
 };
 
-void ucch_transfer_begin(ucch_transfer *t, int phase, const ucch_token *token, void *buffer, int on_device);
-int ucch_transfer_collect(ucch_transfer *t);
+/* Either side's part in one message, for use again and again. */
+ucch_transfer *ucch_transfer_new(void);
+void ucch_transfer_free(ucch_transfer *t);
+int ucch_transfer_offer_locked(ucch_transfer *t, const ucch_offer *offer, ucch_token *token);
+int ucch_transfer_accept_locked(ucch_transfer *t, void *buffer, size_t room, int on_device, const ucch_token *token);
+int ucch_transfer_pump_locked(ucch_transfer *t);
+void ucch_transfer_abort_locked(ucch_transfer *t);
+void ucch_transfer_offered_locked(ucch_transfer *t);
+void ucch_transfer_over_locked(ucch_transfer *t);
+int ucch_transfer_queued(const ucch_transfer *t);
+void ucch_transfer_by_host_locked(ucch_transfer *t);
+void ucch_transfer_await_locked(ucch_transfer *t, void *buffer, int on_device, const ucch_token *token);
+int ucch_transfer_expect_locked(ucch_transfer *t, const ucch_expected *e, void *stream);
+int ucch_transfer_met_locked(ucch_transfer *t, size_t room, const ucch_token *token);
+int ucch_transfer_landed_locked(ucch_transfer *t, const void *landing, size_t bytes);
+int ucch_run_put(ucch_transfer *t, uint64_t receiver, void *stream);
+int ucch_take(ucch_transfer *t, const ucch_expected *e, void *stream);
+int ucch_transfer_busy_locked(ucch_transfer *t);
+void ucch_token_decline_locked(const ucch_token *token);
+uint64_t ucch_window_waiting_locked(uint64_t key, uint64_t tag, int dest, int take);
+
 void ucch_slip_drop(ucch_transfer *t);
-void ucch_slip_release(ucch_transfer *t);
-int ucch_take_on(ucch_transfer *t);
-int ucch_land_on(ucch_transfer *t);
 int ucch_run_over(const control *c, char *run);
 int ucch_run_full(char *run);
 int ucch_run_begun(char *run);

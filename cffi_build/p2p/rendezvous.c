@@ -20,7 +20,7 @@ static void token_sent(void *request, ucs_status_t status, void *data) {
     }
 }
 
-static int transfer_of(ucch_message *m) {
+int ucch_message_transfer(ucch_message *m) {
     if (!m->transfer)
         m->transfer = ucch_transfer_new();
     return m->transfer ? 0 : UCCH_FAIL_MEMORY;
@@ -35,7 +35,7 @@ int ucch_message_offer_locked(ucch_message *m, ucp_ep_h ep, const ucch_offer *of
 
 int ucch_message_offer_begun_locked(ucch_message *m, ucp_ep_h ep, const ucch_offer *offer) {
     m->moved = 1;
-    int status = transfer_of(m);
+    int status = ucch_message_transfer(m);
     if (!status)
         status = ucch_transfer_offer_locked(m->transfer, offer, &m->token);
     if (status) {
@@ -63,52 +63,6 @@ int ucch_token_send_locked(ucch_message *m, ucp_ep_h ep, uint64_t tag) {
     return 0;
 }
 
-/* `dest` is the receiver's rank in the communicator that `tag` names. */
-int ucch_send_token(ucch_message *m, ucp_worker_h worker, ucp_ep_h ep, const void *data, size_t bytes, uint64_t tag,
-                    int dest, int on_device, double timeout) {
-    ucch_start start = {
-        .what = START_TOKEN, .ep = ep, .bytes = bytes, .tag = tag, .dest = dest, .on_device = on_device};
-    start.buffer = (void *)(uintptr_t)data;
-    m->worker = worker;
-    m->info = (ucp_tag_recv_info_t){tag, bytes};
-    return ucch_later_begin(m, &start, timeout);
-}
-
-/* Likewise, of what is on the device when `stream` gets there; the token goes at once, and streams do the rest. 1, 0
- * where there is no room for that, or a failure. `eager`: over for its sender once the data has left the buffer. */
-int ucch_send_queued(ucch_message *m, ucp_worker_h worker, ucp_ep_h ep, const void *data, size_t bytes, uint64_t tag,
-                     int dest, void *stream, int eager, double timeout) {
-    ucch_start start = {.what = START_OFFERED, .ep = ep, .bytes = bytes, .tag = tag, .dest = dest, .on_device = 1};
-    ucch_offer offer = {
-        .data = data, .bytes = bytes, .on_device = 1, .dest = dest, .tag = tag, .queued = 1, .stream = stream};
-    offer.eager = eager;
-    offer.receiver = m->process;
-    offer.number = m->number;
-    start.buffer = (void *)(uintptr_t)data;
-    if (m->op.state == UCCH_ACTIVE)
-        return UCCH_FAIL_BUSY;
-    m->worker = worker;
-    m->info = (ucp_tag_recv_info_t){tag, bytes};
-    ucch_lock();
-    int status = transfer_of(m);
-    if (!status)
-        status = ucch_transfer_offer_locked(m->transfer, &offer, &m->token);
-    ucch_unlock();
-    if (status)
-        return status == UCCH_FAIL_MEMORY ? 0 : status;
-    int before = ucch_device_enter();
-    status = ucch_run_put(m->transfer, m->process, stream);
-    ucch_device_leave(before);
-    if (status) {
-        ucch_lock();
-        ucch_transfer_abort_locked(m->transfer);
-        ucch_unlock();
-        return status;
-    }
-    status = ucch_later_begin(m, &start, timeout);
-    return status ? status : 1;
-}
-
 /* ---- receiving ---- */
 
 /* What comes in queued is not to be received by the host: the caller will say which stream takes it. */
@@ -126,7 +80,7 @@ void ucch_message_number(ucch_message *m, uint64_t process, uint32_t number) {
 /* Whether a stream may take the message now; if so, all is ready for that. */
 static int take_ready_locked(ucch_message *m, ucch_expected *e, void *stream, int early) {
     int come = m->op.come, early_too = early && m->later && m->number && !m->waits && !m->moving && m->request;
-    if (m->op.state != UCCH_ACTIVE || !(come || early_too) || transfer_of(m))
+    if (m->op.state != UCCH_ACTIVE || !(come || early_too) || ucch_message_transfer(m))
         return 0;
     *e = (ucch_expected){m->process, m->start.tag, m->number, m->data, m->room};
     if (come)
@@ -172,13 +126,6 @@ void ucch_message_tokens(ucch_message *m, void *data, size_t bytes, int on_devic
     m->on_device = on_device;
 }
 
-/* Receive a token of a known sender's, and then its data. */
-int ucch_message_expect_locked(ucch_message *m, ucp_worker_h worker, void *data, size_t bytes, uint64_t tag,
-                               int on_device) {
-    ucch_message_tokens(m, data, bytes, on_device);
-    return ucch_message_recv_locked(m, worker, NULL, 0, tag | UCCH_TOKEN_TAG, 0);
-}
-
 /* Begin to fetch what the message's token is about: 0, or a failure. */
 int ucch_token_arrived_locked(ucch_message *m) {
     m->info.sender_tag &= ~UCCH_TOKEN_TAG;
@@ -187,7 +134,7 @@ int ucch_token_arrived_locked(ucch_message *m) {
         m->moved = 1;
         return ucch_transfer_met_locked(m->transfer, m->room, &m->token);
     }
-    int status = transfer_of(m);
+    int status = ucch_message_transfer(m);
     if (status)
         ucch_token_decline_locked(&m->token);
     else
@@ -203,9 +150,7 @@ int ucch_token_arrived_locked(ucch_message *m) {
 }
 
 /* Move on with the data of a message: 1 if it has ended. */
-int ucch_message_pump_locked(ucch_message *m) {
-    if (m->waits)
-        return ucch_later_try_locked(m);
+int ucch_rendezvous_pump_locked(ucch_message *m) {
     if (!m->moving)
         return 0;
     int status = ucch_transfer_pump_locked(m->transfer);

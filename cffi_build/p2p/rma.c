@@ -1,9 +1,5 @@
 /* One-sided transfers over UCP. What was put and got is complete, here and there, when a flush of its endpoint is. */
-#include "base/ucch.h"
-
-#define ATTR_DATATYPE 0x8
-#define ATTR_MEMORY_TYPE 0x40
-#define BYTES 8 /* ucp_dt_make_contig(1) */
+#include "p2p/message.h"
 
 /* A request that is freed at once is released by libucp when it is complete. */
 static int forget_locked(void *request) {
@@ -34,10 +30,15 @@ int ucch_get(ucp_ep_h ep, void *buffer, size_t bytes, uint64_t address, ucp_rkey
 
 /* To be waited for like a message. */
 int ucch_flush(ucch_message *m, ucp_ep_h ep, double timeout) {
-    if (ucch_message_op(m)->state == UCCH_ACTIVE)
+    if (m->op.state == UCCH_ACTIVE)
         return UCCH_FAIL_BUSY;
+    ucp_request_param_t p = ucch_message_params(m, ucch_message_sent, 0);
+    p.op_attr_mask = ATTR_CALLBACK | ATTR_USER_DATA;
+    m->request = NULL;
+    m->left = 0;
     ucch_lock();
-    int status = ucch_message_flush_locked(m, ep, timeout);
+    ucch_op_begin_locked(&m->op, timeout);
+    int status = ucch_message_begun_locked(m, ucp_ep_flush_nbx(ep, &p));
     ucch_unlock();
     return status;
 }

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "p2p/pipe.h"
+#include "shm/ring.h"
 
 /* Eight blocks (UCCH_BLOCKS) of 512 threads copy 32 MiB to pinned memory with 50 GB/s and from it with 46, four with 48
  * and 44; an H200's copy engines do 54, but the receiver's host would have to know where the data is. A slice is no
@@ -21,11 +22,6 @@ typedef struct carry {
     void *slip, *slips;
     uint64_t bytes, slice, room;
 } carry;
-
-/* The first front of a run. */
-char *ucch_run_at(uint64_t key, int first) {
-    return ucch_window_fronts(key) + (size_t)first * UCCH_RUN_FRONT;
-}
 
 /* Whether messages with a process go by way of the sender's arena. */
 static int is_near(uint64_t process) {
@@ -180,12 +176,22 @@ void *ucch_stream_ours(void) {
     return UCCH_OURS;
 }
 
-/* Have the streams ready: while one is held, making another could wait for it. */
-void ucch_beside_reserve(void) {
-    for (int i = 0; i < MOST; i++) {
+/* Have the windows pinned, and all that streams need to take messages through them: while one is held, making another
+ * could wait for it. `with_chunks`: for the device's copies, too. 0, or a failure. */
+int ucch_windows_pin(int with_chunks) {
+    ucch_lock();
+    int before = ucch_device_enter(), status = ucch_windows_pin_locked(with_chunks);
+    if (!status) {
+        ucch_room_publish_locked();
+        ucch_bells_reserve();
+    }
+    for (int i = 0; i < MOST && !status; i++) {
         reserve(&outward[i]);
         reserve(&inward[i]);
     }
+    ucch_device_leave(before);
+    ucch_unlock();
+    return status;
 }
 
 /* The stream beside `stream`, or NULL where there are too many. */
@@ -234,6 +240,13 @@ static size_t run_for(ucch_transfer *t, size_t bytes, int near) {
     }
     t->many = 0;
     return 0;
+}
+
+/* A message that was left to hosts has ended, for us at least. */
+void ucch_transfer_over_locked(ucch_transfer *t) {
+    if (t->by_hosts)
+        ucch_hosts_note(-1);
+    t->by_hosts = 0;
 }
 
 /* No room for a message: it is left to hosts, unless a stream of its receiver's waits for it already and we have
@@ -292,6 +305,13 @@ int ucch_run_put(ucch_transfer *t, uint64_t receiver, void *stream) {
 }
 
 /* ---- receiving ---- */
+
+/* Nobody asks any more whether a stream is done with it. */
+void ucch_slip_drop(ucch_transfer *t) {
+    if (t->slip)
+        ucch_slip_close_locked(t->slip);
+    t->slip = NULL;
+}
 
 /* Have what a stream needs to take a message of process `sender`'s, into `buffer` with room for `bytes`: 0, or a
  * failure. `early`: one that has not been sent, as far as we know, nor is with hosts. */

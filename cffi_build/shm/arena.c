@@ -66,7 +66,7 @@ int ucch_arena_own(size_t bytes, void *handle) {
     ucch_lock();
     int before = ucch_device_enter(), status = own.key == ucch_window_key() ? 0 : make(bytes);
     ucch_device_leave(before);
-    ucch_room_publish_locked();
+    ucch_room_near_locked(ucch_arena_chunks());
     ucch_unlock();
     memcpy(handle, &own.handle, sizeof(own.handle));
     return status;

@@ -9,6 +9,7 @@
 #include <stddef.h>
 #include <string.h>
 
+#include "shm/ring.h"
 #include "shm/segment.h"
 
 enum { FREE, OPEN, LEFT };

@@ -8,8 +8,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "coll/fused.h"
-
 #define LINE ((size_t)64)
 #define HEADER_GRAIN ((size_t)65536)
 #define PAGE ((size_t)4096)
@@ -20,9 +18,6 @@
 
 /* At the end of a header's lines, and stay zero. */
 #define ZERO_LINES (MOST_MOVES * sizeof(uint32_t) / LINE + 1)
-
-/* Those of failed communicators whose streams still have to be let go. */
-static ucch_channels *draining;
 
 static size_t header_of(int size) {
     size_t lines = 2 * (size_t)size + MOST_CALLS + 1 + ZERO_LINES;
@@ -327,6 +322,19 @@ static void let_go(const ucch_channels *c) {
     }
 }
 
+/* Write again what lets streams go on: whether all of them have. */
+static int drain_locked(ucch_op *op) {
+    ucch_channels *c = (ucch_channels *)op;
+    let_go(c);
+    ucch_channels_room(c);
+    if (c->landed != c->calls)
+        return 0;
+    ucch_op_end_locked(op, 0, -1, -1);
+    return 1;
+}
+
+static const ucch_op_kind draining = {.way = UCCH_IN_STREAMS, .advance_locked = drain_locked};
+
 /* A call failed: its streams, and whoever waits for them, must go on; all are told first what is not to be believed
  * then. Nobody else waits for the words that are written here, but a peer's stream may write smaller numbers after us:
  * it is done again until all is over. */
@@ -334,28 +342,9 @@ void ucch_channels_poison_locked(ucch_channels *c) {
     if (c->poisoned)
         return;
     c->poisoned = 1;
-    c->next = draining;
-    draining = c;
     ucch_channels_room(c);
     __atomic_store_n(c->spoilt, c->landed + 1, __ATOMIC_SEQ_CST);
     let_go(c);
-}
-
-int ucch_channels_draining(void) {
-    return draining != NULL;
-}
-
-int ucch_channels_drain_locked(void) {
-    int moved = 0;
-    for (ucch_channels **at = &draining; *at;) {
-        ucch_channels *c = *at;
-        let_go(c);
-        ucch_channels_room(c);
-        if (c->landed == c->calls) {
-            *at = c->next;
-            moved++;
-        } else
-            at = &c->next;
-    }
-    return moved;
+    c->drain.kind = &draining;
+    ucch_op_begin_locked(&c->drain, 0);
 }

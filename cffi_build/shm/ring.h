@@ -4,6 +4,7 @@
 #ifndef UCCH_CHANNEL_H
 #define UCCH_CHANNEL_H
 
+#include "base/op.h"
 #include "shm/mapping.h"
 
 /* What a rank's streams do beside each other: vendors' collectives, copies to and from shared memory, all else. */
@@ -12,6 +13,8 @@ enum { LANE_NATIVE, LANE_OUT, LANE_IN, LANE_LOCAL, QUEUE_LANES };
 /* Pieces that lie in a channel at a time, and calls of a communicator that are under way. */
 #define RING 8
 #define MOST_CALLS 256
+/* What one kernel does at most, one after the other (fused.c). */
+#define MOST_MOVES 40
 /* How often scratch can grow: each time it doubles. */
 #define MOST_OUTGROWN 128
 
@@ -37,6 +40,7 @@ typedef struct ucch_ticket {
 } ucch_ticket;
 
 struct ucch_channels {
+    ucch_op drain; /* first: once a call has failed, until the streams of all have been let go */
     int rank, size;
     size_t far;             /* bytes of a ring between islands */
     uint32_t *arrived;      /* counters on the device, of one kernel at a time (fused.h) */
@@ -58,7 +62,6 @@ struct ucch_channels {
     /* Plus one: the first call whose result must not be trusted, because it failed here or was under way when one did;
      * 0 while there is none. */
     uint64_t *spoilt;
-    ucch_channels *next;
 };
 
 /* Whether the word has reached `least`, counting around. */
@@ -77,7 +80,5 @@ int ucch_channels_scratch(ucch_channels *c, int bank, size_t bytes);
 void ucch_channels_poison_locked(ucch_channels *c);
 int ucch_channels_waiting(const ucch_channels *c);
 int ucch_channels_spoiler(const ucch_channels *c, ucch_ticket ticket);
-int ucch_channels_drain_locked(void);
-int ucch_channels_draining(void);
 
 #endif

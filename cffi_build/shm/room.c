@@ -24,6 +24,7 @@ typedef struct promises {
 static uint16_t *free_chunks;
 static char *kept; /* by chunk from the first on: it is there for a promise */
 static size_t nchunks, nkept, most;
+static size_t near; /* chunks that have a place in our arena */
 static size_t lent; /* to messages that were queued in streams, but for those that were promised */
 
 static promises *promises_of(uint64_t key) {
@@ -32,7 +33,7 @@ static promises *promises_of(uint64_t key) {
 }
 
 /* A new window of so many chunks; a quarter of it, and one chunk at least, is for messages that hosts move. */
-int ucch_room_begin_locked(size_t many) {
+static int begin_locked(size_t many) {
     size_t all = many * 3 / 4 < many ? many * 3 / 4 : 0;
     uint16_t *list = calloc(many + 1, sizeof(*list));
     char *flags = calloc(many + 1, 1);
@@ -41,9 +42,11 @@ int ucch_room_begin_locked(size_t many) {
         free(flags);
         return UCCH_FAIL_MEMORY;
     }
+    free(free_chunks);
+    free(kept);
     free_chunks = list;
     kept = flags;
-    lent = 0;
+    lent = near = 0;
     nkept = all - all * 2 / 3 < MOST_PROMISES ? all - all * 2 / 3 : MOST_PROMISES;
     most = all - nkept;
     for (size_t i = 0; i < nkept; i++)
@@ -53,15 +56,32 @@ int ucch_room_begin_locked(size_t many) {
     return 0;
 }
 
+/* This process's window, made at first use: its file, or a failure. `key` is the process's, so that a child makes one
+ * of its own. `bytes` are wanted for its chunks, and then those that they have. */
+int ucch_window_own(uint64_t key, size_t *bytes) {
+    ucch_lock();
+    int status = ucch_window_key() == key ? 0 : begin_locked(*bytes / UCCH_CHUNK);
+    if (!status && ucch_window_key() != key)
+        status = ucch_window_make_locked(key, *bytes / UCCH_CHUNK);
+    ucch_window_memory(0, bytes);
+    ucch_unlock();
+    return status < 0 ? status : ucch_window_file();
+}
+
 /* Tell others what may be promised. */
 void ucch_room_publish_locked(void) {
     promises *p = promises_of(0);
-    size_t near = ucch_arena_chunks() < nkept ? ucch_arena_chunks() : nkept;
     if (!p)
         return;
     __atomic_store_n(&p->holds, (uint32_t)ucch_may_hold(), __ATOMIC_RELEASE);
-    __atomic_store_n(&p->most_near, (uint32_t)near, __ATOMIC_RELEASE);
+    __atomic_store_n(&p->most_near, (uint32_t)(near < nkept ? near : nkept), __ATOMIC_RELEASE);
     __atomic_store_n(&p->most, (uint32_t)nkept, __ATOMIC_RELEASE);
+}
+
+/* So many of our chunks have a place in our arena. */
+void ucch_room_near_locked(size_t many) {
+    near = many;
+    ucch_room_publish_locked();
 }
 
 /* One chunk of our own for messages that hosts move: 1, or 0 where none is free. */
@@ -103,10 +123,9 @@ static int run_of(int many, size_t limit) {
  * in our arena. */
 int ucch_run_take_locked(int many, int is_near) {
     size_t bytes, kept_back = 0;
-    ucch_offers_reclaim_locked();
     size_t limit = ucch_window_memory(0, &bytes) ? bytes / UCCH_CHUNK : 0;
-    if (is_near && ucch_arena_chunks() < limit)
-        limit = ucch_arena_chunks();
+    if (is_near && near < limit)
+        limit = near;
     int first = lent + (size_t)many > most ? -1 : run_of(many, limit);
     for (size_t i = 0; first >= 0 && i < nchunks; i++)
         if (free_chunks[i] < first || free_chunks[i] >= first + many)
@@ -118,7 +137,6 @@ int ucch_run_take_locked(int many, int is_near) {
 
 /* The chunk of a promise that has been taken up: there are no more promises than chunks. */
 int ucch_run_keep_locked(int is_near) {
-    ucch_offers_reclaim_locked();
     for (size_t n = 0; n < nkept; n++) {
         size_t i = is_near ? n : nkept - 1 - n;
         if (kept[i]) {

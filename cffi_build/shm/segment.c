@@ -50,31 +50,19 @@ static int map(window *w, uint64_t key, int file, size_t chunks) {
     return 0;
 }
 
-static int make_locked(uint64_t key, size_t many) {
+/* This process's window, of so many chunks, anew in a child: 0, or a failure. */
+int ucch_window_make_locked(uint64_t key, size_t many) {
     int file = memfd_create("ucc_hetero", MFD_CLOEXEC);
-    int status = file < 0 || ftruncate(file, (off_t)length_of(many)) ? UCCH_FAIL_MEMORY : 0;
+    int status = file < 0 || ftruncate(file, (off_t)length_of(many)) ? UCCH_FAIL_MEMORY : map(&own, key, file, many);
     if (!status)
-        status = ucch_room_begin_locked(many);
-    if (!status)
-        status = map(&own, key, file, many);
-    if (status) {
-        if (file >= 0)
-            close(file);
-        return status;
-    }
-    own_file = file;
-    ucch_offers_begin_locked();
-    return 0;
+        own_file = file;
+    else if (file >= 0)
+        close(file);
+    return status;
 }
 
-/* This process's window, made at first use: its file, or a failure. `key` is the process's, so that a child makes one
- * of its own. `bytes` are wanted for its chunks, and then those that they have. */
-int ucch_window_own(uint64_t key, size_t *bytes) {
-    ucch_lock();
-    int status = own.key != key ? make_locked(key, *bytes / UCCH_CHUNK) : 0;
-    *bytes = own.chunks * UCCH_CHUNK;
-    ucch_unlock();
-    return status < 0 ? status : own_file;
+int ucch_window_file(void) {
+    return own_file;
 }
 
 /* NULL where there is none; no process has key 0. */
@@ -122,18 +110,10 @@ static int pin(window *w, int with_chunks) {
 }
 
 /* Pin all windows that are mapped: for the bound device's copies, or only what its kernels say to others. */
-int ucch_windows_pin(int with_chunks) {
-    ucch_lock();
-    int before = ucch_device_enter(), status = pin(&own, with_chunks);
+int ucch_windows_pin_locked(int with_chunks) {
+    int status = pin(&own, with_chunks);
     for (int i = 0; i < npeers && !status; i++)
         status = pin(&peers[i], with_chunks);
-    if (!status) {
-        ucch_room_publish_locked();
-        ucch_beside_reserve();
-        ucch_bells_reserve();
-    }
-    ucch_device_leave(before);
-    ucch_unlock();
     return status;
 }
 
@@ -159,6 +139,11 @@ char *ucch_window_fronts(uint64_t key) {
 char *ucch_window_fronts_seen(uint64_t key) {
     char *seen = ucch_window_slips_seen(key);
     return seen ? seen + UCCH_SLIPS_BYTES : NULL;
+}
+
+/* The first front of a run. */
+char *ucch_run_at(uint64_t key, int first) {
+    return ucch_window_fronts(key) + (size_t)first * UCCH_RUN_FRONT;
 }
 
 /* Where its messages are offered. NULL without one. */

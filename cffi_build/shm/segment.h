@@ -1,8 +1,8 @@
-/* Data between processes of one host through shared pinned memory: segment.c, and the messages of pipe.c. */
+/* Data between processes of one host through shared pinned memory: segment.c, room.c, mailbox.c. */
 #ifndef UCCH_WINDOW_H
 #define UCCH_WINDOW_H
 
-#include "shm/ring.h"
+#include "gpu/device.h"
 
 #define UCCH_CHUNK ((size_t)UCCH_CHUNK_BYTES)
 
@@ -23,11 +23,12 @@ void *ucch_window_offers(uint64_t key);
 void *ucch_window_slips(uint64_t key);
 void *ucch_window_slips_seen(uint64_t key);
 uint64_t ucch_window_key(void);
+int ucch_window_file(void);
+int ucch_window_make_locked(uint64_t key, size_t many);
+int ucch_windows_pin_locked(int with_chunks);
 int ucch_chunk_take_locked(uint16_t *chunk);
 void ucch_chunk_give_locked(uint16_t chunk);
-void ucch_offers_begin_locked(void);
-void ucch_offers_reclaim_locked(void);
-int ucch_room_begin_locked(size_t many);
+void ucch_room_near_locked(size_t many);
 void ucch_room_publish_locked(void);
 int ucch_run_take_locked(int many, int is_near);
 int ucch_run_keep_locked(int is_near);
@@ -35,7 +36,6 @@ void ucch_run_give_locked(int first, int many);
 int ucch_promise_begin(uint64_t key, size_t bytes, int is_near);
 void ucch_promise_end(uint64_t key);
 void ucch_hosts_note(int more);
-void ucch_beside_reserve(void);
 
 /* Device memory that processes of one vendor have opened (arena.c). */
 char *ucch_arena_seen(uint64_t key);
@@ -72,62 +72,5 @@ static inline uint64_t *ucch_run_about(char *run) {
 
 void ucch_bells_reserve(void);
 int ucch_bell_hold(int slip, const uint32_t *bell, uint32_t rings, void *stream);
-
-/* What a sender tells the receiver: whose window, which of its controls, and where the data lies if it was queued: the
- * first chunk of it, plus one. */
-typedef struct ucch_token {
-    uint64_t bytes, piece, key;
-    uint32_t control, run;
-} ucch_token;
-
-/* What a sender's data is: on the device or not; and what a probe goes by, the message's tag and its receiver's rank.
- */
-typedef struct ucch_offer {
-    const void *data;
-    size_t bytes;
-    int on_device, dest;
-    uint64_t tag;
-    int queued, eager; /* in streams, if there is room; over for us once our device has put it there */
-    void *stream;
-    uint64_t receiver; /* its process, where known, and which of our messages under the tag it is to it (0: unknown) */
-    uint32_t number;
-} ucch_offer;
-
-int ucch_message_offer_locked(ucch_message *m, ucp_ep_h ep, const ucch_offer *offer, double timeout);
-
-/* What a stream is to take: message `number` under a tag from process `sender`, 0 where it has come, to the device. */
-typedef struct ucch_expected {
-    uint64_t sender, tag;
-    uint32_t number;
-    char *buffer;
-    size_t room;
-} ucch_expected;
-
-/* Stands for a stream of the caller's where there is none. */
-#define UCCH_OURS ((void *)&ucch_ours)
-extern char ucch_ours;
-
-typedef struct ucch_transfer ucch_transfer;
-
-/* Either side's part in one message, for use again and again. */
-ucch_transfer *ucch_transfer_new(void);
-void ucch_transfer_free(ucch_transfer *t);
-int ucch_transfer_offer_locked(ucch_transfer *t, const ucch_offer *offer, ucch_token *token);
-int ucch_transfer_accept_locked(ucch_transfer *t, void *buffer, size_t room, int on_device, const ucch_token *token);
-int ucch_transfer_pump_locked(ucch_transfer *t);
-void ucch_transfer_abort_locked(ucch_transfer *t);
-void ucch_transfer_offered_locked(ucch_transfer *t);
-void ucch_transfer_over_locked(ucch_transfer *t);
-int ucch_transfer_queued(const ucch_transfer *t);
-void ucch_transfer_by_host_locked(ucch_transfer *t);
-void ucch_transfer_await_locked(ucch_transfer *t, void *buffer, int on_device, const ucch_token *token);
-int ucch_transfer_expect_locked(ucch_transfer *t, const ucch_expected *e, void *stream);
-int ucch_transfer_met_locked(ucch_transfer *t, size_t room, const ucch_token *token);
-int ucch_transfer_landed_locked(ucch_transfer *t, const void *landing, size_t bytes);
-int ucch_run_put(ucch_transfer *t, uint64_t receiver, void *stream);
-int ucch_take(ucch_transfer *t, const ucch_expected *e, void *stream);
-int ucch_transfer_busy_locked(ucch_transfer *t);
-void ucch_token_decline_locked(const ucch_token *token);
-uint64_t ucch_window_waiting_locked(uint64_t key, uint64_t tag, int dest, int take);
 
 #endif

@@ -1,4 +1,4 @@
-"""The bell, for those who sleep until something ends (cffi_build/base/wait.c)."""
+"""The bell, for those who sleep until something ends (cffi_build/base/op.c)."""
 
 from __future__ import annotations
 

@@ -144,4 +144,4 @@ class Launches:
     @property
     def active(self) -> int:
         """Launched calls that have not ended."""
-        return int(lib.ucch_launches_of(self._board.native))
+        return int(lib.ucch_board_launches(self._board.native))

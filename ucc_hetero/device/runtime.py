@@ -139,10 +139,6 @@ class DeviceRuntime:
             self.check(f"address {address:#x}", found)
         return Pointer(KINDS[found & 3], found >> 2)
 
-    def shareable(self, address: int) -> bool:
-        """True when another process of this host can map the memory (inter-process communication)."""
-        return bool(lib.ucch_device_shareable(self.code, ffi.cast("void *", address)) == 0)
-
     @cached_property
     def memory_type(self) -> int:
         """The memory type under which UCC and UCX know the device memory (``ucc_memory_type_t``)."""

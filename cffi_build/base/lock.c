@@ -1,0 +1,149 @@
+/* The clock, the one lock, and how those who take it again and again share it and their cores: spin, yield, nap. */
+#define _GNU_SOURCE
+#include <pthread.h>
+#include <sched.h>
+
+#include "base/lock.h"
+
+/* Looks at the lock before sleeping for it, longer than a round of progress takes; and yields until those have had it
+ * who wait for it, if they get there at all. */
+#define LOCK_SPINS 2000
+#define LET_OTHERS 1000
+/* A yield that took longer than this gave the core to somebody; so many quick ones later it counts as free again. */
+#define CROWDED_S 1e-6
+#define CROWDED_YIELDS 64
+/* A turn in which nothing ends, but that takes longer than this, has moved data. */
+#define BUSY_S 5e-6
+/* Where others want the core, a waiter for whom nothing has moved for this long sleeps: a thread that only yields is
+ * chosen again and again, at the expense of those it waits for, or is put behind a whole slice of theirs: beside a
+ * computing thread Linux 6.18 took 4 ms for a yield, and 0.17 ms for a sleep of 0.1 ms. A nap lasts NAP_SHARE of the
+ * quiet time, so that a wait is prolonged by that much at most. */
+#define PATIENCE_S 1e-3
+#define NAP_SHARE 0.25
+#define SHORTEST_NAP_S 100e-6
+#define LONGEST_NAP_S 500e-6
+/* A nap that ends in time has found the core free, more or less; it counts as so many quick yields. */
+#define LATE_S 100e-6
+#define NAP_YIELDS 4
+
+/* Recursive: Python holds it in places (ucc_hetero/ucc.py), and may collect objects there whose ends need it. */
+static pthread_mutex_t lock = PTHREAD_RECURSIVE_MUTEX_INITIALIZER_NP;
+static volatile int wanted;
+int ucch_spin_rounds = 1000;
+volatile int ucch_crowded;
+
+double ucch_now(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+struct timespec ucch_time_after(double seconds) {
+    struct timespec t;
+    clock_gettime(CLOCK_REALTIME, &t);
+    int64_t ns = t.tv_nsec + (int64_t)(1e9 * seconds);
+    t.tv_sec += ns / 1000000000;
+    t.tv_nsec = ns % 1000000000;
+    return t;
+}
+
+/* ---- the lock ---- */
+
+/* Rounds a waiter spins before it yields the core in every round; 0 where ranks outnumber cores. */
+void ucch_set_spin(int iterations) {
+    ucch_spin_rounds = iterations;
+}
+
+/* Whether whoever spins keeps nobody from what it waits for. */
+static int may_spin(void) {
+    return ucch_spin_rounds > 0 && !ucch_crowded;
+}
+
+static void relax(void) {
+#if defined(__x86_64__)
+    __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    __asm__ volatile("yield");
+#endif
+}
+
+/* Whoever makes progress takes the lock again and again, and a mutex is not fair: one who waits for it may be woken
+ * only to find it taken, for milliseconds. So they say that they wait, and the others let them. */
+void ucch_lock(void) {
+    if (pthread_mutex_trylock(&lock) == 0)
+        return;
+    __atomic_add_fetch(&wanted, 1, __ATOMIC_SEQ_CST);
+    int had = 0;
+    for (int i = may_spin() ? LOCK_SPINS : 0; i && !had; i--) {
+        relax();
+        had = pthread_mutex_trylock(&lock) == 0;
+    }
+    if (!had)
+        pthread_mutex_lock(&lock);
+    __atomic_sub_fetch(&wanted, 1, __ATOMIC_SEQ_CST);
+}
+
+void ucch_unlock(void) {
+    pthread_mutex_unlock(&lock);
+}
+
+/* Without the lock: let those have it who wait for it. */
+void ucch_let_others(void) {
+    for (int i = 0; i < LET_OTHERS && __atomic_load_n(&wanted, __ATOMIC_SEQ_CST); i++)
+        sched_yield();
+}
+
+/* With the lock: whether somebody waits for it. */
+int ucch_lock_wanted(void) {
+    return wanted;
+}
+
+/* Let go of the lock and sleep until woken, `seconds` at most (0: for ever). */
+void ucch_sleep_locked(pthread_cond_t *wake, double seconds) {
+    if (seconds == 0) {
+        pthread_cond_wait(wake, &lock);
+        return;
+    }
+    struct timespec until = ucch_time_after(seconds);
+    pthread_cond_timedwait(wake, &lock, &until);
+}
+
+/* In a child of this process: a thread of the parent's may have had it. */
+void ucch_lock_after_fork(void) {
+    wanted = 0;
+    lock = (pthread_mutex_t)PTHREAD_RECURSIVE_MUTEX_INITIALIZER_NP;
+}
+
+/* ---- giving the core away ---- */
+
+/* Whether a turn of progress had anything to do. */
+int ucch_has_moved(int moved, double seconds) {
+    return moved || seconds > BUSY_S;
+}
+
+/* Give the core away, and learn whether anybody took it; returns the time after `now`. */
+double ucch_yield(double now) {
+    sched_yield();
+    double end = ucch_now();
+    if (end - now > CROWDED_S)
+        ucch_crowded = CROWDED_YIELDS;
+    else if (ucch_crowded > 0)
+        ucch_crowded--;
+    return end;
+}
+
+/* How long to sleep after nothing has moved for `quiet` seconds; 0: yield. */
+double ucch_nap(double quiet) {
+    if (!ucch_crowded || quiet < PATIENCE_S)
+        return 0;
+    double nap = NAP_SHARE * quiet;
+    return nap < SHORTEST_NAP_S ? SHORTEST_NAP_S : nap > LONGEST_NAP_S ? LONGEST_NAP_S : nap;
+}
+
+/* After a nap that began at `now` and was to last so long; returns the time. */
+double ucch_napped(double now, double asked) {
+    double end = ucch_now();
+    if (end - now - asked < LATE_S)
+        ucch_crowded = ucch_crowded > NAP_YIELDS ? ucch_crowded - NAP_YIELDS : 0;
+    return end;
+}

@@ -1,0 +1,131 @@
+/* Operations in flight: how they begin and end, what is done for them meanwhile, and who hears of their ends. */
+#define _GNU_SOURCE
+#include <pthread.h>
+
+#include "base/lock.h"
+#include "base/op.h"
+
+/* Peers are checked for death and for another call than ours after this long, then again at this distance. */
+#define SUSPICION_S 0.002
+
+volatile int ucch_under_way[UCCH_WAYS];
+static ucch_op active = {.next = &active, .prev = &active};
+static ucch_op *upcoming; /* in the round under way: one operation may end another */
+static uint64_t failures;
+
+/* What goes on in streams comes behind all else, the oldest first: of calls that fail together the first one counts. */
+void ucch_op_begin_locked(ucch_op *op, double timeout) {
+    op->error = (ucch_error){.status = 0, .step = -1, .peer = -1, .seq = op->error.seq};
+    op->started = ucch_now();
+    op->deadline = timeout > 0 ? op->started + timeout : 0;
+    op->heard = op->come = 0;
+    op->state = UCCH_ACTIVE;
+    ucch_op *behind = op->kind->way == UCCH_IN_STREAMS ? &active : active.next;
+    op->next = behind;
+    op->prev = behind->prev;
+    behind->prev->next = op;
+    behind->prev = op;
+    ucch_under_way[op->kind->way]++;
+}
+
+void ucch_op_end_locked(ucch_op *op, int status, int step, int peer) {
+    op->prev->next = op->next;
+    op->next->prev = op->prev;
+    if (upcoming == op)
+        upcoming = op->next;
+    ucch_under_way[op->kind->way]--;
+    op->come = 0;
+    if (status < 0) {
+        op->error.status = status;
+        op->error.step = step;
+        op->error.peer = peer;
+        op->error.elapsed = ucch_now() - op->started;
+        __atomic_add_fetch(&failures, 1, __ATOMIC_RELEASE);
+    }
+    int heard = op->heard;
+    /* Last: whoever polls the state without the lock may reuse the operation from here on. */
+    __atomic_store_n(&op->state, status < 0 ? UCCH_FAILED : UCCH_DONE, __ATOMIC_RELEASE);
+    if (heard)
+        ucch_ring();
+}
+
+/* Count the time limit of what is in flight from now. */
+void ucch_op_deadline(ucch_op *op, double timeout) {
+    ucch_lock();
+    if (op->state == UCCH_ACTIVE)
+        op->deadline = timeout > 0 ? ucch_now() + timeout : 0;
+    ucch_unlock();
+}
+
+/* How many operations have failed so far: whether there is any use in asking them all. */
+uint64_t ucch_failures(void) {
+    return __atomic_load_n(&failures, __ATOMIC_ACQUIRE);
+}
+
+void ucch_op_error(ucch_op *op, ucch_error *error) {
+    *error = op->error;
+}
+
+/* ---- what is done for them ---- */
+
+/* Move all of them on: whether anything has moved. */
+int ucch_ops_advance_locked(void) {
+    int moved = 0;
+    for (ucch_op *op = active.next; op != &active; op = upcoming) {
+        upcoming = op->next;
+        if (op->kind->advance_locked)
+            moved += op->kind->advance_locked(op);
+    }
+    return moved;
+}
+
+/* End what is past its deadline, and what waits for a peer that died or called something else; now and then. */
+void ucch_ops_police_locked(double now) {
+    static double last;
+    if (now - last < SUSPICION_S)
+        return;
+    last = now;
+    for (ucch_op *op = active.next; op != &active; op = upcoming) {
+        upcoming = op->next;
+        int bad = op->kind->check_locked && now - op->started > SUSPICION_S ? op->kind->check_locked(op, now) : 0;
+        if (!bad && op->state == UCCH_ACTIVE && op->deadline > 0 && now > op->deadline)
+            bad = UCCH_FAIL_TIMEOUT;
+        if (bad)
+            op->kind->abandon_locked(op, bad);
+    }
+}
+
+/* ---- listening ---- */
+
+static pthread_mutex_t bell = PTHREAD_MUTEX_INITIALIZER;
+static pthread_cond_t rung = PTHREAD_COND_INITIALIZER;
+static uint64_t rings;
+
+/* Let those who listen look again. */
+void ucch_ring(void) {
+    pthread_mutex_lock(&bell);
+    __atomic_add_fetch(&rings, 1, __ATOMIC_SEQ_CST);
+    pthread_cond_broadcast(&rung);
+    pthread_mutex_unlock(&bell);
+}
+
+/* How often the bell has rung. To be asked for before one looks at what is to be ended. */
+uint64_t ucch_rings(void) {
+    return __atomic_load_n(&rings, __ATOMIC_SEQ_CST);
+}
+
+/* The bell rings when the operation ends, if it has not ended by now. */
+void ucch_listen(ucch_op *op) {
+    ucch_lock();
+    op->heard = op->state == UCCH_ACTIVE;
+    ucch_unlock();
+}
+
+/* Sleep until the bell has rung more than `known` times, `seconds` at most. Makes no progress: the thread does. */
+void ucch_await_ring(uint64_t known, double seconds) {
+    struct timespec until = ucch_time_after(seconds);
+    pthread_mutex_lock(&bell);
+    while (rings == known && pthread_cond_timedwait(&rung, &bell, &until) == 0)
+        ;
+    pthread_mutex_unlock(&bell);
+}

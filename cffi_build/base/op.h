@@ -1,0 +1,39 @@
+/* Operations: programs, messages, and calls in streams. What base does for them is in a table of theirs (op.c). */
+#ifndef UCCH_OP_H
+#define UCCH_OP_H
+
+#include "base/ucch.h"
+
+enum { UCCH_IDLE, UCCH_ACTIVE, UCCH_DONE, UCCH_FAILED };
+
+/* What an operation waits for: rounds of progress, those of the workers too, or streams, which need none. */
+enum { UCCH_BY_CONTEXTS, UCCH_BY_WORKERS, UCCH_IN_STREAMS, UCCH_WAYS };
+
+/* What is done for operations of one kind, all under the lock and NULL where there is nothing to do. */
+typedef struct ucch_op_kind {
+    int way;
+    int (*advance_locked)(ucch_op *op);              /* move on: whether anything has moved */
+    int (*check_locked)(ucch_op *op, double now);    /* whether it will never end: 0, or why, with error.peer */
+    void (*abandon_locked)(ucch_op *op, int status); /* end it as failed, and leave what is under way alone */
+} ucch_op_kind;
+
+struct ucch_op {
+    const ucch_op_kind *kind; /* set before it begins */
+    volatile int state;
+    ucch_error error;
+    double started;
+    double deadline; /* 0 = none */
+    int heard;       /* somebody listens for its end */
+    int come;        /* a message of which the caller does the rest (rendezvous.c) */
+    ucch_op *next, *prev;
+};
+
+/* How many are under way, by what they wait for. */
+extern volatile int ucch_under_way[UCCH_WAYS];
+
+void ucch_op_begin_locked(ucch_op *op, double timeout);
+void ucch_op_end_locked(ucch_op *op, int status, int step, int peer);
+int ucch_ops_advance_locked(void);
+void ucch_ops_police_locked(double now);
+
+#endif

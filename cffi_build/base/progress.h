@@ -1,0 +1,16 @@
+/* Progress, by the thread and by those who wait. */
+#ifndef UCCH_PROGRESS_H
+#define UCCH_PROGRESS_H
+
+#include "base/op.h"
+
+/* Rounds of progress under one hold of the lock. */
+#define UCCH_BATCH 8
+
+int ucch_progress_locked(void);
+void ucch_progress_inside(int (*enter)(void), void (*leave)(int before));
+void ucch_wake_locked(void);
+void ucch_wait_begin(void);
+void ucch_wait_end(void);
+
+#endif

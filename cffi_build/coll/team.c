@@ -1,0 +1,133 @@
+/* Teams: the order of their collectives, and libucc's engines for streams that collectives are launched into.
+ *
+ * Collectives of one team are posted in the order in which programs were started on it, on every rank alike: the queue
+ * holds the steps not yet posted. */
+#include <stdlib.h>
+
+#include "coll/program.h"
+
+/* ucc_event_type_t and ucc_ee_type_t */
+#define COMPUTE_COMPLETE 4
+#define ENGINE_CUDA_STREAM 0
+#define ENGINE_ROCM_STREAM 2
+
+/* Streams known to one team; more than a program uses at a time. */
+#define MOST_ENGINES 32
+
+struct ucch_engine {
+    void *stream;
+    ucc_ee_h handle;
+    ucch_engine *next;
+};
+
+ucch_team *ucch_team_new(ucch_context *context, ucc_team_h handle) {
+    ucch_team *team = calloc(1, sizeof(*team));
+    if (!team)
+        return NULL;
+    team->handle = handle;
+    team->context = context;
+    return team;
+}
+
+/* ---- the queue ---- */
+
+void ucch_team_enqueue_locked(ucch_step *s) {
+    ucch_team *t = s->team;
+    s->next = NULL;
+    if (t->tail)
+        t->tail->next = s;
+    else
+        t->head = s;
+    t->tail = s;
+    t->context->users++;
+}
+
+void ucch_team_dequeue_locked(ucch_step *s) {
+    ucch_team *t = s->team;
+    t->head = s->next;
+    if (!t->head)
+        t->tail = NULL;
+}
+
+/* A step that will not be posted, or was: its program is over. */
+void ucch_team_leave_locked(ucch_step *s) {
+    ucch_step **at = &s->team->head, *last = NULL;
+    s->team->context->users--;
+    while (*at) {
+        if (*at == s)
+            *at = s->next;
+        else {
+            last = *at;
+            at = &(*at)->next;
+        }
+    }
+    s->team->tail = last;
+}
+
+/* libucc numbers a team's collectives when their requests are made, which has to be in one order on every rank: that of
+ * the team's queue. On the host they are made when their turn comes, as each takes scratch: that of a fragment that is
+ * done serves another, still in the cache. On a device, where it may have to be allocated, and for persistent requests
+ * they are made before anything begins; what stands before them in their queues comes first. */
+int ucch_team_make_locked(ucch_team *team) {
+    int status = 0;
+    for (ucch_step *s = team->head; s && status >= 0; s = s->next)
+        if (!s->request)
+            status = ucch_step_init_locked(s->program, s);
+    return status;
+}
+
+/* ---- streams ---- */
+
+static void drop_engines(ucch_team *t) {
+    for (ucch_engine *e = t->engines, *next; e; e = next) {
+        next = e->next;
+        ucc_ee_destroy(e->handle);
+        free(e);
+    }
+    t->engines = NULL;
+    t->nengines = 0;
+}
+
+/* The engine of a stream, new where there is none; `may_drop` others, where there are too many. */
+int ucch_team_engine_locked(ucch_team *t, void *stream, int memory, int may_drop, ucc_ee_h *handle) {
+    for (ucch_engine *e = t->engines; e; e = e->next)
+        if (e->stream == stream) {
+            *handle = e->handle;
+            return 0;
+        }
+    if (t->nengines >= MOST_ENGINES && may_drop)
+        drop_engines(t); /* streams come and go */
+    ucch_engine *e = calloc(1, sizeof(*e));
+    if (!e)
+        return UCCH_FAIL_MEMORY;
+    ucc_ee_params_t params = {.ee_type = memory == UCCH_TYPE_ROCM ? ENGINE_ROCM_STREAM : ENGINE_CUDA_STREAM,
+                              .ee_context = stream,
+                              .ee_context_size = sizeof(stream)};
+    int status = ucc_ee_create(t->handle, &params, &e->handle);
+    if (status < 0) {
+        free(e);
+        return status;
+    }
+    e->stream = stream;
+    e->next = t->engines;
+    t->engines = e;
+    t->nengines++;
+    *handle = e->handle;
+    return 0;
+}
+
+/* Post on the engine, and take back the event with which libucc says so. */
+int ucch_team_post_locked(ucc_ee_h engine, ucc_coll_req_h request) {
+    ucc_ev_t event = {.ev_type = COMPUTE_COMPLETE, .req = request}, *out = NULL;
+    int status = ucc_collective_triggered_post(engine, &event);
+    if (status < 0)
+        return status;
+    while (ucc_ee_get_event(engine, &out) == UCC_OK)
+        ucc_ee_ack_event(engine, out);
+    return 0;
+}
+
+void ucch_team_free(ucch_team *team) {
+    drop_engines(team);
+    free(team);
+}

@@ -1,0 +1,82 @@
+/* Messages as libucp's requests: parameters, callbacks and what a request has come to; and endpoints. */
+#include <sched.h>
+
+#include "p2p/message.h"
+
+#define UCS_TRUNCATED (-9)
+
+void ucch_message_end_locked(ucch_message *m, int status) {
+    if (m->op.state != UCCH_ACTIVE)
+        return;
+    if (status == UCS_TRUNCATED)
+        status = UCCH_FAIL_TRUNCATED;
+    else if (status == UCS_CANCELED)
+        status = m->left ? UCCH_FAIL_PEER : UCCH_FAIL_CANCELLED;
+    if (m->transfer)
+        ucch_transfer_over_locked(m->transfer);
+    ucch_op_end_locked(&m->op, status, -1, -1);
+}
+
+void ucch_message_sent(void *request, ucs_status_t status, void *data) {
+    ucp_request_free(request);
+    ucch_message *m = data;
+    m->request = NULL;
+    ucch_message_end_locked(m, status);
+}
+
+/* 0, or the failure that has ended it. */
+int ucch_message_settled(ucch_message *m) {
+    return m->op.state == UCCH_FAILED ? m->op.error.status : 0;
+}
+
+int ucch_message_begun_locked(ucch_message *m, void *p) {
+    if (p == NULL)
+        ucch_message_end_locked(m, UCS_OK);
+    else if (IS_STATUS(p))
+        ucch_message_end_locked(m, (int)(intptr_t)p);
+    else if (m->op.state == UCCH_ACTIVE)
+        m->request = p;
+    return ucch_message_settled(m);
+}
+
+ucp_request_param_t ucch_message_params(ucch_message *m, void *callback, int mem_type) {
+    ucp_request_param_t p = {
+        .op_attr_mask = ATTR_CALLBACK | ATTR_USER_DATA | ATTR_DATATYPE | ATTR_MEMORY_TYPE,
+        .cb = callback,
+        .datatype = BYTES,
+        .user_data = m,
+        .memory_type = mem_type,
+    };
+    return p;
+}
+
+ucp_ep_h ucch_ep_new(ucp_worker_h worker, const void *address, int *status) {
+    /* Error mode NONE: with PEER, ROCm IPC and default shared memory drop out (docs/native.md). */
+    ucp_ep_params_t p = {.field_mask = 0x1 | 0x2, .address = address, .err_mode = 0};
+    ucp_ep_h ep = NULL;
+    ucch_lock();
+    *status = ucp_ep_create(worker, &p, &ep);
+    ucch_unlock();
+    return *status ? NULL : ep;
+}
+
+int ucch_ep_close(ucp_worker_h worker, ucp_ep_h ep, double timeout) {
+    ucp_request_param_t p = {0};
+    double until = ucch_now() + timeout;
+    ucch_lock();
+    void *request = ucp_ep_close_nbx(ep, &p);
+    int status = 0;
+    if (IS_STATUS(request))
+        status = (int)(intptr_t)request;
+    else if (request) {
+        while ((status = ucp_request_check_status(request)) == 1 && ucch_now() < until) {
+            ucp_worker_progress(worker);
+            ucch_unlock();
+            sched_yield();
+            ucch_lock();
+        }
+        ucp_request_free(request);
+    }
+    ucch_unlock();
+    return status;
+}
