@@ -84,6 +84,8 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static stream *streams, *default_stream;
 static queue *engines[2]; /* copies from the host, and to it */
 static int misuses, started, open_streams, most_queues, holds;
+/* What is looked up all the time: the boards of this process's devices, a copy's least time, and a stream's work. */
+static int chosen[MOST_DEVICES], devices, least_us = 1000, most_ahead;
 static _Thread_local int current = -1;
 
 static int setting(const char *name, int otherwise) {
@@ -93,10 +95,8 @@ static int setting(const char *name, int otherwise) {
 
 #ifdef FAKE_HIP
 enum { HIP = 1 };
-#define VISIBLE getenv("HIP_VISIBLE_DEVICES")
 #else
 enum { HIP = 0 };
-#define VISIBLE (char *)NULL
 #endif
 
 static int hip_version(void) {
@@ -108,22 +108,25 @@ static int boards(void) {
     return n < 0 ? 0 : n > MOST_DEVICES ? MOST_DEVICES : n;
 }
 
-/* The board of a device of this process, which HIP_VISIBLE_DEVICES chooses; -1 where there is none. */
-static int board_of(int device) {
-    const char *list = VISIBLE, *at = list;
-    for (int i = 0; at && *at && i < device; i++) {
-        at = strchr(at, ',');
-        at = at ? at + 1 : "";
+/* HIP_VISIBLE_DEVICES chooses boards, up to the first that there is none of. */
+static void choose_boards(void) {
+    const char *list = HIP ? getenv("HIP_VISIBLE_DEVICES") : NULL, *at = list && *list ? list : NULL;
+    for (devices = 0; devices < boards() && (!at || *at); devices++) {
+        chosen[devices] = at ? atoi(at) : devices;
+        if (chosen[devices] < 0 || chosen[devices] >= boards())
+            break;
+        at = at ? strchr(at, ',') : NULL;
+        at = at ? at + 1 : list && *list ? "" : NULL;
     }
-    int board = list && *list ? (*at ? atoi(at) : -1) : device;
-    return device >= 0 && board < boards() ? board : -1;
+}
+
+/* The board of a device of this process; -1 where there is none. */
+static int board_of(int device) {
+    return device >= 0 && device < devices ? chosen[device] : -1;
 }
 
 static int device_count(void) {
-    int n = 0;
-    while (board_of(n) >= 0)
-        n++;
-    return n;
+    return devices;
 }
 
 #include "memory.h"
@@ -146,8 +149,7 @@ static int memory_left(size_t *room, size_t *all) {
 }
 
 static void take_time(queue *s) {
-    int least = setting("FAKEGPU_DELAY_US", 1000);
-    usleep((useconds_t)(least + (least ? rand_r(&s->seed) % least : 0)));
+    usleep((useconds_t)(least_us + (least_us ? rand_r(&s->seed) % least_us : 0)));
 }
 
 static void run_copy(queue *s, const work *w) {
@@ -247,6 +249,9 @@ static int begin(void) {
         fine_grained = !HIP || setting("FAKEGPU_XGMI", 0) || (fine && !strcmp(fine, "1"));
     }
     started = 1;
+    choose_boards();
+    least_us = setting("FAKEGPU_DELAY_US", 1000);
+    most_ahead = setting("FAKEGPU_AHEAD", 0);
     return device_count() ? OK : 100; /* no device */
 }
 

@@ -114,11 +114,10 @@ static int give_locked(queue *q, stream *of, work w) {
 /* A stream that is full keeps the driver from everybody, as CUDA's seems to behind some 1,000 kernels. */
 static void wait_for_room(stream *s) {
     static pthread_mutex_t driver = PTHREAD_MUTEX_INITIALIZER;
-    int most = setting("FAKEGPU_AHEAD", 0);
     pthread_mutex_lock(&driver);
-    for (int full = most > 0; full; usleep(full ? LOOK_US : 0)) {
+    for (int full = most_ahead > 0; full; usleep(full ? LOOK_US : 0)) {
         pthread_mutex_lock(&lock);
-        full = s->unfinished >= most;
+        full = s->unfinished >= most_ahead;
         pthread_mutex_unlock(&lock);
     }
     pthread_mutex_unlock(&driver);

@@ -246,7 +246,7 @@ with Communicator() as comm:
     # Longer than what there is room for: a part at a time, taken by a stream, by the host, and to memory of the host.
     BIG = 6 << 20
     base = np.arange(BIG, dtype=np.float32)
-    big = [Array(BIG).set(base + k) for k in range(4)]
+    big, landing = [Array(BIG).set(base + k) for k in range(4)], Array(BIG)
     for way in ("stream", "device", "host"):
         expected = [expect(BIG, 30) for _ in big if way == "stream"]
         comm.mpi.Barrier()
@@ -256,7 +256,7 @@ with Communicator() as comm:
                 got = there(*expected[k])
                 expected[k][0].Wait()
             else:
-                y = Array(BIG).set(-1) if way == "device" else np.full(BIG, -1, np.float32)
+                y = landing.set(-1) if way == "device" else np.full(BIG, -1, np.float32)
                 comm.Recv(y, left, 30)
                 got = y.peek if way == "device" else y
             assert (got == base + k).all(), (way, k)
@@ -279,7 +279,7 @@ with Communicator() as comm:
     assert not Messages.take(request, into.handle, early=True)
     comm.mpi.Barrier()
     last.append(comm.Isend(x, right, 34, stream=apart))
-    [comm.Recv(Array(BIG), left, 32) for _ in sends]
+    [comm.Recv(landing, left, 32) for _ in sends]
     sure(request, (there(request, y, False) == left).all())
     [each.Wait() for each in (request, *sends, *last)]
     assert not lib.ucch_messages_by_hosts(0)
