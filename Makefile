@@ -19,7 +19,7 @@ export OMPI_MCA_rmaps_base_oversubscribe ?= 1
 # Several ranks per core: threads inside numpy would only get in each other's way.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help demo test venv ranks devices processes lint types unit exhaustive suites sanitize docs clean
+.PHONY: help demo test venv ranks torch devices hosts lint types unit exhaustive suites sanitize docs clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -28,9 +28,9 @@ demo:
 	@.ci/venv demo
 	UCCH_EMULATE=nvidia:2,amd:2 .venv/bin/mpirun -np 4 $(PY) examples/train_digits.py --check
 
-# Three lanes beside each other: much of what tests of ranks and devices do is to wait. The last two say theirs in one piece.
+# Three at a time, the longest first, as much of what ranks do is to wait. All but the first say theirs in one piece.
 test: venv
-	@$(MAKE) --no-print-directory --jobs=3 ranks beside-devices beside-processes
+	@$(MAKE) --no-print-directory --jobs=3 --keep-going ranks $(addprefix beside-,torch devices unit hosts types lint)
 
 beside-%: venv
 	@mkdir -p build
@@ -54,18 +54,22 @@ types: venv
 	cd build/types && ../../$(PY) -m mypy --config-file ../../pyproject.toml --cache-dir ../../.mypy_cache -p ucc_hetero
 	cd build/types && MYPYPATH=. ../../$(PY) -m mypy --config-file ../../pyproject.toml --cache-dir ../../.mypy_cache tools/*.py
 
-processes: lint types unit
-
-# Tests of single processes; of devices, hosts and torch; of all other ranks.
+# Tests of single processes; of devices and the native engine; of several hosts; of torch; of all other ranks.
 unit: venv
 	$(PY) -m pytest tests/unit
 
-DEVICES := tests/native tests/cluster $(wildcard tests/mpi/test_torch_*.py)
 devices: venv
-	$(PY) -m pytest $(DEVICES)
+	$(PY) -m pytest tests/native
+
+hosts: venv
+	$(PY) -m pytest tests/cluster
+
+TORCH := $(wildcard tests/mpi/test_torch_*.py)
+torch: venv
+	$(PY) -m pytest $(TORCH)
 
 ranks: venv
-	$(PY) -m pytest $(addprefix --ignore=,tests/unit $(DEVICES))
+	$(PY) -m pytest $(addprefix --ignore=,tests/unit tests/native tests/cluster $(TORCH))
 
 # Every kind of call under every algorithm on every layout of ranks; hours on a laptop. SHARD=3/8: the third of eight parts.
 SHARD ?= 1/1
