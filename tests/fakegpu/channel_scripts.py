@@ -1,13 +1,9 @@
 """What ranks run in test_channels.py: calls among fake devices of two vendors on one host, queued in streams whole."""
 
+from ucc_hetero.planner.collectives import ROWS
+
 #: Every collective as messages: the fake GPUs have no vendor's library that could do an island's part in a stream.
-FLAT = "#".join(
-    f"{name}:@flat"
-    for name in (
-        "allreduce", "reduce", "bcast", "allgather", "allgatherv", "gather", "gatherv", "scatter", "scatterv",
-        "reduce_scatter_block", "reduce_scatter", "alltoall", "alltoallv", "scan", "exscan",
-    )
-)  # fmt: skip
+FLAT = "#".join(f"{name}:@flat" for name in ROWS if name != "barrier")
 
 COMMON = """
 import ctypes

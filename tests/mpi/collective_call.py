@@ -11,9 +11,10 @@ from collective_reference import NUMPY_TYPES, Array, differing, operands, reduce
 from mpi4py import MPI
 
 from ucc_hetero import Communicator
+from ucc_hetero.planner.collectives import ROWS
 
 GUARD = 64
-VECTOR = ("bcast", "reduce", "allreduce", "scan", "exscan")
+VECTOR = tuple(name for name, row in ROWS.items() if row.layout == "vector")
 UNEVEN = ("gatherv", "scatterv", "allgatherv", "reduce_scatter", "alltoallv")
 WITH_DISPLACEMENTS = ("gatherv", "scatterv", "allgatherv", "alltoallv")
 SENDS_BLOCKS = ("scatter", "scatterv", "alltoall", "alltoallv", "reduce_scatter_block")

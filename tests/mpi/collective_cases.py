@@ -29,8 +29,6 @@ from ucc_hetero.planner.collectives import ROWS
 
 #: Elements (of a vector, or of a rank's block).
 COUNTS = (0, 1, 2, 3, 7, 64, 65, 1000, 4097, 20000)
-ROOTED = ("bcast", "reduce", "gather", "gatherv", "scatter", "scatterv")
-REDUCING = ("allreduce", "reduce", "scan", "exscan", "reduce_scatter_block", "reduce_scatter")
 METHODS = {name: name.capitalize() for name in ROWS if name != "barrier"}
 FORMS = ("blocking", "request", "persistent")
 
@@ -41,7 +39,7 @@ Kind = tuple[str, str, str | None, bool, str]  # name, dtype, op, in place, form
 def draw(rng: np.random.Generator, size: int, seed: int, names: tuple[str, ...]) -> Case:
     """A random case; the same on every rank."""
     name = str(rng.choice(names))
-    reduces = name in REDUCING
+    reduces = ROWS[name].reduces
     dtype = str(rng.choice(list(OPS_OF if reduces else NUMPY_TYPES)))
     op = str(rng.choice(OPS_OF[dtype])) if reduces else None
     in_place = name != "bcast" and bool(rng.random() < 0.35)
@@ -51,8 +49,8 @@ def draw(rng: np.random.Generator, size: int, seed: int, names: tuple[str, ...])
 def table(names: tuple[str, ...]) -> Iterator[Kind]:
     """Every kind of call there is."""
     for name in names:
-        for dtype in OPS_OF if name in REDUCING else NUMPY_TYPES:
-            for op in OPS_OF[dtype] if name in REDUCING else (None,):
+        for dtype in OPS_OF if ROWS[name].reduces else NUMPY_TYPES:
+            for op in OPS_OF[dtype] if ROWS[name].reduces else (None,):
                 for in_place in (False, True)[: 1 if name == "bcast" else 2]:
                     yield from ((name, dtype, op, in_place, form) for form in FORMS)
 
@@ -71,7 +69,7 @@ def fill_in(rng: np.random.Generator, size: int, seed: int, kind: Kind) -> Case:
         if name == "alltoallv" and in_place:
             table = np.triu(table) + np.triu(table, 1).T
         counts = tuple(map(int, table.ravel()))
-    root = int(rng.integers(size)) if name in ROOTED else -1
+    root = int(rng.integers(size)) if ROWS[name].rooted else -1
     gaps = name in WITH_DISPLACEMENTS and bool(rng.random() < 0.6)
     spec = str(rng.choice(["plain", "count", "dtype", "both"]))
     return Case(name, dtype, op, form, in_place, root, counts, gaps, spec, seed)

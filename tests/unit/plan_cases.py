@@ -247,7 +247,7 @@ def reference(call: Call, data: list[Vector]) -> list[Vector | None]:
         return [None if rank == call.root else data[call.root] for rank in range(p)]
     if name in ("allreduce", "reduce"):
         return [sum(data) if name == "allreduce" or rank == call.root else None for rank in range(p)]  # type: ignore[misc]
-    if name in ("scan", "exscan"):
+    if ROWS[name].prefix:
         ends = [rank + (name == "scan") for rank in range(p)]
         return [sum(data[1:end], data[0]) if end else None for end in ends]
     if name == "alltoallv":

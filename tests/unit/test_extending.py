@@ -26,6 +26,7 @@ from ucc_hetero.planner.validate import validate
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "examples" / "own_algorithm.py"
+BLOCK = re.compile(r"^```python\n(.*?)^```", re.M | re.S)
 TWO = Topology.group(["nvidia"] * 2 + ["amd"] * 2, [0, 0, 1, 1])
 
 
@@ -86,5 +87,16 @@ def test_the_choice_knows_no_names() -> None:
 
 def test_the_page_shows_the_example() -> None:
     page, source = (ROOT / "docs" / "extending.md").read_text(), EXAMPLE.read_text()
-    (shown,) = re.findall(r"^```python\n(.*?)^```", page, re.M | re.S)
-    assert shown in source
+    assert BLOCK.findall(page)[0] in source
+
+
+def test_a_collective_is_named_where_the_page_says() -> None:
+    """Everything else is told by its row."""
+    page = (ROOT / "docs" / "extending.md").read_text().partition("## A collective")[2]
+    said = set(re.findall(r"`((?:ucc_hetero|tests|docs)/[\w/.]+)`", page.partition("```")[0]))
+    assert len(said) <= 8
+    files = [path for folder in ("ucc_hetero", "mpi_launch") for path in (ROOT / folder).rglob("*.py")]
+    source = "".join((ROOT / file).read_text() for file in said)
+    assert not [line for block in BLOCK.findall(page) for line in block.splitlines() if line.strip() not in source]
+    naming = {str(path.relative_to(ROOT)) for path in files if re.search("exscan", path.read_text(), re.IGNORECASE)}
+    assert naming == {file for file in said if file.startswith("ucc_hetero/")}

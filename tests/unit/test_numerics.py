@@ -78,7 +78,7 @@ def test_no_deeper_than_promised(collective: str, vendors: str, hosts: str) -> N
     counts = {"vector": (40,), "equal": (5,), "ranks": tuple(range(1, p + 1))}[ROWS[collective].layout]
     call = Call(collective, p, counts, p - 1 if ROWS[collective].rooted else -1)
     for name in algorithms.names(collective):
-        bound = BOUNDS["ordered" if collective in ("scan", "exscan") else name][1](p, k, m)
+        bound = BOUNDS["ordered" if ROWS[collective].prefix else name][1](p, k, m)
         for pieces in (1, 3):
             assert depth(topology, call, Choice(name, pieces)) <= bound, (name, pieces)
 

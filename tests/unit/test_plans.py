@@ -29,7 +29,7 @@ from ucc_hetero.planner.topology import Topology
 from ucc_hetero.planner.validate import InvalidPlan, validate
 
 SLOW = [HealthCheck.too_slow, HealthCheck.data_too_large]
-ORDERED = ("scan", "exscan")
+ORDERED = tuple(name for name, row in ROWS.items() if row.prefix)
 
 EVERY = [(collective, name) for collective in ROWS for name in algorithms.names(collective)]
 

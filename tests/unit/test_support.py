@@ -13,6 +13,7 @@ from ucc_hetero.api.comm import _ASKING, _OTHERS, Communicator
 from ucc_hetero.bindings.ucc_enums import Coll
 from ucc_hetero.planner import algorithms
 from ucc_hetero.planner.collectives import ROWS
+from ucc_hetero.planner.plan import KINDS
 from ucc_hetero.types import DTYPES, OPS, reduction
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "suites"))
@@ -29,8 +30,6 @@ REMARKS = {
     "gatherv": UNCOUNTED,
     "scatterv": UNCOUNTED,
     "alltoallv": UNCOUNTED,
-    "scan": "one algorithm whatever the islands; combined on the host",
-    "exscan": "one algorithm whatever the islands; combined on the host",
 }
 
 
@@ -41,10 +40,11 @@ def collectives() -> str:
         "|---|---|---|---|---|",
     ]
     for name, row in ROWS.items():
-        code = row.ucc_v if row.layout in ("ranks", "matrix") else row.ucc
-        alone = f"UCC `{Coll(code).name}`" if code >= 0 else "own messages and combinations"
+        kind = KINDS.get(row.step)
+        code = kind and (kind.ucc_v if row.layout in ("ranks", "matrix") else kind.ucc)
+        alone = f"UCC `{Coll(code).name}`" if code else "own messages and combinations"
         several = ", ".join(f"`{found}`" for found in sorted(algorithms.names(name)))
-        remarks = REMARKS.get(name, "")
+        remarks = REMARKS.get(name, "" if row.step else "one algorithm whatever the islands; combined on the host")
         lines += [f"| {method(name)} | {memory} | {alone} | {several} | {remarks} |" for memory in ("host", "device")]
         lines.append(f"| {method(name)} | mixed | does not occur | {several} | {remarks} |")
     lines.append("| Alltoallw | host | an Alltoallv of bytes | as Alltoallv | packed and unpacked on both sides |")

@@ -145,7 +145,7 @@ def _bcast(a: _Args) -> Bound:
 
 
 def _alike(a: _Args, blocks: int = 1) -> Bound:
-    """allreduce, scan, exscan: the same vector in and out; alltoall: as many blocks on both sides."""
+    """Reductions of vectors: the same vector in and out; alltoall: as many blocks on both sides."""
     recv = a.buffer("recvbuf", blocks)
     count = a.per_rank(recv, "recvbuf") if blocks > 1 else recv.count
     if is_in_place(a.send):
@@ -226,7 +226,7 @@ def _aliased(a: _Args, bound: Bound) -> Bound:
 
 
 #: In place both buffers are one; or one is the own block in the other.
-_ALIKE = frozenset({"reduce", "allreduce", "scan", "exscan", "alltoall"})
+_ALIKE = frozenset(name for name, row in ROWS.items() if row.reduces and row.layout == "vector") | {"alltoall"}
 _OWN_BLOCK = frozenset({"gather", "gatherv", "scatter", "scatterv", "allgather", "allgatherv"})
 
 
@@ -303,12 +303,10 @@ def _alltoallw(a: _Args) -> Bound:
 
 #: collective -> binder. reduce_scatter has an argument of its own (``recvcounts``) and is bound by ``bind``.
 BINDERS: dict[str, Callable[[_Args], Bound]] = {
+    **dict.fromkeys(_ALIKE, _alike),
     "barrier": _barrier,
     "bcast": _bcast,
     "reduce": _reduce,
-    "allreduce": _alike,
-    "scan": _alike,
-    "exscan": _alike,
     "reduce_scatter_block": _reduce_scatter_block,
     "gather": _gather,
     "scatter": _scatter,

@@ -19,7 +19,7 @@ from ..engine.placement import Lowering
 from ..errors import CollectiveError, MismatchError, NotSupported, RefusedError
 from ..native.libraries import ffi, lib
 from ..planner.algorithms import Role, with_role
-from ..planner.collectives import ROWS, Call, elements
+from ..planner.collectives import ROWS, Call, elements, operands
 from ..planner.select import Choice, Tuning, choose, make_plan, reason
 from ..types import DTYPES, OPS, DType, Op, Reduction, reduction
 from .arguments import Bound, bind
@@ -208,7 +208,7 @@ class Preparation:
             dtype=dtype if how is None or how.compute.name != "uint8" else how.compute,
             compute=compute,
             op=how.op.code if how else 0,
-            divisor=self._operands(bound.call) if how and how.divide else 0,
+            divisor=operands(bound.call, self.rank) if how and how.divide else 0,
             in_place=bound.in_place,
             send_displs=bound.send_displs,
             recv_displs=bound.recv_displs,
@@ -223,10 +223,6 @@ class Preparation:
             pool = self.programs[key] = []
         program = pool.pop() if pool else self._build(what, bound, op, label, now)
         return Prepared(bound, pool, program, label)
-
-    def _operands(self, call: Call) -> int:
-        """How many vectors this rank's result is the sum of."""
-        return {"scan": self.rank + 1, "exscan": self.rank}.get(call.collective, self.size)
 
     def _build(self, what: Lowering, bound: Bound, op: Op | None, label: str, now: bool) -> Program:
         call, members = what.call, self.members

@@ -11,13 +11,13 @@ from itertools import accumulate
 from typing import Any, NamedTuple
 
 from ..bindings.ucc import status_name
-from ..bindings.ucc_enums import Coll, CollFlag
+from ..bindings.ucc_enums import CollFlag
 from ..bootstrap.liveness import Board, signature
 from ..bootstrap.teams import Teams
 from ..device import kernels, runtime_of
 from ..errors import LibraryError
 from ..native.libraries import ffi, lib
-from ..planner.plan import Operand, Plan, Region, Step, regions
+from ..planner.plan import KINDS, Operand, Plan, Region, Step, regions
 from ..trace.record import Note, describe, recording
 from ..transport.rings import Channels
 from ..transport.segments import LEAST
@@ -28,19 +28,6 @@ from .stream_rules import may_hold, of_vendors
 
 __all__ = ["Program", "Route", "lower"]
 
-#: Plan kind -> (UCC collective for equal touching blocks, for anything else).
-_COLLS = {
-    "barrier": (Coll.BARRIER, Coll.BARRIER),
-    "bcast": (Coll.BCAST, Coll.BCAST),
-    "allreduce": (Coll.ALLREDUCE, Coll.ALLREDUCE),
-    "reduce": (Coll.REDUCE, Coll.REDUCE),
-    "reduce_scatter": (Coll.REDUCE_SCATTER, Coll.REDUCE_SCATTERV),
-    "allgather": (Coll.ALLGATHER, Coll.ALLGATHERV),
-    "gather": (Coll.GATHER, Coll.GATHERV),
-    # TL/UCP has no SCATTER.
-    "scatter": (Coll.SCATTERV, Coll.SCATTERV),
-    "alltoall": (Coll.ALLTOALL, Coll.ALLTOALLV),
-}
 #: Idle programs of one kind that are kept. On a device they borrow their scratch, and many are in flight at a time.
 _SPARE, _SPARE_ON_DEVICE = 4, 64
 _WIDE = CollFlag.COUNT_64BIT | CollFlag.DISPLACEMENTS_64BIT
@@ -319,7 +306,9 @@ class _Lower:
 
     def _coll(self, handle: Any, i: int, step: Step, member: int, packed: Sequence[Local]) -> None:
         src, dst = step.src[member], step.dst[member]
-        coll = _COLLS[step.kind][not self.at.equal(step)]
+        kind = KINDS[step.kind]
+        coll = kind.ucc if self.at.equal(step) else kind.ucc_v
+        uneven = coll == kind.ucc_v and bool(kind.each)
         in_place = self._in_place(step, member) and not packed
         tables: list[tuple[int, list[int], list[int]]] = []
         spans = self._side(src), self._side(dst)
@@ -330,11 +319,11 @@ class _Lower:
             counts = [r.count for r in regions(src)]
             whole = self._source(regions(src), packed)
             spans = whole, whole if in_place else spans[1]
-            if coll is Coll.REDUCE_SCATTERV:
+            if uneven:
                 tables.append((1, counts, list(accumulate(counts, initial=0))[:-1]))
-        elif coll in _V_FORMS:
+        elif uneven:
             tables += [(side, *self.at.table(o)) for side, o in ((0, src), (1, dst)) if is_each(o)]
-        flags = (CollFlag.IN_PLACE if in_place else 0) | (_WIDE if coll in _V_FORMS else 0)
+        flags = (CollFlag.IN_PLACE if in_place else 0) | (_WIDE if uneven else 0)
         team = self.teams.get(step.ranks, step.link)
         how = coll, self.what.op, flags, max(step.root, 0), self.at.code
         self._check(lib.ucch_program_coll(handle, i, team.native, *how, *spans))
@@ -368,19 +357,12 @@ class _Lower:
         src, dst = step.src[member], step.dst[member]
         if src is None or dst is None:
             return False
-        if step.kind in ("allreduce", "reduce"):
-            one, two = regions(src)[0], regions(dst)[0]
-        elif step.kind in ("allgather", "gather"):
-            one, two = regions(src)[0], regions(dst)[member]
-        elif step.kind in ("reduce_scatter", "scatter"):
-            one, two = regions(src)[member], regions(dst)[0]
-        else:
+        many = KINDS[step.kind].each
+        if many == "both":
             return False
+        one, two = regions(src)[member if many == "src" else 0], regions(dst)[member if many == "dst" else 0]
         return one.count == two.count and self._span(one)[:2] == self._span(two)[:2]
 
     def _check(self, status: int) -> None:
         if status < 0:
             raise LibraryError("building a program", status, status_name(status))
-
-
-_V_FORMS = frozenset({Coll.REDUCE_SCATTERV, Coll.ALLGATHERV, Coll.GATHERV, Coll.SCATTERV, Coll.ALLTOALLV})

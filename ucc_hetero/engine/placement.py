@@ -115,10 +115,10 @@ class Placement:
             places["tmp"] = self._scratch(self.tmp_length * self.itemsize)
         if self.send_length and (cast or copied or self._gaps("send")):
             self._move("send", self.send_length, cast, into=True)
-        # Nothing comes to the first rank of an exscan: its buffer is left alone.
+        # Nothing comes to some ranks (the first one, before which none is): their buffers are left alone.
         receives = self.recv_length and bool(self.row.post(Shape(what.call), self.rank))
         # MPI wants an in-place reduce_scatter's result at the start of the buffer, and the rest of it left alone.
-        shared = what.in_place and self.row.name in ("reduce_scatter", "reduce_scatter_block")
+        shared = what.in_place and self.row.shares
         if receives and (cast or shared or self._gaps("recv")):
             self._move("recv", self.recv_length, cast, into=False)
         if what.divisor and self.recv_length:
@@ -140,7 +140,7 @@ class Placement:
     def _move(self, name: str, count: int, cast: bool, *, into: bool) -> None:
         """Let ``name`` lie in scratch, filled before the plan (``into``) or emptied after it."""
         what, user = self.what, self.places[name]
-        if not into and what.in_place and self.row.name in ("reduce_scatter", "reduce_scatter_block"):
+        if not into and what.in_place and self.row.shares:
             user = Place(lib.UCCH_RECV, 0)
         here = self.places[name] = self._scratch(count * self.itemsize)
         pieces = self._pieces(name, count)
@@ -207,7 +207,7 @@ class Placement:
             self.displs["send"] is not None
             or self.displs["recv"] is not None
             # Of these only reduce_scatter has counts and places that are the same on every rank.
-            or (self.row.layout in ("ranks", "matrix") and self.row.name != "reduce_scatter")
+            or (self.row.layout in ("ranks", "matrix") and not self.row.shares)
         ):
             return not each
         return all(isinstance(o, Blocks) and o.stride == o.count for o in each)

@@ -66,7 +66,7 @@ def _computes(steps: Sequence[Step], at: Placement, able: bool) -> bool:
     what, wanted = at.what, []
     if any(step.kind == "combine" for step in steps):
         wanted.append((lib.UCCH_COMBINE, what.op, at.code, 0))
-    if what.divisor or what.call.collective in ("scan", "exscan"):
+    if what.divisor or at.row.prefix:
         wanted.append((lib.UCCH_SCALE, 0, at.code, 0))
     if what.compute is not what.dtype:
         wanted += [(lib.UCCH_CAST, 0, what.dtype.code, at.code), (lib.UCCH_CAST, 0, at.code, what.dtype.code)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..planner.plan import Step
+from ..planner.plan import KINDS, Step
 from .placement import Placement
 
 __all__ = ["may_hold", "of_vendors", "vendors_know"]
@@ -19,7 +19,7 @@ def vendors_know(at: Placement, steps: Sequence[Step]) -> bool:
     """Whether the vendors' libraries have the collectives, the datatype and the operation."""
     if any(step.kind == "reduce_scatter" and not at.equal(step) for step in steps):
         return False  # libucc has no uneven one over them, and takes TL/UCP
-    reduces = any(step.kind in ("reduce", "allreduce", "reduce_scatter") for step in steps)
+    reduces = any(KINDS[step.kind].reduces and KINDS[step.kind].ucc for step in steps)
     return at.what.compute.name not in _NOT_VENDORS and (not reduces or at.what.op in _VENDORS_OPS)
 
 

@@ -1,4 +1,4 @@
-"""One row per collective: its buffers, counts rule, in-place rule, UCC types, pre- and postcondition, busbw factor.
+"""One row per collective: its buffers, counts rule, step, in-place rule, pre- and postcondition, busbw factor.
 
 Everything that tells one collective from another is a row of ``ROWS``; whoever needs to know asks the table.
 Offsets and counts are in elements and *dense*: a buffer of several blocks is addressed as if the blocks lay one after
@@ -24,6 +24,7 @@ __all__ = [
     "check",
     "elements",
     "lengths",
+    "operands",
     "recv_length",
     "send_length",
 ]
@@ -303,11 +304,11 @@ class Row:
     """What there is to know about one collective.
 
     ``layout`` is the counts rule: ``none``, ``vector`` ``(n,)``, ``equal`` ``(n,)`` per block, ``ranks`` (one count per
-    rank) or ``matrix`` (P*P). ``ucc`` and ``ucc_v`` are ``ucc_coll_type_t`` values for equal and for uneven blocks, -1
-    where UCC has none. ``send`` and ``recv`` give the elements of a rank's dense buffers; a bcast's data is ``send`` at
-    the root and ``recv`` elsewhere. ``in_place`` says which of a rank's buffers lies in the other; None means that the
-    rank has one buffer only or, with ``staged``, that the caller's data must first be copied to scratch that then
-    serves as ``send``. Before the call ``send`` of every rank that has one is defined and ``recv`` is not; ``post`` is
+    rank) or ``matrix`` (P*P). ``step`` is the kind of step that does all of it, empty where there is none. ``send``
+    and ``recv`` give the elements of a rank's dense buffers; a bcast's data is ``send`` at the root and ``recv``
+    elsewhere. ``in_place`` says which of a rank's buffers lies in the other; None means that the rank has one buffer
+    only or, with ``staged``, that the caller's data must first be copied to scratch that then serves as ``send``.
+    Before the call ``send`` of every rank that has one is defined and ``recv`` is not; ``post`` is
     what must hold after it. ``busbw`` is nccl-tests' factor from algorithm to bus bandwidth for n ranks.
     """
 
@@ -315,45 +316,55 @@ class Row:
     rooted: bool
     reduces: bool
     layout: str
-    ucc: int
-    ucc_v: int
+    step: str
     send: Callable[[Shape, int], int]
     recv: Callable[[Shape, int], int]
     in_place: Callable[[Shape, int], Alias | None]
     post: Callable[[Shape, int], list[Expect]]
     busbw: Callable[[int], float]
     staged: bool = False
+    #: A rank's result is of the ranks up to it, not of all.
+    prefix: bool = False
+
+    @property
+    def shares(self) -> bool:
+        """A rank gets its share of what is reduced."""
+        return self.reduces and self.layout in ("equal", "ranks")
 
 
 def _rows() -> tuple[Row, ...]:
-    # ucc_coll_type_t is a bit each: allgather 0, allgatherv 1, allreduce 2, ...
-    # Scatter is SCATTERV in both forms: UCC's TL/UCP has no SCATTER.
     # MPI's in-place reduce_scatter wants the result at the start of the buffer: whoever lowers it moves it there.
     no, yes, share, exchange = False, True, _post_share, _post_alltoall
     own_root, send_root = _own_in_recv_at_root, _own_in_send_at_root
     return (
-        # name, rooted, reduces, layout, ucc, ucc_v, send, recv, in place, post, busbw, staged
-        Row("barrier", no, no, "none", 1 << 5, -1, _nothing, _nothing, _never, _post_nothing, _one),
-        Row("bcast", yes, no, "vector", 1 << 6, -1, _vector_at_root, _vector_elsewhere, _never, _post_bcast, _one),
-        Row("reduce", yes, yes, "vector", 1 << 11, -1, _vector, _vector_at_root, _same_at_root, _post_reduce, _one),
-        Row("allreduce", no, yes, "vector", 1 << 2, -1, _vector, _vector, _same, _post_allreduce, _twice),
-        Row("reduce_scatter_block", no, yes, "equal", 1 << 12, 1 << 13, _all, _own, _own_in_send, share, _other),
-        Row("reduce_scatter", no, yes, "ranks", 1 << 12, 1 << 13, _all, _own, _own_in_send, share, _other),
-        Row("gather", yes, no, "equal", 1 << 9, 1 << 10, _own, _all_at_root, own_root, _post_gather, _other),
-        Row("gatherv", yes, no, "ranks", 1 << 9, 1 << 10, _own, _all_at_root, own_root, _post_gather, _other),
-        Row("scatter", yes, no, "equal", 1 << 15, 1 << 15, _all_at_root, _own, send_root, _post_scatter, _other),
-        Row("scatterv", yes, no, "ranks", 1 << 15, 1 << 15, _all_at_root, _own, send_root, _post_scatter, _other),
-        Row("allgather", no, no, "equal", 1 << 0, 1 << 1, _own, _all, _own_in_recv, _post_allgather, _other),
-        Row("allgatherv", no, no, "ranks", 1 << 0, 1 << 1, _own, _all, _own_in_recv, _post_allgather, _other),
-        Row("alltoall", no, no, "equal", 1 << 3, 1 << 4, _all, _all, _never, exchange, _other, yes),
-        Row("alltoallv", no, no, "matrix", 1 << 3, 1 << 4, _matrix_row, _matrix_column, _never, exchange, _other, yes),
-        Row("scan", no, yes, "vector", -1, -1, _vector, _vector, _same, _post_scan, _one),
-        Row("exscan", no, yes, "vector", -1, -1, _vector, _vector, _same, _post_exscan, _one),
+        # name, rooted, reduces, layout, step, send, recv, in place, post, busbw, staged
+        Row("barrier", no, no, "none", "barrier", _nothing, _nothing, _never, _post_nothing, _one),
+        Row("bcast", yes, no, "vector", "bcast", _vector_at_root, _vector_elsewhere, _never, _post_bcast, _one),
+        Row("reduce", yes, yes, "vector", "reduce", _vector, _vector_at_root, _same_at_root, _post_reduce, _one),
+        Row("allreduce", no, yes, "vector", "allreduce", _vector, _vector, _same, _post_allreduce, _twice),
+        Row("reduce_scatter_block", no, yes, "equal", "reduce_scatter", _all, _own, _own_in_send, share, _other),
+        Row("reduce_scatter", no, yes, "ranks", "reduce_scatter", _all, _own, _own_in_send, share, _other),
+        Row("gather", yes, no, "equal", "gather", _own, _all_at_root, own_root, _post_gather, _other),
+        Row("gatherv", yes, no, "ranks", "gather", _own, _all_at_root, own_root, _post_gather, _other),
+        Row("scatter", yes, no, "equal", "scatter", _all_at_root, _own, send_root, _post_scatter, _other),
+        Row("scatterv", yes, no, "ranks", "scatter", _all_at_root, _own, send_root, _post_scatter, _other),
+        Row("allgather", no, no, "equal", "allgather", _own, _all, _own_in_recv, _post_allgather, _other),
+        Row("allgatherv", no, no, "ranks", "allgather", _own, _all, _own_in_recv, _post_allgather, _other),
+        Row("alltoall", no, no, "equal", "alltoall", _all, _all, _never, exchange, _other, yes),
+        Row("alltoallv", no, no, "matrix", "alltoall", _matrix_row, _matrix_column, _never, exchange, _other, yes),
+        Row("scan", no, yes, "vector", "", _vector, _vector, _same, _post_scan, _one, prefix=yes),
+        Row("exscan", no, yes, "vector", "", _vector, _vector, _same, _post_exscan, _one, prefix=yes),
     )
 
 
 #: Every collective by its name.
 ROWS: dict[str, Row] = {row.name: row for row in _rows()}
+
+
+def operands(call: Call, rank: int) -> int:
+    """How many vectors ``rank``'s result is the reduction of."""
+    row = ROWS[call.collective]
+    return sum(len(part.ranks) for part in row.post(Shape(call), rank)) if row.prefix else call.ranks
 
 
 def alias(call: Call, rank: int) -> Alias | None:

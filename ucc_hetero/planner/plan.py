@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any
+from typing import Any, NamedTuple
 
 __all__ = [
     "KINDS",
@@ -23,6 +23,7 @@ __all__ = [
     "Plan",
     "Region",
     "Step",
+    "StepKind",
     "no_collector",
     "regions",
 ]
@@ -79,23 +80,46 @@ def regions(operand: Operand) -> tuple[Region, ...]:
     return operand if isinstance(operand, tuple) else tuple(operand)
 
 
-#: kind -> (reduces, meaning of one member's src, of its dst). n = len(step.ranks), "root only" elsewhere None.
-#: "each" = ``Blocks`` or a tuple, with one region per member, in team order; regions may be empty (count 0).
-KINDS: dict[str, tuple[bool, str, str]] = {
-    "barrier": (False, "none", "none"),
-    "bcast": (False, "region at root", "region elsewhere"),
-    "allreduce": (True, "region", "region"),
-    "reduce": (True, "region", "region at root"),
-    "reduce_scatter": (True, "each", "region: its own share"),
-    "allgather": (False, "region: its own share", "each"),
-    "gather": (False, "region", "each at root"),
-    "scatter": (False, "each at root", "region"),
-    "alltoall": (False, "each", "each"),
-    # Point to point: ranks = (sender, receiver); src[0] and dst[1].
-    "message": (False, "region at sender", "region at receiver"),
-    # Local: ranks = (rank,).
-    "copy": (False, "region", "region"),
-    "combine": (True, "region", "region: dst = dst op src, dst holding the lower contribution"),
+class StepKind(NamedTuple):
+    """Everything that tells one kind of step from another.
+
+    ``src`` and ``dst`` say what a member brings and gets, at the root (a message's sender) and elsewhere: ``none``,
+    ``one`` region, or ``each``: ``Blocks`` or a tuple with a region per member, in team order, which may be empty.
+    ``ucc`` and ``ucc_v`` are ``ucc_coll_type_t`` for equal blocks that touch and for all others, 0 where libucc does
+    not run it. ``ranks`` is how many take part, 0 for two or more; one rank's are local.
+    """
+
+    src: tuple[str, str]
+    dst: tuple[str, str]
+    ucc: int = 0
+    ucc_v: int = 0
+    reduces: bool = False
+    rooted: bool = False
+    ranks: int = 0
+
+    @property
+    def each(self) -> str:
+        """The sides with a region per member: ``src``, ``dst``, ``both`` or neither (empty)."""
+        many = "each" in self.src, "each" in self.dst
+        return {(True, True): "both", (True, False): "src", (False, True): "dst"}.get(many, "")
+
+
+_NONE, _ONE, _EACH = ("none", "none"), ("one", "one"), ("each", "each")
+#: Every kind of step by its name. ``ucc_coll_type_t`` is a bit each; scatter is SCATTERV in both forms, as libucc's
+#: TL/UCP has no SCATTER. combine: dst = dst op src, dst holding the lower contribution.
+KINDS: dict[str, StepKind] = {
+    "barrier": StepKind(_NONE, _NONE, 1 << 5, 1 << 5),
+    "bcast": StepKind(("one", "none"), ("none", "one"), 1 << 6, 1 << 6, rooted=True),
+    "allreduce": StepKind(_ONE, _ONE, 1 << 2, 1 << 2, reduces=True),
+    "reduce": StepKind(_ONE, ("one", "none"), 1 << 11, 1 << 11, reduces=True, rooted=True),
+    "reduce_scatter": StepKind(_EACH, _ONE, 1 << 12, 1 << 13, reduces=True),
+    "allgather": StepKind(_ONE, _EACH, 1 << 0, 1 << 1),
+    "gather": StepKind(_ONE, ("each", "none"), 1 << 9, 1 << 10, rooted=True),
+    "scatter": StepKind(("each", "none"), _ONE, 1 << 15, 1 << 15, rooted=True),
+    "alltoall": StepKind(_EACH, _EACH, 1 << 3, 1 << 4),
+    "message": StepKind(("one", "none"), ("none", "one"), ranks=2),
+    "copy": StepKind(_ONE, _ONE, ranks=1),
+    "combine": StepKind(_ONE, _ONE, reduces=True, ranks=1),
 }
 
 

@@ -136,7 +136,7 @@ def _kept(topology: Topology, collective: str, nbytes: int, op: Op | None, tune:
 
 
 def _choose(topology: Topology, collective: str, nbytes: int, op: Op | None, tune: Tuning) -> tuple[Choice, str]:
-    if op is not None and (op.code < 0 or op.name in ORDERED) and ROWS[collective].ucc >= 0:
+    if op is not None and (op.code < 0 or op.name in ORDERED) and ROWS[collective].step:
         return Choice(algorithms.with_role(collective, algorithms.Role.ORDERED), 1, tune.path), "order"
     path = "window" if tune.path == "staged" and nbytes >= tune.least_through_windows else tune.path
     case = algorithms.Case(topology, collective, nbytes, path, tune.plain, tune.channels)

@@ -22,23 +22,6 @@ __all__ = ["InvalidPlan", "validate"]
 
 #: (start, end, written) in one of a rank's memories.
 _Access = tuple[int, int, bool]
-_LOCAL = ("copy", "combine")
-_ROOTED = ("bcast", "reduce", "gather", "scatter")
-#: kind -> form of src at the root, src elsewhere, dst at the root, dst elsewhere (all members alike where unrooted).
-_FORMS = {
-    "barrier": ("none", "none", "none", "none"),
-    "bcast": ("one", "none", "none", "one"),
-    "allreduce": ("one", "one", "one", "one"),
-    "reduce": ("one", "one", "one", "none"),
-    "reduce_scatter": ("each", "each", "one", "one"),
-    "allgather": ("one", "one", "each", "each"),
-    "gather": ("one", "one", "each", "none"),
-    "scatter": ("each", "none", "one", "one"),
-    "alltoall": ("each", "each", "each", "each"),
-    "message": ("one", "none", "none", "one"),
-    "copy": ("one", "one", "one", "one"),
-    "combine": ("one", "one", "one", "one"),
-}
 
 
 class InvalidPlan(ValueError):
@@ -121,24 +104,21 @@ def _check_form(topology: Topology, step: Step) -> None:
         raise InvalidPlan(f"{n} ranks {step.ranks[:8]} must be distinct and have one src and one dst each")
     if not all(0 <= rank < topology.size for rank in step.ranks):
         raise InvalidPlan(f"ranks {step.ranks[:8]} are not all among {topology.size}")
-    wanted = 2 if step.kind == "message" else 1 if step.kind in _LOCAL else None
-    if n != (wanted or max(n, 2)):
-        raise InvalidPlan(f"{n} members, where {step.kind} takes {wanted or 'at least 2'}")
+    kind = KINDS[step.kind]
+    if n != (kind.ranks or max(n, 2)):
+        raise InvalidPlan(f"{n} members, where {step.kind} takes {kind.ranks or 'at least 2'}")
     islands = {topology.island_of[rank] for rank in step.ranks}
-    allowed = ("local",) if step.kind in _LOCAL else ("native", "bridge") if len(islands) == 1 else ("bridge",)
+    allowed = ("local",) if kind.ranks == 1 else ("native", "bridge") if len(islands) == 1 else ("bridge",)
     if step.link not in allowed:
         raise InvalidPlan(
             f"link {step.link!r} for ranks of {len(islands)} islands; it should be {' or '.join(allowed)}"
         )
-    if (step.kind in _ROOTED) != (0 <= step.root < n):
+    if kind.rooted != (0 <= step.root < n):
         raise InvalidPlan(f"root {step.root} of {n} members")
-    root = step.root if step.kind in _ROOTED else 0
-    at_root = (0,) if step.kind == "message" else (root,) if step.kind in _ROOTED else range(n)
-    forms = _FORMS[step.kind]
     for i in range(n):
-        side = 0 if i in at_root else 1
-        if not _fits(step.src[i], forms[side], n) or not _fits(step.dst[i], forms[2 + side], n):
-            raise InvalidPlan(f"member {i} needs src: {forms[side]} and dst: {forms[2 + side]}")
+        side = int(i != max(step.root, 0))
+        if not _fits(step.src[i], kind.src[side], n) or not _fits(step.dst[i], kind.dst[side], n):
+            raise InvalidPlan(f"member {i} needs src: {kind.src[side]} and dst: {kind.dst[side]}")
 
 
 def _counts(operand: Operand) -> tuple[int, ...]:
@@ -147,8 +127,8 @@ def _counts(operand: Operand) -> tuple[int, ...]:
 
 def _check_counts(step: Step) -> None:
     """All members must agree on who sends how much to whom."""
-    kind = step.kind
-    if kind == "alltoall":
+    many = KINDS[step.kind].each
+    if many == "both":
         sent = [_counts(operand) for operand in step.src]
         got = [_counts(operand) for operand in step.dst]
         if sent != [tuple(row) for row in zip(*got, strict=True)]:
@@ -158,8 +138,7 @@ def _check_counts(step: Step) -> None:
         "src": [_counts(o) for o in step.src if o is not None],
         "dst": [_counts(o) for o in step.dst if o is not None],
     }
-    many = {"reduce_scatter": "src", "scatter": "src", "allgather": "dst", "gather": "dst"}.get(kind)
-    if many is None:
+    if not many:
         if len({count for side in sides.values() for counts in side for count in counts}) > 1:
             raise InvalidPlan("members disagree on the count")
         return

@@ -1,24 +1,8 @@
-"""The algorithms: one module per collective, functions (topology, call, piece) -> stages, registered by decorator."""
+"""The algorithms: functions (topology, call, piece) -> stages, registered by decorator. Every module here is loaded."""
 
-from ucc_hetero.planner.algorithms import (
-    allgather,
-    allreduce,
-    alltoall,
-    alltoall_tree,
-    barrier,
-    bcast,
-    fitness,
-    flat,
-    gather,
-    ordered,
-    rails,
-    reduce,
-    reduce_scatter,
-    ring,
-    scan,
-    scatter,
-    straight,
-)
+import importlib
+import pkgutil
+
 from ucc_hetero.planner.algorithms.expand import spell
 from ucc_hetero.planner.algorithms.registry import (
     Algorithm,
@@ -44,26 +28,12 @@ __all__ = [
     "Stages",
     "added",
     "algorithm",
-    "allgather",
-    "allreduce",
-    "alltoall",
-    "alltoall_tree",
-    "barrier",
-    "bcast",
     "find",
-    "fitness",
-    "flat",
-    "gather",
     "names",
     "once",
-    "ordered",
-    "rails",
-    "reduce",
-    "reduce_scatter",
-    "ring",
-    "scan",
-    "scatter",
     "spell",
-    "straight",
     "with_role",
 ]
+
+for _module in pkgutil.iter_modules(__path__):
+    importlib.import_module(f"{__name__}.{_module.name}")

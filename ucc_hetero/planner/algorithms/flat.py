@@ -88,29 +88,18 @@ def _alone(call: Call, piece: Piece) -> Stages:
     row = ROWS[call.collective]
     shape = Shape(call)
     count = min(row.send(shape, 0), row.recv(shape, 0))
-    if call.collective == "exscan":
+    if not row.post(shape, 0):
         return ()
     at = piece.cut(Block(0, count))
     return stages(copy(0, region("send", at), region("recv", at)))
 
 
-_KINDS = {
-    "reduce_scatter_block": "reduce_scatter",
-    "gatherv": "gather",
-    "scatterv": "scatter",
-    "allgatherv": "allgather",
-    "alltoallv": "alltoall",
-}
-
-
-@algorithm(
-    tuple(name for name, row in ROWS.items() if row.ucc >= 0), "flat", suits=fitness.in_one_step, role=Role.ONE_STEP
-)
+@algorithm(tuple(name for name, row in ROWS.items() if row.step), "flat", suits=fitness.in_one_step, role=Role.ONE_STEP)
 def flat(topology: Topology, call: Call, piece: Piece) -> Stages:
     """One step over all ranks; the library decides how."""
     if call.ranks == 1:
         return _alone(call, piece)
-    kind = _KINDS.get(call.collective, call.collective)
+    kind = ROWS[call.collective].step
     if kind == "barrier":
         none = (None,) * call.ranks
         return stages([step(topology, kind, range(call.ranks), none, none)]) if piece.index == 0 else ()
