@@ -4,28 +4,10 @@ from __future__ import annotations
 
 import shlex
 
+from ..machine.vendors import VENDORS
 from .cluster import VendorPart
 
 __all__ = ["command"]
-
-#: How each engine gives a container all of a vendor's devices; which one a rank uses is chosen by variable.
-_DEVICES = {
-    ("docker", "nvidia"): ("--gpus", "all"),
-    ("podman", "nvidia"): ("--device", "nvidia.com/gpu=all"),
-    ("apptainer", "nvidia"): ("--nv",),
-    ("docker", "amd"): (
-        "--device",
-        "/dev/kfd",
-        "--device",
-        "/dev/dri",
-        "--group-add",
-        "video",
-        "--group-add",
-        "render",
-    ),
-    ("podman", "amd"): ("--device", "/dev/kfd", "--device", "/dev/dri"),
-    ("apptainer", "amd"): ("--rocm",),
-}
 
 
 def command(part: VendorPart, vendor: str, cwd: str, user: tuple[int, int]) -> str:
@@ -34,7 +16,7 @@ def command(part: VendorPart, vendor: str, cwd: str, user: tuple[int, int]) -> s
     The container shares network, processes and System V memory with the host, so that ranks in several containers of
     one host are one node to UCX; it may read its neighbours' memory (CMA) and pin as much as it likes.
     """
-    devices = _DEVICES.get((part.runtime, vendor), ())
+    devices = VENDORS[vendor].containers.get(part.runtime, ())
     if part.runtime == "apptainer":
         words = ["apptainer", "exec", *devices, "--bind", cwd, "--pwd", cwd, *part.runtime_args, part.image]
         return shlex.join(words)

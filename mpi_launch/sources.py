@@ -7,13 +7,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from ..machine.vendors import VENDORS
+
 __all__ = ["SOURCES", "Found", "expand", "found_in", "hostfile"]
 
 #: Where kubeflow's MPI operator puts the hostfile; Open MPI's variable names it too.
 MPIJOB_HOSTFILE = "/etc/mpi/hostfile"
-
-#: Names of tasks, partitions and features that tell whose GPUs a host has.
-_HINTS = {"nvidia": "nvidia", "cuda": "nvidia", "amd": "amd", "rocm": "amd", "cpu": "host"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,8 +98,9 @@ def slurm(environ: Mapping[str, str]) -> list[Found]:
 
 
 def _hint(text: str) -> str:
-    words = re.split(r"[^a-z]+", text.lower())
-    return next((vendor for word, vendor in _HINTS.items() if word in words), "")
+    words = set(re.split(r"[^a-z]+", text.lower()))
+    rows = sorted(VENDORS.values(), key=lambda row: not row.adapter)  # the host last
+    return next((row.name for row in rows if words.intersection(row.hints)), "")
 
 
 def volcano(environ: Mapping[str, str]) -> list[Found]:

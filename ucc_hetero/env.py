@@ -14,7 +14,20 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["PREFIX", "TABLE", "Variable", "describe", "get", "parse_flag", "parse_size", "unknown", "warn_unknown"]
+from .machine.vendors import VENDORS, Vendor
+
+__all__ = [
+    "PREFIX",
+    "TABLE",
+    "Variable",
+    "describe",
+    "get",
+    "library",
+    "parse_flag",
+    "parse_size",
+    "unknown",
+    "warn_unknown",
+]
 
 PREFIX = "UCCH_"
 
@@ -110,6 +123,12 @@ class Variable:
     form: str
 
 
+def library(row: Vendor) -> Variable:
+    """The variable that names the library of a vendor's runtime."""
+    doc = f"Library of the devices of {row.name} to load ({row.library.name}), or none: use none of them."
+    return Variable(row.setting, str, "", doc, "path|none")
+
+
 _LEVELS = ("error", "warn", "info", "debug", "trace")
 _SUBSYSTEMS = ("all", "init", "lib", "topo", "plan", "coll", "p2p", "mem", "device", "stream", "tune", "live", "torch")
 
@@ -200,11 +219,10 @@ _VARIABLES = (
     ),
     Variable("UCC_LIB", str, "", "The libucc.so.1 to load.", "path"),
     Variable("UCX_DIR", str, "", "The directory whose libucp.so.0 and its family are loaded.", "path"),
-    Variable("CUDA_LIB", str, "", "The libcuda.so.1 to load, or none: use no NVIDIA GPU.", "path|none"),
+    *(library(row) for row in VENDORS.values() if row.setting),
     Variable(
         "RTC_LIB", str, "", "The libnvrtc or libhiprtc that makes kernels, or none: compute on the host.", "path|none"
     ),
-    Variable("HIP_LIB", str, "", "The libamdhip64.so to load, or none: use no AMD GPU.", "path|none"),
     Variable(
         "TORCH_REPLACE",
         _words("nccl", "gloo", "mpi", "ucc", "xccl"),

@@ -1,6 +1,6 @@
-"""Datatypes, operations and vendors, and the codes that UCC knows them by.
+"""Datatypes and operations, and the codes that UCC knows them by.
 
-Codes are those of ``ucc.h`` (API 1.x: ``ucc_predefined_dtype_t``, ``ucc_reduction_op_t``, ``ucc_memory_type_t``).
+Codes are those of ``ucc.h`` (API 1.x: ``ucc_predefined_dtype_t``, ``ucc_reduction_op_t``).
 """
 
 from __future__ import annotations
@@ -8,13 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["DLPACK_VENDORS", "DTYPES", "OPS", "VENDORS", "DType", "Op", "Reduction", "reduction"]
-
-#: Whose memory a rank's buffers live in.
-VENDORS = ("nvidia", "amd", "host")
-
-#: DLDeviceType -> vendor. 1 CPU; 2, 3 and 13 CUDA device, pinned host and managed; 10 and 11 ROCm device and pinned.
-DLPACK_VENDORS = {1: "host", 2: "nvidia", 3: "host", 10: "amd", 11: "host", 13: "nvidia"}
+__all__ = ["DTYPES", "OPS", "DType", "Op", "Reduction", "reduction"]
 
 
 @dataclass(frozen=True, slots=True)

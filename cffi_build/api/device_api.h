@@ -1,7 +1,8 @@
 /* The GPU side of what Python sees of the native engine; read by the compiler and by cffi, as api.h. */
 
-/* ---- runtime.c: GPU runtimes. 0, or UCCH_FAIL_DEVICE with its reason in ucch_device_error() ---- */
-int ucch_device_load(int runtime, const char *path);
+/* ---- runtime.c: GPU runtimes. 0 (of `load` the runtime's number), or UCCH_FAIL_DEVICE with its reason in
+ * ucch_device_error() ---- */
+int ucch_device_load(const char *adapter, const char *path);
 const char *ucch_device_error(void);
 int ucch_device_memory_type(int runtime);
 int ucch_device_version(int runtime, int *version);
@@ -13,7 +14,6 @@ int ucch_device_pointer(int runtime, uintptr_t address);
 int ucch_device_alloc(int runtime, void **address, size_t bytes, int pinned);
 int ucch_device_free(int runtime, void *address, int pinned);
 int ucch_device_flag(int runtime, void **word);
-int ucch_device_unflag(int runtime, void *word);
 int ucch_device_copy(int runtime, void *dst, const void *src, size_t bytes, void *stream);
 int ucch_stream_new(int runtime, void **stream);
 int ucch_stream_free(int runtime, void *stream);
@@ -25,11 +25,10 @@ int ucch_event_new(int runtime, void **event);
 int ucch_event_free(int runtime, void *event);
 int ucch_event_record(int runtime, void *event, void *stream);
 int ucch_event_done(int runtime, void *event);
-int ucch_device_eager(int runtime, int *yes);
-int ucch_device_fine(int runtime, int *yes);
+int ucch_device_traits(int runtime, int *bits);
+int ucch_device_target(int runtime, int device, char *text, int room);
 int ucch_device_resident(int runtime, int device, unsigned threads, int *blocks);
 int ucch_device_room(int runtime, size_t *bytes);
-int ucch_cuda_target(int device, char *text, int room);
 int ucch_device_enter(void);
 void ucch_device_leave(int before);
 int ucch_device_bind(int runtime, int device);

@@ -3,7 +3,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "gpu/device.h"
+#include "gpu/adapter.h"
 
 typedef uint64_t address; /* CUdeviceptr */
 
@@ -51,7 +51,7 @@ static struct {
     CUDA_SYMBOLS(MEMBER)
 } cu;
 
-const device_symbol ucch_cuda_symbols[] = {
+static const device_symbol symbols[] = {
 #define ROW(name, symbol, params, need) {symbol, (void **)&cu.name, need},
     CUDA_SYMBOLS(ROW){NULL, NULL, 0}};
 
@@ -68,7 +68,7 @@ enum { MEMORY_HOST = 1, MEMORY_DEVICE = 2 };
 
 static void *primary[MOST_DEVICES];
 
-int ucch_cuda_start(void) {
+static int start(void) {
     memset(primary, 0, sizeof(primary));
     return cu.cuInit(0);
 }
@@ -192,11 +192,6 @@ static int cuda_flag(void **word) {
     return 0;
 }
 
-static int cuda_unflag(void *word) {
-    memset(word, 0, sizeof(uint32_t));
-    return 0;
-}
-
 static int cuda_copy(void *dst, const void *src, size_t bytes, void *stream) {
     return cu.cuMemcpyAsync((address)(uintptr_t)dst, (address)(uintptr_t)src, bytes, stream);
 }
@@ -245,21 +240,12 @@ static int cuda_event_done(void *event, int *done) {
     return status == NOT_READY ? 0 : status;
 }
 
-/* Drivers without the question know no other way. */
-static int cuda_eager(int *yes) {
+/* Drivers without the question how kernels are loaded know no other way. */
+static int cuda_traits(int *bits) {
     int mode = LOADING_EAGER, status = cu.cuModuleGetLoadingMode ? cu.cuModuleGetLoadingMode(&mode) : 0;
-    *yes = mode == LOADING_EAGER;
+    *bits = UCCH_FINE | UCCH_PARKS | UCCH_WAITS_ANYWHERE | UCCH_OWN_QUEUES | UCCH_TELLS_CURRENT;
+    *bits |= mode == LOADING_EAGER ? UCCH_EAGER : 0;
     return status;
-}
-
-static int cuda_fine(int *yes) {
-    *yes = 1;
-    return 0;
-}
-
-static int cuda_parks(int *yes) {
-    *yes = 1;
-    return 0;
 }
 
 static int cuda_resident(int device, unsigned threads, int *blocks) {
@@ -272,15 +258,14 @@ static int cuda_resident(int device, unsigned threads, int *blocks) {
     return status;
 }
 
-/* For Python: what a device's kernels are compiled for; nothing where that is not known. */
-int ucch_cuda_target(int device, char *text, int room) {
+static int cuda_target(int device, char *text, int room) {
     int major = 0, minor = 0, status = NOT_SUPPORTED;
     if (cu.cuDeviceGetAttribute)
         status = cu.cuDeviceGetAttribute(&major, CAPABILITY_MAJOR, device);
     if (!status)
         status = cu.cuDeviceGetAttribute(&minor, CAPABILITY_MINOR, device);
     snprintf(text, (size_t)room, status ? "" : "sm_%d%d", major, minor);
-    return status;
+    return 0;
 }
 
 /* Modules stay loaded: unloading one waits for the device. */
@@ -300,7 +285,8 @@ static int cuda_error_name(int code, const char **name) {
     return cu.cuGetErrorName(code, name);
 }
 
-const device_ops ucch_cuda_ops = {
-#define DEVICE(name, params) .name = cuda_##name,
+const device_adapter ucch_cuda = {
+    sizeof(device_adapter), "cuda", UCCH_TYPE_CUDA, symbols, start,
+#define DEVICE(name, params) .ops.name = cuda_##name,
 #include "gpu/ops.h"
 };

@@ -1,32 +1,11 @@
-/* Internals of the GPU side: the table of one runtime, and what the engine does with the device bound to this rank. */
+/* Internals of the GPU side: what the engine does with the device bound to this rank. */
 #ifndef UCCH_DEVICE_H
 #define UCCH_DEVICE_H
 
 #include "base/ucch.h"
 
 #include "api/device_api.h"
-
-/* As the runtimes take it, by value. */
-typedef struct ucch_share {
-    char bytes[UCCH_SHARE_BYTES];
-} ucch_share;
-
-typedef struct device_ops {
-#define DEVICE(name, params) int(*name) params;
-#include "gpu/ops.h"
-#undef DEVICE
-} device_ops;
-
-typedef struct device_symbol {
-    const char *name;
-    void **at;
-    int need;
-} device_symbol;
-
-extern const device_ops ucch_cuda_ops, ucch_hip_ops;
-extern const device_symbol ucch_cuda_symbols[], ucch_hip_symbols[];
-int ucch_cuda_start(void);
-int ucch_hip_start(void);
+#include "gpu/adapter.h"
 
 /* The device that this rank works with; -1 while there is none. */
 int ucch_bound(void);

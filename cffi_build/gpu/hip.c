@@ -2,7 +2,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "gpu/device.h"
+#include "gpu/adapter.h"
 
 #define HIP_SYMBOLS(X)                                                                                                 \
     X(hipInit, (unsigned), 1)                                                                                          \
@@ -47,7 +47,7 @@ static struct {
     HIP_SYMBOLS(MEMBER)
 } hip;
 
-const device_symbol ucch_hip_symbols[] = {
+static const device_symbol symbols[] = {
 #define ROW(name, params, need) {#name, (void **)&hip.name, need},
     HIP_SYMBOLS(ROW){NULL, NULL, 0}};
 
@@ -80,7 +80,7 @@ static int told(const char *name, int otherwise) {
     return text ? atoi(text) != 0 : otherwise;
 }
 
-int ucch_hip_start(void) {
+static int start(void) {
     eager = !told("HIP_ENABLE_DEFERRED_LOADING", 1);
     const char *pcie = getenv("HSA_FORCE_FINE_GRAIN_PCIE");
     fine = pcie && !strcmp(pcie, "1");
@@ -158,7 +158,7 @@ static int hip_alloc(void **where, size_t bytes) {
 }
 
 /* Other devices see what a kernel writes to ordinary memory when it has ended; to fine-grained memory, at once. Where
- * there is none, HIP gives ordinary memory and says nothing (hip_fine). */
+ * there is none, HIP gives ordinary memory and says nothing (`fine`). */
 static int hip_alloc_shared(void **where, size_t bytes) {
     return hip.hipExtMallocWithFlags ? hip.hipExtMallocWithFlags(where, bytes, MALLOC_FINE_GRAINED) : NOT_SUPPORTED;
 }
@@ -196,10 +196,6 @@ static int hip_flag(void **word) {
     if (!status)
         memset(*word, 0, sizeof(uint64_t));
     return status;
-}
-
-static int hip_unflag(void *word) {
-    return hip.hipFree(word);
 }
 
 static int hip_copy(void *dst, const void *src, size_t bytes, void *stream) {
@@ -249,19 +245,17 @@ static int hip_event_done(void *event, int *done) {
     return status == NOT_READY ? 0 : status;
 }
 
-static int hip_eager(int *yes) {
-    *yes = eager;
+/* A wait is a kernel of one work item, which looks at the word all the time, unless the command processor does so.
+ * HIP 7 makes the device of its owner's number a peer when memory is opened. */
+static int hip_traits(int *bits) {
+    *bits = (eager ? UCCH_EAGER : 0) | (fine ? UCCH_FINE : 0) | (command_waits ? UCCH_PARKS : 0) |
+            (numeric >= VERSION_7 ? UCCH_PEERS_BY_NUMBER : 0);
     return 0;
 }
 
-static int hip_fine(int *yes) {
-    *yes = fine;
-    return 0;
-}
-
-/* Otherwise it is a kernel of one work item, which looks at the word all the time. */
-static int hip_parks(int *yes) {
-    *yes = command_waits;
+/* HIP does not say; the kernel's files do. */
+static int hip_target(int device, char *text, int room) {
+    *text = 0;
     return 0;
 }
 
@@ -297,7 +291,8 @@ static int hip_error_name(int code, const char **name) {
     return 0;
 }
 
-const device_ops ucch_hip_ops = {
-#define DEVICE(name, params) .name = hip_##name,
+const device_adapter ucch_hip = {
+    sizeof(device_adapter), "hip", UCCH_TYPE_ROCM, symbols, start,
+#define DEVICE(name, params) .ops.name = hip_##name,
 #include "gpu/ops.h"
 };

@@ -1,14 +1,16 @@
 /* What a GPU runtime must be able to do: DEVICE(name, (parameters)), the whole of what the engine knows of one.
  *
- * The list makes the table of functions (device.h), which cuda.c and hip.c each fill once. Every function
- * returns 0 or the runtime's own error code; streams and events are the runtime's handles. `alloc` and `pinned` need
- * the device to be current in the calling thread, as do stream, event and copy. */
+ * The list makes the table of functions (adapter.h), which each adapter fills once. Every function returns 0 or the
+ * runtime's own error code; streams and events are the runtime's handles. `alloc` and `pinned` need the device to be
+ * current in the calling thread, as do stream, event and copy. */
 
 /* clang-format off */
 
 DEVICE(version, (int *version))                                      /* major * 1000 + minor * 10 */
+DEVICE(traits, (int *bits))                                          /* UCCH_EAGER and those beside it */
 DEVICE(count, (int *devices))
 DEVICE(bus, (int device, char *text, int room))                      /* PCI address */
+DEVICE(target, (int device, char *text, int room))                   /* what kernels are compiled for; empty: unknown */
 DEVICE(current, (int *device))                                       /* -1: none yet in this thread */
 DEVICE(use, (int device))
 DEVICE(pointer, (const void *address, int *kind, int *device))       /* UCCH_MEMORY_* */
@@ -24,7 +26,6 @@ DEVICE(unpin, (void *address))
 DEVICE(host_register, (void *address, size_t bytes))                 /* pin memory that somebody else made */
 DEVICE(mapped, (void *memory, void **seen))                          /* where the device sees pinned memory */
 DEVICE(flag, (void **word))                                          /* 4 bytes, 0, that host and streams see */
-DEVICE(unflag, (void *word))
 DEVICE(copy, (void *dst, const void *src, size_t bytes, void *stream))
 DEVICE(stream_new, (void **stream))                                  /* not ordered with the default stream */
 DEVICE(stream_free, (void *stream))
@@ -36,9 +37,6 @@ DEVICE(event_new, (void **event))
 DEVICE(event_free, (void *event))
 DEVICE(event_record, (void *event, void *stream))
 DEVICE(event_done, (void *event, int *done))
-DEVICE(eager, (int *yes))                                            /* no kernel is loaded at its first launch */
-DEVICE(fine, (int *yes))                                             /* alloc_shared keeps its word on every link */
-DEVICE(parks, (int *yes))                                            /* stream_hold keeps no part of the device busy */
 DEVICE(resident, (int device, unsigned threads, int *blocks))         /* so many run at a time */
 DEVICE(kernel, (const void *image, void **function))                 /* `ucch` of a compiled module */
 DEVICE(launch, (void *function, unsigned blocks, unsigned threads, void **arguments, void *stream))

@@ -1,5 +1,5 @@
 /* GPU runtimes, found by dlopen: loading, the device bound to this rank, its memory pool. Which file to try is Python's
- * business. */
+ * business, what a vendor's functions are that of its adapter. */
 #include <dlfcn.h>
 #include <pthread.h>
 #include <stdio.h>
@@ -9,15 +9,17 @@
 #include "base/progress.h"
 #include "gpu/device.h"
 
-#define RUNTIMES 2
+#define RUNTIMES 16
 
-static const struct {
-    const device_ops *ops;
-    const device_symbol *symbols;
-    int (*start)(void);
-} table[RUNTIMES] = {
-    [UCCH_CUDA] = {&ucch_cuda_ops, ucch_cuda_symbols, ucch_cuda_start},
-    [UCCH_HIP] = {&ucch_hip_ops, ucch_hip_symbols, ucch_hip_start},
+#define ADAPTER(name) extern const device_adapter ucch_##name;
+#include "gpu/adapters.h"
+#undef ADAPTER
+
+/* The engine's own, and behind them those of libraries. */
+static const device_adapter *table[RUNTIMES] = {
+#define ADAPTER(name) &ucch_##name,
+#include "gpu/adapters.h"
+#undef ADAPTER
 };
 
 static int loaded[RUNTIMES];
@@ -40,14 +42,14 @@ static int failed(int runtime, int code, const char *what) {
     const char *name = NULL;
     if (!code)
         return 0;
-    if (table[runtime].ops->error_name(code, &name) || !name)
+    if (table[runtime]->ops.error_name(code, &name) || !name)
         name = "error";
     snprintf(text, sizeof(text), "%s: %s (%d)", what, name, code);
     return UCCH_FAIL_DEVICE;
 }
 
 static int resolve(void *handle, const device_symbol *symbols, int store) {
-    for (const device_symbol *s = symbols; s->name; s++) {
+    for (const device_symbol *s = symbols; s && s->name; s++) {
         void *found = dlsym(handle, s->name);
         if (!found && s->need) {
             snprintf(text, sizeof(text), "it has no symbol %s", s->name);
@@ -59,30 +61,53 @@ static int resolve(void *handle, const device_symbol *symbols, int store) {
     return 0;
 }
 
-/* 0, or a failure with its reason in ucch_device_error(). A library may say under which memory type UCC and UCX know
- * its device memory (rehearsal libraries do): int ucch_memory_type(void). */
-int ucch_device_load(int runtime, const char *path) {
-    if (runtime < 0 || runtime >= RUNTIMES)
-        return UCCH_FAIL_ARGUMENT;
+/* Where an adapter of this name is, or the first free place. */
+static int place_of(const char *name) {
+    int runtime = 0;
+    while (runtime < RUNTIMES && table[runtime] && strcmp(table[runtime]->name, name))
+        runtime++;
+    return runtime;
+}
+
+/* What the library brings, or the engine's own of this name. */
+static const device_adapter *adapter_of(const char *name, void *handle) {
+    const device_adapter *own = dlsym(handle, "ucch_adapter");
+    int runtime = place_of(name);
+    if (runtime < RUNTIMES && !own)
+        own = table[runtime];
+    if (!own || runtime == RUNTIMES)
+        snprintf(text, sizeof(text), own ? "there are too many adapters" : "it has no symbol ucch_adapter");
+    else if (own->bytes != sizeof(*own) || strcmp(own->name, name))
+        snprintf(text, sizeof(text), "its adapter is of another release or vendor");
+    else
+        return own;
+    return NULL;
+}
+
+/* The runtime's number, or a failure with its reason in ucch_device_error(). A library may say under which memory type
+ * UCC and UCX know its device memory (rehearsal libraries do): int ucch_memory_type(void). */
+int ucch_device_load(const char *name, const char *path) {
     void *handle = dlopen(path, RTLD_NOW | RTLD_LOCAL);
     if (!handle) {
         const char *why = dlerror();
         snprintf(text, sizeof(text), "%s", why ? why : "dlopen failed");
         return UCCH_FAIL_DEVICE;
     }
-    int status = resolve(handle, table[runtime].symbols, 0);
-    if (status) {
+    const device_adapter *found = adapter_of(name, handle);
+    if (!found || resolve(handle, found->symbols, 0)) {
         dlclose(handle);
-        return status;
+        return UCCH_FAIL_DEVICE;
     }
-    resolve(handle, table[runtime].symbols, 1);
-    status = failed(runtime, table[runtime].start(), "initialisation");
+    resolve(handle, found->symbols, 1);
+    int runtime = place_of(name);
+    table[runtime] = found;
+    int status = failed(runtime, found->start(), "initialisation");
     if (status)
         return status; /* not closed: drivers do not like to be unloaded */
     int (*own)(void) = (int (*)(void))dlsym(handle, "ucch_memory_type");
-    memory_type[runtime] = own ? own() : runtime == UCCH_CUDA ? UCCH_TYPE_CUDA : UCCH_TYPE_ROCM;
+    memory_type[runtime] = own ? own() : found->memory_type;
     loaded[runtime] = 1;
-    return 0;
+    return runtime;
 }
 
 int ucch_device_memory_type(int runtime) {
@@ -95,7 +120,7 @@ int ucch_device_memory_type(int runtime) {
 #define ASK_S 5e-6
 
 #define CALL(name, ...)                                                                                                \
-    (ready(runtime) ? failed(runtime, table[runtime].ops->name(__VA_ARGS__), #name) : UCCH_FAIL_DEVICE)
+    (ready(runtime) ? failed(runtime, table[runtime]->ops.name(__VA_ARGS__), #name) : UCCH_FAIL_DEVICE)
 
 int ucch_device_version(int runtime, int *version) {
     return CALL(version, version);
@@ -134,10 +159,6 @@ int ucch_device_free(int runtime, void *address, int pinned) {
 
 int ucch_device_flag(int runtime, void **word) {
     return CALL(flag, word);
-}
-
-int ucch_device_unflag(int runtime, void *word) {
-    return CALL(unflag, word);
 }
 
 int ucch_device_copy(int runtime, void *dst, const void *src, size_t bytes, void *stream) {
@@ -186,12 +207,12 @@ int ucch_event_done(int runtime, void *event) {
     return status < 0 ? status : done;
 }
 
-int ucch_device_eager(int runtime, int *yes) {
-    return CALL(eager, yes);
+int ucch_device_traits(int runtime, int *bits) {
+    return CALL(traits, bits);
 }
 
-int ucch_device_fine(int runtime, int *yes) {
-    return CALL(fine, yes);
+int ucch_device_target(int runtime, int device, char *target, int room) {
+    return CALL(target, device, target, room);
 }
 
 int ucch_device_resident(int runtime, int device, unsigned threads, int *blocks) {
@@ -231,7 +252,7 @@ int ucch_bound(void) {
 }
 
 const device_ops *ucch_bound_ops(void) {
-    return bound_runtime < 0 ? NULL : table[bound_runtime].ops;
+    return bound_runtime < 0 ? NULL : &table[bound_runtime]->ops;
 }
 
 int ucch_device_fail(int code, const char *what) {
@@ -255,7 +276,7 @@ int ucch_device_enter(void) {
     if (bound_runtime < 0)
         return -2;
     int before = -1;
-    const device_ops *ops = table[bound_runtime].ops;
+    const device_ops *ops = &table[bound_runtime]->ops;
     if (!ops->current(&before) && before == bound_device)
         return -2;
     ops->use(bound_device);
@@ -264,7 +285,7 @@ int ucch_device_enter(void) {
 
 void ucch_device_leave(int before) {
     if (before >= 0)
-        table[bound_runtime].ops->use(before);
+        table[bound_runtime]->ops.use(before);
 }
 
 /* ---- the pool ---- */

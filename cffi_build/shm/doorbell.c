@@ -78,9 +78,9 @@ static int start_locked(void) {
 
 /* Have words ready: while a stream is held, allocating one could wait for that very stream. */
 void ucch_bells_reserve(void) {
-    int worth = 0;
-    ucch_bound_ops()->parks(&worth);
-    for (int i = 0; i < SLIPS && worth; i++)
+    int traits = 0;
+    ucch_bound_ops()->traits(&traits);
+    for (int i = 0; i < SLIPS && traits & UCCH_PARKS; i++)
         if (!all[i].word && ucch_bound_ops()->flag((void **)&all[i].word))
             all[i].word = NULL;
 }

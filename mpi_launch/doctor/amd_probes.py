@@ -20,9 +20,8 @@ from typing import Any
 
 import numpy as np
 
-from ...device import hip as runtime
-from ...machine.vendors import devices
-from ...native.libraries import lib
+from ...machine.vendors import VENDORS, Library, devices
+from ...native.libraries import candidates, lib
 from ...types import DTYPES, OPS
 from .amd_hip import Hip, HipError, Word
 
@@ -413,8 +412,8 @@ def peer_of_shared_memory(device: int) -> None:
 
 def _rccl() -> Any:
     """Beside HIP, or where the loader looks."""
-    beside = [str(path) for folder in runtime.folders() for path in sorted(folder.glob("librccl.so*"))]
-    for name in (*beside, "librccl.so.1", "librccl.so"):
+    library = Library("librccl.so", (1,), VENDORS["amd"].library.folders)
+    for name in (*candidates(library), library.name):
         with contextlib.suppress(OSError):
             return ctypes.CDLL(name)
     return None

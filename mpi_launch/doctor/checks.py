@@ -12,8 +12,6 @@ from .findings import Finding, finding, ok
 
 __all__ = ["CHECKS", "examine"]
 
-#: UCC's component and library for a vendor's memory and collectives.
-_COMPONENTS = {"nvidia": ("mc/cuda", "ec/cuda", "tl/nccl"), "amd": ("mc/rocm", "ec/rocm", "tl/rccl")}
 _SHARED_MEMORY = {"sysv", "posix", "cma", "xpmem", "knem"}
 #: Transports that can begin a conversation; UCX's lists of one reliable transport alone cannot.
 _WIRE_UP = {"all", "tcp", "ud", "ud_v", "ud_x", "dc", "dc_x", "ib", "rc", "rc_v", "rc_x"}
@@ -87,22 +85,25 @@ def libraries(facts: Facts) -> Iterator[Finding]:
 
 def _knows(facts: Facts, vendor: str) -> Iterator[Finding]:
     libs = facts.libraries
-    memory, executor, collectives = _COMPONENTS[vendor]
-    kind = VENDORS[vendor].memory
+    row = VENDORS[vendor]
+    kind, collectives = (
+        row.memory,
+        row.collectives[0].removeprefix("libucc_").replace("_", "/") if row.collectives else "",
+    )
     if kind not in libs.memory_types:
         yield finding(
             "ucx-lacks-vendor",
             f"UCX {libs.ucx} from {libs.ucx_path} cannot move {kind} memory, and this host has {vendor} GPUs",
             f"install a UCX built with {kind} (docs/containers.md) and name its folder in UCCH_UCX_DIR",
         )
-    missing = [name for name in (memory, executor) if name not in libs.components]
+    missing = [name for name in (f"mc/{kind}", f"ec/{kind}") if name not in libs.components]
     if libs.components and missing:
         yield finding(
             "ucc-lacks-vendor",
             f"UCC {libs.ucc} has no {' and '.join(missing)}: it cannot reduce in this host's GPUs",
             f"install a UCC built for {vendor} (docs/containers.md) and name it in UCCH_UCC_LIB",
         )
-    elif libs.components and collectives not in libs.components:
+    elif libs.components and collectives and collectives not in libs.components:
         yield finding(
             "ucc-lacks-library",
             f"UCC {libs.ucc} has no {collectives}: collectives inside an island do without the vendor's library",

@@ -1,7 +1,7 @@
 """Arrays in the fake GPU's memory, for the scripts that ranks run. The memory is the host's, so a test can look at it.
 
 ``FAKEGPU_LAYOUT``, such as ``nvidia:2,amd:2``, gives each rank the fake library of its vendor (``FAKEGPU_NVIDIA``,
-``FAKEGPU_AMD``) and keeps the other from it: import this module before a Communicator is made.
+``FAKEGPU_AMD``) and keeps the others from it: import this module before a Communicator is made.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from ucc_hetero import device
+from ucc_hetero.machine.vendors import VENDORS
 from ucc_hetero.planner.topology import emulated_vendors
 
 __all__ = ["Array", "runtime"]
@@ -24,8 +25,11 @@ def _choose() -> None:
     ranks = sum(int(part.partition(":")[2]) for part in layout.split(","))
     rank = int(os.environ.get("OMPI_COMM_WORLD_RANK") or os.environ.get("PMI_RANK") or 0)
     mine = emulated_vendors(layout, ranks)[rank]
-    for vendor, variable in (("nvidia", "UCCH_CUDA_LIB"), ("amd", "UCCH_HIP_LIB")):
-        os.environ[variable] = os.environ[f"FAKEGPU_{vendor.upper()}"] if vendor == mine else "none"
+    for row in VENDORS.values():
+        if row.setting:
+            os.environ[f"UCCH_{row.setting}"] = (
+                os.environ[f"FAKEGPU_{row.name.upper()}"] if row.name == mine else "none"
+            )
 
 
 _choose()

@@ -81,9 +81,9 @@ class Gate:
 
     def __init__(self, stream):
         self.memory = runtime().flag()
-        self.word = ctypes.c_uint32.from_address(self.memory.handle)
+        self.word = ctypes.c_uint32.from_address(self.memory)
         self.word.value = 0
-        runtime().wait_value(stream.handle, self.memory.handle, 1)
+        runtime().wait_value(stream.handle, self.memory, 1)
 
     def open(self):
         self.word.value = 1

@@ -156,9 +156,9 @@ def launch(comm, mistake=""):
     stream, other = gpu.stream(), gpu.stream()
     x, y = Array(N), Array(N)
     gate = gpu.flag()
-    word = ctypes.c_uint32.from_address(gate.handle)
+    word = ctypes.c_uint32.from_address(gate)
     word.value = 0
-    gpu.wait_value(stream.handle, gate.handle, 1)
+    gpu.wait_value(stream.handle, gate, 1)
     x.fill(stream, comm.rank + 1.0)
     at = {"forgotten sync": None, "wrong stream": other}.get(mistake, stream)
     request = comm.Iallreduce(x, y, stream=at)

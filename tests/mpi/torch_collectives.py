@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch_cases import DEVICE, case, data, same
 from torch_world import N, R
 
-from ucc_hetero.torch import p2p_buffers
+from ucc_hetero.torch import p2p_buffers, streams
 from ucc_hetero.torch import works as works_of
 
 OPS = dist.ReduceOp
@@ -251,14 +251,15 @@ def messages_in_buffers() -> None:
     post = group.post_message
     if DEVICE == "cpu":  # tensors that say otherwise
         sys.path.append(str(Path(__file__).resolve().parents[1] / "unit"))
-        from test_torch_streams import Cuda, Remote, Stream
+        from test_torch_streams import Cuda, Remote
 
-        real, torch.cuda, Stream.cuda_stream = torch.cuda, Cuda(), None
+        real, streams.module = streams.module, lambda device: fake
+        cuda, torch.cuda = torch.cuda, (fake := Cuda())
         take, works_of.Messages.take = works_of.Messages.take, staticmethod(lambda *_, **__: False)  # no such stream
         lane = group._lanes[0]
         send, receive = lane.send, lane.receive
-        lane.send = lambda memory, *how: send(memory.as_subclass(plain), *how)
-        lane.receive = lambda memory, *how, **more: receive(memory.as_subclass(plain), *how, **more)
+        lane.send = lambda memory, *how: send(memory.as_subclass(plain), *how[:3])
+        lane.receive = lambda memory, *how, **more: receive(memory.as_subclass(plain), *how[:3], **more)
 
         def post(tensor: Any, *how: Any) -> Any:
             return group.post_message(tensor.as_subclass(Remote), *how)
@@ -280,7 +281,7 @@ def messages_in_buffers() -> None:
                 same(each, torch.full((1000,), float(left + 7 * i + k)), "message")
     p2p_buffers._MOST = most
     if DEVICE == "cpu":
-        torch.cuda, lane.send, lane.receive = real, send, receive
+        torch.cuda, streams.module, lane.send, lane.receive = cuda, real, send, receive
         works_of.Messages.take = staticmethod(take)
 
 

@@ -14,14 +14,14 @@ from ucc_hetero.calls.p2p import Messages
 
 
 def write(word, value):
-    ctypes.c_uint32.from_address(word.handle).value = value
+    ctypes.c_uint32.from_address(word).value = value
 
 
 def held(gpu):
     "A stream that waits for a word."
     stream, word = gpu.stream(), gpu.flag()
     write(word, 0)
-    gpu.wait_value(stream.handle, word.handle, 1)
+    gpu.wait_value(stream.handle, word, 1)
     return stream, word
 
 

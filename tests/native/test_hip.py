@@ -14,7 +14,7 @@ import window_scripts
 from device_scripts import FEW_QUEUES, OWN_QUEUES
 
 from ucc_hetero import device
-from ucc_hetero.device import DeviceRuntime, hip
+from ucc_hetero.device import DeviceRuntime, registry
 from ucc_hetero.errors import DeviceError
 from ucc_hetero.machine import vendors as table
 from ucc_hetero.native.libraries import ffi, lib
@@ -86,21 +86,20 @@ def test_streams_wait_for_signal_memory_only(load: Load) -> None:
     runtime = load()
     runtime.use(0)
     stream = runtime.stream()
-    with runtime.alloc(8, pinned=True) as word, runtime.flag() as flag:
+    flag = runtime.flag()
+    with runtime.alloc(8, pinned=True) as word:
         with pytest.raises(DeviceError):
             runtime.wait_value(stream.handle, word.handle, 0)
-        runtime.wait_value(stream.handle, flag.handle, 0)
+        runtime.wait_value(stream.handle, flag, 0)
         stream.synchronize()
 
 
 def test_settings_that_come_too_late(monkeypatch: pytest.MonkeyPatch) -> None:
     early = [setting for setting in table.VENDORS["amd"].settings if setting.read in ("load", "start")]
     assert {setting.name for setting in early if setting.read == "start"} >= {"GPU_MAX_HW_QUEUES"}
-    for setting in early:
-        monkeypatch.delenv(setting.name, raising=False)
-    monkeypatch.setattr(hip, "mapped", lambda name: "/opt/rocm/lib/libamdhip64.so.6")
-    hip.prepare()
-    assert not any(setting.name in hip.os.environ for setting in early), "HIP has not read them, and we would think so"
+    monkeypatch.setattr(registry, "mapped", lambda name: "/opt/rocm/lib/libamdhip64.so.6")
+    table.prepare("amd", environ := {}, registry.late_settings("amd"))
+    assert environ and not any(setting.name in environ for setting in early), "HIP has not read them"
 
 
 def test_a_word_is_used_up_before_its_numbers_wrap(tmp_path: Path) -> None:

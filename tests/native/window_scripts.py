@@ -220,14 +220,14 @@ from ucc_hetero.errors import CollectiveTimeout
 
 
 def write(word, value):
-    ctypes.c_uint32.from_address(word.handle).value = value
+    ctypes.c_uint32.from_address(word).value = value
 
 
 def held(gpu, seconds):
     "A stream that goes on after a while, if it does, and the word that it waits for."
     stream, word = gpu.stream(), gpu.flag()
     write(word, 0)
-    gpu.wait_value(stream.handle, word.handle, 1)
+    gpu.wait_value(stream.handle, word, 1)
     if seconds:
         threading.Timer(seconds, write, (word, 1)).start()
     return stream, word

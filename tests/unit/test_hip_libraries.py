@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 from hosts import amd_host
 
-from ucc_hetero.device import hip, kernels
+from ucc_hetero.device import DeviceRuntime, kernels
 from ucc_hetero.machine import vendors
+from ucc_hetero.native import libraries
 
 
 def made(folder: Path, *names: str) -> Path:
@@ -22,8 +23,8 @@ def made(folder: Path, *names: str) -> Path:
 def wheels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, list[Path]]:
     """Packages by name, of which none is there; and no HIP in this process, nor below ROCM_PATH."""
     found: dict[str, list[Path]] = {}
-    monkeypatch.setattr(hip, "package_dirs", lambda name: found.get(name, []))
-    monkeypatch.setattr(hip, "mapped", lambda name: None)
+    monkeypatch.setattr(libraries, "package_dirs", lambda name: found.get(name, []))
+    monkeypatch.setattr(libraries, "mapped", lambda name: None)
     monkeypatch.setattr(kernels, "mapped", lambda name: None)
     monkeypatch.setattr(kernels, "runtime_of", lambda vendor: None)
     monkeypatch.setenv("ROCM_PATH", str(tmp_path / "rocm"))
@@ -32,12 +33,12 @@ def wheels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, list[Pa
 
 def test_hip_of_wheels_and_of_the_site(wheels: dict[str, list[Path]], tmp_path: Path) -> None:
     loaders = ["libamdhip64.so.7", "libamdhip64.so.6", "libamdhip64.so.5"]
-    assert hip.candidates()[-3:] == loaders
+    assert libraries.candidates(vendors.VENDORS["amd"].library)[-3:] == loaders
     site = made(tmp_path / "rocm/lib", "libamdhip64.so.6", "libamdhip64.so", "libhiprtc.so.6")
     sdk = made(tmp_path / "sdk/lib", "libamdhip64.so.7", "libhiprtc.so.7")
     torch = made(tmp_path / "torch/lib", "libamdhip64.so", "libhiprtc.so")
     wheels.update(torch=[torch], _rocm_sdk_core=[sdk])
-    assert hip.candidates()[:4] == [
+    assert libraries.candidates(vendors.VENDORS["amd"].library)[:4] == [
         f"{torch}/lib/libamdhip64.so",
         f"{site}/lib/libamdhip64.so.6",
         f"{site}/lib/libamdhip64.so",
@@ -46,11 +47,17 @@ def test_hip_of_wheels_and_of_the_site(wheels: dict[str, list[Path]], tmp_path: 
     compilers = kernels.candidates("amd")
     assert compilers[:3] == [f"{torch}/lib/libhiprtc.so", f"{site}/lib/libhiprtc.so.6", f"{sdk}/lib/libhiprtc.so.7"]
     del wheels["torch"]  # one for the host alone has no HIP
-    assert hip.candidates()[0] == f"{site}/lib/libamdhip64.so.6"
+    assert libraries.candidates(vendors.VENDORS["amd"].library)[0] == f"{site}/lib/libamdhip64.so.6"
 
 
-class Runtime:
+class Runtime(DeviceRuntime):
     """As much of a runtime as its compiler asks."""
+
+    def __init__(self) -> None:
+        super().__init__("amd", 0, "")
+
+    def check(self, call: str, status: int) -> int:
+        return status  # no runtime is loaded
 
     def bus(self, device: int) -> str:
         return ("0000:03:00.0", "0000:26:00.1", "0000:77:00.0")[device]
@@ -60,11 +67,9 @@ def test_the_compiler_is_told_the_target(tmp_path: Path, monkeypatch: pytest.Mon
     """Also for a partition; not where the kernel does not know the device, or the runtime was told otherwise."""
     found = vendors.devices(amd_host(tmp_path))
     monkeypatch.setattr(vendors, "devices", lambda: found)
-    monkeypatch.setattr(kernels, "runtime_of", lambda vendor: Runtime())
-    options = [kernels.target("amd", device) for device in range(3)]
-    assert options == [["--offload-arch=gfx942"], ["--offload-arch=gfx942"], []]
+    assert [Runtime().target(device) for device in range(3)] == ["gfx942", "gfx942", ""]
     monkeypatch.setenv("HSA_OVERRIDE_GFX_VERSION", "11.0.0")
-    assert kernels.target("amd", 0) == []
+    assert Runtime().target(0) == ""
 
 
 @pytest.mark.parametrize(

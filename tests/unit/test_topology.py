@@ -37,7 +37,7 @@ def test_one_island_is_flat() -> None:
     "vendors, hosts, weights, text",
     [
         (["nvidia"], [0, 1], (), "1 vendors and 2 hosts"),
-        (["intel"], [0], (), "rank 0: vendor 'intel' is not one of nvidia, amd, host"),
+        (["intel"], [0], (), "rank 0: vendor 'intel' is not one of host, nvidia, amd"),
         (["amd"], [0], (0,), "weights"),
         (["amd"], [0], (1, 1), "weights"),
     ],

@@ -15,12 +15,13 @@ from ucc_hetero.torch import p2p_buffers, streams
 def cuda(monkeypatch: pytest.MonkeyPatch) -> Cuda:
     found = Cuda()
     monkeypatch.setattr(streams.torch, "cuda", found)
+    monkeypatch.setattr(streams, "module", lambda device: found)  # also of tensors that are the host's
     return found
 
 
 def test_messages_go_through_buffers_while_there_is_room(cuda: Cuda, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(p2p_buffers, "_MOST", 100)
-    box = p2p_buffers.Mail("cuda:0")
+    box = p2p_buffers.Mail(torch.device("cuda", 0))
     tensor = torch.arange(10.0)
     copy, sent = box.outgoing(tensor)
     tensor.zero_()
@@ -40,7 +41,7 @@ def test_messages_go_through_buffers_while_there_is_room(cuda: Cuda, monkeypatch
 
 def test_buffers_of_messages_are_used_again_once_they_are_empty(cuda: Cuda, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(p2p_buffers, "_IDLE", 100)
-    box, tensor = p2p_buffers.Mail("cuda:0"), torch.arange(10.0)
+    box, tensor = p2p_buffers.Mail(torch.device("cuda", 0)), torch.arange(10.0)
     first, deliver = box.incoming(tensor, None)
     deliver()
     assert cuda.notes == [], "it is delivered in the stream that it was asked for in"

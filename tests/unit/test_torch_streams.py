@@ -25,6 +25,7 @@ from ucc_hetero.torch.works import Received, Sent
 def cuda(monkeypatch: pytest.MonkeyPatch) -> Cuda:
     found = Cuda()
     monkeypatch.setattr(streams.torch, "cuda", found)
+    monkeypatch.setattr(streams, "module", lambda device: found)  # also of tensors that are the host's
     return found
 
 
@@ -48,7 +49,7 @@ def test_a_call_is_a_part_of_the_right_stream(cuda: Cuda, held: bool, asynchrono
     def finish() -> None:
         notes.append(f"finish in {cuda.current.name}")
 
-    side = streams.Side("cuda:0")
+    side = streams.Side(torch.device("cuda", 0))
     handle = cuda.side.cuda_stream if asynchronous else cuda.main.cuda_stream
     _, ready = side.run(start, (None,), finish, asynchronous=asynchronous)
     before = ["side waits for an event of main"] if asynchronous else []
@@ -68,7 +69,7 @@ def test_a_call_is_a_part_of_the_right_stream(cuda: Cuda, held: bool, asynchrono
 def test_calls_are_not_captured(cuda: Cuda) -> None:
     cuda.capturing = True
     with pytest.raises(dist.DistBackendError, match="captured"):
-        streams.Side("cuda:0").run(lambda stream: (finished(), True), (), None, asynchronous=True)
+        streams.Side(torch.device("cuda", 0)).run(lambda stream: (finished(), True), (), None, asynchronous=True)
 
 
 class Group:
@@ -121,7 +122,7 @@ class Remote(torch.Tensor):
     """Says that it is on a device."""
 
     is_cpu = False
-    device = torch.device("cuda:0")  # type: ignore[assignment]
+    device = torch.device("cuda", 0)  # type: ignore[assignment]
 
     def record_stream(self, stream: Any) -> None:
         pass
@@ -143,7 +144,7 @@ def test_a_send_starts_when_its_stream_gets_there_and_a_receive_at_once(
     cuda: Cuda, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(p2p_buffers, "_MOST", 100)
-    monkeypatch.setattr(dispatch, "Mail", lambda device: p2p_buffers.Mail("cuda:0"))
+    monkeypatch.setattr(dispatch, "Mail", lambda device: p2p_buffers.Mail(torch.device("cuda", 0)))
     monkeypatch.setattr(dispatch, "current", lambda device: cuda.current)
     group = Poster()
     notes, tensor = group._lanes[0].notes, torch.arange(10.0).as_subclass(Remote)
@@ -331,11 +332,11 @@ def test_threads_leave_nothing_on_the_first_device(cuda: Cuda, monkeypatch: pyte
 
     def work() -> None:
         for _ in range(2):
-            with streams.beside(["cuda:1"]):
+            with streams.beside([torch.device("cuda", 1)]):
                 seen.append((cuda.current.name, cuda.here.device))
 
     thread = threading.Thread(target=work)
     thread.start()
     thread.join()
-    assert seen == [("side", "cuda:1")] * 2 and cuda.current is cuda.main
+    assert seen == [("side", torch.device("cuda", 1))] * 2 and cuda.current is cuda.main
     assert not cuda.notes

@@ -6,12 +6,14 @@ import threading
 from contextlib import contextmanager
 from typing import Any
 
+import torch
+
 
 class Stream:
     """Notes what is asked of it."""
 
     def __init__(self, name: str, notes: list[str]) -> None:
-        self.name, self.notes, self.device = name, notes, "cuda:0"
+        self.name, self.notes, self.device = name, notes, torch.device("cuda", 0)
         self.done = threading.Event()
 
     @property
@@ -70,7 +72,7 @@ class Cuda:
 
     @contextmanager
     def device(self, device: str) -> Any:
-        before = getattr(self.here, "device", "cuda:0")
+        before = getattr(self.here, "device", torch.device("cuda", 0))
         self.here.device = device
         yield
         self.here.device = before  # in name only, until something is done there
@@ -78,7 +80,7 @@ class Cuda:
     @contextmanager
     def stream(self, stream: Stream) -> Any:
         before, self.current = self.current, stream
-        device, self.here.device = getattr(self.here, "device", "cuda:0"), stream.device
+        device, self.here.device = getattr(self.here, "device", torch.device("cuda", 0)), stream.device
         yield
         self.current, self.here.device = before, device
         if device != stream.device:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import IntEnum, IntFlag
 
-__all__ = ["SET_UP_BYTES", "SET_UP_LATE", "Coll", "CollFlag", "Event", "MemType", "Status", "ThreadMode"]
+__all__ = ["Coll", "CollFlag", "Event", "MemType", "Status", "ThreadMode"]
 
 
 class Status(IntEnum):
@@ -66,14 +66,6 @@ class MemType(IntEnum):
     ROCM = 3
     ROCM_MANAGED = 4
     UNKNOWN = 5
-
-
-#: Memory whose vendor's library libucc sets up for a team in its first call (``UCC_TL_NCCL_LAZY_INIT``), where it waits
-#: for the other ranks; for others it does so when it makes the team.
-SET_UP_LATE = frozenset({MemType.CUDA})
-#: Bytes of that memory which must be free for it: where one rank has less the library fails there, and the others wait
-#: for that rank without end. NCCL 2.28.9 took 1028 MiB on each of two H200s.
-SET_UP_BYTES = 1056 << 20
 
 
 class ThreadMode(IntEnum):

@@ -21,6 +21,7 @@ from typing import Any
 from weakref import WeakSet
 
 from ..errors import CollectiveTimeout, LibraryError, TruncationError
+from ..machine.vendors import memory_name
 from ..native.libraries import ffi, lib, preload_ucx
 from .ucc_enums import MemType
 
@@ -31,7 +32,6 @@ TAG_FULL = (1 << 64) - 1
 _FEATURE_TAG, _FEATURE_RMA = 1, 2
 #: Rounds of progress until receives that were taken back have ended; it takes one or two.
 _ROUNDS = 1000
-_MEMORY_TYPES = ("host", "cuda", "cuda-managed", "rocm", "rocm-managed")
 
 
 class Status(IntEnum):
@@ -106,7 +106,8 @@ class Context:
         """Names of the kinds of memory that this UCX build can move: ``host``, ``cuda``, ``rocm``, ..."""
         attr = ffi.new("ucp_context_attr_t *", {"field_mask": 1 << 2})
         check("ucp_context_query", lib.ucp_context_query(self.handle, attr))
-        return [name for bit, name in enumerate(_MEMORY_TYPES) if attr.memory_types >> bit & 1]
+        bits = int(attr.memory_types)
+        return list(dict.fromkeys(memory_name(bit) for bit in range(bits.bit_length()) if bits >> bit & 1))
 
     def transports(self) -> dict[str, list[str]]:
         """Transports that this context may use, with the devices of each, as libucp lists them."""

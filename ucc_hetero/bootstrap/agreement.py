@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import fields
 
 from ..errors import AgreementError
-from ..machine.discover import WITHIN_NODE
+from ..machine.discover import within_node
 from ..machine.facts import Facts
 
 __all__ = ["BRIDGE_PREFIX", "NATIVE_PREFIX", "apply_settings", "bridge_settings", "judge", "steering"]
@@ -98,6 +98,7 @@ _MUST_AGREE = {
     "ucc": "UCC contexts of different versions hang: use the same libucc everywhere (UCCH_UCC_LIB names one)",
     "byteorder": "ranks of different byte order cannot exchange numbers",
     "algorithms": "register the same algorithms on every rank, before its first communicator",
+    "vendors": "register the same vendors on every rank, before its first communicator",
     "settings": "export the same values on every rank (mpirun -x NAME=value), or unset them",
 }
 
@@ -134,7 +135,8 @@ def _unreachable(everyone: list[Facts]) -> list[str]:
     """Ranks on several nodes need a transport that all of them have and that leaves a node."""
     if len({f.host.node for f in everyone}) < 2 or not all(f.transports for f in everyone):
         return []
-    networks = [tuple(t for t in f.transports if t not in WITHIN_NODE) for f in everyone]
+    near = within_node()
+    networks = [tuple(t for t in f.transports if t not in near) for f in everyone]
     if set.intersection(*map(set, networks)):
         return []
     cure = "let UCX_TLS and UCX_NET_DEVICES leave every rank one network that the others have too, such as tcp"

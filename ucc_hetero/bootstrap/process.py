@@ -12,7 +12,7 @@ from typing import Any
 from .. import env, log
 from ..bindings import ucc, ucx
 from ..bindings.oob import MPIExchange
-from ..device import MEMORY_NAMES, Place, collective_library, late_settings, place_of, runtime_of
+from ..device import Place, collective_library, late_settings, place_of, runtime_of
 from ..machine import vendors
 from ..machine.discover import HostIdentity, cores, host_identity, link_speed
 from ..machine.facts import Facts
@@ -34,7 +34,7 @@ class Process:
 
     def __init__(self) -> None:
         self.libraries = load()
-        vendors.apply(os.environ, late=late_settings())  # as ucch-run does, for ranks that it did not start
+        vendors.apply(os.environ, late=late_settings)  # as ucch-run does, for ranks that it did not start
         agreement.apply_settings(self.libraries.ucc_version)
         self.name = os.urandom(8).hex()
         self.host: HostIdentity = host_identity()
@@ -64,10 +64,11 @@ class Process:
             vendor=place.vendor,
             device=place.device,
             address=self.worker.address,
-            device_memory=MEMORY_NAMES[runtime.memory_type] if (runtime := runtime_of(place.vendor)) else "",
+            device_memory=vendors.memory_name(runtime.memory_type) if (runtime := runtime_of(place.vendor)) else "",
             link_speed=env.get("LINK_SPEED") or link_speed(),
             group=env.get("GROUP"),
             algorithms=" ".join(added()),
+            vendors=" ".join(vendors.VENDORS),
         )
 
     def endpoint(self, facts: Facts) -> ucx.Endpoint:
@@ -133,13 +134,13 @@ class Job:
         devices of several islands. Native teams need it only where there is no library of the vendor's.
         """
         mine = self.facts[self.rank]
-        ipc = vendors.VENDORS[mine.vendor].ipc
-        if not ipc or mine.device_memory in ("", "host"):
+        ipc, runtime = vendors.VENDORS[mine.vendor].ipc, runtime_of(mine.vendor)
+        if not ipc or runtime is None or not runtime.memory_type:
             return
         prefixes = []
         if native:
             self.process.library(agreement.NATIVE_PREFIX)  # loads the components, among them the vendor's library
-            prefixes += [agreement.NATIVE_PREFIX] * collective_library(MEMORY_NAMES.index(mine.device_memory))
+            prefixes += [agreement.NATIVE_PREFIX] * collective_library(runtime.memory_type)
         if not crowded_hosts(self.topology, self.facts):
             prefixes.append(agreement.BRIDGE_PREFIX)
         users = os.environ.get("UCX_TLS", "")

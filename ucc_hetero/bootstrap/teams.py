@@ -9,9 +9,9 @@ from functools import partial
 from typing import Any
 
 from ..bindings import ucc
-from ..bindings.ucc_enums import SET_UP_BYTES, SET_UP_LATE
 from ..device import free_memory, own_device
 from ..errors import CollectiveError, CollectiveTimeout, DeviceError, RefusedError
+from ..machine.vendors import of_memory
 from ..native.libraries import lib
 from ..planner.plan import Step
 from ..types import DTYPES, OPS
@@ -41,7 +41,7 @@ class Teams:
         #: Whether a rank has left that call, as it was refused.
         self.left: Callable[[int], bool] = lambda rank: False
         self._teams: dict[tuple[tuple[int, ...], str], ucc.Team] = {}
-        #: Those whose ranks have come together for their first call on such memory (``SET_UP_LATE``).
+        #: Those whose ranks have come together for their first call on such memory.
         self._met: set[tuple[int, ...]] = set()
 
     def get(self, ranks: tuple[int, ...], link: str) -> ucc.Team:
@@ -58,19 +58,20 @@ class Teams:
         team's first call on such memory, nobody else gets into the libraries meanwhile, and these may be waiting for a
         message of this one: it waits for them before, where it goes on with messages.
         """
+        most = of_memory(memory).set_up_bytes if memory else 0
         for step in steps:
             if step.link != "local" and step.kind != "message" and len(step.ranks) > 1:
                 self.get(step.ranks, step.link)
-                if memory in SET_UP_LATE and step.link == "native" and step.ranks not in self._met:
-                    self._meet(step.ranks)
+                if most and step.link == "native" and step.ranks not in self._met:
+                    self._meet(step.ranks, most)
 
-    def _meet(self, ranks: tuple[int, ...]) -> None:
+    def _meet(self, ranks: tuple[int, ...], most: int) -> None:
         """Come together before the vendor's library begins, which every rank must have the memory for."""
         room = free_memory()
-        if not self._all_ready([self.members[r] for r in ranks], room >= SET_UP_BYTES):
-            short = f"{room >> 20} MiB are free" if room < SET_UP_BYTES else "another rank has less"
+        if not self._all_ready([self.members[r] for r in ranks], room >= most):
+            short = f"{room >> 20} MiB are free" if room < most else "another rank has less"
             raise DeviceError(
-                f"rank {self.rank}: the vendor's library takes up to {SET_UP_BYTES >> 20} MiB of device memory for the "
+                f"rank {self.rank}: the vendor's library takes up to {most >> 20} MiB of device memory for the "
                 f"first collective among ranks {list(ranks)}, and {short}: free some, or make a small collective "
                 "before the memory is full"
             )

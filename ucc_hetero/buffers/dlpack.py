@@ -7,11 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from ucc_hetero.buffers.dtypes import DLPackType
-from ucc_hetero.types import DLPACK_VENDORS
+from ucc_hetero.machine.vendors import DLPACK
 
-__all__ = ["HOST_DEVICES", "Tensor", "export", "of_jax", "placement", "read"]
-
-HOST_DEVICES = frozenset(kind for kind, vendor in DLPACK_VENDORS.items() if vendor == "host")
+__all__ = ["Tensor", "export", "of_jax", "placement", "read"]
 
 _READ_ONLY = 1 << 0
 _IS_COPIED = 1 << 1
@@ -75,7 +73,7 @@ class Tensor:
 
 def placement(device_type: int, device_id: int) -> tuple[str, int]:
     """Vendor and device number of a ``__dlpack_device__`` answer; ``TypeError`` for devices of other kinds."""
-    vendor = DLPACK_VENDORS.get(int(device_type))
+    vendor = DLPACK.get(int(device_type))
     if vendor is None:
         raise TypeError(f"memory of DLPack device type {int(device_type)} is not supported; copy it to the host")
     return vendor, 0 if vendor == "host" else int(device_id)
@@ -91,7 +89,7 @@ def export(obj: Any, device_type: int) -> object:
     if of_jax(obj):
         obj.block_until_ready()
     # -1 is "do not synchronise"; for host memory the protocol allows no stream at all, and JAX takes -1 for a handle.
-    stream = {} if device_type in HOST_DEVICES or of_jax(obj) else {"stream": -1}
+    stream = {} if DLPACK.get(device_type) == "host" or of_jax(obj) else {"stream": -1}
     try:
         return obj.__dlpack__(**stream, max_version=(1, 0), copy=False)
     except TypeError:  # exporters older than DLPack 1.0 take no such keywords

@@ -11,10 +11,11 @@ import numpy as np
 
 from ucc_hetero.buffers import dlpack
 from ucc_hetero.buffers.model import Dims, Memory, PointerVendor, merge
+from ucc_hetero.machine.vendors import INTERFACES
 
 __all__ = ["memory_of"]
 
-_WAYS_IN = "a numpy array, a torch tensor, or an object with the buffer protocol, DLPack or __cuda_array_interface__"
+_WAYS_IN = "a numpy array, a torch tensor, or an object with the buffer protocol, DLPack or "
 
 _exports_buffer = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.py_object)(("PyObject_CheckBuffer", ctypes.pythonapi))
 
@@ -39,7 +40,7 @@ def memory_of(obj: object, pointer_vendor: PointerVendor | None) -> Memory:
         else:
             if memory is not None:
                 return memory
-    raise failure or TypeError(f"{_shown(obj)} exports no memory; pass {_WAYS_IN}")
+    raise failure or TypeError(f"{_shown(obj)} exports no memory; pass {_WAYS_IN}{' or '.join(INTERFACES)}")
 
 
 def _shown(obj: object) -> str:
@@ -82,7 +83,7 @@ def _of_torch(tensor: Any, torch: Any) -> Memory:
         raise BufferError("the tensor is a lazy conjugate or negative; pass .resolve_conj().resolve_neg()")
     if tensor.device.type == "meta":
         raise TypeError("a meta tensor has no memory; pass a materialised one")
-    # torch calls AMD's devices by NVIDIA's name; its DLPack device type tells them apart.
+    # torch has one name for the devices of several vendors; its DLPack device type tells them apart.
     vendor, device = ("host", 0) if tensor.is_cpu else dlpack.placement(*tensor.__dlpack_device__())
     itemsize = tensor.element_size()
     return Memory(
@@ -129,11 +130,12 @@ def _of_dlpack(obj: Any, _: PointerVendor | None) -> Memory | None:
 
 
 def _of_device_interface(obj: Any, pointer_vendor: PointerVendor | None) -> Memory | None:
-    interface = getattr(obj, "__cuda_array_interface__", None)
+    name = next((name for name in INTERFACES if hasattr(obj, name)), "")
+    interface = getattr(obj, name) if name else None
     if interface is None:
         return None
     if not isinstance(interface, dict):
-        raise TypeError(f"__cuda_array_interface__ of {_shown(obj)} is a {type(interface).__name__}, not a dict")
+        raise TypeError(f"{name} of {_shown(obj)} is a {type(interface).__name__}, not a dict")
     if interface.get("mask") is not None:
         raise BufferError("the mask of a masked array would be lost; pass the data without it")
     ptr, readonly = interface["data"]
@@ -154,12 +156,12 @@ def _of_device_interface(obj: Any, pointer_vendor: PointerVendor | None) -> Memo
 
 
 def _whose(ptr: int, pointer_vendor: PointerVendor | None) -> tuple[str, int]:
-    """Ask the runtimes: both vendors' libraries export this interface under NVIDIA's name."""
+    """Ask the runtimes: several vendors' libraries export one interface."""
     if ptr == 0:  # an empty array
         return "host", 0
     if pointer_vendor is None:
         raise BufferError(
-            f"its __cuda_array_interface__ does not say whose memory {ptr:#x} is, and no GPU runtime is loaded to ask; "
+            f"its array interface does not say whose memory {ptr:#x} is, and no GPU runtime is loaded to ask; "
             f"pass an object with __dlpack__, or run where the vendor's runtime library is found"
         )
     return pointer_vendor(ptr)

@@ -4,16 +4,14 @@ A runtime's library is found and opened when it is first asked for, never at imp
 the vendor ``host``.
 """
 
-from ucc_hetero.device.hip import late_settings
 from ucc_hetero.device.pointers import pointer_vendor, require, whose
 from ucc_hetero.device.rank import Place, bind, free_memory, local_rank, own_device, place_of
-from ucc_hetero.device.registry import MEMORY_NAMES, available, collective_library, memory_vendor, report, runtime_of
+from ucc_hetero.device.registry import available, collective_library, late_settings, register, report, runtime_of
 from ucc_hetero.device.runtime import Block, DeviceRuntime, Event, Pointer, Stream
 from ucc_hetero.device.streams import stream_handle
 from ucc_hetero.device.vector import Vector
 
 __all__ = [
-    "MEMORY_NAMES",
     "Block",
     "DeviceRuntime",
     "Event",
@@ -27,10 +25,10 @@ __all__ = [
     "free_memory",
     "late_settings",
     "local_rank",
-    "memory_vendor",
     "own_device",
     "place_of",
     "pointer_vendor",
+    "register",
     "report",
     "require",
     "runtime_of",

@@ -6,33 +6,25 @@ on the host, through pinned memory: right, but slower.
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Iterable
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 from cffi import FFI
 
 from ucc_hetero import env, log
-from ucc_hetero.device import hip
 from ucc_hetero.device.rank import bound
 from ucc_hetero.device.registry import runtime_of
-from ucc_hetero.device.runtime import DeviceRuntime
 from ucc_hetero.device.sources import source
-from ucc_hetero.machine import vendors
-from ucc_hetero.native.libraries import ffi, lib, mapped, package_dirs
+from ucc_hetero.machine.vendors import VENDORS, Compiler
+from ucc_hetero.native import libraries
+from ucc_hetero.native.libraries import ffi, lib, mapped
 
-__all__ = ["all_ready", "candidates", "image", "ready", "target"]
+__all__ = ["all_ready", "candidates", "image", "ready"]
 
 #: Seconds to wait for calls under way before a kernel is loaded.
 _PATIENCE = 1.0
-
-#: Prefix of the compiler's functions by vendor; hipRTC has NVRTC's interface under names of its own.
-_PREFIX = {"nvidia": "nvrtc", "amd": "hiprtc"}
-#: What the compiled code is called in them: machine code, of which NVRTC has two kinds.
-_CODE = {"nvidia": "CUBIN", "amd": "Code"}
 
 _HEADER = """
 int {p}CreateProgram(void **program, const char *source, const char *name, int n, const char **headers,
@@ -105,10 +97,10 @@ def _make(kind: int, op: int, dtype: int, to: int) -> bool:
 class _Compiler:
     """A loaded run-time compiler of one vendor."""
 
-    def __init__(self, vendor: str, path: str) -> None:
-        self._vendor, self._prefix = vendor, _PREFIX[vendor]
+    def __init__(self, vendor: str, row: Compiler, path: str) -> None:
+        self._vendor, self._row, self._prefix = vendor, row, row.prefix
         self._ffi = FFI()
-        self._ffi.cdef(_HEADER.format(p=self._prefix, code=_CODE[vendor]))
+        self._ffi.cdef(_HEADER.format(p=row.prefix, code=row.code))
         self._lib: Any = self._ffi.dlopen(path)
         getattr(self._lib, f"{self._prefix}CreateProgram")  # or it is another library
 
@@ -124,7 +116,10 @@ class _Compiler:
 
     def compile(self, text: str, device: int) -> bytes:
         """Machine code for the device; ``RuntimeError`` with what the compiler says."""
-        words = ["-std=c++14", *target(self._vendor, device)]
+        # Told no target, hipRTC loads "libamdhip64.so" to find out: a name that may be missing, or another HIP's.
+        runtime = runtime_of(self._vendor)
+        target = runtime.target(device) if runtime is not None else ""
+        words = ["-std=c++14", *([self._row.option + target] if target else [])]
         options = [self._ffi.new("char[]", word.encode()) for word in words]
         program = self._ffi.new("void **")
         none = self._ffi.NULL
@@ -133,7 +128,7 @@ class _Compiler:
         try:
             if self._call("CompileProgram", program[0], len(options), self._ffi.new("char *[]", options)):
                 raise RuntimeError(self._read("ProgramLog", program[0]).decode(errors="replace").strip("\0 \n"))
-            return self._read(_CODE[self._vendor], program[0])
+            return self._read(self._row.code, program[0])
         finally:
             self._call("DestroyProgram", program)
 
@@ -146,34 +141,14 @@ def image(vendor: str, text: str, device: int) -> bytes:
     return compiler.compile(text, device)
 
 
-def target(vendor: str, device: int) -> list[str]:
-    """The compiler's option for what it compiles for; none where it has to find that out itself."""
-    if vendor == "amd":
-        # hipRTC would load "libamdhip64.so" to find out: a name that may be missing, or another HIP's.
-        found = _arch(runtime_of(vendor), device)
-        return [f"--offload-arch={found}"] if found else []
-    target = ffi.new("char[]", 64)
-    lib.ucch_cuda_target(device, target, 64)
-    found = ffi.string(target).decode()
-    return [f"-arch={found}"] if found else []
-
-
-def _arch(runtime: DeviceRuntime | None, device: int) -> str:
-    """The device's target as the kernel has it, unless the runtime was told to take it for another one."""
-    if runtime is None or any(name.startswith("HSA_OVERRIDE_GFX_VERSION") for name in os.environ):
-        return ""
-    bus = runtime.bus(device).partition(".")[0]  # of any partition
-    return next((each.arch for each in vendors.devices() if each.pci.partition(".")[0] == bus), "")
-
-
 @cache
 def _compiler(vendor: str) -> _Compiler | None:
-    explicit = env.get("RTC_LIB")
-    if explicit.lower() == "none":
+    explicit, row = env.get("RTC_LIB"), VENDORS[vendor].compiler
+    if explicit.lower() == "none" or row is None:
         return None
     for path in [explicit] if explicit else candidates(vendor):
         try:
-            return _Compiler(vendor, path)
+            return _Compiler(vendor, row, path)
         except (OSError, AttributeError) as error:
             log.log("device").debug("%s: %s", path, error)
     log.log("device").info("no run-time compiler for %s: arithmetic of our own is done on the host", vendor)
@@ -181,17 +156,13 @@ def _compiler(vendor: str) -> _Compiler | None:
 
 
 def candidates(vendor: str) -> list[str]:
-    """Where the compiler may be, best first: in this process, in the vendor's wheels, with the toolkit.
+    """Where the compiler may be, best first: in this process, in the runtime, in the library's folders.
 
     HIP runtimes before 7 are compilers as well; hipRTC of another release than the runtime's may make code that the
     runtime cannot read, so that the one beside it comes first.
     """
-    name, runtime = f"lib{_PREFIX[vendor]}.so", runtime_of(vendor)
-    present = mapped(name)
-    out = [*([present] if present else []), *([runtime.path] if runtime else [])]
-    if vendor == "nvidia":
-        for folder in package_dirs("nvidia"):
-            out += [str(p) for p in sorted(Path(folder).glob("*/lib/libnvrtc.so.*")) if "builtins" not in p.name]
-        return [*out, *(f"{name}.{major}" for major in (13, 12)), name]
-    beside = [str(path) for folder in hip.folders() for path in sorted(folder.glob(f"{name}*"))]
-    return [*out, *beside, *(f"{name}.{major}" for major in (7, 6, 5)), name]
+    row, runtime = VENDORS[vendor].compiler, runtime_of(vendor)
+    if row is None:
+        return []
+    first = [mapped(row.library.name), runtime.path if runtime is not None else None]
+    return list(dict.fromkeys([*filter(None, first), *libraries.candidates(row.library), row.library.name]))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ucc_hetero.device.registry import available, report, runtime_of
 from ucc_hetero.device.runtime import DeviceRuntime
+from ucc_hetero.machine.vendors import VENDORS
 
 __all__ = ["pointer_vendor", "require", "whose"]
 
@@ -15,10 +16,8 @@ def pointer_vendor(address: int) -> tuple[str, int]:
     """
     runtimes = available()
     if not runtimes:
-        raise BufferError(
-            f"whose memory {address:#x} is cannot be told: no GPU runtime is loaded "
-            f"(nvidia: {report('nvidia')}; amd: {report('amd')})"
-        )
+        tried = "; ".join(f"{row.name}: {report(row.name)}" for row in VENDORS.values() if row.adapter)
+        raise BufferError(f"whose memory {address:#x} is cannot be told: no GPU runtime is loaded ({tried})")
     for runtime in runtimes:
         found = runtime.pointer(address)
         if found.kind == "pinned":

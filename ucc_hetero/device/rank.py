@@ -58,7 +58,7 @@ def place_of(emulated: str = "") -> Place:
 def _device(runtime: DeviceRuntime) -> int:
     # Where "none chosen" cannot be told from "the first", only another than the first was chosen for certain.
     chosen = runtime.current()
-    undecided = chosen is None or (chosen == 0 and runtime.vendor == "amd")
+    undecided = chosen is None or (chosen == 0 and not runtime.traits & lib.UCCH_TELLS_CURRENT)
     return local_rank() % runtime.count() if undecided or chosen is None else chosen
 
 

@@ -2,52 +2,50 @@
 
 from __future__ import annotations
 
+import os
 from functools import cache
-from pathlib import Path
-from types import ModuleType
 
 from ucc_hetero import env
-from ucc_hetero.device import cuda, hip
 from ucc_hetero.device.runtime import DeviceRuntime
-from ucc_hetero.native.libraries import ffi, lib
+from ucc_hetero.machine import vendors
+from ucc_hetero.machine.vendors import VENDORS, Vendor
+from ucc_hetero.native.libraries import candidates, ffi, lib, mapped
 
-__all__ = ["MEMORY_NAMES", "available", "collective_library", "forget", "memory_vendor", "report", "runtime_of"]
-
-_VENDORS: tuple[ModuleType, ...] = (cuda, hip)
-_OVERRIDES = {"nvidia": "CUDA_LIB", "amd": "HIP_LIB"}
-
-#: ``ucc_memory_type_t`` -> its name, as UCX spells it.
-MEMORY_NAMES = ("host", "cuda", "cuda-managed", "rocm", "rocm-managed")
-
-#: ``ucc_memory_type_t`` -> the component of libucc that hands collectives on it to the vendor's library, and that one.
-_LIBRARIES = {lib.UCCH_TYPE_CUDA: ("libucc_tl_nccl", "libnccl"), lib.UCCH_TYPE_ROCM: ("libucc_tl_rccl", "librccl")}
-
-_BY_MEMORY = {lib.UCCH_TYPE_CUDA: "nvidia", lib.UCCH_TYPE_ROCM: "amd"}
+__all__ = ["available", "collective_library", "forget", "late_settings", "register", "report", "runtime_of"]
 
 _loaded: dict[str, DeviceRuntime | None] = {}
 _tried: dict[str, list[str]] = {}
 
 
+def register(row: Vendor) -> None:
+    """Add a vendor, on every rank before its first communicator; ``ValueError`` where something of it is another's.
+
+    Its library brings the adapter, or the engine has it. ``UCCH_`` and the row's ``setting`` name another library.
+    """
+    vendors.register(row)
+    if row.setting:
+        env.TABLE[row.setting] = env.library(row)
+
+
 def runtime_of(vendor: str) -> DeviceRuntime | None:
-    """The runtime of ``nvidia`` or ``amd``; None for ``host``, and where it is absent or sees no device."""
-    if vendor not in _OVERRIDES:
-        return None
+    """The runtime of a vendor; None for ``host``, and where it is absent or sees no device."""
     if vendor not in _loaded:
-        _loaded[vendor] = _load(next(module for module in _VENDORS if vendor == module.VENDOR))
+        row = VENDORS.get(vendor)
+        _loaded[vendor] = _load(row) if row is not None and row.adapter else None
     return _loaded[vendor]
 
 
-def _load(module: ModuleType) -> DeviceRuntime | None:
-    vendor: str = module.VENDOR
-    tried = _tried[vendor] = []
-    explicit = env.get(_OVERRIDES[vendor])
+def _load(row: Vendor) -> DeviceRuntime | None:
+    tried = _tried[row.name] = []
+    explicit = env.get(row.setting) if row.setting else ""
     if explicit.lower() == "none":
-        tried.append(f"UCCH_{_OVERRIDES[vendor]}=none")
+        tried.append(f"{env.PREFIX}{row.setting}=none")
         return None
-    module.prepare()
-    for path in [explicit] if explicit else module.candidates():
-        if lib.ucch_device_load(module.CODE, path.encode()) == 0:
-            runtime = DeviceRuntime(vendor, module.CODE, path)
+    vendors.prepare(row.name, os.environ, late_settings(row.name))
+    for path in [explicit] if explicit else candidates(row.library):
+        number = lib.ucch_device_load(row.adapter.encode(), path.encode())
+        if number >= 0:
+            runtime = DeviceRuntime(row.name, number, path)
             if runtime.count() > 0:
                 return runtime
             tried.append(f"{path}: it sees no device")
@@ -56,9 +54,15 @@ def _load(module: ModuleType) -> DeviceRuntime | None:
     return None
 
 
+def late_settings(vendor: str) -> tuple[str, ...]:
+    """The settings that a vendor's runtime has read by now, or may have: those for its load, and for its start."""
+    name = VENDORS[vendor].library.name
+    return ("load", "start") if name and mapped(name) else ()
+
+
 def available() -> list[DeviceRuntime]:
     """The runtimes that are here and see a device."""
-    return [runtime for module in _VENDORS if (runtime := runtime_of(module.VENDOR)) is not None]
+    return [runtime for vendor in VENDORS if (runtime := runtime_of(vendor)) is not None]
 
 
 def report(vendor: str) -> str:
@@ -69,19 +73,12 @@ def report(vendor: str) -> str:
     return "; ".join(_tried.get(vendor, [])) or f"no runtime is known for {vendor!r}"
 
 
-def memory_vendor(memory: int) -> str:
-    """Whose devices have memory of this type (``ucc_memory_type_t``); ``host`` for none's."""
-    return _BY_MEMORY.get(memory, "host")
-
-
 @cache
 def collective_library(memory: int) -> bool:
-    """Whether libucc has loaded the vendor's own collective library for this memory; asked after a context exists."""
-    try:
-        maps = Path("/proc/self/maps").read_text(errors="replace")
-    except OSError:
-        return False
-    return all(f"/{name}" in maps for name in _LIBRARIES.get(memory, ("?",)))
+    """Whether libucc has loaded the vendor's own collective library for this memory (``ucc_memory_type_t``); asked
+    after a context exists."""
+    wanted = vendors.of_memory(memory).collectives
+    return bool(wanted) and all(map(mapped, wanted))
 
 
 def forget() -> None:

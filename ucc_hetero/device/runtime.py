@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from abc import ABC, abstractmethod
 from functools import cached_property
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from ucc_hetero import env
@@ -12,7 +12,7 @@ from ucc_hetero.errors import DeviceError
 from ucc_hetero.machine import vendors
 from ucc_hetero.native.libraries import ffi, lib
 
-__all__ = ["Block", "DeviceRuntime", "Event", "Flag", "Pointer", "Stream"]
+__all__ = ["Block", "DeviceRuntime", "Event", "Pointer", "Stream"]
 
 #: What an address can be: not known to the runtime, pinned host memory, device memory, managed memory.
 KINDS = {
@@ -57,16 +57,21 @@ class DeviceRuntime:
     # --- devices ------------------------------------------------------------------------------------------------------
 
     @cached_property
+    def traits(self) -> int:
+        """The runtime's traits, bit by bit (``UCCH_EAGER`` and those beside it, cffi_build/api/constants.h)."""
+        return self._int("traits", lib.ucch_device_traits)
+
+    @property
     def eager(self) -> bool:
         """Whether no kernel is loaded at its first launch, which waits for the device."""
-        return bool(self._int("loading mode", lib.ucch_device_eager))
+        return bool(self.traits & lib.UCCH_EAGER)
 
     @property
     def waits_anywhere(self) -> bool:
-        """Whether streams can wait for a word in any memory; HIP's wait for its signal memory only."""
-        return bool(self.code != lib.UCCH_HIP)
+        """Whether streams can wait for a word in any memory, and not only for the runtime's own."""
+        return bool(self.traits & lib.UCCH_WAITS_ANYWHERE)
 
-    @cached_property
+    @property
     def holds(self) -> bool:
         """Whether streams may wait for what has not begun: nothing that this needs may be behind them in a queue.
 
@@ -74,11 +79,11 @@ class DeviceRuntime:
         may wait there for what has been queued before; for more only if the user says that there are enough.
         """
         wanted = str(env.get("HOLD"))
-        return self.eager and (wanted == "y" or (wanted == "auto" and self.code != lib.UCCH_HIP))
+        return self.eager and (wanted == "y" or (wanted == "auto" and bool(self.traits & lib.UCCH_OWN_QUEUES)))
 
     def coherent(self, device: int) -> bool:
         """Whether others can read its shared memory while a kernel of it writes there: not over every link."""
-        return bool(self._int("shared memory", lib.ucch_device_fine)) or any(
+        return bool(self.traits & lib.UCCH_FINE) or any(
             found.hive and found.pci == self.bus(device) for found in vendors.devices()
         )
 
@@ -88,9 +93,22 @@ class DeviceRuntime:
         HIP 7 makes the device of that number, as this process counts, a peer when memory of it is opened. Where each
         process sees one device, that is its own, and does no harm.
         """
-        if self.code != lib.UCCH_HIP or self._int("version", lib.ucch_device_version) < 7000:
+        if not self.traits & lib.UCCH_PEERS_BY_NUMBER:
             return True
         return device < self.count() and (device == own or self.bus(device) == board)
+
+    def target(self, device: int) -> str:
+        """What kernels for a device are compiled for; empty where neither the runtime nor the kernel's files say.
+
+        Nor is it said where the runtime was told to take the device for another one.
+        """
+        text = ffi.new("char[]", 64)
+        self.check(f"target of device {device}", lib.ucch_device_target(self.code, device, text, 64))
+        compiler = vendors.VENDORS[self.vendor].compiler
+        if text[0] != b"\0" or compiler is None or any(name.startswith(compiler.override) for name in os.environ):
+            return str(ffi.string(text).decode())
+        bus = self.bus(device).partition(".")[0]  # of any partition
+        return next((found.arch for found in vendors.devices() if found.pci.partition(".")[0] == bus), "")
 
     def version(self) -> str:
         """Version of the runtime or driver, such as ``12.8``."""
@@ -102,7 +120,7 @@ class DeviceRuntime:
         return self._int("count", lib.ucch_device_count)
 
     def current(self) -> int | None:
-        """The calling thread's device; None where it has not chosen one."""
+        """The calling thread's device; None where it has not chosen one, which cannot always be told from the first."""
         device = self._int("current device", lib.ucch_device_current)
         return None if device < 0 else device
 
@@ -122,13 +140,6 @@ class DeviceRuntime:
         text = ffi.new("char[32]")
         self.check(f"PCI address of device {device}", lib.ucch_device_bus(self.code, device, text, 32))
         return str(ffi.string(text).decode()).lower()
-
-    def bar_bytes(self, device: int) -> int:
-        """Bytes of the device's largest memory window on the PCI bus; 0 where the kernel does not show it.
-
-        The host can address all of the device's memory only if this is as large as that memory ("large BAR").
-        """
-        return largest_window(Path("/sys/bus/pci/devices") / self.bus(device) / "resource")
 
     # --- memory -------------------------------------------------------------------------------------------------------
 
@@ -157,11 +168,11 @@ class DeviceRuntime:
         self.check(what, lib.ucch_device_alloc(self.code, out, nbytes, pinned))
         return Block(self, int(ffi.cast("uintptr_t", out[0])), nbytes, pinned)
 
-    def flag(self) -> Flag:
-        """A word, 0, that the host and streams see: HIP's streams wait for no other memory."""
+    def flag(self) -> int:
+        """Address of a word, 0, that the host and streams see and that is kept: HIP's streams wait for no other."""
         out = ffi.new("void **")
         self.check("flag", lib.ucch_device_flag(self.code, out))
-        return Flag(self, int(ffi.cast("uintptr_t", out[0])))
+        return int(ffi.cast("uintptr_t", out[0]))
 
     def copy(self, dst: int, src: int, nbytes: int, stream: int = 0) -> None:
         """Copy in ``stream``, between any two kinds of memory; done when the stream gets there."""
@@ -259,20 +270,3 @@ class Block(_Handle):
 
     def _release(self, handle: Any) -> None:
         self.runtime.check("free", lib.ucch_device_free(self.runtime.code, handle, self.pinned))
-
-
-class Flag(_Handle):
-    """Four bytes of memory that streams wait for, and write. ``handle`` is their address."""
-
-    def _release(self, handle: Any) -> None:
-        self.runtime.check("free", lib.ucch_device_unflag(self.runtime.code, handle))
-
-
-def largest_window(resource: Path) -> int:
-    """The largest address range in a PCI device's ``resource`` file (lines of start, end, flags); 0 without one."""
-    try:
-        lines = resource.read_text().splitlines()
-    except OSError:
-        return 0
-    ranges = [[int(field, 16) for field in line.split()[:2]] for line in lines if len(line.split()) == 3]
-    return max((end - start + 1 for start, end in ranges if end > start), default=0)

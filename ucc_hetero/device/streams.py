@@ -4,27 +4,29 @@ from __future__ import annotations
 
 from typing import Any
 
+from ucc_hetero.machine.vendors import STREAMS
+
 __all__ = ["stream_handle"]
 
-#: torch, CuPy, numba and cuda.core, in this order.
-_ATTRIBUTES = ("cuda_stream", "ptr", "handle")
+#: CuPy's; numba's and cuda.core's.
+_ATTRIBUTES = ("ptr", "handle")
 
 
 def stream_handle(stream: Any) -> int:
     """The handle of a stream: an integer (0 is the default stream), or an object that has or gives one.
 
-    Takes torch's and CuPy's streams, ours, and everything with ``__cuda_stream__`` (a pair of version and handle): the
-    libraries of both vendors use this name. ``TypeError`` for anything else.
+    Takes torch's and CuPy's streams, ours, and everything with an attribute that a vendor's row has for them
+    (``__cuda_stream__``: a pair of version and handle). ``TypeError`` for anything else.
     """
     if isinstance(stream, int):
         return stream
-    handle = getattr(stream, "cuda_stream", None)  # torch's, whose protocol takes many times as long
-    if type(handle) is int:
-        return handle
-    protocol = getattr(stream, "__cuda_stream__", None)
-    if protocol is not None:
-        return int((protocol() if callable(protocol) else protocol)[1])
-    for name in _ATTRIBUTES:
+    for name in STREAMS:
+        found = getattr(stream, name, None)
+        if type(found) is int:
+            return found
+        if found is not None and name.startswith("__"):
+            return int((found() if callable(found) else found)[1])
+    for name in (*STREAMS, *_ATTRIBUTES):
         value = getattr(stream, name, None)
         if value is not None and not callable(value):
             return int(getattr(value, "value", value) or 0)

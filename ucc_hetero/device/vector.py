@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ucc_hetero.device.runtime import DeviceRuntime
+from ucc_hetero.machine.vendors import VENDORS
 
 __all__ = ["Vector"]
 
@@ -23,12 +24,14 @@ class Vector:
         self.block = runtime.alloc(max(self.host.nbytes, 1)) if runtime else None
         if self.runtime and self.block:
             self._copy(self.runtime, self.block.handle, self.host.ctypes.data)
-            self.__cuda_array_interface__ = {
+            interface = {
                 "shape": self.host.shape,
                 "typestr": self.host.dtype.str,
                 "data": (self.block.handle, False),
                 "version": 2,
             }
+            for name in VENDORS[runtime.vendor].interfaces if runtime else ():
+                setattr(self, name, interface)
 
     @property
     def buffer(self) -> Any:

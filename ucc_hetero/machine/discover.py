@@ -7,13 +7,13 @@ import re
 import socket
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
+from typing import Any
 
-from . import nvlink
-from .vendors import gfx
+from .vendors import VENDORS, Known, Vendor
 
 __all__ = [
-    "WITHIN_NODE",
     "Accelerator",
     "HostIdentity",
     "Machine",
@@ -25,22 +25,14 @@ __all__ = [
     "nics",
     "record",
     "replay",
+    "within_node",
 ]
 
-#: UCX's transports that do not leave a node.
-WITHIN_NODE = (
-    "self",
-    "sysv",
-    "posix",
-    "cma",
-    "knem",
-    "xpmem",
-    "cuda_copy",
-    "cuda_ipc",
-    "gdr_copy",
-    "rocm_copy",
-    "rocm_ipc",
-)
+
+def within_node() -> set[str]:
+    """UCX's transports that do not leave a node."""
+    of_vendors = (name for row in VENDORS.values() for name in row.transports)
+    return {"self", "sysv", "posix", "cma", "knem", "xpmem", *of_vendors}
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,13 +136,8 @@ class Machine:
         return sum(nic.speed for nic in self.nics)
 
 
-#: PCI vendor -> ours.
-_PCI_VENDORS = {"0x10de": "nvidia", "0x1002": "amd"}
 #: PCI classes of display and processing accelerators.
 _ACCELERATORS = ("0x0300", "0x0302", "0x0380", "0x1200")
-_KFD = "sys/class/kfd/kfd/topology/nodes"
-#: KFD's io_link type of xGMI.
-_XGMI = "11"
 _ETHERNET = "1"
 
 
@@ -233,54 +220,31 @@ def _nics(root: Path) -> Iterator[Nic]:
 
 def _accelerators(root: Path) -> Iterator[Accelerator]:
     base = root / "sys/bus/pci/devices"
-    fabric, archs, names = _kfd(root)
-    fabric |= nvlink.peers(_nvidia(base), root)
+    known: dict[str, Known] = {}
+    for module, addresses in _knowing(root):
+        known |= module.details(root, addresses)
+    for pci, row in _cards(base):
+        more = known.get(pci, Known())
+        name = more.name or f"device {_read(base / pci / 'device')}"
+        yield Accelerator(row.name, pci, name, more.arch, _number(base / pci / "numa_node", -1), more.peers)
+
+
+def _cards(base: Path) -> Iterator[tuple[str, Vendor]]:
+    """Addresses of the accelerators of vendors that we know, and whose they are."""
+    rows = {row.pci: row for row in VENDORS.values() if row.pci}
     for pci in _names(base):
-        at = base / pci
-        vendor = _PCI_VENDORS.get(_read(at / "vendor"))
-        if vendor is None or not _read(at / "class").startswith(_ACCELERATORS):
-            continue
-        name = names.get(pci) or _model(root, pci) or f"device {_read(at / 'device')}"
-        numa = _number(at / "numa_node", -1)
-        yield Accelerator(vendor, pci, name, archs.get(pci, ""), numa, fabric.get(pci, ()))
+        row = rows.get(_read(base / pci / "vendor"))
+        if row is not None and _read(base / pci / "class").startswith(_ACCELERATORS):
+            yield pci, row
 
 
-def _nvidia(base: Path) -> list[str]:
-    """Addresses of NVIDIA's accelerators."""
-    found = [pci for pci in _names(base) if _PCI_VENDORS.get(_read(base / pci / "vendor")) == "nvidia"]
-    return [pci for pci in found if _read(base / pci / "class").startswith(_ACCELERATORS)]
-
-
-def _model(root: Path, pci: str) -> str:
-    """The model that NVIDIA's driver knows of a device."""
-    text = _read(root / "proc/driver/nvidia/gpus" / pci / "information")
-    found = re.search(r"^Model:\s*(.+)$", text, re.MULTILINE)
-    return found[1].strip() if found else ""
-
-
-def _properties(path: Path) -> dict[str, str]:
-    return dict(line.split(None, 1) for line in _read(path).splitlines() if len(line.split()) == 2)
-
-
-def _kfd(root: Path) -> tuple[dict[str, tuple[str, ...]], dict[str, str], dict[str, str]]:
-    """By PCI address what AMD's kernel driver knows: peers over xGMI, architecture, name."""
-    base = root / _KFD
-    nodes = {}
-    for node in _names(base):
-        facts = _properties(base / node / "properties")
-        if int(facts.get("gfx_target_version", 0)):
-            at = int(facts["location_id"])
-            domain = int(facts.get("domain", 0))
-            nodes[node] = f"{domain:04x}:{at >> 8 & 0xFF:02x}:{at >> 3 & 0x1F:02x}.{at & 7:x}", facts
-    fabric, archs, names = {}, {}, {}
-    for node, (pci, facts) in nodes.items():
-        version = int(facts["gfx_target_version"])
-        archs[pci] = gfx(version)
-        names[pci] = _read(base / node / "name")
-        links = [_properties(base / node / "io_links" / n / "properties") for n in _names(base / node / "io_links")]
-        peers = [link["node_to"] for link in links if link.get("type") == _XGMI]
-        fabric[pci] = tuple(nodes[peer][0] for peer in peers if peer in nodes)
-    return fabric, archs, names
+def _knowing(root: Path) -> Iterator[tuple[Any, list[str]]]:
+    """The modules that know more of vendors' devices, and these devices' addresses."""
+    cards = list(_cards(root / "sys/bus/pci/devices"))
+    for row in VENDORS.values():
+        if row.details:
+            module = import_module(f".{row.details}", __package__)
+            yield module, [pci for pci, owner in cards if owner is row]
 
 
 def _numa(root: Path) -> Iterator[tuple[int, str]]:
@@ -318,8 +282,6 @@ _RECORDED = (
     "sys/class/net/*/{type,speed,operstate,device/numa_node}",
     "sys/class/infiniband/*/{device/numa_node,ports/*/state,ports/*/rate,ports/*/link_layer}",
     "sys/bus/pci/devices/*/{vendor,device,class,numa_node}",
-    "proc/driver/nvidia/gpus/*/information",
-    _KFD + "/*/{name,properties,io_links/*/properties}",
     "sys/devices/system/node/node*/cpulist",
 )
 _LINKS = ("sys/class/net/*/device", "sys/class/infiniband/*/device", "sys/bus/pci/devices/*")
@@ -329,14 +291,16 @@ _PRIVATE = re.compile(r"^(GPU UUID|Device Minor|unique_id)\b.*\n?", re.MULTILINE
 def record(root: Path = Path("/")) -> dict[str, str]:
     """The files that ``machine`` reads: path -> text, or ``-> target`` for a link. No serial numbers."""
     found: dict[str, str] = {}
-    for pattern in _RECORDED:
+    knowing = list(_knowing(root))
+    for pattern in (*_RECORDED, *(pattern for module, _ in knowing for pattern in module.FILES)):
         stem, brace, rest = pattern.partition("{")
         for end in rest.rstrip("}").split(",") if brace else [""]:
             for path in sorted(root.glob(stem + end)):
                 text = _PRIVATE.sub("", _read(path) + "\n")
                 if text.strip():
                     found[str(path.relative_to(root))] = text.rstrip("\n")
-    found |= nvlink.recorded(nvlink.peers(_nvidia(root / "sys/bus/pci/devices"), root))
+    for module, addresses in knowing:
+        found |= module.answers(root, addresses)
     if _in_container(root):
         found[".dockerenv"] = ""
     for pattern in _LINKS:

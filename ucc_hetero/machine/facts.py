@@ -35,3 +35,5 @@ class Facts:
     transports: tuple[str, ...] = ()
     #: Algorithms that the program has added, as ``collective@name``, joined by spaces.
     algorithms: str = ""
+    #: Names of the vendors that the process knows, joined by spaces.
+    vendors: str = ""

@@ -1,4 +1,4 @@
-"""NVIDIA devices that reach each other over NVLink, directly or through switches, as NVML tells.
+"""NVIDIA devices: models as their driver knows them, and which reach each other over NVLink, as NVML tells.
 
 NVML is asked through ``nvidia-ml-py`` where that is installed; nothing needs it. Records of machines hold the answer in
 a file of its own for each device, as the kernel has none.
@@ -11,10 +11,29 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-__all__ = ["FOLDER", "peers", "recorded"]
+from .vendors import Known, text
 
+__all__ = ["FILES", "FOLDER", "answers", "details", "peers", "recorded"]
+
+_DRIVER = "proc/driver/nvidia/gpus"
+#: What a record of a machine has of them.
+FILES = (_DRIVER + "/*/information",)
 #: Where a record of a machine has the peers of a device, one address a line.
 FOLDER = "nvml/nvlink"
+
+
+def details(root: Path, devices: Sequence[str]) -> dict[str, Known]:
+    """What is known of these devices, by PCI address."""
+    linked, found = peers(devices, root), {}
+    for pci in devices:
+        model = re.search(r"^Model:\s*(.+)$", text(root / _DRIVER / pci / "information"), re.MULTILINE)
+        found[pci] = Known(model[1].strip() if model else "", "", linked.get(pci, ()))
+    return found
+
+
+def answers(root: Path, devices: Sequence[str]) -> dict[str, str]:
+    """The files of a record that hold what NVML says."""
+    return recorded(peers(devices, root))
 
 
 def peers(devices: Sequence[str], root: Path = Path("/")) -> dict[str, tuple[str, ...]]:

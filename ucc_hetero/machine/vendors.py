@@ -1,5 +1,6 @@
-"""Vendors as a host shows them: one table of names, numbers and settings, and the devices found in the kernel's files.
+"""Vendors: a row of names, numbers and settings for each, and the devices that a host shows in the kernel's files.
 
+A row, and an adapter of the runtime in C, is all that the package knows of a vendor (docs/extending.md).
 Used by a rank that looks after itself, by the launcher, and by the doctor. It needs the standard library and nothing of
 this package, because the launcher's rank wrapper loads it by its path: importing the package would load numpy and
 libucp into every wrapper.
@@ -9,22 +10,34 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Container, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Container, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 __all__ = [
+    "DLPACK",
+    "INTERFACES",
     "ROOT",
+    "STREAMS",
+    "TORCH",
     "VENDORS",
+    "Compiler",
     "Device",
+    "Known",
+    "Library",
     "Setting",
     "Vendor",
     "apply",
     "devices",
     "gfx",
+    "memory_name",
     "native_vendor",
+    "of_memory",
+    "register",
     "seen",
     "settings",
+    "text",
 ]
 
 ROOT = Path("/")
@@ -45,97 +58,30 @@ class Setting:
 
 
 @dataclass(frozen=True, slots=True)
-class Vendor:
-    """What there is to know about a vendor without its libraries."""
+class Library:
+    """A shared library: its name, its major versions from the best on, and the folders that it may be in, best first.
+
+    A folder is a path, ``$NAME/…`` below what a variable names, or ``package:…`` inside an installed package, where
+    ``*`` stands for any name.
+    """
 
     name: str
-    #: PCI vendor number as sysfs spells it; empty for plain host memory.
-    pci: str
-    #: Variable that chooses the devices a process sees.
-    visible: str
-    #: Kubernetes' name of one device.
-    resource: str
-    #: UCX's names of the vendor's memory, and of its way from one process's device memory to another's.
-    memory: str
-    ipc: str
-    settings: tuple[Setting, ...] = ()
-    #: Variable that the runtime below reads first: ``visible`` then counts within its list.
-    below: str = ""
-    #: Variable that is read where ``visible`` is empty.
-    instead: str = ""
+    majors: tuple[int, ...] = ()
+    folders: tuple[str, ...] = ()
 
 
-#: Where the processor can only reach a part of a GPU's memory, UCX's and UCC's short paths, which write through that
-#: window, crash. They are only avoided there: without them small messages are slower.
-_SMALL_BAR = tuple(
-    Setting(
-        name, "0", "small BAR", "the processor cannot reach all of the GPU's memory, where UCX and UCC assume it can"
-    )
-    for name in (
-        "UCX_ROCM_COPY_D2H_THRESH",
-        "UCX_ROCM_COPY_H2D_THRESH",
-        "UCC_EC_ROCM_REDUCE_HOST_LIMIT",
-        "UCC_EC_ROCM_COPY_HOST_LIMIT",
-    )
-)
+@dataclass(frozen=True, slots=True)
+class Compiler:
+    """A run-time compiler with NVRTC's interface, under names of its own."""
 
-#: Elements are allocated one by one, at first use, and kept.
-_SCRATCH = "libucc would allocate and free scratch of more than 1 MiB in every call, which waits for the whole device"
-
-_EAGER = "a kernel's first launch would wait for streams that wait for a collective, so that none could be let wait"
-
-_QUEUES = "all streams of a process would share four queues, where one that waits keeps others waiting"
-
-_FINE = "without xGMI, devices would not see what others write to their memory before these end"
-
-_CONNECT = "RCCL would connect at an algorithm's first call, which waits for streams that wait for a collective"
-
-VENDORS: Mapping[str, Vendor] = {
-    vendor.name: vendor
-    for vendor in (
-        Vendor("host", "", "", "", "host", ""),
-        Vendor(
-            "nvidia",
-            "0x10de",
-            "CUDA_VISIBLE_DEVICES",
-            "nvidia.com/gpu",
-            "cuda",
-            "cuda_ipc",
-            (
-                Setting("CUDA_DEVICE_ORDER", "PCI_BUS_ID", "always", "device numbers mean the same to every library"),
-                Setting("CUDA_MODULE_LOADING", "EAGER", "always", _EAGER),
-                Setting("UCC_MC_CUDA_MPOOL_ELEM_SIZE", "256M", "always", _SCRATCH),
-                Setting("UCC_MC_CUDA_MPOOL_MAX_ELEMS", "64", "always", _SCRATCH),
-            ),
-        ),
-        Vendor(
-            "amd",
-            "0x1002",
-            "HIP_VISIBLE_DEVICES",
-            "amd.com/gpu",
-            "rocm",
-            "rocm_ipc",
-            (
-                Setting(
-                    "UCX_ROCM_COPY_DMABUF",
-                    "try",
-                    "kernel 6",
-                    "peer memory is unusable on these kernels, and UCX does not try dmabuf by itself; told that it "
-                    "must, it gives up where the kernel's configuration is out of sight, as in containers",
-                ),
-                Setting("HIP_ENABLE_DEFERRED_LOADING", "0", "one device", _EAGER, "load"),
-                Setting("GPU_MAX_HW_QUEUES", "16", "always", _QUEUES, "start"),
-                Setting("HSA_FORCE_FINE_GRAIN_PCIE", "1", "always", _FINE, "start"),
-                Setting("NCCL_RUNTIME_CONNECT", "0", "always", _CONNECT, "calls"),
-                Setting("UCC_MC_ROCM_MPOOL_ELEM_SIZE", "256M", "always", _SCRATCH),
-                Setting("UCC_MC_ROCM_MPOOL_MAX_ELEMS", "64", "always", _SCRATCH),
-                *_SMALL_BAR,
-            ),
-            below="ROCR_VISIBLE_DEVICES",
-            instead="CUDA_VISIBLE_DEVICES",
-        ),
-    )
-}
+    library: Library
+    #: What its functions begin with, and what they call machine code.
+    prefix: str
+    code: str
+    #: Its option that says what to compile for, up to the target's name.
+    option: str
+    #: Variables that begin so make the runtime take a device for another one.
+    override: str = "\0"
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +107,109 @@ class Device:
         return 0 < self.window < self.memory
 
 
-def _text(path: Path) -> str:
+class Known(NamedTuple):
+    """What a vendor's own files and libraries tell of a device: model, architecture, peers on the vendor's links."""
+
+    name: str = ""
+    arch: str = ""
+    peers: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Vendor:
+    """What there is to know about a vendor without its libraries; what is not said, it does not have."""
+
+    name: str
+
+    # --- the runtime
+    #: Name of the adapter that knows its functions (``cffi_build/gpu``).
+    adapter: str = ""
+    library: Library = Library("")
+    #: Setting of ours, without UCCH_, that names another file, or none.
+    setting: str = ""
+    compiler: Compiler | None = None
+    settings: tuple[Setting, ...] = ()
+
+    # --- the devices
+    #: PCI vendor number as sysfs spells it.
+    pci: str = ""
+    #: Finds its devices below a root, in the order of their runtime.
+    find: Callable[[Path], list[Device]] = field(default=lambda root: [], repr=False)
+    #: Module beside this one that knows more of them: ``FILES``, ``details(root, addresses)``, ``answers``.
+    details: str = ""
+    #: Variable that chooses the devices a process sees.
+    visible: str = ""
+    #: Variable that the runtime below reads first: ``visible`` then counts within its list.
+    below: str = ""
+    #: Variable that is read where ``visible`` is empty.
+    instead: str = ""
+
+    # --- the memory
+    #: UCX's name of its memory, and UCC's number (``ucc_memory_type_t``), behind which managed memory comes.
+    memory: str = "host"
+    memory_type: int = 0
+    #: UCX's transports within a node, and the one between two processes' device memory.
+    transports: tuple[str, ...] = ()
+    ipc: str = ""
+    #: DLPack's types of its devices, and of host memory that is theirs.
+    dlpack: tuple[int, ...] = ()
+    dlpack_host: tuple[int, ...] = ()
+    #: Attributes of arrays that describe memory of its devices, in the form of ``__cuda_array_interface__``.
+    interfaces: tuple[str, ...] = ()
+    #: Attributes of streams that hold the runtime's handle, or in the form of ``__cuda_stream__`` a version and it.
+    streams: tuple[str, ...] = ()
+    #: torch's types of its devices, and the attribute of ``torch.version`` that a torch built for them has.
+    torch: tuple[str, ...] = ()
+    torch_build: str = ""
+
+    # --- its collectives
+    #: The component of libucc that hands collectives to the vendor's library, and that one.
+    collectives: tuple[str, ...] = ()
+    #: Bytes of device memory that must be free where libucc sets up the vendor's library for a team in its first call
+    #: (``UCC_TL_NCCL_LAZY_INIT``), in which it waits for the other ranks; 0 where it does so when it makes the team.
+    #: Where one rank has less the library fails there, and the others wait for that rank without end.
+    set_up_bytes: int = 0
+    #: Library that libucc's components need and no search path leads to, and a file that is there if the driver is.
+    preload: Library = Library("")
+    driver: str = ""
+
+    # --- launchers
+    #: Kubernetes' name of one device.
+    resource: str = ""
+    #: What gives a container all devices, by the engine; which of them a rank uses is chosen by variable.
+    containers: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    #: Words in the names of partitions and hosts that tell of the vendor.
+    hints: tuple[str, ...] = ()
+
+
+#: Where the processor can only reach a part of a GPU's memory, UCX's and UCC's short paths, which write through that
+#: window, crash. They are only avoided there: without them small messages are slower.
+_SMALL_BAR = tuple(
+    Setting(
+        name, "0", "small BAR", "the processor cannot reach all of the GPU's memory, where UCX and UCC assume it can"
+    )
+    for name in (
+        "UCX_ROCM_COPY_D2H_THRESH",
+        "UCX_ROCM_COPY_H2D_THRESH",
+        "UCC_EC_ROCM_REDUCE_HOST_LIMIT",
+        "UCC_EC_ROCM_COPY_HOST_LIMIT",
+    )
+)
+
+#: Elements are allocated one by one, at first use, and kept.
+_SCRATCH = "libucc would allocate and free scratch of more than 1 MiB in every call, which waits for the whole device"
+
+_EAGER = "a kernel's first launch would wait for streams that wait for a collective, so that none could be let wait"
+
+_QUEUES = "all streams of a process would share four queues, where one that waits keeps others waiting"
+
+_FINE = "without xGMI, devices would not see what others write to their memory before these end"
+
+_CONNECT = "{} would connect at an algorithm's first call, which waits for streams that wait for a collective"
+
+
+def text(path: Path) -> str:
+    """The contents of one of the kernel's files, without the blanks around them; empty without one."""
     try:
         return path.read_text().strip()
     except OSError:
@@ -177,9 +225,9 @@ def _number(text: str, otherwise: int = 0) -> int:
 
 def _device(root: Path, vendor: str, pci: str, node: str, arch: str = "", hive: int = 0) -> Device:
     folder = root / "sys/bus/pci/devices" / pci
-    memory, window = (_number(_text(folder / f"mem_info_{name}_total")) for name in ("vram", "vis_vram"))
-    numa = _number(_text(folder / "numa_node"), -1)
-    return Device(vendor, pci, node, memory, window, numa, _text(folder / "local_cpulist"), arch, hive)
+    memory, window = (_number(text(folder / f"mem_info_{name}_total")) for name in ("vram", "vis_vram"))
+    numa = _number(text(folder / "numa_node"), -1)
+    return Device(vendor, pci, node, memory, window, numa, text(folder / "local_cpulist"), arch, hive)
 
 
 def _with_minor_numbers(root: Path) -> list[Device]:
@@ -187,7 +235,7 @@ def _with_minor_numbers(root: Path) -> list[Device]:
     found = []
     base = root / "proc/driver/nvidia/gpus"
     for folder in sorted(base.iterdir()) if base.is_dir() else []:
-        minor = re.search(r"^Device Minor:\s*(\d+)", _text(folder / "information"), re.M)
+        minor = re.search(r"^Device Minor:\s*(\d+)", text(folder / "information"), re.M)
         node = f"dev/nvidia{minor[1]}" if minor else ""
         if node and (root / node).exists():
             found.append(_device(root, "nvidia", folder.name.lower(), f"/{node}"))
@@ -200,7 +248,7 @@ def _with_kfd_nodes(root: Path) -> list[Device]:
     base = root / "sys/class/kfd/kfd/topology/nodes"
     nodes = sorted(base.iterdir(), key=lambda node: _number(node.name)) if base.is_dir() else []
     for folder in nodes:
-        words = dict(line.split(None, 1) for line in _text(folder / "properties").splitlines() if " " in line)
+        words = dict(line.split(None, 1) for line in text(folder / "properties").splitlines() if " " in line)
         where, minor = _number(words.get("location_id", "")), _number(words.get("drm_render_minor", ""))
         if not _number(words.get("simd_count", "")) or not minor:
             continue  # a processor
@@ -220,9 +268,151 @@ def gfx(version: int) -> str:
     return f"gfx{version // 10000}{version // 100 % 100:x}{version % 100:x}" if version else ""
 
 
+#: Every vendor by its name.
+VENDORS: dict[str, Vendor] = {}
+#: DLPack's types of device, and whose they are; and what is known of all vendors together: their ``interfaces``,
+#: ``streams`` and ``torch``.
+DLPACK: dict[int, str] = {}
+INTERFACES: list[str] = []
+STREAMS: list[str] = []
+TORCH: list[str] = []
+
+
+def register(row: Vendor) -> None:
+    """Add a vendor. ``ValueError`` where another one has its name, or a number that tells its memory."""
+    for other in VENDORS.values():
+        for column in ("name", "adapter", "setting", "pci", "memory_type"):
+            if getattr(row, column) and getattr(row, column) == getattr(other, column):
+                raise ValueError(f"vendor {row.name!r}: vendor {other.name!r} has this {column} already")
+    for kind in (*row.dlpack, *row.dlpack_host):
+        if DLPACK.setdefault(kind, row.name if kind in row.dlpack else "host") != row.name and kind in row.dlpack:
+            raise ValueError(f"vendor {row.name!r}: DLPack's type {kind} is that of vendor {DLPACK[kind]!r} already")
+    VENDORS[row.name] = row
+    for known, names in ((INTERFACES, row.interfaces), (STREAMS, row.streams), (TORCH, row.torch)):
+        known += [name for name in names if name not in known]
+
+
+#: Both vendors' libraries have NVIDIA's names. torch's streams first: the protocol takes many times as long.
+_INTERFACES = ("__cuda_array_interface__",)
+_STREAMS = ("cuda_stream", "__cuda_stream__")
+
+register(Vendor(name="host", dlpack=(1,), hints=("cpu",)))
+
+register(
+    Vendor(
+        name="nvidia",
+        adapter="cuda",
+        library=Library("libcuda.so", (1,)),
+        setting="CUDA_LIB",
+        compiler=Compiler(Library("libnvrtc.so", (13, 12), ("nvidia:*/lib",)), "nvrtc", "CUBIN", "-arch="),
+        settings=(
+            Setting("CUDA_DEVICE_ORDER", "PCI_BUS_ID", "always", "device numbers mean the same to every library"),
+            # CUDA can be asked what it has read: where it runs already, no harm is done.
+            Setting("CUDA_MODULE_LOADING", "EAGER", "always", _EAGER, "calls"),
+            Setting("NCCL_RUNTIME_CONNECT", "0", "always", _CONNECT.format("NCCL"), "calls"),
+            Setting("UCC_MC_CUDA_MPOOL_ELEM_SIZE", "256M", "always", _SCRATCH),
+            Setting("UCC_MC_CUDA_MPOOL_MAX_ELEMS", "64", "always", _SCRATCH),
+        ),
+        pci="0x10de",
+        find=_with_minor_numbers,
+        details="nvlink",
+        visible="CUDA_VISIBLE_DEVICES",
+        memory="cuda",
+        memory_type=1,
+        transports=("cuda_copy", "cuda_ipc", "gdr_copy"),
+        ipc="cuda_ipc",
+        dlpack=(2, 13),
+        dlpack_host=(3,),
+        interfaces=_INTERFACES,
+        streams=_STREAMS,
+        torch=("cuda",),
+        torch_build="cuda",
+        collectives=("libucc_tl_nccl", "libnccl"),
+        set_up_bytes=1056 << 20,  # NCCL 2.28.9 took 1028 MiB on each of two H200s
+        preload=Library("libcudart.so.12", folders=("nvidia:cuda_runtime/lib",)),
+        driver="/dev/nvidiactl",
+        resource="nvidia.com/gpu",
+        containers={
+            "docker": ("--gpus", "all"),
+            "podman": ("--device", "nvidia.com/gpu=all"),
+            "apptainer": ("--nv",),
+        },
+        hints=("nvidia", "cuda"),
+    )
+)
+
+#: torch's wheel comes first: once it is imported, no other HIP should be in the process.
+_ROCM = ("torch:lib", "$ROCM_PATH/lib", "_rocm_sdk_core:lib", "/opt/rocm/lib")
+
+register(
+    Vendor(
+        name="amd",
+        adapter="hip",
+        library=Library("libamdhip64.so", (7, 6, 5), _ROCM),
+        setting="HIP_LIB",
+        compiler=Compiler(
+            Library("libhiprtc.so", (7, 6, 5), _ROCM), "hiprtc", "Code", "--offload-arch=", "HSA_OVERRIDE_GFX_VERSION"
+        ),
+        settings=(
+            Setting(
+                "UCX_ROCM_COPY_DMABUF",
+                "try",
+                "kernel 6",
+                "peer memory is unusable on these kernels, and UCX does not try dmabuf by itself; told that it "
+                "must, it gives up where the kernel's configuration is out of sight, as in containers",
+            ),
+            # HIP cannot be asked what it has read: where it is here already, and was not told, streams are not held,
+            # and device memory is shared over xGMI alone (docs/gpu.md).
+            Setting("HIP_ENABLE_DEFERRED_LOADING", "0", "one device", _EAGER, "load"),
+            Setting("GPU_MAX_HW_QUEUES", "16", "always", _QUEUES, "start"),
+            Setting("HSA_FORCE_FINE_GRAIN_PCIE", "1", "always", _FINE, "start"),
+            Setting("NCCL_RUNTIME_CONNECT", "0", "always", _CONNECT.format("RCCL"), "calls"),
+            Setting("UCC_MC_ROCM_MPOOL_ELEM_SIZE", "256M", "always", _SCRATCH),
+            Setting("UCC_MC_ROCM_MPOOL_MAX_ELEMS", "64", "always", _SCRATCH),
+            *_SMALL_BAR,
+        ),
+        pci="0x1002",
+        find=_with_kfd_nodes,
+        details="kfd",
+        visible="HIP_VISIBLE_DEVICES",
+        below="ROCR_VISIBLE_DEVICES",
+        instead="CUDA_VISIBLE_DEVICES",
+        memory="rocm",
+        memory_type=3,
+        transports=("rocm_copy", "rocm_ipc"),
+        ipc="rocm_ipc",
+        dlpack=(10,),
+        dlpack_host=(11,),
+        interfaces=_INTERFACES,
+        streams=_STREAMS,
+        torch=("cuda",),  # under NVIDIA's name
+        torch_build="hip",
+        collectives=("libucc_tl_rccl", "librccl"),
+        resource="amd.com/gpu",
+        containers={
+            "docker": ("--device", "/dev/kfd", "--device", "/dev/dri", "--group-add", "video", "--group-add", "render"),
+            "podman": ("--device", "/dev/kfd", "--device", "/dev/dri"),
+            "apptainer": ("--rocm",),
+        },
+        hints=("amd", "rocm"),
+    )
+)
+
+
+def of_memory(kind: int) -> Vendor:
+    """Whose devices have memory of this type (``ucc_memory_type_t``); ``host`` for none's."""
+    return next((row for row in VENDORS.values() if row.memory_type == kind), VENDORS["host"])
+
+
+def memory_name(kind: int) -> str:
+    """UCX's name of memory of this type (``ucc_memory_type_t``)."""
+    managed = of_memory(kind - 1)
+    return f"{managed.memory}-managed" if managed.memory_type else of_memory(kind).memory
+
+
 def devices(root: Path = ROOT) -> list[Device]:
     """The GPUs of this host that this process may use, each vendor's in the order of that vendor's runtime."""
-    return [*_with_minor_numbers(root), *_with_kfd_nodes(root)]
+    return [device for row in VENDORS.values() for device in row.find(root)]
 
 
 def seen(vendor: str, found: list[Device], environ: Mapping[str, str]) -> list[tuple[str, Device | None]]:
@@ -276,15 +466,19 @@ def settings(
     return [setting for setting in VENDORS[vendor].settings if holds[setting.when]]
 
 
-def apply(environ: dict[str, str] | os._Environ[str], root: Path = ROOT, late: Container[str] = ()) -> None:
+def apply(
+    environ: dict[str, str] | os._Environ[str],
+    root: Path = ROOT,
+    late: Callable[[str], Container[str]] = lambda vendor: (),
+) -> None:
     """Set what this host's devices need and nobody has set; for a rank that was started without the launcher.
 
-    ``late``: what a runtime reads then (``load``, ``start``) is left alone, as it would say what is not so.
+    ``late``: what a vendor's runtime reads then (``load``, ``start``) is left alone, as it would say what is not so.
     """
     found = devices(root)
     for vendor in dict.fromkeys(device.vendor for device in found):
         for setting in settings(vendor, found, environ=environ):
-            if setting.read not in late:
+            if setting.read not in late(vendor):
                 environ.setdefault(setting.name, setting.value)
 
 

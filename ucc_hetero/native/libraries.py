@@ -17,8 +17,9 @@ from pathlib import Path
 from .. import env
 from .._native import ffi, lib
 from ..errors import LibraryNotFound
+from ..machine.vendors import VENDORS, Library
 
-__all__ = ["Libraries", "ffi", "lib", "load", "load_before_mpi", "loaded", "mapped", "package_dirs", "preload_ucx"]
+__all__ = ["Libraries", "candidates", "ffi", "lib", "load", "load_before_mpi", "loaded", "mapped", "preload_ucx"]
 
 #: The order matters: each needs those before it, and only absolute paths keep another UCX's files out.
 UCX_FILES = ("libucs.so.0", "libucs_signal.so.0", "libuct.so.0", "libucp.so.0")
@@ -55,6 +56,29 @@ def package_dirs(package: str) -> list[Path]:
     except (ImportError, ValueError):
         return []
     return [Path(p) for p in (spec.submodule_search_locations or [])] if spec else []
+
+
+def _folders(library: Library) -> list[Path]:
+    """Where a vendor's library may be, best first."""
+    found: list[Path] = []
+    for place in library.folders:
+        package, colon, below = place.partition(":")
+        variable, _, rest = place.removeprefix("$").partition("/")
+        if colon:
+            found += [path for folder in package_dirs(package) for path in sorted(folder.glob(below))]
+        elif not place.startswith("$"):
+            found.append(Path(place))
+        elif base := os.environ.get(variable, ""):
+            found.append(Path(base) / rest)
+    return found
+
+
+def candidates(library: Library) -> list[str]:
+    """The files that may be a vendor's library, best first: in this process, in its folders, where the loader looks."""
+    present, name = mapped(library.name), library.name
+    names = [f"{name}.{major}" for major in library.majors]
+    found = [path for folder in _folders(library) for path in (*(folder / each for each in names), folder / name)]
+    return [*([present] if present else []), *(str(path) for path in found if path.exists()), *names]
 
 
 def mapped(name: str) -> str | None:
@@ -169,15 +193,14 @@ def _ucc_candidates() -> list[tuple[str, str]]:
     return [*(("the nvidia-libcal-cu12 wheel", str(p)) for p in wheel if p.exists()), ("the system", "libucc.so.1")]
 
 
-def _preload_cudart() -> None:
-    """libucc's CUDA components need libcudart.so.12, which no wheel's search path leads to; without it they stay away
+def _preload() -> None:
+    """Load what libucc's components need of the vendors, and no wheel's search path leads to: without it they stay away
     silently and device memory is taken for host memory. Only where there is a driver to run it."""
-    if not os.path.exists("/dev/nvidiactl") or mapped("libcudart.so.12"):
-        return
-    for folder in package_dirs("nvidia"):
-        path = folder / "cuda_runtime" / "lib" / "libcudart.so.12"
-        if path.exists() and lib.ucch_preload(str(path).encode()) == 0:
-            return
+    for row in VENDORS.values():
+        if row.driver and os.path.exists(row.driver) and not mapped(row.preload.name):
+            for path in candidates(row.preload):
+                if lib.ucch_preload(path.encode()) == 0:
+                    break
 
 
 def _version(text: str) -> tuple[int, ...]:
@@ -209,7 +232,7 @@ def load() -> Libraries:
     ucx_version = _text(lib.ucp_get_version_string())
     if _version(ucx_version)[:2] < OLDEST_UCX:
         raise LibraryNotFound(_failure("libucp", [f"{ucx_path} is UCX {ucx_version}; 1.13 or newer is needed"]))
-    _preload_cudart()
+    _preload()
     tried: list[str] = []
     for origin, path in _ucc_candidates():
         why = _try_ucc(path)

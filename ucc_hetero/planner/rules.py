@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from ucc_hetero.env import parse_size
+from ucc_hetero.machine.vendors import VENDORS
 from ucc_hetero.planner import algorithms
 from ucc_hetero.planner.collectives import ROWS
 from ucc_hetero.planner.cost import Links
 from ucc_hetero.planner.topology import Link, Topology
-from ucc_hetero.types import VENDORS
 
 __all__ = [
     "PATHS",

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 
-from ucc_hetero.types import VENDORS
+from ucc_hetero.machine.vendors import VENDORS
 
 __all__ = ["Group", "Island", "Link", "Topology", "emulated_vendors", "levels_of", "link_weights"]
 
@@ -94,7 +94,8 @@ class Topology:
         object.__setattr__(self, "island_of", tuple(owner))
         object.__setattr__(self, "tree", _tree(self.island_of, self.levels))
         # Of numbers only: texts hash differently in every process, and topologies travel between processes.
-        islands = tuple((VENDORS.index(island.vendor), island.ranks) for island in self.islands)
+        numbers = {vendor: number for number, vendor in enumerate(VENDORS)}
+        islands = tuple((numbers[island.vendor], island.ranks) for island in self.islands)
         object.__setattr__(self, "_hash", hash((islands, self.hosts, self.weights, self.levels)))
 
     def __hash__(self) -> int:

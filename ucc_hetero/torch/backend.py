@@ -19,7 +19,7 @@ from ..bootstrap import exit
 from ..errors import UCCHError
 from ..machine import vendors
 from ..native.libraries import load
-from . import futures, rendezvous
+from . import devices, futures, rendezvous
 from .group import ProcessGroupUCCH
 from .group_comm import GroupCommunicator
 from .storecomm import StoreComm
@@ -29,22 +29,19 @@ __all__ = ["NAME", "create", "groups", "register", "replace"]
 
 NAME = "ucch"
 
-#: Device types whose tensors the backend takes.
-_DEVICES = ["cpu", "cuda"]
-
 _groups: list[ProcessGroupUCCH] = []
 
 
 def register() -> None:
     """Make ``ucch`` known to torch, and ``env://`` work under mpirun; as often as one likes."""
     # Scripts choose their device before they make a group, and then it is too late (docs/gpu.md).
-    os.environ.setdefault("CUDA_MODULE_LOADING", "EAGER")
-    if torch.version.hip is not None:
-        late = ("load", "start") if torch.cuda.is_initialized() else ("load",)
-        vendors.prepare("amd", os.environ, late)
+    late = ("load", "start") if any(devices.started()) else ("load",)
+    for row in vendors.VENDORS.values():
+        if row.torch_build and getattr(torch.version, row.torch_build, None) is not None:
+            vendors.prepare(row.name, os.environ, late)
     plugin = c10d.Backend._plugins.get(NAME.upper())
     if plugin is None or plugin.creator_fn is not create:
-        c10d.Backend.register_backend(NAME, create, extended_api=True, devices=_DEVICES)
+        c10d.Backend.register_backend(NAME, create, extended_api=True, devices=["cpu", *vendors.TORCH])
     rendezvous.install()
     replace(env.get("TORCH_REPLACE"))
 

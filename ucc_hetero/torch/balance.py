@@ -20,6 +20,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from .devices import started
+
 __all__ = ["BalancedSampler", "Profile", "Share", "profile", "profile_layers", "split_layers"]
 
 Clock = Callable[[], float]
@@ -97,8 +99,8 @@ class Profile:
 
 def _settled() -> None:
     """What was given to this rank's device is done."""
-    if torch.cuda.is_available() and torch.cuda.is_initialized():
-        torch.cuda.synchronize()
+    for _, module in started():
+        module.synchronize()
 
 
 def _timed(call: Callable[[], object], repeat: int, clock: Clock) -> float:

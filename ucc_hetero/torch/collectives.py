@@ -8,6 +8,7 @@ from typing import Any, TypeAlias
 
 import torch
 
+from .devices import started
 from .dispatch import Posting
 from .layout import Finish, back, gathered, overlap, room, rooms, source, units
 from .reduction import Reduction, reduction_of
@@ -109,9 +110,9 @@ class Collectives(Posting):
     def barrier(self, opts: Any = None) -> Work:
         """Wait until all ranks have called; collectives that were called before are done by then, as is what the
         caller's device stream has been given."""
-        if torch.cuda.is_initialized():  # which device is meant is not always said
-            device = getattr(opts, "device", None)
-            torch.cuda.current_stream(device if device is not None and device.type == "cuda" else None).synchronize()
+        device = getattr(opts, "device", None)
+        for kind, module in started():  # which device is meant is not always said
+            module.current_stream(device if device is not None and device.type == kind else None).synchronize()
         earlier = [work for work in list(self.in_flight) if work.collective]
         own = self.post("barrier", None, None, opts, [])
         return self.together([*earlier, own])

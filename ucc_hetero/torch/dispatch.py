@@ -11,7 +11,9 @@ from typing import Any
 import torch.distributed as dist
 
 from ..api.comm import Communicator
+from ..device import stream_handle
 from ..errors import UCCHError
+from ..machine.vendors import TORCH
 from ..native.libraries import lib
 from ..types import OPS
 from . import futures
@@ -160,10 +162,10 @@ class Posting:
         return Work(self, outputs, (request,), None if ready else finish, memory, ready=ready)
 
     def _known(self, device: Any) -> None:
-        if device.type != "cuda":
+        if device.type not in TORCH:
             raise ValueError(
                 f"tensors on rank {self._place[0]} are on device {str(device)!r}; the backend ucch takes those of the "
-                "host, and of 'cuda' (NVIDIA's and AMD's GPUs)"
+                f"host, and of {' and '.join(map(repr, TORCH))}"
             )
 
     def _lane(self) -> Lane:
@@ -194,7 +196,7 @@ class Posting:
         lane, memory, stream = self._lanes[0], tensor, None
         if not tensor.is_cpu:
             self._known(tensor.device)
-            refuse_capture()
+            refuse_capture(tensor.device)
             lane.check_message(outgoing, peer, tag)  # before it takes a place in the mail
             memory, finish, stream = self._mailed(tensor, outgoing, finish)
         boxed = memory is not tensor
@@ -221,7 +223,7 @@ class Posting:
         boxed = mail.outgoing(tensor) if outgoing else mail.incoming(tensor, finish)
         memory, finish = boxed or (tensor, finish)
         free = boxed and not outgoing  # in nobody's use: it may be written to from now on
-        return memory, finish, None if free else current(device).cuda_stream
+        return memory, finish, None if free else stream_handle(current(device))
 
     # --- others -------------------------------------------------------------------------------------------------------
 

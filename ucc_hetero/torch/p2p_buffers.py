@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from .devices import module
 from .layout import Finish
 from .streams import current, kept_for_current
 
@@ -28,9 +29,9 @@ class _Box:
 
     __slots__ = ("copied", "nbytes", "posted", "tensor")
 
-    def __init__(self, tensor: Any) -> None:
+    def __init__(self, tensor: Any, module: Any) -> None:
         self.tensor, self.nbytes = tensor, tensor.numel() * tensor.element_size()
-        self.posted, self.copied = torch.cuda.Event(), torch.cuda.Event()
+        self.posted, self.copied = module.Event(), module.Event()
 
 
 class Mail:
@@ -38,7 +39,8 @@ class Mail:
 
     def __init__(self, device: Any) -> None:
         #: Nothing ever runs in it: memory allocated for it is in nobody's use.
-        self._quiet = torch.cuda.Stream(device)
+        self._device = module(device)
+        self._quiet = self._device.Stream(device)
         self._lock = threading.Lock()
         #: Buffers by (dtype, shape), the one that was given back first in front; bytes of these, and of those in use.
         self._kept: dict[tuple[Any, Any], list[_Box]] = {}
@@ -55,8 +57,8 @@ class Mail:
             if kept and kept[0].copied.query():
                 self._idle -= nbytes
                 return kept.pop(0)
-        with torch.cuda.stream(self._quiet):
-            return _Box(torch.empty_like(like, memory_format=torch.contiguous_format))
+        with self._device.stream(self._quiet):
+            return _Box(torch.empty_like(like, memory_format=torch.contiguous_format), self._device)
 
     def _give(self, box: _Box) -> None:
         """It was copied out, or will have been when its event says so."""

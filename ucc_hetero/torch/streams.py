@@ -11,6 +11,8 @@ import torch
 import torch.distributed as dist
 
 from ..calls.request import Request
+from ..device import stream_handle
+from .devices import module, raw_stream
 from .layout import Finish
 
 if TYPE_CHECKING:
@@ -49,17 +51,17 @@ def _tensors(memory: Sequence[Any]) -> Iterator[Any]:
 
 #: torch's streams by device and handle: making one takes longer than launching a kernel.
 _streams: dict[tuple[Any, int], Any] = {}
-_handle_of_current = getattr(torch._C, "_cuda_getCurrentRawStream", None)
 
 
 def current(device: Any) -> Any:
     """The calling thread's stream on a tensor's device."""
-    if _handle_of_current is None:
-        return torch.cuda.current_stream(device)
-    key = device, _handle_of_current(device.index)
+    handle = raw_stream(device)
+    if handle is None:
+        return module(device).current_stream(device)
+    key = device, handle
     found = _streams.get(key)
     if found is None:
-        found = _streams[key] = torch.cuda.current_stream(device)
+        found = _streams[key] = module(device).current_stream(device)
     return found
 
 
@@ -91,7 +93,7 @@ def beside(devices: Sequence[Any] | None) -> AbstractContextManager[Any]:
         return nullcontext()
     stream = _idle.get(devices[0])
     if stream is None:
-        stream = _idle[devices[0]] = torch.cuda.Stream(devices[0])
+        stream = _idle[devices[0]] = module(devices[0]).Stream(devices[0])
     return _within(devices[0], stream)
 
 
@@ -102,7 +104,7 @@ def _within(device: Any, stream: Any) -> Iterator[None]:
     A thread that has chosen no device is at the first one. Leaving a stream of another device torch goes back there and
     makes a context: half a gigabyte of the first GPU for each rank of a host. Leaving a device it does not.
     """
-    with torch.cuda.device(device), torch.cuda.stream(stream):
+    with module(device).device(device), module(device).stream(stream):
         yield
 
 
@@ -130,13 +132,13 @@ class Ready:
 
     def publish(self, future: Future, outputs: list[Any]) -> None:
         """Set a future's result now: whoever takes it gets a stream that waits for the event."""
-        with torch.cuda.stream(self._stream):
+        with module(self._stream.device).stream(self._stream):
             future.set_result(outputs)
 
 
-def refuse_capture() -> None:
-    """Raise while the current stream is being captured in a graph."""
-    if torch.cuda.is_current_stream_capturing():
+def refuse_capture(device: Any) -> None:
+    """Raise while the current stream of a device is being captured in a graph."""
+    if module(device).is_current_stream_capturing():
         raise dist.DistBackendError(
             "calls of the backend ucch cannot be captured in a graph, as a thread of the host takes part in them: "
             "capture what lies between them"
@@ -151,8 +153,9 @@ class Side:
 
     def __init__(self, device: Any) -> None:
         self._device = device
-        self._stream = torch.cuda.Stream(device)
-        self._posted, self._lock = torch.cuda.Event(), threading.Lock()
+        self._module = module(device)
+        self._stream = self._module.Stream(device)
+        self._posted, self._lock = self._module.Event(), threading.Lock()
 
     def run(
         self, start: Callable[[int], tuple[Request, bool]], memory: Sequence[Any], finish: Finish, *, asynchronous: bool
@@ -163,15 +166,15 @@ class Side:
         where the stream does not wait for the call: the host has to, and then does the rest.
         """
         stream = here = current(self._device)
-        refuse_capture()
+        refuse_capture(self._device)
         if asynchronous:
             stream = self._stream
             with self._lock:  # recorded again and again: who waits, waits for the latest
                 self._posted.record(here)
                 stream.wait_event(self._posted)
-        request, held = start(stream.cuda_stream)
+        request, held = start(stream_handle(stream))
         if held and finish is not None:
-            with torch.cuda.stream(stream):
+            with self._module.stream(stream):
                 finish()
             for tensor in _tensors(memory) if asynchronous else ():
                 if not tensor.is_cpu:  # used beyond the end of the call

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from .. import log
 from ..calls.p2p import Messages
 from ..calls.request import Request
+from ..device import stream_handle
 from ..native.libraries import lib
 from .streams import beside, current, used_in_current
 from .uncompiled import uncompiled
@@ -77,7 +78,7 @@ class Received(Work):
             for request in self._requests:
                 if self._taken or not (early or lib.ucch_wait_come(request._op, -1.0) == 1):
                     continue
-                if Messages.take(request, current(self._outputs[0].device).cuda_stream, early=early):
+                if Messages.take(request, stream_handle(current(self._outputs[0].device)), early=early):
                     self._taken = self._group.streams_wait = True
                     if self._finish is not None:
                         self._finish()

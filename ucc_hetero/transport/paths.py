@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..buffers import Buffer
-from ..device import DeviceRuntime, Place, memory_vendor, report
+from ..device import DeviceRuntime, Place, report
 from ..errors import AgreementError, DeviceError
 from ..machine.facts import Facts
+from ..machine.vendors import of_memory
 from ..planner.topology import Topology
 
 __all__ = ["Device", "crowded_hosts", "knows", "path_of", "paths_of"]
@@ -137,7 +138,7 @@ class Device:
 
     def _check(self, name: str, buffer: Buffer) -> None:
         # A library that stands in for a vendor's (rehearsals) has another vendor's memory: then that is ours, too.
-        mine = () if self.runtime is None else (self.place.vendor, memory_vendor(self.runtime.memory_type))
+        mine = () if self.runtime is None else (self.place.vendor, of_memory(self.runtime.memory_type).name)
         where = f"{name} on rank {self.rank} is in memory of {buffer.vendor} device {buffer.device}"
         if self.runtime is None or buffer.vendor not in mine:
             why = report(buffer.vendor) if self.runtime is None else f"it works with {self.place.vendor}"
