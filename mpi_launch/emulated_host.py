@@ -74,6 +74,7 @@ def _mpi_env(layout: HostLayout, directory: Path, agent: str) -> dict[str, str]:
     first = layout.links[0].name
     return {
         "UCX_NET_DEVICES": nics,
+        "UCX_MEM_MMAP_HOOK_MODE": "none",  # these links register no memory, and patching costs each rank 0.1 s and more
         "OMPI_ALLOW_RUN_AS_ROOT": "1",
         "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
         "PRTE_ALLOW_RUN_AS_ROOT": "1",
