@@ -92,7 +92,7 @@ def test_the_page_shows_the_example() -> None:
 
 def test_a_collective_is_named_where_the_page_says() -> None:
     """Everything else is told by its row."""
-    page = (ROOT / "docs" / "extending.md").read_text().partition("## A collective")[2]
+    page = (ROOT / "docs" / "extending.md").read_text().partition("## A collective")[2].partition("\n## ")[0]
     said = set(re.findall(r"`((?:ucc_hetero|tests|docs)/[\w/.]+)`", page.partition("```")[0]))
     assert len(said) <= 8
     files = [path for folder in ("ucc_hetero", "mpi_launch") for path in (ROOT / folder).rglob("*.py")]
@@ -100,3 +100,12 @@ def test_a_collective_is_named_where_the_page_says() -> None:
     assert not [line for block in BLOCK.findall(page) for line in block.splitlines() if line.strip() not in source]
     naming = {str(path.relative_to(ROOT)) for path in files if re.search("exscan", path.read_text(), re.IGNORECASE)}
     assert naming == {file for file in said if file.startswith("ucc_hetero/")}
+
+
+def test_a_vendor_is_what_the_page_shows() -> None:
+    page = (ROOT / "docs" / "extending.md").read_text().partition("## A vendor")[2]
+    sources = "".join((ROOT / "examples" / name).read_text() for name in ("own_vendor.py", "own_vendor.c"))
+    blocks = re.findall(r"^```(?:python|c)\n(.*?)^```", page, re.M | re.S)
+    assert len(blocks) == 3 and all(block in sources for block in blocks)
+    commands = re.findall(r"^```sh\n(.*?)^```", page, re.M | re.S)[0].splitlines()
+    assert all(command in sources for command in commands)

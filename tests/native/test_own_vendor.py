@@ -1,0 +1,116 @@
+"""A vendor outside the package (examples/own_vendor.c and .py): its runtime by itself, and its ranks among others."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from device_scripts import OWN_QUEUES
+
+from ucc_hetero import device, env
+from ucc_hetero.device import registry
+from ucc_hetero.machine import vendors
+from ucc_hetero.machine.vendors import Library, Vendor
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(scope="session")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The adapter, as its first lines say that it is made."""
+    compiler = shutil.which("cc") or shutil.which("gcc")
+    if compiler is None:
+        pytest.skip("no C compiler")
+    path = tmp_path_factory.mktemp("sim") / "libsim.so"
+    command = [compiler, "-std=gnu11", "-Wall", "-Werror", "-shared", "-fPIC", f"-I{ROOT / 'cffi_build'}"]
+    subprocess.run([*command, str(ROOT / "examples/own_vendor.c"), "-o", path, "-lpthread"], check=True, timeout=600)
+    return path
+
+
+@pytest.fixture
+def tables() -> Iterator[None]:
+    """What a test registers is gone after it."""
+    tables: tuple[dict[Any, Any], ...] = (vendors.VENDORS, vendors.DLPACK, env.TABLE)
+    before = [dict(table) for table in tables]
+    registry.forget()
+    yield
+    for table, rows in zip(tables, before, strict=True):
+        table.clear()
+        table.update(rows)
+    registry.forget()
+
+
+@pytest.mark.usefixtures("tables")
+def test_a_library_brings_its_adapter(library: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("UCCH_SIM_LIB", str(library))
+    device.register(Vendor(name="sim", adapter="sim", setting="SIM_LIB"))
+    runtime = device.runtime_of("sim")
+    assert runtime is not None and runtime.count() == 2 and runtime.version() == "1.0" and runtime.holds
+    runtime.use(1)
+    with runtime.alloc(64) as memory, runtime.alloc(64, pinned=True) as pinned:
+        assert (runtime.pointer(memory.handle), runtime.pointer(pinned.handle).kind) == (("device", 1), "pinned")
+        assert device.whose(memory.handle) == ("sim", 1)
+    with pytest.raises(ValueError, match="vendor 'more': vendor 'sim' has this adapter already"):
+        device.register(Vendor(name="more", adapter="sim"))
+
+
+@pytest.mark.usefixtures("tables")
+@pytest.mark.parametrize(
+    ("adapter", "why"), [("other", "its adapter is of another release or vendor"), ("none", "it has no symbol")]
+)
+def test_a_library_without_the_adapter(
+    library: Path, fakegpu: dict[str, Path], monkeypatch: pytest.MonkeyPatch, adapter: str, why: str
+) -> None:
+    monkeypatch.setenv("UCCH_SIM_LIB", str(library if adapter == "other" else fakegpu["nvidia"]))
+    device.register(Vendor(name="sim", adapter=adapter, library=Library("libsim.so"), setting="SIM_LIB"))
+    assert device.runtime_of("sim") is None and why in device.report("sim")
+
+
+#: The example with the fake library of its vendor for each rank of others.
+AMONG_OTHERS = """
+import sys
+sys.path.insert(0, "EXAMPLES")
+import own_vendor  # before any rank's vendor is told
+import arrays
+own_vendor.main()
+"""
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("layout", ["sim:3", "sim:2,nvidia:1,amd:1", "amd:1,sim:1,nvidia:1,sim:1"])
+def test_ranks_of_three_vendors(fakes: Callable[..., Any], library: Path, layout: str) -> None:
+    job = fakes(
+        AMONG_OTHERS.replace("EXAMPLES", str(ROOT / "examples")),
+        layout,
+        FAKEGPU_SIM=str(library),
+        **OWN_QUEUES,
+    )
+    for part in layout.split(","):
+        vendor = part.partition(":")[0]
+        assert sum(f", {vendor}: right" in line for line in job.stdout.splitlines()) == sum(
+            int(each.partition(":")[2]) for each in layout.split(",") if each.startswith(f"{vendor}:")
+        )
+
+
+@pytest.mark.mpi
+def test_ranks_that_know_other_vendors(mpirun: Callable[..., Any]) -> None:
+    """Whoever does not know a vendor is told on every rank, before anybody waits."""
+    script = """
+import os
+from mpi4py import MPI
+from ucc_hetero import AgreementError, Communicator, device
+from ucc_hetero.machine.vendors import Vendor
+
+if MPI.COMM_WORLD.rank:
+    device.register(Vendor(name="sim"))
+try:
+    Communicator()
+except AgreementError as error:
+    assert "register the same vendors on every rank" in str(error), error
+    print("told", flush=True)
+"""
+    assert mpirun(script, 2, check=False).stdout.count("told") == 2
