@@ -45,13 +45,17 @@ os.environ.setdefault("OMPI_MCA_mpi_yield_when_idle", "1")
 # MPI's component for libfabric, which no test has a network for, sleeps for a second before it says so.
 os.environ.setdefault("OMPI_MCA_btl", "^ofi")
 
-# To learn of memory that comes and goes, UCX patches some 80 functions of every process, and spins for 5 ms each: half
-# of what a small job costs. Only networks that register memory need that; `hooked` has it as users do.
-os.environ.setdefault("UCX_MEM_MMAP_HOOK_MODE", "none")
-
 #: How many times longer than it is given a job may take before it counts as hanging: the cores may be busy with other
 #: things, and then ranks that wait for each other wait for their turns, too. Only what fails takes that long.
 ROOM = 4
+
+
+def pytest_configure() -> None:
+    """Spare processes what UCX does to learn of memory that comes and goes; `hooked` has it as users do.
+
+    It patches some 80 functions and spins for 5 ms each. Only networks that register memory need that.
+    """
+    os.environ.setdefault("UCX_MEM_MMAP_HOOK_MODE", "none")
 
 
 def pytest_collection_finish() -> None:
