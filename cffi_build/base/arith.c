@@ -92,49 +92,26 @@ static bhalf to_bhalf(float f) {
         }                                                                                                              \
     } while (0)
 
+#define CASE(op, loop, ...)                                                                                            \
+    case op:                                                                                                           \
+        loop(__VA_ARGS__);                                                                                             \
+        return 0;
+
 /* a op b with a the lower contribution. Integers wrap around, for which C has the unsigned ones only; the compiler
  * makes the operation as narrow as its result. */
 #define WHOLE_OPS(type)                                                                                                \
-    case SUM:                                                                                                          \
-        LOOP(type, (uint64_t)a + (uint64_t)b);                                                                         \
-        return 0;                                                                                                      \
-    case PROD:                                                                                                         \
-        LOOP(type, (uint64_t)a *(uint64_t)b);                                                                          \
-        return 0;
-#define REAL_OPS(loop, ...)                                                                                            \
-    case SUM:                                                                                                          \
-        loop(__VA_ARGS__, a + b);                                                                                      \
-        return 0;                                                                                                      \
-    case PROD:                                                                                                         \
-        loop(__VA_ARGS__, (a) * (b));                                                                                  \
-        return 0;
+    CASE(SUM, LOOP, type, (uint64_t)a + (uint64_t)b) CASE(PROD, LOOP, type, (uint64_t)a *(uint64_t)b)
+#define REAL_OPS(loop, ...) CASE(SUM, loop, __VA_ARGS__, a + b) CASE(PROD, loop, __VA_ARGS__, (a) * (b))
 /* Max and min keep NaN, as numpy does. */
 #define ORDER_OPS(loop, ...)                                                                                           \
-    case MAX:                                                                                                          \
-        loop(__VA_ARGS__, a != a || a > b ? a : b);                                                                    \
-        return 0;                                                                                                      \
-    case MIN:                                                                                                          \
-        loop(__VA_ARGS__, a != a || a < b ? a : b);                                                                    \
-        return 0;
+    CASE(MAX, loop, __VA_ARGS__, a != a || a > b ? a : b) CASE(MIN, loop, __VA_ARGS__, a != a || a < b ? a : b)
 #define BIT_OPS(type)                                                                                                  \
-    case LAND:                                                                                                         \
-        LOOP(type, (a) && (b));                                                                                        \
-        return 0;                                                                                                      \
-    case LOR:                                                                                                          \
-        LOOP(type, (a) || (b));                                                                                        \
-        return 0;                                                                                                      \
-    case LXOR:                                                                                                         \
-        LOOP(type, !a != !b);                                                                                          \
-        return 0;                                                                                                      \
-    case BAND:                                                                                                         \
-        LOOP(type, (a) & (b));                                                                                         \
-        return 0;                                                                                                      \
-    case BOR:                                                                                                          \
-        LOOP(type, (a) | (b));                                                                                         \
-        return 0;                                                                                                      \
-    case BXOR:                                                                                                         \
-        LOOP(type, (a) ^ (b));                                                                                         \
-        return 0;
+    CASE(LAND, LOOP, type, (a) && (b))                                                                                 \
+    CASE(LOR, LOOP, type, (a) || (b))                                                                                  \
+    CASE(LXOR, LOOP, type, !a != !b)                                                                                   \
+    CASE(BAND, LOOP, type, (a) & (b))                                                                                  \
+    CASE(BOR, LOOP, type, (a) | (b))                                                                                   \
+    CASE(BXOR, LOOP, type, (a) ^ (b))
 #define COMBINE(name, ...)                                                                                             \
     static int name(int op, const void *src, void *dst, uint64_t n) {                                                  \
         switch (op) {                                                                                                  \
@@ -145,8 +122,7 @@ static bhalf to_bhalf(float f) {
     }
 #define COMBINE_INT(name, type) COMBINE(name, WHOLE_OPS(type) ORDER_OPS(LOOP, type) BIT_OPS(type))
 #define COMBINE_REAL(name, ...) COMBINE(name, REAL_OPS(__VA_ARGS__) ORDER_OPS(__VA_ARGS__))
-#define COMBINE_COMPLEX(name, type)                                                                                    \
-    COMBINE(name, case SUM : LOOP(type, a + b); return 0; case PROD : LOOP(type, (a) * (b)); return 0;)
+#define COMBINE_COMPLEX(name, type) COMBINE(name, REAL_OPS(LOOP, type))
 
 COMBINE_INT(combine_i8, int8_t)
 COMBINE_INT(combine_i16, int16_t)

@@ -174,27 +174,16 @@ static int start_locked(ucch_program *p, void *send, void *recv, double timeout,
     return 0;
 }
 
-/* Not for long: the held streams may wait for calls of other ranks, which may wait for this one. */
-int ucch_program_start(ucch_program *p, void *send, void *recv, double timeout) {
-    if (p->channels)
-        return ucch_program_queue(p, send, recv, timeout, p->channels->lane[LANE_LOCAL]);
-    for (double until = ucch_now() + PATIENCE_S;;) {
-        ucch_lock();
-        int before = ucch_device_enter();
-        int status = start_locked(p, send, recv, timeout, NULL, ucch_now() > until);
-        ucch_device_leave(before);
-        ucch_unlock();
-        if (status != UCCH_LATER)
-            return status;
-        sched_yield();
-    }
-}
+/* Where a call starts: at once, or when a stream gets there, which then may wait for its end. */
+typedef struct place {
+    int in_stream, ordered;
+    void *stream;
+} place;
 
-static int start_on_locked(ucch_program *p, void *send, void *recv, double timeout, void *stream, int ordered,
-                           int anyway) {
-    /* Handles of streams may be 0; calls that the stream orders share their scratch. */
-    const void *owner = ordered ? (const char *)stream + 1 : NULL;
-    int status = p->op.state == UCCH_ACTIVE ? UCCH_FAIL_BUSY : ucch_gate_enter(&p->gate, stream);
+/* Handles of streams may be 0; calls that a stream orders share their scratch. */
+static int start_on_locked(ucch_program *p, void *send, void *recv, double timeout, place at, int anyway) {
+    const void *owner = at.ordered ? (const char *)at.stream + 1 : NULL;
+    int status = p->op.state == UCCH_ACTIVE ? UCCH_FAIL_BUSY : ucch_gate_enter(&p->gate, at.stream);
     if (!status)
         status = start_locked(p, send, recv, timeout, owner, anyway);
     ucch_wake_locked();
@@ -203,7 +192,7 @@ static int start_on_locked(ucch_program *p, void *send, void *recv, double timeo
         return status;
     }
     /* 0 also for what has finished already: the host's wait then costs nothing and takes the result */
-    int holds = ordered && p->op.state == UCCH_ACTIVE && ucch_gate_hold(&p->gate, stream);
+    int holds = at.ordered && p->op.state == UCCH_ACTIVE && ucch_gate_hold(&p->gate, at.stream);
     if (!holds) {
         ucch_pool_keep(p->base[UCCH_TMP]);
         ucch_pool_keep(p->base[UCCH_PIN]);
@@ -211,24 +200,35 @@ static int start_on_locked(ucch_program *p, void *send, void *recv, double timeo
     return holds;
 }
 
-/* Start when `stream` gets here. With `ordered` the stream waits for the end, and the progress thread must run: 1; 0
- * when it does not (not wanted, or impossible: then the caller has to wait). Under the lock up to the stream's wait:
- * the program must not end, and so let go of the stream, before the stream was told to wait. */
-int ucch_program_start_on(ucch_program *p, void *send, void *recv, double timeout, void *stream, int ordered) {
-    if (p->channels) {
-        int status = ucch_program_queue(p, send, recv, timeout, stream);
-        return status < 0 ? status : 1;
-    }
+/* Not for long: the held streams may wait for calls of other ranks, which may wait for this one. */
+static int start(ucch_program *p, void *send, void *recv, double timeout, place at) {
     for (double until = ucch_now() + PATIENCE_S;;) {
         ucch_lock();
-        int before = ucch_device_enter();
-        int status = start_on_locked(p, send, recv, timeout, stream, ordered, ucch_now() > until);
+        int before = ucch_device_enter(), anyway = ucch_now() > until;
+        int status = at.in_stream ? start_on_locked(p, send, recv, timeout, at, anyway)
+                                  : start_locked(p, send, recv, timeout, NULL, anyway);
         ucch_device_leave(before);
         ucch_unlock();
         if (status != UCCH_LATER)
             return status;
         sched_yield();
     }
+}
+
+int ucch_program_start(ucch_program *p, void *send, void *recv, double timeout) {
+    if (p->channels)
+        return ucch_program_queue(p, send, recv, timeout, p->channels->lane[LANE_LOCAL]);
+    return start(p, send, recv, timeout, (place){0, 0, NULL});
+}
+
+/* Start when `stream` gets here. With `ordered` the stream waits for the end, and the progress thread must run: 1; 0
+ * when it does not (not wanted, or impossible: then the caller has to wait). Under the lock up to the stream's wait:
+ * the program must not end, and so let go of the stream, before the stream was told to wait. */
+int ucch_program_start_on(ucch_program *p, void *send, void *recv, double timeout, void *stream, int ordered) {
+    if (!p->channels)
+        return start(p, send, recv, timeout, (place){1, ordered, stream});
+    int status = ucch_program_queue(p, send, recv, timeout, stream);
+    return status < 0 ? status : 1;
 }
 
 /* Start and wait in one call, for blocking calls: 1 done, 0 still going after `slice` seconds, negative not started. */

@@ -173,11 +173,10 @@ int ucch_program_recv(ucch_program *p, int step, ucp_worker_h worker, uint64_t t
 
 int ucch_program_local(ucch_program *p, int step, int kind, int op, int dtype, int to, ucch_span src, ucch_span dst,
                        double factor) {
-    static const int kinds[] = {STEP_COPY, STEP_COMBINE, STEP_CAST, STEP_SCALE};
     ucch_step *s = step_at(p, step);
-    if (!s || kind < 0 || kind > 3)
+    if (!s || kind < UCCH_COPY || kind > UCCH_SCALE)
         return UCCH_FAIL_ARGUMENT;
-    s->kind = kinds[kind];
+    s->kind = STEP_COPY + kind;
     s->op = op;
     s->dtype = dtype;
     s->to = to;

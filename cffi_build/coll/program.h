@@ -13,6 +13,7 @@
 #define MASK_FLAGS 0x1
 #define LABEL UCCH_LABEL_BYTES
 
+/* Local ones last, in the order of UCCH_COPY and the others. */
 enum { STEP_COLL, STEP_SEND, STEP_RECV, STEP_COPY, STEP_COMBINE, STEP_CAST, STEP_SCALE };
 enum { WAITING, POSTED, FINISHED };
 

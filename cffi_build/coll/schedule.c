@@ -64,9 +64,7 @@ static int begin_alone(queue *q) {
     int status = wait_call(q, c->alone, q->stream);
     for (int i = 0; i < QUEUE_LANES && !status; i++)
         if (c->ahead[i]) {
-            status = record(c->tail[i], c->lane[i]);
-            if (!status)
-                status = wait_for(q->stream, c->tail[i]);
+            status = ucch_stream_follow(c->tail[i], c->lane[i], q->stream);
             c->ahead[i] = 0;
         }
     return status;
@@ -93,11 +91,8 @@ static int leave(queue *q) {
     ucch_channels *c = q->c;
     int status = 0;
     for (int i = 0; i < QUEUE_LANES && !status; i++)
-        if (q->used[i] && c->lane[i] != q->stream) {
-            status = record(c->tail[i], c->lane[i]);
-            if (!status)
-                status = wait_for(q->stream, c->tail[i]);
-        }
+        if (q->used[i] && c->lane[i] != q->stream)
+            status = ucch_stream_follow(c->tail[i], c->lane[i], q->stream);
     ucch_ticket ticket = q->l->ticket = ucch_channels_ticket(c);
     if (q->bank >= 0)
         c->user[q->bank] = ticket;

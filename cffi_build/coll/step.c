@@ -1,6 +1,4 @@
 /* What one step of a program does when its turn has come: a collective of libucc's, a message, or work of our own. */
-#include <string.h>
-
 #include "coll/program.h"
 
 /* A message is cut into so many pieces, if they get long enough, so that both devices copy at a time. */
@@ -36,10 +34,8 @@ static int post_coll_locked(ucch_step *s) {
 
 /* What a local step does to device memory. */
 void ucch_step_task(const ucch_program *p, const ucch_step *s, ucch_task *task) {
-    static const int kinds[] = {
-        [STEP_COPY] = UCCH_COPY, [STEP_COMBINE] = UCCH_COMBINE, [STEP_CAST] = UCCH_CAST, [STEP_SCALE] = UCCH_SCALE};
     *task = (ucch_task){
-        .kind = kinds[s->kind],
+        .kind = s->kind - STEP_COPY,
         .op = s->op,
         .dtype = s->dtype,
         .to = s->to,
@@ -55,35 +51,15 @@ void ucch_step_task(const ucch_program *p, const ucch_step *s, ucch_task *task) 
     };
 }
 
-static int on_device_locked(ucch_program *p, ucch_step *s) {
+static int local_locked(ucch_program *p, ucch_step *s) {
     ucch_task task;
     ucch_step_task(p, s, &task);
+    s->state = p->on_device ? POSTED : FINISHED;
+    if (!p->on_device)
+        return ucch_task_compute(&task, task.src, task.dst, task.count);
     if (!s->work && !(s->work = ucch_work_new()))
         return UCCH_FAIL_MEMORY;
-    s->state = POSTED;
     return ucch_work_begin_locked(s->work, &task);
-}
-
-static int local_locked(ucch_program *p, ucch_step *s) {
-    if (p->on_device)
-        return on_device_locked(p, s);
-    char *src = ucch_step_address(p, &s->src), *dst = ucch_step_address(p, &s->dst);
-    int status = 0;
-    switch (s->kind) {
-    case STEP_COPY:
-        memmove(dst, src, ucch_step_bytes((ucc_datatype_t)s->dtype, s->src.count));
-        break;
-    case STEP_COMBINE:
-        status = ucch_combine(s->op, s->dtype, src, dst, s->src.count);
-        break;
-    case STEP_CAST:
-        status = ucch_cast(s->dtype, s->to, src, dst, s->src.count);
-        break;
-    default:
-        status = ucch_scale(s->dtype, dst, s->dst.count, s->factor);
-    }
-    s->state = FINISHED;
-    return status;
 }
 
 /* The message ops of a program are ops of their own on the active list; their deadline is the program's. */

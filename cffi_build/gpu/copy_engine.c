@@ -23,6 +23,21 @@ struct ucch_work {
 
 static void *lanes[LANES];
 
+/* A task's work by the host, on so many elements in its memory. */
+int ucch_task_compute(const ucch_task *t, char *src, char *dst, uint64_t count) {
+    switch (t->kind) {
+    case UCCH_COMBINE:
+        return ucch_combine(t->op, t->dtype, src, dst, count);
+    case UCCH_CAST:
+        return ucch_cast(t->dtype, t->to, src, dst, count);
+    case UCCH_SCALE:
+        return ucch_scale(t->dtype, dst, count, t->factor);
+    default:
+        memmove(dst, src, count * t->src_bytes);
+        return 0;
+    }
+}
+
 ucch_work *ucch_work_new(void) {
     return calloc(1, sizeof(ucch_work));
 }
@@ -95,24 +110,9 @@ static int fetch(ucch_work *w) {
     return status ? status : mark(w, UCCH_TO_HOST, COMING);
 }
 
-static int compute(ucch_work *w) {
-    const ucch_task *t = &w->task;
-    switch (t->kind) {
-    case UCCH_COMBINE:
-        return ucch_combine(t->op, t->dtype, w->one, w->two, w->now);
-    case UCCH_CAST:
-        return ucch_cast(t->dtype, t->to, w->one, w->two, w->now);
-    case UCCH_SCALE:
-        return ucch_scale(t->dtype, w->two, w->now, t->factor);
-    default:
-        memcpy(w->two, w->one, w->now * t->src_bytes);
-        return 0;
-    }
-}
-
 static int send_back(ucch_work *w) {
     const ucch_task *t = &w->task;
-    int status = compute(w);
+    int status = ucch_task_compute(t, w->one, w->two, w->now);
     if (!status)
         status = ucch_work_copy(UCCH_TO_DEVICE, t->dst + w->done * t->dst_bytes, w->two, w->now * t->dst_bytes);
     return status ? status : mark(w, UCCH_TO_DEVICE, GOING);

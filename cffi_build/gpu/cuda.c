@@ -68,21 +68,37 @@ enum { MEMORY_HOST = 1, MEMORY_DEVICE = 2 };
 
 static void *primary[MOST_DEVICES];
 
+/* What the library has a function for, and what not every release of it has. */
+/* clang-format off */
+#define PLAIN(name, params, call) static int cuda_##name params { return cu.call; }
+#define OPTIONAL(name, params, symbol, args) static int cuda_##name params { return cu.symbol ? cu.symbol args : NOT_SUPPORTED; }
+
+PLAIN(version, (int *version), cuDriverGetVersion(version))
+PLAIN(count, (int *devices), cuDeviceGetCount(devices))
+PLAIN(bus, (int device, char *text, int room), cuDeviceGetPCIBusId(text, room, device))
+PLAIN(release, (void *where), cuMemFree((address)(uintptr_t)where))
+PLAIN(pinned, (void **where, size_t bytes), cuMemHostAlloc(where, bytes, HOST_PORTABLE_MAPPED))
+PLAIN(unpin, (void *where), cuMemFreeHost(where))
+PLAIN(host_register, (void *where, size_t bytes), cuMemHostRegister(where, bytes, HOST_PORTABLE_MAPPED))
+PLAIN(copy, (void *dst, const void *src, size_t bytes, void *stream), cuMemcpyAsync((address)(uintptr_t)dst, (address)(uintptr_t)src, bytes, stream))
+PLAIN(stream_new, (void **stream), cuStreamCreate(stream, STREAM_NON_BLOCKING))
+PLAIN(stream_free, (void *stream), cuStreamDestroy(stream))
+PLAIN(stream_wait, (void *stream, void *event), cuStreamWaitEvent(stream, event, 0))
+PLAIN(stream_sync, (void *stream), cuStreamSynchronize(stream))
+PLAIN(event_new, (void **event), cuEventCreate(event, EVENT_NO_TIMING))
+PLAIN(event_free, (void *event), cuEventDestroy(event))
+PLAIN(event_record, (void *event, void *stream), cuEventRecord(event, stream))
+PLAIN(launch, (void *function, unsigned blocks, unsigned threads, void **arguments, void *stream), cuLaunchKernel(function, blocks, 1, 1, threads, 1, 1, 0, stream, arguments, NULL))
+PLAIN(error_name, (int code, const char **name), cuGetErrorName(code, name))
+OPTIONAL(share, (void *where, void *handle), cuIpcGetMemHandle, (handle, (address)(uintptr_t)where))
+OPTIONAL(close_shared, (void *where), cuIpcCloseMemHandle, ((address)(uintptr_t)where))
+OPTIONAL(stream_hold, (void *stream, void *word, uint32_t least), cuStreamWaitValue32, (stream, (address)(uintptr_t)word, least, WAIT_AT_LEAST))
+OPTIONAL(stream_write, (void *stream, void *word, uint32_t value), cuStreamWriteValue32, (stream, (address)(uintptr_t)word, value, 0))
+/* clang-format on */
+
 static int start(void) {
     memset(primary, 0, sizeof(primary));
     return cu.cuInit(0);
-}
-
-static int cuda_version(int *version) {
-    return cu.cuDriverGetVersion(version);
-}
-
-static int cuda_count(int *devices) {
-    return cu.cuDeviceGetCount(devices);
-}
-
-static int cuda_bus(int device, char *text, int room) {
-    return cu.cuDeviceGetPCIBusId(text, room, device);
 }
 
 static int cuda_current(int *device) {
@@ -118,10 +134,6 @@ static int cuda_pointer(const void *where, int *kind, int *device) {
     return status;
 }
 
-static int cuda_share(void *where, void *handle) {
-    return cu.cuIpcGetMemHandle ? cu.cuIpcGetMemHandle(handle, (address)(uintptr_t)where) : NOT_SUPPORTED;
-}
-
 static int cuda_open_shared(void **where, const void *handle) {
     ucch_share share;
     address a = 0;
@@ -129,10 +141,6 @@ static int cuda_open_shared(void **where, const void *handle) {
     int status = cu.cuIpcOpenMemHandle ? cu.cuIpcOpenMemHandle(&a, share, IPC_ENABLE_PEERS) : NOT_SUPPORTED;
     *where = (void *)(uintptr_t)a;
     return status;
-}
-
-static int cuda_close_shared(void *where) {
-    return cu.cuIpcCloseMemHandle ? cu.cuIpcCloseMemHandle((address)(uintptr_t)where) : NOT_SUPPORTED;
 }
 
 static int cuda_alloc(void **where, size_t bytes) {
@@ -147,25 +155,9 @@ static int cuda_alloc_shared(void **where, size_t bytes) {
     return cuda_alloc(where, bytes);
 }
 
-static int cuda_release(void *where) {
-    return cu.cuMemFree((address)(uintptr_t)where);
-}
-
 static int cuda_room(size_t *bytes) {
     size_t all;
     return cu.cuMemGetInfo(bytes, &all);
-}
-
-static int cuda_pinned(void **where, size_t bytes) {
-    return cu.cuMemHostAlloc(where, bytes, HOST_PORTABLE_MAPPED);
-}
-
-static int cuda_unpin(void *where) {
-    return cu.cuMemFreeHost(where);
-}
-
-static int cuda_host_register(void *where, size_t bytes) {
-    return cu.cuMemHostRegister(where, bytes, HOST_PORTABLE_MAPPED);
 }
 
 static int cuda_mapped(void *memory, void **seen) {
@@ -190,48 +182,6 @@ static int cuda_flag(void **word) {
     *word = page + used;
     used += FLAG_STRIDE;
     return 0;
-}
-
-static int cuda_copy(void *dst, const void *src, size_t bytes, void *stream) {
-    return cu.cuMemcpyAsync((address)(uintptr_t)dst, (address)(uintptr_t)src, bytes, stream);
-}
-
-static int cuda_stream_new(void **stream) {
-    return cu.cuStreamCreate(stream, STREAM_NON_BLOCKING);
-}
-
-static int cuda_stream_free(void *stream) {
-    return cu.cuStreamDestroy(stream);
-}
-
-static int cuda_stream_wait(void *stream, void *event) {
-    return cu.cuStreamWaitEvent(stream, event, 0);
-}
-
-static int cuda_stream_sync(void *stream) {
-    return cu.cuStreamSynchronize(stream);
-}
-
-static int cuda_stream_hold(void *stream, void *word, uint32_t least) {
-    return cu.cuStreamWaitValue32 ? cu.cuStreamWaitValue32(stream, (address)(uintptr_t)word, least, WAIT_AT_LEAST)
-                                  : NOT_SUPPORTED;
-}
-
-static int cuda_stream_write(void *stream, void *word, uint32_t value) {
-    return cu.cuStreamWriteValue32 ? cu.cuStreamWriteValue32(stream, (address)(uintptr_t)word, value, 0)
-                                   : NOT_SUPPORTED;
-}
-
-static int cuda_event_new(void **event) {
-    return cu.cuEventCreate(event, EVENT_NO_TIMING);
-}
-
-static int cuda_event_free(void *event) {
-    return cu.cuEventDestroy(event);
-}
-
-static int cuda_event_record(void *event, void *stream) {
-    return cu.cuEventRecord(event, stream);
 }
 
 static int cuda_event_done(void *event, int *done) {
@@ -275,14 +225,6 @@ static int cuda_kernel(const void *image, void **function) {
         return NOT_SUPPORTED;
     int status = cu.cuModuleLoadData(&module, image);
     return status ? status : cu.cuModuleGetFunction(function, module, "ucch");
-}
-
-static int cuda_launch(void *function, unsigned blocks, unsigned threads, void **arguments, void *stream) {
-    return cu.cuLaunchKernel(function, blocks, 1, 1, threads, 1, 1, 0, stream, arguments, NULL);
-}
-
-static int cuda_error_name(int code, const char **name) {
-    return cu.cuGetErrorName(code, name);
 }
 
 const device_adapter ucch_cuda = {

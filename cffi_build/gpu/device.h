@@ -12,6 +12,7 @@ int ucch_bound(void);
 int ucch_may_hold(void);
 const device_ops *ucch_bound_ops(void);
 int ucch_device_fail(int code, const char *what);
+int ucch_stream_follow(void *event, void *first, void *then);
 int ucch_event_ask(void *event, int *done, double *again);
 
 /* Memory that is used again and again: allocating and freeing it would synchronise the device. */
@@ -33,6 +34,7 @@ typedef struct ucch_work ucch_work;
 void *ucch_kernel_of_locked(const ucch_task *task);
 int ucch_kernel_launch(void *function, const ucch_task *task, void *stream);
 
+int ucch_task_compute(const ucch_task *task, char *src, char *dst, uint64_t count);
 ucch_work *ucch_work_new(void);
 void ucch_work_free(ucch_work *work);
 int ucch_work_begin_locked(ucch_work *work, const ucch_task *task);

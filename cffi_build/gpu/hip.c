@@ -80,6 +80,35 @@ static int told(const char *name, int otherwise) {
     return text ? atoi(text) != 0 : otherwise;
 }
 
+/* What the library has a function for, and what not every release of it has. */
+/* clang-format off */
+#define PLAIN(name, params, call) static int hip_##name params { return hip.call; }
+#define OPTIONAL(name, params, symbol, args) static int hip_##name params { return hip.symbol ? hip.symbol args : NOT_SUPPORTED; }
+
+PLAIN(count, (int *devices), hipGetDeviceCount(devices))
+PLAIN(bus, (int device, char *text, int room), hipDeviceGetPCIBusId(text, room, device))
+PLAIN(current, (int *device), hipGetDevice(device))
+PLAIN(alloc, (void **where, size_t bytes), hipMalloc(where, bytes))
+PLAIN(release, (void *where), hipFree(where))
+PLAIN(pinned, (void **where, size_t bytes), hipHostMalloc(where, bytes, HOST_PORTABLE_MAPPED))
+PLAIN(unpin, (void *where), hipHostFree(where))
+PLAIN(host_register, (void *where, size_t bytes), hipHostRegister(where, bytes, HOST_PORTABLE_MAPPED))
+PLAIN(mapped, (void *memory, void **seen), hipHostGetDevicePointer(seen, memory, 0))
+PLAIN(copy, (void *dst, const void *src, size_t bytes, void *stream), hipMemcpyAsync(dst, src, bytes, COPY_DEFAULT, stream))
+PLAIN(stream_new, (void **stream), hipStreamCreateWithFlags(stream, STREAM_NON_BLOCKING))
+PLAIN(stream_free, (void *stream), hipStreamDestroy(stream))
+PLAIN(stream_wait, (void *stream, void *event), hipStreamWaitEvent(stream, event, 0))
+PLAIN(stream_sync, (void *stream), hipStreamSynchronize(stream))
+PLAIN(event_new, (void **event), hipEventCreateWithFlags(event, EVENT_NO_TIMING))
+PLAIN(event_free, (void *event), hipEventDestroy(event))
+PLAIN(event_record, (void *event, void *stream), hipEventRecord(event, stream))
+PLAIN(launch, (void *function, unsigned blocks, unsigned threads, void **arguments, void *stream), hipModuleLaunchKernel(function, blocks, 1, 1, threads, 1, 1, 0, stream, arguments, NULL))
+OPTIONAL(share, (void *where, void *handle), hipIpcGetMemHandle, (handle, where))
+OPTIONAL(close_shared, (void *where), hipIpcCloseMemHandle, (where))
+OPTIONAL(stream_hold, (void *stream, void *word, uint32_t least), hipStreamWaitValue32, (stream, word, least, WAIT_AT_LEAST, ~(uint32_t)0))
+OPTIONAL(stream_write, (void *stream, void *word, uint32_t value), hipStreamWriteValue32, (stream, word, value, 0))
+/* clang-format on */
+
 static int start(void) {
     eager = !told("HIP_ENABLE_DEFERRED_LOADING", 1);
     const char *pcie = getenv("HSA_FORCE_FINE_GRAIN_PCIE");
@@ -92,18 +121,6 @@ static int start(void) {
 static int hip_version(int *version) {
     *version = numeric / 10000000 * 1000 + numeric / 100000 % 100 * 10;
     return 0;
-}
-
-static int hip_count(int *devices) {
-    return hip.hipGetDeviceCount(devices);
-}
-
-static int hip_bus(int device, char *text, int room) {
-    return hip.hipDeviceGetPCIBusId(text, room, device);
-}
-
-static int hip_current(int *device) {
-    return hip.hipGetDevice(device);
 }
 
 static int hip_use(int device) {
@@ -138,23 +155,11 @@ static int hip_pointer(const void *where, int *kind, int *device) {
     return status;
 }
 
-static int hip_share(void *where, void *handle) {
-    return hip.hipIpcGetMemHandle ? hip.hipIpcGetMemHandle(handle, where) : NOT_SUPPORTED;
-}
-
 static int hip_open_shared(void **where, const void *handle) {
     ucch_share share;
     memcpy(&share, handle, sizeof(share));
     unsigned enable_peers = numeric >= VERSION_6; /* hipIpcMemLazyEnablePeerAccess, the only flag taken, was 0 in 5 */
     return hip.hipIpcOpenMemHandle ? hip.hipIpcOpenMemHandle(where, share, enable_peers) : NOT_SUPPORTED;
-}
-
-static int hip_close_shared(void *where) {
-    return hip.hipIpcCloseMemHandle ? hip.hipIpcCloseMemHandle(where) : NOT_SUPPORTED;
-}
-
-static int hip_alloc(void **where, size_t bytes) {
-    return hip.hipMalloc(where, bytes);
 }
 
 /* Other devices see what a kernel writes to ordinary memory when it has ended; to fine-grained memory, at once. Where
@@ -163,29 +168,9 @@ static int hip_alloc_shared(void **where, size_t bytes) {
     return hip.hipExtMallocWithFlags ? hip.hipExtMallocWithFlags(where, bytes, MALLOC_FINE_GRAINED) : NOT_SUPPORTED;
 }
 
-static int hip_release(void *where) {
-    return hip.hipFree(where);
-}
-
 static int hip_room(size_t *bytes) {
     size_t all;
     return hip.hipMemGetInfo(bytes, &all);
-}
-
-static int hip_pinned(void **where, size_t bytes) {
-    return hip.hipHostMalloc(where, bytes, HOST_PORTABLE_MAPPED);
-}
-
-static int hip_unpin(void *where) {
-    return hip.hipHostFree(where);
-}
-
-static int hip_host_register(void *where, size_t bytes) {
-    return hip.hipHostRegister(where, bytes, HOST_PORTABLE_MAPPED);
-}
-
-static int hip_mapped(void *memory, void **seen) {
-    return hip.hipHostGetDevicePointer(seen, memory, 0);
 }
 
 /* Streams can only wait on signal memory. */
@@ -196,47 +181,6 @@ static int hip_flag(void **word) {
     if (!status)
         memset(*word, 0, sizeof(uint64_t));
     return status;
-}
-
-static int hip_copy(void *dst, const void *src, size_t bytes, void *stream) {
-    return hip.hipMemcpyAsync(dst, src, bytes, COPY_DEFAULT, stream);
-}
-
-static int hip_stream_new(void **stream) {
-    return hip.hipStreamCreateWithFlags(stream, STREAM_NON_BLOCKING);
-}
-
-static int hip_stream_free(void *stream) {
-    return hip.hipStreamDestroy(stream);
-}
-
-static int hip_stream_wait(void *stream, void *event) {
-    return hip.hipStreamWaitEvent(stream, event, 0);
-}
-
-static int hip_stream_sync(void *stream) {
-    return hip.hipStreamSynchronize(stream);
-}
-
-static int hip_stream_hold(void *stream, void *word, uint32_t least) {
-    return hip.hipStreamWaitValue32 ? hip.hipStreamWaitValue32(stream, word, least, WAIT_AT_LEAST, ~(uint32_t)0)
-                                    : NOT_SUPPORTED;
-}
-
-static int hip_stream_write(void *stream, void *word, uint32_t value) {
-    return hip.hipStreamWriteValue32 ? hip.hipStreamWriteValue32(stream, word, value, 0) : NOT_SUPPORTED;
-}
-
-static int hip_event_new(void **event) {
-    return hip.hipEventCreateWithFlags(event, EVENT_NO_TIMING);
-}
-
-static int hip_event_free(void *event) {
-    return hip.hipEventDestroy(event);
-}
-
-static int hip_event_record(void *event, void *stream) {
-    return hip.hipEventRecord(event, stream);
 }
 
 static int hip_event_done(void *event, int *done) {
@@ -278,10 +222,6 @@ static int hip_kernel(const void *image, void **function) {
         return NOT_SUPPORTED;
     int status = hip.hipModuleLoadData(&module, image);
     return status ? status : hip.hipModuleGetFunction(function, module, "ucch");
-}
-
-static int hip_launch(void *function, unsigned blocks, unsigned threads, void **arguments, void *stream) {
-    return hip.hipModuleLaunchKernel(function, blocks, 1, 1, threads, 1, 1, 0, stream, arguments, NULL);
 }
 
 static int hip_error_name(int code, const char **name) {

@@ -122,25 +122,30 @@ int ucch_device_memory_type(int runtime) {
 #define CALL(name, ...)                                                                                                \
     (ready(runtime) ? failed(runtime, table[runtime]->ops.name(__VA_ARGS__), #name) : UCCH_FAIL_DEVICE)
 
-int ucch_device_version(int runtime, int *version) {
-    return CALL(version, version);
-}
+/* clang-format off */
+#define API(function, params, name, ...) int function params { return CALL(name, __VA_ARGS__); }
 
-int ucch_device_count(int runtime, int *devices) {
-    return CALL(count, devices);
-}
-
-int ucch_device_bus(int runtime, int device, char *where, int room) {
-    return CALL(bus, device, where, room);
-}
-
-int ucch_device_current(int runtime, int *device) {
-    return CALL(current, device);
-}
-
-int ucch_device_use(int runtime, int device) {
-    return CALL(use, device);
-}
+API(ucch_device_version, (int runtime, int *version), version, version)
+API(ucch_device_count, (int runtime, int *devices), count, devices)
+API(ucch_device_bus, (int runtime, int device, char *where, int room), bus, device, where, room)
+API(ucch_device_current, (int runtime, int *device), current, device)
+API(ucch_device_use, (int runtime, int device), use, device)
+API(ucch_device_flag, (int runtime, void **word), flag, word)
+API(ucch_device_copy, (int runtime, void *dst, const void *src, size_t bytes, void *stream), copy, dst, src, bytes, stream)
+API(ucch_stream_new, (int runtime, void **stream), stream_new, stream)
+API(ucch_stream_free, (int runtime, void *stream), stream_free, stream)
+API(ucch_stream_wait, (int runtime, void *stream, void *event), stream_wait, stream, event)
+API(ucch_stream_sync, (int runtime, void *stream), stream_sync, stream)
+API(ucch_stream_hold, (int runtime, void *stream, void *word, uint32_t least), stream_hold, stream, word, least)
+API(ucch_stream_write, (int runtime, void *stream, void *word, uint32_t value), stream_write, stream, word, value)
+API(ucch_event_new, (int runtime, void **event), event_new, event)
+API(ucch_event_free, (int runtime, void *event), event_free, event)
+API(ucch_event_record, (int runtime, void *event, void *stream), event_record, event, stream)
+API(ucch_device_traits, (int runtime, int *bits), traits, bits)
+API(ucch_device_target, (int runtime, int device, char *target, int room), target, device, target, room)
+API(ucch_device_resident, (int runtime, int device, unsigned threads, int *blocks), resident, device, threads, blocks)
+API(ucch_device_room, (int runtime, size_t *bytes), room, bytes)
+/* clang-format on */
 
 /* What an address is (UCCH_MEMORY_*), and of which device times 4; or a failure. */
 int ucch_device_pointer(int runtime, uintptr_t address) {
@@ -157,70 +162,10 @@ int ucch_device_free(int runtime, void *address, int pinned) {
     return pinned ? CALL(unpin, address) : CALL(release, address);
 }
 
-int ucch_device_flag(int runtime, void **word) {
-    return CALL(flag, word);
-}
-
-int ucch_device_copy(int runtime, void *dst, const void *src, size_t bytes, void *stream) {
-    return CALL(copy, dst, src, bytes, stream);
-}
-
-int ucch_stream_new(int runtime, void **stream) {
-    return CALL(stream_new, stream);
-}
-
-int ucch_stream_free(int runtime, void *stream) {
-    return CALL(stream_free, stream);
-}
-
-int ucch_stream_wait(int runtime, void *stream, void *event) {
-    return CALL(stream_wait, stream, event);
-}
-
-int ucch_stream_sync(int runtime, void *stream) {
-    return CALL(stream_sync, stream);
-}
-
-int ucch_stream_hold(int runtime, void *stream, void *word, uint32_t least) {
-    return CALL(stream_hold, stream, word, least);
-}
-
-int ucch_stream_write(int runtime, void *stream, void *word, uint32_t value) {
-    return CALL(stream_write, stream, word, value);
-}
-
-int ucch_event_new(int runtime, void **event) {
-    return CALL(event_new, event);
-}
-
-int ucch_event_free(int runtime, void *event) {
-    return CALL(event_free, event);
-}
-
-int ucch_event_record(int runtime, void *event, void *stream) {
-    return CALL(event_record, event, stream);
-}
-
 /* 1 done, 0 not yet. */
 int ucch_event_done(int runtime, void *event) {
     int done = 0, status = CALL(event_done, event, &done);
     return status < 0 ? status : done;
-}
-
-int ucch_device_traits(int runtime, int *bits) {
-    return CALL(traits, bits);
-}
-
-int ucch_device_target(int runtime, int device, char *target, int room) {
-    return CALL(target, device, target, room);
-}
-
-int ucch_device_resident(int runtime, int device, unsigned threads, int *blocks) {
-    return CALL(resident, device, threads, blocks);
-}
-
-int ucch_device_room(int runtime, size_t *bytes) {
-    return CALL(room, bytes);
 }
 
 /* ---- the device of this rank ---- */
@@ -269,6 +214,12 @@ int ucch_event_ask(void *event, int *done, double *again) {
     int status = ucch_device_fail(ucch_bound_ops()->event_done(event, done), "event");
     *again = *done ? 0 : now + ASK_S;
     return status;
+}
+
+/* Let one stream wait for what is in another by now, by way of an event. */
+int ucch_stream_follow(void *event, void *first, void *then) {
+    int status = ucch_device_fail(ucch_bound_ops()->event_record(event, first), "record");
+    return status ? status : ucch_device_fail(ucch_bound_ops()->stream_wait(then, event), "wait");
 }
 
 /* What is to be given to ucch_device_leave: -2 when nothing was changed. */

@@ -176,11 +176,14 @@ static void forget_locked(ucch_message *m) {
 }
 
 /* Begin a message: now, or when its turn has come. 0, or a failure. */
-static int begin(ucch_message *m, const ucch_start *start, double timeout) {
+static int begin(ucch_message *m, ucp_worker_h worker, const ucch_start *start, double timeout) {
     if (m->op.state == UCCH_ACTIVE)
         return UCCH_FAIL_BUSY;
     ucch_lock();
+    m->worker = worker;
     m->start = *start;
+    if (start->what != START_RECV)
+        m->info = (ucp_tag_recv_info_t){start->tag, start->bytes};
     m->request = NULL;
     m->left = 0;
     m->moved = 0;
@@ -212,42 +215,38 @@ static int try_locked(ucch_message *m) {
 
 /* ---- what begins when its turn has come ---- */
 
+static ucch_start start_of(int what, ucp_ep_h ep, const void *data, size_t bytes, uint64_t tag) {
+    return (ucch_start){.what = what, .ep = ep, .buffer = (void *)(uintptr_t)data, .bytes = bytes, .tag = tag};
+}
+
 int ucch_send(ucch_message *m, ucp_worker_h worker, ucp_ep_h ep, const void *buffer, size_t bytes, uint64_t tag,
               int mem_type, int sync, double timeout) {
-    ucch_start start = {.what = sync ? START_SYNC : START_SEND, .ep = ep, .bytes = bytes, .tag = tag};
-    start.buffer = (void *)(uintptr_t)buffer;
+    ucch_start start = start_of(sync ? START_SYNC : START_SEND, ep, buffer, bytes, tag);
     start.mem_type = mem_type;
-    m->worker = worker;
-    m->info = (ucp_tag_recv_info_t){tag, bytes};
-    return begin(m, &start, timeout);
+    return begin(m, worker, &start, timeout);
 }
 
 /* `dest` is the receiver's rank in the communicator that `tag` names. */
 int ucch_send_token(ucch_message *m, ucp_worker_h worker, ucp_ep_h ep, const void *data, size_t bytes, uint64_t tag,
                     int dest, int on_device, double timeout) {
-    ucch_start start = {
-        .what = START_TOKEN, .ep = ep, .bytes = bytes, .tag = tag, .dest = dest, .on_device = on_device};
-    start.buffer = (void *)(uintptr_t)data;
-    m->worker = worker;
-    m->info = (ucp_tag_recv_info_t){tag, bytes};
-    return begin(m, &start, timeout);
+    ucch_start start = start_of(START_TOKEN, ep, data, bytes, tag);
+    start.dest = dest;
+    start.on_device = on_device;
+    return begin(m, worker, &start, timeout);
 }
 
 /* Likewise, of what is on the device when `stream` gets there; the token goes at once, and streams do the rest. 1, 0
  * where there is no room for that, or a failure. `eager`: over for its sender once the data has left the buffer. */
 int ucch_send_queued(ucch_message *m, ucp_worker_h worker, ucp_ep_h ep, const void *data, size_t bytes, uint64_t tag,
                      int dest, void *stream, int eager, double timeout) {
-    ucch_start start = {.what = START_OFFERED, .ep = ep, .bytes = bytes, .tag = tag, .dest = dest, .on_device = 1};
-    ucch_offer offer = {
-        .data = data, .bytes = bytes, .on_device = 1, .dest = dest, .tag = tag, .queued = 1, .stream = stream};
+    ucch_start start = start_of(START_OFFERED, ep, data, bytes, tag);
+    ucch_offer offer = {.data = data, .bytes = bytes, .on_device = 1, .dest = dest, .tag = tag, .queued = 1};
+    offer.stream = stream;
     offer.eager = eager;
     offer.receiver = m->process;
     offer.number = m->number;
-    start.buffer = (void *)(uintptr_t)data;
     if (m->op.state == UCCH_ACTIVE)
         return UCCH_FAIL_BUSY;
-    m->worker = worker;
-    m->info = (ucp_tag_recv_info_t){tag, bytes};
     ucch_lock();
     int status = ucch_message_transfer(m);
     if (!status)
@@ -264,16 +263,15 @@ int ucch_send_queued(ucch_message *m, ucp_worker_h worker, ucp_ep_h ep, const vo
         ucch_unlock();
         return status;
     }
-    status = begin(m, &start, timeout);
+    status = begin(m, worker, &start, timeout);
     return status ? status : 1;
 }
 
 int ucch_recv(ucch_message *m, ucp_worker_h worker, void *buffer, size_t bytes, uint64_t tag, uint64_t mask,
               int mem_type, double timeout) {
-    ucch_start start = {.what = START_RECV, .buffer = buffer, .bytes = bytes, .tag = tag, .mask = mask};
-    start.mem_type = mem_type;
-    m->worker = worker;
-    return begin(m, &start, timeout);
+    ucch_start start = {
+        .what = START_RECV, .buffer = buffer, .bytes = bytes, .tag = tag, .mask = mask, .mem_type = mem_type};
+    return begin(m, worker, &start, timeout);
 }
 
 /* Receive what a matching probe has taken out of libucp's queue. */

@@ -24,12 +24,7 @@ static struct {
 static int norphans;
 
 static control *controls(uint64_t key) {
-    return ucch_window_offers(key);
-}
-
-static char *chunks(uint64_t key) {
-    size_t bytes;
-    return ucch_window_memory(key, &bytes);
+    return (control *)ucch_window_of(key)->offers;
 }
 
 /* Whether there is a window; in a new one nothing is offered. */
@@ -90,7 +85,7 @@ static void begin(ucch_transfer *t, int phase, const ucch_token *token, void *bu
     t->phase = phase;
     t->on_device = on_device;
     t->buffer = buffer;
-    t->base = chunks(token->key);
+    t->base = ucch_window_of(token->key)->chunks;
     t->where = token->run;
     t->sender = token->key;
     t->run = token->run ? ucch_run_at(token->key, (int)token->run - 1) : NULL;
@@ -347,7 +342,7 @@ int ucch_transfer_expect_locked(ucch_transfer *t, const ucch_expected *e, void *
 
 /* The token of a message that a stream waits for has come: 0, or a failure. */
 int ucch_transfer_met_locked(ucch_transfer *t, size_t room, const ucch_token *token) {
-    if (!token->key || !ucch_window_offers(token->key))
+    if (!token->key || !ucch_window_of(token->key)->offers)
         return UCCH_FAIL_PEER;
     if (token->bytes > room) {
         ucch_token_decline_locked(token);

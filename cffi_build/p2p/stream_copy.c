@@ -97,12 +97,11 @@ int ucch_run_over(const control *c, char *run) {
 /* Copy one step into memory of the host: 0, or a failure. From a device it is on its way then. */
 static int fetch(ucch_transfer *t, uint64_t k, uint32_t step) {
     const uint64_t *about = ucch_run_about(t->run);
-    size_t bytes;
-    char *data = about[RUN_NEAR] ? ucch_arena_seen(t->sender) : ucch_window_memory(t->sender, &bytes);
+    char *data = about[RUN_NEAR] ? ucch_arena_seen(t->sender) : ucch_window_of(t->sender)->chunks;
     uint64_t done = (uint64_t)step * UCCH_CARRY_STEP, left = length_of(t->run, k) - done;
     char *from = data + (size_t)(t->where - 1) * UCCH_CHUNK + k * about[RUN_ROOM] + done % about[RUN_ROOM];
     char *into = t->buffer + k * about[RUN_SLICE] + done;
-    bytes = left < UCCH_CARRY_STEP ? left : UCCH_CARRY_STEP;
+    size_t bytes = left < UCCH_CARRY_STEP ? left : UCCH_CARRY_STEP;
     if (about[RUN_NEAR]) {
         int status = ucch_work_copy(UCCH_TO_HOST, into, from, bytes);
         return status ? status : ucch_work_mark(UCCH_TO_HOST, &t->event[0]);
@@ -210,13 +209,6 @@ static void *kernel_locked(int kind) {
     return ucch_kernel_of_locked(&(ucch_task){.kind = kind});
 }
 
-/* Let one stream wait for what is in another by now. */
-static int follow(ucch_beside *b, void *first, void *then) {
-    const device_ops *ops = ucch_bound_ops();
-    int status = ucch_device_fail(ops->event_record(b->event, first), "record");
-    return status ? status : ucch_device_fail(ops->stream_wait(then, b->event), "wait");
-}
-
 static int launch(void *kernel, carry c, int blocks, void *stream) {
     void *arguments[] = {&c};
     return ucch_device_fail(ucch_bound_ops()->launch(kernel, (unsigned)blocks, THREADS, arguments, stream), "launch");
@@ -293,14 +285,14 @@ int ucch_run_offer_locked(ucch_transfer *t, ucch_token *token, const ucch_offer 
  * beside `stream` put the data where the receiver looks for it: 0, or a failure. */
 int ucch_run_put(ucch_transfer *t, uint64_t receiver, void *stream) {
     int near = ucch_run_about(t->run)[RUN_NEAR] != 0;
-    carry c = {.front = ucch_window_fronts_seen(0) + (size_t)t->first * UCCH_RUN_FRONT, .buffer = t->buffer};
-    c.data = (near ? ucch_arena_seen(0) : (char *)ucch_window_seen(0)) + (size_t)t->first * UCCH_CHUNK;
-    c.slips = ucch_window_slips_seen(receiver);
+    carry c = {.front = ucch_window_of(0)->fronts_seen + (size_t)t->first * UCCH_RUN_FRONT, .buffer = t->buffer};
+    c.data = (near ? ucch_arena_seen(0) : ucch_window_of(0)->chunks_seen) + (size_t)t->first * UCCH_CHUNK;
+    c.slips = ucch_window_of(receiver)->slips_seen;
     c.bytes = t->bytes;
     c.slice = t->piece;
     c.room = ucch_run_about(t->run)[RUN_ROOM];
     void *where = t->beside ? t->beside->stream : stream; /* promised, and no stream is left beside the caller's */
-    int status = stream == UCCH_OURS || where == stream ? 0 : follow(t->beside, stream, where);
+    int status = stream == UCCH_OURS || where == stream ? 0 : ucch_stream_follow(t->beside->event, stream, where);
     return status ? status : launch(t->kernel, c, (int)t->pieces, where);
 }
 
@@ -320,7 +312,7 @@ int ucch_take_ready_locked(ucch_transfer *t, const ucch_expected *e, void *strea
     t->beside = beside_of(inward, stream);
     t->kernel = kernel_locked(UCCH_CARRY);
     t->await = kernel_locked(UCCH_AWAIT);
-    if (!t->beside || !t->kernel || !ucch_window_fronts_seen(e->sender))
+    if (!t->beside || !t->kernel || !ucch_window_of(e->sender)->fronts_seen)
         return UCCH_FAIL_MEMORY;
     if (early && !ucch_promise_begin(e->sender, e->room, near))
         return UCCH_FAIL_MEMORY;
@@ -335,12 +327,12 @@ int ucch_take_ready_locked(ucch_transfer *t, const ucch_expected *e, void *strea
 /* Without the lock, as above: let the stream beside `stream` take the message once it is known, and `stream` wait, if
  * it is one of the caller's. */
 int ucch_take(ucch_transfer *t, const ucch_expected *e, void *stream) {
-    carry c = {.front = ucch_window_fronts_seen(e->sender), .buffer = e->buffer, .bytes = e->room};
-    c.data = ucch_window_seen(e->sender);
+    carry c = {.front = ucch_window_of(e->sender)->fronts_seen, .buffer = e->buffer, .bytes = e->room};
+    c.data = ucch_window_of(e->sender)->chunks_seen;
     c.arena = ucch_arena_seen(e->sender);
     c.slip = ucch_slip_seen(t->slip);
     int status = ucch_slip_hold(t->slip, t->await, t->beside->stream);
     if (!status)
         status = launch(t->kernel, c, blocks_of(e->room, is_near(e->sender)), t->beside->stream);
-    return status || stream == UCCH_OURS ? status : follow(t->beside, t->beside->stream, stream);
+    return status || stream == UCCH_OURS ? status : ucch_stream_follow(t->beside->event, t->beside->stream, stream);
 }

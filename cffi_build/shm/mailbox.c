@@ -67,7 +67,7 @@ static uint32_t uses(uint64_t word) {
  * use. With a promise of the sender's, which goes with it. */
 ucch_slip *ucch_slip_open_locked(uint64_t sender, uint64_t tag, uint32_t number, int blocks, int promised) {
     static int last; /* those behind it have been free for longest */
-    void *all = ucch_window_slips_seen(0) ? ucch_window_slips(0) : NULL;
+    void *all = ucch_window_of(0)->slips_seen ? ucch_window_of(0)->slips : NULL;
     for (int n = 0; all && n < SLIPS; n++) {
         last = (last + 1) % SLIPS;
         ucch_slip *s = slip_at(all, last);
@@ -133,7 +133,7 @@ int ucch_slip_withdraw(ucch_slip *s) {
     uint64_t seen = (uint64_t)uses(s->word) << 32 | PROMISED, none = (seen & ~PROMISED) | UCCH_NOWHERE;
     if (!__atomic_compare_exchange_n(&s->word, &seen, none, 0, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST))
         return 0;
-    __atomic_sub_fetch(waiting(ucch_window_slips(0)), 1, __ATOMIC_SEQ_CST);
+    __atomic_sub_fetch(waiting(ucch_window_of(0)->slips), 1, __ATOMIC_SEQ_CST);
     ucch_promise_end(s->sender);
     s->blocks = 0;
     return 1;
@@ -141,13 +141,13 @@ int ucch_slip_withdraw(ucch_slip *s) {
 
 /* Of our own slips. */
 static int number_of(const ucch_slip *s) {
-    return (int)(((const char *)s - (char *)ucch_window_slips(0)) / UCCH_SLIP);
+    return (int)(((const char *)s - ucch_window_of(0)->slips) / UCCH_SLIP);
 }
 
 /* Say where our slip's message is, unless that has been said. Returns what counts. */
 uint32_t ucch_slip_settle(ucch_slip *s, uint32_t where) {
     uint64_t seen = __atomic_load_n(&s->word, __ATOMIC_SEQ_CST);
-    uint32_t found = fill(ucch_window_slips(0), s, seen, where, s->sender);
+    uint32_t found = fill(ucch_window_of(0)->slips, s, seen, where, s->sender);
     s->run = found == UCCH_NOWHERE ? NULL : ucch_run_at(s->sender, (int)found - 1);
     if (s->run && found == where)
         announce(s, number_of(s), uses(seen), s->run);
@@ -174,7 +174,7 @@ int ucch_slip_hold(ucch_slip *s, void *await, void *stream) {
 
 /* Its address for the kernel. */
 void *ucch_slip_seen(ucch_slip *s) {
-    return (char *)ucch_window_slips_seen(0) + (size_t)number_of(s) * UCCH_SLIP;
+    return ucch_window_of(0)->slips_seen + (size_t)number_of(s) * UCCH_SLIP;
 }
 
 static int waits_for(const ucch_slip *s, uint64_t tag, uint32_t number) {
@@ -202,7 +202,7 @@ static ucch_slip *waiting_for(void *all, uint64_t tag, uint32_t number, uint64_t
  * been sent before, for those that come to wait from now on. */
 void ucch_slips_tell(uint64_t receiver, uint64_t tag, uint32_t number, uint32_t where) {
     uint64_t seen = 0;
-    void *all = ucch_window_slips(receiver);
+    void *all = ucch_window_of(receiver)->slips;
     ucch_slip *s = waiting_for(all, tag, number, &seen);
     if (s && fill(all, s, seen, where, ucch_window_key()) == where)
         announce(s, (int)(((char *)s - (char *)all) / UCCH_SLIP), uses(seen), ucch_run_at(0, (int)where - 1));
@@ -211,7 +211,7 @@ void ucch_slips_tell(uint64_t receiver, uint64_t tag, uint32_t number, uint32_t 
 /* We have no room for the message: whether a stream waits for it with our promise, which is taken up now. */
 int ucch_slips_keep(uint64_t receiver, uint64_t tag, uint32_t number) {
     uint64_t seen = 0;
-    ucch_slip *s = waiting_for(ucch_window_slips(receiver), tag, number, &seen);
+    ucch_slip *s = waiting_for(ucch_window_of(receiver)->slips, tag, number, &seen);
     return s && (seen & PROMISED) &&
            __atomic_compare_exchange_n(&s->word, &seen, seen & ~PROMISED, 0, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST);
 }

@@ -7,7 +7,6 @@
 #include "shm/mapping.h"
 
 #include <fcntl.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <sys/mman.h>
 #include <unistd.h>
@@ -54,13 +53,11 @@ ucch_mapping *ucch_mapping_new(size_t bytes) {
     return m;
 }
 
-/* That of another process which runs in our namespaces as our user; NULL where it cannot be opened. */
+/* That of another process; NULL where it cannot be opened. */
 ucch_mapping *ucch_mapping_open(uint64_t key, int pid, int file, size_t bytes) {
-    char path[64];
-    snprintf(path, sizeof(path), "/proc/%d/fd/%d", pid, file);
     ucch_lock();
     ucch_mapping *m = found(key, file, bytes);
-    int here = m ? -1 : open(path, O_RDWR | O_CLOEXEC);
+    int here = m ? -1 : ucch_file_of(pid, file);
     if (here >= 0) {
         m = keep(key, file, bytes, here);
         close(here);
@@ -75,11 +72,7 @@ int ucch_mapping_pin(ucch_mapping *m) {
         return 0;
     ucch_lock();
     int before = ucch_device_enter();
-    int status = ucch_device_fail(ucch_bound_ops()->host_register(m->memory, m->bytes), "pinning shared memory");
-    void *seen = NULL;
-    if (!status)
-        status = ucch_device_fail(ucch_bound_ops()->mapped(m->memory, &seen), "address of shared memory");
-    m->seen = seen;
+    int status = ucch_memory_pin(m->memory, m->bytes, &m->seen);
     pinned += !status && m->key == ucch_window_key() ? m->bytes : 0;
     ucch_device_leave(before);
     ucch_unlock();

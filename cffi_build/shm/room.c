@@ -28,7 +28,7 @@ static size_t near; /* chunks that have a place in our arena */
 static size_t lent; /* to messages that were queued in streams, but for those that were promised */
 
 static promises *promises_of(uint64_t key) {
-    char *slips = ucch_window_slips(key);
+    char *slips = ucch_window_of(key)->slips;
     return slips ? (promises *)(slips + (size_t)SLIPS * UCCH_SLIP) : NULL;
 }
 
@@ -63,7 +63,7 @@ int ucch_window_own(uint64_t key, size_t *bytes) {
     int status = ucch_window_key() == key ? 0 : begin_locked(*bytes / UCCH_CHUNK);
     if (!status && ucch_window_key() != key)
         status = ucch_window_make_locked(key, *bytes / UCCH_CHUNK);
-    ucch_window_memory(0, bytes);
+    *bytes = ucch_window_of(0)->nchunks * UCCH_CHUNK;
     ucch_unlock();
     return status < 0 ? status : ucch_window_file();
 }
@@ -122,8 +122,7 @@ static int run_of(int many, size_t limit) {
 /* Neighbouring chunks for one message that goes from stream to stream: the first of them, or -1. `is_near`: with places
  * in our arena. */
 int ucch_run_take_locked(int many, int is_near) {
-    size_t bytes, kept_back = 0;
-    size_t limit = ucch_window_memory(0, &bytes) ? bytes / UCCH_CHUNK : 0;
+    size_t kept_back = 0, limit = ucch_window_of(0)->nchunks;
     if (is_near && near < limit)
         limit = near;
     int first = lent + (size_t)many > most ? -1 : run_of(many, limit);

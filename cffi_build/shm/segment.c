@@ -11,42 +11,26 @@
 
 #include <fcntl.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
 #define MOST_WINDOWS 1024
 
-typedef struct window {
-    uint64_t key; /* of its process; numbers of processes are used again */
-    size_t chunks;
-    char *memory, *seen, *slips_seen; /* as the device knows the chunks, and the slips and fronts; NULL: not pinned */
-} window;
-
-static window own, peers[MOST_WINDOWS];
+static const ucch_window none;
+static ucch_window own, peers[MOST_WINDOWS];
 static int npeers, own_file = -1;
-
-static char *slips(const window *w) {
-    return w->memory + UCCH_OFFERS_BYTES;
-}
-
-static char *fronts(const window *w) {
-    return slips(w) + UCCH_SLIPS_BYTES;
-}
-
-static char *chunks(const window *w) {
-    return fronts(w) + w->chunks * UCCH_RUN_FRONT;
-}
 
 static size_t length_of(size_t chunks) {
     return UCCH_OFFERS_BYTES + UCCH_SLIPS_BYTES + chunks * (UCCH_RUN_FRONT + UCCH_CHUNK);
 }
 
-static int map(window *w, uint64_t key, int file, size_t chunks) {
-    void *memory = mmap(NULL, length_of(chunks), PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
-    if (memory == MAP_FAILED)
+static int map(ucch_window *w, uint64_t key, int file, size_t chunks) {
+    char *memory = mmap(NULL, length_of(chunks), PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+    if ((void *)memory == MAP_FAILED)
         return UCCH_FAIL_MEMORY;
-    *w = (window){.key = key, .chunks = chunks, .memory = memory};
+    *w = (ucch_window){.key = key, .nchunks = chunks, .offers = memory, .slips = memory + UCCH_OFFERS_BYTES};
+    w->fronts = w->slips + UCCH_SLIPS_BYTES;
+    w->chunks = w->fronts + chunks * UCCH_RUN_FRONT;
     return 0;
 }
 
@@ -65,23 +49,26 @@ int ucch_window_file(void) {
     return own_file;
 }
 
-/* NULL where there is none; no process has key 0. */
-static window *window_of(uint64_t key) {
-    if (!key)
-        return NULL;
-    for (int i = 0; i < npeers; i++)
+/* A window by its process's key, 0: our own; without memory where there is none. */
+const ucch_window *ucch_window_of(uint64_t key) {
+    for (int i = 0; key && i < npeers; i++)
         if (peers[i].key == key)
             return &peers[i];
-    return key == own.key ? &own : NULL;
+    return !key || key == own.key ? &own : &none;
 }
 
-/* Map the window of another process that runs in our namespaces as our user; 0, or a failure. */
-int ucch_window_open(uint64_t key, int pid, int file, size_t bytes) {
+/* Open an anonymous file of another process's, which runs in our namespaces as our user; -1 where that cannot be. */
+int ucch_file_of(int pid, int file) {
     char path[64];
     snprintf(path, sizeof(path), "/proc/%d/fd/%d", pid, file);
+    return open(path, O_RDWR | O_CLOEXEC);
+}
+
+/* Map the window of another process; 0, or a failure. */
+int ucch_window_open(uint64_t key, int pid, int file, size_t bytes) {
     ucch_lock();
-    int known = window_of(key) != NULL, status = !known && npeers == MOST_WINDOWS ? UCCH_FAIL_MEMORY : 0;
-    int here = known || status ? -1 : open(path, O_RDWR | O_CLOEXEC);
+    int known = ucch_window_of(key)->key == key, status = !known && npeers == MOST_WINDOWS ? UCCH_FAIL_MEMORY : 0;
+    int here = known || status ? -1 : ucch_file_of(pid, file);
     if (!known && !status)
         status = here < 0 ? UCCH_FAIL_PEER : map(&peers[npeers], key, here, bytes / UCCH_CHUNK);
     npeers += !known && !status;
@@ -91,7 +78,8 @@ int ucch_window_open(uint64_t key, int pid, int file, size_t bytes) {
     return status;
 }
 
-static int pin_part(void *memory, size_t bytes, char **seen) {
+/* Have the bound device see shared memory: 0, or a failure. */
+int ucch_memory_pin(void *memory, size_t bytes, char **seen) {
     int status = ucch_device_fail(ucch_bound_ops()->host_register(memory, bytes), "pinning shared memory");
     void *there = NULL;
     if (!status)
@@ -100,12 +88,14 @@ static int pin_part(void *memory, size_t bytes, char **seen) {
     return status;
 }
 
-static int pin(window *w, int with_chunks) {
+static int pin(ucch_window *w, int with_chunks) {
     int status = ucch_bound_ops() ? 0 : UCCH_FAIL_DEVICE;
     if (!status && !w->slips_seen)
-        status = pin_part(slips(w), UCCH_SLIPS_BYTES + w->chunks * UCCH_RUN_FRONT, &w->slips_seen);
-    if (!status && with_chunks && !w->seen)
-        status = pin_part(chunks(w), w->chunks * UCCH_CHUNK, &w->seen);
+        status = ucch_memory_pin(w->slips, UCCH_SLIPS_BYTES + w->nchunks * UCCH_RUN_FRONT, &w->slips_seen);
+    if (!status)
+        w->fronts_seen = w->slips_seen + UCCH_SLIPS_BYTES;
+    if (!status && with_chunks && !w->chunks_seen)
+        status = ucch_memory_pin(w->chunks, w->nchunks * UCCH_CHUNK, &w->chunks_seen);
     return status;
 }
 
@@ -117,51 +107,9 @@ int ucch_windows_pin_locked(int with_chunks) {
     return status;
 }
 
-/* The chunks of a process's window, one after the other, and their bytes; `key` 0: our own. NULL without one. */
-void *ucch_window_memory(uint64_t key, size_t *bytes) {
-    const window *w = key ? window_of(key) : own.memory ? &own : NULL;
-    *bytes = w ? w->chunks * UCCH_CHUNK : 0;
-    return w ? chunks(w) : NULL;
-}
-
-/* Likewise, where the bound device sees them. */
-void *ucch_window_seen(uint64_t key) {
-    const window *w = key ? window_of(key) : &own;
-    return w ? w->seen : NULL;
-}
-
-/* The fronts of its chunks, and as the bound device sees them; NULL without. */
-char *ucch_window_fronts(uint64_t key) {
-    const window *w = key ? window_of(key) : own.memory ? &own : NULL;
-    return w ? fronts(w) : NULL;
-}
-
-char *ucch_window_fronts_seen(uint64_t key) {
-    char *seen = ucch_window_slips_seen(key);
-    return seen ? seen + UCCH_SLIPS_BYTES : NULL;
-}
-
 /* The first front of a run. */
 char *ucch_run_at(uint64_t key, int first) {
-    return ucch_window_fronts(key) + (size_t)first * UCCH_RUN_FRONT;
-}
-
-/* Where its messages are offered. NULL without one. */
-void *ucch_window_offers(uint64_t key) {
-    const window *w = key ? window_of(key) : &own;
-    return w ? w->memory : NULL;
-}
-
-/* Where its streams wait for messages. NULL without one. */
-void *ucch_window_slips(uint64_t key) {
-    const window *w = key ? window_of(key) : own.memory ? &own : NULL;
-    return w ? slips(w) : NULL;
-}
-
-/* Likewise, as the bound device sees them; NULL before they are pinned. */
-void *ucch_window_slips_seen(uint64_t key) {
-    const window *w = key ? window_of(key) : &own;
-    return w ? w->slips_seen : NULL;
+    return ucch_window_of(key)->fronts + (size_t)first * UCCH_RUN_FRONT;
 }
 
 uint64_t ucch_window_key(void) {

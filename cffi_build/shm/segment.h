@@ -15,13 +15,18 @@
 #define SLIPS 63
 #define UCCH_SLIPS_BYTES ((size_t)(SLIPS + 1) * UCCH_SLIP)
 
-void *ucch_window_memory(uint64_t key, size_t *bytes);
-void *ucch_window_seen(uint64_t key);
-char *ucch_window_fronts(uint64_t key);
-char *ucch_window_fronts_seen(uint64_t key);
-void *ucch_window_offers(uint64_t key);
-void *ucch_window_slips(uint64_t key);
-void *ucch_window_slips_seen(uint64_t key);
+/* The window of a process, whose number may be used again: what lies in it one after the other, and where the bound
+ * device sees that. NULL without one, or before it is pinned. */
+typedef struct ucch_window {
+    uint64_t key;
+    size_t nchunks;
+    char *offers, *slips, *fronts, *chunks;
+    char *slips_seen, *fronts_seen, *chunks_seen;
+} ucch_window;
+
+const ucch_window *ucch_window_of(uint64_t key);
+int ucch_memory_pin(void *memory, size_t bytes, char **seen);
+int ucch_file_of(int pid, int file);
 uint64_t ucch_window_key(void);
 int ucch_window_file(void);
 int ucch_window_make_locked(uint64_t key, size_t many);
