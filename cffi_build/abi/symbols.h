@@ -43,7 +43,6 @@ UCC_SYMBOL(ucc_status_t, ucc_ee_create, (ucc_team_h team, const ucc_ee_params_t 
 UCC_SYMBOL(ucc_status_t, ucc_ee_destroy, (ucc_ee_h ee), (ee), 0)
 UCC_SYMBOL(ucc_status_t, ucc_ee_get_event, (ucc_ee_h ee, ucc_ev_t **event), (ee, event), 0)
 UCC_SYMBOL(ucc_status_t, ucc_ee_ack_event, (ucc_ee_h ee, ucc_ev_t *event), (ee, event), 0)
-UCC_SYMBOL(ucc_status_t, ucc_ee_set_event, (ucc_ee_h ee, ucc_ev_t *event), (ee, event), 0)
 
 UCP_SYMBOL(const char *, ucp_get_version_string, (void), (), 1)
 UCP_SYMBOL(ucs_status_t, ucp_config_read, (const char *prefix, const char *file, ucp_config_t **config), (prefix, file, config), 1)

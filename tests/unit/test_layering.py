@@ -41,7 +41,6 @@ VENDOR_WORDS_IN = {
     "machine.vendors": "the rows",
     "machine.nvlink": "NVIDIA's driver and NVML",
     "device.sources": "text of kernels, in the language that the vendors' compilers share",
-    "bindings.ucc": "names of UCC's engines",
     "bindings.ucc_enums": "names of UCC's memory types",
     "bootstrap.agreement": "names of UCC's components in its settings",
     "native.libraries": "the wheel that libucc comes in",

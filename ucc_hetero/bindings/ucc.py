@@ -26,14 +26,12 @@ from ..log import log
 from ..native.libraries import ffi, lib, load
 from ..types import DType, Op
 from .oob import Exchange, forget, oob_of
-from .ucc_enums import Coll, CollFlag, Event, MemType, Status, ThreadMode
+from .ucc_enums import Coll, CollFlag, MemType, Status, ThreadMode
 
 __all__ = [
     "Coll",
     "CollFlag",
     "Context",
-    "Event",
-    "ExecutionEngine",
     "Lib",
     "MemType",
     "Request",
@@ -352,43 +350,3 @@ class Request(_Handle):
 
 #: Arguments and buffers of requests that were closed or dropped while libucc still used them.
 _leaked: list[object] = []
-
-
-class ExecutionEngine(_Handle):
-    """A UCC execution engine: a device stream on which collectives are triggered (``ucc_ee_create``)."""
-
-    CUDA_STREAM, CPU_THREAD, ROCM_STREAM = 0, 1, 2
-
-    def __init__(self, team: Team, kind: int, stream: int) -> None:
-        self.team = team
-        self._params = ffi.new("ucc_ee_params_t *", {"ee_type": kind, "ee_context_size": 8})
-        self._params.ee_context = ffi.cast("void *", stream)
-        handle = ffi.new("ucc_ee_h *")
-        check("ucc_ee_create", lib.ucc_ee_create(team.handle, self._params, handle))
-        self.handle = handle[0]
-
-    def triggered_post(self, request: Request) -> None:
-        """Post ``request`` when the stream reaches this point."""
-        self._event = ffi.new("ucc_ev_t *", {"ev_type": Event.COMPUTE_COMPLETE, "req": request.handle})
-        lib.ucch_lock()
-        status = lib.ucc_collective_triggered_post(self.handle, self._event)
-        lib.ucch_unlock()
-        check("ucc_collective_triggered_post", status)
-
-    def event(self) -> Event | None:
-        """Take and acknowledge one event, or None."""
-        found = ffi.new("ucc_ev_t **")
-        lib.ucch_lock()
-        try:
-            if lib.ucc_ee_get_event(self.handle, found) != Status.OK:
-                return None
-            kind = Event(found[0].ev_type)
-            check("ucc_ee_ack_event", lib.ucc_ee_ack_event(self.handle, found[0]))
-        finally:
-            lib.ucch_unlock()
-        return kind
-
-    def close(self) -> None:
-        if self.handle:
-            handle, self.handle = self.handle, None
-            check("ucc_ee_destroy", lib.ucc_ee_destroy(handle))

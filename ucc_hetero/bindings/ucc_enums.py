@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import IntEnum, IntFlag
 
-__all__ = ["Coll", "CollFlag", "Event", "MemType", "Status", "ThreadMode"]
+__all__ = ["Coll", "CollFlag", "MemType", "Status", "ThreadMode"]
 
 
 class Status(IntEnum):
@@ -74,12 +74,3 @@ class ThreadMode(IntEnum):
     SINGLE = 0
     FUNNELED = 1
     MULTIPLE = 2
-
-
-class Event(IntEnum):
-    """``ucc_event_type_t``."""
-
-    COLLECTIVE_POST = 1
-    COLLECTIVE_COMPLETE = 2
-    COMPUTE_COMPLETE = 4
-    OVERFLOW = 8
