@@ -84,7 +84,9 @@ def build() -> None:
         command = [sys.executable, "setup.py", "-q", "build_ext", *folders]
         subprocess.run(command, cwd=ROOT, env=os.environ | {"UCCH_SANITIZE": SANITIZERS}, check=True)
         compiler = os.environ.get("CC", "gcc")
-        subprocess.run([compiler, "-shared", "-fPIC", "-O1", "-o", OUT / "blocks.so", HERE / "blocks.c"], check=True)
+        made = OUT / "blocks.so.new"  # a run beside this one may be loading the old one
+        subprocess.run([compiler, "-shared", "-fPIC", "-O1", "-o", made, HERE / "blocks.c"], check=True)
+        made.replace(OUT / "blocks.so")
 
 
 def environment(libasan: Path) -> dict[str, str]:

@@ -9,6 +9,8 @@ import pytest
 
 pytest.importorskip("torch", reason="needs torch: pip install 'ucc-hetero[torch]'")
 
+from torch._jit_internal import _extract_tensors
+
 from ucc_hetero.native.libraries import lib
 from ucc_hetero.torch import futures
 from ucc_hetero.torch.dispatch import Posting
@@ -30,6 +32,26 @@ class SlowWork:
 
     def publish(self, failure: Exception | None = None) -> None:
         self.published.set()  # as if the completing thread had been first
+
+
+def test_failures_keep_their_type_on_devices() -> None:
+    """A future of devices looks for tensors in its result as it gets it; C++ that does so later fails."""
+    found = []
+
+    class OnDevice(Future):
+        def set_result(self, result: Any) -> None:
+            found.append(_extract_tensors(result))  # as C++ does where there are devices
+            found.append(result)
+            super().set_result(result)
+
+    future = OnDevice(lambda _level: InOrder(1, "test"))
+    future._devices = [object()]
+    future.set_exception(KeyError("mine"))
+    assert found[0] == []
+    with pytest.raises(KeyError, match="mine"):
+        future.wait()
+    with pytest.raises(KeyError, match="mine"):
+        _extract_tensors(found[1])
 
 
 @pytest.mark.parametrize("error", [RuntimeError("lost"), None])

@@ -82,12 +82,18 @@ class InOrder:
 
 
 class _Failed:
-    """What the future of a failed call holds. C++ (DDP's reducer) takes the tensors out of it, and gets the failure."""
+    """What the future of a failed call holds. C++ (DDP's reducer) takes the tensors out of it, and gets the failure.
 
-    def __init__(self, failure: Exception) -> None:
-        self.failure = failure
+    A future of devices takes them out itself when it gets the result (``looks`` times): it finds none.
+    """
+
+    def __init__(self, failure: Exception, looks: int) -> None:
+        self.failure, self._looks = failure, looks
 
     def __reduce__(self) -> Any:
+        if self._looks:
+            self._looks -= 1
+            return str, ()
         raise self.failure
 
 
@@ -123,7 +129,7 @@ class Future(torch.futures.Future):  # type: ignore[type-arg,unused-ignore]
     def set_exception(self, result: Exception) -> None:
         """As torch's own, which holds the exception itself: C++ looks for tensors there, and crashes."""
         self._set_unwrap_func(_raise_failure)
-        self.set_result(_Failed(result))
+        self.set_result(_Failed(result, looks=int(bool(self._devices))))
 
     def settled(self) -> None:
         """The result is there: the call, which knows this future, need not be kept."""
