@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
+import statistics
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -91,34 +93,36 @@ def test_nothing_routes_out(cluster: Cluster) -> None:
     assert "default" not in read(cluster, 0, "ip", "route")
 
 
-def at_best(rate: float, measure: Callable[[], float]) -> float:
-    """Most bits per second of three turns, or of ten where a busy machine keeps all of them below ``rate``."""
-    found = [measure() for _ in range(3)]
-    while max(found) * 8 <= rate and len(found) < 10:
-        found.append(measure())
-    return max(found) * 8
+def check_rate(rate: float, measure: Callable[[], float], least: float = 0.8) -> None:
+    """A link carries its bits per second, or ``least`` of them, and no more.
+
+    A busy machine makes a turn slow, or, where it keeps the receiver waiting at the start of the timed bytes, too fast:
+    the best of three turns counts, or of ten where all are slow, and the one in the middle must not be too fast.
+    """
+    found = [8 * measure() for _ in range(3)]
+    while max(found) <= least * rate and len(found) < 10:
+        found.append(8 * measure())
+    assert max(found) > least * rate and statistics.median(found) < ABOVE * rate, found
 
 
 @pytest.mark.parametrize(("options", "rate"), [({"rate": "1gbit"}, 1e9), ({"rate": "1gbit,200mbit"}, 2e8)])
 def test_links_have_their_rate(emulate: Callable[..., Cluster], options: dict[str, str], rate: float) -> None:
     cluster = emulate(hosts=2, **options)
     for source, sink in ((0, 1), (1, 0)):
-        best = at_best(0.8 * rate, lambda a=source, b=sink: goodput(cluster, a, b))
-        assert 0.8 * rate < best < ABOVE * rate
+        check_rate(rate, partial(goodput, cluster, source, sink))
 
 
 def test_two_links_add_up(emulate: Callable[..., Cluster]) -> None:
     cluster = emulate(hosts=2, links=2, rate="400mbit+200mbit")
     assert read(cluster, 0, "ls", "/sys/class/net").split() == ["eth0", "eth1", "lo"]
-    both = at_best(0.8 * 6e8, lambda: goodput(cluster, link=None))
-    assert 0.8 * 6e8 < both < ABOVE * 6e8
-    assert goodput(cluster, link=1) * 8 < ABOVE * 2e8
-    assert goodput(cluster, link=None, both=True) * 8 < ABOVE * 6e8
+    check_rate(6e8, partial(goodput, cluster, link=None))
+    check_rate(2e8, partial(goodput, cluster, link=1), least=0)
+    check_rate(6e8, partial(goodput, cluster, link=None, both=True), least=0)
 
 
 def test_rate_can_change(cluster: Cluster) -> None:
     cluster.set_rate(1, "100mbit")
-    assert goodput(cluster) * 8 < ABOVE * 1e8
+    check_rate(1e8, partial(goodput, cluster), least=0)
     cluster.set_rate(1, "none")
     assert goodput(cluster) * 8 > ABOVE * 1e8
 
