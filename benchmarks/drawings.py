@@ -159,7 +159,7 @@ def _styles(groups: Sequence[Figure]) -> dict[str, tuple[int, int]]:
 
 
 def _series(label: str) -> str:
-    """What has one colour: the forms of a call (persistent ones have a star) differ in their lines."""
+    """Curves of one colour: the forms of a call (persistent ones have a star) differ in their lines."""
     return label.removesuffix("*").removesuffix(", blocking").removesuffix(", stream")
 
 
@@ -296,7 +296,7 @@ def _planner_painter(data: Data) -> Callable[[Any], None]:
 
 
 def _plans(data: Data) -> dict[str, list[tuple[int, str]]]:
-    """What was measured -> (size, plan) of each row, of a file that has plans."""
+    """Measurement -> (size, plan) of each row, of a file that has plans."""
     found: dict[str, list[tuple[int, str]]] = {}
     if "family" in data:
         for row in data.get("rows", []):

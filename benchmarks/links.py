@@ -1,4 +1,4 @@
-"""What the links between ranks carry: latency and bandwidth of pairs, one at a time and all at once.
+"""Links between ranks: latency and bandwidth of pairs, one at a time and all at once.
 
 Messages of whoever can send them, the best of all counts: these figures are limits that a benchmark is held against,
 and so the fastest that was seen, not the usual.
@@ -35,7 +35,7 @@ Traffic = dict[int, int]
 
 @dataclass(frozen=True, slots=True)
 class Links:
-    """What was measured: seconds and bytes per second, one way, equal on every rank.
+    """Measured links: seconds and bytes per second, one way, equal on every rank.
 
     ``port``: the most that a rank sent while it received as much. ``cuts``: for each island what all its ranks together
     send to the others while they receive as much; empty where there is one island. ``bridge_latency`` is None then.

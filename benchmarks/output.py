@@ -57,7 +57,7 @@ class Row:
 
     @property
     def compared(self) -> float:
-        """What ratios and limits speak of: of a non-blocking call its time without computation."""
+        """The time that ratios and limits are of: of a non-blocking call that without computation."""
         return self.value if self.overlap is None else self.overlap.pure
 
     def of_limit(self, *, rates: bool) -> float | None:
@@ -81,7 +81,7 @@ def _title(bench: Bench, accelerator: str) -> str:
 
 
 def osu_preamble(bench: Bench, options: Options, accelerator: str = "host", pairs: int = 0) -> str:
-    """What comes once, before the first header. ``accelerator`` is that of rank 0."""
+    """Lines before the first header. ``accelerator`` is that of rank 0."""
     title = _title(bench, accelerator)
     if bench.family == "onesided":
         return title + f"# Window creation: {_WINDOW[options.win]}\n# Synchronization: {_SYNC[options.sync]}\n"

@@ -1,4 +1,4 @@
-"""Whose calls are timed: each peer is an object with mpi4py's methods, so that one runner serves all of them.
+"""Peers, whose calls are timed: each is an object with mpi4py's methods, so that one runner serves all of them.
 
 ``ours`` is ucc_hetero.Communicator, ``mpi4py`` the MPI in use, ``ucc`` plain UCC calls without our layers, ``gloo`` and
 ``nccl`` torch.distributed's backends. Barriers and sums of the measuring itself always go over MPI (``World``), so that

@@ -46,7 +46,7 @@ class Curve:
 
     @property
     def key(self) -> tuple[str, str, str, str]:
-        """What must agree for two curves to be comparable."""
+        """The facts that two comparable curves share."""
         return self.benchmark, self.label, self.unit, self.dtype
 
     @property
@@ -75,7 +75,7 @@ def read(path: str | Path) -> list[Curve]:
 
 
 def read_data(path: str | Path) -> dict[str, Any] | None:
-    """What a JSON file of results holds, of whatever kind; None for text. Raises UnknownFile for broken files."""
+    """Results of a JSON file, of whatever kind; None for text. Raises UnknownFile for broken files."""
     path = Path(path)
     try:
         text = path.read_text(encoding="utf-8")

@@ -1,4 +1,4 @@
-"""What the timed loops share: the job, the options, the memory, the peers, and where rows go."""
+"""State that the timed loops share: the job, the options, the memory, the peers, and where rows go."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Progress:
 
 @dataclass(slots=True)
 class Session:
-    """What the timed loops need: who measures what, with which options, in which memory."""
+    """State of the timed loops: who measures what, with which options, in which memory."""
 
     bench: Bench
     options: Options

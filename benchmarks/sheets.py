@@ -56,7 +56,7 @@ def _interval(entry: Data) -> str:
 
 
 def benchmark_of(data: Data) -> str:
-    """What a benchmark's curves and tables are called."""
+    """Names of a benchmark's curves and tables."""
     return str(data.get("benchmark", "")).removeprefix("osu_")
 
 
@@ -295,7 +295,7 @@ def _cost(row: Data) -> str:
 
 
 def _anything(data: Data) -> Iterator[Sheet]:
-    """What a file of no known kind holds: its rows if they are flat, and its plain values."""
+    """Contents of a file of no known kind: its rows if they are flat, and its plain values."""
     rows = data.get("rows")
     if isinstance(rows, list) and rows and all(isinstance(row, dict) for row in rows):
         names = [n for n in dict.fromkeys(name for row in rows for name in row) if not _nested(rows, n)]

@@ -90,7 +90,7 @@ def ratio(
 
 
 def verdict(interval: Interval) -> str:
-    """What a ratio theirs / ours says: ``faster``, ``slower``, ``same`` or ``too noisy``."""
+    """Verdict on a ratio theirs / ours: ``faster``, ``slower``, ``same`` or ``too noisy``."""
     # An interval wholly on one side decides even if it is wide.
     if interval.low > 1 + SAME:
         return "faster"

@@ -62,7 +62,7 @@ class Collective:
         return ROWS[self.name].reduces
 
     def busbw(self, ranks: int) -> float:
-        """What the busiest link carries per byte of the message, when ``ranks`` ranks run the best algorithm."""
+        """Bytes on the busiest link per byte of the message, when ``ranks`` ranks run the best algorithm."""
         return ROWS[self.name].busbw(ranks)
 
 

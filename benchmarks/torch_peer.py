@@ -72,7 +72,7 @@ class _Message(_Work):
 
 
 class TorchComm:
-    """What torch.distributed has in the same form. Allreduce works in place only.
+    """Calls of torch.distributed in the same form. Allreduce works in place only.
 
     Gloo gets device memory by way of copies in pinned host memory, which is how its users do it; the copies count.
     """

@@ -198,7 +198,7 @@ def _total(group: Group) -> float:
 
 
 def _open_lines(events: Sequence[dict[str, Any]]) -> list[str]:
-    """What failed or had not ended when the recording did."""
+    """Calls that failed, or had not ended when the recording did."""
     lines = []
     for event in events:
         args = event.get("args", {})

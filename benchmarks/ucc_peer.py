@@ -111,7 +111,7 @@ Form = Callable[..., tuple[Coll, dict[str, Any]]]
 
 
 def _seen(array: Any) -> tuple[Any, DType, MemType]:
-    """What describes an array of numpy's or torch's to a team: its memory, its datatype, the kind of memory."""
+    """Description of an array of numpy's or torch's for a team: its memory, its datatype, the kind of memory."""
     if isinstance(array, np.ndarray):
         return array, DTYPES[array.dtype.name], MemType.HOST
     dtype = DTYPES[str(array.dtype).removeprefix("torch.")]

@@ -53,7 +53,7 @@ def draw(dtype: np.dtype[Any], count: int, seed: int, rank: int, iteration: int,
 
 
 def expected(case: Case, source: Source) -> Host | None:
-    """What this rank's receive buffer (bcast: its only buffer) must hold; None where it receives nothing.
+    """Expected contents of this rank's receive buffer (bcast: its only buffer); None where it receives nothing.
 
     ``source(r)`` is rank r's whole input.
     """

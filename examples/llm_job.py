@@ -329,7 +329,7 @@ class Job:
     # --- checkpoints --------------------------------------------------------------------------------------------------
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint holds, as torch.distributed.checkpoint wants it."""
+        """Contents of a checkpoint, as torch.distributed.checkpoint wants it."""
         from torch.distributed.checkpoint.state_dict import get_model_state_dict, get_optimizer_state_dict
 
         inner = getattr(self.optimizer, "optim", self.optimizer)

@@ -46,7 +46,7 @@ class Host:
 
 @dataclass(frozen=True, slots=True)
 class VendorPart:
-    """What ranks of one vendor get beyond what all get."""
+    """Settings that ranks of one vendor get beyond those of all."""
 
     image: str = ""
     runtime: str = "docker"
@@ -85,7 +85,7 @@ class Cluster:
         return sum(host.slots for host in self.hosts)
 
     def part(self, vendor: str) -> VendorPart:
-        """What is special about a vendor's ranks."""
+        """Settings of a vendor's ranks."""
         return self.vendors.get(vendor, VendorPart())
 
 
@@ -274,7 +274,7 @@ def load(path: Path, environ: Mapping[str, str] | None = None) -> Cluster:
 
 
 def as_document(cluster: Cluster) -> dict[str, Any]:
-    """What a cluster file says besides hosts and images, for a job that a scheduler starts inside those images."""
+    """Contents of a cluster file besides hosts and images, for a job that a scheduler starts inside those images."""
     others = {name: getattr(cluster, name) for name in ("interfaces", "env", "python")}
     given: dict[str, Any] = {name: list(v) if isinstance(v, tuple) else v for name, v in others.items() if v}
     special: dict[str, dict[str, Any]] = {vendor: {} for vendor in cluster.vendors}

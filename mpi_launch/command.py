@@ -25,7 +25,7 @@ LOCAL_NAMES = ("localhost", "127.0.0.1")
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What is to run, and where."""
+    """Program to run, and where."""
 
     cluster: Cluster
     program: tuple[str, ...]

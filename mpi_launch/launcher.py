@@ -40,7 +40,7 @@ class Launcher:
 
 
 def identify(path: str, banner: str) -> Launcher | None:
-    """What a program is, by what it says of its version; None for one that is not known."""
+    """Kind of a program, by what it says of its version; None for one that is not known."""
     if found := re.search(r"\((?:Open MPI|OpenRTE)\) (\d+)[\w.]*", banner):
         return Launcher("openmpi", int(found[1]), path, found[0].split()[-1])
     if "HYDRA" in banner:

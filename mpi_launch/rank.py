@@ -87,7 +87,7 @@ def numa_nodes(root: Path) -> list[set[int]]:
 
 
 class Start:
-    """What this rank is, and the environment and processors that follow from it."""
+    """Facts of this rank, and the environment and processors that follow from it."""
 
     def __init__(self, options: argparse.Namespace, environ: Mapping[str, str], root: Path = Path("/")) -> None:
         self.options = options

@@ -31,7 +31,7 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Outcome:
-    """What ranks told of themselves."""
+    """Reports of ranks on themselves."""
 
     def __init__(self, size: int) -> None:
         self.size = size
@@ -69,7 +69,7 @@ class Filter:
         self.held = b""
 
     def feed(self, data: bytes) -> bytes:
-        """What is for people; the rest of a report that is not complete is held back."""
+        """Text for people; the rest of a report that is not complete is held back."""
         data, self.held = self.held + data, b""
         shown = []
         while data:

@@ -118,7 +118,7 @@ def _measure(test: dict[str, Any], peers: Sequence[Peer], world: World) -> dict[
 
 
 def _selected(test: dict[str, Any], ours: Peer) -> dict[str, Any]:
-    """What is chosen against everything that could be: the limit is the fastest candidate's median."""
+    """The choice against everything that could be chosen: the limit is the fastest candidate's median."""
     run = ours.comm._run
     before = run.members.tuning
     found = measure(

@@ -124,7 +124,7 @@ def lookup(topology: Topology, times: int = 20_000) -> dict[str, float]:
 
 
 def _choices(topology: Topology, collective: str, nbytes: int, *, every: bool) -> list[Choice | None]:
-    """What is planned: the choice that would be made (None), or every algorithm in as many fragments."""
+    """Plans to time: the choice that would be made (None), or every algorithm in as many fragments."""
     if not every:
         return [None]
     fragments = max(choice.fragments for choice in candidates(topology, collective, nbytes))

@@ -1,4 +1,4 @@
-"""What bounds a hierarchical allreduce among the GPUs of one host: its phases, one by one and beside each other.
+"""Bounds of a hierarchical allreduce among the GPUs of one host: its phases, one by one and beside each other.
 
     mpirun -np 4 python tools/gpu_phases.py        # NVIDIA GPUs that open each other's memory
 

@@ -39,7 +39,7 @@ def arguments() -> argparse.Namespace:
 
 
 class Costs(NamedTuple):
-    """What a call has cost this process, all its threads together."""
+    """Cost of a call to this process, all its threads together."""
 
     processor: float
     given: float
@@ -47,7 +47,7 @@ class Costs(NamedTuple):
 
 
 def spent() -> Costs:
-    """What this process has cost so far: seconds, and switches to others that it asked for and that it did not."""
+    """Cost of this process so far: seconds, and switches to others that it asked for and that it did not."""
     now = resource.getrusage(resource.RUSAGE_SELF)
     return Costs(now.ru_utime + now.ru_stime, now.ru_nvcsw, now.ru_nivcsw)
 

@@ -75,7 +75,7 @@ def job(
 
 
 def mixed_environment(ranks: int, amd: str) -> dict[str, str]:
-    """What makes the vendors of a job differ: on GPUs :func:`begin` does, on the host two vendors are emulated."""
+    """Environment of a job of two vendors: on GPUs :func:`begin` does, on the host two vendors are emulated."""
     half = ranks // 2
     return {} if amd else {"UCCH_EMULATE": f"nvidia:{ranks - half},amd:{half}"}
 

@@ -145,7 +145,7 @@ def child(options: argparse.Namespace) -> int:
 
 
 def judge(losses: dict[str, dict[str, list[float]]], dtype: str) -> tuple[list[str], dict[str, Any], bool]:
-    """What to say of the losses of the jobs, the distances, and whether the rule holds everywhere."""
+    """Report on the losses of the jobs, the distances, and whether the rule holds everywhere."""
     rule, good = RULES[dtype], True
     lines: list[str] = []
     table: dict[str, Any] = {}
@@ -187,7 +187,7 @@ def jobs_of(options: argparse.Namespace) -> dict[str, tuple[int, list[str], dict
 
 
 def run_all(options: argparse.Namespace) -> dict[str, Any]:
-    """What each job left."""
+    """Results that each job left."""
     names = "ranks model size dtype steps batch length rate limit".split()
     common = [word for name in names for word in (f"--{name}", str(getattr(options, name)))]
 

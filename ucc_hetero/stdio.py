@@ -20,7 +20,7 @@ Main = Callable[[Sequence[str] | None], int]
 
 
 def _closed() -> list[int]:
-    """Those of the standard output and the standard error whose pipe nobody reads any more."""
+    """The standard output and the standard error, or one of them, whose pipe nobody reads any more."""
     asked = select.poll()
     for fd in (1, 2):
         with contextlib.suppress(OSError):

@@ -1,4 +1,4 @@
-/* What Python sees of the native engine. Read by the C compiler and by cffi, hence no preprocessor lines but the
+/* Declarations of the native engine for Python. Read by the C compiler and by cffi, hence no preprocessor lines but the
  * constants, which build.py also hands to cffi. */
 
 /* ---- loader.c ---- */

@@ -1,6 +1,6 @@
 /* Constants that C and Python share. Plain `#define NAME number` lines only: cffi reads this file too. */
 
-/* Whose address a span counts from. */
+/* Buffers whose address a span counts from. */
 #define UCCH_SEND 0
 #define UCCH_RECV 1
 #define UCCH_TMP 2
@@ -12,7 +12,7 @@
 #define UCCH_CAST 2
 #define UCCH_SCALE 3
 
-/* What kernels do besides: wait for a word, write one, all of a short call, and one side of a message. */
+/* Further kernels: wait for a word, write one, all of a short call, and one side of a message. */
 #define UCCH_AWAIT 4
 #define UCCH_POST 5
 #define UCCH_WHOLE 6
@@ -38,7 +38,7 @@
 #define UCCH_SLIP_BELL 64
 #define UCCH_SLIP_GONE 128
 
-/* What an address can be to a GPU runtime, and the memory types of UCC and UCX that theirs have. */
+/* Kinds of memory to a GPU runtime, and the memory types of UCC and UCX that theirs have. */
 #define UCCH_MEMORY_UNKNOWN 0
 #define UCCH_MEMORY_PINNED 1
 #define UCCH_MEMORY_DEVICE 2

@@ -344,7 +344,7 @@ void ucch_board_break(ucch_board *b) {
     b->broken = 1;
 }
 
-/* What we called; `label` stays as it is where that has been overwritten. */
+/* Our own label of a call; `label` stays as it is where that has been overwritten. */
 void ucch_board_own_label(ucch_board *b, uint64_t seq, char *label) {
     uint64_t signature;
     char found[LABEL];

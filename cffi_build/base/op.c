@@ -13,7 +13,7 @@ static ucch_op active = {.next = &active, .prev = &active};
 static ucch_op *upcoming; /* in the round under way: one operation may end another */
 static uint64_t failures;
 
-/* What goes on in streams comes behind all else, the oldest first: of calls that fail together the first one counts. */
+/* Begin an operation. Those in streams go last, in order: of calls that fail together the first one counts. */
 void ucch_op_begin_locked(ucch_op *op, double timeout) {
     op->error = (ucch_error){.status = 0, .step = -1, .peer = -1, .seq = op->error.seq};
     op->started = ucch_now();

@@ -6,10 +6,10 @@
 
 enum { UCCH_IDLE, UCCH_ACTIVE, UCCH_DONE, UCCH_FAILED };
 
-/* What an operation waits for: rounds of progress, those of the workers too, or streams, which need none. */
+/* Way an operation makes progress: rounds of progress, those of the workers too, or streams, which need none. */
 enum { UCCH_BY_CONTEXTS, UCCH_BY_WORKERS, UCCH_IN_STREAMS, UCCH_WAYS };
 
-/* What is done for operations of one kind, all under the lock and NULL where there is nothing to do. */
+/* Operations table of one kind, all under the lock and NULL where there is nothing to do. */
 typedef struct ucch_op_kind {
     int way;
     int (*advance_locked)(ucch_op *op);              /* move on: whether anything has moved */

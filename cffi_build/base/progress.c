@@ -33,7 +33,7 @@ static int busy(void) {
     return ucch_under_way[UCCH_BY_CONTEXTS] || ucch_under_way[UCCH_BY_WORKERS];
 }
 
-/* What progress is made inside of, from now on: a device that is made the thread's own before, and not after. */
+/* Set the functions around each round of progress: a device that is made the thread's own before, and not after. */
 void ucch_progress_inside(int (*before)(void), void (*after)(int)) {
     ucch_lock();
     enter = before;

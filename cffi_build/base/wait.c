@@ -31,7 +31,7 @@ static int come(ucch_op *op) {
     return __atomic_load_n(&op->come, __ATOMIC_ACQUIRE) || finished(op);
 }
 
-/* What is waited for: one that has finished, all of them, or all that have at least come. */
+/* Conditions to wait for: one that has finished, all of them, or all that have at least come. */
 enum { ANY, ALL, COME };
 
 static int enough(ucch_op **ops, int n, int what) {

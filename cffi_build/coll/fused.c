@@ -1,4 +1,4 @@
-/* What one kernel does of a call: everything. The host has one call of the driver to make, however many messages and
+/* Fused calls: one kernel does everything. The host has one call of the driver to make, however many messages and
  * sums there are, and the devices no time to lose between these.
  *
  * Of long ones several blocks do a part each: the same slice of every move, and none waits for another. What all of

@@ -6,8 +6,7 @@
 
 enum { MOVE_NOTHING, MOVE_COPY, MOVE_COMBINE };
 
-/* What the kernel does, one after the other (ucc_hetero/device/kernels.py): wait for a word, move data, write a word.
- */
+/* Entry of a fused kernel (ucc_hetero/device/kernels.py): wait for a word, move data, write a word. */
 typedef struct ucch_move {
     const void *src;
     void *dst, *wait, *tell;

@@ -43,7 +43,7 @@ static void finish_locked(ucch_program *p) {
     ucch_op_end_locked(&p->op, 0, -1, -1);
 }
 
-/* What was posted cannot be taken back: requests still in progress are left to libucc, with the buffers that the
+/* Give a program up. Posts cannot be taken back: requests in progress are left to libucc, with the buffers that the
  * owner keeps alive; the rest of this program leaves the queues so that others can report their own fate. */
 static void abandon_locked(ucch_program *p) {
     if (UCCH_TRACING)

@@ -235,7 +235,7 @@ int ucch_program_memory(ucch_program *p, int base, int mem_type) {
     return 0;
 }
 
-/* What the timeline calls this program. */
+/* Set the timeline's name of this program. */
 void ucch_program_trace(ucch_program *p, uint32_t number) {
     p->number = number;
 }

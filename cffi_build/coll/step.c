@@ -1,4 +1,4 @@
-/* What one step of a program does when its turn has come: a collective of libucc's, a message, or work of our own. */
+/* Steps of a program, each run when its turn has come: a collective of libucc's, a message, or work of our own. */
 #include "coll/program.h"
 
 /* A message is cut into so many pieces, if they get long enough, so that both devices copy at a time. */
@@ -32,7 +32,7 @@ static int post_coll_locked(ucch_step *s) {
     return 0;
 }
 
-/* What a local step does to device memory. */
+/* The task that a local step on device memory is. */
 void ucch_step_task(const ucch_program *p, const ucch_step *s, ucch_task *task) {
     *task = (ucch_task){
         .kind = s->kind - STEP_COPY,

@@ -13,7 +13,7 @@ static int flying; /* calls that have not ended */
 static _Thread_local int outcome;
 static _Thread_local ucch_op *failed;
 
-/* What became of the calling thread's last ucch_program_launch: 0, or why it failed. */
+/* Status of the calling thread's last ucch_program_launch: 0, or why it failed. */
 int ucch_launch_status(void) {
     return outcome;
 }
@@ -154,7 +154,7 @@ static void follow_locked(ucch_program *p, ucch_launch *l) {
     ucch_op_begin_locked(&p->op, 0);
 }
 
-/* What a call asks for. */
+/* Arguments of a launch. */
 typedef struct asked {
     ucch_program *p;
     void *send, *recv, *stream;

@@ -1,4 +1,4 @@
-/* What the engine knows of a vendor: one adapter, which its file fills (cuda.c, hip.c), or a shared library that
+/* Vendor adapter: all that the engine knows of a vendor, which its file fills (cuda.c, hip.c), or a shared library that
  * exports `const device_adapter ucch_adapter`, made with this header alone (docs/extending.md). */
 #ifndef UCCH_ADAPTER_H
 #define UCCH_ADAPTER_H

@@ -68,7 +68,7 @@ enum { MEMORY_HOST = 1, MEMORY_DEVICE = 2 };
 
 static void *primary[MOST_DEVICES];
 
-/* What the library has a function for, and what not every release of it has. */
+/* Operations that are one function of the driver, and those that not every release has. */
 /* clang-format off */
 #define PLAIN(name, params, call) static int cuda_##name params { return cu.call; }
 #define OPTIONAL(name, params, symbol, args) static int cuda_##name params { return cu.symbol ? cu.symbol args : NOT_SUPPORTED; }

@@ -80,7 +80,7 @@ static int told(const char *name, int otherwise) {
     return text ? atoi(text) != 0 : otherwise;
 }
 
-/* What the library has a function for, and what not every release of it has. */
+/* Operations that are one function of HIP, and those that not every release has. */
 /* clang-format off */
 #define PLAIN(name, params, call) static int hip_##name params { return hip.call; }
 #define OPTIONAL(name, params, symbol, args) static int hip_##name params { return hip.symbol ? hip.symbol args : NOT_SUPPORTED; }

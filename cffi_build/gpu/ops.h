@@ -1,4 +1,4 @@
-/* What a GPU runtime must be able to do: DEVICE(name, (parameters)), the whole of what the engine knows of one.
+/* Operations of a GPU runtime: DEVICE(name, (parameters)), the whole of what the engine knows of one.
  *
  * The list makes the table of functions (adapter.h), which each adapter fills once. Every function returns 0 or the
  * runtime's own error code; streams and events are the runtime's handles. `alloc` and `pinned` need the device to be

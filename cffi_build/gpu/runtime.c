@@ -69,7 +69,7 @@ static int place_of(const char *name) {
     return runtime;
 }
 
-/* What the library brings, or the engine's own of this name. */
+/* Adapter of a library, or the engine's own of this name. */
 static const device_adapter *adapter_of(const char *name, void *handle) {
     const device_adapter *own = dlsym(handle, "ucch_adapter");
     int runtime = place_of(name);
@@ -147,7 +147,7 @@ API(ucch_device_resident, (int runtime, int device, unsigned threads, int *block
 API(ucch_device_room, (int runtime, size_t *bytes), room, bytes)
 /* clang-format on */
 
-/* What an address is (UCCH_MEMORY_*), and of which device times 4; or a failure. */
+/* Kind of memory at an address (UCCH_MEMORY_*), and of which device times 4; or a failure. */
 int ucch_device_pointer(int runtime, uintptr_t address) {
     int kind = UCCH_MEMORY_UNKNOWN, device = 0;
     int status = CALL(pointer, (const void *)address, &kind, &device);
@@ -222,7 +222,7 @@ int ucch_stream_follow(void *event, void *first, void *then) {
     return status ? status : ucch_device_fail(ucch_bound_ops()->stream_wait(then, event), "wait");
 }
 
-/* What is to be given to ucch_device_leave: -2 when nothing was changed. */
+/* Enter this process's device; returns the argument of ucch_device_leave: -2 when nothing was changed. */
 int ucch_device_enter(void) {
     if (bound_runtime < 0)
         return -2;

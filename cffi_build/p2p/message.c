@@ -235,7 +235,7 @@ int ucch_send_token(ucch_message *m, ucp_worker_h worker, ucp_ep_h ep, const voi
     return begin(m, worker, &start, timeout);
 }
 
-/* Likewise, of what is on the device when `stream` gets there; the token goes at once, and streams do the rest. 1, 0
+/* Send what is on the device when `stream` gets there; the token goes at once, and streams do the rest. 1, 0
  * where there is no room for that, or a failure. `eager`: over for its sender once the data has left the buffer. */
 int ucch_send_queued(ucch_message *m, ucp_worker_h worker, ucp_ep_h ep, const void *data, size_t bytes, uint64_t tag,
                      int dest, void *stream, int eager, double timeout) {

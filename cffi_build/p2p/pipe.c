@@ -238,7 +238,7 @@ static void take_chunks(ucch_transfer *t) {
     t->phase = SENDING;
 }
 
-/* What is lent to a message comes back once its receiver has done with it. */
+/* Note chunks lent to a message, to be taken back once its receiver has done with them. */
 static void leave(const ucch_transfer *t) {
     orphans[norphans].index = t->index;
     orphans[norphans].slots = t->slots;
@@ -355,7 +355,7 @@ int ucch_transfer_met_locked(ucch_transfer *t, size_t room, const ucch_token *to
     return 0;
 }
 
-/* Likewise, as plain data, which the host has put at `landing`. */
+/* Receive as plain data, which the host has put at `landing`. */
 int ucch_transfer_landed_locked(ucch_transfer *t, const void *landing, size_t bytes) {
     t->phase = LANDED;
     t->asked = 1;

@@ -4,15 +4,14 @@
 
 #include "shm/segment.h"
 
-/* What a sender tells the receiver: whose window, which of its controls, and where the data lies if it was queued: the
- * first chunk of it, plus one. */
+/* Rendezvous header, from sender to receiver: whose window, which of its controls, and where the data lies if it was
+ * queued: the first chunk of it, plus one. */
 typedef struct ucch_token {
     uint64_t bytes, piece, key;
     uint32_t control, run;
 } ucch_token;
 
-/* What a sender's data is: on the device or not; and what a probe goes by, the message's tag and its receiver's rank.
- */
+/* Kind of a sender's data, on the device or not; for a probe, the message's tag and its receiver's rank. */
 typedef struct ucch_offer {
     const void *data;
     size_t bytes;
@@ -24,7 +23,7 @@ typedef struct ucch_offer {
     uint32_t number;
 } ucch_offer;
 
-/* What a stream is to take: message `number` under a tag from process `sender`, 0 where it has come, to the device. */
+/* Receive in a stream: message `number` under a tag from process `sender`, 0 where it has come, to the device. */
 typedef struct ucch_expected {
     uint64_t sender, tag;
     uint32_t number;

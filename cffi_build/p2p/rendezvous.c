@@ -65,7 +65,7 @@ int ucch_token_send_locked(ucch_message *m, ucp_ep_h ep, uint64_t tag) {
 
 /* ---- receiving ---- */
 
-/* What comes in queued is not to be received by the host: the caller will say which stream takes it. */
+/* Keep a queued message from the host: the caller will say which stream takes it. */
 void ucch_message_later(ucch_message *m) {
     m->later = 1;
 }

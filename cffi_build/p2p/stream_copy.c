@@ -14,7 +14,7 @@
 #define SHORTEST ((size_t)64 << 10)
 #define LINE ((size_t)64)
 
-/* What the kernel is told (ucc_hetero/device/sources.py): `front` is that of the run of chunks that it fills, at
+/* Arguments of the kernel (ucc_hetero/device/sources.py): `front` is that of the run of chunks that it fills, at
  * `data`, and `slips` are the receiver's; or `front`, `data` and `arena` are the sender's first ones, and `slip` says
  * which run is to be emptied. `bytes` are the message's, or the room for it. */
 typedef struct carry {

@@ -265,7 +265,7 @@ int ucch_channels_room(ucch_channels *c) {
     return c->calls - c->landed < MOST_CALLS;
 }
 
-/* What the next call writes at its end. */
+/* Number that the next call writes at its end. */
 ucch_ticket ucch_channels_ticket(ucch_channels *c) {
     ucch_ticket ticket = {(uint32_t)(c->calls % MOST_CALLS), generation(c->calls)};
     c->calls++;

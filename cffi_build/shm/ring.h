@@ -7,13 +7,13 @@
 #include "base/op.h"
 #include "shm/mapping.h"
 
-/* What a rank's streams do beside each other: vendors' collectives, copies to and from shared memory, all else. */
+/* Lanes of a rank, streams beside each other: vendors' collectives, copies to and from shared memory, all else. */
 enum { LANE_NATIVE, LANE_OUT, LANE_IN, LANE_LOCAL, QUEUE_LANES };
 
 /* Pieces that lie in a channel at a time, and calls of a communicator that are under way. */
 #define RING 8
 #define MOST_CALLS 256
-/* What one kernel does at most, one after the other (fused.c). */
+/* Most entries of one fused kernel (fused.c). */
 #define MOST_MOVES 40
 /* How often scratch can grow: each time it doubles. */
 #define MOST_OUTGROWN 128
@@ -34,7 +34,7 @@ typedef struct ucch_channel {
     uint64_t *spoilt; /* by the rank that it comes from */
 } ucch_channel;
 
-/* What says that a call has ended: its word and what that then has reached. */
+/* Completion of a call: its word and what that then has reached. */
 typedef struct ucch_ticket {
     uint32_t slot, value;
 } ucch_ticket;

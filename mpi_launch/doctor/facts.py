@@ -1,4 +1,4 @@
-"""What the doctor looks at, collected once: plain data that can be sent between ranks and judged elsewhere."""
+"""Facts that the doctor looks at, collected once: plain data that can be sent between ranks and judged elsewhere."""
 
 from __future__ import annotations
 
@@ -213,7 +213,7 @@ def _no_peers(count: int) -> list[tuple[int, int]]:
 
 
 def _processor(root: Path) -> str:
-    """What libucc tells processors apart by: their maker, family and model."""
+    """The facts that libucc tells processors apart by: their maker, family and model."""
     fields = dict(re.findall(r"^([\w ]+?)\s*: (.*)$", _read(root / "proc/cpuinfo"), re.M))
     names = ("vendor_id", "cpu family", "model", "CPU implementer", "CPU part")
     return " ".join(fields[name] for name in names if name in fields)

@@ -78,7 +78,7 @@ _MUST_AGREE: tuple[tuple[str, Callable[[Facts], object], str], ...] = (
 
 
 def agreement(everyone: Sequence[Facts], size: int) -> Iterator[Finding]:
-    """What makes a job impossible when it differs."""
+    """Differences that make a job impossible."""
     told = {dict(f.env).get("WORLD_SIZE", str(size)) for f in everyone}
     if told != {str(size)}:
         yield finding(
@@ -142,7 +142,7 @@ def _mtu(interface: str, facts: Facts) -> int | None:
 
 
 def likeness(everyone: Sequence[Facts]) -> Iterator[Finding]:
-    """What should be equal, and what mixed vendors cannot do."""
+    """Differences that should not be, and what mixed vendors cannot do."""
     for vendor in VENDORS:
         has = partial(_has_vendor, vendor)
         groups = _differences(everyone, partial(_driver, vendor), has)

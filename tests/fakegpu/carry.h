@@ -1,7 +1,7 @@
 /* The kernel that does one side of a message, as several blocks. Included by fakegpu.c. */
 #include "../../cffi_build/api/constants.h"
 
-/* What it is told (cffi_build/p2p/stream_copy.c), how many blocks it is, and how far each is: its slice, and bytes of
+/* Its arguments (cffi_build/p2p/stream_copy.c), how many blocks it is, and how far each is: its slice, and bytes of
  * that. */
 typedef struct carry {
     char *front, *data, *arena, *buffer;

@@ -65,7 +65,7 @@ typedef struct work {
     struct work *next;
 } work;
 
-/* What runs one after the other. */
+/* Work that runs in order. */
 typedef struct queue {
     pthread_t thread;
     work *head, **tail;
@@ -84,7 +84,7 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static stream *streams, *default_stream;
 static queue *engines[2]; /* copies from the host, and to it */
 static int misuses, started, open_streams, most_queues, holds;
-/* What is looked up all the time: the boards of this process's devices, a copy's least time, and a stream's work. */
+/* Settings in constant use: the boards of this process's devices, a copy's least time, and a stream's work. */
 static int chosen[MOST_DEVICES], devices, least_us = 1000, most_ahead;
 static _Thread_local int current = -1;
 
@@ -240,7 +240,7 @@ static int usable(void) {
     return !started ? INVALID_VALUE : current < 0 ? INVALID_CONTEXT : OK;
 }
 
-/* What the environment says counts now, and not later. */
+/* Read the settings of the environment, which count from now. */
 static int begin(void) {
     const char *fine = getenv("HSA_FORCE_FINE_GRAIN_PCIE");
     int told = HIP ? setting("GPU_MAX_HW_QUEUES", 4) : setting("CUDA_DEVICE_MAX_CONNECTIONS", 8);

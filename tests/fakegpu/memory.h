@@ -110,7 +110,7 @@ static int seen_at(void **seen, void *memory) {
     return r && r->kind != DEVICE_MEMORY ? OK : INVALID_VALUE;
 }
 
-/* What another process opens memory by: whose it is, as which file, and how long. */
+/* Handle that another process opens memory by: whose it is, as which file, and how long. */
 typedef struct share {
     int pid, file;
     size_t bytes;
@@ -133,7 +133,7 @@ static int share_memory(share *out, void *address) {
     return there ? OK : INVALID_VALUE;
 }
 
-/* What HIP 7 makes the peer is the device of that number here. */
+/* Whether HIP opens the memory as the peer's: HIP 7 takes the device of that number here for the peer. */
 static int takes_for_peer(const share *from) {
     int mine = board_of(from->device);
     return hip_version() < 7 || mine == from->board || mine == board_of(current < 0 ? 0 : current);

@@ -72,7 +72,7 @@ static int make_stream(stream **out) {
     return s && s->queue ? OK : OUT_OF_MEMORY;
 }
 
-/* What it has still to do is done; the handle is kept, as work may name it. */
+/* Destroy a stream after the work that it still has; the handle is kept, as work may name it. */
 static int end_stream(void *handle) {
     stream *s = handle;
     pthread_mutex_lock(&lock);

@@ -1,6 +1,6 @@
 /* The kernel that does all of a call, as several blocks. Included by fakegpu.c. */
 
-/* What it is told (cffi_build/coll/fused.h), and how many blocks it is. */
+/* Its arguments (cffi_build/coll/fused.h), and how many blocks it is. */
 typedef struct moves {
     uint64_t n;
     uint32_t *arrived;

@@ -70,7 +70,7 @@ static int work_with(int device) {
     return status ? status : cuCtxSetCurrent(contexts[device]);
 }
 
-/* What needs a context. Choosing a device, or asking for it, makes none: each takes half a gigabyte of its device. */
+/* Make the chosen device's context current. Choosing or asking makes none: each takes half a gigabyte of its device. */
 static int ready(void) {
     int device;
     return cuCtxGetDevice(&device) ? work_with(chosen) : 0;

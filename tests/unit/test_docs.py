@@ -88,6 +88,17 @@ def test_docstrings_begin_with_one_sentence() -> None:
         assert not rest or not rest[0].strip(), f"{name}: a blank line follows the first"
 
 
+def test_sentences_begin_with_what_a_stranger_knows() -> None:
+    """A noun phrase or an imperative, in docstrings and in comments before functions and structures of C."""
+    riddle = re.compile(r'^(?: *"""|/\* )(?:What|Whose|Those of|Likewise)\b.*', re.M)
+    folders = ("ucc_hetero", "mpi_launch", "benchmarks", "tools", "examples", "cffi_build")
+    files = [path for each in folders for path in (ROOT / each).rglob("*") if path.suffix in {".py", ".c", ".h"}]
+    found = {
+        str(path.relative_to(ROOT)): riddle.findall(path.read_text()) for path in files if path.name != "_native.c"
+    }
+    assert not {file: lines for file, lines in found.items() if lines}
+
+
 def test_all_names_exist() -> None:
     assert len(set(ucc_hetero.__all__)) == len(ucc_hetero.__all__)
     assert all(hasattr(ucc_hetero, name) for name in ucc_hetero.__all__)

@@ -74,7 +74,7 @@ _sys_exit = sys.exit
 
 
 class _Exit(SystemExit):
-    """What ``sys.exit`` raises in the main thread. It notices when it ends the process: Python asks nobody then."""
+    """``SystemExit`` of the main thread. It notices when it ends the process: Python asks nobody then."""
 
     def __del__(self) -> None:
         # One that was caught is dropped by a function; one that was not by the interpreter, with none left.

@@ -1,4 +1,4 @@
-"""What makes ranks a communicator: their facts, agreed; islands; a number; teams that were tried; the arrival board."""
+"""Membership of a communicator: agreed facts of its ranks; islands, a number, tried teams, the arrival board."""
 
 from __future__ import annotations
 
@@ -152,7 +152,7 @@ class Membership:
             raise CollectiveError(f"rank {bad[0][0]} could not create its teams: {bad[0][1]}")
 
     def _usual_plans(self) -> Iterator[Plan]:
-        """What calls of all sizes run whose every rank knows the counts, from or to rank 0 if to one."""
+        """Plans of calls of all sizes whose counts every rank knows, from or to rank 0 if to one."""
         for collective in ("barrier", "allreduce", "bcast", "reduce", "allgather", "reduce_scatter_block"):
             root = 0 if collective in ("bcast", "reduce") else -1
             op = OPS["SUM"] if ROWS[collective].reduces else None

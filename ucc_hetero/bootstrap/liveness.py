@@ -82,7 +82,7 @@ class Board:
         return self.ranks[slot] if 0 <= slot < len(self.ranks) else -1
 
     def label(self, rank: int, seq: int) -> str:
-        """What ``rank`` called as its ``seq``-th call, as far as this host's page remembers."""
+        """Label of ``rank``'s ``seq``-th call, as far as this host's page remembers."""
         if rank not in self.ranks:
             return ""
         text = ffi.new("char[]", int(lib.UCCH_LABEL_BYTES))

@@ -1,4 +1,4 @@
-"""What ranks share before any communicator exists: UCC libraries, contexts, workers; made once per set of processes.
+"""State of a process before any communicator: UCC libraries, contexts, workers; made once per set of processes.
 
 A native context spans one island and may use every transport; the bridge context spans the job and uses ``ucp,self``
 with settings that are forced equal. Communicators only make teams from them.
@@ -50,7 +50,7 @@ class Process:
         return self._libs[prefix]
 
     def facts(self, place: Place, version: str) -> Facts:
-        """What this rank publishes."""
+        """Facts that this rank publishes."""
         return Facts(
             process=self.name,
             package=version,
@@ -190,7 +190,7 @@ def process() -> Process:
 
 
 def place_here(world_rank: int, world_size: int) -> Place:
-    """Whose memory this rank's buffers live in: as emulated (``UCCH_EMULATE``), on its device, or host memory."""
+    """Vendor whose memory holds this rank's buffers: as emulated (``UCCH_EMULATE``), on its device, or host memory."""
     layout = env.get("EMULATE")
     return place_of(emulated_vendors(layout, world_size)[world_rank] if layout else "")
 

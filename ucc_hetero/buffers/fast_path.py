@@ -15,7 +15,7 @@ Glance = tuple[Hashable, int]
 
 
 def glance(array: Any) -> Glance | None:
-    """What to know an array again by, and its address; None for whatever has to be looked at properly."""
+    """Key to know an array again by, and its address; None for whatever has to be looked at properly."""
     read = _readers.get(type(array), _unread)
     if read is _unread:
         read = _readers[type(array)] = _reader(type(array))

@@ -1,4 +1,4 @@
-"""What a communication call needs to know about memory: Buffer, VBuffer, and the Layout of what is not contiguous."""
+"""Descriptions of memory for communication calls: Buffer, VBuffer, and the Layout of what is not contiguous."""
 
 from __future__ import annotations
 
@@ -142,7 +142,7 @@ class VBuffer:
 
 
 class Memory(NamedTuple):
-    """What an exporter said of its memory, before a message's count and dtype are applied.
+    """An exporter's description of its memory, before a message's count and dtype are applied.
 
     ``native`` is the exporter's own dtype object, looked up only if the caller gives none. ``dims`` is None for
     contiguous memory (C or Fortran order).

@@ -97,7 +97,7 @@ def is_datatype(spec: object) -> bool:
 
 
 def element_of(datatype: Any) -> Element:
-    """What an ``MPI.Datatype`` describes.
+    """The elements that an ``MPI.Datatype`` describes.
 
     Takes predefined types and everything built of one predefined type by all constructors but darray. Raises
     ``TypeError`` for the others, with the way out.

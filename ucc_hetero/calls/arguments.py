@@ -242,7 +242,7 @@ def _allgatherv(a: _Args) -> Bound:
 
 
 def _own_count(a: _Args, count: int) -> Call:
-    """What a rank other than the root knows of an uneven call."""
+    """The call as a rank other than the root knows it, of uneven blocks."""
     return a.call(*(count if r == a.rank else 0 for r in range(a.size)))
 
 

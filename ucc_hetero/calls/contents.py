@@ -1,4 +1,4 @@
-"""What messages carry: the arrays of sends and receives, told at a glance where possible, and the way their data takes.
+"""Data of messages: the arrays of sends and receives, told at a glance where possible, and the way their data takes.
 
 Every array is looked at properly once for its kind (:func:`as_buffer`); the next one that looks the same costs a tenth
 of that. That it still is memory of this rank's device is asked each time: a freed array is an error, not a crash.
@@ -64,7 +64,7 @@ class Contents:
         return as_buffer(array, writable=writable, argument="buf", rank=self._rank, pointer_vendor=pointer_vendor)
 
     def bounced(self, buffer: Buffer, peer: int) -> Bounce | None:
-        """What moves a message's data by way of the host, where it must not or cannot go straight.
+        """Bounce buffer that moves a message's data by way of the host, where it must not or cannot go straight.
 
         Every mistake about where the buffer lies raises here.
         """

@@ -35,5 +35,5 @@ class Pairing:
         return counts[peer, tag] if self._known or counts is self._sent else 0
 
     def lose(self) -> None:
-        """What is received from now on is not numbered."""
+        """Stop numbering what is received."""
         self._known = False

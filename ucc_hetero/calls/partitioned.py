@@ -36,7 +36,7 @@ _NAP = 0.0005
 
 
 class _Header(NamedTuple):
-    """What a sender says of its partitions: the caller's tag, how many, bytes of each, the tag of the first."""
+    """Header of a sender's partitions: the caller's tag, how many, bytes of each, the tag of the first."""
 
     tag: int
     partitions: int

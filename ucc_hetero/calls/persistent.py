@@ -161,7 +161,7 @@ class PersistentRequest(Request):
 
 
 def _nothing() -> None:
-    """What releasing a released request does."""
+    """Do nothing: the release of a released request."""
 
 
 def _refusal(why: str) -> Callable[[], int]:

@@ -129,7 +129,7 @@ class Prepared:
 
 
 class Preparation:
-    """What one communicator has prepared so far."""
+    """Programs that one communicator has prepared so far."""
 
     def __init__(
         self,
@@ -285,7 +285,7 @@ class Preparation:
             raise explain(error, board, self.rank, label, 0)
 
     def _without_counts(self, what: Lowering) -> Choice:
-        """What non-blocking calls run whose counts only some ranks know; the same on every rank.
+        """Choice for non-blocking calls whose counts only some ranks know; the same on every rank.
 
         In one island of devices the vendor's library, which needs its own counts only; else a message per block.
         """
@@ -427,7 +427,7 @@ def _fingerprint(counts: Sequence[int]) -> int:
 
 
 def _label(name: str, bound: Bound, op: Op | None) -> str:
-    """What the arrival board shows, equal on every rank of a correct call."""
+    """Label on the arrival board, equal on every rank of a correct call."""
     call = bound.call
     count = ""
     if not bound.local and ROWS[call.collective].layout != "matrix":

@@ -32,7 +32,7 @@ _ndarray = np.ndarray
 
 
 def key_of_arrays(name: str, send: Any, recv: Any, op: Any, root: int, in_place: Any) -> tuple[Any, ...] | None:
-    """What tells calls with plain arrays apart; None for anything else. In place counts as no send buffer."""
+    """Key of calls with plain arrays; None for anything else. In place counts as no send buffer."""
     if op is not None and type(op) is not Op:
         op = op_of(op)  # MPI's own cannot be hashed
         if op is None:
@@ -91,7 +91,7 @@ class Repeats:
     def again(
         self, name: str, send: Any, recv: Any, op: Any, root: int
     ) -> tuple[tuple[Any, ...] | None, Request | None]:
-        """What tells the call apart, None where that takes a proper look; and its request if it could be started."""
+        """Key of the call, None where that takes a proper look; and its request if it could be started."""
         key, both = key_of_arrays(name, send, recv, op, root, self._in_place), None
         if key is None:
             known = key_of(name, None if send is self._in_place else send, recv, op, root)
@@ -132,7 +132,7 @@ class _Entry(NamedTuple):
 
 
 class Known(NamedTuple):
-    """What the look-up found: what tells the call apart, and what was exchanged already, if the call did not run."""
+    """Result of a look-up: key of the call, and what was exchanged already, if the call did not run."""
 
     key: tuple[Any, ...] | None
     rows: Any = None
@@ -196,7 +196,7 @@ class Uneven:
     def _key(
         self, name: str, send: Any, recv: Any, op: Any, root: int, recvcounts: Any
     ) -> tuple[tuple[Any, ...], Any, Any]:
-        """What tells calls apart, and the arrays of both sides."""
+        """Key of calls, and the arrays of both sides."""
         if op is not None and type(op) is not Op:
             op = op_of(op)  # MPI's own cannot be hashed
             if op is None:
@@ -207,7 +207,7 @@ class Uneven:
         return (name, sent, received, op, root, counts), outof, into
 
     def _spec(self, spec: Any) -> tuple[Any, Any]:
-        """What a buffer's description says but for the address, and its array; ``TypeError`` if it is not simple."""
+        """A buffer's description but for the address, and its array; ``TypeError`` if it is not simple."""
         if type(spec) is _ndarray:
             return (spec.dtype, spec.size), spec
         if spec is None or spec is self._in_place:

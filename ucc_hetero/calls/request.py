@@ -1,4 +1,4 @@
-"""What is under way: requests of non-blocking and persistent calls, with mpi4py's names."""
+"""Requests of non-blocking and persistent calls, with mpi4py's names."""
 
 from __future__ import annotations
 

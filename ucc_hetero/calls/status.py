@@ -19,7 +19,7 @@ def set_status(status: Any, source: int, tag: int, nbytes: int, error: int = 0) 
 
 
 def fill_empty(status: Any) -> None:
-    """What MPI says of a request that is not active."""
+    """Fill the status that MPI gives to a request that is not active."""
     if status is not None:
         from mpi4py import MPI
 

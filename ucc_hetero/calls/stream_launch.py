@@ -28,7 +28,7 @@ Known = tuple[tuple[Any, ...], int, int]
 
 
 def key_of(name: str, send: Any, recv: Any, op: Any, root: int) -> Known | None:
-    """What tells calls with arrays of torch or CuPy apart, and their addresses; None for anything else."""
+    """Key of calls with arrays of torch or CuPy, and their addresses; None for anything else."""
     if op is not None and type(op) is not Op:
         op = op_of(op)
         if op is None:

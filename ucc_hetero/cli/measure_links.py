@@ -1,4 +1,4 @@
-"""What the links of a job carry, measured by its own ranks: inside an island, between islands, of hosts, in memory.
+"""Links of a job, measured by its own ranks: inside an island, between islands, of hosts, in memory.
 
 The numbers are those of the cost model: seconds for a message and seconds for a byte of it, both ways at once.
 """

@@ -1,4 +1,4 @@
-"""Whose memory an address is."""
+"""Vendors and devices of addresses."""
 
 from __future__ import annotations
 

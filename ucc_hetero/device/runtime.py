@@ -24,7 +24,7 @@ KINDS = {
 
 
 class Pointer(NamedTuple):
-    """What the runtime says of an address: ``unknown``, ``pinned``, ``device`` or ``managed``, and whose device."""
+    """A runtime's answer about an address: ``unknown``, ``pinned``, ``device`` or ``managed``, and whose device."""
 
     kind: str
     device: int
@@ -98,7 +98,7 @@ class DeviceRuntime:
         return device < self.count() and (device == own or self.bus(device) == board)
 
     def target(self, device: int) -> str:
-        """What kernels for a device are compiled for; empty where neither the runtime nor the kernel's files say.
+        """Target of kernels for a device; empty where neither the runtime nor the kernel's files say.
 
         Nor is it said where the runtime was told to take the device for another one.
         """
@@ -144,7 +144,7 @@ class DeviceRuntime:
     # --- memory -------------------------------------------------------------------------------------------------------
 
     def pointer(self, address: int) -> Pointer:
-        """What the runtime knows of ``address``."""
+        """The runtime's answer about ``address``."""
         found = lib.ucch_device_pointer(self.code, address)
         if found < 0:
             self.check(f"address {address:#x}", found)

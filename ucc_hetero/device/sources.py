@@ -1,4 +1,4 @@
-"""What our kernels are made of: their texts, in the language that CUDA and HIP share."""
+"""Texts of the package's kernels, in the language that CUDA and HIP share."""
 
 from __future__ import annotations
 
@@ -201,7 +201,7 @@ struct carry {
     unsigned long long bytes, slice, room;
 };
 
-/* What the slip says. */
+/* The posted receive in the mailbox. */
 __device__ void look_up(carry &c) {
     const unsigned long long where = GET(c.slip);
     __threadfence_system();
@@ -329,7 +329,7 @@ def _filled(text: str, values: Mapping[str, str]) -> str:
 
 
 def _body(kind: int, op: int, name: str, one: str, other: str) -> str | None:
-    """What is done with element ``i``."""
+    """Statement for element ``i``."""
     sort, w = DTYPES[name].kind, f"wide<{one}>::type"
     if kind == lib.UCCH_CAST:
         return f"dst[i] = store<{other}>::from(load(src[i]));"

@@ -35,7 +35,7 @@ class Vector:
 
     @property
     def buffer(self) -> Any:
-        """What a communicator takes."""
+        """The buffer to pass to a communicator."""
         return self if self.block else self.host
 
     def get(self) -> Array:

@@ -108,7 +108,7 @@ class _Lower:
         return self._make(label)
 
     def _packings(self, steps: Sequence[tuple[int, int, int, Step]]) -> dict[int, list[Local]]:
-        """What is copied together before steps, by their numbers."""
+        """Copies that pack sources before steps, by their numbers."""
         out: dict[int, list[Local]] = {}
         taken: dict[int, int] = {}
         most = self.plan.in_flight
@@ -120,7 +120,7 @@ class _Lower:
         return out
 
     def _streams(self, program: Program) -> None:
-        """What the program may do in a stream, from what it does."""
+        """Note what the program may do in a stream, by its steps."""
         job, steps = self.teams.job, [step for _, _, _, step in self.plan.program(self.rank)]
         runtime = runtime_of(job.facts[job.rank].vendor)
         eager = runtime is not None and runtime.holds
@@ -224,7 +224,7 @@ class _Lower:
     def _step(
         self, step: Step, member: int, packed: Sequence[Local], ordinal: int
     ) -> Callable[[Any, int], None] | None:
-        """What writes one step of the plan; None for a collective of one rank, which moves nothing."""
+        """Writer of one step of the plan; None for a collective of one rank, which moves nothing."""
         if step.link == "local":
             return partial(self._local_step, step=step)
         if step.kind == "message":

@@ -1,4 +1,4 @@
-"""What a program may do in a stream, from what it does: wait there for its end, or be a part of the work there."""
+"""Rules for programs in streams, by their steps: wait there for its end, or be a part of the work there."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ def within_node() -> set[str]:
 
 @dataclass(frozen=True, slots=True)
 class HostIdentity:
-    """What tells hosts, and containers of one host, apart."""
+    """Key of a host, or of a container of one."""
 
     hostname: str
     boot_id: str
@@ -120,7 +120,7 @@ class Accelerator:
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What one host has, as its kernel tells."""
+    """Devices, links and ports of one host, as its kernel tells."""
 
     nics: tuple[Nic, ...]
     accelerators: tuple[Accelerator, ...]
@@ -161,7 +161,7 @@ def link_speed(root: Path = Path("/")) -> int:
 
 
 def _names(folder: Path) -> list[str]:
-    """What is in a folder, numbers in their order."""
+    """Entries of a folder, numbers in their order."""
     try:
         names = os.listdir(folder)
     except OSError:

@@ -11,7 +11,7 @@ __all__ = ["Facts"]
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What one rank publishes before it communicates. ``process`` is unique in the job."""
+    """Facts that one rank publishes before it communicates. ``process`` is unique in the job."""
 
     process: str
     package: str

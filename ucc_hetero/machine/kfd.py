@@ -17,7 +17,7 @@ _XGMI = "11"
 
 
 def details(root: Path, devices: Sequence[str]) -> dict[str, Known]:
-    """What KFD knows of its devices, by PCI address."""
+    """Details of KFD's devices, by PCI address."""
     nodes = {}
     for node in root.glob(_NODES + "/*"):
         facts = _properties(node / "properties")

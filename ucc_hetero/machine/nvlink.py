@@ -23,7 +23,7 @@ FOLDER = "nvml/nvlink"
 
 
 def details(root: Path, devices: Sequence[str]) -> dict[str, Known]:
-    """What is known of these devices, by PCI address."""
+    """Details of these devices, by PCI address."""
     linked, found = peers(devices, root), {}
     for pci in devices:
         model = re.search(r"^Model:\s*(.+)$", text(root / _DRIVER / pci / "information"), re.MULTILINE)
@@ -55,7 +55,7 @@ def recorded(found: dict[str, tuple[str, ...]]) -> dict[str, str]:
 
 
 def _asked(devices: Sequence[str]) -> dict[str, tuple[str, ...]]:
-    """What NVML says; nothing where it is not there, or knows nothing of it."""
+    """Answers of NVML; nothing where it is not there, or knows nothing of it."""
     if len(devices) < 2:
         return {}
     try:

@@ -108,7 +108,7 @@ class Device:
 
 
 class Known(NamedTuple):
-    """What a vendor's own files and libraries tell of a device: model, architecture, peers on the vendor's links."""
+    """Details of a device by its vendor's files and libraries: model, architecture, peers on the vendor's links."""
 
     name: str = ""
     arch: str = ""
@@ -117,7 +117,7 @@ class Known(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Vendor:
-    """What there is to know about a vendor without its libraries; what is not said, it does not have."""
+    """Facts about a vendor, known without its libraries; what is not said, it does not have."""
 
     name: str
 
@@ -400,7 +400,7 @@ register(
 
 
 def of_memory(kind: int) -> Vendor:
-    """Whose devices have memory of this type (``ucc_memory_type_t``); ``host`` for none's."""
+    """Vendor whose devices have memory of this type (``ucc_memory_type_t``); ``host`` for none's."""
     return next((row for row in VENDORS.values() if row.memory_type == kind), VENDORS["host"])
 
 
@@ -454,7 +454,7 @@ def native_vendor(found: list[Device]) -> str:
 def settings(
     vendor: str, found: list[Device], kernel: str = "", environ: Mapping[str, str] | None = None
 ) -> list[Setting]:
-    """What ranks of ``vendor`` need on a host with these devices; ``kernel`` is its release, by default this one's.
+    """Settings for ranks of ``vendor`` on a host with these devices; ``kernel`` is its release, by default this one's.
 
     ``environ`` chooses which of the devices a rank sees; by default it sees them all.
     """
@@ -483,7 +483,7 @@ def apply(
 
 
 def prepare(vendor: str, environ: dict[str, str] | os._Environ[str], late: Container[str] = ()) -> None:
-    """Likewise what the vendor's own libraries read, whether devices of it are found or not."""
+    """Set what the vendor's own libraries read, whether devices of it are found or not."""
     for setting in settings(vendor, devices(), environ=environ):
         if setting.read and setting.read not in late:
             environ.setdefault(setting.name, setting.value)

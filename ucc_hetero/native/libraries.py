@@ -31,7 +31,7 @@ OLDEST_UCX = (1, 13)
 
 @dataclass(frozen=True, slots=True)
 class Libraries:
-    """What was loaded: files, versions, and the story of how they were chosen."""
+    """Loaded libraries: files, versions, and the story of how they were chosen."""
 
     ucx_path: str
     ucx_version: str
@@ -254,5 +254,5 @@ def load() -> Libraries:
 
 
 def loaded() -> Libraries | None:
-    """What :func:`load` found, or None before it."""
+    """The libraries that :func:`load` found, or None before it."""
     return _loaded

@@ -301,7 +301,7 @@ def _twice(n: int) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """What there is to know about one collective.
+    """Properties of one collective.
 
     ``layout`` is the counts rule: ``none``, ``vector`` ``(n,)``, ``equal`` ``(n,)`` per block, ``ranks`` (one count per
     rank) or ``matrix`` (P*P). ``step`` is the kind of step that does all of it, empty where there is none. ``send``

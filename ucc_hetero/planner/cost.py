@@ -1,4 +1,4 @@
-"""What a plan puts on the wires and how long that takes: bytes per rank and per host's link, and an alpha-beta model.
+"""Cost of plans: bytes per rank and per host's link, and an alpha-beta model.
 
 A step that a library carries out is counted as a ring or chain in team order for bcast, reduce, allreduce,
 reduce_scatter and allgather (no algorithm sends less per member), and as direct messages for the others.
@@ -104,7 +104,7 @@ class _Load:
 
 
 def wire_bytes(plan: Plan, topology: Topology, itemsize: int = 1) -> Wire:
-    """What a plan sends, in bytes for elements of ``itemsize`` bytes."""
+    """Bytes that a plan sends, for elements of ``itemsize`` bytes."""
     load = _Load(topology)
     for fragment in plan.fragments:
         for stage in fragment.stages:

@@ -1,4 +1,4 @@
-"""What an algorithm produces: stages of steps over regions of named buffers. Pure data, equal on every rank.
+"""Plans, as algorithms produce them: stages of steps over regions of named buffers. Pure data, equal on every rank.
 
 Coordinates are *dense*: a buffer of several blocks (one per rank, say) is addressed as if the blocks lay one after the
 other; the engine maps a region to the caller's displacements when it lowers the plan.

@@ -184,7 +184,7 @@ def best_of(seconds: Mapping[_Choice, float], default: _Choice) -> _Choice:
 
 
 def spans(sizes: Sequence[int], found: Sequence[_Choice | None]) -> Iterator[tuple[_Choice, float, float]]:
-    """What was found at ascending sizes as (what, from, up to bytes), without ranges where it is None.
+    """Findings at ascending sizes as (what, from, up to bytes), without ranges where it is None.
 
     Ranges end halfway (geometrically) between neighbours that differ, and at twice the last size.
     """
@@ -203,7 +203,7 @@ def spans(sizes: Sequence[int], found: Sequence[_Choice | None]) -> Iterator[tup
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What a table knows of one topology: rules, relative bandwidth of each rank's link (empty: all alike), costs."""
+    """Entry of a table for one topology: rules, relative bandwidth of each rank's link (empty: all alike), costs."""
 
     rules: tuple[Rule, ...] = ()
     weights: tuple[int, ...] = ()
@@ -244,7 +244,7 @@ def save_table(
 
 
 def load_table(text: str, topology: Topology) -> Measured:
-    """What a JSON table (its text: rank 0 reads the file, all get the same) knows of a topology; nothing if unknown.
+    """Entry of a JSON table (its text: rank 0 reads the file, all get the same) for a topology; nothing if unknown.
 
     Tables go by topologies without weights: those are part of what was measured. ``ValueError`` if the text is not such
     a table.

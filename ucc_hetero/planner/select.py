@@ -35,7 +35,7 @@ ORDERED = ("MAXLOC", "MINLOC")
 
 
 class Choice(NamedTuple):
-    """What runs: an algorithm's name, into how many fragments it cuts the data, and how bytes cross bridges.
+    """Choice of what runs: an algorithm's name, into how many fragments it cuts the data, and how bytes cross bridges.
 
     ``path``: ``direct``, ``staged``, or ``window``, which is staged with messages in the place of collectives.
     """
@@ -47,7 +47,7 @@ class Choice(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Tuning:
-    """What the ranks agreed on when the communicator was made: the user's rules and the measured ones."""
+    """Agreement of the ranks when the communicator was made: the user's rules and the measured ones."""
 
     user: tuple[Rule, ...] = ()
     measured: tuple[Rule, ...] = ()
@@ -113,7 +113,7 @@ def agreed(
 
 
 def choose(topology: Topology, collective: str, nbytes: int, op: Op | None = None, tune: Tuning = _DEFAULT) -> Choice:
-    """What a call runs. ``nbytes`` is ``collectives.elements(call)`` times the element's size.
+    """Choice for a call. ``nbytes`` is ``collectives.elements(call)`` times the element's size.
 
     All arguments must be equal on every rank; ``tune`` because the ranks agreed on it.
     """
@@ -121,7 +121,7 @@ def choose(topology: Topology, collective: str, nbytes: int, op: Op | None = Non
 
 
 def reason(topology: Topology, collective: str, nbytes: int, op: Op | None = None, tune: Tuning = _DEFAULT) -> str:
-    """What made the choice of such a call: ``user``, ``measured``, ``model``, ``default`` or ``order`` of operands."""
+    """Origin of the choice for such a call: ``user``, ``measured``, ``model``, ``default`` or ``order`` of operands."""
     return _kept(topology, collective, nbytes, op, tune)[1]
 
 

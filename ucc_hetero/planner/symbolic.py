@@ -1,4 +1,4 @@
-"""What lies where, symbolically: memory as intervals whose values are multisets of contributions.
+"""Symbolic memory: intervals whose values are multisets of contributions.
 
 A value is ``(mask, shift)``: element x holds the reduction of element ``x + shift`` of the send buffers of the ranks in
 ``mask``, an integer in which rank r counts ``1 << (BITS * r)``, so that what is counted twice shows.

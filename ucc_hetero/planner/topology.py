@@ -14,7 +14,7 @@ __all__ = ["Group", "Island", "Link", "Topology", "emulated_vendors", "levels_of
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """What it costs to send over something: ``alpha`` seconds a message and ``beta`` seconds a byte."""
+    """Cost of sending over a link: ``alpha`` seconds a message and ``beta`` seconds a byte."""
 
     alpha: float
     beta: float
@@ -117,7 +117,7 @@ class Topology:
         return len(set(self.hosts)) == 1
 
     def vendor(self, rank: int) -> str:
-        """Whose memory the buffers of ``rank`` live in."""
+        """Vendor in whose memory the buffers of ``rank`` live."""
         return self.islands[self.island_of[rank]].vendor
 
     @property

@@ -69,7 +69,7 @@ def replace(names: Sequence[str]) -> None:
 
 
 def create(opts: Any, backend_options: Any = None) -> ProcessGroupUCCH:
-    """What torch calls for a new group, on its members; ``opts`` are its ``_DistributedBackendOptions``."""
+    """Make a process group, as torch asks for it on its members; ``opts`` are its ``_DistributedBackendOptions``."""
     # From 2.15 on torch attaches its flight recorder to groups that say which devices they serve, and fails where there
     # is no C++ backend.
     os.environ.setdefault("TORCH_FR_BUFFER_SIZE", "0")

@@ -66,7 +66,7 @@ class Share:
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """What a step costs on each rank: ``fixed[r] + each[r] * samples`` seconds on rank r."""
+    """Cost of a step on each rank: ``fixed[r] + each[r] * samples`` seconds on rank r."""
 
     rank: int
     fixed: tuple[float, ...]
@@ -98,7 +98,7 @@ class Profile:
 
 
 def _settled() -> None:
-    """What was given to this rank's device is done."""
+    """Wait for what was given to this rank's device."""
     for _, module in started():
         module.synchronize()
 

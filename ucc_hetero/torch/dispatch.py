@@ -49,7 +49,7 @@ class _Batch(threading.local):
 
 @uncompiled
 class Posting:
-    """What every method of a process group does: start a collective or a message, and return its Work.
+    """Base of a process group's methods: start a collective or a message, and return its Work.
 
     Collectives are posted in program order and run in that order. The limit in seconds is that of every call, unless
     the call brings its own.
@@ -216,7 +216,7 @@ class Posting:
         return self._noted(work)
 
     def _mailed(self, tensor: Any, outgoing: bool, finish: Finish) -> tuple[Any, Finish, int | None]:
-        """What a message on device memory really sends or receives (:mod:`.mail`), what is to be done after it, and the
+        """Buffer of a message on device memory (:mod:`.p2p_buffers`), what is to be done after it, and the
         stream that it waits for."""
         device = tensor.device
         mail = self._mail.get(device) or self._mail.setdefault(device, Mail(device))
@@ -239,7 +239,7 @@ class Posting:
         return Work(self, outputs)
 
     def callbacks(self, at: int) -> InOrder:
-        """What runs the callbacks of a level; of a group that has ended, whoever attaches them."""
+        """Thread that runs the callbacks of a level; of a group that has ended, whoever attaches them."""
         with self._lock:
             found = self._callbacks.get(at)
             if found is None:

@@ -31,7 +31,7 @@ _SLICE = 0.25
 
 
 class _Here(threading.local):
-    """What the calling thread is about: 0 is ordinary code."""
+    """Level of the calling thread: 0 is ordinary code."""
 
     level = 0
 
@@ -82,7 +82,7 @@ class InOrder:
 
 
 class _Failed:
-    """What the future of a failed call holds. C++ (DDP's reducer) takes the tensors out of it, and gets the failure.
+    """Value of the future of a failed call. C++ (DDP's reducer) takes the tensors out of it, and gets the failure.
 
     A future of devices takes them out itself when it gets the result (``looks`` times): it finds none.
     """

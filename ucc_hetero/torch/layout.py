@@ -37,14 +37,14 @@ def units(tensor: Any) -> int:
 
 
 def source(tensor: Any) -> Any:
-    """What to send for ``tensor``: itself, or a contiguous copy."""
+    """Tensor to send for ``tensor``: itself, or a contiguous copy."""
     if plain(tensor):
         return tensor
     return _bytes(tensor.detach().resolve_conj().resolve_neg().contiguous())
 
 
 def back(fresh: Any, tensor: Any) -> Finish:
-    """What copies the elements of ``fresh`` into ``tensor``; None where they are the same."""
+    """Function that copies the elements of ``fresh`` into ``tensor``; None where they are the same."""
     return None if fresh is tensor else partial(tensor.detach().copy_, fresh)
 
 

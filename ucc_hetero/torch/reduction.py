@@ -44,7 +44,7 @@ class Reduction(NamedTuple):
     factor: Any = None
 
     def operand(self, tensor: Any) -> Any:
-        """What to reduce for ``tensor``: itself where nothing has to be done to it, else a contiguous tensor."""
+        """Tensor to reduce for ``tensor``: itself where nothing has to be done to it, else a contiguous tensor."""
         wider = _WIDER.get(tensor.dtype)
         if wider is None and self.factor is None and plain(tensor):
             return tensor

@@ -1,4 +1,4 @@
-"""What a communicator needs of MPI while it is made and released, over a torch Store: for jobs that torchrun starts.
+"""MPI's calls for making and releasing communicators, over a torch Store: for jobs that torchrun starts.
 
 Nothing of a call goes this way: the ranks exchange their addresses and facts here, and data over UCC and UCX.
 """

@@ -1,4 +1,4 @@
-"""What a call returns: torch's Work, over our requests."""
+"""torch's Work, over our requests."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class Source:
         """The length: of no interest here."""
 
     def Set_cancelled(self, cancelled: bool) -> None:
-        """Likewise."""
+        """Whether it was cancelled: of no interest here."""
 
 
 @uncompiled

@@ -47,7 +47,7 @@ def used(ring: bytes) -> bytes:
 
 @dataclass(slots=True)
 class Part:
-    """What one rank recorded. ``clock`` has (local ns, local minus reference ns, uncertainty ns)."""
+    """Recording of one rank. ``clock`` has (local ns, local minus reference ns, uncertainty ns)."""
 
     rank: int
     job: str
@@ -271,7 +271,7 @@ def document(parts: Sequence[Part]) -> dict[str, Any]:
 
 
 def _facts(parts: Sequence[Part]) -> dict[str, Any]:
-    """What a reader must know of the recording itself."""
+    """Notes on the recording itself."""
     return {
         "format": "ucc_hetero.trace/1",
         "ranks": [part.about | {"events": int(part.events.size)} for part in parts],

@@ -30,7 +30,7 @@ _ROUNDS = 40
 
 
 class Note(NamedTuple):
-    """What the timeline says of a native step. ``link`` and ``kind`` as in a plan; -1: outside all fragments."""
+    """Timeline's description of a native step. ``link`` and ``kind`` as in a plan; -1: outside all fragments."""
 
     link: str
     kind: str

@@ -18,7 +18,7 @@ __all__ = ["Detours"]
 
 
 class Detours:
-    """What one rank knows of the ways that its messages take; ``forced`` is a path for all that could take either.
+    """Ways that one rank's messages take; ``forced`` is a path for all that could take either.
 
     ``near``: by rank, whose arenas it has opened. What comes from these to the host's memory is little more than words.
     """
@@ -57,7 +57,7 @@ class Detours:
         return peer in near or (peer < 0 and len(near) > 0)
 
     def kind(self, one: int, other: int) -> tuple[tuple[str, str], bool]:
-        """What measured rules go by: the vendors of two ranks' devices, and whether these are on one host."""
+        """Key of measured rules: the vendors of two ranks' devices, and whether these are on one host."""
         a, b = sorted(self._vendor(rank) for rank in (one, other))
         return (a, b), self._host(one) == self._host(other)
 

@@ -79,7 +79,7 @@ def crowded_hosts(topology: Topology, everyone: Sequence[Facts]) -> frozenset[tu
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """What one communicator knows of this rank's device; ``runtime`` is None for a rank without one."""
+    """This rank's device, as one communicator knows it; ``runtime`` is None for a rank without one."""
 
     rank: int
     place: Place

@@ -25,7 +25,7 @@ __all__ = ["Channels", "join"]
 
 
 class Channels:
-    """Those of one communicator; ``handle`` is the native engine's.
+    """Ring buffers of one communicator; ``handle`` is the native engine's.
 
     ``able``: on every rank the vendor's library does an island's collectives, and can be told to in a stream.
     ``computes``: every rank's device has a compiler for its arithmetic.

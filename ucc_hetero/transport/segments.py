@@ -99,7 +99,7 @@ def _kin(everyone: Sequence[Facts]) -> list[frozenset[int]]:
 
 
 def _own_arena(nbytes: int, runtime: DeviceRuntime | None, device: int) -> bytes:
-    """What others open this process's arena by; nothing where there can be none."""
+    """Handle that others open this process's arena by; nothing where there can be none."""
     if runtime is None or not runtime.coherent(device):
         log.log("mem").info("no device memory for messages within a vendor: devices may not see each other's writes")
         return b""
@@ -140,5 +140,5 @@ def _words(runtime: DeviceRuntime) -> bool:
 
 
 def key_of(facts: Facts) -> int:
-    """What the native engine knows a process's window by."""
+    """Key of a process's window in the native engine."""
     return int(facts.process, 16)

@@ -26,7 +26,7 @@ MOST_MESSAGES = 1024
 
 
 class _Bundle(NamedTuple):
-    """What one rank sends to one other island, at the rank there that hands it out."""
+    """Data that one rank sends to one other island, at the rank there that hands it out."""
 
     sender: int
     at: Region
@@ -181,7 +181,7 @@ def _hand_out(island: Island, held: Sequence[Sequence[_Bundle]], shape: Shape, p
 
 
 def _bundled(bundles: Sequence[_Bundle | None], i: int) -> Operand:
-    """What the i-th rank of an island hands out of its bundle."""
+    """The part of its bundle that the i-th rank of an island hands out."""
     bundle = bundles[i]
     return each("tmp", bundle.regions() if bundle else [Block(0, 0)] * len(bundles))
 

@@ -62,7 +62,7 @@ class _Leader:
         return [step(self.topology, "scatter", ranks, only(0, n, tuple(self.sorted)), dst, 0)]
 
     def pack(self) -> list[Step]:
-        """What goes to each other island, sender by sender, one after the other."""
+        """Data for each other island, sender by sender, one after the other."""
         out: list[Step] = []
         for other, bundle in zip(self.topology.islands, self.leaving, strict=True):
             at = bundle.offset
@@ -74,7 +74,7 @@ class _Leader:
         return out
 
     def unpack(self) -> list[Step]:
-        """What has come, and what stayed, receiver by receiver."""
+        """Data that has come, or stayed, receiver by receiver."""
         out: list[Step] = []
         for other, bundle in zip(self.topology.islands, self.come, strict=True):
             at = bundle.offset

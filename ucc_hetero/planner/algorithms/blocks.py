@@ -58,7 +58,7 @@ def _parts(item: Item, group: Group) -> Iterator[Item]:
 
 
 def crossings(topology: Topology, group: Group, items: Sequence[Item]) -> Iterator[Crossing]:
-    """What of the items of a group its children exchange."""
+    """Those items of a group that its children exchange."""
     for item in items:
         for home, own in enumerate(_parts(item, group)):
             total = sum(run.count for run in own.runs)

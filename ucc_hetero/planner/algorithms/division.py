@@ -161,7 +161,7 @@ def _sweep(runs: Sequence[Block], total: int, current: list[int], changes: list[
 
 
 def owned_blocks(runs: Sequence[Block], division: Division, ranks: Sequence[int]) -> list[list[Block]]:
-    """What each of the ranks owns of merged runs, neighbours joined, in the order of ``ranks``."""
+    """Share of each of the ranks in merged runs, neighbours joined, in the order of ``ranks``."""
     mine: dict[int, list[Block]] = {rank: [] for rank in ranks}
     for part in refine(runs, [division]):
         mine[part.owners[0]].append(Block(part.offset, part.count))

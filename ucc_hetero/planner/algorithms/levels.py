@@ -44,7 +44,7 @@ class Nest:
         return self._divisions[id(group)]
 
     def blocks(self, leaf: Group) -> list[list[Block]]:
-        """What each rank of a group of ranks owns there."""
+        """Share of each rank of a group of ranks."""
         return owned_blocks([self.block], self.division(leaf), leaf.ranks)
 
     def segments(self, group: Group) -> Iterator[Segment]:

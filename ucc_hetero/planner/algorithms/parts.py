@@ -1,4 +1,4 @@
-"""What algorithms are made of: steps, operands, and where ranks keep the data that they own."""
+"""Parts of algorithms: steps, operands, and where ranks keep the data that they own."""
 
 from __future__ import annotations
 

@@ -93,7 +93,7 @@ class _Rails:
                     self.before += copy(island.ranks[0], region("send", at), region("recv", at))
 
     def weights(self, part: Segment) -> list[Fraction]:
-        """What the link of each owner has for each element that crosses it: who is in many rails has less for each."""
+        """Bandwidth of each owner's link for each element that crosses it: who is in many rails has less for each."""
         weights = self.topology.weights
         return [Fraction(weights[rank] if weights else 1, self._owned[rank]) for rank in part.owners]
 

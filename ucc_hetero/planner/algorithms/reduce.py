@@ -107,6 +107,6 @@ def _to_home(nest: Nest, place: _Held, group: Group, inner: Group, home: Group) 
 
 
 def _brought(place: _Held, group: Group, part: Segment, i: int) -> Region:
-    """What the owner in the i-th child of a group has of a segment."""
+    """Part of a segment that the owner in the i-th child of a group has."""
     block = Block(part.offset, part.count)
     return region("send", block) if group.children[i].size == 1 else place(part.owners[i], block)

@@ -92,7 +92,7 @@ class _Leaders:
         return tuple([self.at(team, i, block) for block in blocks])
 
     def at(self, team: Team, i: int, block: Block) -> Region:
-        """What member i of a team brings: its own vector where it stands for itself alone."""
+        """Operand of member i of a team: its own vector where it stands for itself alone."""
         return region("send", block) if team.sole(i) else self(team.ranks[i], block)
 
 

@@ -122,7 +122,7 @@ class Case(NamedTuple):
 
 
 class Role(Enum):
-    """What an algorithm alone can do, so that it is run where nothing else will do."""
+    """Ability of an algorithm that no other has, so that it is run where nothing else will do."""
 
     USUAL = "nothing"
     ONE_STEP = "any ranks in one step, also one rank alone"

@@ -40,7 +40,7 @@ class _Doubling:
         return self.spare[i][round_ % 2]
 
     def partial(self, i: int, round_: int) -> Region:
-        """What member i has before a round: of the last one in which something came to it."""
+        """Partial result of member i before a round: of the last one in which something came to it."""
         last = min(round_, i.bit_length()) - 1
         return self.arrived(i, last) if last >= 0 else self.own(i)
 
