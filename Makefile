@@ -42,7 +42,7 @@ venv:
 lint: venv
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
-	find cffi_build tests -name '*.[ch]' -print0 | xargs -0 -r .venv/bin/clang-format --dry-run -Werror
+	find cffi_build tests ucc_hetero \( -name '*.[ch]' -o -name '*.cuh' \) -not -name '_native*' -print0 | xargs -0 -r .venv/bin/clang-format --dry-run -Werror
 	$(PY) -m codespell_lib
 
 # benchmarks/ and mpi_launch/ are installed as ucc_hetero.bench and ucc_hetero.launch: mypy sees them in those places.

@@ -15,6 +15,8 @@ from pathlib import Path
 from cffi import FFI
 
 HERE = Path(__file__).resolve().parent
+#: What the engine shares with the kernels that it has devices run.
+KERNELS = HERE.parent / "ucc_hetero" / "device" / "kernels"
 #: Folders of the engine, lowest first: a file uses its own folder and those before it.
 FOLDERS = ("abi", "api", "base", "gpu", "shm", "p2p", "coll")
 SOURCES = [path for folder in FOLDERS for path in sorted((HERE / folder).glob("*.c"))]
@@ -28,6 +30,13 @@ def _prototypes() -> str:
     """One prototype per library function, from the X-macro lines of symbols.h."""
     rows = re.findall(r"^UC[CP]_(?:VOID_)?SYMBOL\(([^,]+), (\w+), (\([^)]*\)),", _declarations("abi/symbols.h"), re.M)
     return "\n".join(f"{ret} {name}{params};" for ret, name, params in rows)
+
+
+def _layout() -> str:
+    """The structs that kernels read, without what the compiler alone is asked."""
+    return re.sub(
+        r"^(#ifndef.*\n.*\n#endif|#pragma.*|static_assert.*)$", "", (KERNELS / "layout.h").read_text(), flags=re.M
+    )
 
 
 def _constants() -> str:
@@ -60,16 +69,20 @@ ffibuilder.cdef(
             _constants(),
             _declarations("api/api.h"),
             _declarations("api/device_api.h"),
+            _layout(),
         ]
     )
 )
 ffibuilder.cdef(CALLBACKS)
 ffibuilder.set_source(
     "ucc_hetero._native",
-    '#include "base/ucch.h"\n#include "api/device_api.h"\n',
+    '#include "base/ucch.h"\n#include "api/device_api.h"\n#include "kernels/layout.h"\n',
     sources=[f"cffi_build/{path.relative_to(HERE)}" for path in SOURCES],
-    include_dirs=["cffi_build"],
-    depends=["cffi_build/build.py", *(f"cffi_build/{path.relative_to(HERE)}" for path in sorted(HERE.rglob("*.h")))],
+    include_dirs=["cffi_build", "ucc_hetero/device"],
+    depends=[
+        str(path.relative_to(HERE.parent))
+        for path in (HERE / "build.py", *sorted(HERE.rglob("*.h")), *sorted(KERNELS.glob("*.h")))
+    ],
     libraries=["dl", "pthread", "m"],
     extra_compile_args=FLAGS,
     extra_link_args=[f"-fsanitize={SANITIZERS}"] if SANITIZERS else [],

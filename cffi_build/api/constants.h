@@ -20,24 +20,6 @@
 /* Bytes that a call moves at most for one kernel to do all of it, with several blocks. */
 #define UCCH_WHOLE_BYTES 786432
 
-/* Bytes that a window is shared out in. */
-#define UCCH_CHUNK_BYTES 2097152
-
-/* Messages that streams of both sides do alone: bytes that a block of the sender's copies before it says so; of a
- * chunk's front bytes, with a line by slice for that, from TAKEN on one for how much the receiver has taken, from ABOUT
- * on seven numbers: the lengths of the message and of a slice, whose bell to ring, whether that has been seen to, the
- * room for a slice, whose bytes lie there in turn, whether the sender is to wait no more, and whether the data lies in
- * its arena; what stands for no message; bytes of a slip, and of the bell's place in it, and of the first block's end.
- */
-#define UCCH_CARRY_STEP 262144
-#define UCCH_RUN_FRONT 8192
-#define UCCH_RUN_TAKEN 2048
-#define UCCH_RUN_ABOUT 4096
-#define UCCH_NOWHERE 1073741823
-#define UCCH_SLIP 4096
-#define UCCH_SLIP_BELL 64
-#define UCCH_SLIP_GONE 128
-
 /* Kinds of memory to a GPU runtime, and the memory types of UCC and UCX that theirs have. */
 #define UCCH_MEMORY_UNKNOWN 0
 #define UCCH_MEMORY_PINNED 1

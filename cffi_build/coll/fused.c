@@ -27,7 +27,7 @@ int ucch_whole_add(ucch_moves *w, ucch_move m) {
         *last = m;
         return 0;
     }
-    if (w->n == MOST_MOVES)
+    if (w->n == UCCH_MOST_MOVES)
         return UCCH_FAIL_ARGUMENT;
     w->each[w->n++] = m;
     return 0;
@@ -50,7 +50,7 @@ int ucch_whole_fits(const ucch_program *p, uint64_t moved) {
             return 0;
         n += 1 + (s->kind == STEP_COPY); /* by way of another place, if what it copies overlaps */
     }
-    return n <= MOST_MOVES;
+    return n <= UCCH_MOST_MOVES;
 }
 
 int ucch_whole_launch(const ucch_program *p, ucch_moves *w, void *stream) {
@@ -86,7 +86,7 @@ static int crosses(range one, range other) {
 /* Whether blocks that each do their slice of every step do not get in each other's way: what two steps share, and one
  * writes, both have from its beginning to its end. */
 int ucch_whole_sliced(const ucch_program *p) {
-    if (p->nsteps > MOST_MOVES)
+    if (p->nsteps > UCCH_MOST_MOVES)
         return 0;
     for (int i = 0; i < p->nsteps; i++)
         for (int j = 0; j <= i; j++) {

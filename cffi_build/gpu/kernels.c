@@ -1,4 +1,4 @@
-/* Arithmetic on the device: kernels that the vendor's run-time compiler has made (ucc_hetero/device/kernels.py), by
+/* Arithmetic on the device: kernels that the vendor's run-time compiler has made (ucc_hetero/device/kernels), by
  * what they do. What none has been made for is done on the host (copy_engine.c). */
 #include <stdlib.h>
 

@@ -72,7 +72,7 @@ struct ucch_transfer {
     double again, since; /* when to look next, and when it began */
     /* Of one that is queued: its words and data, where that is, the sender's chunks, whether it was given up meanwhile,
      * and what takes part on our side. */
-    char *run;
+    ucch_run *run;
     uint64_t sender;
     uint32_t where;
     int first, many, left, ours; /* ours: the host asked for it, and a stream of ours takes it */
@@ -105,11 +105,11 @@ void ucch_token_decline_locked(const ucch_token *token);
 uint64_t ucch_window_waiting_locked(uint64_t key, uint64_t tag, int dest, int take);
 
 void ucch_slip_drop(ucch_transfer *t);
-int ucch_run_over(const control *c, char *run);
-int ucch_run_full(char *run);
-int ucch_run_begun(char *run);
-void ucch_run_stop(char *run);
-int ucch_run_spoilt(char *run);
+int ucch_run_over(const control *c, ucch_run *run);
+int ucch_run_full(ucch_run *run);
+int ucch_run_begun(ucch_run *run);
+void ucch_run_stop(ucch_run *run);
+int ucch_run_spoilt(ucch_run *run);
 int ucch_run_receive(ucch_transfer *t);
 int ucch_run_fetching(ucch_transfer *t);
 int ucch_run_offer_locked(ucch_transfer *t, ucch_token *token, const ucch_offer *offer);

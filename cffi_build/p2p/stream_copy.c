@@ -12,16 +12,6 @@
  * shorter than this. */
 #define THREADS 512
 #define SHORTEST ((size_t)64 << 10)
-#define LINE ((size_t)64)
-
-/* Arguments of the kernel (ucc_hetero/device/sources.py): `front` is that of the run of chunks that it fills, at
- * `data`, and `slips` are the receiver's; or `front`, `data` and `arena` are the sender's first ones, and `slip` says
- * which run is to be emptied. `bytes` are the message's, or the room for it. */
-typedef struct carry {
-    char *front, *data, *arena, *buffer;
-    void *slip, *slips;
-    uint64_t bytes, slice, room;
-} carry;
 
 /* Whether messages with a process go by way of the sender's arena. */
 static int is_near(uint64_t process) {
@@ -38,22 +28,22 @@ static int blocks_of(size_t bytes, int near) {
     return (int)((bytes + slice_of(bytes, near) - 1) / slice_of(bytes, near));
 }
 
-static uint64_t slices(char *run) {
-    return (ucch_run_about(run)[RUN_BYTES] + ucch_run_about(run)[RUN_SLICE] - 1) / ucch_run_about(run)[RUN_SLICE];
+static uint64_t slices(ucch_run *run) {
+    return (run->bytes + run->slice - 1) / run->slice;
 }
 
-static uint64_t length_of(char *run, uint64_t k) {
-    uint64_t left = ucch_run_about(run)[RUN_BYTES] - k * ucch_run_about(run)[RUN_SLICE];
-    return left < ucch_run_about(run)[RUN_SLICE] ? left : ucch_run_about(run)[RUN_SLICE];
+static uint64_t length_of(ucch_run *run, uint64_t k) {
+    uint64_t left = run->bytes - k * run->slice;
+    return left < run->slice ? left : run->slice;
 }
 
 /* Steps of slice `k` that have been put there, or taken. */
-static uint32_t *steps(char *run, uint64_t k, int are_taken) {
-    return (uint32_t *)(run + (are_taken ? UCCH_RUN_TAKEN : 0) + k * LINE);
+static uint32_t *steps(ucch_run *run, uint64_t k, int are_taken) {
+    return &(are_taken ? run->taken : run->put)[k].word;
 }
 
 /* Whether all slices have been put there, or taken. */
-static int all_steps(char *run, int are_taken) {
+static int all_steps(ucch_run *run, int are_taken) {
     for (uint64_t k = 0; k < slices(run); k++) {
         ucch_word word = {steps(run, k, are_taken), NULL};
         if (!ucch_word_has(word, (uint32_t)((length_of(run, k) + UCCH_CARRY_STEP - 1) / UCCH_CARRY_STEP)))
@@ -63,29 +53,28 @@ static int all_steps(char *run, int are_taken) {
 }
 
 /* Whether data comes: the sender's kernel runs. */
-int ucch_run_begun(char *run) {
+int ucch_run_begun(ucch_run *run) {
     return __atomic_load_n(steps(run, 0, 0), __ATOMIC_ACQUIRE) != 0;
 }
 
 /* Whether our stream has put all there, and told whoever waited for it. */
-int ucch_run_full(char *run) {
-    return all_steps(run, 0) && __atomic_load_n(&ucch_run_about(run)[RUN_RUNG], __ATOMIC_ACQUIRE);
+int ucch_run_full(ucch_run *run) {
+    return all_steps(run, 0) && __atomic_load_n(&run->rung, __ATOMIC_ACQUIRE);
 }
 
 /* Let our kernel go on without its receiver: what that still takes may be overwritten. */
-void ucch_run_stop(char *run) {
-    __atomic_store_n((uint32_t *)&ucch_run_about(run)[RUN_STOP], 1, __ATOMIC_RELEASE);
+void ucch_run_stop(ucch_run *run) {
+    __atomic_store_n((uint32_t *)&run->stop, 1, __ATOMIC_RELEASE);
 }
 
 /* Whether that may have happened. */
-int ucch_run_spoilt(char *run) {
-    return ucch_run_about(run)[RUN_ROOM] < ucch_run_about(run)[RUN_SLICE] &&
-           __atomic_load_n((uint32_t *)&ucch_run_about(run)[RUN_STOP], __ATOMIC_ACQUIRE);
+int ucch_run_spoilt(ucch_run *run) {
+    return run->room < run->slice && __atomic_load_n((uint32_t *)&run->stop, __ATOMIC_ACQUIRE);
 }
 
 /* Whether nobody uses a message's chunks any more: the receiver is done with it, and so is our kernel, which waits for
  * no receiver that does not want it. */
-int ucch_run_over(const control *c, char *run) {
+int ucch_run_over(const control *c, ucch_run *run) {
     int closed = __atomic_load_n(&c->closed, __ATOMIC_ACQUIRE) != 0;
     if (run && closed)
         ucch_run_stop(run);
@@ -96,13 +85,13 @@ int ucch_run_over(const control *c, char *run) {
 
 /* Copy one step into memory of the host: 0, or a failure. From a device it is on its way then. */
 static int fetch(ucch_transfer *t, uint64_t k, uint32_t step) {
-    const uint64_t *about = ucch_run_about(t->run);
-    char *data = about[RUN_NEAR] ? ucch_arena_seen(t->sender) : ucch_window_of(t->sender)->chunks;
+    const ucch_run *run = t->run;
+    char *data = run->near ? ucch_arena_seen(t->sender) : ucch_window_of(t->sender)->chunks;
     uint64_t done = (uint64_t)step * UCCH_CARRY_STEP, left = length_of(t->run, k) - done;
-    char *from = data + (size_t)(t->where - 1) * UCCH_CHUNK + k * about[RUN_ROOM] + done % about[RUN_ROOM];
-    char *into = t->buffer + k * about[RUN_SLICE] + done;
+    char *from = data + (size_t)(t->where - 1) * UCCH_CHUNK + k * run->room + done % run->room;
+    char *into = t->buffer + k * run->slice + done;
     size_t bytes = left < UCCH_CARRY_STEP ? left : UCCH_CARRY_STEP;
-    if (about[RUN_NEAR]) {
+    if (run->near) {
         int status = ucch_work_copy(UCCH_TO_HOST, into, from, bytes);
         return status ? status : ucch_work_mark(UCCH_TO_HOST, &t->event[0]);
     }
@@ -138,7 +127,7 @@ int ucch_run_receive(ucch_transfer *t) {
             int failure = fetch(t, k, step);
             if (failure)
                 return failure;
-            if (ucch_run_about(t->run)[RUN_NEAR])
+            if (t->run->near)
                 t->fetching = (int)k + 1;
             else
                 __atomic_store_n(steps(t->run, k, 1), step + 1, __ATOMIC_RELEASE);
@@ -209,7 +198,7 @@ static void *kernel_locked(int kind) {
     return ucch_kernel_of_locked(&(ucch_task){.kind = kind});
 }
 
-static int launch(void *kernel, carry c, int blocks, void *stream) {
+static int launch(void *kernel, ucch_carry c, int blocks, void *stream) {
     void *arguments[] = {&c};
     return ucch_device_fail(ucch_bound_ops()->launch(kernel, (unsigned)blocks, THREADS, arguments, stream), "launch");
 }
@@ -272,25 +261,25 @@ int ucch_run_offer_locked(ucch_transfer *t, ucch_token *token, const ucch_offer 
         return UCCH_FAIL_MEMORY;
     token->run = (uint32_t)t->first + 1;
     token->piece = slice;
-    char *run = ucch_run_at(0, t->first);
-    memset(run, 0, UCCH_RUN_FRONT);
-    ucch_run_about(run)[RUN_BYTES] = token->bytes;
-    ucch_run_about(run)[RUN_SLICE] = token->piece;
-    ucch_run_about(run)[RUN_ROOM] = room;
-    ucch_run_about(run)[RUN_NEAR] = (uint64_t)near;
+    ucch_run *run = ucch_run_at(0, t->first);
+    memset(run, 0, sizeof(*run));
+    run->bytes = token->bytes;
+    run->slice = token->piece;
+    run->room = room;
+    run->near = (uint64_t)near;
     return 0;
 }
 
 /* Without the lock: who launches kernels may have to wait for room among those that have still to run. Let the stream
  * beside `stream` put the data where the receiver looks for it: 0, or a failure. */
 int ucch_run_put(ucch_transfer *t, uint64_t receiver, void *stream) {
-    int near = ucch_run_about(t->run)[RUN_NEAR] != 0;
-    carry c = {.front = ucch_window_of(0)->fronts_seen + (size_t)t->first * UCCH_RUN_FRONT, .buffer = t->buffer};
+    int near = t->run->near != 0;
+    ucch_carry c = {.run = ucch_window_of(0)->fronts_seen + t->first, .buffer = t->buffer};
     c.data = (near ? ucch_arena_seen(0) : ucch_window_of(0)->chunks_seen) + (size_t)t->first * UCCH_CHUNK;
     c.slips = ucch_window_of(receiver)->slips_seen;
     c.bytes = t->bytes;
     c.slice = t->piece;
-    c.room = ucch_run_about(t->run)[RUN_ROOM];
+    c.room = t->run->room;
     void *where = t->beside ? t->beside->stream : stream; /* promised, and no stream is left beside the caller's */
     int status = stream == UCCH_OURS || where == stream ? 0 : ucch_stream_follow(t->beside->event, stream, where);
     return status ? status : launch(t->kernel, c, (int)t->pieces, where);
@@ -327,7 +316,7 @@ int ucch_take_ready_locked(ucch_transfer *t, const ucch_expected *e, void *strea
 /* Without the lock, as above: let the stream beside `stream` take the message once it is known, and `stream` wait, if
  * it is one of the caller's. */
 int ucch_take(ucch_transfer *t, const ucch_expected *e, void *stream) {
-    carry c = {.front = ucch_window_of(e->sender)->fronts_seen, .buffer = e->buffer, .bytes = e->room};
+    ucch_carry c = {.run = ucch_window_of(e->sender)->fronts_seen, .buffer = e->buffer, .bytes = e->room};
     c.data = ucch_window_of(e->sender)->chunks_seen;
     c.arena = ucch_arena_seen(e->sender);
     c.slip = ucch_slip_seen(t->slip);

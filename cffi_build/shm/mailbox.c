@@ -6,7 +6,6 @@
  * receiver's host nor its progress thread has any part in it: they may be waiting inside the driver for what that very
  * stream has still to do. Only what does not go from stream to stream is left to them; they hear of every message by
  * its token (rendezvous.c). */
-#include <stddef.h>
 #include <string.h>
 
 #include "shm/ring.h"
@@ -17,33 +16,9 @@ enum { FREE, OPEN, LEFT };
 /* In a slip's word while nothing is filled in: its sender has promised the message's way (room.c). */
 #define PROMISED ((uint64_t)1 << 31)
 
-typedef struct line {
-    uint32_t word, more[15];
-} line;
-
-struct ucch_slip {
-    /* In its lower half where the message is (the first chunk in the sender's window, plus one), or UCCH_NOWHERE; in
-     * the upper half how often the slip was in use: what is filled in late must not be taken for the next message's. */
-    uint64_t word;
-    uint32_t stop; /* wait for no more of its data */
-    uint32_t more[13];
-    line bell;                   /* rung with the number of the use */
-    line gone[UCCH_MOST_BLOCKS]; /* by block of the receiver's kernel */
-    uint32_t state, number, blocks;
-    uint64_t sender, tag;
-    char *run; /* the message's, for us alone */
-};
-_Static_assert(sizeof(ucch_slip) <= UCCH_SLIP, "room for all slips");
-_Static_assert(offsetof(ucch_slip, bell) == UCCH_SLIP_BELL, "as kernels know it");
-_Static_assert(offsetof(ucch_slip, gone) == UCCH_SLIP_GONE, "as kernels know it");
-
-static ucch_slip *slip_at(void *slips, int i) {
-    return (ucch_slip *)((char *)slips + (size_t)i * UCCH_SLIP);
-}
-
 /* How many wait, in line SLIPS: a sender need not look where none does. */
-static uint32_t *waiting(void *slips) {
-    return (uint32_t *)((char *)slips + (size_t)SLIPS * UCCH_SLIP + sizeof(line));
+static uint32_t *waiting(ucch_slip *slips) {
+    return &((ucch_line *)&slips[SLIPS])[1].word;
 }
 
 /* Whether every block of the kernel has ended that waits there. */
@@ -56,7 +31,7 @@ int ucch_slip_gone(const ucch_slip *s) {
 
 /* Whether nobody will touch it any more: our kernel has ended, and the sender's has rung the bell or will not. */
 static int is_over(const ucch_slip *s) {
-    return ucch_slip_gone(s) && (!s->run || __atomic_load_n(&ucch_run_about(s->run)[RUN_RUNG], __ATOMIC_ACQUIRE));
+    return ucch_slip_gone(s) && (!s->run || __atomic_load_n(&s->run->rung, __ATOMIC_ACQUIRE));
 }
 
 static uint32_t uses(uint64_t word) {
@@ -67,10 +42,10 @@ static uint32_t uses(uint64_t word) {
  * use. With a promise of the sender's, which goes with it. */
 ucch_slip *ucch_slip_open_locked(uint64_t sender, uint64_t tag, uint32_t number, int blocks, int promised) {
     static int last; /* those behind it have been free for longest */
-    void *all = ucch_window_of(0)->slips_seen ? ucch_window_of(0)->slips : NULL;
+    ucch_slip *all = ucch_window_of(0)->slips_seen ? ucch_window_of(0)->slips : NULL;
     for (int n = 0; all && n < SLIPS; n++) {
         last = (last + 1) % SLIPS;
-        ucch_slip *s = slip_at(all, last);
+        ucch_slip *s = &all[last];
         if (s->state == OPEN || (s->state == LEFT && !is_over(s)))
             continue;
         __atomic_store_n(&s->state, FREE, __ATOMIC_RELEASE);
@@ -104,16 +79,16 @@ static void ring(ucch_slip *s, uint32_t use) {
 }
 
 /* The slip's message is in a run: its sender's kernel is to ring, unless it has been there. */
-static void announce(ucch_slip *s, int i, uint32_t use, char *run) {
-    __atomic_store_n(&ucch_run_about(run)[RUN_WHOSE], (uint64_t)use << 32 | (uint32_t)(i + 1), __ATOMIC_SEQ_CST);
+static void announce(ucch_slip *s, int i, uint32_t use, ucch_run *run) {
+    __atomic_store_n(&run->whose, (uint64_t)use << 32 | (uint32_t)(i + 1), __ATOMIC_SEQ_CST);
     __atomic_thread_fence(__ATOMIC_SEQ_CST);
-    if (__atomic_load_n((uint32_t *)run, __ATOMIC_SEQ_CST))
+    if (__atomic_load_n(&run->put[0].word, __ATOMIC_SEQ_CST))
         ring(s, use);
 }
 
 /* Fill in where the message is, unless that has been done or the slip is no longer what it was when `seen` was read.
  * Returns what counts. Nobody needs a promise of process `sender`'s any more. */
-static uint32_t fill(void *slips, ucch_slip *s, uint64_t seen, uint32_t where, uint64_t sender) {
+static uint32_t fill(ucch_slip *slips, ucch_slip *s, unsigned long long seen, uint32_t where, uint64_t sender) {
     uint32_t use = uses(seen);
     while (uses(seen) == use && !((uint32_t)seen & ~PROMISED)) {
         uint64_t filled = (uint64_t)use << 32 | where;
@@ -130,7 +105,7 @@ static uint32_t fill(void *slips, ucch_slip *s, uint64_t seen, uint32_t where, u
 /* Nothing has been queued for it yet, and its sender has perhaps left the message to hosts: whether the slip is let go,
  * with the promise. Not where the sender keeps that, or has filled it in. */
 int ucch_slip_withdraw(ucch_slip *s) {
-    uint64_t seen = (uint64_t)uses(s->word) << 32 | PROMISED, none = (seen & ~PROMISED) | UCCH_NOWHERE;
+    unsigned long long seen = (uint64_t)uses(s->word) << 32 | PROMISED, none = (seen & ~PROMISED) | UCCH_NOWHERE;
     if (!__atomic_compare_exchange_n(&s->word, &seen, none, 0, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST))
         return 0;
     __atomic_sub_fetch(waiting(ucch_window_of(0)->slips), 1, __ATOMIC_SEQ_CST);
@@ -141,7 +116,7 @@ int ucch_slip_withdraw(ucch_slip *s) {
 
 /* Of our own slips. */
 static int number_of(const ucch_slip *s) {
-    return (int)(((const char *)s - ucch_window_of(0)->slips) / UCCH_SLIP);
+    return (int)(s - ucch_window_of(0)->slips);
 }
 
 /* Say where our slip's message is, unless that has been said. Returns what counts. */
@@ -166,15 +141,15 @@ void ucch_slip_stop(ucch_slip *s) {
 /* Let a stream wait for the bell, before the kernel. `await` is a kernel that waits, where streams wait for words of
  * their own only. */
 int ucch_slip_hold(ucch_slip *s, void *await, void *stream) {
-    ucch_word bell = {&s->bell.word, (char *)ucch_slip_seen(s) + UCCH_SLIP_BELL};
+    ucch_word bell = {&s->bell.word, &ucch_slip_seen(s)->bell};
     if (await && !ucch_word_has(bell, uses(s->word)) && !ucch_bell_hold(number_of(s), bell.at, uses(s->word), stream))
         return 0;
     return ucch_word_wait(await, bell, uses(s->word), stream);
 }
 
 /* Its address for the kernel. */
-void *ucch_slip_seen(ucch_slip *s) {
-    return ucch_window_of(0)->slips_seen + (size_t)number_of(s) * UCCH_SLIP;
+ucch_slip *ucch_slip_seen(const ucch_slip *s) {
+    return ucch_window_of(0)->slips_seen + number_of(s);
 }
 
 static int waits_for(const ucch_slip *s, uint64_t tag, uint32_t number) {
@@ -183,12 +158,12 @@ static int waits_for(const ucch_slip *s, uint64_t tag, uint32_t number) {
 }
 
 /* The slip of process `receiver` that waits for our message `number` under a tag, and its word; NULL without one. */
-static ucch_slip *waiting_for(void *all, uint64_t tag, uint32_t number, uint64_t *seen) {
+static ucch_slip *waiting_for(ucch_slip *all, uint64_t tag, uint32_t number, unsigned long long *seen) {
     __atomic_thread_fence(__ATOMIC_SEQ_CST);
     if (!all || !__atomic_load_n(waiting(all), __ATOMIC_SEQ_CST))
         return NULL;
     for (int i = 0; i < SLIPS; i++) {
-        ucch_slip *s = slip_at(all, i);
+        ucch_slip *s = &all[i];
         if (!waits_for(s, tag, number))
             continue;
         *seen = __atomic_load_n(&s->word, __ATOMIC_SEQ_CST);
@@ -201,16 +176,16 @@ static ucch_slip *waiting_for(void *all, uint64_t tag, uint32_t number, uint64_t
 /* Our message `number` under a tag is queued: tell process `receiver`'s stream, if one waits already. The token has
  * been sent before, for those that come to wait from now on. */
 void ucch_slips_tell(uint64_t receiver, uint64_t tag, uint32_t number, uint32_t where) {
-    uint64_t seen = 0;
-    void *all = ucch_window_of(receiver)->slips;
+    unsigned long long seen = 0;
+    ucch_slip *all = ucch_window_of(receiver)->slips;
     ucch_slip *s = waiting_for(all, tag, number, &seen);
     if (s && fill(all, s, seen, where, ucch_window_key()) == where)
-        announce(s, (int)(((char *)s - (char *)all) / UCCH_SLIP), uses(seen), ucch_run_at(0, (int)where - 1));
+        announce(s, (int)(s - all), uses(seen), ucch_run_at(0, (int)where - 1));
 }
 
 /* We have no room for the message: whether a stream waits for it with our promise, which is taken up now. */
 int ucch_slips_keep(uint64_t receiver, uint64_t tag, uint32_t number) {
-    uint64_t seen = 0;
+    unsigned long long seen = 0;
     ucch_slip *s = waiting_for(ucch_window_of(receiver)->slips, tag, number, &seen);
     return s && (seen & PROMISED) &&
            __atomic_compare_exchange_n(&s->word, &seen, seen & ~PROMISED, 0, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST);

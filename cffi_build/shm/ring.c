@@ -17,7 +17,7 @@
 #define MOST_RING ((size_t)64 << 20)
 
 /* At the end of a header's lines, and stay zero. */
-#define ZERO_LINES (MOST_MOVES * sizeof(uint32_t) / LINE + 1)
+#define ZERO_LINES (UCCH_MOST_MOVES * sizeof(uint32_t) / LINE + 1)
 
 static size_t header_of(int size) {
     size_t lines = 2 * (size_t)size + MOST_CALLS + 1 + ZERO_LINES;
@@ -143,7 +143,7 @@ int ucch_channels_meet(ucch_channels *c, int peer, uint64_t key, int pid, int fi
 static int count_from_zero(ucch_channels *c) {
     const device_ops *ops = ucch_bound_ops();
     const char *zeros = c->parts[c->rank]->memory + (2 * (size_t)c->size + MOST_CALLS + 1) * LINE;
-    size_t bytes = MOST_MOVES * sizeof(uint32_t);
+    size_t bytes = UCCH_MOST_MOVES * sizeof(uint32_t);
     c->arrived = ucch_pool_take(0, bytes, NULL, 1);
     if (!c->arrived)
         return UCCH_FAIL_MEMORY;

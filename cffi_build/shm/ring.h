@@ -7,14 +7,14 @@
 #include "base/op.h"
 #include "shm/mapping.h"
 
+#include "kernels/layout.h"
+
 /* Lanes of a rank, streams beside each other: vendors' collectives, copies to and from shared memory, all else. */
 enum { LANE_NATIVE, LANE_OUT, LANE_IN, LANE_LOCAL, QUEUE_LANES };
 
 /* Pieces that lie in a channel at a time, and calls of a communicator that are under way. */
 #define RING 8
 #define MOST_CALLS 256
-/* Most entries of one fused kernel (fused.c). */
-#define MOST_MOVES 40
 /* How often scratch can grow: each time it doubles. */
 #define MOST_OUTGROWN 128
 

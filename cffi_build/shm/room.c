@@ -28,8 +28,8 @@ static size_t near; /* chunks that have a place in our arena */
 static size_t lent; /* to messages that were queued in streams, but for those that were promised */
 
 static promises *promises_of(uint64_t key) {
-    char *slips = ucch_window_of(key)->slips;
-    return slips ? (promises *)(slips + (size_t)SLIPS * UCCH_SLIP) : NULL;
+    ucch_slip *slips = ucch_window_of(key)->slips;
+    return slips ? (promises *)&slips[SLIPS] : NULL;
 }
 
 /* A new window of so many chunks; a quarter of it, and one chunk at least, is for messages that hosts move. */

@@ -21,16 +21,17 @@ static ucch_window own, peers[MOST_WINDOWS];
 static int npeers, own_file = -1;
 
 static size_t length_of(size_t chunks) {
-    return UCCH_OFFERS_BYTES + UCCH_SLIPS_BYTES + chunks * (UCCH_RUN_FRONT + UCCH_CHUNK);
+    return UCCH_OFFERS_BYTES + UCCH_SLIPS_BYTES + chunks * (sizeof(ucch_run) + UCCH_CHUNK);
 }
 
 static int map(ucch_window *w, uint64_t key, int file, size_t chunks) {
     char *memory = mmap(NULL, length_of(chunks), PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
     if ((void *)memory == MAP_FAILED)
         return UCCH_FAIL_MEMORY;
-    *w = (ucch_window){.key = key, .nchunks = chunks, .offers = memory, .slips = memory + UCCH_OFFERS_BYTES};
-    w->fronts = w->slips + UCCH_SLIPS_BYTES;
-    w->chunks = w->fronts + chunks * UCCH_RUN_FRONT;
+    *w = (ucch_window){.key = key, .nchunks = chunks, .offers = memory};
+    w->slips = (ucch_slip *)(memory + UCCH_OFFERS_BYTES);
+    w->fronts = (ucch_run *)(w->slips + SLIPS + 1);
+    w->chunks = (char *)(w->fronts + chunks);
     return 0;
 }
 
@@ -90,10 +91,12 @@ int ucch_memory_pin(void *memory, size_t bytes, char **seen) {
 
 static int pin(ucch_window *w, int with_chunks) {
     int status = ucch_bound_ops() ? 0 : UCCH_FAIL_DEVICE;
-    if (!status && !w->slips_seen)
-        status = ucch_memory_pin(w->slips, UCCH_SLIPS_BYTES + w->nchunks * UCCH_RUN_FRONT, &w->slips_seen);
-    if (!status)
-        w->fronts_seen = w->slips_seen + UCCH_SLIPS_BYTES;
+    char *seen = NULL;
+    if (!status && !w->slips_seen) {
+        status = ucch_memory_pin(w->slips, (size_t)(w->chunks - (char *)w->slips), &seen);
+        w->slips_seen = (ucch_slip *)seen;
+        w->fronts_seen = status ? NULL : (ucch_run *)(w->slips_seen + SLIPS + 1);
+    }
     if (!status && with_chunks && !w->chunks_seen)
         status = ucch_memory_pin(w->chunks, w->nchunks * UCCH_CHUNK, &w->chunks_seen);
     return status;
@@ -108,8 +111,8 @@ int ucch_windows_pin_locked(int with_chunks) {
 }
 
 /* The first front of a run. */
-char *ucch_run_at(uint64_t key, int first) {
-    return ucch_window_of(key)->fronts + (size_t)first * UCCH_RUN_FRONT;
+ucch_run *ucch_run_at(uint64_t key, int first) {
+    return ucch_window_of(key)->fronts + first;
 }
 
 uint64_t ucch_window_key(void) {

@@ -3,6 +3,7 @@
 #define UCCH_WINDOW_H
 
 #include "gpu/device.h"
+#include "kernels/layout.h"
 
 #define UCCH_CHUNK ((size_t)UCCH_CHUNK_BYTES)
 
@@ -13,15 +14,16 @@
 /* Messages that streams of a process wait for without knowing yet where they are (mailbox.c); behind them what it has
  * promised of those that it sends (room.c). */
 #define SLIPS 63
-#define UCCH_SLIPS_BYTES ((size_t)(SLIPS + 1) * UCCH_SLIP)
+#define UCCH_SLIPS_BYTES ((SLIPS + 1) * sizeof(ucch_slip))
 
 /* The window of a process, whose number may be used again: what lies in it one after the other, and where the bound
  * device sees that. NULL without one, or before it is pinned. */
 typedef struct ucch_window {
     uint64_t key;
     size_t nchunks;
-    char *offers, *slips, *fronts, *chunks;
-    char *slips_seen, *fronts_seen, *chunks_seen;
+    char *offers, *chunks, *chunks_seen;
+    ucch_slip *slips, *slips_seen;
+    ucch_run *fronts, *fronts_seen;
 } ucch_window;
 
 const ucch_window *ucch_window_of(uint64_t key);
@@ -47,9 +49,6 @@ char *ucch_arena_seen(uint64_t key);
 size_t ucch_arena_chunks(void);
 int ucch_arena_blocks(void);
 
-/* Where a stream of this process's waits for a message. */
-typedef struct ucch_slip ucch_slip;
-
 ucch_slip *ucch_slip_open_locked(uint64_t sender, uint64_t tag, uint32_t number, int blocks, int promised);
 int ucch_slip_withdraw(ucch_slip *slip);
 int ucch_slips_keep(uint64_t receiver, uint64_t tag, uint32_t number);
@@ -58,22 +57,14 @@ uint32_t ucch_slip_settle(ucch_slip *slip, uint32_t where);
 void ucch_slip_stop(ucch_slip *slip);
 int ucch_slip_gone(const ucch_slip *slip);
 int ucch_slip_hold(ucch_slip *slip, void *await, void *stream);
-void *ucch_slip_seen(ucch_slip *slip);
+ucch_slip *ucch_slip_seen(const ucch_slip *slip);
 void ucch_slips_tell(uint64_t receiver, uint64_t tag, uint32_t number, uint32_t where);
 
-/* Where a queued message lies in its sender's window, and what is said of it there: its length and that of a slice,
- * whose bell to ring and whether that has been seen to, the room for a slice, whether the sender's kernel is to wait no
- * more, and whether the data lies in the sender's arena. Either side's kernel has so many blocks, with a slice each: as
- * many as a bus keeps busy, or at most so many between devices of one vendor. */
-enum { RUN_BYTES, RUN_SLICE, RUN_WHOSE, RUN_RUNG, RUN_ROOM, RUN_STOP, RUN_NEAR };
+/* Either side's kernel has so many blocks, with a slice each: as many as a bus keeps busy, or at most UCCH_MOST_BLOCKS
+ * between devices of one vendor. */
 #define UCCH_BLOCKS 8
-#define UCCH_MOST_BLOCKS 32
 
-char *ucch_run_at(uint64_t key, int first);
-
-static inline uint64_t *ucch_run_about(char *run) {
-    return (uint64_t *)(run + UCCH_RUN_ABOUT);
-}
+ucch_run *ucch_run_at(uint64_t key, int first);
 
 void ucch_bells_reserve(void);
 int ucch_bell_hold(int slip, const uint32_t *bell, uint32_t rings, void *stream);

@@ -9,8 +9,8 @@ from collections.abc import Callable
 from typing import Any
 
 from ...device.kernels import image
+from ...device.kernels.sources import source
 from ...device.registry import report, runtime_of
-from ...device.sources import source
 
 __all__ = ["Hip", "HipError", "Word"]
 

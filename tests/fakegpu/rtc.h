@@ -4,13 +4,12 @@ static const char ADDS[] = "adds floats", AWAITS[] = "awaits a word", POSTS[] = 
                   WHOLES[] = "does it all", CARRIES[] = "carries a message";
 
 static const char *made_of(const char *source) {
-    if (strstr(source, "ucch(moves all)"))
-        return strstr(source, "(a + b)") && (strstr(source, "const float *") || strstr(source, "const unsigned char *"))
-                   ? WHOLES
-                   : NULL;
-    if (strstr(source, "const float *src, float *dst") && strstr(source, "(a + b)"))
+    int adds = strstr(source, "UCCH_SUM(a, b));") != NULL;
+    if (strstr(source, "ucch(ucch_moves all)"))
+        return adds && (strstr(source, "float FROM;") || strstr(source, "unsigned char FROM;")) ? WHOLES : NULL;
+    if (adds && strstr(source, "float FROM;"))
         return ADDS;
-    if (strstr(source, "ucch(carry c)"))
+    if (strstr(source, "ucch(ucch_carry c)"))
         return CARRIES;
     return strstr(source, "AWAIT(dst, n)") ? AWAITS : strstr(source, "POST(dst, n)") ? POSTS : NULL;
 }

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import pytest
 
-from ucc_hetero.device import sources
+from ucc_hetero.device.kernels import sources
 from ucc_hetero.native.libraries import lib
 from ucc_hetero.types import DTYPES, OPS
 
@@ -32,7 +32,7 @@ def whole(op: str, dtype: str) -> tuple[int, int, int, int]:
 #: What may run for as long as another rank lets it wait. Of a short call's kernels those whose arithmetic is longest.
 WAITING = {
     "await": (lib.UCCH_AWAIT, 0, 0, 0),
-    "carry": (lib.UCCH_CARRY, 0, 0, 0),
+    "stream_copy": (lib.UCCH_CARRY, 0, 0, 0),
     "whole_float": whole("SUM", "float32"),
     "whole_half": whole("PROD", "float16"),
     "whole_complex": whole("PROD", "complex128"),

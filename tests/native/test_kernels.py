@@ -5,12 +5,13 @@ from __future__ import annotations
 import ctypes
 import shutil
 import subprocess
-from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from ucc_hetero.device import kernels, sources
+from ucc_hetero.device import kernels
+from ucc_hetero.device.kernels import sources
 from ucc_hetero.native.libraries import ffi, lib
 from ucc_hetero.types import DTYPES, OPS
 
@@ -138,19 +139,18 @@ def test_nothing_is_ready_without_a_device() -> None:
     assert not kernels.ready(lib.UCCH_COMBINE, OPS["SUM"].code, DTYPES["float32"].code, 0)
 
 
-class Move(ctypes.Structure):
-    """``struct move`` of the kernels and of cffi_build/coll/fused.h."""
+def call(library: ctypes.CDLL, nth: int, struct: Any) -> None:
+    """Have a kernel do what a struct of layout.h says, which it takes by value."""
+    argument = type("Argument", (ctypes.Structure,), {"_fields_": [("bytes", ctypes.c_char * ffi.sizeof(struct[0]))]})
+    function = getattr(library, f"kernel_{nth}")
+    function.argtypes = [argument]
+    function(argument.from_buffer_copy(ffi.buffer(struct)))
 
-    _fields_ = [
-        *((name, ctypes.c_void_p) for name in ("src", "dst", "wait", "tell")),
-        *((name, ctypes.c_uint32) for name in ("least", "value", "kind", "n")),
-    ]
 
-
-class Moves(ctypes.Structure):
-    """``struct moves``."""
-
-    _fields_ = [("n", ctypes.c_uint64), ("arrived", ctypes.c_void_p), ("each", Move * 40)]
+def moves_of(each: list[tuple[int, ...]], arrived: int = 0) -> Any:
+    """``ucch_moves`` of moves by their fields, of which the first four are addresses."""
+    fields = [[*(ffi.cast("void *", address) for address in move[:4]), *move[4:]] for move in each]
+    return ffi.new("ucch_moves *", [len(each), ffi.cast("void *", arrived), fields])
 
 
 @pytest.mark.parametrize("nth, dtype", [(0, "float32"), (1, "int16")])
@@ -162,13 +162,12 @@ def test_a_whole_call(library: ctypes.CDLL, nth: int, dtype: str, count: int) ->
     wanted, copied = here + there, np.full(count, 77, dtype)
     words = np.array([5, 0, 2**32 - 1, 0], np.uint32)
     at = [words.ctypes.data + 4 * i for i in range(4)]
-    moves = Moves(3, None)
-    moves.each[0] = Move(there.ctypes.data, into.ctypes.data, at[0], at[1], 5, 9, 1, there.nbytes)
-    moves.each[1] = Move(into.ctypes.data, here.ctypes.data, at[1], at[2], 8, 3, 2, count)
-    moves.each[2] = Move(here.ctypes.data, copied.ctypes.data, at[2], at[3], 2**32 - 2, 1, 1, here.nbytes)
-    function = getattr(library, f"kernel_{len(CASES) + nth}")
-    function.argtypes = [Moves]
-    function(moves)
+    moves = [
+        (there.ctypes.data, into.ctypes.data, at[0], at[1], 5, 9, lib.MOVE_COPY, there.nbytes),
+        (into.ctypes.data, here.ctypes.data, at[1], at[2], 8, 3, lib.MOVE_COMBINE, count),
+        (here.ctypes.data, copied.ctypes.data, at[2], at[3], 2**32 - 2, 1, lib.MOVE_COPY, here.nbytes),
+    ]
+    call(library, len(CASES) + nth, moves_of(moves))
     assert (into == there).all() and (here == wanted).all() and (copied == wanted).all()
     assert words.tolist() == [5, 9, 3, 1]
 
@@ -179,32 +178,22 @@ def test_a_whole_call(library: ctypes.CDLL, nth: int, dtype: str, count: int) ->
 def test_blocks_share_a_call(library: ctypes.CDLL, nth: int, dtype: str, count: int, blocks: int) -> None:
     """Each does its slice of every move; a word is written when all have been there, whoever comes last."""
     rng = np.random.default_rng()
-    function = getattr(library, f"kernel_{len(CASES) + nth}")
-    function.argtypes = [Moves]
     words, arrived = np.zeros(2, np.uint32), np.zeros(40, np.uint32)
     for turn in range(2):
         here, there, into = (rng.integers(-100, 100, count).astype(dtype) for _ in range(3))
         wanted, copied = here + there, np.full(count, 77, dtype)
-        moves = Moves(3, arrived.ctypes.data)
-        moves.each[0] = Move(there.ctypes.data, into.ctypes.data, None, words.ctypes.data, 0, turn + 1, 1, there.nbytes)
-        moves.each[1] = Move(into.ctypes.data, here.ctypes.data, None, None, 0, 0, 2, count)
-        moves.each[2] = Move(here.ctypes.data, copied.ctypes.data, None, words[1:].ctypes.data, 0, 5, 1, here.nbytes)
+        moves = [
+            (there.ctypes.data, into.ctypes.data, 0, words.ctypes.data, 0, turn + 1, lib.MOVE_COPY, there.nbytes),
+            (into.ctypes.data, here.ctypes.data, 0, 0, 0, 0, lib.MOVE_COMBINE, count),
+            (here.ctypes.data, copied.ctypes.data, 0, words[1:].ctypes.data, 0, 5, lib.MOVE_COPY, here.nbytes),
+        ]
         for block in rng.permutation(blocks).tolist():
             assert words[0] == turn
             library.choose(block, blocks)
-            function(moves)
+            call(library, len(CASES) + nth, moves_of(moves, arrived.ctypes.data))
         library.choose(0, 1)
         assert (into == there).all() and (here == wanted).all() and (copied == wanted).all()
         assert words.tolist() == [turn + 1, 5] and not arrived.any()
-
-
-class Carry(ctypes.Structure):
-    """``struct carry`` of the kernels and of cffi_build/p2p/stream_copy.c."""
-
-    _fields_ = [
-        *((name, ctypes.c_void_p) for name in ("front", "data", "arena", "buffer", "slip", "slips")),
-        *((name, ctypes.c_uint64) for name in ("bytes", "slice", "room")),
-    ]
 
 
 @pytest.mark.parametrize("nbytes, slice_", [(1, 4096), (4096, 4096), (3_000_001, 401_408), (1_500_000, 4096)])
@@ -213,46 +202,45 @@ class Carry(ctypes.Structure):
 def test_both_sides_of_a_message(library: ctypes.CDLL, nbytes: int, slice_: int, blocks: int, near: bool) -> None:
     """The sender's blocks put all into the run, the receiver's find it by the slip; what is too long stays there."""
     rng = np.random.default_rng()
-    function = getattr(library, f"kernel_{len(CASES) + len(WHOLES)}")
-    function.argtypes = [Carry]
     slices = -(-nbytes // slice_)
-    if slices * 64 > lib.UCCH_RUN_TAKEN:
+    if slices > lib.UCCH_MOST_BLOCKS:
         slice_ = -(-nbytes // 8 // 4096) * 4096
         slices = -(-nbytes // slice_)
-    fronts = np.zeros((2, lib.UCCH_RUN_FRONT), np.uint8)
+    runs = ffi.new("ucch_run[2]")
     window, arena = (np.zeros(lib.UCCH_CHUNK_BYTES + nbytes, np.uint8) for _ in range(2))
     used, unused = (arena, window) if near else (window, arena)
-    front = fronts[1]  # the run begins with the second chunk
-    about = front[lib.UCCH_RUN_ABOUT :][:56].view(np.uint64)
-    about[:] = nbytes, slice_, 0, 0, slice_, 0, near
+    run = runs[1]  # it begins with the second chunk
+    run.bytes, run.slice, run.room, run.near = nbytes, slice_, slice_, near
     data = rng.integers(0, 256, nbytes, np.uint8)
 
-    def all_blocks(what: Carry) -> None:
+    def at(array: np.ndarray) -> Any:
+        return ffi.cast("char *", array.ctypes.data)
+
+    def all_blocks(fields: dict[str, Any]) -> None:
         for block in rng.permutation(blocks).tolist():
             library.choose(block, blocks)
-            function(what)
+            call(library, len(CASES) + len(WHOLES), ffi.new("ucch_carry *", fields))
         library.choose(0, 1)
 
-    slips = np.zeros((3, lib.UCCH_SLIP), np.uint8)
-    about[2] = 7 << 32 | 2  # the second one, in its seventh use
-    into_run = used.ctypes.data + lib.UCCH_CHUNK_BYTES
-    sent = nbytes, slice_, slice_
-    all_blocks(Carry(front.ctypes.data, into_run, None, data.ctypes.data, None, slips.ctypes.data, *sent))
-    assert slips[1, lib.UCCH_SLIP_BELL] == 7 and slips.sum() == 7 and about[3] == 1
-    put = front[: slices * 64].view(np.uint32)[::16]
+    def words(lines: Any) -> list[int]:
+        return [line.word for line in lines[0:slices]]
+
+    slips = ffi.new("ucch_slip[3]")
+    run.whose = 7 << 32 | 2  # the second one, in its seventh use
+    sent = {"bytes": nbytes, "slice": slice_, "room": slice_, "buffer": at(data)}
+    all_blocks({"run": runs + 1, "data": at(used) + lib.UCCH_CHUNK_BYTES, "slips": slips, **sent})
+    assert slips[1].bell.word == 7 and sum(bytes(ffi.buffer(slips))) == 7 and run.rung == 1
     last = nbytes - (slices - 1) * slice_
-    assert put.tolist() == [-(-n // lib.UCCH_CARRY_STEP) for n in [*[slice_] * (slices - 1), last]]
-    taken = front[lib.UCCH_RUN_TAKEN :][: slices * 64].view(np.uint32)[::16]
+    put = [-(-n // lib.UCCH_CARRY_STEP) for n in [*[slice_] * (slices - 1), last]]
+    assert words(run.put) == put
     for where, room in ((lib.UCCH_NOWHERE, nbytes), (2, nbytes - 1), (2, nbytes + 5)):
-        slip, into = np.zeros(lib.UCCH_SLIP // 4, np.uint32), np.full(room, 77, np.uint8)
-        slip[0] = where
-        assert not taken.any()
-        found = (each.ctypes.data for each in (fronts, window, arena, into, slip))
-        all_blocks(Carry(*found, None, room, 0, 0))
-        gone = slip[lib.UCCH_SLIP_GONE // 4 :]
-        assert gone[: 16 * blocks : 16].all() and not gone[16 * blocks :].any()
+        slip, into = ffi.new("ucch_slip *", {"word": where}), np.full(room, 77, np.uint8)
+        assert not any(words(run.taken))
+        found = {"run": runs, "data": at(window), "arena": at(arena), "buffer": at(into), "slip": slip}
+        all_blocks({**found, "bytes": room})
+        assert [line.word for line in slip.gone] == [1] * blocks + [0] * (lib.UCCH_MOST_BLOCKS - blocks)
         if room > nbytes:
-            assert (into[:nbytes] == data).all() and (into[nbytes:] == 77).all() and (taken == put).all()
+            assert (into[:nbytes] == data).all() and (into[nbytes:] == 77).all() and words(run.taken) == put
         else:
             assert (into == 77).all()
     assert not unused.any()
@@ -269,8 +257,3 @@ def test_blocks_that_run_at_a_time(arch: int, blocks: int) -> None:
             words, input=sources.source(*case), capture_output=True, text=True, check=True, timeout=60
         )
         assert f"__global__ __launch_bounds__(512, {blocks}) void ucch(" in done.stdout
-
-
-def test_source_is_in_the_repository_only_once() -> None:
-    text = Path(sources.__file__).read_text()
-    assert text.count('extern "C" __global__') == 4  # elements one by one; a word; one side of a message; all of a call

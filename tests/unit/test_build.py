@@ -40,8 +40,12 @@ def modules(folder: Path) -> set[str]:
 def test_sdist_has_all_sources(dist: Path) -> None:
     with tarfile.open(next(dist.glob("*.tar.gz"))) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
-    for folder in ("cffi_build", "docs", "examples", "tests", "tools"):
-        sources = [path for path in (ROOT / folder).rglob("*") if path.suffix in {".c", ".h", ".md", ".py"}]
+    for folder in ("cffi_build", "docs", "examples", "tests", "tools", "ucc_hetero"):
+        sources = [
+            path
+            for path in (ROOT / folder).rglob("*")
+            if path.suffix in {".c", ".cuh", ".h", ".md", ".py"} and path.stem != "_native"
+        ]
         assert {path.relative_to(ROOT).as_posix() for path in sources} <= names
 
 
@@ -50,6 +54,8 @@ def test_wheel_is_whole(dist: Path) -> None:
     names = set(zipfile.ZipFile(wheel).namelist())
     for folder, package in (("ucc_hetero", ""), ("benchmarks", "bench/"), ("mpi_launch", "launch/")):
         assert {f"ucc_hetero/{package}{name}" for name in modules(ROOT / folder)} <= names
+    kernels = [path for path in (ROOT / "ucc_hetero").rglob("*") if path.suffix in {".cuh", ".h"}]
+    assert kernels and {path.relative_to(ROOT).as_posix() for path in kernels} <= names
     assert "ucc_hetero/py.typed" in names
     top = {name.partition("/")[0].partition("-")[0].removesuffix(".py") for name in names}
     assert top == {"ucc_hetero", "_ucc_hetero_autoload"}, "a generic name"

@@ -92,7 +92,9 @@ def test_sentences_begin_with_what_a_stranger_knows() -> None:
     """A noun phrase or an imperative, in docstrings and in comments before functions and structures of C."""
     riddle = re.compile(r'^(?: *"""|/\* )(?:What|Whose|Those of|Likewise)\b.*', re.M)
     folders = ("ucc_hetero", "mpi_launch", "benchmarks", "tools", "examples", "cffi_build")
-    files = [path for each in folders for path in (ROOT / each).rglob("*") if path.suffix in {".py", ".c", ".h"}]
+    files = [
+        path for each in folders for path in (ROOT / each).rglob("*") if path.suffix in {".py", ".c", ".h", ".cuh"}
+    ]
     found = {
         str(path.relative_to(ROOT)): riddle.findall(path.read_text()) for path in files if path.name != "_native.c"
     }

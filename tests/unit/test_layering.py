@@ -40,7 +40,6 @@ IMPURE = {"cffi", "ctypes", "cupy", "mpi4py", "torch"}
 VENDOR_WORDS_IN = {
     "machine.vendors": "the rows",
     "machine.nvlink": "NVIDIA's driver and NVML",
-    "device.sources": "text of kernels, in the language that the vendors' compilers share",
     "bindings.ucc_enums": "names of UCC's memory types",
     "bootstrap.agreement": "names of UCC's components in its settings",
     "native.libraries": "the wheel that libucc comes in",

@@ -14,9 +14,9 @@ from typing import Any
 from cffi import FFI
 
 from ucc_hetero import env, log
+from ucc_hetero.device.kernels.sources import source
 from ucc_hetero.device.rank import bound
 from ucc_hetero.device.registry import runtime_of
-from ucc_hetero.device.sources import source
 from ucc_hetero.machine.vendors import VENDORS, Compiler
 from ucc_hetero.native import libraries
 from ucc_hetero.native.libraries import ffi, lib, mapped

@@ -1,0 +1,74 @@
+/* Arithmetic of the engine and of its kernels. Half precisions: computed in float, rounded to nearest even once. */
+#pragma once
+
+/* `a` is the destination's element, which holds the lower contribution; maximum and minimum keep NaN, as numpy does. */
+#define UCCH_SUM(a, b) ((a) + (b))
+#define UCCH_PROD(a, b) ((a) * (b))
+#define UCCH_MAX(a, b) ((a) != (a) || (a) > (b) ? (a) : (b))
+#define UCCH_MIN(a, b) ((a) != (a) || (a) < (b) ? (a) : (b))
+#define UCCH_LAND(a, b) ((a) && (b))
+#define UCCH_LOR(a, b) ((a) || (b))
+#define UCCH_LXOR(a, b) (!(a) != !(b))
+#define UCCH_BAND(a, b) ((a) & (b))
+#define UCCH_BOR(a, b) ((a) | (b))
+#define UCCH_BXOR(a, b) ((a) ^ (b))
+
+#ifdef __cplusplus
+#define UCCH_ARITH static __device__
+UCCH_ARITH float float_of(unsigned bits) {
+    return __uint_as_float(bits);
+}
+UCCH_ARITH unsigned bits_of(float f) {
+    return __float_as_uint(f);
+}
+#else
+#include <math.h>
+#include <string.h>
+#define UCCH_ARITH static inline
+UCCH_ARITH float float_of(unsigned bits) {
+    float f;
+    memcpy(&f, &bits, 4);
+    return f;
+}
+UCCH_ARITH unsigned bits_of(float f) {
+    unsigned bits;
+    memcpy(&bits, &f, 4);
+    return bits;
+}
+#endif
+
+UCCH_ARITH float from_half(unsigned short half) {
+    unsigned sign = (unsigned)(half & 0x8000) << 16, mantissa = half & 0x3ff;
+    int exponent = half >> 10 & 31;
+    if (exponent == 31)
+        return float_of(sign | 0x7f800000 | mantissa << 13);
+    if (exponent)
+        return float_of(sign | (unsigned)(exponent + 112) << 23 | mantissa << 13);
+    float tiny = (float)mantissa * 5.9604644775390625e-8f;
+    return sign ? -tiny : tiny;
+}
+
+/* IEEE 754 binary32 to binary16, round to nearest, ties to even. */
+UCCH_ARITH unsigned short to_half(float f) {
+    unsigned bits = bits_of(f), magnitude = bits & 0x7fffffff;
+    unsigned short sign = (unsigned short)(bits >> 16 & 0x8000);
+    if (magnitude > 0x7f800000)
+        return (unsigned short)(sign | 0x7e00);
+    if (magnitude >= 0x477ff000) /* 65520 and above round to infinity */
+        return (unsigned short)(sign | 0x7c00);
+    if (magnitude < 0x38800000) /* below 2^-14: subnormal, in units of 2^-24; rintf rounds to even */
+        return (unsigned short)(sign | (unsigned short)rintf(float_of(magnitude) * 16777216.0f));
+    magnitude += 0xfff + (magnitude >> 13 & 1) - (112u << 23);
+    return (unsigned short)(sign | magnitude >> 13);
+}
+
+UCCH_ARITH float from_bhalf(unsigned short half) {
+    return float_of((unsigned)half << 16);
+}
+
+UCCH_ARITH unsigned short to_bhalf(float f) {
+    unsigned bits = bits_of(f);
+    if ((bits & 0x7fffffff) > 0x7f800000)
+        return (unsigned short)(bits >> 16 | 0x40);
+    return (unsigned short)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+}

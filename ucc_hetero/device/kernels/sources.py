@@ -1,0 +1,81 @@
+"""Texts of the kernels in this folder, in the language that CUDA and HIP share."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from ucc_hetero.native.libraries import lib
+from ucc_hetero.types import DTYPES, OPS
+
+__all__ = ["source"]
+
+#: Our types in the language of the kernels.
+_TYPES = {
+    "int8": "signed char", "int16": "short", "int32": "int", "int64": "long long",
+    "uint8": "unsigned char", "uint16": "unsigned short", "uint32": "unsigned", "uint64": "unsigned long long",
+    "float16": "half_t", "bfloat16": "bfloat_t", "float32": "float", "float64": "double",
+    "complex64": "pair<float>", "complex128": "pair<double>",
+}  # fmt: skip
+
+#: Operations that arith.h has.
+_ARITHMETIC = ("SUM", "PROD", "MAX", "MIN")
+_BITWISE = ("LAND", "LOR", "LXOR", "BAND", "BOR", "BXOR")
+
+#: Kernels of one text; the others are written for an operation and its types.
+_ALONE = {lib.UCCH_AWAIT: "await", lib.UCCH_POST: "post", lib.UCCH_CARRY: "stream_copy"}
+_INCLUDE = re.compile(r'^#include "(.+)"\n', re.M)
+
+
+def source(kind: int, op: int, dtype: int, to: int) -> str | None:
+    """The kernel's text; None for what there is none for."""
+    if kind in _ALONE:
+        return _whole(f'#include "{_ALONE[kind]}.cuh"\n')
+    names = {t.code: name for name, t in DTYPES.items() if name in _TYPES}
+    if dtype not in names or (kind == lib.UCCH_CAST and to not in names):
+        return None
+    one = names[dtype]
+    other = names[to] if kind == lib.UCCH_CAST else one
+    body = _body(kind, op, one, _TYPES[one], _TYPES[other])
+    if body is None:
+        return None
+    return _whole(f"""#include "elements.cuh"
+typedef {_TYPES[one]} FROM;
+typedef {_TYPES[other]} TO;
+static __device__ void element(TO &dst, const FROM &src, double by) {{
+    {body}
+}}
+#include "{"fused" if kind == lib.UCCH_WHOLE else "each"}.cuh"
+""")
+
+
+def _whole(text: str) -> str:
+    """The text with each file that it includes put in once: run-time compilers are given no others."""
+    known = set()
+
+    def put(found: re.Match[str]) -> str:
+        if found[1] in known:
+            return ""
+        known.add(found[1])
+        return _INCLUDE.sub(put, (Path(__file__).parent / found[1]).read_text().replace("#pragma once\n", ""))
+
+    return _INCLUDE.sub(put, text)
+
+
+def _body(kind: int, op: int, name: str, one: str, other: str) -> str | None:
+    """Statements of ``element``."""
+    sort, w = DTYPES[name].kind, f"wide<{one}>::type"
+    if kind == lib.UCCH_CAST:
+        return f"dst = store<{other}>::from(load(src));"
+    if kind == lib.UCCH_SCALE:
+        if sort == "complex":
+            part = one.removeprefix("pair<").removesuffix(">")
+            return f"dst = {one}{{dst.re / ({part})by, dst.im / ({part})by}};"
+        by = {"int": "(long long)by", "uint": "(unsigned long long)by", "float": f"({w})by"}[sort]
+        return f"dst = store<{one}>::from(({w})(load(dst) / {by}));"
+    word = next((word for word, o in OPS.items() if o.code == op and word in _ARITHMETIC + _BITWISE), None)
+    if word is None or (word in _BITWISE and sort not in ("int", "uint")):
+        return None
+    if sort == "complex" and word not in ("SUM", "PROD"):
+        return None
+    return f"{w} a = load(dst), b = load(src); dst = store<{one}>::from(({w})UCCH_{word}(a, b));"

@@ -1,0 +1,55 @@
+/* Words in memory that other devices write, or read; they only grow, and wrap around (cffi_build/shm/ring.c). A fence
+ * stands behind each loop that looks at one and before each store, so that the accesses themselves need no order: on
+ * AMD an acquiring load would empty caches at every look. RCCL looks by relaxed loads, too, except on GFX12.
+ *
+ * DONE: the stores of this wave have arrived; called by all threads before a barrier behind which one of them tells
+ * others. AMD's barrier does not wait for stores, and its fences only for those of their own wave.
+ * RESIDENT: so few registers that as many threads run at a time as the device has room for, which is what the engine
+ * counts on where kernels wait for each other. Without it an A100 runs one such block a multiprocessor, not four.
+ * Hopper's kernels are as they were measured: two blocks, or 264 on an H200, where ten messages may want 320. */
+#ifdef __AMDGCN__
+#if defined(__GFX12__)
+#define GET(p) __atomic_load_n(p, __ATOMIC_ACQUIRE)
+#else
+#define GET(p) __atomic_load_n(p, __ATOMIC_RELAXED)
+#endif
+#define PUT(p, v) __atomic_store_n(p, v, __ATOMIC_RELAXED)
+#define NAP() __builtin_amdgcn_s_sleep(4)
+#if defined(__GFX12__)
+#define DONE() asm volatile("s_wait_storecnt 0x0" ::: "memory")
+#elif defined(__GFX10__) || defined(__GFX11__)
+#define DONE() asm volatile("s_waitcnt_vscnt null, 0x0" ::: "memory")
+#elif defined(__GFX9__)
+#define DONE() asm volatile("s_waitcnt vmcnt(0)" ::: "memory")
+#else
+#define DONE() __threadfence_system()
+#endif
+#if defined(__GFX10__) || defined(__GFX11__) || defined(__GFX12__)
+#define RESIDENT __attribute__((amdgpu_flat_work_group_size(1, 512), amdgpu_waves_per_eu(16)))
+#else
+#define RESIDENT __attribute__((amdgpu_flat_work_group_size(1, 512), amdgpu_waves_per_eu(8)))
+#endif
+#else
+#define GET(p) (*(volatile unsigned *)(p))
+#define PUT(p, v) (*(volatile unsigned *)(p) = (v))
+#define NAP() __nanosleep(40)
+#define DONE()
+#if __CUDA_ARCH__ == 750
+#define RESIDENT __launch_bounds__(512, 2)
+#elif __CUDA_ARCH__ == 860 || __CUDA_ARCH__ == 870 || __CUDA_ARCH__ == 890 || __CUDA_ARCH__ >= 1200
+#define RESIDENT __launch_bounds__(512, 3)
+#elif __CUDA_ARCH__ >= 800 && __CUDA_ARCH__ != 900
+#define RESIDENT __launch_bounds__(512, 4)
+#else
+#define RESIDENT
+#endif
+#endif
+__device__ void AWAIT(unsigned *word, unsigned long long n) {
+    while ((int)(GET(word) - (unsigned)n) < 0)
+        NAP();
+    __threadfence_system();
+}
+__device__ void POST(unsigned *word, unsigned long long n) {
+    __threadfence_system();
+    PUT(word, (unsigned)n);
+}
