@@ -368,7 +368,7 @@ static int sim_error_name(int code, const char **name) {
 }
 
 const device_adapter ucch_adapter = {
-    sizeof(device_adapter), "sim", 0, NULL, start,
+    .bytes = sizeof(device_adapter), .name = "sim", .start = start,
 #define DEVICE(name, params) .ops.name = sim_##name,
 #include "gpu/ops.h"
 };

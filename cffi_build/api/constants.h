@@ -20,13 +20,11 @@
 /* Bytes that a call moves at most for one kernel to do all of it, with several blocks. */
 #define UCCH_WHOLE_BYTES 786432
 
-/* Kinds of memory to a GPU runtime, and the memory types of UCC and UCX that theirs have. */
+/* Kinds of memory to a GPU runtime. */
 #define UCCH_MEMORY_UNKNOWN 0
 #define UCCH_MEMORY_PINNED 1
 #define UCCH_MEMORY_DEVICE 2
 #define UCCH_MEMORY_MANAGED 3
-#define UCCH_TYPE_CUDA 1
-#define UCCH_TYPE_ROCM 3
 /* Traits of a GPU runtime, one bit each. EAGER: no kernel is loaded at its first launch, which would wait for the
  * device. FINE: memory for others is coherent on every link. PARKS: a stream that waits for a word keeps no part of the
  * device busy. WAITS_ANYWHERE: it may be any word, not one of the runtime's own. OWN_QUEUES: streams share no queue, in

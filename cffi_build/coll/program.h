@@ -94,7 +94,7 @@ void ucch_team_enqueue_locked(ucch_step *s);
 void ucch_team_dequeue_locked(ucch_step *s);
 void ucch_team_leave_locked(ucch_step *s);
 int ucch_team_make_locked(ucch_team *team);
-int ucch_team_engine_locked(ucch_team *t, void *stream, int memory, int may_drop, ucc_ee_h *handle);
+int ucch_team_engine_locked(ucch_team *t, void *stream, int may_drop, ucc_ee_h *handle);
 int ucch_team_post_locked(ucc_ee_h engine, ucc_coll_req_h request);
 
 void ucch_program_give_scratch(ucch_program *p);

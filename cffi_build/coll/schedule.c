@@ -158,7 +158,7 @@ static int local(queue *q, const ucch_step *s, void *stream) {
 /* A collective, by the vendor's library alone. */
 static int launch_locked(ucch_program *p, ucch_step *s, ucch_launch *l, void *stream) {
     ucc_ee_h engine;
-    int status = ucch_team_engine_locked(s->team, stream, p->mem_type[UCCH_RECV], l->alone, &engine);
+    int status = ucch_team_engine_locked(s->team, stream, l->alone, &engine);
     if (status < 0)
         return status;
     status = ucch_step_init_locked(p, s);

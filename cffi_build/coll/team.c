@@ -6,10 +6,7 @@
 
 #include "coll/program.h"
 
-/* ucc_event_type_t and ucc_ee_type_t */
-#define COMPUTE_COMPLETE 4
-#define ENGINE_CUDA_STREAM 0
-#define ENGINE_ROCM_STREAM 2
+#define COMPUTE_COMPLETE 4 /* ucc_event_type_t */
 
 /* Streams known to one team; more than a program uses at a time. */
 #define MOST_ENGINES 32
@@ -89,7 +86,7 @@ static void drop_engines(ucch_team *t) {
 }
 
 /* The engine of a stream, new where there is none; `may_drop` others, where there are too many. */
-int ucch_team_engine_locked(ucch_team *t, void *stream, int memory, int may_drop, ucc_ee_h *handle) {
+int ucch_team_engine_locked(ucch_team *t, void *stream, int may_drop, ucc_ee_h *handle) {
     for (ucch_engine *e = t->engines; e; e = e->next)
         if (e->stream == stream) {
             *handle = e->handle;
@@ -100,9 +97,7 @@ int ucch_team_engine_locked(ucch_team *t, void *stream, int memory, int may_drop
     ucch_engine *e = calloc(1, sizeof(*e));
     if (!e)
         return UCCH_FAIL_MEMORY;
-    ucc_ee_params_t params = {.ee_type = memory == UCCH_TYPE_ROCM ? ENGINE_ROCM_STREAM : ENGINE_CUDA_STREAM,
-                              .ee_context = stream,
-                              .ee_context_size = sizeof(stream)};
+    ucc_ee_params_t params = {.ee_type = ucch_bound_engine(), .ee_context = stream, .ee_context_size = sizeof(stream)};
     int status = ucc_ee_create(t->handle, &params, &e->handle);
     if (status < 0) {
         free(e);

@@ -30,6 +30,7 @@ typedef struct device_adapter {
     size_t bytes;                 /* of this structure: made for this release */
     const char *name;             /* `adapter` of the vendor's row (ucc_hetero/machine/vendors.py) */
     int memory_type;              /* under which UCC and UCX know its device memory (ucc_memory_type_t) */
+    int engine_type;              /* under which UCC knows its streams (ucc_ee_type_t) */
     const device_symbol *symbols; /* of the library, up to one without a name; NULL: it is linked */
     int (*start)(void);
     device_ops ops;

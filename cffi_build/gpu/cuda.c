@@ -228,7 +228,12 @@ static int cuda_kernel(const void *image, void **function) {
 }
 
 const device_adapter ucch_cuda = {
-    sizeof(device_adapter), "cuda", UCCH_TYPE_CUDA, symbols, start,
+    .bytes = sizeof(device_adapter),
+    .name = "cuda",
+    .memory_type = 1,
+    .engine_type = 0,
+    .symbols = symbols,
+    .start = start,
 #define DEVICE(name, params) .ops.name = cuda_##name,
 #include "gpu/ops.h"
 };

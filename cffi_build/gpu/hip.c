@@ -232,7 +232,12 @@ static int hip_error_name(int code, const char **name) {
 }
 
 const device_adapter ucch_hip = {
-    sizeof(device_adapter), "hip", UCCH_TYPE_ROCM, symbols, start,
+    .bytes = sizeof(device_adapter),
+    .name = "hip",
+    .memory_type = 3,
+    .engine_type = 2,
+    .symbols = symbols,
+    .start = start,
 #define DEVICE(name, params) .ops.name = hip_##name,
 #include "gpu/ops.h"
 };

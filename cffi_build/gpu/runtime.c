@@ -196,6 +196,11 @@ int ucch_bound(void) {
     return bound_runtime;
 }
 
+/* Type of the engine that UCC is to make of a stream. */
+int ucch_bound_engine(void) {
+    return table[bound_runtime]->engine_type;
+}
+
 const device_ops *ucch_bound_ops(void) {
     return bound_runtime < 0 ? NULL : &table[bound_runtime]->ops;
 }
