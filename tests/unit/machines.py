@@ -1,15 +1,10 @@
-"""Machines composed from what their vendors publish of them, as records that ``topo --facts`` draws.
+"""Machines composed from what their vendors publish of them, as ``topo --record`` would find them.
 
 Nobody recorded these: PCI addresses and wiring follow the published block diagrams, the kernel's files are spelled as
-on machines that were recorded (``tests/data/h200x4.json``). ``python tests/unit/machines.py`` writes ``tests/data``.
+on machines that were recorded (``tests/data/h200x4.json``).
 """
 
 from __future__ import annotations
-
-import json
-from pathlib import Path
-
-DATA = Path(__file__).parents[1] / "data"
 
 Files = dict[str, str]
 
@@ -51,11 +46,16 @@ def infiniband(name: str, pci: str, way: str, numa: int, rate: str) -> Files:
     return files | {f"{port}/rate": rate, f"{port}/state": "4: ACTIVE", f"{port}/link_layer": "InfiniBand"}
 
 
+def virtual(name: str, speed: int, state: str = "up") -> Files:
+    """A network interface without a card."""
+    at = f"sys/class/net/{name}"
+    return {f"{at}/type": "1", f"{at}/speed": str(speed), f"{at}/operstate": state}
+
+
 def ethernet(name: str, speed: int, pci: str, way: str) -> Files:
     """A network card of a desktop."""
-    at = f"sys/class/net/{name}"
-    files = device(pci, way, "0x8086", "0x020000", -1) | {f"{at}/device": f"-> ../../../devices/{way}/{pci}"}
-    return files | {f"{at}/type": "1", f"{at}/speed": str(speed), f"{at}/operstate": "up"}
+    link = {f"sys/class/net/{name}/device": f"-> ../../../devices/{way}/{pci}"}
+    return device(pci, way, "0x8086", "0x020000", -1) | link | virtual(name, speed)
 
 
 def processors(*lists: str) -> Files:
@@ -98,6 +98,7 @@ def workstation() -> Files:
     """One GPU of each vendor below one processor, and 2.5 Gbit/s Ethernet."""
     files = nvidia("0000:01:00.0", "pci0000:00/0000:00:01.0", -1, "NVIDIA GeForce RTX 4090", [])
     files |= amd(1, "0000:03:00.0", "pci0000:00/0000:00:03.0", -1, 110000, [])
+    files |= {f"sys/bus/pci/devices/0000:{bus}:00.0/class": "0x030000" for bus in ("01", "03")}
     return files | ethernet("enp5s0", 2500, "0000:05:00.0", "pci0000:00/0000:00:1c.0") | processors("0-31")
 
 
@@ -111,24 +112,3 @@ def small_host(vendor: str) -> Files:
         else:
             files |= amd(2 + numa, f"0000:{bus}:00.0", way, numa, 90010, [])
     return files | infiniband("mlx5_0", "0000:45:00.0", "pci0000:40/0000:40:03.0", 0, "100 Gb/sec (4X EDR)")
-
-
-#: File of tests/data -> its machine.
-MACHINES = {
-    "dgx_h200": dgx_h200,
-    "mi300x": mi300x,
-    "workstation": workstation,
-    "cluster_nvidia": lambda: small_host("nvidia"),
-    "cluster_amd": lambda: small_host("amd"),
-}
-
-
-def text(name: str) -> str:
-    """The content of a machine's file."""
-    about = "composed from what the vendor publishes, not recorded"
-    return json.dumps({"machine": name, "about": about, "files": MACHINES[name]()}, indent=0) + "\n"
-
-
-if __name__ == "__main__":
-    for name in MACHINES:
-        (DATA / f"{name}.json").write_text(text(name))
