@@ -50,12 +50,12 @@ int ucch_windows_pin(int with_chunks);
 int ucch_window_room(void);
 int ucch_messages_by_hosts(uint64_t key);
 
-/* ---- arena.c: device memory that processes of one vendor open ---- */
+/* ---- arenas: device memory that processes of one vendor open ---- */
 int ucch_arena_own(size_t bytes, void *handle);
 int ucch_arena_open(uint64_t key, const void *handle);
 void ucch_arena_close(uint64_t key);
 
-/* ---- ring.c: rings in shared pinned memory (mapping.c), by which streams hand data to each other ---- */
+/* ---- ring.c: rings in shared pinned memory (segment.c), by which streams hand data to each other ---- */
 size_t ucch_channels_offer(int rank, int size, const int *islands, size_t room);
 ucch_channels *ucch_channels_new(int rank, int size, const int *islands, size_t far);
 int ucch_channels_file(const ucch_channels *channels);

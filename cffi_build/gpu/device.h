@@ -43,6 +43,11 @@ int ucch_work_poll_locked(ucch_work *work);
 int ucch_work_copy(int way, void *dst, const void *src, size_t bytes);
 int ucch_work_mark(int way, void **event);
 
+/* Whether a counter, which only grows and wraps around, has reached `least`. */
+static inline int ucch_reached(const uint32_t *counter, uint32_t least) {
+    return (int32_t)(__atomic_load_n(counter, __ATOMIC_ACQUIRE) - least) >= 0;
+}
+
 /* A word in memory that streams write, or wait for, and what it has reached when they have. */
 typedef struct ucch_flag {
     uint32_t *at, ticket;

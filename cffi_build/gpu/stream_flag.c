@@ -71,7 +71,7 @@ void ucch_gate_reserve(void) {
 
 /* Whether a stream has still to write it. */
 static int due(ucch_flag flag) {
-    return flag.at && (int32_t)(__atomic_load_n(flag.at, __ATOMIC_ACQUIRE) - flag.ticket) < 0;
+    return flag.at && !ucch_reached(flag.at, flag.ticket);
 }
 
 /* Let the stream write when it gets here: 0, or a failure. A word that an earlier stream has still to write is left to

@@ -30,9 +30,9 @@ static control *controls(uint64_t key) {
 /* Whether there is a window; in a new one nothing is offered. */
 static int has_window_locked(void) {
     static uint64_t known;
-    if (known == ucch_window_key())
+    if (known == ucch_window_of(0)->key)
         return known != 0;
-    known = ucch_window_key();
+    known = ucch_window_of(0)->key;
     norphans = 0;
     for (ncontrols = 0; ncontrols < CONTROLS; ncontrols++)
         free_controls[ncontrols] = (uint32_t)(CONTROLS - 1 - ncontrols);
@@ -109,7 +109,7 @@ int ucch_transfer_offer_locked(ucch_transfer *t, const ucch_offer *offer, ucch_t
     if (!ncontrols)
         return UCCH_FAIL_MEMORY;
     t->index = free_controls[--ncontrols];
-    *token = (ucch_token){offer->bytes, piece_of(offer->bytes), ucch_window_key(), t->index, 0};
+    *token = (ucch_token){offer->bytes, piece_of(offer->bytes), ucch_window_of(0)->key, t->index, 0};
     t->many = 0;
     if (offer->queued && ucch_run_offer_locked(t, token, offer)) {
         free_controls[ncontrols++] = t->index;

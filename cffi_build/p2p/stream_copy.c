@@ -1,7 +1,7 @@
 /* Messages that streams do alone: a kernel beside the sender's stream copies the data into chunks of its window, or of
- * its arena (arena.c) where the receiver can open that; one beside the receiver's takes it out, and no host takes part,
- * so that neither side's stream ever waits for a thread that may be waiting for a device. Both kernels have blocks with
- * a slice of the message each, and the receiver's follow the sender's. */
+ * its arena (segment.c) where the receiver can open that; one beside the receiver's takes it out, and no host takes
+ * part, so that neither side's stream ever waits for a thread that may be waiting for a device. Both kernels have
+ * blocks with a slice of the message each, and the receiver's follow the sender's. */
 #include <string.h>
 
 #include "p2p/pipe.h"
@@ -15,11 +15,11 @@
 
 /* Whether messages with a process go by way of the sender's arena. */
 static int is_near(uint64_t process) {
-    return process && ucch_arena_seen(process) && ucch_arena_chunks();
+    return process && ucch_window_of(process)->arena && ucch_window_of(0)->near;
 }
 
 static size_t slice_of(size_t bytes, int near) {
-    size_t blocks = near ? (size_t)ucch_arena_blocks() : UCCH_BLOCKS;
+    size_t blocks = near ? (size_t)ucch_window_of(0)->blocks : UCCH_BLOCKS;
     size_t slice = (bytes / blocks + 4095) / 4096 * 4096;
     return slice < SHORTEST ? SHORTEST : slice;
 }
@@ -45,8 +45,8 @@ static uint32_t *steps(ucch_run *run, uint64_t k, int are_taken) {
 /* Whether all slices have been put there, or taken. */
 static int all_steps(ucch_run *run, int are_taken) {
     for (uint64_t k = 0; k < slices(run); k++) {
-        ucch_word word = {steps(run, k, are_taken), NULL};
-        if (!ucch_word_has(word, (uint32_t)((length_of(run, k) + UCCH_CARRY_STEP - 1) / UCCH_CARRY_STEP)))
+        uint64_t all = (length_of(run, k) + UCCH_CARRY_STEP - 1) / UCCH_CARRY_STEP;
+        if (!ucch_reached(steps(run, k, are_taken), (uint32_t)all))
             return 0;
     }
     return 1;
@@ -86,7 +86,7 @@ int ucch_run_over(const control *c, ucch_run *run) {
 /* Copy one step into memory of the host: 0, or a failure. From a device it is on its way then. */
 static int fetch(ucch_transfer *t, uint64_t k, uint32_t step) {
     const ucch_run *run = t->run;
-    char *data = run->near ? ucch_arena_seen(t->sender) : ucch_window_of(t->sender)->chunks;
+    char *data = run->near ? ucch_window_of(t->sender)->arena : ucch_window_of(t->sender)->chunks;
     uint64_t done = (uint64_t)step * UCCH_CARRY_STEP, left = length_of(t->run, k) - done;
     char *from = data + (size_t)(t->where - 1) * UCCH_CHUNK + k * run->room + done % run->room;
     char *into = t->buffer + k * run->slice + done;
@@ -275,7 +275,7 @@ int ucch_run_offer_locked(ucch_transfer *t, ucch_token *token, const ucch_offer 
 int ucch_run_put(ucch_transfer *t, uint64_t receiver, void *stream) {
     int near = t->run->near != 0;
     ucch_carry c = {.run = ucch_window_of(0)->fronts_seen + t->first, .buffer = t->buffer};
-    c.data = (near ? ucch_arena_seen(0) : ucch_window_of(0)->chunks_seen) + (size_t)t->first * UCCH_CHUNK;
+    c.data = (near ? ucch_window_of(0)->arena : ucch_window_of(0)->chunks_seen) + (size_t)t->first * UCCH_CHUNK;
     c.slips = ucch_window_of(receiver)->slips_seen;
     c.bytes = t->bytes;
     c.slice = t->piece;
@@ -318,7 +318,7 @@ int ucch_take_ready_locked(ucch_transfer *t, const ucch_expected *e, void *strea
 int ucch_take(ucch_transfer *t, const ucch_expected *e, void *stream) {
     ucch_carry c = {.run = ucch_window_of(e->sender)->fronts_seen, .buffer = e->buffer, .bytes = e->room};
     c.data = ucch_window_of(e->sender)->chunks_seen;
-    c.arena = ucch_arena_seen(e->sender);
+    c.arena = ucch_window_of(e->sender)->arena;
     c.slip = ucch_slip_seen(t->slip);
     int status = ucch_slip_hold(t->slip, t->await, t->beside->stream);
     if (!status)

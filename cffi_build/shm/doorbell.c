@@ -33,7 +33,7 @@ static int look(void) {
         passing *p = &all[i];
         if (!__atomic_load_n(&p->waits, __ATOMIC_ACQUIRE))
             continue;
-        if ((int32_t)(__atomic_load_n(p->bell, __ATOMIC_ACQUIRE) - p->rings) < 0) {
+        if (!ucch_reached(p->bell, p->rings)) {
             waiting = 1;
             continue;
         }

@@ -16,11 +16,6 @@ enum { FREE, OPEN, LEFT };
 /* In a slip's word while nothing is filled in: its sender has promised the message's way (room.c). */
 #define PROMISED ((uint64_t)1 << 31)
 
-/* How many wait, in line SLIPS: a sender need not look where none does. */
-static uint32_t *waiting(ucch_slip *slips) {
-    return &((ucch_line *)&slips[SLIPS])[1].word;
-}
-
 /* Whether every block of the kernel has ended that waits there. */
 int ucch_slip_gone(const ucch_slip *s) {
     for (uint32_t i = 0; i < s->blocks; i++)
@@ -42,10 +37,10 @@ static uint32_t uses(uint64_t word) {
  * use. With a promise of the sender's, which goes with it. */
 ucch_slip *ucch_slip_open_locked(uint64_t sender, uint64_t tag, uint32_t number, int blocks, int promised) {
     static int last; /* those behind it have been free for longest */
-    ucch_slip *all = ucch_window_of(0)->slips_seen ? ucch_window_of(0)->slips : NULL;
-    for (int n = 0; all && n < SLIPS; n++) {
+    const ucch_window *w = ucch_window_of(0);
+    for (int n = 0; w->slips_seen && n < SLIPS; n++) {
         last = (last + 1) % SLIPS;
-        ucch_slip *s = &all[last];
+        ucch_slip *s = &w->slips[last];
         if (s->state == OPEN || (s->state == LEFT && !is_over(s)))
             continue;
         __atomic_store_n(&s->state, FREE, __ATOMIC_RELEASE);
@@ -58,7 +53,7 @@ ucch_slip *ucch_slip_open_locked(uint64_t sender, uint64_t tag, uint32_t number,
         s->blocks = (uint32_t)blocks;
         s->sender = sender;
         s->tag = tag;
-        __atomic_add_fetch(waiting(all), 1, __ATOMIC_SEQ_CST);
+        __atomic_add_fetch(&w->credits->waiting, 1, __ATOMIC_SEQ_CST);
         __atomic_store_n(&s->state, OPEN, __ATOMIC_SEQ_CST);
         return s;
     }
@@ -88,13 +83,13 @@ static void announce(ucch_slip *s, int i, uint32_t use, ucch_run *run) {
 
 /* Fill in where the message is, unless that has been done or the slip is no longer what it was when `seen` was read.
  * Returns what counts. Nobody needs a promise of process `sender`'s any more. */
-static uint32_t fill(ucch_slip *slips, ucch_slip *s, unsigned long long seen, uint32_t where, uint64_t sender) {
+static uint32_t fill(const ucch_window *w, ucch_slip *s, unsigned long long seen, uint32_t where, uint64_t sender) {
     uint32_t use = uses(seen);
     while (uses(seen) == use && !((uint32_t)seen & ~PROMISED)) {
         uint64_t filled = (uint64_t)use << 32 | where;
         if (!__atomic_compare_exchange_n(&s->word, &seen, filled, 0, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST))
             continue;
-        __atomic_sub_fetch(waiting(slips), 1, __ATOMIC_SEQ_CST);
+        __atomic_sub_fetch(&w->credits->waiting, 1, __ATOMIC_SEQ_CST);
         if (seen & PROMISED)
             ucch_promise_end(sender);
         return where;
@@ -108,7 +103,7 @@ int ucch_slip_withdraw(ucch_slip *s) {
     unsigned long long seen = (uint64_t)uses(s->word) << 32 | PROMISED, none = (seen & ~PROMISED) | UCCH_NOWHERE;
     if (!__atomic_compare_exchange_n(&s->word, &seen, none, 0, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST))
         return 0;
-    __atomic_sub_fetch(waiting(ucch_window_of(0)->slips), 1, __ATOMIC_SEQ_CST);
+    __atomic_sub_fetch(&ucch_window_of(0)->credits->waiting, 1, __ATOMIC_SEQ_CST);
     ucch_promise_end(s->sender);
     s->blocks = 0;
     return 1;
@@ -122,7 +117,7 @@ static int number_of(const ucch_slip *s) {
 /* Say where our slip's message is, unless that has been said. Returns what counts. */
 uint32_t ucch_slip_settle(ucch_slip *s, uint32_t where) {
     uint64_t seen = __atomic_load_n(&s->word, __ATOMIC_SEQ_CST);
-    uint32_t found = fill(ucch_window_of(0)->slips, s, seen, where, s->sender);
+    uint32_t found = fill(ucch_window_of(0), s, seen, where, s->sender);
     s->run = found == UCCH_NOWHERE ? NULL : ucch_run_at(s->sender, (int)found - 1);
     if (s->run && found == where)
         announce(s, number_of(s), uses(seen), s->run);
@@ -153,17 +148,17 @@ ucch_slip *ucch_slip_seen(const ucch_slip *s) {
 }
 
 static int waits_for(const ucch_slip *s, uint64_t tag, uint32_t number) {
-    return __atomic_load_n(&s->state, __ATOMIC_SEQ_CST) == OPEN && s->sender == ucch_window_key() && s->tag == tag &&
-           s->number == number;
+    return __atomic_load_n(&s->state, __ATOMIC_SEQ_CST) == OPEN && s->sender == ucch_window_of(0)->key &&
+           s->tag == tag && s->number == number;
 }
 
 /* The slip of process `receiver` that waits for our message `number` under a tag, and its word; NULL without one. */
-static ucch_slip *waiting_for(ucch_slip *all, uint64_t tag, uint32_t number, unsigned long long *seen) {
+static ucch_slip *waiting_for(const ucch_window *w, uint64_t tag, uint32_t number, unsigned long long *seen) {
     __atomic_thread_fence(__ATOMIC_SEQ_CST);
-    if (!all || !__atomic_load_n(waiting(all), __ATOMIC_SEQ_CST))
+    if (!w->credits || !__atomic_load_n(&w->credits->waiting, __ATOMIC_SEQ_CST))
         return NULL;
     for (int i = 0; i < SLIPS; i++) {
-        ucch_slip *s = &all[i];
+        ucch_slip *s = &w->slips[i];
         if (!waits_for(s, tag, number))
             continue;
         *seen = __atomic_load_n(&s->word, __ATOMIC_SEQ_CST);
@@ -177,16 +172,16 @@ static ucch_slip *waiting_for(ucch_slip *all, uint64_t tag, uint32_t number, uns
  * been sent before, for those that come to wait from now on. */
 void ucch_slips_tell(uint64_t receiver, uint64_t tag, uint32_t number, uint32_t where) {
     unsigned long long seen = 0;
-    ucch_slip *all = ucch_window_of(receiver)->slips;
-    ucch_slip *s = waiting_for(all, tag, number, &seen);
-    if (s && fill(all, s, seen, where, ucch_window_key()) == where)
-        announce(s, (int)(s - all), uses(seen), ucch_run_at(0, (int)where - 1));
+    const ucch_window *w = ucch_window_of(receiver);
+    ucch_slip *s = waiting_for(w, tag, number, &seen);
+    if (s && fill(w, s, seen, where, ucch_window_of(0)->key) == where)
+        announce(s, (int)(s - w->slips), uses(seen), ucch_run_at(0, (int)where - 1));
 }
 
 /* We have no room for the message: whether a stream waits for it with our promise, which is taken up now. */
 int ucch_slips_keep(uint64_t receiver, uint64_t tag, uint32_t number) {
     unsigned long long seen = 0;
-    ucch_slip *s = waiting_for(ucch_window_of(receiver)->slips, tag, number, &seen);
+    ucch_slip *s = waiting_for(ucch_window_of(receiver), tag, number, &seen);
     return s && (seen & PROMISED) &&
            __atomic_compare_exchange_n(&s->word, &seen, seen & ~PROMISED, 0, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST);
 }

@@ -1,6 +1,6 @@
 /* Rings of shared pinned memory between the ranks of one host, and the words by which streams pass them to each other.
  *
- * A channel is a ring in memory of the sender's (mapping.c). The sender's stream copies a piece into it and writes how
+ * A channel is a ring in memory of the sender's (segment.c). The sender's stream copies a piece into it and writes how
  * many there are, the receiver's stream waits for that, copies the piece out and writes how many it has taken: two
  * devices of any vendors, and no host in between. Words only grow. */
 #include "shm/ring.h"

@@ -5,9 +5,7 @@
 #define UCCH_CHANNEL_H
 
 #include "base/op.h"
-#include "shm/mapping.h"
-
-#include "kernels/layout.h"
+#include "shm/segment.h"
 
 /* Lanes of a rank, streams beside each other: vendors' collectives, copies to and from shared memory, all else. */
 enum { LANE_NATIVE, LANE_OUT, LANE_IN, LANE_LOCAL, QUEUE_LANES };
@@ -66,7 +64,7 @@ struct ucch_channels {
 
 /* Whether the word has reached `least`, counting around. */
 static inline int ucch_word_has(ucch_word word, uint32_t least) {
-    return (int32_t)(__atomic_load_n(word.at, __ATOMIC_ACQUIRE) - least) >= 0;
+    return ucch_reached(word.at, least);
 }
 
 ucch_ticket ucch_channels_ticket(ucch_channels *c);

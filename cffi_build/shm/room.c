@@ -13,24 +13,10 @@
 /* Streams run so far ahead of their senders; more chunks would not be there for long messages. */
 #define MOST_PROMISES 16
 
-/* Credits for early messages, as other processes see them, behind the slips. */
-typedef struct promises {
-    uint32_t most, most_near; /* at a time; of chunks that have a place in the arena */
-    uint32_t given;
-    uint32_t by_hosts; /* our messages that are left to hosts, until they are over */
-    uint32_t holds;    /* our streams may wait for the receiver's: one chunk will do for a message of any length */
-} promises;
-
 static uint16_t *free_chunks;
 static char *kept; /* by chunk from the first on: it is there for a promise */
 static size_t nchunks, nkept, most;
-static size_t near; /* chunks that have a place in our arena */
 static size_t lent; /* to messages that were queued in streams, but for those that were promised */
-
-static promises *promises_of(uint64_t key) {
-    ucch_slip *slips = ucch_window_of(key)->slips;
-    return slips ? (promises *)&slips[SLIPS] : NULL;
-}
 
 /* A new window of so many chunks; a quarter of it, and one chunk at least, is for messages that hosts move. */
 static int begin_locked(size_t many) {
@@ -46,7 +32,7 @@ static int begin_locked(size_t many) {
     free(kept);
     free_chunks = list;
     kept = flags;
-    lent = near = 0;
+    lent = 0;
     nkept = all - all * 2 / 3 < MOST_PROMISES ? all - all * 2 / 3 : MOST_PROMISES;
     most = all - nkept;
     for (size_t i = 0; i < nkept; i++)
@@ -60,28 +46,35 @@ static int begin_locked(size_t many) {
  * of its own. `bytes` are wanted for its chunks, and then those that they have. */
 int ucch_window_own(uint64_t key, size_t *bytes) {
     ucch_lock();
-    int status = ucch_window_key() == key ? 0 : begin_locked(*bytes / UCCH_CHUNK);
-    if (!status && ucch_window_key() != key)
+    const ucch_window *w = ucch_window_of(0);
+    int status = w->key == key ? 0 : begin_locked(*bytes / UCCH_CHUNK);
+    if (!status && w->key != key)
         status = ucch_window_make_locked(key, *bytes / UCCH_CHUNK);
-    *bytes = ucch_window_of(0)->nchunks * UCCH_CHUNK;
+    *bytes = w->nchunks * UCCH_CHUNK;
     ucch_unlock();
-    return status < 0 ? status : ucch_window_file();
+    return status < 0 ? status : w->file;
 }
 
 /* Tell others what may be promised. */
 void ucch_room_publish_locked(void) {
-    promises *p = promises_of(0);
-    if (!p)
+    const ucch_window *w = ucch_window_of(0);
+    if (!w->credits)
         return;
-    __atomic_store_n(&p->holds, (uint32_t)ucch_may_hold(), __ATOMIC_RELEASE);
-    __atomic_store_n(&p->most_near, (uint32_t)(near < nkept ? near : nkept), __ATOMIC_RELEASE);
-    __atomic_store_n(&p->most, (uint32_t)nkept, __ATOMIC_RELEASE);
+    __atomic_store_n(&w->credits->holds, (uint32_t)ucch_may_hold(), __ATOMIC_RELEASE);
+    __atomic_store_n(&w->credits->most_near, (uint32_t)(w->near < nkept ? w->near : nkept), __ATOMIC_RELEASE);
+    __atomic_store_n(&w->credits->most, (uint32_t)nkept, __ATOMIC_RELEASE);
 }
 
-/* So many of our chunks have a place in our arena. */
-void ucch_room_near_locked(size_t many) {
-    near = many;
+/* This process's arena, made at first use with so many bytes: 0, and what others open it by (UCCH_SHARE_BYTES); or a
+ * failure. It has a window. */
+int ucch_arena_own(size_t bytes, void *handle) {
+    if (!ucch_bound_ops() || !ucch_window_of(0)->key)
+        return UCCH_FAIL_DEVICE;
+    ucch_lock();
+    int status = ucch_arena_make_locked(bytes, handle);
     ucch_room_publish_locked();
+    ucch_unlock();
+    return status;
 }
 
 /* One chunk of our own for messages that hosts move: 1, or 0 where none is free. */
@@ -122,9 +115,8 @@ static int run_of(int many, size_t limit) {
 /* Neighbouring chunks for one message that goes from stream to stream: the first of them, or -1. `is_near`: with places
  * in our arena. */
 int ucch_run_take_locked(int many, int is_near) {
-    size_t kept_back = 0, limit = ucch_window_of(0)->nchunks;
-    if (is_near && near < limit)
-        limit = near;
+    const ucch_window *w = ucch_window_of(0);
+    size_t kept_back = 0, limit = is_near && w->near < w->nchunks ? w->near : w->nchunks;
     int first = lent + (size_t)many > most ? -1 : run_of(many, limit);
     for (size_t i = 0; first >= 0 && i < nchunks; i++)
         if (free_chunks[i] < first || free_chunks[i] >= first + many)
@@ -161,7 +153,7 @@ void ucch_run_give_locked(int first, int many) {
 
 /* Have process `key` promise that it leaves a message of up to so many bytes to no host: 1, or 0 where it does not. */
 int ucch_promise_begin(uint64_t key, size_t bytes, int is_near) {
-    promises *p = promises_of(key);
+    ucch_credits *p = ucch_window_of(key)->credits;
     if (!p || (bytes > UCCH_CHUNK && !__atomic_load_n(&p->holds, __ATOMIC_ACQUIRE)))
         return 0;
     uint32_t limit = __atomic_load_n(is_near ? &p->most_near : &p->most, __ATOMIC_ACQUIRE);
@@ -174,14 +166,14 @@ int ucch_promise_begin(uint64_t key, size_t bytes, int is_near) {
 
 /* It is kept, or nobody needs it; `key` 0: ours. */
 void ucch_promise_end(uint64_t key) {
-    promises *p = promises_of(key);
+    ucch_credits *p = ucch_window_of(key)->credits;
     if (p)
         __atomic_sub_fetch(&p->given, 1, __ATOMIC_SEQ_CST);
 }
 
 /* One more of our messages is left to hosts, or one less. */
 void ucch_hosts_note(int more) {
-    promises *p = promises_of(0);
+    ucch_credits *p = ucch_window_of(0)->credits;
     if (p)
         __atomic_add_fetch(&p->by_hosts, (uint32_t)more, __ATOMIC_SEQ_CST);
     __atomic_thread_fence(__ATOMIC_SEQ_CST);
@@ -190,6 +182,6 @@ void ucch_hosts_note(int more) {
 /* How many messages process `key` has left to hosts; 0: we. */
 int ucch_messages_by_hosts(uint64_t key) {
     __atomic_thread_fence(__ATOMIC_SEQ_CST);
-    promises *p = promises_of(key);
+    ucch_credits *p = ucch_window_of(key)->credits;
     return p ? (int)__atomic_load_n(&p->by_hosts, __ATOMIC_SEQ_CST) : 0;
 }

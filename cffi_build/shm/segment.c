@@ -1,86 +1,105 @@
-/* Windows: shared memory that several vendors' devices copy to and from, for data between processes of one host.
+/* Segments: memory of one process that others on its host see, and their devices.
  *
  * No library opens one vendor's device memory for another's, and a processor that copies between two processes is ten
- * times slower than the devices are. So every process has a window, an anonymous file that its peers map, and that all
- * of them have pinned: the sender's device copies pieces into it, the receiver's device copies them out. It begins with
- * room for the messages that are offered (pipe.c) and those that streams wait for (mailbox.c), and a front for each
- * chunk (stream_copy.c); the rest is chunks, for messages (room.c). These take no memory before they are pinned or
- * written to: where all devices are of one vendor, data lies in arenas (arena.c). */
+ * times slower than the devices are. So processes have anonymous files that their peers map, and that all of them have
+ * pinned: the sender's device copies pieces into one, the receiver's device copies them out. Every communicator has
+ * such files for its channels (ring.c), so that nobody's calls take the room of anybody's messages; and every process
+ * one for messages, its window. That begins with room for the messages that are offered (pipe.c) and those that streams
+ * wait for (mailbox.c), and a front for each chunk (stream_copy.c); the rest is chunks (room.c). These take no memory
+ * before they are pinned or written to: where all devices are of one vendor, data lies in arenas.
+ *
+ * An arena is device memory that other processes with devices of one vendor have opened, for messages between their
+ * streams (stream_copy.c). The words that go with them are in the window, as hosts look at these; the data never leaves
+ * the devices. An arena has a place for every chunk of the window, as far as it goes. Memory of the caller's is not
+ * opened itself: handles are of whole allocations, which its allocator may give back or make in ways that have no
+ * handles. */
 #define _GNU_SOURCE
 #include "shm/segment.h"
 
 #include <fcntl.h>
 #include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
 #define MOST_WINDOWS 1024
+/* Blocks with a slice each that copy a message: an H200's NVLink carries 256 MiB each way at a time with 286 GB/s by 32
+ * blocks, 236 by 16, 142 by 8 (benchmarks/results/h200-2026-11-22-arena). */
+#define MOST UCCH_MOST_BLOCKS
+/* Kernels that may wait for each other and have all to run at a time, of 512 threads a block: those of five streams of
+ * the caller's each way. */
+#define KERNELS 10
+#define THREADS 512
 
-static const ucch_window none;
-static ucch_window own, peers[MOST_WINDOWS];
-static int npeers, own_file = -1;
+static ucch_mapping *all; /* the oldest first, so that ranks that give back in one order find each other's again */
+static size_t pinned;     /* bytes of our own */
+static ucch_window none, own, peers[MOST_WINDOWS];
+static int npeers;
 
-static size_t length_of(size_t chunks) {
-    return UCCH_OFFERS_BYTES + UCCH_SLIPS_BYTES + chunks * (sizeof(ucch_run) + UCCH_CHUNK);
+/* ---- files ---- */
+
+static ucch_mapping *keep(uint64_t key, int file, size_t bytes, int here) {
+    ucch_mapping *m = calloc(1, sizeof(*m));
+    void *memory = m ? mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, here, 0) : MAP_FAILED;
+    if (memory == MAP_FAILED) {
+        free(m);
+        return NULL;
+    }
+    *m = (ucch_mapping){.key = key, .file = file, .used = 1, .bytes = bytes, .memory = memory};
+    ucch_mapping **last = &all;
+    while (*last)
+        last = &(*last)->next;
+    return *last = m;
 }
 
-static int map(ucch_window *w, uint64_t key, int file, size_t chunks) {
-    char *memory = mmap(NULL, length_of(chunks), PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
-    if ((void *)memory == MAP_FAILED)
-        return UCCH_FAIL_MEMORY;
-    *w = (ucch_window){.key = key, .nchunks = chunks, .offers = memory};
-    w->slips = (ucch_slip *)(memory + UCCH_OFFERS_BYTES);
-    w->fronts = (ucch_run *)(w->slips + SLIPS + 1);
-    w->chunks = (char *)(w->fronts + chunks);
-    return 0;
+/* One that is there: this file of a process's, or for `file` -1 any of its that nobody uses. */
+static ucch_mapping *found(uint64_t key, int file, size_t bytes) {
+    for (ucch_mapping *m = all; m; m = m->next)
+        if (m->key == key && m->bytes == bytes && (file < 0 ? !m->used : m->file == file)) {
+            m->used++;
+            return m;
+        }
+    return NULL;
 }
 
-/* This process's window, of so many chunks, anew in a child: 0, or a failure. */
-int ucch_window_make_locked(uint64_t key, size_t many) {
+/* A new file of process `key`, which we are; `whole`: with all of its pages. NULL where there is no room. */
+static ucch_mapping *make(uint64_t key, size_t bytes, int whole) {
     int file = memfd_create("ucc_hetero", MFD_CLOEXEC);
-    int status = file < 0 || ftruncate(file, (off_t)length_of(many)) ? UCCH_FAIL_MEMORY : map(&own, key, file, many);
-    if (!status)
-        own_file = file;
-    else if (file >= 0)
+    int able = file >= 0 && !ftruncate(file, (off_t)bytes) && !(whole && posix_fallocate(file, 0, (off_t)bytes));
+    ucch_mapping *m = able ? keep(key, file, bytes, file) : NULL;
+    if (!m && file >= 0)
         close(file);
-    return status;
+    return m;
 }
 
-int ucch_window_file(void) {
-    return own_file;
+/* Memory of this process's, which has a window; NULL where there is no room. */
+ucch_mapping *ucch_mapping_new(size_t bytes) {
+    ucch_lock();
+    ucch_mapping *m = found(own.key, -1, bytes);
+    if (!m)
+        m = make(own.key, bytes, 1);
+    ucch_unlock();
+    return m;
 }
 
-/* A window by its process's key, 0: our own; without memory where there is none. */
-const ucch_window *ucch_window_of(uint64_t key) {
-    for (int i = 0; key && i < npeers; i++)
-        if (peers[i].key == key)
-            return &peers[i];
-    return !key || key == own.key ? &own : &none;
-}
-
-/* Open an anonymous file of another process's, which runs in our namespaces as our user; -1 where that cannot be. */
-int ucch_file_of(int pid, int file) {
+/* That of another process, which runs in our namespaces as our user; NULL where it cannot be opened. */
+ucch_mapping *ucch_mapping_open(uint64_t key, int pid, int file, size_t bytes) {
     char path[64];
     snprintf(path, sizeof(path), "/proc/%d/fd/%d", pid, file);
-    return open(path, O_RDWR | O_CLOEXEC);
-}
-
-/* Map the window of another process; 0, or a failure. */
-int ucch_window_open(uint64_t key, int pid, int file, size_t bytes) {
     ucch_lock();
-    int known = ucch_window_of(key)->key == key, status = !known && npeers == MOST_WINDOWS ? UCCH_FAIL_MEMORY : 0;
-    int here = known || status ? -1 : ucch_file_of(pid, file);
-    if (!known && !status)
-        status = here < 0 ? UCCH_FAIL_PEER : map(&peers[npeers], key, here, bytes / UCCH_CHUNK);
-    npeers += !known && !status;
-    if (here >= 0)
+    ucch_mapping *m = found(key, file, bytes);
+    int here = m ? -1 : open(path, O_RDWR | O_CLOEXEC);
+    if (here >= 0) {
+        m = keep(key, file, bytes, here);
         close(here);
+    }
     ucch_unlock();
-    return status;
+    return m;
 }
 
 /* Have the bound device see shared memory: 0, or a failure. */
-int ucch_memory_pin(void *memory, size_t bytes, char **seen) {
+static int pin(void *memory, size_t bytes, char **seen) {
     int status = ucch_device_fail(ucch_bound_ops()->host_register(memory, bytes), "pinning shared memory");
     void *there = NULL;
     if (!status)
@@ -89,24 +108,95 @@ int ucch_memory_pin(void *memory, size_t bytes, char **seen) {
     return status;
 }
 
-static int pin(ucch_window *w, int with_chunks) {
+/* Have the bound device see it: 0, or a failure. */
+int ucch_mapping_pin(ucch_mapping *m) {
+    if (m->seen)
+        return 0;
+    ucch_lock();
+    int before = ucch_device_enter(), status = pin(m->memory, m->bytes, &m->seen);
+    pinned += !status && m->key == own.key ? m->bytes : 0;
+    ucch_device_leave(before);
+    ucch_unlock();
+    return status;
+}
+
+/* Nobody of ours uses it any more. It stays mapped and pinned, on all ranks, for the next communicator that wants as
+ * much: to unpin it could wait for the device, and so for streams that wait for other ranks. */
+void ucch_mapping_give(ucch_mapping *m) {
+    ucch_lock();
+    m->used--;
+    ucch_unlock();
+}
+
+/* Bytes of our own that have been pinned for channels, in use or not. */
+size_t ucch_channels_pinned(void) {
+    ucch_lock();
+    size_t bytes = pinned;
+    ucch_unlock();
+    return bytes;
+}
+
+/* ---- windows ---- */
+
+static size_t length_of(size_t chunks) {
+    return UCCH_OFFERS_BYTES + (SLIPS + 1) * sizeof(ucch_slip) + chunks * (sizeof(ucch_run) + UCCH_CHUNK);
+}
+
+static ucch_window window_in(const ucch_mapping *m, size_t chunks) {
+    ucch_window w = {.key = m->key, .file = m->file, .nchunks = chunks, .offers = m->memory};
+    w.slips = (ucch_slip *)(m->memory + UCCH_OFFERS_BYTES);
+    w.credits = (ucch_credits *)(w.slips + SLIPS);
+    w.fronts = (ucch_run *)(w.slips + SLIPS + 1);
+    w.chunks = (char *)(w.fronts + chunks);
+    return w;
+}
+
+/* A window by its process's key, 0: our own; without memory where there is none. */
+ucch_window *ucch_window_of(uint64_t key) {
+    for (int i = 0; key && i < npeers; i++)
+        if (peers[i].key == key)
+            return &peers[i];
+    return !key || key == own.key ? &own : &none;
+}
+
+/* This process's window, of so many chunks, anew in a child: 0, or a failure. */
+int ucch_window_make_locked(uint64_t key, size_t chunks) {
+    ucch_mapping *m = make(key, length_of(chunks), 0);
+    if (m)
+        own = window_in(m, chunks);
+    return m ? 0 : UCCH_FAIL_MEMORY;
+}
+
+/* Map the window of another process; 0, or a failure. */
+int ucch_window_open(uint64_t key, int pid, int file, size_t bytes) {
+    ucch_lock();
+    size_t chunks = bytes / UCCH_CHUNK;
+    int known = ucch_window_of(key)->key == key, able = !known && npeers < MOST_WINDOWS;
+    ucch_mapping *m = able ? ucch_mapping_open(key, pid, file, length_of(chunks)) : NULL;
+    if (m)
+        peers[npeers++] = window_in(m, chunks);
+    ucch_unlock();
+    return known || m ? 0 : UCCH_FAIL_PEER;
+}
+
+static int pin_window(ucch_window *w, int with_chunks) {
     int status = ucch_bound_ops() ? 0 : UCCH_FAIL_DEVICE;
     char *seen = NULL;
     if (!status && !w->slips_seen) {
-        status = ucch_memory_pin(w->slips, (size_t)(w->chunks - (char *)w->slips), &seen);
+        status = pin(w->slips, (size_t)(w->chunks - (char *)w->slips), &seen);
         w->slips_seen = (ucch_slip *)seen;
         w->fronts_seen = status ? NULL : (ucch_run *)(w->slips_seen + SLIPS + 1);
     }
     if (!status && with_chunks && !w->chunks_seen)
-        status = ucch_memory_pin(w->chunks, w->nchunks * UCCH_CHUNK, &w->chunks_seen);
+        status = pin(w->chunks, w->nchunks * UCCH_CHUNK, &w->chunks_seen);
     return status;
 }
 
 /* Pin all windows that are mapped: for the bound device's copies, or only what its kernels say to others. */
 int ucch_windows_pin_locked(int with_chunks) {
-    int status = pin(&own, with_chunks);
+    int status = pin_window(&own, with_chunks);
     for (int i = 0; i < npeers && !status; i++)
-        status = pin(&peers[i], with_chunks);
+        status = pin_window(&peers[i], with_chunks);
     return status;
 }
 
@@ -115,6 +205,62 @@ ucch_run *ucch_run_at(uint64_t key, int first) {
     return ucch_window_of(key)->fronts + first;
 }
 
-uint64_t ucch_window_key(void) {
-    return own.key;
+/* ---- arenas ---- */
+
+static int blocks(void) {
+    int device = 0, most = 0;
+    const device_ops *ops = ucch_bound_ops();
+    if (ops->current(&device) || ops->resident(device, THREADS, &most) || most <= 0)
+        return UCCH_BLOCKS;
+    most /= KERNELS;
+    return most > MOST ? MOST : most < 1 ? 1 : most;
+}
+
+/* The arena of this process, which has a window, made at first use with so many bytes, and what others open it by: 0,
+ * or a failure. */
+int ucch_arena_make_locked(size_t bytes, ucch_share *handle) {
+    static ucch_share shared;
+    const device_ops *ops = ucch_bound_ops();
+    int before = ucch_device_enter(), status = 0;
+    void *memory = NULL;
+    if (!own.arena) {
+        status = ucch_device_fail(ops->alloc_shared(&memory, bytes), "alloc");
+        if (!status && (status = ucch_device_fail(ops->share(memory, &shared), "sharing device memory")))
+            ops->release(memory);
+    }
+    if (memory && !status) {
+        own.arena = memory;
+        own.near = bytes / UCCH_CHUNK;
+        own.blocks = blocks();
+    }
+    ucch_device_leave(before);
+    *handle = shared;
+    return status;
+}
+
+/* Open the arena of another process, which has a window that we know: 0, or a failure. */
+int ucch_arena_open(uint64_t key, const void *handle) {
+    ucch_lock();
+    ucch_window *w = ucch_window_of(key);
+    void *there = w->arena;
+    int before = ucch_device_enter(), status = w->key == key ? 0 : UCCH_FAIL_PEER;
+    if (!status && !there)
+        status = ucch_device_fail(ucch_bound_ops()->open_shared(&there, handle), "opening device memory of a peer");
+    if (!status)
+        w->arena = there;
+    ucch_device_leave(before);
+    ucch_unlock();
+    return status;
+}
+
+/* Do without the arena of a process, as it cannot open ours. */
+void ucch_arena_close(uint64_t key) {
+    ucch_lock();
+    ucch_window *w = ucch_window_of(key);
+    int before = ucch_device_enter();
+    if (w->arena)
+        ucch_bound_ops()->close_shared(w->arena);
+    w->arena = NULL;
+    ucch_device_leave(before);
+    ucch_unlock();
 }

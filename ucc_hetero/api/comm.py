@@ -57,7 +57,7 @@ class Communicator(MessageMethods, NeighbourMethods, GroupMethods):
     ``with Communicator() as comm:`` frees it at the end; what is not freed is released before MPI is finalised.
     """
 
-    #: Messages between devices of one vendor are left to streams (shm/arena.c). That is for those who let
+    #: Messages between devices of one vendor are left to streams (shm/segment.c). That is for those who let
     #: streams wait for them; a host that waits is sooner told by libucp.
     _arenas = False
 

@@ -2,7 +2,7 @@
 
 The native side is shm/segment.c: shared pinned memory. A window is an anonymous file, which peers open by way
 of ``/proc``: it needs no room in ``/dev/shm``, and nothing is left of it when a process dies, however it does. Where
-devices of one vendor open each other's memory (shm/arena.c), messages lie in that, and only words about them
+devices of one vendor open each other's memory, messages lie in that, and only words about them
 in windows.
 """
 
