@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -125,7 +126,8 @@ class Group(Posting):
     """What a Work needs of its group."""
 
     def __init__(self) -> None:
-        self._open(type("Comm", (), {"rank": 0, "size": 1, "_run": None, "_messages": None})(), "test", None)
+        comm: Any = SimpleNamespace(rank=0, size=1, _run=SimpleNamespace(), _messages=None)
+        self._open(comm, "test", None)
 
 
 def fail() -> None:

@@ -29,7 +29,7 @@ def _reader(kind: type) -> Callable[[Any], Glance | None] | None:
 
 def _torch(tensor: Any) -> Glance | None:
     try:
-        if not tensor.is_contiguous() or tensor.is_neg() or (tensor.is_complex() and tensor.is_conj()):
+        if not tensor.is_contiguous() or tensor.is_neg() or tensor.is_conj():
             return None
         address = tensor.data_ptr()
     except RuntimeError:  # it has no single block of memory

@@ -19,7 +19,7 @@ from ..errors import NotSupported
 from ..transport.bounce import Bounce
 from ..transport.detours import Detours
 from ..types import DTYPES
-from .prepare import KINDS
+from .program_cache import Kinds
 
 __all__ = ["Contents", "copied", "part_of"]
 
@@ -36,7 +36,7 @@ class Contents:
         self.detours = Detours(members.rank, members.facts, members.topology, members.tuning, members.windows.near)
         self._bounces: dict[bool, Bounce] = {}
         #: What arrays are, by what tells their kind apart and whether they are written to.
-        self._known: dict[tuple[Hashable, bool], Buffer] = {}
+        self._known: Kinds[tuple[Hashable, bool], Buffer] = Kinds()
 
     def bind(self, array: Any, peer: int, *, writable: bool) -> Buffer:
         """The buffer that a caller's ``buf`` is, whatever it is in a message to nobody; errors as those of
@@ -53,11 +53,9 @@ class Contents:
             return Buffer(seen[1], like.count, like.dtype, like.vendor, like.device, array, like.readonly)
         found = self._look(array, writable)
         if found.layout is None and found.count:
-            if len(self._known) >= KINDS:
-                self._known.clear()
             # Not the array: that would keep its memory.
             plain = found.ptr, found.count, found.dtype, found.vendor, found.device, None, found.readonly
-            self._known[seen[0], writable] = Buffer(*plain)
+            self._known.keep((seen[0], writable), Buffer(*plain))
         return found
 
     def _look(self, array: Any, writable: bool) -> Buffer:

@@ -19,12 +19,12 @@ from .arguments import root_of
 from .failure import StaleError, failure_of, not_started
 from .mpi_fallback import Delegate, is_delegated
 from .persistent import PersistentRequest, retire, unsettle
-from .prepare import KINDS, Preparation, Prepared
-from .program_cache import UNEVEN, Idle, Known, Repeats, Uneven, addresses, key_of_arrays, only_addresses
+from .prepare import Preparation, Prepared
+from .program_cache import Kind, ProgramCache, pointer
 from .refusals import Refusals
 from .request import SLICE, Request, finished, look_around, reap, wait_op
 from .shutdown import wind_up
-from .stream_launch import Launches, key_of
+from .stream_launch import Launches
 
 __all__ = ["Runner"]
 
@@ -34,7 +34,6 @@ _T = TypeVar("_T")
 EXCHANGED = frozenset({"gatherv", "scatterv", "alltoallv", "alltoallw"})
 
 _run = lib.ucch_program_run
-_NULL = ffi.NULL
 _cast = ffi.cast
 
 #: Programs and buffers of calls that failed or were dropped while libucc still used them; never freed.
@@ -55,22 +54,19 @@ class Runner:
         self.topology, self.board = members.topology, members.board
         #: Why the communicator can no longer be used; empty while it can.
         self.broken = ""
-        self._in_place = MPI.IN_PLACE
+        self._cache = ProgramCache(MPI.IN_PLACE)
+        #: Waits for an operation; whoever has more to look at meanwhile puts something else here.
+        self.wait: Callable[[Any], int] = wait_op
         self.delegate = Delegate(mpi, self.board, self.timeout, self.track, self._broke)
-        self._prepared = Preparation(members, self.delegate, self._run, self._overtaken)
+        self._prepared = Preparation(members, self.delegate, self._cache, self._run, self._overtaken)
         #: Calls that a rank has refused.
         self.refusals = Refusals(members)
         #: What ran so far, as ``Preparation.used``.
         self.used = self._prepared.used
-        self._fast: dict[tuple[Any, ...], Program] = {}
-        self._uneven = Uneven(self._ran, MPI.IN_PLACE)
-        self._repeats = Repeats(self._begin_again, MPI.IN_PLACE)
         self.launches = Launches(members.board, members.rank, self._broke)
         #: Persistent calls that were not freed: their requests must go before their teams.
         self._persistent: dict[int, Prepared] = {}
         self._active, self._counting = 0, threading.Lock()
-        #: How often all that was known of calls has been forgotten.
-        self.epoch = 0
 
     # --- calls --------------------------------------------------------------------------------------------------------
 
@@ -83,70 +79,52 @@ class Runner:
         root: int = -1,
         recvcounts: Any = None,
         stream: Any = None,
+        *,
+        exchange: bool = True,
     ) -> None:
-        """Run a collective to its end; with ``stream`` it starts when the stream gets there."""
+        """Run a collective to its end; with ``stream`` it starts when the stream gets there.
+
+        Without ``exchange`` counts that only some ranks know travel along with the data, as in non-blocking calls:
+        where some ranks may make the same call as such a one.
+        """
         try:
             if type(root) is not int:
                 root = root_of(name, self.size, self.rank, root)
             if stream is not None:
                 self.start(name, send, recv, op, root, recvcounts, stream, host=True).Wait()
                 return
-            if name in UNEVEN and not self.broken:
-                seen = self._uneven.again(name, send, recv, op, root, recvcounts)
-                if not seen.done:
-                    self._again_if_stale(self._uneven_call, seen, name, send, recv, op, root, recvcounts)
-                return
-            # The usual call, two plain arrays as last time, does nothing but look up, take addresses and run.
-            key = key_of_arrays(name, send, recv, op, root, self._in_place)
-            program = self._fast.get(key) if key is not None else None
-            if program is not None and not self.broken:
-                both = addresses(send, recv)  # what has none the binder handles or refuses
-                if both is not None and self._ran(program, *both, (send, recv), name):
-                    return
-            elif key is None:
-                known = key_of(name, None if send is self._in_place else send, recv, op, root)
-                if known is not None:
-                    key, outof, into = known
-                    program = self._fast.get(key)
-                    if program is not None and not self.broken:
-                        both = _cast("void *", outof), _cast("void *", into)
-                        if self._ran(program, *both, (send, recv), name):
-                            return
-            self._again_if_stale(self._general, key, name, send, recv, op, root, recvcounts)
+            # The usual call, of arrays as last time, does nothing but look up, take addresses and run.
+            key, kind, outof, into = self._cache.look(name, send, recv, op, root, recvcounts)
+            rows = None
+            if kind is not None and not self.broken:
+                if kind.exchange is None:
+                    if self._repeat(kind, outof, into, (send, recv)):
+                        return
+                elif exchange:
+                    kind.exchange.again()
+                    rows = kind.exchange.rows
+                    if rows.tobytes() == kind.counts and self._repeat(kind, outof, into, (send, recv)):
+                        return
+            arguments = name, send, recv, op, root, recvcounts
+            self._again_if_stale(self._general, arguments, (key, outof, into), rows, exchange)
         except Exception as error:
-            self.refuse(error)
+            self.refuse_call(name, error, started=not exchange)
             raise
 
-    def _general(self, key: Any, name: str, send: Any, recv: Any, op: Any, root: int, recvcounts: Any) -> None:
+    def _general(self, arguments: tuple[Any, ...], seen: tuple[Any, Any, Any], rows: Any, exchange: bool) -> None:
         """A call that was not made before, or not like this."""
         self._ready()
-        if op is not None and is_delegated(op):
-            self.delegate.run(name, send, recv, op, root, recvcounts)
+        if arguments[3] is not None and is_delegated(arguments[3]):
+            self.delegate.run(*arguments)
             return
-        prepared = self._prepared.prepare(name, send, recv, op, root, recvcounts, exchange=True)
+        prepared = self._prepared.prepare(*arguments, exchange=exchange, rows=rows)
         if prepared is None:
             return
         self._run(prepared)
         prepared.finish()
-        if key is not None and prepared.repeatable and only_addresses(prepared, send, recv, self._in_place):
-            if len(self._fast) >= KINDS:
-                self._fast.clear()
-            # The fast table keeps the program to itself: it is no longer in the pool.
-            self._fast[key] = prepared.program
-        else:
-            prepared.give_back()
-
-    def _uneven_call(self, seen: Known, name: str, send: Any, recv: Any, op: Any, root: int, recvcounts: Any) -> None:
-        """A call of uneven blocks that was not made before."""
-        self._ready()
-        if op is not None and is_delegated(op):
-            self.delegate.run(name, send, recv, op, root, recvcounts)
-            return
-        prepared = self._prepared.prepare(name, send, recv, op, root, recvcounts, exchange=True, rows=seen.rows)
-        assert prepared is not None, "only a barrier of one rank needs nothing"
-        self._run(prepared)
-        prepared.finish()
-        self._uneven.keep(seen, prepared, send, recv)
+        key, outof, into = seen
+        self._cache.keep(key, prepared, outof, into)
+        prepared.give_back()
 
     def _again_if_stale(self, make: Callable[..., _T], *arguments: Any) -> _T:
         """Make a call; anew if it turns out meanwhile that an earlier one has come to nothing."""
@@ -168,15 +146,23 @@ class Runner:
         if started and name in EXCHANGED and self.size > 1 and not (self.broken or isinstance(error, CollectiveError)):
             self.delegate.refuse_along()
 
-    def _ran(self, program: Program, outof: Any, into: Any, keep: object, name: str) -> bool:
-        """Run a program to its end; False when it could not start like this."""
+    def _repeat(self, kind: Kind, outof: Any, into: Any, keep: object) -> bool:
+        """Run a call of a known kind to its end; False when it could not start like this."""
+        program = kind.take()
+        if program is None:
+            return False
+        if type(outof) is int:
+            outof = _cast("void *", outof)
+        if type(into) is int:
+            into = _cast("void *", into)
         try:
-            state = _run(program.handle, outof, into, self.timeout, SLICE) or wait_op(program.op)
+            state = _run(program.handle, outof, into, self.timeout, SLICE) or self.wait(program.op)
         except BaseException:
-            self._interrupted(program, keep, name)
+            self._interrupted(program, keep, kind.label)
             raise
         if state > 1:
-            self._judge(program, state, keep, name)
+            self._judge(program, state, keep, kind.label)
+        kind.idle.append(program)
         return bool(state == 1)
 
     def start(
@@ -208,9 +194,11 @@ class Runner:
         if type(root) is not int:
             root = root_of(name, self.size, self.rank, root)
         self._ready()
-        key, again = self._repeats.again(name, send, recv, op, root) if recvcounts is None else (None, None)
-        if again is not None:
-            return again
+        key, kind, outof, into = self._cache.look(name, send, recv, op, root, recvcounts)
+        if kind is not None and kind.exchange is None:
+            again = self._begin_again(kind, pointer(outof), pointer(into), (send, recv))
+            if again is not None:
+                return again
         if op is not None and is_delegated(op):
             request = self.delegate.request(name, send, recv, op, root, recvcounts)
             request.Start()
@@ -218,22 +206,25 @@ class Runner:
         prepared = self._prepared.prepare(name, send, recv, op, root, recvcounts, exchange=False)
         if prepared is None:
             return finished()
-        self._repeats.keep(key, prepared, send, recv)
+        self._cache.keep(key, prepared, outof, into)
         return self._begin(prepared)
 
-    def _begin_again(self, program: Program, outof: Any, into: Any, keep: object, idle: Idle) -> Request | None:
-        """Start a program of :class:`Repeats`."""
+    def _begin_again(self, kind: Kind, outof: Any, into: Any, keep: object) -> Request | None:
+        """Start a call of a known kind; None when it cannot be like this."""
+        program = kind.take()
+        if program is None:
+            return None
         lib.ucch_progress_thread(1)
         if lib.ucch_program_start(program.handle, outof, into, self.timeout) < 0:
-            idle.programs.append(program)
+            kind.give_back(program)
             return None  # such as one buffer for both sides: the general way handles or refuses it
         self.track(1)
+        keep = keep, outof, into
 
         def finish(state: int, status: Any) -> None:
             self.track(-1)
-            self._judge(program, state, keep, idle.label)
-            if len(idle.programs) < program.spare:
-                idle.programs.append(program)
+            self._judge(program, state, keep, kind.label)
+            kind.give_back(program)
 
         return Request(program.op, keep, finish, owner=self)
 
@@ -247,17 +238,24 @@ class Runner:
         waits for the request. ``host`` as in :meth:`start`. Without ``hold`` no stream is held: a caller that allocates
         on the device at any time could wait for it, with the locks that the call needs to end.
         """
-        known = key_of(name, None if send is self._in_place else send, recv, op, root) if recvcounts is None else None
-        if known is not None and not self.broken:
-            request = self.launches.again(known, self.timeout, stream, self)
-            if request is not None:
-                return request, True
+        key, kind, outof, into = self._cache.look(name, send, recv, op, root, recvcounts)
+        if kind is not None and not self.broken and (program := kind.take()) is not None:
+            try:
+                if program.launches:
+                    request = self.launches.launch(program, kind.label, outof, into, self.timeout, stream, self)
+                    if request is not None:
+                        return request, True
+            finally:
+                kind.give_back(program)
         prepared = self._bound(name, send, recv, op, root, recvcounts, exchange=host)
         if prepared is None:
             return finished(), True
         if prepared.program.launches:
-            request = self.launches.first(known, prepared, self.timeout, stream, self)
+            both = prepared.send, prepared.recv
+            request = self.launches.launch(prepared.program, prepared.label, *both, self.timeout, stream, self)
             if request is not None:
+                self._cache.keep(key, prepared, outof, into)
+                prepared.give_back()
                 return request, True
         held = prepared.program.holds and hold and not host
         request = self._begin(prepared, stream, ordered=held or not (host or later))
@@ -426,7 +424,7 @@ class Runner:
         """Run a prepared call to its end, in this thread."""
         program = prepared.program
         try:
-            state = _run(program.handle, prepared.send, prepared.recv, self.timeout, SLICE) or wait_op(program.op)
+            state = _run(program.handle, prepared.send, prepared.recv, self.timeout, SLICE) or self.wait(program.op)
         except BaseException:
             self._interrupted(program, prepared, prepared.label)
             raise
@@ -439,7 +437,8 @@ class Runner:
     def _interrupted(self, program: Program, keep: object, label: str) -> None:
         """After Ctrl-C in a blocking call: the others may finish it, this rank never learns of that."""
         if lib.ucch_program_active(program.handle):
-            self._break(f"{label} was interrupted")
+            if not self.broken:
+                self._break(f"{label} was interrupted")
             _graveyard.append((program, keep))
 
     def _judge(self, program: Program, state: int, keep: object, label: str) -> None:
@@ -464,10 +463,7 @@ class Runner:
         self._prepared.retune(tuning)
 
     def _forget(self) -> None:
-        for known in (self._fast, self._repeats, self._uneven, self.launches):
-            known.clear()
-        self._prepared.programs.clear()
-        self.epoch += 1
+        self._cache.clear()
         unsettle(self)
 
     def track(self, change: int) -> None:
@@ -490,21 +486,17 @@ class Runner:
     def close(self) -> bool:
         """Release teams and board; collective, with nothing in flight that somebody holds. Whether all ranks do so."""
         together = wind_up(self)
-        self.launches.clear()
         retire(self)
         if not self.broken:
             self.refusals.catch_up()
         if self.broken:
             # Its teams hang in libucc with whatever the failure left there; they are not touched again.
-            _graveyard.append(
-                (self.members, self._prepared.programs, self._fast, self._repeats, self._uneven, self._persistent)
-            )
+            _graveyard.append((self.members, self._cache, self._persistent))
             self.members.release_id()
             return together
         for prepared in self._persistent.values():
             lib.ucch_program_drop(prepared.program.handle)
         self._persistent.clear()
-        self._prepared.programs.clear()
         self._forget()
         self.members.close()
         return together

@@ -26,12 +26,10 @@ from .arguments import Bound, bind
 from .failure import StaleError, explain
 from .mpi_fallback import Delegate, Watch
 from .ops import op_of
+from .program_cache import Kind, ProgramCache
 from .request import look_around
 
-__all__ = ["KINDS", "Exchange", "Preparation", "Prepared"]
-
-#: Kinds of calls remembered before the oldest is dropped.
-KINDS = 512
+__all__ = ["Exchange", "Preparation", "Prepared"]
 
 #: Bytes that one call of a library is given at most.
 _LONGEST = 1 << 30
@@ -61,17 +59,17 @@ class Prepared:
     """A bound call with its program, addresses, and the copies around it."""
 
     __slots__ = (
-        "agreed", "bound", "copies", "exchange", "label", "pool", "program", "recv", "repeatable", "send", "steady",
+        "agreed", "bound", "copies", "counted", "exchange", "kind", "label", "program", "recv", "repeatable", "send",
     )  # fmt: skip
 
-    def __init__(self, bound: Bound, pool: list[Program], program: Program, label: str) -> None:
-        self.bound, self.pool, self.program, self.label = bound, pool, program, label
+    def __init__(self, bound: Bound, kind: Kind, program: Program) -> None:
+        self.bound, self.kind, self.program, self.label = bound, kind, program, kind.label
         #: Raises if the counts of the ranks turn out not to match, where they were not compared before.
         self.agreed: Callable[[], None] | None = None
-        #: Whether nothing but addresses changes from this call to the next one that looks like it.
+        #: Whether nothing but addresses changes from this call to the next one that looks like it, and has its counts.
         self.repeatable = True
-        #: The same with counts that were exchanged before it; ``exchange`` is how.
-        self.steady = True
+        #: Whether a rank alone does not know the counts; ``exchange`` is how they were exchanged, if they were now.
+        self.counted = False
         self.exchange: Exchange | None = None
         self.send: Any = _NULL
         self.recv: Any = _NULL
@@ -121,24 +119,24 @@ class Prepared:
 
     def give_back(self) -> None:
         """Let the program be used by the next such call."""
-        if len(self.pool) < self.program.spare:
-            self.pool.append(self.program)
+        self.kind.give_back(self.program)
         if self.exchange is not None:
             self.exchange.prepared.give_back()
             self.exchange = None
 
 
 class Preparation:
-    """Programs that one communicator has prepared so far."""
+    """From calls to programs, for one communicator; they come from its cache if it has them."""
 
     def __init__(
         self,
         members: Membership,
         delegate: Delegate,
+        cache: ProgramCache,
         run: Callable[[Prepared], None],
         overtaken: Callable[[object], None],
     ) -> None:
-        self.members, self._delegate = members, delegate
+        self.members, self._delegate, self._cache = members, delegate, cache
         #: Told of what was to be made for a call that another rank has refused meanwhile.
         self._overtaken = overtaken
         #: Runs a prepared call to its end.
@@ -148,7 +146,6 @@ class Preparation:
         self.check = bool(env.get("CHECK"))
         #: What ran so far: label -> (choice, what made it, whether it is queued in streams).
         self.used: dict[str, tuple[Choice, str, bool]] = {}
-        self.programs: dict[tuple[Lowering, str, bool], list[Program]] = {}
         self._on_host = _of_host(members.tuning)
 
     def prepare(
@@ -174,8 +171,7 @@ class Preparation:
         how, ours = self._reduction(name, bound.dtype, op, on_device)
         if self.size == 1 and name == "barrier":
             return None
-        alone = not bound.local
-        asked = None
+        counted, asked = bound.local, None
         # mpi4py exchanges the counts of a reduce_scatter when it is called, in all forms.
         if bound.local and (exchange or name == "reduce_scatter"):
             bound, asked = self._complete(name, bound, rows)
@@ -187,9 +183,8 @@ class Preparation:
         prepared = self._lowered(bound, how, ours, label, on_device, now)
         if bound.local:
             prepared.agreed = self._counts_in_flight(name, bound.call)
-        prepared.exchange = asked
-        prepared.steady = not self.check and not prepared.copies
-        prepared.repeatable = alone and prepared.steady
+        prepared.exchange, prepared.counted = asked, counted
+        prepared.repeatable = not (self.check or prepared.copies or bound.local)
         return prepared
 
     def _on_device(self, name: str, bound: Bound) -> bool:
@@ -215,14 +210,8 @@ class Preparation:
             memory=self.members.device.memory if on_device else None,
         )
         # What a rank knows of the counts may look like all of them, and then another algorithm runs.
-        key = what, label, bound.local
-        pool = self.programs.get(key)
-        if pool is None:
-            if len(self.programs) >= KINDS:
-                self.programs.pop(next(iter(self.programs)))
-            pool = self.programs[key] = []
-        program = pool.pop() if pool else self._build(what, bound, op, label, now)
-        return Prepared(bound, pool, program, label)
+        kind = self._cache.lowered((what, label, bound.local), label)
+        return Prepared(bound, kind, kind.take() or self._build(what, bound, op, label, now))
 
     def _build(self, what: Lowering, bound: Bound, op: Op | None, label: str, now: bool) -> Program:
         call, members = what.call, self.members
@@ -402,7 +391,6 @@ class Preparation:
     def retune(self, tuning: Tuning) -> None:
         """Choose by other rules from now on; equal ones on every rank."""
         self.members.tuning, self._on_host = tuning, _of_host(tuning)
-        self.programs.clear()
 
     def compare(self, label: str) -> None:
         """Compare what every rank is about to call; ``MismatchError`` on all of them."""

@@ -53,10 +53,10 @@ def look_around() -> None:
         look()
 
 
-def wait_op(op: Any) -> int:
+def wait_op(op: Any, look: Callable[[], None] = look_around) -> int:
     """Wait for a native operation; 1 done, 2 failed. Signals are seen in between."""
     while not (state := lib.ucch_wait(op, SLICE)):
-        look_around()
+        look()
     return int(state)
 
 

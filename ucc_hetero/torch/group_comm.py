@@ -5,21 +5,14 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 from ..api.comm import Communicator
 from ..calls.dispatch import Runner
-from ..calls.failure import not_started
-from ..calls.prepare import KINDS
-from ..calls.request import SLICE, Request, finished
-from ..engine.lowering import Program
-from ..native.libraries import ffi, lib
+from ..calls.request import Request, finished, look_around, wait_op
 
 __all__ = ["GroupCommunicator", "Lane"]
-
-_NULL = ffi.NULL
-_cast = ffi.cast
-_run = lib.ucch_program_run
 
 #: Seconds that stand for "no limit" where one is needed.
 _LONG = 1e7
@@ -44,34 +37,20 @@ class Lane:
         self._lock = threading.RLock()
         #: Messages have one of their own: a peer may come to a collective only after a message of ours.
         self._message_lock = threading.RLock()
-        #: Programs of plain calls, by all that tells such calls apart but their addresses.
-        self._kept: dict[tuple[Any, ...], Program] = {}
-        #: Those of this epoch of the runner's.
-        self._epoch = 0
+        self.run.wait = partial(wait_op, look=self._look)
+
+    def _look(self) -> None:
+        self._check_aborted()
+        look_around()
 
     def call(self, name: str, send: Any, recv: Any, op: Any, root: int, counts: Any, seconds: float) -> None:
-        """Run a collective on host memory to its end in this thread."""
-        key = None
-        if counts is None and type(send) is not list and type(recv) is not list:
-            like = recv if recv is not None else send
-            if like is not None:
-                key = (name, like.dtype, like.numel(), send is None, recv is None, op, root)
-        with self._refusing(name), self._lock:
-            run = self._limited(seconds)
-            if run.epoch != self._epoch:
-                self._kept.clear()
-                self._epoch = run.epoch
-            program = self._kept.get(key) if key is not None else None
-            if program is not None and not run.broken:
-                outof = _NULL if send is None else _cast("void *", send.data_ptr())
-                into = _NULL if recv is None else _cast("void *", recv.data_ptr())
-                state = _run(program.handle, outof, into, seconds, SLICE)
-                if state == 1:
-                    return
-                if state >= 0:
-                    self._wait(program, state, (send, recv), name)
-                    return
-            self._first(key, name, send, recv, op, root, counts)
+        """Run a collective on host memory to its end in this thread.
+
+        Counts that only some ranks know are not exchanged: a rank may make the same call asynchronously, and its peers
+        would wait for its part of the exchange.
+        """
+        with self._lock:
+            self._limited(seconds).blocking(name, send, recv, op, root, counts, exchange=False)
 
     @contextmanager
     def _refusing(self, name: str) -> Iterator[None]:
@@ -89,40 +68,6 @@ class Lane:
             run.timeout = seconds
             run.members.teams.timeout = seconds or _LONG
         return run
-
-    def _first(self, key: Any, name: str, send: Any, recv: Any, op: Any, root: int, counts: Any) -> None:
-        """A call of a kind that is not kept: bound, planned and lowered by the runner."""
-        run = self.run
-        run._ready()
-        # Counts that only some ranks know are not exchanged: a rank may make the same call asynchronously, and its
-        # peers would wait for its part of the exchange.
-        prepared = run._prepared.prepare(name, send, recv, op, root, counts, exchange=False)
-        if prepared is None:
-            return
-        state = _run(prepared.program.handle, prepared.send, prepared.recv, run.timeout, SLICE)
-        if state < 0:
-            raise not_started(run.rank, prepared.label, state)
-        self._wait(prepared.program, state, prepared, prepared.label)
-        prepared.finish()
-        if key is None or not prepared.repeatable or not _filled(send, recv):
-            prepared.give_back()
-            return
-        if len(self._kept) >= KINDS:
-            self._kept.clear()
-        self._kept[key] = prepared.program
-
-    def _wait(self, program: Program, state: int, keep: object, label: str) -> None:
-        while not state:
-            try:
-                state = lib.ucch_wait(program.op, SLICE)
-                if not state:
-                    self._check_aborted()
-            except BaseException:
-                if not self.run.broken:
-                    self.run._break(f"{label} was interrupted")
-                abandoned.append((program, keep))
-                raise
-        self.run._judge(program, state, keep, label)
 
     def start(self, name: str, send: Any, recv: Any, op: Any, root: int, counts: Any, seconds: float) -> Request:
         """Start a collective; the progress thread is to be woken if it does not end at once."""
@@ -167,11 +112,3 @@ class Lane:
             messages.timeout = seconds
             origin = messages.any_source if source < 0 else source
             return messages.start(messages.incoming(tensor, origin, tag, stream=stream, taken=taken))
-
-
-def _filled(send: Any, recv: Any) -> bool:
-    return (send is None or send.numel() > 0) and (recv is None or recv.numel() > 0)
-
-
-#: Programs and tensors of calls that were interrupted while the libraries still used them; never freed.
-abandoned: list[object] = []
