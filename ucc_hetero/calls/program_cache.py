@@ -97,8 +97,9 @@ class ProgramCache:
         No signature for what is read-only, strided or exotic, and needs a proper look. Addresses of plain arrays are
         pointers that keep the memory where it is as long as they live, those of torch and CuPy are numbers.
         """
+        sent: Any = None
+        received: Any = None
         outof, into = _NULL, _NULL
-        sent = received = None
         try:
             if op is not None and type(op) is not Op:
                 op = op_of(op)  # MPI's own cannot be hashed
