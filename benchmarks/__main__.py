@@ -9,45 +9,39 @@ import traceback
 from collections.abc import Callable, Sequence
 
 from ..stdio import CLOSED, ends_with_its_reader, reader_gone
-from .options import BadUsage, HelpWanted, Options, VersionWanted, help_text, parse
+from .options import BadUsage, HelpWanted, Options, VersionWanted, help_text, parse, probable_rank
 from .peers import NotOffered, open_world, prepare
 from .table import BENCHES, VERSION, Bench
 
 __all__ = ["main"]
 
-# Programs beside the OSU benchmarks: module with run(arguments) -> status, and a line of help.
+# Programs beside the OSU benchmarks: the module has run(arguments, command) -> status.
 _PROGRAMS = {
-    "compare": ("compare", "ours, mpi4py and raw UCC in one process start, with ratios (under mpirun)"),
-    "mixed": ("mixed", "per collective: the mixed plan, flat UCC and mpi4py (under mpirun, several islands)"),
-    "pairs": ("pairs", "latency and bandwidth between all pairs of ranks, for a heat map (under mpirun)"),
-    "report": ("report", "result files -> one HTML page and PNGs"),
-    "diff": ("diff", "two result files -> what became slower"),
-    "trace": ("trace", "the file of UCCH_TRACE -> where the time of each collective went, who was late"),
+    "compare": "ours, mpi4py and raw UCC in one process start, with ratios (under mpirun)",
+    "mixed": "per collective: the mixed plan, flat UCC and mpi4py (under mpirun, several islands)",
+    "pairs": "latency and bandwidth between all pairs of ranks, for a heat map (under mpirun)",
+    "report": "result files -> one HTML page and PNGs",
+    "diff": "two result files -> what became slower",
+    "trace": "the file of UCCH_TRACE -> where the time of each collective went, who was late",
 }
-_RANK_VARIABLES = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "SLURM_PROCID")
-
-
-def _probable_rank() -> int:
-    """This process's rank as the launcher tells, before MPI is initialised; 0 without a launcher."""
-    return next((int(os.environ[name]) for name in _RANK_VARIABLES if os.environ.get(name, "").isdigit()), 0)
 
 
 def _say(text: str, stream: str = "stderr") -> None:
     """Print on one rank only: what is wrong with a command line is wrong on all of them."""
-    if _probable_rank() == 0:
+    if probable_rank() == 0:
         print(text, file=getattr(sys, stream), flush=True)
 
 
 def _refuse(why: Exception) -> int:
     """Say why; the status is rank 0's alone, because mpirun kills the others as soon as one fails."""
     _say(f"error: {why}")
-    return 1 if _probable_rank() == 0 else 0
+    return 1 if probable_rank() == 0 else 0
 
 
 def overview() -> str:
     """The list of benchmarks and programs."""
     lines = ["Usage: mpirun -n N python -m ucc_hetero.bench NAME [options]", "", "Programs:"]
-    lines += [f"  {name:<36}{text}" for name, (_, text) in _PROGRAMS.items()]
+    lines += [f"  {name:<36}{text}" for name, text in _PROGRAMS.items()]
     lines += ["", f"Benchmarks (OSU {VERSION}; NAME --help lists the options):"]
     lines += [f"  {bench.name:<36}{_plain_title(bench)}" for bench in BENCHES.values()]
     return "\n".join(lines)
@@ -75,6 +69,8 @@ def _guarded(work: Callable[[], int]) -> int:
     """Run the collective part. An error on one rank must not leave the others waiting."""
     try:
         return work()
+    except HelpWanted:  # which has been given
+        return 0
     except (BadUsage, NotOffered) as why:  # raised on every rank
         return _refuse(why)
     except BaseException as why:
@@ -118,7 +114,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         name, rest = _find(words)
         if name in _PROGRAMS:
-            module = importlib.import_module(f".{_PROGRAMS[name][0]}", __package__)
+            module = importlib.import_module(f".{name}", __package__)
             return _guarded(lambda: int(module.run(rest, command)))
         bench = BENCHES.get(name)
         if bench is None:

@@ -13,7 +13,7 @@ from .memory import Block, Memory
 from .peers import Peer
 from .table import Collective
 
-__all__ = ["Buffers", "Case", "Pool", "bind", "in_place_only", "lengths", "longest", "persistent", "roots", "shares"]
+__all__ = ["Buffers", "Call", "Case", "Pool", "bind", "in_place_only", "lengths", "longest", "roots", "shares"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,16 +122,27 @@ def arguments(peer: Peer, case: Case, buffers: Buffers) -> tuple[Any, ...]:
     return send, recv, *tail
 
 
-def bind(peer: Peer, case: Case, buffers: Buffers, family: str) -> Callable[[], Any]:
-    """The call to time: blocking, or starting a request."""
-    method = case.row.method
-    name = f"I{method.lower()}" if family == "nonblocking" else method
-    return partial(peer.method(name), *arguments(peer, case, buffers))
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A call to time, and what releases it."""
+
+    run: Callable[[], Any]
+    free: Callable[[], None] = lambda: None
 
 
-def persistent(peer: Peer, case: Case, buffers: Buffers) -> Any:
-    """A persistent request with Start, Wait and Free."""
-    return peer.method(f"{case.row.method}_init")(*arguments(peer, case, buffers))
+def bind(peer: Peer, case: Case, buffers: Buffers, family: str) -> Call:
+    """The call to time: blocking, starting a request, or starting and waiting for a persistent one."""
+    method, given = case.row.method, arguments(peer, case, buffers)
+    if family != "persistent":
+        return Call(partial(peer.method(f"I{method.lower()}" if family == "nonblocking" else method), *given))
+    request = peer.method(f"{method}_init")(*given)
+    start, wait = request.Start, request.Wait
+
+    def run() -> None:
+        start()
+        wait()
+
+    return Call(run, request.Free)
 
 
 def roots(row: Collective, root: int | None, ranks: int) -> Sequence[int]:

@@ -6,7 +6,7 @@ mean over iterations, a row is mean, least and most of these over the ranks.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from .calls import Buffers, Case, Pool, bind, in_place_only, longest, persistent, roots
+from .calls import Buffers, Call, Case, Pool, bind, in_place_only, longest, roots
 from .output import Row
 from .peers import Peer
 from .session import Session
@@ -30,12 +30,10 @@ Floats = npt.NDArray[np.float64]
 class Bound:
     """One peer's calls of one size: one per root, each with the buffers and the checker that belong to it."""
 
-    peer: Peer
-    calls: list[Callable[[], Any]]
+    calls: list[Call]
     buffers: list[Buffers]
-    warm: list[Callable[[], Any]]
+    warm: list[Call]
     checkers: list[Checker]
-    release: Callable[[], None]
 
 
 def _cases(session: Session, peer: Peer, dtype: np.dtype[Any], size: int) -> list[Case]:
@@ -46,51 +44,20 @@ def _cases(session: Session, peer: Peer, dtype: np.dtype[Any], size: int) -> lis
     return [Case(row, world.rank, world.size, count, root, in_place) for root in roots(row, options.root, world.size)]
 
 
-def _requests(
-    peer: Peer, cases: Sequence[Case], buffers: Sequence[Buffers]
-) -> tuple[list[Any], list[Callable[[], Any]]]:
-    requests = [persistent(peer, case, block) for case, block in zip(cases, buffers, strict=True)]
-
-    def start_wait(request: Any) -> Callable[[], Any]:
-        start, wait = request.Start, request.Wait
-
-        def call() -> None:
-            start()
-            wait()
-
-        return call
-
-    return requests, [start_wait(request) for request in requests]
-
-
 def _bind(session: Session, peer: Peer, dtype: np.dtype[Any], size: int) -> Bound:
     """Allocate and bind everything before the clock runs."""
-    bench, options = session.bench, session.options
-    cases = _cases(session, peer, dtype, size)
-    row = cases[0].row
-    pool = Pool(session.memory, dtype, max(longest(row, cases[0].count, session.world.size), 1))
-    buffers = [pool.take(case) for case in cases]
-    spare = (
-        Pool(session.memory, dtype, max(longest(row, cases[0].count, session.world.size), 1))
-        if options.validate
-        else pool
-    )
-    warm_buffers = [spare.take(case) for case in cases]
-    checkers = (
-        [Checker(case, dtype, log=session.log) for case in cases] if options.validate and row.kind != "barrier" else []
-    )
-    if bench.family == "persistent":
-        requests, calls = _requests(peer, cases, buffers)
-        warm_requests, warm = _requests(peer, cases, warm_buffers) if checkers else ([], calls)
+    cases, family = _cases(session, peer, dtype, size), session.bench.family
+    elements = max(longest(cases[0].row, cases[0].count, session.world.size), 1)
 
-        def release() -> None:
-            for request in (*requests, *warm_requests):
-                request.Free()
+    def bound(pool: Pool) -> tuple[list[Buffers], list[Call]]:
+        buffers = [pool.take(case) for case in cases]
+        return buffers, [bind(peer, case, block, family) for case, block in zip(cases, buffers, strict=True)]
 
-        return Bound(peer, calls, buffers, warm, checkers, release)
-    calls = [bind(peer, case, block, bench.family) for case, block in zip(cases, buffers, strict=True)]
-    warm = [bind(peer, case, block, bench.family) for case, block in zip(cases, warm_buffers, strict=True)]
-    return Bound(peer, calls, buffers, warm, checkers, lambda: None)
+    buffers, calls = bound(Pool(session.memory, dtype, elements))
+    if not session.options.validate or cases[0].row.kind == "barrier":
+        return Bound(calls, buffers, [], [])
+    _, warm = bound(Pool(session.memory, dtype, elements))
+    return Bound(calls, buffers, warm, [Checker(case, dtype, log=session.log) for case in cases])
 
 
 def _timed(
@@ -104,12 +71,12 @@ def _timed(
     apart = session.bench.sized or session.bench.family == "nonblocking"
     for i in range(warmup + iterations):
         k = i % n
-        call = bound.calls[k]
+        call = bound.calls[k].run
         if checkers:
             checkers[k].load(bound.buffers[k], i)
             for _ in range(session.options.validation_warmup):
                 barrier()
-                _finish(bound.warm[k]())
+                _finish(bound.warm[k].run())
             barrier()
         sample = once(call)
         if apart:
@@ -150,8 +117,8 @@ def measure_latency(session: Session, dtype: np.dtype[Any], size: int) -> Row:
             times[k] += samples
             by_round[k].append(sum(samples) / len(samples) * 1e6)
             wrong += bad
-    for bound in bounds:
-        bound.release()
+    for call in (call for bound in bounds for call in (*bound.calls, *bound.warm)):
+        call.free()
     return _latency_row(session, size, times, by_round, wrong)
 
 

@@ -11,19 +11,19 @@ import argparse
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from time import perf_counter, sleep
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from .calls import Case, Pool, bind, in_place_only, longest, persistent
+from .calls import Call, Case, Pool, bind, in_place_only, longest
 from .files import header, write_json
 from .meanings import PEERS, number
 from .memory import dtype_of, open_memory
-from .options import BadUsage, HelpWanted
+from .options import BadUsage, ProgramParser
 from .peers import NotOffered, Peer, World, open_peer, open_world, prepare
 from .session import Progress
 from .stats import NOISY, Interval, ratio, relative_spread, sizes, verdict
@@ -52,24 +52,14 @@ class Series:
 
 @dataclass(slots=True)
 class Bound:
-    """A series ready to be timed at one size."""
+    """A series ready to be timed at one size, and how many calls make one sample."""
 
-    series: Series
-    call: Callable[[], Any]
-    release: Callable[[], None]
+    call: Call
     calls: int = 1
 
 
-class _Parser(argparse.ArgumentParser):
-    """Raises instead of exiting, so that all ranks leave together."""
-
-    def error(self, message: str) -> NoReturn:
-        raise BadUsage(f"compare: {message}; --help lists the options")
-
-
 def _arguments(words: Sequence[str]) -> argparse.Namespace:
-    parser = _Parser(prog="python -m ucc_hetero.bench compare", description=__doc__, add_help=False)
-    parser.add_argument("-h", "--help", action="store_true", help="print this help")
+    parser = ProgramParser("compare", description=__doc__)
     parser.add_argument("-m", "--message-size", default="8:16M", metavar="MIN:MAX", help="sizes in bytes (8:16M)")
     parser.add_argument("-r", "--rounds", default="30", help="rounds (30)")
     parser.add_argument("-T", "--type", default="float32", help="dtype (float32)")
@@ -78,11 +68,7 @@ def _arguments(words: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--peers", default="ours,mpi4py,ucc", help="the first is what the others are compared with")
     parser.add_argument("--no-start-up", action="store_true", help="skip the times of import and creation")
     parser.add_argument("--json", metavar="FILE", help="also write everything to this file")
-    found = parser.parse_args(list(words))
-    if found.help:
-        if int(os.environ.get("OMPI_COMM_WORLD_RANK", os.environ.get("PMI_RANK", "0"))) == 0:
-            parser.print_help()
-        raise HelpWanted
+    found = parser.read(words)
     try:
         low, _, high = found.message_size.rpartition(":")
         found.least, found.most = number(low or "8", 1), number(high, 1)
@@ -112,21 +98,11 @@ def _ready(series: Series, case: Case, pool: Pool, dtype: np.dtype[Any], world: 
     """Bind a call and prove once that it gives the right answer."""
     case = replace(case, in_place=in_place_only(series.peer, case.row))
     buffers = pool.take(case)
-    if series.form == "persistent":
-        request = persistent(series.peer, case, buffers)
-        start, wait = request.Start, request.Wait
-
-        def call() -> None:
-            start()
-            wait()
-
-        bound = Bound(series, call, request.Free)
-    else:
-        bound = Bound(series, bind(series.peer, case, buffers, "blocking"), lambda: None)
+    bound = Bound(bind(series.peer, case, buffers, series.form))
     checker = Checker(case, dtype)
     checker.load(buffers, 0)
     world.barrier()
-    bound.call()
+    bound.call.run()
     wrong = world.total(checker.wrong(buffers, 0))
     if wrong:
         raise NotOffered(f"{series.label}: {wrong} wrong elements in {case.row.name} of {case.count} {dtype.name}")
@@ -135,7 +111,7 @@ def _ready(series: Series, case: Case, pool: Pool, dtype: np.dtype[Any], world: 
 
 def _sample(bound: Bound, world: World) -> float:
     """Seconds per call of this rank."""
-    call = bound.call
+    call = bound.call.run
     world.barrier()
     start = perf_counter()
     for _ in range(bound.calls):
@@ -165,7 +141,7 @@ def measure(
         for k in ((r + j) % len(bounds) for j in range(len(bounds))):
             mine[k, r] = _sample(bounds[k], world)
     for bound in bounds:
-        bound.release()
+        bound.call.free()
     means = world.gather(mine.ravel()).mean(axis=0).reshape(mine.shape) * 1e6
     return list(means)
 
@@ -241,10 +217,7 @@ def _say(world: World, text: str) -> None:
 
 def run(words: Sequence[str], command: list[str]) -> int:
     """Measure and print; returns the exit status."""
-    try:
-        arguments = _arguments(words)
-    except HelpWanted:
-        return 0
+    arguments = _arguments(words)
     prepare(arguments.peers)
     world = open_world()
     if world.size < 2:
@@ -347,9 +320,7 @@ def _noise(rows: Sequence[dict[str, Any]]) -> str:
 
 
 def _write(arguments: argparse.Namespace, command: list[str], world: World, data: dict[str, Any]) -> None:
-    from mpi4py import MPI
-
-    nodes = len(set(world.comm.allgather(MPI.Get_processor_name())))
+    nodes = world.nodes()
     if world.rank == 0:
         head = header("compare", command, world, ["host"] * world.size, nodes)
         more = {"collective": arguments.collective, "dtype": arguments.dtype.name, "unit": "us"}

@@ -55,11 +55,9 @@ class Results:
     """Collects the rows of one benchmark on rank 0 and writes them at the end."""
 
     def __init__(self, benchmark: str, command: list[str], world: World, accelerator: str) -> None:
-        from mpi4py import MPI
-
         self._rank = world.rank
         self._accelerators: list[str] = world.comm.allgather(accelerator)
-        nodes = len(set(world.comm.allgather(MPI.Get_processor_name())))
+        nodes = world.nodes()
         self._head = header(benchmark, command, world, self._accelerators, nodes) if world.rank == 0 else {}
         self._rates = benchmark in BENCHES and BENCHES[benchmark].unit == "bandwidth"
         self.rows: list[dict[str, Any]] = []

@@ -67,6 +67,8 @@ class Options:
         )
 
 
+Apply = Callable[[Options, str], Options]
+
 _SUFFIX = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 #: Limits of OSU's: validation warm-ups, percentile columns, and the least memory limit.
 _MOST_WARMUPS, _MOST_PERCENTILES, _LEAST_MEMORY = 10, 5, 1 << 20
@@ -127,32 +129,38 @@ def _types(old: Options, text: str) -> Options:
     return replace(old, types=names)
 
 
-def _choice(field: str, *allowed: str) -> Callable[[Options, str], Options]:
-    def apply(old: Options, text: str) -> Options:
+def _choice(field: str, *allowed: str) -> Apply:
+    def convert(text: str) -> str:
         if text.lower() not in allowed:
             raise ValueError(f"one of {', '.join(allowed)} is needed")
-        change: dict[str, Any] = {field: text.lower()}
-        return replace(old, **change)
+        return text.lower()
 
-    return apply
+    return _field(field, convert)
 
 
-def _choices(field: str, *allowed: str) -> Callable[[Options, str], Options]:
-    def apply(old: Options, text: str) -> Options:
+def _choices(field: str, *allowed: str) -> Apply:
+    def convert(text: str) -> tuple[str, ...]:
         words = tuple(text.lower().split(","))
         if not set(words) <= set(allowed):
             raise ValueError(f"a list out of {', '.join(allowed)} is needed")
-        change: dict[str, Any] = {field: words}
-        return replace(old, **change)
+        return words
 
-    return apply
+    return _field(field, convert)
 
 
-def _field(field: str, convert: Callable[[str], Any]) -> Callable[[Options, str], Options]:
+def _field(field: str, convert: Callable[[str], Any]) -> Apply:
     return lambda old, text: replace(old, **{field: convert(text)})
 
 
-def _refuse(why: str) -> Callable[[Options, str], Options]:
+def _int(field: str, least: int = 0, most: int | None = None) -> Apply:
+    return _field(field, lambda text: number(text, least, most))
+
+
+def _flag(**change: Any) -> Apply:
+    return lambda old, _: replace(old, **change)
+
+
+def _refuse(why: str) -> Apply:
     def apply(old: Options, text: str) -> Options:
         raise ValueError(why)
 
@@ -184,185 +192,115 @@ class Option:
     name: str
     takes: Literal["nothing", "value", "maybe"]
     help: str
-    apply: Callable[[Options, str], Options]
+    apply: Apply
 
 
-def _flag(**change: Any) -> Callable[[Options, str], Options]:
-    return lambda old, _: replace(old, **change)
+def _row(letter: str, name: str, help: str, apply: Apply) -> Option:
+    """An option; ``letter`` as getopt has it, with a colon for a value and two for one that may be left out."""
+    takes: tuple[Literal["nothing", "value", "maybe"], ...] = "nothing", "value", "maybe"
+    return Option(letter.rstrip(":"), name, takes[letter.count(":")], help, apply)
 
+
+_DTYPES = "all, mpi_char, mpi_int, mpi_float, or dtype names such as float64 (default mpi_char)"
+_SYNCS = "lock", "flush", "flush_local", "lock_all", "pscw", "fence"
 
 #: Every option. ``h`` and ``v`` are answered by the parser itself.
 OPTIONS: tuple[Option, ...] = (
-    Option("h", "help", "nothing", "print this help", _flag()),
-    Option("v", "version", "nothing", "print the version", _flag()),
-    Option("f", "full", "nothing", "also print minimum, maximum and iterations", _flag(full=True)),
-    Option(
-        "m",
+    _row("h", "help", "print this help", _flag()),
+    _row("v", "version", "print the version", _flag()),
+    _row("f", "full", "also print minimum, maximum and iterations", _flag(full=True)),
+    _row(
+        "m:",
         "message-size",
-        "value",
         "[MIN:]MAX message sizes in bytes; K, M, G may follow; '-m 4:' sets only the minimum",
         _sizes,
     ),
-    Option(
-        "W",
-        "window-size",
-        "value",
-        "messages in flight before both sides meet (default 64)",
-        _field("window", lambda text: number(text, 1)),
-    ),
-    Option(
-        "t",
-        "num-test-calls",
-        "value",
-        "calls of Test during the computation (default 0)",
-        _field("test_calls", number),
-    ),
-    Option(
-        "i",
-        "iterations",
-        "value",
-        "iterations (default depends on the benchmark and the size)",
-        _field("iterations", lambda text: number(text, 1)),
-    ),
-    Option("x", "warmup", "value", "warm-up iterations (likewise)", _field("warmup", number)),
-    Option(
-        "a",
-        "array-size",
-        "value",
-        "size of OSU's dummy computation on a GPU; accepted, without effect",
-        _array_size,
-    ),
-    Option(
-        "s",
-        "sync-option",
-        "value",
-        "lock, flush, flush_local, lock_all, pscw or fence (default flush)",
-        _choice("sync", "lock", "flush", "flush_local", "lock_all", "pscw", "fence"),
-    ),
-    Option(
-        "w",
+    _row("W:", "window-size", "messages in flight before both sides meet (default 64)", _int("window", 1)),
+    _row("t:", "num-test-calls", "calls of Test during the computation (default 0)", _int("test_calls")),
+    _row("i:", "iterations", "iterations (default depends on the benchmark and the size)", _int("iterations", 1)),
+    _row("x:", "warmup", "warm-up iterations (likewise)", _int("warmup")),
+    _row("a:", "array-size", "size of OSU's dummy computation on a GPU; accepted, without effect", _array_size),
+    _row("s:", "sync-option", f"{', '.join(_SYNCS[:-1])} or {_SYNCS[-1]} (default flush)", _choice("sync", *_SYNCS)),
+    _row(
+        "w:",
         "win-options",
-        "value",
         "create, allocate or dynamic windows (default allocate)",
         _choice("win", "create", "allocate", "dynamic"),
     ),
-    Option(
-        "M",
+    _row(
+        "M:",
         "mem-limit",
-        "value",
         "most memory a buffer may take, in bytes (default 536870912)",
         _field("mem_limit", lambda text: max(number(text), _LEAST_MEMORY)),
     ),
-    Option(
-        "d",
+    _row(
+        "d:",
         "accelerator",
-        "value",
         "memory: cuda, rocm, host, or auto for what each rank has (default host)",
         _choice("accelerator", "host", "cuda", "rocm", "auto"),
     ),
-    Option("r", "cuda-target", "value", "where OSU's dummy computation runs; only cpu", _only_cpu),
-    Option(
-        "R",
+    _row("r:", "cuda-target", "where OSU's dummy computation runs; only cpu", _only_cpu),
+    _row(
+        "R:",
         "print-rate",
-        "value",
         "0|1: print the message rate (default 1)",
         _field("print_rate", lambda text: bool(number(text, 0, 1))),
     ),
-    Option(
-        "p",
-        "num-pairs",
-        "value",
-        "pairs of ranks (default ranks / 2)",
-        _field("pairs", lambda text: number(text, 1)),
-    ),
-    Option("V", "vary-window", "nothing", "a table over window sizes 1 to 128", _flag(vary_window=True)),
-    Option(
-        "c",
+    _row("p:", "num-pairs", "pairs of ranks (default ranks / 2)", _int("pairs", 1)),
+    _row("V", "vary-window", "a table over window sizes 1 to 128", _flag(vary_window=True)),
+    _row(
+        "c::",
         "validation",
-        "maybe",
         "[log:DIR] check every element: Pass or Fail; a Fail ends the run with status 1",
         _validation,
     ),
-    Option("b", "buffer-num", "value", "single or multiple buffers per window (default single)", _buffer_number),
-    Option(
-        "u",
+    _row("b:", "buffer-num", "single or multiple buffers per window (default single)", _buffer_number),
+    _row(
+        "u:",
         "validation-warmup",
-        "value",
         "warm-up calls before each checked iteration, at most 10 (default 5)",
-        _field("validation_warmup", lambda text: number(text, 0, _MOST_WARMUPS)),
+        _int("validation_warmup", 0, _MOST_WARMUPS),
     ),
-    Option(
-        "G",
+    _row(
+        "G:",
         "graph",
-        "value",
         "png,pdf,tty: plot every iteration (png and pdf need matplotlib)",
         _choices("graph", "png", "pdf", "tty"),
     ),
-    Option("P", "papi", "value", "PAPI counters; not offered", _refuse("PAPI counters are not offered; use perf stat")),
-    Option(
-        "D",
+    _row("P:", "papi", "PAPI counters; not offered", _refuse("PAPI counters are not offered; use perf stat")),
+    _row(
+        "D:",
         "ddt",
-        "value",
         "derived datatypes; not offered",
         _refuse("derived datatypes are not offered: UCC moves contiguous data"),
     ),
-    Option(
-        "T",
-        "type",
-        "value",
-        "all, mpi_char, mpi_int, mpi_float, or dtype names such as float64 (default mpi_char)",
-        _types,
+    _row("T:", "type", _DTYPES, _types),
+    _row("I", "session", "initialise MPI by a session", _flag(session=True)),
+    _row("l", "in-place", "in place", _flag(in_place=True)),
+    _row("z::", "tail-lat", "[P,P...] percentiles (default 50,90,99)", _percentiles),
+    _row("k:", "root-rank", "fixed:RANK, or rotate: another root in each iteration (default fixed:0)", _root),
+    _row(":", "backend", f"what is measured: {', '.join(PEERS)} (default ours)", _choice("backend", *PEERS)),
+    _row(
+        ":", "peer", "also run these, interleaved, and print ratios: a list out of the same", _choices("peers", *PEERS)
     ),
-    Option("I", "session", "nothing", "initialise MPI by a session", _flag(session=True)),
-    Option("l", "in-place", "nothing", "in place", _flag(in_place=True)),
-    Option("z", "tail-lat", "maybe", "[P,P...] percentiles (default 50,90,99)", _percentiles),
-    Option(
-        "k",
-        "root-rank",
-        "value",
-        "fixed:RANK, or rotate: another root in each iteration (default fixed:0)",
-        _root,
-    ),
-    Option(
-        "",
-        "backend",
-        "value",
-        "what is measured: ours, mpi4py, ucc, gloo, nccl (default ours)",
-        _choice("backend", *PEERS),
-    ),
-    Option(
-        "",
-        "peer",
-        "value",
-        "also run these, interleaved, and print ratios: a list out of the same",
-        _choices("peers", *PEERS),
-    ),
-    Option(
-        "",
-        "rounds",
-        "value",
-        "rounds of the interleaved runs (default 10)",
-        _field("rounds", lambda text: number(text, 2)),
-    ),
-    Option(
+    _row(":", "rounds", "rounds of the interleaved runs (default 10)", _int("rounds", 2)),
+    _row(
         "",
         "limit",
-        "nothing",
         "measure the links first; per size, what they allow at best, and the share reached",
         _flag(limit=True),
     ),
-    Option("", "format", "value", "osu or nccl (nccl-tests' columns)", _choice("format", "osu", "nccl")),
-    Option("", "json", "value", "also write results, machine and versions to this file", _field("json", str)),
-    Option("", "csv", "value", "also write the rows to this file", _field("csv", str)),
-    Option(
-        "",
+    _row(":", "format", "osu or nccl (nccl-tests' columns)", _choice("format", "osu", "nccl")),
+    _row(":", "json", "also write results, machine and versions to this file", _field("json", str)),
+    _row(":", "csv", "also write the rows to this file", _field("csv", str)),
+    _row(
+        ":",
         "buffer",
-        "value",
         "numpy, bytearray, array or torch (default numpy; torch with -d cuda or rocm)",
         _choice("buffer", "numpy", "bytearray", "array", "torch"),
     ),
-    Option("", "no-progress", "nothing", "no progress line on stderr", _flag(progress=False)),
-    Option("", "min", "value", "smallest message (OMB-Py)", _field("min_size", lambda text: number(text, 1))),
-    Option("", "max", "value", "largest message (OMB-Py)", _field("max_size", number)),
-    Option("", "skip", "value", "same as --warmup (OMB-Py)", _field("warmup", number)),
+    _row("", "no-progress", "no progress line on stderr", _flag(progress=False)),
+    _row(":", "min", "smallest message (OMB-Py)", _int("min_size", 1)),
+    _row(":", "max", "largest message (OMB-Py)", _int("max_size")),
+    _row(":", "skip", "same as --warmup (OMB-Py)", _int("warmup")),
 )

@@ -14,7 +14,7 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 
@@ -23,7 +23,7 @@ from .compare import Series, measure
 from .files import header, write_json
 from .meanings import number
 from .memory import open_memory
-from .options import BadUsage
+from .options import BadUsage, ProgramParser
 from .peers import NotOffered, Peer, World, open_peer, open_world, prepare
 from .stats import ratio, verdict
 from .table import COLLECTIVES
@@ -34,26 +34,13 @@ _DTYPE = np.dtype("float32")
 _NAMES = sorted(set(COLLECTIVES) - {"barrier"})
 
 
-class _Parser(argparse.ArgumentParser):
-    """Raises instead of exiting, so that all ranks leave together."""
-
-    def error(self, message: str) -> NoReturn:
-        raise BadUsage(f"mixed: {message}; --help lists the options")
-
-
-def _arguments(words: Sequence[str]) -> argparse.Namespace | None:
-    raw = argparse.RawDescriptionHelpFormatter
-    parser = _Parser(prog="python -m ucc_hetero.bench mixed", description=__doc__, formatter_class=raw, add_help=False)
-    parser.add_argument("-h", "--help", action="store_true", help="print this help")
+def _arguments(words: Sequence[str]) -> argparse.Namespace:
+    parser = ProgramParser("mixed", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("-s", "--sizes", default="8,64K,4M", help="sizes in bytes (8,64K,4M)")
     parser.add_argument("-r", "--rounds", default="20", help="rounds (20)")
     parser.add_argument("-c", "--collectives", default=",".join(_NAMES), help="which (all)")
     parser.add_argument("--json", metavar="FILE", help="also write everything to this file")
-    found = parser.parse_args(list(words))
-    if found.help:  # before MPI starts: whoever asks need not be under mpirun
-        if os.environ.get("OMPI_COMM_WORLD_RANK", os.environ.get("PMI_RANK", "0")) == "0":
-            parser.print_help()
-        return None
+    found = parser.read(words)  # before MPI starts: whoever asks for help need not be under mpirun
     try:
         found.sizes = [number(size, _DTYPE.itemsize) for size in found.sizes.split(",")]
         found.rounds = number(found.rounds, 2)
@@ -98,8 +85,6 @@ def _peers(world: World) -> list[Peer]:
 def run(words: Sequence[str], command: list[str]) -> int:
     """Measure and print; returns the exit status."""
     arguments = _arguments(words)
-    if arguments is None:
-        return 0
     prepare(["ours"])
     world = open_world()
     peers = _peers(world)

@@ -6,13 +6,21 @@ is its row's getopt string; what they mean is in ``meanings.py``.
 
 from __future__ import annotations
 
+import argparse
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from typing import Any, NoReturn
 
 from .meanings import OPTIONS, Option, Options, number
 from .table import VERSION, Bench
 
-__all__ = ["BadUsage", "HelpWanted", "Options", "VersionWanted", "help_text", "number", "parse"]
+__all__ = [
+    "BadUsage", "HelpWanted", "Options", "ProgramParser", "VersionWanted", "help_text", "number", "parse",
+    "probable_rank",
+]  # fmt: skip
+
+_RANK_VARIABLES = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "SLURM_PROCID")
 
 
 class BadUsage(ValueError):
@@ -25,6 +33,32 @@ class HelpWanted(Exception):
 
 class VersionWanted(Exception):
     """``-v`` was given."""
+
+
+def probable_rank() -> int:
+    """This process's rank as the launcher tells, before MPI is initialised; 0 without a launcher."""
+    return next((int(os.environ[name]) for name in _RANK_VARIABLES if os.environ.get(name, "").isdigit()), 0)
+
+
+class ProgramParser(argparse.ArgumentParser):
+    """Options of a program under mpirun: mistakes and wishes for help are raised, so that all ranks leave together."""
+
+    def __init__(self, name: str, **more: Any) -> None:
+        super().__init__(prog=f"python -m ucc_hetero.bench {name}", add_help=False, **more)
+        self.name = name
+        self.add_argument("-h", "--help", action="store_true", help="print this help")
+
+    def error(self, message: str) -> NoReturn:
+        raise BadUsage(f"{self.name}: {message}; --help lists the options")
+
+    def read(self, words: Sequence[str]) -> argparse.Namespace:
+        """The options that were given. Raises BadUsage, and HelpWanted after help was printed on one rank."""
+        found = self.parse_args(list(words))
+        if found.help:
+            if probable_rank() == 0:
+                self.print_help()
+            raise HelpWanted
+        return found
 
 
 def _offered(bench: Bench) -> tuple[Option, ...]:

@@ -11,7 +11,7 @@ import importlib
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
 __all__ = ["NotOffered", "Peer", "World", "open_peer", "open_world", "prepare"]
+
+
+T = TypeVar("T")
 
 
 class NotOffered(Exception):
@@ -88,6 +91,23 @@ class World:
         local = node.rank
         node.Free()
         return local
+
+    def nodes(self) -> int:
+        """Nodes that the ranks are on. Collective."""
+        from mpi4py import MPI
+
+        return len(set(self.comm.allgather(MPI.Get_processor_name())))
+
+    def agreed(self, make: Callable[[], T], refusal: type[Exception]) -> T:
+        """``make()``; where it raises ``refusal`` on some rank, the lowest such rank's on all. Collective."""
+        made, message = None, None
+        try:
+            made = make()
+        except refusal as why:
+            message = str(why)
+        if (first := self.first_error(message)) is not None:
+            raise refusal(first)
+        return cast(T, made)
 
     def first_error(self, message: str | None) -> str | None:
         """The message of the lowest rank that has one; None if none has. Collective, so that all ranks agree."""
@@ -176,14 +196,4 @@ _OPEN: dict[str, Callable[[World], Peer]] = {
 
 def open_peer(name: str, world: World) -> Peer:
     """Create a peer's communicator over all ranks. Collective; raises NotOffered on every rank if one rank cannot."""
-    peer: Peer | None = None
-    message: str | None = None
-    try:
-        peer = _OPEN[name](world)
-    except NotOffered as why:
-        message = str(why)
-    first = world.first_error(message)
-    if first is not None:
-        raise NotOffered(first)
-    assert peer is not None
-    return peer
+    return world.agreed(lambda: _OPEN[name](world), NotOffered)

@@ -76,20 +76,14 @@ def _check_ranks(bench: Bench, world: World, options: Options) -> None:
 
 def _memory(options: Options, world: World) -> Memory:
     """This rank's memory; all ranks fail if one cannot have what was asked for."""
-    memory, message = None, None
-    accelerator = options.accelerator
+    accelerator, local = options.accelerator, world.local_rank()
     if options.places:  # OSU's SRC DST: the first half of the ranks and the second
         place = options.places[0 if world.rank < (world.size + 1) // 2 else 1]
         accelerator = "host" if place == "H" else accelerator
     try:
-        memory = open_memory(accelerator, options.buffer, world.local_rank())
+        return world.agreed(lambda: open_memory(accelerator, options.buffer, local), ValueError)
     except ValueError as why:
-        message = str(why)
-    first = world.first_error(message)
-    if first is not None:
-        raise BadUsage(first)
-    assert memory is not None
-    return memory
+        raise BadUsage(str(why)) from None
 
 
 def run(bench: Bench, options: Options, world: World, command: list[str]) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 import socket
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,43 +32,29 @@ class _View:
 
 
 class _Work:
-    """A torch.distributed Work with an mpi4py Request's methods."""
+    """A torch.distributed Work with an mpi4py Request's methods.
 
-    def __init__(self, comm: TorchComm, work: Any, written: _View | None) -> None:
-        self._comm, self._work, self._written = comm, work, written
+    A message starts when the first of those beside it is waited for: NCCL wants to know all of them at once.
+    """
+
+    def __init__(self, comm: TorchComm, work: Any, written: _View | None, operation: Any = None) -> None:
+        self._comm, self.work, self._written, self.operation = comm, work, written, operation
 
     def Wait(self) -> None:
-        self._work.wait()
+        self._comm.begin()
+        self.work.wait()
         if self._written is not None and self._written.copied:
             self._written.tensor.copy_(self._written.used)
         self._comm.synchronize()
 
     def Test(self) -> bool:
-        return bool(self._work.is_completed())
-
-
-class _Message(_Work):
-    """A message that starts when the first of those beside it is waited for: NCCL wants to know all of them at once."""
-
-    def __init__(self, comm: TorchComm, operation: Any, written: _View | None) -> None:
-        super().__init__(comm, None, written)
-        self.operation = operation
-
-    def begun(self, work: Any) -> None:
-        self._work = work
-
-    def Wait(self) -> None:
         self._comm.begin()
-        super().Wait()
-
-    def Test(self) -> bool:
-        self._comm.begin()
-        return super().Test()
+        return bool(self.work.is_completed())
 
     @staticmethod
-    def Waitall(messages: Sequence[_Message]) -> None:
-        for message in messages:
-            message.Wait()
+    def Waitall(works: Sequence[_Work]) -> None:
+        for work in works:
+            work.Wait()
 
 
 class TorchComm:
@@ -83,7 +69,7 @@ class TorchComm:
         self._torch, self._dist, self._group, self._backend = torch, dist, group, backend
         self.SUM = dist.ReduceOp.SUM
         self._views: dict[int, _View] = {}
-        self._waiting: list[_Message] = []
+        self._waiting: list[_Work] = []
 
     def _view(self, array: Any) -> _View:
         """Made once for each array, because only the collective is to be timed."""
@@ -113,17 +99,28 @@ class TorchComm:
 
     # --- collectives --------------------------------------------------------------------------------------------------
 
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        """The blocking call of a non-blocking one."""
+        start = getattr(type(self), f"I{name.lower()}", None)
+        if start is None or not name[0].isupper():
+            raise AttributeError(name)
+        return lambda *arguments: start(self, *arguments).Wait()
+
+    def _out_of_place(self, call: Any, sendbuf: Any, recvbuf: Any, does: str, *more: Any) -> _Work:
+        if sendbuf is self.IN_PLACE:
+            raise NotOffered(f"torch.distributed {does} out of place only; leave -l out")
+        recv, send = self._view(recvbuf).used, self._read(sendbuf)
+        return self._start(call(recv, send, *more, group=self._group, async_op=True), recvbuf)
+
     def Iallreduce(self, sendbuf: Any, recvbuf: Any, op: Any) -> _Work:
         if sendbuf is not self.IN_PLACE:
             raise NotOffered("torch.distributed reduces in place only; add -l")
-        work = self._dist.all_reduce(self._read(recvbuf), op, group=self._group, async_op=True)
-        return self._start(work, recvbuf)
+        return self._start(self._dist.all_reduce(self._read(recvbuf), op, group=self._group, async_op=True), recvbuf)
 
     def Ireduce_scatter(self, sendbuf: Any, recvbuf: Any, counts: Sequence[int], op: Any) -> _Work:
         if sendbuf is self.IN_PLACE or len(set(counts)) > 1:
             raise NotOffered("torch.distributed scatters equal parts out of place only; leave -l out, begin at -m 8:")
-        recv, send = self._view(recvbuf).used, self._read(sendbuf)
-        return self._start(self._dist.reduce_scatter_tensor(recv, send, op, group=self._group, async_op=True), recvbuf)
+        return self._out_of_place(self._dist.reduce_scatter_tensor, sendbuf, recvbuf, "scatters", op)
 
     def Ireduce_scatter_block(self, sendbuf: Any, recvbuf: Any, op: Any) -> _Work:
         return self.Ireduce_scatter(sendbuf, recvbuf, (), op)
@@ -132,53 +129,25 @@ class TorchComm:
         return self._start(self._dist.broadcast(self._read(buf), root, group=self._group, async_op=True), buf)
 
     def Iallgather(self, sendbuf: Any, recvbuf: Any) -> _Work:
-        if sendbuf is self.IN_PLACE:
-            raise NotOffered("torch.distributed gathers out of place only; leave -l out")
-        recv, send = self._view(recvbuf).used, self._read(sendbuf)
-        return self._start(self._dist.all_gather_into_tensor(recv, send, group=self._group, async_op=True), recvbuf)
+        return self._out_of_place(self._dist.all_gather_into_tensor, sendbuf, recvbuf, "gathers")
 
     def Ialltoall(self, sendbuf: Any, recvbuf: Any) -> _Work:
-        if sendbuf is self.IN_PLACE:
-            raise NotOffered("torch.distributed exchanges out of place only; leave -l out")
-        recv, send = self._view(recvbuf).used, self._read(sendbuf)
-        return self._start(self._dist.all_to_all_single(recv, send, group=self._group, async_op=True), recvbuf)
+        return self._out_of_place(self._dist.all_to_all_single, sendbuf, recvbuf, "exchanges")
 
     def Ibarrier(self) -> _Work:
         return self._start(self._dist.barrier(group=self._group, async_op=True))
 
-    def Allreduce(self, sendbuf: Any, recvbuf: Any, op: Any) -> None:
-        self.Iallreduce(sendbuf, recvbuf, op).Wait()
-
-    def Reduce_scatter(self, sendbuf: Any, recvbuf: Any, counts: Sequence[int], op: Any) -> None:
-        self.Ireduce_scatter(sendbuf, recvbuf, counts, op).Wait()
-
-    def Reduce_scatter_block(self, sendbuf: Any, recvbuf: Any, op: Any) -> None:
-        self.Ireduce_scatter(sendbuf, recvbuf, (), op).Wait()
-
-    def Bcast(self, buf: Any, root: int) -> None:
-        self.Ibcast(buf, root).Wait()
-
-    def Allgather(self, sendbuf: Any, recvbuf: Any) -> None:
-        self.Iallgather(sendbuf, recvbuf).Wait()
-
-    def Alltoall(self, sendbuf: Any, recvbuf: Any) -> None:
-        self.Ialltoall(sendbuf, recvbuf).Wait()
-
-    def Barrier(self) -> None:
-        self.Ibarrier().Wait()
-
     # --- messages -----------------------------------------------------------------------------------------------------
 
-    def Isend(self, buf: Any, dest: int, tag: int = 0) -> _Message:
-        operation = self._dist.P2POp(self._dist.isend, self._read(buf), dest, self._group, tag)
-        return self._later(_Message(self, operation, None))
+    def Isend(self, buf: Any, dest: int, tag: int = 0) -> _Work:
+        return self._later(self._dist.isend, self._read(buf), dest, tag)
 
-    def Irecv(self, buf: Any, source: int, tag: int = 0) -> _Message:
+    def Irecv(self, buf: Any, source: int, tag: int = 0) -> _Work:
         view = self._view(buf)
-        operation = self._dist.P2POp(self._dist.irecv, view.used, source, self._group, tag)
-        return self._later(_Message(self, operation, view))
+        return self._later(self._dist.irecv, view.used, source, tag, view)
 
-    def _later(self, message: _Message) -> _Message:
+    def _later(self, call: Any, tensor: Any, other: int, tag: int, written: _View | None = None) -> _Work:
+        message = _Work(self, None, written, self._dist.P2POp(call, tensor, other, self._group, tag))
         self._waiting.append(message)
         return message
 
@@ -188,13 +157,7 @@ class TorchComm:
         if messages:
             works = self._dist.batch_isend_irecv([message.operation for message in messages])
             for i, message in enumerate(messages):
-                message.begun(works[i if len(works) == len(messages) else 0])  # NCCL has one for all
-
-    def Send(self, buf: Any, dest: int, tag: int = 0) -> None:
-        self.Isend(buf, dest, tag).Wait()
-
-    def Recv(self, buf: Any, source: int, tag: int = 0) -> None:
-        self.Irecv(buf, source, tag).Wait()
+                message.work = works[i if len(works) == len(messages) else 0]  # NCCL has one for all
 
     def Free(self) -> None:
         """The last one ends torch.distributed, which ends the others' groups, too."""
@@ -213,21 +176,19 @@ def open_torch(backend: str, world: World) -> TorchComm:
 
     Raises NotOffered where torch or the backend is missing, on every rank if on any.
     """
-    missing: str | None = None
-    torch = dist = None
-    try:
-        torch, dist = importlib.import_module("torch"), importlib.import_module("torch.distributed")
-    except ImportError:
-        missing = f"peer {backend!r}: torch is not installed on rank {world.rank} (extra 'torch')"
-    if torch is not None and dist is not None and missing is None:
+
+    def modules() -> tuple[Any, Any]:
+        try:
+            torch, dist = importlib.import_module("torch"), importlib.import_module("torch.distributed")
+        except ImportError:
+            raise NotOffered(f"peer {backend!r}: torch is not installed on rank {world.rank} (extra 'torch')") from None
         if not getattr(dist, f"is_{backend}_available")():
-            missing = f"peer {backend!r}: torch on rank {world.rank} was built without it"
-        elif backend == "nccl" and not torch.cuda.is_available():
-            missing = f"peer 'nccl': rank {world.rank} has no GPU"
-    first = world.first_error(missing)
-    if first is not None:
-        raise NotOffered(first)
-    assert torch is not None and dist is not None
+            raise NotOffered(f"peer {backend!r}: torch on rank {world.rank} was built without it")
+        if backend == "nccl" and not torch.cuda.is_available():
+            raise NotOffered(f"peer 'nccl': rank {world.rank} has no GPU")
+        return torch, dist
+
+    torch, dist = world.agreed(modules, NotOffered)
     if dist.is_initialized() and not _open:
         raise NotOffered(f"peer {backend!r}: torch.distributed is in use already, by somebody else in this process")
     if not _open:

@@ -66,7 +66,7 @@ class _Runner:
 def _ready(peer: Peer, case: Case, pool: Pool, world: World) -> _Runner:
     """Bind a call, prove once that it gives the right answer, warm up and choose how many calls make a sample."""
     buffers = pool.take(case)
-    runner = _Runner(peer, bind(peer, case, buffers, "blocking"))
+    runner = _Runner(peer, bind(peer, case, buffers, "blocking").run)
     checker = Checker(case, np.dtype(np.float32))
     checker.load(buffers, 0)
     world.barrier()
