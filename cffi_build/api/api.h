@@ -127,19 +127,19 @@ void ucch_worker_use(ucp_worker_h worker, int on);
 int ucch_message_after(ucch_message *message, void *stream);
 
 /* ---- rendezvous.c: messages through windows, and what looks at messages before they are received ---- */
-int ucch_send_token(ucch_message *message, ucp_worker_h worker, ucp_ep_h ep, const void *data, size_t bytes,
-                    uint64_t tag, int dest, int on_device, double timeout);
+int ucch_send_rendezvous(ucch_message *message, ucp_worker_h worker, ucp_ep_h ep, const void *data, size_t bytes,
+                         uint64_t tag, int dest, int on_device, double timeout);
 int ucch_send_queued(ucch_message *message, ucp_worker_h worker, ucp_ep_h ep, const void *data, size_t bytes,
                      uint64_t tag, int dest, void *stream, int eager, double timeout);
 void *ucch_stream_ours(void);
 void ucch_message_later(ucch_message *message);
 void ucch_message_number(ucch_message *message, uint64_t process, uint32_t number);
 int ucch_message_take(ucch_message *message, void *stream, int early);
-void ucch_message_tokens(ucch_message *message, void *data, size_t bytes, int on_device);
+void ucch_message_rendezvous(ucch_message *message, void *data, size_t bytes, int on_device);
 int ucch_message_moved(ucch_message *message);
 int ucch_probe(ucp_worker_h worker, uint64_t tag, uint64_t mask, int remove, const uint64_t *keys, int me,
                uint64_t *sender_tag, size_t *bytes, ucp_tag_message_h *matched);
-void ucch_discard(ucp_worker_h worker, ucp_tag_message_h matched, int is_token);
+void ucch_discard(ucp_worker_h worker, ucp_tag_message_h matched, int is_rts);
 int ucch_discard_all(ucp_worker_h worker, uint64_t tag, uint64_t mask);
 
 /* ---- rma.c: one-sided transfers ---- */

@@ -16,7 +16,7 @@
 #define UCCH_AWAIT 4
 #define UCCH_POST 5
 #define UCCH_WHOLE 6
-#define UCCH_CARRY 7
+#define UCCH_STREAM_COPY 7
 /* Bytes that a call moves at most for one kernel to do all of it, with several blocks. */
 #define UCCH_WHOLE_BYTES 786432
 
@@ -64,10 +64,9 @@
 #define UCCH_DIED 2
 #define UCCH_ALL_PEERS -1
 
-/* Where a communicator's tags have the source's rank, and the bit above it that says that a token for the data comes.
- */
+/* Where a communicator's tags have the source's rank, and the bit of a rendezvous header. */
 #define UCCH_SOURCE_BIT 31
-#define UCCH_TOKEN_BIT 50
+#define UCCH_RTS_BIT 50
 
 #define UCCH_LABEL_BYTES 48
 /* Bytes of the text of a refusal. */

@@ -1,4 +1,5 @@
-/* Tagged point-to-point messages over UCP: their data, or a token for data that waits in a window (rendezvous.c).
+/* Tagged point-to-point messages over UCP: their data, or a rendezvous header for data that waits in a window
+ * (rendezvous.c).
  *
  * A message may start when a stream has got somewhere: what is sent is there by then, and what is received may be
  * written. Neither the host nor the stream waits, and no Python runs: the progress thread looks (stream_flag.c).
@@ -12,44 +13,44 @@
 #define ATTR_RECV_INFO 0x80
 #define UCS_TRUNCATED (-9)
 /* The bits of a tag above a rank and a user's tag: whose communicator it is. */
-#define COMMUNICATOR(tag) ((tag) >> (UCCH_TOKEN_BIT + 1))
+#define COMMUNICATOR(tag) ((tag) >> (UCCH_RTS_BIT + 1))
 
 /* Seconds for which a receive goes on hoping after its sender has ended well: what it sent may still be on its way. */
 #define LEFT_GRACE_S 5
 
-/* Where libucp is to put what comes in: a token needs its room, however little the caller has. */
+/* Where libucp is to put what comes in: a rendezvous header needs its room, however little the caller has. */
 static void *landing_of(ucch_message *m, void *buffer, size_t *bytes) {
     m->landing = buffer;
     m->landing_room = *bytes;
     m->moving = m->moved = 0;
-    if (!m->tokens || *bytes >= sizeof(m->token))
+    if (!m->by_rts || *bytes >= sizeof(m->rts))
         return buffer;
-    *bytes = sizeof(m->token);
-    return &m->token;
+    *bytes = sizeof(m->rts);
+    return &m->rts;
 }
 
 static void arrived_locked(ucch_message *m, int status) {
-    if (m->tokens && !status) {
-        int is_short = m->landing_room < sizeof(m->token);
-        if (m->info.sender_tag & UCCH_TOKEN_TAG) {
+    if (m->by_rts && !status) {
+        int is_short = m->landing_room < sizeof(m->rts);
+        if (m->info.sender_tag & UCCH_RTS_TAG) {
             if (!is_short)
-                memcpy(&m->token, m->landing, sizeof(m->token));
-            status = ucch_token_arrived_locked(m);
+                memcpy(&m->rts, m->landing, sizeof(m->rts));
+            status = ucch_rts_arrived_locked(m);
             if (!status)
                 return;
         } else if (is_short && m->info.length > m->landing_room)
             status = UCS_TRUNCATED;
         else if (is_short)
-            memcpy(m->landing, &m->token, m->info.length);
+            memcpy(m->landing, &m->rts, m->info.length);
     }
     if (m->moving && !status) { /* a stream waits for it */
-        status = ucch_transfer_landed_locked(m->transfer, m->landing, m->info.length);
+        status = ucch_pipe_landed_locked(m->pipe, m->landing, m->info.length);
         m->moved = 1;
         if (!status)
             return;
     }
     if (m->moving)
-        ucch_transfer_abort_locked(m->transfer);
+        ucch_pipe_abort_locked(m->pipe);
     m->moving = 0;
     ucch_message_end_locked(m, status);
 }
@@ -96,23 +97,23 @@ int ucch_message_recv_locked(ucch_message *m, ucp_worker_h worker, void *buffer,
     return posted_locked(m, ucp_tag_recv_nbx(worker, landing, bytes, tag, ~(uint64_t)0, &p));
 }
 
-/* Receive a token of a known sender's, and then its data. */
+/* Receive the rendezvous header of a known sender, and then its data. */
 int ucch_message_expect_locked(ucch_message *m, ucp_worker_h worker, void *data, size_t bytes, uint64_t tag,
                                int on_device) {
-    ucch_message_tokens(m, data, bytes, on_device);
-    return ucch_message_recv_locked(m, worker, NULL, 0, tag | UCCH_TOKEN_TAG, 0);
+    ucch_message_rendezvous(m, data, bytes, on_device);
+    return ucch_message_recv_locked(m, worker, NULL, 0, tag | UCCH_RTS_TAG, 0);
 }
 
 /* Hand a message that was begun to libucp, as it was asked for: 0, or a failure that has ended it. */
 static int issue_locked(ucch_message *m) {
     const ucch_start *s = &m->start;
-    if (s->what == START_TOKEN) {
+    if (s->what == START_RENDEZVOUS) {
         ucch_offer offer = {
             .data = s->buffer, .bytes = s->bytes, .on_device = s->on_device, .dest = s->dest, .tag = s->tag};
         return ucch_message_offer_begun_locked(m, s->ep, &offer);
     }
     if (s->what == START_OFFERED)
-        return ucch_token_send_locked(m, s->ep, s->tag);
+        return ucch_rts_send_locked(m, s->ep, s->tag);
     if (s->what == START_RECV) {
         ucp_request_param_t p = receive_params(m, s->mem_type);
         size_t bytes = s->bytes;
@@ -227,15 +228,15 @@ int ucch_send(ucch_message *m, ucp_worker_h worker, ucp_ep_h ep, const void *buf
 }
 
 /* `dest` is the receiver's rank in the communicator that `tag` names. */
-int ucch_send_token(ucch_message *m, ucp_worker_h worker, ucp_ep_h ep, const void *data, size_t bytes, uint64_t tag,
-                    int dest, int on_device, double timeout) {
-    ucch_start start = start_of(START_TOKEN, ep, data, bytes, tag);
+int ucch_send_rendezvous(ucch_message *m, ucp_worker_h worker, ucp_ep_h ep, const void *data, size_t bytes,
+                         uint64_t tag, int dest, int on_device, double timeout) {
+    ucch_start start = start_of(START_RENDEZVOUS, ep, data, bytes, tag);
     start.dest = dest;
     start.on_device = on_device;
     return begin(m, worker, &start, timeout);
 }
 
-/* Send what is on the device when `stream` gets there; the token goes at once, and streams do the rest. 1, 0
+/* Send what is on the device when `stream` gets there; the header goes at once, and streams do the rest. 1, 0
  * where there is no room for that, or a failure. `eager`: over for its sender once the data has left the buffer. */
 int ucch_send_queued(ucch_message *m, ucp_worker_h worker, ucp_ep_h ep, const void *data, size_t bytes, uint64_t tag,
                      int dest, void *stream, int eager, double timeout) {
@@ -248,18 +249,18 @@ int ucch_send_queued(ucch_message *m, ucp_worker_h worker, ucp_ep_h ep, const vo
     if (m->op.state == UCCH_ACTIVE)
         return UCCH_FAIL_BUSY;
     ucch_lock();
-    int status = ucch_message_transfer(m);
+    int status = ucch_message_pipe(m);
     if (!status)
-        status = ucch_transfer_offer_locked(m->transfer, &offer, &m->token);
+        status = ucch_pipe_offer_locked(m->pipe, &offer, &m->rts);
     ucch_unlock();
     if (status)
         return status == UCCH_FAIL_MEMORY ? 0 : status;
     int before = ucch_device_enter();
-    status = ucch_run_put(m->transfer, m->process, stream);
+    status = ucch_extent_put(m->pipe, m->process, stream);
     ucch_device_leave(before);
     if (status) {
         ucch_lock();
-        ucch_transfer_abort_locked(m->transfer);
+        ucch_pipe_abort_locked(m->pipe);
         ucch_unlock();
         return status;
     }
@@ -309,7 +310,7 @@ int ucch_message_held(ucch_message *m) {
     int held = m->op.state == UCCH_ACTIVE || m->request != NULL;
     if (!held) {
         int before = ucch_device_enter();
-        held = (m->transfer && ucch_transfer_busy_locked(m->transfer)) || ucch_gate_due(&m->gate);
+        held = (m->pipe && ucch_pipe_busy_locked(m->pipe)) || ucch_gate_due(&m->gate);
         ucch_device_leave(before);
     }
     ucch_unlock();
@@ -343,11 +344,11 @@ static int check_locked(ucch_op *op, double now) {
  * finds the message no longer active. The owner keeps message and buffer alive (Python never frees abandoned ones). */
 void ucch_message_abandon_locked(ucch_message *m) {
     if (m->waits && m->start.what == START_OFFERED) { /* nobody ever hears of it */
-        ucch_token_decline_locked(&m->token);
-        ucch_transfer_abort_locked(m->transfer);
+        ucch_rts_decline_locked(&m->rts);
+        ucch_pipe_abort_locked(m->pipe);
     }
     if (m->moving) {
-        ucch_transfer_abort_locked(m->transfer);
+        ucch_pipe_abort_locked(m->pipe);
         m->moving = 0;
         ucch_message_end_locked(m, UCS_CANCELED);
     }
@@ -372,7 +373,7 @@ ucch_message *ucch_message_new(void) {
 }
 
 void ucch_message_free(ucch_message *m) {
-    ucch_transfer_free(m->transfer);
+    ucch_pipe_free(m->pipe);
     ucch_gate_free(&m->gate);
     free(m);
 }
@@ -388,7 +389,7 @@ void ucch_message_cancel(ucch_message *m) {
         ucch_message_end_locked(m, UCS_CANCELED);
     } else if (m->op.state == UCCH_ACTIVE && m->op.come) { /* no stream is to take it */
         m->moving = 0;
-        ucch_transfer_abort_locked(m->transfer);
+        ucch_pipe_abort_locked(m->pipe);
         ucch_message_end_locked(m, UCS_CANCELED);
     } else if (m->op.state == UCCH_ACTIVE && m->request)
         ucp_request_cancel(m->worker, m->request);

@@ -10,13 +10,13 @@
 #define ATTR_DATATYPE 0x8
 #define ATTR_MEMORY_TYPE 0x40
 #define BYTES 8 /* ucp_dt_make_contig(1) */
-#define UCCH_TOKEN_TAG ((uint64_t)1 << UCCH_TOKEN_BIT)
+#define UCCH_RTS_TAG ((uint64_t)1 << UCCH_RTS_BIT)
 #define UCS_OK 0
 #define UCS_CANCELED (-16)
 
 /* A message as its caller asked for it. */
 typedef struct ucch_start {
-    enum { START_SEND, START_SYNC, START_TOKEN, START_OFFERED, START_RECV } what;
+    enum { START_SEND, START_SYNC, START_RENDEZVOUS, START_OFFERED, START_RECV } what;
     ucp_ep_h ep; /* of a send's receiver */
     void *buffer;
     size_t bytes;
@@ -32,15 +32,15 @@ struct ucch_message {
     ucch_board *board; /* whose slot `peer` says how the other side is; NULL = not known */
     int peer;
     double left; /* when the peer was first seen to have ended; 0 = not yet */
-    /* Through a window: whether what comes in may be a token, the data's own place, what moves it; and between the
+    /* Through a window: whether a rendezvous header may come in, the data's own place, what moves it; and between the
      * streams of both sides, the other one's process and which of the messages under their tag it is (0: not known). */
-    int tokens, on_device, moving, moved, later;
+    int by_rts, on_device, moving, moved, later;
     uint64_t process;
     uint32_t number;
     void *data;
     size_t room;
-    ucch_token token;
-    ucch_transfer *transfer;
+    ucch_rts rts;
+    ucch_pipe *pipe;
     void *landing; /* where libucp puts what comes in */
     size_t landing_room;
     /* later.c: what to start, whether that waits for its turn, for a stream too, and who comes next. */
@@ -58,10 +58,10 @@ int ucch_message_begun_locked(ucch_message *m, void *request);
 ucp_request_param_t ucch_message_params(ucch_message *m, void *callback, int mem_type);
 
 /* rendezvous.c */
-int ucch_message_transfer(ucch_message *m);
+int ucch_message_pipe(ucch_message *m);
 int ucch_message_offer_begun_locked(ucch_message *m, ucp_ep_h ep, const ucch_offer *offer);
-int ucch_token_send_locked(ucch_message *m, ucp_ep_h ep, uint64_t tag);
-int ucch_token_arrived_locked(ucch_message *m);
+int ucch_rts_send_locked(ucch_message *m, ucp_ep_h ep, uint64_t tag);
+int ucch_rts_arrived_locked(ucch_message *m);
 int ucch_rendezvous_pump_locked(ucch_message *m);
 
 /* For those that have the lock. */

@@ -1,15 +1,15 @@
-/* A message through a window as pipe.c and stream_copy.c know it. */
-#ifndef UCCH_TRANSFER_H
-#define UCCH_TRANSFER_H
+/* Either half of a pipe: a message through a window, as pipe.c and stream_copy.c know it. */
+#ifndef UCCH_PIPE_H
+#define UCCH_PIPE_H
 
 #include "shm/segment.h"
 
-/* Rendezvous header, from sender to receiver: whose window, which of its controls, and where the data lies if it was
- * queued: the first chunk of it, plus one. */
-typedef struct ucch_token {
+/* Rendezvous header, from sender to receiver: whose window, which of its controls, and where the data lies if streams
+ * copy it: the first chunk of its extent, plus one. */
+typedef struct ucch_rts {
     uint64_t bytes, piece, key;
-    uint32_t control, run;
-} ucch_token;
+    uint32_t control, extent;
+} ucch_rts;
 
 /* Kind of a sender's data, on the device or not; for a probe, the message's tag and its receiver's rank. */
 typedef struct ucch_offer {
@@ -35,7 +35,7 @@ typedef struct ucch_expected {
 #define UCCH_OURS ((void *)&ucch_ours)
 extern char ucch_ours;
 
-typedef struct ucch_transfer ucch_transfer;
+typedef struct ucch_pipe ucch_pipe;
 
 /* Pieces of one message under way at a time. */
 #define SLOTS 8
@@ -55,13 +55,13 @@ typedef struct control {
 } control;
 _Static_assert(sizeof(control) == UCCH_OFFERS_BYTES / CONTROLS, "room for all controls");
 
-/* AWAITED: it has come, and a stream is to take it. EXPECTED: a stream waits for it, and its token has not come.
+/* AWAITED: it has come, and a stream is to take it. EXPECTED: a stream waits for it, and its header has not come.
  * LANDED: it came as plain data. */
 enum { ENDED, OFFERED, SENDING, RECEIVING, AWAITED, EXPECTED, TAKING, LANDED };
 
 typedef struct ucch_beside ucch_beside;
 
-struct ucch_transfer {
+struct ucch_pipe {
     int phase, on_device, slots;
     char *buffer, *base; /* the window's first chunk */
     control *at;
@@ -70,9 +70,9 @@ struct ucch_transfer {
     uint64_t pieces, asked, done;
     void *event[SLOTS];
     double again, since; /* when to look next, and when it began */
-    /* Of one that is queued: its words and data, where that is, the sender's chunks, whether it was given up meanwhile,
-     * and what takes part on our side. */
-    ucch_run *run;
+    /* Of one that streams copy: its extent, whose and where that is, the sender's chunks, whether it was given up
+     * meanwhile, and what takes part on our side. */
+    ucch_extent *extent;
     uint64_t sender;
     uint32_t where;
     int first, many, left, ours; /* ours: the host asked for it, and a stream of ours takes it */
@@ -80,43 +80,43 @@ struct ucch_transfer {
     int eager, fetching;         /* over for us once it is there; plus one: the slice whose step a device copies */
     ucch_beside *beside;
     void *kernel, *await;
-    ucch_slip *slip;
+    ucch_posted *posted;
 };
 
 /* Either side's part in one message, for use again and again. */
-ucch_transfer *ucch_transfer_new(void);
-void ucch_transfer_free(ucch_transfer *t);
-int ucch_transfer_offer_locked(ucch_transfer *t, const ucch_offer *offer, ucch_token *token);
-int ucch_transfer_accept_locked(ucch_transfer *t, void *buffer, size_t room, int on_device, const ucch_token *token);
-int ucch_transfer_pump_locked(ucch_transfer *t);
-void ucch_transfer_abort_locked(ucch_transfer *t);
-void ucch_transfer_offered_locked(ucch_transfer *t);
-void ucch_transfer_over_locked(ucch_transfer *t);
-int ucch_transfer_queued(const ucch_transfer *t);
-void ucch_transfer_by_host_locked(ucch_transfer *t);
-void ucch_transfer_await_locked(ucch_transfer *t, void *buffer, int on_device, const ucch_token *token);
-int ucch_transfer_expect_locked(ucch_transfer *t, const ucch_expected *e, void *stream);
-int ucch_transfer_met_locked(ucch_transfer *t, size_t room, const ucch_token *token);
-int ucch_transfer_landed_locked(ucch_transfer *t, const void *landing, size_t bytes);
-int ucch_run_put(ucch_transfer *t, uint64_t receiver, void *stream);
-int ucch_take(ucch_transfer *t, const ucch_expected *e, void *stream);
-int ucch_transfer_busy_locked(ucch_transfer *t);
-void ucch_token_decline_locked(const ucch_token *token);
+ucch_pipe *ucch_pipe_new(void);
+void ucch_pipe_free(ucch_pipe *p);
+int ucch_pipe_offer_locked(ucch_pipe *p, const ucch_offer *offer, ucch_rts *rts);
+int ucch_pipe_accept_locked(ucch_pipe *p, void *buffer, size_t room, int on_device, const ucch_rts *rts);
+int ucch_pipe_pump_locked(ucch_pipe *p);
+void ucch_pipe_abort_locked(ucch_pipe *p);
+void ucch_pipe_offered_locked(ucch_pipe *p);
+void ucch_pipe_over_locked(ucch_pipe *p);
+int ucch_pipe_queued(const ucch_pipe *p);
+void ucch_pipe_by_host_locked(ucch_pipe *p);
+void ucch_pipe_await_locked(ucch_pipe *p, void *buffer, int on_device, const ucch_rts *rts);
+int ucch_pipe_expect_locked(ucch_pipe *p, const ucch_expected *e, void *stream);
+int ucch_pipe_matched_locked(ucch_pipe *p, size_t room, const ucch_rts *rts);
+int ucch_pipe_landed_locked(ucch_pipe *p, const void *landing, size_t bytes);
+int ucch_extent_put(ucch_pipe *p, uint64_t receiver, void *stream);
+int ucch_pipe_take(ucch_pipe *p, const ucch_expected *e, void *stream);
+int ucch_pipe_busy_locked(ucch_pipe *p);
+void ucch_rts_decline_locked(const ucch_rts *rts);
 uint64_t ucch_window_waiting_locked(uint64_t key, uint64_t tag, int dest, int take);
 
-void ucch_slip_drop(ucch_transfer *t);
-int ucch_run_over(const control *c, ucch_run *run);
-int ucch_run_full(ucch_run *run);
-int ucch_run_begun(ucch_run *run);
-void ucch_run_stop(ucch_run *run);
-int ucch_run_spoilt(ucch_run *run);
-int ucch_run_receive(ucch_transfer *t);
-int ucch_run_fetching(ucch_transfer *t);
-int ucch_run_offer_locked(ucch_transfer *t, ucch_token *token, const ucch_offer *offer);
-int ucch_take_ready_locked(ucch_transfer *t, const ucch_expected *e, void *stream, int early);
+void ucch_posted_drop(ucch_pipe *p);
+int ucch_extent_over(const control *c, ucch_extent *extent);
+int ucch_extent_full(ucch_extent *extent);
+int ucch_extent_begun(ucch_extent *extent);
+void ucch_extent_stop(ucch_extent *extent);
+int ucch_extent_tainted(ucch_extent *extent);
+int ucch_extent_receive(ucch_pipe *p);
+int ucch_extent_fetching(ucch_pipe *p);
+int ucch_extent_offer_locked(ucch_pipe *p, ucch_rts *rts, const ucch_offer *offer);
+int ucch_pipe_take_ready_locked(ucch_pipe *p, const ucch_expected *e, void *stream, int early);
 
-static inline size_t ucch_piece_length(const ucch_transfer *t, uint64_t piece) {
-    return piece + 1 < t->pieces ? t->piece : t->bytes - piece * t->piece;
+static inline size_t ucch_piece_length(const ucch_pipe *p, uint64_t piece) {
+    return piece + 1 < p->pieces ? p->piece : p->bytes - piece * p->piece;
 }
 
 #endif

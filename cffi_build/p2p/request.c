@@ -12,8 +12,8 @@ void ucch_message_end_locked(ucch_message *m, int status) {
         status = UCCH_FAIL_TRUNCATED;
     else if (status == UCS_CANCELED)
         status = m->left ? UCCH_FAIL_PEER : UCCH_FAIL_CANCELLED;
-    if (m->transfer)
-        ucch_transfer_over_locked(m->transfer);
+    if (m->pipe)
+        ucch_pipe_over_locked(m->pipe);
     ucch_op_end_locked(&m->op, status, -1, -1);
 }
 

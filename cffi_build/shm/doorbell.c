@@ -1,7 +1,7 @@
-/* Bells (mailbox.c) for streams that cannot wait for any memory: HIP's wait only for words of the runtime's own, and
- * where its command processor does so (GPU_STREAMOPS_CP_WAIT=1) these are worth a thread that passes on to them what
- * rings. It takes no lock that others hold for long and never calls the driver, either of which may wait for the very
- * stream. A kernel that waits would keep a part of the device from those beside it: with one of an H200's 132
+/* Doorbells (mailbox.c) for streams that cannot wait for any memory: HIP's wait only for words of the runtime's own,
+ * and where its command processor does so (GPU_STREAMOPS_CP_WAIT=1) these are worth a thread that passes on to them
+ * what rings. It takes no lock that others hold for long and never calls the driver, either of which may wait for the
+ * very stream. A kernel that waits would keep a part of the device from those beside it: with one of an H200's 132
  * multiprocessors taken matrix products, which fill all of them, took a quarter longer. */
 #define _GNU_SOURCE
 #include <pthread.h>
@@ -10,18 +10,18 @@
 
 #include "shm/segment.h"
 
-/* Between two looks at bells that have not rung, in ns. */
+/* Between two looks at doorbells that have not rung, in ns. */
 #define LOOK_NS 10000
 #define SLACK_NS 1000
 
 typedef struct passing {
-    const uint32_t *bell;
+    const uint32_t *doorbell;
     uint32_t *word; /* the runtime's: 1 once it may go on */
     uint32_t rings;
     int waits;
 } passing;
 
-static passing all[SLIPS];
+static passing all[MAILBOX];
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t more = PTHREAD_COND_INITIALIZER;
 static int running;
@@ -29,16 +29,16 @@ static int running;
 /* Pass on what has rung: whether there are others. */
 static int look(void) {
     int waiting = 0;
-    for (int i = 0; i < SLIPS; i++) {
+    for (int i = 0; i < MAILBOX; i++) {
         passing *p = &all[i];
         if (!__atomic_load_n(&p->waits, __ATOMIC_ACQUIRE))
             continue;
-        if (!ucch_reached(p->bell, p->rings)) {
+        if (!ucch_reached(p->doorbell, p->rings)) {
             waiting = 1;
             continue;
         }
         __atomic_store_n(&p->waits, 0, __ATOMIC_RELEASE);
-        __atomic_store_n(p->word, 1, __ATOMIC_RELEASE); /* last: the slip may be in use again at once */
+        __atomic_store_n(p->word, 1, __ATOMIC_RELEASE); /* last: the doorbell may be in use again at once */
     }
     return waiting;
 }
@@ -62,7 +62,7 @@ static void after_fork(void) {
     running = 0;
     lock = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER; /* the thread, which this process has not, may have had it */
     more = (pthread_cond_t)PTHREAD_COND_INITIALIZER;
-    for (int i = 0; i < SLIPS; i++)
+    for (int i = 0; i < MAILBOX; i++)
         all[i].waits = 0;
 }
 
@@ -77,16 +77,16 @@ static int start_locked(void) {
 }
 
 /* Have words ready: while a stream is held, allocating one could wait for that very stream. */
-void ucch_bells_reserve(void) {
+void ucch_doorbells_reserve(void) {
     int traits = 0;
     ucch_bound_ops()->traits(&traits);
-    for (int i = 0; i < SLIPS && traits & UCCH_PARKS; i++)
+    for (int i = 0; i < MAILBOX && traits & UCCH_PARKS; i++)
         if (!all[i].word && ucch_bound_ops()->flag((void **)&all[i].word))
             all[i].word = NULL;
 }
 
-/* Let a stream wait until the bell of slip `i` has been rung for the `rings`th time: 0, or a failure. */
-int ucch_bell_hold(int i, const uint32_t *bell, uint32_t rings, void *stream) {
+/* Let a stream wait until doorbell `i` has been rung for the `rings`th time: 0, or a failure. */
+int ucch_doorbell_hold(int i, const uint32_t *doorbell, uint32_t rings, void *stream) {
     passing *p = &all[i];
     if (!p->word)
         return UCCH_FAIL_DEVICE;
@@ -94,7 +94,7 @@ int ucch_bell_hold(int i, const uint32_t *bell, uint32_t rings, void *stream) {
     int status = start_locked() ? 0 : UCCH_FAIL_MEMORY;
     if (!status) {
         __atomic_store_n(p->word, 0, __ATOMIC_RELEASE); /* whoever waited for its last use has gone on */
-        p->bell = bell;
+        p->doorbell = doorbell;
         p->rings = rings;
         __atomic_store_n(&p->waits, 1, __ATOMIC_RELEASE);
         pthread_cond_signal(&more);

@@ -1,22 +1,22 @@
 /* Shares of our window (segment.c): what is left, and for whom.
  *
- * A quarter is for messages that hosts move; of the rest some chunks are for promises, and all others for what goes
- * from stream to stream. A stream waits for a message that has not been sent only where the sender has promised a chunk
- * for it, and so leaves it to no host: hosts may be kept from the device by what is queued behind a stream that waits.
- * Receivers take promises out of the sender's window, and they go with their slips (mailbox.c). The sender says that it
- * leaves a message to hosts before it looks for a slip with a promise for it, and a receiver looks for that once its
- * slip is there: one of both sees the other. */
+ * A quarter is for messages that hosts move; of the rest some chunks are for credits, and all others for what goes from
+ * stream to stream. A stream waits for a message that has not been sent only with a credit of the sender's, which is
+ * good for a chunk, so that it is left to no host: hosts may be kept from the device by what is queued behind a stream
+ * that waits. Receivers take credits out of the sender's window, and they go with posted receives (mailbox.c). The
+ * sender says that it leaves a message to hosts before it looks for a posted receive with a credit for it, and a
+ * receiver looks for that once its own is posted: one of both sees the other. */
 #include <stdlib.h>
 
 #include "shm/segment.h"
 
 /* Streams run so far ahead of their senders; more chunks would not be there for long messages. */
-#define MOST_PROMISES 16
+#define MOST_CREDITS 16
 
 static uint16_t *free_chunks;
-static char *kept; /* by chunk from the first on: it is there for a promise */
+static char *kept; /* by chunk from the first on: it is there for a credit */
 static size_t nchunks, nkept, most;
-static size_t lent; /* to messages that were queued in streams, but for those that were promised */
+static size_t lent; /* to messages that streams copy, but for those by credit */
 
 /* A new window of so many chunks; a quarter of it, and one chunk at least, is for messages that hosts move. */
 static int begin_locked(size_t many) {
@@ -33,7 +33,7 @@ static int begin_locked(size_t many) {
     free_chunks = list;
     kept = flags;
     lent = 0;
-    nkept = all - all * 2 / 3 < MOST_PROMISES ? all - all * 2 / 3 : MOST_PROMISES;
+    nkept = all - all * 2 / 3 < MOST_CREDITS ? all - all * 2 / 3 : MOST_CREDITS;
     most = all - nkept;
     for (size_t i = 0; i < nkept; i++)
         kept[i] = 1;
@@ -55,7 +55,7 @@ int ucch_window_own(uint64_t key, size_t *bytes) {
     return status < 0 ? status : w->file;
 }
 
-/* Tell others what may be promised. */
+/* Tell others how many credits there are. */
 void ucch_room_publish_locked(void) {
     const ucch_window *w = ucch_window_of(0);
     if (!w->credits)
@@ -98,15 +98,15 @@ int ucch_window_room(void) {
 }
 
 /* Where `many` neighbours begin that are all free, among the first `limit`; -1: nowhere. */
-static int run_of(int many, size_t limit) {
+static int extent_of(int many, size_t limit) {
     char *is_free = calloc(limit + 1, 1);
     int first = -1;
     for (size_t i = 0; is_free && i < nchunks; i++)
         if (free_chunks[i] < limit)
             is_free[free_chunks[i]] = 1;
-    for (size_t i = 0, run = 0; is_free && i < limit && first < 0; i++) {
-        run = is_free[i] ? run + 1 : 0;
-        first = run < (size_t)many ? -1 : (int)i + 1 - many;
+    for (size_t i = 0, many_free = 0; is_free && i < limit && first < 0; i++) {
+        many_free = is_free[i] ? many_free + 1 : 0;
+        first = many_free < (size_t)many ? -1 : (int)i + 1 - many;
     }
     free(is_free);
     return first;
@@ -114,10 +114,10 @@ static int run_of(int many, size_t limit) {
 
 /* Neighbouring chunks for one message that goes from stream to stream: the first of them, or -1. `is_near`: with places
  * in our arena. */
-int ucch_run_take_locked(int many, int is_near) {
+int ucch_extent_take_locked(int many, int is_near) {
     const ucch_window *w = ucch_window_of(0);
     size_t kept_back = 0, limit = is_near && w->near < w->nchunks ? w->near : w->nchunks;
-    int first = lent + (size_t)many > most ? -1 : run_of(many, limit);
+    int first = lent + (size_t)many > most ? -1 : extent_of(many, limit);
     for (size_t i = 0; first >= 0 && i < nchunks; i++)
         if (free_chunks[i] < first || free_chunks[i] >= first + many)
             free_chunks[kept_back++] = free_chunks[i];
@@ -126,8 +126,8 @@ int ucch_run_take_locked(int many, int is_near) {
     return first;
 }
 
-/* The chunk of a promise that has been taken up: there are no more promises than chunks. */
-int ucch_run_keep_locked(int is_near) {
+/* The chunk of a credit that has been taken up: there are no more credits than chunks. */
+int ucch_extent_keep_locked(int is_near) {
     for (size_t n = 0; n < nkept; n++) {
         size_t i = is_near ? n : nkept - 1 - n;
         if (kept[i]) {
@@ -138,10 +138,10 @@ int ucch_run_keep_locked(int is_near) {
     return -1;
 }
 
-void ucch_run_give_locked(int first, int many) {
+void ucch_extent_give_locked(int first, int many) {
     if ((size_t)first < nkept) {
         kept[first] = 1;
-        ucch_promise_end(0);
+        ucch_credit_return(0);
         return;
     }
     for (int i = many - 1; i >= 0; i--)
@@ -149,10 +149,11 @@ void ucch_run_give_locked(int first, int many) {
     lent -= (size_t)many;
 }
 
-/* ---- promises ---- */
+/* ---- credits ---- */
 
-/* Have process `key` promise that it leaves a message of up to so many bytes to no host: 1, or 0 where it does not. */
-int ucch_promise_begin(uint64_t key, size_t bytes, int is_near) {
+/* Take a credit of process `key`, which leaves a message of up to so many bytes to no host then: 1, or 0 where there is
+ * none. */
+int ucch_credit_take(uint64_t key, size_t bytes, int is_near) {
     ucch_credits *p = ucch_window_of(key)->credits;
     if (!p || (bytes > UCCH_CHUNK && !__atomic_load_n(&p->holds, __ATOMIC_ACQUIRE)))
         return 0;
@@ -164,8 +165,8 @@ int ucch_promise_begin(uint64_t key, size_t bytes, int is_near) {
     return 0;
 }
 
-/* It is kept, or nobody needs it; `key` 0: ours. */
-void ucch_promise_end(uint64_t key) {
+/* It has been used, or nobody needs it; `key` 0: ours. */
+void ucch_credit_return(uint64_t key) {
     ucch_credits *p = ucch_window_of(key)->credits;
     if (p)
         __atomic_sub_fetch(&p->given, 1, __ATOMIC_SEQ_CST);

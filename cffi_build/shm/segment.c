@@ -5,8 +5,8 @@
  * pinned: the sender's device copies pieces into one, the receiver's device copies them out. Every communicator has
  * such files for its channels (ring.c), so that nobody's calls take the room of anybody's messages; and every process
  * one for messages, its window. That begins with room for the messages that are offered (pipe.c) and those that streams
- * wait for (mailbox.c), and a front for each chunk (stream_copy.c); the rest is chunks (room.c). These take no memory
- * before they are pinned or written to: where all devices are of one vendor, data lies in arenas.
+ * wait for (mailbox.c), and an extent's header for each chunk (stream_copy.c); the rest is chunks (room.c). These take
+ * no memory before they are pinned or written to: where all devices are of one vendor, data lies in arenas.
  *
  * An arena is device memory that other processes with devices of one vendor have opened, for messages between their
  * streams (stream_copy.c). The words that go with them are in the window, as hosts look at these; the data never leaves
@@ -139,15 +139,15 @@ size_t ucch_channels_pinned(void) {
 /* ---- windows ---- */
 
 static size_t length_of(size_t chunks) {
-    return UCCH_OFFERS_BYTES + (SLIPS + 1) * sizeof(ucch_slip) + chunks * (sizeof(ucch_run) + UCCH_CHUNK);
+    return UCCH_OFFERS_BYTES + (MAILBOX + 1) * sizeof(ucch_posted) + chunks * (sizeof(ucch_extent) + UCCH_CHUNK);
 }
 
 static ucch_window window_in(const ucch_mapping *m, size_t chunks) {
     ucch_window w = {.key = m->key, .file = m->file, .nchunks = chunks, .offers = m->memory};
-    w.slips = (ucch_slip *)(m->memory + UCCH_OFFERS_BYTES);
-    w.credits = (ucch_credits *)(w.slips + SLIPS);
-    w.fronts = (ucch_run *)(w.slips + SLIPS + 1);
-    w.chunks = (char *)(w.fronts + chunks);
+    w.mailbox = (ucch_posted *)(m->memory + UCCH_OFFERS_BYTES);
+    w.credits = (ucch_credits *)(w.mailbox + MAILBOX);
+    w.extents = (ucch_extent *)(w.mailbox + MAILBOX + 1);
+    w.chunks = (char *)(w.extents + chunks);
     return w;
 }
 
@@ -182,10 +182,10 @@ int ucch_window_open(uint64_t key, int pid, int file, size_t bytes) {
 static int pin_window(ucch_window *w, int with_chunks) {
     int status = ucch_bound_ops() ? 0 : UCCH_FAIL_DEVICE;
     char *seen = NULL;
-    if (!status && !w->slips_seen) {
-        status = pin(w->slips, (size_t)(w->chunks - (char *)w->slips), &seen);
-        w->slips_seen = (ucch_slip *)seen;
-        w->fronts_seen = status ? NULL : (ucch_run *)(w->slips_seen + SLIPS + 1);
+    if (!status && !w->mailbox_seen) {
+        status = pin(w->mailbox, (size_t)(w->chunks - (char *)w->mailbox), &seen);
+        w->mailbox_seen = (ucch_posted *)seen;
+        w->extents_seen = status ? NULL : (ucch_extent *)(w->mailbox_seen + MAILBOX + 1);
     }
     if (!status && with_chunks && !w->chunks_seen)
         status = pin(w->chunks, w->nchunks * UCCH_CHUNK, &w->chunks_seen);
@@ -200,9 +200,9 @@ int ucch_windows_pin_locked(int with_chunks) {
     return status;
 }
 
-/* The first front of a run. */
-ucch_run *ucch_run_at(uint64_t key, int first) {
-    return ucch_window_of(key)->fronts + first;
+/* Header of the extent that begins with a chunk. */
+ucch_extent *ucch_extent_at(uint64_t key, int first) {
+    return ucch_window_of(key)->extents + first;
 }
 
 /* ---- arenas ---- */

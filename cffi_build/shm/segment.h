@@ -11,8 +11,8 @@
 #define CONTROLS 8192
 #define UCCH_OFFERS_BYTES ((size_t)CONTROLS * 128)
 
-/* Messages that streams of a process wait for without knowing yet where they are (mailbox.c). */
-#define SLIPS 63
+/* Receives that a process can post at a time for its streams (mailbox.c). */
+#define MAILBOX 63
 
 /* File of a process that is mapped here. */
 typedef struct ucch_mapping {
@@ -24,8 +24,8 @@ typedef struct ucch_mapping {
     struct ucch_mapping *next;
 } ucch_mapping;
 
-/* Behind a process's slips: credits for early messages, as other processes see them (room.c), and how many slips wait,
- * as a sender need not look where none does (mailbox.c). */
+/* Behind a process's mailbox: credits for early messages, as other processes see them (room.c), and how many posted
+ * receives wait, as a sender need not look where none does (mailbox.c). */
 typedef struct ucch_credits {
     uint32_t most, most_near; /* at a time; of chunks that have a place in the arena */
     uint32_t given;
@@ -43,9 +43,9 @@ typedef struct ucch_window {
     int file;
     size_t nchunks;
     char *offers, *chunks, *chunks_seen;
-    ucch_slip *slips, *slips_seen;
+    ucch_posted *mailbox, *mailbox_seen;
     ucch_credits *credits;
-    ucch_run *fronts, *fronts_seen;
+    ucch_extent *extents, *extents_seen;
     char *arena;
     size_t near;
     int blocks;
@@ -63,31 +63,31 @@ int ucch_arena_make_locked(size_t bytes, ucch_share *handle);
 int ucch_chunk_take_locked(uint16_t *chunk);
 void ucch_chunk_give_locked(uint16_t chunk);
 void ucch_room_publish_locked(void);
-int ucch_run_take_locked(int many, int is_near);
-int ucch_run_keep_locked(int is_near);
-void ucch_run_give_locked(int first, int many);
-int ucch_promise_begin(uint64_t key, size_t bytes, int is_near);
-void ucch_promise_end(uint64_t key);
+int ucch_extent_take_locked(int many, int is_near);
+int ucch_extent_keep_locked(int is_near);
+void ucch_extent_give_locked(int first, int many);
+int ucch_credit_take(uint64_t key, size_t bytes, int is_near);
+void ucch_credit_return(uint64_t key);
 void ucch_hosts_note(int more);
 
-ucch_slip *ucch_slip_open_locked(uint64_t sender, uint64_t tag, uint32_t number, int blocks, int promised);
-int ucch_slip_withdraw(ucch_slip *slip);
-int ucch_slips_keep(uint64_t receiver, uint64_t tag, uint32_t number);
-void ucch_slip_close_locked(ucch_slip *slip);
-uint32_t ucch_slip_settle(ucch_slip *slip, uint32_t where);
-void ucch_slip_stop(ucch_slip *slip);
-int ucch_slip_gone(const ucch_slip *slip);
-int ucch_slip_hold(ucch_slip *slip, void *await, void *stream);
-ucch_slip *ucch_slip_seen(const ucch_slip *slip);
-void ucch_slips_tell(uint64_t receiver, uint64_t tag, uint32_t number, uint32_t where);
+ucch_posted *ucch_posted_open_locked(uint64_t sender, uint64_t tag, uint32_t number, int blocks, int credited);
+int ucch_posted_withdraw(ucch_posted *posted);
+int ucch_mailbox_keep(uint64_t receiver, uint64_t tag, uint32_t number);
+void ucch_posted_close_locked(ucch_posted *posted);
+uint32_t ucch_posted_settle(ucch_posted *posted, uint32_t where);
+void ucch_posted_stop(ucch_posted *posted);
+int ucch_posted_gone(const ucch_posted *posted);
+int ucch_posted_hold(ucch_posted *posted, void *await, void *stream);
+ucch_posted *ucch_posted_seen(const ucch_posted *posted);
+void ucch_mailbox_deliver(uint64_t receiver, uint64_t tag, uint32_t number, uint32_t where);
 
 /* Either side's kernel has so many blocks, with a slice each: as many as a bus keeps busy, or at most UCCH_MOST_BLOCKS
  * between devices of one vendor. */
 #define UCCH_BLOCKS 8
 
-ucch_run *ucch_run_at(uint64_t key, int first);
+ucch_extent *ucch_extent_at(uint64_t key, int first);
 
-void ucch_bells_reserve(void);
-int ucch_bell_hold(int slip, const uint32_t *bell, uint32_t rings, void *stream);
+void ucch_doorbells_reserve(void);
+int ucch_doorbell_hold(int i, const uint32_t *doorbell, uint32_t rings, void *stream);
 
 #endif

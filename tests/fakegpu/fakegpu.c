@@ -39,7 +39,7 @@ enum { NOT_SUPPORTED = 801 };
 enum { FRESH = 0xCB, IN_WORK = 0xEE, FREED = 0xDB };
 enum { DEVICE_MEMORY, PINNED_MEMORY, SIGNAL_MEMORY };
 enum { SHAREABLE = 2 << 20, SPARSE = 64 << 20 };
-enum { COPY, FILL, SCALE, ADD, RECORD, WAIT, HOLD, AWAIT, WRITE, WHOLE, CARRY };
+enum { COPY, FILL, SCALE, ADD, RECORD, WAIT, HOLD, AWAIT, WRITE, WHOLE, STREAM_COPY };
 #define MOST_DEVICES 16
 /* Whoever waits for something that is no work of its own looks for it this often, in us. */
 #define LOOK_US 50
@@ -196,7 +196,7 @@ static int reached(const recording *r) {
     return __atomic_load_n(&r->reached, __ATOMIC_ACQUIRE);
 }
 
-#include "carry.h"
+#include "stream_copy.h"
 #include "whole.h"
 
 static void run(queue *s, const work *w) {
@@ -225,8 +225,8 @@ static void run(queue *s, const work *w) {
     case WHOLE:
         run_whole(s, w->dst);
         break;
-    case CARRY:
-        run_carry(s, w->dst);
+    case STREAM_COPY:
+        run_stream_copy(s, w->dst);
         break;
     default:
         __atomic_store_n((uint32_t *)w->dst, (uint32_t)w->ticket, __ATOMIC_RELEASE);

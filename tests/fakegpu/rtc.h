@@ -1,7 +1,7 @@
 /* The run-time compiler of either vendor: it knows how to add floats, to wait for a word and to write one, and how to
  * do all of a short call or one side of a message; everything else is too hard for it. Included by fakegpu.c. */
 static const char ADDS[] = "adds floats", AWAITS[] = "awaits a word", POSTS[] = "posts a word",
-                  WHOLES[] = "does it all", CARRIES[] = "carries a message";
+                  WHOLES[] = "does it all", COPIES[] = "copies a message";
 
 static const char *made_of(const char *source) {
     int adds = strstr(source, "UCCH_SUM(a, b));") != NULL;
@@ -9,8 +9,8 @@ static const char *made_of(const char *source) {
         return adds && (strstr(source, "float FROM;") || strstr(source, "unsigned char FROM;")) ? WHOLES : NULL;
     if (adds && strstr(source, "float FROM;"))
         return ADDS;
-    if (strstr(source, "ucch(ucch_carry c)"))
-        return CARRIES;
+    if (strstr(source, "ucch(ucch_stream_copy c)"))
+        return COPIES;
     return strstr(source, "AWAIT(dst, n)") ? AWAITS : strstr(source, "POST(dst, n)") ? POSTS : NULL;
 }
 
@@ -38,11 +38,11 @@ static int launch_kernel(void *handle_of_function, unsigned blocks, unsigned thr
             all->blocks = blocks;
         return all ? submit(handle, (work){.kind = WHOLE, .dst = all}) : OUT_OF_MEMORY;
     }
-    if (function == CARRIES) {
-        carry *c = argument(arguments, sizeof(*c), offsetof(carry, blocks));
+    if (function == COPIES) {
+        stream_copy *c = argument(arguments, sizeof(*c), offsetof(stream_copy, blocks));
         if (c)
             c->blocks = blocks;
-        return c ? submit(handle, (work){.kind = CARRY, .dst = c}) : OUT_OF_MEMORY;
+        return c ? submit(handle, (work){.kind = STREAM_COPY, .dst = c}) : OUT_OF_MEMORY;
     }
     const void *src = *(void **)arguments[0];
     void *dst = *(void **)arguments[1];
@@ -58,7 +58,7 @@ static int launch_kernel(void *handle_of_function, unsigned blocks, unsigned thr
 }
 
 static int find_kernel(void **function, const void *module, const char *name) {
-    const char *all[] = {ADDS, AWAITS, POSTS, WHOLES, CARRIES};
+    const char *all[] = {ADDS, AWAITS, POSTS, WHOLES, COPIES};
     for (int i = 0; i < 5; i++)
         if (!strcmp(module, all[i])) {
             struct function *f = malloc(sizeof(*f));

@@ -79,7 +79,7 @@ with Communicator() as comm:
         requests.append(receive(comm, y, left, tag))
         arrays.append((x, y))
     for request, (x, y) in zip(requests, arrays):
-        assert come(request) == 1, "the token goes at once"
+        assert come(request) == 1, "the header goes at once"
         assert Messages.take(request, into.handle) and not Messages.take(request, into.handle)
         y.scale(into, 2.0)
     comm.mpi.Barrier()
@@ -195,7 +195,7 @@ with Communicator() as comm:
         comm.mpi.Barrier()  # nobody sends before
         return expected
 
-    # Sent in another order than expected, of lengths from one element to several pieces; slips are used again.
+    # Sent in another order than expected, of lengths from one element to several pieces; mailboxes have room again.
     for turn in range(3):
         wanted = [(tag, n) for tag, n in enumerate([LONG, 1, 40000, 5 * LONG, LONG + 1]) for _ in range(2)]
         coming = [(tag, k % 2, *expect(n, tag)) for k, (tag, n) in enumerate(wanted)]

@@ -32,7 +32,7 @@ def whole(op: str, dtype: str) -> tuple[int, int, int, int]:
 #: What may run for as long as another rank lets it wait. Of a short call's kernels those whose arithmetic is longest.
 WAITING = {
     "await": (lib.UCCH_AWAIT, 0, 0, 0),
-    "stream_copy": (lib.UCCH_CARRY, 0, 0, 0),
+    "one_side": (lib.UCCH_STREAM_COPY, 0, 0, 0),
     "whole_float": whole("SUM", "float32"),
     "whole_half": whole("PROD", "float16"),
     "whole_complex": whole("PROD", "complex128"),

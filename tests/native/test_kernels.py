@@ -58,7 +58,7 @@ WHOLES = [(lib.UCCH_WHOLE, OPS["SUM"].code, DTYPES[name].code, 0) for name in ("
 
 
 #: One side of a message.
-CARRIES = [(lib.UCCH_CARRY, 0, 0, 0)]
+STREAM_COPIES = [(lib.UCCH_STREAM_COPY, 0, 0, 0)]
 
 
 @pytest.fixture(scope="module")
@@ -68,7 +68,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     if compiler is None:
         pytest.skip("needs a C++ compiler, for kernels that have no GPU here")
     parts = [_HOST]
-    for i, case in enumerate([*CASES, *WHOLES, *CARRIES]):
+    for i, case in enumerate([*CASES, *WHOLES, *STREAM_COPIES]):
         text = sources.source(*case)
         if text is not None:
             # Each in a namespace of its own: they all define the same helpers.
@@ -200,17 +200,17 @@ def test_blocks_share_a_call(library: ctypes.CDLL, nth: int, dtype: str, count: 
 @pytest.mark.parametrize("blocks", [1, 3, 8, 32])
 @pytest.mark.parametrize("near", [False, True])
 def test_both_sides_of_a_message(library: ctypes.CDLL, nbytes: int, slice_: int, blocks: int, near: bool) -> None:
-    """The sender's blocks put all into the run, the receiver's find it by the slip; what is too long stays there."""
+    """The sender's blocks put all into the extent, the receiver's find it by mailbox; what is too long stays there."""
     rng = np.random.default_rng()
     slices = -(-nbytes // slice_)
     if slices > lib.UCCH_MOST_BLOCKS:
         slice_ = -(-nbytes // 8 // 4096) * 4096
         slices = -(-nbytes // slice_)
-    runs = ffi.new("ucch_run[2]")
+    extents = ffi.new("ucch_extent[2]")
     window, arena = (np.zeros(lib.UCCH_CHUNK_BYTES + nbytes, np.uint8) for _ in range(2))
     used, unused = (arena, window) if near else (window, arena)
-    run = runs[1]  # it begins with the second chunk
-    run.bytes, run.slice, run.room, run.near = nbytes, slice_, slice_, near
+    extent = extents[1]  # it begins with the second chunk
+    extent.bytes, extent.slice, extent.room, extent.near = nbytes, slice_, slice_, near
     data = rng.integers(0, 256, nbytes, np.uint8)
 
     def at(array: np.ndarray) -> Any:
@@ -219,28 +219,28 @@ def test_both_sides_of_a_message(library: ctypes.CDLL, nbytes: int, slice_: int,
     def all_blocks(fields: dict[str, Any]) -> None:
         for block in rng.permutation(blocks).tolist():
             library.choose(block, blocks)
-            call(library, len(CASES) + len(WHOLES), ffi.new("ucch_carry *", fields))
+            call(library, len(CASES) + len(WHOLES), ffi.new("ucch_stream_copy *", fields))
         library.choose(0, 1)
 
     def words(lines: Any) -> list[int]:
         return [line.word for line in lines[0:slices]]
 
-    slips = ffi.new("ucch_slip[3]")
-    run.whose = 7 << 32 | 2  # the second one, in its seventh use
+    mailbox = ffi.new("ucch_posted[3]")
+    extent.doorbell = 7 << 32 | 2  # the second one, in its seventh use
     sent = {"bytes": nbytes, "slice": slice_, "room": slice_, "buffer": at(data)}
-    all_blocks({"run": runs + 1, "data": at(used) + lib.UCCH_CHUNK_BYTES, "slips": slips, **sent})
-    assert slips[1].bell.word == 7 and sum(bytes(ffi.buffer(slips))) == 7 and run.rung == 1
+    all_blocks({"extent": extents + 1, "data": at(used) + lib.UCCH_CHUNK_BYTES, "mailbox": mailbox, **sent})
+    assert mailbox[1].doorbell.word == 7 and sum(bytes(ffi.buffer(mailbox))) == 7 and extent.rung == 1
     last = nbytes - (slices - 1) * slice_
-    put = [-(-n // lib.UCCH_CARRY_STEP) for n in [*[slice_] * (slices - 1), last]]
-    assert words(run.put) == put
+    put = [-(-n // lib.UCCH_COPY_STEP) for n in [*[slice_] * (slices - 1), last]]
+    assert words(extent.put) == put
     for where, room in ((lib.UCCH_NOWHERE, nbytes), (2, nbytes - 1), (2, nbytes + 5)):
-        slip, into = ffi.new("ucch_slip *", {"word": where}), np.full(room, 77, np.uint8)
-        assert not any(words(run.taken))
-        found = {"run": runs, "data": at(window), "arena": at(arena), "buffer": at(into), "slip": slip}
+        posted, into = ffi.new("ucch_posted *", {"word": where}), np.full(room, 77, np.uint8)
+        assert not any(words(extent.taken))
+        found = {"extent": extents, "data": at(window), "arena": at(arena), "buffer": at(into), "posted": posted}
         all_blocks({**found, "bytes": room})
-        assert [line.word for line in slip.gone] == [1] * blocks + [0] * (lib.UCCH_MOST_BLOCKS - blocks)
+        assert [line.word for line in posted.gone] == [1] * blocks + [0] * (lib.UCCH_MOST_BLOCKS - blocks)
         if room > nbytes:
-            assert (into[:nbytes] == data).all() and (into[nbytes:] == 77).all() and words(run.taken) == put
+            assert (into[:nbytes] == data).all() and (into[nbytes:] == 77).all() and words(extent.taken) == put
         else:
             assert (into == 77).all()
     assert not unused.any()
@@ -251,7 +251,7 @@ def test_blocks_that_run_at_a_time(arch: int, blocks: int) -> None:
     """Kernels that wait leave room for as many blocks of 512 threads as such a device has threads for."""
     if not shutil.which("c++"):
         pytest.skip("needs a C++ compiler, to preprocess")
-    for case in (*WHOLES, *CARRIES):
+    for case in (*WHOLES, *STREAM_COPIES):
         words = ["c++", "-x", "c++", "-E", "-P", f"-D__CUDA_ARCH__={arch}", "-"]
         done = subprocess.run(
             words, input=sources.source(*case), capture_output=True, text=True, check=True, timeout=60

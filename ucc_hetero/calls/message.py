@@ -8,11 +8,11 @@ from ..transport.bounce import Bounce
 
 __all__ = ["COMM_SHIFT", "OWN", "SOURCE_MASK", "SOURCE_SHIFT", "TAG_MASK", "Transfer", "source_and_tag"]
 
-#: Bits of a UCX tag, high to low: communicator (12), program message or not (1), token or data (1; ``UCCH_TOKEN_BIT``),
-#: message of the caller's or of the package's own calls (1), source rank (18), MPI tag (31).
+#: Bits of a UCX tag, high to low: communicator (12), program message or not (1), rendezvous header or data
+#: (1; ``UCCH_RTS_BIT``), message of the caller's or of the package's own calls (1), source rank (18), MPI tag (31).
 SOURCE_SHIFT, COMM_SHIFT = lib.UCCH_SOURCE_BIT, 52
 TAG_MASK = (1 << SOURCE_SHIFT) - 1
-OWN = 1 << lib.UCCH_TOKEN_BIT - 1
+OWN = 1 << lib.UCCH_RTS_BIT - 1
 SOURCE_MASK = OWN - 1 - TAG_MASK
 
 

@@ -185,7 +185,7 @@ class Messages:
         if self._windows and (transfer.bounce is not None or target.vendor == "host"):
             into = transfer.buffer if transfer.bounce is None else target
             pointer, on_device = ffi.cast("void *", into.ptr), into.vendor != "host"
-            lib.ucch_message_tokens(transfer.handle, pointer, into.nbytes, on_device)
+            lib.ucch_message_rendezvous(transfer.handle, pointer, into.nbytes, on_device)
             if taken and on_device and source in self._queues:
                 lib.ucch_message_later(transfer.handle)
         return transfer
@@ -227,7 +227,7 @@ class Messages:
                 return  # else there is no room: hosts take part
         self._after(transfer, stream)
         if transfer.window:
-            lib.ucch_send_token(*what, peer, 1, timeout)
+            lib.ucch_send_rendezvous(*what, peer, 1, timeout)
         else:
             lib.ucch_send(*what, memory, transfer.sync, timeout)
 

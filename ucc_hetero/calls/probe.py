@@ -27,9 +27,9 @@ class Message:
     received, equals ``MPI.MESSAGE_NO_PROC`` until then.
     """
 
-    def __init__(self, messages: Messages, matched: Any, source: int, tag: int, is_token: bool = False) -> None:
+    def __init__(self, messages: Messages, matched: Any, source: int, tag: int, is_rts: bool = False) -> None:
         self._messages, self._matched, self.source, self.tag = messages, matched, source, tag
-        self._is_token = is_token
+        self._is_rts = is_rts
         #: Nothing to receive: the message of MPI.PROC_NULL.
         self._none = source == messages.null
 
@@ -91,7 +91,7 @@ class Message:
     def __del__(self) -> None:
         matched = getattr(self, "_matched", None)
         if matched is not None and self._messages.process.worker.handle:  # at exit the worker may have gone first
-            lib.ucch_discard(self._messages.worker, matched, self._is_token)
+            lib.ucch_discard(self._messages.worker, matched, self._is_rts)
 
 
 def probe(messages: Messages, source: int, tag: int, status: Any, *, remove: bool) -> Message | None:
@@ -112,8 +112,8 @@ def probe(messages: Messages, source: int, tag: int, status: Any, *, remove: boo
         messages.pairing.lose()
     where, what = source_and_tag(int(code[0]))
     set_status(status, where, what, int(nbytes[0]))
-    is_token = bool(code[0] >> lib.UCCH_TOKEN_BIT & 1)
-    return Message(messages, matched[0] if remove else None, where, what, is_token)
+    is_rts = bool(code[0] >> lib.UCCH_RTS_BIT & 1)
+    return Message(messages, matched[0] if remove else None, where, what, is_rts)
 
 
 def mprobe(messages: Messages, source: int, tag: int, status: Any, *, remove: bool) -> Message:

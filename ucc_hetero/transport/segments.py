@@ -68,7 +68,7 @@ def join(
         with own_device():
             if lib.ucch_windows_pin(bool(mates)) < 0:
                 opened = set()
-    able = bool(opened) and may_wait(runtime) and kernels.ready(lib.UCCH_CARRY, 0, 0, 0, insist=True)
+    able = bool(opened) and may_wait(runtime) and kernels.ready(lib.UCCH_STREAM_COPY, 0, 0, 0, insist=True)
     shared, apart = opened & mates, set()
     if able and any(kin) and arena:
         # A device that two processes share has them take turns: kernels might wait for each other.
