@@ -23,7 +23,7 @@ from mpi4py import MPI
 
 from ucc_hetero import Communicator
 from ucc_hetero.buffers import as_buffer
-from ucc_hetero.calls.arguments import bind
+from ucc_hetero.calls.arguments import CallSpec, bind
 
 #: Seconds that a case may take, of which none takes a hundredth, and MPI's own call, which stands still at times.
 LIMIT, MPI_LIMIT = 300, 60
@@ -145,9 +145,9 @@ def ours(library: Library, case: Case, args: Arguments) -> str:
     if case.call.startswith("Neighbor"):
         return refused(lambda: method(comm, case, "init")(*positional(case, args)))
     more = keywords(case, args)
-    rest = more.get("root", -1), more.get("recvcounts")
+    rest = None, more.get("root", -1), more.get("recvcounts")
     send, recv = (None, args.send) if case.call == "Bcast" else positional(case, args)
-    return refused(lambda: bind(case.call.lower(), comm.size, comm.rank, send, recv, *rest))
+    return refused(lambda: bind(CallSpec(case.call.lower(), send, recv, *rest), comm.size, comm.rank))
 
 
 class Found(NamedTuple):

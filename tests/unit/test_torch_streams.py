@@ -42,9 +42,11 @@ def finished() -> Request:
 def test_a_call_is_a_part_of_the_right_stream(cuda: Cuda, held: bool, asynchronous: bool) -> None:
     notes, where = cuda.notes, "side" if asynchronous else "main"
 
-    def start(stream: int) -> tuple[Request, bool]:
+    def start(stream: int) -> Request:
         notes.append(f"start in {stream}")
-        return finished(), held
+        request = finished()
+        request._done, request.in_stream = False, held
+        return request
 
     def finish() -> None:
         notes.append(f"finish in {cuda.current.name}")
@@ -69,7 +71,7 @@ def test_a_call_is_a_part_of_the_right_stream(cuda: Cuda, held: bool, asynchrono
 def test_calls_are_not_captured(cuda: Cuda) -> None:
     cuda.capturing = True
     with pytest.raises(dist.DistBackendError, match="captured"):
-        streams.Side(torch.device("cuda", 0)).run(lambda stream: (finished(), True), (), None, asynchronous=True)
+        streams.Side(torch.device("cuda", 0)).run(lambda stream: finished(), (), None, asynchronous=True)
 
 
 class Group:

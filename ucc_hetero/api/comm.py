@@ -8,6 +8,7 @@ from typing import Any, cast
 
 from .. import env, log
 from ..bootstrap import exit
+from ..calls.arguments import CallSpec
 from ..calls.dispatch import Runner
 from ..calls.neighbours import Neighbourhood
 from ..calls.notices import Notices
@@ -281,146 +282,146 @@ class Communicator(MessageMethods, NeighbourMethods, GroupMethods):
 
     def Ibarrier(self, *, stream: Any = None) -> Request:
         """Start ``Barrier``."""
-        return self._run.start("barrier", None, None, stream=stream)
+        return self._run.start(CallSpec("barrier", None, None), stream)
 
     def Ibcast(self, buf: Any, root: int = 0, *, stream: Any = None) -> Request:
         """Start ``Bcast``."""
-        return self._run.start("bcast", None, buf, None, root, stream=stream)
+        return self._run.start(CallSpec("bcast", None, buf, None, root), stream)
 
     def Ireduce(self, sendbuf: Any, recvbuf: Any, op: Any = SUM, root: int = 0, *, stream: Any = None) -> Request:
         """Start ``Reduce``."""
-        return self._run.start("reduce", sendbuf, recvbuf, op, root, stream=stream)
+        return self._run.start(CallSpec("reduce", sendbuf, recvbuf, op, root), stream)
 
     def Iallreduce(self, sendbuf: Any, recvbuf: Any, op: Any = SUM, *, stream: Any = None) -> Request:
         """Start ``Allreduce``."""
-        return self._run.start("allreduce", sendbuf, recvbuf, op, stream=stream)
+        return self._run.start(CallSpec("allreduce", sendbuf, recvbuf, op), stream)
 
     def Ireduce_scatter_block(self, sendbuf: Any, recvbuf: Any, op: Any = SUM, *, stream: Any = None) -> Request:
         """Start ``Reduce_scatter_block``."""
-        return self._run.start("reduce_scatter_block", sendbuf, recvbuf, op, stream=stream)
+        return self._run.start(CallSpec("reduce_scatter_block", sendbuf, recvbuf, op), stream)
 
     def Ireduce_scatter(
         self, sendbuf: Any, recvbuf: Any, recvcounts: Any = None, op: Any = SUM, *, stream: Any = None
     ) -> Request:
         """Start ``Reduce_scatter``."""
-        return self._run.start("reduce_scatter", sendbuf, recvbuf, op, -1, recvcounts, stream=stream)
+        return self._run.start(CallSpec("reduce_scatter", sendbuf, recvbuf, op, -1, recvcounts), stream)
 
     def Igather(self, sendbuf: Any, recvbuf: Any, root: int = 0, *, stream: Any = None) -> Request:
         """Start ``Gather``."""
-        return self._run.start("gather", sendbuf, recvbuf, None, root, stream=stream)
+        return self._run.start(CallSpec("gather", sendbuf, recvbuf, None, root), stream)
 
     def Igatherv(self, sendbuf: Any, recvbuf: Any, root: int = 0, *, stream: Any = None) -> Request:
         """Start ``Gatherv``."""
-        return self._run.start("gatherv", sendbuf, recvbuf, None, root, stream=stream)
+        return self._run.start(CallSpec("gatherv", sendbuf, recvbuf, None, root), stream)
 
     def Iscatter(self, sendbuf: Any, recvbuf: Any, root: int = 0, *, stream: Any = None) -> Request:
         """Start ``Scatter``."""
-        return self._run.start("scatter", sendbuf, recvbuf, None, root, stream=stream)
+        return self._run.start(CallSpec("scatter", sendbuf, recvbuf, None, root), stream)
 
     def Iscatterv(self, sendbuf: Any, recvbuf: Any, root: int = 0, *, stream: Any = None) -> Request:
         """Start ``Scatterv``."""
-        return self._run.start("scatterv", sendbuf, recvbuf, None, root, stream=stream)
+        return self._run.start(CallSpec("scatterv", sendbuf, recvbuf, None, root), stream)
 
     def Iallgather(self, sendbuf: Any, recvbuf: Any, *, stream: Any = None) -> Request:
         """Start ``Allgather``."""
-        return self._run.start("allgather", sendbuf, recvbuf, stream=stream)
+        return self._run.start(CallSpec("allgather", sendbuf, recvbuf), stream)
 
     def Iallgatherv(self, sendbuf: Any, recvbuf: Any, *, stream: Any = None) -> Request:
         """Start ``Allgatherv``."""
-        return self._run.start("allgatherv", sendbuf, recvbuf, stream=stream)
+        return self._run.start(CallSpec("allgatherv", sendbuf, recvbuf), stream)
 
     def Ialltoall(self, sendbuf: Any, recvbuf: Any, *, stream: Any = None) -> Request:
         """Start ``Alltoall``."""
-        return self._run.start("alltoall", sendbuf, recvbuf, stream=stream)
+        return self._run.start(CallSpec("alltoall", sendbuf, recvbuf), stream)
 
     def Ialltoallv(self, sendbuf: Any, recvbuf: Any, *, stream: Any = None) -> Request:
         """Start ``Alltoallv``."""
-        return self._run.start("alltoallv", sendbuf, recvbuf, stream=stream)
+        return self._run.start(CallSpec("alltoallv", sendbuf, recvbuf), stream)
 
     def Ialltoallw(self, sendbuf: Any, recvbuf: Any) -> Request:
         """Start ``Alltoallw``."""
-        return self._run.start("alltoallw", sendbuf, recvbuf)
+        return self._run.start(CallSpec("alltoallw", sendbuf, recvbuf))
 
     def Iscan(self, sendbuf: Any, recvbuf: Any, op: Any = SUM, *, stream: Any = None) -> Request:
         """Start ``Scan``."""
-        return self._run.start("scan", sendbuf, recvbuf, op, stream=stream)
+        return self._run.start(CallSpec("scan", sendbuf, recvbuf, op), stream)
 
     def Iexscan(self, sendbuf: Any, recvbuf: Any, op: Any = SUM, *, stream: Any = None) -> Request:
         """Start ``Exscan``."""
-        return self._run.start("exscan", sendbuf, recvbuf, op, stream=stream)
+        return self._run.start(CallSpec("exscan", sendbuf, recvbuf, op), stream)
 
     # --- persistent collectives --------------------------------------------------------------------------------------
 
     def Barrier_init(self, info: Any = None) -> PersistentRequest:
         """Set up a ``Barrier`` that can be started many times."""
-        return self._run.persistent("barrier", None, None)
+        return self._run.persistent(CallSpec("barrier", None, None))
 
     def Bcast_init(self, buf: Any, root: int = 0, info: Any = None) -> PersistentRequest:
         """Set up a ``Bcast`` that can be started many times."""
-        return self._run.persistent("bcast", None, buf, None, root)
+        return self._run.persistent(CallSpec("bcast", None, buf, None, root))
 
     def Reduce_init(
         self, sendbuf: Any, recvbuf: Any, op: Any = SUM, root: int = 0, info: Any = None
     ) -> PersistentRequest:
         """Set up a ``Reduce`` that can be started many times."""
-        return self._run.persistent("reduce", sendbuf, recvbuf, op, root)
+        return self._run.persistent(CallSpec("reduce", sendbuf, recvbuf, op, root))
 
     def Allreduce_init(self, sendbuf: Any, recvbuf: Any, op: Any = SUM, info: Any = None) -> PersistentRequest:
         """Set up a ``Allreduce`` that can be started many times."""
-        return self._run.persistent("allreduce", sendbuf, recvbuf, op)
+        return self._run.persistent(CallSpec("allreduce", sendbuf, recvbuf, op))
 
     def Reduce_scatter_block_init(
         self, sendbuf: Any, recvbuf: Any, op: Any = SUM, info: Any = None
     ) -> PersistentRequest:
         """Set up a ``Reduce_scatter_block`` that can be started many times."""
-        return self._run.persistent("reduce_scatter_block", sendbuf, recvbuf, op)
+        return self._run.persistent(CallSpec("reduce_scatter_block", sendbuf, recvbuf, op))
 
     def Reduce_scatter_init(
         self, sendbuf: Any, recvbuf: Any, recvcounts: Any = None, op: Any = SUM, info: Any = None
     ) -> PersistentRequest:
         """Set up a ``Reduce_scatter`` that can be started many times."""
-        return self._run.persistent("reduce_scatter", sendbuf, recvbuf, op, -1, recvcounts)
+        return self._run.persistent(CallSpec("reduce_scatter", sendbuf, recvbuf, op, -1, recvcounts))
 
     def Gather_init(self, sendbuf: Any, recvbuf: Any, root: int = 0, info: Any = None) -> PersistentRequest:
         """Set up a ``Gather`` that can be started many times."""
-        return self._run.persistent("gather", sendbuf, recvbuf, None, root)
+        return self._run.persistent(CallSpec("gather", sendbuf, recvbuf, None, root))
 
     def Gatherv_init(self, sendbuf: Any, recvbuf: Any, root: int = 0, info: Any = None) -> PersistentRequest:
         """Set up a ``Gatherv`` that can be started many times."""
-        return self._run.persistent("gatherv", sendbuf, recvbuf, None, root)
+        return self._run.persistent(CallSpec("gatherv", sendbuf, recvbuf, None, root))
 
     def Scatter_init(self, sendbuf: Any, recvbuf: Any, root: int = 0, info: Any = None) -> PersistentRequest:
         """Set up a ``Scatter`` that can be started many times."""
-        return self._run.persistent("scatter", sendbuf, recvbuf, None, root)
+        return self._run.persistent(CallSpec("scatter", sendbuf, recvbuf, None, root))
 
     def Scatterv_init(self, sendbuf: Any, recvbuf: Any, root: int = 0, info: Any = None) -> PersistentRequest:
         """Set up a ``Scatterv`` that can be started many times."""
-        return self._run.persistent("scatterv", sendbuf, recvbuf, None, root)
+        return self._run.persistent(CallSpec("scatterv", sendbuf, recvbuf, None, root))
 
     def Allgather_init(self, sendbuf: Any, recvbuf: Any, info: Any = None) -> PersistentRequest:
         """Set up a ``Allgather`` that can be started many times."""
-        return self._run.persistent("allgather", sendbuf, recvbuf)
+        return self._run.persistent(CallSpec("allgather", sendbuf, recvbuf))
 
     def Allgatherv_init(self, sendbuf: Any, recvbuf: Any, info: Any = None) -> PersistentRequest:
         """Set up a ``Allgatherv`` that can be started many times."""
-        return self._run.persistent("allgatherv", sendbuf, recvbuf)
+        return self._run.persistent(CallSpec("allgatherv", sendbuf, recvbuf))
 
     def Alltoall_init(self, sendbuf: Any, recvbuf: Any, info: Any = None) -> PersistentRequest:
         """Set up a ``Alltoall`` that can be started many times."""
-        return self._run.persistent("alltoall", sendbuf, recvbuf)
+        return self._run.persistent(CallSpec("alltoall", sendbuf, recvbuf))
 
     def Alltoallv_init(self, sendbuf: Any, recvbuf: Any, info: Any = None) -> PersistentRequest:
         """Set up a ``Alltoallv`` that can be started many times."""
-        return self._run.persistent("alltoallv", sendbuf, recvbuf)
+        return self._run.persistent(CallSpec("alltoallv", sendbuf, recvbuf))
 
     def Alltoallw_init(self, sendbuf: Any, recvbuf: Any, info: Any = None) -> PersistentRequest:
         """Set up a ``Alltoallw`` that can be started many times."""
-        return self._run.persistent("alltoallw", sendbuf, recvbuf)
+        return self._run.persistent(CallSpec("alltoallw", sendbuf, recvbuf))
 
     def Scan_init(self, sendbuf: Any, recvbuf: Any, op: Any = SUM, info: Any = None) -> PersistentRequest:
         """Set up a ``Scan`` that can be started many times."""
-        return self._run.persistent("scan", sendbuf, recvbuf, op)
+        return self._run.persistent(CallSpec("scan", sendbuf, recvbuf, op))
 
     def Exscan_init(self, sendbuf: Any, recvbuf: Any, op: Any = SUM, info: Any = None) -> PersistentRequest:
         """Set up a ``Exscan`` that can be started many times."""
-        return self._run.persistent("exscan", sendbuf, recvbuf, op)
+        return self._run.persistent(CallSpec("exscan", sendbuf, recvbuf, op))

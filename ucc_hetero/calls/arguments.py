@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from enum import Enum
 from operator import index
 from typing import Any, NamedTuple
 
@@ -18,7 +19,26 @@ from ..device import pointer_vendor
 from ..planner.collectives import ROWS, Call, Shape
 from ..types import DTYPES, DType
 
-__all__ = ["BINDERS", "Bound", "bind", "root_of"]
+__all__ = ["BINDERS", "Bound", "CallSpec", "Completion", "bind", "root_of"]
+
+
+class CallSpec(NamedTuple):
+    """One call as its caller made it: a collective by its name in ``planner.collectives``, and mpi4py's arguments."""
+
+    name: str
+    send: Any
+    recv: Any
+    op: Any = None
+    root: Any = -1
+    counts: Any = None
+
+
+class Completion(Enum):
+    """Who waits for the end of a call. ``STREAM``: the one it is a part of; without one, as ``ON_WAIT``."""
+
+    HOST = "the host, as soon as it has begun"
+    STREAM = "the stream"
+    ON_WAIT = "whoever waits for its request"
 
 
 class Bound(NamedTuple):
@@ -42,9 +62,10 @@ class Bound(NamedTuple):
 class _Args:
     """The arguments of one call and where it is made, for messages."""
 
-    def __init__(self, name: str, size: int, rank: int, send: Any, recv: Any, root: int) -> None:
-        self.name, self.size, self.rank, self.send, self.recv, self.root = name, size, rank, send, recv, root
-        self.at_root = root < 0 or rank == root
+    def __init__(self, call: CallSpec, size: int, rank: int) -> None:
+        self.name, self.send, self.recv = call.name, call.send, call.recv
+        self.size, self.rank, self.root = size, rank, root_of(call, size, rank)
+        self.at_root = self.root < 0 or rank == self.root
         #: As ``Bound.parts``.
         self.parts: list[tuple[Buffer, Buffer, bool]] = []
 
@@ -351,19 +372,20 @@ def _recvcounts(a: _Args, recvcounts: Any) -> list[int]:
     return counts
 
 
-def bind(name: str, size: int, rank: int, send: Any, recv: Any, root: Any = -1, recvcounts: Any = None) -> Bound:
-    """Bind the arguments of collective ``name`` on ``rank`` of ``size``.
+def bind(call: CallSpec, size: int, rank: int) -> Bound:
+    """Bind the arguments of a call on ``rank`` of ``size``.
 
     Raises ``TypeError``, ``ValueError`` or ``BufferError`` that name the argument, the rank and what was expected.
     """
-    args = _Args(name, size, rank, send, recv, root_of(name, size, rank, root))
-    bound = _reduce_scatter(args, recvcounts) if name == "reduce_scatter" else BINDERS[name](args)
+    args = _Args(call, size, rank)
+    bound = _reduce_scatter(args, call.counts) if call.name == "reduce_scatter" else BINDERS[call.name](args)
     bound = _aliased(args, bound)
     return bound._replace(parts=tuple(args.parts)) if args.parts else bound
 
 
-def root_of(name: str, size: int, rank: int, root: Any) -> int:
-    """A root as a plain integer; -1 stands for none."""
+def root_of(call: CallSpec, size: int, rank: int) -> int:
+    """The root of a call as a plain integer; -1 stands for none."""
+    name, root = call.name, call.root
     try:
         number = index(root)
     except TypeError:

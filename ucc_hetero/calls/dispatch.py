@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Callable
+from functools import partial
 from typing import Any, TypeVar
 
 from .. import env
@@ -15,7 +16,7 @@ from ..engine.lowering import Program
 from ..errors import CollectiveError, DeviceError, NotSupported, RefusedError
 from ..native.libraries import ffi, lib
 from ..planner.select import Tuning
-from .arguments import root_of
+from .arguments import CallSpec, Completion
 from .failure import StaleError, failure_of, not_started
 from .mpi_fallback import Delegate, is_delegated
 from .persistent import PersistentRequest, retire, unsettle
@@ -57,6 +58,9 @@ class Runner:
         self._cache = ProgramCache(MPI.IN_PLACE)
         #: Waits for an operation; whoever has more to look at meanwhile puts something else here.
         self.wait: Callable[[Any], int] = wait_op
+        #: Whether blocking calls exchange counts that only some ranks know. Else they travel along with the data, as in
+        #: non-blocking calls: where other ranks may make the same call as such a one.
+        self.exchanges = True
         self.delegate = Delegate(mpi, self.board, self.timeout, self.track, self._broke)
         self._prepared = Preparation(members, self.delegate, self._cache, self._run, self._overtaken)
         #: Calls that a rank has refused.
@@ -71,53 +75,41 @@ class Runner:
     # --- calls --------------------------------------------------------------------------------------------------------
 
     def blocking(
-        self,
-        name: str,
-        send: Any,
-        recv: Any,
-        op: Any = None,
-        root: int = -1,
-        recvcounts: Any = None,
-        stream: Any = None,
-        *,
-        exchange: bool = True,
+        self, name: str, send: Any, recv: Any, op: Any = None, root: Any = -1, counts: Any = None, stream: Any = None
     ) -> None:
         """Run a collective to its end; with ``stream`` it starts when the stream gets there.
 
-        Without ``exchange`` counts that only some ranks know travel along with the data, as in non-blocking calls:
-        where some ranks may make the same call as such a one.
+        The arguments are those of a ``CallSpec``, which would take a tenth of a short call to make.
         """
+        if stream is not None:
+            self.start(CallSpec(name, send, recv, op, root, counts), stream, Completion.HOST).Wait()
+            return
         try:
-            if type(root) is not int:
-                root = root_of(name, self.size, self.rank, root)
-            if stream is not None:
-                self.start(name, send, recv, op, root, recvcounts, stream, host=True).Wait()
-                return
             # The usual call, of arrays as last time, does nothing but look up, take addresses and run.
-            key, kind, outof, into = self._cache.look(name, send, recv, op, root, recvcounts)
+            key, kind, outof, into = self._cache.look(name, send, recv, op, root, counts)
             rows = None
             if kind is not None and not self.broken:
                 if kind.exchange is None:
                     if self._repeat(kind, outof, into, (send, recv)):
                         return
-                elif exchange:
+                elif self.exchanges:
                     kind.exchange.again()
                     rows = kind.exchange.rows
                     if rows.tobytes() == kind.counts and self._repeat(kind, outof, into, (send, recv)):
                         return
-            arguments = name, send, recv, op, root, recvcounts
-            self._again_if_stale(self._general, arguments, (key, outof, into), rows, exchange)
+            call = CallSpec(name, send, recv, op, root, counts)
+            self._again_if_stale(self._general, call, (key, outof, into), rows)
         except Exception as error:
-            self.refuse_call(name, error, started=not exchange)
+            self.refuse_call(name, error, started=not self.exchanges)
             raise
 
-    def _general(self, arguments: tuple[Any, ...], seen: tuple[Any, Any, Any], rows: Any, exchange: bool) -> None:
+    def _general(self, call: CallSpec, seen: tuple[Any, Any, Any], rows: Any) -> None:
         """A call that was not made before, or not like this."""
         self._ready()
-        if arguments[3] is not None and is_delegated(arguments[3]):
-            self.delegate.run(*arguments)
+        if is_delegated(call.op):
+            self.delegate.start(call).Wait()
             return
-        prepared = self._prepared.prepare(*arguments, exchange=exchange, rows=rows)
+        prepared = self._prepared.prepare(call, exchange=self.exchanges, rows=rows)
         if prepared is None:
             return
         self._run(prepared)
@@ -165,174 +157,130 @@ class Runner:
         kind.idle.append(program)
         return bool(state == 1)
 
-    def start(
-        self,
-        name: str,
-        send: Any,
-        recv: Any,
-        op: Any = None,
-        root: int = -1,
-        recvcounts: Any = None,
-        stream: Any = None,
-        *,
-        host: bool = False,
-    ) -> Request:
-        """Start a collective and return its request; with ``stream`` it is a part of the stream's work.
+    def start(self, call: CallSpec, stream: Any = None, completion: Completion = Completion.STREAM) -> Request:
+        """Start a collective and return its request; with ``stream`` it is a part of the stream's work."""
+        lib.ucch_progress_thread(1)
+        return self.begin(call, stream, completion)
 
-        ``host``: the caller will wait for the request at once, so that the stream need not.
-        """
+    def begin(self, call: CallSpec, stream: Any = None, completion: Completion = Completion.STREAM) -> Request:
+        """As :meth:`start`, for a caller that makes progress for a moment and wakes the progress thread after that."""
         try:
-            if stream is not None:
-                return self.start_on(stream_handle(stream), name, send, recv, op, root, recvcounts, host=host)[0]
-            return self._again_if_stale(self._started, name, send, recv, op, root, recvcounts)
+            if stream is None:
+                return self._again_if_stale(self._started, call)
+            return self._streamed(call, stream_handle(stream), completion)
         except Exception as error:
-            self.refuse_call(name, error, started=stream is None)
+            self.refuse_call(call.name, error, started=stream is None)
             raise
 
-    def _started(self, name: str, send: Any, recv: Any, op: Any, root: int, recvcounts: Any) -> Request:
-        """The request of a call that begins."""
-        if type(root) is not int:
-            root = root_of(name, self.size, self.rank, root)
+    def _started(self, call: CallSpec) -> Request:
+        """The request of a call that begins now."""
         self._ready()
-        key, kind, outof, into = self._cache.look(name, send, recv, op, root, recvcounts)
-        if kind is not None and kind.exchange is None:
-            again = self._begin_again(kind, pointer(outof), pointer(into), (send, recv))
-            if again is not None:
-                return again
-        if op is not None and is_delegated(op):
-            request = self.delegate.request(name, send, recv, op, root, recvcounts)
-            request.Start()
-            return request
-        prepared = self._prepared.prepare(name, send, recv, op, root, recvcounts, exchange=False)
+        key, kind, outof, into = self._cache.look(*call)
+        if kind is not None and kind.exchange is None and (program := kind.take()) is not None:
+            keep = call, outof, into = call, pointer(outof), pointer(into)
+            if lib.ucch_program_start(program.handle, outof, into, self.timeout) >= 0:
+                return self._request(program, kind, keep)
+            kind.give_back(program)  # such as one buffer for both sides: the general way handles or refuses it
+        if is_delegated(call.op):
+            return self.delegate.start(call)
+        prepared = self._prepared.prepare(call)
         if prepared is None:
             return finished()
         self._cache.keep(key, prepared, outof, into)
-        return self._begin(prepared)
+        program = prepared.program
+        state = lib.ucch_program_start(program.handle, prepared.send, prepared.recv, self.timeout)
+        if state < 0:
+            raise not_started(self.rank, prepared.label, state)
+        return self._request(program, prepared.kind, prepared, prepared)
 
-    def _begin_again(self, kind: Kind, outof: Any, into: Any, keep: object) -> Request | None:
-        """Start a call of a known kind; None when it cannot be like this."""
-        program = kind.take()
-        if program is None:
-            return None
-        lib.ucch_progress_thread(1)
-        if lib.ucch_program_start(program.handle, outof, into, self.timeout) < 0:
-            kind.give_back(program)
-            return None  # such as one buffer for both sides: the general way handles or refuses it
+    def _request(self, program: Program, kind: Kind, keep: object, prepared: Prepared | None = None) -> Request:
+        """The request of a program that has begun."""
         self.track(1)
-        keep = keep, outof, into
 
         def finish(state: int, status: Any) -> None:
             self.track(-1)
             self._judge(program, state, keep, kind.label)
-            kind.give_back(program)
+            if prepared is None:
+                kind.give_back(program)
+            else:
+                prepared.finish()
+                prepared.give_back()
 
         return Request(program.op, keep, finish, owner=self)
 
-    def start_on(
-        self, stream: int, name: str, send: Any, recv: Any, op: Any, root: int, recvcounts: Any,
-        *, host: bool = False, later: bool = False, hold: bool = True,
-    ) -> tuple[Request, bool]:  # fmt: skip
-        """Start a collective when ``stream`` gets there; also whether the stream waits for its end.
+    def _streamed(self, call: CallSpec, stream: int, completion: Completion) -> Request:
+        """The request of a call that begins when ``stream`` gets there.
 
-        Where streams must not wait for a call (docs/gpu.md) the host does, here or, with ``later``, when the caller
-        waits for the request. ``host`` as in :meth:`start`. Without ``hold`` no stream is held: a caller that allocates
-        on the device at any time could wait for it, with the locks that the call needs to end.
+        Where the stream must not wait for it (docs/gpu.md) the host does, here if it is the stream that should. No
+        stream is held for a call that whoever waits for its request completes: who allocates on the device at any time
+        could wait for it, with the locks that the call needs to end.
         """
-        key, kind, outof, into = self._cache.look(name, send, recv, op, root, recvcounts)
+        key, kind, outof, into = self._cache.look(*call)
         if kind is not None and not self.broken and (program := kind.take()) is not None:
             try:
-                if program.launches:
-                    request = self.launches.launch(program, kind.label, outof, into, self.timeout, stream, self)
-                    if request is not None:
-                        return request, True
+                launched = self._launched(program, kind.label, outof, into, stream)
             finally:
                 kind.give_back(program)
-        prepared = self._bound(name, send, recv, op, root, recvcounts, exchange=host)
-        if prepared is None:
-            return finished(), True
-        if prepared.program.launches:
-            both = prepared.send, prepared.recv
-            request = self.launches.launch(prepared.program, prepared.label, *both, self.timeout, stream, self)
-            if request is not None:
-                self._cache.keep(key, prepared, outof, into)
-                prepared.give_back()
-                return request, True
-        held = prepared.program.holds and hold and not host
-        request = self._begin(prepared, stream, ordered=held or not (host or later))
-        return request, held
-
-    def _bound(
-        self, name: str, send: Any, recv: Any, op: Any, root: int, recvcounts: Any, *, exchange: bool
-    ) -> Prepared | None:
-        """Prepare a call that a stream will start."""
+            if launched is not None:
+                return launched
         self._ready()
-        if op is not None and is_delegated(op):
+        if is_delegated(call.op):
             raise NotSupported(
-                f"{name} on rank {self.rank}: an operation of the user's own runs on the host, in no stream"
+                f"{call.name} on rank {self.rank}: an operation of the user's own runs on the host, in no stream"
             )
-        prepared = self._prepared.prepare(name, send, recv, op, root, recvcounts, exchange=exchange)
-        if prepared is not None and prepared.copies:
-            raise NotSupported(f"{name} on rank {self.rank}: with stream=, memory must be contiguous and read in place")
-        return prepared
+        prepared = self._prepared.prepare(call, exchange=completion is Completion.HOST)
+        if prepared is None:
+            return finished()
+        if prepared.copies:
+            raise NotSupported(
+                f"{call.name} on rank {self.rank}: with stream=, memory must be contiguous and read in place"
+            )
+        launched = self._launched(prepared.program, prepared.label, prepared.send, prepared.recv, stream)
+        if launched is None:
+            return self._begin_on(prepared, stream, ordered=completion is Completion.STREAM)
+        self._cache.keep(key, prepared, outof, into)
+        prepared.give_back()
+        return launched
 
-    def _begin(
-        self, prepared: Prepared, stream: int | None = None, *, ordered: bool = False, watched: bool = True
-    ) -> Request:
-        """Start what was prepared: now, or when ``stream`` gets there; ``ordered``: the stream waits for the end.
+    def _launched(self, program: Program, label: str, outof: Any, into: Any, stream: int) -> Request | None:
+        """The request of a program that was left to a stream; None where that cannot be, or not yet."""
+        if not program.launches:
+            return None
+        return self.launches.launch(program, label, outof, into, self.timeout, stream, self)
 
-        Without ``watched`` the caller makes progress for a moment, and wakes the progress thread if that is not enough.
-        """
-        if watched:
-            lib.ucch_progress_thread(1)
-        program = prepared.program.handle
-        if stream is None:
-            state = lib.ucch_program_start(program, prepared.send, prepared.recv, self.timeout)
-        else:
-            if self.members.runtime is None:
-                raise DeviceError(
-                    f"rank {self.rank} has no GPU runtime for stream= ({report(self.members.place.vendor)})"
-                )
-            at, hold = ffi.cast("void *", stream), ordered and prepared.program.holds
-            state = lib.ucch_program_start_on(program, prepared.send, prepared.recv, self.timeout, at, hold)
+    def _begin_on(self, prepared: Prepared, stream: int, *, ordered: bool) -> Request:
+        """Start what was prepared when ``stream`` gets there; ``ordered``: the stream waits for the end."""
+        program = prepared.program
+        if self.members.runtime is None:
+            raise DeviceError(f"rank {self.rank} has no GPU runtime for stream= ({report(self.members.place.vendor)})")
+        both, at = (prepared.send, prepared.recv), _cast("void *", stream)
+        state = lib.ucch_program_start_on(program.handle, *both, self.timeout, at, ordered and program.holds)
         if state < 0:
             raise not_started(self.rank, prepared.label, state)
-        self.track(1)
-
-        def finish(state: int, status: Any) -> None:
-            self.track(-1)
-            self._judge(prepared.program, state, prepared, prepared.label)
-            prepared.finish()
-            prepared.give_back()
-
-        request = Request(prepared.program.op, prepared, finish, owner=self)
+        request = self._request(program, prepared.kind, prepared, prepared)
         if ordered and not state:
             request.Wait()  # the stream cannot wait for this call, or must not: the host does
         return request
 
-    def persistent(
-        self, name: str, send: Any, recv: Any, op: Any = None, root: int = -1, recvcounts: Any = None
-    ) -> PersistentRequest:
+    def persistent(self, call: CallSpec) -> PersistentRequest:
         """Set a collective up once, to be started many times."""
         try:
-            if type(root) is not int:
-                root = root_of(name, self.size, self.rank, root)
-            arguments = name, send, recv, op, root, recvcounts
-            if op is not None and is_delegated(op):
+            if is_delegated(call.op):
                 self._ready()
-                return self.delegate.request(*arguments, refuse=self.refuse)
-            prepared = self._again_if_stale(self._set_up, *arguments)
+                return self.delegate.request(call, refuse=self.refuse)
+            prepared = self._again_if_stale(self._set_up, call)
         except Exception as error:
             self.refuse(error)
             raise
         if prepared is None:
             idle = ffi.gc(lib.ucch_message_new(), lib.ucch_message_free)
             return PersistentRequest(lib.ucch_message_op(idle), idle, lambda: 0, lambda *_: None, lambda: None)
-        return self._standing(prepared, arguments)
+        return self._standing(prepared, call)
 
-    def _set_up(self, name: str, send: Any, recv: Any, op: Any, root: int, recvcounts: Any) -> Prepared | None:
+    def _set_up(self, call: CallSpec) -> Prepared | None:
         """A call that is ready to be started again and again."""
         self._ready()
-        prepared = self._prepared.prepare(name, send, recv, op, root, recvcounts, exchange=True, now=False)
+        prepared = self._prepared.prepare(call, exchange=True, now=False)
         if prepared is None:
             return None
         status = lib.ucch_program_persist(prepared.program.handle, prepared.send, prepared.recv, self.timeout)
@@ -342,7 +290,7 @@ class Runner:
         self._persistent[id(prepared)] = prepared
         return prepared
 
-    def _standing(self, prepared: Prepared, arguments: tuple[Any, ...]) -> PersistentRequest:
+    def _standing(self, prepared: Prepared, call: CallSpec) -> PersistentRequest:
         """The request of a call that was set up."""
         teams = self.members.teams
 
@@ -354,7 +302,7 @@ class Runner:
             self._ready()
             if teams is not self.members.teams:  # a call was refused: others are used by now
                 free()
-                anew = self._set_up(*arguments)
+                anew = self._set_up(call)
                 assert anew is not None
                 prepared, teams = anew, self.members.teams
             elif prepared.copies:
@@ -373,20 +321,16 @@ class Runner:
             if self._persistent.pop(id(prepared), None) is not None:
                 lib.ucch_program_drop(prepared.program.handle)
 
-        def in_stream(stream: Any) -> Request:
-            name, send, recv, op, root, recvcounts = arguments
-            return self.start(name, send, recv, op, root, recvcounts, stream)
-
         direct = None if prepared.copies else prepared.program.handle
         request = PersistentRequest(
-            prepared.program.op, prepared, start, finish, free, direct=direct, owner=self, in_stream=in_stream,
-            refuse=self.refuse,
+            prepared.program.op, prepared, start, finish, free, direct=direct, owner=self,
+            in_stream=partial(self.start, call), refuse=self.refuse,
         )  # fmt: skip
         return request
 
     # --- books --------------------------------------------------------------------------------------------------------
 
-    def _break(self, why: str) -> None:
+    def abandon(self, why: str) -> None:
         """From now on nothing is started, in Python or by the native engine."""
         self.broken = why
         lib.ucch_board_break(self.board.native)
@@ -417,7 +361,7 @@ class Runner:
 
     def _broke(self, failure: Exception, keep: object) -> None:
         """A call failed: whoever ran it may still use its memory, and nothing more is run."""
-        self._break(str(failure))
+        self.abandon(str(failure))
         _graveyard.append(keep)
 
     def _run(self, prepared: Prepared) -> None:
@@ -438,7 +382,7 @@ class Runner:
         """After Ctrl-C in a blocking call: the others may finish it, this rank never learns of that."""
         if lib.ucch_program_active(program.handle):
             if not self.broken:
-                self._break(f"{label} was interrupted")
+                self.abandon(f"{label} was interrupted")
             _graveyard.append((program, keep))
 
     def _judge(self, program: Program, state: int, keep: object, label: str) -> None:

@@ -22,6 +22,7 @@ from ..errors import CollectiveError, CollectiveTimeout, NotSupported
 from ..native.libraries import ffi, lib
 from ..planner.collectives import Call
 from ..types import Op
+from .arguments import CallSpec, root_of
 from .failure import explain
 from .ops import op_of
 from .persistent import PersistentRequest
@@ -37,6 +38,8 @@ _NAP = 0.0005
 
 def is_delegated(op: Any) -> bool:
     """Whether MPI computes ``op``: it is the user's own, or works on pairs. Errors are those of ``op_of``."""
+    if op is None:
+        return False
     ours = op_of(op)
     return ours is None or ours.name in ("MAXLOC", "MINLOC")
 
@@ -207,23 +210,16 @@ class Delegate:
                 left += mine
         return left
 
-    def run(self, name: str, send: Any, recv: Any, op: Any, root: int, recvcounts: Any) -> None:
-        """A reduction, to its end."""
-        request = self.request(name, send, recv, op, root, recvcounts)
+    def start(self, call: CallSpec) -> PersistentRequest:
+        """Begin a reduction."""
+        request = self.request(call)
         request.Start()
-        request.Wait()
+        return request
 
-    def request(
-        self,
-        name: str,
-        send: Any,
-        recv: Any,
-        op: Any,
-        root: int,
-        recvcounts: Any,
-        refuse: Callable[[Exception], None] | None = None,
-    ) -> PersistentRequest:
+    def request(self, call: CallSpec, refuse: Callable[[Exception], None] | None = None) -> PersistentRequest:
         """A reduction as a request that is not started yet; ``refuse`` is told of a start that cannot be made."""
+        name, send, recv, op, _, counts = call
+        root = root_of(call, self.size, self.rank)
         for argument, spec in (("sendbuf", send), ("recvbuf", recv)):
             self._host_memory(name, argument, spec)
         self.settle()
@@ -235,7 +231,7 @@ class Delegate:
         theirs = getattr(MPI, op.name) if isinstance(op, Op) else op
         method = getattr(self.mpi, f"I{name}")
         args = [MPI.IN_PLACE if send is None else send, recv]
-        args += [recvcounts, theirs] if name == "reduce_scatter" else [theirs]
+        args += [counts, theirs] if name == "reduce_scatter" else [theirs]
         args += [root] if root >= 0 else []
 
         def begin() -> tuple[Watch, Any]:

@@ -22,7 +22,7 @@ from ..planner.algorithms import Role, with_role
 from ..planner.collectives import ROWS, Call, elements, operands
 from ..planner.select import Choice, Tuning, choose, make_plan, reason
 from ..types import DTYPES, OPS, DType, Op, Reduction, reduction
-from .arguments import Bound, bind
+from .arguments import Bound, CallSpec, bind
 from .failure import StaleError, explain
 from .mpi_fallback import Delegate, Watch
 from .ops import op_of
@@ -148,27 +148,15 @@ class Preparation:
         self.used: dict[str, tuple[Choice, str, bool]] = {}
         self._on_host = _of_host(members.tuning)
 
-    def prepare(
-        self,
-        name: str,
-        send: Any,
-        recv: Any,
-        op: Any,
-        root: int,
-        recvcounts: Any,
-        *,
-        exchange: bool,
-        now: bool = True,
-        rows: Any = None,
-    ) -> Prepared | None:
+    def prepare(self, call: CallSpec, *, exchange: bool = False, now: bool = True, rows: Any = None) -> Prepared | None:
         """Bind, choose, plan and lower a call, or return None when there is nothing to do.
 
         ``exchange``: the ranks may talk about the counts that only some of them know (blocking and persistent calls).
         ``rows``: what they said, where they did already. ``now``: the call is the next one of this rank.
         """
-        bound = bind(name, self.size, self.rank, send, recv, root, recvcounts)
+        name, bound = call.name, bind(call, self.size, self.rank)
         on_device = self._on_device(name, bound)
-        how, ours = self._reduction(name, bound.dtype, op, on_device)
+        how, ours = self._reduction(name, bound.dtype, call.op, on_device)
         if self.size == 1 and name == "barrier":
             return None
         counted, asked = bound.local, None
@@ -302,7 +290,7 @@ class Preparation:
     def _exchange(self, label: str, mine: Any) -> Exchange:
         """Everybody's row of int64 numbers (numpy, equal lengths), in rank order: a call of its own on the board."""
         rows = np.empty((self.size, len(mine)), np.int64)
-        bound = bind("allgather", self.size, self.rank, mine, rows)
+        bound = bind(CallSpec("allgather", mine, rows), self.size, self.rank)
         prepared = self._lowered(bound, None, None, label, False, True)
         self._run(prepared)
         return Exchange(mine, rows, prepared, self._run)

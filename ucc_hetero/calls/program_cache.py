@@ -8,6 +8,7 @@ the call. If the counts are those of last time, so is the program.
 from __future__ import annotations
 
 from collections.abc import Hashable
+from operator import index
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
@@ -90,7 +91,7 @@ class ProgramCache:
         return self._kinds.get(key) or self._kinds.keep(key, Kind(label, []))
 
     def look(
-        self, name: str, send: Any, recv: Any, op: Any, root: int, counts: Any
+        self, name: str, send: Any, recv: Any, op: Any, root: Any, counts: Any
     ) -> tuple[Hashable, Kind | None, Any, Any]:
         """Signature of a call (all of its arguments but addresses), its kind if it is known, and its two addresses.
 
@@ -105,6 +106,8 @@ class ProgramCache:
                 op = op_of(op)  # MPI's own cannot be hashed
                 if op is None:
                     return _UNKNOWN
+            if type(root) is not int:
+                root = index(root)
             if type(send) is _ndarray:
                 sent, outof = (send.dtype, send.size), _from_buffer(send)
             elif send is not None and send is not self._in_place:

@@ -99,6 +99,9 @@ class Request:
     of this package, collectives' and messages'.
     """
 
+    #: Whether the stream that it is a part of waits for its end, whoever else does.
+    in_stream = False
+
     def __init__(
         self,
         op: Any,

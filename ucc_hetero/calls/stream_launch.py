@@ -27,6 +27,7 @@ class Launched(Request):
     """
 
     _call, _keep, _timeout = None, None, 0.0
+    in_stream = True
 
     def __init__(self, op: Any, about: tuple[Launches, Program, str, float], owner: object) -> None:
         # Not the base class's: who makes many such calls waits for each of these lines.

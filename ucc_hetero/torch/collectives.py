@@ -8,6 +8,7 @@ from typing import Any, TypeAlias
 
 import torch
 
+from ..calls.arguments import CallSpec
 from .devices import started
 from .dispatch import Posting
 from .layout import Finish, back, gathered, overlap, room, rooms, source, units
@@ -75,7 +76,7 @@ class Collectives(Posting):
         if not tensor.numel():
             return self.done([tensor])
         operand = how.operand(tensor)
-        return self.post("allreduce", None, operand, opts, [tensor], how.op, finish=back(operand, tensor))
+        return self.post(CallSpec("allreduce", None, operand, how.op), opts, [tensor], back(operand, tensor))
 
     def allreduce_coalesced(self, tensors: Sequence[Any], opts: Any = None) -> Work:
         """Reduce several tensors over all ranks, in place."""
@@ -91,9 +92,9 @@ class Collectives(Posting):
             return self.done([tensor])
         root = self._root(opts, root)
         if self.rank() == root:
-            return self.post("bcast", None, source(tensor), opts, [tensor], root=root)
+            return self.post(CallSpec("bcast", None, source(tensor), None, root), opts, [tensor])
         target, finish = room(tensor)
-        return self.post("bcast", None, target, opts, [tensor], root=root, finish=finish)
+        return self.post(CallSpec("bcast", None, target, None, root), opts, [tensor], finish)
 
     def reduce(self, tensors: Any, opts: Any = None, root: int | None = None) -> Work:
         """Reduce to the root, in place there."""
@@ -104,8 +105,8 @@ class Collectives(Posting):
         root = self._root(opts, root)
         operand = how.operand(tensor)
         if self.rank() != root:
-            return self.post("reduce", operand, None, opts, [tensor], how.op, root)
-        return self.post("reduce", None, operand, opts, [tensor], how.op, root, finish=back(operand, tensor))
+            return self.post(CallSpec("reduce", operand, None, how.op, root), opts, [tensor])
+        return self.post(CallSpec("reduce", None, operand, how.op, root), opts, [tensor], back(operand, tensor))
 
     def barrier(self, opts: Any = None) -> Work:
         """Wait until all ranks have called; collectives that were called before are done by then, as is what the
@@ -114,7 +115,7 @@ class Collectives(Posting):
         for kind, module in started():  # which device is meant is not always said
             module.current_stream(device if device is not None and device.type == kind else None).synchronize()
         earlier = [work for work in list(self.in_flight) if work.collective]
-        own = self.post("barrier", None, None, opts, [])
+        own = self.post(CallSpec("barrier", None, None), opts, [])
         return self.together([*earlier, own])
 
     # --- gathering ----------------------------------------------------------------------------------------------------
@@ -137,7 +138,7 @@ class Collectives(Posting):
         send = source(tensor)
         if send.data_ptr() == flat.data_ptr() + self.rank() * send.numel() * send.element_size():
             send = None
-        return self.post("allgather", send, flat, opts, outputs, finish=finish, form=form, inputs=tensor)
+        return self.post(CallSpec("allgather", send, flat), opts, outputs, finish, form, tensor)
 
     def allgather(self, output_lists: Any, inputs: Any, opts: Any = None) -> Work:
         """Collect every rank's tensor in a list; sizes may differ, and are those of the list."""
@@ -157,7 +158,7 @@ class Collectives(Posting):
             return self._gather_into(flat, tensor, opts, outputs, finish)
         send = source(tensor)
         recv = [flat, [n * units(tensor) for n in counts]]
-        return self.post("allgatherv", send, recv, opts, outputs, finish=finish, inputs=tensor)
+        return self.post(CallSpec("allgatherv", send, recv), opts, outputs, finish, inputs=tensor)
 
     def allgather_coalesced(self, output_lists: Any, inputs: Sequence[Any], opts: Any = None) -> Work:
         """Several allgathers; ``output_lists[r]`` holds what rank r gave."""
@@ -175,7 +176,7 @@ class Collectives(Posting):
         if not tensor.numel():
             return self.done([])
         if self.rank() != root:
-            return self.post("gather", source(tensor), None, opts, [], root=root, inputs=tensor)
+            return self.post(CallSpec("gather", source(tensor), None, None, root), opts, [], inputs=tensor)
         outputs = output_lists[0] if output_lists and not isinstance(output_lists[0], torch.Tensor) else output_lists
         counts = self._per_rank(outputs, "gather", "output")
         if any(n != tensor.numel() for n in counts) or any(each.dtype != tensor.dtype for each in outputs):
@@ -183,7 +184,8 @@ class Collectives(Posting):
                 f"gather on rank {root}: outputs of {counts} elements do not match input's {tensor.numel()}"
             )
         flat, finish = rooms(outputs)
-        return self.post("gather", source(tensor), flat, opts, outputs, root=root, finish=finish, inputs=tensor)
+        call = CallSpec("gather", source(tensor), flat, None, root)
+        return self.post(call, opts, outputs, finish, inputs=tensor)
 
     # --- scattering ---------------------------------------------------------------------------------------------------
 
@@ -200,7 +202,7 @@ class Collectives(Posting):
             if any(n != tensor.numel() for n in counts):
                 raise ValueError(f"scatter on rank {root}: inputs of {counts} elements, output of {tensor.numel()}")
             send = gathered(inputs)
-        return self.post("scatter", send, target, opts, [tensor], root=root, finish=finish, inputs=inputs)
+        return self.post(CallSpec("scatter", send, target, None, root), opts, [tensor], finish, inputs=inputs)
 
     def reduce_scatter_single(self, output: Any, input: Any, opts: Any = None) -> Work:
         """Reduce over all ranks and give rank r the r-th of equal parts."""
@@ -221,9 +223,7 @@ class Collectives(Posting):
         if target.numel() and overlap(target, operand):
             operand = operand.clone()
         name = "reduce_scatter_block" if counts is None else "reduce_scatter"
-        return self.post(
-            name, operand, target, opts, [output], how.op, counts=counts, finish=finish, form=form, inputs=inputs
-        )
+        return self.post(CallSpec(name, operand, target, how.op, -1, counts), opts, [output], finish, form, inputs)
 
     def reduce_scatter(self, outputs: Any, input_lists: Any, opts: Any = None) -> Work:
         """Reduce a list of tensors over all ranks and give rank r the r-th; sizes may differ."""
@@ -262,9 +262,7 @@ class Collectives(Posting):
         if into is None and outof is None:
             if not send.numel() and not target.numel():
                 return self.done([output])
-            return self.post(
-                "alltoall", send, target, opts, [output], finish=finish, form="alltoall_base_", inputs=input
-            )
+            return self.post(CallSpec("alltoall", send, target), opts, [output], finish, "alltoall_base_", input)
         given, taken = (send, self._scaled(outof, send)), (target, self._scaled(into, target))
         return self._exchange(given, taken, opts, [output], finish, "alltoall_base_", input)
 
@@ -291,7 +289,7 @@ class Collectives(Posting):
         self, given: _Shares, taken: _Shares, opts: Any, outputs: list[Any], finish: Finish, form: str, inputs: Any
     ) -> Work:
         send, recv = ([flat, (counts, _starts(counts))] for flat, counts in (given, taken))
-        return self.post("alltoallv", send, recv, opts, outputs, finish=finish, form=form, inputs=inputs)
+        return self.post(CallSpec("alltoallv", send, recv), opts, outputs, finish, form, inputs)
 
     # --- helpers ------------------------------------------------------------------------------------------------------
 

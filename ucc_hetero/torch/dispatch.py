@@ -11,6 +11,7 @@ from typing import Any
 import torch.distributed as dist
 
 from ..api.comm import Communicator
+from ..calls.arguments import CallSpec
 from ..device import stream_handle
 from ..errors import UCCHError
 from ..machine.vendors import TORCH
@@ -92,14 +93,9 @@ class Posting:
 
     def post(
         self,
-        name: str,
-        send: Any,
-        recv: Any,
+        call: CallSpec,
         opts: Any,
         outputs: Sequence[Any],
-        op: Any = None,
-        root: int = -1,
-        counts: Any = None,
         finish: Finish = None,
         form: str = "",
         inputs: Any = None,
@@ -107,33 +103,34 @@ class Posting:
         """Start a collective; one that its caller would only wait for runs to its end here.
 
         A profiler names it by ``form``, the dispatcher's name, and shows the shapes of ``inputs``: by default those
-        that ``name`` stands for, and ``outputs``.
+        that the call's name stands for, and ``outputs``.
         """
         if active._is_profiler_enabled and not self._batch.recorded:
-            again = partial(self.post, name, send, recv, opts, outputs, op, root, counts, finish)
-            return self._recorded(form or name, outputs if inputs is None else inputs, again)
+            again = partial(self.post, call, opts, outputs, finish)
+            return self._recorded(form or call.name, outputs if inputs is None else inputs, again)
         if self._aborted or self._closed or self.in_flight:
             self._usable()
         lane, seconds = self._lane() if futures.level() else self._lanes[0], self._timeout(opts)
         asynchronous = getattr(opts, "asyncOp", True)
         self._posted += 1
-        device = device_of(recv, send)
+        memory = call.send, call.recv
+        device = device_of(call.recv, call.send)
         try:
             if device is None and not asynchronous:
-                lane.call(name, send, recv, op, root, counts, seconds)
+                lane.call(call, seconds)
                 if finish is not None:
                     finish()
                 return self._noted(Work(self, outputs))
             if device is None:
-                request = lane.start(name, send, recv, op, root, counts, seconds)
+                request = lane.start(call, seconds)
             else:
-                if op is OPS["AVG"]:
-                    op, finish = OPS["SUM"], mean_of(recv, self._place[1], finish)
-                start = partial(lane.start_on, name, send, recv, op, root, counts, seconds)
-                return self._noted(self._in_stream(device, start, (send, recv), outputs, finish, asynchronous))
+                if call.op is OPS["AVG"]:
+                    call, finish = call._replace(op=OPS["SUM"]), mean_of(call.recv, self._place[1], finish)
+                start = partial(lane.start, call, seconds)
+                return self._noted(self._in_stream(device, start, memory, outputs, finish, asynchronous))
         except UCCHError as failure:
             raise torch_error(failure) from failure
-        work = Work(self, outputs, (request,), finish, (send, recv))
+        work = Work(self, outputs, (request,), finish, memory)
         work.collective = True
         work.poll(_MOMENT)
         return self._noted(work)
@@ -253,7 +250,7 @@ class Posting:
         self._unfit = self._unfit or error
         run = self._lanes[0].run
         if not run.broken:
-            run._break(str(error))
+            run.abandon(str(error))
 
     def check_data(self) -> None:
         """Raise when a stream had to go on without the data of a message that it waited for: its time was over."""

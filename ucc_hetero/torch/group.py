@@ -66,7 +66,7 @@ class ProcessGroupUCCH(Collectives, Messages, dist.ProcessGroup):
         self._aborted = "abort() was called"
         for lane in list(self._lanes.values()):
             if not lane.run.broken:
-                lane.run._break(self._aborted)
+                lane.run.abandon(self._aborted)
             _unmet.append(_vote(lane.comm, False))
         for work in list(self.in_flight):
             work.let_go()
@@ -85,7 +85,7 @@ class ProcessGroupUCCH(Collectives, Messages, dist.ProcessGroup):
         self._ended = True
         for lane in self._lanes.values():
             if not ended and not lane.run.broken:
-                lane.run._break("a callback did not end")  # it may be using the communicator
+                lane.run.abandon("a callback did not end")  # it may be using the communicator
             lane.run.board.leave()  # a rank that still waits for a call of ours learns that none will come
         for at in sorted(self._lanes, reverse=True):
             _leave(self._lanes[at].comm, self._seconds, self._name)
@@ -182,14 +182,14 @@ def _leave(comm: Communicator, seconds: float, name: str) -> None:
     while not request.Test():
         if (dead := run.board.dead()) >= 0:
             _unmet.append(vote)
-            run._break(f"rank {dead} died")
+            run.abandon(f"rank {dead} died")
             return
         lib.ucch_progress_once()  # peers may still need our side of a transfer
         time.sleep(pause)
         pause = min(pause + 1e-5, 1e-3)
         if time.monotonic() > end:
             _unmet.append(vote)
-            run._break("other ranks did not destroy the group")
+            run.abandon("other ranks did not destroy the group")
             log.log("torch").warning(
                 "group %s on rank %d: other ranks did not destroy it within %g s; it is left to the end of the process",
                 name, comm.rank, seconds,
@@ -198,7 +198,7 @@ def _leave(comm: Communicator, seconds: float, name: str) -> None:
     if worst[0]:
         comm.Free()
     elif not run.broken:
-        run._break("a rank of it failed")
+        run.abandon("a rank of it failed")
 
 
 #: Votes that nobody waits for any more, with their memory.

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 from ..api.comm import Communicator
+from ..calls.arguments import CallSpec, Completion
 from ..calls.dispatch import Runner
-from ..calls.request import Request, finished, look_around, wait_op
+from ..calls.request import Request, look_around, wait_op
 
 __all__ = ["GroupCommunicator", "Lane"]
 
@@ -38,28 +38,25 @@ class Lane:
         #: Messages have one of their own: a peer may come to a collective only after a message of ours.
         self._message_lock = threading.RLock()
         self.run.wait = partial(wait_op, look=self._look)
+        self.run.exchanges = False
 
     def _look(self) -> None:
         self._check_aborted()
         look_around()
 
-    def call(self, name: str, send: Any, recv: Any, op: Any, root: int, counts: Any, seconds: float) -> None:
-        """Run a collective on host memory to its end in this thread.
+    def call(self, call: CallSpec, seconds: float) -> None:
+        """Run a collective on host memory to its end in this thread."""
+        with self._lock:
+            self._limited(seconds).blocking(*call)
 
-        Counts that only some ranks know are not exchanged: a rank may make the same call asynchronously, and its peers
-        would wait for its part of the exchange.
+    def start(self, call: CallSpec, seconds: float, stream: int | None = None) -> Request:
+        """Start a collective, with ``stream`` when that gets there.
+
+        Where the stream cannot wait for its end the host has to, and can do so later. None is held for it: torch
+        allocates whenever it likes. The progress thread is to be woken if a call without a stream does not end at once.
         """
         with self._lock:
-            self._limited(seconds).blocking(name, send, recv, op, root, counts, exchange=False)
-
-    @contextmanager
-    def _refusing(self, name: str) -> Iterator[None]:
-        """Tell the other ranks of a collective that this one cannot make."""
-        try:
-            yield
-        except Exception as error:
-            self.run.refuse_call(name, error)
-            raise
+            return self._limited(seconds).begin(call, stream, Completion.ON_WAIT)
 
     def _limited(self, seconds: float) -> Runner:
         """The runner, with the time limit of the call to come; making teams for it is limited likewise."""
@@ -68,26 +65,6 @@ class Lane:
             run.timeout = seconds
             run.members.teams.timeout = seconds or _LONG
         return run
-
-    def start(self, name: str, send: Any, recv: Any, op: Any, root: int, counts: Any, seconds: float) -> Request:
-        """Start a collective; the progress thread is to be woken if it does not end at once."""
-        with self._refusing(name), self._lock:
-            run = self._limited(seconds)
-            run._ready()
-            prepared = run._prepared.prepare(name, send, recv, op, root, counts, exchange=False)
-            return finished() if prepared is None else run._begin(prepared, watched=False)
-
-    def start_on(
-        self, name: str, send: Any, recv: Any, op: Any, root: int, counts: Any, seconds: float, stream: int
-    ) -> tuple[Request, bool]:
-        """Start a collective when ``stream`` gets there; also whether the stream waits for its end.
-
-        Where streams must not wait for a call (docs/gpu.md), the host has to; it can do so later. They are not held for
-        one: torch allocates whenever it likes.
-        """
-        with self._lock:
-            run = self._limited(seconds)
-            return run.start_on(stream, name, send, recv, op, root, counts, later=True, hold=False)
 
     def send(self, tensor: Any, dest: int, tag: int, seconds: float, stream: int | None = None) -> Request:
         """Start a send; of what is there when ``stream`` gets there."""

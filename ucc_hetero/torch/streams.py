@@ -158,7 +158,7 @@ class Side:
         self._posted, self._lock = self._module.Event(), threading.Lock()
 
     def run(
-        self, start: Callable[[int], tuple[Request, bool]], memory: Sequence[Any], finish: Finish, *, asynchronous: bool
+        self, start: Callable[[int], Request], memory: Sequence[Any], finish: Finish, *, asynchronous: bool
     ) -> tuple[Request, Ready | None]:
         """Make a call, and what is to be done after it, part of a stream.
 
@@ -172,14 +172,15 @@ class Side:
             with self._lock:  # recorded again and again: who waits, waits for the latest
                 self._posted.record(here)
                 stream.wait_event(self._posted)
-        request, held = start(stream_handle(stream))
-        if held and finish is not None:
+        request = start(stream_handle(stream))
+        waits = request.in_stream or request.finished
+        if waits and finish is not None:
             with self._module.stream(stream):
                 finish()
             for tensor in _tensors(memory) if asynchronous else ():
                 if not tensor.is_cpu:  # used beyond the end of the call
                     tensor.record_stream(stream)
-        return request, Ready(stream, marked=asynchronous) if held else None
+        return request, Ready(stream, marked=asynchronous) if waits else None
 
 
 def mean_of(tensor: Any, size: int, finish: Finish) -> Finish:
