@@ -7,38 +7,29 @@
  * sender says that it leaves a message to hosts before it looks for a posted receive with a credit for it, and a
  * receiver looks for that once its own is posted: one of both sees the other. */
 #include <stdlib.h>
+#include <string.h>
 
 #include "shm/segment.h"
 
 /* Streams run so far ahead of their senders; more chunks would not be there for long messages. */
 #define MOST_CREDITS 16
 
-static uint16_t *free_chunks;
-static char *kept; /* by chunk from the first on: it is there for a credit */
+static char *used; /* by chunk; the first `nkept` are there for credits */
 static size_t nchunks, nkept, most;
 static size_t lent; /* to messages that streams copy, but for those by credit */
 
 /* A new window of so many chunks; a quarter of it, and one chunk at least, is for messages that hosts move. */
 static int begin_locked(size_t many) {
     size_t all = many * 3 / 4 < many ? many * 3 / 4 : 0;
-    uint16_t *list = calloc(many + 1, sizeof(*list));
     char *flags = calloc(many + 1, 1);
-    if (!list || !flags) {
-        free(list);
-        free(flags);
+    if (!flags)
         return UCCH_FAIL_MEMORY;
-    }
-    free(free_chunks);
-    free(kept);
-    free_chunks = list;
-    kept = flags;
+    free(used);
+    used = flags;
+    nchunks = many;
     lent = 0;
     nkept = all - all * 2 / 3 < MOST_CREDITS ? all - all * 2 / 3 : MOST_CREDITS;
     most = all - nkept;
-    for (size_t i = 0; i < nkept; i++)
-        kept[i] = 1;
-    for (nchunks = 0; nchunks < many - nkept; nchunks++)
-        free_chunks[nchunks] = (uint16_t)(many - 1 - nchunks);
     return 0;
 }
 
@@ -79,59 +70,50 @@ int ucch_arena_own(size_t bytes, void *handle) {
 
 /* One chunk of our own for messages that hosts move: 1, or 0 where none is free. */
 int ucch_chunk_take_locked(uint16_t *chunk) {
-    if (!nchunks)
-        return 0;
-    *chunk = free_chunks[--nchunks];
-    return 1;
+    for (size_t i = nkept; i < nchunks; i++)
+        if (!used[i]) {
+            used[i] = 1;
+            *chunk = (uint16_t)i;
+            return 1;
+        }
+    return 0;
 }
 
 void ucch_chunk_give_locked(uint16_t chunk) {
-    free_chunks[nchunks++] = chunk;
+    used[chunk] = 0;
 }
 
 /* Chunks of our own that nobody uses, but for those that are kept. */
 int ucch_window_room(void) {
+    int room = 0;
     ucch_lock();
-    int room = (int)nchunks;
+    for (size_t i = nkept; i < nchunks; i++)
+        room += !used[i];
     ucch_unlock();
     return room;
-}
-
-/* Where `many` neighbours begin that are all free, among the first `limit`; -1: nowhere. */
-static int extent_of(int many, size_t limit) {
-    char *is_free = calloc(limit + 1, 1);
-    int first = -1;
-    for (size_t i = 0; is_free && i < nchunks; i++)
-        if (free_chunks[i] < limit)
-            is_free[free_chunks[i]] = 1;
-    for (size_t i = 0, many_free = 0; is_free && i < limit && first < 0; i++) {
-        many_free = is_free[i] ? many_free + 1 : 0;
-        first = many_free < (size_t)many ? -1 : (int)i + 1 - many;
-    }
-    free(is_free);
-    return first;
 }
 
 /* Neighbouring chunks for one message that goes from stream to stream: the first of them, or -1. `is_near`: with places
  * in our arena. */
 int ucch_extent_take_locked(int many, int is_near) {
-    const ucch_window *w = ucch_window_of(0);
-    size_t kept_back = 0, limit = is_near && w->near < w->nchunks ? w->near : w->nchunks;
-    int first = lent + (size_t)many > most ? -1 : extent_of(many, limit);
-    for (size_t i = 0; first >= 0 && i < nchunks; i++)
-        if (free_chunks[i] < first || free_chunks[i] >= first + many)
-            free_chunks[kept_back++] = free_chunks[i];
-    nchunks = first >= 0 ? kept_back : nchunks;
-    lent += first >= 0 ? (size_t)many : 0;
-    return first;
+    size_t near = ucch_window_of(0)->near, limit = is_near && near < nchunks ? near : nchunks, n = 0;
+    for (size_t i = nkept; i < limit && lent + (size_t)many <= most; i++) {
+        n = used[i] ? 0 : n + 1;
+        if (n < (size_t)many)
+            continue;
+        lent += n;
+        memset(used + i + 1 - n, 1, n);
+        return (int)(i + 1 - n);
+    }
+    return -1;
 }
 
 /* The chunk of a credit that has been taken up: there are no more credits than chunks. */
 int ucch_extent_keep_locked(int is_near) {
     for (size_t n = 0; n < nkept; n++) {
         size_t i = is_near ? n : nkept - 1 - n;
-        if (kept[i]) {
-            kept[i] = 0;
+        if (!used[i]) {
+            used[i] = 1;
             return (int)i;
         }
     }
@@ -139,14 +121,11 @@ int ucch_extent_keep_locked(int is_near) {
 }
 
 void ucch_extent_give_locked(int first, int many) {
-    if ((size_t)first < nkept) {
-        kept[first] = 1;
+    memset(used + first, 0, (size_t)many);
+    if ((size_t)first < nkept)
         ucch_credit_return(0);
-        return;
-    }
-    for (int i = many - 1; i >= 0; i--)
-        free_chunks[nchunks++] = (uint16_t)(first + i);
-    lent -= (size_t)many;
+    else
+        lent -= (size_t)many;
 }
 
 /* ---- credits ---- */
