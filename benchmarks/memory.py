@@ -62,14 +62,7 @@ class Block:
 
     def put(self, data: Host) -> None:
         """Write ``data`` (at most ``count`` elements) to the beginning."""
-        if isinstance(self.whole, np.ndarray):
-            self.whole[: data.size] = data
-        else:
-            torch = importlib.import_module("torch")
-            size = self.dtype.itemsize
-            raw = self.whole.view(torch.uint8)
-            raw[: data.size * size].copy_(torch.from_numpy(data.copy().view(np.uint8)))
-            _settle(self.whole, torch)
+        self._write(0, data)
 
     def get(self) -> Host:
         """A copy, or for host memory a view, of the elements."""
@@ -81,14 +74,11 @@ class Block:
 
     def head(self, count: int) -> Block:
         """The first ``count`` elements, with a fresh guard behind them."""
-        if isinstance(self.whole, np.ndarray):
-            whole = self.whole[: count + _GUARD]
-            array = memoryview(self.array)[:count] if not isinstance(self.array, np.ndarray) else whole[:count]
-        else:
-            whole = self.whole[: count + _GUARD]
-            array = whole[:count]
-        block = Block(array, whole, count, self.dtype)
-        block._guard()
+        whole = self.whole[: count + _GUARD]
+        wrapped = isinstance(self.whole, np.ndarray) and not isinstance(self.array, np.ndarray)
+        block = Block(memoryview(self.array)[:count] if wrapped else whole[:count], whole, count, self.dtype)
+        filler = np.full(_GUARD * self.dtype.itemsize, _GUARD_BYTE, np.uint8)
+        block._write(count, filler.view(self.dtype))
         return block
 
     def _host(self) -> Host:
@@ -98,21 +88,15 @@ class Block:
         raw: Host = self.whole.view(torch.uint8).cpu().numpy()
         return raw.view(self.dtype)
 
-    def _guard(self) -> None:
-        filler = np.full(_GUARD * self.dtype.itemsize, _GUARD_BYTE, np.uint8)
+    def _write(self, start: int, data: Host) -> None:
         if isinstance(self.whole, np.ndarray):
-            self.whole[self.count :] = filler.view(self.dtype)
-        else:
-            torch = importlib.import_module("torch")
-            start = self.count * self.dtype.itemsize
-            self.whole.view(torch.uint8)[start:] = torch.from_numpy(filler).to(self.whole.device)
-            _settle(self.whole, torch)
-
-
-def _settle(tensor: Any, torch: Any) -> None:
-    """Wait until what was written to a tensor is there: calls without a stream do not."""
-    if not tensor.is_cpu:
-        torch.cuda.current_stream().synchronize()
+            self.whole[start : start + data.size] = data
+            return
+        torch, size = importlib.import_module("torch"), self.dtype.itemsize
+        raw = self.whole.view(torch.uint8)[start * size : (start + data.size) * size]
+        raw.copy_(torch.from_numpy(data.copy().view(np.uint8)))
+        if not self.whole.is_cpu:  # until it is there: calls without a stream do not wait
+            torch.cuda.current_stream().synchronize()
 
 
 @dataclass(frozen=True, slots=True)

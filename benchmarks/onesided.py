@@ -140,68 +140,41 @@ def _mpi_window(session: Session, nbytes: int, stack: ExitStack) -> Window:
     return Window(win, local, partner, group, base, session.world.barrier)
 
 
-Epoch = Callable[[Window, Callable[[], None]], None]
+#: Synchronization in which the other rank takes no part: what comes before and after the transfers.
+_PASSIVE: dict[str, tuple[Callable[[Any, int], None] | None, Callable[[Any, int], None]]] = {
+    "lock": (lambda win, rank: win.Lock(rank, _shared()), lambda win, rank: win.Unlock(rank)),
+    "lock_all": (lambda win, rank: win.Lock_all(), lambda win, rank: win.Unlock_all()),
+    "flush": (None, lambda win, rank: win.Flush(rank)),
+    "flush_local": (None, lambda win, rank: win.Flush_local(rank)),
+}
 
 
-def _lock(window: Window, work: Callable[[], None]) -> None:
+def _shared() -> Any:
     from mpi4py import MPI
 
-    window.win.Lock(window.partner, MPI.LOCK_SHARED)
-    work()
-    window.win.Unlock(window.partner)
-
-
-def _lock_all(window: Window, work: Callable[[], None]) -> None:
-    window.win.Lock_all()
-    work()
-    window.win.Unlock_all()
-
-
-def _flush(window: Window, work: Callable[[], None]) -> None:
-    work()
-    window.win.Flush(window.partner)
-
-
-def _flush_local(window: Window, work: Callable[[], None]) -> None:
-    work()
-    window.win.Flush_local(window.partner)
-
-
-_PASSIVE: dict[str, Epoch] = {"lock": _lock, "lock_all": _lock_all, "flush": _flush, "flush_local": _flush_local}
-
-
-def _fence(window: Window, work: Callable[[], None]) -> None:
-    window.win.Fence()
-    work()
-    window.win.Fence()
-
-
-def _access(window: Window, work: Callable[[], None]) -> None:
-    window.win.Start(window.group)
-    work()
-    window.win.Complete()
-
-
-def _expose(window: Window) -> None:
-    window.win.Post(window.group)
-    window.win.Wait()
-
-
-def _nothing() -> None:
-    return None
+    return MPI.LOCK_SHARED
 
 
 def _active(session: Session, window: Window, work: Callable[[], None], both: bool) -> Callable[[], None]:
     """One iteration with both ranks taking part; ``both``: also back again, as OSU's latency tests do."""
-    first, fence = session.world.rank == 0, session.options.sync == "fence"
+    win, group, first = window.win, window.group, session.world.rank == 0
 
-    def turn(mine: bool) -> None:
-        if fence:
-            _fence(window, work if mine else _nothing)
-        elif mine:
-            _access(window, work)
+    def fence(mine: bool) -> None:
+        win.Fence()
+        if mine:
+            work()
+        win.Fence()
+
+    def post(mine: bool) -> None:
+        if mine:
+            win.Start(group)
+            work()
+            win.Complete()
         else:
-            _expose(window)
+            win.Post(group)
+            win.Wait()
+
+    turn = fence if session.options.sync == "fence" else post
 
     def once() -> None:
         turn(first)
@@ -218,13 +191,20 @@ def _passive(session: Session, window: Any, work: Callable[[], None]) -> Callabl
     if isinstance(window, Registered):
         flush = window.flush
 
-        def once() -> None:
+        def put_and_flush() -> None:
             work()
             flush()
 
-        return once
-    epoch = _PASSIVE[session.options.sync]
-    return lambda: epoch(window, work)
+        return put_and_flush
+    (before, after), win, partner = _PASSIVE[session.options.sync], window.win, window.partner
+
+    def once() -> None:
+        if before is not None:
+            before(win, partner)
+        work()
+        after(win, partner)
+
+    return once
 
 
 def _run(
@@ -262,9 +242,7 @@ def _measure(session: Session, size: int, put: bool, messages: int, both: bool) 
         if session.options.sync in _PASSIVE:
             once = _passive(session, window, work)
             if isinstance(window, Window) and session.options.sync.startswith("flush") and once is not None:
-                from mpi4py import MPI
-
-                window.win.Lock(window.partner, MPI.LOCK_SHARED)
+                window.win.Lock(window.partner, _shared())
                 stack.callback(window.win.Unlock, window.partner)
         else:
             once = _active(session, window, work, both)
@@ -273,42 +251,35 @@ def _measure(session: Session, size: int, put: bool, messages: int, both: bool) 
     return total, times, loops[0]
 
 
-def _latency(put: bool) -> Callable[[Session, np.dtype[Any], int], Row]:
-    def measure(session: Session, dtype: np.dtype[Any], size: int) -> Row:
-        total, times, iterations = _measure(session, size, put, 1, both=True)
-        # With both ranks taking part, an iteration goes there and back.
-        ways = 1 if session.options.sync in _PASSIVE else 2
-        each = np.asarray(times) * 1e6 / ways
-        session.samples[size] = each
-        return Row(
-            size=size,
-            value=total * 1e6 / iterations / ways,
-            iterations=iterations,
-            percentiles=tuple(osu_percentile(each, p) for p in session.options.percentiles),
-        )
-
-    return measure
+def _latency(session: Session, size: int, put: bool) -> Row:
+    total, times, iterations = _measure(session, size, put, 1, both=True)
+    # With both ranks taking part, an iteration goes there and back.
+    ways = 1 if session.options.sync in _PASSIVE else 2
+    each = np.asarray(times) * 1e6 / ways
+    return _row(session, size, total * 1e6 / iterations / ways, iterations, each, each)
 
 
-def _bandwidth(put: bool) -> Callable[[Session, np.dtype[Any], int], Row]:
-    def measure(session: Session, dtype: np.dtype[Any], size: int) -> Row:
-        window = session.options.window
-        total, times, iterations = _measure(session, size, put, window, both=False)
-        megabytes = size / 1e6 * window
-        session.samples[size] = np.asarray(times) * 1e6
-        return Row(
-            size=size,
-            value=megabytes * iterations / total,
-            iterations=iterations,
-            percentiles=tuple(osu_percentile(megabytes / np.asarray(times), p) for p in session.options.percentiles),
-        )
-
-    return measure
+def _bandwidth(session: Session, size: int, put: bool) -> Row:
+    window = session.options.window
+    total, times, iterations = _measure(session, size, put, window, both=False)
+    megabytes, each = size / 1e6 * window, np.asarray(times)
+    return _row(session, size, megabytes * iterations / total, iterations, each * 1e6, megabytes / each)
 
 
-MEASURES: dict[str, Callable[[Session, np.dtype[Any], int], Row]] = {
-    "osu_put_latency": _latency(put=True),
-    "osu_get_latency": _latency(put=False),
-    "osu_put_bw": _bandwidth(put=True),
-    "osu_get_bw": _bandwidth(put=False),
+def _row(session: Session, size: int, value: float, iterations: int, times: Any, values: Any) -> Row:
+    """``times`` are the µs of each iteration, ``values`` what percentiles are of."""
+    session.samples[size] = times
+    percentiles = tuple(osu_percentile(values, p) for p in session.options.percentiles)
+    return Row(size=size, value=value, iterations=iterations, percentiles=percentiles)
+
+
+def _measured(of: Callable[[Session, int, bool], Row], put: bool) -> Callable[[Session, np.dtype[Any], int], Row]:
+    return lambda session, dtype, size: of(session, size, put)
+
+
+MEASURES = {
+    "osu_put_latency": _measured(_latency, put=True),
+    "osu_get_latency": _measured(_latency, put=False),
+    "osu_put_bw": _measured(_bandwidth, put=True),
+    "osu_get_bw": _measured(_bandwidth, put=False),
 }

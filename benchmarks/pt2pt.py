@@ -183,10 +183,7 @@ def _percentiles(session: Session, values: npt.NDArray[np.float64]) -> tuple[flo
 
 
 def _windowed(once: Once, directions: int) -> Callable[[Session, np.dtype[Any], int], Row]:
-    def measure(session: Session, dtype: np.dtype[Any], size: int) -> Row:
-        return _bandwidth(session, dtype, size, once, directions, session.options.window)
-
-    return measure
+    return lambda session, dtype, size: _bandwidth(session, dtype, size, once, directions, session.options.window)
 
 
 def _bandwidth(session: Session, dtype: np.dtype[Any], size: int, once: Once, directions: int, window: int) -> Row:

@@ -137,39 +137,23 @@ def _sides(send: Any, recv: Any) -> dict[str, Any]:
     return out
 
 
-def _plain(coll: Coll) -> Form:
-    return lambda comm, send, recv: (coll, _sides(send, recv))
+def _form(coll: Coll, *names: str, in_place: bool = True) -> Form:
+    """A call with two buffers and then arguments of these names.
 
+    Without ``in_place`` UCC has no such form with MPI's meaning: its alltoall has none on host memory, and its
+    reduce_scatter leaves the result elsewhere than MPI.
+    """
 
-def _reducing(coll: Coll) -> Form:
-    return lambda comm, send, recv, op: (coll, {**_sides(send, recv), "op": op})
+    def form(comm: RawComm, send: Any, recv: Any, *rest: Any) -> tuple[Coll, dict[str, Any]]:
+        if send is RawComm.IN_PLACE and not in_place:
+            raise NotOffered("peer 'ucc': UCC has no in-place form of this collective with MPI's meaning; leave -l out")
+        return coll, {**_sides(send, recv), **dict(zip(names, rest, strict=True))}
 
-
-def _rooted(coll: Coll) -> Form:
-    return lambda comm, send, recv, root: (coll, {**_sides(send, recv), "root": root})
+    return form
 
 
 def _bcast(comm: RawComm, buffer: Any, root: int) -> tuple[Coll, dict[str, Any]]:
     return Coll.BCAST, {**_sides(buffer, None), "root": root}
-
-
-def _reduce(comm: RawComm, send: Any, recv: Any, op: Any, root: int) -> tuple[Coll, dict[str, Any]]:
-    return Coll.REDUCE, {**_sides(send, recv), "op": op, "root": root}
-
-
-def _out_of_place(form: Form) -> Form:
-    """UCC's alltoall has no in-place form on host memory; its reduce_scatter leaves the result elsewhere than MPI."""
-
-    def checked(comm: RawComm, send: Any, *rest: Any) -> tuple[Coll, dict[str, Any]]:
-        if send is RawComm.IN_PLACE:
-            raise NotOffered("peer 'ucc': UCC has no in-place form of this collective with MPI's meaning; leave -l out")
-        return form(comm, send, *rest)
-
-    return checked
-
-
-def _reduce_scatter(comm: RawComm, send: Any, recv: Any, counts: list[int], op: Any) -> tuple[Coll, dict[str, Any]]:
-    return Coll.REDUCE_SCATTERV, {**_sides(send, recv), "dst_counts": counts, "op": op}
 
 
 def _scatter(comm: RawComm, send: Any, recv: Any, root: int) -> tuple[Coll, dict[str, Any]]:
@@ -182,18 +166,18 @@ def _scatter(comm: RawComm, send: Any, recv: Any, root: int) -> tuple[Coll, dict
 
 
 _FORMS: dict[str, Form] = {
-    "Allgather": _plain(Coll.ALLGATHER),
-    "Allgatherv": _plain(Coll.ALLGATHERV),
-    "Allreduce": _reducing(Coll.ALLREDUCE),
-    "Alltoall": _out_of_place(_plain(Coll.ALLTOALL)),
-    "Alltoallv": _out_of_place(_plain(Coll.ALLTOALLV)),
+    "Allgather": _form(Coll.ALLGATHER),
+    "Allgatherv": _form(Coll.ALLGATHERV),
+    "Allreduce": _form(Coll.ALLREDUCE, "op"),
+    "Alltoall": _form(Coll.ALLTOALL, in_place=False),
+    "Alltoallv": _form(Coll.ALLTOALLV, in_place=False),
     "Barrier": lambda comm: (Coll.BARRIER, {}),
     "Bcast": _bcast,
-    "Gather": _rooted(Coll.GATHER),
-    "Gatherv": _rooted(Coll.GATHERV),
-    "Reduce": _reduce,
-    "Reduce_scatter": _out_of_place(_reduce_scatter),
-    "Reduce_scatter_block": _out_of_place(_reducing(Coll.REDUCE_SCATTER)),
+    "Gather": _form(Coll.GATHER, "root"),
+    "Gatherv": _form(Coll.GATHERV, "root"),
+    "Reduce": _form(Coll.REDUCE, "op", "root"),
+    "Reduce_scatter": _form(Coll.REDUCE_SCATTERV, "dst_counts", "op", in_place=False),
+    "Reduce_scatter_block": _form(Coll.REDUCE_SCATTER, "op", in_place=False),
     "Scatter": _scatter,
-    "Scatterv": _rooted(Coll.SCATTERV),
+    "Scatterv": _form(Coll.SCATTERV, "root"),
 }

@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import os
 import random
+import shlex
 import socket
 import sys
 from collections.abc import Sequence
@@ -57,7 +58,7 @@ def _parser() -> argparse.ArgumentParser:
     )  # fmt: skip
     parser.add_argument("--master-port", type=int, metavar="PORT", help="of torch's rendezvous; default: a free one")
     parser.add_argument("--mpi-args", default="", metavar="WORDS", help="options for mpirun or srun, as one word")
-    _program(parser)
+    parser.add_argument("program", nargs=argparse.REMAINDER, metavar="PROGRAM …", help="with its arguments")
     return parser
 
 
@@ -69,10 +70,6 @@ def _where(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "-x", action="append", default=[], dest="env", metavar="NAME[=VALUE]", help="variable for every rank"
     )
-
-
-def _program(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("program", nargs=argparse.REMAINDER, metavar="PROGRAM …", help="with its arguments")
 
 
 def _cluster(options: argparse.Namespace) -> Cluster:
@@ -117,16 +114,10 @@ def _free_port(here: bool) -> int:
         return int(probe.getsockname()[1])
 
 
-def _words(program: Sequence[str]) -> tuple[str, ...]:
-    return tuple(program[1:] if program[:1] == ["--"] else program)
-
-
 def run(arguments: Sequence[str]) -> int:
     """Start a job and return its exit status."""
-    import shlex
-
     options = _parser().parse_args(arguments)
-    program = _words(options.program)
+    program = command.program_of(options.program)
     found = _cluster(options)
     variables = _variables(options.env)
     if options.check:

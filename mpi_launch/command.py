@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import itertools
 import os
 import sys
@@ -13,7 +14,7 @@ from . import engine
 from .cluster import Cluster, ClusterError, Host
 from .launcher import Launcher
 
-__all__ = ["Job", "Part", "compile_job", "parts"]
+__all__ = ["Job", "Part", "compile_job", "parts", "program_of", "renderer"]
 
 RANK_WRAPPER = Path(__file__).with_name("rank.py")
 
@@ -72,6 +73,20 @@ def parts(cluster: Cluster) -> list[Part]:
         keyed.append(((host.vendor, first, host.component), host))
     groups = itertools.groupby(keyed, key=lambda pair: pair[0])
     return [Part(tuple(host for _, host in group), vendor, first) for (vendor, first, _), group in groups]
+
+
+def program_of(words: Sequence[str]) -> tuple[str, ...]:
+    """A program and its arguments, without the ``--`` that may stand before them."""
+    return tuple(words[1:] if words[:1] == ["--"] else words)
+
+
+def renderer(kind: str, description: str) -> argparse.ArgumentParser:
+    """The options of every command that writes a job for a scheduler; the program comes last."""
+    parser = argparse.ArgumentParser(
+        prog=f"ucch-run {kind}", usage=f"ucch-run {kind} -c FILE [options] PROGRAM …", description=description
+    )
+    parser.add_argument("-c", "--cluster", type=Path, metavar="FILE", required=True, help="cluster file")
+    return parser
 
 
 def _emulated(job: Job) -> str:

@@ -12,6 +12,7 @@ from typing import Any
 from ..machine.vendors import VENDORS
 from . import cluster as cluster_file
 from .cluster import Cluster, ClusterError, Host
+from .command import program_of, renderer
 
 __all__ = ["main", "mpijob", "volcano"]
 
@@ -194,17 +195,12 @@ def lines(documents: Sequence[dict[str, Any]]) -> Iterator[str]:
 
 def main(arguments: Sequence[str]) -> int:
     """The command line: prints the manifest."""
-    parser = argparse.ArgumentParser(
-        prog="ucch-run k8s",
-        usage="ucch-run k8s -c FILE [options] PROGRAM …",
-        description="Print a Kubernetes job for a cluster file; give it to kubectl apply -f -.",
-    )
-    parser.add_argument("-c", "--cluster", type=Path, metavar="FILE", required=True, help="cluster file")
+    parser = renderer("k8s", "Print a Kubernetes job for a cluster file; give it to kubectl apply -f -.")
     parser.add_argument("--kind", choices=("volcano", "mpijob"), default="volcano", help="default %(default)s")
     parser.add_argument("--launcher-image", default=LAUNCHER_IMAGE, metavar="IMAGE", help="default %(default)s")
     parser.add_argument("program", nargs=argparse.REMAINDER, metavar="PROGRAM …", help="with its arguments")
     options = parser.parse_args(arguments)
-    program = options.program[1:] if options.program[:1] == ["--"] else options.program
+    program = program_of(options.program)
     if not program:
         raise ClusterError("no program: give it at the end, as in: ucch-run k8s -c cluster.yaml python train.py")
     render = {"volcano": volcano, "mpijob": mpijob}[options.kind]

@@ -11,6 +11,7 @@ import argparse
 import collections
 import contextlib
 import ctypes
+import functools
 import importlib.util
 import json
 import os
@@ -21,7 +22,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -178,19 +179,13 @@ class Parent:
     def run(self, words: list[str]) -> int:
         """The program's exit status, as a shell counts: 128 and more for signals."""
         tag = f"[{self.start.rank} {self.host}] ".encode() if self.start.options.tag else b""
-        libc = ctypes.CDLL(None)
-
-        def before() -> None:
-            # Nothing of a rank stays when its wrapper is killed.
-            libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-
         try:
             child = subprocess.Popen(
                 words,
                 env=self.start.env,
                 stdout=subprocess.PIPE if tag else None,
                 stderr=subprocess.PIPE,
-                preexec_fn=before,
+                preexec_fn=ending_with_parent(signal.SIGKILL),
             )
         except OSError as error:
             return self.failed(127 if isinstance(error, FileNotFoundError) else 126, f"{words[0]}: {error.strerror}")
@@ -233,22 +228,11 @@ class Parent:
                 ready = [key.fd for key, _ in waiting.select()]
                 over = ended in ready
                 for fd in streams if over else ready:
-                    if not self.drain(fd, streams[fd], tag) and fd in ready:
+                    if not drain(fd, functools.partial(self.copy, target=streams[fd], tag=tag)) and fd in ready:
                         waiting.unregister(fd)
         for target in streams.values():
             self.copy(b"", target, tag)
         os.close(ended)
-
-    def drain(self, fd: int, target: int, tag: bytes) -> bool:
-        """Copy what a stream holds now; False at its end."""
-        while True:
-            try:
-                data = os.read(fd, 1 << 16)
-            except BlockingIOError:
-                return True
-            if not data:
-                return False
-            self.copy(data, target, tag)
 
     def copy(self, data: bytes, target: int, tag: bytes) -> None:
         """Write what came in, whole lines only where they get tags; nothing at all means the end."""
@@ -259,6 +243,24 @@ class Parent:
         if target == 2:
             self.kept.extend(line for line in lines if line.strip())
         write_all(target, b"".join(tag + line + b"\n" for line in lines) if tag else data)
+
+
+def ending_with_parent(number: int) -> Callable[[], None]:
+    """For a child before it becomes its program: it gets this signal when its parent ends, however that ends."""
+    libc = ctypes.CDLL(None)
+    return lambda: libc.prctl(PR_SET_PDEATHSIG, number)
+
+
+def drain(fd: int, take: Callable[[bytes], None]) -> bool:
+    """Read what a stream holds now; False at its end."""
+    while True:
+        try:
+            data = os.read(fd, 1 << 16)
+        except BlockingIOError:
+            return True
+        if not data:
+            return False
+        take(data)
 
 
 def write_all(fd: int, data: bytes) -> None:

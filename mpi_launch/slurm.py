@@ -7,11 +7,10 @@ import math
 import shlex
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 
 from . import cluster as cluster_file
 from .cluster import Cluster, ClusterError, VendorPart
-from .command import Part, parts
+from .command import Part, parts, program_of, renderer
 
 __all__ = ["main", "script"]
 
@@ -72,16 +71,11 @@ def _inner_file(cluster: Cluster, found: Sequence[Part]) -> str:
 
 def main(arguments: Sequence[str]) -> int:
     """The command line: prints the script."""
-    parser = argparse.ArgumentParser(
-        prog="ucch-run slurm",
-        usage="ucch-run slurm -c FILE [options] PROGRAM …",
-        description="Print a Slurm job script for a cluster file; submit it with sbatch.",
-    )
-    parser.add_argument("-c", "--cluster", type=Path, metavar="FILE", required=True, help="cluster file")
+    parser = renderer("slurm", "Print a Slurm job script for a cluster file; submit it with sbatch.")
     parser.add_argument("--minutes", type=float, default=60, help="time limit of the job (default %(default)g)")
     parser.add_argument("--run", default="", metavar="WORDS", help="options for ucch-run inside the job, as one word")
     parser.add_argument("program", nargs=argparse.REMAINDER, metavar="PROGRAM …", help="with its arguments")
     options = parser.parse_args(arguments)
-    program = options.program[1:] if options.program[:1] == ["--"] else options.program
+    program = program_of(options.program)
     print(script(cluster_file.load(options.cluster), program, options.minutes, shlex.split(options.run)), end="")
     return 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
 import selectors
@@ -13,7 +12,7 @@ import time
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from .rank import MARK, PR_SET_PDEATHSIG, write_all
+from .rank import MARK, drain, ending_with_parent, write_all
 
 __all__ = ["Outcome", "supervise"]
 
@@ -87,10 +86,10 @@ class Filter:
 
 
 def _start(words: Sequence[str], env: Mapping[str, str] | None) -> subprocess.Popen[bytes]:
-    libc = ctypes.CDLL(None)
+    end_with_parent = ending_with_parent(signal.SIGTERM)
 
     def before() -> None:
-        libc.prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+        end_with_parent()
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
 
     return subprocess.Popen(words, stderr=subprocess.PIPE, env=env, preexec_fn=before)
@@ -182,6 +181,10 @@ def _pass_on(process: subprocess.Popen[bytes], stream: Filter, watch: _Watch) ->
     assert process.stderr is not None
     fd, ended = process.stderr.fileno(), os.pidfd_open(process.pid)
     os.set_blocking(fd, False)
+
+    def copy(data: bytes) -> None:
+        write_all(2, stream.feed(data))
+
     with selectors.DefaultSelector() as waiting:
         waiting.register(fd, selectors.EVENT_READ)
         waiting.register(ended, selectors.EVENT_READ)
@@ -189,24 +192,12 @@ def _pass_on(process: subprocess.Popen[bytes], stream: Filter, watch: _Watch) ->
         while not over:
             ready = {key.fd for key, _ in waiting.select(0.1)}
             over = ended in ready
-            if (fd in ready or over) and not _copy(fd, stream) and not over:
+            if (fd in ready or over) and not drain(fd, copy) and not over:
                 waiting.unregister(fd)
             while (info := signal.sigtimedwait(_SIGNALS, 0)) is not None:
                 watch.signalled(info.si_signo, info.si_code)
             watch.check_time()
     os.close(ended)
-
-
-def _copy(fd: int, stream: Filter) -> bool:
-    """Copy what there is; False at the end of the stream."""
-    while True:
-        try:
-            data = os.read(fd, 1 << 16)
-        except BlockingIOError:
-            return True
-        if not data:
-            return False
-        write_all(2, stream.feed(data))
 
 
 def _conclude(

@@ -64,9 +64,9 @@ def _measure(options: argparse.Namespace, hosts: list[str]) -> list[Finding]:
                 return found
             return [*found, *measure.slow_pairs(measure.pairs(comm, options.seconds), hosts)]
     except AgreementError as error:
-        return [finding("job-disagrees", str(error), "each part of the table says it")]
+        return [finding("job-disagrees", str(error), cure="each part of the table says it")]
     except UCCHError as error:
-        return [finding("run-failed", str(error), measure.CURE)]
+        return [finding("run-failed", str(error))]
 
 
 def _job(options: argparse.Namespace) -> int:

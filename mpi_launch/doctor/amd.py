@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import ctypes
 import json
 import os
 import platform
@@ -28,7 +27,7 @@ from typing import Any
 
 from ..._version import __version__
 from ...machine import vendors
-from ..rank import PR_SET_PDEATHSIG
+from ..rank import ending_with_parent
 from . import amd_probes
 
 __all__ = ["HOST", "QUESTIONS", "Question", "ask", "jobs", "main"]
@@ -130,7 +129,6 @@ def _end(child: subprocess.Popen[bytes]) -> bool:
 
 def _start(words: Sequence[str], env: Mapping[str, str], out: Any, err: Any) -> subprocess.Popen[bytes]:
     """Start a session of its own, which ends with this process however that ends."""
-    libc = ctypes.CDLL(None)
     return subprocess.Popen(
         words,
         env=dict(env),
@@ -138,7 +136,7 @@ def _start(words: Sequence[str], env: Mapping[str, str], out: Any, err: Any) -> 
         stdout=out,
         stderr=err,
         start_new_session=True,
-        preexec_fn=lambda: libc.prctl(PR_SET_PDEATHSIG, signal.SIGTERM),
+        preexec_fn=ending_with_parent(signal.SIGTERM),
     )
 
 
@@ -168,19 +166,21 @@ def ask(question: Question, environ: Mapping[str, str], limit: float = 1e9, stop
     if lines:
         found = json.loads(lines[-1][len(amd_probes.MARK) :])
         return _said(question, found.pop("verdict"), found.pop("text"), env=dict(question.env), took=took, data=found)
-    if status is None:
-        return _said(question, *_cut(seconds, stop), env=dict(question.env), error=err)
-    return _said(question, "died", _ended(status, err), env=dict(question.env), took=took, error=err)
+    return _unanswered(question, status, err, seconds, stop, env=dict(question.env), took=took)
 
 
-def _cut(seconds: float, stop: Stop) -> tuple[str, str]:
-    """Verdict on a process that was ended, and why it was."""
-    return (STOPPED, "the doctor was ended meanwhile") if stop() else ("hung", f"no answer in {seconds:g} s")
-
-
-def _ended(status: int, err: str) -> str:
-    how = f"signal {-status}" if status < 0 else f"status {status}"
-    return f"{how}: {err.splitlines()[-1]}" if err else how
+def _unanswered(
+    question: Question, status: int | None, err: str, seconds: float, stop: Stop, **more: Any
+) -> dict[str, Any]:
+    """The verdict on a process that said nothing: how it ended, or was ended."""
+    if status is None and stop():
+        verdict, text = STOPPED, "the doctor was ended meanwhile"
+    elif status is None:
+        verdict, text = "hung", f"no answer in {seconds:g} s"
+    else:
+        how = f"signal {-status}" if status < 0 else f"status {status}"
+        verdict, text = "died", f"{how}: {err.splitlines()[-1]}" if err else how
+    return _said(question, verdict, text, **more, error=err)
 
 
 def _job(command: Sequence[str], environ: Mapping[str, str], limit: float, stop: Stop) -> dict[str, Any]:
@@ -193,9 +193,7 @@ def _job(command: Sequence[str], environ: Mapping[str, str], limit: float, stop:
         speed = "; ".join(each["text"] for each in found if each["code"] in ("pairs", "collectives"))
         text = "; ".join(f"{each['code']}: {each['text']}" for each in bad) or speed
         return _said(JOB, "no" if bad else "yes", text, command=shlex.join(command), data={"findings": found})
-    if status is None:
-        return _said(JOB, *_cut(min(JOB.seconds, limit), stop), command=shlex.join(command), error=err)
-    return _said(JOB, "died", _ended(status, err), command=shlex.join(command), error=err)
+    return _unanswered(JOB, status, err, min(JOB.seconds, limit), stop, command=shlex.join(command))
 
 
 def jobs(options: argparse.Namespace, devices: int) -> list[list[str]]:

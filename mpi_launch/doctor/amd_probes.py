@@ -16,6 +16,8 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -115,18 +117,23 @@ def _rate(hip: Hip, dst: int, src: int, n: int) -> float:
     return times * n / (time.perf_counter() - start) / 1e9
 
 
+def _carried(hip: Hip, n: int, *ways: int) -> bool:
+    """Whether random bytes come from pinned memory over these places to pinned memory again."""
+    data, first, last, stream = _random(n), hip.pinned(n), hip.pinned(n), hip.stream()
+    ctypes.memmove(first, data.ctypes.data, n)
+    for src, dst in pairwise((first, *ways, last)):
+        hip.copy(dst, src, n, stream)
+    if not hip.finishes(stream, 20):
+        raise HipError("copies do not end")
+    return bool((_bytes(last, n) == data).all())
+
+
 def copies() -> Answer:
     """Copies carry what they should between all kinds of memory, and how fast."""
     hip, n = Hip(), int(os.environ.get("PROBE_BYTES", 64 * MIB))
     fresh = _pages(n)
     host, back, one, other = hip.pinned(n), hip.pinned(n), hip.alloc(n), hip.fine(n)
-    data, stream = _random(n), hip.stream()
-    ctypes.memmove(host, data.ctypes.data, n)
-    for dst, src in ((one, host), (other, one), (back, other)):
-        hip.copy(dst, src, n, stream)
-    if not hip.finishes(stream, 20):
-        return answer(NO, "copies do not end")
-    right = bool((_bytes(back, n) == data).all())
+    right = _carried(hip, n, one, other)
     ways = {"host to device": (one, host), "device to host": (back, one), "device": (other, one)}
     if fresh is not None:
         mapped = _start(fresh)
@@ -151,18 +158,11 @@ def peers() -> Answer:
     hip, n = Hip(), int(os.environ.get("PROBE_BYTES", 64 * MIB))
     if hip.runtime.count() < 2:
         return answer(ABSENT, "there is one device")
-    data, host, back, near = _random(n), hip.pinned(n), hip.pinned(n), hip.alloc(n)
+    near = hip.alloc(n)
     hip.use(1)
     far = hip.alloc(n)
     hip.use(0)
-    ctypes.memmove(host, data.ctypes.data, n)
-    stream = hip.stream()
-    for dst, src in ((near, host), (far, near), (back, far)):
-        hip.copy(dst, src, n, stream)
-    if not hip.finishes(stream, 20):
-        return answer(NO, "copies do not end")
-    right = bool((_bytes(back, n) == data).all())
-    rate = _rate(hip, far, near, n)
+    right, rate = _carried(hip, n, near, far), _rate(hip, far, near, n)
     return answer(right, f"{rate:.1f} GB/s" if right else "the data is wrong", rates={"device to device": rate})
 
 
@@ -193,15 +193,20 @@ def compiler() -> Answer:
     return answer(right, f"{seconds:.2f} s for one kernel" if right else "the sum is wrong", seconds=seconds)
 
 
-def _median_us(act: Callable[[int], bool], rounds: int = 50) -> float | None:
-    """Microseconds of one round; None where one does not end."""
-    times = []
+def _turns(give: Callable[[int], None], there: Word, back: Word, failure: str, rounds: int = 50) -> Answer:
+    """``give`` lets a stream wait for ``there`` and then write ``back``; how long that takes, if it is so."""
+    times: list[float] = []
     for i in range(1, rounds + 1):
         start = time.perf_counter()
-        if not act(i):
-            return None
+        give(i)
+        early = back.reaches(i, 0.0002)
+        there.value = i
+        if early or not back.reaches(i):
+            break
         times.append(time.perf_counter() - start)
-    return round(float(np.median(times)) * 1e6, 1)
+    there.value = 1 << 20
+    us = round(float(np.median(times)) * 1e6, 1) if len(times) == rounds else None
+    return answer(us is not None, f"{us} us a turn" if us else failure, us=us)
 
 
 def kernel_waits() -> Answer:
@@ -211,16 +216,11 @@ def kernel_waits() -> Answer:
     hip.kernel(lib.UCCH_AWAIT)
     hip.kernel(lib.UCCH_POST)
 
-    def turn(i: int) -> bool:
+    def give(i: int) -> None:
         hip.on_word(lib.UCCH_AWAIT, stream, there.device, i)
         hip.on_word(lib.UCCH_POST, stream, back.device, i)
-        early = back.reaches(i, 0.0002)
-        there.value = i
-        return not early and back.reaches(i)
 
-    us = _median_us(turn)
-    there.value = 1 << 20
-    return answer(us is not None, f"{us} us a turn" if us else "a word is not seen", us=us)
+    return _turns(give, there, back, "a word is not seen")
 
 
 def stream_waits() -> Answer:
@@ -228,16 +228,11 @@ def stream_waits() -> Answer:
     hip = Hip()
     stream, there, back = hip.stream(), hip.signal(), hip.signal()
 
-    def turn(i: int) -> bool:
+    def give(i: int) -> None:
         hip.wait_value(stream, there, i)
         hip.write_value(stream, back, i)
-        early = back.reaches(i, 0.0002)
-        there.value = i
-        return not early and back.reaches(i)
 
-    us = _median_us(turn)
-    there.value = 1 << 20
-    return answer(us is not None, f"{us} us a turn" if us else "a word is not seen, or not waited for", us=us)
+    return _turns(give, there, back, "a word is not seen, or not waited for")
 
 
 def queues() -> Answer:
@@ -465,9 +460,7 @@ def host() -> Answer:
 
     here = facts.collect()
     gpus = [f"{each.pci} {each.arch} {each.memory >> 30} GiB" for each in here.usable if each.vendor == "amd"]
-    findings = [
-        {"code": each.code, "level": each.level, "text": each.text, "cure": each.cure} for each in checks.examine(here)
-    ]
+    findings = [asdict(each) for each in checks.examine(here)]
     return answer(YES, "", processor=here.processor, gpus=gpus, findings=findings)
 
 

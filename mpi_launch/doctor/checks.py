@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 
 from ... import env as variables
 from ...machine.vendors import VENDORS, seen
@@ -22,10 +22,7 @@ MIN_NOFILE = 4096
 #: Mbit/s from which the usual 1500 bytes per packet cost throughput.
 FAST = 10_000
 JUMBO = 4200
-#: Hardware queues with which the streams of messages that wait leave others free.
-MIN_QUEUES = 10
-#: Variables that make HIP wait on the host -> whether they do so when they are set, or when they are 0.
-_HOST_WAITS = {"AMD_DIRECT_DISPATCH": False, "ROC_CPU_WAIT_FOR_SIGNAL": True}
+_BY_HOST = "network cards get GPU memory by way of the host"
 
 
 def _gib(size: int) -> str:
@@ -37,16 +34,11 @@ def mpi(facts: Facts) -> Iterator[Finding]:
     libs = facts.libraries
     if not libs.mpirun or not libs.mpi:
         what = libs.mpi_text if not libs.mpi else "no mpirun or srun was found"
-        yield finding(
-            "mpi-missing",
-            what,
-            "pip install 'ucc-hetero[mpi]', or load the site's MPI module and name its mpirun in MPIRUN",
-        )
+        yield finding("mpi-missing", what)
     elif libs.mpirun != libs.mpi and libs.mpirun != "srun" and libs.mpi != "other":
         yield finding(
             "mpi-mismatch",
             f"mpirun is {libs.mpirun_text}, but mpi4py uses {libs.mpi_text}: every rank would think it is alone",
-            "use the mpirun of that MPI (MPIRUN=/path/to/mpirun), or reinstall mpi4py against the other",
         )
     else:
         yield ok("mpi", f"{libs.mpi_text}; started by {libs.mpirun_text}")
@@ -56,11 +48,7 @@ def libraries(facts: Facts) -> Iterator[Finding]:
     """UCC and UCX load, are the intended files, and know the memory of this host's GPUs."""
     libs = facts.libraries
     if libs.error:
-        yield finding(
-            "libraries-missing",
-            libs.error,
-            "pip install 'ucc-hetero[ucc]', or name yours in UCCH_UCC_LIB and UCCH_UCX_DIR",
-        )
+        yield finding("libraries-missing", libs.error)
         return
     yield ok(
         "ucx",
@@ -70,15 +58,9 @@ def libraries(facts: Facts) -> Iterator[Finding]:
     yield ok("ucc", f"UCC {libs.ucc} from {libs.ucc_path}; components {', '.join(libs.components) or 'built in'}")
     for note in libs.notes:
         if "was in the process first" in note:
-            yield finding(
-                "ucx-foreign", note, "import ucc_hetero before mpi4py.MPI, or keep MPI off UCX (OMPI_MCA_pml=ob1)"
-            )
+            yield finding("ucx-foreign", note)
     if not _SHARED_MEMORY & set(libs.transports):
-        yield finding(
-            "ucx-lacks-shm",
-            "UCX has no shared-memory transport: ranks of one host use the network",
-            "install a UCX with sysv, posix or cma",
-        )
+        yield finding("ucx-lacks-shm", "UCX has no shared-memory transport: ranks of one host use the network")
     for vendor in sorted({device.vendor for device in facts.usable}):
         yield from _knows(facts, vendor)
 
@@ -86,28 +68,25 @@ def libraries(facts: Facts) -> Iterator[Finding]:
 def _knows(facts: Facts, vendor: str) -> Iterator[Finding]:
     libs = facts.libraries
     row = VENDORS[vendor]
-    kind, collectives = (
-        row.memory,
-        row.collectives[0].removeprefix("libucc_").replace("_", "/") if row.collectives else "",
-    )
+    kind, library = row.memory, next(iter(row.collectives), "").removeprefix("libucc_").replace("_", "/")
     if kind not in libs.memory_types:
         yield finding(
             "ucx-lacks-vendor",
             f"UCX {libs.ucx} from {libs.ucx_path} cannot move {kind} memory, and this host has {vendor} GPUs",
-            f"install a UCX built with {kind} (docs/containers.md) and name its folder in UCCH_UCX_DIR",
+            kind,
         )
     missing = [name for name in (f"mc/{kind}", f"ec/{kind}") if name not in libs.components]
     if libs.components and missing:
         yield finding(
             "ucc-lacks-vendor",
             f"UCC {libs.ucc} has no {' and '.join(missing)}: it cannot reduce in this host's GPUs",
-            f"install a UCC built for {vendor} (docs/containers.md) and name it in UCCH_UCC_LIB",
+            vendor,
         )
-    elif libs.components and collectives and collectives not in libs.components:
+    elif libs.components and library and library not in libs.components:
         yield finding(
             "ucc-lacks-library",
-            f"UCC {libs.ucc} has no {collectives}: collectives inside an island do without the vendor's library",
-            f"install a UCC with {collectives}, if speed inside a host matters",
+            f"UCC {libs.ucc} has no {library}: collectives inside an island do without the vendor's library",
+            library,
         )
 
 
@@ -124,18 +103,11 @@ def gpus(facts: Facts) -> Iterator[Finding]:
             )
         else:
             why = "its driver is not loaded" if vendor not in drivers else "this container was given none"
-            yield finding(
-                "gpu-unusable", f"the machine has {len(all_of_them)} {vendor} GPUs, but {why}",
-                "load the driver (modprobe nvidia or amdgpu), or give the container its devices (docs/containers.md)",
-            )  # fmt: skip
+            yield finding("gpu-unusable", f"the machine has {len(all_of_them)} {vendor} GPUs, but {why}")  # fmt: skip
     if not facts.gpus:
         yield ok("gpu", "none: ranks use host memory")
     if facts.denied:
-        yield finding(
-            "gpu-denied",
-            f"no permission for {', '.join(facts.denied)}",
-            "sudo usermod --append --groups video,render $USER, and log in again",
-        )
+        yield finding("gpu-denied", f"no permission for {', '.join(facts.denied)}")
     small = [device for device in facts.usable if device.small_bar]
     if small:
         worst = small[0]
@@ -143,17 +115,12 @@ def gpus(facts: Facts) -> Iterator[Finding]:
             "bar-small",
             f"the processor reaches {_gib(worst.window)} of {_gib(worst.memory)} of {len(small)} GPUs' memory; "
             "the short paths of UCX and UCC are off there, and small messages are slower",
-            "enable Above 4G Decoding and Resizable BAR in the firmware's settings",
         )
     if facts.no_peers:
         pairs = ", ".join(f"{a}-{b}" for a, b in facts.no_peers[:6])
-        yield finding(
-            "peer-access",
-            f"GPUs {pairs} cannot read each other's memory",
-            "in a virtual machine pass NVLink or PCIe peers through; on bare metal switch ACS off for their switch",
-        )
+        yield finding("peer-access", f"GPUs {pairs} cannot read each other's memory")
     if facts.usable and facts.iommu_translates:
-        yield finding("iommu", "the IOMMU translates what GPUs and network cards send each other", "boot with iommu=pt")
+        yield finding("iommu", "the IOMMU translates what GPUs and network cards send each other")
 
 
 def network(facts: Facts) -> Iterator[Finding]:
@@ -169,26 +136,18 @@ def network(facts: Facts) -> Iterator[Finding]:
         yield finding(
             "net-unknown",
             f"UCX_NET_DEVICES names {', '.join(unknown)}, which this host does not have",
-            f"choose among {', '.join(sorted(known - {'lo'}))} (interfaces: in the cluster file)",
+            ", ".join(sorted(known - {"lo"})),
         )
     outside = [interface for interface in facts.interfaces if interface[0] != "lo"]
     if not outside and not facts.ports:
-        yield finding(
-            "net-missing",
-            "no network interface is up: ranks of other hosts cannot be reached",
-            "ip link set dev NAME up",
-        )
+        yield finding("net-missing", "no network interface is up: ranks of other hosts cannot be reached")
     else:
         words = [f"{name} ({speed or '?'} Mbit/s, MTU {mtu})" for name, speed, mtu in outside]
         words += [f"{port.name} ({port.layer}, {port.state})" for port in facts.ports]
         yield ok("network", ", ".join(words))
     slow = [name for name, speed, mtu in outside if speed >= FAST and 0 < mtu < JUMBO]
     if slow:
-        yield finding(
-            "mtu-small",
-            f"{', '.join(slow)} is fast, but its packets are small",
-            f"ip link set dev {slow[0]} mtu 9000, on every host and switch of that network",
-        )
+        yield finding("mtu-small", f"{', '.join(slow)} is fast, but its packets are small", slow[0])
 
 
 def rdma(facts: Facts) -> Iterator[Finding]:
@@ -199,24 +158,13 @@ def rdma(facts: Facts) -> Iterator[Finding]:
     active = [port for port in facts.ports if port.state == "ACTIVE"]
     down = [port.name for port in facts.ports if port.state != "ACTIVE"]
     if down:
-        yield finding(
-            "rdma-down",
-            f"{', '.join(down)} is not active",
-            "check the cable and switch port (ibstat); leave it out by interfaces: in the cluster file",
-        )
+        yield finding("rdma-down", f"{', '.join(down)} is not active")
     for port in active:
         if port.layer == "Ethernet" and not port.roce_v2:
-            yield finding(
-                "roce-gid",
-                f"{port.name} has no RoCE v2 address",
-                f"give the network interface of {port.name} an IP address",
-            )
+            yield finding("roce-gid", f"{port.name} has no RoCE v2 address", port.name)
     if facts.memlock >= 0:
         yield finding(
-            "memlock",
-            f"only {facts.memlock >> 10} KiB of memory may be pinned, and RDMA pins all that it sends from",
-            "ulimit -l unlimited; for ever: * - memlock unlimited in /etc/security/limits.conf; in a container: "
-            "docker run --ulimit memlock=-1",
+            "memlock", f"only {facts.memlock >> 10} KiB of memory may be pinned, and RDMA pins all that it sends from"
         )
     elif active:
         yield ok("rdma", f"{len(active)} active ports, unlimited pinned memory")
@@ -224,92 +172,63 @@ def rdma(facts: Facts) -> Iterator[Finding]:
         yield finding(
             "gpudirect",
             "network cards cannot reach the GPUs' memory: everything between hosts goes through host memory",
-            "NVIDIA: the open kernel driver (dmabuf) or modprobe nvidia_peermem; AMD: a kernel from 6.0 on",
         )
 
 
 def _gpudirect(facts: Facts) -> bool:
-    kernel = int(facts.kernel.partition(".")[0])
-    vendors = {device.vendor for device in facts.usable}
-    peermem = {"nvidia_peermem", "nv_peer_mem"} & set(facts.modules)
-    nvidia = bool(peermem) or facts.open_driver
-    return ("nvidia" not in vendors or nvidia) and ("amd" not in vendors or kernel >= 6)
+    """Every vendor's driver hands its devices' memory to network cards: by itself from a kernel on, or by a module."""
+    kernel, modules = int(facts.kernel.partition(".")[0]), {*facts.modules, *["open"] * facts.open_driver}
+    rows = [VENDORS[vendor] for vendor in {device.vendor for device in facts.usable}]
+    return all(kernel >= row.peer_kernel if row.peer_kernel else modules & set(row.peer_modules) for row in rows)
 
 
 def host(facts: Facts) -> Iterator[Finding]:
     """Limits and settings of the system that slow a job down or stop it."""
     if facts.shm < MIN_SHM:
-        yield finding(
-            "shm-small",
-            f"/dev/shm has {facts.shm >> 20} MiB",
-            "mount -o remount,size=8G /dev/shm; docker run --ipc=host or --shm-size=8g",
-        )
+        yield finding("shm-small", f"/dev/shm has {facts.shm >> 20} MiB")
     else:
         yield ok("shm", f"/dev/shm has {_gib(facts.shm)}")
     if 0 <= facts.nofile < MIN_NOFILE:
-        yield finding("nofile", f"only {facts.nofile} files and sockets may be open", f"ulimit -n {MIN_NOFILE * 16}")
+        yield finding("nofile", f"only {facts.nofile} files and sockets may be open")
     if facts.ptrace_scope > 0:
         yield finding(
             "ptrace",
             f"kernel.yama.ptrace_scope is {facts.ptrace_scope}: ranks cannot copy from each other's memory (cma)",
-            "sysctl kernel.yama.ptrace_scope=0; docker run --cap-add=SYS_PTRACE",
         )
     if facts.ranks_here > facts.cores:
-        yield finding(
-            "cores-few",
-            f"{facts.ranks_here} ranks share {facts.cores} cores: UCC and UCX wait by polling",
-            "start no more ranks than cores, or expect latencies of milliseconds",
-        )
+        yield finding("cores-few", f"{facts.ranks_here} ranks share {facts.cores} cores: UCC and UCX wait by polling")
     else:
         yield ok("cores", f"{facts.cores} cores for {facts.ranks_here} rank{'s' * (facts.ranks_here > 1)}")
     if facts.numa_balancing and facts.usable:
-        yield finding(
-            "numa-balancing",
-            "the kernel moves pages between NUMA nodes under running transfers",
-            "sysctl kernel.numa_balancing=0",
-        )
+        yield finding("numa-balancing", "the kernel moves pages between NUMA nodes under running transfers")
     if facts.clock_synchronised:
         yield ok("clock", "kept right by the system")
     else:
-        yield finding(
-            "clock",
-            "nothing keeps this host's clock right: logs and traces of several hosts will not fit",
-            "start chronyd or systemd-timesyncd (in a container: on its host)",
-        )
+        yield finding("clock", "nothing keeps this host's clock right: logs and traces of several hosts will not fit")
 
 
 def settings(facts: Facts) -> Iterator[Finding]:
     """Environment variables mean something, and do not shut out what this host needs."""
     env = dict(facts.env)
     for name in variables.unknown(env):
-        yield finding("env-unknown", f"{name} is set but means nothing", "python -m ucc_hetero env lists all that do")
+        yield finding("env-unknown", f"{name} is set but means nothing")
     for name in variables.TABLE:
         try:
             variables.get(name, env)
         except ValueError as error:
-            yield finding("env-bad", str(error), f"correct {variables.PREFIX}{name}, or unset it")
+            yield finding("env-bad", str(error), f"{variables.PREFIX}{name}")
     words = {word.strip() for word in env.get("UCX_TLS", "all").split(",")}
     if not any(word.startswith("^") for word in words):
         yield from _transports(facts, words)
     forced = [name for name in env if name.startswith("UCCHB_UCC_")]
     steering = [name for name in ("UCC_TLS", "UCC_CLS", "UCC_CL_BASIC_TLS", "UCC_TL_UCP_TUNE") if name in env]
     if forced:
-        yield finding(
-            "ucc-bridge",
-            f"{', '.join(forced)} has no effect: bridges have forced settings (docs/bridge.md)",
-            "unset it",
-        )
-    if facts.usable and env.get("CUDA_MODULE_LOADING") == "LAZY":
-        yield finding(
-            "cuda-lazy",
-            "CUDA_MODULE_LOADING=LAZY: while a stream waits for a collective, a kernel's first launch waits with it",
-            "unset it (ucc_hetero sets EAGER)",
-        )
+        yield finding("ucc-bridge", f"{', '.join(forced)} has no effect: bridges have forced settings (docs/bridge.md)")
     if steering:
         yield finding(
             "ucc-bridge",
             f"{', '.join(steering)} has an effect inside islands only: bridges have forced settings",
-            "unset it, or use UCCH_TUNE to choose algorithms of ucc_hetero",
+            cure="unset it, or use UCCH_TUNE to choose algorithms of ucc_hetero",
         )
     yield ok("settings", f"{len(env)} variables looked at")
 
@@ -319,85 +238,43 @@ def _transports(facts: Facts, words: set[str]) -> Iterator[Finding]:
         memory = VENDORS[vendor].memory
         if not words & {"all", memory, f"{memory}_copy"}:
             yield finding(
-                "tls-no-gpu",
-                f"UCX_TLS={','.join(sorted(words))} shuts out {memory}: GPU memory cannot be sent",
-                f"add {memory} to UCX_TLS, or unset it",
+                "tls-no-gpu", f"UCX_TLS={','.join(sorted(words))} shuts out {memory}: GPU memory cannot be sent", memory
             )
     if not words & (_WIRE_UP - _RELIABLE_ONLY):
         yield finding(
-            "tls-no-wireup",
-            f"UCX_TLS={','.join(sorted(words))} has nothing to begin a connection between hosts with",
-            "add tcp or ud to UCX_TLS, or unset it",
+            "tls-no-wireup", f"UCX_TLS={','.join(sorted(words))} has nothing to begin a connection between hosts with"
         )
 
 
-def _number(env: Mapping[str, str], name: str, otherwise: int) -> int:
-    """As HIP reads numbers: of what is none, 0."""
-    found = re.match(r"\s*[+-]?\d+", env.get(name, str(otherwise)))
-    return int(found[0]) if found else 0
-
-
-def amd(facts: Facts) -> Iterator[Finding]:
-    """HIP and its driver are not told what lets streams or copies wait for each other, or ends ranks."""
-    mine = [device for device in facts.usable if device.vendor == "amd"]
-    if not mine:
-        return
+def vendor_settings(facts: Facts) -> Iterator[Finding]:
+    """Vendors' libraries are not told what lets streams or copies wait for each other, or ends ranks."""
     env = dict(facts.env)
-    waits = [name for name, bad in _HOST_WAITS.items() if name in env and (_number(env, name, 0) != 0) == bad]
-    if waits:
-        yield finding(
-            "amd-host-waits",
-            f"{' and '.join(f'{name}={env[name]}' for name in waits)}: HIP itself then waits on the host for what a "
-            "stream waits for, and with it the thread that gave the stream its work",
-            "unset it",
-        )
-    if len(seen("amd", mine, env)) > 1 and not _number(env, "HIP_ENABLE_DEFERRED_LOADING", 1):
-        yield finding(
-            "amd-early-kernels",
-            f"HIP_ENABLE_DEFERRED_LOADING={env['HIP_ENABLE_DEFERRED_LOADING']} with {len(seen('amd', mine, env))} "
-            "devices: a library without code for one of them ends the process while it is loaded (abort)",
-            "unset it, or give each rank one device (ucch-run does)",
-        )
-    if 0 < _number(env, "GPU_MAX_HW_QUEUES", 16) < MIN_QUEUES:
-        yield finding(
-            "amd-queues",
-            f"GPU_MAX_HW_QUEUES={env['GPU_MAX_HW_QUEUES']}: a stream that waits keeps others of its queue waiting",
-            "unset it (ucc_hetero sets 16)",
-        )
-    if len(mine) > 1 and not facts.xgmi and env.get("HSA_FORCE_FINE_GRAIN_PCIE", "1") != "1":
-        yield finding(
-            "amd-fine-grain",
-            "HSA_FORCE_FINE_GRAIN_PCIE is not 1 and the GPUs have no xGMI: they do not see what others write while "
-            "these still run, so that messages between them go by way of the host",
-            "unset it (ucc_hetero sets 1)",
-        )
-    yield from _dmabuf(facts, env)
-    if env.get("HSA_ENABLE_IPC_MODE_LEGACY") == "0":
-        yield finding(
-            "amd-ipc",
-            "HSA_ENABLE_IPC_MODE_LEGACY=0: processes share device memory by dmabuf, which was never tried with AMD",
-            "unset it, or see what ucch-doctor amd --only devices,ipc-dmabuf says",
-        )
+    for vendor in sorted({device.vendor for device in facts.usable}):
+        mine = [device for device in facts.usable if device.vendor == vendor]
+        shown, linked = len(seen(vendor, mine, env)), vendor in facts.linked
+        holds = {"always": True, "several devices": shown > 1, "no links": len(mine) > 1 and not linked}
+        for trap in VENDORS[vendor].traps:
+            if trap.name in env and holds[trap.when] and trap.bad(env[trap.name]):
+                yield finding(trap.code, trap.text.format(given=f"{trap.name}={env[trap.name]}", devices=shown))
+        if VENDORS[vendor].dmabuf:
+            yield from _dmabuf(facts, env.get(VENDORS[vendor].dmabuf, "try"), VENDORS[vendor].dmabuf)
 
 
-def _dmabuf(facts: Facts, env: Mapping[str, str]) -> Iterator[Finding]:
+def _dmabuf(facts: Facts, value: str, name: str) -> Iterator[Finding]:
     """UCX before 1.23 looks for the kernel's configuration in /boot alone, which containers do not have."""
     version = tuple(int(part) for part in re.findall(r"\d+", facts.libraries.ucx)[:2])
     if facts.kernel_config or version >= (1, 23) or int(facts.kernel.partition(".")[0]) < 6:
         return
-    if env.get("UCX_ROCM_COPY_DMABUF", "try").lower() in ("y", "yes", "on", "1"):
-        text = "UCX_ROCM_COPY_DMABUF=y: UCX then does not know GPU memory at all"
-    else:
-        text = "network cards get GPU memory by way of the host"
+    told = value.lower() in ("y", "yes", "on", "1")
+    text = f"{name}=y: UCX then does not know GPU memory at all" if told else _BY_HOST
     yield finding(
         "amd-dmabuf",
         f"UCX {facts.libraries.ucx} does not find /boot/config-{facts.kernel}, by which it tells that the kernel has "
         f"dmabuf; {text}",
-        "docker run --volume /boot:/boot:ro, and leave UCX_ROCM_COPY_DMABUF as ucc_hetero sets it (try)",
     )
 
 
-CHECKS: tuple[Callable[[Facts], Iterator[Finding]], ...] = (mpi, libraries, gpus, network, rdma, host, settings, amd)
+CHECKS = (mpi, libraries, gpus, network, rdma, host, settings, vendor_settings)
 
 
 def examine(facts: Facts) -> list[Finding]:

@@ -16,9 +16,10 @@ from typing import Any
 
 from ..._version import __version__
 from ...bindings import ucx
+from ...cli.info import components
 from ...errors import UCCHError
 from ...machine import discover
-from ...machine.vendors import Device, devices
+from ...machine.vendors import VENDORS, Device, devices, text
 from ...native import libraries
 from .. import launcher
 
@@ -79,8 +80,8 @@ class Facts:
     modules: tuple[str, ...]
     #: Whether /boot has the configuration of the kernel that runs, by which UCX tells whether it has dmabuf.
     kernel_config: bool
-    #: PCI addresses of AMD's GPUs that are linked by xGMI.
-    xgmi: tuple[str, ...]
+    #: Vendors some of whose GPUs here are joined by the vendor's own links.
+    linked: tuple[str, ...]
     open_driver: bool
     iommu_translates: bool
     ports: tuple[Port, ...]
@@ -103,13 +104,6 @@ class Facts:
 _ENV = re.compile(r"^(UCCH_|UCCHB_|UCX_|UCC_|CUDA_|HIP_|HSA_|GPU_|AMD_|ROC|NCCL_|OMPI_MCA_pml|WORLD_SIZE$)")
 _MODULES = ("nvidia", "nvidia_peermem", "nv_peer_mem", "amdgpu", "xpmem", "knem")
 _ETHERNET_TYPE = "1"
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text().strip()
-    except (OSError, UnicodeDecodeError):
-        return ""
 
 
 def _int(text: str, otherwise: int = -1) -> int:
@@ -146,12 +140,10 @@ def _libraries(environ: Mapping[str, str]) -> Libraries:
     except UCCHError as error:
         # MPI after UCX, as everywhere: the first UCX in a process serves both.
         return Libraries(error=str(error), **_mpi(environ))
-    files = Path(loaded.ucc_path).resolve().parent.glob("ucc/libucc_*.so")
-    names = (re.fullmatch(r"libucc_(cl|tl|mc|ec)_(\w+)", path.stem) for path in files)
     return Libraries(
         ucc=loaded.ucc_version,
         ucc_path=loaded.ucc_path,
-        components=tuple(sorted(f"{name[1]}/{name[2]}" for name in names if name)),
+        components=tuple(components(loaded.ucc_path)),
         ucx=loaded.ucx_version,
         ucx_path=loaded.ucx_path,
         memory_types=memory,
@@ -165,11 +157,11 @@ def _ports(root: Path) -> list[Port]:
     found = []
     for at in sorted((root / "sys/class/infiniband").glob("*/ports/*")):
         device = at.parent.parent
-        kinds = [_read(path) for path in (at / "gid_attrs/types").glob("*")]
+        kinds = [text(path) for path in (at / "gid_attrs/types").glob("*")]
         networks = sorted((device / "device/net").glob("*"))
-        mtu = _int(_read(networks[0] / "mtu")) if networks else -1
-        state = _read(at / "state").partition(":")[2].strip()
-        layer = _read(at / "link_layer")
+        mtu = _int(text(networks[0] / "mtu")) if networks else -1
+        state = text(at / "state").partition(":")[2].strip()
+        layer = text(at / "link_layer")
         found.append(Port(f"{device.name}:{at.name}", state, layer, any("v2" in kind for kind in kinds), mtu))
     return found
 
@@ -177,21 +169,19 @@ def _ports(root: Path) -> list[Port]:
 def _interfaces(root: Path) -> list[tuple[str, int, int]]:
     found = []
     for at in sorted((root / "sys/class/net").glob("*")):
-        up = _read(at / "operstate") in ("up", "unknown") and _read(at / "type") == _ETHERNET_TYPE
+        up = text(at / "operstate") in ("up", "unknown") and text(at / "type") == _ETHERNET_TYPE
         if up and not (at / "bridge").exists():
-            found.append((at.name, max(_int(_read(at / "speed"), 0), 0), _int(_read(at / "mtu"))))
+            found.append((at.name, max(_int(text(at / "speed"), 0), 0), _int(text(at / "mtu"))))
     return found
 
 
 def _drivers(root: Path) -> list[tuple[str, str]]:
-    versions = {
-        "nvidia": re.search(r"Kernel Module.*?(\d+\.[\d.]+)", _read(root / "proc/driver/nvidia/version")),
-        "amd": re.search(
-            r"\S+", _read(root / "sys/module/amdgpu/version") or _read(root / "proc/sys/kernel/osrelease")
-        ),
-    }
-    present = {"nvidia": "proc/driver/nvidia", "amd": "sys/module/amdgpu"}
-    return [(v, m[m.lastindex or 0] if m else "") for v, m in versions.items() if (root / present[v]).exists()]
+    found = []
+    for row in VENDORS.values():
+        if row.module and (root / row.module).exists():
+            texts = (re.search(pattern, text(root / path)) for path, pattern in row.version)
+            found.append((row.name, next((each[each.lastindex or 0] for each in texts if each), "")))
+    return found
 
 
 def _no_peers(count: int) -> list[tuple[int, int]]:
@@ -214,14 +204,14 @@ def _no_peers(count: int) -> list[tuple[int, int]]:
 
 def _processor(root: Path) -> str:
     """The facts that libucc tells processors apart by: their maker, family and model."""
-    fields = dict(re.findall(r"^([\w ]+?)\s*: (.*)$", _read(root / "proc/cpuinfo"), re.M))
+    fields = dict(re.findall(r"^([\w ]+?)\s*: (.*)$", text(root / "proc/cpuinfo"), re.M))
     names = ("vendor_id", "cpu family", "model", "CPU implementer", "CPU part")
     return " ".join(fields[name] for name in names if name in fields)
 
 
 def _iommu_translates(root: Path) -> bool:
     """An IOMMU that translates what devices send to each other; in pass-through mode it does not."""
-    types = [_read(path) for path in (root / "sys/kernel/iommu_groups").glob("*/type")]
+    types = [text(path) for path in (root / "sys/kernel/iommu_groups").glob("*/type")]
     return any(kind.startswith("DMA") for kind in types)
 
 
@@ -260,14 +250,14 @@ def hardware(root: Path) -> dict[str, Any]:
         "processor": _processor(root),
         "modules": tuple(name for name in _MODULES if (root / "sys/module" / name).exists()),
         "kernel_config": (root / f"boot/config-{os.uname().release}").exists(),
-        "xgmi": tuple(each.pci for each in machine.accelerators if each.vendor == "amd" and each.fabric),
-        "open_driver": "Open Kernel Module" in _read(root / "proc/driver/nvidia/version"),
+        "linked": tuple(sorted({each.vendor for each in machine.accelerators if each.fabric})),
+        "open_driver": "Open Kernel Module" in text(root / "proc/driver/nvidia/version"),
         "iommu_translates": _iommu_translates(root),
         "ports": tuple(_ports(root)),
         "interfaces": tuple(_interfaces(root)),
         "all_interfaces": tuple(sorted(path.name for path in (root / "sys/class/net").glob("*"))),
-        "ptrace_scope": _int(_read(root / "proc/sys/kernel/yama/ptrace_scope"), 0),
-        "numa_balancing": _int(_read(root / "proc/sys/kernel/numa_balancing"), 0) > 0,
+        "ptrace_scope": _int(text(root / "proc/sys/kernel/yama/ptrace_scope"), 0),
+        "numa_balancing": _int(text(root / "proc/sys/kernel/numa_balancing"), 0) > 0,
     }
 
 

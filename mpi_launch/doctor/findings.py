@@ -10,67 +10,100 @@ __all__ = ["CODES", "LEVELS", "Finding", "as_json", "as_text", "finding", "merge
 
 LEVELS = ("ok", "warning", "error")
 
-#: Every problem that can be found -> how bad it is. A test provokes each of them.
+_RUN = (
+    "run again with UCCH_LOG_LEVEL=info; unset UCC_* and UCX_* settings; use one build of UCC and UCX on all hosts; "
+    "with GPUs of one host try UCX_TLS=^cuda_ipc (docs/doctor.md)"
+)
+
+#: Every problem that can be found -> how bad it is, and its cure where that is always the same. A test provokes each.
 CODES = {
     # MPI
-    "mpi-missing": "error",
-    "mpi-mismatch": "error",
+    "mpi-missing": (
+        "error",
+        "pip install 'ucc-hetero[mpi]', or load the site's MPI module and name its mpirun in MPIRUN",
+    ),
+    "mpi-mismatch": (
+        "error",
+        "use the mpirun of that MPI (MPIRUN=/path/to/mpirun), or reinstall mpi4py against the other",
+    ),
     # UCC and UCX
-    "libraries-missing": "error",
-    "ucx-foreign": "warning",
-    "ucx-lacks-vendor": "error",
-    "ucx-lacks-shm": "warning",
-    "ucc-lacks-vendor": "error",
-    "ucc-lacks-library": "warning",
+    "libraries-missing": ("error", "pip install 'ucc-hetero[ucc]', or name yours in UCCH_UCC_LIB and UCCH_UCX_DIR"),
+    "ucx-foreign": ("warning", "import ucc_hetero before mpi4py.MPI, or keep MPI off UCX (OMPI_MCA_pml=ob1)"),
+    "ucx-lacks-vendor": (
+        "error",
+        "install a UCX built with {} (docs/containers.md) and name its folder in UCCH_UCX_DIR",
+    ),
+    "ucx-lacks-shm": ("warning", "install a UCX with sysv, posix or cma"),
+    "ucc-lacks-vendor": ("error", "install a UCC built for {} (docs/containers.md) and name it in UCCH_UCC_LIB"),
+    "ucc-lacks-library": ("warning", "install a UCC with {}, if speed inside a host matters"),
     # GPUs
-    "gpu-unusable": "error",
-    "gpu-denied": "error",
-    "bar-small": "warning",
-    "peer-access": "warning",
-    "iommu": "warning",
+    "gpu-unusable": (
+        "error",
+        "load the driver (modprobe nvidia or amdgpu), or give the container its devices (docs/containers.md)",
+    ),
+    "gpu-denied": ("error", "sudo usermod --append --groups video,render $USER, and log in again"),
+    "bar-small": ("warning", "enable Above 4G Decoding and Resizable BAR in the firmware's settings"),
+    "peer-access": (
+        "warning",
+        "in a virtual machine pass NVLink or PCIe peers through; on bare metal switch ACS off for their switch",
+    ),
+    "iommu": ("warning", "boot with iommu=pt"),
     # Networks
-    "net-missing": "warning",
-    "net-unknown": "error",
-    "rdma-down": "warning",
-    "roce-gid": "error",
-    "mtu-small": "warning",
-    "gpudirect": "warning",
-    "memlock": "error",
+    "net-missing": ("warning", "ip link set dev NAME up"),
+    "net-unknown": ("error", "choose among {} (interfaces: in the cluster file)"),
+    "rdma-down": (
+        "warning",
+        "check the cable and switch port (ibstat); leave it out by interfaces: in the cluster file",
+    ),
+    "roce-gid": ("error", "give the network interface of {} an IP address"),
+    "mtu-small": ("warning", "ip link set dev {} mtu 9000, on every host and switch of that network"),
+    "gpudirect": (
+        "warning",
+        "NVIDIA: the open kernel driver (dmabuf) or modprobe nvidia_peermem; AMD: a kernel from 6.0 on",
+    ),
+    "memlock": (
+        "error",
+        "ulimit -l unlimited; for ever: * - memlock unlimited in /etc/security/limits.conf; in a container: "
+        "docker run --ulimit memlock=-1",
+    ),
     # The host
-    "nofile": "warning",
-    "shm-small": "warning",
-    "ptrace": "warning",
-    "cores-few": "warning",
-    "numa-balancing": "warning",
-    "clock": "warning",
+    "nofile": ("warning", "ulimit -n 65536"),
+    "shm-small": ("warning", "mount -o remount,size=8G /dev/shm; docker run --ipc=host or --shm-size=8g"),
+    "ptrace": ("warning", "sysctl kernel.yama.ptrace_scope=0; docker run --cap-add=SYS_PTRACE"),
+    "cores-few": ("warning", "start no more ranks than cores, or expect latencies of milliseconds"),
+    "numa-balancing": ("warning", "sysctl kernel.numa_balancing=0"),
+    "clock": ("warning", "start chronyd or systemd-timesyncd (in a container: on its host)"),
     # Settings
-    "env-unknown": "warning",
-    "env-bad": "error",
-    "tls-no-gpu": "error",
-    "tls-no-wireup": "warning",
-    "ucc-bridge": "warning",
-    "cuda-lazy": "warning",
-    "amd-host-waits": "warning",
-    "amd-early-kernels": "warning",
-    "amd-queues": "warning",
-    "amd-fine-grain": "warning",
-    "amd-dmabuf": "warning",
-    "amd-ipc": "warning",
+    "env-unknown": ("warning", "python -m ucc_hetero env lists all that do"),
+    "env-bad": ("error", "correct {}, or unset it"),
+    "tls-no-gpu": ("error", "add {} to UCX_TLS, or unset it"),
+    "tls-no-wireup": ("warning", "add tcp or ud to UCX_TLS, or unset it"),
+    "ucc-bridge": ("warning", "unset it"),
+    "cuda-lazy": ("warning", "unset it (ucc_hetero sets EAGER)"),
+    "amd-host-waits": ("warning", "unset it"),
+    "amd-early-kernels": ("warning", "unset it, or give each rank one device (ucch-run does)"),
+    "amd-queues": ("warning", "unset it (ucc_hetero sets 16)"),
+    "amd-fine-grain": ("warning", "unset it (ucc_hetero sets 1)"),
+    "amd-dmabuf": (
+        "warning",
+        "docker run --volume /boot:/boot:ro, and leave UCX_ROCM_COPY_DMABUF as ucc_hetero sets it (try)",
+    ),
+    "amd-ipc": ("warning", "unset it, or see what ucch-doctor amd --only devices,ipc-dmabuf says"),
     # Between ranks
-    "job-size": "error",
-    "job-disagrees": "error",
-    "job-namespaces": "error",
-    "job-device-shared": "warning",
-    "job-drivers": "warning",
-    "job-processors": "warning",
-    "job-mtu": "warning",
-    "job-clock": "warning",
-    "job-memory": "warning",
-    "job-fp8": "warning",
+    "job-size": ("error", "the mpirun and the MPI of mpi4py do not belong together: see mpi-mismatch"),
+    "job-disagrees": ("error", ""),
+    "job-namespaces": ("error", "docker run --ipc=host --pid=host (ucch-run does), or one container per host"),
+    "job-device-shared": ("warning", "start no more ranks than devices on a host (slots: in the cluster file)"),
+    "job-drivers": ("warning", "install the same driver on all hosts of a vendor"),
+    "job-processors": ("warning", "ucch-run -x UCC_CONFIG_FILE= (no settings by model of processor), or UCC 1.9"),
+    "job-mtu": ("warning", "ip link set dev {} mtu N, with one N on every host"),
+    "job-clock": ("warning", "start chronyd or systemd-timesyncd on every host"),
+    "job-memory": ("warning", "use one build of UCX on all hosts, or UCCH_STAGING=staged"),
+    "job-fp8": ("warning", "do not send fp8 between them; bfloat16 means the same on both"),
     # Measured
-    "run-failed": "error",
-    "run-wrong": "error",
-    "pair-slow": "warning",
+    "run-failed": ("error", _RUN),
+    "run-wrong": ("error", _RUN),
+    "pair-slow": ("warning", "check link, slot and binding of these hosts: ethtool NAME, ibstat, lspci -vv (LnkSta)"),
 }
 
 
@@ -85,9 +118,10 @@ class Finding:
     where: str = ""
 
 
-def finding(code: str, text: str, cure: str) -> Finding:
-    """A problem of the table."""
-    return Finding(code, CODES[code], text, cure)
+def finding(code: str, text: str, about: str = "", cure: str = "") -> Finding:
+    """A problem of the table; ``about`` is named in its cure, and ``cure`` stands in its place."""
+    level, usual = CODES[code]
+    return Finding(code, level, text, cure or usual.format(about))
 
 
 def ok(code: str, text: str) -> Finding:

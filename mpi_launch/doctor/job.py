@@ -81,22 +81,15 @@ def agreement(everyone: Sequence[Facts], size: int) -> Iterator[Finding]:
     """Differences that make a job impossible."""
     told = {dict(f.env).get("WORLD_SIZE", str(size)) for f in everyone}
     if told != {str(size)}:
-        yield finding(
-            "job-size",
-            f"{', '.join(sorted(told))} ranks were started, but MPI sees {size} in this one",
-            "the mpirun and the MPI of mpi4py do not belong together: see mpi-mismatch",
-        )
+        yield finding("job-size", f"{', '.join(sorted(told))} ranks were started, but MPI sees {size} in this one")
     good = True
     for title, what, cure in _MUST_AGREE:
         groups = _differences(everyone, what)
         if len(groups) > 1:
             good = False
-            yield finding("job-disagrees", _table(title, groups), cure)
+            yield finding("job-disagrees", _table(title, groups), cure=cure)
     if good:
-        yield ok(
-            "job",
-            f"{len(everyone)} ranks on {_hosts(everyone)} agree on versions and settings",
-        )
+        yield ok("job", f"{len(everyone)} ranks on {_hosts(everyone)} agree on versions and settings")
 
 
 def placement(everyone: Sequence[Facts]) -> Iterator[Finding]:
@@ -112,15 +105,10 @@ def placement(everyone: Sequence[Facts]) -> Iterator[Finding]:
         yield finding(
             "job-namespaces",
             "ranks of one machine are in containers that cannot share memory, and UCX takes them for one node",
-            "docker run --ipc=host --pid=host (ucch-run does), or one container per host",
         )
     for (host, device), ranks in users.items():
         if len(ranks) > 1:
-            yield finding(
-                "job-device-shared",
-                f"{_ranks(ranks)} on {host} use one device, {device}",
-                "start no more ranks than devices on a host (slots: in the cluster file)",
-            )
+            yield finding("job-device-shared", f"{_ranks(ranks)} on {host} use one device, {device}")
 
 
 def _visible(facts: Facts) -> list[str]:
@@ -147,43 +135,27 @@ def likeness(everyone: Sequence[Facts]) -> Iterator[Finding]:
         has = partial(_has_vendor, vendor)
         groups = _differences(everyone, partial(_driver, vendor), has)
         if len(groups) > 1:
-            yield finding(
-                "job-drivers",
-                _table(f"the {vendor} driver", groups),
-                "install the same driver on all hosts of a vendor",
-            )
+            yield finding("job-drivers", _table(f"the {vendor} driver", groups))
         groups = _differences(everyone, lambda f: f.processor, has)
         if len(groups) > 1 and any(_before(f.libraries.ucc, UCC_FORGETS_PROCESSORS) for f in everyone):
             yield finding(
                 "job-processors",
                 _table(f"the processor beside {vendor} GPUs", groups)
                 + "\nand this UCC may choose different algorithms on them",
-                "ucch-run -x UCC_CONFIG_FILE= (no settings by model of processor), or UCC 1.9",
             )
     for name in sorted({name for f in everyone for name, _, _ in f.interfaces} - {"lo"}):
         groups = _differences(everyone, partial(_mtu, name), lambda f, n=name: _mtu(n, f) is not None)  # type: ignore[misc]
         if len(groups) > 1:
-            yield finding(
-                "job-mtu",
-                _table(f"the MTU of {name}", groups),
-                f"ip link set dev {name} mtu N, with one N on every host",
-            )
+            yield finding("job-mtu", _table(f"the MTU of {name}", groups), name)
     vendors = {device.vendor for f in everyone for device in f.usable}
     needed = {VENDORS[vendor].memory for vendor in vendors}
     unlike = _differences(everyone, lambda f: tuple(sorted(needed & set(f.libraries.memory_types))))
     if len(vendors) < 2 and len(unlike) > 1:
         named = [(", ".join(value), ranks) for value, ranks in unlike if isinstance(value, tuple)]
-        yield finding(
-            "job-memory",
-            _table("GPU memory that UCX knows", named),
-            "use one build of UCX on all hosts, or UCCH_STAGING=staged",
-        )
-    if {"nvidia", "amd"} <= vendors:
-        yield finding(
-            "job-fp8",
-            "float8_e4m3 means other numbers on MI300 (FNUZ) than on NVIDIA's GPUs (FN)",
-            "do not send fp8 between them; bfloat16 means the same on both",
-        )
+        yield finding("job-memory", _table("GPU memory that UCX knows", named))
+    kinds = [VENDORS[vendor].fp8 for vendor in sorted(vendors) if VENDORS[vendor].fp8]
+    if len(set(kinds)) > 1:
+        yield finding("job-fp8", f"float8_e4m3 means other numbers on {' than on '.join(kinds)}")
 
 
 def clocks(everyone: Sequence[Facts], offsets: Sequence[float]) -> Iterator[Finding]:
@@ -193,7 +165,6 @@ def clocks(everyone: Sequence[Facts], offsets: Sequence[float]) -> Iterator[Find
         yield finding(
             "job-clock",
             f"the clock of {everyone[worst].host} is {offsets[worst]:+.2f} s from that of {everyone[0].host}",
-            "start chronyd or systemd-timesyncd on every host",
         )
 
 

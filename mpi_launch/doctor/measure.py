@@ -27,11 +27,6 @@ TURNS, TIMES = 4, 10
 #: A pair is slow below this share of the median of pairs of its kind, where there are enough to compare.
 SLOW_SHARE, ENOUGH = 0.25, 3
 
-CURE = (
-    "run again with UCCH_LOG_LEVEL=info; unset UCC_* and UCX_* settings; use one build of UCC and UCX on all hosts; "
-    "with GPUs of one host try UCX_TLS=^cuda_ipc (docs/doctor.md)"
-)
-
 
 @contextlib.contextmanager
 def _vectors(*values: Array) -> Iterator[list[Vector]]:
@@ -44,15 +39,19 @@ def _vectors(*values: Array) -> Iterator[list[Vector]]:
             vector.close()
 
 
+def _gives(call: Callable[..., object], expected: Array, *buffers: Array) -> bool:
+    """Whether the call leaves these numbers in the last of its buffers."""
+    with _vectors(*buffers) as vectors:
+        call(*(vector.buffer for vector in vectors))
+        return np.array_equal(vectors[-1].get(), expected)
+
+
 def _allreduce(comm: Communicator, n: int, in_place: bool) -> bool:
     data = np.arange(n, dtype=np.float32) % 97 + comm.rank
     expected = (np.arange(n, dtype=np.float32) % 97) * comm.size + comm.size * (comm.size - 1) // 2
-    with _vectors(data, np.zeros(n, np.float32)) as (send, receive):
-        if in_place:
-            comm.Allreduce(IN_PLACE, send.buffer)
-        else:
-            comm.Allreduce(send.buffer, receive.buffer)
-        return np.array_equal((send if in_place else receive).get(), expected)
+    if in_place:
+        return _gives(lambda data: comm.Allreduce(IN_PLACE, data), expected, data)
+    return _gives(comm.Allreduce, expected, data, np.zeros(n, np.float32))
 
 
 def _replicas(comm: Communicator, n: int) -> bool:
@@ -67,32 +66,28 @@ def _replicas(comm: Communicator, n: int) -> bool:
 
 
 def _allgather(comm: Communicator, n: int) -> bool:
-    with _vectors(np.full(n, comm.rank, np.int32), np.zeros(n * comm.size, np.int32)) as (send, receive):
-        comm.Allgather(send.buffer, receive.buffer)
-        return bool((receive.get() == np.repeat(np.arange(comm.size), n)).all())
+    receive = np.zeros(n * comm.size, np.int32)
+    return _gives(comm.Allgather, np.repeat(np.arange(comm.size), n), np.full(n, comm.rank, np.int32), receive)
 
 
 def _alltoall(comm: Communicator, n: int) -> bool:
-    data = np.repeat(np.arange(comm.size) + comm.size * comm.rank, n).astype(np.int32)
-    with _vectors(data, np.zeros(n * comm.size, np.int32)) as (send, receive):
-        comm.Alltoall(send.buffer, receive.buffer)
-        return bool((receive.get() == np.repeat(np.arange(comm.size) * comm.size + comm.rank, n)).all())
+    ranks = np.arange(comm.size)
+    data = np.repeat(ranks + comm.size * comm.rank, n).astype(np.int32)
+    return _gives(comm.Alltoall, np.repeat(ranks * comm.size + comm.rank, n), data, np.zeros_like(data))
 
 
 def _reduce_scatter(comm: Communicator, n: int) -> bool:
     # Uneven on purpose: libraries divide such counts in ways of their own.
     counts = [n + rank % 3 for rank in range(comm.size)]
-    data = np.concatenate([np.full(count, i, np.int64) for i, count in enumerate(counts)])
-    with _vectors(data, np.zeros(counts[comm.rank], np.int64)) as (send, receive):
-        comm.Reduce_scatter(send.buffer, receive.buffer, counts)
-        return bool((receive.get() == comm.rank * comm.size).all())
+    data, receive = np.repeat(np.arange(comm.size, dtype=np.int64), counts), np.zeros(counts[comm.rank], np.int64)
+    return _gives(
+        lambda send, receive: comm.Reduce_scatter(send, receive, counts), receive + comm.rank * comm.size, data, receive
+    )
 
 
 def _bcast(comm: Communicator, n: int) -> bool:
-    root = comm.size - 1
-    with _vectors(np.arange(n, dtype=np.float64) * (comm.rank == root)) as (data,):
-        comm.Bcast(data.buffer, root)
-        return bool((data.get() == np.arange(n)).all())
+    root, data = comm.size - 1, np.arange(n, dtype=np.float64)
+    return _gives(lambda data: comm.Bcast(data, root), data, data * (comm.rank == root))
 
 
 #: What is tried: those that are known to go wrong where ranks differ, in the sizes at which they do.
@@ -121,10 +116,10 @@ def canaries(
         answers = comm.mpi.allgather((failure, right))
         failed = [(rank, text) for rank, (text, _) in enumerate(answers) if text]
         if failed:
-            return [finding("run-failed", f"{name} failed: rank {failed[0][0]}: {failed[0][1]}", CURE)]
+            return [finding("run-failed", f"{name} failed: rank {failed[0][0]}: {failed[0][1]}")]
         wrong = [rank for rank, (_, good) in enumerate(answers) if not good]
         if wrong:
-            return [finding("run-wrong", f"{name} gave wrong numbers on ranks {', '.join(map(str, wrong))}", CURE)]
+            return [finding("run-wrong", f"{name} gave wrong numbers on ranks {', '.join(map(str, wrong))}")]
     return [ok("collectives", f"{len(tried)} kinds gave the right numbers on {comm.size} ranks")]
 
 
@@ -187,13 +182,7 @@ def slow_pairs(measured: dict[tuple[int, int], tuple[float, float]], hosts: list
         if slow and len(those) >= ENOUGH:
             names = ", ".join(f"{a}-{b} ({those[a, b][1] / 1e9:.2f} GB/s)" for a, b in slow[:8])
             between = sorted({hosts[rank] for pair in slow for rank in pair})
-            found.append(
-                finding(
-                    "pair-slow",
-                    f"ranks {names} are slow; {words}; hosts: {', '.join(between[:8])}",
-                    "check link, slot and binding of these hosts: ethtool NAME, ibstat, lspci -vv (LnkSta)",
-                )
-            )
+            found.append(finding("pair-slow", f"ranks {names} are slow; {words}; hosts: {', '.join(between[:8])}"))
         else:
             found.append(ok("pairs", words))
     return found

@@ -141,7 +141,7 @@ AMD_HOST: list[tuple[str, dict[str, Any]]] = [
     ("amd-queues", env(GPU_MAX_HW_QUEUES="4")),
     ("", env(GPU_MAX_HW_QUEUES="16")),
     ("amd-fine-grain", env(HSA_FORCE_FINE_GRAIN_PCIE="0")),
-    ("", env(HSA_FORCE_FINE_GRAIN_PCIE="0") | {"xgmi": ("0000:03:00.0",)}),
+    ("", env(HSA_FORCE_FINE_GRAIN_PCIE="0") | {"linked": ("amd",)}),
     ("amd-dmabuf", {"kernel_config": False}),
     ("amd-dmabuf", env(UCX_ROCM_COPY_DMABUF="y") | {"kernel_config": False}),
     ("", lib(ucx="1.23.0") | {"kernel_config": False}),
@@ -389,7 +389,7 @@ def test_text_and_json(tmp_path: Path) -> None:
 
 
 def test_ranks_are_said_once() -> None:
-    few, all_of_them = findings.finding("nofile", "f", "c"), findings.ok("mpi", "m")
+    few, all_of_them = findings.finding("nofile", "f"), findings.ok("mpi", "m")
     found = findings.merged([[all_of_them], [all_of_them, few], [all_of_them, few]], ["a", "a", "b"])
     assert [(each.code, each.where) for each in found] == [("mpi", ""), ("nofile", "ranks 1-2 on a, b")]
 

@@ -13,10 +13,10 @@ from ..bindings import ucc, ucx
 from ..machine.discover import cores, host_identity
 from ..native.libraries import load
 
-__all__ = ["collect", "render"]
+__all__ = ["collect", "components", "render"]
 
 
-def _components(ucc_path: str) -> list[str]:
+def components(ucc_path: str) -> list[str]:
     """Components beside libucc: ``tl/ucp``, ``mc/cuda``, ... (libucc loads them from there and nowhere else)."""
     files = Path(ucc_path).resolve().parent.glob("ucc/libucc_*.so")
     names = (re.fullmatch(r"libucc_(cl|tl|mc|ec)_(\w+)", f.stem) for f in files)
@@ -53,7 +53,7 @@ def collect() -> dict[str, Any]:
         "ucc": {
             "version": libraries.ucc_version,
             "path": libraries.ucc_path,
-            "components": _components(libraries.ucc_path),
+            "components": components(libraries.ucc_path),
             "collectives": [c.lower() for c in attributes["collectives"]],
         },
         "ucx": {

@@ -27,6 +27,7 @@ __all__ = [
     "Known",
     "Library",
     "Setting",
+    "Trap",
     "Vendor",
     "apply",
     "devices",
@@ -55,6 +56,19 @@ class Setting:
     #: When the vendor's own libraries read it, if they do: at the runtime's "load" or "start", after which it is too
     #: late, or at "calls".
     read: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Trap:
+    """Values of a vendor's variable that stop, slow or end ranks: the doctor's finding of that code."""
+
+    code: str
+    name: str
+    bad: Callable[[str], bool]
+    #: The finding, ``{given}`` where the variable with its value is to be named, ``{devices}`` the number of devices.
+    text: str
+    #: "always", "several devices" (that the process sees) or "no links" between several devices.
+    when: str = "always"
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +143,17 @@ class Vendor:
     setting: str = ""
     compiler: Compiler | None = None
     settings: tuple[Setting, ...] = ()
+    traps: tuple[Trap, ...] = ()
+
+    # --- the kernel's driver
+    #: The file that is there with it; files and patterns that tell its version, the best first.
+    module: str = ""
+    version: tuple[tuple[str, str], ...] = ()
+    #: Modules that hand device memory to network cards ("open": the driver itself, where it is an open one), or the
+    #: kernel from which the driver does so; UCX's setting that tells it of the latter.
+    peer_modules: tuple[str, ...] = ()
+    peer_kernel: int = 0
+    dmabuf: str = ""
 
     # --- the devices
     #: PCI vendor number as sysfs spells it.
@@ -158,6 +183,8 @@ class Vendor:
     interfaces: tuple[str, ...] = ()
     #: Attributes of streams that hold the runtime's handle, or in the form of ``__cuda_stream__`` a version and it.
     streams: tuple[str, ...] = ()
+    #: Whose float8_e4m3 the devices have.
+    fp8: str = ""
     #: torch's types of its devices, and the attribute of ``torch.version`` that a torch built for them has.
     torch: tuple[str, ...] = ()
     torch_build: str = ""
@@ -206,6 +233,43 @@ _QUEUES = "all streams of a process would share four queues, where one that wait
 _FINE = "without xGMI, devices would not see what others write to their memory before these end"
 
 _CONNECT = "{} would connect at an algorithm's first call, which waits for streams that wait for a collective"
+
+
+def _hip_number(text: str) -> int:
+    """As HIP reads numbers: of what is none, 0."""
+    found = re.match(r"\s*[+-]?\d+", text)
+    return int(found[0]) if found else 0
+
+
+_HOST_WAITS = (
+    "{given}: HIP itself then waits on the host for what a stream waits for, and with it the thread that gave the "
+    "stream its work"
+)
+#: Hardware queues below which the streams of messages that wait leave none for others.
+_QUEUES_LEAST = 10
+
+_HIP_TRAPS = (
+    Trap("amd-host-waits", "AMD_DIRECT_DISPATCH", lambda value: not _hip_number(value), _HOST_WAITS),
+    Trap("amd-host-waits", "ROC_CPU_WAIT_FOR_SIGNAL", lambda value: bool(_hip_number(value)), _HOST_WAITS),
+    Trap(
+        "amd-early-kernels", "HIP_ENABLE_DEFERRED_LOADING", lambda value: not _hip_number(value),
+        "{given} with {devices} devices: a library without code for one of them ends the process while it is loaded "
+        "(abort)", "several devices",
+    ),
+    Trap(
+        "amd-queues", "GPU_MAX_HW_QUEUES", lambda value: 0 < _hip_number(value) < _QUEUES_LEAST,
+        "{given}: a stream that waits keeps others of its queue waiting",
+    ),
+    Trap(
+        "amd-fine-grain", "HSA_FORCE_FINE_GRAIN_PCIE", lambda value: value != "1",
+        "{given} and the GPUs have no xGMI: they do not see what others write while these still run, so that messages "
+        "between them go by way of the host", "no links",
+    ),
+    Trap(
+        "amd-ipc", "HSA_ENABLE_IPC_MODE_LEGACY", lambda value: value == "0",
+        "{given}: processes share device memory by dmabuf, which was never tried with AMD",
+    ),
+)  # fmt: skip
 
 
 def text(path: Path) -> str:
@@ -313,6 +377,17 @@ register(
             Setting("UCC_MC_CUDA_MPOOL_ELEM_SIZE", "256M", "always", _SCRATCH),
             Setting("UCC_MC_CUDA_MPOOL_MAX_ELEMS", "64", "always", _SCRATCH),
         ),
+        traps=(
+            Trap(
+                "cuda-lazy",
+                "CUDA_MODULE_LOADING",
+                lambda value: value == "LAZY",
+                "{given}: while a stream waits for a collective, a kernel's first launch waits with it",
+            ),
+        ),
+        module="proc/driver/nvidia",
+        version=(("proc/driver/nvidia/version", r"Kernel Module.*?(\d+\.[\d.]+)"),),
+        peer_modules=("nvidia_peermem", "nv_peer_mem", "open"),
         pci="0x10de",
         find=_with_minor_numbers,
         details="nvlink",
@@ -325,6 +400,7 @@ register(
         dlpack_host=(3,),
         interfaces=_INTERFACES,
         streams=_STREAMS,
+        fp8="NVIDIA's GPUs (FN)",
         torch=("cuda",),
         torch_build="cuda",
         collectives=("libucc_tl_nccl", "libnccl"),
@@ -371,6 +447,11 @@ register(
             Setting("UCC_MC_ROCM_MPOOL_MAX_ELEMS", "64", "always", _SCRATCH),
             *_SMALL_BAR,
         ),
+        traps=_HIP_TRAPS,
+        module="sys/module/amdgpu",
+        version=(("sys/module/amdgpu/version", r"\S+"), ("proc/sys/kernel/osrelease", r"\S+")),
+        peer_kernel=6,
+        dmabuf="UCX_ROCM_COPY_DMABUF",
         pci="0x1002",
         find=_with_kfd_nodes,
         details="kfd",
@@ -385,6 +466,7 @@ register(
         dlpack_host=(11,),
         interfaces=_INTERFACES,
         streams=_STREAMS,
+        fp8="MI300 (FNUZ)",
         torch=("cuda",),  # under NVIDIA's name
         torch_build="hip",
         collectives=("libucc_tl_rccl", "librccl"),
