@@ -209,12 +209,6 @@ def _creation_ms(name: str, world: World) -> tuple[Peer, list[float]]:
     return peer, times
 
 
-def _say(world: World, text: str) -> None:
-    if world.rank == 0:
-        sys.stdout.write(text)
-        sys.stdout.flush()
-
-
 def run(words: Sequence[str], command: list[str]) -> int:
     """Measure and print; returns the exit status."""
     arguments = _arguments(words)
@@ -234,7 +228,7 @@ def run(words: Sequence[str], command: list[str]) -> int:
         imports = None if arguments.no_start_up or "ours" not in arguments.peers else _import_ms(world)
         rows = _sweep(arguments, peers, world)
         figures = {"import_ms": imports, "creation_ms": creation}
-        _say(world, _figures(imports, creation) + _noise(rows))
+        world.say(_figures(imports, creation) + _noise(rows))
         if arguments.json:
             plans = {p.name: p.comm.plan_summary() for p in peers if p.name == "ours"}.get("ours")
             more = {"rows": rows, "figures": figures, "rounds": arguments.rounds, "plans": plans}
@@ -251,7 +245,7 @@ def _sweep(arguments: argparse.Namespace, peers: Sequence[Peer], world: World) -
     series = _series(peers)
     pairs = _pairs(series)
     title = f"{row.method}, {dtype.name}, {world.size} ranks, {arguments.rounds} rounds, medians"
-    _say(world, _header(series, pairs, title))
+    world.say(_header(series, pairs, title))
     elements = longest(row, max(arguments.most // dtype.itemsize, 1), world.size)
     memory = open_memory("host", "numpy", 0)
     pools = [Pool(memory, dtype, elements) for _ in series]
@@ -264,7 +258,7 @@ def _sweep(arguments: argparse.Namespace, peers: Sequence[Peer], world: World) -
         times = measure(series, case, dtype, pools, arguments.rounds, world)
         ratios = [ratio(times[a], times[b]) for a, b in pairs]
         progress.clear()
-        _say(world, _line(size, [float(np.median(t)) for t in times], ratios))
+        world.say(_line(size, [float(np.median(t)) for t in times], ratios))
         rows.append(_row(size, series, times, pairs, ratios))
     return rows
 

@@ -18,14 +18,26 @@ from .options import BadUsage
 from .readers import LIMIT, Curve
 from .sheets import benchmark_of, short_size
 
-__all__ = ["Drawing", "Figure", "drawings", "figures", "labels", "render"]
+__all__ = [
+    "COLOURS",
+    "KINDS",
+    "KNOWN",
+    "MARKS",
+    "Drawing",
+    "Figure",
+    "drawings",
+    "figures",
+    "file_name",
+    "labels",
+    "render",
+]
 
 Data = dict[str, Any]
 
 # Okabe and Ito's colours, which people with colour blindness can tell apart. Ours is blue wherever it is measured.
-_COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#7f7f7f")
-_MARKS = "osD^vP*X"
-_KNOWN = {"ours": 0, "mpi4py": 1, "ucc": 2, "gloo": 3, "nccl": 4, "nccl-tests": 4}
+COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#7f7f7f")
+MARKS = "osD^vP*X"
+KNOWN = {"ours": 0, "mpi4py": 1, "ucc": 2, "gloo": 3, "nccl": 4, "nccl-tests": 4}
 _TITLES = {"us": "Latency", "MB/s": "Bandwidth", "GB/s": "Bandwidth", "%": "Overlap"}
 _STYLE = {
     "font.size": 9, "axes.spines.top": False, "axes.spines.right": False, "axes.titlesize": 10,
@@ -46,7 +58,7 @@ class Figure:
     def name(self) -> str:
         """A file name."""
         unit = {"us": "latency", "%": "overlap"}.get(self.unit, "bandwidth")
-        return _file_name(f"{self.benchmark}-{self.dtype}-{unit}")
+        return file_name(f"{self.benchmark}-{self.dtype}-{unit}")
 
     @property
     def title(self) -> str:
@@ -64,7 +76,7 @@ class Drawing:
     figure: Figure | None = None
 
 
-def _file_name(text: str) -> str:
+def file_name(text: str) -> str:
     return "".join(c if c.isalnum() or c in "-_.*" else "_" for c in text).replace("*", "")
 
 
@@ -96,16 +108,8 @@ def drawings(curves: Sequence[Curve], files: Sequence[tuple[str, Data]]) -> list
         )
     for source, data in files:
         stem = source.rpartition(".")[0] or source
-        if data.get("benchmark") == "pairs":
-            side = min(2.2 + 0.55 * len(data["ranks"]), 12.0)
-            title = f"bandwidth and latency of pairs, {data['backend']}"
-            found.append(Drawing(_file_name(f"pairs-{stem}"), title, (2 * side, side), _pairs_painter(data)))
-        if data.get("benchmark") == "cluster":
-            rows = sum(len(case["rows"]) for case in data["cases"])
-            size = 9.0, 1.2 + 0.32 * rows
-            found.append(Drawing(_file_name(f"cluster-{stem}"), "emulated clusters", size, _cluster_painter(data)))
-        if data.get("benchmark") == "planner":
-            found.append(Drawing(_file_name(f"planner-{stem}"), "planning time", (6.5, 4.1), _planner_painter(data)))
+        if make := KINDS.get(str(data.get("benchmark"))):
+            found.append(make(stem, data))
     planned = [(source, data) for source, data in files if _plans(data)]
     if planned:
         size = 9.0, 1.3 + 0.34 * sum(len(_plans(data)) for _, data in planned)
@@ -145,8 +149,8 @@ def _smaller(svg: bytes) -> bytes:
 def _styles(groups: Sequence[Figure]) -> dict[str, tuple[int, int]]:
     """Label -> (colour, mark): a colour for each series, the same for a peer everywhere, and a mark for each file."""
     out: dict[str, tuple[int, int]] = {}
-    colours = dict(_KNOWN)
-    free = iter((5, 6, *range(len(_COLOURS), 1000)))
+    colours = dict(KNOWN)
+    free = iter((5, 6, *range(len(COLOURS), 1000)))
     for figure in groups:
         files = list(dict.fromkeys(curve.source for curve in figure.curves))
         for curve, label in zip(figure.curves, labels(figure), strict=True):
@@ -186,7 +190,7 @@ def _curves(axes: Any, figure: Figure, styles: dict[str, tuple[int, int]], rate:
             axes.plot(x, y, color="black", linestyle=(0, (4, 2)), linewidth=1.1, label=label, zorder=1)
             continue
         style, file = styles[label]
-        colour, mark = _COLOURS[style % len(_COLOURS)], _MARKS[(style // len(_COLOURS) + file) % len(_MARKS)]
+        colour, mark = COLOURS[style % len(COLOURS)], MARKS[(style // len(COLOURS) + file) % len(MARKS)]
         line = "--" if curve.label.endswith(("*", ", blocking")) else "-"
         axes.plot(x, y, color=colour, marker=mark, markersize=3.5, linewidth=1.6, linestyle=line, label=label)
     axes.set_xscale("log", base=2)
@@ -206,6 +210,12 @@ def _curves(axes: Any, figure: Figure, styles: dict[str, tuple[int, int]], rate:
 
 
 # --- the others -------------------------------------------------------------------------------------------------------
+
+
+def _pairs(stem: str, data: Data) -> Drawing:
+    side = min(2.2 + 0.55 * len(data["ranks"]), 12.0)
+    title = f"bandwidth and latency of pairs, {data['backend']}"
+    return Drawing(file_name(f"pairs-{stem}"), title, (2 * side, side), _pairs_painter(data))
 
 
 def _pairs_painter(data: Data) -> Callable[[Any], None]:
@@ -245,56 +255,6 @@ def _cells(axes: Any, values: Sequence[Sequence[float]], image: Any) -> None:
             axes.text(x, y, text, ha="center", va="center", fontsize=8, color="white" if dark else "black")
 
 
-def _cluster_painter(data: Data) -> Callable[[Any], None]:
-    """Bars of time over the limit, for each case and peer."""
-
-    def paint(canvas: Any) -> None:
-        axes = canvas.subplots()
-        rows = [(case["case"], row) for case in data["cases"] for row in case["rows"]]
-        names = list(dict.fromkeys(name for _, row in rows for name in row["median"]))
-        height = 0.8 / max(len(names), 1)
-        for i, name in enumerate(names):
-            at = [y - 0.4 + (i + 0.5) * height for y in range(len(rows))]
-            shown = [row["median"].get(name, math.nan) / row["limit"] for _, row in rows]
-            axes.barh(at, shown, height, color=_COLOURS[_KNOWN.get(name, 6) % len(_COLOURS)], label=name)
-        axes.axvline(1.0, color="black", linestyle=(0, (4, 2)), linewidth=1.1, label=LIMIT)
-        axes.set_yticks(range(len(rows)), [f"{c}: {r['collective']} {short_size(r['nbytes'])}" for c, r in rows])
-        axes.set_ylim(len(rows) - 0.4, -0.6)
-        axes.set_xscale("log")
-        axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
-        axes.xaxis.set_minor_formatter(lambda value, _: f"{value:g}" if value < 10 and value == int(value) else "")
-        axes.set_xlabel("time / least time over these links")
-        axes.grid(True, axis="x", color="#dddddd", linewidth=0.6)
-        axes.set_axisbelow(True)
-        axes.set_xlim(left=0.8)
-        canvas.legend(loc="outside lower center", ncols=len(names) + 1, frameon=False, fontsize=8)
-
-    return paint
-
-
-def _planner_painter(data: Data) -> Callable[[Any], None]:
-    def paint(canvas: Any) -> None:
-        axes = canvas.subplots()
-        slowest: dict[str, dict[int, float]] = {}
-        for row in data["rows"]:
-            of = slowest.setdefault(row["collective"], {})
-            of[row["ranks"]] = max(of.get(row["ranks"], 0.0), row["seconds"] * 1e3)
-        for i, (name, points) in enumerate(slowest.items()):
-            colour, mark = _COLOURS[i % len(_COLOURS)], _MARKS[i // len(_COLOURS)]
-            axes.loglog(
-                *zip(*sorted(points.items()), strict=True), color=colour, marker=mark, markersize=3.5, label=name
-            )
-        axes.set_xscale("log", base=2)
-        axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
-        axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
-        axes.set_xlabel("ranks")
-        axes.set_ylabel("planning from nothing [ms], slowest placement")
-        axes.grid(True, color="#dddddd", linewidth=0.6)
-        axes.legend(frameon=False, fontsize=8)
-
-    return paint
-
-
 def _plans(data: Data) -> dict[str, list[tuple[int, str]]]:
     """Measurement -> (size, plan) of each row, of a file that has plans."""
     found: dict[str, list[tuple[int, str]]] = {}
@@ -314,10 +274,10 @@ def _plan_painter(files: Sequence[tuple[str, Data]]) -> Callable[[Any], None]:
         names = list(dict.fromkeys(plan.partition(" (")[0].partition(",")[0] for _, rows in strips for _, plan in rows))
         for y, (_, rows) in enumerate(strips):
             for size, plan in rows:
-                colour = _COLOURS[names.index(plan.partition(" (")[0].partition(",")[0]) % len(_COLOURS)]
+                colour = COLOURS[names.index(plan.partition(" (")[0].partition(",")[0]) % len(COLOURS)]
                 axes.barh(y, size * 0.69, 0.7, left=size * 0.72, color=colour)
         for i, name in enumerate(names):
-            axes.barh(0, 0, color=_COLOURS[i % len(_COLOURS)], label=name)
+            axes.barh(0, 0, color=COLOURS[i % len(COLOURS)], label=name)
         axes.set_xscale("log", base=2)
         axes.xaxis.set_major_formatter(lambda value, _: short_size(value))
         axes.set_yticks(range(len(strips)), [what for what, _ in strips], fontsize=8)
@@ -326,3 +286,7 @@ def _plan_painter(files: Sequence[tuple[str, Data]]) -> Callable[[Any], None]:
         canvas.legend(loc="outside lower center", ncols=6, frameon=False, fontsize=8)
 
     return paint
+
+
+#: Drawings of whole files: benchmark -> what makes one of the file's stem and data.
+KINDS: dict[str, Callable[[str, Data], Drawing]] = {"pairs": _pairs}

@@ -7,6 +7,7 @@ import json
 import os
 from collections import Counter
 from dataclasses import asdict
+from datetime import datetime, timezone
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,26 +21,30 @@ from .table import BENCHES
 if TYPE_CHECKING:
     from .session import Session
 
-__all__ = ["FORMAT", "Results", "header", "write_json"]
+__all__ = ["FORMAT", "Results", "header", "origin", "write_json"]
 
 #: Version of the JSON layout; ``report`` and ``diff`` refuse others.
 FORMAT = "ucc_hetero.bench/1"
 _PLAIN = ("size", "value", "least", "most", "iterations", "wrong", "rate")
 
 
-def header(benchmark: str, command: list[str], world: World, accelerators: list[str], nodes: int) -> dict[str, Any]:
-    """The part of a result file that says where it comes from."""
+def origin(benchmark: str, command: list[str]) -> dict[str, Any]:
+    """The part of every result file that says on what machine and by what it was made."""
     return {
         "format": FORMAT,
         "benchmark": benchmark,
         "command": command,
-        "date": system.date(),
+        "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "machine": system.machine(),
         "versions": system.versions(),
         "source": system.commit(),
-        "settings": system.settings(),
-        "job": system.job(world.size, nodes, accelerators),
     }
+
+
+def header(benchmark: str, command: list[str], world: World, accelerators: list[str], nodes: int) -> dict[str, Any]:
+    """The part of a job's result file that says where it comes from."""
+    job = {"ranks": world.size, "nodes": nodes, "memory": accelerators}
+    return {**origin(benchmark, command), "settings": system.settings(), "job": job}
 
 
 def write_json(path: str, data: dict[str, Any]) -> None:

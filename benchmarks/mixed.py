@@ -92,13 +92,13 @@ def run(words: Sequence[str], command: list[str]) -> int:
         series = [Series(peer, "blocking") for peer in peers]
         head = f"# {peers[0].comm.topology.describe()}, {_DTYPE.name}, {arguments.rounds} rounds, medians in us"
         columns = "".join(f"{s.label:>12}" for s in series) + "".join(f"{f'{s.label}/plan':>24}" for s in series[1:])
-        _say(world, f"{head}\n{'# Collective':<24}{'Size':>10}{columns}\n")
+        world.say(f"{head}\n{'# Collective':<24}{'Size':>10}{columns}\n")
         rows = []
         for name in arguments.collectives:
             for size in arguments.sizes:
                 row = _row(name, size, series, arguments.rounds, world)
                 rows.append(row)
-                _say(world, _line(row))
+                world.say(_line(row))
         if arguments.json and world.rank == 0:
             facts = header("mixed", command, world, ["host"] * world.size, 1)
             write_json(arguments.json, {**facts, "dtype": _DTYPE.name, "unit": "us", "rows": rows})
@@ -127,8 +127,3 @@ def _row(name: str, size: int, series: Sequence[Series], rounds: int, world: Wor
 def _line(row: dict[str, Any]) -> str:
     text = f"{row['collective']:<24}{row['size']:>10}" + "".join(f"{us:12.1f}" for us in row["us"].values())
     return text + "".join(f"{one['text']:>24}" for one in row["to_plan"].values()) + "\n"
-
-
-def _say(world: World, text: str) -> None:
-    if world.rank == 0:
-        print(text, end="", flush=True)

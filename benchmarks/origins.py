@@ -62,7 +62,7 @@ def reproduce(data: Data) -> str:
     script = command[0].rpartition("/")[2]
     script = _RENAMED.get(script, script)
     if script.endswith(".py"):
-        command = ["python", f"benchmarks/{script}", *command[1:]]
+        command = ["python", f"tools/{script}", *command[1:]]
         ranks = facts.get("ranks") if script.startswith("gpu") else None
     launcher = ["mpirun", "-np", str(ranks)] if ranks else []
     return " ".join([*shown, *launcher, *map(shlex.quote, command)])

@@ -92,6 +92,11 @@ class World:
         node.Free()
         return local
 
+    def say(self, text: str) -> None:
+        """Print on rank 0."""
+        if self.rank == 0:
+            print(text, end="", flush=True)
+
     def nodes(self) -> int:
         """Nodes that the ranks are on. Collective."""
         from mpi4py import MPI

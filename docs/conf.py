@@ -1,11 +1,13 @@
 """Sphinx configuration. The page of all figures and its pictures are made from the committed results at each build."""
 
 import os
+import sys
 from importlib.metadata import version as installed_version
 from pathlib import Path
 from typing import Any
 
-from ucc_hetero.bench.report import run as report
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tools"))
+from figures import write_page
 
 project = "ucc_hetero"
 author = "ucc_hetero authors"
@@ -23,7 +25,7 @@ html_theme = "alabaster"
 def _figures(app: Any, config: Any) -> None:
     here = Path(__file__).parent
     archives = sorted(os.path.relpath(path) for path in (here.parent / "benchmarks" / "results").glob("*.tar.xz"))
-    report(["--markdown", os.path.relpath(here / "figures.md"), *archives], [])
+    write_page(archives, Path(os.path.relpath(here / "figures.md")))
 
 
 def setup(app: Any) -> None:

@@ -34,7 +34,7 @@ MARK = b"\x1e"
 _RANK = ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID", "RANK")
 _SIZE = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_NTASKS", "WORLD_SIZE")
 _LOCAL_RANK = ("OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "SLURM_LOCALID", "LOCAL_RANK")
-_LOCAL_SIZE = ("OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS", "LOCAL_WORLD_SIZE")
+LOCAL_SIZE = ("OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS", "LOCAL_WORLD_SIZE")
 
 #: What a program in a container needs of the environment outside.
 _INTO_CONTAINERS = (
@@ -97,7 +97,7 @@ class Start:
         self.rank = number(_RANK, environ, 0)
         self.size = options.size or number(_SIZE, environ, 1)
         self.local_rank = number(_LOCAL_RANK, environ, self.rank)
-        self.local_size = number(_LOCAL_SIZE, environ, options.ranks_here or 1)
+        self.local_size = number(LOCAL_SIZE, environ, options.ranks_here or 1)
         self.devices = self.vendors.devices(root)
         self.vendor = options.vendor
         if self.vendor == "auto":

@@ -21,8 +21,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from ucc_hetero.bench import system
-from ucc_hetero.bench.files import FORMAT, write_json
+from ucc_hetero.bench.files import origin, write_json
 from ucc_hetero.bench.table import COLLECTIVES
 from ucc_hetero.launch.emulate import Cluster, goodput, unavailable
 from ucc_hetero.launch.emulated_net import parse_rates
@@ -286,9 +285,7 @@ def main(words: Sequence[str]) -> int:
             print(line(case.name, row, arguments.peers), flush=True)
     if arguments.json:
         command = ["python", "tools/bench_cluster.py", *words]
-        head = {"format": FORMAT, "benchmark": "cluster", "command": command, "date": system.date()}
-        more = {"machine": system.machine(), "versions": system.versions(), "source": system.commit()}
-        write_json(arguments.json, {**head, **more, "unit": "s", "cases": cases})
+        write_json(arguments.json, {**origin("cluster", command), "unit": "s", "cases": cases})
     return 0
 
 

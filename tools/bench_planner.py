@@ -18,8 +18,7 @@ from typing import Any
 
 from bench_cluster import Test, limit
 
-from ucc_hetero.bench import system
-from ucc_hetero.bench.files import FORMAT, write_json
+from ucc_hetero.bench.files import origin, write_json
 from ucc_hetero.planner import algorithms
 from ucc_hetero.planner.collectives import Call
 from ucc_hetero.planner.cost import Links, predicted_time
@@ -220,9 +219,7 @@ def main(words: Sequence[str]) -> int:
         _plot(rows, arguments.plot)
     if arguments.json:
         command = ["python", "tools/bench_planner.py", *words]
-        head = {"format": FORMAT, "benchmark": "planner", "command": command, "date": system.date()}
-        more = {"machine": system.machine(), "versions": system.versions(), "source": system.commit()}
-        write_json(arguments.json, {**head, **more, "rows": rows, "lookup": again})
+        write_json(arguments.json, {**origin("planner", command), "rows": rows, "lookup": again})
     return 0
 
 

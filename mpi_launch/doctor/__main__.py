@@ -5,11 +5,12 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from ..._version import __version__
 from ...errors import UCCHError
 from ...stdio import ends_with_its_reader
+from ..rank import LOCAL_SIZE, number
 from . import amd, checks, facts, findings, job
 from .facts import Facts
 from .findings import Finding, finding
@@ -18,8 +19,6 @@ __all__ = ["main"]
 
 #: Seconds for measuring pairs, so that a check of a whole job takes two minutes.
 SECONDS = 100.0
-
-_LOCAL_SIZE = ("OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS", "LOCAL_WORLD_SIZE")
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -39,17 +38,13 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _local_size(environ: Mapping[str, str]) -> int:
-    return next((int(environ[name]) for name in _LOCAL_SIZE if environ.get(name, "").isdigit()), 1)
-
-
 def _show(found: Sequence[Finding], options: argparse.Namespace) -> int:
     print(findings.as_json(found) if options.json else findings.as_text(found))
     return findings.status(found, options.strict)
 
 
 def _here() -> Facts:
-    return facts.collect(ranks=_local_size(os.environ))
+    return facts.collect(ranks=number(LOCAL_SIZE, os.environ, 1))
 
 
 def _measure(options: argparse.Namespace, hosts: list[str]) -> list[Finding]:

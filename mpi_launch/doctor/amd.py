@@ -251,12 +251,8 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--output", default="ucch-amd", metavar="PREFIX", help="of the report: PREFIX.txt, PREFIX.json")
     parser.add_argument("--limit", type=float, default=1e9, metavar="S", help="seconds for one question at most")
-    parser.add_argument(
-        "--job",
-        action="append",
-        metavar="COMMAND",
-        help="what starts ranks: 'mpirun -np 2 --host a,b'; again for more",
-    )
+    starts = "what starts ranks: 'mpirun -np 2 --host a,b'; again for more"
+    parser.add_argument("--job", action="append", metavar="COMMAND", help=starts)
     return parser
 
 

@@ -17,8 +17,8 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 
 from bench_samples import SAMPLES
+from figures import main
 
-from ucc_hetero.bench.__main__ import main
 from ucc_hetero.bench.files import write_json
 
 BROWSERS = ("chromium-headless-shell", "chrome-headless-shell", "chromium", "chromium-browser", "google-chrome")

@@ -13,13 +13,13 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 
 from bench_samples import SAMPLES
+from figures import main, topology_words
 
-from ucc_hetero.bench.__main__ import main
 from ucc_hetero.bench.drawings import drawings, render
 from ucc_hetero.bench.files import write_json
 from ucc_hetero.bench.origins import origin, reproduce
 from ucc_hetero.bench.readers import UnknownFile, read, read_all
-from ucc_hetero.bench.sheets import sheets, topology_words
+from ucc_hetero.bench.sheets import sheets
 
 
 @pytest.mark.parametrize("kind", SAMPLES)
@@ -85,8 +85,8 @@ def test_commands_that_make_a_file_again() -> None:
     settings = "UCCH_EMULATE=nvidia:2,amd:2 OMPI_MCA_btl=self,sm"
     assert again["osu"] == f"{settings} mpirun -np 4 python -m ucc_hetero.bench x --json 'a b.json'"
     assert again["cluster"] == f"{settings} python -m ucc_hetero.bench x --json 'a b.json'"
-    assert again["gpu"] == "UCCH_STAGING=staged mpirun -np 4 python benchmarks/gpu_collectives.py --amd 2,3"
-    assert again["parity"] == "python benchmarks/torch_parity.py --dtype fp32"
+    assert again["gpu"] == "UCCH_STAGING=staged mpirun -np 4 python tools/gpu_collectives.py --amd 2,3"
+    assert again["parity"] == "python tools/torch_parity.py --dtype fp32"
     assert reproduce({}) == ""
 
 
@@ -146,7 +146,7 @@ def test_page_of_the_documentation(tmp_path: Path, capsys: pytest.CaptureFixture
     stale = tmp_path / "docs" / "performance" / "old.svg"
     stale.parent.mkdir(parents=True)
     stale.touch()
-    assert main(["report", "--markdown", str(target), *map(str, paths)]) == 0
+    assert main(["--markdown", str(target), *map(str, paths)]) == 0
     assert f"{target}: 10 pictures from {len(SAMPLES)} files" in capsys.readouterr().out
     text = target.read_text()
     assert "## Host memory, 4 cores\n\nA machine.\n\n### Details\n\n```sh\n# say\n```\n" in text

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from figures import chapters, performance
 
-from ucc_hetero.bench.markdown import chapters, performance
 from ucc_hetero.bench.readers import UnknownFile
 
 ROOT = Path(__file__).resolve().parents[2]
