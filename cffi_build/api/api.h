@@ -47,7 +47,7 @@ void ucch_team_free(ucch_team *team);
 /* ---- wait.c: who waits, and how ---- */
 void ucch_set_spin(int iterations);
 int ucch_wait(ucch_op *op, double slice);
-int ucch_wait_come(ucch_op *op, double slice);
+int ucch_wait_matched(ucch_op *op, double slice);
 int ucch_wait_any(ucch_op **ops, int n, int all, double slice);
 int ucch_test(ucch_op *op);
 int ucch_peek(ucch_op *op);
@@ -123,7 +123,7 @@ ucp_ep_h ucch_ep_new(ucp_worker_h worker, const void *address, int *status);
 int ucch_ep_close(ucp_worker_h worker, ucp_ep_h ep, double timeout);
 void ucch_worker_use(ucp_worker_h worker, int on);
 
-/* ---- later.c: messages that start when a stream has got somewhere ---- */
+/* ---- message.c: messages that start when a stream has got somewhere ---- */
 int ucch_message_after(ucch_message *message, void *stream);
 
 /* ---- rendezvous.c: messages through windows, and what looks at messages before they are received ---- */
@@ -182,7 +182,7 @@ int ucch_board_fate(ucch_board *board, int slot);
 void ucch_board_leave(ucch_board *board);
 void ucch_board_break(ucch_board *board);
 int ucch_board_launches(ucch_board *board);
-ucch_op *ucch_board_culprit(ucch_board *board);
+ucch_op *ucch_board_first_failure(ucch_board *board);
 int ucch_board_broken(ucch_board *board);
 uint64_t ucch_board_seq(ucch_board *board, int slot);
 int ucch_board_label(ucch_board *board, int slot, uint64_t seq, char *label);

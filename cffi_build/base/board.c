@@ -52,8 +52,8 @@ struct ucch_board {
     uint64_t calls, bytes; /* finished well, and what they moved */
     double seconds;
     volatile int launches;
-    int broken;       /* a call failed: the communicator starts no more */
-    ucch_op *culprit; /* that call, where nobody waits for it */
+    int broken;             /* a call failed: the communicator starts no more */
+    ucch_op *first_failure; /* that call, where nobody waits for it */
 };
 
 size_t ucch_board_bytes(int nslots) {
@@ -355,8 +355,8 @@ void ucch_board_own_label(ucch_board *b, uint64_t seq, char *label) {
 
 /* As ucch_board_break, for a call that nobody may be waiting for: it stays. */
 void ucch_board_blame(ucch_board *b, ucch_op *op) {
-    if (!b->culprit)
-        b->culprit = op;
+    if (!b->first_failure)
+        b->first_failure = op;
     b->broken = 1;
 }
 
@@ -370,8 +370,8 @@ int ucch_board_launches(ucch_board *b) {
     return b->launches;
 }
 
-ucch_op *ucch_board_culprit(ucch_board *b) {
-    return b->culprit;
+ucch_op *ucch_board_first_failure(ucch_board *b) {
+    return b->first_failure;
 }
 
 int ucch_board_broken(ucch_board *b) {

@@ -18,7 +18,7 @@ void ucch_op_begin_locked(ucch_op *op, double timeout) {
     op->error = (ucch_error){.status = 0, .step = -1, .peer = -1, .seq = op->error.seq};
     op->started = ucch_now();
     op->deadline = timeout > 0 ? op->started + timeout : 0;
-    op->heard = op->come = 0;
+    op->has_listener = op->matched = 0;
     op->state = UCCH_ACTIVE;
     ucch_op *behind = op->kind->way == UCCH_IN_STREAMS ? &active : active.next;
     op->next = behind;
@@ -34,7 +34,7 @@ void ucch_op_end_locked(ucch_op *op, int status, int step, int peer) {
     if (upcoming == op)
         upcoming = op->next;
     ucch_under_way[op->kind->way]--;
-    op->come = 0;
+    op->matched = 0;
     if (status < 0) {
         op->error.status = status;
         op->error.step = step;
@@ -42,10 +42,10 @@ void ucch_op_end_locked(ucch_op *op, int status, int step, int peer) {
         op->error.elapsed = ucch_now() - op->started;
         __atomic_add_fetch(&failures, 1, __ATOMIC_RELEASE);
     }
-    int heard = op->heard;
+    int has_listener = op->has_listener;
     /* Last: whoever polls the state without the lock may reuse the operation from here on. */
     __atomic_store_n(&op->state, status < 0 ? UCCH_FAILED : UCCH_DONE, __ATOMIC_RELEASE);
-    if (heard)
+    if (has_listener)
         ucch_ring();
 }
 
@@ -117,7 +117,7 @@ uint64_t ucch_rings(void) {
 /* The bell rings when the operation ends, if it has not ended by now. */
 void ucch_listen(ucch_op *op) {
     ucch_lock();
-    op->heard = op->state == UCCH_ACTIVE;
+    op->has_listener = op->state == UCCH_ACTIVE;
     ucch_unlock();
 }
 

@@ -22,9 +22,9 @@ struct ucch_op {
     volatile int state;
     ucch_error error;
     double started;
-    double deadline; /* 0 = none */
-    int heard;       /* somebody listens for its end */
-    int come;        /* a message of which the caller does the rest (rendezvous.c) */
+    double deadline;  /* 0 = none */
+    int has_listener; /* somebody waits to be told of its end */
+    int matched;      /* a message of which the caller does the rest (rendezvous.c) */
     ucch_op *next, *prev;
 };
 

@@ -27,17 +27,17 @@ static int finished(ucch_op *op) {
 }
 
 /* Or the rest is the caller's. */
-static int come(ucch_op *op) {
-    return __atomic_load_n(&op->come, __ATOMIC_ACQUIRE) || finished(op);
+static int matched(ucch_op *op) {
+    return __atomic_load_n(&op->matched, __ATOMIC_ACQUIRE) || finished(op);
 }
 
-/* Conditions to wait for: one that has finished, all of them, or all that have at least come. */
-enum { ANY, ALL, COME };
+/* Conditions to wait for: one that has finished, all of them, or all that have at least been matched. */
+enum { ANY, ALL, MATCHED };
 
 static int enough(ucch_op **ops, int n, int what) {
     int done = 0;
     for (int i = 0; i < n; i++) {
-        int f = what == COME ? come(ops[i]) : finished(ops[i]);
+        int f = what == MATCHED ? matched(ops[i]) : finished(ops[i]);
         if (f && what == ANY)
             return 1;
         done += f;
@@ -92,8 +92,8 @@ int ucch_wait(ucch_op *op, double slice) {
 }
 
 /* Until the rest is the caller's (1) or it has ended (2); 0: still going after `slice` seconds. */
-int ucch_wait_come(ucch_op *op, double slice) {
-    if (!come(op) && !wait_many(&op, 1, COME, slice))
+int ucch_wait_matched(ucch_op *op, double slice) {
+    if (!matched(op) && !wait_many(&op, 1, MATCHED, slice))
         return 0;
     return finished(op) ? 2 : 1;
 }

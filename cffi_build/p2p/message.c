@@ -387,7 +387,7 @@ void ucch_message_cancel(ucch_message *m) {
     if (m->op.state == UCCH_ACTIVE && m->waits) {
         forget_locked(m);
         ucch_message_end_locked(m, UCS_CANCELED);
-    } else if (m->op.state == UCCH_ACTIVE && m->op.come) { /* no stream is to take it */
+    } else if (m->op.state == UCCH_ACTIVE && m->op.matched) { /* no stream is to take it */
         m->moving = 0;
         ucch_pipe_abort_locked(m->pipe);
         ucch_message_end_locked(m, UCS_CANCELED);

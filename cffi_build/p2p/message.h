@@ -43,7 +43,7 @@ struct ucch_message {
     ucch_pipe *pipe;
     void *landing; /* where libucp puts what comes in */
     size_t landing_room;
-    /* later.c: what to start, whether that waits for its turn, for a stream too, and who comes next. */
+    /* Its start, whether that waits for its turn, for a stream too, and who comes next. */
     ucch_start start;
     int waits;
     ucch_gate gate;

@@ -79,16 +79,16 @@ void ucch_message_number(ucch_message *m, uint64_t process, uint32_t number) {
 
 /* Whether a stream may take the message now; if so, all is ready for that. */
 static int take_ready_locked(ucch_message *m, ucch_expected *e, void *stream, int early) {
-    int come = m->op.come, early_too = early && m->later && m->number && !m->waits && !m->moving && m->request;
-    if (m->op.state != UCCH_ACTIVE || !(come || early_too) || ucch_message_pipe(m))
+    int matched = m->op.matched, early_too = early && m->later && m->number && !m->waits && !m->moving && m->request;
+    if (m->op.state != UCCH_ACTIVE || !(matched || early_too) || ucch_message_pipe(m))
         return 0;
     *e = (ucch_expected){m->process, m->start.tag, m->number, m->data, m->room};
-    if (come)
+    if (matched)
         e->sender = m->rts.key;
     int ready = !ucch_pipe_expect_locked(m->pipe, e, stream);
     if (!ready)
         ucch_pipe_by_host_locked(m->pipe);
-    m->op.come = 0;
+    m->op.matched = 0;
     m->moving |= ready;
     return ready;
 }
@@ -141,8 +141,8 @@ int ucch_rts_arrived_locked(ucch_message *m) {
         status = ucch_pipe_accept_locked(m->pipe, m->data, m->room, m->on_device, &m->rts);
     if (!status && m->later && ucch_pipe_queued(m->pipe)) {
         ucch_pipe_await_locked(m->pipe, m->data, m->on_device, &m->rts);
-        __atomic_store_n(&m->op.come, 1, __ATOMIC_RELEASE);
-        if (m->op.heard)
+        __atomic_store_n(&m->op.matched, 1, __ATOMIC_RELEASE);
+        if (m->op.has_listener)
             ucch_ring();
     }
     m->moving = m->moved = !status;

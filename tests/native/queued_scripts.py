@@ -49,7 +49,7 @@ def sure(request, right, *about):
 
 def come(request):
     until = time.monotonic() + 1000
-    while not (state := lib.ucch_wait_come(request._op, 0.05)):
+    while not (state := lib.ucch_wait_matched(request._op, 0.05)):
         assert time.monotonic() < until, "the message does not come"
     return state
 """

@@ -188,7 +188,7 @@ with Communicator() as comm:
             comm.mpi.Barrier()  # nobody has sent before
             x.fill(outof, 10.0 * turn + k + 100 * r)
             send = comm.Isend(x, other, k, stream=outof)
-            while not taken and not (state := lib.ucch_wait_come(request._op, 0.05)):
+            while not taken and not (state := lib.ucch_wait_matched(request._op, 0.05)):
                 pass
             if not taken and state == 1:
                 Messages.take(request, into.handle)

@@ -1,4 +1,4 @@
-"""Element-wise work of the native engine (local.c) against numpy."""
+"""Element-wise work of the native engine (arith.c) against numpy."""
 
 from __future__ import annotations
 

@@ -192,7 +192,7 @@ class Native:
     def ucch_op_deadline(self, op: Any, seconds: float) -> None:
         self.limits.append(seconds)
 
-    def ucch_wait_come(self, op: Any, seconds: float) -> int:
+    def ucch_wait_matched(self, op: Any, seconds: float) -> int:
         self.looks += seconds >= 0
         if seconds >= 0:
             self.come = 1  # it comes while somebody waits

@@ -192,7 +192,7 @@ class Messages:
 
     @staticmethod
     def take(request: Request, stream: int, *, early: bool = False) -> bool:
-        """Let a stream wait for a message that has come (``ucch_wait_come`` says so), and have it from then on.
+        """Let a stream wait for a message that has come (``ucch_wait_matched`` says so), and have it from then on.
 
         ``early``: or for one that has not, where that can be. False where the host goes on receiving it, or it has
         ended: as for any message, the request is waited for.

@@ -76,11 +76,11 @@ class Launches:
             self.failed(op, program, label, timeout)
         if lib.ucch_launch_status() != lib.UCCH_FAIL_BROKEN:
             return
-        culprit = lib.ucch_board_culprit(self._board.native)
-        if culprit == _NULL:
+        first = lib.ucch_board_first_failure(self._board.native)
+        if first == _NULL:
             raise CollectiveError(f"rank {self._rank}: {label} could not be started: an earlier call failed")
-        failure = failure_of(culprit, self._board, self._rank, "a call in a stream", 0.0)
-        self._fail(failure, culprit)
+        failure = failure_of(first, self._board, self._rank, "a call in a stream", 0.0)
+        self._fail(failure, first)
         raise CollectiveError(
             f"rank {self._rank}: {label} could not be started, because an earlier call failed: {failure}"
         ) from failure

@@ -68,7 +68,7 @@ class Received(Work):
             limit = seconds_of(timeout)
             for each in self.pending():
                 end = time.monotonic() + limit if limit else 0.0
-                self._until(lambda seconds, it=each: lib.ucch_wait_come(it.op, seconds), end)  # type: ignore[misc]
+                self._until(lambda seconds, it=each: lib.ucch_wait_matched(it.op, seconds), end)  # type: ignore[misc]
             self._take()
         return super().wait(timeout)
 
@@ -76,7 +76,7 @@ class Received(Work):
         """Leave the rest to the current stream, if the message has come, or ``early``."""
         with self._lock:
             for request in self._requests:
-                if self._taken or not (early or lib.ucch_wait_come(request._op, -1.0) == 1):
+                if self._taken or not (early or lib.ucch_wait_matched(request._op, -1.0) == 1):
                     continue
                 if Messages.take(request, stream_handle(current(self._outputs[0].device)), early=early):
                     self._taken = self._group.streams_wait = True
