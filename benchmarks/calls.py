@@ -1,4 +1,4 @@
-"""From a row of the table to the very call that is timed: buffers per rank and arguments as mpi4py takes them."""
+"""Calls to time: from a row of the table to buffers per rank and arguments as mpi4py takes them."""
 
 from __future__ import annotations
 

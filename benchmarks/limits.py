@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import Any
 
-from .links import Links, Traffic, bandwidth, latency, lengths, measure_links
+from .links import Links, Traffic, best_bandwidth, latency, measure_links
 from .onesided import registered
 from .peers import NotOffered, Peer, open_peer
 from .roofline import least_seconds
@@ -141,8 +141,7 @@ def _traffic(session: Session) -> Traffic:
 def _messages(session: Session, peers: Sequence[Peer]) -> Limit:
     """Of benchmarks between pairs of ranks."""
     world, memory, traffic = session.world, session.memory, _traffic(session)
-    sizes = lengths(world, memory)
-    rate = max(bandwidth(peer, world, memory, traffic, nbytes) for peer in peers for nbytes in sizes)
+    rate = best_bandwidth(peers, world, memory, traffic)
     total = rate * len(traffic)
     if session.bench.unit == "bandwidth":
         return Limit(lambda size: total / 1e6, {"all senders MB/s": total / 1e6})

@@ -18,7 +18,7 @@ import numpy as np
 from .memory import Block, Memory
 from .peers import Peer, World
 
-__all__ = ["Links", "Traffic", "bandwidth", "latency", "lengths", "measure_links", "quiet"]
+__all__ = ["Links", "Traffic", "bandwidth", "best_bandwidth", "latency", "lengths", "measure_links", "quiet"]
 
 #: Message sizes of which the one that is carried fastest counts: caches of the host make smaller ones faster than the
 #: largest, and devices need long ones to get going.
@@ -116,7 +116,8 @@ def bandwidth(peer: Peer, world: World, memory: Memory, traffic: Traffic, nbytes
     return nbytes * count / best
 
 
-def _best(peers: Sequence[Peer], world: World, memory: Memory, traffic: Traffic) -> float:
+def best_bandwidth(peers: Sequence[Peer], world: World, memory: Memory, traffic: Traffic) -> float:
+    """Bytes per second of every sender, by whoever carries them fastest, in the size in which that is; 0 for none."""
     if not traffic:
         return 0.0
     sizes = lengths(world, memory)
@@ -155,16 +156,16 @@ def _rings(islands: Sequence[Sequence[int]]) -> Traffic:
 def measure_links(peers: Sequence[Peer], world: World, memory: Memory, islands: Sequence[Sequence[int]]) -> Links:
     """Measure a job's links. Collective; ``islands`` are the ranks of each. Some hundred milliseconds and more."""
     inside, between = _inside(islands), _between(islands)
-    alone = [_best(peers, world, memory, {a: b}) for a, b in inside + between]
-    duplex = [_best(peers, world, memory, {a: b, b: a}) for a, b in (inside + between)[:1]]
-    rings = _best(peers, world, memory, _rings(islands))
+    alone = [best_bandwidth(peers, world, memory, {a: b}) for a, b in inside + between]
+    duplex = [best_bandwidth(peers, world, memory, {a: b, b: a}) for a, b in (inside + between)[:1]]
+    rings = best_bandwidth(peers, world, memory, _rings(islands))
     latencies = {pair: min(latency(peer, world, memory, *pair) for peer in peers) for pair in inside + between}
     cuts = []
     if len(islands) > 1:
         crossing = max(alone[len(inside) :])
         for island in islands:
             traffic = _cut(island, world.size)
-            cuts.append(max(crossing, _best(peers, world, memory, traffic) * len(traffic) / 2))
+            cuts.append(max(crossing, best_bandwidth(peers, world, memory, traffic) * len(traffic) / 2))
     return Links(
         latency=min(latencies.values()),
         bridge_latency=min(latencies[pair] for pair in between) if between else None,

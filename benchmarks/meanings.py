@@ -1,4 +1,4 @@
-"""Every option as one row: OSU's letter and long name, what it takes, its help, and what it sets."""
+"""Options of all benchmarks, a row each: OSU's letter and long name, what it takes, its help, and what it sets."""
 
 from __future__ import annotations
 

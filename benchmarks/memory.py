@@ -1,4 +1,4 @@
-"""Where a benchmark's messages live: host memory in several wrappings, or a GPU's through torch.
+"""Memory of a benchmark's messages: of the host in several wrappings, or of a GPU through torch.
 
 A ``Memory`` hands out blocks: ``block.array`` is what the peer gets, ``block.put`` and ``block.get`` move numpy data in
 and out, ``block.overrun`` tells whether anything was written behind the end.

@@ -1,4 +1,4 @@
-"""Parsing OSU's command line: options are scanned as getopt_long does it.
+"""Command lines: OSU's options scanned as getopt_long does it, and options of programs under mpirun.
 
 argparse cannot express clusters with optional arguments (``-clog:dir``, ``-z50,99``). Which letters a benchmark takes
 is its row's getopt string; what they mean is in ``meanings.py``.

@@ -1,4 +1,4 @@
-"""Where a result file comes from: machine and versions in one line, and the command that makes such a file again."""
+"""Origin of a result file: machine and versions in one line, and the command that makes such a file again."""
 
 from __future__ import annotations
 

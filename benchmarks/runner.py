@@ -1,4 +1,4 @@
-"""Runs one benchmark: sizes, datatypes, table, files. The loops that are timed are elsewhere."""
+"""One benchmark from its command line to its table and files. The loops that are timed are elsewhere."""
 
 from __future__ import annotations
 

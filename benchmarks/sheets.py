@@ -1,4 +1,4 @@
-"""Every kind of result file as tables of text. Pure functions of the files' data.
+"""Tables of result files, as text. Pure functions of the files' data.
 
 A kind is a row of ``KINDS``: how its data is told, and what makes sheets of it. Files of no known kind get a plain
 table of what they hold, so that a report never fails over one.

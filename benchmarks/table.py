@@ -1,4 +1,4 @@
-"""Every benchmark as one row: its family, OSU's title and options, default sizes and loop counts.
+"""Table of benchmarks: family, OSU's title and options, default sizes and loop counts.
 
 Titles, option letters and defaults are those of the OSU Micro-Benchmarks 7.4. A new collective is one row of
 ``COLLECTIVES``: the blocking, non-blocking and persistent benchmarks follow from it.

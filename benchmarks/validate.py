@@ -1,4 +1,4 @@
-"""Checking every element of a result against plain numpy.
+"""Validation: every element of a result is compared with plain numpy's.
 
 Inputs are fresh random data in each iteration, drawn from counters, so that every rank can compute every other rank's
 input without communication. Outputs are poisoned with the complement of what is expected: a call that writes nothing

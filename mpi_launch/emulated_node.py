@@ -1,4 +1,4 @@
-"""Inside an emulated host: its init process, and the client through which commands are started on it.
+"""Init process of an emulated host, and the client through which commands are started on the host.
 
 Run as a file by the interpreter alone (``python -I -S emulated_node.py MODE …``), with nothing but the standard
 library, because one such process starts for every host and for every remote command, and must cost milliseconds:

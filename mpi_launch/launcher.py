@@ -1,4 +1,4 @@
-"""Which program starts ranks here: Open MPI's or Hydra's ``mpirun``, or Slurm's ``srun``."""
+"""Program that starts ranks here: Open MPI's or Hydra's ``mpirun``, or Slurm's ``srun``."""
 
 from __future__ import annotations
 

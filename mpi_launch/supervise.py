@@ -102,6 +102,7 @@ class _Watch:
         self, process: subprocess.Popen[bytes], outcome: Outcome, timeout: float | None, start_timeout: float | None
     ) -> None:
         self.process, self.outcome = process, outcome
+        self.timeout, self.start_timeout = timeout, start_timeout
         now = time.monotonic()
         self.deadline = now + timeout if timeout else None
         self.start_deadline = now + start_timeout if start_timeout else None
@@ -173,7 +174,7 @@ def supervise(
             pass  # what came while the job was ending is about the job
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
-    return _conclude(words[0], outcome, watch.why, status, hosts, timeout, start_timeout)
+    return _conclude(words[0], watch, status, hosts)
 
 
 def _pass_on(process: subprocess.Popen[bytes], stream: Filter, watch: _Watch) -> None:
@@ -200,16 +201,9 @@ def _pass_on(process: subprocess.Popen[bytes], stream: Filter, watch: _Watch) ->
     os.close(ended)
 
 
-def _conclude(
-    launcher: str,
-    outcome: Outcome,
-    why: int | str,
-    status: int,
-    hosts: Sequence[tuple[str, int]],
-    timeout: float | None,
-    start_timeout: float | None,
-) -> int:
+def _conclude(launcher: str, watch: _Watch, status: int, hosts: Sequence[tuple[str, int]]) -> int:
     """Say last what matters most, and return the exit status."""
+    outcome, why = watch.outcome, watch.why
     missing = outcome.missing(hosts)
     code = status if status >= 0 else 128 - status
     if outcome.failure is not None:
@@ -218,7 +212,7 @@ def _conclude(
         _say(f"ended by {signal.Signals(why).name}")
         return 128 + why
     if why == "start" or (code and missing):
-        late = f" within {start_timeout:g} s (--start-timeout)" if why == "start" else ""
+        late = f" within {watch.start_timeout:g} s (--start-timeout)" if why == "start" else ""
         _say(f"not every rank started{late}: none or too few on {_names(missing)}")
         others = [name for name in missing if name not in ("localhost", "127.0.0.1")]
         if others:
@@ -230,7 +224,7 @@ def _conclude(
     if code and not why:
         _say(f"{os.path.basename(launcher)} ended with status {code}, and no rank told why: see its messages above")
     if why == "late":
-        _say(f"the job took longer than {timeout:g} s (--timeout) and was ended")
+        _say(f"the job took longer than {watch.timeout:g} s (--timeout) and was ended")
         return LATE
     return code
 

@@ -1,4 +1,4 @@
-"""Shared by the torch benchmarks: jobs that are mpiruns of their own, and ranks that take their GPU another way.
+"""Jobs of the torch benchmarks: mpiruns of their own, and ranks that take their GPU another way.
 
 A benchmark's script starts itself as every job; ``--child`` names the file that rank 0 leaves its results in.
 """

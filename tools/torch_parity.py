@@ -1,4 +1,4 @@
-"""Whether training comes to the same losses on one vendor, on two, and in a single process: every way to train.
+"""Parity of training: the same losses on one vendor, on two, and in a single process, in every way to train.
 
     python tools/torch_parity.py --json out.json --plot out.png                            # the host, emulated
     python tools/torch_parity.py --amd 2,3 --hip libamdhip64-over-cuda.so --size 125m ...  # 4 GPUs; tests/hipcuda

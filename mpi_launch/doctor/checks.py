@@ -1,4 +1,4 @@
-"""One host judged by its facts. Each check says at least one thing; what it says depends on nothing but the facts."""
+"""Checks of one host. Each says at least one thing; what it says depends on nothing but the facts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A finding: what was looked at, how it is, and what cures it; and the table of everything that can be found."""
+"""Findings: what was looked at, how it is, and what cures it; and the table of everything that can be found."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The ranks of a job compared: what must be equal, what should be, and what they must not share."""
+"""Comparison of a job's ranks: what must be equal, what should be, and what they must not share."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The measured part: collectives whose results are known, on all ranks together, and every pair of ranks."""
+"""Measurements of a job: collectives whose results are known, on all ranks together, and every pair of ranks."""
 
 from __future__ import annotations
 
