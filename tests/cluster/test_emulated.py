@@ -75,11 +75,9 @@ def test_hosts_are_apart(cluster: Cluster) -> None:
     own = [os.readlink(f"/proc/self/ns/{kind}") for kind in KINDS]
     all_of_them = [*own, *namespaces(cluster, 0), *namespaces(cluster, 1)]
     assert len(set(all_of_them)) == 3 * len(KINDS)
-
     boot_ids = [read(cluster, host, "cat", str(BOOT_ID)) for host in (0, 1)]
     assert boot_ids == [host.boot_id for host in cluster.hosts]
     assert len({*boot_ids, BOOT_ID.read_text().strip()}) == 3
-
     assert [read(cluster, host, "hostname") for host in (0, 1)] == ["node0", "node1"]
     assert read(cluster, 1, "ls", "/sys/class/net").split() == ["eth0", "lo"]
     read(cluster, 0, "touch", "/dev/shm/mark")

@@ -18,7 +18,6 @@ import os, signal, sys, time
 import numpy as np
 import ucc_hetero as u
 from mpi4py import MPI
-
 comm = u.Communicator(MPI.COMM_WORLD)
 x, y = np.ones(1000, "f4"), [np.empty(1000 * comm.size, "f4")]
 comm.Allgather(x, y[0])

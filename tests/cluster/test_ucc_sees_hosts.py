@@ -21,7 +21,6 @@ from mpi4py import MPI
 from ucc_hetero.bindings.oob import MPIExchange
 from ucc_hetero.types import DTYPES, OPS
 from ucc_hetero.ucc import Coll, Lib
-
 comm = MPI.COMM_WORLD
 with Lib() as library, library.context(MPIExchange(comm.Dup())) as context, context.team(range(comm.size)) as team:
     for n in (1, 1 << 20):

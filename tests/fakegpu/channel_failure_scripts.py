@@ -3,9 +3,8 @@
 from channel_scripts import COMMON
 
 #: A rank that never calls: the others' streams go on, and they say so, at their next call at the latest.
-MISSING = (
-    COMMON
-    + """
+MISSING = COMMON
+MISSING += """
 comms = [Communicator() for n in (1000, 300_000)]
 for comm, n in zip(comms, (1000, 300_000)):
     stream, x, y = runtime().stream(), Array(n).set(1), Array(n).set(-1)
@@ -19,12 +18,10 @@ for comm, n in zip(comms, (1000, 300_000)):
         print("next:", failure(lambda: comm.Allreduce(x, y)), flush=True)
     MPI.COMM_WORLD.Barrier()
 """
-)
 
 #: The same with a call that the host waits for, and of one whose request nobody looks at.
-MISSING_TOO = (
-    COMMON
-    + """
+MISSING_TOO = COMMON
+MISSING_TOO += """
 comm, second = Communicator(), Communicator()
 r, n = comm.rank, 1000
 stream, x, y = runtime().stream(), Array(n).set(1), Array(n).set(-1)
@@ -43,12 +40,10 @@ with Communicator() as third:
     assert (y.peek == third.size).all() and made["allreduce"] == {True}
 print("right", flush=True)
 """
-)
 
 #: A rank that gives up lets its streams go on, with garbage: nobody may take that for a result.
-GARBAGE = (
-    COMMON
-    + """
+GARBAGE = COMMON
+GARBAGE += """
 def part(comm, n):
     r, p = comm.rank, comm.size
     gpu = runtime()
@@ -70,19 +65,16 @@ def part(comm, n):
     assert (z.peek == p * (p + 1) / 2).all()
     print("outcome", outcome, flush=True)
 
-
 threads = [threading.Thread(target=part, args=(Communicator(), n)) for n in (1000, 300_000)]
 [t.start() for t in threads]
 [t.join() for t in threads]
 assert made["allreduce"] == {True}
 MPI.COMM_WORLD.Barrier()
 """
-)
 
 #: Ranks that call different things; what was right before stays right, or is said not to be.
-DIFFERENT = (
-    COMMON
-    + """
+DIFFERENT = COMMON
+DIFFERENT += """
 for comm, n in zip([Communicator(), Communicator()], (1000, 300_000)):
     r = comm.rank
     stream, x, y, z = runtime().stream(), Array(n).set(r + 1), Array(n).set(-1), Array(n).set(-1)
@@ -102,14 +94,11 @@ for comm, n in zip([Communicator(), Communicator()], (1000, 300_000)):
     print(f"{outcomes[0]} before {outcomes[1]} after {failure(lambda: comm.Allreduce(x, y))}", flush=True)
     MPI.COMM_WORLD.Barrier()
 """
-)
 
 #: A rank dies while the others' streams wait for it.
-KILLED = (
-    COMMON
-    + """
+KILLED = COMMON
+KILLED += """
 import signal
-
 comm = Communicator()
 r, n = comm.rank, 300_000
 stream, x, y = runtime().stream(), Array(n).set(1), Array(n).set(-1)
@@ -125,4 +114,3 @@ reached(stream)
 print("died:", failure(request.Wait), failure(lambda: comm.Allreduce(x, y)), flush=True)
 os._exit(0)
 """
-)

@@ -3,9 +3,8 @@
 from channel_scripts import COMMON
 
 #: Several communicators, each with memory of its own; threads; made and freed over and over.
-SEVERAL = (
-    COMMON
-    + """
+SEVERAL = COMMON
+SEVERAL += """
 def work(comm, seed, failures):
     gpu = runtime()
     gpu.use(comm._run.members.place.device)
@@ -22,10 +21,8 @@ def work(comm, seed, failures):
     except BaseException as error:
         failures.append(error)
 
-
 def streams_of():
     return ctypes.CDLL(runtime().path).fakegpu_streams()
-
 
 with Communicator() as comm:
     first, pinned = lib.ucch_window_room(), [lib.ucch_channels_pinned()]
@@ -44,7 +41,6 @@ with Communicator() as comm:
     assert not failures and not any(t.is_alive() for t in threads), failures
     assert made["allreduce"] == {True}, made
     [c.Free() for c in reversed(others)]
-
     # Again and again.
     made.clear()
     grown = []
@@ -62,12 +58,10 @@ with Communicator() as comm:
     assert lib.ucch_channels_pinned() == pinned[-1], "what was given back is used again"
 print("right")
 """
-)
 
 #: Calls under way at the end of the script, whose communicator nobody frees; and a child that has no part in them.
-LEFT = (
-    COMMON
-    + """
+LEFT = COMMON
+LEFT += """
 comm = Communicator()
 stream, n = runtime().stream(), 100_000
 x, y = Array(n).set(comm.rank), Array(n).set(-1)
@@ -84,12 +78,10 @@ assert made["allreduce"] == {True}
 comm.Iallreduce(x, y)
 print("right", flush=True)
 """
-)
 
 #: A rank whose device has no compiler: what needs none is queued all the same, and the rest on no rank.
-NO_COMPILER = (
-    COMMON
-    + """
+NO_COMPILER = COMMON
+NO_COMPILER += """
 if int(os.environ.get("OMPI_COMM_WORLD_RANK") or os.environ.get("PMI_RANK")) == 0:
     os.environ["UCCH_RTC_LIB"] = "none"
 with Communicator() as comm:
@@ -103,12 +95,10 @@ with Communicator() as comm:
     assert made == {"allreduce": {False}, "allgather": {True}}, made
 print("right")
 """
-)
 
 #: Without channels, for whatever reason, results are the same.
-WITHOUT = (
-    COMMON
-    + """
+WITHOUT = COMMON
+WITHOUT += """
 with Communicator() as comm:
     p, r = comm.size, comm.rank
     assert comm._run.members.channels is None
@@ -124,14 +114,11 @@ with Communicator() as comm:
     assert "queued" not in comm.plan_summary()
 print("right")
 """
-)
 
 #: A rank whose runtime pins no more: all are told, what there is goes on, and there is a way to do without.
-PINNED_OUT = (
-    COMMON
-    + """
+PINNED_OUT = COMMON
+PINNED_OUT += """
 from ucc_hetero.errors import DeviceError
-
 others = []
 if int(os.environ.get("OMPI_COMM_WORLD_RANK") or os.environ.get("PMI_RANK")) == 1:
     os.environ["FAKEGPU_PINNED_MB"] = "180"
@@ -157,12 +144,10 @@ with Communicator() as comm:
     [each.Free() for each in others]
 print("right")
 """
-)
 
 #: Short calls go from every rank straight to every other, in one kernel; long ones, and those on the host, as ever.
-SHORT = (
-    COMMON
-    + """
+SHORT = COMMON
+SHORT += """
 with Communicator() as comm:
     p, r = comm.size, comm.rank
     for k, n in enumerate((1, 1000, 60_000, 400_000)):
@@ -177,4 +162,3 @@ with Communicator() as comm:
     assert choice.path == "staged"
 print("right")
 """
-)

@@ -10,18 +10,15 @@ import ctypes
 import os
 import threading
 import time
-
 import numpy as np
 from arrays import Array, runtime
 from mpi4py import MPI
 from ucc_hetero import AVG, IN_PLACE, MAX, SUM, Communicator
 from ucc_hetero.calls import prepare
 from ucc_hetero.native.libraries import lib
-
 # collective -> whether its calls on devices were queued in streams whole, for all that were prepared.
 made = {}
 lower = prepare.lower
-
 
 def noted(plan, rank, what, *rest):
     program = lower(plan, rank, what, *rest)
@@ -29,14 +26,11 @@ def noted(plan, rank, what, *rest):
         made.setdefault(plan.collective, set()).add(program.launches)
     return program
 
-
 prepare.lower = noted
-
 
 def numbers(k, rank, n, dtype=np.float32):
     "What a rank brings into the k-th call; every rank knows it. Sums of them are exact."
     return np.random.default_rng([k, rank]).integers(-40, 40, n).astype(dtype)
-
 
 def bring(array, values, stream=None):
     "Contents that are there at once, or when the stream gets there, and garbage until then."
@@ -48,7 +42,6 @@ def bring(array, values, stream=None):
     array.runtime.copy(array.block.handle, source.block.handle, max(1, array.block.nbytes), stream.handle)
     array.source = source  # until it has been copied
     return array
-
 
 def call(form, stream, comm, name, *args):
     "The same call in one of several ways; what is to be waited for, if anything."
@@ -64,7 +57,6 @@ def call(form, stream, comm, name, *args):
     keywords = {"stream": stream} if form == "queued" else {}
     return getattr(comm, "I" + name.lower())(*args, **keywords)
 
-
 def end(form, stream, request, y):
     "What is in `y` when such a call is over: seen by the stream where the call is a part of its work."
     got = None if y is None else y.copied(stream) if form == "queued" else y.peek
@@ -72,9 +64,7 @@ def end(form, stream, request, y):
         request.Wait()
     return got
 
-
 FORMS = "blocking", "queued", "non-blocking", "in stream", "persistent"
-
 
 class Gate:
     "What holds a stream until it is opened."
@@ -88,7 +78,6 @@ class Gate:
     def open(self):
         self.word.value = 1
 
-
 def reached(stream, seconds=30):
     "Wait until the stream has done all that it was given."
     done, until = runtime().event(), time.monotonic() + seconds
@@ -96,7 +85,6 @@ def reached(stream, seconds=30):
     while not done.done():
         assert time.monotonic() < until, "the stream does not get there"
         time.sleep(1e-3)
-
 
 def failure(call):
     "The name of the error that something raises."
@@ -108,9 +96,8 @@ def failure(call):
 """
 
 #: Every collective in every form, the ranks in different ones; in place and out of it, short and long.
-EVERY = (
-    COMMON
-    + """
+EVERY = COMMON
+EVERY += """
 def expected(name, k, n, counts, root):
     "(this rank's contribution, its result or None, how the call is made: (sendbuf, recvbuf) -> arguments)"
     starts = np.cumsum([0, *counts])[:-1]
@@ -152,7 +139,6 @@ def expected(name, k, n, counts, root):
     got = np.concatenate([numbers(k, q, total)[block] for q in range(p)])
     return numbers(k, r, total), got, lambda x, y: ([x, counts], [y, [counts[r]] * p])
 
-
 # Those of which only some ranks know the counts: all ranks talk about them, or none does.
 TALK = "Gatherv", "Scatterv", "Alltoallv"
 NAMES = (
@@ -179,7 +165,6 @@ with Communicator() as comm:
                 got = end(form, stream, request, y)
                 assert want is None or (got == want).all(), (name, n, form, got[:9], want[:9])
                 assert x is None or (x.peek == mine).all(), (name, n, form)
-
     # In place.
     for n, counts in ((3, [2, 0, 5, 1][:p]), (1000, [1, 1000, 0, 3000][:p]), (30_000, [1, 90_000, 2, 30_000][:p])):
         starts, total = np.cumsum([0, *counts]), sum(counts)
@@ -212,12 +197,10 @@ with Communicator() as comm:
     assert all(made[name] == {True, False} for name in mixed), made
 print("right")
 """
-)
 
 #: What the fake compiler cannot make is done with the hosts' help, on all ranks alike; and other kinds of data.
-OTHER_DATA = (
-    COMMON
-    + """
+OTHER_DATA = COMMON
+OTHER_DATA += """
 with Communicator() as comm:
     p, r = comm.size, comm.rank
     stream = runtime().stream()
@@ -246,13 +229,11 @@ with Communicator() as comm:
     assert made["allgather"] == made["bcast"] == {True}, made
 print("right")
 """
-)
 
 #: Short calls, which are queued in one stream, and long ones, in several, over and over, in several of the caller's
 #: streams, of which no host waits for one; far more calls than may be under way.
-CROWD = (
-    COMMON
-    + """
+CROWD = COMMON
+CROWD += """
 CALLS, SIZES = 320, (1, 200, 3000, 40_000, 90_000)
 with Communicator() as comm:
     p, r = comm.size, comm.rank
@@ -288,12 +269,10 @@ with Communicator() as comm:
     assert comm.stats()["calls"] >= CALLS and "queued" in comm.plan_summary()
 print("right")
 """
-)
 
 #: One rank's stream is held, its data comes late; nothing of the others' goes on, and none of them fails.
-LATE = (
-    COMMON
-    + """
+LATE = COMMON
+LATE += """
 with Communicator() as comm:
     p, r = comm.size, comm.rank
     for n in (100, 200_000):
@@ -319,4 +298,3 @@ with Communicator() as comm:
     assert made["allreduce"] == {True}
 print("right")
 """
-)

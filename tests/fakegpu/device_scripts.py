@@ -10,7 +10,6 @@ COLLECTIVES = """
 import numpy as np
 from arrays import Array
 from ucc_hetero import AVG, IN_PLACE, MAX, Communicator
-
 with Communicator() as comm:
     p, r = comm.size, comm.rank
     every, other = np.arange(p), 1 % p
@@ -83,7 +82,6 @@ import numpy as np
 from arrays import Array
 from ucc_hetero import Communicator
 from ucc_hetero.transport import bounce
-
 staged, plain = [], bounce.Bounce.memory_for
 bounce.Bounce.memory_for = lambda self, original: staged.append(original.nbytes) or plain(self, original)
 with Communicator() as comm:
@@ -102,7 +100,6 @@ import numpy as np
 from arrays import Array
 from mpi4py import MPI
 from ucc_hetero import Communicator
-
 with Communicator() as comm:
     p, r = comm.size, comm.rank
     right, left, status = (r + 1) % p, (r - 1) % p, MPI.Status()
@@ -140,14 +137,11 @@ STREAMS = """
 import ctypes
 import threading
 import time
-
 import numpy as np
 from arrays import Array, runtime
 from ucc_hetero import Communicator
-
 N = 3000
 sleep_with_gil = ctypes.PyDLL(None).usleep
-
 
 def launch(comm, mistake=""):
     "One collective between two kernels, held until everything was issued; True when the result is right."
@@ -174,12 +168,10 @@ def launch(comm, mistake=""):
     request.Wait()
     return bool((got == comm.size * (comm.size + 1) / 2 * 3).all())
 
-
 def alone(comm, rounds, failures):
     for _ in range(rounds):
         if not launch(comm):
             failures.append(comm.rank)
-
 
 with Communicator() as comm:
     for _ in range(5):
@@ -187,7 +179,6 @@ with Communicator() as comm:
     for mistake in ("forgotten sync", "wrong stream", "missing wait", "use after free"):
         assert not launch(comm, mistake), mistake
     assert launch(comm)
-
     # Without Python: a thread that holds the GIL delays nothing.
     gpu, x, y = runtime(), Array(N), Array(N)
     stream, done = gpu.stream(), gpu.event()
@@ -200,13 +191,11 @@ with Communicator() as comm:
         sleep_with_gil(50000)
     assert done.done() and (y.peek == comm.size).all()
     del requests  # nobody waits for them
-
     # Blocking, and a barrier as part of a stream.
     x.fill(stream, 2.0)
     comm.Allreduce(x, y, stream=stream)
     assert (y.peek == 2 * comm.size).all()
     comm.Ibarrier(stream=stream)
-
     # A persistent call, in a stream and without one.
     repeated = comm.Allreduce_init(x, y)
     for k in range(3):
@@ -219,7 +208,6 @@ with Communicator() as comm:
     repeated.Wait()
     assert (y.peek == 2 * comm.size).all()
     repeated.Free()
-
     # Several communicators, streams and threads.
     with Communicator(comm) as second:
         failures = []
@@ -236,7 +224,6 @@ from arrays import Array, runtime
 from ucc_hetero import Communicator
 from ucc_hetero.errors import DeviceError, MismatchError
 
-
 def refused(kind, text, call, *args, **keywords):
     try:
         call(*args, **keywords)
@@ -244,7 +231,6 @@ def refused(kind, text, call, *args, **keywords):
         assert text in str(error) and f"rank {comm.rank}" in str(error), error
     else:
         raise AssertionError(f"{text}: nothing was raised")
-
 
 with Communicator() as comm:
     gpu, place = runtime(), comm._run.members.place
@@ -265,7 +251,6 @@ with Communicator() as comm:
     gaps = type("Gaps", (), {})()
     gaps.__cuda_array_interface__ = {**x.__cuda_array_interface__, "shape": (4,), "strides": (8,)}
     refused(BufferError, "contiguous", comm.Allreduce, gaps, Array(4))
-
     # The thread's device stays what the caller has chosen.
     gpu.use(3 - place.device)
     comm.Allreduce(x, x)
@@ -283,7 +268,6 @@ import time
 from arrays import Array, runtime
 from ucc_hetero import Communicator
 from ucc_hetero.errors import CollectiveTimeout
-
 comm = Communicator()
 gpu, x, y = runtime(), Array(64), Array(64)
 stream, done = gpu.stream(), gpu.event()

@@ -22,11 +22,7 @@ MIB = 1 << 20
 IN_PLACE = ("allreduce", "reduce", "allgather", "gather", "reduce_scatter")
 LONG = ("allreduce", "reduce", "bcast", "allgather", "alltoall", "reduce_scatter")
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.mpi,
-    pytest.mark.skipif(gpus() < 1, reason="needs an NVIDIA GPU and torch"),
-]
+pytestmark = [pytest.mark.gpu, pytest.mark.mpi, pytest.mark.skipif(gpus() < 1, reason="needs an NVIDIA GPU and torch")]
 
 Run = Callable[..., Any]
 

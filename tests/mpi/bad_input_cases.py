@@ -17,14 +17,7 @@ import numpy as np
 import pytest
 from mpi4py import MPI
 
-from ucc_hetero import (
-    CollectiveError,
-    CollectiveTimeout,
-    Communicator,
-    MismatchError,
-    PersistentRequest,
-    RefusedError,
-)
+from ucc_hetero import CollectiveError, CollectiveTimeout, Communicator, MismatchError, PersistentRequest, RefusedError
 
 WORLD = MPI.COMM_WORLD
 FOREIGN = ">f4" if sys.byteorder == "little" else "<f4"
@@ -50,11 +43,7 @@ def wrong_arguments(comm: Communicator) -> list[tuple[type[Exception], str, Call
         (TypeError, "sendbuf is float64 and recvbuf is int64", lambda: comm.Allgather(a, many.astype("i8"))),
         (TypeError, "cast it to float64", lambda: comm.Allreduce(a.astype("longdouble"), b.astype("longdouble"))),
         (TypeError, "lower-case methods", lambda: comm.Bcast(np.array([None, 1]))),
-        (
-            TypeError,
-            "foreign byte order",
-            lambda: comm.Bcast(np.ones(2, FOREIGN)),
-        ),
+        (TypeError, "foreign byte order", lambda: comm.Bcast(np.ones(2, FOREIGN))),
         # What is no memory.
         (TypeError, "recvbuf", lambda: comm.Allreduce(a, 5)),
         (TypeError, "needed here", lambda: comm.Allreduce(a, None)),

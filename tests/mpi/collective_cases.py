@@ -84,8 +84,7 @@ def start(comm: Communicator, call: Call) -> Request | None:
     if call.case.form == "request":
         request: Request = getattr(comm, f"I{method.lower()}")(*call.args())
         return request
-    persistent: PersistentRequest = getattr(comm, f"{method}_init")(*call.args())
-    return persistent
+    return getattr(comm, f"{method}_init")(*call.args())
 
 
 class Tester:

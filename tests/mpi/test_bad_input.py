@@ -9,8 +9,6 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.mpi
-
 ROOT = Path(__file__).resolve().parents[2]
 
 #: Prints what a communicator said instead of coming to be.

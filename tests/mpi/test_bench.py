@@ -10,8 +10,6 @@ from typing import Any
 
 import pytest
 
-pytestmark = pytest.mark.mpi
-
 MAIN = """
 import sys
 from ucc_hetero.bench.__main__ import main
@@ -218,7 +216,6 @@ def test_the_quickest_put(mpirun: Run) -> None:
     from ucc_hetero.bench.limits import _put_seconds
     from ucc_hetero.bench.memory import open_memory
     from ucc_hetero.bench.peers import open_world, prepare
-
     prepare(["ours"])
     session = SimpleNamespace(world=open_world(), memory=open_memory("host", "numpy", 0))
     for pair in ((0, 2), (2, 1)):

@@ -9,8 +9,6 @@ import pytest
 
 from ucc_hetero.bench.__main__ import main
 
-pytestmark = pytest.mark.mpi
-
 MAIN = """
 import sys
 from ucc_hetero.bench.__main__ import main

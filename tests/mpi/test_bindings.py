@@ -7,23 +7,18 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.mpi
-
 UCC = """
 import gc
 import weakref
-
 import numpy as np
 from mpi4py import MPI
 from ucc_hetero import ucc
 from ucc_hetero.bindings.oob import MPIExchange
 from ucc_hetero.types import DTYPES, OPS
-
 world = MPI.COMM_WORLD
 rank, size = world.rank, world.size
 rng = np.random.default_rng()
 f32, add = DTYPES["float32"], OPS["SUM"]
-
 with ucc.Lib("UCC") as library:
     assert "ALLREDUCE" in library.attributes()["collectives"]
     with library.context(MPIExchange(world.Dup())) as context:
@@ -36,7 +31,6 @@ with ucc.Lib("UCC") as library:
                 request.post()
                 request.wait(30)
             np.testing.assert_allclose(out, everyone.sum(0), rtol=1e-5)
-
             # Persistent: the same request again and again, with what the buffer holds then.
             flags = ucc.CollFlag.PERSISTENT
             with team.collective(ucc.Coll.ALLREDUCE, src=mine, dst=out, dtype=f32, op=add, flags=flags) as request:
@@ -45,7 +39,6 @@ with ucc.Lib("UCC") as library:
                     request.post()
                     request.wait(30)
                     assert (out == sum(r + turn for r in range(size))).all()
-
             # The v-form: counts and displacements in elements, 64-bit, with a gap between the blocks.
             counts = [r + 1 for r in range(size)]
             displs = [sum(counts[:r]) + r for r in range(size)]
@@ -59,7 +52,6 @@ with ucc.Lib("UCC") as library:
             for r in range(size):
                 assert (gathered[displs[r] : displs[r] + counts[r]] == r).all()
             assert (gathered[[d - 1 for d in displs[1:]]] == -1).all(), "the gaps were written"
-
             # What is dropped before its end goes on, and its memory stays.
             data = np.ones(4, np.float32)
             alive = weakref.ref(data)
@@ -78,7 +70,6 @@ with ucc.Lib("UCC") as library:
             done = world.Ibarrier()
             while not done.Test():
                 context.progress()
-
         # Teams in any order of ranks, from any subset.
         if rank != 1:
             others = [r for r in reversed(range(size)) if r != 1]
@@ -90,7 +81,6 @@ with ucc.Lib("UCC") as library:
                     request.wait(30)
                 assert (data == others[0]).all()
         world.Barrier()
-
         try:
             ucc.check("ucc_something", -3)
         except Exception as error:
@@ -105,7 +95,6 @@ import numpy as np
 from mpi4py import MPI
 from ucc_hetero import ucx
 from ucc_hetero.errors import CollectiveTimeout, TruncationError
-
 world = MPI.COMM_WORLD
 rank, size = world.rank, world.size
 with ucx.Context() as context:
@@ -114,7 +103,6 @@ with ucx.Context() as context:
     addresses = world.allgather(worker.address)
     peer = worker.connect(addresses[(rank + 1) % size])
     rng = np.random.default_rng()
-
     for n in (0, 1, 1000, 3_000_000):
         data = rng.integers(0, 255, n, np.uint8)
         want = world.sendrecv(data, (rank + 1) % size, source=(rank - 1) % size)
@@ -123,7 +111,6 @@ with ucx.Context() as context:
         outgoing = worker.send(peer, data, tag=5)
         incoming.wait(), outgoing.wait()
         assert (into == want).all() and incoming.info == (5, n)
-
     # Matching by the bits of a mask, and what probe sees.
     high = 1 << 50 | 0xA1  # all 64 bits are the user's
     sent = worker.send(peer, np.arange(10), tag=high)
@@ -138,20 +125,17 @@ with ucx.Context() as context:
     else:
         raise AssertionError("80 bytes went into 24")
     sent.wait()
-
     try:
         worker.recv(small, tag=99, timeout=0.2).wait()
     except CollectiveTimeout:
         pass
     else:
         raise AssertionError("nobody sends tag 99")
-
     # One-sided: write into the next rank's memory, then read it all back; nobody else writes there.
     def together():  # the peer may have to help
         done = world.Ibarrier()
         while not done.Test():
             worker.progress()
-
     for n in (1, 5, 4096, 1_000_003):
         home = np.full(3 * n, 9, np.uint8)
         memory = context.register(home)

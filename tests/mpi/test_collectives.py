@@ -12,8 +12,6 @@ import secrets
 
 import pytest
 
-pytestmark = pytest.mark.mpi
-
 FULL = bool(os.environ.get("UCCH_TEST_FULL"))
 SHARD = os.environ.get("UCCH_TEST_SHARD", "1/1")
 

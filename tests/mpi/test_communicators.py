@@ -6,8 +6,6 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.mpi
-
 CASES = Path(__file__).with_name("communicator_cases.py")
 
 LAYOUTS = {
@@ -37,8 +35,7 @@ def test_neighbourhoods(mpirun, layout: str) -> None:
 @pytest.mark.parametrize(("layout", "count"), [("", 500), ("nvidia:1,amd:1", 200)], ids=["flat", "mixed"])
 def test_many_are_created_and_freed(mpirun, layout: str, count: int) -> None:
     """Neither memory nor file descriptors grow; a number of them live at the same time."""
-    job = mpirun(
-        """
+    script = """
 import os, sys
 import numpy as np
 import ucc_hetero as u
@@ -70,10 +67,6 @@ print(f"MiB {memory:.0f} -> {memory_now:.0f}, files {files} -> {files_now}, page
 assert memory_now - memory < 10, readings
 assert files_now - files < 5, readings
 print("end", flush=True)
-""",
-        2,
-        args=[str(count)],
-        env={"UCCH_EMULATE": layout} if layout else {},
-        timeout=150,
-    )
+"""
+    job = mpirun(script, 2, args=[str(count)], env={"UCCH_EMULATE": layout} if layout else {}, timeout=150)
     assert job.stdout.count("end") == 2

@@ -13,8 +13,6 @@ from ucc_hetero.errors import LibraryNotFound
 from ucc_hetero.launch import launcher
 from ucc_hetero.native.libraries import load
 
-pytestmark = pytest.mark.mpi
-
 
 def check(*words: str, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
     try:

@@ -7,8 +7,6 @@ import time
 
 import pytest
 
-pytestmark = pytest.mark.mpi
-
 HEAD = """
 import os, signal, sys, time
 import numpy as np
@@ -25,9 +23,7 @@ LAYOUTS = {"flat": {}, "mixed": {"UCCH_EMULATE": "nvidia:1,amd:2"}}
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_different_counts(mpirun, layout: str) -> None:
     """Never silently wrong data, on any rank; a new communicator then works."""
-    job = mpirun(
-        HEAD
-        + """
+    script = """
 n = 4 if rank else 8
 try:
     comm.Allreduce(np.ones(n, "f4"), np.empty(n, "f4"))
@@ -43,10 +39,8 @@ y = np.empty(3)
 again.Allreduce(np.ones(3), y)
 assert (y == size).all()
 print("again", flush=True)
-""",
-        3,
-        env={**LAYOUTS[layout], "UCCH_TIMEOUT": "200"},
-    )
+"""
+    job = mpirun(HEAD + script, 3, env={**LAYOUTS[layout], "UCCH_TIMEOUT": "200"})
     assert "wrong data" not in job.stdout
     assert job.stdout.count("caught") == 3 and job.stdout.count("broken") == 3 and job.stdout.count("again\n") == 3
     assert re.search(
@@ -57,9 +51,7 @@ print("again", flush=True)
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_freed_after_a_failure(mpirun, layout: str) -> None:
     """The libraries are left alone at the end: they used to be closed with the failed call in them."""
-    job = mpirun(
-        HEAD
-        + """
+    script = """
 x, y = np.ones(1000, "f4"), np.empty(1000, "f4")
 other = u.Communicator(world)
 other.Allreduce(x, y)
@@ -72,34 +64,26 @@ except u.MismatchError:
     other.Free()
     comm.Allreduce(x, y)
     print("right" if (y == size).all() else y, flush=True)
-""",
-        3,
-        env={**LAYOUTS[layout], "UCCH_TIMEOUT": "200"},
-    )
+"""
+    job = mpirun(HEAD + script, 3, env={**LAYOUTS[layout], "UCCH_TIMEOUT": "200"})
     assert job.stdout.split() == ["right"] * 3, job.output
 
 
 def test_different_collectives(mpirun) -> None:
-    job = mpirun(
-        HEAD
-        + """
+    script = """
 try:
     comm.Bcast(np.ones(4)) if rank else comm.Barrier()
 except (u.MismatchError, u.PeerError) as error:
     print("caught", error, flush=True)
-""",
-        2,
-        env={"UCCH_TIMEOUT": "200"},
-    )
+"""
+    job = mpirun(HEAD + script, 2, env={"UCCH_TIMEOUT": "200"})
     assert job.stdout.count("caught") >= 1
     assert re.search(r"rank \d called (barrier|bcast)", job.stdout), job.output
 
 
 def test_a_rank_that_does_not_come(mpirun) -> None:
     """The deadline passes; the message names the rank that has not called."""
-    job = mpirun(
-        HEAD
-        + """
+    script = """
 if rank != 1:
     t = time.monotonic()
     try:
@@ -109,10 +93,8 @@ if rank != 1:
 gone = world.Ibarrier()
 while not gone.Test():  # in MPI's Barrier it would take a core until the deadline
     time.sleep(0.01)
-""",
-        3,
-        env={"UCCH_TIMEOUT": "4"},
-    )
+"""
+    job = mpirun(HEAD + script, 3, env={"UCCH_TIMEOUT": "4"})
     assert job.stdout.count("caught") == 2
     assert "rank(s) [1] have not called it" in job.stdout
 
@@ -120,44 +102,33 @@ while not gone.Test():  # in MPI's Barrier it would take a core until the deadli
 def test_a_rank_that_leaves(mpirun) -> None:
     """The others learn of it at once, long before the deadline."""
     start = time.monotonic()
-    job = mpirun(
-        HEAD
-        + """
+    script = """
 if rank == 1:
     sys.exit(0)
 try:
     comm.Allreduce(np.ones(4), np.empty(4))
 except u.PeerError as error:
     print("caught", error, flush=True)
-""",
-        3,
-        env={"UCCH_TIMEOUT": "200"},
-    )
+"""
+    job = mpirun(HEAD + script, 3, env={"UCCH_TIMEOUT": "200"})
     assert job.stdout.count("rank 1 has left the job or died") == 2, job.output
     assert time.monotonic() - start < 100
 
 
 def test_an_exception_ends_the_job(mpirun) -> None:
     """Plain mpi4py would wait for ever in MPI_Finalize."""
-    job = mpirun(
-        HEAD
-        + """
+    script = """
 if rank == 1:
     raise RuntimeError("this rank is out of its mind")
 comm.Allreduce(np.ones(4), np.empty(4))
-""",
-        3,
-        env={"UCCH_TIMEOUT": "200"},
-        check=False,
-    )
+"""
+    job = mpirun(HEAD + script, 3, env={"UCCH_TIMEOUT": "200"}, check=False)
     assert job.returncode != 0
     assert "out of its mind" in job.stderr
 
 
 def test_interrupt_inside_a_call_that_never_completes(mpirun) -> None:
-    job = mpirun(
-        HEAD
-        + """
+    script = """
 import threading
 if rank == 0:
     threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
@@ -166,18 +137,14 @@ if rank == 0:
     except KeyboardInterrupt:
         print("interrupted", flush=True)
 world.Barrier()
-""",
-        2,
-        env={"UCCH_TIMEOUT": "200"},
-    )
+"""
+    job = mpirun(HEAD + script, 2, env={"UCCH_TIMEOUT": "200"})
     assert "interrupted" in job.stdout
 
 
 def test_unawaited_requests_and_communicators_are_released(mpirun) -> None:
     """A script that frees nothing ends well."""
-    job = mpirun(
-        HEAD
-        + """
+    script = """
 keep = [np.ones(1000), np.empty(1000)]
 request = comm.Iallreduce(*keep)
 request.Wait()
@@ -188,9 +155,8 @@ for _ in range(3):
 other = u.Communicator(world.Split(rank % 2, rank))
 other.Barrier()
 print("end", flush=True)
-""",
-        4,
-    )
+"""
+    job = mpirun(HEAD + script, 4)
     assert job.stdout.count("end") == 4
     assert "WARN" not in job.stderr and "ERROR" not in job.stderr, job.output
 
@@ -207,29 +173,22 @@ ENDS = {
 @pytest.mark.parametrize("wait", ["comm.Allreduce(np.ones(4), np.empty(4))", "world.Barrier()"])
 def test_a_failed_rank_ends_the_job(mpirun, how: str, wait: str) -> None:
     """Whatever the others wait for, ours or MPI's; plain mpi4py would wait for ever after the first two."""
-    job = mpirun(
-        HEAD
-        + f"""
+    script = f"""
 if rank == 1:
     {how}
 try:
     {wait}
 except u.PeerError:
     time.sleep(100)  # the job ends all the same
-""",
-        3,
-        env={"UCCH_TIMEOUT": "200"},
-        check=False,
-    )
+"""
+    job = mpirun(HEAD + script, 3, env={"UCCH_TIMEOUT": "200"}, check=False)
     status, message = ENDS[how]
     assert job.returncode == status, job.output
     assert message in job.stderr
 
 
 def test_an_exit_that_is_caught_or_of_another_thread_ends_nothing(mpirun) -> None:
-    job = mpirun(
-        HEAD
-        + """
+    script = """
 import threading
 
 def leave():
@@ -246,8 +205,7 @@ other.join()
 comm.Allreduce(np.ones(4), np.empty(4))
 print("end", flush=True)
 sys.exit(0)
-""",
-        2,
-    )
+"""
+    job = mpirun(HEAD + script, 2)
     assert job.stdout.count("end") == 2
     assert "failed" not in job.stderr and "Traceback" not in job.stderr, job.output

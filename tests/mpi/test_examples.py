@@ -7,8 +7,6 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.mpi
-
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -36,8 +34,7 @@ def test_training(mpirun, n: int, emulate: str, dtype: str) -> None:
 
 def test_training_notices_a_wrong_result(mpirun) -> None:
     """The example's own check has teeth: a rank that scales its gradients makes it fail."""
-    job = mpirun(
-        f"""
+    script = f"""
         import runpy
         import sys
 
@@ -52,9 +49,8 @@ def test_training_notices_a_wrong_result(mpirun) -> None:
         Communicator.Allreduce = wrong
         sys.argv = ["train_digits.py", "--check", "--epochs", "2"]
         runpy.run_path({str(ROOT / "examples" / "train_digits.py")!r}, run_name="__main__")
-        """,
-        check=False,
-    )
+        """
+    job = mpirun(script, check=False)
     assert job.returncode != 0
     assert "difference from a single process" in job.stdout
 

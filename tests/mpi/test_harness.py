@@ -10,14 +10,11 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.mpi
-
 TESTS = Path(__file__).resolve().parents[1]
 
 HANG = """
 import sys, time
 from mpi4py import MPI
-
 print("rank", MPI.COMM_WORLD.rank, "is here", flush=True)
 if MPI.COMM_WORLD.rank:
     MPI.COMM_WORLD.Barrier()

@@ -6,10 +6,7 @@ import importlib.util
 
 import pytest
 
-pytestmark = [
-    pytest.mark.mpi,
-    pytest.mark.skipif(importlib.util.find_spec("jax") is None, reason="needs JAX: pip install jax"),
-]
+pytestmark = pytest.mark.skipif(importlib.util.find_spec("jax") is None, reason="needs JAX: pip install jax")
 
 SCRIPT = """
 import os
@@ -18,7 +15,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import ucc_hetero
-
 with ucc_hetero.Communicator() as comm:
     rank, size = comm.rank, comm.size
     mine = jnp.arange(1000, dtype=jnp.float32) + rank
@@ -29,7 +25,6 @@ with ucc_hetero.Communicator() as comm:
         assert (out == due).all()
     comm.Iallreduce([mine, "float32"], out).Wait()
     assert (jnp.asarray(out) == due).all(), "and back"
-
     # Datatypes that numpy lacks.
     for dtype in (jnp.bfloat16, jnp.float8_e4m3fn, jnp.float8_e5m2):
         block = (jnp.arange(4) + rank).astype(dtype)
@@ -38,18 +33,15 @@ with ucc_hetero.Communicator() as comm:
         assert (gathered.astype(np.float32).reshape(size, 4) == np.add.outer(np.arange(size), np.arange(4))).all()
     comm.Allreduce(jnp.ones(5, jnp.bfloat16), total := np.empty(5, jnp.bfloat16))
     assert (total.astype(np.float32) == size).all()
-
     # A slice is an array of its own; results of a computation that may still be running are waited for.
     comm.Allreduce(mine[::2] * 2, half := np.empty(500, np.float32))
     assert (half == 2 * due[::2]).all()
-
     # The root's buffer of a broadcast is only read.
     into = mine if rank == 0 else np.empty(1000, np.float32)
     comm.Bcast(into, root=0)
     assert (np.asarray(into) == np.arange(1000)).all()
     comm.Sendrecv(mine, (rank + 1) % size, 0, out, (rank - 1) % size, 0)
     assert (out == np.arange(1000) + (rank - 1) % size).all()
-
     with pytest.raises(BufferError, match="recvbuf"):
         comm.Allreduce(out, mine)
     with pytest.raises(BufferError, match="buf"):

@@ -31,7 +31,7 @@ def launchers() -> dict[str, str]:
 
 
 HERE = launchers()
-pytestmark = [pytest.mark.mpi, pytest.mark.skipif(not HERE, reason="no mpirun: install the extra 'mpi', or an MPI")]
+pytestmark = pytest.mark.skipif(not HERE, reason="no mpirun: install the extra 'mpi', or an MPI")
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 

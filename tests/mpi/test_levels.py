@@ -9,8 +9,6 @@ from typing import Any
 
 import pytest
 
-pytestmark = pytest.mark.mpi
-
 #: Each rank stands where its place in a list says, then runs random cases.
 PLACED = f"""
 import os, runpy, sys

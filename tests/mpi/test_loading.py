@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-pytestmark = [pytest.mark.mpi, pytest.mark.usefixtures("hooked")]
+pytestmark = pytest.mark.usefixtures("hooked")
 
 WORK = """
 import numpy as np
@@ -36,56 +36,47 @@ def test_mpi_first(mpirun) -> None:
 
 
 def test_missing_libraries_are_named_with_what_was_tried(mpirun) -> None:
-    job = mpirun(
-        """
+    script = """
         import ucc_hetero
         from mpi4py import MPI
-
         try:
             ucc_hetero.Communicator()
         except ucc_hetero.LibraryNotFound as error:
             print("refused", str(error).replace("\\n", " "), flush=True)
         MPI.COMM_WORLD.Barrier()  # the job goes on
         print("went on", flush=True)
-        """,
-        env={"UCCH_UCC_LIB": "/nowhere/libucc.so.1"},
-    )
+        """
+    job = mpirun(script, env={"UCCH_UCC_LIB": "/nowhere/libucc.so.1"})
     assert job.stdout.count("refused") == 2 and job.stdout.count("went on") == 2
     assert "/nowhere/libucc.so.1 does not exist" in job.stdout and "ucc-hetero[ucc]" in job.stdout
 
 
 def test_ranks_with_different_settings_are_refused_with_a_table(mpirun) -> None:
-    job = mpirun(
-        """
+    script = """
         import os
         rank = int(os.environ.get("OMPI_COMM_WORLD_RANK", os.environ.get("PMI_RANK", 0)))
         os.environ["UCC_TL_UCP_TUNE"] = f"allreduce:@{rank}"
         import ucc_hetero
         from mpi4py import MPI
-
         try:
             ucc_hetero.Communicator()
         except ucc_hetero.AgreementError as error:
             print("refused", str(error).replace("\\n", " / "), flush=True)
         MPI.COMM_WORLD.Barrier()
-        """,
-        3,
-    )
+        """
+    job = mpirun(script, 3)
     lines = [line for line in job.stdout.splitlines() if line.startswith("refused")]
     assert len(lines) == 3, job.output
     assert all("UCC_TL_UCP_TUNE" in line and "allreduce:@2" in line and "rank 1" in line for line in lines)
 
 
 def test_a_wrong_layout_is_refused_on_every_rank(mpirun) -> None:
-    job = mpirun(
-        """
+    script = """
         import ucc_hetero
         try:
             ucc_hetero.Communicator()
         except ValueError as error:
             print("refused", error, flush=True)
-        """,
-        3,
-        env={"UCCH_EMULATE": "nvidia:2,amd:2"},
-    )
+        """
+    job = mpirun(script, 3, env={"UCCH_EMULATE": "nvidia:2,amd:2"})
     assert job.stdout.count("places 4 ranks, but there are 3") == 3, job.output

@@ -8,8 +8,6 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.mpi
-
 CASES = Path(__file__).with_name("message_cases.py")
 
 HEAD = """
@@ -57,9 +55,7 @@ def test_messages(mpirun, ranks: int, env: dict[str, str]) -> None:
 
 def test_what_never_comes(mpirun) -> None:
     """Every waiting call ends at the deadline and says for what it waited; the communicator goes on."""
-    job = mpirun(
-        HEAD
-        + """
+    script = """
 if rank == 0:
     big = np.zeros(1 << 20)
     for call in (
@@ -94,10 +90,8 @@ comm.Send(np.full(4, 9.0), right, 9)
 early.Wait()
 assert (one == 9).all()
 print("end", flush=True)
-""",
-        2,
-        env={"UCCH_TIMEOUT": "1"},
-    )
+"""
+    job = mpirun(HEAD + script, 2, env={"UCCH_TIMEOUT": "1"})
     assert job.stdout.count("caught") == 10 and job.stdout.splitlines().count("end") == 2, job.output
     for words in (
         "rank 0: receive of up to 32 bytes from rank 1, tag 5: timeout, not complete after 1",
@@ -111,9 +105,7 @@ print("end", flush=True)
 
 def test_interrupts(mpirun) -> None:
     """Ctrl-C ends a wait at once; the message that was waited for goes to the next receive."""
-    job = mpirun(
-        HEAD
-        + """
+    script = """
 calls = [
     lambda: comm.Recv(one, left, 3),
     lambda: comm.Probe(left, 3),
@@ -138,19 +130,15 @@ if rank == 0:
     fails(u.CollectiveError, lambda: comm.Send(one, 0))
 world.Barrier()
 print("end", flush=True)
-""",
-        2,
-        env={"UCCH_TIMEOUT": "200"},
-    )
+"""
+    job = mpirun(HEAD + script, 2, env={"UCCH_TIMEOUT": "200"})
     assert job.stdout.splitlines().count("end") == 2 and "can no longer be used" in job.stdout
 
 
 def test_a_peer_that_ends_or_dies(mpirun, flavour: tuple[str, int]) -> None:
     """Ended: a receive from it fails after some seconds. Killed: everything with it fails at once; others go on."""
     recover = ["--enable-recovery"] if flavour >= ("openmpi", 5) and flavour[0] == "openmpi" else []
-    job = mpirun(
-        HEAD
-        + """
+    script = """
 ring(comm, 10)
 if rank == size - 1:
     time.sleep(0.5)
@@ -165,19 +153,14 @@ if "all" in sys.argv:
     assert (into == other).all()
     print("end", flush=True)
     os._exit(0)  # MPI_Finalize would wait for the dead
-""",
-        3,
-        args=["all"] if recover else [],
-        mpi_args=recover,
-        env={"UCCH_TIMEOUT": "100"},
-        check=False,
+"""
+    job = mpirun(
+        HEAD + script, 3, args=["all"] if recover else [], mpi_args=recover, env={"UCCH_TIMEOUT": "100"}, check=False
     )
     if recover:  # otherwise mpirun ends the job, perhaps before anybody could speak
         assert job.stdout.splitlines().count("end") == 2, job.output
         assert re.search(r"rank 0: receive of up to 32 bytes from rank 2, tag 5: rank 2 has left", job.stdout)
-    job = mpirun(
-        HEAD
-        + """
+    script = """
 if rank == 1:
     comm.Isend(np.full(100, 5.0), 0, 1)  # received after its sender has come to its end
     sys.exit(0)
@@ -186,10 +169,8 @@ comm.Recv(five := np.zeros(100), 1, 1)
 assert (five == 5).all()
 fails(u.PeerError, lambda: comm.Recv(one, 1, 2))
 print("end", flush=True)
-""",
-        2,
-        env={"UCCH_TIMEOUT": "100"},
-    )
+"""
+    job = mpirun(HEAD + script, 2, env={"UCCH_TIMEOUT": "100"})
     assert "end" in job.stdout.splitlines() and "rank 1 has left the job or died" in job.stdout
 
 
@@ -227,9 +208,7 @@ def test_two_gib_and_more(mpirun) -> None:
     gib = float(os.environ.get("UCCH_TEST_GIB", "2.0625"))
     if _free_gib() < 2.5 * gib:
         pytest.skip(f"two ranks need {2 * gib} GiB and there are {_free_gib():.1f} GiB")
-    job = mpirun(
-        HEAD
-        + """
+    script = """
 import mmap
 count = int(float(sys.argv[1]) * 1024) * 2**20 + 5
 marks = 1 + np.arange(-(-count // 2**20)) % 250
@@ -246,10 +225,6 @@ else:
     assert (data[1 :: 1 << 20] == 0).all()
     assert status.Get_elements(MPI.BYTE) == count
     print("end", flush=True)
-""",
-        2,
-        args=[str(gib)],
-        env={"UCCH_TIMEOUT": "120"},
-        timeout=170,
-    )
+"""
+    job = mpirun(HEAD + script, 2, args=[str(gib)], env={"UCCH_TIMEOUT": "120"}, timeout=170)
     assert "end" in job.stdout.splitlines()

@@ -6,8 +6,6 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.mpi
-
 CASES = Path(__file__).with_name("request_cases.py")
 
 

@@ -11,8 +11,6 @@ import pytest
 
 from ucc_hetero.bench.__main__ import main
 
-pytestmark = pytest.mark.mpi
-
 Run = Callable[..., Any]
 
 JOB = """
@@ -20,7 +18,6 @@ import os, sys
 import numpy as np
 from mpi4py import MPI
 from ucc_hetero import Communicator
-
 comm = Communicator()
 x = np.full(1 << 18, comm.rank + 1, np.float32)
 y = np.empty_like(x)

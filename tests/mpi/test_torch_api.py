@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import re
 import subprocess
@@ -10,13 +9,6 @@ import sys
 from pathlib import Path
 
 import pytest
-
-pytestmark = [
-    pytest.mark.mpi,
-    pytest.mark.skipif(
-        importlib.util.find_spec("torch") is None, reason="needs torch: pip install 'ucc-hetero[torch]'"
-    ),
-]
 
 HERE = Path(__file__).parent
 
@@ -97,12 +89,9 @@ def test_torchrun(tmp_path: Path) -> None:
 
 RESTARTED = """
 import os
-
 import torch
 import torch.distributed as dist
-
 import ucc_hetero.torch
-
 dist.init_process_group("ucch")
 t = torch.ones(3)
 dist.all_reduce(t)
@@ -130,20 +119,16 @@ def test_torchrun_starts_failed_ranks_again(tmp_path: Path) -> None:
 
 
 def test_a_failed_rank_ends_the_job(mpirun) -> None:
-    job = mpirun(
-        """
+    script = """
         import torch
         import torch.distributed as dist
         import ucc_hetero.torch
-
         dist.init_process_group("ucch")
         dist.all_reduce(torch.ones(1))
         if dist.get_rank() == 1:
             raise KeyError("my own mistake")
         dist.all_reduce(torch.ones(1))
-        """,
-        2,
-        check=False,
-    )
+        """
+    job = mpirun(script, 2, check=False)
     assert job.returncode != 0
     assert "my own mistake" in job.stderr

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import subprocess
 import sys
@@ -10,19 +9,11 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = [
-    pytest.mark.mpi,
-    pytest.mark.skipif(
-        importlib.util.find_spec("torch") is None, reason="needs torch: pip install 'ucc-hetero[torch]'"
-    ),
-]
-
 SCRIPT = """
 import os, sys
 import torch
 import torch.distributed as dist
 import ucc_hetero.torch
-
 dist.init_process_group("ucch")
 t = torch.ones(4)
 dist.all_reduce(t)
@@ -70,7 +61,6 @@ import torch.distributed as dist
 import ucc_hetero.torch
 from torch.nn.parallel import DistributedDataParallel
 from ucc_hetero.torch.work import Work
-
 dist.init_process_group("ucch")
 for count in (10, 1 << 20):
     tensors = [torch.ones(count) for _ in range(8)]

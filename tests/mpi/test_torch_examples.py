@@ -14,13 +14,6 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 MIXED = {"UCCH_EMULATE": "nvidia:1,amd:1"}
 
-pytestmark = [
-    pytest.mark.mpi,
-    pytest.mark.skipif(
-        importlib.util.find_spec("torch") is None, reason="needs torch: pip install 'ucc-hetero[torch]'"
-    ),
-]
-
 
 @pytest.mark.skipif(importlib.util.find_spec("sklearn") is None, reason="needs scikit-learn")
 def test_convolutional_network(mpirun) -> None:

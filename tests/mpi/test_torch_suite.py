@@ -2,19 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
 import sys
 from pathlib import Path
 
 import pytest
 
-pytestmark = [
-    pytest.mark.mpi,
-    pytest.mark.timeout(1300),
-    pytest.mark.skipif(
-        importlib.util.find_spec("torch") is None, reason="needs torch: pip install 'ucc-hetero[torch]'"
-    ),
-]
+pytestmark = pytest.mark.timeout(1300)
 
 SUITE = Path(__file__).parents[1] / "suites" / "torch_suite.py"
 

@@ -7,10 +7,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import pytest
-
-pytestmark = pytest.mark.mpi
-
 MAIN = """
 import sys
 from ucc_hetero.__main__ import main

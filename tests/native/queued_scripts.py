@@ -6,16 +6,13 @@ HELPERS = """
 import ctypes
 import threading
 import time
-
 from arrays import runtime
 from ucc_hetero.errors import CollectiveTimeout, TruncationError
 from ucc_hetero.native.libraries import lib
 from ucc_hetero.calls.p2p import Messages
 
-
 def write(word, value):
     ctypes.c_uint32.from_address(word).value = value
-
 
 def held(gpu):
     "A stream that waits for a word."
@@ -24,19 +21,16 @@ def held(gpu):
     gpu.wait_value(stream.handle, word, 1)
     return stream, word
 
-
 def receive(comm, array, source, tag):
     messages = comm._messages
     request = messages.start(messages.incoming(array, source, tag, taken=True))
     request._arm()
     return request
 
-
 def hurry(request):
     "It has a second from now on, whatever has happened so far."
     request._timeout = 1.0
     request._arm()
-
 
 def sure(request, right, *about):
     "What a stream has read is right; where its message failed meanwhile, that is why."
@@ -46,7 +40,6 @@ def sure(request, right, *about):
         assert failures, "no data, and no error"
     assert right, about
 
-
 def come(request):
     until = time.monotonic() + 1000
     while not (state := lib.ucch_wait_matched(request._op, 0.05)):
@@ -55,10 +48,8 @@ def come(request):
 """
 
 #: Streams of both sides do all of a message: the hosts go on, and the data is in order.
-QUEUED = (
-    COMMON
-    + HELPERS
-    + """
+QUEUED = COMMON + HELPERS
+QUEUED += """
 with Communicator() as comm:
     p, r = comm.size, comm.rank
     right, left = (r + 1) % p, (r - 1) % p
@@ -66,7 +57,6 @@ with Communicator() as comm:
     gpu.use(comm._run.members.place.device)
     assert comm._messages._queues == set(range(p)) - {r}
     streams = [held(gpu) for _ in range(2)]
-
     # Several lengths at a time, before any data is there; what is behind in the stream sees it.
     lengths = [LONG, LONG + 1, 40000, 5 * LONG]
     requests, sends, arrays = [], [], []
@@ -90,7 +80,6 @@ with Communicator() as comm:
         sure(requests[tag], (y.copied(into) == 2 * (10 * tag + left)).all(), tag, y.peek[:3])
     for request in requests + sends:
         request.Wait()
-
     # The host receives what was queued: in its own time, by a probe, and too long for its room.
     stream, word = held(gpu)
     write(word, 1)
@@ -107,7 +96,6 @@ with Communicator() as comm:
     else:
         raise AssertionError("too long a message was taken")
     [send.Wait() for send in sends]
-
     # More than half of the window: the rest goes another way, and nobody waits for what nobody receives.
     sends = [comm.Isend(x, right, 8, stream=stream) for _ in range(40)]
     sends.append(comm.Isend(x, right, 9, stream=stream))
@@ -121,7 +109,6 @@ with Communicator() as comm:
         request.Wait()
         assert (y.peek == 5 + left).all()
     [send.Wait() for send in sends]
-
     # What is queued behind a message that does not come in time goes on; so do others.
     stream, word = held(gpu)
     other, open_word = held(gpu)
@@ -152,13 +139,10 @@ with Communicator() as comm:
     assert (y.peek == left).all()
 print("right")
 """
-)
 
 #: Streams wait for messages that nobody has sent yet.
-EARLY = (
-    COMMON
-    + HELPERS
-    + """
+EARLY = COMMON + HELPERS
+EARLY += """
 with Communicator() as comm:
     p, r = comm.size, comm.rank
     right, left = (r + 1) % p, (r - 1) % p
@@ -166,7 +150,6 @@ with Communicator() as comm:
     gpu.use(comm._run.members.place.device)
     (outof, first), (into, second) = streams = [held(gpu) for _ in range(2)]
     write(second, 1)
-
     early = []
 
     def expect(n, tag):
@@ -194,7 +177,6 @@ with Communicator() as comm:
         expected = sure_expect(n, tag)
         comm.mpi.Barrier()  # nobody sends before
         return expected
-
     # Sent in another order than expected, of lengths from one element to several pieces; mailboxes have room again.
     for turn in range(3):
         wanted = [(tag, n) for tag, n in enumerate([LONG, 1, 40000, 5 * LONG, LONG + 1]) for _ in range(2)]
@@ -217,7 +199,6 @@ with Communicator() as comm:
             sure(request, (got == 100 * turn + 10 * tag + 2 * left + k).all(), turn, tag, k, y.peek[:3])
         for request in [each[2] for each in coming] + [send for send, _ in sends]:
             request.Wait()
-
     # What does not come from a stream is received by the host: from the host, short and long; where there is no room
     # for streams; less than expected. The stream waits for that.
     for n in (3, LONG):
@@ -242,7 +223,6 @@ with Communicator() as comm:
         sure(each[0], (there(*each) == k).all(), k)
         each[0].Wait()
     [send.Wait() for send in sends]
-
     # Longer than what there is room for: a part at a time, taken by a stream, by the host, and to memory of the host.
     BIG = 6 << 20
     base = np.arange(BIG, dtype=np.float32)
@@ -261,7 +241,6 @@ with Communicator() as comm:
                 got = y.peek if way == "device" else y
             assert (got == base + k).all(), (way, k)
         [send.Wait() for send in sends]
-
     # However little room there is, what a stream waits for is left to no host; and no stream waits early for a sender
     # that has left something to hosts.
     request, y = all_expect(LONG, 33)
@@ -283,7 +262,6 @@ with Communicator() as comm:
     sure(request, (there(request, y, False) == left).all())
     [each.Wait() for each in (request, *sends, *last)]
     assert not lib.ucch_messages_by_hosts(0)
-
     # Too long for its room: an error, and the stream goes on.
     request, y = all_expect(100, 23)
     send = comm.Isend(x, right, 23, stream=outof)
@@ -295,7 +273,6 @@ with Communicator() as comm:
     else:
         raise AssertionError("too long a message was taken")
     send.Wait()
-
     # Never sent: likewise; and who has given up a receive, or receives from anyone, no longer knows what comes.
     request, y = sure_expect(LONG, 24)
     failures = lib.ucch_failures()
@@ -324,14 +301,11 @@ with Communicator() as comm:
 assert time.monotonic() - began < 100
 print("right")
 """
-)
 
 #: Many groups with calls of their own, and then short messages both ways. Streams that are full keep hosts from the
 #: devices, so that what a stream waits for must not need a host.
-GROUPS = (
-    COMMON
-    + HELPERS
-    + """
+GROUPS = COMMON + HELPERS
+GROUPS += """
 with Communicator() as comm:
     other = 1 - comm.rank
     gpu = runtime()
@@ -361,20 +335,15 @@ with Communicator() as comm:
     [group.Free() for group in groups]
 print("right")
 """
-)
 
 #: How a job begins whose rank 1 dies, and how rank 0, which waits for a message of it, ends.
-DYING = (
-    COMMON
-    + HELPERS
-    + TOLD
-    + """
+DYING = COMMON + HELPERS + TOLD
+DYING += """
 with Communicator() as comm:
     gpu, r = runtime(), comm.rank
     gpu.use(comm._run.members.place.device)
     stream, word = held(gpu)
 """
-)
 SURVIVED = """
     comm.mpi.Barrier()
     y.copied(stream)

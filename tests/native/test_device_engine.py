@@ -67,7 +67,6 @@ def test_streams_that_cannot_be_held(fakes: Callable[..., Any], env: dict[str, s
     script = """
 from arrays import Array, runtime
 from ucc_hetero import Communicator
-
 with Communicator() as comm:
     gpu, x, y = runtime(), Array(500), Array(500)
     stream = gpu.stream()
@@ -86,7 +85,6 @@ def test_the_doctor_measures_in_device_memory(fakes: Callable[..., Any]) -> None
 import arrays
 from ucc_hetero import Communicator
 from ucc_hetero.launch.doctor import measure
-
 with Communicator() as comm:
     with measure._vectors([1.0]) as (vector,):
         assert vector.block is not None

@@ -148,7 +148,6 @@ AT_EVERY_LINE = """
 import contextlib, json, os, signal, sys, traceback
 from pathlib import Path
 from ucc_hetero.launch.doctor import amd
-
 sys.executable = sys.argv[1]
 END = 99
 

@@ -26,7 +26,6 @@ void give_up(void) {
 PROVOKE = """
 import ctypes, sys
 from ucc_hetero.native.libraries import lib, load
-
 load()
 plugin = ctypes.CDLL(sys.argv[1])
 if sys.argv[2] == "guarded":

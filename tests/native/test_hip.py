@@ -124,7 +124,6 @@ os.environ["HIP_VISIBLE_DEVICES"] = os.environ.get("VISIBLE", "0,1;0,1").split("
 from arrays import Array, runtime
 from ucc_hetero import Communicator
 from ucc_hetero.device import kernels
-
 gone, made, compile = [], [], kernels._Compiler.compile
 
 class Image(bytes):
@@ -167,11 +166,9 @@ EXCHANGE = (
     + """
 import ctypes
 import os
-
 from arrays import runtime
 from ucc_hetero.native.libraries import lib
 from ucc_hetero.calls.p2p import Messages
-
 with Communicator() as comm:
     gpu, r, other = runtime(), comm.rank, 1 - comm.rank
     gpu.use(comm._run.members.place.device)

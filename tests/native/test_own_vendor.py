@@ -84,10 +84,7 @@ own_vendor.main()
 @pytest.mark.parametrize("layout", ["sim:3", "sim:2,nvidia:1,amd:1", "amd:1,sim:1,nvidia:1,sim:1"])
 def test_ranks_of_three_vendors(fakes: Callable[..., Any], library: Path, layout: str) -> None:
     job = fakes(
-        AMONG_OTHERS.replace("EXAMPLES", str(ROOT / "examples")),
-        layout,
-        FAKEGPU_SIM=str(library),
-        **OWN_QUEUES,
+        AMONG_OTHERS.replace("EXAMPLES", str(ROOT / "examples")), layout, FAKEGPU_SIM=str(library), **OWN_QUEUES
     )
     for part in layout.split(","):
         vendor = part.partition(":")[0]
@@ -104,7 +101,6 @@ import os
 from mpi4py import MPI
 from ucc_hetero import AgreementError, Communicator, device
 from ucc_hetero.machine.vendors import Vendor
-
 if MPI.COMM_WORLD.rank:
     device.register(Vendor(name="sim"))
 try:

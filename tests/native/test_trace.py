@@ -16,7 +16,6 @@ SCRIPT = """
 import os, signal, sys
 import numpy as np
 from ucc_hetero.native.libraries import ffi, lib
-
 assert lib.ucch_trace_open(sys.argv[1].encode(), int(sys.argv[2])) == 0
 program = lib.ucch_program_new(2, ffi.NULL, 0, b"two copies")
 code = 4 << 3  # any datatype of 16 bytes

@@ -77,7 +77,6 @@ def test_devices_that_do_not_reach_each_other(fakes: Callable[..., Any]) -> None
     script = """
 from arrays import Array, runtime
 from ucc_hetero import Communicator
-
 Communicator._arenas = True
 with Communicator() as comm:
     assert not comm._messages._near and not comm._messages._windows
@@ -96,7 +95,6 @@ def test_short_messages_wait_for_nobody(fakes: Callable[..., Any]) -> None:
 import time
 from arrays import Array, runtime
 from ucc_hetero import Communicator
-
 Communicator._arenas = True
 with Communicator() as comm:
     assert comm._messages._near == {1 - comm.rank}

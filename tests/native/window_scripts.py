@@ -11,15 +11,13 @@ LONG = 300_000  # float32: pieces of 150 KiB
 Communicator._arenas = True  # as groups of torch have it
 """
 
-MATCHING = (
-    COMMON
-    + """
+MATCHING = COMMON
+MATCHING += """
 with Communicator() as comm:
     p, r = comm.size, comm.rank
     assert comm._messages._windows == set(range(p)) - {r}
     other, status = (r + 1) % p, MPI.Status()
     before = (r - 1) % p
-
     # In any order of tags: nothing is taken from a window for a message that nobody has matched.
     out = [Array(LONG).set(100 * r + k) for k in range(12)]
     into = [Array(LONG) for _ in out]
@@ -28,7 +26,6 @@ with Communicator() as comm:
         comm.Recv(into[k], before, k)
         assert (into[k].peek == 100 * before + k).all(), (k, into[k].peek[:5])
     [s.Wait() for s in sends]
-
     # In the order of one tag, long and short, on devices and on the host, mixed.
     sizes = [LONG, 3, LONG, 5000, LONG + 1]
     parts = [Array(n).set(r + i) if i != 3 else np.full(n, r + i, np.float32) for i, n in enumerate(sizes)]
@@ -40,7 +37,6 @@ with Communicator() as comm:
         assert (data == before + i).all(), (i, data[:5])
         assert (status.Get_source(), status.Get_tag(), status.Get_count(MPI.FLOAT)) == (before, 7, n)
     [s.Wait() for s in sends]
-
     # A probe tells the length of the data, not of what says where it is; what it finds is received next.
     sends = [comm.Isend(Array(n).set(n), other, 9) for n in (LONG, LONG + 2)]
     comm.Probe(before, 9, status)
@@ -56,7 +52,6 @@ with Communicator() as comm:
     message.Recv(second)
     assert (second.peek == LONG + 2).all()
     [s.Wait() for s in sends]
-
     # A look at a later message does not let it overtake an earlier one.
     sends = [comm.Isend(np.full(3, k, np.float32) if k < 21 else Array(LONG).set(k), other, k) for k in (20, 21, 21)]
     comm.Probe(before, 21, status)
@@ -69,7 +64,6 @@ with Communicator() as comm:
     one.Recv(first)
     assert (first.peek == 21).all()
     [s.Wait() for s in sends]
-
     # A receive that is too short says so, and its sender is done.
     for short in (Array(3), Array(1000), np.empty(3, np.float32), np.empty(1000, np.float32)):
         send = comm.Isend(Array(LONG).set(1), other, 11)
@@ -80,7 +74,6 @@ with Communicator() as comm:
         else:
             raise AssertionError("nothing was raised")
         send.Wait()
-
     # A synchronous send, and a receive that is taken back.
     receive = comm.Irecv(Array(LONG), before, 13)
     receive.Cancel()
@@ -94,11 +87,9 @@ with Communicator() as comm:
     assert (into[0].peek == 100 * before).all()
 print("right")
 """
-)
 
-CROWD = (
-    COMMON
-    + """
+CROWD = COMMON
+CROWD += """
 # A window of few chunks, many messages and collectives at a time, both ways.
 with Communicator() as comm:
     p, r = comm.size, comm.rank
@@ -119,11 +110,9 @@ with Communicator() as comm:
     assert used == {"window"} or not comm._run.members.windows.whole, used
 print("right")
 """
-)
 
-OFF = (
-    COMMON
-    + """
+OFF = COMMON
+OFF += """
 with Communicator() as comm:
     r = comm.rank
     assert not comm._run.members.windows.peers
@@ -134,14 +123,12 @@ with Communicator() as comm:
     assert (y.peek == 1).all()
 print("right")
 """
-)
 
 #: How a rank ends whose peer has died: it says what each of its calls raises.
 TOLD = """
 import os
 import signal
 from ucc_hetero.errors import UCCHError
-
 
 def told(*calls):
     for call in calls:
@@ -150,14 +137,11 @@ def told(*calls):
         except UCCHError as error:
             print(type(error).__name__, flush=True)
     os._exit(0)
-
 """
 
 #: Rank 1 dies while its part of a long message is on its way; the others learn it.
-DEATH = (
-    COMMON
-    + TOLD
-    + """
+DEATH = COMMON + TOLD
+DEATH += """
 with Communicator() as comm:
     r = comm.rank
     x, y = Array(20 * LONG).set(r), Array(20 * LONG)
@@ -168,16 +152,13 @@ with Communicator() as comm:
         os.kill(os.getpid(), signal.SIGKILL)
     told(lambda: comm.Recv(y, 1, 5), lambda: comm.Allreduce(x, y))
 """
-)
 
 #: What is given up on one side is given up on the other, and leaves windows usable; their size is what it first was.
-GIVEN_UP = (
-    COMMON
-    + """
+GIVEN_UP = COMMON
+GIVEN_UP += """
 import os
 import time
 from ucc_hetero.errors import CollectiveTimeout, PeerError
-
 with Communicator() as comm:
     r = comm.rank
     x, y = Array(LONG).set(r), Array(LONG)
@@ -207,24 +188,19 @@ with Communicator() as comm:
         assert (y.peek == 1 - r).all()
 print("right")
 """
-)
 
 #: Messages that start in streams: what is there by then goes out, in its order, and nothing arrives before.
-STREAMS = (
-    COMMON
-    + """
+STREAMS = COMMON
+STREAMS += """
 import ctypes
 import threading
 import time
-
 from arrays import runtime
 from ucc_hetero.calls import p2p
 from ucc_hetero.errors import CollectiveTimeout
 
-
 def write(word, value):
     ctypes.c_uint32.from_address(word).value = value
-
 
 def held(gpu, seconds):
     "A stream that goes on after a while, if it does, and the word that it waits for."
@@ -235,13 +211,11 @@ def held(gpu, seconds):
         threading.Timer(seconds, write, (word, 1)).start()
     return stream, word
 
-
 with Communicator() as comm:
     p, r = comm.size, comm.rank
     right, left, status = (r + 1) % p, (r - 1) % p, MPI.Status()
     gpu = runtime()
     gpu.use(comm._run.members.place.device)
-
     # The data comes late, short and long, from the device and the host; a message behind it does not overtake it.
     for n in (10, 5000, LONG):
         stream, word = held(gpu, 0)
@@ -256,7 +230,6 @@ with Communicator() as comm:
         comm.Recv(host, left, MPI.ANY_TAG)
         assert (y.peek == 100 + left).all() and (z.peek == 200 + left).all() and (host == 300 + left).all(), n
         [s.Wait() for s in sends]
-
     # What is received does not arrive while the stream still works with the memory; nor does what is posted later.
     for n in (5000, LONG):
         stream, word = held(gpu, 0.2)
@@ -268,7 +241,6 @@ with Communicator() as comm:
         one.Wait()
         two.Wait()
         assert (y.peek == left).all() and (z.peek == 50 + left).all(), (n, y.peek[:3], z.peek[:3])
-
     # Both at a time, synchronous ones, and forms that the host waits for.
     stream, word = held(gpu, 0.1)
     x, y = Array(LONG), Array(LONG).set(-1)
@@ -284,7 +256,6 @@ with Communicator() as comm:
     comm.Recv(y, left, 3, stream=0)
     send.Wait()
     assert (y.peek == 11 + left).all()
-
     # A receive whose stream never gets there is taken back, or ends with its time; those behind it go on.
     stuck, word = held(gpu, 0)
     waiting = comm.Irecv(Array(LONG), left, 8, stream=stuck)
@@ -300,7 +271,6 @@ with Communicator() as comm:
     comm.mpi.Barrier()
     comm.Sendrecv(x, right, 8, y.set(-1), left, 8)
     assert (y.peek == 11 + left).all()
-
     # Nor is another communicator's message kept; and what the stream has still to copy into is not used again.
     short = Array(5000).set(r)
     try:
@@ -334,4 +304,3 @@ with Communicator() as comm:
         assert "contiguous" in str(error), error
 print("right")
 """
-)

@@ -51,10 +51,9 @@ class Library(NamedTuple):
 
 def method(comm: Any, case: Case, way: str) -> Callable[..., Any]:
     """A collective in one of its three forms."""
-    found: Callable[..., Any] = getattr(comm, {"": "{}", "I": "I{}", "init": "{}_init"}[way].format(
-        case.call.lower() if way == "I" else case.call
-    ))  # fmt: skip
-    return found
+    return getattr(
+        comm, {"": "{}", "I": "I{}", "init": "{}_init"}[way].format(case.call.lower() if way == "I" else case.call)
+    )
 
 
 def keywords(case: Case, args: Arguments) -> dict[str, Any]:

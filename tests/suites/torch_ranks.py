@@ -55,7 +55,6 @@ def load(backend: str) -> Any:
     name = BackendName(backend) if backend == "ucch" else backend
     with mock.patch.object(os, "environ", ChainMap({"BACKEND": name}, os.environ)):  # type: ignore[arg-type]
         from torch.testing._internal.distributed import distributed_test as tests
-
     return tests
 
 

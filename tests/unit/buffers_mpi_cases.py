@@ -98,7 +98,6 @@ def check_against_mpi(datatype: MPI.Datatype, entries: int, room: int = 4096) ->
         assert isinstance(packed.owner, np.ndarray)
         flat = packed.owner.reshape(-1).view(np.uint8)
         assert flat.tobytes() == expected[:used].tobytes()
-
         flat ^= 255
         reference = x.copy()
         whole.Unpack(flat.copy(), 0, reference, MPI.COMM_SELF)

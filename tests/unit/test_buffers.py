@@ -101,7 +101,6 @@ def test_the_buffer_keeps_its_memory_alive_and_unresized() -> None:
     del buffer
     gc.collect()
     memory.extend(b"more")
-
     x = np.arange(1000.0)
     buffer = recv(x)
     del x

@@ -21,8 +21,7 @@ def buffer_of(spec: object, writable: bool = True) -> Buffer:
 
 def values(packed: Buffer, dtype: Any) -> np.ndarray[Any, Any]:
     assert isinstance(packed.owner, np.ndarray)
-    flat: np.ndarray[Any, Any] = packed.owner.reshape(-1).view(dtype)
-    return flat
+    return packed.owner.reshape(-1).view(dtype)
 
 
 @st.composite
@@ -37,8 +36,7 @@ def views(draw: st.DrawFn, apart: int = 1) -> np.ndarray[Any, Any]:
     whole = whole.transpose(draw(st.permutations(range(whole.ndim))))
     index = draw(basic_indices(whole.shape, allow_newaxis=True, allow_ellipsis=False, max_dims=5))
     # With the ellipsis the result is an array even where the index names one element.
-    view: np.ndarray[Any, Any] = whole[(*(index if isinstance(index, tuple) else (index,)), ...)]
-    return view
+    return whole[(*(index if isinstance(index, tuple) else (index,)), ...)]
 
 
 @given(views())

@@ -20,8 +20,7 @@ VERSIONS = dict(re.findall(r"^([A-Z_]+)=(.+)$", (FOLDER / "versions.env").read_t
 
 @pytest.fixture(params=RECIPES, ids=lambda path: path.name)
 def recipe(request: pytest.FixtureRequest) -> Path:
-    path: Path = request.param
-    return path
+    return request.param
 
 
 def instructions(path: Path) -> list[tuple[str, str]]:

@@ -26,11 +26,7 @@ OWNERS = {"new", "from_buffer", "gc", "empty", "zeros", "array", "ascontiguousar
 #: Makes memory of an address, without its owner; DLPack's structures, and memory that HIP gave the doctor's probes,
 #: have no other way in.
 UNOWNED = "from_address"
-MAY_READ_ADDRESSES = {
-    "ucc_hetero/buffers/dlpack.py",
-    "mpi_launch/doctor/amd_hip.py",
-    "mpi_launch/doctor/amd_probes.py",
-}
+MAY_READ_ADDRESSES = {"ucc_hetero/buffers/dlpack.py", "mpi_launch/doctor/amd_hip.py", "mpi_launch/doctor/amd_probes.py"}
 
 
 def last_name(node: ast.expr) -> str:
