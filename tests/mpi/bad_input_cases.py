@@ -157,12 +157,12 @@ def disagreements(comm: Communicator) -> list[tuple[str, Callable[[], Any]]]:
         comm.Allgatherv(send, [out, uneven])
 
     return [
-        ("allreduce float64", lambda: comm.Allreduce(a[: 4 + odd], b[: 4 + odd])),
+        (CALLED, lambda: comm.Allreduce(a[: 4 + odd], b[: 4 + odd])),
         ("allreduce float64", lambda: comm.Allreduce(big[: 300_000 - odd], big.copy()[: 300_000 - odd])),
         ("float32|float64", lambda: comm.Allreduce(*([a, b] if odd else [a.astype("f4"), b.astype("f4")]))),
         ("SUM|MAX", lambda: comm.Allreduce(a, b, MPI.MAX if odd else MPI.SUM)),
         ("root=", lambda: comm.Bcast(a, root=1 if odd else 0)),
-        ("bcast|allreduce", lambda: comm.Bcast(a) if odd else comm.Allreduce(a, b)),
+        ("called (bcast|allreduce)", lambda: comm.Bcast(a) if odd else comm.Allreduce(a, b)),
         ("barrier|allreduce", lambda: comm.Barrier() if odd else comm.Allreduce(big, big.copy())),
         ("allreduce", lambda: started(comm.Iallreduce(a[: 4 + odd], b[: 4 + odd]))),
         ("allreduce", lambda: started(comm.Allreduce_init(a[: 4 + odd], b[: 4 + odd]))),
@@ -172,6 +172,7 @@ def disagreements(comm: Communicator) -> list[tuple[str, Callable[[], Any]]]:
     ]
 
 
+CALLED = r"rank \d: allreduce float64\[[45]\] SUM \(call 1\b.* rank \d called allreduce float64\[[45]\]"
 PAIRED = (MPI.MAXLOC, MPI.MINLOC)
 
 #: Numbers of the rooted ones among them.

@@ -62,12 +62,6 @@ def fake_library(folder: Path, version: str, *, without: str = "") -> Path:
     return library
 
 
-def test_missing_library(mpirun, tmp_path: Path) -> None:
-    job = mpirun(OPEN, 2, env={"UCCH_UCC_LIB": str(tmp_path / "libucc.so.1")})
-    assert job.stdout.count("LibraryNotFound: libucc could not be loaded") == 2
-    assert "does not exist" in job.stdout and "UCCH_UCC_LIB" in job.stdout
-
-
 def test_not_a_library(mpirun, tmp_path: Path) -> None:
     wrong = tmp_path / "libucc.so.1"
     wrong.write_text("not an ELF file")

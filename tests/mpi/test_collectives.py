@@ -9,18 +9,18 @@ from __future__ import annotations
 
 import os
 import secrets
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 FULL = bool(os.environ.get("UCCH_TEST_FULL"))
 SHARD = os.environ.get("UCCH_TEST_SHARD", "1/1")
 
-#: Ranks and their vendors: alone, native teams of several sizes, even, uneven, interleaved, single-rank islands, three
-#: vendors.
+#: Ranks and their vendors: alone, native teams, even, uneven, interleaved, single-rank islands, three vendors.
 LAYOUTS = [
-    (1, ""),
-    (2, ""),
-    (3, ""),
+    *((ranks, "") for ranks in (1, 2, 3)),
     (2, "nvidia:1,amd:1"),
     (4, "nvidia:2,amd:2"),
     (4, "nvidia:1,amd:1,nvidia:1,amd:1"),
@@ -30,11 +30,7 @@ LAYOUTS = [
 ]
 MORE_LAYOUTS = [
     (8, "nvidia:3,amd:3,host:2"),
-    (4, ""),
-    (5, ""),
-    (6, ""),
-    (7, ""),
-    (8, ""),
+    *((ranks, "") for ranks in (4, 5, 6, 7, 8)),
     (3, "nvidia:1,amd:1,host:1"),
     (3, "nvidia:2,amd:1"),
     (5, "amd:1,nvidia:4"),
@@ -102,3 +98,28 @@ def test_more_than_31_bits(mpirun) -> None:
         pytest.skip(f"{free >> 30} GiB are free, 12 are needed")
     job = mpirun("tests/mpi/huge_cases.py", 2, env={"UCCH_EMULATE": "nvidia:1,amd:1"}, timeout=450)
     assert "2147487747 elements moved" in job.stdout
+
+
+#: Each rank stands where its place in a list says, then runs random cases.
+PLACED = f"""
+import os, runpy, sys
+rank = next(int(os.environ[n]) for n in ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK") if n in os.environ)
+os.environ["UCCH_GROUP"] = sys.argv.pop(1).split(",")[rank]
+sys.path.insert(0, {str(Path(__file__).parent)!r})
+runpy.run_path({str(Path(__file__).with_name("collective_cases.py"))!r}, run_name="__main__")
+"""
+LONG = "allreduce,bcast,reduce,allgather,allgatherv,reduce_scatter,reduce_scatter_block:@{}:fragments=3"
+
+
+@pytest.mark.parametrize(
+    ("vendors", "places", "tune"),
+    [
+        ("nvidia:4,host:2", "x,x,y,y,y,z/1", ""),
+        ("nvidia:1,amd:1,host:1,nvidia:1,amd:1,host:1", "a/1,a/2,a/1,b,a/2,b", LONG.format("split_rail")),
+    ],
+)
+def test_cases_on_levels(mpirun: Callable[..., Any], vendors: str, places: str, tune: str) -> None:
+    number = seed()
+    env = {"UCCH_EMULATE": vendors, "UCCH_TIMEOUT": "100", "UCCH_TUNE": tune}
+    job = mpirun(PLACED, 6, args=[places, str(number), "25"], env=env, timeout=170)
+    assert f"calls right on 6 ranks (seed {number})" in job.stdout

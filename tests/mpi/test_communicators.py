@@ -1,32 +1,23 @@
-"""Communicators under a real mpirun: parts and copies, identity, threads, and a thousand of them."""
+"""Communicators, neighbourhoods and requests under a real mpirun, and hundreds of communicators."""
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
-CASES = Path(__file__).with_name("communicator_cases.py")
-
-LAYOUTS = {
-    "flat": (3, {}),
-    "mixed": (4, {"UCCH_EMULATE": "nvidia:2,amd:2"}),
-    "interleaved": (5, {"UCCH_EMULATE": "nvidia:1,amd:1,nvidia:1,amd:1,host:1"}),
-}
+MIXED, IN_TURN = "nvidia:2,amd:2", "nvidia:1,amd:1,nvidia:1,amd:1,host:1"
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_communicators(mpirun, layout: str) -> None:
-    ranks, env = LAYOUTS[layout]
-    job = mpirun(CASES, ranks, env={"UCCH_TIMEOUT": "200", **env}, timeout=150)
-    assert job.stdout.count("all good") == ranks
-    assert "WARN" not in job.stderr and "ERROR" not in job.stderr, job.output
-
-
-@pytest.mark.parametrize("layout", ["flat", "mixed"])
-def test_neighbourhoods(mpirun, layout: str) -> None:
-    ranks, env = LAYOUTS[layout]
-    job = mpirun(CASES.with_name("neighbour_cases.py"), ranks, env={"UCCH_TIMEOUT": "60", **env}, timeout=150)
+@pytest.mark.parametrize(
+    "what, ranks, vendors",
+    [
+        *(("communicator", 3, ""), ("communicator", 4, MIXED), ("communicator", 5, IN_TURN)),
+        *(("neighbour", 3, ""), ("neighbour", 4, MIXED)),
+        *(("request", 2, ""), ("request", 4, "nvidia:1,amd:2,host:1")),
+    ],
+)
+def test_cases(mpirun, what: str, ranks: int, vendors: str) -> None:
+    env = {"UCCH_TIMEOUT": "200"} | ({"UCCH_EMULATE": vendors} if vendors else {})
+    job = mpirun(f"tests/mpi/{what}_cases.py", ranks, env=env, timeout=150)
     assert job.stdout.count("all good") == ranks
     assert "WARN" not in job.stderr and "ERROR" not in job.stderr, job.output
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import time
 
 import pytest
@@ -18,34 +17,6 @@ rank, size = comm.rank, comm.size
 """
 
 LAYOUTS = {"flat": {}, "mixed": {"UCCH_EMULATE": "nvidia:1,amd:2"}}
-
-
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_different_counts(mpirun, layout: str) -> None:
-    """Never silently wrong data, on any rank; a new communicator then works."""
-    script = """
-n = 4 if rank else 8
-try:
-    comm.Allreduce(np.ones(n, "f4"), np.empty(n, "f4"))
-    print("wrong data taken", flush=True)
-except (u.MismatchError, u.PeerError) as error:
-    print("caught", error, flush=True)
-try:
-    comm.Allreduce(np.ones(1), np.empty(1))
-except u.CollectiveError as error:
-    print("broken", error, flush=True)
-again = u.Communicator(world)
-y = np.empty(3)
-again.Allreduce(np.ones(3), y)
-assert (y == size).all()
-print("again", flush=True)
-"""
-    job = mpirun(HEAD + script, 3, env={**LAYOUTS[layout], "UCCH_TIMEOUT": "200"})
-    assert "wrong data" not in job.stdout
-    assert job.stdout.count("caught") == 3 and job.stdout.count("broken") == 3 and job.stdout.count("again\n") == 3
-    assert re.search(
-        r"rank 0: allreduce float32\[8\] SUM \(call 1.*rank [12] called allreduce float32\[4\]", job.stdout
-    )
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -69,36 +40,6 @@ except u.MismatchError:
     assert job.stdout.split() == ["right"] * 3, job.output
 
 
-def test_different_collectives(mpirun) -> None:
-    script = """
-try:
-    comm.Bcast(np.ones(4)) if rank else comm.Barrier()
-except (u.MismatchError, u.PeerError) as error:
-    print("caught", error, flush=True)
-"""
-    job = mpirun(HEAD + script, 2, env={"UCCH_TIMEOUT": "200"})
-    assert job.stdout.count("caught") >= 1
-    assert re.search(r"rank \d called (barrier|bcast)", job.stdout), job.output
-
-
-def test_a_rank_that_does_not_come(mpirun) -> None:
-    """The deadline passes; the message names the rank that has not called."""
-    script = """
-if rank != 1:
-    t = time.monotonic()
-    try:
-        comm.Allreduce(np.ones(4), np.empty(4))
-    except u.CollectiveTimeout as error:
-        print("caught", error, flush=True)
-gone = world.Ibarrier()
-while not gone.Test():  # in MPI's Barrier it would take a core until the deadline
-    time.sleep(0.01)
-"""
-    job = mpirun(HEAD + script, 3, env={"UCCH_TIMEOUT": "4"})
-    assert job.stdout.count("caught") == 2
-    assert "rank(s) [1] have not called it" in job.stdout
-
-
 def test_a_rank_that_leaves(mpirun) -> None:
     """The others learn of it at once, long before the deadline."""
     start = time.monotonic()
@@ -113,33 +54,6 @@ except u.PeerError as error:
     job = mpirun(HEAD + script, 3, env={"UCCH_TIMEOUT": "200"})
     assert job.stdout.count("rank 1 has left the job or died") == 2, job.output
     assert time.monotonic() - start < 100
-
-
-def test_an_exception_ends_the_job(mpirun) -> None:
-    """Plain mpi4py would wait for ever in MPI_Finalize."""
-    script = """
-if rank == 1:
-    raise RuntimeError("this rank is out of its mind")
-comm.Allreduce(np.ones(4), np.empty(4))
-"""
-    job = mpirun(HEAD + script, 3, env={"UCCH_TIMEOUT": "200"}, check=False)
-    assert job.returncode != 0
-    assert "out of its mind" in job.stderr
-
-
-def test_interrupt_inside_a_call_that_never_completes(mpirun) -> None:
-    script = """
-import threading
-if rank == 0:
-    threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
-    try:
-        comm.Allreduce(np.ones(4), np.empty(4))
-    except KeyboardInterrupt:
-        print("interrupted", flush=True)
-world.Barrier()
-"""
-    job = mpirun(HEAD + script, 2, env={"UCCH_TIMEOUT": "200"})
-    assert "interrupted" in job.stdout
 
 
 def test_unawaited_requests_and_communicators_are_released(mpirun) -> None:
@@ -164,6 +78,7 @@ print("end", flush=True)
 ENDS = {
     "sys.exit(3)": (3, "rank 1 has failed (status 3) and ends the job"),
     "sys.exit('out of flour')": (1, "out of flour"),
+    "raise RuntimeError('this rank is out of its mind')": (1, "out of its mind"),
     "os._exit(3)": (3, ""),
     "os.kill(os.getpid(), signal.SIGTERM); time.sleep(100)": (128 + 15, ""),
 }
@@ -172,7 +87,7 @@ ENDS = {
 @pytest.mark.parametrize("how", ENDS)
 @pytest.mark.parametrize("wait", ["comm.Allreduce(np.ones(4), np.empty(4))", "world.Barrier()"])
 def test_a_failed_rank_ends_the_job(mpirun, how: str, wait: str) -> None:
-    """Whatever the others wait for, ours or MPI's; plain mpi4py would wait for ever after the first two."""
+    """Whatever the others wait for, ours or MPI's; plain mpi4py would wait for ever after the first three."""
     script = f"""
 if rank == 1:
     {how}

@@ -26,10 +26,13 @@ ASYNC = "torch.futures.Future.wait(dist.all_reduce(t, async_op=True).get_future(
 
 
 @pytest.mark.parametrize("wait", ["dist.all_reduce(t)", ASYNC, "dist.destroy_process_group()"])
-def test_mpirun(mpirun, wait: str) -> None:
-    job = mpirun(SCRIPT.format(how="sys.exit(3)", wait=wait), 2, check=False)
-    assert job.returncode == 3, job.output
-    assert "rank 1 has failed (status 3) and ends the job" in job.stderr
+@pytest.mark.parametrize(
+    "how, status, said",
+    [("sys.exit(3)", 3, "rank 1 has failed (status 3) and ends the job"), ("raise KeyError('mine')", 1, "mine")],
+)
+def test_mpirun(mpirun, wait: str, how: str, status: int, said: str) -> None:
+    job = mpirun(SCRIPT.format(how=how, wait=wait), 2, check=False)
+    assert job.returncode == status and said in job.stderr, job.output
 
 
 def torchrun(folder: Path, how: str, wait: str) -> subprocess.CompletedProcess[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from fractions import Fraction
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -14,7 +15,7 @@ from ucc_hetero.planner.algorithms.rails import owner_shares
 from ucc_hetero.planner.collectives import ROWS, Call, Shape
 from ucc_hetero.planner.cost import GUESS, Links, Wire, flows, predicted_time, wire_bytes
 from ucc_hetero.planner.plan import Plan, Region, Step
-from ucc_hetero.planner.select import Choice, make_plan
+from ucc_hetero.planner.select import Choice, example_call, make_plan
 from ucc_hetero.planner.topology import Link, Topology, link_weights
 
 TWO = Topology.group(["nvidia"] * 2 + ["amd"] * 2, [0, 0, 1, 1])
@@ -158,3 +159,27 @@ def test_model_prefers_what_measurement_does() -> None:
     assert flat > 2 * limit and limit < eight < 1.06 * limit < one
     small = [predicted_time(plan_of(TWO, "allreduce", name, (2,)), TWO, links, 4) for name in ("tree", "split_rail")]
     assert small[0] <= small[1] * 1.5
+
+
+PAGE = Path(__file__).parents[2] / "docs" / "algorithms.md"
+#: The vector, or all blocks together, has this many bytes.
+
+NBYTES = 1 << 20
+
+
+def row(collective: str, name: str) -> str:
+    plan = make_plan(FOUR, example_call(FOUR, collective, NBYTES), Choice(name))
+    wire = wire_bytes(plan, FOUR)
+    stages = len(plan.fragments[0].stages) if plan.fragments else 0
+    shares = (max(wire.host_out), max(wire.host_in), max(wire.bridge), max(wire.native))
+    return f"| {collective} | {name} | {stages} | " + " | ".join(f"{n / NBYTES:.2f}" for n in shares) + " |"
+
+
+def table() -> str:
+    """The table of docs/algorithms.md."""
+    names = [n for n in ROWS if n not in ("gatherv", "scatterv", "allgatherv", "alltoallv", "reduce_scatter")]
+    return "\n".join(row(collective, name) for collective in names for name in algorithms.names(collective))
+
+
+def test_the_page_has_the_computed_table() -> None:
+    assert table() in PAGE.read_text(), f"docs/algorithms.md should have:\n{table()}"

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from plan_cases import topologies
-from test_agreement import FACTS
+from test_bootstrap import FACTS
 
 from ucc_hetero import AgreementError
 from ucc_hetero.bootstrap.agreement import judge

@@ -1,14 +1,19 @@
-"""Every registered algorithm on random topologies and calls: proved symbolically, and run with numbers."""
+"""Plans: as data, in parts, of every registered algorithm on random topologies and calls, and how deep they add."""
 
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
+from math import ceil, log2
+from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from plan_cases import (
     Simulation,
+    Vector,
     calls,
     deep_topologies,
     drop,
@@ -22,10 +27,13 @@ from plan_cases import (
 
 from ucc_hetero.planner import algorithms
 from ucc_hetero.planner.algorithms import alltoall
-from ucc_hetero.planner.collectives import ROWS, Call
-from ucc_hetero.planner.plan import Blocks, Operand, Plan
+from ucc_hetero.planner.algorithms.division import MOST_RAILS, merge, owned_blocks, rounds, segments
+from ucc_hetero.planner.algorithms.parts import each, link
+from ucc_hetero.planner.algorithms.registry import GRAIN, Piece, Scratch, cut_at
+from ucc_hetero.planner.collectives import ROWS, Block, Call, Shape
+from ucc_hetero.planner.plan import LEAST_IN_FLIGHT, Blocks, Fragment, Operand, Plan, Region, regions
 from ucc_hetero.planner.select import Choice, make_plan
-from ucc_hetero.planner.topology import Topology
+from ucc_hetero.planner.topology import Group, Topology
 from ucc_hetero.planner.validate import InvalidPlan, validate
 
 SLOW = [HealthCheck.too_slow, HealthCheck.data_too_large]
@@ -263,3 +271,241 @@ def test_spelled_out(collective: str, name: str, data: st.DataObject, seed: int)
     for (f, _, i, one), (g, _, j, other) in zip(mine.program(rank), plan.program(rank), strict=True):
         assert (f, one.kind, one.ranks, one.link, i) == (g, other.kind, other.ranks, other.link, j)
         assert (one.src[i], one.dst[i]) == (other.src[i], other.dst[i])
+
+
+@settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow])
+@given(data=st.data())
+def test_json_and_posting_order(data: st.DataObject) -> None:
+    topology = data.draw(topologies())
+    call = data.draw(calls(topology))
+    name = data.draw(st.sampled_from(algorithms.names(call.collective)))
+    plan = make_plan.__wrapped__(topology, call, Choice(name, data.draw(st.integers(1, 4))))
+    assert Plan.from_json(plan.to_json()) == plan
+    orders = [list(plan.program(rank)) for rank in range(call.ranks)]
+    for rank, order in enumerate(orders):
+        for f, s, member, step in order:
+            assert step.ranks[member] == rank and any(step is other for other in plan.fragments[f].stages[s])
+        for fragment in range(len(plan.fragments)):
+            stages = [s for f, s, _, _ in order if f == fragment]
+            assert stages == sorted(stages)
+    # Every two ranks post the steps that they share in the same order.
+    for a in orders:
+        for b in orders:
+            mine, its = ({id(step) for *_, step in order} for order in (a, b))
+            both = mine & its
+            assert [id(s) for *_, s in a if id(s) in both] == [id(s) for *_, s in b if id(s) in both]
+
+
+def test_fragments_overlap_in_wave_fronts() -> None:
+    topology = Topology.group(["nvidia"] * 2 + ["amd"] * 2, [0, 0, 1, 1])
+    plan = make_plan(topology, Call("allreduce", 4, (1200,)), Choice("split_rail", 3))
+    order = [(f, s) for f, s, _, _ in plan.program(0)]
+    assert order == [(0, 0), (1, 0), (0, 1), (2, 0), (1, 1), (0, 2), (2, 1), (1, 2), (2, 2)]
+
+
+def test_as_many_in_flight_as_the_plan_is_deep() -> None:
+    two = Topology.group(["nvidia"] * 2 + ["amd"] * 2, [0, 0, 1, 1])
+    assert make_plan(two, Call("allreduce", 4, (1 << 16,)), Choice("split_rail", 8)).in_flight == LEAST_IN_FLIGHT
+    many = Topology.group(["host"] * 8, list(range(8)))
+    ring = make_plan(many, Call("allreduce", 8, (1 << 16,)), Choice("ring", 2))
+    assert ring.in_flight == 1 + max(f.depths[-1] for f in ring.fragments) > LEAST_IN_FLIGHT
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"format": 2}', '{"format": 1, "fragments": [[[["sum"]]]]}'])
+def test_other_json_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="not a plan in JSON"):
+        Plan.from_json(text)
+
+
+def test_blocks_are_a_sequence_of_regions() -> None:
+    blocks = Blocks("recv", 10, 2, 5, 3)
+    assert len(blocks) == 3 and list(blocks) == [Region("recv", at, 2) for at in (10, 15, 20)]
+    assert [blocks[i] for i in range(3)] == list(blocks)
+    for i in (-1, 3):
+        with pytest.raises(IndexError):
+            blocks[i]
+
+
+def test_fragments_are_values() -> None:
+    assert Fragment(()) == Fragment(()) and hash(Fragment(())) == hash(Fragment(()))
+
+
+@st.composite
+def runs(draw: st.DrawFn) -> list[Block]:
+    """Disjoint blocks in order."""
+    out, at = [], 0
+    for gap, count in draw(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 50)), min_size=1, max_size=6)):
+        out.append(Block(at + gap, count))
+        at += gap + count
+    return out
+
+
+@given(topology=st.one_of(topologies(), many_islands()), blocks=runs())
+def test_segments_partition_the_runs(topology: Topology, blocks: list[Block]) -> None:
+    parts = segments(topology, blocks)
+    assert merge(Block(part.offset, part.count) for part in parts) == merge(blocks)
+    for part in parts:
+        assert len(part.owners) == len(topology.islands)
+        assert all(rank in i.ranks for rank, i in zip(part.owners, topology.islands, strict=True))
+
+
+def test_uneven_islands_refine_each_other() -> None:
+    topology = Topology.group(["nvidia"] * 3 + ["amd"] * 2, [0] * 5)
+    got = [(s.offset, s.count, s.owners) for s in segments(topology, [Block(10, 60)])]
+    assert got == [(10, 20, (0, 3)), (30, 10, (1, 3)), (40, 10, (1, 4)), (50, 20, (2, 4))]
+
+
+def test_neighbours_with_the_same_owners_are_one_segment() -> None:
+    topology = Topology.group(["nvidia", "amd"], [0, 0])
+    assert len(segments(topology, [Block(0, 5), Block(5, 5), Block(20, 5)])) == 2
+
+
+def test_fixed_owners_keep_their_blocks() -> None:
+    topology = Topology.group(["nvidia"] * 2 + ["amd"], [0] * 3)
+    got = segments(topology, [Block(0, 3), Block(7, 9)], {0: [(3, 0), (12, 1)]})
+    assert [(s.offset, s.count, s.owners) for s in got] == [(0, 3, (0, 2)), (7, 9, (1, 2))]
+
+
+def test_many_unlike_islands_do_not_make_a_rail_per_rank() -> None:
+    sizes = range(33, 97)
+    hosts = [host for host, size in enumerate(sizes) for _ in range(size)]
+    topology = Topology.group(["host"] * len(hosts), hosts)
+    parts = segments(topology, [Block(0, 1 << 24)])
+    assert len({part.owners for part in parts}) <= MOST_RAILS * max(sizes)
+    for island in topology.islands:
+        shares = dict.fromkeys(island.ranks, 0)
+        for part in parts:
+            shares[part.owners[island.index]] += part.count
+        assert max(shares.values()) < 1.5 * (1 << 24) / island.size
+
+
+def test_what_each_rank_owns() -> None:
+    owned = owned_blocks([Block(10, 5), Block(20, 5)], [(3, 7), (7, 9), (10, 8)], (7, 8, 9))
+    assert owned == [[Block(10, 3)], [Block(22, 3)], [Block(13, 2), Block(20, 2)]]
+    assert owned_blocks([], [], (1, 2)) == [[], []]
+
+
+@given(count=st.integers(0, 1 << 50), whole=st.integers(1, 100))
+def test_cuts_are_in_order_and_aligned(count: int, whole: int) -> None:
+    cuts = [cut_at(count, part, whole) for part in range(whole + 1)]
+    assert cuts == sorted(cuts) and cuts[0] == 0 and cuts[-1] == count
+    assert all(cut % GRAIN == 0 for cut in cuts[:-1] if cut > 64 * GRAIN)
+
+
+@given(count=st.integers(0, 1 << 20), total=st.integers(1, 20))
+def test_pieces_cover_a_block(count: int, total: int) -> None:
+    pieces = [Piece(k, total, Scratch(1)).cut(Block(7, count)) for k in range(total)]
+    assert merge(pieces) == ([Block(7, count)] if count else [])
+
+
+def test_operands() -> None:
+    assert each("send", [Block(0, 4), Block(4, 4)]) == Blocks("send", 0, 4, 4, 2)
+    assert each("recv", [Block(1, 4), Block(11, 4)]) == Blocks("recv", 1, 4, 10, 2)
+    assert each("recv", [Block(4, 4), Block(0, 4)]) == (Region("recv", 4, 4), Region("recv", 0, 4))
+    assert regions(Blocks("recv", 1, 4, 10, 2)) == (Region("recv", 1, 4), Region("recv", 11, 4))
+    assert rounds([[Block(0, 1)], [Block(1, 2), Block(9, 3)]]) == [
+        [Block(0, 1), Block(1, 2)],
+        [Block(0, 0), Block(9, 3)],
+    ]
+
+
+def test_link() -> None:
+    topology = Topology.group(["nvidia", "amd", "nvidia"], [0] * 3)
+    assert link(topology, (0, 2)) == "native" and link(topology, (0, 1)) == "bridge"
+
+
+PAGE = Path(__file__).parents[2] / "docs" / "numerics.md"
+
+Bound = Callable[[int, int, int], int]
+
+#: Algorithm -> (its row of the page's table, the bound) for P ranks in k islands of up to m.
+BOUNDS: dict[str, tuple[str, Bound]] = {
+    "flat": ("P − 1 at most; libucc chooses the exchange", lambda p, k, m: p - 1),
+    "tree": ("(m − 1) + (k − 1) at most", lambda p, k, m: m - 1 + k - 1),
+    "split_rail": ("(m − 1) + (k − 1) at most", lambda p, k, m: m - 1 + k - 1),
+    "direct": ("(m − 1) + (k − 1) at most", lambda p, k, m: m - 1 + k - 1),
+    "ring": ("(m − 1) + (k − 1)", lambda p, k, m: m - 1 + k - 1),
+    "doubling": ("(m − 1) + ⌈log₂ k⌉ + 1", lambda p, k, m: m - 1 + ceil(log2(k)) + 1),
+    "ordered": ("⌈log₂ P⌉", lambda p, k, m: ceil(log2(p))),
+}
+
+#: Vendors and hosts of the ranks.
+PLACES = (
+    ("nnaa", "0000"),
+    ("nana", "0000"),
+    ("nnna", "0000"),
+    ("nnaah", "00000"),
+    ("nnnaaahh", "00001111"),
+    ("nahnahna", "00000000"),
+    ("hhhhhhhhh", "001122334"),
+    ("hhhhhhhhhhhhhhhh", "0011223344556677"),
+)
+VENDORS = {"n": "nvidia", "a": "amd", "h": "host"}
+
+
+class Depth(Simulation):
+    """Numbers are how many roundings deep a value is; a step over n ranks may add one after the other."""
+
+    def _garbage(self, count: int) -> Vector:
+        return np.zeros(count, np.int64)
+
+    def add(self, values: list[Vector]) -> Vector:
+        return np.maximum.reduce(values) + len(values) - 1
+
+
+def depth(topology: Topology, call: Call, choice: Choice) -> int:
+    """Of the deepest element of any rank's result."""
+    plan = make_plan(topology, call, choice)
+    simulation = Depth(plan, call, False, 0)
+    simulation.run()
+    shape, row = Shape(call), ROWS[call.collective]
+    out = [0]
+    for rank in range(call.ranks):
+        for due in row.post(shape, rank):
+            out.append(int(simulation.memory[rank, "recv"][due.offset : due.offset + due.count].max(initial=0)))
+    return max(out)
+
+
+REDUCING = [name for name, row in ROWS.items() if row.reduces]
+
+
+@pytest.mark.parametrize(("vendors", "hosts"), PLACES, ids=[f"{v}-{h}" for v, h in PLACES])
+@pytest.mark.parametrize("collective", REDUCING)
+def test_no_deeper_than_promised(collective: str, vendors: str, hosts: str) -> None:
+    topology = Topology.group([VENDORS[v] for v in vendors], [int(h) for h in hosts])
+    p, k, m = topology.size, len(topology.islands), max(island.size for island in topology.islands)
+    counts = {"vector": (40,), "equal": (5,), "ranks": tuple(range(1, p + 1))}[ROWS[collective].layout]
+    call = Call(collective, p, counts, p - 1 if ROWS[collective].rooted else -1)
+    for name in algorithms.names(collective):
+        bound = BOUNDS["ordered" if ROWS[collective].prefix else name][1](p, k, m)
+        for pieces in (1, 3):
+            assert depth(topology, call, Choice(name, pieces)) <= bound, (name, pieces)
+
+
+def _widths(group: Group) -> int:
+    """Roundings of a tree that adds one group's members after the other, on the deepest way down."""
+    below = max((_widths(child) for child in group.children), default=0)
+    return below + max(len(group.children) or len(group.ranks), 1) - 1
+
+
+@pytest.mark.parametrize("collective", REDUCING)
+def test_levels_add_up(collective: str) -> None:
+    """Sites of racks of hosts: what each level divides into is added there, one group after the other at most."""
+    hosts = [0, 0, 1, 1, 2, 2, 2, 3, 4, 4, 5, 5, 6, 6, 7, 7]
+    racks = [0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 4, 4]
+    sites = [0] * 8 + [1] * 8
+    topology = Topology.group(["host"] * 16, hosts, (), [sites, racks])
+    counts = {"vector": (40,), "equal": (5,), "ranks": tuple(range(1, 17))}[ROWS[collective].layout]
+    call = Call(collective, 16, counts, 15 if ROWS[collective].rooted else -1)
+    for name in algorithms.names(collective):
+        most = _widths(topology.tree) if name in ("tree", "split_rail") else 15
+        assert depth(topology, call, Choice(name)) <= most, name
+
+
+def test_the_page_has_the_bounds() -> None:
+    rows = [line.split("|") for line in PAGE.read_text().splitlines() if line.startswith("| `")]
+    found = [(cells[1], cells[2].strip()) for cells in rows]
+    for name, (words, _) in BOUNDS.items():
+        assert any(f"`{name}`" in cell and words == said for cell, said in found), name
+    promised = {name for collective in REDUCING for name in algorithms.names(collective)}
+    assert promised <= set(BOUNDS), "every algorithm that adds has a bound"

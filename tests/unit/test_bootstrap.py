@@ -1,0 +1,211 @@
+"""How ranks come together: what they must agree in, numbers of communicators, and NCCL's first call."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from ucc_hetero import UCCHError
+from ucc_hetero.bindings.ucc_enums import MemType
+from ucc_hetero.bootstrap import group
+from ucc_hetero.bootstrap.agreement import apply_settings, bridge_settings, judge, steering
+from ucc_hetero.bootstrap.teams import Teams
+from ucc_hetero.errors import AgreementError, DeviceError
+from ucc_hetero.machine.discover import HostIdentity
+from ucc_hetero.machine.facts import Facts
+from ucc_hetero.planner.plan import Step
+
+HERE = HostIdentity("one", "boot-1", "ipc:1", "pid:1", 5)
+THERE = replace(HERE, hostname="two", boot_id="boot-2")
+FACTS = Facts(
+    process="p",
+    package="0.1.0",
+    ucc="1.4.0",
+    ucx="1.22.0",
+    memory_types=("host",),
+    settings=(),
+    byteorder="little",
+    host=HERE,
+    vendor="host",
+    device=0,
+    address=b"",
+    transports=("cma", "self", "sysv", "tcp"),
+)
+
+
+def job(*changes: dict[str, Any]) -> list[Facts]:
+    return [replace(FACTS, **change) for change in changes]
+
+
+@pytest.mark.parametrize(
+    "same",
+    [
+        job({}, {}, {}),
+        job({}, {"ucx": "1.22.1"}),
+        job({}, {"memory_types": ("host", "cuda")}, {"memory_types": ("host", "rocm")}),
+        job({}, {"host": THERE, "transports": ("self", "tcp", "rc_mlx5")}),
+        job({"transports": ("self", "cma")}, {"transports": ("self", "sysv")}),
+    ],
+    ids=["equal", "ucx release", "memory types", "a common network", "one node needs no network"],
+)
+def test_accepted(same: list[Facts]) -> None:
+    judge(same)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "words"),
+    [
+        (job({}, {}, {"ucc": "1.6.0"}), ["ucc:", "ranks 0, 1  1.4.0", "rank 2      1.6.0", "UCCH_UCC_LIB"]),
+        (job({}, {"ucx": "1.18.0"}), ["ucx:", "1.18", "UCCH_UCX_DIR"]),
+        (job({}, {"package": "0.2.0"}), ["package:", "0.2.0", "install the same"]),
+        (job({}, {"byteorder": "big"}), ["byteorder:", "rank 1"]),
+        (job({}, {"settings": (("UCC_TLS", "ucp"),)}), ["UCC_TLS:", "rank 0  (unset)", "rank 1  ucp", "mpirun -x"]),
+        (job({}, {"memory_types": ("cuda",)}), ["rank 1 cannot move host memory"]),
+        (
+            job({"transports": ("self", "rc_mlx5")}, {"host": THERE}),
+            ["network transports:", "rank 0  rc_mlx5", "rank 1  tcp", "UCX_TLS"],
+        ),
+    ],
+    ids=["ucc", "ucx", "package", "byte order", "settings", "host memory", "networks"],
+)
+def test_refused_with_a_table(ranks: list[Facts], words: list[str]) -> None:
+    with pytest.raises(AgreementError) as refused:
+        judge(ranks)
+    for word in words:
+        assert word in str(refused.value)
+
+
+def test_every_difference_is_listed_at_once() -> None:
+    with pytest.raises(AgreementError) as refused:
+        judge(job({}, {"ucc": "1.6.0", "package": "9", "settings": (("UCC_CLS", "hier"),)}))
+    assert all(word in str(refused.value) for word in ("ucc:", "package:", "UCC_CLS:"))
+
+
+def test_many_ranks_are_not_all_listed() -> None:
+    with pytest.raises(AgreementError) as refused:
+        judge(job(*({"ucc": "1.6.0"} for _ in range(1000)), {}))
+    assert "…" in str(refused.value) and len(str(refused.value)) < 1000
+
+
+def test_steering_settings_are_those_that_choose_algorithms() -> None:
+    environ = {"UCC_TLS": "ucp", "UCC_LOG_LEVEL": "debug", "UCX_TLS": "tcp", "UCX_PROTO_ENABLE": "n", "HOME": "/"}
+    assert steering(environ) == (("UCC_TLS", "ucp"), ("UCX_PROTO_ENABLE", "n"))
+
+
+def test_bridge_settings_win_and_native_ones_give_way_to_the_user() -> None:
+    environ = {"UCC_TLS": "ucp", "UCCHB_UCC_TLS": "all"}
+    apply_settings("1.4.0", environ)
+    assert environ["UCCHB_UCC_TLS"] == "ucp,self", "the bridge is forced"
+    assert environ["UCCHN_UCC_TLS"] == "ucp", "the user's setting reaches the native library"
+    assert environ["UCC_TLS"] == "ucp", "nobody else's variables are touched"
+
+
+@pytest.mark.parametrize(
+    ("version", "knomial"), [("1.4.0", False), ("1.7.2", False), ("1.8.0", True), ("1.10.0", True)]
+)
+def test_no_ring_without_a_topology_where_libucc_takes_its_order_from_it(version: str, knomial: bool) -> None:
+    settings = bridge_settings(version)
+    assert ("allgatherv:0-inf:@knomial" in settings["UCC_TL_UCP_TUNE"]) is knomial
+    assert settings["UCC_TL_UCP_USE_TOPO"] == ("y" if knomial else "n")
+
+
+NONE = bytes(512)
+
+
+@pytest.fixture(autouse=True)
+def own_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No communicator exists yet."""
+    monkeypatch.setattr(group, "_ids", bytearray(512))
+    monkeypatch.setattr(group, "_last", [-1])
+
+
+def taken(*numbers: int) -> bytes:
+    bits = bytearray(512)
+    for number in numbers:
+        bits[number >> 3] |= 1 << (number & 7)
+    return bytes(bits)
+
+
+def test_numbers_follow_each_other() -> None:
+    assert [group._claim([(group._last[0], bytes(group._ids))]) for _ in range(20)] == list(range(20))
+
+
+def test_a_freed_number_rests() -> None:
+    """Messages of its last communicator may still be on their way."""
+    assert group._claim([(7, taken(3))]) == 8
+
+
+def test_all_ranks_find_the_same_number() -> None:
+    """The last one anywhere counts, and so does what is taken anywhere."""
+    assert group._claim([(4, NONE), (9, taken(10, 12)), (2, taken(11))]) == 13
+
+
+def test_numbers_begin_again() -> None:
+    assert group._claim([(4095, taken(0, 1))]) == 2
+
+
+def test_no_number_is_left() -> None:
+    with pytest.raises(UCCHError, match="4096 communicators"):
+        group._claim([(5, b"\xff" * 512)])
+
+
+def step(link: str, ranks: tuple[int, ...], kind: str = "allreduce") -> Any:
+    found = object.__new__(Step)
+    for name, value in (("link", link), ("ranks", ranks), ("kind", kind)):
+        object.__setattr__(found, name, value)
+    return found
+
+
+@pytest.fixture
+def room() -> list[int]:
+    """Free bytes of the device."""
+    return [2 << 30]
+
+
+@pytest.fixture
+def teams(room: list[int], monkeypatch: pytest.MonkeyPatch) -> tuple[Teams, list[Any]]:
+    notes: list[Any] = []
+    found = Teams(None, [10, 11, 12, 13], 0, 1, 5.0)  # type: ignore[arg-type]
+    monkeypatch.setattr(found, "get", lambda ranks, link: notes.append(("get", ranks, link)))
+    monkeypatch.setattr(found, "_all_ready", lambda places, ready: notes.append(("met", places, ready)) or ready)
+    monkeypatch.setattr("ucc_hetero.bootstrap.teams.free_memory", lambda: room[0])
+    return found, notes
+
+
+def test_ranks_meet_once_before_nccl_does(teams: tuple[Teams, list[Any]]) -> None:
+    made, notes = teams
+    steps = [step("native", (0, 1)), step("bridge", (0, 2)), step("native", (0, 1)), step("local", (0,))]
+    made.prepare(steps, int(MemType.CUDA))
+    assert notes == [
+        ("get", (0, 1), "native"), ("met", [10, 11], True), ("get", (0, 2), "bridge"), ("get", (0, 1), "native"),
+    ]  # fmt: skip
+    notes.clear()
+    made.prepare(steps, int(MemType.CUDA))
+    assert not [note for note in notes if note[0] == "met"]
+
+
+def test_nobody_begins_where_a_rank_has_no_memory(
+    teams: tuple[Teams, list[Any]], room: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """NCCL fails on that rank, and the others wait for it for ever."""
+    made, notes = teams
+    room[0] = 5 << 20
+    with pytest.raises(DeviceError, match=r"rank 0: .*ranks \[0, 1\], and 5 MiB are free"):
+        made.prepare([step("native", (0, 1))], int(MemType.CUDA))
+    assert notes[-1] == ("met", [10, 11], False)
+    room[0] = 2 << 30
+    monkeypatch.setattr(made, "_all_ready", lambda places, ready: False)
+    with pytest.raises(DeviceError, match="another rank has less"):
+        made.prepare([step("native", (0, 1))], int(MemType.CUDA))
+    monkeypatch.setattr(made, "_all_ready", lambda places, ready: True)
+    made.prepare([step("native", (0, 1))], int(MemType.CUDA))
+
+
+@pytest.mark.parametrize("memory", [None, int(MemType.HOST), int(MemType.ROCM)])
+def test_others_need_not(teams: tuple[Teams, list[Any]], memory: int | None) -> None:
+    """Calls on several communicators may then be made in an order of each rank's own."""
+    made, notes = teams
+    made.prepare([step("native", (0, 1, 2, 3))], memory)
+    assert [note[0] for note in notes] == ["get"]
