@@ -220,17 +220,15 @@ print("right")
 
 REFUSALS = """
 import numpy as np
+import pytest
 from arrays import Array, runtime
 from ucc_hetero import Communicator
 from ucc_hetero.errors import DeviceError, MismatchError
 
 def refused(kind, text, call, *args, **keywords):
-    try:
+    with pytest.raises(kind) as caught:
         call(*args, **keywords)
-    except kind as error:
-        assert text in str(error) and f"rank {comm.rank}" in str(error), error
-    else:
-        raise AssertionError(f"{text}: nothing was raised")
+    assert text in str(caught.value) and f"rank {comm.rank}" in str(caught.value)
 
 with Communicator() as comm:
     gpu, place = runtime(), comm._run.members.place
