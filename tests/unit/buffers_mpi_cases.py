@@ -1,4 +1,4 @@
-"""MPI datatypes and constants against mpi4py itself. test_buffers_mpi.py runs this file in a process of its own."""
+"""MPI datatypes and constants against mpi4py itself. test_buffers.py runs this file in a process of its own."""
 
 from __future__ import annotations
 

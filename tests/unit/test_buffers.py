@@ -8,6 +8,7 @@ import gc
 import mmap
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -531,3 +532,18 @@ def test_unpack_wants_what_pack_made() -> None:
     for packed in (other, buffer_of(np.arange(6.0)[::2])):
         with pytest.raises(ValueError, match="is not the packed form of"):
             unpack(packed, buffer)
+
+
+MPI_CASES = Path(__file__).with_name("buffers_mpi_cases.py")
+
+
+def test_against_mpi4py() -> None:
+    """MPI datatypes and constants, in a process of its own: initialising MPI alters the environment of later jobs."""
+    pytest.importorskip("mpi4py", reason="needs mpi4py: pip install mpi4py")
+    probe = subprocess.run([sys.executable, "-c", "import mpi4py.MPI"], capture_output=True, text=True, timeout=240)
+    if probe.returncode:
+        pytest.skip(f"MPI does not start without mpirun here: {probe.stderr[-300:]}")
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(MPI_CASES)]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=600)
+    assert run.returncode == 0, run.stdout + run.stderr
+    assert " passed" in run.stdout

@@ -1,0 +1,213 @@
+"""Jobs of several emulated hosts: what UCC and UCX see, who uses which port, devices, clocks, and a peer that dies."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import device_scripts
+import pytest
+
+from ucc_hetero.errors import LibraryNotFound
+from ucc_hetero.launch.emulate import Cluster
+from ucc_hetero.native.libraries import load
+
+#: Loaded before MPI, whose own copy of UCX would otherwise serve UCC too.
+PLAIN = """
+from ucc_hetero.native.libraries import load
+load()
+import numpy as np
+from mpi4py import MPI
+from ucc_hetero.bindings.oob import MPIExchange
+from ucc_hetero.types import DTYPES, OPS
+from ucc_hetero.ucc import Coll, Lib
+comm = MPI.COMM_WORLD
+with Lib() as library, library.context(MPIExchange(comm.Dup())) as context, context.team(range(comm.size)) as team:
+    for n in (1, 1 << 20):
+        x, y = np.full(n, comm.rank + 1, np.float32), np.zeros(n, np.float32)
+        with team.collective(Coll.PLAIN, src=x, dst=y, dtype=DTYPES["float32"], op=OPS["SUM"]) as request:
+            request.post()
+            request.wait()
+        assert (y == comm.size * (comm.size + 1) // 2).all()
+    comm.Barrier()
+print("sums are right")
+"""
+
+SHARED_MEMORY = {"sysv", "posix", "cma", "xpmem"}
+
+
+def transports(cluster: Cluster, env: dict[str, str] | None = None) -> set[str]:
+    """The transports, and the devices of networks, that UCX's log says the ranks' endpoints were made of."""
+    try:
+        load()
+    except LibraryNotFound as error:
+        pytest.skip(str(error).splitlines()[0])
+    log = {"UCX_LOG_LEVEL": "info", **(env or {})}
+    result = cluster.mpirun([sys.executable, "-c", PLAIN], env=log, options=["--mca", "pml", "ob1"])
+    assert result.stdout.count("sums are right") == cluster.slots, result.stdout + result.stderr
+    lanes = re.findall(r" (?:tag|am)\(([^)]*)\)", result.stdout)
+    words = {word for lane in lanes for word in lane.split()}
+    return {word.partition("/")[0] if word.endswith(("/memory", "/memory0")) else word for word in words}
+
+
+def test_between_hosts_only_the_network(emulate: Callable[..., Cluster]) -> None:
+    found = transports(emulate(hosts=3, slots=1, rate="4gbit"))
+    assert "tcp/eth0" in found
+    assert not found & SHARED_MEMORY
+
+
+def test_within_hosts_shared_memory(cluster: Cluster) -> None:
+    found = transports(cluster)
+    assert "tcp/eth0" in found
+    assert found & SHARED_MEMORY
+
+
+def test_both_links_are_used(emulate: Callable[..., Cluster]) -> None:
+    found = transports(emulate(hosts=2, slots=1, links=2, rate="4gbit"))
+    assert {"tcp/eth0", "tcp/eth1"} <= found
+
+
+SUMS = """
+import os
+import numpy as np
+import ucc_hetero
+with ucc_hetero.Communicator() as comm:
+    rng = np.random.default_rng(comm.rank)
+    for count in (3, 1 << 18):
+        mine = rng.integers(0, 1 << 20, count).astype(np.float64)
+        total, own = np.full(count, -1.0), np.full(count // 3, -1.0)
+        everything = comm.mpi.allgather(mine)
+        comm.Allreduce(mine, total)
+        assert (total == sum(everything)).all()
+        every = np.full((comm.size, count), -1.0)
+        comm.Allgather(mine, every)
+        assert (every == everything).all()
+        blocks = np.tile(mine, (comm.size, 1)) + np.arange(comm.size)[:, None]
+        mine[:] = -1
+        comm.Reduce_scatter_block(blocks, mine)
+        assert (mine == sum(everything) + comm.size * comm.rank).all()
+    found = comm.mpi.gather((os.environ["UCX_NET_DEVICES"], comm.topology.tree.height))
+    if comm.rank == 0:
+        print("found", found)
+"""
+
+
+def _found(cluster: Cluster, env: dict[str, str]) -> str:
+    done = cluster.mpirun([sys.executable, "-c", SUMS], env={"UCCH_TIMEOUT": "200", **env}, timeout=100)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return next(line for line in done.stdout.splitlines() if line.startswith("found"))
+
+
+def test_ranks_of_a_host_take_turns_at_its_ports(emulate: Callable[..., Cluster]) -> None:
+    cluster = emulate(hosts=2, slots=2, links=2, rate="1gbit")
+    assert _found(cluster, {"UCCH_PORTS": "turns"}) == f"found {[('eth0', 1), ('eth1', 1)] * 2}"
+    assert _found(cluster, {}) == f"found {[('eth0,eth1', 1)] * 4}"
+
+
+def test_hosts_inside_vendors(emulate: Callable[..., Cluster]) -> None:
+    cluster = emulate(hosts=3, slots=2, rate="1gbit")
+    assert _found(cluster, {"UCCH_EMULATE": "nvidia:4,amd:2"}) == f"found {[('eth0', 2)] * 6}"
+
+
+#: Each host has one vendor's devices, or each has both.
+APART, MIXED = "nvidia:2,amd:2", "nvidia:1,amd:2,nvidia:1"
+
+
+@pytest.mark.parametrize(
+    "script, layout, path",
+    [
+        ("COLLECTIVES", APART, "direct"),
+        ("COLLECTIVES", APART, "staged"),
+        ("COLLECTIVES", MIXED, "staged"),
+        ("MESSAGES", APART, "auto"),
+        ("MESSAGES", MIXED, "staged"),
+        ("STREAMS", APART, "staged"),
+    ],
+)
+def test_devices_of_two_hosts(
+    cluster: Cluster,
+    fake_environment: Callable[[str], dict[str, str]],
+    tmp_path: Path,
+    script: str,
+    layout: str,
+    path: str,
+) -> None:
+    job = tmp_path / "job.py"
+    job.write_text(getattr(device_scripts, script))
+    env = fake_environment(layout) | {"UCCH_STAGING": path, "UCCH_TIMEOUT": "200"}
+    env |= device_scripts.OWN_QUEUES if script == "STREAMS" else {}  # it holds streams in any order
+    done = cluster.mpirun([sys.executable, str(job)], env=env, timeout=120)
+    assert done.returncode == 0 and done.stdout.count("right") == 4, done.stdout + done.stderr
+
+
+TRACED = """
+import numpy as np
+from ucc_hetero import Communicator
+comm = Communicator()
+x = np.ones(1 << 16, np.float32)
+y = np.empty_like(x)
+for _ in range(3):
+    comm.Allreduce(x, y)
+"""
+
+
+def test_clocks_of_two_hosts(cluster: Cluster, tmp_path: Path) -> None:
+    script, path = tmp_path / "job.py", tmp_path / "t.json"
+    script.write_text(TRACED)
+    done = cluster.mpirun(
+        [sys.executable, str(script)],
+        env={"UCCH_TRACE": str(path), "PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry)},
+        options=["--mca", "pml", "ob1", "--mca", "btl", "self,sm,tcp"],
+        timeout=100,
+    )
+    assert done.returncode == 0, done.stderr
+    trace = json.loads(path.read_text())
+    facts = trace["otherData"]
+    assert [facts["clock uncertainty us"][r] == 0 for r in "0123"] == [True, True, False, False]
+    for rank in "23":
+        assert abs(facts["clock offset us"][rank]) <= facts["clock uncertainty us"][rank] + 0.001
+    assert {e["cat"] for e in trace["traceEvents"] if e["ph"] == "X"} >= {"call", "island", "bridge"}
+
+
+#: libucp refuses a send once it has noticed; libucc's transport then took the error's number for a request, and ended
+#: the process by a signal.
+DIES = """
+import os, signal, sys, time
+import numpy as np
+import ucc_hetero as u
+from mpi4py import MPI
+comm = u.Communicator(MPI.COMM_WORLD)
+x, y = np.ones(1000, "f4"), [np.empty(1000 * comm.size, "f4")]
+comm.Allgather(x, y[0])
+comm.mpi.Barrier()
+if comm.rank:
+    os.kill(os.getpid(), signal.SIGKILL)
+requests, until = [], time.monotonic() + float(sys.argv[1])
+try:
+    while time.monotonic() < until:
+        y.append(np.empty_like(y[0]))
+        requests.append(comm.Iallgather(x, y[-1]))
+        time.sleep(0.02)
+        [request.Test() for request in requests]
+    print("nothing was noticed", flush=True)
+except u.CollectiveError as error:
+    print("caught", error, flush=True)
+os._exit(0)
+"""
+
+
+def test_a_peer_that_dies(emulate: Callable[..., Cluster], flavour: tuple[Any, ...], room: int, tmp_path: Path) -> None:
+    recover = ["--enable-recovery"] if flavour >= ("openmpi", 5) and flavour[0] == "openmpi" else []
+    job = tmp_path / "job.py"
+    job.write_text(DIES)
+    env = {"UCCH_EMULATE": "nvidia:1,amd:1", "UCCH_TIMEOUT": "1000"}
+    hosts = emulate(hosts=2, slots=1)
+    done = hosts.mpirun([sys.executable, str(job), str(60 * room)], env=env, options=recover, timeout=120)
+    if not recover and "caught" not in done.stdout:
+        pytest.skip("this launcher ends every rank when one dies")
+    assert "caught rank 0: allgather float32[1000]" in done.stdout, done.stdout + done.stderr
