@@ -1,7 +1,5 @@
 """The ``mpirun`` fixture: run a script under the real mpirun, with a time limit of its own; and GPUs that are none."""
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import os

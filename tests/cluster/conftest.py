@@ -1,7 +1,5 @@
 """Emulated clusters for tests, skipped where impossible: fixtures ``cluster``, ``emulate`` and ``ssh_cluster``."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 import sys

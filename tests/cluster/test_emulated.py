@@ -1,7 +1,5 @@
 """The emulated cluster is one: hosts are apart, links have their rate, mpirun works, and nothing is left behind."""
 
-from __future__ import annotations
-
 import os
 import signal
 import statistics

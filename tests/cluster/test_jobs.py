@@ -1,7 +1,5 @@
 """Jobs of several emulated hosts: what UCC and UCX see, who uses which port, devices, clocks, and a peer that dies."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -30,7 +28,7 @@ comm = MPI.COMM_WORLD
 with Lib() as library, library.context(MPIExchange(comm.Dup())) as context, context.team(range(comm.size)) as team:
     for n in (1, 1 << 20):
         x, y = np.full(n, comm.rank + 1, np.float32), np.zeros(n, np.float32)
-        with team.collective(Coll.PLAIN, src=x, dst=y, dtype=DTYPES["float32"], op=OPS["SUM"]) as request:
+        with team.collective(Coll.ALLREDUCE, src=x, dst=y, dtype=DTYPES["float32"], op=OPS["SUM"]) as request:
             request.post()
             request.wait()
         assert (y == comm.size * (comm.size + 1) // 2).all()

@@ -1,7 +1,5 @@
 """Jobs of several hosts through ucch-run, and what it says when hosts, keys, interfaces or libraries are wrong."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

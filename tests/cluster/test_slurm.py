@@ -1,7 +1,5 @@
 """A real Slurm on this machine: it accepts the rendered script of a heterogeneous job, and srun starts its ranks."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import socket

@@ -7,8 +7,6 @@ With ``CASES_ODD_BLIND`` they see none, and have their arrays in host memory.
 Every case prints ``ok NAME`` on rank 0 when all ranks have passed it.
 """
 
-from __future__ import annotations
-
 import faulthandler
 import os
 import sys

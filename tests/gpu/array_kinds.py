@@ -5,8 +5,6 @@ values, stream)``, ``read(array, stream)`` and ``work(stream)``, which keeps a s
 library has streams. ``into`` makes the arrays that are received into.
 """
 
-from __future__ import annotations
-
 import os
 from typing import Any
 

@@ -10,8 +10,6 @@ With ``--maps`` libucc says what it would choose for which memory. With ``--blin
 at all, as on a host of another vendor.
 """
 
-from __future__ import annotations
-
 import argparse
 import faulthandler
 import os

@@ -1,7 +1,5 @@
 """The HIP runtime over CUDA, for ranks that are to be of another vendor; lets tests import what lies beside them."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """What a machine with GPUs offers to the tests here."""
 
-from __future__ import annotations
-
 import importlib.util
 
 from ucc_hetero import device

@@ -1,7 +1,5 @@
 """Arrays of CuPy, numba and JAX, and raw pointers, in real device memory; skipped on machines without a GPU."""
 
-from __future__ import annotations
-
 import importlib.util
 import re
 from collections.abc import Callable

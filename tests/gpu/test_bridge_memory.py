@@ -5,8 +5,6 @@ hazards are those of docs/bridge.md; each is shown where the libucc at hand has 
 there depends on the memory.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from pathlib import Path

@@ -3,8 +3,6 @@
 The ranks run tools/gpu_collectives.py, which checks every collective, and streams, before it measures.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

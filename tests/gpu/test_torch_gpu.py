@@ -4,8 +4,6 @@ The jobs of tests/mpi run again with ``CASES_DEVICE=cuda``, on one vendor and wi
 runtime over CUDA; two GPUs then serve four ranks, each an NVIDIA one and an AMD one.
 """
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """A job for test_torch_gpu.py: what calls on CUDA tensors have to do with streams and memory, and NCCL beside them."""
 
-from __future__ import annotations
-
 import os
 import sys
 from pathlib import Path

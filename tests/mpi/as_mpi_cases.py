@@ -1,8 +1,6 @@
 """Buffers as programs on mpi4py pass them: each case is run by MPI and three times by this package, and must come out
 the same. Started by test_collectives.py under mpirun."""
 
-from __future__ import annotations
-
 import array
 import sys
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """Runs the cases of a file under mpirun: functions named ``case_…`` that take a communicator of all ranks."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable, Mapping
 from typing import Any

@@ -1,7 +1,5 @@
 """One collective call of a test: its buffers with guard bands, its arguments, and what must come out by numpy."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any

@@ -9,8 +9,6 @@ form and algorithm, whole and in fragments, in place and not: the third of eight
 status 1 at the first wrong case, which it describes.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 import zlib

@@ -1,7 +1,5 @@
 """What each reduction must give, by numpy alone, and how far a floating-point result may lie from it."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

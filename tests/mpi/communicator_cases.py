@@ -3,8 +3,6 @@
 Each case is collective over all ranks. The first wrong one ends the job with its traceback.
 """
 
-from __future__ import annotations
-
 import itertools
 import random
 import threading

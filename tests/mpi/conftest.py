@@ -1,7 +1,5 @@
 """Marks of all tests here: they start ranks, and those of the PyTorch backend need torch."""
 
-from __future__ import annotations
-
 import importlib.util
 from pathlib import Path
 

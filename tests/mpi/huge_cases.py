@@ -1,7 +1,5 @@
 """More elements than a signed 32-bit integer counts, on two ranks; every element of the result is looked at."""
 
-from __future__ import annotations
-
 import numpy as np
 from mpi4py import MPI
 

@@ -3,8 +3,6 @@
 Each case is collective and leaves no message behind. The first wrong one ends the job with its traceback.
 """
 
-from __future__ import annotations
-
 import gc
 import threading
 import weakref

@@ -1,7 +1,5 @@
 """Neighbourhood collectives under a real mpirun, against MPI's own: ``mpirun -np 4 python neighbour_cases.py``."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator
 from itertools import chain

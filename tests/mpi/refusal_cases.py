@@ -3,8 +3,6 @@
 All others learn of it at once, whoever it was, and the next call of any form is right on all ranks.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterable
 from typing import Any

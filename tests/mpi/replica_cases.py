@@ -3,8 +3,6 @@
 mpirun -np 4 python replica_cases.py [ELEMENTS ...]
 """
 
-from __future__ import annotations
-
 import os
 import sys
 import zlib

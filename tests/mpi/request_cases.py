@@ -3,8 +3,6 @@
 Collectives' and messages' requests, persistent ones and finished ones, through every way to wait for many.
 """
 
-from __future__ import annotations
-
 import gc
 import importlib.util
 import random

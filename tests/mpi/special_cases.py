@@ -3,8 +3,6 @@
 Started by test_collectives.py under mpirun; prints one line when every check held.
 """
 
-from __future__ import annotations
-
 import weakref
 from collections.abc import Callable
 from typing import Any

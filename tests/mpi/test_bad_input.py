@@ -1,7 +1,5 @@
 """Bad input of every kind ends in a clear exception and never in a hang; where one rank can know, nothing is sent."""
 
-from __future__ import annotations
-
 import re
 import shutil
 import subprocess

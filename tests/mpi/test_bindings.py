@@ -1,7 +1,5 @@
 """The thin bindings by themselves: ucc_hetero.ucc and ucc_hetero.ucx, without our planner."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

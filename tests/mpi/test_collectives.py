@@ -5,8 +5,6 @@ Each job draws random cases (``collective_cases.py``); the seed is printed, and 
 ``UCCH_TEST_SHARD=3/8`` (``make exhaustive SHARD=3/8``) runs the third of eight parts, each of which has all layouts.
 """
 
-from __future__ import annotations
-
 import os
 import secrets
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Communicators, neighbourhoods and requests under a real mpirun, and hundreds of communicators."""
 
-from __future__ import annotations
-
 import pytest
 
 MIXED, IN_TURN = "nvidia:2,amd:2", "nvidia:1,amd:1,nvidia:1,amd:1,host:1"

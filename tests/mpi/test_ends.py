@@ -1,7 +1,5 @@
 """How calls and jobs end when something goes wrong: an error that says who and what, within the deadline; no hang."""
 
-from __future__ import annotations
-
 import time
 
 import pytest

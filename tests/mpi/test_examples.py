@@ -1,7 +1,5 @@
 """What the documentation and examples/ tell a newcomer to run works, on one vendor and on two."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

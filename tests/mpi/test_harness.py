@@ -1,7 +1,5 @@
 """The mpirun fixture itself: it returns what the ranks wrote, notices failure, and leaves nothing behind."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

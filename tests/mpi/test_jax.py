@@ -1,7 +1,5 @@
 """JAX's arrays, which are read-only and come by DLPack, as what is sent. Skipped where JAX is not installed."""
 
-from __future__ import annotations
-
 import importlib.util
 
 import pytest

@@ -1,7 +1,5 @@
 """Which UCX and UCC a process ends up with, whatever was imported first, and what it says about it."""
 
-from __future__ import annotations
-
 import pytest
 
 pytestmark = pytest.mark.usefixtures("hooked")

@@ -1,7 +1,5 @@
 """Messages over UCX under a real mpirun: matching, order, sizes, probes, failures, interruptions, dead peers."""
 
-from __future__ import annotations
-
 import os
 import re
 from pathlib import Path

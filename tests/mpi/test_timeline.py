@@ -1,7 +1,5 @@
 """UCCH_TRACE under a real mpirun: one file of all ranks, which shows the phases and the rank that was late."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The PyTorch backend: every method through torch.distributed, on one vendor and on two."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """How jobs of torch end when one rank does not come to the end: at once, with its status, under mpirun and torchrun."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """The training examples and the documentation of the PyTorch backend do what they say."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import os

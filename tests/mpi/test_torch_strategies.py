@@ -1,7 +1,5 @@
 """Data, sharded, tensor and pipeline parallel training through the backend, each against a single process."""
 
-from __future__ import annotations
-
 import importlib.util
 import re
 from pathlib import Path

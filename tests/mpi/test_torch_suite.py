@@ -1,7 +1,5 @@
 """A sample of torch's own ``DistributedTest``; ``make suites`` runs all of it."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """``plan``, ``topo`` and ``tune`` on real ranks; tables reach every rank; local facts never make choices differ."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A job for test_torch_api.py: every method of the process group; its cases are those of the modules it imports."""
 
-from __future__ import annotations
-
 import torch_calls  # noqa: F401
 import torch_collectives  # noqa: F401
 import torch_profile  # noqa: F401

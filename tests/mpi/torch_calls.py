@@ -1,7 +1,5 @@
 """Cases of torch_api.py: futures, groups, functional collectives, and what goes wrong."""
 
-from __future__ import annotations
-
 import re
 import threading
 import time

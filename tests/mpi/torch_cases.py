@@ -1,7 +1,5 @@
 """Shared by the torch jobs: run every case of a job on all ranks, say which failed, and end with the right status."""
 
-from __future__ import annotations
-
 import faulthandler
 import os
 import sys

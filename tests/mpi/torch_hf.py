@@ -1,7 +1,5 @@
 """A job for test_torch_strategies.py: Hugging Face's accelerate and Trainer, which know nothing of the backend."""
 
-from __future__ import annotations
-
 import os
 import tempfile
 from typing import Any

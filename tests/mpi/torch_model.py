@@ -1,7 +1,5 @@
 """Shared by the jobs that train: a model, its data, and what a single process comes to."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """Cases of torch_api.py: the ranges of calls in the traces of torch's profilers."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A job for test_torch_strategies.py: every way to train in parallel, against one process that sees all the data."""
 
-from __future__ import annotations
-
 import copy
 import tempfile
 from typing import Any

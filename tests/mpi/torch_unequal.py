@@ -1,7 +1,5 @@
 """A job for test_torch_strategies.py: ranks of unequal speed, and replicas that drift apart."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Shared by the torch jobs: the process group of all ranks."""
 
-from __future__ import annotations
-
 from datetime import timedelta
 
 import torch.distributed as dist

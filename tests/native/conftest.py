@@ -1,7 +1,5 @@
 """Runtimes over the fake GPU libraries, and ranks that use them; helper modules beside the tests can be imported."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path

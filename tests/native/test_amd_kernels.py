@@ -1,7 +1,5 @@
 """The kernels' AMD branch, compiled by clang without a GPU or ROCm; registers and waits in the assembly."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

@@ -1,7 +1,5 @@
 """The arrival board: who called what, who is missing, who left, who died."""
 
-from __future__ import annotations
-
 import mmap
 import os
 import subprocess

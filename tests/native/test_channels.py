@@ -3,8 +3,6 @@
 Every script asserts that its calls were queued, or that they were not.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from typing import Any

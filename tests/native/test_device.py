@@ -4,8 +4,6 @@ The last tests are about the tests: each leaves one synchronisation out of an or
 come out wrong. A fake that forgave them would prove nothing about the engine that runs on it.
 """
 
-from __future__ import annotations
-
 import ctypes
 import time
 from pathlib import Path

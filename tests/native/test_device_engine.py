@@ -1,7 +1,5 @@
 """Collectives on device memory, over the fake GPU library: real UCC, UCX, plans and engine; asynchronous devices."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Callable

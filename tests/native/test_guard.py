@@ -1,7 +1,5 @@
 """The guard of ucp_request_cancel and ucp_request_free (cffi_build/abi/guard.c), on a plugin that misuses both."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal

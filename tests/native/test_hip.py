@@ -1,7 +1,5 @@
 """HIP 5, 6 and 7 as AMD's sources have them (docs/amd.md), over the fake HIP: what each answers, refuses and shares."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 from collections.abc import Callable, Iterator

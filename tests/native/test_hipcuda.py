@@ -1,7 +1,5 @@
 """HIP over CUDA (tests/hipcuda) over the fake CUDA: which threads make contexts, and where."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """The kernels' source, compiled for the host: its arithmetic against the engine's own, for all types and operations."""
 
-from __future__ import annotations
-
 import ctypes
 import shutil
 import subprocess

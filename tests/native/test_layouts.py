@@ -4,8 +4,6 @@ The figures were compiled from the headers of UCC 1.0 to 1.10 and UCX 1.13 to 1.
 grew. A field in the wrong place would be read as garbage by the library, silently.
 """
 
-from __future__ import annotations
-
 import platform
 
 import pytest

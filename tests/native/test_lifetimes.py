@@ -1,7 +1,5 @@
 """What the engine still uses outlives whoever held it: messages that are dropped, locks of a process that forks."""
 
-from __future__ import annotations
-
 import gc
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Element-wise work of the native engine (arith.c) against numpy."""
 
-from __future__ import annotations
-
 import numpy as np
 import numpy.typing as npt
 import pytest

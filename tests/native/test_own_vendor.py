@@ -1,7 +1,5 @@
 """A vendor outside the package (examples/own_vendor.c and .py): its runtime by itself, and its ranks among others."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """The native ring of events: what a program leaves in it, in a file that outlives the process."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The bell, for those who sleep until something ends (cffi_build/base/op.c)."""
 
-from __future__ import annotations
-
 import threading
 
 from ucc_hetero.native.libraries import lib

@@ -1,7 +1,5 @@
 """Messages through windows, over the fake GPU library: real libucp, real shared memory, asynchronous devices."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

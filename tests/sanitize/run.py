@@ -5,8 +5,6 @@ engine and of all calls on host memory with libasan loaded first in pytest's pro
 libucc and libucp are as they are. A finding ends its process, and is an error here even where a test expects that.
 """
 
-from __future__ import annotations
-
 import fcntl
 import os
 import shutil

@@ -1,7 +1,5 @@
 """A drawn case -> its arguments on one rank: memory with guards around it, MPI datatypes, mpi4py's forms of them."""
 
-from __future__ import annotations
-
 import array
 import ctypes
 from collections.abc import Sequence

@@ -4,8 +4,6 @@ The blocks that ranks exchange are drawn first, and the buffers so that they des
 one mistake (``Fault``) is made on one rank.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from itertools import accumulate
 from math import prod

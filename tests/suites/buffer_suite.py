@@ -6,8 +6,6 @@ Fails for results that differ, and for what one side refuses and the other takes
 reasons in buffer_refusals.json. ``--write`` puts counts and reasons into docs/support.md.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import sys

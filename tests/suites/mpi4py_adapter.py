@@ -1,7 +1,5 @@
 """A stand-in for ``mpi4py.MPI`` in mpi4py's own tests: communicators, requests and messages are this package's."""
 
-from __future__ import annotations
-
 import builtins
 import sys
 import types

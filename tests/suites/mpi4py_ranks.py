@@ -4,8 +4,6 @@ Arguments: mpi4py's test folder; the file that rank 0 writes results to, a line 
 tests to leave out; the seconds that a test may take; test files. ``UCCH_SUITE_ONLY`` holds patterns of those to run.
 """
 
-from __future__ import annotations
-
 import faulthandler
 import json
 import os

@@ -1,7 +1,5 @@
 """The tests of mpi4py that are refused, each with its reason, and results compared with them."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """The source distribution of the installed mpi4py, whose tests are run through this package."""
 
-from __future__ import annotations
-
 import importlib.metadata
 import subprocess
 import sys

@@ -6,8 +6,6 @@ Every layout of ranks, all tests of collectives and messages; fails for a test t
 that is listed and passes. ``--write`` then puts the counts into docs/support.md.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

@@ -1,7 +1,5 @@
 """A sample of drawn calls with buffers in mpi4py's forms; ``make suites`` draws 20,000."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A sample of mpi4py's own tests through this package; ``make suites`` runs all of them."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

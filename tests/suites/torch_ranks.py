@@ -4,8 +4,6 @@
 temporary directory and their barrier through files are torch's.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import faulthandler

@@ -4,8 +4,6 @@ What gloo passes we are to pass, but for the exceptions listed with reasons in d
 fails and is not listed, on one that gloo passes and we skip, and on a listed one that passes.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import re

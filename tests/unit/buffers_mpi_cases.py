@@ -1,7 +1,5 @@
 """MPI datatypes and constants against mpi4py itself. test_buffers.py runs this file in a process of its own."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Lets the unit tests import the helper modules beside them, whatever the import mode; how hypothesis is used."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

@@ -4,8 +4,6 @@ Nobody recorded these: PCI addresses and wiring follow the published block diagr
 on machines that were recorded (``tests/data/h200x4.json``).
 """
 
-from __future__ import annotations
-
 Files = dict[str, str]
 
 

@@ -1,7 +1,5 @@
 """Random topologies and calls, mutations of plans, and a numeric simulator that is independent of the validator."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """How ranks come together: what they must agree in, numbers of communicators, and NCCL's first call."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

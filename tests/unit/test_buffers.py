@@ -1,7 +1,5 @@
 """as_buffer and as_vbuffer over host memory: protocols, dtypes, mpi4py's forms, strides, and every refusal."""
 
-from __future__ import annotations
-
 import array
 import ctypes
 import gc

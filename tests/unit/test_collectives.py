@@ -1,7 +1,5 @@
 """The table of collectives: lengths, blocks, in-place rules, and calls that are refused."""
 
-from __future__ import annotations
-
 import pytest
 
 from ucc_hetero.planner.collectives import (

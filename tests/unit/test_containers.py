@@ -1,7 +1,5 @@
 """The images' recipes: linted, of one version table, without root, and as the documentation says. Nothing is built."""
 
-from __future__ import annotations
-
 import os
 import re
 import shlex

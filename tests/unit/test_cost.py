@@ -1,7 +1,5 @@
 """Bytes on the wires: what the algorithms' documentation says, computed from their plans."""
 
-from __future__ import annotations
-
 from fractions import Fraction
 from pathlib import Path
 

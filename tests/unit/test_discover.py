@@ -1,7 +1,5 @@
 """Facts about machines, from recorded and from composed trees of the kernel's files; which rank uses which port."""
 
-from __future__ import annotations
-
 import json
 import os
 import sys

@@ -1,7 +1,5 @@
 """The documentation is true: commands exist, links lead somewhere, public names are explained."""
 
-from __future__ import annotations
-
 import importlib.util
 import inspect
 import re

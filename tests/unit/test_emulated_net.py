@@ -1,7 +1,5 @@
 """The layout of emulated clusters, which needs neither root nor a network."""
 
-from __future__ import annotations
-
 import pytest
 
 from ucc_hetero.launch import emulate, emulated_net, emulated_node

@@ -1,7 +1,5 @@
 """Environment variables and what they steer first: log lines, their form, levels, subsystems and files."""
 
-from __future__ import annotations
-
 import logging
 import math
 import os

@@ -1,7 +1,5 @@
 """docs/extending.md and its example: an algorithm added in one file is proved, chosen, forced and agreed upon."""
 
-from __future__ import annotations
-
 import importlib.util
 import re
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Where HIP and its compiler are looked for, and what the compiler is told to compile for."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """The folders of docs/design.md are layers: imports go downwards only, and what belongs to one stays there."""
 
-from __future__ import annotations
-
 import ast
 import io
 import re

@@ -4,8 +4,6 @@
 Numpy keeps short blocks as they were, so tests of short arrays do not see it.
 """
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Iterator
 from pathlib import Path

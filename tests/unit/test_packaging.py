@@ -1,7 +1,5 @@
 """pyproject.toml says what is there, and sdist and wheel have it: one wheel for every Python from 3.10 on."""
 
-from __future__ import annotations
-
 import re
 import shutil
 import subprocess

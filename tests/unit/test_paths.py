@@ -1,7 +1,5 @@
 """Where data lies and how it crosses a bridge, collectives and messages: judged from the facts of all ranks."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """Plans: as data, in parts, of every registered algorithm on random topologies and calls, and how deep they add."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable
 from math import ceil, log2

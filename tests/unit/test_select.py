@@ -1,7 +1,5 @@
 """Choice of algorithms: the TUNE grammar, the measured table, defaults, and plans from the cache."""
 
-from __future__ import annotations
-
 import json
 import math
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """``plan`` and ``topo``: what they say of layouts and machines, and what they refuse; the rules that ``tune`` makes."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from xml.etree import ElementTree

@@ -1,7 +1,5 @@
 """Programs end quietly when nobody reads their output any more, as ``ucch-bench | head`` makes them."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

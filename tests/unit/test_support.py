@@ -1,7 +1,5 @@
 """docs/support.md says what the package's tables say. ``python tests/unit/test_support.py`` writes the page anew."""
 
-from __future__ import annotations
-
 import re
 import sys
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Grouping ranks into islands, topologies of sub-communicators, emulated vendors."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

@@ -1,7 +1,5 @@
 """How work is divided between unequal ranks, and what tells replicas apart: against every other way to divide."""
 
-from __future__ import annotations
-
 import itertools
 import random
 

@@ -1,7 +1,5 @@
 """The rule by which two training runs count as the same."""
 
-from __future__ import annotations
-
 import importlib.util
 import sys
 from pathlib import Path

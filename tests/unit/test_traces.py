@@ -1,7 +1,5 @@
 """Merging what ranks recorded: the ring, the clocks, who waited for whom, and Chrome's format."""
 
-from __future__ import annotations
-
 import json
 import random
 from typing import Any
