@@ -167,40 +167,21 @@ def test_table_survives_a_file(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [file]
 
 
+def entry(**fields: object) -> dict[str, object]:
+    return {"topologies": {TWO.fingerprint(): {"rules": [], **fields}}}
+
+
+RULE = {"between": ["amd", "nvidia"], "near": True, "from": 0, "to": 8, "path": "window"}
+LINKS = {"native": [1, 1], "bridge": [1, 1], "local": [1, 1], "hosts": []}
+
+
 @pytest.mark.parametrize(
     "change",
     [
-        {"format": 2},
-        {"topologies": 3},
-        {"format": None},
-        {"topologies": {TWO.fingerprint(): {"rules": [{}]}}},
-        {"topologies": {TWO.fingerprint(): {"rules": [], "messages": [{"between": ["amd"], "near": True}]}}},
-        {
-            "topologies": {
-                TWO.fingerprint(): {
-                    "rules": [],
-                    "messages": [{"between": ["amd", "nvidia"], "near": True, "from": 0, "to": 8, "path": "window"}],
-                }
-            }
-        },
-        {"topologies": {TWO.fingerprint(): {"rules": [], "weights": [1]}}},
-        {"topologies": {TWO.fingerprint(): {"rules": [], "links": {"native": [1, 2]}}}},
-        {
-            "topologies": {
-                TWO.fingerprint(): {
-                    "rules": [],
-                    "links": {"native": [1, 1], "bridge": [1, 1], "local": [1, 0], "hosts": []},
-                }
-            }
-        },
-        {
-            "topologies": {
-                TWO.fingerprint(): {
-                    "rules": [],
-                    "links": {"native": [1, 1], "bridge": [1, 1], "local": [1, 1], "hosts": [[1, 1]]},
-                }
-            }
-        },
+        *({"format": 2}, {"topologies": 3}, {"format": None}, entry(rules=[{}])),
+        *(entry(messages=[{"between": ["amd"], "near": True}]), entry(messages=[RULE]), entry(weights=[1])),
+        *(entry(links={"native": [1, 2]}), entry(links=LINKS | {"local": [1, 0]})),
+        entry(links=LINKS | {"hosts": [[1, 1]]}),
     ],
 )
 def test_bad_tables_are_refused(change: dict[str, object]) -> None:
