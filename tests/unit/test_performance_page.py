@@ -1,5 +1,7 @@
 """docs/performance.md is short and says what the committed results say, of which the page of all figures is made."""
 
+from __future__ import annotations
+
 import json
 import re
 import tarfile

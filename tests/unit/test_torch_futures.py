@@ -1,5 +1,7 @@
 """Futures of calls: what callbacks see, whoever publishes the result, and however late."""
 
+from __future__ import annotations
+
 import threading
 from types import SimpleNamespace
 from typing import Any
