@@ -259,17 +259,26 @@ def flavour() -> tuple[str, int]:
 
 
 @pytest.fixture(scope="session")
-def fakegpu(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def compiled() -> Callable[..., Path]:
+    """Call as ``compiled(output, *words)`` with words of a C compiler; without one the test is skipped."""
+
+    def run(output: Path, *words: str | Path) -> Path:
+        compiler = shutil.which("cc") or shutil.which("gcc")
+        if compiler is None:
+            pytest.skip("no C compiler")
+        subprocess.run([compiler, "-std=gnu11", *words, "-o", output], check=True, timeout=600)
+        return output
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def fakegpu(tmp_path_factory: pytest.TempPathFactory, compiled: Callable[..., Path]) -> dict[str, Path]:
     """vendor -> its fake library."""
-    compiler = shutil.which("cc") or shutil.which("gcc")
-    if compiler is None:
-        pytest.skip("no C compiler")
     folder = tmp_path_factory.mktemp("fakegpu")
-    out = {}
+    out = {vendor: folder / f"libfake{kind.lower()}.so" for vendor, kind in FAKES.items()}
     for vendor, kind in FAKES.items():
-        out[vendor] = folder / f"libfake{kind.lower()}.so"
-        command = [compiler, "-std=gnu11", "-O1", "-shared", "-fPIC", f"-DFAKE_{kind}", str(FAKEGPU / "fakegpu.c")]
-        subprocess.run([*command, "-lpthread", "-o", str(out[vendor])], check=True, timeout=600)
+        compiled(out[vendor], "-O1", "-shared", "-fPIC", f"-DFAKE_{kind}", FAKEGPU / "fakegpu.c", "-lpthread")
     return out
 
 

@@ -1,10 +1,10 @@
 """The guard of ucp_request_cancel and ucp_request_free (cffi_build/abi/guard.c), on a plugin that misuses both."""
 
 import os
-import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -35,15 +35,11 @@ print(lib.ucch_endpoint_errors())
 
 
 @pytest.mark.parametrize("linked", ["lazy", "now"])
-def test_what_is_no_request_is_left_alone(tmp_path: Path, linked: str) -> None:
+def test_what_is_no_request_is_left_alone(compiled: Callable[..., Path], tmp_path: Path, linked: str) -> None:
     """Also where the dynamic linker has closed what it wrote (``now``)."""
-    compiler = shutil.which("cc") or shutil.which("gcc")
-    if compiler is None:
-        pytest.skip("no C compiler")
     source, plugin = tmp_path / "plugin.c", tmp_path / "libucc_tl_ucp_test.so"
     source.write_text(PLUGIN)
-    command = [compiler, "-shared", "-fPIC", f"-Wl,-z,{linked},-z,relro", "-o", str(plugin), str(source)]
-    subprocess.run([*command, load().ucx_path], check=True, timeout=600)
+    compiled(plugin, "-shared", "-fPIC", f"-Wl,-z,{linked},-z,relro", source, load().ucx_path)
 
     def provoke(how: str) -> subprocess.CompletedProcess[str]:
         job = [sys.executable, "-c", PROVOKE, str(plugin), how]

@@ -1,8 +1,8 @@
 """HIP over CUDA (tests/hipcuda) over the fake CUDA: which threads make contexts, and where."""
 
-import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -91,14 +91,12 @@ assert hip.hipGetErrorName(101) == b"FAKE_INVALID_DEVICE"
 
 
 @pytest.mark.parametrize("version", ["5", "6"])
-def test_threads_make_contexts_where_they_work(fakegpu: dict[str, Path], tmp_path: Path, version: str) -> None:
+def test_threads_make_contexts_where_they_work(
+    compiled: Callable[..., Path], fakegpu: dict[str, Path], tmp_path: Path, version: str
+) -> None:
     """As with HIP. A thread that came by a device otherwise would take half a gigabyte of it."""
-    compiler = shutil.which("cc") or shutil.which("gcc")
-    if compiler is None:
-        pytest.skip("no C compiler")
-    library = tmp_path / "libamdhip64-over-cuda.so"
-    command = [compiler, "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC", str(SOURCE), "-o", str(library), "-ldl"]
-    subprocess.run(command, check=True, timeout=240)
+    words = "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC", SOURCE, "-ldl"
+    library = compiled(tmp_path / "libamdhip64-over-cuda.so", *words)
     (tmp_path / "libcuda.so.1").symlink_to(fakegpu["nvidia"])
     env = {"LD_LIBRARY_PATH": str(tmp_path), "FAKEGPU_DEVICES": "4", "HIPCUDA_VERSION": version}
     subprocess.run([sys.executable, "-c", SCRIPT, str(library)], env=env, check=True, timeout=240)

@@ -1,7 +1,5 @@
 """A vendor outside the package (examples/own_vendor.c and .py): its runtime by itself, and its ranks among others."""
 
-import shutil
-import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -18,15 +16,10 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture(scope="session")
-def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def library(tmp_path_factory: pytest.TempPathFactory, compiled: Callable[..., Path]) -> Path:
     """The adapter, as its first lines say that it is made."""
-    compiler = shutil.which("cc") or shutil.which("gcc")
-    if compiler is None:
-        pytest.skip("no C compiler")
-    path = tmp_path_factory.mktemp("sim") / "libsim.so"
-    command = [compiler, "-std=gnu11", "-Wall", "-Werror", "-shared", "-fPIC", f"-I{ROOT / 'cffi_build'}"]
-    subprocess.run([*command, str(ROOT / "examples/own_vendor.c"), "-o", path, "-lpthread"], check=True, timeout=600)
-    return path
+    words = "-Wall", "-Werror", "-shared", "-fPIC", f"-I{ROOT / 'cffi_build'}", ROOT / "examples/own_vendor.c"
+    return compiled(tmp_path_factory.mktemp("sim") / "libsim.so", *words, "-lpthread")
 
 
 @pytest.fixture
