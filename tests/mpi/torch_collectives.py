@@ -14,7 +14,7 @@ from torch_cases import DEVICE, case, data, same
 from torch_world import N, R
 
 from ucc_hetero.torch import p2p_buffers, streams
-from ucc_hetero.torch import works as works_of
+from ucc_hetero.torch import work as work_of
 
 OPS = dist.ReduceOp
 FLOATS = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
@@ -255,11 +255,11 @@ def messages_in_buffers() -> None:
 
         real, streams.module = streams.module, lambda device: fake
         cuda, torch.cuda = torch.cuda, (fake := Cuda())
-        take, works_of.Messages.take = works_of.Messages.take, staticmethod(lambda *_, **__: False)  # no such stream
-        lane = group._lanes[0]
-        send, receive = lane.send, lane.receive
-        lane.send = lambda memory, *how: send(memory.as_subclass(plain), *how[:3])
-        lane.receive = lambda memory, *how, **more: receive(memory.as_subclass(plain), *how[:3], **more)
+        take, work_of.Messages.take = work_of.Messages.take, staticmethod(lambda *_, **__: False)  # no such stream
+        comm = group._comms[0]
+        send, receive = comm.send, comm.receive
+        comm.send = lambda memory, *how: send(memory.as_subclass(plain), *how[:3])
+        comm.receive = lambda memory, *how, **more: receive(memory.as_subclass(plain), *how[:3], **more)
 
         def post(tensor: Any, *how: Any) -> Any:
             return group.post_message(tensor.as_subclass(Remote), *how)
@@ -281,8 +281,8 @@ def messages_in_buffers() -> None:
                 same(each, torch.full((1000,), float(left + 7 * i + k)), "message")
     p2p_buffers._MOST = most
     if DEVICE == "cpu":
-        torch.cuda, streams.module, lane.send, lane.receive = cuda, real, send, receive
-        works_of.Messages.take = staticmethod(take)
+        torch.cuda, streams.module, comm.send, comm.receive = cuda, real, send, receive
+        work_of.Messages.take = staticmethod(take)
 
 
 @case

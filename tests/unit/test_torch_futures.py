@@ -14,7 +14,7 @@ from torch._jit_internal import _extract_tensors
 
 from ucc_hetero.native.libraries import lib
 from ucc_hetero.torch import futures
-from ucc_hetero.torch.dispatch import Posting
+from ucc_hetero.torch.dispatch import Dispatch
 from ucc_hetero.torch.futures import Future, InOrder
 from ucc_hetero.torch.work import Work
 
@@ -122,7 +122,7 @@ class EndedRequest:
         pass
 
 
-class Group(Posting):
+class Group(Dispatch):
     """What a Work needs of its group."""
 
     def __init__(self) -> None:

@@ -16,9 +16,9 @@ from torch_notes import Cuda, Stream
 from ucc_hetero.calls.request import Request
 from ucc_hetero.errors import CollectiveError
 from ucc_hetero.native.libraries import ffi, lib
-from ucc_hetero.torch import dispatch, p2p_buffers, streams, works
-from ucc_hetero.torch.work import Work
-from ucc_hetero.torch.works import Received, Sent
+from ucc_hetero.torch import dispatch, p2p_buffers, streams
+from ucc_hetero.torch import work as works
+from ucc_hetero.torch.work import Received, Sent, Work
 
 
 @pytest.fixture
@@ -83,7 +83,7 @@ class Group:
         self._name = "fake"
         self.streams_wait = False
 
-    check_data, _failures, _unfit = dispatch.Posting.check_data, 0, None
+    check_data, _failures, _unfit = dispatch.Dispatch.check_data, 0, None
 
     def rank(self) -> int:
         return 0
@@ -96,7 +96,7 @@ class Group:
         self.broken = self._unfit = error
 
 
-class Lane:
+class Comm:
     """Notes the messages that are begun; none of them ends before its operation does."""
 
     def __init__(self, notes: list[Any]) -> None:
@@ -130,15 +130,15 @@ class Remote(torch.Tensor):
         pass
 
 
-class Poster(dispatch.Posting):
+class Sender(dispatch.Dispatch):
     """As much of a group as messages need; what has ended stays uncollected."""
 
     def _usable(self) -> None:
         pass
 
     def __init__(self) -> None:
-        self._lanes: Any = {0: Lane([])}
-        self._mail, self.in_flight, self._batch = {}, {}, dispatch._Batch()
+        self._comms: Any = {0: Comm([])}
+        self._p2p_buffers, self.in_flight, self._batch = {}, {}, dispatch._Batch()
         self._aborted, self._closed, self._ended, self._posted, self._seconds = "", False, False, 0, 1.0
 
 
@@ -146,10 +146,10 @@ def test_a_send_starts_when_its_stream_gets_there_and_a_receive_at_once(
     cuda: Cuda, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(p2p_buffers, "_MOST", 100)
-    monkeypatch.setattr(dispatch, "Mail", lambda device: p2p_buffers.Mail(torch.device("cuda", 0)))
+    monkeypatch.setattr(dispatch, "P2pBuffers", lambda device: p2p_buffers.P2pBuffers(torch.device("cuda", 0)))
     monkeypatch.setattr(dispatch, "current", lambda device: cuda.current)
-    group = Poster()
-    notes, tensor = group._lanes[0].notes, torch.arange(10.0).as_subclass(Remote)
+    group = Sender()
+    notes, tensor = group._comms[0].notes, torch.arange(10.0).as_subclass(Remote)
     sent = group.post_message(tensor, 1, 0, True, [], None)
     got = group.post_message(tensor, 1, 0, False, [tensor], None)
     full = group.post_message(tensor, 1, 0, True, [], None), group.post_message(tensor, 1, 0, False, [tensor], None)
@@ -188,6 +188,9 @@ class Native:
 
     def __init__(self) -> None:
         self.limits: list[float] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(lib, name)
 
     def ucch_op_deadline(self, op: Any, seconds: float) -> None:
         self.limits.append(seconds)

@@ -174,13 +174,14 @@ class Runner:
 
     def _started(self, call: CallSpec) -> Request:
         """The request of a call that begins now."""
-        self._ready()
+        self._usable()
         key, kind, outof, into = self._cache.look(*call)
         if kind is not None and kind.exchange is None and (program := kind.take()) is not None:
             keep = call, outof, into = call, pointer(outof), pointer(into)
             if lib.ucch_program_start(program.handle, outof, into, self.timeout) >= 0:
                 return self._request(program, kind, keep)
             kind.give_back(program)  # such as one buffer for both sides: the general way handles or refuses it
+        self._ready()
         if is_delegated(call.op):
             return self.delegate.start(call)
         prepared = self._prepared.prepare(call)

@@ -8,10 +8,9 @@ from typing import Any, NoReturn
 from ..buffers import Buffer, as_blocks, as_buffer, as_vbuffer
 from ..device import pointer_vendor
 from ..errors import CollectiveError, MismatchError
-from .contents import part_of
 from .exchange import Exchange, PersistentExchange, start_all
 from .message import Transfer
-from .p2p import Messages
+from .p2p import Messages, part_of
 from .persistent import PersistentRequest
 from .request import Request, finished
 

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Container, Hashable, Sequence
+from dataclasses import replace
 from functools import partial
 from operator import index
 from typing import Any
 
+from ..bindings.ucc_enums import MemType
 from ..bindings.ucx import status_name
-from ..buffers import pack
-from ..device import report, stream_handle
+from ..bootstrap.group import Membership
+from ..buffers import Buffer, as_buffer, copy, empty_like, pack
+from ..buffers.fast_path import glance
+from ..device import pointer_vendor, report, stream_handle
 from ..errors import (
     CollectiveError,
     CollectiveTimeout,
@@ -22,16 +26,18 @@ from ..errors import (
     UCCHError,
 )
 from ..native.libraries import ffi, lib
+from ..transport.bounce import Bounce
+from ..transport.detours import Detours
 from ..transport.segments import LEAST, key_of
-from .contents import Contents, copied
+from ..types import DTYPES
 from .dispatch import Runner
 from .message import COMM_SHIFT, OWN, SOURCE_MASK, SOURCE_SHIFT, TAG_MASK, Transfer
-from .pairing import Pairing
 from .persistent import PersistentRequest
+from .program_cache import Kinds
 from .request import SLICE, Request, wait_op
 from .status import set_status
 
-__all__ = ["Messages"]
+__all__ = ["Matching", "Messages", "part_of"]
 
 _COMM_MASK = ((1 << 13) - 1) << (COMM_SHIFT - 1) | OWN
 
@@ -40,6 +46,97 @@ _OURS = lib.ucch_stream_ours()
 
 #: Sends that ended for us (by timeout, by Ctrl-C) while libucp still reads their memory.
 _held: deque[Transfer] = deque()
+
+
+#: The buffer of a message to or from MPI.PROC_NULL.
+_NOTHING = Buffer(0, 0, DTYPES["uint8"], "host", 0, None, False)
+
+
+class Arrays:
+    """The arrays of one communicator's messages; ``null`` is the rank that stands for nobody.
+
+    Each is looked at properly once for its kind (:func:`as_buffer`); the next one that looks the same costs a tenth of
+    that. That it still is memory of this rank's device is asked each time: a freed array is an error, not a crash.
+    """
+
+    def __init__(self, members: Membership, null: int) -> None:
+        self._rank, self._device, self._null = members.rank, members.device, null
+        self.detours = Detours(members.rank, members.facts, members.topology, members.tuning, members.windows.near)
+        self._bounces: dict[bool, Bounce] = {}
+        #: What arrays are, by what tells their kind apart and whether they are written to.
+        self._known: Kinds[tuple[Hashable, bool], Buffer] = Kinds()
+
+    def bind(self, array: Any, peer: int, *, writable: bool) -> Buffer:
+        """The buffer that a caller's ``buf`` is, whatever it is in a message to nobody; errors as those of
+        :func:`as_buffer`, which the package's own calls have asked already."""
+        if peer == self._null:
+            return _NOTHING
+        if type(array) is Buffer:
+            return array
+        seen = glance(array)
+        if seen is None:
+            return self._look(array, writable)
+        like = self._known.get((seen[0], writable))
+        if like is not None:
+            return Buffer(seen[1], like.count, like.dtype, like.vendor, like.device, array, like.readonly)
+        found = self._look(array, writable)
+        if found.layout is None and found.count:
+            # Not the array: that would keep its memory.
+            plain = found.ptr, found.count, found.dtype, found.vendor, found.device, None, found.readonly
+            self._known.keep((seen[0], writable), Buffer(*plain))
+        return found
+
+    def _look(self, array: Any, writable: bool) -> Buffer:
+        return as_buffer(array, writable=writable, argument="buf", rank=self._rank, pointer_vendor=pointer_vendor)
+
+    def bounced(self, buffer: Buffer, peer: int) -> Bounce | None:
+        """Bounce buffer that moves a message's data by way of the host, where it must not or cannot go straight.
+
+        Every mistake about where the buffer lies raises here.
+        """
+        device = self._device
+        if buffer.vendor == "host" or peer == self._null or not device.holds((("buf", buffer),)):
+            return None
+        if not self.detours.wanted(peer, buffer.nbytes):
+            return None
+        spare = self.detours.arenas(peer)
+        if spare not in self._bounces:
+            assert device.runtime is not None
+            self._bounces[spare] = Bounce(device.runtime, spare=spare)
+        return self._bounces[spare]
+
+    def memory(self, buffer: Buffer) -> int:
+        """The memory type for libucp of a buffer that :meth:`bounced` has seen."""
+        return int(MemType.HOST) if buffer.vendor == "host" else self._device.memory
+
+
+class Matching:
+    """Numbers of one rank's messages with ``peers``, which do the same.
+
+    Messages of a tag are matched in their order, so that the n-th that was sent is the n-th to be received. Where one
+    is received from anyone, under any tag, or by a matching probe, a rank no longer knows which are to come.
+    """
+
+    def __init__(self, peers: Container[int], any_source: int, any_tag: int) -> None:
+        self._peers, self._wild = peers, (any_source, any_tag)
+        self._sent: Counter[tuple[int, int]] = Counter()
+        self._received: Counter[tuple[int, int]] = Counter()
+        self._known = True
+
+    def number(self, transfer: Transfer) -> int:
+        """That of a message which is begun now; 0 where its receiver does not know, or nobody asks."""
+        peer, tag = transfer.peer, transfer.tag
+        counts = self._received if transfer.what == "receive" else self._sent
+        if counts is self._received and (peer == self._wild[0] or tag == self._wild[1]):
+            self.lose()
+        if peer not in self._peers:
+            return 0
+        counts[peer, tag] += 1
+        return counts[peer, tag] if self._known or counts is self._sent else 0
+
+    def lose(self) -> None:
+        """Stop numbering what is received."""
+        self._known = False
 
 
 class Messages:
@@ -59,8 +156,8 @@ class Messages:
         self._base = runner.members.id << COMM_SHIFT | (OWN if own else 0)
         members = runner.members
         shared = members.windows
-        self.contents = Contents(members, self.null)
-        self.detours = self.contents.detours
+        self.arrays = Arrays(members, self.null)
+        self.detours = self.arrays.detours
         #: Ranks that messages from or to device memory reach through shared pinned memory, or through arenas.
         self._near = shared.near[members.rank] if shared.near else frozenset()
         self._windows = shared.peers | self._near
@@ -70,7 +167,7 @@ class Messages:
             self.keys = ffi.new("uint64_t[]", [key_of(facts) for facts in members.facts])
         #: What goes that way to or from these, and is part of a stream, is left to the streams of both sides.
         self._queues = shared.streams
-        self.pairing = Pairing(self._queues, self.any_source, self.any_tag)
+        self.matching = Matching(self._queues, self.any_source, self.any_tag)
         board = runner.members.board
         #: Communicator rank -> slot on the arrival board, by which a message learns that its peer is gone.
         self._slots = {rank: slot for slot, rank in enumerate(board.ranks)} if board.shared else {}
@@ -145,8 +242,8 @@ class Messages:
         what the buffer holds when ``stream`` gets there."""
         self.usable()
         dest, tag = self.check("dest", dest, tag)
-        source = self.contents.bind(buf, dest, writable=False)
-        bounce = self.contents.bounced(source, dest)
+        source = self.arrays.bind(buf, dest, writable=False)
+        bounce = self.arrays.bounced(source, dest)
         least = 1 if dest in self._near or (stream is not None and dest in self._queues) else LEAST
         window = bounce is not None and dest in self._windows and source.nbytes >= least and not copy
         what, at = "synchronous send" if sync else "send", self._stream(stream)
@@ -177,8 +274,8 @@ class Messages:
         sender's stream will send is left to :meth:`take`."""
         self.usable()
         source, tag = self.check("source", source, tag)
-        target = self.contents.bind(buf, source, writable=True)
-        bounce = self.contents.bounced(target, source)
+        target = self.arrays.bind(buf, source, writable=True)
+        bounce = self.arrays.bounced(target, source)
         transfer = Transfer("receive", target, source, tag, bounce, self._stream(stream))
         self._in_place(transfer)
         # What goes straight to a device comes from another host, and not through a window.
@@ -208,9 +305,9 @@ class Messages:
         slot = self._slots.get(peer)
         if slot is not None:
             lib.ucch_message_watch(transfer.handle, self.runner.members.board.native, slot)
-        if self._queues and (number := self.pairing.number(transfer)):
+        if self._queues and (number := self.matching.number(transfer)):
             lib.ucch_message_number(transfer.handle, self.keys[peer], number)
-        pointer, memory = ffi.cast("void *", buffer.ptr), self.contents.memory(buffer)
+        pointer, memory = ffi.cast("void *", buffer.ptr), self.arrays.memory(buffer)
         stream = None if transfer.stream is None else ffi.cast("void *", transfer.stream)
         if transfer.what == "receive":
             self._after(transfer, stream)
@@ -243,7 +340,7 @@ class Messages:
 
     def begin_matched(self, transfer: Transfer, matched: Any, timeout: float) -> None:
         """Start the receive of a message that a matching probe took out."""
-        pointer, memory = ffi.cast("void *", transfer.buffer.ptr), self.contents.memory(transfer.buffer)
+        pointer, memory = ffi.cast("void *", transfer.buffer.ptr), self.arrays.memory(transfer.buffer)
         nbytes = transfer.buffer.nbytes
         lib.ucch_recv_matched(transfer.handle, self.worker, pointer, nbytes, matched, memory, timeout)
 
@@ -297,7 +394,7 @@ class Messages:
 
         def start() -> int:
             self.usable()
-            self.contents.bounced(transfer.original, transfer.peer)  # it may have been freed since the last start
+            self.arrays.bounced(transfer.original, transfer.peer)  # it may have been freed since the last start
             transfer.refill()
             if copy:
                 kept = transfer.buffer if transfer.bounce else pack(transfer.original)
@@ -321,7 +418,7 @@ class Messages:
     def withdraw(self, transfer: Transfer) -> None:
         """Give up a transfer: a receive that nothing has matched is taken back, all else stays until it is over."""
         if transfer.what == "receive":
-            self.pairing.lose()
+            self.matching.lose()
             lib.ucch_message_cancel(transfer.handle)
         if lib.ucch_message_held(transfer.handle):
             _held.append(transfer)
@@ -348,7 +445,7 @@ class Messages:
         error = ffi.new("ucch_error *")
         lib.ucch_op_error(transfer.op, error)
         if transfer.what == "receive" and error.status != lib.UCCH_FAIL_TRUNCATED:
-            self.pairing.lose()  # it may not have been matched
+            self.matching.lose()  # it may not have been matched
         if error.status == lib.UCCH_FAIL_CANCELLED:
             set_status(status, self.any_source, self.any_tag, 0)
             if status is not None:
@@ -399,3 +496,20 @@ class Messages:
 
 def _nothing() -> None:
     """Do nothing: a send is not cancelled, and a persistent message's memory goes with its request."""
+
+
+def copied(source: Buffer, rank: int) -> Buffer:
+    """A copy of what a buffered send carries."""
+    if source.vendor != "host":
+        raise NotSupported(f"rank {rank}: buffered sends are for host memory; use Isend")
+    kept = empty_like(source)
+    copy(source, kept)
+    return kept
+
+
+def part_of(buffer: Buffer, first: int, count: int) -> Buffer:
+    """Some of a buffer's elements."""
+    about = buffer.dtype, buffer.vendor, buffer.device, buffer.owner, buffer.readonly
+    if buffer.layout is None:
+        return Buffer(buffer.ptr + first * buffer.dtype.itemsize, count, *about)
+    return Buffer(buffer.ptr, count, *about, replace(buffer.layout, first=buffer.layout.first + first))

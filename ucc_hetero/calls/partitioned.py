@@ -19,8 +19,7 @@ from ..buffers import Buffer, as_buffer
 from ..device import pointer_vendor
 from ..errors import CollectiveTimeout, TruncationError
 from ..native.libraries import ffi, lib
-from .contents import part_of
-from .p2p import Messages
+from .p2p import Messages, part_of
 from .persistent import PersistentRequest
 from .probe import Message, mprobe, probe
 from .request import Request
@@ -89,7 +88,7 @@ class Partitions:
         if not 0 < count < _PARTITIONS:
             raise ValueError(f"partitions on rank {messages.rank} must be 1 or more, not {count}")
         if peer == messages.null:
-            return [messages.contents.bind(buf, peer, writable=writable)] * count
+            return [messages.arrays.bind(buf, peer, writable=writable)] * count
         whole = as_buffer(
             buf, writable=writable, argument="buf", rank=messages.rank, blocks=count, pointer_vendor=pointer_vendor
         )

@@ -109,7 +109,7 @@ def probe(messages: Messages, source: int, tag: int, status: Any, *, remove: boo
     if not lib.ucch_probe(messages.worker, value, mask, remove, keys, me, code, nbytes, matched):
         return None
     if remove:
-        messages.pairing.lose()
+        messages.matching.lose()
     where, what = source_and_tag(int(code[0]))
     set_status(status, where, what, int(nbytes[0]))
     is_rts = bool(code[0] >> lib.UCCH_RTS_BIT & 1)

@@ -10,7 +10,7 @@ import torch
 
 from ..calls.arguments import CallSpec
 from .devices import started
-from .dispatch import Posting
+from .dispatch import Dispatch
 from .layout import Finish, back, gathered, overlap, room, rooms, source, units
 from .reduction import Reduction, reduction_of
 from .sparse import allreduce_sparse
@@ -59,7 +59,7 @@ def _counts(tensors: Sequence[Any]) -> list[int]:
 
 
 @uncompiled
-class Collectives(Posting):
+class Collectives(Dispatch):
     """The collective methods. Tensors of the host are reduced and moved by the engine; ``opts`` are torch's."""
 
     # --- all ranks alike ----------------------------------------------------------------------------------------------
@@ -317,7 +317,7 @@ def _starts(counts: list[int]) -> list[int]:
 
 
 @uncompiled
-class Messages(Posting):
+class Messages(Dispatch):
     """The point-to-point methods."""
 
     def send(self, tensors: Any, dest: int, tag: int = 0) -> Work:

@@ -1,4 +1,4 @@
-"""From a torch call to a started call of ours: which lane it takes, which stream it is a part of, who waits for it."""
+"""From a torch call to a started call of ours: on which communicator, as part of which stream, who waits for it."""
 
 from __future__ import annotations
 
@@ -19,16 +19,15 @@ from ..native.libraries import lib
 from ..types import OPS
 from . import futures
 from .futures import InOrder
-from .group_comm import GroupCommunicator, Lane
+from .group_comm import GroupComm, GroupCommunicator
 from .layout import Finish
-from .p2p_buffers import Mail
+from .p2p_buffers import P2pBuffers
 from .ranges import active, recorded
 from .streams import Side, current, device_of, mean_of, refuse_capture
 from .uncompiled import uncompiled
-from .work import Source, Work, limit_of, torch_error
-from .works import Received, Sent, Works
+from .work import Received, Sent, Source, Work, Works, limit_of, torch_error
 
-__all__ = ["Posting"]
+__all__ = ["Dispatch"]
 
 #: Seconds that an asynchronous call is given to finish before its caller goes on.
 _MOMENT = 20e-6
@@ -49,7 +48,7 @@ class _Batch(threading.local):
 
 
 @uncompiled
-class Posting:
+class Dispatch:
     """Base of a process group's methods: start a collective or a message, and return its Work.
 
     Collectives are posted in program order and run in that order. The limit in seconds is that of every call, unless
@@ -67,10 +66,10 @@ class Posting:
     def _open(self, comm: Communicator, name: str, timeout: timedelta | None) -> None:
         """Begin; takes the place of a constructor, which torch's base class has for itself."""
         self._place = comm.rank, comm.size
-        self._lanes = {0: Lane(comm, self.check_aborted)}
+        self._comms = {0: GroupComm(comm, self.check_aborted)}
         self._sides: dict[Any, Side] = {}
         self._callbacks: dict[int, InOrder] = {}
-        self._mail: dict[Any, Mail] = {}
+        self._p2p_buffers: dict[Any, P2pBuffers] = {}
         self._lock = threading.Lock()
         self._name, self._desc = name, ""
         self._seconds = limit_of(timeout)
@@ -110,23 +109,23 @@ class Posting:
             return self._recorded(form or call.name, outputs if inputs is None else inputs, again)
         if self._aborted or self._closed or self.in_flight:
             self._usable()
-        lane, seconds = self._lane() if futures.level() else self._lanes[0], self._timeout(opts)
+        comm, seconds = self._comm() if futures.level() else self._comms[0], self._timeout(opts)
         asynchronous = getattr(opts, "asyncOp", True)
         self._posted += 1
         memory = call.send, call.recv
         device = device_of(call.recv, call.send)
         try:
             if device is None and not asynchronous:
-                lane.call(call, seconds)
+                comm.call(call, seconds)
                 if finish is not None:
                     finish()
                 return self._noted(Work(self, outputs))
             if device is None:
-                request = lane.start(call, seconds)
+                request = comm.start(call, seconds)
             else:
                 if call.op is OPS["AVG"]:
                     call, finish = call._replace(op=OPS["SUM"]), mean_of(call.recv, self._place[1], finish)
-                start = partial(lane.start, call, seconds)
+                start = partial(comm.start, call, seconds)
                 return self._noted(self._in_stream(device, start, memory, outputs, finish, asynchronous))
         except UCCHError as failure:
             raise torch_error(failure) from failure
@@ -165,14 +164,16 @@ class Posting:
                 f"host, and of {' and '.join(map(repr, TORCH))}"
             )
 
-    def _lane(self) -> Lane:
-        """The lane of the calling thread: calls that callbacks post have one of their own (:mod:`.futures`)."""
+    def _comm(self) -> GroupComm:
+        """The communicator of the calling thread: calls that callbacks post have one of their own (:mod:`.futures`)."""
         at = futures.level()
-        lane = self._lanes.get(at)
-        if lane is None:
+        comm = self._comms.get(at)
+        if comm is None:
             # Collective; every rank runs the same callbacks in the same order, and so comes here.
-            lane = self._lanes[at] = Lane(GroupCommunicator._adopt(self._lanes[0].comm.mpi.Dup()), self.check_aborted)
-        return lane
+            comm = self._comms[at] = GroupComm(
+                GroupCommunicator._adopt(self._comms[0].communicator.mpi.Dup()), self.check_aborted
+            )
+        return comm
 
     def _timeout(self, opts: Any) -> float:
         if opts is None:
@@ -190,21 +191,21 @@ class Posting:
             again = partial(self.post_message, tensor, peer, tag, outgoing, outputs, finish)
             return self._recorded(_MESSAGES[outgoing, peer < 0], outputs or tensor, again)
         self._usable()
-        lane, memory, stream = self._lanes[0], tensor, None
+        comm, memory, stream = self._comms[0], tensor, None
         if not tensor.is_cpu:
             self._known(tensor.device)
             refuse_capture(tensor.device)
-            lane.check_message(outgoing, peer, tag)  # before it takes a place in the mail
-            memory, finish, stream = self._mailed(tensor, outgoing, finish)
-        boxed = memory is not tensor
+            comm.check_message(outgoing, peer, tag)  # before it takes a buffer
+            memory, finish, stream = self._buffered(tensor, outgoing, finish)
+        buffered = memory is not tensor
         try:
             if outgoing:
-                request = lane.send(memory, peer, tag, self._seconds, stream)
+                request = comm.send(memory, peer, tag, self._seconds, stream)
             else:
-                request = lane.receive(memory, peer, tag, self._seconds, stream, taken=boxed)
+                request = comm.receive(memory, peer, tag, self._seconds, stream, taken=buffered)
         except UCCHError as failure:
             raise torch_error(failure) from failure
-        if boxed:
+        if buffered:
             kind = Sent if outgoing else Received
             return self._noted(kind(self, outputs, (request,), finish, memory, None if outgoing else Source()))
         work = Work(self, outputs, (request,), finish, memory, None if outgoing else Source())
@@ -212,14 +213,14 @@ class Posting:
             work.poll(_MOMENT)
         return self._noted(work)
 
-    def _mailed(self, tensor: Any, outgoing: bool, finish: Finish) -> tuple[Any, Finish, int | None]:
+    def _buffered(self, tensor: Any, outgoing: bool, finish: Finish) -> tuple[Any, Finish, int | None]:
         """Buffer of a message on device memory (:mod:`.p2p_buffers`), what is to be done after it, and the
         stream that it waits for."""
         device = tensor.device
-        mail = self._mail.get(device) or self._mail.setdefault(device, Mail(device))
-        boxed = mail.outgoing(tensor) if outgoing else mail.incoming(tensor, finish)
-        memory, finish = boxed or (tensor, finish)
-        free = boxed and not outgoing  # in nobody's use: it may be written to from now on
+        buffers = self._p2p_buffers.get(device) or self._p2p_buffers.setdefault(device, P2pBuffers(device))
+        buffered = buffers.outgoing(tensor) if outgoing else buffers.incoming(tensor, finish)
+        memory, finish = buffered or (tensor, finish)
+        free = buffered and not outgoing  # in nobody's use: it may be written to from now on
         return memory, finish, None if free else stream_handle(current(device))
 
     # --- others -------------------------------------------------------------------------------------------------------
@@ -248,7 +249,7 @@ class Posting:
     def broke(self, error: Exception) -> None:
         """A call failed whose result is in use already: no more calls are made, and whoever waits is told."""
         self._unfit = self._unfit or error
-        run = self._lanes[0].run
+        run = self._comms[0].run
         if not run.broken:
             run.abandon(str(error))
 

@@ -3,7 +3,7 @@
 A callback may itself communicate, and wait for it (PowerSGD does). It must therefore never run in the thread that
 completes futures, and what it posts must be posted in the same order on every rank, although futures complete at
 different times on different ranks. So callbacks run one after the other, in the order in which they were attached,
-in a thread of the group's; calls posted from there go to a *lane*, a communicator, of their own.
+in a thread of the group's; calls posted from there go to a communicator of their own.
 """
 
 from __future__ import annotations
@@ -167,7 +167,7 @@ class Future(torch.futures.Future):  # type: ignore[type-arg,unused-ignore]
 class _Completer:
     """The thread that completes the futures of calls that nobody waits for.
 
-    It sleeps until the engine's bell rings: for the end of a call that it listens to, for a new one, for the end of
+    It sleeps until the engine's doorbell rings: for the end of a call that it listens to, for a new one, for the end of
     all. Progress is made by the engine's own thread, or by whoever waits for something in it.
     """
 

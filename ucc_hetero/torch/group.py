@@ -15,7 +15,7 @@ from ..api.comm import Communicator
 from ..native.libraries import lib
 from . import futures
 from .collectives import Collectives, Messages
-from .dispatch import Posting
+from .dispatch import Dispatch
 from .monitored import NO_LIMIT, monitored_barrier
 from .uncompiled import uncompiled
 from .work import Work, limit_of
@@ -64,10 +64,10 @@ class ProcessGroupUCCH(Collectives, Messages, dist.ProcessGroup):
         if self._aborted or self._closed:
             return
         self._aborted = "abort() was called"
-        for lane in list(self._lanes.values()):
-            if not lane.run.broken:
-                lane.run.abandon(self._aborted)
-            _unmet.append(_vote(lane.comm, False))
+        for comm in list(self._comms.values()):
+            if not comm.run.broken:
+                comm.run.abandon(self._aborted)
+            _unmet.append(_vote(comm.communicator, False))
         for work in list(self.in_flight):
             work.let_go()
         _aborted.append(self)
@@ -83,12 +83,12 @@ class ProcessGroupUCCH(Collectives, Messages, dist.ProcessGroup):
         ended = futures.stop_all(threads)
         self._settle()  # what callbacks have posted
         self._ended = True
-        for lane in self._lanes.values():
-            if not ended and not lane.run.broken:
-                lane.run.abandon("a callback did not end")  # it may be using the communicator
-            lane.run.board.leave()  # a rank that still waits for a call of ours learns that none will come
-        for at in sorted(self._lanes, reverse=True):
-            _leave(self._lanes[at].comm, self._seconds, self._name)
+        for comm in self._comms.values():
+            if not ended and not comm.run.broken:
+                comm.run.abandon("a callback did not end")  # it may be using the communicator
+            comm.run.board.leave()  # a rank that still waits for a call of ours learns that none will come
+        for at in sorted(self._comms, reverse=True):
+            _leave(self._comms[at].communicator, self._seconds, self._name)
 
     def _settle(self) -> None:
         for work in list(self.in_flight):
@@ -99,7 +99,7 @@ class ProcessGroupUCCH(Collectives, Messages, dist.ProcessGroup):
 
     # --- what torch asks ----------------------------------------------------------------------------------------------
 
-    rank, size = getRank, getSize = Posting.rank, Posting.size
+    rank, size = getRank, getSize = Dispatch.rank, Dispatch.size
 
     def getBackendName(self) -> str:
         """``ucch``."""
@@ -159,7 +159,7 @@ class ProcessGroupUCCH(Collectives, Messages, dist.ProcessGroup):
     @property
     def communicator(self) -> Communicator:
         """The communicator underneath, for ``plan_summary()``, ``stats()`` and ``topology``."""
-        return self._lanes[0].comm
+        return self._comms[0].communicator
 
 
 #: Groups that were aborted: the libraries may still use the tensors of their calls.

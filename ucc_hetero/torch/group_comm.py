@@ -1,4 +1,4 @@
-"""A lane: one communicator of a group, on which collectives are posted one after the other."""
+"""One communicator of a process group, on which collectives are posted one after the other."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ..calls.arguments import CallSpec, Completion
 from ..calls.dispatch import Runner
 from ..calls.request import Request, look_around, wait_op
 
-__all__ = ["GroupCommunicator", "Lane"]
+__all__ = ["GroupComm", "GroupCommunicator"]
 
 #: Seconds that stand for "no limit" where one is needed.
 _LONG = 1e7
@@ -24,14 +24,14 @@ class GroupCommunicator(Communicator):
     _arenas = True
 
 
-class Lane:
+class GroupComm:
     """One communicator with the locks that order what is posted on it.
 
     ``check_aborted`` raises when the group has been aborted; blocking calls ask it now and then.
     """
 
     def __init__(self, comm: Communicator, check_aborted: Callable[[], None]) -> None:
-        self.comm, self.run = comm, comm._run
+        self.communicator, self.run = comm, comm._run
         self.messages = comm._messages
         self._check_aborted = check_aborted
         self._lock = threading.RLock()

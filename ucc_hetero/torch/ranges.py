@@ -18,11 +18,10 @@ from torch.autograd import profiler
 
 from .futures import complete_later
 from .uncompiled import uncompiled
-from .work import Work
-from .works import Works
+from .work import Work, Works
 
 if TYPE_CHECKING:
-    from .dispatch import Posting
+    from .dispatch import Dispatch
 
 __all__ = ["active", "recorded"]
 
@@ -86,7 +85,7 @@ class _Span:
 class _Recorded(Works):
     """A call with its range, which the thread that completes futures ends."""
 
-    def __init__(self, group: Posting, work: Work, span: _Span) -> None:
+    def __init__(self, group: Dispatch, work: Work, span: _Span) -> None:
         super().__init__(group, [work])
         self._span = span
 
@@ -110,7 +109,7 @@ class _Recorded(Works):
     _source_rank = source_rank
 
 
-def recorded(group: Posting, name: str, inputs: Any, start: Callable[[], Work]) -> Work:
+def recorded(group: Dispatch, name: str, inputs: Any, start: Callable[[], Work]) -> Work:
     """Start a call within its ranges; ``name`` is the engine's or the dispatcher's, ``inputs`` one tensor or several.
 
     The range of a call on device memory ends once it is part of its stream's work, as NCCL's do: the device's part is

@@ -7,7 +7,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ucc_hetero.calls.pairing import Pairing
+from ucc_hetero.calls.p2p import Matching
 
 ANY_SOURCE, ANY_TAG = -2, -1
 
@@ -17,14 +17,14 @@ class Message:
         self.what, self.peer, self.tag = what, peer, tag
 
 
-def number(side: Pairing, what: str, peer: int, tag: int) -> int:
+def number(side: Matching, what: str, peer: int, tag: int) -> int:
     message: Any = Message(what, peer, tag)
     return side.number(message)
 
 
 @given(st.lists(st.tuples(st.booleans(), st.integers(0, 3)), max_size=40), st.randoms())
 def test_both_sides_count_alike(messages: list[tuple[bool, int]], random: Any) -> None:
-    one, other = (Pairing(frozenset({peer}), ANY_SOURCE, ANY_TAG) for peer in (1, 0))
+    one, other = (Matching(frozenset({peer}), ANY_SOURCE, ANY_TAG) for peer in (1, 0))
     sent = {True: [], False: []}  # type: dict[bool, list[tuple[int, int]]]
     for forth, tag in messages:
         side, peer = (one, 1) if forth else (other, 0)
@@ -39,7 +39,7 @@ def test_both_sides_count_alike(messages: list[tuple[bool, int]], random: Any) -
 
 def test_who_has_lost_count_numbers_no_receives() -> None:
     for wild in ((ANY_SOURCE, 3), (1, ANY_TAG), None):
-        side = Pairing(frozenset({1}), ANY_SOURCE, ANY_TAG)
+        side = Matching(frozenset({1}), ANY_SOURCE, ANY_TAG)
         assert number(side, "receive", 1, 3) == 1 and number(side, "synchronous send", 1, 3) == 1
         if wild is None:
             side.lose()
@@ -50,5 +50,5 @@ def test_who_has_lost_count_numbers_no_receives() -> None:
 
 
 def test_others_are_not_counted() -> None:
-    side = Pairing(frozenset({1}), ANY_SOURCE, ANY_TAG)
+    side = Matching(frozenset({1}), ANY_SOURCE, ANY_TAG)
     assert number(side, "send", 2, 3) == 0 and number(side, "receive", 2, 3) == 0
