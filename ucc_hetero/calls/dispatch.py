@@ -140,9 +140,10 @@ class Runner:
 
     def _repeat(self, kind: Kind, outof: Any, into: Any, keep: object) -> bool:
         """Run a call of a known kind to its end; False when it could not start like this."""
-        program = kind.take()
-        if program is None:
-            return False
+        try:
+            program = kind.idle.pop()
+        except IndexError:
+            return False  # all are in use
         if type(outof) is int:
             outof = _cast("void *", outof)
         if type(into) is int:

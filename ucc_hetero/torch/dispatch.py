@@ -112,7 +112,6 @@ class Dispatch:
         comm, seconds = self._comm() if futures.level() else self._comms[0], self._timeout(opts)
         asynchronous = getattr(opts, "asyncOp", True)
         self._posted += 1
-        memory = call.send, call.recv
         device = device_of(call.recv, call.send)
         try:
             if device is None and not asynchronous:
@@ -126,10 +125,10 @@ class Dispatch:
                 if call.op is OPS["AVG"]:
                     call, finish = call._replace(op=OPS["SUM"]), mean_of(call.recv, self._place[1], finish)
                 start = partial(comm.start, call, seconds)
-                return self._noted(self._in_stream(device, start, memory, outputs, finish, asynchronous))
+                return self._noted(self._in_stream(device, start, call[1:3], outputs, finish, asynchronous))
         except UCCHError as failure:
             raise torch_error(failure) from failure
-        work = Work(self, outputs, (request,), finish, memory)
+        work = Work(self, outputs, (request,), finish, call)
         work.collective = True
         work.poll(_MOMENT)
         return self._noted(work)

@@ -47,7 +47,8 @@ class GroupComm:
     def call(self, call: CallSpec, seconds: float) -> None:
         """Run a collective on host memory to its end in this thread."""
         with self._lock:
-            self._limited(seconds).blocking(*call)
+            run = self.run if self.run.timeout == seconds else self._limited(seconds)
+            run.blocking(*call)
 
     def start(self, call: CallSpec, seconds: float, stream: int | None = None) -> Request:
         """Start a collective, with ``stream`` when that gets there.
