@@ -18,7 +18,7 @@ HERE = Path(__file__).resolve().parent
 #: What the engine shares with the kernels that it has devices run.
 KERNELS = HERE.parent / "ucc_hetero" / "device" / "kernels"
 #: Folders of the engine, lowest first: a file uses its own folder and those before it.
-FOLDERS = ("abi", "api", "base", "gpu", "shm", "p2p", "coll")
+FOLDERS = ("abi", "api", "base", "net", "gpu", "shm", "p2p", "coll")
 SOURCES = [path for folder in FOLDERS for path in sorted((HERE / folder).glob("*.c"))]
 
 

@@ -91,6 +91,14 @@ def _window(text: str) -> int:
     return int(value)
 
 
+def _wires(text: str) -> int | str:
+    if text.strip().lower() == "auto":
+        return "auto"
+    if not text.strip().isdigit() or int(text) > 16:
+        raise ValueError(f"{text!r} is neither auto nor from 0 to 16")
+    return int(text)
+
+
 def _choice(*words: str) -> Callable[[str], str]:
     def parse(text: str) -> str:
         word = text.strip().lower()
@@ -130,7 +138,22 @@ def library(row: Vendor) -> Variable:
 
 
 _LEVELS = ("error", "warn", "info", "debug", "trace")
-_SUBSYSTEMS = ("all", "init", "lib", "topo", "plan", "coll", "p2p", "mem", "device", "stream", "tune", "live", "torch")
+_SUBSYSTEMS = (
+    "all",
+    "init",
+    "lib",
+    "topo",
+    "plan",
+    "coll",
+    "p2p",
+    "mem",
+    "net",
+    "device",
+    "stream",
+    "tune",
+    "live",
+    "torch",
+)
 
 _VARIABLES = (
     Variable("LOG_LEVEL", _choice(*_LEVELS), "warn", "Least severe level that is logged.", "|".join(_LEVELS)),
@@ -206,8 +229,23 @@ _VARIABLES = (
         "CHANNELS",
         parse_flag,
         True,
-        "Queue calls and messages among one host's devices of several islands in streams whole; n: hosts take part.",
+        "Queue calls and messages among devices of several islands in streams whole; n: hosts take part.",
         "y|n",
+    ),
+    Variable(
+        "WIRES",
+        _wires,
+        "auto",
+        "Pairs of network threads (one sends, one receives) that carry calls between devices of several hosts; auto: 4 "
+        "where there are cores for them; 0: none, and hosts take part in calls.",
+        "auto|0..16",
+    ),
+    Variable(
+        "WIRE_SLOT",
+        _count,
+        2 << 20,
+        "Most bytes of a slot in the rings between hosts; shorter where UCCH_CHANNEL_MEMORY leaves less.",
+        "bytes",
     ),
     Variable(
         "HOLD",

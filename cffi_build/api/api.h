@@ -25,7 +25,7 @@ typedef struct ucch_channels ucch_channels;
 typedef struct ucch_error {
     int status;     /* UCC status (or UCS status of a message); UCCH_FAIL_* of our own below -100 */
     int step;       /* index of the step that failed, or -1 */
-    int peer;       /* communicator rank involved, or -1 */
+    int peer;       /* slot on the board of the rank involved, or -1; of a rank elsewhere -2 less its number */
     uint64_t seq;   /* sequence number of the call on its communicator */
     double elapsed; /* seconds since the start */
 } ucch_error;
@@ -148,6 +148,14 @@ int ucch_get(ucp_ep_h ep, void *buffer, size_t bytes, uint64_t address, ucp_rkey
 int ucch_flush(ucch_message *message, ucp_ep_h ep, double timeout);
 ucp_rkey_h ucch_rkey_new(ucp_ep_h ep, const void *packed, int *status);
 void ucch_rkey_free(ucp_rkey_h rkey);
+
+/* ---- wire.c: network threads, an even one to send and the next to receive ---- */
+int ucch_wire_cores(void);
+int ucch_wire_new(ucp_context_h context);
+int ucch_wire_address(int wire, void **address, size_t *bytes);
+void ucch_wire_forget(int wire, void *address);
+int ucch_wire_meet(int wire, uint64_t key, const void *address);
+void ucch_wire_stop(int wire);
 
 /* ---- board.c: who has arrived where, on one host ---- */
 typedef struct ucch_refusal {

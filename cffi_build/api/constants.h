@@ -20,6 +20,9 @@
 /* Bytes that a call moves at most for one kernel to do all of it, with several blocks. */
 #define UCCH_WHOLE_BYTES 786432
 
+/* Network threads of a process at most that send, and that receive. */
+#define UCCH_MOST_WIRES 16
+
 /* Kinds of memory to a GPU runtime. */
 #define UCCH_MEMORY_UNKNOWN 0
 #define UCCH_MEMORY_PINNED 1

@@ -322,6 +322,14 @@ int ucch_board_verdict(ucch_board *b, uint64_t since, uint64_t seq, int *peer) {
     return *peer < 0 ? 0 : UCCH_FAIL_MISMATCH;
 }
 
+/* A rank as errors name it: its slot, or -2 less its number where it is on another host. */
+int ucch_board_peer(const ucch_board *b, int rank) {
+    for (int i = 0; b && i < b->n; i++)
+        if (b->ranks[i] == rank)
+            return i;
+    return -2 - rank;
+}
+
 static int fate_of(const ucch_board *b, int i) {
     int64_t pid = __atomic_load_n(&b->slots[i].pid, __ATOMIC_RELAXED);
     if (pid == LEFT)

@@ -14,6 +14,7 @@
 double ucch_now(void);
 
 int ucch_board_verdict(ucch_board *board, uint64_t since, uint64_t seq, int *peer);
+int ucch_board_peer(const ucch_board *board, int rank);
 void ucch_board_own_label(ucch_board *board, uint64_t seq, char *label);
 void ucch_board_blame(ucch_board *board, ucch_op *op);
 void ucch_board_launched(ucch_board *board, int more);

@@ -94,6 +94,8 @@ static int leave(queue *q) {
         if (q->used[i] && c->lane[i] != q->stream)
             status = ucch_stream_follow(c->tail[i], c->lane[i], q->stream);
     ucch_ticket ticket = q->l->ticket = ucch_channels_ticket(c);
+    if (c->nwires)
+        ucch_calls_note(&c->called, q->l->op.error.seq, q->p->signature, c->done[ticket.slot].at, ticket.value);
     if (q->bank >= 0)
         c->user[q->bank] = ticket;
     if (q->alone)
@@ -196,15 +198,20 @@ static ucch_channel *channel_of(const queue *q, const ucch_step *s) {
 
 /* A place in a ring, as whoever copies knows it. */
 static char *chunk_of(const queue *q, const ucch_channel *channel) {
-    return (q->whole ? channel->seen : channel->ring) + channel->pieces % RING * channel->slot;
+    return (q->whole ? channel->seen : channel->ring) + channel->pieces % channel->depth * channel->stride;
+}
+
+/* Tell the network threads, if they carry the channel, what this call makes of its next piece. */
+static int announce(const queue *q, const ucch_channel *channel, size_t bytes) {
+    return channel->flow ? ucch_flow_due(channel->flow, bytes, q->l->op.error.seq, q->p->signature) : 0;
 }
 
 static int send_piece(queue *q, ucch_channel *to, const char *data, size_t bytes, void *stream) {
     char *chunk = chunk_of(q, to);
+    int status = announce(q, to, bytes);
     uint32_t number = (uint32_t)++to->pieces;
-    int status = 0;
-    if (to->pieces > RING)
-        status = wait_word(q, to->consumed, number - RING, stream);
+    if (!status && to->pieces > to->depth)
+        status = wait_word(q, to->consumed, number - (uint32_t)to->depth, stream);
     if (!status)
         status = copy(q, chunk, data, bytes, stream);
     return status ? status : tell_word(q, to->published, number, stream);
@@ -213,7 +220,9 @@ static int send_piece(queue *q, ucch_channel *to, const char *data, size_t bytes
 static int receive_piece(queue *q, ucch_channel *from, char *data, size_t bytes, void *stream) {
     char *chunk = chunk_of(q, from);
     uint32_t number = (uint32_t)++from->pieces;
-    int status = wait_word(q, from->published, number, stream);
+    int status = announce(q, from, bytes);
+    if (!status)
+        status = wait_word(q, from->published, number, stream);
     if (!status)
         status = copy(q, data, chunk, bytes, stream);
     return status ? status : tell_word(q, from->consumed, number, stream);

@@ -1,7 +1,7 @@
 /* Steps of a program, each run when its turn has come: a collective of libucc's, a message, or work of our own. */
 #include "coll/program.h"
 
-/* A message is cut into so many pieces, if they get long enough, so that both devices copy at a time. */
+/* A message is cut into so many pieces, if they get long enough, so that both devices, and wires, move at a time. */
 #define PIECES 4
 #define SHORTEST ((size_t)512 << 10)
 #define PAGE ((size_t)4096)

@@ -29,7 +29,7 @@ static void end_locked(ucch_launch *l, int status, int peer) {
     if (status < 0 && l->board && !l->follower)
         ucch_board_blame(l->board, &l->op);
     if (status < 0 && l->channels)
-        ucch_channels_poison_locked(l->channels);
+        ucch_channels_poison_locked(l->channels, status == UCCH_FAIL_MISMATCH ? l->op.error.seq : 0);
     if (l->board)
         ucch_board_launched(l->board, -1);
     if (status >= 0 && l->board)
@@ -60,19 +60,26 @@ static void give_up_locked(ucch_launch *l, int status, int peer) {
                 goes_on ? "the stream goes on without its result" : "the stream cannot go on, end this process");
 }
 
+/* Whether what other hosts have sent does not fit the call, or they are gone: why, and which rank. */
+static int lost(ucch_launch *l, int *peer) {
+    int rank = -1, bad = l->channels ? ucch_channels_lost(l->channels, l->op.error.seq, &rank) : 0;
+    if (bad)
+        *peer = ucch_board_peer(l->board, rank);
+    return bad;
+}
+
 /* Whether nobody can tell what the call has brought, because another rank let its streams go on, or we did: why, and by
  * whom. */
 static int spoilt(ucch_launch *l, int *peer) {
     int by = l->channels ? ucch_channels_spoiler(l->channels, l->ticket) : -1;
-    *peer = by;
     if (by < 0)
         return 0;
     int other = l->board ? ucch_board_mismatch(l->board, l->op.error.seq) : -1;
-    if (other >= 0) { /* that is why */
-        *peer = other;
+    *peer = other >= 0 ? other : ucch_board_peer(l->board, by);
+    if (other >= 0) /* that is why */
         return UCCH_FAIL_MISMATCH;
-    }
-    return by == l->channels->rank ? UCCH_FAIL_BROKEN : UCCH_FAIL_PEER;
+    int why = lost(l, peer);
+    return why ? why : by == l->channels->rank ? UCCH_FAIL_BROKEN : UCCH_FAIL_PEER;
 }
 
 /* Collect what has ended. */
@@ -111,6 +118,8 @@ static int check_locked(ucch_op *op, double now) {
         op->error.peer = ucch_board_gone(l->board, op->error.seq);
         bad = op->error.peer < 0 ? 0 : UCCH_FAIL_PEER;
     }
+    if (!bad && needs_others)
+        bad = lost(l, &op->error.peer);
     return bad ? bad : spoilt(l, &op->error.peer);
 }
 

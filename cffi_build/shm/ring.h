@@ -5,13 +5,16 @@
 #define UCCH_CHANNEL_H
 
 #include "base/op.h"
+#include "net/flow.h"
 #include "shm/segment.h"
 
 /* Lanes of a rank, streams beside each other: vendors' collectives, copies to and from shared memory, all else. */
 enum { LANE_NATIVE, LANE_OUT, LANE_IN, LANE_LOCAL, QUEUE_LANES };
 
-/* Pieces that lie in a channel at a time, and calls of a communicator that are under way. */
-#define RING 8
+/* Pieces that lie at a time in a channel of one host, and between hosts; and calls of a communicator that are under
+ * way. */
+#define SHARED_DEPTH 8
+#define WIRE_DEPTH 8
 #define MOST_CALLS 256
 /* How often scratch can grow: each time it doubles. */
 #define MOST_OUTGROWN 128
@@ -25,9 +28,11 @@ typedef struct ucch_word {
 /* One direction between this rank and another: `published` counts the pieces put in, `consumed` those taken out. */
 typedef struct ucch_channel {
     ucch_word published, consumed;
-    char *ring, *seen; /* by its address here and the device's */
-    size_t slot;       /* bytes of a place in it */
-    uint64_t pieces;   /* of all calls so far, on this side */
+    char *ring, *seen;   /* by its address here and the device's */
+    size_t slot, stride; /* bytes of a slot, and from one to the next */
+    uint64_t depth;
+    ucch_flow *flow; /* that carries it between hosts; NULL: both ranks see it */
+    uint64_t pieces; /* of all calls so far, on this side */
     uint64_t round;
     uint64_t *spoilt; /* by the rank that it comes from */
 } ucch_channel;
@@ -40,9 +45,11 @@ typedef struct ucch_ticket {
 struct ucch_channels {
     ucch_op drain; /* first: once a call has failed, until the streams of all have been let go */
     int rank, size;
-    size_t far;             /* bytes of a ring between islands */
+    ucch_ring_sizes sizes;
+    int nwires;
+    ucch_calls called;      /* for ranks of other hosts */
     uint32_t *arrived;      /* counters on the device, of one kernel at a time (fused.h) */
-    int *islands;           /* by rank */
+    int *islands, *hosts;   /* by rank */
     ucch_mapping **parts;   /* by rank: what it has for its words and rings */
     ucch_channel *out, *in; /* by rank */
     ucch_word done[MOST_CALLS];
@@ -75,8 +82,9 @@ int ucch_word_tell(void *post, ucch_word word, uint32_t value, void *stream);
 int ucch_channel_wait(const ucch_channels *c, ucch_word word, uint32_t least, void *stream);
 int ucch_channel_tell(const ucch_channels *c, ucch_word word, uint32_t value, void *stream);
 int ucch_channels_scratch(ucch_channels *c, int bank, size_t bytes);
-void ucch_channels_poison_locked(ucch_channels *c);
+void ucch_channels_poison_locked(ucch_channels *c, uint64_t differs);
 int ucch_channels_waiting(const ucch_channels *c);
+int ucch_channels_lost(const ucch_channels *c, uint64_t number, int *rank);
 int ucch_channels_spoiler(const ucch_channels *c, ucch_ticket ticket);
 
 #endif

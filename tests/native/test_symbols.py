@@ -21,7 +21,7 @@ KERNELS = ROOT / "ucc_hetero" / "device" / "kernels"
 INCLUDES = (f"-I{ENGINE}", f"-I{KERNELS.parent}")
 #: Lowest first. Declarations alone are for all: what Python sees, which each folder defines its part of, and what
 #: kernels share.
-FOLDERS = ("abi", "base", "gpu", "shm", "p2p", "coll")
+FOLDERS = ("abi", "base", "net", "gpu", "shm", "p2p", "coll")
 HEADERS_FOR_ALL = ("api", "kernels")
 
 #: (user, owner) -> the symbols of the owner's that the user's object needs

@@ -78,7 +78,9 @@ class Board:
         return self._memory is not None
 
     def rank_of(self, slot: int) -> int:
-        """The communicator rank of a slot, -1 for none."""
+        """The communicator rank of an error's ``peer``: a slot, or -2 less the rank of one elsewhere; -1 for none."""
+        if slot < -1:
+            return -2 - slot
         return self.ranks[slot] if 0 <= slot < len(self.ranks) else -1
 
     def label(self, rank: int, seq: int) -> str:

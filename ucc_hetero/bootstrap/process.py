@@ -7,12 +7,14 @@ with settings that are forced equal. Communicators only make teams from them.
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from typing import Any
 
 from .. import env, log
 from ..bindings import ucc, ucx
 from ..bindings.oob import MPIExchange
 from ..device import Place, collective_library, late_settings, place_of, runtime_of
+from ..errors import UCCHError
 from ..machine import vendors
 from ..machine.discover import HostIdentity, cores, host_identity, link_speed
 from ..machine.facts import Facts
@@ -20,6 +22,7 @@ from ..native.libraries import lib, load
 from ..planner.algorithms import added
 from ..planner.topology import Topology, emulated_vendors
 from ..trace import record
+from ..transport import wires
 from ..transport.paths import crowded_hosts
 from . import agreement
 
@@ -78,16 +81,20 @@ class Process:
             found = self.endpoints[facts.process] = self.worker.connect(facts.address)
         return found
 
-    def close(self) -> None:
-        """Release everything; contexts must be gone and nothing in flight."""
+    def settle(self) -> None:
+        """Have everything that was sent be there; nothing may be in flight."""
         # Messages that nobody received, of communicators that are long gone: libucp would complain of them, and their
         # senders may wait for us. Once more when whatever was on its way has come.
         for _ in range(2):
             lib.ucch_progress_once()
             lib.ucch_discard_all(self.worker.handle, 0, 0)
             for endpoint in self.endpoints.values():
-                endpoint.close(timeout=1.0)
-        self.endpoints.clear()
+                with suppress(UCCHError):
+                    endpoint.flush().wait(1.0)
+
+    def close(self) -> None:
+        """Release everything; contexts must be gone, and all that was sent must be there."""
+        self.endpoints.clear()  # the worker takes them along
         self.worker.close()
         self.ucx.close()
         for library in self._libs.values():
@@ -219,6 +226,11 @@ def all_jobs() -> list[Job]:
 def close_all() -> None:
     """Destroy every job and the process's own resources; collective among all their ranks."""
     global _process
+    wires.stop()
+    if _process is not None:
+        _process.settle()
+    for job in _jobs:
+        job.comm.allgather(None)  # a peer that has ended is an error to whoever still looks, and libucp prints it
     while _jobs:
         _jobs.pop().close()
     if _process is not None:

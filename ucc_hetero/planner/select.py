@@ -68,8 +68,8 @@ class Tuning:
 
     @property
     def least_through_windows(self) -> float:
-        """Bytes from which on messages through windows take the place of the host's library."""
-        return math.inf if not self.windows else 0 if self.channels else WINDOW_LIMIT
+        """Bytes from which on messages take the place of the host's library: through channels, or windows."""
+        return 0 if self.channels else WINDOW_LIMIT if self.windows and self.path == "staged" else math.inf
 
     @classmethod
     def parse(
@@ -138,7 +138,7 @@ def _kept(topology: Topology, collective: str, nbytes: int, op: Op | None, tune:
 def _choose(topology: Topology, collective: str, nbytes: int, op: Op | None, tune: Tuning) -> tuple[Choice, str]:
     if op is not None and (op.code < 0 or op.name in ORDERED) and ROWS[collective].step:
         return Choice(algorithms.with_role(collective, algorithms.Role.ORDERED), 1, tune.path), "order"
-    path = "window" if tune.path == "staged" and nbytes >= tune.least_through_windows else tune.path
+    path = "window" if nbytes >= tune.least_through_windows else tune.path
     case = algorithms.Case(topology, collective, nbytes, path, tune.plain, tune.channels)
     for by, rules in (("user", tune.user), ("measured", tune.measured)):
         rule = match(rules, topology, collective, nbytes)

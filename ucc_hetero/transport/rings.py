@@ -1,8 +1,8 @@
-"""Channels: whole calls queued in streams, where the ranks of a communicator are devices of one host.
+"""Channels: whole calls queued in streams, where all ranks of a communicator are devices.
 
-The native side is shm/ring.c and coll/schedule.c. A call is handed to the devices when it is
-made: they wait for each other, copy and compute, and no host takes part any more. All ranks must do so or none, for the
-same calls; so what decides is known to all of them.
+The native side is shm/ring.c and coll/schedule.c. A call is handed to the devices when it is made: they wait for each
+other, copy and compute, and no program of the host's takes part any more, but for the network threads between hosts
+(:mod:`.wires`). All ranks must do so or none, for the same calls; so what decides is known to all of them.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from .. import env, log
 from ..device import DeviceRuntime, kernels
@@ -19,6 +19,7 @@ from ..machine.facts import Facts
 from ..native.libraries import ffi, lib
 from ..planner.topology import Topology
 from ..types import DTYPES, OPS
+from . import wires
 from .segments import Windows, key_of, may_wait
 
 __all__ = ["Channels", "join"]
@@ -57,22 +58,27 @@ def join(
     ``able`` as in :class:`Channels`, of this rank. Raises :class:`DeviceError` on all ranks where one of them has no
     pinned memory left: calls of this communicator would be slow, and nobody would know.
     """
-    if not windows.whole:
-        return None
     rank, size = int(mpi.Get_rank()), int(mpi.Get_size())
-    ready = may_wait(runtime)
-    mine = everyone[rank]
-    board = mine.vendor, runtime.bus(mine.device) if runtime is not None else ""
-    where = rank, size, ffi.new("int[]", list(topology.island_of))
-    room = lib.ucch_channels_offer(*where, int(env.get("CHANNEL_MEMORY"))) if ready else 0
+    mine, places = everyone[rank], _places(everyone)
+    if not (windows.whole or (max(places) and _may_carry(topology, everyone))):
+        return None
+    ready = may_wait(runtime) and lib.ucch_window_own(key_of(mine), ffi.new("size_t *", 2 * int(env.get("ARENA")))) >= 0
+    board = mine.host.memory, mine.vendor, runtime.bus(mine.device) if runtime is not None else ""
+    where = rank, size, ffi.new("int[]", list(topology.island_of)), ffi.new("int[]", places)
     # A usual kernel is made as a try: one vendor's compiler may be missing where the other's is there.
     compiles = ready and kernels.ready(lib.UCCH_COMBINE, OPS["SUM"].code, DTYPES["float32"].code, 0, insist=True)
-    rooms, ables, computes, boards = zip(*mpi.allgather((int(room), able, compiles, board)), strict=True)
+    reach = _Reach.of(rank, places) if ready else _Reach()
+    offers = mpi.allgather((_offer(where) if ready else (0, 0), able, compiles, board, reach))
+    sizes, ables, computes, boards, reaches = zip(*offers, strict=True)
+    far, slot = (min(each) for each in zip(*sizes, strict=True))
+    nwires = min(len(reach.wires) for reach in reaches) if max(places) else 0
     # Processes that share a device take turns at it: one that waits there would keep the other from what it waits for.
-    if not min(rooms) or len({*boards}) < size:
+    if not far or len({*boards}) < size or (max(places) and not nwires):
         log.log("mem").info("no channels between devices: their hosts take part in calls")
         return None
-    handle = _connected(mpi, everyone, where, min(rooms))
+    handle = _connected(mpi, everyone, where, (far, slot), reaches, nwires)
+    if handle is None:
+        return None
     well = lib.ucch_channels_open(handle) == 0
     if all(mpi.allgather(well)):
         return Channels(handle, all(ables), all(computes))
@@ -81,25 +87,84 @@ def join(
     return None
 
 
-def _connected(mpi: Any, everyone: Sequence[Facts], where: tuple[int, int, Any], room: int) -> Any:
-    """The native side of channels with rings of ``room`` bytes, whose ranks see each other's memory; collective."""
-    handle = lib.ucch_channels_new(*where, room)
+def _may_carry(topology: Topology, everyone: Sequence[Facts]) -> bool:
+    """Whether wires may carry calls between hosts: all ranks have devices, and no one vendor's library does it all."""
+    allowed = env.get("WIRES") and env.get("CHANNELS") and env.get("STAGING") != "direct"
+    return bool(allowed) and not topology.flat and all(facts.device_memory for facts in everyone)
+
+
+class _Reach(NamedTuple):
+    """Reach of a rank between hosts: a number that no communicator of its has had, and the addresses of its wires."""
+
+    serial: int = 0
+    wires: tuple[tuple[bytes, bytes], ...] = ()
+
+    @classmethod
+    def of(cls, rank: int, places: Sequence[int]) -> _Reach:
+        """That of this rank, ``places`` being the hosts of all: without wires where they are on one host."""
+        count = wires.wanted(places.count(places[rank])) if max(places) else 0
+        return cls(_last[0] + 1, wires.addresses(count)[:count] if count else ())
+
+
+#: The last number by which this process's flows were told apart.
+_last = [0]
+
+
+def _places(everyone: Sequence[Facts]) -> list[int]:
+    """By rank, the number of its host."""
+    numbers: dict[object, int] = {}
+    return [numbers.setdefault(f.host.memory, len(numbers)) for f in everyone]
+
+
+def _offer(where: tuple[int, int, Any, Any]) -> tuple[int, int]:
+    """Bytes of the rings between islands, and of the slots between hosts, for which this rank has room."""
+    sizes = lib.ucch_channels_offer(*where, int(env.get("CHANNEL_MEMORY")), int(env.get("WIRE_SLOT")))
+    return int(sizes.far), int(sizes.slot)
+
+
+def _connected(
+    mpi: Any,
+    everyone: Sequence[Facts],
+    where: tuple[int, int, Any, Any],
+    sizes: tuple[int, int],
+    reaches: Sequence[_Reach],
+    nwires: int,
+) -> Any:
+    """The native side of channels, whose ranks see each other's memory or have wires between them; collective."""
+    rank, places = where[0], where[3]
+    handle = lib.ucch_channels_new(*where, sizes)
     files = mpi.allgather((os.getpid(), int(lib.ucch_channels_file(handle)) if handle != ffi.NULL else -1))
     failure = "" if handle != ffi.NULL else "no room for a file of shared memory"
+    _last[0] = max(reach.serial for reach in reaches)
     if min(file for _, file in files) >= 0:
-        met = [lib.ucch_channels_meet(handle, r, key_of(everyone[r]), *file) for r, file in enumerate(files)]
-        failure = "a peer's cannot be opened" if lib.UCCH_FAIL_PEER in met else _reason() if min(met) < 0 else ""
-    failures = [(rank, text) for rank, text in enumerate(mpi.allgather(failure)) if text]
+        met = [int(lib.ucch_channels_meet(handle, rank, key_of(everyone[rank]), *files[rank]))]
+        for r, file in enumerate(files):
+            key = key_of(everyone[r])
+            if r != rank and met[-1] >= 0 and places[r] == places[rank]:
+                met.append(int(lib.ucch_channels_meet(handle, r, key, *file)))
+            elif r != rank and met[-1] >= 0:
+                reached = wires.meet(key, reaches[r].wires, nwires)
+                carried = reached and lib.ucch_channels_carry(handle, r, key, nwires, _last[0]) == 0
+                met.append(0 if carried else int(lib.UCCH_FAIL_PEER))
+        failure = _STRANGERS if lib.UCCH_FAIL_PEER in met else _reason() if min(met) < 0 else ""
+    failures = [(r, text) for r, text in enumerate(mpi.allgather(failure)) if text]
     if not failures:
         return handle
     if handle != ffi.NULL:
         lib.ucch_channels_free(handle)
-    rank, text = failures[0]
+    at, text = failures[0]
+    if text == _STRANGERS:
+        log.log("mem").warning("rank %d %s: hosts take part in calls between devices, which is slower", at, text)
+        return None
     raise DeviceError(
-        f"rank {rank} has no pinned memory for this communicator's channels ({text}; rank {where[0]} has pinned "
+        f"rank {at} has no pinned memory for this communicator's channels ({text}; rank {rank} has pinned "
         f"{lib.ucch_channels_pinned() >> 20} MiB for those of others): free communicators that are not needed, or set "
         f"UCCH_CHANNEL_MEMORY lower, or UCCH_CHANNELS=n, so that hosts take part in calls"
     )
+
+
+#: Said of a rank that another's processes keep out.
+_STRANGERS = "cannot open the memory of a peer on its host, or reach one elsewhere"
 
 
 def _reason() -> str:

@@ -147,8 +147,8 @@ def overlapped(case: Case, limit: int = MOST_FRAGMENTS[0][1]) -> int:
         return 1
     # On one host island and bridge phases share the same memory and cores: there is nothing to overlap, but for the
     # copies between devices and the host, and devices' own engines.
-    if topology.one_host and case.path != "staged":
-        # Pieces of a message through windows are under way at a time in any case; only islands' phases can overlap.
+    if case.path == "window" or (topology.one_host and case.path != "staged"):
+        # Pieces of a message through a ring are under way at a time in any case; only islands' phases can overlap.
         together = case.plain or (case.path == "window" and all(island.size == 1 for island in topology.islands))
         return 1 if together else max(1, min(MOST_ON_DEVICES, case.nbytes // DEVICE_FRAGMENT))
     return max(1, min(limit, most_fragments(topology), case.nbytes // LEAST_FRAGMENT))

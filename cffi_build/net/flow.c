@@ -1,0 +1,585 @@
+/* One direction of a ring between two hosts. Its slots are on both: the sender's stream fills one here and counts it as
+ * published, threads send it, the receiver's threads have it put into the same slot there and publish it, and once the
+ * receiver's stream has taken it out and counted it as consumed, a credit for the slot goes back.
+ *
+ * A slot is cut into ranges, which the wires take in turn, so that all of them carry a long piece and one a short one,
+ * and each range has a receive posted ahead. Before the first range is a header, by which the receiver knows that both
+ * ranks made the same calls so far: pieces are published once the receiver has made its own, which says how long a
+ * piece is due and of what call, and only if that fits. A sender whose stream takes its time says ahead what it has
+ * called. */
+#define _GNU_SOURCE
+#include "net/flow.h"
+
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define MOST UCCH_MOST_WIRES
+#define ATTR_CALLBACK 0x2
+#define ATTR_USER_DATA 0x4
+#define ATTR_MEMORY_TYPE 0x40
+#define HOST_MEMORY 0
+#define UCS_CANCELED (-16)
+#define UCS_TRUNCATED (-9)
+/* Rounds of progress until receives that were taken back have ended. */
+#define ROUNDS 1000
+/* Peers are told of a call that has not ended after this long. */
+#define PATIENCE_S 5e-3
+/* Bytes of a range: shorter ones cost more than they gain, longer ones keep wires waiting for each other. */
+#define RANGE ((size_t)128 << 10)
+
+/* Kinds of messages, in a tag below the flow's own bits and above the number of a range. */
+enum { DATA, CREDIT, ABORT, INTENT };
+#define KIND_BIT 10
+
+typedef struct header {
+    uint64_t call, hash, bytes, number;
+    uint64_t spoilt;  /* the first call of the sender's that is not to be believed, plus one */
+    uint64_t differs; /* and the first that ranks have made in different ways, if that is why */
+} header;
+_Static_assert(sizeof(header) <= UCCH_FLOW_HEADER, "the header lies before the data");
+
+/* Piece that this rank has called for, with the call's number and a hash of it. */
+typedef struct due {
+    uint64_t bytes, call, hash;
+} due;
+
+/* A message of a few numbers to or from a peer; `request` while it is under way. */
+typedef struct note {
+    ucch_flow *flow;
+    void *request;
+    int done;
+    uint64_t said[3];
+} note;
+
+/* Receive of a range: how many have come, how many of these are published, and the last piece of them. */
+typedef struct landing {
+    note posted;
+    uint64_t arrived, taken, piece;
+} landing;
+
+/* A wire's part in a flow: pieces whose ranges it has sent. */
+typedef struct share {
+    uint64_t count;
+    int under_way; /* sends that libucp has */
+    const int *lost;
+    ucp_ep_h ep;
+    ucch_flow *flow;
+} share;
+
+struct ucch_flow {
+    ucch_tenant tenant; /* first */
+    ucch_slots ring;
+    int sends, nwires, first; /* the wire that carries first ranges, and what the ranks tell each other */
+    int ranges;               /* of a slot */
+    uint64_t tag;
+    int failed;
+    uint64_t differs; /* the first call that the ranks have made in different ways; 0: none */
+    pthread_mutex_t lock;
+    due *dues;         /* of pieces from `settled` on, by their number */
+    uint64_t room;     /* of them */
+    uint64_t expected; /* pieces called for */
+    uint64_t settled;  /* pieces published here (a receiver's), or consumed there (a sender's) */
+    uint64_t told;     /* pieces consumed, as the receiver has told the sender */
+    landing *landings; /* by range of all slots */
+    note abort, credit, intent;
+    uint64_t meant; /* the last call that the peer has been told of, if it had to be */
+    share shares[MOST];
+};
+
+/* ---- small things ---- */
+
+static int reached(const uint32_t *word, uint64_t least) {
+    return (int32_t)(__atomic_load_n(word, __ATOMIC_ACQUIRE) - (uint32_t)least) >= 0;
+}
+
+static header *slot_of(const ucch_flow *f, uint64_t piece) {
+    return (header *)(f->ring.slots + piece % (uint64_t)f->ring.depth * f->ring.stride);
+}
+
+/* The first call, plus one, whose data here is not to be believed; 0 while there is none. */
+static uint64_t garbage_from(const ucch_flow *f) {
+    return __atomic_load_n(f->ring.spoilt_here, __ATOMIC_ACQUIRE);
+}
+
+/* Number of the wire: each one that sends is followed by one that receives. */
+static int wire_of(const ucch_flow *f, int which) {
+    return 2 * which + !f->sends;
+}
+
+/* The wire that a range goes by; of several flows not the same one first. */
+static int carrier_of(const ucch_flow *f, int range) {
+    return (f->first + range) % f->nwires;
+}
+
+/* Ranges of a piece of so many bytes: one at least, for the header. */
+static int ranges_of(size_t bytes) {
+    return bytes <= RANGE ? 1 : (int)((bytes + RANGE - 1) / RANGE);
+}
+
+/* Where a range begins, the header included in the first. */
+static char *range_of(const ucch_flow *f, uint64_t piece, int range) {
+    return (char *)slot_of(f, piece) + (range ? UCCH_FLOW_HEADER + (size_t)range * RANGE : 0);
+}
+
+/* Bytes of a range of a piece. */
+static size_t length_of(size_t bytes, int range) {
+    size_t from = (size_t)range * RANGE, left = bytes - from;
+    return (range ? 0 : UCCH_FLOW_HEADER) + (left < RANGE ? left : RANGE);
+}
+
+/* Number of a range among those of all slots. */
+static int index_of(const ucch_flow *f, uint64_t piece, int range) {
+    return (int)(piece % (uint64_t)f->ring.depth) * f->ranges + range;
+}
+
+static void fail(ucch_flow *f, int status) {
+    int none = 0;
+    __atomic_compare_exchange_n(&f->failed, &none, status, 0, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST);
+}
+
+/* Why the flow carries nothing any more, as far as call `number` is concerned: 0 while it does. */
+int ucch_flow_failed(const ucch_flow *f, uint64_t number) {
+    int status = __atomic_load_n(&f->failed, __ATOMIC_ACQUIRE);
+    return status == UCCH_FAIL_MISMATCH && number < f->differs ? 0 : status;
+}
+
+static void differ(ucch_flow *f, uint64_t call) {
+    __atomic_store_n(&f->differs, call, __ATOMIC_RELEASE);
+    fail(f, UCCH_FAIL_MISMATCH);
+}
+
+static void fail_by(ucch_flow *f, int ucs) {
+    fail(f, ucs == UCS_TRUNCATED ? UCCH_FAIL_MISMATCH : UCCH_FAIL_PEER); /* of a mismatch, any call may be it */
+}
+
+static ucp_request_param_t params_of(void *callback, void *data) {
+    return (ucp_request_param_t){.op_attr_mask = ATTR_CALLBACK | ATTR_USER_DATA | ATTR_MEMORY_TYPE,
+                                 .cb = callback,
+                                 .user_data = data,
+                                 .memory_type = HOST_MEMORY};
+}
+
+static uint64_t tag_of(const ucch_flow *f, int kind, uint64_t which) {
+    return f->tag | (uint64_t)kind << KIND_BIT | which;
+}
+
+/* ---- messages ---- */
+
+static void note_ended(note *n, int status) {
+    n->request = NULL;
+    n->done = status == 0;
+    if (status && status != UCS_CANCELED)
+        fail_by(n->flow, status);
+}
+
+static void note_received(void *request, ucs_status_t status, const ucp_tag_recv_info_t *info, void *data) {
+    ucp_request_free(request);
+    note_ended(data, status);
+}
+
+static void note_sent(void *request, ucs_status_t status, void *data) {
+    ucp_request_free(request);
+    note_ended(data, status);
+}
+
+static void begun(note *n, void *request) {
+    if (request == NULL || IS_STATUS(request))
+        note_ended(n, (int)(intptr_t)request);
+    else
+        n->request = request;
+}
+
+static void receive(int which, note *n, void *into, size_t bytes, int kind, uint64_t index) {
+    ucp_request_param_t params = params_of((void *)note_received, n);
+    n->done = 0;
+    begun(n, ucp_tag_recv_nbx(ucch_wire_worker(wire_of(n->flow, which)), into, bytes, tag_of(n->flow, kind, index),
+                              ~(uint64_t)0, &params));
+}
+
+/* By the first wire. */
+static void receive_note(note *n, int kind) {
+    receive(n->flow->first, n, n->said, sizeof(n->said), kind, 0);
+}
+
+static void send_note(note *n, int kind) {
+    ucp_request_param_t params = params_of((void *)note_sent, n);
+    n->done = 0;
+    begun(n, ucp_tag_send_nbx(n->flow->shares[n->flow->first].ep, n->said, sizeof(n->said), tag_of(n->flow, kind, 0),
+                              &params));
+}
+
+/* ---- a sender's turn ---- */
+
+static void range_sent(void *request, ucs_status_t status, void *data) {
+    share *s = data;
+    ucp_request_free(request);
+    s->under_way--;
+    if (status && status != UCS_CANCELED)
+        fail_by(s->flow, status);
+}
+
+static void send_range(ucch_flow *f, share *s, uint64_t piece, size_t bytes, int range) {
+    ucp_request_param_t params = params_of((void *)range_sent, s);
+    void *request = ucp_tag_send_nbx(s->ep, range_of(f, piece, range), length_of(bytes, range),
+                                     tag_of(f, DATA, (uint64_t)index_of(f, piece, range)), &params);
+    if (IS_STATUS(request))
+        fail_by(f, (int)(intptr_t)request);
+    else
+        s->under_way += request != NULL;
+}
+
+/* Send a wire's ranges of a piece. */
+static void send_piece(ucch_flow *f, int which, uint64_t piece) {
+    pthread_mutex_lock(&f->lock);
+    due about = f->dues[piece % f->room];
+    pthread_mutex_unlock(&f->lock);
+    if (which == f->first)
+        *slot_of(f, piece) = (header){about.call, about.hash, about.bytes, piece, garbage_from(f), f->differs};
+    for (int range = 0; range < ranges_of(about.bytes); range++)
+        if (carrier_of(f, range) == which)
+            send_range(f, &f->shares[which], piece, about.bytes, range);
+}
+
+/* Take note of credits: the sender's stream may fill the slots again. */
+static int hear_credit(ucch_flow *f) {
+    if (!f->credit.done)
+        return 0;
+    pthread_mutex_lock(&f->lock);
+    __atomic_store_n(&f->settled, f->credit.said[0], __ATOMIC_RELEASE);
+    pthread_mutex_unlock(&f->lock);
+    __atomic_store_n(&f->told, f->credit.said[0], __ATOMIC_RELEASE);
+    __atomic_store_n(f->ring.consumed, (uint32_t)f->credit.said[0], __ATOMIC_RELEASE);
+    receive_note(&f->credit, CREDIT);
+    return UCCH_MOVED;
+}
+
+static int tell_abort(ucch_flow *f) {
+    uint64_t first = garbage_from(f);
+    if (!first || f->abort.said[0])
+        return 0;
+    f->abort.said[0] = first;
+    f->abort.said[1] = __atomic_load_n(&f->differs, __ATOMIC_ACQUIRE);
+    send_note(&f->abort, ABORT);
+    return UCCH_MOVED;
+}
+
+/* A call takes its time: say what was called, as the peer may have called something else. */
+static int tell_intent(ucch_flow *f) {
+    ucch_calls *c = f->ring.calls;
+    if (__atomic_load_n(&c->last, __ATOMIC_ACQUIRE) == f->meant || f->intent.request)
+        return 0;
+    pthread_mutex_lock(&c->lock);
+    int ended = reached(c->end, c->value), late = ucch_now() - c->at > PATIENCE_S;
+    f->meant = ended || late ? c->last : f->meant;
+    f->intent.said[0] = c->last;
+    f->intent.said[1] = c->hashes[c->last % UCCH_CALLS_KEPT];
+    pthread_mutex_unlock(&c->lock);
+    if (ended || !late)
+        return 0;
+    send_note(&f->intent, INTENT);
+    return UCCH_MOVED;
+}
+
+static int turn_of_sender(ucch_flow *f, int which) {
+    share *s = &f->shares[which];
+    int found = 0;
+    uint64_t settled = __atomic_load_n(&f->settled, __ATOMIC_ACQUIRE);
+    s->count = s->count < settled ? settled : s->count; /* there was nothing for this wire in those */
+    for (; reached(f->ring.published, s->count + 1); s->count++) {
+        send_piece(f, which, s->count);
+        found = UCCH_MOVED;
+    }
+    uint64_t expected = __atomic_load_n(&f->expected, __ATOMIC_ACQUIRE);
+    if (which != f->first)
+        return found | (s->under_way || s->count < expected ? UCCH_AWAITED : 0);
+    found |= hear_credit(f) | tell_intent(f);
+    return found | (f->told < expected ? UCCH_AWAITED : 0);
+}
+
+/* ---- a receiver's turn ---- */
+
+/* Ranges of a piece, if all of it is there; 0 where it is not. */
+static int complete(const ucch_flow *f, uint64_t piece) {
+    int ranges = 1;
+    for (int range = 0; range < ranges && range < f->ranges; range++) {
+        const landing *l = &f->landings[index_of(f, piece, range)];
+        if (__atomic_load_n(&l->arrived, __ATOMIC_ACQUIRE) == l->taken)
+            return 0;
+        if (!range)
+            ranges = ranges_of(slot_of(f, piece)->bytes);
+    }
+    return ranges;
+}
+
+static void take(ucch_flow *f, uint64_t piece, int ranges) {
+    for (int range = 0; range < ranges && range < f->ranges; range++) {
+        landing *l = &f->landings[index_of(f, piece, range)];
+        __atomic_store_n(&l->piece, piece, __ATOMIC_RELAXED);
+        __atomic_store_n(&l->taken, l->taken + 1, __ATOMIC_RELEASE);
+    }
+}
+
+/* The sender's data is garbage from a call on, as it says; and whether ranks called different things. */
+static void hear_garbage(ucch_flow *f, uint64_t spoilt, uint64_t differs) {
+    if (spoilt && differs)
+        differ(f, differs);
+    if (spoilt)
+        __atomic_store_n(f->ring.spoilt_there, spoilt, __ATOMIC_RELEASE);
+}
+
+/* Publish what has arrived and was called for, in order, if it fits. With the flow's lock. */
+static void settle_arrivals(ucch_flow *f) {
+    uint64_t before = f->settled;
+    for (int ranges; f->settled < f->expected && !f->failed && (ranges = complete(f, f->settled));) {
+        const header *h = slot_of(f, f->settled);
+        const due *d = &f->dues[f->settled % f->room];
+        hear_garbage(f, h->spoilt, h->differs);
+        if (h->call != d->call || h->hash != d->hash || h->bytes != d->bytes || h->number != f->settled) {
+            differ(f, h->call < d->call ? h->call : d->call);
+            break;
+        }
+        take(f, f->settled, ranges);
+        __atomic_store_n(&f->settled, f->settled + 1, __ATOMIC_RELEASE);
+    }
+    if (f->settled != before)
+        __atomic_store_n(f->ring.published, (uint32_t)f->settled, __ATOMIC_RELEASE);
+}
+
+static void post_range(ucch_flow *f, int which, int index) {
+    size_t slot = f->ring.stride - UCCH_FLOW_HEADER;
+    uint64_t piece = (uint64_t)(index / f->ranges); /* any that goes there */
+    int range = index % f->ranges;
+    receive(which, &f->landings[index].posted, range_of(f, piece, range), length_of(slot, range), DATA,
+            (uint64_t)index);
+}
+
+/* Of a wire's ranges: count what has come in, and post again the receives of what has been taken out. */
+static int look_at_ranges(ucch_flow *f, int which, int *waiting) {
+    int found = 0;
+    for (int i = 0; i < f->ring.depth * f->ranges; i++) {
+        landing *l = &f->landings[i];
+        if (carrier_of(f, i % f->ranges) != which || l->posted.request)
+            continue;
+        if (l->posted.done) {
+            l->posted.done = 0;
+            __atomic_store_n(&l->arrived, l->arrived + 1, __ATOMIC_RELEASE);
+            found = UCCH_MOVED;
+        } else if (__atomic_load_n(&l->taken, __ATOMIC_ACQUIRE) == l->arrived &&
+                   reached(f->ring.consumed, __atomic_load_n(&l->piece, __ATOMIC_RELAXED) + 1))
+            post_range(f, which, i);
+        *waiting |= !l->posted.request;
+    }
+    return found;
+}
+
+static int hear_abort(ucch_flow *f) {
+    if (!f->abort.done)
+        return 0;
+    f->abort.done = 0;
+    hear_garbage(f, f->abort.said[0], f->abort.said[1]);
+    return UCCH_MOVED;
+}
+
+/* Compare what the sender has called with the same call here, once that is made. */
+static void hear_intent(ucch_flow *f) {
+    ucch_calls *c = f->ring.calls;
+    uint64_t number = f->intent.said[0], slot = number % UCCH_CALLS_KEPT;
+    if (!f->intent.done || number > __atomic_load_n(&c->last, __ATOMIC_ACQUIRE))
+        return;
+    pthread_mutex_lock(&c->lock);
+    int differs = c->numbers[slot] == number && c->hashes[slot] != f->intent.said[1];
+    pthread_mutex_unlock(&c->lock);
+    if (differs)
+        differ(f, number);
+    receive_note(&f->intent, INTENT);
+}
+
+/* By the first wire: the sender may fill again what has been taken out. */
+static int tell_credit(ucch_flow *f) {
+    uint32_t more = __atomic_load_n(f->ring.consumed, __ATOMIC_ACQUIRE) - (uint32_t)f->told;
+    if (!more || f->credit.request)
+        return 0;
+    f->credit.said[0] = f->told + more;
+    __atomic_store_n(&f->told, f->credit.said[0], __ATOMIC_RELEASE);
+    send_note(&f->credit, CREDIT);
+    return UCCH_MOVED;
+}
+
+static int turn_of_receiver(ucch_flow *f, int which) {
+    int waiting = 0, found = look_at_ranges(f, which, &waiting);
+    if (found) {
+        pthread_mutex_lock(&f->lock);
+        settle_arrivals(f);
+        pthread_mutex_unlock(&f->lock);
+    }
+    uint64_t expected = __atomic_load_n(&f->expected, __ATOMIC_ACQUIRE);
+    if (which == f->first) {
+        hear_intent(f);
+        found |= tell_credit(f);
+        waiting |= f->told < expected || f->credit.request;
+    }
+    waiting |= __atomic_load_n(&f->settled, __ATOMIC_ACQUIRE) < expected;
+    return found | (waiting ? UCCH_AWAITED : 0);
+}
+
+/* Called by the threads of all of its wires, each with its wire's lock. */
+static int turn(ucch_tenant *tenant, int wire) {
+    ucch_flow *f = (ucch_flow *)tenant;
+    int which = wire / 2, found = 0;
+    if (__atomic_load_n(f->shares[which].lost, __ATOMIC_ACQUIRE))
+        fail(f, UCCH_FAIL_PEER);
+    if (!f->failed)
+        found = f->sends ? turn_of_sender(f, which) : turn_of_receiver(f, which);
+    if (which == f->first && f->failed != UCCH_FAIL_PEER)
+        found |= f->sends ? tell_abort(f) : hear_abort(f);
+    /* Once a call has failed here, nobody waits for the rest. */
+    return garbage_from(f) ? found & UCCH_MOVED : found;
+}
+
+/* ---- calls ---- */
+
+/* A rank has made its call `number`, which has ended when the word `end` has reached `value`. */
+void ucch_calls_note(ucch_calls *c, uint64_t number, uint64_t hash, const uint32_t *end, uint32_t value) {
+    pthread_mutex_lock(&c->lock);
+    c->numbers[number % UCCH_CALLS_KEPT] = number;
+    c->hashes[number % UCCH_CALLS_KEPT] = hash;
+    c->at = ucch_now();
+    c->end = end;
+    c->value = value;
+    __atomic_store_n(&c->last, number, __ATOMIC_RELEASE);
+    pthread_mutex_unlock(&c->lock);
+}
+
+static int make_room(ucch_flow *f) {
+    uint64_t room = 2 * f->room;
+    due *more = malloc(room * sizeof(*more));
+    if (!more)
+        return UCCH_FAIL_MEMORY;
+    for (uint64_t i = f->settled; i < f->expected; i++)
+        more[i % room] = f->dues[i % f->room];
+    free(f->dues);
+    f->dues = more;
+    f->room = room;
+    return 0;
+}
+
+/* This rank's call `number` brings, or takes, one more piece of so many bytes; before its stream does. 0, or a failure.
+ */
+int ucch_flow_due(ucch_flow *f, size_t bytes, uint64_t number, uint64_t hash) {
+    pthread_mutex_lock(&f->lock);
+    uint64_t piece = f->expected;
+    int status = piece - f->settled == f->room ? make_room(f) : 0;
+    if (!status) {
+        f->dues[piece % f->room] = (due){bytes, number, hash};
+        __atomic_store_n(&f->expected, piece + 1, __ATOMIC_RELEASE);
+        if (!f->sends)
+            settle_arrivals(f);
+    }
+    pthread_mutex_unlock(&f->lock);
+    for (int range = 0; !status && range < ranges_of(bytes) && range < f->nwires; range++)
+        ucch_wire_ring(wire_of(f, carrier_of(f, range)));
+    return status;
+}
+
+/* A call is about to fail here, and data to be garbage (`spoilt_here`): note from which call on the ranks differ, if
+ * that is why, as a sender's peer is to know. */
+void ucch_flow_differs(ucch_flow *f, uint64_t call) {
+    __atomic_store_n(&f->differs, call, __ATOMIC_RELEASE);
+}
+
+/* That is so now: the peer is to be told. */
+void ucch_flow_abort(ucch_flow *f) {
+    ucch_wire_ring(wire_of(f, f->first));
+}
+
+/* ---- making and ending flows ---- */
+
+/* With the wire's lock: have the wire serve its share. */
+static int join(ucch_flow *f, int which, uint64_t key) {
+    share *s = &f->shares[which];
+    s->flow = f;
+    s->ep = ucch_wire_endpoint(wire_of(f, which), key, &s->lost);
+    int status = s->ep ? ucch_wire_serve(wire_of(f, which), &f->tenant) : UCCH_FAIL_PEER;
+    if (status)
+        return status;
+    for (int i = 0; !f->sends && i < f->ring.depth * f->ranges; i++)
+        if (carrier_of(f, i % f->ranges) == which)
+            post_range(f, which, i);
+    if (which == f->first && f->sends)
+        receive_note(&f->credit, CREDIT);
+    else if (which == f->first) {
+        receive_note(&f->abort, ABORT);
+        receive_note(&f->intent, INTENT);
+    }
+    return 0;
+}
+
+/* A direction of a ring with process `key`, over the first `nwires` wires; `tag`, alike on both sides, tells it from
+ * all others between two processes. The ring's words are 0. NULL: it cannot be. */
+ucch_flow *ucch_flow_new(const ucch_slots *ring, int sends, int nwires, uint64_t key, uint64_t tag) {
+    ucch_flow *f = calloc(1, sizeof(*f));
+    if (!f)
+        return NULL;
+    *f = (ucch_flow){.tenant = {turn}, .ring = *ring, .sends = sends, .nwires = nwires, .tag = tag, .room = 64};
+    f->first = (int)((tag >> UCCH_FLOW_SPREAD_BIT) % (uint64_t)nwires);
+    f->ranges = ranges_of(ring->stride - UCCH_FLOW_HEADER);
+    size_t all = (size_t)ring->depth * (size_t)f->ranges;
+    pthread_mutex_init(&f->lock, NULL);
+    f->abort.flow = f->credit.flow = f->intent.flow = f;
+    f->dues = calloc(f->room, sizeof(*f->dues));
+    f->landings = calloc(all, sizeof(*f->landings));
+    int status = f->dues && f->landings ? 0 : UCCH_FAIL_MEMORY;
+    for (size_t i = 0; !status && i < all; i++)
+        f->landings[i].posted.flow = f;
+    for (int i = 0; i < nwires && !status; i++) {
+        ucch_wire_lock(wire_of(f, i));
+        status = join(f, i, key);
+        ucch_wire_unlock(wire_of(f, i));
+    }
+    if (status)
+        ucch_flow_free(f);
+    return status ? NULL : f;
+}
+
+/* Whether all pieces that were called for have been consumed, and their sender knows. */
+int ucch_flow_quiet(const ucch_flow *f) {
+    return __atomic_load_n(&f->told, __ATOMIC_ACQUIRE) == __atomic_load_n(&f->expected, __ATOMIC_ACQUIRE);
+}
+
+/* Count the requests that libucp has of a wire's part in a flow. Receives are taken back if so wanted. */
+static int held(ucch_flow *f, int which, int cancel) {
+    note *notes[] = {&f->credit, &f->abort, &f->intent};
+    int many = f->shares[which].under_way, all = f->sends || !f->landings ? 0 : f->ring.depth * f->ranges;
+    for (int i = -3; i < all; i++) {
+        note *n = i < 0 ? notes[i + 3] : &f->landings[i].posted;
+        if (!n->request || (i < 0 ? f->first : carrier_of(f, i % f->ranges)) != which)
+            continue;
+        many++;
+        if (cancel && (n == &f->credit) == f->sends)
+            ucp_request_cancel(ucch_wire_worker(wire_of(f, which)), n->request);
+    }
+    return many;
+}
+
+/* Nothing is under way any more, here and there: give everything back. Not 0: libucp still has something of it, and it
+ * stays, with its ring. */
+int ucch_flow_free(ucch_flow *f) {
+    int left = 0;
+    for (int i = 0; i < f->nwires; i++) {
+        ucch_wire_lock(wire_of(f, i));
+        held(f, i, 1);
+        for (int k = 0; k < ROUNDS && held(f, i, 0); k++)
+            ucp_worker_progress(ucch_wire_worker(wire_of(f, i)));
+        left += held(f, i, 0);
+        ucch_wire_dismiss(wire_of(f, i), &f->tenant);
+        ucch_wire_unlock(wire_of(f, i));
+    }
+    if (left)
+        return left;
+    pthread_mutex_destroy(&f->lock);
+    free(f->dues);
+    free(f->landings);
+    free(f);
+    return 0;
+}

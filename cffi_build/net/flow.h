@@ -1,0 +1,49 @@
+/* Flows: one direction of a ring between two hosts, carried by wires (flow.c). */
+#ifndef UCCH_FLOW_H
+#define UCCH_FLOW_H
+
+#include <pthread.h>
+
+#include "net/wire.h"
+
+/* Bytes before the data of each slot, in which the sender's thread says what it is. */
+#define UCCH_FLOW_HEADER 64
+/* Lowest bit of a flow's own tag, and where it differs between those of a rank. */
+#define UCCH_FLOW_TAG_BIT 14
+#define UCCH_FLOW_SPREAD_BIT UCCH_FLOW_TAG_BIT
+
+/* Calls that a rank has made and that others may compare theirs with, by their numbers. */
+#define UCCH_CALLS_KEPT 512
+typedef struct ucch_calls {
+    pthread_mutex_t lock;
+    uint64_t last; /* its number; when it was made; and the word that has reached `value` when it has ended */
+    double at;
+    const uint32_t *end;
+    uint32_t value;
+    uint64_t numbers[UCCH_CALLS_KEPT], hashes[UCCH_CALLS_KEPT];
+} ucch_calls;
+
+/* A ring on this host: `depth` slots, `stride` bytes apart, each with a header before its data; the words that count
+ * what was put in and taken out; and where a rank says from which call on its data is garbage, here and, as it has told
+ * us, there. */
+typedef struct ucch_slots {
+    char *slots;
+    size_t stride;
+    int depth;
+    uint32_t *published, *consumed;
+    uint64_t *spoilt_here, *spoilt_there;
+    ucch_calls *calls;
+} ucch_slots;
+
+typedef struct ucch_flow ucch_flow;
+
+void ucch_calls_note(ucch_calls *calls, uint64_t number, uint64_t hash, const uint32_t *end, uint32_t value);
+ucch_flow *ucch_flow_new(const ucch_slots *ring, int sends, int nwires, uint64_t key, uint64_t tag);
+int ucch_flow_due(ucch_flow *flow, size_t bytes, uint64_t number, uint64_t hash);
+int ucch_flow_failed(const ucch_flow *flow, uint64_t number);
+void ucch_flow_differs(ucch_flow *flow, uint64_t call);
+void ucch_flow_abort(ucch_flow *flow);
+int ucch_flow_quiet(const ucch_flow *flow);
+int ucch_flow_free(ucch_flow *flow);
+
+#endif

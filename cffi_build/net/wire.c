@@ -1,0 +1,294 @@
+/* Network threads that carry the slots of rings between hosts (flow.c): one worker and one direction each, as a worker
+ * that sends and receives over TCP carries 2 GB/s each way and one with a single direction 5.
+ *
+ * They see host memory only. Their UCX contexts have no transport of a device's, every request names the kind of its
+ * memory, and nothing in this folder can call a driver: so a device's streams may wait for them, under any allocator.
+ */
+#define _GNU_SOURCE
+#include "net/wire.h"
+
+#include <pthread.h>
+#include <sched.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <unistd.h>
+
+#define MOST_WIRES (2 * UCCH_MOST_WIRES)
+/* After its last work a thread looks for more this long before it sleeps until it is rung, and with nothing under way
+ * looks this often at what libucp may want to do. */
+#define LINGER_S 200e-6
+#define IDLE_S 10e-3
+/* With something under way: the quiet after which it naps between turns, and how long, NAP_SHARE of the quiet at most,
+ * so that a wait is prolonged by no more. Where others want the core, as a yield that took longer than CROWDED_S or a
+ * nap that ended LATE_S late tells, it does so earlier and for longer: a thread that looks every 50 us takes a tenth of
+ * a core from those it waits for. */
+#define PATIENCE_S 2e-3
+#define LONGEST_NAP_S 50e-6
+#define CROWDED_PATIENCE_S 50e-6
+#define LONGEST_CROWDED_NAP_S 1e-3
+#define CROWDED_S 3e-6
+#define LATE_S 200e-6
+#define CROWDED_TURNS 64
+#define NAP_SHARE 0.25
+#define SLACK_NS 2000
+/* Yields of the thread until those have had its lock who wait for it. */
+#define LET_OTHERS 100
+
+/* Connection with a peer's wire. */
+typedef struct connection {
+    uint64_t key;
+    ucp_ep_h ep;
+    int failed;
+    struct connection *next;
+} connection;
+
+struct ucch_wire {
+    ucp_worker_h worker;
+    pthread_t thread;
+    pthread_mutex_t lock, doze;
+    pthread_cond_t wake;
+    int wanted, rung, asleep, stop;
+    connection *connections;
+    ucch_tenant **tenants;
+    int ntenants, room;
+};
+
+static ucch_wire wires[MOST_WIRES];
+static int nwires;
+static pid_t owner;
+
+void ucch_wire_lock(int wire) {
+    ucch_wire *w = &wires[wire];
+    __atomic_add_fetch(&w->wanted, 1, __ATOMIC_SEQ_CST);
+    pthread_mutex_lock(&w->lock);
+    __atomic_sub_fetch(&w->wanted, 1, __ATOMIC_SEQ_CST);
+}
+
+void ucch_wire_unlock(int wire) {
+    pthread_mutex_unlock(&wires[wire].lock);
+}
+
+/* There is work for its thread. */
+void ucch_wire_ring(int wire) {
+    ucch_wire *w = &wires[wire];
+    __atomic_store_n(&w->rung, 1, __ATOMIC_SEQ_CST);
+    if (!__atomic_load_n(&w->asleep, __ATOMIC_SEQ_CST))
+        return;
+    pthread_mutex_lock(&w->doze);
+    pthread_cond_signal(&w->wake);
+    pthread_mutex_unlock(&w->doze);
+}
+
+ucp_worker_h ucch_wire_worker(int wire) {
+    return wires[wire].worker;
+}
+
+/* ---- the thread ---- */
+
+/* Sleep until rung, `IDLE_S` at most. */
+static void doze(ucch_wire *w) {
+    struct timespec until;
+    clock_gettime(CLOCK_MONOTONIC, &until);
+    until.tv_nsec += (long)(1e9 * IDLE_S);
+    until.tv_sec += until.tv_nsec / 1000000000;
+    until.tv_nsec %= 1000000000;
+    pthread_mutex_lock(&w->doze);
+    __atomic_store_n(&w->asleep, 1, __ATOMIC_SEQ_CST);
+    if (!__atomic_load_n(&w->rung, __ATOMIC_SEQ_CST) && !__atomic_load_n(&w->stop, __ATOMIC_SEQ_CST))
+        pthread_cond_timedwait(&w->wake, &w->doze, &until);
+    __atomic_store_n(&w->asleep, 0, __ATOMIC_SEQ_CST);
+    pthread_mutex_unlock(&w->doze);
+}
+
+/* Between two turns, `quiet` seconds after something moved: yield, or nap where that keeps others from the core. */
+static void rest(double now, double quiet) {
+    static _Thread_local int crowded;
+    double longest = crowded ? LONGEST_CROWDED_NAP_S : LONGEST_NAP_S, nap = 0;
+    if (quiet > (crowded ? CROWDED_PATIENCE_S : PATIENCE_S)) {
+        nap = NAP_SHARE * quiet < longest ? NAP_SHARE * quiet : longest;
+        nanosleep(&(struct timespec){0, (long)(1e9 * nap)}, NULL);
+    } else
+        sched_yield();
+    if (ucch_now() - now - nap > (nap > 0 ? LATE_S : CROWDED_S))
+        crowded = CROWDED_TURNS;
+    else if (crowded)
+        crowded--;
+}
+
+static int turn(ucch_wire *w, int number) {
+    int found = 0;
+    pthread_mutex_lock(&w->lock);
+    __atomic_store_n(&w->rung, 0, __ATOMIC_SEQ_CST);
+    if (ucp_worker_progress(w->worker))
+        found |= UCCH_MOVED;
+    for (int i = 0; i < w->ntenants; i++)
+        found |= w->tenants[i]->turn(w->tenants[i], number);
+    pthread_mutex_unlock(&w->lock);
+    return found;
+}
+
+/* All cores that the host gives to this process, whatever a launcher has bound the calling thread to. */
+static void unbind(void) {
+    cpu_set_t all;
+    memset(&all, 0xff, sizeof(all));
+    sched_setaffinity(0, sizeof(all), &all);
+}
+
+/* How many these are. */
+int ucch_wire_cores(void) {
+    cpu_set_t before, all;
+    sched_getaffinity(0, sizeof(before), &before);
+    unbind();
+    sched_getaffinity(0, sizeof(all), &all);
+    sched_setaffinity(0, sizeof(before), &before);
+    return CPU_COUNT(&all);
+}
+
+static void *serve(void *at) {
+    ucch_wire *w = at;
+    int number = (int)(w - wires);
+    double moved = ucch_now();
+    unbind(); /* launchers bind a rank to one core */
+    prctl(PR_SET_NAME, "ucch-wire");
+    prctl(PR_SET_TIMERSLACK, SLACK_NS);
+    while (!__atomic_load_n(&w->stop, __ATOMIC_SEQ_CST)) {
+        int found = turn(w, number);
+        for (int i = 0; i < LET_OTHERS && __atomic_load_n(&w->wanted, __ATOMIC_SEQ_CST); i++)
+            sched_yield();
+        double now = ucch_now();
+        if (found & UCCH_MOVED)
+            moved = now;
+        else if (found & UCCH_AWAITED || now - moved < LINGER_S)
+            rest(now, now - moved);
+        else {
+            doze(w);
+            moved = ucch_now() - (__atomic_load_n(&w->rung, __ATOMIC_SEQ_CST) ? 0 : LINGER_S);
+        }
+    }
+    return NULL;
+}
+
+/* ---- making and ending wires ---- */
+
+static int start(ucch_wire *w, ucp_context_h context) {
+    ucp_worker_params_t params = {.field_mask = 0x1, .thread_mode = 1}; /* one thread at a time */
+    pthread_condattr_t monotonic;
+    int status = ucp_worker_create(context, &params, &w->worker);
+    if (status)
+        return status;
+    pthread_mutex_init(&w->lock, NULL);
+    pthread_mutex_init(&w->doze, NULL);
+    pthread_condattr_init(&monotonic);
+    pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
+    pthread_cond_init(&w->wake, &monotonic);
+    pthread_condattr_destroy(&monotonic);
+    if (!pthread_create(&w->thread, NULL, serve, w))
+        return 0;
+    ucp_worker_destroy(w->worker);
+    return UCCH_FAIL_MEMORY;
+}
+
+/* One more wire, in a UCX context of its own: its number, or a failure. Those of a parent are not a child's. */
+int ucch_wire_new(ucp_context_h context) {
+    if (owner != getpid()) {
+        nwires = 0;
+        memset(wires, 0, sizeof(wires));
+        owner = getpid();
+    }
+    if (nwires == MOST_WIRES)
+        return UCCH_FAIL_MEMORY;
+    int status = start(&wires[nwires], context);
+    return status ? status : nwires++;
+}
+
+/* Its address, for peers that connect to it; to be given back to libucp. 0, or a failure. */
+int ucch_wire_address(int wire, void **address, size_t *bytes) {
+    ucch_wire_lock(wire);
+    int status = ucp_worker_get_address(wires[wire].worker, address, bytes);
+    ucch_wire_unlock(wire);
+    return status;
+}
+
+void ucch_wire_forget(int wire, void *address) {
+    ucp_worker_release_address(wires[wire].worker, address);
+}
+
+/* Stop the thread; the process is about to end. Its worker stays: to close connections that the peers' threads still
+ * look at would be an error to them, and libucp would print it. */
+void ucch_wire_stop(int wire) {
+    if (owner != getpid())
+        return;
+    __atomic_store_n(&wires[wire].stop, 1, __ATOMIC_SEQ_CST);
+    ucch_wire_ring(wire);
+    pthread_join(wires[wire].thread, NULL);
+}
+
+/* ---- peers ---- */
+
+static void lost(void *arg, ucp_ep_h ep, ucs_status_t status) {
+    __atomic_store_n(&((connection *)arg)->failed, 1, __ATOMIC_RELEASE);
+}
+
+/* The connection with a process that has not broken. */
+static connection *connection_of(const ucch_wire *w, uint64_t key) {
+    connection *l = w->connections;
+    while (l && (l->key != key || __atomic_load_n(&l->failed, __ATOMIC_ACQUIRE)))
+        l = l->next;
+    return l;
+}
+
+/* Connect a wire with one of another process's, once: 0, or a failure. */
+int ucch_wire_meet(int wire, uint64_t key, const void *address) {
+    ucch_wire *w = &wires[wire];
+    int status = 0;
+    ucch_wire_lock(wire);
+    if (!connection_of(w, key)) {
+        connection *l = calloc(1, sizeof(*l));
+        ucp_ep_params_t params = {
+            .field_mask = 0x1 | 0x2 | 0x4, .address = address, .err_mode = 1, .err_handler = {lost, l}};
+        status = l ? ucp_ep_create(w->worker, &params, &l->ep) : UCCH_FAIL_MEMORY;
+        if (status)
+            free(l);
+        else {
+            l->key = key;
+            l->next = w->connections;
+            w->connections = l;
+        }
+    }
+    ucch_wire_unlock(wire);
+    return status;
+}
+
+/* The connection with a process, and where it is noted that it has broken; NULL without one. */
+ucp_ep_h ucch_wire_endpoint(int wire, uint64_t key, const int **failed) {
+    connection *l = connection_of(&wires[wire], key);
+    *failed = l ? &l->failed : NULL;
+    return l ? l->ep : NULL;
+}
+
+/* ---- tenants ---- */
+
+/* With the wire's lock: have its thread look after a tenant. 0, or a failure. */
+int ucch_wire_serve(int wire, ucch_tenant *tenant) {
+    ucch_wire *w = &wires[wire];
+    if (w->ntenants == w->room) {
+        ucch_tenant **more = realloc(w->tenants, (size_t)(2 * w->room + 8) * sizeof(*more));
+        if (!more)
+            return UCCH_FAIL_MEMORY;
+        w->tenants = more;
+        w->room = 2 * w->room + 8;
+    }
+    w->tenants[w->ntenants++] = tenant;
+    return 0;
+}
+
+/* With the wire's lock. */
+void ucch_wire_dismiss(int wire, ucch_tenant *tenant) {
+    ucch_wire *w = &wires[wire];
+    for (int i = 0; i < w->ntenants; i++)
+        if (w->tenants[i] == tenant) {
+            w->tenants[i] = w->tenants[--w->ntenants];
+            return;
+        }
+}

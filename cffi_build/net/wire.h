@@ -1,0 +1,25 @@
+/* Wires: network threads, each with a UCX worker of its own that only sends or only receives (wire.c). */
+#ifndef UCCH_WIRE_H
+#define UCCH_WIRE_H
+
+#include "base/ucch.h"
+
+typedef struct ucch_wire ucch_wire;
+
+/* Findings of a tenant's turn: something moved, or something is awaited. */
+enum { UCCH_MOVED = 1, UCCH_AWAITED = 2 };
+
+/* Work of a wire's thread: `turn` is called again and again, with the wire's lock. */
+typedef struct ucch_tenant {
+    int (*turn)(struct ucch_tenant *tenant, int wire);
+} ucch_tenant;
+
+ucp_worker_h ucch_wire_worker(int wire);
+ucp_ep_h ucch_wire_endpoint(int wire, uint64_t key, const int **failed);
+int ucch_wire_serve(int wire, ucch_tenant *tenant);
+void ucch_wire_dismiss(int wire, ucch_tenant *tenant);
+void ucch_wire_lock(int wire);
+void ucch_wire_unlock(int wire);
+void ucch_wire_ring(int wire);
+
+#endif

@@ -1,0 +1,101 @@
+"""Calls between devices of several hosts, queued in streams whole and carried by network threads; on fake GPUs."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import channel_failure_scripts
+import channel_life_scripts
+import channel_scripts
+import pytest
+from device_scripts import FEW_QUEUES, OWN_QUEUES
+
+from ucc_hetero.launch.emulate import Cluster
+
+
+@pytest.fixture
+def run(
+    emulate: Callable[..., Cluster], fake_environment: Callable[[str], dict[str, str]], tmp_path: Path
+) -> Callable[..., Any]:
+    """Run a script with a fake GPU for every rank: ``run(script, layout, hosts, slots)``."""
+
+    def start(
+        script: str, layout: str, hosts: int, slots: int, *, options: Any = (), check: bool = True, **env: str
+    ) -> Any:
+        cluster = emulate(hosts=hosts, slots=slots, rate="none")
+        job = tmp_path / "job.py"
+        job.write_text(script)
+        usual = {"UCCH_TUNE": channel_scripts.FLAT, "FAKEGPU_DELAY_US": "20"}
+        env = fake_environment(layout) | usual | env
+        done = cluster.mpirun([sys.executable, str(job)], env=env, options=options, timeout=120)
+        wrong = done.returncode != 0 or "UCX  ERROR" in done.stdout + done.stderr
+        assert not check or not wrong, done.stdout + done.stderr
+        return done
+
+    return start
+
+
+@pytest.mark.parametrize(
+    "layout, hosts, slots",
+    [("nvidia:1,amd:1", 2, 1), ("nvidia:1,amd:2,nvidia:1", 2, 2), ("nvidia:1,amd:2", 3, 1)],
+    ids=["1+1", "2+2 mixed", "1+1+1"],
+)
+def test_every_collective_in_every_form(run: Callable[..., Any], layout: str, hosts: int, slots: int) -> None:
+    assert run(channel_scripts.EVERY, layout, hosts, slots).stdout.count("right") == hosts * slots
+
+
+PAIR, THREE = ("nvidia:1,amd:1", 2, 1), ("nvidia:1,amd:2", 3, 1)
+MIXED = ("nvidia:1,amd:2,nvidia:1", 2, 2)
+
+
+@pytest.mark.parametrize("where", [PAIR, MIXED], ids=["1+1", "2+2 mixed"])
+def test_many_calls_in_many_streams(run: Callable[..., Any], where: tuple[str, int, int]) -> None:
+    # Rings that hold little, so that streams wait for credits all the time.
+    env = {"UCCH_WIRE_SLOT": "16K", "UCCH_WIRES": "3", "DICE": "11", **FEW_QUEUES}
+    assert run(channel_scripts.CROWD, *where, **env).stdout.count("right") == where[1] * where[2]
+
+
+def test_several_communicators(run: Callable[..., Any]) -> None:
+    assert run(channel_life_scripts.SEVERAL, *PAIR, **OWN_QUEUES).stdout.count("right") == 2
+
+
+def test_data_that_comes_late(run: Callable[..., Any]) -> None:
+    assert run(channel_scripts.LATE, *THREE).stdout.count("right") == 3
+
+
+def test_calls_under_way_at_the_end(run: Callable[..., Any]) -> None:
+    assert run(channel_life_scripts.LEFT, *THREE).stdout.count("right") == 3
+
+
+def test_a_rank_that_never_calls(run: Callable[..., Any]) -> None:
+    out = run(channel_failure_scripts.MISSING, *PAIR, UCCH_TIMEOUT="200").stdout
+    assert out.count("waited for: ['CollectiveTimeout', ") == 2 and "nothing" not in out, out
+    assert out.count("next: CollectiveError") == 2
+
+
+def test_a_rank_that_never_calls_what_others_wait_for(run: Callable[..., Any]) -> None:
+    out = run(channel_failure_scripts.MISSING_TOO, *PAIR, UCCH_TIMEOUT="200").stdout
+    assert "blocking: CollectiveTimeout" in out and "later: CollectiveError" in out
+    assert out.count("right") == 2
+
+
+def test_nobody_takes_garbage_for_a_result(run: Callable[..., Any]) -> None:
+    out = run(channel_failure_scripts.GARBAGE, *THREE, UCCH_TIMEOUT="200").stdout
+    assert out.count("outcome") == 6 and "outcome nothing" not in out, out
+
+
+def test_ranks_that_call_different_things(run: Callable[..., Any]) -> None:
+    out = run(channel_failure_scripts.DIFFERENT, *PAIR, UCCH_TIMEOUT="200").stdout
+    assert len(re.findall("MismatchError before .* after CollectiveError", out)) == 4, out
+
+
+def test_a_rank_that_dies(run: Callable[..., Any], flavour: tuple[Any, ...]) -> None:
+    recover = ["--enable-recovery"] if flavour >= ("openmpi", 5) and flavour[0] == "openmpi" else []
+    done = run(channel_failure_scripts.KILLED, *THREE, UCCH_TIMEOUT="200", options=recover, check=False)
+    if not recover and "PeerError" not in done.stdout:
+        pytest.skip("this launcher ends every rank when one dies")
+    assert done.stdout.count("died: PeerError CollectiveError") == 2, done.stdout + done.stderr

@@ -1,0 +1,98 @@
+"""Wires: this process's network threads, which carry ring slots between hosts and see host memory only (net/wire.c).
+
+Each wire is two threads, one that sends and one that receives, with a UCX context and worker of their own, and without
+the transports of devices. They are made with the first communicator that has devices on several hosts, and end with the
+process.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+from .. import env, log
+from ..bindings.ucx import Context, check
+from ..errors import LibraryError
+from ..machine.vendors import VENDORS
+from ..native.libraries import ffi, lib
+
+__all__ = ["addresses", "meet", "stop", "transports", "wanted"]
+
+#: Wires of a process where nothing else is wanted: what one TCP connection carries is a core's work, not the link's.
+_USUAL = 4
+#: Transports of UCX that reach memory of this host alone, and names for several with those of devices among them.
+_SHARED = ("posix", "sysv", "cma", "knem", "xpmem")
+_GROUPS = frozenset({"sm", "shm", "mm", *(row.memory for row in VENDORS.values())})
+
+_contexts: list[Context] = []
+_addresses: list[tuple[bytes, bytes]] = []
+_pid = 0
+
+
+def wanted(ranks_here: int) -> int:
+    """Wires that this process should have; ``ranks_here`` share the host's cores."""
+    asked = env.get("WIRES")
+    return max(1, min(_USUAL, int(lib.ucch_wire_cores()) // max(ranks_here, 1) // 2)) if asked == "auto" else int(asked)
+
+
+def addresses(count: int) -> tuple[tuple[bytes, bytes], ...]:
+    """Addresses of this process's wires, (the sender's, the receiver's) of each, at least ``count``; made at need.
+
+    Fewer, or none, where UCX cannot make them.
+    """
+    global _pid
+    if _pid != os.getpid():
+        _contexts.clear()
+        _addresses.clear()
+        _pid = os.getpid()
+    try:
+        while len(_addresses) < count:
+            sender, receiver = _open(), _open()
+            _addresses.append((_address(sender), _address(receiver)))
+    except LibraryError as error:
+        log.log("net").warning("no network threads for calls between hosts: %s", error)
+    return tuple(_addresses)
+
+
+def meet(key: int, theirs: Sequence[tuple[bytes, bytes]], count: int) -> bool:
+    """Connect the first ``count`` wires with those of the process ``key``; whether all could be."""
+    pairs = [(2 * i + side, theirs[i][1 - side]) for i in range(count) for side in (0, 1)]
+    return all(lib.ucch_wire_meet(wire, key, ffi.from_buffer(address)) == 0 for wire, address in pairs)
+
+
+def stop() -> None:
+    """End the threads, at the end of the process; no channel may use them any more."""
+    if _pid == os.getpid():
+        for wire in range(len(_contexts)):
+            lib.ucch_wire_stop(wire)
+    _contexts.clear()
+    _addresses.clear()
+
+
+def _open() -> int:
+    context = Context({"TLS": transports(os.environ.get("UCX_TLS", ""))})
+    wire = int(lib.ucch_wire_new(context.handle))
+    if wire < 0:
+        context.close()
+        check("ucp_worker_create", wire)
+    _contexts.append(context)
+    return wire
+
+
+def _address(wire: int) -> bytes:
+    address, length = ffi.new("void **"), ffi.new("size_t *")
+    check("ucp_worker_get_address", lib.ucch_wire_address(wire, address, length))
+    found = bytes(ffi.buffer(address[0], length[0]))
+    lib.ucch_wire_forget(wire, address[0])
+    return found
+
+
+def transports(users: str) -> str:
+    """``UCX_TLS`` of a wire's context: the user's choice without what reaches devices, or memory of this host alone."""
+    shut = [*_SHARED, *(name for row in VENDORS.values() for name in row.transports)]
+    if not users or users in ("all", "^"):
+        return "^" + ",".join(shut)
+    if users.startswith("^"):
+        return ",".join([users, *shut])
+    left = [name for name in users.split(",") if name not in shut and name not in _GROUPS]
+    return ",".join(left) if set(left) - {"self"} else "tcp,self"
