@@ -13,6 +13,10 @@ typedef struct ucch_share {
     char bytes[UCCH_SHARE_BYTES];
 } ucch_share;
 
+/* Priority of the engine's streams, above the usual 0: their kernels are short, and others' streams wait for them. Both
+ * runtimes take the nearest that there is. */
+#define UCCH_STREAM_PRIORITY (-1)
+
 typedef struct device_ops {
 #define DEVICE(name, params) int(*name) params;
 #include "gpu/ops.h"

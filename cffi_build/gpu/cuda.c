@@ -29,7 +29,7 @@ typedef uint64_t address; /* CUdeviceptr */
     X(cuMemHostRegister, "cuMemHostRegister_v2", (void *, size_t, unsigned), 1)                                        \
     X(cuMemHostGetDevicePointer, "cuMemHostGetDevicePointer_v2", (address *, void *, unsigned), 1)                     \
     X(cuMemcpyAsync, "cuMemcpyAsync", (address, address, size_t, void *), 1)                                           \
-    X(cuStreamCreate, "cuStreamCreate", (void **, unsigned), 1)                                                        \
+    X(cuStreamCreateWithPriority, "cuStreamCreateWithPriority", (void **, unsigned, int), 1)                           \
     X(cuStreamDestroy, "cuStreamDestroy_v2", (void *), 1)                                                              \
     X(cuStreamWaitEvent, "cuStreamWaitEvent", (void *, void *, unsigned), 1)                                           \
     X(cuStreamSynchronize, "cuStreamSynchronize", (void *), 1)                                                         \
@@ -81,7 +81,7 @@ PLAIN(pinned, (void **where, size_t bytes), cuMemHostAlloc(where, bytes, HOST_PO
 PLAIN(unpin, (void *where), cuMemFreeHost(where))
 PLAIN(host_register, (void *where, size_t bytes), cuMemHostRegister(where, bytes, HOST_PORTABLE_MAPPED))
 PLAIN(copy, (void *dst, const void *src, size_t bytes, void *stream), cuMemcpyAsync((address)(uintptr_t)dst, (address)(uintptr_t)src, bytes, stream))
-PLAIN(stream_new, (void **stream), cuStreamCreate(stream, STREAM_NON_BLOCKING))
+PLAIN(stream_new, (void **stream), cuStreamCreateWithPriority(stream, STREAM_NON_BLOCKING, UCCH_STREAM_PRIORITY))
 PLAIN(stream_free, (void *stream), cuStreamDestroy(stream))
 PLAIN(stream_wait, (void *stream, void *event), cuStreamWaitEvent(stream, event, 0))
 PLAIN(stream_sync, (void *stream), cuStreamSynchronize(stream))

@@ -27,7 +27,7 @@
     X(hipHostGetDevicePointer, (void **, void *, unsigned), 1)                                                         \
     X(hipExtMallocWithFlags, (void **, size_t, unsigned), 0)                                                           \
     X(hipMemcpyAsync, (void *, const void *, size_t, int, void *), 1)                                                  \
-    X(hipStreamCreateWithFlags, (void **, unsigned), 1)                                                                \
+    X(hipStreamCreateWithPriority, (void **, unsigned, int), 1)                                                        \
     X(hipStreamDestroy, (void *), 1)                                                                                   \
     X(hipStreamWaitEvent, (void *, void *, unsigned), 1)                                                               \
     X(hipStreamSynchronize, (void *), 1)                                                                               \
@@ -95,7 +95,7 @@ PLAIN(unpin, (void *where), hipHostFree(where))
 PLAIN(host_register, (void *where, size_t bytes), hipHostRegister(where, bytes, HOST_PORTABLE_MAPPED))
 PLAIN(mapped, (void *memory, void **seen), hipHostGetDevicePointer(seen, memory, 0))
 PLAIN(copy, (void *dst, const void *src, size_t bytes, void *stream), hipMemcpyAsync(dst, src, bytes, COPY_DEFAULT, stream))
-PLAIN(stream_new, (void **stream), hipStreamCreateWithFlags(stream, STREAM_NON_BLOCKING))
+PLAIN(stream_new, (void **stream), hipStreamCreateWithPriority(stream, STREAM_NON_BLOCKING, UCCH_STREAM_PRIORITY))
 PLAIN(stream_free, (void *stream), hipStreamDestroy(stream))
 PLAIN(stream_wait, (void *stream, void *event), hipStreamWaitEvent(stream, event, 0))
 PLAIN(stream_sync, (void *stream), hipStreamSynchronize(stream))

@@ -27,7 +27,7 @@ DEVICE(host_register, (void *address, size_t bytes))                 /* pin memo
 DEVICE(mapped, (void *memory, void **seen))                          /* where the device sees pinned memory */
 DEVICE(flag, (void **word))                                          /* 4 bytes, 0, that host and streams see */
 DEVICE(copy, (void *dst, const void *src, size_t bytes, void *stream))
-DEVICE(stream_new, (void **stream))                                  /* not ordered with the default stream */
+DEVICE(stream_new, (void **stream))                                  /* not ordered with the default stream; goes first */
 DEVICE(stream_free, (void *stream))
 DEVICE(stream_wait, (void *stream, void *event))
 DEVICE(stream_sync, (void *stream))

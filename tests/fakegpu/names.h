@@ -98,8 +98,8 @@ int cuMemFreeHost(void *where) {
 int cuMemcpyAsync(address dst, address src, size_t bytes, void *s) {
     return copy_async((void *)(uintptr_t)dst, (void *)(uintptr_t)src, bytes, s);
 }
-int cuStreamCreate(void **s, unsigned flags) {
-    (void)flags;
+int cuStreamCreateWithPriority(void **s, unsigned flags, int priority) {
+    (void)flags, (void)priority;
     return usable() ? usable() : make_stream((stream **)s);
 }
 int cuStreamDestroy_v2(void *s) {
@@ -250,7 +250,8 @@ int hipMemcpyAsync(void *dst, const void *src, size_t bytes, int kind, void *s) 
         current = 0;
     return kind == 4 ? copy_async(dst, src, bytes, s) : INVALID_VALUE;
 }
-int hipStreamCreateWithFlags(void **s, unsigned flags) {
+int hipStreamCreateWithPriority(void **s, unsigned flags, int priority) {
+    (void)priority;
     return flags > 1 ? INVALID_VALUE : make_stream((stream **)s);
 }
 int hipStreamDestroy(void *s) {

@@ -117,8 +117,8 @@ CU(cuMemHostGetDevicePointer_v2, (address * seen, void *memory, unsigned flags))
 CU(cuMemcpyAsync, (address dst, address src, size_t bytes, void *s)) {
     return THERE(cuMemcpyAsync, dst, src, bytes, s);
 }
-CU(cuStreamCreate, (void **s, unsigned flags)) {
-    return THERE(cuStreamCreate, s, flags);
+CU(cuStreamCreateWithPriority, (void **s, unsigned flags, int priority)) {
+    return THERE(cuStreamCreateWithPriority, s, flags, priority);
 }
 CU(cuStreamDestroy_v2, (void *s)) {
     return THERE(cuStreamDestroy_v2, s);
@@ -301,8 +301,8 @@ int hipHostGetDevicePointer(void **seen, void *memory, unsigned flags) {
 int hipMemcpyAsync(void *dst, const void *src, size_t bytes, int kind, void *s) {
     return kind == 4 ? cuMemcpyAsync((address)(uintptr_t)dst, (address)(uintptr_t)src, bytes, s) : INVALID_VALUE;
 }
-int hipStreamCreateWithFlags(void **s, unsigned flags) {
-    return cuStreamCreate(s, flags);
+int hipStreamCreateWithPriority(void **s, unsigned flags, int priority) {
+    return cuStreamCreateWithPriority(s, flags, priority);
 }
 int hipStreamDestroy(void *s) {
     return cuStreamDestroy_v2(s);

@@ -80,7 +80,7 @@ assert (status, about.type, about.device) == ((1, 0, 0) if version.value < 60000
 word, pinned, stream = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_void_p()
 assert hip.hipExtMallocWithFlags(ctypes.byref(word), ctypes.c_size_t(8), 2) == 0
 assert hip.hipHostMalloc(ctypes.byref(pinned), ctypes.c_size_t(8), 3) == 0
-assert hip.hipStreamCreateWithFlags(ctypes.byref(stream), 1) == 0
+assert hip.hipStreamCreateWithPriority(ctypes.byref(stream), 1, -1) == 0
 everything = ctypes.c_uint32(0xFFFFFFFF)
 assert hip.hipStreamWaitValue32(stream, pinned, 0, 0, everything) == 1
 assert hip.hipStreamWaitValue32(stream, word, 0, 0, everything) == 0
