@@ -20,7 +20,7 @@ from ..native.libraries import ffi, lib
 from ..planner.topology import Topology
 from ..types import DTYPES, OPS
 from . import wires
-from .segments import Windows, key_of, may_wait
+from .segments import Windows, key_of, may_queue
 
 __all__ = ["Channels", "join"]
 
@@ -62,7 +62,9 @@ def join(
     mine, places = everyone[rank], _places(everyone)
     if not (windows.whole or (max(places) and _may_carry(topology, everyone))):
         return None
-    ready = may_wait(runtime) and lib.ucch_window_own(key_of(mine), ffi.new("size_t *", 2 * int(env.get("ARENA")))) >= 0
+    ready = (
+        may_queue(runtime) and lib.ucch_window_own(key_of(mine), ffi.new("size_t *", 2 * int(env.get("ARENA")))) >= 0
+    )
     board = mine.host.memory, mine.vendor, runtime.bus(mine.device) if runtime is not None else ""
     where = rank, size, ffi.new("int[]", list(topology.island_of)), ffi.new("int[]", places)
     # A usual kernel is made as a try: one vendor's compiler may be missing where the other's is there.
