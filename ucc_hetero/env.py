@@ -99,6 +99,13 @@ def _wires(text: str) -> int | str:
     return int(text)
 
 
+def _slot(text: str) -> int:
+    value = parse_size(text)
+    if not 16 << 10 <= value <= 16 << 20 or value % 4096:
+        raise ValueError(f"{text!r} is not a multiple of 4K from 16K to 16M")
+    return int(value)
+
+
 def _choice(*words: str) -> Callable[[str], str]:
     def parse(text: str) -> str:
         word = text.strip().lower()
@@ -242,7 +249,7 @@ _VARIABLES = (
     ),
     Variable(
         "WIRE_SLOT",
-        _count,
+        _slot,
         2 << 20,
         "Most bytes of a slot in the rings between hosts; shorter where UCCH_CHANNEL_MEMORY leaves less.",
         "bytes",

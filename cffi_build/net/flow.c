@@ -4,9 +4,8 @@
  *
  * A slot is cut into ranges, which the wires take in turn, so that all of them carry a long piece and one a short one,
  * and each range has a receive posted ahead. Before the first range is a header, by which the receiver knows that both
- * ranks made the same calls so far: pieces are published once the receiver has made its own, which says how long a
- * piece is due and of what call, and only if that fits. A sender whose stream takes its time says ahead what it has
- * called. */
+ * ranks made the same call: pieces are published once the receiver has made its own, which says how long a piece is due
+ * and of what call, and only if that fits. A rank whose call takes its time tells its peers what it has called. */
 #define _GNU_SOURCE
 #include "net/flow.h"
 
@@ -234,8 +233,9 @@ static void send_piece(ucch_flow *f, int which, uint64_t piece) {
     pthread_mutex_lock(&f->lock);
     due about = f->dues[piece % f->room];
     pthread_mutex_unlock(&f->lock);
+    uint64_t spoilt = garbage_from(f), differs = __atomic_load_n(&f->differs, __ATOMIC_ACQUIRE); /* written before */
     if (which == f->first)
-        *slot_of(f, piece) = (header){about.call, about.hash, about.bytes, piece, garbage_from(f), f->differs};
+        *slot_of(f, piece) = (header){about.call, about.hash, about.bytes, piece, spoilt, differs};
     for (int range = 0; range < ranges_of(about.bytes); range++)
         if (carrier_of(f, range) == which)
             send_range(f, &f->shares[which], piece, about.bytes, range);

@@ -99,3 +99,28 @@ def test_a_rank_that_dies(run: Callable[..., Any], flavour: tuple[Any, ...]) -> 
     if not recover and "PeerError" not in done.stdout:
         pytest.skip("this launcher ends every rank when one dies")
     assert done.stdout.count("died: PeerError CollectiveError") == 2, done.stdout + done.stderr
+
+
+def test_what_stands_in_the_way_is_said(run: Callable[..., Any]) -> None:
+    """Ranks need not have the same settings: one without wires is enough for all to do without."""
+    script = """
+from arrays import Array
+from mpi4py import MPI
+import os
+
+if MPI.COMM_WORLD.Get_rank() == int(os.environ["WITHOUT"]):
+    os.environ["UCCH_WIRES"] = "0"
+from ucc_hetero import Communicator
+
+with Communicator() as comm:
+    x, y = Array(1000).set(comm.rank), Array(1000)
+    comm.Allreduce(x, y)
+    assert (y.peek == sum(range(comm.size))).all()
+    print("queued" if "queued" in comm.plan_summary() else "by hosts")
+"""
+    unwanted = run(script, *PAIR, WITHOUT="1")
+    assert unwanted.stdout.count("by hosts") == 2 and "UCCH WARN" not in unwanted.stderr
+    small = run(script, *PAIR, WITHOUT="-1", UCCH_CHANNEL_MEMORY="2M", UCCH_WIRE_SLOT="16K")
+    assert small.stdout.count("queued") == 2
+    none = run(script, *PAIR, WITHOUT="-1", UCCH_CHANNEL_MEMORY="0")
+    assert none.stdout.count("by hosts") == 2 and "UCCH_CHANNEL_MEMORY" in none.stdout + none.stderr

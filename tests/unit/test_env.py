@@ -47,6 +47,9 @@ def test_bad_sizes(text: str) -> None:
     [
         ("TIMEOUT", "2.5", 2.5),
         ("TIMEOUT", "inf", math.inf),
+        ("WIRES", "auto", "auto"),
+        ("WIRES", "0", 0),
+        ("WIRE_SLOT", "16K", 16 << 10),
         ("CHECK", "Yes", True),
         ("CHECK", "0", False),
         ("LOG_LEVEL", "DEBUG", "debug"),
@@ -65,6 +68,10 @@ def test_get(name: str, text: str, value: Any) -> None:
     [
         ("TIMEOUT", "soon", "UCCH_TIMEOUT: 'soon' is not a number of seconds"),
         ("TIMEOUT", "0", "more than 0"),
+        ("WIRES", "17", "neither auto nor from 0 to 16"),
+        ("WIRES", "-1", "neither auto nor from 0 to 16"),
+        ("WIRE_SLOT", "15K", "not a multiple of 4K from 16K to 16M"),
+        ("WIRE_SLOT", "32M", "not a multiple of 4K from 16K to 16M"),
         ("TIMEOUT", "nan", "more than 0"),
         ("CHECK", "maybe", "UCCH_CHECK: 'maybe' is neither yes"),
         ("LOG_LEVEL", "loud", "UCCH_LOG_LEVEL: 'loud' is not one of error, warn, info, debug, trace"),

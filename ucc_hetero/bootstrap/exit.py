@@ -19,6 +19,7 @@ from typing import Any, NoReturn
 
 from ..native.libraries import lib
 from ..trace import record
+from ..transport import wires
 from . import process
 
 __all__ = ["failed", "forget", "living", "register"]
@@ -95,8 +96,13 @@ def _exits(code: Any) -> None:
 
 
 def _at_exit() -> None:
-    if os.getpid() != _pid:
-        return  # a forked child owns none of this
+    if os.getpid() == _pid:  # a forked child owns none of this
+        _end()
+        wires.stop()  # however that went: libucp is about to be unloaded
+
+
+def _end() -> None:
+    """Come to the end together with the other ranks, or end the job."""
     from mpi4py import MPI
 
     lib.ucch_progress_thread(0)

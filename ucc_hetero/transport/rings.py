@@ -60,23 +60,32 @@ def join(
     """
     rank, size = int(mpi.Get_rank()), int(mpi.Get_size())
     mine, places = everyone[rank], _places(everyone)
-    if not (windows.whole or (max(places) and _may_carry(topology, everyone))):
+    if not (windows.whole or (max(places) and not topology.flat and all(facts.device_memory for facts in everyone))):
         return None
-    ready = (
-        may_queue(runtime) and lib.ucch_window_own(key_of(mine), ffi.new("size_t *", 2 * int(env.get("ARENA")))) >= 0
-    )
+    wanted = not max(places) or (env.get("WIRES") != 0 and env.get("CHANNELS") and env.get("STAGING") != "direct")
+    words = ffi.new("size_t *", 2 * int(env.get("ARENA")))
+    ready = wanted and may_queue(runtime) and lib.ucch_window_own(key_of(mine), words) >= 0
     board = mine.host.memory, mine.vendor, runtime.bus(mine.device) if runtime is not None else ""
     where = rank, size, ffi.new("int[]", list(topology.island_of)), ffi.new("int[]", places)
     # A usual kernel is made as a try: one vendor's compiler may be missing where the other's is there.
     compiles = ready and kernels.ready(lib.UCCH_COMBINE, OPS["SUM"].code, DTYPES["float32"].code, 0, insist=True)
     reach = _Reach.of(rank, places) if ready else _Reach()
-    offers = mpi.allgather((_offer(where) if ready else (0, 0), able, compiles, board, reach))
-    sizes, ables, computes, boards, reaches = zip(*offers, strict=True)
+    offers = mpi.allgather((bool(wanted), _offer(where) if ready else (0, 0), able, compiles, board, reach))
+    wishes, sizes, ables, computes, boards, reaches = zip(*offers, strict=True)
+    if not all(wishes):
+        return None
     far, slot = (min(each) for each in zip(*sizes, strict=True))
     nwires = min(len(reach.wires) for reach in reaches) if max(places) else 0
     # Processes that share a device take turns at it: one that waits there would keep the other from what it waits for.
-    if not far or len({*boards}) < size or (max(places) and not nwires):
-        log.log("mem").info("no channels between devices: their hosts take part in calls")
+    lacks = [
+        *(["no room in UCCH_CHANNEL_MEMORY, or streams that cannot wait"] if not far else []),
+        *(["ranks that share a device"] if len({*boards}) < size else []),
+        *(["no network threads"] if max(places) and not nwires else []),
+    ]
+    if lacks:
+        # Between hosts that is several times slower, where one host's calls lose a little.
+        say = log.log("mem").warning if max(places) and rank == 0 else log.log("mem").info
+        say("no channels between devices (%s): their hosts take part in calls", "; ".join(lacks))
         return None
     handle = _connected(mpi, everyone, where, (far, slot), reaches, nwires)
     if handle is None:
@@ -87,12 +96,6 @@ def join(
     lib.ucch_channels_free(handle)
     log.log("mem").info("no channels between devices: %s", _reason())
     return None
-
-
-def _may_carry(topology: Topology, everyone: Sequence[Facts]) -> bool:
-    """Whether wires may carry calls between hosts: all ranks have devices, and no one vendor's library does it all."""
-    allowed = env.get("WIRES") and env.get("CHANNELS") and env.get("STAGING") != "direct"
-    return bool(allowed) and not topology.flat and all(facts.device_memory for facts in everyone)
 
 
 class _Reach(NamedTuple):
