@@ -170,6 +170,8 @@ uint64_t ucch_board_refuse(ucch_board *board, int rank, const char *text);
 void ucch_board_give_up(ucch_board *board, const ucch_refusal *refusal);
 void ucch_board_told(ucch_board *board, const ucch_refusal *refusal);
 int ucch_board_refused(ucch_board *board, uint64_t since, uint64_t seq, ucch_refusal *found);
+int ucch_board_room(ucch_board *board);
+void ucch_board_open(ucch_board *board, int more);
 int ucch_board_left(ucch_board *board, int rank, uint64_t seq);
 uint64_t ucch_board_next(ucch_board *board);
 int ucch_board_stale(ucch_board *board);

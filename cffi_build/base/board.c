@@ -12,7 +12,7 @@
 #include "base/ucch.h"
 
 #define RING 64
-/* Refusals of a rank that are remembered: a rank that refuses waits for nobody until its next call. */
+/* Refusals of a rank that others may still have to read: with more it waits (ucch_board_room). */
 #define REFUSALS 32
 #define LABEL UCCH_LABEL_BYTES
 #define LEFT (-1)
@@ -31,11 +31,13 @@ typedef struct notice {
 
 typedef struct slot {
     int64_t pid;
-    uint64_t seq; /* the last call entered or refused */
-    char pad[48];
+    uint64_t seq;  /* the last call entered or refused */
+    uint64_t open; /* calls entered that have not ended: who makes progress looks for their refusals */
+    char pad[40];
     uint64_t news; /* of slot 0: how many refusals there were, of all ranks; in a line that is hardly ever written */
     uint64_t refused;
-    char more[48];
+    uint64_t read; /* so much of the news */
+    char more[40];
     notice notices[REFUSALS];
     arrival ring[RING];
 } slot;
@@ -45,8 +47,11 @@ struct ucch_board {
     int n, mine;
     uint64_t seq, started; /* the last call, and the last one that was not refused */
     uint64_t since;        /* refusals of earlier calls are of no interest to those that start now */
-    slot *told;            /* of ranks on other hosts: its notices */
-    uint64_t heard;
+    ucch_refusal *known;   /* read, or told by ranks on other hosts */
+    int nread, room;
+    uint64_t *versions;               /* of all notices, as they were read */
+    uint64_t tickets[REFUSALS];       /* of our own: their numbers among the news */
+    uint64_t heard, collected;        /* news from other hosts, and from this one */
     uint64_t quiet_news, quiet_since; /* with so much news nothing concerned calls from there on */
     int *ranks;
     uint64_t calls, bytes; /* finished well, and what they moved */
@@ -69,8 +74,8 @@ ucch_board *ucch_board_new(void *memory, int nslots, int mine, const int *ranks)
     b->n = memory ? nslots : 0;
     b->mine = mine;
     b->ranks = calloc((size_t)nslots + 1, sizeof(int));
-    b->told = calloc(1, sizeof(slot));
-    if (!b->ranks || !b->told) {
+    b->versions = calloc((size_t)b->n * REFUSALS + 1, sizeof(uint64_t));
+    if (!b->ranks || !b->versions) {
         ucch_board_free(b);
         return NULL;
     }
@@ -81,7 +86,8 @@ ucch_board *ucch_board_new(void *memory, int nslots, int mine, const int *ranks)
 }
 
 void ucch_board_free(ucch_board *b) {
-    free(b->told);
+    free(b->known);
+    free(b->versions);
     free(b->ranks);
     free(b);
 }
@@ -139,27 +145,88 @@ static int read_arrival(const slot *s, uint64_t seq, uint64_t *signature, char *
 
 /* ---- refusals ---- */
 
-/* A call that a rank's arguments cannot make counts as called, so that all ranks go on with the same number; those that
- * have entered it, or enter it later, learn why it comes to nothing. */
-static void write_notice(slot *s, const ucch_refusal *refusal) {
-    notice *n = &s->notices[s->refused++ % REFUSALS];
-    uint64_t version = n->version + 1;
-    __atomic_store_n(&n->version, version, __ATOMIC_RELAXED);
-    __atomic_thread_fence(__ATOMIC_SEQ_CST);
-    n->refusal = *refusal;
-    n->refusal.text[UCCH_REFUSAL_BYTES - 1] = 0;
-    __atomic_store_n(&n->version, version + 1, __ATOMIC_RELEASE);
+static int fate_of(const ucch_board *b, int i) {
+    int64_t pid = __atomic_load_n(&b->slots[i].pid, __ATOMIC_RELAXED);
+    if (pid == LEFT)
+        return UCCH_LEFT;
+    return pid && kill((pid_t)pid, 0) && errno == ESRCH ? UCCH_DIED : UCCH_THERE;
+}
+
+/* Forget what is of no interest any more: as much as the page holds stays, for those who ask why. */
+static void forget(ucch_board *b) {
+    int recent = b->nread - REFUSALS * (b->n + 1), kept = 0;
+    for (int i = 0; i < b->nread; i++)
+        if (i >= recent || b->known[i].last >= b->since)
+            b->known[kept++] = b->known[i];
+    b->nread = kept;
+}
+
+static void remember_locked(ucch_board *b, const ucch_refusal *refusal) {
+    int full = b->nread == b->room;
+    if (full)
+        forget(b);
+    if (full && 2 * b->nread >= b->room) {
+        int room = 2 * b->room + REFUSALS;
+        ucch_refusal *known = realloc(b->known, (size_t)room * sizeof(*known));
+        if (known) {
+            b->known = known;
+            b->room = room;
+        }
+    }
+    if (b->nread == b->room) /* no memory */
+        return;
+    b->known[b->nread] = *refusal;
+    b->known[b->nread++].text[UCCH_REFUSAL_BYTES - 1] = 0;
+}
+
+/* Read a notice that is not the one of `version`: 0 while it is being written, and for one never written. */
+static int read_notice(const notice *n, uint64_t *version, ucch_refusal *r) {
+    uint64_t now = __atomic_load_n(&n->version, __ATOMIC_ACQUIRE);
+    if (now == *version || now % 2)
+        return 0;
+    *r = n->refusal;
+    __atomic_thread_fence(__ATOMIC_ACQUIRE);
+    if (__atomic_load_n(&n->version, __ATOMIC_RELAXED) != now)
+        return 0;
+    *version = now;
+    return 1;
+}
+
+/* Read what the others have written since the last time, and say so: they may write over it. A notice is counted when
+ * it is complete, so that one which is being written is news to come. */
+static void collect_locked(ucch_board *b) {
+    uint64_t news = b->n ? __atomic_load_n(&b->slots[0].news, __ATOMIC_ACQUIRE) : 0;
+    if (news == b->collected)
+        return;
+    ucch_refusal r;
+    for (int i = 0; i < b->n * REFUSALS; i++)
+        if (i / REFUSALS != b->mine && read_notice(&b->slots[i / REFUSALS].notices[i % REFUSALS], &b->versions[i], &r))
+            remember_locked(b, &r);
+    b->collected = news;
+    __atomic_store_n(&b->slots[b->mine].read, news, __ATOMIC_RELEASE);
 }
 
 /* Calls of this rank come to nothing, because a call was refused: those who wait for it there are to know. */
 void ucch_board_give_up(ucch_board *b, const ucch_refusal *refusal) {
     if (!b->n)
         return;
-    write_notice(&b->slots[b->mine], refusal);
-    __atomic_add_fetch(&b->slots[0].news, 1, __ATOMIC_SEQ_CST);
+    ucch_lock();
+    slot *s = &b->slots[b->mine];
+    uint64_t at = s->refused++ % REFUSALS;
+    notice *n = &s->notices[at];
+    uint64_t version = n->version + 1;
+    __atomic_store_n(&n->version, version, __ATOMIC_RELAXED);
+    __atomic_thread_fence(__ATOMIC_SEQ_CST);
+    n->refusal = *refusal;
+    __atomic_store_n(&n->version, version + 1, __ATOMIC_RELEASE);
+    b->tickets[at] = __atomic_add_fetch(&b->slots[0].news, 1, __ATOMIC_SEQ_CST);
+    remember_locked(b, refusal);
+    ucch_unlock();
 }
 
-/* This rank refuses its next call, which may be announced already; returns its number. */
+/* A call that a rank's arguments cannot make counts as called, so that all ranks go on with the same number; those that
+ * have entered it, or enter it later, learn why it comes to nothing. It may be announced already. Returns its number.
+ */
 uint64_t ucch_board_refuse(ucch_board *b, int rank, const char *text) {
     uint64_t seq = ++b->seq;
     ucch_refusal refusal = {.first = seq, .last = seq, .call = seq, .rank = rank, .by = rank};
@@ -174,33 +241,25 @@ uint64_t ucch_board_refuse(ucch_board *b, int rank, const char *text) {
 
 /* Take note of the refusal of a rank on another host. */
 void ucch_board_told(ucch_board *b, const ucch_refusal *refusal) {
-    write_notice(b->told, refusal);
+    ucch_lock();
+    remember_locked(b, refusal);
     b->heard++;
+    ucch_unlock();
 }
 
 static uint64_t news_of(const ucch_board *b) {
     return b->heard + (b->n ? __atomic_load_n(&b->slots[0].news, __ATOMIC_ACQUIRE) : 0);
 }
 
-/* Read a notice: 0 while it is being written, when whoever waits looks again, and for one never written. */
-static int read_notice(const notice *n, ucch_refusal *r) {
-    uint64_t version = __atomic_load_n(&n->version, __ATOMIC_ACQUIRE);
-    *r = n->refusal;
-    __atomic_thread_fence(__ATOMIC_ACQUIRE);
-    return version && version % 2 == 0 && __atomic_load_n(&n->version, __ATOMIC_RELAXED) == version;
-}
-
-/* The latest refusal in a slot that concerns a call from `since` to `seq`; whether it is later than what was found. */
-static int look_up(const slot *s, uint64_t since, uint64_t seq, ucch_refusal *found) {
-    int better = 0;
-    for (int i = 0; i < REFUSALS; i++) {
-        ucch_refusal r;
-        if (read_notice(&s->notices[i], &r) && r.last >= since && r.first <= seq && r.first > found->first) {
-            *found = r;
-            better = 1;
-        }
+/* The latest refusal that concerns a call from `since` to `seq`, if there is one. */
+static int look_up(const ucch_board *b, uint64_t since, uint64_t seq, ucch_refusal *found) {
+    found->first = 0;
+    for (int i = 0; i < b->nread; i++) {
+        const ucch_refusal *r = &b->known[i];
+        if (r->last >= since && r->first <= seq && r->first > found->first)
+            *found = *r;
     }
-    return better;
+    return found->first > 0;
 }
 
 /* Whether a call from `since` to `seq` was refused, and what is known of the latest one. */
@@ -208,40 +267,56 @@ int ucch_board_refused(ucch_board *b, uint64_t since, uint64_t seq, ucch_refusal
     uint64_t news = news_of(b);
     if (!news || (news == b->quiet_news && since >= b->quiet_since))
         return 0;
-    ucch_refusal none = {0};
-    found = found ? found : &none;
-    found->first = 0;
-    int any = look_up(b->told, since, seq, found);
-    for (int i = 0; i < b->n; i++)
-        any |= look_up(&b->slots[i], since, seq, found);
-    ucch_refusal later = {0};
-    if (!any && seq == b->seq) {
-        int coming = look_up(b->told, since, UINT64_MAX, &later);
-        for (int i = 0; i < b->n; i++)
-            coming |= look_up(&b->slots[i], since, UINT64_MAX, &later);
-        if (!coming) {
-            b->quiet_news = news;
-            b->quiet_since = since;
-        }
+    ucch_refusal here;
+    ucch_lock();
+    collect_locked(b);
+    int any = look_up(b, since, seq, found ? found : &here);
+    if (!any && seq == b->seq && !look_up(b, since, UINT64_MAX, &here)) {
+        b->quiet_news = news;
+        b->quiet_since = since;
     }
+    ucch_unlock();
     return any;
-}
-
-static int says_of(const slot *s, int rank, uint64_t seq) {
-    for (int i = 0; i < REFUSALS; i++) {
-        ucch_refusal r;
-        if (read_notice(&s->notices[i], &r) && r.by == rank && r.last >= seq)
-            return 1;
-    }
-    return 0;
 }
 
 /* Whether a rank has refused call `seq`, or given it up because another one did. */
 int ucch_board_left(ucch_board *b, int rank, uint64_t seq) {
-    for (int i = 0; i < b->n; i++)
-        if (b->ranks[i] == rank)
-            return says_of(&b->slots[i], rank, seq);
-    return says_of(b->told, rank, seq);
+    int left = 0;
+    ucch_lock();
+    collect_locked(b);
+    for (int i = 0; i < b->nread && !left; i++)
+        left = b->known[i].by == rank && b->known[i].last >= seq;
+    ucch_unlock();
+    return left;
+}
+
+/* Whether a rank needs our oldest notice no more. Who is behind us has to read it, and who has calls under way; whoever
+ * is ahead with nothing under way learns of all of them by the latest one. */
+static int needs_no(const ucch_board *b, int i, uint64_t oldest) {
+    const slot *s = &b->slots[i];
+    if (i == b->mine || __atomic_load_n(&s->read, __ATOMIC_ACQUIRE) >= oldest)
+        return 1;
+    int ahead = __atomic_load_n(&s->seq, __ATOMIC_ACQUIRE) >= b->seq;
+    return (ahead && !__atomic_load_n(&s->open, __ATOMIC_ACQUIRE)) || fate_of(b, i) != UCCH_THERE;
+}
+
+/* Whether this rank may refuse a call, or give calls up, now: 0 while somebody needs the notice that it would write
+ * over. Looking reads those of the others, who may be waiting for us as well. */
+int ucch_board_room(ucch_board *b) {
+    int room = 1;
+    ucch_lock();
+    collect_locked(b);
+    uint64_t refused = b->n ? b->slots[b->mine].refused : 0;
+    for (int i = 0; i < b->n && refused >= REFUSALS && room; i++)
+        room = needs_no(b, i, b->tickets[refused % REFUSALS]);
+    ucch_unlock();
+    return room;
+}
+
+/* One more call that is entered (before it is published), or one that has ended. Under the lock. */
+void ucch_board_open(ucch_board *b, int more) {
+    if (b->n)
+        __atomic_store_n(&b->slots[b->mine].open, b->slots[b->mine].open + (uint64_t)more, __ATOMIC_RELEASE);
 }
 
 /* Whether a call up to the last one was refused, and this rank does not know of it. */
@@ -249,20 +324,28 @@ int ucch_board_stale(ucch_board *b) {
     return ucch_board_refused(b, b->since, b->seq, NULL);
 }
 
+static int has_refused(const ucch_board *b, int rank, uint64_t seq) {
+    for (int i = 0; i < b->nread; i++)
+        if (b->known[i].call == seq && b->known[i].rank == rank)
+            return 1;
+    return 0;
+}
+
 /* Whether any other rank of this host has entered a call that it could have refused: 1; 0 when none will, -1 when that
  * is not known yet. */
 int ucch_board_entered(ucch_board *b, uint64_t seq) {
-    int open = 0;
+    int open = 0, entered = 0;
+    ucch_lock();
     for (int i = 0; i < b->n; i++) {
         if (i == b->mine)
             continue;
-        uint64_t signature;
-        if (__atomic_load_n(&b->slots[i].seq, __ATOMIC_ACQUIRE) < seq)
-            open = 1;
-        else if (read_arrival(&b->slots[i], seq, &signature, NULL))
-            return 1;
+        int came = __atomic_load_n(&b->slots[i].seq, __ATOMIC_ACQUIRE) >= seq;
+        collect_locked(b);
+        open |= !came;
+        entered |= came && !has_refused(b, b->ranks[i], seq);
     }
-    return -open;
+    ucch_unlock();
+    return entered ? 1 : -open;
 }
 
 /* The number of the call to come. */
@@ -330,13 +413,6 @@ int ucch_board_peer(const ucch_board *b, int rank) {
     return -2 - rank;
 }
 
-static int fate_of(const ucch_board *b, int i) {
-    int64_t pid = __atomic_load_n(&b->slots[i].pid, __ATOMIC_RELAXED);
-    if (pid == LEFT)
-        return UCCH_LEFT;
-    return pid && kill((pid_t)pid, 0) && errno == ESRCH ? UCCH_DIED : UCCH_THERE;
-}
-
 /* UCCH_THERE, UCCH_LEFT or UCCH_DIED for one slot, or for all of them but ours: the best of their fates. */
 int ucch_board_fate(ucch_board *b, int slot) {
     if (slot != UCCH_ALL_PEERS)
@@ -371,6 +447,7 @@ void ucch_board_blame(ucch_board *b, ucch_op *op) {
 /* One more call in streams, or one less. */
 void ucch_board_launched(ucch_board *b, int more) {
     b->launches += more;
+    ucch_board_open(b, more);
 }
 
 /* Calls in streams that have not ended. */

@@ -32,6 +32,12 @@ static void end_event_locked(uint64_t *event, int status) {
     *event = 0;
 }
 
+static void end_locked(ucch_program *p, int status, int step, int peer) {
+    ucch_op_end_locked(&p->op, status, step, peer);
+    if (p->board)
+        ucch_board_open(p->board, -1);
+}
+
 static void finish_locked(ucch_program *p) {
     if (UCCH_TRACING)
         end_event_locked(&p->event, 0);
@@ -40,7 +46,7 @@ static void finish_locked(ucch_program *p) {
     if (p->on_device && !p->persistent)
         ucch_program_give_scratch(p);
     ucch_gate_leave_locked(&p->gate);
-    ucch_op_end_locked(&p->op, 0, -1, -1);
+    end_locked(p, 0, -1, -1);
 }
 
 /* Give a program up. Posts cannot be taken back: requests in progress are left to libucc, with the buffers that the
@@ -63,7 +69,7 @@ static void abandon_locked(ucch_program *p) {
 
 static void fail_locked(ucch_program *p, int status, int step) {
     int peer, bad = ucch_board_verdict(p->board, p->since, p->op.error.seq, &peer);
-    ucch_op_end_locked(&p->op, bad ? bad : status, step, peer);
+    end_locked(p, bad ? bad : status, step, peer);
     abandon_locked(p);
 }
 
@@ -113,7 +119,7 @@ static int check_locked(ucch_op *op, double now) {
 
 /* Ended first: a callback that cancelling sets off then finds nothing left to complete. */
 static void give_up_locked(ucch_op *op, int status) {
-    ucch_op_end_locked(op, status, -1, op->error.peer);
+    end_locked((ucch_program *)op, status, -1, op->error.peer);
     abandon_locked((ucch_program *)op);
 }
 
@@ -161,6 +167,8 @@ static int start_locked(ucch_program *p, void *send, void *recv, double timeout,
         if (s->kind == STEP_COLL)
             ucch_team_enqueue_locked(s);
     }
+    if (p->board)
+        ucch_board_open(p->board, 1);
     p->op.error.seq = p->board ? ucch_board_publish(p->board, p->signature, p->label) : 0;
     p->since = p->board ? ucch_board_since(p->board) : 0;
     if (UCCH_TRACING)

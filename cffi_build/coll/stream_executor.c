@@ -184,6 +184,8 @@ static ucch_launch *launch_locked(const asked *a, int *status) {
     l->board = p->board;
     l->bytes = p->bytes;
     l->channels = p->channels;
+    if (l->board)
+        ucch_board_launched(l->board, 1);
     l->op.error.seq = p->board ? ucch_board_publish(p->board, p->signature, p->label) : 0;
     l->since = p->board ? ucch_board_since(p->board) : 0;
     if (UCCH_TRACING)
@@ -191,8 +193,6 @@ static ucch_launch *launch_locked(const asked *a, int *status) {
     ucch_op_begin_locked(&l->op, a->timeout);
     if (a->follows)
         follow_locked(p, l);
-    if (l->board)
-        ucch_board_launched(l->board, 1);
     l->alone = !flying++;
     __atomic_thread_fence(__ATOMIC_SEQ_CST); /* as in host_executor.c: publish, then look */
     int peer, bad = ucch_board_verdict(p->board, l->since, l->op.error.seq, &peer);

@@ -5,6 +5,7 @@ All others learn of it at once, whoever it was, and the next call of any form is
 
 import time
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -127,6 +128,35 @@ def several_under_way(comm: Communicator) -> None:
             (comm.Iallreduce(np.ones(count), sums[2 + i]) if comm.rank == last else requests[2 + i]).Wait()
 
 
+def many_in_a_row(comm: Communicator) -> None:
+    """A rank that refuses many calls before others come to them: none of them is missed."""
+    last, freed = comm.size - 1, comm.Barrier_init()
+    freed.Free()
+    if comm.rank != last:
+        time.sleep(0.3)
+    for _ in range(100):
+        with pytest.raises(ValueError if comm.rank == last else RefusedError, match="freed"):
+            freed.Start() if comm.rank == last else comm.Barrier()
+
+
+def refused_by_others_and_then_by_all(cases: Cases) -> None:
+    """A call that one rank began before the others refused it counts, although it then refuses one with them."""
+    comm, data = cases.comm, np.zeros(2)
+    freed, begun = comm.Barrier_init(), comm.Ibcast(data) if comm.rank == 0 else None
+    freed.Free()
+    WORLD.Barrier()
+    if begun is None:
+        with pytest.raises(ValueError):
+            comm.Ibcast(data, root=comm.size)
+    WORLD.Barrier()
+    with pytest.raises(ValueError, match="freed"):
+        freed.Start()
+    cases.good()
+    if begun is not None:
+        with suppress(RefusedError):  # its own part may have been done before
+            begun.Wait()
+
+
 def main() -> None:
     comm = Communicator(WORLD)
     cases = Cases(comm)
@@ -138,6 +168,9 @@ def main() -> None:
         cases.refused(name, [comm.size - 1], late=True)
     several_under_way(comm)
     cases.good()
+    many_in_a_row(comm)
+    cases.good()
+    refused_by_others_and_then_by_all(cases)
     comm.Free()
     with Communicator(WORLD) as another:
         Cases(another).good()

@@ -130,6 +130,10 @@ def test_whether_all_have_refused(boards: Any) -> None:
     for rank in (1, 2):
         lib.ucch_board_refuse(boards[rank], rank, b"theirs")
     assert [lib.ucch_board_entered(board, 1) for board in boards] == [0] * SLOTS
+    for _ in range(200):
+        publish(boards[1], 7, "bcast")
+    assert lib.ucch_board_refuse(boards[0], 0, b"mine") == 2
+    assert lib.ucch_board_entered(boards[0], 2) == 1, "however long ago"
 
 
 def test_calls_given_up_are_told_with_their_reason(boards: Any) -> None:
@@ -143,3 +147,36 @@ def test_calls_given_up_are_told_with_their_reason(boards: Any) -> None:
     for _ in range(100):
         number = lib.ucch_board_refuse(boards[2], 2, b"again")
     assert refusal_of(boards[0], number, number) == (2, number, "again")
+
+
+def test_a_notice_that_somebody_needs_is_not_written_over(boards: Any) -> None:
+    """Whoever is behind reads all of them, whoever is ahead with nothing under way needs the latest only."""
+    first, slow, ahead = boards
+    for _ in range(200):
+        publish(ahead, 7, "bcast")
+    made = 0
+    while lib.ucch_board_room(first):
+        made = lib.ucch_board_refuse(first, 0, b"a mistake")
+    assert made >= 16 and not lib.ucch_board_room(first)
+    assert publish(slow, 7, "bcast") == 1 and not lib.ucch_board_room(first)
+    assert refusal_of(slow, 0, 1) == (0, 1, "a mistake")
+    assert lib.ucch_board_room(first), "one that was read is no longer needed on the page"
+    for _ in range(2 * made):
+        assert lib.ucch_board_room(first)
+        lib.ucch_board_refuse(first, 0, b"another one")
+        lib.ucch_board_stale(slow)
+    assert [refusal_of(slow, seq, seq) for seq in (1, made)] == [(0, seq, "a mistake") for seq in (1, made)]
+    assert refusal_of(slow, 3 * made, 3 * made) == (0, 3 * made, "another one")
+    assert lib.ucch_board_stale(ahead)
+
+
+def test_calls_under_way_need_all_notices(boards: Any) -> None:
+    first, _, ahead = boards
+    lib.ucch_board_leave(boards[1])
+    lib.ucch_board_open(ahead, 1)
+    for _ in range(200):
+        publish(ahead, 7, "bcast")
+    while lib.ucch_board_room(first):
+        lib.ucch_board_refuse(first, 0, b"a mistake")
+    lib.ucch_board_open(ahead, -1)
+    assert lib.ucch_board_room(first)

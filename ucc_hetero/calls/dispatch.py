@@ -64,7 +64,7 @@ class Runner:
         self.delegate = Delegate(mpi, self.board, self.timeout, self.track, self._broke)
         self._prepared = Preparation(members, self.delegate, self._cache, self._run, self._overtaken)
         #: Calls that a rank has refused.
-        self.refusals = Refusals(members)
+        self.refusals = Refusals(members, self.timeout)
         #: What ran so far, as ``Preparation.used``.
         self.used = self._prepared.used
         self.launches = Launches(members.board, members.rank, self._broke)
@@ -351,7 +351,7 @@ class Runner:
         self._usable()
         look_around()
         if self.refusals.pending:
-            self.refusals.settle(self.timeout)
+            self.refusals.settle()
         if self.refusals.catch_up():
             self._forget()
 

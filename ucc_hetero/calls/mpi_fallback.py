@@ -239,11 +239,16 @@ class Delegate:
                 request = method(*args)
             except MPI.Exception as error:  # an argument that MPI refuses: nothing was sent, nothing is published
                 raise NotSupported(f"{label} on rank {self.rank}: {error}") from error
-            watch = Watch(self.board, self.rank, label, self.timeout)
-            self._track(1)
-            return watch, request
+            self._count(1)
+            return Watch(self.board, self.rank, label, self.timeout), request
 
-        return _Delegated(begin, self._track, self.failed, refuse)
+        return _Delegated(begin, self._count, self.failed, refuse)
+
+    def _count(self, change: int) -> None:
+        lib.ucch_lock()
+        lib.ucch_board_open(self.board.native, change)
+        lib.ucch_unlock()
+        self._track(change)
 
     def refuse_along(self) -> None:
         """Take part in the exchange of counts of a call that this rank refuses."""

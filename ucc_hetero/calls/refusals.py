@@ -25,8 +25,8 @@ _NAP = 1e-3
 class Refusals:
     """The refused calls of one communicator, as this rank knows them."""
 
-    def __init__(self, members: Membership) -> None:
-        self._members, self._board = members, members.board
+    def __init__(self, members: Membership, timeout: float) -> None:
+        self._members, self._board, self._timeout = members, members.board, timeout
         #: Those of this rank's own of which it is not known yet whether all ranks have refused them.
         self.pending: list[int] = []
         #: Whether libucc still holds calls that came to nothing.
@@ -39,6 +39,7 @@ class Refusals:
         """Tell all ranks that this one refuses its next call."""
         native, rank = self._board.native, self._members.rank
         text = ffi.new("char[]", why.encode()[: int(lib.UCCH_REFUSAL_BYTES) - 1])
+        self._await_readers()
         lib.ucch_lock()
         number = int(lib.ucch_board_refuse(native, rank, text))
         lib.ucch_unlock()
@@ -46,12 +47,25 @@ class Refusals:
         if self.tell is not None:
             self.tell(ffi.new("ucch_refusal *", (number, number, number, rank, rank, ffi.buffer(text)[:])))
 
-    def settle(self, timeout: float) -> None:
+    def _await_readers(self) -> None:
+        """Wait until those who are many refusals behind have read the one that makes room for the next one."""
+        began, pause = time.monotonic(), 0.0
+        while not lib.ucch_board_room(self._board.native):
+            if 0 < self._timeout < time.monotonic() - began:
+                return  # their own call says who is missing
+            lib.ucch_progress_once()
+            time.sleep(pause)
+            pause = min(pause + 1e-5, _NAP)
+
+    def settle(self) -> None:
         """Wait until the other ranks have come to the calls that this one refused, and go on as they do."""
         pending, self.pending = self.pending, []
-        alive = [number for number in pending if self._entered(number, timeout)]
+        alive = [number for number in pending if self._entered(number)]
+        native, started = self._board.native, int(lib.ucch_board_started(self._board.native))
+        if lib.ucch_board_refused(native, lib.ucch_board_since(native), started, ffi.NULL):
+            self.give_up(started)  # others refused what this rank had ended well before
         with self._lock:
-            lib.ucch_board_settle(self._board.native, pending[-1] + 1)
+            lib.ucch_board_settle(native, pending[-1] + 1)
             if alive:
                 self._members.renew(alive[-1] + 1)
 
@@ -62,13 +76,13 @@ class Refusals:
             self.give_up(int(lib.ucch_board_started(self._board.native)))
         return stale
 
-    def _entered(self, number: int, timeout: float) -> bool:
+    def _entered(self, number: int) -> bool:
         """Whether any rank has entered a call that this one refused."""
         if self.tell is not None:
             return True  # ranks of other hosts may have, and all ranks have to think the same
         began, pause = time.monotonic(), 0.0
         while (state := lib.ucch_board_entered(self._board.native, number)) < 0:
-            if lib.ucch_board_gone(self._board.native, number) >= 0 or 0 < timeout < time.monotonic() - began:
+            if lib.ucch_board_gone(self._board.native, number) >= 0 or 0 < self._timeout < time.monotonic() - began:
                 return True  # the call to come says who is missing
             lib.ucch_progress_once()
             time.sleep(pause)
@@ -88,6 +102,7 @@ class Refusals:
                 # Those who make a team with this rank for the call go by this: they wait for it no longer.
                 refusal.first, refusal.last = refusal.call + (started > refusal.call), started
                 refusal.by = self._members.rank
+                self._await_readers()
                 lib.ucch_board_give_up(native, refusal)
                 if self.tell is not None:
                     self.tell(refusal)
