@@ -15,7 +15,7 @@ from ...device.registry import report, runtime_of
 __all__ = ["Hip", "HipError", "Word"]
 
 MAPPED, FINE_GRAINED, SIGNAL = 3, 1, 2
-COPY, NON_BLOCKING, NO_TIMING, NOT_READY, GREATER_EQUAL = 4, 1, 2, 600, 0
+COPY, NON_BLOCKING, FIRST, NO_TIMING, NOT_READY, GREATER_EQUAL = 4, 1, -1, 2, 600, 0
 SHARE_BYTES = 64
 #: Seconds for what takes microseconds where nothing is in its way; how many times longer all waits may take, where the
 #: processor is busy with other things.
@@ -135,7 +135,7 @@ class Hip:
         return self._made("hipIpcOpenMemHandle", share, ctypes.c_uint(1 if self.major >= 6 else 0))
 
     def stream(self) -> int:
-        return self._made("hipStreamCreateWithFlags", NON_BLOCKING)
+        return self._made("hipStreamCreateWithPriority", NON_BLOCKING, FIRST)
 
     def copy(self, dst: int, src: int, nbytes: int, stream: int) -> None:
         to, of, at = (ctypes.c_void_p(each) for each in (dst, src, stream))
