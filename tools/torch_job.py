@@ -96,6 +96,7 @@ def begin(amd: str, hip: str, seconds: float) -> Any:
     """
     faulthandler.dump_traceback_later(seconds, exit=True)
     find_examples()
+    os.environ.setdefault("CUDA_MODULE_LOADING", "EAGER")  # torch begins with CUDA before the backend can set it
     sides = {int(rank) for rank in amd.split(",") if rank}
     if sides:
         os.environ["UCCH_CUDA_LIB" if RANK in sides else "UCCH_HIP_LIB"] = "none"

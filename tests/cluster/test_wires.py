@@ -122,5 +122,7 @@ with Communicator() as comm:
     assert unwanted.stdout.count("by hosts") == 2 and "UCCH WARN" not in unwanted.stderr
     small = run(script, *PAIR, WITHOUT="-1", UCCH_CHANNEL_MEMORY="2M", UCCH_WIRE_SLOT="16K")
     assert small.stdout.count("queued") == 2
+    late = run(script, *PAIR, WITHOUT="-1", FAKEGPU_LAZY="1", HIP_ENABLE_DEFERRED_LOADING="1")
+    assert late.stdout.count("by hosts") == 2 and "load kernels at their first launch" in late.stdout + late.stderr
     none = run(script, *PAIR, WITHOUT="-1", UCCH_CHANNEL_MEMORY="0")
     assert none.stdout.count("by hosts") == 2 and "UCCH_CHANNEL_MEMORY" in none.stdout + none.stderr

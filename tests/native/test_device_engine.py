@@ -58,10 +58,7 @@ def test_a_timeout_lets_the_stream_go(fakes: Callable[..., Any]) -> None:
 
 @pytest.mark.parametrize(
     "env",
-    [
-        {"FAKEGPU_NO_FLAGS": "1"},
-        {"FAKEGPU_LAZY": "1", "HIP_ENABLE_DEFERRED_LOADING": "1", "UCCH_CHANNELS": "n"},
-    ],
+    [{"FAKEGPU_NO_FLAGS": "1"}, {"FAKEGPU_LAZY": "1", "HIP_ENABLE_DEFERRED_LOADING": "1"}],
     ids=["no memory waits", "kernels loaded late"],
 )
 def test_streams_that_cannot_be_held(fakes: Callable[..., Any], env: dict[str, str]) -> None:

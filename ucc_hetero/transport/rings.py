@@ -20,7 +20,7 @@ from ..native.libraries import ffi, lib
 from ..planner.topology import Topology
 from ..types import DTYPES, OPS
 from . import wires
-from .segments import Windows, key_of, may_queue
+from .segments import Windows, key_of, may_wait
 
 __all__ = ["Channels", "join"]
 
@@ -64,21 +64,24 @@ def join(
         return None
     wanted = not max(places) or (env.get("WIRES") != 0 and env.get("CHANNELS") and env.get("STAGING") != "direct")
     words = ffi.new("size_t *", 2 * int(env.get("ARENA")))
-    ready = wanted and may_queue(runtime) and lib.ucch_window_own(key_of(mine), words) >= 0
+    ready = wanted and may_wait(runtime) and lib.ucch_window_own(key_of(mine), words) >= 0
     board = mine.host.memory, mine.vendor, runtime.bus(mine.device) if runtime is not None else ""
     where = rank, size, ffi.new("int[]", list(topology.island_of)), ffi.new("int[]", places)
     # A usual kernel is made as a try: one vendor's compiler may be missing where the other's is there.
     compiles = ready and kernels.ready(lib.UCCH_COMBINE, OPS["SUM"].code, DTYPES["float32"].code, 0, insist=True)
     reach = _Reach.of(rank, places) if ready else _Reach()
-    offers = mpi.allgather((bool(wanted), _offer(where) if ready else (0, 0), able, compiles, board, reach))
-    wishes, sizes, ables, computes, boards, reaches = zip(*offers, strict=True)
+    late = runtime is not None and not runtime.eager
+    offers = mpi.allgather((bool(wanted), _offer(where) if ready else (0, 0), able, compiles, board, reach, late))
+    wishes, sizes, ables, computes, boards, reaches, lazy = zip(*offers, strict=True)
     if not all(wishes):
         return None
     far, slot = (min(each) for each in zip(*sizes, strict=True))
     nwires = min(len(reach.wires) for reach in reaches) if max(places) else 0
     # Processes that share a device take turns at it: one that waits there would keep the other from what it waits for.
+    tardy = [r for r, loads in enumerate(lazy) if loads]
     lacks = [
-        *(["no room in UCCH_CHANNEL_MEMORY, or streams that cannot wait"] if not far else []),
+        *([f"rank(s) {tardy} load kernels at their first launch, docs/launch.md has the setting"] if tardy else []),
+        *(["no room in UCCH_CHANNEL_MEMORY, or streams that cannot wait"] if not (far or tardy) else []),
         *(["ranks that share a device"] if len({*boards}) < size else []),
         *(["no network threads"] if max(places) and not nwires else []),
     ]

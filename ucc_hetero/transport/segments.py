@@ -19,7 +19,7 @@ from ..native.libraries import ffi, lib
 from ..planner.topology import Topology
 from .paths import crowded_hosts
 
-__all__ = ["LEAST", "Windows", "join", "key_of", "may_queue", "may_wait"]
+__all__ = ["LEAST", "Windows", "join", "key_of", "may_wait"]
 
 #: Messages of at least so many bytes go through windows: shorter ones are there sooner by libucp's own way.
 LEAST = 64 << 10
@@ -129,18 +129,13 @@ def _say(what: str) -> None:
     log.log("mem").info("%s: %s", what, ffi.string(lib.ucch_device_error()).decode(errors="replace"))
 
 
-def may_queue(runtime: DeviceRuntime | None) -> bool:
-    """Whether this rank's streams may wait for calls that all ranks queue in one order, as those of NCCL are.
-
-    Kernels that are loaded at their first launch do no harm there: the launch waits for the device, and so for calls
-    before it, which the other ranks have queued, or will without waiting for this one.
-    """
-    return bool(env.get("CHANNELS")) and runtime is not None and _words(runtime)
-
-
 def may_wait(runtime: DeviceRuntime | None) -> bool:
-    """Whether this rank's streams may wait for messages, which others may send later, or in another order."""
-    return may_queue(runtime) and runtime is not None and runtime.eager
+    """Whether this rank's streams may wait for those of others.
+
+    Not where kernels are loaded at their first launch: it waits for the device, and so for calls of other ranks, which
+    may wait for a message of ours meanwhile, and the progress thread does not get past the launch to send it.
+    """
+    return bool(env.get("CHANNELS")) and runtime is not None and runtime.eager and _words(runtime)
 
 
 def _words(runtime: DeviceRuntime) -> bool:
