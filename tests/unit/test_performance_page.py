@@ -71,7 +71,7 @@ def test_training(heading: str, column: int, name: str, other: str) -> None:
 def test_all_figures_can_be_drawn() -> None:
     found = chapters(sorted(RESULTS.glob("*.tar.xz")))
     page = performance(found, "figures", "a command")
-    assert [chapter.folder.name for chapter in found] == ["cluster", "h200", "host"]
+    assert [chapter.folder.name for chapter in found] == ["cluster", "h100-two-hosts", "h200", "host"]
     assert all(f"## {chapter.heading}\n" in page and chapter.drawings for chapter in found)
     names = [name for chapter in found for name, _ in chapter.files]
     assert len(names) > 60 and all(f"\n### {name}\n" in page for name in names)
