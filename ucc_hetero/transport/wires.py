@@ -46,7 +46,8 @@ def addresses(count: int) -> tuple[tuple[bytes, bytes], ...]:
         _addresses.clear()
         _pid = os.getpid()
     try:
-        while len(_addresses) < count:
+        # Once one could not be made, none is tried again: each that sends is followed by one that receives.
+        while len(_addresses) < count and len(_contexts) == 2 * len(_addresses):
             sender, receiver = _open(), _open()
             _addresses.append((_address(sender), _address(receiver)))
     except LibraryError as error:
