@@ -30,7 +30,7 @@ demo:
 
 # Three at a time, the longest first, as much of what ranks do is to wait. All but the first say theirs in one piece.
 test: venv
-	@$(MAKE) --no-print-directory --jobs=3 --keep-going ranks $(addprefix beside-,torch devices unit hosts types lint)
+	@$(MAKE) --no-print-directory --jobs=3 --keep-going ranks $(addprefix beside-,torch devices hosts unit types lint)
 
 beside-%: venv
 	@mkdir -p build
