@@ -15,7 +15,7 @@ from pathlib import Path
 from cffi import FFI
 
 HERE = Path(__file__).resolve().parent
-#: What the engine shares with the kernels that it has devices run.
+#: Structures and arithmetic of the engine that its device kernels include, too.
 KERNELS = HERE.parent / "ucc_hetero" / "device" / "kernels"
 #: Folders of the engine, lowest first: a file uses its own folder and those before it.
 FOLDERS = ("abi", "api", "base", "net", "gpu", "shm", "p2p", "coll")

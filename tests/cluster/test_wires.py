@@ -126,3 +126,22 @@ with Communicator() as comm:
     assert late.stdout.count("by hosts") == 2 and "load kernels at their first launch" in late.stdout + late.stderr
     none = run(script, *PAIR, WITHOUT="-1", UCCH_CHANNEL_MEMORY="0")
     assert none.stdout.count("by hosts") == 2 and "UCCH_CHANNEL_MEMORY" in none.stdout + none.stderr
+
+
+def test_sixteen_groups(run: Callable[..., Any]) -> None:
+    script = """
+from arrays import Array
+from ucc_hetero import Communicator
+
+comms = [Communicator() for _ in range(16)]
+for n in (100, 300_000):
+    x, y = Array(n).set(1), Array(n)
+    for comm in comms * 3:
+        comm.Allreduce(x, y.set(-1))
+        assert (y.peek == comm.size).all()
+assert all("queued" in comm.plan_summary() for comm in comms)
+for comm in comms:
+    comm.Free()
+print("right")
+"""
+    assert run(script, *PAIR).stdout.count("right") == 2

@@ -153,7 +153,7 @@ A, B = Port("eth0", 10 << 32, 1000), Port("eth1", 11 << 32, 1000)
 def test_ranks_of_a_host_take_turns() -> None:
     assert assign("xxyy", [(A, B)] * 4) == ["eth0", "eth1"] * 2
     assert assign("xyxyxy", [(A, B)] * 6) == ["eth0", "eth0", "eth1", "eth1", "eth0", "eth0"]
-    # The same networks under other names, and another speed of the whole host.
+    # Other names of the same networks, and another speed of the whole host.
     other = (A._replace(name="ens1", speed=10), B._replace(name="ens2", speed=10))
     assert assign("xxyy", [(A, B)] * 2 + [other] * 2) == ["eth0", "eth1", "ens1", "ens2"]
 

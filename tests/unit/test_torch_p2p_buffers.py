@@ -8,15 +8,7 @@ pytest.importorskip("torch", reason="needs torch: pip install 'ucc-hetero[torch]
 import torch
 from torch_notes import Cuda, Stream
 
-from ucc_hetero.torch import p2p_buffers, streams
-
-
-@pytest.fixture
-def cuda(monkeypatch: pytest.MonkeyPatch) -> Cuda:
-    found = Cuda()
-    monkeypatch.setattr(streams.torch, "cuda", found)
-    monkeypatch.setattr(streams, "module", lambda device: found)  # also of tensors that are the host's
-    return found
+from ucc_hetero.torch import p2p_buffers
 
 
 def test_messages_go_through_buffers_while_there_is_room(cuda: Cuda, monkeypatch: pytest.MonkeyPatch) -> None:

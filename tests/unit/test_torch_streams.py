@@ -21,14 +21,6 @@ from ucc_hetero.torch import work as works
 from ucc_hetero.torch.work import Received, Sent, Work
 
 
-@pytest.fixture
-def cuda(monkeypatch: pytest.MonkeyPatch) -> Cuda:
-    found = Cuda()
-    monkeypatch.setattr(streams.torch, "cuda", found)
-    monkeypatch.setattr(streams, "module", lambda device: found)  # also of tensors that are the host's
-    return found
-
-
 def finished() -> Request:
     """A request of a call that has ended."""
     message = ffi.gc(lib.ucch_message_new(), lib.ucch_message_free)

@@ -63,7 +63,7 @@ class Arrays:
         self._rank, self._device, self._null = members.rank, members.device, null
         self.detours = Detours(members.rank, members.facts, members.topology, members.tuning, members.windows.near)
         self._bounces: dict[bool, Bounce] = {}
-        #: What arrays are, by what tells their kind apart and whether they are written to.
+        #: Kinds of arrays, by what tells them apart and whether they are written to.
         self._known: Kinds[tuple[Hashable, bool], Buffer] = Kinds()
 
     def bind(self, array: Any, peer: int, *, writable: bool) -> Buffer:
