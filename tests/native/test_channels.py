@@ -65,7 +65,7 @@ def test_many_calls_in_many_streams(run: Callable[..., Any], layout: str, env: d
 
 
 def test_several_communicators(run: Callable[..., Any]) -> None:
-    # Threads of their own use them in any order, which devices that run out of queues do not allow (docs/gpu.md).
+    # Threads use them in any order, which devices that run out of queues do not allow (docs/gpu-inside.md).
     env = {"UCCH_WINDOW": "64M", **OWN_QUEUES}
     assert run(channel_life_scripts.SEVERAL, PAIR, **env).stdout.count("right") == 2
 

@@ -438,7 +438,7 @@ register(
                 "must, it gives up where the kernel's configuration is out of sight, as in containers",
             ),
             # HIP cannot be asked what it has read: where it is here already, and was not told, streams are not held,
-            # and device memory is shared over xGMI alone (docs/gpu.md).
+            # and device memory is shared over xGMI alone (docs/gpu-inside.md).
             Setting("HIP_ENABLE_DEFERRED_LOADING", "0", "one device", _EAGER, "load"),
             Setting("GPU_MAX_HW_QUEUES", "16", "always", _QUEUES, "start"),
             Setting("HSA_FORCE_FINE_GRAIN_PCIE", "1", "always", _FINE, "start"),
