@@ -15,10 +15,10 @@
 /* Further kernels: wait for a word, write one, all of a short call, and one side of a message. */
 #define UCCH_AWAIT 4
 #define UCCH_POST 5
-#define UCCH_WHOLE 6
+#define UCCH_FUSED 6
 #define UCCH_STREAM_COPY 7
 /* Bytes that a call moves at most for one kernel to do all of it, with several blocks. */
-#define UCCH_WHOLE_BYTES 786432
+#define UCCH_FUSED_BYTES 786432
 
 /* Network threads of a process at most that send, and that receive. */
 #define UCCH_MOST_WIRES 16

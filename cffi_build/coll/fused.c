@@ -5,7 +5,7 @@
  * them have done is told to other ranks by the last. */
 #include "coll/fused.h"
 
-/* Bytes that a call moves at most, by one block; UCCH_WHOLE_BYTES by several. Measured on 2 + 2 H200s: allreduces of
+/* Bytes that a call moves at most, by one block; UCCH_FUSED_BYTES by several. Measured on 2 + 2 H200s: allreduces of
  * 256 KiB, which move 768, in 92 microseconds instead of the 110 that copies and the vendors' libraries take, and a
  * fifth of the host's time; they were as fast at 1 MiB, where pinned memory was busy all the time. */
 #define BY_ONE 65536
@@ -14,7 +14,7 @@
 #define SLICE ((uint64_t)32 << 10)
 
 /* One more thing to do; a wait goes with what follows it, and a word with what comes before. */
-int ucch_whole_add(ucch_moves *w, ucch_move m) {
+int ucch_fused_add(ucch_moves *w, ucch_move m) {
     ucch_move *last = w->n ? &w->each[w->n - 1] : NULL;
     if (last && m.tell && !m.wait && m.kind == MOVE_NOTHING && !last->tell) {
         last->tell = m.tell;
@@ -34,10 +34,10 @@ int ucch_whole_add(ucch_moves *w, ucch_move m) {
 }
 
 /* Whether one kernel can do a call that moves so many bytes: few moves, of its kinds, each message in one piece. */
-int ucch_whole_fits(const ucch_program *p, uint64_t moved) {
+int ucch_fused_fits(const ucch_program *p, uint64_t moved) {
     int n = 2;
-    uint64_t most = p->sliced ? UCCH_WHOLE_BYTES : BY_ONE;
-    if (!p->whole || moved > most)
+    uint64_t most = p->sliced ? UCCH_FUSED_BYTES : BY_ONE;
+    if (!p->fused || moved > most)
         return 0;
     for (int i = 0; i < p->nsteps; i++) {
         const ucch_step *s = &p->steps[i];
@@ -53,14 +53,14 @@ int ucch_whole_fits(const ucch_program *p, uint64_t moved) {
     return n <= UCCH_MOST_MOVES;
 }
 
-int ucch_whole_launch(const ucch_program *p, ucch_moves *w, void *stream) {
+int ucch_fused_launch(const ucch_program *p, ucch_moves *w, void *stream) {
     uint64_t longest = 1;
     for (uint64_t i = 0; i < w->n; i++)
         longest = w->each[i].n > longest ? w->each[i].n : longest;
     unsigned blocks = p->sliced ? (unsigned)((longest + SLICE - 1) / SLICE) : 1;
     w->arrived = p->channels->arrived;
     void *arguments[] = {w};
-    return ucch_device_fail(ucch_bound_ops()->launch(p->whole, blocks, THREADS, arguments, stream), "launch");
+    return ucch_device_fail(ucch_bound_ops()->launch(p->fused, blocks, THREADS, arguments, stream), "launch");
 }
 
 /* ---- slices ---- */
@@ -85,7 +85,7 @@ static int crosses(range one, range other) {
 
 /* Whether blocks that each do their slice of every step do not get in each other's way: what two steps share, and one
  * writes, both have from its beginning to its end. */
-int ucch_whole_sliced(const ucch_program *p) {
+int ucch_fused_sliced(const ucch_program *p) {
     if (p->nsteps > UCCH_MOST_MOVES)
         return 0;
     for (int i = 0; i < p->nsteps; i++)

@@ -215,7 +215,7 @@ int ucch_program_queued(ucch_program *p, ucch_channels *channels, size_t bounce,
     p->channels = channels;
     p->bounce = bounce;
     ucch_lock();
-    p->whole = ucch_kernel_of_locked(&(ucch_task){.kind = UCCH_WHOLE, .op = op, .dtype = dtype});
+    p->fused = ucch_kernel_of_locked(&(ucch_task){.kind = UCCH_FUSED, .op = op, .dtype = dtype});
     ucch_unlock();
     for (int i = 0; i < p->nsteps; i++)
         for (int k = 0; k < p->steps[i].ndeps; k++) {
@@ -224,7 +224,7 @@ int ucch_program_queued(ucch_program *p, ucch_channels *channels, size_t bounce,
                 return UCCH_FAIL_ARGUMENT;
             p->steps[earlier].marked |= ucch_lane_of(&p->steps[earlier]) != ucch_lane_of(&p->steps[i]);
         }
-    p->sliced = ucch_whole_sliced(p);
+    p->sliced = ucch_fused_sliced(p);
     return 0;
 }
 

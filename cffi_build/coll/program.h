@@ -65,7 +65,7 @@ struct ucch_program {
     ucch_channels *channels; /* the whole program is queued in streams (schedule.c) */
     ucch_launch *queued;     /* the call under way, if that is */
     size_t bounce;           /* where in the scratch copies that overlap make a stop */
-    void *whole;             /* the kernel that does all of a short call, if there is one */
+    void *fused;             /* the kernel that does all of a short call, if there is one */
     int sliced;              /* and by several blocks (fused.c) */
     double timeout;          /* of a persistent program's starts */
     size_t tmp_bytes, pin_bytes;

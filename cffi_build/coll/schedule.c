@@ -19,7 +19,7 @@ typedef struct queue {
     ucch_launch *l;
     void *stream;      /* the caller's */
     int alone;         /* all in the caller's stream */
-    ucch_moves *whole; /* all by one kernel there: what it is to do */
+    ucch_moves *fused; /* all by one kernel there: what it is to do */
     int bank;          /* of scratch; -1: none */
     int turn;
     int used[QUEUE_LANES], seen[QUEUE_LANES][QUEUE_LANES];
@@ -36,19 +36,19 @@ static int record(void *event, void *stream) {
 /* ---- what goes into a stream ---- */
 
 static int wait_word(queue *q, ucch_word word, uint32_t least, void *stream) {
-    if (!q->whole || ucch_word_has(word, least))
+    if (!q->fused || ucch_word_has(word, least))
         return ucch_channel_wait(q->c, word, least, stream);
-    return ucch_whole_add(q->whole, (ucch_move){.wait = word.seen, .least = least});
+    return ucch_fused_add(q->fused, (ucch_move){.wait = word.seen, .least = least});
 }
 
 static int tell_word(queue *q, ucch_word word, uint32_t value, void *stream) {
-    return q->whole ? ucch_whole_add(q->whole, (ucch_move){.tell = word.seen, .value = value})
+    return q->fused ? ucch_fused_add(q->fused, (ucch_move){.tell = word.seen, .value = value})
                     : ucch_channel_tell(q->c, word, value, stream);
 }
 
 static int copy(queue *q, void *dst, const void *src, size_t bytes, void *stream) {
-    if (q->whole)
-        return ucch_whole_add(q->whole, (ucch_move){.src = src, .dst = dst, .kind = MOVE_COPY, .n = (uint32_t)bytes});
+    if (q->fused)
+        return ucch_fused_add(q->fused, (ucch_move){.src = src, .dst = dst, .kind = MOVE_COPY, .n = (uint32_t)bytes});
     return ucch_device_fail(ucch_bound_ops()->copy(dst, src, bytes, stream), "copy");
 }
 
@@ -104,7 +104,7 @@ static int leave(queue *q) {
         c->behind[i] = 1;
     if (!status)
         status = tell_word(q, c->done[ticket.slot], ticket.value, q->stream);
-    return status || !q->whole ? status : ucch_whole_launch(q->p, q->whole, q->stream);
+    return status || !q->fused ? status : ucch_fused_launch(q->p, q->fused, q->stream);
 }
 
 /* ---- steps ---- */
@@ -150,8 +150,8 @@ static int local(queue *q, const ucch_step *s, void *stream) {
     }
     if (t.kind == UCCH_COPY)
         return copy(q, t.dst, t.src, bytes, stream);
-    if (q->whole)
-        return ucch_whole_add(q->whole,
+    if (q->fused)
+        return ucch_fused_add(q->fused,
                               (ucch_move){.src = t.src, .dst = t.dst, .kind = MOVE_COMBINE, .n = (uint32_t)t.count});
     void *function = ucch_kernel_of_locked(&t);
     return function ? ucch_kernel_launch(function, &t, stream) : UCCH_FAIL_DEVICE;
@@ -198,7 +198,7 @@ static ucch_channel *channel_of(const queue *q, const ucch_step *s) {
 
 /* A place in a ring, as whoever copies knows it. */
 static char *chunk_of(const queue *q, const ucch_channel *channel) {
-    return (q->whole ? channel->seen : channel->ring) + channel->pieces % channel->depth * channel->stride;
+    return (q->fused ? channel->seen : channel->ring) + channel->pieces % channel->depth * channel->stride;
 }
 
 /* Tell the network threads, if they carry the channel, what this call makes of its next piece. */
@@ -290,7 +290,7 @@ static int messages(queue *q, int first, int end) {
 /* Whether the call can be queued now: 0, UCCH_LATER, or a failure. Before anybody is told of it. */
 int ucch_enqueue_ready(ucch_program *p) {
     ucch_channels *c = p->channels;
-    if (c->poisoned)
+    if (c->failed)
         return UCCH_FAIL_BROKEN;
     if (!ucch_channels_room(c))
         return UCCH_LATER;
@@ -310,11 +310,11 @@ static uint64_t moved_by(const ucch_program *p) {
 static int queue_locked(ucch_program *p, ucch_launch *l, void *stream) {
     ucch_channels *c = p->channels;
     uint64_t moved = moved_by(p);
-    ucch_moves whole;
+    ucch_moves fused;
     queue q = {.p = p, .c = c, .l = l, .stream = stream, .bank = -1};
-    whole.n = 0;
-    q.whole = ucch_whole_fits(p, moved) ? &whole : NULL;
-    q.alone = q.whole || moved < ALONE_BYTES;
+    fused.n = 0;
+    q.fused = ucch_fused_fits(p, moved) ? &fused : NULL;
+    q.alone = q.fused || moved < ALONE_BYTES;
     if (p->tmp_bytes) {
         q.bank = (int)(c->banked++ & 1);
         p->base[UCCH_TMP] = c->scratch[q.bank];

@@ -26,18 +26,18 @@ ucch_op *ucch_launch_failed(void) {
 static void end_locked(ucch_launch *l, int status, int peer) {
     if (UCCH_TRACING)
         ucch_trace_end_locked(l->event, status);
-    if (status < 0 && l->board && !l->follower)
+    if (status < 0 && l->board && !l->parent)
         ucch_board_blame(l->board, &l->op);
     if (status < 0 && l->channels)
-        ucch_channels_poison_locked(l->channels, status == UCCH_FAIL_MISMATCH ? l->op.error.seq : 0);
+        ucch_channels_fail_locked(l->channels, status == UCCH_FAIL_MISMATCH ? l->op.error.seq : 0);
     if (l->board)
         ucch_board_launched(l->board, -1);
     if (status >= 0 && l->board)
         ucch_board_add(l->board, ucch_now() - l->op.started, l->bytes);
     flying--;
     ucch_op_end_locked(&l->op, status, -1, peer);
-    if (l->follower)
-        ucch_op_end_locked(&l->follower->op, status, -1, peer);
+    if (l->parent)
+        ucch_op_end_locked(&l->parent->op, status, -1, peer);
 }
 
 /* The vendor's kernel waits in its stream for peers that will not come, and so does whoever waits for the stream:
@@ -52,9 +52,9 @@ static void give_up_locked(ucch_launch *l, int status, int peer) {
         ucch_board_own_label(l->board, l->op.error.seq, label);
     unsigned long long number = l->op.error.seq;
     /* The call that failed first has said it. */
-    int heard = l->follower || status == UCCH_FAIL_BROKEN, goes_on = l->channels && !l->n;
+    int has_listener = l->parent || status == UCCH_FAIL_BROKEN, goes_on = l->channels && !l->n;
     end_locked(l, status, peer);
-    if (!heard)
+    if (!has_listener)
         fprintf(stderr, "ucc_hetero: %s (call %llu of its communicator) in a stream: %s after %.3g s; %s\n", label,
                 number, why, l->op.error.elapsed,
                 goes_on ? "the stream goes on without its result" : "the stream cannot go on, end this process");
@@ -70,8 +70,8 @@ static int lost(ucch_launch *l, int *peer) {
 
 /* Whether nobody can tell what the call has brought, because another rank let its streams go on, or we did: why, and by
  * whom. */
-static int spoilt(ucch_launch *l, int *peer) {
-    int by = l->channels ? ucch_channels_spoiler(l->channels, l->ticket) : -1;
+static int tainted(ucch_launch *l, int *peer) {
+    int by = l->channels ? ucch_channels_tainted_by(l->channels, l->ticket) : -1;
     if (by < 0)
         return 0;
     int other = l->board ? ucch_board_mismatch(l->board, l->op.error.seq) : -1;
@@ -100,7 +100,7 @@ static int collect_locked(ucch_op *op) {
         ucc_collective_finalize(l->each[i].request);
     }
     l->n = 0;
-    int bad = status < 0 ? 0 : spoilt(l, &peer);
+    int bad = status < 0 ? 0 : tainted(l, &peer);
     if (bad)
         give_up_locked(l, bad, peer);
     else
@@ -120,7 +120,7 @@ static int check_locked(ucch_op *op, double now) {
     }
     if (!bad && needs_others)
         bad = lost(l, &op->error.peer);
-    return bad ? bad : spoilt(l, &op->error.peer);
+    return bad ? bad : tainted(l, &op->error.peer);
 }
 
 static void abandon_locked(ucch_op *op, int status) {
@@ -128,12 +128,12 @@ static void abandon_locked(ucch_op *op, int status) {
 }
 
 /* Its caller has given up the program that follows. */
-static void abandon_follower_locked(ucch_op *op, int status) {
+static void abandon_parent_locked(ucch_op *op, int status) {
     give_up_locked(((ucch_program *)op)->queued, status, -1);
 }
 
 static const ucch_op_kind kind = {UCCH_IN_STREAMS, collect_locked, check_locked, abandon_locked};
-static const ucch_op_kind following = {.way = UCCH_BY_CONTEXTS, .abandon_locked = abandon_follower_locked};
+static const ucch_op_kind parent_kind = {.way = UCCH_BY_CONTEXTS, .abandon_locked = abandon_parent_locked};
 
 /* ---- beginning ---- */
 
@@ -154,11 +154,11 @@ static int next_in_line(const ucch_program *p) {
 }
 
 /* The program's own caller waits for it. */
-static void follow_locked(ucch_program *p, ucch_launch *l) {
-    l->follower = p;
+static void adopt_locked(ucch_program *p, ucch_launch *l) {
+    l->parent = p;
     l->released = 1;
     p->queued = l;
-    p->op.kind = &following;
+    p->op.kind = &parent_kind;
     p->op.error.seq = l->op.error.seq;
     ucch_op_begin_locked(&p->op, 0);
 }
@@ -168,7 +168,7 @@ typedef struct asked {
     ucch_program *p;
     void *send, *recv, *stream;
     double timeout;
-    int follows; /* whoever made it waits for the program */
+    int has_parent; /* whoever made it waits for the program */
 } asked;
 
 static ucch_launch *launch_locked(const asked *a, int *status) {
@@ -191,8 +191,8 @@ static ucch_launch *launch_locked(const asked *a, int *status) {
     if (UCCH_TRACING)
         l->event = ucch_trace_begin_locked(p->number, -1, l->op.error.seq);
     ucch_op_begin_locked(&l->op, a->timeout);
-    if (a->follows)
-        follow_locked(p, l);
+    if (a->has_parent)
+        adopt_locked(p, l);
     l->alone = !flying++;
     __atomic_thread_fence(__ATOMIC_SEQ_CST); /* as in host_executor.c: publish, then look */
     int peer, bad = ucch_board_verdict(p->board, l->since, l->op.error.seq, &peer);
@@ -208,7 +208,7 @@ static ucch_launch *launch(const asked *a, int *status) {
     ucch_launch *l = NULL;
     for (int later = 1; later;) {
         ucch_lock();
-        int busy = a->follows && a->p->op.state == UCCH_ACTIVE, turn = next_in_line(a->p);
+        int busy = a->has_parent && a->p->op.state == UCCH_ACTIVE, turn = next_in_line(a->p);
         int before = ucch_device_enter();
         *status = busy ? UCCH_FAIL_BUSY : judge_locked(a->p, a->send, a->recv);
         if (!*status && turn)

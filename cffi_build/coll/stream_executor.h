@@ -12,7 +12,7 @@ struct ucch_launch {
     ucch_board *board;
     uint64_t since;          /* as a program's */
     uint64_t event;          /* of the timeline, which sees an end only when it is collected */
-    ucch_program *follower;  /* a program whose caller waits for it, not for the launch */
+    ucch_program *parent;    /* a program whose caller waits for it, not for the launch */
     ucch_channels *channels; /* those it went through: it has ended when `ticket` is there */
     ucch_ticket ticket;
     struct {

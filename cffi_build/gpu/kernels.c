@@ -18,7 +18,7 @@ static kernel *kernels;
 
 /* Only a combination has an operation, and only a cast another type. */
 static int same(const kernel *k, int kind, int op, int dtype, int to) {
-    return k->kind == kind && k->dtype == dtype && ((kind != UCCH_COMBINE && kind != UCCH_WHOLE) || k->op == op) &&
+    return k->kind == kind && k->dtype == dtype && ((kind != UCCH_COMBINE && kind != UCCH_FUSED) || k->op == op) &&
            (kind != UCCH_CAST || k->to == to);
 }
 

@@ -33,7 +33,7 @@ enum { DATA, CREDIT, ABORT, INTENT };
 
 typedef struct header {
     uint64_t call, hash, bytes, number;
-    uint64_t spoilt;  /* the first call of the sender's that is not to be believed, plus one */
+    uint64_t tainted; /* the first call of the sender's that is not to be believed, plus one */
     uint64_t differs; /* and the first that ranks have made in different ways, if that is why */
 } header;
 _Static_assert(sizeof(header) <= UCCH_FLOW_HEADER, "the header lies before the data");
@@ -97,8 +97,8 @@ static header *slot_of(const ucch_flow *f, uint64_t piece) {
 }
 
 /* The first call, plus one, whose data here is not to be believed; 0 while there is none. */
-static uint64_t garbage_from(const ucch_flow *f) {
-    return __atomic_load_n(f->ring.spoilt_here, __ATOMIC_ACQUIRE);
+static uint64_t tainted_from(const ucch_flow *f) {
+    return __atomic_load_n(f->ring.tainted_here, __ATOMIC_ACQUIRE);
 }
 
 /* Number of the wire: each one that sends is followed by one that receives. */
@@ -233,9 +233,9 @@ static void send_piece(ucch_flow *f, int which, uint64_t piece) {
     pthread_mutex_lock(&f->lock);
     due about = f->dues[piece % f->room];
     pthread_mutex_unlock(&f->lock);
-    uint64_t spoilt = garbage_from(f), differs = __atomic_load_n(&f->differs, __ATOMIC_ACQUIRE); /* written before */
+    uint64_t tainted = tainted_from(f), differs = __atomic_load_n(&f->differs, __ATOMIC_ACQUIRE); /* written before */
     if (which == f->first)
-        *slot_of(f, piece) = (header){about.call, about.hash, about.bytes, piece, spoilt, differs};
+        *slot_of(f, piece) = (header){about.call, about.hash, about.bytes, piece, tainted, differs};
     for (int range = 0; range < ranges_of(about.bytes); range++)
         if (carrier_of(f, range) == which)
             send_range(f, &f->shares[which], piece, about.bytes, range);
@@ -255,7 +255,7 @@ static int hear_credit(ucch_flow *f) {
 }
 
 static int tell_abort(ucch_flow *f) {
-    uint64_t first = garbage_from(f);
+    uint64_t first = tainted_from(f);
     if (!first || f->abort.said[0])
         return 0;
     f->abort.said[0] = first;
@@ -321,11 +321,11 @@ static void take(ucch_flow *f, uint64_t piece, int ranges) {
 }
 
 /* The sender's data is garbage from a call on, as it says; and whether ranks called different things. */
-static void hear_garbage(ucch_flow *f, uint64_t spoilt, uint64_t differs) {
-    if (spoilt && differs)
+static void hear_tainted(ucch_flow *f, uint64_t tainted, uint64_t differs) {
+    if (tainted && differs)
         differ(f, differs);
-    if (spoilt)
-        __atomic_store_n(f->ring.spoilt_there, spoilt, __ATOMIC_RELEASE);
+    if (tainted)
+        __atomic_store_n(f->ring.tainted_there, tainted, __ATOMIC_RELEASE);
 }
 
 /* Publish what has arrived and was called for, in order, if it fits. With the flow's lock. */
@@ -334,7 +334,7 @@ static void settle_arrivals(ucch_flow *f) {
     for (int ranges; f->settled < f->expected && !f->failed && (ranges = complete(f, f->settled));) {
         const header *h = slot_of(f, f->settled);
         const due *d = &f->dues[f->settled % f->room];
-        hear_garbage(f, h->spoilt, h->differs);
+        hear_tainted(f, h->tainted, h->differs);
         if (h->call != d->call || h->hash != d->hash || h->bytes != d->bytes || h->number != f->settled) {
             differ(f, h->call < d->call ? h->call : d->call);
             break;
@@ -377,7 +377,7 @@ static int hear_abort(ucch_flow *f) {
     if (!f->abort.done)
         return 0;
     f->abort.done = 0;
-    hear_garbage(f, f->abort.said[0], f->abort.said[1]);
+    hear_tainted(f, f->abort.said[0], f->abort.said[1]);
     return UCCH_MOVED;
 }
 
@@ -434,7 +434,7 @@ static int turn(ucch_tenant *tenant, int wire) {
     if (which == f->first && f->failed != UCCH_FAIL_PEER)
         found |= f->sends ? tell_abort(f) : hear_abort(f);
     /* Once a call has failed here, nobody waits for the rest. */
-    return garbage_from(f) ? found & UCCH_MOVED : found;
+    return tainted_from(f) ? found & UCCH_MOVED : found;
 }
 
 /* ---- calls ---- */
@@ -482,7 +482,7 @@ int ucch_flow_due(ucch_flow *f, size_t bytes, uint64_t number, uint64_t hash) {
     return status;
 }
 
-/* A call is about to fail here, and data to be garbage (`spoilt_here`): note from which call on the ranks differ, if
+/* A call is about to fail here, and data to be garbage (`tainted_here`): note from which call on the ranks differ, if
  * that is why, as a sender's peer is to know. */
 void ucch_flow_differs(ucch_flow *f, uint64_t call) {
     __atomic_store_n(&f->differs, call, __ATOMIC_RELEASE);

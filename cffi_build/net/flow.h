@@ -31,7 +31,7 @@ typedef struct ucch_slots {
     size_t stride;
     int depth;
     uint32_t *published, *consumed;
-    uint64_t *spoilt_here, *spoilt_there;
+    uint64_t *tainted_here, *tainted_there;
     ucch_calls *calls;
 } ucch_slots;
 

@@ -27,12 +27,12 @@
 /* Lines of a part's header: words of the channels to other ranks, and of those from other hosts; ends of calls; what is
  * garbage, here and by what other hosts say; and zeros, which stay. */
 #define ZERO_LINES (UCCH_MOST_MOVES * sizeof(uint32_t) / LINE + 1)
-enum { OUT_WORDS, IN_WORDS, ENDS, SPOILT, ZEROS, HEADER_END };
+enum { OUT_WORDS, IN_WORDS, ENDS, TAINTED, ZEROS, HEADER_END };
 
 static size_t line_of(int what, int size) {
     size_t n = (size_t)size;
     size_t lines[] = {[OUT_WORDS] = 2 * n, [IN_WORDS] = 2 * n,   [ENDS] = MOST_CALLS,
-                      [SPOILT] = 1 + n,    [ZEROS] = ZERO_LINES, [HEADER_END] = 0};
+                      [TAINTED] = 1 + n,   [ZEROS] = ZERO_LINES, [HEADER_END] = 0};
     size_t first = 0;
     for (int i = 0; i < what; i++)
         first += lines[i];
@@ -160,7 +160,7 @@ static ucch_channel shared_channel(const ucch_channels *c, int owner, int other)
                           .slot = slot,
                           .stride = slot,
                           .depth = SHARED_DEPTH,
-                          .spoilt = (uint64_t *)word_at(part, line_of(SPOILT, c->size)).at};
+                          .tainted = (uint64_t *)word_at(part, line_of(TAINTED, c->size)).at};
 }
 
 /* A channel to or from `other` of another host, in our own part. */
@@ -175,7 +175,7 @@ static ucch_channel wire_channel(const ucch_channels *c, int other, int comes) {
                           .slot = c->sizes.slot,
                           .stride = stride_of(c->sizes.slot),
                           .depth = WIRE_DEPTH,
-                          .spoilt = (uint64_t *)word_at(part, line_of(SPOILT, c->size) + 1 + (size_t)other).at};
+                          .tainted = (uint64_t *)word_at(part, line_of(TAINTED, c->size) + 1 + (size_t)other).at};
 }
 
 /* Get to know the part of rank `peer` of this host, a file of process `key`; our own first. 0, or a failure. */
@@ -192,7 +192,7 @@ int ucch_channels_meet(ucch_channels *c, int peer, uint64_t key, int pid, int fi
         return 0;
     }
     const ucch_mapping *own = c->parts[peer];
-    c->spoilt = (uint64_t *)word_at(own, line_of(SPOILT, c->size)).at;
+    c->tainted = (uint64_t *)word_at(own, line_of(TAINTED, c->size)).at;
     for (int other = 0; other < c->size; other++)
         if (other != peer && c->hosts[other] == c->hosts[peer])
             c->out[other] = shared_channel(c, peer, other);
@@ -208,8 +208,8 @@ static ucch_flow *flow_of(ucch_channels *c, ucch_channel *channel, int from, int
                        .depth = WIRE_DEPTH,
                        .published = channel->published.at,
                        .consumed = channel->consumed.at,
-                       .spoilt_here = c->spoilt,
-                       .spoilt_there = channel->spoilt,
+                       .tainted_here = c->tainted,
+                       .tainted_there = channel->tainted,
                        .calls = &c->called};
     uint64_t tag = serial << SERIAL_BIT | (uint64_t)from << FROM_BIT | (uint64_t)to << TO_BIT;
     return ucch_flow_new(&ring, from == c->rank, c->nwires, key, tag);
@@ -305,7 +305,7 @@ static int emptied(const ucch_channel *channel) {
 int ucch_channels_quiet(ucch_channels *c) {
     ucch_lock();
     ucch_channels_room(c);
-    int quiet = c->poisoned ? -1 : c->landed == c->calls;
+    int quiet = c->failed ? -1 : c->landed == c->calls;
     for (int i = 0; i < c->size && quiet > 0; i++)
         quiet = i == c->rank || (emptied(&c->out[i]) && emptied(&c->in[i]));
     ucch_unlock();
@@ -410,19 +410,19 @@ int ucch_channels_lost(const ucch_channels *c, uint64_t number, int *rank) {
 
 /* ---- failures ---- */
 
-static int spoils(const uint64_t *spoilt, uint64_t call) {
-    uint64_t first = __atomic_load_n(spoilt, __ATOMIC_ACQUIRE);
+static int taints(const uint64_t *tainted, uint64_t call) {
+    uint64_t first = __atomic_load_n(tainted, __ATOMIC_ACQUIRE);
     return first && call + 1 >= first;
 }
 
 /* A rank that let its streams go on without what they waited for, before they had done this call's part: what they sent
  * then is garbage, also by way of others. -1 for none. Calls are counted alike on all ranks. */
-int ucch_channels_spoiler(const ucch_channels *c, ucch_ticket ticket) {
+int ucch_channels_tainted_by(const ucch_channels *c, ucch_ticket ticket) {
     uint64_t call = ((uint64_t)ticket.value - 1) * MOST_CALLS + ticket.slot;
     for (int i = 0; i < c->size; i++)
-        if (i != c->rank && spoils(c->in[i].spoilt, call))
+        if (i != c->rank && taints(c->in[i].tainted, call))
             return i;
-    return spoils(c->spoilt, call) ? c->rank : -1;
+    return taints(c->tainted, call) ? c->rank : -1;
 }
 
 static void let_go(const ucch_channels *c) {
@@ -450,15 +450,15 @@ static const ucch_op_kind draining = {.way = UCCH_IN_STREAMS, .advance_locked = 
 /* A call failed, `differs` by its number if others have called something else, or 0: its streams, and whoever waits for
  * them, must go on; all are told first what is not to be believed then. Nobody else waits for the words that are
  * written here, but a peer's stream may write smaller numbers after us: it is done again until all is over. */
-void ucch_channels_poison_locked(ucch_channels *c, uint64_t differs) {
-    if (c->poisoned)
+void ucch_channels_fail_locked(ucch_channels *c, uint64_t differs) {
+    if (c->failed)
         return;
-    c->poisoned = 1;
+    c->failed = 1;
     ucch_channels_room(c);
     for (int i = 0; i < c->size; i++)
         if (c->out[i].flow)
             ucch_flow_differs(c->out[i].flow, differs);
-    __atomic_store_n(c->spoilt, c->landed + 1, __ATOMIC_SEQ_CST);
+    __atomic_store_n(c->tainted, c->landed + 1, __ATOMIC_SEQ_CST);
     for (int i = 0; i < c->size; i++)
         if (c->out[i].flow)
             ucch_flow_abort(c->out[i].flow);

@@ -34,7 +34,7 @@ typedef struct ucch_channel {
     ucch_flow *flow; /* that carries it between hosts; NULL: both ranks see it */
     uint64_t pieces; /* of all calls so far, on this side */
     uint64_t round;
-    uint64_t *spoilt; /* by the rank that it comes from */
+    uint64_t *tainted; /* by the rank that it comes from */
 } ucch_channel;
 
 /* Completion of a call: its word and what that then has reached. */
@@ -63,10 +63,10 @@ struct ucch_channels {
     ucch_ticket alone, user[2]; /* the last call in one stream, and the last with each bank of scratch */
     size_t scratch_bytes[2];
     uint64_t banked;
-    int poisoned;
+    int failed;
     /* Plus one: the first call whose result must not be trusted, because it failed here or was under way when one did;
      * 0 while there is none. */
-    uint64_t *spoilt;
+    uint64_t *tainted;
 };
 
 /* Whether the word has reached `least`, counting around. */
@@ -82,9 +82,9 @@ int ucch_word_tell(void *post, ucch_word word, uint32_t value, void *stream);
 int ucch_channel_wait(const ucch_channels *c, ucch_word word, uint32_t least, void *stream);
 int ucch_channel_tell(const ucch_channels *c, ucch_word word, uint32_t value, void *stream);
 int ucch_channels_scratch(ucch_channels *c, int bank, size_t bytes);
-void ucch_channels_poison_locked(ucch_channels *c, uint64_t differs);
+void ucch_channels_fail_locked(ucch_channels *c, uint64_t differs);
 int ucch_channels_waiting(const ucch_channels *c);
 int ucch_channels_lost(const ucch_channels *c, uint64_t number, int *rank);
-int ucch_channels_spoiler(const ucch_channels *c, ucch_ticket ticket);
+int ucch_channels_tainted_by(const ucch_channels *c, ucch_ticket ticket);
 
 #endif

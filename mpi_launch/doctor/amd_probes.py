@@ -175,8 +175,8 @@ def compiler() -> Answer:
     start = time.perf_counter()
     kernel = hip.load(hip.compiled(lib.UCCH_COMBINE, OPS["SUM"].code, DTYPES["float32"].code))
     seconds = time.perf_counter() - start
-    whole = lib.UCCH_WHOLE, OPS["SUM"].code, DTYPES["float32"].code
-    for case in ((lib.UCCH_AWAIT,), (lib.UCCH_POST,), (lib.UCCH_STREAM_COPY,), whole):
+    fused = lib.UCCH_FUSED, OPS["SUM"].code, DTYPES["float32"].code
+    for case in ((lib.UCCH_AWAIT,), (lib.UCCH_POST,), (lib.UCCH_STREAM_COPY,), fused):
         hip.load(hip.compiled(*case))
     a, b = (np.random.default_rng().standard_normal(n).astype(np.float32) for _ in range(2))
     host, stream = hip.pinned(2 * a.nbytes), hip.stream()

@@ -30,6 +30,8 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include "../../ucc_hetero/device/kernels/layout.h"
+
 #if defined(FAKE_CUDA) == defined(FAKE_HIP)
 #error build with -DFAKE_CUDA or with -DFAKE_HIP
 #endif
@@ -39,7 +41,7 @@ enum { NOT_SUPPORTED = 801 };
 enum { FRESH = 0xCB, IN_WORK = 0xEE, FREED = 0xDB };
 enum { DEVICE_MEMORY, PINNED_MEMORY, SIGNAL_MEMORY };
 enum { SHAREABLE = 2 << 20, SPARSE = 64 << 20 };
-enum { COPY, FILL, SCALE, ADD, RECORD, WAIT, HOLD, AWAIT, WRITE, WHOLE, STREAM_COPY };
+enum { COPY, FILL, SCALE, ADD, RECORD, WAIT, HOLD, AWAIT, WRITE, FUSED, STREAM_COPY };
 #define MOST_DEVICES 16
 /* Whoever waits for something that is no work of its own looks for it this often, in us. */
 #define LOOK_US 50
@@ -196,8 +198,8 @@ static int reached(const recording *r) {
     return __atomic_load_n(&r->reached, __ATOMIC_ACQUIRE);
 }
 
+#include "fused.h"
 #include "stream_copy.h"
-#include "whole.h"
 
 static void run(queue *s, const work *w) {
     switch (w->kind) {
@@ -222,8 +224,8 @@ static void run(queue *s, const work *w) {
     case AWAIT:
         hold(w->dst, (uint32_t)w->ticket, w->kind == AWAIT);
         break;
-    case WHOLE:
-        run_whole(s, w->dst);
+    case FUSED:
+        run_fused(s, w->dst);
         break;
     case STREAM_COPY:
         run_stream_copy(s, w->dst);

@@ -1,12 +1,12 @@
 /* The run-time compiler of either vendor: it knows how to add floats, to wait for a word and to write one, and how to
  * do all of a short call or one side of a message; everything else is too hard for it. Included by fakegpu.c. */
 static const char ADDS[] = "adds floats", AWAITS[] = "awaits a word", POSTS[] = "posts a word",
-                  WHOLES[] = "does it all", COPIES[] = "copies a message";
+                  FUSED_TEXT[] = "does it all", COPIES[] = "copies a message";
 
 static const char *made_of(const char *source) {
     int adds = strstr(source, "UCCH_SUM(a, b));") != NULL;
     if (strstr(source, "ucch(ucch_moves all)"))
-        return adds && (strstr(source, "float FROM;") || strstr(source, "unsigned char FROM;")) ? WHOLES : NULL;
+        return adds && (strstr(source, "float FROM;") || strstr(source, "unsigned char FROM;")) ? FUSED_TEXT : NULL;
     if (adds && strstr(source, "float FROM;"))
         return ADDS;
     if (strstr(source, "ucch(ucch_stream_copy c)"))
@@ -32,11 +32,11 @@ static int launch_kernel(void *handle_of_function, unsigned blocks, unsigned thr
     if (strcmp(f->kernel, f->image))
         return INVALID_VALUE; /* the image is gone, which was not copied */
     const char *function = f->kernel;
-    if (function == WHOLES) {
+    if (function == FUSED_TEXT) {
         moves *all = argument(arguments, sizeof(*all), offsetof(moves, blocks));
         if (all)
             all->blocks = blocks;
-        return all ? submit(handle, (work){.kind = WHOLE, .dst = all}) : OUT_OF_MEMORY;
+        return all ? submit(handle, (work){.kind = FUSED, .dst = all}) : OUT_OF_MEMORY;
     }
     if (function == COPIES) {
         stream_copy *c = argument(arguments, sizeof(*c), offsetof(stream_copy, blocks));
@@ -58,7 +58,7 @@ static int launch_kernel(void *handle_of_function, unsigned blocks, unsigned thr
 }
 
 static int find_kernel(void **function, const void *module, const char *name) {
-    const char *all[] = {ADDS, AWAITS, POSTS, WHOLES, COPIES};
+    const char *all[] = {ADDS, AWAITS, POSTS, FUSED_TEXT, COPIES};
     for (int i = 0; i < 5; i++)
         if (!strcmp(module, all[i])) {
             struct function *f = malloc(sizeof(*f));

@@ -1,5 +1,4 @@
 /* The kernel that does one side of a message, as several blocks. Included by fakegpu.c. */
-#include "../../ucc_hetero/device/kernels/layout.h"
 
 /* Its arguments, how many blocks it is, and how far each is: its slice, and bytes of that. */
 typedef struct stream_copy {

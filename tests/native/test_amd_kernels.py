@@ -23,18 +23,18 @@ STUBS = Path(__file__).parent / "amd_stubs.h"
 TYPES = [t.code for t in DTYPES.values()]
 
 
-def whole(op: str, dtype: str) -> tuple[int, int, int, int]:
-    return lib.UCCH_WHOLE, OPS[op].code, DTYPES[dtype].code, 0
+def fused(op: str, dtype: str) -> tuple[int, int, int, int]:
+    return lib.UCCH_FUSED, OPS[op].code, DTYPES[dtype].code, 0
 
 
 #: What may run for as long as another rank lets it wait. Of a short call's kernels those whose arithmetic is longest.
 WAITING = {
     "await": (lib.UCCH_AWAIT, 0, 0, 0),
     "one_side": (lib.UCCH_STREAM_COPY, 0, 0, 0),
-    "whole_float": whole("SUM", "float32"),
-    "whole_half": whole("PROD", "float16"),
-    "whole_complex": whole("PROD", "complex128"),
-    "whole_int8": whole("MAX", "int8"),
+    "fused_float": fused("SUM", "float32"),
+    "fused_half": fused("PROD", "float16"),
+    "fused_complex": fused("PROD", "complex128"),
+    "fused_int8": fused("MAX", "int8"),
 }
 OTHERS = {"post": (lib.UCCH_POST, 0, 0, 0)}
 OTHERS |= {f"combine_{op.code}_{t}": (lib.UCCH_COMBINE, op.code, t, 0) for op in OPS.values() for t in TYPES}

@@ -52,7 +52,7 @@ CASES = [
 
 
 #: All of a short call, for two types whose elements need another alignment.
-WHOLES = [(lib.UCCH_WHOLE, OPS["SUM"].code, DTYPES[name].code, 0) for name in ("float32", "int16")]
+FUSED = [(lib.UCCH_FUSED, OPS["SUM"].code, DTYPES[name].code, 0) for name in ("float32", "int16")]
 
 
 #: One side of a message.
@@ -66,7 +66,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     if compiler is None:
         pytest.skip("needs a C++ compiler, for kernels that have no GPU here")
     parts = [_HOST]
-    for i, case in enumerate([*CASES, *WHOLES, *STREAM_COPIES]):
+    for i, case in enumerate([*CASES, *FUSED, *STREAM_COPIES]):
         text = sources.source(*case)
         if text is not None:
             # Each in a namespace of its own: they all define the same helpers.
@@ -153,7 +153,7 @@ def moves_of(each: list[tuple[int, ...]], arrived: int = 0) -> Any:
 
 @pytest.mark.parametrize("nth, dtype", [(0, "float32"), (1, "int16")])
 @pytest.mark.parametrize("count", [1, 7, 1000])
-def test_a_whole_call(library: ctypes.CDLL, nth: int, dtype: str, count: int) -> None:
+def test_a_fused_call(library: ctypes.CDLL, nth: int, dtype: str, count: int) -> None:
     """Moves are done in their order, each behind its word; words are written in the end, also past their wrapping."""
     rng = np.random.default_rng()
     here, there, into = (rng.integers(-100, 100, count).astype(dtype) for _ in range(3))
@@ -217,7 +217,7 @@ def test_both_sides_of_a_message(library: ctypes.CDLL, nbytes: int, slice_: int,
     def all_blocks(fields: dict[str, Any]) -> None:
         for block in rng.permutation(blocks).tolist():
             library.choose(block, blocks)
-            call(library, len(CASES) + len(WHOLES), ffi.new("ucch_stream_copy *", fields))
+            call(library, len(CASES) + len(FUSED), ffi.new("ucch_stream_copy *", fields))
         library.choose(0, 1)
 
     def words(lines: Any) -> list[int]:
@@ -249,7 +249,7 @@ def test_blocks_that_run_at_a_time(arch: int, blocks: int) -> None:
     """Kernels that wait leave room for as many blocks of 512 threads as such a device has threads for."""
     if not shutil.which("c++"):
         pytest.skip("needs a C++ compiler, to preprocess")
-    for case in (*WHOLES, *STREAM_COPIES):
+    for case in (*FUSED, *STREAM_COPIES):
         words = ["c++", "-x", "c++", "-E", "-P", f"-D__CUDA_ARCH__={arch}", "-"]
         done = subprocess.run(
             words, input=sources.source(*case), capture_output=True, text=True, check=True, timeout=60

@@ -104,7 +104,7 @@ with Communicator() as comm:
             for k in range(5):
                 assert s == r or (y[s][k].peek == 1000 * s + 10 * k + r).all()
     used = {choice.path for choice, *_ in comm._run.used.values()}
-    assert used == {"window"} or not comm._run.members.windows.whole, used
+    assert used == {"window"} or not comm._run.members.windows.complete, used
 print("right")
 """
 

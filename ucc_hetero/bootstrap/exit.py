@@ -63,7 +63,7 @@ def forget(comm: Any) -> None:
 
 def _leaves_calls(comm: Any) -> bool:
     """Whether a call of a communicator is in the libraries still, and will never end."""
-    return bool(comm._run.broken or comm._run.refusals.spoilt)
+    return bool(comm._run.broken or comm._run.refusals.tainted)
 
 
 def failed() -> bool:

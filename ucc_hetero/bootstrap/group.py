@@ -75,7 +75,7 @@ class Membership:
         weighted = Topology.group(vendors, hosts, speeds, levels)
         self.windows = join_windows(mpi, self.bare, self.facts, self.runtime, self._arenas)
         self.topology, self.tuning = agreed(
-            self.bare, weighted, env.get("TUNE"), self._table, path, plain=plain, windows=self.windows.whole
+            self.bare, weighted, env.get("TUNE"), self._table, path, plain=plain, windows=self.windows.complete
         )
         island = self.topology.islands[self.topology.island_of[self.rank]]
         self.device = Device.of(self.rank, island.ranks, self.facts, self.runtime)

@@ -30,7 +30,7 @@ class Refusals:
         #: Those of this rank's own of which it is not known yet whether all ranks have refused them.
         self.pending: list[int] = []
         #: Whether libucc still holds calls that came to nothing.
-        self.spoilt = False
+        self.tainted = False
         #: Tells the ranks of other hosts, where there are any.
         self.tell: Callable[[Any], None] | None = None
         self._lock = threading.Lock()
@@ -95,7 +95,7 @@ class Refusals:
         with self._lock:
             if number < lib.ucch_board_since(native):
                 return  # as was known when a call before it was given up
-            self.spoilt = True
+            self.tainted = True
             started = int(lib.ucch_board_started(native))
             refusal = self._board.refusal(number)
             if refusal is not None:

@@ -54,15 +54,15 @@ def measure_pairs(comm: Communicator, sizes: Sequence[int], tell: Callable[[Pair
 
 def pairs_of(detours: Detours, hosts: Sequence[int]) -> Iterator[tuple[int, int]]:
     """A pair of ranks for every two kinds that can reach each other either way, on one host and on two."""
-    mates: dict[int, dict[str, list[int]]] = {}  # host -> vendor -> its first two ranks there
+    by_host: dict[int, dict[str, list[int]]] = {}  # host -> vendor -> its first two ranks there
     firsts: dict[str, list[int]] = {}  # vendor -> its first ranks on two hosts
     for rank, host in enumerate(hosts):
         (vendor, _), _ = detours.kind(rank, rank)
-        alike = mates.setdefault(host, {}).setdefault(vendor, [])
+        alike = by_host.setdefault(host, {}).setdefault(vendor, [])
         if not alike and len(firsts.setdefault(vendor, [])) < 2:
             firsts[vendor].append(rank)
         alike += [rank][: 2 - len(alike)]
-    near = (pair for there in mates.values() for pair in combinations(sorted(chain(*there.values())), 2))
+    near = (pair for there in by_host.values() for pair in combinations(sorted(chain(*there.values())), 2))
     far = combinations(sorted(chain(*firsts.values())), 2)
     seen = set()
     for one, other in chain(near, far):

@@ -48,8 +48,8 @@ def queue(
         _check(lib.ucch_program_stage(program, i, stage, peers[0] if note.kind == "message" else -1))
     combines = any(note.kind == "combine" for note in notes)
     key = (at.what.op, at.code) if combines else (OPS["SUM"].code, DTYPES["uint8"].code)
-    if moved <= lib.UCCH_WHOLE_BYTES:
-        kernels.ready(lib.UCCH_WHOLE, *key, 0)
+    if moved <= lib.UCCH_FUSED_BYTES:
+        kernels.ready(lib.UCCH_FUSED, *key, 0)
     _check(lib.ucch_program_queued(program, channels.handle, end, *key))
 
 

@@ -60,7 +60,7 @@ def join(
     """
     rank, size = int(mpi.Get_rank()), int(mpi.Get_size())
     mine, places = everyone[rank], _places(everyone)
-    if not (windows.whole or (max(places) and not topology.flat and all(facts.device_memory for facts in everyone))):
+    if not (windows.complete or (max(places) and not topology.flat and all(facts.device_memory for facts in everyone))):
         return None
     wanted = not max(places) or (env.get("WIRES") != 0 and env.get("CHANNELS") and env.get("STAGING") != "direct")
     words = ffi.new("size_t *", 2 * int(env.get("ARENA")))

@@ -33,7 +33,7 @@ class Windows(NamedTuple):
     """
 
     peers: frozenset[int] = frozenset()
-    whole: bool = False
+    complete: bool = False
     streams: frozenset[int] = frozenset()
     near: tuple[frozenset[int], ...] = ()
 
@@ -48,16 +48,16 @@ def join(
     those of its vendor on its host. Nobody, with ``UCCH_ARENA=0``, or where devices cannot reach each other's memory.
     """
     rank, size = int(mpi.Get_rank()), int(env.get("WINDOW"))
-    crowded, kin = crowded_hosts(topology, everyone), _kin(everyone if arenas else ())
-    if not crowded and not any(kin):
+    crowded, same_vendor = crowded_hosts(topology, everyone), _same_vendor(everyone if arenas else ())
+    if not crowded and not any(same_vendor):
         return Windows()
     mine, arena = everyone[rank], int(env.get("ARENA"))
     here = mine.host.memory
     beside = frozenset(r for r, f in enumerate(everyone) if f.device_memory and f.host.memory == here) - {rank}
-    mates = beside if mine.device_memory and here in crowded and size else frozenset()
-    wanted = mates | (kin[rank] if any(kin) and arena else frozenset())
+    candidates = beside if mine.device_memory and here in crowded and size else frozenset()
+    wanted = candidates | (same_vendor[rank] if any(same_vendor) and arena else frozenset())
     # Where it has words only, as many of them as the arena has places, and more.
-    file, nbytes = -1, ffi.new("size_t *", size if mates else 2 * arena)
+    file, nbytes = -1, ffi.new("size_t *", size if candidates else 2 * arena)
     if wanted and runtime is not None:
         file = lib.ucch_window_own(key_of(mine), nbytes)
     board = runtime.bus(mine.device) if wanted and runtime is not None else ""
@@ -66,30 +66,30 @@ def join(
     opened = {r for r in there if lib.ucch_window_open(key_of(everyone[r]), *offers[r][:3]) == 0}
     if opened:
         with own_device():
-            if lib.ucch_windows_pin(bool(mates)) < 0:
+            if lib.ucch_windows_pin(bool(candidates)) < 0:
                 opened = set()
     able = bool(opened) and may_wait(runtime) and kernels.ready(lib.UCCH_STREAM_COPY, 0, 0, 0, insist=True)
-    shared, apart = opened & mates, set()
-    if able and any(kin) and arena:
+    shared, apart = opened & candidates, set()
+    if able and any(same_vendor) and arena:
         # A device that two processes share has them take turns: kernels might wait for each other.
-        apart = {r for r in opened & kin[rank] if offers[r][3] != board}
+        apart = {r for r in opened & same_vendor[rank] if offers[r][3] != board}
     handle = _own_arena(arena, runtime, mine.device) if apart else b""
     theirs, carry, aparts, handles = zip(*mpi.allgather((shared, able, apart, handle)), strict=True)
     peers = frozenset(r for r in shared if rank in theirs[r])
-    if len(peers) < len(mates):
+    if len(peers) < len(candidates):
         log.log("mem").warning(
             "no shared pinned memory with rank(s) %s of this host: messages between devices take the slow way",
-            sorted(mates - peers),
+            sorted(candidates - peers),
         )
     near: tuple[frozenset[int], ...] = ()
-    if any(kin):
+    if any(same_vendor):
         known = {r for r in apart if runtime and runtime.same_board(mine.device, offers[r][4], offers[r][3])}
         near = _open_arenas(mpi, everyone, {r: handles[r] for r in known if handle and rank in aparts[r]})
     streams = frozenset(r for r in peers if able and carry[r]).union(near[rank] if near else ())
     return Windows(peers, all(len(other) == len(everyone) - 1 for other in theirs), streams, near)
 
 
-def _kin(everyone: Sequence[Facts]) -> list[frozenset[int]]:
+def _same_vendor(everyone: Sequence[Facts]) -> list[frozenset[int]]:
     """By rank: others with devices of its vendor on its host."""
     places: dict[object, set[int]] = {}
     for rank, facts in enumerate(everyone):

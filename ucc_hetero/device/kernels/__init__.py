@@ -42,10 +42,10 @@ def ready(kind: int, op: int, dtype: int, to: int, *, insist: bool = False) -> b
     """Whether the device of this process does such steps itself; compiles and loads what does them at first use.
 
     Numbers as the native engine's: ``UCCH_COMBINE`` with UCC's operation, ``UCCH_CAST``, ``UCCH_SCALE``; UCC's
-    datatypes. ``UCCH_AWAIT``, ``UCCH_POST`` and ``UCCH_STREAM_COPY`` have neither, ``UCCH_WHOLE`` those of its
+    datatypes. ``UCCH_AWAIT``, ``UCCH_POST`` and ``UCCH_STREAM_COPY`` have neither, ``UCCH_FUSED`` those of its
     arithmetic. ``insist``: the answer must be that of the other ranks, however long streams are held.
     """
-    key = kind, op if kind in (lib.UCCH_COMBINE, lib.UCCH_WHOLE) else 0, dtype, to if kind == lib.UCCH_CAST else 0
+    key = kind, op if kind in (lib.UCCH_COMBINE, lib.UCCH_FUSED) else 0, dtype, to if kind == lib.UCCH_CAST else 0
     if key not in _known:
         if not _nothing_held() and not insist:
             return False  # for this time

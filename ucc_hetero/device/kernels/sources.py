@@ -30,7 +30,7 @@ _INCLUDE = re.compile(r'^#include "(.+)"\n', re.M)
 def source(kind: int, op: int, dtype: int, to: int) -> str | None:
     """The kernel's text; None for what there is none for."""
     if kind in _ALONE:
-        return _whole(f'#include "{_ALONE[kind]}.cuh"\n')
+        return _included(f'#include "{_ALONE[kind]}.cuh"\n')
     names = {t.code: name for name, t in DTYPES.items() if name in _TYPES}
     if dtype not in names or (kind == lib.UCCH_CAST and to not in names):
         return None
@@ -39,17 +39,17 @@ def source(kind: int, op: int, dtype: int, to: int) -> str | None:
     body = _body(kind, op, one, _TYPES[one], _TYPES[other])
     if body is None:
         return None
-    return _whole(f"""#include "elements.cuh"
+    return _included(f"""#include "elements.cuh"
 typedef {_TYPES[one]} FROM;
 typedef {_TYPES[other]} TO;
 static __device__ void element(TO &dst, const FROM &src, double by) {{
     {body}
 }}
-#include "{"fused" if kind == lib.UCCH_WHOLE else "each"}.cuh"
+#include "{"fused" if kind == lib.UCCH_FUSED else "each"}.cuh"
 """)
 
 
-def _whole(text: str) -> str:
+def _included(text: str) -> str:
     """The text with each file that it includes put in once: run-time compilers are given no others."""
     known = set()
 

@@ -28,7 +28,7 @@ static void run_move(queue *s, const moves *all, uint64_t k, unsigned block) {
 }
 
 /* Every block goes its own pace: the next to do something is one of those that can, by chance. */
-static void run_whole(queue *s, moves *all) {
+static void run_fused(queue *s, moves *all) {
     for (uint64_t k = 0; k < all->of.n; k++)
         touch(all->of.each[k].src), touch(all->of.each[k].dst), touch(all->of.each[k].wait),
             touch(all->of.each[k].tell);
