@@ -1,4 +1,7 @@
-"""HIP by its own entry points, as far as the questions about AMD devices need it: one device, one process."""
+"""One AMD device of one process: the library's runtime, and entry points of HIP that only the engine calls.
+
+Addresses are numbers here: a process asks one question and ends, and nothing is given back.
+"""
 
 from __future__ import annotations
 
@@ -11,20 +14,15 @@ from typing import Any
 from ...device.kernels import image
 from ...device.kernels.sources import source
 from ...device.registry import report, runtime_of
+from ...errors import DeviceError
 
-__all__ = ["Hip", "HipError", "Word"]
+__all__ = ["Hip", "Word"]
 
-MAPPED, FINE_GRAINED, SIGNAL = 3, 1, 2
-COPY, NON_BLOCKING, FIRST, NO_TIMING, NOT_READY, GREATER_EQUAL = 4, 1, -1, 2, 600, 0
-SHARE_BYTES = 64
+MAPPED, FINE_GRAINED, SHARE_BYTES = 3, 1, 64
 #: Seconds for what takes microseconds where nothing is in its way; how many times longer all waits may take, where the
 #: processor is busy with other things.
 PATIENCE = 2.0
 ROOM = float(os.environ.get("PROBE_ROOM", 1))
-
-
-class HipError(RuntimeError):
-    """A call that HIP refused."""
 
 
 class Share(ctypes.Structure):
@@ -68,104 +66,67 @@ class Hip:
     def __init__(self, device: int = 0) -> None:
         runtime = runtime_of("amd")
         if runtime is None:
-            raise HipError(report("amd"))
+            raise DeviceError(report("amd"))
         self.runtime, self.device = runtime, device
         self.lib = ctypes.CDLL(runtime.path)
-        self.major = int(runtime.version().partition(".")[0])
         self._kernels: dict[int, ctypes.c_void_p] = {}
-        self.use(device)
-
-    def status(self, name: str, *arguments: Any) -> int:
-        """Call and return the status."""
-        return int(getattr(self.lib, name)(*arguments))
+        runtime.use(device)
 
     def call(self, name: str, *arguments: Any) -> None:
-        """Call, or raise what HIP calls the failure."""
-        status = self.status(name, *arguments)
-        if status:
-            named = getattr(self.lib, "hipGetErrorName", None)
-            if named is not None:
-                named.restype = ctypes.c_char_p
-            words = named(status).decode() if named is not None else ""
-            raise HipError(f"{name} says {status} {words}".strip())
+        """Call an entry point of HIP's, or raise what it says."""
+        if status := getattr(self.lib, name)(*arguments):
+            raise DeviceError(f"{name} says {status}")
 
     def _made(self, name: str, *arguments: Any) -> int:
         out = ctypes.c_void_p()
         self.call(name, ctypes.byref(out), *arguments)
         return out.value or 0
 
-    def use(self, device: int) -> None:
-        self.call("hipSetDevice", device)
-
     def alloc(self, nbytes: int) -> int:
-        return self._made("hipMalloc", ctypes.c_size_t(nbytes))
+        return self.runtime.alloc(nbytes).handle
+
+    def pinned(self, nbytes: int) -> int:
+        return self.runtime.alloc(nbytes, pinned=True).handle
 
     def fine(self, nbytes: int) -> int:
         return self._made("hipExtMallocWithFlags", ctypes.c_size_t(nbytes), FINE_GRAINED)
 
-    def pinned(self, nbytes: int) -> int:
-        return self._made("hipHostMalloc", ctypes.c_size_t(nbytes), MAPPED)
-
     def register(self, address: int, nbytes: int) -> None:
         self.call("hipHostRegister", ctypes.c_void_p(address), ctypes.c_size_t(nbytes), MAPPED)
-
-    def seen(self, address: int) -> int:
-        """Where the device sees pinned memory of the host."""
-        return self._made("hipHostGetDevicePointer", ctypes.c_void_p(address), 0)
 
     def word(self) -> Word:
         """A word in pinned memory: what kernels wait for."""
         host = self.pinned(4096)
         ctypes.memset(host, 0, 4096)
-        return Word(host, self.seen(host))
+        return Word(host, self._made("hipHostGetDevicePointer", ctypes.c_void_p(host), 0))
 
     def signal(self) -> Word:
         """A word of signal memory: what streams wait for."""
-        at = self._made("hipExtMallocWithFlags", ctypes.c_size_t(8), SIGNAL)
-        ctypes.memset(at, 0, 8)
+        at = self.runtime.flag()
         return Word(at, at)
 
     def share(self, address: int) -> bytes:
         handle = Share()
         self.call("hipIpcGetMemHandle", ctypes.byref(handle), ctypes.c_void_p(address))
-        return ctypes.string_at(ctypes.byref(handle), SHARE_BYTES)
+        return bytes(handle)
 
     def open_shared(self, handle: bytes) -> int:
-        share = Share.from_buffer_copy(handle)
-        return self._made("hipIpcOpenMemHandle", share, ctypes.c_uint(1 if self.major >= 6 else 0))
+        enable_peers = int(self.runtime.version().partition(".")[0]) >= 6
+        return self._made("hipIpcOpenMemHandle", Share.from_buffer_copy(handle), ctypes.c_uint(enable_peers))
 
     def stream(self) -> int:
-        return self._made("hipStreamCreateWithPriority", NON_BLOCKING, FIRST)
-
-    def copy(self, dst: int, src: int, nbytes: int, stream: int) -> None:
-        to, of, at = (ctypes.c_void_p(each) for each in (dst, src, stream))
-        self.call("hipMemcpyAsync", to, of, ctypes.c_size_t(nbytes), COPY, at)
-
-    def wait_value(self, stream: int, word: Word, least: int) -> None:
-        at, where = ctypes.c_void_p(stream), ctypes.c_void_p(word.device)
-        every = ctypes.c_uint32(0xFFFFFFFF)
-        self.call("hipStreamWaitValue32", at, where, ctypes.c_uint32(least), ctypes.c_uint(GREATER_EQUAL), every)
-
-    def write_value(self, stream: int, word: Word, value: int) -> None:
-        at, where = ctypes.c_void_p(stream), ctypes.c_void_p(word.device)
-        self.call("hipStreamWriteValue32", at, where, ctypes.c_uint32(value), ctypes.c_uint(0))
-
-    def event(self, stream: int) -> ctypes.c_void_p:
-        """An event where the stream is now."""
-        event = ctypes.c_void_p(self._made("hipEventCreateWithFlags", NO_TIMING))
-        self.call("hipEventRecord", event, ctypes.c_void_p(stream))
-        return event
-
-    def passed(self, event: ctypes.c_void_p) -> bool:
-        status = self.status("hipEventQuery", event)
-        if status not in (0, NOT_READY):
-            raise HipError(f"hipEventQuery says {status}")
-        return status == 0
+        return self.runtime.stream().handle
 
     def finishes(self, stream: int, seconds: float = PATIENCE) -> bool:
         """Whether the stream does all it was given in time."""
-        event = self.event(stream)
-        return until(lambda: self.passed(event), seconds)
+        event = self.runtime.event()
+        event.record(stream)
+        return until(event.done, seconds)
+
+    def ends(self, stream: int, what: str) -> None:
+        """Wait until the stream has done all it was given. ``DeviceError`` names ``what`` that does not end."""
+        if not self.finishes(stream, 20):
+            raise DeviceError(f"{what} does not end")
 
     def load(self, code: bytes) -> ctypes.c_void_p:
         """The kernel of a compiled text; HIP does not copy ``code``, which stays."""

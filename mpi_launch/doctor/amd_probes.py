@@ -22,10 +22,11 @@ from typing import Any
 
 import numpy as np
 
+from ...errors import DeviceError
 from ...machine.vendors import VENDORS, Library, devices
 from ...native.libraries import candidates, lib
 from ...types import DTYPES, OPS
-from .amd_hip import Hip, HipError, Word
+from .amd_hip import Hip, Word
 
 __all__ = ["MARK", "MODULE", "PROBES", "main"]
 
@@ -77,6 +78,17 @@ def _held(hip: Hip, n: int = 1) -> Iterator[tuple[list[int], Word]]:
         word.value = 1
 
 
+@contextlib.contextmanager
+def _let_go(word: Word, seconds: float) -> Iterator[None]:
+    """Let what waits for the word go on after so many seconds, if this takes so long."""
+    later = threading.Timer(seconds, setattr, (word, "value", 1))
+    later.start()
+    try:
+        yield
+    finally:
+        later.cancel()
+
+
 # --- memory -----------------------------------------------------------------------------------------------------------
 
 
@@ -87,8 +99,9 @@ def memory() -> Answer:
     fresh = mmap.mmap(-1, MIB)
     registered = _start(fresh)
     hip.register(registered, MIB)
-    freed = hip.alloc(4 * MIB)
-    hip.call("hipFree", ctypes.c_void_p(freed))
+    block = hip.runtime.alloc(4 * MIB)
+    freed = block.handle
+    block.close()
     expected = {
         "device": (hip.alloc(MIB), "device"),
         "fine-grained": (hip.fine(MIB), "device"),
@@ -105,16 +118,14 @@ def memory() -> Answer:
 
 def _rate(hip: Hip, dst: int, src: int, n: int) -> float:
     """GB/s of copies one after the other."""
-    stream, times = hip.stream(), 8
-    hip.copy(dst, src, n, stream)
-    if not hip.finishes(stream, 20):
-        raise HipError("a copy does not end")
-    start = time.perf_counter()
-    for _ in range(times):
-        hip.copy(dst, src, n, stream)
-    if not hip.finishes(stream, 20):
-        raise HipError("a copy does not end")
-    return times * n / (time.perf_counter() - start) / 1e9
+    stream, seconds = hip.stream(), 0.0
+    for times in (1, 8):
+        start = time.perf_counter()
+        for _ in range(times):
+            hip.runtime.copy(dst, src, n, stream)
+        hip.ends(stream, "a copy")
+        seconds = time.perf_counter() - start
+    return 8 * n / seconds / 1e9
 
 
 def _carried(hip: Hip, n: int, *ways: int) -> bool:
@@ -122,9 +133,8 @@ def _carried(hip: Hip, n: int, *ways: int) -> bool:
     data, first, last, stream = _random(n), hip.pinned(n), hip.pinned(n), hip.stream()
     ctypes.memmove(first, data.ctypes.data, n)
     for src, dst in pairwise((first, *ways, last)):
-        hip.copy(dst, src, n, stream)
-    if not hip.finishes(stream, 20):
-        raise HipError("copies do not end")
+        hip.runtime.copy(dst, src, n, stream)
+    hip.ends(stream, "a copy")
     return bool((_bytes(last, n) == data).all())
 
 
@@ -159,9 +169,9 @@ def peers() -> Answer:
     if hip.runtime.count() < 2:
         return answer(ABSENT, "there is one device")
     near = hip.alloc(n)
-    hip.use(1)
+    hip.runtime.use(1)
     far = hip.alloc(n)
-    hip.use(0)
+    hip.runtime.use(0)
     right, rate = _carried(hip, n, near, far), _rate(hip, far, near, n)
     return answer(right, f"{rate:.1f} GB/s" if right else "the data is wrong", rates={"device to device": rate})
 
@@ -183,12 +193,11 @@ def compiler() -> Answer:
     one, other = hip.alloc(a.nbytes), hip.alloc(a.nbytes)
     for at, array, place in ((host, a, one), (host + a.nbytes, b, other)):
         ctypes.memmove(at, array.ctypes.data, a.nbytes)
-        hip.copy(place, at, a.nbytes, stream)
+        hip.runtime.copy(place, at, a.nbytes, stream)
     where = (ctypes.c_void_p(one), ctypes.c_void_p(other), ctypes.c_ulonglong(n), ctypes.c_double(0))
     hip.launch(kernel, stream, *where, blocks=16, threads=256)
-    hip.copy(host, other, a.nbytes, stream)
-    if not hip.finishes(stream, 20):
-        return answer(NO, "the kernel does not end")
+    hip.runtime.copy(host, other, a.nbytes, stream)
+    hip.ends(stream, "the kernel")
     right = bool((_bytes(host, a.nbytes).view(np.float32) == a + b).all())
     return answer(right, f"{seconds:.2f} s for one kernel" if right else "the sum is wrong", seconds=seconds)
 
@@ -229,8 +238,8 @@ def stream_waits() -> Answer:
     stream, there, back = hip.stream(), hip.signal(), hip.signal()
 
     def give(i: int) -> None:
-        hip.wait_value(stream, there, i)
-        hip.write_value(stream, back, i)
+        hip.runtime.wait_value(stream, there.device, i)
+        hip.runtime.write_value(stream, back.device, i)
 
     return _turns(give, there, back, "a word is not seen, or not waited for")
 
@@ -259,9 +268,9 @@ def engines() -> Answer:
     device, host = hip.alloc(2 * MIB), hip.pinned(2 * MIB)
     for name, dst, src in (("to the host", host, device), ("to the device", device, host)):
         with _held(hip) as (streams, _):
-            hip.copy(dst, src, MIB, streams[0])
+            hip.runtime.copy(dst, src, MIB, streams[0])
             free = hip.stream()
-            hip.copy(dst + MIB, src + MIB, MIB, free)
+            hip.runtime.copy(dst + MIB, src + MIB, MIB, free)
             through[name] = hip.finishes(free)
     stopped = [name for name, passed in through.items() if not passed]
     words = f"copies {' and '.join(stopped)} stop behind one that waits" if stopped else "copies pass one that waits"
@@ -273,25 +282,23 @@ def calls() -> Answer:
     hip, seconds = Hip(), {}
     code = hip.compiled(lib.UCCH_COMBINE, OPS["SUM"].code, DTYPES["float32"].code)
     region = mmap.mmap(-1, MIB)
-    spare, pinned, extra = hip.alloc(MIB), hip.pinned(MIB), hip.stream()
+    spare, pinned, extra = hip.runtime.alloc(MIB), hip.runtime.alloc(MIB, pinned=True), hip.runtime.stream()
     asked: dict[str, Callable[[], object]] = {
         "allocating device memory": lambda: hip.alloc(4 * MIB),
         "pinning memory": lambda: hip.pinned(4 * MIB),
         "registering memory": lambda: hip.register(_start(region), MIB),
         "making a stream": hip.stream,
         "loading a kernel": lambda: hip.load(code),
-        "destroying a stream": lambda: hip.call("hipStreamDestroy", ctypes.c_void_p(extra)),
-        "freeing pinned memory": lambda: hip.call("hipHostFree", ctypes.c_void_p(pinned)),
-        "freeing device memory": lambda: hip.call("hipFree", ctypes.c_void_p(spare)),
+        "destroying a stream": extra.close,
+        "freeing pinned memory": pinned.close,
+        "freeing device memory": spare.close,
     }
     for name, act in asked.items():
         with _held(hip) as (_, word):
-            later = threading.Timer(HELD, lambda word=word: setattr(word, "value", 1))
-            later.start()
-            start = time.perf_counter()
-            act()
-            seconds[name] = round(time.perf_counter() - start, 4)
-            later.cancel()
+            with _let_go(word, HELD):
+                start = time.perf_counter()
+                act()
+                seconds[name] = round(time.perf_counter() - start, 4)
     waited = [name for name, took in seconds.items() if took > HELD / 2]
     frees = {"freeing pinned memory", "freeing device memory"}
     words = f"{', '.join(waited)} waits for held streams" if waited else "none waits for held streams"
@@ -303,13 +310,11 @@ def depth() -> Answer:
     hip, wanted = Hip(), 1000
     with _held(hip) as (streams, word):
         post, given = hip.word(), 0
-        later = threading.Timer(4 * HELD, lambda: setattr(word, "value", 1))
-        later.start()
-        while given < wanted and not word.value:
-            given += 1
-            hip.on_word(lib.UCCH_POST, streams[0], post.device, given)
-        full = bool(word.value)
-        later.cancel()
+        with _let_go(word, 4 * HELD):
+            while given < wanted and not word.value:
+                given += 1
+                hip.on_word(lib.UCCH_POST, streams[0], post.device, given)
+            full = bool(word.value)
     went_on = post.reaches(given, 10)
     words = f"after {given} kernels a launch waits" if full else f"{given} kernels are given without waiting"
     return answer(not full and went_on, words if went_on else f"{words}; they do not run", given=given)
@@ -334,7 +339,7 @@ class _Lines:
     def get(self) -> Any:
         line = self._out_of.readline()
         if not line:
-            raise HipError("the other process has ended")
+            raise DeviceError("the other process has ended")
         return json.loads(line)
 
 
@@ -361,7 +366,7 @@ def _owner(hip: Hip, peer: _Lines) -> Answer:
     stream, stale = hip.stream(), 0
     hip.kernel(lib.UCCH_POST)
     ctypes.memset(host, 0, SHARED)
-    hip.copy(memory, host, SHARED, stream)
+    hip.runtime.copy(memory, host, SHARED, stream)
     hip.finishes(stream)
     peer.put(list(hip.share(memory)))
     opened = peer.get()
@@ -370,7 +375,7 @@ def _owner(hip: Hip, peer: _Lines) -> Answer:
     for turn in range(1, ROUNDS + 1):
         data = _random(MIB)
         ctypes.memmove(host, data.ctypes.data, MIB)
-        hip.copy(memory, host, MIB, stream)
+        hip.runtime.copy(memory, host, MIB, stream)
         hip.on_word(lib.UCCH_POST, stream, word, turn)
         if not hip.finishes(stream, 5):
             return answer(NO, f"round {turn}: the owner's stream stops")
@@ -390,13 +395,13 @@ def peer_of_shared_memory(device: int) -> None:
     try:
         memory = hip.open_shared(handle)
         hip.kernel(lib.UCCH_AWAIT)
-    except (HipError, RuntimeError) as error:
+    except (DeviceError, RuntimeError) as error:
         return owner.put({"ok": False, "why": str(error)})
     owner.put({"ok": True, "device": device})
     host, stream = hip.pinned(MIB), hip.stream()
     for turn in range(1, ROUNDS + 1):
         hip.on_word(lib.UCCH_AWAIT, stream, memory + SHARED - 4096, turn)
-        hip.copy(host, memory, MIB, stream)
+        hip.runtime.copy(host, memory, MIB, stream)
         if not hip.finishes(stream, 5):
             return owner.put(None)
         owner.put(int(_bytes(host, MIB).astype(np.uint64).sum()))
@@ -426,29 +431,26 @@ def rccl() -> Answer:
     status = library.ncclCommInitAll(comms, count, (ctypes.c_int * count)(*range(count)))
     if status:
         return answer(NO, f"ncclCommInitAll says {status}", version=version.value)
-    host, values, buffers, streams = hip.pinned(4 * n), [], [], []
+    host, total, sides = hip.pinned(4 * n), np.zeros(n, np.float32), []
     view = _bytes(host, 4 * n).view(np.float32)
     for device in range(count):
-        hip.use(device)
-        data = np.random.default_rng().integers(0, 100, n).astype(np.float32)
-        buffers.append(hip.alloc(4 * n))
-        streams.append(hip.stream())
-        values.append(data)
-        ctypes.memmove(host, data.ctypes.data, data.nbytes)
-        hip.copy(buffers[-1], host, 4 * n, streams[-1])
-        hip.finishes(streams[-1], 10)
+        hip.runtime.use(device)
+        sides.append((hip.alloc(4 * n), hip.stream()))
+        view[:] = np.random.default_rng().integers(0, 100, n)
+        total += view
+        hip.runtime.copy(sides[-1][0], host, 4 * n, sides[-1][1])
+        hip.finishes(sides[-1][1], 10)
     start = time.perf_counter()
     library.ncclGroupStart()
-    for comm, buffer, stream in zip(comms, buffers, streams, strict=True):
-        at, where = ctypes.c_void_p(buffer), ctypes.c_void_p(stream)
+    for comm, side in zip(comms, sides, strict=True):
+        at, where = map(ctypes.c_void_p, side)
         library.ncclAllReduce(at, at, ctypes.c_size_t(n), 7, 0, ctypes.c_void_p(comm), where)  # float32, sum
     library.ncclGroupEnd()
-    for device, (buffer, stream) in enumerate(zip(buffers, streams, strict=True)):
-        hip.use(device)
-        hip.copy(host, buffer, 4 * n, stream)
-        if not hip.finishes(stream, 20):
-            return answer(NO, "its allreduce does not end", version=version.value)
-        if not (view == sum(values)).all():
+    for device, (buffer, stream) in enumerate(sides):
+        hip.runtime.use(device)
+        hip.runtime.copy(host, buffer, 4 * n, stream)
+        hip.ends(stream, "its allreduce")
+        if not (view == total).all():
             return answer(NO, f"wrong numbers on device {device}", version=version.value)
     took = time.perf_counter() - start
     return answer(YES, f"RCCL {version.value}: {count} device(s), {took * 1e3:.1f} ms for 4 MiB", version=version.value)
@@ -491,7 +493,7 @@ def main(arguments: list[str]) -> None:
             os._exit(0)
         result = PROBES[arguments[0]]()
     except Exception as error:  # whatever it is, it is the answer
-        kind = "" if isinstance(error, HipError) else f"{type(error).__name__}: "
+        kind = "" if isinstance(error, DeviceError) else f"{type(error).__name__}: "
         result = answer(NO, f"{kind}{error}")
     print(MARK + json.dumps(result), flush=True)
     os._exit(0)

@@ -255,7 +255,8 @@ def vendor_settings(facts: Facts) -> Iterator[Finding]:
         holds = {"always": True, "several devices": shown > 1, "no links": len(mine) > 1 and not linked}
         for trap in VENDORS[vendor].traps:
             if trap.name in env and holds[trap.when] and trap.bad(env[trap.name]):
-                yield finding(trap.code, trap.text.format(given=f"{trap.name}={env[trap.name]}", devices=shown))
+                text = trap.text.format(given=f"{trap.name}={env[trap.name]}", devices=shown)
+                yield finding("env-vendor", text, cure=trap.cure)
         if VENDORS[vendor].dmabuf:
             yield from _dmabuf(facts, env.get(VENDORS[vendor].dmabuf, "try"), VENDORS[vendor].dmabuf)
 
@@ -268,9 +269,10 @@ def _dmabuf(facts: Facts, value: str, name: str) -> Iterator[Finding]:
     told = value.lower() in ("y", "yes", "on", "1")
     text = f"{name}=y: UCX then does not know GPU memory at all" if told else _BY_HOST
     yield finding(
-        "amd-dmabuf",
+        "dmabuf",
         f"UCX {facts.libraries.ucx} does not find /boot/config-{facts.kernel}, by which it tells that the kernel has "
         f"dmabuf; {text}",
+        name,
     )
 
 

@@ -8,7 +8,6 @@ import os
 import re
 import resource
 import sys
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -48,13 +47,12 @@ class Libraries:
 
 @dataclass(frozen=True, slots=True)
 class Port:
-    """An RDMA port. ``roce_v2`` is whether it has an address of that kind; ``mtu`` that of its network interface."""
+    """An RDMA port. ``roce_v2`` is whether it has an address of that kind."""
 
     name: str
     state: str
     layer: str
     roce_v2: bool
-    mtu: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +96,6 @@ class Facts:
     clock_synchronised: bool
     #: Variables of ours, of UCX, UCC and of devices.
     env: tuple[tuple[str, str], ...]
-    wall: float
 
 
 _ENV = re.compile(r"^(UCCH_|UCCHB_|UCX_|UCC_|CUDA_|HIP_|HSA_|GPU_|AMD_|ROC|NCCL_|OMPI_MCA_pml|WORLD_SIZE$)")
@@ -156,13 +153,9 @@ def _libraries(environ: Mapping[str, str]) -> Libraries:
 def _ports(root: Path) -> list[Port]:
     found = []
     for at in sorted((root / "sys/class/infiniband").glob("*/ports/*")):
-        device = at.parent.parent
         kinds = [text(path) for path in (at / "gid_attrs/types").glob("*")]
-        networks = sorted((device / "device/net").glob("*"))
-        mtu = _int(text(networks[0] / "mtu")) if networks else -1
-        state = text(at / "state").partition(":")[2].strip()
-        layer = text(at / "link_layer")
-        found.append(Port(f"{device.name}:{at.name}", state, layer, any("v2" in kind for kind in kinds), mtu))
+        state, layer = text(at / "state").partition(":")[2].strip(), text(at / "link_layer")
+        found.append(Port(f"{at.parent.parent.name}:{at.name}", state, layer, any("v2" in kind for kind in kinds)))
     return found
 
 
@@ -284,6 +277,5 @@ def collect(
         ranks_here=ranks,
         clock_synchronised=_clock_synchronised(),
         env=tuple(sorted((name, value) for name, value in environ.items() if _ENV.match(name))),
-        wall=time.time(),
         **found,
     )

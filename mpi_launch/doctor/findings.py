@@ -79,16 +79,8 @@ CODES = {
     "tls-no-gpu": ("error", "add {} to UCX_TLS, or unset it"),
     "tls-no-wireup": ("warning", "add tcp or ud to UCX_TLS, or unset it"),
     "ucc-bridge": ("warning", "unset it"),
-    "cuda-lazy": ("warning", "unset it (ucc_hetero sets EAGER)"),
-    "amd-host-waits": ("warning", "unset it"),
-    "amd-early-kernels": ("warning", "unset it, or give each rank one device (ucch-run does)"),
-    "amd-queues": ("warning", "unset it (ucc_hetero sets 16)"),
-    "amd-fine-grain": ("warning", "unset it (ucc_hetero sets 1)"),
-    "amd-dmabuf": (
-        "warning",
-        "docker run --volume /boot:/boot:ro, and leave UCX_ROCM_COPY_DMABUF as ucc_hetero sets it (try)",
-    ),
-    "amd-ipc": ("warning", "unset it, or see what ucch-doctor amd --only devices,ipc-dmabuf says"),
+    "env-vendor": ("warning", ""),
+    "dmabuf": ("warning", "docker run --volume /boot:/boot:ro, and leave {} as ucc_hetero sets it (try)"),
     # Between ranks
     "job-size": ("error", "the mpirun and the MPI of mpi4py do not belong together: see mpi-mismatch"),
     "job-disagrees": ("error", ""),

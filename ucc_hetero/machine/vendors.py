@@ -60,13 +60,13 @@ class Setting:
 
 @dataclass(frozen=True, slots=True)
 class Trap:
-    """Values of a vendor's variable that stop, slow or end ranks: the doctor's finding of that code."""
+    """Values of a vendor's variable that stop, slow or end ranks: what the doctor says of them, and the cure."""
 
-    code: str
     name: str
     bad: Callable[[str], bool]
     #: The finding, ``{given}`` where the variable with its value is to be named, ``{devices}`` the number of devices.
     text: str
+    cure: str = "unset it"
     #: "always", "several devices" (that the process sees) or "no links" between several devices.
     when: str = "always"
 
@@ -249,25 +249,26 @@ _HOST_WAITS = (
 _QUEUES_LEAST = 10
 
 _HIP_TRAPS = (
-    Trap("amd-host-waits", "AMD_DIRECT_DISPATCH", lambda value: not _hip_number(value), _HOST_WAITS),
-    Trap("amd-host-waits", "ROC_CPU_WAIT_FOR_SIGNAL", lambda value: bool(_hip_number(value)), _HOST_WAITS),
+    Trap("AMD_DIRECT_DISPATCH", lambda value: not _hip_number(value), _HOST_WAITS),
+    Trap("ROC_CPU_WAIT_FOR_SIGNAL", lambda value: bool(_hip_number(value)), _HOST_WAITS),
     Trap(
-        "amd-early-kernels", "HIP_ENABLE_DEFERRED_LOADING", lambda value: not _hip_number(value),
+        "HIP_ENABLE_DEFERRED_LOADING", lambda value: not _hip_number(value),
         "{given} with {devices} devices: a library without code for one of them ends the process while it is loaded "
-        "(abort)", "several devices",
+        "(abort)", "unset it, or give each rank one device (ucch-run does)", "several devices",
     ),
     Trap(
-        "amd-queues", "GPU_MAX_HW_QUEUES", lambda value: 0 < _hip_number(value) < _QUEUES_LEAST,
-        "{given}: a stream that waits keeps others of its queue waiting",
+        "GPU_MAX_HW_QUEUES", lambda value: 0 < _hip_number(value) < _QUEUES_LEAST,
+        "{given}: a stream that waits keeps others of its queue waiting", "unset it (ucc_hetero sets 16)",
     ),
     Trap(
-        "amd-fine-grain", "HSA_FORCE_FINE_GRAIN_PCIE", lambda value: value != "1",
+        "HSA_FORCE_FINE_GRAIN_PCIE", lambda value: value != "1",
         "{given} and the GPUs have no xGMI: they do not see what others write while these still run, so that messages "
-        "between them go by way of the host", "no links",
+        "between them go by way of the host", "unset it (ucc_hetero sets 1)", "no links",
     ),
     Trap(
-        "amd-ipc", "HSA_ENABLE_IPC_MODE_LEGACY", lambda value: value == "0",
+        "HSA_ENABLE_IPC_MODE_LEGACY", lambda value: value == "0",
         "{given}: processes share device memory by dmabuf, which was never tried with AMD",
+        "unset it, or see what ucch-doctor amd --only devices,ipc-dmabuf says",
     ),
 )  # fmt: skip
 
@@ -379,10 +380,10 @@ register(
         ),
         traps=(
             Trap(
-                "cuda-lazy",
                 "CUDA_MODULE_LOADING",
                 lambda value: value == "LAZY",
                 "{given}: while a stream waits for a collective, a kernel's first launch waits with it",
+                "unset it (ucc_hetero sets EAGER)",
             ),
         ),
         module="proc/driver/nvidia",
