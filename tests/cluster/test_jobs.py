@@ -116,17 +116,10 @@ def test_hosts_inside_vendors(emulate: Callable[..., Cluster]) -> None:
 APART, MIXED = "nvidia:2,amd:2", "nvidia:1,amd:2,nvidia:1"
 
 
-@pytest.mark.parametrize(
-    "script, layout, path",
-    [
-        ("COLLECTIVES", APART, "direct"),
-        ("COLLECTIVES", APART, "staged"),
-        ("COLLECTIVES", MIXED, "staged"),
-        ("MESSAGES", APART, "auto"),
-        ("MESSAGES", MIXED, "staged"),
-        ("STREAMS", APART, "staged"),
-    ],
-)
+@pytest.mark.parametrize("script, layout, path", [
+    ("COLLECTIVES", APART, "direct"), ("COLLECTIVES", APART, "staged"), ("COLLECTIVES", MIXED, "staged"),
+    ("MESSAGES", APART, "auto"), ("MESSAGES", MIXED, "staged"), ("STREAMS", APART, "staged"),
+])  # fmt: skip
 def test_devices_of_two_hosts(
     cluster: Cluster,
     fake_environment: Callable[[str], dict[str, str]],

@@ -156,22 +156,11 @@ def nothing(job: Job) -> Call:
 
 
 CALLS: dict[str, Callable[[Job], Call]] = {
-    "allreduce": allreduce,
-    "reduce": reduce,
-    "bcast": bcast,
-    "allgather": allgather,
-    "allgatherv": allgatherv,
-    "gather": gather,
-    "gatherv": gatherv,
-    "scatterv": scatterv,
-    "alltoall": alltoall,
-    "alltoallv": alltoallv,
-    "reduce_scatter": reduce_scatter,
-    "reduce_scatterv": reduce_scatterv,
-    "barrier": nothing,
-    "fanin": nothing,
+    "allreduce": allreduce, "reduce": reduce, "bcast": bcast, "allgather": allgather, "allgatherv": allgatherv,
+    "gather": gather, "gatherv": gatherv, "scatterv": scatterv, "alltoall": alltoall, "alltoallv": alltoallv,
+    "reduce_scatter": reduce_scatter, "reduce_scatterv": reduce_scatterv, "barrier": nothing, "fanin": nothing,
     "fanout": nothing,
-}
+}  # fmt: skip
 REDUCING = ("allreduce", "reduce", "reduce_scatter", "reduce_scatterv")
 ROOTED = ("reduce", "bcast", "gather", "gatherv", "scatterv", "fanin", "fanout")
 

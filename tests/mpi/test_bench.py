@@ -1,7 +1,5 @@
 """Benchmarks under a real mpirun: what they print can be parsed, what they measure is right, and nothing hangs."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable
@@ -277,19 +275,16 @@ def test_an_error_on_one_rank_ends_the_job(mpirun: Run) -> None:
     assert "OSError: this rank fails" in result.stderr
 
 
-@pytest.mark.parametrize(
-    ("ranks", "words", "says"),
-    [
-        (3, "osu_latency", "osu_latency requires exactly two ranks; the job has 3"),
-        (2, "osu_gather -k fixed:2", "the job has ranks 0 to 1"),
-        (2, "osu_mbw_mr -p 2", "2 ranks make at most 1 pairs"),
-        (2, "osu_put_latency -s fence", "use -s flush or --backend mpi4py"),
-        (2, "osu_get_bw --backend ucc", "peer 'ucc' has no one-sided communication"),
-        (2, "pairs -m none", "pairs: -m none: a number from 1"),
-        (2, "osu_nothing", "benchmark 'osu_nothing' is not known"),
-        (2, "compare --rounds 1", "from 2"),
-    ],
-)
+@pytest.mark.parametrize(("ranks", "words", "says"), [
+    (3, "osu_latency", "osu_latency requires exactly two ranks; the job has 3"),
+    (2, "osu_gather -k fixed:2", "the job has ranks 0 to 1"),
+    (2, "osu_mbw_mr -p 2", "2 ranks make at most 1 pairs"),
+    (2, "osu_put_latency -s fence", "use -s flush or --backend mpi4py"),
+    (2, "osu_get_bw --backend ucc", "peer 'ucc' has no one-sided communication"),
+    (2, "pairs -m none", "pairs: -m none: a number from 1"),
+    (2, "osu_nothing", "benchmark 'osu_nothing' is not known"),
+    (2, "compare --rounds 1", "from 2"),
+])  # fmt: skip
 def test_mistakes_are_said_once(mpirun: Run, ranks: int, words: str, says: str) -> None:
     result = mpirun(MAIN, n=ranks, args=words.split(), check=False, timeout=30)
     assert result.returncode != 0

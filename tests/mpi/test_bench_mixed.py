@@ -1,7 +1,5 @@
 """The comparison of mixed plans with flat UCC and MPI."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

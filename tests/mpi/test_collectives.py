@@ -18,14 +18,10 @@ SHARD = os.environ.get("UCCH_TEST_SHARD", "1/1")
 
 #: Ranks and their vendors: alone, native teams, even, uneven, interleaved, single-rank islands, three vendors.
 LAYOUTS = [
-    *((ranks, "") for ranks in (1, 2, 3)),
-    (2, "nvidia:1,amd:1"),
-    (4, "nvidia:2,amd:2"),
-    (4, "nvidia:1,amd:1,nvidia:1,amd:1"),
-    (4, "nvidia:3,amd:1"),
-    (5, "nvidia:2,amd:2,host:1"),
+    *((ranks, "") for ranks in (1, 2, 3)), (2, "nvidia:1,amd:1"), (4, "nvidia:2,amd:2"),
+    (4, "nvidia:1,amd:1,nvidia:1,amd:1"), (4, "nvidia:3,amd:1"), (5, "nvidia:2,amd:2,host:1"),
     (6, "nvidia:2,amd:2,host:2"),
-]
+]  # fmt: skip
 MORE_LAYOUTS = [
     (8, "nvidia:3,amd:3,host:2"),
     *((ranks, "") for ranks in (4, 5, 6, 7, 8)),
@@ -109,13 +105,10 @@ runpy.run_path({str(Path(__file__).with_name("collective_cases.py"))!r}, run_nam
 LONG = "allreduce,bcast,reduce,allgather,allgatherv,reduce_scatter,reduce_scatter_block:@{}:fragments=3"
 
 
-@pytest.mark.parametrize(
-    ("vendors", "places", "tune"),
-    [
-        ("nvidia:4,host:2", "x,x,y,y,y,z/1", ""),
-        ("nvidia:1,amd:1,host:1,nvidia:1,amd:1,host:1", "a/1,a/2,a/1,b,a/2,b", LONG.format("split_rail")),
-    ],
-)
+@pytest.mark.parametrize(("vendors", "places", "tune"), [
+    ("nvidia:4,host:2", "x,x,y,y,y,z/1", ""),
+    ("nvidia:1,amd:1,host:1,nvidia:1,amd:1,host:1", "a/1,a/2,a/1,b,a/2,b", LONG.format("split_rail")),
+])  # fmt: skip
 def test_cases_on_levels(mpirun: Callable[..., Any], vendors: str, places: str, tune: str) -> None:
     number = seed()
     env = {"UCCH_EMULATE": vendors, "UCCH_TIMEOUT": "100", "UCCH_TUNE": tune}

@@ -5,14 +5,11 @@ import pytest
 MIXED, IN_TURN = "nvidia:2,amd:2", "nvidia:1,amd:1,nvidia:1,amd:1,host:1"
 
 
-@pytest.mark.parametrize(
-    "what, ranks, vendors",
-    [
-        *(("communicator", 3, ""), ("communicator", 4, MIXED), ("communicator", 5, IN_TURN)),
-        *(("neighbour", 3, ""), ("neighbour", 4, MIXED)),
-        *(("request", 2, ""), ("request", 4, "nvidia:1,amd:2,host:1")),
-    ],
-)
+@pytest.mark.parametrize("what, ranks, vendors", [
+    *(("communicator", 3, ""), ("communicator", 4, MIXED), ("communicator", 5, IN_TURN)),
+    *(("neighbour", 3, ""), ("neighbour", 4, MIXED)),
+    *(("request", 2, ""), ("request", 4, "nvidia:1,amd:2,host:1")),
+])  # fmt: skip
 def test_cases(mpirun, what: str, ranks: int, vendors: str) -> None:
     env = {"UCCH_TIMEOUT": "200"} | ({"UCCH_EMULATE": vendors} if vendors else {})
     job = mpirun(f"tests/mpi/{what}_cases.py", ranks, env=env, timeout=150)

@@ -1,7 +1,5 @@
 """``ucch-run … --check``: the doctor on every rank of a real job."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -8,16 +8,10 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 
 
-@pytest.mark.parametrize(
-    ("n", "emulate", "dtype"),
-    [
-        (1, "", "float32"),
-        (3, "", "float64"),
-        (2, "nvidia:1,amd:1", "float64"),
-        (3, "nvidia:2,amd:1", "float32"),
-        (4, "nvidia:2,amd:2", "float32"),
-    ],
-)
+@pytest.mark.parametrize(("n", "emulate", "dtype"), [
+    (1, "", "float32"), (3, "", "float64"), (2, "nvidia:1,amd:1", "float64"), (3, "nvidia:2,amd:1", "float32"),
+    (4, "nvidia:2,amd:2", "float32"),
+])  # fmt: skip
 def test_training(mpirun, n: int, emulate: str, dtype: str) -> None:
     env = {"UCCH_EMULATE": emulate} if emulate else {}
     job = mpirun(

@@ -1,7 +1,5 @@
 """ucch-run on this machine with every launcher that it has: ranks, statuses, signals and time limits."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal

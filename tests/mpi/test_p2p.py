@@ -35,16 +35,12 @@ def ring(comm, n):
 """
 
 
-@pytest.mark.parametrize(
-    ("ranks", "env"),
-    [
-        (2, {}),
-        (4, {"UCCH_EMULATE": "nvidia:2,amd:2"}),
-        # Sockets instead of shared memory: other protocols, other borders between them.
-        (3, {"UCX_TLS": "tcp,self", "UCCH_EMULATE": "nvidia:1,amd:2"}),
-    ],
-    ids=["shared-memory", "mixed", "sockets"],
-)
+@pytest.mark.parametrize(("ranks", "env"), [
+    (2, {}),
+    (4, {"UCCH_EMULATE": "nvidia:2,amd:2"}),
+    # Sockets instead of shared memory: other protocols, other borders between them.
+    (3, {"UCX_TLS": "tcp,self", "UCCH_EMULATE": "nvidia:1,amd:2"}),
+], ids=["shared-memory", "mixed", "sockets"])  # fmt: skip
 def test_messages(mpirun, ranks: int, env: dict[str, str]) -> None:
     job = mpirun(CASES, ranks, env={"UCCH_TIMEOUT": "200", **env}, timeout=150)
     assert job.stdout.count("all good") == ranks

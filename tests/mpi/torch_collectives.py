@@ -1,7 +1,5 @@
 """Cases of torch_api.py: collectives and messages, through torch.distributed's functions."""
 
-from __future__ import annotations
-
 import itertools
 import sys
 from pathlib import Path

@@ -29,13 +29,10 @@ def fused(op: str, dtype: str) -> tuple[int, int, int, int]:
 
 #: What may run for as long as another rank lets it wait. Of a short call's kernels those whose arithmetic is longest.
 WAITING = {
-    "await": (lib.UCCH_AWAIT, 0, 0, 0),
-    "one_side": (lib.UCCH_STREAM_COPY, 0, 0, 0),
-    "fused_float": fused("SUM", "float32"),
-    "fused_half": fused("PROD", "float16"),
-    "fused_complex": fused("PROD", "complex128"),
-    "fused_int8": fused("MAX", "int8"),
-}
+    "await": (lib.UCCH_AWAIT, 0, 0, 0), "one_side": (lib.UCCH_STREAM_COPY, 0, 0, 0),
+    "fused_float": fused("SUM", "float32"), "fused_half": fused("PROD", "float16"),
+    "fused_complex": fused("PROD", "complex128"), "fused_int8": fused("MAX", "int8"),
+}  # fmt: skip
 OTHERS = {"post": (lib.UCCH_POST, 0, 0, 0)}
 OTHERS |= {f"combine_{op.code}_{t}": (lib.UCCH_COMBINE, op.code, t, 0) for op in OPS.values() for t in TYPES}
 OTHERS |= {f"scale_{t}": (lib.UCCH_SCALE, 0, t, 0) for t in TYPES}

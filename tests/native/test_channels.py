@@ -33,15 +33,11 @@ def ranks(layout: str) -> int:
     return sum(int(part[-1]) for part in layout.split(","))
 
 
-@pytest.mark.parametrize(
-    "layout, env",
-    [
-        (PAIR, {"FAKEGPU_CONNECTIONS": "1"}),
-        (THREE, {"UCCH_CHANNEL_MEMORY": "6M", **FEW_QUEUES}),
-        (FOUR, {"FAKEGPU_CONNECTIONS": "3"}),
-    ],
-    ids=["2", "3", "4"],
-)
+@pytest.mark.parametrize("layout, env", [
+    (PAIR, {"FAKEGPU_CONNECTIONS": "1"}),
+    (THREE, {"UCCH_CHANNEL_MEMORY": "6M", **FEW_QUEUES}),
+    (FOUR, {"FAKEGPU_CONNECTIONS": "3"}),
+], ids=["2", "3", "4"])  # fmt: skip
 def test_every_collective_in_every_form(run: Callable[..., Any], layout: str, env: dict[str, str]) -> None:
     assert run(channel_scripts.EVERY, layout, **env).stdout.count("right") == ranks(layout)
 
@@ -51,15 +47,11 @@ def test_other_data(run: Callable[..., Any], layout: str) -> None:
     assert run(channel_scripts.OTHER_DATA, layout, **FEW_QUEUES).stdout.count("right") == ranks(layout)
 
 
-@pytest.mark.parametrize(
-    "layout, env",
-    [
-        (PAIR, {"UCCH_CHANNEL_MEMORY": "2M"}),
-        (PAIR, {**FEW_QUEUES, "FAKEGPU_CONNECTIONS": "1"}),
-        (THREE, {**FEW_QUEUES, "FAKEGPU_CONNECTIONS": "2", "UCCH_CHANNEL_MEMORY": "6M"}),
-    ],
-    ids=["small rings", "one connection", "two connections"],
-)
+@pytest.mark.parametrize("layout, env", [
+    (PAIR, {"UCCH_CHANNEL_MEMORY": "2M"}),
+    (PAIR, {**FEW_QUEUES, "FAKEGPU_CONNECTIONS": "1"}),
+    (THREE, {**FEW_QUEUES, "FAKEGPU_CONNECTIONS": "2", "UCCH_CHANNEL_MEMORY": "6M"}),
+], ids=["small rings", "one connection", "two connections"])  # fmt: skip
 def test_many_calls_in_many_streams(run: Callable[..., Any], layout: str, env: dict[str, str]) -> None:
     assert run(channel_scripts.CROWD, layout, DICE="7", **env).stdout.count("right") == ranks(layout)
 
@@ -114,16 +106,12 @@ def test_calls_under_way_at_the_end(run: Callable[..., Any]) -> None:
     assert run(channel_life_scripts.LEFT, THREE).stdout.count("right") == 3
 
 
-@pytest.mark.parametrize(
-    "layout, env",
-    [
-        (PAIR, {"UCCH_CHANNELS": "n", **OWN_QUEUES}),  # a stream is held until hosts have copied in others
-        (PAIR, {"FAKEGPU_NO_FLAGS": "1"}),
-        (PAIR, {"UCCH_CHANNEL_MEMORY": "0", **FEW_QUEUES}),
-        (THREE, {"FAKEGPU_DEVICES": "1", **FEW_QUEUES}),  # two ranks of one vendor share it
-    ],
-    ids=["unwanted", "no memory waits", "no memory", "a device for two"],
-)
+@pytest.mark.parametrize("layout, env", [
+    (PAIR, {"UCCH_CHANNELS": "n", **OWN_QUEUES}),  # a stream is held until hosts have copied in others
+    (PAIR, {"FAKEGPU_NO_FLAGS": "1"}),
+    (PAIR, {"UCCH_CHANNEL_MEMORY": "0", **FEW_QUEUES}),
+    (THREE, {"FAKEGPU_DEVICES": "1", **FEW_QUEUES}),  # two ranks of one vendor share it
+], ids=["unwanted", "no memory waits", "no memory", "a device for two"])  # fmt: skip
 def test_without_channels(run: Callable[..., Any], layout: str, env: dict[str, str]) -> None:
     assert run(channel_life_scripts.WITHOUT, layout, **env).stdout.count("right") == ranks(layout)
 

@@ -14,15 +14,12 @@ FAKEGPU = Path(__file__).resolve().parents[1] / "fakegpu"
 pytestmark = pytest.mark.mpi
 
 
-@pytest.mark.parametrize(
-    "layout, path, env",
-    [
-        ("nvidia:2", "direct", {}),
-        ("amd:1,nvidia:2,amd:1", "direct", {}),
-        ("nvidia:2,amd:2", "staged", {}),
-        ("nvidia:1,amd:2", "staged", device_scripts.FEW_QUEUES),
-    ],
-)
+@pytest.mark.parametrize("layout, path, env", [
+    ("nvidia:2", "direct", {}),
+    ("amd:1,nvidia:2,amd:1", "direct", {}),
+    ("nvidia:2,amd:2", "staged", {}),
+    ("nvidia:1,amd:2", "staged", device_scripts.FEW_QUEUES),
+])  # fmt: skip
 def test_collectives(fakes: Callable[..., Any], layout: str, path: str, env: dict[str, str]) -> None:
     result = fakes(device_scripts.COLLECTIVES, layout, UCCH_STAGING=path, **env)
     assert result.stdout.count("right") == sum(int(part[-1]) for part in layout.split(","))

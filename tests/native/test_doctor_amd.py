@@ -1,7 +1,5 @@
 """``ucch-doctor amd`` on a fake HIP: healthy, unhealthy in several ways, hanging, dying, and without any device."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

@@ -137,17 +137,13 @@ print("right")
 
 
 @pytest.mark.mpi
-@pytest.mark.parametrize(
-    ("near", "env"),
-    [
-        ("y", {"FAKEGPU_HIP": "5"}),
-        ("y", {"FAKEGPU_HIP": "7"}),
-        ("y", {"FAKEGPU_HIP": "7", "VISIBLE": "0;1"}),
-        ("n", {"FAKEGPU_HIP": "7", "VISIBLE": "0,1;2,3"}),
-        ("n", {"HSA_FORCE_FINE_GRAIN_PCIE": "0"}),
-    ],
-    ids=["5", "7", "one device each", "numbers differ", "no fine-grained memory"],
-)
+@pytest.mark.parametrize(("near", "env"), [
+    ("y", {"FAKEGPU_HIP": "5"}),
+    ("y", {"FAKEGPU_HIP": "7"}),
+    ("y", {"FAKEGPU_HIP": "7", "VISIBLE": "0;1"}),
+    ("n", {"FAKEGPU_HIP": "7", "VISIBLE": "0,1;2,3"}),
+    ("n", {"HSA_FORCE_FINE_GRAIN_PCIE": "0"}),
+], ids=["5", "7", "one device each", "numbers differ", "no fine-grained memory"])  # fmt: skip
 def test_memory_of_other_processes(fakes: Callable[..., Any], near: str, env: dict[str, str]) -> None:
     assert fakes(ARENAS, "amd:2", NEAR=near, FAKEGPU_DELAY_US="20", **env).stdout.count("right") == 2
 
@@ -195,16 +191,12 @@ print("right")
 
 
 @pytest.mark.mpi
-@pytest.mark.parametrize(
-    ("layout", "early", "env"),
-    [
-        ("amd:2", "n", {**FEW_QUEUES, "UCCH_HOLD": "auto"}),
-        ("nvidia:2", "n", FEW_QUEUES),
-        ("amd:2", "y", {"GPU_STREAMOPS_CP_WAIT": "1", **OWN_QUEUES}),
-        ("amd:2", "y", OWN_QUEUES),
-    ],
-    ids=["as HIP comes", "as the user says", "queues enough", "kernels wait"],
-)
+@pytest.mark.parametrize(("layout", "early", "env"), [
+    ("amd:2", "n", {**FEW_QUEUES, "UCCH_HOLD": "auto"}),
+    ("nvidia:2", "n", FEW_QUEUES),
+    ("amd:2", "y", {"GPU_STREAMOPS_CP_WAIT": "1", **OWN_QUEUES}),
+    ("amd:2", "y", OWN_QUEUES),
+], ids=["as HIP comes", "as the user says", "queues enough", "kernels wait"])  # fmt: skip
 def test_receives_before_sends(fakes: Callable[..., Any], layout: str, early: str, env: dict[str, str]) -> None:
     script = EXCHANGE.replace("sys.argv[1]", repr(early))
     result = fakes(script, layout, UCCH_STAGING="staged", FAKEGPU_DELAY_US="50", **env)

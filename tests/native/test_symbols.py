@@ -3,8 +3,6 @@
 ``python tests/native/test_symbols.py`` prints which file uses which, and by what.
 """
 
-from __future__ import annotations
-
 import itertools
 import re
 import shutil

@@ -21,13 +21,9 @@ SANITIZERS = "address,undefined"
 
 #: The tests of the engine, on fake devices too, and of every kind of call on host memory.
 TESTS = (
-    "tests/native",
-    "tests/mpi/test_bindings.py",
-    "tests/mpi/test_collectives.py",
-    "tests/mpi/test_communicators.py",
-    "tests/mpi/test_p2p.py",
-    "tests/mpi/test_requests.py",
-)
+    "tests/native", "tests/mpi/test_bindings.py", "tests/mpi/test_collectives.py", "tests/mpi/test_communicators.py",
+    "tests/mpi/test_p2p.py", "tests/mpi/test_requests.py",
+)  # fmt: skip
 
 #: What has to be found: (what the finding says, program). Short blocks of numpy's, as it would keep those for itself;
 #: what is undefined ends in an instruction that is none.

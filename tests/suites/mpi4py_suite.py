@@ -27,13 +27,9 @@ PAGE = ROOT / "docs" / "support.md"
 
 #: name -> (ranks, vendors that are emulated)
 LAYOUTS = {
-    "1": (1, ""),
-    "2": (2, ""),
-    "3": (3, ""),
-    "4": (4, ""),
-    "3 of two vendors": (3, "nvidia:1,amd:2"),
+    "1": (1, ""), "2": (2, ""), "3": (3, ""), "4": (4, ""), "3 of two vendors": (3, "nvidia:1,amd:2"),
     "4 of two vendors": (4, "nvidia:2,amd:2"),
-}
+}  # fmt: skip
 
 FILES = ("test_cco_*.py", "test_p2p_*.py", "test_msgspec.py", "test_msgzero.py")
 

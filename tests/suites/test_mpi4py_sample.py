@@ -11,16 +11,10 @@ from mpi4py_refusals import Refusal, Result, judge, refusals
 from mpi4py_source import SourceMissing
 
 SAMPLE = (
-    "test_p2p_buf.*WorldDup.testPro*",
-    "test_p2p_buf.*WorldDup.test[SC]*",
-    "test_p2p_buf_matched.*World.*",
-    "test_p2p_buf_part.*World.testRing",
-    "test_cco_ngh_buf.*Self.*",
-    "test_cco_pr_ngh_buf.*WorldDup.*",
-    "test_cco_vec.*World.*v2",
-    "test_cco_nb_buf.*InplaceWorld.*Scatter*",
-    "test_msgzero.*",
-)
+    "test_p2p_buf.*WorldDup.testPro*", "test_p2p_buf.*WorldDup.test[SC]*", "test_p2p_buf_matched.*World.*",
+    "test_p2p_buf_part.*World.testRing", "test_cco_ngh_buf.*Self.*", "test_cco_pr_ngh_buf.*WorldDup.*",
+    "test_cco_vec.*World.*v2", "test_cco_nb_buf.*InplaceWorld.*Scatter*", "test_msgzero.*",
+)  # fmt: skip
 
 
 @pytest.mark.mpi
@@ -39,13 +33,10 @@ def test_sample() -> None:
 def test_what_is_wrong_is_said() -> None:
     listed = [Refusal(("a.*",), "never", "no way"), Refusal(("c",), "waits", hangs=True)]
     results = {
-        "a.refused": Result("failed", "there is no way"),
-        "a.other": Result("failed", "crashed"),
-        "a.passes": Result("passed", ""),
-        "b.fails": Result("failed", "wrong"),
-        "b.skips": Result("skipped", ""),
+        "a.refused": Result("failed", "there is no way"), "a.other": Result("failed", "crashed"),
+        "a.passes": Result("passed", ""), "b.fails": Result("failed", "wrong"), "b.skips": Result("skipped", ""),
         "c": Result("passed", ""),
-    }
+    }  # fmt: skip
     verdict = judge("2", results, listed)
     assert verdict.counts == {"refused": 1, "failed": 2, "passed": 2, "skipped": 1}
     assert verdict.used == {listed[0]}

@@ -91,13 +91,8 @@ class Rank:
 
     def __init__(self, tests: Any, kind: type, backend: str, folder: Path, rank: int, size: int) -> None:
         self.tests, self.kind, self.backend, self.folder, self.rank, self.size = (
-            tests,
-            kind,
-            backend,
-            folder,
-            rank,
-            size,
-        )
+            tests, kind, backend, folder, rank, size,
+        )  # fmt: skip
         self._file = (folder / f"rank{rank}").open("w")
 
     def note(self, method: str, outcome: str, text: str = "") -> None:

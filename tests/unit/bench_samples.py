@@ -1,7 +1,5 @@
 """One small result file of each kind, as the programs write them."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from ucc_hetero.bench.files import FORMAT

@@ -107,26 +107,23 @@ def check_against_mpi(datatype: MPI.Datatype, entries: int, room: int = 4096) ->
 
 
 @pytest.mark.parametrize("entries", [0, 1, 3])
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda: MPI.FLOAT.Create_contiguous(5),
-        lambda: MPI.DOUBLE.Create_vector(4, 1, 7),
-        lambda: MPI.INT16_T.Create_vector(3, 2, 4),
-        lambda: MPI.FLOAT.Create_vector(3, 4, 4),
-        lambda: MPI.FLOAT.Create_vector(3, 0, 4),
-        lambda: MPI.FLOAT.Create_hvector(3, 2, 52),
-        lambda: MPI.FLOAT.Create_vector(5, 1, 6).Create_resized(0, 4),
-        lambda: MPI.FLOAT.Create_resized(0, 12),
-        lambda: MPI.FLOAT.Create_vector(3, 1, 2).Dup(),
-        lambda: MPI.FLOAT.Create_vector(2, 1, 3).Create_contiguous(2),
-        lambda: MPI.FLOAT.Create_vector(2, 1, 3).Create_vector(3, 2, 5),
-        lambda: MPI.COMPLEX16.Create_vector(3, 1, 2),
-        lambda: MPI.FLOAT.Create_subarray([6, 7], [2, 3], [1, 2]),
-        lambda: MPI.FLOAT.Create_subarray([6, 7], [2, 3], [1, 2], MPI.ORDER_FORTRAN),
-        lambda: MPI.FLOAT.Create_subarray([4, 3, 5], [2, 3, 5], [1, 0, 0]),
-    ],
-)
+@pytest.mark.parametrize("make", [
+    lambda: MPI.FLOAT.Create_contiguous(5),
+    lambda: MPI.DOUBLE.Create_vector(4, 1, 7),
+    lambda: MPI.INT16_T.Create_vector(3, 2, 4),
+    lambda: MPI.FLOAT.Create_vector(3, 4, 4),
+    lambda: MPI.FLOAT.Create_vector(3, 0, 4),
+    lambda: MPI.FLOAT.Create_hvector(3, 2, 52),
+    lambda: MPI.FLOAT.Create_vector(5, 1, 6).Create_resized(0, 4),
+    lambda: MPI.FLOAT.Create_resized(0, 12),
+    lambda: MPI.FLOAT.Create_vector(3, 1, 2).Dup(),
+    lambda: MPI.FLOAT.Create_vector(2, 1, 3).Create_contiguous(2),
+    lambda: MPI.FLOAT.Create_vector(2, 1, 3).Create_vector(3, 2, 5),
+    lambda: MPI.COMPLEX16.Create_vector(3, 1, 2),
+    lambda: MPI.FLOAT.Create_subarray([6, 7], [2, 3], [1, 2]),
+    lambda: MPI.FLOAT.Create_subarray([6, 7], [2, 3], [1, 2], MPI.ORDER_FORTRAN),
+    lambda: MPI.FLOAT.Create_subarray([4, 3, 5], [2, 3, 5], [1, 0, 0]),
+])  # fmt: skip
 def test_derived_types(make: Any, entries: int) -> None:
     check_against_mpi(make(), entries)
 
@@ -200,18 +197,10 @@ def test_kinds_of_derived_types_that_are_refused() -> None:
 # --- forms: what mpi4py sends is what is found here -------------------------------------------------------------------
 
 FORMS: list[Any] = [
-    lambda x: x,
-    lambda x: [x, MPI.FLOAT],
-    lambda x: [x, "d"],
-    lambda x: [x, 3],
-    lambda x: (x, 3, "d"),
-    lambda x: [x, (3, 2)],
-    lambda x: [x, [3, 2], MPI.INT],
-    lambda x: [x, (None, 4), MPI.BYTE],
-    lambda x: [x, 2, 3, MPI.DOUBLE],
-    lambda x: [x, None, MPI.DOUBLE],
-    lambda x: [x, 0, MPI.DOUBLE],
-]
+    lambda x: x, lambda x: [x, MPI.FLOAT], lambda x: [x, "d"], lambda x: [x, 3], lambda x: (x, 3, "d"),
+    lambda x: [x, (3, 2)], lambda x: [x, [3, 2], MPI.INT], lambda x: [x, (None, 4), MPI.BYTE],
+    lambda x: [x, 2, 3, MPI.DOUBLE], lambda x: [x, None, MPI.DOUBLE], lambda x: [x, 0, MPI.DOUBLE],
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -227,19 +216,10 @@ def test_simple_forms_mean_what_they_mean_to_mpi4py(form: Any) -> None:
     assert x.view(np.uint8)[start : start + buffer.nbytes].tobytes() == received[: buffer.nbytes].tobytes()
 
 
-@pytest.mark.parametrize(
-    "form",
-    [
-        lambda x: x,
-        lambda x: [x, MPI.DOUBLE],
-        lambda x: [x, [5]],
-        lambda x: [x, 5],
-        lambda x: [x, ([5], [3])],
-        lambda x: [x, (5, None), MPI.FLOAT],
-        lambda x: [x, ([5], 7), "f"],
-        lambda x: [x, [2], [1], MPI.DOUBLE],
-    ],
-)
+@pytest.mark.parametrize("form", [
+    lambda x: x, lambda x: [x, MPI.DOUBLE], lambda x: [x, [5]], lambda x: [x, 5], lambda x: [x, ([5], [3])],
+    lambda x: [x, (5, None), MPI.FLOAT], lambda x: [x, ([5], 7), "f"], lambda x: [x, [2], [1], MPI.DOUBLE],
+])  # fmt: skip
 def test_vector_forms_mean_what_they_mean_to_mpi4py(form: Any) -> None:
     x = np.arange(12, dtype=np.float32)
     received = np.full(12, -1, np.float32)

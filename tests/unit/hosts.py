@@ -1,7 +1,5 @@
 """Hosts as their kernel shows them, written as files below a folder: what launcher and doctor read."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 

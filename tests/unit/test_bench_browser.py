@@ -1,7 +1,5 @@
 """The report as a browser shows it: every drawing is there and not blank, nothing sticks out, links lead somewhere."""
 
-from __future__ import annotations
-
 import html
 import json
 import os

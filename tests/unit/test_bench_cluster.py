@@ -1,7 +1,5 @@
 """The emulated cluster's cases: where ranks are, what the least time is, how rows are printed."""
 
-from __future__ import annotations
-
 import pytest
 from bench_cluster import CASES, ClusterCase, heading, limit, line, main
 from bench_cluster import Test as Case
@@ -19,21 +17,18 @@ def test_ranks_fill_hosts_or_take_turns() -> None:
     assert ClusterCase("x", (2, 2, 1), (), interleaved=True).hosts() == [0, 1, 2, 0, 1]
 
 
-@pytest.mark.parametrize(
-    ("collective", "hosts", "rates", "expected"),
-    [
-        ("allreduce", [0, 0, 1, 1], [GB, GB], 1.0),
-        ("allreduce", [0, 0, 1, 1], [GB, GB / 4], 4.0),
-        # 2(m-1)/m vectors per host, unless one host's own vector takes longer.
-        ("allreduce", [0, 1, 2, 3], [GB] * 4, 1.5),
-        ("allreduce", [0, 1, 2], [GB, GB, GB / 4], 4.0),
-        ("bcast", [0, 0, 1], [GB, GB], 1.0),
-        ("allgather", [0, 0, 1, 1], [GB, GB], 0.5),
-        ("allgather", [0, 0, 0, 1], [GB, GB], 0.75),
-        ("reduce_scatter", [0, 0, 1, 2], [GB] * 3, 0.75),
-        ("alltoall", [0, 0, 1, 1], [GB, GB], 4.0),
-    ],
-)
+@pytest.mark.parametrize(("collective", "hosts", "rates", "expected"), [
+    ("allreduce", [0, 0, 1, 1], [GB, GB], 1.0),
+    ("allreduce", [0, 0, 1, 1], [GB, GB / 4], 4.0),
+    # 2(m-1)/m vectors per host, unless one host's own vector takes longer.
+    ("allreduce", [0, 1, 2, 3], [GB] * 4, 1.5),
+    ("allreduce", [0, 1, 2], [GB, GB, GB / 4], 4.0),
+    ("bcast", [0, 0, 1], [GB, GB], 1.0),
+    ("allgather", [0, 0, 1, 1], [GB, GB], 0.5),
+    ("allgather", [0, 0, 0, 1], [GB, GB], 0.75),
+    ("reduce_scatter", [0, 0, 1, 2], [GB] * 3, 0.75),
+    ("alltoall", [0, 0, 1, 1], [GB, GB], 4.0),
+])  # fmt: skip
 def test_limit(collective: str, hosts: list[int], rates: list[float], expected: float) -> None:
     assert seconds(collective, 10**9, hosts, rates) == pytest.approx(expected)
 

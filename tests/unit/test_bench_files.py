@@ -1,7 +1,5 @@
 """Result files: reading ours, OSU's and nccl-tests'; comparing two of them; the report."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any
@@ -104,15 +102,12 @@ def test_our_files(tmp_path: Path) -> None:
     assert series.points == (Point(8, 2.0, (1.0, 2.0, 3.0)),)
 
 
-@pytest.mark.parametrize(
-    ("content", "says"),
-    [
-        ("nothing", "neither"),
-        ("{", "a.txt"),
-        ('{"format": "other/9"}', "other/9"),
-        ("# OSU MPI Allreduce Latency Test v7.4\n", "no measurements"),
-    ],
-)
+@pytest.mark.parametrize(("content", "says"), [
+    ("nothing", "neither"),
+    ("{", "a.txt"),
+    ('{"format": "other/9"}', "other/9"),
+    ("# OSU MPI Allreduce Latency Test v7.4\n", "no measurements"),
+])  # fmt: skip
 def test_other_files_are_refused(tmp_path: Path, content: str, says: str) -> None:
     with pytest.raises(UnknownFile, match=says):
         read(store(tmp_path, "a.txt", content))

@@ -1,7 +1,5 @@
 """The roofline against a count of its own, limits as columns, interleaved peers, and the progress bar."""
 
-from __future__ import annotations
-
 import io
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace

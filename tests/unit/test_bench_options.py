@@ -1,7 +1,5 @@
 """OSU's command line: clusters, optional arguments, long names, and every refusal with its way out."""
 
-from __future__ import annotations
-
 from dataclasses import fields
 from pathlib import Path
 
@@ -26,36 +24,33 @@ def changed(name: str, *words: str) -> dict[str, object]:
     }
 
 
-@pytest.mark.parametrize(
-    ("words", "expected"),
-    [
-        ("-f", {"full": True}),
-        ("--full", {"full": True}),
-        ("-m 128", {"max_size": 128}),
-        ("-m2:128", {"min_size": 2, "max_size": 128}),
-        ("-m 2:", {"min_size": 2}),
-        ("-m :64", {"max_size": 64}),
-        ("-m 4:64M", {"min_size": 4, "max_size": 64 << 20}),
-        ("--message-size=1K:1M", {"min_size": 1 << 10}),
-        ("-i 10 -x 0", {"iterations": 10, "warmup": 0}),
-        ("-fli7", {"full": True, "in_place": True, "iterations": 7}),
-        ("--iter 5", {"iterations": 5}),
-        ("-c", {"validate": True}),
-        ("-cf", None),  # the rest of a cluster is the argument of -c, as in getopt
-        ("-clog:out", {"validate": True, "validation_log": "out"}),
-        ("-clog", {"validate": True, "validation_log": "validation_output"}),
-        ("--validation=log:out -u 2", {"validate": True, "validation_log": "out", "validation_warmup": 2}),
-        ("-z", {"percentiles": (50, 90, 99)}),
-        ("-z50,99", {"percentiles": (50, 99)}),
-        ("--tail-lat=5", {"percentiles": (5,)}),
-        ("-T all", {"types": ("mpi_char", "mpi_int", "mpi_float")}),
-        ("-T MPI_FLOAT", {"types": ("mpi_float",)}),
-        ("-M 1K", {"mem_limit": 1 << 20}),
-        ("-d HOST", {}),
-        ("-d cuda", {"accelerator": "cuda"}),
-        ("--min 8 --max 64 --iterations 3 --skip 1 --buffer bytearray", None),
-    ],
-)
+@pytest.mark.parametrize(("words", "expected"), [
+    ("-f", {"full": True}),
+    ("--full", {"full": True}),
+    ("-m 128", {"max_size": 128}),
+    ("-m2:128", {"min_size": 2, "max_size": 128}),
+    ("-m 2:", {"min_size": 2}),
+    ("-m :64", {"max_size": 64}),
+    ("-m 4:64M", {"min_size": 4, "max_size": 64 << 20}),
+    ("--message-size=1K:1M", {"min_size": 1 << 10}),
+    ("-i 10 -x 0", {"iterations": 10, "warmup": 0}),
+    ("-fli7", {"full": True, "in_place": True, "iterations": 7}),
+    ("--iter 5", {"iterations": 5}),
+    ("-c", {"validate": True}),
+    ("-cf", None),  # the rest of a cluster is the argument of -c, as in getopt
+    ("-clog:out", {"validate": True, "validation_log": "out"}),
+    ("-clog", {"validate": True, "validation_log": "validation_output"}),
+    ("--validation=log:out -u 2", {"validate": True, "validation_log": "out", "validation_warmup": 2}),
+    ("-z", {"percentiles": (50, 90, 99)}),
+    ("-z50,99", {"percentiles": (50, 99)}),
+    ("--tail-lat=5", {"percentiles": (5,)}),
+    ("-T all", {"types": ("mpi_char", "mpi_int", "mpi_float")}),
+    ("-T MPI_FLOAT", {"types": ("mpi_float",)}),
+    ("-M 1K", {"mem_limit": 1 << 20}),
+    ("-d HOST", {}),
+    ("-d cuda", {"accelerator": "cuda"}),
+    ("--min 8 --max 64 --iterations 3 --skip 1 --buffer bytearray", None),
+])  # fmt: skip
 def test_allreduce(words: str, expected: dict[str, object] | None) -> None:
     if words == "-cf":
         with pytest.raises(BadUsage, match="log"):
@@ -67,57 +62,51 @@ def test_allreduce(words: str, expected: dict[str, object] | None) -> None:
         assert changed("osu_allreduce", *words.split()) == expected
 
 
-@pytest.mark.parametrize(
-    ("name", "words", "expected"),
-    [
-        ("osu_gather", "-k fixed:3", {"root": 3}),
-        ("osu_gather", "-k rotate", {"root": None}),
-        ("osu_bw", "-W 8 -b multiple", {"window": 8, "many_buffers": True}),
-        ("osu_mbw_mr", "-V -R0 -p 1", {"vary_window": True, "print_rate": False, "pairs": 1}),
-        ("osu_iallreduce", "-t 100", {"test_calls": 100}),
-        ("osu_put_latency", "-w create -s fence", {"win": "create", "sync": "fence"}),
-        ("osu_latency", "-d cuda D H", {"accelerator": "cuda", "places": ("D", "H")}),
-        ("osu_latency", "H H", {"places": ("H", "H")}),
-        ("osu_allreduce", "--peer mpi4py,ucc --rounds 5", {"peers": ("mpi4py", "ucc"), "rounds": 5}),
-    ],
-)
+@pytest.mark.parametrize(("name", "words", "expected"), [
+    ("osu_gather", "-k fixed:3", {"root": 3}),
+    ("osu_gather", "-k rotate", {"root": None}),
+    ("osu_bw", "-W 8 -b multiple", {"window": 8, "many_buffers": True}),
+    ("osu_mbw_mr", "-V -R0 -p 1", {"vary_window": True, "print_rate": False, "pairs": 1}),
+    ("osu_iallreduce", "-t 100", {"test_calls": 100}),
+    ("osu_put_latency", "-w create -s fence", {"win": "create", "sync": "fence"}),
+    ("osu_latency", "-d cuda D H", {"accelerator": "cuda", "places": ("D", "H")}),
+    ("osu_latency", "H H", {"places": ("H", "H")}),
+    ("osu_allreduce", "--peer mpi4py,ucc --rounds 5", {"peers": ("mpi4py", "ucc"), "rounds": 5}),
+])  # fmt: skip
 def test_others(name: str, words: str, expected: dict[str, object]) -> None:
     assert changed(name, *words.split()) == expected
 
 
-@pytest.mark.parametrize(
-    ("name", "words", "says"),
-    [
-        ("osu_allreduce", "-m x", "-m 'x'.*number"),
-        ("osu_allreduce", "-m 64:8", "minimum 64 is above the maximum 8"),
-        ("osu_allreduce", "-m 1:2:3", "MIN:MAX"),
-        ("osu_allreduce", "-i", "-i needs an argument"),
-        ("osu_allreduce", "-i 0", "from 1"),
-        ("osu_allreduce", "-u 11", "0 to 10"),
-        ("osu_allreduce", "-z1,2,3,4,5,6", "at most 5"),
-        ("osu_allreduce", "-z0", "1 to 100"),
-        ("osu_allreduce", "-k rotate", "-k is not one of osu_allreduce's"),
-        ("osu_allreduce", "-W 4", "-W is not one of"),
-        ("osu_allreduce", "--full=1", "takes no argument"),
-        ("osu_allreduce", "--va", "--validation, --validation-warmup"),
-        ("osu_allreduce", "--nonsense", "--nonsense is not one of"),
-        ("osu_allreduce", "-P x:y", "PAPI"),
-        ("osu_latency", "-D cont", "derived"),
-        ("osu_allreduce", "-r gpu", "cpu"),
-        ("osu_allreduce", "-d tpu", "host, cuda, rocm, auto"),
-        ("osu_allreduce", "64", "options only"),
-        ("osu_latency", "D H", "-d cuda"),
-        ("osu_latency", "D", "H or D, twice"),
-        ("osu_gather", "-k 3", "fixed:RANK or rotate"),
-        ("osu_barrier", "-c", "-c is not one of"),
-        ("osu_bcast", "-l", "-l is not one of"),
-        ("osu_latency", "--format nccl", "only blocking collectives"),
-        ("osu_latency", "--peer mpi4py -z", "leave one out"),
-        ("osu_mbw_mr", "-V --limit", "--backend"),
-        ("osu_allreduce", "--peer nobody", "ours, mpi4py, ucc, gloo, nccl"),
-        ("osu_allreduce", "-d cuda --buffer array", "host memory"),
-    ],
-)
+@pytest.mark.parametrize(("name", "words", "says"), [
+    ("osu_allreduce", "-m x", "-m 'x'.*number"),
+    ("osu_allreduce", "-m 64:8", "minimum 64 is above the maximum 8"),
+    ("osu_allreduce", "-m 1:2:3", "MIN:MAX"),
+    ("osu_allreduce", "-i", "-i needs an argument"),
+    ("osu_allreduce", "-i 0", "from 1"),
+    ("osu_allreduce", "-u 11", "0 to 10"),
+    ("osu_allreduce", "-z1,2,3,4,5,6", "at most 5"),
+    ("osu_allreduce", "-z0", "1 to 100"),
+    ("osu_allreduce", "-k rotate", "-k is not one of osu_allreduce's"),
+    ("osu_allreduce", "-W 4", "-W is not one of"),
+    ("osu_allreduce", "--full=1", "takes no argument"),
+    ("osu_allreduce", "--va", "--validation, --validation-warmup"),
+    ("osu_allreduce", "--nonsense", "--nonsense is not one of"),
+    ("osu_allreduce", "-P x:y", "PAPI"),
+    ("osu_latency", "-D cont", "derived"),
+    ("osu_allreduce", "-r gpu", "cpu"),
+    ("osu_allreduce", "-d tpu", "host, cuda, rocm, auto"),
+    ("osu_allreduce", "64", "options only"),
+    ("osu_latency", "D H", "-d cuda"),
+    ("osu_latency", "D", "H or D, twice"),
+    ("osu_gather", "-k 3", "fixed:RANK or rotate"),
+    ("osu_barrier", "-c", "-c is not one of"),
+    ("osu_bcast", "-l", "-l is not one of"),
+    ("osu_latency", "--format nccl", "only blocking collectives"),
+    ("osu_latency", "--peer mpi4py -z", "leave one out"),
+    ("osu_mbw_mr", "-V --limit", "--backend"),
+    ("osu_allreduce", "--peer nobody", "ours, mpi4py, ucc, gloo, nccl"),
+    ("osu_allreduce", "-d cuda --buffer array", "host memory"),
+])  # fmt: skip
 def test_refusals_say_what_would_be_right(name: str, words: str, says: str) -> None:
     with pytest.raises(BadUsage, match=says):
         options(name, *words.split())
@@ -162,20 +151,11 @@ def test_getopt_strings_agree_with_the_option_table() -> None:
             at = end
 
 
-@pytest.mark.parametrize(
-    ("name", "size", "expected"),
-    [
-        ("osu_allreduce", 8192, (1000, 100)),
-        ("osu_allreduce", 16384, (100, 10)),
-        ("osu_latency", 1, (10000, 100)),
-        ("osu_latency", 1 << 20, (1000, 10)),
-        ("osu_bw", 1, (100, 10)),
-        ("osu_bw", 16384, (20, 2)),
-        ("osu_mbw_mr", 1 << 20, (100, 10)),
-        ("osu_barrier", 0, (1000, 100)),
-        ("osu_ibarrier", 0, (100, 10)),
-    ],
-)
+@pytest.mark.parametrize(("name", "size", "expected"), [
+    ("osu_allreduce", 8192, (1000, 100)), ("osu_allreduce", 16384, (100, 10)), ("osu_latency", 1, (10000, 100)),
+    ("osu_latency", 1 << 20, (1000, 10)), ("osu_bw", 1, (100, 10)), ("osu_bw", 16384, (20, 2)),
+    ("osu_mbw_mr", 1 << 20, (100, 10)), ("osu_barrier", 0, (1000, 100)), ("osu_ibarrier", 0, (100, 10)),
+])  # fmt: skip
 def test_default_loop_counts(name: str, size: int, expected: tuple[int, int]) -> None:
     assert options(name).loops(BENCHES[name], size) == expected
 

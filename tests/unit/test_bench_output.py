@@ -1,7 +1,5 @@
 """Tables byte for byte as OSU 7.4 and nccl-tests print them."""
 
-from __future__ import annotations
-
 import pytest
 
 from ucc_hetero.bench import output

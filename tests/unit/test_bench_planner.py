@@ -1,7 +1,5 @@
 """The planner's benchmark: shapes, rows and curves, on small jobs."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

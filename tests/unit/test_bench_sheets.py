@@ -1,7 +1,5 @@
 """Result files of every kind as tables, drawings, commands and a page of the documentation."""
 
-from __future__ import annotations
-
 import copy
 import re
 import sys
@@ -33,22 +31,19 @@ def test_tables_are_whole(kind: str) -> None:
         assert all(isinstance(cell, str) for row in sheet.rows for cell in row)
 
 
-@pytest.mark.parametrize(
-    ("kind", "cells"),
-    [
-        ("osu", ["256", "40.00", "60.00", "1.50 [1.40, 1.60] faster", "8.00", "20%", "split_rail (default)"]),
-        ("overlap", ["8", "30.00", "12.00", "75"]),
-        ("compare", ["4K", "2.00", "1.00", "3.00", "1.50 [1.40, 1.60] too noisy"]),
-        ("pairs", ["1 amd", "40.5", "–"]),
-        ("mixed", ["bcast", "64K", "10.0", "15.0", "1.50 [1.40, 1.60] faster"]),
-        ("cluster", ["2x2", "allreduce", "64M", "134.000", "140.000", "300.000", "1.04", ""]),
-        ("planner", ["1024", "2", "block", "bcast", "tree", "1.0", "1", "3"]),
-        ("gpu", ["64K", "120", "100", "90", "50", "0.8"]),
-        ("train", ["ddp", "1000", "990", "", "99.0%", ""]),
-        ("torch_cpu", ["8 B", "10.0", "20.0", "2.00", "9.0, 2.0", ""]),
-        ("unknown", ["1"]),
-    ],
-)
+@pytest.mark.parametrize(("kind", "cells"), [
+    ("osu", ["256", "40.00", "60.00", "1.50 [1.40, 1.60] faster", "8.00", "20%", "split_rail (default)"]),
+    ("overlap", ["8", "30.00", "12.00", "75"]),
+    ("compare", ["4K", "2.00", "1.00", "3.00", "1.50 [1.40, 1.60] too noisy"]),
+    ("pairs", ["1 amd", "40.5", "–"]),
+    ("mixed", ["bcast", "64K", "10.0", "15.0", "1.50 [1.40, 1.60] faster"]),
+    ("cluster", ["2x2", "allreduce", "64M", "134.000", "140.000", "300.000", "1.04", ""]),
+    ("planner", ["1024", "2", "block", "bcast", "tree", "1.0", "1", "3"]),
+    ("gpu", ["64K", "120", "100", "90", "50", "0.8"]),
+    ("train", ["ddp", "1000", "990", "", "99.0%", ""]),
+    ("torch_cpu", ["8 B", "10.0", "20.0", "2.00", "9.0, 2.0", ""]),
+    ("unknown", ["1"]),
+])  # fmt: skip
 def test_last_row_of_the_first_table(kind: str, cells: list[str]) -> None:
     assert list(sheets(SAMPLES[kind])[0].rows[-1]) == cells
 

@@ -1,7 +1,5 @@
 """The arithmetic of measurements."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 
@@ -28,17 +26,14 @@ def test_percentile_of_few_samples() -> None:
     assert osu_percentile(np.array([3.0, 1.0]), 10) == 1.0
 
 
-@pytest.mark.parametrize(
-    ("overall", "compute", "test", "pure", "expected"),
-    [
-        (10.0, 10.0, 0.0, 10.0, 100.0),  # all of it hidden
-        (20.0, 10.0, 0.0, 10.0, 0.0),  # none
-        (15.0, 10.0, 0.0, 10.0, 50.0),
-        (15.0, 12.0, 2.0, 10.0, 50.0),  # calls of Test are not computation
-        (30.0, 10.0, 0.0, 10.0, 0.0),  # never negative
-        (1.0, 1.0, 0.0, 0.0, 0.0),
-    ],
-)
+@pytest.mark.parametrize(("overall", "compute", "test", "pure", "expected"), [
+    (10.0, 10.0, 0.0, 10.0, 100.0),  # all of it hidden
+    (20.0, 10.0, 0.0, 10.0, 0.0),  # none
+    (15.0, 10.0, 0.0, 10.0, 50.0),
+    (15.0, 12.0, 2.0, 10.0, 50.0),  # calls of Test are not computation
+    (30.0, 10.0, 0.0, 10.0, 0.0),  # never negative
+    (1.0, 1.0, 0.0, 0.0, 0.0),
+])  # fmt: skip
 def test_overlap(overall: float, compute: float, test: float, pure: float, expected: float) -> None:
     assert overlap_of(overall, compute, test, pure) == pytest.approx(expected)
 
@@ -71,17 +66,10 @@ def test_ratio_needs_pairs(a: list[float], b: list[float]) -> None:
         ratio(a, b)
 
 
-@pytest.mark.parametrize(
-    ("interval", "says"),
-    [
-        (Interval(1.3, 1.2, 1.4), "faster"),
-        (Interval(2.0, 1.1, 4.0), "faster"),
-        (Interval(0.5, 0.4, 0.6), "slower"),
-        (Interval(1.0, 0.99, 1.01), "same"),
-        (Interval(1.05, 1.0, 1.1), "same"),
-        (Interval(1.1, 0.6, 1.9), "too noisy"),
-    ],
-)
+@pytest.mark.parametrize(("interval", "says"), [
+    (Interval(1.3, 1.2, 1.4), "faster"), (Interval(2.0, 1.1, 4.0), "faster"), (Interval(0.5, 0.4, 0.6), "slower"),
+    (Interval(1.0, 0.99, 1.01), "same"), (Interval(1.05, 1.0, 1.1), "same"), (Interval(1.1, 0.6, 1.9), "too noisy"),
+])  # fmt: skip
 def test_verdict(interval: Interval, says: str) -> None:
     assert verdict(interval) == says
 

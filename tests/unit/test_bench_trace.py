@@ -1,7 +1,5 @@
 """``trace``: how the time of a call is shared out, who was late, and what it says of jobs that ended badly."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The checker finds every kind of wrong result; a simulated job of several ranks shows it right results too."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

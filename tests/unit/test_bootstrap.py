@@ -18,56 +18,38 @@ from ucc_hetero.planner.plan import Step
 HERE = HostIdentity("one", "boot-1", "ipc:1", "pid:1", 5)
 THERE = replace(HERE, hostname="two", boot_id="boot-2")
 FACTS = Facts(
-    process="p",
-    package="0.1.0",
-    ucc="1.4.0",
-    ucx="1.22.0",
-    memory_types=("host",),
-    settings=(),
-    byteorder="little",
-    host=HERE,
-    vendor="host",
-    device=0,
-    address=b"",
-    transports=("cma", "self", "sysv", "tcp"),
-)
+    process="p", package="0.1.0", ucc="1.4.0", ucx="1.22.0", memory_types=("host",), settings=(), byteorder="little",
+    host=HERE, vendor="host", device=0, address=b"", transports=("cma", "self", "sysv", "tcp"),
+)  # fmt: skip
 
 
 def job(*changes: dict[str, Any]) -> list[Facts]:
     return [replace(FACTS, **change) for change in changes]
 
 
-@pytest.mark.parametrize(
-    "same",
-    [
-        job({}, {}, {}),
-        job({}, {"ucx": "1.22.1"}),
-        job({}, {"memory_types": ("host", "cuda")}, {"memory_types": ("host", "rocm")}),
-        job({}, {"host": THERE, "transports": ("self", "tcp", "rc_mlx5")}),
-        job({"transports": ("self", "cma")}, {"transports": ("self", "sysv")}),
-    ],
-    ids=["equal", "ucx release", "memory types", "a common network", "one node needs no network"],
-)
+@pytest.mark.parametrize("same", [
+    job({}, {}, {}),
+    job({}, {"ucx": "1.22.1"}),
+    job({}, {"memory_types": ("host", "cuda")}, {"memory_types": ("host", "rocm")}),
+    job({}, {"host": THERE, "transports": ("self", "tcp", "rc_mlx5")}),
+    job({"transports": ("self", "cma")}, {"transports": ("self", "sysv")}),
+], ids=["equal", "ucx release", "memory types", "a common network", "one node needs no network"])  # fmt: skip
 def test_accepted(same: list[Facts]) -> None:
     judge(same)
 
 
-@pytest.mark.parametrize(
-    ("ranks", "words"),
-    [
-        (job({}, {}, {"ucc": "1.6.0"}), ["ucc:", "ranks 0, 1  1.4.0", "rank 2      1.6.0", "UCCH_UCC_LIB"]),
-        (job({}, {"ucx": "1.18.0"}), ["ucx:", "1.18", "UCCH_UCX_DIR"]),
-        (job({}, {"package": "0.2.0"}), ["package:", "0.2.0", "install the same"]),
-        (job({}, {"byteorder": "big"}), ["byteorder:", "rank 1"]),
-        (job({}, {"settings": (("UCC_TLS", "ucp"),)}), ["UCC_TLS:", "rank 0  (unset)", "rank 1  ucp", "mpirun -x"]),
-        (job({}, {"memory_types": ("cuda",)}), ["rank 1 cannot move host memory"]),
-        (
-            job({"transports": ("self", "rc_mlx5")}, {"host": THERE}),
-            ["network transports:", "rank 0  rc_mlx5", "rank 1  tcp", "UCX_TLS"],
-        ),
-    ],
-    ids=["ucc", "ucx", "package", "byte order", "settings", "host memory", "networks"],
-)
+@pytest.mark.parametrize(("ranks", "words"), [
+    (job({}, {}, {"ucc": "1.6.0"}), ["ucc:", "ranks 0, 1  1.4.0", "rank 2      1.6.0", "UCCH_UCC_LIB"]),
+    (job({}, {"ucx": "1.18.0"}), ["ucx:", "1.18", "UCCH_UCX_DIR"]),
+    (job({}, {"package": "0.2.0"}), ["package:", "0.2.0", "install the same"]),
+    (job({}, {"byteorder": "big"}), ["byteorder:", "rank 1"]),
+    (job({}, {"settings": (("UCC_TLS", "ucp"),)}), ["UCC_TLS:", "rank 0  (unset)", "rank 1  ucp", "mpirun -x"]),
+    (job({}, {"memory_types": ("cuda",)}), ["rank 1 cannot move host memory"]),
+    (
+        job({"transports": ("self", "rc_mlx5")}, {"host": THERE}),
+        ["network transports:", "rank 0  rc_mlx5", "rank 1  tcp", "UCX_TLS"],
+    ),
+], ids=["ucc", "ucx", "package", "byte order", "settings", "host memory", "networks"])  # fmt: skip
 def test_refused_with_a_table(ranks: list[Facts], words: list[str]) -> None:
     with pytest.raises(AgreementError) as refused:
         judge(ranks)

@@ -67,23 +67,19 @@ def test_fortran_order_is_contiguous_memory() -> None:
     assert recv(x).contiguous and recv(x).count == 12
 
 
-@pytest.mark.parametrize(
-    ("obj", "name", "count"),
-    [
-        (array.array("d", [1.0, 2.0]), "float64", 2),
-        (array.array("l", [1]), f"int{8 * ctypes.sizeof(ctypes.c_long)}", 1),
-        (bytearray(5), "uint8", 5),
-        (memoryview(bytearray(8)).cast("f"), "float32", 2),
-        (memoryview(bytearray(8)).cast("c"), "int8", 8),
-        (memoryview(bytearray(8)).cast("?"), "bool", 8),
-        (memoryview(bytearray(24)).cast("B").cast("i", (2, 3)), "int32", 6),
-        ((ctypes.c_double * 3)(), "float64", 3),
-        ((ctypes.c_int16 * 2 * 3)(), "int16", 6),
-        (ctypes.c_uint64(5), "uint64", 1),
-        (mmap.mmap(-1, 4096), "uint8", 4096),
-    ],
-    ids=lambda value: type(value).__name__,
-)
+@pytest.mark.parametrize(("obj", "name", "count"), [
+    (array.array("d", [1.0, 2.0]), "float64", 2),
+    (array.array("l", [1]), f"int{8 * ctypes.sizeof(ctypes.c_long)}", 1),
+    (bytearray(5), "uint8", 5),
+    (memoryview(bytearray(8)).cast("f"), "float32", 2),
+    (memoryview(bytearray(8)).cast("c"), "int8", 8),
+    (memoryview(bytearray(8)).cast("?"), "bool", 8),
+    (memoryview(bytearray(24)).cast("B").cast("i", (2, 3)), "int32", 6),
+    ((ctypes.c_double * 3)(), "float64", 3),
+    ((ctypes.c_int16 * 2 * 3)(), "int16", 6),
+    (ctypes.c_uint64(5), "uint64", 1),
+    (mmap.mmap(-1, 4096), "uint8", 4096),
+], ids=lambda value: type(value).__name__)  # fmt: skip
 def test_buffer_protocol(obj: Any, name: str, count: int) -> None:
     buffer = recv(obj)
     assert (buffer.dtype.name, buffer.count, buffer.vendor, buffer.readonly) == (name, count, "host", False)
@@ -155,42 +151,29 @@ def test_numpy_spellings(name: str) -> None:
         assert dtype_of(spec) is DTYPES[name]
 
 
-@pytest.mark.parametrize(
-    ("spec", "name"),
-    [
-        (float, "float64"),
-        (complex, "complex128"),
-        (bool, "bool"),
-        ("c", "int8"),
-        ("S1", "int8"),
-        ("q", "int64"),
-        ("Zf", "complex64"),
-        ("longlong", "int64"),
-        ("ulonglong", "uint64"),
-    ],
-)
+@pytest.mark.parametrize(("spec", "name"), [
+    (float, "float64"), (complex, "complex128"), (bool, "bool"), ("c", "int8"), ("S1", "int8"), ("q", "int64"),
+    ("Zf", "complex64"), ("longlong", "int64"), ("ulonglong", "uint64"),
+])  # fmt: skip
 def test_other_spellings(spec: object, name: str) -> None:
     assert dtype_of(spec) is DTYPES[name]
 
 
-@pytest.mark.parametrize(
-    ("spec", "match"),
-    [
-        (np.dtype(">f4"), r"'>f4' has foreign byte order; convert it with \.astype\('float32'\)"),
-        (np.longdouble, "longdouble.*cast it to float64"),
-        ("clongdouble", "cast it to complex128"),
-        (object, "object.*pickle"),
-        ("M8[s]", r"M8\[s\].*datetime64.*view"),
-        (np.dtype([("a", "f4"), ("b", "i4")]), "void.*MPI.BYTE"),
-        ("U4", "encode"),
-        ("S4", "bytes.*not supported|S4.*not supported"),
-        ("nonsense", "'nonsense' is not supported"),
-        ("int4", "'int4' is not supported"),
-        (None, "None .*is not a datatype"),
-        (7, "7 .*is not a datatype"),
-        ([1], "is not a datatype"),
-    ],
-)
+@pytest.mark.parametrize(("spec", "match"), [
+    (np.dtype(">f4"), r"'>f4' has foreign byte order; convert it with \.astype\('float32'\)"),
+    (np.longdouble, "longdouble.*cast it to float64"),
+    ("clongdouble", "cast it to complex128"),
+    (object, "object.*pickle"),
+    ("M8[s]", r"M8\[s\].*datetime64.*view"),
+    (np.dtype([("a", "f4"), ("b", "i4")]), "void.*MPI.BYTE"),
+    ("U4", "encode"),
+    ("S4", "bytes.*not supported|S4.*not supported"),
+    ("nonsense", "'nonsense' is not supported"),
+    ("int4", "'int4' is not supported"),
+    (None, "None .*is not a datatype"),
+    (7, "7 .*is not a datatype"),
+    ([1], "is not a datatype"),
+])  # fmt: skip
 def test_unsupported_dtypes_are_refused_by_name(spec: object, match: str) -> None:
     with pytest.raises(TypeError, match=match):
         dtype_of(spec)
@@ -295,26 +278,23 @@ def test_none_with_no_count_is_an_empty_buffer() -> None:
         send(None)
 
 
-@pytest.mark.parametrize(
-    ("spec", "error", "match"),
-    [
-        (lambda x: [x, 13], ValueError, "13 entries of float32 from byte 0 .*48 bytes"),
-        (lambda x: [x, (10, 3)], ValueError, "from byte 12"),
-        (lambda x: [x, (None, 13)], ValueError, "displacement 13 lies outside"),
-        (lambda x: [x, -1], ValueError, "count -1 is negative"),
-        (lambda x: [x, (1, -1)], ValueError, "displacement -1 is negative"),
-        (lambda x: [x, 2.0], TypeError, "count 2.0 is not an integer"),
-        (lambda x: [x, (1, 2, 3)], ValueError, r"neither a number nor \(count, displ\)"),
-        (lambda x: [x], ValueError, "a list of 1 items is not a message"),
-        (lambda x: (), ValueError, "a tuple of 0 items"),
-        (lambda x: [x, 1, 0, "f", 5], ValueError, "5 items"),
-        (lambda x: [x, 1, "nonsense"], TypeError, "nonsense"),
-        (lambda x: [x, 1, 2.5], TypeError, "2.5 .* is not a datatype"),
-        (lambda x: [x[:3], "d"], ValueError, "12 bytes are not a whole number of entries of float64"),
-        (lambda x: [x, 2**63], ValueError, str(2**63)),
-        (lambda x: [[1.0, 2.0], 2], TypeError, "exports no memory"),
-    ],
-)
+@pytest.mark.parametrize(("spec", "error", "match"), [
+    (lambda x: [x, 13], ValueError, "13 entries of float32 from byte 0 .*48 bytes"),
+    (lambda x: [x, (10, 3)], ValueError, "from byte 12"),
+    (lambda x: [x, (None, 13)], ValueError, "displacement 13 lies outside"),
+    (lambda x: [x, -1], ValueError, "count -1 is negative"),
+    (lambda x: [x, (1, -1)], ValueError, "displacement -1 is negative"),
+    (lambda x: [x, 2.0], TypeError, "count 2.0 is not an integer"),
+    (lambda x: [x, (1, 2, 3)], ValueError, r"neither a number nor \(count, displ\)"),
+    (lambda x: [x], ValueError, "a list of 1 items is not a message"),
+    (lambda x: (), ValueError, "a tuple of 0 items"),
+    (lambda x: [x, 1, 0, "f", 5], ValueError, "5 items"),
+    (lambda x: [x, 1, "nonsense"], TypeError, "nonsense"),
+    (lambda x: [x, 1, 2.5], TypeError, "2.5 .* is not a datatype"),
+    (lambda x: [x[:3], "d"], ValueError, "12 bytes are not a whole number of entries of float64"),
+    (lambda x: [x, 2**63], ValueError, str(2**63)),
+    (lambda x: [[1.0, 2.0], 2], TypeError, "exports no memory"),
+])  # fmt: skip
 def test_wrong_forms(spec: Any, error: type[Exception], match: str) -> None:
     with pytest.raises(error, match=f"recvbuf on rank 2: .*{match}"):
         recv(spec(np.zeros(12, np.float32)))
@@ -344,25 +324,22 @@ def test_vector_forms() -> None:
     assert recv_v(x[:0], 3).counts == (0, 0, 0)
 
 
-@pytest.mark.parametrize(
-    ("rest", "error", "match"),
-    [
-        (([1, 2],), ValueError, "2 counts given for a communicator of size 3"),
-        (([1, 2, 3], [0, 1], "f"), ValueError, "2 displs given for a communicator of size 3"),
-        (([1, -2, 3],), ValueError, r"counts\[1\] is -2"),
-        ((-1,), ValueError, "count -1 is negative"),
-        ((([1, 1, 1], [0, -4, 1]),), ValueError, r"displs\[1\] is -4"),
-        (([1, 2.0, 3],), TypeError, "not integers"),
-        ((np.ones(3),), TypeError, "not integers"),
-        ((object(),), TypeError, "not integers"),
-        (([4, 4, 4],), ValueError, r"the segment of rank 2 \(of 3\), 4 entries from entry 8 on, exceeds .* of 10"),
-        ((([1, 1, 1], [0, 10, 1]),), ValueError, "rank 1"),
-        (((1, 2, 3),), ValueError, "pass counts alone as a list"),
-        ((([2, 2, 2], [0, 1, 8]),), ValueError, "segments of ranks 0 and 1 overlap at entry 1"),
-        ((([2, 2, 2], 0),), ValueError, "ranks 0 and 1 overlap"),
-        ((), ValueError, "1 items"),
-    ],
-)
+@pytest.mark.parametrize(("rest", "error", "match"), [
+    (([1, 2],), ValueError, "2 counts given for a communicator of size 3"),
+    (([1, 2, 3], [0, 1], "f"), ValueError, "2 displs given for a communicator of size 3"),
+    (([1, -2, 3],), ValueError, r"counts\[1\] is -2"),
+    ((-1,), ValueError, "count -1 is negative"),
+    ((([1, 1, 1], [0, -4, 1]),), ValueError, r"displs\[1\] is -4"),
+    (([1, 2.0, 3],), TypeError, "not integers"),
+    ((np.ones(3),), TypeError, "not integers"),
+    ((object(),), TypeError, "not integers"),
+    (([4, 4, 4],), ValueError, r"the segment of rank 2 \(of 3\), 4 entries from entry 8 on, exceeds .* of 10"),
+    ((([1, 1, 1], [0, 10, 1]),), ValueError, "rank 1"),
+    (((1, 2, 3),), ValueError, "pass counts alone as a list"),
+    ((([2, 2, 2], [0, 1, 8]),), ValueError, "segments of ranks 0 and 1 overlap at entry 1"),
+    ((([2, 2, 2], 0),), ValueError, "ranks 0 and 1 overlap"),
+    ((), ValueError, "1 items"),
+])  # fmt: skip
 def test_wrong_vector_forms(rest: tuple[Any, ...], error: type[Exception], match: str) -> None:
     with pytest.raises(error, match=f"recvbuf on rank 2: .*{match}"):
         recv_v([np.zeros(10, np.float32), *rest], 3)

@@ -52,12 +52,9 @@ class DLManagedTensor(ctypes.Structure):
 
 class DLManagedTensorVersioned(ctypes.Structure):
     _fields_ = [
-        ("version", ctypes.c_uint32 * 2),
-        ("manager_ctx", ctypes.c_void_p),
-        ("deleter", ctypes.c_void_p),
-        ("flags", ctypes.c_uint64),
-        ("dl_tensor", DLTensor),
-    ]
+        ("version", ctypes.c_uint32 * 2), ("manager_ctx", ctypes.c_void_p), ("deleter", ctypes.c_void_p),
+        ("flags", ctypes.c_uint64), ("dl_tensor", DLTensor),
+    ]  # fmt: skip
 
 
 class Exporter:
@@ -118,17 +115,10 @@ X = np.arange(12, dtype=np.float32).reshape(3, 4)
 
 
 @pytest.mark.parametrize("versioned", [True, False])
-@pytest.mark.parametrize(
-    ("device", "whose"),
-    [
-        ((1, 0), ("host", 0)),
-        ((2, 3), ("nvidia", 3)),
-        ((3, 0), ("host", 0)),
-        ((10, 1), ("amd", 1)),
-        ((11, 2), ("host", 0)),
-        ((13, 2), ("nvidia", 2)),
-    ],
-)
+@pytest.mark.parametrize(("device", "whose"), [
+    ((1, 0), ("host", 0)), ((2, 3), ("nvidia", 3)), ((3, 0), ("host", 0)), ((10, 1), ("amd", 1)),
+    ((11, 2), ("host", 0)), ((13, 2), ("nvidia", 2)),
+])  # fmt: skip
 def test_the_vendor_comes_from_the_dlpack_device(
     device: tuple[int, int], whose: tuple[str, int], versioned: bool
 ) -> None:

@@ -40,26 +40,23 @@ def test_ucc_types() -> None:
     assert {name for name, row in ROWS.items() if not row.step} == {"scan", "exscan"}
 
 
-@pytest.mark.parametrize(
-    "call, expected",
-    [
-        (Call("barrier", 2, ()), [(0, 0), (0, 0)]),
-        (Call("bcast", 3, (5,), 1), [(0, 5), (5, 0), (0, 5)]),
-        (Call("reduce", 2, (5,), 0), [(5, 5), (5, 0)]),
-        (Call("allreduce", 2, (5,)), [(5, 5), (5, 5)]),
-        (Call("reduce_scatter_block", 3, (2,)), [(6, 2)] * 3),
-        (Call("reduce_scatter", 3, (2, 0, 5)), [(7, 2), (7, 0), (7, 5)]),
-        (Call("gather", 2, (4,), 1), [(4, 0), (4, 8)]),
-        (Call("gatherv", 2, (4, 1), 1), [(4, 0), (1, 5)]),
-        (Call("scatter", 2, (4,), 1), [(0, 4), (8, 4)]),
-        (Call("scatterv", 2, (4, 1), 0), [(5, 4), (0, 1)]),
-        (Call("allgather", 2, (4,)), [(4, 8), (4, 8)]),
-        (Call("allgatherv", 2, (4, 1)), [(4, 5), (1, 5)]),
-        (Call("alltoall", 2, (4,)), [(8, 8), (8, 8)]),
-        (Call("alltoallv", 2, (1, 2, 3, 4)), [(3, 4), (7, 6)]),
-        (Call("scan", 2, (4,)), [(4, 4), (4, 4)]),
-    ],
-)
+@pytest.mark.parametrize("call, expected", [
+    (Call("barrier", 2, ()), [(0, 0), (0, 0)]),
+    (Call("bcast", 3, (5,), 1), [(0, 5), (5, 0), (0, 5)]),
+    (Call("reduce", 2, (5,), 0), [(5, 5), (5, 0)]),
+    (Call("allreduce", 2, (5,)), [(5, 5), (5, 5)]),
+    (Call("reduce_scatter_block", 3, (2,)), [(6, 2)] * 3),
+    (Call("reduce_scatter", 3, (2, 0, 5)), [(7, 2), (7, 0), (7, 5)]),
+    (Call("gather", 2, (4,), 1), [(4, 0), (4, 8)]),
+    (Call("gatherv", 2, (4, 1), 1), [(4, 0), (1, 5)]),
+    (Call("scatter", 2, (4,), 1), [(0, 4), (8, 4)]),
+    (Call("scatterv", 2, (4, 1), 0), [(5, 4), (0, 1)]),
+    (Call("allgather", 2, (4,)), [(4, 8), (4, 8)]),
+    (Call("allgatherv", 2, (4, 1)), [(4, 5), (1, 5)]),
+    (Call("alltoall", 2, (4,)), [(8, 8), (8, 8)]),
+    (Call("alltoallv", 2, (1, 2, 3, 4)), [(3, 4), (7, 6)]),
+    (Call("scan", 2, (4,)), [(4, 4), (4, 4)]),
+])  # fmt: skip
 def test_lengths(call: Call, expected: list[tuple[int, int]]) -> None:
     assert lengths(call) == expected
     assert [(send_length(call, r), recv_length(call, r)) for r in range(call.ranks)] == expected
@@ -90,20 +87,17 @@ def test_busbw_factors_are_those_of_nccl_tests() -> None:
     assert ROWS["bcast"].busbw(4) == ROWS["reduce"].busbw(4) == 1.0
 
 
-@pytest.mark.parametrize(
-    "call, text",
-    [
-        (Call("allsum", 2, (1,)), "'allsum' is not one of barrier"),
-        (Call("allreduce", 0, (1,)), "at least one"),
-        (Call("allreduce", 2, ()), "takes 1 counts, got 0"),
-        (Call("gatherv", 3, (1, 2), 0), "takes 3 counts, got 2"),
-        (Call("alltoallv", 2, (1, 2, 3)), "takes 4 counts"),
-        (Call("scatterv", 2, (1, -2), 0), r"counts\[1\] is -2"),
-        (Call("bcast", 2, (1,), 2), "root 2 is not a rank of a communicator of 2"),
-        (Call("bcast", 2, (1,)), "root -1"),
-        (Call("allreduce", 2, (1,), 0), "has no root"),
-    ],
-)
+@pytest.mark.parametrize("call, text", [
+    (Call("allsum", 2, (1,)), "'allsum' is not one of barrier"),
+    (Call("allreduce", 0, (1,)), "at least one"),
+    (Call("allreduce", 2, ()), "takes 1 counts, got 0"),
+    (Call("gatherv", 3, (1, 2), 0), "takes 3 counts, got 2"),
+    (Call("alltoallv", 2, (1, 2, 3)), "takes 4 counts"),
+    (Call("scatterv", 2, (1, -2), 0), r"counts\[1\] is -2"),
+    (Call("bcast", 2, (1,), 2), "root 2 is not a rank of a communicator of 2"),
+    (Call("bcast", 2, (1,)), "root -1"),
+    (Call("allreduce", 2, (1,), 0), "has no root"),
+])  # fmt: skip
 def test_refused(call: Call, text: str) -> None:
     with pytest.raises(ValueError, match=text):
         check(call)

@@ -158,31 +158,25 @@ def test_ranks_of_a_host_take_turns() -> None:
     assert assign("xxyy", [(A, B)] * 2 + [other] * 2) == ["eth0", "eth1", "ens1", "ens2"]
 
 
-@pytest.mark.parametrize(
-    "hosts, offers",
-    [
-        ("xxxx", [(A, B)] * 4),  # nothing leaves the host
-        ("xyy", [(A, B)] * 3),  # a rank needs both
-        ("xxyy", [(A, B)] * 2 + [()] * 2),  # ports in the same networks on every host, or not at all
-        ("xxyy", [(A, B)] * 2 + [(A, B._replace(network=12 << 32))] * 2),
-        ("xxyy", [(A, B._replace(speed=10))] * 4),
-        ("xxyy", [(A, B._replace(network=A.network))] * 4),
-    ],
-)
+@pytest.mark.parametrize("hosts, offers", [
+    ("xxxx", [(A, B)] * 4),  # nothing leaves the host
+    ("xyy", [(A, B)] * 3),  # a rank needs both
+    ("xxyy", [(A, B)] * 2 + [()] * 2),  # ports in the same networks on every host, or not at all
+    ("xxyy", [(A, B)] * 2 + [(A, B._replace(network=12 << 32))] * 2),
+    ("xxyy", [(A, B._replace(speed=10))] * 4),
+    ("xxyy", [(A, B._replace(network=A.network))] * 4),
+])  # fmt: skip
 def test_ucx_decides_where_turns_would_not_do(hosts: str, offers: list[tuple[Port, ...]]) -> None:
     assert assign(hosts, offers) == [""] * len(hosts)
 
 
-@pytest.mark.parametrize(
-    "hosts, offers, expected",
-    [
-        ("xxyy", [(A, B)] * 4, 2),
-        ("xy", [(A, B)] * 2, 2),  # a rank can use both
-        ("xxxx", [(A, B)] * 4, 1),  # nothing leaves the host
-        ("xxyy", [(A, B)] * 2 + [()] * 2, 1),
-        ("xy", [(A, B), (A, B._replace(speed=10))], 1),
-    ],
-)
+@pytest.mark.parametrize("hosts, offers, expected", [
+    ("xxyy", [(A, B)] * 4, 2),
+    ("xy", [(A, B)] * 2, 2),  # a rank can use both
+    ("xxxx", [(A, B)] * 4, 1),  # nothing leaves the host
+    ("xxyy", [(A, B)] * 2 + [()] * 2, 1),
+    ("xy", [(A, B), (A, B._replace(speed=10))], 1),
+])  # fmt: skip
 def test_transfers_are_spread_over_equal_ports(hosts: str, offers: list[tuple[Port, ...]], expected: int) -> None:
     assert rails(hosts, offers) == expected
 

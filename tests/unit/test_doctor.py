@@ -1,7 +1,5 @@
 """Every finding of the doctor, provoked: on recorded hosts, or by one fact that a healthy host has otherwise."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable
@@ -61,15 +59,9 @@ NETWORK = {
 
 #: What the kernel answers and no file says.
 ANSWERS = {
-    "kernel": "6.8.0-45-generic",
-    "memlock": -1,
-    "nofile": 1 << 20,
-    "shm": 64 << 30,
-    "cores": 16,
-    "clock_synchronised": True,
-    "denied": (),
-    "kernel_config": True,
-}
+    "kernel": "6.8.0-45-generic", "memlock": -1, "nofile": 1 << 20, "shm": 64 << 30, "cores": 16,
+    "clock_synchronised": True, "denied": (), "kernel_config": True,
+}  # fmt: skip
 
 
 def healthy(root: Path, make: Callable[[Path], Path] = nvidia_host, **changes: Any) -> Facts:
@@ -323,15 +315,12 @@ class Adding(World):
         return [value, self.others * (len(value) // 4)]
 
 
-@pytest.mark.parametrize(
-    "answers, others, same",
-    [
-        ([b"abcd", b"abcd"], b"abcd", True),
-        ([b"abcd", b"abcd"], b"abce", False),  # the other rank's replica differs in a bit
-        ([b"abcd", b"abce"], b"abcd", False),  # the same call gives something else the next time
-        ([b"abcd", b"abce"], b"abce", False),
-    ],
-)
+@pytest.mark.parametrize("answers, others, same", [
+    ([b"abcd", b"abcd"], b"abcd", True),
+    ([b"abcd", b"abcd"], b"abce", False),  # the other rank's replica differs in a bit
+    ([b"abcd", b"abce"], b"abcd", False),  # the same call gives something else the next time
+    ([b"abcd", b"abce"], b"abce", False),
+])  # fmt: skip
 def test_replicas_differ_in_a_bit(
     monkeypatch: pytest.MonkeyPatch, answers: list[bytes], others: bytes, same: bool
 ) -> None:

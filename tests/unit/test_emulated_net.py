@@ -38,16 +38,13 @@ def test_layout() -> None:
     assert "10.11.0.2 node1-eth1\n" in emulated_net.hosts_file(hosts)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ((0, 2, "1gbit", 1, "n"), "hosts=0"),
-        ((2, 0, "1gbit", 1, "n"), "slots=0"),
-        ((2, [1], "1gbit", 1, "n"), r"slots=\[1\]"),
-        ((2, 1, "1gbit", 9, "n"), "links=9"),
-        ((2, 1, "1gbit", 1, "n/1"), "prefix='n/1'"),
-    ],
-)
+@pytest.mark.parametrize(("arguments", "message"), [
+    ((0, 2, "1gbit", 1, "n"), "hosts=0"),
+    ((2, 0, "1gbit", 1, "n"), "slots=0"),
+    ((2, [1], "1gbit", 1, "n"), r"slots=\[1\]"),
+    ((2, 1, "1gbit", 9, "n"), "links=9"),
+    ((2, 1, "1gbit", 1, "n/1"), "prefix='n/1'"),
+])  # fmt: skip
 def test_layout_that_cannot_be(arguments: tuple[int, int, str, int, str], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         emulated_net.layout(*arguments)
@@ -77,13 +74,10 @@ def test_says_what_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "need root" in str(emulate.unavailable.__wrapped__())
 
 
-@pytest.mark.parametrize(
-    ("words", "host", "command"),
-    [
-        (["node1", "hostname"], "node1", "hostname"),
-        (["-x", "-o", "BatchMode=yes", "-p22", "me@node1", "A=1;", "prted", "--x"], "node1", "A=1; prted --x"),
-        (["node1"], "node1", ""),
-    ],
-)
+@pytest.mark.parametrize(("words", "host", "command"), [
+    (["node1", "hostname"], "node1", "hostname"),
+    (["-x", "-o", "BatchMode=yes", "-p22", "me@node1", "A=1;", "prted", "--x"], "node1", "A=1; prted --x"),
+    (["node1"], "node1", ""),
+])  # fmt: skip
 def test_ssh_command_line(words: list[str], host: str, command: str) -> None:
     assert emulated_node.parse_ssh(words) == (host, command)

@@ -17,21 +17,10 @@ from ucc_hetero import log as module
 from ucc_hetero.log import TRACE, configure, log, set_rank
 
 
-@pytest.mark.parametrize(
-    "text, value",
-    [
-        ("0", 0),
-        ("4096", 4096),
-        ("4K", 4096),
-        ("4k", 4096),
-        ("1M", 1 << 20),
-        ("1.5m", 3 << 19),
-        ("2GiB", 2 << 30),
-        ("1tb", 1 << 40),
-        ("8b", 8),
-        (" inf ", math.inf),
-    ],
-)
+@pytest.mark.parametrize("text, value", [
+    ("0", 0), ("4096", 4096), ("4K", 4096), ("4k", 4096), ("1M", 1 << 20), ("1.5m", 3 << 19), ("2GiB", 2 << 30),
+    ("1tb", 1 << 40), ("8b", 8), (" inf ", math.inf),
+])  # fmt: skip
 def test_sizes(text: str, value: float) -> None:
     assert env.parse_size(text) == value
 
@@ -42,42 +31,36 @@ def test_bad_sizes(text: str) -> None:
         env.parse_size(text)
 
 
-@pytest.mark.parametrize(
-    "name, text, value",
-    [
-        ("TIMEOUT", "2.5", 2.5),
-        ("TIMEOUT", "inf", math.inf),
-        ("WIRES", "auto", "auto"),
-        ("WIRES", "0", 0),
-        ("WIRE_SLOT", "16K", 16 << 10),
-        ("CHECK", "Yes", True),
-        ("CHECK", "0", False),
-        ("LOG_LEVEL", "DEBUG", "debug"),
-        ("LOG_SUBSYS", "plan, coll", ("plan", "coll")),
-        ("STAGING", "staged", "staged"),
-        ("EMULATE", "nvidia:2,amd:2", "nvidia:2,amd:2"),
-        ("TIMEOUT", "  ", 300.0),
-    ],
-)
+@pytest.mark.parametrize("name, text, value", [
+    ("TIMEOUT", "2.5", 2.5),
+    ("TIMEOUT", "inf", math.inf),
+    ("WIRES", "auto", "auto"),
+    ("WIRES", "0", 0),
+    ("WIRE_SLOT", "16K", 16 << 10),
+    ("CHECK", "Yes", True),
+    ("CHECK", "0", False),
+    ("LOG_LEVEL", "DEBUG", "debug"),
+    ("LOG_SUBSYS", "plan, coll", ("plan", "coll")),
+    ("STAGING", "staged", "staged"),
+    ("EMULATE", "nvidia:2,amd:2", "nvidia:2,amd:2"),
+    ("TIMEOUT", "  ", 300.0),
+])  # fmt: skip
 def test_get(name: str, text: str, value: Any) -> None:
     assert env.get(name, {"UCCH_" + name: text}) == value
 
 
-@pytest.mark.parametrize(
-    "name, text, message",
-    [
-        ("TIMEOUT", "soon", "UCCH_TIMEOUT: 'soon' is not a number of seconds"),
-        ("TIMEOUT", "0", "more than 0"),
-        ("WIRES", "17", "neither auto nor from 0 to 16"),
-        ("WIRES", "-1", "neither auto nor from 0 to 16"),
-        ("WIRE_SLOT", "15K", "not a multiple of 4K from 16K to 16M"),
-        ("WIRE_SLOT", "32M", "not a multiple of 4K from 16K to 16M"),
-        ("TIMEOUT", "nan", "more than 0"),
-        ("CHECK", "maybe", "UCCH_CHECK: 'maybe' is neither yes"),
-        ("LOG_LEVEL", "loud", "UCCH_LOG_LEVEL: 'loud' is not one of error, warn, info, debug, trace"),
-        ("LOG_SUBSYS", "plan,x", "UCCH_LOG_SUBSYS: 'x' is not one of"),
-    ],
-)
+@pytest.mark.parametrize("name, text, message", [
+    ("TIMEOUT", "soon", "UCCH_TIMEOUT: 'soon' is not a number of seconds"),
+    ("TIMEOUT", "0", "more than 0"),
+    ("WIRES", "17", "neither auto nor from 0 to 16"),
+    ("WIRES", "-1", "neither auto nor from 0 to 16"),
+    ("WIRE_SLOT", "15K", "not a multiple of 4K from 16K to 16M"),
+    ("WIRE_SLOT", "32M", "not a multiple of 4K from 16K to 16M"),
+    ("TIMEOUT", "nan", "more than 0"),
+    ("CHECK", "maybe", "UCCH_CHECK: 'maybe' is neither yes"),
+    ("LOG_LEVEL", "loud", "UCCH_LOG_LEVEL: 'loud' is not one of error, warn, info, debug, trace"),
+    ("LOG_SUBSYS", "plan,x", "UCCH_LOG_SUBSYS: 'x' is not one of"),
+])  # fmt: skip
 def test_bad_values_name_the_variable(name: str, text: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         env.get(name, {"UCCH_" + name: text})

@@ -1,7 +1,5 @@
 """The cluster file and the schedulers' words: what is read, and what is said of what cannot be."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -141,15 +139,11 @@ def test_hostfiles(tmp_path: Path) -> None:
 
 
 HET = {
-    "SLURM_JOB_ID": "7",
-    "SLURM_HET_SIZE": "2",
-    "SLURM_JOB_NODELIST_HET_GROUP_0": "h[1-2]",
-    "SLURM_TASKS_PER_NODE_HET_GROUP_0": "4(x2)",
-    "SLURM_JOB_PARTITION_HET_GROUP_0": "nvidia-h200",
-    "SLURM_JOB_NODELIST_HET_GROUP_1": "m1",
-    "SLURM_TASKS_PER_NODE_HET_GROUP_1": "8",
+    "SLURM_JOB_ID": "7", "SLURM_HET_SIZE": "2", "SLURM_JOB_NODELIST_HET_GROUP_0": "h[1-2]",
+    "SLURM_TASKS_PER_NODE_HET_GROUP_0": "4(x2)", "SLURM_JOB_PARTITION_HET_GROUP_0": "nvidia-h200",
+    "SLURM_JOB_NODELIST_HET_GROUP_1": "m1", "SLURM_TASKS_PER_NODE_HET_GROUP_1": "8",
     "SLURM_JOB_PARTITION_HET_GROUP_1": "amd",
-}
+}  # fmt: skip
 
 
 def test_slurm() -> None:

@@ -3,8 +3,6 @@
 # Command lines are compared whole.
 # ruff: noqa: E501
 
-from __future__ import annotations
-
 import os
 import sys
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """A rank's start on recorded hosts: device, processors, variables, container; and what its parent tells of its end."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import subprocess
@@ -70,23 +68,20 @@ def test_a_device_for_each_local_rank(tmp_path: Path) -> None:
     assert start(root).env["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
 
 
-@pytest.mark.parametrize(
-    ("environ", "expected"),
-    [
-        ({}, ["0", "1"]),
-        ({"ROCR_VISIBLE_DEVICES": "1"}, ["0"]),
-        ({"ROCR_VISIBLE_DEVICES": "1,0"}, ["0", "1"]),
-        ({"ROCR_VISIBLE_DEVICES": "1,0", "HIP_VISIBLE_DEVICES": "1"}, ["1"]),
-        ({"ROCR_VISIBLE_DEVICES": ""}, []),
-        ({"HIP_VISIBLE_DEVICES": "1,0,1"}, ["1", "0"]),
-        ({"HIP_VISIBLE_DEVICES": "", "CUDA_VISIBLE_DEVICES": "1"}, ["1"]),
-        ({"HIP_VISIBLE_DEVICES": "0", "CUDA_VISIBLE_DEVICES": "1"}, ["0"]),
-        ({"HIP_VISIBLE_DEVICES": "1,7,0"}, ["1"]),
-        ({"HIP_VISIBLE_DEVICES": "7,0"}, []),
-        ({"HIP_VISIBLE_DEVICES": "1, 0"}, ["1"]),
-        ({"HIP_VISIBLE_DEVICES": "GPU-5d3a,0"}, ["GPU-5d3a", "0"]),
-    ],
-)
+@pytest.mark.parametrize(("environ", "expected"), [
+    ({}, ["0", "1"]),
+    ({"ROCR_VISIBLE_DEVICES": "1"}, ["0"]),
+    ({"ROCR_VISIBLE_DEVICES": "1,0"}, ["0", "1"]),
+    ({"ROCR_VISIBLE_DEVICES": "1,0", "HIP_VISIBLE_DEVICES": "1"}, ["1"]),
+    ({"ROCR_VISIBLE_DEVICES": ""}, []),
+    ({"HIP_VISIBLE_DEVICES": "1,0,1"}, ["1", "0"]),
+    ({"HIP_VISIBLE_DEVICES": "", "CUDA_VISIBLE_DEVICES": "1"}, ["1"]),
+    ({"HIP_VISIBLE_DEVICES": "0", "CUDA_VISIBLE_DEVICES": "1"}, ["0"]),
+    ({"HIP_VISIBLE_DEVICES": "1,7,0"}, ["1"]),
+    ({"HIP_VISIBLE_DEVICES": "7,0"}, []),
+    ({"HIP_VISIBLE_DEVICES": "1, 0"}, ["1"]),
+    ({"HIP_VISIBLE_DEVICES": "GPU-5d3a,0"}, ["GPU-5d3a", "0"]),
+])  # fmt: skip
 def test_devices_that_amds_runtime_sees(tmp_path: Path, environ: dict[str, str], expected: list[str]) -> None:
     """HIP counts within what ROCR's list leaves, falls back to CUDA's and ends a list at the first bad number."""
     root = amd_host(tmp_path, gpus=2)
@@ -121,15 +116,12 @@ def test_partitions_of_a_device(tmp_path: Path, location: int) -> None:
     assert (found.pci, found.numa, found.memory, found.arch) == ("0000:26:00.0", 1, 192 << 30, "gfx942")
 
 
-@pytest.mark.parametrize(
-    ("env", "expected"),
-    [
-        (MPI, ("5", "8", "1")),
-        ({"PMI_RANK": "2", "PMI_SIZE": "4", "MPI_LOCALRANKID": "0"}, ("2", "4", "0")),
-        ({"SLURM_PROCID": "1", "PMIX_RANK": "3", "SLURM_NTASKS": "2", "SLURM_LOCALID": "1"}, ("3", "2", "1")),
-        ({}, ("0", "1", "0")),
-    ],
-)
+@pytest.mark.parametrize(("env", "expected"), [
+    (MPI, ("5", "8", "1")),
+    ({"PMI_RANK": "2", "PMI_SIZE": "4", "MPI_LOCALRANKID": "0"}, ("2", "4", "0")),
+    ({"SLURM_PROCID": "1", "PMIX_RANK": "3", "SLURM_NTASKS": "2", "SLURM_LOCALID": "1"}, ("3", "2", "1")),
+    ({}, ("0", "1", "0")),
+])  # fmt: skip
 def test_variables_of_torch(tmp_path: Path, env: dict[str, str], expected: tuple[str, str, str]) -> None:
     found = start(tmp_path, "--master", "a:29500", "--set", "A=b=c", env=env).env
     assert (found["RANK"], found["WORLD_SIZE"], found["LOCAL_RANK"]) == expected

@@ -4,8 +4,6 @@ With ``UCCH_TEST_CRDS=FOLDER``, where ``batch.volcano.sh_jobs.yaml`` and ``kubef
 projects publish them, also against those whole files.
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
@@ -158,14 +156,10 @@ def refusing(schema: Any) -> Any:
     return found
 
 
-@pytest.mark.parametrize(
-    ("file", "documents"),
-    [
-        ("batch.volcano.sh_jobs.yaml", k8s.volcano(MIXED, PROGRAM)),
-        ("kubeflow.org_mpijobs.yaml", k8s.mpijob(replace(MIXED, hosts=MIXED.hosts[:2]), PROGRAM)),
-    ],
-    ids=["volcano", "mpijob"],
-)
+@pytest.mark.parametrize(("file", "documents"), [
+    ("batch.volcano.sh_jobs.yaml", k8s.volcano(MIXED, PROGRAM)),
+    ("kubeflow.org_mpijobs.yaml", k8s.mpijob(replace(MIXED, hosts=MIXED.hosts[:2]), PROGRAM)),
+], ids=["volcano", "mpijob"])  # fmt: skip
 def test_the_published_definition(file: str, documents: list[dict[str, Any]]) -> None:
     folder = os.environ.get("UCCH_TEST_CRDS")
     if folder is None:
@@ -178,14 +172,11 @@ def test_the_published_definition(file: str, documents: list[dict[str, Any]]) ->
     jsonschema.validate(job, schema)
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"hosts": (Host("a", 1, "auto"),)}, "give the vendor of a"),
-        ({"vendors": {}}, "vendors.nvidia.image: is missing"),
-        ({"name": "My_Job"}, "name: 'My_Job' cannot be the name of pods"),
-    ],
-)
+@pytest.mark.parametrize(("changes", "message"), [
+    ({"hosts": (Host("a", 1, "auto"),)}, "give the vendor of a"),
+    ({"vendors": {}}, "vendors.nvidia.image: is missing"),
+    ({"name": "My_Job"}, "name: 'My_Job' cannot be the name of pods"),
+])  # fmt: skip
 def test_what_kubernetes_must_know(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ClusterError, match=message):
         k8s.volcano(replace(MIXED, **changes), PROGRAM)
@@ -246,13 +237,10 @@ def test_slurm() -> None:
 
 
 ALLOCATION = {
-    "SLURM_JOB_ID": "7",
-    "SLURM_HET_SIZE": "2",
-    "SLURM_JOB_NODELIST_HET_GROUP_0": "x[1-2]",
-    "SLURM_TASKS_PER_NODE_HET_GROUP_0": "8(x2)",
-    "SLURM_JOB_NODELIST_HET_GROUP_1": "y",
+    "SLURM_JOB_ID": "7", "SLURM_HET_SIZE": "2", "SLURM_JOB_NODELIST_HET_GROUP_0": "x[1-2]",
+    "SLURM_TASKS_PER_NODE_HET_GROUP_0": "8(x2)", "SLURM_JOB_NODELIST_HET_GROUP_1": "y",
     "SLURM_TASKS_PER_NODE_HET_GROUP_1": "4",
-}
+}  # fmt: skip
 
 
 def test_the_script_runs(tmp_path: Path) -> None:

@@ -1,7 +1,5 @@
 """Numbers of messages: what one side sends as the n-th the other expects as the n-th, whatever is between."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from hypothesis import given

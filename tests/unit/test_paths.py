@@ -27,39 +27,33 @@ FAR = rank("rocm", THERE, ("host", "rocm"))
 BOTH = ("host", "cuda", "rocm")
 
 
-@pytest.mark.parametrize(
-    "ranks, wanted, path",
-    [
-        ([CUDA, CUDA], "auto", "direct"),
-        ([CUDA, FAR], "auto", "direct"),  # each host has devices of one kind: the network reads both
-        ([CUDA, ROCM], "auto", "staged"),
-        ([CUDA, FAR, rank("cuda", THERE)], "auto", "staged"),
-        ([CUDA, rank("")], "auto", "direct"),
-        ([CUDA, rank("", moves=("host",))], "auto", "staged"),  # it could not receive from the other's device
-        ([CUDA, rank("", THERE, ("host",))], "auto", "direct"),
-        ([CUDA, rank("cuda", moves=("host",))], "auto", "staged"),
-        ([CUDA, ROCM], "direct", "direct"),
-        ([CUDA, CUDA], "staged", "staged"),
-    ],
-)
+@pytest.mark.parametrize("ranks, wanted, path", [
+    ([CUDA, CUDA], "auto", "direct"),
+    ([CUDA, FAR], "auto", "direct"),  # each host has devices of one kind: the network reads both
+    ([CUDA, ROCM], "auto", "staged"),
+    ([CUDA, FAR, rank("cuda", THERE)], "auto", "staged"),
+    ([CUDA, rank("")], "auto", "direct"),
+    ([CUDA, rank("", moves=("host",))], "auto", "staged"),  # it could not receive from the other's device
+    ([CUDA, rank("", THERE, ("host",))], "auto", "direct"),
+    ([CUDA, rank("cuda", moves=("host",))], "auto", "staged"),
+    ([CUDA, ROCM], "direct", "direct"),
+    ([CUDA, CUDA], "staged", "staged"),
+])  # fmt: skip
 def test_path(ranks: list[Facts], wanted: str, path: str) -> None:
     assert path_of(ranks, wanted) == path
 
 
-@pytest.mark.parametrize(
-    "ranks, wanted, paths",
-    [
-        ([rank("cuda", moves=BOTH), rank("rocm", moves=BOTH)], "auto", ("direct", "staged")),
-        ([CUDA, FAR], "auto", ("direct", "staged")),
-        ([CUDA, ROCM], "auto", ("staged",)),
-        ([CUDA, rank("", moves=("host",))], "auto", ("staged",)),
-        ([CUDA, rank("")], "auto", ("direct", "staged")),
-        ([CUDA, ROCM], "direct", ("direct",)),
-        ([CUDA, CUDA], "staged", ("staged",)),
-        ([CUDA, rank("cuda", moves=("host",))], "auto", ("staged",)),
-        ([rank(""), rank("")], "auto", ("direct",)),
-    ],
-)
+@pytest.mark.parametrize("ranks, wanted, paths", [
+    ([rank("cuda", moves=BOTH), rank("rocm", moves=BOTH)], "auto", ("direct", "staged")),
+    ([CUDA, FAR], "auto", ("direct", "staged")),
+    ([CUDA, ROCM], "auto", ("staged",)),
+    ([CUDA, rank("", moves=("host",))], "auto", ("staged",)),
+    ([CUDA, rank("")], "auto", ("direct", "staged")),
+    ([CUDA, ROCM], "direct", ("direct",)),
+    ([CUDA, CUDA], "staged", ("staged",)),
+    ([CUDA, rank("cuda", moves=("host",))], "auto", ("staged",)),
+    ([rank(""), rank("")], "auto", ("direct",)),
+])  # fmt: skip
 def test_paths_to_be_measured(ranks: list[Facts], wanted: str, paths: tuple[str, ...]) -> None:
     assert paths_of(ranks, wanted) == paths
 
@@ -87,20 +81,17 @@ def detours(everyone: list[Facts], path: str = "direct", *rules: PairRule, me: i
     return Detours(me, everyone, topology, Tuning(path=path, messages=rules))
 
 
-@pytest.mark.parametrize(
-    "everyone, path, detour, either",
-    [
-        ([CUDA, CUDA], "direct", False, True),
-        ([CUDA, FAR], "direct", False, True),
-        ([CUDA, FAR], "staged", True, True),
-        ([CUDA, ROCM], "staged", True, False),  # bridge and messages would open the same memory
-        ([rank("cuda", moves=("host",)), FAR], "direct", True, False),  # its own libucp cannot move it
-        ([CUDA, rank("cuda", THERE, moves=("host",))], "direct", False, False),  # the other's cannot
-        ([CUDA, NONE], "direct", False, True),
-        ([CUDA, rank("", moves=("host",))], "direct", False, False),
-        ([NONE, NONE], "direct", False, False),
-    ],
-)
+@pytest.mark.parametrize("everyone, path, detour, either", [
+    ([CUDA, CUDA], "direct", False, True),
+    ([CUDA, FAR], "direct", False, True),
+    ([CUDA, FAR], "staged", True, True),
+    ([CUDA, ROCM], "staged", True, False),  # bridge and messages would open the same memory
+    ([rank("cuda", moves=("host",)), FAR], "direct", True, False),  # its own libucp cannot move it
+    ([CUDA, rank("cuda", THERE, moves=("host",))], "direct", False, False),  # the other's cannot
+    ([CUDA, NONE], "direct", False, True),
+    ([CUDA, rank("", moves=("host",))], "direct", False, False),
+    ([NONE, NONE], "direct", False, False),
+])  # fmt: skip
 def test_without_measured_rules(everyone: list[Facts], path: str, detour: bool, either: bool) -> None:
     found = detours(everyone, path)
     assert found.wanted(1, 1 << 20) is detour

@@ -1,7 +1,5 @@
 """docs/performance.md is short and says what the committed results say, of which the page of all figures is made."""
 
-from __future__ import annotations
-
 import json
 import re
 import tarfile
@@ -50,15 +48,12 @@ def test_host_memory() -> None:
         assert cells == [f"{one['us']:.2f}" for one in measured[int(size)]["series"]], size
 
 
-@pytest.mark.parametrize(
-    ("heading", "column", "name", "other"),
-    [
-        ("GPUs of one vendor, one host", 1, "h200x4_train_one_vendor.json", "ucch"),
-        ("GPUs of one vendor, one host", 2, "h200x2_train_one_vendor.json", "ucch"),
-        ("GPUs of two vendors", 1, "h200x4_train_mixed.json", "mixed"),
-        ("GPUs of two vendors", 2, "h200x2_train_mixed.json", "mixed"),
-    ],
-)
+@pytest.mark.parametrize(("heading", "column", "name", "other"), [
+    ("GPUs of one vendor, one host", 1, "h200x4_train_one_vendor.json", "ucch"),
+    ("GPUs of one vendor, one host", 2, "h200x2_train_one_vendor.json", "ucch"),
+    ("GPUs of two vendors", 1, "h200x4_train_mixed.json", "mixed"),
+    ("GPUs of two vendors", 2, "h200x2_train_mixed.json", "mixed"),
+])  # fmt: skip
 def test_training(heading: str, column: int, name: str, other: str) -> None:
     found = result("h200.tar.xz", name)["backends"]
     keys = {"FSDP2": "fsdp2", "two pipeline stages × data parallel": "pp2 x dp"}

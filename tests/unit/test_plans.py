@@ -429,15 +429,9 @@ BOUNDS: dict[str, tuple[str, Bound]] = {
 
 #: Vendors and hosts of the ranks.
 PLACES = (
-    ("nnaa", "0000"),
-    ("nana", "0000"),
-    ("nnna", "0000"),
-    ("nnaah", "00000"),
-    ("nnnaaahh", "00001111"),
-    ("nahnahna", "00000000"),
-    ("hhhhhhhhh", "001122334"),
-    ("hhhhhhhhhhhhhhhh", "0011223344556677"),
-)
+    ("nnaa", "0000"), ("nana", "0000"), ("nnna", "0000"), ("nnaah", "00000"), ("nnnaaahh", "00001111"),
+    ("nahnahna", "00000000"), ("hhhhhhhhh", "001122334"), ("hhhhhhhhhhhhhhhh", "0011223344556677"),
+)  # fmt: skip
 VENDORS = {"n": "nvidia", "a": "amd", "h": "host"}
 
 

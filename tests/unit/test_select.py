@@ -37,22 +37,19 @@ def test_grammar() -> None:
     assert parse_tune("") == parse_tune(" # ") == ()
 
 
-@pytest.mark.parametrize(
-    "text, message",
-    [
-        ("allreduce:0-4k", "'allreduce:0-4k': no algorithm"),
-        ("0-4k:@flat", "no collective"),
-        ("allreduce:@flat#bcast:@nothing", "'bcast:@nothing': bcast has no @nothing; it has @"),
-        ("allreduce:4k-1k:@flat", "range '4k-1k' ends before it begins"),
-        ("allreduce:4q-8q:@flat", "'4q' is not a size"),
-        ("allreduce:cuda:@flat", "'cuda' is no collective, byte range, vendor"),
-        ("allreduce:@flat:@tree", "'@tree' gives the algorithm a second time"),
-        ("allreduce:@flat:fragments=0", "'fragments=0' should be a number from 1 to 1024"),
-        ("allreduce:@flat:path=magic", "'path=magic' should be path=direct, path=staged or path=window"),
-        ("allreduce:@", "'@' is no collective"),
-        ("scan:@split_rail", "scan has no @split_rail; it has @flat"),
-    ],
-)
+@pytest.mark.parametrize("text, message", [
+    ("allreduce:0-4k", "'allreduce:0-4k': no algorithm"),
+    ("0-4k:@flat", "no collective"),
+    ("allreduce:@flat#bcast:@nothing", "'bcast:@nothing': bcast has no @nothing; it has @"),
+    ("allreduce:4k-1k:@flat", "range '4k-1k' ends before it begins"),
+    ("allreduce:4q-8q:@flat", "'4q' is not a size"),
+    ("allreduce:cuda:@flat", "'cuda' is no collective, byte range, vendor"),
+    ("allreduce:@flat:@tree", "'@tree' gives the algorithm a second time"),
+    ("allreduce:@flat:fragments=0", "'fragments=0' should be a number from 1 to 1024"),
+    ("allreduce:@flat:path=magic", "'path=magic' should be path=direct, path=staged or path=window"),
+    ("allreduce:@", "'@' is no collective"),
+    ("scan:@split_rail", "scan has no @split_rail; it has @flat"),
+])  # fmt: skip
 def test_grammar_names_the_bad_part(text: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         parse_tune(text)
@@ -175,15 +172,12 @@ RULE = {"between": ["amd", "nvidia"], "near": True, "from": 0, "to": 8, "path": 
 LINKS = {"native": [1, 1], "bridge": [1, 1], "local": [1, 1], "hosts": []}
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        *({"format": 2}, {"topologies": 3}, {"format": None}, entry(rules=[{}])),
-        *(entry(messages=[{"between": ["amd"], "near": True}]), entry(messages=[RULE]), entry(weights=[1])),
-        *(entry(links={"native": [1, 2]}), entry(links=LINKS | {"local": [1, 0]})),
-        entry(links=LINKS | {"hosts": [[1, 1]]}),
-    ],
-)
+@pytest.mark.parametrize("change", [
+    *({"format": 2}, {"topologies": 3}, {"format": None}, entry(rules=[{}])),
+    *(entry(messages=[{"between": ["amd"], "near": True}]), entry(messages=[RULE]), entry(weights=[1])),
+    *(entry(links={"native": [1, 2]}), entry(links=LINKS | {"local": [1, 0]})),
+    entry(links=LINKS | {"hosts": [[1, 1]]}),
+])  # fmt: skip
 def test_bad_tables_are_refused(change: dict[str, object]) -> None:
     text = json.dumps({"format": 1, "topologies": {}} | change)
     with pytest.raises(ValueError, match="not a table of measured choices"):
@@ -255,15 +249,12 @@ def test_plans_are_kept() -> None:
     assert make_plan(TWO, call, Choice("tree")) is make_plan(TWO, Call("allreduce", 4, (100,)), Choice("tree"))
 
 
-@pytest.mark.parametrize(
-    "call, choice, message",
-    [
-        (Call("allreduce", 5, (1,)), Choice("flat"), "over 5 ranks on a topology of 4"),
-        (Call("allreduce", 4, (1,)), Choice("best"), "allreduce has no algorithm 'best'; it has"),
-        (Call("allreduce", 4, (1,)), Choice("flat", 0), "0 fragments"),
-        (Call("allreduce", 4, (-1,)), Choice("flat"), "cannot be negative"),
-    ],
-)
+@pytest.mark.parametrize("call, choice, message", [
+    (Call("allreduce", 5, (1,)), Choice("flat"), "over 5 ranks on a topology of 4"),
+    (Call("allreduce", 4, (1,)), Choice("best"), "allreduce has no algorithm 'best'; it has"),
+    (Call("allreduce", 4, (1,)), Choice("flat", 0), "0 fragments"),
+    (Call("allreduce", 4, (-1,)), Choice("flat"), "cannot be negative"),
+])  # fmt: skip
 def test_plans_refuse(call: Call, choice: Choice, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         make_plan(TWO, call, choice)

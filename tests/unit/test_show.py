@@ -61,15 +61,12 @@ def test_plan_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert "flat in 1 fragment, path direct (chosen by: command line)" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["plan", "allreduce", "1M"], "run it under mpirun, or give --vendors"),
-        (["plan", "allreduce", "1M", "--hosts", "2,2", "--run"], "start it under mpirun"),
-        (["plan", "allreduce", "1M", "--hosts", "2,2", "--algorithm", "magic"], "no algorithm 'magic'"),
-        (["plan", "allreduce", "1M", "--vendors", "nvidia:2", "--hosts", "2,2"], "places 2 ranks, but there are 4"),
-    ],
-)
+@pytest.mark.parametrize(("words", "message"), [
+    (["plan", "allreduce", "1M"], "run it under mpirun, or give --vendors"),
+    (["plan", "allreduce", "1M", "--hosts", "2,2", "--run"], "start it under mpirun"),
+    (["plan", "allreduce", "1M", "--hosts", "2,2", "--algorithm", "magic"], "no algorithm 'magic'"),
+    (["plan", "allreduce", "1M", "--vendors", "nvidia:2", "--hosts", "2,2"], "places 2 ranks, but there are 4"),
+])  # fmt: skip
 def test_plan_says_what_is_wrong(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(words) == 1
     assert message in capsys.readouterr().err

@@ -84,11 +84,8 @@ def buffers() -> str:
 
 
 TABLES: dict[str, Callable[[], str]] = {
-    "collectives": collectives,
-    "reductions": reductions,
-    "mpi4py": mpi4py,
-    "buffers": buffers,
-}
+    "collectives": collectives, "reductions": reductions, "mpi4py": mpi4py, "buffers": buffers,
+}  # fmt: skip
 
 
 def marked(name: str) -> re.Pattern[str]:

@@ -31,15 +31,12 @@ def test_one_island_is_flat() -> None:
     assert Topology.group(["host"] * 3, [4, 4, 4]).one_host
 
 
-@pytest.mark.parametrize(
-    "vendors, hosts, weights, text",
-    [
-        (["nvidia"], [0, 1], (), "1 vendors and 2 hosts"),
-        (["intel"], [0], (), "rank 0: vendor 'intel' is not one of host, nvidia, amd"),
-        (["amd"], [0], (0,), "weights"),
-        (["amd"], [0], (1, 1), "weights"),
-    ],
-)
+@pytest.mark.parametrize("vendors, hosts, weights, text", [
+    (["nvidia"], [0, 1], (), "1 vendors and 2 hosts"),
+    (["intel"], [0], (), "rank 0: vendor 'intel' is not one of host, nvidia, amd"),
+    (["amd"], [0], (0,), "weights"),
+    (["amd"], [0], (1, 1), "weights"),
+])  # fmt: skip
 def test_group_refuses(vendors: list[str], hosts: list[int], weights: tuple[int, ...], text: str) -> None:
     with pytest.raises(ValueError, match=text):
         Topology.group(vendors, hosts, weights)
@@ -134,19 +131,16 @@ def test_emulated_vendors() -> None:
     assert emulated_vendors(" nvidia:1, amd:1 ,nvidia:1", 3) == ["nvidia", "amd", "nvidia"]
 
 
-@pytest.mark.parametrize(
-    "spec, size, text",
-    [
-        ("nvidia:2,amd:2", 3, "places 4 ranks, but there are 3"),
-        ("nvidia:2,intel:2", 4, "vendor 'intel' in 'intel:2'"),
-        ("nvidia", 1, "'nvidia' should be vendor:ranks"),
-        ("nvidia:x", 1, "'nvidia:x' should be"),
-        ("nvidia:0", 0, "at least 1 rank"),
-        ("nvidia:-1", 1, "at least 1 rank"),
-        ("nvidia:2,", 2, "vendor ''"),
-        ("", 1, "vendor ''"),
-    ],
-)
+@pytest.mark.parametrize("spec, size, text", [
+    ("nvidia:2,amd:2", 3, "places 4 ranks, but there are 3"),
+    ("nvidia:2,intel:2", 4, "vendor 'intel' in 'intel:2'"),
+    ("nvidia", 1, "'nvidia' should be vendor:ranks"),
+    ("nvidia:x", 1, "'nvidia:x' should be"),
+    ("nvidia:0", 0, "at least 1 rank"),
+    ("nvidia:-1", 1, "at least 1 rank"),
+    ("nvidia:2,", 2, "vendor ''"),
+    ("", 1, "vendor ''"),
+])  # fmt: skip
 def test_emulated_vendors_refuses(spec: str, size: int, text: str) -> None:
     with pytest.raises(ValueError, match=text):
         emulated_vendors(spec, size)

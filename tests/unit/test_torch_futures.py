@@ -1,7 +1,5 @@
 """Futures of calls: what callbacks see, whoever publishes the result, and however late."""
 
-from __future__ import annotations
-
 import threading
 from types import SimpleNamespace
 from typing import Any

@@ -1,7 +1,5 @@
 """Buffers of messages on device memory: when they are copied, and when they are used again."""
 
-from __future__ import annotations
-
 import pytest
 
 pytest.importorskip("torch", reason="needs torch: pip install 'ucc-hetero[torch]'")

@@ -26,17 +26,10 @@ def test_distances(parity) -> None:
             parity.distance(one, two)
 
 
-@pytest.mark.parametrize(
-    ("dtype", "first", "worst", "tail", "good"),
-    [
-        ("fp32", 1e-7, 9e-6, 1e-6, True),
-        ("fp32", 2e-6, 9e-6, 1e-6, False),
-        ("fp32", 1e-7, 2e-5, 1e-6, False),
-        ("bf16", 5e-3, 9e-3, 9e-4, True),
-        ("bf16", 5e-3, 2e-2, 9e-4, False),
-        ("bf16", 5e-3, 9e-3, 2e-3, False),
-    ],
-)
+@pytest.mark.parametrize(("dtype", "first", "worst", "tail", "good"), [
+    ("fp32", 1e-7, 9e-6, 1e-6, True), ("fp32", 2e-6, 9e-6, 1e-6, False), ("fp32", 1e-7, 2e-5, 1e-6, False),
+    ("bf16", 5e-3, 9e-3, 9e-4, True), ("bf16", 5e-3, 2e-2, 9e-4, False), ("bf16", 5e-3, 9e-3, 2e-3, False),
+])  # fmt: skip
 def test_the_rule(parity, dtype: str, first: float, worst: float, tail: float, good: bool) -> None:
     assert parity.holds(parity.Distance(first, worst, tail), parity.RULES[dtype]) == good
 

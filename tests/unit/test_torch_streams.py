@@ -1,7 +1,5 @@
 """Calls on a device's tensors: what is asked of streams, and in which order; with streams that take notes."""
 
-from __future__ import annotations
-
 import threading
 from types import SimpleNamespace
 from typing import Any

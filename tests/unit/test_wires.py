@@ -18,16 +18,10 @@ def test_transports_of_devices_are_shut_out(users: str) -> None:
     assert set(users.removeprefix("^").split(",")) - {"", "all"} <= set(made[1:].split(","))
 
 
-@pytest.mark.parametrize(
-    "users, expected",
-    [
-        ("tcp,self,cuda_copy", "tcp,self"),
-        ("rc,cuda,sm", "rc"),
-        ("sm,self,rocm", "tcp,self"),
-        ("self", "tcp,self"),
-        ("rc_mlx5,tcp,posix,cma", "rc_mlx5,tcp"),
-    ],
-)
+@pytest.mark.parametrize("users, expected", [
+    ("tcp,self,cuda_copy", "tcp,self"), ("rc,cuda,sm", "rc"), ("sm,self,rocm", "tcp,self"), ("self", "tcp,self"),
+    ("rc_mlx5,tcp,posix,cma", "rc_mlx5,tcp"),
+])  # fmt: skip
 def test_a_list_of_the_users_keeps_its_networks(users: str, expected: str) -> None:
     assert wires.transports(users) == expected
 
