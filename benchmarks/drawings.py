@@ -12,6 +12,7 @@ import math
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from .options import BadUsage
@@ -102,10 +103,8 @@ def drawings(curves: Sequence[Curve], files: Sequence[tuple[str, Data]]) -> list
     styles = _styles(groups)
     found = []
     for figure in groups:
-        wide = figure.unit == "us"
-        found.append(
-            Drawing(figure.name, figure.title, (10.5 if wide else 6.2, 4.1), _curve_painter(figure, styles), figure)
-        )
+        size = 10.5 if figure.unit == "us" else 6.2, 4.1
+        found.append(Drawing(figure.name, figure.title, size, partial(_paint_curves, figure, styles), figure))
     for source, data in files:
         stem = source.rpartition(".")[0] or source
         if make := KINDS.get(str(data.get("benchmark"))):
@@ -113,7 +112,7 @@ def drawings(curves: Sequence[Curve], files: Sequence[tuple[str, Data]]) -> list
     planned = [(source, data) for source, data in files if _plans(data)]
     if planned:
         size = 9.0, 1.3 + 0.34 * sum(len(_plans(data)) for _, data in planned)
-        found.append(Drawing("plans", "which plan was chosen where", size, _plan_painter(planned)))
+        found.append(Drawing("plans", "which plan was chosen where", size, partial(_paint_plans, planned)))
     return found
 
 
@@ -167,18 +166,15 @@ def _series(label: str) -> str:
     return label.removesuffix("*").removesuffix(", blocking").removesuffix(", stream")
 
 
-def _curve_painter(figure: Figure, styles: dict[str, tuple[int, int]]) -> Callable[[Any], None]:
-    def paint(canvas: Any) -> None:
-        both = figure.unit == "us"
-        panels = canvas.subplots(1, 2 if both else 1, squeeze=False)[0]
-        _curves(panels[0], figure, styles, rate=False)
-        if both:
-            _curves(panels[1], figure, styles, rate=True)
-        handles, names = panels[0].get_legend_handles_labels()
-        columns = max(1, min(len(names), int(canvas.get_figwidth() * 11) // (max(map(len, names)) + 6)))
-        canvas.legend(handles, names, loc="outside lower center", ncols=columns, frameon=False, fontsize=8)
-
-    return paint
+def _paint_curves(figure: Figure, styles: dict[str, tuple[int, int]], canvas: Any) -> None:
+    both = figure.unit == "us"
+    panels = canvas.subplots(1, 2 if both else 1, squeeze=False)[0]
+    _curves(panels[0], figure, styles, rate=False)
+    if both:
+        _curves(panels[1], figure, styles, rate=True)
+    handles, names = panels[0].get_legend_handles_labels()
+    columns = max(1, min(len(names), int(canvas.get_figwidth() * 11) // (max(map(len, names)) + 6)))
+    canvas.legend(handles, names, loc="outside lower center", ncols=columns, frameon=False, fontsize=8)
 
 
 def _curves(axes: Any, figure: Figure, styles: dict[str, tuple[int, int]], rate: bool) -> None:
@@ -215,30 +211,27 @@ def _curves(axes: Any, figure: Figure, styles: dict[str, tuple[int, int]], rate:
 def _pairs(stem: str, data: Data) -> Drawing:
     side = min(2.2 + 0.55 * len(data["ranks"]), 12.0)
     title = f"bandwidth and latency of pairs, {data['backend']}"
-    return Drawing(file_name(f"pairs-{stem}"), title, (2 * side, side), _pairs_painter(data))
+    return Drawing(file_name(f"pairs-{stem}"), title, (2 * side, side), partial(_paint_pairs, data))
 
 
-def _pairs_painter(data: Data) -> Callable[[Any], None]:
-    def paint(canvas: Any) -> None:
-        panels = canvas.subplots(1, 2)
-        # Dark is good in both: much bandwidth, little latency.
-        for axes, (name, unit, scheme) in zip(
-            panels, (("bandwidth", "MB/s", "viridis_r"), ("latency", "µs", "viridis")), strict=True
-        ):
-            values = [[math.nan if v is None else v for v in row] for row in data[name]]
-            image = axes.imshow(values, cmap=scheme, vmin=0.0)
-            _cells(axes, values, image)
-            axes.set_title(f"{name} [{unit}]")
-            axes.set_xticks(range(len(values)), data["ranks"], rotation=45, ha="right")
-            axes.set_yticks(range(len(values)), data["ranks"])
-            axes.set_xlabel("to rank")
-            axes.set_ylabel("from rank")
-            axes.tick_params(length=0)
-            for side in axes.spines.values():
-                side.set_visible(False)
-            canvas.colorbar(image, ax=axes, shrink=0.8).outline.set_visible(False)
-
-    return paint
+def _paint_pairs(data: Data, canvas: Any) -> None:
+    panels = canvas.subplots(1, 2)
+    # Dark is good in both: much bandwidth, little latency.
+    for axes, (name, unit, scheme) in zip(
+        panels, (("bandwidth", "MB/s", "viridis_r"), ("latency", "µs", "viridis")), strict=True
+    ):
+        values = [[math.nan if v is None else v for v in row] for row in data[name]]
+        image = axes.imshow(values, cmap=scheme, vmin=0.0)
+        _cells(axes, values, image)
+        axes.set_title(f"{name} [{unit}]")
+        axes.set_xticks(range(len(values)), data["ranks"], rotation=45, ha="right")
+        axes.set_yticks(range(len(values)), data["ranks"])
+        axes.set_xlabel("to rank")
+        axes.set_ylabel("from rank")
+        axes.tick_params(length=0)
+        for side in axes.spines.values():
+            side.set_visible(False)
+        canvas.colorbar(image, ax=axes, shrink=0.8).outline.set_visible(False)
 
 
 def _cells(axes: Any, values: Sequence[Sequence[float]], image: Any) -> None:
@@ -265,27 +258,23 @@ def _plans(data: Data) -> dict[str, list[tuple[int, str]]]:
     return found
 
 
-def _plan_painter(files: Sequence[tuple[str, Data]]) -> Callable[[Any], None]:
+def _paint_plans(files: Sequence[tuple[str, Data]], canvas: Any) -> None:
     """A strip per benchmark: the algorithm of each size as a colour."""
-
-    def paint(canvas: Any) -> None:
-        axes = canvas.subplots()
-        strips = [(f"{what}\n{source}", rows) for source, data in files for what, rows in _plans(data).items()]
-        names = list(dict.fromkeys(plan.partition(" (")[0].partition(",")[0] for _, rows in strips for _, plan in rows))
-        for y, (_, rows) in enumerate(strips):
-            for size, plan in rows:
-                colour = COLOURS[names.index(plan.partition(" (")[0].partition(",")[0]) % len(COLOURS)]
-                axes.barh(y, size * 0.69, 0.7, left=size * 0.72, color=colour)
-        for i, name in enumerate(names):
-            axes.barh(0, 0, color=COLOURS[i % len(COLOURS)], label=name)
-        axes.set_xscale("log", base=2)
-        axes.xaxis.set_major_formatter(lambda value, _: short_size(value))
-        axes.set_yticks(range(len(strips)), [what for what, _ in strips], fontsize=8)
-        axes.set_ylim(len(strips) - 0.4, -0.6)
-        axes.set_xlabel("message size [bytes]")
-        canvas.legend(loc="outside lower center", ncols=6, frameon=False, fontsize=8)
-
-    return paint
+    axes = canvas.subplots()
+    strips = [(f"{what}\n{source}", rows) for source, data in files for what, rows in _plans(data).items()]
+    names = list(dict.fromkeys(plan.partition(" (")[0].partition(",")[0] for _, rows in strips for _, plan in rows))
+    for y, (_, rows) in enumerate(strips):
+        for size, plan in rows:
+            colour = COLOURS[names.index(plan.partition(" (")[0].partition(",")[0]) % len(COLOURS)]
+            axes.barh(y, size * 0.69, 0.7, left=size * 0.72, color=colour)
+    for i, name in enumerate(names):
+        axes.barh(0, 0, color=COLOURS[i % len(COLOURS)], label=name)
+    axes.set_xscale("log", base=2)
+    axes.xaxis.set_major_formatter(lambda value, _: short_size(value))
+    axes.set_yticks(range(len(strips)), [what for what, _ in strips], fontsize=8)
+    axes.set_ylim(len(strips) - 0.4, -0.6)
+    axes.set_xlabel("message size [bytes]")
+    canvas.legend(loc="outside lower center", ncols=6, frameon=False, fontsize=8)
 
 
 #: Drawings of whole files: benchmark -> what makes one of the file's stem and data.

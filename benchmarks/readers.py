@@ -12,7 +12,9 @@ from typing import Any
 from .files import FORMAT
 from .table import BENCHES
 
-__all__ = ["KINDS", "LIMIT", "Curve", "Point", "UnknownFile", "read", "read_all", "read_data"]
+__all__ = ["KINDS", "LIMIT", "Curve", "Point", "UnknownFile", "read", "read_all"]
+
+Data = dict[str, Any]
 
 #: Label of the curve of what the links allow.
 LIMIT = "limit"
@@ -20,9 +22,6 @@ LIMIT = "limit"
 
 class UnknownFile(ValueError):
     """A file that is none of the known formats; the message says what was expected."""
-
-
-Data = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +43,7 @@ class Curve:
     dtype: str
     source: str
     points: tuple[Point, ...]
-    facts: dict[str, Any] = field(default_factory=dict, compare=False, hash=False)
+    facts: Data = field(default_factory=dict, compare=False, hash=False)
 
     @property
     def key(self) -> tuple[str, str, str, str]:
@@ -60,15 +59,24 @@ class Curve:
 KINDS: list[tuple[Callable[[Data], bool], Callable[[Path, Data], list[Curve]]]] = []
 
 
-def read(path: str | Path) -> list[Curve]:
-    """The curves of a file. Raises UnknownFile, naming the file, where it cannot be read."""
-    path = Path(path)
+def _text(path: Path) -> str:
     try:
-        text = path.read_text(encoding="utf-8")
+        return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as why:
         raise UnknownFile(f"{path}: {why}") from why
-    if text.lstrip().startswith("{"):
-        curves = _read_json(path, text)
+
+
+def _data(path: Path, text: str) -> Data | None:
+    """Results of a JSON file, of whatever kind; None for other text."""
+    try:
+        return json.loads(text) if text.lstrip().startswith("{") else None
+    except ValueError as why:
+        raise UnknownFile(f"{path}: {why}") from why
+
+
+def _curves(path: Path, text: str, data: Data | None) -> list[Curve]:
+    if data is not None:
+        curves = _read_json(path, data)
     elif re.search(r"^# OSU MPI", text, re.M):
         curves = _read_osu(path, text)
     elif re.search(r"^#\s+size\s+count\s+type", text, re.M):
@@ -80,38 +88,47 @@ def read(path: str | Path) -> list[Curve]:
     return curves
 
 
-def read_data(path: str | Path) -> dict[str, Any] | None:
-    """Results of a JSON file, of whatever kind; None for text. Raises UnknownFile for broken files."""
+def read(path: str | Path) -> list[Curve]:
+    """The curves of a file. Raises UnknownFile, naming the file, where it cannot be read."""
     path = Path(path)
-    try:
-        text = path.read_text(encoding="utf-8")
-        data = json.loads(text) if text.lstrip().startswith("{") else None
-    except (OSError, ValueError) as why:
-        raise UnknownFile(f"{path}: {why}") from why
-    return data
+    text = _text(path)
+    return _curves(path, text, _data(path, text))
+
+
+def read_all(paths: Sequence[str | Path]) -> tuple[list[Curve], list[tuple[str, Data]]]:
+    """The curves of all files, in order, and name and data of the JSON files, which need not have any curves."""
+    curves: list[Curve] = []
+    files: list[tuple[str, Data]] = []
+    for path in map(Path, paths):
+        text = _text(path)
+        data = _data(path, text)
+        if data is not None:
+            files.append((path.name, data))
+        try:
+            curves += _curves(path, text, data)
+        except UnknownFile:
+            if data is None:
+                raise
+    return curves, files
 
 
 # --- our own ----------------------------------------------------------------------------------------------------------
 
 
-def _read_json(path: Path, text: str) -> list[Curve]:
-    try:
-        data = json.loads(text)
-    except json.JSONDecodeError as why:
-        raise UnknownFile(f"{path}: {why}") from why
+def _read_json(path: Path, data: Data) -> list[Curve]:
     for fits, curves in KINDS:
         if fits(data):
             return curves(path, data)
     if data.get("format") != FORMAT:
         raise UnknownFile(f"{path}: format {data.get('format')!r}; this version reads {FORMAT!r}")
-    facts = {name: data[name] for name in ("date", "machine", "versions", "source", "job", "command") if name in data}
-    facts |= {name: data[name] for name in ("plans", "figures") if data.get(name)}
+    names = ("date", "machine", "versions", "source", "job", "command", "plans", "figures")
+    facts: Data = {name: data[name] for name in names if data.get(name)}
     if data["benchmark"] == "compare":
         return _compare_curves(path, data, facts)
     return _benchmark_curves(path, data, facts) if data["benchmark"] in BENCHES else []
 
 
-def _compare_curves(path: Path, data: dict[str, Any], facts: dict[str, Any]) -> list[Curve]:
+def _compare_curves(path: Path, data: Data, facts: Data) -> list[Curve]:
     found: dict[str, list[Point]] = {}
     for row in data["rows"]:
         for series in row["series"]:
@@ -123,7 +140,7 @@ def _compare_curves(path: Path, data: dict[str, Any], facts: dict[str, Any]) -> 
     ]
 
 
-def _benchmark_curves(path: Path, data: dict[str, Any], facts: dict[str, Any]) -> list[Curve]:
+def _benchmark_curves(path: Path, data: Data, facts: Data) -> list[Curve]:
     found: dict[tuple[str, str, str], list[Point]] = {}
     for row in data["rows"]:
         if "size" not in row or "dtype" not in row:
@@ -212,16 +229,3 @@ def _read_nccl(path: Path, text: str) -> list[Curve]:
                 sides.setdefault((label, "GB/s", dtype), []).append(Point(int(words[0]), float(words[at + 2])))
     name = _nccl_name(text, path)
     return [Curve(name, label, unit, dtype, path.name, tuple(points)) for (label, unit, dtype), points in sides.items()]
-
-
-def read_all(paths: Sequence[str | Path]) -> list[Curve]:
-    """The curves of all files, in order; none of a JSON file whose results are not over message sizes."""
-    curves: list[Curve] = []
-    for path in paths:
-        data = read_data(path)
-        try:
-            curves += read(path)
-        except UnknownFile:
-            if data is None:
-                raise
-    return curves

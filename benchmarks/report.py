@@ -13,15 +13,14 @@ from pathlib import Path
 from .drawings import drawings, render
 from .options import BadUsage
 from .page import page
-from .readers import UnknownFile, read_all, read_data
+from .readers import UnknownFile, read_all
 
 __all__ = ["run"]
 
 
 def _html(paths: Sequence[str], folder: Path) -> str:
     """Write the page and the PNGs; returns what to say."""
-    curves = read_all(paths)
-    files = [(Path(path).name, data) for path in paths if (data := read_data(path)) is not None]
+    curves, files = read_all(paths)
     drawn = drawings(curves, files)
     os.makedirs(folder, exist_ok=True)
     for drawing in drawn:

@@ -13,12 +13,16 @@ import gc
 import sys
 import tracemalloc
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
 from time import process_time
 from typing import Any
 
 from bench_cluster import Test, limit
 
+from ucc_hetero.bench.drawings import Drawing, render
 from ucc_hetero.bench.files import origin, write_json
+from ucc_hetero.bench.options import BadUsage
 from ucc_hetero.planner import algorithms
 from ucc_hetero.planner.collectives import Call
 from ucc_hetero.planner.cost import Links, predicted_time
@@ -164,30 +168,19 @@ def curves(rows: Sequence[dict[str, Any]]) -> dict[str, list[tuple[int, float]]]
     return {name: sorted(of.items()) for name, of in out.items()}
 
 
-def _plot(rows: Sequence[dict[str, Any]], path: str) -> None:
-    """Planning time, and predicted time against the limit, over ranks, as a picture (needs the extra ``plot``)."""
-    try:
-        import matplotlib
-    except ImportError:
-        raise SystemExit("--plot needs matplotlib: pip install 'ucc-hetero[plot]'") from None
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, (left, right) = pyplot.subplots(1, 2, figsize=(11, 4.5), layout="constrained")
-    for name, points in curves(rows).items():
-        left.loglog(*zip(*points, strict=True), marker="o", label=name)
-    for name, points in curves(
-        [row | {"value": row["predicted"] / row["limit"]} for row in rows if "limit" in row]
-    ).items():
-        right.semilogx(*zip(*points, strict=True), marker="o", label=name)
-    left.set(xlabel="ranks", ylabel="ms", title="Planning from nothing, slowest placement")
-    right.set(xlabel="ranks", ylabel="predicted time / limit of the links", title="64 MiB, slowest placement")
-    for axes in (left, right):
-        axes.set_xscale("log", base=2)
+def _paint(rows: Sequence[dict[str, Any]], canvas: Any) -> None:
+    """Planning time, and predicted time against the limit, over ranks."""
+    ratios = [row | {"value": row["predicted"] / row["limit"]} for row in rows if "limit" in row]
+    titles = (
+        ("ms", "Planning from nothing, slowest placement"),
+        ("predicted time / limit of the links", "64 MiB, slowest placement"),
+    )
+    for axes, shown, (unit, title) in zip(canvas.subplots(1, 2), (rows, ratios), titles, strict=True):
+        for name, points in curves(shown).items():
+            axes.semilogx(*zip(*points, strict=True), base=2, marker="o", label=name)
+        axes.set(xlabel="ranks", ylabel=unit, title=title, yscale="log" if unit == "ms" else "linear")
         axes.grid(alpha=0.3)
         axes.legend(fontsize=8)
-    figure.savefig(path, dpi=110)
-    pyplot.close(figure)
 
 
 def _arguments(words: Sequence[str]) -> argparse.Namespace:
@@ -198,8 +191,7 @@ def _arguments(words: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--every", action="store_true", help="every algorithm, not only the one that is chosen")
     parser.add_argument("--plot", metavar="FILE", help="planning and predicted time over ranks, as a picture")
     parser.add_argument("--json", metavar="FILE", help="also write everything to this file")
-    found = parser.parse_args(list(words))
-    return found
+    return parser.parse_args(list(words))
 
 
 def main(words: Sequence[str]) -> int:
@@ -216,7 +208,11 @@ def main(words: Sequence[str]) -> int:
     print(f"# made before: choice {again['choose'] * 1e6:.2f} us, plan {again['make_plan'] * 1e6:.2f} us, ", end="")
     print(f"of which a Python call {again['nothing'] * 1e6:.2f} us each", flush=True)
     if arguments.plot:
-        _plot(rows, arguments.plot)
+        drawing, target = Drawing("planner", "", (11, 4.5), partial(_paint, rows)), Path(arguments.plot)
+        try:
+            target.write_bytes(render(drawing, target.suffix[1:]))
+        except BadUsage as why:
+            raise SystemExit(f"--plot: {why}") from None
     if arguments.json:
         command = ["python", "tools/bench_planner.py", *words]
         write_json(arguments.json, {**origin("planner", command), "rows": rows, "lookup": again})

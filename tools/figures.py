@@ -17,7 +17,8 @@ import shlex
 import sys
 import tarfile
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,7 @@ from ucc_hetero.bench import sheets as tables
 from ucc_hetero.bench.drawings import COLOURS, KNOWN, MARKS, Drawing, drawings, file_name, render
 from ucc_hetero.bench.options import BadUsage
 from ucc_hetero.bench.origins import origin, reproduce
-from ucc_hetero.bench.readers import LIMIT, Curve, Point, UnknownFile, read, read_data
+from ucc_hetero.bench.readers import LIMIT, Curve, Point, UnknownFile, read_all
 from ucc_hetero.bench.sheets import Sheet, number, sheets, short_size
 
 __all__ = ["chapters", "main", "performance", "topology_words", "write_page"]
@@ -45,20 +46,7 @@ class Chapter:
     def __init__(self, folder: Path, paths: Sequence[Path]) -> None:
         self.folder = folder
         self.heading, self.text = _readme(folder)
-        self.files: list[tuple[str, Data]] = []
-        self.texts: list[str] = []
-        curves = []
-        for path in paths:
-            data = read_data(path)
-            if data is not None:
-                self.files.append((path.name, data))
-            else:
-                self.texts.append(path.name)
-            try:
-                curves += read(path)
-            except UnknownFile:
-                if data is None:
-                    raise
+        curves, self.files = read_all(paths)
         self.drawings: list[Drawing] = drawings(curves, self.files)
 
     def image(self, drawing: Drawing) -> str:
@@ -310,54 +298,45 @@ def _cost(row: Data) -> str:
     return f"{1e6 * row['processor']:.1f}, {row['given'] + row['lost']:.1f}"
 
 
-def _cluster_painter(data: Data) -> Callable[[Any], None]:
+def _paint_cluster(data: Data, canvas: Any) -> None:
     """Bars of time over the limit, for each case and peer."""
-
-    def paint(canvas: Any) -> None:
-        axes = canvas.subplots()
-        rows = [(case["case"], row) for case in data["cases"] for row in case["rows"]]
-        names = list(dict.fromkeys(name for _, row in rows for name in row["median"]))
-        height = 0.8 / max(len(names), 1)
-        for i, name in enumerate(names):
-            at = [y - 0.4 + (i + 0.5) * height for y in range(len(rows))]
-            shown = [row["median"].get(name, math.nan) / row["limit"] for _, row in rows]
-            axes.barh(at, shown, height, color=COLOURS[KNOWN.get(name, 6) % len(COLOURS)], label=name)
-        axes.axvline(1.0, color="black", linestyle=(0, (4, 2)), linewidth=1.1, label=LIMIT)
-        axes.set_yticks(range(len(rows)), [f"{c}: {r['collective']} {short_size(r['nbytes'])}" for c, r in rows])
-        axes.set_ylim(len(rows) - 0.4, -0.6)
-        axes.set_xscale("log")
-        axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
-        axes.xaxis.set_minor_formatter(lambda value, _: f"{value:g}" if value < 10 and value == int(value) else "")
-        axes.set_xlabel("time / least time over these links")
-        axes.grid(True, axis="x", color="#dddddd", linewidth=0.6)
-        axes.set_axisbelow(True)
-        axes.set_xlim(left=0.8)
-        canvas.legend(loc="outside lower center", ncols=len(names) + 1, frameon=False, fontsize=8)
-
-    return paint
+    axes = canvas.subplots()
+    rows = [(case["case"], row) for case in data["cases"] for row in case["rows"]]
+    names = list(dict.fromkeys(name for _, row in rows for name in row["median"]))
+    height = 0.8 / max(len(names), 1)
+    for i, name in enumerate(names):
+        at = [y - 0.4 + (i + 0.5) * height for y in range(len(rows))]
+        shown = [row["median"].get(name, math.nan) / row["limit"] for _, row in rows]
+        axes.barh(at, shown, height, color=COLOURS[KNOWN.get(name, 6) % len(COLOURS)], label=name)
+    axes.axvline(1.0, color="black", linestyle=(0, (4, 2)), linewidth=1.1, label=LIMIT)
+    axes.set_yticks(range(len(rows)), [f"{c}: {r['collective']} {short_size(r['nbytes'])}" for c, r in rows])
+    axes.set_ylim(len(rows) - 0.4, -0.6)
+    axes.set_xscale("log")
+    axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
+    axes.xaxis.set_minor_formatter(lambda value, _: f"{value:g}" if value < 10 and value == int(value) else "")
+    axes.set_xlabel("time / least time over these links")
+    axes.grid(True, axis="x", color="#dddddd", linewidth=0.6)
+    axes.set_axisbelow(True)
+    axes.set_xlim(left=0.8)
+    canvas.legend(loc="outside lower center", ncols=len(names) + 1, frameon=False, fontsize=8)
 
 
-def _planner_painter(data: Data) -> Callable[[Any], None]:
-    def paint(canvas: Any) -> None:
-        axes = canvas.subplots()
-        slowest: dict[str, dict[int, float]] = {}
-        for row in data["rows"]:
-            of = slowest.setdefault(row["collective"], {})
-            of[row["ranks"]] = max(of.get(row["ranks"], 0.0), row["seconds"] * 1e3)
-        for i, (name, points) in enumerate(slowest.items()):
-            colour, mark = COLOURS[i % len(COLOURS)], MARKS[i // len(COLOURS)]
-            axes.loglog(
-                *zip(*sorted(points.items()), strict=True), color=colour, marker=mark, markersize=3.5, label=name
-            )
-        axes.set_xscale("log", base=2)
-        axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
-        axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
-        axes.set_xlabel("ranks")
-        axes.set_ylabel("planning from nothing [ms], slowest placement")
-        axes.grid(True, color="#dddddd", linewidth=0.6)
-        axes.legend(frameon=False, fontsize=8)
-
-    return paint
+def _paint_planner(data: Data, canvas: Any) -> None:
+    axes = canvas.subplots()
+    slowest: dict[str, dict[int, float]] = {}
+    for row in data["rows"]:
+        of = slowest.setdefault(row["collective"], {})
+        of[row["ranks"]] = max(of.get(row["ranks"], 0.0), row["seconds"] * 1e3)
+    for i, (name, points) in enumerate(slowest.items()):
+        colour, mark = COLOURS[i % len(COLOURS)], MARKS[i // len(COLOURS)]
+        axes.loglog(*zip(*sorted(points.items()), strict=True), color=colour, marker=mark, markersize=3.5, label=name)
+    axes.set_xscale("log", base=2)
+    axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
+    axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
+    axes.set_xlabel("ranks")
+    axes.set_ylabel("planning from nothing [ms], slowest placement")
+    axes.grid(True, color="#dddddd", linewidth=0.6)
+    axes.legend(frameon=False, fontsize=8)
 
 
 def _gpu_curves(path: Path, data: dict[str, Any]) -> list[Curve]:
@@ -385,11 +364,11 @@ def _gpu_file(data: Data) -> bool:
 
 def _cluster_drawing(stem: str, data: Data) -> Drawing:
     size = 9.0, 1.2 + 0.32 * sum(len(case["rows"]) for case in data["cases"])
-    return Drawing(file_name(f"cluster-{stem}"), "emulated clusters", size, _cluster_painter(data))
+    return Drawing(file_name(f"cluster-{stem}"), "emulated clusters", size, partial(_paint_cluster, data))
 
 
 def _planner_drawing(stem: str, data: Data) -> Drawing:
-    return Drawing(file_name(f"planner-{stem}"), "planning time", (6.5, 4.1), _planner_painter(data))
+    return Drawing(file_name(f"planner-{stem}"), "planning time", (6.5, 4.1), partial(_paint_planner, data))
 
 
 tables.KINDS += [

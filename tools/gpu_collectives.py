@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import argparse
 import ctypes
-import json
 import os
 import statistics
 import sys
@@ -25,7 +24,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-RANK = int(os.environ.get("OMPI_COMM_WORLD_RANK") or os.environ.get("PMI_RANK") or 0)
+from torch_job import RANK, about, write
 
 
 def arguments() -> argparse.Namespace:
@@ -317,15 +316,11 @@ def main() -> int:
     if comm.rank == 0:
         print(comm.plan_summary())
         if options.json:
-            about = {
-                "date": time.strftime("%Y-%m-%d"), "gpu": torch.cuda.get_device_name(), "ranks": comm.size,
-                "ucc": libraries.ucc_version, "ucx": libraries.ucx_version, "torch": torch.__version__,
-                "nccl": ".".join(map(str, torch.cuda.nccl.version())), "command": sys.argv,
-                "environment": {k: v for k, v in os.environ.items() if k.startswith(("UCC", "UCX_", "CUDA_MOD"))},
-                "topology": comm.topology.describe(), "wrong": everyone, "rows": rows,
+            found = {
+                **about(torch, comm.size), "ucc": libraries.ucc_version, "ucx": libraries.ucx_version,
+                "command": sys.argv, "topology": comm.topology.describe(), "wrong": everyone, "rows": rows,
             }  # fmt: skip
-            with open(options.json, "w") as file:
-                json.dump(about, file, indent=1)
+            write(options.json, found)
     comm.Free()
     return 1 if everyone else 0
 

@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
-from torch_job import RANK, about, begin, job, mixed_environment, write
+from torch_job import RANK, about, begin, job, mixed_environment, words_of, write
 
 
 def arguments() -> argparse.Namespace:
@@ -142,9 +142,8 @@ def main() -> int:
         return child(options)
     found = {}
     for case, ranks, environment in (("small", 2, {}), ("ddp", 4, mixed_environment(4, ""))):
-        names = "sizes models length batch rounds limit".split()
-        pairs = [word for name in names for word in (f"--{name}", str(getattr(options, name)))]
-        found[case] = job(__file__, ranks, ["--case", case, *pairs], environment, options.limit)
+        words = words_of(options, "sizes models length batch rounds limit")
+        found[case] = job(__file__, ranks, ["--case", case, *words], environment, options.limit)
         print(
             f"{'all_reduce, 2 ranks' if case == 'small' else 'DDP step, 2 + 2 ranks':24}{'ucch':>12}{'gloo':>12}   µs"
         )

@@ -5,6 +5,7 @@ A benchmark's script starts itself as every job; ``--child`` names the file that
 
 from __future__ import annotations
 
+import argparse
 import faulthandler
 import json
 import os
@@ -18,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-__all__ = ["RANK", "about", "begin", "find_examples", "job", "mixed_environment", "ratio", "write"]
+__all__ = ["RANK", "about", "begin", "find_examples", "job", "mixed_environment", "ratio", "words_of", "write"]
 
 ROOT = Path(__file__).resolve().parents[1]
 RANK = int(os.environ.get("OMPI_COMM_WORLD_RANK") or os.environ.get("PMI_RANK") or 0)
@@ -72,6 +73,11 @@ def job(
             ended = f"not done after {seconds:g} s" if status is None else f"status {status}"
             found["error"] = f"{ended}: " + "\n".join(log.read_text(errors="replace").splitlines()[-40:])
         return found
+
+
+def words_of(options: argparse.Namespace, names: str) -> list[str]:
+    """The options of these names, as words of a command line."""
+    return [word for name in names.split() for word in (f"--{name.replace('_', '-')}", str(getattr(options, name)))]
 
 
 def mixed_environment(ranks: int, amd: str) -> dict[str, str]:

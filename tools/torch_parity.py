@@ -26,7 +26,7 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from torch_job import RANK, about, begin, find_examples, job, mixed_environment, write
+from torch_job import RANK, about, begin, find_examples, job, mixed_environment, words_of, write
 
 #: Name -> Settings of examples/llm_job.py. The boundary between vendors lies inside every group of four ranks.
 WAYS: dict[str, dict[str, Any]] = {
@@ -188,8 +188,7 @@ def jobs_of(options: argparse.Namespace) -> dict[str, tuple[int, list[str], dict
 
 def run_all(options: argparse.Namespace) -> dict[str, Any]:
     """Results that each job left."""
-    names = "ranks model size dtype steps batch length rate limit".split()
-    common = [word for name in names for word in (f"--{name}", str(getattr(options, name)))]
+    common = words_of(options, "ranks model size dtype steps batch length rate limit")
 
     def one(name: str) -> tuple[str, dict[str, Any]]:
         ranks, more, environment = jobs[name]

@@ -21,7 +21,7 @@ import traceback
 from datetime import timedelta
 from typing import Any
 
-from torch_job import RANK, about, begin, job, mixed_environment, ratio, write
+from torch_job import RANK, about, begin, job, mixed_environment, ratio, words_of, write
 
 #: Name -> (Settings of examples/llm_job.py, shares of NCCL's tokens/s that the mixed and homogeneous jobs are to reach)
 WAYS: dict[str, tuple[dict[str, Any], float, float]] = {
@@ -138,13 +138,6 @@ def child(options: argparse.Namespace) -> int:
 # --- the run ----------------------------------------------------------------------------------------------------------
 
 
-def forwarded(options: argparse.Namespace, backend: str) -> list[str]:
-    """A job's command line."""
-    names = "ranks ways amd hip size dtype batch length steps rounds gloo_steps limit step_limit".split()
-    pairs = [(f"--{name.replace('_', '-')}", str(getattr(options, name))) for name in names]
-    return ["--backend", backend, *(word for pair in pairs for word in pair)]
-
-
 def table(found: dict[str, Any], options: argparse.Namespace) -> str:
     """Tokens/s of all backends, and what share of NCCL's (on the host: how many times Gloo's) they are."""
     lines = [f"{'':10}{'':8}" + "".join(f"{name:>12}" for name in found)]
@@ -172,11 +165,12 @@ def main() -> int:
     usual = [name for name in BACKENDS if name != "nccl" or gpus >= options.ranks]
     usual = [name for name in usual if name != "mixed" or not gpus or options.amd]
     backends = options.backends.split(",") if options.backends else usual
+    words = words_of(options, "ranks ways amd hip size dtype batch length steps rounds gloo_steps limit step_limit")
     found: dict[str, Any] = {}
     for backend in backends:
         print(f"# {backend}", file=sys.stderr, flush=True)
         environment = mixed_environment(options.ranks, options.amd) if backend == "mixed" else {}
-        found[backend] = job(__file__, options.ranks, forwarded(options, backend), environment, options.limit)
+        found[backend] = job(__file__, options.ranks, [*words, "--backend", backend], environment, options.limit)
         if options.json:
             write(options.json, {"command": sys.argv, "backends": found})
     print(table(found, options))

@@ -99,7 +99,7 @@ def stored(folder: Path) -> list[Path]:
 
 
 def test_curves_of_every_file(tmp_path: Path) -> None:
-    curves = {(c.source, c.label): c for c in read_all(stored(tmp_path))}
+    curves = {(c.source, c.label): c for c in read_all(stored(tmp_path))[0]}
     assert {source for source, _ in curves} == {f"{kind}.json" for kind in ("osu", "overlap", "compare", "gpu")}
     assert [p.value for p in curves["osu.json", "limit"].points] == [2.0, 8.0]
     assert curves["overlap.json", "ours overlap"].unit == "%"
@@ -113,7 +113,7 @@ def test_curves_of_every_file(tmp_path: Path) -> None:
 def test_everything_is_drawn(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib", reason="needs matplotlib: pip install 'ucc-hetero[plot]'")
     paths = stored(tmp_path)
-    found = drawings(read_all(paths), [(f"{kind}.json", data) for kind, data in SAMPLES.items()])
+    found = drawings(read_all(paths)[0], [(f"{kind}.json", data) for kind, data in SAMPLES.items()])
     assert [d.name for d in found] == [
         "allreduce-int8-latency", "iallreduce-int8-latency", "iallreduce-int8-overlap", "allreduce-float32-latency",
         "allreduce_on_4_GPU_1-float32-latency", "bcast_on_4_GPU_1-float32-latency", "pairs-pairs",
