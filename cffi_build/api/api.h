@@ -125,6 +125,7 @@ void ucch_worker_use(ucp_worker_h worker, int on);
 
 /* ---- message.c: messages that start when a stream has got somewhere ---- */
 int ucch_message_after(ucch_message *message, void *stream);
+int ucch_message_deliver(ucch_message *message, void *data, void *stream);
 
 /* ---- rendezvous.c: messages through windows, and what looks at messages before they are received ---- */
 int ucch_send_rendezvous(ucch_message *message, ucp_worker_h worker, ucp_ep_h ep, const void *data, size_t bytes,

@@ -65,6 +65,8 @@ typedef struct ucch_gate {
 void ucch_gate_reserve(void);
 int ucch_gate_enter(ucch_gate *gate, void *stream);
 int ucch_gate_hold(ucch_gate *gate, void *stream);
+int ucch_gate_promise_locked(ucch_gate *gate);
+int ucch_gate_wait(const ucch_gate *gate, void *stream);
 int ucch_gate_open_locked(ucch_gate *gate);
 void ucch_gate_leave_locked(ucch_gate *gate);
 int ucch_gate_due(const ucch_gate *gate);

@@ -106,16 +106,27 @@ int ucch_gate_enter(ucch_gate *g, void *stream) {
 /* Let the stream wait for the program's end: 1, or 0 where streams cannot wait for memory and the host has to. A word
  * serves all calls of its program: the stream waits until it has reached the call's ticket, and it only grows. */
 int ucch_gate_hold(ucch_gate *g, void *stream) {
-    const device_ops *ops = ucch_bound_ops();
+    if (!ucch_gate_promise_locked(g))
+        return 0;
+    if (!ucch_gate_wait(g, stream))
+        return 1;
+    ucch_gate_leave_locked(g);
+    return 0;
+}
+
+/* Promise to a stream that it will be told of the gate's end: whether there is a word for that. */
+int ucch_gate_promise_locked(ucch_gate *g) {
     if (take_word(&g->out))
         return 0;
-    uint32_t ticket = g->out.ticket + 1;
-    if (ops->stream_hold(stream, g->out.at, ticket))
-        return 0;
-    g->out.ticket = ticket;
+    g->out.ticket++;
     g->held = 1;
     held++;
     return 1;
+}
+
+/* Without the lock: let a stream wait for what was promised. 0, or a failure. */
+int ucch_gate_wait(const ucch_gate *g, void *stream) {
+    return ucch_device_fail(ucch_bound_ops()->stream_hold(stream, g->out.at, g->out.ticket), "a stream's wait");
 }
 
 /* 1 when the stream has reached the call, 0 when not yet, negative on failure. */

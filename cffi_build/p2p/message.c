@@ -153,10 +153,8 @@ int ucch_message_after(ucch_message *m, void *stream) {
         return UCCH_FAIL_DEVICE;
     if (m->op.state == UCCH_ACTIVE)
         return UCCH_FAIL_BUSY;
-    ucch_lock();
     int before = ucch_device_enter(), status = ucch_gate_enter(&m->gate, stream);
     ucch_device_leave(before);
-    ucch_unlock();
     return status;
 }
 
@@ -187,7 +185,7 @@ static int begin(ucch_message *m, ucp_worker_h worker, const ucch_start *start, 
         m->info = (ucp_tag_recv_info_t){start->tag, start->bytes};
     m->request = NULL;
     m->left = 0;
-    m->moved = 0;
+    m->moved = m->delivered = 0;
     ucch_op_begin_locked(&m->op, timeout);
     m->waits = m->gate.closed || has_elders(m);
     int status = 0;
@@ -292,6 +290,32 @@ int ucch_recv_matched(ucch_message *m, ucp_worker_h worker, void *buffer, size_t
     return status;
 }
 
+/* Whether a stream can have the message: it has come, or its end is promised to the stream, which is 2. */
+static int promise(ucch_message *m) {
+    ucch_lock();
+    int active = m->op.state == UCCH_ACTIVE, found = !active && m->op.state != UCCH_FAILED;
+    if (active && ucch_may_hold() && ucch_gate_promise_locked(&m->landed))
+        found = 2;
+    m->delivered = found != 0;
+    ucch_unlock();
+    return found;
+}
+
+/* Let `stream` wait for a message of another host that lands in pinned memory of ours, and copy it to `data`: all of
+ * the driver's part is queued here, so that no thread which a launch may keep waiting has to do with it. 1; 0 where the
+ * host has to wait for it; or a failure. */
+int ucch_message_deliver(ucch_message *m, void *data, void *stream) {
+    int before = ucch_device_enter(), found = promise(m), status = 0;
+    if (found == 2 && ucch_gate_wait(&m->landed, stream))
+        found = m->delivered = 0; /* nothing has been queued */
+    if (found)
+        status = ucch_device_fail(ucch_bound_ops()->copy(data, m->start.buffer, m->start.bytes, stream), "copy");
+    if (found && !status)
+        status = ucch_gate_enter(&m->landed, stream);
+    ucch_device_leave(before);
+    return status ? status : found != 0;
+}
+
 void ucch_message_info(ucch_message *m, uint64_t *sender_tag, size_t *bytes) {
     *sender_tag = m->info.sender_tag;
     *bytes = m->info.length;
@@ -310,7 +334,7 @@ int ucch_message_held(ucch_message *m) {
     int held = m->op.state == UCCH_ACTIVE || m->request != NULL;
     if (!held) {
         int before = ucch_device_enter();
-        held = (m->pipe && ucch_pipe_busy_locked(m->pipe)) || ucch_gate_due(&m->gate);
+        held = (m->pipe && ucch_pipe_busy_locked(m->pipe)) || ucch_gate_due(&m->gate) || ucch_gate_due(&m->landed);
         ucch_device_leave(before);
     }
     ucch_unlock();
@@ -359,8 +383,10 @@ void ucch_message_abandon_locked(ucch_message *m) {
 
 /* Ended first: a callback that cancelling sets off then finds nothing left to complete. */
 static void give_up_locked(ucch_op *op, int status) {
+    ucch_message *m = (ucch_message *)op;
     ucch_op_end_locked(op, status, -1, -1);
-    ucch_message_abandon_locked((ucch_message *)op);
+    ucch_gate_leave_locked(&m->landed);
+    ucch_message_abandon_locked(m);
 }
 
 static const ucch_op_kind kind = {UCCH_BY_WORKERS, advance_locked, check_locked, give_up_locked};
@@ -375,6 +401,7 @@ ucch_message *ucch_message_new(void) {
 void ucch_message_free(ucch_message *m) {
     ucch_pipe_free(m->pipe);
     ucch_gate_free(&m->gate);
+    ucch_gate_free(&m->landed);
     free(m);
 }
 

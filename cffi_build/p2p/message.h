@@ -48,6 +48,9 @@ struct ucch_message {
     int waits;
     ucch_gate gate;
     ucch_message *behind;
+    /* Of a receive into memory of ours that a stream is to copy to its place: its end, and that of the copy. */
+    int delivered;
+    ucch_gate landed;
 };
 
 /* request.c */

@@ -165,7 +165,7 @@ int ucch_rendezvous_pump_locked(ucch_message *m) {
 
 /* Whether the data came, or went, through a window. */
 int ucch_message_moved(ucch_message *m) {
-    return m->moved;
+    return m->moved || m->delivered;
 }
 
 /* ---- probing ---- */

@@ -15,6 +15,7 @@ void ucch_message_end_locked(ucch_message *m, int status) {
     if (m->pipe)
         ucch_pipe_over_locked(m->pipe);
     ucch_op_end_locked(&m->op, status, -1, -1);
+    ucch_gate_leave_locked(&m->landed);
 }
 
 void ucch_message_sent(void *request, ucs_status_t status, void *data) {

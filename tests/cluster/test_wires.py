@@ -12,6 +12,7 @@ import channel_failure_scripts
 import channel_life_scripts
 import channel_scripts
 import pytest
+import queued_scripts
 from device_scripts import FEW_QUEUES, OWN_QUEUES
 
 from ucc_hetero.launch.emulate import Cluster
@@ -126,6 +127,11 @@ with Communicator() as comm:
     assert late.stdout.count("by hosts") == 2 and "load kernels at their first launch" in late.stdout + late.stderr
     none = run(script, *PAIR, WITHOUT="-1", UCCH_CHANNEL_MEMORY="0")
     assert none.stdout.count("by hosts") == 2 and "UCCH_CHANNEL_MEMORY" in none.stdout + none.stderr
+
+
+@pytest.mark.parametrize("where", [PAIR, THREE], ids=["1+1", "1+1+1"])
+def test_streams_wait_for_messages(run: Callable[..., Any], where: tuple[str, int, int]) -> None:
+    assert run(queued_scripts.FAR, *where, **OWN_QUEUES).stdout.count("right") == where[1] * where[2]
 
 
 def test_sixteen_groups(run: Callable[..., Any]) -> None:

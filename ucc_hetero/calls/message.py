@@ -24,7 +24,20 @@ def source_and_tag(code: int) -> tuple[int, int]:
 class Transfer:
     """One message: its native side, the memory that it uses, and what to say of it."""
 
-    __slots__ = ("bounce", "buffer", "handle", "op", "original", "peer", "stream", "sync", "tag", "what", "window")
+    __slots__ = (
+        "bounce",
+        "buffer",
+        "delivered",
+        "handle",
+        "op",
+        "original",
+        "peer",
+        "stream",
+        "sync",
+        "tag",
+        "what",
+        "window",
+    )
 
     def __init__(
         self,
@@ -47,6 +60,8 @@ class Transfer:
         self.sync = False
         #: A send by way of shared pinned memory, which its receiver is told of.
         self.window = False
+        #: A receive from another host that a stream copies to its place, if one waits for it.
+        self.delivered = False
 
     def _staged(self) -> Buffer:
         if self.bounce is None:

@@ -44,7 +44,7 @@ _COMM_MASK = ((1 << 13) - 1) << (COMM_SHIFT - 1) | OWN
 #: Where a message is part of no stream of the caller's.
 _OURS = lib.ucch_stream_ours()
 
-#: Sends that ended for us (by timeout, by Ctrl-C) while libucp still reads their memory.
+#: Messages that ended for us while somebody uses their memory: libucp (after a timeout, or Ctrl-C), or a stream.
 _held: deque[Transfer] = deque()
 
 
@@ -89,15 +89,16 @@ class Arrays:
     def _look(self, array: Any, writable: bool) -> Buffer:
         return as_buffer(array, writable=writable, argument="buf", rank=self._rank, pointer_vendor=pointer_vendor)
 
-    def bounced(self, buffer: Buffer, peer: int) -> Bounce | None:
-        """Bounce buffer that moves a message's data by way of the host, where it must not or cannot go straight.
+    def bounced(self, buffer: Buffer, peer: int, *, in_stream: bool = False) -> Bounce | None:
+        """Bounce buffer that moves a message's data by way of the host, where it must not or cannot go straight;
+        ``in_stream`` as in :meth:`.Detours.wanted`.
 
         Every mistake about where the buffer lies raises here.
         """
         device = self._device
         if buffer.vendor == "host" or peer == self._null or not device.holds((("buf", buffer),)):
             return None
-        if not self.detours.wanted(peer, buffer.nbytes):
+        if not self.detours.wanted(peer, buffer.nbytes, in_stream=in_stream):
             return None
         spare = self.detours.arenas(peer)
         if spare not in self._bounces:
@@ -243,7 +244,7 @@ class Messages:
         self.usable()
         dest, tag = self.check("dest", dest, tag)
         source = self.arrays.bind(buf, dest, writable=False)
-        bounce = self.arrays.bounced(source, dest)
+        bounce = self.arrays.bounced(source, dest, in_stream=stream is not None)
         least = 1 if dest in self._near or (stream is not None and dest in self._queues) else LEAST
         window = bounce is not None and dest in self._windows and source.nbytes >= least and not copy
         what, at = "synchronous send" if sync else "send", self._stream(stream)
@@ -271,13 +272,14 @@ class Messages:
 
     def incoming(self, buf: Any, source: int, tag: int, *, stream: Any = None, taken: bool = False) -> Transfer:
         """A receive that has not begun; it may write to the buffer once ``stream`` gets there. ``taken``: what the
-        sender's stream will send is left to :meth:`take`."""
+        sender's stream will send, or what comes from another host, is left to :meth:`take`."""
         self.usable()
         source, tag = self.check("source", source, tag)
         target = self.arrays.bind(buf, source, writable=True)
-        bounce = self.arrays.bounced(target, source)
+        bounce = self.arrays.bounced(target, source, in_stream=taken or stream is not None)
         transfer = Transfer("receive", target, source, tag, bounce, self._stream(stream))
         self._in_place(transfer)
+        transfer.delivered = taken and bounce is not None and source >= 0 and source not in self._windows
         # What goes straight to a device comes from another host, and not through a window.
         if self._windows and (transfer.bounce is not None or target.vendor == "host"):
             into = transfer.buffer if transfer.bounce is None else target
@@ -295,7 +297,12 @@ class Messages:
         ended: as for any message, the request is waited for.
         """
         transfer: Any = request._keep
-        return bool(lib.ucch_message_take(transfer.handle, ffi.cast("void *", stream), early) == 1)
+        into = ffi.cast("void *", stream)
+        if transfer.delivered:
+            taken = lib.ucch_message_deliver(transfer.handle, ffi.cast("void *", transfer.original.ptr), into)
+        else:
+            taken = lib.ucch_message_take(transfer.handle, into, early)
+        return bool(taken == 1)
 
     def begin(self, transfer: Transfer, timeout: float) -> None:
         """Start a transfer; ``timeout`` seconds from now, 0 for none."""
@@ -426,6 +433,8 @@ class Messages:
     def _end_tracked(self, transfer: Transfer, state: int, status: Any) -> None:
         self.runner.track(-1)
         self._end(transfer, state, status)
+        if transfer.delivered and lib.ucch_message_held(transfer.handle):
+            _held.append(transfer)
 
     def _end(self, transfer: Transfer, state: int, status: Any) -> None:
         if transfer.peer == self.null:

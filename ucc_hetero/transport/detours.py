@@ -38,10 +38,15 @@ class Detours:
         self._always = self.usual == "staged" or not knows(everyone[rank])
         self._crowded = crowded_hosts(topology, everyone)
         self._free = env.get("STAGING") == "auto"
+        self._spread = len({facts.host.memory for facts in everyone}) > 1
         self.forced = ""
 
-    def wanted(self, peer: int, nbytes: int) -> bool:
-        """Whether a message of so many bytes with ``peer`` (negative: whoever it is) goes by way of the host."""
+    def wanted(self, peer: int, nbytes: int, *, in_stream: bool = False) -> bool:
+        """Whether a message of so many bytes with ``peer`` (negative: whoever it is) goes by way of the host.
+
+        ``in_stream``: it is part of a stream's work. Between hosts the stream then does all copies itself: libucp would
+        do them in a thread which must not wait for whoever launches kernels.
+        """
         if self.arenas(peer):
             return True
         if peer >= 0 and (self._rules or self.forced) and self.either(self._rank, peer):
@@ -49,6 +54,8 @@ class Detours:
             if path:
                 return path == "staged"
         here = self._host(self._rank)
+        if in_stream and self._free and (self._spread if peer < 0 else self._host(peer) != here):
+            return True
         return self._always or (here in self._crowded and (peer < 0 or self._host(peer) == here))
 
     def arenas(self, peer: int) -> bool:

@@ -286,6 +286,87 @@ assert time.monotonic() - began < 100
 print("right")
 """
 
+#: Between hosts: streams wait for messages that nobody has sent yet, and no host has a part in their copies.
+FAR = COMMON + HELPERS
+FAR += """
+with Communicator() as comm:
+    p, r = comm.size, comm.rank
+    right, left = (r + 1) % p, (r - 1) % p
+    gpu = runtime()
+    gpu.use(comm._run.members.place.device)
+    (outof, first), (into, second) = held(gpu), held(gpu)
+    write(second, 1)
+    wanted = [(tag, n) for tag, n in enumerate([LONG, 1, 40000, 5 * LONG, LONG + 1]) for _ in range(2)]
+    for turn in range(3):
+        coming = []
+        for tag, n in wanted:
+            y = Array(n).set(-1)
+            request = receive(comm, y, left, tag)
+            if not turn:
+                assert Messages.take(request, into.handle, early=True)
+                y.scale(into, 2.0)  # behind the message
+            coming.append((tag, request, y))
+        comm.mpi.Barrier()
+        sends = []
+        for k, (tag, n) in reversed([*enumerate(wanted)]):  # in another order than expected
+            x = Array(n)
+            x.fill(outof, 100.0 * turn + 10 * tag + r)
+            sends.append((comm.Isend(x, right, tag, stream=outof), x))
+        if not turn:
+            time.sleep(0.05)
+            assert not any(request.Test() for _, request, _ in coming)
+            comm.mpi.Barrier()
+            write(first, 1)
+        for tag, request, y in coming:
+            if turn == 1:  # it may have come before a stream asks for it
+                assert Messages.take(request, into.handle)
+            if turn == 2:  # to no stream
+                request.Wait()
+            right_data = (1 if turn else 2) * (100 * turn + 10 * tag + left)
+            sure(request, (y.copied(into) == right_data).all(), turn, tag, y.peek[:3])
+            request.Wait()
+        [send.Wait() for send, _ in sends]
+    # From the host's memory; too long for its room: an error, and the stream goes on.
+    y = Array(LONG).set(-1)
+    request = receive(comm, y, left, 20)
+    assert Messages.take(request, into.handle, early=True)
+    comm.Send(np.full(LONG, r, np.float32), right, 20)
+    sure(request, (y.copied(into) == left).all())
+    request.Wait()
+    request = receive(comm, Array(100), left, 21)
+    assert Messages.take(request, into.handle, early=True)
+    send = comm.Isend(Array(LONG).set(r), right, 21, stream=outof)
+    y.copied(into)
+    with pytest.raises(TruncationError):
+        request.Wait()
+    send.Wait()
+    # Never sent.
+    request, failures = receive(comm, y, left, 24), lib.ucch_failures()
+    assert Messages.take(request, into.handle, early=True)
+    hurry(request)
+    y.copied(into)
+    assert lib.ucch_failures() == failures + 1, "before the stream goes on"
+    with pytest.raises(CollectiveTimeout, match="timeout"):
+        request.Wait()
+    comm.mpi.Barrier()
+    # Memory that a stream has still to copy from is nobody else's.
+    stream, word = held(gpu)
+    y, z, x = Array(LONG).set(-1), Array(LONG).set(-1), Array(LONG).set(r)
+    request = receive(comm, y, left, 25)
+    assert Messages.take(request, stream.handle, early=True)
+    comm.Send(x, right, 25)
+    request.Wait()
+    del request
+    comm.Sendrecv(x.set(-5), right, 26, z, left, 26, stream=into)
+    request = receive(comm, z.set(-1), left, 27)
+    comm.Send(x, right, 27)
+    request.Wait()
+    write(word, 1)
+    assert (y.copied(stream) == left).all() and (z.peek == -5).all()
+    comm.mpi.Barrier()
+print("right")
+"""
+
 #: Many groups with calls of their own, and then short messages both ways. Streams that are full keep hosts from the
 #: devices, so that what a stream waits for must not need a host.
 GROUPS = COMMON + HELPERS
