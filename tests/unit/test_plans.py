@@ -25,7 +25,16 @@ from plan_cases import (
 
 from ucc_hetero.planner import algorithms
 from ucc_hetero.planner.algorithms import alltoall
-from ucc_hetero.planner.algorithms.division import MOST_RAILS, merge, owned_blocks, rounds, segments
+from ucc_hetero.planner.algorithms.division import (
+    MOST_RAILS,
+    Division,
+    Segment,
+    divisions,
+    merge,
+    owned_blocks,
+    refine,
+    rounds,
+)
 from ucc_hetero.planner.algorithms.parts import each, link
 from ucc_hetero.planner.algorithms.registry import GRAIN, Piece, Scratch, cut_at
 from ucc_hetero.planner.collectives import ROWS, Block, Call, Shape
@@ -336,6 +345,12 @@ def runs(draw: st.DrawFn) -> list[Block]:
         out.append(Block(at + gap, count))
         at += gap + count
     return out
+
+
+def segments(topology: Topology, blocks: list[Block], fixed: dict[int, Division] | None = None) -> list[Segment]:
+    """Runs as the islands divide them."""
+    total = sum(block.count for block in blocks)
+    return refine(merge(blocks), divisions(topology, topology.islands, total, fixed))
 
 
 @given(topology=st.one_of(topologies(), many_islands()), blocks=runs())

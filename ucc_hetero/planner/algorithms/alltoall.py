@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from ucc_hetero.planner.algorithms import fitness
 from ucc_hetero.planner.algorithms.division import merge
-from ucc_hetero.planner.algorithms.parts import Aside, copy, each, message, region, stages
+from ucc_hetero.planner.algorithms.parts import Aside, adjacent, copies, copy, each, message, region, stages
 from ucc_hetero.planner.algorithms.registry import Case, Piece, Stages, algorithm
 from ucc_hetero.planner.collectives import Block, Call, Shape
 from ucc_hetero.planner.plan import Blocks, Operand, Region, Step, regions
@@ -30,15 +30,8 @@ class _Bundle(NamedTuple):
 
     sender: int
     at: Region
+    #: Elements for each rank of the island, one after the other.
     counts: list[int]
-
-    def regions(self) -> list[Block]:
-        """The part of each rank of the island, one after the other."""
-        out, at = [], self.at.offset
-        for n in self.counts:
-            out.append(Block(at, n))
-            at += n
-        return out
 
 
 def suits(case: Case, level: int) -> int:
@@ -155,10 +148,7 @@ def _send(
     pack: list[Step] = []
     if len(runs) > 1:
         src = piece.tmp(sender, total)
-        at = src.offset
-        for run in runs:
-            pack += copy(sender, region("send", run), Region("tmp", at, run.count))
-            at += run.count
+        pack += copies(sender, "send", runs, "tmp", adjacent(src.offset, [run.count for run in runs]))
     else:
         src = region("send", runs[0]) if runs else Region("tmp", 0, 0)
     dst = region("recv", piece.cut(shape.recv(to, sender))) if island.size == 1 else piece.tmp(to, total)
@@ -183,7 +173,7 @@ def _hand_out(island: Island, held: Sequence[Sequence[_Bundle]], shape: Shape, p
 def _bundled(bundles: Sequence[_Bundle | None], i: int) -> Operand:
     """The part of its bundle that the i-th rank of an island hands out."""
     bundle = bundles[i]
-    return each("tmp", bundle.regions() if bundle else [Block(0, 0)] * len(bundles))
+    return each("tmp", adjacent(bundle.at.offset, bundle.counts) if bundle else [Block(0, 0)] * len(bundles))
 
 
 def _handed(island: Island, bundles: Sequence[_Bundle | None], shape: Shape, piece: Piece, i: int) -> Operand:

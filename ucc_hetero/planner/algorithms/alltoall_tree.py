@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import accumulate
 
 from ucc_hetero.planner.algorithms import fitness
 from ucc_hetero.planner.algorithms.alltoall import suits
 from ucc_hetero.planner.algorithms.division import merge
-from ucc_hetero.planner.algorithms.parts import Aside, copy, only, region, stages, step
+from ucc_hetero.planner.algorithms.parts import Aside, adjacent, copies, copy, only, region, stages, step
 from ucc_hetero.planner.algorithms.registry import Piece, Stages, algorithm
 from ucc_hetero.planner.collectives import Block, Call, Shape
 from ucc_hetero.planner.plan import Region, Step
@@ -39,7 +38,7 @@ class _Leader:
 
     def _take(self, counts: Sequence[int]) -> list[Region]:
         at = self.piece.tmp(self.rank, sum(counts)).offset if self.piece.wants((self.rank,)) else 0
-        return [Region("tmp", at + end - n, n) for n, end in zip(counts, accumulate(counts), strict=True)]
+        return [region("tmp", block) for block in adjacent(at, counts)]
 
     def gather(self) -> list[Step]:
         """Everybody's ``send`` comes to the leader."""
@@ -65,12 +64,13 @@ class _Leader:
         """Data for each other island, sender by sender, one after the other."""
         out: list[Step] = []
         for other, bundle in zip(self.topology.islands, self.leaving, strict=True):
-            at = bundle.offset
-            for rank, held in zip(self.island.ranks, self.gathered, strict=True) if bundle.count else ():
-                for run in merge(self.shape.send(rank, peer) for peer in other.ranks):
-                    src = Region("tmp", held.offset + run.offset, run.count)
-                    out += copy(self.rank, src, Region("tmp", at, run.count))
-                    at += run.count
+            runs = [
+                Block(held.offset + run.offset, run.count)
+                for rank, held in zip(self.island.ranks, self.gathered, strict=True)
+                if bundle.count
+                for run in merge(self.shape.send(rank, peer) for peer in other.ranks)
+            ]
+            out += copies(self.rank, "tmp", runs, "tmp", adjacent(bundle.offset, [run.count for run in runs]))
         return out
 
     def unpack(self) -> list[Step]:

@@ -30,7 +30,6 @@ __all__ = [
     "owned_blocks",
     "refine",
     "rounds",
-    "segments",
 ]
 
 #: How a group divides a piece: (virtual end, owner), ascending; virtual = counted along the runs from 0.
@@ -101,21 +100,6 @@ def divisions(
         division if i in fixed else [(grid[round(end * cells / total)], rank) for end, rank in division]
         for i, division in enumerate(whole)
     ]
-
-
-def segments(
-    topology: Topology,
-    runs: Iterable[Block],
-    fixed: dict[int, Division] | None = None,
-    groups: Sequence[Members] = (),
-) -> list[Segment]:
-    """The common refinement of the divisions of ``runs`` by groups, which are the islands unless given.
-
-    ``fixed`` gives the division of groups where the owners are not free (the ranks that hold or need the blocks).
-    """
-    runs = merge(runs)
-    total = sum(run.count for run in runs)
-    return refine(runs, divisions(topology, groups or topology.islands, total, fixed)) if total else []
 
 
 def refine(runs: Sequence[Block], whole: Sequence[Division]) -> list[Segment]:

@@ -1,18 +1,66 @@
-"""gather and gatherv: the root gets the blocks of all ranks."""
+"""gather(v) and scatter(v): the root gets the blocks of all ranks, or gives every rank its block.
+
+A scatter is a gather backwards: its steps are those of a gather, mirrored.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import NamedTuple
+
 from ucc_hetero.planner.algorithms import fitness
 from ucc_hetero.planner.algorithms.division import group_blocks, merge
-from ucc_hetero.planner.algorithms.parts import Aside, copy, each, message, only, region, shifted, stages
+from ucc_hetero.planner.algorithms.parts import (
+    Aside,
+    adjacent,
+    copies,
+    copy,
+    each,
+    message,
+    only,
+    region,
+    shifted,
+    stages,
+)
 from ucc_hetero.planner.algorithms.registry import Piece, Stages, algorithm
 from ucc_hetero.planner.collectives import Block, Call, Shape
-from ucc_hetero.planner.plan import Region, Step
+from ucc_hetero.planner.plan import Operand, Region, Step
 from ucc_hetero.planner.topology import Island, Topology
 
 __all__: list[str] = []
 
-_BOTH = ("gather", "gatherv")
+_GATHERS, _SCATTERS = ("gather", "gatherv"), ("scatter", "scatterv")
+
+_BACKWARDS = {"gather": "scatter", "send": "recv", "recv": "send"}
+
+
+def _mirrored(steps: Iterable[Step]) -> list[Step]:
+    """Steps that bring back what gathers, messages and copies bring, from ``recv`` to ``send``."""
+    out = []
+    for step in steps:
+        way = -1 if step.kind == "message" else 1  # from its receiver to its sender
+        src, dst = (tuple([_seen(operand) for operand in side[::way]]) for side in (step.dst, step.src))
+        out.append(Step(_BACKWARDS.get(step.kind, step.kind), step.ranks[::way], step.link, src, dst, step.root))
+    return out
+
+
+def _seen(operand: Operand) -> Operand:
+    """An operand in the other buffer."""
+    if operand is None:
+        return None
+    if isinstance(operand, tuple):
+        return tuple([replace(part, buffer=_BACKWARDS.get(part.buffer, part.buffer)) for part in operand])
+    return replace(operand, buffer=_BACKWARDS.get(operand.buffer, operand.buffer))
+
+
+class _Gathered(NamedTuple):
+    """Steps of a gather: in the root's island, in the others, from these to the root, and there to their places."""
+
+    home: list[Step]
+    inside: list[Step]
+    across: list[Step]
+    unpack: Aside
 
 
 def _home(topology: Topology, call: Call, shape: Shape, piece: Piece) -> list[Step]:
@@ -21,8 +69,7 @@ def _home(topology: Topology, call: Call, shape: Shape, piece: Piece) -> list[St
     if not piece.wants(island.ranks):
         return []
     blocks = group_blocks(island, shape, piece)
-    own = shifted("send", lambda rank: shape.own(rank).offset)
-    src = tuple(own(rank, block) for rank, block in zip(island.ranks, blocks, strict=True))
+    src = _own(island, blocks, shape)
     if island.size == 1:
         return copy(call.root, src[0], region("recv", blocks[0]))
     if not any(block.count for block in blocks):
@@ -31,16 +78,15 @@ def _home(topology: Topology, call: Call, shape: Shape, piece: Piece) -> list[St
     return [Step("gather", island.ranks, "native", src, only(i, island.size, each("recv", blocks)), i)]
 
 
-@algorithm(_BOTH, "tree", suits=fitness.tree)
-def tree(topology: Topology, call: Call, piece: Piece) -> Stages:
-    """Gather to a leader in each island, one message from each leader to the root, which puts the blocks in place.
+def _own(island: Island, blocks: list[Block], shape: Shape) -> tuple[Region, ...]:
+    """An island's blocks at their ranks."""
+    own = shifted("send", lambda rank: shape.own(rank).offset)
+    return tuple([own(rank, block) for rank, block in zip(island.ranks, blocks, strict=True)])
 
-    Stages: 2, and a third of copies where an island's ranks are not consecutive. Every block crosses the bridge once.
-    """
+
+def _by_leaders(topology: Topology, call: Call, piece: Piece) -> _Gathered:
     shape = Shape(call)
-    inside = _home(topology, call, shape, piece)
-    across: list[Step] = []
-    unpack = Aside()
+    out = _Gathered(_home(topology, call, shape, piece), [], [], Aside())
     for island in topology.islands:
         if not piece.wants((call.root, *island.ranks)):
             continue
@@ -48,35 +94,46 @@ def tree(topology: Topology, call: Call, piece: Piece) -> Stages:
         total = sum(block.count for block in blocks)
         if island.index == topology.island_of[call.root] or not total:
             continue
-        inside += (packed := _pack(island, blocks, total, shape, piece))[0]
+        src = _own(island, blocks, shape)
+        held, leader = src[0], island.ranks[0]
+        if island.size > 1:
+            held = piece.tmp(leader, total)
+            to = only(0, island.size, each("tmp", adjacent(held.offset, [block.count for block in blocks])))
+            if piece.wants(island.ranks):
+                out.inside.append(Step("gather", island.ranks, "native", src, to, 0))
         runs = merge(blocks)
-        to = region("recv", runs[0]) if len(runs) == 1 else piece.tmp(call.root, total)
-        if piece.wants((island.ranks[0], call.root)):
-            across += message(topology, island.ranks[0], call.root, packed[1], to)
-        at = to.offset
-        for run in runs if len(runs) > 1 and piece.wants((call.root,)) else ():
-            unpack += copy(call.root, Region("tmp", at, run.count), region("recv", run))
-            at += run.count
-    return stages(inside, across, unpack)
+        at = region("recv", runs[0]) if len(runs) == 1 else piece.tmp(call.root, total)
+        if piece.wants((leader, call.root)):
+            out.across.extend(message(topology, leader, call.root, held, at))
+        if len(runs) > 1 and piece.wants((call.root,)):
+            parts = adjacent(at.offset, [run.count for run in runs])
+            out.unpack.extend(copies(call.root, "tmp", parts, "recv", runs))
+    return out
 
 
-def _pack(island: Island, blocks: list[Block], total: int, shape: Shape, piece: Piece) -> tuple[list[Step], Region]:
-    """Gather an island's blocks to its leader, one after the other; the steps and where they then lie."""
-    own = shifted("send", lambda rank: shape.own(rank).offset)
-    src = tuple(own(rank, block) for rank, block in zip(island.ranks, blocks, strict=True))
-    if island.size == 1:
-        return [], src[0]
-    held = piece.tmp(island.ranks[0], total)
-    at, places = held.offset, []
-    for block in blocks:
-        places.append(Block(at, block.count))
-        at += block.count
-    to = only(0, island.size, each("tmp", places))
-    return ([Step("gather", island.ranks, "native", src, to, 0)] if piece.wants(island.ranks) else []), held
+@algorithm(_GATHERS, "tree", suits=fitness.tree)
+def gather_tree(topology: Topology, call: Call, piece: Piece) -> Stages:
+    """Gather to a leader in each island, one message from each leader to the root, which puts the blocks in place.
+
+    Stages: 2, and a third of copies where an island's ranks are not consecutive. Every block crosses the bridge once.
+    """
+    home, inside, across, unpack = _by_leaders(topology, call, piece)
+    return stages(home + inside, across, unpack)
 
 
-@algorithm(_BOTH, "split_rail", suits=fitness.rails)
-def split_rail(topology: Topology, call: Call, piece: Piece) -> Stages:
+@algorithm(_SCATTERS, "tree", suits=fitness.tree)
+def scatter_tree(topology: Topology, call: Call, piece: Piece) -> Stages:
+    """One message from the root to a leader of each island, which scatters it inside.
+
+    Stages: 2, and one of copies before where an island's ranks are not consecutive. Every block crosses the bridge
+    once.
+    """
+    home, inside, across, unpack = _by_leaders(topology, call, piece)
+    return stages(Aside(_mirrored(unpack)), _mirrored(home + across), _mirrored(inside))
+
+
+@algorithm(_GATHERS, "split_rail", suits=fitness.rails)
+def gather_rails(topology: Topology, call: Call, piece: Piece) -> Stages:
     """Gather inside the root's island, while every other rank sends its block straight to the root.
 
     Stages: 1. Every block crosses the bridge once, by its own rank's link.
@@ -89,3 +146,12 @@ def split_rail(topology: Topology, call: Call, piece: Piece) -> Stages:
             block = piece.cut(shape.own(rank))
             out += message(topology, rank, call.root, own(rank, block), region("recv", block))
     return stages(out)
+
+
+@algorithm(_SCATTERS, "split_rail", suits=fitness.rails)
+def scatter_rails(topology: Topology, call: Call, piece: Piece) -> Stages:
+    """Scatter inside the root's island, while the root sends every other rank its block straight.
+
+    Stages: 1. Every block crosses the bridge once, to its own rank's link.
+    """
+    return stages(*[_mirrored(stage.steps) for stage in gather_rails(topology, call, piece)])

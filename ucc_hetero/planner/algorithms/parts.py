@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 
 from ucc_hetero.planner.algorithms.division import rounds
 from ucc_hetero.planner.algorithms.registry import Piece, Stage, Stages
@@ -16,8 +17,10 @@ __all__ = [
     "Aside",
     "Dense",
     "Place",
-    "Window",
+    "Windows",
+    "adjacent",
     "allgather_steps",
+    "copies",
     "copy",
     "each",
     "link",
@@ -76,6 +79,18 @@ def message(topology: Topology, sender: int, receiver: int, src: Region, dst: Re
 def copy(rank: int, src: Region, dst: Region) -> list[Step]:
     """One local copy, or none if it is empty."""
     return [Step("copy", (rank,), "local", (src,), (dst,))] if src.count else []
+
+
+def copies(rank: int, src: str, runs: Sequence[Block], dst: str, places: Sequence[Block]) -> Iterator[Step]:
+    """Copies of runs of one buffer of a rank to places in another."""
+    for run, place in zip(runs, places, strict=True):
+        yield from copy(rank, region(src, run), region(dst, place))
+
+
+def adjacent(at: int, counts: Iterable[int]) -> list[Block]:
+    """Blocks of so many elements one after the other, from element ``at`` on."""
+    ends = list(accumulate(counts, initial=at))
+    return [Block(a, b - a) for a, b in pairwise(ends)]
 
 
 def region(buffer: str, block: Block) -> Region:
@@ -142,6 +157,21 @@ class Window:
             return Region("tmp", 0, 0)
         i = bisect_right(self.starts, block.offset) - 1
         return Region("tmp", self.at[i] + block.offset - self.starts[i], block.count)
+
+
+class Windows:
+    """Scratch of ranks, each for ``blocks(rank)`` of the dense buffer, made when a rank of this plan first needs it."""
+
+    def __init__(self, piece: Piece, blocks: Callable[[int], Sequence[Block]]) -> None:
+        self.piece, self.blocks = piece, blocks
+        self.made: dict[int, Window] = {}
+
+    def __call__(self, rank: int, block: Block) -> Region:
+        if not self.piece.wants((rank,)):
+            return Region("tmp", 0, block.count)
+        if rank not in self.made:
+            self.made[rank] = Window(self.piece, rank, self.blocks(rank))
+        return self.made[rank](block)
 
 
 # --- steps over shares ------------------------------------------------------------------------------------------------

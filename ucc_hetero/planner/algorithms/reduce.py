@@ -5,9 +5,9 @@ from __future__ import annotations
 from functools import partial
 
 from ucc_hetero.planner.algorithms import fitness
-from ucc_hetero.planner.algorithms.division import Segment, owned_blocks
+from ucc_hetero.planner.algorithms.division import Segment
 from ucc_hetero.planner.algorithms.levels import Nest, chain, levels, teams
-from ucc_hetero.planner.algorithms.parts import Window, each, link, only, region, stages, step
+from ucc_hetero.planner.algorithms.parts import Place, Windows, each, link, only, region, stages, step
 from ucc_hetero.planner.algorithms.registry import Piece, Stages, algorithm
 from ucc_hetero.planner.collectives import Block, Call
 from ucc_hetero.planner.plan import Region, Step
@@ -43,27 +43,6 @@ def tree(topology: Topology, call: Call, piece: Piece) -> Stages:
     return stages(*out)
 
 
-class _Held:
-    """Where ranks keep what they have reduced: scratch for what they own in their island, ``recv`` at the root."""
-
-    def __init__(self, topology: Topology, at: Block, root: int, piece: Piece) -> None:
-        self.leaves = {rank: group for group in topology.tree.walk() if not group.children for rank in group.ranks}
-        self.at, self.root, self.piece = at, root, piece
-        self.nest: Nest
-        self.windows: dict[int, Window] = {}
-
-    def __call__(self, rank: int, block: Block) -> Region:
-        if rank == self.root:
-            return region("recv", block)
-        if not self.piece.wants((rank,)):
-            return Region("tmp", 0, block.count)
-        if rank not in self.windows:
-            leaf = self.leaves[rank]
-            mine = owned_blocks([self.at], self.nest.division(leaf), leaf.ranks)[leaf.ranks.index(rank)]
-            self.windows[rank] = Window(self.piece, rank, mine)
-        return self.windows[rank](block)
-
-
 @algorithm("reduce", "split_rail", suits=fitness.rails, most=fitness.overlapped)
 def split_rail(topology: Topology, call: Call, piece: Piece) -> Stages:
     """Reduce-scatter in each island, reduce over every rail to the root's island, gather to the root inside it.
@@ -74,8 +53,14 @@ def split_rail(topology: Topology, call: Call, piece: Piece) -> Stages:
     at = piece.vector(call)
     if not at.count:
         return ()
-    place = _Held(topology, at, call.root, piece)
-    nest = place.nest = Nest(topology, at, piece, place)
+    leaves = {rank: group for group in topology.tree.walk() if not group.children for rank in group.ranks}
+    held = Windows(piece, lambda rank: nest.blocks(leaves[rank])[leaves[rank].ranks.index(rank)])
+
+    def place(rank: int, block: Block) -> Region:
+        """Where ranks keep what they have reduced: scratch for what they own in their island, ``recv`` at the root."""
+        return region("recv", block) if rank == call.root else held(rank, block)
+
+    nest = Nest(topology, at, piece, place)
     home, *above = chain(topology.tree, call.root)
     on_the_way = {id(group): i for i, group in enumerate(above)}
     out: list[list[Step]] = []
@@ -93,7 +78,7 @@ def split_rail(topology: Topology, call: Call, piece: Piece) -> Stages:
     return stages(*out)
 
 
-def _to_home(nest: Nest, place: _Held, group: Group, inner: Group, home: Group) -> list[Step]:
+def _to_home(nest: Nest, place: Place, group: Group, inner: Group, home: Group) -> list[Step]:
     """Over the rails of a group that holds the root: to the ranks of the root's island, which own what they owned."""
     where = next(i for i, child in enumerate(group.children) if child is inner)
     divided = [nest.division(home if child is inner else child) for child in group.children]
@@ -106,7 +91,7 @@ def _to_home(nest: Nest, place: _Held, group: Group, inner: Group, home: Group) 
     return out
 
 
-def _brought(place: _Held, group: Group, part: Segment, i: int) -> Region:
+def _brought(place: Place, group: Group, part: Segment, i: int) -> Region:
     """Part of a segment that the owner in the i-th child of a group has."""
     block = Block(part.offset, part.count)
     return region("send", block) if group.children[i].size == 1 else place(part.owners[i], block)

@@ -20,7 +20,7 @@ from ucc_hetero.planner.algorithms.division import (
 from ucc_hetero.planner.algorithms.levels import Team, levels, teams
 from ucc_hetero.planner.algorithms.parts import (
     Place,
-    Window,
+    Windows,
     each,
     link,
     only,
@@ -47,7 +47,7 @@ def tree(topology: Topology, call: Call, piece: Piece) -> Stages:
     """
     shape = Shape(call)
     runs = merge(sorted(group_blocks(topology.tree, shape, piece), key=lambda block: block.offset))
-    held = _Leaders(piece, runs)
+    held = _Leaders(piece, lambda rank: runs)
     own = _own(shape)
     up: list[list[Step]] = []
     down: list[list[Step]] = []
@@ -74,19 +74,8 @@ def _both(team: Team, blocks: Sequence[Block]) -> enumerate[tuple[int, Block]]:
     return enumerate(zip(team.ranks, blocks, strict=True))
 
 
-class _Leaders:
+class _Leaders(Windows):
     """Scratch of leaders for the whole vector."""
-
-    def __init__(self, piece: Piece, runs: Sequence[Block]) -> None:
-        self.piece, self.runs = piece, runs
-        self.windows: dict[int, Window] = {}
-
-    def __call__(self, rank: int, block: Block) -> Region:
-        if not self.piece.wants((rank,)):
-            return Region("tmp", 0, block.count)
-        if rank not in self.windows:
-            self.windows[rank] = Window(self.piece, rank, self.runs)
-        return self.windows[rank](block)
 
     def each(self, team: Team, blocks: Sequence[Block], i: int) -> tuple[Region, ...]:
         return tuple([self.at(team, i, block) for block in blocks])
@@ -173,18 +162,13 @@ class Up:
 
     def _scratch(self, group: Group, item: Item) -> Place:
         """Where the ranks of a group keep their parts of an item that belongs to others."""
-        windows: dict[int, Window] = {}
         mine: list[list[Block]] = []
 
-        def place(rank: int, block: Block) -> Region:
-            if not self.piece.wants((rank,)):
-                return Region("tmp", 0, block.count)
-            if rank not in windows:
-                mine[:] = mine or owned_blocks(item.runs, item.division, group.ranks)
-                windows[rank] = Window(self.piece, rank, mine[group.ranks.index(rank)])
-            return windows[rank](block)
+        def blocks(rank: int) -> list[Block]:
+            mine[:] = mine or owned_blocks(item.runs, item.division, group.ranks)
+            return mine[group.ranks.index(rank)]
 
-        return place
+        return Windows(self.piece, blocks)
 
     def cross(self, group: Group, owners: tuple[int, ...], blocks: Sequence[tuple[int, Block, list[Place]]]) -> None:
         """A rail's steps."""
