@@ -70,7 +70,7 @@ def lengths(case: Case) -> tuple[int | None, int | None]:
 
 def longest(row: Collective, count: int, ranks: int) -> int:
     """Elements of the longest buffer that any rank needs."""
-    return count if row.kind in ("reduce_all", "reduce_root", "reduce_scatter", "bcast") else count * ranks
+    return count if row.whole else count * ranks
 
 
 def in_place_only(peer: Peer, row: Collective) -> bool:

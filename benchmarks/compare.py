@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .calls import Call, Case, Pool, bind, in_place_only, longest
-from .files import header, write_json
+from .files import write_job
 from .meanings import PEERS, number
 from .memory import dtype_of, open_memory
 from .options import BadUsage, ProgramParser
@@ -232,7 +232,8 @@ def run(words: Sequence[str], command: list[str]) -> int:
         if arguments.json:
             plans = {p.name: p.comm.plan_summary() for p in peers if p.name == "ours"}.get("ours")
             more = {"rows": rows, "figures": figures, "rounds": arguments.rounds, "plans": plans}
-            _write(arguments, command, world, more)
+            more |= {"collective": arguments.collective, "dtype": arguments.dtype.name, "unit": "us"}
+            write_job(arguments.json, "compare", command, world, more)
     finally:
         for peer in peers:
             peer.close()
@@ -311,11 +312,3 @@ def _noise(rows: Sequence[dict[str, Any]]) -> str:
     elif restless:
         text += f"# rounds vary by more than {NOISY:.0%} at sizes {', '.join(restless)}\n"
     return text
-
-
-def _write(arguments: argparse.Namespace, command: list[str], world: World, data: dict[str, Any]) -> None:
-    nodes = world.nodes()
-    if world.rank == 0:
-        head = header("compare", command, world, ["host"] * world.size, nodes)
-        more = {"collective": arguments.collective, "dtype": arguments.dtype.name, "unit": "us"}
-        write_json(arguments.json, {**head, **more, **data})

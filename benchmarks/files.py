@@ -6,6 +6,7 @@ import csv
 import json
 import os
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import asdict
 from datetime import datetime, timezone
 from itertools import groupby
@@ -21,7 +22,7 @@ from .table import BENCHES
 if TYPE_CHECKING:
     from .session import Session
 
-__all__ = ["FORMAT", "Results", "header", "origin", "write_json"]
+__all__ = ["FORMAT", "Results", "header", "origin", "write_job", "write_json"]
 
 #: Version of the JSON layout; ``report`` and ``diff`` refuse others.
 FORMAT = "ucc_hetero.bench/1"
@@ -45,6 +46,16 @@ def header(benchmark: str, command: list[str], world: World, accelerators: list[
     """The part of a job's result file that says where it comes from."""
     job = {"ranks": world.size, "nodes": nodes, "memory": accelerators}
     return {**origin(benchmark, command), "settings": system.settings(), "job": job}
+
+
+def write_job(
+    path: str, benchmark: str, command: list[str], world: World, data: dict[str, Any], accelerators: Sequence[str] = ()
+) -> None:
+    """Write a job's result file from rank 0; all memory is the host's unless said. Collective."""
+    nodes = world.nodes()
+    if world.rank == 0:
+        kinds = list(accelerators) or ["host"] * world.size
+        write_json(path, {**header(benchmark, command, world, kinds, nodes), **data})
 
 
 def write_json(path: str, data: dict[str, Any]) -> None:

@@ -20,7 +20,7 @@ import numpy as np
 
 from .calls import Case, Pool, longest
 from .compare import Series, measure
-from .files import header, write_json
+from .files import write_job
 from .meanings import number
 from .memory import open_memory
 from .options import BadUsage, ProgramParser
@@ -99,9 +99,9 @@ def run(words: Sequence[str], command: list[str]) -> int:
                 row = _row(name, size, series, arguments.rounds, world)
                 rows.append(row)
                 world.say(_line(row))
-        if arguments.json and world.rank == 0:
-            facts = header("mixed", command, world, ["host"] * world.size, 1)
-            write_json(arguments.json, {**facts, "dtype": _DTYPE.name, "unit": "us", "rows": rows})
+        if arguments.json:
+            more = {"dtype": _DTYPE.name, "unit": "us", "rows": rows}
+            write_job(arguments.json, "mixed", command, world, more)
     finally:
         for peer in peers:
             peer.close()

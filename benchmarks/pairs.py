@@ -11,9 +11,8 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 from itertools import permutations
-from typing import Any
 
-from .files import header, write_json
+from .files import write_job
 from .links import bandwidth, latency, lengths
 from .meanings import number
 from .memory import Memory, open_memory
@@ -83,28 +82,19 @@ def run(words: Sequence[str], command: list[str]) -> int:
     peer = open_peer(arguments.backend, world)
     try:
         us, rate = _measure(peer, world, memory, arguments.sizes)
-        data = _facts(arguments, command, peer, memory, world)
-        if world.rank == 0:
-            print(matrix(f"Latency in us, {peer.name}, {world.size} ranks", us, 2))
-            print(matrix("Bandwidth in MB/s, one way", rate, 1), end="")
-            found = [value for row in rate for value in row if value is not None]
-            print(f"# slowest {min(found):.1f}, fastest {max(found):.1f} MB/s", flush=True)
-            if arguments.json:
-                write_json(arguments.json, {**data, "latency": us, "bandwidth": rate})
+        world.say(matrix(f"Latency in us, {peer.name}, {world.size} ranks", us, 2) + "\n")
+        found = [value for row in rate for value in row if value is not None]
+        world.say(matrix("Bandwidth in MB/s, one way", rate, 1))
+        world.say(f"# slowest {min(found):.1f}, fastest {max(found):.1f} MB/s\n")
+        if arguments.json:
+            kinds = world.comm.allgather(memory.accelerator)
+            vendors = kinds  # MPI knows of no vendors
+            if peer.name == "ours":
+                topology = peer.comm.topology
+                vendors = [topology.islands[i].vendor for i in topology.island_of]
+            more = {"backend": peer.name, "unit": "MB/s", "sizes": list(arguments.sizes)}
+            more |= {"ranks": [f"{r} {vendor}" for r, vendor in enumerate(vendors)], "latency": us, "bandwidth": rate}
+            write_job(arguments.json, "pairs", command, world, more, kinds)
     finally:
         peer.close()
     return 0
-
-
-def _facts(
-    arguments: argparse.Namespace, command: list[str], peer: Peer, memory: Memory, world: World
-) -> dict[str, Any]:
-    """The part of the result file that was not measured. Collective."""
-    nodes, kinds = world.nodes(), world.comm.allgather(memory.accelerator)
-    vendors = kinds  # MPI knows of no vendors
-    if peer.name == "ours":
-        topology = peer.comm.topology
-        vendors = [topology.islands[i].vendor for i in topology.island_of]
-    data = header("pairs", command, world, kinds, nodes) if world.rank == 0 else {}
-    data |= {"backend": peer.name, "unit": "MB/s", "sizes": list(arguments.sizes)}
-    return data | {"ranks": [f"{r} {vendor}" for r, vendor in enumerate(vendors)]}

@@ -52,8 +52,7 @@ def _limited(session: Session) -> Options:
     options, row = session.options, session.bench.collective
     if row is None or row.kind == "barrier":
         return options
-    whole = row.kind in ("reduce_all", "reduce_root", "reduce_scatter", "bcast")
-    most = options.mem_limit if whole else options.mem_limit // session.world.size
+    most = options.mem_limit if row.whole else options.mem_limit // session.world.size
     if options.max_size <= most:
         return options
     if session.world.rank == 0:
@@ -179,14 +178,13 @@ def _nccl(session: Session, dtypes: list[np.dtype[Any]]) -> int:
     bench, options, world = session.bench, session.options, session.world
     row = bench.collective
     assert row is not None
-    whole = row.kind in ("reduce_all", "reduce_root", "reduce_scatter", "bcast")
     session.print(output.nccl_header(options, f"{bench.name} over {options.backend}, {world.size} ranks"))
     wrong, bandwidths = 0, []
     for dtype in dtypes:
-        smallest = dtype.itemsize if whole else dtype.itemsize * world.size
+        smallest = dtype.itemsize if row.whole else dtype.itemsize * world.size
         for size in sizes(options.min_size, options.max_size, smallest):
-            each = size if whole else size // world.size // dtype.itemsize * dtype.itemsize
-            total = each if whole else each * world.size
+            each = size if row.whole else size // world.size // dtype.itemsize * dtype.itemsize
+            total = each if row.whole else each * world.size
             sides: list[tuple[float, float, float, int | None] | None] = []
             for in_place in (False, True):
                 if in_place and row.kind == "bcast":
@@ -201,7 +199,7 @@ def _nccl(session: Session, dtypes: list[np.dtype[Any]]) -> int:
                 session.results.add(dtype.name, got, in_place=in_place, plan=session.plan())
             session.options = options
             op, root = ("sum" if row.reduces else "none"), (options.root or 0) if row.rooted else -1
-            count = total // dtype.itemsize if whole else each // dtype.itemsize
+            count = total // dtype.itemsize if row.whole else each // dtype.itemsize
             session.print(output.nccl_row(total, count, label_of(dtype, "nccl"), op, root, sides))
     session.print(output.nccl_footer(wrong, bandwidths))
     return 1 if wrong else 0

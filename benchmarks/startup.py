@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import importlib
-import sys
 from time import perf_counter
 
-from .files import header, write_json
+from .files import write_job
 from .options import Options
 from .output import init_line, osu_preamble
 from .peers import open_peer, open_world, prepare
@@ -31,13 +30,10 @@ def run(bench: Bench, options: Options, command: list[str]) -> int:
     # OSU prints whole milliseconds, of MPI_Init alone for MPI.
     mean, least, most = world.spread(float(int(mpi_ms if options.backend == "mpi4py" else total_ms)))
     mpi_mean, _, _ = world.spread(mpi_ms)
-    nodes = world.nodes()
-    if world.rank == 0:
-        sys.stdout.write(osu_preamble(bench, options) + init_line(world.size, int(least), int(most), int(mean)))
-        sys.stdout.flush()
-        if options.json:
-            data = header(bench.name, command, world, ["host"] * world.size, nodes)
-            rows = [{"backend": options.backend, "ms": mean, "least": least, "most": most, "mpi_ms": mpi_mean}]
-            write_json(options.json, {**data, "family": bench.family, "unit": "ms", "rows": rows})
+    world.say(osu_preamble(bench, options) + init_line(world.size, int(least), int(most), int(mean)))
+    if options.json:
+        rows = [{"backend": options.backend, "ms": mean, "least": least, "most": most, "mpi_ms": mpi_mean}]
+        more = {"family": bench.family, "unit": "ms", "rows": rows}
+        write_job(options.json, bench.name, command, world, more)
     world.close()
     return 0

@@ -61,6 +61,11 @@ class Collective:
     def reduces(self) -> bool:
         return ROWS[self.name].reduces
 
+    @property
+    def whole(self) -> bool:
+        """Whether sizes are those of the whole vector, and not of a rank's part of it."""
+        return self.kind in ("reduce_all", "reduce_root", "reduce_scatter", "bcast")
+
     def busbw(self, ranks: int) -> float:
         """Bytes on the busiest link per byte of the message, when ``ranks`` ranks run the best algorithm."""
         return ROWS[self.name].busbw(ranks)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import subprocess
 import sys
@@ -22,6 +23,8 @@ from statistics import median
 from typing import Any
 
 from ucc_hetero.bench.files import origin, write_json
+from ucc_hetero.bench.links import Links
+from ucc_hetero.bench.roofline import least_seconds
 from ucc_hetero.bench.table import COLLECTIVES
 from ucc_hetero.launch.emulate import Cluster, goodput, unavailable
 from ucc_hetero.launch.emulated_net import parse_rates
@@ -126,21 +129,13 @@ CASES = (
 def limit(test: Test, hosts: Sequence[int], rates: Sequence[float]) -> float:
     """Seconds that any plan needs to move what has to leave and enter the hosts.
 
-    ``hosts`` has the host of each rank, ``rates`` the bytes per second of each host's link in either direction. An
-    allreduce over m hosts takes every vector out of and into each of them once, and 2(m-1) vectors over all links
-    together (m-1 to be added up, m-1 results).
+    ``hosts`` has the host of each rank, ``rates`` the bytes per second of each host's link in either direction.
     """
-    ranks, n = len(hosts), test.nbytes
-    here = [hosts.count(host) for host in range(len(rates))]
-    if test.collective == "allreduce":
-        return max(n / min(rates), 2 * (len(rates) - 1) * n / sum(rates))
-    if test.collective == "bcast":
-        return n / min(rates)
-    if test.collective in ("allgather", "reduce_scatter"):  # what a host has, once; what the others have
-        return max(max(k, ranks - k) * n / ranks / rate for k, rate in zip(here, rates, strict=True))
-    if test.collective == "alltoall":
-        return max(k * (ranks - k) * n / rate for k, rate in zip(here, rates, strict=True))
-    raise ValueError(f"no limit is known for {test.collective}")
+    if test.collective not in COLLECTIVES:
+        raise ValueError(f"no limit is known for {test.collective}")
+    islands = [[rank for rank, host in enumerate(hosts) if host == one] for one in range(len(rates))]
+    links = Links(0.0, 0.0, math.inf, tuple(rates))
+    return least_seconds(COLLECTIVES[test.collective].kind, 4 * test.count(len(hosts)), links, islands)
 
 
 def _sockets(cluster: Cluster) -> dict[int, float]:

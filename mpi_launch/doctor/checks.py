@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from ... import env as variables
 from ...machine.vendors import VENDORS, seen
@@ -61,7 +61,7 @@ def libraries(facts: Facts) -> Iterator[Finding]:
             yield finding("ucx-foreign", note)
     if not _SHARED_MEMORY & set(libs.transports):
         yield finding("ucx-lacks-shm", "UCX has no shared-memory transport: ranks of one host use the network")
-    for vendor in sorted({device.vendor for device in facts.usable}):
+    for vendor in facts.vendors:
         yield from _knows(facts, vendor)
 
 
@@ -103,11 +103,9 @@ def gpus(facts: Facts) -> Iterator[Finding]:
             )
         else:
             why = "its driver is not loaded" if vendor not in drivers else "this container was given none"
-            yield finding("gpu-unusable", f"the machine has {len(all_of_them)} {vendor} GPUs, but {why}")  # fmt: skip
+            yield finding("gpu-unusable", f"the machine has {len(all_of_them)} {vendor} GPUs, but {why}")
     if not facts.gpus:
         yield ok("gpu", "none: ranks use host memory")
-    if facts.denied:
-        yield finding("gpu-denied", f"no permission for {', '.join(facts.denied)}")
     small = [device for device in facts.usable if device.small_bar]
     if small:
         worst = small[0]
@@ -116,11 +114,6 @@ def gpus(facts: Facts) -> Iterator[Finding]:
             f"the processor reaches {_gib(worst.window)} of {_gib(worst.memory)} of {len(small)} GPUs' memory; "
             "the short paths of UCX and UCC are off there, and small messages are slower",
         )
-    if facts.no_peers:
-        pairs = ", ".join(f"{a}-{b}" for a, b in facts.no_peers[:6])
-        yield finding("peer-access", f"GPUs {pairs} cannot read each other's memory")
-    if facts.usable and facts.iommu_translates:
-        yield finding("iommu", "the IOMMU translates what GPUs and network cards send each other")
 
 
 def network(facts: Facts) -> Iterator[Finding]:
@@ -162,11 +155,7 @@ def rdma(facts: Facts) -> Iterator[Finding]:
     for port in active:
         if port.layer == "Ethernet" and not port.roce_v2:
             yield finding("roce-gid", f"{port.name} has no RoCE v2 address", port.name)
-    if facts.memlock >= 0:
-        yield finding(
-            "memlock", f"only {facts.memlock >> 10} KiB of memory may be pinned, and RDMA pins all that it sends from"
-        )
-    elif active:
+    if active and facts.memlock < 0:
         yield ok("rdma", f"{len(active)} active ports, unlimited pinned memory")
     if active and facts.usable and not _gpudirect(facts):
         yield finding(
@@ -178,33 +167,47 @@ def rdma(facts: Facts) -> Iterator[Finding]:
 def _gpudirect(facts: Facts) -> bool:
     """Every vendor's driver hands its devices' memory to network cards: by itself from a kernel on, or by a module."""
     kernel, modules = int(facts.kernel.partition(".")[0]), {*facts.modules, *["open"] * facts.open_driver}
-    rows = [VENDORS[vendor] for vendor in {device.vendor for device in facts.usable}]
+    rows = [VENDORS[vendor] for vendor in facts.vendors]
     return all(kernel >= row.peer_kernel if row.peer_kernel else modules & set(row.peer_modules) for row in rows)
 
 
 def host(facts: Facts) -> Iterator[Finding]:
-    """Limits and settings of the system that slow a job down or stop it."""
-    if facts.shm < MIN_SHM:
-        yield finding("shm-small", f"/dev/shm has {facts.shm >> 20} MiB")
-    else:
+    """Limits and settings of the system that do not slow a job down."""
+    if facts.shm >= MIN_SHM:
         yield ok("shm", f"/dev/shm has {_gib(facts.shm)}")
-    if 0 <= facts.nofile < MIN_NOFILE:
-        yield finding("nofile", f"only {facts.nofile} files and sockets may be open")
-    if facts.ptrace_scope > 0:
-        yield finding(
-            "ptrace",
-            f"kernel.yama.ptrace_scope is {facts.ptrace_scope}: ranks cannot copy from each other's memory (cma)",
-        )
-    if facts.ranks_here > facts.cores:
-        yield finding("cores-few", f"{facts.ranks_here} ranks share {facts.cores} cores: UCC and UCX wait by polling")
-    else:
+    if facts.ranks_here <= facts.cores:
         yield ok("cores", f"{facts.cores} cores for {facts.ranks_here} rank{'s' * (facts.ranks_here > 1)}")
-    if facts.numa_balancing and facts.usable:
-        yield finding("numa-balancing", "the kernel moves pages between NUMA nodes under running transfers")
     if facts.clock_synchronised:
         yield ok("clock", "kept right by the system")
-    else:
-        yield finding("clock", "nothing keeps this host's clock right: logs and traces of several hosts will not fit")
+
+
+#: Findings that one look at the facts tells: the code, and the text where something is wrong.
+_PLAIN: tuple[tuple[str, Callable[[Facts], object]], ...] = (
+    ("gpu-denied", lambda f: f.denied and f"no permission for {', '.join(f.denied)}"),
+    ("peer-access", lambda f: f.no_peers
+     and f"GPUs {', '.join(f'{a}-{b}' for a, b in f.no_peers[:6])} cannot read each other's memory"),
+    ("iommu", lambda f: f.usable and f.iommu_translates
+     and "the IOMMU translates what GPUs and network cards send each other"),
+    ("memlock", lambda f: f.ports and f.memlock >= 0
+     and f"only {f.memlock >> 10} KiB of memory may be pinned, and RDMA pins all that it sends from"),
+    ("shm-small", lambda f: f.shm < MIN_SHM and f"/dev/shm has {f.shm >> 20} MiB"),
+    ("nofile", lambda f: 0 <= f.nofile < MIN_NOFILE and f"only {f.nofile} files and sockets may be open"),
+    ("ptrace", lambda f: f.ptrace_scope > 0
+     and f"kernel.yama.ptrace_scope is {f.ptrace_scope}: ranks cannot copy from each other's memory (cma)"),
+    ("cores-few", lambda f: f.ranks_here > f.cores
+     and f"{f.ranks_here} ranks share {f.cores} cores: UCC and UCX wait by polling"),
+    ("numa-balancing", lambda f: f.numa_balancing and f.usable
+     and "the kernel moves pages between NUMA nodes under running transfers"),
+    ("clock", lambda f: not f.clock_synchronised
+     and "nothing keeps this host's clock right: logs and traces of several hosts will not fit"),
+)  # fmt: skip
+
+
+def plain(facts: Facts) -> Iterator[Finding]:
+    """Findings of the table."""
+    for code, wrong in _PLAIN:
+        if text := wrong(facts):
+            yield finding(code, str(text))
 
 
 def settings(facts: Facts) -> Iterator[Finding]:
@@ -234,7 +237,7 @@ def settings(facts: Facts) -> Iterator[Finding]:
 
 
 def _transports(facts: Facts, words: set[str]) -> Iterator[Finding]:
-    for vendor in sorted({device.vendor for device in facts.usable}):
+    for vendor in facts.vendors:
         memory = VENDORS[vendor].memory
         if not words & {"all", memory, f"{memory}_copy"}:
             yield finding(
@@ -249,7 +252,7 @@ def _transports(facts: Facts, words: set[str]) -> Iterator[Finding]:
 def vendor_settings(facts: Facts) -> Iterator[Finding]:
     """Vendors' libraries are not told what lets streams or copies wait for each other, or ends ranks."""
     env = dict(facts.env)
-    for vendor in sorted({device.vendor for device in facts.usable}):
+    for vendor in facts.vendors:
         mine = [device for device in facts.usable if device.vendor == vendor]
         shown, linked = len(seen(vendor, mine, env)), vendor in facts.linked
         holds = {"always": True, "several devices": shown > 1, "no links": len(mine) > 1 and not linked}
@@ -276,7 +279,7 @@ def _dmabuf(facts: Facts, value: str, name: str) -> Iterator[Finding]:
     )
 
 
-CHECKS = (mpi, libraries, gpus, network, rdma, host, settings, vendor_settings)
+CHECKS = (mpi, libraries, gpus, network, rdma, host, plain, settings, vendor_settings)
 
 
 def examine(facts: Facts) -> list[Finding]:

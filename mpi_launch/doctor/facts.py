@@ -97,6 +97,11 @@ class Facts:
     #: Variables of ours, of UCX, UCC and of devices.
     env: tuple[tuple[str, str], ...]
 
+    @property
+    def vendors(self) -> list[str]:
+        """Vendors of the GPUs that this process may use."""
+        return sorted({device.vendor for device in self.usable})
+
 
 _ENV = re.compile(r"^(UCCH_|UCCHB_|UCX_|UCC_|CUDA_|HIP_|HSA_|GPU_|AMD_|ROC|NCCL_|OMPI_MCA_pml|WORLD_SIZE$)")
 _MODULES = ("nvidia", "nvidia_peermem", "nv_peer_mem", "amdgpu", "xpmem", "knem")

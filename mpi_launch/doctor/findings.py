@@ -18,54 +18,37 @@ _RUN = (
 #: Every problem that can be found -> how bad it is, and its cure where that is always the same. A test provokes each.
 CODES = {
     # MPI
-    "mpi-missing": (
-        "error",
-        "pip install 'ucc-hetero[mpi]', or load the site's MPI module and name its mpirun in MPIRUN",
-    ),
-    "mpi-mismatch": (
-        "error",
-        "use the mpirun of that MPI (MPIRUN=/path/to/mpirun), or reinstall mpi4py against the other",
-    ),
+    "mpi-missing": ("error", "pip install 'ucc-hetero[mpi]', or load the site's MPI module and name its mpirun in "
+                    "MPIRUN"),
+    "mpi-mismatch": ("error", "use the mpirun of that MPI (MPIRUN=/path/to/mpirun), or reinstall mpi4py against the "
+                     "other"),
     # UCC and UCX
     "libraries-missing": ("error", "pip install 'ucc-hetero[ucc]', or name yours in UCCH_UCC_LIB and UCCH_UCX_DIR"),
     "ucx-foreign": ("warning", "import ucc_hetero before mpi4py.MPI, or keep MPI off UCX (OMPI_MCA_pml=ob1)"),
-    "ucx-lacks-vendor": (
-        "error",
-        "install a UCX built with {} (docs/containers.md) and name its folder in UCCH_UCX_DIR",
-    ),
+    "ucx-lacks-vendor": ("error", "install a UCX built with {} (docs/containers.md) and name its folder in "
+                         "UCCH_UCX_DIR"),
     "ucx-lacks-shm": ("warning", "install a UCX with sysv, posix or cma"),
     "ucc-lacks-vendor": ("error", "install a UCC built for {} (docs/containers.md) and name it in UCCH_UCC_LIB"),
     "ucc-lacks-library": ("warning", "install a UCC with {}, if speed inside a host matters"),
     # GPUs
-    "gpu-unusable": (
-        "error",
-        "load the driver (modprobe nvidia or amdgpu), or give the container its devices (docs/containers.md)",
-    ),
+    "gpu-unusable": ("error", "load the driver (modprobe nvidia or amdgpu), or give the container its devices "
+                     "(docs/containers.md)"),
     "gpu-denied": ("error", "sudo usermod --append --groups video,render $USER, and log in again"),
     "bar-small": ("warning", "enable Above 4G Decoding and Resizable BAR in the firmware's settings"),
-    "peer-access": (
-        "warning",
-        "in a virtual machine pass NVLink or PCIe peers through; on bare metal switch ACS off for their switch",
-    ),
+    "peer-access": ("warning", "in a virtual machine pass NVLink or PCIe peers through; on bare metal switch ACS off "
+                    "for their switch"),
     "iommu": ("warning", "boot with iommu=pt"),
     # Networks
     "net-missing": ("warning", "ip link set dev NAME up"),
     "net-unknown": ("error", "choose among {} (interfaces: in the cluster file)"),
-    "rdma-down": (
-        "warning",
-        "check the cable and switch port (ibstat); leave it out by interfaces: in the cluster file",
-    ),
+    "rdma-down": ("warning", "check the cable and switch port (ibstat); leave it out by interfaces: in the cluster "
+                  "file"),
     "roce-gid": ("error", "give the network interface of {} an IP address"),
     "mtu-small": ("warning", "ip link set dev {} mtu 9000, on every host and switch of that network"),
-    "gpudirect": (
-        "warning",
-        "NVIDIA: the open kernel driver (dmabuf) or modprobe nvidia_peermem; AMD: a kernel from 6.0 on",
-    ),
-    "memlock": (
-        "error",
-        "ulimit -l unlimited; for ever: * - memlock unlimited in /etc/security/limits.conf; in a container: "
-        "docker run --ulimit memlock=-1",
-    ),
+    "gpudirect": ("warning", "NVIDIA: the open kernel driver (dmabuf) or modprobe nvidia_peermem; AMD: a kernel "
+                  "from 6.0 on"),
+    "memlock": ("error", "ulimit -l unlimited; for ever: * - memlock unlimited in /etc/security/limits.conf; in a "
+                "container: docker run --ulimit memlock=-1"),
     # The host
     "nofile": ("warning", "ulimit -n 65536"),
     "shm-small": ("warning", "mount -o remount,size=8G /dev/shm; docker run --ipc=host or --shm-size=8g"),
@@ -96,7 +79,7 @@ CODES = {
     "run-failed": ("error", _RUN),
     "run-wrong": ("error", _RUN),
     "pair-slow": ("warning", "check link, slot and binding of these hosts: ethtool NAME, ibstat, lspci -vv (LnkSta)"),
-}
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
