@@ -86,6 +86,7 @@ def renderer(kind: str, description: str) -> argparse.ArgumentParser:
         prog=f"ucch-run {kind}", usage=f"ucch-run {kind} -c FILE [options] PROGRAM …", description=description
     )
     parser.add_argument("-c", "--cluster", type=Path, metavar="FILE", required=True, help="cluster file")
+    parser.add_argument("program", nargs=argparse.REMAINDER, metavar="PROGRAM …", help="with its arguments")
     return parser
 
 

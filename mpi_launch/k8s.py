@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -96,18 +95,21 @@ def _launcher(cluster: Cluster, program: Sequence[str], image: str) -> dict[str,
     }
 
 
-def _file(cluster: Cluster, document: dict[str, Any]) -> dict[str, Any]:
-    """The cluster file that the launcher reads, whose hosts are the pods."""
+def _documents(
+    cluster: Cluster, inner: dict[str, Any], version: str, kind: str, spec: dict[str, Any]
+) -> list[dict[str, Any]]:
+    """The cluster file that the launcher reads, whose hosts are the pods, and the job."""
     import yaml
 
     # The images have their interpreter in the same place, under this name.
-    inner = {**cluster_file.as_document(cluster), "python": cluster.python or "python3", **document}
-    return {
-        "apiVersion": "v1",
-        "kind": "ConfigMap",
-        "metadata": {"name": f"{cluster.name}-cluster", "namespace": cluster.namespace},
-        "data": {Path(FILE).name: yaml.safe_dump(inner, sort_keys=False)},
-    }
+    inner = {**cluster_file.as_document(cluster), "python": cluster.python or "python3", **inner}
+    text = yaml.safe_dump(inner, sort_keys=False)
+    place = {"namespace": cluster.namespace}
+    file, job = {"name": f"{cluster.name}-cluster", **place}, {"name": cluster.name, **place}
+    return [
+        {"apiVersion": "v1", "kind": "ConfigMap", "metadata": file, "data": {Path(FILE).name: text}},
+        {"apiVersion": version, "kind": kind, "metadata": job, "spec": spec},
+    ]
 
 
 def volcano(cluster: Cluster, program: Sequence[str], launcher_image: str = LAUNCHER_IMAGE) -> list[dict[str, Any]]:
@@ -141,9 +143,7 @@ def volcano(cluster: Cluster, program: Sequence[str], launcher_image: str = LAUN
         ],
         "tasks": [master, *workers],
     }
-    metadata = {"name": cluster.name, "namespace": cluster.namespace}
-    job = {"apiVersion": "batch.volcano.sh/v1alpha1", "kind": "Job", "metadata": metadata, "spec": spec}
-    return [_file(cluster, {"hosts": hosts}), job]
+    return _documents(cluster, {"hosts": hosts}, "batch.volcano.sh/v1alpha1", "Job", spec)
 
 
 def mpijob(cluster: Cluster, program: Sequence[str], launcher_image: str = LAUNCHER_IMAGE) -> list[dict[str, Any]]:
@@ -155,23 +155,18 @@ def mpijob(cluster: Cluster, program: Sequence[str], launcher_image: str = LAUNC
     task = tasks[0]
     # Services name pods below the job's; the operator writes their names into the hostfile.
     inner = {"source": "mpijob", "vendor": task.vendor, "slots": task.slots}
+    launcher = _launcher(cluster, program, launcher_image)
     spec = {
         "slotsPerWorker": task.slots,
         "mpiImplementation": "OpenMPI",
         "sshAuthMountPath": SSH,
         "runPolicy": {"cleanPodPolicy": "Running", "backoffLimit": 0},
         "mpiReplicaSpecs": {
-            "Launcher": {
-                "replicas": 1,
-                "restartPolicy": "Never",
-                "template": _launcher(cluster, program, launcher_image),
-            },
+            "Launcher": {"replicas": 1, "restartPolicy": "Never", "template": launcher},
             "Worker": {"replicas": task.count, "restartPolicy": "Never", "template": _worker(cluster, task)},
         },
     }
-    metadata = {"name": cluster.name, "namespace": cluster.namespace}
-    job = {"apiVersion": "kubeflow.org/v2beta1", "kind": "MPIJob", "metadata": metadata, "spec": spec}
-    return [_file(cluster, inner), job]
+    return _documents(cluster, inner, "kubeflow.org/v2beta1", "MPIJob", spec)
 
 
 def lines(documents: Sequence[dict[str, Any]]) -> Iterator[str]:
@@ -198,7 +193,6 @@ def main(arguments: Sequence[str]) -> int:
     parser = renderer("k8s", "Print a Kubernetes job for a cluster file; give it to kubectl apply -f -.")
     parser.add_argument("--kind", choices=("volcano", "mpijob"), default="volcano", help="default %(default)s")
     parser.add_argument("--launcher-image", default=LAUNCHER_IMAGE, metavar="IMAGE", help="default %(default)s")
-    parser.add_argument("program", nargs=argparse.REMAINDER, metavar="PROGRAM …", help="with its arguments")
     options = parser.parse_args(arguments)
     program = program_of(options.program)
     if not program:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import math
 import shlex
 from collections.abc import Sequence
@@ -74,8 +73,7 @@ def main(arguments: Sequence[str]) -> int:
     parser = renderer("slurm", "Print a Slurm job script for a cluster file; submit it with sbatch.")
     parser.add_argument("--minutes", type=float, default=60, help="time limit of the job (default %(default)g)")
     parser.add_argument("--run", default="", metavar="WORDS", help="options for ucch-run inside the job, as one word")
-    parser.add_argument("program", nargs=argparse.REMAINDER, metavar="PROGRAM …", help="with its arguments")
     options = parser.parse_args(arguments)
-    program = program_of(options.program)
-    print(script(cluster_file.load(options.cluster), program, options.minutes, shlex.split(options.run)), end="")
+    cluster, program = cluster_file.load(options.cluster), program_of(options.program)
+    print(script(cluster, program, options.minutes, shlex.split(options.run)), end="")
     return 0

@@ -132,66 +132,47 @@ class Timer:
     def __init__(self, world: Any, torch: Any, rounds: int) -> None:
         self.world, self.torch, self.rounds = world, torch, rounds
 
-    def _worst(self, value: float) -> float:
-        return float(max(self.world.allgather(value)))
+    def __call__(self, call: Callable[[], Any], calls: int) -> tuple[float, float]:
+        """Microseconds of a call in the current stream: (by the device, until the host may go on)."""
+        both = [self._round(call, calls) for _ in range(self.rounds)]
+        device, host = (max(self.world.allgather(statistics.median(each))) for each in zip(*both, strict=True))
+        return 1e6 * device, 1e6 * host
 
-    def host(self, call: Callable[[], Any], calls: int) -> float:
-        """Microseconds of a call that the host waits for."""
-        seconds = []
-        for _ in range(self.rounds):
-            self.torch.cuda.synchronize()
-            self.world.Barrier()
-            start = time.perf_counter()
-            for _ in range(calls):
-                call()
-            seconds.append((time.perf_counter() - start) / calls)
-        return 1e6 * self._worst(statistics.median(seconds))
-
-    def device(self, call: Callable[[], Any], calls: int) -> tuple[float, float]:
-        """(device time, host time to issue) of a call in the current stream, microseconds."""
-        on_device, issue = [], []
-        for _ in range(self.rounds):
-            begin, end = (self.torch.cuda.Event(enable_timing=True) for _ in range(2))
-            self.torch.cuda.synchronize()
-            self.world.Barrier()
-            begin.record()
-            start = time.perf_counter()
-            for _ in range(calls):
-                call()
-            issue.append((time.perf_counter() - start) / calls)
-            end.record()
-            end.synchronize()
-            on_device.append(begin.elapsed_time(end) * 1e-3 / calls)
-        return 1e6 * self._worst(statistics.median(on_device)), 1e6 * self._worst(statistics.median(issue))
+    def _round(self, call: Callable[[], Any], calls: int) -> tuple[float, float]:
+        begin, end = (self.torch.cuda.Event(enable_timing=True) for _ in range(2))
+        self.torch.cuda.synchronize()
+        self.world.Barrier()
+        begin.record()
+        start = time.perf_counter()
+        for _ in range(calls):
+            call()
+        host = time.perf_counter() - start
+        end.record()
+        end.synchronize()
+        return begin.elapsed_time(end) * 1e-3 / calls, host / calls
 
 
 @dataclass(frozen=True)
 class Case:
-    """How a collective is called: ours on arrays x and y, torch's on the same; ``busbw`` as in nccl-tests."""
+    """How a collective is called: ours on arrays x and y, torch's on the same."""
 
     ours: str
     theirs: Callable[[Any, Any, Any, Any], Any]
     #: Which part of the longer array each of the two is: of 1 or of the ranks.
-    send_part: bool
-    recv_part: bool
-    busbw: Callable[[int], float]
+    send_part: bool = False
+    recv_part: bool = False
 
 
 CASES = {
-    "allreduce": Case("allreduce", lambda d, g, x, y: d.all_reduce(y, group=g), False, False, lambda n: 2 - 2 / n),
-    "allgather": Case(
-        "allgather", lambda d, g, x, y: d.all_gather_into_tensor(y, x, group=g), True, False, lambda n: (n - 1) / n
-    ),
+    "allreduce": Case("allreduce", lambda d, g, x, y: d.all_reduce(y, group=g)),
+    "allgather": Case("allgather", lambda d, g, x, y: d.all_gather_into_tensor(y, x, group=g), send_part=True),
     "reduce_scatter": Case(
-        "reduce_scatter_block", lambda d, g, x, y: d.reduce_scatter_tensor(y, x, group=g), False, True,
-        lambda n: (n - 1) / n,
+        "reduce_scatter_block", lambda d, g, x, y: d.reduce_scatter_tensor(y, x, group=g), recv_part=True
     ),
-    "alltoall": Case(
-        "alltoall", lambda d, g, x, y: d.all_to_all_single(y, x, group=g), False, False, lambda n: (n - 1) / n
-    ),
-    "bcast": Case("bcast", lambda d, g, x, y: d.broadcast(y, 0, group=g), False, False, lambda n: 1.0),
-    "sendrecv": Case("sendrecv", lambda d, g, x, y: ring(d, g, x, y), False, False, lambda n: 1.0),
-}  # fmt: skip
+    "alltoall": Case("alltoall", lambda d, g, x, y: d.all_to_all_single(y, x, group=g)),
+    "bcast": Case("bcast", lambda d, g, x, y: d.broadcast(y, 0, group=g)),
+    "sendrecv": Case("", lambda d, g, x, y: ring(d, g, x, y)),
+}
 
 
 def ring(dist: Any, group: Any, x: Any, y: Any) -> None:
@@ -256,6 +237,8 @@ def row_of(
     comm: Any, torch: Any, timer: Timer, groups: dict[str, Any], name: str, size: int, *, stream: bool
 ) -> dict[str, Any]:
     """One collective at one size, ours and the peers' in turn."""
+    from ucc_hetero.planner.collectives import ROWS  # after the settings, as importing loads libraries
+
     case, n = CASES[name], max(size // 4, comm.size)
     x = torch.ones(n // comm.size if case.send_part else n, device="cuda")
     y = torch.empty(n // comm.size if case.recv_part else n, device="cuda")
@@ -265,20 +248,20 @@ def row_of(
     blocking, ordered = our_calls(comm, torch, groups.pop("ucch", None), name, x, y)
     for _ in range(3):
         blocking()
-    row["blocking"] = timer.host(blocking, calls)
+    _, row["blocking"] = timer(blocking, calls)
     if stream and ordered is not None:
         ordered()
         torch.cuda.synchronize()
-        row["stream"], row["issue"] = timer.device(ordered, calls)
+        row["stream"], row["issue"] = timer(ordered, calls)
     for peer, group in groups.items():
         if peer == "gloo" and name in ("reduce_scatter", "alltoall", "sendrecv"):
             continue  # it has none on GPU tensors
         theirs = partial(case.theirs, torch.distributed, group, x, y)
         theirs()
         torch.cuda.synchronize()
-        row[peer], row[f"{peer} issue"] = timer.device(theirs, calls if peer == "nccl" else 2)
+        row[peer], row[f"{peer} issue"] = timer(theirs, calls if peer == "nccl" else 2)
     best = min(row[k] for k in ("blocking", "stream") if k in row)
-    row["busbw GB/s"] = case.busbw(comm.size) * size / best * 1e-3
+    row["busbw GB/s"] = (ROWS[case.ours].busbw(comm.size) if case.ours else 1.0) * size / best * 1e-3
     return row | {f"of {peer}": row[peer] / best for peer in groups if peer in row}
 
 

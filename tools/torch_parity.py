@@ -20,7 +20,6 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from itertools import combinations
 from pathlib import Path
@@ -96,7 +95,6 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--ways", default=",".join(WAYS), help="some of %(default)s")
     usual = "single,homogeneous,mixed,control"
     parser.add_argument("--jobs", default=usual, help=f"some of {','.join(JOBS)} (default: {usual})")
-    parser.add_argument("--together", action="store_true", help="run the jobs at the same time, on the same devices")
     parser.add_argument("--amd", default="", help="ranks that use the HIP runtime in the mixed job, such as 2,3")
     parser.add_argument("--hip", default="", help="the HIP runtime library of those ranks")
     parser.add_argument("--model", default="llama", choices=("llama", "qwen2"))
@@ -190,14 +188,11 @@ def run_all(options: argparse.Namespace) -> dict[str, Any]:
     """Results that each job left."""
     common = words_of(options, "ranks model size dtype steps batch length rate limit")
 
-    def one(name: str) -> tuple[str, dict[str, Any]]:
-        ranks, more, environment = jobs[name]
+    found = {}
+    for name, (ranks, more, environment) in jobs_of(options).items():
         print(f"# {name}", file=sys.stderr, flush=True)
-        return name, job(__file__, ranks, [*common, *more], environment, options.limit)
-
-    jobs = jobs_of(options)
-    with ThreadPoolExecutor(len(jobs) if options.together else 1) as pool:
-        return dict(pool.map(one, jobs))
+        found[name] = job(__file__, ranks, [*common, *more], environment, options.limit)
+    return found
 
 
 def main() -> int:
