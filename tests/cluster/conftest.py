@@ -11,7 +11,9 @@ from typing import Any
 
 import pytest
 
+from ucc_hetero.errors import LibraryNotFound
 from ucc_hetero.launch.emulate import Cluster, unavailable
+from ucc_hetero.native.libraries import load
 
 
 class Patient(Cluster):
@@ -46,6 +48,15 @@ def emulate(monkeypatch: pytest.MonkeyPatch, room: int) -> Iterator[Callable[...
     monkeypatch.setattr(Patient, "room", room)
     with ExitStack() as running:
         yield lambda *args, **options: running.enter_context(Patient(*args, **options))
+
+
+@pytest.fixture
+def libraries() -> None:
+    """UCC and UCX; without them the test is skipped."""
+    try:
+        load()
+    except LibraryNotFound as error:
+        pytest.skip(str(error).splitlines()[0])
 
 
 @pytest.fixture

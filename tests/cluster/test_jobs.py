@@ -11,9 +11,7 @@ from typing import Any
 import device_scripts
 import pytest
 
-from ucc_hetero.errors import LibraryNotFound
 from ucc_hetero.launch.emulate import Cluster
-from ucc_hetero.native.libraries import load
 
 #: Loaded before MPI, whose own copy of UCX would otherwise serve UCC too.
 PLAIN = """
@@ -41,10 +39,6 @@ SHARED_MEMORY = {"sysv", "posix", "cma", "xpmem"}
 
 def transports(cluster: Cluster, env: dict[str, str] | None = None) -> set[str]:
     """The transports, and the devices of networks, that UCX's log says the ranks' endpoints were made of."""
-    try:
-        load()
-    except LibraryNotFound as error:
-        pytest.skip(str(error).splitlines()[0])
     log = {"UCX_LOG_LEVEL": "info", **(env or {})}
     result = cluster.mpirun([sys.executable, "-c", PLAIN], env=log, options=["--mca", "pml", "ob1"])
     assert result.stdout.count("sums are right") == cluster.slots, result.stdout + result.stderr
@@ -53,18 +47,21 @@ def transports(cluster: Cluster, env: dict[str, str] | None = None) -> set[str]:
     return {word.partition("/")[0] if word.endswith(("/memory", "/memory0")) else word for word in words}
 
 
+@pytest.mark.usefixtures("libraries")
 def test_between_hosts_only_the_network(emulate: Callable[..., Cluster]) -> None:
     found = transports(emulate(hosts=3, slots=1, rate="4gbit"))
     assert "tcp/eth0" in found
     assert not found & SHARED_MEMORY
 
 
+@pytest.mark.usefixtures("libraries")
 def test_within_hosts_shared_memory(cluster: Cluster) -> None:
     found = transports(cluster)
     assert "tcp/eth0" in found
     assert found & SHARED_MEMORY
 
 
+@pytest.mark.usefixtures("libraries")
 def test_both_links_are_used(emulate: Callable[..., Cluster]) -> None:
     found = transports(emulate(hosts=2, slots=1, links=2, rate="4gbit"))
     assert {"tcp/eth0", "tcp/eth1"} <= found
@@ -121,12 +118,7 @@ APART, MIXED = "nvidia:2,amd:2", "nvidia:1,amd:2,nvidia:1"
     ("MESSAGES", APART, "auto"), ("MESSAGES", MIXED, "staged"), ("STREAMS", APART, "staged"),
 ])  # fmt: skip
 def test_devices_of_two_hosts(
-    cluster: Cluster,
-    fake_environment: Callable[[str], dict[str, str]],
-    tmp_path: Path,
-    script: str,
-    layout: str,
-    path: str,
+    cluster: Cluster, fake_environment: Callable[..., Any], tmp_path: Path, script: str, layout: str, path: str
 ) -> None:
     job = tmp_path / "job.py"
     job.write_text(getattr(device_scripts, script))

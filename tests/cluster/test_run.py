@@ -9,11 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from ucc_hetero.errors import LibraryNotFound
 from ucc_hetero.launch.emulate import Cluster
 from ucc_hetero.native.libraries import load
 
 yaml = pytest.importorskip("yaml", reason="needs yaml: pip install 'ucc-hetero[launch]'")
+
+Emulate, Run = Callable[..., Cluster], Callable[..., subprocess.CompletedProcess[str]]
 
 ALLREDUCE = """
 import os
@@ -35,7 +36,7 @@ NAMES = "import mpi4py.MPI as m, os; print(m.COMM_WORLD.rank, os.uname().nodenam
 
 
 @pytest.fixture
-def ucch_run(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
+def ucch_run(tmp_path: Path) -> Run:
     """Call as ``ucch_run(cluster, document, *words)``: ucch-run with this cluster file, on the cluster's first host."""
 
     def run(
@@ -53,17 +54,8 @@ def ucch_run(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
     return run
 
 
-def libraries_or_skip() -> None:
-    try:
-        load()
-    except LibraryNotFound as error:
-        pytest.skip(str(error).splitlines()[0])
-
-
-def test_two_vendors_on_three_hosts(
-    emulate: Callable[..., Cluster], ucch_run: Callable[..., subprocess.CompletedProcess[str]]
-) -> None:
-    libraries_or_skip()
+@pytest.mark.usefixtures("libraries")
+def test_two_vendors_on_three_hosts(emulate: Emulate, ucch_run: Run) -> None:
     cluster = emulate(hosts=3, slots=[2, 1, 1], rate="4gbit")
     document = {
         "hosts": [
@@ -81,7 +73,7 @@ def test_two_vendors_on_three_hosts(
     assert "nvidia" in done.stdout and "amd" in done.stdout
 
 
-def test_first_failure_over_hosts(cluster: Cluster, ucch_run: Callable[..., subprocess.CompletedProcess[str]]) -> None:
+def test_first_failure_over_hosts(cluster: Cluster, ucch_run: Run) -> None:
     script = "import os, sys, time; r = os.environ['RANK']; time.sleep(60 * (r != '3'))"
     script += "; print('it is me', file=sys.stderr); sys.exit(9)"
     document = {"hosts": ["node[0-1]"], "slots": 2, "interfaces": ["eth0"]}
@@ -96,7 +88,7 @@ def test_first_failure_over_hosts(cluster: Cluster, ucch_run: Callable[..., subp
     )
 
 
-def test_real_ssh(ssh_cluster: Cluster, ucch_run: Callable[..., subprocess.CompletedProcess[str]]) -> None:
+def test_real_ssh(ssh_cluster: Cluster, ucch_run: Run) -> None:
     agent = ssh_cluster.hosts[0].env["PRTE_MCA_plm_ssh_agent"]
     document = {"hosts": ["node[0-1]"], "slots": 2, "interfaces": ["eth0"], "ssh": agent, "env": {"MARK": "a b"}}
     script = NAMES + "; assert os.environ['MARK'] == 'a b'"
@@ -105,9 +97,7 @@ def test_real_ssh(ssh_cluster: Cluster, ucch_run: Callable[..., subprocess.Compl
     assert sorted(done.stdout.splitlines()) == ["0 node0 0", "1 node0 1", "2 node1 0", "3 node1 1"]
 
 
-def test_a_wrong_key(
-    ssh_cluster: Cluster, ucch_run: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path
-) -> None:
+def test_a_wrong_key(ssh_cluster: Cluster, ucch_run: Run, tmp_path: Path) -> None:
     other = tmp_path / "stranger"
     subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(other)], check=True)
     config = (tmp_path / "keys" / "ssh_config").read_text()
@@ -120,7 +110,7 @@ def test_a_wrong_key(
     assert "it must work without a password" in done.stderr.splitlines()[-1]
 
 
-def test_a_host_that_is_down(cluster: Cluster, ucch_run: Callable[..., subprocess.CompletedProcess[str]]) -> None:
+def test_a_host_that_is_down(cluster: Cluster, ucch_run: Run) -> None:
     cluster.power_off(1)
     document = {"hosts": ["node[0-1]"], "slots": 2, "interfaces": ["eth0"]}
     done = ucch_run(cluster, document, "--start-timeout", "20", sys.executable, "-c", NAMES)
@@ -129,9 +119,7 @@ def test_a_host_that_is_down(cluster: Cluster, ucch_run: Callable[..., subproces
     assert "node1" in done.stderr.splitlines()[-1] or "node0" in done.stderr.splitlines()[-1]
 
 
-def test_an_interface_that_does_not_reach(
-    emulate: Callable[..., Cluster], ucch_run: Callable[..., subprocess.CompletedProcess[str]]
-) -> None:
+def test_an_interface_that_does_not_reach(emulate: Emulate, ucch_run: Run) -> None:
     cluster = emulate(hosts=2, slots=1, links=2)
     cluster.set_link(1, False, link=1)
     document = {"hosts": ["node[0-1]"], "interfaces": ["eth1"]}
@@ -154,11 +142,9 @@ def different_ucx() -> dict[str, object]:
     }
 
 
-def test_different_ucx_builds_are_refused(
-    emulate: Callable[..., Cluster], ucch_run: Callable[..., subprocess.CompletedProcess[str]]
-) -> None:
+@pytest.mark.usefixtures("libraries")
+def test_different_ucx_builds_are_refused(emulate: Emulate, ucch_run: Run) -> None:
     """The distribution's UCX is too old for the wheel's UCC: every rank learns which rank cannot take part, and why."""
-    libraries_or_skip()
     done = ucch_run(emulate(hosts=2, slots=1), different_ucx(), "--emulate", "--tag", sys.executable, "-c", ALLREDUCE)
     assert done.returncode == 1, done.stdout + done.stderr
     refused = [line for line in done.stderr.splitlines() if "AgreementError" in line]
@@ -168,7 +154,7 @@ def test_different_ucx_builds_are_refused(
 
 def check(
     cluster: Cluster,
-    ucch_run: Callable[..., subprocess.CompletedProcess[str]],
+    ucch_run: Run,
     document: dict[str, object],
     *words: str,
 ) -> tuple[int, dict[str, dict[str, str]]]:
@@ -178,10 +164,8 @@ def check(
     return done.returncode, {each["code"]: each for each in json.loads(done.stdout)["findings"]}
 
 
-def test_doctor_finds_a_slow_link(
-    emulate: Callable[..., Cluster], ucch_run: Callable[..., subprocess.CompletedProcess[str]]
-) -> None:
-    libraries_or_skip()
+@pytest.mark.usefixtures("libraries")
+def test_doctor_finds_a_slow_link(emulate: Emulate, ucch_run: Run) -> None:
     cluster = emulate(hosts=4, slots=1, rate="2gbit,2gbit,2gbit,200mbit")
     status, found = check(cluster, ucch_run, {"hosts": ["node[0-3]"], "vendor": "host", "interfaces": ["eth0"]})
     assert status == 0, found
@@ -190,11 +174,9 @@ def test_doctor_finds_a_slow_link(
     assert "1-2 (" not in found["pair-slow"]["text"]
 
 
-def test_doctor_finds_different_ucx_builds(
-    emulate: Callable[..., Cluster], ucch_run: Callable[..., subprocess.CompletedProcess[str]]
-) -> None:
+@pytest.mark.usefixtures("libraries")
+def test_doctor_finds_different_ucx_builds(emulate: Emulate, ucch_run: Run) -> None:
     """The wheel's and the distribution's UCX: the ranks that cannot take part are named, and so is what they lack."""
-    libraries_or_skip()
     status, found = check(emulate(hosts=2, slots=1), ucch_run, different_ucx())
     assert status == 1
     # The distribution's UCX is too old for the wheel's UCC: with one that is not, its version is what differs.

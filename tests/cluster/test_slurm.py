@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from ucc_hetero.errors import LibraryNotFound
 from ucc_hetero.launch import slurm
 from ucc_hetero.launch.cluster import Cluster, Host, VendorPart
-from ucc_hetero.native.libraries import load
 
 pytest.importorskip("yaml", reason="needs yaml: pip install 'ucc-hetero[launch]'")
+
+Sbatch = Callable[..., subprocess.CompletedProcess[str]]
 
 #: Slurm without keys or accounting, for three nodes that are this machine.
 CONFIG = """
@@ -93,9 +93,7 @@ def wait_for(condition: Callable[[], bool], what: str, seconds: float = 60) -> N
 
 
 @pytest.fixture
-def sbatch(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Callable[..., subprocess.CompletedProcess[str]]]:
+def sbatch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Sbatch]:
     """Slurm's daemons, running; call as ``sbatch(script, *options)``."""
     if os.geteuid() != 0:
         pytest.skip("slurmd needs root")
@@ -143,7 +141,7 @@ def ucch_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("ucch_run")
-def test_heterogeneous_job(sbatch: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path) -> None:
+def test_heterogeneous_job(sbatch: Sbatch, tmp_path: Path) -> None:
     # Slurm's PMIx plugin need not be there, and this program needs none.
     text = slurm.script(MIXED, [sys.executable, "-I", "-S", "-c", SHOW], 5, ["--mpi-args=--mpi=none", "--devices=all"])
     tried = sbatch(text, "--test-only")
@@ -158,15 +156,9 @@ def test_heterogeneous_job(sbatch: Callable[..., subprocess.CompletedProcess[str
     assert lines == [f"{rank} 7 {local[rank]} {nodes[rank]} {only[rank]}" for rank in range(7)]
 
 
-@pytest.mark.usefixtures("ucch_run")
-def test_mpi_in_a_heterogeneous_job(
-    sbatch: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.usefixtures("libraries", "ucch_run")
+def test_mpi_in_a_heterogeneous_job(sbatch: Sbatch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """``srun --mpi=pmix``: the ranks of both components are one MPI job, and one communicator of two vendors."""
-    try:
-        load()
-    except LibraryNotFound as error:
-        pytest.skip(str(error).splitlines()[0])
     monkeypatch.setenv("UCCH_TIMEOUT", "60")
     text = slurm.script(MIXED, [sys.executable, "-c", ALLREDUCE], 5, ["--emulate"])
     out = tmp_path / "out.txt"

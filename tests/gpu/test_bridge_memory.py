@@ -80,9 +80,6 @@ def test_long_messages_on_our_bridge(bridge: Run, size: int) -> None:
     assert right(job, 4), job.output
 
 
-# --- hazards ----------------------------------------------------------------------------------------------------------
-
-
 def knows(setting: str) -> bool:
     """Whether libucc's UCP component has a setting: what it cannot be told it does not do."""
     from ucc_hetero.native.libraries import load

@@ -35,30 +35,16 @@ static void *driver(void) {
 enum { INVALID_VALUE = 1, OUT_OF_MEMORY = 2, NO_DEVICE = 100, INVALID_DEVICE = 101 };
 #define CALL(name, ...) (name##_at() ? name##_at()(__VA_ARGS__) : (int)NO_DEVICE)
 
-CU(cuInit, (unsigned flags)) {
-    return CALL(cuInit, flags);
-}
-CU(cuGetErrorName, (int code, const char **name)) {
-    return CALL(cuGetErrorName, code, name);
-}
-CU(cuDeviceGetCount, (int *n)) {
-    return CALL(cuDeviceGetCount, n);
-}
-CU(cuDeviceGetPCIBusId, (char *text, int room, int device)) {
-    return CALL(cuDeviceGetPCIBusId, text, room, device);
-}
-CU(cuDevicePrimaryCtxRetain, (void **context, int device)) {
-    return CALL(cuDevicePrimaryCtxRetain, context, device);
-}
-CU(cuCtxSetCurrent, (void *context)) {
-    return CALL(cuCtxSetCurrent, context);
-}
+CU(cuInit, (unsigned flags)) { return CALL(cuInit, flags); }
+CU(cuGetErrorName, (int code, const char **name)) { return CALL(cuGetErrorName, code, name); }
+CU(cuDeviceGetCount, (int *n)) { return CALL(cuDeviceGetCount, n); }
+CU(cuDeviceGetPCIBusId, (char *text, int room, int device)) { return CALL(cuDeviceGetPCIBusId, text, room, device); }
+CU(cuDevicePrimaryCtxRetain, (void **context, int device)) { return CALL(cuDevicePrimaryCtxRetain, context, device); }
+CU(cuCtxSetCurrent, (void *context)) { return CALL(cuCtxSetCurrent, context); }
 CU(cuDevicePrimaryCtxGetState, (int device, unsigned *flags, int *active)) {
     return CALL(cuDevicePrimaryCtxGetState, device, flags, active);
 }
-CU(cuCtxGetDevice, (int *device)) {
-    return CALL(cuCtxGetDevice, device);
-}
+CU(cuCtxGetDevice, (int *device)) { return CALL(cuCtxGetDevice, device); }
 
 #define MOST_DEVICES 64
 static void *contexts[MOST_DEVICES];
@@ -80,9 +66,7 @@ static int ready(void) {
 CU(cuPointerGetAttributes, (unsigned n, const int *which, void **into, address where)) {
     return CALL(cuPointerGetAttributes, n, which, into, where);
 }
-CU(cuIpcGetMemHandle, (void *handle, address where)) {
-    return THERE(cuIpcGetMemHandle, handle, where);
-}
+CU(cuIpcGetMemHandle, (void *handle, address where)) { return THERE(cuIpcGetMemHandle, handle, where); }
 /* As HIP's and CUDA's handles are, by value. */
 typedef struct share {
     char bytes[64];
@@ -90,24 +74,12 @@ typedef struct share {
 CU(cuIpcOpenMemHandle_v2, (address * where, share handle, unsigned flags)) {
     return THERE(cuIpcOpenMemHandle_v2, where, handle, flags);
 }
-CU(cuIpcCloseMemHandle, (address where)) {
-    return THERE(cuIpcCloseMemHandle, where);
-}
-CU(cuMemAlloc_v2, (address * where, size_t bytes)) {
-    return THERE(cuMemAlloc_v2, where, bytes);
-}
-CU(cuMemFree_v2, (address where)) {
-    return THERE(cuMemFree_v2, where);
-}
-CU(cuMemGetInfo_v2, (size_t *room, size_t *all)) {
-    return THERE(cuMemGetInfo_v2, room, all);
-}
-CU(cuMemHostAlloc, (void **where, size_t bytes, unsigned flags)) {
-    return THERE(cuMemHostAlloc, where, bytes, flags);
-}
-CU(cuMemFreeHost, (void *where)) {
-    return THERE(cuMemFreeHost, where);
-}
+CU(cuIpcCloseMemHandle, (address where)) { return THERE(cuIpcCloseMemHandle, where); }
+CU(cuMemAlloc_v2, (address * where, size_t bytes)) { return THERE(cuMemAlloc_v2, where, bytes); }
+CU(cuMemFree_v2, (address where)) { return THERE(cuMemFree_v2, where); }
+CU(cuMemGetInfo_v2, (size_t *room, size_t *all)) { return THERE(cuMemGetInfo_v2, room, all); }
+CU(cuMemHostAlloc, (void **where, size_t bytes, unsigned flags)) { return THERE(cuMemHostAlloc, where, bytes, flags); }
+CU(cuMemFreeHost, (void *where)) { return THERE(cuMemFreeHost, where); }
 CU(cuMemHostRegister_v2, (void *where, size_t bytes, unsigned flags)) {
     return THERE(cuMemHostRegister_v2, where, bytes, flags);
 }
@@ -120,43 +92,25 @@ CU(cuMemcpyAsync, (address dst, address src, size_t bytes, void *s)) {
 CU(cuStreamCreateWithPriority, (void **s, unsigned flags, int priority)) {
     return THERE(cuStreamCreateWithPriority, s, flags, priority);
 }
-CU(cuStreamDestroy_v2, (void *s)) {
-    return THERE(cuStreamDestroy_v2, s);
-}
-CU(cuStreamWaitEvent, (void *s, void *e, unsigned flags)) {
-    return THERE(cuStreamWaitEvent, s, e, flags);
-}
-CU(cuStreamSynchronize, (void *s)) {
-    return THERE(cuStreamSynchronize, s);
-}
+CU(cuStreamDestroy_v2, (void *s)) { return THERE(cuStreamDestroy_v2, s); }
+CU(cuStreamWaitEvent, (void *s, void *e, unsigned flags)) { return THERE(cuStreamWaitEvent, s, e, flags); }
+CU(cuStreamSynchronize, (void *s)) { return THERE(cuStreamSynchronize, s); }
 CU(cuStreamWaitValue32_v2, (void *s, address word, uint32_t value, unsigned flags)) {
     return THERE(cuStreamWaitValue32_v2, s, word, value, flags);
 }
 CU(cuStreamWriteValue32_v2, (void *s, address word, uint32_t value, unsigned flags)) {
     return THERE(cuStreamWriteValue32_v2, s, word, value, flags);
 }
-CU(cuEventCreate, (void **e, unsigned flags)) {
-    return THERE(cuEventCreate, e, flags);
-}
-CU(cuEventDestroy_v2, (void *e)) {
-    return THERE(cuEventDestroy_v2, e);
-}
-CU(cuEventRecord, (void *e, void *s)) {
-    return THERE(cuEventRecord, e, s);
-}
-CU(cuEventQuery, (void *e)) {
-    return THERE(cuEventQuery, e);
-}
+CU(cuEventCreate, (void **e, unsigned flags)) { return THERE(cuEventCreate, e, flags); }
+CU(cuEventDestroy_v2, (void *e)) { return THERE(cuEventDestroy_v2, e); }
+CU(cuEventRecord, (void *e, void *s)) { return THERE(cuEventRecord, e, s); }
+CU(cuEventQuery, (void *e)) { return THERE(cuEventQuery, e); }
 
-CU(cuCtxSynchronize, (void)) {
-    return THERE(cuCtxSynchronize);
-}
+CU(cuCtxSynchronize, (void)) { return THERE(cuCtxSynchronize); }
 CU(cuDeviceGetAttribute, (int *value, int which, int device)) {
     return CALL(cuDeviceGetAttribute, value, which, device);
 }
-CU(cuModuleLoadData, (void **module, const void *image)) {
-    return THERE(cuModuleLoadData, module, image);
-}
+CU(cuModuleLoadData, (void **module, const void *image)) { return THERE(cuModuleLoadData, module, image); }
 CU(cuModuleGetFunction, (void **function, void *module, const char *name)) {
     return THERE(cuModuleGetFunction, function, module, name);
 }
@@ -166,13 +120,9 @@ CU(cuLaunchKernel, (void *f, unsigned x, unsigned y, unsigned z, unsigned a, uns
 }
 
 /* The memory is CUDA's whatever the entry points are called: UCC and UCX are told so. */
-int ucch_memory_type(void) {
-    return 1;
-}
+int ucch_memory_type(void) { return 1; }
 
-int hipInit(unsigned flags) {
-    return cuInit(flags);
-}
+int hipInit(unsigned flags) { return cuInit(flags); }
 static int major(void) {
     const char *text = getenv("HIPCUDA_VERSION");
     return text && *text ? atoi(text) : 6;
@@ -191,15 +141,9 @@ int hipDeviceGetAttribute(int *value, int which, int device) {
            : which == 57 ? cuDeviceGetAttribute(value, 39, device)
                          : INVALID_VALUE;
 }
-int hipGetLastError(void) {
-    return 0;
-}
-int hipGetDeviceCount(int *n) {
-    return cuDeviceGetCount(n);
-}
-int hipDeviceGetPCIBusId(char *text, int room, int device) {
-    return cuDeviceGetPCIBusId(text, room, device);
-}
+int hipGetLastError(void) { return 0; }
+int hipGetDeviceCount(int *n) { return cuDeviceGetCount(n); }
+int hipDeviceGetPCIBusId(char *text, int room, int device) { return cuDeviceGetPCIBusId(text, room, device); }
 int hipSetDevice(int device) {
     unsigned flags;
     int n = 0, active, status = cuDeviceGetCount(&n);
@@ -237,21 +181,13 @@ int hipPointerGetAttributes(void *into, const void *where) {
     out->managed = (int)managed;
     return 0;
 }
-int hipIpcGetMemHandle(void *handle, void *where) {
-    return cuIpcGetMemHandle(handle, (address)(uintptr_t)where);
-}
+int hipIpcGetMemHandle(void *handle, void *where) { return cuIpcGetMemHandle(handle, (address)(uintptr_t)where); }
 int hipIpcOpenMemHandle(void **where, share handle, unsigned flags) {
     return flags == (major() >= 6) ? cuIpcOpenMemHandle_v2((address *)where, handle, 1) : INVALID_VALUE;
 }
-int hipIpcCloseMemHandle(void *where) {
-    return cuIpcCloseMemHandle((address)(uintptr_t)where);
-}
-int hipMalloc(void **where, size_t bytes) {
-    return cuMemAlloc_v2((address *)where, bytes);
-}
-int hipMemGetInfo(size_t *room, size_t *all) {
-    return cuMemGetInfo_v2(room, all);
-}
+int hipIpcCloseMemHandle(void *where) { return cuIpcCloseMemHandle((address)(uintptr_t)where); }
+int hipMalloc(void **where, size_t bytes) { return cuMemAlloc_v2((address *)where, bytes); }
+int hipMemGetInfo(size_t *room, size_t *all) { return cuMemGetInfo_v2(room, all); }
 
 /* Signal memory is pinned memory of the host here. */
 #define MOST_SIGNALS 65536
@@ -282,16 +218,12 @@ int hipExtMallocWithFlags(void **where, size_t bytes, unsigned flags) {
     int status = flags == 2 && bytes == 8 ? cuMemHostAlloc(where, bytes, 3) : INVALID_VALUE;
     return status ? status : exchange(NULL, *where) ? 0 : OUT_OF_MEMORY;
 }
-int hipHostMalloc(void **where, size_t bytes, unsigned flags) {
-    return cuMemHostAlloc(where, bytes, flags);
-}
+int hipHostMalloc(void **where, size_t bytes, unsigned flags) { return cuMemHostAlloc(where, bytes, flags); }
 int hipHostFree(void *where) {
     cuCtxSynchronize();
     return cuMemFreeHost(where);
 }
-int hipHostRegister(void *where, size_t bytes, unsigned flags) {
-    return cuMemHostRegister_v2(where, bytes, flags);
-}
+int hipHostRegister(void *where, size_t bytes, unsigned flags) { return cuMemHostRegister_v2(where, bytes, flags); }
 int hipHostGetDevicePointer(void **seen, void *memory, unsigned flags) {
     address a = 0;
     int status = cuMemHostGetDevicePointer_v2(&a, memory, flags);
@@ -304,15 +236,9 @@ int hipMemcpyAsync(void *dst, const void *src, size_t bytes, int kind, void *s) 
 int hipStreamCreateWithPriority(void **s, unsigned flags, int priority) {
     return cuStreamCreateWithPriority(s, flags, priority);
 }
-int hipStreamDestroy(void *s) {
-    return cuStreamDestroy_v2(s);
-}
-int hipStreamWaitEvent(void *s, void *e, unsigned flags) {
-    return cuStreamWaitEvent(s, e, flags);
-}
-int hipStreamSynchronize(void *s) {
-    return cuStreamSynchronize(s);
-}
+int hipStreamDestroy(void *s) { return cuStreamDestroy_v2(s); }
+int hipStreamWaitEvent(void *s, void *e, unsigned flags) { return cuStreamWaitEvent(s, e, flags); }
+int hipStreamSynchronize(void *s) { return cuStreamSynchronize(s); }
 int hipStreamWaitValue32(void *s, void *word, uint32_t value, unsigned flags, uint32_t mask) {
     if (mask != ~(uint32_t)0 || !word || !exchange(word, word))
         return INVALID_VALUE;
@@ -321,21 +247,11 @@ int hipStreamWaitValue32(void *s, void *word, uint32_t value, unsigned flags, ui
 int hipStreamWriteValue32(void *s, void *word, uint32_t value, unsigned flags) {
     return cuStreamWriteValue32_v2(s, (address)(uintptr_t)word, value, flags);
 }
-int hipEventCreateWithFlags(void **e, unsigned flags) {
-    return cuEventCreate(e, flags);
-}
-int hipEventDestroy(void *e) {
-    return cuEventDestroy_v2(e);
-}
-int hipEventRecord(void *e, void *s) {
-    return cuEventRecord(e, s);
-}
-int hipEventQuery(void *e) {
-    return cuEventQuery(e);
-}
-int hipModuleLoadData(void **module, const void *image) {
-    return cuModuleLoadData(module, image);
-}
+int hipEventCreateWithFlags(void **e, unsigned flags) { return cuEventCreate(e, flags); }
+int hipEventDestroy(void *e) { return cuEventDestroy_v2(e); }
+int hipEventRecord(void *e, void *s) { return cuEventRecord(e, s); }
+int hipEventQuery(void *e) { return cuEventQuery(e); }
+int hipModuleLoadData(void **module, const void *image) { return cuModuleLoadData(module, image); }
 int hipModuleGetFunction(void **function, void *module, const char *name) {
     return cuModuleGetFunction(function, module, name);
 }

@@ -51,9 +51,6 @@ def columns(rows: int, width: int) -> Iterator[dict[str, MPI.Datatype]]:
             each.Free()
 
 
-# --- nothing at all ---------------------------------------------------------------------------------------------------
-
-
 def empty(comm: Any) -> list[Any]:
     """Empty bytearrays, array.arrays and memoryviews, which share an address, in all calls."""
     zeros = [0] * comm.Get_size()
@@ -87,9 +84,6 @@ def nothing_from_some(comm: Any) -> list[Any]:
     return [out, back]
 
 
-# --- reductions -------------------------------------------------------------------------------------------------------
-
-
 def scattered_in_place(comm: Any) -> list[Any]:
     """Memory beyond the result stays as it is."""
     size = comm.Get_size()
@@ -112,9 +106,6 @@ def counts_from_the_receivers(comm: Any) -> list[Any]:
     swapped = blank(size - rank + 2)
     comm.Reduce_scatter(data(comm, total), [swapped, (size - rank, 1), MPI.DOUBLE], op=MPI.MAX)
     return [into, swapped]
-
-
-# --- blocks that do not begin where the memory does -------------------------------------------------------------------
 
 
 def displaced(comm: Any) -> list[Any]:
@@ -214,9 +205,6 @@ def scattered_among_neighbours(comm: Any) -> list[Any]:
     kind.Free()
     circle.Free()
     return [into]
-
-
-# --- numbers ----------------------------------------------------------------------------------------------------------
 
 
 def numbers_of_numpy(comm: Any) -> list[Any]:

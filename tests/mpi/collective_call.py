@@ -92,8 +92,6 @@ class Call:
             self.recv = self._buffer(self.recv_at)
         self.input = np.empty(0, self.dtype)
 
-    # --- shapes -------------------------------------------------------------------------------------------------------
-
     def _lengths(self) -> tuple[list[int], list[int]]:
         """Elements of each block that this rank sends and receives (one block: a whole vector)."""
         case, me, p = self.case, self.rank, self.size
@@ -124,8 +122,6 @@ class Call:
     def _buffer(self, places: Places) -> Guarded:
         tail = 5 if self.case.gaps and len(places) > 1 else 0
         return Guarded(self.rng, self.dtype, max((at + n for at, n in places), default=0) + tail)
-
-    # --- data ---------------------------------------------------------------------------------------------------------
 
     def refill(self) -> None:
         """Fresh inputs, freshly poisoned outputs."""
@@ -187,8 +183,6 @@ class Call:
             count = view.size // self.size
         forms = {"plain": view, "count": [view, count], "dtype": [view, dtype], "both": [view, count, dtype]}
         return forms[case.spec]
-
-    # --- judgement ----------------------------------------------------------------------------------------------------
 
     def verify(self, inputs: list[Array]) -> str:
         """What is wrong with the buffers now, or nothing. ``inputs``: every rank's dense input."""

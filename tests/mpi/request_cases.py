@@ -45,15 +45,10 @@ class Mixture:
         persistent = [comm.Allreduce_init(np.full(5, 2.0), self.again), comm.Recv_init(self.short, left, 22)]
         PersistentRequest.Startall(persistent)
         self.requests: list[Request] = [
-            comm.Iallreduce(ones, self.total),
-            comm.Ibarrier(),
-            comm.Iallreduce(np.full(6, 3.0), self.own, op=ADD),
-            comm.Irecv(self.into, left, 21),
-            comm.Isend(np.full(40_000, float(comm.rank)), right, 21),
-            comm.Issend(np.full(4, 7.0), right, 22),
-            comm.Irecv(np.zeros(1), MPI.PROC_NULL),
-            *persistent,
-        ]
+            comm.Iallreduce(ones, self.total), comm.Ibarrier(), comm.Iallreduce(np.full(6, 3.0), self.own, op=ADD),
+            comm.Irecv(self.into, left, 21), comm.Isend(np.full(40_000, float(comm.rank)), right, 21),
+            comm.Issend(np.full(4, 7.0), right, 22), comm.Irecv(np.zeros(1), MPI.PROC_NULL), *persistent,
+        ]  # fmt: skip
         random.Random(seed + comm.rank).shuffle(self.requests)
 
     def check(self) -> None:

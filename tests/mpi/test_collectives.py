@@ -23,19 +23,11 @@ LAYOUTS = [
     (6, "nvidia:2,amd:2,host:2"),
 ]  # fmt: skip
 MORE_LAYOUTS = [
-    (8, "nvidia:3,amd:3,host:2"),
-    *((ranks, "") for ranks in (4, 5, 6, 7, 8)),
-    (3, "nvidia:1,amd:1,host:1"),
-    (3, "nvidia:2,amd:1"),
-    (5, "amd:1,nvidia:4"),
-    (6, "nvidia:2,amd:1,nvidia:1,amd:2"),
-    (6, "nvidia:3,amd:3"),
-    (7, "nvidia:5,amd:1,host:1"),
-    (7, "host:1,amd:2,nvidia:1,host:2,nvidia:1"),
-    (8, "nvidia:4,amd:4"),
-    (8, "nvidia:1,amd:1,host:1,nvidia:1,amd:1,host:1,nvidia:1,amd:1"),
-    (8, "nvidia:6,amd:2"),
-]
+    (8, "nvidia:3,amd:3,host:2"), *((ranks, "") for ranks in (4, 5, 6, 7, 8)), (3, "nvidia:1,amd:1,host:1"),
+    (3, "nvidia:2,amd:1"), (5, "amd:1,nvidia:4"), (6, "nvidia:2,amd:1,nvidia:1,amd:2"), (6, "nvidia:3,amd:3"),
+    (7, "nvidia:5,amd:1,host:1"), (7, "host:1,amd:2,nvidia:1,host:2,nvidia:1"), (8, "nvidia:4,amd:4"),
+    (8, "nvidia:1,amd:1,host:1,nvidia:1,amd:1,host:1,nvidia:1,amd:1"), (8, "nvidia:6,amd:2"),
+]  # fmt: skip
 
 
 def seed() -> int:

@@ -12,8 +12,6 @@ from torch_cases import DEVICE, case, close, main
 from torch_model import SHARE, Block, fresh, loss_of, reference, sgd, share, train
 from torch_world import N, R
 
-# --- data parallel ---------------------------------------------------------------------------------------------------
-
 
 @case
 def ddp() -> None:
@@ -92,9 +90,6 @@ def replicated() -> None:
     train(model, sgd(model.parameters()))
 
 
-# --- sharded ---------------------------------------------------------------------------------------------------------
-
-
 @case
 def fsdp1() -> None:
     from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy, StateDictType
@@ -166,9 +161,6 @@ def checkpoint() -> None:
     set_state_dict(other, second, model_state_dict=weights, optim_state_dict=moments)
     for one, two in zip(model.parameters(), other.parameters(), strict=True):
         assert torch.equal(one.to_local(), two.to_local())
-
-
-# --- tensor parallel -------------------------------------------------------------------------------------------------
 
 
 @case
@@ -244,9 +236,6 @@ def sequence_parallel_all_to_all() -> None:
     (heads * (R + 1)).sum().backward()
     want = torch.arange(1.0, N + 1).view(1, N, 1).expand_as(mine)
     assert torch.equal(mine.grad, want)
-
-
-# --- pipelines -------------------------------------------------------------------------------------------------------
 
 
 class Part(nn.Module):

@@ -126,9 +126,6 @@ def balanced_pipeline() -> None:
             close(torch.stack(losses).mean().item(), want, 1e-5, f"step {step}")
 
 
-# --- drift -----------------------------------------------------------------------------------------------------------
-
-
 def nudged(model: nn.Module) -> None:
     """What another vendor's optimizer kernel does: one parameter of the last rank is off by one bit."""
     if R == N - 1:

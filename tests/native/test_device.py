@@ -143,9 +143,6 @@ def test_streams_of_other_libraries() -> None:
     assert device.stream_handle(type("S", (), {"handle": ctypes.c_void_p(None)})()) == 0
 
 
-# --- orders ----------------------------------------------------------------------------------------------------------
-
-
 class Bench:
     """Two streams, a producer's array, a copy on the device, a pinned array on the host."""
 

@@ -106,8 +106,6 @@ def test_a_word_is_used_up_before_its_numbers_wrap(compiled: Callable[..., Path]
     subprocess.run([program], check=True, timeout=60)
 
 
-# --- ranks -----------------------------------------------------------------------------------------------------------
-
 #: Two ranks exchange what they write again and again; ``near``: by way of arenas.
 ARENAS = """
 import os, sys

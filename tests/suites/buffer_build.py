@@ -56,8 +56,6 @@ class Arguments:
             if made != MPI.DATATYPE_NULL:
                 made.Free()
 
-    # --- arguments beside buffers -------------------------------------------------------------------------------------
-
     @property
     def root(self) -> Any:
         """The root, in one of the ways to write it."""
@@ -78,8 +76,6 @@ class Arguments:
         if counts is None:
             return None
         return {"int": list, "numpy": np.array, "0-d": lambda n: tuple(map(np.int64, n))}[self.case.numbers](counts)
-
-    # --- buffers ------------------------------------------------------------------------------------------------------
 
     def _argument(self, spec: Spec | str, side: str) -> Any:
         fault = self._fault if side == self._side else ""

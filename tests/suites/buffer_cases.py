@@ -29,22 +29,15 @@ _LOGIC = ("LAND", "LOR", "LXOR")
 
 #: Type characters of numpy and mpi4py, ``y`` for MPI.BYTE and ``c`` for MPI.CHAR.
 BASES = {
-    "?": Base("C_BOOL", 1, _LOGIC),
-    "b": Base("SIGNED_CHAR", 1, _COMPARED + _NUMBERS + _BITS + _LOGIC),
-    "B": Base("UNSIGNED_CHAR", 1, _COMPARED + _NUMBERS + _BITS + _LOGIC),
-    "y": Base("BYTE", 1, _BITS),
-    "c": Base("CHAR", 1, ()),
-    "h": Base("SHORT", 2, _COMPARED + _NUMBERS + _BITS),
-    "H": Base("UNSIGNED_SHORT", 2, _COMPARED + _NUMBERS),
-    "i": Base("INT", 4, _COMPARED + _NUMBERS + _BITS + _LOGIC),
-    "I": Base("UNSIGNED", 4, _COMPARED + _NUMBERS),
-    "l": Base("LONG", 8, _COMPARED + _NUMBERS + _BITS + _LOGIC),
-    "Q": Base("UNSIGNED_LONG_LONG", 8, _COMPARED + _NUMBERS),
-    "f": Base("FLOAT", 4, _COMPARED + _NUMBERS),
-    "d": Base("DOUBLE", 8, _COMPARED + _NUMBERS),
-    "F": Base("C_FLOAT_COMPLEX", 8, _NUMBERS),
+    "?": Base("C_BOOL", 1, _LOGIC), "b": Base("SIGNED_CHAR", 1, _COMPARED + _NUMBERS + _BITS + _LOGIC),
+    "B": Base("UNSIGNED_CHAR", 1, _COMPARED + _NUMBERS + _BITS + _LOGIC), "y": Base("BYTE", 1, _BITS),
+    "c": Base("CHAR", 1, ()), "h": Base("SHORT", 2, _COMPARED + _NUMBERS + _BITS),
+    "H": Base("UNSIGNED_SHORT", 2, _COMPARED + _NUMBERS), "i": Base("INT", 4, _COMPARED + _NUMBERS + _BITS + _LOGIC),
+    "I": Base("UNSIGNED", 4, _COMPARED + _NUMBERS), "l": Base("LONG", 8, _COMPARED + _NUMBERS + _BITS + _LOGIC),
+    "Q": Base("UNSIGNED_LONG_LONG", 8, _COMPARED + _NUMBERS), "f": Base("FLOAT", 4, _COMPARED + _NUMBERS),
+    "d": Base("DOUBLE", 8, _COMPARED + _NUMBERS), "F": Base("C_FLOAT_COMPLEX", 8, _NUMBERS),
     "D": Base("C_DOUBLE_COMPLEX", 16, _NUMBERS),
-}
+}  # fmt: skip
 
 
 class Kind(NamedTuple):
@@ -60,29 +53,19 @@ class Kind(NamedTuple):
 
 #: Calls by mpi4py's names; ``Ring`` is messages to the next rank and from the one before.
 CALLS = {
-    "Bcast": Kind("one", "", "send"),
-    "Gather": Kind("one", "even", "recv", in_place="send"),
-    "Gatherv": Kind("one", "v", "recv", in_place="send"),
-    "Scatter": Kind("even", "one", "send", in_place="recv"),
-    "Scatterv": Kind("v", "one", "send", in_place="recv"),
-    "Allgather": Kind("one", "even", in_place="send"),
-    "Allgatherv": Kind("one", "v", in_place="send"),
-    "Alltoall": Kind("even", "even", in_place="send"),
-    "Alltoallv": Kind("v", "v", in_place="send"),
-    "Alltoallw": Kind("w", "w", in_place="send"),
-    "Reduce": Kind("one", "one", "recv", True, "send"),
-    "Allreduce": Kind("one", "one", "", True, "send"),
+    "Bcast": Kind("one", "", "send"), "Gather": Kind("one", "even", "recv", in_place="send"),
+    "Gatherv": Kind("one", "v", "recv", in_place="send"), "Scatter": Kind("even", "one", "send", in_place="recv"),
+    "Scatterv": Kind("v", "one", "send", in_place="recv"), "Allgather": Kind("one", "even", in_place="send"),
+    "Allgatherv": Kind("one", "v", in_place="send"), "Alltoall": Kind("even", "even", in_place="send"),
+    "Alltoallv": Kind("v", "v", in_place="send"), "Alltoallw": Kind("w", "w", in_place="send"),
+    "Reduce": Kind("one", "one", "recv", True, "send"), "Allreduce": Kind("one", "one", "", True, "send"),
     "Reduce_scatter_block": Kind("even", "one", "", True, "send"),
-    "Reduce_scatter": Kind("one", "one", "", True, "send"),
-    "Scan": Kind("one", "one", "", True, "send"),
-    "Exscan": Kind("one", "one", "", True, "send"),
-    "Ring": Kind("one", "one"),
-    "Neighbor_allgather": Kind("one", "even"),
-    "Neighbor_allgatherv": Kind("one", "v"),
-    "Neighbor_alltoall": Kind("even", "even"),
-    "Neighbor_alltoallv": Kind("v", "v"),
+    "Reduce_scatter": Kind("one", "one", "", True, "send"), "Scan": Kind("one", "one", "", True, "send"),
+    "Exscan": Kind("one", "one", "", True, "send"), "Ring": Kind("one", "one"),
+    "Neighbor_allgather": Kind("one", "even"), "Neighbor_allgatherv": Kind("one", "v"),
+    "Neighbor_alltoall": Kind("even", "even"), "Neighbor_alltoallv": Kind("v", "v"),
     "Neighbor_alltoallw": Kind("w", "w"),
-}
+}  # fmt: skip
 
 
 class Type(NamedTuple):
@@ -155,9 +138,6 @@ def elements(types: Sequence[Type], counts: Sequence[int], starts: Sequence[int]
     ]
 
 
-# --- datatypes --------------------------------------------------------------------------------------------------------
-
-
 def _type(draw: Any, base: str, per: int, overlaps: bool) -> Type:
     """A datatype of ``per`` elements; those that ``overlaps`` allows may share elements."""
     one = lambda low, high: draw(st.integers(low, high))  # noqa: E731
@@ -197,8 +177,6 @@ def _type(draw: Any, base: str, per: int, overlaps: bool) -> Type:
         extent = one(1, extent + 2)
     return Type(base, at, extent, (kind, tuple(lengths), tuple(starts)))
 
-
-# --- buffers ----------------------------------------------------------------------------------------------------------
 
 #: Forms by what they say: ``x`` the memory, ``n`` counts, ``d`` displacements, ``t`` the datatype.
 _ONE = ("x", "x t", "x n", "x (n d)", "x [n d]", "x n t", "x (n d) t", "x (n None) t", "x (None d) t", "x None t",
@@ -322,8 +300,6 @@ def _presented(draw: Any, spec: Spec, base: str, send: bool) -> Spec:
     )
 
 
-# --- mistakes ---------------------------------------------------------------------------------------------------------
-
 #: Mistakes in a buffer argument; the others are in arguments of their own.
 FAULTS = (
     "readonly", "strided", "reversed", "list of strided", "more bytes", "negative count", "negative displacement",
@@ -376,8 +352,6 @@ def _fault(draw: Any, call: str, send: Sequence[Spec | str], recv: Sequence[Spec
     made += [("recvcounts", name) for name in _RECVCOUNTS if call == "Reduce_scatter"]
     return Fault(rank, *draw(st.sampled_from(made))) if made else None
 
-
-# --- calls ------------------------------------------------------------------------------------------------------------
 
 #: What stands for buffers that do not matter.
 _NOBODY = ("None", "text", "number")

@@ -76,9 +76,6 @@ def test_memory_of_mpi4py() -> None:
     MPI.Free_mem(memory)
 
 
-# --- derived types: what MPI_Pack makes of them is what pack must make of them ---------------------------------------
-
-
 def check_against_mpi(datatype: MPI.Datatype, entries: int, room: int = 4096) -> None:
     run = datatype.Create_contiguous(entries)
     whole = run.Create_resized(0, room).Commit()  # MPI_Pack takes as many as fit: one
@@ -192,38 +189,3 @@ def test_kinds_of_derived_types_that_are_refused() -> None:
     with pytest.raises(TypeError, match=r"recvbuf on rank 0"):
         recv([bytearray(64), 1, datatype])
     datatype.Free()
-
-
-# --- forms: what mpi4py sends is what is found here -------------------------------------------------------------------
-
-FORMS: list[Any] = [
-    lambda x: x, lambda x: [x, MPI.FLOAT], lambda x: [x, "d"], lambda x: [x, 3], lambda x: (x, 3, "d"),
-    lambda x: [x, (3, 2)], lambda x: [x, [3, 2], MPI.INT], lambda x: [x, (None, 4), MPI.BYTE],
-    lambda x: [x, 2, 3, MPI.DOUBLE], lambda x: [x, None, MPI.DOUBLE], lambda x: [x, 0, MPI.DOUBLE],
-]  # fmt: skip
-
-
-@pytest.mark.parametrize("form", FORMS)
-def test_simple_forms_mean_what_they_mean_to_mpi4py(form: Any) -> None:
-    x = np.arange(12, dtype=np.float32)
-    received, status = np.zeros(64, np.uint8), MPI.Status()
-    request = MPI.COMM_SELF.Isend(form(x), 0)
-    MPI.COMM_SELF.Recv(received, 0, status=status)
-    request.Wait()
-    buffer = recv(form(x))
-    start = buffer.ptr - x.ctypes.data
-    assert buffer.nbytes == status.Get_count(MPI.BYTE)
-    assert x.view(np.uint8)[start : start + buffer.nbytes].tobytes() == received[: buffer.nbytes].tobytes()
-
-
-@pytest.mark.parametrize("form", [
-    lambda x: x, lambda x: [x, MPI.DOUBLE], lambda x: [x, [5]], lambda x: [x, 5], lambda x: [x, ([5], [3])],
-    lambda x: [x, (5, None), MPI.FLOAT], lambda x: [x, ([5], 7), "f"], lambda x: [x, [2], [1], MPI.DOUBLE],
-])  # fmt: skip
-def test_vector_forms_mean_what_they_mean_to_mpi4py(form: Any) -> None:
-    x = np.arange(12, dtype=np.float32)
-    received = np.full(12, -1, np.float32)
-    v = as_vbuffer(form(x), 1, writable=True, argument="x", rank=0)
-    first, last = (n * v.buffer.dtype.itemsize // 4 for n in (v.displs[0], v.displs[0] + v.counts[0]))
-    MPI.COMM_SELF.Alltoallv(form(x), [received, [last - first], MPI.FLOAT])
-    assert received.tolist() == x[first:last].tolist() + [-1.0] * (12 - last + first)

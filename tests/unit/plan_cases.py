@@ -15,9 +15,6 @@ from ucc_hetero.planner.topology import Topology
 Vector = NDArray[np.int64]
 
 
-# --- strategies -------------------------------------------------------------------------------------------------------
-
-
 @st.composite
 def topologies(draw: st.DrawFn, most_ranks: int = 9) -> Topology:
     """Any placement: islands of any size in any rank order, several hosts, sometimes unequal links."""
@@ -74,9 +71,6 @@ def calls(draw: st.DrawFn, topology: Topology, collectives: tuple[str, ...] = tu
     most = draw(st.sampled_from((1, 5, most)))
     counts = tuple(rng.randrange(most + 1) for _ in range(size))
     return Call(row.name, n, counts, draw(st.integers(0, n - 1)) if row.rooted else -1)
-
-
-# --- mutations --------------------------------------------------------------------------------------------------------
 
 
 def steps(plan: Plan) -> Iterator[tuple[int, int, int, Step]]:
@@ -148,9 +142,6 @@ def mutate(plan: Plan, rng: random.Random) -> Plan:
     else:
         operands[a] = _alter(operands[a], rng)
     return substitute(plan, f, s, i, replace(step, **{side: tuple(operands)}))
-
-
-# --- numeric simulation -----------------------------------------------------------------------------------------------
 
 
 class Simulation:

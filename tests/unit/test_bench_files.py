@@ -70,9 +70,6 @@ def test_osu_text(tmp_path: Path) -> None:
     assert (first.benchmark, first.label, first.unit, first.dtype) == ("allreduce", "OSU 7.5 cuda", "us", "int8")
     assert first.points == (Point(1, 3.05), Point(2, 3.10))
     assert (second.dtype, second.points) == ("float32", (Point(4, 4.0),))
-
-
-def test_older_osu_text_without_datatype(tmp_path: Path) -> None:
     (curve,) = read(store(tmp_path, "a.txt", OLD_OSU))
     assert (curve.benchmark, curve.label, curve.unit) == ("bibw", "OSU 5.6.3", "MB/s")
     assert curve.higher_is_better
@@ -85,9 +82,6 @@ def test_nccl_tests_text(tmp_path: Path) -> None:
     assert curves["nccl-tests", "us"].points == (Point(8, 13.57), Point(1048576, 26.40))
     assert curves["nccl-tests", "GB/s"].points[1] == Point(1048576, 59.58)
     assert len(curves["nccl-tests in place", "us"].points) == 1
-
-
-def test_nccl_sizes_that_differ_from_osus_get_another_name(tmp_path: Path) -> None:
     curves = read(store(tmp_path, "all_gather_perf.txt", NCCL.replace("all_reduce_perf", "all_gather_perf")))
     assert {c.benchmark for c in curves} == {"allgather by total size"}
 
@@ -123,26 +117,17 @@ def curve(*values: float, unit: str = "us", rounds: tuple[float, ...] = ()) -> C
     return Curve("allreduce", "ours", unit, "int8", "file", points)
 
 
-def test_diff_of_single_values() -> None:
+def test_verdicts_of_diff() -> None:
     changes = compare([curve(10, 10, 10, 10)], [curve(10.5, 11.5, 8, 9.5)], 0.1)
     assert [change.verdict for change in changes] == ["same", "worse", "better", "same"]
-
-
-def test_diff_of_bandwidth_is_the_other_way_round() -> None:
     (change,) = compare([curve(10, unit="MB/s")], [curve(8, unit="MB/s")], 0.1)
     assert (change.verdict, change.cost.value) == ("worse", 1.25)
-
-
-def test_diff_needs_more_than_noise() -> None:
     rng = np.random.default_rng(0)
     calm = tuple(rng.normal(10, 0.1, 30))
     slow = tuple(rng.normal(12, 0.1, 30))
     wild = tuple(rng.lognormal(np.log(12), 1.0, 30))
     assert compare([curve(10, rounds=calm)], [curve(12, rounds=slow)], 0.1)[0].verdict == "worse"
     assert compare([curve(10, rounds=calm)], [curve(12, rounds=wild)], 0.1)[0].verdict == "same"
-
-
-def test_diff_compares_only_what_both_have() -> None:
     assert compare([curve(10)], [curve(10, unit="MB/s")], 0.1) == []
     assert len(compare([curve(10)], [curve(10, 20)], 0.1)) == 1
 

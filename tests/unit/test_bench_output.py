@@ -1,5 +1,7 @@
 """Tables byte for byte as OSU 7.4 and nccl-tests print them."""
 
+from typing import Any
+
 import pytest
 
 from ucc_hetero.bench import output
@@ -21,111 +23,104 @@ def table(name: str, words: str, row: Row, accelerator: str = "host", pairs: int
     )
 
 
-def test_allreduce_plain() -> None:
-    assert table("osu_allreduce", "", Row(1, 3.046)) == (
-        "\n"
-        "# OSU MPI Allreduce Latency Test v7.4\n"
-        "# Datatype: MPI_CHAR.\n"
-        "# Size         Avg Latency(us)\n"
-        "1                         3.05\n"
-    )
-
-
-def test_allreduce_full_with_validation() -> None:
-    # The example of the format's description, with its accelerator.
-    assert table("osu_allreduce", "-f -c", Row(1, 3.05, 2.9, 3.21, 1000), "cuda") == (
-        "\n"
-        "# OSU MPI-CUDA Allreduce Latency Test v7.4\n"
-        "# Datatype: MPI_CHAR.\n"
-        "# Size         Avg Latency(us)     Min Latency(us)     Max Latency(us)  Iterations          Validation\n"
-        "1                         3.05                2.90                3.21        1000                Pass\n"
-    )
-
-
-def test_percentiles_and_failure() -> None:
-    assert table("osu_reduce", "-c -z5,99", Row(1048576, 123456.789, wrong=3, percentiles=(1.0, 22.5)), "rocm") == (
-        "\n"
-        "# OSU MPI-ROCM Reduce Latency Test v7.4\n"
-        "# Datatype: MPI_CHAR.\n"
-        "# Size         Avg Latency(us)          Validation     P5 Tail Lat(us)    P99 Tail Lat(us)\n"
-        "1048576              123456.79                Fail                1.00               22.50\n"
-    )
-
-
-def test_barrier_has_no_sizes() -> None:
-    assert table("osu_barrier", "-f", Row(0, 1.5, 1.25, 1.75, 1000)) == (
-        "\n"
-        "# OSU MPI Barrier Latency Test v7.4\n"
-        "# Avg Latency(us)     Min Latency(us)     Max Latency(us)  Iterations\n"
-        "             1.50                1.25                1.75        1000\n"
-    )
-
-
 TIMES = Overlap(
     overall=10.0, compute=4.0, init=1.0, test=0.5, wait=4.5, pure=5.0, least=4.75, most=5.25, percent=12.345
 )
+PEERS = {"mpi4py": (2.6, Interval(1.3, 1.25, 1.4))}
+
+#: Arguments of `table` -> what is printed; the second is the example of the format's description, with its accelerator.
+TABLES = [
+    (("osu_allreduce", "", Row(1, 3.046)), """
+# OSU MPI Allreduce Latency Test v7.4
+# Datatype: MPI_CHAR.
+# Size         Avg Latency(us)
+1                         3.05
+"""),
+    (("osu_allreduce", "-f -c", Row(1, 3.05, 2.9, 3.21, 1000), "cuda"), """
+# OSU MPI-CUDA Allreduce Latency Test v7.4
+# Datatype: MPI_CHAR.
+# Size         Avg Latency(us)     Min Latency(us)     Max Latency(us)  Iterations          Validation
+1                         3.05                2.90                3.21        1000                Pass
+"""),
+    (("osu_reduce", "-c -z5,99", Row(1048576, 123456.789, wrong=3, percentiles=(1.0, 22.5)), "rocm"), """
+# OSU MPI-ROCM Reduce Latency Test v7.4
+# Datatype: MPI_CHAR.
+# Size         Avg Latency(us)          Validation     P5 Tail Lat(us)    P99 Tail Lat(us)
+1048576              123456.79                Fail                1.00               22.50
+"""),
+    (("osu_barrier", "-f", Row(0, 1.5, 1.25, 1.75, 1000)), """
+# OSU MPI Barrier Latency Test v7.4
+# Avg Latency(us)     Min Latency(us)     Max Latency(us)  Iterations
+             1.50                1.25                1.75        1000
+"""),
+    (("osu_iallreduce", "", Row(4, 10.0, overlap=TIMES)), """
+# OSU MPI Non-blocking Allreduce Latency Test v7.4
+# Overall = Coll. Init + Compute + MPI_Test + MPI_Wait
+
+# Datatype: MPI_CHAR.
+# Size             Overall(us)         Compute(us)      Pure Comm.(us)          Overlap(%)
+4                        10.00                4.00                5.00               12.35
+"""),
+    (("osu_latency", "-c", Row(4194304, 0.005)), """
+# OSU MPI Latency Test v7.4
+# Datatype: MPI_CHAR.
+# Size         Avg Latency(us)          Validation
+4194304                   0.01                Pass
+"""),
+    (("osu_bibw", "-z50", Row(1, 4.2, percentiles=(4.0,))), """
+# OSU MPI Bi-Directional Bandwidth Test v7.4
+# Datatype: MPI_CHAR.
+# Size        Bandwidth (MB/s)   P50 Tail BW(MB/s)
+1                         4.20                4.00
+"""),
+    (("osu_mbw_mr", "-W 32", Row(1, 4.2, rate=4200000.0), "cuda", 2), """\
+# OSU MPI Multiple Bandwidth / Message Rate Test v7.4
+# [ pairs: 2 ] [ window size: 32 ]
+# Datatype: MPI_CHAR.
+# Size                    MB/s          Messages/s
+1                         4.20          4200000.00
+"""),
+    (("osu_put_latency", "", Row(1, 2.0)), """\
+# OSU MPI_Put Latency Test v7.4
+# Window creation: MPI_Win_allocate
+# Synchronization: MPI_Win_flush
+# Datatype: MPI_CHAR.
+# Size            Latency (us)
+1                         2.00
+"""),
+]  # fmt: skip
 
 
-def test_nonblocking() -> None:
-    assert table("osu_iallreduce", "", Row(4, 10.0, overlap=TIMES)) == (
-        "\n"
-        "# OSU MPI Non-blocking Allreduce Latency Test v7.4\n"
-        "# Overall = Coll. Init + Compute + MPI_Test + MPI_Wait\n"
-        "\n"
-        "# Datatype: MPI_CHAR.\n"
-        "# Size             Overall(us)         Compute(us)      Pure Comm.(us)          Overlap(%)\n"
-        "4                        10.00                4.00                5.00               12.35\n"
-    )
+@pytest.mark.parametrize(("arguments", "text"), TABLES, ids=[f"{a[0]} {a[1]}" for a, _ in TABLES])
+def test_tables(arguments: tuple[Any, ...], text: str) -> None:
+    assert table(*arguments) == text
 
 
-def test_nonblocking_full() -> None:
-    header, row = table("osu_iallreduce", "-f", Row(4, 10.0, overlap=TIMES)).splitlines()[-2:]
-    assert header == (
+@pytest.mark.parametrize(("arguments", "header", "row"), [
+    (
+        ("osu_iallreduce", "-f", Row(4, 10.0, overlap=TIMES)),
         "# Size             Overall(us)         Compute(us)      Coll. Init(us)        MPI_Test(us)        MPI_Wait(us)"
-        "      Pure Comm.(us)       Min Comm.(us)       Max Comm.(us)          Overlap(%)"
-    )
-    assert row == (
+        "      Pure Comm.(us)       Min Comm.(us)       Max Comm.(us)          Overlap(%)",
         "4                        10.00                4.00                1.00                0.50                4.50"
-        "                5.00                4.75                5.25               12.35"
-    )
-
-
-def test_nonblocking_barrier() -> None:
-    assert table("osu_ibarrier", "", Row(0, 10.0, overlap=TIMES)).splitlines()[-2:] == [
+        "                5.00                4.75                5.25               12.35",
+    ), (
+        ("osu_ibarrier", "", Row(0, 10.0, overlap=TIMES)),
         "# Overall(us)         Compute(us)      Pure Comm.(us)          Overlap(%)",
         "        10.00                4.00                5.00               12.35",
-    ]
-
-
-def test_point_to_point() -> None:
-    assert table("osu_latency", "-c", Row(4194304, 0.005)) == (
-        "\n"
-        "# OSU MPI Latency Test v7.4\n"
-        "# Datatype: MPI_CHAR.\n"
-        "# Size         Avg Latency(us)          Validation\n"
-        "4194304                   0.01                Pass\n"
-    )
-    assert table("osu_bibw", "-z50", Row(1, 4.2, percentiles=(4.0,))) == (
-        "\n"
-        "# OSU MPI Bi-Directional Bandwidth Test v7.4\n"
-        "# Datatype: MPI_CHAR.\n"
-        "# Size        Bandwidth (MB/s)   P50 Tail BW(MB/s)\n"
-        "1                         4.20                4.00\n"
-    )
-
-
-def test_message_rate() -> None:
-    assert table("osu_mbw_mr", "-W 32", Row(1, 4.2, rate=4200000.0), "cuda", 2) == (
-        "# OSU MPI Multiple Bandwidth / Message Rate Test v7.4\n"
-        "# [ pairs: 2 ] [ window size: 32 ]\n"
-        "# Datatype: MPI_CHAR.\n"
-        "# Size                    MB/s          Messages/s\n"
-        "1                         4.20          4200000.00\n"
-    )
-    assert table("osu_mbw_mr", "-R 0", Row(1, 4.2)).splitlines()[-2:] == [
+    ), (
+        ("osu_mbw_mr", "-R 0", Row(1, 4.2)),
         "# Size                    MB/s",
         "1                         4.20",
-    ]
+    ), (
+        ("osu_allreduce", "--peer mpi4py,ucc", Row(8, 2.0, ratios=PEERS)),
+        "# Size         Avg Latency(us)"
+        "          mpi4py(us)           mpi4py/ours             ucc(us)              ucc/ours",
+        "8                         2.00"
+        "                2.60      1.30 [1.25,1.40]                   -                     -",
+    ),
+], ids=["full", "barrier", "no rate", "peers come last"])  # fmt: skip
+def test_last_lines(arguments: tuple[Any, ...], header: str, row: str) -> None:
+    assert table(*arguments).splitlines()[-2:] == [header, row]
 
 
 def test_varied_windows() -> None:
@@ -140,17 +135,6 @@ def test_varied_windows() -> None:
         "#                 1           2           4           8          16          32          64         128\n"
     )
     assert output.window_row(4, [0.5] * 8) == "4      " + "        0.50" * 8 + "\n"
-
-
-def test_one_sided() -> None:
-    assert table("osu_put_latency", "", Row(1, 2.0)) == (
-        "# OSU MPI_Put Latency Test v7.4\n"
-        "# Window creation: MPI_Win_allocate\n"
-        "# Synchronization: MPI_Win_flush\n"
-        "# Datatype: MPI_CHAR.\n"
-        "# Size            Latency (us)\n"
-        "1                         2.00\n"
-    )
 
 
 def test_init() -> None:
@@ -177,19 +161,6 @@ TITLES = {
 def test_titles(name: str, title: str) -> None:
     bench = BENCHES[name]
     assert f"# {title} v7.4\n" in output.osu_preamble(bench, parse(bench, []), pairs=1)
-
-
-def test_peer_columns_come_last() -> None:
-    row = Row(8, 2.0, ratios={"mpi4py": (2.6, Interval(1.3, 1.25, 1.4))})
-    header, line = table("osu_allreduce", "--peer mpi4py,ucc", row).splitlines()[-2:]
-    assert header == (
-        "# Size         Avg Latency(us)"
-        "          mpi4py(us)           mpi4py/ours             ucc(us)              ucc/ours"
-    )
-    assert line == (
-        "8                         2.00"
-        "                2.60      1.30 [1.25,1.40]                   -                     -"
-    )
 
 
 def test_nccl() -> None:

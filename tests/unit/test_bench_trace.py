@@ -24,15 +24,12 @@ def trace(*events: dict[str, Any], unsure: float = 0.0) -> dict[str, Any]:
     return {"traceEvents": list(events), "otherData": facts}
 
 
-def test_every_moment_counts_once() -> None:
+def test_every_moment_counts_once_and_inside_its_call() -> None:
     part = Part(0.0, 100.0, steps={0: ("island", 10, 50), 1: ("bridge", 40, 70), 2: ("copy", 65, 80)}, waits={0: 20.0})
     found = shares(part)
     # 0-10 nothing, 10-30 waiting, 30-40 island, 40-50 both, 50-70 bridge, 70-80 copy, 80-100 nothing
     assert found == {"island": 10, "bridge": 20, "both": 10, "copy": 10, "wait": 20, "idle": 30}
     assert sum(found.values()) == 100
-
-
-def test_steps_count_only_inside_their_call() -> None:
     found = shares(Part(10.0, 20.0, steps={0: ("island", 5, 12), 1: ("bridge", 18, 40)}))
     assert found == {"island": 2, "bridge": 2, "both": 0, "copy": 0, "wait": 0, "idle": 6}
 

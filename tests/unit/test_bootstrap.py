@@ -57,13 +57,10 @@ def test_refused_with_a_table(ranks: list[Facts], words: list[str]) -> None:
         assert word in str(refused.value)
 
 
-def test_every_difference_is_listed_at_once() -> None:
+def test_every_difference_is_listed_and_not_every_rank() -> None:
     with pytest.raises(AgreementError) as refused:
         judge(job({}, {"ucc": "1.6.0", "package": "9", "settings": (("UCC_CLS", "hier"),)}))
     assert all(word in str(refused.value) for word in ("ucc:", "package:", "UCC_CLS:"))
-
-
-def test_many_ranks_are_not_all_listed() -> None:
     with pytest.raises(AgreementError) as refused:
         judge(job(*({"ucc": "1.6.0"} for _ in range(1000)), {}))
     assert "…" in str(refused.value) and len(str(refused.value)) < 1000
@@ -108,25 +105,13 @@ def taken(*numbers: int) -> bytes:
     return bytes(bits)
 
 
-def test_numbers_follow_each_other() -> None:
+def test_numbers_of_communicators() -> None:
     assert [group._claim([(group._last[0], bytes(group._ids))]) for _ in range(20)] == list(range(20))
-
-
-def test_a_freed_number_rests() -> None:
-    """Messages of its last communicator may still be on their way."""
+    # Messages of its last communicator may still be on their way.
     assert group._claim([(7, taken(3))]) == 8
-
-
-def test_all_ranks_find_the_same_number() -> None:
-    """The last one anywhere counts, and so does what is taken anywhere."""
+    # The last one anywhere counts, and so does what is taken anywhere.
     assert group._claim([(4, NONE), (9, taken(10, 12)), (2, taken(11))]) == 13
-
-
-def test_numbers_begin_again() -> None:
     assert group._claim([(4095, taken(0, 1))]) == 2
-
-
-def test_no_number_is_left() -> None:
     with pytest.raises(UCCHError, match="4096 communicators"):
         group._claim([(5, b"\xff" * 512)])
 

@@ -34,9 +34,6 @@ def recv_v(spec: object, size: int) -> VBuffer:
     return as_vbuffer(spec, size, writable=True, argument="recvbuf", rank=2)
 
 
-# --- protocols -------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("name", NUMPY_NAMES)
 def test_numpy_array(name: str) -> None:
     x = np.ones((3, 5), name)
@@ -119,24 +116,16 @@ def test_not_memory(obj: object) -> None:
         send(obj)
 
 
-def test_masked_array() -> None:
+def test_arrays_of_other_kinds() -> None:
     with pytest.raises(TypeError, match="filled"):
         send(np.ma.masked_array([1, 2], [True, False]))
 
-
-def test_subclasses_of_ndarray_are_arrays() -> None:
     class Odd(np.ndarray[Any, Any]):
         pass
 
     assert send(np.zeros(3).view(Odd)).count == 3
-
-
-def test_characters_are_refused() -> None:
     with pytest.raises(TypeError, match=r"sendbuf on rank 2: .*encode it to bytes"):
         send(array.array("u", "ab"))
-
-
-# --- dtypes ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", DTYPES)
@@ -179,21 +168,15 @@ def test_unsupported_dtypes_are_refused_by_name(spec: object, match: str) -> Non
         dtype_of(spec)
 
 
-def test_big_endian_arrays_are_refused_unless_moved_as_bytes() -> None:
+def test_elements_that_move_as_bytes_only() -> None:
     x = np.arange(4, dtype=">i4")
     with pytest.raises(TypeError, match=r"sendbuf on rank 2: .*byte order"):
         send(x)
     assert send([x, "uint8"]).count == 16
-
-
-def test_structured_arrays_move_as_bytes() -> None:
     x = np.zeros(3, [("a", "f4"), ("b", "i8")])
     with pytest.raises(TypeError, match="void"):
         send(x)
     assert send([x, np.uint8]).count == 36
-
-
-def test_arrays_of_objects_never_move() -> None:
     x = np.array([{}, None])
     with pytest.raises(TypeError, match="Python objects"):
         send([x, "uint8"])
@@ -208,9 +191,6 @@ def test_ml_dtypes_without_the_buffer_protocol() -> None:
         assert recv(x[::2]).count == 3
     with pytest.raises(TypeError, match="int4 is not supported"):
         dtype_of(ml_dtypes.int4)
-
-
-# --- the module itself -----------------------------------------------------------------------------------------------
 
 
 def test_is_in_place_without_mpi() -> None:
@@ -495,13 +475,10 @@ def test_segments_of_a_view() -> None:
     assert values(pack(v.buffer), float).tolist() == x.ravel().tolist()
 
 
-def test_only_host_memory_is_packed_here() -> None:
+def test_what_is_packed_here_and_unpacked() -> None:
     device = Buffer(0x1000, 4, DTYPES["float32"], "amd", 0, None, False, Layout(((4, 8),)))
     with pytest.raises(BufferError, match="amd memory"):
         pack(device)
-
-
-def test_unpack_wants_what_pack_made() -> None:
     buffer = buffer_of(np.arange(6.0)[::2])
     other = pack(buffer_of(np.arange(8.0)[::2]))
     for packed in (other, buffer_of(np.arange(6.0)[::2])):

@@ -26,8 +26,6 @@ def recv(spec: object, **kwargs: Any) -> Buffer:
     return as_buffer(spec, writable=True, argument="recvbuf", rank=1, **kwargs)
 
 
-# --- a DLPack exporter after dlpack.h, written apart from the code under test ----------------------------------------
-
 _new_capsule = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p)(
     ("PyCapsule_New", ctypes.pythonapi)
 )
@@ -244,9 +242,6 @@ def test_numpys_own_dlpack() -> None:
     assert sys.getrefcount(x) == references
 
 
-# --- __cuda_array_interface__ ----------------------------------------------------------------------------------------
-
-
 def interface(array: np.ndarray[Any, Any], **changes: Any) -> Any:
     """An object with nothing but the interface."""
     facts = {"shape": array.shape, "typestr": array.dtype.str, "data": (array.ctypes.data, False), "version": 3}
@@ -315,9 +310,6 @@ def test_dlpack_goes_before_the_interface_and_gives_way_to_it() -> None:
     assert send(Refusing(), pointer_vendor=lambda ptr: ("nvidia", 1)).device == 1
     with pytest.raises(BufferError, match="not on the current device"):
         send(Refusing())
-
-
-# --- torch -----------------------------------------------------------------------------------------------------------
 
 
 def test_torch_tensors() -> None:

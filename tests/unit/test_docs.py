@@ -29,25 +29,16 @@ def commands(page: Path) -> str:
     return "\n".join(re.findall(r"^```sh\n(.*?)^```", text, re.M | re.S) + re.findall(r"`([^`\n]+)`", text))
 
 
-def test_make_targets_exist(page: Path) -> None:
+def test_what_a_page_names_exists(page: Path) -> None:
     targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.M))
     # "install make, python3 ..." is not a call of make: a call begins a line.
     assert set(re.findall(r"^make ([a-z]+)", commands(page), re.M)) <= targets
-
-
-def test_modules_to_run_exist(page: Path) -> None:
     for module in re.findall(r"python3? -m (ucc_hetero[\w.]*)", commands(page)):
         spec = importlib.util.find_spec(module)
         runs = spec and (spec.submodule_search_locations is None or importlib.util.find_spec(f"{module}.__main__"))
         assert runs, f"{page.name} tells to run {module}"
-
-
-def test_scripts_exist(page: Path) -> None:
     for script in re.findall(r"\bexamples/[\w/]+\.py", page.read_text()):
         assert (ROOT / script).exists()
-
-
-def test_links_lead_somewhere(page: Path) -> None:
     for target in re.findall(r"\]\(([^)#]+)[^)]*\)", page.read_text()):
         if not target.startswith("http"):
             assert (page.parent / target).exists(), f"{page.name} links to {target}"

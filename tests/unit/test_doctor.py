@@ -42,20 +42,15 @@ LIBRARIES = Libraries(
 )
 
 NETWORK = {
-    "sys/class/net/lo/type": "772",
-    "sys/class/net/lo/operstate": "unknown",
-    "sys/class/net/eth0/type": "1",
-    "sys/class/net/eth0/operstate": "up",
-    "sys/class/net/eth0/speed": "100000",
-    "sys/class/net/eth0/mtu": "9000",
+    "sys/class/net/lo/type": "772", "sys/class/net/lo/operstate": "unknown", "sys/class/net/eth0/type": "1",
+    "sys/class/net/eth0/operstate": "up", "sys/class/net/eth0/speed": "100000", "sys/class/net/eth0/mtu": "9000",
     "sys/class/infiniband/mlx5_0/ports/1/state": "4: ACTIVE",
     "sys/class/infiniband/mlx5_0/ports/1/link_layer": "Ethernet",
     "sys/class/infiniband/mlx5_0/ports/1/rate": "100 Gb/sec (4X EDR)",
     "sys/class/infiniband/mlx5_0/ports/1/gid_attrs/types/0": "IB/RoCE v1",
-    "sys/class/infiniband/mlx5_0/ports/1/gid_attrs/types/1": "RoCE v2",
-    "proc/sys/kernel/yama/ptrace_scope": "0",
+    "sys/class/infiniband/mlx5_0/ports/1/gid_attrs/types/1": "RoCE v2", "proc/sys/kernel/yama/ptrace_scope": "0",
     "proc/sys/kernel/numa_balancing": "0",
-}
+}  # fmt: skip
 
 #: What the kernel answers and no file says.
 ANSWERS = {

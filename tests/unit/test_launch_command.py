@@ -144,24 +144,16 @@ def test_no_program() -> None:
         compile_job(replace(JOB, program=()), OPENMPI5, {})
 
 
+_SHARED = "run --rm --network=host --ipc=host --pid=host --ulimit=memlock=-1:-1 --cap-add=SYS_PTRACE"
+_MOUNTS = "--volume=/tmp:/tmp --volume=/w:/w --workdir=/w {env} -v /data:/data img:1"
+_AMD = "--device /dev/kfd --device /dev/dri --group-add video --group-add render"
 ENGINES = {
-    (
-        "docker",
-        "nvidia",
-    ): "docker run --rm --network=host --ipc=host --pid=host --ulimit=memlock=-1:-1 --cap-add=SYS_PTRACE "
-    "--gpus all --user=7:8 --volume=/tmp:/tmp --volume=/w:/w --workdir=/w {env} -v /data:/data img:1",
-    (
-        "docker",
-        "amd",
-    ): "docker run --rm --network=host --ipc=host --pid=host --ulimit=memlock=-1:-1 --cap-add=SYS_PTRACE "
-    "--device /dev/kfd --device /dev/dri --group-add video --group-add render --user=7:8 "
-    "--volume=/tmp:/tmp --volume=/w:/w --workdir=/w {env} -v /data:/data img:1",
+    ("docker", "nvidia"): f"docker {_SHARED} --gpus all --user=7:8 {_MOUNTS}",
+    ("docker", "amd"): f"docker {_SHARED} {_AMD} --user=7:8 {_MOUNTS}",
     (
         "podman",
         "nvidia",
-    ): "podman run --rm --network=host --ipc=host --pid=host --ulimit=memlock=-1:-1 --cap-add=SYS_PTRACE "
-    "--device nvidia.com/gpu=all --userns=keep-id --group-add=keep-groups "
-    "--volume=/tmp:/tmp --volume=/w:/w --workdir=/w {env} -v /data:/data img:1",
+    ): f"podman {_SHARED} --device nvidia.com/gpu=all --userns=keep-id --group-add=keep-groups {_MOUNTS}",
     ("apptainer", "amd"): "apptainer exec --rocm --bind /w --pwd /w -v /data:/data img:1",
     ("apptainer", "host"): "apptainer exec --bind /w --pwd /w -v /data:/data img:1",
 }

@@ -40,76 +40,56 @@ def strict(required: tuple[str, ...] = (), **properties: Any) -> dict[str, Any]:
     return {"type": "object", "properties": properties, "required": list(required), "additionalProperties": False}
 
 
+def each(items: Any, **more: Any) -> dict[str, Any]:
+    return {"type": "array", "items": items, **more}
+
+
+def named(values: Any) -> dict[str, Any]:
+    return {"type": "object", "additionalProperties": values}
+
+
 TEXT, COUNT = {"type": "string"}, {"type": "integer", "minimum": 0}
-TEXTS = {"type": "array", "items": TEXT}
 LABEL = {"type": "string", "pattern": "^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$"}
 METADATA = strict(("name",), name=LABEL, namespace=LABEL)
+RESTART = {"enum": ["Always", "OnFailure", "Never"]}
 CONTAINER = strict(
-    ("name", "image"),
-    name=LABEL,
-    image=TEXT,
-    command=TEXTS,
-    ports={"type": "array", "items": strict(("containerPort",), name=LABEL, containerPort=COUNT)},
-    securityContext=strict(capabilities=strict(add=TEXTS)),
-    volumeMounts={"type": "array", "items": strict(("name", "mountPath"), name=LABEL, mountPath=TEXT)},
-    resources=strict(limits={"type": "object", "additionalProperties": COUNT}),
+    ("name", "image"), name=LABEL, image=TEXT, command=each(TEXT), resources=strict(limits=named(COUNT)),
+    ports=each(strict(("containerPort",), name=LABEL, containerPort=COUNT)),
+    securityContext=strict(capabilities=strict(add=each(TEXT))),
+    volumeMounts=each(strict(("name", "mountPath"), name=LABEL, mountPath=TEXT)),
 )  # fmt: skip
 VOLUME = strict(
     ("name",), name=LABEL, emptyDir=strict(medium={"enum": ["", "Memory"]}), configMap=strict(("name",), name=LABEL)
 )
-POD = strict(
-    ("spec",),
-    spec=strict(
-        ("containers",),
-        restartPolicy={"enum": ["Always", "OnFailure", "Never"]},
-        containers={"type": "array", "items": CONTAINER, "minItems": 1},
-        volumes={"type": "array", "items": VOLUME},
-        nodeSelector={"type": "object", "additionalProperties": TEXT},
-    ),
-)
+POD = strict(("spec",), spec=strict(
+    ("containers",), restartPolicy=RESTART, containers=each(CONTAINER, minItems=1), volumes=each(VOLUME),
+    nodeSelector=named(TEXT),
+))  # fmt: skip
 POLICY = strict(
     action={"enum": ["AbortJob", "RestartJob", "RestartTask", "TerminateJob", "CompleteJob", "ResumeJob"]},
     event={"enum": ["*", "PodFailed", "PodEvicted", "Unknown", "TaskCompleted", "OutOfSync", "TaskFailed"]},
 )  # fmt: skip
-VOLCANO = strict(
-    ("apiVersion", "kind", "metadata", "spec"),
-    apiVersion={"const": "batch.volcano.sh/v1alpha1"},
-    kind={"const": "Job"},
-    metadata=METADATA,
-    spec=strict(
-        schedulerName=TEXT,
-        queue=TEXT,
-        minAvailable=COUNT,
-        maxRetry=COUNT,
-        plugins={"type": "object", "additionalProperties": TEXTS},
-        policies={"type": "array", "items": POLICY},
-        tasks={
-            "type": "array",
-            "items": strict(
-                ("name", "replicas", "template"),
-                name=LABEL,
-                replicas=COUNT,
-                policies={"type": "array", "items": POLICY},
-                template=POD,
-            ),
-        },
-    ),
-)
-REPLICA = strict(("template",), replicas=COUNT, restartPolicy={"enum": ["Always", "OnFailure", "Never"]}, template=POD)
-MPIJOB = strict(
-    ("apiVersion", "kind", "metadata", "spec"),
-    apiVersion={"const": "kubeflow.org/v2beta1"},
-    kind={"const": "MPIJob"},
-    metadata=METADATA,
-    spec=strict(
-        ("mpiReplicaSpecs",),
-        slotsPerWorker=COUNT,
-        mpiImplementation={"enum": ["OpenMPI", "Intel", "MPICH"]},
-        sshAuthMountPath=TEXT,
-        runPolicy=strict(cleanPodPolicy={"enum": ["All", "Running", "None"]}, backoffLimit=COUNT),
-        mpiReplicaSpecs=strict(("Launcher",), Launcher=REPLICA, Worker=REPLICA),
-    ),
-)
+TASK = strict(
+    ("name", "replicas", "template"), name=LABEL, replicas=COUNT, policies=each(POLICY), template=POD,
+)  # fmt: skip
+REPLICA = strict(("template",), replicas=COUNT, restartPolicy=RESTART, template=POD)
+
+
+def kind(version: str, name: str, spec: dict[str, Any]) -> dict[str, Any]:
+    fields = "apiVersion", "kind", "metadata", "spec"
+    return strict(fields, apiVersion={"const": version}, kind={"const": name}, metadata=METADATA, spec=spec)
+
+
+VOLCANO = kind("batch.volcano.sh/v1alpha1", "Job", strict(
+    schedulerName=TEXT, queue=TEXT, minAvailable=COUNT, maxRetry=COUNT, plugins=named(each(TEXT)),
+    policies=each(POLICY), tasks=each(TASK),
+))  # fmt: skip
+MPIJOB = kind("kubeflow.org/v2beta1", "MPIJob", strict(
+    ("mpiReplicaSpecs",), slotsPerWorker=COUNT, sshAuthMountPath=TEXT,
+    mpiImplementation={"enum": ["OpenMPI", "Intel", "MPICH"]},
+    runPolicy=strict(cleanPodPolicy={"enum": ["All", "Running", "None"]}, backoffLimit=COUNT),
+    mpiReplicaSpecs=strict(("Launcher",), Launcher=REPLICA, Worker=REPLICA),
+))  # fmt: skip
 
 
 def test_volcano() -> None:

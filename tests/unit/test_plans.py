@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from math import ceil, log2
 from pathlib import Path
 
@@ -65,15 +66,29 @@ def test_every_collective_has_a_flat_and_a_hierarchical_algorithm() -> None:
         assert collective in ORDERED or {"tree", "split_rail"} & set(names)
 
 
+#: Kind of topologies -> how they are drawn, how many, the most elements of a block and the most fragments.
+DRAWN = {
+    "any": (topologies(), 25, 40, 4),
+    "many islands": (many_islands(), 2, 300, 2),
+    "levels": (deep_topologies(), 6, 40, 3),
+}
+
+
+@pytest.mark.parametrize("kind", DRAWN)
 @pytest.mark.parametrize("collective, name", EVERY)
-@settings(max_examples=25, suppress_health_check=SLOW)
-@given(data=st.data())
-def test_valid(collective: str, name: str, data: st.DataObject) -> None:
-    topology = data.draw(topologies())
-    call = data.draw(calls(topology, (collective,)))
-    plan = plan_of(topology, call, name, data.draw(st.integers(1, 4)))
-    for in_place in (False, True):
-        validate(plan, topology, call, in_place, is_ordered(collective, name))
+def test_valid(collective: str, name: str, kind: str) -> None:
+    drawn, examples, most, fragments = DRAWN[kind]
+
+    @settings(max_examples=examples, suppress_health_check=SLOW)
+    @given(data=st.data())
+    def every(data: st.DataObject) -> None:
+        topology = data.draw(drawn)
+        call = data.draw(calls(topology, (collective,), most))
+        plan = plan_of(topology, call, name, data.draw(st.integers(1, fragments)))
+        for in_place in (False, True):
+            validate(plan, topology, call, in_place, is_ordered(collective, name))
+
+    every()
 
 
 def test_a_rank_that_passes_on_as_much_as_it_has_still_gets_its_own() -> None:
@@ -97,15 +112,6 @@ def test_right_in_any_order(collective: str, name: str, data: st.DataObject, in_
     assert simulation.right()
 
 
-@pytest.mark.parametrize("collective, name", EVERY)
-@settings(max_examples=2, suppress_health_check=SLOW)
-@given(data=st.data())
-def test_valid_with_many_islands(collective: str, name: str, data: st.DataObject) -> None:
-    topology = data.draw(many_islands())
-    call = data.draw(calls(topology, (collective,), 300))
-    validate(plan_of(topology, call, name, data.draw(st.integers(1, 2))), topology, call)
-
-
 @pytest.mark.parametrize("collective, name", [pair for pair in EVERY if pair[1] == "split_rail"])
 @pytest.mark.parametrize("messages", [0, alltoall.MOST_MESSAGES])
 @settings(max_examples=15, suppress_health_check=[*SLOW, HealthCheck.function_scoped_fixture])
@@ -121,17 +127,6 @@ def test_valid_with_equal_islands(
     plan = plan_of(topology, call, name, data.draw(st.integers(1, 4)))
     for in_place in (False, True):
         validate(plan, topology, call, in_place)
-
-
-@pytest.mark.parametrize("collective, name", EVERY)
-@settings(max_examples=6, suppress_health_check=SLOW)
-@given(data=st.data())
-def test_valid_on_many_levels(collective: str, name: str, data: st.DataObject) -> None:
-    topology = data.draw(deep_topologies())
-    call = data.draw(calls(topology, (collective,)))
-    plan = plan_of(topology, call, name, data.draw(st.integers(1, 3)))
-    for in_place in (False, True):
-        validate(plan, topology, call, in_place, is_ordered(collective, name))
 
 
 def shape_of(operand: Operand) -> object:
@@ -231,7 +226,7 @@ def test_messages_say_what_is_wrong() -> None:
 
     def refused(f: int, s: int, i: int, text: str, **change: object) -> None:
         with pytest.raises(InvalidPlan, match=text):
-            validate(substitute(plan, f, s, i, _replace(plan, s, **change)), topology, call)
+            validate(substitute(plan, f, s, i, replace(plan.fragments[f].stages[s][i], **change)), topology, call)
 
     refused(0, 0, 0, "link 'local'", link="local")
     refused(0, 1, 0, "link 'native' for ranks of 2 islands", link="native")
@@ -246,12 +241,6 @@ def test_messages_say_what_is_wrong() -> None:
     with pytest.raises(InvalidPlan, match="sizes"):
         validate(plan, topology, Call("allreduce", 4, (9,)))
     assert bridge.link == "bridge" and bcast.link == "native"
-
-
-def _replace(plan: Plan, stage: int, **change: object) -> object:
-    from dataclasses import replace
-
-    return replace(plan.fragments[0].stages[stage][0], **change)
 
 
 SPELLED = [pair for pair in EVERY if pair[1] != "ordered"]
@@ -324,16 +313,13 @@ def test_other_json_is_refused(text: str) -> None:
         Plan.from_json(text)
 
 
-def test_blocks_are_a_sequence_of_regions() -> None:
+def test_blocks_and_fragments_are_values() -> None:
     blocks = Blocks("recv", 10, 2, 5, 3)
     assert len(blocks) == 3 and list(blocks) == [Region("recv", at, 2) for at in (10, 15, 20)]
     assert [blocks[i] for i in range(3)] == list(blocks)
     for i in (-1, 3):
         with pytest.raises(IndexError):
             blocks[i]
-
-
-def test_fragments_are_values() -> None:
     assert Fragment(()) == Fragment(()) and hash(Fragment(())) == hash(Fragment(()))
 
 
@@ -362,18 +348,12 @@ def test_segments_partition_the_runs(topology: Topology, blocks: list[Block]) ->
         assert all(rank in i.ranks for rank, i in zip(part.owners, topology.islands, strict=True))
 
 
-def test_uneven_islands_refine_each_other() -> None:
+def test_segments_by_example() -> None:
     topology = Topology.group(["nvidia"] * 3 + ["amd"] * 2, [0] * 5)
     got = [(s.offset, s.count, s.owners) for s in segments(topology, [Block(10, 60)])]
     assert got == [(10, 20, (0, 3)), (30, 10, (1, 3)), (40, 10, (1, 4)), (50, 20, (2, 4))]
-
-
-def test_neighbours_with_the_same_owners_are_one_segment() -> None:
     topology = Topology.group(["nvidia", "amd"], [0, 0])
     assert len(segments(topology, [Block(0, 5), Block(5, 5), Block(20, 5)])) == 2
-
-
-def test_fixed_owners_keep_their_blocks() -> None:
     topology = Topology.group(["nvidia"] * 2 + ["amd"], [0] * 3)
     got = segments(topology, [Block(0, 3), Block(7, 9)], {0: [(3, 0), (12, 1)]})
     assert [(s.offset, s.count, s.owners) for s in got] == [(0, 3, (0, 2)), (7, 9, (1, 2))]

@@ -132,13 +132,9 @@ def test_emulated_vendors() -> None:
 
 
 @pytest.mark.parametrize("spec, size, text", [
-    ("nvidia:2,amd:2", 3, "places 4 ranks, but there are 3"),
-    ("nvidia:2,intel:2", 4, "vendor 'intel' in 'intel:2'"),
-    ("nvidia", 1, "'nvidia' should be vendor:ranks"),
-    ("nvidia:x", 1, "'nvidia:x' should be"),
-    ("nvidia:0", 0, "at least 1 rank"),
-    ("nvidia:-1", 1, "at least 1 rank"),
-    ("nvidia:2,", 2, "vendor ''"),
+    ("nvidia:2,amd:2", 3, "places 4 ranks, but there are 3"), ("nvidia:2,intel:2", 4, "vendor 'intel' in 'intel:2'"),
+    ("nvidia", 1, "'nvidia' should be vendor:ranks"), ("nvidia:x", 1, "'nvidia:x' should be"),
+    ("nvidia:0", 0, "at least 1 rank"), ("nvidia:-1", 1, "at least 1 rank"), ("nvidia:2,", 2, "vendor ''"),
     ("", 1, "vendor ''"),
 ])  # fmt: skip
 def test_emulated_vendors_refuses(spec: str, size: int, text: str) -> None:
