@@ -100,44 +100,35 @@ EVERY = COMMON
 EVERY += """
 def expected(name, k, n, counts, root):
     "(this rank's contribution, its result or None, how the call is made: (sendbuf, recvbuf) -> arguments)"
-    starts = np.cumsum([0, *counts])[:-1]
-    total = int(sum(counts))
+    starts, total = np.cumsum([0, *counts])[:-1], int(sum(counts))
     whole = lambda m: np.sum([numbers(k, q, m) for q in range(p)], axis=0)
-    mine = numbers(k, r, n)
     every = lambda m: np.concatenate([numbers(k, q, m) for q in range(p)])
+    columns = lambda m, part: np.concatenate([numbers(k, q, m)[part] for q in range(p)])
+    at_root = lambda value: value if r == root else None
+    mine, own = numbers(k, r, n), numbers(k, r, counts[r])
     ragged = np.concatenate([numbers(k, q, c) for q, c in enumerate(counts)])
-    block = slice(starts[r], starts[r] + counts[r])
-    if name == "Allreduce":
-        return mine, whole(n), lambda x, y: (x, y)
-    if name == "Reduce":
-        return mine, whole(n) if r == root else None, lambda x, y: (x, y, SUM, root)
-    if name == "Bcast":
-        return None, numbers(k, root, n), lambda x, y: (y, root)
-    if name == "Allgather":
-        return mine, every(n), lambda x, y: (x, y)
-    if name == "Allgatherv":
-        return numbers(k, r, counts[r]), ragged, lambda x, y: (x, [y, counts])
-    if name == "Gather":
-        return mine, every(n) if r == root else None, lambda x, y: (x, y, root)
-    if name == "Gatherv":
-        got = ragged if r == root else None
-        return numbers(k, r, counts[r]), got, lambda x, y: (x, [y, counts] if r == root else None, root)
-    if name == "Scatter":
-        out = numbers(k, root, n * p)
-        return out if r == root else None, out[r * n : r * n + n], lambda x, y: (x, y, root)
-    if name == "Scatterv":
-        out = numbers(k, root, total)
-        return out if r == root else None, out[block], lambda x, y: ([x, counts] if r == root else None, y, root)
-    if name == "Reduce_scatter_block":
-        return numbers(k, r, n * p), whole(n * p)[r * n : r * n + n], lambda x, y: (x, y)
-    if name == "Reduce_scatter":
-        return numbers(k, r, total), whole(total)[block], lambda x, y: (x, y, counts)
-    if name == "Alltoall":
-        got = np.concatenate([numbers(k, q, n * p)[r * n : r * n + n] for q in range(p)])
-        return numbers(k, r, n * p), got, lambda x, y: (x, y)
-    assert name == "Alltoallv"
-    got = np.concatenate([numbers(k, q, total)[block] for q in range(p)])
-    return numbers(k, r, total), got, lambda x, y: ([x, counts], [y, [counts[r]] * p])
+    block, even = slice(starts[r], starts[r] + counts[r]), slice(r * n, r * n + n)
+    plain, rooted = lambda x, y: (x, y), lambda x, y: (x, y, root)
+    return {
+        "Allreduce": lambda: (mine, whole(n), plain),
+        "Reduce": lambda: (mine, at_root(whole(n)), lambda x, y: (x, y, SUM, root)),
+        "Bcast": lambda: (None, numbers(k, root, n), lambda x, y: (y, root)),
+        "Allgather": lambda: (mine, every(n), plain),
+        "Allgatherv": lambda: (own, ragged, lambda x, y: (x, [y, counts])),
+        "Gather": lambda: (mine, at_root(every(n)), rooted),
+        "Gatherv": lambda: (own, at_root(ragged), lambda x, y: (x, at_root([y, counts]), root)),
+        "Scatter": lambda: (at_root(numbers(k, root, n * p)), numbers(k, root, n * p)[even], rooted),
+        "Scatterv": lambda: (
+            at_root(numbers(k, root, total)), numbers(k, root, total)[block],
+            lambda x, y: (at_root([x, counts]), y, root),
+        ),
+        "Reduce_scatter_block": lambda: (numbers(k, r, n * p), whole(n * p)[even], plain),
+        "Reduce_scatter": lambda: (numbers(k, r, total), whole(total)[block], lambda x, y: (x, y, counts)),
+        "Alltoall": lambda: (numbers(k, r, n * p), columns(n * p, even), plain),
+        "Alltoallv": lambda: (
+            numbers(k, r, total), columns(total, block), lambda x, y: ([x, counts], [y, [counts[r]] * p]),
+        ),
+    }[name]()
 
 # Those of which only some ranks know the counts: all ranks talk about them, or none does.
 TALK = "Gatherv", "Scatterv", "Alltoallv"

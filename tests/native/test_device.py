@@ -64,21 +64,6 @@ def test_pointers(runtime: DeviceRuntime) -> None:
         device.pointer_vendor(freed)
 
 
-@pytest.mark.parametrize("version", ["5", "7"])
-def test_memory_types_of_other_versions(
-    version: str, fakegpu: dict[str, Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setenv("UCCH_CUDA_LIB", "none")
-    monkeypatch.setenv("UCCH_HIP_LIB", str(fakegpu["amd"]))
-    monkeypatch.setenv("FAKEGPU_HIP", version)
-    device.registry.forget()
-    runtime = device.runtime_of("amd")
-    assert runtime is not None and runtime.version() == f"{version}.0"
-    with runtime.alloc(64) as memory, runtime.alloc(64, pinned=True) as pinned:
-        assert (runtime.pointer(memory.handle).kind, runtime.pointer(pinned.handle).kind) == ("device", "pinned")
-    device.registry.forget()
-
-
 def test_buffers_of_the_device_interface(runtime: DeviceRuntime) -> None:
     with runtime.alloc(64) as memory:
         array = type("Array", (), {})()
@@ -199,15 +184,9 @@ def test_the_right_order_is_right(runtime: DeviceRuntime) -> None:
     assert through_two_streams(Bench(runtime))
 
 
-@pytest.mark.parametrize(
-    "mistake",
-    [{"sync": False}, {"late": False}, {"wait": False}, {"keep": False}],
-    ids=["forgotten sync", "wrong stream", "missing wait", "use after free"],
-)
-def test_a_wrong_order_is_wrong(runtime: DeviceRuntime, mistake: dict[str, bool]) -> None:
-    if runtime.vendor == "amd" and "keep" in mistake:
-        pytest.skip("HIP's free waits for the device")
-    assert not through_two_streams(Bench(runtime), **mistake)
+@pytest.mark.parametrize("left_out", ["sync", "late", "wait"])
+def test_a_wrong_order_is_wrong(runtime: DeviceRuntime, left_out: str) -> None:
+    assert not through_two_streams(Bench(runtime), **{left_out: False})
 
 
 def test_a_stream_waits_for_memory(runtime: DeviceRuntime) -> None:

@@ -5,7 +5,6 @@ import pytest
 
 from ucc_hetero.bench.stats import Interval, osu_percentile, ratio, relative_spread, sizes, verdict
 from ucc_hetero.bench.stats import overlap as overlap_of
-from ucc_hetero.bench.table import COLLECTIVES
 
 
 def test_sizes() -> None:
@@ -82,9 +81,3 @@ def test_relative_spread() -> None:
 def test_interval_as_text() -> None:
     assert str(Interval(1.234, 1.2, 1.3)) == "1.23 [1.20,1.30]"
     assert str(Interval(120.4, 99.9, 1234.5)) == "120 [99.90,1234]"
-
-
-def test_bus_bandwidth_factors() -> None:
-    assert COLLECTIVES["allreduce"].busbw(4) == 1.5
-    assert {COLLECTIVES[name].busbw(4) for name in ("allgather", "reduce_scatter", "alltoall")} == {0.75}
-    assert {COLLECTIVES[name].busbw(4) for name in ("bcast", "reduce")} == {1.0}
