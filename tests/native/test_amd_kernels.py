@@ -95,12 +95,9 @@ def compiled(clang: str, target: str, text: str, folder: Path) -> dict[str, Kern
     words = [clang, *OPTIONS, f"--offload-arch={target}"]
     words += ["-Wall", "-Werror", "-Wno-tautological-compare", "-Wno-unused-function", "-include", str(STUBS)]
     done = subprocess.run(
-        [*words, str(folder / "kernels.hip"), "-o", str(folder / "out.s")],
-        capture_output=True,
-        text=True,
-        timeout=120,
+        [*words, str(folder / "kernels.hip"), "-o", str(folder / "out.s")], capture_output=True, text=True, timeout=120,
         check=False,
-    )
+    )  # fmt: skip
     assert done.returncode == 0, done.stderr[-4000:]
     return {
         found[1]: kernel(found[0])

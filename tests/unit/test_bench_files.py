@@ -193,11 +193,8 @@ def test_report_program(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
     assert main(["report", *map(str, files), "-o", str(tmp_path / "out")]) == 0
     names = sorted(path.name for path in (tmp_path / "out").iterdir())
     assert names == [
-        "allreduce-float32-bandwidth.png",
-        "allreduce-float32-latency.png",
-        "allreduce-int8-latency.png",
-        "index.html",
-    ]
+        "allreduce-float32-bandwidth.png", "allreduce-float32-latency.png", "allreduce-int8-latency.png", "index.html",
+    ]  # fmt: skip
     assert (tmp_path / "out" / names[0]).read_bytes().startswith(b"\x89PNG")
 
 

@@ -184,11 +184,8 @@ def test_memory_wrappings(wrapping: str) -> None:
 
 def test_types() -> None:
     assert [dtype_of(name).name for name in ("mpi_char", "mpi_int", "mpi_float", "float64")] == [
-        "int8",
-        "int32",
-        "float32",
-        "float64",
-    ]
+        "int8", "int32", "float32", "float64",
+    ]  # fmt: skip
     assert [label_of(dtype_of(name)) for name in ("mpi_char", "float64")] == ["MPI_CHAR", "MPI_DOUBLE"]
     assert label_of(FLOAT, "nccl") == "float"
     with pytest.raises(ValueError, match="known are all, mpi_char"):

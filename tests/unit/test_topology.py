@@ -14,11 +14,8 @@ from ucc_hetero.planner.topology import Group, Island, Topology, emulated_vendor
 def test_group_by_vendor_and_host_ranks_by_node() -> None:
     topology = Topology.group(["nvidia", "host", "amd", "nvidia", "host", "host"], [7, 7, 9, 9, 9, 7])
     assert [(i.vendor, i.ranks) for i in topology.islands] == [
-        ("nvidia", (0, 3)),
-        ("host", (1, 5)),
-        ("amd", (2,)),
-        ("host", (4,)),
-    ]
+        ("nvidia", (0, 3)), ("host", (1, 5)), ("amd", (2,)), ("host", (4,)),
+    ]  # fmt: skip
     assert topology.hosts == (0, 0, 1, 1, 1, 0)
     assert topology.island_of == (0, 1, 2, 0, 3, 1)
     assert [topology.vendor(rank) for rank in range(3)] == ["nvidia", "host", "amd"]
