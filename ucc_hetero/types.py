@@ -1,4 +1,4 @@
-"""Datatypes and operations, and the codes that UCC knows them by.
+"""Datatypes and operations, with the codes that UCC knows them by, and carriers between islands.
 
 Codes are those of ``ucc.h`` (API 1.x: ``ucc_predefined_dtype_t``, ``ucc_reduction_op_t``).
 """
@@ -6,9 +6,27 @@ Codes are those of ``ucc.h`` (API 1.x: ``ucc_predefined_dtype_t``, ``ucc_reducti
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import Enum
 from typing import Any
 
-__all__ = ["DTYPES", "OPS", "DType", "Op", "Reduction", "reduction"]
+__all__ = ["DTYPES", "OPS", "DType", "Op", "Reduction", "Transport", "reduction"]
+
+
+class Transport(str, Enum):
+    """Carrier of the bytes that a call moves between islands, by the name that rules and tables give it."""
+
+    __str__ = str.__str__
+
+    #: UCX moves device memory.
+    DIRECT = "direct"
+    #: By way of pinned host memory.
+    STAGED = "staged"
+    #: Staged, with messages in the place of a library's collectives.
+    WINDOW = "window"
+
+    @classmethod
+    def _missing_(cls, value: object) -> None:
+        raise ValueError(f"path {value!r} is not one of {', '.join(cls)}")
 
 
 @dataclass(frozen=True, slots=True)

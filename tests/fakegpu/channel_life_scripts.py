@@ -154,8 +154,8 @@ with Communicator() as comm:
         x, y = Array(n).set(numbers(k, r, n)), Array(n).set(-4)
         comm.Allreduce(x, y)
         assert (y.peek == np.sum([numbers(k, q, n) for q in range(p)], axis=0)).all()
-        choice, _, queued = comm._run.used[f"allreduce float32[{n}] SUM"]
-        assert (choice.algorithm == "flat", queued) == (n < 100_000,) * 2, (n, choice, queued)
+        choice, _, execution = comm._run.used[f"allreduce float32[{n}] SUM"]
+        assert (choice.algorithm == "flat", execution.name == "QUEUED") == (n < 100_000,) * 2, (n, choice, execution)
     comm.Allreduce(numbers(9, r, 1000), total := np.zeros(1000, np.float32))
     assert (total == np.sum([numbers(9, q, 1000) for q in range(p)], axis=0)).all()
     ((choice, *_),) = [found for label, found in comm._run.used.items() if label.endswith(" host")]

@@ -23,7 +23,7 @@ lower = prepare.lower
 def noted(plan, rank, what, *rest):
     program = lower(plan, rank, what, *rest)
     if what.memory is not None:
-        made.setdefault(plan.collective, set()).add(program.launches)
+        made.setdefault(plan.collective, set()).add(program.execution.name == "QUEUED")
     return program
 
 prepare.lower = noted

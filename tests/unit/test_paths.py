@@ -14,6 +14,9 @@ from ucc_hetero.planner.select import Tuning
 from ucc_hetero.planner.topology import Topology
 from ucc_hetero.transport.detours import Detours
 from ucc_hetero.transport.paths import crowded_hosts, path_of, paths_of
+from ucc_hetero.types import Transport
+
+DIRECT, STAGED, _ = Transport
 
 
 def rank(memory: str, host: HostIdentity = HERE, moves: tuple[str, ...] = ("host", "cuda")) -> Facts:
@@ -28,31 +31,31 @@ BOTH = ("host", "cuda", "rocm")
 
 
 @pytest.mark.parametrize("ranks, wanted, path", [
-    ([CUDA, CUDA], "auto", "direct"),
-    ([CUDA, FAR], "auto", "direct"),  # each host has devices of one kind: the network reads both
-    ([CUDA, ROCM], "auto", "staged"),
-    ([CUDA, FAR, rank("cuda", THERE)], "auto", "staged"),
-    ([CUDA, rank("")], "auto", "direct"),
-    ([CUDA, rank("", moves=("host",))], "auto", "staged"),  # it could not receive from the other's device
-    ([CUDA, rank("", THERE, ("host",))], "auto", "direct"),
-    ([CUDA, rank("cuda", moves=("host",))], "auto", "staged"),
-    ([CUDA, ROCM], "direct", "direct"),
-    ([CUDA, CUDA], "staged", "staged"),
+    ([CUDA, CUDA], "auto", DIRECT),
+    ([CUDA, FAR], "auto", DIRECT),  # each host has devices of one kind: the network reads both
+    ([CUDA, ROCM], "auto", STAGED),
+    ([CUDA, FAR, rank("cuda", THERE)], "auto", STAGED),
+    ([CUDA, rank("")], "auto", DIRECT),
+    ([CUDA, rank("", moves=("host",))], "auto", STAGED),  # it could not receive from the other's device
+    ([CUDA, rank("", THERE, ("host",))], "auto", DIRECT),
+    ([CUDA, rank("cuda", moves=("host",))], "auto", STAGED),
+    ([CUDA, ROCM], DIRECT, DIRECT),
+    ([CUDA, CUDA], STAGED, STAGED),
 ])  # fmt: skip
 def test_path(ranks: list[Facts], wanted: str, path: str) -> None:
     assert path_of(ranks, wanted) == path
 
 
 @pytest.mark.parametrize("ranks, wanted, paths", [
-    ([rank("cuda", moves=BOTH), rank("rocm", moves=BOTH)], "auto", ("direct", "staged")),
-    ([CUDA, FAR], "auto", ("direct", "staged")),
-    ([CUDA, ROCM], "auto", ("staged",)),
-    ([CUDA, rank("", moves=("host",))], "auto", ("staged",)),
-    ([CUDA, rank("")], "auto", ("direct", "staged")),
-    ([CUDA, ROCM], "direct", ("direct",)),
-    ([CUDA, CUDA], "staged", ("staged",)),
-    ([CUDA, rank("cuda", moves=("host",))], "auto", ("staged",)),
-    ([rank(""), rank("")], "auto", ("direct",)),
+    ([rank("cuda", moves=BOTH), rank("rocm", moves=BOTH)], "auto", (DIRECT, STAGED)),
+    ([CUDA, FAR], "auto", (DIRECT, STAGED)),
+    ([CUDA, ROCM], "auto", (STAGED,)),
+    ([CUDA, rank("", moves=("host",))], "auto", (STAGED,)),
+    ([CUDA, rank("")], "auto", (DIRECT, STAGED)),
+    ([CUDA, ROCM], DIRECT, (DIRECT,)),
+    ([CUDA, CUDA], STAGED, (STAGED,)),
+    ([CUDA, rank("cuda", moves=("host",))], "auto", (STAGED,)),
+    ([rank(""), rank("")], "auto", (DIRECT,)),
 ])  # fmt: skip
 def test_paths_to_be_measured(ranks: list[Facts], wanted: str, paths: tuple[str, ...]) -> None:
     assert paths_of(ranks, wanted) == paths
@@ -60,7 +63,7 @@ def test_paths_to_be_measured(ranks: list[Facts], wanted: str, paths: tuple[str,
 
 def test_what_cannot_be_is_refused() -> None:
     with pytest.raises(AgreementError, match=r"rank\(s\) \[1\] cannot move"):
-        path_of([CUDA, rank("cuda", moves=("host",))], "direct")
+        path_of([CUDA, rank("cuda", moves=("host",))], DIRECT)
 
 
 def test_crowded_hosts() -> None:
@@ -72,25 +75,25 @@ def test_crowded_hosts() -> None:
 
 ROCM = rank("rocm", moves=BOTH)
 NONE = rank("", moves=("host", "cuda"))
-BETWEEN = PairRule(("amd", "nvidia"), False, 4096, 65536, "staged")
+BETWEEN = PairRule(("amd", "nvidia"), False, 4096, 65536, STAGED)
 
 
-def detours(everyone: list[Facts], path: str = "direct", *rules: PairRule, me: int = 0) -> Detours:
+def detours(everyone: list[Facts], path: Transport = DIRECT, *rules: PairRule, me: int = 0) -> Detours:
     hosts = [0 if f.host == CUDA.host else 1 for f in everyone]
     topology = Topology.group([f.vendor for f in everyone], hosts)
     return Detours(me, everyone, topology, Tuning(path=path, messages=rules))
 
 
 @pytest.mark.parametrize("everyone, path, detour, either", [
-    ([CUDA, CUDA], "direct", False, True),
-    ([CUDA, FAR], "direct", False, True),
-    ([CUDA, FAR], "staged", True, True),
-    ([CUDA, ROCM], "staged", True, False),  # bridge and messages would open the same memory
-    ([rank("cuda", moves=("host",)), FAR], "direct", True, False),  # its own libucp cannot move it
-    ([CUDA, rank("cuda", THERE, moves=("host",))], "direct", False, False),  # the other's cannot
-    ([CUDA, NONE], "direct", False, True),
-    ([CUDA, rank("", moves=("host",))], "direct", False, False),
-    ([NONE, NONE], "direct", False, False),
+    ([CUDA, CUDA], DIRECT, False, True),
+    ([CUDA, FAR], DIRECT, False, True),
+    ([CUDA, FAR], STAGED, True, True),
+    ([CUDA, ROCM], STAGED, True, False),  # bridge and messages would open the same memory
+    ([rank("cuda", moves=("host",)), FAR], DIRECT, True, False),  # its own libucp cannot move it
+    ([CUDA, rank("cuda", THERE, moves=("host",))], DIRECT, False, False),  # the other's cannot
+    ([CUDA, NONE], DIRECT, False, True),
+    ([CUDA, rank("", moves=("host",))], DIRECT, False, False),
+    ([NONE, NONE], DIRECT, False, False),
 ])  # fmt: skip
 def test_without_measured_rules(everyone: list[Facts], path: str, detour: bool, either: bool) -> None:
     found = detours(everyone, path)
@@ -104,27 +107,27 @@ def test_whoever_it_comes_from_on_a_crowded_host() -> None:
     assert not detours([CUDA, FAR]).wanted(-1, 8)
 
 
-@pytest.mark.parametrize("path", ["direct", "staged"])
-def test_measured_rules_hold_for_their_pair_and_sizes(path: str) -> None:
-    other = PairRule(("amd", "nvidia"), False, 65536, 1 << 30, "direct")
+@pytest.mark.parametrize("path", [DIRECT, STAGED])
+def test_measured_rules_hold_for_their_pair_and_sizes(path: Transport) -> None:
+    other = PairRule(("amd", "nvidia"), False, 65536, 1 << 30, DIRECT)
     found = detours([CUDA, FAR, rank("cuda", THERE)], path, BETWEEN, other)
-    usual = path == "staged"
+    usual = path == STAGED
     assert [found.wanted(1, n) for n in (8, 4096, 65535, 65536)] == [usual, True, True, False]
     assert [found.wanted(2, n) for n in (8, 4096, 65536)] == [usual] * 3  # no rule speaks of these two
     assert found.wanted(-1, 4096) is usual
 
 
-@pytest.mark.parametrize("wanted", ["direct", "staged"])
-def test_what_the_user_wants_comes_before_what_was_measured(monkeypatch: pytest.MonkeyPatch, wanted: str) -> None:
+@pytest.mark.parametrize("wanted", [DIRECT, STAGED])
+def test_what_the_user_wants_comes_before_what_was_measured(monkeypatch: pytest.MonkeyPatch, wanted: Transport) -> None:
     monkeypatch.setenv("UCCH_STAGING", wanted)
     found = detours([CUDA, FAR], wanted, BETWEEN)
     assert not found.either(0, 1)
-    assert found.wanted(1, 4096) is (wanted == "staged")
+    assert found.wanted(1, 4096) is (wanted == STAGED)
 
 
 def test_forced_while_it_is_measured() -> None:
-    found = detours([CUDA, FAR, ROCM], "direct", BETWEEN)
-    found.forced = "direct"
+    found = detours([CUDA, FAR, ROCM], DIRECT, BETWEEN)
+    found.forced = DIRECT
     assert not found.wanted(1, 4096)
     assert found.wanted(2, 4096)  # these must
 
@@ -141,9 +144,9 @@ def test_pairs_that_are_measured() -> None:
 
 def test_rules_end_halfway_between_sizes() -> None:
     def one(nbytes: int, direct: float, staged: float) -> PairFinding:
-        return PairFinding(("amd", "nvidia"), False, nbytes, "direct", {"direct": direct, "staged": staged})
+        return PairFinding(("amd", "nvidia"), False, nbytes, DIRECT, {DIRECT: direct, STAGED: staged})
 
     found = [one(64, 1.0, 2.0), one(4096, 1.0, 0.97), one(65536, 3.0, 1.0), one(1 << 20, 30.0, 10.0)]
-    assert pair_rules(found) == (PairRule(("amd", "nvidia"), False, 16384.0, 2.0 * (1 << 20), "staged"),)
+    assert pair_rules(found) == (PairRule(("amd", "nvidia"), False, 16384.0, 2.0 * (1 << 20), STAGED),)
     assert pair_rules(found[:2]) == ()
     assert pair_rules([*found, one(1 << 23, 1.0, 2.0)])[0].high == round((1 << 43) ** 0.5)

@@ -17,7 +17,9 @@ from ucc_hetero.planner.cost import Links, predicted_time
 from ucc_hetero.planner.rules import Measured, PairRule, Rule, load_table, match, pair_path, parse_tune, save_table
 from ucc_hetero.planner.select import Choice, Tuning, agreed, choose, example_call, make_plan, reason
 from ucc_hetero.planner.topology import Link, Topology, link_weights
-from ucc_hetero.types import OPS, Op
+from ucc_hetero.types import OPS, Op, Transport
+
+DIRECT, STAGED, WINDOW = Transport
 
 ONE = Topology.group(["nvidia"] * 4, [0, 0, 1, 1])
 TWO = Topology.group(["nvidia"] * 2 + ["amd"] * 2, [0, 0, 1, 1])
@@ -28,8 +30,8 @@ MIB = 1 << 20
 def test_grammar() -> None:
     assert parse_tune("allreduce:0-64k:@flat#allreduce,bcast:64k-inf:@split_rail:fragments=4:path=staged") == (
         Rule("allreduce", 0, 65536, "flat"),
-        Rule("allreduce", 65536, math.inf, "split_rail", 4, "staged"),
-        Rule("bcast", 65536, math.inf, "split_rail", 4, "staged"),
+        Rule("allreduce", 65536, math.inf, "split_rail", 4, STAGED),
+        Rule("bcast", 65536, math.inf, "split_rail", 4, STAGED),
     )
     assert parse_tune("@tree:nvidia,amd:[2-8]:reduce:100") == (
         Rule("reduce", 0, math.inf, "tree", vendors=("nvidia", "amd"), ranks=(2, 8), score=100),
@@ -46,7 +48,7 @@ def test_grammar() -> None:
     ("allreduce:cuda:@flat", "'cuda' is no collective, byte range, vendor"),
     ("allreduce:@flat:@tree", "'@tree' gives the algorithm a second time"),
     ("allreduce:@flat:fragments=0", "'fragments=0' should be a number from 1 to 1024"),
-    ("allreduce:@flat:path=magic", "'path=magic' should be path=direct, path=staged or path=window"),
+    ("allreduce:@flat:path=magic", "path 'magic' is not one of direct, staged, window"),
     ("allreduce:@", "'@' is no collective"),
     ("scan:@split_rail", "scan has no @split_rail; it has @flat"),
 ])  # fmt: skip
@@ -102,12 +104,12 @@ def test_reductions_that_ucc_lacks_are_ordered() -> None:
 
 
 def test_user_before_measured_before_default() -> None:
-    measured = (Rule("allreduce", 0, math.inf, "split_rail", 2, "staged"),)
+    measured = (Rule("allreduce", 0, math.inf, "split_rail", 2, STAGED),)
     tune = Tuning.parse("allreduce:0-1k:@flat", measured)
     assert choose(TWO, "allreduce", 512, tune=tune) == Choice("flat")
-    assert choose(TWO, "allreduce", 1024, tune=tune) == Choice("split_rail", 2, "staged")
+    assert choose(TWO, "allreduce", 1024, tune=tune) == Choice("split_rail", 2, STAGED)
     assert choose(TWO, "bcast", 8, tune=tune) == Choice("tree")
-    assert choose(TWO, "bcast", 8, tune=Tuning(path="staged")).path == "staged"
+    assert choose(TWO, "bcast", 8, tune=Tuning(path=STAGED)).path == STAGED
 
 
 def test_measured_links_choose_by_the_cost_model() -> None:
@@ -141,15 +143,15 @@ def test_the_model_must_promise_more_than_a_little() -> None:
 
 def test_table_survives_a_file(tmp_path: Path) -> None:
     file = tmp_path / "tuned.json"
-    rules = (Rule("allreduce", 0, 4096, "tree", 1, "direct"), Rule("bcast", 4096, math.inf, "split_rail", 8, "staged"))
+    rules = (Rule("allreduce", 0, 4096, "tree", 1, DIRECT), Rule("bcast", 4096, math.inf, "split_rail", 8, STAGED))
     far = ("amd", "nvidia"), False
-    pairs = (PairRule(*far, 0, 4096, "staged"), PairRule(("amd", "amd"), True, 8, math.inf, "direct"))
+    pairs = (PairRule(*far, 0, 4096, STAGED), PairRule(("amd", "amd"), True, 8, math.inf, DIRECT))
     save_table(file, TWO, Measured(rules, messages=pairs))
     save_table(file, SAME_HOST, Measured(rules[:1], (4, 4, 1, 1)))
     assert load_table(file.read_text(), TWO) == Measured(rules, messages=pairs)
     assert agreed(TWO, TWO, "", file.read_text())[1].messages == pairs
-    assert [pair_path(pairs, *far, n) for n in (0, 4095, 4096)] == ["staged", "staged", ""]
-    assert [pair_path(pairs, ("amd", "amd"), near, 1 << 40) for near in (True, False)] == ["direct", ""]
+    assert [pair_path(pairs, *far, n) for n in (0, 4095, 4096)] == [STAGED, STAGED, None]
+    assert [pair_path(pairs, ("amd", "amd"), near, 1 << 40) for near in (True, False)] == [DIRECT, None]
     assert load_table(file.read_text(), SAME_HOST) == Measured(rules[:1], (4, 4, 1, 1))
     assert load_table(file.read_text(), ONE) == Measured()
     hosts = (Link(20e-6, 2e-9), Link(20e-6, 1e-9))
@@ -188,7 +190,7 @@ def test_bad_tables_are_refused(change: dict[str, object]) -> None:
 
 def test_agreed_joins_table_rules_and_weights(tmp_path: Path) -> None:
     file = tmp_path / "tuned.json"
-    save_table(file, TWO, Measured((Rule("allreduce", 0, math.inf, "tree", 1, "direct"),), (3, 3, 1, 1)))
+    save_table(file, TWO, Measured((Rule("allreduce", 0, math.inf, "tree", 1, DIRECT),), (3, 3, 1, 1)))
     topology, tune = agreed(TWO, TWO, "allreduce:0-1k:@flat", file.read_text())
     assert topology == Topology.group(["nvidia"] * 2 + ["amd"] * 2, [0, 0, 1, 1], (3, 3, 1, 1))
     found = [(choose(topology, *call, tune=tune), reason(topology, *call, tune=tune)) for call in CALLS]
@@ -276,11 +278,11 @@ def test_huge_flat_plans_are_small() -> None:
 def test_windows_take_long_calls_of_the_staged_path() -> None:
     """Among devices that share windows: no collective crosses the bridge any more, but short calls do as before."""
     topology = Topology.group(["nvidia", "amd"] * 2, [0] * 4)
-    tuning = Tuning(path="staged", windows=True)
+    tuning = Tuning(path=STAGED, windows=True)
     short, long = (choose(topology, "allreduce", n, OPS["SUM"], tuning) for n in (1 << 16, 1 << 26))
-    assert (short.path, long.path) == ("staged", "window")
+    assert (short.path, long.path) == (STAGED, WINDOW)
     queued = replace(tuning, channels=True)  # the others' hosts take no part: neither does this one's library
-    assert choose(topology, "allreduce", 8, OPS["SUM"], queued).path == "window"
+    assert choose(topology, "allreduce", 8, OPS["SUM"], queued).path == WINDOW
     several = Topology.group(["nvidia", "amd"] * 6, [0] * 12)  # more than one kernel does
     names = [choose(t, "allreduce", n, OPS["SUM"], queued).algorithm for t in (topology, several) for n in (8, 1 << 20)]
     assert names == ["flat", "split_rail", "tree", "split_rail"]
@@ -294,7 +296,7 @@ def test_windows_take_long_calls_of_the_staged_path() -> None:
     plan = make_plan(topology, Call("allreduce", 4, (1 << 24,)), long)
     kinds = {step.kind for f in plan.fragments for stage in f.stages for step in stage if step.link == "bridge"}
     assert kinds == {"message"}
-    for other in (Tuning(path="staged"), Tuning(path="direct", windows=True)):
+    for other in (Tuning(path=STAGED), Tuning(path=DIRECT, windows=True)):
         assert choose(topology, "allreduce", 1 << 26, OPS["SUM"], other).path == other.path
-    ruled = Tuning.parse("allreduce:@split_rail:path=staged", path="staged", windows=True)
-    assert choose(topology, "allreduce", 1 << 26, OPS["SUM"], ruled).path == "staged"
+    ruled = Tuning.parse("allreduce:@split_rail:path=staged", path=STAGED, windows=True)
+    assert choose(topology, "allreduce", 1 << 26, OPS["SUM"], ruled).path == STAGED

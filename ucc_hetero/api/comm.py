@@ -16,6 +16,7 @@ from ..calls.p2p import Messages
 from ..calls.partitioned import Partitions
 from ..calls.persistent import PersistentRequest
 from ..calls.request import Request
+from ..engine.lowering import Execution
 from ..errors import LibraryNotFound
 from ..native.libraries import load
 from ..planner.topology import Topology
@@ -187,9 +188,10 @@ class Communicator(MessageMethods, NeighbourMethods, GroupMethods):
         ``queued`` where devices do such calls without the host (docs/gpu.md).
         """
         lines = [self._run.topology.describe()]
-        for label, (choice, why, queued) in self._run.used.items():
+        for label, (choice, why, execution) in self._run.used.items():
             pieces = f", {choice.fragments} fragments" if choice.fragments > 1 else ""
-            lines.append(f"{label}: {choice.algorithm}{pieces} ({why}{', queued' if queued else ''})")
+            queued = ", queued" if execution is Execution.QUEUED else ""
+            lines.append(f"{label}: {choice.algorithm}{pieces} ({why}{queued})")
         return "\n".join(lines)
 
     def stats(self) -> dict[str, float]:

@@ -12,7 +12,7 @@ from .. import env
 from ..bindings.ucc import status_name
 from ..bootstrap.group import Membership
 from ..device import report, stream_handle
-from ..engine.lowering import Program
+from ..engine.lowering import Execution, Program
 from ..errors import CollectiveError, DeviceError, NotSupported, RefusedError
 from ..native.libraries import ffi, lib
 from ..planner.select import Tuning
@@ -36,6 +36,7 @@ EXCHANGED = frozenset({"gatherv", "scatterv", "alltoallv", "alltoallw"})
 
 _run = lib.ucch_program_run
 _cast = ffi.cast
+_LAUNCHED = Execution.LAUNCHED
 
 #: Programs and buffers of calls that failed or were dropped while libucc still used them; never freed.
 _graveyard: list[object] = []
@@ -246,17 +247,20 @@ class Runner:
 
     def _launched(self, program: Program, label: str, outof: Any, into: Any, stream: int) -> Request | None:
         """The request of a program that was left to a stream; None where that cannot be, or not yet."""
-        if not program.launches:
+        if program.execution < _LAUNCHED:
             return None
         return self.launches.launch(program, label, outof, into, self.timeout, stream, self)
 
     def _begin_on(self, prepared: Prepared, stream: int, *, ordered: bool) -> Request:
         """Start what was prepared when ``stream`` gets there; ``ordered``: the stream waits for the end."""
         program = prepared.program
-        if self.members.runtime is None:
+        runtime = self.members.runtime
+        if runtime is None:
             raise DeviceError(f"rank {self.rank} has no GPU runtime for stream= ({report(self.members.place.vendor)})")
         both, at = (prepared.send, prepared.recv), _cast("void *", stream)
-        state = lib.ucch_program_start_on(program.handle, *both, self.timeout, at, ordered and program.holds)
+        # What could not be launched yet is held where streams may be.
+        holds = ordered and (program.execution is Execution.HELD or (program.execution is _LAUNCHED and runtime.holds))
+        state = lib.ucch_program_start_on(program.handle, *both, self.timeout, at, holds)
         if state < 0:
             raise not_started(self.rank, prepared.label, state)
         request = self._request(program, prepared.kind, prepared, prepared)
@@ -391,7 +395,7 @@ class Runner:
         if state == 1:
             return
         failure: Exception = failure_of(program.op, self.board, self.rank, label, self.timeout)
-        if isinstance(failure, RefusedError) and not program.launches:
+        if isinstance(failure, RefusedError) and program.execution < _LAUNCHED:
             error = ffi.new("ucch_error *")
             lib.ucch_op_error(program.op, error)
             _graveyard.append((program, keep))

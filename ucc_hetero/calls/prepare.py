@@ -14,14 +14,14 @@ from .. import env
 from ..bootstrap.group import Membership
 from ..buffers import Buffer, pack
 from ..buffers import copy as copy_elements
-from ..engine.lowering import Program, Route, lower
+from ..engine.lowering import Execution, Program, Route, lower
 from ..engine.placement import Lowering
 from ..errors import CollectiveError, MismatchError, NotSupported, RefusedError
 from ..native.libraries import ffi, lib
 from ..planner.algorithms import Role, with_role
 from ..planner.collectives import ROWS, Call, elements, operands
-from ..planner.select import Choice, Tuning, choose, make_plan, reason
-from ..types import DTYPES, OPS, DType, Op, Reduction, reduction
+from ..planner.select import Choice, Tuning, choose, make_plan, reason, supported
+from ..types import DTYPES, OPS, DType, Op, Reduction, Transport, reduction
 from .arguments import Bound, CallSpec, bind
 from .failure import StaleError, explain
 from .mpi_fallback import Delegate, Watch
@@ -31,8 +31,6 @@ from .request import look_around
 
 __all__ = ["Exchange", "Preparation", "Prepared"]
 
-#: Bytes that one call of a library is given at most.
-_LONGEST = 1 << 30
 #: Bytes of a call's description that ranks compare under UCCH_CHECK.
 _SHOWN = 256
 
@@ -144,8 +142,8 @@ class Preparation:
         self.rank, self.size = members.rank, members.size
         #: UCCH_CHECK: every rank's call compared before anything is sent.
         self.check = bool(env.get("CHECK"))
-        #: What ran so far: label -> (choice, what made it, whether it is queued in streams).
-        self.used: dict[str, tuple[Choice, str, bool]] = {}
+        #: What ran so far: label -> (choice, what made it, who waits).
+        self.used: dict[str, tuple[Choice, str, Execution]] = {}
         self._on_host = _of_host(members.tuning)
 
     def prepare(self, call: CallSpec, *, exchange: bool = False, now: bool = True, rows: Any = None) -> Prepared | None:
@@ -204,21 +202,19 @@ class Preparation:
     def _build(self, what: Lowering, bound: Bound, op: Op | None, label: str, now: bool) -> Program:
         call, members = what.call, self.members
         if bound.local:
-            choice, why = self._without_counts(what), "counts unknown"
+            choice, why, nbytes = self._without_counts(what), "counts unknown", 0
         else:
             tuning = members.tuning if what.memory is not None else self._on_host
-            about = members.topology, call.collective, elements(call) * what.dtype.itemsize, op, tuning
+            nbytes = elements(call) * what.dtype.itemsize
+            about = members.topology, call.collective, nbytes, op, tuning
             choice, why = choose(*about), reason(*about)
-            # Longer calls never end in libucc 1.4.
-            choice = choice._replace(fragments=max(choice.fragments, -(-about[2] // _LONGEST)))
-        if choice.path == "staged" and what.compute.name == "float16" and ROWS[call.collective].reduces:
-            # On the host libucc says that it reduced these, and did nothing: our own steps do.
-            choice = choice._replace(path="window")
+        choice = supported(choice, call.collective, nbytes, what.compute)
         plan = make_plan(members.topology, call, choice, self.rank)
-        self.used[label] = choice, why, False
+        self.used[label] = choice, why, Execution.HOST
         staged = members.device.staged(choice.path) if what.memory is not None else ()
         route = Route(members.id << 52 | 1 << 51, staged, members.windows.peers)
-        if what.memory is not None and choice.path == "window" and members.channels is not None and not bound.local:
+        through = choice.path is Transport.WINDOW and what.memory is not None
+        if through and members.channels is not None and not bound.local:
             whole = make_plan(members.topology, call, choice)
             route = route._replace(channels=members.channels, whole=whole)
         # Ranks that call different things would wait for each other while they make the teams of each.
@@ -240,7 +236,7 @@ class Preparation:
             raise
         finally:
             members.teams.look = None
-        self.used[label] = choice, why, program.queued
+        self.used[label] = choice, why, program.execution
         total = sum(b.nbytes for b in (bound.send, bound.recv) if b is not None)
         lib.ucch_program_bytes(program.handle, total)
         return program

@@ -19,6 +19,7 @@ from ..planner.rules import Measured, Rule, best_of, save_table, spans
 from ..planner.select import Choice, Tuning, candidates, choose, example_call
 from ..planner.topology import link_weights
 from ..transport.paths import paths_of
+from ..types import Transport
 from .trial import Trial, forced
 from .tune_pairs import PairFinding, pair_rules
 
@@ -100,12 +101,13 @@ def measure(
     return Finding(collective, total, default, {choice: median(t) for choice, t in times.items()})
 
 
-def _paths(comm: Communicator, nbytes: int, tuning: Tuning) -> tuple[str, ...]:
+def _paths(comm: Communicator, nbytes: int, tuning: Tuning) -> tuple[Transport, ...]:
     """The ways in which the data may cross bridges, on the devices that there are; all of them are measured."""
     if comm.topology.flat:
         return (tuning.path,)
     ways = paths_of(comm._run.members.facts, env.get("STAGING"))
-    return (*ways, "window") if "staged" in ways and nbytes >= tuning.least_through_windows else ways
+    through = Transport.STAGED in ways and nbytes >= tuning.least_through_windows
+    return (*ways, Transport.WINDOW) if through else ways
 
 
 def rules_of(found: Sequence[Finding]) -> tuple[Rule, ...]:

@@ -18,6 +18,7 @@ from ..api.comm import Communicator
 from ..device import Vector
 from ..planner.rules import PairRule, best_of, spans
 from ..transport.detours import Detours
+from ..types import Transport
 
 __all__ = ["PairFinding", "describe_pair", "measure_pairs", "pair_rules", "pairs_of"]
 
@@ -33,11 +34,11 @@ class PairFinding:
     vendors: tuple[str, str]
     near: bool
     nbytes: int
-    default: str
-    seconds: dict[str, float]
+    default: Transport
+    seconds: dict[Transport, float]
 
     @property
-    def best(self) -> str:
+    def best(self) -> Transport:
         """The faster path, or the default where none is clearly faster."""
         return best_of(self.seconds, self.default)
 
@@ -76,7 +77,7 @@ def _measure(comm: Communicator, one: int, other: int, nbytes: int) -> PairFindi
     detours = comm._messages.detours
     vendors, near = detours.kind(one, other)
     vector = Vector(np.zeros(max(nbytes, 1), np.uint8), comm._run.members.runtime)
-    times: dict[str, list[float]] = {"direct": [], "staged": []}
+    times: dict[Transport, list[float]] = {Transport.DIRECT: [], Transport.STAGED: []}
     calls = dict.fromkeys(times, 1)
     try:
         for k in range(_ROUNDS + 2):
@@ -88,7 +89,7 @@ def _measure(comm: Communicator, one: int, other: int, nbytes: int) -> PairFindi
                 elif k == 1:  # the first one made what messages need
                     calls[path] = int(min(max(_SAMPLE / max(took, 1e-9), 1), _MOST))
     finally:
-        detours.forced = ""
+        detours.forced = None
         vector.close()
     return PairFinding(vendors, near, nbytes, detours.usual, {path: median(t) for path, t in times.items()})
 

@@ -6,6 +6,7 @@ The program runs in C (``cffi_build/coll/program.c``); from start to completion 
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Sequence
+from enum import IntEnum
 from functools import partial
 from itertools import accumulate
 from typing import Any, NamedTuple
@@ -26,17 +27,30 @@ from .staging import Mirrors, Span
 from .stream_program import queue, queues
 from .stream_rules import may_hold, of_vendors
 
-__all__ = ["Program", "Route", "lower"]
+__all__ = ["Execution", "Program", "Route", "lower"]
 
 #: Idle programs of one kind that are kept. On a device they borrow their scratch, and many are in flight at a time.
 _SPARE, _SPARE_ON_DEVICE = 4, 64
 _WIDE = CollFlag.COUNT_64BIT | CollFlag.DISPLACEMENTS_64BIT
 
 
+class Execution(IntEnum):
+    """Who waits for the steps of a program, from the host alone to streams alone."""
+
+    #: The host: no stream may wait for its end.
+    HOST = 0
+    #: The host, while a stream may be held.
+    HELD = 1
+    #: A stream, of which it is a part: a vendor's library does all of it.
+    LAUNCHED = 2
+    #: Streams of all ranks, for each other: it is queued whole.
+    QUEUED = 3
+
+
 class Program:
     """A native program and what it keeps alive."""
 
-    __slots__ = ("__weakref__", "handle", "holds", "keep", "launches", "op", "plan", "queued", "spare")
+    __slots__ = ("__weakref__", "execution", "handle", "keep", "op", "plan", "spare")
 
     def __init__(self, handle: Any, plan: Plan, keep: object, spare: int) -> None:
         self.handle = ffi.gc(handle, lib.ucch_program_free)
@@ -45,10 +59,7 @@ class Program:
         self.keep = keep
         #: How many idle ones of its kind are kept.
         self.spare = spare
-        #: Whether a stream may be held for as long as it runs.
-        self.holds = False
-        #: Whether it can be made a part of a stream's work: a vendor's library does all of it, or it is queued whole.
-        self.launches = self.queued = False
+        self.execution = Execution.HOST
 
 
 class Route(NamedTuple):
@@ -119,24 +130,23 @@ class _Lower:
                 out[i] = self.at.packing(step, member, slot)
         return out
 
-    def _streams(self, program: Program) -> None:
-        """Note what the program may do in a stream, by its steps."""
+    def _execution(self) -> Execution:
+        """Who waits for what the program does, by its steps."""
+        if self.channels is not None:
+            return Execution.QUEUED
         job, steps = self.teams.job, [step for _, _, _, step in self.plan.program(self.rank)]
         runtime = runtime_of(job.facts[job.rank].vendor)
         eager = runtime is not None and runtime.holds
         if not self.what.memory:  # none, or that of a library that stands in for a vendor's and is known as the host's
-            program.holds = self.what.memory is None or eager
+            holds = self.what.memory is None or eager
         else:
             around = "native" in self.staged or self.at.before or self.at.after or any(self.packed.values())
             alone = not around and of_vendors(self.at, steps)
-            program.holds = eager and (alone or (not self.arithmetic and may_hold(self.at, steps, self.staged)))
             # libucc answers calls that move nothing by itself, and not in a stream.
-            full = bool(steps) and all(self.what.call.counts)
-            program.launches = alone and full and job.vendors_library(self.what.memory)
-        if self.channels is not None:
-            queue(self.channels, program.handle, self.rank, self.notes, self.at, self.moved, self.bounce)
-            program.keep = (program.keep, self.channels)
-            program.launches = program.holds = program.queued = True
+            if alone and steps and all(self.what.call.counts) and job.vendors_library(self.what.memory):
+                return Execution.LAUNCHED
+            holds = eager and (alone or (not self.arithmetic and may_hold(self.at, steps, self.staged)))
+        return Execution.HELD if holds else Execution.HOST
 
     def _add(self, note: Note, after: Sequence[int], make: Callable[..., None], *args: Any) -> int:
         """Take down a step that ``make(handle, number, *args)`` writes; returns its number."""
@@ -153,7 +163,7 @@ class _Lower:
         if handle == ffi.NULL:
             raise MemoryError(f"rank {self.rank}: no memory for a program of {len(self.steps)} steps")
         spare = _SPARE if self.what.memory is None else _SPARE_ON_DEVICE
-        program = Program(handle, self.plan, (self.teams, self.board), spare)
+        program = Program(handle, self.plan, (self.teams, self.board, self.channels), spare)
         if self.what.memory is not None:
             self._check(lib.ucch_program_device(handle, self.mirrors.nbytes))
             for base in (lib.UCCH_SEND, lib.UCCH_RECV, lib.UCCH_TMP):
@@ -164,7 +174,9 @@ class _Lower:
             if after:
                 self._check(lib.ucch_program_after(handle, i, len(after), ffi.new("int[]", list(after))))
         self._check(lib.ucch_program_tmp(handle, self.at.tmp_bytes))
-        self._streams(program)
+        program.execution = self._execution()
+        if self.channels is not None:
+            queue(self.channels, handle, self.rank, self.notes, self.at, self.moved, self.bounce)
         return program
 
     def _emit(self, before: Sequence[int], steps: Sequence[tuple[int, int, int, Step]]) -> list[int]:

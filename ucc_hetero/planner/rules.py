@@ -16,9 +16,9 @@ from ucc_hetero.planner import algorithms
 from ucc_hetero.planner.collectives import ROWS
 from ucc_hetero.planner.cost import Links
 from ucc_hetero.planner.topology import Link, Topology
+from ucc_hetero.types import Transport
 
 __all__ = [
-    "PATHS",
     "Measured",
     "PairRule",
     "Rule",
@@ -34,16 +34,13 @@ __all__ = [
 
 _Choice = TypeVar("_Choice")
 
-#: How bytes cross a bridge.
-PATHS = ("direct", "staged", "window")
-
 
 @dataclass(frozen=True, slots=True)
 class Rule:
     """From ``low`` up to (not including) ``high`` bytes the collective runs ``algorithm``.
 
     ``vendors`` (empty: any) must hold every vendor of the communicator, ``ranks`` its size. ``fragments`` 0 and
-    ``path`` "" leave those to the defaults. Of several rules that fit the one with the highest score holds,
+    ``path`` None leave those to the defaults. Of several rules that fit the one with the highest score holds,
     then the last.
     """
 
@@ -52,7 +49,7 @@ class Rule:
     high: float
     algorithm: str
     fragments: int = 0
-    path: str = ""
+    path: Transport | None = None
     vendors: tuple[str, ...] = ()
     ranks: tuple[float, float] = (0, math.inf)
     score: float = math.inf
@@ -87,13 +84,13 @@ class PairRule:
     near: bool
     low: float
     high: float
-    path: str
+    path: Transport
 
 
-def pair_path(rules: tuple[PairRule, ...], vendors: tuple[str, str], near: bool, nbytes: int) -> str:
-    """``direct`` or ``staged``, as measured for such a message; empty where no rule says so."""
+def pair_path(rules: tuple[PairRule, ...], vendors: tuple[str, str], near: bool, nbytes: int) -> Transport | None:
+    """``DIRECT`` or ``STAGED``, as measured for such a message; None where no rule says so."""
     fits = (r.path for r in rules if (r.vendors, r.near) == (vendors, near) and r.low <= nbytes < r.high)
-    return next(fits, "")
+    return next(fits, None)
 
 
 # --- the TUNE grammar -------------------------------------------------------------------------------------------------
@@ -147,9 +144,7 @@ def _token(token: str) -> tuple[str, Any]:
             raise ValueError(f"{token!r} should be a number from 1 to 1024")
         return "fragments", int(number)
     if token.startswith("path="):
-        if token.removeprefix("path=") not in PATHS:
-            raise ValueError(f"{token!r} should be path=direct, path=staged or path=window")
-        return "path", token.removeprefix("path=")
+        return "path", Transport(token.removeprefix("path="))
     if all(word in ROWS for word in words):
         return "collectives", words
     if all(word in VENDORS for word in words):
@@ -227,7 +222,7 @@ def save_table(
     rows = [
         {"collective": rule.collective}
         | _range_row(rule)
-        | {"algorithm": rule.algorithm, "fragments": rule.fragments, "path": rule.path}
+        | {"algorithm": rule.algorithm, "fragments": rule.fragments, "path": rule.path or ""}
         for rule in found.rules
     ]
     entry: dict[str, Any] = {"islands": topology.describe(), "weights": list(found.weights), "rules": rows}
@@ -315,14 +310,13 @@ def _range_of(row: dict[str, Any]) -> tuple[float, float]:
 
 
 def _pair_row(row: dict[str, Any]) -> PairRule:
-    if row["path"] not in ("direct", "staged"):
+    if row["path"] not in (Transport.DIRECT, Transport.STAGED):
         raise ValueError(f"path {row['path']!r} of messages is neither direct nor staged")
     one, other = sorted(map(str, row["between"]))
-    return PairRule((one, other), bool(row["near"]), *_range_of(row), row["path"])
+    return PairRule((one, other), bool(row["near"]), *_range_of(row), Transport(row["path"]))
 
 
 def _row(row: dict[str, Any]) -> Rule:
     algorithms.find(row["collective"], row["algorithm"])
-    if row["path"] not in ("", *PATHS):
-        raise ValueError(f"path {row['path']!r} is not one of {', '.join(PATHS)}")
-    return Rule(row["collective"], *_range_of(row), row["algorithm"], int(row["fragments"]), row["path"])
+    path = Transport(row["path"]) if row["path"] else None
+    return Rule(row["collective"], *_range_of(row), row["algorithm"], int(row["fragments"]), path)

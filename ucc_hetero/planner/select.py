@@ -18,9 +18,9 @@ from ucc_hetero.planner.cost import Links, predicted_time
 from ucc_hetero.planner.plan import Fragment, Plan, no_collector
 from ucc_hetero.planner.rules import Measured, PairRule, Rule, load_table, match, parse_tune
 from ucc_hetero.planner.topology import Topology
-from ucc_hetero.types import Op
+from ucc_hetero.types import DType, Op, Transport
 
-__all__ = ["Choice", "Tuning", "agreed", "candidates", "choose", "example_call", "make_plan", "reason"]
+__all__ = ["Choice", "Tuning", "agreed", "candidates", "choose", "example_call", "make_plan", "reason", "supported"]
 
 #: From here on messages through windows take the place of the host's library, among one host's devices; bytes.
 WINDOW_LIMIT = 256 << 10
@@ -30,19 +30,18 @@ MODELLED_RANKS = 64
 #: What the cost model must promise: it knows nothing of processors.
 MODEL_GAIN = 0.8
 
+#: Bytes in one call of libucc at most: longer ones never end in 1.4.
+LONGEST = 1 << 30
 #: Reductions that UCC lacks: our own steps combine the operands, in the order of the ranks.
 ORDERED = ("MAXLOC", "MINLOC")
 
 
 class Choice(NamedTuple):
-    """Choice of what runs: an algorithm's name, into how many fragments it cuts the data, and how bytes cross bridges.
-
-    ``path``: ``direct``, ``staged``, or ``window``, which is staged with messages in the place of collectives.
-    """
+    """Choice of what runs: an algorithm's name, into how many fragments it cuts the data, and its path over bridges."""
 
     algorithm: str
     fragments: int = 1
-    path: str = "direct"
+    path: Transport = Transport.DIRECT
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -51,7 +50,7 @@ class Tuning:
 
     user: tuple[Rule, ...] = ()
     measured: tuple[Rule, ...] = ()
-    path: str = "direct"
+    path: Transport = Transport.DIRECT
     #: Measured costs of the links, where there are: choices that no rule makes go by the cost model.
     links: Links | None = None
     #: Every rank's data lies in plain host memory, whatever its vendor is called.
@@ -69,14 +68,14 @@ class Tuning:
     @property
     def least_through_windows(self) -> float:
         """Bytes from which on messages take the place of the host's library: through channels, or windows."""
-        return 0 if self.channels else WINDOW_LIMIT if self.windows and self.path == "staged" else math.inf
+        return 0 if self.channels else WINDOW_LIMIT if self.windows and self.path is Transport.STAGED else math.inf
 
     @classmethod
     def parse(
         cls,
         text: str,
         measured: tuple[Rule, ...] = (),
-        path: str = "direct",
+        path: Transport = Transport.DIRECT,
         *,
         plain: bool = False,
         windows: bool = False,
@@ -94,7 +93,7 @@ def agreed(
     declared: Topology,
     rules: str,
     table: str,
-    path: str = "direct",
+    path: Transport = Transport.DIRECT,
     *,
     plain: bool = False,
     windows: bool = False,
@@ -138,7 +137,7 @@ def _kept(topology: Topology, collective: str, nbytes: int, op: Op | None, tune:
 def _choose(topology: Topology, collective: str, nbytes: int, op: Op | None, tune: Tuning) -> tuple[Choice, str]:
     if op is not None and (op.code < 0 or op.name in ORDERED) and ROWS[collective].step:
         return Choice(algorithms.with_role(collective, algorithms.Role.ORDERED), 1, tune.path), "order"
-    path = "window" if nbytes >= tune.least_through_windows else tune.path
+    path = Transport.WINDOW if nbytes >= tune.least_through_windows else tune.path
     case = algorithms.Case(topology, collective, nbytes, path, tune.plain, tune.channels)
     for by, rules in (("user", tune.user), ("measured", tune.measured)):
         rule = match(rules, topology, collective, nbytes)
@@ -157,6 +156,17 @@ def _choose(topology: Topology, collective: str, nbytes: int, op: Op | None, tun
 
 def _fragments(case: algorithms.Case, name: str) -> int:
     return algorithms.find(case.collective, name).most(case)
+
+
+def supported(choice: Choice, collective: str, nbytes: int, compute: DType) -> Choice:
+    """The choice that leaves out what libucc does wrong.
+
+    On the host it says that it reduced half precision, and did nothing: our own steps do.
+    """
+    path = choice.path
+    if path is Transport.STAGED and compute.name == "float16" and ROWS[collective].reduces:
+        path = Transport.WINDOW
+    return Choice(choice.algorithm, max(choice.fragments, -(-nbytes // LONGEST)), path)
 
 
 def candidates(topology: Topology, collective: str, nbytes: int) -> list[Choice]:
@@ -216,7 +226,7 @@ def make_plan(topology: Topology, call: Call, choice: Choice, rank: int | None =
         fragments = tuple(_fragment(stages) for stages in (function(topology, call, p) for p in pieces) if stages)
     sizes = tuple((send, recv, tmp) for (send, recv), tmp in zip(lengths(call), scratch.sizes, strict=True))
     plan = Plan(call.collective, choice.algorithm, sizes, fragments)
-    return algorithms.spell(plan, rank) if choice.path == "window" else plan
+    return algorithms.spell(plan, rank) if choice.path is Transport.WINDOW else plan
 
 
 def _fragment(stages: algorithms.Stages) -> Fragment:

@@ -12,6 +12,7 @@ from ..machine.facts import Facts
 from ..planner.rules import pair_path
 from ..planner.select import Tuning
 from ..planner.topology import Topology
+from ..types import Transport
 from .paths import crowded_hosts, knows
 
 __all__ = ["Detours"]
@@ -33,13 +34,13 @@ class Detours:
     ) -> None:
         self._rank, self._everyone, self._rules, self._near = rank, everyone, tuning.messages, near
         #: How messages go that could go either way, where nothing was measured.
-        self.usual = tuning.path if tuning.path == "staged" else "direct"
+        self.usual = tuning.path
         #: Device memory always goes by way of the host: so wanted, or this libucp cannot move it.
-        self._always = self.usual == "staged" or not knows(everyone[rank])
+        self._always = self.usual is Transport.STAGED or not knows(everyone[rank])
         self._crowded = crowded_hosts(topology, everyone)
         self._free = env.get("STAGING") == "auto"
         self._spread = len({facts.host.memory for facts in everyone}) > 1
-        self.forced = ""
+        self.forced: Transport | None = None
 
     def wanted(self, peer: int, nbytes: int, *, in_stream: bool = False) -> bool:
         """Whether a message of so many bytes with ``peer`` (negative: whoever it is) goes by way of the host.
@@ -52,7 +53,7 @@ class Detours:
         if peer >= 0 and (self._rules or self.forced) and self.either(self._rank, peer):
             path = self.forced or pair_path(self._rules, *self.kind(self._rank, peer), nbytes)
             if path:
-                return path == "staged"
+                return path is Transport.STAGED
         here = self._host(self._rank)
         if in_stream and self._free and (self._spread if peer < 0 else self._host(peer) != here):
             return True

@@ -5,6 +5,7 @@ from __future__ import annotations
 from ucc_hetero.planner.algorithms.registry import Case
 from ucc_hetero.planner.collectives import ROWS
 from ucc_hetero.planner.topology import Topology
+from ucc_hetero.types import Transport
 
 __all__ = [
     *(
@@ -85,9 +86,8 @@ def _shared(case: Case) -> bool:
 
 def _one_kernel(case: Case) -> bool:
     """Whether a call is queued, and so short that one kernel does it best, from every rank straight to every other."""
-    return (
-        case.queued and case.path == "window" and case.topology.size <= MOST_IN_KERNEL and case.nbytes <= KERNEL_LIMIT
-    )
+    queued = case.queued and case.path is Transport.WINDOW
+    return queued and case.topology.size <= MOST_IN_KERNEL and case.nbytes <= KERNEL_LIMIT
 
 
 def tree(case: Case) -> int:
@@ -147,9 +147,10 @@ def overlapped(case: Case, limit: int = MOST_FRAGMENTS[0][1]) -> int:
         return 1
     # On one host island and bridge phases share the same memory and cores: there is nothing to overlap, but for the
     # copies between devices and the host, and devices' own engines.
-    if case.path == "window" or (topology.one_host and case.path != "staged"):
+    through = case.path is Transport.WINDOW
+    if through or (topology.one_host and case.path is not Transport.STAGED):
         # Pieces of a message through a ring are under way at a time in any case; only islands' phases can overlap.
-        together = case.plain or (case.path == "window" and all(island.size == 1 for island in topology.islands))
+        together = case.plain or (through and all(island.size == 1 for island in topology.islands))
         return 1 if together else max(1, min(MOST_ON_DEVICES, case.nbytes // DEVICE_FRAGMENT))
     return max(1, min(limit, most_fragments(topology), case.nbytes // LEAST_FRAGMENT))
 

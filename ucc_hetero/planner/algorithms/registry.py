@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, TypeVar
 from ucc_hetero.planner.collectives import Block, Call
 from ucc_hetero.planner.plan import Operand, Region, Step
 from ucc_hetero.planner.topology import Topology
+from ucc_hetero.types import Transport
 
 __all__ = [
     *("GRAIN", "Algorithm", "Case", "Piece", "Role", "Scratch", "Stage", "Stages", "added", "algorithm", "cut_at"),
@@ -109,14 +110,14 @@ class Piece:
 class Case(NamedTuple):
     """A kind of call as the choice of its algorithm sees it: everything in it is equal on all ranks.
 
-    ``nbytes`` is ``collectives.elements(call)`` times the element's size; ``path`` is ``direct``, ``staged`` or
-    ``window``; ``plain``: all data lies in plain host memory; ``queued``: such calls are queued in streams whole.
+    ``nbytes`` is ``collectives.elements(call)`` times the element's size; ``plain``: all data lies in plain host
+    memory; ``queued``: such calls are queued in streams whole.
     """
 
     topology: Topology
     collective: str
     nbytes: int
-    path: str = "direct"
+    path: Transport = Transport.DIRECT
     plain: bool = False
     queued: bool = False
 
