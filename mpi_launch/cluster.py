@@ -5,9 +5,9 @@ from __future__ import annotations
 import difflib
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from ..machine.vendors import VENDORS
 from . import sources
@@ -89,9 +89,6 @@ class Cluster:
         return self.vendors.get(vendor, VendorPart())
 
 
-T = TypeVar("T")
-
-
 def _fail(where: str, problem: str) -> ClusterError:
     return ClusterError(f"{where}: {problem}")
 
@@ -154,33 +151,23 @@ def _mapping(where: str, value: Any, known: tuple[str, ...]) -> dict[str, Any]:
     return value
 
 
-def _read(kind: type[T], where: str, value: Any, readers: Mapping[str, Callable[[str, Any], Any]]) -> T:
-    given = _mapping(where, value, tuple(readers))
-    return kind(**{name: readers[name](f"{where}.{name}", each) for name, each in given.items()})
-
-
 _vendor = _one_of(*_VENDOR_WORDS)
-_HOST: Mapping[str, Callable[[str, Any], Any]] = {"name": _name, "slots": _count, "vendor": _vendor}
-_PART: Mapping[str, Callable[[str, Any], Any]] = {
-    "image": _text,
-    "runtime": _one_of(*RUNTIMES),
-    "runtime_args": _list,
-    "env": _map,
-    "interfaces": _list,
-    "sbatch": _list,
-    "node_selector": _map,
-}
-#: Fields that stand for a list of hosts or are defaults of its entries.
+#: How each field is read.
+_READERS: Mapping[str, Callable[[str, Any], Any]] = {
+    **dict.fromkeys(("name", "namespace", "queue"), _name),
+    **dict.fromkeys(("image", "ssh", "python"), _text),
+    **dict.fromkeys(("interfaces", "runtime_args", "sbatch"), _list),
+    **dict.fromkeys(("env", "node_selector"), _map),
+    "slots": _count, "vendor": _vendor, "runtime": _one_of(*RUNTIMES),
+}  # fmt: skip
+#: Fields that stand for a list of hosts or are defaults of its entries; an entry's; all others.
 _HOSTS = ("hosts", "hostfile", "source", "slots", "vendor", "components")
-_OTHERS: Mapping[str, Callable[[str, Any], Any]] = {
-    "interfaces": _list,
-    "env": _map,
-    "ssh": _text,
-    "python": _text,
-    "name": _name,
-    "namespace": _name,
-    "queue": _name,
-}
+_HOST = ("name", "slots", "vendor")
+_OTHERS = ("interfaces", "env", "ssh", "python", "name", "namespace", "queue")
+
+
+def _read(where: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: _READERS[name](f"{where}.{name}" if where else name, each) for name, each in given.items()}
 
 
 def _hosts(given: Mapping[str, Any], base: Path, environ: Mapping[str, str]) -> tuple[Host, ...]:
@@ -226,7 +213,7 @@ def _listed(value: Any, slots: int | None, vendor: str) -> tuple[Host, ...]:
     found = []
     for i, each in enumerate(value):
         where = f"hosts[{i}]"
-        entry = {"name": each} if isinstance(each, str) else dict(_mapping(where, each, tuple(_HOST)))
+        entry = {"name": each} if isinstance(each, str) else dict(_mapping(where, each, _HOST))
         if "name" not in entry:
             raise _fail(f"{where}.name", "is missing")
         default = {"slots": slots or 1, "vendor": vendor}
@@ -235,8 +222,12 @@ def _listed(value: Any, slots: int | None, vendor: str) -> tuple[Host, ...]:
         except ValueError as error:
             raise _fail(f"{where}.name", str(error)) from None
         for name in names:
-            found.append(_read(Host, where, {**default, **entry, "name": name}, _HOST))
+            found.append(Host(**_read(where, {**default, **entry, "name": name})))
     return tuple(found)
+
+
+def _part(where: str, value: Any) -> VendorPart:
+    return VendorPart(**_read(where, _mapping(where, value, tuple(each.name for each in fields(VendorPart)))))
 
 
 def parse(document: Any, base: Path = Path(), environ: Mapping[str, str] | None = None) -> Cluster:
@@ -246,8 +237,8 @@ def parse(document: Any, base: Path = Path(), environ: Mapping[str, str] | None 
     given = _mapping("", document, (*_HOSTS, *_OTHERS, "vendors"))
     hosts = _hosts(given, base, os.environ if environ is None else environ)
     parts = _mapping("vendors", given.get("vendors", {}), tuple(VENDORS))
-    vendors = {name: _read(VendorPart, f"vendors.{name}", part or {}, _PART) for name, part in parts.items()}
-    others = {name: read(name, given[name]) for name, read in _OTHERS.items() if name in given}
+    vendors = {name: _part(f"vendors.{name}", part or {}) for name, part in parts.items()}
+    others = _read("", {name: given[name] for name in _OTHERS if name in given})
     cluster = Cluster(hosts=hosts, vendors=vendors, **others)
     if any(part.image for part in vendors.values()) and any(host.vendor == "auto" for host in hosts):
         name = next(host.name for host in hosts if host.vendor == "auto")
@@ -275,15 +266,15 @@ def load(path: Path, environ: Mapping[str, str] | None = None) -> Cluster:
 
 def as_document(cluster: Cluster) -> dict[str, Any]:
     """Contents of a cluster file besides hosts and images, for a job that a scheduler starts inside those images."""
-    others = {name: getattr(cluster, name) for name in ("interfaces", "env", "python")}
-    given: dict[str, Any] = {name: list(v) if isinstance(v, tuple) else v for name, v in others.items() if v}
-    special: dict[str, dict[str, Any]] = {vendor: {} for vendor in cluster.vendors}
-    for vendor, part in cluster.vendors.items():
-        if part.env:
-            special[vendor]["env"] = dict(part.env)
-        if part.interfaces:
-            special[vendor]["interfaces"] = list(part.interfaces)
+    given = _said(cluster, "interfaces", "env", "python")
+    special = {vendor: _said(part, "env", "interfaces") for vendor, part in cluster.vendors.items()}
     return {**given, **({"vendors": special} if any(special.values()) else {})}
+
+
+def _said(of: object, *names: str) -> dict[str, Any]:
+    """Fields that hold something, as YAML writes them."""
+    values = {name: getattr(of, name) for name in names}
+    return {name: list(v) if isinstance(v, tuple) else v for name, v in values.items() if v}
 
 
 def local(np: int, vendor: str = "auto") -> Cluster:

@@ -5,16 +5,17 @@ from __future__ import annotations
 import argparse
 import itertools
 import os
+import shlex
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from . import engine
-from .cluster import Cluster, ClusterError, Host
+from ..machine.vendors import VENDORS
+from .cluster import Cluster, ClusterError, Host, VendorPart
 from .launcher import Launcher
 
-__all__ = ["Job", "Part", "compile_job", "parts", "program_of", "renderer"]
+__all__ = ["Job", "Part", "compile_job", "container", "parts", "program_of", "renderer"]
 
 RANK_WRAPPER = Path(__file__).with_name("rank.py")
 
@@ -128,8 +129,29 @@ def _wrapped(job: Job, part: Part, environ: Mapping[str, str]) -> list[str]:
         words += ["--set", f"{name}={value}"]
     special = job.cluster.part(part.vendor)
     if special.image:
-        words += ["--container", engine.command(special, part.vendor, os.getcwd(), (os.getuid(), os.getgid()))]
+        words += ["--container", container(special, part.vendor, os.getcwd(), (os.getuid(), os.getgid()))]
     return [*words, "--", *job.program]
+
+
+def container(part: VendorPart, vendor: str, cwd: str, user: tuple[int, int]) -> str:
+    """The engine's command up to the image; ``{env}`` stands where the rank's variables are to be named.
+
+    The container shares network, processes and System V memory with the host, so that ranks in several containers of
+    one host are one node to UCX; it may read its neighbours' memory (CMA) and pin as much as it likes.
+    """
+    devices = VENDORS[vendor].containers.get(part.runtime, ())
+    if part.runtime == "apptainer":
+        words = ["apptainer", "exec", *devices, "--bind", cwd, "--pwd", cwd, *part.runtime_args, part.image]
+        return shlex.join(words)
+    words = [part.runtime, "run", "--rm", "--network=host", "--ipc=host", "--pid=host"]
+    words += ["--ulimit=memlock=-1:-1", "--cap-add=SYS_PTRACE", *devices]
+    if part.runtime == "podman":
+        words += ["--userns=keep-id", "--group-add=keep-groups"]
+    else:
+        words += [f"--user={user[0]}:{user[1]}"]
+    # MPI's sockets are below /tmp.
+    words += ["--volume=/tmp:/tmp", f"--volume={cwd}:{cwd}", f"--workdir={cwd}"]
+    return shlex.join([*words, "{env}", *part.runtime_args, part.image]).replace("'{env}'", "{env}")
 
 
 def _joined(head: Sequence[str], contexts: Sequence[Sequence[str]]) -> list[str]:
@@ -234,8 +256,6 @@ def compile_job(job: Job, launcher: Launcher, environ: Mapping[str, str] | None 
 
 def lines(words: Sequence[str]) -> Iterator[str]:
     """The command for people: a line per part, ready for a shell."""
-    import shlex
-
     line: list[str] = []
     for word in words:
         line.append(shlex.quote(word))

@@ -28,9 +28,8 @@ from ucc_hetero.bench import readers, report
 from ucc_hetero.bench import sheets as tables
 from ucc_hetero.bench.drawings import COLOURS, KNOWN, MARKS, Drawing, drawings, file_name, render
 from ucc_hetero.bench.options import BadUsage
-from ucc_hetero.bench.origins import origin, reproduce
 from ucc_hetero.bench.readers import LIMIT, Curve, Point, UnknownFile, read_all
-from ucc_hetero.bench.sheets import Sheet, number, sheets, short_size
+from ucc_hetero.bench.sheets import Sheet, number, origin, reproduce, sheets, short_size
 
 __all__ = ["chapters", "main", "performance", "topology_words", "write_page"]
 

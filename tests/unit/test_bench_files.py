@@ -12,8 +12,8 @@ from ucc_hetero.bench.__main__ import main
 from ucc_hetero.bench.diff import compare, table
 from ucc_hetero.bench.files import FORMAT, write_json
 from ucc_hetero.bench.options import BadUsage
-from ucc_hetero.bench.page import page
 from ucc_hetero.bench.readers import Curve, Point, UnknownFile, read
+from ucc_hetero.bench.report import page
 
 OSU = """
 # OSU MPI-CUDA Allreduce Latency Test v7.5

@@ -15,9 +15,8 @@ from figures import main, topology_words
 
 from ucc_hetero.bench.drawings import drawings, render
 from ucc_hetero.bench.files import write_json
-from ucc_hetero.bench.origins import origin, reproduce
 from ucc_hetero.bench.readers import UnknownFile, read, read_all
-from ucc_hetero.bench.sheets import sheets
+from ucc_hetero.bench.sheets import origin, reproduce, sheets
 
 
 @pytest.mark.parametrize("kind", SAMPLES)

@@ -162,7 +162,7 @@ ENGINES = {
 @pytest.mark.parametrize(("runtime", "vendor"), ENGINES)
 def test_container_engines(runtime: str, vendor: str) -> None:
     part = VendorPart(image="img:1", runtime=runtime, runtime_args=("-v", "/data:/data"))
-    assert command.engine.command(part, vendor, "/w", (7, 8)) == ENGINES[runtime, vendor]
+    assert command.container(part, vendor, "/w", (7, 8)) == ENGINES[runtime, vendor]
 
 
 def test_images_by_vendor() -> None:
