@@ -289,3 +289,23 @@ with Communicator() as comm:
     assert made["allreduce"] == {True}
 print("right")
 """
+
+#: All ranks have the same bits, whichever of them holds zeros of which sign and what is no number.
+REPLICAS = """
+from itertools import product
+import numpy as np
+from arrays import Array
+from ucc_hetero import MAX, MIN, SUM, IN_PLACE, Communicator
+
+with Communicator() as comm:
+    odd = np.array([0.0, -0.0, np.nan, -np.nan, np.inf, -np.inf, 1.0], np.float32)
+    mine = np.array([each[comm.rank % 2] for each in product(odd, odd)], np.float32)
+    for op, times, inside in product((MAX, MIN, SUM), (1, 5000), (False, True)):
+        data = np.tile(mine, times)
+        x, y = Array(data.size).set(data), Array(data.size).set(-7)
+        comm.Allreduce(IN_PLACE if inside else x, x if inside else y, op)
+        found = comm.mpi.allgather((x if inside else y).peek.tobytes())
+        assert len(set(found)) == 1, (op, times, inside)
+    assert "queued" in comm.plan_summary()
+print("right")
+"""

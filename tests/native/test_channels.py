@@ -66,6 +66,11 @@ def test_no_pinned_memory_is_left(run: Callable[..., Any]) -> None:
     assert run(channel_life_scripts.PINNED_OUT, PAIR, UCCH_WINDOW="16M").stdout.count("right") == 2
 
 
+@pytest.mark.parametrize("layout", [PAIR, FOUR])
+def test_replicas_are_equal(run: Callable[..., Any], layout: str) -> None:
+    assert run(channel_scripts.REPLICAS, layout).stdout.count("right") == ranks(layout)
+
+
 @pytest.mark.parametrize("layout", [PAIR, THREE])
 def test_data_that_comes_late(run: Callable[..., Any], layout: str) -> None:
     assert run(channel_scripts.LATE, layout).stdout.count("right") == ranks(layout)

@@ -15,6 +15,9 @@ from ucc_hetero.planner.plan import Blocks, Fragment, Plan, Region, Step, region
 
 __all__ = ["spell"]
 
+#: Elements up to which two ranks exchange their operands whole: that takes scratch for all of one, not for half of it.
+MOST_WHOLE = 1 << 24
+
 #: (rank, elements) -> scratch that nothing else uses.
 _Take = Callable[[int, int], Region]
 
@@ -69,19 +72,45 @@ class _Pen:
         Its own only once the others are served: ``into`` may lie over what they get.
         """
         others = [(i - distance) % self.n for distance in range(1, self.n)]  # from somebody else than its neighbours
-        spare = [self._take(self.step.ranks[i], into().count) for _ in others] if self.wants(i) else []
+        spare = [self.spare(i, into().count) for _ in others] if self.wants(i) else []
         for k, j in enumerate(others):
             self.move(0, j, i, partial(part, j), lambda k=k: spare[k])  # type: ignore[misc]
         self.move(1, i, i, partial(part, i), into)
         for k, place in enumerate(spare):
-            while len(self.stages) <= 2 + k:
-                self.stages.append([])
-            if place.count:
-                self.stages[2 + k].append(Step("combine", (self.step.ranks[i],), "local", (place,), (into(),)))
+            self.combine(2 + k, i, place, into())
+
+    def spare(self, i: int, count: int) -> Region:
+        """Scratch of member ``i``."""
+        return self._take(self.step.ranks[i], count)
+
+    def combine(self, stage: int, i: int, src: Region, into: Region) -> None:
+        """Add ``src`` of member ``i`` to ``into``, if its steps are wanted."""
+        if not (self.wants(i) and src.count):
+            return
+        while len(self.stages) <= stage:
+            self.stages.append([])
+        self.stages[stage].append(Step("combine", (self.step.ranks[i],), "local", (src,), (into,)))
+
+
+def _both(pen: _Pen) -> None:
+    """Allreduce of two: each gets all of the other's operand, and sums in the order of the ranks.
+
+    No more bytes than halves there and back, and nobody waits for a sum before the wire carries on.
+    """
+    spare = [pen.spare(i, pen.src(i).count) for i in range(2)]
+    for i in range(2):
+        pen.move(0, 1 - i, i, partial(pen.src, 1 - i), partial(_part, spare[i], 0, spare[i].count))
+    pen.move(1, 0, 0, partial(pen.src, 0), partial(pen.dst, 0))
+    pen.combine(1, 1, pen.src(1), spare[1])
+    pen.combine(2, 0, spare[0], pen.dst(0))
+    pen.move(2, 1, 1, lambda: spare[1], partial(pen.dst, 1))
 
 
 def _allreduce(pen: _Pen) -> None:
     n, whole = pen.n, pen.src(0).count if pen.step.src[0] is not None else 0
+    if n == 2 and whole <= MOST_WHOLE:
+        _both(pen)
+        return
     ends = [cut_at(whole, i, n) for i in range(n + 1)]
 
     def share(side: Callable[[int], Region], member: int, i: int) -> Region:
