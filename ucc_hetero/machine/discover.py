@@ -11,7 +11,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from .vendors import VENDORS, Known, Vendor
+from .vendors import VENDORS, Known, Vendor, number, text
 
 __all__ = [
     "Accelerator",
@@ -58,13 +58,6 @@ class HostIdentity:
         return (self.boot_id, self.ipc, self.pid, self.shm)
 
 
-def _read(path: str | Path) -> str:
-    try:
-        return Path(path).read_text(errors="replace").strip()
-    except OSError:
-        return ""
-
-
 def _namespace(kind: str) -> str:
     try:
         return os.readlink(f"/proc/self/ns/{kind}")
@@ -80,7 +73,7 @@ def host_identity() -> HostIdentity:
         shm = -1
     return HostIdentity(
         hostname=socket.gethostname(),
-        boot_id=_read("/proc/sys/kernel/random/boot_id"),
+        boot_id=text(Path("/proc/sys/kernel/random/boot_id")),
         ipc=_namespace("ipc"),
         pid=_namespace("pid"),
         shm=shm,
@@ -169,13 +162,6 @@ def _names(folder: Path) -> list[str]:
     return sorted(names, key=lambda name: [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", name)])
 
 
-def _number(path: Path, default: int) -> int:
-    try:
-        return int(_read(path), 0)
-    except ValueError:
-        return default
-
-
 def _pci_of(device: Path) -> str:
     """The PCI address behind a ``device`` link of sysfs; empty for a virtual one."""
     try:
@@ -194,21 +180,21 @@ def _nics(root: Path) -> Iterator[Nic]:
     found: list[Nic] = []
     base = root / "sys/class/infiniband"
     for name in _names(base):
-        pci, numa = _pci_of(base / name / "device"), _number(base / name / "device/numa_node", -1)
-        for port in _names(base / name / "ports"):
-            if "ACTIVE" in _read(base / name / "ports" / port / "state"):
-                kind = _read(base / name / "ports" / port / "link_layer").lower() or "infiniband"
-                rate = re.match(r"[\d.]+", _read(base / name / "ports" / port / "rate"))
+        pci, numa = _pci_of(base / name / "device"), number(text(base / name / "device/numa_node"), -1)
+        for port in (base / name / "ports" / entry for entry in _names(base / name / "ports")):
+            if "ACTIVE" in text(port / "state"):
+                kind = text(port / "link_layer").lower() or "infiniband"
+                rate = re.match(r"[\d.]+", text(port / "rate"))
                 found.append(Nic(name, kind, round(float(rate[0]) * 1000) if rate else 0, pci, numa))
     known = {nic.pci for nic in found}
     virtual: list[Nic] = []
     base = root / "sys/class/net"
     for name in _names(base):
         at = base / name
-        if _read(at / "operstate") not in ("up", "unknown") or _read(at / "type") != _ETHERNET:
+        if text(at / "operstate") not in ("up", "unknown") or text(at / "type") != _ETHERNET:
             continue
-        pci, speed = _pci_of(at / "device"), max(_number(at / "speed", 0), 0)
-        nic = Nic(name, "ethernet", speed, pci, _number(at / "device/numa_node", -1))
+        pci, speed = _pci_of(at / "device"), max(number(text(at / "speed")), 0)
+        nic = Nic(name, "ethernet", speed, pci, number(text(at / "device/numa_node"), -1))
         if not pci:
             # Bridges and bonds stand on ports that are counted themselves.
             if not any((at / part).exists() for part in ("bridge", "bonding")):
@@ -225,16 +211,16 @@ def _accelerators(root: Path) -> Iterator[Accelerator]:
         known |= module.details(root, addresses)
     for pci, row in _cards(base):
         more = known.get(pci, Known())
-        name = more.name or f"device {_read(base / pci / 'device')}"
-        yield Accelerator(row.name, pci, name, more.arch, _number(base / pci / "numa_node", -1), more.peers)
+        name = more.name or f"device {text(base / pci / 'device')}"
+        yield Accelerator(row.name, pci, name, more.arch, number(text(base / pci / "numa_node"), -1), more.peers)
 
 
 def _cards(base: Path) -> Iterator[tuple[str, Vendor]]:
     """Addresses of the accelerators of vendors that we know, and whose they are."""
     rows = {row.pci: row for row in VENDORS.values() if row.pci}
     for pci in _names(base):
-        row = rows.get(_read(base / pci / "vendor"))
-        if row is not None and _read(base / pci / "class").startswith(_ACCELERATORS):
+        row = rows.get(text(base / pci / "vendor"))
+        if row is not None and text(base / pci / "class").startswith(_ACCELERATORS):
             yield pci, row
 
 
@@ -251,12 +237,12 @@ def _numa(root: Path) -> Iterator[tuple[int, str]]:
     base = root / "sys/devices/system/node"
     for name in _names(base):
         if re.fullmatch(r"node\d+", name):
-            yield int(name[4:]), _read(base / name / "cpulist")
+            yield int(name[4:]), text(base / name / "cpulist")
 
 
 def _in_container(root: Path) -> bool:
     marks = (root / ".dockerenv", root / "run/.containerenv", root / "run/.singularity.d")
-    return any(mark.exists() for mark in marks) or "kubepods" in _read(root / "proc/1/cgroup")
+    return any(mark.exists() for mark in marks) or "kubepods" in text(root / "proc/1/cgroup")
 
 
 def _distance(root: Path, one: str, other: str) -> str:
@@ -271,7 +257,7 @@ def _distance(root: Path, one: str, other: str) -> str:
         return "switch"
     if same:
         return "bridge"
-    nodes = [_number(base / pci / "numa_node", -1) for pci in (one, other)]
+    nodes = [number(text(base / pci / "numa_node"), -1) for pci in (one, other)]
     return "node" if nodes[0] == nodes[1] >= 0 else "system"
 
 
@@ -296,9 +282,8 @@ def record(root: Path = Path("/")) -> dict[str, str]:
         stem, brace, rest = pattern.partition("{")
         for end in rest.rstrip("}").split(",") if brace else [""]:
             for path in sorted(root.glob(stem + end)):
-                text = _PRIVATE.sub("", _read(path) + "\n")
-                if text.strip():
-                    found[str(path.relative_to(root))] = text.rstrip("\n")
+                if contents := _PRIVATE.sub("", text(path) + "\n").rstrip("\n"):
+                    found[str(path.relative_to(root))] = contents
     for module, addresses in knowing:
         found |= module.answers(root, addresses)
     if _in_container(root):
@@ -312,7 +297,7 @@ def record(root: Path = Path("/")) -> dict[str, str]:
 
 def replay(files: Mapping[str, str], folder: Path) -> Path:
     """Lay a record out below ``folder``, so that ``machine(folder)`` reads it; returns ``folder``."""
-    links = {name: text[3:] for name, text in files.items() if text.startswith("-> ")}
+    links = {name: contents[3:] for name, contents in files.items() if contents.startswith("-> ")}
     for name, target in links.items():
         place = folder / name
         place.parent.mkdir(parents=True, exist_ok=True)
@@ -320,8 +305,8 @@ def replay(files: Mapping[str, str], folder: Path) -> Path:
         Path(os.path.normpath(place.parent / target)).mkdir(parents=True, exist_ok=True)
         if not place.is_symlink():
             place.symlink_to(target)
-    for name, text in files.items():
+    for name, contents in files.items():
         if name not in links:
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
-            (folder / name).write_text(text + "\n")
+            (folder / name).write_text(contents + "\n")
     return folder

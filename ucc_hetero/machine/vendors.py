@@ -34,6 +34,7 @@ __all__ = [
     "gfx",
     "memory_name",
     "native_vendor",
+    "number",
     "of_memory",
     "register",
     "seen",
@@ -276,22 +277,23 @@ _HIP_TRAPS = (
 def text(path: Path) -> str:
     """The contents of one of the kernel's files, without the blanks around them; empty without one."""
     try:
-        return path.read_text().strip()
+        return path.read_text(errors="replace").strip()
     except OSError:
         return ""
 
 
-def _number(text: str, otherwise: int = 0) -> int:
+def number(word: str, otherwise: int = 0) -> int:
+    """A number as the kernel's files have it, decimal or with 0x; ``otherwise`` for what is none."""
     try:
-        return int(text, 0)
+        return int(word, 0)
     except ValueError:
         return otherwise
 
 
 def _device(root: Path, vendor: str, pci: str, node: str, arch: str = "", hive: int = 0) -> Device:
     folder = root / "sys/bus/pci/devices" / pci
-    memory, window = (_number(text(folder / f"mem_info_{name}_total")) for name in ("vram", "vis_vram"))
-    numa = _number(text(folder / "numa_node"), -1)
+    memory, window = (number(text(folder / f"mem_info_{name}_total")) for name in ("vram", "vis_vram"))
+    numa = number(text(folder / "numa_node"), -1)
     return Device(vendor, pci, node, memory, window, numa, text(folder / "local_cpulist"), arch, hive)
 
 
@@ -311,19 +313,19 @@ def _with_kfd_nodes(root: Path) -> list[Device]:
     """AMD's devices in the order of their runtime, which is that of the kernel's topology nodes."""
     found = []
     base = root / "sys/class/kfd/kfd/topology/nodes"
-    nodes = sorted(base.iterdir(), key=lambda node: _number(node.name)) if base.is_dir() else []
+    nodes = sorted(base.iterdir(), key=lambda node: number(node.name)) if base.is_dir() else []
     for folder in nodes:
         words = dict(line.split(None, 1) for line in text(folder / "properties").splitlines() if " " in line)
-        where, minor = _number(words.get("location_id", "")), _number(words.get("drm_render_minor", ""))
-        if not _number(words.get("simd_count", "")) or not minor:
+        where, minor = number(words.get("location_id", "")), number(words.get("drm_render_minor", ""))
+        if not number(words.get("simd_count", "")) or not minor:
             continue  # a processor
-        place = f"{_number(words.get('domain', '')):04x}:{where >> 8 & 0xFF:02x}:{where >> 3 & 31:02x}"
+        place = f"{number(words.get('domain', '')):04x}:{where >> 8 & 0xFF:02x}:{where >> 3 & 31:02x}"
         pci = f"{place}.{where & 7}"
         if not (root / "sys/bus/pci/devices" / pci).exists():
             pci = f"{place}.0"  # the last bits, or the first, are a partition of the device
         node = f"dev/dri/renderD{minor}"
         if (root / node).exists():
-            target, hive = (_number(words.get(name, "")) for name in ("gfx_target_version", "hive_id"))
+            target, hive = (number(words.get(name, "")) for name in ("gfx_target_version", "hive_id"))
             found.append(_device(root, "amd", pci, f"/{node}", gfx(target), hive))
     return found
 
@@ -541,7 +543,7 @@ def settings(
 
     ``environ`` chooses which of the devices a rank sees; by default it sees them all.
     """
-    major = _number((kernel or os.uname().release).partition(".")[0])
+    major = number((kernel or os.uname().release).partition(".")[0])
     mine = [device for device in found if device.vendor == vendor]
     alone = len(seen(vendor, mine, environ or {})) == 1
     small = any(device.small_bar for device in mine)
