@@ -15,16 +15,15 @@ from __future__ import annotations
 
 import os
 import time
-from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
-from types import TracebackType
 from typing import Any
 
 from ..errors import CollectiveTimeout, LibraryError
 from ..log import log
 from ..native.libraries import ffi, lib, load
 from ..types import DType, Op
+from .handle import Handle, memory
 from .oob import Exchange, forget, oob_of
 from .ucc_enums import Coll, CollFlag, MemType, Status, ThreadMode
 
@@ -65,21 +64,16 @@ def _guard() -> None:
         log("init").info("a peer that dies may end this process by a signal: libucc's TL/UCP calls libucp directly")
 
 
-class _Handle(ABC):
-    """A native object that is closed once, explicitly or at the end of a ``with`` statement."""
-
-    @abstractmethod
-    def close(self) -> None:
-        """Release the native object; a second call does nothing."""
-
-    def __enter__(self) -> Any:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, tb: TracebackType | None) -> None:
-        self.close()
+def _locked(function: Callable[..., int], *arguments: Any) -> int:
+    """The status of a call that the engine's other calls may not run beside."""
+    lib.ucch_lock()
+    try:
+        return int(function(*arguments))
+    finally:
+        lib.ucch_unlock()
 
 
-class Lib(_Handle):
+class Lib(Handle):
     """One initialised UCC library, reading the environment variables ``<env_prefix>_...``.
 
     With the prefix ``UCC`` these are UCC's usual ones; any other prefix ``P`` reads ``P_UCC_...``, so that several
@@ -122,16 +116,13 @@ class Lib(_Handle):
             check("ucc_finalize", lib.ucc_finalize(handle))
 
 
-class Context(_Handle):
+class Context(Handle):
     """A UCC context: this process's resources, and the addresses of the ranks it was created with."""
 
     def __init__(self, library: Lib, exchange: Exchange | None = None) -> None:
         self.lib, self.exchange = library, exchange
         config = ffi.new("ucc_context_config_h *")
-        check(
-            "ucc_context_config_read",
-            lib.ucc_context_config_read(library.handle, ffi.NULL, config),
-        )
+        check("ucc_context_config_read", lib.ucc_context_config_read(library.handle, ffi.NULL, config))
         params = ffi.new("ucc_context_params_t *", {"mask": 1, "type": 1})
         self._key, record = 0, None
         if exchange is not None:
@@ -153,9 +144,7 @@ class Context(_Handle):
 
     def progress(self) -> None:
         """Make one round of progress."""
-        lib.ucch_lock()
-        lib.ucc_context_progress(self.handle)
-        lib.ucch_unlock()
+        _locked(lib.ucc_context_progress, self.handle)
 
     def address_length(self) -> int:
         """Bytes of this context's address."""
@@ -177,7 +166,7 @@ class Context(_Handle):
             check("ucc_context_destroy", status)
 
 
-class Team(_Handle):
+class Team(Handle):
     """Ranks of a context that do collectives together."""
 
     def __init__(self, context: Context, ranks: Sequence[int], timeout: float = 60.0) -> None:
@@ -273,13 +262,7 @@ def _fill(
         return None
     if dtype is None or dtype.code < 0:
         raise ValueError(f"dtype {dtype} has no UCC datatype; move its bytes as uint8")
-    if isinstance(data, tuple):
-        address, nbytes = data
-        keep: Any = None
-        pointer = ffi.cast("void *", address)
-    else:
-        keep = ffi.from_buffer(data)
-        pointer, nbytes = keep, len(keep)
+    pointer, nbytes, keep = memory(data)
     if counts is None:
         side.info.buffer, side.info.count = pointer, nbytes // dtype.itemsize
         side.info.datatype, side.info.mem_type = dtype.code, mem_type
@@ -292,16 +275,13 @@ def _fill(
     return keep, tables
 
 
-class Request(_Handle):
+class Request(Handle):
     """An initialised collective. Persistent ones (``CollFlag.PERSISTENT``) may be posted again after they finish."""
 
     def __init__(self, team: Team, args: Any, keep: object) -> None:
         self.team, self._args, self._keep = team, args, keep
         handle = ffi.new("ucc_coll_req_h *")
-        lib.ucch_lock()
-        status = lib.ucc_collective_init(args, handle, team.handle)
-        lib.ucch_unlock()
-        check("ucc_collective_init", status)
+        check("ucc_collective_init", _locked(lib.ucc_collective_init, args, handle, team.handle))
         self.handle: Any = handle[0]
 
     def __del__(self, in_progress: int = Status.INPROGRESS) -> None:
@@ -311,10 +291,7 @@ class Request(_Handle):
 
     def post(self) -> None:
         """Start the collective."""
-        lib.ucch_lock()
-        status = lib.ucc_collective_post(self.handle)
-        lib.ucch_unlock()
-        check("ucc_collective_post", status)
+        check("ucc_collective_post", _locked(lib.ucc_collective_post, self.handle))
 
     @property
     def status(self) -> int:
@@ -342,10 +319,7 @@ class Request(_Handle):
             if handle.status == Status.INPROGRESS:
                 _leaked.append((self._args, self._keep))
                 return
-            lib.ucch_lock()
-            status = lib.ucc_collective_finalize(handle)
-            lib.ucch_unlock()
-            check("ucc_collective_finalize", status)
+            check("ucc_collective_finalize", _locked(lib.ucc_collective_finalize, handle))
 
 
 #: Arguments and buffers of requests that were closed or dropped while libucc still used them.

@@ -16,13 +16,13 @@ from __future__ import annotations
 import re
 from collections import deque
 from enum import IntEnum
-from types import TracebackType
 from typing import Any
 from weakref import WeakSet
 
 from ..errors import CollectiveTimeout, LibraryError, TruncationError
 from ..machine.vendors import memory_name
 from ..native.libraries import ffi, lib, preload_ucx
+from .handle import Handle, memory
 from .ucc_enums import MemType
 
 __all__ = ["Context", "Endpoint", "Memory", "Message", "RemoteMemory", "Status", "Worker", "check", "status_name"]
@@ -81,7 +81,7 @@ def check(call: str, status: int) -> None:
         raise LibraryError(call, status, status_name(status))
 
 
-class Context:
+class Context(Handle):
     """A UCP context with tagged messages and remote memory access, reading ``UCX_*`` variables."""
 
     def __init__(self, settings: dict[str, str] | None = None) -> None:
@@ -135,12 +135,6 @@ class Context:
             handle, self.handle = self.handle, None
             lib.ucp_cleanup(handle)
 
-    def __enter__(self) -> Context:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, tb: TracebackType | None) -> None:
-        self.close()
-
 
 class Worker:
     """A UCP worker: a progress engine with an address that peers connect to."""
@@ -181,7 +175,7 @@ class Worker:
     ) -> Message:
         """Start sending a buffer or an ``(address, bytes)`` pair; ``sync`` completes only when it is matched."""
         message = self._message()
-        pointer, nbytes, message.keep = _memory(data, writable=False)
+        pointer, nbytes, message.keep = memory(data, writable=False)
         status = lib.ucch_send(
             message.handle, self.handle, endpoint.handle, pointer, nbytes, tag, mem_type, sync, timeout
         )
@@ -193,7 +187,7 @@ class Worker:
     ) -> Message:
         """Start receiving a message whose tag equals ``tag`` in the bits of ``mask``."""
         message = self._message()
-        pointer, nbytes, message.keep = _memory(data, writable=True)
+        pointer, nbytes, message.keep = memory(data, writable=True)
         lib.ucch_recv(message.handle, self.handle, pointer, nbytes, tag, mask, mem_type, timeout)
         return message
 
@@ -321,7 +315,7 @@ class Memory:
 
     def __init__(self, context: Context, data: Any, mem_type: MemType = MemType.HOST) -> None:
         self.context = context
-        pointer, nbytes, self._keep = _memory(data, writable=True)
+        pointer, nbytes, self._keep = memory(data, writable=True)
         self.address, self.nbytes = int(ffi.cast("uintptr_t", pointer)), nbytes
         params = ffi.new("ucp_mem_map_params_t *", {"field_mask": 1 << 0 | 1 << 1 | 1 << 4, "memory_type": mem_type})
         params.address, params.length = pointer, nbytes
@@ -370,7 +364,7 @@ class RemoteMemory:
         check("ucp_get_nbx", lib.ucch_get(self.endpoint.handle, pointer, nbytes, *where))
 
     def _local(self, data: Any, offset: int, *, writable: bool) -> tuple[Any, int]:
-        pointer, nbytes, keep = _memory(data, writable=writable)
+        pointer, nbytes, keep = memory(data, writable=writable)
         if offset < 0 or offset + nbytes > self.nbytes:
             raise ValueError(f"{nbytes} bytes at offset {offset} do not fit into the peer's {self.nbytes} bytes")
         if keep is not None:
@@ -382,11 +376,3 @@ class RemoteMemory:
         if self.handle:
             handle, self.handle = self.handle, None
             lib.ucch_rkey_free(handle)
-
-
-def _memory(data: Any, *, writable: bool) -> tuple[Any, int, object]:
-    """(pointer, bytes, what to keep alive) of a buffer or an (address, bytes) pair."""
-    if isinstance(data, tuple):
-        return ffi.cast("void *", data[0]), data[1], None
-    keep = ffi.from_buffer(data, require_writable=writable)
-    return keep, len(keep), keep

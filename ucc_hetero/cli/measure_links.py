@@ -52,23 +52,22 @@ def _pair(comm: Communicator, ranks: tuple[int, ...]) -> Link | None:
     """The cost of messages between two ranks; None where there are no two."""
     if not ranks:
         return None
-    short = _exchange(comm, ranks, 8, _SHORT)
-    return Link(short, max(_exchange(comm, ranks, _LONG, 1) - short, 1e-9) / _LONG)
+    peers = dict(zip(ranks, ranks[::-1], strict=True))
+    short = _exchange(comm, peers, 8, _SHORT)
+    return Link(short, max(_exchange(comm, peers, _LONG) - short, 1e-9) / _LONG)
 
 
-def _exchange(comm: Communicator, ranks: tuple[int, ...], nbytes: int, times: int) -> float:
-    """Seconds of one exchange of so many bytes each way between two ranks, the same on every rank."""
+def _exchange(comm: Communicator, peers: dict[int, int], nbytes: int, times: int = 1) -> float:
+    """Seconds of one exchange of so many bytes each way between all ``peers`` at a time, the same on every rank."""
     mpi, best = comm.mpi, inf
     out, into = np.zeros(nbytes, np.uint8), np.zeros(nbytes, np.uint8)
     for _ in range(_ROUNDS):
         mpi.Barrier()
         start = perf_counter()
-        if comm.rank in ranks:
-            peer = ranks[1 - ranks.index(comm.rank)]
-            for _ in range(times):
-                request = comm.Irecv(into, source=peer)
-                comm.Send(out, dest=peer)
-                request.Wait()
+        for _ in range(times if comm.rank in peers else 0):
+            request = comm.Irecv(into, source=peers[comm.rank])
+            comm.Send(out, dest=peers[comm.rank])
+            request.Wait()
         best = min(best, max(mpi.allgather((perf_counter() - start) / times)))
     return best
 
@@ -103,17 +102,9 @@ def _pair_speed(comm: Communicator, one: int, other: int, nbytes: int) -> int:
     """MB/s between two hosts, both ways at once, over as many pairs of ranks as there are; equal on every rank."""
     sides = [[rank for rank, host in enumerate(comm.topology.hosts) if host == side] for side in (one, other)]
     peers = {a: b for pair in zip(*sides, strict=False) for a, b in (pair, pair[::-1])}
-    mpi, best, each = comm.mpi, inf, nbytes // (len(peers) // 2)
-    out, into = np.zeros(each, np.uint8), np.zeros(each, np.uint8)
-    for _ in range(_ROUNDS):
-        mpi.Barrier()
-        start = perf_counter()
-        if comm.rank in peers:
-            request = comm.Irecv(into, source=peers[comm.rank])
-            comm.Send(out, dest=peers[comm.rank])
-            request.Wait()
-        best = min(best, max(mpi.allgather(perf_counter() - start)))
-    return max(1, round(each * (len(peers) // 2) / best / 1e6))
+    pairs = len(peers) // 2
+    each = nbytes // pairs
+    return max(1, round(each * pairs / _exchange(comm, peers, each) / 1e6))
 
 
 def describe(links: Links) -> list[str]:

@@ -11,7 +11,7 @@ from ..planner.plan import Plan, Step, regions
 from ..planner.select import Choice, Tuning, candidates, choose, example_call, make_plan, reason
 from ..planner.topology import Topology
 
-__all__ = ["facts", "render", "size_text"]
+__all__ = ["facts", "render", "short_name", "size_text"]
 
 _LINKS = {"native": "inside islands", "bridge": "between islands", "local": "in a rank's memory"}
 #: Teams shown by their ranks; more are counted.
@@ -72,7 +72,7 @@ def facts(
     wire: Wire = wire_bytes(plan, topology, itemsize)
     others = {}
     for other in candidates(topology, collective, nbytes) if topology.size <= 256 else ():
-        others[_name(other)] = predicted_time(make_plan(topology, call, other), topology, links, itemsize)
+        others[short_name(other)] = predicted_time(make_plan(topology, call, other), topology, links, itemsize)
     return {
         "collective": collective,
         "bytes": nbytes,
@@ -98,7 +98,8 @@ def facts(
     }
 
 
-def _name(choice: Choice) -> str:
+def short_name(choice: Choice) -> str:
+    """``ring/4``: an algorithm, and its fragments where they are several."""
     return choice.algorithm + (f"/{choice.fragments}" if choice.fragments > 1 else "")
 
 

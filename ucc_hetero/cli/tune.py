@@ -15,13 +15,14 @@ from .. import env
 from ..api.comm import Communicator
 from ..planner.collectives import elements
 from ..planner.cost import Links
-from ..planner.rules import Measured, Rule, best_of, save_table, spans
+from ..planner.rules import Measured, Rule, best_of, save_table
 from ..planner.select import Choice, Tuning, candidates, choose, example_call
 from ..planner.topology import link_weights
 from ..transport.paths import paths_of
 from ..types import Transport
+from .plan import short_name
 from .trial import Trial, forced
-from .tune_pairs import PairFinding, pair_rules
+from .tune_pairs import PairFinding, described, improvements, pair_rules
 
 __all__ = ["Finding", "describe", "measure", "rules_of", "save", "tune"]
 
@@ -116,13 +117,8 @@ def rules_of(found: Sequence[Finding]) -> tuple[Rule, ...]:
     There are none for sizes where the default was best, so that they follow what later versions know better, and none
     from twice the longest size on.
     """
-    rules: list[Rule] = []
-    for collective in dict.fromkeys(f.collective for f in found):
-        row = sorted((f for f in found if f.collective == collective), key=lambda f: f.nbytes)
-        better = [None if f.best == f.default else f.best for f in row]
-        for best, low, high in spans([f.nbytes for f in row], better):
-            rules.append(Rule(collective, low, high, best.algorithm, best.fragments, best.path))
-    return tuple(rules)
+    better = improvements(found, lambda one: one.collective)
+    return tuple(Rule(name, low, high, best.algorithm, best.fragments, best.path) for name, best, low, high in better)
 
 
 def save(
@@ -146,11 +142,5 @@ def _clear(weights: tuple[int, ...]) -> tuple[int, ...]:
 
 def describe(one: Finding) -> str:
     """One line: the best, and what each candidate took."""
-    times = sorted(one.seconds.items(), key=lambda item: item[1])
     way = len({choice.path for choice in one.seconds}) > 1
-    parts = [
-        f"{c.algorithm}{f'/{c.fragments}' if c.fragments > 1 else ''}{f' {c.path}' if way else ''} {t * 1e6:.1f}"
-        for c, t in times[:6]
-    ]
-    mark = "=" if one.best == one.default else "!"
-    return f"{one.collective:<22}{one.nbytes:>12} {mark} {', '.join(parts)} us"
+    return described(one.collective, one, lambda choice: short_name(choice) + (f" {choice.path}" if way else ""))

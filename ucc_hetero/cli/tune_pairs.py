@@ -6,11 +6,12 @@ its messages can go either way. The other ranks wait.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, combinations
 from statistics import median
 from time import perf_counter
+from typing import Any
 
 import numpy as np
 
@@ -20,7 +21,7 @@ from ..planner.rules import PairRule, best_of, spans
 from ..transport.detours import Detours
 from ..types import Transport
 
-__all__ = ["PairFinding", "describe_pair", "measure_pairs", "pair_rules", "pairs_of"]
+__all__ = ["PairFinding", "describe_pair", "described", "improvements", "measure_pairs", "pair_rules", "pairs_of"]
 
 _ROUNDS = 7
 #: What one sample should take at least, in seconds, and the most messages in it.
@@ -115,20 +116,27 @@ def pair_rules(found: Sequence[PairFinding]) -> tuple[PairRule, ...]:
 
     There are none where the default was best, and none from twice the longest size on.
     """
-    rules: list[PairRule] = []
-    for vendors, near in dict.fromkeys((f.vendors, f.near) for f in found):
-        row = sorted((f for f in found if (f.vendors, f.near) == (vendors, near)), key=lambda f: f.nbytes)
-        better = [None if f.best == f.default else f.best for f in row]
-        rules += [
-            PairRule(vendors, near, low, high, best) for best, low, high in spans([f.nbytes for f in row], better)
-        ]
-    return tuple(rules)
+    better = improvements(found, lambda one: (one.vendors, one.near))
+    return tuple(PairRule(vendors, near, low, high, path) for (vendors, near), path, low, high in better)
+
+
+def improvements(found: Sequence[Any], kind: Callable[[Any], Hashable]) -> Iterator[tuple[Any, Any, float, float]]:
+    """(kind, best, from, up to bytes) of findings whose best is not their default, neighbours drawn together."""
+    for each in dict.fromkeys(map(kind, found)):
+        row = sorted((one for one in found if kind(one) == each), key=lambda one: one.nbytes)
+        better = [None if one.best == one.default else one.best for one in row]
+        yield from ((each, *span) for span in spans([one.nbytes for one in row], better))
 
 
 def describe_pair(one: PairFinding) -> str:
     """One line: the best, and what each path took."""
-    mark = "=" if one.best == one.default else "!"
-    times = sorted(one.seconds.items(), key=lambda item: item[1])
-    parts = ", ".join(f"{path} {seconds * 1e6:.1f}" for path, seconds in times)
     where = "one host" if one.near else "two hosts"
-    return f"{f'{one.vendors[0]}-{one.vendors[1]}, {where}':<22}{one.nbytes:>12} {mark} {parts} us"
+    return described(f"{one.vendors[0]}-{one.vendors[1]}, {where}", one, str)
+
+
+def described(name: str, one: Any, choice: Callable[[Any], str]) -> str:
+    """One line of a finding: the best, and what the first choices took."""
+    times = sorted(one.seconds.items(), key=lambda item: item[1])[:6]
+    mark = "=" if one.best == one.default else "!"
+    parts = ", ".join(f"{choice(what)} {seconds * 1e6:.1f}" for what, seconds in times)
+    return f"{name:<22}{one.nbytes:>12} {mark} {parts} us"

@@ -11,7 +11,7 @@ import torch
 from ..calls.arguments import CallSpec
 from .devices import started
 from .dispatch import Dispatch
-from .layout import Finish, back, gathered, overlap, room, rooms, source, units
+from .layout import Finish, apart, back, gathered, room, rooms, source, units
 from .reduction import Reduction, reduction_of
 from .sparse import allreduce_sparse
 from .uncompiled import uncompiled
@@ -32,6 +32,11 @@ def _one(tensors: Any, method: str) -> Any:
     if len(tensors) != 1:
         raise ValueError(f"{method} takes a list of one tensor, got {len(tensors)}")
     return tensors[0]
+
+
+def _list(tensors: Any) -> Any:
+    """The list of tensors in a list of such lists, of which older versions of torch made one for every device."""
+    return tensors if not tensors or isinstance(tensors[0], torch.Tensor) else tensors[0]
 
 
 def _reduction(opts: Any) -> Reduction:
@@ -142,9 +147,7 @@ class Collectives(Dispatch):
 
     def allgather(self, output_lists: Any, inputs: Any, opts: Any = None) -> Work:
         """Collect every rank's tensor in a list; sizes may differ, and are those of the list."""
-        tensor, outputs = _one(inputs, "allgather"), output_lists[0]
-        if isinstance(outputs, torch.Tensor):
-            outputs = output_lists
+        tensor, outputs = _one(inputs, "allgather"), _list(output_lists)
         counts = self._per_rank(outputs, "allgather", "output")
         if counts[self.rank()] != tensor.numel() or any(each.dtype != tensor.dtype for each in outputs):
             raise ValueError(
@@ -177,7 +180,7 @@ class Collectives(Dispatch):
             return self.done([])
         if self.rank() != root:
             return self.post(CallSpec("gather", source(tensor), None, None, root), opts, [], inputs=tensor)
-        outputs = output_lists[0] if output_lists and not isinstance(output_lists[0], torch.Tensor) else output_lists
+        outputs = _list(output_lists)
         counts = self._per_rank(outputs, "gather", "output")
         if any(n != tensor.numel() for n in counts) or any(each.dtype != tensor.dtype for each in outputs):
             raise ValueError(
@@ -197,7 +200,7 @@ class Collectives(Dispatch):
         target, finish = room(tensor)
         send, inputs = None, ()
         if self.rank() == root:
-            inputs = input_lists[0] if not isinstance(input_lists[0], torch.Tensor) else input_lists
+            inputs = _list(input_lists)
             counts = self._per_rank(inputs, "scatter", "input")
             if any(n != tensor.numel() for n in counts):
                 raise ValueError(f"scatter on rank {root}: inputs of {counts} elements, output of {tensor.numel()}")
@@ -220,15 +223,14 @@ class Collectives(Dispatch):
         self, output: Any, operand: Any, how: Reduction, counts: Any, opts: Any, form: str, inputs: Any
     ) -> Work:
         target, finish = how.room(output)
-        if target.numel() and overlap(target, operand):
-            operand = operand.clone()
+        operand = apart(operand, target)
         name = "reduce_scatter_block" if counts is None else "reduce_scatter"
         return self.post(CallSpec(name, operand, target, how.op, -1, counts), opts, [output], finish, form, inputs)
 
     def reduce_scatter(self, outputs: Any, input_lists: Any, opts: Any = None) -> Work:
         """Reduce a list of tensors over all ranks and give rank r the r-th; sizes may differ."""
         output = _one(outputs, "reduce_scatter")
-        inputs = input_lists[0] if not isinstance(input_lists[0], torch.Tensor) else input_lists
+        inputs = _list(input_lists)
         counts = self._per_rank(inputs, "reduce_scatter", "input")
         if counts[self.rank()] != output.numel():
             raise ValueError(
@@ -256,9 +258,7 @@ class Collectives(Dispatch):
         into = _splits(output_splits, self.size(), output.size(0) if output.dim() else 1, "output")
         outof = _splits(input_splits, self.size(), input.size(0) if input.dim() else 1, "input")
         target, finish = room(output)
-        send = source(input)
-        if target.numel() and send.numel() and overlap(target, send):
-            send = send.clone()
+        send = apart(source(input), target)
         if into is None and outof is None:
             if not send.numel() and not target.numel():
                 return self.done([output])
@@ -278,9 +278,7 @@ class Collectives(Dispatch):
         into = self._per_rank(outputs, "alltoall", "output")
         outof = self._per_rank(inputs, "alltoall", "input")
         flat, finish = rooms(outputs)
-        send = gathered(inputs)
-        if flat.numel() and send.numel() and overlap(flat, send):
-            send = send.clone()
+        send = apart(gathered(inputs), flat)
         unit = units(inputs[0])
         given, taken = (send, [n * unit for n in outof]), (flat, [n * unit for n in into])
         return self._exchange(given, taken, opts, list(outputs), finish, "alltoall_", inputs)

@@ -10,7 +10,7 @@ import torch
 
 from ..types import DTYPES
 
-__all__ = ["Finish", "back", "gathered", "overlap", "plain", "room", "rooms", "source", "units"]
+__all__ = ["Finish", "apart", "back", "gathered", "plain", "room", "rooms", "source", "units"]
 
 #: What is left to do once the data is there; None for nothing.
 Finish: TypeAlias = Callable[[], object] | None
@@ -102,7 +102,8 @@ def rooms(tensors: Sequence[Any]) -> tuple[Any, Finish]:
     return _bytes(flat), finish
 
 
-def overlap(one: Any, two: Any) -> bool:
-    """Whether two contiguous tensors share memory."""
-    a, b = one.data_ptr(), two.data_ptr()
-    return bool(a < b + two.numel() * two.element_size() and b < a + one.numel() * one.element_size())
+def apart(send: Any, target: Any) -> Any:
+    """A contiguous tensor to send, or a copy of it where it shares memory with the one to receive into."""
+    a, b = send.data_ptr(), target.data_ptr()
+    sent, received = send.numel() * send.element_size(), target.numel() * target.element_size()
+    return send.clone() if sent and received and a < b + received and b < a + sent else send

@@ -101,13 +101,11 @@ class StoreComm:
 
     def gather(self, thing: Any) -> list[Any] | None:
         """Every rank's object on the first rank."""
-        place = self._next()
-        self._store.set(f"{place}/{self._rank}", pickle.dumps(thing))
+        found: list[Any] = []
+        exchange = self._begin(pickle.dumps(thing), lambda parts: found.extend(map(pickle.loads, parts)))
         if self._rank:
             return None
-        found: list[Any] = []
-        keys = [f"{place}/{rank}" for rank in range(self._size)]
-        self._finish(_Exchange(self._store, keys, lambda parts: found.extend(map(pickle.loads, parts))))
+        self._finish(exchange)
         return found
 
     def Iallgather(self, src: Any, dst: Any) -> _Exchange:

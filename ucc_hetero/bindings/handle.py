@@ -1,0 +1,33 @@
+"""Native objects and memory as both libraries' classes have them."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from types import TracebackType
+from typing import Any
+
+from ..native.libraries import ffi
+
+__all__ = ["Handle", "memory"]
+
+
+class Handle(ABC):
+    """A native object that is closed once, explicitly or at the end of a ``with`` statement."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Release the native object; a second call does nothing."""
+
+    def __enter__(self) -> Any:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, tb: TracebackType | None) -> None:
+        self.close()
+
+
+def memory(data: Any, *, writable: bool = False) -> tuple[Any, int, object]:
+    """(pointer, bytes, what to keep alive) of a buffer or an (address, bytes) pair."""
+    if isinstance(data, tuple):
+        return ffi.cast("void *", data[0]), data[1], None
+    keep = ffi.from_buffer(data, require_writable=writable)
+    return keep, len(keep), keep
