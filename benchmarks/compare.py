@@ -274,20 +274,15 @@ def _row(
     return {
         "size": size,
         "series": [
-            {
-                "peer": s.peer.name,
-                "form": s.form,
-                "us": float(np.median(t)),
-                "spread": relative_spread(t),
-                "rounds": [round(float(v), 3) for v in t],
-            }
+            {"peer": s.peer.name, "form": s.form, "us": float(np.median(t)), "spread": relative_spread(t),
+             "rounds": [round(float(v), 3) for v in t]}
             for s, t in zip(series, times, strict=True)
         ],
         "ratios": [
             {"of": series[a].label, "to": series[b].label, **asdict(interval), "verdict": verdict(interval)}
             for (a, b), interval in zip(pairs, ratios, strict=True)
         ],
-    }
+    }  # fmt: skip
 
 
 def _figures(imports: list[float] | None, creation: dict[str, list[float]]) -> str:

@@ -20,18 +20,8 @@ from .readers import LIMIT, Curve
 from .sheets import benchmark_of, short_size
 
 __all__ = [
-    "COLOURS",
-    "KINDS",
-    "KNOWN",
-    "MARKS",
-    "Drawing",
-    "Figure",
-    "drawings",
-    "figures",
-    "file_name",
-    "labels",
-    "render",
-]
+    "COLOURS", "KINDS", "KNOWN", "MARKS", "Drawing", "Figure", "drawings", "figures", "file_name", "labels", "render",
+]  # fmt: skip
 
 Data = dict[str, Any]
 

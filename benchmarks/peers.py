@@ -191,12 +191,8 @@ def _torch(backend: str) -> Callable[[World], Peer]:
 
 
 _OPEN: dict[str, Callable[[World], Peer]] = {
-    "ours": _ours,
-    "mpi4py": _mpi4py,
-    "ucc": _ucc,
-    "gloo": _torch("gloo"),
-    "nccl": _torch("nccl"),
-}
+    "ours": _ours, "mpi4py": _mpi4py, "ucc": _ucc, "gloo": _torch("gloo"), "nccl": _torch("nccl"),
+}  # fmt: skip
 
 
 def open_peer(name: str, world: World) -> Peer:

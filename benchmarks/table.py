@@ -21,16 +21,9 @@ LARGE = 8192
 Family = Literal["pt2pt", "blocking", "nonblocking", "persistent", "onesided", "startup"]
 #: How data moves; two collectives of one kind differ only in whether counts are given per rank (``vector``).
 Kind = Literal[
-    "reduce_all",
-    "reduce_root",
-    "reduce_scatter",
-    "gather_all",
-    "gather_root",
-    "scatter_root",
-    "exchange",
-    "bcast",
+    "reduce_all", "reduce_root", "reduce_scatter", "gather_all", "gather_root", "scatter_root", "exchange", "bcast",
     "barrier",
-]
+]  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)

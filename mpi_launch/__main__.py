@@ -125,17 +125,11 @@ def run(arguments: Sequence[str]) -> int:
         # UCX logs to the standard output, which is the report's.
         variables.setdefault("UCX_LOG_FILE", "stderr")
     job = command.Job(
-        cluster=found,
-        program=program,
+        cluster=found, program=program,
         master_port=options.master_port or _free_port(all(h.name in command.LOCAL_NAMES for h in found.hosts)),
-        env=variables,
-        devices=options.devices,
-        numa=not options.no_numa,
-        emulate=options.emulate,
-        tag=options.tag,
-        report=not options.dry_run,
-        mpi_args=tuple(shlex.split(options.mpi_args)),
-    )
+        env=variables, devices=options.devices, numa=not options.no_numa, emulate=options.emulate, tag=options.tag,
+        report=not options.dry_run, mpi_args=tuple(shlex.split(options.mpi_args)),
+    )  # fmt: skip
     words = command.compile_job(job, launcher.find(options.launcher))
     if options.dry_run:
         print("\n".join(command.lines(words)))

@@ -13,17 +13,8 @@ from ..machine.vendors import VENDORS
 from . import sources
 
 __all__ = [
-    "RUNTIMES",
-    "Cluster",
-    "ClusterError",
-    "Host",
-    "VendorPart",
-    "as_document",
-    "limited",
-    "load",
-    "local",
-    "parse",
-]
+    "RUNTIMES", "Cluster", "ClusterError", "Host", "VendorPart", "as_document", "limited", "load", "local", "parse",
+]  # fmt: skip
 
 RUNTIMES = ("docker", "podman", "apptainer")
 _VENDOR_WORDS = ("auto", *VENDORS)

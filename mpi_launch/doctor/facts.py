@@ -268,19 +268,11 @@ def collect(
     identity = discover.host_identity()
     nvidia = sum(device.vendor == "nvidia" for device in found["usable"])
     return Facts(
-        host=identity.hostname,
-        boot_id=identity.boot_id,
-        memory_domain=tuple(map(str, identity.memory)),
-        kernel=os.uname().release,
-        package=__version__,
+        host=identity.hostname, boot_id=identity.boot_id, memory_domain=tuple(map(str, identity.memory)),
+        kernel=os.uname().release, package=__version__,
         libraries=_libraries(environ) if libraries is None else libraries,
         no_peers=tuple(_no_peers(nvidia) if root == Path("/") and nvidia > 1 else []),
-        memlock=_limit(resource.RLIMIT_MEMLOCK),
-        nofile=_limit(resource.RLIMIT_NOFILE),
-        shm=_shm(),
-        cores=discover.cores(),
-        ranks_here=ranks,
-        clock_synchronised=_clock_synchronised(),
-        env=tuple(sorted((name, value) for name, value in environ.items() if _ENV.match(name))),
-        **found,
-    )
+        memlock=_limit(resource.RLIMIT_MEMLOCK), nofile=_limit(resource.RLIMIT_NOFILE), shm=_shm(),
+        cores=discover.cores(), ranks_here=ranks, clock_synchronised=_clock_synchronised(),
+        env=tuple(sorted((name, value) for name, value in environ.items() if _ENV.match(name))), **found,
+    )  # fmt: skip

@@ -57,24 +57,14 @@ def _minor(version: str) -> str:
 
 _MUST_AGREE: tuple[tuple[str, Callable[[Facts], object], str], ...] = (
     ("ucc_hetero", lambda f: f.package, "install the same version on every host"),
-    (
-        "UCC",
-        lambda f: f.libraries.ucc,
-        "use the same libucc everywhere (UCCH_UCC_LIB): contexts of different versions hang",
-    ),
-    (
-        "UCX",
-        lambda f: _minor(f.libraries.ucx),
-        "use the same minor version of UCX everywhere (UCCH_UCX_DIR): others do not always understand each other",
-    ),
-    (
-        "the set of UCC_* settings",
-        lambda f: " ".join(
-            f"{k}={v}" for k, v in f.env if k.startswith("UCC_") and not k.startswith(("UCC_EC", "UCC_MC"))
-        ),
-        "export the same values on every rank (ucch-run -x NAME=VALUE), or unset them",
-    ),
-)
+    ("UCC", lambda f: f.libraries.ucc,
+     "use the same libucc everywhere (UCCH_UCC_LIB): contexts of different versions hang"),
+    ("UCX", lambda f: _minor(f.libraries.ucx),
+     "use the same minor version of UCX everywhere (UCCH_UCX_DIR): others do not always understand each other"),
+    ("the set of UCC_* settings",
+     lambda f: " ".join(f"{k}={v}" for k, v in f.env if re.match(r"UCC_(?!EC|MC)", k)),
+     "export the same values on every rank (ucch-run -x NAME=VALUE), or unset them"),
+)  # fmt: skip
 
 
 def agreement(everyone: Sequence[Facts], size: int) -> Iterator[Finding]:
