@@ -94,8 +94,6 @@ def test_no_runtime(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         BufferError, match=r"no GPU runtime is loaded \(nvidia: .*libcuda.so.1: .*amd: UCCH_HIP_LIB=none"
     ):
         device.pointer_vendor(4096)
-    with pytest.raises(BufferError, match="nvidia device memory, and no runtime for it could be loaded"):
-        device.require("nvidia")
     assert device.place_of() == ("host", 0)
     assert device.place_of("amd") == ("amd", 0)
     device.registry.forget()

@@ -4,7 +4,7 @@ A runtime's library is found and opened when it is first asked for, never at imp
 the vendor ``host``.
 """
 
-from ucc_hetero.device.pointers import pointer_vendor, require, whose
+from ucc_hetero.device.pointers import pointer_vendor, whose
 from ucc_hetero.device.rank import Place, bind, free_memory, local_rank, own_device, place_of
 from ucc_hetero.device.registry import available, collective_library, late_settings, register, report, runtime_of
 from ucc_hetero.device.runtime import Block, DeviceRuntime, Event, Pointer, Stream
@@ -30,7 +30,6 @@ __all__ = [
     "pointer_vendor",
     "register",
     "report",
-    "require",
     "runtime_of",
     "stream_handle",
     "whose",

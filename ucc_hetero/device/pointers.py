@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from ucc_hetero.device.registry import available, report, runtime_of
-from ucc_hetero.device.runtime import DeviceRuntime
+from ucc_hetero.device.registry import available, report
 from ucc_hetero.machine.vendors import VENDORS
 
-__all__ = ["pointer_vendor", "require", "whose"]
+__all__ = ["pointer_vendor", "whose"]
 
 
 def pointer_vendor(address: int) -> tuple[str, int]:
@@ -35,11 +34,3 @@ def whose(address: int) -> tuple[str, int] | None:
         if found.kind in ("device", "managed"):
             return runtime.vendor, found.device
     return None
-
-
-def require(vendor: str) -> DeviceRuntime:
-    """The runtime of ``vendor``; ``BufferError`` with what was tried where it is absent."""
-    runtime = runtime_of(vendor)
-    if runtime is None:
-        raise BufferError(f"it is {vendor} device memory, and no runtime for it could be loaded ({report(vendor)})")
-    return runtime

@@ -7,12 +7,11 @@ other; the engine maps a region to the caller's displacements when it lowers the
 from __future__ import annotations
 
 import gc
-import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 __all__ = [
     "KINDS",
@@ -193,84 +192,6 @@ class Plan:
         waves.sort(key=lambda w: w[:3])
         for _, _, s, f, member, step in waves:
             yield f, s, member, step
-
-    def to_json(self) -> str:
-        """The plan as JSON, for files and people; ``from_json`` reads it back equal."""
-        fragments = [
-            {"depths": f.depths, "stages": [[_pack_step(step) for step in stage] for stage in f.stages]}
-            for f in self.fragments
-        ]
-        head = {"format": 2, "collective": self.collective, "algorithm": self.algorithm, "sizes": self.sizes}
-        return json.dumps(head | {"fragments": fragments})
-
-    @classmethod
-    def from_json(cls, text: str) -> Plan:
-        """Read what ``to_json`` wrote; ``ValueError`` if it is something else."""
-        try:
-            data = json.loads(text)
-            if data["format"] != 2:
-                raise ValueError(f"format {data['format']!r}; this version reads format 2")
-            fragments = tuple(
-                Fragment(
-                    tuple(tuple(_unpack_step(step) for step in stage) for stage in f["stages"]), tuple(f["depths"])
-                )
-                for f in data["fragments"]
-            )
-            sizes = tuple((send, recv, tmp) for send, recv, tmp in data["sizes"])
-            return cls(data["collective"], data["algorithm"], sizes, fragments)
-        except (KeyError, TypeError, ValueError) as error:
-            raise ValueError(f"not a plan in JSON: {error!r}") from None
-
-
-#: What a packed operand begins with: ["region", buffer, offset, count], ["blocks", buffer, ...], ["each", [...], ...].
-_FORMS: dict[str, type[Region] | type[Blocks]] = {"region": Region, "blocks": Blocks}
-
-
-def _pack_operand(operand: Operand) -> list[Any] | None:
-    if operand is None:
-        return None
-    if isinstance(operand, Region):
-        return ["region", operand.buffer, operand.offset, operand.count]
-    if isinstance(operand, Blocks):
-        return ["blocks", operand.buffer, operand.offset, operand.count, operand.stride, operand.n]
-    return ["each", *(_pack_operand(region) for region in operand)]
-
-
-def _unpack_operand(data: list[Any] | None) -> Operand:
-    if data is None:
-        return None
-    form, *rest = data
-    if form == "each":
-        return tuple(Region(*region[1:]) for region in rest)
-    return _FORMS[form](*rest)
-
-
-def _pack_step(step: Step) -> list[Any]:
-    src, dst = (_pack_members(operands) for operands in (step.src, step.dst))
-    return [step.kind, step.link, step.ranks, step.root, src, dst]
-
-
-def _pack_members(operands: tuple[Operand, ...]) -> list[Any]:
-    """[times, operand] runs: mostly all members have the same."""
-    out: list[Any] = []
-    last: Operand = None
-    for operand in operands:
-        if out and (operand is last or operand == last):
-            out[-1][0] += 1
-        else:
-            out.append([1, _pack_operand(operand)])
-        last = operand
-    return out
-
-
-def _unpack_step(data: list[Any]) -> Step:
-    kind, link, ranks, root, *sides = data
-    if kind not in KINDS:
-        raise ValueError(f"kind {kind!r}")
-    src, dst = (
-        tuple(operand for times, packed in side for operand in [_unpack_operand(packed)] * times) for side in sides
-    )
-    return Step(kind, tuple(ranks), link, src, dst, root)
 
 
 @contextmanager
