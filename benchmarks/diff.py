@@ -27,13 +27,13 @@ class Change:
     verdict: str  # "worse", "better" or "same"
 
 
-def _cost(old: Point, new: Point, inverted: bool, seed: int = 1) -> Interval:
+def _cost(old: Point, new: Point, inverted: bool) -> Interval:
     """The ratio, with a bootstrap interval where both files have the single rounds."""
     up, down = (old, new) if inverted else (new, old)
     value = up.value / down.value if down.value else float("inf")
     if len(up.rounds) < 2 or len(down.rounds) < 2:
         return Interval(value, value, value)
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(1)
 
     def medians(point: Point) -> np.ndarray[tuple[int, ...], np.dtype[np.float64]]:
         rounds = np.asarray(point.rounds)

@@ -19,7 +19,6 @@ from .options import BadUsage, Options
 from .output import Row
 from .peers import NotOffered, Peer
 from .session import Session
-from .stats import osu_percentile
 
 __all__ = ["MEASURES", "Registered", "check", "registered"]
 
@@ -269,8 +268,7 @@ def _bandwidth(session: Session, size: int, put: bool) -> Row:
 def _row(session: Session, size: int, value: float, iterations: int, times: Any, values: Any) -> Row:
     """``times`` are the µs of each iteration, ``values`` what percentiles are of."""
     session.samples[size] = times
-    percentiles = tuple(osu_percentile(values, p) for p in session.options.percentiles)
-    return Row(size=size, value=value, iterations=iterations, percentiles=percentiles)
+    return Row(size=size, value=value, iterations=iterations, percentiles=session.percentiles_of(values))
 
 
 def _measured(of: Callable[[Session, int, bool], Row], put: bool) -> Callable[[Session, np.dtype[Any], int], Row]:

@@ -14,7 +14,7 @@ from . import output
 from .memory import Block, label_of
 from .output import WINDOWS, Row
 from .session import Session
-from .stats import osu_percentile, sizes
+from .stats import sizes
 from .validate import complement, differences, draw
 
 __all__ = ["MEASURES", "varied_windows"]
@@ -174,12 +174,8 @@ def _latency(session: Session, dtype: np.dtype[Any], size: int) -> Row:
         iterations=table.shape[1],
         wrong=wrong,
         # OSU's osu_multi_lat prints the titles of these columns and nothing under them.
-        percentiles=_percentiles(session, one_way.mean(axis=0)),
+        percentiles=session.percentiles_of(one_way.mean(axis=0)),
     )
-
-
-def _percentiles(session: Session, values: npt.NDArray[np.float64]) -> tuple[float, ...]:
-    return tuple(osu_percentile(values, p) for p in session.options.percentiles)
 
 
 def _windowed(once: Once, directions: int) -> Callable[[Session, np.dtype[Any], int], Row]:
@@ -195,7 +191,7 @@ def _bandwidth(session: Session, dtype: np.dtype[Any], size: int, once: Once, di
         value=value,
         iterations=table.shape[1],
         wrong=wrong,
-        percentiles=_percentiles(session, megabytes / table.mean(axis=0)),
+        percentiles=session.percentiles_of(megabytes / table.mean(axis=0)),
         rate=1e6 * value / size,
     )
 

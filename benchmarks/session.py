@@ -90,9 +90,10 @@ class Session:
             sys.stdout.write(text)
             sys.stdout.flush()
 
-    def percentiles(self, mine: npt.NDArray[np.float64], ranks: int | None = None) -> tuple[float, ...]:
-        """OSU's percentiles of the per-iteration means over ranks (``ranks``: only the first so many)."""
-        if not self.options.percentiles:
-            return ()
-        means = self.world.gather(mine)[:ranks].mean(axis=0)
-        return tuple(osu_percentile(means, p) for p in self.options.percentiles)
+    def percentiles(self, mine: npt.NDArray[np.float64]) -> tuple[float, ...]:
+        """OSU's percentiles of the per-iteration means over ranks."""
+        return self.percentiles_of(self.world.gather(mine).mean(axis=0)) if self.options.percentiles else ()
+
+    def percentiles_of(self, values: npt.NDArray[np.float64]) -> tuple[float, ...]:
+        """OSU's percentiles of values that every rank has."""
+        return tuple(osu_percentile(values, p) for p in self.options.percentiles)

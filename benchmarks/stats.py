@@ -72,9 +72,7 @@ def relative_spread(samples: Sequence[float] | Floats) -> float:
     return float((high - low) / middle) if middle > 0 else 0.0
 
 
-def ratio(
-    theirs: Sequence[float] | Floats, ours: Sequence[float] | Floats, draws: int = 2000, seed: int = 1
-) -> Interval:
+def ratio(theirs: Sequence[float] | Floats, ours: Sequence[float] | Floats, draws: int = 2000) -> Interval:
     """median(theirs) / median(ours) of paired rounds, with a bootstrap interval: above 1 where ours is faster.
 
     Round i of both ran next to each other, so rounds are drawn in pairs: what slowed both cancels out.
@@ -83,7 +81,7 @@ def ratio(
     a, b = np.asarray(theirs, dtype=np.float64), np.asarray(ours, dtype=np.float64)
     if a.shape != b.shape or a.size < 2:
         raise ValueError(f"two series of equal length, at least 2, are needed; got {a.size} and {b.size}")
-    picks = np.random.default_rng(seed).integers(0, a.size, (draws, a.size))
+    picks = np.random.default_rng(1).integers(0, a.size, (draws, a.size))
     drawn = np.median(a[picks], axis=1) / np.median(b[picks], axis=1)
     low, high = np.percentile(drawn, (2.5, 97.5))
     return Interval(float(np.median(a) / np.median(b)), float(low), float(high))

@@ -5,9 +5,12 @@ from __future__ import annotations
 import importlib.metadata
 import os
 import platform
+import re
 import subprocess
 from pathlib import Path
 from typing import Any
+
+from ucc_hetero.machine.vendors import text
 
 __all__ = ["commit", "machine", "settings", "versions"]
 
@@ -18,14 +21,8 @@ _NOISE = ("OMPI_MCA_PREFIXES", "OMPI_MCA_num_procs", "OMPI_MCA_cpu_type")
 
 
 def _first(path: str, key: str) -> str | None:
-    try:
-        for line in Path(path).read_text(encoding="utf-8", errors="replace").splitlines():
-            name, _, value = line.partition(":")
-            if name.strip() == key:
-                return value.strip()
-    except OSError:
-        pass
-    return None
+    found = re.search(rf"^{key}\s*:\s*(.*)$", text(Path(path)), re.M)
+    return found[1].strip() if found else None
 
 
 def machine() -> dict[str, Any]:

@@ -268,9 +268,9 @@ def _said(of: object, *names: str) -> dict[str, Any]:
     return {name: list(v) if isinstance(v, tuple) else v for name, v in values.items() if v}
 
 
-def local(np: int, vendor: str = "auto") -> Cluster:
+def local(np: int) -> Cluster:
     """This machine alone."""
-    return Cluster(hosts=(Host("localhost", np, vendor),))
+    return Cluster(hosts=(Host("localhost", np),))
 
 
 def limited(cluster: Cluster, np: int) -> Cluster:

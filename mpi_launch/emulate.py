@@ -273,14 +273,12 @@ def goodput(
     sink: int = 1,
     *,
     link: int | None = 0,
-    nbytes: int | None = None,
     both: bool = False,
 ) -> float:
     """Return the bytes per second that plain TCP sockets carry between two hosts, one connection per link.
 
     Args:
         link: which; None for all links at once, and the sum.
-        nbytes: to send over each link and time; by default a quarter of a second's worth.
         both: send in both directions at once and return the lesser.
     """
     directions = [(source, sink), (sink, source)] if both else [(source, sink)]
@@ -292,7 +290,7 @@ def goodput(
         for number in links:
             ends = cluster.layout[start].links[number], cluster.layout[end].links[number]
             rate = min((one.rate for one in ends if one.rate), default=16 * 10**9)
-            timed = nbytes or max(1 << 22, rate // 32)
+            timed = max(1 << 22, rate // 32)  # a quarter of a second
             warm = min(timed, max(1 << 20, rate // 160))
             port, total = str(_PORT + 10 * turn + number), str(timed + warm)
             probe = [sys.executable, "-I", "-S", str(_GOODPUT)]

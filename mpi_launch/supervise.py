@@ -85,14 +85,14 @@ class Filter:
         return b"".join(shown)
 
 
-def _start(words: Sequence[str], env: Mapping[str, str] | None) -> subprocess.Popen[bytes]:
+def _start(words: Sequence[str]) -> subprocess.Popen[bytes]:
     end_with_parent = ending_with_parent(signal.SIGTERM)
 
     def before() -> None:
         end_with_parent()
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
 
-    return subprocess.Popen(words, stderr=subprocess.PIPE, env=env, preexec_fn=before)
+    return subprocess.Popen(words, stderr=subprocess.PIPE, preexec_fn=before)
 
 
 class _Watch:
@@ -153,7 +153,6 @@ def supervise(
     *,
     timeout: float | None = None,
     start_timeout: float | None = None,
-    env: Mapping[str, str] | None = None,
 ) -> int:
     """Run the launcher's command and return the job's exit status: the first failing rank's, else the launcher's.
 
@@ -165,7 +164,7 @@ def supervise(
     outcome = Outcome(sum(slots for _, slots in hosts))
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
     try:
-        process = _start(words, env)
+        process = _start(words)
         watch = _Watch(process, outcome, timeout, start_timeout)
         with process:  # closes its stream, and waits
             _pass_on(process, Filter(outcome), watch)

@@ -18,7 +18,7 @@ from ...bindings import ucx
 from ...cli.info import components
 from ...errors import UCCHError
 from ...machine import discover
-from ...machine.vendors import VENDORS, Device, devices, text
+from ...machine.vendors import VENDORS, Device, devices, number, text
 from ...native import libraries
 from .. import launcher
 
@@ -108,13 +108,6 @@ _MODULES = ("nvidia", "nvidia_peermem", "nv_peer_mem", "amdgpu", "xpmem", "knem"
 _ETHERNET_TYPE = "1"
 
 
-def _int(text: str, otherwise: int = -1) -> int:
-    try:
-        return int(text)
-    except ValueError:
-        return otherwise
-
-
 def _mpi(environ: Mapping[str, str]) -> dict[str, Any]:
     """The MPI library of mpi4py, which is not initialised here, and the mpirun that would be used."""
     found = {"mpi": "", "mpi_text": "mpi4py finds no MPI library", "mpirun": "", "mpirun_text": "no mpirun"}
@@ -169,7 +162,7 @@ def _interfaces(root: Path) -> list[tuple[str, int, int]]:
     for at in sorted((root / "sys/class/net").glob("*")):
         up = text(at / "operstate") in ("up", "unknown") and text(at / "type") == _ETHERNET_TYPE
         if up and not (at / "bridge").exists():
-            found.append((at.name, max(_int(text(at / "speed"), 0), 0), _int(text(at / "mtu"))))
+            found.append((at.name, max(number(text(at / "speed"), 0), 0), number(text(at / "mtu"), -1)))
     return found
 
 
@@ -254,8 +247,8 @@ def hardware(root: Path) -> dict[str, Any]:
         "ports": tuple(_ports(root)),
         "interfaces": tuple(_interfaces(root)),
         "all_interfaces": tuple(sorted(path.name for path in (root / "sys/class/net").glob("*"))),
-        "ptrace_scope": _int(text(root / "proc/sys/kernel/yama/ptrace_scope"), 0),
-        "numa_balancing": _int(text(root / "proc/sys/kernel/numa_balancing"), 0) > 0,
+        "ptrace_scope": number(text(root / "proc/sys/kernel/yama/ptrace_scope"), 0),
+        "numa_balancing": number(text(root / "proc/sys/kernel/numa_balancing"), 0) > 0,
     }
 
 
