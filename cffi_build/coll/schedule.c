@@ -35,15 +35,15 @@ static int record(void *event, void *stream) {
 
 /* ---- what goes into a stream ---- */
 
-static int wait_word(queue *q, ucch_word word, uint32_t least, void *stream) {
-    if (!q->fused || ucch_word_has(word, least))
-        return ucch_channel_wait(q->c, word, least, stream);
-    return ucch_fused_add(q->fused, (ucch_move){.wait = word.seen, .least = least});
+static int wait_counter(queue *q, ucch_counter counter, uint32_t least, void *stream) {
+    if (!q->fused || ucch_reached(counter.at, least))
+        return ucch_counter_wait(counter, least, q->c->await, stream);
+    return ucch_fused_add(q->fused, (ucch_move){.wait = counter.seen, .least = least});
 }
 
-static int tell_word(queue *q, ucch_word word, uint32_t value, void *stream) {
-    return q->fused ? ucch_fused_add(q->fused, (ucch_move){.tell = word.seen, .value = value})
-                    : ucch_channel_tell(q->c, word, value, stream);
+static int signal_counter(queue *q, ucch_counter counter, uint32_t value, void *stream) {
+    return q->fused ? ucch_fused_add(q->fused, (ucch_move){.tell = counter.seen, .value = value})
+                    : ucch_counter_signal(counter, value, q->c->post, stream);
 }
 
 static int copy(queue *q, void *dst, const void *src, size_t bytes, void *stream) {
@@ -53,7 +53,7 @@ static int copy(queue *q, void *dst, const void *src, size_t bytes, void *stream
 }
 
 static int wait_call(queue *q, ucch_ticket call, void *stream) {
-    return ucch_channels_done(q->c, call) ? 0 : wait_word(q, q->c->done[call.slot], call.value, stream);
+    return ucch_channels_done(q->c, call) ? 0 : wait_counter(q, q->c->done[call.slot], call.value, stream);
 }
 
 /* ---- around the call ---- */
@@ -103,7 +103,7 @@ static int leave(queue *q) {
     for (int i = 0; q->alone && i < QUEUE_LANES; i++)
         c->behind[i] = 1;
     if (!status)
-        status = tell_word(q, c->done[ticket.slot], ticket.value, q->stream);
+        status = signal_counter(q, c->done[ticket.slot], ticket.value, q->stream);
     return status || !q->fused ? status : ucch_fused_launch(q->p, q->fused, q->stream);
 }
 
@@ -211,10 +211,10 @@ static int send_piece(queue *q, ucch_channel *to, const char *data, size_t bytes
     int status = announce(q, to, bytes);
     uint32_t number = (uint32_t)++to->pieces;
     if (!status && to->pieces > to->depth)
-        status = wait_word(q, to->consumed, number - (uint32_t)to->depth, stream);
+        status = wait_counter(q, to->consumed, number - (uint32_t)to->depth, stream);
     if (!status)
         status = copy(q, chunk, data, bytes, stream);
-    return status ? status : tell_word(q, to->published, number, stream);
+    return status ? status : signal_counter(q, to->published, number, stream);
 }
 
 static int receive_piece(queue *q, ucch_channel *from, char *data, size_t bytes, void *stream) {
@@ -222,10 +222,10 @@ static int receive_piece(queue *q, ucch_channel *from, char *data, size_t bytes,
     uint32_t number = (uint32_t)++from->pieces;
     int status = announce(q, from, bytes);
     if (!status)
-        status = wait_word(q, from->published, number, stream);
+        status = wait_counter(q, from->published, number, stream);
     if (!status)
         status = copy(q, data, chunk, bytes, stream);
-    return status ? status : tell_word(q, from->consumed, number, stream);
+    return status ? status : signal_counter(q, from->consumed, number, stream);
 }
 
 static uint64_t pieces_of(const queue *q, const ucch_step *s) {

@@ -10,6 +10,8 @@
 
 /* As many as ways to copy. */
 #define LANES (UCCH_ACROSS + 1)
+/* Counters that are ready: two for each of 64 calls in streams. */
+#define FLAGS 128
 enum { IDLE, MOVING, COMING, GOING };
 
 struct ucch_work {
@@ -62,7 +64,7 @@ static int lane(int which, void **stream) {
  */
 void ucch_device_reserve(void) {
     void *stream;
-    ucch_gate_reserve();
+    ucch_flags_reserve(FLAGS);
     for (int which = 0; which < LANES; which++)
         lane(which, &stream);
 }

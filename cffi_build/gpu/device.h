@@ -48,10 +48,33 @@ static inline int ucch_reached(const uint32_t *counter, uint32_t least) {
     return (int32_t)(__atomic_load_n(counter, __ATOMIC_ACQUIRE) - least) >= 0;
 }
 
-/* A word in memory that streams write, or wait for, and what it has reached when they have. */
+/* Such a counter that streams and hosts wait for and signal, by its address here and the one that the device knows it
+ * by. */
+typedef struct ucch_counter {
+    uint32_t *at;
+    void *seen;
+} ucch_counter;
+
+/* One of the runtime's own, and what it has reached once its streams and hosts have done what they were asked to. */
 typedef struct ucch_flag {
     uint32_t *at, ticket;
 } ucch_flag;
+
+static inline ucch_counter ucch_counter_of(ucch_flag flag) {
+    return (ucch_counter){flag.at, flag.at};
+}
+
+/* By a host: what it was asked to do is done, well or not. */
+static inline void ucch_flag_pass(ucch_flag flag) {
+    __atomic_store_n(flag.at, flag.ticket, __ATOMIC_RELEASE);
+}
+
+int ucch_counter_wait(ucch_counter counter, uint32_t least, void *await, void *stream);
+int ucch_counter_signal(ucch_counter counter, uint32_t value, void *post, void *stream);
+int ucch_flag_next(ucch_flag *flag);
+int ucch_flag_due(ucch_flag flag);
+void ucch_flag_give(ucch_flag flag);
+void ucch_flags_reserve(int count);
 
 /* The way in and out of a stream-ordered call: what its stream writes when it gets there, or an event where it cannot
  * write, and what the stream waits for. */
@@ -62,7 +85,6 @@ typedef struct ucch_gate {
     double again;
 } ucch_gate;
 
-void ucch_gate_reserve(void);
 int ucch_gate_enter(ucch_gate *gate, void *stream);
 int ucch_gate_hold(ucch_gate *gate, void *stream);
 int ucch_gate_promise_locked(ucch_gate *gate);

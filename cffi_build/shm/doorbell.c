@@ -16,7 +16,7 @@
 
 typedef struct passing {
     const uint32_t *doorbell;
-    uint32_t *word; /* the runtime's: 1 once it may go on */
+    ucch_flag flag; /* that the stream waits for */
     uint32_t rings;
     int waits;
 } passing;
@@ -38,7 +38,7 @@ static int look(void) {
             continue;
         }
         __atomic_store_n(&p->waits, 0, __ATOMIC_RELEASE);
-        __atomic_store_n(p->word, 1, __ATOMIC_RELEASE); /* last: the doorbell may be in use again at once */
+        ucch_flag_pass(p->flag); /* last: the doorbell may be in use again at once */
     }
     return waiting;
 }
@@ -76,29 +76,30 @@ static int start_locked(void) {
     return running;
 }
 
-/* Have words ready: while a stream is held, allocating one could wait for that very stream. */
+/* Have all that streams need to wait for them, before one is held. */
 void ucch_doorbells_reserve(void) {
     int traits = 0;
     ucch_bound_ops()->traits(&traits);
-    for (int i = 0; i < MAILBOX && traits & UCCH_PARKS; i++)
-        if (!all[i].word && ucch_bound_ops()->flag((void **)&all[i].word))
-            all[i].word = NULL;
+    if (all[0].flag.at || !(traits & UCCH_PARKS))
+        return;
+    ucch_flags_reserve(MAILBOX);
+    for (int i = 0; i < MAILBOX; i++)
+        ucch_flag_next(&all[i].flag);
 }
 
 /* Let a stream wait until doorbell `i` has been rung for the `rings`th time: 0, or a failure. */
 int ucch_doorbell_hold(int i, const uint32_t *doorbell, uint32_t rings, void *stream) {
     passing *p = &all[i];
-    if (!p->word)
+    if (!p->flag.at)
         return UCCH_FAIL_DEVICE;
     pthread_mutex_lock(&lock);
-    int status = start_locked() ? 0 : UCCH_FAIL_MEMORY;
+    int status = start_locked() ? ucch_flag_next(&p->flag) : UCCH_FAIL_MEMORY;
     if (!status) {
-        __atomic_store_n(p->word, 0, __ATOMIC_RELEASE); /* whoever waited for its last use has gone on */
         p->doorbell = doorbell;
         p->rings = rings;
         __atomic_store_n(&p->waits, 1, __ATOMIC_RELEASE);
         pthread_cond_signal(&more);
     }
     pthread_mutex_unlock(&lock);
-    return status ? status : ucch_bound_ops()->stream_hold(stream, p->word, 1) ? UCCH_FAIL_DEVICE : 0;
+    return status ? status : ucch_counter_wait(ucch_counter_of(p->flag), p->flag.ticket, NULL, stream);
 }

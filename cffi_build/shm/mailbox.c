@@ -8,7 +8,6 @@
  * its header (rendezvous.c). */
 #include <string.h>
 
-#include "shm/ring.h"
 #include "shm/segment.h"
 
 enum { FREE, OPEN, LEFT };
@@ -136,11 +135,11 @@ void ucch_posted_stop(ucch_posted *s) {
 /* Let a stream wait for the doorbell, before the kernel. `await` is a kernel that waits, where streams wait for words
  * of their own only. */
 int ucch_posted_hold(ucch_posted *s, void *await, void *stream) {
-    ucch_word doorbell = {&s->doorbell.word, &ucch_posted_seen(s)->doorbell};
-    if (await && !ucch_word_has(doorbell, uses(s->word)) &&
+    ucch_counter doorbell = {&s->doorbell.word, &ucch_posted_seen(s)->doorbell};
+    if (await && !ucch_reached(doorbell.at, uses(s->word)) &&
         !ucch_doorbell_hold(number_of(s), doorbell.at, uses(s->word), stream))
         return 0;
-    return ucch_word_wait(await, doorbell, uses(s->word), stream);
+    return ucch_counter_wait(doorbell, uses(s->word), await, stream);
 }
 
 /* Its address for the kernel. */

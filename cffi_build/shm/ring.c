@@ -144,8 +144,8 @@ int ucch_channels_file(const ucch_channels *c) {
     return c->parts[c->rank]->file;
 }
 
-static ucch_word word_at(const ucch_mapping *part, size_t line) {
-    return (ucch_word){(uint32_t *)(part->memory + line * LINE), part->seen + line * LINE};
+static ucch_counter counter_at(const ucch_mapping *part, size_t line) {
+    return (ucch_counter){(uint32_t *)(part->memory + line * LINE), part->seen + line * LINE};
 }
 
 /* The channel to `other` of the same host, in rank `owner`'s part. */
@@ -153,14 +153,14 @@ static ucch_channel shared_channel(const ucch_channels *c, int owner, int other)
     const ucch_mapping *part = c->parts[owner];
     size_t at = place_of(c, owner, other), slot = rings_of(c, owner, other) / SHARED_DEPTH;
     size_t line = line_of(OUT_WORDS, c->size) + 2 * (size_t)other;
-    return (ucch_channel){.published = word_at(part, line),
-                          .consumed = word_at(part, line + 1),
+    return (ucch_channel){.published = counter_at(part, line),
+                          .consumed = counter_at(part, line + 1),
                           .ring = part->memory + at,
                           .seen = part->seen + at,
                           .slot = slot,
                           .stride = slot,
                           .depth = SHARED_DEPTH,
-                          .tainted = (uint64_t *)word_at(part, line_of(TAINTED, c->size)).at};
+                          .tainted = (uint64_t *)counter_at(part, line_of(TAINTED, c->size)).at};
 }
 
 /* A channel to or from `other` of another host, in our own part. */
@@ -168,14 +168,14 @@ static ucch_channel wire_channel(const ucch_channels *c, int other, int comes) {
     const ucch_mapping *part = c->parts[c->rank];
     size_t at = place_of(c, c->rank, other) + (comes ? wire_ring(c->sizes.slot) : 0) + UCCH_FLOW_HEADER;
     size_t line = line_of(comes ? IN_WORDS : OUT_WORDS, c->size) + 2 * (size_t)other;
-    return (ucch_channel){.published = word_at(part, line),
-                          .consumed = word_at(part, line + 1),
+    return (ucch_channel){.published = counter_at(part, line),
+                          .consumed = counter_at(part, line + 1),
                           .ring = part->memory + at,
                           .seen = part->seen + at,
                           .slot = c->sizes.slot,
                           .stride = stride_of(c->sizes.slot),
                           .depth = WIRE_DEPTH,
-                          .tainted = (uint64_t *)word_at(part, line_of(TAINTED, c->size) + 1 + (size_t)other).at};
+                          .tainted = (uint64_t *)counter_at(part, line_of(TAINTED, c->size) + 1 + (size_t)other).at};
 }
 
 /* Get to know the part of rank `peer` of this host, a file of process `key`; our own first. 0, or a failure. */
@@ -192,12 +192,12 @@ int ucch_channels_meet(ucch_channels *c, int peer, uint64_t key, int pid, int fi
         return 0;
     }
     const ucch_mapping *own = c->parts[peer];
-    c->tainted = (uint64_t *)word_at(own, line_of(TAINTED, c->size)).at;
+    c->tainted = (uint64_t *)counter_at(own, line_of(TAINTED, c->size)).at;
     for (int other = 0; other < c->size; other++)
         if (other != peer && c->hosts[other] == c->hosts[peer])
             c->out[other] = shared_channel(c, peer, other);
     for (size_t i = 0; i < MOST_CALLS; i++)
-        c->done[i] = word_at(own, line_of(ENDS, c->size) + i);
+        c->done[i] = counter_at(own, line_of(ENDS, c->size) + i);
     return 0;
 }
 
@@ -228,7 +228,7 @@ int ucch_channels_carry(ucch_channels *c, int peer, uint64_t key, int nwires, ui
 
 static int count_from_zero(ucch_channels *c) {
     const device_ops *ops = ucch_bound_ops();
-    const char *zeros = (const char *)word_at(c->parts[c->rank], line_of(ZEROS, c->size)).at;
+    const char *zeros = (const char *)counter_at(c->parts[c->rank], line_of(ZEROS, c->size)).at;
     size_t bytes = UCCH_MOST_MOVES * sizeof(uint32_t);
     c->arrived = ucch_pool_take(0, bytes, NULL, 1);
     if (!c->arrived)
@@ -253,8 +253,8 @@ static int open_locked(ucch_channels *c) {
         status = count_from_zero(c);
     /* A try: what a stream cannot do is seen here. */
     if (!status)
-        status = ucch_channel_wait(c, (ucch_word){NULL, c->done[0].seen}, 0, c->lane[0]);
-    return status ? status : ucch_channel_tell(c, c->done[0], 0, c->lane[0]);
+        status = ucch_counter_wait((ucch_counter){NULL, c->done[0].seen}, 0, c->await, c->lane[0]);
+    return status ? status : ucch_counter_signal(c->done[0], 0, c->post, c->lane[0]);
 }
 
 /* Make what calls need; once the windows are pinned and everybody is known. 0, or a failure. */
@@ -312,41 +312,6 @@ int ucch_channels_quiet(ucch_channels *c) {
     return quiet;
 }
 
-/* ---- words ---- */
-
-static int run(void *kernel, void *seen, uint32_t value, void *stream) {
-    const void *none = NULL;
-    uint64_t number = value;
-    double unused = 0;
-    void *arguments[] = {&none, &seen, &number, &unused};
-    return ucch_bound_ops()->launch(kernel, 1, 1, arguments, stream);
-}
-
-/* Let the stream wait until the word has reached `least`; what is there already is not waited for. `await`: the kernel
- * that does so, where streams cannot wait for any memory. */
-int ucch_word_wait(void *await, ucch_word word, uint32_t least, void *stream) {
-    if (word.at && ucch_word_has(word, least))
-        return 0;
-    return ucch_device_fail(await ? run(await, word.seen, least, stream)
-                                  : ucch_bound_ops()->stream_hold(stream, word.seen, least),
-                            "a stream's wait for memory");
-}
-
-/* Let the stream write the word, behind all it did before; `post` likewise. */
-int ucch_word_tell(void *post, ucch_word word, uint32_t value, void *stream) {
-    return ucch_device_fail(post ? run(post, word.seen, value, stream)
-                                 : ucch_bound_ops()->stream_write(stream, word.seen, value),
-                            "a stream's write to memory");
-}
-
-int ucch_channel_wait(const ucch_channels *c, ucch_word word, uint32_t least, void *stream) {
-    return ucch_word_wait(c->await, word, least, stream);
-}
-
-int ucch_channel_tell(const ucch_channels *c, ucch_word word, uint32_t value, void *stream) {
-    return ucch_word_tell(c->post, word, value, stream);
-}
-
 /* ---- calls ---- */
 
 static uint32_t generation(uint64_t call) {
@@ -354,12 +319,12 @@ static uint32_t generation(uint64_t call) {
 }
 
 int ucch_channels_done(const ucch_channels *c, ucch_ticket ticket) {
-    return ucch_word_has(c->done[ticket.slot], ticket.value);
+    return ucch_reached(c->done[ticket.slot].at, ticket.value);
 }
 
 /* Whether one more call may be under way. */
 int ucch_channels_room(ucch_channels *c) {
-    while (c->landed < c->calls && ucch_word_has(c->done[c->landed % MOST_CALLS], generation(c->landed)))
+    while (c->landed < c->calls && ucch_reached(c->done[c->landed % MOST_CALLS].at, generation(c->landed)))
         c->landed++;
     return c->calls - c->landed < MOST_CALLS;
 }
@@ -389,8 +354,8 @@ int ucch_channels_scratch(ucch_channels *c, int bank, size_t bytes) {
 /* Whether streams here still wait for what others have not done. */
 int ucch_channels_waiting(const ucch_channels *c) {
     for (int i = 0; i < c->size; i++)
-        if (i != c->rank && (!ucch_word_has(c->in[i].published, (uint32_t)c->in[i].pieces) ||
-                             !ucch_word_has(c->out[i].consumed, (uint32_t)(c->out[i].pieces - c->out[i].depth))))
+        if (i != c->rank && (!ucch_reached(c->in[i].published.at, (uint32_t)c->in[i].pieces) ||
+                             !ucch_reached(c->out[i].consumed.at, (uint32_t)(c->out[i].pieces - c->out[i].depth))))
             return 1;
     return 0;
 }

@@ -19,15 +19,9 @@ enum { LANE_NATIVE, LANE_OUT, LANE_IN, LANE_LOCAL, QUEUE_LANES };
 /* How often scratch can grow: each time it doubles. */
 #define MOST_OUTGROWN 128
 
-/* A word that streams of two ranks share, by its address here and the one that the device knows it by. */
-typedef struct ucch_word {
-    uint32_t *at;
-    void *seen;
-} ucch_word;
-
 /* One direction between this rank and another: `published` counts the pieces put in, `consumed` those taken out. */
 typedef struct ucch_channel {
-    ucch_word published, consumed;
+    ucch_counter published, consumed;
     char *ring, *seen;   /* by its address here and the device's */
     size_t slot, stride; /* bytes of a slot, and from one to the next */
     uint64_t depth;
@@ -52,7 +46,7 @@ struct ucch_channels {
     int *islands, *hosts;   /* by rank */
     ucch_mapping **parts;   /* by rank: what it has for its words and rings */
     ucch_channel *out, *in; /* by rank */
-    ucch_word done[MOST_CALLS];
+    ucch_counter done[MOST_CALLS];
     uint64_t calls, landed, round;
     void *await, *post; /* kernels, where streams cannot wait for any memory */
     void *lane[QUEUE_LANES], *tail[QUEUE_LANES];
@@ -69,18 +63,9 @@ struct ucch_channels {
     uint64_t *tainted;
 };
 
-/* Whether the word has reached `least`, counting around. */
-static inline int ucch_word_has(ucch_word word, uint32_t least) {
-    return ucch_reached(word.at, least);
-}
-
 ucch_ticket ucch_channels_ticket(ucch_channels *c);
 int ucch_channels_room(ucch_channels *c);
 int ucch_channels_done(const ucch_channels *c, ucch_ticket ticket);
-int ucch_word_wait(void *await, ucch_word word, uint32_t least, void *stream);
-int ucch_word_tell(void *post, ucch_word word, uint32_t value, void *stream);
-int ucch_channel_wait(const ucch_channels *c, ucch_word word, uint32_t least, void *stream);
-int ucch_channel_tell(const ucch_channels *c, ucch_word word, uint32_t value, void *stream);
 int ucch_channels_scratch(ucch_channels *c, int bank, size_t bytes);
 void ucch_channels_fail_locked(ucch_channels *c, uint64_t differs);
 int ucch_channels_waiting(const ucch_channels *c);
