@@ -354,7 +354,7 @@ def test_torch_device_tensors_are_placed_by_their_dlpack_device(monkeypatch: pyt
 
     class Tensor:
         layout = dtype = "strided"
-        is_cpu = False
+        shape, is_cpu = (7,), False
         device = SimpleNamespace(type="cuda", index=1)
 
         def __dlpack_device__(self) -> tuple[int, int]:
@@ -370,9 +370,6 @@ def test_torch_device_tensors_are_placed_by_their_dlpack_device(monkeypatch: pyt
 
         def element_size(self) -> int:
             return 2
-
-        def numel(self) -> int:
-            return 7
 
         def data_ptr(self) -> int:
             return 0x7000

@@ -63,17 +63,25 @@ def _of_numpy(array: np.ndarray[Any, Any]) -> Memory:
     dtype = array.dtype
     if dtype.hasobject:
         raise TypeError(f"datatype {dtype} holds Python objects; use the lower-case methods, which pickle")
-    return Memory(
-        ptr=array.ctypes.data,
-        nbytes=array.nbytes,
-        itemsize=dtype.itemsize,
-        native=dtype,
-        vendor="host",
-        device=0,
-        owner=array,
-        readonly=not array.flags.writeable,
-        dims=None if array.flags.forc else _dims(array.shape, array.strides, dtype.itemsize),
-    )
+    strides = None if array.flags.forc else array.strides
+    where = array.ctypes.data, "host", 0
+    return _described(where, array.shape, strides, dtype.itemsize, dtype, array, readonly=not array.flags.writeable)
+
+
+def _described(
+    where: tuple[int, str, int],
+    shape: tuple[int, ...],
+    strides: tuple[int, ...] | None,
+    itemsize: int,
+    native: object,
+    owner: object,
+    *,
+    readonly: bool,
+) -> Memory:
+    """Memory of elements in ``shape`` at an (address, vendor, device); ``strides`` in bytes, None if contiguous."""
+    ptr, vendor, device = where
+    dims = None if strides is None else _dims(shape, strides, itemsize)
+    return Memory(ptr, prod(shape) * itemsize, itemsize, native, vendor, device, owner, readonly, dims)
 
 
 def _of_torch(tensor: Any, torch: Any) -> Memory:
@@ -86,19 +94,9 @@ def _of_torch(tensor: Any, torch: Any) -> Memory:
     # torch has one name for the devices of several vendors; its DLPack device type tells them apart.
     vendor, device = ("host", 0) if tensor.is_cpu else dlpack.placement(*tensor.__dlpack_device__())
     itemsize = tensor.element_size()
-    return Memory(
-        ptr=tensor.data_ptr(),
-        nbytes=tensor.numel() * itemsize,
-        itemsize=itemsize,
-        native=tensor.dtype,
-        vendor=vendor,
-        device=device,
-        owner=tensor,
-        readonly=False,
-        dims=None
-        if tensor.is_contiguous()
-        else _dims(tuple(tensor.shape), tuple(step * itemsize for step in tensor.stride()), itemsize),
-    )
+    strides = None if tensor.is_contiguous() else tuple(step * itemsize for step in tensor.stride())
+    where = tensor.data_ptr(), vendor, device
+    return _described(where, tuple(tensor.shape), strides, itemsize, tensor.dtype, tensor, readonly=False)
 
 
 def _of_buffer(obj: Any, _: PointerVendor | None) -> Memory | None:
@@ -115,18 +113,10 @@ def _of_dlpack(obj: Any, _: PointerVendor | None) -> Memory | None:
     vendor, device = dlpack.placement(device_type, device_id)
     tensor = dlpack.read(dlpack.export(obj, int(device_type)))
     itemsize = -(-tensor.dtype.bits * tensor.dtype.lanes // 8)
-    strides = tensor.strides
-    return Memory(
-        ptr=tensor.ptr,
-        nbytes=prod(tensor.shape) * itemsize,
-        itemsize=itemsize,
-        native=tensor.dtype,
-        vendor=vendor,
-        device=device,
-        owner=tensor.capsule,
-        readonly=tensor.readonly or dlpack.of_jax(obj),
-        dims=None if strides is None else _dims(tensor.shape, tuple(n * itemsize for n in strides), itemsize),
-    )
+    strides = None if tensor.strides is None else tuple(n * itemsize for n in tensor.strides)
+    readonly = tensor.readonly or dlpack.of_jax(obj)
+    where = tensor.ptr, vendor, device
+    return _described(where, tensor.shape, strides, itemsize, tensor.dtype, tensor.capsule, readonly=readonly)
 
 
 def _of_device_interface(obj: Any, pointer_vendor: PointerVendor | None) -> Memory | None:
@@ -139,20 +129,11 @@ def _of_device_interface(obj: Any, pointer_vendor: PointerVendor | None) -> Memo
     if interface.get("mask") is not None:
         raise BufferError("the mask of a masked array would be lost; pass the data without it")
     ptr, readonly = interface["data"]
-    vendor, device = _whose(ptr or 0, pointer_vendor)
+    where = ptr or 0, *_whose(ptr or 0, pointer_vendor)
     dtype = np.dtype(interface["typestr"])
     shape, strides = tuple(interface["shape"]), interface.get("strides")
-    return Memory(
-        ptr=ptr or 0,
-        nbytes=prod(shape) * dtype.itemsize,
-        itemsize=dtype.itemsize,
-        native=dtype,
-        vendor=vendor,
-        device=device,
-        owner=obj,
-        readonly=bool(readonly),
-        dims=None if strides is None else _dims(shape, tuple(strides), dtype.itemsize),
-    )
+    strides = None if strides is None else tuple(strides)
+    return _described(where, shape, strides, dtype.itemsize, dtype, obj, readonly=bool(readonly))
 
 
 def _whose(ptr: int, pointer_vendor: PointerVendor | None) -> tuple[str, int]:

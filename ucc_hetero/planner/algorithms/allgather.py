@@ -15,7 +15,7 @@ from ucc_hetero.planner.algorithms.division import (
     owned_blocks,
     rounds,
 )
-from ucc_hetero.planner.algorithms.levels import levels, teams
+from ucc_hetero.planner.algorithms.levels import Team, levels, there_and_back
 from ucc_hetero.planner.algorithms.parts import (
     Dense,
     allgather_steps,
@@ -47,25 +47,22 @@ def tree(topology: Topology, call: Call, piece: Piece) -> Stages:
     shape = Shape(call)
     own = shifted("send", lambda rank: shape.own(rank).offset)
     runs = merge(sorted(group_blocks(topology.tree, shape, piece), key=lambda block: block.offset))
-    up: list[list[Step]] = []
-    down: list[list[Step]] = []
-    for of in teams(topology, piece):
-        up.append([])
-        down.append([])
-        for team in of if runs else ():
-            n, i, group = len(team), team.first, team.group
-            brought = member_blocks(group, shape, piece)
-            for mine in rounds(brought) if any(b.count for of in brought for b in of) else ():
-                src = tuple((own if team.sole(k) else Dense("recv"))(team.ranks[k], b) for k, b in enumerate(mine))
-                dst = each("recv", mine)
-                if group is topology.tree and group.children:
-                    up[-1].append(Step("allgather", team.ranks, team.link, src, (dst,) * n))
-                else:
-                    up[-1].append(Step("gather", team.ranks, team.link, src, only(i, n, dst), i))
-            for at in (region("recv", run) for run in runs):
-                if group is not topology.tree or not group.children:
-                    down[-1].append(Step("bcast", team.ranks, team.link, only(i, n, at), without(i, n, at), i))
-    return stages(*up, *reversed(down))
+
+    def steps(team: Team) -> tuple[list[Step], list[Step]]:
+        n, i, group, up = len(team), team.first, team.group, list[Step]()
+        last = group is topology.tree and group.children
+        brought = member_blocks(group, shape, piece)
+        for mine in rounds(brought) if any(b.count for of in brought for b in of) else ():
+            src = tuple((own if team.sole(k) else Dense("recv"))(team.ranks[k], b) for k, b in enumerate(mine))
+            dst = each("recv", mine)
+            if last:
+                up.append(Step("allgather", team.ranks, team.link, src, (dst,) * n))
+            else:
+                up.append(Step("gather", team.ranks, team.link, src, only(i, n, dst), i))
+        down = [] if last else [region("recv", run) for run in runs]
+        return up, [Step("bcast", team.ranks, team.link, only(i, n, at), without(i, n, at), i) for at in down]
+
+    return there_and_back(topology, piece, steps)
 
 
 @algorithm(_BOTH, "split_rail", suits=fitness.rails, most=fitness.overlapped)

@@ -7,7 +7,7 @@ an allreduce of two operands is that (a + b is b + a), between more it is a redu
 from __future__ import annotations
 
 from ucc_hetero.planner.algorithms import fitness
-from ucc_hetero.planner.algorithms.levels import Nest, levels, teams
+from ucc_hetero.planner.algorithms.levels import Nest, Team, levels, there_and_back
 from ucc_hetero.planner.algorithms.parts import Dense, link, only, region, stages, without
 from ucc_hetero.planner.algorithms.registry import Piece, Stages, algorithm
 from ucc_hetero.planner.collectives import Block, Call
@@ -29,21 +29,17 @@ def tree(topology: Topology, call: Call, piece: Piece) -> Stages:
     if not at.count:
         return ()
     send, recv = region("send", at), region("recv", at)
-    up, down = [], []
-    for of in teams(topology, piece):
-        steps: tuple[list[Step], list[Step]] = ([], [])
-        for team in of:
-            n, way, first = len(team), team.link, team.first
-            src = tuple([send if team.sole(i) else recv for i in range(n)])
-            if team.group is topology.tree and n == 2 and team.group.children:
-                steps[0].append(Step("allreduce", team.ranks, way, src, (recv,) * n))
-                continue
-            steps[0].append(Step("reduce", team.ranks, way, src, only(first, n, recv), first))
-            to = without(first, n, recv)
-            steps[1].append(Step("bcast", team.ranks, way, only(first, n, recv), to, first))
-        up.append(steps[0])
-        down.append(steps[1])
-    return stages(*up, *reversed(down))
+
+    def steps(team: Team) -> tuple[list[Step], list[Step]]:
+        n, way, first = len(team), team.link, team.first
+        src = tuple([send if team.sole(i) else recv for i in range(n)])
+        if team.group is topology.tree and n == 2 and team.group.children:
+            return [Step("allreduce", team.ranks, way, src, (recv,) * n)], []
+        held = only(first, n, recv)
+        up = Step("reduce", team.ranks, way, src, held, first)
+        return [up], [Step("bcast", team.ranks, way, held, without(first, n, recv), first)]
+
+    return there_and_back(topology, piece, steps)
 
 
 @algorithm("allreduce", "split_rail", suits=fitness.rails, most=fitness.overlapped)

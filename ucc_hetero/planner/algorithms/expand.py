@@ -11,7 +11,7 @@ from collections.abc import Callable
 from functools import partial
 
 from ucc_hetero.planner.algorithms.registry import cut_at
-from ucc_hetero.planner.plan import Blocks, Fragment, Plan, Region, Step, regions
+from ucc_hetero.planner.plan import KINDS, Blocks, Fragment, Plan, Region, Step, regions
 
 __all__ = ["spell"]
 
@@ -133,35 +133,19 @@ def _reduce(pen: _Pen) -> None:
     pen.reduce_to(pen.step.root, pen.src, partial(pen.dst, pen.step.root))
 
 
-def _bcast(pen: _Pen) -> None:
-    root = pen.step.root
-    for j in range(pen.n):
-        if j != root:
-            pen.move(0, root, j, partial(pen.src, root), partial(pen.dst, j))
-
-
-def _allgather(pen: _Pen) -> None:
-    for distance in range(pen.n):
-        for i in range(pen.n):
-            j = (i + distance) % pen.n
-            pen.move(0, i, j, partial(pen.src, i), partial(pen.dst, j, i))
-
-
-def _gather(pen: _Pen) -> None:
-    for i in range(pen.n):
-        pen.move(0, i, pen.step.root, partial(pen.src, i), partial(pen.dst, pen.step.root, i))
-
-
-def _scatter(pen: _Pen) -> None:
-    for j in range(pen.n):
-        pen.move(0, pen.step.root, j, partial(pen.src, pen.step.root, j), partial(pen.dst, j))
-
-
-def _alltoall(pen: _Pen) -> None:
-    for distance in range(pen.n):
-        for i in range(pen.n):
-            j = (i + distance) % pen.n
-            pen.move(0, i, j, partial(pen.src, i, j), partial(pen.dst, j, i))
+def _straight(pen: _Pen) -> None:
+    """Data that is not reduced goes straight from each member that has it to each that wants it."""
+    kind, n, root = KINDS[pen.step.kind], pen.n, pen.step.root
+    if not kind.rooted:
+        pairs = [(i, (i + distance) % n) for distance in range(n) for i in range(n)]
+    elif kind.src[1] == "none":
+        pairs = [(root, j) for j in range(n)]
+    else:
+        pairs = [(i, root) for i in range(n)]
+    for i, j in pairs:
+        if i != j or kind.each:  # the root of a broadcast gets nothing
+            src = partial(pen.src, i, j if "each" in kind.src else 0)
+            pen.move(0, i, j, src, partial(pen.dst, j, i if "each" in kind.dst else 0))
 
 
 #: What each kind of step becomes; a barrier has nothing to move.
@@ -169,11 +153,7 @@ _KINDS: dict[str, Callable[[_Pen], None]] = {
     "allreduce": _allreduce,
     "reduce_scatter": _reduce_scatter,
     "reduce": _reduce,
-    "bcast": _bcast,
-    "allgather": _allgather,
-    "gather": _gather,
-    "scatter": _scatter,
-    "alltoall": _alltoall,
+    **dict.fromkeys(("bcast", "allgather", "gather", "scatter", "alltoall"), _straight),
 }
 
 

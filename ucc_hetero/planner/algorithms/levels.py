@@ -8,16 +8,16 @@ backwards. Islands on hosts are a tree of two levels; deeper ones are nothing el
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from ucc_hetero.planner.algorithms.division import Division, Segment, cuts, divisions, owned_blocks, refine
-from ucc_hetero.planner.algorithms.parts import Place, allgather_steps, each, link, reduce_scatter_steps, step
-from ucc_hetero.planner.algorithms.registry import Piece
+from ucc_hetero.planner.algorithms.parts import Place, allgather_steps, each, link, reduce_scatter_steps, stages, step
+from ucc_hetero.planner.algorithms.registry import Piece, Stages
 from ucc_hetero.planner.collectives import Block
 from ucc_hetero.planner.plan import Operand, Step
 from ucc_hetero.planner.topology import Group, Topology
 
-__all__ = ["Nest", "Team", "chain", "leader", "levels", "teams"]
+__all__ = ["Nest", "Team", "chain", "leader", "levels", "teams", "there_and_back"]
 
 
 class Nest:
@@ -154,6 +154,17 @@ class Team:
     def sole(self, i: int) -> bool:
         """Whether member i stands for itself alone, so that nobody has sent it anything yet."""
         return not self.group.children or self.group.children[i].size == 1
+
+
+def there_and_back(topology: Topology, piece: Piece, make: Callable[[Team], tuple[list[Step], list[Step]]]) -> Stages:
+    """Stages of the teams from the lowest to the highest, and back: what ``make`` gives of each team's for either."""
+    up: list[list[Step]] = []
+    down: list[list[Step]] = []
+    for of in teams(topology, piece):
+        made = [make(team) for team in of]
+        up.append([step for there, _ in made for step in there])
+        down.append([step for _, back in made for step in back])
+    return stages(*up, *reversed(down))
 
 
 def teams(topology: Topology, piece: Piece, root: int = -1) -> list[list[Team]]:

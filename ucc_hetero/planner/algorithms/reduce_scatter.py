@@ -17,7 +17,7 @@ from ucc_hetero.planner.algorithms.division import (
     owned_blocks,
     rounds,
 )
-from ucc_hetero.planner.algorithms.levels import Team, levels, teams
+from ucc_hetero.planner.algorithms.levels import Team, levels, there_and_back
 from ucc_hetero.planner.algorithms.parts import (
     Place,
     Windows,
@@ -49,25 +49,22 @@ def tree(topology: Topology, call: Call, piece: Piece) -> Stages:
     runs = merge(sorted(group_blocks(topology.tree, shape, piece), key=lambda block: block.offset))
     held = _Leaders(piece, lambda rank: runs)
     own = _own(shape)
-    up: list[list[Step]] = []
-    down: list[list[Step]] = []
-    for of in teams(topology, piece):
-        up.append([])
-        down.append([])
-        for team in of if runs else ():
-            n, i, group = len(team), team.first, team.group
-            wanted = member_blocks(group, shape, piece)
-            if group is topology.tree and group.children:
-                up[-1] += _between(team, wanted, held, own)
-                continue
-            for run in runs:
-                src = tuple([held.at(team, k, run) for k in range(n)])
-                up[-1].append(Step("reduce", team.ranks, team.link, src, only(i, n, held(team.ranks[i], run)), i))
-            for blocks in rounds(wanted):
-                out = tuple([held(team.ranks[i], block) for block in blocks])
-                dst = tuple([own(r, b) if team.sole(k) else held(r, b) for k, (r, b) in _both(team, blocks)])
-                down[-1].append(Step("scatter", team.ranks, team.link, only(i, n, out), dst, i))
-    return stages(*up, *reversed(down))
+
+    def steps(team: Team) -> tuple[list[Step], list[Step]]:
+        n, i, up, down = len(team), team.first, list[Step](), list[Step]()
+        wanted = member_blocks(team.group, shape, piece) if runs else [[]]
+        if team.group is topology.tree and team.group.children:
+            return _between(team, wanted, held, own), []
+        for run in runs:
+            src = tuple([held.at(team, k, run) for k in range(n)])
+            up.append(Step("reduce", team.ranks, team.link, src, only(i, n, held(team.ranks[i], run)), i))
+        for blocks in rounds(wanted):
+            out = tuple([held(team.ranks[i], block) for block in blocks])
+            dst = tuple([own(r, b) if team.sole(k) else held(r, b) for k, (r, b) in _both(team, blocks)])
+            down.append(Step("scatter", team.ranks, team.link, only(i, n, out), dst, i))
+        return up, down
+
+    return there_and_back(topology, piece, steps)
 
 
 def _both(team: Team, blocks: Sequence[Block]) -> enumerate[tuple[int, Block]]:
