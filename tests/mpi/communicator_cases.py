@@ -186,21 +186,13 @@ def case_after_free(comm: Communicator) -> None:
     gone.Free()
     gone.Free()
     one = np.ones(1)
-    for call in (
-        gone.Barrier,
-        lambda: gone.Allreduce(one, one.copy()),
-        lambda: gone.Iallreduce(one, one.copy()),
-        lambda: gone.Send(one, 0),
-        lambda: gone.Recv(one),
-        lambda: gone.Probe(),
-        lambda: gone.send("x", 0),
-        lambda: gone.Dup(),
-        lambda: gone.Split(0),
-        lambda: gone.Get_name(),
-        lambda: gone.mpi,
-        lambda: Communicator(gone),
-        persistent.Start,
-    ):
+    calls = (
+        gone.Barrier, lambda: gone.Allreduce(one, one.copy()), lambda: gone.Iallreduce(one, one.copy()),
+        lambda: gone.Send(one, 0), lambda: gone.Recv(one), lambda: gone.Probe(), lambda: gone.send("x", 0),
+        lambda: gone.Dup(), lambda: gone.Split(0), lambda: gone.Get_name(), lambda: gone.mpi,
+        lambda: Communicator(gone), persistent.Start,
+    )  # fmt: skip
+    for call in calls:
         refused(ValueError, call, "freed")
     try:
         with comm.Dup() as kept:

@@ -21,22 +21,19 @@ NVIDIA_PCI = ("0000:18:00.0", "0000:2a:00.0", "0000:9a:00.0", "0000:ba:00.0")
 AMD_PCI = ("0000:03:00.0", "0000:26:00.0")
 
 
+def pci_device(pci: str, vendor: str, kind: str, node: int, **more: str) -> dict[str, str]:
+    """A device on a NUMA node."""
+    facts = {"vendor": vendor, "class": kind, "numa_node": str(node), "local_cpulist": f"{8 * node}-{8 * node + 7}"}
+    return {f"sys/bus/pci/devices/{pci}/{name}": text for name, text in (facts | more).items()}
+
+
 def nvidia_host(root: Path, gpus: int = 2) -> Path:
     """A host of up to four H200 under the open driver, half of them on each NUMA node."""
     for i, pci in enumerate(NVIDIA_PCI[:gpus]):
-        node = i * 2 // max(gpus, 1)
-        write(
-            root,
-            {
-                f"proc/driver/nvidia/gpus/{pci}/information": f"Model: \t\t NVIDIA H200\nDevice Minor: \t {i}",
-                f"dev/nvidia{i}": "",
-                f"sys/bus/pci/devices/{pci}/vendor": "0x10de",
-                f"sys/bus/pci/devices/{pci}/class": "0x030200",
-                f"sys/bus/pci/devices/{pci}/numa_node": str(node),
-                f"sys/bus/pci/devices/{pci}/local_cpulist": f"{8 * node}-{8 * node + 7}",
-                f"sys/bus/pci/devices/{pci}/resource": "0x0000 0x0fff 0x40200\n0x4000000000 0x7fffffffff 0x14220c",
-            },
-        )
+        regions = "0x0000 0x0fff 0x40200\n0x4000000000 0x7fffffffff 0x14220c"
+        write(root, pci_device(pci, "0x10de", "0x030200", i * 2 // max(gpus, 1), resource=regions))
+        about = f"Model: \t\t NVIDIA H200\nDevice Minor: \t {i}"
+        write(root, {f"proc/driver/nvidia/gpus/{pci}/information": about, f"dev/nvidia{i}": ""})
     if gpus:
         version = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  570.86.15  Release Build"
         write(root, {"proc/driver/nvidia/version": version, "sys/module/nvidia/version": "570.86.15"})
@@ -51,19 +48,9 @@ def amd_host(root: Path, gpus: int = 2, memory: int = 192 << 30, window: int = 0
         properties = (
             f"simd_count 1216\nlocation_id {bus << 8}\ndomain 0\ndrm_render_minor {128 + i}\ngfx_target_version 90402"
         )
-        write(
-            root,
-            {
-                f"sys/class/kfd/kfd/topology/nodes/{i + 1}/properties": properties,
-                f"dev/dri/renderD{128 + i}": "",
-                "dev/kfd": "",
-                f"sys/bus/pci/devices/{pci}/vendor": "0x1002",
-                f"sys/bus/pci/devices/{pci}/class": "0x120000",
-                f"sys/bus/pci/devices/{pci}/numa_node": str(i),
-                f"sys/bus/pci/devices/{pci}/local_cpulist": f"{8 * i}-{8 * i + 7}",
-                f"sys/bus/pci/devices/{pci}/mem_info_vram_total": str(memory),
-                f"sys/bus/pci/devices/{pci}/mem_info_vis_vram_total": str(window or memory),
-            },
-        )
+        at = f"sys/class/kfd/kfd/topology/nodes/{i + 1}/properties"
+        write(root, {at: properties, f"dev/dri/renderD{128 + i}": "", "dev/kfd": ""})
+        sizes = {"mem_info_vram_total": str(memory), "mem_info_vis_vram_total": str(window or memory)}
+        write(root, pci_device(pci, "0x1002", "0x120000", i, **sizes))
     write(root, {"sys/module/amdgpu/version": "6.10.5"})
     return numa(root)

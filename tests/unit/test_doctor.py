@@ -17,29 +17,11 @@ from ucc_hetero.launch.doctor import checks, facts, findings, job, measure
 from ucc_hetero.launch.doctor.facts import Facts, Libraries
 
 LIBRARIES = Libraries(
-    ucc="1.4.0",
-    ucc_path="/lib/libucc.so.1",
-    components=(
-        "cl/basic",
-        "ec/cpu",
-        "ec/cuda",
-        "ec/rocm",
-        "mc/cpu",
-        "mc/cuda",
-        "mc/rocm",
-        "tl/nccl",
-        "tl/rccl",
-        "tl/ucp",
-    ),
-    ucx="1.22.0",
-    ucx_path="/lib/libucp.so.0",
-    memory_types=("host", "cuda", "rocm"),
-    transports=("self", "tcp", "sysv", "posix", "cma", "rc_mlx5"),
-    mpi="openmpi",
-    mpi_text="Open MPI v5.0.11",
-    mpirun="openmpi",
-    mpirun_text="openmpi 5.0.11 at /bin/mpirun",
-)
+    ucc="1.4.0", ucc_path="/lib/libucc.so.1", ucx="1.22.0", ucx_path="/lib/libucp.so.0",
+    components=tuple("cl/basic ec/cpu ec/cuda ec/rocm mc/cpu mc/cuda mc/rocm tl/nccl tl/rccl tl/ucp".split()),
+    memory_types=("host", "cuda", "rocm"), transports=("self", "tcp", "sysv", "posix", "cma", "rc_mlx5"),
+    mpi="openmpi", mpi_text="Open MPI v5.0.11", mpirun="openmpi", mpirun_text="openmpi 5.0.11 at /bin/mpirun",
+)  # fmt: skip
 
 NETWORK = {
     "sys/class/net/lo/type": "772", "sys/class/net/lo/operstate": "unknown", "sys/class/net/eth0/type": "1",
