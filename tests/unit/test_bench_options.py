@@ -77,36 +77,29 @@ def test_others(name: str, words: str, expected: dict[str, object]) -> None:
     assert changed(name, *words.split()) == expected
 
 
-@pytest.mark.parametrize(("name", "words", "says"), [
-    ("osu_allreduce", "-m x", "-m 'x'.*number"),
-    ("osu_allreduce", "-m 64:8", "minimum 64 is above the maximum 8"),
-    ("osu_allreduce", "-m 1:2:3", "MIN:MAX"),
-    ("osu_allreduce", "-i", "-i needs an argument"),
-    ("osu_allreduce", "-i 0", "from 1"),
-    ("osu_allreduce", "-u 11", "0 to 10"),
-    ("osu_allreduce", "-z1,2,3,4,5,6", "at most 5"),
-    ("osu_allreduce", "-z0", "1 to 100"),
-    ("osu_allreduce", "-k rotate", "-k is not one of osu_allreduce's"),
-    ("osu_allreduce", "-W 4", "-W is not one of"),
-    ("osu_allreduce", "--full=1", "takes no argument"),
-    ("osu_allreduce", "--va", "--validation, --validation-warmup"),
-    ("osu_allreduce", "--nonsense", "--nonsense is not one of"),
-    ("osu_allreduce", "-P x:y", "PAPI"),
-    ("osu_latency", "-D cont", "derived"),
-    ("osu_allreduce", "-r gpu", "cpu"),
-    ("osu_allreduce", "-d tpu", "host, cuda, rocm, auto"),
-    ("osu_allreduce", "64", "options only"),
-    ("osu_latency", "D H", "-d cuda"),
-    ("osu_latency", "D", "H or D, twice"),
-    ("osu_gather", "-k 3", "fixed:RANK or rotate"),
-    ("osu_barrier", "-c", "-c is not one of"),
-    ("osu_bcast", "-l", "-l is not one of"),
-    ("osu_latency", "--format nccl", "only blocking collectives"),
-    ("osu_latency", "--peer mpi4py -z", "leave one out"),
-    ("osu_mbw_mr", "-V --limit", "--backend"),
-    ("osu_allreduce", "--peer nobody", "ours, mpi4py, ucc, gloo, nccl"),
-    ("osu_allreduce", "-d cuda --buffer array", "host memory"),
-])  # fmt: skip
+#: Benchmark -> words, and what is said of them.
+REFUSALS = {
+    "osu_allreduce": [
+        ("-m x", "-m 'x'.*number"), ("-m 64:8", "minimum 64 is above the maximum 8"), ("-m 1:2:3", "MIN:MAX"),
+        ("-i", "-i needs an argument"), ("-i 0", "from 1"), ("-u 11", "0 to 10"), ("-z1,2,3,4,5,6", "at most 5"),
+        ("-z0", "1 to 100"), ("-k rotate", "-k is not one of osu_allreduce's"), ("-W 4", "-W is not one of"),
+        ("--full=1", "takes no argument"), ("--va", "--validation, --validation-warmup"),
+        ("--nonsense", "--nonsense is not one of"), ("-P x:y", "PAPI"), ("-r gpu", "cpu"),
+        ("-d tpu", "host, cuda, rocm, auto"), ("64", "options only"),
+        ("--peer nobody", "ours, mpi4py, ucc, gloo, nccl"), ("-d cuda --buffer array", "host memory"),
+    ],
+    "osu_latency": [
+        ("-D cont", "derived"), ("D H", "-d cuda"), ("D", "H or D, twice"),
+        ("--format nccl", "only blocking collectives"), ("--peer mpi4py -z", "leave one out"),
+    ],
+    "osu_gather": [("-k 3", "fixed:RANK or rotate")],
+    "osu_barrier": [("-c", "-c is not one of")],
+    "osu_bcast": [("-l", "-l is not one of")],
+    "osu_mbw_mr": [("-V --limit", "--backend")],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name, words, says", [(name, *row) for name, rows in REFUSALS.items() for row in rows])
 def test_refusals_say_what_would_be_right(name: str, words: str, says: str) -> None:
     with pytest.raises(BadUsage, match=says):
         options(name, *words.split())

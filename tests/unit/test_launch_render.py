@@ -28,10 +28,8 @@ MIXED = Cluster(
             image="rocm:1", sbatch=("--gres=gpu:mi300:4",), env={"A": "1"}, node_selector={"gpu": "mi300"}
         ),
     },
-    interfaces=("eth0",),
-    env={"UCCH_TIMEOUT": "60"},
-    name="training",
-)
+    interfaces=("eth0",), env={"UCCH_TIMEOUT": "60"}, name="training",
+)  # fmt: skip
 PROGRAM = ["python", "train.py", "--note", "a b"]
 
 

@@ -7,35 +7,15 @@ from math import ceil, log2
 from pathlib import Path
 
 import numpy as np
+import plan_cases
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from plan_cases import (
-    Simulation,
-    Vector,
-    calls,
-    deep_topologies,
-    drop,
-    equal_islands,
-    many_islands,
-    mutate,
-    steps,
-    substitute,
-    topologies,
-)
+from plan_cases import Simulation, Vector, calls, drop, mutate, steps, substitute
 
 from ucc_hetero.planner import algorithms
-from ucc_hetero.planner.algorithms import alltoall
-from ucc_hetero.planner.algorithms.division import (
-    MOST_RAILS,
-    Division,
-    Segment,
-    divisions,
-    merge,
-    owned_blocks,
-    refine,
-    rounds,
-)
+from ucc_hetero.planner.algorithms import alltoall, division
+from ucc_hetero.planner.algorithms.division import MOST_RAILS, Division, Segment
 from ucc_hetero.planner.algorithms.parts import each, link
 from ucc_hetero.planner.algorithms.registry import GRAIN, Piece, Scratch, cut_at
 from ucc_hetero.planner.collectives import ROWS, Block, Call, Shape
@@ -69,9 +49,9 @@ def test_every_collective_has_a_flat_and_a_hierarchical_algorithm() -> None:
 
 #: Kind of topologies -> how they are drawn, how many, the most elements of a block and the most fragments.
 DRAWN = {
-    "any": (topologies(), 25, 40, 4),
-    "many islands": (many_islands(), 2, 300, 2),
-    "levels": (deep_topologies(), 6, 40, 3),
+    "any": (plan_cases.topologies(), 25, 40, 4),
+    "many islands": (plan_cases.many_islands(), 2, 300, 2),
+    "levels": (plan_cases.deep_topologies(), 6, 40, 3),
 }
 
 
@@ -106,7 +86,7 @@ def test_a_rank_that_passes_on_as_much_as_it_has_still_gets_its_own() -> None:
 @settings(max_examples=10, suppress_health_check=SLOW)
 @given(data=st.data(), in_place=st.booleans(), seed=st.integers(0, 1 << 32))
 def test_right_in_any_order(collective: str, name: str, data: st.DataObject, in_place: bool, seed: int) -> None:
-    topology = data.draw(topologies(6))
+    topology = data.draw(plan_cases.topologies(6))
     call = data.draw(calls(topology, (collective,), 9))
     simulation = Simulation(plan_of(topology, call, name, data.draw(st.integers(1, 3))), call, in_place, seed)
     simulation.run()
@@ -121,7 +101,7 @@ def test_valid_with_equal_islands(
     collective: str, name: str, messages: int, data: st.DataObject, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(alltoall, "MOST_MESSAGES", messages)
-    topology = data.draw(equal_islands())
+    topology = data.draw(plan_cases.equal_islands())
     call = data.draw(calls(topology, (collective,)))
     if ROWS[collective].layout == "ranks" and data.draw(st.booleans()):
         call = call._replace(counts=(call.counts[0],) * topology.size)
@@ -139,7 +119,7 @@ def shape_of(operand: Operand) -> object:
 @settings(max_examples=8, suppress_health_check=SLOW)
 @given(data=st.data())
 def test_a_rank_s_own_plan_is_its_part_of_the_whole(collective: str, name: str, data: st.DataObject) -> None:
-    topology = data.draw(st.one_of(topologies(), deep_topologies(), equal_islands()))
+    topology = data.draw(st.one_of(plan_cases.topologies(), plan_cases.deep_topologies(), plan_cases.equal_islands()))
     call = data.draw(calls(topology, (collective,)))
     fragments = data.draw(st.integers(1, 3))
     rank = data.draw(st.integers(0, topology.size - 1))
@@ -159,7 +139,7 @@ def test_a_rank_s_own_plan_is_its_part_of_the_whole(collective: str, name: str, 
 @given(data=st.data(), seed=st.integers(0, 1 << 32), in_place=st.booleans())
 def test_mutants_that_pass_are_right(data: st.DataObject, seed: int, in_place: bool) -> None:
     """A plan with a mistake is refused, unless the mistake changes nothing in any order the plan allows."""
-    topology = data.draw(topologies(6))
+    topology = data.draw(plan_cases.topologies(6))
     call = data.draw(calls(topology, most=9))
     plan = plan_of(topology, call, data.draw(st.sampled_from(algorithms.names(call.collective))), 2)
     if not list(steps(plan)) or call.collective == "barrier":
@@ -252,7 +232,7 @@ SPELLED = [pair for pair in EVERY if pair[1] != "ordered"]
 @given(data=st.data(), seed=st.integers(0, 1 << 32))
 def test_spelled_out(collective: str, name: str, data: st.DataObject, seed: int) -> None:
     """Without collectives over bridges: valid, right in any order, and a rank's own plan is its part of the whole."""
-    topology = data.draw(topologies(7))
+    topology = data.draw(plan_cases.topologies(7))
     call = data.draw(calls(topology, (collective,), 30))
     choice = Choice(name, data.draw(st.integers(1, 3)), Transport.WINDOW)
     plan = make_plan.__wrapped__(topology, call, choice)
@@ -273,7 +253,7 @@ def test_spelled_out(collective: str, name: str, data: st.DataObject, seed: int)
 @settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow])
 @given(data=st.data())
 def test_posting_order(data: st.DataObject) -> None:
-    topology = data.draw(topologies())
+    topology = data.draw(plan_cases.topologies())
     call = data.draw(calls(topology))
     name = data.draw(st.sampled_from(algorithms.names(call.collective)))
     plan = make_plan.__wrapped__(topology, call, Choice(name, data.draw(st.integers(1, 4))))
@@ -330,13 +310,13 @@ def runs(draw: st.DrawFn) -> list[Block]:
 def segments(topology: Topology, blocks: list[Block], fixed: dict[int, Division] | None = None) -> list[Segment]:
     """Runs as the islands divide them."""
     total = sum(block.count for block in blocks)
-    return refine(merge(blocks), divisions(topology, topology.islands, total, fixed))
+    return division.refine(division.merge(blocks), division.divisions(topology, topology.islands, total, fixed))
 
 
-@given(topology=st.one_of(topologies(), many_islands()), blocks=runs())
+@given(topology=st.one_of(plan_cases.topologies(), plan_cases.many_islands()), blocks=runs())
 def test_segments_partition_the_runs(topology: Topology, blocks: list[Block]) -> None:
     parts = segments(topology, blocks)
-    assert merge(Block(part.offset, part.count) for part in parts) == merge(blocks)
+    assert division.merge(Block(part.offset, part.count) for part in parts) == division.merge(blocks)
     for part in parts:
         assert len(part.owners) == len(topology.islands)
         assert all(rank in i.ranks for rank, i in zip(part.owners, topology.islands, strict=True))
@@ -367,9 +347,9 @@ def test_many_unlike_islands_do_not_make_a_rail_per_rank() -> None:
 
 
 def test_what_each_rank_owns() -> None:
-    owned = owned_blocks([Block(10, 5), Block(20, 5)], [(3, 7), (7, 9), (10, 8)], (7, 8, 9))
+    owned = division.owned_blocks([Block(10, 5), Block(20, 5)], [(3, 7), (7, 9), (10, 8)], (7, 8, 9))
     assert owned == [[Block(10, 3)], [Block(22, 3)], [Block(13, 2), Block(20, 2)]]
-    assert owned_blocks([], [], (1, 2)) == [[], []]
+    assert division.owned_blocks([], [], (1, 2)) == [[], []]
 
 
 @given(count=st.integers(0, 1 << 50), whole=st.integers(1, 100))
@@ -382,7 +362,7 @@ def test_cuts_are_in_order_and_aligned(count: int, whole: int) -> None:
 @given(count=st.integers(0, 1 << 20), total=st.integers(1, 20))
 def test_pieces_cover_a_block(count: int, total: int) -> None:
     pieces = [Piece(k, total, Scratch(1)).cut(Block(7, count)) for k in range(total)]
-    assert merge(pieces) == ([Block(7, count)] if count else [])
+    assert division.merge(pieces) == ([Block(7, count)] if count else [])
 
 
 def test_operands() -> None:
@@ -390,7 +370,7 @@ def test_operands() -> None:
     assert each("recv", [Block(1, 4), Block(11, 4)]) == Blocks("recv", 1, 4, 10, 2)
     assert each("recv", [Block(4, 4), Block(0, 4)]) == (Region("recv", 4, 4), Region("recv", 0, 4))
     assert regions(Blocks("recv", 1, 4, 10, 2)) == (Region("recv", 1, 4), Region("recv", 11, 4))
-    assert rounds([[Block(0, 1)], [Block(1, 2), Block(9, 3)]]) == [
+    assert division.rounds([[Block(0, 1)], [Block(1, 2), Block(9, 3)]]) == [
         [Block(0, 1), Block(1, 2)],
         [Block(0, 0), Block(9, 3)],
     ]
