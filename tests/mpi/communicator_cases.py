@@ -107,13 +107,9 @@ def case_parents(comm: Communicator) -> None:
     """Any intracommunicator of mpi4py is a parent, and a communicator of ours too; it may be freed at once."""
     world = MPI.COMM_WORLD
     for parent in (
-        world.Dup(),
-        world.Split(0, -world.rank),
-        world.Split_type(MPI.COMM_TYPE_SHARED),
-        world.Create(world.Get_group()),
-        world.Create_group(world.Get_group()),
-        world.Create_cart([world.size]),
-    ):
+        world.Dup(), world.Split(0, -world.rank), world.Split_type(MPI.COMM_TYPE_SHARED),
+        world.Create(world.Get_group()), world.Create_group(world.Get_group()), world.Create_cart([world.size]),
+    ):  # fmt: skip
         made, order = Communicator(parent), parent.allgather(world.rank)
         parent.Free()
         check(made, order)

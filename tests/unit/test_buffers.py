@@ -216,20 +216,12 @@ def test_forms() -> None:
     x = np.zeros(12, np.float32)
     base = x.ctypes.data
     for spec, offset, count, name in [
-        ([x, 4], 0, 4, "float32"),
-        ((x, np.int64(4)), 0, 4, "float32"),
-        ([x, "f"], 0, 12, "float32"),
-        ([x, "float64"], 0, 6, "float64"),
-        ([x, 3, "d"], 0, 3, "float64"),
-        ([x, None, "d"], 0, 6, "float64"),
-        ([x, 0], 0, 0, "float32"),
-        ([x, (4, 2)], 8, 4, "float32"),
-        ([x, [4, 2], "i"], 8, 4, "int32"),
-        ([x, (None, 2), "d"], 16, 4, "float64"),
-        ([x, 4, 2, "f"], 8, 4, "float32"),
-        ([x, 12, 0, DTYPES["float32"]], 0, 12, "float32"),
-        ([bytearray(8), float], None, 1, "float64"),
-    ]:
+        ([x, 4], 0, 4, "float32"), ((x, np.int64(4)), 0, 4, "float32"), ([x, "f"], 0, 12, "float32"),
+        ([x, "float64"], 0, 6, "float64"), ([x, 3, "d"], 0, 3, "float64"), ([x, None, "d"], 0, 6, "float64"),
+        ([x, 0], 0, 0, "float32"), ([x, (4, 2)], 8, 4, "float32"), ([x, [4, 2], "i"], 8, 4, "int32"),
+        ([x, (None, 2), "d"], 16, 4, "float64"), ([x, 4, 2, "f"], 8, 4, "float32"),
+        ([x, 12, 0, DTYPES["float32"]], 0, 12, "float32"), ([bytearray(8), float], None, 1, "float64"),
+    ]:  # fmt: skip
         buffer = recv(spec)
         assert (buffer.count, buffer.dtype.name) == (count, name), spec
         assert offset is None or buffer.ptr == base + offset, spec
