@@ -116,11 +116,9 @@ def test_limit_columns() -> None:
 
 def test_ratio_columns_say_how_many_times_faster() -> None:
     row = Row(8, 10.0, ratios={"mpi4py": (20.0, Interval(2.0, 1.9, 2.1))})
-    header, cells = line("osu_latency", "--peer mpi4py", row)
-    assert header[-2:] == ["mpi4py(us)", "mpi4py/ours"]
-    assert cells == ["8", "10.00", "20.00", "2.00", "[1.90,2.10]"]
-    header, _ = line("osu_bw", "--peer mpi4py", row)
-    assert header[-2:] == ["mpi4py(MB/s)", "ours/mpi4py"]
+    for name, columns in (("osu_latency", ["mpi4py(us)", "mpi4py/ours"]), ("osu_bw", ["mpi4py(MB/s)", "ours/mpi4py"])):
+        header, cells = line(name, "--peer mpi4py", row)
+        assert header[-2:] == columns and cells == ["8", "10.00", "20.00", "2.00", "[1.90,2.10]"]
 
 
 def test_noise_is_said() -> None:

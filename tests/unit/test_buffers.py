@@ -354,10 +354,6 @@ def test_segments_are_accepted_exactly_if_they_fit_and_do_not_overlap(data: st.D
                 recv_v(spec, size)
 
 
-def buffer_of(spec: object, writable: bool = True) -> Buffer:
-    return as_buffer(spec, writable=writable, argument="buf", rank=0)
-
-
 def values(packed: Buffer, dtype: Any) -> np.ndarray[Any, Any]:
     assert isinstance(packed.owner, np.ndarray)
     return packed.owner.reshape(-1).view(dtype)
@@ -380,7 +376,7 @@ def views(draw: st.DrawFn, apart: int = 1) -> np.ndarray[Any, Any]:
 
 @given(views())
 def test_pack_and_unpack_any_view(view: np.ndarray[Any, Any]) -> None:
-    buffer = buffer_of(view)
+    buffer = recv(view)
     assert buffer.count == view.size and buffer.contiguous == view.flags.forc
     packed = pack(buffer)
     if buffer.contiguous:
@@ -405,7 +401,7 @@ def test_part_of_a_view(view: np.ndarray[Any, Any], data: st.DataObject) -> None
         return  # one element, or none
     first = data.draw(st.integers(0, view.size))
     count = data.draw(st.integers(0, view.size - first))
-    buffer = buffer_of([view, (count, first)])
+    buffer = recv([view, (count, first)])
     packed = pack(buffer)
     assert packed.count == count
     np.testing.assert_array_equal(values(packed, view.dtype), view.ravel()[first : first + count])
@@ -427,15 +423,15 @@ def test_no_false_alarm_about_overlap(view: np.ndarray[Any, Any]) -> None:
 
 def test_bits_are_copied_whatever_they_mean() -> None:
     nans = np.array([0x7F800001, 0, 0xFFC12345, 0], np.uint32).view(np.float32)[::2]
-    assert values(pack(buffer_of(nans)), np.uint32).tolist() == [0x7F800001, 0xFFC12345]
+    assert values(pack(recv(nans)), np.uint32).tolist() == [0x7F800001, 0xFFC12345]
 
 
 def test_read_only_views_are_sent() -> None:
     spread = np.broadcast_to(np.arange(3.0), (2, 3))
-    assert values(pack(buffer_of(spread, writable=False)), float).tolist() == [0, 1, 2, 0, 1, 2]
+    assert values(pack(send(spread)), float).tolist() == [0, 1, 2, 0, 1, 2]
     reverse = np.arange(3.0)[::-1]
     reverse.flags.writeable = False
-    buffer = buffer_of(reverse, writable=False)
+    buffer = send(reverse)
     packed = pack(buffer)
     assert values(packed, float).tolist() == [2, 1, 0]
     with pytest.raises(BufferError, match="read-only"):
@@ -444,25 +440,25 @@ def test_read_only_views_are_sent() -> None:
 
 def test_overlapping_elements_cannot_receive() -> None:
     windows = np.lib.stride_tricks.as_strided(np.zeros(6), (4, 3), (8, 8))
-    assert pack(buffer_of(windows, writable=False)).count == 12
-    with pytest.raises(BufferError, match="buf on rank 0: elements of the buffer overlap"):
-        buffer_of(windows)
+    assert pack(send(windows)).count == 12
+    with pytest.raises(BufferError, match="recvbuf on rank 2: elements of the buffer overlap"):
+        recv(windows)
 
 
 def test_strided_memory_is_not_relabelled() -> None:
     x = np.zeros((4, 4), np.float32)[:, ::2]
-    assert buffer_of([x, "int32"]).dtype.name == "int32"
+    assert recv([x, "int32"]).dtype.name == "int32"
     with pytest.raises(BufferError, match=r"4-byte elements cannot be read as float64.*ascontiguousarray"):
-        buffer_of([x, "float64"])
+        recv([x, "float64"])
     with pytest.raises(ValueError, match="count 9 from element 0 on exceeds the 8 elements"):
-        buffer_of([x, 9])
+        recv([x, 9])
     with pytest.raises(ValueError, match="count 5 from element 4 on"):
-        buffer_of([x, (5, 4)])
+        recv([x, (5, 4)])
 
 
 def test_segments_of_a_view() -> None:
     x = np.arange(12.0).reshape(3, 4)[:, ::2]
-    v = as_vbuffer([x, [1, 2, 3]], 3, writable=True, argument="buf", rank=0)
+    v = recv_v([x, [1, 2, 3]], 3)
     assert v.displs == (0, 1, 3)
     assert values(pack(v.buffer), float).tolist() == x.ravel().tolist()
 
@@ -471,9 +467,9 @@ def test_what_is_packed_here_and_unpacked() -> None:
     device = Buffer(0x1000, 4, DTYPES["float32"], "amd", 0, None, False, Layout(((4, 8),)))
     with pytest.raises(BufferError, match="amd memory"):
         pack(device)
-    buffer = buffer_of(np.arange(6.0)[::2])
-    other = pack(buffer_of(np.arange(8.0)[::2]))
-    for packed in (other, buffer_of(np.arange(6.0)[::2])):
+    buffer = recv(np.arange(6.0)[::2])
+    other = pack(recv(np.arange(8.0)[::2]))
+    for packed in (other, recv(np.arange(6.0)[::2])):
         with pytest.raises(ValueError, match="is not the packed form of"):
             unpack(packed, buffer)
 
