@@ -10,10 +10,24 @@ import machines
 import pytest
 
 from ucc_hetero.machine import nvlink
-from ucc_hetero.machine.discover import Accelerator, Nic, cores, host_identity, link_speed, machine, record, replay
+from ucc_hetero.machine.discover import (
+    Accelerator,
+    Machine,
+    Nic,
+    cores,
+    host_identity,
+    link_speed,
+    machine,
+    record,
+    replay,
+)
 from ucc_hetero.machine.nics import Port, assign, ports, rails, use
 
 DATA = Path(__file__).parents[1] / "data"
+
+
+def speed(found: Machine) -> int:
+    return sum(nic.speed for nic in found.nics)
 
 
 def test_recorded_virtual_machine_with_four_h200(tmp_path: Path) -> None:
@@ -22,7 +36,7 @@ def test_recorded_virtual_machine_with_four_h200(tmp_path: Path) -> None:
     assert [a.pci for a in found.accelerators] == ["0000:00:06.0", "0000:00:07.0", "0000:00:08.0", "0000:00:09.0"]
     assert {(a.vendor, a.name) for a in found.accelerators} == {("nvidia", "NVIDIA H200")}
     assert found.numa == ((0, "0-63"),)
-    assert found.nics == (Nic("eth0", "ethernet", 0),) and found.speed == 0  # virtual, and the kernel knows no speed
+    assert found.nics == (Nic("eth0", "ethernet", 0),) and speed(found) == 0  # virtual, and the kernel knows no speed
 
 
 def test_switches_bridges_and_nodes(tmp_path: Path) -> None:
@@ -35,7 +49,7 @@ def test_switches_bridges_and_nodes(tmp_path: Path) -> None:
     assert found.accelerators == (Accelerator("nvidia", "0000:1b:00.0", "NVIDIA H200", numa=0),)
     assert found.nics[0] == Nic("mlx5_0", "infiniband", 400_000, "0000:18:00.0", 0)
     assert {n: d for _, n, d in found.distances} == {"0000:18:00.0": "switch", "0000:9a:00.0": "system"}
-    assert found.speed == link_speed(tmp_path) == 800_000 and not found.container
+    assert speed(found) == link_speed(tmp_path) == 800_000 and not found.container
 
 
 def test_ports_of_one_card_count_once_and_virtual_ones_only_alone(tmp_path: Path) -> None:
@@ -50,7 +64,7 @@ def test_ports_of_one_card_count_once_and_virtual_ones_only_alone(tmp_path: Path
 
 def test_nothing_is_required(tmp_path: Path) -> None:
     found = machine(tmp_path)
-    assert (found.nics, found.accelerators, found.numa, found.speed) == ((), (), (), 0)
+    assert (found.nics, found.accelerators, found.numa, speed(found)) == ((), (), (), 0)
     assert cores() >= 1 and host_identity().hostname
 
 
@@ -68,7 +82,7 @@ def test_eight_devices_on_a_fabric_with_a_card_each(
     files: dict[str, str], model: str, arch: str, tmp_path: Path
 ) -> None:
     found = machine(replay(files, tmp_path))
-    assert len(found.accelerators) == len(found.nics) == 8 and found.speed == 3_200_000
+    assert len(found.accelerators) == len(found.nics) == 8 and speed(found) == 3_200_000
     assert {(a.name, a.arch) for a in found.accelerators} == {(model, arch)}
     everybody = {a.pci for a in found.accelerators}
     assert all(set(one.fabric) == everybody - {one.pci} for one in found.accelerators)
@@ -82,7 +96,7 @@ def test_two_hosts_of_different_vendors(tmp_path: Path) -> None:
     one, other = (machine(replay(machines.small_host(vendor), tmp_path / vendor)) for vendor in ("nvidia", "amd"))
     assert [a.vendor for a in one.accelerators + other.accelerators] == ["nvidia"] * 2 + ["amd"] * 2
     assert {a.arch for a in other.accelerators} == {"gfx90a"}
-    assert one.speed == other.speed == 100_000 and not any(a.fabric for a in one.accelerators + other.accelerators)
+    assert speed(one) == speed(other) == 100_000 and not any(a.fabric for a in one.accelerators + other.accelerators)
     assert {d for _, _, d in one.distances} == {"bridge", "system"}
 
 
@@ -93,7 +107,7 @@ def test_a_workstation_with_both_vendors(tmp_path: Path) -> None:
     assert [(a.vendor, a.name) for a in found.accelerators] == [
         *(("nvidia", "NVIDIA GeForce RTX 4090"), ("amd", "ip discovery"))
     ]
-    assert found.nics == (Nic("enp5s0", "ethernet", 2500, "0000:05:00.0"),) and found.speed == 2500
+    assert found.nics == (Nic("enp5s0", "ethernet", 2500, "0000:05:00.0"),) and speed(found) == 2500
     assert {d for _, _, d in found.distances} == {"bridge"}
 
 
@@ -140,7 +154,7 @@ def test_nvlink_as_nvml_tells(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", nvml)
     found = nvlink.peers(devices)
     assert found == {devices[0]: (devices[1],), devices[1]: (devices[0],)} and nvml.open == 0
-    assert nvlink.recorded(found) == {f"nvml/nvlink/{one}": other for one, (other,) in found.items()}
+    assert nvlink.answers(Path("/"), devices) == {f"nvml/nvlink/{one}": other for one, (other,) in found.items()}
     monkeypatch.setitem(sys.modules, "pynvml", FakeNVML(working=False))
     assert nvlink.peers(devices) == {}
     monkeypatch.setitem(sys.modules, "pynvml", None)

@@ -84,7 +84,7 @@ def _memory(comm: Communicator) -> Link:
     return Link(1e-6, best / _LONG)
 
 
-def link_speeds(comm: Communicator, nbytes: int = _LONG) -> list[int]:
+def link_speeds(comm: Communicator) -> list[int]:
     """MB/s of the links of each rank's host, measured between neighbouring hosts; collective, equal on every rank.
 
     All ranks of a host send at once, so that several ports count together. A pair of hosts shows its slower one, so a
@@ -93,17 +93,17 @@ def link_speeds(comm: Communicator, nbytes: int = _LONG) -> list[int]:
     hosts = max(comm.topology.hosts) + 1
     if hosts == 1:
         return [0] * comm.size
-    pairs = [_pair_speed(comm, host, (host + 1) % hosts, nbytes) for host in range(hosts)]
+    pairs = [_pair_speed(comm, host, (host + 1) % hosts) for host in range(hosts)]
     own = [max(pairs[host], pairs[host - 1]) for host in range(hosts)]
     return [own[host] for host in comm.topology.hosts]
 
 
-def _pair_speed(comm: Communicator, one: int, other: int, nbytes: int) -> int:
+def _pair_speed(comm: Communicator, one: int, other: int) -> int:
     """MB/s between two hosts, both ways at once, over as many pairs of ranks as there are; equal on every rank."""
     sides = [[rank for rank, host in enumerate(comm.topology.hosts) if host == side] for side in (one, other)]
     peers = {a: b for pair in zip(*sides, strict=False) for a, b in (pair, pair[::-1])}
     pairs = len(peers) // 2
-    each = nbytes // pairs
+    each = _LONG // pairs
     return max(1, round(each * pairs / _exchange(comm, peers, each) / 1e6))
 
 

@@ -14,6 +14,8 @@ from ..planner.topology import Topology
 __all__ = ["facts", "render", "short_name", "size_text"]
 
 _LINKS = {"native": "inside islands", "bridge": "between islands", "local": "in a rank's memory"}
+#: Bytes of an element: float32.
+_ITEM = 4
 #: Teams shown by their ranks; more are counted.
 _SHOWN = 4
 
@@ -37,7 +39,7 @@ def _span(step: Step) -> int:
     return max(sum(r.count for r in regions(o)) for side in (step.src, step.dst) for o in side)
 
 
-def _stages(plan: Plan, itemsize: int) -> list[dict[str, Any]]:
+def _stages(plan: Plan) -> list[dict[str, Any]]:
     """Per stage of the first fragment and kind of step: link, kind, teams, bytes of the largest operand."""
     out: list[dict[str, Any]] = []
     for number, stage in enumerate(plan.fragments[0].stages if plan.fragments else ()):
@@ -46,7 +48,7 @@ def _stages(plan: Plan, itemsize: int) -> list[dict[str, Any]]:
             groups.setdefault((step.link, step.kind), []).append(step)
         for (link, kind), steps in groups.items():
             ranks = [list(step.ranks) for step in steps]
-            nbytes = max(map(_span, steps)) * itemsize
+            nbytes = max(map(_span, steps)) * _ITEM
             out.append({"stage": number + 1, "link": link, "kind": kind, "teams": ranks, "bytes": nbytes})
     return out
 
@@ -56,7 +58,6 @@ def facts(
     collective: str,
     nbytes: int,
     *,
-    itemsize: int = 4,
     tuning: Tuning | None = None,
     links: Links = GUESS,
     wanted: Choice | None = None,
@@ -66,13 +67,13 @@ def facts(
     ``wanted`` takes the place of what would be chosen. ``ValueError`` for what does not exist.
     """
     tune = tuning or Tuning()
-    call: Call = example_call(topology, collective, nbytes // itemsize)
+    call: Call = example_call(topology, collective, nbytes // _ITEM)
     choice = wanted or choose(topology, collective, nbytes, None, tune)
     plan = make_plan(topology, call, choice)
-    wire: Wire = wire_bytes(plan, topology, itemsize)
+    wire: Wire = wire_bytes(plan, topology, _ITEM)
     others = {}
     for other in candidates(topology, collective, nbytes) if topology.size <= 256 else ():
-        others[short_name(other)] = predicted_time(make_plan(topology, call, other), topology, links, itemsize)
+        others[short_name(other)] = predicted_time(make_plan(topology, call, other), topology, links, _ITEM)
     return {
         "collective": collective,
         "bytes": nbytes,
@@ -84,15 +85,15 @@ def facts(
         "fragments": len(plan.fragments),
         "path": choice.path,
         "by": "command line" if wanted else reason(topology, collective, nbytes, None, tune),
-        "stages": _stages(plan, itemsize),
+        "stages": _stages(plan),
         "wire": {
             "native": list(wire.native),
             "bridge": list(wire.bridge),
             "host_out": list(wire.host_out),
             "host_in": list(wire.host_in),
         },
-        "scratch": max((tmp for _, _, tmp in plan.sizes), default=0) * itemsize,
-        "predicted": predicted_time(plan, topology, links, itemsize),
+        "scratch": max((tmp for _, _, tmp in plan.sizes), default=0) * _ITEM,
+        "predicted": predicted_time(plan, topology, links, _ITEM),
         "guessed": links is GUESS,
         "others": others,
     }

@@ -67,8 +67,7 @@ def tree(hosts: Sequence[Host], topology: Topology | None = None, links: Links |
     if topology is not None:
         lines.append((0, f"islands ({topology.fingerprint()})"))
         for one in topology.islands:
-            ranks = ", ".join(map(str, one.ranks[:16])) + (", …" if one.size > 16 else "")
-            lines.append((1, f"island {one.index}: {one.vendor}, ranks {ranks}"))
+            lines.append((1, f"island {one.index}: {one.vendor}, {_ranks(one.ranks)}"))
         if topology.deep:
             lines += [(1, text) for text in _levels(topology)]
         if links:
@@ -85,12 +84,12 @@ def _cost(link: Link) -> str:
 
 def _levels(topology: Topology) -> list[str]:
     """The groups of every level between the job and ranks."""
-    out = []
-    for group in reversed(list(topology.tree.walk())):
-        if group is not topology.tree:
-            ranks = ", ".join(map(str, group.ranks[:16])) + (", …" if group.size > 16 else "")
-            out.append(f"group of height {group.height}: ranks {ranks}")
-    return out
+    groups = [group for group in topology.tree.walk() if group is not topology.tree]
+    return [f"group of height {group.height}: {_ranks(group.ranks)}" for group in reversed(groups)]
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    return "ranks " + ", ".join(map(str, ranks[:16])) + (", …" if len(ranks) > 16 else "")
 
 
 def draw(lines: Lines) -> str:

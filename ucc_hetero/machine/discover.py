@@ -123,11 +123,6 @@ class Machine:
     #: Distance class of every (accelerator, NIC) pair by PCI address: ``switch``, ``bridge``, ``node`` or ``system``.
     distances: tuple[tuple[str, str, str], ...] = ()
 
-    @property
-    def speed(self) -> int:
-        """Mbit/s that all ports carry together; 0 if unknown."""
-        return sum(nic.speed for nic in self.nics)
-
 
 #: PCI classes of display and processing accelerators.
 _ACCELERATORS = ("0x0300", "0x0302", "0x0380", "0x1200")
@@ -137,20 +132,15 @@ _ETHERNET = "1"
 def machine(root: Path = Path("/")) -> Machine:
     """The machine whose ``/sys`` and ``/proc`` lie under ``root``; what is not there is left out."""
     accelerators = tuple(_accelerators(root))
-    nics = tuple(_nics(root))
-    pairs = [(a.pci, n.pci) for a in accelerators for n in nics if n.pci]
+    ports = nics(root)
+    pairs = [(a.pci, n.pci) for a in accelerators for n in ports if n.pci]
     distances = tuple((a, b, _distance(root, a, b)) for a, b in dict.fromkeys(pairs))
-    return Machine(nics, accelerators, tuple(_numa(root)), _in_container(root), distances)
-
-
-def nics(root: Path = Path("/")) -> tuple[Nic, ...]:
-    """This host's ports to other hosts that are up; virtual ones where there is no hardware."""
-    return tuple(_nics(root))
+    return Machine(ports, accelerators, tuple(_numa(root)), _in_container(root), distances)
 
 
 def link_speed(root: Path = Path("/")) -> int:
     """Mbit/s that this host's ports to other hosts carry together; 0 if unknown."""
-    return sum(nic.speed for nic in _nics(root))
+    return sum(nic.speed for nic in nics(root))
 
 
 def _names(folder: Path) -> list[str]:
@@ -172,8 +162,8 @@ def _pci_of(device: Path) -> str:
     return found[-1] if found else ""
 
 
-def _nics(root: Path) -> Iterator[Nic]:
-    """Ports that are up: those of InfiniBand devices, then network interfaces that are not the same hardware.
+def nics(root: Path = Path("/")) -> tuple[Nic, ...]:
+    """This host's ports to others that are up: those of InfiniBand devices, then interfaces that are other hardware.
 
     Where no port is hardware (containers have one end of a pair), virtual interfaces count.
     """
@@ -201,7 +191,7 @@ def _nics(root: Path) -> Iterator[Nic]:
                 virtual.append(nic)
         elif pci not in known:
             found.append(nic)
-    yield from found or virtual
+    return tuple(found or virtual)
 
 
 def _accelerators(root: Path) -> Iterator[Accelerator]:

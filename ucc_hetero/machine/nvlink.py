@@ -13,7 +13,7 @@ from typing import Any
 
 from .vendors import Known, text
 
-__all__ = ["FILES", "FOLDER", "answers", "details", "peers", "recorded"]
+__all__ = ["FILES", "FOLDER", "answers", "details", "peers"]
 
 _DRIVER = "proc/driver/nvidia/gpus"
 #: What a record of a machine has of them.
@@ -33,7 +33,7 @@ def details(root: Path, devices: Sequence[str]) -> dict[str, Known]:
 
 def answers(root: Path, devices: Sequence[str]) -> dict[str, str]:
     """The files of a record that hold what NVML says."""
-    return recorded(peers(devices, root))
+    return {f"{FOLDER}/{pci}": "\n".join(others) for pci, others in peers(devices, root).items()}
 
 
 def peers(devices: Sequence[str], root: Path = Path("/")) -> dict[str, tuple[str, ...]]:
@@ -47,11 +47,6 @@ def peers(devices: Sequence[str], root: Path = Path("/")) -> dict[str, tuple[str
         except OSError:
             continue
     return found
-
-
-def recorded(found: dict[str, tuple[str, ...]]) -> dict[str, str]:
-    """The files of a record: path -> text."""
-    return {f"{FOLDER}/{pci}": "\n".join(others) for pci, others in found.items()}
 
 
 def _asked(devices: Sequence[str]) -> dict[str, tuple[str, ...]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
 from urllib.parse import parse_qs, urlparse
@@ -29,9 +29,9 @@ _LAUNCHERS = {
 _ours: set[str] = set()
 
 
-def launched_by_mpi(environ: Mapping[str, str] = os.environ) -> bool:
+def launched_by_mpi() -> bool:
     """Whether this process is a rank of an MPI job."""
-    return any(name in environ for name in _LAUNCHERS["RANK"])
+    return any(name in os.environ for name in _LAUNCHERS["RANK"])
 
 
 def _export(name: str, value: object) -> None:
