@@ -43,12 +43,8 @@ def overview() -> str:
     lines = ["Usage: mpirun -n N python -m ucc_hetero.bench NAME [options]", "", "Programs:"]
     lines += [f"  {name:<36}{text}" for name, text in _PROGRAMS.items()]
     lines += ["", f"Benchmarks (OSU {VERSION}; NAME --help lists the options):"]
-    lines += [f"  {bench.name:<36}{_plain_title(bench)}" for bench in BENCHES.values()]
+    lines += [f"  {bench.name:<36}{bench.plain_title.removeprefix('OSU ')}" for bench in BENCHES.values()]
     return "\n".join(lines)
-
-
-def _plain_title(bench: Bench) -> str:
-    return bench.title.replace("%s", "").removeprefix("OSU ")
 
 
 def _find(words: list[str]) -> tuple[str, list[str]]:
@@ -125,7 +121,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             _say(help_text(bench).rstrip("\n"), "stdout")
             return 0
         except VersionWanted:
-            _say(f"# {bench.title.replace('%s', '')} v{VERSION}", "stdout")
+            _say(f"# {bench.plain_title} v{VERSION}", "stdout")
             return 0
     except BadUsage as why:
         return _refuse(why)

@@ -134,16 +134,8 @@ def _latency_row(session: Session, size: int, times: list[list[float]], by_round
             if len(means[0]) > 1:
                 ratios[name] = (float(np.mean(means[k])), ratio(means[k], means[0]))
     session.samples[size] = mine
-    return Row(
-        size=size,
-        value=mean,
-        least=least,
-        most=most,
-        iterations=mine.size,
-        wrong=world.total(wrong) if options.validate else 0,
-        percentiles=session.percentiles(mine),
-        ratios=ratios,
-    )
+    wrong = world.total(wrong) if options.validate else 0
+    return Row(size, mean, least, most, mine.size, wrong, session.percentiles(mine), ratios=ratios)
 
 
 # --- non-blocking: how much of the communication does computation hide? -----------------------------------------------
@@ -213,11 +205,7 @@ def measure_overlap(session: Session, dtype: np.dtype[Any], size: int) -> Row:
     mean, least, most = world.spread(pure * 1e6)
     percent = overlap(overall, computing, test, mean)
     session.samples[size] = times[:, 0] * 1e6
-    return Row(
-        size=size,
-        value=float(overall),
-        iterations=iterations,
-        wrong=world.total(wrong + more_wrong) if options.validate else 0,
-        percentiles=session.percentiles(times[:, 0] * 1e6),
-        overlap=Overlap(overall, computing - test, init, test, wait, mean, least, most, percent),
-    )
+    wrong = world.total(wrong + more_wrong) if options.validate else 0
+    percentiles = session.percentiles(times[:, 0] * 1e6)
+    hidden = Overlap(overall, computing - test, init, test, wait, mean, least, most, percent)
+    return Row(size, float(overall), iterations=iterations, wrong=wrong, percentiles=percentiles, overlap=hidden)

@@ -173,8 +173,11 @@ def _whole(bench: Bench, options: Options, positional: list[str]) -> Options:
 
 def help_text(bench: Bench) -> str:
     """The benchmark's help, one line per option."""
-    title = bench.title.replace("%s", "")
-    lines = [f"Usage: python -m ucc_hetero.bench {bench.name} [options]", f"({title} v{VERSION})", "Options:"]
+    lines = [
+        f"Usage: python -m ucc_hetero.bench {bench.name} [options]",
+        f"({bench.plain_title} v{VERSION})",
+        "Options:",
+    ]
     for option in _offered(bench):
         letter = f"-{option.letter}, " if option.letter else "    "
         lines.append(f"  {letter}--{option.name:<18} {option.help}")

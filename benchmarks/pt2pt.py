@@ -168,14 +168,9 @@ def _measure(
 def _latency(session: Session, dtype: np.dtype[Any], size: int) -> Row:
     table, _, wrong = _measure(session, dtype, size, _ping_pong, 1)
     one_way = table / 2 * 1e6
-    return Row(
-        size=size,
-        value=float(one_way.mean()),
-        iterations=table.shape[1],
-        wrong=wrong,
-        # OSU's osu_multi_lat prints the titles of these columns and nothing under them.
-        percentiles=session.percentiles_of(one_way.mean(axis=0)),
-    )
+    # OSU's osu_multi_lat prints the titles of these columns and nothing under them.
+    percentiles = session.percentiles_of(one_way.mean(axis=0))
+    return Row(size, float(one_way.mean()), iterations=table.shape[1], wrong=wrong, percentiles=percentiles)
 
 
 def _windowed(once: Once, directions: int) -> Callable[[Session, np.dtype[Any], int], Row]:
@@ -186,14 +181,8 @@ def _bandwidth(session: Session, dtype: np.dtype[Any], size: int, once: Once, di
     table, side, wrong = _measure(session, dtype, size, once, window)
     megabytes = size / 1e6 * window * side.pairs * directions  # of all pairs in one iteration
     value = megabytes / float(table.mean())
-    return Row(
-        size=size,
-        value=value,
-        iterations=table.shape[1],
-        wrong=wrong,
-        percentiles=session.percentiles_of(megabytes / table.mean(axis=0)),
-        rate=1e6 * value / size,
-    )
+    percentiles, rate = session.percentiles_of(megabytes / table.mean(axis=0)), 1e6 * value / size
+    return Row(size, value, iterations=table.shape[1], wrong=wrong, percentiles=percentiles, rate=rate)
 
 
 def varied_windows(session: Session, dtypes: list[np.dtype[Any]]) -> int:

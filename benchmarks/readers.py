@@ -164,7 +164,7 @@ def _benchmark_curves(path: Path, data: Data, facts: Data) -> list[Curve]:
 # --- OSU's C programs -------------------------------------------------------------------------------------------------
 
 _TYPES = {"MPI_CHAR": "int8", "MPI_INT": "int32", "MPI_FLOAT": "float32", "MPI_DOUBLE": "float64"}
-_NAMES = {bench.title.replace("%s", ""): name.removeprefix("osu_") for name, bench in BENCHES.items()}
+_NAMES = {bench.plain_title: name.removeprefix("osu_") for name, bench in BENCHES.items()}
 
 
 def _osu_name(title: str) -> str:

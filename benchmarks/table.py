@@ -82,6 +82,11 @@ class Bench:
         return "bandwidth" if self.name.endswith(("bw", "bw_persistent", "bw_mr")) else "time"
 
     @property
+    def plain_title(self) -> str:
+        """OSU's title without the accelerator."""
+        return self.title.replace("%s", "")
+
+    @property
     def sized(self) -> bool:
         """Whether there is one row per message size."""
         return self.family != "startup" and not (self.collective and self.collective.kind == "barrier")

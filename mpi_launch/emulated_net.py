@@ -112,16 +112,12 @@ def layout(
     if not re.fullmatch(r"[a-z]+", prefix):
         raise ValueError(f"prefix={prefix!r}: expected lower-case letters")
     rates = parse_rates(rate, hosts, links)
-    return tuple(
-        HostLayout(
-            f"{prefix}{h}",
-            per_host[h],
-            tuple(
-                Link(f"eth{k}", f"port{h}.{k}", f"br{k}", f"10.{10 + k}.0.{h + 1}", rates[h][k]) for k in range(links)
-            ),
-        )
-        for h in range(hosts)
-    )
+
+    def link(h: int, k: int) -> Link:
+        return Link(f"eth{k}", f"port{h}.{k}", f"br{k}", f"10.{10 + k}.0.{h + 1}", rates[h][k])
+
+    wires = [tuple(link(h, k) for k in range(links)) for h in range(hosts)]
+    return tuple(HostLayout(f"{prefix}{h}", per_host[h], wires[h]) for h in range(hosts))
 
 
 def hosts_file(hosts: Sequence[HostLayout]) -> str:

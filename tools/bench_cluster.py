@@ -100,11 +100,10 @@ def _large(target: float) -> tuple[Test, ...]:
     return tuple(Test("allreduce", n * _MIB, target) for n in (16, 64))
 
 
-def _others() -> tuple[Test, ...]:
-    names = ("allgather", "reduce_scatter", "bcast")
-    return (*(Test(name, 64 * _MIB, 1.15) for name in names), Test("alltoall", 16 * _MIB, 1.15))
-
-
+_OTHERS = (
+    *(Test(name, 64 * _MIB, 1.15) for name in ("allgather", "reduce_scatter", "bcast")),
+    Test("alltoall", 16 * _MIB, 1.15),
+)
 _SWEEP = tuple(Test("allreduce", 8 << k, 1.10, selection=True) for k in range(22))
 _SMALL = tuple(Test("allreduce", n) for n in (8, 64, 512, 4096))
 
@@ -118,7 +117,7 @@ CASES = (
     ClusterCase("slow link", (2, 2), _large(1.10), rate="4gbit,1gbit"),
     ClusterCase("slow link of three", (2, 2, 2), _large(1.10), rate="4gbit,4gbit,1gbit"),
     ClusterCase("two links", (2, 2), _large(1.15), links=2),
-    ClusterCase("2x2 others", (2, 2), _others()),
+    ClusterCase("2x2 others", (2, 2), _OTHERS),
     ClusterCase("2x2 small", (2, 2), _SMALL),
     ClusterCase("1+1 small", (1, 1), _SMALL),
     ClusterCase("2x2 selection", (2, 2), _SWEEP),

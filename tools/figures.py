@@ -211,21 +211,17 @@ def topology_words(text: str) -> str:
 
 
 def _gpu(data: Data) -> Iterator[Sheet]:
-    wrong = data.get("wrong")
     note = (
-        f"{len(wrong)} results were wrong."
-        if wrong
-        else "blocking: the host waits for each call; stream: calls in one stream, device time; issue: host time to "
-        "issue one; medians."
+        "blocking: the host waits for each call; stream: calls in one stream, device time; issue: host time to issue "
     )
+    note = f"{len(data['wrong'])} results were wrong." if data.get("wrong") else note + "one; medians."
+    where = f"on {data['gpu']}: {', '.join(_shape(data))}"
     for collective, group in groupby(data["rows"], key=lambda row: str(row.get("collective", "allreduce"))):
         rows = list(group)
         names = [n for n in dict.fromkeys(name for row in rows for name in row) if n not in ("bytes", "collective")]
         header = ("bytes", *map(_gpu_header, names))
         cells = tuple((short_size(row["bytes"]), *(_gpu_cell(name, row.get(name)) for name in names)) for row in rows)
-        yield Sheet(
-            f"{collective} on {data['gpu']}: {topology_words(data['topology'])}{_path(data)}", header, cells, note
-        )
+        yield Sheet(f"{collective} {where}", header, cells, note)
 
 
 def _gpu_header(name: str) -> str:
@@ -238,9 +234,9 @@ def _gpu_cell(name: str, value: Any) -> str:
     return f"{value:.0%}" if name.startswith("of ") and value else number(value)
 
 
-def _path(data: Data) -> str:
-    path = data.get("environment", {}).get("UCCH_STAGING", "")
-    return f", {path}" if path else ""
+def _shape(data: Data) -> list[str]:
+    """Islands of a GPU job, and the path between them where one was chosen."""
+    return [topology_words(data["topology"]), *filter(None, [data.get("environment", {}).get("UCCH_STAGING")])]
 
 
 def _parity(data: Data) -> Iterator[Sheet]:
@@ -340,9 +336,7 @@ def _paint_planner(data: Data, canvas: Any) -> None:
 
 def _gpu_curves(path: Path, data: dict[str, Any]) -> list[Curve]:
     """Of gpu_collectives.py: jobs of one size are drawn together, whatever their islands."""
-    shape = topology_words(data["topology"])
-    path_words = data.get("environment", {}).get("UCCH_STAGING", "")
-    shape += f" {path_words}" if path_words else ""
+    shape = " ".join(_shape(data))
     found: dict[tuple[str, str], list[Point]] = {}
     for row in data["rows"]:
         for name, value in row.items():

@@ -129,15 +129,8 @@ def _end(child: subprocess.Popen[bytes]) -> bool:
 
 def _start(words: Sequence[str], env: Mapping[str, str], out: Any, err: Any) -> subprocess.Popen[bytes]:
     """Start a session of its own, which ends with this process however that ends."""
-    return subprocess.Popen(
-        words,
-        env=dict(env),
-        stdin=subprocess.DEVNULL,
-        stdout=out,
-        stderr=err,
-        start_new_session=True,
-        preexec_fn=ending_with_parent(signal.SIGTERM),
-    )
+    before, streams = ending_with_parent(signal.SIGTERM), {"stdin": subprocess.DEVNULL, "stdout": out, "stderr": err}
+    return subprocess.Popen(words, env=dict(env), **streams, start_new_session=True, preexec_fn=before)
 
 
 def _run(words: Sequence[str], env: Mapping[str, str], seconds: float, stop: Stop) -> tuple[int | None, str, str]:

@@ -59,8 +59,6 @@ def libraries(facts: Facts) -> Iterator[Finding]:
     for note in libs.notes:
         if "was in the process first" in note:
             yield finding("ucx-foreign", note)
-    if not _SHARED_MEMORY & set(libs.transports):
-        yield finding("ucx-lacks-shm", "UCX has no shared-memory transport: ranks of one host use the network")
     for vendor in facts.vendors:
         yield from _knows(facts, vendor)
 
@@ -149,19 +147,11 @@ def rdma(facts: Facts) -> Iterator[Finding]:
         yield ok("rdma", "no RDMA ports: between hosts UCX uses TCP")
         return
     active = [port for port in facts.ports if port.state == "ACTIVE"]
-    down = [port.name for port in facts.ports if port.state != "ACTIVE"]
-    if down:
-        yield finding("rdma-down", f"{', '.join(down)} is not active")
     for port in active:
         if port.layer == "Ethernet" and not port.roce_v2:
             yield finding("roce-gid", f"{port.name} has no RoCE v2 address", port.name)
     if active and facts.memlock < 0:
         yield ok("rdma", f"{len(active)} active ports, unlimited pinned memory")
-    if active and facts.usable and not _gpudirect(facts):
-        yield finding(
-            "gpudirect",
-            "network cards cannot reach the GPUs' memory: everything between hosts goes through host memory",
-        )
 
 
 def _gpudirect(facts: Facts) -> bool:
@@ -183,11 +173,17 @@ def host(facts: Facts) -> Iterator[Finding]:
 
 #: Findings that one look at the facts tells: the code, and the text where something is wrong.
 _PLAIN: tuple[tuple[str, Callable[[Facts], object]], ...] = (
+    ("ucx-lacks-shm", lambda f: f.libraries.ucx and not _SHARED_MEMORY & set(f.libraries.transports)
+     and "UCX has no shared-memory transport: ranks of one host use the network"),
     ("gpu-denied", lambda f: f.denied and f"no permission for {', '.join(f.denied)}"),
     ("peer-access", lambda f: f.no_peers
      and f"GPUs {', '.join(f'{a}-{b}' for a, b in f.no_peers[:6])} cannot read each other's memory"),
     ("iommu", lambda f: f.usable and f.iommu_translates
      and "the IOMMU translates what GPUs and network cards send each other"),
+    ("rdma-down", lambda f: (down := [port.name for port in f.ports if port.state != "ACTIVE"])
+     and f"{', '.join(down)} is not active"),
+    ("gpudirect", lambda f: f.usable and any(port.state == "ACTIVE" for port in f.ports) and not _gpudirect(f)
+     and "network cards cannot reach the GPUs' memory: everything between hosts goes through host memory"),
     ("memlock", lambda f: f.ports and f.memlock >= 0
      and f"only {f.memlock >> 10} KiB of memory may be pinned, and RDMA pins all that it sends from"),
     ("shm-small", lambda f: f.shm < MIN_SHM and f"/dev/shm has {f.shm >> 20} MiB"),
