@@ -58,6 +58,22 @@ def test_a_call_is_a_part_of_the_right_stream(cuda: Cuda, held: bool, asynchrono
         assert notes == ([] if asynchronous else ["event in main"]) + [f"other waits for an event of {where}"]
 
 
+def test_calls_that_order_themselves_take_streams_in_turn(cuda: Cuda, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No call then waits for the end of the one before."""
+    many = [Stream(name, cuda.notes) for name in ("one", "two")]
+    left = iter(many)
+    monkeypatch.setattr(cuda, "Stream", lambda device: next(left))
+    side, taken = streams.Side(torch.device("cuda", 0), 2), []
+
+    def start(stream: int) -> Request:
+        taken.append(stream)
+        return finished()
+
+    for _ in range(4):
+        side.run(start, (), None, asynchronous=True)
+    assert taken == [each.cuda_stream for each in many] * 2 and len({*taken}) == 2
+
+
 def test_calls_are_not_captured(cuda: Cuda) -> None:
     cuda.capturing = True
     with pytest.raises(dist.DistBackendError, match="captured"):

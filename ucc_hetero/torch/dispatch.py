@@ -152,7 +152,7 @@ class Dispatch:
     ) -> Work:
         """Make a call a part of a stream's work."""
         self._known(device)
-        side = self._sides.get(device) or self._sides.setdefault(device, Side(device))
+        side = self._sides.get(device) or self._sides.setdefault(device, Side(device, self._comms[0].streams))
         request, ready = side.run(start, (*memory, *outputs), finish, asynchronous=asynchronous)
         return Work(self, outputs, (request,), None if ready else finish, memory, ready=ready)
 

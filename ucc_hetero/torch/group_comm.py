@@ -33,6 +33,8 @@ class GroupComm:
     def __init__(self, comm: Communicator, check_aborted: Callable[[], None]) -> None:
         self.communicator, self.run = comm, comm._run
         self.messages = comm._messages
+        #: Streams that asynchronous calls on a device go into in turn: those queued whole keep their order themselves.
+        self.streams = 1 if comm._run.members.channels is None else 2
         self._check_aborted = check_aborted
         self._lock = threading.RLock()
         #: Messages have one of their own: a peer may come to a collective only after a message of ours.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
@@ -148,13 +149,14 @@ def refuse_capture(device: Any) -> None:
 class Side:
     """A stream of its own for the asynchronous calls of one group on one device, so that computing goes on beside it.
 
-    A call that its caller would wait for at once goes into the caller's stream.
+    A call that its caller would wait for at once goes into the caller's stream. ``many``: streams that calls take in
+    turn, where these order themselves: the data of one then leaves while that of the call before still comes in.
     """
 
-    def __init__(self, device: Any) -> None:
+    def __init__(self, device: Any, many: int = 1) -> None:
         self._device = device
         self._module = module(device)
-        self._stream = self._module.Stream(device)
+        self._streams = deque(self._module.Stream(device) for _ in range(many))
         self._posted, self._lock = self._module.Event(), threading.Lock()
 
     def run(
@@ -168,8 +170,9 @@ class Side:
         stream = here = current(self._device)
         refuse_capture(self._device)
         if asynchronous:
-            stream = self._stream
             with self._lock:  # recorded again and again: who waits, waits for the latest
+                stream = self._streams[0]
+                self._streams.rotate()
                 self._posted.record(here)
                 stream.wait_event(self._posted)
         request = start(stream_handle(stream))
