@@ -1,4 +1,4 @@
-"""What torch calls at the end of its own import (entry point group ``torch.backends``): makes the backend known.
+"""Entry point that torch calls at the end of its own import (group ``torch.backends``): makes the backend known.
 
 A module of its own, outside the package, so that programs which only happen to have ucc_hetero installed load neither
 it nor UCX. Never fails: an error here would break ``import torch``.

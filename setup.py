@@ -1,4 +1,4 @@
-"""What pyproject.toml cannot say: the cffi module and, where it exists, the stable ABI. Everything else is there."""
+"""Build of the cffi module and, where it exists, for the stable ABI. pyproject.toml says everything else."""
 
 import sysconfig
 

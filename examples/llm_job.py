@@ -1,4 +1,4 @@
-"""How a step of train_llm.py is taken under each way to train in parallel, and what it is taken on."""
+"""Steps of train_llm.py under each way to train in parallel, and what they are taken on."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-/* How threads that make progress share the lock and their cores (lock.c); ucch_lock and ucch_unlock are in api.h. */
+/* The lock, and turns at it among threads that make progress (lock.c); ucch_lock and ucch_unlock are in api.h. */
 #ifndef UCCH_LOCK_H
 #define UCCH_LOCK_H
 

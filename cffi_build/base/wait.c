@@ -1,4 +1,4 @@
-/* How to wait: spin, then yield, then nap; or listen, and leave progress to the thread. */
+/* Waiting: spin, then yield, then nap; or listen, and leave progress to the thread. */
 #define _GNU_SOURCE
 #include <time.h>
 

@@ -18,7 +18,7 @@ int ucch_launch_status(void) {
     return outcome;
 }
 
-/* That call, if it was begun and failed at once; it is not to be released. */
+/* The call of that launch, if it was begun and failed at once; it is not to be released. */
 ucch_op *ucch_launch_failed(void) {
     return failed;
 }

@@ -1,5 +1,5 @@
 /* Stream-ordered work: it starts when a stream reaches the call, and the stream does not pass it before the data is
- * there, while the host goes on. In and out by a word in memory: to ask for an event is a call of the driver, in the
+ * there, while the host goes on. In and out by counters in memory: to ask for an event is a call of the driver, in the
  * way of whoever launches kernels meanwhile. */
 #include "gpu/device.h"
 
@@ -51,7 +51,7 @@ int ucch_gate_hold(ucch_gate *g, void *stream) {
     return 0;
 }
 
-/* Promise to a stream that it will be told of the gate's end: whether there is a word for that. */
+/* Promise to a stream that it will be told of the gate's end: whether there is a counter for that. */
 int ucch_gate_promise_locked(ucch_gate *g) {
     if (ucch_flag_next(&g->out))
         return 0;

@@ -488,7 +488,7 @@ void ucch_flow_differs(ucch_flow *f, uint64_t call) {
     __atomic_store_n(&f->differs, call, __ATOMIC_RELEASE);
 }
 
-/* That is so now: the peer is to be told. */
+/* The failure has come: the peer is to be told. */
 void ucch_flow_abort(ucch_flow *f) {
     ucch_wire_ring(wire_of(f, f->first));
 }

@@ -1,4 +1,4 @@
-/* Rings of pinned memory between ranks, and the words by which their streams pass them to each other.
+/* Rings of pinned memory between ranks, and the counters by which their streams pass them to each other.
  *
  * A channel is a ring in memory of the sender's (segment.c). The sender's stream copies a piece into it and writes how
  * many there are, the receiver's stream waits for that, copies the piece out and writes how many it has taken: two
@@ -24,8 +24,8 @@
 /* Bytes of a slot between hosts, at least. */
 #define LEAST_SLOT ((size_t)16 << 10)
 
-/* Lines of a part's header: words of the channels to other ranks, and of those from other hosts; ends of calls; what is
- * garbage, here and by what other hosts say; and zeros, which stay. */
+/* Lines of a part's header: counters of the channels to other ranks, and of those from other hosts; ends of calls; what
+ * is garbage, here and by what other hosts say; and zeros, which stay. */
 #define ZERO_LINES (UCCH_MOST_MOVES * sizeof(uint32_t) / LINE + 1)
 enum { OUT_WORDS, IN_WORDS, ENDS, TAINTED, ZEROS, HEADER_END };
 
@@ -413,7 +413,7 @@ static int drain_locked(ucch_op *op) {
 static const ucch_op_kind draining = {.way = UCCH_IN_STREAMS, .advance_locked = drain_locked};
 
 /* A call failed, `differs` by its number if others have called something else, or 0: its streams, and whoever waits for
- * them, must go on; all are told first what is not to be believed then. Nobody else waits for the words that are
+ * them, must go on; all are told first what is not to be believed then. Nobody else waits for the counters that are
  * written here, but a peer's stream may write smaller numbers after us: it is done again until all is over. */
 void ucch_channels_fail_locked(ucch_channels *c, uint64_t differs) {
     if (c->failed)

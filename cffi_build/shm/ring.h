@@ -31,7 +31,7 @@ typedef struct ucch_channel {
     uint64_t *tainted; /* by the rank that it comes from */
 } ucch_channel;
 
-/* Completion of a call: its word and what that then has reached. */
+/* Completion of a call: its counter and what that then has reached. */
 typedef struct ucch_ticket {
     uint32_t slot, value;
 } ucch_ticket;
@@ -44,7 +44,7 @@ struct ucch_channels {
     ucch_calls called;      /* for ranks of other hosts */
     uint32_t *arrived;      /* counters on the device, of one kernel at a time (fused.h) */
     int *islands, *hosts;   /* by rank */
-    ucch_mapping **parts;   /* by rank: what it has for its words and rings */
+    ucch_mapping **parts;   /* by rank: what it has for its counters and rings */
     ucch_channel *out, *in; /* by rank */
     ucch_counter done[MOST_CALLS];
     uint64_t calls, landed, round;

@@ -83,7 +83,7 @@ ucch_mapping *ucch_mapping_new(size_t bytes) {
     return m;
 }
 
-/* That of another process, which runs in our namespaces as our user; NULL where it cannot be opened. */
+/* The file of another process, which runs in our namespaces as our user; NULL where it cannot be opened. */
 ucch_mapping *ucch_mapping_open(uint64_t key, int pid, int file, size_t bytes) {
     char path[64];
     snprintf(path, sizeof(path), "/proc/%d/fd/%d", pid, file);

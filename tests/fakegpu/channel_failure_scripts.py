@@ -1,4 +1,4 @@
-"""What ranks run in test_channels.py where calls that are queued in streams fail."""
+"""Scripts of ranks for test_channels.py where calls that are queued in streams fail."""
 
 from channel_scripts import COMMON
 

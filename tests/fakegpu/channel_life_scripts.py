@@ -1,4 +1,4 @@
-"""What ranks run in test_channels.py: who has channels and who has not, and what is left of them."""
+"""Scripts of ranks for test_channels.py: who has channels and who has not, and what is left of them."""
 
 from channel_scripts import COMMON
 

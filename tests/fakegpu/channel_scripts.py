@@ -1,4 +1,4 @@
-"""What ranks run in test_channels.py: calls among fake devices of two vendors on one host, queued in streams whole."""
+"""Scripts of ranks for test_channels.py: calls queued in streams whole, among devices of two vendors on one host."""
 
 from ucc_hetero.planner.collectives import ROWS
 

@@ -1,4 +1,4 @@
-"""What ranks run on the fake GPU library, on one host and on several."""
+"""Scripts of ranks on the fake GPU library, on one host and on several."""
 
 #: Environment of ranks whose streams share a few queues and copy engines, as HIP's do, and wait for what has begun.
 FEW_QUEUES = {"UCCH_HOLD": "n", "FAKEGPU_CONNECTIONS": "4", "HSA_ENABLE_SDMA": "1"}

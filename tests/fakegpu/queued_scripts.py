@@ -1,4 +1,4 @@
-"""What ranks run in test_windows.py: messages that streams of both sides do alone (cffi_build/p2p/stream_copy.c)."""
+"""Scripts of ranks for test_windows.py: messages that streams of both sides do alone (cffi_build/p2p/stream_copy.c)."""
 
 from window_scripts import COMMON, TOLD
 

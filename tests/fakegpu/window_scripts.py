@@ -1,4 +1,4 @@
-"""What ranks run in test_windows.py: messages between fake devices of two vendors on one host, through windows."""
+"""Scripts of ranks for test_windows.py: messages through windows between devices of two vendors on one host."""
 
 COMMON = """
 import numpy as np

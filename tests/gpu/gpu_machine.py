@@ -1,4 +1,4 @@
-"""What a machine with GPUs offers to the tests here."""
+"""Offer of a machine with GPUs to the tests here."""
 
 import importlib.util
 

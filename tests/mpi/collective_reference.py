@@ -1,4 +1,4 @@
-"""What each reduction must give, by numpy alone, and how far a floating-point result may lie from it."""
+"""Results that reductions must give, by numpy alone, and how far a floating-point result may lie from it."""
 
 from typing import Any
 

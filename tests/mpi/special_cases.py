@@ -1,4 +1,4 @@
-"""What the random cases leave out: datatypes with gaps, a datatype per rank, pairs, the user's operations, refusals.
+"""Cases beside the random ones: datatypes with gaps, a datatype per rank, pairs, the user's operations, refusals.
 
 Started by test_collectives.py under mpirun; prints one line when every check held.
 """

@@ -1,4 +1,4 @@
-"""How calls and jobs end when something goes wrong: an error that says who and what, within the deadline; no hang."""
+"""Ends of calls and jobs where something goes wrong: an error that says who and what, within the deadline; no hang."""
 
 import time
 

@@ -1,4 +1,4 @@
-"""What the documentation and examples/ tell a newcomer to run works, on one vendor and on two."""
+"""Commands that the documentation and examples/ give a newcomer, on one vendor and on two."""
 
 import re
 from pathlib import Path

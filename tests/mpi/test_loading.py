@@ -1,4 +1,4 @@
-"""Which UCX and UCC a process ends up with, whatever was imported first, and what it says about it."""
+"""UCX and UCC that a process ends up with, whatever was imported first, and what it says about it."""
 
 import pytest
 

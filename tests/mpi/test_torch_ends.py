@@ -1,4 +1,4 @@
-"""How jobs of torch end when one rank does not come to the end: at once, with its status, under mpirun and torchrun."""
+"""Ends of torch jobs where one rank does not come to the end: at once, with its status, under mpirun and torchrun."""
 
 import os
 import subprocess

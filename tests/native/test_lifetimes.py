@@ -1,4 +1,4 @@
-"""What the engine still uses outlives whoever held it: messages that are dropped, locks of a process that forks."""
+"""Lifetimes of what the engine still uses when whoever held it is gone: messages that are dropped, locks of a process that forks."""
 
 import gc
 import subprocess

@@ -1,4 +1,4 @@
-"""How ranks come together: what they must agree in, numbers of communicators, and NCCL's first call."""
+"""Bootstrap of ranks: what they must agree in, numbers of communicators, and NCCL's first call."""
 
 from dataclasses import replace
 from typing import Any

@@ -1,4 +1,4 @@
-"""Where HIP and its compiler are looked for, and what the compiler is told to compile for."""
+"""Places where HIP and its compiler are looked for, and what the compiler is told to compile for."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Where data lies and how it crosses a bridge, collectives and messages: judged from the facts of all ranks."""
+"""Places of data and its paths over bridges, for collectives and messages: judged from the facts of all ranks."""
 
 from dataclasses import replace
 

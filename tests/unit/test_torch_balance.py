@@ -1,4 +1,4 @@
-"""How work is divided between unequal ranks, and what tells replicas apart: against every other way to divide."""
+"""Division of work between unequal ranks, and what tells replicas apart: against every other way to divide."""
 
 import itertools
 import random

@@ -1,4 +1,4 @@
-"""What stands for ``torch.cuda`` where there is none: it notes what is asked of it."""
+"""Stand-in for ``torch.cuda`` where there is none: it notes what is asked of it."""
 
 from __future__ import annotations
 

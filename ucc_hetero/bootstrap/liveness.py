@@ -1,4 +1,4 @@
-"""Who has arrived at which call, who left, who died: the Python side of the arrival board (base/board.c).
+"""Arrivals at calls, and ranks that left or died: the Python side of the arrival board (base/board.c).
 
 The ranks of a communicator that share a host's memory share a page. libucc neither notices a dead peer nor reliably
 reports a mismatched call; with the board a waiting rank finds both within milliseconds and says which rank it was.

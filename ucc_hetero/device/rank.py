@@ -1,4 +1,4 @@
-"""Which vendor and device this rank works with, and binding the native engine to it."""
+"""Vendor and device that this rank works with, and binding the native engine to it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where a plan's buffers lie: in the caller's memory, in one another (in place), or in scratch with copies around.
+"""Places of a plan's buffers: in the caller's memory, in one another (in place), or in scratch with copies around.
 
 Dense coordinates of the plan become bytes from the bases of the native engine here; what cannot be worked on where the
 caller has it (blocks with gaps, a datatype that needs a wider one, staged in-place data) is moved before and after.

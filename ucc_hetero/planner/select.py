@@ -1,4 +1,4 @@
-"""Which algorithm, how many fragments and which path a call takes, and the plan that comes of it.
+"""Choice of the algorithm, the fragments and the path of a call, and the plan that comes of it.
 
 User's rules, then measured ones, then the cost model where links were measured, else defaults. Every input is equal on
 every rank, so every rank chooses the same.

@@ -1,4 +1,4 @@
-"""Who can talk to whom through what: ranks grouped into islands. Pure data, equal on every rank."""
+"""Ranks grouped into islands: who can talk to whom through what. Pure data, equal on every rank."""
 
 from __future__ import annotations
 

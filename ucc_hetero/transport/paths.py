@@ -1,4 +1,4 @@
-"""Where the data of a call lives: in host memory, or on this rank's device; and what about it is refused."""
+"""Place of a call's data: in host memory, or on this rank's device; and what about it is refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How data is divided: every group of ranks divides it among its members, the common refinement gives the rails.
+"""Division of data: every group of ranks divides it among its members, the common refinement gives the rails.
 
 A piece of data is a list of *runs*, ``Block``s of a dense buffer. Each group divides it among its ranks; the common
 refinement of all these divisions gives the *segments*, each with one owner per group: its rail. Groups of any number

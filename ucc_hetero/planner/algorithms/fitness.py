@@ -1,4 +1,4 @@
-"""How well algorithms suit calls, and into how many fragments they cut them: limits that were measured."""
+"""Fitness of algorithms for calls, and into how many fragments they cut them: limits that were measured."""
 
 from __future__ import annotations
 
