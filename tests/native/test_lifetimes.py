@@ -1,4 +1,4 @@
-"""Lifetimes of what the engine still uses when whoever held it is gone: messages that are dropped, locks of a process that forks."""
+"""Lifetimes in the engine, beyond those who held things: messages that are dropped, locks of a process that forks."""
 
 import gc
 import subprocess
