@@ -199,7 +199,7 @@ def test_gloo_is_a_peer_like_the_others(mpirun: Run) -> None:
         "osu_latency --peer gloo -m 8:8 -i 4 -x 1 -c",
         "osu_bibw --peer gloo -m 8:8 -i 4 -x 1 -c",
     ]
-    result = mpirun(MANY, n=2, args=words, timeout=150)
+    result = mpirun(MANY, n=2, args=words, timeout=300)
     compared, *tables = rows(result.stdout)
     assert len(tables) == len(words) - 1
     for table in tables:
