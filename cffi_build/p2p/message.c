@@ -303,17 +303,19 @@ static int promise(ucch_message *m) {
 
 /* Let `stream` wait for a message of another host that lands in pinned memory of ours, and copy it to `data`: all of
  * the driver's part is queued here, so that no thread which a launch may keep waiting has to do with it. 1; 0 where the
- * host has to wait for it; or a failure. */
+ * host has to wait for it. */
 int ucch_message_deliver(ucch_message *m, void *data, void *stream) {
     int before = ucch_device_enter(), found = promise(m), status = 0;
-    if (found == 2 && ucch_gate_wait(&m->landed, stream))
-        found = m->delivered = 0; /* nothing has been queued */
-    if (found)
+    if (found == 2)
+        status = ucch_gate_wait(&m->landed, stream);
+    if (found && !status)
         status = ucch_device_fail(ucch_bound_ops()->copy(data, m->start.buffer, m->start.bytes, stream), "copy");
     if (found && !status)
         status = ucch_gate_enter(&m->landed, stream);
+    if (status) /* the host copies it */
+        m->delivered = 0;
     ucch_device_leave(before);
-    return status ? status : found != 0;
+    return found && !status;
 }
 
 void ucch_message_info(ucch_message *m, uint64_t *sender_tag, size_t *bytes) {

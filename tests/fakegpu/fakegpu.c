@@ -28,6 +28,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/prctl.h>
 #include <unistd.h>
 
 #include "../../ucc_hetero/device/kernels/layout.h"
@@ -90,6 +91,22 @@ static int misuses, started, open_streams, most_queues, holds;
 static int chosen[MOST_DEVICES], devices, least_us = 1000, most_ahead;
 static _Thread_local int current = -1;
 
+/* A thread of the network must never call a driver, whose calls may wait for what that very thread is to bring. */
+static void refuse_network_threads(void) {
+    static _Thread_local int known;
+    char name[16] = "";
+    if (!known && !prctl(PR_GET_NAME, name) && !strncmp(name, "ucch-wire", 9)) {
+        fputs("fakegpu: a network thread calls the driver\n", stderr);
+        abort();
+    }
+    known = 1;
+}
+
+static void enter(void) {
+    refuse_network_threads();
+    pthread_mutex_lock(&lock);
+}
+
 static int setting(const char *name, int otherwise) {
     const char *text = getenv(name);
     return text && *text ? atoi(text) : otherwise;
@@ -137,7 +154,7 @@ static int device_count(void) {
 
 /* 0 for freed memory, which nothing changes any more. */
 static int live(const void *address) {
-    pthread_mutex_lock(&lock);
+    enter();
     region *r = find_locked(address);
     int freed = r && r->freed;
     misuses += freed;
@@ -258,7 +275,7 @@ static int begin(void) {
 }
 
 static int query(event *e) {
-    pthread_mutex_lock(&lock);
+    enter();
     int done = !e->last || reached(e->last);
     pthread_mutex_unlock(&lock);
     return done ? OK : NOT_READY;
@@ -300,7 +317,7 @@ int fakegpu_scale(void *handle, float *data, size_t n, float value) {
 }
 
 int fakegpu_misuses(void) {
-    pthread_mutex_lock(&lock);
+    enter();
     int n = misuses;
     pthread_mutex_unlock(&lock);
     return n;

@@ -22,7 +22,7 @@ static region *find_locked(const void *address) {
 
 /* -1 for what the runtime does not know. */
 static int kind_of(const void *address) {
-    pthread_mutex_lock(&lock);
+    enter();
     region *r = find_locked(address);
     int kind = r && !r->freed ? r->kind : -1;
     pthread_mutex_unlock(&lock);
@@ -31,7 +31,7 @@ static int kind_of(const void *address) {
 
 /* A kernel is at this address: the job ends, as AMD's driver has it, unless the device sees memory there. */
 static void touch(const void *address) {
-    pthread_mutex_lock(&lock);
+    enter();
     region *r = find_locked(address);
     int known = r && (!r->seen || is_in(address, r->seen, r->bytes));
     pthread_mutex_unlock(&lock);
@@ -42,7 +42,7 @@ static void touch(const void *address) {
 }
 
 static int note(region *r, void **address) {
-    pthread_mutex_lock(&lock);
+    enter();
     r->next = regions;
     regions = r;
     pthread_mutex_unlock(&lock);
@@ -103,7 +103,7 @@ static int see_host(void *where, size_t bytes) {
 }
 
 static int seen_at(void **seen, void *memory) {
-    pthread_mutex_lock(&lock);
+    enter();
     region *r = find_locked(memory);
     *seen = r && r->seen ? r->seen + ((char *)memory - r->base) : memory;
     pthread_mutex_unlock(&lock);
@@ -119,7 +119,7 @@ typedef struct share {
 } share;
 
 static int share_memory(share *out, void *address) {
-    pthread_mutex_lock(&lock);
+    enter();
     region *r = find_locked(address);
     int there = r && !r->freed && r->file >= 0 && r->base == (char *)address;
     if (there)
@@ -167,13 +167,13 @@ static void wait_for_device(int device);
 
 /* Overwritten at once, whatever still uses it, and kept for ever, so that every later use meets the poison. */
 static int release(void *address, int kind) {
-    pthread_mutex_lock(&lock);
+    enter();
     region *r = find_locked(address);
     int status = r && r->base == (char *)address && !r->freed && r->kind == kind ? OK : INVALID_VALUE;
     pthread_mutex_unlock(&lock);
     if (status == OK)
         wait_for_device(r->device);
-    pthread_mutex_lock(&lock);
+    enter();
     if (status == OK) {
         r->freed = 1;
         memset(r->base, FREED, r->bytes);
@@ -183,7 +183,7 @@ static int release(void *address, int kind) {
 }
 
 static void look_up(const void *address, int *kind, int *device) {
-    pthread_mutex_lock(&lock);
+    enter();
     region *r = find_locked(address);
     *kind = r && !r->freed ? r->kind : -1;
     *device = r ? r->device : 0;

@@ -36,6 +36,7 @@ int cuDevicePrimaryCtxGetState(int device, unsigned *flags, int *active) {
     return OK;
 }
 int cuCtxSetCurrent(void *context) {
+    refuse_network_threads();
     current = context ? (int)((char *)context - contexts) : -1;
     return OK;
 }
@@ -185,6 +186,7 @@ int hipGetDevice(int *device) {
     return OK;
 }
 int hipSetDevice(int device) {
+    refuse_network_threads();
     if (device < 0 || device >= device_count())
         return INVALID_DEVICE;
     current = device;

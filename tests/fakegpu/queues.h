@@ -1,7 +1,7 @@
 /* Streams, the queues that they share, and copy engines. Included by fakegpu.c. */
 static void *worker(void *data) {
     queue *q = data;
-    pthread_mutex_lock(&lock);
+    enter();
     for (;;) {
         while (!q->head)
             pthread_cond_wait(&q->given, &lock);
@@ -11,7 +11,7 @@ static void *worker(void *data) {
             q->tail = &q->head;
         pthread_mutex_unlock(&lock);
         run(q, w);
-        pthread_mutex_lock(&lock);
+        enter();
         if (w->of)
             w->of->unfinished--;
         free(w);
@@ -58,7 +58,7 @@ static queue *queue_for_locked(void) {
 
 static int make_stream(stream **out) {
     stream *s = calloc(1, sizeof(*s));
-    pthread_mutex_lock(&lock);
+    enter();
     if (s)
         s->queue = queue_for_locked();
     if (s && s->queue) {
@@ -75,7 +75,7 @@ static int make_stream(stream **out) {
 /* Destroy a stream after the work that it still has; the handle is kept, as work may name it. */
 static int end_stream(void *handle) {
     stream *s = handle;
-    pthread_mutex_lock(&lock);
+    enter();
     open_streams--;
     s->queue->users--;
     s->ended = 1;
@@ -86,7 +86,7 @@ static int end_stream(void *handle) {
 static stream *stream_of(void *handle) {
     if (handle)
         return handle;
-    pthread_mutex_lock(&lock);
+    enter();
     stream *s = default_stream;
     pthread_mutex_unlock(&lock);
     if (!s && make_stream(&s) == OK)
@@ -116,7 +116,7 @@ static void wait_for_room(stream *s) {
     static pthread_mutex_t driver = PTHREAD_MUTEX_INITIALIZER;
     pthread_mutex_lock(&driver);
     for (int full = most_ahead > 0; full; usleep(full ? LOOK_US : 0)) {
-        pthread_mutex_lock(&lock);
+        enter();
         full = s->unfinished >= most_ahead;
         pthread_mutex_unlock(&lock);
     }
@@ -128,7 +128,7 @@ static int submit(void *handle, work w) {
     if (!s)
         return OUT_OF_MEMORY;
     wait_for_room(s);
-    pthread_mutex_lock(&lock);
+    enter();
     int status = give_locked(s->queue, s, w);
     pthread_mutex_unlock(&lock);
     return status;
@@ -139,7 +139,7 @@ static int submit_to_engine(queue **engine, stream *s, work w) {
     recording *before = calloc(1, sizeof(*before)), *after = calloc(1, sizeof(*after)); /* never freed, as others */
     if (!s || !before || !after)
         return OUT_OF_MEMORY;
-    pthread_mutex_lock(&lock);
+    enter();
     if (!*engine)
         *engine = new_queue();
     int status = give_locked(s->queue, s, (work){.kind = RECORD, .recording = before});
@@ -169,11 +169,11 @@ static int copy_async(void *dst, const void *src, size_t bytes, void *handle) {
 
 static int synchronize(void *handle) {
     stream *s = stream_of(handle);
-    pthread_mutex_lock(&lock);
+    enter();
     while (s->unfinished) {
         pthread_mutex_unlock(&lock);
         usleep(LOOK_US);
-        pthread_mutex_lock(&lock);
+        enter();
     }
     pthread_mutex_unlock(&lock);
     return OK;
@@ -183,7 +183,7 @@ static int synchronize(void *handle) {
 static void wait_for_device(int device) {
     for (int busy = HIP; busy; usleep(busy ? LOOK_US : 0)) {
         busy = 0;
-        pthread_mutex_lock(&lock);
+        enter();
         for (stream *s = streams; s && !busy; s = s->next)
             busy = s->device == device && s->unfinished;
         pthread_mutex_unlock(&lock);
@@ -196,14 +196,14 @@ static int record(event *e, void *handle) {
     recording *r = calloc(1, sizeof(*r)); /* never freed: anybody may still wait for it */
     if (!r)
         return OUT_OF_MEMORY;
-    pthread_mutex_lock(&lock);
+    enter();
     e->last = r;
     pthread_mutex_unlock(&lock);
     return submit(handle, (work){.kind = RECORD, .recording = r});
 }
 
 static int wait_event(void *handle, event *e) {
-    pthread_mutex_lock(&lock);
+    enter();
     recording *r = e->last;
     pthread_mutex_unlock(&lock);
     return r ? submit(handle, (work){.kind = WAIT, .recording = r}) : OK;

@@ -5,6 +5,8 @@ come out wrong. A fake that forgave them would prove nothing about the engine th
 """
 
 import ctypes
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -210,3 +212,27 @@ def test_freed_memory_is_noticed(runtime: DeviceRuntime) -> None:
     before = library.fakegpu_misuses()
     assert not through_two_streams(Bench(runtime), keep=False)
     assert library.fakegpu_misuses() > before
+
+
+@pytest.mark.parametrize("call", ["free", "copy", "current"])
+def test_network_threads_that_call_a_driver_end_the_process(fakegpu: dict[str, Path], call: str) -> None:
+    """All jobs on fake GPUs rely on that: the engine's network threads go by this name."""
+    script = f"""
+import ctypes, threading
+driver, libc = ctypes.CDLL({str(fakegpu["nvidia"])!r}), ctypes.CDLL(None)
+context, memory = ctypes.c_void_p(), ctypes.c_uint64()
+driver.cuInit(0), driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0), driver.cuCtxSetCurrent(context)
+driver.cuMemAlloc_v2(ctypes.byref(memory), ctypes.c_size_t(64))
+calls = {{
+    "free": lambda: driver.cuMemFree_v2(memory),
+    "copy": lambda: driver.cuMemcpyAsync(memory, memory, ctypes.c_size_t(8), None),
+    "current": lambda: driver.cuCtxSetCurrent(context),
+}}
+def network():
+    libc.prctl(15, b"ucch-wire", 0, 0, 0)
+    calls[{call!r}]()
+thread = threading.Thread(target=network)
+thread.start(), thread.join()
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+    assert done.returncode == -6 and "a network thread calls the driver" in done.stderr, done

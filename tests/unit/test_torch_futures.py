@@ -124,7 +124,8 @@ class Group(Dispatch):
     """What a Work needs of its group."""
 
     def __init__(self) -> None:
-        comm: Any = SimpleNamespace(rank=0, size=1, _run=SimpleNamespace(), _messages=None)
+        run = SimpleNamespace(members=SimpleNamespace(channels=None))
+        comm: Any = SimpleNamespace(rank=0, size=1, _run=run, _messages=None)
         self._open(comm, "test", None)
 
 
