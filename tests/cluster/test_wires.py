@@ -134,6 +134,11 @@ def test_streams_wait_for_messages(run: Callable[..., Any], where: tuple[str, in
     assert run(queued_scripts.FAR, *where, **OWN_QUEUES).stdout.count("right") == where[1] * where[2]
 
 
+def test_no_stream_waits_for_messages_where_kernels_are_loaded_late(run: Callable[..., Any]) -> None:
+    late = {"FAKEGPU_LAZY": "1", "HIP_ENABLE_DEFERRED_LOADING": "1"}
+    assert run(queued_scripts.FAR_LAZY, *PAIR, **OWN_QUEUES, **late).stdout.count("right") == 2
+
+
 def test_sixteen_groups(run: Callable[..., Any]) -> None:
     script = """
 from arrays import Array

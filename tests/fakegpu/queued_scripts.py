@@ -47,14 +47,19 @@ def come(request):
     return state
 """
 
-#: Streams of both sides do all of a message: the hosts go on, and the data is in order.
-QUEUED = COMMON + HELPERS
-QUEUED += """
+#: Beginning of jobs in which every rank sends to the next one.
+ROUND = COMMON + HELPERS
+ROUND += """
 with Communicator() as comm:
     p, r = comm.size, comm.rank
     right, left = (r + 1) % p, (r - 1) % p
     gpu = runtime()
     gpu.use(comm._run.members.place.device)
+"""
+
+#: Streams of both sides do all of a message: the hosts go on, and the data is in order.
+QUEUED = ROUND
+QUEUED += """
     assert comm._messages._queues == set(range(p)) - {r}
     streams = [held(gpu) for _ in range(2)]
     # Several lengths at a time, before any data is there; what is behind in the stream sees it.
@@ -133,13 +138,8 @@ print("right")
 """
 
 #: Streams wait for messages that nobody has sent yet.
-EARLY = COMMON + HELPERS
+EARLY = ROUND
 EARLY += """
-with Communicator() as comm:
-    p, r = comm.size, comm.rank
-    right, left = (r + 1) % p, (r - 1) % p
-    gpu = runtime()
-    gpu.use(comm._run.members.place.device)
     (outof, first), (into, second) = streams = [held(gpu) for _ in range(2)]
     write(second, 1)
     early = []
@@ -287,13 +287,8 @@ print("right")
 """
 
 #: Between hosts: streams wait for messages that nobody has sent yet, and no host has a part in their copies.
-FAR = COMMON + HELPERS
+FAR = ROUND
 FAR += """
-with Communicator() as comm:
-    p, r = comm.size, comm.rank
-    right, left = (r + 1) % p, (r - 1) % p
-    gpu = runtime()
-    gpu.use(comm._run.members.place.device)
     (outof, first), (into, second) = held(gpu), held(gpu)
     write(second, 1)
     wanted = [(tag, n) for tag, n in enumerate([LONG, 1, 40000, 5 * LONG, LONG + 1]) for _ in range(2)]
@@ -364,6 +359,19 @@ with Communicator() as comm:
     write(word, 1)
     assert (y.copied(stream) == left).all() and (z.peek == -5).all()
     comm.mpi.Barrier()
+print("right")
+"""
+
+#: Between hosts where kernels are loaded at their first launch, which waits for the device: no stream waits then.
+FAR_LAZY = ROUND
+FAR_LAZY += """
+    stream, x, y = gpu.stream(), Array(LONG).set(r), Array(LONG).set(-1)
+    request = receive(comm, y, left, 1)
+    assert not Messages.take(request, stream.handle, early=True)
+    comm.mpi.Barrier()
+    comm.Send(x, right, 1, stream=stream)
+    request.Wait()
+    assert (y.peek == left).all()
 print("right")
 """
 

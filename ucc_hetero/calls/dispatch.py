@@ -66,7 +66,7 @@ class Runner:
         self._prepared = Preparation(members, self.delegate, self._cache, self._run, self._overtaken)
         #: Calls that a rank has refused.
         self.refusals = Refusals(members, self.timeout)
-        #: What ran so far, as ``Preparation.used``.
+        #: Calls that ran so far, as ``Preparation.used``.
         self.used = self._prepared.used
         self.launches = Launches(members.board, members.rank, self._broke)
         #: Persistent calls that were not freed: their requests must go before their teams.
@@ -258,7 +258,7 @@ class Runner:
         if runtime is None:
             raise DeviceError(f"rank {self.rank} has no GPU runtime for stream= ({report(self.members.place.vendor)})")
         both, at = (prepared.send, prepared.recv), _cast("void *", stream)
-        # What could not be launched yet is held where streams may be.
+        # Calls that could not be launched yet hold the stream, where streams may be held.
         holds = ordered and (program.execution is Execution.HELD or (program.execution is _LAUNCHED and runtime.holds))
         state = lib.ucch_program_start_on(program.handle, *both, self.timeout, at, holds)
         if state < 0:

@@ -27,7 +27,7 @@ class Transfer:
     __slots__ = (
         "bounce",
         "buffer",
-        "delivered",
+        "by_stream",
         "handle",
         "op",
         "original",
@@ -61,7 +61,7 @@ class Transfer:
         #: A send by way of shared pinned memory, which its receiver is told of.
         self.window = False
         #: A receive from another host that a stream copies to its place, if one waits for it.
-        self.delivered = False
+        self.by_stream = False
 
     def _staged(self) -> Buffer:
         if self.bounce is None:

@@ -279,7 +279,7 @@ class Messages:
         bounce = self.arrays.bounced(target, source, in_stream=taken or stream is not None)
         transfer = Transfer("receive", target, source, tag, bounce, self._stream(stream))
         self._in_place(transfer)
-        transfer.delivered = taken and bounce is not None and source >= 0 and source not in self._windows
+        transfer.by_stream = taken and bounce is not None and source >= 0 and source not in self._windows
         # What goes straight to a device comes from another host, and not through a window.
         if self._windows and (transfer.bounce is not None or target.vendor == "host"):
             into = transfer.buffer if transfer.bounce is None else target
@@ -298,7 +298,7 @@ class Messages:
         """
         transfer: Any = request._keep
         into = ffi.cast("void *", stream)
-        if transfer.delivered:
+        if transfer.by_stream:
             taken = lib.ucch_message_deliver(transfer.handle, ffi.cast("void *", transfer.original.ptr), into)
         else:
             taken = lib.ucch_message_take(transfer.handle, into, early)
@@ -433,7 +433,7 @@ class Messages:
     def _end_tracked(self, transfer: Transfer, state: int, status: Any) -> None:
         self.runner.track(-1)
         self._end(transfer, state, status)
-        if transfer.delivered and lib.ucch_message_held(transfer.handle):
+        if transfer.by_stream and lib.ucch_message_held(transfer.handle):
             _held.append(transfer)
 
     def _end(self, transfer: Transfer, state: int, status: Any) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from operator import index
@@ -118,7 +119,7 @@ class Partitions:
         return known[number]
 
 
-class PartitionedRequest(PersistentRequest):
+class PartitionedRequest(PersistentRequest, ABC):
     """A message in partitions that can be started many times."""
 
     def __init__(self, messages: Messages, parts: Sequence[Buffer], peer: int, tag: int) -> None:
@@ -167,9 +168,9 @@ class PartitionedRequest(PersistentRequest):
         """Whether a partition is there; receives only."""
         raise ValueError(f"{self._said()}: only partitions of a receive arrive")
 
+    @abstractmethod
     def _complete_set(self, *, wait: bool) -> bool:
         """Whether all messages of this start have begun."""
-        raise NotImplementedError
 
     # --- as of any request --------------------------------------------------------------------------------------------
 

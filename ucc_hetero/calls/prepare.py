@@ -142,7 +142,7 @@ class Preparation:
         self.rank, self.size = members.rank, members.size
         #: UCCH_CHECK: every rank's call compared before anything is sent.
         self.check = bool(env.get("CHECK"))
-        #: What ran so far: label -> (choice, what made it, who waits).
+        #: Calls that ran so far: label -> (choice, its origin, who waits).
         self.used: dict[str, tuple[Choice, str, Execution]] = {}
         self._on_host = _of_host(members.tuning)
 

@@ -59,12 +59,11 @@ class _Pen:
             return
         one, other = self.step.ranks[i], self.step.ranks[j]
         stage = max(stage, i == j)  # in place a copy lies over what others are sent
-        while len(self.stages) <= stage:
-            self.stages.append([])
+        steps = self._stage(stage)
         if i == j:
-            self.stages[stage].append(Step("copy", (one,), "local", (here,), (there,)))
+            steps.append(Step("copy", (one,), "local", (here,), (there,)))
         else:
-            self.stages[stage].append(Step("message", (one, other), self.step.link, (here, None), (None, there)))
+            steps.append(Step("message", (one, other), self.step.link, (here, None), (None, there)))
 
     def reduce_to(self, i: int, part: Callable[[int], Region], into: Callable[[], Region]) -> None:
         """Member ``i`` gets the reduction of everybody's ``part(j)`` in ``into``: what comes, its own, then the sums.
@@ -79,6 +78,11 @@ class _Pen:
         for k, place in enumerate(spare):
             self.combine(2 + k, i, place, into())
 
+    def _stage(self, number: int) -> list[Step]:
+        while len(self.stages) <= number:
+            self.stages.append([])
+        return self.stages[number]
+
     def spare(self, i: int, count: int) -> Region:
         """Scratch of member ``i``."""
         return self._take(self.step.ranks[i], count)
@@ -87,9 +91,7 @@ class _Pen:
         """Add ``src`` of member ``i`` to ``into``, if its steps are wanted."""
         if not (self.wants(i) and src.count):
             return
-        while len(self.stages) <= stage:
-            self.stages.append([])
-        self.stages[stage].append(Step("combine", (self.step.ranks[i],), "local", (src,), (into,)))
+        self._stage(stage).append(Step("combine", (self.step.ranks[i],), "local", (src,), (into,)))
 
 
 def _both(pen: _Pen) -> None:
@@ -99,7 +101,7 @@ def _both(pen: _Pen) -> None:
     """
     spare = [pen.spare(i, pen.src(i).count) for i in range(2)]
     for i in range(2):
-        pen.move(0, 1 - i, i, partial(pen.src, 1 - i), partial(_part, spare[i], 0, spare[i].count))
+        pen.move(0, 1 - i, i, partial(pen.src, 1 - i), lambda i=i: spare[i])  # type: ignore[misc]
     pen.move(1, 0, 0, partial(pen.src, 0), partial(pen.dst, 0))
     pen.combine(1, 1, pen.src(1), spare[1])
     pen.combine(2, 0, spare[0], pen.dst(0))
