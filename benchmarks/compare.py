@@ -32,7 +32,7 @@ from .validate import Checker
 
 __all__ = ["Series", "measure", "run"]
 
-#: What one sample should take, and the most calls in it.
+#: Length of one sample, in seconds, and the most calls in it.
 _SAMPLE_SECONDS, _MOST_CALLS = 1e-3, 2000
 _STARTS = 5
 _LAUNCHER = ("OMPI_", "PMIX_", "PRTE_", "PMI_", "HYDI_", "HYDRA_")

@@ -77,7 +77,7 @@ class Results:
         self._head = header(benchmark, command, world, self._accelerators, nodes) if world.rank == 0 else {}
         self._rates = benchmark in BENCHES and BENCHES[benchmark].unit == "bandwidth"
         self.rows: list[dict[str, Any]] = []
-        #: What --limit measured.
+        #: Links as measured by --limit.
         self.links: dict[str, Any] | None = None
 
     def mix_line(self) -> str:

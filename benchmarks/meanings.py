@@ -12,7 +12,7 @@ from .table import LARGE, Bench
 
 __all__ = ["OPTIONS", "PEERS", "Option", "Options", "number"]
 
-#: Whose calls can be measured.
+#: Implementations whose calls can be measured.
 PEERS = ("ours", "mpi4py", "ucc", "gloo", "nccl")
 
 

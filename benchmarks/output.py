@@ -42,7 +42,7 @@ class Row:
     rate: float = 0.0
     overlap: Overlap | None = None
     ratios: Mapping[str, tuple[float, Interval]] = field(default_factory=dict)
-    #: What the links allow, in the unit of the value; None where nobody asked.
+    #: Limit set by the links, in the unit of the value; None without --limit.
     limit: float | None = None
 
     @property

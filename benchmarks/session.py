@@ -64,7 +64,7 @@ class Session:
     results: Results
     log: Log | None = None
     samples: dict[int, npt.NDArray[np.float64]] = field(default_factory=dict)
-    #: What the links allow for a size, in the unit of the benchmark; None where nobody asked.
+    #: Size -> limit set by the links, in the unit of the benchmark; None without --limit.
     limit: Callable[[int], float] | None = None
     _plans: dict[str, str] = field(default_factory=dict)
 

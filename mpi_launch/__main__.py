@@ -28,7 +28,7 @@ from .cluster import Cluster, ClusterError
 
 __all__ = ["main"]
 
-#: What --check runs on every rank instead of a program.
+#: Program of every rank under --check.
 DOCTOR = ("-m", "ucc_hetero.launch.doctor", "--job")
 
 #: Seconds within which every rank has to start. Containers may have to fetch their image first.

@@ -19,7 +19,7 @@ __all__ = ["Job", "Part", "compile_job", "container", "parts", "program_of", "re
 
 RANK_WRAPPER = Path(__file__).with_name("rank.py")
 
-#: Whose values on this machine are those of every rank, when ranks run elsewhere.
+#: Variables, by their first letters, whose values here hold for every rank, when ranks run elsewhere.
 FORWARDED = ("UCCH_", "UCX_", "UCC_", "NCCL_", "RCCL_", "GLOO_", "TORCH_", "OMP_NUM_THREADS", "PYTHONPATH")
 
 LOCAL_NAMES = ("localhost", "127.0.0.1")

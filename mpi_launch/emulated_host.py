@@ -26,8 +26,8 @@ UNSHARE = [
 _NODE = Path(__file__).with_name("emulated_node.py")
 _PYTHON = [sys.executable, "-I", "-S", str(_NODE)]
 
-#: What every host's kernel settings are, whatever the machine's are: a job's speed must not depend on them. Reno is the
-#: one congestion control that every kernel allows in every namespace.
+#: Kernel settings of every emulated host, which do not depend on the machine's: a job's speed must not. Reno is the one
+#: congestion control that every kernel allows in every namespace.
 _SYSCTL = {
     "net/ipv4/tcp_congestion_control": "reno",
     "net/ipv6/conf/all/disable_ipv6": "1",

@@ -36,7 +36,7 @@ _SIZE = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_NTASKS", "WORLD_SIZE")
 _LOCAL_RANK = ("OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "SLURM_LOCALID", "LOCAL_RANK")
 LOCAL_SIZE = ("OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS", "LOCAL_WORLD_SIZE")
 
-#: What a program in a container needs of the environment outside.
+#: Variables, by their first letters, that a program in a container gets from the environment outside.
 _INTO_CONTAINERS = (
     "OMPI_", "PMIX_", "PMI_", "PRTE_", "MPI_", "SLURM_", "HYDRA_", "UCCH", "UCX_", "UCC_", "NCCL_", "RCCL_", "GLOO_",
     "RANK", "LOCAL_", "WORLD_SIZE", "MASTER_", "OMP_NUM_THREADS", "CUDA_", "HIP_", "ROCR_",

@@ -73,7 +73,7 @@ INHERITED = ("UCCH_UCC_LIB", "UCCH_UCX_DIR")
 
 @dataclass(frozen=True)
 class MPIResult:
-    """What a job left: mpirun's exit status and what all ranks wrote."""
+    """Result of a job: mpirun's exit status and what all ranks wrote."""
 
     returncode: int
     stdout: str
@@ -160,7 +160,7 @@ def run_limited(command: Sequence[str], env: Mapping[str, str], cwd: Path, timeo
     return MPIResult(job.returncode, *texts), late
 
 
-#: What Open MPI 5's mpirun says once in thousands of starts, before any rank exists: nothing of ours has failed.
+#: Error of Open MPI 5's mpirun, once in thousands of starts, before any rank exists: nothing of ours has failed.
 NOT_STARTED = "The PMIx server's listener thread failed to start"
 
 
@@ -284,7 +284,7 @@ def fakegpu(tmp_path_factory: pytest.TempPathFactory, compiled: Callable[..., Pa
 
 @pytest.fixture
 def fake_environment(fakegpu: Mapping[str, Path]) -> Callable[[str], dict[str, str]]:
-    """What gives every rank of a layout, such as ``nvidia:2,amd:2``, a fake GPU, if its script imports ``arrays``."""
+    """Environment for a layout such as ``nvidia:2,amd:2``: a fake GPU per rank whose script imports ``arrays``."""
     libraries = {f"FAKEGPU_{vendor.upper()}": str(path) for vendor, path in fakegpu.items()}
     folders = [str(ROOT), str(FAKEGPU), *filter(None, [os.environ.get("PYTHONPATH")])]
     # Many communicators of many ranks live on one small machine.

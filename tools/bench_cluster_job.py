@@ -27,8 +27,8 @@ from ucc_hetero.cli.tune import measure
 
 __all__ = ["calls_of", "main"]
 
-#: What one sample should take, and the most calls in it; of calls below the limit, in seconds, at least a few: one that
-#: follows a barrier also waits for whoever leaves the barrier last.
+#: Length of one sample, in seconds, and the most calls in it; of calls below the limit, in seconds, at least a few: one
+#: that follows a barrier also waits for whoever leaves the barrier last.
 _SAMPLE_SECONDS, _MOST_CALLS = 5e-3, 200
 _SHORT_CALL, _FEW_CALLS = 10e-3, 8
 #: Untimed samples before the first one, at least and at most, each as long as the one before asks for: connections are

@@ -89,7 +89,7 @@ uint64_t ucch_trace_begin_locked(uint32_t program, int step, uint64_t seq) {
 }
 
 void ucch_trace_end_locked(uint64_t number, int status) {
-    /* What began so long ago that the ring has gone round is lost. */
+    /* The ring has gone round since the event began: it is lost. */
     if (!number || head->written - number >= head->capacity)
         return;
     ucch_event *e = &ring[(number - 1) & (head->capacity - 1)];

@@ -31,7 +31,7 @@ from .amd_hip import Hip, Word
 __all__ = ["MARK", "MODULE", "PROBES", "main"]
 
 MODULE = "ucc_hetero.launch.doctor.amd_probes"
-#: What the line with the answer begins with.
+#: Prefix of the output line with the answer.
 MARK = "ucch-answer "
 
 YES, NO, ABSENT = "yes", "no", "absent"

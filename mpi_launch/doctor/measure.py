@@ -90,7 +90,7 @@ def _bcast(comm: Communicator, n: int) -> bool:
     return _gives(lambda data: comm.Bcast(data, root), data, data * (comm.rank == root))
 
 
-#: What is tried: those that are known to go wrong where ranks differ, in the sizes at which they do.
+#: Name -> call: collectives that are known to go wrong where ranks differ, in the sizes at which they do.
 CANARIES: tuple[tuple[str, Callable[[Communicator], bool]], ...] = (
     ("allreduce of 4 bytes", lambda comm: _allreduce(comm, 1, False)),
     ("allreduce of 8 MiB", lambda comm: _allreduce(comm, 1 << 21, False)),

@@ -69,7 +69,7 @@ class Array:
         assert self.library.fakegpu_fill(*args, ctypes.c_float(value)) == 0
 
     def scale(self, stream: device.Stream, value: float) -> None:
-        """Likewise, times ``value``."""
+        """Multiply by ``value`` on the stream."""
         args = ctypes.c_void_p(stream.handle), ctypes.c_void_p(self.block.handle), ctypes.c_size_t(self.size)
         assert self.library.fakegpu_scale(*args, ctypes.c_float(value)) == 0
 

@@ -189,7 +189,7 @@ with Communicator() as comm:
 print("right")
 """
 
-#: What the fake compiler cannot make is done with the hosts' help, on all ranks alike; and other kinds of data.
+#: Types for which no kernel can be made go through the hosts, on all ranks alike; and other kinds of data.
 OTHER_DATA = COMMON
 OTHER_DATA += """
 with Communicator() as comm:

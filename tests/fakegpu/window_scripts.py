@@ -150,7 +150,7 @@ with Communicator() as comm:
     told(lambda: comm.Recv(y, 1, 5), lambda: comm.Allreduce(x, y))
 """
 
-#: What is given up on one side is given up on the other, and leaves windows usable; their size is what it first was.
+#: Messages given up on one side are given up on the other and leave windows usable; a window keeps its first size.
 GIVEN_UP = COMMON
 GIVEN_UP += """
 import os

@@ -44,7 +44,7 @@ def case(function: Callable[[Communicator, Any], None]) -> Callable[[Communicato
 
 
 def data(rank: int, n: int, dtype: str = "float32", seed: int = 0) -> Any:
-    """What a rank contributes: small whole numbers, exact in every type."""
+    """Contribution of a rank: small whole numbers, exact in every type."""
     return np.random.default_rng([seed, rank, n]).integers(-9, 10, n).astype(dtype)
 
 
@@ -179,7 +179,7 @@ def streams(comm: Communicator, kind: Any) -> None:
 
 @case
 def messages_in_streams(comm: Communicator, kind: Any) -> None:
-    """What is sent is there only when the stream gets to the send; and it is received behind what reads the old."""
+    """A send takes the data as of its place in the stream; a receive writes once earlier work has read the old data."""
     if not kind.streams:
         return
     p, r = comm.size, comm.rank

@@ -34,7 +34,7 @@ def block(rank: int, seed: int) -> Floats:
 
 @dataclass
 class Call:
-    """What one rank passes to a collective and what it must find afterwards.
+    """Arguments of one rank of a collective, and their contents afterwards.
 
     ``want`` are the expected elements of the destination (of the source for bcast) from element ``at`` on.
     """

@@ -185,7 +185,7 @@ class Call:
         return forms[case.spec]
 
     def verify(self, inputs: list[Array]) -> str:
-        """What is wrong with the buffers now, or nothing. ``inputs``: every rank's dense input."""
+        """Faults of the buffers now, or nothing. ``inputs``: every rank's dense input."""
         for name, buffer in (("sendbuf", self.send), ("recvbuf", self.recv)):
             if buffer is not None and not buffer.bands_intact():
                 return f"{name}: wrote outside the buffer"

@@ -235,7 +235,7 @@ def case_subsets_in_any_order(comm: Communicator) -> None:
 
 
 def case_unreceived_messages(comm: Communicator) -> None:
-    """What nobody received ends with its communicator, and is not met by a later one."""
+    """Messages that nobody received end with their communicator, and reach no later one."""
     for _ in range(3):
         other = comm.Dup()
         other.Send(np.ones(10), other.rank, 1)

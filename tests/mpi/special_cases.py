@@ -214,7 +214,7 @@ def redistributed(comm: Communicator) -> None:
 
 
 def refused(comm: Communicator) -> None:
-    """What no library computes rightly is refused by name, and nothing is sent."""
+    """Types that no library computes rightly are refused by name, and nothing is sent."""
     ml_dtypes = pytest.importorskip("ml_dtypes", reason="needs ml_dtypes: pip install ml_dtypes")
     for name in ("float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz"):
         small = np.ones(4, getattr(ml_dtypes, name))

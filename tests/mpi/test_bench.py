@@ -208,7 +208,7 @@ def test_gloo_is_a_peer_like_the_others(mpirun: Run) -> None:
 
 
 def test_the_quickest_put(mpirun: Run) -> None:
-    """What the latency of devices' links is held against; any two ranks of a job."""
+    """Lower limit of the latency of devices' links, between any two ranks of a job."""
     script = """
     from types import SimpleNamespace
     from ucc_hetero.bench.limits import _put_seconds

@@ -85,7 +85,7 @@ ENDS = {
 @pytest.mark.parametrize("how", ENDS)
 @pytest.mark.parametrize("wait", ["comm.Allreduce(np.ones(4), np.empty(4))", "world.Barrier()"])
 def test_a_failed_rank_ends_the_job(mpirun, how: str, wait: str) -> None:
-    """Whatever the others wait for, ours or MPI's; plain mpi4py would wait for ever after the first three."""
+    """Also while the others wait, in our calls or in MPI's; plain mpi4py would wait for ever after the first three."""
     script = f"""
 if rank == 1:
     {how}

@@ -35,7 +35,7 @@ def case(function: Callable[[], None]) -> Callable[[], None]:
 
 
 def data(rank: int, shape: Any, dtype: torch.dtype = torch.float32, scale: int = 5) -> torch.Tensor:
-    """What ``rank`` contributes: small whole numbers, so that sums are exact in every type."""
+    """Contribution of ``rank``: small whole numbers, so that sums are exact in every type."""
     generator = torch.Generator("cpu").manual_seed(1000 + rank)
     whole = torch.randint(1, scale, tuple(shape), generator=generator, device="cpu").to(DEVICE)
     return whole.bool() ^ (whole > 2) if dtype == torch.bool else whole.to(dtype)

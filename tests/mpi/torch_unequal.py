@@ -127,7 +127,7 @@ def balanced_pipeline() -> None:
 
 
 def nudged(model: nn.Module) -> None:
-    """What another vendor's optimizer kernel does: one parameter of the last rank is off by one bit."""
+    """Effect of another vendor's optimizer kernel: one parameter of the last rank is off by one bit."""
     if R == N - 1:
         with torch.no_grad():
             weight = next(model.parameters()).view(-1)

@@ -27,7 +27,7 @@ def fused(op: str, dtype: str) -> tuple[int, int, int, int]:
     return lib.UCCH_FUSED, OPS[op].code, DTYPES[dtype].code, 0
 
 
-#: What may run for as long as another rank lets it wait. Of a short call's kernels those whose arithmetic is longest.
+#: Kernels that wait for another rank. Of the fused ones those whose arithmetic is longest.
 WAITING = {
     "await": (lib.UCCH_AWAIT, 0, 0, 0), "one_side": (lib.UCCH_STREAM_COPY, 0, 0, 0),
     "fused_float": fused("SUM", "float32"), "fused_half": fused("PROD", "float16"),

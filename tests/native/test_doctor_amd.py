@@ -57,7 +57,7 @@ def test_healthy(fakegpu: dict[str, Path]) -> None:
     assert all(each["took"] > 0 for each in found.values())
 
 
-#: What is wrong with a device -> the questions that tell, and a word of the answer.
+#: Fault of a device -> the questions that show it, and a word of the answer.
 UNHEALTHY: list[tuple[dict[str, str], dict[str, str]]] = [
     ({"FAKEGPU_NO_FLAGS": "1"}, {"stream-waits": "801"}),
     ({"FAKEGPU_NO_PEERS": "1"}, {"ipc": "cannot be opened"}),
@@ -124,7 +124,7 @@ def run(environ: Mapping[str, str], folder: Path, *words: str) -> subprocess.Com
 
 
 def test_a_report(fakegpu: dict[str, Path], tmp_path: Path) -> None:
-    """What was asked, on one process and on ranks of a job; one that cannot start is an answer, too."""
+    """Answers of one process and of a job's ranks; a job that cannot start is an answer, too."""
     mpirun = Path(sys.executable).with_name("mpirun")
     if not mpirun.exists():
         pytest.skip("no mpirun beside this Python: install the extra 'mpi'")

@@ -15,7 +15,7 @@ from ucc_hetero.types import DTYPES, OPS
 
 N = 4000
 
-#: What makes C++ of it: blocks of one thread, one after the other.
+#: Prelude that turns a kernel into C++: blocks of one thread, one after the other.
 _HOST = """
 #include <cmath>
 #include <cstring>

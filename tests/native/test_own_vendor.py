@@ -24,7 +24,7 @@ def library(tmp_path_factory: pytest.TempPathFactory, compiled: Callable[..., Pa
 
 @pytest.fixture
 def tables() -> Iterator[None]:
-    """What a test registers is gone after it."""
+    """Tables of vendors as they were before the test."""
     tables: tuple[dict[Any, Any], ...] = (vendors.VENDORS, vendors.DLPACK, env.TABLE)
     before = [dict(table) for table in tables]
     registry.forget()

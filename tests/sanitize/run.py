@@ -25,8 +25,8 @@ TESTS = (
     "tests/mpi/test_p2p.py", "tests/mpi/test_requests.py",
 )  # fmt: skip
 
-#: What has to be found: (what the finding says, program). Short blocks of numpy's, as it would keep those for itself;
-#: what is undefined ends in an instruction that is none.
+#: Known faults, which have to be found: (words of the finding, program). Short blocks of memory, as numpy would keep
+#: those for itself; undefined behaviour ends in an illegal instruction.
 KNOWN = (
     (
         "heap-use-after-free",
@@ -84,7 +84,7 @@ def build() -> None:
 
 
 def environment(libasan: Path) -> dict[str, str]:
-    """What makes every Python of the tests a sanitized one, and its findings files."""
+    """Environment in which every Python of the tests is a sanitized one, and its findings are files."""
     shutil.rmtree(FINDINGS, ignore_errors=True)
     FINDINGS.mkdir(parents=True)
     files = f"log_path={FINDINGS / 'of'}:suppressions={HERE / 'suppressions.txt'}"
@@ -104,7 +104,7 @@ def environment(libasan: Path) -> dict[str, str]:
 
 
 def blind(sanitized: dict[str, str]) -> list[str]:
-    """What should have been found, and was not."""
+    """Known faults that were not found."""
     missed = []
     for words, program in KNOWN:
         command = [sys.executable, "-c", program]

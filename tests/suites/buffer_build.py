@@ -39,7 +39,7 @@ class Arguments:
     def __init__(self, case: Case, rank: int) -> None:
         self.case, self.rank = case, rank
         self._types: list[MPI.Datatype] = []
-        #: What must come out equal: memory that can change.
+        #: Memory that the call may change, compared afterwards.
         self._memory: list[Any] = []
         fault = case.fault
         self._fault = fault.name if fault is not None and fault.rank in (-1, rank) else ""

@@ -186,7 +186,7 @@ _V = ("x", "x t", "x n", "x (n d)", "x n t", "x (n d) t", "x n d t", "x (n None)
 _W = ("x t", "x (n d) t", "x n d t")
 _FORMS = {"one": _ONE, "even": _ONE, "v": _V, "w": _W}
 
-#: What memory is passed as: with a type of its own or without, and what can only be sent.
+#: Python types of buffers: with an element type of their own, without one, and read-only ones, which are sent only.
 _TYPED = ("numpy", "numpy", "numpy", "rows", "fortran", "memoryview", "array", "ctypes", "unaligned", "dlpack")
 _BYTES = ("bytearray", "memory")
 _CONSTANT = ("readonly", "readonly memoryview")
@@ -314,7 +314,7 @@ _ROOTS = ("root beyond", "root below", "root of fraction", "root of text", "no r
 _RECVCOUNTS = ("recvcounts short", "recvcounts wrong", "recvcounts negative", "recvcounts of text")
 
 
-#: What a form must say for a mistake in it: counts, displacements, a datatype.
+#: Mistake -> the part of a buffer specification that it needs: counts (n), displacements (d), a datatype (t).
 _ABOUT = {
     "negative count": "n", "count of text": "n", "count of fraction": "n", "None with a count": "n",
     "negative displacement": "d", "no datatype": "t", "datatype of number": "t", "null datatype": "t",
@@ -353,7 +353,7 @@ def _fault(draw: Any, call: str, send: Sequence[Spec | str], recv: Sequence[Spec
     return Fault(rank, *draw(st.sampled_from(made))) if made else None
 
 
-#: What stands for buffers that do not matter.
+#: Arguments in the place of buffers that do not matter.
 _NOBODY = ("None", "text", "number")
 
 

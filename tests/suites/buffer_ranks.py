@@ -57,7 +57,7 @@ def method(comm: Any, case: Case, way: str) -> Callable[..., Any]:
 
 
 def keywords(case: Case, args: Arguments) -> dict[str, Any]:
-    """What is passed beside buffers."""
+    """Arguments beside the buffers."""
     found: dict[str, Any] = {}
     if CALLS[case.call].reduces:
         found["op"] = getattr(MPI, case.op)
@@ -150,7 +150,7 @@ def ours(library: Library, case: Case, args: Arguments) -> str:
 
 
 class Found(NamedTuple):
-    """What a case came to: ``kind`` (see ``Ranks.judge``), the words of who refused, and which rank's they are."""
+    """Outcome of a case: ``kind`` (see ``Ranks.judge``), the words of who refused, and which rank's they are."""
 
     kind: str
     words: str = ""

@@ -28,7 +28,7 @@ LAYOUTS = {"2": (2, "", 0.35), "3": (3, "", 0.325), "3 of two vendors": (3, "nvi
 CALL, START, EACH = 60, 300, 0.5
 #: Jobs that a layout may take: MPI's own calls stand still at times (Open MPI 5's Ialltoallw in place), which ends one.
 JOBS = 5
-#: What is printed of results that are wrong.
+#: Wrong results that are printed.
 SHOWN = 10
 
 

@@ -32,7 +32,7 @@ class Refusal(NamedTuple):
 
 
 class Result(NamedTuple):
-    """What a test ended with on all ranks together: passed, skipped (by mpi4py) or failed; and why."""
+    """Outcome of a test on all ranks together: passed, skipped (by mpi4py) or failed; and why."""
 
     kind: str
     why: str
@@ -43,7 +43,7 @@ class Verdict(NamedTuple):
     """The results of a layout against the list of refusals."""
 
     counts: Counter[str]
-    #: What is wrong, in words.
+    #: Faults, in words.
     wrong: list[str]
     #: Refusals that a test failed by.
     used: set[Refusal]

@@ -75,7 +75,7 @@ def adapt(tests: Any, backend: str) -> type:
 
 
 def news(folder: Path, rank: int) -> list[tuple[str, str, str, float]]:
-    """What a rank has noted so far: method, outcome, text, time."""
+    """Notes of a rank so far: method, outcome, text, time."""
     file = folder / f"rank{rank}"
     lines = file.read_text().splitlines() if file.exists() else []
     return [tuple(json.loads(line)) for line in lines if line.endswith("]")]

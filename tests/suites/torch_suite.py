@@ -28,7 +28,7 @@ PAGE = HERE.parents[1] / "docs" / "torch.md"
 
 #: Seconds without any news of a job's ranks until it counts as standing still: torch's own limits are 60.
 STILL = 100.0
-#: Likewise until the first of them: the ranks import torch.
+#: The same until the first of them: the ranks import torch.
 START = 240.0
 #: Jobs per backend: each method that fails ends one.
 MOST_JOBS = 60
@@ -42,7 +42,7 @@ class Way(NamedTuple):
 
     @property
     def environment(self) -> dict[str, str]:
-        """What its ranks find in their environment."""
+        """Variables of its ranks' environment."""
         return {"UCCH_EMULATE": self.emulate} if self.emulate else {}
 
     def __str__(self) -> str:
@@ -102,7 +102,7 @@ class Job:
         self._output.close()
 
     def results(self, ended: bool) -> dict[str, Result]:
-        """What became of the methods that were begun."""
+        """Results of the methods that were begun."""
         found: dict[str, Result] = {}
         noted = sorted(self._news(), key=lambda line: line[3])
         for method in self.methods:
@@ -158,7 +158,7 @@ def all_methods() -> list[str]:
 
 
 def judge(ours: dict[str, Result], gloo: dict[str, Result], listed: dict[str, str]) -> list[str]:
-    """What is not as it should be."""
+    """Differences from gloo that the page does not list, and listed ones that are gone."""
     wrong = []
     for method, result in ours.items():
         control = gloo.get(method, Result("not run")).outcome

@@ -228,7 +228,7 @@ class Simulation:
 
 
 def reference(call: Call, data: list[Vector]) -> list[Vector | None]:
-    """What each rank's dense receive buffer must hold, or None; straight from MPI's definitions."""
+    """Expected contents of each rank's dense receive buffer, or None; straight from MPI's definitions."""
     p, c, name = call.ranks, call.counts, call.collective
     if name == "barrier":
         return [None] * p

@@ -45,7 +45,7 @@ def blocks(kind: str, ranks: int, root: int) -> Iterator[tuple[set[int], set[int
 
 
 def crossing(kind: str, ranks: int, root: int, inside: set[int]) -> float:
-    """What has to enter or leave: a block (or the sum of what one side has for it) that the other side needs."""
+    """Blocks that have to enter or leave: those (or one side's sum for them) that the other side needs."""
     enters = leaves = 0.0
     for sources, needers, nbytes in blocks(kind, ranks, root):
         enters += nbytes * bool(needers & inside and sources - inside)

@@ -15,7 +15,7 @@ def options(name: str, *words: str) -> Options:
 
 
 def changed(name: str, *words: str) -> dict[str, object]:
-    """What the words change from the defaults."""
+    """Options that the words change from the defaults."""
     got, default = options(name, *words), options(name)
     return {
         field.name: getattr(got, field.name)

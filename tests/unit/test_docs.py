@@ -24,7 +24,7 @@ def page(request: pytest.FixtureRequest) -> Path:
 
 
 def commands(page: Path) -> str:
-    """What a page tells its reader to type: shell blocks and inline code."""
+    """Commands that a page tells its reader to type: shell blocks and inline code."""
     text = page.read_text()
     return "\n".join(re.findall(r"^```sh\n(.*?)^```", text, re.M | re.S) + re.findall(r"`([^`\n]+)`", text))
 
@@ -78,9 +78,9 @@ def test_docstrings_begin_with_one_sentence() -> None:
 
 
 def test_sentences_begin_with_what_a_stranger_knows() -> None:
-    """A noun phrase or an imperative, in docstrings and in comments before functions and structures of C."""
-    riddle = re.compile(r'^(?: *"""|/\* )(?:What|Whose|Those of|Likewise)\b.*', re.M)
-    folders = ("ucc_hetero", "mpi_launch", "benchmarks", "tools", "examples", "cffi_build")
+    """A noun phrase or an imperative, in docstrings, in comments of names, and before functions and structures of C."""
+    riddle = re.compile(r'^(?: *"""| *#: |/\* )(?:What|Whose|Those of|Likewise)(?:ever)?\b.*', re.M)
+    folders = ("ucc_hetero", "mpi_launch", "benchmarks", "tools", "examples", "cffi_build", "tests")
     files = [
         path for each in folders for path in (ROOT / each).rglob("*") if path.suffix in {".py", ".c", ".h", ".cuh"}
     ]

@@ -34,7 +34,7 @@ NETWORK = {
     "proc/sys/kernel/numa_balancing": "0",
 }  # fmt: skip
 
-#: What the kernel answers and no file says.
+#: Answers of system calls, which no file records.
 ANSWERS = {
     "kernel": "6.8.0-45-generic", "memlock": -1, "nofile": 1 << 20, "shm": 64 << 30, "cores": 16,
     "clock_synchronised": True, "denied": (), "kernel_config": True,
@@ -365,7 +365,7 @@ def test_ranks_are_said_once() -> None:
 
 
 def test_this_machine(capsys: pytest.CaptureFixture[str]) -> None:
-    """Whatever it is: an answer, in both forms, with the status that belongs to it."""
+    """An answer on any machine, in both forms, with the status that belongs to it."""
     status = tool.main(["--json"])
     found = json.loads(capsys.readouterr().out)["findings"]
     assert status == any(each["level"] == "error" for each in found)

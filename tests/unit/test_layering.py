@@ -27,7 +27,7 @@ ROWS = (
     {"__main__", "bench", "launch"},
 )
 LAYERS = {name: height for height, row in enumerate(ROWS) for name in row}
-#: What may be imported from anywhere, and imports from each other.
+#: Modules that may be imported from anywhere, and import from each other.
 VOCABULARY = ROWS[0]
 
 #: The planner computes; it neither communicates nor touches devices. Of the machine it has the vendors' rows.

@@ -19,7 +19,7 @@ FILES = sorted(
 ADDRESSES = {"ptr", "ctypes", "data_ptr", "__array_interface__", "__cuda_array_interface__"}
 #: Functions that turn memory into an address that keeps nothing alive, and which of their arguments is the memory.
 ADDRESSING = {"addressof": 0, "cast": 1, "memmove": 0}
-#: What makes memory. A cast of these is an address whose memory is gone at once.
+#: Calls that make memory. A cast of their result is an address whose memory is gone at once.
 OWNERS = {"new", "from_buffer", "gc", "empty", "zeros", "array", "ascontiguousarray", "frombuffer", "pack", "copy"}
 #: Makes memory of an address, without its owner; DLPack's structures, and memory that HIP gave the doctor's probes,
 #: have no other way in.

@@ -111,7 +111,7 @@ def test_valid_with_equal_islands(
 
 
 def shape_of(operand: Operand) -> object:
-    """What of another rank's operand this rank's library call depends on: its form."""
+    """Form of another rank's operand, on which this rank's library call depends."""
     return (type(operand), operand.stride == operand.count) if isinstance(operand, Blocks) else type(operand)
 
 

@@ -215,7 +215,7 @@ def test_in_one_memory_islands_gain_nothing() -> None:
 
 
 def test_allreduce_between_hosts_by_its_length() -> None:
-    """What was measured on emulated links: the fewest rounds, then rails in one piece, then the library's in many."""
+    """As measured on emulated links: the fewest rounds, then rails in one piece, then the library's in many."""
     plain = Tuning(plain=True)
     for hosts in ([0, 0, 1, 1, 2], [0, 0, 1, 1, 2, 2, 3, 3], list(range(8))):
         topology = Topology.group(["host"] * len(hosts), hosts)

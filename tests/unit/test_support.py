@@ -21,7 +21,7 @@ from mpi4py_refusals import table as refused_tests
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "support.md"
 
-#: What the tables of the package do not know.
+#: Remarks of the page that come from no table of the package.
 UNCOUNTED = "non-blocking: a message per block (`straight`)"
 REMARKS = {
     "reduce_scatter": "in place `recvcounts` must be given",

@@ -121,7 +121,7 @@ class EndedRequest:
 
 
 class Group(Dispatch):
-    """What a Work needs of its group."""
+    """Stand-in for the group of a Work."""
 
     def __init__(self) -> None:
         run = SimpleNamespace(members=SimpleNamespace(channels=None))

@@ -337,7 +337,7 @@ def test_the_devices_that_are_none_of_ours(cuda: Cuda) -> None:
 
 
 def test_threads_leave_nothing_on_the_first_device(cuda: Cuda, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those of ranks with other devices each made a context there."""
+    """A stream on a device of another rank would make a context there."""
     monkeypatch.setattr(streams, "_idle", {})
     seen: list[Any] = []
 

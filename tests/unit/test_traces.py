@@ -13,7 +13,7 @@ STEPS = [["native", "reduce_scatter", 0, 0, [0, 1], 64, 0], ["bridge", "allreduc
 
 
 def ring(events: list[tuple[int, ...]], capacity: int) -> bytes:
-    """What the native engine would have left after writing these events one by one."""
+    """Trace file of the native engine after writing these events one by one."""
     slots = np.zeros(capacity, EVENT)
     for i, event in enumerate(events):
         slots[i % capacity] = (*event, 0)

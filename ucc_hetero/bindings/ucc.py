@@ -139,7 +139,7 @@ class Context(Handle):
         self.handle = handle[0]
         self.rank = exchange.rank if exchange else 0
         self.size = exchange.size if exchange else 1
-        #: What the engine's wait loop progresses.
+        #: Native handle of the context, for the engine's wait loop.
         self.native = lib.ucch_context_new(self.handle)
 
     def progress(self) -> None:

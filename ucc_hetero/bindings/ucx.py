@@ -148,7 +148,7 @@ class Worker:
         self.handle = handle[0]
         address, length = ffi.new("void **"), ffi.new("size_t *")
         check("ucp_worker_get_address", lib.ucp_worker_get_address(self.handle, address, length))
-        #: What a peer needs to connect.
+        #: Worker address, which a peer needs to connect.
         self.address = bytes(ffi.buffer(address[0], length[0]))
         lib.ucp_worker_release_address(self.handle, address[0])
         lib.ucch_worker_use(self.handle, 1)
@@ -226,7 +226,7 @@ class Endpoint:
         self._address = ffi.from_buffer(address)
         self.handle = lib.ucch_ep_new(worker.handle, self._address, status)
         check("ucp_ep_create", status[0])
-        #: What transfers that were not yet flushed read and write.
+        #: Memory of transfers that were not yet flushed.
         self.keep: list[object] = []
 
     def remote(self, address: int, nbytes: int, key: bytes) -> RemoteMemory:

@@ -67,7 +67,7 @@ def as_buffer(
     if type(spec) is _ndarray:
         dtype = BY_NUMPY.get(spec.dtype)
         count = spec.size
-        # What is not plain (C-contiguous, aligned, writable) falls through, and is handled or refused there.
+        # Arrays that are not plain (C-contiguous, aligned, writable) fall through, and are handled or refused there.
         if dtype is not None and count and spec.flags.carray and (blocks < 2 or not count % blocks):
             start = _writable_bytes(spec)
             return Buffer(_addressof(start), count, dtype, "host", 0, spec, False)

@@ -74,7 +74,7 @@ class Neighbourhood:
         sources, destinations = mpi.inoutedges
         self._messages = messages
         grid = kind == MPI.CART
-        # What goes in the direction of a dimension's first neighbour comes from the other one's second.
+        # Data sent to a dimension's first neighbour arrives there as from that rank's second.
         self._into = [(source, _FIRST_TAG + (i if grid else 0)) for i, source in enumerate(sources)]
         self._outof = [(dest, _FIRST_TAG + (i ^ 1 if grid else 0)) for i, dest in enumerate(destinations)]
         #: Why the edges can no longer be used: messages of a call that failed may be under way.

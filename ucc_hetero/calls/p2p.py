@@ -162,11 +162,11 @@ class Messages:
         #: Ranks that messages from or to device memory reach through shared pinned memory, or through arenas.
         self._near = shared.near[members.rank] if shared.near else frozenset()
         self._windows = shared.peers | self._near
-        #: What windows go by, of every rank; NULL where nobody sends through one.
+        #: Every rank's key of its window; NULL where no message goes through a window.
         self.keys: Any = ffi.NULL
         if self._windows:
             self.keys = ffi.new("uint64_t[]", [key_of(facts) for facts in members.facts])
-        #: What goes that way to or from these, and is part of a stream, is left to the streams of both sides.
+        #: Ranks with which messages through a window, on streams, are copied by the streams of both sides.
         self._queues = shared.streams
         self.matching = Matching(self._queues, self.any_source, self.any_tag)
         board = runner.members.board
@@ -280,7 +280,7 @@ class Messages:
         transfer = Transfer("receive", target, source, tag, bounce, self._stream(stream))
         self._in_place(transfer)
         transfer.by_stream = taken and bounce is not None and source >= 0 and source not in self._windows
-        # What goes straight to a device comes from another host, and not through a window.
+        # A receive without a bounce buffer into a device's memory is from another host, and not through a window.
         if self._windows and (transfer.bounce is not None or target.vendor == "host"):
             into = transfer.buffer if transfer.bounce is None else target
             pointer, on_device = ffi.cast("void *", into.ptr), into.vendor != "host"

@@ -195,7 +195,7 @@ class Preparation:
             recv_displs=bound.recv_displs,
             memory=self.members.device.memory if on_device else None,
         )
-        # What a rank knows of the counts may look like all of them, and then another algorithm runs.
+        # ``local`` is part of the key: one rank's counts can look like those of all, and then another algorithm runs.
         kind = self._cache.lowered((what, label, bound.local), label)
         return Prepared(bound, kind, kind.take() or self._build(what, bound, op, label, now))
 

@@ -103,7 +103,7 @@ def probe(messages: Messages, source: int, tag: int, status: Any, *, remove: boo
         return Message(messages, None, messages.null, messages.any_tag)
     value, mask = messages.pattern(source, tag)
     code, nbytes, matched = ffi.new("uint64_t *"), ffi.new("size_t *"), ffi.new("ucp_tag_message_h *")
-    # Whatever else is in flight goes on too: the message may depend on it.
+    # Progress for everything in flight: the message may depend on it.
     lib.ucch_progress_once()
     keys, me = messages.keys, messages.rank
     if not lib.ucch_probe(messages.worker, value, mask, remove, keys, me, code, nbytes, matched):

@@ -27,7 +27,7 @@ class Refusals:
 
     def __init__(self, members: Membership, timeout: float) -> None:
         self._members, self._board, self._timeout = members, members.board, timeout
-        #: Those of this rank's own of which it is not known yet whether all ranks have refused them.
+        #: This rank's own refusals of which it is not known yet whether all ranks have them.
         self.pending: list[int] = []
         #: Whether libucc still holds calls that came to nothing.
         self.tainted = False

@@ -43,7 +43,7 @@ under_way: set[_Call] = set()
 _dropped: deque[_Call] = deque()
 
 
-#: What those who wait for anything look at now and then: what else may have come that concerns them.
+#: Functions that every wait calls now and then, for news such as a failure on another rank.
 lookouts: list[Callable[[], None]] = []
 
 

@@ -22,8 +22,7 @@ __all__ = ["wind_up"]
 
 #: Seconds between looks while nothing of our own is under way.
 _NAP = 2e-4
-#: What tells others that this rank has got there, for those that it did not wait for: (request, its memory, MPI's
-#: communicator).
+#: Last reductions that this rank has entered and did not wait for: (request, its memory, MPI's communicator).
 _entered: list[tuple[Any, Any, Any]] = []
 
 

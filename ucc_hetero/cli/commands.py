@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 __all__ = ["add"]
 
 _SIZE_VARIABLES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMIX_SIZE", "SLURM_NTASKS")
-#: What ``tune`` measures unless told otherwise.
+#: Collectives that ``tune`` measures unless told otherwise.
 _TUNED = ("allreduce", "allgather", "reduce_scatter_block", "bcast", "reduce", "alltoall")
 
 

@@ -53,7 +53,7 @@ def tree(hosts: Sequence[Host], topology: Topology | None = None, links: Links |
         for node in nodes:
             if machine.numa:
                 lines.append((1, f"NUMA node {node}: cores {dict(machine.numa)[node]}"))
-            # What the kernel places nowhere belongs to the only node there is.
+            # A device without a NUMA node (-1) belongs to the only node there is.
             mine = {node, -1} if node == nodes[0] else {node}
             depth = 2 if machine.numa else 1
             lines += [(depth, _device(d, machine)) for d in machine.accelerators if d.numa in mine]

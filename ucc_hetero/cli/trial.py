@@ -18,7 +18,7 @@ __all__ = ["MEASURABLE", "Trial", "forced"]
 
 #: Collectives with counts that a size alone gives.
 MEASURABLE = tuple(name for name, row in ROWS.items() if row.layout in ("none", "vector", "equal"))
-#: What one sample should take at least, in seconds, and the most calls in it.
+#: Length of one sample at least, in seconds, and the most calls in it.
 _SAMPLE, _MOST = 1e-3, 4096
 #: Samples, each as long as the one before asks for, until they are as long as they should be.
 _TRIES = 4

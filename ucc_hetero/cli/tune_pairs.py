@@ -24,7 +24,7 @@ from ..types import Transport
 __all__ = ["PairFinding", "describe_pair", "described", "improvements", "measure_pairs", "pair_rules", "pairs_of"]
 
 _ROUNDS = 7
-#: What one sample should take at least, in seconds, and the most messages in it.
+#: Length of one sample at least, in seconds, and the most messages in it.
 _SAMPLE, _MOST = 5e-4, 64
 
 

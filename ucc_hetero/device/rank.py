@@ -14,7 +14,7 @@ from ucc_hetero.native.libraries import ffi, lib
 
 __all__ = ["Place", "bind", "free_memory", "local_rank", "own_device", "place_of"]
 
-#: What launchers call the number of a rank on its host, in the order in which they are believed.
+#: Variables of launchers with a rank's number on its host, in the order of trust.
 _LOCAL_RANK = (
     "OMPI_COMM_WORLD_LOCAL_RANK",
     "MPI_LOCALRANKID",

@@ -14,7 +14,7 @@ from ucc_hetero.native.libraries import ffi, lib
 
 __all__ = ["Block", "DeviceRuntime", "Event", "Pointer", "Stream"]
 
-#: What an address can be: not known to the runtime, pinned host memory, device memory, managed memory.
+#: Kinds of memory behind an address: not known to the runtime, pinned host memory, device memory, managed memory.
 KINDS = {
     lib.UCCH_MEMORY_UNKNOWN: "unknown",
     lib.UCCH_MEMORY_PINNED: "pinned",

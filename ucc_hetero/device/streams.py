@@ -1,4 +1,4 @@
-"""Whatever a library calls a stream -> the runtime's handle."""
+"""Streams of PyTorch, CuPy and others, turned into the runtime's handle."""
 
 from __future__ import annotations
 

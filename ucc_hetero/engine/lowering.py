@@ -97,7 +97,7 @@ class _Lower:
         #: Whether steps of our own compute on the host, or move what overlaps.
         self.arithmetic = False
         self.steps: list[tuple[Sequence[int], Callable[..., None], tuple[Any, ...]]] = []
-        #: What the timeline says of each of them.
+        #: The steps' entries in the timeline.
         self.notes: list[Note] = []
         #: The most that one copy within overlapping memory moves, and what all messages do; in bytes.
         self.bounce = self.moved = 0

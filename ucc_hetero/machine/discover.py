@@ -253,7 +253,7 @@ def _distance(root: Path, one: str, other: str) -> str:
 
 # --- records of machines ----------------------------------------------------------------------------------------------
 
-#: What ``machine`` reads, as patterns below the root.
+#: Files that ``machine`` reads, as patterns below the root.
 _RECORDED = (
     "sys/class/net/*/{type,speed,operstate,device/numa_node}",
     "sys/class/infiniband/*/{device/numa_node,ports/*/state,ports/*/rate,ports/*/link_layer}",

@@ -10,7 +10,7 @@ from .vendors import Known, gfx, text
 __all__ = ["FILES", "answers", "details"]
 
 _NODES = "sys/class/kfd/kfd/topology/nodes"
-#: What a record of a machine has of them.
+#: Files of the driver that a machine's record holds.
 FILES = (_NODES + "/*/{name,properties,io_links/*/properties}",)
 #: KFD's io_link type of xGMI.
 _XGMI = "11"

@@ -16,7 +16,7 @@ from .vendors import Known, text
 __all__ = ["FILES", "FOLDER", "answers", "details", "peers"]
 
 _DRIVER = "proc/driver/nvidia/gpus"
-#: What a record of a machine has of them.
+#: Files of the driver that a machine's record holds.
 FILES = (_DRIVER + "/*/information",)
 #: Where a record of a machine has the peers of a device, one address a line.
 FOLDER = "nvml/nvlink"

@@ -90,10 +90,10 @@ class Compiler:
     """A run-time compiler with NVRTC's interface, under names of its own."""
 
     library: Library
-    #: What its functions begin with, and what they call machine code.
+    #: Prefix of its functions, and the word for machine code in their names.
     prefix: str
     code: str
-    #: Its option that says what to compile for, up to the target's name.
+    #: Its option for the target, up to the target's name.
     option: str
     #: Variables that begin so make the runtime take a device for another one.
     override: str = "\0"
@@ -111,7 +111,7 @@ class Device:
     window: int
     numa: int
     cpus: str
-    #: What its code is compiled for, such as ``gfx942``; empty where the kernel does not say.
+    #: Target of its compiler, such as ``gfx942``; empty where the driver does not say.
     arch: str = ""
     #: The devices with the same number are linked by xGMI; 0 for none.
     hive: int = 0
@@ -184,7 +184,7 @@ class Vendor:
     interfaces: tuple[str, ...] = ()
     #: Attributes of streams that hold the runtime's handle, or in the form of ``__cuda_stream__`` a version and it.
     streams: tuple[str, ...] = ()
-    #: Whose float8_e4m3 the devices have.
+    #: Devices with this form of float8_e4m3, as messages call them; empty without a form of their own.
     fp8: str = ""
     #: torch's types of its devices, and the attribute of ``torch.version`` that a torch built for them has.
     torch: tuple[str, ...] = ()
@@ -204,7 +204,7 @@ class Vendor:
     # --- launchers
     #: Kubernetes' name of one device.
     resource: str = ""
-    #: What gives a container all devices, by the engine; which of them a rank uses is chosen by variable.
+    #: Container engine -> options that give a container all devices; a variable chooses which of them a rank uses.
     containers: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     #: Words in the names of partitions and hosts that tell of the vendor.
     hints: tuple[str, ...] = ()

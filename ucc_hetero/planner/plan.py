@@ -66,7 +66,7 @@ class Blocks:
         return (Region(self.buffer, self.offset + i * self.stride, self.count) for i in range(self.n))
 
 
-#: What one member of a step brings or gets: one region, a region per member (equal or not), or nothing.
+#: Source or destination of one member of a step: one region, a region per member (equal or not), or nothing.
 Operand = Region | Blocks | tuple[Region, ...] | None
 
 

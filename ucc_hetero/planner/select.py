@@ -27,7 +27,8 @@ WINDOW_LIMIT = 256 << 10
 
 #: Up to this many ranks the cost model is asked; beyond, planning all candidates would take too long.
 MODELLED_RANKS = 64
-#: What the cost model must promise: it knows nothing of processors.
+#: Modelled time of an algorithm that replaces the default, as a part of the default's, at most: the model knows
+#: nothing of processors.
 MODEL_GAIN = 0.8
 
 #: Bytes in one call of libucc at most: longer ones never end in 1.4.

@@ -232,7 +232,7 @@ def _check_order(lower: list[Cell], higher: list[Cell]) -> None:
 
 def _accesses(step: Step, team: list[_Member]) -> Iterator[tuple[tuple[int, str], _Access]]:
     for member in team:
-        # What is scratch to an in-place reduce_scatter counts as written.
+        # An in-place reduce_scatter may use its source as scratch, which counts as written.
         scratch = member.in_place and step.kind == "reduce_scatter"
         written = set(member.dst) | (set(member.src) if scratch else set())
         for place in written | set(member.src):

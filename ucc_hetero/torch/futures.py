@@ -107,7 +107,7 @@ class Future(torch.futures.Future):  # type: ignore[type-arg,unused-ignore]
     def __init__(
         self, callbacks: Callable[[int], InOrder], work: Work | None = None, devices: Sequence[Any] | None = None
     ) -> None:
-        #: Those of the tensors that the result may hold; None for the host's alone.
+        #: Devices of the tensors that the result may hold; None for the host's alone.
         self._devices = work.devices if work is not None else devices
         super().__init__(devices=self._devices)
         #: The group's callbacks of a level.

@@ -12,7 +12,7 @@ from ..types import DTYPES
 
 __all__ = ["Finish", "apart", "back", "gathered", "plain", "room", "rooms", "source", "units"]
 
-#: What is left to do once the data is there; None for nothing.
+#: Callback for the rest of a call once its data is there, such as a copy out of a flat buffer; None for nothing.
 Finish: TypeAlias = Callable[[], object] | None
 
 #: Element types that the engine knows; others are moved as bytes.

@@ -13,7 +13,7 @@ __all__ = ["NO_LIMIT", "monitored_barrier"]
 #: Seconds that stand for "no limit" where a store needs one.
 NO_LIMIT = 1e7
 
-#: What rank 0 writes when all have come.
+#: Word of rank 0 in the store when all ranks have arrived.
 _ALL = b"all"
 #: Seconds by which the others wait longer than rank 0, for its word on who is missing.
 _GRACE = 1.0

@@ -14,7 +14,7 @@ from torch.distributed.rendezvous import _rendezvous_handlers
 
 __all__ = ["export_ranks", "install", "launched_by_mpi"]
 
-#: What torch's own handler reads.
+#: Variables that torch's own handler reads.
 _NEEDED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 #: Variable of torchrun -> where launchers of MPI jobs put the same number.

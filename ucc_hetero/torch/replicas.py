@@ -117,7 +117,7 @@ class Replicas:
             raise ValueError(f"policy must be report, broadcast or raise, not {policy!r}")
         self._model, self._optimizer, self._every, self._policy = model, optimizer, every, policy
         self._root, self._group, self._step, self._said = root, group, 0, False
-        #: What the comparisons found, in order.
+        #: Results of the comparisons, in order.
         self.history: list[Drift] = []
 
     def step(self) -> Drift | None:

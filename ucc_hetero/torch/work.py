@@ -86,7 +86,7 @@ class Work(dist.Work):
     notices. ``keep`` stays alive until then. ``ready`` is the device side of a call on a stream (:mod:`.streams`).
     """
 
-    # What most calls leave as it is.
+    # Defaults of the class, which most calls leave as they are.
     _requests: Sequence[Request] = ()
     _finish: Finish = None
     _keep: object = None
@@ -98,7 +98,7 @@ class Work(dist.Work):
     _done = True
     #: Whether it is a collective, which barriers wait for, and no message.
     collective = False
-    #: What is done after the call is work of a stream.
+    #: Whether the call's results are used on streams, and not by the host.
     _uses = True
 
     def __init__(

@@ -131,7 +131,7 @@ class _Event:
     begin: float
     end: float
     args: dict[str, Any]
-    #: What several ranks' events of one step have in common; None where a rank does it alone.
+    #: Name of a step, equal in the events of all its ranks; None where a rank does it alone.
     key: tuple[Any, ...] | None = None
 
 

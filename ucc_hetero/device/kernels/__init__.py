@@ -58,7 +58,7 @@ def all_ready(wanted: Iterable[tuple[int, int, int, int]]) -> bool:
     return min((ready(*each, insist=True) for each in wanted), default=True)
 
 
-#: What has been made, or found impossible.
+#: Kernel -> whether it is loaded (True) or cannot be made (False).
 _known: dict[tuple[int, int, int, int], bool] = {}
 #: HIP reads a kernel where its image is, and does not copy that.
 _images: list[bytes] = []

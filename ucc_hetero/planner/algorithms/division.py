@@ -34,7 +34,7 @@ __all__ = [
 
 #: How a group divides a piece: (virtual end, owner), ascending; virtual = counted along the runs from 0.
 Division = list[tuple[int, int]]
-#: What has ranks that share data among them.
+#: Set of ranks among which data is divided.
 Members = Island | Group
 
 

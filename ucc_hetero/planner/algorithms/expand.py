@@ -150,7 +150,7 @@ def _straight(pen: _Pen) -> None:
             pen.move(0, i, j, src, partial(pen.dst, j, i if "each" in kind.dst else 0))
 
 
-#: What each kind of step becomes; a barrier has nothing to move.
+#: Kind of step -> the function that expands it into messages; a barrier has nothing to move.
 _KINDS: dict[str, Callable[[_Pen], None]] = {
     "allreduce": _allreduce,
     "reduce_scatter": _reduce_scatter,

@@ -47,7 +47,7 @@ class Scratch:
 
     def __init__(self, ranks: int) -> None:
         self.sizes = [0] * ranks
-        #: What fragments of equal length have in common, by whatever they like.
+        #: Divisions and the like that fragments of equal length share, by keys of the algorithms' own.
         self.memo: dict[Any, Any] = {}
 
     def take(self, rank: int, count: int) -> Region:
