@@ -85,7 +85,7 @@ def groups(events: Iterable[dict[str, Any]]) -> list[Group]:
         group.calls.setdefault(args["call"], {})[event["pid"]] = parts[args["comm"], args["call"], event["pid"]] = part
     for event in later:
         args = event["args"]
-        of = parts.get((args["comm"], args["call"], event["pid"]))
+        of = parts.get((args.get("comm"), args.get("call"), event["pid"]))
         if of is None or args.get("step") is None:
             continue
         if event["cat"] == "wait":
@@ -185,11 +185,25 @@ def text(trace: dict[str, Any], longest: int) -> str:
         lines += [*_rank_lines(group), f"  {_verdict(group)}"]
     if len(found) > longest:
         lines += ["", f"# and {len(found) - longest} more kinds of calls; --all shows them"]
-    return "\n".join([*lines, *_open_lines(events)]) + "\n"
+    return "\n".join([*lines, *_wire_lines(events), *_open_lines(events)]) + "\n"
 
 
 def _total(group: Group) -> float:
     return sum(part.end - part.begin for parts in group.calls.values() for part in parts.values())
+
+
+def _wire_lines(events: Sequence[dict[str, Any]]) -> list[str]:
+    """Data of each rank's wires by peer, and the rate of a wire while it was at it."""
+    found: dict[tuple[int, str, str], list[dict[str, Any]]] = defaultdict(list)
+    for event in events:
+        if event.get("ph") == "X" and "wire" in event["args"]:
+            found[event["pid"], event["cat"], event["name"]].append(event)
+    lines = []
+    for (rank, way, peer), row in sorted(found.items()):
+        size, wires = sum(event["args"]["bytes"] for event in row), len({event["args"]["wire"] for event in row})
+        rate = size / 1e3 / max(sum(event["dur"] for event in row), 1e-3)
+        lines.append(f"  rank {rank}: {way} {peer}: {size / 1e6:.1f} MB by {wires} wires, {rate:.2f} GB/s each")
+    return ["", "Between hosts, by wires:", *lines] if lines else []
 
 
 def _open_lines(events: Sequence[dict[str, Any]]) -> list[str]:
@@ -200,6 +214,9 @@ def _open_lines(events: Sequence[dict[str, Any]]) -> list[str]:
         if event.get("ph") != "X" or not ({"unfinished", "status"} & set(args)):
             continue
         what = "not finished" if "unfinished" in args else f"failed with status {args['status']}"
+        if "wire" in args:
+            lines.append(f"  rank {event['pid']}: wire {args['wire']}, {event['cat']} {event['name']}: {what}")
+            continue
         of = "" if event["cat"] == "call" else f" of {args['of']}, between ranks {args.get('with', [event['pid']])}"
         lines.append(f"  rank {event['pid']}: call {args['call']}, {event['cat']} {event['name']}{of}: {what}")
     return ["", "Not finished or failed:", *lines] if lines else []

@@ -85,14 +85,14 @@ int ucch_program_start(ucch_program *program, void *send, void *recv, double tim
 int ucch_program_run(ucch_program *program, void *send, void *recv, double timeout, double slice);
 int ucch_program_active(ucch_program *program);
 
-/* ---- trace.c: what every program and step did, and when ---- */
+/* ---- trace.c: what every program, step and wire did, and when ---- */
 typedef struct ucch_event {
     uint64_t begin, end; /* ns of CLOCK_MONOTONIC; end 0: not yet */
-    uint64_t seq;        /* sequence number of the call on its communicator */
-    uint32_t program;    /* as numbered by ucch_program_trace */
-    int32_t step;        /* -1: the whole program */
+    uint64_t seq;        /* sequence number of the call on its communicator; of a wire's message, the peer's key */
+    uint32_t program;    /* as numbered by ucch_program_trace; all ones: a wire */
+    int32_t step;        /* -1: the whole program; or the wire's number, odd if it receives */
     int32_t status;
-    uint32_t reserved;
+    uint32_t bytes; /* of a wire's message */
 } ucch_event;
 
 int ucch_trace_open(const char *path, uint64_t capacity);

@@ -2,7 +2,7 @@
  * killed. An event is written when a program or a step begins and completed when it ends: one without an end was under
  * way.
  *
- * Everything that begins and ends does so under the process-wide lock, so there is one writer and nothing to order. */
+ * Whoever begins an event takes a place for it by counting, so that network threads need no lock. */
 #define _GNU_SOURCE
 #include "base/trace.h"
 
@@ -27,7 +27,7 @@ int ucch_trace_on;
 static header *head;
 static ucch_event *ring;
 
-static uint64_t now_ns(void) {
+uint64_t ucch_trace_now(void) {
     struct timespec t;
     clock_gettime(CLOCK_MONOTONIC, &t);
     return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
@@ -80,19 +80,27 @@ const void *ucch_trace_memory(uint64_t *bytes) {
     return head;
 }
 
-uint64_t ucch_trace_begin_locked(uint32_t program, int step, uint64_t seq) {
-    uint64_t number = head->written;
-    ucch_event *e = &ring[number & (head->capacity - 1)];
-    *e = (ucch_event){.begin = now_ns(), .seq = seq, .program = program, .step = step};
-    head->written = ++number;
-    return number;
+static uint64_t begin(ucch_event event) {
+    uint64_t number = __atomic_fetch_add(&head->written, 1, __ATOMIC_RELAXED);
+    ring[number & (head->capacity - 1)] = event;
+    return number + 1;
 }
 
-void ucch_trace_end_locked(uint64_t number, int status) {
+uint64_t ucch_trace_begin(uint32_t program, int step, uint64_t seq) {
+    return begin((ucch_event){.begin = ucch_trace_now(), .seq = seq, .program = program, .step = step});
+}
+
+/* A wire sends bytes to a process, or has received them from it. */
+uint64_t ucch_trace_begin_wire(int wire, uint64_t peer, size_t bytes, uint64_t since) {
+    return begin(
+        (ucch_event){.begin = since, .seq = peer, .program = UCCH_TRACE_WIRE, .step = wire, .bytes = (uint32_t)bytes});
+}
+
+void ucch_trace_end(uint64_t number, int status) {
     /* The ring has gone round since the event began: it is lost. */
-    if (!number || head->written - number >= head->capacity)
+    if (!number || __atomic_load_n(&head->written, __ATOMIC_RELAXED) - number >= head->capacity)
         return;
     ucch_event *e = &ring[(number - 1) & (head->capacity - 1)];
     e->status = status;
-    e->end = now_ns();
+    e->end = ucch_trace_now();
 }

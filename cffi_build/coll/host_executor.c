@@ -28,7 +28,7 @@ static int start_step_locked(ucch_program *p, ucch_step *s) {
 }
 
 static void end_event_locked(uint64_t *event, int status) {
-    ucch_trace_end_locked(*event, status);
+    ucch_trace_end(*event, status);
     *event = 0;
 }
 
@@ -85,7 +85,7 @@ static int advance_locked(ucch_op *op) {
         int status = 0;
         if (s->state == WAITING && ready(p, s)) {
             if (UCCH_TRACING)
-                s->event = ucch_trace_begin_locked(p->number, i, p->op.error.seq);
+                s->event = ucch_trace_begin(p->number, i, p->op.error.seq);
             status = start_step_locked(p, s);
             moved++;
         }
@@ -172,7 +172,7 @@ static int start_locked(ucch_program *p, void *send, void *recv, double timeout,
     p->op.error.seq = p->board ? ucch_board_publish(p->board, p->signature, p->label) : 0;
     p->since = p->board ? ucch_board_since(p->board) : 0;
     if (UCCH_TRACING)
-        p->event = ucch_trace_begin_locked(p->number, -1, p->op.error.seq);
+        p->event = ucch_trace_begin(p->number, -1, p->op.error.seq);
     p->op.kind = &kind;
     ucch_op_begin_locked(&p->op, timeout);
     if (expected_otherwise(p))

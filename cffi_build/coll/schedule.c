@@ -167,7 +167,7 @@ static int launch_locked(ucch_program *p, ucch_step *s, ucch_launch *l, void *st
     if (status < 0)
         return status;
     if (UCCH_TRACING)
-        l->each[l->n].event = ucch_trace_begin_locked(p->number, (int)(s - p->steps), l->op.error.seq);
+        l->each[l->n].event = ucch_trace_begin(p->number, (int)(s - p->steps), l->op.error.seq);
     l->each[l->n].request = s->request;
     l->each[l->n++].context = s->team->context;
     s->team->context->users++;

@@ -25,7 +25,7 @@ ucch_op *ucch_launch_failed(void) {
 
 static void end_locked(ucch_launch *l, int status, int peer) {
     if (UCCH_TRACING)
-        ucch_trace_end_locked(l->event, status);
+        ucch_trace_end(l->event, status);
     if (status < 0 && l->board && !l->parent)
         ucch_board_blame(l->board, &l->op);
     if (status < 0 && l->channels)
@@ -95,7 +95,7 @@ static int collect_locked(ucch_op *op) {
     }
     for (int i = 0; i < l->n; i++) {
         if (UCCH_TRACING)
-            ucch_trace_end_locked(l->each[i].event, status);
+            ucch_trace_end(l->each[i].event, status);
         l->each[i].context->users--;
         ucc_collective_finalize(l->each[i].request);
     }
@@ -189,7 +189,7 @@ static ucch_launch *launch_locked(const asked *a, int *status) {
     l->op.error.seq = p->board ? ucch_board_publish(p->board, p->signature, p->label) : 0;
     l->since = p->board ? ucch_board_since(p->board) : 0;
     if (UCCH_TRACING)
-        l->event = ucch_trace_begin_locked(p->number, -1, l->op.error.seq);
+        l->event = ucch_trace_begin(p->number, -1, l->op.error.seq);
     ucch_op_begin_locked(&l->op, a->timeout);
     if (a->has_parent)
         adopt_locked(p, l);

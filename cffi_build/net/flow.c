@@ -13,10 +13,13 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/trace.h"
+
 #define MOST UCCH_MOST_WIRES
 #define ATTR_CALLBACK 0x2
 #define ATTR_USER_DATA 0x4
 #define ATTR_MEMORY_TYPE 0x40
+#define ATTR_RECV_INFO 0x80
 #define HOST_MEMORY 0
 #define UCS_CANCELED (-16)
 #define UCS_TRUNCATED (-9)
@@ -48,13 +51,15 @@ typedef struct note {
     ucch_flow *flow;
     void *request;
     int done;
+    ucp_tag_recv_info_t received;
     uint64_t said[3];
 } note;
 
-/* Receive of a range: how many have come, how many of these are published, and the last piece of them. */
+/* Receive of a range: how many have come, how many of these are published, and the last piece of them. Of a sender's
+ * range it is the last send's event in the timeline. */
 typedef struct landing {
     note posted;
-    uint64_t arrived, taken, piece;
+    uint64_t arrived, taken, piece, event;
 } landing;
 
 /* A wire's part in a flow: pieces whose ranges it has sent. */
@@ -63,7 +68,6 @@ typedef struct share {
     int under_way; /* sends that libucp has */
     const int *lost;
     ucp_ep_h ep;
-    ucch_flow *flow;
 } share;
 
 struct ucch_flow {
@@ -71,7 +75,8 @@ struct ucch_flow {
     ucch_slots ring;
     int sends, nwires, first; /* the wire that carries first ranges, and what the ranks tell each other */
     int ranges;               /* of a slot */
-    uint64_t tag;
+    uint64_t tag, key;        /* the peer's */
+    uint64_t since;           /* when the timeline has the flow begin to await what it awaits */
     int failed;
     uint64_t differs; /* the first call that the ranks have made in different ways; 0: none */
     pthread_mutex_t lock;
@@ -174,6 +179,7 @@ static void note_ended(note *n, int status) {
 
 static void note_received(void *request, ucs_status_t status, const ucp_tag_recv_info_t *info, void *data) {
     ucp_request_free(request);
+    ((note *)data)->received = *info;
     note_ended(data, status);
 }
 
@@ -191,6 +197,8 @@ static void begun(note *n, void *request) {
 
 static void receive(int which, note *n, void *into, size_t bytes, int kind, uint64_t index) {
     ucp_request_param_t params = params_of((void *)note_received, n);
+    params.op_attr_mask |= ATTR_RECV_INFO; /* where it is there already */
+    params.recv_info = &n->received;
     n->done = 0;
     begun(n, ucp_tag_recv_nbx(ucch_wire_worker(wire_of(n->flow, which)), into, bytes, tag_of(n->flow, kind, index),
                               ~(uint64_t)0, &params));
@@ -210,22 +218,35 @@ static void send_note(note *n, int kind) {
 
 /* ---- a sender's turn ---- */
 
-static void range_sent(void *request, ucs_status_t status, void *data) {
-    share *s = data;
-    ucp_request_free(request);
-    s->under_way--;
-    if (status && status != UCS_CANCELED)
-        fail_by(s->flow, status);
+static void ended(landing *l, int status) {
+    ucch_trace_end(l->event, status);
+    l->event = 0;
 }
 
-static void send_range(ucch_flow *f, share *s, uint64_t piece, size_t bytes, int range) {
-    ucp_request_param_t params = params_of((void *)range_sent, s);
-    void *request = ucp_tag_send_nbx(s->ep, range_of(f, piece, range), length_of(bytes, range),
+static void range_sent(void *request, ucs_status_t status, void *data) {
+    landing *l = data;
+    ucch_flow *f = l->posted.flow;
+    ucp_request_free(request);
+    f->shares[carrier_of(f, (int)(l - f->landings) % f->ranges)].under_way--;
+    ended(l, status);
+    if (status && status != UCS_CANCELED)
+        fail_by(f, status);
+}
+
+static void send_range(ucch_flow *f, int which, uint64_t piece, size_t bytes, int range) {
+    landing *l = &f->landings[index_of(f, piece, range)];
+    ucp_request_param_t params = params_of((void *)range_sent, l);
+    ended(l, 0); /* a credit may be here before libucp says so */
+    if (UCCH_TRACING)
+        l->event = ucch_trace_begin_wire(wire_of(f, which), f->key, length_of(bytes, range), ucch_trace_now());
+    void *request = ucp_tag_send_nbx(f->shares[which].ep, range_of(f, piece, range), length_of(bytes, range),
                                      tag_of(f, DATA, (uint64_t)index_of(f, piece, range)), &params);
     if (IS_STATUS(request))
         fail_by(f, (int)(intptr_t)request);
     else
-        s->under_way += request != NULL;
+        f->shares[which].under_way += request != NULL;
+    if (request == NULL || IS_STATUS(request))
+        ended(l, (int)(intptr_t)request);
 }
 
 /* Send a wire's ranges of a piece. */
@@ -238,7 +259,7 @@ static void send_piece(ucch_flow *f, int which, uint64_t piece) {
         *slot_of(f, piece) = (header){about.call, about.hash, about.bytes, piece, tainted, differs};
     for (int range = 0; range < ranges_of(about.bytes); range++)
         if (carrier_of(f, range) == which)
-            send_range(f, &f->shares[which], piece, about.bytes, range);
+            send_range(f, which, piece, about.bytes, range);
 }
 
 /* Take note of credits: the sender's stream may fill the slots again. */
@@ -354,6 +375,15 @@ static void post_range(ucch_flow *f, int which, int index) {
             (uint64_t)index);
 }
 
+/* Note a range in the timeline: under way, as far as one can tell, since the flow has had something to await. */
+static void note_arrival(const ucch_flow *f, int which, size_t bytes) {
+    if (!UCCH_TRACING)
+        return;
+    int awaited = __atomic_load_n(&f->settled, __ATOMIC_ACQUIRE) < __atomic_load_n(&f->expected, __ATOMIC_ACQUIRE);
+    uint64_t now = ucch_trace_now(), since = awaited ? __atomic_load_n(&f->since, __ATOMIC_RELAXED) : now;
+    ucch_trace_end(ucch_trace_begin_wire(wire_of(f, which), f->key, bytes, since ? since : now), 0);
+}
+
 /* Of a wire's ranges: count what has come in, and post again the receives of what has been taken out. */
 static int look_at_ranges(ucch_flow *f, int which, int *waiting) {
     int found = 0;
@@ -363,6 +393,7 @@ static int look_at_ranges(ucch_flow *f, int which, int *waiting) {
             continue;
         if (l->posted.done) {
             l->posted.done = 0;
+            note_arrival(f, which, l->posted.received.length);
             __atomic_store_n(&l->arrived, l->arrived + 1, __ATOMIC_RELEASE);
             found = UCCH_MOVED;
         } else if (__atomic_load_n(&l->taken, __ATOMIC_ACQUIRE) == l->arrived &&
@@ -469,6 +500,8 @@ static int make_room(ucch_flow *f) {
 int ucch_flow_due(ucch_flow *f, size_t bytes, uint64_t number, uint64_t hash) {
     pthread_mutex_lock(&f->lock);
     uint64_t piece = f->expected;
+    if (UCCH_TRACING && piece == f->settled)
+        __atomic_store_n(&f->since, ucch_trace_now(), __ATOMIC_RELAXED);
     int status = piece - f->settled == f->room ? make_room(f) : 0;
     if (!status) {
         f->dues[piece % f->room] = (due){bytes, number, hash};
@@ -498,7 +531,6 @@ void ucch_flow_abort(ucch_flow *f) {
 /* With the wire's lock: have the wire serve its share. */
 static int join(ucch_flow *f, int which, uint64_t key) {
     share *s = &f->shares[which];
-    s->flow = f;
     s->ep = ucch_wire_endpoint(wire_of(f, which), key, &s->lost);
     int status = s->ep ? ucch_wire_serve(wire_of(f, which), &f->tenant) : UCCH_FAIL_PEER;
     if (status)
@@ -522,6 +554,7 @@ ucch_flow *ucch_flow_new(const ucch_slots *ring, int sends, int nwires, uint64_t
     if (!f)
         return NULL;
     *f = (ucch_flow){.tenant = {turn}, .ring = *ring, .sends = sends, .nwires = nwires, .tag = tag, .room = 64};
+    f->key = key;
     f->first = (int)((tag >> UCCH_FLOW_SPREAD_BIT) % (uint64_t)nwires);
     f->ranges = ranges_of(ring->stride - UCCH_FLOW_HEADER);
     size_t all = (size_t)ring->depth * (size_t)f->ranges;

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 from collections.abc import Callable
@@ -137,6 +138,29 @@ def test_streams_wait_for_messages(run: Callable[..., Any], where: tuple[str, in
 def test_no_stream_waits_for_messages_where_kernels_are_loaded_late(run: Callable[..., Any]) -> None:
     late = {"FAKEGPU_LAZY": "1", "HIP_ENABLE_DEFERRED_LOADING": "1"}
     assert run(queued_scripts.FAR_LAZY, *PAIR, **OWN_QUEUES, **late).stdout.count("right") == 2
+
+
+def test_wires_are_rows_of_the_timeline(run: Callable[..., Any], tmp_path: Path) -> None:
+    script = """
+from arrays import Array
+from ucc_hetero import Communicator
+
+with Communicator() as comm:
+    x, y = Array(1_000_000).set(1), Array(1_000_000)
+    for _ in range(3):
+        comm.Allreduce(x, y)
+    assert (y.peek == comm.size).all()
+"""
+    path = tmp_path / "trace.json"
+    run(script, *PAIR, UCCH_TRACE=str(path), UCCH_WIRES="3")
+    events = [e for e in json.loads(path.read_text())["traceEvents"] if e["ph"] == "X" and "wire" in e["args"]]
+    for rank in (0, 1):
+        sent = [e for e in events if (e["pid"], e["cat"], e["args"]["peer"]) == (rank, "send", 1 - rank)]
+        came = [e for e in events if (e["pid"], e["cat"], e["args"]["peer"]) == (1 - rank, "receive", rank)]
+        assert sorted(e["args"]["bytes"] for e in sent) == sorted(e["args"]["bytes"] for e in came)
+        assert {e["args"]["wire"] for e in sent} == {0, 1, 2} and len({e["tid"] for e in sent}) == 3
+        assert sum(e["args"]["bytes"] for e in sent) > 3 * 4_000_000 / 2
+        assert not any({"unfinished", "status"} & set(e["args"]) for e in sent + came)
 
 
 def test_sixteen_groups(run: Callable[..., Any]) -> None:

@@ -66,6 +66,16 @@ def test_the_late_rank_is_named() -> None:
     assert "Not finished" not in shown
 
 
+def test_wires_say_what_they_carried() -> None:
+    def message(rank: int, wire: int, begin: float, name: str, **more: Any) -> dict[str, Any]:
+        about = {"ph": "X", "cat": "send", "name": name, "pid": rank, "ts": begin, "dur": 500.0}
+        return about | {"args": {"bytes": 1_000_000, "peer": 1, "wire": wire, **more}}
+
+    shown = text(trace(message(0, 0, 0, "to rank 1"), message(0, 1, 0, "to rank 1", unfinished=True)), 10)
+    assert "  rank 0: send to rank 1: 2.0 MB by 2 wires, 2.00 GB/s each\n" in shown
+    assert "  rank 0: wire 1, send to rank 1: not finished\n" in shown
+
+
 def test_nobody_late() -> None:
     shown = text(trace(event(0, "call", 0, 100), event(1, "call", 1, 100)), 10)
     assert "no rank was late" in shown

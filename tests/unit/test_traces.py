@@ -16,7 +16,7 @@ def ring(events: list[tuple[int, ...]], capacity: int) -> bytes:
     """Trace file of the native engine after writing these events one by one."""
     slots = np.zeros(capacity, EVENT)
     for i, event in enumerate(events):
-        slots[i % capacity] = (*event, 0)
+        slots[i % capacity] = (*event, 0)[:7]
     head = MAGIC + capacity.to_bytes(8, "little") + len(events).to_bytes(8, "little")
     return head.ljust(HEADER, b"\0") + slots.tobytes()
 
@@ -25,6 +25,7 @@ def part(rank: int, events: list[tuple[int, ...]], steps: list[Any] = STEPS, clo
     lines = [
         {"rank": rank, "job": "j", "vendor": "nvidia", "host": "h"},
         {"clock": [0, clock, 7]},
+        {"places": {"a": 0, "1b": 1}},
         {"comm": 1, "number": 3, "time": 1, "ranks": [0, 1, 2]},
         {"program": 1, "of": 1, "label": "allreduce", "algorithm": "rail", "fragments": 1, "steps": steps},
     ]
@@ -108,6 +109,22 @@ def test_what_never_ended_lasts_to_the_end() -> None:
     call, _ = [e for e in trace["traceEvents"] if e.get("cat") == "call"]
     assert (call["dur"], call["args"]["unfinished"]) == (2.5, True)
     assert [e["args"]["status"] for e in trace["traceEvents"] if "status" in e["args"]] == [-1003]
+
+
+def test_a_wire_has_a_row_each_way() -> None:
+    wire = 0xFFFFFFFF  # number 2 sends, 3 receives
+    sent = [(1000, 4000, 27, wire, 2, 0, 80), (1000, 6000, 27, wire, 2, 0, 16), (7000, 0, 27, wire, 2, 0, 16)]
+    other = [(2000, 9000, 27, wire, 3, 0, 64), (3000, 5000, 99, wire, 0, -1, 8)]
+    trace = document([part(0, sent + other)])
+    rows = {e["tid"]: e["args"]["name"] for e in trace["traceEvents"] if e["name"] == "thread_name"}
+    shown = [e for e in trace["traceEvents"] if e["ph"] == "X"]
+    assert [(rows[e["tid"]], e["name"], e["ts"], e["dur"]) for e in shown] == [
+        # Messages of a wire follow each other; what has not ended lasts to the end.
+        ("send 2", "to rank 1", 0.0, 3.0), ("receive 2", "from rank 1", 1.0, 7.0), ("send", "to rank -1", 2.0, 2.0),
+        ("send 2", "to rank 1", 3.0, 2.0), ("send 2", "to rank 1", 6.0, 2.0),
+    ]  # fmt: skip
+    assert shown[0]["args"] == {"bytes": 80, "peer": 1, "wire": 1}
+    assert (shown[2]["args"]["status"], shown[4]["args"]["unfinished"]) == (-1, True)
 
 
 def test_offsets_are_bounded_by_what_was_heard() -> None:

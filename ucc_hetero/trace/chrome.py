@@ -20,11 +20,14 @@ MAGIC, HEADER = b"UCCHTRC1", 4096
 EVENT = np.dtype(
     [
         *(("begin", "<u8"), ("end", "<u8"), ("seq", "<u8")),
-        *(("program", "<u4"), ("step", "<i4"), ("status", "<i4"), ("reserved", "<u4")),
+        *(("program", "<u4"), ("step", "<i4"), ("status", "<i4"), ("bytes", "<u4")),
     ]
 )
 #: Chrome's thread numbers: a hundred lanes for each kind of event.
-_LANES = {"call": 0, "island": 100, "bridge": 200, "copy": 300, "wait": 400}
+_LANES = {"call": 0, "island": 100, "bridge": 200, "copy": 300, "wait": 400, "send": 500, "receive": 600}
+#: Number in the place of the program in an event of a wire, and the kind of one by the lowest bit of its number.
+_WIRE = 0xFFFFFFFF
+_WAYS = (("send", "to"), ("receive", "from"))
 _PHASES = {"native": "island", "bridge": "bridge", "local": "copy"}
 #: Gaps shorter than this, in µs, are the engine's own time between two steps.
 _GAP = 1.0
@@ -47,7 +50,10 @@ def used(ring: bytes) -> bytes:
 
 @dataclass(slots=True)
 class Part:
-    """Recording of one rank. ``clock`` has (local ns, local minus reference ns, uncertainty ns)."""
+    """Recording of one rank. ``clock`` has (local ns, local minus reference ns, uncertainty ns).
+
+    ``places``: the ranks by the keys of their processes.
+    """
 
     rank: int
     job: str
@@ -55,6 +61,7 @@ class Part:
     clock: list[tuple[int, int, int]]
     comms: dict[int, dict[str, Any]]
     programs: dict[int, dict[str, Any]]
+    places: dict[int, int]
     events: Events
 
     def reference(self, local: Events) -> Events:
@@ -72,7 +79,7 @@ class Part:
 
 def parse_part(lines: Iterable[str], events: bytes) -> Part:
     """A rank's lines (JSON each) and its events as :func:`used` gives them. ``ValueError`` where they are not whole."""
-    part = Part(-1, "", {}, [], {}, {}, np.frombuffer(events, EVENT))
+    part = Part(-1, "", {}, [], {}, {}, {}, np.frombuffer(events, EVENT))
     for line in lines:
         if not line.endswith("\n"):
             break  # the rank was killed while it wrote
@@ -83,6 +90,8 @@ def parse_part(lines: Iterable[str], events: bytes) -> Part:
             part.clock.append(tuple(data["clock"]))
         elif "comm" in data:
             part.comms[data["comm"]] = data
+        elif "places" in data:
+            part.places |= {int(process, 16): rank for process, rank in data["places"].items()}
         elif "program" in data:
             part.programs[data["program"]] = data
     if part.rank < 0:
@@ -133,15 +142,20 @@ class _Event:
     args: dict[str, Any]
     #: Name of a step, equal in the events of all its ranks; None where a rank does it alone.
     key: tuple[Any, ...] | None = None
+    #: Lane among those of its kind, where not the first free one.
+    lane: int | None = None
 
 
 def _events(part: Part, last: float) -> Iterator[_Event]:
     """A rank's events; what did not end lasts until ``last``."""
     begins, ends = part.reference(part.events["begin"]) / 1e3, part.reference(part.events["end"]) / 1e3
     seen: dict[tuple[Any, ...], int] = {}
+    busy: dict[int, float] = {}
     for event, begin, end in zip(part.events, begins, ends, strict=True):
         program = part.programs.get(int(event["program"]))
         if program is None:
+            if event["program"] == _WIRE:
+                yield _of_wire(part, event, float(begin), float(end) if event["end"] else last, busy)
             continue
         comm = part.comms[program["of"]]
         seq, step, status = int(event["seq"]), int(event["step"]), int(event["status"])
@@ -167,6 +181,22 @@ def _events(part: Part, last: float) -> Iterator[_Event]:
             args["with"] = [members[r] for r in ranks]
         name = kind if fragment < 0 else f"{kind} {fragment}.{stage}"
         yield _Event(part.rank, _PHASES[link], name, float(begin), float(end), args, key)
+
+
+def _of_wire(part: Part, event: Any, begin: float, end: float, busy: dict[int, float]) -> _Event:
+    """A wire's message: under way once the one before it has ended, ``busy`` being when the last of each wire has."""
+    wire, way = divmod(int(event["step"]), 2)
+    kind, towards = _WAYS[way]
+    peer = part.places.get(int(event["seq"]), -1)
+    args: dict[str, Any] = {"bytes": int(event["bytes"]), "peer": peer, "wire": wire}
+    begin = min(max(begin, busy.get(event["step"], 0.0)), end)
+    if event["end"]:
+        busy[event["step"]] = max(end, begin)
+    else:
+        args["unfinished"] = True
+    if event["status"] < 0:
+        args["status"] = int(event["status"])
+    return _Event(part.rank, kind, f"{towards} rank {peer}", begin, end, args, lane=wire)
 
 
 def _ranges(ranks: Sequence[int]) -> str:
@@ -202,7 +232,7 @@ def _idle(events: Sequence[_Event]) -> Iterator[_Event]:
     """Parts of a call in which its rank had nothing of it under way: the turn of another call, or the host was away."""
     steps: dict[tuple[Any, ...], list[Span]] = {}
     for event in events:
-        if event.kind not in ("call", "wait"):
+        if event.kind in _PHASES.values():
             steps.setdefault((event.rank, event.args["comm"], event.args["call"]), []).append((event.begin, event.end))
     for event in events:
         if event.kind != "call":
@@ -233,6 +263,9 @@ def _lanes(events: Iterable[_Event]) -> Iterator[tuple[_Event, int]]:
     """(event, thread number): events of one lane do not overlap, as Chrome wants it."""
     busy: dict[tuple[int, str], list[float]] = {}
     for event in events:
+        if event.lane is not None:
+            yield event, _LANES[event.kind] + event.lane
+            continue
         ends = busy.setdefault((event.rank, event.kind), [])
         lane = next((i for i, end in enumerate(ends) if end <= event.begin), len(ends))
         if lane == len(ends):
@@ -242,7 +275,7 @@ def _lanes(events: Iterable[_Event]) -> Iterator[tuple[_Event, int]]:
 
 
 def document(parts: Sequence[Part]) -> dict[str, Any]:
-    """The Chrome trace of a job: one process per rank, lanes for calls, island, bridge, copies and waiting."""
+    """The Chrome trace of a job: one process per rank, lanes for calls, their phases, waiting, and wires."""
     parts = sorted(parts, key=lambda part: part.rank)
     events = events_of(parts)
     start = events[0].begin if events else 0.0

@@ -142,7 +142,9 @@ def join(comm: Any, facts: Sequence[Any], mine: Any) -> None:
         about = {"host": os.uname().nodename, "pid": os.getpid(), "vendor": mine.vendor}
         _recorder = _Recorder(Path(name).absolute(), world, facts[0].process, about)
     recorder = _recorder
-    recorder.places |= {fact.process: place for fact, (_, place) in zip(facts, told, strict=True)}
+    places = {fact.process: place for fact, (_, place) in zip(facts, told, strict=True)}
+    recorder.places |= places
+    recorder.line({"places": places})
     nodes: dict[Any, int] = {}
     clocks = [nodes.setdefault(fact.host.node, len(nodes)) for fact in facts]
     path = _file_of(recorder.trace, len(recorder.jobs), told[0][1])
