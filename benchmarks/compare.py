@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ..machine.launchers import PREFIXES
 from .calls import Call, Case, Pool, bind, in_place_only, longest
 from .files import write_job
 from .meanings import PEERS, number
@@ -35,7 +36,6 @@ __all__ = ["Series", "measure", "run"]
 #: Length of one sample, in seconds, and the most calls in it.
 _SAMPLE_SECONDS, _MOST_CALLS = 1e-3, 2000
 _STARTS = 5
-_LAUNCHER = ("OMPI_", "PMIX_", "PRTE_", "PMI_", "HYDI_", "HYDRA_")
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,7 +180,7 @@ def _import_ms(world: World) -> list[float] | None:
     """Milliseconds of ``import ucc_hetero`` beyond numpy and mpi4py, in fresh processes started by rank 0 alone."""
     times: list[float] = []
     if world.rank == 0:
-        clean = {name: value for name, value in os.environ.items() if not name.startswith(_LAUNCHER)}
+        clean = {name: value for name, value in os.environ.items() if not name.startswith(PREFIXES)}
         clean["PYTHONPATH"] = os.pathsep.join(entry for entry in sys.path if entry)
         for _ in range(_STARTS):
             child = subprocess.run(

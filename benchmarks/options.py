@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any, NoReturn
 
+from ..machine import launchers
 from .meanings import OPTIONS, Option, Options, number
 from .table import VERSION, Bench
 
@@ -19,8 +20,6 @@ __all__ = [
     "BadUsage", "HelpWanted", "Options", "ProgramParser", "VersionWanted", "help_text", "number", "parse",
     "probable_rank",
 ]  # fmt: skip
-
-_RANK_VARIABLES = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "SLURM_PROCID")
 
 
 class BadUsage(ValueError):
@@ -37,7 +36,7 @@ class VersionWanted(Exception):
 
 def probable_rank() -> int:
     """This process's rank as the launcher tells, before MPI is initialised; 0 without a launcher."""
-    return next((int(os.environ[name]) for name in _RANK_VARIABLES if os.environ.get(name, "").isdigit()), 0)
+    return launchers.number("RANK", os.environ, 0, torchrun=False)
 
 
 class ProgramParser(argparse.ArgumentParser):

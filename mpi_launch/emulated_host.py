@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from ..machine.launchers import INSIDE_A_JOB
 from . import emulated_net
 from .emulated_net import HostLayout
 
@@ -34,9 +35,6 @@ _SYSCTL = {
     "net/ipv6/conf/default/disable_ipv6": "1",
     "net/ipv4/tcp_no_metrics_save": "1",
 }
-
-#: Variables by which an MPI library knows that it is inside a job already: a job must not inherit another's.
-_INSIDE_A_JOB = ("PMIX_", "PMI_", "OMPI_COMM_WORLD_", "PRTE_LAUNCHED")
 
 #: Variables that logging in sets, by itself or through the user's profile.
 _LOGIN = ("HOME", "USER", "LOGNAME", "SHELL", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "PYTHONPATH")
@@ -185,7 +183,8 @@ class Host:
         Its environment is this process's, then the host's, then ``env``. The object returned is a stand-in on this
         machine that passes on signals and the exit status; when the stand-in is killed the program ends too.
         """
-        mine = {name: value for name, value in os.environ.items() if not name.startswith(_INSIDE_A_JOB)}
+        # A job must not inherit another's.
+        mine = {name: value for name, value in os.environ.items() if not name.startswith(INSIDE_A_JOB)}
         full = {**mine, **self.env, **(env or {})}
         return subprocess.Popen([*_PYTHON, "exec", str(self._directory), self.name, *argv], env=full, **options)
 

@@ -29,17 +29,10 @@ from typing import Any
 #: Begins a line that is meant for ucch-run and not for people: ASCII's record separator, which no text contains.
 MARK = b"\x1e"
 
-#: A rank's number, size and local number, in the order of trust. Under Slurm PMIx knows the number in a heterogeneous
-#: job, and the size is given by ``--size``.
-_RANK = ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID", "RANK")
-_SIZE = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_NTASKS", "WORLD_SIZE")
-_LOCAL_RANK = ("OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "SLURM_LOCALID", "LOCAL_RANK")
-LOCAL_SIZE = ("OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS", "LOCAL_WORLD_SIZE")
-
-#: Variables, by their first letters, that a program in a container gets from the environment outside.
+#: Variables, by their first letters and beside the launcher's, that a program in a container gets from outside.
 _INTO_CONTAINERS = (
-    "OMPI_", "PMIX_", "PMI_", "PRTE_", "MPI_", "SLURM_", "HYDRA_", "UCCH", "UCX_", "UCC_", "NCCL_", "RCCL_", "GLOO_",
-    "RANK", "LOCAL_", "WORLD_SIZE", "MASTER_", "OMP_NUM_THREADS", "CUDA_", "HIP_", "ROCR_",
+    "UCCH", "UCX_", "UCC_", "NCCL_", "RCCL_", "GLOO_", "RANK", "LOCAL_", "WORLD_SIZE", "MASTER_", "OMP_NUM_THREADS",
+    "CUDA_", "HIP_", "ROCR_",
 )  # fmt: skip
 
 #: Lines of the error stream that are kept to be said again.
@@ -48,26 +41,19 @@ KEPT_LINES = 20
 PR_SET_PDEATHSIG = 1
 
 
-def load_vendors() -> Any:
-    """The table of vendors, which is a module of the package above, loaded without that package."""
+def load(name: str) -> Any:
+    """A table of ``machine/``, which is a folder of the package above, loaded without that package."""
     here = Path(__file__).resolve().parent
-    for path in (here.parent / "machine" / "vendors.py", here.parent / "ucc_hetero" / "machine" / "vendors.py"):
+    for folder in (here.parent, here.parent / "ucc_hetero"):
+        path = folder / "machine" / f"{name}.py"
         if path.exists():
-            spec = importlib.util.spec_from_file_location("ucch_vendors", path)
+            spec = importlib.util.spec_from_file_location(f"ucch_{name}", path)
             assert spec is not None and spec.loader is not None
             module = importlib.util.module_from_spec(spec)
             sys.modules[spec.name] = module
             spec.loader.exec_module(module)
             return module
-    raise FileNotFoundError(f"vendors.py is not above {here}: install the same ucc-hetero on every host")
-
-
-def number(names: tuple[str, ...], environ: Mapping[str, str], otherwise: int) -> int:
-    """The first of the variables that holds a number."""
-    for name in names:
-        with contextlib.suppress(KeyError, ValueError):
-            return int(environ[name])
-    return otherwise
+    raise FileNotFoundError(f"{name}.py is not above {here}: install the same ucc-hetero on every host")
 
 
 def cpus_of(text: str) -> set[int]:
@@ -93,11 +79,12 @@ class Start:
     def __init__(self, options: argparse.Namespace, environ: Mapping[str, str], root: Path = Path("/")) -> None:
         self.options = options
         self.root = root
-        self.vendors = load_vendors()
-        self.rank = number(_RANK, environ, 0)
-        self.size = options.size or number(_SIZE, environ, 1)
-        self.local_rank = number(_LOCAL_RANK, environ, self.rank)
-        self.local_size = number(LOCAL_SIZE, environ, options.ranks_here or 1)
+        self.vendors, self.launchers = load("vendors"), load("launchers")
+        number = self.launchers.number
+        self.rank = number("RANK", environ, 0)
+        self.size = options.size or number("WORLD_SIZE", environ, 1)
+        self.local_rank = number("LOCAL_RANK", environ, self.rank)
+        self.local_size = number("LOCAL_WORLD_SIZE", environ, options.ranks_here or 1)
         self.devices = self.vendors.devices(root)
         self.vendor = options.vendor
         if self.vendor == "auto":
@@ -151,7 +138,8 @@ class Start:
         if not self.options.container:
             return program
         given = {setting.partition("=")[0] for setting in self.options.set}
-        names = sorted(name for name in self.env if name in given or name.startswith(_INTO_CONTAINERS))
+        prefixes = (*self.launchers.PREFIXES, *_INTO_CONTAINERS)
+        names = sorted(name for name in self.env if name in given or name.startswith(prefixes))
         words: list[str] = []
         for word in shlex.split(self.options.container):
             words += [flag for name in names for flag in ("--env", name)] if word == "{env}" else [word]
@@ -302,7 +290,7 @@ def main() -> int:
     try:
         start = Start(options, os.environ)
     except (OSError, ValueError) as error:
-        print(f"ucch-run: rank {number(_RANK, os.environ, 0)}: {error}", file=sys.stderr)
+        print(f"ucch-run: rank {load('launchers').number('RANK', os.environ, 0)}: {error}", file=sys.stderr)
         return 1
     allowed = os.sched_getaffinity(0)
     with contextlib.suppress(OSError):

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 
 from ..._version import __version__
 from ...errors import UCCHError
+from ...machine.launchers import number
 from ...stdio import ends_with_its_reader
-from ..rank import LOCAL_SIZE, number
 from . import amd, checks, facts, findings, job
 from .facts import Facts
 from .findings import Finding, finding
@@ -44,7 +44,7 @@ def _show(found: Sequence[Finding], options: argparse.Namespace) -> int:
 
 
 def _here() -> Facts:
-    return facts.collect(ranks=number(LOCAL_SIZE, os.environ, 1))
+    return facts.collect(ranks=number("LOCAL_WORLD_SIZE", os.environ, 1))
 
 
 def _measure(options: argparse.Namespace, hosts: list[str]) -> list[Finding]:

@@ -11,7 +11,7 @@ from hosts import amd_host, nvidia_host
 
 from ucc_hetero.launch import rank
 from ucc_hetero.launch.supervise import Filter, Outcome, supervise
-from ucc_hetero.machine import vendors
+from ucc_hetero.machine import launchers, vendors
 
 MPI = {"OMPI_COMM_WORLD_RANK": "5", "OMPI_COMM_WORLD_SIZE": "8", "OMPI_COMM_WORLD_LOCAL_RANK": "1"}
 
@@ -190,6 +190,12 @@ def test_processors_near_the_device(tmp_path: Path) -> None:
     assert start(root, env={"LOCAL_RANK": "3"}).processors(set(range(16))) == set(range(8, 16))
     assert start(root, env={"LOCAL_RANK": "3"}).processors({0, 1}) == {0, 1}, "never more than allowed"
     assert start(root, "--numa", "off", env={"LOCAL_RANK": "3"}).processors({0, 9}) == {0, 9}
+
+
+def test_the_entry_point_of_torch_knows_the_launchers() -> None:
+    """It imports nothing of the package, and so has the names a second time."""
+    text = (Path(__file__).resolve().parents[2] / "_ucc_hetero_autoload.py").read_text()
+    assert str(launchers.MPI["RANK"]).replace("'", '"') in text
 
 
 def test_processors_without_devices(tmp_path: Path) -> None:

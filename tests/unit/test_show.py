@@ -10,6 +10,7 @@ from ucc_hetero.__main__ import main
 from ucc_hetero.cli.plan import facts, render, size_text
 from ucc_hetero.cli.topo import Host, draw, png, svg, tree
 from ucc_hetero.cli.tune import Finding, rules_of
+from ucc_hetero.machine import launchers
 from ucc_hetero.machine.discover import Accelerator, Machine, Nic
 from ucc_hetero.planner.cost import Links
 from ucc_hetero.planner.rules import Rule
@@ -23,7 +24,7 @@ MIB = 1 << 20
 
 @pytest.fixture(autouse=True)
 def _no_job(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMIX_SIZE", "SLURM_NTASKS", "UCCH_EMULATE"):
+    for name in (*launchers.places("WORLD_SIZE"), "UCCH_EMULATE"):
         monkeypatch.delenv(name, raising=False)
 
 

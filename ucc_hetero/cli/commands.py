@@ -11,6 +11,7 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from .. import env
+from ..machine.launchers import number
 from ..planner.collectives import ROWS
 from ..planner.cost import GUESS, Links
 from ..planner.select import Choice
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
 
 __all__ = ["add"]
 
-_SIZE_VARIABLES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMIX_SIZE", "SLURM_NTASKS")
 #: Collectives that ``tune`` measures unless told otherwise.
 _TUNED = ("allreduce", "allgather", "reduce_scatter_block", "bcast", "reduce", "alltoall")
 
@@ -56,7 +56,7 @@ def add(commands: Any) -> None:
 
 
 def _in_job() -> bool:
-    return any(os.environ.get(name, "").isdigit() and int(os.environ[name]) > 1 for name in _SIZE_VARIABLES)
+    return number("WORLD_SIZE", os.environ, 1, torchrun=False) > 1
 
 
 def _layout(args: argparse.Namespace) -> Topology:

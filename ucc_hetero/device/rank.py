@@ -3,26 +3,17 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
 
 from ucc_hetero.device.registry import available, runtime_of
 from ucc_hetero.device.runtime import DeviceRuntime
 from ucc_hetero.errors import DeviceError
+from ucc_hetero.machine.launchers import number
 from ucc_hetero.native.libraries import ffi, lib
 
 __all__ = ["Place", "bind", "free_memory", "local_rank", "own_device", "place_of"]
-
-#: Variables of launchers with a rank's number on its host, in the order of trust.
-_LOCAL_RANK = (
-    "OMPI_COMM_WORLD_LOCAL_RANK",
-    "MPI_LOCALRANKID",
-    "PMI_LOCAL_RANK",
-    "MV2_COMM_WORLD_LOCAL_RANK",
-    "SLURM_LOCALID",
-    "LOCAL_RANK",
-)
 
 
 class Place(NamedTuple):
@@ -32,10 +23,9 @@ class Place(NamedTuple):
     device: int
 
 
-def local_rank(environ: Mapping[str, str] | None = None) -> int:
+def local_rank() -> int:
     """This rank's number on its host, as the launcher says; 0 where none does."""
-    source = os.environ if environ is None else environ
-    return next((int(source[name]) for name in _LOCAL_RANK if source.get(name, "").isdigit()), 0)
+    return number("LOCAL_RANK", os.environ, 0)
 
 
 def place_of(emulated: str = "") -> Place:

@@ -12,18 +12,12 @@ from urllib.parse import parse_qs, urlparse
 import torch.distributed as dist
 from torch.distributed.rendezvous import _rendezvous_handlers
 
+from ..machine import launchers
+
 __all__ = ["export_ranks", "install", "launched_by_mpi"]
 
 #: Variables that torch's own handler reads.
 _NEEDED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-
-#: Variable of torchrun -> where launchers of MPI jobs put the same number.
-_LAUNCHERS = {
-    "RANK": ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK"),
-    "WORLD_SIZE": ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE"),
-    "LOCAL_RANK": ("OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID"),
-    "LOCAL_WORLD_SIZE": ("OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS"),
-}
 
 #: Variables that were set here, which another call may set again.
 _ours: set[str] = set()
@@ -31,7 +25,7 @@ _ours: set[str] = set()
 
 def launched_by_mpi() -> bool:
     """Whether this process is a rank of an MPI job."""
-    return any(name in os.environ for name in _LAUNCHERS["RANK"])
+    return any(name in os.environ for name in launchers.MPI["RANK"])
 
 
 def _export(name: str, value: object) -> None:
@@ -45,7 +39,7 @@ def export_ranks() -> None:
 
     For scripts that read them before they call ``init_process_group``. Does not touch MPI.
     """
-    for name, sources in _LAUNCHERS.items():
+    for name, sources in launchers.MPI.items():
         value = next((os.environ[source] for source in sources if source in os.environ), None)
         if value is not None:
             _export(name, value)
@@ -80,11 +74,7 @@ def _over_mpi(timeout: timedelta) -> Iterator[Any]:
     world = MPI.COMM_WORLD
     local = world.Split_type(MPI.COMM_TYPE_SHARED)
     rank, size = world.Get_rank(), world.Get_size()
-    for name, value in zip(
-        ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"),
-        (rank, size, local.Get_rank(), local.Get_size()),
-        strict=True,
-    ):
+    for name, value in zip(launchers.MPI, (rank, size, local.Get_rank(), local.Get_size()), strict=True):
         _export(name, value)
     one_host = local.Get_size() == size
     local.Free()

@@ -1,0 +1,39 @@
+"""Variables by which launchers tell a process its place in a job.
+
+Needs nothing but the standard library: the launcher's wrapper of a rank loads this file alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+__all__ = ["INSIDE_A_JOB", "MPI", "PREFIXES", "SLURM", "number", "places"]
+
+#: Variable of torchrun -> where MPI's launchers put the same number, in the order of trust. Under Slurm PMIx knows a
+#: rank's number in a heterogeneous job, and PMI does not.
+MPI = {
+    "RANK": ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK"),
+    "WORLD_SIZE": ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMIX_SIZE"),
+    "LOCAL_RANK": ("OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "PMI_LOCAL_RANK", "MV2_COMM_WORLD_LOCAL_RANK"),
+    "LOCAL_WORLD_SIZE": ("OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS"),
+}
+
+#: Variable of torchrun -> Slurm's, for ranks that ``srun`` starts.
+SLURM = {"RANK": "SLURM_PROCID", "WORLD_SIZE": "SLURM_NTASKS", "LOCAL_RANK": "SLURM_LOCALID"}
+
+#: First letters of the variables by which an MPI library knows that it is inside a job already.
+INSIDE_A_JOB = ("PMIX_", "PMI_", "OMPI_COMM_WORLD_", "PRTE_LAUNCHED")
+
+#: First letters of all variables of launchers, and of the settings of MPI libraries.
+PREFIXES = ("OMPI_", "PMIX_", "PMI_", "PRTE_", "MPI_", "SLURM_", "HYDI_", "HYDRA_")
+
+
+def places(name: str, torchrun: bool = True) -> tuple[str, ...]:
+    """The variables that may hold the number that ``torchrun`` calls ``name``, in the order of trust."""
+    return (*MPI[name], *filter(None, [SLURM.get(name)]), *((name,) if torchrun else ()))
+
+
+def number(name: str, environ: Mapping[str, str], otherwise: int, torchrun: bool = True) -> int:
+    """The number that torchrun calls ``name`` (see `places`), or ``otherwise`` without a launcher."""
+    found = (environ.get(place, "") for place in places(name, torchrun))
+    return next((int(text) for text in found if text.isdigit()), otherwise)
