@@ -214,9 +214,7 @@ int ucch_program_stage(ucch_program *p, int step, int stage, int peer) {
 int ucch_program_queued(ucch_program *p, ucch_channels *channels, size_t bounce, int op, int dtype) {
     p->channels = channels;
     p->bounce = bounce;
-    ucch_lock();
-    p->fused = ucch_kernel_of_locked(&(ucch_task){.kind = UCCH_FUSED, .op = op, .dtype = dtype});
-    ucch_unlock();
+    p->fused = ucch_kernel_of(&(ucch_task){.kind = UCCH_FUSED, .op = op, .dtype = dtype});
     for (int i = 0; i < p->nsteps; i++)
         for (int k = 0; k < p->steps[i].ndeps; k++) {
             int earlier = p->steps[i].deps[k];

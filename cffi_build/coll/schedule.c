@@ -93,7 +93,7 @@ static int leave(queue *q) {
     for (int i = 0; i < QUEUE_LANES && !status; i++)
         if (q->used[i] && c->lane[i] != q->stream)
             status = ucch_stream_follow(c->tail[i], c->lane[i], q->stream);
-    ucch_ticket ticket = q->l->ticket = ucch_channels_ticket(c);
+    ucch_ticket ticket = q->l->ticket;
     if (c->nwires)
         ucch_calls_note(&c->called, q->l->op.error.seq, q->p->signature, c->done[ticket.slot].at, ticket.value);
     if (q->bank >= 0)
@@ -153,7 +153,7 @@ static int local(queue *q, const ucch_step *s, void *stream) {
     if (q->fused)
         return ucch_fused_add(q->fused,
                               (ucch_move){.src = t.src, .dst = t.dst, .kind = MOVE_COMBINE, .n = (uint32_t)t.count});
-    void *function = ucch_kernel_of_locked(&t);
+    void *function = ucch_kernel_of(&t);
     return function ? ucch_kernel_launch(function, &t, stream) : UCCH_FAIL_DEVICE;
 }
 
@@ -183,9 +183,11 @@ static int step(queue *q, ucch_step *s) {
         status = await_earlier(q, s, mine, stream);
     if (status)
         return status;
-    if (s->kind == STEP_COLL)
+    if (s->kind == STEP_COLL) {
+        ucch_lock();
         status = launch_locked(q->p, s, q->l, stream);
-    else
+        ucch_unlock();
+    } else
         status = local(q, s, stream);
     return status < 0 ? status : mark(q, s, stream);
 }
@@ -209,7 +211,7 @@ static int announce(const queue *q, const ucch_channel *channel, size_t bytes) {
 static int send_piece(queue *q, ucch_channel *to, const char *data, size_t bytes, void *stream) {
     char *chunk = chunk_of(q, to);
     int status = announce(q, to, bytes);
-    uint32_t number = (uint32_t)++to->pieces;
+    uint32_t number = ucch_channel_next(to);
     if (!status && to->pieces > to->depth)
         status = wait_counter(q, to->consumed, number - (uint32_t)to->depth, stream);
     if (!status)
@@ -219,7 +221,7 @@ static int send_piece(queue *q, ucch_channel *to, const char *data, size_t bytes
 
 static int receive_piece(queue *q, ucch_channel *from, char *data, size_t bytes, void *stream) {
     char *chunk = chunk_of(q, from);
-    uint32_t number = (uint32_t)++from->pieces;
+    uint32_t number = ucch_channel_next(from);
     int status = announce(q, from, bytes);
     if (!status)
         status = wait_counter(q, from->published, number, stream);
@@ -287,14 +289,18 @@ static int messages(queue *q, int first, int end) {
 
 /* ---- the call ---- */
 
-/* Whether the call can be queued now: 0, UCCH_LATER, or a failure. Before anybody is told of it. */
-int ucch_enqueue_ready(ucch_program *p) {
+/* Have the scratch that the call needs: 0, or a failure. Before anybody is told of it, and without the lock: what has
+ * to be allocated may wait for streams. */
+int ucch_enqueue_scratch(ucch_program *p) {
     ucch_channels *c = p->channels;
-    if (c->failed)
-        return UCCH_FAIL_BROKEN;
-    if (!ucch_channels_room(c))
-        return UCCH_LATER;
     return p->tmp_bytes ? ucch_channels_scratch(c, (int)(c->banked & 1), p->tmp_bytes) : 0;
+}
+
+/* Whether the call can be queued now: 0, UCCH_LATER, or a failure. Before anybody is told of it. */
+int ucch_enqueue_ready_locked(ucch_program *p) {
+    if (p->channels->failed)
+        return UCCH_FAIL_BROKEN;
+    return ucch_channels_room(p->channels) ? 0 : UCCH_LATER;
 }
 
 static uint64_t moved_by(const ucch_program *p) {
@@ -306,8 +312,9 @@ static uint64_t moved_by(const ucch_program *p) {
     return bytes;
 }
 
-/* Queue everything, with the buffers that the program has: 0, or a failure that leaves the streams to be let go. */
-static int queue_locked(ucch_program *p, ucch_launch *l, void *stream) {
+/* Queue everything, with the buffers that the program has: 0, or a failure that leaves the streams to be let go.
+ * Without the lock; one call at a time. */
+int ucch_enqueue(ucch_program *p, ucch_launch *l, void *stream) {
     ucch_channels *c = p->channels;
     uint64_t moved = moved_by(p);
     ucch_moves fused;
@@ -333,10 +340,10 @@ static int queue_locked(ucch_program *p, ucch_launch *l, void *stream) {
     return status ? status : leave(&q);
 }
 
-/* All of a program into streams, or into one where the vendor's library does it alone. */
-int ucch_enqueue_locked(ucch_program *p, ucch_launch *l, void *stream) {
-    int status = p->channels ? queue_locked(p, l, stream) : 0;
-    for (int i = 0; !p->channels && i < p->nsteps && status >= 0; i++)
+/* All of a program's collectives, by the vendor's library alone, into one stream. */
+int ucch_post_steps_locked(ucch_program *p, ucch_launch *l, void *stream) {
+    int status = 0;
+    for (int i = 0; i < p->nsteps && status >= 0; i++)
         status = launch_locked(p, &p->steps[i], l, stream);
     return status;
 }

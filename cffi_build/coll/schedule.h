@@ -4,7 +4,9 @@
 
 #include "coll/program.h"
 
-int ucch_enqueue_ready(ucch_program *p);
-int ucch_enqueue_locked(ucch_program *p, ucch_launch *l, void *stream);
+int ucch_enqueue_scratch(ucch_program *p);
+int ucch_enqueue_ready_locked(ucch_program *p);
+int ucch_enqueue(ucch_program *p, ucch_launch *l, void *stream);
+int ucch_post_steps_locked(ucch_program *p, ucch_launch *l, void *stream);
 
 #endif

@@ -2,6 +2,7 @@
  * waits and nothing has to be polled for the next kernel to run. libucc calls it a triggered post on an execution
  * engine; TL/NCCL and TL/RCCL launch on the engine's stream at once. The requests are collected later. Calls that are
  * queued in several streams (schedule.c) are kept here too. */
+#include <pthread.h>
 #include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -10,6 +11,10 @@
 #include "coll/stream_executor.h"
 
 static int flying; /* calls that have not ended */
+/* One call at a time is put into streams whole, and without the engine's lock: the driver keeps whoever launches, for a
+ * stream that is full or a kernel that has to be loaded, until other ranks have done their part. The progress that
+ * these need of us must go on meanwhile. */
+static pthread_mutex_t queueing = PTHREAD_MUTEX_INITIALIZER;
 static _Thread_local int outcome;
 static _Thread_local ucch_op *failed;
 
@@ -85,7 +90,7 @@ static int tainted(ucch_launch *l, int *peer) {
 /* Collect what has ended. */
 static int collect_locked(ucch_op *op) {
     ucch_launch *l = (ucch_launch *)op;
-    if (l->channels && !ucch_channels_done(l->channels, l->ticket))
+    if (l->queueing || (l->channels && !ucch_channels_done(l->channels, l->ticket)))
         return 0;
     int status = 0, peer = -1;
     for (int i = 0; i < l->n; i++) {
@@ -142,7 +147,7 @@ static int judge_locked(ucch_program *p, void *send, void *recv) {
         return UCCH_ALIASED;
     if (p->board && ucch_board_broken(p->board))
         return UCCH_FAIL_BROKEN;
-    return p->channels ? ucch_enqueue_ready(p) : 0;
+    return p->channels ? ucch_enqueue_ready_locked(p) : 0;
 }
 
 /* Whether earlier calls on the program's teams have all been posted: the order of posting is that of calling. */
@@ -171,7 +176,8 @@ typedef struct asked {
     int has_parent; /* whoever made it waits for the program */
 } asked;
 
-static ucch_launch *launch_locked(const asked *a, int *status) {
+/* Tell the other ranks of the call; from here on it has to end, well or not. */
+static ucch_launch *begin_locked(const asked *a, int *status) {
     ucch_program *p = a->p;
     ucch_launch *l = calloc(1, sizeof(*l) + (size_t)p->nsteps * sizeof(l->each[0]));
     if (!l) {
@@ -196,33 +202,66 @@ static ucch_launch *launch_locked(const asked *a, int *status) {
     l->alone = !flying++;
     __atomic_thread_fence(__ATOMIC_SEQ_CST); /* as in host_executor.c: publish, then look */
     int peer, bad = ucch_board_verdict(p->board, l->since, l->op.error.seq, &peer);
-    *status = bad ? bad : ucch_enqueue_locked(p, l, a->stream);
+    if (!bad && l->channels) {
+        l->ticket = ucch_channels_ticket(l->channels);
+        l->queueing = 1;
+    }
+    *status = bad || l->channels ? bad : ucch_post_steps_locked(p, l, a->stream);
     if (*status < 0) /* what was launched goes on, and is left alone */
         end_locked(l, *status, peer);
     return l;
 }
 
-/* NULL where nothing was begun: with a status below 0 it cannot be, with 0 it is not the call's turn yet. What is
- * queued in streams has to wait for its turn here: no other way fits what its peers do. */
+/* With the turn at queueing: put the call into streams. It may have failed meanwhile, as any other under way. */
+static int enqueue(const asked *a, ucch_launch *l) {
+    int status = ucch_enqueue(a->p, l, a->stream);
+    ucch_lock();
+    l->queueing = 0;
+    if (status < 0) {
+        ucch_channels_forfeit(l->channels, l->ticket);
+        if (l->op.state == UCCH_ACTIVE)
+            end_locked(l, status, -1);
+    }
+    ucch_unlock();
+    return status;
+}
+
+/* NULL where nothing was begun: with a status below 0 it cannot be, with 0 it is not the call's turn yet. `later`: it
+ * has to wait for its turn here, as what is queued in streams does: no other way fits what its peers do. */
+static ucch_launch *try_launch(const asked *a, int *status, int *later) {
+    ucch_program *p = a->p;
+    ucch_launch *l = NULL;
+    *status = p->channels ? ucch_enqueue_scratch(p) : 0;
+    ucch_lock();
+    int busy = a->has_parent && p->op.state == UCCH_ACTIVE, turn = next_in_line(p);
+    if (!*status)
+        *status = busy ? UCCH_FAIL_BUSY : judge_locked(p, a->send, a->recv);
+    if (!*status && turn)
+        l = begin_locked(a, status);
+    *later = p->channels && !l && (*status == UCCH_LATER || (!*status && !turn));
+    if (*later) {
+        ucch_progress_locked();
+        ucch_ops_police_locked(ucch_now());
+    }
+    ucch_unlock();
+    return l;
+}
+
+/* As try_launch, until it is the call's turn where it has to wait for that. */
 static ucch_launch *launch(const asked *a, int *status) {
     ucch_launch *l = NULL;
-    for (int later = 1; later;) {
-        ucch_lock();
-        int busy = a->has_parent && a->p->op.state == UCCH_ACTIVE, turn = next_in_line(a->p);
-        int before = ucch_device_enter();
-        *status = busy ? UCCH_FAIL_BUSY : judge_locked(a->p, a->send, a->recv);
-        if (!*status && turn)
-            l = launch_locked(a, status);
-        later = a->p->channels && !l && (*status == UCCH_LATER || (!*status && !turn));
-        ucch_device_leave(before);
-        if (later) {
-            ucch_progress_locked();
-            ucch_ops_police_locked(ucch_now());
+    int before = ucch_device_enter();
+    for (int later = 1; later; later ? sched_yield() : 0) {
+        if (a->p->channels)
+            pthread_mutex_lock(&queueing);
+        l = try_launch(a, status, &later);
+        if (a->p->channels) {
+            if (l && *status >= 0)
+                *status = enqueue(a, l);
+            pthread_mutex_unlock(&queueing);
         }
-        ucch_unlock();
-        if (later)
-            sched_yield();
     }
+    ucch_device_leave(before);
     return l;
 }
 

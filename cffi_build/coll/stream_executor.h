@@ -7,7 +7,8 @@
 struct ucch_launch {
     ucch_op op; /* first: a launch is an op */
     int released, n;
-    int alone; /* no other is under way */
+    int queueing; /* its steps are being put into streams: not to be collected */
+    int alone;    /* no other is under way */
     uint64_t bytes;
     ucch_board *board;
     uint64_t since;          /* as a program's */

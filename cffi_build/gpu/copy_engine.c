@@ -143,7 +143,7 @@ int ucch_work_begin_locked(ucch_work *w, const ucch_task *task) {
         int status = ucch_work_copy(task->way, task->dst, task->src, task->count * task->src_bytes);
         return status ? status : mark(w, task->way, MOVING);
     }
-    void *function = ucch_kernel_of_locked(task), *stream;
+    void *function = ucch_kernel_of(task), *stream;
     if (function) {
         int status = lane(UCCH_ACROSS, &stream);
         if (!status)

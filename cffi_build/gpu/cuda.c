@@ -43,6 +43,7 @@ typedef uint64_t address; /* CUdeviceptr */
     X(cuDeviceGetAttribute, "cuDeviceGetAttribute", (int *, int, int), 0)                                              \
     X(cuModuleLoadData, "cuModuleLoadData", (void **, const void *), 0)                                                \
     X(cuModuleGetFunction, "cuModuleGetFunction", (void **, void *, const char *), 0)                                  \
+    X(cuFuncLoad, "cuFuncLoad", (void *), 0)                                                                           \
     X(cuLaunchKernel, "cuLaunchKernel",                                                                                \
       (void *, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void *, void **, void **), 0)
 
@@ -218,13 +219,16 @@ static int cuda_target(int device, char *text, int room) {
     return 0;
 }
 
-/* Modules stay loaded: unloading one waits for the device. */
+/* Modules stay loaded: unloading one waits for the device. So does loading a function, which is not left to its first
+ * launch, as that may come behind a stream that waits for others; drivers before 12.4 have no name for it. */
 static int cuda_kernel(const void *image, void **function) {
     void *module = NULL;
     if (!cu.cuModuleLoadData || !cu.cuModuleGetFunction || !cu.cuLaunchKernel)
         return NOT_SUPPORTED;
     int status = cu.cuModuleLoadData(&module, image);
-    return status ? status : cu.cuModuleGetFunction(function, module, "ucch");
+    if (!status)
+        status = cu.cuModuleGetFunction(function, module, "ucch");
+    return status || !cu.cuFuncLoad ? status : cu.cuFuncLoad(*function);
 }
 
 const device_adapter ucch_cuda = {

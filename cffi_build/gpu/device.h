@@ -32,7 +32,7 @@ typedef struct ucch_task {
 
 typedef struct ucch_work ucch_work;
 
-void *ucch_kernel_of_locked(const ucch_task *task);
+void *ucch_kernel_of(const ucch_task *task);
 int ucch_kernel_launch(void *function, const ucch_task *task, void *stream);
 
 int ucch_task_compute(const ucch_task *task, char *src, char *dst, uint64_t count);

@@ -14,7 +14,7 @@ typedef struct kernel {
     struct kernel *next;
 } kernel;
 
-static kernel *kernels;
+static kernel *kernels; /* only grows, at its head: read without a lock */
 
 /* Only a combination has an operation, and only a cast another type. */
 static int same(const kernel *k, int kind, int op, int dtype, int to) {
@@ -38,13 +38,13 @@ int ucch_kernel_add(int kind, int op, int dtype, int to, const void *image) {
     }
     ucch_lock();
     k->next = kernels;
-    kernels = k;
+    __atomic_store_n(&kernels, k, __ATOMIC_RELEASE);
     ucch_unlock();
     return 0;
 }
 
-void *ucch_kernel_of_locked(const ucch_task *t) {
-    for (kernel *k = kernels; k; k = k->next)
+void *ucch_kernel_of(const ucch_task *t) {
+    for (kernel *k = __atomic_load_n(&kernels, __ATOMIC_ACQUIRE); k; k = k->next)
         if (same(k, t->kind, t->op, t->dtype, t->to))
             return k->function;
     return NULL;

@@ -195,7 +195,7 @@ static ucch_beside *beside_of(ucch_beside *all, void *stream) {
 }
 
 static void *kernel_locked(int kind) {
-    return ucch_kernel_of_locked(&(ucch_task){.kind = kind});
+    return ucch_kernel_of(&(ucch_task){.kind = kind});
 }
 
 static int launch(void *kernel, ucch_stream_copy c, int blocks, void *stream) {

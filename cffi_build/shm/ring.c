@@ -247,8 +247,8 @@ static int open_locked(ucch_channels *c) {
     }
     if (!status)
         status = ucch_device_fail(ops->event_new(&c->began), "event");
-    c->await = ucch_kernel_of_locked(&(ucch_task){.kind = UCCH_AWAIT});
-    c->post = ucch_kernel_of_locked(&(ucch_task){.kind = UCCH_POST});
+    c->await = ucch_kernel_of(&(ucch_task){.kind = UCCH_AWAIT});
+    c->post = ucch_kernel_of(&(ucch_task){.kind = UCCH_POST});
     if (!status)
         status = count_from_zero(c);
     /* A try: what a stream cannot do is seen here. */
@@ -297,7 +297,7 @@ void ucch_channels_free(ucch_channels *c) {
 static int emptied(const ucch_channel *channel) {
     if (channel->flow)
         return ucch_flow_quiet(channel->flow);
-    return __atomic_load_n(channel->consumed.at, __ATOMIC_ACQUIRE) == (uint32_t)channel->pieces;
+    return __atomic_load_n(channel->consumed.at, __ATOMIC_ACQUIRE) == ucch_channel_pieces(channel);
 }
 
 /* Whether all that was queued has ended, and all that was sent has been taken; -1 when that will never be known,
@@ -336,6 +336,11 @@ ucch_ticket ucch_channels_ticket(ucch_channels *c) {
     return ticket;
 }
 
+/* A call that could not be queued: no stream will say that it has ended. */
+void ucch_channels_forfeit(ucch_channels *c, ucch_ticket ticket) {
+    __atomic_store_n(c->done[ticket.slot].at, ticket.value, __ATOMIC_RELEASE);
+}
+
 /* Have this much scratch in a bank. What was too small may still be in use, and is kept: it at least doubles. */
 int ucch_channels_scratch(ucch_channels *c, int bank, size_t bytes) {
     if (bytes <= c->scratch_bytes[bank])
@@ -354,8 +359,9 @@ int ucch_channels_scratch(ucch_channels *c, int bank, size_t bytes) {
 /* Whether streams here still wait for what others have not done. */
 int ucch_channels_waiting(const ucch_channels *c) {
     for (int i = 0; i < c->size; i++)
-        if (i != c->rank && (!ucch_reached(c->in[i].published.at, (uint32_t)c->in[i].pieces) ||
-                             !ucch_reached(c->out[i].consumed.at, (uint32_t)(c->out[i].pieces - c->out[i].depth))))
+        if (i != c->rank &&
+            (!ucch_reached(c->in[i].published.at, ucch_channel_pieces(&c->in[i])) ||
+             !ucch_reached(c->out[i].consumed.at, ucch_channel_pieces(&c->out[i]) - (uint32_t)c->out[i].depth)))
             return 1;
     return 0;
 }
@@ -394,8 +400,8 @@ static void let_go(const ucch_channels *c) {
     for (int i = 0; i < c->size; i++) {
         if (i == c->rank)
             continue;
-        __atomic_store_n(c->out[i].consumed.at, (uint32_t)c->out[i].pieces, __ATOMIC_RELEASE);
-        __atomic_store_n(c->in[i].published.at, (uint32_t)c->in[i].pieces, __ATOMIC_RELEASE);
+        __atomic_store_n(c->out[i].consumed.at, ucch_channel_pieces(&c->out[i]), __ATOMIC_RELEASE);
+        __atomic_store_n(c->in[i].published.at, ucch_channel_pieces(&c->in[i]), __ATOMIC_RELEASE);
     }
 }
 

@@ -26,7 +26,7 @@ typedef struct ucch_channel {
     size_t slot, stride; /* bytes of a slot, and from one to the next */
     uint64_t depth;
     ucch_flow *flow; /* that carries it between hosts; NULL: both ranks see it */
-    uint64_t pieces; /* of all calls so far, on this side */
+    uint64_t pieces; /* of all calls so far, on this side: whoever lets streams go looks while more are queued */
     uint64_t round;
     uint64_t *tainted; /* by the rank that it comes from */
 } ucch_channel;
@@ -63,7 +63,16 @@ struct ucch_channels {
     uint64_t *tainted;
 };
 
+static inline uint32_t ucch_channel_pieces(const ucch_channel *channel) {
+    return (uint32_t)__atomic_load_n(&channel->pieces, __ATOMIC_ACQUIRE);
+}
+
+static inline uint32_t ucch_channel_next(ucch_channel *channel) {
+    return (uint32_t)__atomic_add_fetch(&channel->pieces, 1, __ATOMIC_RELEASE);
+}
+
 ucch_ticket ucch_channels_ticket(ucch_channels *c);
+void ucch_channels_forfeit(ucch_channels *c, ucch_ticket ticket);
 int ucch_channels_room(ucch_channels *c);
 int ucch_channels_done(const ucch_channels *c, ucch_ticket ticket);
 int ucch_channels_scratch(ucch_channels *c, int bank, size_t bytes);

@@ -52,6 +52,7 @@ def test_every_collective_in_every_form(run: Callable[..., Any], layout: str, ho
 
 PAIR, THREE = ("nvidia:1,amd:1", 2, 1), ("nvidia:1,amd:2", 3, 1)
 MIXED = ("nvidia:1,amd:2,nvidia:1", 2, 2)
+LATE_KERNELS = {"FAKEGPU_LAZY": "1", "HIP_ENABLE_DEFERRED_LOADING": "1"}
 
 
 @pytest.mark.parametrize("where", [PAIR, MIXED], ids=["1+1", "2+2 mixed"])
@@ -124,8 +125,8 @@ with Communicator() as comm:
     assert unwanted.stdout.count("by hosts") == 2 and "UCCH WARN" not in unwanted.stderr
     small = run(script, *PAIR, WITHOUT="-1", UCCH_CHANNEL_MEMORY="2M", UCCH_WIRE_SLOT="16K")
     assert small.stdout.count("queued") == 2
-    late = run(script, *PAIR, WITHOUT="-1", FAKEGPU_LAZY="1", HIP_ENABLE_DEFERRED_LOADING="1")
-    assert late.stdout.count("by hosts") == 2 and "load kernels at their first launch" in late.stdout + late.stderr
+    late = run(script, *MIXED, WITHOUT="-1", **LATE_KERNELS)
+    assert late.stdout.count("by hosts") == 4 and "load kernels at their first launch" in late.stdout + late.stderr
     none = run(script, *PAIR, WITHOUT="-1", UCCH_CHANNEL_MEMORY="0")
     assert none.stdout.count("by hosts") == 2 and "UCCH_CHANNEL_MEMORY" in none.stdout + none.stderr
 
@@ -136,8 +137,12 @@ def test_streams_wait_for_messages(run: Callable[..., Any], where: tuple[str, in
 
 
 def test_no_stream_waits_for_messages_where_kernels_are_loaded_late(run: Callable[..., Any]) -> None:
-    late = {"FAKEGPU_LAZY": "1", "HIP_ENABLE_DEFERRED_LOADING": "1"}
-    assert run(queued_scripts.FAR_LAZY, *PAIR, **OWN_QUEUES, **late).stdout.count("right") == 2
+    assert run(queued_scripts.FAR_LAZY, *PAIR, **OWN_QUEUES, **LATE_KERNELS).stdout.count("right") == 2
+
+
+@pytest.mark.parametrize("env", [LATE_KERNELS, {"FAKEGPU_AHEAD": "40"}], ids=["loading", "full streams"])
+def test_messages_go_on_while_the_driver_waits(run: Callable[..., Any], env: dict[str, str]) -> None:
+    assert run(channel_life_scripts.KEPT, *THREE, **OWN_QUEUES, **env).stdout.count("right") == 3
 
 
 def test_wires_are_rows_of_the_timeline(run: Callable[..., Any], tmp_path: Path) -> None:

@@ -79,6 +79,33 @@ comm.Iallreduce(x, y)
 print("right", flush=True)
 """
 
+#: Every rank in turn is kept by the driver, behind streams that wait for others; and those wait for a message of its
+#: before they call.
+KEPT = COMMON
+KEPT += """
+with Communicator() as comm:
+    p, r, n = comm.size, comm.rank, 200_000
+    stream = runtime().stream()
+    scaled = Array(10).set(1)
+    for turn in range(p):
+        x, y = Array(n).set(numbers(turn, r, n)), [Array(n).set(-4) for _ in range(20)]
+        message = numbers(turn, turn, 500_000)
+        if r == turn:
+            sent = [comm.Isend(message, other, turn) for other in range(p) if other != r]
+        else:
+            time.sleep(0.3)  # the other one is in the driver by now
+            comm.Recv(got := np.full_like(message, -9), turn, turn)
+            assert (got == message).all()
+        calls = [comm.Iallreduce(x, each, stream=stream) for each in y]
+        scaled.scale(stream, 1)  # in the first turn it has to be loaded
+        if r == turn:
+            [request.Wait() for request in sent]
+        want = np.sum([numbers(turn, q, n) for q in range(p)], axis=0)
+        assert all((each.copied(stream) == want).all() for each in y)
+    assert made["allreduce"] == {True}, made
+print("right")
+"""
+
 #: A rank whose device has no compiler: what needs none is queued all the same, and the rest on no rank.
 NO_COMPILER = COMMON
 NO_COMPILER += """

@@ -18,7 +18,8 @@
  * is allocated. FAKEGPU_NO_PEERS: no process can open another one's device memory. FAKEGPU_XGMI: the devices are
  * linked. FAKEGPU_PINNED_MB: how much memory of the host's they see at most. FAKEGPU_HIP: the version to be (6).
  * FAKEGPU_UNITS, FAKEGPU_UNIT_THREADS: a device's size (60, 2048). FAKEGPU_AHEAD: how much a stream may have to do
- * before whoever gives it more waits, and with him all who call the driver (0: no limit). */
+ * before whoever gives it more waits, and with him all who call the driver (0: no limit). FAKEGPU_LAZY: kernels are
+ * loaded at their first launch, which waits until the device has nothing to do, and with it all who call the driver. */
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <pthread.h>
@@ -88,7 +89,7 @@ static stream *streams, *default_stream;
 static queue *engines[2]; /* copies from the host, and to it */
 static int misuses, started, open_streams, most_queues, holds;
 /* Settings in constant use: the boards of this process's devices, a copy's least time, and a stream's work. */
-static int chosen[MOST_DEVICES], devices, least_us = 1000, most_ahead;
+static int chosen[MOST_DEVICES], devices, least_us = 1000, most_ahead, lazy;
 static _Thread_local int current = -1;
 
 /* A thread of the network must never call a driver, whose calls may wait for what that very thread is to bring. */
@@ -271,10 +272,12 @@ static int begin(void) {
     choose_boards();
     least_us = setting("FAKEGPU_DELAY_US", 1000);
     most_ahead = setting("FAKEGPU_AHEAD", 0);
+    lazy = setting("FAKEGPU_LAZY", 0);
     return device_count() ? OK : 100; /* no device */
 }
 
 static int query(event *e) {
+    pass_driver();
     enter();
     int done = !e->last || reached(e->last);
     pthread_mutex_unlock(&lock);
@@ -308,11 +311,20 @@ static const char *error_name(int code) {
 /* ---- for tests: kernels, how often work touched freed memory, streams that were not given back, and how often one
  * was told to wait for memory ---- */
 
+static void first_launch(int *loaded) {
+    if (lazy)
+        load_kernel(loaded);
+}
+
 int fakegpu_fill(void *handle, float *data, size_t n, float value) {
+    static int loaded;
+    first_launch(&loaded);
     return submit(handle, (work){.kind = FILL, .dst = data, .bytes = n * sizeof(float), .value = value});
 }
 
 int fakegpu_scale(void *handle, float *data, size_t n, float value) {
+    static int loaded;
+    first_launch(&loaded);
     return submit(handle, (work){.kind = SCALE, .dst = data, .bytes = n * sizeof(float), .value = value});
 }
 

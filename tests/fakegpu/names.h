@@ -136,7 +136,6 @@ int cuEventRecord(void *e, void *s) {
 int cuEventQuery(void *e) {
     return query(e);
 }
-/* FAKEGPU_LAZY: kernels are loaded at their first launch. */
 int cuModuleGetLoadingMode(int *mode) {
     *mode = setting("FAKEGPU_LAZY", 0) ? 2 : 1;
     return OK;
@@ -151,6 +150,10 @@ int cuModuleLoadData(void **module, const void *image) {
 }
 int cuModuleGetFunction(void **function, void *module, const char *name) {
     return find_kernel(function, module, name);
+}
+int cuFuncLoad(void *f) {
+    first_launch(&((function *)f)->loaded);
+    return OK;
 }
 int cuLaunchKernel(void *f, unsigned x, unsigned y, unsigned z, unsigned a, unsigned b, unsigned c, unsigned bytes,
                    void *s, void **arguments, void **more) {

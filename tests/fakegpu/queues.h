@@ -111,9 +111,30 @@ static int give_locked(queue *q, stream *of, work w) {
     return OK;
 }
 
+/* Whoever has it keeps the driver from everybody. */
+static pthread_mutex_t driver = PTHREAD_MUTEX_INITIALIZER;
+
+static void pass_driver(void) {
+    pthread_mutex_lock(&driver);
+    pthread_mutex_unlock(&driver);
+}
+
+/* A kernel that is not loaded is, once the device has come to rest. */
+static void load_kernel(int *loaded) {
+    pthread_mutex_lock(&driver);
+    for (int busy = !*loaded; busy; usleep(busy ? LOOK_US : 0)) {
+        busy = 0;
+        enter();
+        for (stream *s = streams; s && !busy; s = s->next)
+            busy = s->unfinished;
+        pthread_mutex_unlock(&lock);
+    }
+    *loaded = 1;
+    pthread_mutex_unlock(&driver);
+}
+
 /* A stream that is full keeps the driver from everybody, as CUDA's seems to behind some 1,000 kernels. */
 static void wait_for_room(stream *s) {
-    static pthread_mutex_t driver = PTHREAD_MUTEX_INITIALIZER;
     pthread_mutex_lock(&driver);
     for (int full = most_ahead > 0; full; usleep(full ? LOOK_US : 0)) {
         enter();
@@ -162,6 +183,7 @@ static int copy_async(void *dst, const void *src, size_t bytes, void *handle) {
     int to_device = kind_of(dst) == DEVICE_MEMORY, from_device = kind_of(src) == DEVICE_MEMORY;
     if (usable())
         return usable();
+    pass_driver();
     if (!HIP || to_device == from_device || !setting("HSA_ENABLE_SDMA", 1))
         return submit(handle, w);
     return submit_to_engine(&engines[from_device], stream_of(handle), w);

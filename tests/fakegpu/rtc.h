@@ -23,14 +23,16 @@ static void *argument(void **arguments, size_t room, size_t bytes) {
 /* A kernel, and the image that it is read from. */
 typedef struct function {
     const char *kernel, *image;
+    int loaded;
 } function;
 
 static int launch_kernel(void *handle_of_function, unsigned blocks, unsigned threads, void **arguments, void *handle) {
-    const function *f = handle_of_function;
+    function *f = handle_of_function;
     if (usable())
         return usable();
     if (strcmp(f->kernel, f->image))
         return INVALID_VALUE; /* the image is gone, which was not copied */
+    first_launch(&f->loaded);
     const char *function = f->kernel;
     if (function == FUSED_TEXT) {
         moves *all = argument(arguments, sizeof(*all), offsetof(moves, blocks));
@@ -63,7 +65,7 @@ static int find_kernel(void **function, const void *module, const char *name) {
         if (!strcmp(module, all[i])) {
             struct function *f = malloc(sizeof(*f));
             if (f)
-                *f = (struct function){all[i], module};
+                *f = (struct function){all[i], module, HIP}; /* HIP loads all of a module */
             *function = f;
             return strcmp(name, "ucch") ? INVALID_VALUE : f ? OK : OUT_OF_MEMORY;
         }

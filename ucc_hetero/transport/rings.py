@@ -64,13 +64,14 @@ def join(
         return None
     wanted = not max(places) or (env.get("WIRES") != 0 and env.get("CHANNELS") and env.get("STAGING") != "direct")
     words = ffi.new("size_t *", 2 * int(env.get("ARENA")))
-    ready = wanted and may_wait(runtime) and lib.ucch_window_own(key_of(mine), words) >= 0
+    apart = len({*places}) == size
+    ready = wanted and may_wait(runtime, apart=apart) and lib.ucch_window_own(key_of(mine), words) >= 0
     board = mine.host.memory, mine.vendor, runtime.bus(mine.device) if runtime is not None else ""
     where = rank, size, ffi.new("int[]", list(topology.island_of)), ffi.new("int[]", places)
     # A usual kernel is made as a try: one vendor's compiler may be missing where the other's is there.
     compiles = ready and kernels.ready(lib.UCCH_COMBINE, OPS["SUM"].code, DTYPES["float32"].code, 0, insist=True)
     reach = _Reach.of(rank, places) if ready else _Reach()
-    late = runtime is not None and not runtime.eager
+    late = runtime is not None and not (runtime.eager or apart)
     offers = mpi.allgather((bool(wanted), _offer(where) if ready else (0, 0), able, compiles, board, reach, late))
     wishes, sizes, ables, computes, boards, reaches, lazy = zip(*offers, strict=True)
     if not all(wishes):

@@ -129,13 +129,15 @@ def _say(what: str) -> None:
     log.log("mem").info("%s: %s", what, ffi.string(lib.ucch_device_error()).decode(errors="replace"))
 
 
-def may_wait(runtime: DeviceRuntime | None) -> bool:
-    """Whether this rank's streams may wait for those of others.
+def may_wait(runtime: DeviceRuntime | None, *, apart: bool = False) -> bool:
+    """Whether this rank's streams may wait for those of others; ``apart``: of ranks that all have hosts of their own.
 
-    Not where kernels are loaded at their first launch: it waits for the device, and so for calls of other ranks, which
-    may wait for a message of ours meanwhile, and the progress thread does not get past the launch to send it.
+    Not beside others on a host where kernels are loaded at their first launch: it waits for the device, and so for
+    calls of other ranks, which may wait for a message of ours meanwhile, and the progress thread, whose copies move
+    that, does not get past the launch. Between hosts no progress needs the driver.
     """
-    return bool(env.get("CHANNELS")) and runtime is not None and runtime.eager and _words(runtime)
+    loads_late = runtime is not None and not (runtime.eager or apart)
+    return bool(env.get("CHANNELS")) and runtime is not None and not loads_late and _words(runtime)
 
 
 def _words(runtime: DeviceRuntime) -> bool:
