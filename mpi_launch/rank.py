@@ -56,23 +56,6 @@ def load(name: str) -> Any:
     raise FileNotFoundError(f"{name}.py is not above {here}: install the same ucc-hetero on every host")
 
 
-def cpus_of(text: str) -> set[int]:
-    """Processors from the kernel's list, such as ``0-3,8``."""
-    found: set[int] = set()
-    for part in filter(None, text.split(",")):
-        first, _, last = part.partition("-")
-        found.update(range(int(first), int(last or first) + 1))
-    return found
-
-
-def numa_nodes(root: Path) -> list[set[int]]:
-    """The processors of each NUMA node that has any."""
-    base = root / "sys/devices/system/node"
-    folders = sorted(base.glob("node[0-9]*"), key=lambda path: int(path.name[4:]))
-    found = [cpus_of((folder / "cpulist").read_text().strip()) for folder in folders if (folder / "cpulist").exists()]
-    return [cpus for cpus in found if cpus]
-
-
 class Start:
     """Facts of this rank, and the environment and processors that follow from it."""
 
@@ -125,9 +108,9 @@ class Start:
         if self.options.numa == "off":
             return allowed
         if self.devices:
-            near = cpus_of(self.device.cpus) if self.device else allowed
+            near = self.vendors.cpus_of(self.device.cpus) if self.device else allowed
         else:
-            nodes = [cpus & allowed for cpus in numa_nodes(self.root) if cpus & allowed]
+            nodes = [cpus & allowed for cpus in self.vendors.numa_nodes(self.root) if cpus & allowed]
             # Only where ranks can share the nodes evenly: a node with more ranks than the others slows all of them.
             spread = len(nodes) > 1 and self.local_size % len(nodes) == 0
             near = nodes[self.local_rank * len(nodes) // self.local_size] if spread else allowed

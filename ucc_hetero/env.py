@@ -244,7 +244,7 @@ _VARIABLES = (
         _wires,
         "auto",
         "Pairs of network threads (one sends, one receives) that carry calls between devices of several hosts; auto: 4 "
-        "where there are cores for them; 0: none, and hosts take part in calls.",
+        "(8 where a cloud limits connections, 2 by RDMA) if there are cores for them; 0: none, and hosts take part.",
         "auto|0..16",
     ),
     Variable(

@@ -152,7 +152,7 @@ void ucch_rkey_free(ucp_rkey_h rkey);
 
 /* ---- wire.c: network threads, an even one to send and the next to receive ---- */
 int ucch_wire_cores(void);
-int ucch_wire_new(ucp_context_h context);
+int ucch_wire_new(ucp_context_h context, const int *cores, int ncores);
 int ucch_wire_address(int wire, void **address, size_t *bytes);
 void ucch_wire_forget(int wire, void *address);
 int ucch_wire_meet(int wire, uint64_t key, const void *address);

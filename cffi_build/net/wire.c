@@ -52,6 +52,7 @@ struct ucch_wire {
     connection *connections;
     ucch_tenant **tenants;
     int ntenants, room;
+    cpu_set_t cores; /* that it runs on */
 };
 
 static ucch_wire wires[MOST_WIRES];
@@ -128,18 +129,12 @@ static int turn(ucch_wire *w, int number) {
     return found;
 }
 
-/* All cores that the host gives to this process, whatever a launcher has bound the calling thread to. */
-static void unbind(void) {
-    cpu_set_t all;
-    memset(&all, 0xff, sizeof(all));
-    sched_setaffinity(0, sizeof(all), &all);
-}
-
-/* How many these are. */
+/* Cores that the host gives to this process, whatever a launcher has bound the calling thread to. */
 int ucch_wire_cores(void) {
     cpu_set_t before, all;
+    memset(&all, 0xff, sizeof(all));
     sched_getaffinity(0, sizeof(before), &before);
-    unbind();
+    sched_setaffinity(0, sizeof(all), &all);
     sched_getaffinity(0, sizeof(all), &all);
     sched_setaffinity(0, sizeof(before), &before);
     return CPU_COUNT(&all);
@@ -149,7 +144,7 @@ static void *serve(void *at) {
     ucch_wire *w = at;
     int number = (int)(w - wires);
     double moved = ucch_now();
-    unbind(); /* launchers bind a rank to one core */
+    sched_setaffinity(0, sizeof(w->cores), &w->cores); /* launchers bind a rank to one */
     prctl(PR_SET_NAME, "ucch-wire");
     prctl(PR_SET_TIMERSLACK, SLACK_NS);
     while (!__atomic_load_n(&w->stop, __ATOMIC_SEQ_CST)) {
@@ -189,8 +184,9 @@ static int start(ucch_wire *w, ucp_context_h context) {
     return UCCH_FAIL_MEMORY;
 }
 
-/* One more wire, in a UCX context of its own: its number, or a failure. Those of a parent are not a child's. */
-int ucch_wire_new(ucp_context_h context) {
+/* One more wire, in a UCX context and on cores of its own: its number, or a failure. Those of a parent are not a
+ * child's. */
+int ucch_wire_new(ucp_context_h context, const int *cores, int ncores) {
     if (owner != getpid()) {
         nwires = 0;
         memset(wires, 0, sizeof(wires));
@@ -198,6 +194,9 @@ int ucch_wire_new(ucp_context_h context) {
     }
     if (nwires == MOST_WIRES)
         return UCCH_FAIL_MEMORY;
+    CPU_ZERO(&wires[nwires].cores);
+    for (int i = 0; i < ncores; i++)
+        CPU_SET(cores[i], &wires[nwires].cores);
     int status = start(&wires[nwires], context);
     return status ? status : nwires++;
 }

@@ -26,9 +26,17 @@ def run(
     """Run a script with a fake GPU for every rank: ``run(script, layout, hosts, slots)``."""
 
     def start(
-        script: str, layout: str, hosts: int, slots: int, *, options: Any = (), check: bool = True, **env: str
+        script: str,
+        layout: str,
+        hosts: int,
+        slots: int,
+        *,
+        links: int = 1,
+        options: Any = (),
+        check: bool = True,
+        **env: str,
     ) -> Any:
-        cluster = emulate(hosts=hosts, slots=slots, rate="none")
+        cluster = emulate(hosts=hosts, slots=slots, links=links, rate="none")
         job = tmp_path / "job.py"
         job.write_text(script)
         usual = {"UCCH_TUNE": channel_scripts.FLAT, "FAKEGPU_DELAY_US": "20"}
@@ -143,6 +151,30 @@ def test_no_stream_waits_for_messages_where_kernels_are_loaded_late(run: Callabl
 @pytest.mark.parametrize("env", [LATE_KERNELS, {"FAKEGPU_AHEAD": "40"}], ids=["loading", "full streams"])
 def test_messages_go_on_while_the_driver_waits(run: Callable[..., Any], env: dict[str, str]) -> None:
     assert run(channel_life_scripts.KEPT, *THREE, **OWN_QUEUES, **env).stdout.count("right") == 3
+
+
+def test_wires_share_the_ports_of_their_hosts(run: Callable[..., Any]) -> None:
+    script = """
+from pathlib import Path
+from arrays import Array
+from ucc_hetero import Communicator
+
+def sent():
+    return [int(Path(f"/sys/class/net/eth{k}/statistics/tx_bytes").read_text()) for k in (0, 1)]
+
+with Communicator() as comm:
+    x, y = Array(2_000_000).set(1), Array(2_000_000)
+    comm.Allreduce(x, y)
+    before = sent()
+    for _ in range(3):
+        comm.Allreduce(x, y)
+    assert (y.peek == comm.size).all()
+    carried = [b - a for a, b in zip(before, sent())]
+    assert min(carried) > 0.3 * max(carried) > 1e6, carried
+    print("right")
+"""
+    # UCX is told to use one port for each transfer: only wires share them out.
+    assert run(script, *PAIR, links=2, UCCH_WIRES="4", UCX_MAX_EAGER_RAILS="1").stdout.count("right") == 2
 
 
 def test_wires_are_rows_of_the_timeline(run: Callable[..., Any], tmp_path: Path) -> None:

@@ -5,11 +5,12 @@ import os
 import sys
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import machines
 import pytest
 
-from ucc_hetero.machine import nvlink
+from ucc_hetero.machine import nics, nvlink
 from ucc_hetero.machine.discover import (
     Accelerator,
     Machine,
@@ -21,7 +22,7 @@ from ucc_hetero.machine.discover import (
     record,
     replay,
 )
-from ucc_hetero.machine.nics import Port, assign, ports, rails, use
+from ucc_hetero.machine.nics import Port, assign, flow_limit, near, ports, rails, shared, use
 
 DATA = Path(__file__).parents[1] / "data"
 
@@ -193,6 +194,56 @@ def test_ucx_decides_where_turns_would_not_do(hosts: str, offers: list[tuple[Por
 ])  # fmt: skip
 def test_transfers_are_spread_over_equal_ports(hosts: str, offers: list[tuple[Port, ...]], expected: int) -> None:
     assert rails(hosts, offers) == expected
+
+
+@pytest.mark.parametrize("hosts, offers, expected", [
+    ("xy", [(A, B)] * 2, ("eth0", "eth1")),
+    ("xy", [(B, A), (A, B)], ("eth0", "eth1")),  # in the order of the networks
+    ("xx", [(A, B)] * 2, ()),  # nothing leaves the host
+    ("xy", [(A, B), (A,)], ()), ("xy", [(A, B), ()], ()),
+    ("xy", [(A, B), (A, B._replace(speed=10))], ()),  # where one is slower than the other
+    ("xyz", [(A, B)] * 2 + [(A, B, B._replace(name="eth2", network=12 << 32))], ("eth0", "eth1")),
+])  # fmt: skip
+def test_wires_share_ports_in_common_networks(
+    hosts: str, offers: list[tuple[Port, ...]], expected: tuple[str, ...]
+) -> None:
+    assert shared(hosts, offers, 0) == expected
+
+
+CARDS = machines.ethernet("eth2", 100_000, "0000:18:00.0", "pci0000:15") | machines.ethernet(
+    "eth3", 100_000, "0000:9a:00.0", "pci0000:97"
+)
+CORES = {"sys/bus/pci/devices/0000:18:00.0/local_cpulist": "0-3,8-11"}
+
+
+def test_cores_beside_a_port(tmp_path: Path) -> None:
+    root = replay(CARDS | CORES, tmp_path / "one")
+    assert near("eth2", root) == {0, 1, 2, 3, 8, 9, 10, 11}
+    assert near("", root) == near("eth3", root) == near("mlx5_0:1", root) == set()  # one is unknown, or all
+    more = {"sys/bus/pci/devices/0000:9a:00.0/local_cpulist": "4-7"}
+    assert near("all", replay(CARDS | CORES | more, tmp_path / "two")) == set(range(12))
+
+
+def test_a_cloud_that_limits_flows(tmp_path: Path) -> None:
+    root = replay(CARDS | {"sys/bus/pci/devices/0000:9a:00.0/vendor": "0x1d0f"}, tmp_path)
+    assert flow_limit("", root) == flow_limit("eth3,eth2", root) == ("Amazon EC2", 5000)
+    assert flow_limit("eth2", root) == ("", 0)
+
+
+@pytest.mark.parametrize("own, threads, ranks, expected", [
+    (range(16), 4, 2, range(8)),  # nobody has bound this rank
+    (range(16), 4, 3, range(16)),  # too few for all ranks
+    (range(4, 12), 2, 8, range(4, 8)),
+    (range(6, 12), 2, 4, range(8)),  # too few of the rank's own
+    ([15], 4, 2, range(8)), ([15], 8, 2, range(16)),
+])  # fmt: skip
+def test_cores_for_network_threads(
+    monkeypatch: pytest.MonkeyPatch, own: Any, threads: int, ranks: int, expected: Any
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(own))
+    monkeypatch.setattr(nics, "host_cores", lambda: set(range(16)))
+    assert nics.cores_for(threads, ranks, set(range(8))) == set(expected)
+    assert nics.cores_for(threads, ranks, set()) == set(range(16))
 
 
 def test_what_libucx_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -207,8 +207,8 @@ def test_processors_without_devices(tmp_path: Path) -> None:
 
 
 def test_lists_of_processors() -> None:
-    assert rank.cpus_of("0-2,8") == {0, 1, 2, 8}
-    assert rank.cpus_of("") == set()
+    assert vendors.cpus_of("0-2,8") == {0, 1, 2, 8}
+    assert vendors.cpus_of("") == set()
 
 
 def test_container(tmp_path: Path) -> None:

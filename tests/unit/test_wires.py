@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 
 from ucc_hetero.machine.vendors import VENDORS
-from ucc_hetero.native.libraries import lib
 from ucc_hetero.transport import wires
 
 DEVICES = {name for row in VENDORS.values() for name in row.transports}
@@ -26,12 +28,41 @@ def test_a_list_of_the_users_keeps_its_networks(users: str, expected: str) -> No
     assert wires.transports(users) == expected
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 1000])
-def test_as_many_as_there_are_cores_for(monkeypatch: pytest.MonkeyPatch, ranks: int) -> None:
-    monkeypatch.delenv("UCCH_WIRES", raising=False)
-    cores = int(lib.ucch_wire_cores())
-    assert wires.wanted(ranks) == max(1, min(4, cores // ranks // 2))
-    monkeypatch.setenv("UCCH_WIRES", "7")
-    assert wires.wanted(ranks) == 7
-    monkeypatch.setenv("UCCH_WIRES", "0")
-    assert wires.wanted(ranks) == 0
+@pytest.mark.parametrize("carrier, cores, ranks, expected", [
+    ("tcp", 64, 8, 4), ("tcp", 64, 16, 2), ("tcp", 64, 1000, 1), ("tcp", 2, 1, 1), ("limited", 192, 8, 8),
+    ("limited", 64, 8, 4), ("rdma", 192, 8, 2), ("rdma", 2, 2, 1),
+])  # fmt: skip
+def test_as_many_as_there_are_cores_for(carrier: str, cores: int, ranks: int, expected: int) -> None:
+    assert wires.count(carrier, cores, ranks) == expected
+
+
+@pytest.mark.parametrize("asked", [0, 7])
+def test_as_many_as_were_asked_for(monkeypatch: pytest.MonkeyPatch, asked: int) -> None:
+    monkeypatch.setenv("UCCH_WIRES", str(asked))
+    assert wires.wanted(2) == asked
+
+
+SCRIPT = """
+import os
+from pathlib import Path
+from ucc_hetero.machine import nics
+from ucc_hetero.transport import wires
+
+cores = os.sched_getaffinity(0)
+beside = set() if len(cores) < 2 else set(sorted(cores)[1:])
+nics.cores_for = lambda threads, ranks, near: beside or cores
+assert len(wires.addresses(2)) == 2
+tasks = [task for task in Path("/proc/self/task").iterdir() if (task / "comm").read_text() == "ucch-wire\\n"]
+assert len(tasks) == 4
+for task in tasks:
+    assert os.sched_getaffinity(int(task.name)) == (beside or cores)
+assert os.sched_getaffinity(0) == cores
+wires.stop()
+"""
+
+
+def test_threads_run_where_they_should() -> None:
+    done = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, timeout=240, check=False)
+    if "LibraryNotFound" in done.stderr:
+        pytest.skip("no UCX")
+    assert done.returncode == 0, done.stderr

@@ -21,7 +21,7 @@ from ..planner.plan import Plan
 from ..planner.rules import check_table
 from ..planner.select import agreed, choose, make_plan
 from ..planner.topology import Topology, levels_of, link_weights
-from ..transport import rings
+from ..transport import rings, wires
 from ..transport.paths import Device, path_of
 from ..transport.segments import join as join_windows
 from ..types import OPS
@@ -126,6 +126,7 @@ class Membership:
         nodes, offers, turns = zip(*everyone, strict=True)
         name = nics.assign(nodes, offers)[self.rank] if all(turns) else ""
         nics.use(name, nics.rails(nodes, offers))
+        wires.spread(nics.shared(nodes, offers, self.rank) if not name else ())
 
     def _first_teams(self) -> None:
         """Make the teams that usual calls need and try them; all ranks learn whether all of them work.

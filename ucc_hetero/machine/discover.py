@@ -19,6 +19,7 @@ __all__ = [
     "Machine",
     "Nic",
     "cores",
+    "host_cores",
     "host_identity",
     "link_speed",
     "machine",
@@ -83,6 +84,18 @@ def host_identity() -> HostIdentity:
 def cores() -> int:
     """Cores that this process may run on."""
     return len(os.sched_getaffinity(0))
+
+
+def host_cores() -> set[int]:
+    """Cores that the host gives to this process, whatever a launcher has bound the calling thread to."""
+    own = os.sched_getaffinity(0)
+    try:
+        os.sched_setaffinity(0, range(1024))
+        return os.sched_getaffinity(0)
+    except OSError:
+        return own
+    finally:
+        os.sched_setaffinity(0, own)
 
 
 # --- network, devices, processors -------------------------------------------------------------------------------------

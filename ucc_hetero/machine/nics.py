@@ -4,7 +4,8 @@ UCX sends what goes by active messages, which over TCP is everything, over one p
 (``UCX_MAX_EAGER_RAILS``): measured on emulated hosts with two links each, an allreduce took 2.0 times the limit with
 one, 1.2 to 1.3 times with two, and 1.1 to 1.2 times where each rank used one port alone. So transfers are spread where
 every host has several ports; that the ranks of a host take turns is the user's choice, as ranks at ports of different
-networks may not reach each other. InfiniBand and RoCE are left to UCX.
+networks may not reach each other. InfiniBand and RoCE are left to UCX. Network threads take one port
+each, and run on the cores beside it.
 """
 
 from __future__ import annotations
@@ -13,13 +14,17 @@ import fcntl
 import os
 import socket
 import struct
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Sequence, Set
 from pathlib import Path
 from typing import NamedTuple
 
-from .discover import nics
+from .discover import Nic, host_cores, nics
+from .vendors import cpus_of, text
 
-__all__ = ["Port", "assign", "ports", "rails", "use"]
+__all__ = ["FLOW_LIMITS", "Port", "assign", "cores_for", "flow_limit", "near", "ports", "rails", "shared", "use"]
+
+#: Clouds that limit what one connection carries, by the PCI vendor of their cards: name, and Mbit/s.
+FLOW_LIMITS = {"0x1d0f": ("Amazon EC2", 5000)}
 
 _GET_ADDRESS, _GET_NETMASK = 0x8915, 0x891B
 
@@ -40,10 +45,39 @@ def ports(allowed: str, root: Path = Path("/")) -> tuple[Port, ...]:
     here = nics(root)
     if any(_is_rdma(root, nic.name) for nic in here):
         return ()
-    names = set(allowed.split(",")) if allowed not in ("", "all") else {nic.name for nic in here}
-    chosen = [nic for nic in here if nic.name in names]
-    found = [Port(nic.name, network, nic.speed) for nic in chosen if (network := _network(nic.name))]
+    found = [Port(nic.name, network, nic.speed) for nic in _chosen(here, allowed) if (network := _network(nic.name))]
     return tuple(sorted(found, key=lambda port: port.network)) if len(found) > 1 else ()
+
+
+def _chosen(here: Sequence[Nic], allowed: str) -> list[Nic]:
+    names = {name.partition(":")[0] for name in allowed.split(",")}
+    return [nic for nic in here if allowed in ("", "all") or nic.name in names]
+
+
+def near(allowed: str, root: Path = Path("/")) -> set[int]:
+    """Cores of the NUMA nodes of the ports among ``allowed``, as for ``ports``; none where some port's are unknown."""
+    lists = [_pci_text(root, nic, "local_cpulist") for nic in _chosen(nics(root), allowed)]
+    return set().union(*map(cpus_of, lists)) if all(lists) else set()
+
+
+def flow_limit(allowed: str, root: Path = Path("/")) -> tuple[str, int]:
+    """The row of :data:`FLOW_LIMITS` that holds for ports among ``allowed``; 0 Mbit/s without one."""
+    vendors = [_pci_text(root, nic, "vendor") for nic in _chosen(nics(root), allowed)]
+    return next((FLOW_LIMITS[vendor] for vendor in vendors if vendor in FLOW_LIMITS), ("", 0))
+
+
+def _pci_text(root: Path, nic: Nic, name: str) -> str:
+    return text(root / "sys/bus/pci/devices" / nic.pci / name) if nic.pci else ""
+
+
+def cores_for(threads: int, ranks_here: int, beside: Set[int]) -> set[int]:
+    """Cores on which each of the host's ranks should run so many network threads, ``beside`` being those by the port.
+
+    Of those that a launcher has bound this rank to, where it has and they are enough; else of the host's; else any.
+    """
+    own, every = os.sched_getaffinity(0), host_cores()
+    choices = [(own, threads + 1)] * (own != every) + [(every, threads * ranks_here)]
+    return next((cores & beside for cores, needed in choices if len(cores & beside) >= needed), every)
 
 
 def _is_rdma(root: Path, name: str) -> bool:
@@ -96,6 +130,17 @@ def rails(hosts: Sequence[Hashable], offers: Sequence[tuple[Port, ...]]) -> int:
     if len(set(hosts)) < 2:
         return 1
     return max(1, min(sum(port.speed == max(p.speed for p in offer) for port in offer) for offer in offers))
+
+
+def shared(hosts: Sequence[Hashable], offers: Sequence[tuple[Port, ...]], rank: int) -> tuple[str, ...]:
+    """This rank's ports in networks that every host is in with a port as fast as its fastest, in an order that is the
+    same on all ranks; nothing where there are not several. Arguments as for ``assign``."""
+    fastest = [{p.network for p in offer if p.speed == max(q.speed for q in offer)} for offer in offers]
+    common = set.intersection(*fastest)
+    if len(set(hosts)) < 2 or len(common) < 2:
+        return ()
+    by_network = {port.network: port.name for port in offers[rank]}
+    return tuple(by_network[network] for network in sorted(common))
 
 
 def use(name: str, rails: int = 1) -> None:

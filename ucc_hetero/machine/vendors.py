@@ -30,10 +30,12 @@ __all__ = [
     "Trap",
     "Vendor",
     "apply",
+    "cpus_of",
     "devices",
     "gfx",
     "memory_name",
     "native_vendor",
+    "numa_nodes",
     "number",
     "of_memory",
     "register",
@@ -288,6 +290,23 @@ def number(word: str, otherwise: int = 0) -> int:
         return int(word, 0)
     except ValueError:
         return otherwise
+
+
+def cpus_of(text: str) -> set[int]:
+    """Processors from the kernel's list, such as ``0-3,8``."""
+    found: set[int] = set()
+    for part in filter(None, text.split(",")):
+        first, _, last = part.partition("-")
+        found.update(range(int(first), int(last or first) + 1))
+    return found
+
+
+def numa_nodes(root: Path) -> list[set[int]]:
+    """The processors of each NUMA node that has any."""
+    base = root / "sys/devices/system/node"
+    folders = sorted(base.glob("node[0-9]*"), key=lambda path: int(path.name[4:]))
+    found = [cpus_of(text(folder / "cpulist")) for folder in folders]
+    return [cpus for cpus in found if cpus]
 
 
 def _device(root: Path, vendor: str, pci: str, node: str, arch: str = "", hive: int = 0) -> Device:

@@ -111,8 +111,9 @@ class _Reach(NamedTuple):
     @classmethod
     def of(cls, rank: int, places: Sequence[int]) -> _Reach:
         """That of this rank, ``places`` being the hosts of all: without wires where they are on one host."""
-        count = wires.wanted(places.count(places[rank])) if max(places) else 0
-        return cls(_last[0] + 1, wires.addresses(count)[:count] if count else ())
+        here = places.count(places[rank])
+        count = wires.wanted(here) if max(places) else 0
+        return cls(_last[0] + 1, wires.addresses(count, here)[:count] if count else ())
 
 
 #: The last number by which this process's flows were told apart.

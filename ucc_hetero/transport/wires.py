@@ -13,32 +13,59 @@ from collections.abc import Sequence
 from .. import env, log
 from ..bindings.ucx import Context, check
 from ..errors import LibraryError
+from ..machine import nics
+from ..machine.discover import host_cores
 from ..machine.vendors import VENDORS
 from ..native.libraries import ffi, lib
 
-__all__ = ["addresses", "meet", "stop", "transports", "wanted"]
+__all__ = ["addresses", "count", "meet", "spread", "stop", "transports", "wanted"]
 
-#: Wires of a process where nothing else is wanted: what one TCP connection carries is a core's work, not the link's.
-_USUAL = 4
+#: Wires of a process where nothing else is wanted, by what carries the bytes: what one TCP connection carries is a
+#: core's work, not the link's, or what a cloud allows it; RDMA needs a core for the requests alone.
+_USUAL = {"tcp": 4, "limited": 8, "rdma": 2}
 #: Transports of UCX that reach memory of this host alone, and names for several with those of devices among them.
 _SHARED = ("posix", "sysv", "cma", "knem", "xpmem")
 _GROUPS = frozenset({"sm", "shm", "mm", *(row.memory for row in VENDORS.values())})
 
 _contexts: list[Context] = []
 _addresses: list[tuple[bytes, bytes]] = []
+_ports: tuple[str, ...] = ()
 _pid = 0
 
 
 def wanted(ranks_here: int) -> int:
     """Wires that this process should have; ``ranks_here`` share the host's cores."""
     asked = env.get("WIRES")
-    return max(1, min(_USUAL, int(lib.ucch_wire_cores()) // max(ranks_here, 1) // 2)) if asked == "auto" else int(asked)
+    return count(_carrier(), len(host_cores()), ranks_here) if asked == "auto" else int(asked)
 
 
-def addresses(count: int) -> tuple[tuple[bytes, bytes], ...]:
+def count(carrier: str, cores: int, ranks_here: int) -> int:
+    """Wires of each of so many ranks that share a host's cores: two threads each."""
+    return max(1, min(_USUAL[carrier], cores // max(ranks_here, 1) // 2))
+
+
+def _carrier() -> str:
+    if addresses(1) and set(_contexts[0].transports()) - {"tcp", "self"}:
+        return "rdma"
+    return "limited" if nics.flow_limit(_devices(0))[1] else "tcp"
+
+
+def spread(ports: tuple[str, ...]) -> None:
+    """Have the wires take these ports in turn, in networks that the peers' wires of the same number are in, too."""
+    global _ports
+    if ports and not _contexts:
+        _ports = ports
+
+
+def _devices(number: int) -> str:
+    """``UCX_NET_DEVICES`` of a wire."""
+    return _ports[number % len(_ports)] if _ports else os.environ.get("UCX_NET_DEVICES", "")
+
+
+def addresses(count: int, ranks_here: int = 1) -> tuple[tuple[bytes, bytes], ...]:
     """Addresses of this process's wires, (the sender's, the receiver's) of each, at least ``count``; made at need.
 
-    Fewer, or none, where UCX cannot make them.
+    Fewer, or none, where UCX cannot make them. ``ranks_here`` have as many each.
     """
     global _pid
     if _pid != os.getpid():
@@ -48,7 +75,9 @@ def addresses(count: int) -> tuple[tuple[bytes, bytes], ...]:
     try:
         # Once one could not be made, none is tried again: each that sends is followed by one that receives.
         while len(_addresses) < count and len(_contexts) == 2 * len(_addresses):
-            sender, receiver = _open(), _open()
+            devices = _devices(len(_addresses))
+            cores = nics.cores_for(2 * count, ranks_here, nics.near(devices))
+            sender, receiver = _open(devices, cores), _open(devices, cores)
             _addresses.append((_address(sender), _address(receiver)))
     except LibraryError as error:
         log.log("net").warning("no network threads for calls between hosts: %s", error)
@@ -63,6 +92,8 @@ def meet(key: int, theirs: Sequence[tuple[bytes, bytes]], count: int) -> bool:
 
 def stop() -> None:
     """End the threads, at the end of the process; no channel may use them any more."""
+    global _ports
+    _ports = ()
     if _pid == os.getpid():
         for wire in range(len(_contexts)):
             lib.ucch_wire_stop(wire)
@@ -70,9 +101,10 @@ def stop() -> None:
     _addresses.clear()
 
 
-def _open() -> int:
-    context = Context({"TLS": transports(os.environ.get("UCX_TLS", ""))})
-    wire = int(lib.ucch_wire_new(context.handle))
+def _open(devices: str, cores: set[int]) -> int:
+    only = {"NET_DEVICES": devices} if devices else {}
+    context = Context({"TLS": transports(os.environ.get("UCX_TLS", "")), **only})
+    wire = int(lib.ucch_wire_new(context.handle, sorted(cores), len(cores)))
     if wire < 0:
         context.close()
         check("ucp_worker_create", wire)
