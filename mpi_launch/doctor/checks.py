@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Callable, Iterator
 
@@ -10,7 +11,7 @@ from ...machine.vendors import VENDORS, seen
 from .facts import Facts
 from .findings import Finding, finding, ok
 
-__all__ = ["CHECKS", "examine"]
+__all__ = ["CHECKS", "examine", "over_tcp"]
 
 _SHARED_MEMORY = {"sysv", "posix", "cma", "xpmem", "knem"}
 #: Transports that can begin a conversation; UCX's lists of one reliable transport alone cannot.
@@ -22,6 +23,16 @@ MIN_NOFILE = 4096
 #: Mbit/s from which the usual 1500 bytes per packet cost throughput.
 FAST = 10_000
 JUMBO = 4200
+#: Bytes that a connection must be allowed to have under way: what a fast network carries in half a millisecond.
+MIN_WINDOW = 4 << 20
+#: Congestion controls that leave a fast network unused, and why.
+_TIMID = {
+    "reno": "after a loss it gets faster by one packet a round trip",
+    "vegas": "it gives way to connections that do not",
+    "lp": "it gives way to all other connections",
+}
+#: UCX's transports for RDMA begin so.
+_RDMA = ("rc", "dc", "ud", "srd")
 _BY_HOST = "network cards get GPU memory by way of the host"
 
 
@@ -136,9 +147,43 @@ def network(facts: Facts) -> Iterator[Finding]:
         words = [f"{name} ({speed or '?'} Mbit/s, MTU {mtu})" for name, speed, mtu in outside]
         words += [f"{port.name} ({port.layer}, {port.state})" for port in facts.ports]
         yield ok("network", ", ".join(words))
-    slow = [name for name, speed, mtu in outside if speed >= FAST and 0 < mtu < JUMBO]
+    slow = [name for name, _, mtu in _fast(facts) if 0 < mtu < JUMBO]
     if slow:
         yield finding("mtu-small", f"{', '.join(slow)} is fast, but its packets are small", slow[0])
+
+
+def _fast(facts: Facts) -> list[tuple[str, int, int]]:
+    """Interfaces that are fast; clouds' do not say how fast."""
+    least = 0 if facts.flow_limit[1] else FAST
+    return [each for each in facts.interfaces if each[0] != "lo" and (each[1] >= FAST or each[1] == least)]
+
+
+def over_tcp(facts: Facts) -> bool:
+    """Whether UCX goes over TCP here, on a fast network."""
+    ports = any(port.state == "ACTIVE" for port in facts.ports)
+    return bool(_fast(facts)) and not (ports and any(name.startswith(_RDMA) for name in facts.libraries.transports))
+
+
+def _short_windows(facts: Facts) -> str:
+    """Limits of what a connection has under way that are too low."""
+    words = {name: value.split()[-1] for name, value in facts.sysctl if name.startswith("net.ipv4.tcp_")}
+    return ", ".join(f"{name} ends at {n} bytes" for name, n in words.items() if n.isdigit() and int(n) < MIN_WINDOW)
+
+
+def _capped_buffers(facts: Facts) -> str:
+    """Buffers that UCX was told to ask for, and does not get."""
+    told, limits = dict(facts.env), dict(facts.sysctl)
+    wrong = []
+    for name, limit in (("UCX_TCP_RCVBUF", "net.core.rmem_max"), ("UCX_TCP_SNDBUF", "net.core.wmem_max")):
+        with contextlib.suppress(ValueError):
+            if variables.parse_size(told.get(name, "")) > int(limits.get(limit, "")):
+                wrong.append(f"{name}={told[name]}, but {limit} is {limits[limit]}")
+    return ", ".join(wrong)
+
+
+def _timid(facts: Facts) -> str:
+    control = dict(facts.sysctl).get("net.ipv4.tcp_congestion_control", "")
+    return f"TCP's congestion control is {control}: {_TIMID[control]}" if control in _TIMID else ""
 
 
 def rdma(facts: Facts) -> Iterator[Finding]:
@@ -194,6 +239,12 @@ _PLAIN: tuple[tuple[str, Callable[[Facts], object]], ...] = (
      and f"{f.ranks_here} ranks share {f.cores} cores: UCC and UCX wait by polling"),
     ("numa-balancing", lambda f: f.numa_balancing and f.usable
      and "the kernel moves pages between NUMA nodes under running transfers"),
+    ("flow-limit", lambda f: over_tcp(f) and f.flow_limit[1]
+     and f"{f.flow_limit[0]} limits a connection to {f.flow_limit[1] / 1000:g} Gbit/s; network threads have up to 8 "
+     "between two ranks, all else has one"),
+    ("tcp-window", lambda f: over_tcp(f) and _short_windows(f)),
+    ("tcp-buffer", _capped_buffers),
+    ("tcp-congestion", lambda f: over_tcp(f) and _timid(f)),
     ("clock", lambda f: not f.clock_synchronised
      and "nothing keeps this host's clock right: logs and traces of several hosts will not fit"),
 )  # fmt: skip

@@ -17,7 +17,7 @@ from ..._version import __version__
 from ...bindings import ucx
 from ...cli.info import components
 from ...errors import UCCHError
-from ...machine import discover
+from ...machine import discover, nics
 from ...machine.vendors import VENDORS, Device, devices, number, text
 from ...native import libraries
 from .. import launcher
@@ -86,11 +86,17 @@ class Facts:
     #: (name, Mbit/s, MTU) of network interfaces that are up.
     interfaces: tuple[tuple[str, int, int], ...]
     all_interfaces: tuple[str, ...]
+    #: Cloud that limits what a connection of these carries, and to how many Mbit/s; 0 where none is known to.
+    flow_limit: tuple[str, int]
+    #: Settings of the kernel for TCP, as far as they can be read.
+    sysctl: tuple[tuple[str, str], ...]
     memlock: int
     nofile: int
     shm: int
     ptrace_scope: int
     cores: int
+    #: Cores of the host, whatever this process is bound to.
+    host_cores: int
     ranks_here: int
     numa_balancing: bool
     clock_synchronised: bool
@@ -106,6 +112,10 @@ class Facts:
 _ENV = re.compile(r"^(UCCH_|UCCHB_|UCX_|UCC_|CUDA_|HIP_|HSA_|GPU_|AMD_|ROC|NCCL_|OMPI_MCA_pml|WORLD_SIZE$)")
 _MODULES = ("nvidia", "nvidia_peermem", "nv_peer_mem", "amdgpu", "xpmem", "knem")
 _ETHERNET_TYPE = "1"
+_SYSCTL = (
+    "net.ipv4.tcp_rmem", "net.ipv4.tcp_wmem", "net.core.rmem_max", "net.core.wmem_max",
+    "net.ipv4.tcp_congestion_control",
+)  # fmt: skip
 
 
 def _mpi(environ: Mapping[str, str]) -> dict[str, Any]:
@@ -200,6 +210,10 @@ def _processor(root: Path) -> str:
     return " ".join(fields[name] for name in names if name in fields)
 
 
+def _file_of(root: Path, sysctl: str) -> Path:
+    return root / "proc/sys" / sysctl.replace(".", "/")
+
+
 def _iommu_translates(root: Path) -> bool:
     """An IOMMU that translates what devices send to each other; in pass-through mode it does not."""
     types = [text(path) for path in (root / "sys/kernel/iommu_groups").glob("*/type")]
@@ -247,6 +261,7 @@ def hardware(root: Path) -> dict[str, Any]:
         "ports": tuple(_ports(root)),
         "interfaces": tuple(_interfaces(root)),
         "all_interfaces": tuple(sorted(path.name for path in (root / "sys/class/net").glob("*"))),
+        "sysctl": tuple((name, set_to) for name in _SYSCTL if (set_to := text(_file_of(root, name)))),
         "ptrace_scope": number(text(root / "proc/sys/kernel/yama/ptrace_scope"), 0),
         "numa_balancing": number(text(root / "proc/sys/kernel/numa_balancing"), 0) > 0,
     }
@@ -266,6 +281,7 @@ def collect(
         libraries=_libraries(environ) if libraries is None else libraries,
         no_peers=tuple(_no_peers(nvidia) if root == Path("/") and nvidia > 1 else []),
         memlock=_limit(resource.RLIMIT_MEMLOCK), nofile=_limit(resource.RLIMIT_NOFILE), shm=_shm(),
-        cores=discover.cores(), ranks_here=ranks, clock_synchronised=_clock_synchronised(),
+        cores=discover.cores(), host_cores=len(discover.host_cores()), ranks_here=ranks,
+        flow_limit=nics.flow_limit(environ.get("UCX_NET_DEVICES", ""), root), clock_synchronised=_clock_synchronised(),
         env=tuple(sorted((name, value) for name, value in environ.items() if _ENV.match(name))), **found,
     )  # fmt: skip

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import re
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
 from ...machine.vendors import VENDORS, seen
+from ...transport.wires import USUAL
+from .checks import over_tcp
 from .facts import Facts
 from .findings import Finding, finding, ok
 
@@ -137,6 +140,9 @@ def likeness(everyone: Sequence[Facts]) -> Iterator[Finding]:
         groups = _differences(everyone, partial(_mtu, name), lambda f, n=name: _mtu(n, f) is not None)  # type: ignore[misc]
         if len(groups) > 1:
             yield finding("job-mtu", _table(f"the MTU of {name}", groups), name)
+    controls = _differences(everyone, lambda f: dict(f.sysctl).get("net.ipv4.tcp_congestion_control"), over_tcp)
+    if len(controls) > 1:
+        yield finding("job-congestion", _table("TCP's congestion control", controls))
     vendors = {device.vendor for f in everyone for device in f.usable}
     needed = {VENDORS[vendor].memory for vendor in vendors}
     unlike = _differences(everyone, lambda f: tuple(sorted(needed & set(f.libraries.memory_types))))
@@ -146,6 +152,23 @@ def likeness(everyone: Sequence[Facts]) -> Iterator[Finding]:
     kinds = [VENDORS[vendor].fp8 for vendor in sorted(vendors) if VENDORS[vendor].fp8]
     if len(set(kinds)) > 1:
         yield finding("job-fp8", f"float8_e4m3 means other numbers on {' than on '.join(kinds)}")
+
+
+def network_threads(everyone: Sequence[Facts]) -> Iterator[Finding]:
+    """Cores for the network threads between devices of two vendors on several hosts."""
+    ranks = Counter(facts.host for facts in everyone)
+    if len(ranks) < 2 or len({device.vendor for facts in everyone for device in facts.usable}) < 2:
+        return
+    for facts in {facts.host: facts for facts in everyone if over_tcp(facts)}.values():
+        usual = USUAL["limited" if facts.flow_limit[1] else "tcp"]
+        asked = dict(facts.env).get("UCCH_WIRES", "auto")
+        wanted, here = int(asked) if asked.isdigit() else usual, ranks[facts.host]
+        if 2 * wanted * here > facts.host_cores:
+            yield finding(
+                "job-wires",
+                f"{here} ranks on {facts.host} want {2 * wanted} network threads each, and it has {facts.host_cores} "
+                + ("cores" if asked.isdigit() else f"cores: they get {max(2, facts.host_cores // here // 2 * 2)}"),
+            )
 
 
 def clocks(everyone: Sequence[Facts], offsets: Sequence[float]) -> Iterator[Finding]:
@@ -178,4 +201,6 @@ def clock_offsets(comm: Any) -> list[float]:
 
 def compare(everyone: Sequence[Facts], size: int, offsets: Sequence[float]) -> list[Finding]:
     """Everything there is to say about the ranks of a job together."""
-    return [*agreement(everyone, size), *placement(everyone), *likeness(everyone), *clocks(everyone, offsets)]
+    alone = (placement, likeness, network_threads)
+    found = [each for check in alone for each in check(everyone)]
+    return [*agreement(everyone, size), *found, *clocks(everyone, offsets)]

@@ -36,7 +36,7 @@ NETWORK = {
 
 #: Answers of system calls, which no file records.
 ANSWERS = {
-    "kernel": "6.8.0-45-generic", "memlock": -1, "nofile": 1 << 20, "shm": 64 << 30, "cores": 16,
+    "kernel": "6.8.0-45-generic", "memlock": -1, "nofile": 1 << 20, "shm": 64 << 30, "cores": 16, "host_cores": 16,
     "clock_synchronised": True, "denied": (), "kernel_config": True,
 }  # fmt: skip
 
@@ -69,6 +69,15 @@ def env(**variables: str) -> dict[str, Any]:
     return {"env": tuple(sorted(variables.items()))}
 
 
+TCP = {"ports": ()}
+
+
+def sysctl(**values: str) -> dict[str, Any]:
+    names = {"rmem": "net.ipv4.tcp_rmem", "control": "net.ipv4.tcp_congestion_control", "most": "net.core.rmem_max"}
+    return {"sysctl": tuple((names[name], value) for name, value in values.items())}
+
+
+CLOUD = {"flow_limit": ("Amazon EC2", 5000)}
 FOREIGN = "/x was not used: /usr/lib/libucp.so.0 was in the process first; import ucc_hetero before mpi4py.MPI"
 
 #: Code -> what about a healthy host's facts provokes it.
@@ -86,6 +95,11 @@ ONE_HOST: list[tuple[str, dict[str, Any]]] = [
     ("peer-access", {"no_peers": ((0, 1),)}),
     ("net-unknown", env(UCX_NET_DEVICES="mlx5_0:1,eth7")),
     ("memlock", {"memlock": 65536}),
+    ("flow-limit", TCP | CLOUD),
+    ("mtu-small", CLOUD | {"interfaces": (("ens5", 0, 1500),)}),
+    ("tcp-window", TCP | sysctl(rmem="4096 131072 212992")),
+    ("tcp-buffer", sysctl(most="212992") | env(UCX_TCP_RCVBUF="8M")),
+    ("tcp-congestion", TCP | sysctl(control="reno")),
     ("nofile", {"nofile": 1024}),
     ("shm-small", {"shm": 64 << 20}),
     ("cores-few", {"ranks_here": 17}),
@@ -148,11 +162,39 @@ def test_facts_that_provoke(tmp_path: Path, code: str, changes: dict[str, Any]) 
     assert codes(checks.examine(healthy(tmp_path, **changes))) == {code}
 
 
+@pytest.mark.parametrize("changes", [
+    TCP | sysctl(rmem="4096 131072 33554432", control="cubic", most="212992") | env(UCX_TCP_RCVBUF="auto"),
+    CLOUD | sysctl(rmem="4096 131072 212992", control="reno"),  # RDMA carries it
+    TCP | sysctl(rmem="4096 131072 212992", control="reno") | {"interfaces": (("eth0", 1000, 1500),)},
+    sysctl(most="212992") | env(UCX_TCP_RCVBUF="128K"),
+])  # fmt: skip
+def test_networks_with_nothing_wrong(tmp_path: Path, changes: dict[str, Any]) -> None:
+    assert codes(checks.examine(healthy(tmp_path, **changes))) == set()
+
+
 @pytest.mark.parametrize(("code", "files"), ONE_RECORD, ids=[code for code, _ in ONE_RECORD])
 def test_files_that_provoke(tmp_path: Path, code: str, files: dict[str, str]) -> None:
     write(write(nvidia_host(tmp_path), NETWORK), files)
     found = replace(facts.collect(tmp_path, {}, LIBRARIES), **ANSWERS)
     assert codes(checks.examine(found)) == {code}
+
+
+def test_settings_of_tcp_are_read(tmp_path: Path) -> None:
+    write(write(nvidia_host(tmp_path), NETWORK), {"proc/sys/net/ipv4/tcp_rmem": "4096\t131072\t6291456"})
+    assert facts.collect(tmp_path, {}, LIBRARIES).sysctl == (("net.ipv4.tcp_rmem", "4096\t131072\t6291456"),)
+
+
+@pytest.mark.parametrize("cores, ranks, more, told", [
+    (16, 2, {}, ""), (12, 2, {}, "2 ranks on a want 8 network threads each, and it has 12 cores: they get 6"),
+    (2, 1, {}, "they get 2"), (15, 1, CLOUD, "want 16 network threads"), (32, 1, env(UCCH_WIRES="16"), ""),
+    (31, 1, env(UCCH_WIRES="16"), "want 32 network threads each, and it has 31 cores"),
+])  # fmt: skip
+def test_cores_for_network_threads(tmp_path: Path, cores: int, ranks: int, more: dict[str, Any], told: str) -> None:
+    a = healthy(tmp_path / "a", host="a", boot_id="a", host_cores=cores, ports=(), **more)
+    amd = healthy(tmp_path / "b", amd_host, host="b", boot_id="b", ports=())
+    found = [each.text for each in job.network_threads([*[a] * ranks, amd])]
+    assert len(found) == bool(told) and all(told in text for text in found)
+    assert not list(job.network_threads([a] * ranks)), "one host, or one vendor"
 
 
 def test_gpudirect_of_other_drivers(tmp_path: Path) -> None:
@@ -205,6 +247,9 @@ def with_env(found: Facts, **variables: str) -> Facts:
     return replace(found, env=tuple(sorted(variables.items())))
 
 
+NAME = "net.ipv4.tcp_congestion_control"
+
+
 def jobs(root: Path) -> dict[str, tuple[list[Facts], int, list[float]]]:
     """Code -> the facts of two ranks that provoke it, MPI's size, their clocks."""
     a = replace(healthy(root / "a"), host="a", boot_id="a", memory_domain=("a",))
@@ -224,13 +269,17 @@ def jobs(root: Path) -> dict[str, tuple[list[Facts], int, list[float]]]:
         "job-drivers": ([a, replace(b, drivers=(("nvidia", "535.1"),))], 2, still),
         "job-processors": ([a, replace(b, processor="AuthenticAMD 25 17")], 2, still),
         "job-mtu": ([a, replace(b, interfaces=(("eth0", 100000, 1500),))], 2, still),
+        "job-congestion": (
+            [replace(f, ports=(), sysctl=((NAME, control),)) for f, control in ((a, "cubic"), (b, "dctcp"))], 2, still
+        ),
         "job-clock": ([a, b], 2, [0.0, -3.5]),
         "job-memory": ([a, cpu_only], 2, still),
         "job-fp8": ([a, amd], 2, still),
     }  # fmt: skip
 
 
-JOB_CODES = ("", *(code for code in findings.CODES if code.startswith("job-")))
+#: But for those that have tests of their own.
+JOB_CODES = ("", *(code for code in findings.CODES if code.startswith("job-") and code != "job-wires"))
 
 
 @pytest.mark.parametrize("code", JOB_CODES)
@@ -328,7 +377,7 @@ def test_every_pair_once(size: int) -> None:
 
 
 def test_every_finding_is_provoked() -> None:
-    elsewhere = {"gpu-unusable", "bar-small", "net-missing", "run-failed", "run-wrong", "pair-slow"}
+    elsewhere = {"gpu-unusable", "bar-small", "net-missing", "run-failed", "run-wrong", "pair-slow", "job-wires"}
     provoked = {code for rows in (ONE_HOST, AMD_HOST, ONE_RECORD) for code, _ in rows} | set(JOB_CODES) | elsewhere
     assert provoked - {""} == set(findings.CODES)
 

@@ -18,11 +18,11 @@ from ..machine.discover import host_cores
 from ..machine.vendors import VENDORS
 from ..native.libraries import ffi, lib
 
-__all__ = ["addresses", "count", "meet", "spread", "stop", "transports", "wanted"]
+__all__ = ["USUAL", "addresses", "count", "meet", "spread", "stop", "transports", "wanted"]
 
 #: Wires of a process where nothing else is wanted, by what carries the bytes: what one TCP connection carries is a
 #: core's work, not the link's, or what a cloud allows it; RDMA needs a core for the requests alone.
-_USUAL = {"tcp": 4, "limited": 8, "rdma": 2}
+USUAL = {"tcp": 4, "limited": 8, "rdma": 2}
 #: Transports of UCX that reach memory of this host alone, and names for several with those of devices among them.
 _SHARED = ("posix", "sysv", "cma", "knem", "xpmem")
 _GROUPS = frozenset({"sm", "shm", "mm", *(row.memory for row in VENDORS.values())})
@@ -41,7 +41,7 @@ def wanted(ranks_here: int) -> int:
 
 def count(carrier: str, cores: int, ranks_here: int) -> int:
     """Wires of each of so many ranks that share a host's cores: two threads each."""
-    return max(1, min(_USUAL[carrier], cores // max(ranks_here, 1) // 2))
+    return max(1, min(USUAL[carrier], cores // max(ranks_here, 1) // 2))
 
 
 def _carrier() -> str:
