@@ -56,9 +56,9 @@ struct ucch_board {
     int *ranks;
     uint64_t calls, bytes; /* finished well, and what they moved */
     double seconds;
-    volatile int launches;
-    int broken;             /* a call failed: the communicator starts no more */
-    ucch_op *first_failure; /* that call, where nobody waits for it */
+    _Atomic int launches;
+    _Atomic int broken;               /* a call failed: the communicator starts no more */
+    _Atomic(ucch_op *) first_failure; /* that call, where nobody waits for it */
 };
 
 size_t ucch_board_bytes(int nslots) {
@@ -99,9 +99,11 @@ void ucch_board_add(ucch_board *b, double seconds, uint64_t bytes) {
 }
 
 void ucch_board_stats(ucch_board *b, uint64_t *calls, double *seconds, uint64_t *bytes) {
+    ucch_lock();
     *calls = b->calls;
     *seconds = b->seconds;
     *bytes = b->bytes;
+    ucch_unlock();
 }
 
 static void write_arrival(ucch_board *b, uint64_t seq, uint64_t signature, const char *label) {

@@ -28,9 +28,9 @@
 
 /* Recursive: Python holds it in places (ucc_hetero/ucc.py), and may collect objects there whose ends need it. */
 static pthread_mutex_t lock = PTHREAD_RECURSIVE_MUTEX_INITIALIZER_NP;
-static volatile int wanted;
+static _Atomic int wanted;
 int ucch_spin_rounds = 1000;
-volatile int ucch_crowded;
+_Atomic int ucch_crowded;
 
 double ucch_now(void) {
     struct timespec t;
@@ -72,7 +72,7 @@ static void relax(void) {
 void ucch_lock(void) {
     if (pthread_mutex_trylock(&lock) == 0)
         return;
-    __atomic_add_fetch(&wanted, 1, __ATOMIC_SEQ_CST);
+    wanted++;
     int had = 0;
     for (int i = may_spin() ? LOCK_SPINS : 0; i && !had; i--) {
         relax();
@@ -80,7 +80,7 @@ void ucch_lock(void) {
     }
     if (!had)
         pthread_mutex_lock(&lock);
-    __atomic_sub_fetch(&wanted, 1, __ATOMIC_SEQ_CST);
+    wanted--;
 }
 
 void ucch_unlock(void) {
@@ -89,7 +89,7 @@ void ucch_unlock(void) {
 
 /* Without the lock: let those have it who wait for it. */
 void ucch_let_others(void) {
-    for (int i = 0; i < LET_OTHERS && __atomic_load_n(&wanted, __ATOMIC_SEQ_CST); i++)
+    for (int i = 0; i < LET_OTHERS && wanted; i++)
         sched_yield();
 }
 

@@ -9,7 +9,7 @@
 
 extern int ucch_spin_rounds;
 /* More than 0 while others want this core: then spinning only delays whoever is waited for. */
-extern volatile int ucch_crowded;
+extern _Atomic int ucch_crowded;
 
 /* For pthread_cond_timedwait. */
 struct timespec ucch_time_after(double seconds);

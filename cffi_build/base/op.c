@@ -8,10 +8,19 @@
 /* Peers are checked for death and for another call than ours after this long, then again at this distance. */
 #define SUSPICION_S 0.002
 
-volatile int ucch_under_way[UCCH_WAYS];
+static int under_way[UCCH_WAYS];
 static ucch_op active = {.next = &active, .prev = &active};
 static ucch_op *upcoming; /* in the round under way: one operation may end another */
 static uint64_t failures;
+
+static void count_locked(int way, int more) {
+    __atomic_store_n(&under_way[way], under_way[way] + more, __ATOMIC_RELAXED);
+}
+
+/* Operations in flight that wait for progress made in this way; the lock is not needed. */
+int ucch_ops_under_way(int way) {
+    return __atomic_load_n(&under_way[way], __ATOMIC_RELAXED);
+}
 
 /* Begin an operation. Those in streams go last, in order: of calls that fail together the first one counts. */
 void ucch_op_begin_locked(ucch_op *op, double timeout) {
@@ -25,7 +34,7 @@ void ucch_op_begin_locked(ucch_op *op, double timeout) {
     op->prev = behind->prev;
     behind->prev->next = op;
     behind->prev = op;
-    ucch_under_way[op->kind->way]++;
+    count_locked(op->kind->way, 1);
 }
 
 void ucch_op_end_locked(ucch_op *op, int status, int step, int peer) {
@@ -33,7 +42,7 @@ void ucch_op_end_locked(ucch_op *op, int status, int step, int peer) {
     op->next->prev = op->prev;
     if (upcoming == op)
         upcoming = op->next;
-    ucch_under_way[op->kind->way]--;
+    count_locked(op->kind->way, -1);
     op->matched = 0;
     if (status < 0) {
         op->error.status = status;

@@ -28,9 +28,7 @@ struct ucch_op {
     ucch_op *next, *prev;
 };
 
-/* How many are under way, by what they wait for. */
-extern volatile int ucch_under_way[UCCH_WAYS];
-
+int ucch_ops_under_way(int way);
 void ucch_op_begin_locked(ucch_op *op, double timeout);
 void ucch_op_end_locked(ucch_op *op, int status, int step, int peer);
 int ucch_ops_advance_locked(void);

@@ -1,6 +1,7 @@
 /* Progress: a round of it, and the thread that makes it where nobody waits. */
 #define _GNU_SOURCE
 #include <pthread.h>
+#include <stdatomic.h>
 #include <sys/prctl.h>
 
 #include "base/contexts.h"
@@ -23,14 +24,15 @@
 static pthread_cond_t wake = PTHREAD_COND_INITIALIZER;
 static int (*enter)(void);
 static void (*leave)(int);
-static volatile int waiters; /* threads that make progress themselves */
+static _Atomic int waiters; /* threads that make progress themselves */
 static pthread_t thread;
-static volatile int thread_on, thread_asleep, idle_progress;
+static _Atomic int thread_on, thread_asleep;
+static int idle_progress;
 /* Work is about to come. */
-static int called;
+static _Atomic int called;
 
 static int busy(void) {
-    return ucch_under_way[UCCH_BY_CONTEXTS] || ucch_under_way[UCCH_BY_WORKERS];
+    return ucch_ops_under_way(UCCH_BY_CONTEXTS) || ucch_ops_under_way(UCCH_BY_WORKERS);
 }
 
 /* Set the functions around each round of progress: a device that is made the thread's own before, and not after. */
@@ -46,7 +48,7 @@ int ucch_progress_locked(void) {
     int before = enter ? enter() : 0, moved = ucch_poll_contexts_locked();
     /* With no message of ours in flight the workers are looked at now and then only, for what peers send: a look costs
      * as much as a small collective. */
-    if (ucch_under_way[UCCH_BY_WORKERS] || ++rounds % WORKER_EVERY == 0)
+    if (ucch_ops_under_way(UCCH_BY_WORKERS) || ++rounds % WORKER_EVERY == 0)
         moved += ucch_poll_workers_locked();
     moved += ucch_ops_advance_locked();
     if (enter)
@@ -77,12 +79,12 @@ void ucch_wake_locked(void) {
 
 /* Somebody waits, and makes progress meanwhile. */
 void ucch_wait_begin(void) {
-    __atomic_add_fetch(&waiters, 1, __ATOMIC_SEQ_CST);
+    waiters++;
 }
 
 /* The last one that waited may leave something under way. */
 void ucch_wait_end(void) {
-    if (__atomic_sub_fetch(&waiters, 1, __ATOMIC_SEQ_CST) || !busy())
+    if (--waiters || !busy())
         return;
     ucch_lock(); /* the thread may be about to sleep, because somebody waits */
     if (busy() && thread_asleep)
@@ -101,8 +103,8 @@ static void collect_locked(void) {
 
 /* Nothing to do for the thread: whoever waits makes progress, and it steps in only when nobody does. */
 static double idle_locked(double tick) {
-    __atomic_store_n(&thread_asleep, 1, __ATOMIC_SEQ_CST); /* first: whoever calls either sees this or is seen */
-    if (__atomic_exchange_n(&called, 0, __ATOMIC_SEQ_CST))
+    thread_asleep = 1; /* first: whoever calls either sees this or is seen */
+    if (atomic_exchange(&called, 0))
         tick = TICK_S;
     int forever = !busy() && tick > LONG_TICK_S;
     sleep_locked(!forever ? tick : idle_progress ? IDLE_TICK_S : 0);
@@ -151,7 +153,7 @@ static void *thread_main(void *unused) {
             continue;
         }
         quiet = 0;
-        if (!busy() && ucch_under_way[UCCH_IN_STREAMS]) {
+        if (!busy() && ucch_ops_under_way(UCCH_IN_STREAMS)) {
             tick = TICK_S;
             collect_locked();
         } else
@@ -192,7 +194,7 @@ int ucch_progress_thread(int on) {
         return 0;
     }
     if (thread_on) {
-        __atomic_store_n(&called, 1, __ATOMIC_SEQ_CST);
+        called = 1;
         if (thread_asleep) {
             ucch_lock();
             pthread_cond_broadcast(&wake);
@@ -200,12 +202,12 @@ int ucch_progress_thread(int on) {
         }
         return 0;
     }
+    ucch_lock(); /* another thread may start it, too */
     if (!registered && pthread_atfork(NULL, NULL, after_fork) == 0)
         registered = 1;
-    thread_on = 1;
-    if (pthread_create(&thread, NULL, thread_main, NULL)) {
-        thread_on = 0;
-        return -1;
-    }
-    return 0;
+    if (!thread_on)
+        thread_on = pthread_create(&thread, NULL, thread_main, NULL) == 0;
+    int started = thread_on;
+    ucch_unlock();
+    return started ? 0 : -1;
 }

@@ -145,7 +145,7 @@ static void fail(ucch_flow *f, int status) {
 /* Why the flow carries nothing any more, as far as call `number` is concerned: 0 while it does. */
 int ucch_flow_failed(const ucch_flow *f, uint64_t number) {
     int status = __atomic_load_n(&f->failed, __ATOMIC_ACQUIRE);
-    return status == UCCH_FAIL_MISMATCH && number < f->differs ? 0 : status;
+    return status == UCCH_FAIL_MISMATCH && number < __atomic_load_n(&f->differs, __ATOMIC_ACQUIRE) ? 0 : status;
 }
 
 static void differ(ucch_flow *f, uint64_t call) {
@@ -586,7 +586,7 @@ static int held(ucch_flow *f, int which, int cancel) {
     int many = f->shares[which].under_way, all = f->sends || !f->landings ? 0 : f->ring.depth * f->ranges;
     for (int i = -3; i < all; i++) {
         note *n = i < 0 ? notes[i + 3] : &f->landings[i].posted;
-        if (!n->request || (i < 0 ? f->first : carrier_of(f, i % f->ranges)) != which)
+        if ((i < 0 ? f->first : carrier_of(f, i % f->ranges)) != which || !n->request)
             continue;
         many++;
         if (cancel && (n == &f->credit) == f->sends)
