@@ -76,9 +76,11 @@ SHARD ?= 1/1
 exhaustive: venv
 	UCCH_TEST_FULL=1 UCCH_TEST_SHARD=$(SHARD) $(PY) -m pytest tests/mpi/test_collectives.py -s --timeout 7200
 
-# The engine's tests and those of all calls on host memory under gcc's AddressSanitizer and UndefinedBehaviorSanitizer.
+# The engine's tests and those of all calls on host memory under gcc's AddressSanitizer and UndefinedBehaviorSanitizer; those
+# of the network threads under its ThreadSanitizer.
 sanitize: venv
 	$(PY) tests/sanitize/run.py
+	$(PY) tests/sanitize/run.py --threads
 
 # Other projects' test suites through this package: mpi4py's on six layouts of ranks, some half an hour,
 # 20,000 calls with buffers in its forms, as long again, and torch's where it is

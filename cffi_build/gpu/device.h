@@ -85,6 +85,7 @@ typedef struct ucch_gate {
     double again;
 } ucch_gate;
 
+int ucch_gate_mark(ucch_gate *gate, void *stream);
 int ucch_gate_enter(ucch_gate *gate, void *stream);
 int ucch_gate_hold(ucch_gate *gate, void *stream);
 int ucch_gate_promise_locked(ucch_gate *gate);

@@ -311,7 +311,7 @@ int ucch_message_deliver(ucch_message *m, void *data, void *stream) {
     if (found && !status)
         status = ucch_device_fail(ucch_bound_ops()->copy(data, m->start.buffer, m->start.bytes, stream), "copy");
     if (found && !status)
-        status = ucch_gate_enter(&m->landed, stream);
+        status = ucch_gate_mark(&m->landed, stream);
     if (status) /* the host copies it */
         m->delivered = 0;
     ucch_device_leave(before);

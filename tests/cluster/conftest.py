@@ -1,10 +1,11 @@
 """Emulated clusters for tests, skipped where impossible: fixtures ``cluster``, ``emulate`` and ``ssh_cluster``."""
 
+import os
 import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -15,11 +16,22 @@ from ucc_hetero.errors import LibraryNotFound
 from ucc_hetero.launch.emulate import Cluster, unavailable
 from ucc_hetero.native.libraries import load
 
+#: Variables of tests/sanitize that its ranks need.
+SANITIZED = ("PMIX_MCA_gds", "ASAN_OPTIONS", "TSAN_OPTIONS", "PYTHONMALLOC", "SANITIZED_EXTENSION", "SANITIZED_BLOCKS")
+
 
 class Patient(Cluster):
     """A cluster whose commands may take longer, as those of the fixture ``mpirun``; set by `emulate`."""
 
     room = 1
+    #: Library that ranks load first, and not the programs that start them.
+    preload: str | None = None
+
+    def mpirun(self, argv: Sequence[str], *, env: Mapping[str, str] | None = None, **options: Any) -> Any:
+        if self.preload:
+            argv = ["env", f"LD_PRELOAD={self.preload}", *argv]
+            env = {name: os.environ[name] for name in SANITIZED if name in os.environ} | dict(env or {})
+        return super().mpirun(argv, env=env, **options)
 
     def run(self, *args: Any, timeout: float = 60.0, **options: Any) -> Any:
         return super().run(*args, timeout=timeout * self.room, **options)
@@ -38,6 +50,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture
 def emulate(monkeypatch: pytest.MonkeyPatch, room: int) -> Iterator[Callable[..., Cluster]]:
     """Call with the arguments of `Cluster` -> a running one, which ends with the test."""
+    monkeypatch.setattr(Patient, "preload", os.environ.get("LD_PRELOAD"))
+    monkeypatch.delenv("LD_PRELOAD", raising=False)
     reason = unavailable()
     if reason is not None:
         pytest.skip(reason)

@@ -325,11 +325,13 @@ FAR += """
     y = Array(LONG).set(-1)
     request = receive(comm, y, left, 20)
     assert Messages.take(request, into.handle, early=True)
+    comm.mpi.Barrier()  # nobody sends before
     comm.Send(np.full(LONG, r, np.float32), right, 20)
     sure(request, (y.copied(into) == left).all())
     request.Wait()
     request = receive(comm, Array(100), left, 21)
     assert Messages.take(request, into.handle, early=True)
+    comm.mpi.Barrier()  # nobody sends before
     send = comm.Isend(Array(LONG).set(r), right, 21, stream=outof)
     y.copied(into)
     with pytest.raises(TruncationError):
@@ -349,6 +351,7 @@ FAR += """
     y, z, x = Array(LONG).set(-1), Array(LONG).set(-1), Array(LONG).set(r)
     request = receive(comm, y, left, 25)
     assert Messages.take(request, stream.handle, early=True)
+    comm.mpi.Barrier()  # nobody sends before
     comm.Send(x, right, 25)
     request.Wait()
     del request

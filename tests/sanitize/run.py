@@ -1,8 +1,10 @@
 """Tests under AddressSanitizer and UndefinedBehaviorSanitizer: ``make sanitize``, or this file with pytest's arguments.
+``--threads`` before these: under ThreadSanitizer.
 
-Builds the native engine with both (in build/sanitize; the ordinary build stays as it is), and runs the tests of the
-engine and of all calls on host memory with libasan loaded first in pytest's process and in the ranks, not in mpirun.
-libucc and libucp are as they are. A finding ends its process, and is an error here even where a test expects that.
+Builds the native engine with them (in build/sanitize; the ordinary build stays as it is), and runs the tests of the
+engine and of all calls on host memory, or of the network threads, with the sanitizer's library loaded first in pytest's
+process and in the ranks, not in mpirun. libucc and libucp are as they are. A finding is an error here even where a
+test expects that its process ends.
 """
 
 import fcntl
@@ -11,19 +13,28 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import NamedTuple
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 OUT = ROOT / "build" / "sanitize"
 #: Of this run: there may be several at a time.
 FINDINGS = OUT / "findings" / str(os.getpid())
-SANITIZERS = "address,undefined"
+FILES = f"log_path={FINDINGS / 'of'}:suppressions={HERE / 'suppressions.txt'}"
 
-#: The tests of the engine, on fake devices too, and of every kind of call on host memory.
-TESTS = (
-    "tests/native", "tests/mpi/test_bindings.py", "tests/mpi/test_collectives.py", "tests/mpi/test_communicators.py",
-    "tests/mpi/test_p2p.py", "tests/mpi/test_requests.py",
-)  # fmt: skip
+#: Two threads write to the same memory, without the interpreter's lock.
+RACE = """
+import threading
+import numpy as np
+from ucc_hetero.native.libraries import ffi, lib
+from ucc_hetero.types import DTYPES, OPS
+data = np.zeros(1 << 20)
+at, what = ffi.cast("void *", data.ctypes.data), (OPS["SUM"].code, DTYPES["float64"].code)
+threads = [threading.Thread(target=lambda: [lib.ucch_combine(*what, at, at, data.size) for _ in range(20)])
+           for _ in range(2)]
+[thread.start() for thread in threads]
+[thread.join() for thread in threads]
+"""
 
 #: Known faults, which have to be found: (words of the finding, program). Short blocks of memory, as numpy would keep
 #: those for itself; undefined behaviour ends in an illegal instruction.
@@ -59,54 +70,87 @@ lib.ucch_scale(DTYPES["int64"].code, ffi.new("int64_t[]", 8), 8, 0.0)
 )
 
 
-def runtime() -> Path | None:
-    """The compiler's libasan, which a process has to load before anything else."""
+class Way(NamedTuple):
+    """Sanitizers, their library and its settings, known faults, and the tests that are run."""
+
+    sanitizers: str
+    library: str
+    settings: dict[str, str]
+    known: tuple[tuple[str, str], ...]
+    tests: tuple[str, ...]
+
+    @property
+    def folder(self) -> Path:
+        """Where the engine is built."""
+        return OUT / self.sanitizers.partition(",")[0]
+
+
+#: The tests of the engine, on fake devices too, and of every kind of call on host memory.
+MEMORY = Way(
+    "address,undefined", "libasan.so",
+    # CPython and everything else keep to the end of the process what they need: leaks would be all of that.
+    # Pytest and UCX handle signals, too; what is undefined is none of theirs. Objects of Python's, too, are blocks of
+    # malloc's.
+    {"ASAN_OPTIONS": f"detect_leaks=0:handle_sigill=2:{FILES}", "PYTHONMALLOC": "malloc"},
+    KNOWN,
+    ("tests/native", "tests/mpi/test_bindings.py", "tests/mpi/test_collectives.py", "tests/mpi/test_communicators.py",
+     "tests/mpi/test_p2p.py", "tests/mpi/test_requests.py"),
+)  # fmt: skip
+#: The network threads'. Libraries that are not instrumented synchronise, and their own accesses are not seen. PMIx maps
+#: memory at an address of its choice, which the sanitizer has for itself.
+THREADS = Way(
+    "thread", "libtsan.so",
+    {"TSAN_OPTIONS": f"ignore_noninstrumented_modules=1:die_after_fork=0:exitcode=0:history_size=4:{FILES}",
+     "PMIX_MCA_gds": "hash"},
+    (("data race", RACE),),
+    ("tests/cluster/test_wires.py",),
+)  # fmt: skip
+
+
+def runtime(way: Way) -> Path | None:
+    """The compiler's library of the sanitizer, which a process has to load before anything else."""
     compiler = os.environ.get("CC", "gcc")
     if shutil.which(compiler) is None:
         return None
-    found = subprocess.run([compiler, "-print-file-name=libasan.so"], capture_output=True, text=True, check=True).stdout
-    path = Path(found.strip())
+    command = [compiler, f"-print-file-name={way.library}"]
+    path = Path(subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip())
     return path.resolve() if path.is_absolute() else None
 
 
-def build() -> None:
+def build(way: Way) -> None:
     """The extension with sanitizers, and the memory of numpy's arrays; by one run at a time."""
     OUT.mkdir(parents=True, exist_ok=True)
     with (OUT / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        folders = ["--build-lib", str(OUT), "--build-temp", str(OUT / "temp")]
+        folders = ["--build-lib", str(way.folder), "--build-temp", str(way.folder / "temp")]
         command = [sys.executable, "setup.py", "-q", "build_ext", *folders]
-        subprocess.run(command, cwd=ROOT, env=os.environ | {"UCCH_SANITIZE": SANITIZERS}, check=True)
+        subprocess.run(command, cwd=ROOT, env=os.environ | {"UCCH_SANITIZE": way.sanitizers}, check=True)
         compiler = os.environ.get("CC", "gcc")
         made = OUT / "blocks.so.new"  # a run beside this one may be loading the old one
         subprocess.run([compiler, "-shared", "-fPIC", "-O1", "-o", made, HERE / "blocks.c"], check=True)
         made.replace(OUT / "blocks.so")
 
 
-def environment(libasan: Path) -> dict[str, str]:
+def environment(way: Way, library: Path) -> dict[str, str]:
     """Environment in which every Python of the tests is a sanitized one, and its findings are files."""
     shutil.rmtree(FINDINGS, ignore_errors=True)
     FINDINGS.mkdir(parents=True)
-    files = f"log_path={FINDINGS / 'of'}:suppressions={HERE / 'suppressions.txt'}"
-    return os.environ | {
-        "LD_PRELOAD": str(libasan),
-        # CPython and everything else keep to the end of the process what they need: leaks would be all of that.
-        # Pytest and UCX handle signals, too; what is undefined is none of theirs.
-        "ASAN_OPTIONS": f"detect_leaks=0:handle_sigill=2:{files}",
-        # Objects of Python's, too, are blocks of malloc's.
-        "PYTHONMALLOC": "malloc",
+    return {
+        **os.environ,
+        **way.settings,
+        "LD_PRELOAD": str(library),
         "PYTHONPATH": os.pathsep.join([str(HERE), *filter(None, [os.environ.get("PYTHONPATH")])]),
-        "SANITIZED_EXTENSION": str(next((OUT / "ucc_hetero").glob("_native*.so"))),
+        "SANITIZED_EXTENSION": str(next((way.folder / "ucc_hetero").glob("_native*.so"))),
         "SANITIZED_BLOCKS": str(OUT / "blocks.so"),
         "MPIRUN": str(HERE / "mpirun"),
         "SANITIZED_MPIRUN": os.environ.get("MPIRUN") or str(Path(sys.executable).parent / "mpirun"),
     }
 
 
-def blind(sanitized: dict[str, str]) -> list[str]:
+def blind(way: Way, sanitized: dict[str, str]) -> list[str]:
     """Known faults that were not found."""
     missed = []
-    for words, program in KNOWN:
+    for words, program in way.known:
         command = [sys.executable, "-c", program]
         job = subprocess.run(command, cwd=ROOT, env=sanitized, capture_output=True, text=True, check=False)
         found = list(FINDINGS.iterdir())
@@ -118,16 +162,18 @@ def blind(sanitized: dict[str, str]) -> list[str]:
 
 
 def main(arguments: list[str]) -> int:
-    libasan = runtime()
-    if libasan is None:
-        print("no libasan: install gcc with its sanitizers (Debian: libasan8)", file=sys.stderr)
+    way = THREADS if arguments[:1] == ["--threads"] else MEMORY
+    arguments = arguments[way is THREADS :]
+    library = runtime(way)
+    if library is None:
+        print(f"no {way.library}: install gcc with its sanitizers (Debian: libasan8, libtsan2)", file=sys.stderr)
         return 2
-    build()
-    sanitized = environment(libasan)
-    if missed := blind(sanitized):
+    build(way)
+    sanitized = environment(way, library)
+    if missed := blind(way, sanitized):
         print("not found:", *missed, sep="\n", file=sys.stderr)
         return 2
-    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *(arguments or [*TESTS, "-m", "not slow"])]
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *(arguments or [*way.tests, "-m", "not slow"])]
     status = subprocess.run(command, cwd=ROOT, env=sanitized, check=False).returncode
     findings = sorted(FINDINGS.iterdir())
     for path in findings:
