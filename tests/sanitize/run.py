@@ -94,7 +94,7 @@ MEMORY = Way(
     {"ASAN_OPTIONS": f"detect_leaks=0:handle_sigill=2:{FILES}", "PYTHONMALLOC": "malloc"},
     KNOWN,
     ("tests/native", "tests/mpi/test_bindings.py", "tests/mpi/test_collectives.py", "tests/mpi/test_communicators.py",
-     "tests/mpi/test_p2p.py", "tests/mpi/test_requests.py"),
+     "tests/mpi/test_p2p.py"),
 )  # fmt: skip
 #: The network threads'. Libraries that are not instrumented synchronise, and their own accesses are not seen. PMIx maps
 #: memory at an address of its choice, which the sanitizer has for itself.

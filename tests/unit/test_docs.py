@@ -44,6 +44,12 @@ def test_what_a_page_names_exists(page: Path) -> None:
             assert (page.parent / target).exists(), f"{page.name} links to {target}"
 
 
+def test_tests_that_are_named_exist() -> None:
+    for file in (ROOT / "Makefile", ROOT / "tests" / "sanitize" / "run.py"):
+        for name in re.findall(r"tests/[\w/]+(?:\.py)?", file.read_text()):
+            assert list(ROOT.glob(f"{name}*")), f"{file.name} names {name}"
+
+
 def test_every_page_is_in_the_index() -> None:
     index = (ROOT / "docs" / "index.md").read_text().split()
     assert {page.stem for page in PAGES if page.parent.name == "docs"} - {"index"} <= set(index)
