@@ -264,6 +264,13 @@ _VARIABLES = (
     ),
     Variable("UCC_LIB", str, "", "The libucc.so.1 to load.", "path"),
     Variable("UCX_DIR", str, "", "The directory whose libucp.so.0 and its family are loaded.", "path"),
+    Variable(
+        "WIRE_UCX_DIR",
+        str,
+        "",
+        "The directory whose libucp the network threads between hosts load for themselves, as one with InfiniBand.",
+        "path",
+    ),
     *(library(row) for row in VENDORS.values() if row.setting),
     Variable(
         "RTC_LIB", str, "", "The libnvrtc or libhiprtc that makes kernels, or none: compute on the host.", "path|none"

@@ -1,14 +1,16 @@
-/* dlopen of libucc and libucp, and the one table of their functions. Which file to try is Python's business. */
+/* dlopen of libucc and libucp, and the tables of their functions. Which file to try is Python's business. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "abi/calls.h"
 #include "api/api.h"
 
 ucch_symbols ucch_sym;
+/* Table of the network threads: the same, or that of a libucp which they have to themselves. */
+const ucch_symbols *ucch_wire_sym = &ucch_sym;
+static ucch_symbols own_sym;
 
 typedef struct symbol {
     const char *name;
@@ -38,22 +40,26 @@ const char *ucch_load_error(void) {
     return load_error;
 }
 
-/* RTLD_NOW: a library that lacks a symbol fails here, with its name, instead of ending the process at first use. */
-int ucch_preload(const char *path) {
-    if (dlopen(path, RTLD_NOW | RTLD_LOCAL))
-        return 0;
+static int fail(void) {
     const char *why = dlerror();
     snprintf(load_error, sizeof(load_error), "%s", why ? why : "dlopen failed");
     return -1;
 }
 
-static int load_table(const char *path, const symbol *list) {
+/* RTLD_NOW: a library that lacks a symbol fails here, with its name, instead of ending the process at first use. */
+int ucch_preload(const char *path) {
+    return dlopen(path, RTLD_NOW | RTLD_LOCAL) ? 0 : fail();
+}
+
+/* Load a library that calls functions of others which need it; these are loaded next. */
+int ucch_preload_lazily(const char *path) {
+    return dlopen(path, RTLD_LAZY | RTLD_LOCAL) ? 0 : fail();
+}
+
+static int load_table(const char *path, const symbol *list, ucch_symbols *table) {
     void *handle = dlopen(path, RTLD_NOW | RTLD_LOCAL);
-    if (!handle) {
-        const char *why = dlerror();
-        snprintf(load_error, sizeof(load_error), "%s", why ? why : "dlopen failed");
-        return -1;
-    }
+    if (!handle)
+        return fail();
     void *found[MOST_SYMBOLS] = {0};
     size_t n = 0;
     for (const symbol *s = list; s->name; s++, n++) {
@@ -68,31 +74,24 @@ static int load_table(const char *path, const symbol *list) {
     /* Only a complete set goes in: a refused candidate must not leave half of itself behind. */
     n = 0;
     for (const symbol *s = list; s->name; s++, n++)
-        memcpy((char *)&ucch_sym + s->offset, &found[n], sizeof(void *));
+        memcpy((char *)table + s->offset, &found[n], sizeof(void *));
     return 0;
 }
 
 int ucch_load_ucc(const char *path) {
-    return load_table(path, ucc_symbols);
+    return load_table(path, ucc_symbols, &ucch_sym);
 }
 
 int ucch_load_ucp(const char *path) {
-    return load_table(path, ucp_symbols);
+    return load_table(path, ucp_symbols, &ucch_sym);
 }
 
-/* libucp's own description of a context (memory domains, devices, transports); the caller releases it. */
-char *ucch_describe_ucp(ucp_context_h context) {
-    char *text = NULL;
-    size_t length = 0;
-    FILE *stream = open_memstream(&text, &length);
-    if (!stream)
-        return NULL;
-    if (ucch_sym.ucp_context_print_info)
-        ucp_context_print_info(context, stream);
-    fclose(stream);
-    return text;
+/* A second libucp, whose names in memory are not those of the first. */
+int ucch_load_wire_ucp(const char *path) {
+    return load_table(path, ucp_symbols, &own_sym);
 }
 
-void ucch_release(char *text) {
-    free(text);
+/* Before there are wires: whether they use the second one. */
+void ucch_wire_use(int own) {
+    ucch_wire_sym = own ? &own_sym : &ucch_sym;
 }

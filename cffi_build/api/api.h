@@ -3,10 +3,18 @@
 
 /* ---- loader.c ---- */
 int ucch_preload(const char *path);
+int ucch_preload_lazily(const char *path);
 int ucch_load_ucc(const char *path);
 int ucch_load_ucp(const char *path);
+int ucch_load_wire_ucp(const char *path);
+void ucch_wire_use(int own);
 const char *ucch_load_error(void);
-char *ucch_describe_ucp(ucp_context_h context);
+
+/* ---- ucp.c: contexts of libucp, or with `wires` of the network threads' ---- */
+int ucch_ucp_open(int wires, const char *const *settings, ucp_context_h *context, const char **refused);
+void ucch_ucp_close(int wires, ucp_context_h context);
+const char *ucch_ucp_version(int wires);
+char *ucch_ucp_describe(int wires, ucp_context_h context);
 void ucch_release(char *text);
 
 /* ---- guard.c: what libucc would cancel that is no request ---- */

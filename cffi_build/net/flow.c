@@ -7,6 +7,7 @@
  * ranks made the same call: pieces are published once the receiver has made its own, which says how long a piece is due
  * and of what call, and only if that fits. A rank whose call takes its time tells its peers what it has called. */
 #define _GNU_SOURCE
+#define UCCH_TABLE (*ucch_wire_sym)
 #include "net/flow.h"
 
 #include <pthread.h>
@@ -20,6 +21,8 @@
 #define ATTR_USER_DATA 0x4
 #define ATTR_MEMORY_TYPE 0x40
 #define ATTR_RECV_INFO 0x80
+#define ATTR_HANDLE 0x100
+#define MAP_FIELDS (0x1 | 0x2 | 0x10) /* address, length, memory type */
 #define HOST_MEMORY 0
 #define UCS_CANCELED (-16)
 #define UCS_TRUNCATED (-9)
@@ -68,6 +71,7 @@ typedef struct share {
     int under_way; /* sends that libucp has */
     const int *lost;
     ucp_ep_h ep;
+    ucp_mem_h slots; /* as registered for the wire; NULL: libucp sees to it */
 } share;
 
 struct ucch_flow {
@@ -157,11 +161,13 @@ static void fail_by(ucch_flow *f, int ucs) {
     fail(f, ucs == UCS_TRUNCATED ? UCCH_FAIL_MISMATCH : UCCH_FAIL_PEER); /* of a mismatch, any call may be it */
 }
 
-static ucp_request_param_t params_of(void *callback, void *data) {
-    return (ucp_request_param_t){.op_attr_mask = ATTR_CALLBACK | ATTR_USER_DATA | ATTR_MEMORY_TYPE,
+static ucp_request_param_t params_of(void *callback, void *data, ucp_mem_h memory) {
+    return (ucp_request_param_t){.op_attr_mask =
+                                     ATTR_CALLBACK | ATTR_USER_DATA | ATTR_MEMORY_TYPE | (memory ? ATTR_HANDLE : 0),
                                  .cb = callback,
                                  .user_data = data,
-                                 .memory_type = HOST_MEMORY};
+                                 .memory_type = HOST_MEMORY,
+                                 .memh = memory};
 }
 
 static uint64_t tag_of(const ucch_flow *f, int kind, uint64_t which) {
@@ -196,7 +202,8 @@ static void begun(note *n, void *request) {
 }
 
 static void receive(int which, note *n, void *into, size_t bytes, int kind, uint64_t index) {
-    ucp_request_param_t params = params_of((void *)note_received, n);
+    ucp_mem_h memory = kind == DATA ? n->flow->shares[which].slots : NULL;
+    ucp_request_param_t params = params_of((void *)note_received, n, memory);
     params.op_attr_mask |= ATTR_RECV_INFO; /* where it is there already */
     params.recv_info = &n->received;
     n->done = 0;
@@ -210,7 +217,7 @@ static void receive_note(note *n, int kind) {
 }
 
 static void send_note(note *n, int kind) {
-    ucp_request_param_t params = params_of((void *)note_sent, n);
+    ucp_request_param_t params = params_of((void *)note_sent, n, NULL);
     n->done = 0;
     begun(n, ucp_tag_send_nbx(n->flow->shares[n->flow->first].ep, n->said, sizeof(n->said), tag_of(n->flow, kind, 0),
                               &params));
@@ -235,7 +242,7 @@ static void range_sent(void *request, ucs_status_t status, void *data) {
 
 static void send_range(ucch_flow *f, int which, uint64_t piece, size_t bytes, int range) {
     landing *l = &f->landings[index_of(f, piece, range)];
-    ucp_request_param_t params = params_of((void *)range_sent, l);
+    ucp_request_param_t params = params_of((void *)range_sent, l, f->shares[which].slots);
     ended(l, 0); /* a credit may be here before libucp says so */
     if (UCCH_TRACING)
         l->event = ucch_trace_begin_wire(wire_of(f, which), f->key, length_of(bytes, range), ucch_trace_now());
@@ -532,6 +539,11 @@ void ucch_flow_abort(ucch_flow *f) {
 static int join(ucch_flow *f, int which, uint64_t key) {
     share *s = &f->shares[which];
     s->ep = ucch_wire_endpoint(wire_of(f, which), key, &s->lost);
+    /* Once for all that goes through them: it takes longer than a range on its way. */
+    ucp_mem_map_params_t slots = {.field_mask = MAP_FIELDS, .address = f->ring.slots, .memory_type = HOST_MEMORY};
+    slots.length = (size_t)f->ring.depth * f->ring.stride;
+    if (ucp_mem_map(ucch_wire_context(wire_of(f, which)), &slots, &s->slots))
+        s->slots = NULL;
     int status = s->ep ? ucch_wire_serve(wire_of(f, which), &f->tenant) : UCCH_FAIL_PEER;
     if (status)
         return status;
@@ -604,7 +616,10 @@ int ucch_flow_free(ucch_flow *f) {
         held(f, i, 1);
         for (int k = 0; k < ROUNDS && held(f, i, 0); k++)
             ucp_worker_progress(ucch_wire_worker(wire_of(f, i)));
-        left += held(f, i, 0);
+        int still = held(f, i, 0);
+        left += still;
+        if (!still && f->shares[i].slots)
+            ucp_mem_unmap(ucch_wire_context(wire_of(f, i)), f->shares[i].slots);
         ucch_wire_dismiss(wire_of(f, i), &f->tenant);
         ucch_wire_unlock(wire_of(f, i));
     }

@@ -5,6 +5,7 @@
  * memory, and nothing in this folder can call a driver: so a device's streams may wait for them, under any allocator.
  */
 #define _GNU_SOURCE
+#define UCCH_TABLE (*ucch_wire_sym)
 #include "net/wire.h"
 
 #include <pthread.h>
@@ -44,6 +45,7 @@ typedef struct connection {
 } connection;
 
 struct ucch_wire {
+    ucp_context_h context;
     ucp_worker_h worker;
     pthread_t thread;
     pthread_mutex_t lock, doze;
@@ -79,6 +81,10 @@ void ucch_wire_ring(int wire) {
     pthread_mutex_lock(&w->doze);
     pthread_cond_signal(&w->wake);
     pthread_mutex_unlock(&w->doze);
+}
+
+ucp_context_h ucch_wire_context(int wire) {
+    return wires[wire].context;
 }
 
 ucp_worker_h ucch_wire_worker(int wire) {
@@ -170,6 +176,7 @@ static int start(ucch_wire *w, ucp_context_h context) {
     ucp_worker_params_t params = {.field_mask = 0x1, .thread_mode = 1}; /* one thread at a time */
     pthread_condattr_t monotonic;
     int status = ucp_worker_create(context, &params, &w->worker);
+    w->context = context;
     if (status)
         return status;
     pthread_mutex_init(&w->lock, NULL);

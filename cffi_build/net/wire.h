@@ -14,6 +14,7 @@ typedef struct ucch_tenant {
     int (*turn)(struct ucch_tenant *tenant, int wire);
 } ucch_tenant;
 
+ucp_context_h ucch_wire_context(int wire);
 ucp_worker_h ucch_wire_worker(int wire);
 ucp_ep_h ucch_wire_endpoint(int wire, uint64_t key, const int **failed);
 int ucch_wire_serve(int wire, ucch_tenant *tenant);

@@ -187,7 +187,9 @@ def _timid(facts: Facts) -> str:
 
 
 def rdma(facts: Facts) -> Iterator[Finding]:
-    """RDMA ports are up, have addresses, may pin memory, and reach the GPUs' memory."""
+    """RDMA ports are up, have addresses, may pin memory, and are used."""
+    if facts.libraries.carriers:
+        yield ok("carrier", "; ".join(f"{what}: {by}" for what, by in facts.libraries.carriers))
     if not facts.ports:
         yield ok("rdma", "no RDMA ports: between hosts UCX uses TCP")
         return
@@ -229,6 +231,9 @@ _PLAIN: tuple[tuple[str, Callable[[Facts], object]], ...] = (
      and f"{', '.join(down)} is not active"),
     ("gpudirect", lambda f: f.usable and any(port.state == "ACTIVE" for port in f.ports) and not _gpudirect(f)
      and "network cards cannot reach the GPUs' memory: everything between hosts goes through host memory"),
+    ("rdma-idle", lambda f: f.libraries.idle
+     and f"UCX {f.libraries.ucx} from {f.libraries.ucx_path} does not reach {', '.join(f.libraries.idle)}: bytes "
+         "between hosts go over TCP, but for what network threads carry (carrier, above)"),
     ("memlock", lambda f: f.ports and f.memlock >= 0
      and f"only {f.memlock >> 10} KiB of memory may be pinned, and RDMA pins all that it sends from"),
     ("shm-small", lambda f: f.shm < MIN_SHM and f"/dev/shm has {f.shm >> 20} MiB"),

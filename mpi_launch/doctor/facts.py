@@ -20,6 +20,7 @@ from ...errors import UCCHError
 from ...machine import discover, nics
 from ...machine.vendors import VENDORS, Device, devices, number, text
 from ...native import libraries
+from ...transport import carriers
 from .. import launcher
 
 __all__ = ["Facts", "Libraries", "Port", "collect"]
@@ -38,6 +39,9 @@ class Libraries:
     memory_types: tuple[str, ...] = ()
     transports: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    #: Carriers of bytes between hosts, as text; and active RDMA ports that UCX does not reach.
+    carriers: tuple[tuple[str, str], ...] = ()
+    idle: tuple[str, ...] = ()
     #: The library that mpi4py uses, and the program that starts ranks: "openmpi" or "hydra", and words about it.
     mpi: str = ""
     mpi_text: str = ""
@@ -142,6 +146,7 @@ def _libraries(environ: Mapping[str, str]) -> Libraries:
         loaded = libraries.load()
         with ucx.Context() as context:
             memory, transports = tuple(context.memory_types()), tuple(context.transports())
+        described, found = carriers.here()
     except UCCHError as error:
         # MPI after UCX, as everywhere: the first UCX in a process serves both.
         return Libraries(error=str(error), **_mpi(environ))
@@ -154,6 +159,8 @@ def _libraries(environ: Mapping[str, str]) -> Libraries:
         memory_types=memory,
         transports=transports,
         notes=loaded.notes,
+        carriers=tuple(described.items()),
+        idle=tuple(map(str, found.idle)),
         **_mpi(environ),
     )
 

@@ -6,6 +6,8 @@ import json
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 
+from ...machine.rdma import CURE
+
 __all__ = ["CODES", "LEVELS", "Finding", "as_json", "as_text", "finding", "merged", "ok", "status"]
 
 LEVELS = ("ok", "warning", "error")
@@ -43,6 +45,7 @@ CODES = {
     "net-unknown": ("error", "choose among {} (interfaces: in the cluster file)"),
     "rdma-down": ("warning", "check the cable and switch port (ibstat); leave it out by interfaces: in the cluster "
                   "file"),
+    "rdma-idle": ("warning", CURE),
     "roce-gid": ("error", "give the network interface of {} an IP address"),
     "mtu-small": ("warning", "ip link set dev {} mtu 9000, on every host and switch of that network"),
     "flow-limit": ("warning", "one placement group for all hosts (10 Gbit/s), ENA Express (25) or EFA; two cores a "

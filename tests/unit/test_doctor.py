@@ -93,6 +93,7 @@ ONE_HOST: list[tuple[str, dict[str, Any]]] = [
     ("ucc-lacks-library", lib(components=("ec/cpu", "ec/cuda", "mc/cuda", "mc/cpu", "tl/ucp"))),
     ("gpu-denied", {"denied": ("/dev/nvidia0",)}),
     ("peer-access", {"no_peers": ((0, 1),)}),
+    ("rdma-idle", lib(idle=("mlx5_0:1 (InfiniBand)",), carriers=(("network threads", "tcp"),))),
     ("net-unknown", env(UCX_NET_DEVICES="mlx5_0:1,eth7")),
     ("memlock", {"memlock": 65536}),
     ("flow-limit", TCP | CLOUD),

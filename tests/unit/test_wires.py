@@ -8,14 +8,14 @@ import sys
 import pytest
 
 from ucc_hetero.machine.vendors import VENDORS
-from ucc_hetero.transport import wires
+from ucc_hetero.transport import carriers, wires
 
 DEVICES = {name for row in VENDORS.values() for name in row.transports}
 
 
 @pytest.mark.parametrize("users", ["", "all", "^", "^ib", "^sysv,tcp"])
 def test_transports_of_devices_are_shut_out(users: str) -> None:
-    made = wires.transports(users)
+    made = carriers.transports(users)
     assert made.startswith("^") and set(made[1:].split(",")) >= DEVICES
     assert set(users.removeprefix("^").split(",")) - {"", "all"} <= set(made[1:].split(","))
 
@@ -25,7 +25,7 @@ def test_transports_of_devices_are_shut_out(users: str) -> None:
     ("rc_mlx5,tcp,posix,cma", "rc_mlx5,tcp"),
 ])  # fmt: skip
 def test_a_list_of_the_users_keeps_its_networks(users: str, expected: str) -> None:
-    assert wires.transports(users) == expected
+    assert carriers.transports(users) == expected
 
 
 @pytest.mark.parametrize("carrier, cores, ranks, expected", [

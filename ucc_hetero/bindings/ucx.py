@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import re
 from collections import deque
+from collections.abc import Mapping
 from enum import IntEnum
 from typing import Any
 from weakref import WeakSet
@@ -29,7 +30,6 @@ __all__ = ["Context", "Endpoint", "Memory", "Message", "RemoteMemory", "Status",
 
 TAG_FULL = (1 << 64) - 1
 
-_FEATURE_TAG, _FEATURE_RMA = 1, 2
 #: Rounds of progress until receives that were taken back have ended; it takes one or two.
 _ROUNDS = 1000
 
@@ -82,24 +82,19 @@ def check(call: str, status: int) -> None:
 
 
 class Context(Handle):
-    """A UCP context with tagged messages and remote memory access, reading ``UCX_*`` variables."""
+    """A UCP context with tagged messages and remote memory access, reading ``UCX_*`` variables.
 
-    def __init__(self, settings: dict[str, str] | None = None) -> None:
+    With ``wires`` one of the libucp that network threads use, for these alone.
+    """
+
+    def __init__(self, settings: Mapping[str, str] | None = None, *, wires: bool = False) -> None:
         preload_ucx()
-        major, minor, release = (ffi.new("unsigned *") for _ in range(3))
-        lib.ucp_get_version(major, minor, release)
-        config = ffi.new("ucp_config_t **")
-        check("ucp_config_read", lib.ucp_config_read(ffi.NULL, ffi.NULL, config))
-        try:
-            for name, value in (settings or {}).items():
-                check(f"ucp_config_modify({name})", lib.ucp_config_modify(config[0], name.encode(), value.encode()))
-            # mt_workers_shared: workers of one context may be driven by different threads, one at a time.
-            params = ffi.new("ucp_params_t *", {"field_mask": 1 << 0 | 1 << 5, "mt_workers_shared": 1})
-            params.features = _FEATURE_TAG | _FEATURE_RMA
-            handle = ffi.new("ucp_context_h *")
-            check("ucp_init_version", lib.ucp_init_version(major[0], minor[0], params, config[0], handle))
-        finally:
-            lib.ucp_config_release(config[0])
+        self._wires = wires
+        words = [ffi.new("char[]", word.encode()) for pair in (settings or {}).items() for word in pair]
+        handle, refused = ffi.new("ucp_context_h *"), ffi.new("char **")
+        status = lib.ucch_ucp_open(wires, ffi.new("char *[]", [*words, ffi.NULL]), handle, refused)
+        name = ffi.string(refused[0]).decode() if refused[0] != ffi.NULL else ""
+        check(f"ucp_config_modify({name})" if name else "ucp_init_version", status)
         self.handle = handle[0]
 
     def memory_types(self) -> list[str]:
@@ -111,7 +106,7 @@ class Context(Handle):
 
     def transports(self) -> dict[str, list[str]]:
         """Transports that this context may use, with the devices of each, as libucp lists them."""
-        text = lib.ucch_describe_ucp(self.handle)
+        text = lib.ucch_ucp_describe(self._wires, self.handle)
         if text == ffi.NULL:
             return {}
         found: dict[str, list[str]] = {}
@@ -133,7 +128,7 @@ class Context(Handle):
         """Release the context, after its workers."""
         if self.handle:
             handle, self.handle = self.handle, None
-            lib.ucp_cleanup(handle)
+            lib.ucch_ucp_close(self._wires, handle)
 
 
 class Worker:

@@ -22,6 +22,7 @@ from ..planner.rules import check_table
 from ..planner.select import agreed, choose, make_plan
 from ..planner.topology import Topology, levels_of, link_weights
 from ..transport import rings, wires
+from ..transport.carriers import warn_idle
 from ..transport.paths import Device, path_of
 from ..transport.segments import join as join_windows
 from ..types import OPS
@@ -85,6 +86,7 @@ class Membership:
         able = island.size == 1 or (memory is not None and not self.device.blind and self.job.vendors_library(memory))
         self.channels = rings.join(mpi, self.windows, self.bare, self.facts, self.runtime, able)
         self.tuning = replace(self.tuning, channels=self.channels is not None)
+        warn_idle(self.rank, self.facts, self.channels.idle if self.channels else dict.fromkeys(range(self.size), ""))
         members = [self.job.index[f.process] for f in self.facts]
         self.teams = Teams(self.job, members, self.rank, self.id, timeout)
         self.discard()

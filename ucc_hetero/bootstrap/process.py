@@ -23,6 +23,7 @@ from ..planner.algorithms import added
 from ..planner.topology import Topology, emulated_vendors
 from ..trace import record
 from ..transport import wires
+from ..transport.carriers import idle_ports
 from ..transport.paths import crowded_hosts
 from . import agreement
 
@@ -42,6 +43,7 @@ class Process:
         self.name = os.urandom(8).hex()
         self.host: HostIdentity = host_identity()
         self.ucx = ucx.Context()
+        self._transports = self.ucx.transports()
         self.worker = self.ucx.worker()
         self.endpoints: dict[str, ucx.Endpoint] = {}
         self._libs: dict[str, ucc.Lib] = {}
@@ -60,7 +62,8 @@ class Process:
             ucc=self.libraries.ucc_version,
             ucx=self.libraries.ucx_version,
             memory_types=tuple(self.ucx.memory_types()),
-            transports=tuple(sorted(self.ucx.transports())),
+            transports=tuple(sorted(self._transports)),
+            idle_ports=idle_ports(self._transports),
             settings=agreement.steering(),
             byteorder=agreement.BYTEORDER,
             host=self.host,

@@ -122,13 +122,15 @@ def _topo(args: argparse.Namespace) -> int:
 
         if args.record:
             Path(args.record).write_text(json.dumps({"machine": socket.gethostname(), "files": record()}, indent=0))
-        return _drawn(args, [Host(socket.gethostname(), machine())], None)
+        # A record has the machine's files, not its libraries.
+        carriers = {} if args.record else _carriers()
+        return _drawn(args, [Host(socket.gethostname(), machine(), carriers=carriers)], None)
     from ..api.comm import Communicator
 
     with Communicator() as comm:
         members = comm._run.members
         first = [comm.topology.hosts.index(host) for host in range(max(comm.topology.hosts) + 1)]
-        machines = comm.mpi.gather(machine() if comm.rank in first else None)
+        found = comm.mpi.gather((machine(), _carriers()) if comm.rank in first else None)
         links = members.tuning.links
         if args.measure:
             from .measure_links import measure_links
@@ -139,9 +141,20 @@ def _topo(args: argparse.Namespace) -> int:
             for rank in first:
                 here = [r for r, host in enumerate(comm.topology.hosts) if host == comm.topology.hosts[rank]]
                 ranks = [(r, members.facts[r].vendor, members.facts[r].device) for r in here]
-                hosts.append(Host(members.facts[rank].host.hostname, machines[rank], ranks))
+                hosts.append(Host(members.facts[rank].host.hostname, found[rank][0], ranks, found[rank][1]))
             _drawn(args, hosts, comm.topology, links)
     return 0
+
+
+def _carriers() -> dict[str, str]:
+    """Carriers of bytes between this host and others, as text."""
+    from ..errors import LibraryNotFound
+    from ..transport.carriers import here
+
+    try:
+        return here()[0]
+    except LibraryNotFound as error:
+        return {"unknown": str(error).splitlines()[0]}
 
 
 def _drawn(args: argparse.Namespace, hosts: list[Host], topology: Topology | None, links: Links | None = None) -> int:

@@ -12,6 +12,7 @@ from .._version import __version__
 from ..bindings import ucc, ucx
 from ..machine.discover import cores, host_identity
 from ..native.libraries import load
+from ..transport.carriers import here
 
 __all__ = ["collect", "components", "render"]
 
@@ -62,6 +63,7 @@ def collect() -> dict[str, Any]:
             "memory types": memory,
             "transports": [f"{name} ({', '.join(devices)})" for name, devices in transports.items()],
         },
+        "carriers": here()[0],
         "mpi": _mpi(),
         "notes": list(libraries.notes),
     }
@@ -73,7 +75,7 @@ def render(facts: dict[str, Any]) -> str:
     for name, value in facts.items():
         if isinstance(value, dict):
             lines.append(name)
-            lines += [f"  {k + ':':<14} {_text(v)}" for k, v in value.items()]
+            lines += [f"  {k + ':':<16} {_text(v)}" for k, v in value.items()]
         elif isinstance(value, list):
             lines += [f"note: {v}" for v in value] if name == "notes" else [f"{name}: {_text(value)}"]
         else:

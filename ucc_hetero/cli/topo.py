@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from html import escape
 
 from ..machine.discover import Accelerator, Machine, Nic
@@ -18,10 +18,16 @@ Lines = list[tuple[int, str]]
 
 
 class Host:
-    """One host of the drawing: its name, its machine, and (rank, vendor, device) of each of its ranks."""
+    """One host of the drawing: its name, its machine, (rank, vendor, device) of its ranks, what carries its bytes."""
 
-    def __init__(self, name: str, machine: Machine, ranks: Sequence[tuple[int, str, int]] = ()) -> None:
-        self.name, self.machine, self.ranks = name, machine, tuple(ranks)
+    def __init__(
+        self,
+        name: str,
+        machine: Machine,
+        ranks: Sequence[tuple[int, str, int]] = (),
+        carriers: Mapping[str, str] | None = None,
+    ) -> None:
+        self.name, self.machine, self.ranks, self.carriers = name, machine, tuple(ranks), carriers or {}
 
 
 def _nic(nic: Nic) -> str:
@@ -62,6 +68,7 @@ def tree(hosts: Sequence[Host], topology: Topology | None = None, links: Links |
             island = f", island {topology.island_of[rank]}" if topology else ""
             on = f" on device {device}" if vendor != "host" else ""
             lines.append((1, f"rank {rank}: {vendor} memory{on}{island}"))
+        lines += [(1, f"carrier, {what}: {by}") for what, by in host.carriers.items()]
         if links and number < len(links.hosts):
             lines.append((1, f"all its links: {_cost(links.hosts[number])}"))
     if topology is not None:

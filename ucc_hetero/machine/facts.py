@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from .discover import HostIdentity
+from .rdma import Port
 
 __all__ = ["Facts"]
 
@@ -33,6 +34,8 @@ class Facts:
     group: str = ""
     #: UCX's transports of the rank (``tcp``, ``rc_mlx5``, ``cuda_ipc``, ...), sorted.
     transports: tuple[str, ...] = ()
+    #: Active RDMA ports of the rank's host that its UCX does not reach.
+    idle_ports: tuple[Port, ...] = ()
     #: Algorithms that the program has added, as ``collective@name``, joined by spaces.
     algorithms: str = ""
     #: Names of the vendors that the process knows, joined by spaces.

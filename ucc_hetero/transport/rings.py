@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from .. import env, log
@@ -29,11 +29,12 @@ class Channels:
     """Ring buffers of one communicator; ``handle`` is the native engine's.
 
     ``able``: on every rank the vendor's library does an island's collectives, and can be told to in a stream.
-    ``computes``: every rank's device has a compiler for its arithmetic.
+    ``computes``: every rank's device has a compiler for its arithmetic. ``idle``: by rank, why its RDMA ports are of no
+    use.
     """
 
-    def __init__(self, handle: Any, able: bool, computes: bool) -> None:
-        self.handle, self.able, self.computes = handle, able, computes
+    def __init__(self, handle: Any, able: bool, computes: bool, idle: Mapping[int, str]) -> None:
+        self.handle, self.able, self.computes, self.idle = handle, able, computes, idle
 
     def close(self, timeout: float) -> None:
         """Give the memory back once nothing is under way; collective. What does not end by then is left alone."""
@@ -70,7 +71,8 @@ def join(
     where = rank, size, ffi.new("int[]", list(topology.island_of)), ffi.new("int[]", places)
     # A usual kernel is made as a try: one vendor's compiler may be missing where the other's is there.
     compiles = ready and kernels.ready(lib.UCCH_COMBINE, OPS["SUM"].code, DTYPES["float32"].code, 0, insist=True)
-    reach = _Reach.of(rank, places) if ready else _Reach()
+    version, idle = _carrier(mpi, everyone, wanted) if max(places) else ("", {})
+    reach = _Reach.of(rank, places) if ready and version else _Reach()
     late = runtime is not None and not (runtime.eager or apart)
     offers = mpi.allgather((bool(wanted), _offer(where) if ready else (0, 0), able, compiles, board, reach, late))
     wishes, sizes, ables, computes, boards, reaches, lazy = zip(*offers, strict=True)
@@ -84,7 +86,8 @@ def join(
         *([f"rank(s) {tardy} load kernels at their first launch, docs/launch.md has the setting"] if tardy else []),
         *(["no room in UCCH_CHANNEL_MEMORY, or streams that cannot wait"] if not (far or tardy) else []),
         *(["ranks that share a device"] if len({*boards}) < size else []),
-        *(["no network threads"] if max(places) and not nwires else []),
+        *(["no network threads"] if max(places) and not nwires and version else []),
+        *(["network threads with different versions of UCX"] if max(places) and not version else []),
     ]
     if lacks:
         # Between hosts that is several times slower, where one host's calls lose a little.
@@ -96,10 +99,25 @@ def join(
         return None
     well = lib.ucch_channels_open(handle) == 0
     if all(mpi.allgather(well)):
-        return Channels(handle, all(ables), all(computes))
+        return Channels(handle, all(ables), all(computes), idle)
     lib.ucch_channels_free(handle)
     log.log("mem").info("no channels between devices: %s", _reason())
     return None
+
+
+def _carrier(mpi: Any, everyone: Sequence[Facts], wanted: bool) -> tuple[str, dict[int, str]]:
+    """(version of UCX that all wires are to use; by rank, why these make no use of its RDMA ports); collective."""
+    mine = everyone[mpi.Get_rank()].idle_ports
+    offers = mpi.allgather(wires.offer(mine) if wanted else wires.Offer((), False, ()))
+    version, idle = wires.agree(offers, mine), {}
+    for rank, offer in enumerate(offers):
+        if everyone[rank].idle_ports and not offer.rdma:
+            idle[rank] = "; ".join(offer.why)
+        elif everyone[rank].idle_ports and offer.versions[0] != version:
+            others = {everyone[r].host.hostname for r, each in enumerate(offers) if each.versions != offer.versions}
+            lack = f"not {', '.join(sorted(others))}, where network threads cannot use UCX {offer.versions[0]}"
+            idle[rank] = f"{everyone[rank].host.hostname} could, but {lack}"
+    return version, idle
 
 
 class _Reach(NamedTuple):

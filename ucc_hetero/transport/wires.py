@@ -9,28 +9,29 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from .. import env, log
 from ..bindings.ucx import Context, check
 from ..errors import LibraryError
 from ..machine import nics
 from ..machine.discover import host_cores
-from ..machine.vendors import VENDORS
-from ..native.libraries import ffi, lib
+from ..machine.rdma import Port
+from ..native.libraries import ffi, lib, load
+from . import carriers
 
-__all__ = ["USUAL", "addresses", "count", "meet", "spread", "stop", "transports", "wanted"]
+__all__ = ["USUAL", "Offer", "addresses", "agree", "count", "meet", "offer", "spread", "stop", "wanted"]
 
 #: Wires of a process where nothing else is wanted, by what carries the bytes: what one TCP connection carries is a
 #: core's work, not the link's, or what a cloud allows it; RDMA needs a core for the requests alone.
 USUAL = {"tcp": 4, "limited": 8, "rdma": 2}
-#: Transports of UCX that reach memory of this host alone, and names for several with those of devices among them.
-_SHARED = ("posix", "sysv", "cma", "knem", "xpmem")
-_GROUPS = frozenset({"sm", "shm", "mm", *(row.memory for row in VENDORS.values())})
 
 _contexts: list[Context] = []
 _addresses: list[tuple[bytes, bytes]] = []
 _ports: tuple[str, ...] = ()
 _pid = 0
+#: Version of UCX that was agreed on for them.
+_used = [""]
 
 
 def wanted(ranks_here: int) -> int:
@@ -60,6 +61,41 @@ def spread(ports: tuple[str, ...]) -> None:
 def _devices(number: int) -> str:
     """``UCX_NET_DEVICES`` of a wire."""
     return _ports[number % len(_ports)] if _ports else os.environ.get("UCX_NET_DEVICES", "")
+
+
+class Offer(NamedTuple):
+    """Minor versions of UCX that this process's wires can use, the best first.
+
+    ``rdma``: the first one is a libucp of their own that reaches ports which libucc's does not. ``why``: no other is.
+    """
+
+    versions: tuple[str, ...]
+    rdma: bool
+    why: tuple[str, ...]
+
+
+def offer(idle: tuple[Port, ...]) -> Offer:
+    """The offer of this process, to whose libucc ports are out of reach. Wires that there are stay as they are."""
+    found, usual = carriers.look(idle), _minor(load().ucx_version)
+    own = _minor(found.own.version) if found.own else usual
+    versions = (_used[0],) if _contexts and _pid == os.getpid() else tuple(dict.fromkeys((own, usual)))
+    return Offer(versions, bool(found.own and idle and versions[0] == own), found.notes)
+
+
+def agree(offers: Sequence[Offer], idle: tuple[Port, ...]) -> str:
+    """Settle which UCX the wires use, by the offers of all ranks: its version, empty where none is for all."""
+    every = [each.versions for each in offers]
+    firsts, seconds = (([v for each in every for v in each[place : place + 1]]) for place in (0, 1))
+    version = next((v for v in (*firsts, *seconds) if all(v in each for each in every)), "")
+    if version and not (_contexts and _pid == os.getpid()):
+        own = carriers.look(idle).own
+        lib.ucch_wire_use(own is not None and version == _minor(own.version))
+        _used[0] = version
+    return version
+
+
+def _minor(version: str) -> str:
+    return ".".join(version.split(".")[:2])
 
 
 def addresses(count: int, ranks_here: int = 1) -> tuple[tuple[bytes, bytes], ...]:
@@ -103,7 +139,8 @@ def stop() -> None:
 
 def _open(devices: str, cores: set[int]) -> int:
     only = {"NET_DEVICES": devices} if devices else {}
-    context = Context({"TLS": transports(os.environ.get("UCX_TLS", "")), **only})
+    settings = {"TLS": carriers.transports(os.environ.get("UCX_TLS", "")), **only}
+    context = Context(settings, wires=True)
     wire = int(lib.ucch_wire_new(context.handle, sorted(cores), len(cores)))
     if wire < 0:
         context.close()
@@ -118,14 +155,3 @@ def _address(wire: int) -> bytes:
     found = bytes(ffi.buffer(address[0], length[0]))
     lib.ucch_wire_forget(wire, address[0])
     return found
-
-
-def transports(users: str) -> str:
-    """``UCX_TLS`` of a wire's context: the user's choice without what reaches devices, or memory of this host alone."""
-    shut = [*_SHARED, *(name for row in VENDORS.values() for name in row.transports)]
-    if not users or users in ("all", "^"):
-        return "^" + ",".join(shut)
-    if users.startswith("^"):
-        return ",".join([users, *shut])
-    left = [name for name in users.split(",") if name not in shut and name not in _GROUPS]
-    return ",".join(left) if set(left) - {"self"} else "tcp,self"

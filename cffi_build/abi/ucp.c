@@ -1,0 +1,60 @@
+/* Contexts of libucp: that of everybody, or with `wires` the one that network threads use (loader.c). */
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "abi/calls.h"
+#include "api/api.h"
+
+/* Messages and one-sided transfers, by workers that different threads drive, each one at a time. */
+#define FEATURES 0x3
+#define PARAMS (0x1 | 0x20)
+
+static const ucch_symbols *table(int wires) {
+    return wires ? ucch_wire_sym : &ucch_sym;
+}
+
+/* Make a context with these settings, names and values in turn and NULL at the end: 0, or the failure, with the name of
+ * the setting that libucp refused. */
+int ucch_ucp_open(int wires, const char *const *settings, ucp_context_h *context, const char **refused) {
+    const ucch_symbols *ucp = table(wires);
+    ucp_params_t params = {.field_mask = PARAMS, .features = FEATURES, .mt_workers_shared = 1};
+    ucp_config_t *config;
+    unsigned major, minor, release;
+    ucp->ucp_get_version(&major, &minor, &release);
+    int status = ucp->ucp_config_read(NULL, NULL, &config);
+    if (status)
+        return status;
+    for (; *settings && !status; settings += 2) {
+        status = ucp->ucp_config_modify(config, settings[0], settings[1]);
+        *refused = status ? settings[0] : NULL;
+    }
+    if (!status)
+        status = ucp->ucp_init_version(major, minor, &params, config, context);
+    ucp->ucp_config_release(config);
+    return status;
+}
+
+void ucch_ucp_close(int wires, ucp_context_h context) {
+    table(wires)->ucp_cleanup(context);
+}
+
+const char *ucch_ucp_version(int wires) {
+    return table(wires)->ucp_get_version_string();
+}
+
+/* libucp's own description of a context (memory domains, devices, transports); the caller releases it. */
+char *ucch_ucp_describe(int wires, ucp_context_h context) {
+    char *text = NULL;
+    size_t length = 0;
+    FILE *stream = open_memstream(&text, &length);
+    if (!stream)
+        return NULL;
+    if (table(wires)->ucp_context_print_info)
+        table(wires)->ucp_context_print_info(context, stream);
+    fclose(stream);
+    return text;
+}
+
+void ucch_release(char *text) {
+    free(text);
+}
