@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeVar
 
 from ..native.libraries import ffi
 
-__all__ = ["Handle", "memory"]
+__all__ = ["Handle", "memory", "sweep"]
+
+T = TypeVar("T")
 
 
 class Handle(ABC):
@@ -31,3 +35,15 @@ def memory(data: Any, *, writable: bool = False) -> tuple[Any, int, object]:
         return ffi.cast("void *", data[0]), data[1], None
     keep = ffi.from_buffer(data, require_writable=writable)
     return keep, len(keep), keep
+
+
+def sweep(waiting: deque[T], busy: Callable[[T], object]) -> list[T]:
+    """Take out and return what is not busy any more; other threads may do so at the same time."""
+    ended: list[T] = []
+    for _ in range(len(waiting)):
+        try:
+            each = waiting.popleft()
+        except IndexError:
+            break  # another thread took it
+        (waiting if busy(each) else ended).append(each)
+    return ended

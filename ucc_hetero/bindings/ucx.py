@@ -23,7 +23,7 @@ from weakref import WeakSet
 from ..errors import CollectiveTimeout, LibraryError, TruncationError
 from ..machine.vendors import memory_name
 from ..native.libraries import ffi, lib, preload_ucx
-from .handle import Handle, memory
+from .handle import Handle, memory, sweep
 from .ucc_enums import MemType
 
 __all__ = ["Context", "Endpoint", "Memory", "Message", "RemoteMemory", "Status", "Worker", "check", "status_name"]
@@ -246,22 +246,11 @@ class Endpoint:
 _dropped: deque[tuple[Any, object]] = deque()
 
 
-def _reap(held: Any = lib.ucch_message_held) -> None:
-    """Forget the dropped messages that have ended."""
-    for _ in range(len(_dropped)):
-        try:
-            each = _dropped.popleft()
-        except IndexError:
-            return  # another thread took them
-        if held(each[0]):
-            _dropped.append(each)
-
-
 class Message:
     """A tagged message under way. One that is dropped goes on, and what it sends or receives into stays alive."""
 
     def __init__(self) -> None:
-        _reap()
+        sweep(_dropped, lambda message: lib.ucch_message_held(message[0]))
         self.handle = ffi.gc(lib.ucch_message_new(), lib.ucch_message_free)
         self.op = lib.ucch_message_op(self.handle)
         self.keep: object = None

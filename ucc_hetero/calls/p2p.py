@@ -9,6 +9,7 @@ from functools import partial
 from operator import index
 from typing import Any
 
+from ..bindings.handle import sweep
 from ..bindings.ucc_enums import MemType
 from ..bindings.ucx import status_name
 from ..bootstrap.group import Membership
@@ -182,10 +183,7 @@ class Messages:
         """Raise when the communicator is broken; release what was held until now."""
         self.runner._usable()
         if _held:
-            for _ in range(len(_held)):
-                transfer = _held.popleft()
-                if lib.ucch_message_held(transfer.handle):
-                    _held.append(transfer)
+            sweep(_held, lambda transfer: lib.ucch_message_held(transfer.handle))
 
     def check(self, what: str, peer: Any, tag: Any) -> tuple[int, int]:
         """A peer and a tag as plain numbers; refuse those that cannot be. ``source`` and its tag may be wild."""

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from .. import log
+from ..bindings.handle import sweep
 from ..errors import NotSupported
 from ..native.libraries import ffi, lib
 from .status import fill_empty
@@ -62,18 +63,10 @@ def wait_op(op: Any, look: Callable[[], None] = look_around) -> int:
 
 def reap() -> None:
     """Do what is left to do for dropped requests whose calls have ended."""
-    for _ in range(len(_dropped)):
-        try:
-            each = _dropped.popleft()
-        except IndexError:
-            return  # another thread took them
-        state = _peek(each.op)
-        if not state:
-            _dropped.append(each)
-            continue
+    for each in sweep(_dropped, lambda call: not _peek(call.op)):
         under_way.discard(each)
         try:
-            each.finish(state, None)
+            each.finish(_peek(each.op), None)
         except Exception as error:  # of nobody's interest, least of all of the call that comes by here
             log.log("coll").warning("a call whose request was dropped failed: %s", error)
 
