@@ -22,15 +22,15 @@ OUT = ROOT / "build" / "sanitize"
 FINDINGS = OUT / "findings" / str(os.getpid())
 FILES = f"log_path={FINDINGS / 'of'}:suppressions={HERE / 'suppressions.txt'}"
 
-#: Two threads write to the same memory, without the interpreter's lock.
+#: Two threads write to the same memory, without the interpreter's lock; little of it, as what races is slow to watch.
 RACE = """
 import threading
 import numpy as np
 from ucc_hetero.native.libraries import ffi, lib
 from ucc_hetero.types import DTYPES, OPS
-data = np.zeros(1 << 20)
+data = np.zeros(1 << 12)
 at, what = ffi.cast("void *", data.ctypes.data), (OPS["SUM"].code, DTYPES["float64"].code)
-threads = [threading.Thread(target=lambda: [lib.ucch_combine(*what, at, at, data.size) for _ in range(20)])
+threads = [threading.Thread(target=lambda: [lib.ucch_combine(*what, at, at, data.size) for _ in range(50)])
            for _ in range(2)]
 [thread.start() for thread in threads]
 [thread.join() for thread in threads]
