@@ -114,6 +114,7 @@ CU(cuModuleLoadData, (void **module, const void *image)) { return THERE(cuModule
 CU(cuModuleGetFunction, (void **function, void *module, const char *name)) {
     return THERE(cuModuleGetFunction, function, module, name);
 }
+CU(cuFuncLoad, (void *function)) { return THERE(cuFuncLoad, function); }
 CU(cuLaunchKernel, (void *f, unsigned x, unsigned y, unsigned z, unsigned a, unsigned b, unsigned c, unsigned bytes,
                     void *s, void **arguments, void **more)) {
     return THERE(cuLaunchKernel, f, x, y, z, a, b, c, bytes, s, arguments, more);
@@ -252,8 +253,12 @@ int hipEventDestroy(void *e) { return cuEventDestroy_v2(e); }
 int hipEventRecord(void *e, void *s) { return cuEventRecord(e, s); }
 int hipEventQuery(void *e) { return cuEventQuery(e); }
 int hipModuleLoadData(void **module, const void *image) { return cuModuleLoadData(module, image); }
+/* HIP loads all of a module at once; drivers before 12.4 cannot be told to. */
 int hipModuleGetFunction(void **function, void *module, const char *name) {
-    return cuModuleGetFunction(function, module, name);
+    int status = cuModuleGetFunction(function, module, name);
+    if (!status)
+        cuFuncLoad(*function);
+    return status;
 }
 int hipModuleLaunchKernel(void *f, unsigned x, unsigned y, unsigned z, unsigned a, unsigned b, unsigned c,
                           unsigned bytes, void *s, void **arguments, void **more) {
