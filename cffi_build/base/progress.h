@@ -10,6 +10,7 @@
 int ucch_progress_locked(void);
 void ucch_progress_inside(int (*enter)(void), void (*leave)(int before));
 void ucch_wake_locked(void);
+double ucch_rest(double now, double quiet);
 void ucch_wait_begin(void);
 void ucch_wait_end(void);
 

@@ -11,7 +11,8 @@
 #define MOMENT_S 50e-6
 /* Rounds of a wait that is over at once. */
 #define QUICK 64
-static double rest(double now, double quiet) {
+/* Give the core away, or nap where nothing has moved since `quiet`; returns the time after `now`. */
+double ucch_rest(double now, double quiet) {
     double nap = ucch_nap(now - quiet);
     if (nap == 0)
         return ucch_yield(now);
@@ -67,7 +68,7 @@ static int wait_many(ucch_op **ops, int n, int what, double slice) {
             quiet = now;
         round += UCCH_BATCH;
         if ((round > ucch_spin_rounds || ucch_crowded || now - began > SPIN_S) && slice > MOMENT_S)
-            now = rest(now, quiet);
+            now = ucch_rest(now, quiet);
     }
     ucch_wait_end();
     return done;

@@ -3,7 +3,6 @@
  * engine; TL/NCCL and TL/RCCL launch on the engine's stream at once. The requests are collected later. Calls that are
  * queued in several streams (schedule.c) are kept here too. */
 #include <pthread.h>
-#include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -251,7 +250,8 @@ static ucch_launch *try_launch(const asked *a, int *status, int *later) {
 static ucch_launch *launch(const asked *a, int *status) {
     ucch_launch *l = NULL;
     int before = ucch_device_enter();
-    for (int later = 1; later; later ? sched_yield() : 0) {
+    double began = ucch_now();
+    for (int later = 1; later; later ? ucch_rest(ucch_now(), began) : 0) {
         if (a->p->channels)
             pthread_mutex_lock(&queueing);
         l = try_launch(a, status, &later);
