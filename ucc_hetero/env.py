@@ -99,7 +99,9 @@ def _wires(text: str) -> int | str:
     return int(text)
 
 
-def _slot(text: str) -> int:
+def _slot(text: str) -> int | str:
+    if text.strip().lower() == "auto":
+        return "auto"
     value = parse_size(text)
     if not 16 << 10 <= value <= 16 << 20 or value % 4096:
         raise ValueError(f"{text!r} is not a multiple of 4K from 16K to 16M")
@@ -250,9 +252,10 @@ _VARIABLES = (
     Variable(
         "WIRE_SLOT",
         _slot,
-        2 << 20,
-        "Most bytes of a slot in the rings between hosts; shorter where UCCH_CHANNEL_MEMORY leaves less.",
-        "bytes",
+        "auto",
+        "Most bytes of a slot in the rings between hosts (auto: as measured, else 2M); shorter where "
+        "UCCH_CHANNEL_MEMORY leaves less.",
+        "auto|bytes",
     ),
     Variable(
         "HOLD",

@@ -33,7 +33,8 @@ def test_bad_sizes(text: str) -> None:
 
 @pytest.mark.parametrize("name, text, value", [
     ("TIMEOUT", "2.5", 2.5), ("TIMEOUT", "inf", math.inf), ("WIRES", "auto", "auto"), ("WIRES", "0", 0),
-    ("WIRE_SLOT", "16K", 16 << 10), ("CHECK", "Yes", True), ("CHECK", "0", False), ("LOG_LEVEL", "DEBUG", "debug"),
+    ("WIRE_SLOT", "16K", 16 << 10),
+    ("WIRE_SLOT", "Auto", "auto"),  ("CHECK", "Yes", True), ("CHECK", "0", False), ("LOG_LEVEL", "DEBUG", "debug"),
     ("LOG_SUBSYS", "plan, coll", ("plan", "coll")), ("STAGING", "staged", "staged"),
     ("EMULATE", "nvidia:2,amd:2", "nvidia:2,amd:2"), ("TIMEOUT", "  ", 300.0),
 ])  # fmt: skip

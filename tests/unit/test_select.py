@@ -14,7 +14,17 @@ from ucc_hetero.planner import algorithms
 from ucc_hetero.planner.algorithms import algorithm
 from ucc_hetero.planner.collectives import ROWS, Call
 from ucc_hetero.planner.cost import Links, predicted_time
-from ucc_hetero.planner.rules import Measured, PairRule, Rule, load_table, match, pair_path, parse_tune, save_table
+from ucc_hetero.planner.rules import (
+    Measured,
+    PairRule,
+    Rule,
+    Wires,
+    load_table,
+    match,
+    pair_path,
+    parse_tune,
+    save_table,
+)
 from ucc_hetero.planner.select import Choice, Tuning, agreed, choose, example_call, make_plan, reason
 from ucc_hetero.planner.topology import Link, Topology, link_weights
 from ucc_hetero.types import OPS, Op, Transport
@@ -154,6 +164,11 @@ def test_table_survives_a_file(tmp_path: Path) -> None:
     assert [pair_path(pairs, ("amd", "amd"), near, 1 << 40) for near in (True, False)] == [DIRECT, None]
     assert load_table(file.read_text(), SAME_HOST) == Measured(rules[:1], (4, 4, 1, 1))
     assert load_table(file.read_text(), ONE) == Measured()
+    save_table(file, ONE, Measured(wires=Wires(8, 1 << 20)))
+    assert agreed(ONE, ONE, "", file.read_text())[1].wires == Wires(8, 1 << 20)
+    for bad in ('"slot": 1000', '"slot": 33554432'):
+        with pytest.raises(ValueError, match="not a table of measured choices"):
+            load_table(file.read_text().replace('"slot": 1048576', bad), ONE)
     hosts = (Link(20e-6, 2e-9), Link(20e-6, 1e-9))
     links = Links(Link(1e-6, 1e-10), Link(10e-6, 1e-9), Link(0.0, 1e-11), hosts)
     save_table(file, TWO, Measured(rules, (), links))

@@ -84,7 +84,7 @@ class Membership:
         self.board = Board(mpi, [f.host.memory for f in self.facts])
         memory = None if self.runtime is None else self.runtime.memory_type
         able = island.size == 1 or (memory is not None and not self.device.blind and self.job.vendors_library(memory))
-        self.channels = rings.join(mpi, self.windows, self.bare, self.facts, self.runtime, able)
+        self.channels = rings.join(mpi, self.windows, self.bare, self.facts, self.runtime, able, self.tuning.wires)
         self.tuning = replace(self.tuning, channels=self.channels is not None)
         warn_idle(self.rank, self.facts, self.channels.idle if self.channels else dict.fromkeys(range(self.size), ""))
         members = [self.job.index[f.process] for f in self.facts]

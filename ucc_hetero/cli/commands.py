@@ -14,6 +14,7 @@ from .. import env
 from ..machine.launchers import number
 from ..planner.collectives import ROWS
 from ..planner.cost import GUESS, Links
+from ..planner.rules import Wires
 from ..planner.select import Choice
 from ..planner.topology import Topology, emulated_vendors
 from .plan import facts, render
@@ -179,6 +180,7 @@ def _tune(args: argparse.Namespace) -> int:
     from .measure_links import measure_links
     from .tune import describe, save, tune
     from .tune_pairs import describe_pair, measure_pairs
+    from .tune_wires import describe_wires, measure_wires
 
     with Communicator() as comm:
 
@@ -190,7 +192,9 @@ def _tune(args: argparse.Namespace) -> int:
         tell("\n".join(f"# {line}" for line in describe_links(links)))
         found = tune(comm, args.collective or _TUNED, sizes, lambda one: tell(describe(one)))
         pairs = measure_pairs(comm, sizes, lambda one: tell(describe_pair(one)))
-        rules = save(path, comm, found, pairs, links) if path else 0
+        threads = measure_wires(comm, sizes[-1], lambda one: tell(describe_wires(one)))
+        wires = threads.best if threads and threads.best != threads.default else Wires()
+        rules = save(path, comm, found, pairs, links, wires) if path else 0
         if comm.rank == 0:
             what = f"{rules} rules in {path} for {comm.topology.describe()}" if path else "no --file: nothing written"
             print(f"# {what}", file=sys.stderr, flush=True)

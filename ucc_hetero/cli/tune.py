@@ -15,7 +15,7 @@ from .. import env
 from ..api.comm import Communicator
 from ..planner.collectives import elements
 from ..planner.cost import Links
-from ..planner.rules import Measured, Rule, best_of, save_table
+from ..planner.rules import Measured, Rule, Wires, best_of, save_table
 from ..planner.select import Choice, Tuning, candidates, choose, example_call
 from ..planner.topology import link_weights
 from ..transport.paths import paths_of
@@ -122,7 +122,12 @@ def rules_of(found: Sequence[Finding]) -> tuple[Rule, ...]:
 
 
 def save(
-    path: str | Path, comm: Communicator, found: Sequence[Finding], pairs: Sequence[PairFinding], links: Links
+    path: str | Path,
+    comm: Communicator,
+    found: Sequence[Finding],
+    pairs: Sequence[PairFinding],
+    links: Links,
+    wires: Wires,
 ) -> int:
     """Write the table on rank 0; returns the number of rules."""
     rules, messages = rules_of(found), pair_rules(pairs)
@@ -131,7 +136,7 @@ def save(
     bare = comm._run.members.bare
     if comm.rank == 0:
         weights = _clear(link_weights(bare.hosts, speeds))
-        save_table(path, bare, Measured(rules, weights, links, messages))
+        save_table(path, bare, Measured(rules, weights, links, messages, wires))
     return len(rules) + len(messages)
 
 

@@ -8,9 +8,9 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
-from ucc_hetero.env import parse_size
+from ucc_hetero.env import TABLE, parse_size
 from ucc_hetero.machine.vendors import VENDORS
 from ucc_hetero.planner import algorithms
 from ucc_hetero.planner.collectives import ROWS
@@ -19,9 +19,11 @@ from ucc_hetero.planner.topology import Link, Topology
 from ucc_hetero.types import Transport
 
 __all__ = [
+    "NO_WIRES",
     "Measured",
     "PairRule",
     "Rule",
+    "Wires",
     "best_of",
     "check_table",
     "load_table",
@@ -196,6 +198,17 @@ def spans(sizes: Sequence[int], found: Sequence[_Choice | None]) -> Iterator[tup
 # --- the measured table -----------------------------------------------------------------------------------------------
 
 
+class Wires(NamedTuple):
+    """Number of network threads' pairs in a process and bytes of their slots; 0: not measured."""
+
+    number: int = 0
+    slot: int = 0
+
+
+#: Of a topology for which nobody has measured any.
+NO_WIRES = Wires()
+
+
 @dataclass(frozen=True, slots=True)
 class Measured:
     """Entry of a table for one topology: rules, relative bandwidth of each rank's link (empty: all alike), costs."""
@@ -204,6 +217,7 @@ class Measured:
     weights: tuple[int, ...] = ()
     links: Links | None = None
     messages: tuple[PairRule, ...] = ()
+    wires: Wires = NO_WIRES
 
 
 def save_table(
@@ -232,6 +246,7 @@ def save_table(
             for rule in found.messages
         ]
     entry |= {"links": _pack_links(found.links)} if found.links else {}
+    entry |= {"wires": found.wires._asdict()} if found.wires.number else {}
     table["topologies"][topology.fingerprint()] = entry
     temporary = file.with_name(f"{file.name}.{os.getpid()}")
     temporary.write_text(json.dumps(table, indent=1) + "\n")
@@ -254,7 +269,8 @@ def load_table(text: str, topology: Topology) -> Measured:
             raise ValueError(f"weights {list(weights)} for {topology.size} ranks")
         links = _unpack_links(entry["links"], topology) if "links" in entry else None
         messages = tuple(_pair_row(row) for row in entry.get("messages", ()))
-        return Measured(tuple(_row(row) for row in entry["rules"]), weights, links, messages)
+        wires = _wires(entry["wires"]) if "wires" in entry else Wires()
+        return Measured(tuple(_row(row) for row in entry["rules"]), weights, links, messages, wires)
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"not a table of measured choices: {error!r}") from None
     except ValueError as error:
@@ -282,6 +298,13 @@ def _unpack_links(data: dict[str, Any], topology: Topology) -> Links:
     if hosts and len(hosts) != max(topology.hosts) + 1:
         raise ValueError(f"links of {len(hosts)} hosts for {max(topology.hosts) + 1}")
     return Links(link(data["native"]), link(data["bridge"]), link(data["local"]), hosts)
+
+
+def _wires(data: dict[str, Any]) -> Wires:
+    found = Wires(int(data["number"]), int(data["slot"]))
+    for name, value in zip(("WIRES", "WIRE_SLOT"), found, strict=True):
+        TABLE[name].parse(str(value))
+    return found
 
 
 def check_table(text: str) -> None:

@@ -16,7 +16,7 @@ from ucc_hetero.planner.algorithms.fitness import LEAST_FRAGMENT, most_fragments
 from ucc_hetero.planner.collectives import ROWS, Call, check, lengths
 from ucc_hetero.planner.cost import Links, predicted_time
 from ucc_hetero.planner.plan import Fragment, Plan, no_collector
-from ucc_hetero.planner.rules import Measured, PairRule, Rule, load_table, match, parse_tune
+from ucc_hetero.planner.rules import NO_WIRES, Measured, PairRule, Rule, Wires, load_table, match, parse_tune
 from ucc_hetero.planner.topology import Topology
 from ucc_hetero.types import DType, Op, Transport
 
@@ -62,6 +62,8 @@ class Tuning:
     channels: bool = False
     #: Measured ways of messages between devices.
     messages: tuple[PairRule, ...] = ()
+    #: Measured number and slots of the wires between hosts.
+    wires: Wires = NO_WIRES
     _choices: dict[tuple[Topology, str, int, Op | None], tuple[Choice, str]] = field(
         default_factory=dict, init=False, repr=False
     )
@@ -109,7 +111,7 @@ def agreed(
     measured = load_table(table, bare) if table else Measured()
     topology = replace(bare, weights=measured.weights) if measured.weights else declared
     tuning = Tuning.parse(rules, measured.rules, path, plain=plain, windows=windows, links=measured.links)
-    return topology, replace(tuning, messages=measured.messages)
+    return topology, replace(tuning, messages=measured.messages, wires=measured.wires)
 
 
 def choose(topology: Topology, collective: str, nbytes: int, op: Op | None = None, tune: Tuning = _DEFAULT) -> Choice:

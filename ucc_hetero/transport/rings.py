@@ -17,12 +17,16 @@ from ..device import DeviceRuntime, kernels
 from ..errors import DeviceError
 from ..machine.facts import Facts
 from ..native.libraries import ffi, lib
+from ..planner.rules import Wires
 from ..planner.topology import Topology
 from ..types import DTYPES, OPS
 from . import wires
 from .segments import Windows, key_of, may_wait
 
-__all__ = ["Channels", "join"]
+__all__ = ["SLOT", "Channels", "join"]
+
+#: Most bytes of a slot between hosts, where nothing else was measured.
+SLOT = 2 << 20
 
 
 class Channels:
@@ -53,11 +57,13 @@ def join(
     everyone: Sequence[Facts],
     runtime: DeviceRuntime | None,
     able: bool,
+    measured: Wires,
 ) -> Channels | None:
     """The channels of a communicator; collective over ``mpi``, None on all ranks where they are not for all of them.
 
-    ``able`` as in :class:`Channels`, of this rank. Raises :class:`DeviceError` on all ranks where one of them has no
-    pinned memory left: calls of this communicator would be slow, and nobody would know.
+    ``able`` as in :class:`Channels`, of this rank; ``measured`` holds where settings say nothing else. Raises
+    :class:`DeviceError` on all ranks where one of them has no pinned memory left: calls of this communicator would be
+    slow, and nobody would know.
     """
     rank, size = int(mpi.Get_rank()), int(mpi.Get_size())
     mine, places = everyone[rank], _places(everyone)
@@ -72,9 +78,11 @@ def join(
     # A usual kernel is made as a try: one vendor's compiler may be missing where the other's is there.
     compiles = ready and kernels.ready(lib.UCCH_COMBINE, OPS["SUM"].code, DTYPES["float32"].code, 0, insist=True)
     version, idle = _carrier(mpi, everyone, wanted) if max(places) else ("", {})
-    reach = _Reach.of(rank, places) if ready and version else _Reach()
+    reach = _Reach.of(rank, places, measured.number) if ready and version else _Reach()
     late = runtime is not None and not (runtime.eager or apart)
-    offers = mpi.allgather((bool(wanted), _offer(where) if ready else (0, 0), able, compiles, board, reach, late))
+    offers = mpi.allgather(
+        (bool(wanted), _offer(where, measured.slot) if ready else (0, 0), able, compiles, board, reach, late)
+    )
     wishes, sizes, ables, computes, boards, reaches, lazy = zip(*offers, strict=True)
     if not all(wishes):
         return None
@@ -127,10 +135,10 @@ class _Reach(NamedTuple):
     wires: tuple[tuple[bytes, bytes], ...] = ()
 
     @classmethod
-    def of(cls, rank: int, places: Sequence[int]) -> _Reach:
+    def of(cls, rank: int, places: Sequence[int], measured: int) -> _Reach:
         """That of this rank, ``places`` being the hosts of all: without wires where they are on one host."""
         here = places.count(places[rank])
-        count = wires.wanted(here) if max(places) else 0
+        count = wires.wanted(here, measured) if max(places) else 0
         return cls(_last[0] + 1, wires.addresses(count, here)[:count] if count else ())
 
 
@@ -144,9 +152,11 @@ def _places(everyone: Sequence[Facts]) -> list[int]:
     return [numbers.setdefault(f.host.memory, len(numbers)) for f in everyone]
 
 
-def _offer(where: tuple[int, int, Any, Any]) -> tuple[int, int]:
+def _offer(where: tuple[int, int, Any, Any], measured: int) -> tuple[int, int]:
     """Bytes of the rings between islands, and of the slots between hosts, for which this rank has room."""
-    sizes = lib.ucch_channels_offer(*where, int(env.get("CHANNEL_MEMORY")), int(env.get("WIRE_SLOT")))
+    slot = env.get("WIRE_SLOT")
+    most = (measured or SLOT) if slot == "auto" else int(slot)
+    sizes = lib.ucch_channels_offer(*where, int(env.get("CHANNEL_MEMORY")), most)
     return int(sizes.far), int(sizes.slot)
 
 

@@ -34,10 +34,10 @@ _pid = 0
 _used = [""]
 
 
-def wanted(ranks_here: int) -> int:
-    """Wires that this process should have; ``ranks_here`` share the host's cores."""
+def wanted(ranks_here: int, measured: int = 0) -> int:
+    """Wires that this process should have; ``ranks_here`` share the host's cores. ``measured``: what was fastest."""
     asked = env.get("WIRES")
-    return count(_carrier(), len(host_cores()), ranks_here) if asked == "auto" else int(asked)
+    return measured or count(_carrier(), len(host_cores()), ranks_here) if asked == "auto" else int(asked)
 
 
 def count(carrier: str, cores: int, ranks_here: int) -> int:
