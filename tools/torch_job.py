@@ -34,7 +34,7 @@ _MPI = {
     "OMPI_MCA_hwloc_base_binding_policy": "none",
 }
 #: Beginnings of the variables that results are noted with.
-_SETTINGS = ("UCC", "UCX_", "NCCL_", "CUDA_MOD")
+_SETTINGS = ("UCC", "UCX_", "NCCL_", "CUDA_MOD", "CUDA_DEV")
 
 
 def _mpirun() -> str:
@@ -102,7 +102,8 @@ def begin(amd: str, hip: str, seconds: float) -> Any:
     """
     faulthandler.dump_traceback_later(seconds, exit=True)
     find_examples()
-    os.environ.setdefault("CUDA_MODULE_LOADING", "EAGER")  # torch begins with CUDA before the backend can set it
+    os.environ.setdefault("CUDA_MODULE_LOADING", "EAGER")  # torch begins with CUDA before the backend can set these
+    os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
     sides = {int(rank) for rank in amd.split(",") if rank}
     if sides:
         os.environ["UCCH_CUDA_LIB" if RANK in sides else "UCCH_HIP_LIB"] = "none"

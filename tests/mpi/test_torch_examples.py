@@ -57,12 +57,13 @@ def test_parity(program, tmp_path: Path) -> None:
     assert not more or drawing.stat().st_size > 1000
 
 
-@pytest.mark.parametrize("script", ["torch_cpu", "torch_train"])
+@pytest.mark.parametrize("script", ["torch_cpu", "torch_train", "torch_busy"])
 def test_benchmarks(program, tmp_path: Path, script: str) -> None:
     """They run to their ends and leave their figures; how large these are is no matter of a test."""
     small = {
         "torch_cpu": ["--sizes", "4", "--models", "100k", "--rounds", "1"],
         "torch_train": "--ranks 2 --backends mixed --size 100k --length 16 --batch 4 --steps 1 --rounds 1".split(),
+        "torch_busy": "--ranks 2 --backends mixed --seconds 0.1".split(),
     }
     out = tmp_path / "out.json"
     command = [sys.executable, str(ROOT / "tools" / f"{script}.py"), *small[script]]
@@ -71,6 +72,8 @@ def test_benchmarks(program, tmp_path: Path, script: str) -> None:
     found = json.loads(out.read_text())
     if script == "torch_cpu":
         assert found["small"]["rows"]["4 B"]["ucch"]["median"] > 0 and "100k" in found["ddp"]["rows"]
+    elif script == "torch_busy":
+        assert all(found["backends"]["mixed"][row] > 0 for row in ("calls/s", "TFLOP/s alone", "TFLOP/s beside"))
     else:
         rates = {
             name: {way: row["tokens/s"] for way, row in b["ways"].items()} for name, b in found["backends"].items()

@@ -231,7 +231,7 @@ _SCRATCH = "libucc would allocate and free scratch of more than 1 MiB in every c
 
 _EAGER = "a kernel's first launch would wait for streams that wait for a collective, so that none could be let wait"
 
-_QUEUES = "all streams of a process would share four queues, where one that waits keeps others waiting"
+_QUEUES = "all streams of a process would share {} queues, where one that waits keeps others waiting"
 
 _FINE = "without xGMI, devices would not see what others write to their memory before these end"
 
@@ -395,6 +395,7 @@ register(
             Setting("CUDA_DEVICE_ORDER", "PCI_BUS_ID", "always", "device numbers mean the same to every library"),
             # CUDA can be asked what it has read: where it runs already, no harm is done.
             Setting("CUDA_MODULE_LOADING", "EAGER", "always", _EAGER, "calls"),
+            Setting("CUDA_DEVICE_MAX_CONNECTIONS", "32", "always", _QUEUES.format("eight"), "start"),
             Setting("NCCL_RUNTIME_CONNECT", "0", "always", _CONNECT.format("NCCL"), "calls"),
             Setting("UCC_MC_CUDA_MPOOL_ELEM_SIZE", "256M", "always", _SCRATCH),
             Setting("UCC_MC_CUDA_MPOOL_MAX_ELEMS", "64", "always", _SCRATCH),
@@ -462,7 +463,7 @@ register(
             # HIP cannot be asked what it has read: where it is here already, and was not told, streams are not held,
             # and device memory is shared over xGMI alone (docs/gpu-inside.md).
             Setting("HIP_ENABLE_DEFERRED_LOADING", "0", "one device", _EAGER, "load"),
-            Setting("GPU_MAX_HW_QUEUES", "16", "always", _QUEUES, "start"),
+            Setting("GPU_MAX_HW_QUEUES", "16", "always", _QUEUES.format("four"), "start"),
             Setting("HSA_FORCE_FINE_GRAIN_PCIE", "1", "always", _FINE, "start"),
             Setting("NCCL_RUNTIME_CONNECT", "0", "always", _CONNECT.format("RCCL"), "calls"),
             Setting("UCC_MC_ROCM_MPOOL_ELEM_SIZE", "256M", "always", _SCRATCH),

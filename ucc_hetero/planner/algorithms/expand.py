@@ -16,7 +16,7 @@ from ucc_hetero.planner.plan import KINDS, Blocks, Fragment, Plan, Region, Step,
 __all__ = ["spell"]
 
 #: Elements up to which two ranks exchange their operands whole: that takes scratch for all of one, not for half of it.
-MOST_WHOLE = 1 << 24
+MOST_WHOLE = 1 << 25
 
 #: (rank, elements) -> scratch that nothing else uses.
 _Take = Callable[[int, int], Region]

@@ -1,0 +1,191 @@
+"""Collectives and matrix products at once, through torch: calls of a given time, and products' speed beside a call.
+
+    python tools/torch_busy.py --ranks 2 --amd 1 --hip libamdhip64-over-cuda.so --json out.json   # tests/hipcuda
+    python tools/torch_busy.py --ranks 2 --seconds 3                                     # the host, emulated
+
+``calls``: asynchronous collectives of all kinds and sizes (8 B to 16 MiB, of the same seed for every backend) in two
+groups of all ranks, bfloat16 matrix products between them, waited for and compared sixteen at a time; how many fit into
+``--seconds``. ``products``: TFLOP/s of a rank's products alone, and while all_reduces of 128 MiB follow each other.
+Every backend is a job of its own; the slowest rank counts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+from torch_job import about, begin, job, mixed_environment, ratio, words_of, write
+
+BACKENDS = ("nccl", "ucch", "mixed", "gloo")
+KINDS = ("all_reduce", "all_gather_into_tensor", "reduce_scatter_tensor", "all_to_all_single", "broadcast")
+BATCH = 16
+
+
+def arguments() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--backends", default="", help=f"some of {','.join(BACKENDS)} (default: all that can run)")
+    parser.add_argument("--amd", default="", help="ranks that use the HIP runtime in the mixed job, such as 2,3")
+    parser.add_argument("--hip", default="", help="the HIP runtime library of those ranks")
+    parser.add_argument("--seconds", type=float, default=15, help="of mixed calls (default: 15)")
+    parser.add_argument("--limit", type=float, default=90, help="seconds that a job may take (default: 90)")
+    parser.add_argument("--json", default="", help="write the results here")
+    parser.add_argument("--child", default="", help=argparse.SUPPRESS)
+    parser.add_argument("--backend", default="", help=argparse.SUPPRESS)
+    return parser.parse_args()
+
+
+# --- a rank of a job --------------------------------------------------------------------------------------------------
+
+
+class Bench:
+    """A rank's groups, matrices and means to wait."""
+
+    def __init__(self, torch: Any) -> None:
+        self.torch, self.dist = torch, torch.distributed
+        self.n, self.rank = self.dist.get_world_size(), self.dist.get_rank()
+        self.gpu = torch.cuda.is_available()
+        self.device = torch.device("cuda", torch.cuda.current_device()) if self.gpu else torch.device("cpu")
+        self.groups = [self.dist.new_group() for _ in range(2)]
+        self.order = 4096 if self.gpu else 128
+        kind = torch.bfloat16 if self.gpu else torch.float32
+        self.square = torch.randn(self.order, self.order, dtype=kind, device=self.device)
+        self.bad = torch.zeros((), dtype=torch.int64, device=self.device)
+
+    def settle(self) -> None:
+        """Wait for all that the device was given."""
+        if self.gpu:
+            self.torch.cuda.synchronize()
+
+    def slowest(self, value: float, worst: Any) -> float:
+        """``worst`` (min or max) of all ranks' values."""
+        everyone: list[Any] = [None] * self.n
+        self.dist.all_gather_object(everyone, value)
+        return float(worst(everyone))
+
+    def call(self, kind: str, count: int, group: Any, value: int) -> tuple[Any, Any, int]:
+        """One asynchronous collective of ``count`` elements a rank: its work, its output, and what that is to hold."""
+        new, dist = self.torch.full, self.dist
+        mine = new((count,), float(value), device=self.device)
+        whole = new((count * self.n,), float(value), device=self.device)
+        if kind == "all_reduce":
+            return dist.all_reduce(mine, group=group, async_op=True), mine, value * self.n
+        if kind == "broadcast":
+            return dist.broadcast(mine, 0, group=group, async_op=True), mine, value
+        if kind == "reduce_scatter_tensor":
+            return dist.reduce_scatter_tensor(mine, whole, group=group, async_op=True), mine, value * self.n
+        out = self.torch.full_like(whole, -1.0)
+        if kind == "all_gather_into_tensor":
+            return dist.all_gather_into_tensor(out, mine, group=group, async_op=True), out, value
+        return dist.all_to_all_single(out, whole, group=group, async_op=True), out, value
+
+    def calls(self, seconds: float) -> float:
+        """Calls a second, all compared with what they are to give."""
+        draw, done = random.Random(5), 0
+        end = time.perf_counter() + seconds
+        start = time.perf_counter()
+        while True:
+            flying = []
+            for _ in range(BATCH):
+                kind, size = draw.choice(KINDS), 2 ** draw.randint(1, 22)
+                flying.append(self.call(kind, size, draw.choice(self.groups), draw.randint(1, 9)))
+                if draw.random() < 0.5:
+                    self.square @ self.square
+            for work, out, value in flying:
+                work.wait()
+                self.bad += (out != value).sum()
+            done += BATCH
+            if done % (8 * BATCH) == 0 and not self.slowest(time.perf_counter() < end, min):
+                break  # all ranks after the same batch
+        self.settle()
+        rate = done / (time.perf_counter() - start)
+        if int(self.bad):
+            raise AssertionError(f"rank {self.rank}: {int(self.bad)} elements are wrong")
+        return self.slowest(rate, min)
+
+    def products(self, beside: bool) -> float:
+        """TFLOP/s of a rank's products, alone or beside a row of long all_reduces."""
+        long = self.torch.zeros((32 if self.gpu else 1) << 20, device=self.device)
+        rates = []
+        for _ in range(5):
+            self.settle()
+            self.dist.barrier()
+            works = [self.dist.all_reduce(long, async_op=True) for _ in range(8 * beside)]
+            start = time.perf_counter()
+            for _ in range(200):
+                self.square @ self.square
+            if self.gpu:
+                self.torch.cuda.current_stream().synchronize()
+            rates.append(200 * 2 * self.order**3 / (time.perf_counter() - start) * 1e-12)
+            for work in works:
+                work.wait()
+        return self.slowest(sorted(rates)[2], min)
+
+
+def child(options: argparse.Namespace) -> int:
+    """Everything over one backend; rank 0 writes what there is after each part."""
+    torch = begin(options.amd if options.backend == "mixed" else "", options.hip, options.limit - 5)
+    import ucc_hetero.torch  # noqa: F401  registers
+
+    ours = options.backend in ("ucch", "mixed")
+    torch.distributed.init_process_group("ucch" if ours else options.backend, timeout=timedelta(seconds=30))
+    bench = Bench(torch)
+    found: dict[str, Any] = {"about": about(torch, options.ranks)}
+    parts: dict[str, Callable[[], float]] = {
+        "calls/s": lambda: bench.calls(options.seconds),
+        "TFLOP/s alone": lambda: bench.products(False),
+        "TFLOP/s beside": lambda: bench.products(True),
+    }
+    for name, part in parts.items():
+        try:
+            found[name] = part()
+        except Exception:
+            found["error"] = traceback.format_exc()[-2000:]
+            raise  # which ends the job: the other ranks may be anywhere
+        finally:
+            if bench.rank == 0:
+                write(options.child, found)
+    torch.distributed.destroy_process_group()
+    return 0
+
+
+# --- the run ----------------------------------------------------------------------------------------------------------
+
+
+def main() -> int:
+    """Run the jobs; the status is 1 when any of ours failed."""
+    options = arguments()
+    if options.child:
+        return child(options)
+    import torch
+
+    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    usual = ["nccl", "mixed"] if gpus else ["gloo", "mixed"]
+    found: dict[str, Any] = {}
+    for backend in options.backends.split(",") if options.backends else usual:
+        print(f"# {backend}", file=sys.stderr, flush=True)
+        environment = mixed_environment(options.ranks, options.amd) if backend == "mixed" else {}
+        words = [*words_of(options, "ranks amd hip seconds limit"), "--backend", backend]
+        found[backend] = job(__file__, options.ranks, words, environment, options.limit)
+        if options.json:
+            write(options.json, {"command": sys.argv, "backends": found})
+    first = next(iter(found))
+    for name in ("calls/s", "TFLOP/s alone", "TFLOP/s beside"):
+        for backend, each in found.items():
+            print(f"{name:16}{backend:8}{each.get(name, float('nan')):12.1f}", end="")
+            print(f"{ratio(each.get(name), found[first].get(name))} of {first}")
+    for name, each in found.items():
+        if "error" in each:
+            print(f"{name}: {each['error']}")
+    return int(any("error" in found.get(name, {}) for name in ("ucch", "mixed")))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
