@@ -45,8 +45,10 @@ enum { DEVICE_MEMORY, PINNED_MEMORY, SIGNAL_MEMORY };
 enum { SHAREABLE = 2 << 20, SPARSE = 64 << 20 };
 enum { COPY, FILL, SCALE, ADD, RECORD, WAIT, HOLD, AWAIT, WRITE, FUSED, STREAM_COPY };
 #define MOST_DEVICES 16
-/* Whoever waits for something that is no work of its own looks for it this often, in us. */
+/* Whoever waits for something that is no work of its own looks for it this often, in us. Hundreds of queues that all do
+ * so leave few cores to nobody else: the longer one has waited, the later it looks, up to this. */
 #define LOOK_US 50
+#define LONGEST_LOOK_US 5000
 
 /* Whoever waits for an event waits for its last recording so far; it may be recorded anew, in another stream. */
 typedef struct recording {
@@ -203,9 +205,16 @@ static int there(const void *word, uint32_t least) {
     return (int32_t)(__atomic_load_n((const uint32_t *)word, __ATOMIC_ACQUIRE) - least) >= 0;
 }
 
+/* Sleep until a queue's next look: waits become longer by a quarter at most. */
+static void look_later(unsigned *us) {
+    *us = *us ? *us + *us / 4 : LOOK_US;
+    *us = *us < LONGEST_LOOK_US ? *us : LONGEST_LOOK_US;
+    usleep(*us);
+}
+
 /* A stream waits, or a kernel of one thread. */
 static void hold(const void *word, uint32_t least, int is_kernel) {
-    for (;; usleep(LOOK_US)) {
+    for (unsigned us = 0;; look_later(&us)) {
         uint32_t found = __atomic_load_n((const uint32_t *)word, __ATOMIC_ACQUIRE);
         if (HIP && !is_kernel ? found >= least : (int32_t)(found - least) >= 0)
             return;
@@ -235,8 +244,8 @@ static void run(queue *s, const work *w) {
         __atomic_store_n(&w->recording->reached, 1, __ATOMIC_RELEASE);
         break;
     case WAIT:
-        while (!reached(w->recording))
-            usleep(LOOK_US);
+        for (unsigned us = 0; !reached(w->recording); look_later(&us))
+            ;
         break;
     case HOLD:
     case AWAIT:

@@ -33,15 +33,16 @@ static void run_fused(queue *s, moves *all) {
         touch(all->of.each[k].src), touch(all->of.each[k].dst), touch(all->of.each[k].wait),
             touch(all->of.each[k].tell);
     uint64_t *at = calloc(all->blocks, sizeof(*at)), left = all->of.n * all->blocks;
-    while (left) {
+    for (unsigned us = 0; left;) {
         unsigned block = (unsigned)rand_r(&s->seed) % all->blocks;
         uint64_t k = at[block];
         if (k == all->of.n)
             continue;
         if (all->of.each[k].wait && !there(all->of.each[k].wait, all->of.each[k].least)) {
-            usleep(20);
+            look_later(&us);
             continue;
         }
+        us = 0;
         run_move(s, all, k, block);
         at[block]++;
         left--;

@@ -60,7 +60,7 @@ static void run_stream_copy(queue *s, stream_copy *all) {
     unsigned left = all->blocks;
     for (unsigned b = 0; b < all->blocks; b++)
         slice[b] = b;
-    while (left) {
+    for (unsigned us = 0; left;) {
         unsigned b = (unsigned)rand_r(&s->seed) % all->blocks;
         uint64_t from = slice[b] * c->slice, length = from < c->bytes ? c->bytes - from : 0;
         if (slice[b] == UINT64_MAX)
@@ -73,8 +73,10 @@ static void run_stream_copy(queue *s, stream_copy *all) {
             continue;
         }
         length = length < c->slice ? length : c->slice;
-        if (!copy_step(s, c, slice[b], length, &done[b]))
-            usleep(20);
+        if (copy_step(s, c, slice[b], length, &done[b]))
+            us = 0;
+        else
+            look_later(&us);
         if (done[b] == length) {
             slice[b] += all->blocks;
             done[b] = 0;
