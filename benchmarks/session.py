@@ -79,6 +79,7 @@ class Session:
         if self.peer.name != "ours" or summary is None:
             return None
         known, self._plans = self._plans, dict(line.split(": ", 1) for line in summary().splitlines()[1:])
+        self._plans.pop("rings", None)
         new = [plan for label, plan in self._plans.items() if label not in known]
         # None new: the calls of this row were made before, in the row before it.
         return new[-1] if new else next(reversed(self._plans.values()), None)

@@ -287,8 +287,7 @@ def fake_environment(fakegpu: Mapping[str, Path]) -> Callable[[str], dict[str, s
     """Environment for a layout such as ``nvidia:2,amd:2``: a fake GPU per rank whose script imports ``arrays``."""
     libraries = {f"FAKEGPU_{vendor.upper()}": str(path) for vendor, path in fakegpu.items()}
     folders = [str(ROOT), str(FAKEGPU), *filter(None, [os.environ.get("PYTHONPATH")])]
-    # Many communicators of many ranks live on one small machine.
-    more = {"FAKEGPU_DELAY_US": "200", "UCCH_CHANNEL_MEMORY": "16M", "PYTHONPATH": os.pathsep.join(folders)}
+    more = {"FAKEGPU_DELAY_US": "200", "PYTHONPATH": os.pathsep.join(folders)}
     # Every rank sees all devices, where ucch-run would show it one and set the first. Streams share four queues, as
     # HIP's do; a test that holds streams at will asks for more (OWN_QUEUES).
     more |= {"HIP_ENABLE_DEFERRED_LOADING": "0", "UCCH_HOLD": "y", "FAKEGPU_CONNECTIONS": "4", "HSA_ENABLE_SDMA": "0"}

@@ -228,13 +228,6 @@ _VARIABLES = (
         "bytes",
     ),
     Variable(
-        "CHANNEL_MEMORY",
-        _window,
-        64 << 20,
-        "Shared pinned memory of each rank for one communicator's channels; 0: no channels.",
-        "bytes",
-    ),
-    Variable(
         "CHANNELS",
         parse_flag,
         True,
@@ -253,8 +246,8 @@ _VARIABLES = (
         "WIRE_SLOT",
         _slot,
         "auto",
-        "Most bytes of a slot in the rings between hosts (auto: as measured, else 2M); shorter where "
-        "UCCH_CHANNEL_MEMORY leaves less.",
+        "Most bytes of a slot in the rings between devices of several hosts (auto: as measured, else 2M); twice as "
+        "many on one host.",
         "auto|bytes",
     ),
     Variable(

@@ -45,7 +45,7 @@
 
 /* Statuses of our own, apart from both libraries' ranges. ALIASED: the send and the receive buffer are one; the
  * in-place program is wanted. LATER: it would have to wait for what only its caller can let go on. STALE:
- * an earlier call came to nothing, of which the caller is to take note first. */
+ * an earlier call came to nothing, of which the caller is to take note first. PINNED: no pinned memory is left. */
 #define UCCH_FAIL_TIMEOUT -1001
 #define UCCH_FAIL_MISMATCH -1002
 #define UCCH_FAIL_PEER -1003
@@ -60,6 +60,11 @@
 #define UCCH_LATER -1012
 #define UCCH_FAIL_REFUSED -1013
 #define UCCH_STALE -1014
+#define UCCH_FAIL_PINNED -1015
+
+/* Rings between two ranks in one direction, by the length of messages, and pieces that lie in one at a time. */
+#define UCCH_RINGS 3
+#define UCCH_RING_SLOTS 8
 
 /* How a peer is: there, ended well, dead. UCCH_ALL_PEERS asks for all of them: the best of their fates. */
 #define UCCH_THERE 0

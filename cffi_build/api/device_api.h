@@ -56,19 +56,15 @@ int ucch_arena_open(uint64_t key, const void *handle);
 void ucch_arena_close(uint64_t key);
 
 /* ---- ring.c: rings in pinned memory (segment.c), by which streams hand data to each other ---- */
-typedef struct ucch_ring_sizes {
-    size_t far;  /* bytes of a ring between islands of one host */
-    size_t slot; /* bytes of a slot between hosts */
-} ucch_ring_sizes;
-
-ucch_ring_sizes ucch_channels_offer(int rank, int size, const int *islands, const int *hosts, size_t room, size_t slot);
-ucch_channels *ucch_channels_new(int rank, int size, const int *islands, const int *hosts, ucch_ring_sizes sizes);
+ucch_channels *ucch_channels_new(int rank, int size, const int *hosts, size_t slot);
 int ucch_channels_file(const ucch_channels *channels);
 int ucch_channels_meet(ucch_channels *channels, int peer, uint64_t key, int pid, int file);
 int ucch_channels_carry(ucch_channels *channels, int peer, uint64_t key, int nwires, uint64_t serial);
 int ucch_channels_open(ucch_channels *channels);
 int ucch_channels_quiet(ucch_channels *channels);
 void ucch_channels_free(ucch_channels *channels);
+size_t ucch_channels_slot(const ucch_channels *channels, int peer, int ring);
+size_t ucch_channels_held(const ucch_channels *channels);
 size_t ucch_channels_pinned(void);
 
 /* ---- program.c, on device memory ---- */

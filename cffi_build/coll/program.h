@@ -67,6 +67,7 @@ struct ucch_program {
     size_t bounce;           /* where in the scratch copies that overlap make a stop */
     void *fused;             /* the kernel that does all of a short call, if there is one */
     int sliced;              /* and by several blocks (fused.c) */
+    int furnished;           /* its messages have rings */
     double timeout;          /* of a persistent program's starts */
     size_t tmp_bytes, pin_bytes;
     ucch_gate gate;
@@ -81,7 +82,9 @@ struct ucch_program {
 
 /* Where steps go that are queued in streams. */
 int ucch_lane_of(const ucch_step *s);
+ucch_channel *ucch_step_channel(const ucch_channels *c, const ucch_step *s);
 size_t ucch_piece_of(const ucch_channels *c, const ucch_step *s);
+int ucch_step_furnish(ucch_channels *c, const ucch_step *s);
 
 char *ucch_step_address(const ucch_program *p, const ucch_span *span);
 size_t ucch_step_bytes(ucc_datatype_t dtype, uint64_t count);

@@ -194,13 +194,9 @@ static int step(queue *q, ucch_step *s) {
 
 /* ---- messages ---- */
 
-static ucch_channel *channel_of(const queue *q, const ucch_step *s) {
-    return s->kind == STEP_SEND ? &q->c->out[s->peer] : &q->c->in[s->peer];
-}
-
 /* A place in a ring, as whoever copies knows it. */
 static char *chunk_of(const queue *q, const ucch_channel *channel) {
-    return (q->fused ? channel->seen : channel->ring) + channel->pieces % channel->depth * channel->stride;
+    return (q->fused ? channel->seen : channel->ring) + channel->pieces % UCCH_RING_SLOTS * channel->stride;
 }
 
 /* Tell the network threads, if they carry the channel, what this call makes of its next piece. */
@@ -212,8 +208,8 @@ static int send_piece(queue *q, ucch_channel *to, const char *data, size_t bytes
     char *chunk = chunk_of(q, to);
     int status = announce(q, to, bytes);
     uint32_t number = ucch_channel_next(to);
-    if (!status && to->pieces > to->depth)
-        status = wait_counter(q, to->consumed, number - (uint32_t)to->depth, stream);
+    if (!status && to->pieces > UCCH_RING_SLOTS)
+        status = wait_counter(q, to->consumed, number - UCCH_RING_SLOTS, stream);
     if (!status)
         status = copy(q, chunk, data, bytes, stream);
     return status ? status : signal_counter(q, to->published, number, stream);
@@ -260,7 +256,7 @@ static int round_of(queue *q, int first, int end, int kind) {
         ucch_step *s = &q->p->steps[i];
         if (s->kind != kind || !s->left)
             continue;
-        ucch_channel *channel = channel_of(q, s);
+        ucch_channel *channel = ucch_step_channel(q->c, s);
         if (channel->round == round)
             continue;
         channel->round = round;
@@ -293,7 +289,12 @@ static int messages(queue *q, int first, int end) {
  * to be allocated may wait for streams. */
 int ucch_enqueue_scratch(ucch_program *p) {
     ucch_channels *c = p->channels;
-    return p->tmp_bytes ? ucch_channels_scratch(c, (int)(c->banked & 1), p->tmp_bytes) : 0;
+    int status = p->tmp_bytes ? ucch_channels_scratch(c, (int)(c->banked & 1), p->tmp_bytes) : 0;
+    for (int i = 0; i < p->nsteps && !p->furnished && !status; i++)
+        if (p->steps[i].kind == STEP_SEND || p->steps[i].kind == STEP_RECV)
+            status = ucch_step_furnish(c, &p->steps[i]);
+    p->furnished |= !status;
+    return status;
 }
 
 /* Whether the call can be queued now: 0, UCCH_LATER, or a failure. Before anybody is told of it. */

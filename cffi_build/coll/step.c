@@ -1,10 +1,6 @@
 /* Steps of a program, each run when its turn has come: a collective of libucc's, a message, or work of our own. */
 #include "coll/program.h"
 
-/* A message is cut into so many pieces, if they get long enough, so that both devices, and wires, move at a time. */
-#define PIECES 4
-#define SHORTEST ((size_t)512 << 10)
-#define PAGE ((size_t)4096)
 static const size_t dtype_bytes[] = {1, 2, 4, 8, 16, 1, 2, 4, 8, 16, 2, 4, 8, 2, 16, 8, 16, 32};
 
 size_t ucch_step_bytes(ucc_datatype_t dtype, uint64_t count) {
@@ -123,11 +119,21 @@ int ucch_lane_of(const ucch_step *s) {
                                   : LANE_LOCAL;
 }
 
-/* Bytes of the pieces that a message goes in; the same at both of its ends. */
+static size_t moved_by(const ucch_step *s) {
+    return s->kind == STEP_SEND ? s->src.count : s->dst.count;
+}
+
+/* The channel that a message goes by. */
+ucch_channel *ucch_step_channel(const ucch_channels *c, const ucch_step *s) {
+    return ucch_channel_for(c, s->peer, s->kind == STEP_RECV, moved_by(s));
+}
+
+/* Bytes of the pieces that a message goes in. */
 size_t ucch_piece_of(const ucch_channels *c, const ucch_step *s) {
-    int sends = s->kind == STEP_SEND;
-    size_t bytes = sends ? s->src.count : s->dst.count, slot = sends ? c->out[s->peer].slot : c->in[s->peer].slot;
-    size_t piece = (bytes / PIECES + PAGE - 1) / PAGE * PAGE;
-    piece = piece < SHORTEST ? SHORTEST : piece;
-    return piece < slot ? piece : slot;
+    return ucch_channel_piece(ucch_step_channel(c, s), moved_by(s));
+}
+
+/* Have what a message needs: 0, or a failure. */
+int ucch_step_furnish(ucch_channels *c, const ucch_step *s) {
+    return !moved_by(s) ? 0 : ucch_channels_furnish(c, s->peer, s->kind == STEP_RECV, moved_by(s));
 }

@@ -284,7 +284,7 @@ static int hear_credit(ucch_flow *f) {
 
 static int tell_abort(ucch_flow *f) {
     uint64_t first = tainted_from(f);
-    if (!first || f->abort.said[0])
+    if (!first || !f->ring.calls || f->abort.said[0])
         return 0;
     f->abort.said[0] = first;
     f->abort.said[1] = __atomic_load_n(&f->differs, __ATOMIC_ACQUIRE);
@@ -295,7 +295,7 @@ static int tell_abort(ucch_flow *f) {
 /* A call takes its time: say what was called, as the peer may have called something else. */
 static int tell_intent(ucch_flow *f) {
     ucch_calls *c = f->ring.calls;
-    if (__atomic_load_n(&c->last, __ATOMIC_ACQUIRE) == f->meant || f->intent.request)
+    if (!c || __atomic_load_n(&c->last, __ATOMIC_ACQUIRE) == f->meant || f->intent.request)
         return 0;
     pthread_mutex_lock(&c->lock);
     int ended = reached(c->end, c->value), late = ucch_now() - c->at > PATIENCE_S;
@@ -552,7 +552,7 @@ static int join(ucch_flow *f, int which, uint64_t key) {
             post_range(f, which, i);
     if (which == f->first && f->sends)
         receive_note(&f->credit, CREDIT);
-    else if (which == f->first) {
+    else if (which == f->first && f->ring.calls) {
         receive_note(&f->abort, ABORT);
         receive_note(&f->intent, INTENT);
     }

@@ -9,8 +9,8 @@
 /* Bytes before the data of each slot, in which the sender's thread says what it is. */
 #define UCCH_FLOW_HEADER 64
 /* Lowest bit of a flow's own tag, and where it differs between those of a rank. */
-#define UCCH_FLOW_TAG_BIT 14
-#define UCCH_FLOW_SPREAD_BIT UCCH_FLOW_TAG_BIT
+#define UCCH_FLOW_TAG_BIT 12
+#define UCCH_FLOW_SPREAD_BIT 14
 
 /* Calls that a rank has made and that others may compare theirs with, by their numbers. */
 #define UCCH_CALLS_KEPT 512
@@ -25,7 +25,7 @@ typedef struct ucch_calls {
 
 /* A ring on this host: `depth` slots, `stride` bytes apart, each with a header before its data; the words that count
  * what was put in and taken out; and where a rank says from which call on its data is garbage, here and, as it has told
- * us, there. */
+ * us, there. `calls`, of one ring between two ranks: what they tell each other by it. */
 typedef struct ucch_slots {
     char *slots;
     size_t stride;

@@ -1,9 +1,11 @@
 /* Rings of pinned memory between ranks, and the counters by which their streams pass them to each other.
  *
- * A channel is a ring in memory of the sender's (segment.c). The sender's stream copies a piece into it and writes how
- * many there are, the receiver's stream waits for that, copies the piece out and writes how many it has taken: two
- * devices of any vendors, and no host in between. Words only grow. Between hosts the receiver has such a ring, too, and
- * network threads keep the two alike (net/flow.c): the streams see no difference. */
+ * A channel is a ring in memory of the sender's (segment.c). Two ranks have several, for messages of different length,
+ * and each takes memory when its first message is queued: which one that is follows from the message's length, so that
+ * either end has its part pinned by itself, and nobody waits for anybody. The sender's stream copies a piece into it
+ * and writes how many there are, the receiver's stream waits for that, copies the piece out and writes how many it has
+ * taken: two devices of any vendors, and no host in between. Words only grow. Between hosts the receiver has such a
+ * ring, too, and network threads keep the two alike (net/flow.c): the streams see no difference. */
 #include "shm/ring.h"
 
 #include <stdlib.h>
@@ -12,17 +14,15 @@
 #define LINE ((size_t)64)
 #define HEADER_GRAIN ((size_t)65536)
 #define PAGE ((size_t)4096)
-/* Within an island the vendor's library does all that is long; a place takes what one kernel moves. */
-#define NEAR_RING ((size_t)2 << 20)
-#define LEAST_RING ((size_t)512 << 10)
-#define MOST_RING ((size_t)64 << 20)
+/* A message is cut into so many pieces, if they get long enough, so that both devices, and wires, move at a time. */
+#define PIECES 4
+#define SHORTEST ((size_t)512 << 10)
+#define SHORT_SLOT ((size_t)64 << 10)
 /* Parts of a flow's tag. */
-#define TO_BIT UCCH_FLOW_TAG_BIT
+#define RING_BIT UCCH_FLOW_TAG_BIT
+#define TO_BIT UCCH_FLOW_SPREAD_BIT
 #define FROM_BIT 29
 #define SERIAL_BIT 44
-
-/* Bytes of a slot between hosts, at least. */
-#define LEAST_SLOT ((size_t)16 << 10)
 
 /* Lines of a part's header: counters of the channels to other ranks, and of those from other hosts; ends of calls; what
  * is garbage, here and by what other hosts say; and zeros, which stay. */
@@ -30,8 +30,8 @@
 enum { OUT_WORDS, IN_WORDS, ENDS, TAINTED, ZEROS, HEADER_END };
 
 static size_t line_of(int what, int size) {
-    size_t n = (size_t)size;
-    size_t lines[] = {[OUT_WORDS] = 2 * n, [IN_WORDS] = 2 * n,   [ENDS] = MOST_CALLS,
+    size_t n = (size_t)size, words = 2 * UCCH_RINGS * n;
+    size_t lines[] = {[OUT_WORDS] = words, [IN_WORDS] = words,   [ENDS] = MOST_CALLS,
                       [TAINTED] = 1 + n,   [ZEROS] = ZERO_LINES, [HEADER_END] = 0};
     size_t first = 0;
     for (int i = 0; i < what; i++)
@@ -43,60 +43,30 @@ static size_t header_of(int size) {
     return (line_of(HEADER_END, size) * LINE + HEADER_GRAIN - 1) / HEADER_GRAIN * HEADER_GRAIN;
 }
 
-static size_t near_ring(size_t far) {
-    return far < NEAR_RING ? far : NEAR_RING;
+/* Bytes of a ring's slots: wires carry shorter pieces at a time than devices of one host hand each other. */
+static size_t slot_of(const ucch_channels *c, int ring, int by_wire) {
+    size_t most[] = {
+        [SHORT_RING] = SHORT_SLOT, [MIDDLE_RING] = SHORTEST, [LONG_RING] = by_wire ? c->slot : 2 * c->slot};
+    return ring == LONG_RING || most[ring] < c->slot ? most[ring] : c->slot;
 }
 
-static size_t stride_of(size_t slot) {
-    return UCCH_FLOW_HEADER + slot;
+static size_t stride_of(const ucch_channels *c, int ring, int by_wire) {
+    return slot_of(c, ring, by_wire) + (by_wire ? UCCH_FLOW_HEADER : 0);
 }
 
-static size_t wire_ring(size_t slot) {
-    return (WIRE_DEPTH * stride_of(slot) + PAGE - 1) / PAGE * PAGE;
+static size_t pages_of(size_t bytes) {
+    return (bytes + PAGE - 1) / PAGE * PAGE;
 }
 
-/* Other ranks of a rank's host, in its island and not, and those of other hosts. */
-enum { NEAR, FAR, AWAY, KINDS };
-
-static int kind_of(const int *islands, const int *hosts, int one, int other) {
-    return hosts[one] != hosts[other] ? AWAY : islands[one] == islands[other] ? NEAR : FAR;
-}
-
-/* Bytes of the rings between ranks that rank `rank` can have with `room` for all it needs; zeros where that is too
- * little. `slot` is what a slot between hosts has at most. */
-ucch_ring_sizes ucch_channels_offer(int rank, int size, const int *islands, const int *hosts, size_t room,
-                                    size_t slot) {
-    size_t many[KINDS] = {0}, header = header_of(size);
-    for (int i = 0; i < size; i++)
-        if (i != rank)
-            many[kind_of(islands, hosts, rank, i)]++;
-    ucch_ring_sizes none = {0, 0};
-    if (room < header)
-        return none;
-    size_t left = room - header, equal = left / (many[NEAR] + many[FAR] + 2 * many[AWAY] + !size);
-    while (slot >= LEAST_SLOT && many[AWAY] && wire_ring(slot) > equal)
-        slot /= 2;
-    left -= 2 * many[AWAY] * wire_ring(slot);
-    size_t far = equal; /* all alike where there is little */
-    if (many[FAR] && equal > NEAR_RING)
-        far = (left - many[NEAR] * NEAR_RING) / many[FAR];
-    far = far < MOST_RING ? far / (SHARED_DEPTH * PAGE) * (SHARED_DEPTH * PAGE) : MOST_RING;
-    return far < LEAST_RING || slot < LEAST_SLOT ? none : (ucch_ring_sizes){far, slot};
-}
-
-/* Bytes of what one rank has for another: a ring to it, and between hosts one from it. */
-static size_t rings_of(const ucch_channels *c, int one, int other) {
-    const size_t bytes[] = {
-        [NEAR] = near_ring(c->sizes.far), [FAR] = c->sizes.far, [AWAY] = 2 * wire_ring(c->sizes.slot)};
-    return one == other ? 0 : bytes[kind_of(c->islands, c->hosts, one, other)];
-}
-
-/* Place in a rank's part of what it has for another; of rank `size`: where the part ends. */
-static size_t place_of(const ucch_channels *c, int owner, int other) {
-    size_t at = header_of(c->size);
-    for (int i = 0; i < other; i++)
-        at += rings_of(c, owner, i);
-    return at;
+/* Place in a rank's part of a ring to another, or from one of another host; of rank `size`: where the part ends.
+ * Nothing takes memory before it is pinned, so all have the same room. */
+static size_t place_of(const ucch_channels *c, int other, int comes, int ring) {
+    size_t at = 0, all = 0;
+    for (int i = 0; i < UCCH_RINGS; i++) {
+        at = i == ring ? all : at;
+        all += pages_of(UCCH_RING_SLOTS * (slot_of(c, i, 0) + UCCH_FLOW_HEADER));
+    }
+    return header_of(c->size) + (2 * (size_t)other + (size_t)comes) * all + at;
 }
 
 static void forget(ucch_channels *c) {
@@ -104,38 +74,38 @@ static void forget(ucch_channels *c) {
         if (c->parts[i])
             ucch_mapping_give(c->parts[i]);
     free(c->parts);
-    free(c->islands);
     free(c->hosts);
+    free(c->keys);
     free(c->out);
     free(c->in);
     free(c);
 }
 
-/* Channels of rank `rank` of `size`, with rings of these sizes; NULL where there is no memory. */
-ucch_channels *ucch_channels_new(int rank, int size, const int *islands, const int *hosts, ucch_ring_sizes sizes) {
+/* Channels of rank `rank` of `size`, whose longest slots between hosts have so many bytes; NULL where there is no
+ * memory. */
+ucch_channels *ucch_channels_new(int rank, int size, const int *hosts, size_t slot) {
     ucch_channels *c = calloc(1, sizeof(*c));
     if (!c)
         return NULL;
-    c->out = calloc((size_t)size, sizeof(*c->out));
-    c->in = calloc((size_t)size, sizeof(*c->in));
-    c->islands = calloc((size_t)size, sizeof(int));
-    c->hosts = calloc((size_t)size, sizeof(int));
-    c->parts = calloc((size_t)size, sizeof(*c->parts));
+    size_t n = (size_t)size;
+    c->out = calloc(n * UCCH_RINGS, sizeof(*c->out));
+    c->in = calloc(n * UCCH_RINGS, sizeof(*c->in));
+    c->hosts = calloc(n, sizeof(int));
+    c->keys = calloc(n, sizeof(*c->keys));
+    c->parts = calloc(n, sizeof(*c->parts));
     c->rank = rank;
     c->size = size;
-    c->sizes = sizes;
+    c->slot = slot;
     pthread_mutex_init(&c->called.lock, NULL);
-    int well = c->out && c->in && c->islands && c->hosts && c->parts;
+    int well = c->out && c->in && c->hosts && c->keys && c->parts;
     if (well) {
-        memcpy(c->islands, islands, (size_t)size * sizeof(int));
-        memcpy(c->hosts, hosts, (size_t)size * sizeof(int));
-        c->parts[rank] = ucch_mapping_new(place_of(c, rank, size));
+        memcpy(c->hosts, hosts, n * sizeof(int));
+        c->parts[rank] = ucch_mapping_new(place_of(c, size, 0, 0));
     }
     if (!well || !c->parts[rank]) {
         forget(c);
         return NULL;
     }
-    memset(c->parts[rank]->memory, 0, header_of(size));
     return c;
 }
 
@@ -148,82 +118,137 @@ static ucch_counter counter_at(const ucch_mapping *part, size_t line) {
     return (ucch_counter){(uint32_t *)(part->memory + line * LINE), part->seen + line * LINE};
 }
 
-/* The channel to `other` of the same host, in rank `owner`'s part. */
-static ucch_channel shared_channel(const ucch_channels *c, int owner, int other) {
-    const ucch_mapping *part = c->parts[owner];
-    size_t at = place_of(c, owner, other), slot = rings_of(c, owner, other) / SHARED_DEPTH;
-    size_t line = line_of(OUT_WORDS, c->size) + 2 * (size_t)other;
-    return (ucch_channel){.published = counter_at(part, line),
-                          .consumed = counter_at(part, line + 1),
-                          .ring = part->memory + at,
-                          .seen = part->seen + at,
-                          .slot = slot,
-                          .stride = slot,
-                          .depth = SHARED_DEPTH,
-                          .tainted = (uint64_t *)counter_at(part, line_of(TAINTED, c->size)).at};
+static int by_wire(const ucch_channels *c, int peer) {
+    return c->hosts[peer] != c->hosts[c->rank];
 }
 
-/* A channel to or from `other` of another host, in our own part. */
-static ucch_channel wire_channel(const ucch_channels *c, int other, int comes) {
-    const ucch_mapping *part = c->parts[c->rank];
-    size_t at = place_of(c, c->rank, other) + (comes ? wire_ring(c->sizes.slot) : 0) + UCCH_FLOW_HEADER;
-    size_t line = line_of(comes ? IN_WORDS : OUT_WORDS, c->size) + 2 * (size_t)other;
+/* Channel between this rank and `peer`, whose ring has not been pinned yet: in the sender's part, or between hosts in
+ * our own. */
+static ucch_channel channel(const ucch_channels *c, int peer, int comes, int ring) {
+    int wire = by_wire(c, peer), owner = comes && !wire ? peer : c->rank, other = owner == peer ? c->rank : peer;
+    const ucch_mapping *part = c->parts[owner];
+    size_t line =
+        line_of(wire && comes ? IN_WORDS : OUT_WORDS, c->size) + 2 * ((size_t)other * UCCH_RINGS + (size_t)ring);
+    size_t from = line_of(TAINTED, c->size) + (wire ? 1 + (size_t)peer : 0);
     return (ucch_channel){.published = counter_at(part, line),
                           .consumed = counter_at(part, line + 1),
-                          .ring = part->memory + at,
-                          .seen = part->seen + at,
-                          .slot = c->sizes.slot,
-                          .stride = stride_of(c->sizes.slot),
-                          .depth = WIRE_DEPTH,
-                          .tainted = (uint64_t *)counter_at(part, line_of(TAINTED, c->size) + 1 + (size_t)other).at};
+                          .ring =
+                              part->memory + place_of(c, other, wire && comes, ring) + (wire ? UCCH_FLOW_HEADER : 0),
+                          .slot = slot_of(c, ring, wire),
+                          .stride = stride_of(c, ring, wire),
+                          .tainted = (uint64_t *)counter_at(part, from).at};
+}
+
+static void channels_with(ucch_channels *c, int peer, int comes) {
+    for (int ring = 0; ring < UCCH_RINGS; ring++)
+        (comes ? c->in : c->out)[peer * UCCH_RINGS + ring] = channel(c, peer, comes, ring);
 }
 
 /* Get to know the part of rank `peer` of this host, a file of process `key`; our own first. 0, or a failure. */
 int ucch_channels_meet(ucch_channels *c, int peer, uint64_t key, int pid, int file) {
     if (ucch_bound() < 0)
         return UCCH_FAIL_DEVICE;
+    size_t bytes = place_of(c, c->size, 0, 0), header = header_of(c->size);
     if (peer != c->rank)
-        c->parts[peer] = ucch_mapping_open(key, pid, file, place_of(c, peer, c->size));
-    int status = c->parts[peer] ? ucch_mapping_pin(c->parts[peer]) : UCCH_FAIL_PEER;
+        c->parts[peer] = ucch_mapping_open(key, pid, file, bytes);
+    char *seen;
+    int status = c->parts[peer] ? ucch_mapping_pin(c->parts[peer], 0, header, &seen) : UCCH_FAIL_PEER;
     if (status)
         return status;
     if (peer != c->rank) {
-        c->in[peer] = shared_channel(c, peer, c->rank);
+        channels_with(c, peer, 1);
         return 0;
     }
     const ucch_mapping *own = c->parts[peer];
+    memset(own->memory, 0, header); /* before the peers are told that they may have it */
     c->tainted = (uint64_t *)counter_at(own, line_of(TAINTED, c->size)).at;
     for (int other = 0; other < c->size; other++)
-        if (other != peer && c->hosts[other] == c->hosts[peer])
-            c->out[other] = shared_channel(c, peer, other);
+        if (other != peer && !by_wire(c, other))
+            channels_with(c, other, 0);
     for (size_t i = 0; i < MOST_CALLS; i++)
         c->done[i] = counter_at(own, line_of(ENDS, c->size) + i);
     return 0;
 }
 
-/* One way between two ranks over wires, told apart by a communicator's `serial` and the ranks. */
-static ucch_flow *flow_of(ucch_channels *c, ucch_channel *channel, int from, int to, uint64_t key, uint64_t serial) {
-    ucch_slots ring = {.slots = channel->ring - UCCH_FLOW_HEADER,
-                       .stride = channel->stride,
-                       .depth = WIRE_DEPTH,
-                       .published = channel->published.at,
-                       .consumed = channel->consumed.at,
-                       .tainted_here = c->tainted,
-                       .tainted_there = channel->tainted,
-                       .calls = &c->called};
-    uint64_t tag = serial << SERIAL_BIT | (uint64_t)from << FROM_BIT | (uint64_t)to << TO_BIT;
-    return ucch_flow_new(&ring, from == c->rank, c->nwires, key, tag);
+/* Carry a ring to or from a rank of another host, told apart by the communicator's serial number, the ranks and the
+ * ring: 0, or a failure. The ranks tell each other by the shortest what they have called. */
+static int carry(ucch_channels *c, int peer, int comes, int ring) {
+    ucch_channel *way = &(comes ? c->in : c->out)[peer * UCCH_RINGS + ring];
+    ucch_slots slots = {.slots = way->ring - UCCH_FLOW_HEADER,
+                        .stride = way->stride,
+                        .depth = UCCH_RING_SLOTS,
+                        .published = way->published.at,
+                        .consumed = way->consumed.at,
+                        .tainted_here = c->tainted,
+                        .tainted_there = way->tainted,
+                        .calls = ring == SHORT_RING ? &c->called : NULL};
+    uint64_t from = (uint64_t)(comes ? peer : c->rank), to = (uint64_t)(comes ? c->rank : peer);
+    uint64_t tag = c->serial << SERIAL_BIT | from << FROM_BIT | to << TO_BIT | (uint64_t)ring << RING_BIT;
+    ucch_flow *flow = ucch_flow_new(&slots, !comes, c->nwires, c->keys[peer], tag);
+    ucch_lock(); /* others look whether it has failed */
+    way->flow = flow;
+    ucch_unlock();
+    return flow ? 0 : UCCH_FAIL_PEER;
 }
 
 /* Reach rank `peer` of another host, which is process `key`, over the first `nwires` wires, which know it; after our
  * own part. 0, or a failure. */
 int ucch_channels_carry(ucch_channels *c, int peer, uint64_t key, int nwires, uint64_t serial) {
     c->nwires = nwires;
-    c->out[peer] = wire_channel(c, peer, 0);
-    c->in[peer] = wire_channel(c, peer, 1);
-    c->out[peer].flow = flow_of(c, &c->out[peer], c->rank, peer, key, serial);
-    c->in[peer].flow = flow_of(c, &c->in[peer], peer, c->rank, key, serial);
-    return c->out[peer].flow && c->in[peer].flow ? 0 : UCCH_FAIL_PEER;
+    c->serial = serial;
+    c->keys[peer] = key;
+    channels_with(c, peer, 0);
+    channels_with(c, peer, 1);
+    int status = carry(c, peer, 0, SHORT_RING);
+    return status ? status : carry(c, peer, 1, SHORT_RING);
+}
+
+/* Ring for messages of so many bytes: the same at both ends, whatever went before. */
+static int ring_for(const ucch_channels *c, int peer, size_t bytes) {
+    int wire = by_wire(c, peer);
+    return bytes <= slot_of(c, SHORT_RING, wire)             ? SHORT_RING
+           : bytes <= PIECES * slot_of(c, MIDDLE_RING, wire) ? MIDDLE_RING
+                                                             : LONG_RING;
+}
+
+ucch_channel *ucch_channel_for(const ucch_channels *c, int peer, int comes, size_t bytes) {
+    return &(comes ? c->in : c->out)[peer * UCCH_RINGS + ring_for(c, peer, bytes)];
+}
+
+/* Bytes of the pieces that a message goes in; the same at both of its ends. */
+size_t ucch_channel_piece(const ucch_channel *channel, size_t bytes) {
+    size_t piece = pages_of(bytes / PIECES);
+    piece = piece < SHORTEST ? SHORTEST : piece;
+    return piece < channel->slot ? piece : channel->slot;
+}
+
+/* Have the ring for messages of so many bytes, at its first use, with the turn at queueing: 0, or a failure. No peer
+ * has a part in that. */
+int ucch_channels_furnish(ucch_channels *c, int peer, int comes, size_t bytes) {
+    int ring = ring_for(c, peer, bytes), wire = by_wire(c, peer);
+    ucch_channel *way = ucch_channel_for(c, peer, comes, bytes);
+    if (way->seen)
+        return 0;
+    ucch_mapping *part = c->parts[comes && !wire ? peer : c->rank];
+    size_t header = wire ? UCCH_FLOW_HEADER : 0, at = (size_t)(way->ring - header - part->memory);
+    char *seen;
+    int status = ucch_mapping_pin(part, at, pages_of(UCCH_RING_SLOTS * way->stride), &seen) ? UCCH_FAIL_PINNED : 0;
+    if (!status && wire && !way->flow)
+        status = carry(c, peer, comes, ring);
+    if (!status)
+        way->seen = seen + header;
+    return status;
+}
+
+/* Bytes of a ring's slots, to another rank and from it; 0: it has not been used. */
+size_t ucch_channels_slot(const ucch_channels *c, int peer, int ring) {
+    const ucch_channel *out = &c->out[peer * UCCH_RINGS + ring], *in = &c->in[peer * UCCH_RINGS + ring];
+    return out->seen || in->seen ? out->slot : 0;
+}
+
+/* Bytes of our own that are pinned for this communicator. */
+size_t ucch_channels_held(const ucch_channels *c) {
+    return c->parts[c->rank]->pinned;
 }
 
 static int count_from_zero(ucch_channels *c) {
@@ -285,7 +310,7 @@ void ucch_channels_free(ucch_channels *c) {
     for (int i = 0; i < c->noutgrown; i++)
         ucch_pool_give(c->outgrown[i]);
     int held = 0;
-    for (int i = 0; i < c->size; i++) {
+    for (int i = 0; i < c->size * UCCH_RINGS; i++) {
         held |= c->out[i].flow && ucch_flow_free(c->out[i].flow);
         held |= c->in[i].flow && ucch_flow_free(c->in[i].flow);
     }
@@ -306,8 +331,8 @@ int ucch_channels_quiet(ucch_channels *c) {
     ucch_lock();
     ucch_channels_room(c);
     int quiet = c->failed ? -1 : c->landed == c->calls;
-    for (int i = 0; i < c->size && quiet > 0; i++)
-        quiet = i == c->rank || (emptied(&c->out[i]) && emptied(&c->in[i]));
+    for (int i = 0; i < c->size * UCCH_RINGS && quiet > 0; i++)
+        quiet = i / UCCH_RINGS == c->rank || (emptied(&c->out[i]) && emptied(&c->in[i]));
     ucch_unlock();
     return quiet;
 }
@@ -358,21 +383,21 @@ int ucch_channels_scratch(ucch_channels *c, int bank, size_t bytes) {
 
 /* Whether streams here still wait for what others have not done. */
 int ucch_channels_waiting(const ucch_channels *c) {
-    for (int i = 0; i < c->size; i++)
-        if (i != c->rank &&
+    for (int i = 0; i < c->size * UCCH_RINGS; i++)
+        if (i / UCCH_RINGS != c->rank &&
             (!ucch_reached(c->in[i].published.at, ucch_channel_pieces(&c->in[i])) ||
-             !ucch_reached(c->out[i].consumed.at, ucch_channel_pieces(&c->out[i]) - (uint32_t)c->out[i].depth)))
+             !ucch_reached(c->out[i].consumed.at, ucch_channel_pieces(&c->out[i]) - UCCH_RING_SLOTS)))
             return 1;
     return 0;
 }
 
 /* Why nothing comes from another host any more for call `number`, and from which rank; 0 while all is well. */
 int ucch_channels_lost(const ucch_channels *c, uint64_t number, int *rank) {
-    for (int i = 0; c->nwires && i < c->size; i++)
+    for (int i = 0; c->nwires && i < c->size * UCCH_RINGS; i++)
         for (int comes = 0; comes < 2; comes++) {
             const ucch_flow *flow = comes ? c->in[i].flow : c->out[i].flow;
             int status = flow ? ucch_flow_failed(flow, number) : 0;
-            *rank = i;
+            *rank = i / UCCH_RINGS;
             if (status)
                 return status;
         }
@@ -391,14 +416,14 @@ static int taints(const uint64_t *tainted, uint64_t call) {
 int ucch_channels_tainted_by(const ucch_channels *c, ucch_ticket ticket) {
     uint64_t call = ((uint64_t)ticket.value - 1) * MOST_CALLS + ticket.slot;
     for (int i = 0; i < c->size; i++)
-        if (i != c->rank && taints(c->in[i].tainted, call))
+        if (i != c->rank && taints(c->in[i * UCCH_RINGS].tainted, call))
             return i;
     return taints(c->tainted, call) ? c->rank : -1;
 }
 
 static void let_go(const ucch_channels *c) {
-    for (int i = 0; i < c->size; i++) {
-        if (i == c->rank)
+    for (int i = 0; i < c->size * UCCH_RINGS; i++) {
+        if (i / UCCH_RINGS == c->rank)
             continue;
         __atomic_store_n(c->out[i].consumed.at, ucch_channel_pieces(&c->out[i]), __ATOMIC_RELEASE);
         __atomic_store_n(c->in[i].published.at, ucch_channel_pieces(&c->in[i]), __ATOMIC_RELEASE);
@@ -426,11 +451,11 @@ void ucch_channels_fail_locked(ucch_channels *c, uint64_t differs) {
         return;
     c->failed = 1;
     ucch_channels_room(c);
-    for (int i = 0; i < c->size; i++)
+    for (int i = 0; i < c->size * UCCH_RINGS; i++)
         if (c->out[i].flow)
             ucch_flow_differs(c->out[i].flow, differs);
     __atomic_store_n(c->tainted, c->landed + 1, __ATOMIC_SEQ_CST);
-    for (int i = 0; i < c->size; i++)
+    for (int i = 0; i < c->size * UCCH_RINGS; i++)
         if (c->out[i].flow)
             ucch_flow_abort(c->out[i].flow);
     let_go(c);

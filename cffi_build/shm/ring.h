@@ -11,10 +11,9 @@
 /* Lanes of a rank, streams beside each other: vendors' collectives, copies to and from shared memory, all else. */
 enum { LANE_NATIVE, LANE_OUT, LANE_IN, LANE_LOCAL, QUEUE_LANES };
 
-/* Pieces that lie at a time in a channel of one host, and between hosts; and calls of a communicator that are under
- * way. */
-#define SHARED_DEPTH 8
-#define WIRE_DEPTH 8
+/* By the length of messages: UCCH_RINGS. */
+enum { SHORT_RING, MIDDLE_RING, LONG_RING };
+/* Calls of a communicator that are under way. */
 #define MOST_CALLS 256
 /* How often scratch can grow: each time it doubles. */
 #define MOST_OUTGROWN 128
@@ -22,11 +21,10 @@ enum { LANE_NATIVE, LANE_OUT, LANE_IN, LANE_LOCAL, QUEUE_LANES };
 /* One direction between this rank and another: `published` counts the pieces put in, `consumed` those taken out. */
 typedef struct ucch_channel {
     ucch_counter published, consumed;
-    char *ring, *seen;   /* by its address here and the device's */
+    char *ring, *seen;   /* by its address here, and the device's once it has been pinned */
     size_t slot, stride; /* bytes of a slot, and from one to the next */
-    uint64_t depth;
-    ucch_flow *flow; /* that carries it between hosts; NULL: both ranks see it */
-    uint64_t pieces; /* of all calls so far, on this side: whoever lets streams go looks while more are queued */
+    ucch_flow *flow;     /* that carries it between hosts; NULL: both ranks see it, or nothing has gone by it yet */
+    uint64_t pieces;     /* of all calls so far, on this side: whoever lets streams go looks while more are queued */
     uint64_t round;
     uint64_t *tainted; /* by the rank that it comes from */
 } ucch_channel;
@@ -39,13 +37,15 @@ typedef struct ucch_ticket {
 struct ucch_channels {
     ucch_op drain; /* first: once a call has failed, until the streams of all have been let go */
     int rank, size;
-    ucch_ring_sizes sizes;
+    size_t slot; /* bytes of the longest between hosts */
     int nwires;
+    uint64_t serial;        /* alike on all ranks */
     ucch_calls called;      /* for ranks of other hosts */
     uint32_t *arrived;      /* counters on the device, of one kernel at a time (fused.h) */
-    int *islands, *hosts;   /* by rank */
+    int *hosts;             /* by rank */
+    uint64_t *keys;         /* by rank: processes of other hosts */
     ucch_mapping **parts;   /* by rank: what it has for its counters and rings */
-    ucch_channel *out, *in; /* by rank */
+    ucch_channel *out, *in; /* by rank and ring */
     ucch_counter done[MOST_CALLS];
     uint64_t calls, landed, round;
     void *await, *post; /* kernels, where streams cannot wait for any memory */
@@ -75,6 +75,9 @@ ucch_ticket ucch_channels_ticket(ucch_channels *c);
 void ucch_channels_forfeit(ucch_channels *c, ucch_ticket ticket);
 int ucch_channels_room(ucch_channels *c);
 int ucch_channels_done(const ucch_channels *c, ucch_ticket ticket);
+ucch_channel *ucch_channel_for(const ucch_channels *c, int peer, int comes, size_t bytes);
+size_t ucch_channel_piece(const ucch_channel *channel, size_t bytes);
+int ucch_channels_furnish(ucch_channels *c, int peer, int comes, size_t bytes);
 int ucch_channels_scratch(ucch_channels *c, int bank, size_t bytes);
 void ucch_channels_fail_locked(ucch_channels *c, uint64_t differs);
 int ucch_channels_waiting(const ucch_channels *c);

@@ -63,22 +63,22 @@ static ucch_mapping *found(uint64_t key, int file, size_t bytes) {
     return NULL;
 }
 
-/* A new file of process `key`, which we are; `whole`: with all of its pages. NULL where there is no room. */
-static ucch_mapping *make(uint64_t key, size_t bytes, int whole) {
+/* A new file of process `key`, which we are; NULL where there can be none. */
+static ucch_mapping *make(uint64_t key, size_t bytes) {
     int file = memfd_create("ucc_hetero", MFD_CLOEXEC);
-    int able = file >= 0 && !ftruncate(file, (off_t)bytes) && !(whole && posix_fallocate(file, 0, (off_t)bytes));
+    int able = file >= 0 && !ftruncate(file, (off_t)bytes);
     ucch_mapping *m = able ? keep(key, file, bytes, file) : NULL;
     if (!m && file >= 0)
         close(file);
     return m;
 }
 
-/* Memory of this process's, which has a window; NULL where there is no room. */
+/* Memory of this process's, which has a window, of parts that are to be pinned; NULL where there can be none. */
 ucch_mapping *ucch_mapping_new(size_t bytes) {
     ucch_lock();
     ucch_mapping *m = found(own.key, -1, bytes);
     if (!m)
-        m = make(own.key, bytes, 1);
+        m = make(own.key, bytes);
     ucch_unlock();
     return m;
 }
@@ -108,16 +108,29 @@ static int pin(void *memory, size_t bytes, char **seen) {
     return status;
 }
 
-/* Have the bound device see it: 0, or a failure. */
-int ucch_mapping_pin(ucch_mapping *m) {
-    if (m->seen)
-        return 0;
-    ucch_lock();
-    int before = ucch_device_enter(), status = pin(m->memory, m->bytes, &m->seen);
-    pinned += !status && m->key == own.key ? m->bytes : 0;
-    ucch_device_leave(before);
-    ucch_unlock();
-    return status;
+/* Have the bound device see a part, pages of it, at `seen`: 0, or a failure. No stream is waited for, but the driver
+ * may be with another thread that waits for one: so without the lock, for whoever alone has the mapping. */
+int ucch_mapping_pin(ucch_mapping *m, size_t at, size_t bytes, char **seen) {
+    ucch_range *r = m->ranges;
+    while (r && (r->at != at || r->bytes != bytes))
+        r = r->next;
+    if (!r) {
+        int ours = m->key == own.key, before = ucch_device_enter();
+        int status = ours && posix_fallocate(m->file, (off_t)at, (off_t)bytes) ? UCCH_FAIL_MEMORY : 0;
+        if (!status)
+            status = pin(m->memory + at, bytes, seen);
+        ucch_device_leave(before);
+        r = status ? NULL : malloc(sizeof(*r));
+        if (!r)
+            return status ? status : UCCH_FAIL_MEMORY;
+        *r = (ucch_range){at, bytes, *seen, m->ranges};
+        m->ranges = r;
+        m->pinned += bytes;
+        __atomic_add_fetch(&pinned, ours ? bytes : 0, __ATOMIC_RELAXED);
+    }
+    *seen = r->seen;
+    m->seen = at ? m->seen : r->seen;
+    return 0;
 }
 
 /* Nobody of ours uses it any more. It stays mapped and pinned, on all ranks, for the next communicator that wants as
@@ -130,10 +143,7 @@ void ucch_mapping_give(ucch_mapping *m) {
 
 /* Bytes of our own that have been pinned for channels, in use or not. */
 size_t ucch_channels_pinned(void) {
-    ucch_lock();
-    size_t bytes = pinned;
-    ucch_unlock();
-    return bytes;
+    return __atomic_load_n(&pinned, __ATOMIC_RELAXED);
 }
 
 /* ---- windows ---- */
@@ -161,7 +171,7 @@ ucch_window *ucch_window_of(uint64_t key) {
 
 /* This process's window, of so many chunks, anew in a child: 0, or a failure. */
 int ucch_window_make_locked(uint64_t key, size_t chunks) {
-    ucch_mapping *m = make(key, length_of(chunks), 0);
+    ucch_mapping *m = make(key, length_of(chunks));
     if (m)
         own = window_in(m, chunks);
     return m ? 0 : UCCH_FAIL_MEMORY;

@@ -14,13 +14,21 @@
 /* Receives that a process can post at a time for its streams (mailbox.c). */
 #define MAILBOX 63
 
-/* File of a process that is mapped here. */
+/* Pinned part of a file that is mapped here, as the device knows it. */
+typedef struct ucch_range {
+    size_t at, bytes;
+    char *seen;
+    struct ucch_range *next;
+} ucch_range;
+
+/* File of a process that is mapped here. It takes memory where it has been pinned. */
 typedef struct ucch_mapping {
     uint64_t key; /* of the process whose it is */
     int file;     /* there */
     int used;
-    size_t bytes;
-    char *memory, *seen; /* as the device knows it; NULL: not pinned */
+    size_t bytes, pinned;
+    char *memory, *seen; /* its beginning, as the device knows it; NULL: not pinned */
+    ucch_range *ranges;
     struct ucch_mapping *next;
 } ucch_mapping;
 
@@ -53,7 +61,7 @@ typedef struct ucch_window {
 
 ucch_mapping *ucch_mapping_new(size_t bytes);
 ucch_mapping *ucch_mapping_open(uint64_t key, int pid, int file, size_t bytes);
-int ucch_mapping_pin(ucch_mapping *m);
+int ucch_mapping_pin(ucch_mapping *m, size_t at, size_t bytes, char **seen);
 void ucch_mapping_give(ucch_mapping *m);
 
 ucch_window *ucch_window_of(uint64_t key);

@@ -129,16 +129,17 @@ with Communicator() as comm:
     x, y = Array(1000).set(comm.rank), Array(1000)
     comm.Allreduce(x, y)
     assert (y.peek == sum(range(comm.size))).all()
-    print("queued" if "queued" in comm.plan_summary() else "by hosts")
+    summary = comm.plan_summary()
+    print("queued" if "queued" in summary else "by hosts", summary.splitlines()[1])
 """
     unwanted = run(script, *PAIR, WITHOUT="1")
-    assert unwanted.stdout.count("by hosts") == 2 and "UCCH WARN" not in unwanted.stderr
-    small = run(script, *PAIR, WITHOUT="-1", UCCH_CHANNEL_MEMORY="2M", UCCH_WIRE_SLOT="16K")
-    assert small.stdout.count("queued") == 2
+    assert unwanted.stdout.count("by hosts rings: none (rank 1: UCCH_WIRES=0)") == 2
+    assert "UCCH WARN" not in unwanted.stderr
+    small = run(script, *PAIR, WITHOUT="-1", UCCH_WIRE_SLOT="16K")
+    assert small.stdout.count("queued rings: rank") == 2 and "8 x 16 KiB" in small.stdout
     late = run(script, *MIXED, WITHOUT="-1", **LATE_KERNELS)
-    assert late.stdout.count("by hosts") == 4 and "load kernels at their first launch" in late.stdout + late.stderr
-    none = run(script, *PAIR, WITHOUT="-1", UCCH_CHANNEL_MEMORY="0")
-    assert none.stdout.count("by hosts") == 2 and "UCCH_CHANNEL_MEMORY" in none.stdout + none.stderr
+    assert late.stdout.count("by hosts rings: none (ranks 0, 1, 2, 3: load kernels at their first launch") == 4
+    assert (late.stdout + late.stderr).count("no channels between devices") == 1
 
 
 @pytest.mark.parametrize("where", [PAIR, THREE], ids=["1+1", "1+1+1"])
@@ -246,23 +247,17 @@ with Communicator() as comm:
         assert not any({"unfinished", "status"} & set(e["args"]) for e in sent + came)
 
 
-def test_sixteen_groups(run: Callable[..., Any]) -> None:
-    script = """
-from arrays import Array
-from ucc_hetero import Communicator
+@pytest.mark.parametrize("where", [PAIR, MIXED], ids=["1+1", "2+2 mixed"])
+def test_many_groups(run: Callable[..., Any], where: tuple[str, int, int]) -> None:
+    env = {"UCCH_WIRE_SLOT": "64K", **OWN_QUEUES}
+    assert run(channel_life_scripts.MANY, *where, **env).stdout.count("right") == where[1] * where[2]
 
-comms = [Communicator() for _ in range(16)]
-for n in (100, 300_000):
-    x, y = Array(n).set(1), Array(n)
-    for comm in comms * 3:
-        comm.Allreduce(x, y.set(-1))
-        assert (y.peek == comm.size).all()
-assert all("queued" in comm.plan_summary() for comm in comms)
-for comm in comms:
-    comm.Free()
-print("right")
-"""
-    assert run(script, *PAIR).stdout.count("right") == 2
+
+@pytest.mark.parametrize("where", [THREE, MIXED], ids=["1+1+1", "2+2 mixed"])
+def test_rings_come_with_calls(run: Callable[..., Any], where: tuple[str, int, int]) -> None:
+    out = run(channel_life_scripts.GROWS, *where).stdout
+    assert out.count("right rings: ") == where[1] * where[2] and "wire" in out, out
+    assert ("shared" in out) == (where is MIXED), out
 
 
 IDLE = """

@@ -52,10 +52,9 @@ with Communicator() as comm:
             assert (y.peek == np.sum([numbers(k, q, 70_000) for q in range(other.size)], axis=0)).all()
             for n in (10, 2000, 90_000):  # scratch grows
                 other.Allreduce(IN_PLACE, Array(n).set(1))
-        grown.append((lib.ucch_pool_bytes(0, 0), streams_of()))
+        grown.append((lib.ucch_pool_bytes(0, 0), streams_of(), lib.ucch_channels_pinned()))
     assert made["allreduce"] == made["allgather"] == {True}
-    assert grown[-1] == grown[4], grown
-    assert lib.ucch_channels_pinned() == pinned[-1], "what was given back is used again"
+    assert grown[-1] == grown[4], grown  # what was given back is used again
 print("right")
 """
 
@@ -142,34 +141,110 @@ with Communicator() as comm:
 print("right")
 """
 
-#: A rank whose runtime pins no more: all are told, what there is goes on, and there is a way to do without.
+#: A rank whose runtime pins no more: all are told, and there is a way to do without.
 PINNED_OUT = COMMON
 PINNED_OUT += """
-from ucc_hetero.errors import DeviceError
-others = []
+from ucc_hetero.errors import DeviceError, RefusedError
 if int(os.environ.get("OMPI_COMM_WORLD_RANK") or os.environ.get("PMI_RANK")) == 1:
     os.environ["FAKEGPU_PINNED_MB"] = "180"
+comms = [Communicator() for _ in range(10)]
+n = 700_000
+x, y = Array(n).set(1), Array(n)
+
+def sums(each):
+    each.Allreduce(x, y.set(-4))
+    assert (y.peek == 2).all()
+
+full = 0
+try:
+    while full < len(comms):
+        sums(comms[full])
+        full += 1
+except (DeviceError, RefusedError) as error:
+    assert "no pinned memory is left" in str(error) and isinstance(error, DeviceError) == (comms[full].rank == 1), error
+assert 0 < full < len(comms)
+for each in comms[:full] * 2:  # those that have their rings go on
+    sums(each)
+comms.pop(0).Free()
+comms.append(Communicator())  # has what the first had
+sums(comms[-1])
+assert made["allreduce"] == {True}
+os.environ["UCCH_CHANNELS"] = "n"
+with Communicator() as without:
+    assert "rings: none (ranks 0, 1: UCCH_CHANNELS=n)" in without.plan_summary()
+    sums(without)
+assert made["allreduce"] == {True, False}, made
+print("right", flush=True)
+"""
+
+#: Many groups: each has memory for what it has called, alike on all of them, and gives it to those that come after it.
+MANY = COMMON
+MANY += """
+KIB = 1024
+
+def work(groups, lengths):
+    "Calls in all groups under way at a time, with a stream of each."
+    calls = []
+    for k, (group, n) in enumerate(zip(groups, lengths)):
+        stream, x, y = streams[k % len(streams)], Array(n).set(numbers(k, group.rank, n)), Array(n).set(-7)
+        calls.append((group.Iallreduce(x, y, stream=stream), k, n, x, y))
+    for request, k, n, x, y in calls:
+        request.Wait()
+        assert (y.peek == np.sum([numbers(k, q, n) for q in range(p)], axis=0)).all(), (k, n)
+
+def held(group):
+    return int(lib.ucch_channels_held(group._run.members.channels.handle))
+
+def ring(slot, wire):
+    return -(-8 * (slot + 64 * wire) // 4096) * 4096
+
 with Communicator() as comm:
-    try:
-        while len(others) < 40:
-            others.append(Communicator(comm))
-    except DeviceError as error:
-        assert "rank 1 has no pinned memory" in str(error) and "UCCH_CHANNEL_MEMORY" in str(error), error
-    assert 0 < len(others) < 40
-    os.environ["UCCH_CHANNELS"] = "n"
-    others.append(Communicator(comm))
-    assert others[-1]._run.members.channels is None
-    n = 100_000
-    for each in (comm, *others):
-        x, y = Array(n).set(each.rank), Array(n).set(-4)
-        each.Allreduce(x, y)
-        assert (y.peek == 1).all()
-    assert made["allreduce"] == {True, False}, made
-    os.environ["UCCH_CHANNELS"] = "y"
-    others.pop(0).Free()
-    others.append(Communicator(comm))  # has what the first had
-    [each.Free() for each in others]
-print("right")
+    r, p = comm.rank, comm.size
+    streams = [runtime().stream() for _ in range(2)]
+    far = sum(host != comm.topology.hosts[r] for host in comm.topology.hosts)
+    near, before = p - 1 - far, int(lib.ucch_channels_pinned())
+    each = lambda slot, shared: near * ring(shared, 0) + 2 * far * ring(slot, 1)
+    header, short, long = 64 * KIB, each(64 * KIB, 64 * KIB), each(64 * KIB, 128 * KIB)
+    for turn in range(2):
+        groups = [Communicator(comm) for _ in range(32)]
+        if not turn:
+            assert {held(group) for group in groups} == {header}
+            assert lib.ucch_channels_pinned() == before + 32 * header
+        work(groups, [100] * 32)
+        if not turn:
+            assert {held(group) for group in groups} == {header + short}, (held(groups[0]), header, short)
+        work(groups, [300_000] * 8 + [3000] * 24)
+        assert [held(group) for group in groups] == [header + short + long] * 8 + [header + short] * 24
+        assert lib.ucch_channels_pinned() == before + 32 * (header + short) + 8 * long
+        work(groups, [300_000, 10] * 16 if turn else [10] * 32)
+        assert all("queued" in group.plan_summary() for group in groups)
+        [group.Free() for group in groups]
+        pinned = int(lib.ucch_channels_pinned())
+    assert made["allreduce"] == {True}, made
+print("right", flush=True)
+"""
+
+#: Rings come with the calls that need them, to the ranks that they need, and the summary says so.
+GROWS = COMMON
+GROWS += """
+def rings():
+    (line,) = [line for line in comm.plan_summary().splitlines() if line.startswith("rings: ")]
+    return line
+
+with Communicator() as comm:
+    r, p = comm.rank, comm.size
+    assert "not used yet" in rings() and " x " not in rings() and "0.1 MiB pinned" in rings(), rings()
+    x, y = Array(10).set(numbers(1, 0, 10)), Array(10).set(-1)
+    comm.Bcast(x if r == 0 else y, root=0)
+    assert r == 0 or (y.peek == numbers(1, 0, 10)).all()
+    assert "(8 x 64 KiB)" in rings() and ("not used yet" in rings()) == (r > 0 and p > 2), rings()
+    for k, (n, slots) in enumerate(((200_000, "8 x 512 KiB)"), (3_000_000, "8 x 512 KiB, 8 x "))):
+        x, y = Array(n).set(numbers(k, r, n)), Array(n).set(-1)
+        comm.Allreduce(x, y)
+        assert (y.peek == np.sum([numbers(k, q, n) for q in range(p)], axis=0)).all()
+        assert slots in rings() and "not used yet" not in rings(), rings()
+    assert made["allreduce"] == made["bcast"] == {True}
+    print("right", rings(), flush=True)
 """
 
 #: Short calls go from every rank straight to every other, in one kernel; long ones, and those on the host, as ever.

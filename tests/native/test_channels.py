@@ -35,7 +35,7 @@ def ranks(layout: str) -> int:
 
 @pytest.mark.parametrize("layout, env", [
     (PAIR, {"FAKEGPU_CONNECTIONS": "1"}),
-    (THREE, {"UCCH_CHANNEL_MEMORY": "6M", **FEW_QUEUES}),
+    (THREE, {"UCCH_WIRE_SLOT": "64K", **FEW_QUEUES}),
     (FOUR, {"FAKEGPU_CONNECTIONS": "3"}),
 ], ids=["2", "3", "4"])  # fmt: skip
 def test_every_collective_in_every_form(run: Callable[..., Any], layout: str, env: dict[str, str]) -> None:
@@ -48,9 +48,9 @@ def test_other_data(run: Callable[..., Any], layout: str) -> None:
 
 
 @pytest.mark.parametrize("layout, env", [
-    (PAIR, {"UCCH_CHANNEL_MEMORY": "2M"}),
+    (PAIR, {"UCCH_WIRE_SLOT": "16K"}),
     (PAIR, {**FEW_QUEUES, "FAKEGPU_CONNECTIONS": "1"}),
-    (THREE, {**FEW_QUEUES, "FAKEGPU_CONNECTIONS": "2", "UCCH_CHANNEL_MEMORY": "6M"}),
+    (THREE, {**FEW_QUEUES, "FAKEGPU_CONNECTIONS": "2", "UCCH_WIRE_SLOT": "64K"}),
 ], ids=["small rings", "one connection", "two connections"])  # fmt: skip
 def test_many_calls_in_many_streams(run: Callable[..., Any], layout: str, env: dict[str, str]) -> None:
     assert run(channel_scripts.CROWD, layout, DICE="7", **env).stdout.count("right") == ranks(layout)
@@ -60,6 +60,17 @@ def test_several_communicators(run: Callable[..., Any]) -> None:
     # Threads use them in any order, which devices that run out of queues do not allow (docs/gpu-inside.md).
     env = {"UCCH_WINDOW": "64M", **OWN_QUEUES}
     assert run(channel_life_scripts.SEVERAL, PAIR, **env).stdout.count("right") == 2
+
+
+@pytest.mark.parametrize("layout", [PAIR, FOUR])
+def test_many_groups(run: Callable[..., Any], layout: str) -> None:
+    env = {"UCCH_WIRE_SLOT": "64K", **OWN_QUEUES}
+    assert run(channel_life_scripts.MANY, layout, **env).stdout.count("right") == ranks(layout)
+
+
+def test_rings_come_with_calls(run: Callable[..., Any]) -> None:
+    out = run(channel_life_scripts.GROWS, THREE).stdout
+    assert out.count("right rings: rank") == 3 and "shared" in out and "wire" not in out, out
 
 
 def test_no_pinned_memory_is_left(run: Callable[..., Any]) -> None:
@@ -115,9 +126,8 @@ def test_calls_under_way_at_the_end(run: Callable[..., Any]) -> None:
 @pytest.mark.parametrize("layout, env", [
     (PAIR, {"UCCH_CHANNELS": "n", **OWN_QUEUES}),  # a stream is held until hosts have copied in others
     (PAIR, {"FAKEGPU_NO_FLAGS": "1"}),
-    (PAIR, {"UCCH_CHANNEL_MEMORY": "0", **FEW_QUEUES}),
     (THREE, {"FAKEGPU_DEVICES": "1", **FEW_QUEUES}),  # two ranks of one vendor share it
-], ids=["unwanted", "no memory waits", "no memory", "a device for two"])  # fmt: skip
+], ids=["unwanted", "no memory waits", "a device for two"])  # fmt: skip
 def test_without_channels(run: Callable[..., Any], layout: str, env: dict[str, str]) -> None:
     assert run(channel_life_scripts.WITHOUT, layout, **env).stdout.count("right") == ranks(layout)
 

@@ -185,9 +185,10 @@ class Communicator(MessageMethods, NeighbourMethods, GroupMethods):
         """Describe the islands and the plans used so far, one line per kind of call.
 
         Behind a plan stands what chose it: ``user`` rules, ``measured`` ones, the cost ``model`` or a ``default``; and
-        ``queued`` where devices do such calls without the host (docs/gpu.md).
+        ``queued`` where devices do such calls without the host (docs/gpu.md); between devices of several islands also
+        the rings that this rank has for that, or why there are none.
         """
-        lines = [self._run.topology.describe()]
+        lines = [self._run.topology.describe(), *(f"rings: {text}" for text in self._run.members.rings())]
         for label, (choice, why, execution) in self._run.used.items():
             pieces = f", {choice.fragments} fragments" if choice.fragments > 1 else ""
             queued = ", queued" if execution is Execution.QUEUED else ""

@@ -84,7 +84,10 @@ class Membership:
         self.board = Board(mpi, [f.host.memory for f in self.facts])
         memory = None if self.runtime is None else self.runtime.memory_type
         able = island.size == 1 or (memory is not None and not self.device.blind and self.job.vendors_library(memory))
-        self.channels = rings.join(mpi, self.windows, self.bare, self.facts, self.runtime, able, self.tuning.wires)
+        #: Channels, and why there are none where devices of several islands could have some.
+        self.channels, self.lacks = rings.join(
+            mpi, self.windows, self.bare, self.facts, self.runtime, able, self.tuning.wires
+        )
         self.tuning = replace(self.tuning, channels=self.channels is not None)
         warn_idle(self.rank, self.facts, self.channels.idle if self.channels else dict.fromkeys(range(self.size), ""))
         members = [self.job.index[f.process] for f in self.facts]
@@ -163,6 +166,12 @@ class Membership:
                 call = Call(collective, self.size, () if collective == "barrier" else (count,), root)
                 choice = choose(self.topology, collective, elements(call) * 4, op, self.tuning)
                 yield make_plan(self.topology, call, choice, self.rank)
+
+    def rings(self) -> tuple[str, ...]:
+        """Rings of this rank, and with whom; or why it has none; nothing where no call would use them."""
+        if self.channels is not None:
+            return (self.channels.describe(),)
+        return (f"none ({self.lacks})",) if self.lacks else ()
 
     def renew(self, number: int) -> None:
         """Use new teams from call ``number`` on, which is the same one on all ranks: libucc has begun calls on the old

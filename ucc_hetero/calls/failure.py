@@ -6,7 +6,7 @@ from typing import Any
 
 from ..bindings.ucc import status_name
 from ..bootstrap.liveness import Board
-from ..errors import CollectiveError, CollectiveTimeout, MismatchError, PeerError, RefusedError
+from ..errors import CollectiveError, CollectiveTimeout, DeviceError, MismatchError, PeerError, RefusedError
 from ..native.libraries import ffi, lib
 
 __all__ = ["StaleError", "explain", "failure_of", "not_started"]
@@ -23,8 +23,15 @@ def failure_of(op: Any, board: Board, rank: int, label: str, timeout: float) -> 
     return explain(error, board, rank, label, timeout)
 
 
-def not_started(rank: int, label: str, status: int) -> CollectiveError:
+def not_started(rank: int, label: str, status: int) -> Exception:
     """The exception for a call that the engine did not begin."""
+    if status == lib.UCCH_FAIL_PINNED:  # no failure of the communicator's: the other ranks are told
+        return DeviceError(
+            f"rank {rank}: {label} needs rings, and no pinned memory is left "
+            f"({ffi.string(lib.ucch_device_error()).decode(errors='replace')}; {lib.ucch_channels_pinned() >> 20} MiB "
+            "are pinned for rings): free communicators that are not needed, or set UCCH_WIRE_SLOT lower, or "
+            "UCCH_CHANNELS=n, so that hosts take part in calls"
+        )
     if status == lib.UCCH_STALE:
         return StaleError(f"rank {rank}: {label}: an earlier call came to nothing")
     why = status_name(status)

@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any
 from .. import env
 from ..machine.launchers import number
 from ..planner.collectives import ROWS
-from ..planner.cost import GUESS, Links
+from ..planner.cost import GUESS
 from ..planner.rules import Wires
 from ..planner.select import Choice
 from ..planner.topology import Topology, emulated_vendors
 from .plan import facts, render
-from .topo import Host, draw, png, svg, tree
+from .topo import Host, Lines, draw, png, svg, tree
 
 if TYPE_CHECKING:
     from ..api.comm import Communicator
@@ -115,7 +115,7 @@ def _topo(args: argparse.Namespace) -> int:
         stored = json.loads(Path(args.facts).read_text())
         with tempfile.TemporaryDirectory() as folder:
             host = Host(stored.get("machine", args.facts), machine(replay(stored["files"], Path(folder))))
-        return _drawn(args, [host], None)
+        return _drawn(args, tree([host]))
     if not _in_job():
         if args.measure:
             raise ValueError("topo --measure measures on a job's own ranks: start it under mpirun")
@@ -125,13 +125,14 @@ def _topo(args: argparse.Namespace) -> int:
             Path(args.record).write_text(json.dumps({"machine": socket.gethostname(), "files": record()}, indent=0))
         # A record has the machine's files, not its libraries.
         carriers = {} if args.record else _carriers()
-        return _drawn(args, [Host(socket.gethostname(), machine(), carriers=carriers)], None)
+        return _drawn(args, tree([Host(socket.gethostname(), machine(), carriers=carriers)]))
     from ..api.comm import Communicator
 
     with Communicator() as comm:
         members = comm._run.members
         first = [comm.topology.hosts.index(host) for host in range(max(comm.topology.hosts) + 1)]
         found = comm.mpi.gather((machine(), _carriers()) if comm.rank in first else None)
+        rings = comm.mpi.gather(members.rings()) or ()
         links = members.tuning.links
         if args.measure:
             from .measure_links import measure_links
@@ -143,7 +144,7 @@ def _topo(args: argparse.Namespace) -> int:
                 here = [r for r, host in enumerate(comm.topology.hosts) if host == comm.topology.hosts[rank]]
                 ranks = [(r, members.facts[r].vendor, members.facts[r].device) for r in here]
                 hosts.append(Host(members.facts[rank].host.hostname, found[rank][0], ranks, found[rank][1]))
-            _drawn(args, hosts, comm.topology, links)
+            _drawn(args, tree(hosts, comm.topology, links, rings))
     return 0
 
 
@@ -158,8 +159,7 @@ def _carriers() -> dict[str, str]:
         return {"unknown": str(error).splitlines()[0]}
 
 
-def _drawn(args: argparse.Namespace, hosts: list[Host], topology: Topology | None, links: Links | None = None) -> int:
-    lines = tree(hosts, topology, links)
+def _drawn(args: argparse.Namespace, lines: Lines) -> int:
     if args.svg:
         Path(args.svg).write_text(svg(lines), encoding="utf-8")
     if args.png:

@@ -9,7 +9,7 @@ from ..machine.discover import Accelerator, Machine, Nic
 from ..planner.cost import Links
 from ..planner.topology import Link, Topology
 
-__all__ = ["Host", "draw", "png", "svg", "tree"]
+__all__ = ["Host", "Lines", "draw", "png", "svg", "tree"]
 
 #: Background by depth.
 _FILLS = ("#dbe7f3", "#eef3e2", "#f7f2e4")
@@ -48,8 +48,13 @@ def _device(device: Accelerator, machine: Machine) -> str:
     return text + (f", own fabric to {', '.join(device.fabric)}" if device.fabric else "")
 
 
-def tree(hosts: Sequence[Host], topology: Topology | None = None, links: Links | None = None) -> Lines:
-    """The lines of the drawing, each with its depth; ``links`` as measured."""
+def tree(
+    hosts: Sequence[Host],
+    topology: Topology | None = None,
+    links: Links | None = None,
+    rings: Sequence[Sequence[str]] = (),
+) -> Lines:
+    """The lines of the drawing, each with its depth; ``links`` as measured, ``rings`` as each rank has them."""
     lines: Lines = []
     for number, host in enumerate(hosts):
         machine = host.machine
@@ -82,6 +87,9 @@ def tree(hosts: Sequence[Host], topology: Topology | None = None, links: Links |
             lines += [] if topology.flat else [(1, f"between islands: {_cost(links.bridge)}")]
         if topology.weights:
             lines.append((1, f"weights of the ranks' links: {', '.join(map(str, topology.weights[:32]))}"))
+    if any(rings):
+        lines.append((0, "rings between devices, pinned when calls first need them"))
+        lines += [(1, f"rank {rank}: {text}") for rank, texts in enumerate(rings) for text in texts]
     return lines
 
 

@@ -3,6 +3,9 @@
 The native side is shm/ring.c and coll/schedule.c. A call is handed to the devices when it is made: they wait for each
 other, copy and compute, and no program of the host's takes part any more, but for the network threads between hosts
 (:mod:`.wires`). All ranks must do so or none, for the same calls; so what decides is known to all of them.
+
+Rings take pinned memory when calls first need them, each rank by itself: which one a message goes through follows from
+its length.
 """
 
 from __future__ import annotations
@@ -37,8 +40,22 @@ class Channels:
     use.
     """
 
-    def __init__(self, handle: Any, able: bool, computes: bool, idle: Mapping[int, str]) -> None:
+    def __init__(
+        self, handle: Any, able: bool, computes: bool, carriers: Mapping[int, str], idle: Mapping[int, str]
+    ) -> None:
         self.handle, self.able, self.computes, self.idle = handle, able, computes, idle
+        #: By rank, what carries its ring: ``shared`` memory of the host, or so many wires.
+        self.carriers = carriers
+
+    def describe(self) -> str:
+        """Say what carries data to which ranks, the slots of the rings used so far, and their pinned memory."""
+        ranks: dict[str, list[int]] = {}
+        for rank, carrier in self.carriers.items():
+            sizes = [int(lib.ucch_channels_slot(self.handle, rank, ring)) for ring in range(lib.UCCH_RINGS)]
+            slots = ", ".join(f"{lib.UCCH_RING_SLOTS} x {size >> 10} KiB" for size in sizes if size)
+            ranks.setdefault(f"{carrier} ({slots or 'not used yet'})", []).append(rank)
+        each = "; ".join(f"{_ranks(some)} {what}" for what, some in ranks.items())
+        return f"{each}; {lib.ucch_channels_held(self.handle) / (1 << 20):.1f} MiB pinned"
 
     def close(self, timeout: float) -> None:
         """Give the memory back once nothing is under way; collective. What does not end by then is left alone."""
@@ -58,8 +75,8 @@ def join(
     runtime: DeviceRuntime | None,
     able: bool,
     measured: Wires,
-) -> Channels | None:
-    """The channels of a communicator; collective over ``mpi``, None on all ranks where they are not for all of them.
+) -> tuple[Channels | None, str]:
+    """The channels of a communicator; collective over ``mpi``. None on all ranks, and why, where they are not for all.
 
     ``able`` as in :class:`Channels`, of this rank; ``measured`` holds where settings say nothing else. Raises
     :class:`DeviceError` on all ranks where one of them has no pinned memory left: calls of this communicator would be
@@ -67,50 +84,86 @@ def join(
     """
     rank, size = int(mpi.Get_rank()), int(mpi.Get_size())
     mine, places = everyone[rank], _places(everyone)
-    if not (windows.complete or (max(places) and not topology.flat and all(facts.device_memory for facts in everyone))):
-        return None
-    wanted = not max(places) or (env.get("WIRES") != 0 and env.get("CHANNELS") and env.get("STAGING") != "direct")
-    words = ffi.new("size_t *", 2 * int(env.get("ARENA")))
-    apart = len({*places}) == size
-    ready = wanted and may_wait(runtime, apart=apart) and lib.ucch_window_own(key_of(mine), words) >= 0
+    devices = [facts.device_memory for facts in everyone]
+    if topology.flat or not all(devices):
+        return None, "some ranks have host memory" if any(devices) and not topology.flat else ""
+    if not (windows.complete or max(places)):
+        return None, "UCCH_WINDOW=0, or processes that cannot open each other's memory"
+    unwanted, lack = _unwanted(bool(max(places))), _lack(mine, runtime, apart=len({*places}) == size)
     board = mine.host.memory, mine.vendor, runtime.bus(mine.device) if runtime is not None else ""
-    where = rank, size, ffi.new("int[]", list(topology.island_of)), ffi.new("int[]", places)
     # A usual kernel is made as a try: one vendor's compiler may be missing where the other's is there.
+    ready = not (unwanted or lack)
     compiles = ready and kernels.ready(lib.UCCH_COMBINE, OPS["SUM"].code, DTYPES["float32"].code, 0, insist=True)
-    version, idle = _carrier(mpi, everyone, wanted) if max(places) else ("", {})
+    version, idle = _carrier(mpi, everyone, not unwanted) if max(places) else ("", {})
     reach = _Reach.of(rank, places, measured.number) if ready and version else _Reach()
-    late = runtime is not None and not (runtime.eager or apart)
-    offers = mpi.allgather(
-        (bool(wanted), _offer(where, measured.slot) if ready else (0, 0), able, compiles, board, reach, late)
-    )
-    wishes, sizes, ables, computes, boards, reaches, lazy = zip(*offers, strict=True)
-    if not all(wishes):
-        return None
-    far, slot = (min(each) for each in zip(*sizes, strict=True))
-    nwires = min(len(reach.wires) for reach in reaches) if max(places) else 0
+    if ready and max(places) and not reach.wires:
+        lack = "no network threads" if version else "network threads with different versions of UCX"
+    slot = (measured.slot or SLOT) if env.get("WIRE_SLOT") == "auto" else int(env.get("WIRE_SLOT"))
+    offers = mpi.allgather((unwanted, lack, able, compiles, board, reach, slot))
+    wishes, lacks, ables, computes, boards, reaches, slots = zip(*offers, strict=True)
+    if any(wishes):
+        return None, _by_rank(wishes)
     # Processes that share a device take turns at it: one that waits there would keep the other from what it waits for.
-    tardy = [r for r, loads in enumerate(lazy) if loads]
-    lacks = [
-        *([f"rank(s) {tardy} load kernels at their first launch, docs/launch.md has the setting"] if tardy else []),
-        *(["no room in UCCH_CHANNEL_MEMORY, or streams that cannot wait"] if not (far or tardy) else []),
-        *(["ranks that share a device"] if len({*boards}) < size else []),
-        *(["no network threads"] if max(places) and not nwires and version else []),
-        *(["network threads with different versions of UCX"] if max(places) and not version else []),
-    ]
-    if lacks:
-        # Between hosts that is several times slower, where one host's calls lose a little.
-        say = log.log("mem").warning if max(places) and rank == 0 else log.log("mem").info
-        say("no channels between devices (%s): their hosts take part in calls", "; ".join(lacks))
-        return None
-    handle = _connected(mpi, everyone, where, (far, slot), reaches, nwires)
+    shared = tuple("shares its device with another rank" if boards.count(each) > 1 else "" for each in boards)
+    if any(lacks) or any(shared):
+        return None, _missed(rank, _by_rank(lacks if any(lacks) else shared))
+    nwires = min(len(reach.wires) for reach in reaches) if max(places) else 0
+    handle = _connected(mpi, everyone, (rank, places), min(slots), reaches, nwires)
     if handle is None:
-        return None
+        return None, _STRANGERS
     well = lib.ucch_channels_open(handle) == 0
-    if all(mpi.allgather(well)):
-        return Channels(handle, all(ables), all(computes), idle)
+    failures = mpi.allgather("" if well else _reason())
+    if not any(failures):
+        far = f"{nwires} wire" + "s" * (nwires > 1)
+        carriers = {r: "shared" if places[r] == places[rank] else far for r in range(size) if r != rank}
+        return Channels(handle, all(ables), all(computes), carriers, idle), ""
     lib.ucch_channels_free(handle)
-    log.log("mem").info("no channels between devices: %s", _reason())
-    return None
+    return None, _missed(rank, _by_rank(failures))
+
+
+def _unwanted(hosts: bool) -> str:
+    """The setting of this rank by which calls among devices, of several ``hosts``, are not to be queued."""
+    settings = {"UCCH_CHANNELS=n": not env.get("CHANNELS")}
+    if hosts:
+        settings |= {"UCCH_WIRES=0": env.get("WIRES") == 0, "UCCH_STAGING=direct": env.get("STAGING") == "direct"}
+    return next((text for text, found in settings.items() if found), "")
+
+
+def _lack(mine: Facts, runtime: DeviceRuntime | None, *, apart: bool) -> str:
+    """Lack of this rank that keeps it from channels; empty if none. ``apart`` as in :func:`.segments.may_wait`."""
+    if runtime is None:
+        return "no GPU runtime"
+    if not (runtime.eager or apart):
+        return "load kernels at their first launch, docs/launch.md has the setting"
+    if not may_wait(runtime, apart=apart):
+        return "streams cannot wait for memory, nor is there a compiler of kernels that do"
+    words = ffi.new("size_t *", 2 * int(env.get("ARENA")))
+    return "" if lib.ucch_window_own(key_of(mine), words) >= 0 else "no shared memory"
+
+
+def _by_rank(texts: Sequence[str]) -> str:
+    """Reasons of ranks, each with those that gave it."""
+    ranks: dict[str, list[int]] = {}
+    for rank, text in enumerate(texts):
+        if text:
+            ranks.setdefault(text, []).append(rank)
+    return "; ".join(f"{_ranks(some)}: {text}" for text, some in ranks.items())
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    return f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}"
+
+
+def _missed(rank: int, why: str) -> str:
+    """Say once that there are no channels, as calls then are slow; returns the reason."""
+    if rank == 0 and why not in _told:
+        _told.add(why)
+        log.log("mem").warning("no channels between devices (%s): their hosts take part in calls, which is slower", why)
+    return why
+
+
+#: Reasons that have been told.
+_told: set[str] = set()
 
 
 def _carrier(mpi: Any, everyone: Sequence[Facts], wanted: bool) -> tuple[str, dict[int, str]]:
@@ -152,25 +205,17 @@ def _places(everyone: Sequence[Facts]) -> list[int]:
     return [numbers.setdefault(f.host.memory, len(numbers)) for f in everyone]
 
 
-def _offer(where: tuple[int, int, Any, Any], measured: int) -> tuple[int, int]:
-    """Bytes of the rings between islands, and of the slots between hosts, for which this rank has room."""
-    slot = env.get("WIRE_SLOT")
-    most = (measured or SLOT) if slot == "auto" else int(slot)
-    sizes = lib.ucch_channels_offer(*where, int(env.get("CHANNEL_MEMORY")), most)
-    return int(sizes.far), int(sizes.slot)
-
-
 def _connected(
     mpi: Any,
     everyone: Sequence[Facts],
-    where: tuple[int, int, Any, Any],
-    sizes: tuple[int, int],
+    where: tuple[int, Sequence[int]],
+    slot: int,
     reaches: Sequence[_Reach],
     nwires: int,
 ) -> Any:
     """The native side of channels, whose ranks see each other's memory or have wires between them; collective."""
-    rank, places = where[0], where[3]
-    handle = lib.ucch_channels_new(*where, sizes)
+    rank, places = where
+    handle = lib.ucch_channels_new(rank, len(places), list(places), slot)
     files = mpi.allgather((os.getpid(), int(lib.ucch_channels_file(handle)) if handle != ffi.NULL else -1))
     failure = "" if handle != ffi.NULL else "no room for a file of shared memory"
     _last[0] = max(reach.serial for reach in reaches)
@@ -192,12 +237,12 @@ def _connected(
         lib.ucch_channels_free(handle)
     at, text = failures[0]
     if text == _STRANGERS:
-        log.log("mem").warning("rank %d %s: hosts take part in calls between devices, which is slower", at, text)
+        _missed(rank, f"rank {at} {text}")
         return None
     raise DeviceError(
         f"rank {at} has no pinned memory for this communicator's channels ({text}; rank {rank} has pinned "
         f"{lib.ucch_channels_pinned() >> 20} MiB for those of others): free communicators that are not needed, or set "
-        f"UCCH_CHANNEL_MEMORY lower, or UCCH_CHANNELS=n, so that hosts take part in calls"
+        f"UCCH_CHANNELS=n, so that hosts take part in calls"
     )
 
 
