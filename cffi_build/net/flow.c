@@ -53,7 +53,7 @@ typedef struct due {
 typedef struct note {
     ucch_flow *flow;
     void *request;
-    int done;
+    int which, done; /* by which wire it comes */
     ucp_tag_recv_info_t received;
     uint64_t said[3];
 } note;
@@ -69,6 +69,7 @@ typedef struct landing {
 typedef struct share {
     uint64_t count;
     int under_way; /* sends that libucp has */
+    int news;      /* something has been received, or is to be posted again */
     const int *lost;
     ucp_ep_h ep;
     ucp_mem_h slots; /* as registered for the wire; NULL: libucp sees to it */
@@ -184,9 +185,11 @@ static void note_ended(note *n, int status) {
 }
 
 static void note_received(void *request, ucs_status_t status, const ucp_tag_recv_info_t *info, void *data) {
+    note *n = data;
     ucp_request_free(request);
-    ((note *)data)->received = *info;
-    note_ended(data, status);
+    n->received = *info;
+    n->flow->shares[n->which].news = 1;
+    note_ended(n, status);
 }
 
 static void note_sent(void *request, ucs_status_t status, void *data) {
@@ -206,6 +209,7 @@ static void receive(int which, note *n, void *into, size_t bytes, int kind, uint
     ucp_request_param_t params = params_of((void *)note_received, n, memory);
     params.op_attr_mask |= ATTR_RECV_INFO; /* where it is there already */
     params.recv_info = &n->received;
+    n->which = which;
     n->done = 0;
     begun(n, ucp_tag_recv_nbx(ucch_wire_worker(wire_of(n->flow, which)), into, bytes, tag_of(n->flow, kind, index),
                               ~(uint64_t)0, &params));
@@ -393,8 +397,9 @@ static void note_arrival(const ucch_flow *f, int which, size_t bytes) {
 
 /* Of a wire's ranges: count what has come in, and post again the receives of what has been taken out. */
 static int look_at_ranges(ucch_flow *f, int which, int *waiting) {
-    int found = 0;
-    for (int i = 0; i < f->ring.depth * f->ranges; i++) {
+    int found = 0, news = f->shares[which].news;
+    f->shares[which].news = 0;
+    for (int i = 0; news && i < f->ring.depth * f->ranges; i++) {
         landing *l = &f->landings[i];
         if (carrier_of(f, i % f->ranges) != which || l->posted.request)
             continue;
@@ -406,8 +411,9 @@ static int look_at_ranges(ucch_flow *f, int which, int *waiting) {
         } else if (__atomic_load_n(&l->taken, __ATOMIC_ACQUIRE) == l->arrived &&
                    reached(f->ring.consumed, __atomic_load_n(&l->piece, __ATOMIC_RELAXED) + 1))
             post_range(f, which, i);
-        *waiting |= !l->posted.request;
+        f->shares[which].news |= !l->posted.request;
     }
+    *waiting |= f->shares[which].news;
     return found;
 }
 
@@ -550,6 +556,7 @@ static int join(ucch_flow *f, int which, uint64_t key) {
     for (int i = 0; !f->sends && i < f->ring.depth * f->ranges; i++)
         if (carrier_of(f, i % f->ranges) == which)
             post_range(f, which, i);
+    s->news = 1;
     if (which == f->first && f->sends)
         receive_note(&f->credit, CREDIT);
     else if (which == f->first && f->ring.calls) {
