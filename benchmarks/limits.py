@@ -105,21 +105,9 @@ def _quickest(session: Session, links: Links, islands: Sequence[Sequence[int]]) 
     return links
 
 
-def _check_measurable(session: Session, peers: Sequence[Peer]) -> None:
-    """Refuse where no message takes the way of the bridge: its limit would be another way's."""
-    ours = next((peer.comm._run.members for peer in peers if peer.name == "ours"), None)
-    elsewhere = ours is not None and bool(ours.windows.peers) and ours.tuning.path == "direct"
-    if _on_devices(session) and any(session.world.comm.allgather(elsewhere)):
-        raise NotOffered(
-            "option --limit: on the direct path the bridge goes from device to device, messages between the islands of "
-            "this host go through pinned memory: nothing measures those links; UCCH_STAGING=staged has a limit"
-        )
-
-
 def _collective(session: Session, peers: Sequence[Peer]) -> Limit:
     row = session.bench.collective
     assert row is not None
-    _check_measurable(session, peers)
     islands = _islands(peers, session)
     links = _quickest(session, measure_links(peers, session.world, session.memory, islands), islands)
     kind, root = row.kind, session.options.root or 0

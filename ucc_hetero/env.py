@@ -210,7 +210,7 @@ _VARIABLES = (
         "STAGING",
         _choice("auto", "direct", "staged"),
         "auto",
-        "How device memory crosses a bridge: as measured, by UCX itself, or through pinned host buffers.",
+        "How messages on device memory go: as measured, by UCX itself, or through pinned host buffers.",
         "auto|direct|staged",
     ),
     Variable(
@@ -231,7 +231,7 @@ _VARIABLES = (
         "CHANNELS",
         parse_flag,
         True,
-        "Queue calls and messages among devices of several islands in streams whole; n: hosts take part.",
+        "Queue calls and messages among devices of several islands in streams whole; n: by way of the host.",
         "y|n",
     ),
     Variable(

@@ -1,4 +1,4 @@
-"""Datatypes and operations, with the codes that UCC knows them by, and carriers between islands.
+"""Datatypes and operations, with the codes that UCC knows them by, and ways of messages.
 
 Codes are those of ``ucc.h`` (API 1.x: ``ucc_predefined_dtype_t``, ``ucc_reduction_op_t``).
 """
@@ -13,7 +13,7 @@ __all__ = ["DTYPES", "OPS", "DType", "Op", "Reduction", "Transport", "reduction"
 
 
 class Transport(str, Enum):
-    """Carrier of the bytes that a call moves between islands, by the name that rules and tables give it."""
+    """Way of a message on device memory, by the name that settings and tables give it."""
 
     __str__ = str.__str__
 
@@ -21,8 +21,6 @@ class Transport(str, Enum):
     DIRECT = "direct"
     #: By way of pinned host memory.
     STAGED = "staged"
-    #: Staged, with messages in the place of a library's collectives.
-    WINDOW = "window"
 
     @classmethod
     def _missing_(cls, value: object) -> None:

@@ -79,8 +79,8 @@ int ucch_program_coll(ucch_program *program, int step, ucch_team *team, int coll
                       ucc_datatype_t dtype, ucch_span src, ucch_span dst);
 int ucch_program_counts(ucch_program *program, int step, int dst, int n, const uint64_t *counts,
                         const uint64_t *displs);
-int ucch_program_send(ucch_program *program, int step, ucp_ep_h ep, uint64_t tag, ucch_span src, int window);
-int ucch_program_recv(ucch_program *program, int step, ucp_worker_h worker, uint64_t tag, ucch_span dst, int window);
+int ucch_program_send(ucch_program *program, int step, ucp_ep_h ep, uint64_t tag, ucch_span src);
+int ucch_program_recv(ucch_program *program, int step, ucp_worker_h worker, uint64_t tag, ucch_span dst);
 int ucch_program_local(ucch_program *program, int step, int kind, int op, int dtype, int to, ucch_span src,
                        ucch_span dst, double factor);
 int ucch_program_after(ucch_program *program, int step, int n, const int *earlier);

@@ -4,7 +4,6 @@
 #define UCCH_SEND 0
 #define UCCH_RECV 1
 #define UCCH_TMP 2
-#define UCCH_PIN 3
 
 /* Local steps. */
 #define UCCH_COPY 0

@@ -68,7 +68,7 @@ size_t ucch_channels_held(const ucch_channels *channels);
 size_t ucch_channels_pinned(void);
 
 /* ---- program.c, on device memory ---- */
-int ucch_program_device(ucch_program *program, size_t pinned);
+int ucch_program_device(ucch_program *program);
 int ucch_program_stage(ucch_program *program, int step, int stage, int peer);
 int ucch_program_queued(ucch_program *program, ucch_channels *channels, size_t bounce, int op, int dtype);
 int ucch_gates_held(void);

@@ -201,10 +201,8 @@ static int start_on_locked(ucch_program *p, void *send, void *recv, double timeo
     }
     /* 0 also for what has finished already: the host's wait then costs nothing and takes the result */
     int holds = at.ordered && p->op.state == UCCH_ACTIVE && ucch_gate_hold(&p->gate, at.stream);
-    if (!holds) {
+    if (!holds)
         ucch_pool_keep(p->base[UCCH_TMP]);
-        ucch_pool_keep(p->base[UCCH_PIN]);
-    }
     return holds;
 }
 

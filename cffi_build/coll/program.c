@@ -40,38 +40,25 @@ void ucch_program_drop(ucch_program *p) {
     ucch_unlock();
 }
 
-static int borrow(ucch_program *p, int base, int pinned, size_t bytes, const void *owner, int anyway) {
-    if (!bytes || p->base[base])
-        return 0;
-    int may_add = anyway || !ucch_gates_held();
-    p->base[base] = ucch_pool_take(pinned, bytes, owner, may_add);
-    return p->base[base] ? 0 : may_add ? UCCH_FAIL_MEMORY : UCCH_LATER;
-}
-
 /* Scratch is the program's own on the host, and borrowed from the pool on a device; `owner`: the stream whose calls
  * wait for each other, NULL for none. UCCH_LATER where memory has to be allocated while a stream is held: that could
  * wait for the stream, and the stream for us; `anyway`: take that risk. */
 int ucch_program_take_scratch(ucch_program *p, const void *owner, int anyway) {
-    if (!p->on_device) {
-        if (p->base[UCCH_TMP] || !p->tmp_bytes)
-            return 0;
+    if (p->base[UCCH_TMP] || !p->tmp_bytes)
+        return 0;
+    if (!p->on_device)
         return posix_memalign((void **)&p->base[UCCH_TMP], 4096, p->tmp_bytes) ? UCCH_FAIL_MEMORY : 0;
-    }
-    int status = borrow(p, UCCH_TMP, 0, p->tmp_bytes, owner, anyway);
-    if (!status)
-        status = borrow(p, UCCH_PIN, 1, p->pin_bytes, owner, anyway);
-    if (status)
-        ucch_program_give_scratch(p);
-    return status;
+    int may_add = anyway || !ucch_gates_held();
+    p->base[UCCH_TMP] = ucch_pool_take(0, p->tmp_bytes, owner, may_add);
+    return p->base[UCCH_TMP] ? 0 : may_add ? UCCH_FAIL_MEMORY : UCCH_LATER;
 }
 
 void ucch_program_give_scratch(ucch_program *p) {
-    if (p->on_device) {
+    if (p->on_device)
         ucch_pool_give(p->base[UCCH_TMP]);
-        ucch_pool_give(p->base[UCCH_PIN]);
-    } else
+    else
         free(p->base[UCCH_TMP]);
-    p->base[UCCH_TMP] = p->base[UCCH_PIN] = NULL;
+    p->base[UCCH_TMP] = NULL;
 }
 
 /* Requests that were not dropped before are left alone: their team may be gone. */
@@ -147,7 +134,7 @@ int ucch_program_counts(ucch_program *p, int step, int dst, int n, const uint64_
     return 0;
 }
 
-int ucch_program_send(ucch_program *p, int step, ucp_ep_h ep, uint64_t tag, ucch_span src, int window) {
+int ucch_program_send(ucch_program *p, int step, ucp_ep_h ep, uint64_t tag, ucch_span src) {
     ucch_step *s = step_at(p, step);
     if (!s || !(s->message = ucch_message_new()))
         return s ? UCCH_FAIL_MEMORY : UCCH_FAIL_ARGUMENT;
@@ -155,11 +142,10 @@ int ucch_program_send(ucch_program *p, int step, ucp_ep_h ep, uint64_t tag, ucch
     s->ep = ep;
     s->tag = tag;
     s->src = src;
-    s->window = window;
     return 0;
 }
 
-int ucch_program_recv(ucch_program *p, int step, ucp_worker_h worker, uint64_t tag, ucch_span dst, int window) {
+int ucch_program_recv(ucch_program *p, int step, ucp_worker_h worker, uint64_t tag, ucch_span dst) {
     ucch_step *s = step_at(p, step);
     if (!s || !(s->message = ucch_message_new()))
         return s ? UCCH_FAIL_MEMORY : UCCH_FAIL_ARGUMENT;
@@ -167,7 +153,6 @@ int ucch_program_recv(ucch_program *p, int step, ucp_worker_h worker, uint64_t t
     s->worker = worker;
     s->tag = tag;
     s->dst = dst;
-    s->window = window;
     return 0;
 }
 
@@ -227,7 +212,7 @@ int ucch_program_queued(ucch_program *p, ucch_channels *channels, size_t bounce,
 }
 
 int ucch_program_memory(ucch_program *p, int base, int mem_type) {
-    if (base < 0 || base > 3)
+    if (base < 0 || base > UCCH_TMP)
         return UCCH_FAIL_ARGUMENT;
     p->mem_type[base] = mem_type;
     return 0;
@@ -247,11 +232,10 @@ int ucch_program_tmp(ucch_program *p, size_t bytes) {
     return p->on_device ? 0 : ucch_program_take_scratch(p, NULL, 1);
 }
 
-/* The program works on memory of the bound device, with scratch there and `pinned` bytes of pinned memory. */
-int ucch_program_device(ucch_program *p, size_t pinned) {
+/* The program works on memory of the bound device, with scratch there. */
+int ucch_program_device(ucch_program *p) {
     if (ucch_bound() < 0)
         return UCCH_FAIL_ARGUMENT;
     p->on_device = 1;
-    p->pin_bytes = pinned;
     return 0;
 }

@@ -46,7 +46,6 @@ struct ucch_step {
     uint64_t tag;
     uint64_t event; /* of the timeline */
     int op, dtype, to;
-    int window; /* the message's data goes through one */
     double factor;
     /* Of a program that is queued in streams: the rank at a message's other end; the plan's stage; in the call being
      * made the step's turn, and pieces left; and the event that other lanes wait for, if one does. */
@@ -59,8 +58,8 @@ struct ucch_program {
     ucch_op op; /* first: a program is an op */
     int nsteps, first;
     ucch_step *steps;
-    char *base[4];
-    int mem_type[4];
+    char *base[3];
+    int mem_type[3];
     int persistent, on_device;
     ucch_channels *channels; /* the whole program is queued in streams (schedule.c) */
     ucch_launch *queued;     /* the call under way, if that is */
@@ -69,7 +68,7 @@ struct ucch_program {
     int sliced;              /* and by several blocks (fused.c) */
     int furnished;           /* its messages have rings */
     double timeout;          /* of a persistent program's starts */
-    size_t tmp_bytes, pin_bytes;
+    size_t tmp_bytes;
     ucch_gate gate;
     uint64_t bytes; /* of the caller's data, for the statistics */
     ucch_board *board;

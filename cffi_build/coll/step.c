@@ -35,9 +35,6 @@ void ucch_step_task(const ucch_program *p, const ucch_step *s, ucch_task *task) 
         .op = s->op,
         .dtype = s->dtype,
         .to = s->to,
-        .way = s->dst.base == UCCH_PIN   ? UCCH_TO_HOST
-               : s->src.base == UCCH_PIN ? UCCH_TO_DEVICE
-                                         : UCCH_ACROSS,
         .src = ucch_step_address(p, &s->src),
         .dst = ucch_step_address(p, &s->dst),
         .count = s->dst.count,
@@ -64,16 +61,10 @@ static int post_message(ucch_program *p, ucch_step *s) {
     /* Successive calls of a program must not take each other's messages. */
     uint64_t tag = s->tag | (p->op.error.seq & 0x7fff) << 16;
     char *at = ucch_step_address(p, span);
-    int mem_type = p->mem_type[span->base], sends = s->kind == STEP_SEND, status;
-    ucch_offer offer = {.data = at, .bytes = span->count, .on_device = p->on_device, .dest = -1, .tag = tag};
-    if (s->window)
-        status = sends ? ucch_message_offer_locked(s->message, s->ep, &offer, 0)
-                       : ucch_message_expect_locked(s->message, s->worker, at, span->count, tag, p->on_device);
-    else
-        status = sends ? ucch_message_send_locked(s->message, s->ep, at, span->count, tag, mem_type)
-                       : ucch_message_recv_locked(s->message, s->worker, at, span->count, tag, mem_type);
+    int mem_type = p->mem_type[span->base];
     s->state = POSTED;
-    return status;
+    return s->kind == STEP_SEND ? ucch_message_send_locked(s->message, s->ep, at, span->count, tag, mem_type)
+                                : ucch_message_recv_locked(s->message, s->worker, at, span->count, tag, mem_type);
 }
 
 /* Begin a step whose turn it is; a collective's request is there. */

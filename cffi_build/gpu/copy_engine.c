@@ -140,8 +140,8 @@ int ucch_work_begin_locked(ucch_work *w, const ucch_task *task) {
     if (!task->count || (task->kind == UCCH_COPY && task->src == task->dst))
         return 0;
     if (task->kind == UCCH_COPY && !overlap(task)) {
-        int status = ucch_work_copy(task->way, task->dst, task->src, task->count * task->src_bytes);
-        return status ? status : mark(w, task->way, MOVING);
+        int status = ucch_work_copy(UCCH_ACROSS, task->dst, task->src, task->count * task->src_bytes);
+        return status ? status : mark(w, UCCH_ACROSS, MOVING);
     }
     void *function = ucch_kernel_of(task), *stream;
     if (function) {

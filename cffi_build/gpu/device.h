@@ -19,11 +19,12 @@ int ucch_event_ask(void *event, int *done, double *again);
 /* Memory that is used again and again: allocating and freeing it would synchronise the device. */
 void ucch_pool_keep(const void *memory);
 
-/* A local step on device memory: `count` elements, of src_bytes and dst_bytes each; `way` says where a copy goes. */
+/* Ways of copies, each with a stream of its own. */
 enum { UCCH_TO_HOST, UCCH_TO_DEVICE, UCCH_ACROSS };
 
+/* A local step on device memory: `count` elements, of src_bytes and dst_bytes each. */
 typedef struct ucch_task {
-    int kind, op, dtype, to, way;
+    int kind, op, dtype, to;
     char *src, *dst;
     uint64_t count;
     size_t src_bytes, dst_bytes;

@@ -45,6 +45,14 @@ int ucch_gate_enter(ucch_gate *g, void *stream) {
     return status;
 }
 
+static void let_go(ucch_gate *g) {
+    if (g->held) {
+        held--;
+        ucch_flag_pass(g->out);
+    }
+    g->held = 0;
+}
+
 /* Let the stream wait for the program's end: 1, or 0 where streams cannot wait for memory and the host has to. A
  * counter serves all calls of its program: the stream waits until it has reached the call's ticket, and it only grows.
  */
@@ -53,7 +61,7 @@ int ucch_gate_hold(ucch_gate *g, void *stream) {
         return 0;
     if (!ucch_gate_wait(g, stream))
         return 1;
-    ucch_gate_leave_locked(g);
+    let_go(g);
     return 0;
 }
 
@@ -89,11 +97,7 @@ int ucch_gate_open_locked(ucch_gate *g) {
 /* The program has ended, well or not: the stream must go on in either case. */
 void ucch_gate_leave_locked(ucch_gate *g) {
     g->closed = 0;
-    if (g->held) {
-        held--;
-        ucch_flag_pass(g->out);
-    }
-    g->held = 0;
+    let_go(g);
 }
 
 /* Whether its stream has not got there yet, although nobody may wait for that any more. */

@@ -97,13 +97,6 @@ int ucch_message_recv_locked(ucch_message *m, ucp_worker_h worker, void *buffer,
     return posted_locked(m, ucp_tag_recv_nbx(worker, landing, bytes, tag, ~(uint64_t)0, &p));
 }
 
-/* Receive the rendezvous header of a known sender, and then its data. */
-int ucch_message_expect_locked(ucch_message *m, ucp_worker_h worker, void *data, size_t bytes, uint64_t tag,
-                               int on_device) {
-    ucch_message_rendezvous(m, data, bytes, on_device);
-    return ucch_message_recv_locked(m, worker, NULL, 0, tag | UCCH_RTS_TAG, 0);
-}
-
 /* Hand a message that was begun to libucp, as it was asked for: 0, or a failure that has ended it. */
 static int issue_locked(ucch_message *m) {
     const ucch_start *s = &m->start;

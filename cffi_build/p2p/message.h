@@ -69,12 +69,9 @@ int ucch_rendezvous_pump_locked(ucch_message *m);
 
 /* For those that have the lock. */
 void ucch_message_abandon_locked(ucch_message *m);
-int ucch_message_offer_locked(ucch_message *m, ucp_ep_h ep, const ucch_offer *offer, double timeout);
 int ucch_message_send_locked(ucch_message *m, ucp_ep_h ep, const void *buffer, size_t bytes, uint64_t tag,
                              int mem_type);
 int ucch_message_recv_locked(ucch_message *m, ucp_worker_h worker, void *buffer, size_t bytes, uint64_t tag,
                              int mem_type);
-int ucch_message_expect_locked(ucch_message *m, ucp_worker_h worker, void *data, size_t bytes, uint64_t tag,
-                               int on_device);
 
 #endif

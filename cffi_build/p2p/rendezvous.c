@@ -26,13 +26,7 @@ int ucch_message_pipe(ucch_message *m) {
     return m->pipe ? 0 : UCCH_FAIL_MEMORY;
 }
 
-/* Send data by way of this process's window; `timeout` as that of any message. */
-int ucch_message_offer_locked(ucch_message *m, ucp_ep_h ep, const ucch_offer *offer, double timeout) {
-    m->request = NULL;
-    ucch_op_begin_locked(&m->op, timeout);
-    return ucch_message_offer_begun_locked(m, ep, offer);
-}
-
+/* Send data of a message that has begun by way of this process's window. */
 int ucch_message_offer_begun_locked(ucch_message *m, ucp_ep_h ep, const ucch_offer *offer) {
     m->moved = 1;
     int status = ucch_message_pipe(m);

@@ -1,7 +1,8 @@
 """Arrays in the fake GPU's memory, for the scripts that ranks run. The memory is the host's, so a test can look at it.
 
 ``FAKEGPU_LAYOUT``, such as ``nvidia:2,amd:2``, gives each rank the fake library of its vendor (``FAKEGPU_NVIDIA``,
-``FAKEGPU_AMD``) and keeps the others from it: import this module before a Communicator is made.
+``FAKEGPU_AMD``) and keeps the others from it: import this module before a Communicator is made. Arrays of ``host``
+ranks are numpy's.
 """
 
 from __future__ import annotations
@@ -99,3 +100,25 @@ class Array:
 
 
 _idle: list[device.Block] = []
+
+
+class HostArray(np.ndarray):
+    """The same of a rank without a device."""
+
+    def __new__(cls, n: int, dtype: Any = np.float32) -> HostArray:
+        """``n`` elements of memory of its own."""
+        return np.zeros(n, dtype).view(cls)
+
+    @property
+    def peek(self) -> np.ndarray[Any, Any]:
+        """The memory itself."""
+        return np.asarray(self)
+
+    def set(self, values: Any) -> HostArray:
+        """Contents that are there at once."""
+        self[:] = values
+        return self
+
+
+if not device.available():
+    Array = HostArray  # type: ignore[assignment,misc]

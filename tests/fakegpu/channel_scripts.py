@@ -18,15 +18,14 @@ from ucc_hetero.calls import prepare
 from ucc_hetero.native.libraries import lib
 # collective -> whether its calls on devices were queued in streams whole, for all that were prepared.
 made = {}
-lower = prepare.lower
 
-def noted(plan, rank, what, *rest):
-    program = lower(plan, rank, what, *rest)
-    if what.memory is not None:
-        made.setdefault(plan.collective, set()).add(program.execution.name == "QUEUED")
-    return program
+class Noted(prepare.Prepared):
+    def __init__(self, bound, kind, program, staged=None):
+        if staged is not None or program.execution.name == "QUEUED":
+            made.setdefault(bound.call.collective, set()).add(staged is None)
+        super().__init__(bound, kind, program, staged)
 
-prepare.lower = noted
+prepare.Prepared = Noted
 
 def numbers(k, rank, n, dtype=np.float32):
     "What a rank brings into the k-th call; every rank knows it. Sums of them are exact."

@@ -73,7 +73,8 @@ with Communicator() as comm:
             assert (y.peek == every.sum() + p * k).all(), y.peek[:5]
         repeated.Free()
     assert comm.stats()["calls"] > 0
-    print("right" if comm._run.members.tuning.path == "staged" else "right, direct")
+    ways = {execution.name for *_, execution in comm._run.used.values()}
+    print("right", "by hosts" if "QUEUED" not in ways else "queued")
 """
 
 #: Messages of three lengths, and the bytes of those that went by way of pinned memory.

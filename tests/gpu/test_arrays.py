@@ -40,9 +40,9 @@ def test_one_vendor(mpirun: Run, kind: str) -> None:
     run(mpirun, kind, CASES)
 
 
-@pytest.mark.parametrize("kind, path", [("raw", "staged"), ("cupy", "direct"), ("cupy", "staged")])
-def test_two_vendors(mpirun: Run, hip_over_cuda: Path, kind: str, path: str) -> None:
-    run(mpirun, kind, CASES, CASES_ODD_HIP=str(hip_over_cuda), UCCH_STAGING=path)
+@pytest.mark.parametrize("kind, channels", [("raw", "y"), ("cupy", "n"), ("cupy", "y")])
+def test_two_vendors(mpirun: Run, hip_over_cuda: Path, kind: str, channels: str) -> None:
+    run(mpirun, kind, CASES, CASES_ODD_HIP=str(hip_over_cuda), UCCH_CHANNELS=channels)
 
 
 def test_devices_that_do_not_reach_each_other(mpirun: Run, hip_over_cuda: Path) -> None:

@@ -14,16 +14,23 @@ FAKEGPU = Path(__file__).resolve().parents[1] / "fakegpu"
 pytestmark = pytest.mark.mpi
 
 
-@pytest.mark.parametrize("layout, path, env", [
-    ("nvidia:2", "direct", {}),
-    ("amd:1,nvidia:2,amd:1", "direct", {}),
-    ("nvidia:2,amd:2", "staged", {}),
-    ("nvidia:1,amd:2", "staged", device_scripts.FEW_QUEUES),
+BY_HOSTS = {"UCCH_CHANNELS": "n"}
+
+
+@pytest.mark.parametrize("layout, env", [
+    ("nvidia:2", {}),
+    ("amd:1,nvidia:2,amd:1", {}),
+    ("amd:1,nvidia:2,amd:1", BY_HOSTS),
+    ("nvidia:1,host:2,amd:1", {}),
+    ("nvidia:1,amd:2", device_scripts.FEW_QUEUES),
+    ("nvidia:1,amd:2", {**BY_HOSTS, **device_scripts.FEW_QUEUES}),
 ])  # fmt: skip
-def test_collectives(fakes: Callable[..., Any], layout: str, path: str, env: dict[str, str]) -> None:
-    result = fakes(device_scripts.COLLECTIVES, layout, UCCH_STAGING=path, **env)
-    assert result.stdout.count("right") == sum(int(part[-1]) for part in layout.split(","))
-    assert ("right, direct" in result.stdout) == (path == "direct")
+def test_collectives(fakes: Callable[..., Any], layout: str, env: dict[str, str]) -> None:
+    """In a vendor's library, queued in streams, and by way of host memory: for one vendor, for two, and without any."""
+    result = fakes(device_scripts.COLLECTIVES, layout, **env)
+    ranks = sum(int(part[-1]) for part in layout.split(","))
+    queued = ranks if "amd" in layout and not ("host" in layout or "UCCH_CHANNELS" in env) else 0
+    assert (result.stdout.count("right"), result.stdout.count("right queued")) == (ranks, queued)
 
 
 @pytest.mark.parametrize(
@@ -33,13 +40,25 @@ def test_messages(fakes: Callable[..., Any], layout: str, path: str, env: dict[s
     assert fakes(device_scripts.MESSAGES, layout, UCCH_STAGING=path, **env).stdout.count("right") == 3
 
 
-@pytest.mark.parametrize(
-    "layout, path", [("nvidia:2", "direct"), ("nvidia:1,amd:2", "direct"), ("amd:1,nvidia:1", "staged")]
-)
-def test_streams(fakes: Callable[..., Any], layout: str, path: str) -> None:
+@pytest.mark.parametrize("layout, env", [
+    ("nvidia:2", {}), ("nvidia:1,amd:2", {}), ("nvidia:1,amd:2", BY_HOSTS), ("amd:1,nvidia:1", BY_HOSTS),
+])  # fmt: skip
+def test_streams(fakes: Callable[..., Any], layout: str, env: dict[str, str]) -> None:
     # Streams are held in any order there, by threads that use a communicator each.
-    result = fakes(device_scripts.STREAMS, layout, UCCH_STAGING=path, **device_scripts.OWN_QUEUES)
+    result = fakes(device_scripts.STREAMS, layout, **env, **device_scripts.OWN_QUEUES)
     assert "right" in result.stdout
+
+
+def test_a_setting_that_is_about_messages_says_so(fakes: Callable[..., Any]) -> None:
+    script = """
+import arrays
+from ucc_hetero import Communicator
+with Communicator() as comm, Communicator(comm) as other:
+    pass
+"""
+    told = fakes(script, "nvidia:1,amd:1", UCCH_STAGING="direct").stderr
+    assert told.count("UCCH_STAGING=direct is about messages alone") == 1
+    assert "messages alone" not in fakes(script, "nvidia:2", UCCH_STAGING="direct").stderr
 
 
 def test_refusals(fakes: Callable[..., Any]) -> None:
@@ -68,7 +87,8 @@ with Communicator() as comm:
     x.fill(stream, 1.0)
     request = comm.Iallreduce(x, y, stream=stream)
     y.scale(stream, 2.0)
-    assert request.finished and (y.copied(stream) == 2 * comm.size).all()
+    assert request.finished, comm.plan_summary()
+    assert (y.copied(stream) == 2 * comm.size).all()
 print("right")
 """
     assert fakes(script, "nvidia:1,amd:1", UCCH_STAGING="staged", **env).stdout.count("right") == 2
@@ -91,25 +111,19 @@ print("right")
     assert fakes(script, "nvidia:1,amd:1", PYTHONPATH=os.pathsep.join(folders)).stdout.count("right") == 2
 
 
-def test_tuning_measures_every_path_on_devices(fakes: Callable[..., Any], tmp_path: Path) -> None:
+def test_tuning_measures_on_devices(fakes: Callable[..., Any], tmp_path: Path) -> None:
     table = tmp_path / "table.json"
     script = f"""
 import arrays
-from ucc_hetero import Communicator
 from ucc_hetero.__main__ import main
-from ucc_hetero.transport.paths import paths_of
-
-with Communicator() as comm:
-    if comm.rank == 0:
-        print("possible:", *paths_of(comm._run.members.facts, "auto"))
 assert main(["tune", "--file", {str(table)!r}, "--collective", "allreduce", "--sizes", "512K:512K"]) == 0
 """
-    out = fakes(script, "nvidia:1,amd:1").stdout
-    (possible,) = (line.split()[1:] for line in out.splitlines() if line.startswith("possible:"))
-    (measured,) = (line for line in out.splitlines() if line.startswith("allreduce"))
-    assert len(possible) == 1 or any(f" {path} " in measured for path in possible), out
-    (entry,) = json.loads(table.read_text())["topologies"].values()
-    assert all(rule["path"] in (*possible, "window") for rule in entry["rules"])
+    for env in ({}, BY_HOSTS):
+        out = fakes(script, "nvidia:1,amd:1", **env).stdout
+        (measured,) = (line for line in out.splitlines() if line.startswith("allreduce"))
+        assert "split_rail" in measured and "tree" in measured, out
+        (entry,) = json.loads(table.read_text())["topologies"].values()
+        assert all("path" not in rule for rule in entry["rules"])
 
 
 def test_messages_take_the_way_that_was_measured(fakes: Callable[..., Any], tmp_path: Path) -> None:

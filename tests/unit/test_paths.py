@@ -13,10 +13,10 @@ from ucc_hetero.planner.rules import PairRule
 from ucc_hetero.planner.select import Tuning
 from ucc_hetero.planner.topology import Topology
 from ucc_hetero.transport.detours import Detours
-from ucc_hetero.transport.paths import crowded_hosts, path_of, paths_of
+from ucc_hetero.transport.paths import crowded_hosts, path_of
 from ucc_hetero.types import Transport
 
-DIRECT, STAGED, _ = Transport
+DIRECT, STAGED = Transport
 
 
 def rank(memory: str, host: HostIdentity = HERE, moves: tuple[str, ...] = ("host", "cuda")) -> Facts:
@@ -44,21 +44,6 @@ BOTH = ("host", "cuda", "rocm")
 ])  # fmt: skip
 def test_path(ranks: list[Facts], wanted: str, path: str) -> None:
     assert path_of(ranks, wanted) == path
-
-
-@pytest.mark.parametrize("ranks, wanted, paths", [
-    ([rank("cuda", moves=BOTH), rank("rocm", moves=BOTH)], "auto", (DIRECT, STAGED)),
-    ([CUDA, FAR], "auto", (DIRECT, STAGED)),
-    ([CUDA, ROCM], "auto", (STAGED,)),
-    ([CUDA, rank("", moves=("host",))], "auto", (STAGED,)),
-    ([CUDA, rank("")], "auto", (DIRECT, STAGED)),
-    ([CUDA, ROCM], DIRECT, (DIRECT,)),
-    ([CUDA, CUDA], STAGED, (STAGED,)),
-    ([CUDA, rank("cuda", moves=("host",))], "auto", (STAGED,)),
-    ([rank(""), rank("")], "auto", (DIRECT,)),
-])  # fmt: skip
-def test_paths_to_be_measured(ranks: list[Facts], wanted: str, paths: tuple[str, ...]) -> None:
-    assert paths_of(ranks, wanted) == paths
 
 
 def test_what_cannot_be_is_refused() -> None:

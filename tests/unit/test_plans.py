@@ -23,7 +23,6 @@ from ucc_hetero.planner.plan import LEAST_IN_FLIGHT, Blocks, Fragment, Operand, 
 from ucc_hetero.planner.select import Choice, make_plan
 from ucc_hetero.planner.topology import Group, Topology
 from ucc_hetero.planner.validate import InvalidPlan, validate
-from ucc_hetero.types import Transport
 
 SLOW = [HealthCheck.too_slow, HealthCheck.data_too_large]
 ORDERED = tuple(name for name, row in ROWS.items() if row.prefix)
@@ -234,7 +233,7 @@ def test_spelled_out(collective: str, name: str, data: st.DataObject, seed: int)
     """Without collectives over bridges: valid, right in any order, and a rank's own plan is its part of the whole."""
     topology = data.draw(plan_cases.topologies(7))
     call = data.draw(calls(topology, (collective,), 30))
-    choice = Choice(name, data.draw(st.integers(1, 3)), Transport.WINDOW)
+    choice = Choice(name, data.draw(st.integers(1, 3)), queued=True)
     plan = make_plan.__wrapped__(topology, call, choice)
     assert all(step.kind in ("message", "barrier") or step.link != "bridge" for *_, step in steps(plan))
     for in_place in (False, True):

@@ -2,7 +2,6 @@
 
 import json
 import math
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -29,7 +28,7 @@ from ucc_hetero.planner.select import Choice, Tuning, agreed, choose, example_ca
 from ucc_hetero.planner.topology import Link, Topology, link_weights
 from ucc_hetero.types import OPS, Op, Transport
 
-DIRECT, STAGED, WINDOW = Transport
+DIRECT, STAGED = Transport
 
 ONE = Topology.group(["nvidia"] * 4, [0, 0, 1, 1])
 TWO = Topology.group(["nvidia"] * 2 + ["amd"] * 2, [0, 0, 1, 1])
@@ -38,10 +37,10 @@ MIB = 1 << 20
 
 
 def test_grammar() -> None:
-    assert parse_tune("allreduce:0-64k:@flat#allreduce,bcast:64k-inf:@split_rail:fragments=4:path=staged") == (
+    assert parse_tune("allreduce:0-64k:@flat#allreduce,bcast:64k-inf:@split_rail:fragments=4") == (
         Rule("allreduce", 0, 65536, "flat"),
-        Rule("allreduce", 65536, math.inf, "split_rail", 4, STAGED),
-        Rule("bcast", 65536, math.inf, "split_rail", 4, STAGED),
+        Rule("allreduce", 65536, math.inf, "split_rail", 4),
+        Rule("bcast", 65536, math.inf, "split_rail", 4),
     )
     assert parse_tune("@tree:nvidia,amd:[2-8]:reduce:100") == (
         Rule("reduce", 0, math.inf, "tree", vendors=("nvidia", "amd"), ranks=(2, 8), score=100),
@@ -58,7 +57,7 @@ def test_grammar() -> None:
     ("allreduce:cuda:@flat", "'cuda' is no collective, byte range, vendor"),
     ("allreduce:@flat:@tree", "'@tree' gives the algorithm a second time"),
     ("allreduce:@flat:fragments=0", "'fragments=0' should be a number from 1 to 1024"),
-    ("allreduce:@flat:path=magic", "path 'magic' is not one of direct, staged, window"),
+    ("allreduce:@flat:path=staged", "'path=staged' means nothing any more"),
     ("allreduce:@", "'@' is no collective"),
     ("scan:@split_rail", "scan has no @split_rail; it has @flat"),
 ])  # fmt: skip
@@ -114,12 +113,11 @@ def test_reductions_that_ucc_lacks_are_ordered() -> None:
 
 
 def test_user_before_measured_before_default() -> None:
-    measured = (Rule("allreduce", 0, math.inf, "split_rail", 2, STAGED),)
+    measured = (Rule("allreduce", 0, math.inf, "split_rail", 2),)
     tune = Tuning.parse("allreduce:0-1k:@flat", measured)
     assert choose(TWO, "allreduce", 512, tune=tune) == Choice("flat")
-    assert choose(TWO, "allreduce", 1024, tune=tune) == Choice("split_rail", 2, STAGED)
+    assert choose(TWO, "allreduce", 1024, tune=tune) == Choice("split_rail", 2)
     assert choose(TWO, "bcast", 8, tune=tune) == Choice("tree")
-    assert choose(TWO, "bcast", 8, tune=Tuning(path=STAGED)).path == STAGED
 
 
 def test_measured_links_choose_by_the_cost_model() -> None:
@@ -153,7 +151,7 @@ def test_the_model_must_promise_more_than_a_little() -> None:
 
 def test_table_survives_a_file(tmp_path: Path) -> None:
     file = tmp_path / "tuned.json"
-    rules = (Rule("allreduce", 0, 4096, "tree", 1, DIRECT), Rule("bcast", 4096, math.inf, "split_rail", 8, STAGED))
+    rules = (Rule("allreduce", 0, 4096, "tree", 1), Rule("bcast", 4096, math.inf, "split_rail", 8))
     far = ("amd", "nvidia"), False
     pairs = (PairRule(*far, 0, 4096, STAGED), PairRule(("amd", "amd"), True, 8, math.inf, DIRECT))
     save_table(file, TWO, Measured(rules, messages=pairs))
@@ -290,28 +288,19 @@ def test_huge_flat_plans_are_small() -> None:
     assert step.src[0][4095].offset == 4095 << 33
 
 
-def test_windows_take_long_calls_of_the_staged_path() -> None:
-    """Among devices that share windows: no collective crosses the bridge any more, but short calls do as before."""
+def test_queued_calls() -> None:
+    """No collective crosses the bridge among devices whose streams do all of it; short calls are one kernel."""
     topology = Topology.group(["nvidia", "amd"] * 2, [0] * 4)
-    tuning = Tuning(path=STAGED, windows=True)
-    short, long = (choose(topology, "allreduce", n, OPS["SUM"], tuning) for n in (1 << 16, 1 << 26))
-    assert (short.path, long.path) == (STAGED, WINDOW)
-    queued = replace(tuning, channels=True)  # the others' hosts take no part: neither does this one's library
-    assert choose(topology, "allreduce", 8, OPS["SUM"], queued).path == WINDOW
     several = Topology.group(["nvidia", "amd"] * 6, [0] * 12)  # more than one kernel does
-    names = [choose(t, "allreduce", n, OPS["SUM"], queued).algorithm for t in (topology, several) for n in (8, 1 << 20)]
-    assert names == ["flat", "split_rail", "tree", "split_rail"]
-    assert choose(topology, "allreduce", 8, OPS["SUM"], tuning).algorithm == "tree"
+    queued, plain = Tuning(queued=True), Tuning()
+    found = [choose(t, "allreduce", n, OPS["SUM"], queued) for t in (topology, several) for n in (8, 1 << 20)]
+    assert [choice.algorithm for choice in found] == ["flat", "split_rail", "tree", "split_rail"]
+    assert all(choice.queued for choice in found)
+    assert choose(topology, "allreduce", 8, OPS["SUM"], plain) == Choice("tree")
     pair = Topology.group(["nvidia", "amd"], [0] * 2)  # nothing goes on in islands beside the crossing
-    assert (
-        choose(pair, "allreduce", 1 << 28, OPS["SUM"], tuning).fragments
-        == 1
-        < choose(topology, "allreduce", 1 << 28, OPS["SUM"], tuning).fragments
-    )
-    plan = make_plan(topology, Call("allreduce", 4, (1 << 24,)), long)
+    fragments = [choose(t, "allreduce", 1 << 28, OPS["SUM"], queued).fragments for t in (pair, topology)]
+    assert fragments[0] == 1 < fragments[1]
+    plan = make_plan(topology, Call("allreduce", 4, (1 << 24,)), found[1])
     kinds = {step.kind for f in plan.fragments for stage in f.stages for step in stage if step.link == "bridge"}
     assert kinds == {"message"}
-    for other in (Tuning(path=STAGED), Tuning(path=DIRECT, windows=True)):
-        assert choose(topology, "allreduce", 1 << 26, OPS["SUM"], other).path == other.path
-    ruled = Tuning.parse("allreduce:@split_rail:path=staged", path=STAGED, windows=True)
-    assert choose(topology, "allreduce", 1 << 26, OPS["SUM"], ruled).path == STAGED
+    assert not choose(topology, "allreduce", 8, OPS["MAXLOC"], queued).queued

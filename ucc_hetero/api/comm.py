@@ -185,14 +185,15 @@ class Communicator(MessageMethods, NeighbourMethods, GroupMethods):
         """Describe the islands and the plans used so far, one line per kind of call.
 
         Behind a plan stands what chose it: ``user`` rules, ``measured`` ones, the cost ``model`` or a ``default``; and
-        ``queued`` where devices do such calls without the host (docs/gpu.md); between devices of several islands also
-        the rings that this rank has for that, or why there are none.
+        ``queued`` where devices do such calls without the host, or ``by way of the host`` where they go through its
+        memory (docs/gpu.md); between devices of several islands also the rings that this rank has for that, or why
+        there are none.
         """
+        ways = {Execution.QUEUED: ", queued", Execution.STAGED: ", by way of the host"}
         lines = [self._run.topology.describe(), *(f"rings: {text}" for text in self._run.members.rings())]
         for label, (choice, why, execution) in self._run.used.items():
             pieces = f", {choice.fragments} fragments" if choice.fragments > 1 else ""
-            queued = ", queued" if execution is Execution.QUEUED else ""
-            lines.append(f"{label}: {choice.algorithm}{pieces} ({why}{queued})")
+            lines.append(f"{label}: {choice.algorithm}{pieces} ({why}{ways.get(execution, '')})")
         return "\n".join(lines)
 
     def stats(self) -> dict[str, float]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from ..transport import rings, wires
 from ..transport.carriers import warn_idle
 from ..transport.paths import Device, path_of
 from ..transport.segments import join as join_windows
-from ..types import OPS
+from ..types import OPS, Transport
 from . import agreement, process
 from .liveness import Board
 from .teams import Teams
@@ -65,19 +66,19 @@ class Membership:
         vendors = [f.vendor for f in self.facts]
         nodes: dict[tuple[str, ...], int] = {}
         hosts = [nodes.setdefault(f.host.node, len(nodes)) for f in self.facts]
-        path = path_of(self.facts, env.get("STAGING"))
+        path = path_of(self.facts, wanted := env.get("STAGING"))
         #: Islands alone: what tables of measured choices go by.
         plain = not any(f.device_memory for f in self.facts)
         levels = levels_of([f.group for f in self.facts])
         if plain:  # no vendor's library that knows of hosts
             levels.append(hosts)
         self.bare = Topology.group(vendors, hosts, (), levels)
+        if wanted == Transport.DIRECT and not (plain or self.bare.flat or self.rank):
+            _say_of_messages()
         speeds = link_weights(hosts, [f.link_speed for f in self.facts])
         weighted = Topology.group(vendors, hosts, speeds, levels)
         self.windows = join_windows(mpi, self.bare, self.facts, self.runtime, self._arenas)
-        self.topology, self.tuning = agreed(
-            self.bare, weighted, env.get("TUNE"), self._table, path, plain=plain, windows=self.windows.complete
-        )
+        self.topology, self.tuning = agreed(self.bare, weighted, env.get("TUNE"), self._table, path, plain=plain)
         island = self.topology.islands[self.topology.island_of[self.rank]]
         self.device = Device.of(self.rank, island.ranks, self.facts, self.runtime)
         self.job = process.job_of(mpi, self.facts, vendors)
@@ -88,7 +89,7 @@ class Membership:
         self.channels, self.lacks = rings.join(
             mpi, self.windows, self.bare, self.facts, self.runtime, able, self.tuning.wires
         )
-        self.tuning = replace(self.tuning, channels=self.channels is not None)
+        self.tuning = replace(self.tuning, queued=self.channels is not None)
         warn_idle(self.rank, self.facts, self.channels.idle if self.channels else dict.fromkeys(range(self.size), ""))
         members = [self.job.index[f.process] for f in self.facts]
         self.teams = Teams(self.job, members, self.rank, self.id, timeout)
@@ -200,6 +201,14 @@ class Membership:
     def release_id(self) -> None:
         """Let the communicator's number be used again."""
         _ids[self.id >> 3] &= ~(1 << (self.id & 7))
+
+
+@cache
+def _say_of_messages() -> None:
+    log.log("mem").warning(
+        "UCCH_STAGING=direct is about messages alone: collectives of several vendors' devices are queued in streams, "
+        "or go by way of the host (docs/gpu.md)"
+    )
 
 
 def _measured_table() -> str:

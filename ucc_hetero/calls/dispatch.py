@@ -231,7 +231,7 @@ class Runner:
             raise NotSupported(
                 f"{call.name} on rank {self.rank}: an operation of the user's own runs on the host, in no stream"
             )
-        prepared = self._prepared.prepare(call, exchange=completion is Completion.HOST)
+        prepared = self._prepared.prepare(call, exchange=completion is Completion.HOST, stream=stream)
         if prepared is None:
             return finished()
         if prepared.copies:
@@ -260,10 +260,14 @@ class Runner:
         both, at = (prepared.send, prepared.recv), _cast("void *", stream)
         # Calls that could not be launched yet hold the stream, where streams may be held.
         holds = ordered and (program.execution is Execution.HELD or (program.execution is _LAUNCHED and runtime.holds))
+        if prepared.staged is not None:
+            holds = ordered and runtime.holds
         state = lib.ucch_program_start_on(program.handle, *both, self.timeout, at, holds)
         if state < 0:
             raise not_started(self.rank, prepared.label, state)
         request = self._request(program, prepared.kind, prepared, prepared)
+        if state and prepared.staged is not None:
+            prepared.staged.leave(stream)
         if ordered and not state:
             request.Wait()  # the stream cannot wait for this call, or must not: the host does
         return request
@@ -311,12 +315,12 @@ class Runner:
                 anew = self._set_up(call)
                 assert anew is not None
                 prepared, teams = anew, self.members.teams
-            elif prepared.copies:
+            elif not prepared.in_place:
                 prepared.refill()
             state = int(lib.ucch_program_again(prepared.program.handle))
             if state < 0:
                 raise not_started(self.rank, prepared.label, state)
-            request.rebind(prepared.program.op, prepared, None if prepared.copies else prepared.program.handle)
+            request.rebind(prepared.program.op, prepared, prepared.program.handle if prepared.in_place else None)
             return state
 
         def finish(state: int, status: Any) -> None:
@@ -327,7 +331,7 @@ class Runner:
             if self._persistent.pop(id(prepared), None) is not None:
                 lib.ucch_program_drop(prepared.program.handle)
 
-        direct = None if prepared.copies else prepared.program.handle
+        direct = prepared.program.handle if prepared.in_place else None
         request = PersistentRequest(
             prepared.program.op, prepared, start, finish, free, direct=direct, owner=self,
             in_stream=partial(self.start, call), refuse=self.refuse,

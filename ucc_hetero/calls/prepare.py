@@ -3,31 +3,34 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from .. import env
+from .. import env, log
 from ..bootstrap.group import Membership
 from ..buffers import Buffer, pack
 from ..buffers import copy as copy_elements
 from ..engine.lowering import Execution, Program, Route, lower
-from ..engine.placement import Lowering
+from ..engine.placement import Lowering, Placement
+from ..engine.stream_program import queues
 from ..errors import CollectiveError, MismatchError, NotSupported, RefusedError
 from ..native.libraries import ffi, lib
 from ..planner.algorithms import Role, with_role
 from ..planner.collectives import ROWS, Call, elements, operands
 from ..planner.select import Choice, Tuning, choose, make_plan, reason, supported
-from ..types import DTYPES, OPS, DType, Op, Reduction, Transport, reduction
+from ..transport.bounce import Bounce
+from ..types import DTYPES, OPS, DType, Op, Reduction, reduction
 from .arguments import Bound, CallSpec, bind
 from .failure import StaleError, explain
 from .mpi_fallback import Delegate, Watch
 from .ops import op_of
-from .program_cache import Kind, ProgramCache
+from .program_cache import Kind, Kinds, ProgramCache
 from .request import look_around
+from .staging import HostCopies
 
 __all__ = ["Exchange", "Preparation", "Prepared"]
 
@@ -54,13 +57,17 @@ class Exchange(NamedTuple):
 
 
 class Prepared:
-    """A bound call with its program, addresses, and the copies around it."""
+    """A bound call with its program, addresses, and the copies around it.
+
+    ``staged``: the program works on copies in host memory of what lies on the device.
+    """
 
     __slots__ = (
-        "agreed", "bound", "copies", "counted", "exchange", "kind", "label", "program", "recv", "repeatable", "send",
-    )  # fmt: skip
+        *("agreed", "bound", "copies", "counted", "exchange", "kind", "label", "program", "recv", "repeatable"),
+        *("send", "staged"),
+    )
 
-    def __init__(self, bound: Bound, kind: Kind, program: Program) -> None:
+    def __init__(self, bound: Bound, kind: Kind, program: Program, staged: HostCopies | None = None) -> None:
         self.bound, self.kind, self.program, self.label = bound, kind, program, kind.label
         #: Raises if the counts of the ranks turn out not to match, where they were not compared before.
         self.agreed: Callable[[], None] | None = None
@@ -73,6 +80,7 @@ class Prepared:
         self.recv: Any = _NULL
         #: (contiguous copy, the caller's buffer, whether the result goes back there), where memory has gaps.
         self.copies: list[tuple[Buffer, Buffer, bool]] = [*bound.parts]
+        self.staged = staged
         if bound.send is not None:
             self.send = self._address(bound.send, receives=False)
         if bound.recv is not None:
@@ -85,6 +93,8 @@ class Prepared:
     def _address(self, buffer: Buffer, *, receives: bool) -> Any:
         if not buffer.nbytes and buffer.vendor == "host":
             return _NOWHERE[receives]  # all empty bytearrays have one address
+        if self.staged is not None:
+            return ffi.cast("void *", self.staged.address(self.bound, buffer))
         packed = pack(buffer)
         if packed is not buffer:
             self.copies.append((packed, buffer, receives))
@@ -94,14 +104,23 @@ class Prepared:
         """Take the caller's data into the copies again, before a persistent call starts anew."""
         for copy, original, _ in self.copies:
             copy_elements(original, copy)
+        if self.staged is not None:
+            self.staged.fetch()
 
     def finish(self) -> None:
         """Spread the results out. ``MismatchError`` if they cannot be right."""
         if self.agreed is not None:
             self.agreed()
+        if self.staged is not None:
+            self.staged.bring_back()
         for copy, original, receives in self.copies:
             if receives:
                 copy_elements(copy, original)
+
+    @property
+    def in_place(self) -> bool:
+        """Whether the program works in the caller's own memory."""
+        return not self.copies and self.staged is None
 
     def reason(self, failure: Exception) -> Exception:
         """Why a call failed: that the ranks' counts do not match, where they turn out not to."""
@@ -145,16 +164,28 @@ class Preparation:
         #: Calls that ran so far: label -> (choice, its origin, who waits).
         self.used: dict[str, tuple[Choice, str, Execution]] = {}
         self._on_host = _of_host(members.tuning)
+        #: Whether devices do calls of a kind themselves.
+        self._ways: Kinds[Hashable, bool] = Kinds()
+        self._bounces: list[Bounce] = []
 
-    def prepare(self, call: CallSpec, *, exchange: bool = False, now: bool = True, rows: Any = None) -> Prepared | None:
+    def prepare(
+        self,
+        call: CallSpec,
+        *,
+        exchange: bool = False,
+        now: bool = True,
+        rows: Any = None,
+        stream: int | None = None,
+    ) -> Prepared | None:
         """Bind, choose, plan and lower a call, or return None when there is nothing to do.
 
         ``exchange``: the ranks may talk about the counts that only some of them know (blocking and persistent calls).
-        ``rows``: what they said, where they did already. ``now``: the call is the next one of this rank.
+        ``rows``: what they said, where they did already. ``now``: the call is the next one of this rank. ``stream``:
+        the data is there when this stream gets here.
         """
         name, bound = call.name, bind(call, self.size, self.rank)
         on_device = self._on_device(name, bound)
-        how, ours = self._reduction(name, bound.dtype, call.op, on_device)
+        how, ours = self._reduction(name, bound.dtype, call.op)
         if self.size == 1 and name == "barrier":
             return None
         counted, asked = bound.local, None
@@ -166,11 +197,11 @@ class Preparation:
             label += " host"  # libraries choose by the kind of memory: all ranks must have the same
         if self.check:
             self.compare(label)
-        prepared = self._lowered(bound, how, ours, label, on_device, now)
+        prepared = self._lowered(bound, how, ours, label, on_device, now, stream)
         if bound.local:
             prepared.agreed = self._counts_in_flight(name, bound.call)
         prepared.exchange, prepared.counted = asked, counted
-        prepared.repeatable = not (self.check or prepared.copies or bound.local)
+        prepared.repeatable = prepared.in_place and not (self.check or bound.local)
         return prepared
 
     def _on_device(self, name: str, bound: Bound) -> bool:
@@ -180,43 +211,94 @@ class Preparation:
         return self.members.device.holds((("sendbuf", bound.send), ("recvbuf", bound.recv)))
 
     def _lowered(
-        self, bound: Bound, how: Reduction | None, op: Op | None, label: str, on_device: bool, now: bool
+        self,
+        bound: Bound,
+        how: Reduction | None,
+        op: Op | None,
+        label: str,
+        on_device: bool,
+        now: bool,
+        stream: int | None = None,
     ) -> Prepared:
-        dtype = bound.dtype or DTYPES["uint8"]
-        compute = how.compute if how else dtype
-        what = Lowering(
+        what, copies = self._what(bound, how, on_device), None
+        tuning = self.members.tuning if on_device else self._on_host
+        if on_device and not self._stays(what, bound.local, op):
+            what = self._what(bound, how, False)
+            copies = HostCopies(self._bounce(label, bound.local), self.rank, stream)
+        # ``local`` is part of the key: one rank's counts can look like those of all, and then another algorithm runs.
+        kind = self._cache.lowered((what, label, bound.local), label)
+        program = kind.take() or self._build(what, bound, op, label, now, tuning)
+        if copies is not None:
+            self.used[label] = *self.used[label][:2], Execution.STAGED
+        return Prepared(bound, kind, program, copies)
+
+    def _what(self, bound: Bound, how: Reduction | None, on_device: bool) -> Lowering:
+        """Everything but addresses that the call's program depends on, on this rank's device or in host memory."""
+        dtype, device = bound.dtype or DTYPES["uint8"], self.members.device
+        if how and on_device and device.halves and how.compute is not dtype and dtype.kind == "float":
+            how = Reduction(dtype, how.op, how.divide)
+        return Lowering(
             call=bound.call,
             dtype=dtype if how is None or how.compute.name != "uint8" else how.compute,
-            compute=compute,
+            compute=how.compute if how else dtype,
             op=how.op.code if how else 0,
             divisor=operands(bound.call, self.rank) if how and how.divide else 0,
             in_place=bound.in_place,
             send_displs=bound.send_displs,
             recv_displs=bound.recv_displs,
-            memory=self.members.device.memory if on_device else None,
+            memory=device.memory if on_device else None,
         )
-        # ``local`` is part of the key: one rank's counts can look like those of all, and then another algorithm runs.
-        kind = self._cache.lowered((what, label, bound.local), label)
-        return Prepared(bound, kind, kind.take() or self._build(what, bound, op, label, now))
 
-    def _build(self, what: Lowering, bound: Bound, op: Op | None, label: str, now: bool) -> Program:
+    def _stays(self, what: Lowering, local: bool, op: Op | None) -> bool:
+        """Whether the devices do a call themselves: by one vendor's library, or queued in streams. Alike on all ranks.
+
+        Everything else goes by way of host memory whole.
+        """
+        members = self.members
+        if members.topology.flat:
+            return not members.device.blind
+        if members.channels is None or local:
+            return False
+        found = self._ways.get((what, op))
+        if found is None:
+            choice = self._choice(what, op, members.tuning)[0]
+            plan, whole = (make_plan(members.topology, what.call, choice, rank) for rank in (self.rank, None))
+            stays = choice.queued and queues(members.channels, whole, Placement(plan, self.rank, what))
+            found = self._ways.keep((what, op), stays)
+        return found
+
+    def _bounce(self, label: str, local: bool) -> Bounce:
+        """Bounce buffers for a call that goes by way of host memory; the first one of a kind is told of."""
+        members = self.members
+        if label not in self.used:
+            why = f"no call of this communicator is queued ({members.lacks})"
+            if members.topology.flat:
+                why = "libucp cannot move the memory of every device"
+            elif members.channels is not None and local:
+                why = "no rank knows all of its counts; blocking calls exchange them"
+            elif members.channels is not None:
+                why = "streams cannot do it: a vendor's library or compiler lacks the datatype or the operation"
+            # In a communicator whose other calls are queued nobody expects it.
+            first = members.channels is not None and not self._bounces and self.rank == 0
+            say = log.log("coll").warning if first else log.log("coll").info
+            say("%s goes by way of host memory, which is slower: %s", label, why)
+        if not self._bounces:
+            assert members.runtime is not None
+            self._bounces.append(Bounce(members.runtime))
+        return self._bounces[0]
+
+    def _choice(self, what: Lowering, op: Op | None, tuning: Tuning) -> tuple[Choice, str]:
+        """The choice for a call with counts, and what made it."""
+        nbytes = elements(what.call) * what.dtype.itemsize
+        about = self.members.topology, what.call.collective, nbytes, op, tuning
+        return supported(choose(*about), nbytes), reason(*about)
+
+    def _build(self, what: Lowering, bound: Bound, op: Op | None, label: str, now: bool, tuning: Tuning) -> Program:
         call, members = what.call, self.members
-        if bound.local:
-            choice, why, nbytes = self._without_counts(what), "counts unknown", 0
-        else:
-            tuning = members.tuning if what.memory is not None else self._on_host
-            nbytes = elements(call) * what.dtype.itemsize
-            about = members.topology, call.collective, nbytes, op, tuning
-            choice, why = choose(*about), reason(*about)
-        choice = supported(choice, call.collective, nbytes, what.compute)
+        choice, why = (self._without_counts(what), "counts unknown") if bound.local else self._choice(what, op, tuning)
         plan = make_plan(members.topology, call, choice, self.rank)
         self.used[label] = choice, why, Execution.HOST
-        staged = members.device.staged(choice.path) if what.memory is not None else ()
-        route = Route(members.id << 52 | 1 << 51, staged, members.windows.peers)
-        through = choice.path is Transport.WINDOW and what.memory is not None
-        if through and members.channels is not None and not bound.local:
-            whole = make_plan(members.topology, call, choice)
-            route = route._replace(channels=members.channels, whole=whole)
+        route = Route(members.id << 52 | 1 << 51, members.channels if what.memory is not None else None)
         # Ranks that call different things would wait for each other while they make the teams of each.
         if now:
             members.teams.look = Watch(members.board, self.rank, label, self._delegate.timeout, announce=True).look
@@ -264,11 +346,9 @@ class Preparation:
         """
         if self.members.topology.flat and what.memory is not None:
             return Choice(with_role(what.call.collective, Role.ONE_STEP))
-        return Choice(with_role(what.call.collective, Role.UNCOUNTED), 1, self.members.tuning.path)
+        return Choice(with_role(what.call.collective, Role.UNCOUNTED))
 
-    def _reduction(
-        self, name: str, dtype: DType | None, op: Any, on_device: bool
-    ) -> tuple[Reduction | None, Op | None]:
+    def _reduction(self, name: str, dtype: DType | None, op: Any) -> tuple[Reduction | None, Op | None]:
         if name not in ROWS or not ROWS[name].reduces:
             return None, None
         assert dtype is not None
@@ -279,8 +359,6 @@ class Preparation:
                 f"{name} on rank {self.rank}: {ours or op} on {dtype} is not supported on host memory; "
                 "docs/support.md lists what is"
             )
-        if on_device and self.members.device.halves and how.compute is not dtype and dtype.kind == "float":
-            how = Reduction(dtype, how.op, how.divide)
         return how, ours
 
     def _exchange(self, label: str, mine: Any) -> Exchange:
@@ -374,7 +452,9 @@ class Preparation:
 
     def retune(self, tuning: Tuning) -> None:
         """Choose by other rules from now on; equal ones on every rank."""
-        self.members.tuning, self._on_host = tuning, _of_host(tuning)
+        self.members.tuning = replace(tuning, queued=self.members.channels is not None)
+        self._on_host = _of_host(tuning)
+        self._ways.clear()
 
     def compare(self, label: str) -> None:
         """Compare what every rank is about to call; ``MismatchError`` on all of them."""
@@ -388,8 +468,8 @@ class Preparation:
 
 
 def _of_host(tuning: Tuning) -> Tuning:
-    """The tuning of calls on host memory, which goes by no window: nothing in them costs more processors than these."""
-    return replace(tuning, windows=False, channels=False)
+    """The tuning of calls on host memory."""
+    return replace(tuning, queued=False)
 
 
 def _fingerprint(counts: Sequence[int]) -> int:

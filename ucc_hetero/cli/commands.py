@@ -87,6 +87,7 @@ def _plan(args: argparse.Namespace) -> int:
     with Communicator() as comm:
         members = comm._run.members
         links = members.tuning.links or GUESS
+        wanted = wanted and wanted._replace(queued=members.tuning.queued)
         found = facts(comm.topology, args.collective, nbytes, tuning=members.tuning, links=links, wanted=wanted)
         if args.measure:
             found["measured"] = _measured(comm, args.collective, nbytes, wanted)

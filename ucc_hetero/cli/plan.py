@@ -83,7 +83,7 @@ def facts(
         "weights": list(topology.weights),
         "algorithm": choice.algorithm,
         "fragments": len(plan.fragments),
-        "path": choice.path,
+        "queued": choice.queued,
         "by": "command line" if wanted else reason(topology, collective, nbytes, None, tune),
         "stages": _stages(plan),
         "wire": {
@@ -116,7 +116,7 @@ def render(found: dict[str, Any]) -> str:
         f"{found['collective']} of {size_text(found['bytes'])} over {found['ranks']} ranks: {found['islands']}",
         f"topology   {found['fingerprint']}" + (f", weights {found['weights']}" if found["weights"] else ""),
         f"runs       {found['algorithm']} in {found['fragments']} fragment{'s' if found['fragments'] != 1 else ''}, "
-        f"path {found['path']} (chosen by: {found['by']})",
+        f"{'queued in streams ' if found['queued'] else ''}(chosen by: {found['by']})",
         "stages     of one fragment",
     ]
     for row in found["stages"]:

@@ -26,7 +26,7 @@ _TRIES = 4
 
 def forced(choice: Choice, collective: str) -> Tuning:
     """A tuning that makes a collective run as ``choice`` says."""
-    return Tuning((Rule(collective, 0, float("inf"), choice.algorithm, choice.fragments, choice.path),))
+    return Tuning((Rule(collective, 0, float("inf"), choice.algorithm, choice.fragments),))
 
 
 class Trial:

@@ -11,15 +11,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 
-from .. import env
 from ..api.comm import Communicator
 from ..planner.collectives import elements
 from ..planner.cost import Links
 from ..planner.rules import Measured, Rule, Wires, best_of, save_table
 from ..planner.select import Choice, Tuning, candidates, choose, example_call
 from ..planner.topology import link_weights
-from ..transport.paths import paths_of
-from ..types import Transport
 from .plan import short_name
 from .trial import Trial, forced
 from .tune_pairs import PairFinding, described, improvements, pair_rules
@@ -80,8 +77,7 @@ def measure(
     default = choose(topology, collective, total, None, tuning)
     trial = Trial(comm, collective, nbytes, seconds)
     times: dict[Choice, list[float]] = {default: []}
-    for path in _paths(comm, total, tuning):
-        times |= {choice._replace(path=path): [] for choice in candidates(topology, collective, total)}
+    times |= {choice._replace(queued=default.queued): [] for choice in candidates(topology, collective, total)}
     calls: dict[Choice, int] = {}
     for choice in times:
         run.retune(forced(choice, collective))
@@ -102,15 +98,6 @@ def measure(
     return Finding(collective, total, default, {choice: median(t) for choice, t in times.items()})
 
 
-def _paths(comm: Communicator, nbytes: int, tuning: Tuning) -> tuple[Transport, ...]:
-    """The ways in which the data may cross bridges, on the devices that there are; all of them are measured."""
-    if comm.topology.flat:
-        return (tuning.path,)
-    ways = paths_of(comm._run.members.facts, env.get("STAGING"))
-    through = Transport.STAGED in ways and nbytes >= tuning.least_through_windows
-    return (*ways, Transport.WINDOW) if through else ways
-
-
 def rules_of(found: Sequence[Finding]) -> tuple[Rule, ...]:
     """Rules for ranges of sizes, which end halfway (geometrically) between sizes with different bests.
 
@@ -118,7 +105,7 @@ def rules_of(found: Sequence[Finding]) -> tuple[Rule, ...]:
     from twice the longest size on.
     """
     better = improvements(found, lambda one: one.collective)
-    return tuple(Rule(name, low, high, best.algorithm, best.fragments, best.path) for name, best, low, high in better)
+    return tuple(Rule(name, low, high, best.algorithm, best.fragments) for name, best, low, high in better)
 
 
 def save(
@@ -147,5 +134,4 @@ def _clear(weights: tuple[int, ...]) -> tuple[int, ...]:
 
 def describe(one: Finding) -> str:
     """One line: the best, and what each candidate took."""
-    way = len({choice.path for choice in one.seconds}) > 1
-    return described(one.collective, one, lambda choice: short_name(choice) + (f" {choice.path}" if way else ""))
+    return described(one.collective, one, short_name)

@@ -5,7 +5,7 @@ The program runs in C (``cffi_build/coll/program.c``); from start to completion 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Sequence
 from enum import IntEnum
 from functools import partial
 from itertools import accumulate
@@ -21,10 +21,8 @@ from ..native.libraries import ffi, lib
 from ..planner.plan import KINDS, Operand, Plan, Region, Step, regions
 from ..trace.record import Note, describe, recording
 from ..transport.rings import Channels
-from ..transport.segments import LEAST
 from .placement import Local, Lowering, Placement, is_each
-from .staging import Mirrors, Span
-from .stream_program import queue, queues
+from .stream_program import queue
 from .stream_rules import may_hold, of_vendors
 
 __all__ = ["Execution", "Program", "Route", "lower"]
@@ -37,6 +35,8 @@ _WIDE = CollFlag.COUNT_64BIT | CollFlag.DISPLACEMENTS_64BIT
 class Execution(IntEnum):
     """Who waits for the steps of a program, from the host alone to streams alone."""
 
+    #: The host, which works on copies in its own memory of what is on a device.
+    STAGED = -1
     #: The host: no stream may wait for its end.
     HOST = 0
     #: The host, while a stream may be held.
@@ -66,13 +66,8 @@ class Route(NamedTuple):
     """How what a program sends goes: under which part of a tag, the communicator's, and by way of what."""
 
     tag: int
-    #: Links that take host memory only, where the call's data is on a device.
-    staged: tuple[str, ...] = ()
-    #: Ranks to which messages over these links go through shared memory.
-    windows: Container[int] = ()
-    #: The communicator's channels, and the plan of all ranks, for a call that may be queued in streams whole.
+    #: The communicator's channels, for a call that is queued in streams whole.
     channels: Channels | None = None
-    whole: Plan | None = None
 
 
 def lower(plan: Plan, rank: int, what: Lowering, teams: Teams, board: Board, route: Route, label: str) -> Program:
@@ -88,12 +83,8 @@ class _Lower:
 
     def __init__(self, plan: Plan, rank: int, what: Lowering, teams: Teams, board: Board, route: Route) -> None:
         self.plan, self.rank, self.what, self.teams, self.board = plan, rank, what, teams, board
-        self.tag, self.staged, self.windows, self.channels, whole = route
+        self.tag, self.channels = route
         self.at = Placement(plan, rank, what)
-        if self.channels is None or whole is None or not queues(self.channels, whole, self.at):
-            self.channels = None
-        self.mirrors = Mirrors(self.at.itemsize, self.at.code)
-        self.mirroring = False
         #: Whether steps of our own compute on the host, or move what overlaps.
         self.arithmetic = False
         self.steps: list[tuple[Sequence[int], Callable[..., None], tuple[Any, ...]]] = []
@@ -107,11 +98,6 @@ class _Lower:
         self.teams.prepare((step for _, _, _, step in steps), self.what.memory)
         at = self.at
         self.packed = self._packings(steps)
-        if self.staged:
-            for i, (_, _, member, step) in enumerate(steps):
-                if self._by_host(step, member):
-                    self.mirrors.add([*self._reads(step, member, self.packed.get(i, ())), *self._writes(step, member)])
-            self.mirrors.settle()
         before = [self._add(self._copy("enter", local), [], self._local, local) for local in at.before]
         last = self._emit(before, steps)
         for local in at.after:
@@ -140,12 +126,12 @@ class _Lower:
         if not self.what.memory:  # none, or that of a library that stands in for a vendor's and is known as the host's
             holds = self.what.memory is None or eager
         else:
-            around = "native" in self.staged or self.at.before or self.at.after or any(self.packed.values())
+            around = self.at.before or self.at.after or any(self.packed.values())
             alone = not around and of_vendors(self.at, steps)
             # libucc answers calls that move nothing by itself, and not in a stream.
             if alone and steps and all(self.what.call.counts) and job.vendors_library(self.what.memory):
                 return Execution.LAUNCHED
-            holds = eager and (alone or (not self.arithmetic and may_hold(self.at, steps, self.staged)))
+            holds = eager and (alone or (not self.arithmetic and may_hold(self.at, steps)))
         return Execution.HELD if holds else Execution.HOST
 
     def _add(self, note: Note, after: Sequence[int], make: Callable[..., None], *args: Any) -> int:
@@ -165,7 +151,7 @@ class _Lower:
         spare = _SPARE if self.what.memory is None else _SPARE_ON_DEVICE
         program = Program(handle, self.plan, (self.teams, self.board, self.channels), spare)
         if self.what.memory is not None:
-            self._check(lib.ucch_program_device(handle, self.mirrors.nbytes))
+            self._check(lib.ucch_program_device(handle))
             for base in (lib.UCCH_SEND, lib.UCCH_RECV, lib.UCCH_TMP):
                 self._check(lib.ucch_program_memory(handle, base, self.what.memory))
         describe(handle, label, self.plan, self.teams, self.notes)
@@ -183,7 +169,6 @@ class _Lower:
         """Write the plan's steps after the steps ``before``; returns all numbers so far."""
         ordinals: dict[tuple[int, ...], int] = {}
         stages: dict[tuple[int, int], list[int]] = {}
-        fetched: dict[tuple[int, int, Local], int] = {}
         whole: dict[int, list[int]] = {}
         most = self.plan.in_flight
         for position, (fragment, stage, member, step) in enumerate(steps):
@@ -195,43 +180,15 @@ class _Lower:
                 self._add(self._copy("pack", local, fragment, stage), earlier, self._local, local) for local in packed
             ]
             made = [*ready]
-            staged = self._by_host(step, member)
-            if staged:
-                for local in self.mirrors.copies(self._reads(step, member, packed), down=True):
-                    # Two steps of a stage may read one region; it is fetched once.
-                    key = fragment, stage, local
-                    if key not in fetched:
-                        note = self._copy("down", local, fragment, stage)
-                        fetched[key] = self._add(note, [*earlier, *ready], self._local, local)
-                    made.append(fetched[key])
             if step.kind == "message":
                 ordinals[step.ranks] = ordinals.get(step.ranks, -1) + 1
             make = self._step(step, member, packed, ordinals.get(step.ranks, 0))
             if make is not None:
                 note = Note(step.link, step.kind, fragment, stage, step.ranks, self._nbytes(step, member))
-                made.append(self._add(note, [*earlier, *made], self._write, staged, make))
-            if staged:
-                copies = self.mirrors.copies(self._writes(step, member), down=False)
-                made += [
-                    self._add(self._copy("up", local, fragment, stage), [made[-1]], self._local, local)
-                    for local in copies
-                ]
+                made.append(self._add(note, [*earlier, *ready], make))
             stages.setdefault((fragment, stage), []).extend(made)
             whole.setdefault(fragment, []).extend(made)
         return list(range(len(self.steps)))
-
-    def _by_window(self, step: Step, member: int) -> bool:
-        """Whether a step is a message through shared memory; alike at both ends."""
-        if self.channels is not None:
-            return step.kind == "message"
-        if step.kind != "message" or step.link not in self.staged or step.ranks[1 - member] not in self.windows:
-            return False
-        data = step.src[0] if member == 0 else step.dst[1]
-        return isinstance(data, Region) and data.count * self.at.itemsize >= LEAST
-
-    def _by_host(self, step: Step, member: int) -> bool:
-        """Whether a step works on mirrors of device memory."""
-        return step.link in self.staged and not self._by_window(step, member)
 
     def _step(
         self, step: Step, member: int, packed: Sequence[Local], ordinal: int
@@ -245,38 +202,12 @@ class _Lower:
             return partial(self._coll, step=step, member=member, packed=packed)
         return None
 
-    def _write(self, handle: Any, i: int, staged: bool, make: Callable[[Any, int], None]) -> None:
-        self.mirroring = staged
-        make(handle, i)
-        self.mirroring = False
-
     def _nbytes(self, step: Step, member: int) -> int:
         """The larger side of a member's part in a step, where somebody wants to know."""
         if not recording():
             return 0
         sides = (sum(r.count for r in regions(side)) for side in (step.src[member], step.dst[member]))
         return max(sides) * self.at.itemsize
-
-    def _reads(self, step: Step, member: int, packed: Sequence[Local]) -> list[Span]:
-        """The regions whose contents a member brings into a step."""
-        if packed:
-            return [(local.dst.base, local.dst.offset, local.elements) for local in packed]
-        if step.kind == "message" and member == 1:
-            return []
-        return [self.at.span(r) for r in regions(step.src[member]) if r.count]
-
-    def _writes(self, step: Step, member: int) -> list[Span]:
-        """The regions that a step fills for a member."""
-        if step.kind == "message" and member == 0:
-            return []
-        return [self.at.span(r) for r in regions(step.dst[member]) if r.count]
-
-    def _span(self, region: Region | None) -> Span:
-        base, offset, count = self.at.span(region)
-        return (*self._where(base, offset), count)
-
-    def _where(self, base: int, offset: int) -> tuple[int, int]:
-        return self.mirrors.place(base, offset) if self.mirroring else (base, offset)
 
     def _local(self, handle: Any, i: int, local: Local) -> None:
         kind, code, to, src, dst, n, by = local
@@ -292,7 +223,7 @@ class _Lower:
         assert isinstance(src, Region) and isinstance(dst, Region)
         kind = lib.UCCH_COPY if step.kind == "copy" else lib.UCCH_COMBINE
         self.arithmetic |= kind != lib.UCCH_COPY and not self._kernel(kind, self.what.op, self.at.code, 0)
-        spans = self._span(src), self._span(dst)
+        spans = self.at.span(src), self.at.span(dst)
         if spans[0][0] == spans[1][0] and abs(spans[0][1] - spans[1][1]) < src.count * self.at.itemsize:
             self.bounce = max(self.bounce, src.count * self.at.itemsize)
         self._check(lib.ucch_program_local(handle, i, kind, self.what.op, self.at.code, 0, *spans, 0.0))
@@ -306,15 +237,15 @@ class _Lower:
         tag = self.tag | sender << 31 | ordinal
         region = step.src[0] if member == 0 else step.dst[1]
         assert isinstance(region, Region)
-        base, offset, count = self._span(region)
+        base, offset, count = self.at.span(region)
         span = (base, offset, count * self.at.itemsize)
         self.moved += span[2]
-        job, window = self.teams.job, self._by_window(step, member)
+        job = self.teams.job
         if member == 0:
             endpoint = job.process.endpoint(job.facts[self.teams.members[receiver]])
-            self._check(lib.ucch_program_send(handle, i, endpoint.handle, tag, span, window))
+            self._check(lib.ucch_program_send(handle, i, endpoint.handle, tag, span))
         else:
-            self._check(lib.ucch_program_recv(handle, i, job.process.worker.handle, tag, span, window))
+            self._check(lib.ucch_program_recv(handle, i, job.process.worker.handle, tag, span))
 
     def _coll(self, handle: Any, i: int, step: Step, member: int, packed: Sequence[Local]) -> None:
         src, dst = step.src[member], step.dst[member]
@@ -325,7 +256,7 @@ class _Lower:
         tables: list[tuple[int, list[int], list[int]]] = []
         spans = self._side(src), self._side(dst)
         if step.kind == "bcast":
-            spans = self._side(src if member == step.root else dst), self._span(None)
+            spans = self._side(src if member == step.root else dst), self.at.span(None)
         elif step.kind == "reduce_scatter":
             # The v-form's counts describe the source although they stand with the destination, and have no gaps.
             counts = [r.count for r in regions(src)]
@@ -347,22 +278,22 @@ class _Lower:
         """The span of a reduce_scatter's whole source, where it was packed or where it lies."""
         count = sum(r.count for r in each)
         if packed:
-            return (*self._where(*packed[0].dst), count)
-        base, offset, _ = self._span(next((r for r in each if r.count), each[0]))
+            return (*packed[0].dst, count)
+        base, offset, _ = self.at.span(next((r for r in each if r.count), each[0]))
         return base, offset, count
 
     def _side(self, operand: Operand) -> tuple[int, int, int]:
         """Base, offset in bytes and element count of one side; blocks count from the buffer's beginning."""
         if operand is None:
-            return self._span(None)
+            return self.at.span(None)
         if isinstance(operand, Region):
-            return self._span(operand)
+            return self.at.span(operand)
         whole = self.at.whole(operand)
         if whole is not None:
-            return self._span(whole)
+            return self.at.span(whole)
         each = regions(operand)
         place = self.at.places[each[0].buffer]
-        return (*self._where(place.base, place.offset), sum(r.count for r in each))
+        return place.base, place.offset, sum(r.count for r in each)
 
     def _in_place(self, step: Step, member: int) -> bool:
         """Whether the member's two sides are one memory, where the library wants to be told."""
@@ -373,7 +304,7 @@ class _Lower:
         if many == "both":
             return False
         one, two = regions(src)[member if many == "src" else 0], regions(dst)[member if many == "dst" else 0]
-        return one.count == two.count and self._span(one)[:2] == self._span(two)[:2]
+        return one.count == two.count and self.at.span(one)[:2] == self.at.span(two)[:2]
 
     def _check(self, status: int) -> None:
         if status < 0:

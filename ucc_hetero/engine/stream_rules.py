@@ -28,7 +28,7 @@ def of_vendors(at: Placement, steps: Sequence[Step]) -> bool:
     return all(step.link == "native" and step.kind != "message" for step in steps) and vendors_know(at, steps)
 
 
-def may_hold(at: Placement, steps: Sequence[Step], staged: Sequence[str]) -> bool:
+def may_hold(at: Placement, steps: Sequence[Step]) -> bool:
     """Whether a stream may be held for as long as such steps take.
 
     It may where nothing can wait for it. libucp's and TL/UCP's work on device memory can: it copies in the default
@@ -36,5 +36,4 @@ def may_hold(at: Placement, steps: Sequence[Step], staged: Sequence[str]) -> boo
     host, which allocates. What one vendor's library does does not, nor do our copies and kernels, nor anything on host
     memory.
     """
-    over_libucp = any(step.link == "bridge" or step.kind == "message" for step in steps)
-    return vendors_know(at, steps) and (not over_libucp or "bridge" in staged)
+    return vendors_know(at, steps) and not any(step.kind == "message" for step in steps)

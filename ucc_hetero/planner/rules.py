@@ -41,9 +41,8 @@ _Choice = TypeVar("_Choice")
 class Rule:
     """From ``low`` up to (not including) ``high`` bytes the collective runs ``algorithm``.
 
-    ``vendors`` (empty: any) must hold every vendor of the communicator, ``ranks`` its size. ``fragments`` 0 and
-    ``path`` None leave those to the defaults. Of several rules that fit the one with the highest score holds,
-    then the last.
+    ``vendors`` (empty: any) must hold every vendor of the communicator, ``ranks`` its size. ``fragments`` 0 leaves
+    those to the defaults. Of several rules that fit the one with the highest score holds, then the last.
     """
 
     collective: str
@@ -51,7 +50,6 @@ class Rule:
     high: float
     algorithm: str
     fragments: int = 0
-    path: Transport | None = None
     vendors: tuple[str, ...] = ()
     ranks: tuple[float, float] = (0, math.inf)
     score: float = math.inf
@@ -103,7 +101,7 @@ def parse_tune(text: str) -> tuple[Rule, ...]:
 
     Tokens: collectives (``allreduce,bcast``), a byte range (``0-64k``, ``64k-inf``), vendors (``host,nvidia``), a range
     of communicator sizes (``[2-16]``), an algorithm (``@split_rail``), a score (``100`` or ``inf``), and of our own
-    ``fragments=8`` and ``path=staged``. ``ValueError`` names the section and the token at fault.
+    ``fragments=8``. ``ValueError`` names the section and the token at fault.
     """
     rules: list[Rule] = []
     for section in text.split("#"):
@@ -146,7 +144,7 @@ def _token(token: str) -> tuple[str, Any]:
             raise ValueError(f"{token!r} should be a number from 1 to 1024")
         return "fragments", int(number)
     if token.startswith("path="):
-        return "path", Transport(token.removeprefix("path="))
+        raise ValueError(f"{token!r} means nothing any more: collectives have one way each (docs/gpu.md)")
     if all(word in ROWS for word in words):
         return "collectives", words
     if all(word in VENDORS for word in words):
@@ -157,7 +155,7 @@ def _token(token: str) -> tuple[str, Any]:
         return "range", _range(token)
     if token.isdigit() or token == "inf":
         return "score", float(token)
-    raise ValueError(f"{token!r} is no collective, byte range, vendor, [ranks], @algorithm, score, fragments= or path=")
+    raise ValueError(f"{token!r} is no collective, byte range, vendor, [ranks], @algorithm, score or fragments=")
 
 
 def _range(text: str) -> tuple[float, float]:
@@ -234,9 +232,7 @@ def save_table(
     if file.exists():
         table = _parse(file.read_text())
     rows = [
-        {"collective": rule.collective}
-        | _range_row(rule)
-        | {"algorithm": rule.algorithm, "fragments": rule.fragments, "path": rule.path or ""}
+        {"collective": rule.collective} | _range_row(rule) | {"algorithm": rule.algorithm, "fragments": rule.fragments}
         for rule in found.rules
     ]
     entry: dict[str, Any] = {"islands": topology.describe(), "weights": list(found.weights), "rules": rows}
@@ -341,5 +337,4 @@ def _pair_row(row: dict[str, Any]) -> PairRule:
 
 def _row(row: dict[str, Any]) -> Rule:
     algorithms.find(row["collective"], row["algorithm"])
-    path = Transport(row["path"]) if row["path"] else None
-    return Rule(row["collective"], *_range_of(row), row["algorithm"], int(row["fragments"]), path)
+    return Rule(row["collective"], *_range_of(row), row["algorithm"], int(row["fragments"]))

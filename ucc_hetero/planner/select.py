@@ -1,4 +1,4 @@
-"""Choice of the algorithm, the fragments and the path of a call, and the plan that comes of it.
+"""Choice of the algorithm and the fragments of a call, and the plan that comes of it.
 
 User's rules, then measured ones, then the cost model where links were measured, else defaults. Every input is equal on
 every rank, so every rank chooses the same.
@@ -6,7 +6,6 @@ every rank, so every rank chooses the same.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import NamedTuple
@@ -18,12 +17,9 @@ from ucc_hetero.planner.cost import Links, predicted_time
 from ucc_hetero.planner.plan import Fragment, Plan, no_collector
 from ucc_hetero.planner.rules import NO_WIRES, Measured, PairRule, Rule, Wires, load_table, match, parse_tune
 from ucc_hetero.planner.topology import Topology
-from ucc_hetero.types import DType, Op, Transport
+from ucc_hetero.types import Op, Transport
 
 __all__ = ["Choice", "Tuning", "agreed", "candidates", "choose", "example_call", "make_plan", "reason", "supported"]
-
-#: From here on messages through windows take the place of the host's library, among one host's devices; bytes.
-WINDOW_LIMIT = 256 << 10
 
 #: Up to this many ranks the cost model is asked; beyond, planning all candidates would take too long.
 MODELLED_RANKS = 64
@@ -38,11 +34,14 @@ ORDERED = ("MAXLOC", "MINLOC")
 
 
 class Choice(NamedTuple):
-    """Choice of what runs: an algorithm's name, into how many fragments it cuts the data, and its path over bridges."""
+    """Choice of what runs: an algorithm's name, and into how many fragments it cuts the data.
+
+    ``queued``: it is made for the streams of devices, with messages in the place of collectives over bridges.
+    """
 
     algorithm: str
     fragments: int = 1
-    path: Transport = Transport.DIRECT
+    queued: bool = False
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -51,15 +50,14 @@ class Tuning:
 
     user: tuple[Rule, ...] = ()
     measured: tuple[Rule, ...] = ()
+    #: Usual way of messages on device memory.
     path: Transport = Transport.DIRECT
     #: Measured costs of the links, where there are: choices that no rule makes go by the cost model.
     links: Links | None = None
     #: Every rank's data lies in plain host memory, whatever its vendor is called.
     plain: bool = False
-    #: All ranks share windows: memory of one host that the devices of all islands copy to and from.
-    windows: bool = False
-    #: Calls among them are queued in streams whole, if messages take the place of the host's library in them.
-    channels: bool = False
+    #: Calls on device memory are queued in streams whole.
+    queued: bool = False
     #: Measured ways of messages between devices.
     messages: tuple[PairRule, ...] = ()
     #: Measured number and slots of the wires between hosts.
@@ -67,11 +65,6 @@ class Tuning:
     _choices: dict[tuple[Topology, str, int, Op | None], tuple[Choice, str]] = field(
         default_factory=dict, init=False, repr=False
     )
-
-    @property
-    def least_through_windows(self) -> float:
-        """Bytes from which on messages take the place of the host's library: through channels, or windows."""
-        return 0 if self.channels else WINDOW_LIMIT if self.windows and self.path is Transport.STAGED else math.inf
 
     @classmethod
     def parse(
@@ -81,11 +74,10 @@ class Tuning:
         path: Transport = Transport.DIRECT,
         *,
         plain: bool = False,
-        windows: bool = False,
         links: Links | None = None,
     ) -> Tuning:
         """From a text in the TUNE grammar; ``ValueError`` names the part at fault."""
-        return cls(parse_tune(text), measured, path, links, plain, windows)
+        return cls(parse_tune(text), measured, path, links, plain)
 
 
 _DEFAULT = Tuning()
@@ -99,18 +91,17 @@ def agreed(
     path: Transport = Transport.DIRECT,
     *,
     plain: bool = False,
-    windows: bool = False,
 ) -> tuple[Topology, Tuning]:
     """The topology and the tuning of a communicator: what was measured for it, else what was declared.
 
     ``bare`` has the islands alone, ``declared`` also weights by the links' nominal speeds; ``rules`` is a text in the
-    TUNE grammar, ``table`` that of a file of measured choices, empty for none; ``plain`` and ``windows`` as in
+    TUNE grammar, ``table`` that of a file of measured choices, empty for none; ``path`` and ``plain`` as in
     ``Tuning``. All of them are equal on every rank.
     ``ValueError`` for texts that are neither.
     """
     measured = load_table(table, bare) if table else Measured()
     topology = replace(bare, weights=measured.weights) if measured.weights else declared
-    tuning = Tuning.parse(rules, measured.rules, path, plain=plain, windows=windows, links=measured.links)
+    tuning = Tuning.parse(rules, measured.rules, path, plain=plain, links=measured.links)
     return topology, replace(tuning, messages=measured.messages, wires=measured.wires)
 
 
@@ -139,16 +130,14 @@ def _kept(topology: Topology, collective: str, nbytes: int, op: Op | None, tune:
 
 def _choose(topology: Topology, collective: str, nbytes: int, op: Op | None, tune: Tuning) -> tuple[Choice, str]:
     if op is not None and (op.code < 0 or op.name in ORDERED) and ROWS[collective].step:
-        return Choice(algorithms.with_role(collective, algorithms.Role.ORDERED), 1, tune.path), "order"
-    path = Transport.WINDOW if nbytes >= tune.least_through_windows else tune.path
-    case = algorithms.Case(topology, collective, nbytes, path, tune.plain, tune.channels)
+        return Choice(algorithms.with_role(collective, algorithms.Role.ORDERED)), "order"
+    case = algorithms.Case(topology, collective, nbytes, tune.plain, tune.queued)
     for by, rules in (("user", tune.user), ("measured", tune.measured)):
         rule = match(rules, topology, collective, nbytes)
         if rule is not None:
-            case = case._replace(path=rule.path or path)
-            return Choice(rule.algorithm, rule.fragments or _fragments(case, rule.algorithm), case.path), by
+            return Choice(rule.algorithm, rule.fragments or _fragments(case, rule.algorithm), tune.queued), by
     name = max(algorithms.names(collective), key=lambda name: algorithms.find(collective, name).suits(case))
-    default = Choice(name, _fragments(case, name), path)
+    default = Choice(name, _fragments(case, name), tune.queued)
     if tune.links is not None and (topology.deep or not topology.flat) and topology.size <= MODELLED_RANKS:
         # One prediction serves all sizes up to twice as large: each takes a plan per candidate.
         size = 1 << max(nbytes, 1).bit_length() - 1
@@ -161,15 +150,9 @@ def _fragments(case: algorithms.Case, name: str) -> int:
     return algorithms.find(case.collective, name).most(case)
 
 
-def supported(choice: Choice, collective: str, nbytes: int, compute: DType) -> Choice:
-    """The choice that leaves out what libucc does wrong.
-
-    On the host it says that it reduced half precision, and did nothing: our own steps do.
-    """
-    path = choice.path
-    if path is Transport.STAGED and compute.name == "float16" and ROWS[collective].reduces:
-        path = Transport.WINDOW
-    return Choice(choice.algorithm, max(choice.fragments, -(-nbytes // LONGEST)), path)
+def supported(choice: Choice, nbytes: int) -> Choice:
+    """The choice that cuts what libucc never ends."""
+    return choice._replace(fragments=max(choice.fragments, -(-nbytes // LONGEST)))
 
 
 def candidates(topology: Topology, collective: str, nbytes: int) -> list[Choice]:
@@ -203,7 +186,7 @@ def _predicted(topology: Topology, collective: str, nbytes: int, links: Links, d
         for choice in (default, *candidates(topology, collective, nbytes))
     }
     best = min(times, key=times.__getitem__)
-    return best._replace(path=default.path) if times[best] < MODEL_GAIN * times[default] else default
+    return best._replace(queued=default.queued) if times[best] < MODEL_GAIN * times[default] else default
 
 
 @lru_cache(maxsize=1024)
@@ -229,7 +212,7 @@ def make_plan(topology: Topology, call: Call, choice: Choice, rank: int | None =
         fragments = tuple(_fragment(stages) for stages in (function(topology, call, p) for p in pieces) if stages)
     sizes = tuple((send, recv, tmp) for (send, recv), tmp in zip(lengths(call), scratch.sizes, strict=True))
     plan = Plan(call.collective, choice.algorithm, sizes, fragments)
-    return algorithms.spell(plan, rank) if choice.path is Transport.WINDOW else plan
+    return algorithms.spell(plan, rank) if choice.queued else plan
 
 
 def _fragment(stages: algorithms.Stages) -> Fragment:

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from ..buffers import Buffer
-from ..device import DeviceRuntime, own_device
+from ..device import DeviceRuntime, Event, own_device
 from ..errors import DeviceError
 from ..native.libraries import ffi, lib
 
@@ -77,20 +77,31 @@ class Bounce:
         """Fetch what is to be sent; it must be ready, or be so when ``stream`` gets there, which then does the copy."""
         if isinstance(pinned.owner, _Spare):
             pinned.owner.written = True
-        if stream is None:
-            self._copy(pinned.ptr, original.ptr, original.nbytes)
-        elif original.nbytes:
-            with own_device():
-                self._runtime.copy(pinned.ptr, original.ptr, original.nbytes, stream)
+        self._copy(pinned.ptr, original.ptr, original.nbytes, stream)
 
-    def up(self, pinned: Buffer, original: Buffer, nbytes: int) -> None:
-        """Bring what was received to where it belongs."""
+    def up(self, pinned: Buffer, original: Buffer, nbytes: int, stream: int | None = None) -> None:
+        """Bring what was received to where it belongs, or let ``stream`` do so."""
         if isinstance(pinned.owner, _Spare):
             pinned.owner.written = True
-        self._copy(original.ptr, pinned.ptr, nbytes)
+        self._copy(original.ptr, pinned.ptr, nbytes, stream)
 
-    def _copy(self, dst: int, src: int, nbytes: int) -> None:
+    def mark(self, stream: int) -> Event:
+        """The point that ``stream`` has reached when it has done all that it was given."""
+        with own_device():
+            event = self._runtime.event()
+            event.record(stream)
+        return event
+
+    def wait(self, event: Event) -> None:
+        """Wait until a stream has passed a point."""
+        with own_device():
+            self._runtime.wait_event(self._stream.handle, event)
+            self._stream.synchronize()
+            event.close()
+
+    def _copy(self, dst: int, src: int, nbytes: int, stream: int | None) -> None:
         if nbytes:
             with own_device():
-                self._runtime.copy(dst, src, nbytes, self._stream.handle)
-                self._stream.synchronize()
+                self._runtime.copy(dst, src, nbytes, self._stream.handle if stream is None else stream)
+                if stream is None:
+                    self._stream.synchronize()

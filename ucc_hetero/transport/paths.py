@@ -13,11 +13,11 @@ from ..machine.vendors import of_memory
 from ..planner.topology import Topology
 from ..types import Transport
 
-__all__ = ["Device", "crowded_hosts", "knows", "path_of", "paths_of"]
+__all__ = ["Device", "crowded_hosts", "knows", "path_of"]
 
 
 def path_of(everyone: Sequence[Facts], wanted: str) -> Transport:
-    """``DIRECT`` or ``STAGED``: how device memory crosses a bridge, equal on every rank.
+    """``DIRECT`` or ``STAGED``: the usual way of messages on device memory, equal on every rank.
 
     ``wanted`` is ``UCCH_STAGING``. ``auto`` is direct where every rank's libucp can move its device's memory and knows
     that of the others on its host, and no host has devices of two kinds: nothing moves data between these but the
@@ -36,15 +36,6 @@ def path_of(everyone: Sequence[Facts], wanted: str) -> Transport:
     unlike = any(len(found) > 1 for found in kinds.values())
     direct = not (blind or unlike or _strangers(everyone))
     return Transport(wanted) if wanted != "auto" else Transport.DIRECT if direct else Transport.STAGED
-
-
-def paths_of(everyone: Sequence[Facts], wanted: str) -> tuple[Transport, ...]:
-    """The paths that could be taken, what ``wanted`` (``UCCH_STAGING``) leaves of them; one where all memory is the
-    host's.
-    """
-    if wanted != "auto" or not any(f.device_memory for f in everyone) or _blind(everyone) or _strangers(everyone):
-        return (path_of(everyone, wanted),)
-    return Transport.DIRECT, Transport.STAGED
 
 
 def knows(one: Facts, *others: Facts) -> bool:
@@ -101,10 +92,6 @@ class Device:
         kinds = {f.device_memory for f in everyone}
         halves = not kinds & {"", "host"} and not any(sightless)
         return cls(rank, Place(mine.vendor, mine.device), runtime, blind, "" not in kinds, halves)
-
-    def staged(self, path: Transport) -> tuple[str, ...]:
-        """Links ("native", "bridge") over which device memory goes through pinned host memory."""
-        return (("native",) if self.blind else ()) + (() if path is Transport.DIRECT else ("bridge",))
 
     @property
     def memory(self) -> int:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from ucc_hetero.planner.algorithms.registry import Case
 from ucc_hetero.planner.collectives import ROWS
 from ucc_hetero.planner.topology import Topology
-from ucc_hetero.types import Transport
 
 __all__ = [
     *(
@@ -64,7 +63,7 @@ LEAST_FRAGMENT = 512 << 10
 #: (1 MiB: 2 to 14 %), but planning takes its time for each.
 MOST_FRAGMENTS = ((16, 128), (64, 64), (256, 16), (1024, 8))
 LEAST_MOST = 4
-#: Fragments of direct plans on one host's devices, bytes, and how many at most: the island phases of one go beside the
+#: Fragments of plans on one host's devices, bytes, and how many at most: the island phases of one go beside the
 #: bridge of another. Shorter ones were slower on H200s, where a phase costs 60 us however short; libucc's scratch for
 #: longer ones does not come from its pool (``UCC_MC_CUDA_MPOOL_ELEM_SIZE``).
 DEVICE_FRAGMENT, MOST_ON_DEVICES = 64 << 20, 8
@@ -86,8 +85,7 @@ def _shared(case: Case) -> bool:
 
 def _one_kernel(case: Case) -> bool:
     """Whether a call is queued, and so short that one kernel does it best, from every rank straight to every other."""
-    queued = case.queued and case.path is Transport.WINDOW
-    return queued and case.topology.size <= MOST_IN_KERNEL and case.nbytes <= KERNEL_LIMIT
+    return case.queued and case.topology.size <= MOST_IN_KERNEL and case.nbytes <= KERNEL_LIMIT
 
 
 def tree(case: Case) -> int:
@@ -145,12 +143,11 @@ def overlapped(case: Case, limit: int = MOST_FRAGMENTS[0][1]) -> int:
     topology = case.topology
     if case.collective in BLOCKS and topology.deep and topology.size > MANY:
         return 1
-    # On one host island and bridge phases share the same memory and cores: there is nothing to overlap, but for the
-    # copies between devices and the host, and devices' own engines.
-    through = case.path is Transport.WINDOW
-    if through or (topology.one_host and case.path is not Transport.STAGED):
+    # On one host island and bridge phases share the same memory and cores: there is nothing to overlap, but for
+    # devices' own engines.
+    if case.queued or topology.one_host:
         # Pieces of a message through a ring are under way at a time in any case; only islands' phases can overlap.
-        together = case.plain or (through and all(island.size == 1 for island in topology.islands))
+        together = case.plain or (case.queued and all(island.size == 1 for island in topology.islands))
         return 1 if together else max(1, min(MOST_ON_DEVICES, case.nbytes // DEVICE_FRAGMENT))
     return max(1, min(limit, most_fragments(topology), case.nbytes // LEAST_FRAGMENT))
 

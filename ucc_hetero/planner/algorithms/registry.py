@@ -10,7 +10,6 @@ from typing import Any, NamedTuple, TypeVar
 from ucc_hetero.planner.collectives import Block, Call
 from ucc_hetero.planner.plan import Operand, Region, Step
 from ucc_hetero.planner.topology import Topology
-from ucc_hetero.types import Transport
 
 __all__ = [
     *("GRAIN", "Algorithm", "Case", "Piece", "Role", "Scratch", "Stage", "Stages", "added", "algorithm", "cut_at"),
@@ -117,7 +116,6 @@ class Case(NamedTuple):
     topology: Topology
     collective: str
     nbytes: int
-    path: Transport = Transport.DIRECT
     plain: bool = False
     queued: bool = False
 
