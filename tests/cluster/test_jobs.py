@@ -113,17 +113,22 @@ def test_hosts_inside_vendors(emulate: Callable[..., Cluster]) -> None:
 APART, MIXED = "nvidia:2,amd:2", "nvidia:1,amd:2,nvidia:1"
 
 
-@pytest.mark.parametrize("script, layout, path", [
-    ("COLLECTIVES", APART, "direct"), ("COLLECTIVES", APART, "staged"), ("COLLECTIVES", MIXED, "staged"),
-    ("MESSAGES", APART, "auto"), ("MESSAGES", MIXED, "staged"), ("STREAMS", APART, "staged"),
+@pytest.mark.parametrize("script, layout, env", [
+    ("COLLECTIVES", APART, {}), ("COLLECTIVES", APART, {"UCCH_WIRES": "0"}), ("COLLECTIVES", MIXED, {}),
+    ("COLLECTIVES", "nvidia:2,host:1,amd:1", {}), ("STREAMS", APART, device_scripts.OWN_QUEUES),
+    ("MESSAGES", APART, {}), ("MESSAGES", MIXED, {"UCCH_STAGING": "staged"}),
 ])  # fmt: skip
 def test_devices_of_two_hosts(
-    cluster: Cluster, fake_environment: Callable[..., Any], tmp_path: Path, script: str, layout: str, path: str
+    cluster: Cluster,
+    fake_environment: Callable[..., Any],
+    tmp_path: Path,
+    script: str,
+    layout: str,
+    env: dict[str, str],
 ) -> None:
     job = tmp_path / "job.py"
     job.write_text(getattr(device_scripts, script))
-    env = fake_environment(layout) | {"UCCH_STAGING": path, "UCCH_TIMEOUT": "200"}
-    env |= device_scripts.OWN_QUEUES if script == "STREAMS" else {}  # it holds streams in any order
+    env = fake_environment(layout) | {"UCCH_TIMEOUT": "200"} | env
     done = cluster.mpirun([sys.executable, str(job)], env=env, timeout=120)
     assert done.returncode == 0 and done.stdout.count("right") == 4, done.stdout + done.stderr
 

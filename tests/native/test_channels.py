@@ -23,7 +23,7 @@ def run(fakes: Callable[..., Any]) -> Callable[..., Any]:
     """Run a script on fake devices that are quick, all of its collectives as messages."""
 
     def start(script: str, layout: str, **env: str) -> Any:
-        usual = {"UCCH_STAGING": "staged", "UCCH_TUNE": channel_scripts.FLAT, "FAKEGPU_DELAY_US": "20"}
+        usual = {"UCCH_TUNE": channel_scripts.FLAT, "FAKEGPU_DELAY_US": "20"}
         return fakes(script, layout, timeout=90, **usual | env)
 
     return start
@@ -112,7 +112,7 @@ def test_ranks_that_call_different_things(run: Callable[..., Any]) -> None:
 
 def test_a_rank_that_dies(run: Callable[..., Any], flavour: tuple[Any, ...], fakes: Callable[..., Any]) -> None:
     recover = ["--enable-recovery"] if flavour >= ("openmpi", 5) and flavour[0] == "openmpi" else []
-    env = {"UCCH_STAGING": "staged", "UCCH_TUNE": channel_scripts.FLAT, "UCCH_TIMEOUT": "200"}
+    env = {"UCCH_TUNE": channel_scripts.FLAT, "UCCH_TIMEOUT": "200"}
     result = fakes(channel_failure_scripts.KILLED, THREE, mpi={"check": False, "mpi_args": recover}, **env)
     if not recover and "PeerError" not in result.stdout:
         pytest.skip("this launcher ends every rank when one dies")

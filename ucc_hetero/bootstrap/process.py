@@ -24,7 +24,6 @@ from ..planner.topology import Topology, emulated_vendors
 from ..trace import record
 from ..transport import wires
 from ..transport.carriers import idle_ports
-from ..transport.paths import crowded_hosts
 from . import agreement
 
 __all__ = ["Job", "Process", "all_jobs", "begun", "close_all", "job_of", "place_here", "process"]
@@ -138,21 +137,19 @@ class Job:
         )  # fmt: skip
 
     def _part_memory(self, native: bool) -> None:
-        """Let one of this process's UCX contexts alone open the device memory of peers on this host.
+        """Let one of this process's UCX contexts alone open the device memory of peers on this host: that of messages.
 
-        Several abort on it (:mod:`.bounce`). Messages may, where it is not the bridge that has to: on hosts with
-        devices of several islands. Native teams need it only where there is no library of the vendor's.
+        Several abort on it (:mod:`.bounce`). The bridge carries host memory, and native teams need it only where there
+        is no library of the vendor's.
         """
         mine = self.facts[self.rank]
         ipc, runtime = vendors.VENDORS[mine.vendor].ipc, runtime_of(mine.vendor)
         if not ipc or runtime is None or not runtime.memory_type:
             return
-        prefixes = []
+        prefixes = [agreement.BRIDGE_PREFIX]
         if native:
             self.process.library(agreement.NATIVE_PREFIX)  # loads the components, among them the vendor's library
             prefixes += [agreement.NATIVE_PREFIX] * collective_library(runtime.memory_type)
-        if not crowded_hosts(self.topology, self.facts):
-            prefixes.append(agreement.BRIDGE_PREFIX)
         users = os.environ.get("UCX_TLS", "")
         for prefix in prefixes:
             if not users or users.startswith("^"):

@@ -131,7 +131,7 @@ class _Lower:
             # libucc answers calls that move nothing by itself, and not in a stream.
             if alone and steps and all(self.what.call.counts) and job.vendors_library(self.what.memory):
                 return Execution.LAUNCHED
-            holds = eager and (alone or (not self.arithmetic and may_hold(self.at, steps)))
+            holds = eager and not self.arithmetic and may_hold(self.at, steps)
         return Execution.HELD if holds else Execution.HOST
 
     def _add(self, note: Note, after: Sequence[int], make: Callable[..., None], *args: Any) -> int:

@@ -1,7 +1,7 @@
-"""Messages on device memory that libucp must not move itself: copied to pinned host memory, sent from there, and back.
+"""Device memory that no library must move itself: copied to pinned host memory, sent from there, and back.
 
-libucp 1.22 opens a peer's allocation once per UCX context, and two contexts of one process (the bridge's, and that of
-messages) must not open the same one over CUDA IPC: it aborts with "Element already exists" (seen on H200s).
+libucp 1.22 opens a peer's allocation once per UCX context, and two contexts of one process (a native team's, and that
+of messages) must not open the same one over CUDA IPC: it aborts with "Element already exists" (seen on H200s).
 """
 
 from __future__ import annotations

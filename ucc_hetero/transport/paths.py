@@ -61,7 +61,7 @@ def _strangers(everyone: Sequence[Facts]) -> list[int]:
 
 
 def crowded_hosts(topology: Topology, everyone: Sequence[Facts]) -> frozenset[tuple[object, ...]]:
-    """The hosts where ranks of several islands have devices: there bridge and messages would open the same memory."""
+    """The hosts where ranks of several islands have devices: no library moves data between the memory of these."""
     seen: dict[tuple[object, ...], set[int]] = {}
     for rank, facts in enumerate(everyone):
         if facts.device_memory:

@@ -1,8 +1,8 @@
 """Collectives among few ranks, spelled out as messages between them and what each does with what it gets.
 
-What libraries run on the host between devices of several vendors costs processors; messages through windows cost none
-(``windows``). Every byte goes straight to whoever wants it, and one owner reduces each share, so that replicas are
-equal to the last bit. What vendors' libraries lack inside an island is put together of what they have.
+Streams of devices do messages without a host, and no collective of a library's across vendors. Every byte goes straight
+to whoever wants it, and one owner reduces each share, so that replicas are equal to the last bit. What vendors'
+libraries lack inside an island is put together of what they have.
 """
 
 from __future__ import annotations
