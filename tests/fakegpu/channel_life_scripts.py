@@ -88,13 +88,14 @@ with Communicator() as comm:
     scaled = Array(10).set(1)
     for turn in range(p):
         x, y = Array(n).set(numbers(turn, r, n)), [Array(n).set(-4) for _ in range(20)]
-        message = numbers(turn, turn, 500_000)
+        message, there = numbers(turn, turn, 500_000), Array(50_000).set(turn)
         if r == turn:
-            sent = [comm.Isend(message, other, turn) for other in range(p) if other != r]
+            sent = [comm.Isend(each, other, turn) for each in (message, there) for other in range(p) if other != r]
         else:
             time.sleep(0.3)  # the other one is in the driver by now
             comm.Recv(got := np.full_like(message, -9), turn, turn)
-            assert (got == message).all()
+            comm.Recv(there.set(-9), turn, turn)
+            assert (got == message).all() and (there.peek == turn).all()
         calls = [comm.Iallreduce(x, each, stream=stream) for each in y]
         scaled.scale(stream, 1)  # in the first turn it has to be loaded
         if r == turn:

@@ -4,6 +4,8 @@
 FEW_QUEUES = {"UCCH_HOLD": "n", "FAKEGPU_CONNECTIONS": "4", "HSA_ENABLE_SDMA": "1"}
 #: Of ranks that hold streams until other streams have gone on, in any order: every stream has a queue of its own.
 OWN_QUEUES = {"FAKEGPU_CONNECTIONS": "0"}
+#: Kernels are loaded at their first launch, which waits for the device and keeps the driver.
+LATE_KERNELS = {"FAKEGPU_LAZY": "1", "HIP_ENABLE_DEFERRED_LOADING": "1"}
 
 
 COLLECTIVES = """

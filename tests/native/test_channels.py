@@ -11,7 +11,7 @@ import channel_failure_scripts
 import channel_life_scripts
 import channel_scripts
 import pytest
-from device_scripts import FEW_QUEUES, OWN_QUEUES
+from device_scripts import FEW_QUEUES, LATE_KERNELS, OWN_QUEUES
 
 pytestmark = pytest.mark.mpi
 
@@ -37,7 +37,8 @@ def ranks(layout: str) -> int:
     (PAIR, {"FAKEGPU_CONNECTIONS": "1"}),
     (THREE, {"UCCH_WIRE_SLOT": "64K", **FEW_QUEUES}),
     (FOUR, {"FAKEGPU_CONNECTIONS": "3"}),
-], ids=["2", "3", "4"])  # fmt: skip
+    (PAIR, LATE_KERNELS),
+], ids=["2", "3", "4", "kernels loaded late"])  # fmt: skip
 def test_every_collective_in_every_form(run: Callable[..., Any], layout: str, env: dict[str, str]) -> None:
     assert run(channel_scripts.EVERY, layout, **env).stdout.count("right") == ranks(layout)
 
@@ -54,6 +55,11 @@ def test_other_data(run: Callable[..., Any], layout: str) -> None:
 ], ids=["small rings", "one connection", "two connections"])  # fmt: skip
 def test_many_calls_in_many_streams(run: Callable[..., Any], layout: str, env: dict[str, str]) -> None:
     assert run(channel_scripts.CROWD, layout, DICE="7", **env).stdout.count("right") == ranks(layout)
+
+
+def test_messages_go_on_while_the_driver_waits(run: Callable[..., Any]) -> None:
+    env = OWN_QUEUES | LATE_KERNELS
+    assert run(channel_life_scripts.KEPT, PAIR, **env).stdout.count("right") == 2
 
 
 def test_several_communicators(run: Callable[..., Any]) -> None:

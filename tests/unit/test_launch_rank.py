@@ -180,8 +180,13 @@ def test_a_rank_without_the_launcher(tmp_path: Path) -> None:
     env = {"UCX_ROCM_COPY_H2D_THRESH": "9"}
     vendors.apply(env, amd_host(tmp_path / "s", window=256 << 20))
     assert (env["UCX_ROCM_COPY_H2D_THRESH"], env["UCX_ROCM_COPY_D2H_THRESH"]) == ("9", "0")
-    vendors.apply(env := {}, nvidia_host(tmp_path / "n"))
-    assert env == always("nvidia") and env["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
+    none = {"CUDA_MPS_PIPE_DIRECTORY": str(tmp_path)}
+    vendors.apply(env := {**none}, nvidia_host(tmp_path / "n"))
+    assert env == none | always("nvidia") | {"CUDA_DEVICE_MAX_CONNECTIONS": "32"}
+    assert env["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
+    (tmp_path / "control").touch()
+    vendors.apply(env := {**none}, nvidia_host(tmp_path / "n"))
+    assert env == none | always("nvidia"), "clients of the multi-process service share the connections"
 
 
 def test_processors_near_the_device(tmp_path: Path) -> None:

@@ -55,6 +55,7 @@ class Process:
 
     def facts(self, place: Place, version: str) -> Facts:
         """Facts that this rank publishes."""
+        runtime = runtime_of(place.vendor)
         return Facts(
             process=self.name,
             package=version,
@@ -69,7 +70,8 @@ class Process:
             vendor=place.vendor,
             device=place.device,
             address=self.worker.address,
-            device_memory=vendors.memory_name(runtime.memory_type) if (runtime := runtime_of(place.vendor)) else "",
+            device_memory="" if runtime is None else vendors.memory_name(runtime.memory_type),
+            late=runtime is not None and not runtime.eager and bool(env.get("CHANNELS")),
             link_speed=env.get("LINK_SPEED") or link_speed(),
             group=env.get("GROUP"),
             algorithms=" ".join(added()),

@@ -53,7 +53,7 @@ class Setting:
 
     name: str
     value: str
-    #: "always", "one device" (that the process sees), "small BAR" or "kernel 6".
+    #: "always", "one device" (that the process sees), "no MPS" (multi-process service), "small BAR" or "kernel 6".
     when: str
     why: str
     #: When the vendor's own libraries read it, if they do: at the runtime's "load" or "start", after which it is too
@@ -395,7 +395,8 @@ register(
             Setting("CUDA_DEVICE_ORDER", "PCI_BUS_ID", "always", "device numbers mean the same to every library"),
             # CUDA can be asked what it has read: where it runs already, no harm is done.
             Setting("CUDA_MODULE_LOADING", "EAGER", "always", _EAGER, "calls"),
-            Setting("CUDA_DEVICE_MAX_CONNECTIONS", "32", "always", _QUEUES.format("eight"), "start"),
+            # Clients of the multi-process service share what connections there are: four with 32 each got no context.
+            Setting("CUDA_DEVICE_MAX_CONNECTIONS", "32", "no MPS", _QUEUES.format("eight"), "start"),
             Setting("NCCL_RUNTIME_CONNECT", "0", "always", _CONNECT.format("NCCL"), "calls"),
             Setting("UCC_MC_CUDA_MPOOL_ELEM_SIZE", "256M", "always", _SCRATCH),
             Setting("UCC_MC_CUDA_MPOOL_MAX_ELEMS", "64", "always", _SCRATCH),
@@ -567,7 +568,11 @@ def settings(
     mine = [device for device in found if device.vendor == vendor]
     alone = len(seen(vendor, mine, environ or {})) == 1
     small = any(device.small_bar for device in mine)
-    holds = {"always": True, "one device": alone, "small BAR": small, "kernel 6": major >= 6}
+    here = os.environ if environ is None else environ
+    mps = Path(here.get("CUDA_MPS_PIPE_DIRECTORY") or "/tmp/nvidia-mps") / "control"
+    holds = {
+        "always": True, "one device": alone, "no MPS": not mps.exists(), "small BAR": small, "kernel 6": major >= 6
+    }  # fmt: skip
     return [setting for setting in VENDORS[vendor].settings if holds[setting.when]]
 
 

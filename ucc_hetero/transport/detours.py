@@ -14,6 +14,7 @@ from ..planner.select import Tuning
 from ..planner.topology import Topology
 from ..types import Transport
 from .paths import crowded_hosts, knows
+from .rings import streams_wait
 
 __all__ = ["Detours"]
 
@@ -41,14 +42,16 @@ class Detours:
         self._free = env.get("STAGING") == "auto"
         self._spread = len({facts.host.memory for facts in everyone}) > 1
         self.forced: Transport | None = None
+        self._late = everyone[rank].late
 
     def wanted(self, peer: int, nbytes: int, *, in_stream: bool = False) -> bool:
         """Whether a message of so many bytes with ``peer`` (negative: whoever it is) goes by way of the host.
 
         ``in_stream``: it is part of a stream's work. Between hosts the stream then does all copies itself: libucp would
-        do them in a thread which must not wait for whoever launches kernels.
+        do them in a thread which must not wait for whoever launches kernels. So would it on one host, where that
+        thread could not get past a kernel that is loaded while streams wait.
         """
-        if self.arenas(peer):
+        if self.arenas(peer) or (self._late and streams_wait()):
             return True
         if peer >= 0 and (self._rules or self.forced) and self.either(self._rank, peer):
             path = self.forced or pair_path(self._rules, *self.kind(self._rank, peer), nbytes)

@@ -24,9 +24,9 @@ from ..planner.rules import Wires
 from ..planner.topology import Topology
 from ..types import DTYPES, OPS
 from . import wires
-from .segments import Windows, key_of, may_wait
+from .segments import Windows, alone, key_of, may_wait
 
-__all__ = ["SLOT", "Channels", "join"]
+__all__ = ["SLOT", "Channels", "join", "streams_wait"]
 
 #: Most bytes of a slot between hosts, where nothing else was measured.
 SLOT = 2 << 20
@@ -44,6 +44,7 @@ class Channels:
         self, handle: Any, able: bool, computes: bool, carriers: Mapping[int, str], idle: Mapping[int, str]
     ) -> None:
         self.handle, self.able, self.computes, self.idle = handle, able, computes, idle
+        _open[0] += 1
         #: By rank, what carries its ring: ``shared`` memory of the host, or so many wires.
         self.carriers = carriers
 
@@ -65,6 +66,16 @@ class Channels:
                 return
             time.sleep(0)
         lib.ucch_channels_free(self.handle)
+        _open[0] -= 1
+
+
+#: Communicators of this process with channels.
+_open = [0]
+
+
+def streams_wait() -> bool:
+    """Whether streams of this process may wait for other ranks."""
+    return _open[0] > 0
 
 
 def join(
@@ -87,9 +98,10 @@ def join(
     devices = [facts.device_memory for facts in everyone]
     if topology.flat or not all(devices):
         return None, "some ranks have host memory" if any(devices) and not topology.flat else ""
-    if not (windows.complete or max(places)):
+    late = alone(topology)
+    if not (windows.complete or max(places) or (late and any(facts.late for facts in everyone))):
         return None, "UCCH_WINDOW=0, or processes that cannot open each other's memory"
-    unwanted, lack = _unwanted(bool(max(places))), _lack(mine, runtime, apart=len({*places}) == size)
+    unwanted, lack = _unwanted(bool(max(places))), _lack(mine, runtime, late=late)
     board = mine.host.memory, mine.vendor, runtime.bus(mine.device) if runtime is not None else ""
     # A usual kernel is made as a try: one vendor's compiler may be missing where the other's is there.
     ready = not (unwanted or lack)
@@ -129,13 +141,13 @@ def _unwanted(hosts: bool) -> str:
     return next((text for text, found in settings.items() if found), "")
 
 
-def _lack(mine: Facts, runtime: DeviceRuntime | None, *, apart: bool) -> str:
-    """Lack of this rank that keeps it from channels; empty if none. ``apart`` as in :func:`.segments.may_wait`."""
+def _lack(mine: Facts, runtime: DeviceRuntime | None, *, late: bool) -> str:
+    """Lack of this rank that keeps it from channels; empty if none. ``late`` as in :func:`.segments.may_wait`."""
     if runtime is None:
         return "no GPU runtime"
-    if not (runtime.eager or apart):
+    if not (runtime.eager or late):
         return "load kernels at their first launch, docs/launch.md has the setting"
-    if not may_wait(runtime, apart=apart):
+    if not may_wait(runtime, late=late):
         return "streams cannot wait for memory, nor is there a compiler of kernels that do"
     words = ffi.new("size_t *", 2 * int(env.get("ARENA")))
     return "" if lib.ucch_window_own(key_of(mine), words) >= 0 else "no shared memory"

@@ -19,7 +19,7 @@ from ..native.libraries import ffi, lib
 from ..planner.topology import Topology
 from .paths import crowded_hosts
 
-__all__ = ["LEAST", "Windows", "join", "key_of", "may_wait"]
+__all__ = ["LEAST", "Windows", "alone", "join", "key_of", "may_wait"]
 
 #: Messages of at least so many bytes go through windows: shorter ones are there sooner by libucp's own way.
 LEAST = 64 << 10
@@ -46,10 +46,12 @@ def join(
     Windows: ranks on its host that have devices, where devices of several islands are, as no library moves data between
     these. Nobody, with ``UCCH_WINDOW=0``, or where a process may not open what another one has. ``arenas``, if wanted:
     those of its vendor on its host. Nobody, with ``UCCH_ARENA=0``, or where devices cannot reach each other's memory.
+    Neither where streams wait though kernels are loaded late: the progress of what hosts move needs the driver.
     """
     rank, size = int(mpi.Get_rank()), int(env.get("WINDOW"))
     crowded, same_vendor = crowded_hosts(topology, everyone), _same_vendor(everyone if arenas else ())
-    if not crowded and not any(same_vendor):
+    late = any(facts.late for facts in everyone) and alone(topology)
+    if (not crowded and not any(same_vendor)) or late:
         return Windows()
     mine, arena = everyone[rank], int(env.get("ARENA"))
     here = mine.host.memory
@@ -129,15 +131,18 @@ def _say(what: str) -> None:
     log.log("mem").info("%s: %s", what, ffi.string(lib.ucch_device_error()).decode(errors="replace"))
 
 
-def may_wait(runtime: DeviceRuntime | None, *, apart: bool = False) -> bool:
-    """Whether this rank's streams may wait for those of others; ``apart``: of ranks that all have hosts of their own.
+def alone(topology: Topology) -> bool:
+    """Whether every rank is the only one of its island, so that no vendor's library has a part in calls."""
+    return all(island.size == 1 for island in topology.islands)
 
-    Not beside others on a host where kernels are loaded at their first launch: it waits for the device, and so for
-    calls of other ranks, which may wait for a message of ours meanwhile, and the progress thread, whose copies move
-    that, does not get past the launch. Between hosts no progress needs the driver.
-    """
-    loads_late = runtime is not None and not (runtime.eager or apart)
-    return bool(env.get("CHANNELS")) and runtime is not None and not loads_late and _words(runtime)
+
+def may_wait(runtime: DeviceRuntime | None, *, late: bool = False) -> bool:
+    """Whether this rank's streams may wait for those of others; ``late``: though it loads kernels at their first
+    launch, which waits for the device, and so for calls of others, while nothing else gets to the driver. It may where
+    nobody needs progress of ours meanwhile that calls it (:func:`alone`; PyTorch's calls of four ranks, two of either
+    vendor, stood still on an H100)."""
+    waits = runtime is not None and (runtime.eager or late) and _words(runtime)
+    return bool(env.get("CHANNELS")) and waits
 
 
 def _words(runtime: DeviceRuntime) -> bool:
