@@ -59,7 +59,7 @@ def test_plan_command(capsys: pytest.CaptureFixture[str]) -> None:
     found = json.loads(capsys.readouterr().out)
     assert found["islands"] == "nvidia[0-1]@0 amd[2-3]@1" and found["bytes"] == MIB
     assert main(["plan", "bcast", "64K", "--hosts", "2,2", "--algorithm", "flat"]) == 0
-    assert "flat in 1 fragment, (chosen by: command line)" in capsys.readouterr().out
+    assert "flat in 1 fragment (chosen by: command line)" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(("words", "message"), [

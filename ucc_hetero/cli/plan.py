@@ -115,8 +115,8 @@ def render(found: dict[str, Any]) -> str:
     lines = [
         f"{found['collective']} of {size_text(found['bytes'])} over {found['ranks']} ranks: {found['islands']}",
         f"topology   {found['fingerprint']}" + (f", weights {found['weights']}" if found["weights"] else ""),
-        f"runs       {found['algorithm']} in {found['fragments']} fragment{'s' if found['fragments'] != 1 else ''}, "
-        f"{'queued in streams ' if found['queued'] else ''}(chosen by: {found['by']})",
+        f"runs       {found['algorithm']} in {found['fragments']} fragment{'s' if found['fragments'] != 1 else ''}"
+        f"{', queued in streams' if found['queued'] else ''} (chosen by: {found['by']})",
         "stages     of one fragment",
     ]
     for row in found["stages"]:
