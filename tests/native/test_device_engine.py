@@ -61,14 +61,35 @@ with Communicator() as comm, Communicator(comm) as other:
     assert "messages alone" not in fakes(script, "nvidia:2", UCCH_STAGING="direct").stderr
 
 
+@pytest.mark.parametrize("env", [device_scripts.OWN_QUEUES, device_scripts.FEW_QUEUES], ids=["streams", "hosts"])
+def test_calls_by_way_of_the_host_keep_their_order_in_a_stream(fakes: Callable[..., Any], env: dict[str, str]) -> None:
+    """Nobody waits for their requests; streams wait for their ends, or hosts where streams must not."""
+    script = """
+from arrays import Array, runtime
+from ucc_hetero import Communicator
+with Communicator() as comm:
+    p, x, y = comm.size, Array(70000), [Array(70000) for _ in range(20)]
+    stream = runtime().stream()
+    for k, result in enumerate(y):
+        x.fill(stream, float(k + comm.rank))
+        comm.Iallreduce(x, result, stream=stream)
+    for k, result in enumerate(y):
+        assert (result.copied(stream) == p * k + sum(range(p))).all(), k
+    assert "by way of the host" in comm.plan_summary(), comm.plan_summary()
+print("right")
+"""
+    assert fakes(script, "nvidia:1,amd:2", **BY_HOSTS, **env).stdout.count("right") == 3
+
+
 def test_refusals(fakes: Callable[..., Any]) -> None:
     result = fakes(device_scripts.REFUSALS, "nvidia:1,amd:1")
     assert result.stdout.count("right") == 2
     assert "mismatch" in result.stdout
 
 
-def test_a_timeout_lets_the_stream_go(fakes: Callable[..., Any]) -> None:
-    result = fakes(device_scripts.TIMEOUT, "nvidia:1,amd:1", UCCH_TIMEOUT="2")
+@pytest.mark.parametrize("env", [{}, BY_HOSTS], ids=["queued", "by hosts"])
+def test_a_timeout_lets_the_stream_go(fakes: Callable[..., Any], env: dict[str, str]) -> None:
+    result = fakes(device_scripts.TIMEOUT, "nvidia:1,amd:1", UCCH_TIMEOUT="2", **env)
     assert "right: rank 0: allreduce float32[64] SUM" in result.stdout
 
 
