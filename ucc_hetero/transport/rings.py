@@ -137,7 +137,7 @@ def _unwanted(hosts: bool) -> str:
     """The setting of this rank by which calls among devices, of several ``hosts``, are not to be queued."""
     settings = {"UCCH_CHANNELS=n": not env.get("CHANNELS")}
     if hosts:
-        settings |= {"UCCH_WIRES=0": env.get("WIRES") == 0, "UCCH_STAGING=direct": env.get("STAGING") == "direct"}
+        settings["UCCH_WIRES=0"] = env.get("WIRES") == 0
     return next((text for text, found in settings.items() if found), "")
 
 
