@@ -31,21 +31,13 @@ extern const ucch_symbols *ucch_wire_sym;
 /* An absent optional function answers NOT_IMPLEMENTED; the required ones are there once a library is loaded, and
  * Python calls nothing before that. */
 #define UCC_SYMBOL(ret, name, params, args, need)                                                                      \
-    static inline ret name params {                                                                                    \
-        return (need) || UCCH_TABLE.name ? UCCH_TABLE.name args : (ret)UCCH_UCC_ABSENT;                                \
-    }
+    static inline ret name params { return (need) || UCCH_TABLE.name ? UCCH_TABLE.name args : (ret)UCCH_UCC_ABSENT; }
 #define UCC_VOID_SYMBOL(ret, name, params, args, need)                                                                 \
-    static inline ret name params {                                                                                    \
-        UCCH_TABLE.name args;                                                                                          \
-    }
+    static inline ret name params { UCCH_TABLE.name args; }
 #define UCP_SYMBOL(ret, name, params, args, need)                                                                      \
-    static inline ret name params {                                                                                    \
-        return UCCH_TABLE.name args;                                                                                   \
-    }
+    static inline ret name params { return UCCH_TABLE.name args; }
 #define UCP_VOID_SYMBOL(ret, name, params, args, need)                                                                 \
-    static inline ret name params {                                                                                    \
-        UCCH_TABLE.name args;                                                                                          \
-    }
+    static inline ret name params { UCCH_TABLE.name args; }
 #include "abi/symbols.h"
 
 #endif

@@ -31,8 +31,7 @@ static void cancel(ucp_worker_h worker, void *request) {
 }
 
 static void free_request(void *request) {
-    if (request && !IS_STATUS(request))
-        ucp_request_free(request);
+    if (request && !IS_STATUS(request)) ucp_request_free(request);
 }
 
 static void *ours(const char *name) {
@@ -42,9 +41,7 @@ static void *ours(const char *name) {
 }
 
 /* Operations of libucc's in this process that were found to have ended in an endpoint's error. */
-int ucch_endpoint_errors(void) {
-    return __atomic_load_n(&errors, __ATOMIC_RELAXED);
-}
+int ucch_endpoint_errors(void) { return __atomic_load_n(&errors, __ATOMIC_RELAXED); }
 
 /* Relocation tables of a loaded library; NULL where it has none of a kind. */
 typedef struct relocations {
@@ -61,8 +58,7 @@ static const void *address(const struct dl_phdr_info *info, ElfW(Addr) at) {
 
 static const ElfW(Phdr) * header_of(const struct dl_phdr_info *info, ElfW(Word) type) {
     for (int i = 0; i < info->dlpi_phnum; i++)
-        if (info->dlpi_phdr[i].p_type == type)
-            return &info->dlpi_phdr[i];
+        if (info->dlpi_phdr[i].p_type == type) return &info->dlpi_phdr[i];
     return NULL;
 }
 
@@ -93,11 +89,9 @@ static int write_at(const struct dl_phdr_info *info, void **at, void *what) {
     ElfW(Addr) from = closed ? info->dlpi_addr + closed->p_vaddr : 0, where = (ElfW(Addr))at;
     ElfW(Addr) page = where & ~((ElfW(Addr))getpagesize() - 1);
     int is_closed = closed && where >= from && where < from + closed->p_memsz;
-    if (is_closed && mprotect((void *)page, (size_t)getpagesize(), PROT_READ | PROT_WRITE))
-        return -1;
+    if (is_closed && mprotect((void *)page, (size_t)getpagesize(), PROT_READ | PROT_WRITE)) return -1;
     __atomic_store_n(at, what, __ATOMIC_RELEASE);
-    if (is_closed)
-        mprotect((void *)page, (size_t)getpagesize(), PROT_READ);
+    if (is_closed) mprotect((void *)page, (size_t)getpagesize(), PROT_READ);
     return 0;
 }
 
@@ -110,8 +104,7 @@ static int lead(const struct dl_phdr_info *info) {
             void *what = NULL;
             if (IS_ADDRESS(ELF64_R_TYPE(each->r_info)))
                 what = ours(r.strings + r.symbols[ELF64_R_SYM(each->r_info)].st_name);
-            if (what && write_at(info, (void **)(info->dlpi_addr + each->r_offset), what))
-                return -1;
+            if (what && write_at(info, (void **)(info->dlpi_addr + each->r_offset), what)) return -1;
         }
     return 0;
 }
@@ -119,8 +112,7 @@ static int lead(const struct dl_phdr_info *info) {
 static int visit(struct dl_phdr_info *info, size_t size, void *data) {
     const char *slash = strrchr(info->dlpi_name, '/'), *name = slash ? slash + 1 : info->dlpi_name;
     (void)size;
-    if (!strncmp(name, "libucc_tl_ucp", 13) && lead(info) < 0)
-        *(int *)data = -1;
+    if (!strncmp(name, "libucc_tl_ucp", 13) && lead(info) < 0) *(int *)data = -1;
     return 0;
 }
 

@@ -36,9 +36,7 @@ _Static_assert(sizeof(ucp_symbols) / sizeof(symbol) <= MOST_SYMBOLS, "room for a
 
 static char load_error[1024];
 
-const char *ucch_load_error(void) {
-    return load_error;
-}
+const char *ucch_load_error(void) { return load_error; }
 
 static int fail(void) {
     const char *why = dlerror();
@@ -47,19 +45,14 @@ static int fail(void) {
 }
 
 /* RTLD_NOW: a library that lacks a symbol fails here, with its name, instead of ending the process at first use. */
-int ucch_preload(const char *path) {
-    return dlopen(path, RTLD_NOW | RTLD_LOCAL) ? 0 : fail();
-}
+int ucch_preload(const char *path) { return dlopen(path, RTLD_NOW | RTLD_LOCAL) ? 0 : fail(); }
 
 /* Load a library that calls functions of others which need it; these are loaded next. */
-int ucch_preload_lazily(const char *path) {
-    return dlopen(path, RTLD_LAZY | RTLD_LOCAL) ? 0 : fail();
-}
+int ucch_preload_lazily(const char *path) { return dlopen(path, RTLD_LAZY | RTLD_LOCAL) ? 0 : fail(); }
 
 static int load_table(const char *path, const symbol *list, ucch_symbols *table) {
     void *handle = dlopen(path, RTLD_NOW | RTLD_LOCAL);
-    if (!handle)
-        return fail();
+    if (!handle) return fail();
     void *found[MOST_SYMBOLS] = {0};
     size_t n = 0;
     for (const symbol *s = list; s->name; s++, n++) {
@@ -78,20 +71,12 @@ static int load_table(const char *path, const symbol *list, ucch_symbols *table)
     return 0;
 }
 
-int ucch_load_ucc(const char *path) {
-    return load_table(path, ucc_symbols, &ucch_sym);
-}
+int ucch_load_ucc(const char *path) { return load_table(path, ucc_symbols, &ucch_sym); }
 
-int ucch_load_ucp(const char *path) {
-    return load_table(path, ucp_symbols, &ucch_sym);
-}
+int ucch_load_ucp(const char *path) { return load_table(path, ucp_symbols, &ucch_sym); }
 
 /* A second libucp, whose names in memory are not those of the first. */
-int ucch_load_wire_ucp(const char *path) {
-    return load_table(path, ucp_symbols, &own_sym);
-}
+int ucch_load_wire_ucp(const char *path) { return load_table(path, ucp_symbols, &own_sym); }
 
 /* Before there are wires: whether they use the second one. */
-void ucch_wire_use(int own) {
-    ucch_wire_sym = own ? &own_sym : &ucch_sym;
-}
+void ucch_wire_use(int own) { ucch_wire_sym = own ? &own_sym : &ucch_sym; }

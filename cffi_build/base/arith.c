@@ -93,8 +93,7 @@ static combine_fn *const combiners[] = {
 /* dst = dst op src, element by element. dtype: UCC datatype (id << 3). */
 int ucch_combine(int op, int dtype, const void *src, void *dst, uint64_t n) {
     unsigned id = (unsigned)dtype >> 3;
-    if (id >= sizeof(combiners) / sizeof(*combiners) || !combiners[id])
-        return UCCH_FAIL_ARGUMENT;
+    if (id >= sizeof(combiners) / sizeof(*combiners) || !combiners[id]) return UCCH_FAIL_ARGUMENT;
     return combiners[id](op, src, dst, n) ? UCCH_FAIL_ARGUMENT : 0;
 }
 
@@ -115,14 +114,10 @@ int ucch_combine(int op, int dtype, const void *src, void *dst, uint64_t n) {
 int ucch_cast(int from, int to, const void *src, void *dst, uint64_t n) {
     from >>= 3;
     to >>= 3;
-    if (from == F16 && to == F32)
-        CONVERT(uint16_t, float, from_half(x));
-    if (from == F32 && to == F16)
-        CONVERT(float, uint16_t, to_half(x));
-    if (from == BF16 && to == F32)
-        CONVERT(uint16_t, float, from_bhalf(x));
-    if (from == F32 && to == BF16)
-        CONVERT(float, uint16_t, to_bhalf(x));
+    if (from == F16 && to == F32) CONVERT(uint16_t, float, from_half(x));
+    if (from == F32 && to == F16) CONVERT(float, uint16_t, to_half(x));
+    if (from == BF16 && to == F32) CONVERT(uint16_t, float, from_bhalf(x));
+    if (from == F32 && to == BF16) CONVERT(float, uint16_t, to_bhalf(x));
     return UCCH_FAIL_ARGUMENT;
 }
 

@@ -61,15 +61,12 @@ struct ucch_board {
     _Atomic(ucch_op *) first_failure; /* that call, where nobody waits for it */
 };
 
-size_t ucch_board_bytes(int nslots) {
-    return (size_t)nslots * sizeof(slot);
-}
+size_t ucch_board_bytes(int nslots) { return (size_t)nslots * sizeof(slot); }
 
 /* memory == NULL: a board of this rank alone (no peer shares the host's memory); it still counts calls. */
 ucch_board *ucch_board_new(void *memory, int nslots, int mine, const int *ranks) {
     ucch_board *b = calloc(1, sizeof(*b));
-    if (!b)
-        return NULL;
+    if (!b) return NULL;
     b->slots = memory;
     b->n = memory ? nslots : 0;
     b->mine = mine;
@@ -80,8 +77,7 @@ ucch_board *ucch_board_new(void *memory, int nslots, int mine, const int *ranks)
         return NULL;
     }
     memcpy(b->ranks, ranks, (size_t)nslots * sizeof(int));
-    if (b->n)
-        b->slots[mine].pid = getpid();
+    if (b->n) b->slots[mine].pid = getpid();
     return b;
 }
 
@@ -117,8 +113,7 @@ static void write_arrival(ucch_board *b, uint64_t seq, uint64_t signature, const
 
 uint64_t ucch_board_publish(ucch_board *b, uint64_t signature, const char *label) {
     uint64_t seq = b->started = ++b->seq;
-    if (!b->n)
-        return seq;
+    if (!b->n) return seq;
     write_arrival(b, seq, signature, label);
     __atomic_store_n(&b->slots[b->mine].seq, seq, __ATOMIC_RELEASE);
     return seq;
@@ -127,8 +122,7 @@ uint64_t ucch_board_publish(ucch_board *b, uint64_t signature, const char *label
 /* Say what the next call will be, before it is entered: its teams are made first, by ranks that wait for each other.
  * Returns the number it will have. */
 uint64_t ucch_board_announce(ucch_board *b, uint64_t signature, const char *label) {
-    if (b->n)
-        write_arrival(b, b->seq + 1, signature, label);
+    if (b->n) write_arrival(b, b->seq + 1, signature, label);
     return b->seq + 1;
 }
 
@@ -136,11 +130,9 @@ uint64_t ucch_board_announce(ucch_board *b, uint64_t signature, const char *labe
  * moved on past the ring, be it while we read. */
 static int read_arrival(const slot *s, uint64_t seq, uint64_t *signature, char *label) {
     const arrival *a = &s->ring[seq % RING];
-    if (__atomic_load_n(&a->seq, __ATOMIC_ACQUIRE) != seq)
-        return 0;
+    if (__atomic_load_n(&a->seq, __ATOMIC_ACQUIRE) != seq) return 0;
     *signature = __atomic_load_n(&a->signature, __ATOMIC_RELAXED);
-    if (label)
-        memcpy(label, a->label, LABEL);
+    if (label) memcpy(label, a->label, LABEL);
     __atomic_thread_fence(__ATOMIC_ACQUIRE);
     return __atomic_load_n(&a->seq, __ATOMIC_RELAXED) == seq;
 }
@@ -149,8 +141,7 @@ static int read_arrival(const slot *s, uint64_t seq, uint64_t *signature, char *
 
 static int fate_of(const ucch_board *b, int i) {
     int64_t pid = __atomic_load_n(&b->slots[i].pid, __ATOMIC_RELAXED);
-    if (pid == LEFT)
-        return UCCH_LEFT;
+    if (pid == LEFT) return UCCH_LEFT;
     return pid && kill((pid_t)pid, 0) && errno == ESRCH ? UCCH_DIED : UCCH_THERE;
 }
 
@@ -158,15 +149,13 @@ static int fate_of(const ucch_board *b, int i) {
 static void forget(ucch_board *b) {
     int recent = b->nread - REFUSALS * (b->n + 1), kept = 0;
     for (int i = 0; i < b->nread; i++)
-        if (i >= recent || b->known[i].last >= b->since)
-            b->known[kept++] = b->known[i];
+        if (i >= recent || b->known[i].last >= b->since) b->known[kept++] = b->known[i];
     b->nread = kept;
 }
 
 static void remember_locked(ucch_board *b, const ucch_refusal *refusal) {
     int full = b->nread == b->room;
-    if (full)
-        forget(b);
+    if (full) forget(b);
     if (full && 2 * b->nread >= b->room) {
         int room = 2 * b->room + REFUSALS;
         ucch_refusal *known = realloc(b->known, (size_t)room * sizeof(*known));
@@ -184,12 +173,10 @@ static void remember_locked(ucch_board *b, const ucch_refusal *refusal) {
 /* Read a notice that is not the one of `version`: 0 while it is being written, and for one never written. */
 static int read_notice(const notice *n, uint64_t *version, ucch_refusal *r) {
     uint64_t now = __atomic_load_n(&n->version, __ATOMIC_ACQUIRE);
-    if (now == *version || now % 2)
-        return 0;
+    if (now == *version || now % 2) return 0;
     *r = n->refusal;
     __atomic_thread_fence(__ATOMIC_ACQUIRE);
-    if (__atomic_load_n(&n->version, __ATOMIC_RELAXED) != now)
-        return 0;
+    if (__atomic_load_n(&n->version, __ATOMIC_RELAXED) != now) return 0;
     *version = now;
     return 1;
 }
@@ -198,8 +185,7 @@ static int read_notice(const notice *n, uint64_t *version, ucch_refusal *r) {
  * it is complete, so that one which is being written is news to come. */
 static void collect_locked(ucch_board *b) {
     uint64_t news = b->n ? __atomic_load_n(&b->slots[0].news, __ATOMIC_ACQUIRE) : 0;
-    if (news == b->collected)
-        return;
+    if (news == b->collected) return;
     ucch_refusal r;
     for (int i = 0; i < b->n * REFUSALS; i++)
         if (i / REFUSALS != b->mine && read_notice(&b->slots[i / REFUSALS].notices[i % REFUSALS], &b->versions[i], &r))
@@ -210,8 +196,7 @@ static void collect_locked(ucch_board *b) {
 
 /* Calls of this rank come to nothing, because a call was refused: those who wait for it there are to know. */
 void ucch_board_give_up(ucch_board *b, const ucch_refusal *refusal) {
-    if (!b->n)
-        return;
+    if (!b->n) return;
     ucch_lock();
     slot *s = &b->slots[b->mine];
     uint64_t at = s->refused++ % REFUSALS;
@@ -258,8 +243,7 @@ static int look_up(const ucch_board *b, uint64_t since, uint64_t seq, ucch_refus
     found->first = 0;
     for (int i = 0; i < b->nread; i++) {
         const ucch_refusal *r = &b->known[i];
-        if (r->last >= since && r->first <= seq && r->first > found->first)
-            *found = *r;
+        if (r->last >= since && r->first <= seq && r->first > found->first) *found = *r;
     }
     return found->first > 0;
 }
@@ -267,8 +251,7 @@ static int look_up(const ucch_board *b, uint64_t since, uint64_t seq, ucch_refus
 /* Whether a call from `since` to `seq` was refused, and what is known of the latest one. */
 int ucch_board_refused(ucch_board *b, uint64_t since, uint64_t seq, ucch_refusal *found) {
     uint64_t news = news_of(b);
-    if (!news || (news == b->quiet_news && since >= b->quiet_since))
-        return 0;
+    if (!news || (news == b->quiet_news && since >= b->quiet_since)) return 0;
     ucch_refusal here;
     ucch_lock();
     collect_locked(b);
@@ -296,8 +279,7 @@ int ucch_board_left(ucch_board *b, int rank, uint64_t seq) {
  * is ahead with nothing under way learns of all of them by the latest one. */
 static int needs_no(const ucch_board *b, int i, uint64_t oldest) {
     const slot *s = &b->slots[i];
-    if (i == b->mine || __atomic_load_n(&s->read, __ATOMIC_ACQUIRE) >= oldest)
-        return 1;
+    if (i == b->mine || __atomic_load_n(&s->read, __ATOMIC_ACQUIRE) >= oldest) return 1;
     int ahead = __atomic_load_n(&s->seq, __ATOMIC_ACQUIRE) >= b->seq;
     return (ahead && !__atomic_load_n(&s->open, __ATOMIC_ACQUIRE)) || fate_of(b, i) != UCCH_THERE;
 }
@@ -317,19 +299,15 @@ int ucch_board_room(ucch_board *b) {
 
 /* One more call that is entered (before it is published), or one that has ended. Under the lock. */
 void ucch_board_open(ucch_board *b, int more) {
-    if (b->n)
-        __atomic_store_n(&b->slots[b->mine].open, b->slots[b->mine].open + (uint64_t)more, __ATOMIC_RELEASE);
+    if (b->n) __atomic_store_n(&b->slots[b->mine].open, b->slots[b->mine].open + (uint64_t)more, __ATOMIC_RELEASE);
 }
 
 /* Whether a call up to the last one was refused, and this rank does not know of it. */
-int ucch_board_stale(ucch_board *b) {
-    return ucch_board_refused(b, b->since, b->seq, NULL);
-}
+int ucch_board_stale(ucch_board *b) { return ucch_board_refused(b, b->since, b->seq, NULL); }
 
 static int has_refused(const ucch_board *b, int rank, uint64_t seq) {
     for (int i = 0; i < b->nread; i++)
-        if (b->known[i].call == seq && b->known[i].rank == rank)
-            return 1;
+        if (b->known[i].call == seq && b->known[i].rank == rank) return 1;
     return 0;
 }
 
@@ -339,8 +317,7 @@ int ucch_board_entered(ucch_board *b, uint64_t seq) {
     int open = 0, entered = 0;
     ucch_lock();
     for (int i = 0; i < b->n; i++) {
-        if (i == b->mine)
-            continue;
+        if (i == b->mine) continue;
         int came = __atomic_load_n(&b->slots[i].seq, __ATOMIC_ACQUIRE) >= seq;
         collect_locked(b);
         open |= !came;
@@ -351,35 +328,24 @@ int ucch_board_entered(ucch_board *b, uint64_t seq) {
 }
 
 /* The number of the call to come. */
-uint64_t ucch_board_next(ucch_board *b) {
-    return b->seq + 1;
-}
+uint64_t ucch_board_next(ucch_board *b) { return b->seq + 1; }
 
 /* The last call that this rank did not refuse. */
-uint64_t ucch_board_started(ucch_board *b) {
-    return b->started;
-}
+uint64_t ucch_board_started(ucch_board *b) { return b->started; }
 
 /* From which call on refusals concern what starts now. */
-uint64_t ucch_board_since(ucch_board *b) {
-    return b->since;
-}
+uint64_t ucch_board_since(ucch_board *b) { return b->since; }
 
-void ucch_board_settle(ucch_board *b, uint64_t since) {
-    b->since = since;
-}
+void ucch_board_settle(ucch_board *b, uint64_t since) { b->since = since; }
 
 /* The slot of a peer that entered call `seq` with another signature than ours, or -1. A peer that has not arrived
  * will see ours; one that has moved on past the ring had seen it. */
 int ucch_board_mismatch(ucch_board *b, uint64_t seq) {
-    if (b->n < 2)
-        return -1;
+    if (b->n < 2) return -1;
     uint64_t ours, theirs;
-    if (!read_arrival(&b->slots[b->mine], seq, &ours, NULL))
-        return -1; /* we have moved on past the ring ourselves */
+    if (!read_arrival(&b->slots[b->mine], seq, &ours, NULL)) return -1; /* we have moved on past the ring ourselves */
     for (int i = 0; i < b->n; i++)
-        if (read_arrival(&b->slots[i], seq, &theirs, NULL) && theirs != ours)
-            return i;
+        if (read_arrival(&b->slots[i], seq, &theirs, NULL) && theirs != ours) return i;
     return -1;
 }
 
@@ -388,8 +354,7 @@ int ucch_board_gone(ucch_board *b, uint64_t seq) {
     for (int i = 0; i < b->n; i++) {
         slot *s = &b->slots[i];
         int64_t pid = __atomic_load_n(&s->pid, __ATOMIC_RELAXED);
-        if (i == b->mine || pid == 0)
-            continue;
+        if (i == b->mine || pid == 0) continue;
         if (pid == LEFT ? __atomic_load_n(&s->seq, __ATOMIC_ACQUIRE) < seq : kill((pid_t)pid, 0) && errno == ESRCH)
             return i;
     }
@@ -400,49 +365,40 @@ int ucch_board_gone(ucch_board *b, uint64_t seq) {
  * refusals those from call `since` on concern it. */
 int ucch_board_verdict(ucch_board *b, uint64_t since, uint64_t seq, int *peer) {
     *peer = -1;
-    if (b && ucch_board_refused(b, since, seq, NULL))
-        return UCCH_FAIL_REFUSED;
-    if (b)
-        *peer = ucch_board_mismatch(b, seq);
+    if (b && ucch_board_refused(b, since, seq, NULL)) return UCCH_FAIL_REFUSED;
+    if (b) *peer = ucch_board_mismatch(b, seq);
     return *peer < 0 ? 0 : UCCH_FAIL_MISMATCH;
 }
 
 /* A rank as errors name it: its slot, or -2 less its number where it is on another host. */
 int ucch_board_peer(const ucch_board *b, int rank) {
     for (int i = 0; b && i < b->n; i++)
-        if (b->ranks[i] == rank)
-            return i;
+        if (b->ranks[i] == rank) return i;
     return -2 - rank;
 }
 
 /* UCCH_THERE, UCCH_LEFT or UCCH_DIED for one slot, or for all of them but ours: the best of their fates. */
 int ucch_board_fate(ucch_board *b, int slot) {
-    if (slot != UCCH_ALL_PEERS)
-        return slot < b->n ? fate_of(b, slot) : UCCH_THERE;
+    if (slot != UCCH_ALL_PEERS) return slot < b->n ? fate_of(b, slot) : UCCH_THERE;
     int best = b->n > 1 ? UCCH_DIED : UCCH_THERE;
     for (int i = 0; i < b->n && best > UCCH_THERE; i++)
-        if (i != b->mine && fate_of(b, i) < best)
-            best = fate_of(b, i);
+        if (i != b->mine && fate_of(b, i) < best) best = fate_of(b, i);
     return best;
 }
 
-void ucch_board_break(ucch_board *b) {
-    b->broken = 1;
-}
+void ucch_board_break(ucch_board *b) { b->broken = 1; }
 
 /* Our own label of a call; `label` stays as it is where that has been overwritten. */
 void ucch_board_own_label(ucch_board *b, uint64_t seq, char *label) {
     uint64_t signature;
     char found[LABEL];
-    if (b->n && read_arrival(&b->slots[b->mine], seq, &signature, found))
-        memcpy(label, found, LABEL);
+    if (b->n && read_arrival(&b->slots[b->mine], seq, &signature, found)) memcpy(label, found, LABEL);
     label[LABEL - 1] = 0;
 }
 
 /* As ucch_board_break, for a call that nobody may be waiting for: it stays. */
 void ucch_board_blame(ucch_board *b, ucch_op *op) {
-    if (!b->first_failure)
-        b->first_failure = op;
+    if (!b->first_failure) b->first_failure = op;
     b->broken = 1;
 }
 
@@ -453,22 +409,15 @@ void ucch_board_launched(ucch_board *b, int more) {
 }
 
 /* Calls in streams that have not ended. */
-int ucch_board_launches(ucch_board *b) {
-    return b->launches;
-}
+int ucch_board_launches(ucch_board *b) { return b->launches; }
 
-ucch_op *ucch_board_first_failure(ucch_board *b) {
-    return b->first_failure;
-}
+ucch_op *ucch_board_first_failure(ucch_board *b) { return b->first_failure; }
 
-int ucch_board_broken(ucch_board *b) {
-    return b->broken;
-}
+int ucch_board_broken(ucch_board *b) { return b->broken; }
 
 /* This rank makes no more calls. */
 void ucch_board_leave(ucch_board *b) {
-    if (b->n)
-        __atomic_store_n(&b->slots[b->mine].pid, LEFT, __ATOMIC_RELEASE);
+    if (b->n) __atomic_store_n(&b->slots[b->mine].pid, LEFT, __ATOMIC_RELEASE);
 }
 
 uint64_t ucch_board_seq(ucch_board *b, int i) {

@@ -13,8 +13,7 @@ static worker *workers;
 
 ucch_context *ucch_context_new(ucc_context_h handle) {
     ucch_context *context = calloc(1, sizeof(*context));
-    if (!context)
-        return NULL;
+    if (!context) return NULL;
     context->handle = handle;
     ucch_lock();
     context->next = contexts;
@@ -56,8 +55,7 @@ void ucch_worker_use(ucp_worker_h handle, int on) {
 int ucch_poll_contexts_locked(void) {
     int moved = 0;
     for (ucch_context *c = contexts; c; c = c->next)
-        if (c->users)
-            moved += ucc_context_progress(c->handle) > 0;
+        if (c->users) moved += ucc_context_progress(c->handle) > 0;
     return moved;
 }
 

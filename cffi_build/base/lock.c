@@ -50,14 +50,10 @@ struct timespec ucch_time_after(double seconds) {
 /* ---- the lock ---- */
 
 /* Rounds a waiter spins before it yields the core in every round; 0 where ranks outnumber cores. */
-void ucch_set_spin(int iterations) {
-    ucch_spin_rounds = iterations;
-}
+void ucch_set_spin(int iterations) { ucch_spin_rounds = iterations; }
 
 /* Whether whoever spins keeps nobody from what it waits for. */
-static int may_spin(void) {
-    return ucch_spin_rounds > 0 && !ucch_crowded;
-}
+static int may_spin(void) { return ucch_spin_rounds > 0 && !ucch_crowded; }
 
 static void relax(void) {
 #if defined(__x86_64__)
@@ -70,22 +66,18 @@ static void relax(void) {
 /* Whoever makes progress takes the lock again and again, and a mutex is not fair: one who waits for it may be woken
  * only to find it taken, for milliseconds. So they say that they wait, and the others let them. */
 void ucch_lock(void) {
-    if (pthread_mutex_trylock(&lock) == 0)
-        return;
+    if (pthread_mutex_trylock(&lock) == 0) return;
     wanted++;
     int had = 0;
     for (int i = may_spin() ? LOCK_SPINS : 0; i && !had; i--) {
         relax();
         had = pthread_mutex_trylock(&lock) == 0;
     }
-    if (!had)
-        pthread_mutex_lock(&lock);
+    if (!had) pthread_mutex_lock(&lock);
     wanted--;
 }
 
-void ucch_unlock(void) {
-    pthread_mutex_unlock(&lock);
-}
+void ucch_unlock(void) { pthread_mutex_unlock(&lock); }
 
 /* Without the lock: let those have it who wait for it. */
 void ucch_let_others(void) {
@@ -94,9 +86,7 @@ void ucch_let_others(void) {
 }
 
 /* With the lock: whether somebody waits for it. */
-int ucch_lock_wanted(void) {
-    return wanted;
-}
+int ucch_lock_wanted(void) { return wanted; }
 
 /* Let go of the lock and sleep until woken, `seconds` at most (0: for ever). */
 void ucch_sleep_locked(pthread_cond_t *wake, double seconds) {
@@ -117,9 +107,7 @@ void ucch_lock_after_fork(void) {
 /* ---- giving the core away ---- */
 
 /* Whether a turn of progress had anything to do. */
-int ucch_has_moved(int moved, double seconds) {
-    return moved || seconds > BUSY_S;
-}
+int ucch_has_moved(int moved, double seconds) { return moved || seconds > BUSY_S; }
 
 /* Give the core away, and learn whether anybody took it; returns the time after `now`. */
 double ucch_yield(double now) {
@@ -134,8 +122,7 @@ double ucch_yield(double now) {
 
 /* How long to sleep after nothing has moved for `quiet` seconds; 0: yield. */
 double ucch_nap(double quiet) {
-    if (!ucch_crowded || quiet < PATIENCE_S)
-        return 0;
+    if (!ucch_crowded || quiet < PATIENCE_S) return 0;
     double nap = NAP_SHARE * quiet;
     return nap < SHORTEST_NAP_S ? SHORTEST_NAP_S : nap > LONGEST_NAP_S ? LONGEST_NAP_S : nap;
 }
@@ -143,7 +130,6 @@ double ucch_nap(double quiet) {
 /* After a nap that began at `now` and was to last so long; returns the time. */
 double ucch_napped(double now, double asked) {
     double end = ucch_now();
-    if (end - now - asked < LATE_S)
-        ucch_crowded = ucch_crowded > NAP_YIELDS ? ucch_crowded - NAP_YIELDS : 0;
+    if (end - now - asked < LATE_S) ucch_crowded = ucch_crowded > NAP_YIELDS ? ucch_crowded - NAP_YIELDS : 0;
     return end;
 }

@@ -18,9 +18,7 @@ static void count_locked(int way, int more) {
 }
 
 /* Operations in flight that wait for progress made in this way; the lock is not needed. */
-int ucch_ops_under_way(int way) {
-    return __atomic_load_n(&under_way[way], __ATOMIC_RELAXED);
-}
+int ucch_ops_under_way(int way) { return __atomic_load_n(&under_way[way], __ATOMIC_RELAXED); }
 
 /* Begin an operation. Those in streams go last, in order: of calls that fail together the first one counts. */
 void ucch_op_begin_locked(ucch_op *op, double timeout) {
@@ -40,8 +38,7 @@ void ucch_op_begin_locked(ucch_op *op, double timeout) {
 void ucch_op_end_locked(ucch_op *op, int status, int step, int peer) {
     op->prev->next = op->next;
     op->next->prev = op->prev;
-    if (upcoming == op)
-        upcoming = op->next;
+    if (upcoming == op) upcoming = op->next;
     count_locked(op->kind->way, -1);
     op->matched = 0;
     if (status < 0) {
@@ -54,26 +51,20 @@ void ucch_op_end_locked(ucch_op *op, int status, int step, int peer) {
     int has_listener = op->has_listener;
     /* Last: whoever polls the state without the lock may reuse the operation from here on. */
     __atomic_store_n(&op->state, status < 0 ? UCCH_FAILED : UCCH_DONE, __ATOMIC_RELEASE);
-    if (has_listener)
-        ucch_ring();
+    if (has_listener) ucch_ring();
 }
 
 /* Count the time limit of what is in flight from now. */
 void ucch_op_deadline(ucch_op *op, double timeout) {
     ucch_lock();
-    if (op->state == UCCH_ACTIVE)
-        op->deadline = timeout > 0 ? ucch_now() + timeout : 0;
+    if (op->state == UCCH_ACTIVE) op->deadline = timeout > 0 ? ucch_now() + timeout : 0;
     ucch_unlock();
 }
 
 /* How many operations have failed so far: whether there is any use in asking them all. */
-uint64_t ucch_failures(void) {
-    return __atomic_load_n(&failures, __ATOMIC_ACQUIRE);
-}
+uint64_t ucch_failures(void) { return __atomic_load_n(&failures, __ATOMIC_ACQUIRE); }
 
-void ucch_op_error(ucch_op *op, ucch_error *error) {
-    *error = op->error;
-}
+void ucch_op_error(ucch_op *op, ucch_error *error) { *error = op->error; }
 
 /* ---- what is done for them ---- */
 
@@ -82,8 +73,7 @@ int ucch_ops_advance_locked(void) {
     int moved = 0;
     for (ucch_op *op = active.next; op != &active; op = upcoming) {
         upcoming = op->next;
-        if (op->kind->advance_locked)
-            moved += op->kind->advance_locked(op);
+        if (op->kind->advance_locked) moved += op->kind->advance_locked(op);
     }
     return moved;
 }
@@ -91,16 +81,13 @@ int ucch_ops_advance_locked(void) {
 /* End what is past its deadline, and what waits for a peer that died or called something else; now and then. */
 void ucch_ops_police_locked(double now) {
     static double last;
-    if (now - last < SUSPICION_S)
-        return;
+    if (now - last < SUSPICION_S) return;
     last = now;
     for (ucch_op *op = active.next; op != &active; op = upcoming) {
         upcoming = op->next;
         int bad = op->kind->check_locked && now - op->started > SUSPICION_S ? op->kind->check_locked(op, now) : 0;
-        if (!bad && op->state == UCCH_ACTIVE && op->deadline > 0 && now > op->deadline)
-            bad = UCCH_FAIL_TIMEOUT;
-        if (bad)
-            op->kind->abandon_locked(op, bad);
+        if (!bad && op->state == UCCH_ACTIVE && op->deadline > 0 && now > op->deadline) bad = UCCH_FAIL_TIMEOUT;
+        if (bad) op->kind->abandon_locked(op, bad);
     }
 }
 
@@ -119,9 +106,7 @@ void ucch_ring(void) {
 }
 
 /* How often the bell has rung. To be asked for before one looks at what is to be ended. */
-uint64_t ucch_rings(void) {
-    return __atomic_load_n(&rings, __ATOMIC_SEQ_CST);
-}
+uint64_t ucch_rings(void) { return __atomic_load_n(&rings, __ATOMIC_SEQ_CST); }
 
 /* The bell rings when the operation ends, if it has not ended by now. */
 void ucch_listen(ucch_op *op) {

@@ -31,9 +31,7 @@ static int idle_progress;
 /* Work is about to come. */
 static _Atomic int called;
 
-static int busy(void) {
-    return ucch_ops_under_way(UCCH_BY_CONTEXTS) || ucch_ops_under_way(UCCH_BY_WORKERS);
-}
+static int busy(void) { return ucch_ops_under_way(UCCH_BY_CONTEXTS) || ucch_ops_under_way(UCCH_BY_WORKERS); }
 
 /* Set the functions around each round of progress: a device that is made the thread's own before, and not after. */
 void ucch_progress_inside(int (*before)(void), void (*after)(int)) {
@@ -48,11 +46,9 @@ int ucch_progress_locked(void) {
     int before = enter ? enter() : 0, moved = ucch_poll_contexts_locked();
     /* With no message of ours in flight the workers are looked at now and then only, for what peers send: a look costs
      * as much as a small collective. */
-    if (ucch_ops_under_way(UCCH_BY_WORKERS) || ++rounds % WORKER_EVERY == 0)
-        moved += ucch_poll_workers_locked();
+    if (ucch_ops_under_way(UCCH_BY_WORKERS) || ++rounds % WORKER_EVERY == 0) moved += ucch_poll_workers_locked();
     moved += ucch_ops_advance_locked();
-    if (enter)
-        leave(before);
+    if (enter) leave(before);
     return moved;
 }
 
@@ -73,30 +69,23 @@ static void sleep_locked(double seconds) {
 }
 
 /* Work has come that nobody waits for in the library: the thread is to look at once. */
-void ucch_wake_locked(void) {
-    pthread_cond_signal(&wake);
-}
+void ucch_wake_locked(void) { pthread_cond_signal(&wake); }
 
 /* Somebody waits, and makes progress meanwhile. */
-void ucch_wait_begin(void) {
-    waiters++;
-}
+void ucch_wait_begin(void) { waiters++; }
 
 /* The last one that waited may leave something under way. */
 void ucch_wait_end(void) {
-    if (--waiters || !busy())
-        return;
+    if (--waiters || !busy()) return;
     ucch_lock(); /* the thread may be about to sleep, because somebody waits */
-    if (busy() && thread_asleep)
-        pthread_cond_signal(&wake);
+    if (busy() && thread_asleep) pthread_cond_signal(&wake);
     ucch_unlock();
 }
 
 /* Nobody waits for what is in a stream: it is looked at now and then, for its end and for what went wrong. */
 static void collect_locked(void) {
     sleep_locked(LAUNCH_TICK_S);
-    if (waiters)
-        return;
+    if (waiters) return;
     ucch_progress_locked();
     ucch_ops_police_locked(ucch_now());
 }
@@ -104,15 +93,13 @@ static void collect_locked(void) {
 /* Nothing to do for the thread: whoever waits makes progress, and it steps in only when nobody does. */
 static double idle_locked(double tick) {
     thread_asleep = 1; /* first: whoever calls either sees this or is seen */
-    if (atomic_exchange(&called, 0))
-        tick = TICK_S;
+    if (atomic_exchange(&called, 0)) tick = TICK_S;
     int forever = !busy() && tick > LONG_TICK_S;
     sleep_locked(!forever ? tick : idle_progress ? IDLE_TICK_S : 0);
     if (forever && idle_progress && !waiters) {
         int before = enter ? enter() : 0;
         ucch_poll_all_locked();
-        if (enter)
-            leave(before);
+        if (enter) leave(before);
     }
     return tick > LONG_TICK_S ? tick : 2 * tick;
 }
@@ -126,8 +113,7 @@ static double work_locked(double quiet) {
         moved += ucch_progress_locked();
     double now = ucch_now();
     ucch_ops_police_locked(now);
-    if (ucch_has_moved(moved, now - began))
-        quiet = now;
+    if (ucch_has_moved(moved, now - began)) quiet = now;
     double nap = ucch_nap(now - quiet);
     if (nap > 0) {
         sleep_locked(nap);
@@ -184,8 +170,7 @@ static void after_fork(void) {
 int ucch_progress_thread(int on) {
     static int registered;
     if (!on) {
-        if (!thread_on)
-            return 0;
+        if (!thread_on) return 0;
         ucch_lock();
         thread_on = 0;
         pthread_cond_broadcast(&wake);
@@ -203,10 +188,8 @@ int ucch_progress_thread(int on) {
         return 0;
     }
     ucch_lock(); /* another thread may start it, too */
-    if (!registered && pthread_atfork(NULL, NULL, after_fork) == 0)
-        registered = 1;
-    if (!thread_on)
-        thread_on = pthread_create(&thread, NULL, thread_main, NULL) == 0;
+    if (!registered && pthread_atfork(NULL, NULL, after_fork) == 0) registered = 1;
+    if (!thread_on) thread_on = pthread_create(&thread, NULL, thread_main, NULL) == 0;
     int started = thread_on;
     ucch_unlock();
     return started ? 0 : -1;

@@ -33,9 +33,7 @@ uint64_t ucch_trace_now(void) {
     return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
 }
 
-static size_t bytes_of(uint64_t capacity) {
-    return sizeof(header) + capacity * sizeof(ucch_event);
-}
+static size_t bytes_of(uint64_t capacity) { return sizeof(header) + capacity * sizeof(ucch_event); }
 
 /* Begin to record at most `capacity` events (rounded up to a power of two) in a file; path NULL: in memory only.
  * Returns 0, or -1 where the file or the memory cannot be had (errno says why). */
@@ -44,8 +42,7 @@ int ucch_trace_open(const char *path, uint64_t capacity) {
     while (rounded < capacity)
         rounded *= 2;
     int file = path ? open(path, O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, 0644) : -1;
-    if (path && file < 0)
-        return -1;
+    if (path && file < 0) return -1;
     /* Allocated, not only made longer: a disk that is full must not end the job by a signal later on. */
     if (file >= 0 && posix_fallocate(file, 0, (off_t)bytes_of(rounded))) {
         close(file);
@@ -53,10 +50,8 @@ int ucch_trace_open(const char *path, uint64_t capacity) {
     }
     void *memory = mmap(NULL, bytes_of(rounded), PROT_READ | PROT_WRITE,
                         (path ? MAP_SHARED : MAP_PRIVATE | MAP_ANONYMOUS) | MAP_POPULATE, file, 0);
-    if (file >= 0)
-        close(file);
-    if (memory == MAP_FAILED)
-        return -1;
+    if (file >= 0) close(file);
+    if (memory == MAP_FAILED) return -1;
     ucch_lock();
     head = memory;
     ring = (ucch_event *)(head + 1);
@@ -70,9 +65,7 @@ int ucch_trace_open(const char *path, uint64_t capacity) {
 }
 
 /* Record nothing from now on. The memory stays: somebody may be reading it. */
-void ucch_trace_stop(void) {
-    ucch_trace_on = 0;
-}
+void ucch_trace_stop(void) { ucch_trace_on = 0; }
 
 /* The header and the ring, and how many bytes they are; NULL before the timeline was opened. */
 const void *ucch_trace_memory(uint64_t *bytes) {
@@ -98,8 +91,7 @@ uint64_t ucch_trace_begin_wire(int wire, uint64_t peer, size_t bytes, uint64_t s
 
 void ucch_trace_end(uint64_t number, int status) {
     /* The ring has gone round since the event began: it is lost. */
-    if (!number || __atomic_load_n(&head->written, __ATOMIC_RELAXED) - number >= head->capacity)
-        return;
+    if (!number || __atomic_load_n(&head->written, __ATOMIC_RELAXED) - number >= head->capacity) return;
     ucch_event *e = &ring[(number - 1) & (head->capacity - 1)];
     e->status = status;
     e->end = ucch_trace_now();

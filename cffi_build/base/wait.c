@@ -14,8 +14,7 @@
 /* Give the core away, or nap where nothing has moved since `quiet`; returns the time after `now`. */
 double ucch_rest(double now, double quiet) {
     double nap = ucch_nap(now - quiet);
-    if (nap == 0)
-        return ucch_yield(now);
+    if (nap == 0) return ucch_yield(now);
     struct timespec t = {.tv_nsec = (long)(1e9 * nap)};
     nanosleep(&t, NULL);
     return ucch_napped(now, nap);
@@ -23,14 +22,10 @@ double ucch_rest(double now, double quiet) {
 
 /* ---- waiting ---- */
 
-static int finished(ucch_op *op) {
-    return __atomic_load_n(&op->state, __ATOMIC_ACQUIRE) != UCCH_ACTIVE;
-}
+static int finished(ucch_op *op) { return __atomic_load_n(&op->state, __ATOMIC_ACQUIRE) != UCCH_ACTIVE; }
 
 /* Or the rest is the caller's. */
-static int matched(ucch_op *op) {
-    return __atomic_load_n(&op->matched, __ATOMIC_ACQUIRE) || finished(op);
-}
+static int matched(ucch_op *op) { return __atomic_load_n(&op->matched, __ATOMIC_ACQUIRE) || finished(op); }
 
 /* Conditions to wait for: one that has finished, all of them, or all that have at least been matched. */
 enum { ANY, ALL, MATCHED };
@@ -39,8 +34,7 @@ static int enough(ucch_op **ops, int n, int what) {
     int done = 0;
     for (int i = 0; i < n; i++) {
         int f = what == MATCHED ? matched(ops[i]) : finished(ops[i]);
-        if (f && what == ANY)
-            return 1;
+        if (f && what == ANY) return 1;
         done += f;
     }
     return done == n;
@@ -62,10 +56,8 @@ static int wait_many(ucch_op **ops, int n, int what, double slice) {
         ucch_ops_police_locked(now);
         ucch_unlock();
         ucch_let_others();
-        if (done)
-            break;
-        if (ucch_has_moved(moved, now - start))
-            quiet = now;
+        if (done) break;
+        if (ucch_has_moved(moved, now - start)) quiet = now;
         round += UCCH_BATCH;
         if ((round > ucch_spin_rounds || ucch_crowded || now - began > SPIN_S) && slice > MOMENT_S)
             now = ucch_rest(now, quiet);
@@ -82,40 +74,32 @@ int ucch_wait(ucch_op *op, double slice) {
         double began = ucch_now();
         for (int i = 0; i < QUICK && i < ucch_spin_rounds && !ucch_crowded && op->state == UCCH_ACTIVE; i++) {
             ucch_progress_locked();
-            if (i % UCCH_BATCH == UCCH_BATCH - 1 && ucch_now() - began > SPIN_S)
-                break;
+            if (i % UCCH_BATCH == UCCH_BATCH - 1 && ucch_now() - began > SPIN_S) break;
         }
         ucch_unlock();
     }
-    if (!finished(op) && !wait_many(&op, 1, ALL, slice))
-        return 0;
+    if (!finished(op) && !wait_many(&op, 1, ALL, slice)) return 0;
     return op->state == UCCH_FAILED ? 2 : 1;
 }
 
 /* Until the rest is the caller's (1) or it has ended (2); 0: still going after `slice` seconds. */
 int ucch_wait_matched(ucch_op *op, double slice) {
-    if (!matched(op) && !wait_many(&op, 1, MATCHED, slice))
-        return 0;
+    if (!matched(op) && !wait_many(&op, 1, MATCHED, slice)) return 0;
     return finished(op) ? 2 : 1;
 }
 
-int ucch_wait_any(ucch_op **ops, int n, int all, double slice) {
-    return wait_many(ops, n, all ? ALL : ANY, slice);
-}
+int ucch_wait_any(ucch_op **ops, int n, int all, double slice) { return wait_many(ops, n, all ? ALL : ANY, slice); }
 
 /* As ucch_wait, after one round of progress. */
 int ucch_test(ucch_op *op) {
     if (!finished(op)) {
         ucch_lock();
         ucch_progress_locked();
-        if (!finished(op))
-            ucch_ops_police_locked(ucch_now());
+        if (!finished(op)) ucch_ops_police_locked(ucch_now());
         ucch_unlock();
     }
     return op->state == UCCH_FAILED ? 2 : finished(op);
 }
 
 /* As ucch_test, without progress. */
-int ucch_peek(ucch_op *op) {
-    return finished(op) ? 1 + (op->state == UCCH_FAILED) : 0;
-}
+int ucch_peek(ucch_op *op) { return finished(op) ? 1 + (op->state == UCCH_FAILED) : 0; }

@@ -27,8 +27,7 @@ int ucch_fused_add(ucch_moves *w, ucch_move m) {
         *last = m;
         return 0;
     }
-    if (w->n == UCCH_MOST_MOVES)
-        return UCCH_FAIL_ARGUMENT;
+    if (w->n == UCCH_MOST_MOVES) return UCCH_FAIL_ARGUMENT;
     w->each[w->n++] = m;
     return 0;
 }
@@ -37,17 +36,14 @@ int ucch_fused_add(ucch_moves *w, ucch_move m) {
 int ucch_fused_fits(const ucch_program *p, uint64_t moved) {
     int n = 2;
     uint64_t most = p->sliced ? UCCH_FUSED_BYTES : BY_ONE;
-    if (!p->fused || moved > most)
-        return 0;
+    if (!p->fused || moved > most) return 0;
     for (int i = 0; i < p->nsteps; i++) {
         const ucch_step *s = &p->steps[i];
-        if (s->kind == STEP_COLL || s->kind == STEP_CAST || s->kind == STEP_SCALE)
-            return 0;
+        if (s->kind == STEP_COLL || s->kind == STEP_CAST || s->kind == STEP_SCALE) return 0;
         if ((s->kind == STEP_SEND && s->src.count > ucch_piece_of(p->channels, s)) ||
             (s->kind == STEP_RECV && s->dst.count > ucch_piece_of(p->channels, s)))
             return 0;
-        if (s->dst.count > most)
-            return 0;
+        if (s->dst.count > most) return 0;
         n += 1 + (s->kind == STEP_COPY); /* by way of another place, if what it copies overlaps */
     }
     return n <= UCCH_MOST_MOVES;
@@ -78,21 +74,18 @@ static range range_of(const ucch_step *s, const ucch_span *span) {
 
 /* Whether they share bytes, and are not the same. */
 static int crosses(range one, range other) {
-    if (one.base != other.base || one.from >= other.end || other.from >= one.end || one.from == one.end)
-        return 0;
+    if (one.base != other.base || one.from >= other.end || other.from >= one.end || one.from == one.end) return 0;
     return one.from != other.from || one.end != other.end;
 }
 
 /* Whether blocks that each do their slice of every step do not get in each other's way: what two steps share, and one
  * writes, both have from its beginning to its end. */
 int ucch_fused_sliced(const ucch_program *p) {
-    if (p->nsteps > UCCH_MOST_MOVES)
-        return 0;
+    if (p->nsteps > UCCH_MOST_MOVES) return 0;
     for (int i = 0; i < p->nsteps; i++)
         for (int j = 0; j <= i; j++) {
             const ucch_step *one = &p->steps[i], *other = &p->steps[j];
-            if (one->kind == STEP_COLL || other->kind == STEP_COLL)
-                return 0;
+            if (one->kind == STEP_COLL || other->kind == STEP_COLL) return 0;
             range src = range_of(one, &one->src), dst = range_of(one, &one->dst);
             range src2 = range_of(other, &other->src), dst2 = range_of(other, &other->dst);
             int writes = one->kind != STEP_SEND, writes2 = other->kind != STEP_SEND;

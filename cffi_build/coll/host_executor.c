@@ -12,16 +12,14 @@
 
 static int ready(const ucch_program *p, const ucch_step *s) {
     for (int k = 0; k < s->ndeps; k++)
-        if (p->steps[s->deps[k]].state != FINISHED)
-            return 0;
+        if (p->steps[s->deps[k]].state != FINISHED) return 0;
     return s->kind != STEP_COLL || s->team->head == s;
 }
 
 static int start_step_locked(ucch_program *p, ucch_step *s) {
     if (s->kind == STEP_COLL) {
         int status = s->request ? 0 : ucch_step_init_locked(p, s);
-        if (status < 0)
-            return status;
+        if (status < 0) return status;
         ucch_team_dequeue_locked(s);
     }
     return ucch_step_post_locked(p, s);
@@ -34,17 +32,13 @@ static void end_event_locked(uint64_t *event, int status) {
 
 static void end_locked(ucch_program *p, int status, int step, int peer) {
     ucch_op_end_locked(&p->op, status, step, peer);
-    if (p->board)
-        ucch_board_open(p->board, -1);
+    if (p->board) ucch_board_open(p->board, -1);
 }
 
 static void finish_locked(ucch_program *p) {
-    if (UCCH_TRACING)
-        end_event_locked(&p->event, 0);
-    if (p->board)
-        ucch_board_add(p->board, ucch_now() - p->op.started, p->bytes);
-    if (p->on_device && !p->persistent)
-        ucch_program_give_scratch(p);
+    if (UCCH_TRACING) end_event_locked(&p->event, 0);
+    if (p->board) ucch_board_add(p->board, ucch_now() - p->op.started, p->bytes);
+    if (p->on_device && !p->persistent) ucch_program_give_scratch(p);
     ucch_gate_leave_locked(&p->gate);
     end_locked(p, 0, -1, -1);
 }
@@ -52,15 +46,12 @@ static void finish_locked(ucch_program *p) {
 /* Give a program up. Posts cannot be taken back: requests in progress are left to libucc, with the buffers that the
  * owner keeps alive; the rest of this program leaves the queues so that others can report their own fate. */
 static void abandon_locked(ucch_program *p) {
-    if (UCCH_TRACING)
-        end_event_locked(&p->event, p->op.error.status);
+    if (UCCH_TRACING) end_event_locked(&p->event, p->op.error.status);
     for (int i = p->first; i < p->nsteps; i++) {
         ucch_step *s = &p->steps[i];
         s->event = 0; /* without an end in the timeline: that is where it hung */
-        if (s->kind == STEP_COLL && s->state != FINISHED)
-            ucch_team_leave_locked(s);
-        if (s->message && s->state == POSTED)
-            ucch_message_abandon_locked(s->message);
+        if (s->kind == STEP_COLL && s->state != FINISHED) ucch_team_leave_locked(s);
+        if (s->message && s->state == POSTED) ucch_message_abandon_locked(s->message);
         s->state = FINISHED;
     }
     p->first = p->nsteps;
@@ -76,43 +67,35 @@ static void fail_locked(ucch_program *p, int status, int step) {
 static int advance_locked(ucch_op *op) {
     ucch_program *p = (ucch_program *)op;
     int moved = 0, open = ucch_gate_open_locked(&p->gate);
-    if (open < 0)
-        fail_locked(p, open, -1);
-    if (open <= 0)
-        return open < 0;
+    if (open < 0) fail_locked(p, open, -1);
+    if (open <= 0) return open < 0;
     for (int i = p->first; i < p->nsteps; i++) {
         ucch_step *s = &p->steps[i];
         int status = 0;
         if (s->state == WAITING && ready(p, s)) {
-            if (UCCH_TRACING)
-                s->event = ucch_trace_begin(p->number, i, p->op.error.seq);
+            if (UCCH_TRACING) s->event = ucch_trace_begin(p->number, i, p->op.error.seq);
             status = start_step_locked(p, s);
             moved++;
         }
-        if (status >= 0 && s->state == POSTED)
-            status = ucch_step_poll_locked(p, s);
+        if (status >= 0 && s->state == POSTED) status = ucch_step_poll_locked(p, s);
         if (status < 0) {
             fail_locked(p, status, i);
             return 1;
         }
         if (s->state == FINISHED) {
             moved++;
-            if (UCCH_TRACING)
-                end_event_locked(&s->event, 0);
-            if (i == p->first)
-                p->first++;
+            if (UCCH_TRACING) end_event_locked(&s->event, 0);
+            if (i == p->first) p->first++;
         }
     }
-    if (p->first == p->nsteps)
-        finish_locked(p);
+    if (p->first == p->nsteps) finish_locked(p);
     return moved;
 }
 
 static int check_locked(ucch_op *op, double now) {
     ucch_program *p = (ucch_program *)op;
     int bad = ucch_board_verdict(p->board, p->since, op->error.seq, &op->error.peer);
-    if (bad || !p->board)
-        return bad;
+    if (bad || !p->board) return bad;
     op->error.peer = ucch_board_gone(p->board, op->error.seq);
     return op->error.peer < 0 ? 0 : UCCH_FAIL_PEER;
 }
@@ -147,32 +130,24 @@ static int expected_otherwise(const ucch_program *p) {
 }
 
 static int start_locked(ucch_program *p, void *send, void *recv, double timeout, const void *owner, int anyway) {
-    if (p->op.state == UCCH_ACTIVE)
-        return UCCH_FAIL_BUSY;
-    if (send && send == recv)
-        return UCCH_ALIASED;
-    if (p->board && ucch_board_broken(p->board))
-        return UCCH_FAIL_BROKEN;
-    if (p->board && ucch_board_stale(p->board))
-        return UCCH_STALE;
+    if (p->op.state == UCCH_ACTIVE) return UCCH_FAIL_BUSY;
+    if (send && send == recv) return UCCH_ALIASED;
+    if (p->board && ucch_board_broken(p->board)) return UCCH_FAIL_BROKEN;
+    if (p->board && ucch_board_stale(p->board)) return UCCH_STALE;
     int status = ucch_program_take_scratch(p, owner, anyway);
-    if (status < 0)
-        return status;
+    if (status < 0) return status;
     p->base[UCCH_SEND] = send;
     p->base[UCCH_RECV] = recv;
     p->first = 0;
     for (int i = 0; i < p->nsteps; i++) {
         ucch_step *s = &p->steps[i];
         s->state = WAITING;
-        if (s->kind == STEP_COLL)
-            ucch_team_enqueue_locked(s);
+        if (s->kind == STEP_COLL) ucch_team_enqueue_locked(s);
     }
-    if (p->board)
-        ucch_board_open(p->board, 1);
+    if (p->board) ucch_board_open(p->board, 1);
     p->op.error.seq = p->board ? ucch_board_publish(p->board, p->signature, p->label) : 0;
     p->since = p->board ? ucch_board_since(p->board) : 0;
-    if (UCCH_TRACING)
-        p->event = ucch_trace_begin(p->number, -1, p->op.error.seq);
+    if (UCCH_TRACING) p->event = ucch_trace_begin(p->number, -1, p->op.error.seq);
     p->op.kind = &kind;
     ucch_op_begin_locked(&p->op, timeout);
     if (expected_otherwise(p))
@@ -192,8 +167,7 @@ typedef struct place {
 static int start_on_locked(ucch_program *p, void *send, void *recv, double timeout, place at, int anyway) {
     const void *owner = at.ordered ? (const char *)at.stream + 1 : NULL;
     int status = p->op.state == UCCH_ACTIVE ? UCCH_FAIL_BUSY : ucch_gate_enter(&p->gate, at.stream);
-    if (!status)
-        status = start_locked(p, send, recv, timeout, owner, anyway);
+    if (!status) status = start_locked(p, send, recv, timeout, owner, anyway);
     ucch_wake_locked();
     if (status < 0) {
         p->gate.closed = 0;
@@ -201,8 +175,7 @@ static int start_on_locked(ucch_program *p, void *send, void *recv, double timeo
     }
     /* 0 also for what has finished already: the host's wait then costs nothing and takes the result */
     int holds = at.ordered && p->op.state == UCCH_ACTIVE && ucch_gate_hold(&p->gate, at.stream);
-    if (!holds)
-        ucch_pool_keep(p->base[UCCH_TMP]);
+    if (!holds) ucch_pool_keep(p->base[UCCH_TMP]);
     return holds;
 }
 
@@ -215,15 +188,13 @@ static int start(ucch_program *p, void *send, void *recv, double timeout, place 
                                   : start_locked(p, send, recv, timeout, NULL, anyway);
         ucch_device_leave(before);
         ucch_unlock();
-        if (status != UCCH_LATER)
-            return status;
+        if (status != UCCH_LATER) return status;
         sched_yield();
     }
 }
 
 int ucch_program_start(ucch_program *p, void *send, void *recv, double timeout) {
-    if (p->channels)
-        return ucch_program_queue(p, send, recv, timeout, p->channels->lane[LANE_LOCAL]);
+    if (p->channels) return ucch_program_queue(p, send, recv, timeout, p->channels->lane[LANE_LOCAL]);
     return start(p, send, recv, timeout, (place){0, 0, NULL});
 }
 
@@ -231,8 +202,7 @@ int ucch_program_start(ucch_program *p, void *send, void *recv, double timeout) 
  * when it does not (not wanted, or impossible: then the caller has to wait). Under the lock up to the stream's wait:
  * the program must not end, and so let go of the stream, before the stream was told to wait. */
 int ucch_program_start_on(ucch_program *p, void *send, void *recv, double timeout, void *stream, int ordered) {
-    if (!p->channels)
-        return start(p, send, recv, timeout, (place){1, ordered, stream});
+    if (!p->channels) return start(p, send, recv, timeout, (place){1, ordered, stream});
     int status = ucch_program_queue(p, send, recv, timeout, stream);
     return status < 0 ? status : 1;
 }
@@ -252,8 +222,7 @@ int ucch_program_again(ucch_program *p) {
  * (libucc numbers collectives when they are made, so they could not be remade at different times on different ranks).
  */
 int ucch_program_persist(ucch_program *p, void *send, void *recv, double timeout) {
-    if (send && send == recv)
-        return UCCH_ALIASED;
+    if (send && send == recv) return UCCH_ALIASED;
     int status = 0;
     ucch_lock();
     p->base[UCCH_SEND] = send;
@@ -261,16 +230,14 @@ int ucch_program_persist(ucch_program *p, void *send, void *recv, double timeout
     p->persistent = 1;
     p->timeout = timeout;
     int before = ucch_device_enter();
-    if (!p->channels)
-        status = ucch_program_take_scratch(p, NULL, 1);
+    if (!p->channels) status = ucch_program_take_scratch(p, NULL, 1);
     for (int i = 0; !p->channels && i < p->nsteps && status >= 0; i++) {
         ucch_step *s = &p->steps[i];
         if (s->kind == STEP_COLL) {
             s->args.flags |= FLAG_PERSISTENT;
             s->args.mask |= MASK_FLAGS;
             status = ucch_team_make_locked(s->team);
-            if (status >= 0)
-                status = ucch_step_init_locked(p, s);
+            if (status >= 0) status = ucch_step_init_locked(p, s);
         }
     }
     ucch_device_leave(before);

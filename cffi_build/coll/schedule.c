@@ -36,8 +36,7 @@ static int record(void *event, void *stream) {
 /* ---- what goes into a stream ---- */
 
 static int wait_counter(queue *q, ucch_counter counter, uint32_t least, void *stream) {
-    if (!q->fused || ucch_reached(counter.at, least))
-        return ucch_counter_wait(counter, least, q->c->await, stream);
+    if (!q->fused || ucch_reached(counter.at, least)) return ucch_counter_wait(counter, least, q->c->await, stream);
     return ucch_fused_add(q->fused, (ucch_move){.wait = counter.seen, .least = least});
 }
 
@@ -74,15 +73,12 @@ static int begin_alone(queue *q) {
 static int lane(queue *q, int which, void **stream) {
     ucch_channels *c = q->c;
     *stream = q->alone ? q->stream : c->lane[which];
-    if (q->alone || q->used[which])
-        return 0;
+    if (q->alone || q->used[which]) return 0;
     q->used[which] = c->ahead[which] = 1;
     int status = wait_for(*stream, c->began);
-    if (!status && c->behind[which])
-        status = wait_call(q, c->alone, *stream);
+    if (!status && c->behind[which]) status = wait_call(q, c->alone, *stream);
     c->behind[which] = 0;
-    if (!status && q->bank >= 0)
-        status = wait_call(q, c->user[q->bank], *stream);
+    if (!status && q->bank >= 0) status = wait_call(q, c->user[q->bank], *stream);
     return status;
 }
 
@@ -91,19 +87,15 @@ static int leave(queue *q) {
     ucch_channels *c = q->c;
     int status = 0;
     for (int i = 0; i < QUEUE_LANES && !status; i++)
-        if (q->used[i] && c->lane[i] != q->stream)
-            status = ucch_stream_follow(c->tail[i], c->lane[i], q->stream);
+        if (q->used[i] && c->lane[i] != q->stream) status = ucch_stream_follow(c->tail[i], c->lane[i], q->stream);
     ucch_ticket ticket = q->l->ticket;
     if (c->nwires)
         ucch_calls_note(&c->called, q->l->op.error.seq, q->p->signature, c->done[ticket.slot].at, ticket.value);
-    if (q->bank >= 0)
-        c->user[q->bank] = ticket;
-    if (q->alone)
-        c->alone = ticket;
+    if (q->bank >= 0) c->user[q->bank] = ticket;
+    if (q->alone) c->alone = ticket;
     for (int i = 0; q->alone && i < QUEUE_LANES; i++)
         c->behind[i] = 1;
-    if (!status)
-        status = signal_counter(q, c->done[ticket.slot], ticket.value, q->stream);
+    if (!status) status = signal_counter(q, c->done[ticket.slot], ticket.value, q->stream);
     return status || !q->fused ? status : ucch_fused_launch(q->p, q->fused, q->stream);
 }
 
@@ -113,13 +105,11 @@ static int leave(queue *q) {
 static int await_earlier(queue *q, const ucch_step *s, int mine, void *stream) {
     const ucch_step *last[QUEUE_LANES] = {NULL};
     int status = 0;
-    if (q->alone)
-        return 0;
+    if (q->alone) return 0;
     for (int k = 0; k < s->ndeps; k++) {
         const ucch_step *earlier = &q->p->steps[s->deps[k]];
         int other = ucch_lane_of(earlier);
-        if (other != mine && (!last[other] || earlier->turn > last[other]->turn))
-            last[other] = earlier;
+        if (other != mine && (!last[other] || earlier->turn > last[other]->turn)) last[other] = earlier;
     }
     for (int other = 0; other < QUEUE_LANES && !status; other++)
         if (last[other] && last[other]->turn > q->seen[mine][other]) {
@@ -131,8 +121,7 @@ static int await_earlier(queue *q, const ucch_step *s, int mine, void *stream) {
 
 static int mark(queue *q, ucch_step *s, void *stream) {
     s->turn = ++q->turn;
-    if (q->alone || !s->marked)
-        return 0;
+    if (q->alone || !s->marked) return 0;
     int status = s->end ? 0 : ucch_device_fail(ucch_bound_ops()->event_new(&s->end), "event");
     return status ? status : record(s->end, stream);
 }
@@ -141,15 +130,13 @@ static int local(queue *q, const ucch_step *s, void *stream) {
     ucch_task t;
     ucch_step_task(q->p, s, &t);
     size_t bytes = t.count * t.src_bytes;
-    if (!bytes || (t.kind == UCCH_COPY && t.src == t.dst))
-        return 0;
+    if (!bytes || (t.kind == UCCH_COPY && t.src == t.dst)) return 0;
     if (t.kind == UCCH_COPY && t.src < t.dst + bytes && t.dst < t.src + bytes) {
         char *bounce = q->p->base[UCCH_TMP] + q->p->bounce;
         int status = copy(q, bounce, t.src, bytes, stream);
         return status ? status : copy(q, t.dst, bounce, bytes, stream);
     }
-    if (t.kind == UCCH_COPY)
-        return copy(q, t.dst, t.src, bytes, stream);
+    if (t.kind == UCCH_COPY) return copy(q, t.dst, t.src, bytes, stream);
     if (q->fused)
         return ucch_fused_add(q->fused,
                               (ucch_move){.src = t.src, .dst = t.dst, .kind = MOVE_COMBINE, .n = (uint32_t)t.count});
@@ -161,13 +148,10 @@ static int local(queue *q, const ucch_step *s, void *stream) {
 static int launch_locked(ucch_program *p, ucch_step *s, ucch_launch *l, void *stream) {
     ucc_ee_h engine;
     int status = ucch_team_engine_locked(s->team, stream, l->alone, &engine);
-    if (status < 0)
-        return status;
+    if (status < 0) return status;
     status = ucch_step_init_locked(p, s);
-    if (status < 0)
-        return status;
-    if (UCCH_TRACING)
-        l->each[l->n].event = ucch_trace_begin(p->number, (int)(s - p->steps), l->op.error.seq);
+    if (status < 0) return status;
+    if (UCCH_TRACING) l->each[l->n].event = ucch_trace_begin(p->number, (int)(s - p->steps), l->op.error.seq);
     l->each[l->n].request = s->request;
     l->each[l->n++].context = s->team->context;
     s->team->context->users++;
@@ -179,10 +163,8 @@ static int launch_locked(ucch_program *p, ucch_step *s, ucch_launch *l, void *st
 static int step(queue *q, ucch_step *s) {
     void *stream;
     int mine = ucch_lane_of(s), status = lane(q, mine, &stream);
-    if (!status)
-        status = await_earlier(q, s, mine, stream);
-    if (status)
-        return status;
+    if (!status) status = await_earlier(q, s, mine, stream);
+    if (status) return status;
     if (s->kind == STEP_COLL) {
         ucch_lock();
         status = launch_locked(q->p, s, q->l, stream);
@@ -210,8 +192,7 @@ static int send_piece(queue *q, ucch_channel *to, const char *data, size_t bytes
     uint32_t number = ucch_channel_next(to);
     if (!status && to->pieces > UCCH_RING_SLOTS)
         status = wait_counter(q, to->consumed, number - UCCH_RING_SLOTS, stream);
-    if (!status)
-        status = copy(q, chunk, data, bytes, stream);
+    if (!status) status = copy(q, chunk, data, bytes, stream);
     return status ? status : signal_counter(q, to->published, number, stream);
 }
 
@@ -219,10 +200,8 @@ static int receive_piece(queue *q, ucch_channel *from, char *data, size_t bytes,
     char *chunk = chunk_of(q, from);
     uint32_t number = ucch_channel_next(from);
     int status = announce(q, from, bytes);
-    if (!status)
-        status = wait_counter(q, from->published, number, stream);
-    if (!status)
-        status = copy(q, data, chunk, bytes, stream);
+    if (!status) status = wait_counter(q, from->published, number, stream);
+    if (!status) status = copy(q, data, chunk, bytes, stream);
     return status ? status : signal_counter(q, from->consumed, number, stream);
 }
 
@@ -239,8 +218,7 @@ static int next_piece(queue *q, ucch_step *s, ucch_channel *channel) {
     char *data = ucch_step_address(q->p, span) + from;
     void *stream;
     int mine = ucch_lane_of(s), status = lane(q, mine, &stream);
-    if (!status && nth == 0)
-        status = await_earlier(q, s, mine, stream);
+    if (!status && nth == 0) status = await_earlier(q, s, mine, stream);
     if (!status)
         status = s->kind == STEP_SEND ? send_piece(q, channel, data, length, stream)
                                       : receive_piece(q, channel, data, length, stream);
@@ -254,15 +232,12 @@ static int round_of(queue *q, int first, int end, int kind) {
     uint64_t round = ++q->c->round;
     for (int i = first; i < end; i++) {
         ucch_step *s = &q->p->steps[i];
-        if (s->kind != kind || !s->left)
-            continue;
+        if (s->kind != kind || !s->left) continue;
         ucch_channel *channel = ucch_step_channel(q->c, s);
-        if (channel->round == round)
-            continue;
+        if (channel->round == round) continue;
         channel->round = round;
         int status = next_piece(q, s, channel);
-        if (status < 0)
-            return status;
+        if (status < 0) return status;
         moved++;
     }
     return moved;
@@ -276,8 +251,7 @@ static int messages(queue *q, int first, int end) {
     for (int moved = 1; moved;) {
         int sent = round_of(q, first, end, STEP_SEND);
         int received = sent < 0 ? sent : round_of(q, first, end, STEP_RECV);
-        if (received < 0)
-            return received;
+        if (received < 0) return received;
         moved = sent + received;
     }
     return 0;
@@ -291,16 +265,14 @@ int ucch_enqueue_scratch(ucch_program *p) {
     ucch_channels *c = p->channels;
     int status = p->tmp_bytes ? ucch_channels_scratch(c, (int)(c->banked & 1), p->tmp_bytes) : 0;
     for (int i = 0; i < p->nsteps && !p->furnished && !status; i++)
-        if (p->steps[i].kind == STEP_SEND || p->steps[i].kind == STEP_RECV)
-            status = ucch_step_furnish(c, &p->steps[i]);
+        if (p->steps[i].kind == STEP_SEND || p->steps[i].kind == STEP_RECV) status = ucch_step_furnish(c, &p->steps[i]);
     p->furnished |= !status;
     return status;
 }
 
 /* Whether the call can be queued now: 0, UCCH_LATER, or a failure. Before anybody is told of it. */
 int ucch_enqueue_ready_locked(ucch_program *p) {
-    if (p->channels->failed)
-        return UCCH_FAIL_BROKEN;
+    if (p->channels->failed) return UCCH_FAIL_BROKEN;
     return ucch_channels_room(p->channels) ? 0 : UCCH_LATER;
 }
 
@@ -334,8 +306,7 @@ int ucch_enqueue(ucch_program *p, ucch_launch *l, void *stream) {
         for (end = i; end < p->nsteps && p->steps[end].stage == p->steps[i].stage; end++)
             if (p->steps[end].kind != STEP_SEND && p->steps[end].kind != STEP_RECV && !status)
                 status = step(&q, &p->steps[end]);
-        if (!status)
-            status = messages(&q, i, end);
+        if (!status) status = messages(&q, i, end);
     }
     p->base[UCCH_TMP] = NULL;
     return status ? status : leave(&q);

@@ -3,9 +3,7 @@
 
 static const size_t dtype_bytes[] = {1, 2, 4, 8, 16, 1, 2, 4, 8, 16, 2, 4, 8, 2, 16, 8, 16, 32};
 
-size_t ucch_step_bytes(ucc_datatype_t dtype, uint64_t count) {
-    return dtype_bytes[dtype >> 3] * count;
-}
+size_t ucch_step_bytes(ucc_datatype_t dtype, uint64_t count) { return dtype_bytes[dtype >> 3] * count; }
 
 char *ucch_step_address(const ucch_program *p, const ucch_span *span) {
     return p->base[span->base] ? p->base[span->base] + span->offset : NULL;
@@ -22,8 +20,7 @@ int ucch_step_init_locked(ucch_program *p, ucch_step *s) {
 
 static int post_coll_locked(ucch_step *s) {
     int status = ucc_collective_post(s->request);
-    if (status < 0)
-        return status;
+    if (status < 0) return status;
     s->state = POSTED;
     return 0;
 }
@@ -48,10 +45,8 @@ static int local_locked(ucch_program *p, ucch_step *s) {
     ucch_task task;
     ucch_step_task(p, s, &task);
     s->state = p->on_device ? POSTED : FINISHED;
-    if (!p->on_device)
-        return ucch_task_compute(&task, task.src, task.dst, task.count);
-    if (!s->work && !(s->work = ucch_work_new()))
-        return UCCH_FAIL_MEMORY;
+    if (!p->on_device) return ucch_task_compute(&task, task.src, task.dst, task.count);
+    if (!s->work && !(s->work = ucch_work_new())) return UCCH_FAIL_MEMORY;
     return ucch_work_begin_locked(s->work, &task);
 }
 
@@ -69,8 +64,7 @@ static int post_message(ucch_program *p, ucch_step *s) {
 
 /* Begin a step whose turn it is; a collective's request is there. */
 int ucch_step_post_locked(ucch_program *p, ucch_step *s) {
-    if (s->kind == STEP_COLL)
-        return post_coll_locked(s);
+    if (s->kind == STEP_COLL) return post_coll_locked(s);
     return s->kind == STEP_SEND || s->kind == STEP_RECV ? post_message(p, s) : local_locked(p, s);
 }
 
@@ -78,20 +72,17 @@ int ucch_step_post_locked(ucch_program *p, ucch_step *s) {
 int ucch_step_poll_locked(ucch_program *p, ucch_step *s) {
     if (s->kind >= STEP_COPY) {
         int status = ucch_work_poll_locked(s->work);
-        if (status == 1)
-            s->state = FINISHED;
+        if (status == 1) s->state = FINISHED;
         return status;
     }
     if (s->kind != STEP_COLL) {
         ucch_op *op = ucch_message_op(s->message);
-        if (op->state == UCCH_ACTIVE)
-            return 0;
+        if (op->state == UCCH_ACTIVE) return 0;
         s->state = FINISHED;
         return op->state == UCCH_FAILED ? op->error.status : 1;
     }
     int status = s->request->status;
-    if (status == UCC_INPROGRESS)
-        return 0;
+    if (status == UCC_INPROGRESS) return 0;
     s->state = FINISHED;
     s->team->context->users--;
     if (!p->persistent) {
@@ -110,9 +101,7 @@ int ucch_lane_of(const ucch_step *s) {
                                   : LANE_LOCAL;
 }
 
-static size_t moved_by(const ucch_step *s) {
-    return s->kind == STEP_SEND ? s->src.count : s->dst.count;
-}
+static size_t moved_by(const ucch_step *s) { return s->kind == STEP_SEND ? s->src.count : s->dst.count; }
 
 /* The channel that a message goes by. */
 ucch_channel *ucch_step_channel(const ucch_channels *c, const ucch_step *s) {

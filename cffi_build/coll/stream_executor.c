@@ -18,30 +18,21 @@ static _Thread_local int outcome;
 static _Thread_local ucch_op *failed;
 
 /* Status of the calling thread's last ucch_program_launch: 0, or why it failed. */
-int ucch_launch_status(void) {
-    return outcome;
-}
+int ucch_launch_status(void) { return outcome; }
 
 /* The call of that launch, if it was begun and failed at once; it is not to be released. */
-ucch_op *ucch_launch_failed(void) {
-    return failed;
-}
+ucch_op *ucch_launch_failed(void) { return failed; }
 
 static void end_locked(ucch_launch *l, int status, int peer) {
-    if (UCCH_TRACING)
-        ucch_trace_end(l->event, status);
-    if (status < 0 && l->board && !l->parent)
-        ucch_board_blame(l->board, &l->op);
+    if (UCCH_TRACING) ucch_trace_end(l->event, status);
+    if (status < 0 && l->board && !l->parent) ucch_board_blame(l->board, &l->op);
     if (status < 0 && l->channels)
         ucch_channels_fail_locked(l->channels, status == UCCH_FAIL_MISMATCH ? l->op.error.seq : 0);
-    if (l->board)
-        ucch_board_launched(l->board, -1);
-    if (status >= 0 && l->board)
-        ucch_board_add(l->board, ucch_now() - l->op.started, l->bytes);
+    if (l->board) ucch_board_launched(l->board, -1);
+    if (status >= 0 && l->board) ucch_board_add(l->board, ucch_now() - l->op.started, l->bytes);
     flying--;
     ucch_op_end_locked(&l->op, status, -1, peer);
-    if (l->parent)
-        ucch_op_end_locked(&l->parent->op, status, -1, peer);
+    if (l->parent) ucch_op_end_locked(&l->parent->op, status, -1, peer);
 }
 
 /* The vendor's kernel waits in its stream for peers that will not come, and so does whoever waits for the stream:
@@ -52,8 +43,7 @@ static void give_up_locked(ucch_launch *l, int status, int peer) {
                       : status == UCCH_FAIL_REFUSED ? "another rank refused its part of the call"
                                                     : "another rank called something else";
     char label[UCCH_LABEL_BYTES] = "a call";
-    if (l->board)
-        ucch_board_own_label(l->board, l->op.error.seq, label);
+    if (l->board) ucch_board_own_label(l->board, l->op.error.seq, label);
     unsigned long long number = l->op.error.seq;
     /* The call that failed first has said it. */
     int has_listener = l->parent || status == UCCH_FAIL_BROKEN, goes_on = l->channels && !l->n;
@@ -67,8 +57,7 @@ static void give_up_locked(ucch_launch *l, int status, int peer) {
 /* Whether what other hosts have sent does not fit the call, or they are gone: why, and which rank. */
 static int lost(ucch_launch *l, int *peer) {
     int rank = -1, bad = l->channels ? ucch_channels_lost(l->channels, l->op.error.seq, &rank) : 0;
-    if (bad)
-        *peer = ucch_board_peer(l->board, rank);
+    if (bad) *peer = ucch_board_peer(l->board, rank);
     return bad;
 }
 
@@ -76,8 +65,7 @@ static int lost(ucch_launch *l, int *peer) {
  * whom. */
 static int tainted(ucch_launch *l, int *peer) {
     int by = l->channels ? ucch_channels_tainted_by(l->channels, l->ticket) : -1;
-    if (by < 0)
-        return 0;
+    if (by < 0) return 0;
     int other = l->board ? ucch_board_mismatch(l->board, l->op.error.seq) : -1;
     *peer = other >= 0 ? other : ucch_board_peer(l->board, by);
     if (other >= 0) /* that is why */
@@ -89,17 +77,14 @@ static int tainted(ucch_launch *l, int *peer) {
 /* Collect what has ended. */
 static int collect_locked(ucch_op *op) {
     ucch_launch *l = (ucch_launch *)op;
-    if (l->queueing || (l->channels && !ucch_channels_done(l->channels, l->ticket)))
-        return 0;
+    if (l->queueing || (l->channels && !ucch_channels_done(l->channels, l->ticket))) return 0;
     int status = 0, peer = -1;
     for (int i = 0; i < l->n; i++) {
-        if (l->each[i].request->status == UCC_INPROGRESS)
-            return 0;
+        if (l->each[i].request->status == UCC_INPROGRESS) return 0;
         status = l->each[i].request->status < 0 ? l->each[i].request->status : status;
     }
     for (int i = 0; i < l->n; i++) {
-        if (UCCH_TRACING)
-            ucch_trace_end(l->each[i].event, status);
+        if (UCCH_TRACING) ucch_trace_end(l->each[i].event, status);
         l->each[i].context->users--;
         ucc_collective_finalize(l->each[i].request);
     }
@@ -109,8 +94,7 @@ static int collect_locked(ucch_op *op) {
         give_up_locked(l, bad, peer);
     else
         end_locked(l, status, -1);
-    if (l->released && l->op.state == UCCH_DONE)
-        free(l);
+    if (l->released && l->op.state == UCCH_DONE) free(l);
     return 1;
 }
 
@@ -122,19 +106,14 @@ static int check_locked(ucch_op *op, double now) {
         op->error.peer = ucch_board_gone(l->board, op->error.seq);
         bad = op->error.peer < 0 ? 0 : UCCH_FAIL_PEER;
     }
-    if (!bad && needs_others)
-        bad = lost(l, &op->error.peer);
+    if (!bad && needs_others) bad = lost(l, &op->error.peer);
     return bad ? bad : tainted(l, &op->error.peer);
 }
 
-static void abandon_locked(ucch_op *op, int status) {
-    give_up_locked((ucch_launch *)op, status, op->error.peer);
-}
+static void abandon_locked(ucch_op *op, int status) { give_up_locked((ucch_launch *)op, status, op->error.peer); }
 
 /* Its caller has given up the program that follows. */
-static void abandon_parent_locked(ucch_op *op, int status) {
-    give_up_locked(((ucch_program *)op)->queued, status, -1);
-}
+static void abandon_parent_locked(ucch_op *op, int status) { give_up_locked(((ucch_program *)op)->queued, status, -1); }
 
 static const ucch_op_kind kind = {UCCH_IN_STREAMS, collect_locked, check_locked, abandon_locked};
 static const ucch_op_kind parent_kind = {.way = UCCH_BY_CONTEXTS, .abandon_locked = abandon_parent_locked};
@@ -142,18 +121,15 @@ static const ucch_op_kind parent_kind = {.way = UCCH_BY_CONTEXTS, .abandon_locke
 /* ---- beginning ---- */
 
 static int judge_locked(ucch_program *p, void *send, void *recv) {
-    if (send && send == recv)
-        return UCCH_ALIASED;
-    if (p->board && ucch_board_broken(p->board))
-        return UCCH_FAIL_BROKEN;
+    if (send && send == recv) return UCCH_ALIASED;
+    if (p->board && ucch_board_broken(p->board)) return UCCH_FAIL_BROKEN;
     return p->channels ? ucch_enqueue_ready_locked(p) : 0;
 }
 
 /* Whether earlier calls on the program's teams have all been posted: the order of posting is that of calling. */
 static int next_in_line(const ucch_program *p) {
     for (int i = 0; i < p->nsteps; i++)
-        if (p->steps[i].kind == STEP_COLL && p->steps[i].team->head)
-            return 0;
+        if (p->steps[i].kind == STEP_COLL && p->steps[i].team->head) return 0;
     return 1;
 }
 
@@ -189,15 +165,12 @@ static ucch_launch *begin_locked(const asked *a, int *status) {
     l->board = p->board;
     l->bytes = p->bytes;
     l->channels = p->channels;
-    if (l->board)
-        ucch_board_launched(l->board, 1);
+    if (l->board) ucch_board_launched(l->board, 1);
     l->op.error.seq = p->board ? ucch_board_publish(p->board, p->signature, p->label) : 0;
     l->since = p->board ? ucch_board_since(p->board) : 0;
-    if (UCCH_TRACING)
-        l->event = ucch_trace_begin(p->number, -1, l->op.error.seq);
+    if (UCCH_TRACING) l->event = ucch_trace_begin(p->number, -1, l->op.error.seq);
     ucch_op_begin_locked(&l->op, a->timeout);
-    if (a->has_parent)
-        adopt_locked(p, l);
+    if (a->has_parent) adopt_locked(p, l);
     l->alone = !flying++;
     __atomic_thread_fence(__ATOMIC_SEQ_CST); /* as in host_executor.c: publish, then look */
     int peer, bad = ucch_board_verdict(p->board, l->since, l->op.error.seq, &peer);
@@ -218,8 +191,7 @@ static int enqueue(const asked *a, ucch_launch *l) {
     l->queueing = 0;
     if (status < 0) {
         ucch_channels_forfeit(l->channels, l->ticket);
-        if (l->op.state == UCCH_ACTIVE)
-            end_locked(l, status, -1);
+        if (l->op.state == UCCH_ACTIVE) end_locked(l, status, -1);
     }
     ucch_unlock();
     return status;
@@ -233,10 +205,8 @@ static ucch_launch *try_launch(const asked *a, int *status, int *later) {
     *status = p->channels ? ucch_enqueue_scratch(p) : 0;
     ucch_lock();
     int busy = a->has_parent && p->op.state == UCCH_ACTIVE, turn = next_in_line(p);
-    if (!*status)
-        *status = busy ? UCCH_FAIL_BUSY : judge_locked(p, a->send, a->recv);
-    if (!*status && turn)
-        l = begin_locked(a, status);
+    if (!*status) *status = busy ? UCCH_FAIL_BUSY : judge_locked(p, a->send, a->recv);
+    if (!*status && turn) l = begin_locked(a, status);
     *later = p->channels && !l && (*status == UCCH_LATER || (!*status && !turn));
     if (*later) {
         ucch_progress_locked();
@@ -252,12 +222,10 @@ static ucch_launch *launch(const asked *a, int *status) {
     int before = ucch_device_enter();
     double began = ucch_now();
     for (int later = 1; later; later ? ucch_rest(ucch_now(), began) : 0) {
-        if (a->p->channels)
-            pthread_mutex_lock(&queueing);
+        if (a->p->channels) pthread_mutex_lock(&queueing);
         l = try_launch(a, status, &later);
         if (a->p->channels) {
-            if (l && *status >= 0)
-                *status = enqueue(a, l);
+            if (l && *status >= 0) *status = enqueue(a, l);
             pthread_mutex_unlock(&queueing);
         }
     }
@@ -272,8 +240,7 @@ ucch_op *ucch_program_launch(ucch_program *p, uintptr_t send, uintptr_t recv, do
     asked a = {p, (void *)send, (void *)recv, (void *)stream, timeout, 0};
     ucch_launch *l = launch(&a, &outcome);
     failed = l && outcome < 0 ? &l->op : NULL;
-    if (l)
-        ucch_progress_thread(1);
+    if (l) ucch_progress_thread(1);
     return l && !failed ? &l->op : NULL;
 }
 
@@ -291,6 +258,5 @@ void ucch_launch_release(ucch_op *op) {
     l->released = 1;
     int done = l->op.state == UCCH_DONE; /* one that failed stays: it is blamed, and its requests may be in use */
     ucch_unlock();
-    if (done)
-        free(l);
+    if (done) free(l);
 }

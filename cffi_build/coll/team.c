@@ -19,8 +19,7 @@ struct ucch_engine {
 
 ucch_team *ucch_team_new(ucch_context *context, ucc_team_h handle) {
     ucch_team *team = calloc(1, sizeof(*team));
-    if (!team)
-        return NULL;
+    if (!team) return NULL;
     team->handle = handle;
     team->context = context;
     return team;
@@ -42,8 +41,7 @@ void ucch_team_enqueue_locked(ucch_step *s) {
 void ucch_team_dequeue_locked(ucch_step *s) {
     ucch_team *t = s->team;
     t->head = s->next;
-    if (!t->head)
-        t->tail = NULL;
+    if (!t->head) t->tail = NULL;
 }
 
 /* A step that will not be posted, or was: its program is over. */
@@ -68,8 +66,7 @@ void ucch_team_leave_locked(ucch_step *s) {
 int ucch_team_make_locked(ucch_team *team) {
     int status = 0;
     for (ucch_step *s = team->head; s && status >= 0; s = s->next)
-        if (!s->request)
-            status = ucch_step_init_locked(s->program, s);
+        if (!s->request) status = ucch_step_init_locked(s->program, s);
     return status;
 }
 
@@ -92,11 +89,9 @@ int ucch_team_engine_locked(ucch_team *t, void *stream, int may_drop, ucc_ee_h *
             *handle = e->handle;
             return 0;
         }
-    if (t->nengines >= MOST_ENGINES && may_drop)
-        drop_engines(t); /* streams come and go */
+    if (t->nengines >= MOST_ENGINES && may_drop) drop_engines(t); /* streams come and go */
     ucch_engine *e = calloc(1, sizeof(*e));
-    if (!e)
-        return UCCH_FAIL_MEMORY;
+    if (!e) return UCCH_FAIL_MEMORY;
     ucc_ee_params_t params = {.ee_type = ucch_bound_engine(), .ee_context = stream, .ee_context_size = sizeof(stream)};
     int status = ucc_ee_create(t->handle, &params, &e->handle);
     if (status < 0) {
@@ -115,8 +110,7 @@ int ucch_team_engine_locked(ucch_team *t, void *stream, int may_drop, ucc_ee_h *
 int ucch_team_post_locked(ucc_ee_h engine, ucc_coll_req_h request) {
     ucc_ev_t event = {.ev_type = COMPUTE_COMPLETE, .req = request}, *out = NULL;
     int status = ucc_collective_triggered_post(engine, &event);
-    if (status < 0)
-        return status;
+    if (status < 0) return status;
     while (ucc_ee_get_event(engine, &out) == UCC_OK)
         ucc_ee_ack_event(engine, out);
     return 0;

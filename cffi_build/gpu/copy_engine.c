@@ -40,21 +40,17 @@ int ucch_task_compute(const ucch_task *t, char *src, char *dst, uint64_t count) 
     }
 }
 
-ucch_work *ucch_work_new(void) {
-    return calloc(1, sizeof(ucch_work));
-}
+ucch_work *ucch_work_new(void) { return calloc(1, sizeof(ucch_work)); }
 
 void ucch_work_free(ucch_work *w) {
-    if (w && w->event && ucch_bound() >= 0)
-        ucch_bound_ops()->event_free(w->event);
+    if (w && w->event && ucch_bound() >= 0) ucch_bound_ops()->event_free(w->event);
     free(w);
 }
 
 static int lane(int which, void **stream) {
     if (!lanes[which]) {
         int status = ucch_device_fail(ucch_bound_ops()->stream_new(&lanes[which]), "stream");
-        if (status)
-            return status;
+        if (status) return status;
     }
     *stream = lanes[which];
     return 0;
@@ -81,8 +77,7 @@ int ucch_work_mark(int way, void **event) {
     const device_ops *ops = ucch_bound_ops();
     void *stream;
     int status = lane(way, &stream);
-    if (!status && !*event)
-        status = ucch_device_fail(ops->event_new(event), "event");
+    if (!status && !*event) status = ucch_device_fail(ops->event_new(event), "event");
     return status ? status : ucch_device_fail(ops->event_record(*event, stream), "record");
 }
 
@@ -91,13 +86,9 @@ static int mark(ucch_work *w, int way, int phase) {
     return ucch_work_mark(way, &w->event);
 }
 
-static int reads_source(const ucch_task *t) {
-    return t->kind != UCCH_SCALE;
-}
+static int reads_source(const ucch_task *t) { return t->kind != UCCH_SCALE; }
 
-static int reads_target(const ucch_task *t) {
-    return t->kind == UCCH_COMBINE || t->kind == UCCH_SCALE;
-}
+static int reads_target(const ucch_task *t) { return t->kind == UCCH_COMBINE || t->kind == UCCH_SCALE; }
 
 /* Ask for the operands of the next piece. */
 static int fetch(ucch_work *w) {
@@ -137,8 +128,7 @@ int ucch_work_begin_locked(ucch_work *w, const ucch_task *task) {
     w->task = *task;
     w->done = w->now = 0;
     w->phase = IDLE;
-    if (!task->count || (task->kind == UCCH_COPY && task->src == task->dst))
-        return 0;
+    if (!task->count || (task->kind == UCCH_COPY && task->src == task->dst)) return 0;
     if (task->kind == UCCH_COPY && !overlap(task)) {
         int status = ucch_work_copy(UCCH_ACROSS, task->dst, task->src, task->count * task->src_bytes);
         return status ? status : mark(w, UCCH_ACROSS, MOVING);
@@ -146,8 +136,7 @@ int ucch_work_begin_locked(ucch_work *w, const ucch_task *task) {
     void *function = ucch_kernel_of(task), *stream;
     if (function) {
         int status = lane(UCCH_ACROSS, &stream);
-        if (!status)
-            status = ucch_kernel_launch(function, task, stream);
+        if (!status) status = ucch_kernel_launch(function, task, stream);
         return status ? status : mark(w, UCCH_ACROSS, MOVING);
     }
     w->one = ucch_pool_take(1, PIECE, NULL, 1);
@@ -157,17 +146,14 @@ int ucch_work_begin_locked(ucch_work *w, const ucch_task *task) {
 
 /* 1 when the step has finished, 0 when not yet, negative on failure. */
 int ucch_work_poll_locked(ucch_work *w) {
-    if (w->phase == IDLE)
-        return 1;
+    if (w->phase == IDLE) return 1;
     int done = 0, status = ucch_event_ask(w->event, &done, &w->again);
-    if (status || !done)
-        return status;
+    if (status || !done) return status;
     if (w->phase == COMING) {
         status = send_back(w);
         return status;
     }
-    if (w->phase == GOING && (w->done += w->now) < w->task.count)
-        return fetch(w);
+    if (w->phase == GOING && (w->done += w->now) < w->task.count) return fetch(w);
     release_locked(w);
     return 1;
 }

@@ -17,8 +17,7 @@ static int run(void *kernel, void *seen, uint32_t value, void *stream) {
 /* Let the stream wait until the counter has reached `least`; what is there already is not waited for. `await`: the
  * kernel that does so, where streams cannot wait for any memory. */
 int ucch_counter_wait(ucch_counter counter, uint32_t least, void *await, void *stream) {
-    if (counter.at && ucch_reached(counter.at, least))
-        return 0;
+    if (counter.at && ucch_reached(counter.at, least)) return 0;
     return ucch_device_fail(await ? run(await, counter.seen, least, stream)
                                   : ucch_bound_ops()->stream_hold(stream, counter.seen, least),
                             "a stream's wait for memory");
@@ -42,9 +41,7 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static idle *flags;
 
 /* Whether the next ticket would be 0: streams of some runtimes compare without wrapping. */
-static int is_worn(ucch_flag flag) {
-    return flag.ticket == UINT32_MAX;
-}
+static int is_worn(ucch_flag flag) { return flag.ticket == UINT32_MAX; }
 
 static int make(ucch_flag *flag) {
     void *at = NULL;
@@ -58,29 +55,23 @@ int ucch_flag_next(ucch_flag *flag) {
     if (!flag->at || is_worn(*flag)) {
         pthread_mutex_lock(&lock);
         idle *found = flags;
-        if (found)
-            flags = found->next;
+        if (found) flags = found->next;
         pthread_mutex_unlock(&lock);
-        if (found)
-            *flag = found->flag;
+        if (found) *flag = found->flag;
         free(found);
-        if (!found && make(flag))
-            return UCCH_FAIL_DEVICE;
+        if (!found && make(flag)) return UCCH_FAIL_DEVICE;
     }
     flag->ticket++;
     return 0;
 }
 
 /* Whether its ticket has still to be reached. */
-int ucch_flag_due(ucch_flag flag) {
-    return flag.at && !ucch_reached(flag.at, flag.ticket);
-}
+int ucch_flag_due(ucch_flag flag) { return flag.at && !ucch_reached(flag.at, flag.ticket); }
 
 /* For others to use. */
 void ucch_flag_give(ucch_flag flag) {
     idle *place = flag.at && !is_worn(flag) ? malloc(sizeof(*place)) : NULL;
-    if (!place)
-        return; /* lost: a few bytes */
+    if (!place) return; /* lost: a few bytes */
     pthread_mutex_lock(&lock);
     *place = (idle){flag, flags};
     flags = place;

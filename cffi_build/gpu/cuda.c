@@ -106,16 +106,13 @@ static int cuda_current(int *device) {
     void *context = NULL;
     int status = cu.cuCtxGetCurrent(&context);
     *device = -1;
-    if (status || !context)
-        return status;
+    if (status || !context) return status;
     return cu.cuCtxGetDevice(device);
 }
 
 static int cuda_use(int device) {
-    if (device < 0)
-        return cu.cuCtxSetCurrent(NULL);
-    if (device >= MOST_DEVICES)
-        return INVALID_DEVICE;
+    if (device < 0) return cu.cuCtxSetCurrent(NULL);
+    if (device >= MOST_DEVICES) return INVALID_DEVICE;
     /* Retained once and kept: the context is the one that everybody in the process shares. */
     int status = primary[device] ? 0 : cu.cuDevicePrimaryCtxRetain(&primary[device], device);
     return status ? status : cu.cuCtxSetCurrent(primary[device]);
@@ -152,9 +149,7 @@ static int cuda_alloc(void **where, size_t bytes) {
 }
 
 /* Any memory of the device is: kernels' fences of the system's scope are enough. */
-static int cuda_alloc_shared(void **where, size_t bytes) {
-    return cuda_alloc(where, bytes);
-}
+static int cuda_alloc_shared(void **where, size_t bytes) { return cuda_alloc(where, bytes); }
 
 static int cuda_room(size_t *bytes) {
     size_t all;
@@ -175,8 +170,7 @@ static int cuda_flag(void **word) {
     int status = 0;
     if (used == FLAG_PAGE) {
         status = cuda_pinned((void **)&page, FLAG_PAGE);
-        if (status)
-            return status;
+        if (status) return status;
         memset(page, 0, FLAG_PAGE);
         used = 0;
     }
@@ -201,20 +195,16 @@ static int cuda_traits(int *bits) {
 
 static int cuda_resident(int device, unsigned threads, int *blocks) {
     int processors = 0, most = 0, status = NOT_SUPPORTED;
-    if (cu.cuDeviceGetAttribute)
-        status = cu.cuDeviceGetAttribute(&processors, PROCESSORS, device);
-    if (!status)
-        status = cu.cuDeviceGetAttribute(&most, THREADS_OF_ONE, device);
+    if (cu.cuDeviceGetAttribute) status = cu.cuDeviceGetAttribute(&processors, PROCESSORS, device);
+    if (!status) status = cu.cuDeviceGetAttribute(&most, THREADS_OF_ONE, device);
     *blocks = processors * (most / (int)threads);
     return status;
 }
 
 static int cuda_target(int device, char *text, int room) {
     int major = 0, minor = 0, status = NOT_SUPPORTED;
-    if (cu.cuDeviceGetAttribute)
-        status = cu.cuDeviceGetAttribute(&major, CAPABILITY_MAJOR, device);
-    if (!status)
-        status = cu.cuDeviceGetAttribute(&minor, CAPABILITY_MINOR, device);
+    if (cu.cuDeviceGetAttribute) status = cu.cuDeviceGetAttribute(&major, CAPABILITY_MAJOR, device);
+    if (!status) status = cu.cuDeviceGetAttribute(&minor, CAPABILITY_MINOR, device);
     snprintf(text, (size_t)room, status ? "" : "sm_%d%d", major, minor);
     return 0;
 }
@@ -223,11 +213,9 @@ static int cuda_target(int device, char *text, int room) {
  * launch, as that may come behind a stream that waits for others; drivers before 12.4 have no name for it. */
 static int cuda_kernel(const void *image, void **function) {
     void *module = NULL;
-    if (!cu.cuModuleLoadData || !cu.cuModuleGetFunction || !cu.cuLaunchKernel)
-        return NOT_SUPPORTED;
+    if (!cu.cuModuleLoadData || !cu.cuModuleGetFunction || !cu.cuLaunchKernel) return NOT_SUPPORTED;
     int status = cu.cuModuleLoadData(&module, image);
-    if (!status)
-        status = cu.cuModuleGetFunction(function, module, "ucch");
+    if (!status) status = cu.cuModuleGetFunction(function, module, "ucch");
     return status || !cu.cuFuncLoad ? status : cu.cuFuncLoad(*function);
 }
 

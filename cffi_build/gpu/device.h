@@ -61,14 +61,10 @@ typedef struct ucch_flag {
     uint32_t *at, ticket;
 } ucch_flag;
 
-static inline ucch_counter ucch_counter_of(ucch_flag flag) {
-    return (ucch_counter){flag.at, flag.at};
-}
+static inline ucch_counter ucch_counter_of(ucch_flag flag) { return (ucch_counter){flag.at, flag.at}; }
 
 /* By a host: what it was asked to do is done, well or not. */
-static inline void ucch_flag_pass(ucch_flag flag) {
-    __atomic_store_n(flag.at, flag.ticket, __ATOMIC_RELEASE);
-}
+static inline void ucch_flag_pass(ucch_flag flag) { __atomic_store_n(flag.at, flag.ticket, __ATOMIC_RELEASE); }
 
 int ucch_counter_wait(ucch_counter counter, uint32_t least, void *await, void *stream);
 int ucch_counter_signal(ucch_counter counter, uint32_t value, void *post, void *stream);

@@ -6,17 +6,13 @@
 static int held;
 
 /* Streams that wait for programs now. */
-int ucch_gates_held(void) {
-    return held;
-}
+int ucch_gates_held(void) { return held; }
 
 /* Let the stream write when it gets here: 0, or a failure. A counter that an earlier stream has still to write is left
  * to that: it would write less. */
 static int write_in(ucch_flag *in, void *stream) {
-    if (ucch_flag_due(*in))
-        in->at = NULL;
-    if (ucch_flag_next(in))
-        return UCCH_FAIL_DEVICE;
+    if (ucch_flag_due(*in)) in->at = NULL;
+    if (ucch_flag_next(in)) return UCCH_FAIL_DEVICE;
     int status = ucch_counter_signal(ucch_counter_of(*in), in->ticket, NULL, stream);
     in->ticket -= status != 0;
     return status;
@@ -25,14 +21,12 @@ static int write_in(ucch_flag *in, void *stream) {
 /* Mark the stream's point, which it has reached when the gate is not due any more. */
 int ucch_gate_mark(ucch_gate *g, void *stream) {
     const device_ops *ops = ucch_bound_ops();
-    if (!ops)
-        return UCCH_FAIL_DEVICE;
+    if (!ops) return UCCH_FAIL_DEVICE;
     int status = 0;
     g->by_event = write_in(&g->in, stream) != 0;
     if (g->by_event) {
         status = g->event ? 0 : ucch_device_fail(ops->event_new(&g->event), "event");
-        if (!status)
-            status = ucch_device_fail(ops->event_record(g->event, stream), "record");
+        if (!status) status = ucch_device_fail(ops->event_record(g->event, stream), "record");
         g->again = 0;
     }
     return status;
@@ -57,18 +51,15 @@ static void let_go(ucch_gate *g) {
  * counter serves all calls of its program: the stream waits until it has reached the call's ticket, and it only grows.
  */
 int ucch_gate_hold(ucch_gate *g, void *stream) {
-    if (!ucch_gate_promise_locked(g))
-        return 0;
-    if (!ucch_gate_wait(g, stream))
-        return 1;
+    if (!ucch_gate_promise_locked(g)) return 0;
+    if (!ucch_gate_wait(g, stream)) return 1;
     let_go(g);
     return 0;
 }
 
 /* Promise to a stream that it will be told of the gate's end: whether there is a counter for that. */
 int ucch_gate_promise_locked(ucch_gate *g) {
-    if (ucch_flag_next(&g->out))
-        return 0;
+    if (ucch_flag_next(&g->out)) return 0;
     g->held = 1;
     held++;
     return 1;
@@ -82,14 +73,12 @@ int ucch_gate_wait(const ucch_gate *g, void *stream) {
 /* 1 when the stream has reached the call, 0 when not yet, negative on failure. */
 int ucch_gate_open_locked(ucch_gate *g) {
     int done = 0, status = 0;
-    if (!g->closed)
-        return 1;
+    if (!g->closed) return 1;
     if (g->by_event)
         status = ucch_event_ask(g->event, &done, &g->again);
     else
         done = !ucch_flag_due(g->in);
-    if (status)
-        return status;
+    if (status) return status;
     g->closed = !done;
     return done;
 }
@@ -103,15 +92,12 @@ void ucch_gate_leave_locked(ucch_gate *g) {
 /* Whether its stream has not got there yet, although nobody may wait for that any more. */
 int ucch_gate_due(const ucch_gate *g) {
     int done = 1;
-    if (g->by_event)
-        ucch_bound_ops()->event_done(g->event, &done);
+    if (g->by_event) ucch_bound_ops()->event_done(g->event, &done);
     return g->by_event ? !done : ucch_flag_due(g->in);
 }
 
 void ucch_gate_free(ucch_gate *g) {
     ucch_flag_give(g->out);
-    if (!ucch_flag_due(g->in))
-        ucch_flag_give(g->in);
-    if (g->event && ucch_bound() >= 0)
-        ucch_bound_ops()->event_free(g->event);
+    if (!ucch_flag_due(g->in)) ucch_flag_give(g->in);
+    if (g->event && ucch_bound() >= 0) ucch_bound_ops()->event_free(g->event);
 }

@@ -123,18 +123,14 @@ static int hip_version(int *version) {
     return 0;
 }
 
-static int hip_use(int device) {
-    return device < 0 ? INVALID_DEVICE : hip.hipSetDevice(device);
-}
+static int hip_use(int device) { return device < 0 ? INVALID_DEVICE : hip.hipSetDevice(device); }
 
 static int kind_of(const attributes *a) {
     static const int before_6[] = {UCCH_MEMORY_PINNED, UCCH_MEMORY_DEVICE, UCCH_MEMORY_DEVICE, UCCH_MEMORY_DEVICE,
                                    UCCH_MEMORY_MANAGED};
     static const int since_6[] = {UCCH_MEMORY_UNKNOWN, UCCH_MEMORY_PINNED, UCCH_MEMORY_DEVICE, UCCH_MEMORY_MANAGED};
-    if (a->managed)
-        return UCCH_MEMORY_MANAGED;
-    if (numeric < VERSION_6)
-        return a->type >= 0 && a->type < 5 ? before_6[a->type] : UCCH_MEMORY_UNKNOWN;
+    if (a->managed) return UCCH_MEMORY_MANAGED;
+    if (numeric < VERSION_6) return a->type >= 0 && a->type < 5 ? before_6[a->type] : UCCH_MEMORY_UNKNOWN;
     return a->type >= 0 && a->type < 4 ? since_6[a->type] : UCCH_MEMORY_UNKNOWN;
 }
 
@@ -148,8 +144,7 @@ static int hip_pointer(const void *where, int *kind, int *device) {
         hip.hipGetLastError();
         return 0;
     }
-    if (!status)
-        *kind = kind_of(&a);
+    if (!status) *kind = kind_of(&a);
     if (*kind != UCCH_MEMORY_UNKNOWN && a.device > 0) /* of unknown memory hipInvalidDeviceId, which is -2, since 6 */
         *device = a.device;
     return status;
@@ -175,11 +170,9 @@ static int hip_room(size_t *bytes) {
 
 /* Streams can only wait on signal memory. */
 static int hip_flag(void **word) {
-    if (!hip.hipExtMallocWithFlags)
-        return NOT_SUPPORTED;
+    if (!hip.hipExtMallocWithFlags) return NOT_SUPPORTED;
     int status = hip.hipExtMallocWithFlags(word, sizeof(uint64_t), MALLOC_SIGNAL_MEMORY);
-    if (!status)
-        memset(*word, 0, sizeof(uint64_t));
+    if (!status) memset(*word, 0, sizeof(uint64_t));
     return status;
 }
 
@@ -205,8 +198,7 @@ static int hip_target(int device, char *text, int room) {
 
 static int attribute(int device, int which, int least) {
     int value = 0;
-    if (!hip.hipDeviceGetAttribute || hip.hipDeviceGetAttribute(&value, which, device) || value <= 0)
-        return least;
+    if (!hip.hipDeviceGetAttribute || hip.hipDeviceGetAttribute(&value, which, device) || value <= 0) return least;
     return value;
 }
 
@@ -218,8 +210,7 @@ static int hip_resident(int device, unsigned threads, int *blocks) {
 /* Modules stay loaded: unloading one waits for the device. */
 static int hip_kernel(const void *image, void **function) {
     void *module = NULL;
-    if (!hip.hipModuleLoadData || !hip.hipModuleGetFunction || !hip.hipModuleLaunchKernel)
-        return NOT_SUPPORTED;
+    if (!hip.hipModuleLoadData || !hip.hipModuleGetFunction || !hip.hipModuleLaunchKernel) return NOT_SUPPORTED;
     int status = hip.hipModuleLoadData(&module, image);
     return status ? status : hip.hipModuleGetFunction(function, module, "ucch");
 }

@@ -26,8 +26,7 @@ static int same(const kernel *k, int kind, int op, int dtype, int to) {
 int ucch_kernel_add(int kind, int op, int dtype, int to, const void *image) {
     const device_ops *ops = ucch_bound_ops();
     kernel *k = ops ? calloc(1, sizeof(*k)) : NULL;
-    if (!k)
-        return ops ? UCCH_FAIL_MEMORY : UCCH_FAIL_DEVICE;
+    if (!k) return ops ? UCCH_FAIL_MEMORY : UCCH_FAIL_DEVICE;
     *k = (kernel){kind, op, dtype, to, NULL, NULL};
     int before = ucch_device_enter();
     int status = ucch_device_fail(ops->kernel(image, &k->function), "loading a kernel");
@@ -45,8 +44,7 @@ int ucch_kernel_add(int kind, int op, int dtype, int to, const void *image) {
 
 void *ucch_kernel_of(const ucch_task *t) {
     for (kernel *k = __atomic_load_n(&kernels, __ATOMIC_ACQUIRE); k; k = k->next)
-        if (same(k, t->kind, t->op, t->dtype, t->to))
-            return k->function;
+        if (same(k, t->kind, t->op, t->dtype, t->to)) return k->function;
     return NULL;
 }
 
@@ -56,7 +54,6 @@ int ucch_kernel_launch(void *function, const ucch_task *t, void *stream) {
     uint64_t count = t->count, blocks = (count + THREADS - 1) / THREADS;
     double factor = t->factor;
     void *arguments[] = {&src, &dst, &count, &factor};
-    if (blocks > MOST_BLOCKS)
-        blocks = MOST_BLOCKS;
+    if (blocks > MOST_BLOCKS) blocks = MOST_BLOCKS;
     return ucch_device_fail(ucch_bound_ops()->launch(function, (unsigned)blocks, THREADS, arguments, stream), "launch");
 }

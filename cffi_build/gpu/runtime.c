@@ -27,23 +27,18 @@ static int memory_type[RUNTIMES];
 static char text[256]; /* of the last failure, in whatever thread: Python asks in another one than progress runs in */
 static int bound_runtime = -1, bound_device, may_hold = 1;
 
-const char *ucch_device_error(void) {
-    return text;
-}
+const char *ucch_device_error(void) { return text; }
 
 static int ready(int runtime) {
-    if (runtime >= 0 && runtime < RUNTIMES && loaded[runtime])
-        return 1;
+    if (runtime >= 0 && runtime < RUNTIMES && loaded[runtime]) return 1;
     snprintf(text, sizeof(text), "no GPU runtime is loaded");
     return 0;
 }
 
 static int failed(int runtime, int code, const char *what) {
     const char *name = NULL;
-    if (!code)
-        return 0;
-    if (table[runtime]->ops.error_name(code, &name) || !name)
-        name = "error";
+    if (!code) return 0;
+    if (table[runtime]->ops.error_name(code, &name) || !name) name = "error";
     snprintf(text, sizeof(text), "%s: %s (%d)", what, name, code);
     return UCCH_FAIL_DEVICE;
 }
@@ -55,8 +50,7 @@ static int resolve(void *handle, const device_symbol *symbols, int store) {
             snprintf(text, sizeof(text), "it has no symbol %s", s->name);
             return UCCH_FAIL_DEVICE;
         }
-        if (store)
-            *s->at = found;
+        if (store) *s->at = found;
     }
     return 0;
 }
@@ -73,8 +67,7 @@ static int place_of(const char *name) {
 static const device_adapter *adapter_of(const char *name, void *handle) {
     const device_adapter *own = dlsym(handle, "ucch_adapter");
     int runtime = place_of(name);
-    if (runtime < RUNTIMES && !own)
-        own = table[runtime];
+    if (runtime < RUNTIMES && !own) own = table[runtime];
     if (!own || runtime == RUNTIMES)
         snprintf(text, sizeof(text), own ? "there are too many adapters" : "it has no symbol ucch_adapter");
     else if (own->bytes != sizeof(*own) || strcmp(own->name, name))
@@ -102,17 +95,14 @@ int ucch_device_load(const char *name, const char *path) {
     int runtime = place_of(name);
     table[runtime] = found;
     int status = failed(runtime, found->start(), "initialisation");
-    if (status)
-        return status; /* not closed: drivers do not like to be unloaded */
+    if (status) return status; /* not closed: drivers do not like to be unloaded */
     int (*own)(void) = (int (*)(void))dlsym(handle, "ucch_memory_type");
     memory_type[runtime] = own ? own() : found->memory_type;
     loaded[runtime] = 1;
     return runtime;
 }
 
-int ucch_device_memory_type(int runtime) {
-    return ready(runtime) ? memory_type[runtime] : -1;
-}
+int ucch_device_memory_type(int runtime) { return ready(runtime) ? memory_type[runtime] : -1; }
 
 /* ---- the interface, function by function: for Python and tests ---- */
 
@@ -173,8 +163,7 @@ int ucch_event_done(int runtime, void *event) {
 /* Every thread that makes progress works with this device from now on. */
 int ucch_device_bind(int runtime, int device) {
     int status = CALL(use, device);
-    if (status < 0)
-        return status;
+    if (status < 0) return status;
     bound_runtime = runtime;
     bound_device = device;
     ucch_progress_inside(ucch_device_enter, ucch_device_leave);
@@ -184,38 +173,25 @@ int ucch_device_bind(int runtime, int device) {
 /* Whether streams may wait for what has not been queued yet. Otherwise they wait only for what has: then nothing waits
  * in a circle, whatever shares a queue, as what is in front of a wait was queued before it, and so was what it waits
  * for, at whatever rank. */
-void ucch_device_hold(int may) {
-    may_hold = may;
-}
+void ucch_device_hold(int may) { may_hold = may; }
 
-int ucch_may_hold(void) {
-    return may_hold;
-}
+int ucch_may_hold(void) { return may_hold; }
 
-int ucch_bound(void) {
-    return bound_runtime;
-}
+int ucch_bound(void) { return bound_runtime; }
 
 /* Type of the engine that UCC is to make of a stream. */
-int ucch_bound_engine(void) {
-    return table[bound_runtime]->engine_type;
-}
+int ucch_bound_engine(void) { return table[bound_runtime]->engine_type; }
 
-const device_ops *ucch_bound_ops(void) {
-    return bound_runtime < 0 ? NULL : &table[bound_runtime]->ops;
-}
+const device_ops *ucch_bound_ops(void) { return bound_runtime < 0 ? NULL : &table[bound_runtime]->ops; }
 
-int ucch_device_fail(int code, const char *what) {
-    return failed(bound_runtime, code, what);
-}
+int ucch_device_fail(int code, const char *what) { return failed(bound_runtime, code, what); }
 
 /* Whether the stream has passed the event; asked so often at most, as each question keeps whoever launches work from
  * the driver for a moment. `again`: when next, the caller's own. */
 int ucch_event_ask(void *event, int *done, double *again) {
     double now = ucch_now();
     *done = 0;
-    if (now < *again)
-        return 0;
+    if (now < *again) return 0;
     int status = ucch_device_fail(ucch_bound_ops()->event_done(event, done), "event");
     *again = *done ? 0 : now + ASK_S;
     return status;
@@ -229,19 +205,16 @@ int ucch_stream_follow(void *event, void *first, void *then) {
 
 /* Enter this process's device; returns the argument of ucch_device_leave: -2 when nothing was changed. */
 int ucch_device_enter(void) {
-    if (bound_runtime < 0)
-        return -2;
+    if (bound_runtime < 0) return -2;
     int before = -1;
     const device_ops *ops = &table[bound_runtime]->ops;
-    if (!ops->current(&before) && before == bound_device)
-        return -2;
+    if (!ops->current(&before) && before == bound_device) return -2;
     ops->use(bound_device);
     return before;
 }
 
 void ucch_device_leave(int before) {
-    if (before >= 0)
-        table[bound_runtime]->ops.use(before);
+    if (before >= 0) table[bound_runtime]->ops.use(before);
 }
 
 /* ---- the pool ---- */
@@ -286,20 +259,16 @@ static void drop_idle(void) {
 static block *find(int pinned, size_t bytes, const void *owner) {
     block *best = NULL;
     for (block *b = blocks; b; b = b->next) {
-        if (b->pinned != pinned || b->bytes < bytes)
-            continue;
-        if (b->users && owner && b->owner == owner)
-            return b;
-        if (!b->users && b->bytes <= 2 * bytes && (!best || b->bytes < best->bytes))
-            best = b;
+        if (b->pinned != pinned || b->bytes < bytes) continue;
+        if (b->users && owner && b->owner == owner) return b;
+        if (!b->users && b->bytes <= 2 * bytes && (!best || b->bytes < best->bytes)) best = b;
     }
     return best;
 }
 
 static block *add(int pinned, size_t bytes) {
     block *b = calloc(1, sizeof(*b));
-    if (!b)
-        return NULL;
+    if (!b) return NULL;
     int status = allocate(pinned, &b->memory, bytes);
     if (status) {
         drop_idle();
@@ -322,8 +291,7 @@ void *ucch_pool_take(int pinned, size_t bytes, const void *owner, int may_add) {
     bytes = (bytes + GRAIN - 1) / GRAIN * GRAIN;
     pthread_mutex_lock(&pool_lock);
     block *b = find(pinned, bytes, owner);
-    if (!b && may_add)
-        b = add(pinned, bytes);
+    if (!b && may_add) b = add(pinned, bytes);
     if (b) {
         b->users++;
         b->owner = owner;
@@ -343,16 +311,14 @@ static block *block_of(const void *memory) {
 void ucch_pool_keep(const void *memory) {
     pthread_mutex_lock(&pool_lock);
     block *b = memory ? block_of(memory) : NULL;
-    if (b)
-        b->owner = NULL;
+    if (b) b->owner = NULL;
     pthread_mutex_unlock(&pool_lock);
 }
 
 void ucch_pool_give(void *memory) {
     pthread_mutex_lock(&pool_lock);
     block *b = memory ? block_of(memory) : NULL;
-    if (b && --b->users == 0)
-        b->owner = NULL;
+    if (b && --b->users == 0) b->owner = NULL;
     pthread_mutex_unlock(&pool_lock);
 }
 
@@ -361,8 +327,7 @@ size_t ucch_pool_bytes(int pinned, int trim) {
     size_t total = 0;
     int before = ucch_device_enter();
     pthread_mutex_lock(&pool_lock);
-    if (trim)
-        drop_idle();
+    if (trim) drop_idle();
     for (block *b = blocks; b; b = b->next)
         total += b->pinned == pinned ? b->bytes : 0;
     pthread_mutex_unlock(&pool_lock);

@@ -107,24 +107,16 @@ static header *slot_of(const ucch_flow *f, uint64_t piece) {
 }
 
 /* The first call, plus one, whose data here is not to be believed; 0 while there is none. */
-static uint64_t tainted_from(const ucch_flow *f) {
-    return __atomic_load_n(f->ring.tainted_here, __ATOMIC_ACQUIRE);
-}
+static uint64_t tainted_from(const ucch_flow *f) { return __atomic_load_n(f->ring.tainted_here, __ATOMIC_ACQUIRE); }
 
 /* Number of the wire: each one that sends is followed by one that receives. */
-static int wire_of(const ucch_flow *f, int which) {
-    return 2 * which + !f->sends;
-}
+static int wire_of(const ucch_flow *f, int which) { return 2 * which + !f->sends; }
 
 /* The wire that a range goes by; of several flows not the same one first. */
-static int carrier_of(const ucch_flow *f, int range) {
-    return (f->first + range) % f->nwires;
-}
+static int carrier_of(const ucch_flow *f, int range) { return (f->first + range) % f->nwires; }
 
 /* Ranges of a piece of so many bytes: one at least, for the header. */
-static int ranges_of(size_t bytes) {
-    return bytes <= RANGE ? 1 : (int)((bytes + RANGE - 1) / RANGE);
-}
+static int ranges_of(size_t bytes) { return bytes <= RANGE ? 1 : (int)((bytes + RANGE - 1) / RANGE); }
 
 /* Where a range begins, the header included in the first. */
 static char *range_of(const ucch_flow *f, uint64_t piece, int range) {
@@ -180,8 +172,7 @@ static uint64_t tag_of(const ucch_flow *f, int kind, uint64_t which) {
 static void note_ended(note *n, int status) {
     n->request = NULL;
     n->done = status == 0;
-    if (status && status != UCS_CANCELED)
-        fail_by(n->flow, status);
+    if (status && status != UCS_CANCELED) fail_by(n->flow, status);
 }
 
 static void note_received(void *request, ucs_status_t status, const ucp_tag_recv_info_t *info, void *data) {
@@ -216,9 +207,7 @@ static void receive(int which, note *n, void *into, size_t bytes, int kind, uint
 }
 
 /* By the first wire. */
-static void receive_note(note *n, int kind) {
-    receive(n->flow->first, n, n->said, sizeof(n->said), kind, 0);
-}
+static void receive_note(note *n, int kind) { receive(n->flow->first, n, n->said, sizeof(n->said), kind, 0); }
 
 static void send_note(note *n, int kind) {
     ucp_request_param_t params = params_of((void *)note_sent, n, NULL);
@@ -240,8 +229,7 @@ static void range_sent(void *request, ucs_status_t status, void *data) {
     ucp_request_free(request);
     f->shares[carrier_of(f, (int)(l - f->landings) % f->ranges)].under_way--;
     ended(l, status);
-    if (status && status != UCS_CANCELED)
-        fail_by(f, status);
+    if (status && status != UCS_CANCELED) fail_by(f, status);
 }
 
 static void send_range(ucch_flow *f, int which, uint64_t piece, size_t bytes, int range) {
@@ -256,8 +244,7 @@ static void send_range(ucch_flow *f, int which, uint64_t piece, size_t bytes, in
         fail_by(f, (int)(intptr_t)request);
     else
         f->shares[which].under_way += request != NULL;
-    if (request == NULL || IS_STATUS(request))
-        ended(l, (int)(intptr_t)request);
+    if (request == NULL || IS_STATUS(request)) ended(l, (int)(intptr_t)request);
 }
 
 /* Send a wire's ranges of a piece. */
@@ -266,17 +253,14 @@ static void send_piece(ucch_flow *f, int which, uint64_t piece) {
     due about = f->dues[piece % f->room];
     pthread_mutex_unlock(&f->lock);
     uint64_t tainted = tainted_from(f), differs = __atomic_load_n(&f->differs, __ATOMIC_ACQUIRE); /* written before */
-    if (which == f->first)
-        *slot_of(f, piece) = (header){about.call, about.hash, about.bytes, piece, tainted, differs};
+    if (which == f->first) *slot_of(f, piece) = (header){about.call, about.hash, about.bytes, piece, tainted, differs};
     for (int range = 0; range < ranges_of(about.bytes); range++)
-        if (carrier_of(f, range) == which)
-            send_range(f, which, piece, about.bytes, range);
+        if (carrier_of(f, range) == which) send_range(f, which, piece, about.bytes, range);
 }
 
 /* Take note of credits: the sender's stream may fill the slots again. */
 static int hear_credit(ucch_flow *f) {
-    if (!f->credit.done)
-        return 0;
+    if (!f->credit.done) return 0;
     pthread_mutex_lock(&f->lock);
     __atomic_store_n(&f->settled, f->credit.said[0], __ATOMIC_RELEASE);
     pthread_mutex_unlock(&f->lock);
@@ -288,8 +272,7 @@ static int hear_credit(ucch_flow *f) {
 
 static int tell_abort(ucch_flow *f) {
     uint64_t first = tainted_from(f);
-    if (!first || !f->ring.calls || f->abort.said[0])
-        return 0;
+    if (!first || !f->ring.calls || f->abort.said[0]) return 0;
     f->abort.said[0] = first;
     f->abort.said[1] = __atomic_load_n(&f->differs, __ATOMIC_ACQUIRE);
     send_note(&f->abort, ABORT);
@@ -299,16 +282,14 @@ static int tell_abort(ucch_flow *f) {
 /* A call takes its time: say what was called, as the peer may have called something else. */
 static int tell_intent(ucch_flow *f) {
     ucch_calls *c = f->ring.calls;
-    if (!c || __atomic_load_n(&c->last, __ATOMIC_ACQUIRE) == f->meant || f->intent.request)
-        return 0;
+    if (!c || __atomic_load_n(&c->last, __ATOMIC_ACQUIRE) == f->meant || f->intent.request) return 0;
     pthread_mutex_lock(&c->lock);
     int ended = reached(c->end, c->value), late = ucch_now() - c->at > PATIENCE_S;
     f->meant = ended || late ? c->last : f->meant;
     f->intent.said[0] = c->last;
     f->intent.said[1] = c->hashes[c->last % UCCH_CALLS_KEPT];
     pthread_mutex_unlock(&c->lock);
-    if (ended || !late)
-        return 0;
+    if (ended || !late) return 0;
     send_note(&f->intent, INTENT);
     return UCCH_MOVED;
 }
@@ -323,8 +304,7 @@ static int turn_of_sender(ucch_flow *f, int which) {
         found = UCCH_MOVED;
     }
     uint64_t expected = __atomic_load_n(&f->expected, __ATOMIC_ACQUIRE);
-    if (which != f->first)
-        return found | (s->under_way || s->count < expected ? UCCH_AWAITED : 0);
+    if (which != f->first) return found | (s->under_way || s->count < expected ? UCCH_AWAITED : 0);
     found |= hear_credit(f) | tell_intent(f);
     return found | (f->told < expected ? UCCH_AWAITED : 0);
 }
@@ -336,10 +316,8 @@ static int complete(const ucch_flow *f, uint64_t piece) {
     int ranges = 1;
     for (int range = 0; range < ranges && range < f->ranges; range++) {
         const landing *l = &f->landings[index_of(f, piece, range)];
-        if (__atomic_load_n(&l->arrived, __ATOMIC_ACQUIRE) == l->taken)
-            return 0;
-        if (!range)
-            ranges = ranges_of(slot_of(f, piece)->bytes);
+        if (__atomic_load_n(&l->arrived, __ATOMIC_ACQUIRE) == l->taken) return 0;
+        if (!range) ranges = ranges_of(slot_of(f, piece)->bytes);
     }
     return ranges;
 }
@@ -354,10 +332,8 @@ static void take(ucch_flow *f, uint64_t piece, int ranges) {
 
 /* The sender's data is garbage from a call on, as it says; and whether ranks called different things. */
 static void hear_tainted(ucch_flow *f, uint64_t tainted, uint64_t differs) {
-    if (tainted && differs)
-        differ(f, differs);
-    if (tainted)
-        __atomic_store_n(f->ring.tainted_there, tainted, __ATOMIC_RELEASE);
+    if (tainted && differs) differ(f, differs);
+    if (tainted) __atomic_store_n(f->ring.tainted_there, tainted, __ATOMIC_RELEASE);
 }
 
 /* Publish what has arrived and was called for, in order, if it fits. With the flow's lock. */
@@ -374,8 +350,7 @@ static void settle_arrivals(ucch_flow *f) {
         take(f, f->settled, ranges);
         __atomic_store_n(&f->settled, f->settled + 1, __ATOMIC_RELEASE);
     }
-    if (f->settled != before)
-        __atomic_store_n(f->ring.published, (uint32_t)f->settled, __ATOMIC_RELEASE);
+    if (f->settled != before) __atomic_store_n(f->ring.published, (uint32_t)f->settled, __ATOMIC_RELEASE);
 }
 
 static void post_range(ucch_flow *f, int which, int index) {
@@ -388,8 +363,7 @@ static void post_range(ucch_flow *f, int which, int index) {
 
 /* Note a range in the timeline: under way, as far as one can tell, since the flow has had something to await. */
 static void note_arrival(const ucch_flow *f, int which, size_t bytes) {
-    if (!UCCH_TRACING)
-        return;
+    if (!UCCH_TRACING) return;
     int awaited = __atomic_load_n(&f->settled, __ATOMIC_ACQUIRE) < __atomic_load_n(&f->expected, __ATOMIC_ACQUIRE);
     uint64_t now = ucch_trace_now(), since = awaited ? __atomic_load_n(&f->since, __ATOMIC_RELAXED) : now;
     ucch_trace_end(ucch_trace_begin_wire(wire_of(f, which), f->key, bytes, since ? since : now), 0);
@@ -401,8 +375,7 @@ static int look_at_ranges(ucch_flow *f, int which, int *waiting) {
     f->shares[which].news = 0;
     for (int i = 0; news && i < f->ring.depth * f->ranges; i++) {
         landing *l = &f->landings[i];
-        if (carrier_of(f, i % f->ranges) != which || l->posted.request)
-            continue;
+        if (carrier_of(f, i % f->ranges) != which || l->posted.request) continue;
         if (l->posted.done) {
             l->posted.done = 0;
             note_arrival(f, which, l->posted.received.length);
@@ -418,8 +391,7 @@ static int look_at_ranges(ucch_flow *f, int which, int *waiting) {
 }
 
 static int hear_abort(ucch_flow *f) {
-    if (!f->abort.done)
-        return 0;
+    if (!f->abort.done) return 0;
     f->abort.done = 0;
     hear_tainted(f, f->abort.said[0], f->abort.said[1]);
     return UCCH_MOVED;
@@ -429,21 +401,18 @@ static int hear_abort(ucch_flow *f) {
 static void hear_intent(ucch_flow *f) {
     ucch_calls *c = f->ring.calls;
     uint64_t number = f->intent.said[0], slot = number % UCCH_CALLS_KEPT;
-    if (!f->intent.done || number > __atomic_load_n(&c->last, __ATOMIC_ACQUIRE))
-        return;
+    if (!f->intent.done || number > __atomic_load_n(&c->last, __ATOMIC_ACQUIRE)) return;
     pthread_mutex_lock(&c->lock);
     int differs = c->numbers[slot] == number && c->hashes[slot] != f->intent.said[1];
     pthread_mutex_unlock(&c->lock);
-    if (differs)
-        differ(f, number);
+    if (differs) differ(f, number);
     receive_note(&f->intent, INTENT);
 }
 
 /* By the first wire: the sender may fill again what has been taken out. */
 static int tell_credit(ucch_flow *f) {
     uint32_t more = __atomic_load_n(f->ring.consumed, __ATOMIC_ACQUIRE) - (uint32_t)f->told;
-    if (!more || f->credit.request)
-        return 0;
+    if (!more || f->credit.request) return 0;
     f->credit.said[0] = f->told + more;
     __atomic_store_n(&f->told, f->credit.said[0], __ATOMIC_RELEASE);
     send_note(&f->credit, CREDIT);
@@ -471,12 +440,9 @@ static int turn_of_receiver(ucch_flow *f, int which) {
 static int turn(ucch_tenant *tenant, int wire) {
     ucch_flow *f = (ucch_flow *)tenant;
     int which = wire / 2, found = 0;
-    if (__atomic_load_n(f->shares[which].lost, __ATOMIC_ACQUIRE))
-        fail(f, UCCH_FAIL_PEER);
-    if (!f->failed)
-        found = f->sends ? turn_of_sender(f, which) : turn_of_receiver(f, which);
-    if (which == f->first && f->failed != UCCH_FAIL_PEER)
-        found |= f->sends ? tell_abort(f) : hear_abort(f);
+    if (__atomic_load_n(f->shares[which].lost, __ATOMIC_ACQUIRE)) fail(f, UCCH_FAIL_PEER);
+    if (!f->failed) found = f->sends ? turn_of_sender(f, which) : turn_of_receiver(f, which);
+    if (which == f->first && f->failed != UCCH_FAIL_PEER) found |= f->sends ? tell_abort(f) : hear_abort(f);
     /* Once a call has failed here, nobody waits for the rest. */
     return tainted_from(f) ? found & UCCH_MOVED : found;
 }
@@ -498,8 +464,7 @@ void ucch_calls_note(ucch_calls *c, uint64_t number, uint64_t hash, const uint32
 static int make_room(ucch_flow *f) {
     uint64_t room = 2 * f->room;
     due *more = malloc(room * sizeof(*more));
-    if (!more)
-        return UCCH_FAIL_MEMORY;
+    if (!more) return UCCH_FAIL_MEMORY;
     for (uint64_t i = f->settled; i < f->expected; i++)
         more[i % room] = f->dues[i % f->room];
     free(f->dues);
@@ -513,14 +478,12 @@ static int make_room(ucch_flow *f) {
 int ucch_flow_due(ucch_flow *f, size_t bytes, uint64_t number, uint64_t hash) {
     pthread_mutex_lock(&f->lock);
     uint64_t piece = f->expected;
-    if (UCCH_TRACING && piece == f->settled)
-        __atomic_store_n(&f->since, ucch_trace_now(), __ATOMIC_RELAXED);
+    if (UCCH_TRACING && piece == f->settled) __atomic_store_n(&f->since, ucch_trace_now(), __ATOMIC_RELAXED);
     int status = piece - f->settled == f->room ? make_room(f) : 0;
     if (!status) {
         f->dues[piece % f->room] = (due){bytes, number, hash};
         __atomic_store_n(&f->expected, piece + 1, __ATOMIC_RELEASE);
-        if (!f->sends)
-            settle_arrivals(f);
+        if (!f->sends) settle_arrivals(f);
     }
     pthread_mutex_unlock(&f->lock);
     for (int range = 0; !status && range < ranges_of(bytes) && range < f->nwires; range++)
@@ -530,14 +493,10 @@ int ucch_flow_due(ucch_flow *f, size_t bytes, uint64_t number, uint64_t hash) {
 
 /* A call is about to fail here, and data to be garbage (`tainted_here`): note from which call on the ranks differ, if
  * that is why, as a sender's peer is to know. */
-void ucch_flow_differs(ucch_flow *f, uint64_t call) {
-    __atomic_store_n(&f->differs, call, __ATOMIC_RELEASE);
-}
+void ucch_flow_differs(ucch_flow *f, uint64_t call) { __atomic_store_n(&f->differs, call, __ATOMIC_RELEASE); }
 
 /* The failure has come: the peer is to be told. */
-void ucch_flow_abort(ucch_flow *f) {
-    ucch_wire_ring(wire_of(f, f->first));
-}
+void ucch_flow_abort(ucch_flow *f) { ucch_wire_ring(wire_of(f, f->first)); }
 
 /* ---- making and ending flows ---- */
 
@@ -548,14 +507,11 @@ static int join(ucch_flow *f, int which, uint64_t key) {
     /* Once for all that goes through them: it takes longer than a range on its way. */
     ucp_mem_map_params_t slots = {.field_mask = MAP_FIELDS, .address = f->ring.slots, .memory_type = HOST_MEMORY};
     slots.length = (size_t)f->ring.depth * f->ring.stride;
-    if (ucp_mem_map(ucch_wire_context(wire_of(f, which)), &slots, &s->slots))
-        s->slots = NULL;
+    if (ucp_mem_map(ucch_wire_context(wire_of(f, which)), &slots, &s->slots)) s->slots = NULL;
     int status = s->ep ? ucch_wire_serve(wire_of(f, which), &f->tenant) : UCCH_FAIL_PEER;
-    if (status)
-        return status;
+    if (status) return status;
     for (int i = 0; !f->sends && i < f->ring.depth * f->ranges; i++)
-        if (carrier_of(f, i % f->ranges) == which)
-            post_range(f, which, i);
+        if (carrier_of(f, i % f->ranges) == which) post_range(f, which, i);
     s->news = 1;
     if (which == f->first && f->sends)
         receive_note(&f->credit, CREDIT);
@@ -570,8 +526,7 @@ static int join(ucch_flow *f, int which, uint64_t key) {
  * all others between two processes. The ring's words are 0. NULL: it cannot be. */
 ucch_flow *ucch_flow_new(const ucch_slots *ring, int sends, int nwires, uint64_t key, uint64_t tag) {
     ucch_flow *f = calloc(1, sizeof(*f));
-    if (!f)
-        return NULL;
+    if (!f) return NULL;
     *f = (ucch_flow){.tenant = {turn}, .ring = *ring, .sends = sends, .nwires = nwires, .tag = tag, .room = 64};
     f->key = key;
     f->first = (int)((tag >> UCCH_FLOW_SPREAD_BIT) % (uint64_t)nwires);
@@ -589,8 +544,7 @@ ucch_flow *ucch_flow_new(const ucch_slots *ring, int sends, int nwires, uint64_t
         status = join(f, i, key);
         ucch_wire_unlock(wire_of(f, i));
     }
-    if (status)
-        ucch_flow_free(f);
+    if (status) ucch_flow_free(f);
     return status ? NULL : f;
 }
 
@@ -605,8 +559,7 @@ static int held(ucch_flow *f, int which, int cancel) {
     int many = f->shares[which].under_way, all = f->sends || !f->landings ? 0 : f->ring.depth * f->ranges;
     for (int i = -3; i < all; i++) {
         note *n = i < 0 ? notes[i + 3] : &f->landings[i].posted;
-        if ((i < 0 ? f->first : carrier_of(f, i % f->ranges)) != which || !n->request)
-            continue;
+        if ((i < 0 ? f->first : carrier_of(f, i % f->ranges)) != which || !n->request) continue;
         many++;
         if (cancel && (n == &f->credit) == f->sends)
             ucp_request_cancel(ucch_wire_worker(wire_of(f, which)), n->request);
@@ -625,13 +578,11 @@ int ucch_flow_free(ucch_flow *f) {
             ucp_worker_progress(ucch_wire_worker(wire_of(f, i)));
         int still = held(f, i, 0);
         left += still;
-        if (!still && f->shares[i].slots)
-            ucp_mem_unmap(ucch_wire_context(wire_of(f, i)), f->shares[i].slots);
+        if (!still && f->shares[i].slots) ucp_mem_unmap(ucch_wire_context(wire_of(f, i)), f->shares[i].slots);
         ucch_wire_dismiss(wire_of(f, i), &f->tenant);
         ucch_wire_unlock(wire_of(f, i));
     }
-    if (left)
-        return left;
+    if (left) return left;
     pthread_mutex_destroy(&f->lock);
     free(f->dues);
     free(f->landings);

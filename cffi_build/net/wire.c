@@ -68,28 +68,21 @@ void ucch_wire_lock(int wire) {
     __atomic_sub_fetch(&w->wanted, 1, __ATOMIC_SEQ_CST);
 }
 
-void ucch_wire_unlock(int wire) {
-    pthread_mutex_unlock(&wires[wire].lock);
-}
+void ucch_wire_unlock(int wire) { pthread_mutex_unlock(&wires[wire].lock); }
 
 /* There is work for its thread. */
 void ucch_wire_ring(int wire) {
     ucch_wire *w = &wires[wire];
     __atomic_store_n(&w->rung, 1, __ATOMIC_SEQ_CST);
-    if (!__atomic_load_n(&w->asleep, __ATOMIC_SEQ_CST))
-        return;
+    if (!__atomic_load_n(&w->asleep, __ATOMIC_SEQ_CST)) return;
     pthread_mutex_lock(&w->doze);
     pthread_cond_signal(&w->wake);
     pthread_mutex_unlock(&w->doze);
 }
 
-ucp_context_h ucch_wire_context(int wire) {
-    return wires[wire].context;
-}
+ucp_context_h ucch_wire_context(int wire) { return wires[wire].context; }
 
-ucp_worker_h ucch_wire_worker(int wire) {
-    return wires[wire].worker;
-}
+ucp_worker_h ucch_wire_worker(int wire) { return wires[wire].worker; }
 
 /* ---- the thread ---- */
 
@@ -127,8 +120,7 @@ static int turn(ucch_wire *w, int number) {
     int found = 0;
     pthread_mutex_lock(&w->lock);
     __atomic_store_n(&w->rung, 0, __ATOMIC_SEQ_CST);
-    if (ucp_worker_progress(w->worker))
-        found |= UCCH_MOVED;
+    if (ucp_worker_progress(w->worker)) found |= UCCH_MOVED;
     for (int i = 0; i < w->ntenants; i++)
         found |= w->tenants[i]->turn(w->tenants[i], number);
     pthread_mutex_unlock(&w->lock);
@@ -177,16 +169,14 @@ static int start(ucch_wire *w, ucp_context_h context) {
     pthread_condattr_t monotonic;
     int status = ucp_worker_create(context, &params, &w->worker);
     w->context = context;
-    if (status)
-        return status;
+    if (status) return status;
     pthread_mutex_init(&w->lock, NULL);
     pthread_mutex_init(&w->doze, NULL);
     pthread_condattr_init(&monotonic);
     pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
     pthread_cond_init(&w->wake, &monotonic);
     pthread_condattr_destroy(&monotonic);
-    if (!pthread_create(&w->thread, NULL, serve, w))
-        return 0;
+    if (!pthread_create(&w->thread, NULL, serve, w)) return 0;
     ucp_worker_destroy(w->worker);
     return UCCH_FAIL_MEMORY;
 }
@@ -199,8 +189,7 @@ int ucch_wire_new(ucp_context_h context, const int *cores, int ncores) {
         memset(wires, 0, sizeof(wires));
         owner = getpid();
     }
-    if (nwires == MOST_WIRES)
-        return UCCH_FAIL_MEMORY;
+    if (nwires == MOST_WIRES) return UCCH_FAIL_MEMORY;
     CPU_ZERO(&wires[nwires].cores);
     for (int i = 0; i < ncores; i++)
         CPU_SET(cores[i], &wires[nwires].cores);
@@ -216,15 +205,12 @@ int ucch_wire_address(int wire, void **address, size_t *bytes) {
     return status;
 }
 
-void ucch_wire_forget(int wire, void *address) {
-    ucp_worker_release_address(wires[wire].worker, address);
-}
+void ucch_wire_forget(int wire, void *address) { ucp_worker_release_address(wires[wire].worker, address); }
 
 /* Stop the thread; the process is about to end. Its worker stays: to close connections that the peers' threads still
  * look at would be an error to them, and libucp would print it. */
 void ucch_wire_stop(int wire) {
-    if (owner != getpid())
-        return;
+    if (owner != getpid()) return;
     __atomic_store_n(&wires[wire].stop, 1, __ATOMIC_SEQ_CST);
     ucch_wire_ring(wire);
     pthread_join(wires[wire].thread, NULL);
@@ -280,8 +266,7 @@ int ucch_wire_serve(int wire, ucch_tenant *tenant) {
     ucch_wire *w = &wires[wire];
     if (w->ntenants == w->room) {
         ucch_tenant **more = realloc(w->tenants, (size_t)(2 * w->room + 8) * sizeof(*more));
-        if (!more)
-            return UCCH_FAIL_MEMORY;
+        if (!more) return UCCH_FAIL_MEMORY;
         w->tenants = more;
         w->room = 2 * w->room + 8;
     }

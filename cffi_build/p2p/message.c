@@ -23,8 +23,7 @@ static void *landing_of(ucch_message *m, void *buffer, size_t *bytes) {
     m->landing = buffer;
     m->landing_room = *bytes;
     m->moving = m->moved = 0;
-    if (!m->by_rts || *bytes >= sizeof(m->rts))
-        return buffer;
+    if (!m->by_rts || *bytes >= sizeof(m->rts)) return buffer;
     *bytes = sizeof(m->rts);
     return &m->rts;
 }
@@ -33,11 +32,9 @@ static void arrived_locked(ucch_message *m, int status) {
     if (m->by_rts && !status) {
         int is_short = m->landing_room < sizeof(m->rts);
         if (m->info.sender_tag & UCCH_RTS_TAG) {
-            if (!is_short)
-                memcpy(&m->rts, m->landing, sizeof(m->rts));
+            if (!is_short) memcpy(&m->rts, m->landing, sizeof(m->rts));
             status = ucch_rts_arrived_locked(m);
-            if (!status)
-                return;
+            if (!status) return;
         } else if (is_short && m->info.length > m->landing_room)
             status = UCS_TRUNCATED;
         else if (is_short)
@@ -46,11 +43,9 @@ static void arrived_locked(ucch_message *m, int status) {
     if (m->moving && !status) { /* a stream waits for it */
         status = ucch_pipe_landed_locked(m->pipe, m->landing, m->info.length);
         m->moved = 1;
-        if (!status)
-            return;
+        if (!status) return;
     }
-    if (m->moving)
-        ucch_pipe_abort_locked(m->pipe);
+    if (m->moving) ucch_pipe_abort_locked(m->pipe);
     m->moving = 0;
     ucch_message_end_locked(m, status);
 }
@@ -60,14 +55,12 @@ static void received(void *request, ucs_status_t status, const ucp_tag_recv_info
     m->info = *info;
     ucp_request_free(request);
     m->request = NULL;
-    if (m->op.state == UCCH_ACTIVE)
-        arrived_locked(m, status);
+    if (m->op.state == UCCH_ACTIVE) arrived_locked(m, status);
 }
 
 /* As above, of a receive. */
 static int posted_locked(ucch_message *m, void *p) {
-    if (p != NULL)
-        return ucch_message_begun_locked(m, p);
+    if (p != NULL) return ucch_message_begun_locked(m, p);
     arrived_locked(m, UCS_OK);
     return ucch_message_settled(m);
 }
@@ -105,8 +98,7 @@ static int issue_locked(ucch_message *m) {
             .data = s->buffer, .bytes = s->bytes, .on_device = s->on_device, .dest = s->dest, .tag = s->tag};
         return ucch_message_offer_begun_locked(m, s->ep, &offer);
     }
-    if (s->what == START_OFFERED)
-        return ucch_rts_send_locked(m, s->ep, s->tag);
+    if (s->what == START_OFFERED) return ucch_rts_send_locked(m, s->ep, s->tag);
     if (s->what == START_RECV) {
         ucp_request_param_t p = receive_params(m, s->mem_type);
         size_t bytes = s->bytes;
@@ -125,27 +117,22 @@ static ucch_message *first, **last = &first;
 
 static int same_queue(const ucch_message *one, const ucch_message *other) {
     int receives = one->start.what == START_RECV;
-    if (receives != (other->start.what == START_RECV))
-        return 0;
-    if (COMMUNICATOR(one->start.tag) != COMMUNICATOR(other->start.tag))
-        return 0;
+    if (receives != (other->start.what == START_RECV)) return 0;
+    if (COMMUNICATOR(one->start.tag) != COMMUNICATOR(other->start.tag)) return 0;
     return receives ? one->worker == other->worker : one->start.ep == other->start.ep;
 }
 
 /* Whether one that waits in the same queue came before. */
 static int has_elders(const ucch_message *m) {
     for (const ucch_message *each = first; each && each != m; each = each->behind)
-        if (same_queue(each, m))
-            return 1;
+        if (same_queue(each, m)) return 1;
     return 0;
 }
 
 /* The message that is begun next starts when `stream` gets here: 0, or a failure. */
 int ucch_message_after(ucch_message *m, void *stream) {
-    if (ucch_bound() < 0)
-        return UCCH_FAIL_DEVICE;
-    if (m->op.state == UCCH_ACTIVE)
-        return UCCH_FAIL_BUSY;
+    if (ucch_bound() < 0) return UCCH_FAIL_DEVICE;
+    if (m->op.state == UCCH_ACTIVE) return UCCH_FAIL_BUSY;
     int before = ucch_device_enter(), status = ucch_gate_enter(&m->gate, stream);
     ucch_device_leave(before);
     return status;
@@ -153,8 +140,7 @@ int ucch_message_after(ucch_message *m, void *stream) {
 
 /* It no longer waits: its turn has come, or nobody wants it any more. */
 static void forget_locked(ucch_message *m) {
-    if (!m->waits)
-        return;
+    if (!m->waits) return;
     for (ucch_message **at = &first; *at; at = &(*at)->behind)
         if (*at == m) {
             *at = m->behind;
@@ -169,13 +155,11 @@ static void forget_locked(ucch_message *m) {
 
 /* Begin a message: now, or when its turn has come. 0, or a failure. */
 static int begin(ucch_message *m, ucp_worker_h worker, const ucch_start *start, double timeout) {
-    if (m->op.state == UCCH_ACTIVE)
-        return UCCH_FAIL_BUSY;
+    if (m->op.state == UCCH_ACTIVE) return UCCH_FAIL_BUSY;
     ucch_lock();
     m->worker = worker;
     m->start = *start;
-    if (start->what != START_RECV)
-        m->info = (ucp_tag_recv_info_t){start->tag, start->bytes};
+    if (start->what != START_RECV) m->info = (ucp_tag_recv_info_t){start->tag, start->bytes};
     m->request = NULL;
     m->left = 0;
     m->moved = m->delivered = 0;
@@ -195,8 +179,7 @@ static int begin(ucch_message *m, ucp_worker_h worker, const ucch_start *start, 
 /* Start it if its turn has come: whether something has moved. */
 static int try_locked(ucch_message *m) {
     int status = has_elders(m) ? 0 : ucch_gate_open_locked(&m->gate);
-    if (!status)
-        return 0;
+    if (!status) return 0;
     forget_locked(m);
     if (status < 0)
         ucch_message_end_locked(m, status);
@@ -237,15 +220,12 @@ int ucch_send_queued(ucch_message *m, ucp_worker_h worker, ucp_ep_h ep, const vo
     offer.eager = eager;
     offer.receiver = m->process;
     offer.number = m->number;
-    if (m->op.state == UCCH_ACTIVE)
-        return UCCH_FAIL_BUSY;
+    if (m->op.state == UCCH_ACTIVE) return UCCH_FAIL_BUSY;
     ucch_lock();
     int status = ucch_message_pipe(m);
-    if (!status)
-        status = ucch_pipe_offer_locked(m->pipe, &offer, &m->rts);
+    if (!status) status = ucch_pipe_offer_locked(m->pipe, &offer, &m->rts);
     ucch_unlock();
-    if (status)
-        return status == UCCH_FAIL_MEMORY ? 0 : status;
+    if (status) return status == UCCH_FAIL_MEMORY ? 0 : status;
     int before = ucch_device_enter();
     status = ucch_extent_put(m->pipe, m->process, stream);
     ucch_device_leave(before);
@@ -269,8 +249,7 @@ int ucch_recv(ucch_message *m, ucp_worker_h worker, void *buffer, size_t bytes, 
 /* Receive what a matching probe has taken out of libucp's queue. */
 int ucch_recv_matched(ucch_message *m, ucp_worker_h worker, void *buffer, size_t bytes, ucp_tag_message_h matched,
                       int mem_type, double timeout) {
-    if (m->op.state == UCCH_ACTIVE)
-        return UCCH_FAIL_BUSY;
+    if (m->op.state == UCCH_ACTIVE) return UCCH_FAIL_BUSY;
     ucp_request_param_t p = receive_params(m, mem_type);
     m->worker = worker;
     m->request = NULL;
@@ -287,8 +266,7 @@ int ucch_recv_matched(ucch_message *m, ucp_worker_h worker, void *buffer, size_t
 static int promise(ucch_message *m) {
     ucch_lock();
     int active = m->op.state == UCCH_ACTIVE, found = !active && m->op.state != UCCH_FAILED;
-    if (active && ucch_may_hold() && ucch_gate_promise_locked(&m->landed))
-        found = 2;
+    if (active && ucch_may_hold() && ucch_gate_promise_locked(&m->landed)) found = 2;
     m->delivered = found != 0;
     ucch_unlock();
     return found;
@@ -299,12 +277,10 @@ static int promise(ucch_message *m) {
  * host has to wait for it. */
 int ucch_message_deliver(ucch_message *m, void *data, void *stream) {
     int before = ucch_device_enter(), found = promise(m), status = 0;
-    if (found == 2)
-        status = ucch_gate_wait(&m->landed, stream);
+    if (found == 2) status = ucch_gate_wait(&m->landed, stream);
     if (found && !status)
         status = ucch_device_fail(ucch_bound_ops()->copy(data, m->start.buffer, m->start.bytes, stream), "copy");
-    if (found && !status)
-        status = ucch_gate_mark(&m->landed, stream);
+    if (found && !status) status = ucch_gate_mark(&m->landed, stream);
     if (status) /* the host copies it */
         m->delivered = 0;
     ucch_device_leave(before);
@@ -348,8 +324,7 @@ static int advance_locked(ucch_op *op) {
 static int check_locked(ucch_op *op, double now) {
     ucch_message *m = (ucch_message *)op;
     int fate = m->board ? ucch_board_fate(m->board, m->peer) : 0;
-    if (fate == UCCH_DIED)
-        return UCCH_FAIL_PEER;
+    if (fate == UCCH_DIED) return UCCH_FAIL_PEER;
     if (fate == UCCH_LEFT) {
         if (m->left == 0)
             m->left = now;
@@ -372,8 +347,7 @@ void ucch_message_abandon_locked(ucch_message *m) {
         ucch_message_end_locked(m, UCS_CANCELED);
     }
     forget_locked(m);
-    if (m->request)
-        ucp_request_cancel(m->worker, m->request);
+    if (m->request) ucp_request_cancel(m->worker, m->request);
 }
 
 /* Ended first: a callback that cancelling sets off then finds nothing left to complete. */
@@ -388,8 +362,7 @@ static const ucch_op_kind kind = {UCCH_BY_WORKERS, advance_locked, check_locked,
 
 ucch_message *ucch_message_new(void) {
     ucch_message *m = calloc(1, sizeof(*m));
-    if (m)
-        m->op.kind = &kind;
+    if (m) m->op.kind = &kind;
     return m;
 }
 
@@ -400,9 +373,7 @@ void ucch_message_free(ucch_message *m) {
     free(m);
 }
 
-ucch_op *ucch_message_op(ucch_message *m) {
-    return &m->op;
-}
+ucch_op *ucch_message_op(ucch_message *m) { return &m->op; }
 
 void ucch_message_cancel(ucch_message *m) {
     ucch_lock();

@@ -23,15 +23,12 @@ static struct {
 } zombies[CONTROLS];
 static int nzombies;
 
-static control *controls(uint64_t key) {
-    return (control *)ucch_window_of(key)->offers;
-}
+static control *controls(uint64_t key) { return (control *)ucch_window_of(key)->offers; }
 
 /* Whether there is a window; in a new one nothing is offered. */
 static int has_window_locked(void) {
     static uint64_t known;
-    if (known == ucch_window_of(0)->key)
-        return known != 0;
+    if (known == ucch_window_of(0)->key) return known != 0;
     known = ucch_window_of(0)->key;
     nzombies = 0;
     for (ncontrols = 0; ncontrols < CONTROLS; ncontrols++)
@@ -49,8 +46,7 @@ static void reclaim_locked(void) {
         }
         for (int k = 0; k < zombies[i].slots; k++)
             ucch_chunk_give_locked(c->chunk[k]);
-        if (zombies[i].many)
-            ucch_extent_give_locked(zombies[i].first, zombies[i].many);
+        if (zombies[i].many) ucch_extent_give_locked(zombies[i].first, zombies[i].many);
         c->number = 0;
         free_controls[ncontrols++] = zombies[i].index;
         zombies[i] = zombies[--nzombies];
@@ -59,14 +55,11 @@ static void reclaim_locked(void) {
 
 /* ---- one message ---- */
 
-ucch_pipe *ucch_pipe_new(void) {
-    return calloc(1, sizeof(ucch_pipe));
-}
+ucch_pipe *ucch_pipe_new(void) { return calloc(1, sizeof(ucch_pipe)); }
 
 void ucch_pipe_free(ucch_pipe *p) {
     for (int i = 0; p && i < SLOTS; i++)
-        if (p->event[i] && ucch_bound() >= 0)
-            ucch_bound_ops()->event_free(p->event[i]);
+        if (p->event[i] && ucch_bound() >= 0) ucch_bound_ops()->event_free(p->event[i]);
     if (p) {
         ucch_posted_drop(p);
         ucch_pipe_over_locked(p);
@@ -102,12 +95,9 @@ static void begin(ucch_pipe *p, int phase, const ucch_rts *rts, void *buffer, in
 
 /* Have a message ready for whoever gets its header; its data stays where it is until then, or is queued in streams. */
 int ucch_pipe_offer_locked(ucch_pipe *p, const ucch_offer *offer, ucch_rts *rts) {
-    if (!has_window_locked())
-        return UCCH_FAIL_MEMORY;
-    if (!ncontrols || offer->queued)
-        reclaim_locked();
-    if (!ncontrols)
-        return UCCH_FAIL_MEMORY;
+    if (!has_window_locked()) return UCCH_FAIL_MEMORY;
+    if (!ncontrols || offer->queued) reclaim_locked();
+    if (!ncontrols) return UCCH_FAIL_MEMORY;
     p->index = free_controls[--ncontrols];
     *rts = (ucch_rts){offer->bytes, piece_of(offer->bytes), ucch_window_of(0)->key, p->index, 0};
     p->many = 0;
@@ -123,21 +113,16 @@ int ucch_pipe_offer_locked(ucch_pipe *p, const ucch_offer *offer, ucch_rts *rts)
 }
 
 /* The header goes out now: whoever probes for the message finds its length here. */
-void ucch_pipe_offered_locked(ucch_pipe *p) {
-    __atomic_store_n(&p->at->number, ++offered, __ATOMIC_RELEASE);
-}
+void ucch_pipe_offered_locked(ucch_pipe *p) { __atomic_store_n(&p->at->number, ++offered, __ATOMIC_RELEASE); }
 
 /* Whether all of the data is queued in streams. */
-int ucch_pipe_queued(const ucch_pipe *p) {
-    return p->extent != NULL;
-}
+int ucch_pipe_queued(const ucch_pipe *p) { return p->extent != NULL; }
 
 /* The number of an offer that is for rank `dest` under a tag and still in libucp's queue, and its bytes; 0 for another,
  * be it one that its sender puts in this place while we read. */
 static uint64_t offer_waiting(const control *c, uint64_t tag, int dest, uint64_t *bytes) {
     uint64_t number = __atomic_load_n(&c->number, __ATOMIC_ACQUIRE);
-    if (!number || c->tag != tag || c->dest != dest || c->taken || c->ready || c->closed)
-        return 0;
+    if (!number || c->tag != tag || c->dest != dest || c->taken || c->ready || c->closed) return 0;
     *bytes = c->bytes;
     __atomic_thread_fence(__ATOMIC_ACQUIRE);
     return __atomic_load_n(&c->number, __ATOMIC_RELAXED) == number ? number : 0;
@@ -156,21 +141,18 @@ uint64_t ucch_window_waiting_locked(uint64_t key, uint64_t tag, int dest, int ta
             bytes = length;
         }
     }
-    if (oldest && take)
-        oldest->taken = 1;
+    if (oldest && take) oldest->taken = 1;
     return bytes;
 }
 
 void ucch_rts_decline_locked(const ucch_rts *rts) {
     control *all = rts->key ? controls(rts->key) : NULL;
-    if (all)
-        __atomic_store_n(&all[rts->control].closed, 1, __ATOMIC_RELEASE);
+    if (all) __atomic_store_n(&all[rts->control].closed, 1, __ATOMIC_RELEASE);
 }
 
 /* Begin to receive: 0, or a failure, after which the sender's side ends too. */
 int ucch_pipe_accept_locked(ucch_pipe *p, void *buffer, size_t room, int on_device, const ucch_rts *rts) {
-    if (!rts->key || !controls(rts->key))
-        return UCCH_FAIL_PEER;
+    if (!rts->key || !controls(rts->key)) return UCCH_FAIL_PEER;
     if (rts->bytes > room) {
         ucch_rts_decline_locked(rts);
         return UCCH_FAIL_TRUNCATED;
@@ -200,18 +182,15 @@ static int ask(ucch_pipe *p) {
 static int collect(ucch_pipe *p) {
     int done = 1, status = 0;
     while (p->done < p->asked) {
-        if (p->on_device)
-            status = ucch_event_ask(p->event[p->done % SLOTS], &done, &p->again);
-        if (status || !done)
-            return status;
+        if (p->on_device) status = ucch_event_ask(p->event[p->done % SLOTS], &done, &p->again);
+        if (status || !done) return status;
         p->done++;
     }
     return 0;
 }
 
 static void give_back(ucch_pipe *p) {
-    if (p->many)
-        ucch_extent_give_locked(p->first, p->many);
+    if (p->many) ucch_extent_give_locked(p->first, p->many);
     while (p->slots)
         ucch_chunk_give_locked(p->at->chunk[--p->slots]);
     p->at->number = 0;
@@ -221,13 +200,11 @@ static void give_back(ucch_pipe *p) {
 
 /* Take chunks once the receiver is ready: what there is, up to what is of use. */
 static void take_chunks(ucch_pipe *p) {
-    if (!__atomic_load_n(&p->at->ready, __ATOMIC_ACQUIRE))
-        return;
+    if (!__atomic_load_n(&p->at->ready, __ATOMIC_ACQUIRE)) return;
     uint16_t chunk;
     if (!ucch_chunk_take_locked(&chunk)) {
         reclaim_locked();
-        if (!ucch_chunk_take_locked(&chunk))
-            return;
+        if (!ucch_chunk_take_locked(&chunk)) return;
     }
     do
         p->at->chunk[p->slots++] = chunk;
@@ -249,8 +226,7 @@ static void leave(const ucch_pipe *p) {
 static int send_on(ucch_pipe *p) {
     if (p->extent) {
         int is_over = ucch_extent_over(p->at, p->extent);
-        if (!is_over && !(p->eager && ucch_extent_full(p->extent)))
-            return 0;
+        if (!is_over && !(p->eager && ucch_extent_full(p->extent))) return 0;
         if (is_over)
             give_back(p);
         else
@@ -259,28 +235,24 @@ static int send_on(ucch_pipe *p) {
         return 1;
     }
     uint64_t consumed = __atomic_load_n(&p->at->consumed, __ATOMIC_ACQUIRE);
-    if (p->phase == OFFERED)
-        take_chunks(p);
+    if (p->phase == OFFERED) take_chunks(p);
     int idle = p->asked == p->done;
     if (__atomic_load_n(&p->at->closed, __ATOMIC_ACQUIRE) && idle) { /* received, or wanted by nobody */
         give_back(p);
         return 1;
     }
-    if (p->phase == OFFERED)
-        return 0;
+    if (p->phase == OFFERED) return 0;
     int status = 0, most = p->slots == SLOTS || (uint64_t)p->slots == p->pieces ? p->slots : 1;
     while (!status && p->asked < p->pieces && p->asked - consumed < (uint64_t)most)
         status = ask(p);
-    if (!status)
-        status = collect(p);
+    if (!status) status = collect(p);
     __atomic_store_n(&p->at->published, p->done, __ATOMIC_RELEASE);
     return status;
 }
 
 /* The data is there without the stream's help: it may go on. */
 static void release_posted(ucch_pipe *p) {
-    if (p->posted)
-        ucch_posted_settle(p->posted, UCCH_NOWHERE);
+    if (p->posted) ucch_posted_settle(p->posted, UCCH_NOWHERE);
     ucch_posted_drop(p);
 }
 
@@ -289,16 +261,13 @@ static int receive_on(ucch_pipe *p) {
     int status = 0;
     if (p->extent) {
         status = ucch_extent_receive(p);
-        if (status == 1)
-            p->done = p->asked = published = p->pieces;
+        if (status == 1) p->done = p->asked = published = p->pieces;
         status = status < 0 ? status : 0;
     }
     while (!status && p->asked < published && p->asked - p->done < SLOTS)
         status = ask(p);
-    if (!status)
-        status = collect(p);
-    if (status)
-        return status;
+    if (!status) status = collect(p);
+    if (status) return status;
     __atomic_store_n(&p->at->consumed, p->done, __ATOMIC_RELEASE);
     if (p->done == p->pieces) {
         __atomic_store_n(&p->at->closed, 1, __ATOMIC_RELEASE);
@@ -321,11 +290,9 @@ void ucch_pipe_await_locked(ucch_pipe *p, void *buffer, int on_device, const ucc
 int ucch_pipe_expect_locked(ucch_pipe *p, const ucch_expected *e, void *stream) {
     int early = p->phase != AWAITED;
     ucch_posted_drop(p);
-    if (early && !ucch_may_hold())
-        return UCCH_FAIL_MEMORY;
+    if (early && !ucch_may_hold()) return UCCH_FAIL_MEMORY;
     int status = ucch_pipe_take_ready_locked(p, e, stream, early);
-    if (status)
-        return status;
+    if (status) return status;
     if (p->phase == AWAITED) {
         p->phase = TAKING;
         ucch_posted_settle(p->posted, p->where);
@@ -342,8 +309,7 @@ int ucch_pipe_expect_locked(ucch_pipe *p, const ucch_expected *e, void *stream) 
 
 /* The header of a message that a stream waits for has come: 0, or a failure. */
 int ucch_pipe_matched_locked(ucch_pipe *p, size_t room, const ucch_rts *rts) {
-    if (!rts->key || !ucch_window_of(rts->key)->offers)
-        return UCCH_FAIL_PEER;
+    if (!rts->key || !ucch_window_of(rts->key)->offers) return UCCH_FAIL_PEER;
     if (rts->bytes > room) {
         ucch_rts_decline_locked(rts);
         return UCCH_FAIL_TRUNCATED;
@@ -366,17 +332,14 @@ int ucch_pipe_landed_locked(ucch_pipe *p, const void *landing, size_t bytes) {
 /* No stream of the caller's takes it: one of ours does, behind which others wait, once its data comes. */
 static int take_ourselves(ucch_pipe *p) {
     ucch_expected e = {p->sender, 0, 0, p->buffer, p->bytes};
-    if (!ucch_extent_begun(p->extent) || ucch_pipe_expect_locked(p, &e, UCCH_OURS))
-        return 0;
+    if (!ucch_extent_begun(p->extent) || ucch_pipe_expect_locked(p, &e, UCCH_OURS)) return 0;
     return ucch_pipe_take(p, &e, UCCH_OURS);
 }
 
 /* While a stream does the receiver's part: as below. */
 static int take_on(ucch_pipe *p) {
-    if (p->phase == AWAITED && p->ours)
-        return take_ourselves(p);
-    if (p->phase != TAKING || !ucch_posted_gone(p->posted))
-        return 0;
+    if (p->phase == AWAITED && p->ours) return take_ourselves(p);
+    if (p->phase != TAKING || !ucch_posted_gone(p->posted)) return 0;
     ucch_posted_drop(p);
     p->phase = ENDED;
     return ucch_extent_tainted(p->extent) ? UCCH_FAIL_PEER : 1;
@@ -384,17 +347,14 @@ static int take_on(ucch_pipe *p) {
 
 static int land_on(ucch_pipe *p) {
     int status = collect(p);
-    if (status || p->done < p->asked)
-        return status;
+    if (status || p->done < p->asked) return status;
     release_posted(p);
     p->phase = ENDED;
     return 1;
 }
 
 /* No stream of the caller's takes it after all. */
-void ucch_pipe_by_host_locked(ucch_pipe *p) {
-    p->ours = p->phase == AWAITED;
-}
+void ucch_pipe_by_host_locked(ucch_pipe *p) { p->ours = p->phase == AWAITED; }
 
 /* ---- moving on ---- */
 
@@ -402,8 +362,7 @@ void ucch_pipe_by_host_locked(ucch_pipe *p) {
  * lines that a device has written. */
 static int is_due(ucch_pipe *p) {
     double now = ucch_now(), more = (now - p->since) / 8;
-    if (now < p->again)
-        return 0;
+    if (now < p->again) return 0;
     p->again = now + (more < LOOK_S ? more : LOOK_S);
     return 1;
 }
@@ -429,18 +388,15 @@ int ucch_pipe_pump_locked(ucch_pipe *p) {
 
 /* Whether a device still copies from or to the buffer. */
 int ucch_pipe_busy_locked(ucch_pipe *p) {
-    if (p->left != ENDED)
-        return !(p->left == TAKING ? ucch_posted_gone(p->posted) : ucch_extent_full(p->extent));
-    if (p->fetching)
-        return ucch_extent_fetching(p);
+    if (p->left != ENDED) return !(p->left == TAKING ? ucch_posted_gone(p->posted) : ucch_extent_full(p->extent));
+    if (p->fetching) return ucch_extent_fetching(p);
     return p->asked != p->done && !collect(p) && p->asked != p->done;
 }
 
 /* Give up. The other side may still be copying: what a sender has lent to the message comes back when it has ended. Our
  * own copies that are under way come before any other into the same chunks, in the same stream. */
 void ucch_pipe_abort_locked(ucch_pipe *p) {
-    if (p->phase == ENDED)
-        return;
+    if (p->phase == ENDED) return;
     int takes = p->phase == TAKING || p->phase == EXPECTED, receives = p->phase == RECEIVING || p->phase == AWAITED;
     p->left = takes ? TAKING : p->extent && p->phase == OFFERED ? OFFERED : ENDED;
     if (takes) /* our stream says itself when it is done with the sender's chunks */
@@ -451,8 +407,7 @@ void ucch_pipe_abort_locked(ucch_pipe *p) {
         __atomic_store_n(&p->at->closed, 1, __ATOMIC_RELEASE);
     else if (!takes && p->phase != LANDED) {
         __atomic_store_n(&p->at->aborted, 1, __ATOMIC_RELEASE);
-        if (p->extent)
-            ucch_extent_stop(p->extent);
+        if (p->extent) ucch_extent_stop(p->extent);
         leave(p);
     }
     p->phase = ENDED;

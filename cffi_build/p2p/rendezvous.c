@@ -21,8 +21,7 @@ static void rts_sent(void *request, ucs_status_t status, void *data) {
 }
 
 int ucch_message_pipe(ucch_message *m) {
-    if (!m->pipe)
-        m->pipe = ucch_pipe_new();
+    if (!m->pipe) m->pipe = ucch_pipe_new();
     return m->pipe ? 0 : UCCH_FAIL_MEMORY;
 }
 
@@ -30,8 +29,7 @@ int ucch_message_pipe(ucch_message *m) {
 int ucch_message_offer_begun_locked(ucch_message *m, ucp_ep_h ep, const ucch_offer *offer) {
     m->moved = 1;
     int status = ucch_message_pipe(m);
-    if (!status)
-        status = ucch_pipe_offer_locked(m->pipe, offer, &m->rts);
+    if (!status) status = ucch_pipe_offer_locked(m->pipe, offer, &m->rts);
     if (status) {
         ucch_message_end_locked(m, status);
         return status;
@@ -50,19 +48,15 @@ int ucch_rts_send_locked(ucch_message *m, ucp_ep_h ep, uint64_t tag) {
         ucch_pipe_abort_locked(m->pipe);
         return ucch_message_begun_locked(m, request);
     }
-    if (m->op.state == UCCH_ACTIVE)
-        m->request = request;
-    if (m->rts.extent && m->number)
-        ucch_mailbox_deliver(m->process, tag, m->number, m->rts.extent);
+    if (m->op.state == UCCH_ACTIVE) m->request = request;
+    if (m->rts.extent && m->number) ucch_mailbox_deliver(m->process, tag, m->number, m->rts.extent);
     return 0;
 }
 
 /* ---- receiving ---- */
 
 /* Keep a queued message from the host: the caller will say which stream takes it. */
-void ucch_message_later(ucch_message *m) {
-    m->later = 1;
-}
+void ucch_message_later(ucch_message *m) { m->later = 1; }
 
 /* The message that is begun next is the `number`th under its tag between this process and another; both count, so that
  * their streams find each other. */
@@ -74,14 +68,11 @@ void ucch_message_number(ucch_message *m, uint64_t process, uint32_t number) {
 /* Whether a stream may take the message now; if so, all is ready for that. */
 static int take_ready_locked(ucch_message *m, ucch_expected *e, void *stream, int early) {
     int matched = m->op.matched, early_too = early && m->later && m->number && !m->waits && !m->moving && m->request;
-    if (m->op.state != UCCH_ACTIVE || !(matched || early_too) || ucch_message_pipe(m))
-        return 0;
+    if (m->op.state != UCCH_ACTIVE || !(matched || early_too) || ucch_message_pipe(m)) return 0;
     *e = (ucch_expected){m->process, m->start.tag, m->number, m->data, m->room};
-    if (matched)
-        e->sender = m->rts.key;
+    if (matched) e->sender = m->rts.key;
     int ready = !ucch_pipe_expect_locked(m->pipe, e, stream);
-    if (!ready)
-        ucch_pipe_by_host_locked(m->pipe);
+    if (!ready) ucch_pipe_by_host_locked(m->pipe);
     m->op.matched = 0;
     m->moving |= ready;
     return ready;
@@ -95,12 +86,10 @@ int ucch_message_take(ucch_message *m, void *stream, int early) {
     ucch_lock();
     int ready = take_ready_locked(m, &expected, stream, early);
     ucch_unlock();
-    if (!ready)
-        return 0;
+    if (!ready) return 0;
     int before = ucch_device_enter(), status = ucch_pipe_take(m->pipe, &expected, stream);
     ucch_device_leave(before);
-    if (!status)
-        return 1;
+    if (!status) return 1;
     ucch_lock();
     if (m->op.state == UCCH_ACTIVE) {
         m->moving = 0;
@@ -136,8 +125,7 @@ int ucch_rts_arrived_locked(ucch_message *m) {
     if (!status && m->later && ucch_pipe_queued(m->pipe)) {
         ucch_pipe_await_locked(m->pipe, m->data, m->on_device, &m->rts);
         __atomic_store_n(&m->op.matched, 1, __ATOMIC_RELEASE);
-        if (m->op.has_listener)
-            ucch_ring();
+        if (m->op.has_listener) ucch_ring();
     }
     m->moving = m->moved = !status;
     return status;
@@ -145,22 +133,17 @@ int ucch_rts_arrived_locked(ucch_message *m) {
 
 /* Move on with the data of a message: 1 if it has ended. */
 int ucch_rendezvous_pump_locked(ucch_message *m) {
-    if (!m->moving)
-        return 0;
+    if (!m->moving) return 0;
     int status = ucch_pipe_pump_locked(m->pipe);
-    if (!status || m->request)
-        return 0;
+    if (!status || m->request) return 0;
     m->moving = 0;
-    if (status < 0)
-        ucch_pipe_abort_locked(m->pipe);
+    if (status < 0) ucch_pipe_abort_locked(m->pipe);
     ucch_message_end_locked(m, status < 0 ? status : UCS_OK);
     return 1;
 }
 
 /* Whether the data came, or went, through a window. */
-int ucch_message_moved(ucch_message *m) {
-    return m->moved || m->delivered;
-}
+int ucch_message_moved(ucch_message *m) { return m->moved || m->delivered; }
 
 /* ---- probing ---- */
 
@@ -193,12 +176,9 @@ static void discard_locked(ucp_worker_h worker, ucp_tag_message_h matched, int i
         ucp_worker_progress(worker);
         status = ucp_request_check_status(request);
     }
-    if (request && !IS_STATUS(request))
-        ucp_request_free(request);
-    if (rts && !status)
-        ucch_rts_decline_locked(rts);
-    if (status != 1)
-        free(rts);
+    if (request && !IS_STATUS(request)) ucp_request_free(request);
+    if (rts && !status) ucch_rts_decline_locked(rts);
+    if (status != 1) free(rts);
 }
 
 void ucch_discard(ucp_worker_h worker, ucp_tag_message_h matched, int is_rts) {

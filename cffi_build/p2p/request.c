@@ -6,14 +6,12 @@
 #define UCS_TRUNCATED (-9)
 
 void ucch_message_end_locked(ucch_message *m, int status) {
-    if (m->op.state != UCCH_ACTIVE)
-        return;
+    if (m->op.state != UCCH_ACTIVE) return;
     if (status == UCS_TRUNCATED)
         status = UCCH_FAIL_TRUNCATED;
     else if (status == UCS_CANCELED)
         status = m->left ? UCCH_FAIL_PEER : UCCH_FAIL_CANCELLED;
-    if (m->pipe)
-        ucch_pipe_over_locked(m->pipe);
+    if (m->pipe) ucch_pipe_over_locked(m->pipe);
     ucch_op_end_locked(&m->op, status, -1, -1);
     ucch_gate_leave_locked(&m->landed);
 }
@@ -26,9 +24,7 @@ void ucch_message_sent(void *request, ucs_status_t status, void *data) {
 }
 
 /* 0, or the failure that has ended it. */
-int ucch_message_settled(ucch_message *m) {
-    return m->op.state == UCCH_FAILED ? m->op.error.status : 0;
-}
+int ucch_message_settled(ucch_message *m) { return m->op.state == UCCH_FAILED ? m->op.error.status : 0; }
 
 int ucch_message_begun_locked(ucch_message *m, void *p) {
     if (p == NULL)

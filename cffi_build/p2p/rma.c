@@ -3,10 +3,8 @@
 
 /* A request that is freed at once is released by libucp when it is complete. */
 static int forget_locked(void *request) {
-    if (IS_STATUS(request))
-        return (int)(intptr_t)request;
-    if (request)
-        ucp_request_free(request);
+    if (IS_STATUS(request)) return (int)(intptr_t)request;
+    if (request) ucp_request_free(request);
     return 0;
 }
 
@@ -30,8 +28,7 @@ int ucch_get(ucp_ep_h ep, void *buffer, size_t bytes, uint64_t address, ucp_rkey
 
 /* To be waited for like a message. */
 int ucch_flush(ucch_message *m, ucp_ep_h ep, double timeout) {
-    if (m->op.state == UCCH_ACTIVE)
-        return UCCH_FAIL_BUSY;
+    if (m->op.state == UCCH_ACTIVE) return UCCH_FAIL_BUSY;
     ucp_request_param_t p = ucch_message_params(m, ucch_message_sent, 0);
     p.op_attr_mask = ATTR_CALLBACK | ATTR_USER_DATA;
     m->request = NULL;

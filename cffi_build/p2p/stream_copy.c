@@ -14,9 +14,7 @@
 #define SHORTEST ((size_t)64 << 10)
 
 /* Whether messages with a process go by way of the sender's arena. */
-static int is_near(uint64_t process) {
-    return process && ucch_window_of(process)->arena && ucch_window_of(0)->near;
-}
+static int is_near(uint64_t process) { return process && ucch_window_of(process)->arena && ucch_window_of(0)->near; }
 
 static size_t slice_of(size_t bytes, int near) {
     size_t blocks = near ? (size_t)ucch_window_of(0)->blocks : UCCH_BLOCKS;
@@ -28,9 +26,7 @@ static int blocks_of(size_t bytes, int near) {
     return (int)((bytes + slice_of(bytes, near) - 1) / slice_of(bytes, near));
 }
 
-static uint64_t slices(ucch_extent *extent) {
-    return (extent->bytes + extent->slice - 1) / extent->slice;
-}
+static uint64_t slices(ucch_extent *extent) { return (extent->bytes + extent->slice - 1) / extent->slice; }
 
 static uint64_t length_of(ucch_extent *extent, uint64_t k) {
     uint64_t left = extent->bytes - k * extent->slice;
@@ -46,16 +42,13 @@ static uint32_t *steps(ucch_extent *extent, uint64_t k, int are_taken) {
 static int all_steps(ucch_extent *extent, int are_taken) {
     for (uint64_t k = 0; k < slices(extent); k++) {
         uint64_t all = (length_of(extent, k) + UCCH_COPY_STEP - 1) / UCCH_COPY_STEP;
-        if (!ucch_reached(steps(extent, k, are_taken), (uint32_t)all))
-            return 0;
+        if (!ucch_reached(steps(extent, k, are_taken), (uint32_t)all)) return 0;
     }
     return 1;
 }
 
 /* Whether data comes: the sender's kernel runs. */
-int ucch_extent_begun(ucch_extent *extent) {
-    return __atomic_load_n(steps(extent, 0, 0), __ATOMIC_ACQUIRE) != 0;
-}
+int ucch_extent_begun(ucch_extent *extent) { return __atomic_load_n(steps(extent, 0, 0), __ATOMIC_ACQUIRE) != 0; }
 
 /* Whether our stream has put all there, and told whoever waited for it. */
 int ucch_extent_full(ucch_extent *extent) {
@@ -63,9 +56,7 @@ int ucch_extent_full(ucch_extent *extent) {
 }
 
 /* Let our kernel go on without its receiver: what that still takes may be overwritten. */
-void ucch_extent_stop(ucch_extent *extent) {
-    __atomic_store_n((uint32_t *)&extent->stop, 1, __ATOMIC_RELEASE);
-}
+void ucch_extent_stop(ucch_extent *extent) { __atomic_store_n((uint32_t *)&extent->stop, 1, __ATOMIC_RELEASE); }
 
 /* Whether that may have happened. */
 int ucch_extent_tainted(ucch_extent *extent) {
@@ -76,8 +67,7 @@ int ucch_extent_tainted(ucch_extent *extent) {
  * no receiver that does not want it. */
 int ucch_extent_over(const control *c, ucch_extent *extent) {
     int closed = __atomic_load_n(&c->closed, __ATOMIC_ACQUIRE) != 0;
-    if (extent && closed)
-        ucch_extent_stop(extent);
+    if (extent && closed) ucch_extent_stop(extent);
     return extent ? (closed || all_steps(extent, 1)) && ucch_extent_full(extent) : closed;
 }
 
@@ -103,8 +93,7 @@ static int fetch(ucch_pipe *p, uint64_t k, uint32_t step) {
 static int fetched(ucch_pipe *p) {
     int done = 1;
     int status = p->fetching ? ucch_event_ask(p->event[0], &done, &p->again) : 0;
-    if (status || !done)
-        return status;
+    if (status || !done) return status;
     if (p->fetching) {
         uint32_t *taken = steps(p->extent, (uint64_t)p->fetching - 1, 1);
         __atomic_store_n(taken, *taken + 1, __ATOMIC_RELEASE);
@@ -114,9 +103,7 @@ static int fetched(ucch_pipe *p) {
 }
 
 /* Whether a device still copies into memory of the host. */
-int ucch_extent_fetching(ucch_pipe *p) {
-    return !fetched(p);
-}
+int ucch_extent_fetching(ucch_pipe *p) { return !fetched(p); }
 
 /* Take what is there into memory of the host: 1 when that was all, 0 when not yet, or a failure. */
 int ucch_extent_receive(ucch_pipe *p) {
@@ -125,8 +112,7 @@ int ucch_extent_receive(ucch_pipe *p) {
         uint32_t there = __atomic_load_n(steps(p->extent, k, 0), __ATOMIC_ACQUIRE);
         for (uint32_t step = *steps(p->extent, k, 1); step < there && !p->fetching; step++) {
             int failure = fetch(p, k, step);
-            if (failure)
-                return failure;
+            if (failure) return failure;
             if (p->extent->near)
                 p->fetching = (int)k + 1;
             else
@@ -153,16 +139,12 @@ char ucch_ours;
 
 static void reserve(ucch_beside *b) {
     const device_ops *ops = ucch_bound_ops();
-    if (!b->event && ops->event_new(&b->event))
-        b->event = NULL;
-    if (!b->stream && ops->stream_new(&b->stream))
-        b->stream = NULL;
+    if (!b->event && ops->event_new(&b->event)) b->event = NULL;
+    if (!b->stream && ops->stream_new(&b->stream)) b->stream = NULL;
 }
 
 /* For Python: stands for no stream of the caller's. */
-void *ucch_stream_ours(void) {
-    return UCCH_OURS;
-}
+void *ucch_stream_ours(void) { return UCCH_OURS; }
 
 /* Have the windows pinned, and all that streams need to take messages through them: while one is held, making another
  * could wait for it. `with_chunks`: for the device's copies, too. 0, or a failure. */
@@ -187,16 +169,13 @@ static ucch_beside *beside_of(ucch_beside *all, void *stream) {
     ucch_beside *b = all;
     while (b < all + MOST && b->known && b->of != stream)
         b++;
-    if (b == all + MOST || !b->stream || !b->event)
-        return NULL;
+    if (b == all + MOST || !b->stream || !b->event) return NULL;
     b->of = stream;
     b->known = 1;
     return b;
 }
 
-static void *kernel_locked(int kind) {
-    return ucch_kernel_of(&(ucch_task){.kind = kind});
-}
+static void *kernel_locked(int kind) { return ucch_kernel_of(&(ucch_task){.kind = kind}); }
 
 static int launch(void *kernel, ucch_stream_copy c, int blocks, void *stream) {
     void *arguments[] = {&c};
@@ -212,12 +191,10 @@ static size_t extent_for(ucch_pipe *p, size_t bytes, int near) {
     size_t slice = slice_of(bytes, near);
     for (size_t i = 0; i < sizeof(least) / sizeof(*least); i++) {
         size_t room = least[i] ? least[i] * UCCH_COPY_STEP : slice;
-        if (room > slice || (room < slice && !ucch_may_hold()))
-            continue; /* our kernel would wait for the receiver's */
+        if (room > slice || (room < slice && !ucch_may_hold())) continue; /* our kernel would wait for the receiver's */
         p->many = (int)(((uint64_t)blocks_of(bytes, near) * room + UCCH_CHUNK - 1) / UCCH_CHUNK);
         p->first = ucch_extent_take_locked(p->many, near);
-        if (p->first >= 0)
-            return room;
+        if (p->first >= 0) return room;
     }
     p->many = 0;
     return 0;
@@ -225,8 +202,7 @@ static size_t extent_for(ucch_pipe *p, size_t bytes, int near) {
 
 /* A message that was left to hosts has ended, for us at least. */
 void ucch_pipe_over_locked(ucch_pipe *p) {
-    if (p->by_hosts)
-        ucch_hosts_note(-1);
+    if (p->by_hosts) ucch_hosts_note(-1);
     p->by_hosts = 0;
 }
 
@@ -238,8 +214,7 @@ static size_t kept_for(ucch_pipe *p, const ucch_offer *offer, int near) {
     able = able && (room == slice || ucch_may_hold()); /* too long for who waits, or our stream may wait, too */
     p->by_hosts = 1;
     ucch_hosts_note(1);
-    if (!able || !ucch_mailbox_keep(offer->receiver, offer->tag, offer->number))
-        return 0;
+    if (!able || !ucch_mailbox_keep(offer->receiver, offer->tag, offer->number)) return 0;
     ucch_pipe_over_locked(p);
     p->many = 1;
     p->first = ucch_extent_keep_locked(near);
@@ -257,8 +232,7 @@ int ucch_extent_offer_locked(ucch_pipe *p, ucch_rts *rts, const ucch_offer *offe
         room = kept_for(p, offer, near);
         slice = slice_of(rts->bytes, 0);
     }
-    if (!room)
-        return UCCH_FAIL_MEMORY;
+    if (!room) return UCCH_FAIL_MEMORY;
     rts->extent = (uint32_t)p->first + 1;
     rts->piece = slice;
     ucch_extent *extent = ucch_extent_at(0, p->first);
@@ -289,8 +263,7 @@ int ucch_extent_put(ucch_pipe *p, uint64_t receiver, void *stream) {
 
 /* Nobody asks any more whether a stream is done with it. */
 void ucch_posted_drop(ucch_pipe *p) {
-    if (p->posted)
-        ucch_posted_close_locked(p->posted);
+    if (p->posted) ucch_posted_close_locked(p->posted);
     p->posted = NULL;
 }
 
@@ -301,10 +274,8 @@ int ucch_pipe_take_ready_locked(ucch_pipe *p, const ucch_expected *e, void *stre
     p->beside = beside_of(inward, stream);
     p->kernel = kernel_locked(UCCH_STREAM_COPY);
     p->await = kernel_locked(UCCH_AWAIT);
-    if (!p->beside || !p->kernel || !ucch_window_of(e->sender)->extents_seen)
-        return UCCH_FAIL_MEMORY;
-    if (early && !ucch_credit_take(e->sender, e->room, near))
-        return UCCH_FAIL_MEMORY;
+    if (!p->beside || !p->kernel || !ucch_window_of(e->sender)->extents_seen) return UCCH_FAIL_MEMORY;
+    if (early && !ucch_credit_take(e->sender, e->room, near)) return UCCH_FAIL_MEMORY;
     p->posted = ucch_posted_open_locked(e->sender, e->tag, e->number, blocks_of(e->room, near), early);
     if (!p->posted && early)
         ucch_credit_return(e->sender);
@@ -321,7 +292,6 @@ int ucch_pipe_take(ucch_pipe *p, const ucch_expected *e, void *stream) {
     c.arena = ucch_window_of(e->sender)->arena;
     c.posted = ucch_posted_seen(p->posted);
     int status = ucch_posted_hold(p->posted, p->await, p->beside->stream);
-    if (!status)
-        status = launch(p->kernel, c, blocks_of(e->room, is_near(e->sender)), p->beside->stream);
+    if (!status) status = launch(p->kernel, c, blocks_of(e->room, is_near(e->sender)), p->beside->stream);
     return status || stream == UCCH_OURS ? status : ucch_stream_follow(p->beside->event, p->beside->stream, stream);
 }

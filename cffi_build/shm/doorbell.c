@@ -31,8 +31,7 @@ static int look(void) {
     int waiting = 0;
     for (int i = 0; i < MAILBOX; i++) {
         passing *p = &all[i];
-        if (!__atomic_load_n(&p->waits, __ATOMIC_ACQUIRE))
-            continue;
+        if (!__atomic_load_n(&p->waits, __ATOMIC_ACQUIRE)) continue;
         if (!ucch_reached(p->doorbell, p->rings)) {
             waiting = 1;
             continue;
@@ -51,8 +50,7 @@ static void *thread_main(void *unused) {
         while (look())
             nanosleep(&t, NULL);
         pthread_mutex_lock(&lock);
-        if (!look())
-            pthread_cond_wait(&more, &lock);
+        if (!look()) pthread_cond_wait(&more, &lock);
         pthread_mutex_unlock(&lock);
     }
     return NULL;
@@ -69,10 +67,8 @@ static void after_fork(void) {
 static int start_locked(void) {
     static int registered;
     pthread_t thread;
-    if (!registered && pthread_atfork(NULL, NULL, after_fork) == 0)
-        registered = 1;
-    if (!running)
-        running = pthread_create(&thread, NULL, thread_main, NULL) == 0 && pthread_detach(thread) == 0;
+    if (!registered && pthread_atfork(NULL, NULL, after_fork) == 0) registered = 1;
+    if (!running) running = pthread_create(&thread, NULL, thread_main, NULL) == 0 && pthread_detach(thread) == 0;
     return running;
 }
 
@@ -80,8 +76,7 @@ static int start_locked(void) {
 void ucch_doorbells_reserve(void) {
     int traits = 0;
     ucch_bound_ops()->traits(&traits);
-    if (all[0].flag.at || !(traits & UCCH_PARKS))
-        return;
+    if (all[0].flag.at || !(traits & UCCH_PARKS)) return;
     ucch_flags_reserve(MAILBOX);
     for (int i = 0; i < MAILBOX; i++)
         ucch_flag_next(&all[i].flag);
@@ -90,8 +85,7 @@ void ucch_doorbells_reserve(void) {
 /* Let a stream wait until doorbell `i` has been rung for the `rings`th time: 0, or a failure. */
 int ucch_doorbell_hold(int i, const uint32_t *doorbell, uint32_t rings, void *stream) {
     passing *p = &all[i];
-    if (!p->flag.at)
-        return UCCH_FAIL_DEVICE;
+    if (!p->flag.at) return UCCH_FAIL_DEVICE;
     pthread_mutex_lock(&lock);
     int status = start_locked() ? ucch_flag_next(&p->flag) : UCCH_FAIL_MEMORY;
     if (!status) {

@@ -18,8 +18,7 @@ enum { FREE, OPEN, LEFT };
 /* Whether every block of the kernel has ended that waits there. */
 int ucch_posted_gone(const ucch_posted *s) {
     for (uint32_t i = 0; i < s->blocks; i++)
-        if (!__atomic_load_n(&s->gone[i].word, __ATOMIC_ACQUIRE))
-            return 0;
+        if (!__atomic_load_n(&s->gone[i].word, __ATOMIC_ACQUIRE)) return 0;
     return 1;
 }
 
@@ -28,9 +27,7 @@ static int is_over(const ucch_posted *s) {
     return ucch_posted_gone(s) && (!s->extent || __atomic_load_n(&s->extent->rung, __ATOMIC_ACQUIRE));
 }
 
-static uint32_t uses(uint64_t word) {
-    return (uint32_t)(word >> 32);
-}
+static uint32_t uses(uint64_t word) { return (uint32_t)(word >> 32); }
 
 /* Post a receive for message `number` under a tag from process `sender`, for a kernel of so many blocks; NULL where the
  * mailbox is full. With a credit of the sender's, which goes with it. */
@@ -40,8 +37,7 @@ ucch_posted *ucch_posted_open_locked(uint64_t sender, uint64_t tag, uint32_t num
     for (int n = 0; w->mailbox_seen && n < MAILBOX; n++) {
         last = (last + 1) % MAILBOX;
         ucch_posted *s = &w->mailbox[last];
-        if (s->state == OPEN || (s->state == LEFT && !is_over(s)))
-            continue;
+        if (s->state == OPEN || (s->state == LEFT && !is_over(s))) continue;
         __atomic_store_n(&s->state, FREE, __ATOMIC_RELEASE);
         uint64_t word = (uint64_t)(uses(s->word) + 1) << 32;
         __atomic_store_n(&s->word, credited ? word | CREDITED : word, __ATOMIC_SEQ_CST);
@@ -76,8 +72,7 @@ static void ring(ucch_posted *s, uint32_t use) {
 static void announce(ucch_posted *s, int i, uint32_t use, ucch_extent *extent) {
     __atomic_store_n(&extent->doorbell, (uint64_t)use << 32 | (uint32_t)(i + 1), __ATOMIC_SEQ_CST);
     __atomic_thread_fence(__ATOMIC_SEQ_CST);
-    if (__atomic_load_n(&extent->put[0].word, __ATOMIC_SEQ_CST))
-        ring(s, use);
+    if (__atomic_load_n(&extent->put[0].word, __ATOMIC_SEQ_CST)) ring(s, use);
 }
 
 /* Fill in where the message is, unless that has been done or another receive has been posted there since `seen` was
@@ -86,11 +81,9 @@ static uint32_t fill(const ucch_window *w, ucch_posted *s, unsigned long long se
     uint32_t use = uses(seen);
     while (uses(seen) == use && !((uint32_t)seen & ~CREDITED)) {
         uint64_t filled = (uint64_t)use << 32 | where;
-        if (!__atomic_compare_exchange_n(&s->word, &seen, filled, 0, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST))
-            continue;
+        if (!__atomic_compare_exchange_n(&s->word, &seen, filled, 0, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST)) continue;
         __atomic_sub_fetch(&w->credits->waiting, 1, __ATOMIC_SEQ_CST);
-        if (seen & CREDITED)
-            ucch_credit_return(sender);
+        if (seen & CREDITED) ucch_credit_return(sender);
         return where;
     }
     return (uint32_t)(seen & ~CREDITED);
@@ -100,8 +93,7 @@ static uint32_t fill(const ucch_window *w, ucch_posted *s, unsigned long long se
  * with the credit. Not where the sender has taken that up, or has filled it in. */
 int ucch_posted_withdraw(ucch_posted *s) {
     unsigned long long seen = (uint64_t)uses(s->word) << 32 | CREDITED, none = (seen & ~CREDITED) | UCCH_NOWHERE;
-    if (!__atomic_compare_exchange_n(&s->word, &seen, none, 0, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST))
-        return 0;
+    if (!__atomic_compare_exchange_n(&s->word, &seen, none, 0, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST)) return 0;
     __atomic_sub_fetch(&ucch_window_of(0)->credits->waiting, 1, __ATOMIC_SEQ_CST);
     ucch_credit_return(s->sender);
     s->blocks = 0;
@@ -109,9 +101,7 @@ int ucch_posted_withdraw(ucch_posted *s) {
 }
 
 /* Its place in our own mailbox. */
-static int number_of(const ucch_posted *s) {
-    return (int)(s - ucch_window_of(0)->mailbox);
-}
+static int number_of(const ucch_posted *s) { return (int)(s - ucch_window_of(0)->mailbox); }
 
 /* Say where the message of our own is, unless that has been said. Returns what counts. */
 uint32_t ucch_posted_settle(ucch_posted *s, uint32_t where) {
@@ -143,9 +133,7 @@ int ucch_posted_hold(ucch_posted *s, void *await, void *stream) {
 }
 
 /* Its address for the kernel. */
-ucch_posted *ucch_posted_seen(const ucch_posted *s) {
-    return ucch_window_of(0)->mailbox_seen + number_of(s);
-}
+ucch_posted *ucch_posted_seen(const ucch_posted *s) { return ucch_window_of(0)->mailbox_seen + number_of(s); }
 
 static int waits_for(const ucch_posted *s, uint64_t tag, uint32_t number) {
     return __atomic_load_n(&s->state, __ATOMIC_SEQ_CST) == OPEN && s->sender == ucch_window_of(0)->key &&
@@ -155,12 +143,10 @@ static int waits_for(const ucch_posted *s, uint64_t tag, uint32_t number) {
 /* The receive in a mailbox that waits for our message `number` under a tag, and its word; NULL without one. */
 static ucch_posted *waiting_for(const ucch_window *w, uint64_t tag, uint32_t number, unsigned long long *seen) {
     __atomic_thread_fence(__ATOMIC_SEQ_CST);
-    if (!w->credits || !__atomic_load_n(&w->credits->waiting, __ATOMIC_SEQ_CST))
-        return NULL;
+    if (!w->credits || !__atomic_load_n(&w->credits->waiting, __ATOMIC_SEQ_CST)) return NULL;
     for (int i = 0; i < MAILBOX; i++) {
         ucch_posted *s = &w->mailbox[i];
-        if (!waits_for(s, tag, number))
-            continue;
+        if (!waits_for(s, tag, number)) continue;
         *seen = __atomic_load_n(&s->word, __ATOMIC_SEQ_CST);
         /* Had another been posted there since that reading, filling in would fail. */
         return waits_for(s, tag, number) ? s : NULL;

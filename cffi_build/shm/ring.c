@@ -54,9 +54,7 @@ static size_t stride_of(const ucch_channels *c, int ring, int by_wire) {
     return slot_of(c, ring, by_wire) + (by_wire ? UCCH_FLOW_HEADER : 0);
 }
 
-static size_t pages_of(size_t bytes) {
-    return (bytes + PAGE - 1) / PAGE * PAGE;
-}
+static size_t pages_of(size_t bytes) { return (bytes + PAGE - 1) / PAGE * PAGE; }
 
 /* Place in a rank's part of a ring to another, or from one of another host; of rank `size`: where the part ends.
  * Nothing takes memory before it is pinned, so all have the same room. */
@@ -71,8 +69,7 @@ static size_t place_of(const ucch_channels *c, int other, int comes, int ring) {
 
 static void forget(ucch_channels *c) {
     for (int i = 0; c->parts && i < c->size; i++)
-        if (c->parts[i])
-            ucch_mapping_give(c->parts[i]);
+        if (c->parts[i]) ucch_mapping_give(c->parts[i]);
     free(c->parts);
     free(c->hosts);
     free(c->keys);
@@ -85,8 +82,7 @@ static void forget(ucch_channels *c) {
  * memory. */
 ucch_channels *ucch_channels_new(int rank, int size, const int *hosts, size_t slot) {
     ucch_channels *c = calloc(1, sizeof(*c));
-    if (!c)
-        return NULL;
+    if (!c) return NULL;
     size_t n = (size_t)size;
     c->out = calloc(n * UCCH_RINGS, sizeof(*c->out));
     c->in = calloc(n * UCCH_RINGS, sizeof(*c->in));
@@ -110,17 +106,13 @@ ucch_channels *ucch_channels_new(int rank, int size, const int *hosts, size_t sl
 }
 
 /* The file with a rank's part; its peers have to know. */
-int ucch_channels_file(const ucch_channels *c) {
-    return c->parts[c->rank]->file;
-}
+int ucch_channels_file(const ucch_channels *c) { return c->parts[c->rank]->file; }
 
 static ucch_counter counter_at(const ucch_mapping *part, size_t line) {
     return (ucch_counter){(uint32_t *)(part->memory + line * LINE), part->seen + line * LINE};
 }
 
-static int by_wire(const ucch_channels *c, int peer) {
-    return c->hosts[peer] != c->hosts[c->rank];
-}
+static int by_wire(const ucch_channels *c, int peer) { return c->hosts[peer] != c->hosts[c->rank]; }
 
 /* Channel between this rank and `peer`, whose ring has not been pinned yet: in the sender's part, or between hosts in
  * our own. */
@@ -146,15 +138,12 @@ static void channels_with(ucch_channels *c, int peer, int comes) {
 
 /* Get to know the part of rank `peer` of this host, a file of process `key`; our own first. 0, or a failure. */
 int ucch_channels_meet(ucch_channels *c, int peer, uint64_t key, int pid, int file) {
-    if (ucch_bound() < 0)
-        return UCCH_FAIL_DEVICE;
+    if (ucch_bound() < 0) return UCCH_FAIL_DEVICE;
     size_t bytes = place_of(c, c->size, 0, 0), header = header_of(c->size);
-    if (peer != c->rank)
-        c->parts[peer] = ucch_mapping_open(key, pid, file, bytes);
+    if (peer != c->rank) c->parts[peer] = ucch_mapping_open(key, pid, file, bytes);
     char *seen;
     int status = c->parts[peer] ? ucch_mapping_pin(c->parts[peer], 0, header, &seen) : UCCH_FAIL_PEER;
-    if (status)
-        return status;
+    if (status) return status;
     if (peer != c->rank) {
         channels_with(c, peer, 1);
         return 0;
@@ -163,8 +152,7 @@ int ucch_channels_meet(ucch_channels *c, int peer, uint64_t key, int pid, int fi
     memset(own->memory, 0, header); /* before the peers are told that they may have it */
     c->tainted = (uint64_t *)counter_at(own, line_of(TAINTED, c->size)).at;
     for (int other = 0; other < c->size; other++)
-        if (other != peer && !by_wire(c, other))
-            channels_with(c, other, 0);
+        if (other != peer && !by_wire(c, other)) channels_with(c, other, 0);
     for (size_t i = 0; i < MOST_CALLS; i++)
         c->done[i] = counter_at(own, line_of(ENDS, c->size) + i);
     return 0;
@@ -227,16 +215,13 @@ size_t ucch_channel_piece(const ucch_channel *channel, size_t bytes) {
 int ucch_channels_furnish(ucch_channels *c, int peer, int comes, size_t bytes) {
     int ring = ring_for(c, peer, bytes), wire = by_wire(c, peer);
     ucch_channel *way = ucch_channel_for(c, peer, comes, bytes);
-    if (way->seen)
-        return 0;
+    if (way->seen) return 0;
     ucch_mapping *part = c->parts[comes && !wire ? peer : c->rank];
     size_t header = wire ? UCCH_FLOW_HEADER : 0, at = (size_t)(way->ring - header - part->memory);
     char *seen;
     int status = ucch_mapping_pin(part, at, pages_of(UCCH_RING_SLOTS * way->stride), &seen) ? UCCH_FAIL_PINNED : 0;
-    if (!status && wire && !way->flow)
-        status = carry(c, peer, comes, ring);
-    if (!status)
-        way->seen = seen + header;
+    if (!status && wire && !way->flow) status = carry(c, peer, comes, ring);
+    if (!status) way->seen = seen + header;
     return status;
 }
 
@@ -247,17 +232,14 @@ size_t ucch_channels_slot(const ucch_channels *c, int peer, int ring) {
 }
 
 /* Bytes of our own that are pinned for this communicator. */
-size_t ucch_channels_held(const ucch_channels *c) {
-    return c->parts[c->rank]->pinned;
-}
+size_t ucch_channels_held(const ucch_channels *c) { return c->parts[c->rank]->pinned; }
 
 static int count_from_zero(ucch_channels *c) {
     const device_ops *ops = ucch_bound_ops();
     const char *zeros = (const char *)counter_at(c->parts[c->rank], line_of(ZEROS, c->size)).at;
     size_t bytes = UCCH_MOST_MOVES * sizeof(uint32_t);
     c->arrived = ucch_pool_take(0, bytes, NULL, 1);
-    if (!c->arrived)
-        return UCCH_FAIL_MEMORY;
+    if (!c->arrived) return UCCH_FAIL_MEMORY;
     int status = ucch_device_fail(ops->copy(c->arrived, zeros, bytes, c->lane[0]), "copy");
     return status ? status : ucch_device_fail(ops->stream_sync(c->lane[0]), "stream");
 }
@@ -267,18 +249,14 @@ static int open_locked(ucch_channels *c) {
     int status = 0;
     for (int i = 0; i < QUEUE_LANES && !status; i++) {
         status = ucch_device_fail(ops->stream_new(&c->lane[i]), "stream");
-        if (!status)
-            status = ucch_device_fail(ops->event_new(&c->tail[i]), "event");
+        if (!status) status = ucch_device_fail(ops->event_new(&c->tail[i]), "event");
     }
-    if (!status)
-        status = ucch_device_fail(ops->event_new(&c->began), "event");
+    if (!status) status = ucch_device_fail(ops->event_new(&c->began), "event");
     c->await = ucch_kernel_of(&(ucch_task){.kind = UCCH_AWAIT});
     c->post = ucch_kernel_of(&(ucch_task){.kind = UCCH_POST});
-    if (!status)
-        status = count_from_zero(c);
+    if (!status) status = count_from_zero(c);
     /* A try: what a stream cannot do is seen here. */
-    if (!status)
-        status = ucch_counter_wait((ucch_counter){NULL, c->done[0].seen}, 0, c->await, c->lane[0]);
+    if (!status) status = ucch_counter_wait((ucch_counter){NULL, c->done[0].seen}, 0, c->await, c->lane[0]);
     return status ? status : ucch_counter_signal(c->done[0], 0, c->post, c->lane[0]);
 }
 
@@ -296,13 +274,10 @@ void ucch_channels_free(ucch_channels *c) {
     const device_ops *ops = ucch_bound_ops();
     int before = ucch_device_enter();
     for (int i = 0; i < QUEUE_LANES; i++) {
-        if (c->lane[i])
-            ops->stream_free(c->lane[i]);
-        if (c->tail[i])
-            ops->event_free(c->tail[i]);
+        if (c->lane[i]) ops->stream_free(c->lane[i]);
+        if (c->tail[i]) ops->event_free(c->tail[i]);
     }
-    if (c->began)
-        ops->event_free(c->began);
+    if (c->began) ops->event_free(c->began);
     ucch_device_leave(before);
     ucch_pool_give(c->arrived);
     ucch_pool_give(c->scratch[0]);
@@ -320,8 +295,7 @@ void ucch_channels_free(ucch_channels *c) {
 
 /* Whether all that went into a channel has been taken out, and its sender knows that. */
 static int emptied(const ucch_channel *channel) {
-    if (channel->flow)
-        return ucch_flow_quiet(channel->flow);
+    if (channel->flow) return ucch_flow_quiet(channel->flow);
     return __atomic_load_n(channel->consumed.at, __ATOMIC_ACQUIRE) == ucch_channel_pieces(channel);
 }
 
@@ -339,9 +313,7 @@ int ucch_channels_quiet(ucch_channels *c) {
 
 /* ---- calls ---- */
 
-static uint32_t generation(uint64_t call) {
-    return (uint32_t)(call / MOST_CALLS + 1);
-}
+static uint32_t generation(uint64_t call) { return (uint32_t)(call / MOST_CALLS + 1); }
 
 int ucch_channels_done(const ucch_channels *c, ucch_ticket ticket) {
     return ucch_reached(c->done[ticket.slot].at, ticket.value);
@@ -368,13 +340,10 @@ void ucch_channels_forfeit(ucch_channels *c, ucch_ticket ticket) {
 
 /* Have this much scratch in a bank. What was too small may still be in use, and is kept: it at least doubles. */
 int ucch_channels_scratch(ucch_channels *c, int bank, size_t bytes) {
-    if (bytes <= c->scratch_bytes[bank])
-        return 0;
-    if (bytes < 2 * c->scratch_bytes[bank])
-        bytes = 2 * c->scratch_bytes[bank];
+    if (bytes <= c->scratch_bytes[bank]) return 0;
+    if (bytes < 2 * c->scratch_bytes[bank]) bytes = 2 * c->scratch_bytes[bank];
     void *memory = ucch_pool_take(0, bytes, NULL, 1);
-    if (!memory || c->noutgrown == MOST_OUTGROWN)
-        return UCCH_FAIL_MEMORY;
+    if (!memory || c->noutgrown == MOST_OUTGROWN) return UCCH_FAIL_MEMORY;
     c->outgrown[c->noutgrown++] = c->scratch[bank];
     c->scratch[bank] = memory;
     c->scratch_bytes[bank] = bytes;
@@ -398,8 +367,7 @@ int ucch_channels_lost(const ucch_channels *c, uint64_t number, int *rank) {
             const ucch_flow *flow = comes ? c->in[i].flow : c->out[i].flow;
             int status = flow ? ucch_flow_failed(flow, number) : 0;
             *rank = i / UCCH_RINGS;
-            if (status)
-                return status;
+            if (status) return status;
         }
     return 0;
 }
@@ -416,15 +384,13 @@ static int taints(const uint64_t *tainted, uint64_t call) {
 int ucch_channels_tainted_by(const ucch_channels *c, ucch_ticket ticket) {
     uint64_t call = ((uint64_t)ticket.value - 1) * MOST_CALLS + ticket.slot;
     for (int i = 0; i < c->size; i++)
-        if (i != c->rank && taints(c->in[i * UCCH_RINGS].tainted, call))
-            return i;
+        if (i != c->rank && taints(c->in[i * UCCH_RINGS].tainted, call)) return i;
     return taints(c->tainted, call) ? c->rank : -1;
 }
 
 static void let_go(const ucch_channels *c) {
     for (int i = 0; i < c->size * UCCH_RINGS; i++) {
-        if (i / UCCH_RINGS == c->rank)
-            continue;
+        if (i / UCCH_RINGS == c->rank) continue;
         __atomic_store_n(c->out[i].consumed.at, ucch_channel_pieces(&c->out[i]), __ATOMIC_RELEASE);
         __atomic_store_n(c->in[i].published.at, ucch_channel_pieces(&c->in[i]), __ATOMIC_RELEASE);
     }
@@ -435,8 +401,7 @@ static int drain_locked(ucch_op *op) {
     ucch_channels *c = (ucch_channels *)op;
     let_go(c);
     ucch_channels_room(c);
-    if (c->landed != c->calls)
-        return 0;
+    if (c->landed != c->calls) return 0;
     ucch_op_end_locked(op, 0, -1, -1);
     return 1;
 }
@@ -447,17 +412,14 @@ static const ucch_op_kind draining = {.way = UCCH_IN_STREAMS, .advance_locked = 
  * them, must go on; all are told first what is not to be believed then. Nobody else waits for the counters that are
  * written here, but a peer's stream may write smaller numbers after us: it is done again until all is over. */
 void ucch_channels_fail_locked(ucch_channels *c, uint64_t differs) {
-    if (c->failed)
-        return;
+    if (c->failed) return;
     c->failed = 1;
     ucch_channels_room(c);
     for (int i = 0; i < c->size * UCCH_RINGS; i++)
-        if (c->out[i].flow)
-            ucch_flow_differs(c->out[i].flow, differs);
+        if (c->out[i].flow) ucch_flow_differs(c->out[i].flow, differs);
     __atomic_store_n(c->tainted, c->landed + 1, __ATOMIC_SEQ_CST);
     for (int i = 0; i < c->size * UCCH_RINGS; i++)
-        if (c->out[i].flow)
-            ucch_flow_abort(c->out[i].flow);
+        if (c->out[i].flow) ucch_flow_abort(c->out[i].flow);
     let_go(c);
     c->drain.kind = &draining;
     ucch_op_begin_locked(&c->drain, 0);

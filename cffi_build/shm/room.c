@@ -22,8 +22,7 @@ static size_t lent; /* to messages that streams copy, but for those by credit */
 static int begin_locked(size_t many) {
     size_t all = many * 3 / 4 < many ? many * 3 / 4 : 0;
     char *flags = calloc(many + 1, 1);
-    if (!flags)
-        return UCCH_FAIL_MEMORY;
+    if (!flags) return UCCH_FAIL_MEMORY;
     free(used);
     used = flags;
     nchunks = many;
@@ -39,8 +38,7 @@ int ucch_window_own(uint64_t key, size_t *bytes) {
     ucch_lock();
     const ucch_window *w = ucch_window_of(0);
     int status = w->key == key ? 0 : begin_locked(*bytes / UCCH_CHUNK);
-    if (!status && w->key != key)
-        status = ucch_window_make_locked(key, *bytes / UCCH_CHUNK);
+    if (!status && w->key != key) status = ucch_window_make_locked(key, *bytes / UCCH_CHUNK);
     *bytes = w->nchunks * UCCH_CHUNK;
     ucch_unlock();
     return status < 0 ? status : w->file;
@@ -49,8 +47,7 @@ int ucch_window_own(uint64_t key, size_t *bytes) {
 /* Tell others how many credits there are. */
 void ucch_room_publish_locked(void) {
     const ucch_window *w = ucch_window_of(0);
-    if (!w->credits)
-        return;
+    if (!w->credits) return;
     __atomic_store_n(&w->credits->holds, (uint32_t)ucch_may_hold(), __ATOMIC_RELEASE);
     __atomic_store_n(&w->credits->most_near, (uint32_t)(w->near < nkept ? w->near : nkept), __ATOMIC_RELEASE);
     __atomic_store_n(&w->credits->most, (uint32_t)nkept, __ATOMIC_RELEASE);
@@ -59,8 +56,7 @@ void ucch_room_publish_locked(void) {
 /* This process's arena, made at first use with so many bytes: 0, and what others open it by (UCCH_SHARE_BYTES); or a
  * failure. It has a window. */
 int ucch_arena_own(size_t bytes, void *handle) {
-    if (!ucch_bound_ops() || !ucch_window_of(0)->key)
-        return UCCH_FAIL_DEVICE;
+    if (!ucch_bound_ops() || !ucch_window_of(0)->key) return UCCH_FAIL_DEVICE;
     ucch_lock();
     int status = ucch_arena_make_locked(bytes, handle);
     ucch_room_publish_locked();
@@ -79,9 +75,7 @@ int ucch_chunk_take_locked(uint16_t *chunk) {
     return 0;
 }
 
-void ucch_chunk_give_locked(uint16_t chunk) {
-    used[chunk] = 0;
-}
+void ucch_chunk_give_locked(uint16_t chunk) { used[chunk] = 0; }
 
 /* Chunks of our own that nobody uses, but for those that are kept. */
 int ucch_window_room(void) {
@@ -99,8 +93,7 @@ int ucch_extent_take_locked(int many, int is_near) {
     size_t near = ucch_window_of(0)->near, limit = is_near && near < nchunks ? near : nchunks, n = 0;
     for (size_t i = nkept; i < limit && lent + (size_t)many <= most; i++) {
         n = used[i] ? 0 : n + 1;
-        if (n < (size_t)many)
-            continue;
+        if (n < (size_t)many) continue;
         lent += n;
         memset(used + i + 1 - n, 1, n);
         return (int)(i + 1 - n);
@@ -134,28 +127,24 @@ void ucch_extent_give_locked(int first, int many) {
  * none. */
 int ucch_credit_take(uint64_t key, size_t bytes, int is_near) {
     ucch_credits *p = ucch_window_of(key)->credits;
-    if (!p || (bytes > UCCH_CHUNK && !__atomic_load_n(&p->holds, __ATOMIC_ACQUIRE)))
-        return 0;
+    if (!p || (bytes > UCCH_CHUNK && !__atomic_load_n(&p->holds, __ATOMIC_ACQUIRE))) return 0;
     uint32_t limit = __atomic_load_n(is_near ? &p->most_near : &p->most, __ATOMIC_ACQUIRE);
     uint32_t given = __atomic_load_n(&p->given, __ATOMIC_ACQUIRE);
     while (given < limit)
-        if (__atomic_compare_exchange_n(&p->given, &given, given + 1, 0, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST))
-            return 1;
+        if (__atomic_compare_exchange_n(&p->given, &given, given + 1, 0, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST)) return 1;
     return 0;
 }
 
 /* It has been used, or nobody needs it; `key` 0: ours. */
 void ucch_credit_return(uint64_t key) {
     ucch_credits *p = ucch_window_of(key)->credits;
-    if (p)
-        __atomic_sub_fetch(&p->given, 1, __ATOMIC_SEQ_CST);
+    if (p) __atomic_sub_fetch(&p->given, 1, __ATOMIC_SEQ_CST);
 }
 
 /* One more of our messages is left to hosts, or one less. */
 void ucch_hosts_note(int more) {
     ucch_credits *p = ucch_window_of(0)->credits;
-    if (p)
-        __atomic_add_fetch(&p->by_hosts, (uint32_t)more, __ATOMIC_SEQ_CST);
+    if (p) __atomic_add_fetch(&p->by_hosts, (uint32_t)more, __ATOMIC_SEQ_CST);
     __atomic_thread_fence(__ATOMIC_SEQ_CST);
 }
 

@@ -68,8 +68,7 @@ static ucch_mapping *make(uint64_t key, size_t bytes) {
     int file = memfd_create("ucc_hetero", MFD_CLOEXEC);
     int able = file >= 0 && !ftruncate(file, (off_t)bytes);
     ucch_mapping *m = able ? keep(key, file, bytes, file) : NULL;
-    if (!m && file >= 0)
-        close(file);
+    if (!m && file >= 0) close(file);
     return m;
 }
 
@@ -77,8 +76,7 @@ static ucch_mapping *make(uint64_t key, size_t bytes) {
 ucch_mapping *ucch_mapping_new(size_t bytes) {
     ucch_lock();
     ucch_mapping *m = found(own.key, -1, bytes);
-    if (!m)
-        m = make(own.key, bytes);
+    if (!m) m = make(own.key, bytes);
     ucch_unlock();
     return m;
 }
@@ -102,8 +100,7 @@ ucch_mapping *ucch_mapping_open(uint64_t key, int pid, int file, size_t bytes) {
 static int pin(void *memory, size_t bytes, char **seen) {
     int status = ucch_device_fail(ucch_bound_ops()->host_register(memory, bytes), "pinning shared memory");
     void *there = NULL;
-    if (!status)
-        status = ucch_device_fail(ucch_bound_ops()->mapped(memory, &there), "address of shared memory");
+    if (!status) status = ucch_device_fail(ucch_bound_ops()->mapped(memory, &there), "address of shared memory");
     *seen = there;
     return status;
 }
@@ -117,12 +114,10 @@ int ucch_mapping_pin(ucch_mapping *m, size_t at, size_t bytes, char **seen) {
     if (!r) {
         int ours = m->key == own.key, before = ucch_device_enter();
         int status = ours && posix_fallocate(m->file, (off_t)at, (off_t)bytes) ? UCCH_FAIL_MEMORY : 0;
-        if (!status)
-            status = pin(m->memory + at, bytes, seen);
+        if (!status) status = pin(m->memory + at, bytes, seen);
         ucch_device_leave(before);
         r = status ? NULL : malloc(sizeof(*r));
-        if (!r)
-            return status ? status : UCCH_FAIL_MEMORY;
+        if (!r) return status ? status : UCCH_FAIL_MEMORY;
         *r = (ucch_range){at, bytes, *seen, m->ranges};
         m->ranges = r;
         m->pinned += bytes;
@@ -142,9 +137,7 @@ void ucch_mapping_give(ucch_mapping *m) {
 }
 
 /* Bytes of our own that have been pinned for channels, in use or not. */
-size_t ucch_channels_pinned(void) {
-    return __atomic_load_n(&pinned, __ATOMIC_RELAXED);
-}
+size_t ucch_channels_pinned(void) { return __atomic_load_n(&pinned, __ATOMIC_RELAXED); }
 
 /* ---- windows ---- */
 
@@ -164,16 +157,14 @@ static ucch_window window_in(const ucch_mapping *m, size_t chunks) {
 /* A window by its process's key, 0: our own; without memory where there is none. */
 ucch_window *ucch_window_of(uint64_t key) {
     for (int i = 0; key && i < npeers; i++)
-        if (peers[i].key == key)
-            return &peers[i];
+        if (peers[i].key == key) return &peers[i];
     return !key || key == own.key ? &own : &none;
 }
 
 /* This process's window, of so many chunks, anew in a child: 0, or a failure. */
 int ucch_window_make_locked(uint64_t key, size_t chunks) {
     ucch_mapping *m = make(key, length_of(chunks));
-    if (m)
-        own = window_in(m, chunks);
+    if (m) own = window_in(m, chunks);
     return m ? 0 : UCCH_FAIL_MEMORY;
 }
 
@@ -183,8 +174,7 @@ int ucch_window_open(uint64_t key, int pid, int file, size_t bytes) {
     size_t chunks = bytes / UCCH_CHUNK;
     int known = ucch_window_of(key)->key == key, able = !known && npeers < MOST_WINDOWS;
     ucch_mapping *m = able ? ucch_mapping_open(key, pid, file, length_of(chunks)) : NULL;
-    if (m)
-        peers[npeers++] = window_in(m, chunks);
+    if (m) peers[npeers++] = window_in(m, chunks);
     ucch_unlock();
     return known || m ? 0 : UCCH_FAIL_PEER;
 }
@@ -197,8 +187,7 @@ static int pin_window(ucch_window *w, int with_chunks) {
         w->mailbox_seen = (ucch_posted *)seen;
         w->extents_seen = status ? NULL : (ucch_extent *)(w->mailbox_seen + MAILBOX + 1);
     }
-    if (!status && with_chunks && !w->chunks_seen)
-        status = pin(w->chunks, w->nchunks * UCCH_CHUNK, &w->chunks_seen);
+    if (!status && with_chunks && !w->chunks_seen) status = pin(w->chunks, w->nchunks * UCCH_CHUNK, &w->chunks_seen);
     return status;
 }
 
@@ -211,17 +200,14 @@ int ucch_windows_pin_locked(int with_chunks) {
 }
 
 /* Header of the extent that begins with a chunk. */
-ucch_extent *ucch_extent_at(uint64_t key, int first) {
-    return ucch_window_of(key)->extents + first;
-}
+ucch_extent *ucch_extent_at(uint64_t key, int first) { return ucch_window_of(key)->extents + first; }
 
 /* ---- arenas ---- */
 
 static int blocks(void) {
     int device = 0, most = 0;
     const device_ops *ops = ucch_bound_ops();
-    if (ops->current(&device) || ops->resident(device, THREADS, &most) || most <= 0)
-        return UCCH_BLOCKS;
+    if (ops->current(&device) || ops->resident(device, THREADS, &most) || most <= 0) return UCCH_BLOCKS;
     most /= KERNELS;
     return most > MOST ? MOST : most < 1 ? 1 : most;
 }
@@ -256,8 +242,7 @@ int ucch_arena_open(uint64_t key, const void *handle) {
     int before = ucch_device_enter(), status = w->key == key ? 0 : UCCH_FAIL_PEER;
     if (!status && !there)
         status = ucch_device_fail(ucch_bound_ops()->open_shared(&there, handle), "opening device memory of a peer");
-    if (!status)
-        w->arena = there;
+    if (!status) w->arena = there;
     ucch_device_leave(before);
     ucch_unlock();
     return status;
@@ -268,8 +253,7 @@ void ucch_arena_close(uint64_t key) {
     ucch_lock();
     ucch_window *w = ucch_window_of(key);
     int before = ucch_device_enter();
-    if (w->arena)
-        ucch_bound_ops()->close_shared(w->arena);
+    if (w->arena) ucch_bound_ops()->close_shared(w->arena);
     w->arena = NULL;
     ucch_device_leave(before);
     ucch_unlock();

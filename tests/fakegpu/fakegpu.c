@@ -121,9 +121,7 @@ enum { HIP = 1 };
 enum { HIP = 0 };
 #endif
 
-static int hip_version(void) {
-    return setting("FAKEGPU_HIP", 6);
-}
+static int hip_version(void) { return setting("FAKEGPU_HIP", 6); }
 
 static int boards(void) {
     int n = setting("FAKEGPU_DEVICES", 4);
@@ -135,21 +133,16 @@ static void choose_boards(void) {
     const char *list = HIP ? getenv("HIP_VISIBLE_DEVICES") : NULL, *at = list && *list ? list : NULL;
     for (devices = 0; devices < boards() && (!at || *at); devices++) {
         chosen[devices] = at ? atoi(at) : devices;
-        if (chosen[devices] < 0 || chosen[devices] >= boards())
-            break;
+        if (chosen[devices] < 0 || chosen[devices] >= boards()) break;
         at = at ? strchr(at, ',') : NULL;
         at = at ? at + 1 : list && *list ? "" : NULL;
     }
 }
 
 /* The board of a device of this process; -1 where there is none. */
-static int board_of(int device) {
-    return device >= 0 && device < devices ? chosen[device] : -1;
-}
+static int board_of(int device) { return device >= 0 && device < devices ? chosen[device] : -1; }
 
-static int device_count(void) {
-    return devices;
-}
+static int device_count(void) { return devices; }
 
 #include "memory.h"
 
@@ -170,18 +163,14 @@ static int memory_left(size_t *room, size_t *all) {
     return OK;
 }
 
-static void take_time(queue *s) {
-    usleep((useconds_t)(least_us + (least_us ? rand_r(&s->seed) % least_us : 0)));
-}
+static void take_time(queue *s) { usleep((useconds_t)(least_us + (least_us ? rand_r(&s->seed) % least_us : 0))); }
 
 static void run_copy(queue *s, const work *w) {
     char *dst = w->dst;
     const char *src = w->src;
-    if (live(dst) && (dst + w->bytes <= src || src + w->bytes <= dst))
-        memset(dst, IN_WORK, w->bytes);
+    if (live(dst) && (dst + w->bytes <= src || src + w->bytes <= dst)) memset(dst, IN_WORK, w->bytes);
     take_time(s);
-    if (live(src) + live(dst) == 2)
-        memmove(dst, src, w->bytes);
+    if (live(src) + live(dst) == 2) memmove(dst, src, w->bytes);
 }
 
 static void run_kernel(queue *s, const work *w) {
@@ -216,14 +205,11 @@ static void look_later(unsigned *us) {
 static void hold(const void *word, uint32_t least, int is_kernel) {
     for (unsigned us = 0;; look_later(&us)) {
         uint32_t found = __atomic_load_n((const uint32_t *)word, __ATOMIC_ACQUIRE);
-        if (HIP && !is_kernel ? found >= least : (int32_t)(found - least) >= 0)
-            return;
+        if (HIP && !is_kernel ? found >= least : (int32_t)(found - least) >= 0) return;
     }
 }
 
-static int reached(const recording *r) {
-    return __atomic_load_n(&r->reached, __ATOMIC_ACQUIRE);
-}
+static int reached(const recording *r) { return __atomic_load_n(&r->reached, __ATOMIC_ACQUIRE); }
 
 #include "fused.h"
 #include "stream_copy.h"
@@ -265,9 +251,7 @@ static void run(queue *s, const work *w) {
 #include "queues.h"
 
 /* Without a current device a real runtime refuses as well. */
-static int usable(void) {
-    return !started ? INVALID_VALUE : current < 0 ? INVALID_CONTEXT : OK;
-}
+static int usable(void) { return !started ? INVALID_VALUE : current < 0 ? INVALID_CONTEXT : OK; }
 
 /* Read the settings of the environment, which count from now. */
 static int begin(void) {
@@ -294,18 +278,14 @@ static int query(event *e) {
 }
 
 static int flag_work(void *handle, void *word, uint32_t value, int kind) {
-    if (setting("FAKEGPU_NO_FLAGS", 0))
-        return NOT_SUPPORTED;
-    if (HIP && (kind == HOLD ? kind_of(word) != SIGNAL_MEMORY : kind_of(word) < 0))
-        return INVALID_VALUE;
-    if (kind == HOLD)
-        __atomic_add_fetch(&holds, 1, __ATOMIC_RELAXED);
+    if (setting("FAKEGPU_NO_FLAGS", 0)) return NOT_SUPPORTED;
+    if (HIP && (kind == HOLD ? kind_of(word) != SIGNAL_MEMORY : kind_of(word) < 0)) return INVALID_VALUE;
+    if (kind == HOLD) __atomic_add_fetch(&holds, 1, __ATOMIC_RELAXED);
     return submit(handle, (work){.kind = kind, .dst = word, .ticket = value});
 }
 
 static int bus(int device, char *text, int room) {
-    if (device < 0 || device >= device_count())
-        return INVALID_DEVICE;
+    if (device < 0 || device >= device_count()) return INVALID_DEVICE;
     snprintf(text, (size_t)room, "0000:%02x:00.0", board_of(device) + 1);
     return OK;
 }
@@ -321,8 +301,7 @@ static const char *error_name(int code) {
  * was told to wait for memory ---- */
 
 static void first_launch(int *loaded) {
-    if (lazy)
-        load_kernel(loaded);
+    if (lazy) load_kernel(loaded);
 }
 
 int fakegpu_fill(void *handle, float *data, size_t n, float value) {
@@ -344,18 +323,12 @@ int fakegpu_misuses(void) {
     return n;
 }
 
-int fakegpu_streams(void) {
-    return __atomic_load_n(&open_streams, __ATOMIC_RELAXED);
-}
+int fakegpu_streams(void) { return __atomic_load_n(&open_streams, __ATOMIC_RELAXED); }
 
-int fakegpu_holds(void) {
-    return __atomic_load_n(&holds, __ATOMIC_RELAXED);
-}
+int fakegpu_holds(void) { return __atomic_load_n(&holds, __ATOMIC_RELAXED); }
 
 /* UCC and UCX see what it is: host memory. */
-int ucch_memory_type(void) {
-    return 0;
-}
+int ucch_memory_type(void) { return 0; }
 
 #include "rtc.h"
 

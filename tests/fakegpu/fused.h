@@ -17,10 +17,8 @@ static void run_move(queue *s, const moves *all, uint64_t k, unsigned block) {
     size_t from = edge(bytes, block, all->blocks), to = edge(bytes, block + 1, all->blocks);
     work w = {
         .dst = (char *)all->of.each[k].dst + from, .src = (const char *)all->of.each[k].src + from, .bytes = to - from};
-    if (all->of.each[k].kind == MOVE_COPY)
-        run_copy(s, &w);
-    if (all->of.each[k].kind == MOVE_COMBINE)
-        run_add(s, &w);
+    if (all->of.each[k].kind == MOVE_COPY) run_copy(s, &w);
+    if (all->of.each[k].kind == MOVE_COMBINE) run_add(s, &w);
     if (all->of.each[k].tell && ++all->of.arrived[k] == all->blocks) {
         all->of.arrived[k] = 0;
         __atomic_store_n(all->of.each[k].tell, all->of.each[k].value, __ATOMIC_RELEASE);
@@ -36,8 +34,7 @@ static void run_fused(queue *s, moves *all) {
     for (unsigned us = 0; left;) {
         unsigned block = (unsigned)rand_r(&s->seed) % all->blocks;
         uint64_t k = at[block];
-        if (k == all->of.n)
-            continue;
+        if (k == all->of.n) continue;
         if (all->of.each[k].wait && !there(all->of.each[k].wait, all->of.each[k].least)) {
             look_later(&us);
             continue;

@@ -15,8 +15,7 @@ static int is_in(const void *address, const char *base, size_t bytes) {
 
 static region *find_locked(const void *address) {
     for (region *r = regions; r; r = r->next)
-        if (is_in(address, r->base, r->bytes) || is_in(address, r->seen, r->bytes))
-            return r;
+        if (is_in(address, r->base, r->bytes) || is_in(address, r->seen, r->bytes)) return r;
     return NULL;
 }
 
@@ -53,8 +52,7 @@ static int note(region *r, void **address) {
 /* Long device memory is a file, which other processes can map; it takes no room before it is used. */
 static void *map_file(region *r, size_t room) {
     r->file = memfd_create("fakegpu", MFD_CLOEXEC);
-    if (r->file < 0 || ftruncate(r->file, (off_t)room))
-        return MAP_FAILED;
+    if (r->file < 0 || ftruncate(r->file, (off_t)room)) return MAP_FAILED;
     return mmap(NULL, room, PROT_READ | PROT_WRITE, MAP_SHARED, r->file, 0);
 }
 
@@ -74,8 +72,7 @@ static int allocate_as(void **address, size_t bytes, int kind, int fine) {
         free(r);
         return OUT_OF_MEMORY;
     }
-    if (room < SPARSE)
-        memset(r->base, FRESH, room);
+    if (room < SPARSE) memset(r->base, FRESH, room);
     r->bytes = bytes;
     r->kind = kind;
     r->fine = fine;
@@ -83,20 +80,16 @@ static int allocate_as(void **address, size_t bytes, int kind, int fine) {
     return note(r, address);
 }
 
-static int allocate(void **address, size_t bytes, int kind) {
-    return allocate_as(address, bytes, kind, !HIP);
-}
+static int allocate(void **address, size_t bytes, int kind) { return allocate_as(address, bytes, kind, !HIP); }
 
 /* Memory of the host's that the device comes to see: elsewhere, if it can be mapped twice. */
 static int see_host(void *where, size_t bytes) {
     static size_t pinned; /* nothing is ever unpinned */
-    if ((pinned + bytes) >> 20 > (size_t)setting("FAKEGPU_PINNED_MB", 1 << 20))
-        return OUT_OF_MEMORY;
+    if ((pinned + bytes) >> 20 > (size_t)setting("FAKEGPU_PINNED_MB", 1 << 20)) return OUT_OF_MEMORY;
     pinned += bytes;
     region *r = calloc(1, sizeof(*r));
     void *seen = mremap(where, 0, bytes, MREMAP_MAYMOVE), *unused;
-    if (!r)
-        return OUT_OF_MEMORY;
+    if (!r) return OUT_OF_MEMORY;
     *r = (region){.base = where, .bytes = bytes, .kind = PINNED_MEMORY, .file = -1};
     r->seen = seen == MAP_FAILED ? NULL : seen;
     return note(r, &unused);
@@ -141,10 +134,8 @@ static int takes_for_peer(const share *from) {
 
 static int open_memory(void **address, const share *from) {
     char path[64];
-    if (HIP && from->pid == getpid())
-        return INVALID_CONTEXT;
-    if (HIP && hip_version() >= 7 && from->device >= device_count())
-        return INVALID_VALUE;
+    if (HIP && from->pid == getpid()) return INVALID_CONTEXT;
+    if (HIP && hip_version() >= 7 && from->device >= device_count()) return INVALID_VALUE;
     region *r = calloc(1, sizeof(*r));
     snprintf(path, sizeof(path), "/proc/%d/fd/%d", from->pid, from->file);
     r->file = setting("FAKEGPU_NO_PEERS", 0) ? -1 : open(path, O_RDWR | O_CLOEXEC);
@@ -171,8 +162,7 @@ static int release(void *address, int kind) {
     region *r = find_locked(address);
     int status = r && r->base == (char *)address && !r->freed && r->kind == kind ? OK : INVALID_VALUE;
     pthread_mutex_unlock(&lock);
-    if (status == OK)
-        wait_for_device(r->device);
+    if (status == OK) wait_for_device(r->device);
     enter();
     if (status == OK) {
         r->freed = 1;

@@ -20,12 +20,9 @@ int cuDeviceGetCount(int *n) {
     *n = device_count();
     return OK;
 }
-int cuDeviceGetPCIBusId(char *text, int room, int device) {
-    return bus(device, text, room);
-}
+int cuDeviceGetPCIBusId(char *text, int room, int device) { return bus(device, text, room); }
 int cuDevicePrimaryCtxRetain(void **context, int device) {
-    if (device < 0 || device >= device_count())
-        return INVALID_DEVICE;
+    if (device < 0 || device >= device_count()) return INVALID_DEVICE;
     *context = &contexts[device];
     retained[device] = 1;
     return OK;
@@ -63,9 +60,7 @@ int cuMemAlloc_v2(address *where, size_t bytes) {
     *where = (address)(uintptr_t)memory;
     return status;
 }
-int cuMemFree_v2(address where) {
-    return release((void *)(uintptr_t)where, DEVICE_MEMORY);
-}
+int cuMemFree_v2(address where) { return release((void *)(uintptr_t)where, DEVICE_MEMORY); }
 int cuIpcGetMemHandle(share *out, address where) {
     return usable() ? usable() : share_memory(out, (void *)(uintptr_t)where);
 }
@@ -79,9 +74,7 @@ int cuIpcCloseMemHandle(address where) {
     (void)where; /* kept, as all memory is */
     return OK;
 }
-int cuMemGetInfo_v2(size_t *room, size_t *all) {
-    return usable() ? usable() : memory_left(room, all);
-}
+int cuMemGetInfo_v2(size_t *room, size_t *all) { return usable() ? usable() : memory_left(room, all); }
 int cuMemHostAlloc(void **where, size_t bytes, unsigned flags) {
     (void)flags;
     return usable() ? usable() : allocate(where, bytes, PINNED_MEMORY);
@@ -93,9 +86,7 @@ int cuMemHostGetDevicePointer_v2(uint64_t *seen, void *memory, unsigned flags) {
     *seen = (uint64_t)(uintptr_t)memory;
     return flags ? INVALID_VALUE : OK;
 }
-int cuMemFreeHost(void *where) {
-    return release(where, PINNED_MEMORY);
-}
+int cuMemFreeHost(void *where) { return release(where, PINNED_MEMORY); }
 int cuMemcpyAsync(address dst, address src, size_t bytes, void *s) {
     return copy_async((void *)(uintptr_t)dst, (void *)(uintptr_t)src, bytes, s);
 }
@@ -103,16 +94,12 @@ int cuStreamCreateWithPriority(void **s, unsigned flags, int priority) {
     (void)flags, (void)priority;
     return usable() ? usable() : make_stream((stream **)s);
 }
-int cuStreamDestroy_v2(void *s) {
-    return end_stream(s);
-}
+int cuStreamDestroy_v2(void *s) { return end_stream(s); }
 int cuStreamWaitEvent(void *s, void *e, unsigned flags) {
     (void)flags;
     return wait_event(s, e);
 }
-int cuStreamSynchronize(void *s) {
-    return synchronize(s);
-}
+int cuStreamSynchronize(void *s) { return synchronize(s); }
 int cuStreamWaitValue32_v2(void *s, address word, uint32_t value, unsigned flags) {
     (void)flags;
     return flag_work(s, (void *)(uintptr_t)word, value, HOLD);
@@ -130,12 +117,8 @@ int cuEventDestroy_v2(void *e) {
     (void)e; /* kept: work in its stream may still name it */
     return OK;
 }
-int cuEventRecord(void *e, void *s) {
-    return record(e, s);
-}
-int cuEventQuery(void *e) {
-    return query(e);
-}
+int cuEventRecord(void *e, void *s) { return record(e, s); }
+int cuEventQuery(void *e) { return query(e); }
 int cuModuleGetLoadingMode(int *mode) {
     *mode = setting("FAKEGPU_LAZY", 0) ? 2 : 1;
     return OK;
@@ -148,9 +131,7 @@ int cuModuleLoadData(void **module, const void *image) {
     *module = strdup(image);
     return usable();
 }
-int cuModuleGetFunction(void **function, void *module, const char *name) {
-    return find_kernel(function, module, name);
-}
+int cuModuleGetFunction(void **function, void *module, const char *name) { return find_kernel(function, module, name); }
 int cuFuncLoad(void *f) {
     first_launch(&((function *)f)->loaded);
     return OK;
@@ -171,27 +152,20 @@ int hipRuntimeGetVersion(int *version) {
     *version = hip_version() * 10000000;
     return OK;
 }
-const char *hipGetErrorName(int code) {
-    return error_name(code);
-}
-int hipGetLastError(void) {
-    return OK;
-}
+const char *hipGetErrorName(int code) { return error_name(code); }
+int hipGetLastError(void) { return OK; }
 int hipGetDeviceCount(int *n) {
     *n = device_count();
     return OK;
 }
-int hipDeviceGetPCIBusId(char *text, int room, int device) {
-    return bus(device, text, room);
-}
+int hipDeviceGetPCIBusId(char *text, int room, int device) { return bus(device, text, room); }
 int hipGetDevice(int *device) {
     *device = current < 0 ? 0 : current;
     return OK;
 }
 int hipSetDevice(int device) {
     refuse_network_threads();
-    if (device < 0 || device >= device_count())
-        return INVALID_DEVICE;
+    if (device < 0 || device >= device_count()) return INVALID_DEVICE;
     current = device;
     return OK;
 }
@@ -204,35 +178,27 @@ int hipPointerGetAttributes(void *into, const void *where) {
     } *out = into;
     int kind, device, old = hip_version() < 6;
     look_up(where, &kind, &device);
-    if (kind < 0 && old)
-        return INVALID_VALUE;
+    if (kind < 0 && old) return INVALID_VALUE;
     memset(out, 0, sizeof(*out));
     out->type = old ? kind == DEVICE_MEMORY : kind < 0 ? 0 : kind == DEVICE_MEMORY ? 2 : 1;
     out->device = kind < 0 ? -2 : device;
     return OK;
 }
-int hipMalloc(void **where, size_t bytes) {
-    return allocate(where, bytes, DEVICE_MEMORY);
-}
+int hipMalloc(void **where, size_t bytes) { return allocate(where, bytes, DEVICE_MEMORY); }
 int hipFree(void *where) {
     int kind = kind_of(where);
     return release(where, kind == SIGNAL_MEMORY ? kind : DEVICE_MEMORY);
 }
-int hipIpcGetMemHandle(share *out, void *where) {
-    return share_memory(out, where);
-}
+int hipIpcGetMemHandle(share *out, void *where) { return share_memory(out, where); }
 int hipIpcOpenMemHandle(void **where, share from, unsigned flags) {
     return flags == (hip_version() >= 6) ? open_memory(where, &from) : INVALID_VALUE;
 }
 int hipIpcCloseMemHandle(void *where) {
-    if (kind_of(where) != DEVICE_MEMORY)
-        return INVALID_VALUE;
+    if (kind_of(where) != DEVICE_MEMORY) return INVALID_VALUE;
     wait_for_device(current < 0 ? 0 : current); /* the memory is kept, as all is */
     return OK;
 }
-int hipMemGetInfo(size_t *room, size_t *all) {
-    return memory_left(room, all);
-}
+int hipMemGetInfo(size_t *room, size_t *all) { return memory_left(room, all); }
 int hipHostMalloc(void **where, size_t bytes, unsigned flags) {
     return flags == 3 ? allocate(where, bytes, PINNED_MEMORY) : INVALID_VALUE; /* portable and mapped, and no others */
 }
@@ -242,32 +208,23 @@ int hipHostRegister(void *where, size_t bytes, unsigned flags) {
 int hipHostGetDevicePointer(void **seen, void *memory, unsigned flags) {
     return flags ? INVALID_VALUE : seen_at(seen, memory);
 }
-int hipHostFree(void *where) {
-    return release(where, PINNED_MEMORY);
-}
+int hipHostFree(void *where) { return release(where, PINNED_MEMORY); }
 int hipExtMallocWithFlags(void **where, size_t bytes, unsigned flags) {
     if (flags == 1) /* and says nothing where there is no fine-grained memory */
         return allocate_as(where, bytes, DEVICE_MEMORY, fine_grained);
     return flags == 2 && bytes == 8 ? allocate(where, bytes, SIGNAL_MEMORY) : INVALID_VALUE;
 }
 int hipMemcpyAsync(void *dst, const void *src, size_t bytes, int kind, void *s) {
-    if (current < 0)
-        current = 0;
+    if (current < 0) current = 0;
     return kind == 4 ? copy_async(dst, src, bytes, s) : INVALID_VALUE;
 }
 int hipStreamCreateWithPriority(void **s, unsigned flags, int priority) {
     (void)priority;
     return flags > 1 ? INVALID_VALUE : make_stream((stream **)s);
 }
-int hipStreamDestroy(void *s) {
-    return end_stream(s);
-}
-int hipStreamWaitEvent(void *s, void *e, unsigned flags) {
-    return flags ? INVALID_VALUE : wait_event(s, e);
-}
-int hipStreamSynchronize(void *s) {
-    return synchronize(s);
-}
+int hipStreamDestroy(void *s) { return end_stream(s); }
+int hipStreamWaitEvent(void *s, void *e, unsigned flags) { return flags ? INVALID_VALUE : wait_event(s, e); }
+int hipStreamSynchronize(void *s) { return synchronize(s); }
 int hipStreamWaitValue32(void *s, void *word, uint32_t value, unsigned flags, uint32_t mask) {
     return flags == 0 && mask == ~(uint32_t)0 ? flag_work(s, word, value, HOLD)
                                               : INVALID_VALUE; /* the rest is unused */
@@ -285,13 +242,10 @@ int hipEventDestroy(void *e) {
     return OK;
 }
 int hipEventRecord(void *e, void *s) {
-    if (current < 0)
-        current = 0;
+    if (current < 0) current = 0;
     return record(e, s);
 }
-int hipEventQuery(void *e) {
-    return query(e);
-}
+int hipEventQuery(void *e) { return query(e); }
 
 /* The numbers of multiprocessors, and of the threads that one holds. */
 int hipDeviceGetAttribute(int *value, int which, int device) {
@@ -309,8 +263,7 @@ int hipModuleGetFunction(void **function, void *module, const char *name) {
 int hipModuleLaunchKernel(void *f, unsigned x, unsigned y, unsigned z, unsigned a, unsigned b, unsigned c,
                           unsigned bytes, void *s, void **arguments, void **more) {
     (void)bytes, (void)more;
-    if (current < 0)
-        current = 0;
+    if (current < 0) current = 0;
     return x && y == 1 && z == 1 && a && b == 1 && c == 1 ? launch_kernel(f, x, a, arguments, s) : INVALID_VALUE;
 }
 #endif

@@ -7,13 +7,11 @@ static void *worker(void *data) {
             pthread_cond_wait(&q->given, &lock);
         work *w = q->head;
         q->head = w->next;
-        if (!q->head)
-            q->tail = &q->head;
+        if (!q->head) q->tail = &q->head;
         pthread_mutex_unlock(&lock);
         run(q, w);
         enter();
-        if (w->of)
-            w->of->unfinished--;
+        if (w->of) w->of->unfinished--;
         free(w);
     }
     return NULL;
@@ -23,8 +21,7 @@ static void *worker(void *data) {
 static queue *new_queue(void) {
     static unsigned made;
     queue *q = calloc(1, sizeof(*q));
-    if (!q)
-        return NULL;
+    if (!q) return NULL;
     q->tail = &q->head;
     pthread_cond_init(&q->given, NULL);
     q->seed = ++made * 2654435761u;
@@ -46,21 +43,17 @@ static queue *queue_for_locked(void) {
     static int many;
     queue *best = NULL;
     for (int i = 0; i < many; i++)
-        if (!best || all[i]->users < best->users)
-            best = all[i];
+        if (!best || all[i]->users < best->users) best = all[i];
     int room = most_queues > 0 && most_queues < 4096 ? most_queues : 4096;
-    if ((!best || best->users) && many < room && (all[many] = new_queue()))
-        best = all[many++];
-    if (best)
-        best->users++;
+    if ((!best || best->users) && many < room && (all[many] = new_queue())) best = all[many++];
+    if (best) best->users++;
     return best;
 }
 
 static int make_stream(stream **out) {
     stream *s = calloc(1, sizeof(*s));
     enter();
-    if (s)
-        s->queue = queue_for_locked();
+    if (s) s->queue = queue_for_locked();
     if (s && s->queue) {
         s->device = current < 0 ? 0 : current;
         s->next = streams;
@@ -84,13 +77,11 @@ static int end_stream(void *handle) {
 }
 
 static stream *stream_of(void *handle) {
-    if (handle)
-        return handle;
+    if (handle) return handle;
     enter();
     stream *s = default_stream;
     pthread_mutex_unlock(&lock);
-    if (!s && make_stream(&s) == OK)
-        default_stream = s;
+    if (!s && make_stream(&s) == OK) default_stream = s;
     return s;
 }
 
@@ -103,8 +94,7 @@ static int give_locked(queue *q, stream *of, work w) {
     *copy = w;
     copy->of = of;
     copy->next = NULL;
-    if (of)
-        of->unfinished++;
+    if (of) of->unfinished++;
     *q->tail = copy;
     q->tail = &copy->next;
     pthread_cond_signal(&q->given);
@@ -146,8 +136,7 @@ static void wait_for_room(stream *s) {
 
 static int submit(void *handle, work w) {
     stream *s = stream_of(handle);
-    if (!s)
-        return OUT_OF_MEMORY;
+    if (!s) return OUT_OF_MEMORY;
     wait_for_room(s);
     enter();
     int status = give_locked(s->queue, s, w);
@@ -158,20 +147,14 @@ static int submit(void *handle, work w) {
 /* A copy by an engine: it is in the engine's order from now on, and waits there for what is before it in its stream. */
 static int submit_to_engine(queue **engine, stream *s, work w) {
     recording *before = calloc(1, sizeof(*before)), *after = calloc(1, sizeof(*after)); /* never freed, as others */
-    if (!s || !before || !after)
-        return OUT_OF_MEMORY;
+    if (!s || !before || !after) return OUT_OF_MEMORY;
     enter();
-    if (!*engine)
-        *engine = new_queue();
+    if (!*engine) *engine = new_queue();
     int status = give_locked(s->queue, s, (work){.kind = RECORD, .recording = before});
-    if (!status)
-        status = give_locked(*engine, NULL, (work){.kind = WAIT, .recording = before});
-    if (!status)
-        status = give_locked(*engine, NULL, w);
-    if (!status)
-        status = give_locked(*engine, NULL, (work){.kind = RECORD, .recording = after});
-    if (!status)
-        status = give_locked(s->queue, s, (work){.kind = WAIT, .recording = after});
+    if (!status) status = give_locked(*engine, NULL, (work){.kind = WAIT, .recording = before});
+    if (!status) status = give_locked(*engine, NULL, w);
+    if (!status) status = give_locked(*engine, NULL, (work){.kind = RECORD, .recording = after});
+    if (!status) status = give_locked(s->queue, s, (work){.kind = WAIT, .recording = after});
     pthread_mutex_unlock(&lock);
     return status;
 }
@@ -181,11 +164,9 @@ static int usable(void);
 static int copy_async(void *dst, const void *src, size_t bytes, void *handle) {
     work w = {.kind = COPY, .dst = dst, .src = src, .bytes = bytes};
     int to_device = kind_of(dst) == DEVICE_MEMORY, from_device = kind_of(src) == DEVICE_MEMORY;
-    if (usable())
-        return usable();
+    if (usable()) return usable();
     pass_driver();
-    if (!HIP || to_device == from_device || !setting("HSA_ENABLE_SDMA", 1))
-        return submit(handle, w);
+    if (!HIP || to_device == from_device || !setting("HSA_ENABLE_SDMA", 1)) return submit(handle, w);
     return submit_to_engine(&engines[from_device], stream_of(handle), w);
 }
 
@@ -213,11 +194,9 @@ static void wait_for_device(int device) {
 }
 
 static int record(event *e, void *handle) {
-    if (usable())
-        return usable();
+    if (usable()) return usable();
     recording *r = calloc(1, sizeof(*r)); /* never freed: anybody may still wait for it */
-    if (!r)
-        return OUT_OF_MEMORY;
+    if (!r) return OUT_OF_MEMORY;
     enter();
     e->last = r;
     pthread_mutex_unlock(&lock);

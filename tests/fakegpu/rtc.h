@@ -7,10 +7,8 @@ static const char *made_of(const char *source) {
     int adds = strstr(source, "UCCH_SUM(a, b));") != NULL;
     if (strstr(source, "ucch(ucch_moves all)"))
         return adds && (strstr(source, "float FROM;") || strstr(source, "unsigned char FROM;")) ? FUSED_TEXT : NULL;
-    if (adds && strstr(source, "float FROM;"))
-        return ADDS;
-    if (strstr(source, "ucch(ucch_stream_copy c)"))
-        return COPIES;
+    if (adds && strstr(source, "float FROM;")) return ADDS;
+    if (strstr(source, "ucch(ucch_stream_copy c)")) return COPIES;
     return strstr(source, "AWAIT(dst, n)") ? AWAITS : strstr(source, "POST(dst, n)") ? POSTS : NULL;
 }
 
@@ -28,22 +26,18 @@ typedef struct function {
 
 static int launch_kernel(void *handle_of_function, unsigned blocks, unsigned threads, void **arguments, void *handle) {
     function *f = handle_of_function;
-    if (usable())
-        return usable();
-    if (strcmp(f->kernel, f->image))
-        return INVALID_VALUE; /* the image is gone, which was not copied */
+    if (usable()) return usable();
+    if (strcmp(f->kernel, f->image)) return INVALID_VALUE; /* the image is gone, which was not copied */
     first_launch(&f->loaded);
     const char *function = f->kernel;
     if (function == FUSED_TEXT) {
         moves *all = argument(arguments, sizeof(*all), offsetof(moves, blocks));
-        if (all)
-            all->blocks = blocks;
+        if (all) all->blocks = blocks;
         return all ? submit(handle, (work){.kind = FUSED, .dst = all}) : OUT_OF_MEMORY;
     }
     if (function == COPIES) {
         stream_copy *c = argument(arguments, sizeof(*c), offsetof(stream_copy, blocks));
-        if (c)
-            c->blocks = blocks;
+        if (c) c->blocks = blocks;
         return c ? submit(handle, (work){.kind = STREAM_COPY, .dst = c}) : OUT_OF_MEMORY;
     }
     const void *src = *(void **)arguments[0];
@@ -53,8 +47,7 @@ static int launch_kernel(void *handle_of_function, unsigned blocks, unsigned thr
         touch(src), touch(dst);
         return submit(handle, (work){.kind = ADD, .src = src, .dst = dst, .bytes = n * sizeof(float)});
     }
-    if (threads != 1 || (function != AWAITS && function != POSTS))
-        return INVALID_VALUE;
+    if (threads != 1 || (function != AWAITS && function != POSTS)) return INVALID_VALUE;
     touch(dst);
     return submit(handle, (work){.kind = function == AWAITS ? AWAIT : WRITE, .dst = dst, .ticket = n});
 }
@@ -64,8 +57,7 @@ static int find_kernel(void **function, const void *module, const char *name) {
     for (int i = 0; i < 5; i++)
         if (!strcmp(module, all[i])) {
             struct function *f = malloc(sizeof(*f));
-            if (f)
-                *f = (struct function){all[i], module, HIP}; /* HIP loads all of a module */
+            if (f) *f = (struct function){all[i], module, HIP}; /* HIP loads all of a module */
             *function = f;
             return strcmp(name, "ucch") ? INVALID_VALUE : f ? OK : OUT_OF_MEMORY;
         }

@@ -15,8 +15,7 @@ typedef uint64_t address;
 
 static void *driver(void) {
     static void *library;
-    if (!library)
-        library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
+    if (!library) library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
     return library;
 }
 
@@ -26,8 +25,7 @@ static void *driver(void) {
     typedef int name##_t params;                                                                                       \
     static name##_t *name##_at(void) {                                                                                 \
         static name##_t *found;                                                                                        \
-        if (!found && driver())                                                                                        \
-            found = (name##_t *)dlsym(driver(), #name);                                                                \
+        if (!found && driver()) found = (name##_t *)dlsym(driver(), #name);                                            \
         return found;                                                                                                  \
     }                                                                                                                  \
     static int name params
@@ -148,8 +146,7 @@ int hipDeviceGetPCIBusId(char *text, int room, int device) { return cuDeviceGetP
 int hipSetDevice(int device) {
     unsigned flags;
     int n = 0, active, status = cuDeviceGetCount(&n);
-    if (status || device < 0 || device >= n || device >= MOST_DEVICES)
-        return status ? status : INVALID_DEVICE;
+    if (status || device < 0 || device >= n || device >= MOST_DEVICES) return status ? status : INVALID_DEVICE;
     chosen = device;
     active = contexts[device] != NULL;
     if (!active) /* whoever works in this process, too, may have made it */
@@ -157,8 +154,7 @@ int hipSetDevice(int device) {
     return active ? work_with(device) : cuCtxSetCurrent(NULL);
 }
 int hipGetDevice(int *device) {
-    if (cuCtxGetDevice(device))
-        *device = chosen;
+    if (cuCtxGetDevice(device)) *device = chosen;
     return 0;
 }
 int hipPointerGetAttributes(void *into, const void *where) {
@@ -174,8 +170,7 @@ int hipPointerGetAttributes(void *into, const void *where) {
     void *values[] = {&type, &managed, &device};
     static const int before_6[] = {-1, 0, 1, 4}, since_6[] = {0, 1, 2, 3};
     int status = cuPointerGetAttributes(3, which, values, (address)(uintptr_t)where);
-    if (status || (!type && major() < 6))
-        return status ? status : INVALID_VALUE;
+    if (status || (!type && major() < 6)) return status ? status : INVALID_VALUE;
     memset(out, 0, sizeof(*out));
     out->type = (major() < 6 ? before_6 : since_6)[managed ? 3 : type > 2 ? 2 : type];
     out->device = type ? device : -2;
@@ -198,8 +193,7 @@ static void *signals[MOST_SIGNALS];
 static int exchange(void *old, void *new) {
     for (int i = 0; i < MOST_SIGNALS; i++) {
         void *expected = old;
-        if (__atomic_compare_exchange_n(&signals[i], &expected, new, 0, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST))
-            return 1;
+        if (__atomic_compare_exchange_n(&signals[i], &expected, new, 0, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST)) return 1;
     }
     return 0;
 }
@@ -214,8 +208,7 @@ int hipFree(void *where) {
     return status ? status : type == 1 ? cuMemFreeHost(where) : cuMemFree_v2((address)(uintptr_t)where);
 }
 int hipExtMallocWithFlags(void **where, size_t bytes, unsigned flags) {
-    if (flags == 1)
-        return hipMalloc(where, bytes);
+    if (flags == 1) return hipMalloc(where, bytes);
     int status = flags == 2 && bytes == 8 ? cuMemHostAlloc(where, bytes, 3) : INVALID_VALUE;
     return status ? status : exchange(NULL, *where) ? 0 : OUT_OF_MEMORY;
 }
@@ -241,8 +234,7 @@ int hipStreamDestroy(void *s) { return cuStreamDestroy_v2(s); }
 int hipStreamWaitEvent(void *s, void *e, unsigned flags) { return cuStreamWaitEvent(s, e, flags); }
 int hipStreamSynchronize(void *s) { return cuStreamSynchronize(s); }
 int hipStreamWaitValue32(void *s, void *word, uint32_t value, unsigned flags, uint32_t mask) {
-    if (mask != ~(uint32_t)0 || !word || !exchange(word, word))
-        return INVALID_VALUE;
+    if (mask != ~(uint32_t)0 || !word || !exchange(word, word)) return INVALID_VALUE;
     return cuStreamWaitValue32_v2(s, (address)(uintptr_t)word, value, flags);
 }
 int hipStreamWriteValue32(void *s, void *word, uint32_t value, unsigned flags) {
@@ -256,8 +248,7 @@ int hipModuleLoadData(void **module, const void *image) { return cuModuleLoadDat
 /* HIP loads all of a module at once; drivers before 12.4 cannot be told to. */
 int hipModuleGetFunction(void **function, void *module, const char *name) {
     int status = cuModuleGetFunction(function, module, name);
-    if (!status)
-        cuFuncLoad(*function);
+    if (!status) cuFuncLoad(*function);
     return status;
 }
 int hipModuleLaunchKernel(void *f, unsigned x, unsigned y, unsigned z, unsigned a, unsigned b, unsigned c,
@@ -271,8 +262,7 @@ static void *nvrtc(const char *name) {
     static void *library;
     const char *path = getenv("HIPCUDA_NVRTC");
     static const char *const names[] = {"libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so"};
-    if (!library && path)
-        library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
+    if (!library && path) library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
     for (int i = 0; i < 3 && !library; i++)
         library = dlopen(names[i], RTLD_NOW | RTLD_LOCAL);
     return library ? dlsym(library, name) : NULL;

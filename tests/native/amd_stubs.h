@@ -36,18 +36,10 @@ static __device__ void __syncthreads() {
     __builtin_amdgcn_s_barrier();
     __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "workgroup");
 }
-static __device__ void __threadfence_system() {
-    __builtin_amdgcn_fence(__ATOMIC_SEQ_CST, "");
-}
+static __device__ void __threadfence_system() { __builtin_amdgcn_fence(__ATOMIC_SEQ_CST, ""); }
 static __device__ unsigned atomicInc(unsigned *at, unsigned most) {
     return __builtin_amdgcn_atomic_inc32(at, most, __ATOMIC_RELAXED, "agent");
 }
-static __device__ float __uint_as_float(unsigned u) {
-    return __builtin_bit_cast(float, u);
-}
-static __device__ unsigned __float_as_uint(float f) {
-    return __builtin_bit_cast(unsigned, f);
-}
-static __device__ float rintf(float x) {
-    return __builtin_rintf(x);
-}
+static __device__ float __uint_as_float(unsigned u) { return __builtin_bit_cast(float, u); }
+static __device__ unsigned __float_as_uint(float f) { return __builtin_bit_cast(unsigned, f); }
+static __device__ float rintf(float x) { return __builtin_rintf(x); }

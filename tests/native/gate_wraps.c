@@ -22,12 +22,8 @@ static int stream_hold(void *stream, void *word, uint32_t least) {
 
 static const device_ops ops = {.flag = flag, .stream_hold = stream_hold};
 
-const device_ops *ucch_bound_ops(void) {
-    return &ops;
-}
-int ucch_bound(void) {
-    return 0;
-}
+const device_ops *ucch_bound_ops(void) { return &ops; }
+int ucch_bound(void) { return 0; }
 int ucch_device_fail(int code, const char *what) {
     (void)what;
     return code;

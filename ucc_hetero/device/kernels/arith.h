@@ -15,12 +15,8 @@
 
 #ifdef __cplusplus
 #define UCCH_ARITH static __device__
-UCCH_ARITH float float_of(unsigned bits) {
-    return __uint_as_float(bits);
-}
-UCCH_ARITH unsigned bits_of(float f) {
-    return __float_as_uint(f);
-}
+UCCH_ARITH float float_of(unsigned bits) { return __uint_as_float(bits); }
+UCCH_ARITH unsigned bits_of(float f) { return __float_as_uint(f); }
 #else
 #include <math.h>
 #include <string.h>
@@ -40,10 +36,8 @@ UCCH_ARITH unsigned bits_of(float f) {
 UCCH_ARITH float from_half(unsigned short half) {
     unsigned sign = (unsigned)(half & 0x8000) << 16, mantissa = half & 0x3ff;
     int exponent = half >> 10 & 31;
-    if (exponent == 31)
-        return float_of(sign | 0x7f800000 | mantissa << 13);
-    if (exponent)
-        return float_of(sign | (unsigned)(exponent + 112) << 23 | mantissa << 13);
+    if (exponent == 31) return float_of(sign | 0x7f800000 | mantissa << 13);
+    if (exponent) return float_of(sign | (unsigned)(exponent + 112) << 23 | mantissa << 13);
     float tiny = (float)mantissa * 5.9604644775390625e-8f;
     return sign ? -tiny : tiny;
 }
@@ -52,8 +46,7 @@ UCCH_ARITH float from_half(unsigned short half) {
 UCCH_ARITH unsigned short to_half(float f) {
     unsigned bits = bits_of(f), magnitude = bits & 0x7fffffff;
     unsigned short sign = (unsigned short)(bits >> 16 & 0x8000);
-    if (magnitude > 0x7f800000)
-        return (unsigned short)(sign | 0x7e00);
+    if (magnitude > 0x7f800000) return (unsigned short)(sign | 0x7e00);
     if (magnitude >= 0x477ff000) /* 65520 and above round to infinity */
         return (unsigned short)(sign | 0x7c00);
     if (magnitude < 0x38800000) /* below 2^-14: subnormal, in units of 2^-24; rintf rounds to even */
@@ -62,13 +55,10 @@ UCCH_ARITH unsigned short to_half(float f) {
     return (unsigned short)(sign | magnitude >> 13);
 }
 
-UCCH_ARITH float from_bhalf(unsigned short half) {
-    return float_of((unsigned)half << 16);
-}
+UCCH_ARITH float from_bhalf(unsigned short half) { return float_of((unsigned)half << 16); }
 
 UCCH_ARITH unsigned short to_bhalf(float f) {
     unsigned bits = bits_of(f);
-    if ((bits & 0x7fffffff) > 0x7f800000)
-        return (unsigned short)(bits >> 16 | 0x40);
+    if ((bits & 0x7fffffff) > 0x7f800000) return (unsigned short)(bits >> 16 | 0x40);
     return (unsigned short)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
 }

@@ -10,9 +10,7 @@ struct bfloat_t {
 template <class R> struct pair {
     R re, im;
 };
-template <class R> __device__ pair<R> operator+(pair<R> a, pair<R> b) {
-    return {a.re + b.re, a.im + b.im};
-}
+template <class R> __device__ pair<R> operator+(pair<R> a, pair<R> b) { return {a.re + b.re, a.im + b.im}; }
 template <class R> __device__ pair<R> operator*(pair<R> a, pair<R> b) {
     return {a.re * b.re - a.im * b.im, a.re * b.im + a.im * b.re};
 }
@@ -26,15 +24,9 @@ template <> struct wide<bfloat_t> {
     typedef float type;
 };
 
-template <class T> __device__ T load(T x) {
-    return x;
-}
-__device__ float load(half_t x) {
-    return from_half(x.bits);
-}
-__device__ float load(bfloat_t x) {
-    return from_bhalf(x.bits);
-}
+template <class T> __device__ T load(T x) { return x; }
+__device__ float load(half_t x) { return from_half(x.bits); }
+__device__ float load(bfloat_t x) { return from_bhalf(x.bits); }
 
 template <class T> struct store {
     static __device__ T from(T x) { return x; }

@@ -17,8 +17,7 @@ extern "C" __global__ RESIDENT void ucch(ucch_moves all) {
         const ucch_move m = all.each[k];
         const unsigned bytes = m.kind == MOVE_COMBINE ? m.n * (unsigned)sizeof(TO) : m.n;
         const unsigned from = edge(bytes, blockIdx.x), to = edge(bytes, blockIdx.x + 1);
-        if (m.wait && threadIdx.x == 0)
-            AWAIT(m.wait, m.least);
+        if (m.wait && threadIdx.x == 0) AWAIT(m.wait, m.least);
         __syncthreads();
         char *dst = (char *)m.dst + from;
         const char *src = (const char *)m.src + from;

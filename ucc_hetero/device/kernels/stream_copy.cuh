@@ -24,8 +24,7 @@ __device__ void wait_for(unsigned *word, unsigned least, unsigned *stop) {
 __device__ void ring(ucch_posted *mailbox, volatile ucch_extent *extent) {
     __threadfence_system();
     const unsigned long long whose = extent->doorbell;
-    if (whose)
-        PUT(&mailbox[whose % 4294967296ull - 1].doorbell.word, (unsigned)(whose >> 32));
+    if (whose) PUT(&mailbox[whose % 4294967296ull - 1].doorbell.word, (unsigned)(whose >> 32));
     __threadfence_system();
     extent->rung = 1;
 }
@@ -47,20 +46,16 @@ extern "C" __global__ RESIDENT void ucch(ucch_stream_copy c) {
             const unsigned some = length - done < UCCH_COPY_STEP ? (unsigned)(length - done) : UCCH_COPY_STEP;
             char *there = data + k * room + done % room, *here = c.buffer + from + done;
             step++;
-            if (c.posted && threadIdx.x == 0)
-                wait_for(put, step, &c.posted->stop);
+            if (c.posted && threadIdx.x == 0) wait_for(put, step, &c.posted->stop);
             if (!c.posted && done >= room && threadIdx.x == 0)
                 wait_for(taken, step - (unsigned)(room / UCCH_COPY_STEP), (unsigned *)&extent->stop);
             __syncthreads();
             copy_bytes(c.posted ? here : there, c.posted ? there : here, some);
             DONE();
             __syncthreads();
-            if (threadIdx.x == 0)
-                POST(c.posted ? taken : put, step);
-            if (!c.posted && threadIdx.x == 0 && k == 0 && step == 1)
-                ring(c.mailbox, extent);
+            if (threadIdx.x == 0) POST(c.posted ? taken : put, step);
+            if (!c.posted && threadIdx.x == 0 && k == 0 && step == 1) ring(c.mailbox, extent);
         }
     }
-    if (c.posted && threadIdx.x == 0)
-        POST(&c.posted->gone[blockIdx.x].word, 1);
+    if (c.posted && threadIdx.x == 0) POST(&c.posted->gone[blockIdx.x].word, 1);
 }
