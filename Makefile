@@ -19,7 +19,7 @@ export OMPI_MCA_rmaps_base_oversubscribe ?= 1
 # Several ranks per core: threads inside numpy would only get in each other's way.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help demo test venv ranks torch devices hosts lint types unit exhaustive suites sanitize docs clean
+.PHONY: help demo test venv ranks torch devices hosts lint types unit exhaustive suites sanitize churn docs clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -30,7 +30,7 @@ demo:
 
 # Three at a time, the longest first, as much of what ranks do is to wait. All but the first say theirs in one piece.
 test: venv
-	@$(MAKE) --no-print-directory --jobs=3 --keep-going ranks $(addprefix beside-,torch devices hosts unit types lint)
+	@.ci/ungrouped $(MAKE) --no-print-directory --jobs=3 --keep-going ranks $(addprefix beside-,torch devices hosts unit types lint)
 
 beside-%: venv
 	@mkdir -p build
@@ -42,7 +42,7 @@ venv:
 lint: venv
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
-	find cffi_build tests ucc_hetero \( -name '*.[ch]' -o -name '*.cuh' \) -not -name '_native*' -print0 | xargs -0 -r .venv/bin/clang-format --dry-run -Werror
+	find cffi_build examples tests ucc_hetero \( -name '*.[ch]' -o -name '*.cuh' \) -not -name '_native*' -print0 | xargs -0 -r .venv/bin/clang-format --dry-run -Werror
 	$(PY) -m codespell_lib
 
 # benchmarks/ and mpi_launch/ are installed as ucc_hetero.bench and ucc_hetero.launch: mypy sees them in those places.
@@ -81,6 +81,10 @@ exhaustive: venv
 sanitize: venv
 	$(PY) tests/sanitize/run.py
 	$(PY) tests/sanitize/run.py --threads
+
+# Eight hours of replicas that are killed and started again, and compared to the bit; make churn FOR=600 for ten minutes.
+churn: venv
+	$(PY) -m tests.churn --seconds $(or $(FOR),28800)
 
 # Other projects' test suites through this package: mpi4py's on six layouts of ranks, some half an hour,
 # 20,000 calls with buffers in its forms, as long again, and torch's where it is

@@ -9,17 +9,15 @@ import traceback
 from collections.abc import Callable, Sequence
 
 from ..stdio import CLOSED, ends_with_its_reader, reader_gone
-from .options import BadUsage, HelpWanted, Options, VersionWanted, help_text, parse, probable_rank
+from .meanings import Options
+from .options import BadUsage, HelpWanted, VersionWanted, help_text, parse, probable_rank
 from .peers import NotOffered, open_world, prepare
 from .table import BENCHES, VERSION, Bench
-
-__all__ = ["main"]
 
 # Programs beside the OSU benchmarks: the module has run(arguments, command) -> status.
 _PROGRAMS = {
     "compare": "ours, mpi4py and raw UCC in one process start, with ratios (under mpirun)",
-    "mixed": "per collective: the mixed plan, flat UCC and mpi4py (under mpirun, several islands)",
-    "pairs": "latency and bandwidth between all pairs of ranks, for a heat map (under mpirun)",
+    "kv_transfer": "pages of a KV cache from rank to rank, converted or not (under mpirun)",
     "report": "result files -> one HTML page and PNGs",
     "diff": "two result files -> what became slower",
     "trace": "the file of UCCH_TRACE -> where the time of each collective went, who was late",

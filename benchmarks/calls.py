@@ -13,8 +13,6 @@ from .memory import Block, Memory
 from .peers import Peer
 from .table import Collective
 
-__all__ = ["Buffers", "Call", "Case", "Pool", "bind", "in_place_only", "lengths", "longest", "roots", "shares"]
-
 
 @dataclass(frozen=True, slots=True)
 class Case:

@@ -21,8 +21,6 @@ from .session import Session
 from .stats import Overlap, overlap, ratio
 from .validate import Checker
 
-__all__ = ["measure_latency", "measure_overlap"]
-
 Floats = npt.NDArray[np.float64]
 
 

@@ -31,8 +31,6 @@ from .stats import NOISY, Interval, ratio, relative_spread, sizes, verdict
 from .table import COLLECTIVES
 from .validate import Checker
 
-__all__ = ["Series", "measure", "run"]
-
 #: Length of one sample, in seconds, and the most calls in it.
 _SAMPLE_SECONDS, _MOST_CALLS = 1e-3, 2000
 _STARTS = 5

@@ -12,8 +12,6 @@ from .options import BadUsage
 from .readers import Curve, Point, UnknownFile, read
 from .stats import Interval
 
-__all__ = ["Change", "compare", "run", "table"]
-
 
 @dataclass(frozen=True, slots=True)
 class Change:

@@ -1,4 +1,4 @@
-"""Pictures of results: curves over message sizes, heat maps of pairs, plans, clusters against their limit.
+"""Pictures of results: curves over message sizes, plans, clusters against their limit.
 
 A drawing is data and the function that paints it with matplotlib, which is needed only then. Colours follow the series,
 not the place of its file in a list, so that a peer looks the same in every drawing.
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import importlib
 import io
-import math
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -18,10 +17,6 @@ from typing import Any
 from .options import BadUsage
 from .readers import LIMIT, Curve
 from .sheets import benchmark_of, short_size
-
-__all__ = [
-    "COLOURS", "KINDS", "KNOWN", "MARKS", "Drawing", "Figure", "drawings", "figures", "file_name", "labels", "render",
-]  # fmt: skip
 
 Data = dict[str, Any]
 
@@ -198,46 +193,6 @@ def _curves(axes: Any, figure: Figure, styles: dict[str, tuple[int, int]], rate:
 # --- the others -------------------------------------------------------------------------------------------------------
 
 
-def _pairs(stem: str, data: Data) -> Drawing:
-    side = min(2.2 + 0.55 * len(data["ranks"]), 12.0)
-    title = f"bandwidth and latency of pairs, {data['backend']}"
-    return Drawing(file_name(f"pairs-{stem}"), title, (2 * side, side), partial(_paint_pairs, data))
-
-
-def _paint_pairs(data: Data, canvas: Any) -> None:
-    panels = canvas.subplots(1, 2)
-    # Dark is good in both: much bandwidth, little latency.
-    for axes, (name, unit, scheme) in zip(
-        panels, (("bandwidth", "MB/s", "viridis_r"), ("latency", "µs", "viridis")), strict=True
-    ):
-        values = [[math.nan if v is None else v for v in row] for row in data[name]]
-        image = axes.imshow(values, cmap=scheme, vmin=0.0)
-        _cells(axes, values, image)
-        axes.set_title(f"{name} [{unit}]")
-        axes.set_xticks(range(len(values)), data["ranks"], rotation=45, ha="right")
-        axes.set_yticks(range(len(values)), data["ranks"])
-        axes.set_xlabel("to rank")
-        axes.set_ylabel("from rank")
-        axes.tick_params(length=0)
-        for side in axes.spines.values():
-            side.set_visible(False)
-        canvas.colorbar(image, ax=axes, shrink=0.8).outline.set_visible(False)
-
-
-def _cells(axes: Any, values: Sequence[Sequence[float]], image: Any) -> None:
-    """The numbers, where there is room for them, in black or white."""
-    if len(values) > 16:
-        return
-    for y, row in enumerate(values):
-        for x, value in enumerate(row):
-            if math.isnan(value):
-                continue
-            red, green, blue, _ = image.cmap(image.norm(value))
-            dark = 0.3 * red + 0.6 * green + 0.1 * blue < 0.5
-            text = f"{value:.0f}" if value >= 100 else f"{value:.3g}"
-            axes.text(x, y, text, ha="center", va="center", fontsize=8, color="white" if dark else "black")
-
-
 def _plans(data: Data) -> dict[str, list[tuple[int, str]]]:
     """Measurement -> (size, plan) of each row, of a file that has plans."""
     found: dict[str, list[tuple[int, str]]] = {}
@@ -268,4 +223,4 @@ def _paint_plans(files: Sequence[tuple[str, Data]], canvas: Any) -> None:
 
 
 #: Drawings of whole files: benchmark -> what makes one of the file's stem and data.
-KINDS: dict[str, Callable[[str, Data], Drawing]] = {"pairs": _pairs}
+KINDS: dict[str, Callable[[str, Data], Drawing]] = {}

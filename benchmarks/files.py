@@ -22,8 +22,6 @@ from .table import BENCHES
 if TYPE_CHECKING:
     from .session import Session
 
-__all__ = ["FORMAT", "Results", "header", "origin", "write_job", "write_json"]
-
 #: Version of the JSON layout; ``report`` and ``diff`` refuse others.
 FORMAT = "ucc_hetero.bench/1"
 _PLAIN = ("size", "value", "least", "most", "iterations", "wrong", "rate")

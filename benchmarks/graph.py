@@ -12,8 +12,6 @@ import numpy.typing as npt
 
 from .options import BadUsage
 
-__all__ = ["check", "text", "write"]
-
 Samples = Mapping[int, npt.NDArray[np.float64]]
 _BARS = " ▁▂▃▄▅▆▇█"
 _COLUMNS = 60

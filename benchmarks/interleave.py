@@ -12,8 +12,6 @@ from .output import Row
 from .session import Session
 from .stats import Overlap, ratio
 
-__all__ = ["interleaved", "together"]
-
 Measure = Callable[[Session, np.dtype[Any], int], Row]
 
 

@@ -17,8 +17,6 @@ from .peers import NotOffered, Peer, open_peer
 from .roofline import least_seconds
 from .session import Session
 
-__all__ = ["Limit", "open_limit"]
-
 #: Puts of which the quickest counts.
 _PUTS = 200
 
@@ -81,7 +79,7 @@ def _put_seconds(session: Session, a: int, b: int) -> float:
         with registered(pair, session.memory, 1) as memory:
             for _ in range(_PUTS if world.rank == a else 0):
                 start = perf_counter()
-                memory.transfer(True, 0, 1)
+                memory.transfer("put", 0, 1)
                 memory.flush()
                 best = min(best, perf_counter() - start)
         pair.Free()
@@ -122,7 +120,7 @@ def _traffic(session: Session) -> Traffic:
     """Who sends to whom at once."""
     pairs = session.options.pairs or session.world.size // 2
     forth = {rank: rank + pairs for rank in range(pairs)}
-    both = session.bench.name == "osu_bibw"
+    both = session.bench.name.endswith("_bibw")
     return forth | {b: a for a, b in forth.items()} if both else forth
 
 

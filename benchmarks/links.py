@@ -18,8 +18,6 @@ import numpy as np
 from .memory import Block, Memory
 from .peers import Peer, World
 
-__all__ = ["Links", "Traffic", "bandwidth", "best_bandwidth", "latency", "lengths", "measure_links", "quiet"]
-
 #: Message sizes of which the one that is carried fastest counts: caches of the host make smaller ones faster than the
 #: largest, and devices need long ones to get going.
 _BYTES, _DEVICE_BYTES = (1 << 16, 1 << 19, 1 << 22), (1 << 22, 1 << 25, 1 << 28)

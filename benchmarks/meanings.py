@@ -10,8 +10,6 @@ from typing import Any, Literal
 
 from .table import LARGE, Bench
 
-__all__ = ["OPTIONS", "PEERS", "Option", "Options", "number"]
-
 #: Implementations whose calls can be measured.
 PEERS = ("ours", "mpi4py", "ucc", "gloo", "nccl")
 

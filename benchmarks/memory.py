@@ -16,8 +16,6 @@ import numpy.typing as npt
 
 from ucc_hetero.types import DTYPES
 
-__all__ = ["Block", "Memory", "dtype_of", "label_of", "open_memory"]
-
 Host = npt.NDArray[Any]
 #: Elements behind each block that nobody may write, and the byte they hold.
 _GUARD, _GUARD_BYTE = 64, 0x5A

@@ -1,6 +1,7 @@
 """The timed loops of one-sided communication, by OSU's rule: the whole loop is timed, not each put.
 
-``ours`` puts and gets through UCX into registered memory and flushes the endpoint, ``mpi4py`` through an MPI window.
+``ours`` puts and gets through UCX into registered memory and flushes the endpoint, ``mpi4py`` through an MPI window,
+which accumulates, fetches and compares, too.
 """
 
 from __future__ import annotations
@@ -14,13 +15,12 @@ from typing import Any
 
 import numpy as np
 
+from .meanings import Options
 from .memory import Memory
-from .options import BadUsage, Options
+from .options import BadUsage
 from .output import Row
 from .peers import NotOffered, Peer
 from .session import Session
-
-__all__ = ["MEASURES", "Registered", "check", "registered"]
 
 
 @dataclass(slots=True)
@@ -29,15 +29,27 @@ class Window:
 
     win: Any
     local: Any
+    result: Any
+    compare: Any
     partner: int
     group: Any
     base: int
     #: Waits for the other rank, which may be needed to carry transfers out.
     meet: Callable[[], None]
 
-    def transfer(self, put: bool, start: int, size: int) -> None:
-        call = self.win.Put if put else self.win.Get
-        call(self.local[start : start + size], self.partner, (self.base + start, size))
+    def transfer(self, what: str, start: int, size: int) -> None:
+        """A put or get of bytes, their sum with those there, or an operation on one number there, as OSU has them."""
+        mine, there = self.local[start : start + size], (self.base + start, size)
+        if what in ("put", "get", "acc"):
+            getattr(self.win, {"acc": "Accumulate"}.get(what, what.capitalize()))(mine, self.partner, there)
+        elif what == "get_acc":
+            self.win.Get_accumulate(mine, self.result[start : start + size], self.partner, there)
+        else:
+            one, found = self.local[:8].view(np.int64), self.result[:8].view(np.int64)
+            if what == "fop":
+                self.win.Fetch_and_op(one, found, self.partner, self.base)
+            else:
+                self.win.Compare_and_swap(one, self.compare, found, self.partner, self.base)
 
 
 @dataclass(slots=True)
@@ -49,8 +61,8 @@ class Registered:
     kind: Any
     meet: Callable[[], None]
 
-    def transfer(self, put: bool, start: int, size: int) -> None:
-        call = self.there.put if put else self.there.get
+    def transfer(self, what: str, start: int, size: int) -> None:
+        call = self.there.put if what == "put" else self.there.get
         call((self.local + start, size), start, self.kind)
 
     def flush(self) -> None:
@@ -62,6 +74,8 @@ def check(bench: str, peer: Peer, options: Options) -> None:
     """Raise NotOffered for peers without one-sided communication, BadUsage for what only MPI windows have."""
     if peer.name not in ("ours", "mpi4py"):
         raise NotOffered(f"{bench}: peer {peer.name!r} has no one-sided communication; ours and mpi4py have")
+    if peer.name == "ours" and WHAT[bench] not in ("put", "get"):
+        raise NotOffered(f"{bench}: registered memory is put to and got from alone; use --backend mpi4py")
     if peer.name == "ours" and options.sync not in _PASSIVE:
         raise BadUsage(
             f"option -s {options.sync}: registered memory has no epochs in which both ranks take part; "
@@ -135,8 +149,9 @@ def _mpi_window(session: Session, nbytes: int, stack: ExitStack) -> Window:
     group = world.Incl([partner])
     world.Free()
     stack.callback(group.Free)
-    local = session.memory.block(np.dtype(np.uint8), nbytes).head(nbytes).array
-    return Window(win, local, partner, group, base, session.world.barrier)
+    local, result = (session.memory.block(np.dtype(np.uint8), nbytes).head(nbytes).array for _ in range(2))
+    compare = np.zeros(1, np.int64)
+    return Window(win, local, result, compare, partner, group, base, session.world.barrier)
 
 
 #: Synchronization in which the other rank takes no part: what comes before and after the transfers.
@@ -154,38 +169,46 @@ def _shared() -> Any:
     return MPI.LOCK_SHARED
 
 
-def _active(session: Session, window: Window, work: Callable[[], None], both: bool) -> Callable[[], None]:
-    """One iteration with both ranks taking part; ``both``: also back again, as OSU's latency tests do."""
+def _active(session: Session, window: Window, work: Callable[[], None]) -> Callable[[], None]:
+    """One iteration with both ranks taking part, and back again in OSU's latency tests."""
     win, group, first = window.win, window.group, session.world.rank == 0
 
-    def fence(mine: bool) -> None:
+    def fence(mine: bool, theirs: bool) -> None:
         win.Fence()
         if mine:
             work()
         win.Fence()
 
-    def post(mine: bool) -> None:
+    def post(mine: bool, theirs: bool) -> None:
+        if theirs:
+            win.Post(group)
         if mine:
             win.Start(group)
             work()
             win.Complete()
-        else:
-            win.Post(group)
+        if theirs:
             win.Wait()
 
     turn = fence if session.options.sync == "fence" else post
+    if _both(session):
+        return lambda: turn(True, True)
 
     def once() -> None:
-        turn(first)
-        if both:
-            turn(not first)
+        turn(first, not first)
+        if session.bench.unit == "time":
+            turn(not first, first)
 
     return once
 
 
+def _both(session: Session) -> bool:
+    """Whether both ranks transfer at once."""
+    return session.bench.name.endswith("_bibw")
+
+
 def _passive(session: Session, window: Any, work: Callable[[], None]) -> Callable[[], None] | None:
-    """One iteration of rank 0; the other rank only provides memory."""
-    if session.world.rank != 0:
+    """One iteration of rank 0, or of both; else the other rank only provides memory."""
+    if session.world.rank != 0 and not _both(session):
         return None
     if isinstance(window, Registered):
         flush = window.flush
@@ -228,15 +251,16 @@ def _run(
     return total, times
 
 
-def _measure(session: Session, size: int, put: bool, messages: int, both: bool) -> tuple[float, list[float], int]:
-    """(rank 0's seconds for all iterations, of each, iterations)."""
+def _measure(session: Session, size: int, messages: int) -> tuple[float, list[float], int]:
+    """(seconds for all iterations, those of rank 0 for each, iterations)."""
+    what = WHAT[session.bench.name]
     loops = session.options.loops(session.bench, size)
     with ExitStack() as stack:
         window = _open(session, max(size * messages, 1), stack)
 
         def work() -> None:
             for j in range(messages):
-                window.transfer(put, j * size, size)
+                window.transfer(what, j * size, size)
 
         if session.options.sync in _PASSIVE:
             once = _passive(session, window, work)
@@ -244,24 +268,28 @@ def _measure(session: Session, size: int, put: bool, messages: int, both: bool) 
                 window.win.Lock(window.partner, _shared())
                 stack.callback(window.win.Unlock, window.partner)
         else:
-            once = _active(session, window, work, both)
+            once = _active(session, window, work)
         total, times = _run(once, loops, window.meet)
-    total, times = session.world.comm.bcast((total, times))
-    return total, times, loops[0]
+    times = session.world.comm.bcast(times)
+    return (
+        max(session.world.comm.allgather(total)) if _both(session) else session.world.comm.bcast(total),
+        times,
+        loops[0],
+    )
 
 
-def _latency(session: Session, size: int, put: bool) -> Row:
-    total, times, iterations = _measure(session, size, put, 1, both=True)
+def _latency(session: Session, dtype: np.dtype[Any], size: int) -> Row:
+    total, times, iterations = _measure(session, size, 1)
     # With both ranks taking part, an iteration goes there and back.
     ways = 1 if session.options.sync in _PASSIVE else 2
     each = np.asarray(times) * 1e6 / ways
     return _row(session, size, total * 1e6 / iterations / ways, iterations, each, each)
 
 
-def _bandwidth(session: Session, size: int, put: bool) -> Row:
+def _bandwidth(session: Session, dtype: np.dtype[Any], size: int) -> Row:
     window = session.options.window
-    total, times, iterations = _measure(session, size, put, window, both=False)
-    megabytes, each = size / 1e6 * window, np.asarray(times)
+    total, times, iterations = _measure(session, size, window)
+    megabytes, each = size / 1e6 * window * (2 if _both(session) else 1), np.asarray(times)
     return _row(session, size, megabytes * iterations / total, iterations, each * 1e6, megabytes / each)
 
 
@@ -271,13 +299,7 @@ def _row(session: Session, size: int, value: float, iterations: int, times: Any,
     return Row(size=size, value=value, iterations=iterations, percentiles=session.percentiles_of(values))
 
 
-def _measured(of: Callable[[Session, int, bool], Row], put: bool) -> Callable[[Session, np.dtype[Any], int], Row]:
-    return lambda session, dtype, size: of(session, size, put)
-
-
-MEASURES = {
-    "osu_put_latency": _measured(_latency, put=True),
-    "osu_get_latency": _measured(_latency, put=False),
-    "osu_put_bw": _measured(_bandwidth, put=True),
-    "osu_get_bw": _measured(_bandwidth, put=False),
-}
+#: Benchmark -> what it does.
+WHAT = {f"osu_{what}_latency": what for what in ("put", "get", "acc", "get_acc", "fop", "cas")}
+WHAT |= {"osu_put_bw": "put", "osu_get_bw": "get", "osu_put_bibw": "put"}
+MEASURES = {name: _latency if name.endswith("_latency") else _bandwidth for name in WHAT}

@@ -13,13 +13,8 @@ from dataclasses import replace
 from typing import Any, NoReturn
 
 from ..machine import launchers
-from .meanings import OPTIONS, Option, Options, number
+from .meanings import OPTIONS, Option, Options
 from .table import VERSION, Bench
-
-__all__ = [
-    "BadUsage", "HelpWanted", "Options", "ProgramParser", "VersionWanted", "help_text", "number", "parse",
-    "probable_rank",
-]  # fmt: skip
 
 
 class BadUsage(ValueError):
@@ -122,7 +117,7 @@ def parse(bench: Bench, arguments: Sequence[str]) -> Options:
 
     Raises BadUsage for a mistake, HelpWanted and VersionWanted where those were asked for.
     """
-    options = Options(max_size=bench.max_size)
+    options = Options(max_size=bench.max_size, min_size=bench.min_size)
     positional: list[str] = []
     for option, name, value in _scan(bench, arguments):
         if option is None:

@@ -5,14 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from .options import Options
+from .meanings import Options
 from .stats import Interval, Overlap
 from .table import VERSION, Bench
-
-__all__ = [
-    "Row", "datatype", "init_line", "nccl_footer", "nccl_header", "nccl_row", "noise_line", "osu_header",
-    "osu_preamble", "osu_row", "window_header", "window_row",
-]  # fmt: skip
 
 WIDTH = 20
 WINDOWS = (1, 2, 4, 8, 16, 32, 64, 128)

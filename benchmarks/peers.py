@@ -19,9 +19,6 @@ import numpy.typing as npt
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-__all__ = ["NotOffered", "Peer", "World", "open_peer", "open_world", "prepare"]
-
-
 T = TypeVar("T")
 
 

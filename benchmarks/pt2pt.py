@@ -17,8 +17,6 @@ from .session import Session
 from .stats import sizes
 from .validate import complement, differences, draw
 
-__all__ = ["MEASURES", "varied_windows"]
-
 # OSU's tags: ping-pong, the two directions of a window, its answer.
 _PING, _DATA, _BACK, _ANSWER = 1, 100, 10, 101
 

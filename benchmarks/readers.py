@@ -12,8 +12,6 @@ from typing import Any
 from .files import FORMAT
 from .table import BENCHES
 
-__all__ = ["KINDS", "LIMIT", "Curve", "Point", "UnknownFile", "read", "read_all"]
-
 Data = dict[str, Any]
 
 #: Label of the curve of what the links allow.

@@ -8,7 +8,6 @@ from __future__ import annotations
 import argparse
 import base64
 import html
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,8 +16,6 @@ from .drawings import Drawing, Figure, drawings, labels, render
 from .options import BadUsage
 from .readers import LIMIT, Curve, UnknownFile, read_all
 from .sheets import Sheet, origin, reproduce, sheets, short_size
-
-__all__ = ["page", "run"]
 
 Data = dict[str, Any]
 
@@ -103,7 +100,12 @@ def _file(source: str, data: Data) -> str:
 
 
 def page(
-    drawn: Sequence[Drawing], images: Mapping[str, bytes], files: Sequence[tuple[str, Data]], curves: Sequence[Curve]
+    drawn: Sequence[Drawing],
+    images: Mapping[str, bytes],
+    files: Sequence[tuple[str, Data]],
+    curves: Sequence[Curve],
+    heading: str = "ucc_hetero benchmarks",
+    about: str = "",
 ) -> str:
     """The whole page; ``images`` are SVGs by the drawings' names, ``files`` the JSON files by name."""
     links = "".join(f'<a href="#{html.escape(d.name)}">{html.escape(d.title)}</a>' for d in drawn)
@@ -114,25 +116,31 @@ def page(
         sources = f'<section id="files"><h2>Where the numbers come from</h2>{sources}</section>'
         links += '<a href="#files">files</a>'
     lead = f"{len(drawn)} drawings from {len(names)} files: {', '.join(names)}"
+    text, title = f"<section><pre>{html.escape(about)}</pre></section>" if about else "", html.escape(heading)
     return (
-        '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8"><title>ucc_hetero benchmarks</title>'
+        f'<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8"><title>{title}</title>'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<style>{_CSS}</style></head><body><main><h1>ucc_hetero benchmarks</h1>"
-        f'<p class="lead">{html.escape(lead)}</p><nav>{links}</nav>{body}{sources}</main></body></html>\n'
+        f"<style>{_CSS}</style></head><body><main><h1>{title}</h1>"
+        f'<p class="lead">{html.escape(lead)}</p><nav>{links}</nav>{text}{body}{sources}</main></body></html>\n'
     )
+
+
+def write_page(paths: Sequence[str | Path], target: Path, *words: str) -> Sequence[Drawing]:
+    """Write the page of some result files, with a heading and a text; returns what was drawn."""
+    curves, files = read_all(paths)
+    drawn = drawings(curves, files)
+    images = {drawing.name: render(drawing, "svg") for drawing in drawn}
+    target.parent.mkdir(parents=True, exist_ok=True)
+    target.write_text(page(drawn, images, files, curves, *words), encoding="utf-8")
+    return drawn
 
 
 def _html(paths: Sequence[str], folder: Path) -> str:
     """Write the page and the PNGs; returns what to say."""
-    curves, files = read_all(paths)
-    drawn = drawings(curves, files)
-    os.makedirs(folder, exist_ok=True)
+    drawn = write_page(paths, folder / "index.html")
     for drawing in drawn:
         (folder / f"{drawing.name}.png").write_bytes(render(drawing, "png"))
-    images = {drawing.name: render(drawing, "svg") for drawing in drawn}
-    target = folder / "index.html"
-    target.write_text(page(drawn, images, files, curves), encoding="utf-8")
-    return f"{target}: {len(images)} drawings from {len(paths)} files"
+    return f"{folder / 'index.html'}: {len(drawn)} drawings from {len(paths)} files"
 
 
 def run(words: Sequence[str], command: list[str]) -> int:

@@ -13,8 +13,6 @@ from collections.abc import Sequence
 from .links import Links
 from .table import Kind
 
-__all__ = ["crossing_bytes", "least_seconds", "port_bytes"]
-
 
 def port_bytes(kind: Kind, size: int, ranks: int) -> float:
     """Bytes that the busiest port has to carry one way. ``size`` as OSU counts it for this kind."""

@@ -13,16 +13,15 @@ from . import collective, graph, onesided, output, pt2pt
 from .files import Results
 from .interleave import Measure, interleaved
 from .limits import open_limit
+from .meanings import Options
 from .memory import Memory, dtype_of, label_of, open_memory
-from .options import BadUsage, Options
+from .options import BadUsage
 from .output import Row
 from .peers import Peer, World, open_peer
 from .session import Progress, Session
 from .stats import sizes, verdict
 from .table import Bench
 from .validate import Log
-
-__all__ = ["run"]
 
 
 def _measure(session: Session) -> Measure:

@@ -12,14 +12,12 @@ import numpy as np
 import numpy.typing as npt
 
 from .files import Results
+from .meanings import Options
 from .memory import Memory
-from .options import Options
 from .peers import Peer, World
 from .stats import osu_percentile
 from .table import Bench
 from .validate import Log
-
-__all__ = ["Progress", "Session"]
 
 #: Characters of a full bar.
 _BAR = 24

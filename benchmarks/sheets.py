@@ -14,8 +14,6 @@ from typing import Any
 
 from .files import FORMAT
 
-__all__ = ["KINDS", "Sheet", "benchmark_of", "number", "origin", "reproduce", "sheets", "short_size"]
-
 Data = dict[str, Any]
 
 
@@ -140,28 +138,19 @@ def _osu_cells(data: Data, rows: Sequence[Data], unit: str) -> tuple[tuple[str, 
     return tuple(name for name, _ in kept), tuple(tuple(cell(row) for _, cell in kept) for row in rows)
 
 
-def _pairs(data: Data) -> Iterator[Sheet]:
-    for name, unit in (("bandwidth", "MB/s"), ("latency", "µs")):
-        rows = tuple(
-            (label, *("–" if value is None else number(value) for value in row))
-            for label, row in zip(data["ranks"], data[name], strict=True)
-        )
-        yield Sheet(f"{name} of pairs, {unit}, {data['backend']}", ("from \\ to", *data["ranks"]), rows)
-
-
-def _mixed(data: Data) -> Iterator[Sheet]:
-    names = list(data["rows"][0]["us"])
-    header = ("collective", "bytes", *(f"{name} µs" for name in names), *(f"{name} / plan" for name in names[1:]))
-    rows = tuple(
+def _kv_transfer(data: Data) -> Iterator[Sheet]:
+    names = ("way", "block_size", "pages", "concurrency")
+    rows = [
         (
-            row["collective"],
-            short_size(row["size"]),
-            *(f"{row['us'][name]:.1f}" for name in names),
-            *(_interval(row["to_plan"][name]) for name in names[1:]),
+            *(str(row[name]) for name in names),
+            short_size(row["bytes"]),
+            *(f"{row[of]:.3f}" for of in ("gbs", "best", "ms")),
         )
         for row in data["rows"]
-    )
-    yield Sheet(f"mixed plans, {data['dtype']}, {_ranks(data)}", header, rows, "A ratio above 1: the plan is faster.")
+    ]
+    header = ("way", "tokens a page", "pages", "prompts", "bytes", "GB/s", "best GB/s", "ms to the first token")
+    what = f"{data['layers']} layers, {data['heads']} heads of {data['dim']}"
+    yield Sheet(f"pages of a KV cache, {what}, {_ranks(data)}", header, tuple(rows), "Without the model's own work.")
 
 
 def _anything(data: Data) -> Iterator[Sheet]:
@@ -182,8 +171,7 @@ def _nested(rows: Sequence[Data], name: str) -> bool:
 #: (whether data is of a kind, what makes sheets of it)
 KINDS: list[tuple[Callable[[Data], bool], Callable[[Data], Iterator[Sheet]]]] = [
     (lambda d: d.get("benchmark") == "compare", _compare),
-    (lambda d: d.get("benchmark") == "pairs", _pairs),
-    (lambda d: d.get("benchmark") == "mixed", _mixed),
+    (lambda d: d.get("benchmark") == "kv_transfer", _kv_transfer),
     (lambda d: d.get("format") == FORMAT and "family" in d, _osu),
 ]
 

@@ -6,12 +6,10 @@ import importlib
 from time import perf_counter
 
 from .files import write_job
-from .options import Options
+from .meanings import Options
 from .output import init_line, osu_preamble
 from .peers import open_peer, open_world, prepare
 from .table import Bench
-
-__all__ = ["run"]
 
 
 def run(bench: Bench, options: Options, command: list[str]) -> int:

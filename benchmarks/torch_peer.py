@@ -11,8 +11,6 @@ from typing import Any
 
 from .peers import NotOffered, World
 
-__all__ = ["TorchComm", "open_torch"]
-
 
 class _InPlace:
     """Stands for the send buffer of a call in place."""

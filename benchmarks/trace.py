@@ -22,8 +22,6 @@ from typing import Any
 
 from .options import BadUsage
 
-__all__ = ["Group", "Part", "groups", "load", "run", "shares", "text"]
-
 #: How a moment of a call is counted, in the order of the columns.
 KINDS = ("island", "bridge", "both", "copy", "wait", "idle")
 

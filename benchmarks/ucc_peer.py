@@ -19,8 +19,6 @@ from ucc_hetero.types import DTYPES, OPS, DType
 
 from .peers import NotOffered, World
 
-__all__ = ["RawComm"]
-
 #: Rounds of progress before the core is offered to others.
 _SPINS = 1000
 

@@ -18,8 +18,6 @@ import numpy.typing as npt
 from .calls import Buffers, Case, shares
 from .memory import Block
 
-__all__ = ["Checker", "Log", "draw", "expected"]
-
 Host = npt.NDArray[Any]
 Source = Callable[[int], Host]
 

@@ -1,7 +1,8 @@
 """Build the extension ``ucc_hetero._native``: cffi in API mode over the C files beside this one.
 
 The cdef is made of the very files that the compiler reads: the declarations and constants in ``abi/`` and ``api/``, and
-one prototype per line of ``abi/symbols.h``.
+one prototype per line of ``abi/symbols.h``. So is the stub by which mypy checks calls of the engine:
+``ucc_hetero/_native.pyi``, which lies beside the extension and as little as that in the repository.
 
 ``UCCH_SANITIZE=address,undefined`` (or ``thread``) builds with gcc's sanitizers, for tests only (tests/sanitize).
 """
@@ -10,6 +11,7 @@ from __future__ import annotations
 
 import os
 import re
+from keyword import iskeyword
 from pathlib import Path
 
 from cffi import FFI
@@ -18,7 +20,7 @@ HERE = Path(__file__).resolve().parent
 #: Structures and arithmetic of the engine that its device kernels include, too.
 KERNELS = HERE.parent / "ucc_hetero" / "device" / "kernels"
 #: Folders of the engine, lowest first: a file uses its own folder and those before it.
-FOLDERS = ("abi", "api", "base", "net", "gpu", "shm", "p2p", "coll")
+FOLDERS = ("abi", "api", "base", "net", "gpu", "shm", "p2p", "rma", "coll", "python")
 SOURCES = [path for folder in FOLDERS for path in sorted((HERE / folder).glob("*.c"))]
 
 
@@ -59,20 +61,19 @@ if SANITIZERS:
     FLAGS += ["-O1", "-g", "-fno-omit-frame-pointer", "-fno-wrapv", "-fstrict-overflow", f"-fsanitize={SANITIZERS}"]
     FLAGS += ["-Wno-tsan"] if SANITIZERS == "thread" else ["-fsanitize-undefined-trap-on-error"]
 
-ffibuilder = FFI()
-ffibuilder.cdef(
-    "\n".join(
-        [
-            _declarations("abi/ucc_api.h"),
-            _declarations("abi/ucp_api.h"),
-            _prototypes(),
-            _constants(),
-            _declarations("api/api.h"),
-            _declarations("api/device_api.h"),
-            _layout(),
-        ]
-    )
+CDEF = "\n".join(
+    [
+        _declarations("abi/ucc_api.h"),
+        _declarations("abi/ucp_api.h"),
+        _prototypes(),
+        _constants(),
+        _declarations("api/api.h"),
+        _declarations("api/device_api.h"),
+        _layout(),
+    ]
 )
+ffibuilder = FFI()
+ffibuilder.cdef(CDEF)
 ffibuilder.cdef(CALLBACKS)
 ffibuilder.set_source(
     "ucc_hetero._native",
@@ -88,6 +89,65 @@ ffibuilder.set_source(
     extra_link_args=[f"-fsanitize={SANITIZERS}"] if SANITIZERS else [],
     py_limited_api=True,
 )
+
+#: Beginning of the stub, with the part of cffi's that the package uses. A pointer may go where a number is wanted, as
+#: numbers are read from pointers (``size[0]``); no number or None where a pointer is.
+STUB = """\
+# Written by cffi_build/build.py.
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
+
+class CData(Any): ...  # type: ignore[misc]
+
+Pointer: TypeAlias = CData | bytes | Sequence[Any]
+
+class FFI:
+    NULL: CData
+    def addressof(self, cdata: CData | Lib, /, *fields: str | int) -> CData: ...
+    def buffer(self, cdata: CData, size: int = ...) -> Any: ...
+    def cast(self, cdecl: str, value: CData | int) -> CData: ...
+    def def_extern(self, name: str = ..., error: Any = ...) -> Callable[[Callable[..., Any]], Callable[..., Any]]: ...
+    def from_buffer(self, cdecl: Any, buffer: Any = ..., require_writable: bool = ...) -> CData: ...
+    def gc(self, cdata: CData, destructor: Callable[[CData], Any] | None, size: int = ...) -> CData: ...
+    def memmove(self, dest: Any, src: Any, n: int) -> None: ...
+    def new(self, cdecl: str, init: Any = ...) -> CData: ...
+    def offsetof(self, cdecl: str, field: str | int, /, *fields: str | int) -> int: ...
+    def sizeof(self, cdecl: str | CData) -> int: ...
+    def string(self, cdata: CData, maxlen: int = ...) -> bytes: ...
+    def typeof(self, cdecl: str | CData) -> Any: ...
+
+class Lib:
+"""
+
+
+def _python_type(ctype: FFI.CType, pointer: str) -> str:
+    """Python type of a C type, of pointers as said."""
+    if ctype.kind == "primitive":
+        return "float" if ctype.cname == "double" else "int"
+    return "None" if ctype.kind == "void" else pointer
+
+
+def stub() -> str:
+    """The stub of the extension: every function of ``lib`` with its arguments, and every constant."""
+    text = re.sub(r"/\*.*?\*/", "", CDEF, flags=re.S)
+    lines = [f"    {name}: int" for name in re.findall(r"^#define (\w+)", text, re.M)]
+    lines += [
+        f"    {name}: int"
+        for names in re.findall(r"^enum {(.*?)}", text, re.M)
+        for name in re.findall(r"[A-Z]\w+", names)
+    ]
+    lines += [f"    {name}: CData" for name in re.findall(r" (\w+)\(", CALLBACKS)]
+    for result, name, parameters in re.findall(r"^(\w[\w ]*?[ *]+)(\w+)\(([^)]*)\);", text, re.M):
+        ctype = ffibuilder.typeof(f"{result}(*)({parameters})")
+        shown = "".join(
+            f", {word}{'_' * iskeyword(word)}: {_python_type(arg, 'Pointer')}"
+            for word, arg in zip(re.findall(r"(\w+)(?:,|$)", parameters), ctype.args, strict=bool(ctype.args))
+        )
+        lines.append(f"    def {name}(self{shown}, /) -> {_python_type(ctype.result, 'CData')}: ...")
+    return STUB + "\n".join(lines) + "\n\nffi: FFI\nlib: Lib\n"
+
+
+(KERNELS.parents[1] / "_native.pyi").write_text(stub())
 
 if __name__ == "__main__":
     ffibuilder.compile(verbose=True)

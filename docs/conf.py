@@ -1,13 +1,12 @@
-"""Sphinx configuration. The page of all figures and its pictures are made from the committed results at each build."""
+"""Sphinx configuration. The pages of all figures are made from the committed results at each build."""
 
-import os
 import sys
 from importlib.metadata import version as installed_version
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tools"))
-from figures import write_page
+from figures import write_pages
 
 project = "ucc_hetero"
 author = "ucc_hetero authors"
@@ -19,13 +18,14 @@ myst_enable_extensions = ["colon_fence"]
 myst_heading_anchors = 3
 autodoc_typehints = "description"
 exclude_patterns = ["_build"]
+#: Its content goes beside the pages.
+html_extra_path = ["figures"]
 html_theme = "alabaster"
 
 
 def _figures(app: Any, config: Any) -> None:
     here = Path(__file__).parent
-    archives = sorted(os.path.relpath(path) for path in (here.parent / "benchmarks" / "results").glob("*.tar.xz"))
-    write_page(archives, Path(os.path.relpath(here / "figures.md")))
+    write_pages(sorted((here.parent / "benchmarks" / "results").glob("*.tar.xz")), here / "figures")
 
 
 def setup(app: Any) -> None:

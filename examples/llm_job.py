@@ -16,8 +16,6 @@ from torch.nn.parallel import DistributedDataParallel
 import ucc_hetero.torch  # registers the backend
 from ucc_hetero.torch import balance
 
-__all__ = ["DTYPES", "SCHEDULES", "WAYS", "Job", "Settings", "batches", "device_of_rank", "peak_of"]
-
 #: --parallel -> what it is.
 WAYS = {
     "ddp": "data parallel, every rank has the whole model",

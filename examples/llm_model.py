@@ -9,8 +9,6 @@ import torch
 from torch import nn
 from torch.distributed import _functional_collectives as functional
 
-__all__ = ["SIZES", "Config", "Decoder", "Layer", "Sequences"]
-
 
 @dataclass(frozen=True)
 class Config:

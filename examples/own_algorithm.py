@@ -15,7 +15,7 @@ import numpy as np
 
 from ucc_hetero import Communicator
 from ucc_hetero.planner.algorithms import Case, Piece, Stages, algorithm, fitness
-from ucc_hetero.planner.algorithms.parts import only, region, stages, step, without
+from ucc_hetero.planner.algorithms.builders import only, region, stages, step, without
 from ucc_hetero.planner.collectives import Call
 from ucc_hetero.planner.topology import Topology
 

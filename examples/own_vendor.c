@@ -53,11 +53,9 @@ static int give(void *address) {
     while (*at && (*at)->base != (char *)address)
         at = &(*at)->next;
     region *r = *at;
-    if (r)
-        *at = r->next;
+    if (r) *at = r->next;
     pthread_mutex_unlock(&lock);
-    if (!r)
-        return NO_MEMORY;
+    if (!r) return NO_MEMORY;
     memset(r->base, FREED, r->bytes);
     free(r->base);
     free(r);
@@ -77,30 +75,20 @@ static int sim_pointer(const void *address, int *kind, int *device) {
     return OK;
 }
 
-static int sim_alloc(void **address, size_t bytes) {
-    return take(address, bytes, UCCH_MEMORY_DEVICE);
-}
+static int sim_alloc(void **address, size_t bytes) { return take(address, bytes, UCCH_MEMORY_DEVICE); }
 
-static int sim_pinned(void **address, size_t bytes) {
-    return take(address, bytes, UCCH_MEMORY_PINNED);
-}
+static int sim_pinned(void **address, size_t bytes) { return take(address, bytes, UCCH_MEMORY_PINNED); }
 
-static int sim_release(void *address) {
-    return give(address);
-}
+static int sim_release(void *address) { return give(address); }
 
-static int sim_unpin(void *address) {
-    return give(address);
-}
+static int sim_unpin(void *address) { return give(address); }
 
 static int sim_room(size_t *bytes) {
     *bytes = (size_t)4 << 30;
     return OK;
 }
 
-static int sim_host_register(void *address, size_t bytes) {
-    return OK;
-}
+static int sim_host_register(void *address, size_t bytes) { return OK; }
 
 static int sim_mapped(void *memory, void **seen) {
     *seen = memory;
@@ -113,21 +101,13 @@ static int sim_flag(void **word) {
 }
 
 /* Other processes cannot open it. */
-static int sim_alloc_shared(void **address, size_t bytes) {
-    return NOT_SUPPORTED;
-}
+static int sim_alloc_shared(void **address, size_t bytes) { return NOT_SUPPORTED; }
 
-static int sim_share(void *address, void *handle) {
-    return NOT_SUPPORTED;
-}
+static int sim_share(void *address, void *handle) { return NOT_SUPPORTED; }
 
-static int sim_open_shared(void **address, const void *handle) {
-    return NOT_SUPPORTED;
-}
+static int sim_open_shared(void **address, const void *handle) { return NOT_SUPPORTED; }
 
-static int sim_close_shared(void *address) {
-    return NOT_SUPPORTED;
-}
+static int sim_close_shared(void *address) { return NOT_SUPPORTED; }
 
 /* ---- streams and events ---- */
 
@@ -158,8 +138,7 @@ typedef struct stream {
 } stream;
 
 static void leave(point *p) {
-    if (p && atomic_fetch_sub(&p->users, 1) == 1)
-        free(p);
+    if (p && atomic_fetch_sub(&p->users, 1) == 1) free(p);
 }
 
 static void run(const work *w) {
@@ -212,14 +191,12 @@ static void *worker(void *data) {
 static int sim_stream_new(void **out) {
     stream *s = calloc(1, sizeof(*s));
     pthread_t thread;
-    if (!s)
-        return NO_MEMORY;
+    if (!s) return NO_MEMORY;
     s->tail = &s->head;
     pthread_mutex_init(&s->lock, NULL);
     pthread_cond_init(&s->given, NULL);
     pthread_cond_init(&s->idle, NULL);
-    if (pthread_create(&thread, NULL, worker, s))
-        return NO_MEMORY;
+    if (pthread_create(&thread, NULL, worker, s)) return NO_MEMORY;
     pthread_detach(thread);
     *out = s;
     return OK;
@@ -228,8 +205,7 @@ static int sim_stream_new(void **out) {
 static stream *stream_of(void *handle) {
     static void *first;
     pthread_mutex_lock(&lock);
-    if (!handle && !first)
-        sim_stream_new(&first);
+    if (!handle && !first) sim_stream_new(&first);
     pthread_mutex_unlock(&lock);
     return handle ? handle : first;
 }
@@ -237,11 +213,9 @@ static stream *stream_of(void *handle) {
 static int submit(void *handle, work what) {
     stream *s = stream_of(handle);
     work *w = s ? malloc(sizeof(*w)) : NULL;
-    if (!w)
-        return NO_MEMORY;
+    if (!w) return NO_MEMORY;
     *w = what;
-    if (w->point)
-        atomic_fetch_add(&w->point->users, 1);
+    if (w->point) atomic_fetch_add(&w->point->users, 1);
     pthread_mutex_lock(&s->lock);
     *s->tail = w;
     s->tail = &w->next;
@@ -250,9 +224,7 @@ static int submit(void *handle, work what) {
     return OK;
 }
 
-static int sim_stream_free(void *handle) {
-    return submit(handle, (work){.kind = END});
-}
+static int sim_stream_free(void *handle) { return submit(handle, (work){.kind = END}); }
 
 static int sim_stream_sync(void *handle) {
     stream *s = stream_of(handle);
@@ -275,6 +247,10 @@ static int sim_stream_write(void *stream, void *word, uint32_t value) {
     return submit(stream, (work){.kind = WRITE, .dst = word, .value = value});
 }
 
+static int sim_stream_captures(void *stream, int *does, uint64_t *which) { return NOT_SUPPORTED; }
+
+static int sim_capture_mode(int *mode) { return NOT_SUPPORTED; }
+
 static int sim_event_new(void **out) {
     *out = calloc(1, sizeof(event));
     return *out ? OK : NO_MEMORY;
@@ -289,8 +265,7 @@ static int sim_event_free(void *out) {
 static int sim_event_record(void *out, void *stream) {
     event *e = out;
     point *p = calloc(1, sizeof(*p));
-    if (!p)
-        return NO_MEMORY;
+    if (!p) return NO_MEMORY;
     p->users = 1;
     leave(e->last);
     e->last = p;
@@ -310,9 +285,7 @@ static int sim_stream_wait(void *stream, void *out) {
 
 /* ---- devices ---- */
 
-static int start(void) {
-    return OK;
-}
+static int start(void) { return OK; }
 
 static int sim_version(int *version) {
     *version = 1000;
@@ -350,13 +323,9 @@ static int sim_use(int device) {
 }
 
 /* It has no compiler: the host does its arithmetic. */
-static int sim_resident(int device, unsigned threads, int *blocks) {
-    return NOT_SUPPORTED;
-}
+static int sim_resident(int device, unsigned threads, int *blocks) { return NOT_SUPPORTED; }
 
-static int sim_kernel(const void *image, void **function) {
-    return NOT_SUPPORTED;
-}
+static int sim_kernel(const void *image, void **function) { return NOT_SUPPORTED; }
 
 static int sim_launch(void *function, unsigned blocks, unsigned threads, void **arguments, void *stream) {
     return NOT_SUPPORTED;
@@ -368,7 +337,9 @@ static int sim_error_name(int code, const char **name) {
 }
 
 const device_adapter ucch_adapter = {
-    .bytes = sizeof(device_adapter), .name = "sim", .start = start,
+    .bytes = sizeof(device_adapter),
+    .name = "sim",
+    .start = start,
 #define DEVICE(name, params) .ops.name = sim_##name,
 #include "gpu/ops.h"
 };

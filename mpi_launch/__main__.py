@@ -26,8 +26,6 @@ from . import cluster as cluster_file
 from . import command, k8s, launcher, slurm, sources, supervise
 from .cluster import Cluster, ClusterError
 
-__all__ = ["main"]
-
 #: Program of every rank under --check.
 DOCTOR = ("-m", "ucc_hetero.launch.doctor", "--job")
 

@@ -12,10 +12,6 @@ from typing import Any
 from ..machine.vendors import VENDORS
 from . import sources
 
-__all__ = [
-    "RUNTIMES", "Cluster", "ClusterError", "Host", "VendorPart", "as_document", "limited", "load", "local", "parse",
-]  # fmt: skip
-
 RUNTIMES = ("docker", "podman", "apptainer")
 _VENDOR_WORDS = ("auto", *VENDORS)
 

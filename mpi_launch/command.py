@@ -15,8 +15,6 @@ from ..machine.vendors import VENDORS
 from .cluster import Cluster, ClusterError, Host, VendorPart
 from .launcher import Launcher
 
-__all__ = ["Job", "Part", "compile_job", "container", "parts", "program_of", "renderer"]
-
 RANK_WRAPPER = Path(__file__).with_name("rank.py")
 
 #: Variables, by their first letters, whose values here hold for every rank, when ranks run elsewhere.

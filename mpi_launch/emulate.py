@@ -34,8 +34,6 @@ from ..stdio import ends_with_its_reader
 from . import emulated_host, emulated_net
 from .emulated_host import Host
 
-__all__ = ["Cluster", "Host", "goodput", "main", "unavailable"]
-
 _GOODPUT = Path(__file__).with_name("emulated_goodput.py")
 _PORT = 47000
 

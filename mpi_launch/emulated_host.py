@@ -16,8 +16,6 @@ from ..machine.launchers import INSIDE_A_JOB
 from . import emulated_net
 from .emulated_net import HostLayout
 
-__all__ = ["UNSHARE", "Host", "configure", "configure_all", "new_directory"]
-
 #: Enter namespaces of one's own, as process 1 of them, all of which ends with this command.
 UNSHARE = [
     "unshare",

@@ -12,8 +12,6 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-__all__ = ["HostLayout", "Link", "layout", "parse_rate", "parse_rates", "with_rate"]
-
 MAX_HOSTS = 200
 MAX_LINKS = 8
 

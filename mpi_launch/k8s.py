@@ -13,8 +13,6 @@ from . import cluster as cluster_file
 from .cluster import Cluster, ClusterError, Host
 from .command import program_of, renderer
 
-__all__ = ["main", "mpijob", "volcano"]
-
 #: In the images of containers/: the user's keys, and the process of a pod that waits for ranks.
 SSH = "/home/ucch/.ssh"
 WORKER = ["ucch-worker"]

@@ -11,8 +11,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["KINDS", "Launcher", "LauncherError", "find", "identify"]
-
 KINDS = ("openmpi", "hydra", "srun")
 
 

@@ -11,8 +11,6 @@ from . import cluster as cluster_file
 from .cluster import Cluster, ClusterError, VendorPart
 from .command import Part, parts, program_of, renderer
 
-__all__ = ["main", "script"]
-
 
 def _component(cluster: Cluster, part: Part) -> list[str]:
     """The options of one component; all its hosts have as many slots as the first."""

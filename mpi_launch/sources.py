@@ -9,8 +9,6 @@ from pathlib import Path
 
 from ..machine.vendors import VENDORS
 
-__all__ = ["SOURCES", "Found", "expand", "found_in", "hostfile"]
-
 #: Where kubeflow's MPI operator puts the hostfile; Open MPI's variable names it too.
 MPIJOB_HOSTFILE = "/etc/mpi/hostfile"
 

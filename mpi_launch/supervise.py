@@ -14,8 +14,6 @@ from typing import Any
 
 from .rank import MARK, drain, ending_with_parent, write_all
 
-__all__ = ["Outcome", "supervise"]
-
 #: Seconds between asking the launcher to end and killing it.
 GRACE = 10.0
 

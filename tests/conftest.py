@@ -11,7 +11,7 @@ import sys
 import textwrap
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
@@ -78,6 +78,7 @@ class MPIResult:
     returncode: int
     stdout: str
     stderr: str
+    ranks: int = 0
 
     @property
     def output(self) -> str:
@@ -206,10 +207,11 @@ def mpirun(tmp_path: Path) -> Iterator[Callable[..., MPIResult]]:
         path = write_script(folder, script)
         command = [*mpi_command(program, n, mpi_args), sys.executable, str(path), *args]
         start, limit = time.monotonic(), timeout * ROOM
-        environment = mpi_environment(program) | dict(env or {})
+        environment = mpi_environment(program) | {"UCCH_FLIGHT": str(folder)} | dict(env or {})
         result, late = run_limited(command, environment, folder, limit)
         if NOT_STARTED in result.stderr:
             result, late = run_limited(command, environment, folder, limit)
+        result = replace(result, ranks=n)
         if late:
             pytest.fail(f"{n} ranks of {path.name} were killed after {limit:.0f} s\n{result.output}", pytrace=False)
         if check and result.returncode != 0:
@@ -258,6 +260,20 @@ def flavour() -> tuple[str, int]:
     return mpi_flavour(program) if program else ("unknown", 0)
 
 
+@pytest.fixture
+def recovery(flavour: tuple[str, int]) -> list[str]:
+    """Options of an mpirun that lets the others go on when a rank dies; none of one that cannot."""
+    return ["--enable-recovery"] if flavour[0] == "openmpi" and flavour[1] >= 5 else []
+
+
+@pytest.fixture
+def ulfm(recovery: list[str]) -> list[str]:
+    """Options of an mpirun whose MPI goes on when a rank dies, as well; without one the test is skipped."""
+    if not recovery:
+        pytest.skip("needs Open MPI 5")
+    return ["--with-ft", "ulfm"]
+
+
 @pytest.fixture(scope="session")
 def compiled() -> Callable[..., Path]:
     """Call as ``compiled(output, *words)`` with words of a C compiler; without one the test is skipped."""
@@ -278,7 +294,7 @@ def fakegpu(tmp_path_factory: pytest.TempPathFactory, compiled: Callable[..., Pa
     folder = tmp_path_factory.mktemp("fakegpu")
     out = {vendor: folder / f"libfake{kind.lower()}.so" for vendor, kind in FAKES.items()}
     for vendor, kind in FAKES.items():
-        compiled(out[vendor], "-O1", "-shared", "-fPIC", f"-DFAKE_{kind}", FAKEGPU / "fakegpu.c", "-lpthread")
+        compiled(out[vendor], "-O1", "-shared", "-fPIC", f"-DFAKE_{kind}", FAKEGPU / "fakegpu.c", "-lpthread", "-lm")
     return out
 
 

@@ -29,8 +29,6 @@ from ucc_hetero.bench.table import COLLECTIVES
 from ucc_hetero.launch.emulate import Cluster, goodput, unavailable
 from ucc_hetero.launch.emulated_net import parse_rates
 
-__all__ = ["CASES", "ClusterCase", "Test", "limit", "main"]
-
 _MIB = 1 << 20
 #: Starts of a job that hangs before it is given up.
 _ATTEMPTS = 3

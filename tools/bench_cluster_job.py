@@ -25,8 +25,6 @@ from ucc_hetero.bench.table import COLLECTIVES
 from ucc_hetero.bench.validate import Checker
 from ucc_hetero.cli.tune import measure
 
-__all__ = ["calls_of", "main"]
-
 #: Length of one sample, in seconds, and the most calls in it; of calls below the limit, in seconds, at least a few: one
 #: that follows a barrier also waits for whoever leaves the barrier last.
 _SAMPLE_SECONDS, _MOST_CALLS = 5e-3, 200

@@ -1,23 +1,20 @@
-"""Page of all figures in docs/, made of the committed results; and what files of developers' programs hold.
+"""Pages of all figures, made of the committed results; and what files of developers' programs hold.
 
-    python tools/figures.py --markdown docs/figures.md benchmarks/results/*.tar.xz
+    python tools/figures.py benchmarks/results/*.tar.xz -o DIR
     python tools/figures.py report FILES -o DIR
 
-The first writes the page, its pictures in the folder of its name beside it: per folder or archive what the README
-there says, per file a table and its command. The second is ``python -m ucc_hetero.bench report`` that also knows the
-files of the programs in tools/.
+The first writes a page for each archive: what its README says, every drawing, every file's tables and command. The
+second is ``python -m ucc_hetero.bench report`` that also knows the files of the programs in tools/.
 """
 
 from __future__ import annotations
 
 import argparse
 import math
-import re
-import shlex
 import sys
 import tarfile
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import groupby
 from pathlib import Path
@@ -26,41 +23,15 @@ from typing import Any
 from ucc_hetero.bench import drawings as pictures_of_files
 from ucc_hetero.bench import readers, report
 from ucc_hetero.bench import sheets as tables
-from ucc_hetero.bench.drawings import COLOURS, KNOWN, MARKS, Drawing, drawings, file_name, render
+from ucc_hetero.bench.drawings import COLOURS, KNOWN, Drawing, file_name
 from ucc_hetero.bench.options import BadUsage
-from ucc_hetero.bench.readers import LIMIT, Curve, Point, UnknownFile, read_all
-from ucc_hetero.bench.sheets import Sheet, number, origin, reproduce, sheets, short_size
-
-__all__ = ["chapters", "main", "performance", "topology_words", "write_page"]
+from ucc_hetero.bench.readers import LIMIT, Curve, Point, UnknownFile
+from ucc_hetero.bench.sheets import Sheet, number, short_size
 
 #: How the names of archives of results end.
 ARCHIVE = ".tar.xz"
 
 Data = dict[str, Any]
-
-
-class Chapter:
-    """The files of one folder, and what can be drawn of all of them together."""
-
-    def __init__(self, folder: Path, paths: Sequence[Path]) -> None:
-        self.folder = folder
-        self.heading, self.text = _readme(folder)
-        curves, self.files = read_all(paths)
-        self.drawings: list[Drawing] = drawings(curves, self.files)
-
-    def image(self, drawing: Drawing) -> str:
-        """The file name of a drawing's picture, apart from those of other chapters."""
-        return f"{self.folder.name}-{drawing.name}.svg"
-
-
-def chapters(paths: Sequence[str | Path]) -> list[Chapter]:
-    """The files by folder, folders and files in order of their names; an archive counts as a folder of its name."""
-    folders: dict[Path, list[Path]] = {}
-    with tempfile.TemporaryDirectory() as scratch:
-        for path in sorted({Path(p).resolve() for p in paths}):
-            for member in _unpacked(path, Path(scratch)) if path.name.endswith(ARCHIVE) else [path]:
-                folders.setdefault(member.parent, []).append(member)
-        return [Chapter(folder, members) for folder, members in folders.items()]
 
 
 def _unpacked(archive: Path, scratch: Path) -> list[Path]:
@@ -80,87 +51,16 @@ def _unpacked(archive: Path, scratch: Path) -> list[Path]:
     return sorted(folder.glob("*.json"))
 
 
-def _readme(folder: Path) -> tuple[str, str]:
-    """(heading, the rest with its headings one level further down) of a folder's README; its name without one."""
-    path = folder / "README.md"
-    if not path.exists():
-        return folder.name, ""
-    heading, _, rest = path.read_text(encoding="utf-8").partition("\n")
-    # Every other piece is a block of code, whose comments are no headings.
-    pieces = re.split(r"^(```.*?^```)", rest.strip(), flags=re.M | re.S)
-    rest = "".join(p if p.startswith("```") else re.sub(r"^#", "##", p, flags=re.M) for p in pieces)
-    return heading.lstrip("# ").strip() or folder.name, rest
-
-
-def _cell(text: str) -> str:
-    return text.replace("|", "\\|").replace("*", "\\*") or " "
-
-
-def _table(sheet: Sheet) -> str:
-    lines = ["| " + " | ".join(map(_cell, sheet.header)) + " |"]
-    lines.append("|---|" + "---:|" * (len(sheet.header) - 1))
-    lines += ["| " + " | ".join(map(_cell, row)) + " |" for row in sheet.rows]
-    return "\n".join(lines)
-
-
-def _file(name: str, data: Data) -> list[str]:
-    parts = [f"### {name}"]
-    if about := origin(data):
-        parts.append(about + ".")
-    if command := reproduce(data):
-        parts.append(f"```sh\n{command}\n```")
-    for sheet in sheets(data):
-        parts += [f"{sheet.title[:1].upper()}{sheet.title[1:]}:", _table(sheet)]
-        parts += [sheet.note.replace("*", "\\*")] if sheet.note else []
-    return parts
-
-
-def performance(found: Sequence[Chapter], images: str, made_by: str) -> str:
-    """The page. ``images`` is the folder of the pictures as seen from it, ``made_by`` the command that writes it."""
-    parts = [
-        "# All figures",
-        "Every measurement with its machine and its command; [Performance](performance.md) is the summary. A ratio "
-        "comes with its 95 % confidence interval, and says where a machine was too noisy to tell; "
-        "[Benchmarks](benchmarks.md) explains how it is measured.",
-        f"This page is made from the committed results by\n\n```sh\n{made_by}\n```",
-    ]
-    for chapter in found:
-        parts += [f"## {chapter.heading}", *([chapter.text] if chapter.text else [])]
-        parts += [f"![{d.title}]({images}/{chapter.image(d)})" for d in chapter.drawings]
-        for name, data in chapter.files:
-            parts += _file(name, data)
-    return "\n\n".join(parts) + "\n"
-
-
-def pictures(found: Sequence[Chapter], render: Any) -> Mapping[str, bytes]:
-    """File name -> picture, for all drawings of all chapters."""
-    return {chapter.image(d): render(d, "svg") for chapter in found for d in chapter.drawings}
-
-
-def write_page(paths: Sequence[str], target: Path) -> str:
-    """Write a page of the documentation and its pictures; returns what to say."""
-    found = chapters(paths)
-    images = target.parent / target.stem
-    drawn = pictures(found, render)
-    images.mkdir(parents=True, exist_ok=True)
-    for old in images.glob("*.svg"):
-        if old.name not in drawn:
-            old.unlink()
-    for name, data in drawn.items():
-        (images / name).write_bytes(data)
-    target.write_text(performance(found, images.name, _made_by(paths, target)), encoding="utf-8")
-    return f"{target}: {len(drawn)} pictures from {sum(len(chapter.files) for chapter in found)} files"
-
-
-def _made_by(paths: Sequence[str], target: Path) -> str:
-    """The command as a reader would type it: folders with a pattern, not every file."""
-    patterns = dict.fromkeys(
-        f"{Path(path).parent.as_posix()}/*{ARCHIVE}"
-        if path.endswith(ARCHIVE)
-        else f"{Path(path).parent.parent.as_posix()}/*/*{Path(path).suffix}"
-        for path in paths
-    )
-    return " ".join(["python tools/figures.py --markdown", shlex.quote(str(target)), *patterns])
+def write_pages(archives: Sequence[str | Path], folder: Path) -> str:
+    """Write a page for each archive, below what its README says; returns what to say."""
+    drawn = 0
+    with tempfile.TemporaryDirectory() as scratch:
+        for archive in map(Path, archives):
+            paths = _unpacked(archive, Path(scratch))
+            heading, _, about = (paths[0].parent / "README.md").read_text(encoding="utf-8").partition("\n")
+            name = archive.name.removesuffix(ARCHIVE)
+            drawn += len(report.write_page(paths, folder / f"{name}.html", heading.lstrip("# "), about.strip()))
+    return f"{folder}: {drawn} pictures from {len(archives)} archives"
 
 
 # --- files of the programs in tools/ ----------------------------------------------------------------------------------
@@ -178,23 +78,6 @@ def _cluster(data: Data) -> Iterator[Sheet]:
             size = short_size(row["nbytes"])
             rows.append((case["case"], row["collective"], size, f"{row['limit'] * 1e3:.3f}", *times, reached, target))
     yield Sheet("emulated clusters", header, tuple(rows), "Medians; the limit is that of plain sockets over the links.")
-
-
-def _planner(data: Data) -> Iterator[Sheet]:
-    header = ("ranks", "islands", "placement", "collective", "plan", "ms", "MiB", "teams")
-    rows = tuple(
-        (
-            *(number(row.get(name)) for name in ("ranks", "islands", "placement", "collective", "algorithm")),
-            f"{row['seconds'] * 1e3:.1f}",
-            number(row["memory"] / 2**20),
-            number(row.get("teams")),
-        )
-        for row in data["rows"]
-        if row["ranks"] in (16, 1024, 16384)
-    )
-    yield Sheet(
-        "planning from nothing", header, rows, "Shapes of 16, 1,024 and 16,384 ranks; the others are in the file."
-    )
 
 
 def topology_words(text: str) -> str:
@@ -274,23 +157,12 @@ def _train(data: Data) -> Iterator[Sheet]:
     yield Sheet("training steps", tuple(header), tuple(rows), f"Failed: {', '.join(failed)}." if failed else "")
 
 
-def _torch_cpu(data: Data) -> Iterator[Sheet]:
-    for case, title in (("small", "torch all_reduce, 2 ranks"), ("ddp", "DDP step, 2 + 2 ranks")):
-        rows = tuple(
-            (label, *(f"{1e6 * row[name]['median']:.1f}" for name in ("ucch", "gloo")),
-             f"{row['gloo']['median'] / row['ucch']['median']:.2f}", *(_cost(row[name]) for name in ("ucch", "gloo")))
-            for label, row in data.get(case, {}).get("rows", {}).items()
-        )  # fmt: skip
-        if rows:
-            costs = "ucch: processor µs, switches", "gloo: processor µs, switches"
-            yield Sheet(title, ("", "ucch µs", "gloo µs", "times as fast", *costs), rows, "Costs are a rank's.")
-
-
-def _cost(row: Data) -> str:
-    """Processor time of a call, and how often the core was given away or lost meanwhile."""
-    if "processor" not in row:
-        return ""
-    return f"{1e6 * row['processor']:.1f}, {row['given'] + row['lost']:.1f}"
+def _host_cost(data: Data) -> Iterator[Sheet]:
+    rows = tuple(
+        (row["call"], str(row["bytes"]), row["beside"], *(f"{row[side]['issue']:.2f}" for side in ("ours", "peer")))
+        for row in data["rows"]
+    )
+    yield Sheet("cost of calls to their host", ("call", "bytes", "beside", "ours µs", "peer µs"), rows)
 
 
 def _paint_cluster(data: Data, canvas: Any) -> None:
@@ -314,24 +186,6 @@ def _paint_cluster(data: Data, canvas: Any) -> None:
     axes.set_axisbelow(True)
     axes.set_xlim(left=0.8)
     canvas.legend(loc="outside lower center", ncols=len(names) + 1, frameon=False, fontsize=8)
-
-
-def _paint_planner(data: Data, canvas: Any) -> None:
-    axes = canvas.subplots()
-    slowest: dict[str, dict[int, float]] = {}
-    for row in data["rows"]:
-        of = slowest.setdefault(row["collective"], {})
-        of[row["ranks"]] = max(of.get(row["ranks"], 0.0), row["seconds"] * 1e3)
-    for i, (name, points) in enumerate(slowest.items()):
-        colour, mark = COLOURS[i % len(COLOURS)], MARKS[i // len(COLOURS)]
-        axes.loglog(*zip(*sorted(points.items()), strict=True), color=colour, marker=mark, markersize=3.5, label=name)
-    axes.set_xscale("log", base=2)
-    axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
-    axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
-    axes.set_xlabel("ranks")
-    axes.set_ylabel("planning from nothing [ms], slowest placement")
-    axes.grid(True, color="#dddddd", linewidth=0.6)
-    axes.legend(frameon=False, fontsize=8)
 
 
 def _gpu_curves(path: Path, data: dict[str, Any]) -> list[Curve]:
@@ -360,32 +214,27 @@ def _cluster_drawing(stem: str, data: Data) -> Drawing:
     return Drawing(file_name(f"cluster-{stem}"), "emulated clusters", size, partial(_paint_cluster, data))
 
 
-def _planner_drawing(stem: str, data: Data) -> Drawing:
-    return Drawing(file_name(f"planner-{stem}"), "planning time", (6.5, 4.1), partial(_paint_planner, data))
-
-
 tables.KINDS += [
     (lambda d: d.get("benchmark") == "cluster", _cluster),
-    (lambda d: d.get("benchmark") == "planner", _planner),
     (_gpu_file, _gpu),
     (lambda d: "distances" in d and "rule" in d, _parity),
     (lambda d: "backends" in d, _train),
-    (lambda d: "small" in d or "ddp" in d, _torch_cpu),
+    (lambda d: "beside" in (d.get("rows") or [{}])[0], _host_cost),
 ]
-pictures_of_files.KINDS |= {"cluster": _cluster_drawing, "planner": _planner_drawing}
+pictures_of_files.KINDS["cluster"] = _cluster_drawing
 readers.KINDS.append((_gpu_file, _gpu_curves))
 
 
 def main(words: Sequence[str]) -> int:
     """Write what was asked for."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("files", nargs="+", help="results of --json, the output of OSU's programs, or archives of them")
-    parser.add_argument("--markdown", metavar="FILE", type=Path, required=True, help="the page to write")
+    parser.add_argument("archives", nargs="+", help="archives of results")
+    parser.add_argument("-o", "--output", metavar="DIR", type=Path, required=True, help="folder to write to")
     try:
         if words[:1] == ["report"]:
             return report.run(words[1:], [])
         arguments = parser.parse_args(list(words))
-        print(write_page(arguments.files, arguments.markdown))
+        print(write_pages(arguments.archives, arguments.output))
     except (BadUsage, UnknownFile) as why:
         parser.exit(1, f"error: {why}\n")
     return 0

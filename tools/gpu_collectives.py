@@ -154,7 +154,7 @@ class Timer:
 
 @dataclass(frozen=True)
 class Case:
-    """How a collective is called: ours on arrays x and y, torch's on the same."""
+    """Calls of a collective: ours on arrays x and y, torch's on the same."""
 
     ours: str
     theirs: Callable[[Any, Any, Any, Any], Any]

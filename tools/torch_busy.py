@@ -17,29 +17,19 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
-from datetime import timedelta
 from typing import Any
 
-from torch_job import about, begin, job, mixed_environment, ratio, words_of, write
+from torch_job import about, every_backend, join, parser, ratio, status, write
 
-BACKENDS = ("nccl", "ucch", "mixed", "gloo")
 KINDS = ("all_reduce", "all_gather_into_tensor", "reduce_scatter_tensor", "all_to_all_single", "broadcast")
 BATCH = 16
 
 
 def arguments() -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--ranks", type=int, default=2)
-    parser.add_argument("--backends", default="", help=f"some of {','.join(BACKENDS)} (default: all that can run)")
-    parser.add_argument("--amd", default="", help="ranks that use the HIP runtime in the mixed job, such as 2,3")
-    parser.add_argument("--hip", default="", help="the HIP runtime library of those ranks")
-    parser.add_argument("--seconds", type=float, default=15, help="of mixed calls (default: 15)")
-    parser.add_argument("--limit", type=float, default=90, help="seconds that a job may take (default: 90)")
-    parser.add_argument("--json", default="", help="write the results here")
-    parser.add_argument("--child", default="", help=argparse.SUPPRESS)
-    parser.add_argument("--backend", default="", help=argparse.SUPPRESS)
-    return parser.parse_args()
+    found = parser(__doc__, 2, 90, "nccl,ucch,mixed,gloo")
+    found.add_argument("--seconds", type=float, default=15, help="of mixed calls (default: 15)")
+    return found.parse_args()
 
 
 # --- a rank of a job --------------------------------------------------------------------------------------------------
@@ -131,11 +121,7 @@ class Bench:
 
 def child(options: argparse.Namespace) -> int:
     """Everything over one backend; rank 0 writes what there is after each part."""
-    torch = begin(options.amd if options.backend == "mixed" else "", options.hip, options.limit - 5)
-    import ucc_hetero.torch  # noqa: F401  registers
-
-    ours = options.backend in ("ucch", "mixed")
-    torch.distributed.init_process_group("ucch" if ours else options.backend, timeout=timedelta(seconds=30))
+    torch = join(options)
     bench = Bench(torch)
     found: dict[str, Any] = {"about": about(torch, options.ranks)}
     parts: dict[str, Callable[[], float]] = {
@@ -168,23 +154,13 @@ def main() -> int:
 
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     usual = ["nccl", "mixed"] if gpus else ["gloo", "mixed"]
-    found: dict[str, Any] = {}
-    for backend in options.backends.split(",") if options.backends else usual:
-        print(f"# {backend}", file=sys.stderr, flush=True)
-        environment = mixed_environment(options.ranks, options.amd) if backend == "mixed" else {}
-        words = [*words_of(options, "ranks amd hip seconds limit"), "--backend", backend]
-        found[backend] = job(__file__, options.ranks, words, environment, options.limit)
-        if options.json:
-            write(options.json, {"command": sys.argv, "backends": found})
+    found = every_backend(__file__, options, usual, "seconds")
     first = next(iter(found))
     for name in ("calls/s", "TFLOP/s alone", "TFLOP/s beside"):
         for backend, each in found.items():
             print(f"{name:16}{backend:8}{each.get(name, float('nan')):12.1f}", end="")
             print(f"{ratio(each.get(name), found[first].get(name))} of {first}")
-    for name, each in found.items():
-        if "error" in each:
-            print(f"{name}: {each['error']}")
-    return int(any("error" in found.get(name, {}) for name in ("ucch", "mixed")))
+    return status(found)
 
 
 if __name__ == "__main__":

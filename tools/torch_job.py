@@ -16,10 +16,9 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
-
-__all__ = ["RANK", "about", "begin", "find_examples", "job", "mixed_environment", "ratio", "words_of", "write"]
 
 ROOT = Path(__file__).resolve().parents[1]
 RANK = int(os.environ.get("OMPI_COMM_WORLD_RANK") or os.environ.get("PMI_RANK") or 0)
@@ -75,6 +74,42 @@ def job(
         return found
 
 
+def parser(about: str | None, ranks: int, limit: int, backends: str = "") -> argparse.ArgumentParser:
+    """The command line that these programs share; with ``backends`` each of them is a job of its own."""
+    found = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
+    found.add_argument("--ranks", type=int, default=ranks, help=f"(default: {ranks})")
+    found.add_argument("--amd", default="", help="ranks that use the HIP runtime, in the mixed job, such as 2,3")
+    found.add_argument("--hip", default="", help="the HIP runtime library of those ranks")
+    found.add_argument("--limit", type=float, default=limit, help=f"seconds that a job may take (default: {limit})")
+    found.add_argument("--json", default="", help="write the results here")
+    found.add_argument("--child", default="", help=argparse.SUPPRESS)
+    if backends:
+        found.add_argument("--backends", default="", help=f"some of {backends} (default: all that can run)")
+        found.add_argument("--backend", default="", help=argparse.SUPPRESS)
+    return found
+
+
+def every_backend(script: str, options: argparse.Namespace, usual: Sequence[str], names: str) -> dict[str, Any]:
+    """Results of a job for each backend asked for, written after each; ``names`` are of options that jobs get."""
+    words = words_of(options, f"ranks amd hip limit {names}")
+    found: dict[str, Any] = {}
+    for backend in options.backends.split(",") if options.backends else usual:
+        print(f"# {backend}", file=sys.stderr, flush=True)
+        environment = mixed_environment(options.ranks, options.amd) if backend == "mixed" else {}
+        found[backend] = job(script, options.ranks, [*words, "--backend", backend], environment, options.limit)
+        if options.json:
+            write(options.json, {"command": sys.argv, "backends": found})
+    return found
+
+
+def status(found: Mapping[str, Any]) -> int:
+    """Say which backends failed; 1 where one of ours did."""
+    for name, each in found.items():
+        if "error" in each:
+            print(f"{name}: {each['error']}")
+    return int(any("error" in found.get(name, {}) for name in ("ucch", "mixed")))
+
+
 def words_of(options: argparse.Namespace, names: str) -> list[str]:
     """The options of these names, as words of a command line."""
     return [word for name in names.split() for word in (f"--{name.replace('_', '-')}", str(getattr(options, name)))]
@@ -119,6 +154,18 @@ def begin(amd: str, hip: str, seconds: float) -> Any:
     torch.set_num_threads(1)
     if torch.cuda.is_available():
         torch.cuda.set_device(RANK % torch.cuda.device_count())
+    return torch
+
+
+def join(options: argparse.Namespace, seconds: float = 30) -> Any:
+    """Begin as a rank of its backend's job, in a process group whose calls may take so long; returns torch."""
+    torch = begin(options.amd if options.backend == "mixed" else "", options.hip, options.limit - 5)
+    import ucc_hetero.torch  # noqa: F401  registers
+
+    if torch.cuda.is_available() and torch.cuda.device_count() < options.ranks:
+        os.environ["NCCL_HOSTID"] = f"host-of-{RANK}"  # NCCL lets no two ranks of a host have one device
+    ours = options.backend in ("ucch", "mixed")
+    torch.distributed.init_process_group("ucch" if ours else options.backend, timeout=timedelta(seconds=seconds))
     return torch
 
 

@@ -25,7 +25,7 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from torch_job import RANK, about, begin, find_examples, job, mixed_environment, words_of, write
+from torch_job import RANK, about, begin, find_examples, job, mixed_environment, parser, words_of, write
 
 #: Name -> Settings of examples/llm_job.py. The boundary between vendors lies inside every group of four ranks.
 WAYS: dict[str, dict[str, Any]] = {
@@ -64,7 +64,7 @@ RULES = {
 
 
 class Distance(NamedTuple):
-    """How far the losses of two runs are apart, relative to the first one's."""
+    """Distance of two runs' losses, relative to the first one's."""
 
     first: float
     worst: float
@@ -90,27 +90,21 @@ def holds(found: Distance, rule: Rule) -> bool:
 
 def arguments() -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--ranks", type=int, default=4)
-    parser.add_argument("--ways", default=",".join(WAYS), help="some of %(default)s")
+    found = parser(__doc__, 4, 900)
+    found.add_argument("--ways", default=",".join(WAYS), help="some of %(default)s")
     usual = "single,homogeneous,mixed,control"
-    parser.add_argument("--jobs", default=usual, help=f"some of {','.join(JOBS)} (default: {usual})")
-    parser.add_argument("--amd", default="", help="ranks that use the HIP runtime in the mixed job, such as 2,3")
-    parser.add_argument("--hip", default="", help="the HIP runtime library of those ranks")
-    parser.add_argument("--model", default="llama", choices=("llama", "qwen2"))
-    parser.add_argument("--size", default="100k", help="of the model (default: 100k)")
-    parser.add_argument("--dtype", default="fp32", choices=tuple(RULES))
-    parser.add_argument("--steps", type=int, default=300, help="(default: 300)")
-    parser.add_argument("--batch", type=int, default=16, help="sequences per step over all ranks (default: 16)")
-    parser.add_argument("--length", type=int, default=64, help="bytes per sequence (default: 64)")
-    parser.add_argument("--rate", type=float, default=1e-3, help="learning rate of AdamW (default: 1e-3)")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--limit", type=float, default=900, help="seconds that a job may take (default: 900)")
-    parser.add_argument("--json", default="", help="write the losses and what was found here")
-    parser.add_argument("--plot", default="", help="draw the losses into this file (needs matplotlib)")
-    parser.add_argument("--backend", default="ucch", help=argparse.SUPPRESS)
-    parser.add_argument("--child", default="", help=argparse.SUPPRESS)
-    return parser.parse_args()
+    found.add_argument("--jobs", default=usual, help=f"some of {','.join(JOBS)} (default: {usual})")
+    found.add_argument("--model", default="llama", choices=("llama", "qwen2"))
+    found.add_argument("--size", default="100k", help="of the model (default: 100k)")
+    found.add_argument("--dtype", default="fp32", choices=tuple(RULES))
+    found.add_argument("--steps", type=int, default=300, help="(default: 300)")
+    found.add_argument("--batch", type=int, default=16, help="sequences per step over all ranks (default: 16)")
+    found.add_argument("--length", type=int, default=64, help="bytes per sequence (default: 64)")
+    found.add_argument("--rate", type=float, default=1e-3, help="learning rate of AdamW (default: 1e-3)")
+    found.add_argument("--seed", type=int, default=0)
+    found.add_argument("--plot", default="", help="draw the losses into this file (needs matplotlib)")
+    found.add_argument("--backend", default="ucch", help=argparse.SUPPRESS)
+    return found.parse_args()
 
 
 def child(options: argparse.Namespace) -> int:

@@ -18,10 +18,9 @@ import statistics
 import sys
 import time
 import traceback
-from datetime import timedelta
 from typing import Any
 
-from torch_job import RANK, about, begin, job, mixed_environment, ratio, words_of, write
+from torch_job import RANK, about, every_backend, join, parser, ratio, status, write
 
 #: Name -> (Settings of examples/llm_job.py, shares of NCCL's tokens/s that the mixed and homogeneous jobs are to reach)
 WAYS: dict[str, tuple[dict[str, Any], float, float]] = {
@@ -34,27 +33,17 @@ BACKENDS = ("nccl", "ucch", "mixed", "gloo")
 
 def arguments() -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--ranks", type=int, default=4)
-    parser.add_argument("--backends", default="", help=f"some of {','.join(BACKENDS)} (default: all that can run)")
-    parser.add_argument("--ways", default=",".join(WAYS), help="some of %(default)s")
-    parser.add_argument("--amd", default="", help="ranks that use the HIP runtime in the mixed job, such as 2,3")
-    parser.add_argument("--hip", default="", help="the HIP runtime library of those ranks")
-    parser.add_argument("--size", default="1b", help="of the model (default: 1b)")
-    parser.add_argument("--dtype", default="", help="fp32, bf16, bf16-all (default: bf16-all on GPUs, else fp32)")
-    parser.add_argument("--batch", type=int, default=32, help="sequences per step over all ranks (default: 32)")
-    parser.add_argument("--length", type=int, default=2048, help="tokens per sequence (default: 2048)")
-    parser.add_argument("--steps", type=int, default=5, help="steps per round (default: 5)")
-    parser.add_argument("--rounds", type=int, default=3, help="(default: 3)")
-    parser.add_argument(
-        "--gloo-steps", type=int, default=1, help="steps per round over Gloo, in one round (default: 1)"
-    )
-    parser.add_argument("--limit", type=float, default=120, help="seconds that a job may take (default: 120)")
-    parser.add_argument("--step-limit", type=float, default=30, help="seconds that a call may take (default: 30)")
-    parser.add_argument("--json", default="", help="write the results here")
-    parser.add_argument("--child", default="", help=argparse.SUPPRESS)
-    parser.add_argument("--backend", default="", help=argparse.SUPPRESS)
-    return parser.parse_args()
+    found = parser(__doc__, 4, 120, ",".join(BACKENDS))
+    found.add_argument("--ways", default=",".join(WAYS), help="some of %(default)s")
+    found.add_argument("--size", default="1b", help="of the model (default: 1b)")
+    found.add_argument("--dtype", default="", help="fp32, bf16, bf16-all (default: bf16-all on GPUs, else fp32)")
+    found.add_argument("--batch", type=int, default=32, help="sequences per step over all ranks (default: 32)")
+    found.add_argument("--length", type=int, default=2048, help="tokens per sequence (default: 2048)")
+    found.add_argument("--steps", type=int, default=5, help="steps per round (default: 5)")
+    found.add_argument("--rounds", type=int, default=3, help="(default: 3)")
+    found.add_argument("--gloo-steps", type=int, default=1, help="steps per round over Gloo, in one round (default: 1)")
+    found.add_argument("--step-limit", type=float, default=30, help="seconds that a call may take (default: 30)")
+    return found.parse_args()
 
 
 # --- a rank of a job --------------------------------------------------------------------------------------------------
@@ -107,12 +96,7 @@ def measure(torch: Any, way: str, options: argparse.Namespace) -> dict[str, Any]
 
 def child(options: argparse.Namespace) -> int:
     """All ways over one backend; rank 0 writes what there is after each."""
-    torch = begin(options.amd if options.backend == "mixed" else "", options.hip, options.limit - 5)
-    import ucc_hetero.torch
-
-    dist = torch.distributed
-    ours = options.backend in ("ucch", "mixed")
-    dist.init_process_group("ucch" if ours else options.backend, timeout=timedelta(seconds=options.step_limit))
+    torch, ours = join(options, options.step_limit), options.backend in ("ucch", "mixed")
     found: dict[str, Any] = {"about": about(torch, options.ranks), "ways": {}}
     for way in options.ways.split(","):
         if options.backend == "gloo" and WAYS[way][0]["parallel"] == "pp" and torch.cuda.is_available():
@@ -126,12 +110,14 @@ def child(options: argparse.Namespace) -> int:
             raise  # which ends the job: the other ranks may be anywhere
         if RANK == 0:
             if ours:
+                import ucc_hetero.torch
+
                 found["ways"][way]["plans"] = [g.communicator.plan_summary() for g in ucc_hetero.torch.groups()]
             write(options.child, found)
         gc.collect()
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
-    dist.destroy_process_group()
+    torch.distributed.destroy_process_group()
     return 0
 
 
@@ -150,8 +136,7 @@ def table(found: dict[str, Any], options: argparse.Namespace) -> str:
             _, mixed, alone = WAYS[way]
             goals = {"mixed": f"{mixed:.0%}", "ucch": f"{alone:.0%}"}
             lines.append(f"{'':10}to reach" + "".join(f"{goals.get(name, ''):>12}" for name in found))
-    errors = [f"{name}: {each['error']}" for name, each in found.items() if "error" in each]
-    return "\n".join([*lines, *errors])
+    return "\n".join(lines)
 
 
 def main() -> int:
@@ -164,17 +149,10 @@ def main() -> int:
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     usual = [name for name in BACKENDS if name != "nccl" or gpus >= options.ranks]
     usual = [name for name in usual if name != "mixed" or not gpus or options.amd]
-    backends = options.backends.split(",") if options.backends else usual
-    words = words_of(options, "ranks ways amd hip size dtype batch length steps rounds gloo_steps limit step_limit")
-    found: dict[str, Any] = {}
-    for backend in backends:
-        print(f"# {backend}", file=sys.stderr, flush=True)
-        environment = mixed_environment(options.ranks, options.amd) if backend == "mixed" else {}
-        found[backend] = job(__file__, options.ranks, [*words, "--backend", backend], environment, options.limit)
-        if options.json:
-            write(options.json, {"command": sys.argv, "backends": found})
+    names = "ways size dtype batch length steps rounds gloo_steps step_limit"
+    found = every_backend(__file__, options, usual, names)
     print(table(found, options))
-    return int(any("error" in found.get(name, {}) for name in ("ucch", "mixed")))
+    return status(found)
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from ._version import __version__
 from .api.comm import Communicator
+from .bootstrap.store import Store, StoreServer
 from .calls.persistent import PersistentRequest
 from .calls.probe import Message
 from .calls.request import Request
@@ -21,6 +22,7 @@ from .errors import (
     AgreementError,
     CollectiveError,
     CollectiveTimeout,
+    DataError,
     DeviceError,
     LibraryError,
     LibraryNotFound,
@@ -28,10 +30,12 @@ from .errors import (
     NotSupported,
     PeerError,
     RefusedError,
+    RevokedError,
     TruncationError,
     UCCHError,
 )
 from .native.libraries import load_before_mpi as _load_before_mpi
+from .trace import flight
 from .types import OPS as _OPS
 
 SUM, PROD, MAX, MIN, AVG = (_OPS[_n] for _n in ("SUM", "PROD", "MAX", "MIN", "AVG"))
@@ -57,6 +61,7 @@ __all__ = [
     "CollectiveError",
     "CollectiveTimeout",
     "Communicator",
+    "DataError",
     "DeviceError",
     "LibraryError",
     "LibraryNotFound",
@@ -67,9 +72,13 @@ __all__ = [
     "PersistentRequest",
     "RefusedError",
     "Request",
+    "RevokedError",
+    "Store",
+    "StoreServer",
     "TruncationError",
     "UCCHError",
     "__version__",
+    "flight",
 ]
 
 _load_before_mpi()

@@ -13,8 +13,6 @@ from .cli.commands import add as add_commands
 from .errors import UCCHError
 from .stdio import ends_with_its_reader
 
-__all__ = ["main"]
-
 
 def _info(args: argparse.Namespace) -> int:
     from .cli.info import collect, render

@@ -9,25 +9,14 @@ from __future__ import annotations
 import math
 import os
 import re
+import signal
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 from .machine.vendors import VENDORS, Vendor
-
-__all__ = [
-    "PREFIX",
-    "TABLE",
-    "Variable",
-    "describe",
-    "get",
-    "library",
-    "parse_flag",
-    "parse_size",
-    "unknown",
-    "warn_unknown",
-]
 
 PREFIX = "UCCH_"
 
@@ -61,6 +50,23 @@ def parse_flag(text: str) -> bool:
     raise ValueError(f"{text!r} is neither yes (1, y, yes, on, true) nor no (0, n, no, off, false)")
 
 
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """UCCH_CHECK=data: verify one call in so many."""
+
+    every: int = 100
+
+
+def _check(text: str) -> bool | Sampling:
+    word, colon, number = text.strip().lower().partition(":")
+    if word == "data" and (not colon or (number.isdigit() and 0 < int(number) <= 1 << 32)):
+        return Sampling(int(number)) if colon else Sampling()
+    try:
+        return parse_flag(text)
+    except ValueError:
+        raise ValueError(f"{text!r} is neither yes nor no, nor data or data:N, N from 1 to 4G") from None
+
+
 def _seconds(text: str) -> float:
     try:
         value = float(text)
@@ -69,6 +75,24 @@ def _seconds(text: str) -> float:
     if not value > 0:
         raise ValueError(f"{text!r}: seconds must be more than 0; inf means never")
     return value
+
+
+def _silence(text: str) -> float:
+    value = 0.0 if text.strip() == "0" else _seconds(text)
+    if value and not 1 <= value <= 3600:
+        raise ValueError(f"{text!r} is neither 0 nor from 1 to 3600 seconds")
+    return value
+
+
+def _signal(text: str) -> int:
+    word = text.strip().upper().removeprefix("SIG")
+    match = re.fullmatch(r"(RTMIN\+)?(\d+)", word)
+    number = int(getattr(signal, f"SIG{word}", 0))
+    if match:
+        number = int(match[2]) + (signal.SIGRTMIN if match[1] else 0)
+    if word != "NONE" and (number not in set(signal.Signals) and not signal.SIGRTMIN <= number <= signal.SIGRTMAX):
+        raise ValueError(f"{text!r} is neither a signal, such as USR2 or RTMIN+9, nor none")
+    return number
 
 
 def _mbit(text: str) -> int:
@@ -198,13 +222,37 @@ _VARIABLES = (
     Variable("EMULATE", str, "", "Pretend vendors, given to the ranks in order.", "nvidia:2,amd:2"),
     Variable(
         "CHECK",
-        parse_flag,
+        _check,
         False,
-        "Compare the arguments of every collective between the ranks before it starts; slow.",
-        "y|n",
+        "y: compare the arguments of every collective between the ranks before it starts; slow. data: verify what one "
+        "collective in 100 (in N) has moved and reduced (docs/native.md).",
+        "y|n|data|data:N",
     ),
     Variable(
         "TIMEOUT", _seconds, 300.0, "Seconds after which a collective or message that is not done fails.", "seconds|inf"
+    ),
+    Variable(
+        "HEARTBEAT",
+        _silence,
+        1.5,
+        "Seconds without a sign of life after which another host counts as dead, and five times as many after which a "
+        "process does on a host that is there; 0: however long.",
+        "seconds|0",
+    ),
+    Variable(
+        "FLIGHT",
+        str,
+        "",
+        "Folder for records of a rank's last calls, written when a call fails and by signal (ucch-flight-UID in the "
+        "temporary folder if unset; none: no files).",
+        "folder|none",
+    ),
+    Variable(
+        "FLIGHT_SIGNAL",
+        _signal,
+        _signal("RTMIN+9"),
+        "Signal that makes a rank write these records, unless it is handled already.",
+        "name|number|none",
     ),
     Variable(
         "STAGING",
@@ -239,7 +287,8 @@ _VARIABLES = (
         _wires,
         "auto",
         "Pairs of network threads (one sends, one receives) that carry calls between devices of several hosts; auto: 4 "
-        "(8 where a cloud limits connections, 2 by RDMA) if there are cores for them; 0: none, and hosts take part.",
+        "(6 with 24 cores a rank, 8 where a cloud limits connections, 2 by RDMA) if there are cores for them; 0: none, "
+        "and hosts take part.",
         "auto|0..16",
     ),
     Variable(
@@ -317,6 +366,21 @@ def warn_unknown() -> None:
             _warned.add(name)
             known = ", ".join(PREFIX + other for other in TABLE)
             warnings.warn(f"{name} is set but means nothing; known are {known}", stacklevel=2)
+
+
+@contextmanager
+def meanwhile(values: Mapping[str, str]) -> Iterator[None]:
+    """Set variables for libraries that read them while something is made, and for nobody else."""
+    before = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
 
 
 def describe() -> str:

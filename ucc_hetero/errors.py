@@ -6,6 +6,7 @@ __all__ = [
     "AgreementError",
     "CollectiveError",
     "CollectiveTimeout",
+    "DataError",
     "DeviceError",
     "LibraryError",
     "LibraryNotFound",
@@ -13,6 +14,7 @@ __all__ = [
     "NotSupported",
     "PeerError",
     "RefusedError",
+    "RevokedError",
     "TruncationError",
     "UCCHError",
 ]
@@ -45,6 +47,10 @@ class CollectiveError(UCCHError):
     """A collective failed: a library reported it, or its result was checked and was wrong."""
 
 
+class DataError(CollectiveError):
+    """A call that UCCH_CHECK=data verified has brought other data than went into it."""
+
+
 class MismatchError(CollectiveError, ValueError):
     """Ranks called different collectives, or the same one with different arguments."""
 
@@ -66,6 +72,10 @@ class RefusedError(CollectiveError):
 
     The call has come to nothing on all ranks, and the communicator stays usable.
     """
+
+
+class RevokedError(CollectiveError):
+    """A rank has given the communicator up for all (``Revoke``, ``Shrink``): no call of it ends well any more."""
 
 
 class LibraryError(UCCHError):

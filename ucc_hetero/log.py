@@ -14,8 +14,6 @@ import threading
 
 from ucc_hetero import env
 
-__all__ = ["TRACE", "configure", "log", "path", "set_rank"]
-
 #: Below DEBUG: one line per step.
 TRACE = 5
 

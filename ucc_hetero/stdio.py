@@ -10,8 +10,6 @@ import signal
 import sys
 from collections.abc import Callable, Sequence
 
-__all__ = ["CLOSED", "ends_with_its_reader", "reader_gone"]
-
 #: Exit status, as a shell reports a program that SIGPIPE ended. The signal itself stays ignored, as Python sets it: it
 #: would also end a job in which one connection of a network library breaks.
 CLOSED = 128 + signal.SIGPIPE

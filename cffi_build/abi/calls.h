@@ -10,7 +10,8 @@
 #include "abi/ucc_api.h"
 #include "abi/ucp_api.h"
 
-#define UCCH_UCC_ABSENT (-2) /* UCC_ERR_NOT_IMPLEMENTED */
+#define UCCH_UCC_ABSENT (-2)     /* UCC_ERR_NOT_IMPLEMENTED */
+#define UCCH_UCC_NO_MESSAGE (-6) /* UCC_ERR_NO_MESSAGE */
 /* Whether what libucp returned for a request is an error's number. */
 #define IS_STATUS(p) ((uintptr_t)(p) >= (uintptr_t)-100)
 
@@ -21,6 +22,9 @@ typedef struct ucch_symbols {
 #define UCP_VOID_SYMBOL(ret, name, params, args, need) ret(*name) params;
 #include "abi/symbols.h"
 } ucch_symbols;
+
+/* loader.c */
+int ucch_losses(void);
 
 extern ucch_symbols ucch_sym;
 extern const ucch_symbols *ucch_wire_sym;

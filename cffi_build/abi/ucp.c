@@ -5,17 +5,19 @@
 #include "abi/calls.h"
 #include "api/api.h"
 
-/* Messages and one-sided transfers, by workers that different threads drive, each one at a time. */
+/* Messages and one-sided transfers, by workers that different threads drive, each one at a time; and, asked for, active
+ * messages and a file that says when there is something to do. */
 #define FEATURES 0x3
+#define ACTIVE 0x50
 #define PARAMS (0x1 | 0x20)
 
 static const ucch_symbols *table(int wires) { return wires ? ucch_wire_sym : &ucch_sym; }
 
 /* Make a context with these settings, names and values in turn and NULL at the end: 0, or the failure, with the name of
  * the setting that libucp refused. */
-int ucch_ucp_open(int wires, const char *const *settings, ucp_context_h *context, const char **refused) {
+int ucch_ucp_open(int wires, int active, const char *const *settings, ucp_context_h *context, const char **refused) {
     const ucch_symbols *ucp = table(wires);
-    ucp_params_t params = {.field_mask = PARAMS, .features = FEATURES, .mt_workers_shared = 1};
+    ucp_params_t params = {.field_mask = PARAMS, .features = FEATURES | (active ? ACTIVE : 0), .mt_workers_shared = 1};
     ucp_config_t *config;
     unsigned major, minor, release;
     ucp->ucp_get_version(&major, &minor, &release);

@@ -95,3 +95,18 @@ typedef struct ucp_mem_map_params {
     int memory_type;
     uint64_t reserved[8];
 } ucp_mem_map_params_t;
+
+typedef struct ucp_am_recv_param {
+    uint64_t recv_attr;
+    ucp_ep_h reply_ep;
+} ucp_am_recv_param_t;
+
+typedef struct ucp_am_handler_param {
+    uint64_t field_mask;
+    unsigned id;
+    uint32_t flags;
+    ucs_status_t (*cb)(void *arg, const void *header, size_t header_length, void *data, size_t length,
+                       const ucp_am_recv_param_t *param);
+    void *arg;
+    uint64_t reserved[8];
+} ucp_am_handler_param_t;

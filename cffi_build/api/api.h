@@ -11,7 +11,7 @@ void ucch_wire_use(int own);
 const char *ucch_load_error(void);
 
 /* ---- ucp.c: contexts of libucp, or with `wires` of the network threads' ---- */
-int ucch_ucp_open(int wires, const char *const *settings, ucp_context_h *context, const char **refused);
+int ucch_ucp_open(int wires, int active, const char *const *settings, ucp_context_h *context, const char **refused);
 void ucch_ucp_close(int wires, ucp_context_h context);
 const char *ucch_ucp_version(int wires);
 char *ucch_ucp_describe(int wires, ucp_context_h context);
@@ -41,6 +41,9 @@ typedef struct ucch_error {
 void ucch_lock(void);
 void ucch_unlock(void);
 int ucch_progress_thread(int on);
+void ucch_leave_with(int status);
+void ucch_leave(void);
+void ucch_leave_late(void);
 int ucch_progress_once(void);
 void ucch_progress_idle(void);
 void ucch_op_deadline(ucch_op *op, double timeout);
@@ -51,6 +54,7 @@ ucch_context *ucch_context_new(ucc_context_h handle);
 void ucch_context_free(ucch_context *context);
 ucch_team *ucch_team_new(ucch_context *context, ucc_team_h handle);
 void ucch_team_free(ucch_team *team);
+int ucch_team_far(ucch_team *team);
 
 /* ---- wait.c: who waits, and how ---- */
 void ucch_set_spin(int iterations);
@@ -81,16 +85,20 @@ int ucch_program_counts(ucch_program *program, int step, int dst, int n, const u
                         const uint64_t *displs);
 int ucch_program_send(ucch_program *program, int step, ucp_ep_h ep, uint64_t tag, ucch_span src);
 int ucch_program_recv(ucch_program *program, int step, ucp_worker_h worker, uint64_t tag, ucch_span dst);
+int ucch_program_exchange(ucch_program *program, int step, int writes, int from, int combines, int op, int dtype,
+                          uint64_t at, uint64_t bytes, ucch_span src, ucch_span dst);
 int ucch_program_local(ucch_program *program, int step, int kind, int op, int dtype, int to, ucch_span src,
                        ucch_span dst, double factor);
 int ucch_program_after(ucch_program *program, int step, int n, const int *earlier);
 int ucch_program_memory(ucch_program *program, int base, int mem_type);
 void ucch_program_bytes(ucch_program *program, uint64_t bytes);
+void ucch_program_salt(ucch_program *program, uint32_t salt);
 int ucch_program_tmp(ucch_program *program, size_t bytes);
 int ucch_program_persist(ucch_program *program, void *send, void *recv, double timeout);
 int ucch_program_again(ucch_program *program);
 int ucch_program_start(ucch_program *program, void *send, void *recv, double timeout);
 int ucch_program_run(ucch_program *program, void *send, void *recv, double timeout, double slice);
+int ucch_program_dash(ucch_program *program, void *send, void *recv, double timeout);
 int ucch_program_active(ucch_program *program);
 
 /* ---- trace.c: what every program, step and wire did, and when ---- */
@@ -107,6 +115,37 @@ int ucch_trace_open(const char *path, uint64_t capacity);
 void ucch_trace_stop(void);
 const void *ucch_trace_memory(uint64_t *bytes);
 void ucch_program_trace(ucch_program *program, uint32_t number);
+
+/* ---- flight.c: the last operations of this process ---- */
+typedef struct ucch_record {
+    /* ns of CLOCK_MONOTONIC; 0: not yet, or not known. A message ended within microseconds after that. */
+    uint64_t called, started, ended;
+    uint64_t seq;      /* number of the call on its communicator; 0 of a message */
+    uint64_t bytes;    /* of the caller's buffers */
+    uint32_t comm;     /* as ucch_board_name has it */
+    int32_t peer, tag; /* of a message; -1: any. Of a transfer: the other's process, and whether it notifies that */
+    int32_t status;
+    uint8_t kind; /* UCCH_RECORD_* */
+    uint8_t own;  /* a message of the package's own calls; a transfer within the host */
+    uint16_t pad;
+    uint32_t more;
+    uint64_t signature; /* of a call; from here on a message has nothing */
+    char label[48];
+    uint64_t spare;
+} ucch_record;
+
+int ucch_flight_open(int ring, int about, int stack, uint64_t capacity, int rank, const char *folder, const char *name);
+void ucch_flight_stop(void);
+int ucch_flight_catch(int number);
+void ucch_flight_without_python(void);
+void ucch_flight_hold(void);
+int ucch_flight_let_go(void);
+void ucch_flight_await(double seconds);
+int ucch_flight_dump(int cause, const char *path);
+const void *ucch_flight_memory(uint64_t *bytes);
+void ucch_record_end(uint64_t record, int status);
+uint64_t ucch_board_record(ucch_board *board, int kind, uint64_t seq, uint64_t signature, const char *label);
+void ucch_board_name(ucch_board *board, uint32_t comm);
 
 /* ---- arith.c: element-wise work on host memory ---- */
 int ucch_combine(int op, int dtype, const void *src, void *dst, uint64_t count);
@@ -125,7 +164,7 @@ int ucch_recv_matched(ucch_message *message, ucp_worker_h worker, void *buffer, 
                       int mem_type, double timeout);
 void ucch_message_info(ucch_message *message, uint64_t *sender_tag, size_t *bytes);
 void ucch_message_cancel(ucch_message *message);
-void ucch_message_watch(ucch_message *message, ucch_board *board, int peer);
+void ucch_message_watch(ucch_message *message, ucch_board *board, int peer, int rank);
 int ucch_message_held(ucch_message *message);
 ucp_ep_h ucch_ep_new(ucp_worker_h worker, const void *address, int *status);
 int ucch_ep_close(ucp_worker_h worker, ucp_ep_h ep, double timeout);
@@ -151,12 +190,64 @@ int ucch_probe(ucp_worker_h worker, uint64_t tag, uint64_t mask, int remove, con
 void ucch_discard(ucp_worker_h worker, ucp_tag_message_h matched, int is_rts);
 int ucch_discard_all(ucp_worker_h worker, uint64_t tag, uint64_t mask);
 
-/* ---- rma.c: one-sided transfers ---- */
+/* ---- direct.c: one-sided transfers of libucp's ---- */
 int ucch_put(ucp_ep_h ep, const void *buffer, size_t bytes, uint64_t address, ucp_rkey_h rkey, int mem_type);
 int ucch_get(ucp_ep_h ep, void *buffer, size_t bytes, uint64_t address, ucp_rkey_h rkey, int mem_type);
 int ucch_flush(ucch_message *message, ucp_ep_h ep, double timeout);
 ucp_rkey_h ucch_rkey_new(ucp_ep_h ep, const void *packed, int *status);
 void ucch_rkey_free(ucp_rkey_h rkey);
+
+/* ---- worker.c, target.c, transfer.c: one-sided communication, with notifications ---- */
+typedef struct ucch_rma ucch_rma;
+typedef struct ucch_region ucch_region;
+typedef struct ucch_peer ucch_peer;
+typedef struct ucch_target ucch_target;
+typedef struct ucch_transfer ucch_transfer;
+typedef struct ucch_await ucch_await;
+typedef struct ucch_rows ucch_rows;
+
+ucch_rma *ucch_rma_new(ucp_worker_h worker, uint64_t uid, int by_hardware, int *status);
+void ucch_rma_stop(ucch_rma *at);
+void ucch_rma_free(ucch_rma *at);
+uint64_t ucch_rma_counter(ucch_rma *at, int counter);
+int ucch_rma_counter_next(ucch_rma *at, int counter);
+int ucch_rma_landing(ucch_rma *at, int counter);
+int64_t ucch_notice_take(ucch_rma *at, uint64_t *from, void *data);
+ucch_await *ucch_await_new(ucch_rma *at, ucch_peer *peer, int counter, uint64_t least);
+ucch_op *ucch_await_op(ucch_await *wait);
+int ucch_await_begin(ucch_await *wait, double timeout, int has_stream, void *stream);
+void ucch_await_cancel(ucch_await *wait);
+void ucch_await_free(ucch_await *wait);
+
+ucch_peer *ucch_peer_new(ucch_rma *at, uint64_t uid, const void *address, int process, int *status);
+int ucch_peer_status(ucch_peer *peer);
+void ucch_peer_lose(ucch_peer *peer);
+uint64_t ucch_peer_count(ucch_peer *peer, int which);
+int ucch_peer_close(ucch_peer *peer, double timeout);
+void ucch_peer_free(ucch_peer *peer);
+ucch_region *ucch_region_new(ucch_rma *at, uint64_t id, void *base, size_t bytes, int on_device, ucp_mem_h memh);
+void ucch_region_revoke(ucch_rma *at, ucch_region *region);
+int ucch_region_users(ucch_rma *at, ucch_region *region);
+void ucch_region_free(ucch_rma *at, ucch_region *region);
+ucch_target *ucch_target_new(ucch_peer *peer, uint64_t id, uint64_t base, size_t bytes, int on_device);
+int ucch_target_key(ucch_target *target, const void *key);
+int ucch_target_stale(ucch_target *target);
+int ucch_target_users(ucch_target *target);
+void ucch_target_free(ucch_target *target);
+
+ucch_transfer *ucch_transfer_new(ucch_peer *peer, int what);
+ucch_op *ucch_transfer_op(ucch_transfer *transfer);
+void ucch_transfer_lists(ucch_transfer *transfer, ucch_region *local, ucch_target *target, size_t n,
+                         const uint64_t *mine, const uint64_t *theirs, const uint64_t *lengths);
+void ucch_transfer_converts(ucch_transfer *transfer, const ucch_rows *rows);
+void ucch_transfer_opens(ucch_transfer *transfer, uint64_t region, uint64_t bytes);
+void ucch_transfer_notifies(ucch_transfer *transfer, void *data, size_t bytes, int counter);
+int ucch_transfer_begin(ucch_transfer *transfer, double timeout, int has_stream, void *stream);
+uintptr_t ucch_transfer_piece(ucch_peer *peer, int what, ucch_region *local, ucch_target *target, uint64_t mine,
+                              uint64_t theirs, uint64_t bytes, double timeout);
+int ucch_transfer_hold(ucch_transfer *transfer, void *stream);
+int ucch_transfer_held(ucch_transfer *transfer);
+void ucch_transfer_free(ucch_transfer *transfer);
 
 /* ---- wire.c: network threads, an even one to send and the next to receive ---- */
 int ucch_wire_cores(void);
@@ -165,6 +256,23 @@ int ucch_wire_address(int wire, void **address, size_t *bytes);
 void ucch_wire_forget(int wire, void *address);
 int ucch_wire_meet(int wire, uint64_t key, const void *address);
 void ucch_wire_stop(int wire);
+
+/* ---- link.c, circle.c: what ranks of several hosts tell each other beside the data ---- */
+typedef struct ucch_circle ucch_circle;
+
+int ucch_link_new(int fd, double silence);
+int ucch_link_up(int link);
+int ucch_link_lost(int link);
+void ucch_links_stop(void);
+ucch_circle *ucch_circle_new(ucch_board *board, uint64_t key, int rank, int size, const int *hosts, int n,
+                             const int *links, const int *ranks);
+void ucch_circle_lost(ucch_circle *circle, int rank);
+void ucch_circle_free(ucch_circle *circle);
+
+/* ---- board.c, far.c: what is known of ranks on other hosts ---- */
+int ucch_board_reach(ucch_board *board, int size);
+uint64_t ucch_board_differs(ucch_board *board, int *rank, char *label);
+int ucch_board_behind(ucch_board *board, int slot, uint64_t seq);
 
 /* ---- board.c: who has arrived where, on one host ---- */
 typedef struct ucch_refusal {
@@ -188,6 +296,8 @@ int ucch_board_entered(ucch_board *board, uint64_t seq);
 uint64_t ucch_board_started(ucch_board *board);
 uint64_t ucch_board_since(ucch_board *board);
 void ucch_board_settle(ucch_board *board, uint64_t since);
+void *ucch_board_map(const char *path, size_t bytes);
+void ucch_board_unmap(void *page, size_t bytes);
 ucch_board *ucch_board_new(void *memory, int nslots, int mine, const int *ranks);
 void ucch_board_free(ucch_board *board);
 void ucch_board_add(ucch_board *board, double seconds, uint64_t bytes);
@@ -198,10 +308,13 @@ uint64_t ucch_board_publish(ucch_board *board, uint64_t signature, const char *l
 int ucch_board_mismatch(ucch_board *board, uint64_t seq);
 int ucch_board_gone(ucch_board *board, uint64_t seq);
 int ucch_board_fate(ucch_board *board, int slot);
+int ucch_process_ended(int pid);
 void ucch_board_leave(ucch_board *board);
 void ucch_board_break(ucch_board *board);
 int ucch_board_launches(ucch_board *board);
 ucch_op *ucch_board_first_failure(ucch_board *board);
 int ucch_board_broken(ucch_board *board);
+void ucch_board_revoke(ucch_board *board);
+int ucch_board_revoked(ucch_board *board);
 uint64_t ucch_board_seq(ucch_board *board, int slot);
 int ucch_board_label(ucch_board *board, int slot, uint64_t seq, char *label);

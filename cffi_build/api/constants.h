@@ -11,16 +11,22 @@
 #define UCCH_CAST 2
 #define UCCH_SCALE 3
 
-/* Further kernels: wait for a word, write one, all of a short call, and one side of a message. */
+/* Further kernels: wait for a word, write one, all of a short call, one side of a message, and pieces of pages. */
 #define UCCH_AWAIT 4
 #define UCCH_POST 5
 #define UCCH_FUSED 6
 #define UCCH_STREAM_COPY 7
+#define UCCH_PIECES 8
+/* Types of elements that UCC has none of, numbered as its own are. */
+#define UCCH_E4M3FN 256
+#define UCCH_E4M3FNUZ 264
 /* Bytes that a call moves at most for one kernel to do all of it, with several blocks. */
 #define UCCH_FUSED_BYTES 786432
 
-/* Network threads of a process at most that send, and that receive. */
+/* Network threads of a process at most that send, and that receive; and bytes that one sends in a piece: less costs
+ * more than it gains, more keeps wires waiting for each other. */
 #define UCCH_MOST_WIRES 16
+#define UCCH_WIRE_RANGE 131072
 
 /* Kinds of memory to a GPU runtime. */
 #define UCCH_MEMORY_UNKNOWN 0
@@ -39,12 +45,16 @@
 #define UCCH_OWN_QUEUES 16
 #define UCCH_TELLS_CURRENT 32
 #define UCCH_PEERS_BY_NUMBER 64
+/* Mode of a thread that may do anything beside a capture, as graphs do not see it. */
+#define UCCH_RELAXED 2
 /* Bytes of what a process gives to others that are to open its device memory. */
 #define UCCH_SHARE_BYTES 64
 
 /* Statuses of our own, apart from both libraries' ranges. ALIASED: the send and the receive buffer are one; the
  * in-place program is wanted. LATER: it would have to wait for what only its caller can let go on. STALE:
- * an earlier call came to nothing, of which the caller is to take note first. PINNED: no pinned memory is left. */
+ * an earlier call came to nothing, of which the caller is to take note first. PINNED: no pinned memory is left.
+ * FAIL_LOST: libucp has thrown a message away. FAIL_STALE: a region is not there any more. FAIL_RANGE: a place outside
+ * of one. */
 #define UCCH_FAIL_TIMEOUT -1001
 #define UCCH_FAIL_MISMATCH -1002
 #define UCCH_FAIL_PEER -1003
@@ -60,15 +70,41 @@
 #define UCCH_FAIL_REFUSED -1013
 #define UCCH_STALE -1014
 #define UCCH_FAIL_PINNED -1015
+#define UCCH_FAIL_STALE -1016
+#define UCCH_FAIL_RANGE -1017
+#define UCCH_FAIL_REVOKED -1020
+#define UCCH_FAIL_LOST -1021
 
-/* Rings between two ranks in one direction, by the length of messages, and pieces that lie in one at a time. */
-#define UCCH_RINGS 3
-#define UCCH_RING_SLOTS 8
+/* One-sided communication: what a transfer does, which a peer counts, and beside it what failed, bytes, and
+ * notifications; counters of a process, entries of a list and bytes of a notification at most. */
+#define UCCH_RMA_PUT 0
+#define UCCH_RMA_GET 1
+#define UCCH_RMA_FLUSH 2
+#define UCCH_RMA_OPEN 3
+#define UCCH_RMA_FAILED 4
+#define UCCH_RMA_BYTES 5
+#define UCCH_RMA_NOTICES 6
+#define UCCH_RMA_COUNTS 7
+/* Bits of a worker's number, behind the lowest, that are the number of its process. */
+#define UCCH_RMA_PROCESS 4194303
+#define UCCH_RMA_COUNTERS 1024
+#define UCCH_RMA_ENTRIES 1048576
+#define UCCH_RMA_NOTICE 65536
 
-/* How a peer is: there, ended well, dead. UCCH_ALL_PEERS asks for all of them: the best of their fates. */
+/* Calls in graphs: the kernel was not loaded before the capture; two ran at a time. */
+#define UCCH_FAIL_COLD -1018
+#define UCCH_FAIL_OVERLAP -1019
+
+/* Rings between two ranks in one direction: by the length of messages, and of those in graphs. */
+#define UCCH_RINGS 5
+
+/* How a peer is: there, ended well, dead; of another host's also without a sign of life, or its host is. UCCH_ALL_PEERS
+ * asks for all of them: the best of their fates. */
 #define UCCH_THERE 0
 #define UCCH_LEFT 1
 #define UCCH_DIED 2
+#define UCCH_SILENT 3
+#define UCCH_UNREACHABLE 4
 #define UCCH_ALL_PEERS -1
 
 /* Where a communicator's tags have the source's rank, and the bit of a rendezvous header. */
@@ -79,5 +115,25 @@
 /* Bytes of the text of a refusal. */
 #define UCCH_REFUSAL_BYTES 232
 
-/* Bytes before the first event of a timeline. */
+/* Bytes that a rank brings to a call on the arrival board at most, and ranks of which each reads those of all others;
+ * and whose it reads that are none. */
+#define UCCH_PARCEL_BYTES 496
+#define UCCH_PARCEL_RANKS 32
+#define UCCH_NOBODY -2
+
+/* Bytes before the first event of a timeline, and before the first record of a flight recorder. */
 #define UCCH_TRACE_HEADER 4096
+
+/* Records of the flight recorder: a call run by the host, left to streams, put into a graph, run by MPI, or refused;
+ * messages; one-sided transfers, UCCH_RMA_* further on. And why the records were written to a file. */
+#define UCCH_RECORD_CALL 1
+#define UCCH_RECORD_STREAM 2
+#define UCCH_RECORD_GRAPH 3
+#define UCCH_RECORD_MPI 4
+#define UCCH_RECORD_REFUSED 5
+#define UCCH_RECORD_SEND 6
+#define UCCH_RECORD_RECEIVE 7
+#define UCCH_RECORD_TRANSFER 8
+#define UCCH_DUMP_ASKED 1
+#define UCCH_DUMP_SIGNAL 2
+#define UCCH_DUMP_FAILURE 3

@@ -21,6 +21,8 @@ int ucch_stream_wait(int runtime, void *stream, void *event);
 int ucch_stream_sync(int runtime, void *stream);
 int ucch_stream_hold(int runtime, void *stream, void *word, uint32_t least);
 int ucch_stream_write(int runtime, void *stream, void *word, uint32_t value);
+uint64_t ucch_stream_captures(uintptr_t stream);
+int ucch_capture_mode(int mode);
 int ucch_event_new(int runtime, void **event);
 int ucch_event_free(int runtime, void *event);
 int ucch_event_record(int runtime, void *event, void *stream);
@@ -70,12 +72,14 @@ size_t ucch_channels_pinned(void);
 /* ---- program.c, on device memory ---- */
 int ucch_program_device(ucch_program *program);
 int ucch_program_stage(ucch_program *program, int step, int stage, int peer);
-int ucch_program_queued(ucch_program *program, ucch_channels *channels, size_t bounce, int op, int dtype);
+int ucch_program_queued(ucch_program *program, ucch_channels *channels, size_t bounce, int op, int dtype, int in_graph);
 int ucch_gates_held(void);
 int ucch_program_start_on(ucch_program *program, void *send, void *recv, double timeout, void *stream, int ordered);
 
 /* ---- stream_executor.c: calls of a vendor's library alone, launched into a stream ---- */
 ucch_op *ucch_program_launch(ucch_program *program, uintptr_t send, uintptr_t recv, double timeout, uintptr_t stream);
+int ucch_program_leave(ucch_program *program, uintptr_t send, uintptr_t recv, double timeout, uintptr_t stream);
 int ucch_launch_status(void);
+int ucch_program_capture(ucch_program *program, uintptr_t send, uintptr_t recv, double timeout, uintptr_t stream);
 ucch_op *ucch_launch_failed(void);
 void ucch_launch_release(ucch_op *op);

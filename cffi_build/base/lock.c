@@ -77,6 +77,9 @@ void ucch_lock(void) {
     wanted--;
 }
 
+/* Whether it could be had at once. */
+int ucch_trylock(void) { return pthread_mutex_trylock(&lock) == 0; }
+
 void ucch_unlock(void) { pthread_mutex_unlock(&lock); }
 
 /* Without the lock: let those have it who wait for it. */

@@ -13,6 +13,7 @@ extern _Atomic int ucch_crowded;
 
 /* For pthread_cond_timedwait. */
 struct timespec ucch_time_after(double seconds);
+int ucch_trylock(void);
 void ucch_let_others(void);
 int ucch_lock_wanted(void);
 void ucch_sleep_locked(pthread_cond_t *wake, double seconds);

@@ -2,8 +2,10 @@
 #define _GNU_SOURCE
 #include <pthread.h>
 
+#include "base/flight.h"
 #include "base/lock.h"
 #include "base/op.h"
+#include "base/trace.h"
 
 /* Peers are checked for death and for another call than ours after this long, then again at this distance. */
 #define SUSPICION_S 0.002
@@ -12,6 +14,7 @@ static int under_way[UCCH_WAYS];
 static ucch_op active = {.next = &active, .prev = &active};
 static ucch_op *upcoming; /* in the round under way: one operation may end another */
 static uint64_t failures;
+static double recent; /* when the clock was looked at last, which can take longer than all else that is recorded */
 
 static void count_locked(int way, int more) {
     __atomic_store_n(&under_way[way], under_way[way] + more, __ATOMIC_RELAXED);
@@ -23,8 +26,10 @@ int ucch_ops_under_way(int way) { return __atomic_load_n(&under_way[way], __ATOM
 /* Begin an operation. Those in streams go last, in order: of calls that fail together the first one counts. */
 void ucch_op_begin_locked(ucch_op *op, double timeout) {
     op->error = (ucch_error){.status = 0, .step = -1, .peer = -1, .seq = op->error.seq};
-    op->started = ucch_now();
+    op->started = recent = ucch_now();
     op->deadline = timeout > 0 ? op->started + timeout : 0;
+    op->ended = 0;
+    op->record = op->about ? ucch_flight_begin(op->about, op->error.seq, op->started, !op->late) : 0;
     op->has_listener = op->matched = 0;
     op->state = UCCH_ACTIVE;
     ucch_op *behind = op->kind->way == UCCH_IN_STREAMS ? &active : active.next;
@@ -33,6 +38,18 @@ void ucch_op_begin_locked(ucch_op *op, double timeout) {
     behind->prev->next = op;
     behind->prev = op;
     count_locked(op->kind->way, 1);
+}
+
+/* One that was to begin later does so now. */
+void ucch_op_started_locked(ucch_op *op) {
+    if (op->late && op->record) ucch_flight_started(op->record, ucch_now());
+    op->late = 0;
+}
+
+static void note_end_locked(ucch_op *op, int status) {
+    double now = op->ended > 0 ? op->ended : status < 0 ? ucch_now() : recent;
+    if (op->record) ucch_flight_end(op->record, status, now);
+    if (status < 0) ucch_flight_failed_locked(status, now);
 }
 
 void ucch_op_end_locked(ucch_op *op, int status, int step, int peer) {
@@ -48,6 +65,9 @@ void ucch_op_end_locked(ucch_op *op, int status, int step, int peer) {
         op->error.elapsed = ucch_now() - op->started;
         __atomic_add_fetch(&failures, 1, __ATOMIC_RELEASE);
     }
+    if (op->record || (status < 0 && op->kind->way == UCCH_IN_STREAMS)) note_end_locked(op, status);
+    if (UCCH_TRACING && op->event) ucch_trace_end(op->event, status);
+    op->event = 0;
     int has_listener = op->has_listener;
     /* Last: whoever polls the state without the lock may reuse the operation from here on. */
     __atomic_store_n(&op->state, status < 0 ? UCCH_FAILED : UCCH_DONE, __ATOMIC_RELEASE);
@@ -81,6 +101,7 @@ int ucch_ops_advance_locked(void) {
 /* End what is past its deadline, and what waits for a peer that died or called something else; now and then. */
 void ucch_ops_police_locked(double now) {
     static double last;
+    recent = now;
     if (now - last < SUSPICION_S) return;
     last = now;
     for (ucch_op *op = active.next; op != &active; op = upcoming) {

@@ -25,11 +25,18 @@ struct ucch_op {
     double deadline;  /* 0 = none */
     int has_listener; /* somebody waits to be told of its end */
     int matched;      /* a message of which the caller does the rest (rendezvous.c) */
+    /* How the flight recorder is to have it, NULL: not at all; whether it begins later, when a stream gets there, say;
+     * and when it has ended, where that is known already. */
+    const ucch_record *about;
+    int late;
+    double ended;
+    uint64_t record, event; /* its numbers there, and in the timeline */
     ucch_op *next, *prev;
 };
 
 int ucch_ops_under_way(int way);
 void ucch_op_begin_locked(ucch_op *op, double timeout);
+void ucch_op_started_locked(ucch_op *op);
 void ucch_op_end_locked(ucch_op *op, int status, int step, int peer);
 int ucch_ops_advance_locked(void);
 void ucch_ops_police_locked(double now);

@@ -1,8 +1,10 @@
 /* Progress: a round of it, and the thread that makes it where nobody waits. */
 #define _GNU_SOURCE
 #include <pthread.h>
+#include <signal.h>
 #include <stdatomic.h>
 #include <sys/prctl.h>
+#include <unistd.h>
 
 #include "base/contexts.h"
 #include "base/lock.h"
@@ -24,20 +26,23 @@
 static pthread_cond_t wake = PTHREAD_COND_INITIALIZER;
 static int (*enter)(void);
 static void (*leave)(int);
+static void (*begin)(void);
 static _Atomic int waiters; /* threads that make progress themselves */
 static pthread_t thread;
-static _Atomic int thread_on, thread_asleep;
+static _Atomic int thread_on, thread_asleep, thread_dozes; /* dozes: wakes soon enough for what is in streams */
 static int idle_progress;
 /* Work is about to come. */
 static _Atomic int called;
 
 static int busy(void) { return ucch_ops_under_way(UCCH_BY_CONTEXTS) || ucch_ops_under_way(UCCH_BY_WORKERS); }
 
-/* Set the functions around each round of progress: a device that is made the thread's own before, and not after. */
-void ucch_progress_inside(int (*before)(void), void (*after)(int)) {
+/* Set the functions around each round of progress: a device that is made the thread's own before, and not after; and
+ * one that the progress thread calls first. */
+void ucch_progress_inside(int (*before)(void), void (*after)(int), void (*first)(void)) {
     ucch_lock();
     enter = before;
     leave = after;
+    begin = first;
     ucch_unlock();
 }
 
@@ -64,8 +69,9 @@ int ucch_progress_once(void) {
 /* Sleep until woken, `seconds` at most (0: for ever). */
 static void sleep_locked(double seconds) {
     thread_asleep = seconds == 0 || seconds > TICK_S;
+    thread_dozes = seconds > 0 && seconds <= LAUNCH_TICK_S;
     ucch_sleep_locked(&wake, seconds);
-    thread_asleep = 0;
+    thread_asleep = thread_dozes = 0;
 }
 
 /* Work has come that nobody waits for in the library: the thread is to look at once. */
@@ -85,9 +91,15 @@ void ucch_wait_end(void) {
 /* Nobody waits for what is in a stream: it is looked at now and then, for its end and for what went wrong. */
 static void collect_locked(void) {
     sleep_locked(LAUNCH_TICK_S);
-    if (waiters) return;
-    ucch_progress_locked();
-    ucch_ops_police_locked(ucch_now());
+    /* All that have ended by now: of several requests libucc looks at one in a round of progress. */
+    for (int moved = 1; moved && thread_on && !waiters;) {
+        moved = ucch_progress_locked();
+        ucch_ops_police_locked(ucch_now());
+        if (!ucch_lock_wanted()) continue;
+        ucch_unlock();
+        ucch_let_others();
+        ucch_lock();
+    }
 }
 
 /* Nothing to do for the thread: whoever waits makes progress, and it steps in only when nobody does. */
@@ -132,7 +144,11 @@ static void *thread_main(void *unused) {
     double tick = TICK_S, quiet = 0;
     prctl(PR_SET_TIMERSLACK, SLACK_NS);
     ucch_lock();
-    while (thread_on) {
+    for (int began = 0; thread_on;) {
+        if (begin && !began) {
+            begin();
+            began = 1;
+        }
         if (busy() && !waiters) {
             quiet = work_locked(quiet > 0 ? quiet : ucch_now());
             tick = TICK_S;
@@ -165,6 +181,11 @@ static void after_fork(void) {
     wake = (pthread_cond_t)PTHREAD_COND_INITIALIZER;
 }
 
+/* There is more in streams: waking a thread takes as long as some launches. */
+void ucch_progress_streams(void) {
+    if (!thread_dozes) ucch_progress_thread(1);
+}
+
 /* on = 1: start it, or wake it if it sleeps for good; 0: stop and join it (before MPI_Finalize: a thread inside libucc
  * at exit ends a good run badly). Returns 0, or -1 if no thread could be made. */
 int ucch_progress_thread(int on) {
@@ -193,4 +214,33 @@ int ucch_progress_thread(int on) {
     int started = thread_on;
     ucch_unlock();
     return started ? 0 : -1;
+}
+
+/* ---- the end ---- */
+
+#define UCCH_LEAVE_S 10
+
+static int last_status;
+
+/* The process has failed if this is not 0. */
+void ucch_leave_with(int status) { last_status = status; }
+
+/* End the process here and now, as the interpreter's last act but those that were asked for before (Py_AtExit). What
+ * has failed ends by a signal: Open MPI 5.0.11 tells nobody of a process that ends by a status, and others wait for it.
+ */
+void ucch_leave(void) {
+    if (last_status) kill(getpid(), SIGKILL);
+    _exit(0);
+}
+
+static void *leave_late(void *unused) {
+    (void)unused;
+    sleep(UCCH_LEAVE_S);
+    _exit(0);
+}
+
+/* End the process in a while, where what comes behind this (MPI_Finalize) does not end, as a rank has died in it. */
+void ucch_leave_late(void) {
+    pthread_t late;
+    if (pthread_create(&late, NULL, leave_late, NULL) == 0) pthread_detach(late);
 }

@@ -8,8 +8,10 @@
 #define UCCH_BATCH 8
 
 int ucch_progress_locked(void);
-void ucch_progress_inside(int (*enter)(void), void (*leave)(int before));
+void ucch_progress_inside(int (*enter)(void), void (*leave)(int before), void (*first)(void));
 void ucch_wake_locked(void);
+void ucch_progress_streams(void);
+void ucch_wait_briefly_locked(ucch_op *op);
 double ucch_rest(double now, double quiet);
 void ucch_wait_begin(void);
 void ucch_wait_end(void);

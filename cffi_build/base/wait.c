@@ -66,16 +66,20 @@ static int wait_many(ucch_op **ops, int n, int what, double slice) {
     return done;
 }
 
+/* Most small calls end here, under one hold of the lock. */
+void ucch_wait_briefly_locked(ucch_op *op) {
+    double began = ucch_now();
+    for (int i = 0; i < QUICK && i < ucch_spin_rounds && !ucch_crowded && op->state == UCCH_ACTIVE; i++) {
+        ucch_progress_locked();
+        if (i % UCCH_BATCH == UCCH_BATCH - 1 && ucch_now() - began > SPIN_S) break;
+    }
+}
+
 /* 1: finished well, 2: failed, 0: still going after `slice` seconds (Python then looks for signals). */
 int ucch_wait(ucch_op *op, double slice) {
     if (!finished(op)) {
-        /* Most small calls end here, under one hold of the lock. */
         ucch_lock();
-        double began = ucch_now();
-        for (int i = 0; i < QUICK && i < ucch_spin_rounds && !ucch_crowded && op->state == UCCH_ACTIVE; i++) {
-            ucch_progress_locked();
-            if (i % UCCH_BATCH == UCCH_BATCH - 1 && ucch_now() - began > SPIN_S) break;
-        }
+        ucch_wait_briefly_locked(op);
         ucch_unlock();
     }
     if (!finished(op) && !wait_many(&op, 1, ALL, slice)) return 0;

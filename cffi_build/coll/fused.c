@@ -12,6 +12,8 @@
 #define THREADS 512
 /* Of a move, by a block: shorter slices were slower, as all blocks wait for words and have their writes seen. */
 #define SLICE ((uint64_t)32 << 10)
+/* They wait for each other, and have to be there at a time. */
+#define MOST_BLOCKS 32
 
 /* One more thing to do; a wait goes with what follows it, and a word with what comes before. */
 int ucch_fused_add(ucch_moves *w, ucch_move m) {
@@ -49,12 +51,18 @@ int ucch_fused_fits(const ucch_program *p, uint64_t moved) {
     return n <= UCCH_MOST_MOVES;
 }
 
-int ucch_fused_launch(const ucch_program *p, ucch_moves *w, void *stream) {
+/* Launch what was added. `apart`: no move needs what another one does. */
+int ucch_fused_launch(const ucch_program *p, ucch_moves *w, int apart, void *stream) {
+    ucch_graphs *g = &p->channels->graphs;
     uint64_t longest = 1;
     for (uint64_t i = 0; i < w->n; i++)
         longest = w->each[i].n > longest ? w->each[i].n : longest;
-    unsigned blocks = p->sliced ? (unsigned)((longest + SLICE - 1) / SLICE) : 1;
-    w->arrived = p->channels->arrived;
+    unsigned blocks = p->sliced || apart ? (unsigned)((longest + SLICE - 1) / SLICE) : 1;
+    blocks = blocks > MOST_BLOCKS ? MOST_BLOCKS : blocks;
+    w->arrived = p->in_graph ? g->arrived : p->channels->arrived;
+    w->replays = p->in_graph ? g->seen : NULL;
+    w->counts = g->counts;
+    w->hash = p->about.signature;
     void *arguments[] = {w};
     return ucch_device_fail(ucch_bound_ops()->launch(p->fused, blocks, THREADS, arguments, stream), "launch");
 }

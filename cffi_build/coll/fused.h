@@ -8,7 +8,7 @@
 
 int ucch_fused_add(ucch_moves *w, ucch_move m);
 int ucch_fused_fits(const ucch_program *p, uint64_t moved);
-int ucch_fused_launch(const ucch_program *p, ucch_moves *w, void *stream);
+int ucch_fused_launch(const ucch_program *p, ucch_moves *w, int apart, void *stream);
 int ucch_fused_sliced(const ucch_program *p);
 
 #endif

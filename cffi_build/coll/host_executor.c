@@ -1,11 +1,17 @@
-/* Runs programs without Python.
+/* Executor of programs on the host, without Python.
  *
  * A step is started when the steps it names have finished and, for a collective, when it heads its team's queue: the
  * order on a team is the order in which programs were started, never that of completion. */
 #include <sched.h>
 
+#include "base/far.h"
+#include "base/lock.h"
 #include "base/progress.h"
 #include "coll/stream_executor.h"
+
+/* A step that failed between hosts has done so because somebody is gone, of which the others may hear a moment later.
+ */
+#define CAUSE_S 1.0
 
 /* Seconds that a start waits for held streams before it allocates while they are. */
 #define PATIENCE_S 0.02
@@ -13,7 +19,7 @@
 static int ready(const ucch_program *p, const ucch_step *s) {
     for (int k = 0; k < s->ndeps; k++)
         if (p->steps[s->deps[k]].state != FINISHED) return 0;
-    return s->kind != STEP_COLL || s->team->head == s;
+    return s->kind != STEP_COLL || (s->team->head == s && ucch_tag_is_free_locked(s));
 }
 
 static int start_step_locked(ucch_program *p, ucch_step *s) {
@@ -31,13 +37,14 @@ static void end_event_locked(uint64_t *event, int status) {
 }
 
 static void end_locked(ucch_program *p, int status, int step, int peer) {
+    if (status < 0 && p->board) ucch_board_ask_locked(p->board, p->op.error.seq, status);
     ucch_op_end_locked(&p->op, status, step, peer);
     if (p->board) ucch_board_open(p->board, -1);
 }
 
 static void finish_locked(ucch_program *p) {
-    if (UCCH_TRACING) end_event_locked(&p->event, 0);
-    if (p->board) ucch_board_add(p->board, ucch_now() - p->op.started, p->bytes);
+    p->op.ended = ucch_now();
+    if (p->board) ucch_board_add(p->board, p->op.ended - p->op.started, p->about.bytes);
     if (p->on_device && !p->persistent) ucch_program_give_scratch(p);
     ucch_gate_leave_locked(&p->gate);
     end_locked(p, 0, -1, -1);
@@ -46,11 +53,11 @@ static void finish_locked(ucch_program *p) {
 /* Give a program up. Posts cannot be taken back: requests in progress are left to libucc, with the buffers that the
  * owner keeps alive; the rest of this program leaves the queues so that others can report their own fate. */
 static void abandon_locked(ucch_program *p) {
-    if (UCCH_TRACING) end_event_locked(&p->event, p->op.error.status);
     for (int i = p->first; i < p->nsteps; i++) {
         ucch_step *s = &p->steps[i];
         s->event = 0; /* without an end in the timeline: that is where it hung */
         if (s->kind == STEP_COLL && s->state != FINISHED) ucch_team_leave_locked(s);
+        if (s->kind == STEP_EXCHANGE && s->state == POSTED) ucch_exchange_end(ucch_board_post(p->board), &s->exchange);
         if (s->message && s->state == POSTED) ucch_message_abandon_locked(s->message);
         s->state = FINISHED;
     }
@@ -60,15 +67,31 @@ static void abandon_locked(ucch_program *p) {
 
 static void fail_locked(ucch_program *p, int status, int step) {
     int peer, bad = ucch_board_verdict(p->board, p->since, p->op.error.seq, &peer);
+    if (!bad && p->board && ucch_board_far(p->board)) {
+        peer = ucch_board_gone(p->board, p->op.error.seq);
+        if (peer != -1) bad = UCCH_FAIL_PEER;
+    }
     end_locked(p, bad ? bad : status, step, peer);
     abandon_locked(p);
 }
 
+/* A step has failed: the call does, at once or when it is known why. */
+static void ail_locked(ucch_program *p, int status, int step) {
+    if (p->board && ucch_board_far(p->board) && ucch_board_gone(p->board, p->op.error.seq) == -1) {
+        p->ailing = status;
+        p->ailing_step = step;
+        p->ailed = ucch_now();
+    } else
+        fail_locked(p, status, step);
+}
+
 static int advance_locked(ucch_op *op) {
     ucch_program *p = (ucch_program *)op;
+    if (p->ailing) return 0;
     int moved = 0, open = ucch_gate_open_locked(&p->gate);
     if (open < 0) fail_locked(p, open, -1);
     if (open <= 0) return open < 0;
+    if (p->op.late) ucch_op_started_locked(&p->op);
     for (int i = p->first; i < p->nsteps; i++) {
         ucch_step *s = &p->steps[i];
         int status = 0;
@@ -79,7 +102,7 @@ static int advance_locked(ucch_op *op) {
         }
         if (status >= 0 && s->state == POSTED) status = ucch_step_poll_locked(p, s);
         if (status < 0) {
-            fail_locked(p, status, i);
+            ail_locked(p, status, i);
             return 1;
         }
         if (s->state == FINISHED) {
@@ -92,17 +115,28 @@ static int advance_locked(ucch_op *op) {
     return moved;
 }
 
+/* Whether a step awaits what libucp may have thrown away. */
+static int robbed(const ucch_program *p) {
+    int awaits = 0;
+    for (int i = p->first; i < p->nsteps && ucch_board_lossy(p->board); i++)
+        awaits |= p->steps[i].state == POSTED && (p->steps[i].kind == STEP_COLL || p->steps[i].kind == STEP_RECV);
+    return awaits;
+}
+
 static int check_locked(ucch_op *op, double now) {
     ucch_program *p = (ucch_program *)op;
     int bad = ucch_board_verdict(p->board, p->since, op->error.seq, &op->error.peer);
     if (bad || !p->board) return bad;
     op->error.peer = ucch_board_gone(p->board, op->error.seq);
-    return op->error.peer < 0 ? 0 : UCCH_FAIL_PEER;
+    if (op->error.peer != -1) return UCCH_FAIL_PEER;
+    if (robbed(p)) return UCCH_FAIL_LOST;
+    return p->ailing && now - p->ailed > CAUSE_S ? p->ailing : 0;
 }
 
 /* Ended first: a callback that cancelling sets off then finds nothing left to complete. */
 static void give_up_locked(ucch_op *op, int status) {
-    end_locked((ucch_program *)op, status, -1, op->error.peer);
+    ucch_program *p = (ucch_program *)op;
+    end_locked(p, status, p->ailing && status == p->ailing ? p->ailing_step : -1, op->error.peer);
     abandon_locked((ucch_program *)op);
 }
 
@@ -138,17 +172,19 @@ static int start_locked(ucch_program *p, void *send, void *recv, double timeout,
     if (status < 0) return status;
     p->base[UCCH_SEND] = send;
     p->base[UCCH_RECV] = recv;
-    p->first = 0;
+    p->first = p->ailing = 0;
     for (int i = 0; i < p->nsteps; i++) {
         ucch_step *s = &p->steps[i];
         s->state = WAITING;
         if (s->kind == STEP_COLL) ucch_team_enqueue_locked(s);
     }
     if (p->board) ucch_board_open(p->board, 1);
-    p->op.error.seq = p->board ? ucch_board_publish(p->board, p->signature, p->label) : 0;
+    p->op.error.seq = p->board ? ucch_board_publish(p->board, p->about.signature, p->about.label) : 0;
     p->since = p->board ? ucch_board_since(p->board) : 0;
-    if (UCCH_TRACING) p->event = ucch_trace_begin(p->number, -1, p->op.error.seq);
+    if (UCCH_TRACING) p->op.event = ucch_trace_begin(p->number, -1, p->op.error.seq);
     p->op.kind = &kind;
+    p->op.about = &p->about;
+    p->op.late = p->gate.closed;
     ucch_op_begin_locked(&p->op, timeout);
     if (expected_otherwise(p))
         fail_locked(p, UCCH_FAIL_MISMATCH, -1);
@@ -211,6 +247,17 @@ int ucch_program_start_on(ucch_program *p, void *send, void *recv, double timeou
 int ucch_program_run(ucch_program *p, void *send, void *recv, double timeout, double slice) {
     int status = ucch_program_start(p, send, recv, timeout);
     return status < 0 ? status : ucch_wait(&p->op, slice);
+}
+
+/* As ucch_program_run, for whoever holds the interpreter's lock: waits for a moment only, and not for our lock.
+ * UCCH_LATER where that is taken. */
+int ucch_program_dash(ucch_program *p, void *send, void *recv, double timeout) {
+    if (p->channels || p->on_device || !ucch_trylock()) return UCCH_LATER;
+    int before = ucch_device_enter(), status = start_locked(p, send, recv, timeout, NULL, 0);
+    if (!status) ucch_wait_briefly_locked(&p->op);
+    ucch_device_leave(before);
+    ucch_unlock();
+    return status < 0 ? status : ucch_peek(&p->op);
 }
 
 /* Start a persistent program with the buffers that it was bound to. */

@@ -14,8 +14,8 @@ ucch_program *ucch_program_new(int nsteps, ucch_board *board, uint64_t signature
     }
     p->nsteps = nsteps;
     p->board = board;
-    p->signature = signature;
-    strncpy(p->label, label, LABEL - 1);
+    p->about = (ucch_record){.kind = UCCH_RECORD_CALL, .comm = ucch_board_comm(board), .signature = signature};
+    strncpy(p->about.label, label, LABEL - 1);
     for (int i = 0; i < nsteps; i++) {
         p->steps[i].program = p;
         p->steps[i].state = FINISHED;
@@ -139,6 +139,22 @@ int ucch_program_recv(ucch_program *p, int step, ucp_worker_h worker, uint64_t t
     return 0;
 }
 
+/* A call's only step between ranks, by parcels on the board: `from` whom this rank reads, so many `bytes` of each from
+ * `at` on; `src` and `dst` in bytes. */
+int ucch_program_exchange(ucch_program *p, int step, int writes, int from, int combines, int op, int dtype, uint64_t at,
+                          uint64_t bytes, ucch_span src, ucch_span dst) {
+    ucch_step *s = step_at(p, step);
+    if (!s || !ucch_board_post(p->board) || src.count > UCCH_PARCEL_BYTES) return UCCH_FAIL_ARGUMENT;
+    s->kind = STEP_EXCHANGE;
+    s->src = src;
+    s->dst = dst;
+    s->exchange = (ucch_exchange){.writes = writes, .from = from, .combines = combines, .op = op, .dtype = dtype};
+    s->exchange.at = at;
+    s->exchange.bytes = bytes;
+    s->exchange.count = bytes / ucch_step_bytes((ucc_datatype_t)dtype, 1);
+    return 0;
+}
+
 int ucch_program_local(ucch_program *p, int step, int kind, int op, int dtype, int to, ucch_span src, ucch_span dst,
                        double factor) {
     ucch_step *s = step_at(p, step);
@@ -174,9 +190,11 @@ int ucch_program_stage(ucch_program *p, int step, int stage, int peer) {
 }
 
 /* Queue all of the program in streams; `bounce` is the place in its scratch for copies that overlap, `op` and `dtype`
- * those of its arithmetic. Last of all: what other lanes wait for gets an event. */
-int ucch_program_queued(ucch_program *p, ucch_channels *channels, size_t bounce, int op, int dtype) {
+ * those of its arithmetic; `in_graph`: where they are captured. Last of all: what other lanes wait for gets an event.
+ */
+int ucch_program_queued(ucch_program *p, ucch_channels *channels, size_t bounce, int op, int dtype, int in_graph) {
     p->channels = channels;
+    p->in_graph = in_graph;
     p->bounce = bounce;
     p->fused = ucch_kernel_of(&(ucch_task){.kind = UCCH_FUSED, .op = op, .dtype = dtype});
     for (int i = 0; i < p->nsteps; i++)
@@ -195,10 +213,13 @@ int ucch_program_memory(ucch_program *p, int base, int mem_type) {
     return 0;
 }
 
+/* The program's messages between hosts carry the call's salt. */
+void ucch_program_salt(ucch_program *p, uint32_t salt) { p->salt = salt % (1 << SALT_BITS); }
+
 /* Set the timeline's name of this program. */
 void ucch_program_trace(ucch_program *p, uint32_t number) { p->number = number; }
 
-void ucch_program_bytes(ucch_program *p, uint64_t bytes) { p->bytes = bytes; }
+void ucch_program_bytes(ucch_program *p, uint64_t bytes) { p->about.bytes = bytes; }
 
 int ucch_program_tmp(ucch_program *p, size_t bytes) {
     p->tmp_bytes = bytes;

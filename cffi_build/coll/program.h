@@ -3,6 +3,7 @@
 #define UCCH_PROGRAM_H
 
 #include "base/contexts.h"
+#include "base/parcel.h"
 #include "base/trace.h"
 #include "p2p/message.h"
 #include "shm/ring.h"
@@ -11,10 +12,14 @@
 #define UCC_INPROGRESS 1
 #define FLAG_PERSISTENT 0x2
 #define MASK_FLAGS 0x1
+#define MASK_TAG 0x2
 #define LABEL UCCH_LABEL_BYTES
+/* Of a call between hosts, by which tags of unlike calls differ; and where a message's has half of them. */
+#define SALT_BITS 10
+#define SALT_BIT 45
 
 /* Local ones last, in the order of UCCH_COPY and the others. */
-enum { STEP_COLL, STEP_SEND, STEP_RECV, STEP_COPY, STEP_COMBINE, STEP_CAST, STEP_SCALE };
+enum { STEP_COLL, STEP_SEND, STEP_RECV, STEP_EXCHANGE, STEP_COPY, STEP_COMBINE, STEP_CAST, STEP_SCALE };
 enum { WAITING, POSTED, FINISHED };
 
 typedef struct ucch_step ucch_step;
@@ -27,6 +32,9 @@ struct ucch_team {
     ucch_step *head, *tail;
     ucch_engine *engines; /* streams that calls on this team were launched into */
     int nengines;
+    /* Of a team on several hosts: a bit for each tag that is in use, and how many were given out. */
+    uint64_t *tags;
+    uint16_t number;
 };
 
 struct ucch_step {
@@ -40,11 +48,13 @@ struct ucch_step {
     ucch_span src, dst;
     uint64_t *tables[4]; /* counts and displacements of source and destination */
     ucch_message *message;
+    ucch_exchange exchange;
     ucch_work *work; /* a local step of a program on device memory */
     ucp_ep_h ep;
     ucp_worker_h worker;
     uint64_t tag;
     uint64_t event; /* of the timeline */
+    int errors;     /* of endpoints, in this process, when it was posted */
     int op, dtype, to;
     double factor;
     /* Of a program that is queued in streams: the rank at a message's other end; the plan's stage; in the call being
@@ -67,16 +77,17 @@ struct ucch_program {
     void *fused;             /* the kernel that does all of a short call, if there is one */
     int sliced;              /* and by several blocks (fused.c) */
     int furnished;           /* its messages have rings */
+    int in_graph;            /* it is for graphs: kernels in the stream that is captured, and nothing else */
     double timeout;          /* of a persistent program's starts */
     size_t tmp_bytes;
     ucch_gate gate;
-    uint64_t bytes; /* of the caller's data, for the statistics */
     ucch_board *board;
-    uint64_t signature;
-    uint64_t since;  /* of the call under way: refusals from that call on concern it */
-    uint32_t number; /* in the timeline */
-    uint64_t event;
-    char label[LABEL];
+    ucch_record about;       /* the call's label, signature and bytes */
+    uint32_t salt;           /* of its tags between hosts, of the call's name and arguments */
+    uint64_t since;          /* of the call under way: refusals from that call on concern it */
+    uint32_t number;         /* in the timeline */
+    int ailing, ailing_step; /* between hosts: how a step failed, while it is not known why */
+    double ailed;
 };
 
 /* Where steps go that are queued in streams. */
@@ -95,6 +106,9 @@ int ucch_step_poll_locked(ucch_program *p, ucch_step *s);
 void ucch_team_enqueue_locked(ucch_step *s);
 void ucch_team_dequeue_locked(ucch_step *s);
 void ucch_team_leave_locked(ucch_step *s);
+int ucch_tag_is_free_locked(const ucch_step *s);
+void ucch_tag_give_locked(ucch_step *s);
+void ucch_tag_hold_locked(const ucch_step *s, int held);
 int ucch_team_make_locked(ucch_team *team);
 int ucch_team_engine_locked(ucch_team *t, void *stream, int may_drop, ucc_ee_h *handle);
 int ucch_team_post_locked(ucc_ee_h engine, ucc_coll_req_h request);

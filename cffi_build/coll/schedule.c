@@ -1,4 +1,4 @@
-/* Queues a whole call in streams when it is made: copies to and from other ranks' channels, kernels, the vendor's
+/* Whole calls queued in streams when they are made: copies to and from other ranks' channels, kernels, the vendor's
  * collectives, and the waits between them. From then on the devices do everything, and no host has to look: it would
  * call the driver while others launch their work, and get in their way.
  *
@@ -12,6 +12,8 @@
 
 /* Calls that move fewer bytes do not gain from lanes as much as they cost. */
 #define ALONE_BYTES ((uint64_t)256 << 10)
+/* In graphs the blocks of a kernel that waits are few; what is longer is left to copies and kernels that do not. */
+#define LONG_MOVE ((size_t)1 << 20)
 
 typedef struct queue {
     ucch_program *p;
@@ -20,6 +22,8 @@ typedef struct queue {
     void *stream;      /* the caller's */
     int alone;         /* all in the caller's stream */
     ucch_moves *fused; /* all by one kernel there: what it is to do */
+    int apart;         /* or by several, in a graph: moves of one need nothing of each other */
+    int flushed;       /* the last step that is over before the next of them */
     int bank;          /* of scratch; -1: none */
     int turn;
     int used[QUEUE_LANES], seen[QUEUE_LANES][QUEUE_LANES];
@@ -34,6 +38,17 @@ static int record(void *event, void *stream) {
 }
 
 /* ---- what goes into a stream ---- */
+
+/* Launch the kernel that has been put together: channels count from there. */
+static int flush(queue *q) {
+    ucch_channels *c = q->c;
+    int status = q->fused->n ? ucch_fused_launch(q->p, q->fused, q->apart, q->stream) : 0;
+    q->fused->n = 0;
+    q->flushed = q->turn;
+    for (int i = 0; q->p->in_graph && i < c->size * UCCH_RINGS; i++)
+        if (c->out[i].steps) c->out[i].pieces = c->in[i].pieces = 0;
+    return status;
+}
 
 static int wait_counter(queue *q, ucch_counter counter, uint32_t least, void *stream) {
     if (!q->fused || ucch_reached(counter.at, least)) return ucch_counter_wait(counter, least, q->c->await, stream);
@@ -90,13 +105,13 @@ static int leave(queue *q) {
         if (q->used[i] && c->lane[i] != q->stream) status = ucch_stream_follow(c->tail[i], c->lane[i], q->stream);
     ucch_ticket ticket = q->l->ticket;
     if (c->nwires)
-        ucch_calls_note(&c->called, q->l->op.error.seq, q->p->signature, c->done[ticket.slot].at, ticket.value);
+        ucch_calls_note(&c->called, q->l->op.error.seq, q->p->about.signature, c->done[ticket.slot].at, ticket.value);
     if (q->bank >= 0) c->user[q->bank] = ticket;
     if (q->alone) c->alone = ticket;
     for (int i = 0; q->alone && i < QUEUE_LANES; i++)
         c->behind[i] = 1;
     if (!status) status = signal_counter(q, c->done[ticket.slot], ticket.value, q->stream);
-    return status || !q->fused ? status : ucch_fused_launch(q->p, q->fused, q->stream);
+    return status || !q->fused ? status : flush(q);
 }
 
 /* ---- steps ---- */
@@ -105,6 +120,8 @@ static int leave(queue *q) {
 static int await_earlier(queue *q, const ucch_step *s, int mine, void *stream) {
     const ucch_step *last[QUEUE_LANES] = {NULL};
     int status = 0;
+    for (int k = 0; q->apart && k < s->ndeps; k++)
+        if (q->p->steps[s->deps[k]].turn > q->flushed) return flush(q);
     if (q->alone) return 0;
     for (int k = 0; k < s->ndeps; k++) {
         const ucch_step *earlier = &q->p->steps[s->deps[k]];
@@ -126,22 +143,35 @@ static int mark(queue *q, ucch_step *s, void *stream) {
     return status ? status : record(s->end, stream);
 }
 
+/* A local step that is no move of a kernel's. */
+static int direct(queue *q, const ucch_task *t, char *bounce, void *stream) {
+    size_t bytes = t->count * t->src_bytes;
+    const device_ops *ops = ucch_bound_ops();
+    if (t->kind == UCCH_COPY) {
+        int code = bounce ? ops->copy(bounce, t->src, bytes, stream) : 0;
+        return ucch_device_fail(code ? code : ops->copy(t->dst, bounce ? bounce : t->src, bytes, stream), "copy");
+    }
+    void *function = ucch_kernel_of(t);
+    return function ? ucch_kernel_launch(function, t, stream) : UCCH_FAIL_DEVICE;
+}
+
 static int local(queue *q, const ucch_step *s, void *stream) {
     ucch_task t;
     ucch_step_task(q->p, s, &t);
     size_t bytes = t.count * t.src_bytes;
     if (!bytes || (t.kind == UCCH_COPY && t.src == t.dst)) return 0;
-    if (t.kind == UCCH_COPY && t.src < t.dst + bytes && t.dst < t.src + bytes) {
-        char *bounce = q->p->base[UCCH_TMP] + q->p->bounce;
-        int status = copy(q, bounce, t.src, bytes, stream);
-        return status ? status : copy(q, t.dst, bounce, bytes, stream);
+    int overlaps = t.kind == UCCH_COPY && t.src < t.dst + bytes && t.dst < t.src + bytes;
+    char *bounce = overlaps ? q->p->base[UCCH_TMP] + q->p->bounce : NULL;
+    int alone = q->apart && (overlaps || t.kind > UCCH_COMBINE || bytes > LONG_MOVE || q->fused->n == UCCH_MOST_MOVES);
+    int status = alone ? flush(q) : 0;
+    if (status || alone || !q->fused) return status ? status : direct(q, &t, bounce, stream);
+    ucch_move m = {.src = t.src, .dst = t.dst, .kind = MOVE_COPY, .n = (uint32_t)bytes};
+    if (t.kind != UCCH_COPY) m = (ucch_move){.src = t.src, .dst = t.dst, .kind = MOVE_COMBINE, .n = (uint32_t)t.count};
+    if (overlaps) {
+        status = ucch_fused_add(q->fused, (ucch_move){.src = t.src, .dst = bounce, .kind = MOVE_COPY, .n = m.n});
+        m.src = bounce;
     }
-    if (t.kind == UCCH_COPY) return copy(q, t.dst, t.src, bytes, stream);
-    if (q->fused)
-        return ucch_fused_add(q->fused,
-                              (ucch_move){.src = t.src, .dst = t.dst, .kind = MOVE_COMBINE, .n = (uint32_t)t.count});
-    void *function = ucch_kernel_of(&t);
-    return function ? ucch_kernel_launch(function, &t, stream) : UCCH_FAIL_DEVICE;
+    return status ? status : ucch_fused_add(q->fused, m);
 }
 
 /* A collective, by the vendor's library alone. */
@@ -165,6 +195,7 @@ static int step(queue *q, ucch_step *s) {
     int mine = ucch_lane_of(s), status = lane(q, mine, &stream);
     if (!status) status = await_earlier(q, s, mine, stream);
     if (status) return status;
+    if (s->kind == STEP_COLL && q->p->in_graph) return UCCH_FAIL_ARGUMENT;
     if (s->kind == STEP_COLL) {
         ucch_lock();
         status = launch_locked(q->p, s, q->l, stream);
@@ -183,7 +214,24 @@ static char *chunk_of(const queue *q, const ucch_channel *channel) {
 
 /* Tell the network threads, if they carry the channel, what this call makes of its next piece. */
 static int announce(const queue *q, const ucch_channel *channel, size_t bytes) {
-    return channel->flow ? ucch_flow_due(channel->flow, bytes, q->l->op.error.seq, q->p->signature) : 0;
+    return channel->flow ? ucch_flow_due(channel->flow, bytes, q->l->op.error.seq, q->p->about.signature) : 0;
+}
+
+/* A piece in a graph: its kernel knows when it runs which of the channel's it is, and so its slot. */
+static int piece_in_graph(queue *q, ucch_channel *channel, int comes, char *data, size_t bytes) {
+    int status = q->fused->n == UCCH_MOST_MOVES ? flush(q) : 0;
+    ucch_move m = {.src = comes ? channel->seen : data,
+                   .dst = comes ? data : channel->seen,
+                   .wait = (comes ? channel->published : channel->consumed).seen,
+                   .tell = (comes ? channel->consumed : channel->published).seen,
+                   .least = comes ? 1u : 1u - UCCH_RING_SLOTS,
+                   .value = ucch_channel_next(channel) - 1,
+                   .kind = MOVE_COPY,
+                   .n = (uint32_t)bytes,
+                   .steps = channel->steps,
+                   .slot = comes ? SLOT_SRC : SLOT_DST,
+                   .stride = (uint32_t)channel->stride};
+    return status ? status : ucch_fused_add(q->fused, m);
 }
 
 static int send_piece(queue *q, ucch_channel *to, const char *data, size_t bytes, void *stream) {
@@ -219,7 +267,9 @@ static int next_piece(queue *q, ucch_step *s, ucch_channel *channel) {
     void *stream;
     int mine = ucch_lane_of(s), status = lane(q, mine, &stream);
     if (!status && nth == 0) status = await_earlier(q, s, mine, stream);
-    if (!status)
+    if (!status && q->p->in_graph)
+        status = piece_in_graph(q, channel, s->kind == STEP_RECV, data, length);
+    else if (!status)
         status = s->kind == STEP_SEND ? send_piece(q, channel, data, length, stream)
                                       : receive_piece(q, channel, data, length, stream);
     return status || s->left ? status : mark(q, s, stream);
@@ -263,7 +313,8 @@ static int messages(queue *q, int first, int end) {
  * to be allocated may wait for streams. */
 int ucch_enqueue_scratch(ucch_program *p) {
     ucch_channels *c = p->channels;
-    int status = p->tmp_bytes ? ucch_channels_scratch(c, (int)(c->banked & 1), p->tmp_bytes) : 0;
+    int bank = p->in_graph ? GRAPH_BANK : (int)(c->banked & 1);
+    int status = p->tmp_bytes ? ucch_channels_scratch(c, bank, p->tmp_bytes) : 0;
     for (int i = 0; i < p->nsteps && !p->furnished && !status; i++)
         if (p->steps[i].kind == STEP_SEND || p->steps[i].kind == STEP_RECV) status = ucch_step_furnish(c, &p->steps[i]);
     p->furnished |= !status;
@@ -286,22 +337,21 @@ static uint64_t moved_by(const ucch_program *p) {
 }
 
 /* Queue everything, with the buffers that the program has: 0, or a failure that leaves the streams to be let go.
- * Without the lock; one call at a time. */
+ * Without the lock; one call at a time. In a graph there is no launch `l`. */
 int ucch_enqueue(ucch_program *p, ucch_launch *l, void *stream) {
     ucch_channels *c = p->channels;
     uint64_t moved = moved_by(p);
+    int fits = ucch_fused_fits(p, moved), graph = p->in_graph;
     ucch_moves fused;
-    queue q = {.p = p, .c = c, .l = l, .stream = stream, .bank = -1};
+    queue q = {.p = p, .c = c, .l = l, .stream = stream, .bank = -1, .apart = graph && !fits};
     fused.n = 0;
-    q.fused = ucch_fused_fits(p, moved) ? &fused : NULL;
+    q.fused = fits || graph ? &fused : NULL;
     q.alone = q.fused || moved < ALONE_BYTES;
-    if (p->tmp_bytes) {
-        q.bank = (int)(c->banked++ & 1);
-        p->base[UCCH_TMP] = c->scratch[q.bank];
-    }
+    if (p->tmp_bytes && !graph) q.bank = (int)(c->banked++ & 1);
+    if (p->tmp_bytes) p->base[UCCH_TMP] = c->scratch[graph ? GRAPH_BANK : q.bank];
     for (int i = 0; i < p->nsteps; i++)
         p->steps[i].turn = 0; /* those that move nothing are waited for by nobody */
-    int status = q.alone ? begin_alone(&q) : record(c->began, stream);
+    int status = graph ? flush(&q) : q.alone ? begin_alone(&q) : record(c->began, stream);
     for (int i = 0, end; i < p->nsteps && !status; i = end) {
         for (end = i; end < p->nsteps && p->steps[end].stage == p->steps[i].stage; end++)
             if (p->steps[end].kind != STEP_SEND && p->steps[end].kind != STEP_RECV && !status)
@@ -309,7 +359,7 @@ int ucch_enqueue(ucch_program *p, ucch_launch *l, void *stream) {
         if (!status) status = messages(&q, i, end);
     }
     p->base[UCCH_TMP] = NULL;
-    return status ? status : leave(&q);
+    return status ? status : graph ? flush(&q) : leave(&q);
 }
 
 /* All of a program's collectives, by the vendor's library alone, into one stream. */

@@ -15,12 +15,15 @@ int ucch_step_init_locked(ucch_program *p, ucch_step *s) {
     s->args.dst.info.buffer = ucch_step_address(p, &s->dst);
     *(s->tables[0] ? &s->args.src.info_v.mem_type : &s->args.src.info.mem_type) = p->mem_type[s->src.base];
     *(s->tables[2] ? &s->args.dst.info_v.mem_type : &s->args.dst.info.mem_type) = p->mem_type[s->dst.base];
+    ucch_tag_give_locked(s);
     return ucc_collective_init(&s->args, &s->request, s->team->handle);
 }
 
 static int post_coll_locked(ucch_step *s) {
+    s->errors = ucch_endpoint_errors();
     int status = ucc_collective_post(s->request);
     if (status < 0) return status;
+    ucch_tag_hold_locked(s, 1);
     s->state = POSTED;
     return 0;
 }
@@ -53,8 +56,9 @@ static int local_locked(ucch_program *p, ucch_step *s) {
 /* The message ops of a program are ops of their own on the active list; their deadline is the program's. */
 static int post_message(ucch_program *p, ucch_step *s) {
     ucch_span *span = s->kind == STEP_SEND ? &s->src : &s->dst;
-    /* Successive calls of a program must not take each other's messages. */
-    uint64_t tag = s->tag | (p->op.error.seq & 0x7fff) << 16;
+    /* Successive calls of a program must not take each other's messages, nor unlike calls of two hosts. */
+    uint64_t salt = (uint64_t)(p->salt >> SALT_BITS / 2) << SALT_BIT | (uint64_t)(p->salt % (1 << SALT_BITS / 2)) << 11;
+    uint64_t tag = (s->tag | (p->op.error.seq & 0x7fff) << 16) ^ salt;
     char *at = ucch_step_address(p, span);
     int mem_type = p->mem_type[span->base];
     s->state = POSTED;
@@ -62,9 +66,20 @@ static int post_message(ucch_program *p, ucch_step *s) {
                                 : ucch_message_recv_locked(s->message, s->worker, at, span->count, tag, mem_type);
 }
 
+static int go_on(ucch_program *p, ucch_step *s) {
+    int state = ucch_exchange_go_on(ucch_board_post(p->board), &s->exchange, ucch_step_address(p, &s->src),
+                                    s->src.count, ucch_step_address(p, &s->dst));
+    s->state = state == 1 ? FINISHED : POSTED;
+    return state;
+}
+
 /* Begin a step whose turn it is; a collective's request is there. */
 int ucch_step_post_locked(ucch_program *p, ucch_step *s) {
     if (s->kind == STEP_COLL) return post_coll_locked(s);
+    if (s->kind == STEP_EXCHANGE) {
+        ucch_exchange_begin(ucch_board_post(p->board), &s->exchange, p->op.error.seq, p->about.signature);
+        return go_on(p, s);
+    }
     return s->kind == STEP_SEND || s->kind == STEP_RECV ? post_message(p, s) : local_locked(p, s);
 }
 
@@ -75,20 +90,27 @@ int ucch_step_poll_locked(ucch_program *p, ucch_step *s) {
         if (status == 1) s->state = FINISHED;
         return status;
     }
+    if (s->kind == STEP_EXCHANGE) return go_on(p, s);
     if (s->kind != STEP_COLL) {
         ucch_op *op = ucch_message_op(s->message);
         if (op->state == UCCH_ACTIVE) return 0;
         s->state = FINISHED;
-        return op->state == UCCH_FAILED ? op->error.status : 1;
+        if (op->state == UCCH_FAILED) return op->error.status;
+        return s->kind == STEP_RECV && p->board && ucch_board_lossy(p->board) ? UCCH_FAIL_LOST : 1;
     }
     int status = s->request->status;
     if (status == UCC_INPROGRESS) return 0;
     s->state = FINISHED;
     s->team->context->users--;
+    ucch_tag_hold_locked(s, 0);
     if (!p->persistent) {
         ucc_collective_finalize(s->request);
         s->request = NULL;
     }
+    /* Whether it was this collective's endpoint is not known; if it was, the data is garbage. A schedule of libucc's of
+     * which a task has failed may be as before its start (UCC_OPERATION_INITIALIZED). */
+    if (status > 0 || (status == 0 && ucch_endpoint_errors() != s->errors)) status = UCCH_UCC_NO_MESSAGE;
+    if (status == 0 && p->board && ucch_board_lossy(p->board)) status = UCCH_FAIL_LOST; /* its tags come again, too */
     return status < 0 ? status : 1;
 }
 
@@ -105,7 +127,7 @@ static size_t moved_by(const ucch_step *s) { return s->kind == STEP_SEND ? s->sr
 
 /* The channel that a message goes by. */
 ucch_channel *ucch_step_channel(const ucch_channels *c, const ucch_step *s) {
-    return ucch_channel_for(c, s->peer, s->kind == STEP_RECV, moved_by(s));
+    return ucch_channel_for(c, s->peer, s->kind == STEP_RECV, moved_by(s), s->program->in_graph);
 }
 
 /* Bytes of the pieces that a message goes in. */
@@ -115,5 +137,6 @@ size_t ucch_piece_of(const ucch_channels *c, const ucch_step *s) {
 
 /* Have what a message needs: 0, or a failure. */
 int ucch_step_furnish(ucch_channels *c, const ucch_step *s) {
-    return !moved_by(s) ? 0 : ucch_channels_furnish(c, s->peer, s->kind == STEP_RECV, moved_by(s));
+    if (!moved_by(s)) return 0;
+    return ucch_channels_furnish(c, s->peer, s->kind == STEP_RECV, moved_by(s), s->program->in_graph);
 }

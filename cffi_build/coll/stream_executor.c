@@ -7,6 +7,7 @@
 #include <stdlib.h>
 
 #include "base/progress.h"
+#include "coll/graphs.h"
 #include "coll/stream_executor.h"
 
 static int flying; /* calls that have not ended */
@@ -24,12 +25,13 @@ int ucch_launch_status(void) { return outcome; }
 ucch_op *ucch_launch_failed(void) { return failed; }
 
 static void end_locked(ucch_launch *l, int status, int peer) {
-    if (UCCH_TRACING) ucch_trace_end(l->event, status);
+    if (status < 0 && l->board) ucch_board_ask_locked(l->board, l->op.error.seq, status);
     if (status < 0 && l->board && !l->parent) ucch_board_blame(l->board, &l->op);
     if (status < 0 && l->channels)
         ucch_channels_fail_locked(l->channels, status == UCCH_FAIL_MISMATCH ? l->op.error.seq : 0);
     if (l->board) ucch_board_launched(l->board, -1);
-    if (status >= 0 && l->board) ucch_board_add(l->board, ucch_now() - l->op.started, l->bytes);
+    l->op.ended = ucch_now();
+    if (status >= 0 && l->board) ucch_board_add(l->board, l->op.ended - l->op.started, l->about.bytes);
     flying--;
     ucch_op_end_locked(&l->op, status, -1, peer);
     if (l->parent) ucch_op_end_locked(&l->parent->op, status, -1, peer);
@@ -41,6 +43,7 @@ static void give_up_locked(ucch_launch *l, int status, int peer) {
     const char *why = status == UCCH_FAIL_TIMEOUT   ? "not complete in time"
                       : status == UCCH_FAIL_PEER    ? "another rank has left the job or died"
                       : status == UCCH_FAIL_REFUSED ? "another rank refused its part of the call"
+                      : status == UCCH_FAIL_REVOKED ? "the communicator has been revoked"
                                                     : "another rank called something else";
     char label[UCCH_LABEL_BYTES] = "a call";
     if (l->board) ucch_board_own_label(l->board, l->op.error.seq, label);
@@ -67,8 +70,8 @@ static int tainted(ucch_launch *l, int *peer) {
     int by = l->channels ? ucch_channels_tainted_by(l->channels, l->ticket) : -1;
     if (by < 0) return 0;
     int other = l->board ? ucch_board_mismatch(l->board, l->op.error.seq) : -1;
-    *peer = other >= 0 ? other : ucch_board_peer(l->board, by);
-    if (other >= 0) /* that is why */
+    *peer = other != -1 ? other : ucch_board_peer(l->board, by);
+    if (other != -1) /* that is why */
         return UCCH_FAIL_MISMATCH;
     int why = lost(l, peer);
     return why ? why : by == l->channels->rank ? UCCH_FAIL_BROKEN : UCCH_FAIL_PEER;
@@ -104,7 +107,7 @@ static int check_locked(ucch_op *op, double now) {
     int needs_others = l->n || !l->channels || ucch_channels_waiting(l->channels);
     if (!bad && l->board && needs_others) {
         op->error.peer = ucch_board_gone(l->board, op->error.seq);
-        bad = op->error.peer < 0 ? 0 : UCCH_FAIL_PEER;
+        bad = op->error.peer == -1 ? 0 : UCCH_FAIL_PEER;
     }
     if (!bad && needs_others) bad = lost(l, &op->error.peer);
     return bad ? bad : tainted(l, &op->error.peer);
@@ -140,6 +143,7 @@ static void adopt_locked(ucch_program *p, ucch_launch *l) {
     p->queued = l;
     p->op.kind = &parent_kind;
     p->op.error.seq = l->op.error.seq;
+    p->op.about = NULL; /* the launch's record is that of the call */
     ucch_op_begin_locked(&p->op, 0);
 }
 
@@ -163,12 +167,15 @@ static ucch_launch *begin_locked(const asked *a, int *status) {
     p->base[UCCH_RECV] = a->recv;
     l->op.kind = &kind;
     l->board = p->board;
-    l->bytes = p->bytes;
+    l->about = p->about;
+    l->about.kind = UCCH_RECORD_STREAM;
+    l->op.about = &l->about;
+    l->op.late = 1; /* no host sees it begin */
     l->channels = p->channels;
     if (l->board) ucch_board_launched(l->board, 1);
-    l->op.error.seq = p->board ? ucch_board_publish(p->board, p->signature, p->label) : 0;
+    l->op.error.seq = p->board ? ucch_board_publish(p->board, p->about.signature, p->about.label) : 0;
     l->since = p->board ? ucch_board_since(p->board) : 0;
-    if (UCCH_TRACING) l->event = ucch_trace_begin(p->number, -1, l->op.error.seq);
+    if (UCCH_TRACING) l->op.event = ucch_trace_begin(p->number, -1, l->op.error.seq);
     ucch_op_begin_locked(&l->op, a->timeout);
     if (a->has_parent) adopt_locked(p, l);
     l->alone = !flying++;
@@ -237,11 +244,21 @@ static ucch_launch *launch(const asked *a, int *status) {
  * Returns an op that the caller has to release. NULL when it was not: ucch_launch_status says why; 0: it is not this
  * call's turn yet, and the program has to be started as any other. */
 ucch_op *ucch_program_launch(ucch_program *p, uintptr_t send, uintptr_t recv, double timeout, uintptr_t stream) {
+    outcome = 0;
+    failed = NULL;
+    if (ucch_stream_captures(stream)) return NULL; /* ucch_program_capture */
     asked a = {p, (void *)send, (void *)recv, (void *)stream, timeout, 0};
     ucch_launch *l = launch(&a, &outcome);
     failed = l && outcome < 0 ? &l->op : NULL;
-    if (l) ucch_progress_thread(1);
+    if (l) ucch_progress_streams();
     return l && !failed ? &l->op : NULL;
+}
+
+/* As ucch_program_launch, for a call at which nobody will look again: 1 where it was launched. */
+int ucch_program_leave(ucch_program *p, uintptr_t send, uintptr_t recv, double timeout, uintptr_t stream) {
+    ucch_op *op = ucch_program_launch(p, send, recv, timeout, stream);
+    if (op) ucch_launch_release(op);
+    return op != NULL;
 }
 
 /* Start a program that is queued in streams as if it were any other: its end is the program's. 0, or a failure. */
@@ -249,6 +266,42 @@ int ucch_program_queue(ucch_program *p, void *send, void *recv, double timeout, 
     asked a = {p, send, recv, stream, timeout, 1};
     int status = 0;
     return launch(&a, &status) ? 0 : status;
+}
+
+/* With the turn at queueing: tell the other ranks of a call that is about to be captured, if it can be. */
+static int begin_capture(ucch_program *p, double timeout) {
+    int status = ucch_enqueue_scratch(p), peer = -1;
+    ucch_lock();
+    if (!status && (ucch_board_broken(p->board) || p->channels->failed)) status = UCCH_FAIL_BROKEN;
+    if (!status) {
+        uint64_t number = ucch_board_publish(p->board, p->about.signature, p->about.label);
+        ucch_record_end(ucch_board_record(p->board, UCCH_RECORD_GRAPH, number, p->about.signature, p->about.label), 0);
+        status = ucch_board_verdict(p->board, ucch_board_since(p->board), number, &peer);
+        ucch_graphs_watch_locked(&p->channels->graphs, p->board, number, timeout);
+    }
+    ucch_unlock();
+    return status;
+}
+
+/* Put a program into the graph that `stream` is captured for. What it needs is pinned or allocated now, if no earlier
+ * call has seen to that, beside the capture. 0, or a failure. */
+int ucch_program_capture(ucch_program *p, uintptr_t send, uintptr_t recv, double timeout, uintptr_t stream) {
+    if (!p->fused) return UCCH_FAIL_COLD;
+    if (send && send == recv) return UCCH_ALIASED;
+    const device_ops *ops = ucch_bound_ops();
+    int before = ucch_device_enter(), mode = ucch_capture_mode(UCCH_RELAXED);
+    pthread_mutex_lock(&queueing);
+    p->base[UCCH_SEND] = (char *)send;
+    p->base[UCCH_RECV] = (char *)recv;
+    int status = begin_capture(p, timeout);
+    if (!status) status = ucch_graphs_follow(&p->channels->graphs, (void *)stream);
+    if (!status) status = ucch_enqueue(p, NULL, (void *)stream);
+    if (!status) status = ucch_device_fail(ops->event_record(p->channels->graphs.last, (void *)stream), "record");
+    pthread_mutex_unlock(&queueing);
+    ucch_capture_mode(mode);
+    ucch_device_leave(before);
+    ucch_progress_thread(1);
+    return status;
 }
 
 /* The caller will not look at it again. */

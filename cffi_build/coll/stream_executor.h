@@ -9,10 +9,9 @@ struct ucch_launch {
     int released, n;
     int queueing; /* its steps are being put into streams: not to be collected */
     int alone;    /* no other is under way */
-    uint64_t bytes;
     ucch_board *board;
-    uint64_t since;          /* as a program's */
-    uint64_t event;          /* of the timeline, which sees an end only when it is collected */
+    ucch_record about;       /* as a program's */
+    uint64_t since;          /* likewise */
     ucch_program *parent;    /* a program whose caller waits for it, not for the launch */
     ucch_channels *channels; /* those it went through: it has ended when `ticket` is there */
     ucch_ticket ticket;

@@ -118,5 +118,6 @@ int ucch_team_post_locked(ucc_ee_h engine, ucc_coll_req_h request) {
 
 void ucch_team_free(ucch_team *team) {
     drop_engines(team);
+    free(team->tags);
     free(team);
 }

@@ -72,6 +72,13 @@ int ucch_work_copy(int way, void *dst, const void *src, size_t bytes) {
     return status ? status : ucch_device_fail(ucch_bound_ops()->copy(dst, src, bytes, stream), "copy");
 }
 
+/* Copy or convert pieces by a kernel. */
+int ucch_work_pieces(int way, void *function, const ucch_pieces *all) {
+    void *stream;
+    int status = lane(way, &stream);
+    return status ? status : ucch_kernel_pieces(function, all, stream);
+}
+
 /* Record an event, made at first use, behind what was queued this way. */
 int ucch_work_mark(int way, void **event) {
     const device_ops *ops = ucch_bound_ops();

@@ -35,6 +35,9 @@ typedef uint64_t address; /* CUdeviceptr */
     X(cuStreamSynchronize, "cuStreamSynchronize", (void *), 1)                                                         \
     X(cuStreamWaitValue32, "cuStreamWaitValue32_v2", (void *, address, uint32_t, unsigned), 0)                         \
     X(cuStreamWriteValue32, "cuStreamWriteValue32_v2", (void *, address, uint32_t, unsigned), 0)                       \
+    X(cuStreamGetCaptureInfo, "cuStreamGetCaptureInfo_v2",                                                             \
+      (void *, int *, uint64_t *, void **, const void ***, size_t *), 0)                                               \
+    X(cuThreadExchangeStreamCaptureMode, "cuThreadExchangeStreamCaptureMode", (int *), 0)                              \
     X(cuEventCreate, "cuEventCreate", (void **, unsigned), 1)                                                          \
     X(cuEventDestroy, "cuEventDestroy_v2", (void *), 1)                                                                \
     X(cuEventRecord, "cuEventRecord", (void *, void *), 1)                                                             \
@@ -93,6 +96,8 @@ PLAIN(launch, (void *function, unsigned blocks, unsigned threads, void **argumen
 PLAIN(error_name, (int code, const char **name), cuGetErrorName(code, name))
 OPTIONAL(share, (void *where, void *handle), cuIpcGetMemHandle, (handle, (address)(uintptr_t)where))
 OPTIONAL(close_shared, (void *where), cuIpcCloseMemHandle, ((address)(uintptr_t)where))
+OPTIONAL(stream_captures, (void *stream, int *does, uint64_t *which), cuStreamGetCaptureInfo, (stream, does, which, NULL, NULL, NULL))
+OPTIONAL(capture_mode, (int *mode), cuThreadExchangeStreamCaptureMode, (mode))
 OPTIONAL(stream_hold, (void *stream, void *word, uint32_t least), cuStreamWaitValue32, (stream, (address)(uintptr_t)word, least, WAIT_AT_LEAST))
 OPTIONAL(stream_write, (void *stream, void *word, uint32_t value), cuStreamWriteValue32, (stream, (address)(uintptr_t)word, value, 0))
 /* clang-format on */

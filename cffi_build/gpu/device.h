@@ -6,6 +6,7 @@
 
 #include "api/device_api.h"
 #include "gpu/adapter.h"
+#include "kernels/layout.h"
 
 /* The device that this rank works with; -1 while there is none. */
 int ucch_bound(void);
@@ -35,6 +36,7 @@ typedef struct ucch_work ucch_work;
 
 void *ucch_kernel_of(const ucch_task *task);
 int ucch_kernel_launch(void *function, const ucch_task *task, void *stream);
+int ucch_kernel_pieces(void *function, const ucch_pieces *all, void *stream);
 
 int ucch_task_compute(const ucch_task *task, char *src, char *dst, uint64_t count);
 ucch_work *ucch_work_new(void);
@@ -42,6 +44,7 @@ void ucch_work_free(ucch_work *work);
 int ucch_work_begin_locked(ucch_work *work, const ucch_task *task);
 int ucch_work_poll_locked(ucch_work *work);
 int ucch_work_copy(int way, void *dst, const void *src, size_t bytes);
+int ucch_work_pieces(int way, void *function, const ucch_pieces *all);
 int ucch_work_mark(int way, void **event);
 
 /* Whether a counter, which only grows and wraps around, has reached `least`. */

@@ -33,6 +33,8 @@
     X(hipStreamSynchronize, (void *), 1)                                                                               \
     X(hipStreamWaitValue32, (void *, void *, uint32_t, unsigned, uint32_t), 0)                                         \
     X(hipStreamWriteValue32, (void *, void *, uint32_t, unsigned), 0)                                                  \
+    X(hipStreamGetCaptureInfo, (void *, int *, uint64_t *), 0)                                                         \
+    X(hipThreadExchangeStreamCaptureMode, (int *), 0)                                                                  \
     X(hipEventCreateWithFlags, (void **, unsigned), 1)                                                                 \
     X(hipEventDestroy, (void *), 1)                                                                                    \
     X(hipEventRecord, (void *, void *), 1)                                                                             \
@@ -105,6 +107,8 @@ PLAIN(event_record, (void *event, void *stream), hipEventRecord(event, stream))
 PLAIN(launch, (void *function, unsigned blocks, unsigned threads, void **arguments, void *stream), hipModuleLaunchKernel(function, blocks, 1, 1, threads, 1, 1, 0, stream, arguments, NULL))
 OPTIONAL(share, (void *where, void *handle), hipIpcGetMemHandle, (handle, where))
 OPTIONAL(close_shared, (void *where), hipIpcCloseMemHandle, (where))
+OPTIONAL(stream_captures, (void *stream, int *does, uint64_t *which), hipStreamGetCaptureInfo, (stream, does, which))
+OPTIONAL(capture_mode, (int *mode), hipThreadExchangeStreamCaptureMode, (mode))
 OPTIONAL(stream_hold, (void *stream, void *word, uint32_t least), hipStreamWaitValue32, (stream, word, least, WAIT_AT_LEAST, ~(uint32_t)0))
 OPTIONAL(stream_write, (void *stream, void *word, uint32_t value), hipStreamWriteValue32, (stream, word, value, 0))
 /* clang-format on */

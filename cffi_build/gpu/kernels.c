@@ -16,10 +16,10 @@ typedef struct kernel {
 
 static kernel *kernels; /* only grows, at its head: read without a lock */
 
-/* Only a combination has an operation, and only a cast another type. */
+/* Only a combination has an operation, and only a cast and pieces another type. */
 static int same(const kernel *k, int kind, int op, int dtype, int to) {
     return k->kind == kind && k->dtype == dtype && ((kind != UCCH_COMBINE && kind != UCCH_FUSED) || k->op == op) &&
-           (kind != UCCH_CAST || k->to == to);
+           ((kind != UCCH_CAST && kind != UCCH_PIECES) || k->to == to);
 }
 
 /* Load a compiled kernel on the bound device: 0, or a failure with its reason. */
@@ -54,6 +54,14 @@ int ucch_kernel_launch(void *function, const ucch_task *t, void *stream) {
     uint64_t count = t->count, blocks = (count + THREADS - 1) / THREADS;
     double factor = t->factor;
     void *arguments[] = {&src, &dst, &count, &factor};
+    if (blocks > MOST_BLOCKS) blocks = MOST_BLOCKS;
+    return ucch_device_fail(ucch_bound_ops()->launch(function, (unsigned)blocks, THREADS, arguments, stream), "launch");
+}
+
+/* Copy and convert pieces, by a list that the device can read until that is done. */
+int ucch_kernel_pieces(void *function, const ucch_pieces *all, void *stream) {
+    uint64_t blocks = all->n * ((all->most + UCCH_PIECE_SLICE - 1) / UCCH_PIECE_SLICE);
+    void *arguments[] = {(void *)all};
     if (blocks > MOST_BLOCKS) blocks = MOST_BLOCKS;
     return ucch_device_fail(ucch_bound_ops()->launch(function, (unsigned)blocks, THREADS, arguments, stream), "launch");
 }

@@ -160,13 +160,16 @@ int ucch_event_done(int runtime, void *event) {
 
 /* ---- the device of this rank ---- */
 
+/* The progress thread may ask for events while others capture graphs, which it has no part in. */
+static void relax(void) { ucch_capture_mode(UCCH_RELAXED); }
+
 /* Every thread that makes progress works with this device from now on. */
 int ucch_device_bind(int runtime, int device) {
     int status = CALL(use, device);
     if (status < 0) return status;
     bound_runtime = runtime;
     bound_device = device;
-    ucch_progress_inside(ucch_device_enter, ucch_device_leave);
+    ucch_progress_inside(ucch_device_enter, ucch_device_leave, relax);
     return 0;
 }
 
@@ -195,6 +198,20 @@ int ucch_event_ask(void *event, int *done, double *again) {
     int status = ucch_device_fail(ucch_bound_ops()->event_done(event, done), "event");
     *again = *done ? 0 : now + ASK_S;
     return status;
+}
+
+/* Whether a stream of the bound device is being captured in a graph: the capture's number, or 0. */
+uint64_t ucch_stream_captures(uintptr_t stream) {
+    int does = 0;
+    uint64_t which = 0;
+    if (bound_runtime < 0 || table[bound_runtime]->ops.stream_captures((void *)stream, &does, &which)) return 0;
+    return does ? which : 0;
+}
+
+/* Exchange the calling thread's mode with captures (UCCH_RELAXED): returns the one before. */
+int ucch_capture_mode(int mode) {
+    if (bound_runtime >= 0) table[bound_runtime]->ops.capture_mode(&mode);
+    return mode;
 }
 
 /* Let one stream wait for what is in another by now, by way of an event. */

@@ -30,19 +30,11 @@
 #define ROUNDS 1000
 /* Peers are told of a call that has not ended after this long. */
 #define PATIENCE_S 5e-3
-/* Bytes of a range: shorter ones cost more than they gain, longer ones keep wires waiting for each other. */
-#define RANGE ((size_t)128 << 10)
+#define RANGE ((size_t)UCCH_WIRE_RANGE)
 
 /* Kinds of messages, in a tag below the flow's own bits and above the number of a range. */
 enum { DATA, CREDIT, ABORT, INTENT };
 #define KIND_BIT 10
-
-typedef struct header {
-    uint64_t call, hash, bytes, number;
-    uint64_t tainted; /* the first call of the sender's that is not to be believed, plus one */
-    uint64_t differs; /* and the first that ranks have made in different ways, if that is why */
-} header;
-_Static_assert(sizeof(header) <= UCCH_FLOW_HEADER, "the header lies before the data");
 
 /* Piece that this rank has called for, with the call's number and a hash of it. */
 typedef struct due {
@@ -102,8 +94,8 @@ static int reached(const uint32_t *word, uint64_t least) {
     return (int32_t)(__atomic_load_n(word, __ATOMIC_ACQUIRE) - (uint32_t)least) >= 0;
 }
 
-static header *slot_of(const ucch_flow *f, uint64_t piece) {
-    return (header *)(f->ring.slots + piece % (uint64_t)f->ring.depth * f->ring.stride);
+static ucch_slot_header *slot_of(const ucch_flow *f, uint64_t piece) {
+    return (ucch_slot_header *)(f->ring.slots + piece % (uint64_t)f->ring.depth * f->ring.stride);
 }
 
 /* The first call, plus one, whose data here is not to be believed; 0 while there is none. */
@@ -247,15 +239,36 @@ static void send_range(ucch_flow *f, int which, uint64_t piece, size_t bytes, in
     if (request == NULL || IS_STATUS(request)) ended(l, (int)(intptr_t)request);
 }
 
+/* A piece, as its rank's host has called for it or its kernel has written. */
+static due about(ucch_flow *f, uint64_t piece) {
+    const ucch_slot_header *s = slot_of(f, piece);
+    if (f->ring.by_device) return (due){s->bytes, s->call, s->hash};
+    pthread_mutex_lock(&f->lock);
+    due found = f->dues[piece % f->room];
+    pthread_mutex_unlock(&f->lock);
+    return found;
+}
+
+/* Wake the wires that have ranges of so many bytes. */
+static void ring_for(const ucch_flow *f, size_t bytes) {
+    for (int range = 0; range < ranges_of(bytes) && range < f->nwires; range++)
+        ucch_wire_ring(wire_of(f, carrier_of(f, range)));
+}
+
 /* Send a wire's ranges of a piece. */
 static void send_piece(ucch_flow *f, int which, uint64_t piece) {
-    pthread_mutex_lock(&f->lock);
-    due about = f->dues[piece % f->room];
-    pthread_mutex_unlock(&f->lock);
-    uint64_t tainted = tainted_from(f), differs = __atomic_load_n(&f->differs, __ATOMIC_ACQUIRE); /* written before */
-    if (which == f->first) *slot_of(f, piece) = (header){about.call, about.hash, about.bytes, piece, tainted, differs};
-    for (int range = 0; range < ranges_of(about.bytes); range++)
-        if (carrier_of(f, range) == which) send_range(f, which, piece, about.bytes, range);
+    due d = about(f, piece);
+    ucch_slot_header *s = slot_of(f, piece);
+    if (__atomic_load_n(&f->settled, __ATOMIC_SEQ_CST) > piece) return; /* this may have been a later one's */
+    if (which == f->first) { /* the rest is there already where a kernel has written it, and others read it */
+        if (!f->ring.by_device) *s = (ucch_slot_header){d.call, d.hash, d.bytes, 0, 0, 0, {0}};
+        s->number = piece;
+        s->tainted = tainted_from(f);
+        s->differs = __atomic_load_n(&f->differs, __ATOMIC_ACQUIRE); /* written before */
+        if (f->ring.by_device) ring_for(f, d.bytes);
+    }
+    for (int range = 0; range < ranges_of(d.bytes); range++)
+        if (carrier_of(f, range) == which) send_range(f, which, piece, d.bytes, range);
 }
 
 /* Take note of credits: the sender's stream may fill the slots again. */
@@ -303,9 +316,10 @@ static int turn_of_sender(ucch_flow *f, int which) {
         send_piece(f, which, s->count);
         found = UCCH_MOVED;
     }
+    if (f->ring.by_device && which == f->first) __atomic_store_n(&f->expected, s->count, __ATOMIC_RELEASE);
     uint64_t expected = __atomic_load_n(&f->expected, __ATOMIC_ACQUIRE);
     if (which != f->first) return found | (s->under_way || s->count < expected ? UCCH_AWAITED : 0);
-    found |= hear_credit(f) | tell_intent(f);
+    found |= hear_credit(f) | tell_intent(f) | (f->ring.by_device ? UCCH_WATCHED : 0);
     return found | (f->told < expected ? UCCH_AWAITED : 0);
 }
 
@@ -336,17 +350,24 @@ static void hear_tainted(ucch_flow *f, uint64_t tainted, uint64_t differs) {
     if (tainted) __atomic_store_n(f->ring.tainted_there, tainted, __ATOMIC_RELEASE);
 }
 
+/* Whether a piece is the one that this rank has called for; kernels that are replayed see to that themselves. */
+static int fits(ucch_flow *f, const ucch_slot_header *s) {
+    const due *d = &f->dues[f->settled % f->room];
+    if (f->ring.by_device ||
+        (s->call == d->call && s->hash == d->hash && s->bytes == d->bytes && s->number == f->settled))
+        return 1;
+    differ(f, s->call < d->call ? s->call : d->call);
+    return 0;
+}
+
 /* Publish what has arrived and was called for, in order, if it fits. With the flow's lock. */
 static void settle_arrivals(ucch_flow *f) {
     uint64_t before = f->settled;
-    for (int ranges; f->settled < f->expected && !f->failed && (ranges = complete(f, f->settled));) {
-        const header *h = slot_of(f, f->settled);
-        const due *d = &f->dues[f->settled % f->room];
-        hear_tainted(f, h->tainted, h->differs);
-        if (h->call != d->call || h->hash != d->hash || h->bytes != d->bytes || h->number != f->settled) {
-            differ(f, h->call < d->call ? h->call : d->call);
-            break;
-        }
+    for (int ranges;
+         (f->ring.by_device || f->settled < f->expected) && !f->failed && (ranges = complete(f, f->settled));) {
+        const ucch_slot_header *s = slot_of(f, f->settled);
+        hear_tainted(f, s->tainted, s->differs);
+        if (!fits(f, s)) break;
         take(f, f->settled, ranges);
         __atomic_store_n(&f->settled, f->settled + 1, __ATOMIC_RELEASE);
     }
@@ -424,8 +445,10 @@ static int turn_of_receiver(ucch_flow *f, int which) {
     if (found) {
         pthread_mutex_lock(&f->lock);
         settle_arrivals(f);
+        if (f->ring.by_device) f->expected = f->settled;
         pthread_mutex_unlock(&f->lock);
     }
+    if (f->ring.by_device) found |= UCCH_WATCHED;
     uint64_t expected = __atomic_load_n(&f->expected, __ATOMIC_ACQUIRE);
     if (which == f->first) {
         hear_intent(f);
@@ -486,8 +509,7 @@ int ucch_flow_due(ucch_flow *f, size_t bytes, uint64_t number, uint64_t hash) {
         if (!f->sends) settle_arrivals(f);
     }
     pthread_mutex_unlock(&f->lock);
-    for (int range = 0; !status && range < ranges_of(bytes) && range < f->nwires; range++)
-        ucch_wire_ring(wire_of(f, carrier_of(f, range)));
+    if (!status) ring_for(f, bytes);
     return status;
 }
 
@@ -550,6 +572,9 @@ ucch_flow *ucch_flow_new(const ucch_slots *ring, int sends, int nwires, uint64_t
 
 /* Whether all pieces that were called for have been consumed, and their sender knows. */
 int ucch_flow_quiet(const ucch_flow *f) {
+    uint32_t consumed = __atomic_load_n(f->ring.consumed, __ATOMIC_ACQUIRE);
+    if (f->ring.by_device)
+        return consumed == __atomic_load_n(f->ring.published, __ATOMIC_ACQUIRE) && (uint32_t)f->told == consumed;
     return __atomic_load_n(&f->told, __ATOMIC_ACQUIRE) == __atomic_load_n(&f->expected, __ATOMIC_ACQUIRE);
 }
 

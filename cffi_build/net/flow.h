@@ -4,13 +4,15 @@
 
 #include <pthread.h>
 
+#include "kernels/layout.h"
+
 #include "net/wire.h"
 
 /* Bytes before the data of each slot, in which the sender's thread says what it is. */
-#define UCCH_FLOW_HEADER 64
+#define UCCH_FLOW_HEADER sizeof(ucch_slot_header)
 /* Lowest bit of a flow's own tag, and where it differs between those of a rank. */
 #define UCCH_FLOW_TAG_BIT 12
-#define UCCH_FLOW_SPREAD_BIT 14
+#define UCCH_FLOW_SPREAD_BIT 15
 
 /* Calls that a rank has made and that others may compare theirs with, by their numbers. */
 #define UCCH_CALLS_KEPT 512
@@ -25,7 +27,9 @@ typedef struct ucch_calls {
 
 /* A ring on this host: `depth` slots, `stride` bytes apart, each with a header before its data; the words that count
  * what was put in and taken out; and where a rank says from which call on its data is garbage, here and, as it has told
- * us, there. `calls`, of one ring between two ranks: what they tell each other by it. */
+ * us, there. `calls`, of one ring between two ranks: what they tell each other by it. `by_device`: no host knows of
+ * pieces before they are published, as kernels that are replayed say themselves, in its header, what is in a slot, and
+ * compare. */
 typedef struct ucch_slots {
     char *slots;
     size_t stride;
@@ -33,6 +37,7 @@ typedef struct ucch_slots {
     uint32_t *published, *consumed;
     uint64_t *tainted_here, *tainted_there;
     ucch_calls *calls;
+    int by_device;
 } ucch_slots;
 
 typedef struct ucch_flow ucch_flow;

@@ -20,6 +20,10 @@
  * looks this often at what libucp may want to do. */
 #define LINGER_S 200e-6
 #define IDLE_S 10e-3
+/* Lingering and looks where devices hand over data without a word to it: graphs are replayed soon again, or not for
+ * long. */
+#define WATCH_LINGER_S 1.0
+#define WATCH_S 1e-3
 /* With something under way: the quiet after which it naps between turns, and how long, NAP_SHARE of the quiet at most,
  * so that a wait is prolonged by no more. Where others want the core, as a yield that took longer than CROWDED_S or a
  * nap that ended LATE_S late tells, it does so earlier and for longer: a thread that looks every 50 us takes a tenth of
@@ -86,11 +90,11 @@ ucp_worker_h ucch_wire_worker(int wire) { return wires[wire].worker; }
 
 /* ---- the thread ---- */
 
-/* Sleep until rung, `IDLE_S` at most. */
-static void doze(ucch_wire *w) {
+/* Sleep until rung, for so long at most. */
+static void doze(ucch_wire *w, double seconds) {
     struct timespec until;
     clock_gettime(CLOCK_MONOTONIC, &until);
-    until.tv_nsec += (long)(1e9 * IDLE_S);
+    until.tv_nsec += (long)(1e9 * seconds);
     until.tv_sec += until.tv_nsec / 1000000000;
     until.tv_nsec %= 1000000000;
     pthread_mutex_lock(&w->doze);
@@ -149,14 +153,14 @@ static void *serve(void *at) {
         int found = turn(w, number);
         for (int i = 0; i < LET_OTHERS && __atomic_load_n(&w->wanted, __ATOMIC_SEQ_CST); i++)
             sched_yield();
-        double now = ucch_now();
+        double now = ucch_now(), linger = found & UCCH_WATCHED ? WATCH_LINGER_S : LINGER_S;
         if (found & UCCH_MOVED)
             moved = now;
-        else if (found & UCCH_AWAITED || now - moved < LINGER_S)
+        else if (found & UCCH_AWAITED || now - moved < linger)
             rest(now, now - moved);
         else {
-            doze(w);
-            moved = ucch_now() - (__atomic_load_n(&w->rung, __ATOMIC_SEQ_CST) ? 0 : LINGER_S);
+            doze(w, found & UCCH_WATCHED ? WATCH_S : IDLE_S);
+            moved = ucch_now() - (__atomic_load_n(&w->rung, __ATOMIC_SEQ_CST) ? 0 : linger);
         }
     }
     return NULL;

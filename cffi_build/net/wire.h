@@ -6,8 +6,9 @@
 
 typedef struct ucch_wire ucch_wire;
 
-/* Findings of a tenant's turn: something moved, or something is awaited. */
-enum { UCCH_MOVED = 1, UCCH_AWAITED = 2 };
+/* Findings of a tenant's turn: something moved, something is awaited, or something may come that nobody will ring for.
+ */
+enum { UCCH_MOVED = 1, UCCH_AWAITED = 2, UCCH_WATCHED = 4 };
 
 /* Work of a wire's thread: `turn` is called again and again, with the wire's lock. */
 typedef struct ucch_tenant {

@@ -29,6 +29,8 @@ static void *landing_of(ucch_message *m, void *buffer, size_t *bytes) {
 }
 
 static void arrived_locked(ucch_message *m, int status) {
+    if (status != UCS_CANCELED && m->board && ucch_board_lossy(m->board))
+        status = UCCH_FAIL_LOST; /* it may be another one, and too long */
     if (m->by_rts && !status) {
         int is_short = m->landing_room < sizeof(m->rts);
         if (m->info.sender_tag & UCCH_RTS_TAG) {
@@ -153,6 +155,17 @@ static void forget_locked(ucch_message *m) {
     ucch_gate_leave_locked(&m->gate);
 }
 
+/* Of a message that its caller begins, which waits for its turn or not, the flight recorder has a record. */
+static void describe(ucch_message *m, int kind, size_t bytes, uint64_t tag, uint64_t mask) {
+    m->about.kind = (uint8_t)kind;
+    m->about.own = (tag & OWN_TAG) != 0;
+    m->about.bytes = bytes;
+    m->about.tag = mask & USER_TAG ? (int32_t)(tag & USER_TAG) : -1;
+    m->about.comm = ucch_board_comm(m->board);
+    m->op.about = &m->about;
+    m->op.late = m->waits;
+}
+
 /* Begin a message: now, or when its turn has come. 0, or a failure. */
 static int begin(ucch_message *m, ucp_worker_h worker, const ucch_start *start, double timeout) {
     if (m->op.state == UCCH_ACTIVE) return UCCH_FAIL_BUSY;
@@ -163,9 +176,10 @@ static int begin(ucch_message *m, ucp_worker_h worker, const ucch_start *start, 
     m->request = NULL;
     m->left = 0;
     m->moved = m->delivered = 0;
-    ucch_op_begin_locked(&m->op, timeout);
     m->waits = m->gate.closed || has_elders(m);
-    int status = 0;
+    int receives = start->what == START_RECV, kind = receives ? UCCH_RECORD_RECEIVE : UCCH_RECORD_SEND, status = 0;
+    describe(m, kind, start->bytes, start->tag, receives ? start->mask : ~(uint64_t)0);
+    ucch_op_begin_locked(&m->op, timeout);
     if (m->waits) {
         m->behind = NULL;
         *last = m;
@@ -181,6 +195,7 @@ static int try_locked(ucch_message *m) {
     int status = has_elders(m) ? 0 : ucch_gate_open_locked(&m->gate);
     if (!status) return 0;
     forget_locked(m);
+    ucch_op_started_locked(&m->op);
     if (status < 0)
         ucch_message_end_locked(m, status);
     else
@@ -255,6 +270,8 @@ int ucch_recv_matched(ucch_message *m, ucp_worker_h worker, void *buffer, size_t
     m->request = NULL;
     m->left = 0;
     ucch_lock();
+    m->waits = 0;
+    describe(m, UCCH_RECORD_RECEIVE, bytes, 0, 0);
     ucch_op_begin_locked(&m->op, timeout);
     void *landing = landing_of(m, buffer, &bytes);
     int status = posted_locked(m, ucp_tag_msg_recv_nbx(worker, landing, bytes, matched, &p));
@@ -293,10 +310,11 @@ void ucch_message_info(ucch_message *m, uint64_t *sender_tag, size_t *bytes) {
 }
 
 /* Let a message fail when its peer is gone. `peer` is a slot of the board, UCCH_ALL_PEERS for a receive from anyone
- * where everyone has a slot. The board outlives what is in flight. */
-void ucch_message_watch(ucch_message *m, ucch_board *board, int peer) {
+ * where everyone has a slot; `rank` is its rank, -1 for anyone. The board outlives what is in flight. */
+void ucch_message_watch(ucch_message *m, ucch_board *board, int peer, int rank) {
     m->board = board;
     m->peer = peer;
+    m->about.peer = rank;
 }
 
 /* Whether libucp or a stream still uses the message and its buffer, although it has ended for us. */
@@ -323,8 +341,10 @@ static int advance_locked(ucch_op *op) {
  * fails later, and only if nothing has matched it: only such a receive can be cancelled. */
 static int check_locked(ucch_op *op, double now) {
     ucch_message *m = (ucch_message *)op;
+    if (m->board && ucch_board_revoked(m->board)) return UCCH_FAIL_REVOKED;
+    if (m->board && m->start.what == START_RECV && ucch_board_lossy(m->board)) return UCCH_FAIL_LOST;
     int fate = m->board ? ucch_board_fate(m->board, m->peer) : 0;
-    if (fate == UCCH_DIED) return UCCH_FAIL_PEER;
+    if (fate >= UCCH_DIED) return UCCH_FAIL_PEER;
     if (fate == UCCH_LEFT) {
         if (m->left == 0)
             m->left = now;

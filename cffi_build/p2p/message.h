@@ -10,6 +10,8 @@
 #define ATTR_DATATYPE 0x8
 #define ATTR_MEMORY_TYPE 0x40
 #define BYTES 8 /* ucp_dt_make_contig(1) */
+#define USER_TAG (((uint64_t)1 << UCCH_SOURCE_BIT) - 1)
+#define OWN_TAG ((uint64_t)1 << (UCCH_RTS_BIT - 1))
 #define UCCH_RTS_TAG ((uint64_t)1 << UCCH_RTS_BIT)
 #define UCS_OK 0
 #define UCS_CANCELED (-16)
@@ -31,7 +33,8 @@ struct ucch_message {
     ucp_tag_recv_info_t info;
     ucch_board *board; /* whose slot `peer` says how the other side is; NULL = not known */
     int peer;
-    double left; /* when the peer was first seen to have ended; 0 = not yet */
+    ucch_record about; /* whom it is from or to, with which tag */
+    double left;       /* when the peer was first seen to have ended; 0 = not yet */
     /* Through a window: whether a rendezvous header may come in, the data's own place, what moves it; and between the
      * streams of both sides, the other one's process and which of the messages under their tag it is (0: not known). */
     int by_rts, on_device, moving, moved, later;

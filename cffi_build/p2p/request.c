@@ -1,6 +1,7 @@
 /* Messages as libucp's requests: parameters, callbacks and what a request has come to; and endpoints. */
 #include <sched.h>
 
+#include "base/flight.h"
 #include "p2p/message.h"
 
 #define UCS_TRUNCATED (-9)
@@ -12,6 +13,9 @@ void ucch_message_end_locked(ucch_message *m, int status) {
     else if (status == UCS_CANCELED)
         status = m->left ? UCCH_FAIL_PEER : UCCH_FAIL_CANCELLED;
     if (m->pipe) ucch_pipe_over_locked(m->pipe);
+    uint64_t from = m->info.sender_tag;
+    if (!status && m->op.record && (m->about.peer < 0 || m->about.tag < 0))
+        ucch_flight_from(m->op.record, (int)((from & (OWN_TAG - 1)) >> UCCH_SOURCE_BIT), (int)(from & USER_TAG));
     ucch_op_end_locked(&m->op, status, -1, -1);
     ucch_gate_leave_locked(&m->landed);
 }

@@ -21,18 +21,32 @@
 /* Parts of a flow's tag. */
 #define RING_BIT UCCH_FLOW_TAG_BIT
 #define TO_BIT UCCH_FLOW_SPREAD_BIT
-#define FROM_BIT 29
-#define SERIAL_BIT 44
+#define FROM_BIT 30
+#define SERIAL_BIT 45
+
+/* Counters on the device: by move how many blocks have done their part, of calls and of those in graphs; and of the
+ * latter what they count from one replay to the next, by channel too. */
+typedef struct counts {
+    uint32_t arrived[UCCH_MOST_MOVES], in_graphs[UCCH_MOST_MOVES];
+    ucch_replayed replayed;
+    uint32_t steps[];
+} counts;
+
+static size_t counts_of(int size) { return sizeof(counts) + 2 * UCCH_RINGS * (size_t)size * sizeof(uint32_t); }
 
 /* Lines of a part's header: counters of the channels to other ranks, and of those from other hosts; ends of calls; what
- * is garbage, here and by what other hosts say; and zeros, which stay. */
-#define ZERO_LINES (UCCH_MOST_MOVES * sizeof(uint32_t) / LINE + 1)
-enum { OUT_WORDS, IN_WORDS, ENDS, TAINTED, ZEROS, HEADER_END };
+ * is garbage, here and by what other hosts say; words of calls in graphs; and zeros, which stay. */
+enum { OUT_WORDS, IN_WORDS, ENDS, TAINTED, REPLAYS, ZEROS, HEADER_END };
 
 static size_t line_of(int what, int size) {
     size_t n = (size_t)size, words = 2 * UCCH_RINGS * n;
-    size_t lines[] = {[OUT_WORDS] = words, [IN_WORDS] = words,   [ENDS] = MOST_CALLS,
-                      [TAINTED] = 1 + n,   [ZEROS] = ZERO_LINES, [HEADER_END] = 0};
+    size_t lines[] = {[OUT_WORDS] = words,
+                      [IN_WORDS] = words,
+                      [ENDS] = MOST_CALLS,
+                      [TAINTED] = 1 + n,
+                      [REPLAYS] = sizeof(ucch_replays) / LINE,
+                      [ZEROS] = counts_of(size) / LINE + 1,
+                      [HEADER_END] = 0};
     size_t first = 0;
     for (int i = 0; i < what; i++)
         first += lines[i];
@@ -45,13 +59,19 @@ static size_t header_of(int size) {
 
 /* Bytes of a ring's slots: wires carry shorter pieces at a time than devices of one host hand each other. */
 static size_t slot_of(const ucch_channels *c, int ring, int by_wire) {
-    size_t most[] = {
-        [SHORT_RING] = SHORT_SLOT, [MIDDLE_RING] = SHORTEST, [LONG_RING] = by_wire ? c->slot : 2 * c->slot};
+    size_t most[] = {[SHORT_RING] = SHORT_SLOT,
+                     [MIDDLE_RING] = SHORTEST,
+                     [LONG_RING] = by_wire ? c->slot : 2 * c->slot,
+                     [SHORT_GRAPH_RING] = SHORT_SLOT,
+                     [LONG_GRAPH_RING] = SHORTEST};
     return ring == LONG_RING || most[ring] < c->slot ? most[ring] : c->slot;
 }
 
+/* Bytes before the data of a slot. */
+static size_t before(int ring, int by_wire) { return by_wire || UCCH_BY_DEVICE(ring) ? UCCH_FLOW_HEADER : 0; }
+
 static size_t stride_of(const ucch_channels *c, int ring, int by_wire) {
-    return slot_of(c, ring, by_wire) + (by_wire ? UCCH_FLOW_HEADER : 0);
+    return slot_of(c, ring, by_wire) + before(ring, by_wire);
 }
 
 static size_t pages_of(size_t bytes) { return (bytes + PAGE - 1) / PAGE * PAGE; }
@@ -124,8 +144,7 @@ static ucch_channel channel(const ucch_channels *c, int peer, int comes, int rin
     size_t from = line_of(TAINTED, c->size) + (wire ? 1 + (size_t)peer : 0);
     return (ucch_channel){.published = counter_at(part, line),
                           .consumed = counter_at(part, line + 1),
-                          .ring =
-                              part->memory + place_of(c, other, wire && comes, ring) + (wire ? UCCH_FLOW_HEADER : 0),
+                          .ring = part->memory + place_of(c, other, wire && comes, ring) + before(ring, wire),
                           .slot = slot_of(c, ring, wire),
                           .stride = stride_of(c, ring, wire),
                           .tainted = (uint64_t *)counter_at(part, from).at};
@@ -169,7 +188,8 @@ static int carry(ucch_channels *c, int peer, int comes, int ring) {
                         .consumed = way->consumed.at,
                         .tainted_here = c->tainted,
                         .tainted_there = way->tainted,
-                        .calls = ring == SHORT_RING ? &c->called : NULL};
+                        .calls = ring == SHORT_RING ? &c->called : NULL,
+                        .by_device = UCCH_BY_DEVICE(ring)};
     uint64_t from = (uint64_t)(comes ? peer : c->rank), to = (uint64_t)(comes ? c->rank : peer);
     uint64_t tag = c->serial << SERIAL_BIT | from << FROM_BIT | to << TO_BIT | (uint64_t)ring << RING_BIT;
     ucch_flow *flow = ucch_flow_new(&slots, !comes, c->nwires, c->keys[peer], tag);
@@ -192,15 +212,16 @@ int ucch_channels_carry(ucch_channels *c, int peer, uint64_t key, int nwires, ui
 }
 
 /* Ring for messages of so many bytes: the same at both ends, whatever went before. */
-static int ring_for(const ucch_channels *c, int peer, size_t bytes) {
+static int ring_for(const ucch_channels *c, int peer, size_t bytes, int in_graph) {
     int wire = by_wire(c, peer);
+    if (in_graph) return bytes <= slot_of(c, SHORT_GRAPH_RING, wire) ? SHORT_GRAPH_RING : LONG_GRAPH_RING;
     return bytes <= slot_of(c, SHORT_RING, wire)             ? SHORT_RING
            : bytes <= PIECES * slot_of(c, MIDDLE_RING, wire) ? MIDDLE_RING
                                                              : LONG_RING;
 }
 
-ucch_channel *ucch_channel_for(const ucch_channels *c, int peer, int comes, size_t bytes) {
-    return &(comes ? c->in : c->out)[peer * UCCH_RINGS + ring_for(c, peer, bytes)];
+ucch_channel *ucch_channel_for(const ucch_channels *c, int peer, int comes, size_t bytes, int in_graph) {
+    return &(comes ? c->in : c->out)[peer * UCCH_RINGS + ring_for(c, peer, bytes, in_graph)];
 }
 
 /* Bytes of the pieces that a message goes in; the same at both of its ends. */
@@ -212,12 +233,12 @@ size_t ucch_channel_piece(const ucch_channel *channel, size_t bytes) {
 
 /* Have the ring for messages of so many bytes, at its first use, with the turn at queueing: 0, or a failure. No peer
  * has a part in that. */
-int ucch_channels_furnish(ucch_channels *c, int peer, int comes, size_t bytes) {
-    int ring = ring_for(c, peer, bytes), wire = by_wire(c, peer);
-    ucch_channel *way = ucch_channel_for(c, peer, comes, bytes);
+int ucch_channels_furnish(ucch_channels *c, int peer, int comes, size_t bytes, int in_graph) {
+    int ring = ring_for(c, peer, bytes, in_graph), wire = by_wire(c, peer);
+    ucch_channel *way = ucch_channel_for(c, peer, comes, bytes, in_graph);
     if (way->seen) return 0;
     ucch_mapping *part = c->parts[comes && !wire ? peer : c->rank];
-    size_t header = wire ? UCCH_FLOW_HEADER : 0, at = (size_t)(way->ring - header - part->memory);
+    size_t header = before(ring, wire), at = (size_t)(way->ring - header - part->memory);
     char *seen;
     int status = ucch_mapping_pin(part, at, pages_of(UCCH_RING_SLOTS * way->stride), &seen) ? UCCH_FAIL_PINNED : 0;
     if (!status && wire && !way->flow) status = carry(c, peer, comes, ring);
@@ -237,10 +258,20 @@ size_t ucch_channels_held(const ucch_channels *c) { return c->parts[c->rank]->pi
 static int count_from_zero(ucch_channels *c) {
     const device_ops *ops = ucch_bound_ops();
     const char *zeros = (const char *)counter_at(c->parts[c->rank], line_of(ZEROS, c->size)).at;
-    size_t bytes = UCCH_MOST_MOVES * sizeof(uint32_t);
-    c->arrived = ucch_pool_take(0, bytes, NULL, 1);
-    if (!c->arrived) return UCCH_FAIL_MEMORY;
-    int status = ucch_device_fail(ops->copy(c->arrived, zeros, bytes, c->lane[0]), "copy");
+    ucch_counter replays = counter_at(c->parts[c->rank], line_of(REPLAYS, c->size));
+    counts *all = ucch_pool_take(0, counts_of(c->size), NULL, 1);
+    if (!all) return UCCH_FAIL_MEMORY;
+    c->arrived = all->arrived;
+    c->graphs = (ucch_graphs){.channels = c,
+                              .words = (ucch_replays *)replays.at,
+                              .seen = replays.seen,
+                              .counts = &all->replayed,
+                              .arrived = all->in_graphs};
+    for (int i = 0; i < c->size * UCCH_RINGS; i++) {
+        c->out[i].steps = UCCH_BY_DEVICE(i % UCCH_RINGS) ? &all->steps[i] : NULL;
+        c->in[i].steps = UCCH_BY_DEVICE(i % UCCH_RINGS) ? &all->steps[c->size * UCCH_RINGS + i] : NULL;
+    }
+    int status = ucch_device_fail(ops->copy(all, zeros, counts_of(c->size), c->lane[0]), "copy");
     return status ? status : ucch_device_fail(ops->stream_sync(c->lane[0]), "stream");
 }
 
@@ -269,22 +300,36 @@ int ucch_channels_open(ucch_channels *c) {
     return status;
 }
 
-/* Give everything back; nothing may be under way, here or with a peer. */
+/* Give back what the device has. */
+static void give_back(ucch_channels *c) {
+    ucch_pool_give(c->arrived);
+    for (int i = 0; i < BANKS; i++)
+        ucch_pool_give(c->scratch[i]);
+    for (int i = 0; i < c->noutgrown; i++)
+        ucch_pool_give(c->outgrown[i]);
+}
+
+/* Give everything back; nothing may be under way, here or with a peer. But for what graphs may still write to, which
+ * wait for nobody from now on. */
 void ucch_channels_free(ucch_channels *c) {
     const device_ops *ops = ucch_bound_ops();
+    int captured = c->graphs.watch.kind != NULL;
+    if (captured) {
+        __atomic_store_n(&c->graphs.words->stop.word, 1, __ATOMIC_SEQ_CST);
+        ucch_lock();
+        if (c->graphs.watch.state == UCCH_ACTIVE) ucch_op_end_locked(&c->graphs.watch, 0, -1, -1);
+        ucch_unlock();
+    }
     int before = ucch_device_enter();
     for (int i = 0; i < QUEUE_LANES; i++) {
         if (c->lane[i]) ops->stream_free(c->lane[i]);
         if (c->tail[i]) ops->event_free(c->tail[i]);
     }
     if (c->began) ops->event_free(c->began);
+    if (c->graphs.last) ops->event_free(c->graphs.last);
     ucch_device_leave(before);
-    ucch_pool_give(c->arrived);
-    ucch_pool_give(c->scratch[0]);
-    ucch_pool_give(c->scratch[1]);
-    for (int i = 0; i < c->noutgrown; i++)
-        ucch_pool_give(c->outgrown[i]);
-    int held = 0;
+    int held = captured;
+    if (!captured) give_back(c);
     for (int i = 0; i < c->size * UCCH_RINGS; i++) {
         held |= c->out[i].flow && ucch_flow_free(c->out[i].flow);
         held |= c->in[i].flow && ucch_flow_free(c->in[i].flow);
@@ -296,7 +341,9 @@ void ucch_channels_free(ucch_channels *c) {
 /* Whether all that went into a channel has been taken out, and its sender knows that. */
 static int emptied(const ucch_channel *channel) {
     if (channel->flow) return ucch_flow_quiet(channel->flow);
-    return __atomic_load_n(channel->consumed.at, __ATOMIC_ACQUIRE) == ucch_channel_pieces(channel);
+    uint32_t all =
+        channel->steps ? __atomic_load_n(channel->published.at, __ATOMIC_ACQUIRE) : ucch_channel_pieces(channel);
+    return __atomic_load_n(channel->consumed.at, __ATOMIC_ACQUIRE) == all;
 }
 
 /* Whether all that was queued has ended, and all that was sent has been taken; -1 when that will never be known,
@@ -353,7 +400,7 @@ int ucch_channels_scratch(ucch_channels *c, int bank, size_t bytes) {
 /* Whether streams here still wait for what others have not done. */
 int ucch_channels_waiting(const ucch_channels *c) {
     for (int i = 0; i < c->size * UCCH_RINGS; i++)
-        if (i / UCCH_RINGS != c->rank &&
+        if (i / UCCH_RINGS != c->rank && !c->in[i].steps &&
             (!ucch_reached(c->in[i].published.at, ucch_channel_pieces(&c->in[i])) ||
              !ucch_reached(c->out[i].consumed.at, ucch_channel_pieces(&c->out[i]) - UCCH_RING_SLOTS)))
             return 1;
@@ -390,7 +437,7 @@ int ucch_channels_tainted_by(const ucch_channels *c, ucch_ticket ticket) {
 
 static void let_go(const ucch_channels *c) {
     for (int i = 0; i < c->size * UCCH_RINGS; i++) {
-        if (i / UCCH_RINGS == c->rank) continue;
+        if (i / UCCH_RINGS == c->rank || c->out[i].steps) continue;
         __atomic_store_n(c->out[i].consumed.at, ucch_channel_pieces(&c->out[i]), __ATOMIC_RELEASE);
         __atomic_store_n(c->in[i].published.at, ucch_channel_pieces(&c->in[i]), __ATOMIC_RELEASE);
     }
@@ -420,6 +467,7 @@ void ucch_channels_fail_locked(ucch_channels *c, uint64_t differs) {
     __atomic_store_n(c->tainted, c->landed + 1, __ATOMIC_SEQ_CST);
     for (int i = 0; i < c->size * UCCH_RINGS; i++)
         if (c->out[i].flow) ucch_flow_abort(c->out[i].flow);
+    __atomic_store_n(&c->graphs.words->stop.word, 1, __ATOMIC_SEQ_CST);
     let_go(c);
     c->drain.kind = &draining;
     ucch_op_begin_locked(&c->drain, 0);

@@ -11,8 +11,10 @@
 /* Lanes of a rank, streams beside each other: vendors' collectives, copies to and from shared memory, all else. */
 enum { LANE_NATIVE, LANE_OUT, LANE_IN, LANE_LOCAL, QUEUE_LANES };
 
-/* By the length of messages: UCCH_RINGS. */
-enum { SHORT_RING, MIDDLE_RING, LONG_RING };
+/* By the length of messages: UCCH_RINGS. Those of calls in graphs, which are replayed without a word to their hosts,
+ * are counted by the devices (ucch_moves). */
+enum { SHORT_RING, MIDDLE_RING, LONG_RING, SHORT_GRAPH_RING, LONG_GRAPH_RING };
+#define UCCH_BY_DEVICE(ring) ((ring) >= SHORT_GRAPH_RING)
 /* Calls of a communicator that are under way. */
 #define MOST_CALLS 256
 /* How often scratch can grow: each time it doubles. */
@@ -27,12 +29,32 @@ typedef struct ucch_channel {
     uint64_t pieces;     /* of all calls so far, on this side: whoever lets streams go looks while more are queued */
     uint64_t round;
     uint64_t *tainted; /* by the rank that it comes from */
+    uint32_t
+        *steps; /* on the device: pieces of all calls in graphs that have ended; `pieces` are of one kernel there */
 } ucch_channel;
 
 /* Completion of a call: its counter and what that then has reached. */
 typedef struct ucch_ticket {
     uint32_t slot, value;
 } ucch_ticket;
+
+/* Words of calls in graphs: of the host, as it sees them and the device does, and of the device; and what the host has
+ * seen. */
+typedef struct ucch_graphs {
+    ucch_op watch; /* first: as long as there may be graphs */
+    ucch_channels *channels;
+    ucch_board *board;
+    ucch_replays *words, *seen;
+    ucch_replayed *counts;
+    uint32_t *arrived;
+    void *last; /* event behind the last call of the capture with this number */
+    uint64_t capture;
+    double timeout, since;
+    uint32_t begun, ended;
+} ucch_graphs;
+
+/* Banks of scratch: two that calls take in turn, and that of graphs. */
+enum { GRAPH_BANK = 2, BANKS };
 
 struct ucch_channels {
     ucch_op drain; /* first: once a call has failed, until the streams of all have been let go */
@@ -52,11 +74,12 @@ struct ucch_channels {
     void *lane[QUEUE_LANES], *tail[QUEUE_LANES];
     int ahead[QUEUE_LANES];  /* has work that a call in one stream must wait for */
     int behind[QUEUE_LANES]; /* has not waited for the last call in one stream */
-    void *began, *scratch[2], *outgrown[MOST_OUTGROWN];
+    void *began, *scratch[BANKS], *outgrown[MOST_OUTGROWN];
     int noutgrown;
     ucch_ticket alone, user[2]; /* the last call in one stream, and the last with each bank of scratch */
-    size_t scratch_bytes[2];
+    size_t scratch_bytes[BANKS];
     uint64_t banked;
+    ucch_graphs graphs;
     int failed;
     /* Plus one: the first call whose result must not be trusted, because it failed here or was under way when one did;
      * 0 while there is none. */
@@ -75,9 +98,9 @@ ucch_ticket ucch_channels_ticket(ucch_channels *c);
 void ucch_channels_forfeit(ucch_channels *c, ucch_ticket ticket);
 int ucch_channels_room(ucch_channels *c);
 int ucch_channels_done(const ucch_channels *c, ucch_ticket ticket);
-ucch_channel *ucch_channel_for(const ucch_channels *c, int peer, int comes, size_t bytes);
+ucch_channel *ucch_channel_for(const ucch_channels *c, int peer, int comes, size_t bytes, int in_graph);
 size_t ucch_channel_piece(const ucch_channel *channel, size_t bytes);
-int ucch_channels_furnish(ucch_channels *c, int peer, int comes, size_t bytes);
+int ucch_channels_furnish(ucch_channels *c, int peer, int comes, size_t bytes, int in_graph);
 int ucch_channels_scratch(ucch_channels *c, int bank, size_t bytes);
 void ucch_channels_fail_locked(ucch_channels *c, uint64_t differs);
 int ucch_channels_waiting(const ucch_channels *c);

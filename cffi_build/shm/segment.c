@@ -21,6 +21,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #define MOST_WINDOWS 1024
@@ -40,7 +41,9 @@ static int npeers;
 /* ---- files ---- */
 
 static ucch_mapping *keep(uint64_t key, int file, size_t bytes, int here) {
-    ucch_mapping *m = calloc(1, sizeof(*m));
+    struct stat about;
+    int whole = !fstat(here, &about) && (size_t)about.st_size >= bytes; /* else whoever looks beyond would be ended */
+    ucch_mapping *m = whole ? calloc(1, sizeof(*m)) : NULL;
     void *memory = m ? mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, here, 0) : MAP_FAILED;
     if (memory == MAP_FAILED) {
         free(m);

@@ -11,11 +11,9 @@ from ..._version import __version__
 from ...errors import UCCHError
 from ...machine.launchers import number
 from ...stdio import ends_with_its_reader
-from . import amd, checks, facts, findings, job
+from . import amd, checks, facts, findings, job, records
 from .facts import Facts
 from .findings import Finding, finding
-
-__all__ = ["main"]
 
 #: Seconds for measuring pairs, so that a check of a whole job takes two minutes.
 SECONDS = 100.0
@@ -25,7 +23,8 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="ucch-doctor",
         description="Say what would go wrong, and what cures it.",
-        epilog="ucch-doctor amd: try on an AMD GPU what only hardware can tell (ucch-doctor amd --help).",
+        epilog="ucch-doctor hang: say why a job hangs, by the last calls of its ranks (ucch-doctor hang --help). "
+        "ucch-doctor amd: try on an AMD GPU what only hardware can tell (ucch-doctor amd --help).",
     )
     parser.add_argument("--version", action="version", version=f"ucch-doctor of ucc_hetero {__version__}")
     parser.add_argument("--job", action="store_true", help="all ranks of an MPI job; ucch-run … --check does this")
@@ -85,6 +84,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if arguments is None else arguments)
     if words[:1] == ["amd"]:
         return amd.main(words[1:])
+    if words[:1] == ["hang"]:
+        return records.main(words[1:], in_job=number("WORLD_SIZE", os.environ, 1, torchrun=False) > 1)
     options = _parser().parse_args(words)
     if options.job:
         return _job(options)

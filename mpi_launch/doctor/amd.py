@@ -30,8 +30,6 @@ from ...machine import vendors
 from ..rank import ending_with_parent
 from . import amd_probes
 
-__all__ = ["HOST", "QUESTIONS", "Question", "ask", "jobs", "main"]
-
 #: Questions' verdicts, and whether they are as good as the library needs.
 GOOD = ("yes", "absent")
 #: Verdict on a question during which the doctor was ended; no report has it.

@@ -16,8 +16,6 @@ from ...device.kernels.sources import source
 from ...device.registry import report, runtime_of
 from ...errors import DeviceError
 
-__all__ = ["Hip", "Word"]
-
 MAPPED, FINE_GRAINED, SHARE_BYTES = 3, 1, 64
 #: Seconds for what takes microseconds where nothing is in its way; how many times longer all waits may take, where the
 #: processor is busy with other things.

@@ -28,8 +28,6 @@ from ...native.libraries import candidates, lib
 from ...types import DTYPES, OPS
 from .amd_hip import Hip, Word
 
-__all__ = ["MARK", "MODULE", "PROBES", "main"]
-
 MODULE = "ucc_hetero.launch.doctor.amd_probes"
 #: Prefix of the output line with the answer.
 MARK = "ucch-answer "

@@ -11,8 +11,6 @@ from ...machine.vendors import VENDORS, seen
 from .facts import Facts
 from .findings import Finding, finding, ok
 
-__all__ = ["CHECKS", "examine", "over_tcp"]
-
 _SHARED_MEMORY = {"sysv", "posix", "cma", "xpmem", "knem"}
 #: Transports that can begin a conversation; UCX's lists of one reliable transport alone cannot.
 _WIRE_UP = {"all", "tcp", "ud", "ud_v", "ud_x", "dc", "dc_x", "ib", "rc", "rc_v", "rc_x"}

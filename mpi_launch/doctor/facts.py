@@ -23,8 +23,6 @@ from ...native import libraries
 from ...transport import carriers
 from .. import launcher
 
-__all__ = ["Facts", "Libraries", "Port", "collect"]
-
 
 @dataclass(frozen=True, slots=True)
 class Libraries:

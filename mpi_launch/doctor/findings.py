@@ -8,8 +8,6 @@ from dataclasses import asdict, dataclass, replace
 
 from ...machine.rdma import CURE
 
-__all__ = ["CODES", "LEVELS", "Finding", "as_json", "as_text", "finding", "merged", "ok", "status"]
-
 LEVELS = ("ok", "warning", "error")
 
 _RUN = (
@@ -90,6 +88,17 @@ CODES = {
     # Measured
     "run-failed": ("error", _RUN),
     "run-wrong": ("error", _RUN),
+    # A job that hangs (hang.py)
+    "hang-file": ("warning", "give the files of all ranks: UCCH_FLIGHT=FOLDER says where they write them"),
+    "hang-differs": ("error", "make the same calls in the same order on every rank: look for branches and loops that "
+                     "depend on the rank or on its data"),
+    "hang-missing": ("error", "see what it does there: its stack is above; UCCH_TIMEOUT is how long others wait"),
+    "hang-stuck": ("error", "ucch-run … --check tries links and libraries; UCCH_TRACE shows the step that hangs"),
+    "hang-message": ("error", "send and receive with the same tag, and in an order in which nobody waits for himself"),
+    "hang-transfer": ("error", "see whether that process runs, and the link to its host; its Python is not needed"),
+    "hang-circle": ("error", "begin with Isend or Irecv where two ranks send to each other (Sendrecv does)"),
+    "hang-dead": ("error", "the kernel's log (dmesg), the launcher's output and core files tell of dead processes"),
+    "hang-failed": ("warning", ""),
     "pair-slow": ("warning", "check link, slot and binding of these hosts: ethtool NAME, ibstat, lspci -vv (LnkSta)"),
 }  # fmt: skip
 
@@ -116,7 +125,8 @@ def ok(code: str, text: str) -> Finding:
     return Finding(code, "ok", text)
 
 
-def _ranges(numbers: Iterable[int]) -> str:
+def ranges(numbers: Iterable[int]) -> str:
+    """``0-3,6``: numbers in order, runs drawn together."""
     runs: list[list[int]] = []
     for number in sorted(numbers):
         if runs and number == runs[-1][1] + 1:
@@ -138,7 +148,7 @@ def merged(by_rank: Sequence[Sequence[Finding]], hosts: Sequence[str]) -> list[F
         on = ", ".join(names[:3]) + (f" and {len(names) - 3} more hosts" if len(names) > 3 else "")
         plural = "s" if len(ranks) > 1 else ""
         everyone = len(ranks) == len(by_rank)
-        result.append(replace(each, where="" if everyone else f"rank{plural} {_ranges(ranks)} on {on}"))
+        result.append(replace(each, where="" if everyone else f"rank{plural} {ranges(ranks)} on {on}"))
     return result
 
 

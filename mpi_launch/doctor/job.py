@@ -15,8 +15,6 @@ from .checks import over_tcp
 from .facts import Facts
 from .findings import Finding, finding, ok
 
-__all__ = ["clock_offsets", "compare"]
-
 #: Seconds by which clocks may differ before traces and logs of several hosts mislead.
 CLOCK = 0.1
 #: The version of UCC from which its settings by model of processor no longer differ within a team.

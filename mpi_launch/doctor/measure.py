@@ -15,8 +15,6 @@ from ... import IN_PLACE, MAX, Communicator, UCCHError
 from ...device import Vector, place_of, runtime_of
 from .findings import Finding, finding, ok
 
-__all__ = ["canaries", "pairs", "rounds", "slow_pairs"]
-
 Array = npt.NDArray[Any]
 
 #: Bytes of a message that is short, and of one that shows the bandwidth.

@@ -5,7 +5,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -62,6 +62,44 @@ def emulate(monkeypatch: pytest.MonkeyPatch, room: int) -> Iterator[Callable[...
     monkeypatch.setattr(Patient, "room", room)
     with ExitStack() as running:
         yield lambda *args, **options: running.enter_context(Patient(*args, **options))
+
+
+@pytest.fixture
+def launch(emulate: Callable[..., Cluster]) -> Iterator[Callable[..., subprocess.Popen[str]]]:
+    """Call as ``launch(cluster, host, words, env=None)``: a process on a host, with what it prints on its ``stdout``.
+
+    With the test all of them end, and whatever they have started; what they printed is shown where it has failed.
+    """
+    started: list[tuple[Cluster, subprocess.Popen[str]]] = []
+
+    def start(
+        cluster: Cluster, host: int, words: Sequence[str], env: Mapping[str, str] | None = None
+    ) -> subprocess.Popen[str]:
+        pipe = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+        started.append((cluster, cluster.hosts[host].popen(words, env=env, **pipe)))
+        return started[-1][1]
+
+    yield start
+    for _, process in started:
+        process.kill()
+    for cluster in dict(started):
+        cluster.kill_all()
+    for _, process in started:
+        print(process.args, process.communicate()[0], sep="\n")
+
+
+@pytest.fixture
+def appear(room: int) -> Callable[..., None]:
+    """Call as ``appear(files, processes)``: wait for files of processes of which none may end meanwhile."""
+
+    def wait(files: Iterable[Path], processes: Iterable[subprocess.Popen[str]], seconds: float = 60) -> None:
+        until = time.monotonic() + seconds * room
+        while not all(file.exists() for file in files):
+            ended = [each for each in processes if each.poll() is not None]
+            assert time.monotonic() < until and not ended, [each.communicate()[0] for each in ended]
+            time.sleep(0.01)
+
+    return wait
 
 
 @pytest.fixture

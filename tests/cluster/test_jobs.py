@@ -189,13 +189,12 @@ os._exit(0)
 """
 
 
-def test_a_peer_that_dies(emulate: Callable[..., Cluster], flavour: tuple[Any, ...], room: int, tmp_path: Path) -> None:
-    recover = ["--enable-recovery"] if flavour >= ("openmpi", 5) and flavour[0] == "openmpi" else []
+def test_a_peer_that_dies(emulate: Callable[..., Cluster], recovery: list[str], room: int, tmp_path: Path) -> None:
     job = tmp_path / "job.py"
     job.write_text(DIES)
     env = {"UCCH_EMULATE": "nvidia:1,amd:1", "UCCH_TIMEOUT": "1000"}
     hosts = emulate(hosts=2, slots=1)
-    done = hosts.mpirun([sys.executable, str(job), str(60 * room)], env=env, options=recover, timeout=120)
-    if not recover and "caught" not in done.stdout:
+    done = hosts.mpirun([sys.executable, str(job), str(60 * room)], env=env, options=recovery, timeout=120)
+    if not recovery and "caught" not in done.stdout:
         pytest.skip("this launcher ends every rank when one dies")
     assert "caught rank 0: allgather float32[1000]" in done.stdout, done.stdout + done.stderr

@@ -10,11 +10,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import channel_failure_scripts
-import channel_life_scripts
-import channel_scripts
 import pytest
 import queued_scripts
+import torch_scripts
+from channel_jobs import JOBS, USUAL, judge, judge_death
 from device_scripts import FEW_QUEUES, LATE_KERNELS, OWN_QUEUES
 
 from ucc_hetero.launch.emulate import Cluster
@@ -41,8 +40,7 @@ def run(
         cluster = emulate(hosts=hosts, slots=slots, links=links, rate="none")
         job = tmp_path / "job.py"
         job.write_text(script)
-        usual = {"UCCH_TUNE": channel_scripts.FLAT, "FAKEGPU_DELAY_US": "20"}
-        env = fake_environment(layout) | usual | env
+        env = fake_environment(layout) | USUAL | env
         done = cluster.mpirun([sys.executable, str(job)], env=env, options=options, timeout=120)
         wrong = done.returncode != 0 or "UCX  ERROR" in done.stdout + done.stderr
         assert not check or not wrong, done.stdout + done.stderr
@@ -51,66 +49,45 @@ def run(
     return start
 
 
-@pytest.mark.parametrize(
-    "layout, hosts, slots",
-    [("nvidia:1,amd:1", 2, 1), ("nvidia:1,amd:2,nvidia:1", 2, 2), ("nvidia:1,amd:2", 3, 1)],
-    ids=["1+1", "2+2 mixed", "1+1+1"],
-)
-def test_every_collective_in_every_form(run: Callable[..., Any], layout: str, hosts: int, slots: int) -> None:
-    assert run(channel_scripts.EVERY, layout, hosts, slots).stdout.count("right") == hosts * slots
-
-
 PAIR, THREE = ("nvidia:1,amd:1", 2, 1), ("nvidia:1,amd:2", 3, 1)
 MIXED = ("nvidia:1,amd:2,nvidia:1", 2, 2)
 
-
-@pytest.mark.parametrize("where", [PAIR, MIXED], ids=["1+1", "2+2 mixed"])
-def test_many_calls_in_many_streams(run: Callable[..., Any], where: tuple[str, int, int]) -> None:
-    # Rings that hold little, so that streams wait for credits all the time.
-    env = {"UCCH_WIRE_SLOT": "16K", "UCCH_WIRES": "3", "DICE": "11", **FEW_QUEUES}
-    assert run(channel_scripts.CROWD, *where, **env).stdout.count("right") == where[1] * where[2]
-
-
-def test_several_communicators(run: Callable[..., Any]) -> None:
-    assert run(channel_life_scripts.SEVERAL, *PAIR, **OWN_QUEUES).stdout.count("right") == 2
-
-
-def test_data_that_comes_late(run: Callable[..., Any]) -> None:
-    assert run(channel_scripts.LATE, *THREE).stdout.count("right") == 3
-
-
-def test_calls_under_way_at_the_end(run: Callable[..., Any]) -> None:
-    assert run(channel_life_scripts.LEFT, *THREE).stdout.count("right") == 3
-
-
-def test_a_rank_that_never_calls(run: Callable[..., Any]) -> None:
-    out = run(channel_failure_scripts.MISSING, *PAIR, UCCH_TIMEOUT="200").stdout
-    assert out.count("waited for: ['CollectiveTimeout', ") == 2 and "nothing" not in out, out
-    assert out.count("next: CollectiveError") == 2
-
-
-def test_a_rank_that_never_calls_what_others_wait_for(run: Callable[..., Any]) -> None:
-    out = run(channel_failure_scripts.MISSING_TOO, *PAIR, UCCH_TIMEOUT="200").stdout
-    assert "blocking: CollectiveTimeout" in out and "later: CollectiveError" in out
-    assert out.count("right") == 2
+# Rings that hold little, so that streams wait for credits all the time.
+SMALL = {"UCCH_WIRE_SLOT": "16K", "UCCH_WIRES": "3", "DICE": "11", **FEW_QUEUES}
+CASES: list[tuple[str, tuple[str, int, int], dict[str, str]]] = [
+    ("every collective in every form", PAIR, {}),
+    ("every collective in every form", THREE, {}),
+    ("every collective in every form", MIXED, {}),
+    ("many calls in many streams", PAIR, SMALL),
+    ("many calls in many streams", MIXED, SMALL),
+    ("several communicators", PAIR, {}),
+    ("data that comes late", THREE, {}),
+    ("calls under way at the end", THREE, {}),
+    ("a rank that never calls", PAIR, {}),
+    ("a rank that never calls what others wait for", PAIR, {}),
+    ("nobody takes garbage for a result", THREE, {}),
+    ("ranks that call different things", PAIR, {}),
+    ("the driver waits", PAIR, LATE_KERNELS),
+    ("the driver waits", THREE, {"FAKEGPU_AHEAD": "40"}),
+    ("many groups", PAIR, {}),
+    ("many groups", MIXED, {}),
+    ("calls in graphs", PAIR, {"LENGTHS": "1,1000,60000,400000", "UCCH_WIRES": "3", **OWN_QUEUES}),
+    ("calls in graphs", MIXED, {"LENGTHS": "3,5000,70000", "UCCH_WIRES": "3", **OWN_QUEUES}),
+    ("several graphs", PAIR, OWN_QUEUES),
+    ("a rank that does not replay", PAIR, {}),
+    ("ranks that replay different things", PAIR, {}),
+]
 
 
-def test_nobody_takes_garbage_for_a_result(run: Callable[..., Any]) -> None:
-    out = run(channel_failure_scripts.GARBAGE, *THREE, UCCH_TIMEOUT="200", **OWN_QUEUES).stdout
-    assert out.count("outcome") == 6 and "outcome nothing" not in out, out
+@pytest.mark.parametrize(("name", "where", "env"), CASES, ids=[f"{name}, {where[0]}" for name, where, _ in CASES])
+def test_on_several_hosts(run: Callable[..., Any], name: str, where: tuple[str, int, int], env: dict[str, str]) -> None:
+    out = run(JOBS[name].script, *where, **{**JOBS[name].env, **env}).stdout
+    judge(name, where[1] * where[2], out)
 
 
-def test_ranks_that_call_different_things(run: Callable[..., Any]) -> None:
-    out = run(channel_failure_scripts.DIFFERENT, *PAIR, UCCH_TIMEOUT="200").stdout
-    assert len(re.findall("MismatchError before .* after CollectiveError", out)) == 4, out
-
-
-def test_a_rank_that_dies(run: Callable[..., Any], flavour: tuple[Any, ...]) -> None:
-    recover = ["--enable-recovery"] if flavour >= ("openmpi", 5) and flavour[0] == "openmpi" else []
-    done = run(channel_failure_scripts.KILLED, *THREE, UCCH_TIMEOUT="200", options=recover, check=False)
-    if not recover and "PeerError" not in done.stdout:
-        pytest.skip("this launcher ends every rank when one dies")
-    assert done.stdout.count("died: PeerError CollectiveError") == 2, done.stdout + done.stderr
+def test_a_rank_that_dies(run: Callable[..., Any], recovery: list[str]) -> None:
+    job = JOBS["a rank that dies"]
+    judge_death(recovery, 3, run(job.script, *THREE, **job.env, options=recovery, check=False).stdout)
 
 
 def test_what_stands_in_the_way_is_said(run: Callable[..., Any]) -> None:
@@ -152,13 +129,17 @@ def test_no_stream_waits_for_messages_where_kernels_are_loaded_late(run: Callabl
     assert run(queued_scripts.FAR_LAZY, *PAIR, **OWN_QUEUES, **LATE_KERNELS).stdout.count("right") == 2
 
 
-@pytest.mark.parametrize(
-    "where, env", [(PAIR, LATE_KERNELS), (THREE, {"FAKEGPU_AHEAD": "40"})], ids=["loading", "full streams"]
-)
-def test_messages_go_on_while_the_driver_waits(
-    run: Callable[..., Any], where: tuple[str, int, int], env: dict[str, str]
-) -> None:
-    assert run(channel_life_scripts.KEPT, *where, **OWN_QUEUES, **env).stdout.count("right") == where[1]
+def test_messages_of_a_torch_group_repeat_and_change(run: Callable[..., Any]) -> None:
+    pytest.importorskip("torch", reason="needs torch: pip install 'ucc-hetero[torch]'")
+    assert run(torch_scripts.REPEATED, *PAIR, DICE="7", **OWN_QUEUES).stdout.count("right") == 2
+
+
+def test_messages_that_repeat_of_a_rank_that_dies(run: Callable[..., Any], recovery: list[str]) -> None:
+    pytest.importorskip("torch", reason="needs torch: pip install 'ucc-hetero[torch]'")
+    done = run(torch_scripts.DEATH, *PAIR, options=recovery, check=False, **OWN_QUEUES)
+    assert not recovery or re.search(r"told: \[.*rank 1 has left the job or died", done.stdout), (
+        done.stdout + done.stderr
+    )
 
 
 def test_wires_share_the_ports_of_their_hosts(run: Callable[..., Any]) -> None:
@@ -252,15 +233,9 @@ with Communicator() as comm:
         assert not any({"unfinished", "status"} & set(e["args"]) for e in sent + came)
 
 
-@pytest.mark.parametrize("where", [PAIR, MIXED], ids=["1+1", "2+2 mixed"])
-def test_many_groups(run: Callable[..., Any], where: tuple[str, int, int]) -> None:
-    env = {"UCCH_WIRE_SLOT": "64K", **OWN_QUEUES}
-    assert run(channel_life_scripts.MANY, *where, **env).stdout.count("right") == where[1] * where[2]
-
-
 @pytest.mark.parametrize("where", [THREE, MIXED], ids=["1+1+1", "2+2 mixed"])
 def test_rings_come_with_calls(run: Callable[..., Any], where: tuple[str, int, int]) -> None:
-    out = run(channel_life_scripts.GROWS, *where).stdout
+    out = run(JOBS["rings come with calls"].script, *where).stdout
     assert out.count("right rings: ") == where[1] * where[2] and "wire" in out, out
     assert ("shared" in out) == (where is MIXED), out
 

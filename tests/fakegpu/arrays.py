@@ -18,8 +18,6 @@ from ucc_hetero import device
 from ucc_hetero.machine.vendors import VENDORS
 from ucc_hetero.planner.topology import emulated_vendors
 
-__all__ = ["Array", "runtime"]
-
 
 def _choose() -> None:
     layout = os.environ["FAKEGPU_LAYOUT"]
@@ -100,6 +98,45 @@ class Array:
 
 
 _idle: list[device.Block] = []
+
+
+class Graph:
+    """Work that a stream is given within ``with Graph(stream) as graph:``, to be replayed."""
+
+    def __init__(self, stream: device.Stream) -> None:
+        self.library, self.stream = ctypes.CDLL(runtime().path), ctypes.c_void_p(stream.handle)
+        self.cuda = runtime().vendor == "nvidia"
+        self.made, self.exec = ctypes.c_void_p(), ctypes.c_void_p()
+
+    def _call(self, name: str, *args: Any) -> None:
+        status = getattr(self.library, ("cu" if self.cuda else "hip") + name)(*args)
+        assert status == 0, f"{name}: {status}"
+
+    def __enter__(self) -> Graph:
+        self._call("StreamBeginCapture_v2" if self.cuda else "StreamBeginCapture", self.stream, 0)
+        return self
+
+    def __exit__(self, kind: Any, *_: Any) -> None:
+        try:
+            self._call("StreamEndCapture", self.stream, ctypes.byref(self.made))
+        except AssertionError:
+            if kind is None:
+                raise
+            return
+        where = ctypes.byref(self.exec), self.made
+        if self.cuda:
+            self._call("GraphInstantiateWithFlags", *where, ctypes.c_ulonglong(0))
+        else:
+            self._call("GraphInstantiate", *where, None, None, ctypes.c_size_t(0))
+
+    def replay(self, stream: device.Stream) -> None:
+        """Give all of it to a stream, once more."""
+        self._call("GraphLaunch", self.exec, ctypes.c_void_p(stream.handle))
+
+    def close(self) -> None:
+        """Destroy it."""
+        self._call("GraphExecDestroy", self.exec)
+        self._call("GraphDestroy", self.made)
 
 
 class HostArray(np.ndarray):

@@ -265,3 +265,46 @@ with Communicator() as comm:
     assert not choice.queued
 print("right")
 """
+
+#: Calls of which nobody asks for a request: left to their stream by a key, until ranks leave different ones.
+HANDED = COMMON
+HANDED += """
+from types import SimpleNamespace
+from ucc_hetero.calls.arguments import CallSpec
+
+class ndarray:
+    "An array that is told at a glance."
+    __module__ = "cupy"
+    def __init__(self, n):
+        self.inner = Array(n)
+        self.size, self.dtype, self.flags = n, self.inner.dtype, SimpleNamespace(c_contiguous=True)
+        self.data = SimpleNamespace(ptr=self.inner.block.handle, device_id=0)
+        self.__cuda_array_interface__ = self.inner.__cuda_array_interface__
+
+with Communicator() as comm:
+    p, r, run, stream = comm.size, comm.rank, comm._run, runtime().stream()
+    for n in (8, 70_000):
+        x, y = ndarray(n), ndarray(n)
+        assert not run.remake(n, x.data.ptr, y.data.ptr, stream.handle, ())
+        run.remember(n, CallSpec("allreduce", x, y, SUM))
+        assert not run.knows(n), "it was not made yet"
+        comm.Iallreduce(x, y, SUM, stream=stream).Wait()
+        run.remember(n, CallSpec("allreduce", x, y, SUM))
+        assert run.knows(n)
+    for k in range(40):
+        n = (8, 70_000)[k % 2]
+        x, y = bring(Array(n), numbers(k, r, n), stream), Array(n).set(-5)
+        assert run.remake(n, x.block.handle, y.block.handle, stream.handle, ())
+        assert (y.copied(stream) == np.sum([numbers(k, q, n) for q in range(p)], axis=0)).all()
+    reached(stream)
+    assert not run.busy
+
+    def differ():
+        while True:
+            run.remake((8, 70_000)[r], x.block.handle, y.block.handle, stream.handle, ())
+            time.sleep(0.01)
+
+    assert failure(differ) in ("MismatchError", "CollectiveError")
+    assert not run.remake(8, x.block.handle, y.block.handle, stream.handle, ()), "it is broken"
+    print("right")
+"""

@@ -94,132 +94,6 @@ def failure(call):
     return "nothing"
 """
 
-#: Every collective in every form, the ranks in different ones; in place and out of it, short and long.
-EVERY = COMMON
-EVERY += """
-def expected(name, k, n, counts, root):
-    "(this rank's contribution, its result or None, how the call is made: (sendbuf, recvbuf) -> arguments)"
-    starts, total = np.cumsum([0, *counts])[:-1], int(sum(counts))
-    whole = lambda m: np.sum([numbers(k, q, m) for q in range(p)], axis=0)
-    every = lambda m: np.concatenate([numbers(k, q, m) for q in range(p)])
-    columns = lambda m, part: np.concatenate([numbers(k, q, m)[part] for q in range(p)])
-    at_root = lambda value: value if r == root else None
-    mine, own = numbers(k, r, n), numbers(k, r, counts[r])
-    ragged = np.concatenate([numbers(k, q, c) for q, c in enumerate(counts)])
-    block, even = slice(starts[r], starts[r] + counts[r]), slice(r * n, r * n + n)
-    plain, rooted = lambda x, y: (x, y), lambda x, y: (x, y, root)
-    return {
-        "Allreduce": lambda: (mine, whole(n), plain),
-        "Reduce": lambda: (mine, at_root(whole(n)), lambda x, y: (x, y, SUM, root)),
-        "Bcast": lambda: (None, numbers(k, root, n), lambda x, y: (y, root)),
-        "Allgather": lambda: (mine, every(n), plain),
-        "Allgatherv": lambda: (own, ragged, lambda x, y: (x, [y, counts])),
-        "Gather": lambda: (mine, at_root(every(n)), rooted),
-        "Gatherv": lambda: (own, at_root(ragged), lambda x, y: (x, at_root([y, counts]), root)),
-        "Scatter": lambda: (at_root(numbers(k, root, n * p)), numbers(k, root, n * p)[even], rooted),
-        "Scatterv": lambda: (
-            at_root(numbers(k, root, total)), numbers(k, root, total)[block],
-            lambda x, y: (at_root([x, counts]), y, root),
-        ),
-        "Reduce_scatter_block": lambda: (numbers(k, r, n * p), whole(n * p)[even], plain),
-        "Reduce_scatter": lambda: (numbers(k, r, total), whole(total)[block], lambda x, y: (x, y, counts)),
-        "Alltoall": lambda: (numbers(k, r, n * p), columns(n * p, even), plain),
-        "Alltoallv": lambda: (
-            numbers(k, r, total), columns(total, block), lambda x, y: ([x, counts], [y, [counts[r]] * p]),
-        ),
-    }[name]()
-
-# Those of which only some ranks know the counts: all ranks talk about them, or none does.
-TALK = "Gatherv", "Scatterv", "Alltoallv"
-NAMES = (
-    "Allreduce", "Reduce", "Bcast", "Allgather", "Allgatherv", "Gather", "Gatherv", "Scatter", "Scatterv",
-    "Reduce_scatter_block", "Reduce_scatter", "Alltoall", "Alltoallv",
-)
-with Communicator() as comm:
-    p, r = comm.size, comm.rank
-    stream, root, k = runtime().stream(), comm.size - 1, 0
-    for n, counts in ((1, [1, 0, 2, 3][:p]), (1000, [1, 1000, 0, 3000][:p]), (50_000, [40_000, 1, 70_001, 0][:p])):
-        for name in NAMES:
-            for turn in range(len(FORMS) if n == 1000 else 1):
-                k += 1
-                form = FORMS[(r + turn + (n > 1)) % len(FORMS)]
-                if name in TALK:
-                    form = ("blocking", "in stream")[(r + turn) % 2] if turn % 2 == 0 else "non-blocking"
-                mine, want, arguments = expected(name, k, n, counts, root)
-                late = stream if form in ("queued", "in stream") else None
-                x = None if mine is None else bring(Array(len(mine)), mine, late)
-                y = None if want is None else Array(len(want)).set(-55)
-                if name == "Bcast" and r == root:
-                    bring(y, want, late)
-                request = call(form, stream, comm, name, *arguments(x, y))
-                got = end(form, stream, request, y)
-                assert want is None or (got == want).all(), (name, n, form, got[:9], want[:9])
-                assert x is None or (x.peek == mine).all(), (name, n, form)
-    # In place.
-    for n, counts in ((3, [2, 0, 5, 1][:p]), (1000, [1, 1000, 0, 3000][:p]), (30_000, [1, 90_000, 2, 30_000][:p])):
-        starts, total = np.cumsum([0, *counts]), sum(counts)
-        for turn, form in enumerate(FORMS):
-            form, k = FORMS[(r + turn) % len(FORMS)], k + 1
-            late = stream if form in ("queued", "in stream") else None
-            finish = lambda request, y: end(form, stream, request, y)
-            y = bring(Array(n), numbers(k, r, n), late)
-            got = finish(call(form, stream, comm, "Allreduce", IN_PLACE, y), y)
-            assert (got == np.sum([numbers(k, q, n) for q in range(p)], axis=0)).all(), (form, n, got[:9])
-            y = np.full(n * p, -1, np.float32)
-            y[r * n : r * n + n] = numbers(k, r, n)
-            y = bring(Array(n * p), y, late)
-            got = finish(call(form, stream, comm, "Allgather", IN_PLACE, y), y)
-            assert (got == np.concatenate([numbers(k, q, n) for q in range(p)])).all(), (form, n)
-            # The result goes to the beginning, over what it may overlap.
-            y = bring(Array(total), numbers(k, r, total), late)
-            got = finish(call(form, stream, comm, "Reduce_scatter", IN_PLACE, y, counts), y)
-            want = np.sum([numbers(k, q, total) for q in range(p)], axis=0)[starts[r] : starts[r + 1]]
-            assert (got[: counts[r]] == want).all(), (form, counts, got[:9], want[:9])
-            y = bring(Array(n * p), numbers(k, r, n * p), late)
-            got = finish(call(form, stream, comm, "Reduce_scatter_block", IN_PLACE, y), y)
-            want = np.sum([numbers(k, q, n * p) for q in range(p)], axis=0)[r * n : r * n + n]
-            assert (got[:n] == want).all(), (form, n)
-    names = {name.lower() for name in NAMES}
-    found = {name: how for name, how in made.items() if name in names}
-    # Calls whose counts are not known to all before their end are not; these were made in both ways.
-    mixed = {name.lower() for name in TALK}
-    assert set(found) == names and all(how == {True} for name, how in found.items() if name not in mixed), made
-    assert all(made[name] == {True, False} for name in mixed), made
-print("right")
-"""
-
-#: Types for which no kernel can be made go through the hosts, on all ranks alike; and other kinds of data.
-OTHER_DATA = COMMON
-OTHER_DATA += """
-with Communicator() as comm:
-    p, r = comm.size, comm.rank
-    stream = runtime().stream()
-    for k, n in enumerate((1, 1000, 100_000)):
-        mine, every = numbers(k, r, n), [numbers(k, q, n) for q in range(p)]
-        x, y = Array(n).set(mine), Array(n)
-        for turn, form in enumerate(FORMS):
-            form = FORMS[(r + turn) % len(FORMS)]
-            for op, want in ((MAX, np.max(every, axis=0)), (AVG, np.mean(every, axis=0)), (SUM, np.sum(every, axis=0))):
-                request = call(form, stream, comm, "Allreduce", x, y.set(-9), op)
-                got = end(form, stream, request, y)
-                assert np.allclose(got, want), (op, form, n, got[:5], want[:5])
-        for name, want in (("Scan", np.sum(every[: r + 1], axis=0)), ("Exscan", np.sum(every[:r], axis=0))):
-            form = FORMS[(r + k) % 3]
-            got = end(form, stream, call(form, stream, comm, name, x, y.set(-9)), y)
-            assert (name == "Exscan" and r == 0) or (got == want).all(), (name, n, got[:5], want[:5])
-        half, out = Array(n, np.float16).set(numbers(k, r, n, np.float16)), Array(n, np.float16)
-        comm.Allreduce(half, out)
-        assert (out.peek == np.sum(every, axis=0)).all()
-        comm.Bcast(half, p - 1)
-        assert (half.peek == numbers(k, p - 1, n, np.float16)).all()
-        big, out = Array(n, np.complex128).set(r + 1j * mine), Array(n * p, np.complex128)
-        comm.Allgather(big, out)
-        assert (out.peek.reshape(p, n) == [q + 1j * row for q, row in enumerate(every)]).all()
-    assert made["allreduce"] == {True, False} and made["scan"] == made["exscan"] == {False}, made
-    assert made["allgather"] == made["bcast"] == {True}, made
-print("right")
-"""
-
 #: Short calls, which are queued in one stream, and long ones, in several, over and over, in several of the caller's
 #: streams, of which no host waits for one; far more calls than may be under way.
 CROWD = COMMON
@@ -308,3 +182,32 @@ with Communicator() as comm:
     assert "queued" in comm.plan_summary()
 print("right")
 """
+
+#: Counts that change between other ranks alone, in calls that one rank makes just as before.
+COUNTS = (
+    COMMON
+    + """
+from ucc_hetero.buffers import fast_path
+fast_path._readers[Array] = lambda array: ((array.dtype, array.size), array.block.handle)  # as torch's and CuPy's
+from arrays import Graph
+comm = Communicator()
+r, p, stream = comm.rank, comm.size, runtime().stream()
+for k in range(13):
+    dice = np.random.default_rng([k, 5])  # the same on every rank
+    counts = np.full((p, p), 500)
+    counts[1:, 1:] += dice.integers(0, 3, (p - 1, p - 1)) * dice.integers(0, 400)
+    send, recv = counts[r].tolist(), counts[:, r].tolist()
+    x, y = Array(sum(send)).set(numbers(k, r, sum(send))), Array(sum(recv)).set(-77)
+    if k < 12:
+        form = ("blocking", "in stream", "in stream", "queued")[k % 4]
+        end(form, stream, call(form, stream, comm, "Alltoallv", [x, send], [y, recv]), y)
+    else:  # some ranks know such a call, and others do not
+        with Graph(stream) as graph:
+            comm.Alltoallv([x, send], [y, recv], stream=stream)
+        graph.replay(stream)
+        y.copied(stream)
+    parts = [np.split(numbers(k, q, counts[q].sum()), np.cumsum(counts[q])[:-1])[r] for q in range(p)]
+    assert (y.peek == np.concatenate(parts)).all(), (r, k)
+print("right", flush=True)
+"""
+)

@@ -43,7 +43,7 @@ enum { NOT_SUPPORTED = 801 };
 enum { FRESH = 0xCB, IN_WORK = 0xEE, FREED = 0xDB };
 enum { DEVICE_MEMORY, PINNED_MEMORY, SIGNAL_MEMORY };
 enum { SHAREABLE = 2 << 20, SPARSE = 64 << 20 };
-enum { COPY, FILL, SCALE, ADD, RECORD, WAIT, HOLD, AWAIT, WRITE, FUSED, STREAM_COPY };
+enum { COPY, FILL, SCALE, ADD, RECORD, WAIT, HOLD, AWAIT, WRITE, FUSED, STREAM_COPY, PIECES };
 #define MOST_DEVICES 16
 /* Whoever waits for something that is no work of its own looks for it this often, in us. Hundreds of queues that all do
  * so leave few cores to nobody else: the longer one has waited, the later it looks, up to this. */
@@ -53,6 +53,8 @@ enum { COPY, FILL, SCALE, ADD, RECORD, WAIT, HOLD, AWAIT, WRITE, FUSED, STREAM_C
 /* Whoever waits for an event waits for its last recording so far; it may be recorded anew, in another stream. */
 typedef struct recording {
     int reached;
+    struct graph *of;      /* it was captured, */
+    struct recording *now; /* and this is the one of the last launch */
 } recording;
 
 typedef struct event {
@@ -163,6 +165,8 @@ static int memory_left(size_t *room, size_t *all) {
     return OK;
 }
 
+#include "flip.h"
+
 static void take_time(queue *s) { usleep((useconds_t)(least_us + (least_us ? rand_r(&s->seed) % least_us : 0))); }
 
 static void run_copy(queue *s, const work *w) {
@@ -171,6 +175,7 @@ static void run_copy(queue *s, const work *w) {
     if (live(dst) && (dst + w->bytes <= src || src + w->bytes <= dst)) memset(dst, IN_WORK, w->bytes);
     take_time(s);
     if (live(src) + live(dst) == 2) memmove(dst, src, w->bytes);
+    flip(dst, (ssize_t)w->bytes);
 }
 
 static void run_kernel(queue *s, const work *w) {
@@ -212,6 +217,7 @@ static void hold(const void *word, uint32_t least, int is_kernel) {
 static int reached(const recording *r) { return __atomic_load_n(&r->reached, __ATOMIC_ACQUIRE); }
 
 #include "fused.h"
+#include "pieces.h"
 #include "stream_copy.h"
 
 static void run(queue *s, const work *w) {
@@ -243,11 +249,15 @@ static void run(queue *s, const work *w) {
     case STREAM_COPY:
         run_stream_copy(s, w->dst);
         break;
+    case PIECES:
+        run_pieces(s, w->dst);
+        break;
     default:
         __atomic_store_n((uint32_t *)w->dst, (uint32_t)w->ticket, __ATOMIC_RELEASE);
     }
 }
 
+#include "graphs.h"
 #include "queues.h"
 
 /* Without a current device a real runtime refuses as well. */
@@ -270,6 +280,8 @@ static int begin(void) {
 }
 
 static int query(event *e) {
+    if (e->last && e->last->of) return CAPTURED_EVENT;
+    if (refused()) return refused();
     pass_driver();
     enter();
     int done = !e->last || reached(e->last);

@@ -56,7 +56,10 @@ static void *map_file(region *r, size_t room) {
     return mmap(NULL, room, PROT_READ | PROT_WRITE, MAP_SHARED, r->file, 0);
 }
 
+static int refused(void);
+
 static int allocate_as(void **address, size_t bytes, int kind, int fine) {
+    if (refused()) return refused();
     region *r = calloc(1, sizeof(*r));
     size_t room = (bytes + 4095) / 4096 * 4096;
     if (bytes == 0 || !r || bytes > (size_t)1 << 32) {
@@ -85,6 +88,7 @@ static int allocate(void **address, size_t bytes, int kind) { return allocate_as
 /* Memory of the host's that the device comes to see: elsewhere, if it can be mapped twice. */
 static int see_host(void *where, size_t bytes) {
     static size_t pinned; /* nothing is ever unpinned */
+    if (refused()) return refused();
     if ((pinned + bytes) >> 20 > (size_t)setting("FAKEGPU_PINNED_MB", 1 << 20)) return OUT_OF_MEMORY;
     pinned += bytes;
     region *r = calloc(1, sizeof(*r));
@@ -158,6 +162,7 @@ static void wait_for_device(int device);
 
 /* Overwritten at once, whatever still uses it, and kept for ever, so that every later use meets the poison. */
 static int release(void *address, int kind) {
+    if (refused()) return refused();
     enter();
     region *r = find_locked(address);
     int status = r && r->base == (char *)address && !r->freed && r->kind == kind ? OK : INVALID_VALUE;

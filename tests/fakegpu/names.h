@@ -4,10 +4,7 @@
 typedef uint64_t address;
 static char contexts[MOST_DEVICES], retained[MOST_DEVICES];
 
-int cuInit(unsigned flags) {
-    (void)flags;
-    return begin();
-}
+int cuInit(unsigned flags) { return begin(); }
 int cuDriverGetVersion(int *version) {
     *version = 12080;
     return OK;
@@ -76,11 +73,10 @@ int cuIpcCloseMemHandle(address where) {
 }
 int cuMemGetInfo_v2(size_t *room, size_t *all) { return usable() ? usable() : memory_left(room, all); }
 int cuMemHostAlloc(void **where, size_t bytes, unsigned flags) {
-    (void)flags;
     return usable() ? usable() : allocate(where, bytes, PINNED_MEMORY);
 }
 int cuMemHostRegister_v2(void *where, size_t bytes, unsigned flags) {
-    return usable() ? usable() : where && bytes && flags == 3 ? OK : INVALID_VALUE;
+    return usable() ? usable() : refused() ? refused() : where && bytes && flags == 3 ? OK : INVALID_VALUE;
 }
 int cuMemHostGetDevicePointer_v2(uint64_t *seen, void *memory, unsigned flags) {
     *seen = (uint64_t)(uintptr_t)memory;
@@ -91,25 +87,18 @@ int cuMemcpyAsync(address dst, address src, size_t bytes, void *s) {
     return copy_async((void *)(uintptr_t)dst, (void *)(uintptr_t)src, bytes, s);
 }
 int cuStreamCreateWithPriority(void **s, unsigned flags, int priority) {
-    (void)flags, (void)priority;
     return usable() ? usable() : make_stream((stream **)s);
 }
 int cuStreamDestroy_v2(void *s) { return end_stream(s); }
-int cuStreamWaitEvent(void *s, void *e, unsigned flags) {
-    (void)flags;
-    return wait_event(s, e);
-}
+int cuStreamWaitEvent(void *s, void *e, unsigned flags) { return wait_event(s, e); }
 int cuStreamSynchronize(void *s) { return synchronize(s); }
 int cuStreamWaitValue32_v2(void *s, address word, uint32_t value, unsigned flags) {
-    (void)flags;
     return flag_work(s, (void *)(uintptr_t)word, value, HOLD);
 }
 int cuStreamWriteValue32_v2(void *s, address word, uint32_t value, unsigned flags) {
-    (void)flags;
     return flag_work(s, (void *)(uintptr_t)word, value, WRITE);
 }
 int cuEventCreate(void **e, unsigned flags) {
-    (void)flags;
     *e = calloc(1, sizeof(event));
     return *e ? OK : OUT_OF_MEMORY;
 }
@@ -119,6 +108,16 @@ int cuEventDestroy_v2(void *e) {
 }
 int cuEventRecord(void *e, void *s) { return record(e, s); }
 int cuEventQuery(void *e) { return query(e); }
+int cuStreamBeginCapture_v2(void *s, int mode) { return begin_capture(s); }
+int cuStreamEndCapture(void *s, void **graph) { return end_capture(s, graph); }
+int cuStreamGetCaptureInfo_v2(void *s, int *does, uint64_t *which, void **graph, const void ***nodes, size_t *n) {
+    return graph || nodes || n ? INVALID_VALUE : captures(s, does, which);
+}
+int cuThreadExchangeStreamCaptureMode(int *mode) { return exchange_mode(mode); }
+int cuGraphInstantiateWithFlags(void **exec, void *graph, unsigned long long flags) { return instantiate(exec, graph); }
+int cuGraphLaunch(void *exec, void *s) { return launch_graph(exec, s); }
+int cuGraphExecDestroy(void *exec) { return drop_graph(exec); }
+int cuGraphDestroy(void *graph) { return drop_graph(graph); }
 int cuModuleGetLoadingMode(int *mode) {
     *mode = setting("FAKEGPU_LAZY", 0) ? 2 : 1;
     return OK;
@@ -129,7 +128,7 @@ int cuDeviceGetAttribute(int *value, int which, int device) {
 }
 int cuModuleLoadData(void **module, const void *image) {
     *module = strdup(image);
-    return usable();
+    return usable() ? usable() : refused();
 }
 int cuModuleGetFunction(void **function, void *module, const char *name) { return find_kernel(function, module, name); }
 int cuFuncLoad(void *f) {
@@ -138,16 +137,12 @@ int cuFuncLoad(void *f) {
 }
 int cuLaunchKernel(void *f, unsigned x, unsigned y, unsigned z, unsigned a, unsigned b, unsigned c, unsigned bytes,
                    void *s, void **arguments, void **more) {
-    (void)bytes, (void)more;
     return x && y == 1 && z == 1 && a && b == 1 && c == 1 ? launch_kernel(f, x, a, arguments, s) : INVALID_VALUE;
 }
 
 #else
 
-int hipInit(unsigned flags) {
-    (void)flags;
-    return begin();
-}
+int hipInit(unsigned flags) { return begin(); }
 int hipRuntimeGetVersion(int *version) {
     *version = hip_version() * 10000000;
     return OK;
@@ -219,7 +214,6 @@ int hipMemcpyAsync(void *dst, const void *src, size_t bytes, int kind, void *s) 
     return kind == 4 ? copy_async(dst, src, bytes, s) : INVALID_VALUE;
 }
 int hipStreamCreateWithPriority(void **s, unsigned flags, int priority) {
-    (void)priority;
     return flags > 1 ? INVALID_VALUE : make_stream((stream **)s);
 }
 int hipStreamDestroy(void *s) { return end_stream(s); }
@@ -230,22 +224,28 @@ int hipStreamWaitValue32(void *s, void *word, uint32_t value, unsigned flags, ui
                                               : INVALID_VALUE; /* the rest is unused */
 }
 int hipStreamWriteValue32(void *s, void *word, uint32_t value, unsigned flags) {
-    (void)flags;
     return flag_work(s, word, value, WRITE);
 }
 int hipEventCreateWithFlags(void **e, unsigned flags) {
     *e = flags & ~2u ? NULL : calloc(1, sizeof(event)); /* without times, or with them */
     return *e ? OK : flags & ~2u ? INVALID_VALUE : OUT_OF_MEMORY;
 }
-int hipEventDestroy(void *e) {
-    (void)e;
-    return OK;
-}
+int hipEventDestroy(void *e) { return OK; }
 int hipEventRecord(void *e, void *s) {
     if (current < 0) current = 0;
     return record(e, s);
 }
 int hipEventQuery(void *e) { return query(e); }
+int hipStreamBeginCapture(void *s, int mode) { return begin_capture(s); }
+int hipStreamEndCapture(void *s, void **graph) { return end_capture(s, graph); }
+int hipStreamGetCaptureInfo(void *s, int *does, uint64_t *which) { return captures(s, does, which); }
+int hipThreadExchangeStreamCaptureMode(int *mode) { return exchange_mode(mode); }
+int hipGraphInstantiate(void **exec, void *graph, void **node, char *log, size_t room) {
+    return instantiate(exec, graph);
+}
+int hipGraphLaunch(void *exec, void *s) { return launch_graph(exec, s); }
+int hipGraphExecDestroy(void *exec) { return drop_graph(exec); }
+int hipGraphDestroy(void *graph) { return drop_graph(graph); }
 
 /* The numbers of multiprocessors, and of the threads that one holds. */
 int hipDeviceGetAttribute(int *value, int which, int device) {
@@ -255,14 +255,13 @@ int hipDeviceGetAttribute(int *value, int which, int device) {
 /* The image is not copied. */
 int hipModuleLoadData(void **module, const void *image) {
     *module = (void *)image;
-    return usable();
+    return usable() ? usable() : refused();
 }
 int hipModuleGetFunction(void **function, void *module, const char *name) {
     return find_kernel(function, module, name);
 }
 int hipModuleLaunchKernel(void *f, unsigned x, unsigned y, unsigned z, unsigned a, unsigned b, unsigned c,
                           unsigned bytes, void *s, void **arguments, void **more) {
-    (void)bytes, (void)more;
     if (current < 0) current = 0;
     return x && y == 1 && z == 1 && a && b == 1 && c == 1 ? launch_kernel(f, x, a, arguments, s) : INVALID_VALUE;
 }

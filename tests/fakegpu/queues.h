@@ -137,9 +137,14 @@ static void wait_for_room(stream *s) {
 static int submit(void *handle, work w) {
     stream *s = stream_of(handle);
     if (!s) return OUT_OF_MEMORY;
+    int status;
+    enter();
+    int taken = captured_locked(s, w, &status);
+    pthread_mutex_unlock(&lock);
+    if (taken) return status;
     wait_for_room(s);
     enter();
-    int status = give_locked(s->queue, s, w);
+    status = give_locked(s->queue, s, w);
     pthread_mutex_unlock(&lock);
     return status;
 }
@@ -166,11 +171,15 @@ static int copy_async(void *dst, const void *src, size_t bytes, void *handle) {
     int to_device = kind_of(dst) == DEVICE_MEMORY, from_device = kind_of(src) == DEVICE_MEMORY;
     if (usable()) return usable();
     pass_driver();
-    if (!HIP || to_device == from_device || !setting("HSA_ENABLE_SDMA", 1)) return submit(handle, w);
+    enter();
+    int in_graph = branch_of(handle) >= 0;
+    pthread_mutex_unlock(&lock);
+    if (!HIP || in_graph || to_device == from_device || !setting("HSA_ENABLE_SDMA", 1)) return submit(handle, w);
     return submit_to_engine(&engines[from_device], stream_of(handle), w);
 }
 
 static int synchronize(void *handle) {
+    if (refused()) return refused();
     stream *s = stream_of(handle);
     enter();
     while (s->unfinished) {
@@ -199,6 +208,7 @@ static int record(event *e, void *handle) {
     if (!r) return OUT_OF_MEMORY;
     enter();
     e->last = r;
+    r->of = branch_of(handle) < 0 ? NULL : capture;
     pthread_mutex_unlock(&lock);
     return submit(handle, (work){.kind = RECORD, .recording = r});
 }
@@ -206,6 +216,7 @@ static int record(event *e, void *handle) {
 static int wait_event(void *handle, event *e) {
     enter();
     recording *r = e->last;
+    int status = r ? join_locked(handle, r) : OK;
     pthread_mutex_unlock(&lock);
-    return r ? submit(handle, (work){.kind = WAIT, .recording = r}) : OK;
+    return status ? status : r ? submit(handle, (work){.kind = WAIT, .recording = r}) : OK;
 }

@@ -28,7 +28,6 @@ int ncclGroupStart(void) {
 }
 
 int ncclAllReduce(const void *from, void *to, size_t n, int type, int op, void *comm, void *stream) {
-    (void)comm, (void)stream;
     if (type != 7 || op != 0 || made == MOST) return 4;
     calls[made].from = from;
     calls[made].to = to;

@@ -1,7 +1,8 @@
 /* The run-time compiler of either vendor: it knows how to add floats, to wait for a word and to write one, and how to
- * do all of a short call or one side of a message; everything else is too hard for it. Included by fakegpu.c. */
+ * do all of a short call, one side of a message, or pieces of pages; everything else is too hard for it. Included by
+ * fakegpu.c. */
 static const char ADDS[] = "adds floats", AWAITS[] = "awaits a word", POSTS[] = "posts a word",
-                  FUSED_TEXT[] = "does it all", COPIES[] = "copies a message";
+                  FUSED_TEXT[] = "does it all", COPIES[] = "copies a message", PIECES_TEXT[] = "converts pieces";
 
 static const char *made_of(const char *source) {
     int adds = strstr(source, "UCCH_SUM(a, b));") != NULL;
@@ -9,6 +10,7 @@ static const char *made_of(const char *source) {
         return adds && (strstr(source, "float FROM;") || strstr(source, "unsigned char FROM;")) ? FUSED_TEXT : NULL;
     if (adds && strstr(source, "float FROM;")) return ADDS;
     if (strstr(source, "ucch(ucch_stream_copy c)")) return COPIES;
+    if (strstr(source, "ucch(ucch_pieces all)")) return PIECES_TEXT;
     return strstr(source, "AWAIT(dst, n)") ? AWAITS : strstr(source, "POST(dst, n)") ? POSTS : NULL;
 }
 
@@ -40,6 +42,10 @@ static int launch_kernel(void *handle_of_function, unsigned blocks, unsigned thr
         if (c) c->blocks = blocks;
         return c ? submit(handle, (work){.kind = STREAM_COPY, .dst = c}) : OUT_OF_MEMORY;
     }
+    if (function == PIECES_TEXT) {
+        ucch_pieces *all = argument(arguments, sizeof(*all), sizeof(*all));
+        return all ? submit(handle, (work){.kind = PIECES, .dst = all}) : OUT_OF_MEMORY;
+    }
     const void *src = *(void **)arguments[0];
     void *dst = *(void **)arguments[1];
     uint64_t n = *(uint64_t *)arguments[2];
@@ -53,8 +59,8 @@ static int launch_kernel(void *handle_of_function, unsigned blocks, unsigned thr
 }
 
 static int find_kernel(void **function, const void *module, const char *name) {
-    const char *all[] = {ADDS, AWAITS, POSTS, FUSED_TEXT, COPIES};
-    for (int i = 0; i < 5; i++)
+    const char *all[] = {ADDS, AWAITS, POSTS, FUSED_TEXT, COPIES, PIECES_TEXT};
+    for (int i = 0; i < 6; i++)
         if (!strcmp(module, all[i])) {
             struct function *f = malloc(sizeof(*f));
             if (f) *f = (struct function){all[i], module, HIP}; /* HIP loads all of a module */
@@ -74,21 +80,15 @@ static int find_kernel(void **function, const void *module, const char *name) {
 
 int RTC(CreateProgram)(void **program, const char *source, const char *name, int n, const char **headers,
                        const char **as) {
-    (void)name, (void)headers, (void)as;
     *program = strdup(source);
     return n;
 }
-int RTC(CompileProgram)(void *program, int n, const char **options) {
-    (void)n, (void)options;
-    return made_of(program) ? OK : INVALID_VALUE;
-}
+int RTC(CompileProgram)(void *program, int n, const char **options) { return made_of(program) ? OK : INVALID_VALUE; }
 int RTC(GetProgramLogSize)(void *program, size_t *bytes) {
-    (void)program;
     *bytes = 10;
     return OK;
 }
 int RTC(GetProgramLog)(void *program, char *text) {
-    (void)program;
     memcpy(text, "too hard!", 10);
     return OK;
 }

@@ -254,9 +254,11 @@ with Communicator() as comm:
     comm._messages.timeout, before = 0.3, comm._messages.timeout
     with pytest.raises(CollectiveTimeout):
         comm.Recv(Array(LONG), left, 8, stream=stuck)
+    comm._messages.timeout = before
     comm.mpi.Barrier()
     comm.Sendrecv(x, right, 8, y.set(-1), left, 8)
     assert (y.peek == 11 + left).all()
+    comm._messages.timeout = 0.3
     # Nor is another communicator's message kept; and what the stream has still to copy into is not used again.
     short = Array(5000).set(r)
     with pytest.raises(CollectiveTimeout):

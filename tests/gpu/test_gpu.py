@@ -27,3 +27,33 @@ def test_collectives(mpirun: Callable[..., Any], hip_over_cuda: Path, amd: str, 
     env = {"UCCH_CHANNELS": channels, "PYTHONPATH": str(ROOT)}
     result = mpirun(ROOT / "tools" / "gpu_collectives.py", 2, args=args, env=env, timeout=150)
     assert "all right" in result.stdout
+
+
+LEFT = """
+import time
+import torch
+from ucc_hetero import Communicator
+from mpi4py import MPI
+torch.cuda.set_device(MPI.COMM_WORLD.rank)
+with Communicator() as comm:
+    stream, x, y = torch.cuda.Stream(), torch.ones(2, device="cuda"), torch.full((2,), -7.0, device="cuda")
+    torch.cuda.synchronize()
+    for _ in range(20_000):
+        comm.Iallreduce(x, y, stream=stream)
+    stream.synchronize()
+    assert (y == comm.size).all(), y
+    until = time.monotonic() + 5
+    while (left := comm._run.launches.active) and time.monotonic() < until:
+        time.sleep(0.01)
+    assert not left, f"{left} calls that have ended are kept"
+    print("all collected", flush=True)
+"""
+
+
+@pytest.mark.skipif(gpus() < 2, reason="needs two NVIDIA GPUs and torch")
+def test_calls_that_nobody_waits_for_are_collected(mpirun: Callable[..., Any], tmp_path: Path) -> None:
+    """Libucc looks at one request in a round of progress: one round a millisecond kept thousands for seconds."""
+    job = tmp_path / "job.py"
+    job.write_text(LEFT)
+    result = mpirun(job, 2, env={"PYTHONPATH": str(ROOT)}, timeout=120)
+    assert result.stdout.count("all collected") == 2

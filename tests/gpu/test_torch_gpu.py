@@ -15,7 +15,7 @@ from gpu_machine import gpus
 
 ROOT = Path(__file__).resolve().parents[2]
 MPI = ROOT / "tests" / "mpi"
-API, STRATEGIES = MPI / "torch_api.py", MPI / "torch_strategies.py"
+API, STRATEGIES, EXPERTS = MPI / "torch_api.py", MPI / "torch_strategies.py", MPI / "torch_experts.py"
 STREAMS = ROOT / "tests" / "gpu" / "torch_streams.py"
 
 #: Seconds that a job may take.
@@ -47,7 +47,7 @@ def sides(request: pytest.FixtureRequest, hip_over_cuda: Path) -> dict[str, str]
     return {**env, "CASES_HIP": str(hip_over_cuda)}
 
 
-@pytest.mark.parametrize("script", [API, STRATEGIES, STREAMS], ids=lambda path: path.stem)
+@pytest.mark.parametrize("script", [API, STRATEGIES, EXPERTS, STREAMS], ids=lambda path: path.stem)
 def test_cases(mpirun: Callable[..., Any], sides: dict[str, str], script: Path) -> None:
     """Every method, every strategy, streams and memory: on two ranks, or the four that strategies want."""
     room = gpus() if "CASES_ALONE" in sides else 2 * gpus()  # NCCL wants a GPU for each rank of a vendor

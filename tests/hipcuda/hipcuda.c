@@ -99,6 +99,10 @@ CU(cuStreamWaitValue32_v2, (void *s, address word, uint32_t value, unsigned flag
 CU(cuStreamWriteValue32_v2, (void *s, address word, uint32_t value, unsigned flags)) {
     return THERE(cuStreamWriteValue32_v2, s, word, value, flags);
 }
+CU(cuStreamGetCaptureInfo_v2, (void *s, int *does, uint64_t *which, void **graph, const void ***nodes, size_t *n)) {
+    return THERE(cuStreamGetCaptureInfo_v2, s, does, which, graph, nodes, n);
+}
+CU(cuThreadExchangeStreamCaptureMode, (int *mode)) { return CALL(cuThreadExchangeStreamCaptureMode, mode); }
 CU(cuEventCreate, (void **e, unsigned flags)) { return THERE(cuEventCreate, e, flags); }
 CU(cuEventDestroy_v2, (void *e)) { return THERE(cuEventDestroy_v2, e); }
 CU(cuEventRecord, (void *e, void *s)) { return THERE(cuEventRecord, e, s); }
@@ -240,6 +244,10 @@ int hipStreamWaitValue32(void *s, void *word, uint32_t value, unsigned flags, ui
 int hipStreamWriteValue32(void *s, void *word, uint32_t value, unsigned flags) {
     return cuStreamWriteValue32_v2(s, (address)(uintptr_t)word, value, flags);
 }
+int hipStreamGetCaptureInfo(void *s, int *does, uint64_t *which) {
+    return cuStreamGetCaptureInfo_v2(s, does, which, NULL, NULL, NULL);
+}
+int hipThreadExchangeStreamCaptureMode(int *mode) { return cuThreadExchangeStreamCaptureMode(mode); }
 int hipEventCreateWithFlags(void **e, unsigned flags) { return cuEventCreate(e, flags); }
 int hipEventDestroy(void *e) { return cuEventDestroy_v2(e); }
 int hipEventRecord(void *e, void *s) { return cuEventRecord(e, s); }

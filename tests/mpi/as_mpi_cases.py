@@ -1,10 +1,10 @@
-"""Buffers as programs on mpi4py pass them: each case is run by MPI and three times by this package, and must come out
-the same. Started by test_collectives.py under mpirun."""
+"""Calls as programs on mpi4py make them, again and again: each case is run by MPI and three times by this package, and
+must come out the same. Single calls in all forms of buffers are drawn (tests/suites/buffer_suite.py). Started by
+test_collectives.py under mpirun."""
 
 import array
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -28,27 +28,6 @@ def data(comm: Any, n: int, dtype: str = "d") -> Array:
 
 def blank(n: int, dtype: str = "d") -> Array:
     return np.full(n, -1, dtype)
-
-
-@contextmanager
-def columns(rows: int, width: int) -> Iterator[dict[str, MPI.Datatype]]:
-    """A column of a matrix of doubles, in all the ways to say it; successive ones lie beside each other."""
-    base, size = MPI.DOUBLE, MPI.DOUBLE.Get_size()
-    steps = [i * width for i in range(rows)]
-    inner = {
-        "vector": base.Create_vector(rows, 1, width),
-        "hvector": base.Create_hvector(rows, 1, width * size),
-        "indexed": base.Create_indexed([1] * rows, steps),
-        "hindexed": base.Create_hindexed([1] * rows, [i * size for i in steps]),
-        "indexed_block": base.Create_indexed_block(1, steps),
-        "subarray": base.Create_subarray([rows, width], [rows, 1], [0, 0]),
-    }
-    made = {name: each.Create_resized(0, size).Commit() for name, each in inner.items()}
-    try:
-        yield made
-    finally:
-        for each in [*inner.values(), *made.values()]:
-            each.Free()
 
 
 def empty(comm: Any) -> list[Any]:
@@ -98,16 +77,6 @@ def scattered_in_place(comm: Any) -> list[Any]:
     return results
 
 
-def counts_from_the_receivers(comm: Any) -> list[Any]:
-    """Without recvcounts a Reduce_scatter has those of the ranks' recvbufs."""
-    rank, size = comm.Get_rank(), comm.Get_size()
-    into, total = blank(rank + 1), size * (size + 1) // 2
-    comm.Reduce_scatter(data(comm, total), into)
-    swapped = blank(size - rank + 2)
-    comm.Reduce_scatter(data(comm, total), [swapped, (size - rank, 1), MPI.DOUBLE], op=MPI.MAX)
-    return [into, swapped]
-
-
 def displaced(comm: Any) -> list[Any]:
     """``[array, (count, displacement)]`` on either side; made again, which looks up what was done last time."""
     rank, size = comm.Get_rank(), comm.Get_size()
@@ -144,102 +113,9 @@ def known_and_unknown_counts(comm: Any) -> list[Any]:
     return results
 
 
-def columns_by_scatterv(comm: Any) -> list[Any]:
-    """Numerical libraries send columns of a matrix so, by any constructor, with counts and displacements in columns."""
-    rank, size = comm.Get_rank(), comm.Get_size()
-    rows, width = 3, 2 * size + 1
-    counts = [1 + (r < 2) for r in range(size)]
-    displs = [int(n) for n in np.cumsum([0, *counts[:-1]]) + 1]
-    results: list[Any] = []
-    with columns(rows, width) as all_types:
-        for column in all_types.values():
-            matrix, out = data(comm, rows * width).reshape(rows, width), blank(rows * width).reshape(rows, width)
-            mine = blank(rows * counts[rank])
-            comm.Scatterv([matrix, (counts, displs), column] if rank == 0 else None, mine, 0)
-            comm.Gatherv(mine, [out, (counts, displs), column] if rank == 0 else None, 0)
-            every, across = blank(rows * width).reshape(rows, width), blank(rows * width).reshape(rows, width)
-            comm.Allgatherv(mine, [every, (counts, displs[::-1] if size < 3 else displs), column])
-            there = [counts[rank]] * size
-            starts = [r * counts[rank] for r in range(size)]
-            comm.Alltoallv([matrix, (counts, displs), column], [across, (there, starts), column])
-            results += [mine, out, every, across]
-    return results
-
-
-def columns_of_a_type_each(comm: Any) -> list[Any]:
-    """``Alltoallw`` with and without counts and displacements."""
-    size = comm.Get_size()
-    results: list[Any] = []
-    with columns(2, size) as all_types:
-        column, row = all_types["vector"], MPI.DOUBLE.Create_contiguous(2).Commit()
-        matrix, out, same = data(comm, 2 * size), blank(2 * size), blank(2 * size)
-        comm.Alltoallw(
-            [matrix, ([1] * size, [8 * r for r in range(size)]), [column] * size],
-            [out, np.ones(size, "i"), np.arange(size) * 16, [row] * size],
-        )
-        comm.Alltoallw([matrix, [column] * size], [same, ([1] * size, [16 * r for r in range(size)]), [row] * size])
-        row.Free()
-        results += [out, same]
-    return results
-
-
-def constant_root(comm: Any) -> list[Any]:
-    """A column of memory that cannot be written to is sent to all."""
-    with columns(3, 4) as all_types:
-        matrix = data(comm, 12)
-        matrix.flags.writeable = comm.Get_rank() != 0
-        comm.Bcast([matrix, 2, all_types["vector"]], 0)
-        request = comm.Ibcast([matrix, 1, all_types["indexed"]], 0)
-        request.Wait()
-    return [matrix]
-
-
-def scattered_among_neighbours(comm: Any) -> list[Any]:
-    """Entries without any order in even blocks along edges."""
-    circle = comm.Create_cart([comm.Get_size()], [True])
-    kind = MPI.DOUBLE.Create_indexed_block(1, [3, 0, 2]).Commit()
-    out, into = data(comm, 16), blank(16)
-    if comm.Get_size() > 2:  # of two ranks each is the other's neighbour on both sides
-        circle.Neighbor_alltoall([out, 2, kind], [into, 2, kind])
-        circle.Neighbor_allgather([out, 2, kind], [into, (2, 0), kind])
-    kind.Free()
-    circle.Free()
-    return [into]
-
-
-def numbers_of_numpy(comm: Any) -> list[Any]:
-    """Roots and counts that are numpy's integers or arrays of no dimension, and counts in any sequence."""
-    size, results = comm.Get_size(), []
-    for kind in (np.int64, np.uint8, np.array):
-        root, one = kind(size - 1), kind(1)
-        buffer, every, gathered = data(comm, 3), blank(2 * size), blank(size)
-        comm.Bcast([buffer, kind(2), MPI.DOUBLE], root)
-        comm.Allgatherv([buffer, kind(2)], [every, kind(2)])
-        comm.Gatherv([buffer, one], [gathered, (np.ones(size, "i"), array.array("q", range(size)))], root)
-        comm.Reduce([buffer, (kind(2), one)], [every, kind(2)], root=root)
-        results += [buffer, every, gathered]
-    return results
-
-
-def absolute_addresses(comm: Any) -> list[Any]:
-    """``MPI.BOTTOM`` with a datatype of addresses."""
-    one, two, into = data(comm, 2), data(comm, 3), blank(5)
-    kind = MPI.DOUBLE.Create_hindexed([2, 3], [MPI.Get_address(one), MPI.Get_address(two)]).Commit()
-    comm.Sendrecv([MPI.BOTTOM, 1, kind], comm.Get_rank(), 1, into, comm.Get_rank(), 1)
-    comm.Bcast([MPI.BOTTOM, 1, kind], 0)
-    kind.Free()
-    comm.Send(None, MPI.PROC_NULL)
-    comm.Recv(None, MPI.PROC_NULL)
-    return [one, two, into]
-
-
 def case_as_mpi_does(comm: Communicator) -> None:
     """Every case by MPI, and by this package: the first time, and as what looks like an earlier call."""
-    made: tuple[Calls, ...] = (
-        empty, nothing_from_some, scattered_in_place, counts_from_the_receivers, displaced, known_and_unknown_counts,
-        columns_by_scatterv, columns_of_a_type_each, constant_root, scattered_among_neighbours, numbers_of_numpy,
-        absolute_addresses,
-    )  # fmt: skip
+    made: tuple[Calls, ...] = (empty, nothing_from_some, scattered_in_place, displaced, known_and_unknown_counts)
     for calls in made:
         wanted = [np.asarray(each).tolist() for each in calls(comm.mpi)]
         for turn in range(3):

@@ -8,8 +8,6 @@ from mpi4py import MPI
 
 from ucc_hetero import Communicator
 
-__all__ = ["run"]
-
 
 def run(names: Mapping[str, Callable[[Communicator], Any] | Any]) -> None:
     """Run the cases among ``names`` that the command line asks for, or all; rank 0 prints each when it has passed."""

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from itertools import accumulate
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,8 @@ from ucc_hetero import Communicator
 from ucc_hetero.planner.collectives import ROWS
 
 GUARD = 64
+#: Memory of a device, of so many elements of a type, where ranks have one.
+device_memory: Any = None
 VECTOR = tuple(name for name, row in ROWS.items() if row.layout == "vector")
 UNEVEN = ("gatherv", "scatterv", "allgatherv", "reduce_scatter", "alltoallv")
 WITH_DISPLACEMENTS = ("gatherv", "scatterv", "allgatherv", "alltoallv")
@@ -36,13 +39,28 @@ class Case:
 
 
 class Guarded:
-    """Poisoned elements between two guard bands of random bytes."""
+    """Poisoned elements between two guard bands of random bytes, in host memory or on a device of tests/fakegpu."""
 
     def __init__(self, rng: np.random.Generator, dtype: np.dtype[Any], count: int) -> None:
-        self.whole = np.frombuffer(rng.bytes(2 * GUARD + count * dtype.itemsize), np.uint8).copy()
-        self.view = self.whole[GUARD : len(self.whole) - GUARD].view(dtype)
-        self.rng = rng
+        nbytes, self.dtype, self.rng = 2 * GUARD + count * dtype.itemsize, dtype, rng
+        self.memory = device_memory(nbytes, np.uint8) if device_memory else np.empty(nbytes, np.uint8)
+        self.whole = getattr(self.memory, "peek", self.memory)
+        self.poison()
         self.before = self.whole.copy()
+
+    @property
+    def view(self) -> Array:
+        """The elements, where a test can look at them."""
+        return self.whole[GUARD : len(self.whole) - GUARD].view(self.dtype)
+
+    @property
+    def argument(self) -> Any:
+        """The elements as calls get them."""
+        if not hasattr(self.memory, "block"):
+            return self.view
+        facts = self.memory.__cuda_array_interface__
+        place = {"data": (facts["data"][0] + GUARD, False), "typestr": self.dtype.str, "shape": (self.view.size,)}
+        return SimpleNamespace(__cuda_array_interface__={**facts, **place}, memory=self.memory)
 
     def poison(self) -> None:
         """New random bytes everywhere, to be filled and then remembered by ``remember``."""
@@ -50,6 +68,16 @@ class Guarded:
 
     def remember(self) -> None:
         self.before = self.whole.copy()
+
+    def late(self, stream: Any) -> None:
+        """Have the contents come when the stream gets there, and garbage until then."""
+        self.source = device_memory(self.whole.size, np.uint8).set(self.whole)
+        self.whole[:] = 0x55
+        self.memory.runtime.copy(self.memory.block.handle, self.source.block.handle, self.whole.size, stream.handle)
+
+    def seen(self, stream: Any) -> None:
+        """Look at the contents as the stream sees them from now on."""
+        self.whole = self.memory.copied(stream)
 
     def expected(self) -> Array:
         """The elements as they were before the call, to be overwritten with what is due."""
@@ -126,9 +154,8 @@ class Call:
     def refill(self) -> None:
         """Fresh inputs, freshly poisoned outputs."""
         case = self.case
-        for buffer in (self.send, self.recv):
-            if buffer is not None:
-                buffer.poison()
+        for buffer in self.buffers():
+            buffer.poison()
         count = sum(n for _, n in self.send_at)
         self.input = operands(self.rng, case.dtype, count, case.op)
         target, places = self.send, self.send_at
@@ -144,9 +171,11 @@ class Call:
             target = None
         if target is not None:
             scatter_into(target.view, places, self.input)
-        for buffer in (self.send, self.recv):
-            if buffer is not None:
-                buffer.remember()
+        for buffer in self.buffers():
+            buffer.remember()
+
+    def buffers(self) -> list[Guarded]:
+        return [buffer for buffer in (self.send, self.recv) if buffer is not None]
 
     def args(self) -> list[Any]:
         """The arguments in mpi4py's order."""
@@ -171,16 +200,15 @@ class Call:
 
     def _spec(self, buffer: Guarded, places: Places, *, many: bool) -> Any:
         """One of mpi4py's ways to say the same."""
-        case, view = self.case, buffer.view
+        case, view = self.case, buffer.argument
         dtype = case.dtype
         if case.name in WITH_DISPLACEMENTS and len(places) == self.size and many:
             counts, displs = [n for _, n in places], [at for at, _ in places]
             if case.gaps or case.spec == "both":
                 return [view, (counts, displs), dtype] if case.spec != "count" else [view, (counts, displs)]
             return [view, counts] if case.spec == "count" else [view, counts, dtype]
-        count = view.size // self.size if many else view.size
-        if case.in_place and case.name == "reduce_scatter_block":
-            count = view.size // self.size
+        size = buffer.view.size
+        count = size // self.size if many or (case.in_place and case.name == "reduce_scatter_block") else size
         forms = {"plain": view, "count": [view, count], "dtype": [view, dtype], "both": [view, count, dtype]}
         return forms[case.spec]
 

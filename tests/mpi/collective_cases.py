@@ -2,26 +2,33 @@
 
     mpirun -np 4 python collective_cases.py SEED CASES [--all-algorithms] [--verbose]
     mpirun -np 4 python collective_cases.py SEED --table 3/8 [--verbose]
+    FAKEGPU_LAYOUT=nvidia:2,amd:2 … mpirun -np 4 python collective_cases.py (tests/fakegpu)
 
 Every output is poisoned and has guard bands; what a call must not write must keep its bits. All ranks draw the same
 cases from the same seed, and data of their own. ``--table`` goes through every collective, datatype, operation, calling
-form and algorithm, whole and in fragments, in place and not: the third of eight parts of that table here. Ends with
+form and algorithm, whole and in fragments, in place and not: the third of eight parts of that table here. On devices
+calls are made in streams, too, in which inputs come late, and the ranks make theirs in different forms. Ends with
 status 1 at the first wrong case, which it describes.
 """
 
 import os
+import re
+import secrets
 import sys
+import time
 import zlib
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import groupby
+from typing import Any
 
+import collective_call
 import numpy as np
 from collective_call import UNEVEN, VECTOR, WITH_DISPLACEMENTS, Call, Case
-from collective_reference import NUMPY_TYPES, OPS_OF
+from collective_reference import FOREIGN, NUMPY_TYPES, OPS_OF
 from mpi4py import MPI
 
-from ucc_hetero import Communicator, PersistentRequest, Request
+from ucc_hetero import Communicator, PersistentRequest, Request, device
 from ucc_hetero.planner import algorithms
 from ucc_hetero.planner.collectives import ROWS
 
@@ -29,6 +36,10 @@ from ucc_hetero.planner.collectives import ROWS
 COUNTS = (0, 1, 2, 3, 7, 64, 65, 1000, 4097, 20000)
 METHODS = {name: name.capitalize() for name in ROWS if name != "barrier"}
 FORMS = ("blocking", "request", "persistent")
+#: Of calls on devices: by each rank another. Where a rank does not know all counts, all ask for them, or none does.
+IN_STREAMS = ("blocking", "queued", "request", "in stream", "persistent")
+ASKING = {"blocking": ("blocking", "in stream"), "request": ("request",), "persistent": ("persistent",)}
+UNCOUNTED = ("gatherv", "scatterv", "alltoallv")
 
 
 Kind = tuple[str, str, str | None, bool, str]  # name, dtype, op, in place, form
@@ -73,14 +84,19 @@ def fill_in(rng: np.random.Generator, size: int, seed: int, kind: Kind) -> Case:
     return Case(name, dtype, op, form, in_place, root, counts, gaps, spec, seed)
 
 
-def start(comm: Communicator, call: Call) -> Request | None:
+def start(comm: Communicator, call: Call, stream: Any = None) -> Request | None:
     """Begin a call in its form; None for a blocking one, which is over."""
-    method = METHODS[call.case.name]
-    if call.case.form == "blocking":
-        getattr(comm, method)(*call.args())
+    method, form = METHODS[call.case.name], call.case.form
+    more = {}
+    if form in ("queued", "in stream"):
+        more["stream"] = stream
+        for buffer in call.buffers():
+            buffer.late(stream)
+    if form in ("blocking", "in stream"):
+        getattr(comm, method)(*call.args(), **more)
         return None
-    if call.case.form == "request":
-        request: Request = getattr(comm, f"I{method.lower()}")(*call.args())
+    if form in ("request", "queued"):
+        request: Request = getattr(comm, f"I{method.lower()}")(*call.args(), **more)
         return request
     return getattr(comm, f"{method}_init")(*call.args())
 
@@ -88,17 +104,29 @@ def start(comm: Communicator, call: Call) -> Request | None:
 class Tester:
     """Runs cases on one communicator and stops the job at the first that goes wrong."""
 
-    def __init__(self, comm: Communicator, where: str) -> None:
-        self.comm, self.mpi, self.where = comm, MPI.COMM_WORLD, where
+    def __init__(self, comm: Communicator, where: str, stream: Any = None) -> None:
+        self.comm, self.mpi, self.where, self.stream = comm, MPI.COMM_WORLD, where, stream
         self.done = 0
 
+    def form(self, case: Case) -> str:
+        """The form of a case on this rank."""
+        if self.stream is None:
+            return case.form
+        forms = ASKING[case.form] if case.name in UNCOUNTED else IN_STREAMS
+        return forms[(case.seed + self.comm.rank) % len(forms)]
+
     def one(self, case: Case) -> None:
-        """A case by itself; the same call again must give the same bits."""
+        """A case by itself; the same call again must give the same bits, where all ranks make it in the same form."""
+        alike = self.stream is None or case.name in UNCOUNTED
+        case = replace(case, form=self.form(case))
         self.say(case)
         call = Call(case, self.comm)
         call.refill()
-        request = start(self.comm, call)
-        rounds = 3 if isinstance(request, PersistentRequest) else 1
+        request = start(self.comm, call, self.stream)
+        if case.form == "queued":
+            for buffer in call.buffers():
+                buffer.seen(self.stream)
+        rounds = 3 if alike and isinstance(request, PersistentRequest) else 1
         for again in range(rounds):
             if again:
                 call.refill()
@@ -106,15 +134,15 @@ class Tester:
                 request.Start()
             if request is not None and case.seed % 2:
                 while not request.Test():
-                    pass
+                    time.sleep(1e-4)  # others need the core
             elif request is not None:
                 request.Wait()
             self.judge(call)
         if isinstance(request, PersistentRequest):
             request.Free()
-        elif case.form == "blocking" and not case.in_place:
+        elif alike and case.form in ("blocking", "in stream") and not case.in_place:
             first = call.recv.whole.copy() if call.recv is not None else None
-            start(self.comm, call)
+            start(self.comm, call, self.stream)
             if call.recv is not None and not np.array_equal(first, call.recv.whole):
                 self.fail(case, "the same call gave other bits when repeated")
 
@@ -195,7 +223,34 @@ def part(seed: int, shard: str) -> Iterator[tuple[str, list[Case]]]:
                 yield text, [fill_in(np.random.default_rng([seed, index]), size, seed + index, kind)]
 
 
+def on_devices() -> None:
+    """Random cases under the job's own rules, and whether their calls were queued in streams whole."""
+    import arrays
+
+    collective_call.device_memory = arrays.Array
+    gpu, world = arrays.runtime() if device.available() else None, MPI.COMM_WORLD
+    seed = world.bcast(secrets.randbelow(1 << 30))
+    everywhere = all(world.allgather(gpu is not None))
+    with Communicator(world) as comm:
+        if gpu:
+            gpu.use(comm._run.members.place.device)
+        tester = Tester(comm, f"seed {seed}", gpu.stream() if gpu and everywhere else None)
+        rng = np.random.default_rng(seed)
+        for index in range(int(os.environ.get("CASES", "150"))):
+            case = draw(rng, world.size, seed + index, tuple(METHODS))
+            if case.dtype not in FOREIGN:  # for which the interface of arrays has no names
+                tester.one(case)
+        comm.Barrier()
+        queued = {label: execution.name == "QUEUED" for label, (*_, execution) in comm._run.used.items()}
+        sure = re.compile(rf"(?!{'|'.join(UNCOUNTED)}|scan|exscan)\w+ float32\[[\d,]*\]( SUM)?( root=\d+)?$")
+        if os.environ.get("QUEUED"):
+            assert all(how for label, how in queued.items() if sure.match(label)), queued
+        print("right", "queued" if any(queued.values()) else "by hosts", flush=True)
+
+
 def main() -> None:
+    if "FAKEGPU_LAYOUT" in os.environ:
+        return on_devices()
     seed = int(sys.argv[1])
     world = MPI.COMM_WORLD
     if sys.argv[2] == "--table":

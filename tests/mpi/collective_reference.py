@@ -95,7 +95,7 @@ def reduced(op: str, name: str, values: list[Array], ranks: int) -> tuple[Array,
         total = np.add.reduce(wide) / (ranks if op == "AVG" else 1)
         sizes = sizes / (ranks if op == "AVG" else 1)
     steps = len(values) + (op == "AVG")
-    if name == "float16":  # in float32, rounded once
+    if name in ("float16", "bfloat16"):  # in float32, rounded once
         bound = steps * EPSILON["float32"] * sizes + EPSILON[name] * np.abs(total)
     else:
         bound = steps * EPSILON[name] * sizes

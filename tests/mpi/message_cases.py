@@ -411,7 +411,11 @@ def case_partitions(comm: Communicator) -> None:
             assert status.Get_count(MPI.DOUBLE) in (0, mine * each)
         for request in (outgoing, incoming, other):
             request.Free()
-    # Waiting for one of several comes back for a partition that is marked ready late.
+
+
+def case_partitions_in_any_order(comm: Communicator) -> None:
+    """Waiting for one of several comes back for a partition that is marked ready late; the order of making holds."""
+    right, left = neighbours(comm)
     outgoing, incoming = (
         comm.Psend_init(data := np.ones(6), 2, right, 3),
         comm.Precv_init(into := np.empty(6), 3, left, 3),
@@ -433,14 +437,19 @@ def case_partitions(comm: Communicator) -> None:
     assert (into == 2).all()
     first.Pready_range(0, 3)
     Request.Waitall([first, second, parts[0]])
-    me = f"rank {comm.rank}"
+
+
+def case_mistakes_with_partitions(comm: Communicator) -> None:
+    right, left = neighbours(comm)
+    first, into = comm.Psend_init([np.ones(8), 2], 4, right, 1), np.empty(8)
+    parts, me = [comm.Precv_init([into, 8], 1, left, 1)], f"rank {comm.rank}"
+    parts[0].Start()
     with raises(ValueError, "partition 4 is none of the 4", me):
         first.Start()
         first.Pready(4)
     with raises(ValueError, "partition 1 has been marked ready already", me):
         first.Pready_list([1, 1])
     first.Pready_list([0, 2, 3])
-    parts[0].Start()
     Request.Waitall([parts[0], first])
     with raises(ValueError, "has not been started", me):
         first.Pready(0)

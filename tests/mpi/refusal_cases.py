@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from mpi4py import MPI
 
-from ucc_hetero import Communicator, PersistentRequest, RefusedError
+from ucc_hetero import Communicator, PersistentRequest, RefusedError, ucc
 
 WORLD = MPI.COMM_WORLD
 #: Seconds within which others have to hear of it; the jobs' time limit is several times as long.
@@ -62,7 +62,8 @@ class Cases:
         #: Those in which a rank may have done its part, rightly, before another one refuses its own.
         self.loose = {"Bcast", "Igatherv", "Iscatterv"}
         near = WORLD.Split_type(MPI.COMM_TYPE_SHARED)
-        if near.size < p:  # a rank that has not waited may hear of it from another host in its next call
+        self.far = near.size < p
+        if self.far:  # a rank that has not waited may hear of it from another host in its next call
             for name in self.loose:
                 del self.calls[name]
         near.Free()
@@ -139,6 +140,37 @@ def many_in_a_row(comm: Communicator) -> None:
             freed.Start() if comm.rank == last else comm.Barrier()
 
 
+def while_a_team_is_made(comm: Communicator) -> None:
+    """Ranks that have begun to make a team end that together, although its call has come to nothing meanwhile.
+
+    What libucc sends for it goes by one tag: a team that ranks leave one by one leaves messages to the next one.
+    """
+    other, last, out = comm.Dup(), comm.size - 1, np.zeros(1 << 15)
+    make = ucc.Context.team
+
+    def slow(self: ucc.Context, places: Any, timeout: float, look: Callable[[], None]) -> ucc.Team:
+        ucc.Context.team = make  # type: ignore[method-assign]
+        WORLD.send(None, last)
+        WORLD.recv(source=last)
+        time.sleep(0.3)  # all others have heard of it as well
+        return make(self, places, timeout, look)
+
+    for turn in range(2):  # the first one makes new teams necessary
+        if comm.rank == 0 and turn:
+            ucc.Context.team = slow  # type: ignore[method-assign]
+        elif comm.rank == last and turn:
+            WORLD.recv(source=0)
+        with pytest.raises(ValueError if comm.rank == last else RefusedError):
+            other.Iallreduce(np.ones(1 << 15), out[: -1 if comm.rank == last else None]).Wait()
+        if comm.rank == last and turn:
+            WORLD.send(None, 0)
+    for _ in range(3):
+        out[:] = -1
+        other.Iallreduce(np.ones(1 << 15), out).Wait()
+        assert (out == comm.size).all()
+    other.Free()
+
+
 def refused_by_others_and_then_by_all(cases: Cases) -> None:
     """A call that one rank began before the others refused it counts, although it then refuses one with them."""
     comm, data = cases.comm, np.zeros(2)
@@ -170,6 +202,8 @@ def main() -> None:
     cases.good()
     many_in_a_row(comm)
     cases.good()
+    if cases.far:  # on one host calls of host memory need no team
+        while_a_team_is_made(comm)
     refused_by_others_and_then_by_all(cases)
     comm.Free()
     with Communicator(WORLD) as another:

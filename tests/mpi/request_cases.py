@@ -236,18 +236,20 @@ def case_freed_with_dropped_requests(comm: Communicator) -> None:
 def case_free_as_a_dropped_call_ends(comm: Communicator) -> None:
     """A dropped call that ends between two looks at it is none that somebody holds."""
     other, looks = comm.Dup(), []
-    peek = request_module._peek
+    peek, until_free = request_module._peek, True
 
     def late(op: Any) -> Any:
         looks.append(op)
-        return peek(op) if len(looks) > 1 else 0
+        return 0 if until_free or len(looks) == 1 else peek(op)
 
-    other.Iallreduce(np.ones(90_000), total := np.zeros(90_000))
-    gc.collect()
-    while not (total == comm.size).all():
-        other.Iprobe(0, 1)
     request_module._peek = late
     try:
+        other.Iallreduce(np.ones(90_000), total := np.zeros(90_000))
+        gc.collect()
+        while not (total == comm.size).all():
+            other.Iprobe(0, 1)
+        looks.clear()
+        until_free = False
         other.Free()
     finally:
         request_module._peek = peek

@@ -1,4 +1,4 @@
-"""Cases beside the random ones: datatypes with gaps, a datatype per rank, pairs, the user's operations, refusals.
+"""Cases beside the random ones: datatypes with gaps, pairs, the user's operations, refusals.
 
 Started by test_collectives.py under mpirun; prints one line when every check held.
 """
@@ -166,34 +166,6 @@ def strided(comm: Communicator) -> None:
     column.Free()
 
 
-def type_per_rank(comm: Communicator) -> None:
-    """Alltoallw: to an odd rank the first column, to an even one its row."""
-    p, me = comm.size, comm.rank
-    column = MPI.INT32_T.Create_vector(p, 1, p)
-    row = MPI.INT32_T.Create_contiguous(p)
-    for kind in (column, row):
-        kind.Commit()
-    for form in FORMS:
-        grid, out = np.zeros((p, p), "i4"), np.full((p, p + 1), -1, "i4")
-
-        def fill(grid: np.ndarray = grid, form: str = form) -> None:
-            grid[:] = np.random.default_rng([me, len(form), int(grid[0, 0])]).integers(1, 99, (p, p))
-
-        fill()
-        kinds = [column if peer % 2 else row for peer in range(p)]
-        displs = [0 if peer % 2 else peer * p * 4 for peer in range(p)]
-        into = ([p] * p, [peer * (p + 1) * 4 for peer in range(p)])
-        run(comm, form, "Alltoallw", [grid, ([1] * p, displs), kinds], [out, into, ["int32"] * p], refill=fill)
-        for peer, theirs in enumerate(comm.mpi.allgather(grid)):
-            assert np.array_equal(out[peer, :p], theirs[:, 0] if me % 2 else theirs[me])
-        assert (out[:, p] == -1).all()
-    same = np.arange(p, dtype="i4") * 10 + me
-    comm.Alltoallw(MPI.IN_PLACE, [same, ([1] * p, [4 * k for k in range(p)]), [MPI.INT32_T] * p])
-    assert list(same) == [me * 10 + peer for peer in range(p)]
-    for kind in (column, row):
-        kind.Free()
-
-
 def redistributed(comm: Communicator) -> None:
     """Rows become columns by subarray types: blocks of more than numpy keeps when they are given back."""
     p, me = comm.size, comm.rank
@@ -250,7 +222,7 @@ def many_starts(comm: Communicator) -> None:
 def main() -> None:
     with Communicator() as comm:
         for check in (
-            uneven_again, roots, pairs, own_operations, strided, type_per_rank, redistributed, refused, many_starts,
+            uneven_again, roots, pairs, own_operations, strided, redistributed, refused, many_starts,
         ):  # fmt: skip
             check(comm)
             comm.Barrier()

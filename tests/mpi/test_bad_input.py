@@ -21,12 +21,10 @@ except UCCHError as error:
 """
 
 
-@pytest.mark.parametrize(
-    ("what", "timeout"), [("arguments", "200"), ("freed", "200"), ("mismatches", "200"), ("absent", "4")]
-)
+@pytest.mark.parametrize("what", ["arguments", "freed", "mismatches", "absent"])
 @pytest.mark.parametrize("vendors", ["", "nvidia:2,amd:2"])
-def test_mistakes(mpirun, what: str, timeout: str, vendors: str) -> None:
-    env = {"UCCH_TIMEOUT": timeout} | ({"UCCH_EMULATE": vendors} if vendors else {})
+def test_mistakes(mpirun, what: str, vendors: str) -> None:
+    env = {"UCCH_TIMEOUT": "200", "UCCH_EMULATE": vendors}
     job = mpirun("tests/mpi/bad_input_cases.py", 4, args=[what], env=env, timeout=150)
     assert re.search(r"refused|noticed", job.stdout)
 
@@ -34,7 +32,7 @@ def test_mistakes(mpirun, what: str, timeout: str, vendors: str) -> None:
 @pytest.mark.parametrize(("ranks", "vendors"), [(2, ""), (3, "nvidia:2,amd:1")])
 def test_refusals(mpirun, ranks: int, vendors: str) -> None:
     """A mistake that one rank can see ends the call on all, and the communicator goes on."""
-    env = {"UCCH_TIMEOUT": "300"} | ({"UCCH_EMULATE": vendors} if vendors else {})
+    env = {"UCCH_TIMEOUT": "300", "UCCH_EMULATE": vendors}
     job = mpirun("tests/mpi/refusal_cases.py", ranks, env=env, timeout=150)
     assert "kinds of calls refused" in job.stdout, job.output
 

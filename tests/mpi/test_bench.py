@@ -152,29 +152,51 @@ def test_limits_and_peers_of_every_family(mpirun: Run, tmp_path: Path) -> None:
             assert bool(row["plan"]) == (data["family"] in ("blocking", "persistent", "nonblocking"))
 
 
+#: Benchmarks that MPI's windows alone have, and ways to synchronize them.
+WINDOWS = ("acc_latency", "flush"), ("acc_latency", "pscw"), ("get_acc_latency", "lock"), ("put_bibw", "pscw")
+
+
 def test_one_sided(mpirun: Run) -> None:
     commands = [
         f"osu_{name} --backend {backend} -m 256:1K -i 4 -x 1 {more}"
-        for name in ("put_latency", "get_latency", "put_bw", "get_bw")
+        for name in ("put_latency", "get_latency", "put_bw", "get_bw", "put_bibw")
         for backend, more in (("ours", ""), ("ours", "-s lock_all"), ("mpi4py", ""), ("mpi4py", "-s fence"))
     ]
+    commands += [f"osu_{name} --backend mpi4py -m 256:1K -i 4 -x 1 -s {sync}" for name, sync in WINDOWS]
     result = mpirun(MANY, n=2, args=commands, env={"OMPI_MCA_osc": "^ucx"}, timeout=150)
     table = rows(result.stdout)
     assert [int(row[0]) for row in table] == [256, 512, 1024] * len(commands)
     assert all(float(row[1]) > 0 for row in table)
+    commands = [
+        f"osu_{name}_latency --backend mpi4py -i 4 -x 1 {more}"
+        for name in ("fop", "cas")
+        for more in ("", "-s pscw", "-w dynamic -s lock")
+    ]
+    result = mpirun(MANY, n=2, args=commands, env={"OMPI_MCA_osc": "^ucx"}, timeout=150)
+    assert [int(row[0]) for row in rows(result.stdout)] == [8] * len(commands)
 
 
-def test_pairs(mpirun: Run, tmp_path: Path) -> None:
-    words = [f"pairs -m 64K --json {tmp_path}/p.json", "pairs -m 4K --backend mpi4py"]
-    result = mpirun(MANY, n=3, args=words, env={"UCCH_EMULATE": "nvidia:2,amd:1"}, timeout=120)
-    assert result.stdout.count("# from\\to") == 4
-    data = json.loads((tmp_path / "p.json").read_text())
-    assert data["ranks"] == ["0 nvidia", "1 nvidia", "2 amd"]
-    for name in ("latency", "bandwidth"):
-        assert [[value is None for value in row] for row in data[name]] == [
-            [a == b for b in range(3)] for a in range(3)
-        ]
-        assert all(value > 0 for row in data[name] for value in row if value is not None)
+@pytest.mark.parametrize("what", ["put", "get", "acc", "get_acc", "fop", "cas"])
+def test_what_one_sided_benchmarks_do(mpirun: Run, what: str) -> None:
+    """Once, with the other rank's memory as MPI says that it is then."""
+    result = mpirun("tests/mpi/window_cases.py", n=2, args=[what], env={"OMPI_MCA_osc": "^ucx"}, timeout=60)
+    assert result.stdout.count("right") == 2
+
+
+def test_kv_transfer(mpirun: Run, tmp_path: Path) -> None:
+    """A row for each case, whose values were compared on the way."""
+    ways = "buffer,plain,layout,half,float8"
+    few = f"--way {ways} --pages 3,5 --block-size 4 --concurrency 1,2 --layers 2 --heads 2 --dim 8 -r 2"
+    result = mpirun(MAIN, n=2, args=split(f"kv_transfer {few} --json {tmp_path}/k.json"), timeout=120)
+    data = json.loads((tmp_path / "k.json").read_text())
+    assert [[row[name] for name in ("way", "pages", "concurrency")] for row in data["rows"]] == [
+        [way, pages, n] for way in ways.split(",") for pages in (3, 5) for n in (1, 2)
+    ]
+    for row, shown in zip(data["rows"], rows(result.stdout), strict=True):
+        size = 1 if row["way"] == "float8" else 2
+        assert row["bytes"] == 2 * 2 * 4 * 2 * 8 * size * row["pages"] * row["concurrency"]
+        assert shown[:4] == [row["way"], "4", str(row["pages"]), str(row["concurrency"])]
+        assert 0 < row["gbs"] <= row["best"] and row["ms"] > 0
 
 
 def test_compare(mpirun: Run, tmp_path: Path) -> None:
@@ -281,7 +303,10 @@ def test_an_error_on_one_rank_ends_the_job(mpirun: Run) -> None:
     (2, "osu_mbw_mr -p 2", "2 ranks make at most 1 pairs"),
     (2, "osu_put_latency -s fence", "use -s flush or --backend mpi4py"),
     (2, "osu_get_bw --backend ucc", "peer 'ucc' has no one-sided communication"),
-    (2, "pairs -m none", "pairs: -m none: a number from 1"),
+    (2, "osu_cas_latency", "osu_cas_latency: registered memory is put to and got from alone; use --backend mpi4py"),
+    (3, "kv_transfer", "kv_transfer needs two ranks"),
+    (2, "kv_transfer --way back", "--way back: known are buffer, plain"),
+    (2, "kv_transfer --block-size 16,x", "kv_transfer: --block-size 16,x: "),
     (2, "osu_nothing", "benchmark 'osu_nothing' is not known"),
     (2, "compare --rounds 1", "from 2"),
 ])  # fmt: skip

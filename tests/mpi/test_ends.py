@@ -54,6 +54,31 @@ except u.PeerError as error:
     assert time.monotonic() - start < 100
 
 
+@pytest.mark.parametrize("how", ["argument", "interrupt", "setting"])
+def test_a_rank_that_makes_no_communicator(mpirun, how: str) -> None:
+    """Its first one fails before the others have met it: the job ends, and they do not wait for the deadline."""
+    script = f"""
+import os, sys
+from mpi4py import MPI
+import ucc_hetero as u
+from ucc_hetero.api import comm
+def interrupted():
+    raise KeyboardInterrupt
+if MPI.COMM_WORLD.rank == 1:
+    if "{how}" == "argument":
+        u.Communicator("no communicator")
+    elif "{how}" == "interrupt":
+        comm.load = interrupted
+    else:
+        os.environ["UCCH_TIMEOUT"] = "soon"
+u.Communicator()
+"""
+    start = time.monotonic()
+    job = mpirun(script, 3, env={"UCCH_TIMEOUT": "200"}, check=False)
+    assert "rank 1 has failed (status 1) and ends the job" in job.stderr, job.output
+    assert time.monotonic() - start < 100
+
+
 def test_unawaited_requests_and_communicators_are_released(mpirun) -> None:
     """A script that frees nothing ends well."""
     script = """
@@ -100,6 +125,25 @@ except u.PeerError:
     assert message in job.stderr
 
 
+@pytest.mark.parametrize("more", [(), ("--with-ft", "ulfm")], ids=["plain", "ulfm"])
+def test_a_rank_that_is_interrupted_at_its_end(mpirun, flavour: tuple[str, int], more: tuple[str, ...]) -> None:
+    """The others do not wait for it; the job has failed where they cannot go on without it."""
+    if more and (flavour[0] != "openmpi" or flavour[1] < 5):
+        pytest.skip("needs Open MPI 5")
+    script = """
+from ucc_hetero.bootstrap import exit as at_exit
+
+def interrupted(*_):
+    time.sleep(0.3)  # the others wait by then
+    raise KeyboardInterrupt
+
+if rank == 1:
+    at_exit._together = interrupted
+"""
+    job = mpirun(HEAD + script, 3, mpi_args=more, check=False)
+    assert job.returncode == (not more) and "KeyboardInterrupt" in job.stderr, job.output
+
+
 def test_an_exit_that_is_caught_or_of_another_thread_ends_nothing(mpirun) -> None:
     script = """
 import threading
@@ -122,3 +166,40 @@ sys.exit(0)
     job = mpirun(HEAD + script, 2)
     assert job.stdout.count("end") == 2
     assert "failed" not in job.stderr and "Traceback" not in job.stderr, job.output
+
+
+@pytest.mark.parametrize("known", [False, True], ids=["new", "known"])
+def test_interrupted_as_it_fails(mpirun, known: bool) -> None:
+    """Memory of a call that failed is kept, whatever its caller has raised meanwhile."""
+    script = """
+import gc
+from ucc_hetero.calls import dispatch
+from ucc_hetero.native.libraries import lib
+
+other, x, y = u.Communicator(world), np.ones(1000), np.empty(1000)
+for _ in range(2 * ("known" in sys.argv)):
+    other.Allreduce(x, y)
+
+def interrupted(op):
+    world.send(None, 1)
+    while not lib.ucch_wait(op, 0.05):
+        pass
+    raise KeyboardInterrupt
+
+if rank == 0:
+    other._run.wait, before = interrupted, len(dispatch._graveyard)
+else:
+    world.recv(source=0)
+try:
+    other.Allreduce(x[rank:], y[rank:])
+except (KeyboardInterrupt, u.MismatchError) as error:
+    print(type(error).__name__, flush=True)
+assert rank or len(dispatch._graveyard) == before + 1
+gc.collect()
+try:
+    other.Allreduce(x, y)
+except u.CollectiveError as error:
+    print("broken" if "can no longer be used" in str(error) else error, flush=True)
+"""
+    job = mpirun(HEAD + script, 2, args=["known"] * known, env={"UCCH_TIMEOUT": "100"})
+    assert sorted(job.stdout.split()) == ["KeyboardInterrupt", "MismatchError", "broken", "broken"], job.output

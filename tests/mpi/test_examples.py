@@ -1,9 +1,12 @@
 """Commands that the documentation and examples/ give a newcomer, on one vendor and on two."""
 
+import os
 import re
 from pathlib import Path
 
 import pytest
+
+from ucc_hetero import StoreServer
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -13,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[2]
     (4, "nvidia:2,amd:2", "float32"),
 ])  # fmt: skip
 def test_training(mpirun, n: int, emulate: str, dtype: str) -> None:
-    env = {"UCCH_EMULATE": emulate} if emulate else {}
+    env = {"UCCH_EMULATE": emulate}
     job = mpirun(
         "examples/train_digits.py", n, args=["--check", "--epochs", "8", "--dtype", dtype], env=env, timeout=150
     )
@@ -22,6 +25,31 @@ def test_training(mpirun, n: int, emulate: str, dtype: str) -> None:
     assert "difference from a single process" in job.stdout
     last = re.findall(r"test accuracy +([\d.]+)%", job.stdout)[-1]
     assert float(last) > 95
+
+
+def test_training_goes_through_deaths(mpirun, ulfm: list[str]) -> None:
+    """A vendor's whole island dies; weights and losses are those of a single process's run, in which nobody does."""
+    args = ["--kill", "2,3", "--check", "--epochs", "4", "--dtype", "float64"]
+    env = {"UCCH_EMULATE": "nvidia:2,amd:2"}
+    job = mpirun("examples/train_through.py", 4, args=args, env=env, mpi_args=ulfm, timeout=150)
+    assert re.search(r"^2 ranks go on with step 4[01] after", job.stdout, re.M), job.output
+    assert "identical on all 2 ranks: yes" in job.stdout and "difference from a single process" in job.stdout
+
+
+def test_training_grows_back(mpirun, ulfm: list[str], tmp_path: Path) -> None:
+    """Those that are started in the place of the dead are let in, in the middle of it: four ranks end alike."""
+    secret = tmp_path / "secret"
+    secret.write_bytes(os.urandom(32))
+    server = StoreServer("tcp://127.0.0.1:0", secret.read_bytes())
+    args = ["--kill", "2,3", "--check", "--epochs", "6", "--dtype", "float64", "--whole-by", "50"]
+    env = {"UCCH_EMULATE": "nvidia:2,amd:2"}
+    args += ["--store", server.address, "--secret", str(secret)]
+    options = {"args": args, "env": env, "mpi_args": ulfm}
+    job = mpirun("examples/train_through.py", 4, timeout=150, **options)
+    server.close()
+    assert re.search(r"^2 ranks go on with step 4[01] after", job.stdout, re.M), job.output
+    assert re.search(r"^4 ranks go on with step \d+, ", job.stdout, re.M), job.output
+    assert "identical on all 4 ranks: yes" in job.stdout and "difference from a single process" in job.stdout
 
 
 def test_training_notices_a_wrong_result(mpirun) -> None:

@@ -1,5 +1,8 @@
 """UCX and UCC that a process ends up with, whatever was imported first, and what it says about it."""
 
+import subprocess
+import sys
+
 import pytest
 
 pytestmark = pytest.mark.usefixtures("hooked")
@@ -78,3 +81,10 @@ def test_a_wrong_layout_is_refused_on_every_rank(mpirun) -> None:
         """
     job = mpirun(script, 3, env={"UCCH_EMULATE": "nvidia:2,amd:2"})
     assert job.stdout.count("places 4 ranks, but there are 3") == 3, job.output
+
+
+def test_refused_without_the_interpreters_lock() -> None:
+    """A free-threaded CPython whose lock stays off: in words, with the cure."""
+    script = "import sys; sys._is_gil_enabled = lambda: False; import ucc_hetero"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=100)
+    assert done.returncode == 1 and "ImportError" in done.stderr and "PYTHON_GIL=1" in done.stderr, done.stderr

@@ -33,6 +33,29 @@ def test_mpirun(mpirun, wait: str, how: str, status: int, said: str) -> None:
     assert job.returncode == status and said in job.stderr, job.output
 
 
+@pytest.mark.parametrize("raises", ["fails(bucket)", "sum_up().get_future().then(fails)"], ids=["hook", "future"])
+def test_an_exception_in_a_hook_comes_out_of_backward(mpirun, raises: str) -> None:
+    """On the rank whose hook it is; the others, who may be done, do not wait for it."""
+    script = f"""
+def fails(_):
+    raise KeyError("mine alone")
+def hook(_, bucket):
+    sum_up = lambda: dist.all_reduce(bucket.buffer(), async_op=True)
+    return {raises} if dist.get_rank() == 1 else sum_up().get_future().then(lambda f: f.value()[0])
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 4))
+model.register_comm_hook(None, hook)
+try:
+    model(torch.ones(4)).sum().backward()
+except Exception as error:
+    assert dist.get_rank() == 1 and "mine alone" in str(error), error
+    raise
+dist.all_reduce(t)
+print("went on", flush=True)
+"""
+    job = mpirun(SCRIPT.partition("if dist")[0] + script, 2, check=False)
+    assert job.returncode == 1 and "KeyError: 'mine alone'" in job.stderr and "went on" not in job.stdout, job.output
+
+
 def torchrun(folder: Path, how: str, wait: str) -> subprocess.CompletedProcess[str]:
     script = folder / "job.py"
     script.write_text(SCRIPT.format(how=how, wait=wait))

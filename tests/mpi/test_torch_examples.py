@@ -4,7 +4,9 @@ import importlib.util
 import json
 import os
 import re
+import subprocess
 import sys
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -33,6 +35,55 @@ def test_language_model(mpirun, tmp_path: Path) -> None:
     assert len(whole) == 4 and rest == pytest.approx(whole[2:], rel=1e-5)
 
 
+def test_decoding(mpirun) -> None:
+    job = mpirun("examples/decode_llm.py", 2, args=["--tokens", "12", "--check"], env=MIXED, timeout=120)
+    assert re.search(r"^called: [1-9]\d* tokens/s$", job.stdout, re.M) and job.stdout.count(": yes") == 2
+
+
+SERVE = str(ROOT / "examples" / "serve_two_vendors.py")
+
+
+@pytest.mark.parametrize("cache", ["float32", "float8"])
+def test_serving_by_two_processes(program, cache: str) -> None:
+    job = program(
+        [sys.executable, SERVE, "--cache", cache, "--prompt", "83", "--seed", str(os.getpid())], 120, mpi_free()
+    )
+    assert job.returncode == 0, job.stdout + job.stderr
+    assert (
+        len(re.findall(r"^[NH]\w+ \w+ to HND \w+(?:, as it is)?: first token after [\d.]+ ms$", job.stdout, re.M)) == 2
+    )
+    assert "the same tokens as in one process: yes" in job.stdout
+
+
+def test_serving_notices_wrong_pages(program) -> None:
+    """The example's own check has teeth: pages in another order give other tokens."""
+    script = f"""
+        import runpy, sys
+        from ucc_hetero import rma
+        right = rma.PageTable.recv_pages
+        rma.PageTable.recv_pages = lambda table, pages, sources: right(table, pages[::-1], sources)
+        sys.path.insert(0, {str(Path(SERVE).parent)!r})
+        sys.argv[0] = {SERVE!r}
+        runpy.run_path({SERVE!r}, run_name="__main__")
+        """
+    env = mpi_free() | {"SERVE_SECRET": os.urandom(32).hex()}
+    with subprocess.Popen(
+        [sys.executable, SERVE, "--role", "prefill"], env=env, stdout=subprocess.PIPE, text=True
+    ) as one:
+        assert one.stdout is not None
+        words = ["--role", "decode", "--address", one.stdout.readline().strip(), "--requests", "2"]
+        job = program([sys.executable, "-c", textwrap.dedent(script), *words], 120, env)
+        one.wait(30)
+    assert job.returncode == 1 and "the same tokens as in one process: NO" in job.stdout, job.stdout + job.stderr
+
+
+@pytest.mark.parametrize("way", [[], ["--fixed"]], ids=["counted", "fixed"])
+def test_mixture_of_experts(mpirun, way: list[str]) -> None:
+    args = ["--check", "--steps", "20", "--experts", "4", *way]
+    job = mpirun("examples/train_moe.py", 2, args=args, env=MIXED, timeout=60)
+    assert "difference of the loss from a single process" in job.stdout
+
+
 def test_code_of_the_documentation(mpirun) -> None:
     code = re.findall(r"^```python\n(.*?)^```", (ROOT / "docs" / "torch.md").read_text(), re.M | re.S)[0]
     job = mpirun(code, 2, env=MIXED)
@@ -57,12 +108,12 @@ def test_parity(program, tmp_path: Path) -> None:
     assert not more or drawing.stat().st_size > 1000
 
 
-@pytest.mark.parametrize("script", ["torch_cpu", "torch_train", "torch_busy"])
+@pytest.mark.parametrize("script", ["torch_train", "torch_busy", "host_cost"])
 def test_benchmarks(program, tmp_path: Path, script: str) -> None:
     """They run to their ends and leave their figures; how large these are is no matter of a test."""
     small = {
-        "torch_cpu": ["--sizes", "4", "--models", "100k", "--rounds", "1"],
         "torch_train": "--ranks 2 --backends mixed --size 100k --length 16 --batch 4 --steps 1 --rounds 1".split(),
+        "host_cost": "--sizes 8 --calls 5 --rounds 1".split(),
         "torch_busy": "--ranks 2 --backends mixed --seconds 0.1".split(),
     }
     out = tmp_path / "out.json"
@@ -70,8 +121,9 @@ def test_benchmarks(program, tmp_path: Path, script: str) -> None:
     job = program([*command, "--limit", "250", "--json", str(out)], 600, {**mpi_free(), "CUDA_VISIBLE_DEVICES": ""})
     assert job.returncode == 0, job.stdout + job.stderr
     found = json.loads(out.read_text())
-    if script == "torch_cpu":
-        assert found["small"]["rows"]["4 B"]["ucch"]["median"] > 0 and "100k" in found["ddp"]["rows"]
+    if script == "host_cost":
+        assert {row["beside"] for row in found["rows"]} == {"torch, gloo", "mpi4py"}
+        assert all(row[name]["issue"] > 0 for row in found["rows"] for name in ("ours", "peer"))
     elif script == "torch_busy":
         assert all(found["backends"]["mixed"][row] > 0 for row in ("calls/s", "TFLOP/s alone", "TFLOP/s beside"))
     else:

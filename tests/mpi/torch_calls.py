@@ -1,8 +1,10 @@
 """Cases of torch_api.py: futures, groups, functional collectives, and what goes wrong."""
 
+import gc
 import re
 import threading
 import time
+import weakref
 from datetime import timedelta
 from typing import Any
 
@@ -207,7 +209,7 @@ def monitored_barrier() -> None:
     group.monitored_barrier(timedelta(seconds=60))
     if R != 1:
         try:
-            group.monitored_barrier(timedelta(seconds=0.5), wait_all_ranks=True)
+            group.monitored_barrier(timedelta(seconds=60 if R else 2), wait_all_ranks=True)
         except RuntimeError as error:
             want = r"Ranks? 1\b.* failed to pass monitoredBarrier" if R == 0 else f"Rank {R} successfully reached"
             assert re.search(want, str(error)), error
@@ -218,10 +220,11 @@ def monitored_barrier() -> None:
 
 @case
 def failures() -> None:
-    group = dist.new_group(list(range(N)), timeout=timedelta(seconds=1))
+    group = dist.new_group(list(range(N)))
     for _ in range(2):
         dist.all_reduce(torch.ones(2), group=group)
     if R == 0:
+        group.set_timeout(timedelta(seconds=1))
         future = dist.all_reduce(torch.ones(2), group=group, async_op=True).get_future()
         for each in (future.then(lambda f: f.value()), future):
             try:
@@ -243,6 +246,20 @@ def failures() -> None:
         else:
             dist.all_gather([torch.ones(2)] * N, torch.ones(2), group=other)
     dist.barrier()
+
+
+@case
+def groups_that_are_over() -> None:
+    """Nothing keeps them but the last one, until the next is made."""
+    refs = []
+    for _ in range(3):
+        group = dist.new_group()
+        refs.append(weakref.ref(group))
+        dist.all_reduce(torch.ones(3), group=group)
+        dist.destroy_process_group(group)
+    del group
+    gc.collect()
+    assert [ref() is None for ref in refs] == [True, True, False]
 
 
 @case

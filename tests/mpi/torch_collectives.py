@@ -255,9 +255,10 @@ def messages_in_buffers() -> None:
         cuda, torch.cuda = torch.cuda, (fake := Cuda())
         take, work_of.Messages.take = work_of.Messages.take, staticmethod(lambda *_, **__: False)  # no such stream
         comm = group._comms[0]
-        send, receive = comm.send, comm.receive
-        comm.send = lambda memory, *how: send(memory.as_subclass(plain), *how[:3])
+        send, receive, again = comm.send, comm.receive, comm.again
+        comm.send = lambda memory, *how, **more: send(memory.as_subclass(plain), *how[:3], **more)
         comm.receive = lambda memory, *how, **more: receive(memory.as_subclass(plain), *how[:3], **more)
+        comm.again = lambda request, seconds, stream: again(request, seconds, None)
 
         def post(tensor: Any, *how: Any) -> Any:
             return group.post_message(tensor.as_subclass(Remote), *how)
@@ -279,7 +280,7 @@ def messages_in_buffers() -> None:
                 same(each, torch.full((1000,), float(left + 7 * i + k)), "message")
     p2p_buffers._MOST = most
     if DEVICE == "cpu":
-        torch.cuda, streams.module, comm.send, comm.receive = cuda, real, send, receive
+        torch.cuda, streams.module, comm.send, comm.receive, comm.again = cuda, real, send, receive, again
         work_of.Messages.take = staticmethod(take)
 
 

@@ -37,6 +37,9 @@ static __device__ void __syncthreads() {
     __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "workgroup");
 }
 static __device__ void __threadfence_system() { __builtin_amdgcn_fence(__ATOMIC_SEQ_CST, ""); }
+static __device__ unsigned atomicExch(unsigned *at, unsigned value) {
+    return __atomic_exchange_n(at, value, __ATOMIC_RELAXED);
+}
 static __device__ unsigned atomicInc(unsigned *at, unsigned most) {
     return __builtin_amdgcn_atomic_inc32(at, most, __ATOMIC_RELAXED, "agent");
 }

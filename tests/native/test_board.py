@@ -80,8 +80,16 @@ def test_a_dead_process_is_gone() -> None:
         ffi.cast("int64_t *", memory + lib.ucch_board_bytes(1))[0] = child.pid
         assert lib.ucch_board_gone(ours, 1) == -1
         child.kill()
+        os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+        assert lib.ucch_board_gone(ours, 1) == 1, "it has ended, though nobody has asked for its status"
     assert lib.ucch_board_gone(ours, 1) == 1
     lib.ucch_board_free(ours)
+
+
+def test_revocation_is_seen_by_all(boards: Any) -> None:
+    assert not any(lib.ucch_board_revoked(board) or lib.ucch_board_broken(board) for board in boards)
+    lib.ucch_board_revoke(boards[1])
+    assert all(lib.ucch_board_revoked(board) and lib.ucch_board_broken(board) for board in boards)
 
 
 def test_without_a_page_calls_are_still_counted() -> None:
@@ -180,3 +188,18 @@ def test_calls_under_way_need_all_notices(boards: Any) -> None:
         lib.ucch_board_refuse(first, 0, b"a mistake")
     lib.ucch_board_open(ahead, -1)
     assert lib.ucch_board_room(first)
+
+
+def test_a_refusal_that_reaches_into_the_future_is_no_news_of_the_past(boards: Any) -> None:
+    """A rank that was ahead has given up calls that we have not come to: each is refused when we do."""
+    for call in range(3):
+        publish(boards[1], 7, str(call))
+    notice = ffi.new("ucch_refusal *", {"first": 2, "last": 5, "call": 2, "rank": 2, "by": 0})
+    lib.ucch_board_give_up(boards[0], notice)
+    assert lib.ucch_board_stale(boards[1])
+    lib.ucch_board_settle(boards[1], 4)
+    assert not lib.ucch_board_stale(boards[1])
+    for call, refused in ((4, 1), (5, 1), (6, 0)):
+        assert publish(boards[1], 7, "next") == call
+        assert lib.ucch_board_refused(boards[1], call, call, ffi.NULL) == refused
+        lib.ucch_board_settle(boards[1], call + 1)

@@ -28,9 +28,8 @@ BY_HOSTS = {"UCCH_CHANNELS": "n"}
 def test_collectives(fakes: Callable[..., Any], layout: str, env: dict[str, str]) -> None:
     """In a vendor's library, queued in streams, and by way of host memory: for one vendor, for two, and without any."""
     result = fakes(device_scripts.COLLECTIVES, layout, **env)
-    ranks = sum(int(part[-1]) for part in layout.split(","))
-    queued = ranks if "amd" in layout and not ("host" in layout or "UCCH_CHANNELS" in env) else 0
-    assert (result.stdout.count("right"), result.stdout.count("right queued")) == (ranks, queued)
+    queued = result.ranks if "amd" in layout and not ("host" in layout or "UCCH_CHANNELS" in env) else 0
+    assert (result.stdout.count("right"), result.stdout.count("right queued")) == (result.ranks, queued)
 
 
 @pytest.mark.parametrize(
@@ -61,6 +60,42 @@ with Communicator() as comm, Communicator(comm) as other:
     assert "messages alone" not in fakes(script, "nvidia:2", UCCH_STAGING="direct").stderr
 
 
+@pytest.mark.parametrize("layout, env", [("nvidia:2", {}), ("nvidia:1,amd:2", {}), ("nvidia:1,amd:2", BY_HOSTS)])
+def test_counts_of_uneven_calls_keep_step_with_refusals(
+    fakes: Callable[..., Any], layout: str, env: dict[str, str]
+) -> None:
+    """In streams, too, and where ranks hear of the refusal before they have begun."""
+    script = """
+import numpy as np
+from arrays import Array, runtime
+from ucc_hetero import Communicator, RefusedError
+first = Communicator()
+stream = runtime().stream()
+for into, make in (({"stream": stream}, Array), ({}, Array), ({}, lambda n: np.zeros(n, np.float32))):
+    with Communicator() as comm:
+        r, p = comm.rank, comm.size
+        for turn in range(8):
+            n, refuses = 3 + turn, turn % 3 == 0 and turn % p
+            counts = [n + (r + q) % 2 for q in range(p)]
+            x, y = make(sum(counts)), make(sum(counts))
+            sent = np.repeat(100 * r + 10 * np.arange(p) + turn, counts)
+            x.set(sent) if hasattr(x, "set") else np.copyto(x, sent)
+            try:
+                wrong = [10**6] * p if turn % 3 == 0 and r == refuses else counts
+                request = comm.Ialltoallv([x, counts], [y, wrong], **into)
+                request.Wait()
+            except (RefusedError, ValueError) as error:
+                assert turn % 3 == 0, (turn, error)
+            else:
+                assert turn % 3, turn
+                found = y.copied(stream) if make is Array else y
+                assert (found == np.repeat(100 * np.arange(p) + 10 * r + turn, counts)).all(), (turn, found)
+print("right", flush=True)
+"""
+    ranks = 3 if "amd" in layout else 2
+    assert fakes(script, layout, UCCH_TIMEOUT="60", **env).stdout.count("right") == ranks
+
+
 @pytest.mark.parametrize("env", [device_scripts.OWN_QUEUES, device_scripts.FEW_QUEUES], ids=["streams", "hosts"])
 def test_calls_by_way_of_the_host_keep_their_order_in_a_stream(fakes: Callable[..., Any], env: dict[str, str]) -> None:
     """Nobody waits for their requests; streams wait for their ends, or hosts where streams must not."""
@@ -89,7 +124,7 @@ def test_refusals(fakes: Callable[..., Any]) -> None:
 
 @pytest.mark.parametrize("env", [{}, BY_HOSTS], ids=["queued", "by hosts"])
 def test_a_timeout_lets_the_stream_go(fakes: Callable[..., Any], env: dict[str, str]) -> None:
-    result = fakes(device_scripts.TIMEOUT, "nvidia:1,amd:1", UCCH_TIMEOUT="2", **env)
+    result = fakes(device_scripts.TIMEOUT, "nvidia:1,amd:1", **env)
     assert "right: rank 0: allreduce float32[64] SUM" in result.stdout
 
 

@@ -102,7 +102,8 @@ def test_settings_that_come_too_late(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_word_is_used_up_before_its_numbers_wrap(compiled: Callable[..., Path], tmp_path: Path) -> None:
     """HIP's streams compare without wrapping: what waits for a small number behind a large one would go on at once."""
     source = Path(__file__).with_name("gate_wraps.c")
-    program = compiled(tmp_path / "gate", f"-I{ROOT / 'cffi_build'}", source, "-lpthread")
+    folders = [f"-I{ROOT / each}" for each in ("cffi_build", "ucc_hetero/device")]
+    program = compiled(tmp_path / "gate", *folders, source, "-lpthread")
     subprocess.run([program], check=True, timeout=60)
 
 

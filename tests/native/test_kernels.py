@@ -26,6 +26,11 @@ static struct { unsigned x; } gridDim = {1}, blockDim = {1}, blockIdx = {0}, thr
 static inline void __syncthreads() {}
 static inline void __threadfence_system() {}
 static inline void __nanosleep(unsigned) {}
+static inline unsigned atomicExch(unsigned *at, unsigned value) {
+    unsigned was = *at;
+    *at = value;
+    return was;
+}
 static inline unsigned atomicInc(unsigned *at, unsigned most) {
     unsigned was = *at;
     *at = was >= most ? 0 : was + 1;
@@ -54,6 +59,14 @@ FUSED = [(lib.UCCH_FUSED, OPS["SUM"].code, DTYPES[name].code, 0) for name in ("f
 #: One side of a message.
 STREAM_COPIES = [(lib.UCCH_STREAM_COPY, 0, 0, 0)]
 
+#: Pieces of pages: as they are, and between the types of caches.
+FLOATS = {DTYPES[name].code: DTYPES[name].itemsize for name in ("float16", "bfloat16", "float32")}
+PIECES = [
+    *((lib.UCCH_PIECES, 0, DTYPES[f"uint{8 * n}"].code, DTYPES[f"uint{8 * n}"].code) for n in (1, 2, 4, 8)),
+    *((lib.UCCH_PIECES, 0, one, other) for one in FLOATS for other in FLOATS if one != other),
+    (lib.UCCH_PIECES, 0, lib.UCCH_E4M3FN, lib.UCCH_E4M3FNUZ), (lib.UCCH_PIECES, 0, lib.UCCH_E4M3FNUZ, lib.UCCH_E4M3FN),
+]  # fmt: skip
+
 
 @pytest.fixture(scope="module")
 def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
@@ -62,7 +75,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     if compiler is None:
         pytest.skip("needs a C++ compiler, for kernels that have no GPU here")
     parts = [_HOST]
-    for i, case in enumerate([*CASES, *FUSED, *STREAM_COPIES]):
+    for i, case in enumerate([*CASES, *FUSED, *STREAM_COPIES, *PIECES]):
         text = sources.source(*case)
         if text is not None:
             # Each in a namespace of its own: they all define the same helpers.
@@ -144,7 +157,7 @@ def call(library: ctypes.CDLL, nth: int, struct: Any) -> None:
 def moves_of(each: list[tuple[int, ...]], arrived: int = 0) -> Any:
     """``ucch_moves`` of moves by their fields, of which the first four are addresses."""
     fields = [[*(ffi.cast("void *", address) for address in move[:4]), *move[4:]] for move in each]
-    return ffi.new("ucch_moves *", [len(each), ffi.cast("void *", arrived), fields])
+    return ffi.new("ucch_moves *", {"n": len(each), "arrived": ffi.cast("void *", arrived), "each": fields})
 
 
 @pytest.mark.parametrize("nth, dtype", [(0, "float32"), (1, "int16")])
@@ -238,6 +251,39 @@ def test_both_sides_of_a_message(library: ctypes.CDLL, nbytes: int, slice_: int,
         else:
             assert (into == 77).all()
     assert not unused.any()
+
+
+@pytest.mark.parametrize("i", range(len(PIECES)))
+@pytest.mark.parametrize("blocks", [1, 3])
+def test_pieces(library: ctypes.CDLL, i: int, blocks: int) -> None:
+    """Pieces of any length are gathered from rows in groups, as numpy has it, and converted as by the host."""
+    rng = np.random.default_rng()
+    _, _, one, other = PIECES[i]
+    units = {DTYPES[f"uint{8 * n}"].code: n for n in (1, 2, 4, 8)} | FLOATS
+    size, to_size = units.get(one, 1), units.get(other, 1)
+    groups, rows, row = 7, 30, 40
+    source = rng.integers(0, 256, (groups, 2 * rows, row + 3, size), np.uint8)
+    straight = np.ascontiguousarray(source[:, :rows, :row])
+    wanted = np.empty((groups * rows * row, to_size), np.uint8)
+    if one == other:
+        wanted[:] = straight.reshape(wanted.shape)
+    else:
+        ends = (ffi.cast("void *", a.ctypes.data) for a in (straight, wanted))
+        assert lib.ucch_cast(one, other, *ends, len(wanted)) == 0
+    out = np.full_like(wanted, 77)
+    cuts = np.unique([0, *rng.integers(0, len(wanted), 5), 5000, len(wanted) - 1]).tolist()
+    each = ffi.new("ucch_piece[]", len(cuts) - 1)
+    for piece, begin, end in zip(each, cuts[:-1], cuts[1:], strict=True):
+        piece.src, piece.first, piece.count = ffi.cast("char *", source.ctypes.data), begin, end - begin
+        piece.dst = ffi.cast("char *", out.ctypes.data + begin * to_size)
+    how = (row, rows, row + 3, 2 * rows * (row + 3), one, other, size, to_size)
+    asked = {"each": each, "n": len(each), "most": int(np.diff(cuts).max()), "rows": how}
+    nth = len(CASES) + len(FUSED) + len(STREAM_COPIES) + i
+    for block in rng.permutation(blocks).tolist():
+        library.choose(block, blocks)
+        call(library, nth, ffi.new("ucch_pieces *", asked))
+    library.choose(0, 1)
+    assert (out[:-1] == wanted[:-1]).all() and (out[-1] == 77).all()
 
 
 @pytest.mark.parametrize("arch, blocks", [(750, 2), (800, 4), (860, 3), (890, 3), (1000, 4), (1200, 3)])

@@ -7,6 +7,7 @@ import itertools
 import re
 import shutil
 import subprocess
+import sysconfig
 from collections.abc import Iterator, Mapping
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
@@ -16,10 +17,10 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 ENGINE = ROOT / "cffi_build"
 KERNELS = ROOT / "ucc_hetero" / "device" / "kernels"
-INCLUDES = (f"-I{ENGINE}", f"-I{KERNELS.parent}")
+INCLUDES = (f"-I{ENGINE}", f"-I{KERNELS.parent}", f"-I{sysconfig.get_path('include')}")
 #: Lowest first. Declarations alone are for all: what Python sees, which each folder defines its part of, and what
 #: kernels share.
-FOLDERS = ("abi", "base", "net", "gpu", "shm", "p2p", "coll")
+FOLDERS = ("abi", "base", "net", "gpu", "shm", "p2p", "rma", "coll", "python")
 HEADERS_FOR_ALL = ("api", "kernels")
 
 #: (user, owner) -> the symbols of the owner's that the user's object needs

@@ -10,58 +10,42 @@ from device_scripts import FEW_QUEUES, OWN_QUEUES
 
 pytestmark = pytest.mark.mpi
 
+STAGED = {"UCCH_STAGING": "staged", "FAKEGPU_DELAY_US": "50"}
 #: Layouts, and bytes of windows and arenas: between vendors, also beside two of one vendor, and within one.
 QUEUED = [("nvidia:1,amd:1", "64M"), ("nvidia:2,amd:1", "32M"), ("nvidia:2", "32M"), ("amd:3", "32M")]
 
 
-@pytest.mark.parametrize("layout", ["nvidia:1,amd:1", "nvidia:2,amd:1", "nvidia:2"])
-def test_matching(fakes: Callable[..., Any], layout: str) -> None:
-    ranks = sum(int(part[-1]) for part in layout.split(","))
-    env = {"UCCH_STAGING": "staged", "FAKEGPU_DELAY_US": "50", **FEW_QUEUES}
-    result = fakes(window_scripts.MATCHING, layout, **env)
-    assert result.stdout.count("right") == ranks
+def _sized(nbytes: str) -> dict[str, str]:
+    return {"UCCH_WINDOW": nbytes, "UCCH_ARENA": nbytes}
 
 
-@pytest.mark.parametrize("layout", ["nvidia:1,amd:2", "amd:3"])
-@pytest.mark.parametrize("window", ["2M", "6M", "64M"])
-def test_many_at_a_time(fakes: Callable[..., Any], window: str, layout: str) -> None:
-    env = {"UCCH_STAGING": "staged", "UCCH_WINDOW": window, "UCCH_ARENA": window, "FAKEGPU_DELAY_US": "50"}
-    env |= FEW_QUEUES if window == "6M" else {}
-    assert fakes(window_scripts.CROWD, layout, **env).stdout.count("right") == 3
+_W, _Q = window_scripts, queued_scripts
+#: A case by its name, its script, its layout, and its environment beside `STAGED`.
+CASES: list[tuple[str, str, str, dict[str, str]]] = [
+    *[("matching", _W.MATCHING, each, FEW_QUEUES) for each in ("nvidia:1,amd:1", "nvidia:2,amd:1", "nvidia:2")],
+    *[("many at a time", _W.CROWD, each, _sized(size) | (FEW_QUEUES if size == "6M" else {}))
+      for each in ("nvidia:1,amd:2", "amd:3") for size in ("2M", "6M", "64M")],
+    # By windows, by pinned memory, by libucp alone, and by arenas; streams are held until hosts have received what
+    # others were to carry.
+    ("begun in streams", _W.STREAMS, "nvidia:1,amd:1", {"UCCH_STAGING": "auto", "UCCH_ARENA": "128M", **OWN_QUEUES}),
+    ("begun in streams", _W.STREAMS, "nvidia:2,amd:1", {"UCCH_ARENA": "128M", **OWN_QUEUES}),
+    ("begun in streams", _W.STREAMS, "nvidia:2", {"UCCH_STAGING": "auto", "UCCH_ARENA": "0", **OWN_QUEUES}),
+    ("begun in streams", _W.STREAMS, "amd:2", {"UCCH_STAGING": "auto", "UCCH_ARENA": "32M", **OWN_QUEUES}),
+    # A sender's stream is held until others have gone on, and one runs into its time.
+    *[("all done by streams", _Q.QUEUED, each, _sized(size) | OWN_QUEUES) for each, size in QUEUED],
+    # Ten streams wait for what is sent in any order (test_hip.py has the same with HIP's queues).
+    *[("waited for before they are sent", _Q.EARLY, each, _sized(size) | OWN_QUEUES) for each, size in QUEUED],
+    ("after many groups", _Q.GROUPS, "nvidia:1,amd:1", {"FAKEGPU_DELAY_US": "5", "FAKEGPU_AHEAD": "150", **OWN_QUEUES}),
+    ("given up", _W.GIVEN_UP, "nvidia:1,amd:1", {"UCCH_WINDOW": "2M"}),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(
-    "layout, arena", [("nvidia:1,amd:1", "128M"), ("nvidia:2,amd:1", "128M"), ("nvidia:2", "0"), ("amd:2", "32M")]
+    ("script", "layout", "env"), [case[1:] for case in CASES], ids=[f"{what}, {layout}" for what, _, layout, _ in CASES]
 )
-def test_messages_start_in_streams(fakes: Callable[..., Any], layout: str, arena: str) -> None:
-    """By windows, by pinned memory, by libucp alone, and by arenas."""
-    ranks = sum(int(part[-1]) for part in layout.split(","))
-    env = {"UCCH_STAGING": "auto" if ranks == 2 else "staged", "UCCH_ARENA": arena, "FAKEGPU_DELAY_US": "50"}
-    env |= OWN_QUEUES  # it holds streams until hosts have received what others were to carry
-    assert fakes(window_scripts.STREAMS, layout, **env).stdout.count("right") == ranks
-
-
-@pytest.mark.parametrize("layout, window", QUEUED)
-def test_streams_do_all_of_a_message(fakes: Callable[..., Any], layout: str, window: str) -> None:
-    ranks = sum(int(part[-1]) for part in layout.split(","))
-    env = {"UCCH_STAGING": "staged", "UCCH_WINDOW": window, "UCCH_ARENA": window, "FAKEGPU_DELAY_US": "50"}
-    env |= OWN_QUEUES  # it holds a sender's stream until others have gone on, and lets one run into its time
-    result = fakes(queued_scripts.QUEUED, layout, **env)
-    assert result.stdout.count("right") == ranks
-
-
-@pytest.mark.parametrize("layout, window", QUEUED)
-def test_streams_wait_for_what_is_not_sent_yet(fakes: Callable[..., Any], layout: str, window: str) -> None:
-    ranks = sum(int(part[-1]) for part in layout.split(","))
-    env = {"UCCH_STAGING": "staged", "UCCH_WINDOW": window, "UCCH_ARENA": window, "FAKEGPU_DELAY_US": "50"}
-    env |= OWN_QUEUES  # ten streams wait for what is sent in any order (test_hip.py has the same with HIP's queues)
-    assert fakes(queued_scripts.EARLY, layout, **env).stdout.count("right") == ranks
-
-
-def test_messages_after_many_groups(fakes: Callable[..., Any]) -> None:
-    env = {"UCCH_STAGING": "staged", "FAKEGPU_DELAY_US": "5", "FAKEGPU_AHEAD": "150"}
-    env |= OWN_QUEUES  # streams wait for what has not been sent
-    assert fakes(queued_scripts.GROUPS, "nvidia:1,amd:1", **env).stdout.count("right") == 2
+def test_messages(fakes: Callable[..., Any], script: str, layout: str, env: dict[str, str]) -> None:
+    job = fakes(script, layout, **{**STAGED, **env})
+    assert job.stdout.count("right") == job.ranks
 
 
 def test_none(fakes: Callable[..., Any]) -> None:
@@ -117,11 +101,6 @@ print("right")
     assert fakes(script, "nvidia:2").stdout.count("right") == 2
 
 
-def test_given_up(fakes: Callable[..., Any]) -> None:
-    env = {"UCCH_STAGING": "staged", "UCCH_WINDOW": "2M", "FAKEGPU_DELAY_US": "50"}
-    assert fakes(window_scripts.GIVEN_UP, "nvidia:1,amd:1", **env).stdout.count("right") == 2
-
-
 @pytest.mark.parametrize("layout", ["nvidia:1,amd:1", "nvidia:2"])
 @pytest.mark.parametrize(
     "script, heard",
@@ -129,14 +108,13 @@ def test_given_up(fakes: Callable[..., Any]) -> None:
     ids=["host", "queued", "early"],
 )
 def test_a_sender_that_dies(
-    fakes: Callable[..., Any], flavour: tuple[Any, ...], script: str, heard: int, layout: str
+    fakes: Callable[..., Any], recovery: list[str], script: str, heard: int, layout: str
 ) -> None:
-    recover = ["--enable-recovery"] if flavour >= ("openmpi", 5) and flavour[0] == "openmpi" else []
     env = {"UCCH_STAGING": "staged", "UCCH_TIMEOUT": "200", "FAKEGPU_DELAY_US": "20000"}
     env |= OWN_QUEUES  # the dying sender's stream is held, and so would be what shared its queue
-    mpi = {"check": False, "mpi_args": recover}
+    mpi = {"check": False, "mpi_args": recovery}
     result = fakes(script, layout, mpi=mpi, **env)
-    if not recover and "PeerError" not in result.stdout:
+    if not recovery and "PeerError" not in result.stdout:
         pytest.skip("this launcher ends every rank when one dies")
     # Of two calls the last is a collective, of which within one vendor a library tells in its own way.
     failures = [line for line in result.stdout.splitlines() if line in ("PeerError", "CollectiveError")]

@@ -9,8 +9,6 @@ import numpy as np
 from buffer_cases import BASES, Case, Spec, Type
 from mpi4py import MPI
 
-__all__ = ["Arguments"]
-
 #: Bytes before and after what a buffer has, which nobody may touch.
 GUARD = 64
 

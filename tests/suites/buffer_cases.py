@@ -11,8 +11,6 @@ from typing import Any, NamedTuple
 
 from hypothesis import strategies as st
 
-__all__ = ["BASES", "CALLS", "FAULTS", "Case", "Fault", "Kind", "Spec", "Type", "cases", "division", "elements"]
-
 
 class Base(NamedTuple):
     """An element type: the name that mpi4py's ``MPI`` has for it, its size, and the operations that MPI has on it."""

@@ -98,7 +98,7 @@ def _job(layout: str, cases: int, seed: int, room: float) -> tuple[list[Any], st
         "UCCH_TIMEOUT": str(room * CALL),
         "OMPI_MCA_coll": "basic,libnbc,self,inter",
     }
-    environment |= {"UCCH_EMULATE": vendors} if vendors else {}
+    environment |= {"UCCH_EMULATE": vendors}
     with tempfile.TemporaryDirectory() as temporary:
         out = Path(temporary) / "found"
         command = [*mpi_command(mpirun, ranks), sys.executable, str(HERE / "buffer_ranks.py")]

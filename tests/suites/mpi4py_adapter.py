@@ -12,8 +12,6 @@ from mpi4py import MPI
 
 import ucc_hetero
 
-__all__ = ["StandIn", "load"]
-
 
 class _Either(type):
     """A class of requests that is this package's or MPI's, by the requests that its methods are given."""

@@ -7,8 +7,6 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import NamedTuple
 
-__all__ = ["Refusal", "Result", "Verdict", "among", "judge", "refusals", "table"]
-
 LIST = Path(__file__).with_name("mpi4py_refusals.json")
 
 

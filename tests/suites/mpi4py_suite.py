@@ -48,7 +48,7 @@ def run(layout: str, listed: Sequence[Refusal], only: Sequence[str] = ("*",), ca
     folder = test_folder()
     files = sorted({path.stem for pattern in FILES for path in folder.glob(pattern)})
     environment = mpi_environment(mpirun) | {"UCCH_TIMEOUT": str(call), "UCCH_SUITE_ONLY": " ".join(only)}
-    environment |= {"UCCH_EMULATE": vendors} if vendors else {}
+    environment |= {"UCCH_EMULATE": vendors}
     results: dict[str, Result] = {}
     leave = [pattern for each in listed if each.hangs and among(layout, each.layouts) for pattern in each.tests]
     with tempfile.TemporaryDirectory() as temporary:

@@ -12,10 +12,11 @@ from conftest import ROOM
 
 
 @pytest.mark.mpi
-def test_sample() -> None:
-    tally = judge(buffer_suite.run("2", 200, seed=1, room=ROOM), listed())
+@pytest.mark.parametrize("layout", ["2", "3 of two vendors"])
+def test_sample(layout: str) -> None:
+    tally = judge(buffer_suite.run(layout, 1000, seed=1, room=ROOM), listed())
     assert not tally.wrong, "\n".join(tally.wrong)
-    assert tally.counts.total() == 200 and tally.counts["alike: results"] > 50, tally.counts
+    assert tally.counts.total() == 1000 and tally.counts["alike: results"] > 250, tally.counts
 
 
 def test_what_is_wrong_is_said() -> None:

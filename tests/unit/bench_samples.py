@@ -54,18 +54,6 @@ def _compare() -> dict[str, Any]:
     return {**_HEAD, "benchmark": "compare", **more, "rows": rows, "figures": figures, "rounds": 2}
 
 
-def _pairs() -> dict[str, Any]:
-    values = [[None, 5000.0], [40.5, None]]
-    more = {"backend": "ours", "unit": "MB/s", "ranks": ["0 nvidia", "1 amd"], "latency": values, "bandwidth": values}
-    return {**_HEAD, "benchmark": "pairs", **more}
-
-
-def _mixed() -> dict[str, Any]:
-    ratio = {**_RATIO, "verdict": "faster", "text": "1.50 [1.40,1.60]"}
-    row = {"collective": "bcast", "size": 65536, "us": {"plan": 10.0, "flat": 15.0}, "to_plan": {"flat": ratio}}
-    return {**_HEAD, "benchmark": "mixed", "dtype": "float32", "unit": "us", "rows": [row]}
-
-
 def _cluster() -> dict[str, Any]:
     rows = [
         {
@@ -76,17 +64,6 @@ def _cluster() -> dict[str, Any]:
     ]  # fmt: skip
     cases = [{"case": "2x2", "rows": rows, "goodput": [5e8, 5e8]}]
     return {**_HEAD, "benchmark": "cluster", "job": {}, "unit": "s", "cases": cases}
-
-
-def _planner() -> dict[str, Any]:
-    rows = [
-        {
-            "ranks": ranks, "islands": 2, "placement": "block", "collective": "bcast", "bytes": 1 << 26,
-            "algorithm": "tree", "fragments": 8, "seconds": 1e-6 * ranks, "memory": 1 << 20, "teams": 3, "steps": 4,
-        }
-        for ranks in (16, 64, 1024)
-    ]  # fmt: skip
-    return {**_HEAD, "benchmark": "planner", "job": {}, "rows": rows}
 
 
 def _gpu() -> dict[str, Any]:
@@ -115,15 +92,24 @@ def _train() -> dict[str, Any]:
     return {"command": ["benchmarks/torch_train.py"], "backends": backends}
 
 
-def _torch_cpu() -> dict[str, Any]:
-    costs = {"processor": 9e-6, "given": 0.5, "lost": 1.5}  # which older files lack
-    rows = {"8 B": {"ucch": {"median": 1e-5, **costs}, "gloo": {"median": 2e-5}}}
-    return {"command": ["torch_cpu.py"], "small": {"about": {"torch": "2.11.0"}, "rows": rows}, "ddp": {"error": "x"}}
+def _kv_transfer() -> dict[str, Any]:
+    row = {"way": "layout", "block_size": 16, "pages": 64, "concurrency": 4, "bytes": 1 << 26}
+    more = {
+        "unit": "GB/s",
+        "layers": 4,
+        "heads": 8,
+        "dim": 128,
+        "rows": [{**row, "gbs": 2.5, "best": 3.125, "ms": 1.75}],
+    }
+    return {**_HEAD, "benchmark": "kv_transfer", **more}
 
 
+_COSTS = {"ours": {"issue": 1.5}, "peer": {"issue": 3.0}}
 #: kind -> data of a file
 SAMPLES: dict[str, dict[str, Any]] = {
-    "osu": _osu(), "overlap": _overlap(), "init": _init(), "compare": _compare(), "pairs": _pairs(), "mixed": _mixed(),
-    "cluster": _cluster(), "planner": _planner(), "gpu": _gpu(), "parity": _parity(), "train": _train(),
-    "torch_cpu": _torch_cpu(), "unknown": {"command": ["x.py"], "rows": [{"a": 1, "b": {"c": 2}}], "total": 3},
+    "osu": _osu(), "overlap": _overlap(), "init": _init(), "compare": _compare(),
+    "kv_transfer": _kv_transfer(),
+    "cluster": _cluster(), "gpu": _gpu(), "parity": _parity(), "train": _train(),
+    "host_cost": {"rows": [{"call": "Bcast", "bytes": 8, "beside": "mpi4py", **_COSTS}]},
+    "unknown": {"command": ["x.py"], "rows": [{"a": 1, "b": {"c": 2}}], "total": 3},
 }  # fmt: skip

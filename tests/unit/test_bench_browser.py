@@ -81,11 +81,11 @@ def test_report_in_a_browser(tmp_path: Path) -> None:
     assert main(["report", *paths, "-o", str(tmp_path / "out")]) == 0
     for width in (1280, 420):
         seen = looked_at(tmp_path / "out" / "index.html", width)
-        assert len(seen["images"]) == 10
+        assert len(seen["images"]) == 8
         for image in seen["images"]:
             assert image["width"] > 250 and image["height"] > 60, image
             # Lines and text, but no picture that is one colour.
             assert 0.005 < image["ink"] < 0.9 and image["colours"] > 20, image
-        assert len(seen["links"]) == 11 and all(seen["links"])
+        assert len(seen["links"]) == 9 and all(seen["links"])
         assert seen["tables"] >= len(SAMPLES)
         assert seen["wide"] <= seen["window"], "something sticks out of the page"

@@ -12,9 +12,9 @@ import pytest
 from ucc_hetero.bench.files import Results
 from ucc_hetero.bench.interleave import interleaved, together
 from ucc_hetero.bench.links import Links, _between, _cut, _inside, _rings
-from ucc_hetero.bench.options import Options, parse
+from ucc_hetero.bench.meanings import Options
+from ucc_hetero.bench.options import parse
 from ucc_hetero.bench.output import Row, noise_line, osu_header, osu_row
-from ucc_hetero.bench.pairs import matrix
 from ucc_hetero.bench.roofline import crossing_bytes, least_seconds, port_bytes
 from ucc_hetero.bench.session import Progress
 from ucc_hetero.bench.stats import Interval, Overlap
@@ -190,9 +190,3 @@ def test_progress_bar() -> None:
     for wanted, stream in ((False, Terminal()), (True, io.StringIO())):
         Progress(wanted, stream).show("osu_bw", 1, 2)
         assert stream.getvalue() == ""
-
-
-def test_matrix_of_pairs() -> None:
-    text = matrix("Bandwidth", [[None, 1.25], [10.0, None]], 1)
-    assert text.splitlines()[1].split() == ["#", "from\\to", "0", "1"]
-    assert [row.split() for row in text.splitlines()[2:]] == [["0", "-", "1.2"], ["1", "10.0", "-"]]

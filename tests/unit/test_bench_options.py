@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from ucc_hetero.bench.meanings import OPTIONS
-from ucc_hetero.bench.options import BadUsage, HelpWanted, Options, VersionWanted, help_text, number, parse
+from ucc_hetero.bench.meanings import OPTIONS, Options, number
+from ucc_hetero.bench.options import BadUsage, HelpWanted, VersionWanted, help_text, parse
 from ucc_hetero.bench.table import BENCHES
 
 

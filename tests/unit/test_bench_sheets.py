@@ -1,7 +1,6 @@
 """Result files of every kind as tables, drawings, commands and a page of the documentation."""
 
 import copy
-import re
 import sys
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
@@ -11,7 +10,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 
 from bench_samples import SAMPLES
-from figures import main, topology_words
+from figures import topology_words
 
 from ucc_hetero.bench.drawings import drawings, render
 from ucc_hetero.bench.files import write_json
@@ -34,13 +33,11 @@ def test_tables_are_whole(kind: str) -> None:
     ("osu", ["256", "40.00", "60.00", "1.50 [1.40, 1.60] faster", "8.00", "20%", "split_rail (default)"]),
     ("overlap", ["8", "30.00", "12.00", "75"]),
     ("compare", ["4K", "2.00", "1.00", "3.00", "1.50 [1.40, 1.60] too noisy"]),
-    ("pairs", ["1 amd", "40.5", "–"]),
-    ("mixed", ["bcast", "64K", "10.0", "15.0", "1.50 [1.40, 1.60] faster"]),
+    ("kv_transfer", ["layout", "16", "64", "4", "64M", "2.500", "3.125", "1.750"]),
     ("cluster", ["2x2", "allreduce", "64M", "134.000", "140.000", "300.000", "1.04", ""]),
-    ("planner", ["1024", "2", "block", "bcast", "tree", "1.0", "1", "3"]),
     ("gpu", ["64K", "120", "100", "90", "50", "0.8"]),
     ("train", ["ddp", "1000", "990", "", "99.0%", ""]),
-    ("torch_cpu", ["8 B", "10.0", "20.0", "2.00", "9.0, 2.0", ""]),
+    ("host_cost", ["Bcast", "8", "mpi4py", "1.50", "3.00"]),
     ("unknown", ["1"]),
 ])  # fmt: skip
 def test_last_row_of_the_first_table(kind: str, cells: list[str]) -> None:
@@ -59,7 +56,7 @@ def test_a_table_for_each_collective_of_a_gpu_job() -> None:
 def test_a_broken_file_is_shown_as_it_is() -> None:
     for kind, data in SAMPLES.items():
         broken = copy.deepcopy(data)
-        for name in ("rows", "cases", "distances", "backends", "latency", "small"):
+        for name in ("rows", "cases", "distances", "backends"):
             if name in broken:
                 broken[name] = [{"odd": 1}]
         assert sheets(broken), kind
@@ -106,7 +103,7 @@ def test_curves_of_every_file(tmp_path: Path) -> None:
         "2 nvidia + 3 amd staged, blocking", "2 nvidia + 3 amd staged, stream", "nccl", "gloo"
     }  # fmt: skip
     with pytest.raises(UnknownFile, match="no measurements over message sizes"):
-        read(tmp_path / "pairs.json")
+        read(tmp_path / "cluster.json")
 
 
 def test_everything_is_drawn(tmp_path: Path) -> None:
@@ -115,39 +112,15 @@ def test_everything_is_drawn(tmp_path: Path) -> None:
     found = drawings(read_all(paths)[0], [(f"{kind}.json", data) for kind, data in SAMPLES.items()])
     assert [d.name for d in found] == [
         "allreduce-int8-latency", "iallreduce-int8-latency", "iallreduce-int8-overlap", "allreduce-float32-latency",
-        "allreduce_on_4_GPU_1-float32-latency", "bcast_on_4_GPU_1-float32-latency", "pairs-pairs",
-        "cluster-cluster", "planner-planner", "plans",
+        "allreduce_on_4_GPU_1-float32-latency", "bcast_on_4_GPU_1-float32-latency",
+        "cluster-cluster", "plans",
     ]  # fmt: skip
     texts = {d.name: " ".join(ElementTree.fromstring(render(d, "svg")).itertext()) for d in found}
     for name, words in {
         "allreduce-int8-latency": ("ours", "mpi4py", "limit", "message size [bytes]", "Latency [µs]"),
-        "pairs-pairs": ("0 nvidia", "5000", "40.5", "latency [µs]"),
         "cluster-cluster": ("2x2: allreduce 64M", "limit"),
         "plans": ("tree", "split_rail"),
     }.items():
         for word in words:
             assert word in texts[name]
     assert render(found[0], "svg") == render(found[0], "svg")
-
-
-def test_page_of_the_documentation(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    pytest.importorskip("matplotlib", reason="needs matplotlib: pip install 'ucc-hetero[plot]'")
-    folder = tmp_path / "results" / "host-1"
-    folder.mkdir(parents=True)
-    paths = stored(folder)
-    (folder / "README.md").write_text("# Host memory, 4 cores\n\nA machine.\n\n## Details\n\n```sh\n# say\n```\n")
-    target = tmp_path / "docs" / "performance.md"
-    stale = tmp_path / "docs" / "performance" / "old.svg"
-    stale.parent.mkdir(parents=True)
-    stale.touch()
-    assert main(["--markdown", str(target), *map(str, paths)]) == 0
-    assert f"{target}: 10 pictures from {len(SAMPLES)} files" in capsys.readouterr().out
-    text = target.read_text()
-    assert "## Host memory, 4 cores\n\nA machine.\n\n### Details\n\n```sh\n# say\n```\n" in text
-    linked = set(re.findall(r"\]\((performance/[^)]+)\)", text))
-    assert linked == {f"performance/{p.name}" for p in (tmp_path / "docs" / "performance").iterdir()}
-    assert all(f"### {kind}.json" in text for kind in SAMPLES)
-    assert "| 256 | 40.00 | 60.00 | 1.50 [1.40, 1.60] faster | 8.00 | 20% | split_rail (default) |" in text
-    tables = [block for block in text.split("\n\n") if block.startswith("| ")]
-    for table in tables:
-        assert len({line.count(" | ") for line in table.splitlines() if not line.startswith("|---")}) == 1

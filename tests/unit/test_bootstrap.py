@@ -1,21 +1,34 @@
 """Bootstrap of ranks: what they must agree in, numbers of communicators, and NCCL's first call."""
 
+import os
+from contextlib import nullcontext
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from ucc_hetero import UCCHError
+from ucc_hetero import UCCHError, env
+from ucc_hetero.bindings import oob
 from ucc_hetero.bindings.ucc_enums import MemType
-from ucc_hetero.bootstrap import group
-from ucc_hetero.bootstrap.agreement import apply_settings, bridge_settings, judge, steering
+from ucc_hetero.bootstrap import agreement, group
+from ucc_hetero.bootstrap.agreement import (
+    apply_settings,
+    bridge_settings,
+    judge,
+    judge_contexts,
+    segments,
+    steering,
+)
+from ucc_hetero.bootstrap.process import Process
 from ucc_hetero.bootstrap.teams import Teams
-from ucc_hetero.errors import AgreementError, DeviceError
+from ucc_hetero.errors import AgreementError, CollectiveTimeout, DeviceError, LibraryError, PeerError
 from ucc_hetero.machine.discover import HostIdentity
 from ucc_hetero.machine.facts import Facts
+from ucc_hetero.native.libraries import ffi
 from ucc_hetero.planner.plan import Step
 
-HERE = HostIdentity("one", "boot-1", "ipc:1", "pid:1", 5)
+HERE = HostIdentity("one", "boot-1", "ipc:1", "pid:1")
 THERE = replace(HERE, hostname="two", boot_id="boot-2")
 FACTS = Facts(
     process="p", package="0.1.0", ucc="1.4.0", ucx="1.22.0", memory_types=("host",), settings=(), byteorder="little",
@@ -36,6 +49,26 @@ def job(*changes: dict[str, Any]) -> list[Facts]:
 ], ids=["equal", "ucx release", "memory types", "a common network", "one node needs no network"])  # fmt: skip
 def test_accepted(same: list[Facts]) -> None:
     judge(same)
+
+
+@pytest.mark.parametrize("same", [[{}, {}], [{"native": True}, {}], [{"native": False}] * 2, [{"bridge": True}] * 2])
+def test_contexts_alike_are_accepted(same: list[dict[str, bool]]) -> None:
+    """Also where nobody has connections, which a setting may have brought about."""
+    judge_contexts(same)
+
+
+def test_contexts_without_connections_are_refused() -> None:
+    everyone = [
+        {"native": True, "bridge": True},
+        {"bridge": True},
+        {"native": False, "bridge": True},
+        {"bridge": False},
+    ]
+    with pytest.raises(AgreementError) as refused:
+        judge_contexts(everyone)
+    assert [line[:40] for line in str(refused.value).splitlines()[1:3]] == [
+        "  rank 3: libucc has made the bridge con", "  rank 2: libucc has made the native con"
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize(("ranks", "words"), [
@@ -77,6 +110,20 @@ def test_bridge_settings_win_and_native_ones_give_way_to_the_user() -> None:
     assert environ["UCCHB_UCC_TLS"] == "ucp,self", "the bridge is forced"
     assert environ["UCCHN_UCC_TLS"] == "ucp", "the user's setting reaches the native library"
     assert environ["UCC_TLS"] == "ucp", "nobody else's variables are touched"
+
+
+def test_segments_of_tcp_are_long_unless_the_user_says_how_long() -> None:
+    found = segments({"UCX_TCP_RX_SEG_SIZE": "32K"})
+    assert found == {"UCX_TCP_RX_SEG_SIZE": "32K", "UCX_TCP_TX_SEG_SIZE": "256K", "UCX_TCP_CONN_NB": "y"}
+
+
+def test_variables_are_set_meanwhile_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("UCX_TCP_RX_SEG_SIZE", "32K")
+    monkeypatch.delenv("UCX_TCP_TX_SEG_SIZE", raising=False)
+    with pytest.raises(ZeroDivisionError), env.meanwhile(dict.fromkeys(agreement.TCP_SEGMENTS, "1K")):
+        assert os.environ["UCX_TCP_RX_SEG_SIZE"] == os.environ["UCX_TCP_TX_SEG_SIZE"] == "1K"
+        raise ZeroDivisionError
+    assert os.environ["UCX_TCP_RX_SEG_SIZE"] == "32K" and "UCX_TCP_TX_SEG_SIZE" not in os.environ
 
 
 @pytest.mark.parametrize(
@@ -132,7 +179,8 @@ def room() -> list[int]:
 @pytest.fixture
 def teams(room: list[int], monkeypatch: pytest.MonkeyPatch) -> tuple[Teams, list[Any]]:
     notes: list[Any] = []
-    found = Teams(None, [10, 11, 12, 13], 0, 1, 5.0)  # type: ignore[arg-type]
+    job: Any = SimpleNamespace(facts=dict.fromkeys((10, 11, 12, 13), FACTS))
+    found = Teams(job, [10, 11, 12, 13], 0, 1, 5.0)
     monkeypatch.setattr(found, "get", lambda ranks, link: notes.append(("get", ranks, link)))
     monkeypatch.setattr(found, "_all_ready", lambda places, ready: notes.append(("met", places, ready)) or ready)
     monkeypatch.setattr("ucc_hetero.bootstrap.teams.free_memory", lambda: room[0])
@@ -149,6 +197,21 @@ def test_ranks_meet_once_before_nccl_does(teams: tuple[Teams, list[Any]]) -> Non
     notes.clear()
     made.prepare(steps, int(MemType.CUDA))
     assert not [note for note in notes if note[0] == "met"]
+
+
+@pytest.mark.parametrize("joined", [False, True])
+def test_a_team_that_is_late_says_whose_it_is(monkeypatch: pytest.MonkeyPatch, joined: bool) -> None:
+    def late(*_: object) -> None:
+        raise CollectiveTimeout("not finished")
+
+    context = SimpleNamespace(team=(lambda *_: None) if joined else late)
+    job: Any = SimpleNamespace(facts=dict.fromkeys((10, 11), FACTS), bridge=context, spoilt=False)
+    found = Teams(job, [10, 11], 1, 1, 5.0)
+    monkeypatch.setattr(found, "_canary", late)
+    monkeypatch.setattr("ucc_hetero.bootstrap.teams.turn", lambda _: nullcontext())
+    with pytest.raises(CollectiveTimeout, match=r"rank 1: the bridge team of ranks \[0, 1\]: .* within 5 s"):
+        found.get((0, 1), "bridge")
+    assert job.spoilt
 
 
 def test_nobody_begins_where_a_rank_has_no_memory(
@@ -174,3 +237,36 @@ def test_others_need_not(teams: tuple[Teams, list[Any]], memory: int | None) -> 
     made, notes = teams
     made.prepare([step("native", (0, 1, 2, 3))], memory)
     assert [note[0] for note in notes] == ["get"]
+
+
+@pytest.mark.parametrize("late", [False, True])
+@pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit, ValueError])
+def test_what_a_callback_of_libucc_raises_is_kept(kind: type[BaseException], late: bool) -> None:
+    """A signal's handler may run in it: what that raised was printed, and lost to the caller."""
+
+    def fails(*_: Any) -> Any:
+        raise kind("mine")
+
+    exchange = SimpleNamespace(rank=0, size=2, begin=(lambda *_: SimpleNamespace(test=fails)) if late else fails)
+    coll, request = ffi.new("ucc_oob_coll_t *"), ffi.new("void **")
+    key, record = oob.oob_of(exchange, coll)
+    source, target = ffi.new("char[]", 8), ffi.new("char[]", 16)
+    status = coll.allgather(source, target, 8, coll.coll_info, request)
+    if late:
+        assert status == 0
+        status = coll.req_test(request[0])
+        coll.req_free(request[0])
+    oob.forget(key)
+    assert status == -6 and isinstance(record.failure, kind), (status, record.failure)
+
+
+def test_a_process_that_is_gone_before_the_first_message() -> None:
+    """libucp cannot open the memory of one that has died: it is said which rank that is."""
+
+    def connect(address: bytes) -> None:
+        raise LibraryError("ucp_ep_create", -17, "UCS_ERR_SHMEM_SEGMENT")
+
+    process: Any = SimpleNamespace(endpoints={}, worker=SimpleNamespace(connect=connect))
+    with pytest.raises(PeerError, match=r"rank 3: rank 5 cannot be reached: ucp_ep_create failed: UCS_ERR_SHMEM"):
+        Process.endpoint(process, job({})[0], 3, 5)
+    assert not process.endpoints

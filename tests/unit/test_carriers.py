@@ -141,7 +141,7 @@ def test_all_ranks_use_what_all_can(monkeypatch: pytest.MonkeyPatch, offers: lis
     assert wires.agree(offers, ()) == version
 
 
-HERE = HostIdentity("one", "boot-1", "ipc:1", "pid:1", 5)
+HERE = HostIdentity("one", "boot-1", "ipc:1", "pid:1")
 FACTS = Facts(
     process="p", package="0.1.0", ucc="1.4.0", ucx="1.22.0", memory_types=("host",), settings=(), byteorder="little",
     host=HERE, vendor="host", device=0, address=b"", idle_ports=(IB,),
@@ -165,3 +165,8 @@ def test_idle_ports_are_told_once(monkeypatch: pytest.MonkeyPatch, caplog: pytes
     text = record.getMessage()
     assert "two: mlx5_0:1 (InfiniBand) (no libuct_ib)" in text and "one:" not in text
     assert "ucc-hetero[rdma]" in text and "UCCH_WIRE_UCX_DIR" in text
+
+
+def test_connections_of_tcp_are_made_beside_everything_else_unless_the_user_says_how() -> None:
+    assert carriers.connections({}) == {"UCX_TCP_CONN_NB": "y"}
+    assert carriers.connections({"UCX_TCP_CONN_NB": "n"}) == {"UCX_TCP_CONN_NB": "n"}

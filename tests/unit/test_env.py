@@ -34,9 +34,12 @@ def test_bad_sizes(text: str) -> None:
 @pytest.mark.parametrize("name, text, value", [
     ("TIMEOUT", "2.5", 2.5), ("TIMEOUT", "inf", math.inf), ("WIRES", "auto", "auto"), ("WIRES", "0", 0),
     ("WIRE_SLOT", "16K", 16 << 10),
-    ("WIRE_SLOT", "Auto", "auto"),  ("CHECK", "Yes", True), ("CHECK", "0", False), ("LOG_LEVEL", "DEBUG", "debug"),
+    ("WIRE_SLOT", "Auto", "auto"),  ("CHECK", "Yes", True), ("CHECK", "0", False),
+    ("CHECK", "data", env.Sampling(100)), ("CHECK", "Data:7", env.Sampling(7)), ("LOG_LEVEL", "DEBUG", "debug"),
     ("LOG_SUBSYS", "plan, coll", ("plan", "coll")), ("STAGING", "staged", "staged"),
     ("EMULATE", "nvidia:2,amd:2", "nvidia:2,amd:2"), ("TIMEOUT", "  ", 300.0),
+    ("FLIGHT_SIGNAL", "SIGUSR2", 12), ("FLIGHT_SIGNAL", "usr2", 12), ("FLIGHT_SIGNAL", "RTMIN+9", 43),
+    ("FLIGHT_SIGNAL", "43", 43), ("FLIGHT_SIGNAL", "none", 0),
 ])  # fmt: skip
 def test_get(name: str, text: str, value: Any) -> None:
     assert env.get(name, {"UCCH_" + name: text}) == value
@@ -50,7 +53,11 @@ def test_get(name: str, text: str, value: Any) -> None:
     ("WIRE_SLOT", "15K", "not a multiple of 4K from 16K to 16M"),
     ("WIRE_SLOT", "32M", "not a multiple of 4K from 16K to 16M"),
     ("TIMEOUT", "nan", "more than 0"),
+    ("FLIGHT_SIGNAL", "0", "neither a signal, such as USR2"),
+    ("FLIGHT_SIGNAL", "RTMIN+99", "neither a signal, such as USR2"),
+    ("FLIGHT_SIGNAL", "USR9", "neither a signal, such as USR2"),
     ("CHECK", "maybe", "UCCH_CHECK: 'maybe' is neither yes"),
+    ("CHECK", "data:0", "nor data or data:N"),
     ("LOG_LEVEL", "loud", "UCCH_LOG_LEVEL: 'loud' is not one of error, warn, info, debug, trace"),
     ("LOG_SUBSYS", "plan,x", "UCCH_LOG_SUBSYS: 'x' is not one of"),
 ])  # fmt: skip

@@ -18,6 +18,8 @@ ROWS = (
     {"planner", "buffers", "native"},
     {"trace", "device", "bindings"},
     {"transport"},
+    {"rma"},
+    {"vllm"},
     {"bootstrap"},
     {"engine"},
     {"calls"},

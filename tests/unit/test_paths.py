@@ -5,15 +5,16 @@ from dataclasses import replace
 import pytest
 from test_bootstrap import FACTS, HERE, THERE
 
-from ucc_hetero.cli.tune_pairs import PairFinding, pair_rules, pairs_of
+from ucc_hetero.cli.finding import Finding
+from ucc_hetero.cli.tune_pairs import pair_rules, pairs_of
 from ucc_hetero.errors import AgreementError
 from ucc_hetero.machine.discover import HostIdentity
 from ucc_hetero.machine.facts import Facts
 from ucc_hetero.planner.rules import PairRule
 from ucc_hetero.planner.select import Tuning
 from ucc_hetero.planner.topology import Topology
-from ucc_hetero.transport.detours import Detours
-from ucc_hetero.transport.paths import crowded_hosts, path_of
+from ucc_hetero.transport.paths import MessagePaths, path_of
+from ucc_hetero.transport.segments import crowded_hosts
 from ucc_hetero.types import Transport
 
 DIRECT, STAGED = Transport
@@ -63,10 +64,10 @@ NONE = rank("", moves=("host", "cuda"))
 BETWEEN = PairRule(("amd", "nvidia"), False, 4096, 65536, STAGED)
 
 
-def detours(everyone: list[Facts], path: Transport = DIRECT, *rules: PairRule, me: int = 0) -> Detours:
+def message_paths(everyone: list[Facts], path: Transport = DIRECT, *rules: PairRule, me: int = 0) -> MessagePaths:
     hosts = [0 if f.host == CUDA.host else 1 for f in everyone]
     topology = Topology.group([f.vendor for f in everyone], hosts)
-    return Detours(me, everyone, topology, Tuning(path=path, messages=rules))
+    return MessagePaths(me, everyone, topology, Tuning(path=path, messages=rules))
 
 
 @pytest.mark.parametrize("everyone, path, detour, either", [
@@ -81,37 +82,38 @@ def detours(everyone: list[Facts], path: Transport = DIRECT, *rules: PairRule, m
     ([NONE, NONE], DIRECT, False, False),
 ])  # fmt: skip
 def test_without_measured_rules(everyone: list[Facts], path: str, detour: bool, either: bool) -> None:
-    found = detours(everyone, path)
+    found = message_paths(everyone, path)
     assert found.wanted(1, 1 << 20) is detour
     assert found.either(0, 1) is found.either(1, 0) is either
 
 
 def test_whoever_it_comes_from_on_a_crowded_host() -> None:
-    found = detours([CUDA, ROCM, FAR])
+    found = message_paths([CUDA, ROCM, FAR])
     assert found.wanted(-1, 8) and found.wanted(1, 8) and not found.wanted(2, 8)
-    assert not detours([CUDA, FAR]).wanted(-1, 8)
+    assert not message_paths([CUDA, FAR]).wanted(-1, 8)
 
 
 @pytest.mark.parametrize("path", [DIRECT, STAGED])
 def test_measured_rules_hold_for_their_pair_and_sizes(path: Transport) -> None:
     other = PairRule(("amd", "nvidia"), False, 65536, 1 << 30, DIRECT)
-    found = detours([CUDA, FAR, rank("cuda", THERE)], path, BETWEEN, other)
+    found = message_paths([CUDA, FAR, rank("cuda", THERE)], path, BETWEEN, other)
     usual = path == STAGED
     assert [found.wanted(1, n) for n in (8, 4096, 65535, 65536)] == [usual, True, True, False]
     assert [found.wanted(2, n) for n in (8, 4096, 65536)] == [usual] * 3  # no rule speaks of these two
     assert found.wanted(-1, 4096) is usual
+    assert found.wanted(1, 65536, in_stream=True)  # streams copy themselves, whatever is faster for hosts
 
 
 @pytest.mark.parametrize("wanted", [DIRECT, STAGED])
 def test_what_the_user_wants_comes_before_what_was_measured(monkeypatch: pytest.MonkeyPatch, wanted: Transport) -> None:
     monkeypatch.setenv("UCCH_STAGING", wanted)
-    found = detours([CUDA, FAR], wanted, BETWEEN)
+    found = message_paths([CUDA, FAR], wanted, BETWEEN)
     assert not found.either(0, 1)
     assert found.wanted(1, 4096) is (wanted == STAGED)
 
 
 def test_forced_while_it_is_measured() -> None:
-    found = detours([CUDA, FAR, ROCM], DIRECT, BETWEEN)
+    found = message_paths([CUDA, FAR, ROCM], DIRECT, BETWEEN)
     found.forced = DIRECT
     assert not found.wanted(1, 4096)
     assert found.wanted(2, 4096)  # these must
@@ -122,14 +124,14 @@ def test_pairs_that_are_measured() -> None:
     everyone = [CUDA, CUDA, CUDA, NONE, far, rank("", THERE)]
     hosts = [0, 0, 0, 0, 1, 1]
     #: nvidia-nvidia and nvidia-host, each on one host and on two; two ranks without devices have nothing to choose.
-    assert list(pairs_of(detours(everyone), hosts)) == [(0, 1), (0, 3), (0, 4), (0, 5)]
-    assert list(pairs_of(detours([CUDA, ROCM]), [0, 0])) == []
-    assert list(pairs_of(detours([CUDA, CUDA, FAR, FAR]), [0, 0, 1, 1])) == [(0, 1), (2, 3), (0, 2)]
+    assert list(pairs_of(message_paths(everyone), hosts)) == [(0, 1), (0, 3), (0, 4), (0, 5)]
+    assert list(pairs_of(message_paths([CUDA, ROCM]), [0, 0])) == []
+    assert list(pairs_of(message_paths([CUDA, CUDA, FAR, FAR]), [0, 0, 1, 1])) == [(0, 1), (2, 3), (0, 2)]
 
 
 def test_rules_end_halfway_between_sizes() -> None:
-    def one(nbytes: int, direct: float, staged: float) -> PairFinding:
-        return PairFinding(("amd", "nvidia"), False, nbytes, DIRECT, {DIRECT: direct, STAGED: staged})
+    def one(nbytes: int, direct: float, staged: float) -> Finding:
+        return Finding((("amd", "nvidia"), False), nbytes, DIRECT, {DIRECT: direct, STAGED: staged})
 
     found = [one(64, 1.0, 2.0), one(4096, 1.0, 0.97), one(65536, 3.0, 1.0), one(1 << 20, 30.0, 10.0)]
     assert pair_rules(found) == (PairRule(("amd", "nvidia"), False, 16384.0, 2.0 * (1 << 20), STAGED),)

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from plan_cases import Simulation, Vector, calls, drop, mutate, steps, substitute
 
 from ucc_hetero.planner import algorithms
-from ucc_hetero.planner.algorithms import alltoall, division
-from ucc_hetero.planner.algorithms.division import MOST_RAILS, Division, Segment
-from ucc_hetero.planner.algorithms.parts import each, link
+from ucc_hetero.planner.algorithms import alltoall, partition
+from ucc_hetero.planner.algorithms.builders import each, link
+from ucc_hetero.planner.algorithms.partition import MOST_RAILS, Division, Segment
 from ucc_hetero.planner.algorithms.registry import GRAIN, Piece, Scratch, cut_at
 from ucc_hetero.planner.collectives import ROWS, Block, Call, Shape
 from ucc_hetero.planner.plan import LEAST_IN_FLIGHT, Blocks, Fragment, Operand, Plan, Region, regions
@@ -271,6 +271,25 @@ def test_posting_order(data: st.DataObject) -> None:
             assert [id(s) for *_, s in a if id(s) in both] == [id(s) for *_, s in b if id(s) in both]
 
 
+def teams(plan: Plan, rank: int) -> set[tuple[str, tuple[int, ...]]]:
+    """Teams that a rank needs for a plan, and over what."""
+    found = (step for *_, step in plan.program(rank))
+    return {(s.link, s.ranks) for s in found if s.link != "local" and s.kind != "message" and len(s.ranks) > 1}
+
+
+@settings(max_examples=60, suppress_health_check=SLOW, deadline=None)
+@given(data=st.data())
+def test_all_fragments_are_on_the_teams_of_one(data: st.DataObject) -> None:
+    """Where islands are alike: a communicator begins with the teams of one fragment, and makes no others later."""
+    topology = data.draw(plan_cases.equal_islands())
+    rank = data.draw(st.integers(0, topology.size - 1))
+    for collective in ("allreduce", "bcast", "reduce", "allgather", "reduce_scatter_block"):
+        call = Call(collective, topology.size, (1 << 18,), 0 if ROWS[collective].rooted else -1)
+        for name in algorithms.names(collective):
+            whole, one = (make_plan.__wrapped__(topology, call, Choice(name, n), rank) for n in (4, 1))
+            assert teams(whole, rank) == teams(one, rank), (collective, name)
+
+
 def test_fragments_overlap_in_wave_fronts() -> None:
     topology = Topology.group(["nvidia"] * 2 + ["amd"] * 2, [0, 0, 1, 1])
     plan = make_plan(topology, Call("allreduce", 4, (1200,)), Choice("split_rail", 3))
@@ -309,13 +328,13 @@ def runs(draw: st.DrawFn) -> list[Block]:
 def segments(topology: Topology, blocks: list[Block], fixed: dict[int, Division] | None = None) -> list[Segment]:
     """Runs as the islands divide them."""
     total = sum(block.count for block in blocks)
-    return division.refine(division.merge(blocks), division.divisions(topology, topology.islands, total, fixed))
+    return partition.refine(partition.merge(blocks), partition.divisions(topology, topology.islands, total, fixed))
 
 
 @given(topology=st.one_of(plan_cases.topologies(), plan_cases.many_islands()), blocks=runs())
 def test_segments_partition_the_runs(topology: Topology, blocks: list[Block]) -> None:
     parts = segments(topology, blocks)
-    assert division.merge(Block(part.offset, part.count) for part in parts) == division.merge(blocks)
+    assert partition.merge(Block(part.offset, part.count) for part in parts) == partition.merge(blocks)
     for part in parts:
         assert len(part.owners) == len(topology.islands)
         assert all(rank in i.ranks for rank, i in zip(part.owners, topology.islands, strict=True))
@@ -346,9 +365,9 @@ def test_many_unlike_islands_do_not_make_a_rail_per_rank() -> None:
 
 
 def test_what_each_rank_owns() -> None:
-    owned = division.owned_blocks([Block(10, 5), Block(20, 5)], [(3, 7), (7, 9), (10, 8)], (7, 8, 9))
+    owned = partition.owned_blocks([Block(10, 5), Block(20, 5)], [(3, 7), (7, 9), (10, 8)], (7, 8, 9))
     assert owned == [[Block(10, 3)], [Block(22, 3)], [Block(13, 2), Block(20, 2)]]
-    assert division.owned_blocks([], [], (1, 2)) == [[], []]
+    assert partition.owned_blocks([], [], (1, 2)) == [[], []]
 
 
 @given(count=st.integers(0, 1 << 50), whole=st.integers(1, 100))
@@ -361,7 +380,7 @@ def test_cuts_are_in_order_and_aligned(count: int, whole: int) -> None:
 @given(count=st.integers(0, 1 << 20), total=st.integers(1, 20))
 def test_pieces_cover_a_block(count: int, total: int) -> None:
     pieces = [Piece(k, total, Scratch(1)).cut(Block(7, count)) for k in range(total)]
-    assert division.merge(pieces) == ([Block(7, count)] if count else [])
+    assert partition.merge(pieces) == ([Block(7, count)] if count else [])
 
 
 def test_operands() -> None:
@@ -369,7 +388,7 @@ def test_operands() -> None:
     assert each("recv", [Block(1, 4), Block(11, 4)]) == Blocks("recv", 1, 4, 10, 2)
     assert each("recv", [Block(4, 4), Block(0, 4)]) == (Region("recv", 4, 4), Region("recv", 0, 4))
     assert regions(Blocks("recv", 1, 4, 10, 2)) == (Region("recv", 1, 4), Region("recv", 11, 4))
-    assert division.rounds([[Block(0, 1)], [Block(1, 2), Block(9, 3)]]) == [
+    assert partition.rounds([[Block(0, 1)], [Block(1, 2), Block(9, 3)]]) == [
         [Block(0, 1), Block(1, 2)],
         [Block(0, 0), Block(9, 3)],
     ]

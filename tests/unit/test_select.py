@@ -217,7 +217,8 @@ def test_in_one_memory_islands_gain_nothing() -> None:
     plain = Tuning(plain=True)
     assert choose(SAME_HOST, "bcast", 8, tune=plain).algorithm == "flat"
     assert choose(SAME_HOST, "allgather", MIB, tune=plain).algorithm == "flat"
-    assert choose(SAME_HOST, "allreduce", 8, tune=plain).algorithm == "tree"
+    assert choose(SAME_HOST, "allreduce", 8, tune=plain) == Choice("flat")  # carried by the board
+    assert choose(SAME_HOST, "allreduce", 8192, tune=plain).algorithm == "tree"
     assert choose(SAME_HOST, "allreduce", 64 * MIB, tune=plain) == Choice("flat")
     assert choose(TWO, "allreduce", 2048, tune=plain).algorithm == "tree"
     assert choose(TWO, "allreduce", 4096, tune=plain) == Choice("doubling")

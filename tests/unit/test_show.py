@@ -7,9 +7,10 @@ from xml.etree import ElementTree
 import pytest
 
 from ucc_hetero.__main__ import main
+from ucc_hetero.cli.finding import Finding
 from ucc_hetero.cli.plan import facts, render, size_text
 from ucc_hetero.cli.topo import Host, draw, png, svg, tree
-from ucc_hetero.cli.tune import Finding, rules_of
+from ucc_hetero.cli.tune import rules_of
 from ucc_hetero.machine import launchers
 from ucc_hetero.machine.discover import Accelerator, Machine, Nic
 from ucc_hetero.planner.cost import Links

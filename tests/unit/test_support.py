@@ -22,7 +22,7 @@ from mpi4py_refusals import table as refused_tests
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "support.md"
 
 #: Remarks of the page that come from no table of the package.
-UNCOUNTED = "non-blocking: a message per block (`straight`)"
+UNCOUNTED = "non-blocking: a message per block (`pairwise`)"
 REMARKS = {
     "reduce_scatter": "in place `recvcounts` must be given",
     "gatherv": UNCOUNTED,
@@ -32,22 +32,17 @@ REMARKS = {
 
 
 def collectives() -> str:
-    """One row per collective and kind of memory."""
-    lines = [
-        "| collective | memory | one island runs | several islands choose among | remarks |",
-        "|---|---|---|---|---|",
-    ]
+    """One row per collective, which are alike for all kinds of memory."""
+    lines = ["| collective | one island runs | several islands choose among | remarks |", "|---|---|---|---|"]
     for name, row in ROWS.items():
         kind = KINDS.get(row.step)
         code = kind and (kind.ucc_v if row.layout in ("ranks", "matrix") else kind.ucc)
         alone = f"UCC `{Coll(code).name}`" if code else "own messages and combinations"
         several = ", ".join(f"`{found}`" for found in sorted(algorithms.names(name)))
         remarks = REMARKS.get(name, "" if row.step else "one algorithm whatever the islands; combined on the host")
-        lines += [f"| {method(name)} | {memory} | {alone} | {several} | {remarks} |" for memory in ("host", "device")]
-        lines.append(f"| {method(name)} | mixed | does not occur | {several} | {remarks} |")
-    lines.append("| Alltoallw | host | an Alltoallv of bytes | as Alltoallv | packed and unpacked on both sides |")
-    lines.append("| Alltoallw | device, mixed | refused | refused | use Alltoallv, or copy to the host |")
-    return "\n".join(lines)
+        lines.append(f"| {method(name)} | {alone} | {several} | {remarks} |")
+    remarks = "host memory only (else Alltoallv, or copy to the host); packed and unpacked on both sides"
+    return "\n".join([*lines, f"| Alltoallw | an Alltoallv of bytes | as Alltoallv | {remarks} |"])
 
 
 def method(name: str) -> str:
@@ -55,9 +50,9 @@ def method(name: str) -> str:
 
 
 def reductions() -> str:
-    """One row per datatype, one column per operation: the type it is computed in, or nothing."""
+    """One row for datatypes that are alike, one column per operation: the type it is computed in, or nothing."""
     names = [name for name in OPS if name not in ("MAXLOC", "MINLOC")]
-    lines = ["| datatype | " + " | ".join(names) + " |", "|---|" + "---|" * len(names)]
+    alike: dict[str, list[str]] = {}
     for dtype in DTYPES.values():
         cells = []
         for name in names:
@@ -69,8 +64,9 @@ def reductions() -> str:
             else:
                 word = "yes" if how.compute is dtype else f"in {how.compute}"
             cells.append(word)
-        lines.append(f"| {dtype} | " + " | ".join(cells) + " |")
-    return "\n".join(lines)
+        alike.setdefault(" | ".join(cells), []).append(str(dtype))
+    lines = ["| datatype | " + " | ".join(names) + " |", "|---|" + "---|" * len(names)]
+    return "\n".join([*lines, *(f"| {', '.join(dtypes)} | {cells} |" for cells, dtypes in alike.items())])
 
 
 def mpi4py() -> str:

@@ -103,10 +103,28 @@ def test_a_callback_that_exits_ends_neither_the_thread_nor_the_wait() -> None:
     thread.stop(5)
 
 
+@pytest.mark.parametrize("kind", [KeyError, SystemExit])
+def test_what_a_callback_raises_that_nobody_waits_for_is_logged(
+    caplog: pytest.LogCaptureFixture, kind: type[BaseException]
+) -> None:
+    thread = InOrder(1, "test")
+    future = Future(lambda _level: thread)
+    future.set_result(3)
+
+    def fails(_each: Any) -> None:
+        raise kind("mine")
+
+    future.add_done_callback(fails)
+    assert future.then(lambda each: each.value()).wait() == 3, "those after it run"
+    thread.stop(5)
+    (record,) = caplog.records
+    assert "fails" in record.message and "mine" in record.message and record.exc_info, record
+
+
 class EndedRequest:
     """A request that has ended, and that nobody has completed."""
 
-    finished = False
+    finished = lasting = False
 
     def __init__(self) -> None:
         self._keep = message = lib.ucch_message_new()

@@ -1,6 +1,8 @@
 """Calls on a device's tensors: what is asked of streams and in which order, when messages are copied, by notes."""
 
 import threading
+from collections import deque
+from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,11 +14,15 @@ import torch.distributed as dist
 from torch_notes import Cuda, Stream
 
 from ucc_hetero.calls.request import Request
+from ucc_hetero.calls.stream_launch import Captured
 from ucc_hetero.errors import CollectiveError
 from ucc_hetero.native.libraries import ffi, lib
-from ucc_hetero.torch import dispatch, p2p_buffers, streams
+from ucc_hetero.torch import collectives, dispatch, p2p_buffers, streams
 from ucc_hetero.torch import work as works
+from ucc_hetero.torch.experts import Event, Experts
 from ucc_hetero.torch.work import Received, Sent, Work
+
+SUM, AVG = dist.ReduceOp.SUM, dist.ReduceOp.AVG
 
 
 def finished() -> Request:
@@ -74,12 +80,6 @@ def test_calls_that_order_themselves_take_streams_in_turn(cuda: Cuda, monkeypatc
     assert taken == [each.cuda_stream for each in many] * 2 and len({*taken}) == 2
 
 
-def test_calls_are_not_captured(cuda: Cuda) -> None:
-    cuda.capturing = True
-    with pytest.raises(dist.DistBackendError, match="captured"):
-        streams.Side(torch.device("cuda", 0)).run(lambda stream: finished(), (), None, asynchronous=True)
-
-
 class Group:
     """As much of a process group as a Work needs."""
 
@@ -106,13 +106,15 @@ class Comm:
     """Notes the messages that are begun; none of them ends before its operation does."""
 
     def __init__(self, notes: list[Any]) -> None:
-        self.notes, self.error = notes, None
+        self.notes, self.error, self.repeats = notes, None, True
 
     def check_message(self, outgoing: bool, peer: int, tag: int) -> None:
         if peer > 1:
             raise ValueError(f"dest {peer}")
 
-    def send(self, memory: Any, peer: int, tag: int, seconds: float, stream: int | None = None) -> Request:
+    def send(
+        self, memory: Any, peer: int, tag: int, seconds: float, stream: int | None = None, *, lasting: bool = False
+    ) -> Request:
         self.notes.append(("send", memory, stream))
         if self.error:
             raise self.error
@@ -124,6 +126,12 @@ class Comm:
         assert taken == (stream is None)
         self.notes.append(("receive", memory, stream))
         return finished()
+
+    def again(self, request: Any, seconds: float, stream: int | None) -> Request | None:
+        self.notes.append(("again", request, stream))
+        if self.error:
+            raise self.error
+        return finished() if self.repeats else None
 
 
 class Remote(torch.Tensor):
@@ -152,8 +160,6 @@ def test_a_send_starts_when_its_stream_gets_there_and_a_receive_at_once(
     cuda: Cuda, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(p2p_buffers, "_MOST", 100)
-    monkeypatch.setattr(dispatch, "P2pBuffers", lambda device: p2p_buffers.P2pBuffers(torch.device("cuda", 0)))
-    monkeypatch.setattr(dispatch, "current", lambda device: cuda.current)
     group = Sender()
     notes, tensor = group._comms[0].notes, torch.arange(10.0).as_subclass(Remote)
     sent = group.post_message(tensor, 1, 0, True, [], None)
@@ -168,23 +174,82 @@ def test_a_send_starts_when_its_stream_gets_there_and_a_receive_at_once(
     assert isinstance(sent, Sent) and not any(isinstance(each, Sent) for each in (got, *full))
     with pytest.raises(ValueError, match="dest 2"):
         group.post_message(tensor, 2, 0, True, [], None)
+    group._place = 0, 2
+    with pytest.raises(ValueError, match="device 'meta'"):
+        group.post_message(torch.ones(3, device="meta"), 1, 0, True, [], None)
     cuda.capturing = True
     with pytest.raises(dist.DistBackendError, match="captured"):
         group.post_message(tensor, 1, 0, True, [], None)
 
 
+def test_messages_that_look_the_same_begin_as_those_before(cuda: Cuda) -> None:
+    group = Sender()
+    comm: Any = group._comms[0]
+
+    def made(*how: Any, n: int = 10, dtype: torch.dtype = torch.float32, fails: bool = False) -> list[Any]:
+        tensor = torch.ones(n, dtype=dtype).as_subclass(Remote)
+        comm.notes.clear()
+        try:
+            work = group.post_message(tensor, *how, [] if how[2] else [tensor], None)
+        except dist.DistBackendError:
+            assert fails
+        else:
+            work._collect()
+        return [kind for kind, *_ in comm.notes]
+
+    send, receive = (1, 0, True), (1, 0, False)
+    assert (made(*send), made(*receive), made(*send), made(*receive)) == (["send"], ["receive"], ["again"], ["again"])
+    assert comm.notes[0][2] is None, "what is received may come at once"
+    for other in ((1, 3, True), (0, 0, True), (-1, 0, False)):
+        assert made(*other) == ["send" if other[2] else "receive"], "another tag, another peer, or anyone"
+    assert made(*send, n=11) == made(*send, dtype=torch.float64) == ["send"]
+    assert made(*send) == ["again"] and comm.notes[0][2] == cuda.main.cuda_stream
+    with cuda.stream(other := Stream("other", cuda.notes)):
+        assert made(*send) == ["again"] and comm.notes[0][2] == other.cuda_stream
+    comm.repeats = False
+    assert made(*send) == ["again", "send"], "it goes another way now"
+    comm.error, used = CollectiveError("rank 1 has died"), group._p2p_buffers[torch.device("cuda", 0)]._used
+    assert made(*send, fails=True) == ["again"] and made(*send, fails=True) == ["send"], "what failed is not kept"
+    comm.error, comm.repeats = None, True
+    assert (made(*send), made(*send)) == (["send"], ["again"])
+    assert group._p2p_buffers[torch.device("cuda", 0)]._used == used == 0
+    long = {"n": (1 << 18) + 1}
+    assert made(*send, **long) == made(*send, **long) == ["send"], "of a long one only the buffer is used again"
+
+
+def test_a_captured_call_is_left_to_its_stream(cuda: Cuda) -> None:
+    """Nobody collects it, and whoever waits for it joins its stream to the capture."""
+    group, device = Sender(), torch.device("cuda", 0)
+    group._place, group._sides, group._comms[0].streams = (0, 2), {device: streams.Side(device)}, 1
+    work = group._in_stream(device, lambda stream: Captured(), (), [], None, True)
+    assert not group.in_flight and work.is_success() is False  # the stream has not got there
+    cuda.notes.clear()
+    assert work.wait() and cuda.notes == ["main waits for an event of side"]
+
+
+def buffer_of(left: list[str] | None) -> Any:
+    """Stands for a message's buffer, and notes how that has ended."""
+    return SimpleNamespace(
+        tensor=None, over=lambda *, again: ([] if left is None else left).append("gone" if again else "lost")
+    )
+
+
 def test_what_is_sent_was_copied_and_nobody_waits_for_it() -> None:
     group: Any = Group()
     left: list[str] = []
-    work = Sent(group, [], (finished(),), lambda: left.append("gone"), None)
+    buffer = buffer_of(left)
+    work = Sent(group, [], finished(), buffer)
     assert work in group.in_flight
     assert work.wait() and left == ["gone"] and not group.in_flight
-
-    def fail() -> None:
-        raise ValueError("no room")
-
-    with pytest.raises(ValueError, match="no room"):
-        Sent(group, [], (finished(),), fail, None).wait()
+    work._collect()
+    assert left == ["gone"], "once"
+    failing = Coming()
+    failing.over = True
+    work = Sent(group, [], failing, buffer)
+    work._collect()
+    assert left == ["gone", "lost"]
+    with pytest.raises(dist.DistBackendError, match="the sender died"):
+        work.wait()
 
 
 class Native:
@@ -230,8 +295,7 @@ class Coming(Request):
 def received(cuda: Cuda, monkeypatch: pytest.MonkeyPatch) -> tuple[Native, Any, Received, list[str]]:
     native, group, notes = Native(), Group(), cuda.notes
     monkeypatch.setattr(works, "lib", native)
-    monkeypatch.setattr(works, "current", lambda device: cuda.current)
-    monkeypatch.setattr(works, "used_in_current", lambda memory: streams.Ready(cuda.current))
+    monkeypatch.setattr(works, "current_handle", lambda device: cuda.current.cuda_stream)
     monkeypatch.setattr(works, "beside", lambda devices: cuda.stream(Stream("beside", notes)))
 
     def take(request: Any, stream: int, *, early: bool = False) -> bool:
@@ -241,7 +305,12 @@ def received(cuda: Cuda, monkeypatch: pytest.MonkeyPatch) -> tuple[Native, Any, 
 
     monkeypatch.setattr(works.Messages, "take", staticmethod(take))
     request, target = Coming(), torch.zeros(3)
-    work = Received(group, [target], (request,), lambda: notes.append(f"copied in {cuda.current.name}"), None)
+
+    def deliver() -> streams.Ready:
+        notes.append(f"copied in {cuda.current.name}")
+        return streams.Ready(cuda.current)
+
+    work = Received(group, [target], request, buffer_of(None), deliver)
     monkeypatch.setattr(work, "is_over", lambda: work._done)
     return native, request, work, notes
 
@@ -289,10 +358,11 @@ def test_what_goes_wrong_behind_a_message_is_raised_and_tried_again(received: An
     native, request, work, _ = received
     native.come, attempts = 1, []
 
-    def finish() -> None:
+    def finish() -> streams.Ready:
         attempts.append(1)
         if len(attempts) == 1:
             raise ValueError("no room")
+        return streams.Ready(Stream("main", []))
 
     work._finish = finish
     with pytest.raises(ValueError, match="no room"):
@@ -325,7 +395,7 @@ def test_who_waits_for_anything_later_learns_that_a_stream_had_no_data(
     monkeypatch.setattr(work, "is_over", work._collect)
     failed = lib.ucch_failures()
     monkeypatch.setattr(dispatch, "lib", SimpleNamespace(ucch_failures=lambda: failed + 1))
-    for later in (other, Sent(work._group, [])):
+    for later in (other, Sent(work._group, [], finished(), buffer_of(None))):
         with pytest.raises(dist.DistBackendError, match="rank 0: data is missing .* the sender died"):
             later.wait()
 
@@ -353,48 +423,253 @@ def test_threads_leave_nothing_on_the_first_device(cuda: Cuda, monkeypatch: pyte
     assert not cuda.notes
 
 
+def made(buffers: Any, key: Any, tensor: Any) -> Any:
+    """A new buffer, whose memory notes the streams that it is kept for."""
+    buffer = buffers.make(key, tensor)
+    buffer.tensor = buffer.tensor.as_subclass(Keeping)
+    buffer.tensor.kept_for = []
+    return buffer
+
+
+class Keeping(Remote):
+    """Notes the streams that it is kept for."""
+
+    kept_for: Any
+
+    def record_stream(self, stream: Any) -> None:
+        self.kept_for.append(stream)
+
+
 def test_messages_go_through_buffers_while_there_is_room(cuda: Cuda, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(p2p_buffers, "_MOST", 100)
     buffers = p2p_buffers.P2pBuffers(torch.device("cuda", 0))
     tensor = torch.arange(10.0)
-    copy, sent = buffers.outgoing(tensor)
-    tensor.zero_()
-    assert copy.tolist() == list(range(10)) and not cuda.notes
-    target, rest = torch.zeros(10), []
-    buffer, deliver = buffers.incoming(target, lambda: rest.append(1))
-    assert not cuda.notes and buffer.data_ptr() != target.data_ptr()
-    assert (
-        buffers.outgoing(tensor) is None
-        and buffers.incoming(target, None) is None
-        and buffers.outgoing(tensor[:0]) is None
-    )
-    buffer.copy_(copy)
-    with cuda.stream(Stream("other", cuda.notes)):
-        deliver()
+    outgoing = made(buffers, "to", tensor)
+    outgoing.fill(tensor.requires_grad_())
+    assert not outgoing.tensor.requires_grad
+    tensor = tensor.detach().zero_()
+    assert outgoing.tensor.tolist() == list(range(10)) and not cuda.notes
+    target, rest = torch.zeros(10).as_subclass(Remote), []
+    incoming = made(buffers, "from", target)
+    deliver = incoming.incoming(target, lambda: rest.append(1))
+    assert not cuda.notes and incoming.tensor.data_ptr() != target.data_ptr()
+    assert all(buffers.make("from", each) is None for each in (target, tensor[:0]))
+    incoming.tensor.copy_(outgoing.tensor)
+    with cuda.stream(other := Stream("other", cuda.notes)):
+        ready = deliver()
+        ready.order()
     assert cuda.notes == ["other waits for an event of main"]  # kernels before the receive may still read the target
-    assert target.tolist() == list(range(10)) and rest == [1]
-    sent()
-    assert buffers.incoming(target, None) is not None and buffers.outgoing(tensor) is not None
+    assert target.tolist() == list(range(10)) and rest == [1] and incoming.tensor.kept_for == [other]
+    outgoing.over(again=False)
+    made(buffers, "from", target), made(buffers, "to", tensor)
+    assert buffers.again("to") is None and buffers.make("to", tensor) is None, "full"
 
 
 def test_buffers_of_messages_are_used_again_once_they_are_empty(cuda: Cuda, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(p2p_buffers, "_IDLE", 100)
-    buffers, tensor = p2p_buffers.P2pBuffers(torch.device("cuda", 0)), torch.arange(10.0)
-    first, deliver = buffers.incoming(tensor, None)
-    deliver()
+    monkeypatch.setattr(p2p_buffers, "_LEAST", 8)
+    buffers, tensor = p2p_buffers.P2pBuffers(torch.device("cuda", 0)), torch.arange(10.0).as_subclass(Remote)
+    first = made(buffers, "from", tensor)
+    ready = first.incoming(tensor, None)()
     assert cuda.notes == [], "it is delivered in the stream that it was asked for in"
-    (kept,) = buffers._kept[tensor.dtype, tensor.shape]
-    monkeypatch.setattr(kept.copied, "passed", False, raising=False)
-    second, sent = buffers.outgoing(tensor)
-    assert second.data_ptr() != first.data_ptr(), "its copy has not been made yet"
-    sent()
-    kept.copied.passed = True
-    assert buffers.incoming(tensor, None)[0].data_ptr() == first.data_ptr()
-    third, deliver = buffers.incoming(tensor, None)
-    assert third.data_ptr() == second.data_ptr()
+    assert buffers._used == 0 and buffers.again("from") is None, "its message goes on"
+    first._copied.passed = False
+    first.over(again=True)
+    assert buffers.again("from") is None, "its copy has not been made yet"
+    second = made(buffers, "from", tensor)
+    second.over(again=True)
+    first._copied.passed = True
+    with cuda.stream(other := Stream("other", cuda.notes)):
+        ready.order()
+        assert cuda.notes == ["other waits for an event of main"]
+        cuda.notes.clear()
+        assert buffers.again("from") is first and buffers.again("from") is second
+        ready.order()
+    assert cuda.notes == [] and ready.query(), "who waited for the first message waits for no other"
+    first.incoming(tensor, None)()
+    assert first.tensor.kept_for == [cuda.main], "it is known to be used there"
+    with cuda.stream(other):
+        first.incoming(tensor, None)()
+    assert first.tensor.kept_for == [cuda.main, other]
     # No more than so much is kept, of whatever kind, and nothing that is still to be copied from.
     for n in (1, 10, 20, 5, 1):
-        _, sent = buffers.outgoing(torch.ones(n))
-        sent()
-    assert buffers._idle == 4 * sum(each.tensor.numel() for kept in buffers._kept.values() for each in kept) <= 100
-    assert buffers._used == 2 * 40
+        made(buffers, n, torch.ones(n)).over(again=True)
+    assert {n: len(kept) for n, kept in buffers._kept.items()} == {5: 1, 1: 1}
+    for tag in range(100):  # a short one counts for more than its bytes
+        made(buffers, ("tag", tag), torch.ones(1)).over(again=True)
+    assert [*buffers._kept] == [("tag", tag) for tag in range(88, 100)] and buffers._idle == 96
+    assert buffers._used == second.nbytes
+    with torch.inference_mode():
+        third = made(buffers, "to", tensor)
+    third.fill(tensor)  # outside of it
+
+
+class Leaving:
+    """A group's communicator, and the runner of it: notes what is started and what is left to streams."""
+
+    streams = 1
+
+    def __init__(self) -> None:
+        self.run, self.known, self.started, self.left = self, set(), [], []
+        self.fails: Exception | None = None
+
+    def knows(self, key: Any) -> bool:
+        return key in self.known
+
+    def remember(self, key: Any, call: Any) -> None:
+        self.known.add(key)
+
+    def remake(self, key: Any, both: Any, seconds: float, stream: int | None, keep: Any) -> bool:
+        if self.fails:
+            raise self.fails
+        self.left.append((key, *both, stream))
+        return True
+
+    def relaunch(self, key: Any, both: Any, seconds: float, stream: int) -> Request | None:
+        self.remake(key, both, seconds, stream, ())
+        request = finished()
+        request.in_stream = True
+        return request
+
+    def start(self, call: Any, seconds: float, stream: int | None = None) -> Request:
+        self.started.append(call.name)
+        request = finished()
+        request.in_stream = True
+        return request
+
+
+class Caller(collectives.Collectives):
+    """As much of a group as collectives on a device need."""
+
+    def __init__(self, comm: Leaving) -> None:
+        self._place, self._comms, self._sides, self._seconds = (1, 2), {0: comm}, {}, 9.0  # type: ignore[dict-item]
+        self._aborted, self._closed, self._ended, self._posted, self._name = "", False, False, 0, "fake"
+        self._batch, self.in_flight, self.left = dispatch._Batch(), {}, "left"  # type: ignore[assignment]
+
+
+def test_calls_that_were_made_before_are_left_to_the_callers_stream(cuda: Cuda) -> None:
+    """Those that are waited for at once and differ in addresses alone; all others are posted."""
+    comm = Leaving()
+    group, now = Caller(comm), SimpleNamespace(asyncOp=False, timeout=timedelta(seconds=-1), reduceOp=SUM, rootRank=0)
+
+    def remote(n: int, dtype: torch.dtype = torch.float32) -> Any:
+        return torch.ones(n, dtype=dtype).as_subclass(Remote)
+
+    def made(call: Any, *tensors: Any, left: bool, opts: Any = now) -> None:
+        before = len(comm.left), len(comm.started)
+        work = call(*tensors, opts)
+        assert (work == "left") == left, work
+        assert (len(comm.left) - before[0], len(comm.started) - before[1]) == ((1, 0) if left else (0, 1))
+        group.in_flight.clear()
+
+    mean = SimpleNamespace(**{**vars(now), "reduceOp": AVG})
+    for left in (False, True):
+        made(group.allreduce, [remote(4)], left=left)
+        made(group.allreduce, [remote(4)], left=left, opts=mean)
+        made(group.broadcast, [remote(4)], left=left)
+        made(group.all_gather_single, remote(8), remote(4), left=left)
+        made(group.reduce_scatter_single, remote(4), remote(8), left=left)
+    halved = remote(4)
+    made(group.allreduce, [halved], left=True, opts=mean)
+    assert halved.tolist() == [0.5] * 4
+    into, outof = remote(8), remote(4)
+    made(group.all_gather_single, into, outof, left=True)
+    assert comm.left[-1][1:] == (outof.data_ptr(), into.data_ptr(), cuda.main.cuda_stream)
+    made(group.all_gather_single, into, into[4:], left=False)  # its own place
+    made(group.reduce_scatter_single, into[:4], into, left=False)  # the operand is copied
+    made(group.allreduce, [remote(4, torch.float64)], left=False)
+    made(group.allreduce, [remote(5)], left=False)
+    made(group.allreduce, [remote(8)[::2]], left=False)
+    with torch.profiler.profile():
+        made(group.allreduce, [remote(4)], left=False)
+    comm.fails = CollectiveError("rank 0 has died")
+    with pytest.raises(dist.DistBackendError, match="rank 0 has died"):
+        group.allreduce([remote(4)], now)
+    group._aborted = "it had to"
+    with pytest.raises(dist.DistBackendError, match="it had to"):
+        group.allreduce([remote(4)], now)
+
+
+def test_asynchronous_calls_that_were_made_before(cuda: Cuda) -> None:
+    """They are launched beside the caller's stream; those of one Work enter a stream, and leave it, together."""
+    comm = Leaving()
+    group, later = Caller(comm), SimpleNamespace(asyncOp=True, timeout=timedelta(seconds=-1), reduceOp=SUM, rootRank=0)
+    tensors = [torch.ones(n).as_subclass(Remote) for n in (4, 4, 5)]
+    for tensor in tensors:
+        group.allreduce([tensor], later).wait()
+    cuda.notes.clear()
+    work: Any = group.allreduce([tensors[0]], later)
+    assert len(comm.started) == 2, "the second tensor is as the first"
+    assert comm.left[-1][1:] == (0, tensors[0].data_ptr(), cuda.side.cuda_stream)
+    assert cuda.notes == ["side waits for an event of main", "event in side"] and work in group.in_flight
+    assert work.wait() and not group.in_flight and work.result()[0] is tensors[0]
+    cuda.notes.clear()
+    work = group.allreduce_coalesced(tensors, later)
+    assert len(comm.left) == 5 and cuda.notes == ["side waits for an event of main", "event in side"]
+    cuda.notes.clear()
+    assert work.wait() and cuda.notes == ["main waits for an event of side"]
+    group._batch.works = []
+    work = group.allreduce_coalesced(tensors, later)
+    assert len(comm.left) == 8 and group._batch.works == [work], "whoever collects calls has them as one"
+    group._batch.works = None
+    assert group.together([]).wait(), "of nothing"
+    mean = SimpleNamespace(**{**vars(later), "reduceOp": AVG})
+    before = len(comm.left)
+    group.allreduce([tensors[0]], mean), group.allreduce([tensors[0]], mean)
+    cuda.capturing = True
+    group.allreduce([tensors[0]], later)
+    assert len(comm.left) == before, "posted"
+    cuda.capturing = False
+    comm.fails = CollectiveError("rank 0 has died")
+    with pytest.raises(dist.DistBackendError, match="rank 0 has died"):
+        group.allreduce([tensors[0]], later)
+
+
+def test_events_are_recorded_again(cuda: Cuda) -> None:
+    """Once the host has seen the end of their call, for which nobody waits any more then."""
+    free: Any = deque()
+    first = streams.Ready(cuda.main, events=free)
+    assert not free and not first.query()
+    first.over()
+    assert len(free) == 1 and first.query()
+    cuda.notes.clear()
+    with cuda.stream(Stream("other", cuda.notes)):
+        first.order()
+    assert not cuda.notes
+    event = free[0] = SimpleNamespace(recorded=[], query=lambda: False)
+    event.record = event.recorded.append
+    again = streams.Ready(cuda.main, events=free)
+    assert event.recorded == [cuda.main] and not free and not again.query()
+    more = streams.Ready(cuda.main)  # what comes after a call may not have ended with it
+    more.over()
+    assert not free and not more._over
+
+
+def test_experts_work_beside_the_current_stream(cuda: Cuda) -> None:
+    notes = cuda.notes
+
+    class Kept(Remote):
+        def record_stream(self, stream: Any) -> None:
+            notes.append(f"{names[id(self)]} is kept for {stream.name}")
+
+    given, made = torch.empty(1).as_subclass(Kept), torch.empty(1).as_subclass(Kept)
+    names = {id(given): "argument", id(made): "result"}
+    experts = Experts.__new__(Experts)
+    experts._sides = {}
+
+    def run(**how: Any) -> Event:
+        notes.clear()
+        result, event = experts._run(lambda: notes.append(f"work in {cuda.current.name}") or (made,), [given], **how)
+        assert result is made and cuda.current is cuda.main
+        return event
+
+    event = run(async_finish=True)
+    kept = ["argument is kept for side", "result is kept for main"]
+    ordered = ["event in main", "side waits for an event of main"]
+    assert notes == [*ordered, "work in side", "event in side", *kept]
+    event.current_stream_wait()
+    assert notes[-1] == "main waits for an event of side"
+    run(async_finish=True, previous_event=event)
+    assert notes == ["side waits for an event of side", "work in side", "event in side", *kept]
+    run(previous_event=event).current_stream_wait()
+    assert notes == ["main waits for an event of side", "work in main"]

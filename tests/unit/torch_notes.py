@@ -24,8 +24,11 @@ class Stream:
         self.notes.append(f"{self.name} waits for an event of {event.name}")
 
     def record_event(self) -> Stream:
-        self.notes.append(f"event in {self.name}")
+        self.record(self)
         return self
+
+    def record(self, stream: Stream) -> None:
+        self.notes.append(f"event in {stream.name}")
 
     def query(self) -> bool:
         return self.done.is_set()

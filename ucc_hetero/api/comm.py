@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import sys
 from contextlib import suppress
 from types import TracebackType
 from typing import Any, cast
 
 from .. import env, log
 from ..bootstrap import exit
+from ..bootstrap.process import refuse_children
+from ..bootstrap.timely import Timely
 from ..calls.arguments import CallSpec
 from ..calls.dispatch import Runner
 from ..calls.neighbours import Neighbourhood
@@ -15,17 +18,17 @@ from ..calls.notices import Notices
 from ..calls.p2p import Messages
 from ..calls.partitioned import Partitions
 from ..calls.persistent import PersistentRequest
+from ..calls.recovery import Recovery
 from ..calls.request import Request
 from ..engine.lowering import Execution
 from ..errors import LibraryNotFound
 from ..native.libraries import load
 from ..planner.topology import Topology
 from ..types import OPS
+from .comm_faults import FaultMethods
 from .comm_groups import GroupMethods
 from .comm_neighbours import NeighbourMethods
 from .comm_p2p import MessageMethods
-
-__all__ = ["Communicator"]
 
 SUM = OPS["SUM"]
 
@@ -44,7 +47,7 @@ class _Freed:
         raise ValueError("this communicator has been freed")
 
 
-class Communicator(MessageMethods, NeighbourMethods, GroupMethods):
+class Communicator(MessageMethods, NeighbourMethods, GroupMethods, FaultMethods):
     """Ranks that communicate. Made from an mpi4py communicator, by all its ranks together.
 
     Methods, defaults and buffer forms are mpi4py's; methods with a capital letter take buffers, the others are those
@@ -64,12 +67,15 @@ class Communicator(MessageMethods, NeighbourMethods, GroupMethods):
     _arenas = False
 
     def __init__(self, comm: Any = None) -> None:
+        if "mpi4py.MPI" in sys.modules:  # whatever goes wrong from here on, the others must not wait for this rank
+            exit.register()
         # Before MPI where MPI is not there yet: both bring a UCX, and the first one serves both. A failure is said
         # again when all ranks tell each other what they have: those that fail must not leave the others waiting.
         with suppress(LibraryNotFound):
             load()
         from mpi4py import MPI
 
+        exit.register()
         log.configure()
         env.warn_unknown()
         parent = MPI.COMM_WORLD if comm is None else getattr(comm, "mpi", comm)
@@ -79,8 +85,8 @@ class Communicator(MessageMethods, NeighbourMethods, GroupMethods):
             raise ValueError("comm is MPI.COMM_NULL: this rank is not in the communicator")
         if parent.Is_inter():
             raise TypeError("comm is an intercommunicator; merge it first: Communicator(comm.Merge())")
-        exit.register()
-        self._join(parent.Dup())
+        refuse_children()
+        self._join(Timely(parent, env.get("TIMEOUT"), "the making of a communicator").Dup())
 
     @classmethod
     def _adopt(cls, mpi: Any) -> Communicator:
@@ -93,6 +99,7 @@ class Communicator(MessageMethods, NeighbourMethods, GroupMethods):
         self._mpi = mpi
         self._run = Runner(self._mpi, arenas=self._arenas)
         self._messages = Messages(self._run)
+        self._recovery = Recovery(self._run)
         #: Made when they are used first: messages of the package's own calls, and what those calls are.
         self._own_messages: Messages | None = None
         board = self._run.board
@@ -106,10 +113,15 @@ class Communicator(MessageMethods, NeighbourMethods, GroupMethods):
         exit.living.append(self)
 
     def Free(self) -> None:
-        """Release the communicator; collective. ``ValueError`` while requests of it are still active."""
+        """Release the communicator; collective. ``ValueError`` while requests of it are still active.
+
+        ``DataError`` where UCCH_CHECK=data has found what no call could raise.
+        """
         if isinstance(self._run, _Freed):
             return
-        together = self._run.close()
+        run = self._run
+        together = not run.orphaned and run.close()
+        self._recovery.close()
         if self._notices is not None:
             self._notices.close()
         exit.forget(self)
@@ -118,6 +130,8 @@ class Communicator(MessageMethods, NeighbourMethods, GroupMethods):
         mpi, self._mpi = self._mpi, _Freed()
         if together:  # else it is needed for those that come later (closing.py)
             mpi.Free()
+        if run.unfit is not None:
+            raise run.unfit
 
     def _own(self) -> Messages:
         """The messages of the package's own calls, which no receive of the caller's matches."""
@@ -214,73 +228,73 @@ class Communicator(MessageMethods, NeighbourMethods, GroupMethods):
 
     def Barrier(self, *, stream: Any = None) -> None:
         """Wait until all ranks have called."""
-        self._run.blocking("barrier", None, None, stream=stream)
+        self._run.blocking("barrier", None, None, None, -1, None, stream)
 
     def Bcast(self, buf: Any, root: int = 0, *, stream: Any = None) -> None:
         """Send the root's buffer to all ranks."""
-        self._run.blocking("bcast", None, buf, None, root, stream=stream)
+        self._run.blocking("bcast", None, buf, None, root, None, stream)
 
     def Reduce(self, sendbuf: Any, recvbuf: Any, op: Any = SUM, root: int = 0, *, stream: Any = None) -> None:
         """Reduce all vectors to the root."""
-        self._run.blocking("reduce", sendbuf, recvbuf, op, root, stream=stream)
+        self._run.blocking("reduce", sendbuf, recvbuf, op, root, None, stream)
 
     def Allreduce(self, sendbuf: Any, recvbuf: Any, op: Any = SUM, *, stream: Any = None) -> None:
         """Reduce all vectors and give every rank the result."""
-        self._run.blocking("allreduce", sendbuf, recvbuf, op, stream=stream)
+        self._run.blocking("allreduce", sendbuf, recvbuf, op, -1, None, stream)
 
     def Reduce_scatter_block(self, sendbuf: Any, recvbuf: Any, op: Any = SUM, *, stream: Any = None) -> None:
         """Reduce all vectors and give rank r the r-th of equal blocks."""
-        self._run.blocking("reduce_scatter_block", sendbuf, recvbuf, op, stream=stream)
+        self._run.blocking("reduce_scatter_block", sendbuf, recvbuf, op, -1, None, stream)
 
     def Reduce_scatter(
         self, sendbuf: Any, recvbuf: Any, recvcounts: Any = None, op: Any = SUM, *, stream: Any = None
     ) -> None:
         """Reduce all vectors and give rank r the r-th block, of ``recvcounts[r]`` elements."""
-        self._run.blocking("reduce_scatter", sendbuf, recvbuf, op, -1, recvcounts, stream=stream)
+        self._run.blocking("reduce_scatter", sendbuf, recvbuf, op, -1, recvcounts, stream)
 
     def Gather(self, sendbuf: Any, recvbuf: Any, root: int = 0, *, stream: Any = None) -> None:
         """Collect equal blocks at the root."""
-        self._run.blocking("gather", sendbuf, recvbuf, None, root, stream=stream)
+        self._run.blocking("gather", sendbuf, recvbuf, None, root, None, stream)
 
     def Gatherv(self, sendbuf: Any, recvbuf: Any, root: int = 0, *, stream: Any = None) -> None:
         """Collect blocks of any size at the root."""
-        self._run.blocking("gatherv", sendbuf, recvbuf, None, root, stream=stream)
+        self._run.blocking("gatherv", sendbuf, recvbuf, None, root, None, stream)
 
     def Scatter(self, sendbuf: Any, recvbuf: Any, root: int = 0, *, stream: Any = None) -> None:
         """Give each rank one of the root's equal blocks."""
-        self._run.blocking("scatter", sendbuf, recvbuf, None, root, stream=stream)
+        self._run.blocking("scatter", sendbuf, recvbuf, None, root, None, stream)
 
     def Scatterv(self, sendbuf: Any, recvbuf: Any, root: int = 0, *, stream: Any = None) -> None:
         """Give each rank one of the root's blocks of any size."""
-        self._run.blocking("scatterv", sendbuf, recvbuf, None, root, stream=stream)
+        self._run.blocking("scatterv", sendbuf, recvbuf, None, root, None, stream)
 
     def Allgather(self, sendbuf: Any, recvbuf: Any, *, stream: Any = None) -> None:
         """Collect equal blocks at every rank."""
-        self._run.blocking("allgather", sendbuf, recvbuf, stream=stream)
+        self._run.blocking("allgather", sendbuf, recvbuf, None, -1, None, stream)
 
     def Allgatherv(self, sendbuf: Any, recvbuf: Any, *, stream: Any = None) -> None:
         """Collect blocks of any size at every rank."""
-        self._run.blocking("allgatherv", sendbuf, recvbuf, stream=stream)
+        self._run.blocking("allgatherv", sendbuf, recvbuf, None, -1, None, stream)
 
     def Alltoall(self, sendbuf: Any, recvbuf: Any, *, stream: Any = None) -> None:
         """Send an equal block from every rank to every rank."""
-        self._run.blocking("alltoall", sendbuf, recvbuf, stream=stream)
+        self._run.blocking("alltoall", sendbuf, recvbuf, None, -1, None, stream)
 
     def Alltoallv(self, sendbuf: Any, recvbuf: Any, *, stream: Any = None) -> None:
         """Send a block of any size from every rank to every rank."""
-        self._run.blocking("alltoallv", sendbuf, recvbuf, stream=stream)
+        self._run.blocking("alltoallv", sendbuf, recvbuf, None, -1, None, stream)
 
     def Alltoallw(self, sendbuf: Any, recvbuf: Any) -> None:
         """Send a block of any size and datatype from every rank to every rank; host memory."""
-        self._run.blocking("alltoallw", sendbuf, recvbuf)
+        self._run.blocking("alltoallw", sendbuf, recvbuf, None, -1, None)
 
     def Scan(self, sendbuf: Any, recvbuf: Any, op: Any = SUM, *, stream: Any = None) -> None:
         """Reduce the vectors of the ranks up to this one."""
-        self._run.blocking("scan", sendbuf, recvbuf, op, stream=stream)
+        self._run.blocking("scan", sendbuf, recvbuf, op, -1, None, stream)
 
     def Exscan(self, sendbuf: Any, recvbuf: Any, op: Any = SUM, *, stream: Any = None) -> None:
         """Reduce the vectors of the ranks before this one; rank 0's result is left alone."""
-        self._run.blocking("exscan", sendbuf, recvbuf, op, stream=stream)
+        self._run.blocking("exscan", sendbuf, recvbuf, op, -1, None, stream)
 
     # --- non-blocking collectives ------------------------------------------------------------------------------------
 

@@ -9,8 +9,6 @@ from ..calls.neighbours import Neighbourhood
 from ..calls.persistent import PersistentRequest
 from ..calls.request import Request
 
-__all__ = ["NeighbourMethods"]
-
 
 class NeighbourMethods(ABC):
     """Calls along the edges of a grid (``Create_cart``) or graph (``Create_graph``, ``Create_dist_graph``).

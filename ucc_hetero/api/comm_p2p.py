@@ -12,8 +12,6 @@ from ..calls.persistent import PersistentRequest
 from ..calls.probe import Message, mprobe, probe
 from ..calls.request import Request, finished
 
-__all__ = ["MessageMethods"]
-
 
 class MessageMethods(ABC):
     """Sends, receives and probes. ``source`` and ``tag`` of a receive are wild unless given.

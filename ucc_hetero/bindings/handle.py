@@ -10,8 +10,6 @@ from typing import Any, TypeVar
 
 from ..native.libraries import ffi
 
-__all__ = ["Handle", "memory", "sweep"]
-
 T = TypeVar("T")
 
 

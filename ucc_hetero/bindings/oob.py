@@ -7,11 +7,12 @@ their results, and an exception must not unwind through C. The first failure is 
 
 from __future__ import annotations
 
+import math
+import time
 from typing import Any, Protocol
 
+from ..errors import CollectiveTimeout
 from ..native.libraries import ffi, lib
-
-__all__ = ["Exchange", "MPIExchange", "Pending", "oob_of"]
 
 _OK, _INPROGRESS, _ERROR = 0, 1, -6
 
@@ -34,22 +35,27 @@ class Exchange(Protocol):
 
 
 class _MPIPending:
-    def __init__(self, request: Any) -> None:
-        self._request = request
+    def __init__(self, request: Any, rank: int, seconds: float) -> None:
+        self._request, self._rank, self._seconds, self._until = request, rank, seconds, time.monotonic() + seconds
 
     def test(self) -> bool:
-        return bool(self._request.Test())
+        come = bool(self._request.Test())
+        if not come and time.monotonic() > self._until:
+            raise CollectiveTimeout(
+                f"rank {self._rank}: a context of libucc: not every rank came within {self._seconds:g} s (UCCH_TIMEOUT)"
+            )
+        return come
 
 
 class MPIExchange:
-    """An :class:`Exchange` over an mpi4py communicator, which should be private to it."""
+    """An :class:`Exchange` over an mpi4py communicator, which should be private to it; ``seconds`` for each at most."""
 
-    def __init__(self, comm: Any) -> None:
-        self.comm = comm
+    def __init__(self, comm: Any, seconds: float = math.inf) -> None:
+        self.comm, self._seconds = comm, seconds
         self.rank, self.size = comm.Get_rank(), comm.Get_size()
 
     def begin(self, src: memoryview, dst: memoryview) -> Pending:
-        return _MPIPending(self.comm.Iallgather(src, dst))
+        return _MPIPending(self.comm.Iallgather(src, dst), self.rank, self._seconds)
 
 
 class _Oob:
@@ -92,7 +98,7 @@ def forget(key: int) -> None:
     _oobs.pop(key, None)
 
 
-@ffi.def_extern(error=_ERROR)  # type: ignore[untyped-decorator]
+@ffi.def_extern(error=_ERROR)
 def ucch_oob_allgather(src: Any, dst: Any, size: int, info: Any, request: Any) -> int:
     record = _oobs.get(int(ffi.cast("uintptr_t", info)))
     if record is None:
@@ -101,7 +107,7 @@ def ucch_oob_allgather(src: Any, dst: Any, size: int, info: Any, request: Any) -
         pending = record.exchange.begin(
             memoryview(ffi.buffer(src, size)), memoryview(ffi.buffer(dst, size * record.exchange.size))
         )
-    except Exception as failure:
+    except BaseException as failure:  # also of a signal's handler
         record.failure = record.failure or failure
         return _ERROR
     number = _number()
@@ -110,17 +116,17 @@ def ucch_oob_allgather(src: Any, dst: Any, size: int, info: Any, request: Any) -
     return _OK
 
 
-@ffi.def_extern(error=_ERROR)  # type: ignore[untyped-decorator]
+@ffi.def_extern(error=_ERROR)
 def ucch_oob_test(request: Any) -> int:
     record, pending = _requests[int(ffi.cast("uintptr_t", request))]
     try:
         return _OK if pending.test() else _INPROGRESS
-    except Exception as failure:
+    except BaseException as failure:  # also of a signal's handler
         record.failure = record.failure or failure
         return _ERROR
 
 
-@ffi.def_extern(error=_ERROR)  # type: ignore[untyped-decorator]
+@ffi.def_extern(error=_ERROR)
 def ucch_oob_free(request: Any) -> int:
     _requests.pop(int(ffi.cast("uintptr_t", request)), None)
     return _OK

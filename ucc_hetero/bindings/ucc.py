@@ -14,6 +14,7 @@ For people who want UCC without our planner, and the way in which our own engine
 from __future__ import annotations
 
 import os
+import sys
 import time
 from collections.abc import Callable, Sequence
 from functools import cache
@@ -40,6 +41,10 @@ __all__ = [
     "check",
     "status_name",
 ]
+
+
+#: Seconds between looks at what may make a wait hopeless.
+_LOOK_S = 2e-3
 
 
 def status_name(status: int) -> str:
@@ -71,6 +76,19 @@ def _locked(function: Callable[..., int], *arguments: Any) -> int:
         return int(function(*arguments))
     finally:
         lib.ucch_unlock()
+
+
+class Looks:
+    """Looks at what may make a wait hopeless, at a distance."""
+
+    def __init__(self, look: Callable[[], None] | None) -> None:
+        self._look, self._due = look, time.monotonic() + _LOOK_S
+
+    def now_and_then(self) -> None:
+        """Look if it is time; raises what the look does."""
+        if self._look is not None and time.monotonic() > self._due:
+            self._look()
+            self._due = time.monotonic() + _LOOK_S
 
 
 class Lib(Handle):
@@ -152,9 +170,24 @@ class Context(Handle):
         check("ucc_context_get_attr", lib.ucc_context_get_attr(self.handle, attr))
         return int(attr.ctx_addr_len)
 
-    def team(self, ranks: Sequence[int], timeout: float = 60.0) -> Team:
-        """Create the team of the context ranks ``ranks``, in that order; collective among them."""
-        return Team(self, ranks, timeout)
+    def addresses(self, component: str) -> bool:
+        """Whether its address has one of that component of libucc's: ``ucp`` for connections between ranks.
+
+        What a context lacks, libucc makes it without, and teams then read an address that is not there (UCC 1.4.0).
+        """
+        attr = ffi.new("ucc_context_attr_t *", {"mask": 4 | 8})
+        check("ucc_context_get_attr", lib.ucc_context_get_attr(self.handle, attr))
+        number = 5381  # what an address has components under: Bernstein's hash of the name, in a word of its own
+        for letter in component.encode():
+            number = (number * 33 + letter) % 2**64
+        return number.to_bytes(8, sys.byteorder) in bytes(ffi.buffer(attr.ctx_addr, attr.ctx_addr_len))
+
+    def team(self, ranks: Sequence[int], timeout: float = 60.0, look: Callable[[], None] | None = None) -> Team:
+        """Create the team of the context ranks ``ranks``, in that order; collective among them.
+
+        ``look`` is called now and then meanwhile, and raises what makes it hopeless.
+        """
+        return Team(self, ranks, timeout, look)
 
     def close(self) -> None:
         """Destroy the context; collective among its ranks."""
@@ -169,7 +202,9 @@ class Context(Handle):
 class Team(Handle):
     """Ranks of a context that do collectives together."""
 
-    def __init__(self, context: Context, ranks: Sequence[int], timeout: float = 60.0) -> None:
+    def __init__(
+        self, context: Context, ranks: Sequence[int], timeout: float = 60.0, look: Callable[[], None] | None = None
+    ) -> None:
         self.context = context
         self.ranks = tuple(ranks)
         self.size = len(self.ranks)
@@ -181,13 +216,13 @@ class Team(Handle):
         params.ep_map.ep_num = self.size
         params.ep_map.array.map = self._map
         params.ep_map.array.elem_size = 8
-        self.handle = self._create(params, timeout)
+        self.handle = self._create(params, timeout, look)
         self.native = lib.ucch_team_new(context.native, self.handle)
 
-    def _create(self, params: Any, timeout: float) -> Any:
+    def _create(self, params: Any, timeout: float, look: Callable[[], None] | None) -> Any:
         handle = ffi.new("ucc_team_h *")
         contexts = ffi.new("ucc_context_h[]", [self.context.handle])
-        deadline = time.monotonic() + timeout
+        deadline, looks = time.monotonic() + timeout, Looks(look)
         lib.ucch_lock()
         try:
             check("ucc_team_create_post", lib.ucc_team_create_post(contexts, 1, params, handle))
@@ -198,8 +233,14 @@ class Team(Handle):
                         f"team of context ranks {list(self.ranks)}: not every rank joined within {timeout:g} s"
                     )
                 lib.ucch_unlock()
-                os.sched_yield()
-                lib.ucch_lock()
+                try:
+                    looks.now_and_then()
+                    os.sched_yield()
+                finally:
+                    lib.ucch_lock()
+        except BaseException:
+            _leaked.append((self._map, params, handle))  # libucc goes on with it
+            raise
         finally:
             lib.ucch_unlock()
         check("ucc_team_create_test", status, f"team of context ranks {list(self.ranks)}")
@@ -304,11 +345,12 @@ class Request(Handle):
             self.team.context.progress()
         return check("collective", self.handle.status) == Status.OK
 
-    def wait(self, timeout: float = 60.0) -> None:
-        """Wait until finished. Raises :class:`CollectiveTimeout` after ``timeout`` seconds."""
-        deadline = time.monotonic() + timeout
+    def wait(self, timeout: float = 60.0, look: Callable[[], None] | None = None) -> None:
+        """Wait until finished. Raises :class:`CollectiveTimeout` after ``timeout`` seconds, or what ``look`` does."""
+        deadline, looks = time.monotonic() + timeout, Looks(look)
         while not self.test():
             os.sched_yield()
+            looks.now_and_then()
             if time.monotonic() > deadline:
                 raise CollectiveTimeout(f"collective not finished after {timeout:g} s")
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from enum import IntEnum, IntFlag
 
-__all__ = ["Coll", "CollFlag", "MemType", "Status", "ThreadMode"]
-
 
 class Status(IntEnum):
     """``ucc_status_t``."""

@@ -84,15 +84,16 @@ def check(call: str, status: int) -> None:
 class Context(Handle):
     """A UCP context with tagged messages and remote memory access, reading ``UCX_*`` variables.
 
-    With ``wires`` one of the libucp that network threads use, for these alone.
+    With ``wires`` one of the libucp that network threads use, for these alone; with ``active`` one whose workers have
+    active messages, and can be slept for.
     """
 
-    def __init__(self, settings: Mapping[str, str] | None = None, *, wires: bool = False) -> None:
+    def __init__(self, settings: Mapping[str, str] | None = None, *, wires: bool = False, active: bool = False) -> None:
         preload_ucx()
         self._wires = wires
         words = [ffi.new("char[]", word.encode()) for pair in (settings or {}).items() for word in pair]
         handle, refused = ffi.new("ucp_context_h *"), ffi.new("char **")
-        status = lib.ucch_ucp_open(wires, ffi.new("char *[]", [*words, ffi.NULL]), handle, refused)
+        status = lib.ucch_ucp_open(wires, active, ffi.new("char *[]", [*words, ffi.NULL]), handle, refused)
         name = ffi.string(refused[0]).decode() if refused[0] != ffi.NULL else ""
         check(f"ucp_config_modify({name})" if name else "ucp_init_version", status)
         self.handle = handle[0]
@@ -219,7 +220,7 @@ class Endpoint:
         self.worker = worker
         status = ffi.new("int *")
         self._address = ffi.from_buffer(address)
-        self.handle = lib.ucch_ep_new(worker.handle, self._address, status)
+        self.handle: Any = lib.ucch_ep_new(worker.handle, self._address, status)
         check("ucp_ep_create", status[0])
         #: Memory of transfers that were not yet flushed.
         self.keep: list[object] = []
@@ -329,7 +330,7 @@ class RemoteMemory:
     def __init__(self, endpoint: Endpoint, address: int, nbytes: int, key: bytes) -> None:
         self.endpoint, self.address, self.nbytes = endpoint, address, nbytes
         status = ffi.new("int *")
-        self.handle = lib.ucch_rkey_new(endpoint.handle, ffi.from_buffer(key), status)
+        self.handle: Any = lib.ucch_rkey_new(endpoint.handle, ffi.from_buffer(key), status)
         check("ucp_ep_rkey_unpack", status[0])
 
     def put(self, data: Any, offset: int = 0, mem_type: MemType = MemType.HOST) -> None:

@@ -12,22 +12,27 @@ import atexit
 import os
 import sys
 import threading
-import time
 from contextlib import suppress
 from types import TracebackType
 from typing import Any, NoReturn
 
+from .. import log
+from ..device import own_device
 from ..native.libraries import lib
+from ..native.waiting import progress_until
 from ..trace import record
 from ..transport import wires
-from . import process
-
-__all__ = ["failed", "forget", "living", "register"]
+from . import faults, links, process
 
 #: Every communicator that has not been freed, in order of creation, which is equal on all its ranks.
 living: list[Any] = []
 #: A communicator was freed after a call of it had failed: the call is in the libraries still.
 _haunted = False
+
+#: Seconds that those who live wait for each other at the end, once ranks have died.
+_PATIENCE = 10.0
+#: Seconds in which a rank that has failed may reach the others' store, and others on its host write what they do.
+_WORD = 2.0
 
 _registered = False
 #: With which status this process ends because it has failed; 0 while it has not.
@@ -57,8 +62,19 @@ def register() -> None:
 def forget(comm: Any) -> None:
     """A communicator is being freed."""
     global _haunted
-    living.remove(comm)
+    if comm in living:  # not of a parent process
+        living.remove(comm)
     _haunted = _haunted or _leaves_calls(comm)
+
+
+def _after_fork() -> None:
+    """Communicators are the parent's: a child that used them would take part in its calls."""
+    for comm in living:
+        comm._run.orphan()
+    living.clear()
+
+
+os.register_at_fork(after_in_child=_after_fork)
 
 
 def _leaves_calls(comm: Any) -> bool:
@@ -96,8 +112,17 @@ def _exits(code: Any) -> None:
 
 
 def _at_exit() -> None:
-    if os.getpid() == _pid:  # a forked child owns none of this
+    global _status
+    if os.getpid() != _pid:  # a forked child owns none of this
+        return
+    try:
         _end()
+    except BaseException as error:  # of a signal's handler, Ctrl-C's say: the others would wait for this rank
+        sys.excepthook(type(error), error, error.__traceback__)
+        _status = _status or 1
+        _end()
+    finally:
+        links.stop()
         wires.stop()  # however that went: libucp is about to be unloaded
 
 
@@ -106,20 +131,58 @@ def _end() -> None:
     from mpi4py import MPI
 
     lib.ucch_progress_thread(0)
-    if _status and not MPI.Is_finalized():
+    over = MPI.Is_finalized()
+    survives = MPI.Is_initialized() and not over and not faults.lacking(MPI.COMM_WORLD)
+    if _status:
+        lib.ucch_flight_await(_WORD)
+    if _status and not (over or survives):
         _abort()  # first: others that see this rank leave fail, too, and would end the job with a status of theirs
     for comm in living:
         comm._run.board.leave()
-    if MPI.Is_finalized() or _status:
+    if over or _status:
+        if survives:
+            faults.leave(_status)
+        if _status:
+            _desert()
         return  # whoever started the others, torchrun say, ends them
     found = [_together(each) for each in process.all_jobs()]  # every rank takes part in each, whatever the others say
     worst = min(found, default=_WHOLE)
-    if worst:
+    if worst == _LOST:
+        for comm in living:
+            comm._run.meet(_PATIENCE)  # those that live: a peer may still need our side of a transfer
+    if survives and (worst == _LOST or faults.dead_ranks(MPI.COMM_WORLD)):
+        faults.leave(0)
+        return
+    if worst > _STUCK:
         record.finish()
     if worst == _WHOLE:
         for comm in reversed(living[:]):
             comm.Free()
-        process.close_all()
+        _close()
+    if survives:
+        faults.leave_late()
+
+
+def _desert() -> None:
+    """Tell the ranks of jobs that meet in a store that this one has failed: they wait for nothing of it then."""
+    for each in process.all_jobs():
+        if hasattr(each.comm, "desert"):
+            with suppress(*faults.EXCHANGE_ERRORS):
+                faults.in_time("word of this rank's end", _WORD, each.comm.desert)
+
+
+def _close() -> None:
+    """Release everything. Where a rank or its host is lost meanwhile the libraries wait for it, and are left alone."""
+
+    def close() -> None:
+        with own_device():
+            process.close_all()
+
+    try:
+        faults.in_time("the end of this process", _PATIENCE, close)
+    except faults.EXCHANGE_ERRORS as error:
+        log.log("live").debug("what the libraries hold is not given back: %s", error)
+        faults.leave(0)
 
 
 def _abort() -> None:
@@ -135,9 +198,9 @@ def _abort() -> None:
         MPI.COMM_WORLD.Abort(_status)
 
 
-#: How a rank comes to its end: what is under way will not end; no call is under way, but the libraries still hold one
-#: that failed; they can be closed.
-_STUCK, _HAUNTED, _WHOLE = range(3)
+#: How a rank comes to its end: ranks of the job are dead; what is under way will not end; no call is under way, but the
+#: libraries still hold one that failed; they can be closed.
+_LOST, _STUCK, _HAUNTED, _WHOLE = range(4)
 
 
 def _together(each: process.Job) -> int:
@@ -151,16 +214,21 @@ def _together(each: process.Job) -> int:
     from mpi4py import MPI
 
     stuck = any(comm._run.broken or comm._run.busy for comm in living)
-    haunted = _haunted or any(map(_leaves_calls, living))
+    haunted = _haunted or process.forsaken() or any(map(_leaves_calls, living))
     mine = array("i", [_STUCK if stuck else _HAUNTED if haunted else _WHOLE])
     worst = array("i", [0])
-    request = each.comm.Iallreduce(mine, worst, op=MPI.MIN)
-    pause = 0.0
-    while not request.Test():
-        if any(comm._run.board.dead() >= 0 for comm in living):
-            return _STUCK  # by os._exit, say: it will never come
-        # Peers may still need our side of a transfer; there is no hurry otherwise.
-        lib.ucch_progress_once()
-        time.sleep(pause)
-        pause = min(pause + 1e-5, 1e-3)
-    return worst[0]
+    try:
+        if not faults.lacking(each.comm) and faults.dead_ranks(each.comm):
+            return _LOST
+        request = each.comm.Iallreduce(mine, worst, op=MPI.MIN)
+        # Who died, by os._exit, say, will never come; one that has ended since it came does not matter.
+        come = progress_until(
+            request.Test,
+            hopeless=lambda: (
+                each.ended() or links.lost(each.index) or any(comm._run.board.dead() >= 0 for comm in living)
+            ),
+        )
+        come = come or request.Test()
+    except faults.EXCHANGE_ERRORS:
+        come = False
+    return worst[0] if come else _LOST

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -15,24 +15,27 @@ from ..device import bind
 from ..errors import AgreementError, CollectiveError, UCCHError
 from ..machine import nics
 from ..machine.discover import host_identity
-from ..machine.facts import Facts
+from ..machine.facts import Facts, unpacked
 from ..native.libraries import lib
 from ..planner.collectives import ROWS, Call, elements
 from ..planner.plan import Plan
 from ..planner.rules import check_table
 from ..planner.select import agreed, choose, make_plan
 from ..planner.topology import Topology, levels_of, link_weights
+from ..trace import flight
+from ..trace.record import communicator
 from ..transport import rings, wires
 from ..transport.carriers import warn_idle
 from ..transport.paths import Device, path_of
+from ..transport.rings import Channels
 from ..transport.segments import join as join_windows
 from ..types import OPS, Transport
-from . import agreement, process
-from .liveness import Board
+from . import agreement, faults, process
+from .links import Links
+from .liveness import Board, ended
 from .teams import Teams
+from .timely import limit, timely
 from .turns import turn
-
-__all__ = ["Membership"]
 
 #: Elements of four bytes in the calls whose teams every communicator has from its beginning.
 USUAL_COUNTS = (1, 1 << 12, 1 << 18, 1 << 24)
@@ -46,7 +49,10 @@ class Membership:
     """
 
     def __init__(self, mpi: Any, timeout: float, arenas: bool) -> None:
-        self.mpi, self._arenas = mpi, arenas
+        self.mpi, self._arenas = timely(mpi, timeout, "the making of a communicator"), arenas
+        self.links: Links | None = None
+        self._recorded = 0
+        self._unwatch: Callable[[], object] = bool
         self.rank, self.size = int(mpi.Get_rank()), int(mpi.Get_size())
         numbers: list[tuple[int, bytes]] = []
 
@@ -55,14 +61,32 @@ class Membership:
             self.facts, numbers[:], everyone_ready = self._exchange(ready)
             return everyone_ready
 
-        with turn(together):
-            agreement.judge(self.facts)
-            #: Number of the communicator, part of every message tag.
-            self.id = _claim(numbers)
+        try:
+            with turn(together):
+                agreement.judge(self.facts)
+                #: Number of the communicator, part of every message tag.
+                self.id = _claim(numbers)
+                self._try(timeout)
+        except BaseException:
+            faults.give_up(self.mpi)
+            raise
+
+    def _try(self, timeout: float) -> None:
+        try:
             self._create(timeout)
+        except BaseException:
+            self.part()
+            _spoilt.append(self)  # the libraries go on with what they have of it
+            if hasattr(self, "job"):
+                process.forsake(self.job)
+            self.release_id()
+            raise
+        self.job.used = True
+        self.teams.timeout = timeout
 
     def _create(self, timeout: float) -> None:
         mpi = self.mpi
+        self._watch(partial(ended, self.facts, self.rank))
         vendors = [f.vendor for f in self.facts]
         nodes: dict[tuple[str, ...], int] = {}
         hosts = [nodes.setdefault(f.host.node, len(nodes)) for f in self.facts]
@@ -81,20 +105,34 @@ class Membership:
         self.topology, self.tuning = agreed(self.bare, weighted, env.get("TUNE"), self._table, path, plain=plain)
         island = self.topology.islands[self.topology.island_of[self.rank]]
         self.device = Device.of(self.rank, island.ranks, self.facts, self.runtime)
-        self.job = process.job_of(mpi, self.facts, vendors)
+        self.job = process.job_of(mpi, self.facts, vendors, self._jobs)
         self.board = Board(mpi, [f.host.memory for f in self.facts])
+        self.board.number = self._recorded = communicator(self.board.native, self.id, self.places, self.rank)
+        several = max(self.board.hosts) > 0
+        if several:
+            self.links = Links(mpi, self.board, self.board.hosts, [f.process for f in self.facts])
+        self._watch(self.board.dead_ranks)
         memory = None if self.runtime is None else self.runtime.memory_type
         able = island.size == 1 or (memory is not None and not self.device.blind and self.job.vendors_library(memory))
         #: Channels, and why there are none where devices of several islands could have some.
         self.channels, self.lacks = rings.join(
             mpi, self.windows, self.bare, self.facts, self.runtime, able, self.tuning.wires
         )
+        self._graphs: tuple[Channels | None, Topology, str] | None = None
         self.tuning = replace(self.tuning, queued=self.channels is not None)
         warn_idle(self.rank, self.facts, self.channels.idle if self.channels else dict.fromkeys(range(self.size), ""))
         members = [self.job.index[f.process] for f in self.facts]
-        self.teams = Teams(self.job, members, self.rank, self.id, timeout)
+        self.teams = Teams(self.job, members, self.rank, self.id, limit(mpi, timeout))
         self.discard()
+        self.teams.look = faults.watch(mpi)
         self._first_teams()
+        self.teams.look = None
+
+    def _watch(self, look: Callable[[], list[int]]) -> None:
+        """Have ``look`` find deaths from now on, for an exchange that does not find out itself."""
+        if hasattr(self.mpi, "watch"):
+            self._unwatch()
+            self._unwatch = self.mpi.watch(look)
 
     def _exchange(self, ready: bool) -> tuple[list[Facts], list[tuple[int, bytes]], bool]:
         """Everyone's facts, (last communicator number, numbers in use), and whether all are ready.
@@ -110,7 +148,14 @@ class Membership:
             place = process.place_here(world.Get_rank(), world.Get_size())
             self.place, self.runtime = place, bind(place)  # first: UCX and UCC look for a device when they begin
             table = _measured_table() if self.rank == 0 else ""
-            mine: Any = (process.process().facts(place, __version__), (_last[0], bytes(_ids)), ready, table)
+            mine: Any = (
+                process.process().facts(place, __version__).packed(),
+                (_last[0], bytes(_ids)),
+                ready,
+                table,
+                process.offer(),
+                world.Get_rank(),
+            )
             log.set_rank(world.Get_rank(), place.vendor)
         except (UCCHError, ValueError) as error:
             failure, mine = error, f"{type(error).__name__}: {error}"
@@ -123,7 +168,10 @@ class Membership:
             raise AgreementError(f"some ranks of this job cannot take part:\n{lines}") from failure
         #: Of measured choices, as rank 0 found it.
         self._table: str = everyone[0][3]
-        return [e[0] for e in everyone], [e[1] for e in everyone], all(e[2] for e in everyone)
+        self._jobs: list[tuple[str, ...]] = [e[4] for e in everyone]
+        #: The ranks' numbers in the whole job.
+        self.places: list[int] = [e[5] for e in everyone]
+        return [unpacked(e[0]) for e in everyone], [e[1] for e in everyone], all(e[2] for e in everyone)
 
     def _divide_ports(self) -> None:
         """Let all ports of a host carry data, where there are several and libucx has not begun yet."""
@@ -149,7 +197,12 @@ class Membership:
                 self.teams.get(tuple(range(self.size)), "bridge")
                 for plan in self._usual_plans():
                     self.teams.prepare(step for *_, step in plan.program(self.rank))
-        except UCCHError as error:
+        except BaseException as error:
+            if self.teams.look is not None:  # as it is the others who look
+                self.mpi.Revoke()
+                raise
+            if not isinstance(error, UCCHError):
+                raise
             failure = error
         texts = self.mpi.allgather(str(failure) if failure else "")
         if failure is not None:
@@ -159,20 +212,39 @@ class Membership:
             raise CollectiveError(f"rank {bad[0][0]} could not create its teams: {bad[0][1]}")
 
     def _usual_plans(self) -> Iterator[Plan]:
-        """Plans of calls of all sizes whose counts every rank knows, from or to rank 0 if to one."""
+        """Plans of calls of all sizes whose counts every rank knows, from or to rank 0 if to one.
+
+        In one fragment each: the others are on the same teams, but for slivers that unlike islands cut differently.
+        """
         for collective in ("barrier", "allreduce", "bcast", "reduce", "allgather", "reduce_scatter_block"):
             root = 0 if collective in ("bcast", "reduce") else -1
             op = OPS["SUM"] if ROWS[collective].reduces else None
             for count in USUAL_COUNTS:
                 call = Call(collective, self.size, () if collective == "barrier" else (count,), root)
                 choice = choose(self.topology, collective, elements(call) * 4, op, self.tuning)
-                yield make_plan(self.topology, call, choice, self.rank)
+                yield make_plan(self.topology, call, choice._replace(fragments=1), self.rank)
 
     def rings(self) -> tuple[str, ...]:
         """Rings of this rank, and with whom; or why it has none; nothing where no call would use them."""
         if self.channels is not None:
             return (self.channels.describe(),)
         return (f"none ({self.lacks})",) if self.lacks else ()
+
+    def for_graphs(self) -> tuple[Channels | None, Topology, str]:
+        """Channels for calls that are captured in graphs, among which islands, and why there are none.
+
+        Devices of one vendor, whose library such calls are left to otherwise, get theirs with the first; collective.
+        """
+        if self.channels is not None or not self.topology.flat:
+            return self.channels, self.topology, self.lacks
+        if self._graphs is None:
+            apart, mode = self.bare.apart(), lib.ucch_capture_mode(lib.UCCH_RELAXED)  # of no concern to the capture
+            try:
+                found = rings.join(self.mpi, None, apart, self.facts, self.runtime, False, self.tuning.wires)
+            finally:
+                lib.ucch_capture_mode(mode)
+            self._graphs = found[0], apart, found[1]
+        return self._graphs
 
     def renew(self, number: int) -> None:
         """Use new teams from call ``number`` on, which is the same one on all ranks: libucc has begun calls on the old
@@ -192,11 +264,21 @@ class Membership:
     def close(self) -> None:
         """Release teams and board; collective."""
         self.discard()
-        if self.channels is not None:
-            self.channels.close(self.teams.timeout)
+        for channels in (self.channels, self._graphs and self._graphs[0]):
+            if channels is not None:
+                channels.close(self.teams.timeout)
         self.teams.close()
+        self.part()
         self.board.close()
         self.release_id()
+
+    def part(self) -> None:
+        """Hear no more of the ranks of other hosts, nor be recorded."""
+        self._unwatch()
+        self._unwatch = bool
+        flight.forget(self._recorded)
+        if self.links is not None:
+            self.links.close()
 
     def release_id(self) -> None:
         """Let the communicator's number be used again."""
@@ -226,6 +308,9 @@ def _measured_table() -> str:
     check_table(text)
     return text
 
+
+#: Communicators that could not be made.
+_spoilt: list[object] = []
 
 #: Teams with calls that never end; libucc goes on with what others may still send.
 _left: list[Teams] = []

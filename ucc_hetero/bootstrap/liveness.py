@@ -6,15 +6,16 @@ reports a mismatched call; with the board a waiting rank finds both within milli
 
 from __future__ import annotations
 
-import mmap
 import os
+import zlib
+from collections.abc import Sequence
 from typing import Any
 
+from ..machine.facts import Facts
 from ..native.libraries import ffi, lib
 
-__all__ = ["Board", "signature"]
-
-_FOLDER = "/dev/shm"
+#: The largest prime of ten bits: names of collectives, datatypes and operations all differ by it.
+_SALTS = 1021
 
 
 class Board:
@@ -24,58 +25,38 @@ class Board:
         rank = comm.Get_rank()
         #: Communicator ranks with a slot on this host's page, ascending.
         self.ranks = [r for r, group in enumerate(groups) if group == groups[rank]]
-        self._memory: mmap.mmap | None = None
+        self._pointer: Any = ffi.NULL
+        #: Whether the ranks of this host see each other here.
+        self.shared = False
         first = self.ranks[0]
         size = int(lib.ucch_board_bytes(len(self.ranks)))
-        name = ""
-        if rank == first and len(self.ranks) > 1:
-            name = self._create(size)
+        file = _anonymous(size) if rank == first and len(self.ranks) > 1 else -1
         # Everyone takes part in both exchanges, also ranks that are alone on their host.
-        names = comm.allgather(name)
-        if len(self.ranks) > 1 and names[first]:
-            self._map(names[first], size)
-        mapped = comm.allgather(self._memory is not None)
-        if rank == first and name:
-            os.unlink(name)
+        pid, at = comm.allgather((os.getpid(), file))[first]
+        if at >= 0:
+            self._pointer = _mapped(f"/proc/{pid}/fd/{at}".encode(), size)
+        mapped = comm.allgather(self._pointer != ffi.NULL)
+        if file >= 0:
+            os.close(file)
         # One rank without the page would look as if it never arrived: then nobody of this host uses it.
+        apart = {group for group, well in zip(groups, mapped, strict=True) if not well}
+        pages: dict[object, int] = {}
+        #: The host of each rank, from 0 on: those who share a page are on one.
+        self.hosts = [
+            pages.setdefault((group, r if group in apart else -1), len(pages)) for r, group in enumerate(groups)
+        ]
         if not all(mapped[r] for r in self.ranks):
-            self._memory = None
-        self._pointer = ffi.from_buffer(self._memory) if self._memory is not None else ffi.NULL
+            self._pointer = ffi.NULL
+        self.shared = self._pointer != ffi.NULL
+        far = len(pages) > 1
+        if far and not self.shared:  # what it calls is compared all the same
+            self.ranks, self._pointer = [rank], _mapped(ffi.NULL, int(lib.ucch_board_bytes(1)))
         mine = self.ranks.index(rank)
-        self.native = lib.ucch_board_new(self._pointer, len(self.ranks), mine, ffi.new("int[]", self.ranks))
-        if self.native == ffi.NULL:
+        self.native: Any = lib.ucch_board_new(self._pointer, len(self.ranks), mine, ffi.new("int[]", self.ranks))
+        #: The communicator's number in what is recorded.
+        self.number = 0
+        if self.native == ffi.NULL or (far and lib.ucch_board_reach(self.native, len(groups))):
             raise MemoryError("no memory for the arrival board")
-
-    @staticmethod
-    def _create(size: int) -> str:
-        path = f"{_FOLDER}/ucch-{os.getpid()}-{os.urandom(6).hex()}"
-        try:
-            descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600)
-        except OSError:
-            return ""
-        try:
-            os.posix_fallocate(descriptor, 0, size)
-        except OSError:
-            os.unlink(path)
-            return ""
-        finally:
-            os.close(descriptor)
-        return path
-
-    def _map(self, path: str, size: int) -> None:
-        try:
-            descriptor = os.open(path, os.O_RDWR)
-        except OSError:
-            return
-        try:
-            self._memory = mmap.mmap(descriptor, size)
-        finally:
-            os.close(descriptor)
-
-    @property
-    def shared(self) -> bool:
-        """Whether the ranks of this host see each other here."""
-        return self._memory is not None
 
     def rank_of(self, slot: int) -> int:
         """The communicator rank of an error's ``peer``: a slot, or -2 less the rank of one elsewhere; -1 for none."""
@@ -84,23 +65,43 @@ class Board:
         return self.ranks[slot] if 0 <= slot < len(self.ranks) else -1
 
     def label(self, rank: int, seq: int) -> str:
-        """Label of ``rank``'s ``seq``-th call, as far as this host's page remembers."""
+        """Label of ``rank``'s ``seq``-th call, as far as it is known here."""
         if rank not in self.ranks:
-            return ""
+            return self.difference(seq)[2]
         text = ffi.new("char[]", int(lib.UCCH_LABEL_BYTES))
         if lib.ucch_board_label(self.native, self.ranks.index(rank), seq, text):
             return ""
         return str(ffi.string(text).decode(errors="replace"))
 
-    def missing(self, seq: int) -> list[int]:
-        """Ranks of this host that have not entered call ``seq``."""
-        if self._memory is None:
-            return []
-        return [r for i, r in enumerate(self.ranks) if lib.ucch_board_seq(self.native, i) < seq]
+    def difference(self, seq: int) -> tuple[int, int, str]:
+        """The first call up to ``seq`` that a rank of another host made differently, who, and what it called; or 0."""
+        rank, text = ffi.new("int *"), ffi.new("char[]", int(lib.UCCH_LABEL_BYTES))
+        first = int(lib.ucch_board_differs(self.native, rank, text))
+        return (first, rank[0], ffi.string(text).decode(errors="replace")) if first <= seq else (0, -1, "")
 
-    def publish(self, label: str) -> int:
-        """Enter a call that the native engine does not run; returns its number."""
-        return self._write(lib.ucch_board_publish, label)
+    def missing(self, seq: int) -> list[int]:
+        """Ranks that are known not to have entered call ``seq``: those of this host, and some of others."""
+        if self._pointer == ffi.NULL:
+            return []
+        slots = range(len(self.ranks))
+        here = [self.ranks[i] for i in slots if lib.ucch_board_seq(self.native, i) < seq]
+        return here + sorted({int(lib.ucch_board_behind(self.native, i, seq)) for i in slots} - {-1})
+
+    def fate(self, rank: int) -> int:
+        """How a rank is: ``UCCH_THERE``, ``UCCH_LEFT``, or in which way it is gone."""
+        peer = self.ranks.index(rank) if rank in self.ranks else -2 - rank
+        here = int(lib.ucch_board_fate(self.native, peer)) if self.native else 0
+        return here or (int(lib.ucch_board_fate(self.native, -2 - rank)) if self.native else 0)
+
+    def dead_ranks(self) -> list[int]:
+        """Ranks that are known to be gone without having left: dead, stopped, or on a host that is out of reach."""
+        return [rank for rank in range(len(self.hosts)) if self.fate(rank) >= lib.UCCH_DIED]
+
+    def publish(self, label: str) -> tuple[int, int]:
+        """Enter a call that the native engine does not run; returns its number and that of its record."""
+        seq = self._write(lib.ucch_board_publish, label)
+        text = label.encode()[: int(lib.UCCH_LABEL_BYTES) - 1]
+        return seq, int(lib.ucch_board_record(self.native, lib.UCCH_RECORD_MPI, seq, signature(label), text))
 
     def announce(self, label: str) -> int:
         """Say what the next call will be while it is being prepared; returns the number it will have."""
@@ -120,11 +121,8 @@ class Board:
         return found if lib.ucch_board_refused(self.native, 0, seq, found) else None
 
     def dead(self) -> int:
-        """A rank of this host whose process is gone although it had not left, -1 for none."""
-        for slot, rank in enumerate(self.ranks if self.native and self.shared else ()):
-            if lib.ucch_board_fate(self.native, slot) == lib.UCCH_DIED:
-                return rank
-        return -1
+        """A rank that is gone although it had not left, -1 for none."""
+        return next(iter(self.dead_ranks()), -1)
 
     def leave(self) -> None:
         """Tell the others that this rank makes no more calls."""
@@ -136,7 +134,29 @@ class Board:
             native, self.native = self.native, None
             lib.ucch_board_free(native)
             self._pointer = ffi.NULL
-            self._memory = None
+
+
+def ended(everyone: Sequence[Facts], rank: int) -> list[int]:
+    """Ranks on the host of ``rank`` whose processes have ended, with a board or without one."""
+    here = everyone[rank].host.memory
+    near = (r for r, facts in enumerate(everyone) if facts.pid and facts.host.memory == here)
+    return [r for r in near if lib.ucch_process_ended(everyone[r].pid)]
+
+
+def _mapped(path: Any, size: int) -> Any:
+    """The page of a path, or without one of this process alone, and no descriptor for it; NULL where there is none."""
+    page = lib.ucch_board_map(path, size)
+    return page if page == ffi.NULL else ffi.gc(page, lambda page: lib.ucch_board_unmap(page, size))
+
+
+def _anonymous(size: int) -> int:
+    """A new file without a name, which needs no room in ``/dev/shm`` and goes with its last user; -1 for none."""
+    try:
+        file = os.memfd_create("ucc_hetero")
+        os.truncate(file, size)
+    except OSError:
+        return -1
+    return file
 
 
 def signature(label: str) -> int:
@@ -144,4 +164,17 @@ def signature(label: str) -> int:
     value = 0xCBF29CE484222325
     for byte in label.encode():
         value = (value ^ byte) * 0x100000001B3 & 0xFFFFFFFFFFFFFFFF
+    return value
+
+
+def salt(label: str) -> int:
+    """A number below 1,021 by which tags between hosts differ where calls do.
+
+    Always where they differ in one thing: collective, datatype, operation, root, or a count (unless by a multiple of
+    1,021); by chance, 1,020 times in 1,021, where they differ in several.
+    """
+    value = 0
+    for word in label.replace("[", " ").split():
+        number = word.rpartition("=")[2].rstrip("]")
+        value = (value * 31 + (int(number) if number.isdigit() else zlib.crc32(word.encode()))) % _SALTS
     return value

@@ -7,26 +7,27 @@ with settings that are forced equal. Communicators only make teams from them.
 from __future__ import annotations
 
 import os
+import sys
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 from .. import env, log
 from ..bindings import ucc, ucx
 from ..bindings.oob import MPIExchange
 from ..device import Place, collective_library, late_settings, place_of, runtime_of
-from ..errors import UCCHError
+from ..errors import LibraryError, NotSupported, PeerError, UCCHError
 from ..machine import vendors
 from ..machine.discover import HostIdentity, cores, host_identity, link_speed
 from ..machine.facts import Facts
 from ..native.libraries import lib, load
 from ..planner.algorithms import added
-from ..planner.topology import Topology, emulated_vendors
+from ..planner.topology import Island, Topology, emulated_vendors
 from ..trace import record
-from ..transport import wires
-from ..transport.carriers import idle_ports
-from . import agreement
-
-__all__ = ["Job", "Process", "all_jobs", "begun", "close_all", "job_of", "place_here", "process"]
+from ..transport import carriers, wires
+from . import agreement, faults
+from .liveness import ended
+from .timely import limit, named, timely
 
 #: Rounds that a waiter spins before it yields, where every rank of the host has a core of its own.
 SPIN_ROUNDS = 400
@@ -41,9 +42,11 @@ class Process:
         agreement.apply_settings(self.libraries.ucc_version)
         self.name = os.urandom(8).hex()
         self.host: HostIdentity = host_identity()
-        self.ucx = ucx.Context()
+        self._speed = link_speed()
+        with env.meanwhile(carriers.connections()):
+            self.ucx = ucx.Context()
+            self.worker = self.ucx.worker()
         self._transports = self.ucx.transports()
-        self.worker = self.ucx.worker()
         self.endpoints: dict[str, ucx.Endpoint] = {}
         self._libs: dict[str, ucc.Lib] = {}
 
@@ -63,7 +66,7 @@ class Process:
             ucx=self.libraries.ucx_version,
             memory_types=tuple(self.ucx.memory_types()),
             transports=tuple(sorted(self._transports)),
-            idle_ports=idle_ports(self._transports),
+            idle_ports=carriers.idle_ports(self._transports),
             settings=agreement.steering(),
             byteorder=agreement.BYTEORDER,
             host=self.host,
@@ -72,17 +75,21 @@ class Process:
             address=self.worker.address,
             device_memory="" if runtime is None else vendors.memory_name(runtime.memory_type),
             late=runtime is not None and not runtime.eager and bool(env.get("CHANNELS")),
-            link_speed=env.get("LINK_SPEED") or link_speed(),
+            link_speed=env.get("LINK_SPEED") or self._speed,
             group=env.get("GROUP"),
             algorithms=" ".join(added()),
             vendors=" ".join(vendors.VENDORS),
+            pid=os.getpid(),
         )
 
-    def endpoint(self, facts: Facts) -> ucx.Endpoint:
-        """The connection to another process, made at first use."""
+    def endpoint(self, facts: Facts, rank: int, peer: int) -> ucx.Endpoint:
+        """The connection to another process, made at first use; ``PeerError`` where there is none to be had."""
         found = self.endpoints.get(facts.process)
         if found is None:
-            found = self.endpoints[facts.process] = self.worker.connect(facts.address)
+            try:
+                found = self.endpoints[facts.process] = self.worker.connect(facts.address)
+            except LibraryError as error:  # it died before the first message to it, and its memory is gone
+                raise PeerError(f"rank {rank}: rank {peer} cannot be reached: {error}") from error
         return found
 
     def settle(self) -> None:
@@ -107,12 +114,21 @@ class Process:
 
 
 class Job:
-    """The contexts of one set of processes. Collective to create over ``comm``, which is used for the exchanges."""
+    """The contexts of one set of processes. Collective to create over ``comm``, which is used for the exchanges.
 
-    def __init__(self, process: Process, comm: Any, everyone: list[Facts], topology: Topology) -> None:
-        self.process = process
+    ``name`` is the same on all its ranks, and no other job's.
+    """
+
+    def __init__(self, process: Process, comm: Any, everyone: list[Facts], topology: Topology, name: str) -> None:
+        self.process, self.name = process, name
+        #: Whether the making of a team was given up: libucc would take its messages for those of the next one.
+        self.spoilt = False
+        #: Whether a communicator has come to use it.
+        self.used = False
         self.facts = everyone
         self.rank = comm.Get_rank()
+        #: Ranks of this host whose processes have ended, also those that had left all communicators.
+        self.ended = partial(ended, everyone, self.rank)
         self.index = {f.process: i for i, f in enumerate(everyone)}
         self.topology = topology
         self._comms: list[Any] = []
@@ -121,22 +137,39 @@ class Job:
         self.native: ucc.Context | None = None
         self.bridge: ucc.Context | None = None
         #: Used at the end, when all ranks leave together.
-        self.comm = comm.Dup()
-        record.join(self.comm, everyone, everyone[self.rank])
-        sub = comm.Split(island.index, self.rank)
-        self._comms += [self.comm, sub]
-        self._part_memory(island.size > 1)
-        if island.size > 1:
-            self.native = process.library(agreement.NATIVE_PREFIX).context(MPIExchange(sub))
-        if not topology.flat:
-            whole = comm.Dup()
-            self._comms.append(whole)
-            self.bridge = process.library(agreement.BRIDGE_PREFIX).context(MPIExchange(whole))
+        seconds = limit(comm, env.get("TIMEOUT"))
+        self.comm = timely(comm.Dup(), seconds, "the making of contexts")
+        try:
+            self._create(comm, island, seconds)
+        except BaseException:
+            forsake(self)
+            raise
         self._pace()
         log.log("init").info(
             "job of %d ranks in %d islands; native context of %d ranks%s",
             topology.size, len(topology.islands), island.size, "" if topology.flat else ", bridge context of all",
         )  # fmt: skip
+
+    def _create(self, comm: Any, island: Island, seconds: float) -> None:
+        record.join(self.comm, self.facts, self.facts[self.rank])
+        sub = comm.Split(island.index, self.rank)
+        self._comms += [self.comm, sub]
+        self._part_memory(island.size > 1)
+        if not self.topology.flat:
+            self._comms.append(comm.Dup())
+        with env.meanwhile(agreement.segments()):
+            if island.size > 1:
+                self.native = self._context(agreement.NATIVE_PREFIX, sub, seconds)
+            if not self.topology.flat:
+                self.bridge = self._context(agreement.BRIDGE_PREFIX, self._comms[-1], seconds)
+        contexts = {"native": self.native, "bridge": self.bridge}
+        mine = {name: each.addresses("ucp") for name, each in contexts.items() if each is not None}
+        agreement.judge_contexts(self.comm.allgather(mine))
+
+    def _context(self, prefix: str, comm: Any, seconds: float) -> ucc.Context:
+        """A context of the ranks of ``comm``, of whom some may die meanwhile."""
+        library = self.process.library(prefix)
+        return named(self.comm, lambda: library.context(MPIExchange(comm, seconds)))
 
     def _part_memory(self, native: bool) -> None:
         """Let one of this process's UCX contexts alone open the device memory of peers on this host: that of messages.
@@ -183,6 +216,10 @@ class Job:
 
 _process: Process | None = None
 _jobs: list[Job] = []
+_made = [0]
+_place: Place | None = None
+#: Jobs that came to nothing where ranks meet in a store: libucc may go on with what it has of them.
+_forsaken: list[Job] = []
 
 
 def begun() -> bool:
@@ -199,23 +236,35 @@ def process() -> Process:
 
 
 def place_here(world_rank: int, world_size: int) -> Place:
-    """Vendor whose memory holds this rank's buffers: as emulated (``UCCH_EMULATE``), on its device, or host memory."""
-    layout = env.get("EMULATE")
-    return place_of(emulated_vendors(layout, world_size)[world_rank] if layout else "")
+    """Vendor whose memory holds this rank's buffers: as emulated (``UCCH_EMULATE``), on its device, or host memory.
+
+    It stays what it was at first, also where ranks are numbered anew because others have died.
+    """
+    global _place
+    if _place is None or not begun():
+        layout = env.get("EMULATE")
+        _place = place_of(emulated_vendors(layout, world_size)[world_rank] if layout else "")
+    return _place
 
 
-def job_of(comm: Any, everyone: list[Facts], islands_by: list[str]) -> Job:
-    """The job that these processes share: the first one that holds all of them, or a new one (collective).
+def offer() -> tuple[str, ...]:
+    """Names of the jobs that new communicators may use, as far as this process knows, behind that of the next one."""
+    return f"{process().name}/{_made[0]}", *(job.name for job in _jobs if not job.spoilt)
+
+
+def job_of(comm: Any, everyone: list[Facts], islands_by: list[str], offers: list[tuple[str, ...]]) -> Job:
+    """The job that these processes share: the first one of all their offers, or a new one (collective).
 
     Ranks that share several jobs joined them in the same order, so that all find the same one.
     """
-    names = [f.process for f in everyone]
+    names, usable = [f.process for f in everyone], set.intersection(*(set(each[1:]) for each in offers))
     for job in _jobs:
-        if job.contains(names):
+        if job.name in usable and job.contains(names):
             return job
     nodes: dict[tuple[str, ...], int] = {}
     hosts = [nodes.setdefault(f.host.node, len(nodes)) for f in everyone]
-    job = Job(process(), comm, everyone, Topology.group(islands_by, hosts))
+    _made[0] += 1
+    job = Job(process(), comm, everyone, Topology.group(islands_by, hosts), offers[0][0])
     _jobs.append(job)
     return job
 
@@ -223,6 +272,23 @@ def job_of(comm: Any, everyone: list[Facts], islands_by: list[str]) -> Job:
 def all_jobs() -> list[Job]:
     """The jobs that this process is part of, in order of creation."""
     return list(_jobs)
+
+
+def forsake(job: Job) -> None:
+    """Let a job be that was made in vain for a communicator of ranks that meet in a store; the others hear of it.
+
+    Those that did make it would wait at their end for this rank, which has no part in it. MPI's ranks come to it.
+    """
+    if not job.used and hasattr(job.comm, "watch"):
+        faults.give_up(job.comm)
+        _forsaken.append(job)
+        if job in _jobs:
+            _jobs.remove(job)
+
+
+def forsaken() -> bool:
+    """Whether there are jobs that came to nothing."""
+    return bool(_forsaken)
 
 
 def close_all() -> None:
@@ -240,9 +306,24 @@ def close_all() -> None:
         _process = None
 
 
+#: This process was made by ``fork`` of one that used MPI.
+_inherited = False
+
+
+def refuse_children() -> None:
+    """Raise where MPI is that of the parent process."""
+    if _inherited:
+        raise NotSupported(
+            "this process was made by fork of one that uses MPI, and has no part in that: start processes by spawn "
+            "(multiprocessing.set_start_method), or fork before MPI is imported"
+        )
+
+
 def _after_fork() -> None:
     """A child has none of its parent's connections; it must not touch them either."""
-    global _process
+    global _process, _inherited
+    module = sys.modules.get("mpi4py.MPI")
+    _inherited = _inherited or bool(module and module.Is_initialized())
     _jobs.clear()
     _process = None
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from array import array
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -13,15 +14,18 @@ from ..device import free_memory, own_device
 from ..errors import CollectiveError, CollectiveTimeout, DeviceError, RefusedError
 from ..machine.vendors import of_memory
 from ..native.libraries import lib
+from ..native.waiting import progress_until
 from ..planner.plan import Step
 from ..types import DTYPES, OPS
 from .process import Job
 from .turns import alone, turn
 
-__all__ = ["Teams"]
-
 #: Bits of a tag: a communicator's number, and that of a call.
 _NUMBER_BITS, _FIRST_BITS = 12, 7
+
+
+#: Teams that did not come to be used.
+_spoilt: list[object] = []
 
 
 class Teams:
@@ -40,6 +44,10 @@ class Teams:
         self.look: Callable[[], None] | None = None
         #: Whether a rank has left that call, as it was refused.
         self.left: Callable[[int], bool] = lambda rank: False
+        hosts = [job.facts[place].host.memory for place in self.members]
+        #: Whether ranks are on hosts of their own, so that no arrival board shows all of them.
+        self.far = len(set(hosts)) > 1
+        self._hosts = hosts
         self._teams: dict[tuple[tuple[int, ...], str], ucc.Team] = {}
         #: Those whose ranks have come together for their first call on such memory.
         self._met: set[tuple[int, ...]] = set()
@@ -86,9 +94,27 @@ class Teams:
         if context is None:
             raise CollectiveError(f"rank {self.rank}: no {link} context for a team of ranks {list(ranks)}")
         with turn(partial(self._all_ready, [self.members[r] for r in ranks])), own_device():
-            team = context.team(places, self.timeout)
-            self._canary(team, ranks, link)
+            team: ucc.Team | None = None
+            try:
+                team = context.team(places, self.timeout, self._look_inside)
+                self._canary(team, ranks, link)
+            except BaseException as error:
+                job.spoilt = True
+                _spoilt.append(team)  # libucc goes on with what it has
+                if isinstance(error, CollectiveTimeout):
+                    raise CollectiveTimeout(self._late(ranks, link, team)) from error
+                raise
+        if len({self._hosts[r] for r in ranks}) > 1 and lib.ucch_team_far(team.native):
+            raise MemoryError("no memory for a team's tags")
         return team
+
+    def _late(self, ranks: tuple[int, ...], link: str, team: ucc.Team | None) -> str:
+        """Message where a team was not made in time. libucc does not tell which of its ranks is missing."""
+        step = "not every rank joined" if team is None else "its first allreduce did not end"
+        return (
+            f"rank {self.rank}: the {link} team of ranks {list(ranks)}: {step} within {self.timeout:g} s "
+            "(UCCH_TIMEOUT); what the libraries print on these ranks, of memory say, may tell which one failed"
+        )
 
     def _all_ready(self, places: list[int], ready: bool) -> bool:
         """Whether every rank of a new team is ready to make it; the first one asks, over the job's MPI communicator."""
@@ -109,19 +135,13 @@ class Teams:
         """One rank's word; peers may need our side of earlier transfers before they come to speak."""
         word = array("b", [0])
         request = self.job.comm.Irecv(word, place, self.tag)
-        until, pause = time.monotonic() + self.timeout, 0.0
-        while not request.Test():
-            lib.ucch_progress_once()
-            time.sleep(pause)
-            if self.look is not None:
-                self._still_wanted(request, place, places)
-            pause = min(pause + 1e-6, 1e-3)
-            if time.monotonic() > until:
-                request.Cancel()
-                raise CollectiveTimeout(
-                    f"rank {self.rank}: a team of job ranks {places}: rank {place} of the job did not join within "
-                    f"{self.timeout:g} s"
-                )
+        look = bool if self.look is None else partial(self._still_wanted, request, place, places)
+        if not progress_until(request.Test, self.timeout, look, step=1e-6):
+            request.Cancel()
+            raise CollectiveTimeout(
+                f"rank {self.rank}: a team of job ranks {places}: rank {place} of the job did not join within "
+                f"{self.timeout:g} s"
+            )
         return word[0]
 
     def _still_wanted(self, request: Any, place: int, places: list[int]) -> None:
@@ -142,6 +162,15 @@ class Teams:
             request.Cancel()
             raise
 
+    def _look_inside(self) -> None:
+        """Look, while all ranks make the team: of a refused call, too, they do so to the end.
+
+        What libucc sends for a team that some ranks leave is taken for that of the next one, which then never ends.
+        """
+        if self.look is not None:
+            with suppress(RefusedError):
+                self.look()
+
     def _canary(self, team: ucc.Team, ranks: tuple[int, ...], link: str) -> None:
         """A checked allreduce: libucc may report success with wrong data, and a team that does is of no use."""
         mine = array("d", [1.0, float(team.rank)])
@@ -150,7 +179,7 @@ class Teams:
         began = time.monotonic()
         with team.collective(ucc.Coll.ALLREDUCE, src=mine, dst=out, dtype=DTYPES["float64"], op=OPS["SUM"]) as request:
             request.post()
-            request.wait(self.timeout)
+            request.wait(self.timeout, self._look_inside)
         if list(out) != want:
             raise CollectiveError(
                 f"rank {self.rank}: the {link} team of ranks {list(ranks)} gave {list(out)} where {want} was due "

@@ -1,4 +1,4 @@
-"""One thread at a time creates teams and communicators, and it is the same one on every rank that takes part.
+"""Turns at creating teams and communicators: one thread at a time, the same one on every rank that takes part.
 
 libucc sends what it exchanges during a creation under one tag. Threads that create teams at the same time, each with a
 communicator of its own, would take each other's messages, and locks taken in different orders on different ranks would
@@ -12,8 +12,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-
-__all__ = ["alone", "turn"]
 
 #: The longest pause after a failed attempt, in seconds.
 _PAUSE = 0.002

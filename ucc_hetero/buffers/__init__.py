@@ -1,4 +1,4 @@
-"""Anything array-like -> where its elements are, how many, of which type and whose.
+"""Buffers of array-likes: where their elements are, how many, of which type and whose.
 
 ``as_buffer``, ``as_vbuffer`` and ``as_blocks`` take every buffer form of mpi4py and return :class:`Buffer`,
 :class:`VBuffer` and a Buffer per rank;

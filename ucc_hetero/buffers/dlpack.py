@@ -9,8 +9,6 @@ from typing import Any
 from ucc_hetero.buffers.dtypes import DLPackType
 from ucc_hetero.machine.vendors import DLPACK
 
-__all__ = ["Tensor", "export", "of_jax", "placement", "read"]
-
 _READ_ONLY = 1 << 0
 _IS_COPIED = 1 << 1
 

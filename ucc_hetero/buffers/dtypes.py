@@ -11,8 +11,6 @@ import numpy as np
 from ucc_hetero.buffers import mpi
 from ucc_hetero.types import DTYPES, DType
 
-__all__ = ["BY_NUMPY", "DLPackType", "dtype_of"]
-
 
 class DLPackType(NamedTuple):
     """DLPack's ``DLDataType``."""

@@ -1,4 +1,4 @@
-"""Whoever exports memory -> Memory: numpy, torch, the buffer protocol, DLPack, ``__cuda_array_interface__``."""
+"""Exporters of memory: numpy, torch, the buffer protocol, DLPack, ``__cuda_array_interface__``."""
 
 from __future__ import annotations
 
@@ -12,8 +12,6 @@ import numpy as np
 from ucc_hetero.buffers import dlpack
 from ucc_hetero.buffers.model import Dims, Memory, PointerVendor, merge
 from ucc_hetero.machine.vendors import INTERFACES
-
-__all__ = ["memory_of"]
 
 _WAYS_IN = "a numpy array, a torch tensor, or an object with the buffer protocol, DLPack or "
 

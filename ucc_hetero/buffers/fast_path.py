@@ -8,8 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable
 from typing import Any
 
-__all__ = ["Glance", "glance"]
-
 #: (all that tells such arrays apart but their address, the address).
 Glance = tuple[Hashable, int]
 

@@ -27,8 +27,6 @@ from ucc_hetero.buffers.model import (
 from ucc_hetero.buffers.mpi import Element
 from ucc_hetero.types import DTYPES, DType
 
-__all__ = ["as_blocks", "as_buffer", "as_vbuffer"]
-
 #: Bytes of the memory that ``MPI.BOTTOM`` stands for: the datatype alone says what is meant.
 _ANYWHERE = 1 << 62
 

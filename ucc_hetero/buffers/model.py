@@ -11,21 +11,6 @@ import numpy as np
 
 from ucc_hetero.types import DType
 
-__all__ = [
-    "Array",
-    "Buffer",
-    "Dims",
-    "Layout",
-    "Memory",
-    "PointerVendor",
-    "VBuffer",
-    "bounds",
-    "merge",
-    "packed_places",
-    "scattered",
-    "unpacked_places",
-]
-
 Array: TypeAlias = np.ndarray[Any, Any]
 
 #: Asks the loaded GPU runtimes whose memory an address is: address -> (vendor, device ordinal).
@@ -37,7 +22,7 @@ Dims: TypeAlias = tuple[tuple[int, int], ...]
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Where elements lie that are not contiguous: nested loops over ``dims`` from the buffer's address.
+    """Places of elements that are not contiguous: nested loops over ``dims`` from the buffer's address.
 
     The buffer's elements are numbers ``first``, ``first + 1``, ... in loop order (last dimension fastest). Where no
     loops describe them, ``places`` holds the bytes from the buffer's address at which each one lies.

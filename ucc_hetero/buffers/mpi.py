@@ -13,8 +13,6 @@ import numpy as np
 from ucc_hetero.buffers.model import Array, Dims, merge, packed_places, unpacked_places
 from ucc_hetero.types import DTYPES, DType
 
-__all__ = ["Element", "element_of", "is_bottom", "is_datatype", "is_in_place"]
-
 
 @dataclass(frozen=True, slots=True)
 class Element:

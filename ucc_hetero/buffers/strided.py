@@ -9,8 +9,6 @@ import numpy as np
 
 from ucc_hetero.buffers.model import Array, Buffer, Dims, unpacked_places
 
-__all__ = ["copy", "empty_like", "pack", "unpack", "view_of"]
-
 #: Elements are copied as opaque bits, whatever they mean.
 _BITS = {1: "|u1", 2: "=u2", 4: "=u4", 8: "=u8", 16: "=c16"}
 

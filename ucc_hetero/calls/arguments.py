@@ -19,8 +19,6 @@ from ..device import pointer_vendor
 from ..planner.collectives import ROWS, Call, Shape
 from ..types import DTYPES, DType
 
-__all__ = ["BINDERS", "Bound", "CallSpec", "Completion", "bind", "root_of"]
-
 
 class CallSpec(NamedTuple):
     """One call as its caller made it: a collective by its name in ``planner.collectives``, and mpi4py's arguments."""
@@ -34,7 +32,10 @@ class CallSpec(NamedTuple):
 
 
 class Completion(Enum):
-    """Who waits for the end of a call. ``STREAM``: the one it is a part of; without one, as ``ON_WAIT``."""
+    """Waiter for the end of a call. ``STREAM``: the one it is a part of; without one, as ``ON_WAIT``.
+
+    With ``HOST`` ranks may exchange counts of a call in a stream before it, that is, wait for each other.
+    """
 
     HOST = "the host, as soon as it has begun"
     STREAM = "the stream"

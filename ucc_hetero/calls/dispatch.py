@@ -1,33 +1,33 @@
-"""Runs one communicator's collectives: starts what is prepared, waits, and keeps the books of what is under way."""
+"""Runner of one communicator's collectives: starts what is prepared, waits, keeps the books of what runs."""
 
 from __future__ import annotations
 
 import math
-import threading
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
+from contextlib import suppress
 from functools import partial
 from typing import Any, TypeVar
+from weakref import ref
 
 from .. import env
 from ..bindings.ucc import status_name
 from ..bootstrap.group import Membership
 from ..device import report, stream_handle
 from ..engine.lowering import Execution, Program
-from ..errors import CollectiveError, DeviceError, NotSupported, RefusedError
-from ..native.libraries import ffi, lib
+from ..errors import CollectiveError, DataError, DeviceError, NotSupported, RefusedError, RevokedError
+from ..native.libraries import ffi, lib, repeater
 from ..planner.select import Tuning
 from .arguments import CallSpec, Completion
 from .failure import StaleError, failure_of, not_started
 from .mpi_fallback import Delegate, is_delegated
 from .persistent import PersistentRequest, retire, unsettle
 from .prepare import Preparation, Prepared
-from .program_cache import Kind, ProgramCache, pointer
+from .program_cache import Kind, Kinds, ProgramCache, pointer
 from .refusals import Refusals
-from .request import SLICE, Request, finished, look_around, reap, wait_op
-from .shutdown import wind_up
-from .stream_launch import Launches
-
-__all__ = ["Runner"]
+from .request import SLICE, Request, finished, look_around, reap, under_way, wait_op
+from .shutdown import await_others, wind_up
+from .stream_launch import Captured, Launches
+from .verification import Verification, sampled
 
 _T = TypeVar("_T")
 
@@ -35,6 +35,7 @@ _T = TypeVar("_T")
 EXCHANGED = frozenset({"gatherv", "scatterv", "alltoallv", "alltoallw"})
 
 _run = lib.ucch_program_run
+_leave = lib.ucch_program_leave
 _cast = ffi.cast
 _LAUNCHED = Execution.LAUNCHED
 
@@ -49,33 +50,56 @@ class Runner:
         from mpi4py import MPI
 
         timeout = env.get("TIMEOUT")
-        #: Seconds after which a call fails; 0 = never.
+        #: Runs a blocking call to its end: in one crossing into C if such a one was made before, else by :meth:`again`.
+        #: Takes its arguments, by place alone.
+        self.blocking: Callable[..., None] = self.again
+        every = sampled()
+        self._repeater = repeater(self.again, self._await, MPI.IN_PLACE) if repeater and not every else None
+        if self._repeater is not None:
+            self.blocking = self._repeater.call
         self.timeout = 0.0 if math.isinf(timeout) else float(timeout)
         self.members = members = Membership(mpi, self.timeout or 3600.0, arenas)
         self.mpi, self.rank, self.size = mpi, members.rank, members.size
         self.topology, self.board = members.topology, members.board
-        #: Why the communicator can no longer be used; empty while it can.
-        self.broken = ""
+        #: Why the communicator can no longer be used; empty while it can. And whether it is that of a parent process.
+        self.broken, self.orphaned = "", False
         self._cache = ProgramCache(MPI.IN_PLACE)
         #: Waits for an operation; whoever has more to look at meanwhile puts something else here.
         self.wait: Callable[[Any], int] = wait_op
         #: Whether blocking calls exchange counts that only some ranks know. Else they travel along with the data, as in
         #: non-blocking calls: where other ranks may make the same call as such a one.
         self.exchanges = True
-        self.delegate = Delegate(mpi, self.board, self.timeout, self.track, self._broke)
+        self.delegate = Delegate(mpi, self.board, self.timeout, self._broke)
         self._prepared = Preparation(members, self.delegate, self._cache, self._run, self._overtaken)
         #: Calls that a rank has refused.
         self.refusals = Refusals(members, self.timeout)
         #: Calls that ran so far, as ``Preparation.used``.
         self.used = self._prepared.used
         self.launches = Launches(members.board, members.rank, self._broke)
+        #: Kinds of calls by keys of whoever makes them, and the program of one that is left to streams.
+        self._known: Kinds[Hashable, tuple[Kind, Program | None]] = Kinds()
         #: Persistent calls that were not freed: their requests must go before their teams.
         self._persistent: dict[int, Prepared] = {}
-        self._active, self._counting = 0, threading.Lock()
+        self._verification = Verification(self, every) if every and self.size > 1 else None
+        if self._verification is not None:
+            self.blocking = self._verification.blocking
+        #: Wrong data that was found when the communicator was closed.
+        self.unfit: DataError | None = None
 
     # --- calls --------------------------------------------------------------------------------------------------------
 
-    def blocking(
+    @property
+    def timeout(self) -> float:
+        """Seconds after which a call fails; 0 = never."""
+        return self._timeout
+
+    @timeout.setter
+    def timeout(self, seconds: float) -> None:
+        self._timeout = seconds
+        if self._repeater is not None:
+            self._repeater.timeout = seconds
+
+    def again(
         self, name: str, send: Any, recv: Any, op: Any = None, root: Any = -1, counts: Any = None, stream: Any = None
     ) -> None:
         """Run a collective to its end; with ``stream`` it starts when the stream gets there.
@@ -91,12 +115,12 @@ class Runner:
             rows = None
             if kind is not None and not self.broken:
                 if kind.exchange is None:
-                    if self._repeat(kind, outof, into, (send, recv)):
+                    same = (name, send, recv, op, root) if counts is None else ()
+                    if self._repeat(kind, outof, into, (send, recv), same):
                         return
                 elif self.exchanges:
-                    kind.exchange.again()
-                    rows = kind.exchange.rows
-                    if rows.tobytes() == kind.counts and self._repeat(kind, outof, into, (send, recv)):
+                    same_counts, rows = self._same_counts(kind)
+                    if same_counts and self._repeat(kind, outof, into, (send, recv)):
                         return
             call = CallSpec(name, send, recv, op, root, counts)
             self._again_if_stale(self._general, call, (key, outof, into), rows)
@@ -115,6 +139,7 @@ class Runner:
             return
         self._run(prepared)
         prepared.finish()
+        self.delegate.done_along()
         key, outof, into = seen
         self._cache.keep(key, prepared, outof, into)
         prepared.give_back()
@@ -134,52 +159,105 @@ class Runner:
             self._forget()
 
     def refuse_call(self, name: str, error: Exception, *, started: bool = True) -> None:
-        """As :meth:`refuse`; ``started``: of a call in which counts travel along with the data."""
-        self.refuse(error)
-        if started and name in EXCHANGED and self.size > 1 and not (self.broken or isinstance(error, CollectiveError)):
-            self.delegate.refuse_along()
+        """As :meth:`refuse`; ``started``: of a call in which counts travel along with the data.
 
-    def _repeat(self, kind: Kind, outof: Any, into: Any, keep: object) -> bool:
-        """Run a call of a known kind to its end; False when it could not start like this."""
-        try:
-            program = kind.idle.pop()
-        except IndexError:
+        Also of one that others have refused, as they have sent theirs.
+        """
+        self.refuse(error)
+        ends = isinstance(error, CollectiveError) and not isinstance(error, RefusedError)
+        if started and name in EXCHANGED and self.size > 1 and not (self.broken or ends):
+            self.delegate.refuse_along()
+        else:
+            self.delegate.done_along()
+
+    def _repeat(self, kind: Kind, outof: Any, into: Any, keep: tuple[Any, ...], call: tuple[Any, ...] = ()) -> bool:
+        """Run a call of a known kind to its end; False when it could not start like this.
+
+        Given the whole ``call``, the next one of its kind will need no Python.
+        """
+        program = kind.take()
+        if program is None:
             return False  # all are in use
-        if type(outof) is int:
-            outof = _cast("void *", outof)
-        if type(into) is int:
-            into = _cast("void *", into)
         try:
-            state = _run(program.handle, outof, into, self.timeout, SLICE) or self.wait(program.op)
+            state = _run(program.handle, pointer(outof), pointer(into), self.timeout, SLICE)
+        except BaseException:
+            self._interrupted(program, keep, kind.label)
+            raise
+        if state < 0:
+            kind.give_back(program)
+        elif state != 1:
+            self._await((kind, program), *keep)
+        else:
+            room = (kind, program)
+            if call and self._repeater is not None:
+                room = self._repeater.keep(room, program.address, *call)
+            if room is not None:
+                room[0].give_back(room[1])
+        return bool(state >= 0)
+
+    def _await(self, held: tuple[Kind, Program], *keep: object) -> None:
+        """Wait for the end of a program that was begun, and raise what went wrong."""
+        kind, program = held
+        try:
+            state = self.wait(program.op)
         except BaseException:
             self._interrupted(program, keep, kind.label)
             raise
         if state > 1:
             self._judge(program, state, keep, kind.label)
-        kind.idle.append(program)
-        return bool(state == 1)
+        kind.give_back(program)
 
     def start(self, call: CallSpec, stream: Any = None, completion: Completion = Completion.STREAM) -> Request:
         """Start a collective and return its request; with ``stream`` it is a part of the stream's work."""
-        lib.ucch_progress_thread(1)
-        return self.begin(call, stream, completion)
+        if stream is None:
+            lib.ucch_progress_thread(1)
+            return self.begin(call, None, completion)
+        request = None
+        try:
+            request = self.begin(call, stream, completion)
+        finally:
+            if request is None or not request.lasting:  # a launch wakes the thread if it has to: that takes as long
+                lib.ucch_progress_thread(1)
+        return request
 
     def begin(self, call: CallSpec, stream: Any = None, completion: Completion = Completion.STREAM) -> Request:
         """As :meth:`start`, for a caller that makes progress for a moment and wakes the progress thread after that."""
+        if self._verification is not None:
+            return self._verification.begin(self._begin, call, stream, completion)
+        return self._begin(call, stream, completion)
+
+    def _begin(self, call: CallSpec, stream: Any, completion: Completion) -> Request:
         try:
-            if stream is None:
-                return self._again_if_stale(self._started, call)
+            while stream is None:
+                try:
+                    return self._started(call)
+                except StaleError:
+                    continue  # as :meth:`_again_if_stale`, which takes a twentieth of a short call
             return self._streamed(call, stream_handle(stream), completion)
         except Exception as error:
-            self.refuse_call(call.name, error, started=stream is None)
+            self.refuse_call(call.name, error, started=self._talks_along(stream, completion))
             raise
+
+    @staticmethod
+    def _talks_along(stream: Any, completion: Completion) -> bool:
+        """Whether ranks that make an uneven call in this way send their counts along with the data."""
+        if stream is None or completion is Completion.HOST:
+            return stream is None
+        try:
+            return not lib.ucch_stream_captures(stream_handle(stream))
+        except Exception:  # it is the stream that is refused
+            return True
 
     def _started(self, call: CallSpec) -> Request:
         """The request of a call that begins now."""
         self._usable()
         key, kind, outof, into = self._cache.look(*call)
         if kind is not None and kind.exchange is None and (program := kind.take()) is not None:
-            keep = call, outof, into = call, pointer(outof), pointer(into)
+            if type(outof) is int:
+                outof = _cast("void *", outof)
+            if type(into) is int:
+                into = _cast("void *", into)
+            keep = call, outof, into
             if lib.ucch_program_start(program.handle, outof, into, self.timeout) >= 0:
                 return self._request(program, kind, keep)
             kind.give_back(program)  # such as one buffer for both sides: the general way handles or refuses it
@@ -194,15 +272,15 @@ class Runner:
         state = lib.ucch_program_start(program.handle, prepared.send, prepared.recv, self.timeout)
         if state < 0:
             raise not_started(self.rank, prepared.label, state)
+        self.delegate.done_along()
         return self._request(program, prepared.kind, prepared, prepared)
 
     def _request(self, program: Program, kind: Kind, keep: object, prepared: Prepared | None = None) -> Request:
         """The request of a program that has begun."""
-        self.track(1)
 
         def finish(state: int, status: Any) -> None:
-            self.track(-1)
-            self._judge(program, state, keep, kind.label)
+            if state != 1:
+                self._judge(program, state, keep, kind.label)
             if prepared is None:
                 kind.give_back(program)
             else:
@@ -219,6 +297,9 @@ class Runner:
         could wait for it, with the locks that the call needs to end.
         """
         key, kind, outof, into = self._cache.look(*call)
+        exchange, rows = completion is Completion.HOST, None
+        if kind is not None and kind.exchange is not None:
+            kind, rows = self._same_counts(kind) if exchange and not self.broken else (None, None)
         if kind is not None and not self.broken and (program := kind.take()) is not None:
             try:
                 launched = self._launched(program, kind.label, outof, into, stream)
@@ -231,7 +312,9 @@ class Runner:
             raise NotSupported(
                 f"{call.name} on rank {self.rank}: an operation of the user's own runs on the host, in no stream"
             )
-        prepared = self._prepared.prepare(call, exchange=completion is Completion.HOST, stream=stream)
+        if lib.ucch_stream_captures(stream):
+            return self._captured(call, stream, rows)
+        prepared = self._prepared.prepare(call, exchange=exchange, rows=rows, stream=stream)
         if prepared is None:
             return finished()
         if prepared.copies:
@@ -241,9 +324,68 @@ class Runner:
         launched = self._launched(prepared.program, prepared.label, prepared.send, prepared.recv, stream)
         if launched is None:
             return self._begin_on(prepared, stream, ordered=completion is Completion.STREAM)
+        self.delegate.done_along()
         self._cache.keep(key, prepared, outof, into)
         prepared.give_back()
         return launched
+
+    @staticmethod
+    def _same_counts(kind: Kind) -> tuple[Kind | None, Any]:
+        """A kind whose ranks exchange counts, if these are what they were, and the counts."""
+        assert kind.exchange is not None
+        kind.exchange.again()
+        rows = kind.exchange.rows
+        return kind if rows.tobytes() == kind.counts else None, rows
+
+    def _captured(self, call: CallSpec, stream: int, rows: Any) -> Request:
+        """The request of a call that became a part of the graph for which ``stream`` is captured: nothing is left."""
+        prepared = self._prepared.captured(call, rows)
+        if prepared is not None:
+            addresses = prepared.send, prepared.recv
+            self.launches.capture(prepared.program, prepared.label, *addresses, self.timeout, stream)
+            prepared.give_back()
+        return Captured()
+
+    def remember(self, key: Hashable, call: CallSpec) -> None:
+        """Let calls be made by ``key``: those that differ in addresses alone from one that was launched, or made on
+        host memory."""
+        if self._verification is not None:
+            return  # nobody would see the data
+        kind = self._cache.look(*call)[1]
+        if kind is None or kind.exchange is not None or key in self._known or (program := kind.take()) is None:
+            return
+        launched = program.execution >= _LAUNCHED
+        self._known.keep(key, (kind, program if launched else None))
+        if not launched:
+            kind.give_back(program)
+
+    def knows(self, key: Hashable) -> bool:
+        """Whether calls can be made by this key."""
+        return key in self._known
+
+    def remake(self, key: Hashable, outof: int, into: int, stream: int | None, keep: tuple[Any, ...]) -> bool:
+        """Make a call for which nobody wants a request: run to its end, or launched into a stream, which orders it, and
+        the next call tells of its failure. False where it has to be made in the general way; one at a time of a key."""
+        held = self._known.get(key)
+        if held is None or self.broken:
+            return False
+        kind, program = held
+        if stream is None:
+            return self._repeat(kind, outof, into, keep)
+        if program is None:
+            return False
+        if _leave(program.handle, outof, into, self.timeout, stream):
+            return True
+        self.launches.refuse(program, kind.label, self.timeout)
+        return False
+
+    def relaunch(self, key: Hashable, outof: int, into: int, stream: int) -> Request | None:
+        """As :meth:`remake` with a stream, of a call whose request is wanted; None where it has to be made in the
+        general way."""
+        kind, program = self._known.get(key, (None, None))
+        if kind is None or program is None or self.broken:
+            return None
+        return self.launches.launch(program, kind.label, outof, into, self.timeout, stream, self)
 
     def _launched(self, program: Program, label: str, outof: Any, into: Any, stream: int) -> Request | None:
         """The request of a program that was left to a stream; None where that cannot be, or not yet."""
@@ -270,6 +412,7 @@ class Runner:
             prepared.staged.leave(stream)
         if ordered and not state:
             request.Wait()  # the stream cannot wait for this call, or must not: the host does
+        self.delegate.done_along()
         return request
 
     def persistent(self, call: CallSpec) -> PersistentRequest:
@@ -285,7 +428,7 @@ class Runner:
         if prepared is None:
             idle = ffi.gc(lib.ucch_message_new(), lib.ucch_message_free)
             return PersistentRequest(lib.ucch_message_op(idle), idle, lambda: 0, lambda *_: None, lambda: None)
-        return self._standing(prepared, call)
+        return _Standing(self, prepared, call).request()
 
     def _set_up(self, call: CallSpec) -> Prepared | None:
         """A call that is ready to be started again and again."""
@@ -300,44 +443,6 @@ class Runner:
         self._persistent[id(prepared)] = prepared
         return prepared
 
-    def _standing(self, prepared: Prepared, call: CallSpec) -> PersistentRequest:
-        """The request of a call that was set up."""
-        teams = self.members.teams
-
-        def start() -> int:
-            return self._again_if_stale(start_now)
-
-        def start_now() -> int:
-            nonlocal prepared, teams
-            self._ready()
-            if teams is not self.members.teams:  # a call was refused: others are used by now
-                free()
-                anew = self._set_up(call)
-                assert anew is not None
-                prepared, teams = anew, self.members.teams
-            elif not prepared.in_place:
-                prepared.refill()
-            state = int(lib.ucch_program_again(prepared.program.handle))
-            if state < 0:
-                raise not_started(self.rank, prepared.label, state)
-            request.rebind(prepared.program.op, prepared, prepared.program.handle if prepared.in_place else None)
-            return state
-
-        def finish(state: int, status: Any) -> None:
-            self._judge(prepared.program, state, prepared, prepared.label)
-            prepared.finish()
-
-        def free() -> None:
-            if self._persistent.pop(id(prepared), None) is not None:
-                lib.ucch_program_drop(prepared.program.handle)
-
-        direct = prepared.program.handle if prepared.in_place else None
-        request = PersistentRequest(
-            prepared.program.op, prepared, start, finish, free, direct=direct, owner=self,
-            in_stream=partial(self.start, call), refuse=self.refuse,
-        )  # fmt: skip
-        return request
-
     # --- books --------------------------------------------------------------------------------------------------------
 
     def abandon(self, why: str) -> None:
@@ -346,7 +451,23 @@ class Runner:
         lib.ucch_board_break(self.board.native)
         self.board.leave()  # ranks that come to later calls need not wait for the deadline
 
+    def orphan(self) -> None:
+        """This process is a child that was forked: the communicator is its parent's."""
+        self.orphaned, self.broken = True, "it is the parent process's"
+        lib.ucch_board_break(self.board.native)
+        _graveyard.append(self)
+
     def _usable(self) -> None:
+        if self.orphaned:
+            raise CollectiveError(
+                f"rank {self.rank}: a process that was made by fork has no part in its parent's communicators; start "
+                "it by spawn (multiprocessing.set_start_method), or before there are any"
+            )
+        if lib.ucch_board_revoked(self.board.native):
+            self.broken = self.broken or "it was revoked"
+            raise RevokedError(
+                f"rank {self.rank}: this communicator has been revoked; Shrink() makes one of the ranks that live"
+            )
         if self.broken:
             raise CollectiveError(
                 f"rank {self.rank}: this communicator can no longer be used ({self.broken}); "
@@ -389,16 +510,24 @@ class Runner:
     # --- ends ---------------------------------------------------------------------------------------------------------
 
     def _interrupted(self, program: Program, keep: object, label: str) -> None:
-        """After Ctrl-C in a blocking call: the others may finish it, this rank never learns of that."""
+        """After Ctrl-C in a blocking call: the others may finish it, this rank never learns of that.
+
+        One that has failed meanwhile is the libraries' still, as any that fails.
+        """
         if lib.ucch_program_active(program.handle):
             if not self.broken:
                 self.abandon(f"{label} was interrupted")
             _graveyard.append((program, keep))
+        else:
+            with suppress(Exception):
+                self._judge(program, int(lib.ucch_peek(program.op)), keep, label)
 
     def _judge(self, program: Program, state: int, keep: object, label: str) -> None:
         if state == 1:
             return
         failure: Exception = failure_of(program.op, self.board, self.rank, label, self.timeout)
+        if self._verification is not None:
+            failure = self._verification.found() or failure
         if isinstance(failure, RefusedError) and program.execution < _LAUNCHED:
             error = ffi.new("ucch_error *")
             lib.ucch_op_error(program.op, error)
@@ -418,12 +547,10 @@ class Runner:
 
     def _forget(self) -> None:
         self._cache.clear()
+        self._known.clear()
+        if self._repeater is not None:
+            self._repeater.clear()
         unsettle(self)
-
-    def track(self, change: int) -> None:
-        """Count the communicator's requests in flight up or down, from any thread."""
-        with self._counting:
-            self._active += change
 
     def stats(self) -> dict[str, float]:
         """Finished calls, seconds from their starts to their ends, and bytes of the callers' buffers."""
@@ -434,17 +561,24 @@ class Runner:
     @property
     def busy(self) -> int:
         """Requests that were started and not seen to end."""
-        started = sum(lib.ucch_program_active(p.program.handle) for p in self._persistent.values())
-        return int(self._active + started)
+        return sum(call.owner is self for call in list(under_way)) + self.delegate.active
+
+    def meet(self, seconds: float) -> None:
+        """Wait for the other ranks at the end of the process, where that can be."""
+        if not self.broken:
+            await_others(self, seconds)
 
     def close(self) -> bool:
         """Release teams and board; collective, with nothing in flight that somebody holds. Whether all ranks do so."""
         together = wind_up(self)
+        if self._verification is not None:
+            self.unfit = self._verification.close(together)
         retire(self)
         if not self.broken:
             self.refusals.catch_up()
         if self.broken:
             # Its teams hang in libucc with whatever the failure left there; they are not touched again.
+            self.members.part()
             _graveyard.append((self.members, self._cache, self._persistent))
             self.members.release_id()
             return together
@@ -454,3 +588,69 @@ class Runner:
         self._forget()
         self.members.close()
         return together
+
+
+class _Standing:
+    """A call that was set up, to be started again and again."""
+
+    def __init__(self, run: Runner, prepared: Prepared, call: CallSpec) -> None:
+        self._run, self._prepared, self._call, self._teams = run, prepared, call, run.members.teams
+        self._verification = run._verification
+        self._sample: Any = None
+        #: The request, which goes when nobody has it any more, also while its call is under way and holds this.
+        self._request: Callable[[], PersistentRequest | None] = lambda: None
+
+    def request(self) -> PersistentRequest:
+        """The request that its user starts and waits for."""
+        run, prepared = self._run, self._prepared
+        made = PersistentRequest(
+            prepared.program.op, prepared, self._start, self._finish, self._free, direct=self._direct(), owner=run,
+            in_stream=partial(run.start, self._call), refuse=run.refuse,
+        )  # fmt: skip
+        self._request = ref(made)
+        return made
+
+    def _direct(self) -> Any:
+        """The program, where it is all that a start needs."""
+        return self._prepared.program.handle if self._prepared.in_place and self._verification is None else None
+
+    def _start(self) -> int:
+        again = partial(self._run._again_if_stale, self._start_now)
+        self._sample = None if self._verification is None else self._verification.take(self._call)
+        if self._verification is None or self._sample is None:
+            return again()
+        return int(self._verification.within(self._sample, again))
+
+    def _start_now(self) -> int:
+        run = self._run
+        run._ready()
+        if self._teams is not run.members.teams:  # a call was refused: others are used by now
+            self._free()
+            anew = run._set_up(self._call)
+            assert anew is not None
+            self._prepared, self._teams = anew, run.members.teams
+        elif not self._prepared.in_place:
+            self._prepared.refill()
+        program = self._prepared.program
+        state = int(lib.ucch_program_again(program.handle))
+        if state < 0:
+            raise not_started(run.rank, self._prepared.label, state)
+        request = self._request()
+        assert request is not None, "it is being started"
+        request.rebind(program.op, self._prepared, self._direct())
+        return state
+
+    def _finish(self, state: int, status: Any) -> None:
+        if self._verification is None or self._sample is None:
+            self._ended(state)
+        else:
+            self._verification.within(self._sample, self._ended, state)
+            self._verification.end(self._sample)
+
+    def _ended(self, state: int) -> None:
+        self._run._judge(self._prepared.program, state, self._prepared, self._prepared.label)
+        self._prepared.finish()
+
+    def _free(self) -> None:
+        if self._run._persistent.pop(id(self._prepared), None) is not None:
+            lib.ucch_program_drop(self._prepared.program.handle)

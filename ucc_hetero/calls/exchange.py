@@ -12,8 +12,6 @@ from .persistent import PersistentRequest
 from .request import Request, finished
 from .status import fill_empty
 
-__all__ = ["Exchange", "PersistentExchange", "start_all"]
-
 
 def start_all(messages: Messages, transfers: Sequence[Transfer]) -> list[Request]:
     """Start transfers, in order: all of them or none."""

@@ -1,15 +1,27 @@
-"""Why a call failed: what the engine noted and what the arrival board knows of the other ranks, as an exception."""
+"""Reasons of failed calls, from what the engine noted and the arrival board knows of other ranks, as exceptions."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeVar
 
 from ..bindings.ucc import status_name
 from ..bootstrap.liveness import Board
-from ..errors import CollectiveError, CollectiveTimeout, DeviceError, MismatchError, PeerError, RefusedError
+from ..errors import (
+    CollectiveError,
+    CollectiveTimeout,
+    DeviceError,
+    MismatchError,
+    NotSupported,
+    PeerError,
+    RefusedError,
+    RevokedError,
+    TruncationError,
+    UCCHError,
+)
 from ..native.libraries import ffi, lib
+from ..trace import flight
 
-__all__ = ["StaleError", "explain", "failure_of", "not_started"]
+_E = TypeVar("_E", bound=UCCHError)
 
 
 class StaleError(RefusedError):
@@ -32,6 +44,10 @@ def not_started(rank: int, label: str, status: int) -> Exception:
             "are pinned for rings): free communicators that are not needed, or set UCCH_WIRE_SLOT lower, or "
             "UCCH_CHANNELS=n, so that hosts take part in calls"
         )
+    if status == lib.UCCH_FAIL_COLD:
+        return NotSupported(
+            f"rank {rank}: {label}: make such a call once before capturing, so that its kernel is there"
+        )
     if status == lib.UCCH_STALE:
         return StaleError(f"rank {rank}: {label}: an earlier call came to nothing")
     why = status_name(status)
@@ -42,27 +58,74 @@ def not_started(rank: int, label: str, status: int) -> Exception:
 
 def explain(error: Any, board: Board, rank: int, label: str, timeout: float) -> CollectiveError:
     """The exception for a ``ucch_error``; its ``peer`` is a slot of the board."""
+    return recorded(_reason(error, board, rank, label, timeout))
+
+
+#: Reason of what fails once libucp has thrown a message away.
+LOST = (
+    "this rank had no memory for a message that had come in, and libucp has thrown it away: give the rank more "
+    "(ulimit -v); a communicator that is made anew can be used"
+)
+
+
+def recorded(failure: _E) -> _E:
+    """A failure that says where the engine has written the last calls, if it has."""
+    path = flight.usual_path()
+    grave = isinstance(failure, CollectiveError) and not isinstance(
+        failure, RefusedError | RevokedError | TruncationError
+    )
+    if path is not None and grave:
+        failure.args = (f"{failure}; the last calls are in {path} (ucch-doctor hang {path.parent})",)
+    return failure
+
+
+def _reason(error: Any, board: Board, rank: int, label: str, timeout: float) -> CollectiveError:
     status, seq = int(error.status), int(error.seq)
     peer = board.rank_of(error.peer)
     where = f"rank {rank}: {label} (call {seq} of this communicator)"
     if status == lib.UCCH_FAIL_MISMATCH:
+        if peer < 0:  # found by a kernel
+            return MismatchError(f"{where}: another rank replayed a graph with other calls")
+        first = board.difference(seq)[0] if peer not in board.ranks else seq
         other = board.label(peer, seq) or "something else"
-        return MismatchError(f"{where}: rank {peer} called {other} instead")
+        earlier = f", where it should have been as call {first} here" if first < seq else " instead"
+        return MismatchError(f"{where}: rank {peer} called {other}{earlier}")
     if status == lib.UCCH_FAIL_REFUSED:
         return RefusedError(f"{where}: {_refused(board.refusal(seq), seq)}")
+    if status == lib.UCCH_FAIL_REVOKED:
+        return RevokedError(f"{where}: a rank has revoked the communicator; Shrink() goes on without the dead")
     if status == lib.UCCH_FAIL_PEER:
-        return PeerError(f"{where}: rank {peer} has left the job or died")
+        return PeerError(f"{where}: {_gone(board, peer, rank)}")
     if status == lib.UCCH_FAIL_TIMEOUT:
         missing = board.missing(seq)
-        who = f"; on this host rank(s) {missing} have not called it" if missing else ""
+        who = f"; rank(s) {missing} have not called it" if missing else ""
         return CollectiveTimeout(
             f"{where}: timeout, not complete after {error.elapsed:.3g} s (UCCH_TIMEOUT={timeout:g}){who}"
+        )
+    if status == lib.UCCH_FAIL_LOST:
+        return CollectiveError(f"{where}: {LOST}")
+    if status == lib.UCCH_FAIL_OVERLAP:
+        return CollectiveError(
+            f"{where}: two graphs with calls of this communicator ran at a time; replay them in one stream, or let one "
+            "stream wait for the other"
         )
     if status == lib.UCCH_FAIL_BROKEN:
         return CollectiveError(f"{where}: another call of this communicator failed while this one was under way")
     ended = lib.ucch_endpoint_errors()
     lost = f"; {ended} operation(s) ended in endpoint errors, as a peer's host or process is gone" if ended else ""
     return CollectiveError(f"{where}: {status_name(status)} in step {error.step}{lost}")
+
+
+def _gone(board: Board, peer: int, rank: int) -> str:
+    how = board.fate(peer)
+    if peer == rank:
+        return "the other hosts have given this rank up, as they did not hear of it for UCCH_HEARTBEAT seconds"
+    if how == lib.UCCH_UNREACHABLE:
+        return f"the host of rank {peer} is gone, or the link to it: nothing was heard for UCCH_HEARTBEAT seconds"
+    if how == lib.UCCH_SILENT:
+        many = "five times UCCH_HEARTBEAT seconds"
+        return f"rank {peer} was stopped, or its host is overloaded: it said nothing for {many}"
+    return f"rank {peer} has left the job or died"
 
 
 def _refused(refusal: Any, seq: int) -> str:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
 from ..buffers import Buffer, pack, unpack
 from ..native.libraries import ffi, lib
 from ..transport.bounce import Bounce
-
-__all__ = ["COMM_SHIFT", "OWN", "SOURCE_MASK", "SOURCE_SHIFT", "TAG_MASK", "Transfer", "source_and_tag"]
 
 #: Bits of a UCX tag, high to low: communicator (12), program message or not (1), rendezvous header or data
 #: (1; ``UCCH_RTS_BIT``), message of the caller's or of the package's own calls (1), source rank (18), MPI tag (31).
@@ -19,6 +20,15 @@ SOURCE_MASK = OWN - 1 - TAG_MASK
 def source_and_tag(code: int) -> tuple[int, int]:
     """The source rank and the MPI tag in a UCX tag."""
     return (code & SOURCE_MASK) >> SOURCE_SHIFT, code & TAG_MASK
+
+
+class Ways(NamedTuple):
+    """How a message is begun with ``buffer``: by ``plain(timeout)``, after ``queued(stream, eager, timeout)`` where
+    there is one and that is 0, as it has no room."""
+
+    buffer: Buffer
+    plain: Callable[[float], Any]
+    queued: Callable[[Any, bool, float], int] | None = None
 
 
 class Transfer:
@@ -35,6 +45,7 @@ class Transfer:
         "stream",
         "sync",
         "tag",
+        "ways",
         "what",
         "window",
     )
@@ -57,6 +68,8 @@ class Transfer:
         #: It starts when this stream gets there.
         self.stream = stream
         self.buffer = self._staged()
+        #: How it is begun, of that buffer, once it was.
+        self.ways: Ways | None = None
         self.sync = False
         #: A send by way of shared pinned memory, which its receiver is told of.
         self.window = False
@@ -75,6 +88,12 @@ class Transfer:
         """Take the caller's data anew, before a persistent send starts again."""
         if self.bounce is not None or self.original.layout is not None:
             self.buffer = self._staged()
+
+    def fetch(self, stream: int) -> None:
+        """Take the caller's data anew into the memory that is there, when a stream gets there."""
+        self.stream = stream
+        if self.bounce is not None:
+            self.bounce.down(self.original, self.buffer, stream)
 
     def spread(self) -> None:
         """Bring what was received to the caller's memory."""

@@ -20,6 +20,7 @@ from ..buffers import is_in_place
 from ..buffers.exporters import memory_of
 from ..errors import CollectiveError, CollectiveTimeout, NotSupported
 from ..native.libraries import ffi, lib
+from ..native.waiting import progress_until
 from ..planner.collectives import Call
 from ..types import Op
 from .arguments import CallSpec, root_of
@@ -28,8 +29,6 @@ from .ops import op_of
 from .persistent import PersistentRequest
 from .request import look_around
 from .status import fill_empty
-
-__all__ = ["Delegate", "Watch", "is_delegated"]
 
 #: Seconds of polling before a waiter looks at its peers and begins to sleep, and the longest nap.
 _PATIENCE = 0.002
@@ -51,7 +50,7 @@ class Watch:
         self.board, self.rank, self.label, self.timeout = board, rank, label, timeout
         self.began = time.monotonic()
         self.since = lib.ucch_board_since(board.native)
-        self.seq = board.announce(label) if announce else board.publish(label)
+        self.seq, self.record = (board.announce(label), 0) if announce else board.publish(label)
 
     def look(self) -> None:
         """Raise what makes the call hopeless: a peer that refused it, called another or is gone; the deadline."""
@@ -62,12 +61,15 @@ class Watch:
         refused = bool(lib.ucch_board_refused(native, self.since, self.seq, ffi.NULL))
         if refused:
             status = lib.UCCH_FAIL_REFUSED
-        elif peer < 0:
+        elif lib.ucch_board_revoked(native):
+            refused, status = True, lib.UCCH_FAIL_REVOKED
+        elif peer == -1:
             status, peer = lib.UCCH_FAIL_PEER, lib.ucch_board_gone(native, self.seq)
-        if peer < 0 and not refused:
+        if peer == -1 and not refused:
             if not 0 < self.timeout < elapsed:
                 return
             status = lib.UCCH_FAIL_TIMEOUT
+        lib.ucch_record_end(self.record, status)
         error = ffi.new("ucch_error *", {"status": status, "seq": self.seq, "peer": peer, "elapsed": elapsed})
         raise explain(error, self.board, self.rank, self.label, self.timeout)
 
@@ -89,8 +91,9 @@ class Watch:
 
     def finish(self, nbytes: int) -> None:
         """Count the call, once nobody turns out to have called something else."""
-        if lib.ucch_board_mismatch(self.board.native, self.seq) >= 0:
+        if lib.ucch_board_mismatch(self.board.native, self.seq) != -1:
             self.look()
+        lib.ucch_record_end(self.record, 0)
         lib.ucch_board_add(self.board.native, time.monotonic() - self.began, nbytes)
 
 
@@ -100,14 +103,14 @@ class _Delegated(PersistentRequest):
     def __init__(
         self,
         begin: Callable[[], tuple[Watch, Any]],
-        track: Callable[[int], None],
+        count: Callable[[int], None],
         fail: Callable[[Exception, object], None],
         refuse: Callable[[Exception], None] | None,
     ) -> None:
         # The native engine takes an idle message for an operation that has finished: waiting for many passes it by.
         idle = ffi.gc(lib.ucch_message_new(), lib.ucch_message_free)
         super().__init__(lib.ucch_message_op(idle), idle, self._launch, None, lambda: None, refuse=refuse)
-        self._parts = begin, track, fail
+        self._parts = begin, count, fail
         self._watch: Watch | None = None
         self._request: Any = None
 
@@ -166,7 +169,7 @@ class _Forsaken(NamedTuple):
 
     def ended(self) -> bool:
         """Whether it has ended, or never will; nobody is there to hear of a failure but the communicator."""
-        _, track, fail = self.parts
+        _, count, fail = self.parts
         try:
             if not self.watch.poll(self.request):
                 self.watch.look()
@@ -174,7 +177,7 @@ class _Forsaken(NamedTuple):
             self.watch.finish(0)
         except CollectiveError as error:
             fail(error, self.request)
-        track(-1)
+        count(-1)
         return True
 
 
@@ -182,22 +185,25 @@ _forsaken: deque[_Forsaken] = deque()
 
 
 class Delegate:
-    """The delegated calls of one communicator. ``track`` (requests in flight, up or down) and ``failed`` keep books."""
+    """The delegated calls of one communicator. ``failed`` is told of one that failed, and its memory."""
 
     def __init__(
         self,
         mpi: Any,
         board: Board,
         timeout: float,
-        track: Callable[[int], None],
         failed: Callable[[Exception, object], None],
     ) -> None:
         self.mpi, self.board, self.timeout = mpi, board, timeout
         self.rank: int = mpi.Get_rank()
         self.size: int = mpi.Get_size()
-        self._track, self.failed = track, failed
+        self.failed = failed
+        #: Requests in flight.
+        self.active = 0
         #: Exchanges of counts of calls that this rank has refused: (request, its memory).
         self._joined: list[tuple[Any, object]] = []
+        #: The exchange of counts of a call that has not begun: there is one for each call, however often that is tried.
+        self._along: tuple[Any, Any, object] | None = None
 
     def settle(self) -> int:
         """See to dropped calls of this communicator; how many are under way."""
@@ -247,14 +253,24 @@ class Delegate:
     def _count(self, change: int) -> None:
         lib.ucch_lock()
         lib.ucch_board_open(self.board.native, change)
+        self.active += change
         lib.ucch_unlock()
-        self._track(change)
 
     def refuse_along(self) -> None:
-        """Take part in the exchange of counts of a call that this rank refuses."""
-        words = np.full(self.size, -1, np.int64), np.empty(self.size, np.int64)
+        """Take part in the exchange of counts of a call that comes to nothing here, unless this rank has."""
         self._joined = [each for each in self._joined if not each[0].Test()]
-        self._joined.append((self.mpi.Ialltoall(*words), words))
+        request, *words = self._along or self._exchange_along(-1)
+        self._joined.append((request, words))
+        self.done_along()
+
+    def done_along(self) -> None:
+        """The call whose counts were sent has begun, or failed: those to come are another one's."""
+        self._along = None
+
+    def _exchange_along(self, mine: Any) -> tuple[Any, Any, object]:
+        words, got = np.full(self.size, -1, np.int64), np.full(self.size, -1, np.int64)
+        words[:] = mine
+        return self.mpi.Ialltoall(words, got), got, words
 
     def _host_memory(self, name: str, argument: str, spec: Any) -> None:
         """MPI may know nothing of GPUs: a device pointer would end the job."""
@@ -271,22 +287,20 @@ class Delegate:
     def send_along(self, call: Call, mine: Any) -> tuple[Any, Callable[[], None]]:
         """Let the counts travel the way of an uneven call's data: (what arrives here, what waits for it)."""
         # To all, also where only the root has anything to compare: a rank that refuses may not know who that is.
-        words, got = np.full(self.size, -1, np.int64), np.full(self.size, -1, np.int64)
-        if call.collective == "alltoallv" or self.rank == call.root:
-            words[:] = mine
-        else:
+        if call.collective != "alltoallv" and self.rank != call.root:
+            words = np.full(self.size, -1, np.int64)
             words[call.root] = mine[0]
-        request = self.mpi.Ialltoall(words, got)
+        else:
+            words = mine
+        self._along = self._along or self._exchange_along(words)
+        request, got, _ = self._along
         if call.collective != "alltoallv" and (self.rank == call.root) == (call.collective == "scatterv"):
             got = mine  # there is nothing to compare
         elif call.collective == "scatterv":
             got = got[call.root : call.root + 1]
-        began = time.monotonic()
 
         def wait() -> None:
-            while not request.Test():
-                if 0 < self.timeout < time.monotonic() - began:
-                    raise CollectiveTimeout(f"rank {self.rank}: {call.collective}: other ranks have not called it")
-                time.sleep(0 if time.monotonic() - began < _PATIENCE else _NAP)
+            if not progress_until(request.Test, self.timeout, longest=_NAP):
+                raise CollectiveTimeout(f"rank {self.rank}: {call.collective}: other ranks have not called it")
 
         return got, wait

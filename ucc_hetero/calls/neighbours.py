@@ -14,8 +14,6 @@ from .p2p import Messages, part_of
 from .persistent import PersistentRequest
 from .request import Request, finished
 
-__all__ = ["Neighbourhood"]
-
 #: The least tag of messages along edges; what is below belongs to partitioned messages.
 _FIRST_TAG = 1
 

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
 
+from ..errors import UCCHError
 from ..native.libraries import ffi, lib
 from .p2p import Messages
 from .probe import probe
 from .refusals import Refusals
 from .request import lookouts
-
-__all__ = ["Notices"]
 
 #: The tag of these messages, below those of partitioned ones.
 _TAG = (1 << 30) - 1
@@ -36,12 +36,15 @@ class Notices:
     def look(self) -> None:
         """Take note of what has come."""
         messages = self._messages
-        while not messages.runner.broken and (found := probe(messages, messages.any_source, _TAG, None, remove=True)):
-            refusal = ffi.new("ucch_refusal *")
-            found.Recv(np.frombuffer(ffi.buffer(refusal), np.uint8))
-            lib.ucch_lock()
-            lib.ucch_board_told(messages.runner.board.native, refusal)
-            lib.ucch_unlock()
+        with suppress(UCCHError):  # whoever waits looks, in another communicator perhaps: calls of this one will say it
+            while not messages.runner.broken and (
+                found := probe(messages, messages.any_source, _TAG, None, remove=True)
+            ):
+                refusal = ffi.new("ucch_refusal *")
+                found.Recv(np.frombuffer(ffi.buffer(refusal), np.uint8))
+                lib.ucch_lock()
+                lib.ucch_board_told(messages.runner.board.native, refusal)
+                lib.ucch_unlock()
 
     def close(self) -> None:
         """Look no more."""

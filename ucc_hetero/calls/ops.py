@@ -7,8 +7,6 @@ from typing import Any
 
 from ..types import OPS, Op
 
-__all__ = ["op_of"]
-
 #: Handles of MPI's predefined operations (mpi4py's objects cannot be hashed) -> ours, made when mpi4py is there.
 _from_mpi: dict[int, Op] = {}
 

@@ -15,30 +15,29 @@ from ..bindings.ucx import status_name
 from ..bootstrap.group import Membership
 from ..buffers import Buffer, as_buffer, copy, empty_like, pack
 from ..buffers.fast_path import glance
-from ..device import pointer_vendor, report, stream_handle
+from ..device import pointer_vendor, report, uncaptured
 from ..errors import (
     CollectiveError,
     CollectiveTimeout,
     DeviceError,
-    LibraryError,
     NotSupported,
     PeerError,
+    RevokedError,
     TruncationError,
     UCCHError,
 )
 from ..native.libraries import ffi, lib
 from ..transport.bounce import Bounce
-from ..transport.detours import Detours
+from ..transport.paths import MessagePaths
 from ..transport.segments import LEAST, key_of
 from ..types import DTYPES
 from .dispatch import Runner
-from .message import COMM_SHIFT, OWN, SOURCE_MASK, SOURCE_SHIFT, TAG_MASK, Transfer
+from .failure import LOST, recorded
+from .message import COMM_SHIFT, OWN, SOURCE_MASK, SOURCE_SHIFT, TAG_MASK, Transfer, Ways
 from .persistent import PersistentRequest
 from .program_cache import Kinds
-from .request import SLICE, Request, wait_op
+from .request import SLICE, Lasting, Request, wait_op
 from .status import set_status
-
-__all__ = ["Matching", "Messages", "part_of"]
 
 _COMM_MASK = ((1 << 13) - 1) << (COMM_SHIFT - 1) | OWN
 
@@ -62,7 +61,7 @@ class Arrays:
 
     def __init__(self, members: Membership, null: int) -> None:
         self._rank, self._device, self._null = members.rank, members.device, null
-        self.detours = Detours(members.rank, members.facts, members.topology, members.tuning, members.windows.near)
+        self.paths = MessagePaths(members.rank, members.facts, members.topology, members.tuning, members.windows.near)
         self._bounces: dict[bool, Bounce] = {}
         #: Kinds of arrays, by what tells them apart and whether they are written to.
         self._known: Kinds[tuple[Hashable, bool], Buffer] = Kinds()
@@ -92,16 +91,16 @@ class Arrays:
 
     def bounced(self, buffer: Buffer, peer: int, *, in_stream: bool = False) -> Bounce | None:
         """Bounce buffer that moves a message's data by way of the host, where it must not or cannot go straight;
-        ``in_stream`` as in :meth:`.Detours.wanted`.
+        ``in_stream`` as in :meth:`.MessagePaths.wanted`.
 
         Every mistake about where the buffer lies raises here.
         """
         device = self._device
         if buffer.vendor == "host" or peer == self._null or not device.holds((("buf", buffer),)):
             return None
-        if not self.detours.wanted(peer, buffer.nbytes, in_stream=in_stream):
+        if not self.paths.wanted(peer, buffer.nbytes, in_stream=in_stream):
             return None
-        spare = self.detours.arenas(peer)
+        spare = self.paths.arenas(peer)
         if spare not in self._bounces:
             assert device.runtime is not None
             self._bounces[spare] = Bounce(device.runtime, spare=spare)
@@ -159,7 +158,7 @@ class Messages:
         members = runner.members
         shared = members.windows
         self.arrays = Arrays(members, self.null)
-        self.detours = self.arrays.detours
+        self.paths = self.arrays.paths
         #: Ranks that messages from or to device memory reach through shared pinned memory, or through arenas.
         self._near = shared.near[members.rank] if shared.near else frozenset()
         self._windows = shared.peers | self._near
@@ -175,6 +174,8 @@ class Messages:
         self._slots = {rank: slot for slot, rank in enumerate(board.ranks)} if board.shared else {}
         if self._slots and len(self._slots) == self.size:
             self._slots[self.any_source] = lib.UCCH_ALL_PEERS
+        if max(board.hosts) > 0:
+            self._slots |= {rank: -2 - rank for rank in range(self.size) if rank not in board.ranks}
         self._slots.pop(self.rank, None)
 
     # --- arguments ----------------------------------------------------------------------------------------------------
@@ -212,10 +213,7 @@ class Messages:
         endpoint = self._endpoints[dest]
         if endpoint is None:
             facts = self.runner.members.facts[dest]
-            try:
-                endpoint = self._endpoints[dest] = self.process.endpoint(facts).handle
-            except LibraryError as error:
-                raise PeerError(f"rank {self.rank}: rank {dest} cannot be reached: {error}") from error
+            endpoint = self._endpoints[dest] = self.process.endpoint(facts, self.rank, dest).handle
             if facts.host.memory != self.process.host.memory:
                 # A send over a network is complete when it is in our socket's buffer, which somebody must empty.
                 lib.ucch_progress_idle()
@@ -257,7 +255,7 @@ class Messages:
         """The handle of a stream that a message is to start in."""
         if stream is None:
             return None
-        handle = stream_handle(stream)
+        handle = uncaptured(stream, f"a message of rank {self.rank}")
         if self.runner.members.runtime is None:
             vendor = self.runner.members.place.vendor
             raise DeviceError(f"rank {self.rank} has no GPU runtime for stream= ({report(vendor)})")
@@ -304,49 +302,58 @@ class Messages:
 
     def begin(self, transfer: Transfer, timeout: float) -> None:
         """Start a transfer; ``timeout`` seconds from now, 0 for none."""
-        peer, buffer = transfer.peer, transfer.buffer
+        peer = transfer.peer
         if peer == self.null:
             return  # an operation that was never begun counts as finished
-        slot = self._slots.get(peer)
-        if slot is not None:
-            lib.ucch_message_watch(transfer.handle, self.runner.members.board.native, slot)
-        if self._queues and (number := self.matching.number(transfer)):
-            lib.ucch_message_number(transfer.handle, self.keys[peer], number)
-        pointer, memory = ffi.cast("void *", buffer.ptr), self.arrays.memory(buffer)
+        ways = transfer.ways
+        if ways is None or ways.buffer is not transfer.buffer:
+            self._watch(transfer)
+            ways = transfer.ways = self._ways(transfer)
+        if self._queues:
+            number = self.matching.number(transfer)
+            lib.ucch_message_number(transfer.handle, self.keys[peer] if number else 0, number)
         stream = None if transfer.stream is None else ffi.cast("void *", transfer.stream)
-        if transfer.what == "receive":
-            self._after(transfer, stream)
-            value, mask = self.pattern(peer, transfer.tag)
-            lib.ucch_recv(transfer.handle, self.worker, pointer, buffer.nbytes, value, mask, memory, timeout)
-            return
-        code = self._base | self.rank << SOURCE_SHIFT | transfer.tag
-        what = transfer.handle, self.worker, self._endpoint(peer), pointer, buffer.nbytes, code
-        if transfer.window and (peer in self._near or (stream is not None and peer in self._queues)):
-            at, eager = _OURS if stream is None else stream, not transfer.sync and buffer.nbytes <= LEAST
-            queued = lib.ucch_send_queued(*what, peer, at, eager, timeout)
-            self._judge(transfer, queued)
+        if ways.queued is not None and (stream is not None or peer in self._near):
+            eager = not transfer.sync and ways.buffer.nbytes <= LEAST
+            queued = ways.queued(_OURS if stream is None else stream, eager, timeout)
+            if queued < 0:
+                raise self._not_begun(transfer)
             if queued:
                 return  # else there is no room: hosts take part
-        self._after(transfer, stream)
-        if transfer.window:
-            lib.ucch_send_rendezvous(*what, peer, 1, timeout)
-        else:
-            lib.ucch_send(*what, memory, transfer.sync, timeout)
+        if stream is not None and lib.ucch_message_after(transfer.handle, stream) < 0:
+            raise self._not_begun(transfer)
+        ways.plain(timeout)
 
-    def _after(self, transfer: Transfer, stream: Any) -> None:
-        """Let what is begun next start when the stream gets here, if there is one."""
-        if stream is not None:
-            self._judge(transfer, lib.ucch_message_after(transfer.handle, stream))
+    def _ways(self, transfer: Transfer) -> Ways:
+        peer, buffer = transfer.peer, transfer.buffer
+        pointer, memory = ffi.cast("void *", buffer.ptr), self.arrays.memory(buffer)
+        if transfer.what == "receive":
+            matched = self.pattern(peer, transfer.tag)
+            receive = partial(lib.ucch_recv, transfer.handle, self.worker, pointer, buffer.nbytes, *matched, memory)
+            return Ways(buffer, receive)
+        code = self._base | self.rank << SOURCE_SHIFT | transfer.tag
+        what = transfer.handle, self.worker, self._endpoint(peer), pointer, buffer.nbytes, code
+        if not transfer.window:
+            return Ways(buffer, partial(lib.ucch_send, *what, memory, transfer.sync))
+        queues = peer in self._near or peer in self._queues
+        queued = partial(lib.ucch_send_queued, *what, peer) if queues else None
+        return Ways(buffer, partial(lib.ucch_send_rendezvous, *what, peer, 1), queued)
 
-    def _judge(self, transfer: Transfer, status: int) -> None:
-        if status < 0:
-            reason = ffi.string(lib.ucch_device_error()).decode(errors="replace")
-            raise DeviceError(f"rank {self.rank}: {self._said(transfer)}, in stream {transfer.stream}: {reason}")
+    def _not_begun(self, transfer: Transfer) -> DeviceError:
+        reason = ffi.string(lib.ucch_device_error()).decode(errors="replace")
+        return DeviceError(f"rank {self.rank}: {self._said(transfer)}, in stream {transfer.stream}: {reason}")
+
+    def _watch(self, transfer: Transfer) -> None:
+        """Let a transfer fail when its peer is gone."""
+        slot, rank = self._slots.get(transfer.peer, self.size), transfer.peer
+        board = self.runner.members.board.native
+        lib.ucch_message_watch(transfer.handle, board, slot, -1 if rank == self.any_source else rank)
 
     def begin_matched(self, transfer: Transfer, matched: Any, timeout: float) -> None:
         """Start the receive of a message that a matching probe took out."""
         pointer, memory = ffi.cast("void *", transfer.buffer.ptr), self.arrays.memory(transfer.buffer)
         nbytes = transfer.buffer.nbytes
+        self._watch(transfer)
         lib.ucch_recv_matched(transfer.handle, self.worker, pointer, nbytes, matched, memory, timeout)
 
     def run(self, transfer: Transfer, status: Any = None) -> None:
@@ -382,17 +389,44 @@ class Messages:
                 self.withdraw(transfer)
             raise
 
-    def start(self, transfer: Transfer) -> Request:
-        """Start a transfer that goes on in the background."""
+    def start(self, transfer: Transfer, *, lasting: bool = False) -> Request:
+        """Start a transfer that goes on in the background; one of ``lasting`` memory may be begun :meth:`again`."""
         self.begin(transfer, 0)
-        return self.request(transfer)
+        return self.request(transfer, lasting=lasting)
 
-    def request(self, transfer: Transfer) -> Request:
+    def request(self, transfer: Transfer, *, lasting: bool = False) -> Request:
         """The request of a transfer that was begun without a time limit: waiting for it has one."""
         lib.ucch_progress_thread(1)
-        self.runner.track(1)
-        end, cancel = partial(self._end_tracked, transfer), self._cancel(transfer)
-        return Request(transfer.op, transfer, end, timeout=self.timeout, cancel=cancel, owner=self.runner)
+        end, cancel, kind = (
+            partial(self._end_started, transfer),
+            self._cancel(transfer),
+            Lasting if lasting else Request,
+        )
+        return kind(transfer.op, transfer, end, timeout=self.timeout, cancel=cancel, owner=self.runner)
+
+    def again(self, request: Lasting, stream: int | None) -> Request | None:
+        """Start a transfer anew that has ended well, with what its memory holds once ``stream`` gets there.
+
+        None where it may not, as it would now take another way, or a stream still brings what came the last time: such
+        a message has to be made anew.
+        """
+        self.usable()
+        transfer: Any = request._keep
+        if (transfer.by_stream or self.paths.change) and not self._as_before(transfer):
+            return None
+        if stream is not None:
+            transfer.fetch(stream)
+        self.begin(transfer, 0)
+        lib.ucch_progress_thread(1)
+        return request.anew(self.timeout)
+
+    def _as_before(self, transfer: Transfer) -> bool:
+        if transfer.original.vendor == "host":
+            return True
+        by_host = self.paths.wanted(transfer.peer, transfer.original.nbytes, in_stream=True)
+        if by_host != (transfer.window or transfer.bounce is not None):
+            return False
+        return not (transfer.by_stream and lib.ucch_message_held(transfer.handle))
 
     def persistent(self, transfer: Transfer, *, copy: bool = False) -> PersistentRequest:
         """A transfer that can be started many times, with what the buffer then holds."""
@@ -406,10 +440,9 @@ class Messages:
                 transfer.buffer = copied(kept, self.rank)
             self.begin(transfer, 0)
             lib.ucch_progress_thread(1)
-            self.runner.track(1)
             return 0
 
-        end, cancel = partial(self._end_tracked, transfer), self._cancel(transfer)
+        end, cancel = partial(self._end_started, transfer), self._cancel(transfer)
         return PersistentRequest(
             transfer.op, transfer, start, end, _nothing, timeout=self.timeout, cancel=cancel, owner=self.runner
         )
@@ -428,8 +461,7 @@ class Messages:
         if lib.ucch_message_held(transfer.handle):
             _held.append(transfer)
 
-    def _end_tracked(self, transfer: Transfer, state: int, status: Any) -> None:
-        self.runner.track(-1)
+    def _end_started(self, transfer: Transfer, state: int, status: Any) -> None:
         self._end(transfer, state, status)
         if transfer.by_stream and lib.ucch_message_held(transfer.handle):
             _held.append(transfer)
@@ -460,7 +492,7 @@ class Messages:
             return
         if lib.ucch_message_held(transfer.handle):
             _held.append(transfer)
-        failure = self._explain(transfer, error)
+        failure = recorded(self._explain(transfer, error))
         if status is not None:
             truncated = isinstance(failure, TruncationError)
             source, tag, _ = transfer.envelope() if truncated else (self.any_source, self.any_tag, 0)
@@ -475,12 +507,16 @@ class Messages:
             return TruncationError(
                 f"{where}: rank {source} sent {nbytes} bytes with tag {tag}, more than the buffer holds"
             )
+        if error.status == lib.UCCH_FAIL_REVOKED:
+            return RevokedError(f"{where}: a rank has revoked the communicator")
         if error.status == lib.UCCH_FAIL_TIMEOUT:
             return CollectiveTimeout(
                 f"{where}: timeout, not complete after {error.elapsed:.3g} s (UCCH_TIMEOUT={self.timeout:g})"
             )
         if error.status == lib.UCCH_FAIL_MEMORY:
             return CollectiveError(f"{where}: no memory, or too many messages to devices of this host under way: Wait")
+        if error.status == lib.UCCH_FAIL_LOST:
+            return CollectiveError(f"{where}: {LOST}")
         if error.status == lib.UCCH_FAIL_DEVICE:
             return DeviceError(f"{where}: {ffi.string(lib.ucch_device_error()).decode(errors='replace')}")
         if error.status == lib.UCCH_FAIL_MISMATCH:

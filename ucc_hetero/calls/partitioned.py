@@ -26,8 +26,6 @@ from .probe import Message, mprobe, probe
 from .request import Request
 from .status import fill_empty, set_status
 
-__all__ = ["PartitionedRequest", "Partitions"]
-
 #: Tag of headers, and the least tag of partitions; those of neighbourhood collectives lie between.
 _HEADERS, _PARTITIONS = 0, 1 << 30
 

@@ -11,8 +11,6 @@ from ..native.libraries import lib
 from .request import SLICE, Request, under_way, wait_op
 from .status import fill_empty
 
-__all__ = ["PersistentRequest", "retire", "unsettle"]
-
 _wait = lib.ucch_wait
 _again = lib.ucch_program_again
 

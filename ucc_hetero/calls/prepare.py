@@ -14,6 +14,7 @@ from .. import env, log
 from ..bootstrap.group import Membership
 from ..buffers import Buffer, pack
 from ..buffers import copy as copy_elements
+from ..device import kernels
 from ..engine.lowering import Execution, Program, Route, lower
 from ..engine.placement import Lowering, Placement
 from ..engine.stream_program import queues
@@ -21,8 +22,10 @@ from ..errors import CollectiveError, MismatchError, NotSupported, RefusedError
 from ..native.libraries import ffi, lib
 from ..planner.algorithms import Role, with_role
 from ..planner.collectives import ROWS, Call, elements, operands
+from ..planner.plan import Plan
 from ..planner.select import Choice, Tuning, choose, make_plan, reason, supported
 from ..transport.bounce import Bounce
+from ..transport.rings import Channels
 from ..types import DTYPES, OPS, DType, Op, Reduction, reduction
 from .arguments import Bound, CallSpec, bind
 from .failure import StaleError, explain
@@ -31,8 +34,6 @@ from .ops import op_of
 from .program_cache import Kind, Kinds, ProgramCache
 from .request import look_around
 from .staging import HostCopies
-
-__all__ = ["Exchange", "Preparation", "Prepared"]
 
 #: Bytes of a call's description that ranks compare under UCCH_CHECK.
 _SHOWN = 256
@@ -54,6 +55,18 @@ class Exchange(NamedTuple):
     def again(self) -> None:
         """Exchange them once more."""
         self.run(self.prepared)
+
+
+class _About(NamedTuple):
+    """A call as it was understood: its memory, its reduction, its label, and how its counts came to be known."""
+
+    bound: Bound
+    how: Reduction | None
+    op: Op | None
+    label: str
+    on_device: bool
+    counted: bool
+    asked: Exchange | None
 
 
 class Prepared:
@@ -160,7 +173,7 @@ class Preparation:
         self._run = run
         self.rank, self.size = members.rank, members.size
         #: UCCH_CHECK: every rank's call compared before anything is sent.
-        self.check = bool(env.get("CHECK"))
+        self.check = env.get("CHECK") is True
         #: Calls that ran so far: label -> (choice, its origin, who waits).
         self.used: dict[str, tuple[Choice, str, Execution]] = {}
         self._on_host = _of_host(members.tuning)
@@ -183,16 +196,10 @@ class Preparation:
         ``rows``: what they said, where they did already. ``now``: the call is the next one of this rank. ``stream``:
         the data is there when this stream gets here.
         """
-        name, bound = call.name, bind(call, self.size, self.rank)
-        on_device = self._on_device(name, bound)
-        how, ours = self._reduction(name, bound.dtype, call.op)
-        if self.size == 1 and name == "barrier":
+        if self.size == 1 and call.name == "barrier":
             return None
-        counted, asked = bound.local, None
-        # mpi4py exchanges the counts of a reduce_scatter when it is called, in all forms.
-        if bound.local and (exchange or name == "reduce_scatter"):
-            bound, asked = self._complete(name, bound, rows)
-        label = _label(name, bound, ours)
+        name, about = call.name, self._about(call, exchange, rows)
+        bound, how, ours, label, on_device, counted, asked = about
         if self.members.device.everywhere and not on_device and bound.dtype is not None:
             label += " host"  # libraries choose by the kind of memory: all ranks must have the same
         if self.check:
@@ -202,6 +209,45 @@ class Preparation:
             prepared.agreed = self._counts_in_flight(name, bound.call)
         prepared.exchange, prepared.counted = asked, counted
         prepared.repeatable = prepared.in_place and not (self.check or bound.local)
+        return prepared
+
+    def _about(self, call: CallSpec, exchange: bool, rows: Any = None) -> _About:
+        """Understand a call, with the counts of all ranks where these may talk about them (``exchange``)."""
+        name, bound = call.name, bind(call, self.size, self.rank)
+        on_device = self._on_device(name, bound)
+        how, ours = reduction_of(name, bound.dtype, call.op, self.rank)
+        counted, asked = bound.local, None
+        # mpi4py exchanges the counts of a reduce_scatter when it is called, in all forms.
+        if bound.local and (exchange or name == "reduce_scatter"):
+            bound, asked = self._complete(name, bound, rows)
+        return _About(bound, how, ours, label_of(name, bound, ours), on_device, counted, asked)
+
+    def captured(self, call: CallSpec, rows: Any) -> Prepared | None:
+        """As :meth:`prepare`, for a stream that is being captured in a graph: every rank's kernels do it all.
+
+        ``NotSupported``, on all ranks alike, for what they cannot do, or not yet.
+        """
+        if self.size == 1 and call.name == "barrier":
+            return None
+        about, lacks = self._about(call, True, rows), "its data lies in host memory"
+        bound, label = about.bound, f"{about.label} in a graph"
+        channels, topology = None, self.members.topology
+        if about.on_device:
+            channels, topology, lacks = self.members.for_graphs()
+        if channels is None:
+            raise NotSupported(f"{call.name} on rank {self.rank} cannot be captured in a graph: {lacks}")
+        what = self._what(bound, about.how, True)
+        choice = Choice(with_role(what.call.collective, Role.ONE_STEP), queued=True)
+        plan, whole = (make_plan(topology, what.call, choice, rank) for rank in (self.rank, None))
+        with kernels.beside_a_capture(make=self.members.topology.flat):
+            if not queues(channels, whole, Placement(plan, self.rank, what)):
+                raise NotSupported(f"{call.name} on rank {self.rank} cannot be captured: no kernel does all of it")
+            kind = self._cache.lowered((what, label), label)
+            program = kind.take() or self._build(what, bound, label, True, (choice, "graph"), (plan, channels))
+        prepared = Prepared(bound, kind, program)
+        prepared.exchange = about.asked
+        if prepared.copies:
+            raise NotSupported(f"{label} on rank {self.rank}: memory must be contiguous and read in place")
         return prepared
 
     def _on_device(self, name: str, bound: Bound) -> bool:
@@ -227,7 +273,11 @@ class Preparation:
             copies = HostCopies(self._bounce(label, bound.local), self.rank, stream)
         # ``local`` is part of the key: one rank's counts can look like those of all, and then another algorithm runs.
         kind = self._cache.lowered((what, label, bound.local), label)
-        program = kind.take() or self._build(what, bound, op, label, now, tuning)
+        program = kind.take()
+        if program is None:
+            local = bound.local
+            chosen = (self._without_counts(what), "counts unknown") if local else self._choice(what, op, tuning)
+            program = self._build(what, bound, label, now, chosen)
         if copies is not None:
             self.used[label] = *self.used[label][:2], Execution.STAGED
         return Prepared(bound, kind, program, copies)
@@ -293,12 +343,20 @@ class Preparation:
         about = self.members.topology, what.call.collective, nbytes, op, tuning
         return supported(choose(*about), nbytes), reason(*about)
 
-    def _build(self, what: Lowering, bound: Bound, op: Op | None, label: str, now: bool, tuning: Tuning) -> Program:
-        call, members = what.call, self.members
-        choice, why = (self._without_counts(what), "counts unknown") if bound.local else self._choice(what, op, tuning)
-        plan = make_plan(members.topology, call, choice, self.rank)
+    def _build(
+        self,
+        what: Lowering,
+        bound: Bound,
+        label: str,
+        now: bool,
+        chosen: tuple[Choice, str],
+        graph: tuple[Plan, Channels] | None = None,
+    ) -> Program:
+        members, (choice, why) = self.members, chosen
+        channels = members.channels if what.memory is not None else None
+        plan, channels = graph or (make_plan(members.topology, what.call, choice, self.rank), channels)
         self.used[label] = choice, why, Execution.HOST
-        route = Route(members.id << 52 | 1 << 51, members.channels if what.memory is not None else None)
+        route = Route(members.id << 52 | 1 << 51, channels, graph is not None)
         # Ranks that call different things would wait for each other while they make the teams of each.
         if now:
             members.teams.look = Watch(members.board, self.rank, label, self._delegate.timeout, announce=True).look
@@ -310,7 +368,7 @@ class Preparation:
         except StaleError:
             raise
         except RefusedError:
-            members.board.publish(label)
+            lib.ucch_record_end(members.board.publish(label)[1], lib.UCCH_FAIL_REFUSED)
             self._overtaken((plan, what))
             raise
         except CollectiveError as error:
@@ -332,11 +390,17 @@ class Preparation:
         """Raise when the teams for a call that is set up will not be made: a rank refuses to, or has new ones."""
         look_around()
         board = self.members.board
+        if lib.ucch_board_revoked(board.native):
+            error = ffi.new("ucch_error *", {"status": lib.UCCH_FAIL_REVOKED, "seq": 0, "peer": -1})
+            raise explain(error, board, self.rank, label, 0)
         if lib.ucch_board_stale(board.native):
             raise StaleError(f"rank {self.rank}: an earlier call came to nothing")
         number = lib.ucch_board_next(board.native)
         if lib.ucch_board_refused(board.native, lib.ucch_board_since(board.native), number, ffi.NULL):
             error = ffi.new("ucch_error *", {"status": lib.UCCH_FAIL_REFUSED, "seq": number, "peer": -1})
+            raise explain(error, board, self.rank, label, 0)
+        if (gone := lib.ucch_board_gone(board.native, 1 << 62)) != -1:  # whoever has left makes no teams
+            error = ffi.new("ucch_error *", {"status": lib.UCCH_FAIL_PEER, "seq": number, "peer": gone})
             raise explain(error, board, self.rank, label, 0)
 
     def _without_counts(self, what: Lowering) -> Choice:
@@ -347,19 +411,6 @@ class Preparation:
         if self.members.topology.flat and what.memory is not None:
             return Choice(with_role(what.call.collective, Role.ONE_STEP))
         return Choice(with_role(what.call.collective, Role.UNCOUNTED))
-
-    def _reduction(self, name: str, dtype: DType | None, op: Any) -> tuple[Reduction | None, Op | None]:
-        if name not in ROWS or not ROWS[name].reduces:
-            return None, None
-        assert dtype is not None
-        ours = op_of(OPS["SUM"] if op is None else op)
-        how = reduction(dtype, ours) if ours is not None else None
-        if how is None:
-            raise NotSupported(
-                f"{name} on rank {self.rank}: {ours or op} on {dtype} is not supported on host memory; "
-                "docs/support.md lists what is"
-            )
-        return how, ours
 
     def _exchange(self, label: str, mine: Any) -> Exchange:
         """Everybody's row of int64 numbers (numpy, equal lengths), in rank order: a call of its own on the board."""
@@ -441,10 +492,15 @@ class Preparation:
             mine = due = np.array(call.counts[me : me + 1])
             peers = [call.root]
         got, wait = self._delegate.send_along(call, mine)
+        board = self.members.board
+        number = lib.ucch_board_next(board.native)
 
         def compare() -> None:
             wait()
             for peer, one, two in zip(peers, got, due, strict=False):
+                if one < 0:  # it refuses a call in which it has nothing for this rank, so that this came to its end
+                    error = ffi.new("ucch_error *", {"status": lib.UCCH_FAIL_REFUSED, "seq": number, "peer": peer})
+                    raise explain(error, board, me, name, 0)
                 if one != two:
                     raise MismatchError(f"{name} on rank {me}: rank {peer} says {one} elements, this rank {two}")
 
@@ -478,7 +534,22 @@ def _fingerprint(counts: Sequence[int]) -> int:
     return zlib.crc32(data) | (zlib.adler32(data) & 0x7FFFFFFF) << 32
 
 
-def _label(name: str, bound: Bound, op: Op | None) -> str:
+def reduction_of(name: str, dtype: DType | None, op: Any, rank: int) -> tuple[Reduction | None, Op | None]:
+    """How a call reduces, and by which operation; None twice for those that do not."""
+    if name not in ROWS or not ROWS[name].reduces:
+        return None, None
+    assert dtype is not None
+    ours = op_of(OPS["SUM"] if op is None else op)
+    how = reduction(dtype, ours) if ours is not None else None
+    if how is None:
+        raise NotSupported(
+            f"{name} on rank {rank}: {ours or op} on {dtype} is not supported on host memory; "
+            "docs/support.md lists what is"
+        )
+    return how, ours
+
+
+def label_of(name: str, bound: Bound, op: Op | None) -> str:
     """Label on the arrival board, equal on every rank of a correct call."""
     call = bound.call
     count = ""

@@ -13,8 +13,6 @@ from .p2p import Messages
 from .request import Request
 from .status import set_status
 
-__all__ = ["Message", "mprobe", "probe"]
-
 #: Looks between two questions whether the source still lives.
 _ROUNDS = 256
 

@@ -22,8 +22,6 @@ from .ops import op_of
 if TYPE_CHECKING:
     from .prepare import Exchange, Prepared
 
-__all__ = ["Kind", "Kinds", "ProgramCache", "pointer"]
-
 _K = TypeVar("_K", bound=Hashable)
 _V = TypeVar("_V")
 
@@ -100,7 +98,8 @@ class ProgramCache:
         """
         sent: Any = None
         received: Any = None
-        outof, into = _NULL, _NULL
+        outof: Any = _NULL
+        into: Any = _NULL
         try:
             if op is not None and type(op) is not Op:
                 op = op_of(op)  # MPI's own cannot be hashed

@@ -9,17 +9,12 @@ communicator uses new ones. Where all ranks refuse, nobody has given anything to
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable
 from typing import Any
 
 from ..bootstrap.group import Membership
 from ..native.libraries import ffi, lib
-
-__all__ = ["Refusals"]
-
-#: The longest nap while other ranks have not come to a call that this one has refused.
-_NAP = 1e-3
+from ..native.waiting import progress_until
 
 
 class Refusals:
@@ -49,13 +44,8 @@ class Refusals:
 
     def _await_readers(self) -> None:
         """Wait until those who are many refusals behind have read the one that makes room for the next one."""
-        began, pause = time.monotonic(), 0.0
-        while not lib.ucch_board_room(self._board.native):
-            if 0 < self._timeout < time.monotonic() - began:
-                return  # their own call says who is missing
-            lib.ucch_progress_once()
-            time.sleep(pause)
-            pause = min(pause + 1e-5, _NAP)
+        # Where time is up their own call says who is missing.
+        progress_until(lambda: lib.ucch_board_room(self._board.native), self._timeout)
 
     def settle(self) -> None:
         """Wait until the other ranks have come to the calls that this one refused, and go on as they do."""
@@ -80,14 +70,13 @@ class Refusals:
         """Whether any rank has entered a call that this one refused."""
         if self.tell is not None:
             return True  # ranks of other hosts may have, and all ranks have to think the same
-        began, pause = time.monotonic(), 0.0
-        while (state := lib.ucch_board_entered(self._board.native, number)) < 0:
-            if lib.ucch_board_gone(self._board.native, number) >= 0 or 0 < self._timeout < time.monotonic() - began:
-                return True  # the call to come says who is missing
-            lib.ucch_progress_once()
-            time.sleep(pause)
-            pause = min(pause + 1e-5, _NAP)
-        return bool(state)
+        native = self._board.native
+        known = progress_until(
+            lambda: lib.ucch_board_entered(native, number) >= 0,
+            self._timeout,
+            lambda: lib.ucch_board_gone(native, number) != -1,
+        )
+        return not known or bool(lib.ucch_board_entered(native, number))  # the call to come says who is missing
 
     def give_up(self, number: int) -> None:
         """Call ``number`` came to nothing here, and with it what this rank has started since the refused one."""

@@ -13,8 +13,6 @@ from ..errors import NotSupported
 from ..native.libraries import ffi, lib
 from .status import fill_empty
 
-__all__ = ["Request", "dropped", "finished", "look_around", "lookouts", "reap", "under_way", "wait_op", "withdraw"]
-
 #: Seconds that a wait stays in C before Python looks for signals (Ctrl-C).
 SLICE = 0.05
 
@@ -63,7 +61,7 @@ def wait_op(op: Any, look: Callable[[], None] = look_around) -> int:
 
 def reap() -> None:
     """Do what is left to do for dropped requests whose calls have ended."""
-    for each in sweep(_dropped, lambda call: not _peek(call.op)):
+    for each in sweep(_dropped, lambda call: not _peek(call.op)) if _dropped else ():
         under_way.discard(each)
         try:
             each.finish(_peek(each.op), None)
@@ -94,6 +92,9 @@ class Request:
 
     #: Whether the stream that it is a part of waits for its end, whoever else does.
     in_stream = False
+    #: Whether its native operation lives as long as it does itself.
+    lasting = False
+    _done = True  # of one that was never made
 
     def __init__(
         self,
@@ -119,7 +120,7 @@ class Request:
         self._done = False
 
     def __del__(self) -> None:
-        if not getattr(self, "_done", True):
+        if not self._done:
             self._drop()
 
     # --- comparison with MPI.REQUEST_NULL -----------------------------------------------------------------------------
@@ -143,9 +144,12 @@ class Request:
         """Wait until the call has finished, then return True."""
         if self._done:
             fill_empty(status)
-        else:
+            return True
+        state = _peek(self._op)
+        if not state:
             self._arm()
-            self._complete(wait_op(self._op), status)
+            state = wait_op(self._op)
+        self._complete(state, status)
         return True
 
     def Test(self, status: Any = None) -> bool:
@@ -212,6 +216,22 @@ class Request:
         """Leave the call to :func:`reap`."""
         if self._call is not None:
             _dropped.append(self._call)
+
+    def at_end(self, then: Callable[[bool], None]) -> None:
+        """Have something done once the call has ended, which is told whether that failed; before any wait returns."""
+        call = self._call
+        assert call is not None, "requests made of others do not end as one native operation"
+        finish = call.finish
+
+        def both(state: int, status: Any) -> None:
+            try:
+                finish(state, status)
+            except BaseException:
+                then(True)
+                raise
+            then(False)
+
+        call.finish = both
 
     def _ops(self) -> list[Any]:
         """The native operations whose ends are waited for."""
@@ -369,6 +389,29 @@ def finished() -> Request:
     request = Request(None)
     request._done = True
     return request
+
+
+class Lasting(Request):
+    """Request of a call whose operation and memory stay at its end, so that it can be begun anew.
+
+    What is begun anew has a request of its own (:meth:`anew`): whoever still holds an earlier one sees that it is done.
+    """
+
+    lasting = True
+    _call: _Call
+
+    def anew(self, timeout: float) -> Lasting:
+        """The request of the same call, begun anew just now."""
+        made = Lasting.__new__(Lasting)  # not by way of __init__, whose operation would be another call
+        call = made._call = self._call
+        made._op, made._keep, made._owner, made._timeout, made._done = call.op, call.keep, call.owner, timeout, False
+        under_way.add(call)
+        return made
+
+    def _complete(self, state: int, status: Any) -> None:
+        self._done = True
+        under_way.discard(self._call)
+        self._call.finish(state, status)
 
 
 def _is_null(request: object) -> bool:

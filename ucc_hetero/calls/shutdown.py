@@ -9,16 +9,16 @@ from __future__ import annotations
 import math
 import time
 from array import array
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from .. import log
 from ..native.libraries import lib
-from .request import dropped, withdraw
+from ..native.waiting import progress_until
+from .request import dropped, look_around, withdraw
 
 if TYPE_CHECKING:
     from .dispatch import Runner
-
-__all__ = ["wind_up"]
 
 #: Seconds between looks while nothing of our own is under way.
 _NAP = 2e-4
@@ -39,7 +39,7 @@ def wind_up(run: Runner) -> bool:
     _end_ours(run)
     if not run.broken:
         _refuse(run, run.busy)
-    return _await_others(run)
+    return await_others(run, run.timeout)
 
 
 def _refuse(run: Runner, held: int) -> None:
@@ -62,10 +62,11 @@ def _end_ours(run: Runner) -> None:
             lib.ucch_progress_once()
             time.sleep(0)
         _discard(run)
+        look_around()
 
 
-def _await_others(run: Runner) -> bool:
-    """Until all ranks have got here, or the communicator's timeout; one that died on this host is not waited for.
+def await_others(run: Runner, seconds: float) -> bool:
+    """Until all ranks have got here, or ``seconds`` (0: for ever); one that died on this host is not waited for.
     Whether they have.
 
     A call can fail on one rank alone, which then has nothing to wait for; but the others do not know.
@@ -73,22 +74,25 @@ def _await_others(run: Runner) -> bool:
     from mpi4py import MPI
 
     mine, least = array("i", [1]), array("i", [0])
+    if lib.ucch_board_revoked(run.board.native):
+        return False
     try:
         request = run.mpi.Iallreduce(mine, least, op=MPI.MIN)
-        pause, until = 0.0, time.monotonic() + (run.timeout or math.inf)
-        over = request.Test()
-        while not over and not run.broken and run.board.dead() < 0 and time.monotonic() < until:
-            lib.ucch_progress_once()
-            _discard(run)
-            time.sleep(pause)
-            pause, over = min(pause + 1e-5, _NAP), request.Test()
+        over = progress_until(request.Test, seconds, partial(_nobody_comes, run), longest=_NAP)
     except (RuntimeError, OSError) as error:  # MPI's, or torch's store's: a process has failed
         log.log("live").debug("the others are not waited for: %s", error)
         return False
     if not over:
         _entered.append((request, (mine, least), run.mpi))
     _forget_entered()
-    return bool(over)
+    return over
+
+
+def _nobody_comes(run: Runner) -> bool:
+    """Whether this communicator's ranks cannot be waited for; throws away what came meanwhile."""
+    _discard(run)
+    look_around()
+    return bool(run.broken) or run.board.dead() >= 0
 
 
 def _forget_entered() -> None:

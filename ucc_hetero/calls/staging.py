@@ -13,8 +13,6 @@ from ..planner.collectives import ROWS, Shape, recv_length
 from ..transport.bounce import Bounce
 from .arguments import Bound
 
-__all__ = ["HostCopies"]
-
 
 class _Copy(NamedTuple):
     """A caller's buffer, its copy, whether the call needs what is in it, and whether it writes to it."""

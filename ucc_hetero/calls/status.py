@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-__all__ = ["fill_empty", "set_status"]
-
 
 def set_status(status: Any, source: int, tag: int, nbytes: int, error: int = 0) -> None:
     """Fill an ``MPI.Status``, if there is one."""

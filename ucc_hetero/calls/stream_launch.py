@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
 
 from ..bootstrap.liveness import Board
 from ..engine.lowering import Program
 from ..errors import CollectiveError
 from ..native.libraries import ffi, lib
-from .failure import failure_of
+from .failure import failure_of, not_started
 from .request import Request
-
-__all__ = ["Launched", "Launches"]
+from .status import fill_empty
 
 _NULL = ffi.NULL
 _cast = ffi.cast
 _launch = lib.ucch_program_launch
 _release = lib.ucch_launch_release
+_peek = lib.ucch_peek
 
 
 class Launched(Request):
@@ -27,7 +27,7 @@ class Launched(Request):
     """
 
     _call, _keep, _timeout = None, None, 0.0
-    in_stream = True
+    in_stream = lasting = True
 
     def __init__(self, op: Any, about: tuple[Launches, Program, str, float], owner: object) -> None:
         # Not the base class's: who makes many such calls waits for each of these lines.
@@ -37,6 +37,15 @@ class Launched(Request):
         """The engine may forget it; what was launched goes on."""
         release(self._op)
 
+    def Wait(self, status: Any = None) -> bool:
+        """As that of any request; short where the call has ended well, as whoever collects many of them has seen."""
+        if self._done or _peek(self._op) != 1:
+            return super().Wait(status)
+        self._done = True
+        if status is not None:
+            fill_empty(status)
+        return True
+
     def _drop(self) -> None:
         """Nothing is left to do."""
 
@@ -45,6 +54,16 @@ class Launched(Request):
         if state != 1:
             launches, program, label, timeout = self._about
             launches.failed(self._op, program, label, timeout)
+
+
+class Captured(Request):
+    """A call that was captured in a graph, whose replays it knows nothing of: there is nothing to wait for."""
+
+    in_stream = True
+
+    def __init__(self) -> None:
+        super().__init__(ffi.NULL)
+        self._done = True
 
 
 class Launches:
@@ -59,9 +78,17 @@ class Launches:
         """Launch a program; None if it must wait for calls before it, and be started like any other."""
         op = _launch(program.handle, _number(outof), _number(into), timeout, stream)
         if op == _NULL:
-            self._refuse(program, label, timeout)
+            self.refuse(program, label, timeout)
             return None
         return Launched(op, (self, program, label, timeout), owner)
+
+    def capture(self, program: Program, label: str, outof: Any, into: Any, timeout: float, stream: int) -> None:
+        """Put a program into the graph for which a stream is captured."""
+        status = lib.ucch_program_capture(program.handle, _number(outof), _number(into), timeout, stream)
+        if status == lib.UCCH_FAIL_BROKEN:
+            self._broken(label)
+        if status < 0:
+            raise not_started(self._rank, label, status)
 
     def failed(self, op: Any, program: Program, label: str, timeout: float) -> None:
         """Raise why a call failed."""
@@ -69,13 +96,16 @@ class Launches:
         self._fail(failure, program)
         raise failure
 
-    def _refuse(self, program: Program, label: str, timeout: float) -> None:
-        """Nothing was launched: None where the general way handles it, or refuses it."""
+    def refuse(self, program: Program, label: str, timeout: float) -> None:
+        """Raise why the calling thread's last launch failed; None where the general way handles it, or refuses it."""
         op = lib.ucch_launch_failed()
         if op != _NULL:
             self.failed(op, program, label, timeout)
-        if lib.ucch_launch_status() != lib.UCCH_FAIL_BROKEN:
-            return
+        if lib.ucch_launch_status() == lib.UCCH_FAIL_BROKEN:
+            self._broken(label)
+
+    def _broken(self, label: str) -> NoReturn:
+        """Raise that an earlier call failed, and why."""
         first = lib.ucch_board_first_failure(self._board.native)
         if first == _NULL:
             raise CollectiveError(f"rank {self._rank}: {label} could not be started: an earlier call failed")

@@ -1,4 +1,4 @@
-"""The commands ``plan``, ``topo`` and ``tune`` of ``python -m ucc_hetero``: their arguments, and who prints."""
+"""The commands ``plan``, ``topo``, ``tune`` and ``store`` of ``python -m ucc_hetero``: arguments, and who prints."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import argparse
 import json
 import os
 import sys
+import threading
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
@@ -23,14 +24,12 @@ from .topo import Host, Lines, draw, png, svg, tree
 if TYPE_CHECKING:
     from ..api.comm import Communicator
 
-__all__ = ["add"]
-
 #: Collectives that ``tune`` measures unless told otherwise.
 _TUNED = ("allreduce", "allgather", "reduce_scatter_block", "bcast", "reduce", "alltoall")
 
 
 def add(commands: Any) -> None:
-    """Add the three commands to a parser's subparsers."""
+    """Add the commands to a parser's subparsers."""
     plan = commands.add_parser("plan", help="what would run for a collective and size, and how long it may take")
     plan.add_argument("collective", choices=sorted(ROWS))
     plan.add_argument("size", help="bytes of the vector, or of all blocks together: 4096, 64K, 16M")
@@ -54,6 +53,10 @@ def add(commands: Any) -> None:
     tune.add_argument("--collective", action="append", choices=sorted(ROWS), help=f"(default: {', '.join(_TUNED)})")
     tune.add_argument("--sizes", default="64:16M", metavar="MIN:MAX", help="bytes, in steps of 8 (64:16M)")
     tune.set_defaults(run=_tune)
+    store = commands.add_parser("store", help="serve a store, at which ranks meet that come later (Grow and Enter)")
+    store.add_argument("address", help="tcp://0.0.0.0:7000, with port 0 for a free one, or unix:///path")
+    store.add_argument("secret", type=Path, help="file with at least 16 bytes, which all ranks are to know")
+    store.set_defaults(run=_store)
 
 
 def _in_job() -> bool:
@@ -199,4 +202,16 @@ def _tune(args: argparse.Namespace) -> int:
         if comm.rank == 0:
             what = f"{rules} rules in {path} for {comm.topology.describe()}" if path else "no --file: nothing written"
             print(f"# {what}", file=sys.stderr, flush=True)
+    return 0
+
+
+def _store(args: argparse.Namespace) -> int:
+    from ..bootstrap.store import StoreServer
+
+    try:
+        server = StoreServer(args.address, args.secret.read_bytes())
+    except OSError as error:
+        raise ValueError(f"{args.secret}: {error}") from None
+    print(server.address, flush=True)
+    threading.Event().wait()
     return 0

@@ -14,8 +14,6 @@ from ..machine.discover import cores, host_identity
 from ..native.libraries import load
 from ..transport.carriers import here
 
-__all__ = ["collect", "components", "render"]
-
 
 def components(ucc_path: str) -> list[str]:
     """Components beside libucc: ``tl/ucp``, ``mc/cuda``, ... (libucc loads them from there and nowhere else)."""

@@ -14,8 +14,6 @@ from ..api.comm import Communicator
 from ..planner.cost import Links
 from ..planner.topology import Link, Topology
 
-__all__ = ["describe", "link_speeds", "measure_links"]
-
 #: Rounds of every measurement, of which the best counts, and messages in a round of short ones.
 _ROUNDS, _SHORT = 5, 16
 _LONG = 8 << 20

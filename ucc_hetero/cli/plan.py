@@ -11,8 +11,6 @@ from ..planner.plan import Plan, Step, regions
 from ..planner.select import Choice, Tuning, candidates, choose, example_call, make_plan, reason
 from ..planner.topology import Topology
 
-__all__ = ["facts", "render", "short_name", "size_text"]
-
 _LINKS = {"native": "inside islands", "bridge": "between islands", "local": "in a rank's memory"}
 #: Bytes of an element: float32.
 _ITEM = 4
@@ -86,12 +84,7 @@ def facts(
         "queued": choice.queued,
         "by": "command line" if wanted else reason(topology, collective, nbytes, None, tune),
         "stages": _stages(plan),
-        "wire": {
-            "native": list(wire.native),
-            "bridge": list(wire.bridge),
-            "host_out": list(wire.host_out),
-            "host_in": list(wire.host_in),
-        },
+        "wire": {way: list(getattr(wire, way)) for way in ("native", "bridge", "host_out", "host_in")},
         "scratch": max((tmp for _, _, tmp in plan.sizes), default=0) * _ITEM,
         "predicted": predicted_time(plan, topology, links, _ITEM),
         "guessed": links is GUESS,

@@ -9,8 +9,6 @@ from ..machine.discover import Accelerator, Machine, Nic
 from ..planner.cost import Links
 from ..planner.topology import Link, Topology
 
-__all__ = ["Host", "Lines", "draw", "png", "svg", "tree"]
-
 #: Background by depth.
 _FILLS = ("#dbe7f3", "#eef3e2", "#f7f2e4")
 #: (depth, text) of each line.
@@ -57,23 +55,7 @@ def tree(
     """The lines of the drawing, each with its depth; ``links`` as measured, ``rings`` as each rank has them."""
     lines: Lines = []
     for number, host in enumerate(hosts):
-        machine = host.machine
-        where = ", in a container" if machine.container else ""
-        lines.append((0, f"host {number} {host.name}{where}"))
-        nodes = [node for node, _ in machine.numa] or [-1]
-        for node in nodes:
-            if machine.numa:
-                lines.append((1, f"NUMA node {node}: cores {dict(machine.numa)[node]}"))
-            # A device without a NUMA node (-1) belongs to the only node there is.
-            mine = {node, -1} if node == nodes[0] else {node}
-            depth = 2 if machine.numa else 1
-            lines += [(depth, _device(d, machine)) for d in machine.accelerators if d.numa in mine]
-            lines += [(depth, _nic(nic)) for nic in machine.nics if nic.numa in mine]
-        for rank, vendor, device in host.ranks:
-            island = f", island {topology.island_of[rank]}" if topology else ""
-            on = f" on device {device}" if vendor != "host" else ""
-            lines.append((1, f"rank {rank}: {vendor} memory{on}{island}"))
-        lines += [(1, f"carrier, {what}: {by}") for what, by in host.carriers.items()]
+        lines += _host(number, host, topology)
         if links and number < len(links.hosts):
             lines.append((1, f"all its links: {_cost(links.hosts[number])}"))
     if topology is not None:
@@ -91,6 +73,26 @@ def tree(
         lines.append((0, "rings between devices, pinned when calls first need them"))
         lines += [(1, f"rank {rank}: {text}") for rank, texts in enumerate(rings) for text in texts]
     return lines
+
+
+def _host(number: int, host: Host, topology: Topology | None) -> Lines:
+    """One host: its devices and cards by NUMA node, its ranks, its carriers."""
+    machine = host.machine
+    lines: Lines = [(0, f"host {number} {host.name}{', in a container' if machine.container else ''}")]
+    nodes = [node for node, _ in machine.numa] or [-1]
+    for node in nodes:
+        if machine.numa:
+            lines.append((1, f"NUMA node {node}: cores {dict(machine.numa)[node]}"))
+        # A device without a NUMA node (-1) belongs to the only node there is.
+        mine = {node, -1} if node == nodes[0] else {node}
+        depth = 2 if machine.numa else 1
+        lines += [(depth, _device(d, machine)) for d in machine.accelerators if d.numa in mine]
+        lines += [(depth, _nic(nic)) for nic in machine.nics if nic.numa in mine]
+    for rank, vendor, device in host.ranks:
+        island = f", island {topology.island_of[rank]}" if topology else ""
+        on = f" on device {device}" if vendor != "host" else ""
+        lines.append((1, f"rank {rank}: {vendor} memory{on}{island}"))
+    return lines + [(1, f"carrier, {what}: {by}") for what, by in host.carriers.items()]
 
 
 def _cost(link: Link) -> str:

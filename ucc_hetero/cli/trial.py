@@ -14,8 +14,6 @@ from ..planner.collectives import ROWS, recv_length, send_length
 from ..planner.rules import Rule
 from ..planner.select import Choice, Tuning, example_call
 
-__all__ = ["MEASURABLE", "Trial", "forced"]
-
 #: Collectives with counts that a size alone gives.
 MEASURABLE = tuple(name for name, row in ROWS.items() if row.layout in ("none", "vector", "equal"))
 #: Length of one sample at least, in seconds, and the most calls in it.

@@ -7,41 +7,25 @@ the choice that would be made anyway becomes a rule. Rank 0 writes the table, wh
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
 
 from ..api.comm import Communicator
 from ..planner.collectives import elements
 from ..planner.cost import Links
-from ..planner.rules import Measured, Rule, Wires, best_of, save_table
+from ..planner.rules import Measured, Rule, Wires, save_table
 from ..planner.select import Choice, Tuning, candidates, choose, example_call
 from ..planner.topology import link_weights
+from .finding import Finding, improvements
 from .plan import short_name
 from .trial import Trial, forced
-from .tune_pairs import PairFinding, described, improvements, pair_rules
-
-__all__ = ["Finding", "describe", "measure", "rules_of", "save", "tune"]
+from .tune_pairs import pair_rules
 
 #: Candidates slower than the best by this factor after the first round are measured no further.
 _HOPELESS = 1.5
 #: Rounds at every size, and what one sample of a candidate should take.
 _ROUNDS, _SECONDS = 5, 1e-3
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """Seconds of each candidate at one size. ``default`` is what would have been chosen without a table."""
-
-    collective: str
-    nbytes: int
-    default: Choice
-    seconds: dict[Choice, float]
-
-    @property
-    def best(self) -> Choice:
-        """The fastest, or the default where nothing is clearly faster."""
-        return best_of(self.seconds, self.default)
 
 
 def tune(
@@ -104,15 +88,14 @@ def rules_of(found: Sequence[Finding]) -> tuple[Rule, ...]:
     There are none for sizes where the default was best, so that they follow what later versions know better, and none
     from twice the longest size on.
     """
-    better = improvements(found, lambda one: one.collective)
-    return tuple(Rule(name, low, high, best.algorithm, best.fragments) for name, best, low, high in better)
+    return tuple(Rule(name, low, high, best.algorithm, best.fragments) for name, best, low, high in improvements(found))
 
 
 def save(
     path: str | Path,
     comm: Communicator,
     found: Sequence[Finding],
-    pairs: Sequence[PairFinding],
+    pairs: Sequence[Finding],
     links: Links,
     wires: Wires,
 ) -> int:
@@ -134,4 +117,4 @@ def _clear(weights: tuple[int, ...]) -> tuple[int, ...]:
 
 def describe(one: Finding) -> str:
     """One line: the best, and what each candidate took."""
-    return described(one.collective, one, short_name)
+    return one.line(str(one.kind), short_name)

@@ -8,7 +8,7 @@ from ucc_hetero.device.pointers import pointer_vendor, whose
 from ucc_hetero.device.rank import Place, bind, free_memory, local_rank, own_device, place_of
 from ucc_hetero.device.registry import available, collective_library, late_settings, register, report, runtime_of
 from ucc_hetero.device.runtime import Block, DeviceRuntime, Event, Pointer, Stream
-from ucc_hetero.device.streams import stream_handle
+from ucc_hetero.device.streams import stream_handle, uncaptured
 from ucc_hetero.device.vector import Vector
 
 __all__ = [
@@ -32,5 +32,6 @@ __all__ = [
     "report",
     "runtime_of",
     "stream_handle",
+    "uncaptured",
     "whose",
 ]

@@ -5,8 +5,6 @@ from __future__ import annotations
 from ucc_hetero.device.registry import available, report
 from ucc_hetero.machine.vendors import VENDORS
 
-__all__ = ["pointer_vendor", "whose"]
-
 
 def pointer_vendor(address: int) -> tuple[str, int]:
     """Vendor and device number of a pointer that claims to be on a device; pinned host memory is ``host``.

@@ -13,8 +13,6 @@ from ucc_hetero.errors import DeviceError
 from ucc_hetero.machine.launchers import number
 from ucc_hetero.native.libraries import ffi, lib
 
-__all__ = ["Place", "bind", "free_memory", "local_rank", "own_device", "place_of"]
-
 
 class Place(NamedTuple):
     """A rank's vendor and its device number there; ``host`` and 0 for a rank without a GPU."""

@@ -11,8 +11,6 @@ from ucc_hetero.machine import vendors
 from ucc_hetero.machine.vendors import VENDORS, Vendor
 from ucc_hetero.native.libraries import candidates, ffi, lib, mapped
 
-__all__ = ["available", "collective_library", "forget", "late_settings", "register", "report", "runtime_of"]
-
 _loaded: dict[str, DeviceRuntime | None] = {}
 _tried: dict[str, list[str]] = {}
 

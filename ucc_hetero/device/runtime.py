@@ -12,8 +12,6 @@ from ucc_hetero.errors import DeviceError
 from ucc_hetero.machine import vendors
 from ucc_hetero.native.libraries import ffi, lib
 
-__all__ = ["Block", "DeviceRuntime", "Event", "Pointer", "Stream"]
-
 #: Kinds of memory behind an address: not known to the runtime, pinned host memory, device memory, managed memory.
 KINDS = {
     lib.UCCH_MEMORY_UNKNOWN: "unknown",

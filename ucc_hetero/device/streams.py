@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from ucc_hetero.errors import NotSupported
 from ucc_hetero.machine.vendors import STREAMS
-
-__all__ = ["stream_handle"]
+from ucc_hetero.native.libraries import lib
 
 #: CuPy's; numba's and cuda.core's.
 _ATTRIBUTES = ("ptr", "handle")
@@ -31,3 +31,11 @@ def stream_handle(stream: Any) -> int:
         if value is not None and not callable(value):
             return int(getattr(value, "value", value) or 0)
     raise TypeError(f"stream {stream!r} is neither a stream of torch, CuPy or numba nor an integer handle")
+
+
+def uncaptured(stream: Any, what: str) -> int:
+    """The handle of a stream for something that hosts take part in: ``NotSupported`` while it is being captured."""
+    handle = stream_handle(stream)
+    if lib.ucch_stream_captures(handle):
+        raise NotSupported(f"{what} cannot be captured in a graph, as hosts take part in it; do it outside of graphs")
+    return handle

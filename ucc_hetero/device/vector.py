@@ -10,8 +10,6 @@ import numpy.typing as npt
 from ucc_hetero.device.runtime import DeviceRuntime
 from ucc_hetero.machine.vendors import VENDORS
 
-__all__ = ["Vector"]
-
 Array = npt.NDArray[Any]
 
 

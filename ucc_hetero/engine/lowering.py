@@ -13,11 +13,13 @@ from typing import Any, NamedTuple
 
 from ..bindings.ucc import status_name
 from ..bindings.ucc_enums import CollFlag
-from ..bootstrap.liveness import Board, signature
+from ..bootstrap.liveness import Board, salt, signature
 from ..bootstrap.teams import Teams
 from ..device import kernels, runtime_of
 from ..errors import LibraryError
 from ..native.libraries import ffi, lib
+from ..planner.algorithms import Role, with_role
+from ..planner.collectives import ROWS
 from ..planner.plan import KINDS, Operand, Plan, Region, Step, regions
 from ..trace.record import Note, describe, recording
 from ..transport.rings import Channels
@@ -25,15 +27,13 @@ from .placement import Local, Lowering, Placement, is_each
 from .stream_program import queue
 from .stream_rules import may_hold, of_vendors
 
-__all__ = ["Execution", "Program", "Route", "lower"]
-
 #: Idle programs of one kind that are kept. On a device they borrow their scratch, and many are in flight at a time.
 _SPARE, _SPARE_ON_DEVICE = 4, 64
 _WIDE = CollFlag.COUNT_64BIT | CollFlag.DISPLACEMENTS_64BIT
 
 
 class Execution(IntEnum):
-    """Who waits for the steps of a program, from the host alone to streams alone."""
+    """Waiter for the steps of a program, from the host alone to streams alone."""
 
     #: The host, which works on copies in its own memory of what is on a device.
     STAGED = -1
@@ -50,10 +50,11 @@ class Execution(IntEnum):
 class Program:
     """A native program and what it keeps alive."""
 
-    __slots__ = ("__weakref__", "execution", "handle", "keep", "op", "plan", "spare")
+    __slots__ = ("__weakref__", "address", "execution", "handle", "keep", "op", "plan", "spare")
 
     def __init__(self, handle: Any, plan: Plan, keep: object, spare: int) -> None:
         self.handle = ffi.gc(handle, lib.ucch_program_free)
+        self.address = int(ffi.cast("uintptr_t", handle))
         self.op = lib.ucch_program_op(handle)
         self.plan = plan
         self.keep = keep
@@ -63,11 +64,13 @@ class Program:
 
 
 class Route(NamedTuple):
-    """How what a program sends goes: under which part of a tag, the communicator's, and by way of what."""
+    """Way of what a program sends: the communicator's part of a tag, and the channels."""
 
     tag: int
     #: The communicator's channels, for a call that is queued in streams whole.
     channels: Channels | None = None
+    #: Whether the stream is being captured in a graph.
+    in_graph: bool = False
 
 
 def lower(plan: Plan, rank: int, what: Lowering, teams: Teams, board: Board, route: Route, label: str) -> Program:
@@ -83,19 +86,23 @@ class _Lower:
 
     def __init__(self, plan: Plan, rank: int, what: Lowering, teams: Teams, board: Board, route: Route) -> None:
         self.plan, self.rank, self.what, self.teams, self.board = plan, rank, what, teams, board
-        self.tag, self.channels = route
+        self.tag, self.channels, self.in_graph = route
         self.at = Placement(plan, rank, what)
+        #: Whether its one step is an exchange of parcels.
+        self.exchanged = False
         #: Whether steps of our own compute on the host, or move what overlaps.
         self.arithmetic = False
         self.steps: list[tuple[Sequence[int], Callable[..., None], tuple[Any, ...]]] = []
         #: The steps' entries in the timeline.
         self.notes: list[Note] = []
-        #: The most that one copy within overlapping memory moves, and what all messages do; in bytes.
-        self.bounce = self.moved = 0
+        #: The most bytes that one copy within overlapping memory moves.
+        self.bounce = 0
 
     def program(self, label: str) -> Program:
         steps = list(self.plan.program(self.rank))
-        self.teams.prepare((step for _, _, _, step in steps), self.what.memory)
+        self.exchanged = self._by_parcels(steps)
+        if not self.exchanged:
+            self.teams.prepare((step for _, _, _, step in steps), self.what.memory)
         at = self.at
         self.packed = self._packings(steps)
         before = [self._add(self._copy("enter", local), [], self._local, local) for local in at.before]
@@ -149,12 +156,14 @@ class _Lower:
         if handle == ffi.NULL:
             raise MemoryError(f"rank {self.rank}: no memory for a program of {len(self.steps)} steps")
         spare = _SPARE if self.what.memory is None else _SPARE_ON_DEVICE
+        if self.teams.far:
+            lib.ucch_program_salt(handle, salt(label))
         program = Program(handle, self.plan, (self.teams, self.board, self.channels), spare)
         if self.what.memory is not None:
             self._check(lib.ucch_program_device(handle))
             for base in (lib.UCCH_SEND, lib.UCCH_RECV, lib.UCCH_TMP):
                 self._check(lib.ucch_program_memory(handle, base, self.what.memory))
-        describe(handle, label, self.plan, self.teams, self.notes)
+        describe(handle, label, self.plan, self.board.number, self.notes)
         for i, (after, make, args) in enumerate(self.steps):
             make(handle, i, *args)
             if after:
@@ -162,7 +171,7 @@ class _Lower:
         self._check(lib.ucch_program_tmp(handle, self.at.tmp_bytes))
         program.execution = self._execution()
         if self.channels is not None:
-            queue(self.channels, handle, self.rank, self.notes, self.at, self.moved, self.bounce)
+            queue(self.channels, handle, self.rank, self.notes, self.at, self.bounce, self.in_graph)
         return program
 
     def _emit(self, before: Sequence[int], steps: Sequence[tuple[int, int, int, Step]]) -> list[int]:
@@ -198,6 +207,8 @@ class _Lower:
             return partial(self._local_step, step=step)
         if step.kind == "message":
             return partial(self._message, step=step, member=member, ordinal=ordinal)
+        if self.exchanged:
+            return partial(self._exchange, step=step, member=member, packed=packed)
         if len(step.ranks) > 1:
             return partial(self._coll, step=step, member=member, packed=packed)
         return None
@@ -239,13 +250,40 @@ class _Lower:
         assert isinstance(region, Region)
         base, offset, count = self.at.span(region)
         span = (base, offset, count * self.at.itemsize)
-        self.moved += span[2]
         job = self.teams.job
         if member == 0:
-            endpoint = job.process.endpoint(job.facts[self.teams.members[receiver]])
+            peer = self.teams.members[receiver]
+            endpoint = job.process.endpoint(job.facts[peer], job.rank, peer)
             self._check(lib.ucch_program_send(handle, i, endpoint.handle, tag, span))
         else:
             self._check(lib.ucch_program_recv(handle, i, job.process.worker.handle, tag, span))
+
+    def _by_parcels(self, steps: Sequence[tuple[int, int, int, Step]]) -> bool:
+        """Whether the arrival board carries all of the call (base/parcel.c). Alike on all ranks."""
+        call, n, kind = self.what.call, self.what.call.ranks, ROWS[self.what.call.collective].step
+        shared = self.board.shared and self.board.ranks == list(range(n)) and n <= lib.UCCH_PARCEL_RANKS
+        if not (shared and kind and self.what.memory is None and len(steps) == 1 and len(set(call.counts)) < 2):
+            return False
+        if self.plan.algorithm != with_role(call.collective, Role.ONE_STEP) or not self.at.equal(steps[0][3]):
+            return False
+        nbytes = self._parcel(kind) * (n if "each" in KINDS[kind].src else 1)
+        adds = not KINDS[kind].reduces or not lib.ucch_combine(self.what.op, self.at.code, ffi.NULL, ffi.NULL, 0)
+        return adds and nbytes <= int(lib.UCCH_PARCEL_BYTES)
+
+    def _parcel(self, kind: str) -> int:
+        """Bytes that whoever reads takes of every rank."""
+        return 0 if kind == "barrier" else self.what.call.counts[0] * self.at.itemsize
+
+    def _exchange(self, handle: Any, i: int, step: Step, member: int, packed: Sequence[Local]) -> None:
+        (src, dst), kind, all_alike = (step.src[member], step.dst[member]), KINDS[step.kind], step.kind == "barrier"
+        given = self._source(regions(src), packed) if step.kind == "reduce_scatter" else self._side(src)
+        base, offset, count = given
+        writes, reads, nbytes = all_alike or src is not None, all_alike or dst is not None, self._parcel(step.kind)
+        whom = step.root if kind.rooted and kind.src[1] == "none" else lib.UCCH_ALL_PEERS
+        at = member * nbytes if "each" in kind.src else 0
+        how = writes, whom if reads else lib.UCCH_NOBODY, kind.reduces, self.what.op, self.at.code, at, nbytes
+        spans = (base, offset, count * self.at.itemsize if writes else 0), self._side(dst)
+        self._check(lib.ucch_program_exchange(handle, i, *how, *spans))
 
     def _coll(self, handle: Any, i: int, step: Step, member: int, packed: Sequence[Local]) -> None:
         src, dst = step.src[member], step.dst[member]

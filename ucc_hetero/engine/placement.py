@@ -15,8 +15,6 @@ from ..planner.collectives import ROWS, Alias, Block, Call, Shape, alias
 from ..planner.plan import Blocks, Operand, Plan, Region, Step, regions
 from ..types import DTYPES, DType
 
-__all__ = ["Local", "Lowering", "Place", "Placement", "is_each"]
-
 
 @dataclass(frozen=True, slots=True)
 class Lowering:
@@ -40,7 +38,7 @@ class Lowering:
 
 
 class Place(NamedTuple):
-    """Where a buffer lies: a base of the native engine and bytes from it."""
+    """Place of a buffer: a base of the native engine and bytes from it."""
 
     base: int
     offset: int

@@ -16,8 +16,6 @@ from ..types import DTYPES, OPS
 from .placement import Placement
 from .stream_rules import vendors_know
 
-__all__ = ["queue", "queues"]
-
 
 def queues(channels: Channels, plan: Plan, at: Placement) -> bool:
     """Whether a call is queued whole; alike on every rank, which ``plan``, that of all ranks, is for."""
@@ -33,9 +31,9 @@ def queues(channels: Channels, plan: Plan, at: Placement) -> bool:
 
 
 def queue(
-    channels: Channels, program: Any, rank: int, notes: Sequence[Note], at: Placement, moved: int, bounce: int
+    channels: Channels, program: Any, rank: int, notes: Sequence[Note], at: Placement, bounce: int, in_graph: bool
 ) -> None:
-    """Let a native program be queued whole. ``notes`` of its steps, ``moved`` bytes of its messages.
+    """Let a native program be queued whole, ``in_graph`` where streams are captured. ``notes`` of its steps.
 
     ``bounce``: bytes of the longest copy within overlapping memory; it makes a stop in scratch.
     """
@@ -48,9 +46,8 @@ def queue(
         _check(lib.ucch_program_stage(program, i, stage, peers[0] if note.kind == "message" else -1))
     combines = any(note.kind == "combine" for note in notes)
     key = (at.what.op, at.code) if combines else (OPS["SUM"].code, DTYPES["uint8"].code)
-    if moved <= lib.UCCH_FUSED_BYTES:
-        kernels.ready(lib.UCCH_FUSED, *key, 0)
-    _check(lib.ucch_program_queued(program, channels.handle, end, *key))
+    kernels.ready(lib.UCCH_FUSED, *key, 0)  # also for long calls, which take it in graphs
+    _check(lib.ucch_program_queued(program, channels.handle, end, *key, in_graph))
 
 
 def _check(status: int) -> None:

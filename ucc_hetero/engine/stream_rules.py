@@ -7,8 +7,6 @@ from collections.abc import Sequence
 from ..planner.plan import KINDS, Step
 from .placement import Placement
 
-__all__ = ["may_hold", "of_vendors", "vendors_know"]
-
 #: Datatypes that the vendors' own collective libraries lack.
 _NOT_VENDORS = frozenset({"int16", "uint16", "complex64", "complex128"})
 #: The reductions that they have (codes of ``ucc_reduction_op_t``): SUM, PROD, MAX, MIN.

@@ -13,22 +13,6 @@ from typing import Any
 
 from .vendors import VENDORS, Known, Vendor, number, text
 
-__all__ = [
-    "Accelerator",
-    "HostIdentity",
-    "Machine",
-    "Nic",
-    "cores",
-    "host_cores",
-    "host_identity",
-    "link_speed",
-    "machine",
-    "nics",
-    "record",
-    "replay",
-    "within_node",
-]
-
 
 def within_node() -> set[str]:
     """UCX's transports that do not leave a node."""
@@ -45,8 +29,6 @@ class HostIdentity:
     #: Namespaces that must be equal for two processes to share memory and to see each other's process ids.
     ipc: str
     pid: str
-    #: Device number of /dev/shm: containers with a mount of their own differ.
-    shm: int
 
     @property
     def node(self) -> tuple[str, ...]:
@@ -55,8 +37,8 @@ class HostIdentity:
 
     @property
     def memory(self) -> tuple[object, ...]:
-        """Equal for ranks that can map the same file of /dev/shm and signal each other."""
-        return (self.boot_id, self.ipc, self.pid, self.shm)
+        """Equal for ranks that can map each other's anonymous files and signal each other."""
+        return (self.boot_id, self.ipc, self.pid)
 
 
 def _namespace(kind: str) -> str:
@@ -68,16 +50,11 @@ def _namespace(kind: str) -> str:
 
 def host_identity() -> HostIdentity:
     """The identity of this process's host."""
-    try:
-        shm = os.stat("/dev/shm").st_dev
-    except OSError:
-        shm = -1
     return HostIdentity(
         hostname=socket.gethostname(),
         boot_id=text(Path("/proc/sys/kernel/random/boot_id")),
         ipc=_namespace("ipc"),
         pid=_namespace("pid"),
-        shm=shm,
     )
 
 

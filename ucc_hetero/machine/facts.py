@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import pickle
 from dataclasses import dataclass
+from functools import lru_cache
 
 from .discover import HostIdentity
 from .rdma import Port
-
-__all__ = ["Facts"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,3 +43,17 @@ class Facts:
     algorithms: str = ""
     #: Names of the vendors that the process knows, joined by spaces.
     vendors: str = ""
+    #: Number of the process on its host; 0 if unknown.
+    pid: int = 0
+
+    def packed(self) -> bytes:
+        """The facts as :func:`unpacked` takes them."""
+        return pickle.dumps(self)
+
+
+@lru_cache(maxsize=1 << 13)
+def unpacked(data: bytes) -> Facts:
+    """Facts that a rank has packed; most are the same for each communicator."""
+    found = pickle.loads(data)
+    assert isinstance(found, Facts)
+    return found

@@ -7,8 +7,6 @@ from pathlib import Path
 
 from .vendors import Known, gfx, text
 
-__all__ = ["FILES", "answers", "details"]
-
 _NODES = "sys/class/kfd/kfd/topology/nodes"
 #: Files of the driver that a machine's record holds.
 FILES = (_NODES + "/*/{name,properties,io_links/*/properties}",)

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-__all__ = ["INSIDE_A_JOB", "MPI", "PREFIXES", "SLURM", "number", "places"]
-
 #: Variable of torchrun -> where MPI's launchers put the same number, in the order of trust. Under Slurm PMIx knows a
 #: rank's number in a heterogeneous job, and PMI does not.
 MPI = {

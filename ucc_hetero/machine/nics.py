@@ -21,8 +21,6 @@ from typing import NamedTuple
 from .discover import Nic, host_cores, nics
 from .vendors import cpus_of, text
 
-__all__ = ["FLOW_LIMITS", "Port", "assign", "cores_for", "flow_limit", "near", "ports", "rails", "shared", "use"]
-
 #: Clouds that limit what one connection carries, by the PCI vendor of their cards: name, and Mbit/s.
 FLOW_LIMITS = {"0x1d0f": ("Amazon EC2", 5000)}
 
@@ -84,17 +82,43 @@ def _is_rdma(root: Path, name: str) -> bool:
     return (root / "sys/class/infiniband" / name).exists()
 
 
-def _network(name: str) -> int:
-    """The IPv4 network of an interface; 0 without one."""
+def _address(name: str) -> tuple[int, int]:
+    """The IPv4 address of an interface, and its mask; 0 without one."""
     request = struct.pack("256s", name.encode()[:15])
     try:
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
-            address, mask = (
-                int.from_bytes(fcntl.ioctl(sock, what, request)[20:24], "big") for what in (_GET_ADDRESS, _GET_NETMASK)
-            )
+            address, mask = (fcntl.ioctl(sock, what, request)[20:24] for what in (_GET_ADDRESS, _GET_NETMASK))
     except OSError:
-        return 0
+        return 0, 0
+    return int.from_bytes(address, "big"), int.from_bytes(mask, "big")
+
+
+def address_of(name: str) -> str:
+    """The IPv4 address of an interface; empty without one."""
+    address, _ = _address(name) if name in (other for _, other in socket.if_nameindex()) else (0, 0)
+    return socket.inet_ntoa(address.to_bytes(4, "big")) if address else ""
+
+
+def _network(name: str) -> int:
+    """The IPv4 network of an interface; 0 without one."""
+    address, mask = _address(name)
     return (address & mask) << 32 | mask
+
+
+def addresses(root: Path = Path("/")) -> tuple[tuple[str, str], ...]:
+    """Addresses by which other hosts may reach this one, each with its network: those of IPv4 first."""
+    found = []
+    for _, name in socket.if_nameindex():
+        address, mask = _address(name)
+        if address >> 24 not in (0, 127):
+            found.append((socket.inet_ntoa(address.to_bytes(4, "big")), f"{address & mask:x}/{mask:x}"))
+    for line in text(root / "proc/net/if_inet6").splitlines():
+        digits, _, prefix, scope, *_ = line.split()
+        if scope == "00":  # global
+            found.append(
+                (socket.inet_ntop(socket.AF_INET6, bytes.fromhex(digits)), f"{digits[: int(prefix, 16) // 4]}")
+            )
+    return tuple(found)
 
 
 def assign(hosts: Sequence[Hashable], offers: Sequence[tuple[Port, ...]]) -> list[str]:

@@ -13,8 +13,6 @@ from typing import Any
 
 from .vendors import Known, text
 
-__all__ = ["FILES", "FOLDER", "answers", "details", "peers"]
-
 _DRIVER = "proc/driver/nvidia/gpus"
 #: Files of the driver that a machine's record holds.
 FILES = (_DRIVER + "/*/information",)

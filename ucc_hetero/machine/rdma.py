@@ -8,8 +8,6 @@ from typing import NamedTuple
 
 from .vendors import text
 
-__all__ = ["CURE", "MODULES", "Port", "active", "meant"]
-
 #: Kind of a port -> the module of UCX that reaches it.
 MODULES = {"InfiniBand": "ib", "RoCE": "ib", "EFA": "ib_efa"}
 #: Cure of ports that lie idle.

@@ -11,15 +11,22 @@ import importlib.util
 import os
 import re
 import sys
+import sysconfig
 from dataclasses import dataclass
+from importlib.machinery import ExtensionFileLoader
 from pathlib import Path
+from typing import Any
 
-from .. import env
+import numpy as np
+
+from .. import _native, env
 from .._native import ffi, lib
 from ..errors import LibraryNotFound
 from ..machine.vendors import VENDORS, Library
 
-__all__ = ["Libraries", "candidates", "ffi", "lib", "load", "load_before_mpi", "loaded", "mapped", "preload_ucx"]
+__all__ = [
+    "Libraries", "candidates", "ffi", "lib", "load", "load_before_mpi", "loaded", "mapped", "preload_ucx", "repeater",
+]  # fmt: skip
 
 #: The order matters: each needs those before it, and only absolute paths keep another UCX's files out.
 UCX_FILES = ("libucs.so.0", "libucs_signal.so.0", "libuct.so.0", "libucp.so.0")
@@ -27,6 +34,38 @@ UCX_FILES = ("libucs.so.0", "libucs_signal.so.0", "libuct.so.0", "libucp.so.0")
 #: The oldest libraries whose structures and behaviour the engine was written for.
 OLDEST_UCC = (1, 1)
 OLDEST_UCX = (1, 13)
+
+
+def _needs_the_lock() -> None:
+    """``ImportError`` in a free-threaded interpreter whose lock is off, on which requests and caches rely."""
+    if not getattr(sys, "_is_gil_enabled", lambda: True)():
+        raise ImportError(
+            "ucc_hetero needs Python's global lock, which is off in this free-threaded interpreter: set PYTHON_GIL=1, "
+            "or use an ordinary CPython"
+        )
+
+
+_needs_the_lock()
+
+
+def _repeats() -> Any:
+    """The module ``_repeat``, which lies in the file of cffi's; None without the interpreter's lock, or if it cannot
+    tell numpy's arrays (cffi_build/python/repeat.c)."""
+    if sysconfig.get_config_var("Py_GIL_DISABLED"):
+        return None
+    name = f"{__name__.partition('.')[0]}._repeat"
+    loader = ExtensionFileLoader(name, str(_native.__file__))
+    spec = importlib.util.spec_from_loader(name, loader)
+    assert spec is not None
+    module = importlib.util.module_from_spec(spec)
+    loader.exec_module(module)
+    sample = np.zeros(3, np.int16)
+    sample.flags.writeable = False
+    return module if module.arrays(np.ndarray, sample, sample.ctypes.data, sample.dtype) else None
+
+
+#: Makes tables of blocking calls that need no Python when they are made again, where that is possible.
+repeater: Any = getattr(_repeats(), "Repeater", None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +84,8 @@ _loaded: Libraries | None = None
 _ucx: tuple[str, list[str]] | None = None
 
 
-def _text(pointer: object) -> str:
-    return str(ffi.string(pointer).decode(errors="replace"))
+def _text(pointer: Any) -> str:
+    return ffi.string(pointer).decode(errors="replace")
 
 
 def package_dirs(package: str) -> list[Path]:

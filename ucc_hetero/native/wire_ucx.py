@@ -9,21 +9,18 @@ soname. So a family of the usual names is copied, with other names of the same l
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import os
 import platform
 import re
 import tempfile
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import NamedTuple
 
 from .. import env
 from ..machine.rdma import MODULES
 from .libraries import ffi, lib, mapped, package_dirs
-
-__all__ = ["WireUCX", "find", "folders"]
 
 #: Files with the usual names, each after those that it needs; of the modules, those for RDMA alone.
 _FAMILY = ("libucm.so.0", "libucs.so.0", "libuct.so.0", "libucp.so.0")
@@ -73,20 +70,6 @@ def _lacks(folder: Path, kinds: Collection[str]) -> str:
     return f"{folder}/ucx has no libuct_{missing[0]}" if missing else ""
 
 
-@contextlib.contextmanager
-def _environment(values: dict[str, str]) -> Iterator[None]:
-    before = {name: os.environ.get(name) for name in values}
-    os.environ.update(values)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
-
-
 def _renamed(folder: Path, into: Path) -> Path:
     """Copies of a family under sonames that no other in the process has; its folder."""
     prefix = b"lib%cc" % next(_letters)
@@ -100,9 +83,9 @@ def _load(folder: Path) -> str:
     """Load a folder's family beside libucc's; the reason where it cannot be."""
     file = _libucp(folder)
     needed = [folder / name for name in _FAMILY[:-1]] if file and file.name == _FAMILY[-1] else []
-    with _environment(_QUIET | {"UCX_MODULE_DIR": str(folder / "ucx")}):
+    with env.meanwhile(_QUIET | {"UCX_MODULE_DIR": str(folder / "ucx")}):
         failed = any(lib.ucch_preload_lazily(str(path).encode()) for path in needed)
-        failed = failed or lib.ucch_load_wire_ucp(str(file).encode())
+        failed = failed or bool(lib.ucch_load_wire_ucp(str(file).encode()))
     return str(ffi.string(lib.ucch_load_error()).decode(errors="replace")) if failed else ""
 
 

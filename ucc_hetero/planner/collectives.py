@@ -12,23 +12,6 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import NamedTuple
 
-__all__ = [
-    "ROWS",
-    "Alias",
-    "Block",
-    "Call",
-    "Expect",
-    "Row",
-    "Shape",
-    "alias",
-    "check",
-    "elements",
-    "lengths",
-    "operands",
-    "recv_length",
-    "send_length",
-]
-
 
 class Call(NamedTuple):
     """One collective call as every rank sees it (a tuple, because it is a cache key of the hot path).

@@ -12,8 +12,6 @@ from dataclasses import dataclass
 from ucc_hetero.planner.plan import Operand, Plan, Region, Step
 from ucc_hetero.planner.topology import Link, Topology
 
-__all__ = ["GUESS", "Links", "Wire", "flows", "predicted_time", "wire_bytes"]
-
 
 @dataclass(frozen=True, slots=True)
 class Links:

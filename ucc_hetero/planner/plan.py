@@ -13,20 +13,6 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import NamedTuple
 
-__all__ = [
-    "KINDS",
-    "LEAST_IN_FLIGHT",
-    "Blocks",
-    "Fragment",
-    "Operand",
-    "Plan",
-    "Region",
-    "Step",
-    "StepKind",
-    "no_collector",
-    "regions",
-]
-
 #: Fragments of a plan of few stages that a rank works on at a time.
 LEAST_IN_FLIGHT = 4
 

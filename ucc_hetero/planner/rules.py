@@ -18,22 +18,6 @@ from ucc_hetero.planner.cost import Links
 from ucc_hetero.planner.topology import Link, Topology
 from ucc_hetero.types import Transport
 
-__all__ = [
-    "NO_WIRES",
-    "Measured",
-    "PairRule",
-    "Rule",
-    "Wires",
-    "best_of",
-    "check_table",
-    "load_table",
-    "match",
-    "pair_path",
-    "parse_tune",
-    "save_table",
-    "spans",
-]
-
 _Choice = TypeVar("_Choice")
 
 
@@ -267,7 +251,7 @@ def load_table(text: str, topology: Topology) -> Measured:
         messages = tuple(_pair_row(row) for row in entry.get("messages", ()))
         wires = _wires(entry["wires"]) if "wires" in entry else Wires()
         return Measured(tuple(_row(row) for row in entry["rules"]), weights, links, messages, wires)
-    except (KeyError, TypeError, AttributeError) as error:
+    except (KeyError, TypeError, AttributeError, OverflowError) as error:
         raise ValueError(f"not a table of measured choices: {error!r}") from None
     except ValueError as error:
         raise ValueError(f"not a table of measured choices: {error}") from None
@@ -314,7 +298,7 @@ def _parse(text: str) -> dict[str, Any]:
         if table["format"] != 1:
             raise ValueError(f"format {table['format']!r}; this version reads format 1")
         return dict(table)
-    except (KeyError, TypeError) as error:
+    except (KeyError, TypeError, RecursionError) as error:
         raise ValueError(f"not a table of measured choices: {error!r}") from None
     except ValueError as error:
         raise ValueError(f"not a table of measured choices: {error}") from None

@@ -19,8 +19,6 @@ from ucc_hetero.planner.rules import NO_WIRES, Measured, PairRule, Rule, Wires, 
 from ucc_hetero.planner.topology import Topology
 from ucc_hetero.types import Op, Transport
 
-__all__ = ["Choice", "Tuning", "agreed", "candidates", "choose", "example_call", "make_plan", "reason", "supported"]
-
 #: Up to this many ranks the cost model is asked; beyond, planning all candidates would take too long.
 MODELLED_RANKS = 64
 #: Modelled time of an algorithm that replaces the default, as a part of the default's, at most: the model knows

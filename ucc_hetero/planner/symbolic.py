@@ -10,8 +10,6 @@ from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-__all__ = ["BITS", "Cell", "Memory", "add", "mask_of", "members", "overlap"]
-
 #: Bits per rank in a mask: a contribution counted up to 65,535 times is told from every other.
 BITS = 16
 

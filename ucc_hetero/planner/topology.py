@@ -9,8 +9,6 @@ from fractions import Fraction
 
 from ucc_hetero.machine.vendors import VENDORS
 
-__all__ = ["Group", "Island", "Link", "Topology", "emulated_vendors", "levels_of", "link_weights"]
-
 
 @dataclass(frozen=True, slots=True)
 class Link:
@@ -105,6 +103,11 @@ class Topology:
     @property
     def size(self) -> int:
         return len(self.hosts)
+
+    def apart(self) -> Topology:
+        """Topology of these ranks with each an island of its own."""
+        islands = tuple(Island(rank, self.vendor(rank), (rank,)) for rank in range(self.size))
+        return Topology(islands, self.hosts)
 
     @property
     def flat(self) -> bool:
@@ -259,14 +262,14 @@ def emulated_vendors(spec: str, size: int) -> list[str]:
 
     A vendor may come again, so ``nvidia:1,amd:1,nvidia:1,amd:1`` interleaves. ``ValueError`` names the bad part.
     """
-    vendors: list[str] = []
+    parts: list[tuple[str, int]] = []
     for part in spec.split(","):
         name, colon, number = (text.strip() for text in part.partition(":"))
         if name not in VENDORS:
             raise ValueError(f"{spec!r}: vendor {name!r} in {part.strip()!r} is not one of {', '.join(VENDORS)}")
         if not colon or not number.isascii() or not number.isdigit() or int(number) < 1:
             raise ValueError(f"{spec!r}: {part.strip()!r} should be vendor:ranks with at least 1 rank, as in amd:2")
-        vendors += [name] * int(number)
-    if len(vendors) != size:
-        raise ValueError(f"{spec!r} places {len(vendors)} ranks, but there are {size}")
-    return vendors
+        parts.append((name, int(number)))
+    if (total := sum(number for _, number in parts)) != size:
+        raise ValueError(f"{spec!r} places {total} ranks, but there are {size}")
+    return [name for name, number in parts for _ in range(number)]

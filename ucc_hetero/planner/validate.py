@@ -1,4 +1,4 @@
-"""Proves a plan: runs it symbolically and compares what every rank then holds with what the collective promises.
+"""Proofs of plans: run symbolically, and what every rank then holds compared with what the collective promises.
 
 It refuses steps that are malformed, data that is read before it is defined, contributions that are missing or counted
 twice, and steps that may run at the same time and touch the same memory. Whatever order the engine runs the steps in,
@@ -17,8 +17,6 @@ from ucc_hetero.planner.collectives import ROWS, Call, Shape, lengths
 from ucc_hetero.planner.plan import KINDS, Operand, Plan, Region, Step, regions
 from ucc_hetero.planner.symbolic import BITS, Cell, Memory, add, mask_of, members, overlap
 from ucc_hetero.planner.topology import Topology
-
-__all__ = ["InvalidPlan", "validate"]
 
 #: (start, end, written) in one of a rank's memories.
 _Access = tuple[int, int, bool]
@@ -241,7 +239,7 @@ def _accesses(step: Step, team: list[_Member]) -> Iterator[tuple[tuple[int, str]
 
 
 class _Traffic:
-    """Who touched what: within a stage by step, over the whole plan by fragment."""
+    """Accesses to memory: within a stage by step, over the whole plan by fragment."""
 
     def __init__(self) -> None:
         self.stage: dict[tuple[int, str], list[_Access]] = {}

@@ -12,9 +12,10 @@ made.
 
 from __future__ import annotations
 
-from .backend import groups, register, replace
+from .backend import groups, process_group, register, replace
 from .group import ProcessGroupUCCH
+from .recovery import rebuild
 
-__all__ = ["ProcessGroupUCCH", "groups", "register", "replace"]
+__all__ = ["ProcessGroupUCCH", "groups", "process_group", "rebuild", "register", "replace"]
 
 register()

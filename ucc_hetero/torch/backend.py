@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import atexit
 import os
-import sys
 import zlib
 from collections.abc import Sequence
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -16,20 +16,24 @@ from torch.distributed import distributed_c10d as c10d
 from .. import env, log
 from ..api.comm import Communicator
 from ..bootstrap import exit
+from ..bootstrap.storecomm import Deaths, StoreComm, begin_without_mpi
 from ..errors import UCCHError
 from ..machine import vendors
 from ..native.libraries import load
 from . import devices, futures, rendezvous
 from .group import ProcessGroupUCCH
 from .group_comm import GroupCommunicator
-from .storecomm import StoreComm
 from .work import seconds_of, torch_error
-
-__all__ = ["NAME", "create", "groups", "register", "replace"]
 
 NAME = "ucch"
 
 _groups: list[ProcessGroupUCCH] = []
+#: Communicator of the group that is made next, where there is one.
+_next: list[Communicator] = []
+#: MPI's communicator of the default group's ranks, where that was made anew.
+_base: list[Any] = []
+#: Deaths among the default group's ranks, where they have met in a store.
+_deaths: list[Deaths] = []
 
 
 def register() -> None:
@@ -73,18 +77,43 @@ def create(opts: Any, backend_options: Any = None) -> ProcessGroupUCCH:
     # From 2.15 on torch attaches its flight recorder to groups that say which devices they serve, and fails where there
     # is no C++ backend.
     os.environ.setdefault("TORCH_FR_BUFFER_SIZE", "0")
+    if _next:
+        _deaths[:] = [Deaths(opts.store, opts.group_rank)] if _deaths else []
     try:
-        comm = _over_mpi(opts) if rendezvous.launched_by_mpi() else _over_store(opts)
+        comm = _next.pop() if _next else _over_mpi(opts) if rendezvous.launched_by_mpi() else _over_store(opts)
     except UCCHError as failure:
         raise torch_error(failure) from failure
+    return _noted(ProcessGroupUCCH(comm, opts.group_id, opts.timeout, opts.store))
+
+
+def _noted(group: ProcessGroupUCCH) -> ProcessGroupUCCH:
+    """A group that is to end with the process."""
     if not _groups:
         # After Communicator has imported MPI and registered its own end: exit functions run in reverse order.
         atexit.unregister(_at_exit)
         atexit.register(_at_exit)
-    group = ProcessGroupUCCH(comm, opts.group_id, opts.timeout, opts.store)
-    _groups.append(group)
-    log.log("torch").info("group %s: rank %d of %d", opts.group_id, comm.rank, comm.size)
+    _groups[:] = [*groups(), group]  # those that are over hold all that they were made of
+    log.log("torch").info("group %s: rank %d of %d", group.group_name, group.rank(), group.size())
     return group
+
+
+def adopt_next(comm: Communicator) -> None:
+    """Let the next group be over a communicator that is there, and all groups that come after be parts of it."""
+    _next.append(comm)
+    _base[:] = [comm.mpi]
+
+
+def process_group(store: Any, rank: int, size: int, timeout: timedelta = dist.default_pg_timeout) -> ProcessGroupUCCH:
+    """A process group of ranks that meet in ``store``, beside torch's default group or without one.
+
+    For jobs whose ranks come and go: whoever is there takes a prefix of the store that was not used before
+    (``dist.PrefixStore``), also with ranks that were started again.
+    """
+    try:
+        comm = _meet(store, rank, list(range(size)), size, Deaths(store, rank), seconds_of(timeout))
+    except UCCHError as failure:
+        raise torch_error(failure) from failure
+    return _noted(ProcessGroupUCCH(comm, "", timeout, store))
 
 
 def groups() -> list[ProcessGroupUCCH]:
@@ -94,21 +123,19 @@ def groups() -> list[ProcessGroupUCCH]:
 
 def _over_store(opts: Any) -> Communicator:
     """A communicator whose ranks find each other through torch's store: under torchrun, or spawned by a script."""
-    import mpi4py
-
-    if "mpi4py.MPI" not in sys.modules:
-        mpi4py.rc.initialize = False  # its constants are needed, its job is not
-    load()
-    log.configure()
-    env.warn_unknown()
-    exit.register()
     ranks = list(opts.global_ranks_in_group) or list(range(opts.group_size))
-    size = dist.get_world_size() if dist.is_initialized() else opts.group_size
-    world = ranks[opts.group_rank], size
-    seconds = seconds_of(opts.timeout)
-    # torchrun may start failed ranks again with the store in which the first ones' addresses are.
-    keys = f"ucch/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
-    return GroupCommunicator._adopt(StoreComm(opts.store, keys, opts.group_rank, opts.group_size, world, seconds))
+    size, store = opts.group_size, opts.store
+    if dist.is_initialized():
+        size, store = dist.get_world_size(), c10d._get_default_store()
+    if not (_deaths and dist.is_initialized()):  # of the default group, of which all others are parts
+        _deaths[:] = [Deaths(store, ranks[opts.group_rank])]
+    return _meet(opts.store, opts.group_rank, ranks, size, _deaths[0], seconds_of(opts.timeout))
+
+
+def _meet(store: Any, rank: int, ranks: list[int], size: int, deaths: Deaths, seconds: float) -> Communicator:
+    """A communicator of those of the job's ``size`` ranks that are named, which meet in a store."""
+    begin_without_mpi()
+    return GroupCommunicator._adopt(StoreComm.first(store, rank, ranks, size, seconds, deaths))
 
 
 def _over_mpi(opts: Any) -> Communicator:
@@ -116,7 +143,7 @@ def _over_mpi(opts: Any) -> Communicator:
     load()
     from mpi4py import MPI
 
-    world = MPI.COMM_WORLD
+    world = _base[0] if _base else MPI.COMM_WORLD
     ranks = list(opts.global_ranks_in_group) or list(range(opts.group_size))
     if max(ranks) >= world.Get_size():
         raise dist.DistBackendError(

@@ -22,8 +22,6 @@ import torch.distributed as dist
 
 from .devices import started
 
-__all__ = ["BalancedSampler", "Profile", "Share", "profile", "profile_layers", "split_layers"]
-
 Clock = Callable[[], float]
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from itertools import accumulate
 from typing import Any, TypeAlias
 
 import torch
 
 from ..calls.arguments import CallSpec
+from ..types import OPS
 from .devices import started
 from .dispatch import Dispatch
 from .layout import Finish, apart, back, gathered, room, rooms, source, units
@@ -17,11 +18,10 @@ from .sparse import allreduce_sparse
 from .uncompiled import uncompiled
 from .work import Work
 
-__all__ = ["Collectives", "Messages"]
-
 #: A flat tensor and how many of its elements are each rank's.
 _Shares: TypeAlias = tuple[Any, list[int]]
 
+_AVG = OPS["AVG"]
 _SUM = torch.distributed.ReduceOp.RedOpType.SUM
 
 
@@ -78,10 +78,15 @@ class Collectives(Dispatch):
         return self._allreduce(tensor, how, opts)
 
     def _allreduce(self, tensor: Any, how: Reduction, opts: Any) -> Work:
-        if not tensor.numel():
+        count = tensor.numel()
+        if not count:
             return self.done([tensor])
+        key = None if how.factor is not None else ("allreduce", how.op.name, tensor.dtype, count, tensor.device)
+        if key and (work := self.again(key, None, tensor, opts, mean=how.op is _AVG)) is not None:
+            return work
         operand = how.operand(tensor)
-        return self.post(CallSpec("allreduce", None, operand, how.op), opts, [tensor], back(operand, tensor))
+        call = CallSpec("allreduce", None, operand, how.op)
+        return self.post(call, opts, [tensor], back(operand, tensor), key=key if operand is tensor else None)
 
     def allreduce_coalesced(self, tensors: Sequence[Any], opts: Any = None) -> Work:
         """Reduce several tensors over all ranks, in place."""
@@ -93,13 +98,16 @@ class Collectives(Dispatch):
     def broadcast(self, tensors: Any, opts: Any = None, root: int | None = None) -> Work:
         """Send the root's tensor to all ranks."""
         tensor = _one(tensors, "broadcast")
-        if not tensor.numel():
+        count = tensor.numel()
+        if not count:
             return self.done([tensor])
         root = self._root(opts, root)
-        if self.rank() == root:
-            return self.post(CallSpec("bcast", None, source(tensor), None, root), opts, [tensor])
-        target, finish = room(tensor)
-        return self.post(CallSpec("bcast", None, target, None, root), opts, [tensor], finish)
+        key = "broadcast", root, tensor.dtype, count, tensor.device
+        if (work := self.again(key, None, tensor, opts)) is not None:
+            return work
+        target, finish = (source(tensor), None) if self.rank() == root else room(tensor)
+        call = CallSpec("bcast", None, target, None, root)
+        return self.post(call, opts, [tensor], finish, key=key if target is tensor else None)
 
     def reduce(self, tensors: Any, opts: Any = None, root: int | None = None) -> Work:
         """Reduce to the root, in place there."""
@@ -132,18 +140,32 @@ class Collectives(Dispatch):
                 f"all_gather on rank {self.rank()}: output has {output.numel()} elements of {output.dtype}; "
                 f"{self.size()} times input's {input.numel()} of {input.dtype} are due"
             )
-        if not input.numel():
+        count = input.numel()
+        if not count:
             return self.done([output])
+        inside = input.data_ptr() == output.data_ptr() + self.rank() * count * input.element_size()
+        key = "all_gather", inside, input.dtype, count, output.device
+        if (work := self.again(key, None if inside else input, output, opts)) is not None:
+            return work
         target, finish = room(output)
-        return self._gather_into(target, input, opts, [output], finish, "_allgather_base_")
+        return self._gather_into(target, input, opts, [output], finish, "_allgather_base_", key)
 
     def _gather_into(
-        self, flat: Any, tensor: Any, opts: Any, outputs: Sequence[Any], finish: Finish, form: str = ""
+        self,
+        flat: Any,
+        tensor: Any,
+        opts: Any,
+        outputs: Sequence[Any],
+        finish: Finish,
+        form: str = "",
+        key: Hashable = None,
     ) -> Work:
-        send = source(tensor)
+        send = sent = source(tensor)
         if send.data_ptr() == flat.data_ptr() + self.rank() * send.numel() * send.element_size():
             send = None
-        return self.post(CallSpec("allgather", send, flat), opts, outputs, finish, form, tensor)
+        own = sent is tensor and flat is outputs[0]
+        call = CallSpec("allgather", send, flat)
+        return self.post(call, opts, outputs, finish, form, tensor, key if own else None)
 
     def allgather(self, output_lists: Any, inputs: Any, opts: Any = None) -> Work:
         """Collect every rank's tensor in a list; sizes may differ, and are those of the list."""
@@ -214,18 +236,33 @@ class Collectives(Dispatch):
                 f"reduce_scatter on rank {self.rank()}: input has {input.numel()} elements of {input.dtype}; "
                 f"{self.size()} times output's {output.numel()} of {output.dtype} are due"
             )
-        if not output.numel():
+        count = output.numel()
+        if not count:
             return self.done([output])
-        how = _reduction(opts)
-        return self._reduce_scatter(output, how.operand(input), how, None, opts, "_reduce_scatter_base_", input)
+        how, key = _reduction(opts), None
+        if how.factor is None and apart(input, output) is input:
+            key = "reduce_scatter", how.op.name, output.dtype, count, output.device
+            if (work := self.again(key, input, output, opts, mean=how.op is _AVG)) is not None:
+                return work
+        return self._reduce_scatter(output, how.operand(input), how, None, opts, "_reduce_scatter_base_", input, key)
 
     def _reduce_scatter(
-        self, output: Any, operand: Any, how: Reduction, counts: Any, opts: Any, form: str, inputs: Any
+        self,
+        output: Any,
+        operand: Any,
+        how: Reduction,
+        counts: Any,
+        opts: Any,
+        form: str,
+        inputs: Any,
+        key: Hashable = None,
     ) -> Work:
         target, finish = how.room(output)
         operand = apart(operand, target)
         name = "reduce_scatter_block" if counts is None else "reduce_scatter"
-        return self.post(CallSpec(name, operand, target, how.op, -1, counts), opts, [output], finish, form, inputs)
+        call = CallSpec(name, operand, target, how.op, -1, counts)
+        own = operand is inputs and target is output
+        return self.post(call, opts, [output], finish, form, inputs, key if own else None)
 
     def reduce_scatter(self, outputs: Any, input_lists: Any, opts: Any = None) -> Work:
         """Reduce a list of tensors over all ranks and give rank r the r-th; sizes may differ."""

@@ -9,8 +9,6 @@ import torch
 
 from ..machine.vendors import TORCH
 
-__all__ = ["module", "raw_stream", "started"]
-
 
 def module(device: Any) -> Any:
     """The module of a device's type: streams, events, which device and stream are current."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from datetime import timedelta
 from functools import partial
 from typing import Any
@@ -12,22 +12,21 @@ import torch.distributed as dist
 
 from ..api.comm import Communicator
 from ..calls.arguments import CallSpec
-from ..device import stream_handle
+from ..calls.stream_launch import Captured
 from ..errors import UCCHError
 from ..machine.vendors import TORCH
 from ..native.libraries import lib
 from ..types import OPS
 from . import futures
+from .devices import module
 from .futures import InOrder
 from .group_comm import GroupComm, GroupCommunicator
 from .layout import Finish
 from .p2p_buffers import P2pBuffers
 from .ranges import active, recorded
-from .streams import Side, current, device_of, mean_of, refuse_capture
+from .streams import Entered, Ready, Side, captures, current_handle, device_of, mean_of, refuse_capture
 from .uncompiled import uncompiled
 from .work import Received, Sent, Source, Work, Works, limit_of, torch_error
-
-__all__ = ["Dispatch"]
 
 #: Seconds that an asynchronous call is given to finish before its caller goes on.
 _MOMENT = 20e-6
@@ -43,6 +42,8 @@ class _Batch(threading.local):
     """The calls that a thread wants to wait for together; None while it does not."""
 
     works: list[Work] | None = None
+    #: The streams that calls of one Work have entered, each once for all of them; None while there is no such Work.
+    joined: dict[Side, Entered] | None = None
     #: The thread is within a call that a profiler records: the calls that it is made of are not recorded.
     recorded = False
 
@@ -79,6 +80,8 @@ class Dispatch:
         self._posted = 0
         self._batch = _Batch()
         self.in_flight = {}
+        #: Work of calls that nobody waits for: they have ended, or were left to the stream of whoever would wait.
+        self.left = Work(self, [])
 
     def rank(self) -> int:
         """This process's rank in the group."""
@@ -98,40 +101,111 @@ class Dispatch:
         finish: Finish = None,
         form: str = "",
         inputs: Any = None,
+        key: Hashable = None,
     ) -> Work:
         """Start a collective; one that its caller would only wait for runs to its end here.
 
-        A profiler names it by ``form``, the dispatcher's name, and shows the shapes of ``inputs``: by default those
-        that the call's name stands for, and ``outputs``.
+        With a ``key`` :meth:`again` may make such calls from now on. A profiler names it by ``form``, the dispatcher's
+        name, and shows the shapes of ``inputs``: by default those that the call's name stands for, and ``outputs``.
         """
         if active._is_profiler_enabled and not self._batch.recorded:
-            again = partial(self.post, call, opts, outputs, finish)
+            again = partial(self.post, call, opts, outputs, finish)  # with a profiler no call is made in the short way
             return self._recorded(form or call.name, outputs if inputs is None else inputs, again)
         if self._aborted or self._closed or self.in_flight:
             self._usable()
         comm, seconds = self._comm() if futures.level() else self._comms[0], self._timeout(opts)
-        asynchronous = getattr(opts, "asyncOp", True)
         self._posted += 1
-        device = device_of(call.recv, call.send)
         try:
-            if device is None and not asynchronous:
-                comm.call(call, seconds)
-                if finish is not None:
-                    finish()
-                return self._noted(Work(self, outputs))
-            if device is None:
-                request = comm.start(call, seconds)
-            else:
-                if call.op is OPS["AVG"]:
-                    call, finish = call._replace(op=OPS["SUM"]), mean_of(call.recv, self._place[1], finish)
-                start = partial(comm.start, call, seconds)
-                return self._noted(self._in_stream(device, start, call[1:3], outputs, finish, asynchronous))
+            work = self._made(comm, seconds, call, outputs, finish, getattr(opts, "asyncOp", True), key)
         except UCCHError as failure:
             raise torch_error(failure) from failure
-        work = Work(self, outputs, (request,), finish, call)
-        work.collective = True
-        work.poll(_MOMENT)
         return self._noted(work)
+
+    def _made(
+        self,
+        comm: GroupComm,
+        seconds: float,
+        call: CallSpec,
+        outputs: Sequence[Any],
+        finish: Finish,
+        asynchronous: bool,
+        key: Hashable,
+    ) -> Work:
+        """Make a collective a part of a stream's work, begin it, or run it to its end."""
+        device = device_of(call.recv, call.send)
+        if device is not None:
+            if call.op is OPS["AVG"]:
+                call, finish = call._replace(op=OPS["SUM"]), mean_of(call.recv, self._place[1], finish)
+            start = partial(comm.start, call, seconds)
+            work = self._in_stream(device, start, call[1:3], outputs, finish, asynchronous)
+        elif asynchronous:
+            work = Work(self, outputs, (comm.start(call, seconds),), finish, call)
+            work.collective = True
+            work.poll(_MOMENT)
+            return work
+        else:
+            comm.call(call, seconds)
+            if finish is not None:
+                finish()
+            work = Work(self, outputs)
+        if key is not None and comm is self._comms[0]:
+            comm.run.remember(key, call)
+        return work
+
+    def again(self, key: Hashable, send: Any, recv: Any, opts: Any, *, mean: bool = False) -> Work | None:
+        """Make a call, if such a one was posted with this key. On a device it is launched into a stream and left to it:
+        the caller's where that would wait at once. None where it has to be posted. ``mean``: a device's sum is to be
+        divided.
+
+        The key has everything but addresses. Of a device's memory that a stream works on torch takes care itself.
+        """
+        comm, asynchronous = self._comms[0], getattr(opts, "asyncOp", True)
+        if not comm.run.knows(key) or (asynchronous and (mean or recv.is_cpu)):
+            return None
+        if not (_plain_at(send, recv) and _plain_at(recv, recv)):
+            return None
+        if active._is_profiler_enabled or self._batch.works is not None or futures.level():
+            return None
+        if self._aborted or self._closed or self.in_flight:
+            self._usable()
+        both = 0 if send is None else send.data_ptr(), recv.data_ptr()
+        try:
+            if asynchronous:
+                return self._beside(comm, key, both, self._timeout(opts), (send, recv))
+            stream = None if recv.is_cpu else current_handle(recv.device)
+            made = comm.remake(key, both, self._timeout(opts), stream, (send, recv))
+        except UCCHError as failure:
+            raise torch_error(failure) from failure
+        self._posted += made
+        if made and mean and stream is not None and (divide := mean_of(recv, self._place[1], None)) is not None:
+            divide()
+        return self.left if made else None
+
+    def _beside(
+        self, comm: GroupComm, key: Hashable, both: tuple[int, int], seconds: float, memory: tuple[Any, Any]
+    ) -> Work | None:
+        """As :meth:`again`, of an asynchronous call on a device."""
+        device = memory[1].device
+        if module(device).is_current_stream_capturing():
+            return None  # a stream that is entered in vain would be left out of the capture
+        side = self._side(device)
+        joined = self._joined(side)
+        stream, handle = joined or side.enter()
+        request = comm.relaunch(key, both, seconds, handle)
+        if request is None:
+            return None
+        self._posted += 1
+        return Work(self, memory[1:], (request,), None, memory, ready=side.ready(stream, marked=joined is None))
+
+    def _side(self, device: Any) -> Side:
+        return self._sides.get(device) or self._sides.setdefault(device, Side(device, self._comms[0].streams))
+
+    def _joined(self, side: Side) -> Entered | None:
+        """The stream that all calls of the Work that is being made enter; None where there is no such Work."""
+        joined = self._batch.joined
+        if joined is None:
+            return None
+        return joined.get(side) or joined.setdefault(side, side.enter())
 
     def _recorded(self, name: str, inputs: Any, start: Callable[[], Work]) -> Work:
         """Start a call within ranges of the active profiler."""
@@ -152,8 +226,12 @@ class Dispatch:
     ) -> Work:
         """Make a call a part of a stream's work."""
         self._known(device)
-        side = self._sides.get(device) or self._sides.setdefault(device, Side(device, self._comms[0].streams))
-        request, ready = side.run(start, (*memory, *outputs), finish, asynchronous=asynchronous)
+        side = self._side(device)
+        joined = self._joined(side) if asynchronous else None
+        memory = *memory, *outputs
+        request, ready = side.run(start, memory, finish, asynchronous=asynchronous, joined=joined)
+        if type(request) is Captured:  # no host ever hears of its end
+            return Work(self, outputs, ready=ready)
         return Work(self, outputs, (request,), None if ready else finish, memory, ready=ready)
 
     def _known(self, device: Any) -> None:
@@ -180,6 +258,13 @@ class Dispatch:
         own: float = opts.timeout.total_seconds()
         return own if own > 0 else self._seconds
 
+    def refuse(self, mistake: Exception, *, uneven: bool = False, on_device: bool = False) -> None:
+        """Tell the other ranks that this one cannot make its next collective, for which theirs raises and says why.
+
+        ``uneven``: that would be an ``all_to_all`` with split sizes, ``on_device`` or on the host.
+        """
+        self._comms[0].refuse(mistake, uneven, on_device)
+
     # --- messages -----------------------------------------------------------------------------------------------------
 
     def post_message(
@@ -189,38 +274,62 @@ class Dispatch:
         if active._is_profiler_enabled and not self._batch.recorded:
             again = partial(self.post_message, tensor, peer, tag, outgoing, outputs, finish)
             return self._recorded(_MESSAGES[outgoing, peer < 0], outputs or tensor, again)
-        self._usable()
-        comm, memory, stream = self._comms[0], tensor, None
-        if not tensor.is_cpu:
-            self._known(tensor.device)
-            refuse_capture(tensor.device)
-            comm.check_message(outgoing, peer, tag)  # before it takes a buffer
-            memory, finish, stream = self._buffered(tensor, outgoing, finish)
-        buffered = memory is not tensor
+        if self._aborted or self._closed or self.in_flight or self.streams_wait:
+            self._usable()
+        self._posted += 1
+        comm, stream = self._comms[0], None
         try:
+            if not tensor.is_cpu:
+                device = tensor.device
+                if device not in self._p2p_buffers:
+                    self._known(device)
+                refuse_capture(device)
+                stream = current_handle(device)
+                work = self._through_buffer(tensor, device, peer, tag, stream if outgoing else None, outputs, finish)
+                if work is not None:
+                    return self._noted(work)
             if outgoing:
-                request = comm.send(memory, peer, tag, self._seconds, stream)
+                request = comm.send(tensor, peer, tag, self._seconds, stream)
             else:
-                request = comm.receive(memory, peer, tag, self._seconds, stream, taken=buffered)
+                request = comm.receive(tensor, peer, tag, self._seconds, stream)
         except UCCHError as failure:
             raise torch_error(failure) from failure
-        if buffered:
-            kind = Sent if outgoing else Received
-            return self._noted(kind(self, outputs, (request,), finish, memory, None if outgoing else Source()))
-        work = Work(self, outputs, (request,), finish, memory, None if outgoing else Source())
+        work = Work(self, outputs, (request,), finish, tensor, None if outgoing else Source())
         if tensor.is_cpu:
             work.poll(_MOMENT)
         return self._noted(work)
 
-    def _buffered(self, tensor: Any, outgoing: bool, finish: Finish) -> tuple[Any, Finish, int | None]:
-        """Buffer of a message on device memory (:mod:`.p2p_buffers`), what is to be done after it, and the
-        stream that it waits for."""
-        device = tensor.device
+    def _through_buffer(
+        self, tensor: Any, device: Any, peer: int, tag: int, stream: int | None, outputs: Sequence[Any], finish: Finish
+    ) -> Work | None:
+        """Start a message on device memory by way of a buffer (:mod:`.p2p_buffers`): a send in its ``stream``, or a
+        receive, which has none. None where there is no room for that."""
         buffers = self._p2p_buffers.get(device) or self._p2p_buffers.setdefault(device, P2pBuffers(device))
-        buffered = buffers.outgoing(tensor) if outgoing else buffers.incoming(tensor, finish)
-        memory, finish = buffered or (tensor, finish)
-        free = buffered and not outgoing  # in nobody's use: it may be written to from now on
-        return memory, finish, None if free else stream_handle(current(device))
+        outgoing = stream is not None
+        key = outgoing, peer, tag, tensor.dtype, tensor.shape
+        buffer, comm = buffers.again(key), self._comms[0]
+        if buffer is None:
+            comm.check_message(outgoing, peer, tag)  # before it takes a buffer
+            buffer = buffers.make(key, tensor)
+            if buffer is None:
+                return None
+        try:
+            if outgoing:
+                buffer.fill(tensor)
+            else:
+                finish = buffer.incoming(tensor, finish)
+            request = None if buffer.request is None else comm.again(buffer.request, self._seconds, stream)
+            if request is None and outgoing:
+                request = comm.send(buffer.tensor, peer, tag, self._seconds, stream, lasting=True)
+            elif request is None:
+                request = comm.receive(buffer.tensor, peer, tag, self._seconds, taken=True)
+        except BaseException:
+            buffer.over(again=False)
+            raise
+        buffer.request = request
+        if outgoing:
+            return Sent(self, outputs, request, buffer)
+        return Received(self, outputs, request, buffer, finish, peer)
 
     # --- others -------------------------------------------------------------------------------------------------------
 
@@ -228,8 +337,14 @@ class Dispatch:
         """One Work for several calls; a profiler that knows the name shows them as one."""
         if form and active._is_profiler_enabled and not self._batch.recorded:
             return self._recorded(form, inputs, partial(self.together, calls))
-        works = list(calls)
-        return works[0] if len(works) == 1 else Works(self, works)
+        batch = self._batch
+        joined, batch.joined, collected, batch.works = batch.joined, {}, batch.works, None
+        try:
+            works = list(calls)
+            ready = [Ready(stream) for stream, _ in batch.joined.values()]
+        finally:
+            batch.joined, batch.works = joined, collected
+        return self._noted(works[0] if len(works) == 1 and not ready else Works(self, works, ready))
 
     def done(self, outputs: Sequence[Any]) -> Work:
         """The Work of a call that has nothing to do."""
@@ -277,11 +392,22 @@ class Dispatch:
         if self.streams_wait:
             self.check_data()
         # Calls that nobody waits for hold memory until somebody looks: at the oldest, and now and then at all.
-        while (oldest := _first(self.in_flight)) is not None and oldest.is_over():
-            pass
-        if self._posted % _MANY == 0:
+        # Work after them is no part of a graph that is being captured.
+        while (oldest := _first(self.in_flight)) is not None:
+            if (oldest.leaves_work and captures()) or not oldest.is_over():
+                break
+        if self._posted % _MANY == 0 and not (self.in_flight and captures()):
             for work in list(self.in_flight):
                 work.is_over()
+
+
+def _plain_at(tensor: Any, beside: Any) -> bool:
+    """Whether the engine can take the memory of a tensor of a known type, if there is one, which lies on the device of
+    another."""
+    if tensor is None:
+        return True
+    there = tensor is beside or tensor.get_device() == beside.get_device()
+    return there and tensor.is_contiguous() and not tensor.is_neg() and not tensor.is_conj()
 
 
 def _first(works: dict[Work, None]) -> Work | None:

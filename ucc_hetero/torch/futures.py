@@ -24,8 +24,6 @@ from .streams import beside
 if TYPE_CHECKING:
     from .work import Work
 
-__all__ = ["Future", "InOrder", "complete_later", "level", "stop", "stop_all"]
-
 #: Seconds after which the completing thread looks at its calls although nothing of them has been heard.
 _SLICE = 0.25
 
@@ -96,6 +94,10 @@ class _Failed:
             return str, ()
         raise self.failure
 
+    def __str__(self) -> str:
+        """Raise the failure: C++ that wants one tensor of a hook's future (DDP) says so what it has got instead."""
+        raise self.failure
+
 
 def _raise_failure(result: _Failed) -> None:
     raise result.failure
@@ -155,8 +157,16 @@ class Future(torch.futures.Future):  # type: ignore[type-arg,unused-ignore]
         return out
 
     def add_done_callback(self, callback: Callable[[Any], Any]) -> None:
-        """Call ``callback(self)`` when there is a result."""
-        self.then(callback)
+        """Call ``callback(self)`` when there is a result; what it raises is logged, as nobody can wait for it."""
+
+        def told(each: Any) -> None:
+            try:
+                callback(each)
+            except BaseException as failure:
+                name = getattr(callback, "__qualname__", repr(callback))
+                log.log("torch").error("the callback %s of a call ended with %r", name, failure, exc_info=failure)
+
+        self.then(told)
 
     def _settle(self) -> None:
         """Wait for the result, whatever it is."""

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import time
 from array import array
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
@@ -12,15 +12,14 @@ import torch.distributed as dist
 
 from .. import log
 from ..api.comm import Communicator
-from ..native.libraries import lib
+from ..bootstrap.faults import EXCHANGE_ERRORS
+from ..native.waiting import progress_until
 from . import futures
 from .collectives import Collectives, Messages
 from .dispatch import Dispatch
 from .monitored import NO_LIMIT, monitored_barrier
 from .uncompiled import uncompiled
 from .work import Work, limit_of
-
-__all__ = ["ProcessGroupUCCH"]
 
 
 @uncompiled
@@ -67,7 +66,9 @@ class ProcessGroupUCCH(Collectives, Messages, dist.ProcessGroup):
         for comm in list(self._comms.values()):
             if not comm.run.broken:
                 comm.run.abandon(self._aborted)
-            _unmet.append(_vote(comm.communicator, False))
+            with suppress(*EXCHANGE_ERRORS):  # one of them may have died
+                if not comm.communicator.Is_revoked():
+                    _unmet.append(_vote(comm.communicator, False))
         for work in list(self.in_flight):
             work.let_go()
         _aborted.append(self)
@@ -83,6 +84,7 @@ class ProcessGroupUCCH(Collectives, Messages, dist.ProcessGroup):
         ended = futures.stop_all(threads)
         self._settle()  # what callbacks have posted
         self._ended = True
+        self._p2p_buffers.clear()
         for comm in self._comms.values():
             if not ended and not comm.run.broken:
                 comm.run.abandon("a callback did not end")  # it may be using the communicator
@@ -177,25 +179,22 @@ def _vote(comm: Communicator, fine: bool) -> tuple[Any, Any, Any]:
 def _leave(comm: Communicator, seconds: float, name: str) -> None:
     """Release a communicator once all its ranks are about to; leave it to the end of the process otherwise."""
     run = comm._run
-    vote = request, _, worst = _vote(comm, not (run.broken or run.busy))
-    end, pause = time.monotonic() + (seconds or float("inf")), 0.0
-    while not request.Test():
-        if (dead := run.board.dead()) >= 0:
-            _unmet.append(vote)
-            run.abandon(f"rank {dead} died")
-            return
-        lib.ucch_progress_once()  # peers may still need our side of a transfer
-        time.sleep(pause)
-        pause = min(pause + 1e-5, 1e-3)
-        if time.monotonic() > end:
-            _unmet.append(vote)
-            run.abandon("other ranks did not destroy the group")
+    try:
+        vote = request, _, worst = _vote(comm, not (run.broken or run.busy))
+        together = progress_until(request.Test, seconds, lambda: run.board.dead() >= 0)
+    except EXCHANGE_ERRORS:  # MPI's, or the store's
+        run.abandon("a rank of it died")
+        return
+    if not together:
+        _unmet.append(vote)
+        dead = run.board.dead()
+        run.abandon(f"rank {dead} died" if dead >= 0 else "other ranks did not destroy the group")
+        if dead < 0:
             log.log("torch").warning(
                 "group %s on rank %d: other ranks did not destroy it within %g s; it is left to the end of the process",
                 name, comm.rank, seconds,
             )  # fmt: skip
-            return
-    if worst[0]:
+    elif worst[0]:
         comm.Free()
     elif not run.broken:
         run.abandon("a rank of it failed")

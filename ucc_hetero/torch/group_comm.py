@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from functools import partial
 from typing import Any
 
@@ -11,8 +11,6 @@ from ..api.comm import Communicator
 from ..calls.arguments import CallSpec, Completion
 from ..calls.dispatch import Runner
 from ..calls.request import Request, look_around, wait_op
-
-__all__ = ["GroupComm", "GroupCommunicator"]
 
 #: Seconds that stand for "no limit" where one is needed.
 _LONG = 1e7
@@ -57,9 +55,28 @@ class GroupComm:
 
         Where the stream cannot wait for its end the host has to, and can do so later. None is held for it: torch
         allocates whenever it likes. The progress thread is to be woken if a call without a stream does not end at once.
+        Where devices of several vendors need all counts of an ``alltoallv``, these are exchanged first; streams do the
+        rest.
         """
         with self._lock:
-            return self._limited(seconds).begin(call, stream, Completion.ON_WAIT)
+            agrees = stream is not None and call.name == "alltoallv" and not self.run.members.topology.flat
+            return self._limited(seconds).begin(call, stream, Completion.HOST if agrees else Completion.ON_WAIT)
+
+    def remake(self, key: Hashable, both: tuple[int, int], seconds: float, stream: int | None, keep: Any) -> bool:
+        """As :meth:`.Runner.remake`."""
+        with self._lock:
+            return self._limited(seconds).remake(key, *both, stream, keep)
+
+    def relaunch(self, key: Hashable, both: tuple[int, int], seconds: float, stream: int) -> Request | None:
+        """As :meth:`.Runner.relaunch`."""
+        with self._lock:
+            return self._limited(seconds).relaunch(key, *both, stream)
+
+    def refuse(self, mistake: Exception, uneven: bool, on_device: bool) -> None:
+        """Refuse the next collective; ``uneven``: one whose counts only some ranks know, as :meth:`start` makes it."""
+        with self._lock:
+            along = uneven and not (on_device and not self.run.members.topology.flat)
+            self.run.refuse_call("alltoallv" if along else "", mistake)
 
     def _limited(self, seconds: float) -> Runner:
         """The runner, with the time limit of the call to come; making teams for it is limited likewise."""
@@ -69,12 +86,14 @@ class GroupComm:
             run.members.teams.timeout = seconds or _LONG
         return run
 
-    def send(self, tensor: Any, dest: int, tag: int, seconds: float, stream: int | None = None) -> Request:
-        """Start a send; of what is there when ``stream`` gets there."""
+    def send(
+        self, tensor: Any, dest: int, tag: int, seconds: float, stream: int | None = None, *, lasting: bool = False
+    ) -> Request:
+        """Start a send; of what is there when ``stream`` gets there. ``lasting`` as in :meth:`.p2p.Messages.start`."""
         with self._message_lock:
             messages = self.messages
             messages.timeout = seconds
-            return messages.start(messages.outgoing(tensor, dest, tag, stream=stream))
+            return messages.start(messages.outgoing(tensor, dest, tag, stream=stream), lasting=lasting)
 
     def check_message(self, outgoing: bool, peer: int, tag: int) -> None:
         """Refuse a peer or a tag that cannot be."""
@@ -86,9 +105,15 @@ class GroupComm:
         self, tensor: Any, source: int, tag: int, seconds: float, stream: int | None = None, *, taken: bool = False
     ) -> Request:
         """Start a receive, which may write once ``stream`` gets there; ``source`` -1 is any, ``taken`` as that of
-        :meth:`.p2p.Messages.incoming`."""
+        :meth:`.p2p.Messages.incoming`: its memory then lasts."""
         with self._message_lock:
             messages = self.messages
             messages.timeout = seconds
             origin = messages.any_source if source < 0 else source
-            return messages.start(messages.incoming(tensor, origin, tag, stream=stream, taken=taken))
+            return messages.start(messages.incoming(tensor, origin, tag, stream=stream, taken=taken), lasting=taken)
+
+    def again(self, request: Any, seconds: float, stream: int | None) -> Request | None:
+        """As :meth:`.p2p.Messages.again`."""
+        with self._message_lock:
+            self.messages.timeout = seconds
+            return self.messages.again(request, stream)

@@ -10,8 +10,6 @@ import torch
 
 from ..types import DTYPES
 
-__all__ = ["Finish", "apart", "back", "gathered", "plain", "room", "rooms", "source", "units"]
-
 #: Callback for the rest of a call once its data is there, such as a copy out of a flat buffer; None for nothing.
 Finish: TypeAlias = Callable[[], object] | None
 

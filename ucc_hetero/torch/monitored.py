@@ -8,8 +8,6 @@ from typing import Any
 
 import torch.distributed as dist
 
-__all__ = ["NO_LIMIT", "monitored_barrier"]
-
 #: Seconds that stand for "no limit" where a store needs one.
 NO_LIMIT = 1e7
 

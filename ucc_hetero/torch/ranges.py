@@ -23,8 +23,6 @@ from .work import Work, Works
 if TYPE_CHECKING:
     from .dispatch import Dispatch
 
-__all__ = ["active", "recorded"]
-
 #: The module whose flag ``_is_profiler_enabled`` says whether a profiler is active in this process.
 active = profiler
 

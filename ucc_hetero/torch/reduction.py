@@ -10,8 +10,6 @@ import torch.distributed as dist
 from ..types import OPS, Op
 from .layout import Finish, back, plain
 
-__all__ = ["Reduction", "reduction_of"]
-
 _KINDS: Any = dist.ReduceOp.RedOpType
 _OPS: dict[Any, Op] = {
     _KINDS.SUM: OPS["SUM"],

@@ -14,8 +14,6 @@ from torch.distributed.rendezvous import _rendezvous_handlers
 
 from ..machine import launchers
 
-__all__ = ["export_ranks", "install", "launched_by_mpi"]
-
 #: Variables that torch's own handler reads.
 _NEEDED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
@@ -65,13 +63,20 @@ def install() -> None:
 
 
 def _over_mpi(timeout: timedelta) -> Iterator[Any]:
-    """Rank 0 makes the store, on a free port, and tells the others where."""
+    """Let all ranks of the job meet."""
     from ..native.libraries import load
 
     load()  # before MPI: both bring a UCX, and the first one in a process serves both
     from mpi4py import MPI
 
-    world = MPI.COMM_WORLD
+    yield store_over(MPI.COMM_WORLD, timeout)
+    raise RuntimeError("Unable to perform re-rendezvous using env:// method")
+
+
+def store_over(world: Any, timeout: timedelta) -> tuple[Any, int, int]:
+    """(A store on the host of rank 0 of an MPI communicator, this process's rank, the number of ranks); collective."""
+    from mpi4py import MPI
+
     local = world.Split_type(MPI.COMM_TYPE_SHARED)
     rank, size = world.Get_rank(), world.Get_size()
     for name, value in zip(launchers.MPI, (rank, size, local.Get_rank(), local.Get_size()), strict=True):
@@ -94,8 +99,7 @@ def _over_mpi(timeout: timedelta) -> Iterator[Any]:
     _export("MASTER_PORT", where[1])
     if store is None:
         store = dist.TCPStore(*where, size, False, timeout, wait_for_workers=False)
-    yield store, rank, size
-    raise RuntimeError("Unable to perform re-rendezvous using env:// method")
+    return store, rank, size
 
 
 def _address() -> str:

@@ -16,8 +16,6 @@ import torch.distributed as dist
 
 from .. import log
 
-__all__ = ["Drift", "DriftError", "Replicas", "checksum", "distance", "synchronise"]
-
 #: Elements that are summed up at once: 64-bit copies of them are made.
 _PIECE = 1 << 22
 #: Bytes of an element -> the integer type in which its bits are read; the sums have room above it.

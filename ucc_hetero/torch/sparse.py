@@ -12,8 +12,6 @@ if TYPE_CHECKING:
     from .collectives import Collectives
     from .work import Work
 
-__all__ = ["allreduce_sparse"]
-
 
 def allreduce_sparse(group: Collectives, tensor: Any, how: Reduction) -> Work:
     """Sum a sparse COO tensor over all ranks, in place; finished when this returns."""

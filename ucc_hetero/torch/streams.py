@@ -6,30 +6,18 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 import torch.distributed as dist
 
 from ..calls.request import Request
 from ..device import stream_handle
-from .devices import module, raw_stream
+from .devices import module, raw_stream, started
 from .layout import Finish
 
 if TYPE_CHECKING:
     from .futures import Future
-
-__all__ = [
-    "Ready",
-    "Side",
-    "beside",
-    "current",
-    "device_of",
-    "kept_for_current",
-    "mean_of",
-    "refuse_capture",
-    "used_in_current",
-]
 
 
 def device_of(*memory: Any) -> Any:
@@ -64,6 +52,12 @@ def current(device: Any) -> Any:
     if found is None:
         found = _streams[key] = module(device).current_stream(device)
     return found
+
+
+def current_handle(device: Any) -> int:
+    """The handle of :func:`current`."""
+    handle = raw_stream(device)
+    return stream_handle(module(device).current_stream(device)) if handle is None else handle
 
 
 def used_in_current(memory: Sequence[Any]) -> Ready | None:
@@ -110,26 +104,61 @@ def _within(device: Any, stream: Any) -> Iterator[None]:
 
 
 class Ready:
-    """When the results of a call are there: when the stream that the call was made a part of has got this far.
+    """Moment when the results of a call are there: the stream that the call was made a part of has got this far.
 
     ``marked``: by an event, recorded now. Without one whoever waits in another stream waits for all that is in this one
     by then; where the caller waits at once, in this very stream, that is nothing, and an event would be wasted.
+    ``events``: of the stream's device, free to be recorded again; None where more than the call comes before the event.
+    ``event``: one that is recorded already, by a caller who says when it has :meth:`passed` before the next time.
     """
 
-    def __init__(self, stream: Any, *, marked: bool = True) -> None:
-        self._stream = stream
-        self._event = stream.record_event() if marked else None
+    _over = False
+    _event: Any = None
+
+    def __init__(
+        self, stream: Any, *, marked: bool = True, events: deque[Any] | None = None, event: Any = None
+    ) -> None:
+        self._stream, self._events = stream, events
+        if event is not None:
+            self._event = event
+        elif marked:
+            self.mark()
+
+    def mark(self) -> None:
+        """It is now that the stream has been given all that is to be waited for."""
+        try:
+            event = self._events.pop() if self._events else None
+        except IndexError:  # another thread has taken the last one
+            event = None
+        if event is None:
+            self._event = self._stream.record_event()
+        else:
+            event.record(self._stream)
+            self._event = event
 
     def order(self) -> None:
         """Let the current stream of the calling thread wait; the host does not."""
         here = current(self._stream.device)
-        if here is not self._stream and here != self._stream:
-            self._event = self._event or self._stream.record_event()
-            here.wait_event(self._event)
+        if not self._over and here is not self._stream and here != self._stream:
+            event = self._event or self._stream.record_event()
+            if not self._over:  # else the event, if there was one, is in use for something else
+                here.wait_event(event)
 
     def query(self) -> bool:
         """Whether the results are there."""
-        return bool((self._event or self._stream).query())
+        return self._over or bool((self._event or self._stream).query())
+
+    def over(self) -> None:
+        """The host has seen the call end: nobody needs the event any more. No driver is asked, as a stream may be
+        captured."""
+        if self._events is not None:
+            event, self._event, self._over = self._event, None, True
+            if event is not None:
+                self._events.append(event)
+
+    def passed(self) -> None:
+        """The stream has got there, and the event is recorded for something else now."""
+        self._over, self._event = True, None
 
     def publish(self, future: Future, outputs: list[Any]) -> None:
         """Set a future's result now: whoever takes it gets a stream that waits for the event."""
@@ -137,11 +166,20 @@ class Ready:
             future.set_result(outputs)
 
 
+#: A stream, and its handle.
+Entered: TypeAlias = tuple[Any, int]
+
+
+def captures() -> bool:
+    """Whether the calling thread's current stream of any device is being captured in a graph."""
+    return any(module.is_current_stream_capturing() for _, module in started())
+
+
 def refuse_capture(device: Any) -> None:
     """Raise while the current stream of a device is being captured in a graph."""
     if module(device).is_current_stream_capturing():
         raise dist.DistBackendError(
-            "calls of the backend ucch cannot be captured in a graph, as a thread of the host takes part in them: "
+            "messages of the backend ucch cannot be captured in a graph, as a thread of the host takes part in them: "
             "capture what lies between them"
         )
 
@@ -156,26 +194,45 @@ class Side:
     def __init__(self, device: Any, many: int = 1) -> None:
         self._device = device
         self._module = module(device)
-        self._streams = deque(self._module.Stream(device) for _ in range(many))
+        made = [self._module.Stream(device) for _ in range(many)]
+        self._streams = deque((stream, stream_handle(stream)) for stream in made)
         self._posted, self._lock = self._module.Event(), threading.Lock()
+        self._events: deque[Any] = deque()
+
+    def enter(self) -> Entered:
+        """The stream of the asynchronous call to come, which waits for what the caller's stream was given so far."""
+        here = current(self._device)
+        with self._lock:  # recorded again and again: who waits, waits for the latest
+            entered = self._streams[0]
+            self._streams.rotate()
+            self._posted.record(here)
+            entered[0].wait_event(self._posted)
+        return entered
+
+    def ready(self, stream: Any, *, marked: bool) -> Ready:
+        """Moment when a call without anything to be done after it has passed this stream."""
+        return Ready(stream, marked=marked, events=self._events)
 
     def run(
-        self, start: Callable[[int], Request], memory: Sequence[Any], finish: Finish, *, asynchronous: bool
+        self,
+        start: Callable[[int], Request],
+        memory: Sequence[Any],
+        finish: Finish,
+        *,
+        asynchronous: bool,
+        joined: Entered | None = None,
     ) -> tuple[Request, Ready | None]:
-        """Make a call, and what is to be done after it, part of a stream.
+        """Make a call, and what is to be done after it, part of a stream; ``joined``: one that was entered before.
 
         ``memory`` is what they read and write; it stays allocated until the call has ended. None for the second result
         where the stream does not wait for the call: the host has to, and then does the rest.
         """
-        stream = here = current(self._device)
-        refuse_capture(self._device)
         if asynchronous:
-            with self._lock:  # recorded again and again: who waits, waits for the latest
-                stream = self._streams[0]
-                self._streams.rotate()
-                self._posted.record(here)
-                stream.wait_event(self._posted)
-        request = start(stream_handle(stream))
+            stream, handle = joined or self.enter()
+        else:
+            stream = current(self._device)
+            handle = stream_handle(stream)
+        request = start(handle)
         waits = request.in_stream or request.finished
         if waits and finish is not None:
             with self._module.stream(stream):
@@ -183,7 +240,9 @@ class Side:
             for tensor in _tensors(memory) if asynchronous else ():
                 if not tensor.is_cpu:  # used beyond the end of the call
                     tensor.record_stream(stream)
-        return request, Ready(stream, marked=asynchronous) if waits else None
+        events = self._events if finish is None else None
+        marked = asynchronous and joined is None
+        return request, Ready(stream, marked=marked, events=events) if waits else None
 
 
 def mean_of(tensor: Any, size: int, finish: Finish) -> Finish:

@@ -1,4 +1,4 @@
-"""Keeps torch.compile out of the backend: it calls these methods, and does not translate them."""
+"""Methods that torch.compile calls and does not translate."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ from types import FunctionType
 from typing import Any, TypeVar
 
 import torch
-
-__all__ = ["uncompiled"]
 
 T = TypeVar("T", bound=type)
 

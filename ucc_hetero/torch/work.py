@@ -13,20 +13,17 @@ import torch.distributed as dist
 
 from .. import env, log
 from ..calls.p2p import Messages
-from ..calls.request import SLICE, Request
-from ..calls.stream_launch import Launched
-from ..device import stream_handle
+from ..calls.request import SLICE, Request, look_around
 from ..errors import CollectiveTimeout, UCCHError
 from ..native.libraries import lib
 from .futures import Future, complete_later
 from .layout import Finish
-from .streams import Ready, beside, current, used_in_current
+from .p2p_buffers import P2pBuffer
+from .streams import Ready, beside, current_handle, kept_for_current, used_in_current
 from .uncompiled import uncompiled
 
 if TYPE_CHECKING:
     from .dispatch import Dispatch
-
-__all__ = ["Pending", "Received", "Sent", "Source", "Work", "Works", "limit_of", "seconds_of", "torch_error"]
 
 _peek = lib.ucch_peek
 
@@ -98,8 +95,6 @@ class Work(dist.Work):
     _done = True
     #: Whether it is a collective, which barriers wait for, and no message.
     collective = False
-    #: Whether the call's results are used on streams, and not by the host.
-    _uses = True
 
     def __init__(
         self,
@@ -112,13 +107,18 @@ class Work(dist.Work):
         ready: Ready | None = None,
     ) -> None:
         super().__init__()
-        self._group, self._outputs, self._lock = group, outputs, threading.Lock()
+        self._group, self._outputs, self._lock, self._ready = group, outputs, threading.Lock(), ready
         if requests:
             self._requests, self._done = requests, False
-            self._finish, self._keep, self._source, self._ready = finish, keep, source, ready
+            self._finish, self._keep, self._source = finish, keep, source
             group.in_flight[self] = None
 
     # --- the end of the call ------------------------------------------------------------------------------------------
+
+    @property
+    def leaves_work(self) -> bool:
+        """Whether something is to be done once it has ended."""
+        return self._finish is not None
 
     def _collect(self) -> None:
         """Take the results of requests that have all finished; once."""
@@ -133,20 +133,26 @@ class Work(dist.Work):
                     error = error or torch_error(failure)
             if error is None and self._finish is not None:
                 try:
-                    self._finish()
-                    if self._uses:  # whoever waits may use another stream
-                        self._ready = used_in_current([self._keep, *self._outputs])
+                    self._deliver()
                 except Exception as failure:  # whichever thread collects: it is raised where the call is waited for
                     error = failure
+            elif error is None and self._ready is not None:
+                self._ready.over()
             self._error = error
             self._requests, self._finish, self._keep = (), None, None
             self._done = True  # last: others look at it without the lock
         self._group.in_flight.pop(self, None)
 
+    def _deliver(self) -> None:
+        """Do what is left to do once the data is there."""
+        assert self._finish is not None
+        self._finish()
+        self._ready = used_in_current([self._keep, *self._outputs])  # whoever waits may use another stream
+
     def is_over(self) -> bool:
         """Whether the call has ended, and then take its results; without making progress."""
         requests = self._requests
-        if len(requests) == 1 and type(requests[0]) is Launched:  # its operation lives as long as it does itself
+        if len(requests) == 1 and requests[0].lasting:
             if _peek(requests[0]._op):
                 self._collect()
         elif not self._done and all(_peek(each.op) for each in self.pending()):
@@ -195,6 +201,10 @@ class Work(dist.Work):
                 self.is_over()  # an error that is known by now
         if self._ready is not None:
             self._ready.order()
+        return self._told()
+
+    def _told(self) -> bool:
+        """Raise what is known to have gone wrong with the call, or with data that streams had to go on without."""
         if self._error is not None:
             raise self._error
         if self._group.streams_wait:
@@ -214,6 +224,7 @@ class Work(dist.Work):
         """Wait in slices until ``happened(seconds)``; raises on an abort, and once ``end`` has come (0: never)."""
         while not happened(min(SLICE, max(end - time.monotonic(), 1e-3)) if end else SLICE):
             self._group.check_aborted()
+            look_around()
             if end and time.monotonic() > end:
                 raise dist.DistBackendError(
                     f"Timeout expired, Timed out waiting for an operation of group {self._group._name!r} on rank "
@@ -295,32 +306,53 @@ class Work(dist.Work):
 
 
 @uncompiled
-class Sent(Work):
-    """A message whose data has been copied: the tensor is free, and waiting for the message is nobody's business."""
+class Buffered(Work):
+    """A message by way of a buffer of ours, which is free for another once it has ended well."""
 
-    _uses = False
+    def __init__(
+        self,
+        group: Dispatch,
+        outputs: Sequence[Any],
+        request: Request,
+        buffer: P2pBuffer,
+        finish: Finish = None,
+        source: Source | None = None,
+    ) -> None:
+        super().__init__(group, outputs, (request,), finish, buffer.tensor, source)
+        self._buffer: P2pBuffer | None = buffer
+
+    def _collect(self) -> None:
+        super()._collect()
+        with self._lock:  # once
+            buffer, self._buffer = self._buffer, None
+        if buffer is not None:
+            buffer.over(again=self._error is None)
+            if self._error is not None:
+                self._failed(self._error)
+
+    def _failed(self, error: Exception) -> None:
+        """Have it noted that the message failed, where nobody may ever ask."""
+
+
+@uncompiled
+class Sent(Buffered):
+    """A message whose data has been copied: the tensor is free, and waiting for the message is nobody's business."""
 
     def wait(self, timeout: timedelta | None = None) -> bool:
         """Return at once; raises an error that is known by now."""
         self.is_over()
-        if self._error is not None:
-            raise self._error
-        if self._group.streams_wait:
-            self._group.check_data()
-        return True
+        return self._told()
 
     def settle(self) -> None:
         """Wait until the message has left."""
         super().wait()
 
-    def _collect(self) -> None:
-        super()._collect()
-        if self._error is not None:  # nobody may ever ask what became of it
-            log.log("torch").warning("a message to another rank failed: %s", self._error)
+    def _failed(self, error: Exception) -> None:
+        log.log("torch").warning("a message to another rank failed: %s", error)
 
 
 @uncompiled
-class Received(Work):
+class Received(Buffered):
     """A message to a buffer of ours: whoever waits for it lets a stream wait, and the host does not.
 
     Where that cannot be before the message has come (:meth:`.p2p.Messages.take`), the host waits for that much.
@@ -328,31 +360,62 @@ class Received(Work):
 
     _taken = False
 
+    def __init__(
+        self,
+        group: Dispatch,
+        outputs: Sequence[Any],
+        request: Request,
+        buffer: P2pBuffer,
+        finish: Finish,
+        peer: int = -1,
+    ) -> None:
+        """``peer``: whom it is from; negative: from anyone."""
+        super().__init__(group, outputs, request, buffer, finish, Source() if peer < 0 else None)
+        self._peer = peer
+
+    def source_rank(self) -> int:
+        """As :meth:`Work.source_rank`; at once where it can be from one rank only."""
+        return super().source_rank() if self._peer < 0 else self._peer
+
+    _source_rank = source_rank
+
     def wait(self, timeout: timedelta | None = None) -> bool:
         """Wait until the message is there, or has come for the current stream to wait for; raises the call's error."""
-        for each in () if self._taken else self.pending():
-            each.request._arm()
-        self._take(early=True)
+        if self._taken or self._done or not self._left(timeout):
+            return super().wait(timeout)
+        self.is_over()
+        return self._told()
+
+    def _left(self, timeout: timedelta | None) -> bool:
+        """Leave the rest to the current stream: whether that waits now, by this call."""
+        for request in self.unfinished():
+            request._arm()
+        if self._take(early=True):
+            return True
         if not self._taken:
             limit = seconds_of(timeout)
             for each in self.pending():
                 end = time.monotonic() + limit if limit else 0.0
                 self._until(lambda seconds, it=each: lib.ucch_wait_matched(it.op, seconds), end)  # type: ignore[misc]
-            self._take()
-        return super().wait(timeout)
+        return self._take()
 
-    def _take(self, *, early: bool = False) -> None:
-        """Leave the rest to the current stream, if the message has come, or ``early``."""
+    def _take(self, *, early: bool = False) -> bool:
+        """Leave the rest to the current stream, if the message has come, or ``early``: whether that waits now."""
         with self._lock:
             for request in self._requests:
                 if self._taken or not (early or lib.ucch_wait_matched(request._op, -1.0) == 1):
                     continue
-                if Messages.take(request, stream_handle(current(self._outputs[0].device)), early=early):
+                if Messages.take(request, current_handle(self._outputs[0].device), early=early):
                     self._taken = self._group.streams_wait = True
-                    if self._finish is not None:
-                        self._finish()
+                    self._deliver()
                     self._finish = None  # if it failed, it is tried again once the data is there
-                    self._ready = used_in_current(self._outputs)
+                    return True
+        return False
+
+    def _deliver(self) -> None:
+        assert self._finish is not None
+        self._ready: Any = self._finish()
+        kept_for_current(self._outputs)
 
     def advance(self) -> None:
         """As :meth:`Work.advance`: some stream is to wait for it."""
@@ -375,19 +438,19 @@ class Received(Work):
         self.wait()
         self._await(0.0)
 
-    def _collect(self) -> None:
-        super()._collect()
-        if self._taken and self._error is not None:  # whoever waited for it has gone on with what is no data
-            self._group.broke(self._error)
+    def _failed(self, error: Exception) -> None:
+        if self._taken:  # whoever waited for it has gone on with what is no data
+            self._group.broke(error)
 
 
 @uncompiled
 class Works(Work):
     """Several calls that are waited for together."""
 
-    def __init__(self, group: Dispatch, parts: Sequence[Work]) -> None:
+    def __init__(self, group: Dispatch, parts: Sequence[Work], entered: Sequence[Ready] = ()) -> None:
+        """``entered``: when the parts have passed the streams that they have entered together."""
         super().__init__(group, [tensor for part in parts for tensor in part._outputs])
-        self._parts = parts
+        self._parts, self._entered = parts, entered
         self._done = all(part._done for part in parts)
 
     def _collect(self) -> None:
@@ -430,7 +493,14 @@ class Works(Work):
     def wait(self, timeout: timedelta | None = None) -> bool:
         """Wait for all; raises the first error."""
         for part in self._parts:
-            part.wait(timeout)
+            if self._entered and part._ready is not None:
+                part.is_over()
+                if part._error is not None:
+                    raise part._error
+            else:
+                part.wait(timeout)
+        for ready in self._entered:
+            ready.order()
         return True
 
     def publish(self, failure: Exception | None = None) -> None:

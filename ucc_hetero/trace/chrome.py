@@ -13,8 +13,6 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["EVENT", "HEADER", "MAGIC", "Part", "clock_offsets", "document", "events_of", "parse_part", "used"]
-
 #: Layout of the native ring (``cffi_build/base/trace.c``): a header, then events, oldest overwritten first.
 MAGIC, HEADER = b"UCCHTRC1", 4096
 EVENT = np.dtype(

@@ -13,7 +13,6 @@ import json
 import os
 import sys
 import time
-import weakref
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,9 +20,8 @@ from typing import Any, NamedTuple
 from .. import env, log
 from ..native.libraries import ffi, lib
 from ..planner.plan import Plan
+from . import flight
 from .chrome import clock_offsets, document, parse_part, used
-
-__all__ = ["Note", "describe", "finish", "join", "merge", "recording", "write"]
 
 #: Exchanges by which the clocks are compared.
 _ROUNDS = 40
@@ -50,13 +48,11 @@ class _Recorder:
         self.jobs: list[tuple[Any, Path, list[int]]] = []
         self._lines: list[str] = []
         self._numbers: dict[str, int] = {}
-        self._comms: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
-        self._times: dict[tuple[int, tuple[int, ...]], int] = {}
         ring, meta = parts_of(trace, world)
         try:
             trace.parent.mkdir(parents=True, exist_ok=True)
             self._meta: Any = meta.open("w", encoding="utf-8")
-            failed = lib.ucch_trace_open(os.fsencode(ring), env.get("TRACE_EVENTS"))
+            failed: int | OSError = lib.ucch_trace_open(os.fsencode(ring), env.get("TRACE_EVENTS"))
         except OSError as error:
             self._meta, failed = None, error
         if failed:
@@ -64,6 +60,8 @@ class _Recorder:
             log.log("init").warning("UCCH_TRACE: %s cannot be written (%s); recording in memory only", ring, failed)
             lib.ucch_trace_open(ffi.NULL, env.get("TRACE_EVENTS"))
         self.line({"rank": world, "job": job, **about})
+        for each in flight.comms():
+            self.line(each)
 
     def line(self, data: dict[str, Any]) -> None:
         """One more line, in the file at once."""
@@ -73,16 +71,6 @@ class _Recorder:
             with contextlib.suppress(OSError):
                 self._meta.write(text)
                 self._meta.flush()
-
-    def comm(self, teams: Any) -> int:
-        """The number of a communicator, told by its teams. Its members count its namesakes alike."""
-        number = self._comms.get(teams)
-        if number is None:
-            ranks = tuple(self.places[teams.job.facts[m].process] for m in teams.members)
-            times = self._times[teams.tag, ranks] = self._times.get((teams.tag, ranks), 0) + 1
-            number = self._comms[teams] = len(self._comms) + sum(self._times.values())
-            self.line({"comm": number, "number": teams.tag, "time": times, "ranks": ranks})
-        return number
 
     def program(self, data: dict[str, Any]) -> int:
         """The number of a program; equal ones share it."""
@@ -126,7 +114,8 @@ def recording() -> bool:
 
 
 def join(comm: Any, facts: Sequence[Any], mine: Any) -> None:
-    """Record what this job does if rank 0 has ``UCCH_TRACE``. Collective; ``facts`` of all ranks, ``mine`` of this one.
+    """Record what this job does: its last calls always, and a timeline if rank 0 has ``UCCH_TRACE``. Collective;
+    ``facts`` of all ranks, ``mine`` of this one.
 
     A process that is in several jobs has one recording, which each job's trace shows.
     """
@@ -134,6 +123,7 @@ def join(comm: Any, facts: Sequence[Any], mine: Any) -> None:
     from mpi4py import MPI
 
     world = int(getattr(comm, "world", MPI.COMM_WORLD).Get_rank())
+    flight.begin(world, facts[0].process, mine.vendor)
     told = comm.allgather((str(env.get("TRACE")), world))
     name = told[0][0]
     if not name:
@@ -170,7 +160,7 @@ def _compare_clocks(recorder: _Recorder, comm: Any, clocks: list[int]) -> None:
         for _ in range(_ROUNDS):
             sent.append(time.monotonic_ns())
             heard = comm.Iallgather(mine, everyone)
-            while not heard.Test():
+            while not heard.Test():  # without naps or progress between: the shorter, the less the clocks are off
                 os.sched_yield()
             done.append(time.monotonic_ns())
         rows = comm.allgather((sent, done))
@@ -178,10 +168,17 @@ def _compare_clocks(recorder: _Recorder, comm: Any, clocks: list[int]) -> None:
     recorder.line({"clock": [time.monotonic_ns(), offset, error]})
 
 
-def describe(program: Any, label: str, plan: Plan, teams: Any, notes: Sequence[Note]) -> None:
-    """Tell the timeline what a native program's events will mean."""
+def communicator(board: Any, number: int, ranks: Sequence[int], mine: int) -> int:
+    """Take down a communicator (:func:`.flight.comm`); returns its number in all that is recorded of it."""
+    found = flight.comm(board, number, ranks, mine)
     if _recorder is not None:
-        of = _recorder.comm(teams)
+        _recorder.line(flight.comms()[-1])
+    return found
+
+
+def describe(program: Any, label: str, plan: Plan, of: int, notes: Sequence[Note]) -> None:
+    """Tell the timeline what a native program's events will mean; ``of`` is the number of its communicator."""
+    if _recorder is not None:
         steps = [(*note, i) for i, note in enumerate(notes)]
         data = {"of": of, "label": label, "algorithm": plan.algorithm, "fragments": len(plan.fragments), "steps": steps}
         lib.ucch_program_trace(program, _recorder.program(data))

@@ -15,8 +15,6 @@ from ..device import DeviceRuntime, Event, own_device
 from ..errors import DeviceError
 from ..native.libraries import ffi, lib
 
-__all__ = ["Bounce"]
-
 #: Pieces of spare memory of each length that are kept for use again.
 _IDLE = 64
 
@@ -32,7 +30,7 @@ class _Pinned:
         self.address = int(ffi.cast("uintptr_t", self._memory))
 
     def __del__(self) -> None:
-        memory = getattr(self, "_memory", ffi.NULL)
+        memory: Any = getattr(self, "_memory", ffi.NULL)
         if memory != ffi.NULL:
             lib.ucch_pool_give(memory)
 

@@ -16,8 +16,6 @@ from ..machine.vendors import VENDORS
 from ..native.libraries import load
 from ..native.wire_ucx import WireUCX, find
 
-__all__ = ["Carriers", "here", "idle_ports", "look", "transports", "warn_idle"]
-
 #: Transports of UCX that reach memory of this host alone, and names for several with those of devices among them.
 _SHARED = ("posix", "sysv", "cma", "knem", "xpmem")
 _GROUPS = frozenset({"sm", "shm", "mm", *(row.memory for row in VENDORS.values())})
@@ -102,15 +100,28 @@ def look(idle: tuple[Port, ...]) -> Carriers:
     return _found[0]
 
 
-def transports(users: str) -> str:
-    """``UCX_TLS`` of a wire's context: the user's choice without what reaches devices, or memory of this host alone."""
-    shut = [*_SHARED, *(name for row in VENDORS.values() for name in row.transports)]
+def transports(users: str, *, shared: bool = False) -> str:
+    """``UCX_TLS`` of a wire's context: the user's choice without what reaches devices, or memory of this host alone.
+
+    With ``shared`` that stays.
+    """
+    shut = [*(() if shared else _SHARED), *(name for row in VENDORS.values() for name in row.transports)]
     if not users or users in ("all", "^"):
         return "^" + ",".join(shut)
     if users.startswith("^"):
         return ",".join([users, *shut])
-    left = [name for name in users.split(",") if name not in shut and name not in _GROUPS]
+    left = [name for name in users.split(",") if name not in shut and (shared or name not in _GROUPS)]
     return ",".join(left) if set(left) - {"self"} else "tcp,self"
+
+
+def connections(environ: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Environment for making contexts and workers: TCP connects beside everything else, unless the user has said.
+
+    UCX waits for each connection otherwise, and for two minutes where a host is gone, while nobody else gets into the
+    libraries.
+    """
+    source = os.environ if environ is None else environ
+    return {"UCX_TCP_CONN_NB": source.get("UCX_TCP_CONN_NB", "y")}
 
 
 def here() -> tuple[dict[str, str], Carriers]:

@@ -1,19 +1,22 @@
-"""Place of a call's data: in host memory, or on this rank's device; and what about it is refused."""
+"""Places of data, in host memory or on this rank's device; and paths of messages between them."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from .. import env
 from ..buffers import Buffer
 from ..device import DeviceRuntime, Place, report
 from ..errors import AgreementError, DeviceError
 from ..machine.facts import Facts
 from ..machine.vendors import of_memory
+from ..planner.rules import pair_path
+from ..planner.select import Tuning
 from ..planner.topology import Topology
 from ..types import Transport
-
-__all__ = ["Device", "crowded_hosts", "knows", "path_of"]
+from .rings import streams_wait
+from .segments import crowded_hosts
 
 
 def path_of(everyone: Sequence[Facts], wanted: str) -> Transport:
@@ -38,14 +41,14 @@ def path_of(everyone: Sequence[Facts], wanted: str) -> Transport:
     return Transport(wanted) if wanted != "auto" else Transport.DIRECT if direct else Transport.STAGED
 
 
-def knows(one: Facts, *others: Facts) -> bool:
+def _knows(one: Facts, *others: Facts) -> bool:
     """Whether a rank's libucp can move the memory of its own device, and of those of other ranks on its host."""
     return {f.device_memory for f in (one, *others)} <= {"", *one.memory_types}
 
 
 def _blind(everyone: Sequence[Facts]) -> list[int]:
     """The ranks whose libucp cannot move their devices' memory."""
-    return [rank for rank, f in enumerate(everyone) if not knows(f)]
+    return [rank for rank, f in enumerate(everyone) if not _knows(f)]
 
 
 def _strangers(everyone: Sequence[Facts]) -> list[int]:
@@ -60,13 +63,82 @@ def _strangers(everyone: Sequence[Facts]) -> list[int]:
     return [rank for rank, f in enumerate(everyone) if not there[f.host.memory] <= {"", *f.memory_types}]
 
 
-def crowded_hosts(topology: Topology, everyone: Sequence[Facts]) -> frozenset[tuple[object, ...]]:
-    """The hosts where ranks of several islands have devices: no library moves data between the memory of these."""
-    seen: dict[tuple[object, ...], set[int]] = {}
-    for rank, facts in enumerate(everyone):
-        if facts.device_memory:
-            seen.setdefault(facts.host.memory, set()).add(topology.island_of[rank])
-    return frozenset(host for host, islands in seen.items() if len(islands) > 1)
+class MessagePaths:
+    """Paths of one rank's messages on device memory: by way of the host where they must, or where that was faster.
+
+    Either end decides for its own part: data that one end sends from pinned memory may arrive on the other's device.
+    ``forced`` is a path for all messages that could take either.
+
+    ``near``: by rank, whose arenas it has opened. What comes from these to the host's memory is little more than words.
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        everyone: Sequence[Facts],
+        topology: Topology,
+        tuning: Tuning,
+        near: Sequence[frozenset[int]] = (),
+    ) -> None:
+        self._rank, self._everyone, self._rules, self._near = rank, everyone, tuning.messages, near
+        #: How messages go that could go either way, where nothing was measured.
+        self.usual = tuning.path
+        #: Device memory always goes by way of the host: so wanted, or this libucp cannot move it.
+        self._always = self.usual is Transport.STAGED or not _knows(everyone[rank])
+        self._crowded = crowded_hosts(topology, everyone)
+        self._free = env.get("STAGING") == "auto"
+        self._spread = len({facts.host.memory for facts in everyone}) > 1
+        self.forced: Transport | None = None
+        self._late = everyone[rank].late
+        #: Whether what is wanted may change while nobody measures.
+        self.change = self._late
+
+    def wanted(self, peer: int, nbytes: int, *, in_stream: bool = False) -> bool:
+        """Whether a message of so many bytes with ``peer`` (negative: whoever it is) goes by way of the host.
+
+        ``in_stream``: it is part of a stream's work. Between hosts the stream then does all copies itself: libucp would
+        do them in a thread which must not wait for whoever launches kernels. So would it on one host, where that
+        thread could not get past a kernel that is loaded while streams wait.
+        """
+        if self.arenas(peer) or (self._late and streams_wait()):
+            return True
+        here = self._host(self._rank)
+        if in_stream and self._free and (self._spread if peer < 0 else self._host(peer) != here):
+            return True
+        if peer >= 0 and (self._rules or self.forced) and self.either(self._rank, peer):
+            path = self.forced or pair_path(self._rules, *self.kind(self._rank, peer), nbytes)
+            if path:
+                return path is Transport.STAGED
+        return self._always or (here in self._crowded and (peer < 0 or self._host(peer) == here))
+
+    def arenas(self, peer: int) -> bool:
+        """Whether the data of messages with ``peer`` (negative: whoever it is) may lie in arenas."""
+        near = self._near[self._rank] if self._near else ()
+        return peer in near or (peer < 0 and len(near) > 0)
+
+    def kind(self, one: int, other: int) -> tuple[tuple[str, str], bool]:
+        """Key of measured rules: the vendors of two ranks' devices, and whether these are on one host."""
+        a, b = sorted(self._vendor(rank) for rank in (one, other))
+        return (a, b), self._host(one) == self._host(other)
+
+    def either(self, one: int, other: int) -> bool:
+        """Whether messages between two ranks could go either way; some of them lie on a device."""
+        a, b = self._everyone[one], self._everyone[other]
+        if self._near and other in self._near[one]:
+            return False
+        near = self._host(one) == self._host(other)
+        if not self._free or not (a.device_memory or b.device_memory) or (near and self._host(one) in self._crowded):
+            return False
+        if near:  # libucp opens the other's memory
+            return _knows(a, b) and _knows(b, a)
+        return _knows(a) and _knows(b)
+
+    def _vendor(self, rank: int) -> str:
+        facts = self._everyone[rank]
+        return facts.vendor if facts.device_memory else "host"
+
+    def _host(self, rank: int) -> object:
+        return self._everyone[rank].host.memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +159,7 @@ class Device:
     def of(cls, rank: int, island: Sequence[int], everyone: Sequence[Facts], runtime: DeviceRuntime | None) -> Device:
         """From the facts of all ranks; ``island`` are the ranks of this one's."""
         mine = everyone[rank]
-        sightless = [not knows(f) for f in everyone]
+        sightless = [not _knows(f) for f in everyone]
         blind = any(sightless[r] for r in island)
         kinds = {f.device_memory for f in everyone}
         halves = not kinds & {"", "host"} and not any(sightless)

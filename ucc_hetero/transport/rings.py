@@ -26,8 +26,6 @@ from ..types import DTYPES, OPS
 from . import wires
 from .segments import Windows, alone, key_of, may_wait
 
-__all__ = ["SLOT", "Channels", "join", "streams_wait"]
-
 #: Most bytes of a slot between hosts, where nothing else was measured.
 SLOT = 2 << 20
 
@@ -80,7 +78,7 @@ def streams_wait() -> bool:
 
 def join(
     mpi: Any,
-    windows: Windows,
+    windows: Windows | None,
     topology: Topology,
     everyone: Sequence[Facts],
     runtime: DeviceRuntime | None,
@@ -89,48 +87,56 @@ def join(
 ) -> tuple[Channels | None, str]:
     """The channels of a communicator; collective over ``mpi``. None on all ranks, and why, where they are not for all.
 
-    ``able`` as in :class:`Channels`, of this rank; ``measured`` holds where settings say nothing else. Raises
-    :class:`DeviceError` on all ranks where one of them has no pinned memory left: calls of this communicator would be
-    slow, and nobody would know.
+    ``able`` as in :class:`Channels`, of this rank; ``measured`` holds where settings say nothing else; ``windows``:
+    None where it is to be tried without, and in one island. Raises :class:`DeviceError` on all ranks where one of them
+    has no pinned memory left: calls of this communicator would be slow, and nobody would know.
     """
-    rank, size = int(mpi.Get_rank()), int(mpi.Get_size())
-    mine, places = everyone[rank], _places(everyone)
-    devices = [facts.device_memory for facts in everyone]
-    if topology.flat or not all(devices):
-        return None, "some ranks have host memory" if any(devices) and not topology.flat else ""
-    late = alone(topology)
-    if not (windows.complete or max(places) or (late and any(facts.late for facts in everyone))):
-        return None, "UCCH_WINDOW=0, or processes that cannot open each other's memory"
-    unwanted, lack = _unwanted(bool(max(places))), _lack(mine, runtime, late=late)
-    board = mine.host.memory, mine.vendor, runtime.bus(mine.device) if runtime is not None else ""
-    # A usual kernel is made as a try: one vendor's compiler may be missing where the other's is there.
-    ready = not (unwanted or lack)
-    compiles = ready and kernels.ready(lib.UCCH_COMBINE, OPS["SUM"].code, DTYPES["float32"].code, 0, insist=True)
-    version, idle = _carrier(mpi, everyone, not unwanted) if max(places) else ("", {})
-    reach = _Reach.of(rank, places, measured.number) if ready and version else _Reach()
-    if ready and max(places) and not reach.wires:
-        lack = "no network threads" if version else "network threads with different versions of UCX"
-    slot = (measured.slot or SLOT) if env.get("WIRE_SLOT") == "auto" else int(env.get("WIRE_SLOT"))
-    offers = mpi.allgather((unwanted, lack, able, compiles, board, reach, slot))
-    wishes, lacks, ables, computes, boards, reaches, slots = zip(*offers, strict=True)
-    if any(wishes):
-        return None, _by_rank(wishes)
-    # Processes that share a device take turns at it: one that waits there would keep the other from what it waits for.
-    shared = tuple("shares its device with another rank" if boards.count(each) > 1 else "" for each in boards)
-    if any(lacks) or any(shared):
-        return None, _missed(rank, _by_rank(lacks if any(lacks) else shared))
+    places = _places(everyone)
+    why = _needless(topology, everyone, windows is None or windows.complete, windows is not None, max(places) > 0)
+    if why is not None:
+        return None, why
+    offer, idle = _offer(mpi, topology, everyone, places, runtime, able, measured)
+    rank, offers = int(mpi.Get_rank()), mpi.allgather(offer)
+    why = _obstacle(rank, offers)
+    if why:
+        return None, why
+    reaches = [each.reach for each in offers]
     nwires = min(len(reach.wires) for reach in reaches) if max(places) else 0
-    handle = _connected(mpi, everyone, (rank, places), min(slots), reaches, nwires)
+    handle = _connected(mpi, everyone, (rank, places), min(each.slot for each in offers), reaches, nwires)
     if handle is None:
         return None, _STRANGERS
-    well = lib.ucch_channels_open(handle) == 0
-    failures = mpi.allgather("" if well else _reason())
-    if not any(failures):
-        far = f"{nwires} wire" + "s" * (nwires > 1)
-        carriers = {r: "shared" if places[r] == places[rank] else far for r in range(size) if r != rank}
-        return Channels(handle, all(ables), all(computes), carriers, idle), ""
-    lib.ucch_channels_free(handle)
-    return None, _missed(rank, _by_rank(failures))
+    failures = mpi.allgather("" if lib.ucch_channels_open(handle) == 0 else _reason())
+    if any(failures):
+        lib.ucch_channels_free(handle)
+        return None, _missed(rank, _by_rank(failures))
+    far = f"{nwires} wire" + "s" * (nwires > 1)
+    carriers = {r: "shared" if places[r] == places[rank] else far for r in range(len(places)) if r != rank}
+    return Channels(handle, all(o.able for o in offers), all(o.compiles for o in offers), carriers, idle), ""
+
+
+def _needless(topology: Topology, everyone: Sequence[Facts], seen: bool, windows: bool, hosts: bool) -> str | None:
+    """Why no rank needs channels, or none could have them, by what all know; None where they are to be made.
+
+    ``seen``: ranks on one host see each other's memory. ``hosts``: there are several.
+    """
+    devices = [facts.device_memory for facts in everyone]
+    if (topology.flat and windows) or not all(devices):
+        return "some ranks have host memory" if any(devices) and not topology.flat else ""
+    if not (seen or hosts or (alone(topology) and any(facts.late for facts in everyone))):
+        return "UCCH_WINDOW=0, or processes that cannot open each other's memory"
+    return None
+
+
+def _obstacle(rank: int, offers: Sequence[_Offer]) -> str:
+    """Why the ranks that have made these offers have no channels; empty if nothing is in the way."""
+    if any(each.unwanted for each in offers):
+        return _by_rank([each.unwanted for each in offers])
+    # Processes that share a device take turns at it: one that waits there would keep the other from what it waits for.
+    boards = [each.board for each in offers]
+    shared = ["shares its device with another rank" if boards.count(each) > 1 else "" for each in boards]
+    lacks = [each.lack for each in offers]
+    why = _by_rank(lacks if any(lacks) else shared)
+    return _missed(rank, why) if why else ""
 
 
 def _unwanted(hosts: bool) -> str:
@@ -205,6 +211,43 @@ class _Reach(NamedTuple):
         here = places.count(places[rank])
         count = wires.wanted(here, measured) if max(places) else 0
         return cls(_last[0] + 1, wires.addresses(count, here)[:count] if count else ())
+
+
+class _Offer(NamedTuple):
+    """Answers of a rank: the setting by which it wants no channels, and what it lacks or has of their needs."""
+
+    unwanted: str
+    lack: str
+    able: bool
+    compiles: bool
+    board: tuple[object, str, str]
+    reach: _Reach
+    slot: int
+
+
+def _offer(
+    mpi: Any,
+    topology: Topology,
+    everyone: Sequence[Facts],
+    places: Sequence[int],
+    runtime: DeviceRuntime | None,
+    able: bool,
+    measured: Wires,
+) -> tuple[_Offer, dict[int, str]]:
+    """That of this rank, and by rank why RDMA ports are of no use; collective."""
+    rank, hosts = int(mpi.Get_rank()), max(places) > 0
+    mine = everyone[rank]
+    unwanted, lack = _unwanted(hosts), _lack(mine, runtime, late=alone(topology))
+    board = mine.host.memory, mine.vendor, runtime.bus(mine.device) if runtime is not None else ""
+    # A usual kernel is made as a try: one vendor's compiler may be missing where the other's is there.
+    ready = not (unwanted or lack)
+    compiles = ready and kernels.ready(lib.UCCH_COMBINE, OPS["SUM"].code, DTYPES["float32"].code, 0, insist=True)
+    version, idle = _carrier(mpi, everyone, not unwanted) if hosts else ("", {})
+    reach = _Reach.of(rank, places, measured.number) if ready and version else _Reach()
+    if ready and hosts and not reach.wires:
+        lack = "no network threads" if version else "network threads with different versions of UCX"
+    slot = (measured.slot or SLOT) if env.get("WIRE_SLOT") == "auto" else int(env.get("WIRE_SLOT"))
+    return _Offer(unwanted, lack, able, compiles, board, reach, slot), idle
 
 
 #: The last number by which this process's flows were told apart.

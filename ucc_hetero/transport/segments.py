@@ -9,7 +9,7 @@ in windows.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from .. import env, log
@@ -17,9 +17,6 @@ from ..device import DeviceRuntime, kernels, own_device
 from ..machine.facts import Facts
 from ..native.libraries import ffi, lib
 from ..planner.topology import Topology
-from .paths import crowded_hosts
-
-__all__ = ["LEAST", "Windows", "alone", "join", "key_of", "may_wait"]
 
 #: Messages of at least so many bytes go through windows: shorter ones are there sooner by libucp's own way.
 LEAST = 64 << 10
@@ -36,6 +33,15 @@ class Windows(NamedTuple):
     complete: bool = False
     streams: frozenset[int] = frozenset()
     near: tuple[frozenset[int], ...] = ()
+
+
+def crowded_hosts(topology: Topology, everyone: Sequence[Facts]) -> frozenset[tuple[object, ...]]:
+    """The hosts where ranks of several islands have devices: no library moves data between the memory of these."""
+    seen: dict[tuple[object, ...], set[int]] = {}
+    for rank, facts in enumerate(everyone):
+        if facts.device_memory:
+            seen.setdefault(facts.host.memory, set()).add(topology.island_of[rank])
+    return frozenset(host for host, islands in seen.items() if len(islands) > 1)
 
 
 def join(
@@ -59,36 +65,59 @@ def join(
     candidates = beside if mine.device_memory and here in crowded and size else frozenset()
     wanted = candidates | (same_vendor[rank] if any(same_vendor) and arena else frozenset())
     # Where it has words only, as many of them as the arena has places, and more.
-    file, nbytes = -1, ffi.new("size_t *", size if candidates else 2 * arena)
-    if wanted and runtime is not None:
-        file = lib.ucch_window_own(key_of(mine), nbytes)
-    board = runtime.bus(mine.device) if wanted and runtime is not None else ""
-    offers = mpi.allgather((os.getpid(), int(file), int(nbytes[0]), board, mine.device))
-    there = {r for r in wanted if file >= 0 and offers[r][1] >= 0}
-    opened = {r for r in there if lib.ucch_window_open(key_of(everyone[r]), *offers[r][:3]) == 0}
-    if opened:
-        with own_device():
-            if lib.ucch_windows_pin(bool(candidates)) < 0:
-                opened = set()
+    offers = mpi.allgather(_offer(mine, runtime if wanted else None, size if candidates else 2 * arena))
+    opened = _opened(everyone, wanted if offers[rank].file >= 0 else (), offers, whole=bool(candidates))
     able = bool(opened) and may_wait(runtime) and kernels.ready(lib.UCCH_STREAM_COPY, 0, 0, 0, insist=True)
     shared, apart = opened & candidates, set()
     if able and any(same_vendor) and arena:
         # A device that two processes share has them take turns: kernels might wait for each other.
-        apart = {r for r in opened & same_vendor[rank] if offers[r][3] != board}
+        apart = {r for r in opened & same_vendor[rank] if offers[r].board != offers[rank].board}
     handle = _own_arena(arena, runtime, mine.device) if apart else b""
     theirs, carry, aparts, handles = zip(*mpi.allgather((shared, able, apart, handle)), strict=True)
     peers = frozenset(r for r in shared if rank in theirs[r])
     if len(peers) < len(candidates):
-        log.log("mem").warning(
-            "no shared pinned memory with rank(s) %s of this host: messages between devices take the slow way",
-            sorted(candidates - peers),
-        )
+        _tell(sorted(candidates - peers))
     near: tuple[frozenset[int], ...] = ()
     if any(same_vendor):
-        known = {r for r in apart if runtime and runtime.same_board(mine.device, offers[r][4], offers[r][3])}
+        known = {r for r in apart if runtime and runtime.same_board(mine.device, offers[r].device, offers[r].board)}
         near = _open_arenas(mpi, everyone, {r: handles[r] for r in known if handle and rank in aparts[r]})
     streams = frozenset(r for r in peers if able and carry[r]).union(near[rank] if near else ())
     return Windows(peers, all(len(other) == len(everyone) - 1 for other in theirs), streams, near)
+
+
+def _tell(apart: Sequence[int]) -> None:
+    log.log("mem").warning(
+        "no shared pinned memory with rank(s) %s of this host: messages between devices take the slow way", apart
+    )
+
+
+class _Offer(NamedTuple):
+    """Memory that a process lets others open; ``file`` is negative where there is none."""
+
+    pid: int
+    file: int
+    nbytes: int
+    board: str
+    device: int
+
+
+def _offer(mine: Facts, runtime: DeviceRuntime | None, size: int) -> _Offer:
+    """That of this rank, of ``size`` bytes if it has none yet; nothing without a ``runtime``."""
+    file, nbytes = -1, ffi.new("size_t *", size)
+    if runtime is not None:
+        file = lib.ucch_window_own(key_of(mine), nbytes)
+    board = runtime.bus(mine.device) if runtime is not None else ""
+    return _Offer(os.getpid(), file, int(nbytes[0]), board, mine.device)
+
+
+def _opened(everyone: Sequence[Facts], wanted: Iterable[int], offers: Sequence[_Offer], *, whole: bool) -> set[int]:
+    """Ranks whose memory this one has opened and pinned, ``whole`` or its words only."""
+    there = {r for r in wanted if offers[r].file >= 0}
+    opened = {r for r in there if lib.ucch_window_open(key_of(everyone[r]), *offers[r][:3]) == 0}
+    if not opened:
+        return set()
+    with own_device():
+        return opened if lib.ucch_windows_pin(whole) >= 0 else set()
 
 
 def _same_vendor(everyone: Sequence[Facts]) -> list[frozenset[int]]:

@@ -6,8 +6,9 @@ on the host, through pinned memory: right, but slower.
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterable
+import threading
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
@@ -17,11 +18,13 @@ from ucc_hetero import env, log
 from ucc_hetero.device.kernels.sources import source
 from ucc_hetero.device.rank import bound
 from ucc_hetero.device.registry import runtime_of
+from ucc_hetero.errors import NotSupported
 from ucc_hetero.machine.vendors import VENDORS, Compiler
 from ucc_hetero.native import libraries
 from ucc_hetero.native.libraries import ffi, lib, mapped
+from ucc_hetero.native.waiting import progress_until
 
-__all__ = ["all_ready", "candidates", "image", "ready"]
+__all__ = ["all_ready", "beside_a_capture", "candidates", "image", "ready"]
 
 #: Seconds to wait for calls under way before a kernel is loaded.
 _PATIENCE = 1.0
@@ -42,11 +45,17 @@ def ready(kind: int, op: int, dtype: int, to: int, *, insist: bool = False) -> b
     """Whether the device of this process does such steps itself; compiles and loads what does them at first use.
 
     Numbers as the native engine's: ``UCCH_COMBINE`` with UCC's operation, ``UCCH_CAST``, ``UCCH_SCALE``; UCC's
-    datatypes. ``UCCH_AWAIT``, ``UCCH_POST`` and ``UCCH_STREAM_COPY`` have neither, ``UCCH_FUSED`` those of its
-    arithmetic. ``insist``: the answer must be that of the other ranks, however long streams are held.
+    datatypes, ``UCCH_E4M3FN`` and ``UCCH_E4M3FNUZ``. ``UCCH_AWAIT``, ``UCCH_POST`` and ``UCCH_STREAM_COPY`` have
+    neither, ``UCCH_FUSED`` those of its arithmetic, ``UCCH_PIECES`` both types. ``insist``: the answer must be that of
+    the other ranks, however long streams are held.
     """
-    key = kind, op if kind in (lib.UCCH_COMBINE, lib.UCCH_FUSED) else 0, dtype, to if kind == lib.UCCH_CAST else 0
+    key = kind, op if kind in (lib.UCCH_COMBINE, lib.UCCH_FUSED) else 0, dtype, to if kind in _TWO_TYPES else 0
     if key not in _known:
+        if _here.makes_none:
+            raise NotSupported(
+                "a call that is captured in a graph needs a kernel that is not loaded yet: make such a call once "
+                "before capturing"
+            )
         if not _nothing_held() and not insist:
             return False  # for this time
         _known[key] = _make(*key)
@@ -58,6 +67,27 @@ def all_ready(wanted: Iterable[tuple[int, int, int, int]]) -> bool:
     return min((ready(*each, insist=True) for each in wanted), default=True)
 
 
+_TWO_TYPES = (lib.UCCH_CAST, lib.UCCH_PIECES)
+
+
+class _Here(threading.local):
+    makes_none = False
+
+
+_here = _Here()
+
+
+@contextmanager
+def beside_a_capture(*, make: bool) -> Iterator[None]:
+    """In a thread that captures a graph: kernels are loaded as no part of that, or with ``make`` unset are an error."""
+    _here.makes_none, mode = not make, lib.ucch_capture_mode(lib.UCCH_RELAXED)
+    try:
+        yield
+    finally:
+        _here.makes_none = False
+        lib.ucch_capture_mode(mode)
+
+
 #: Kernel -> whether it is loaded (True) or cannot be made (False).
 _known: dict[tuple[int, int, int, int], bool] = {}
 #: HIP reads a kernel where its image is, and does not copy that.
@@ -66,13 +96,7 @@ _images: list[bytes] = []
 
 def _nothing_held() -> bool:
     """Wait until no stream waits for a call: loading a kernel may wait for the device, and so for that stream."""
-    until = time.monotonic() + _PATIENCE
-    while lib.ucch_gates_held():
-        if time.monotonic() > until:
-            return False
-        lib.ucch_progress_once()
-        time.sleep(0)
-    return True
+    return progress_until(lambda: not lib.ucch_gates_held(), _PATIENCE, step=0.0)
 
 
 def _make(kind: int, op: int, dtype: int, to: int) -> bool:

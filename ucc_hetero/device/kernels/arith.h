@@ -62,3 +62,12 @@ UCCH_ARITH unsigned short to_bhalf(float f) {
     if ((bits & 0x7fffffff) > 0x7f800000) return (unsigned short)(bits >> 16 | 0x40);
     return (unsigned short)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
 }
+
+/* Float8 of one vendor in that of another: the same bits are half the number in E4M3FNUZ, which has no -0 and NaN in
+ * its place. So a scale doubles one way and halves the other, where E4M3FN ends at 224 of such a half. */
+UCCH_ARITH unsigned char e4m3fn_to_fnuz(unsigned char x) {
+    return (unsigned char)((x & 0x7f) == 0x7f ? 0x80 : x == 0x80 ? 0 : x);
+}
+UCCH_ARITH unsigned char e4m3fnuz_to_fn(unsigned char x) {
+    return (unsigned char)(x == 0x80 ? 0x7f : (x & 0x7f) == 0x7f ? x - 1 : x);
+}

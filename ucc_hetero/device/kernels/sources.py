@@ -8,15 +8,18 @@ from pathlib import Path
 from ucc_hetero.native.libraries import lib
 from ucc_hetero.types import DTYPES, OPS
 
-__all__ = ["source"]
-
 #: Our types in the language of the kernels.
 _TYPES = {
     "int8": "signed char", "int16": "short", "int32": "int", "int64": "long long",
     "uint8": "unsigned char", "uint16": "unsigned short", "uint32": "unsigned", "uint64": "unsigned long long",
     "float16": "half_t", "bfloat16": "bfloat_t", "float32": "float", "float64": "double",
     "complex64": "pair<float>", "complex128": "pair<double>",
+    "float8_e4m3fn": "unsigned char", "float8_e4m3fnuz": "unsigned char",
 }  # fmt: skip
+
+#: The engine's numbers of those that UCC does not know.
+_FP8 = {lib.UCCH_E4M3FN: "float8_e4m3fn", lib.UCCH_E4M3FNUZ: "float8_e4m3fnuz"}
+_NAMES = {t.code: name for name, t in DTYPES.items() if name in _TYPES and t.code >= 0} | _FP8
 
 #: Operations that arith.h has.
 _ARITHMETIC = ("SUM", "PROD", "MAX", "MIN")
@@ -24,6 +27,8 @@ _BITWISE = ("LAND", "LOR", "LXOR", "BAND", "BOR", "BXOR")
 
 #: Kernels of one text; the others are written for an operation and its types.
 _ALONE = {lib.UCCH_AWAIT: "await", lib.UCCH_POST: "post", lib.UCCH_STREAM_COPY: "stream_copy"}
+#: Files around the statements for an element.
+_AROUND = {lib.UCCH_FUSED: "fused", lib.UCCH_PIECES: "pieces"}
 _INCLUDE = re.compile(r'^#include "(.+)"\n', re.M)
 
 
@@ -31,12 +36,12 @@ def source(kind: int, op: int, dtype: int, to: int) -> str | None:
     """The kernel's text; None for what there is none for."""
     if kind in _ALONE:
         return _included(f'#include "{_ALONE[kind]}.cuh"\n')
-    names = {t.code: name for name, t in DTYPES.items() if name in _TYPES}
-    if dtype not in names or (kind == lib.UCCH_CAST and to not in names):
+    two = kind in (lib.UCCH_CAST, lib.UCCH_PIECES)
+    if dtype not in _NAMES or (two and to not in _NAMES):
         return None
-    one = names[dtype]
-    other = names[to] if kind == lib.UCCH_CAST else one
-    body = _body(kind, op, one, _TYPES[one], _TYPES[other])
+    one = _NAMES[dtype]
+    other = _NAMES[to] if two else one
+    body = _converted(one, other) if two else _body(kind, op, one)
     if body is None:
         return None
     return _included(f"""#include "elements.cuh"
@@ -45,7 +50,7 @@ typedef {_TYPES[other]} TO;
 static __device__ void element(TO &dst, const FROM &src, double by) {{
     {body}
 }}
-#include "{"fused" if kind == lib.UCCH_FUSED else "each"}.cuh"
+#include "{_AROUND.get(kind, "each")}.cuh"
 """)
 
 
@@ -62,11 +67,21 @@ def _included(text: str) -> str:
     return _INCLUDE.sub(put, text)
 
 
-def _body(kind: int, op: int, name: str, one: str, other: str) -> str | None:
+def _converted(one: str, other: str) -> str | None:
+    """Statements of ``element`` for one type in the other, or for the same: those that ``ucch_cast`` knows, too."""
+    if one == other:
+        return "dst = src;"
+    if {one, other} == set(_FP8.values()):
+        return f"dst = {one.removeprefix('float8_')}_to_{other.removeprefix('float8_e4m3')}(src);"
+    if not {one, other} <= {"float16", "bfloat16", "float32"}:
+        return None
+    return f"dst = store<{_TYPES[other]}>::from(load(src));"
+
+
+def _body(kind: int, op: int, name: str) -> str | None:
     """Statements of ``element``."""
+    one = _TYPES[name]
     sort, w = DTYPES[name].kind, f"wide<{one}>::type"
-    if kind == lib.UCCH_CAST:
-        return f"dst = store<{other}>::from(load(src));"
     if kind == lib.UCCH_SCALE:
         if sort == "complex":
             part = one.removeprefix("pair<").removesuffix(">")

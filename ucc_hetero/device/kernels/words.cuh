@@ -49,6 +49,12 @@ __device__ void AWAIT(unsigned *word, unsigned long long n) {
         NAP();
     __threadfence_system();
 }
+/* The same, unless another word is 1 and not 0: nothing will come. Both are read at a time, and one comparison does. */
+__device__ void AWAIT_UNLESS(unsigned *word, unsigned n, unsigned *stop) {
+    while ((int)((GET(word) - n) & (GET(stop) - 1)) < 0)
+        NAP();
+    __threadfence_system();
+}
 __device__ void POST(unsigned *word, unsigned long long n) {
     __threadfence_system();
     PUT(word, (unsigned)n);

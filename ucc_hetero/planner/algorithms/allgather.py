@@ -6,17 +6,7 @@ from collections.abc import Sequence
 
 from ucc_hetero.planner.algorithms import fitness
 from ucc_hetero.planner.algorithms.blocks import Item, crossings, everything
-from ucc_hetero.planner.algorithms.division import (
-    alike,
-    group_blocks,
-    member_blocks,
-    merge,
-    one_each,
-    owned_blocks,
-    rounds,
-)
-from ucc_hetero.planner.algorithms.levels import Team, levels, there_and_back
-from ucc_hetero.planner.algorithms.parts import (
+from ucc_hetero.planner.algorithms.builders import (
     Dense,
     allgather_steps,
     copy,
@@ -28,12 +18,20 @@ from ucc_hetero.planner.algorithms.parts import (
     stages,
     without,
 )
+from ucc_hetero.planner.algorithms.partition import (
+    alike,
+    group_blocks,
+    member_blocks,
+    merge,
+    one_each,
+    owned_blocks,
+    rounds,
+)
 from ucc_hetero.planner.algorithms.registry import Piece, Stages, algorithm
+from ucc_hetero.planner.algorithms.tree import Team, levels, there_and_back
 from ucc_hetero.planner.collectives import Block, Call, Shape
 from ucc_hetero.planner.plan import Region, Step
 from ucc_hetero.planner.topology import Group, Topology
-
-__all__ = ["Down"]
 
 _BOTH = ("allgather", "allgatherv")
 

@@ -7,14 +7,12 @@ an allreduce of two operands is that (a + b is b + a), between more it is a redu
 from __future__ import annotations
 
 from ucc_hetero.planner.algorithms import fitness
-from ucc_hetero.planner.algorithms.levels import Nest, Team, levels, there_and_back
-from ucc_hetero.planner.algorithms.parts import Dense, link, only, region, stages, without
+from ucc_hetero.planner.algorithms.builders import Dense, link, only, region, stages, without
 from ucc_hetero.planner.algorithms.registry import Piece, Stages, algorithm
+from ucc_hetero.planner.algorithms.tree import Nest, Team, levels, there_and_back
 from ucc_hetero.planner.collectives import Block, Call
 from ucc_hetero.planner.plan import Step
 from ucc_hetero.planner.topology import Topology
-
-__all__: list[str] = []
 
 
 @algorithm("allreduce", "tree", suits=fitness.tree)

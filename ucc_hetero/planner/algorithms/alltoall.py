@@ -7,14 +7,12 @@ from functools import partial
 from typing import NamedTuple
 
 from ucc_hetero.planner.algorithms import fitness
-from ucc_hetero.planner.algorithms.division import merge
-from ucc_hetero.planner.algorithms.parts import Aside, adjacent, copies, copy, each, message, region, stages
+from ucc_hetero.planner.algorithms.builders import Aside, adjacent, copies, copy, each, message, region, stages
+from ucc_hetero.planner.algorithms.partition import merge
 from ucc_hetero.planner.algorithms.registry import Case, Piece, Stages, algorithm
 from ucc_hetero.planner.collectives import Block, Call, Shape
 from ucc_hetero.planner.plan import Blocks, Operand, Region, Step, regions
 from ucc_hetero.planner.topology import Island, Topology
-
-__all__ = ["suits"]
 
 #: Messages that leave an island from which on short ones are bundled.
 MANY_MESSAGES = 64

@@ -6,14 +6,12 @@ from collections.abc import Sequence
 
 from ucc_hetero.planner.algorithms import fitness
 from ucc_hetero.planner.algorithms.alltoall import suits
-from ucc_hetero.planner.algorithms.division import merge
-from ucc_hetero.planner.algorithms.parts import Aside, adjacent, copies, copy, only, region, stages, step
+from ucc_hetero.planner.algorithms.builders import Aside, adjacent, copies, copy, only, region, stages, step
+from ucc_hetero.planner.algorithms.partition import merge
 from ucc_hetero.planner.algorithms.registry import Piece, Stages, algorithm
 from ucc_hetero.planner.collectives import Block, Call, Shape
 from ucc_hetero.planner.plan import Region, Step
 from ucc_hetero.planner.topology import Island, Topology
-
-__all__: list[str] = []
 
 
 class _Leader:

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from ucc_hetero.planner.algorithms import fitness
-from ucc_hetero.planner.algorithms.levels import teams
-from ucc_hetero.planner.algorithms.parts import stages
+from ucc_hetero.planner.algorithms.builders import stages
 from ucc_hetero.planner.algorithms.registry import Piece, Stages, algorithm
+from ucc_hetero.planner.algorithms.tree import teams
 from ucc_hetero.planner.collectives import Call
 from ucc_hetero.planner.plan import Step
 from ucc_hetero.planner.topology import Topology
-
-__all__: list[str] = []
 
 
 @algorithm("barrier", "tree", suits=fitness.tree)

@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ucc_hetero.planner.algorithms import fitness
-from ucc_hetero.planner.algorithms.levels import Nest, chain, levels, teams
-from ucc_hetero.planner.algorithms.parts import Dense, only, region, stages, step, without
+from ucc_hetero.planner.algorithms.builders import Dense, only, region, stages, step, without
 from ucc_hetero.planner.algorithms.registry import Piece, Stages, algorithm
+from ucc_hetero.planner.algorithms.tree import Nest, chain, levels, teams
 from ucc_hetero.planner.collectives import Block, Call
 from ucc_hetero.planner.plan import Region, Step
 from ucc_hetero.planner.topology import Topology
-
-__all__ = ["along_rails", "fan_out"]
 
 
 def fan_out(topology: Topology, root: int, src: Region, dst: Region, piece: Piece) -> Stages:

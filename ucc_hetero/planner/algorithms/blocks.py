@@ -11,12 +11,10 @@ from collections.abc import Iterator, Sequence
 from itertools import accumulate
 from typing import NamedTuple
 
-from ucc_hetero.planner.algorithms.division import Division, Segment, divisions, group_blocks, merge, refine
+from ucc_hetero.planner.algorithms.partition import Division, Segment, divisions, group_blocks, merge, refine
 from ucc_hetero.planner.algorithms.registry import Piece
 from ucc_hetero.planner.collectives import Block, Shape
 from ucc_hetero.planner.topology import Group, Topology
-
-__all__ = ["Crossing", "Item", "crossings", "everything"]
 
 
 class Item(NamedTuple):

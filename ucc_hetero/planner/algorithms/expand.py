@@ -13,8 +13,6 @@ from functools import partial
 from ucc_hetero.planner.algorithms.registry import cut_at
 from ucc_hetero.planner.plan import KINDS, Blocks, Fragment, Plan, Region, Step, regions
 
-__all__ = ["spell"]
-
 #: Elements up to which two ranks exchange their operands whole: that takes scratch for all of one, not for half of it.
 MOST_WHOLE = 1 << 25
 

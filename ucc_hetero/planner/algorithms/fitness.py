@@ -6,32 +6,6 @@ from ucc_hetero.planner.algorithms.registry import Case
 from ucc_hetero.planner.collectives import ROWS
 from ucc_hetero.planner.topology import Topology
 
-__all__ = [
-    *(
-        "ALONE",
-        "BEST",
-        "BETTER",
-        "FIRST",
-        "LAST",
-        "LATENCY_LIMIT",
-        "LEAST_FRAGMENT",
-        "SECOND",
-        "between_hosts",
-        "is_long",
-        "in_one_step",
-    ),
-    *(
-        "most_fragments",
-        "overlapped",
-        "passed_along",
-        "rails",
-        "tree",
-        "tree_of_blocks",
-        "unequal_links",
-        "unlike_islands",
-    ),
-]
-
 #: Levels of fitness. LAST does for everything; of the two that always fit one is FIRST by length; ALONE beats all.
 LAST, SECOND, FIRST, BETTER, BEST, ALONE = range(1, 7)
 
@@ -44,6 +18,9 @@ LATENCY_LIMIT = 64 << 10
 RAILS_LIMIT = 48 << 10
 #: From here on a reduction in one host's memory is faster in one step; bytes.
 SHARED_LIMIT = 64 << 10
+#: Bytes up to which, and ranks, the arrival board carries what the ranks of one host bring to a call in one step
+#: (base/parcel.c).
+PARCEL_LIMIT, MOST_WITH_PARCELS = 496, 32
 #: Bytes up to which queued calls are ``flat``, and ranks: one kernel does such a call (coll/fused.c, whose 40 moves an
 #: allreduce of more ranks exceeds). Measured on 2 + 2 H200s, 64 and 256 KiB: allreduces in 92 instead of 95 and 110 us,
 #: allgathers in 45 instead of 96 and 64; the host had 20 us to do instead of 63 to 108.
@@ -80,7 +57,8 @@ def _shared(case: Case) -> bool:
     """Whether all ranks share one memory: every copy more costs the same."""
     if not (case.plain and case.topology.one_host):
         return False
-    return not ROWS[case.collective].reduces or case.nbytes >= SHARED_LIMIT
+    short = case.nbytes <= PARCEL_LIMIT and case.topology.size <= MOST_WITH_PARCELS
+    return short or not ROWS[case.collective].reduces or case.nbytes >= SHARED_LIMIT
 
 
 def _one_kernel(case: Case) -> bool:

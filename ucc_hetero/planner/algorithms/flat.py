@@ -7,13 +7,11 @@ which knows nothing of islands: with several, much of the data crosses the bridg
 from __future__ import annotations
 
 from ucc_hetero.planner.algorithms import fitness
-from ucc_hetero.planner.algorithms.parts import copy, each, region, stages, step
+from ucc_hetero.planner.algorithms.builders import copy, each, region, stages, step
 from ucc_hetero.planner.algorithms.registry import Piece, Role, Stages, algorithm
 from ucc_hetero.planner.collectives import ROWS, Block, Call, Shape
 from ucc_hetero.planner.plan import Blocks, Operand, Region
 from ucc_hetero.planner.topology import Topology
-
-__all__ = ["blocks"]
 
 
 def _vector(topology: Topology, call: Call, piece: Piece, kind: str) -> Stages:

@@ -10,8 +10,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from ucc_hetero.planner.algorithms import fitness
-from ucc_hetero.planner.algorithms.division import group_blocks, merge
-from ucc_hetero.planner.algorithms.parts import (
+from ucc_hetero.planner.algorithms.builders import (
     Aside,
     adjacent,
     copies,
@@ -23,12 +22,11 @@ from ucc_hetero.planner.algorithms.parts import (
     shifted,
     stages,
 )
+from ucc_hetero.planner.algorithms.partition import group_blocks, merge
 from ucc_hetero.planner.algorithms.registry import Piece, Stages, algorithm
 from ucc_hetero.planner.collectives import Block, Call, Shape
 from ucc_hetero.planner.plan import Operand, Region, Step
 from ucc_hetero.planner.topology import Island, Topology
-
-__all__: list[str] = []
 
 _GATHERS, _SCATTERS = ("gather", "gatherv"), ("scatter", "scatterv")
 

@@ -8,13 +8,11 @@ deep, so it is for correctness first.
 from __future__ import annotations
 
 from ucc_hetero.planner.algorithms.bcast import fan_out
-from ucc_hetero.planner.algorithms.parts import Aside, copy, message, only, region, shifted, stages, step
+from ucc_hetero.planner.algorithms.builders import Aside, copy, message, only, region, shifted, stages, step
 from ucc_hetero.planner.algorithms.registry import Piece, Role, Stages, algorithm
 from ucc_hetero.planner.collectives import Block, Call, Shape
 from ucc_hetero.planner.plan import Region, Step
 from ucc_hetero.planner.topology import Topology
-
-__all__: list[str] = []
 
 
 def _to_first(topology: Topology, at: Block, held: dict[int, Region], piece: Piece) -> Stages:

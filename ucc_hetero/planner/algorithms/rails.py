@@ -12,8 +12,7 @@ from fractions import Fraction
 from itertools import chain, pairwise
 
 from ucc_hetero.planner.algorithms import fitness
-from ucc_hetero.planner.algorithms.division import Division, Segment, cuts, divisions, owned_blocks, refine
-from ucc_hetero.planner.algorithms.parts import (
+from ucc_hetero.planner.algorithms.builders import (
     Aside,
     Dense,
     allgather_steps,
@@ -25,12 +24,11 @@ from ucc_hetero.planner.algorithms.parts import (
     stages,
     without,
 )
+from ucc_hetero.planner.algorithms.partition import Division, Segment, cuts, divisions, owned_blocks, refine
 from ucc_hetero.planner.algorithms.registry import Case, Piece, Stages, algorithm, cut_at
 from ucc_hetero.planner.collectives import Block, Call
 from ucc_hetero.planner.plan import Region, Step
 from ucc_hetero.planner.topology import Topology
-
-__all__ = ["owner_shares"]
 
 #: Islands up to which ``direct`` exchanges straight between all of them.
 MOST_DIRECT = 16

@@ -5,15 +5,13 @@ from __future__ import annotations
 from functools import partial
 
 from ucc_hetero.planner.algorithms import fitness
-from ucc_hetero.planner.algorithms.division import Segment
-from ucc_hetero.planner.algorithms.levels import Nest, chain, levels, teams
-from ucc_hetero.planner.algorithms.parts import Place, Windows, each, link, only, region, stages, step
+from ucc_hetero.planner.algorithms.builders import Place, Windows, each, link, only, region, stages, step
+from ucc_hetero.planner.algorithms.partition import Segment
 from ucc_hetero.planner.algorithms.registry import Piece, Stages, algorithm
+from ucc_hetero.planner.algorithms.tree import Nest, chain, levels, teams
 from ucc_hetero.planner.collectives import Block, Call
 from ucc_hetero.planner.plan import Region, Step
 from ucc_hetero.planner.topology import Group, Topology
-
-__all__: list[str] = []
 
 
 @algorithm("reduce", "tree", suits=fitness.tree)

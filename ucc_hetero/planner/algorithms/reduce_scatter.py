@@ -8,17 +8,7 @@ from typing import NamedTuple
 
 from ucc_hetero.planner.algorithms import fitness
 from ucc_hetero.planner.algorithms.blocks import Item, crossings, everything
-from ucc_hetero.planner.algorithms.division import (
-    alike,
-    group_blocks,
-    member_blocks,
-    merge,
-    one_each,
-    owned_blocks,
-    rounds,
-)
-from ucc_hetero.planner.algorithms.levels import Team, levels, there_and_back
-from ucc_hetero.planner.algorithms.parts import (
+from ucc_hetero.planner.algorithms.builders import (
     Place,
     Windows,
     each,
@@ -29,12 +19,20 @@ from ucc_hetero.planner.algorithms.parts import (
     shifted,
     stages,
 )
+from ucc_hetero.planner.algorithms.partition import (
+    alike,
+    group_blocks,
+    member_blocks,
+    merge,
+    one_each,
+    owned_blocks,
+    rounds,
+)
 from ucc_hetero.planner.algorithms.registry import Piece, Stages, algorithm
+from ucc_hetero.planner.algorithms.tree import Team, levels, there_and_back
 from ucc_hetero.planner.collectives import Block, Call, Shape
 from ucc_hetero.planner.plan import Blocks, Operand, Region, Step
 from ucc_hetero.planner.topology import Group, Topology
-
-__all__ = ["Up"]
 
 _BOTH = ("reduce_scatter_block", "reduce_scatter")
 

@@ -11,11 +11,6 @@ from ucc_hetero.planner.collectives import Block, Call
 from ucc_hetero.planner.plan import Operand, Region, Step
 from ucc_hetero.planner.topology import Topology
 
-__all__ = [
-    *("GRAIN", "Algorithm", "Case", "Piece", "Role", "Scratch", "Stage", "Stages", "added", "algorithm", "cut_at"),
-    *("find", "names", "never", "once", "with_role"),
-]
-
 
 class Stage(NamedTuple):
     """Steps that may run side by side. ``local``: only copies and combinations, on whatever rank."""

@@ -13,15 +13,13 @@ from itertools import pairwise
 from ucc_hetero.planner.algorithms import fitness
 from ucc_hetero.planner.algorithms.allgather import Down
 from ucc_hetero.planner.algorithms.bcast import along_rails
-from ucc_hetero.planner.algorithms.levels import levels
-from ucc_hetero.planner.algorithms.parts import Aside, Place, copy, message, region
+from ucc_hetero.planner.algorithms.builders import Aside, Place, copy, message, region
 from ucc_hetero.planner.algorithms.reduce_scatter import Up
 from ucc_hetero.planner.algorithms.registry import Case, Piece, Stages, algorithm
+from ucc_hetero.planner.algorithms.tree import levels
 from ucc_hetero.planner.collectives import Block, Call, Shape
 from ucc_hetero.planner.plan import Region, Step
 from ucc_hetero.planner.topology import Group, Topology
-
-__all__: list[str] = []
 
 
 def _bcast_is_best(case: Case) -> int:

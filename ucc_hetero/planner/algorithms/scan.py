@@ -7,13 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
-from ucc_hetero.planner.algorithms.parts import Aside, copy, message, region, stages
+from ucc_hetero.planner.algorithms.builders import Aside, copy, message, region, stages
 from ucc_hetero.planner.algorithms.registry import Piece, Role, Stages, algorithm
 from ucc_hetero.planner.collectives import Call
 from ucc_hetero.planner.plan import Region, Step
 from ucc_hetero.planner.topology import Topology
-
-__all__: list[str] = []
 
 
 class _Doubling:

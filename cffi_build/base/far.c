@@ -1,0 +1,100 @@
+/* A communicator that is on several hosts: what this rank has called, for others to compare with theirs, and what is
+ * known of the ranks of other hosts. The thread that hears of them (net/circle.c) alone writes what is known; whoever
+ * waits for a call reads it, without a lock. */
+#include "base/far.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+typedef struct standing {
+    int how; /* UCCH_THERE, or why no call after `last` can end well */
+    uint64_t last;
+} standing;
+
+struct ucch_far {
+    int size;
+    uint64_t called;                  /* the last call, or the one that is being prepared */
+    uint32_t hashes[UCCH_CALLS_SEEN]; /* of the calls; 0: none, or a refused one */
+    int news;                         /* whether anything of what follows is to be looked at */
+    uint64_t differs;                 /* the first call that ranks of several hosts have made differently */
+    int by;                           /* a rank that has made it differently from us */
+    char label[UCCH_LABEL_BYTES];     /* and what it called */
+    standing ranks[];
+};
+
+ucch_far *ucch_far_new(int size) {
+    ucch_far *far = calloc(1, sizeof(*far) + (size_t)size * sizeof(standing));
+    if (far) far->size = size;
+    return far;
+}
+
+void ucch_far_free(ucch_far *far) { free(far); }
+
+/* This rank makes call `seq`; with signature 0 it refuses it. Under the engine's lock. */
+void ucch_far_call(ucch_far *far, uint64_t seq, uint64_t signature) {
+    uint32_t hash = signature ? (uint32_t)(signature ^ signature >> 32) | 1 : 0;
+    __atomic_store_n(&far->hashes[seq % UCCH_CALLS_SEEN], hash, __ATOMIC_RELAXED);
+    __atomic_store_n(&far->called, seq, __ATOMIC_RELEASE);
+}
+
+uint64_t ucch_far_called(const ucch_far *far) { return __atomic_load_n(&far->called, __ATOMIC_ACQUIRE); }
+
+/* A hash of call `seq` as this rank made it; 0 where it refused it, has not come to it, or does not remember. */
+uint32_t ucch_far_hash(const ucch_far *far, uint64_t seq) {
+    if (seq > ucch_far_called(far)) return 0;
+    uint32_t hash = __atomic_load_n(&far->hashes[seq % UCCH_CALLS_SEEN], __ATOMIC_RELAXED);
+    __atomic_thread_fence(__ATOMIC_ACQUIRE);
+    /* the place is written before the number of the call that goes there */
+    return __atomic_load_n(&far->called, __ATOMIC_RELAXED) + 1 < seq + UCCH_CALLS_SEEN ? hash : 0;
+}
+
+/* ---- what is known ---- */
+
+void ucch_far_note_differs(ucch_far *far, uint64_t seq, int rank, const char *label) {
+    if (far->differs && far->differs <= seq) return;
+    __atomic_store_n(&far->differs, 0, __ATOMIC_RELEASE);
+    far->by = rank;
+    memcpy(far->label, label, UCCH_LABEL_BYTES);
+    far->label[UCCH_LABEL_BYTES - 1] = 0;
+    __atomic_store_n(&far->differs, seq, __ATOMIC_RELEASE);
+    __atomic_store_n(&far->news, 1, __ATOMIC_RELEASE);
+}
+
+/* Whether that was not known. A rank that has left may still be found dead. */
+int ucch_far_note_gone(ucch_far *far, int rank, int how, uint64_t last) {
+    if (rank < 0 || rank >= far->size || far->ranks[rank].how >= how) return 0;
+    __atomic_store_n(&far->ranks[rank].last, how == UCCH_LEFT ? last : 0, __ATOMIC_RELEASE);
+    __atomic_store_n(&far->ranks[rank].how, how, __ATOMIC_RELEASE);
+    __atomic_store_n(&far->news, 1, __ATOMIC_RELEASE);
+    return 1;
+}
+
+static int quiet(const ucch_far *far) { return !far || !__atomic_load_n(&far->news, __ATOMIC_ACQUIRE); }
+
+/* -2 less a rank that made call `seq`, or one before it, differently from this one; -1 for none. */
+int ucch_far_differs(const ucch_far *far, uint64_t seq) {
+    if (quiet(far)) return -1;
+    uint64_t first = __atomic_load_n(&far->differs, __ATOMIC_ACQUIRE);
+    return first && first <= seq ? -2 - far->by : -1;
+}
+
+/* -2 less a rank that will not make call `seq`; -1 for none. */
+int ucch_far_gone(const ucch_far *far, uint64_t seq) {
+    for (int i = 0; !quiet(far) && i < far->size; i++)
+        if (ucch_far_fate(far, i) && __atomic_load_n(&far->ranks[i].last, __ATOMIC_ACQUIRE) < seq) return -2 - i;
+    return -1;
+}
+
+/* How a rank is: UCCH_THERE, UCCH_LEFT, UCCH_DIED, or in which other way it is gone. */
+int ucch_far_fate(const ucch_far *far, int rank) {
+    if (quiet(far) || rank < 0 || rank >= far->size) return UCCH_THERE;
+    return __atomic_load_n(&far->ranks[rank].how, __ATOMIC_ACQUIRE);
+}
+
+/* The first call that a rank of another host made differently, who, and what it called: its number, or 0. */
+uint64_t ucch_far_difference(const ucch_far *far, int *rank, char *label) {
+    uint64_t first = quiet(far) ? 0 : __atomic_load_n(&far->differs, __ATOMIC_ACQUIRE);
+    *rank = first ? far->by : -1;
+    if (first) memcpy(label, far->label, UCCH_LABEL_BYTES);
+    return first;
+}

@@ -1,0 +1,30 @@
+/* A communicator that is on several hosts: what this rank has called, and what is known of ranks elsewhere (far.c). */
+#ifndef UCCH_FAR_H
+#define UCCH_FAR_H
+
+#include "base/ucch.h"
+
+/* Calls that are remembered, for ranks of other hosts to compare theirs with. */
+#define UCCH_CALLS_SEEN 8192
+
+typedef struct ucch_far ucch_far;
+
+ucch_far *ucch_far_new(int size);
+void ucch_far_free(ucch_far *far);
+void ucch_far_call(ucch_far *far, uint64_t seq, uint64_t signature);
+int ucch_far_differs(const ucch_far *far, uint64_t seq);
+int ucch_far_gone(const ucch_far *far, uint64_t seq);
+uint64_t ucch_far_difference(const ucch_far *far, int *rank, char *label);
+int ucch_far_fate(const ucch_far *far, int rank);
+
+/* For the thread that hears of other hosts, which alone writes. */
+uint64_t ucch_far_called(const ucch_far *far);
+uint32_t ucch_far_hash(const ucch_far *far, uint64_t seq);
+void ucch_far_note_differs(ucch_far *far, uint64_t seq, int rank, const char *label);
+int ucch_far_note_gone(ucch_far *far, int rank, int how, uint64_t last);
+
+ucch_far *ucch_board_far(const ucch_board *board);
+int ucch_board_has_left(const ucch_board *board);
+void ucch_board_behind_by(ucch_board *board, int rank, uint64_t reached);
+
+#endif

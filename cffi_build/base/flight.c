@@ -1,0 +1,359 @@
+/* The flight recorder: a ring of the last operations of this process, collectives and messages, always written, and
+ * read by nobody until something is wrong.
+ *
+ * The ring lies in a memory file, so that others of the same user can read it while the process is stuck, and is
+ * written to a file of the disk when an operation fails, on request, and by a signal: all by functions that a signal
+ * handler may call, as the thread that is interrupted may hold any lock. The file is the ring, then what the numbers
+ * mean (lines of Python's), then the stack that Python's faulthandler has left, which runs before our handler does. */
+#define _GNU_SOURCE
+#include "base/flight.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <sched.h>
+#include <setjmp.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <time.h>
+#include <unistd.h>
+
+#define MAGIC "UCCHFLT1"
+#define PATH 1024
+/* Failures that follow each other at a shorter distance are written once: they have one cause. */
+#define BURST_S 1.0
+
+typedef struct header {
+    char magic[8];
+    uint64_t capacity; /* records, a power of two */
+    uint64_t written;  /* since the beginning; the ring has the last `capacity` of them */
+    uint64_t record;   /* bytes */
+    int64_t pid, rank;
+    uint64_t now, wall;    /* ns of CLOCK_MONOTONIC and CLOCK_REALTIME when it was written last */
+    uint64_t about, stack; /* bytes behind the ring */
+    uint64_t dumps, cause, signal;
+    uint64_t over; /* ns of CLOCK_MONOTONIC when the last file was whole */
+    char pad[UCCH_TRACE_HEADER - 112];
+} header;
+
+_Static_assert(sizeof(header) == UCCH_TRACE_HEADER && sizeof(ucch_record) == 128, "layouts of the flight recorder");
+_Static_assert(sizeof(((ucch_record *)0)->label) == UCCH_LABEL_BYTES, "labels of the flight recorder");
+
+static header *head;
+static ucch_record *ring;
+static uint64_t mask;
+static int ring_file = -1, about_file = -1, stack_file = -1;
+static char folder[PATH / 2], usual[PATH];
+static _Atomic int signal_number, handling, missed;
+typedef void handler(int number);
+static handler *_Atomic python_handler;
+
+static size_t bytes_of(uint64_t capacity) { return sizeof(header) + capacity * sizeof(ucch_record); }
+
+/* Begin to record the last `capacity` operations, a power of two. `file`, `about` and `stack` are descriptors of
+ * memory files, which stay open; records of failures go to `name` in a folder, nowhere if that is NULL. 0, or -1. */
+int ucch_flight_open(int file, int about, int stack, uint64_t capacity, int rank, const char *where, const char *name) {
+    if (ftruncate(file, (off_t)bytes_of(capacity))) return -1;
+    void *memory = mmap(NULL, bytes_of(capacity), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_POPULATE, file, 0);
+    if (memory == MAP_FAILED) return -1;
+    snprintf(folder, sizeof(folder), "%s", where ? where : "");
+    if (!where || snprintf(usual, sizeof(usual), "%s/%s", where, name) >= (int)sizeof(usual) - 8) usual[0] = 0;
+    header *made = memory;
+    memcpy(made->magic, MAGIC, sizeof(made->magic));
+    made->capacity = capacity;
+    made->record = sizeof(ucch_record);
+    made->pid = getpid();
+    made->rank = rank;
+    ucch_lock();
+    ring_file = file;
+    about_file = about;
+    stack_file = stack;
+    mask = capacity - 1;
+    ring = (ucch_record *)(made + 1);
+    __atomic_store_n(&head, made, __ATOMIC_RELEASE);
+    ucch_unlock();
+    return 0;
+}
+
+/* Record nothing from now on, as in a child of the process: the memory is its parent's. */
+void ucch_flight_stop(void) {
+    __atomic_store_n(&head, NULL, __ATOMIC_RELEASE);
+    handling = 0; /* the thread that was about it is the parent's, too */
+}
+
+/* The ring with its header; NULL before it was opened. */
+const void *ucch_flight_memory(uint64_t *bytes) {
+    *bytes = head ? bytes_of(head->capacity) : 0;
+    return head;
+}
+
+/* ---- recording ---- */
+
+uint64_t ucch_flight_begin(const ucch_record *about, uint64_t seq, double now, int has_started) {
+    if (!head) return 0;
+    uint64_t number = head->written;
+    ucch_record *r = &ring[number & mask];
+    if (about->kind < UCCH_RECORD_SEND)
+        *r = *about;
+    else
+        memcpy(r, about, offsetof(ucch_record, signature));
+    r->called = (uint64_t)(1e9 * now);
+    r->started = has_started ? r->called : 0;
+    r->seq = seq;
+    __atomic_store_n(&head->written, number + 1, __ATOMIC_RELEASE);
+    return number + 1;
+}
+
+/* NULL where the ring has gone round since. */
+static ucch_record *find(uint64_t number) {
+    return number && head && head->written - number <= mask ? &ring[(number - 1) & mask] : NULL;
+}
+
+void ucch_flight_started(uint64_t number, double now) {
+    ucch_record *r = find(number);
+    if (r) r->started = (uint64_t)(1e9 * now);
+}
+
+/* A receive from anyone, or with any tag, has got this message. */
+void ucch_flight_from(uint64_t number, int peer, int tag) {
+    ucch_record *r = find(number);
+    if (!r) return;
+    r->peer = peer;
+    r->tag = tag;
+}
+
+void ucch_flight_end(uint64_t number, int status, double now) {
+    ucch_record *r = find(number);
+    if (!r) return;
+    r->status = status;
+    r->ended = (uint64_t)(1e9 * now);
+    if (r->ended < r->called) r->ended = r->called; /* another thread looked at the clock a moment before */
+}
+
+/* ---- writing it out ---- */
+
+static uint64_t clock_ns(clockid_t clock) {
+    struct timespec t;
+    clock_gettime(clock, &t);
+    return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
+}
+
+static int put(int file, const void *data, size_t bytes) {
+    for (const char *at = data; bytes;) {
+        ssize_t n = write(file, at, bytes);
+        if (n < 0 && errno == EINTR) continue;
+        if (n <= 0) return -1;
+        at += n;
+        bytes -= (size_t)n;
+    }
+    return 0;
+}
+
+static int copy(int from, int to, uint64_t bytes) {
+    static char block[1 << 14]; /* one writes at a time */
+    for (uint64_t at = 0; at < bytes;) {
+        ssize_t n = pread(from, block, bytes - at < sizeof(block) ? bytes - at : sizeof(block), (off_t)at);
+        if (n <= 0 || put(to, block, (size_t)n)) return -1;
+        at += (uint64_t)n;
+    }
+    return 0;
+}
+
+/* Bytes of what Python has written: lines end where the file does, a stack where the next one would go on. */
+static uint64_t length_of(int file, int whence) {
+    off_t end = file < 0 ? 0 : lseek(file, 0, whence);
+    return end > 0 ? (uint64_t)end : 0;
+}
+
+/* Into a file beside the one that is wanted, which then takes its place: whoever reads finds a whole one. */
+static int write_to(const header *h, const char *path) {
+    char beside[PATH + 8];
+    size_t n = strlen(path);
+    if (!n || n >= PATH) return -1;
+    memcpy(beside, path, n);
+    memcpy(beside + n, ".part", 6);
+    unlink(beside);
+    int file = open(beside, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600);
+    if (file < 0) return -1;
+    int bad =
+        put(file, h, bytes_of(h->capacity)) || copy(about_file, file, h->about) || copy(stack_file, file, h->stack);
+    bad |= close(file) != 0;
+    if (!bad) bad = rename(beside, path) != 0;
+    if (bad) unlink(beside);
+    return bad ? -1 : 0;
+}
+
+/* In a folder of somebody else's in which everybody may write, files may be taken away or be others'. */
+static int has_folder(void) {
+    struct stat s;
+    mkdir(folder, 0700);
+    if (stat(folder, &s) || !S_ISDIR(s.st_mode)) return 0;
+    return s.st_uid == geteuid() || !(s.st_mode & S_IWOTH) || (s.st_mode & S_ISVTX);
+}
+
+/* Write the records to `path`; NULL: where those of failures go. May be called from a signal handler. 0; -1 where they
+ * cannot be written, or somebody is just doing so. */
+int ucch_flight_dump(int cause, const char *path) {
+    static _Atomic int busy;
+    header *h = __atomic_load_n(&head, __ATOMIC_ACQUIRE);
+    if (!h || atomic_exchange(&busy, 1)) return -1;
+    h->now = clock_ns(CLOCK_MONOTONIC);
+    h->wall = clock_ns(CLOCK_REALTIME);
+    h->about = length_of(about_file, SEEK_END);
+    h->cause = (uint64_t)cause;
+    h->stack = length_of(stack_file, SEEK_CUR);
+    if (stack_file >= 0) lseek(stack_file, 0, SEEK_SET); /* the next one begins there */
+    int status = path ? write_to(h, path) : usual[0] && has_folder() ? write_to(h, usual) : -1;
+    __atomic_store_n(&h->over, clock_ns(CLOCK_MONOTONIC), __ATOMIC_RELAXED);
+    __atomic_add_fetch(&h->dumps, 1, __ATOMIC_RELEASE);
+    busy = 0;
+    return status;
+}
+
+/* Whether a failure is the library's or another rank's: statuses of our own are mostly answers to our caller. */
+static int is_grave(int status) {
+    return status >= UCCH_FAIL_PEER || status == UCCH_FAIL_OVERLAP; /* and UCCH_FAIL_TIMEOUT, UCCH_FAIL_MISMATCH */
+}
+
+/* An operation has failed: the records are written where that ends its communicator. */
+void ucch_flight_failed_locked(int status, double now) {
+    static double last;
+    if (!is_grave(status) || (last > 0 && now - last < BURST_S)) return;
+    last = now;
+    ucch_flight_dump(UCCH_DUMP_FAILURE, NULL);
+}
+
+/* A call has ended that no operation of ours ran (ucch_board_record). */
+void ucch_record_end(uint64_t record, int status) {
+    ucch_lock();
+    double now = ucch_now();
+    ucch_flight_end(record, status, now);
+    if (status < 0) ucch_flight_failed_locked(status, now);
+    ucch_unlock();
+}
+
+/* ---- the signal ---- */
+
+/* Python's handler walks the frames of threads that may run meanwhile, and so change them under it: a fault there ends
+ * the walk and not the process. Python takes it for going on then, and writes no stacks from there on. */
+static sigjmp_buf out;
+static _Atomic pid_t walker;
+static const int faults[] = {SIGSEGV, SIGBUS};
+static struct sigaction usually[2];
+
+static void on_fault(int number) {
+    if (walker == gettid()) siglongjmp(out, 1);
+    sigaction(number, &usually[number == SIGBUS], NULL); /* another thread's: it faults again, and this time as usual */
+}
+
+static void walk(handler *python, int number) {
+    struct sigaction ours = {.sa_handler = on_fault, .sa_flags = SA_NODEFER | SA_ONSTACK};
+    for (int i = 0; i < 2; i++)
+        sigaction(faults[i], &ours, &usually[i]);
+    walker = gettid();
+    if (!sigsetjmp(out, 1)) python(number);
+    walker = 0;
+    for (int i = 0; i < 2; i++)
+        sigaction(faults[i], &usually[i], NULL);
+}
+
+/* One at a time: those that come meanwhile ask for what is just being written. Python's handler is called and not left
+ * to call ours, as its way of chaining lets signals nest, on a stack of 16 KiB with the heap beneath. */
+static void on_signal(int number) {
+    int saved = errno;
+    if (head && !atomic_exchange(&handling, 1)) {
+        handler *python = python_handler;
+        if (python) walk(python, number);
+        ucch_flight_dump(UCCH_DUMP_SIGNAL, NULL);
+        handling = 0;
+    } else
+        missed = 1;
+    errno = saved;
+}
+
+/* Write the records whenever this signal comes, unless somebody else wants it: 1 if so. Once more, when Python has
+ * registered its handler: it is called before they are written, until ucch_flight_without_python. */
+int ucch_flight_catch(int number) {
+    struct sigaction before, ours = {.sa_handler = on_signal, .sa_flags = SA_RESTART};
+    if (!head || sigaction(number, NULL, &before)) return 0;
+    if (before.sa_handler == on_signal) return 1;
+    int is_python = signal_number == number && !(before.sa_flags & SA_SIGINFO) && before.sa_handler != SIG_IGN;
+    if (before.sa_handler != SIG_DFL && !is_python) return 0;
+    if (sigaction(number, &ours, NULL)) return 0;
+    if (before.sa_handler != SIG_DFL) python_handler = before.sa_handler;
+    head->signal = (uint64_t)number;
+    signal_number = number;
+    return 1;
+}
+
+/* Keep signals from being handled while somebody else writes a stack and the records. */
+void ucch_flight_hold(void) {
+    while (atomic_exchange(&handling, 1))
+        sched_yield();
+    missed = 0;
+}
+
+/* Let them be handled again; whether one has come meanwhile. */
+int ucch_flight_let_go(void) {
+    handling = 0;
+    return atomic_exchange(&missed, 0);
+}
+
+/* The interpreter ends: its handler, which needs it, is not called from here on. */
+void ucch_flight_without_python(void) {
+    ucch_flight_hold();
+    python_handler = NULL;
+    ucch_flight_let_go();
+}
+
+/* The signal that makes this process write its records; 0: none. `file`: descriptor of the memory file that says when.
+ */
+int ucch_flight_signal(int *file) {
+    *file = ring_file;
+    return head ? signal_number : 0;
+}
+
+/* ---- others' ---- */
+
+/* Processes of this host that a failure has asked for their records: their memory files, and when that was. */
+static struct {
+    int64_t pid, file;
+    uint64_t since;
+} awaited[64];
+static int nawaited;
+
+/* Wait for a process's records before this one ends. */
+void ucch_flight_awaits_locked(int64_t pid, int64_t file, uint64_t since) {
+    int at = 0;
+    while (at < nawaited && awaited[at].pid != pid)
+        at++;
+    if (at == (int)(sizeof(awaited) / sizeof(*awaited))) return;
+    awaited[at].pid = pid;
+    awaited[at].file = file;
+    awaited[at].since = since;
+    if (at == nawaited) nawaited++;
+}
+
+/* Whether a process has written its records since it was asked, or never will. */
+static int has_written(int at) {
+    char path[64];
+    uint64_t over = UINT64_MAX;
+    snprintf(path, sizeof(path), "/proc/%d/fd/%d", (int)awaited[at].pid, (int)awaited[at].file);
+    int file = open(path, O_RDONLY | O_CLOEXEC);
+    if (file < 0) return 1;
+    if (pread(file, &over, sizeof(over), offsetof(header, over)) != sizeof(over)) over = UINT64_MAX;
+    close(file);
+    return over >= awaited[at].since;
+}
+
+/* Until everybody who was asked has written his records, `seconds` at most: this process is about to end the job, and
+ * whoever has not had a core yet would end by the signal for that first. */
+void ucch_flight_await(double seconds) {
+    double until = ucch_now() + seconds;
+    for (int at = 0; at < nawaited; at++)
+        while (!has_written(at) && ucch_now() < until)
+            nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
+}

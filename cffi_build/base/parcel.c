@@ -1,0 +1,103 @@
+/* Short calls of ranks that share memory: each writes what it has to give into a parcel of its own, and reads those of
+ * the others as soon as they are there, with one line of the cache from each. Sums are made in the order of the ranks,
+ * by all alike.
+ *
+ * A parcel is written anew UCCH_PARCELS calls later, once everybody has said that it reads the old one no more: whoever
+ * only sends, as the root of a bcast, may be ahead by so many. Of a rank's calls in one place each waits for the one
+ * before. */
+#include "base/parcel.h"
+
+#include <string.h>
+
+static ucch_parcel *parcel_at(const ucch_post *post, int i, uint64_t call) {
+    return &post->each[i]->of[call % UCCH_PARCELS];
+}
+
+static ucch_exchange **turns_of(ucch_post *post, const ucch_exchange *x) {
+    return &post->turns[x->call % UCCH_PARCELS];
+}
+
+/* Say, to those who want to write there anew, up to which call we read no parcel in this place any more. */
+static void say_read(const ucch_post *post, uint64_t place, uint64_t call) {
+    __atomic_store_n(&post->each[post->mine]->read[place % UCCH_PARCELS], call, __ATOMIC_RELEASE);
+}
+
+/* The part in call `call` begins; nothing is done yet. */
+void ucch_exchange_begin(ucch_post *post, ucch_exchange *x, uint64_t call, uint64_t signature) {
+    x->call = call;
+    x->signature = signature;
+    x->begun = x->written = x->came = 0;
+    x->queued = 1;
+    x->next = NULL;
+    ucch_exchange **at = turns_of(post, x);
+    while (*at)
+        at = &(*at)->next;
+    *at = x;
+}
+
+/* Whether nobody reads what we wrote there before. */
+static int may_write(const ucch_post *post, uint64_t call) {
+    uint64_t before = parcel_at(post, post->mine, call)->call;
+    for (int i = 0; i < post->n; i++)
+        if (i != post->mine && __atomic_load_n(&post->each[i]->read[call % UCCH_PARCELS], __ATOMIC_ACQUIRE) < before)
+            return 0;
+    return 1;
+}
+
+static void write_parcel(const ucch_post *post, const ucch_exchange *x, const char *src, uint64_t bytes) {
+    ucch_parcel *p = parcel_at(post, post->mine, x->call);
+    p->signature = x->signature;
+    if (bytes) memcpy(p->data, src, bytes);
+    __atomic_store_n(&p->call, x->call, __ATOMIC_RELEASE);
+}
+
+/* Whether all parcels are there that are to be read; a mismatch where one belongs to another call than ours. */
+static int all_here(const ucch_post *post, ucch_exchange *x) {
+    int first = x->from >= 0 ? x->from : 0, last = x->from >= 0 ? x->from + 1 : x->from == UCCH_NOBODY ? 0 : post->n;
+    for (int i = first + x->came; i < last; i++, x->came++) {
+        const ucch_parcel *p = parcel_at(post, i, x->call);
+        if (__atomic_load_n(&p->call, __ATOMIC_ACQUIRE) != x->call) return 0;
+        if (p->signature != x->signature) return UCCH_FAIL_MISMATCH;
+    }
+    return 1;
+}
+
+static int unpack(const ucch_post *post, const ucch_exchange *x, char *dst) {
+    int status = 0;
+    for (int i = 0; i < x->came && x->bytes && dst && status >= 0; i++) {
+        const char *from = parcel_at(post, x->from >= 0 ? x->from : i, x->call)->data + x->at;
+        if (x->combines && i)
+            status = ucch_combine(x->op, x->dtype, from, dst, x->count);
+        else
+            memcpy(x->combines ? dst : dst + (uint64_t)i * x->bytes, from, x->bytes);
+    }
+    return status;
+}
+
+/* Move on: 1 when the call is over, 0 when not yet, or a failure. */
+int ucch_exchange_go_on(ucch_post *post, ucch_exchange *x, const char *src, uint64_t bytes, char *dst) {
+    if (*turns_of(post, x) != x) return 0;
+    if (!x->begun) say_read(post, x->call, x->call - 1); /* calls that came to nothing are read by nobody here */
+    x->begun = 1;
+    if (x->writes && !x->written) {
+        if (!may_write(post, x->call)) return 0;
+        write_parcel(post, x, src, bytes);
+        x->written = 1;
+    }
+    int state = all_here(post, x);
+    if (state != 1) return state;
+    state = unpack(post, x, dst);
+    ucch_exchange_end(post, x);
+    return state < 0 ? state : 1;
+}
+
+/* Nothing is read any more, at the end or because the call has come to nothing. */
+void ucch_exchange_end(ucch_post *post, ucch_exchange *x) {
+    if (!x->queued) return;
+    ucch_exchange **at = turns_of(post, x);
+    while (*at != x)
+        at = &(*at)->next;
+    *at = x->next;
+    x->queued = 0;
+    if (x->begun) say_read(post, x->call, x->call);
+}

@@ -1,0 +1,299 @@
+/* Words of the ranks of a communicator on several hosts, beside the data: what they call, and who is gone.
+ *
+ * Each rank has a connection (link.c) with one rank or more of each neighbouring host, over which it sends hashes of
+ * its calls, ten times a second, and compares those that come with its own. Whoever finds a call that differs, or hears
+ * of a rank that is gone, says so to all it is connected with, and these go on saying it: all ranks know within a
+ * moment. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/far.h"
+#include "net/link.h"
+
+#define SEEN UCCH_CALLS_SEEN
+/* Hashes in one word, and words of them in one turn. */
+#define AT_ONCE 2048
+#define WORDS 4
+/* The most different opinions of what was called that are kept. */
+#define OPINIONS 8
+
+enum { CALLS = 2, OPINION, GONE };
+
+typedef struct calls {
+    uint64_t first, count;
+    uint32_t hashes[AT_ONCE];
+} calls;
+_Static_assert(sizeof(calls) <= UCCH_WORD_BYTES, "a word has room for hashes");
+
+/* A call as a rank made it. */
+typedef struct opinion {
+    uint64_t call;
+    int32_t rank;
+    uint32_t hash;
+    char label[UCCH_LABEL_BYTES];
+} opinion;
+
+typedef struct gone {
+    uint64_t last;
+    int32_t rank, how;
+} gone;
+
+/* News, in the order in which they came. */
+typedef struct news {
+    int kind;
+    union {
+        opinion opinion;
+        gone gone;
+    };
+} news;
+
+/* A connection with a rank of another host. */
+typedef struct spoke {
+    int link, rank, told;             /* so much of the news */
+    uint64_t sent, reached, compared; /* calls of ours, of theirs, and of both */
+    uint32_t hashes[SEEN];            /* theirs */
+} spoke;
+
+struct ucch_circle {
+    uint64_t key;
+    ucch_board *board;
+    ucch_far *far;
+    int rank, size, nspokes, nnews, room, nopinions;
+    int *hosts;
+    news *news;
+    spoke *spokes;
+    ucch_circle *next;
+};
+
+static ucch_circle *circles;
+
+static ucch_circle *circle_of(uint64_t key) {
+    ucch_circle *c = circles;
+    while (c && c->key != key)
+        c = c->next;
+    return c;
+}
+
+/* ---- news ---- */
+
+static void tell(ucch_circle *c) {
+    for (int i = 0; i < c->nspokes; i++) {
+        spoke *s = &c->spokes[i];
+        for (int said = 0; s->told < c->nnews && !said; s->told += !said) {
+            const news *n = &c->news[s->told];
+            size_t bytes = n->kind == OPINION ? sizeof(n->opinion) : sizeof(n->gone);
+            said = ucch_link_say(s->link, (uint32_t)n->kind, c->key, &n->opinion, bytes);
+        }
+    }
+}
+
+static void add(ucch_circle *c, const news *n) {
+    if (c->nnews == c->room) {
+        news *more = realloc(c->news, (size_t)(2 * c->room + 8) * sizeof(*more));
+        if (!more) return;
+        c->news = more;
+        c->room = 2 * c->room + 8;
+    }
+    c->news[c->nnews++] = *n;
+}
+
+static void note_gone(ucch_circle *c, const gone *g) {
+    if (!ucch_far_note_gone(c->far, g->rank, g->how, g->last)) return;
+    add(c, &(news){.kind = GONE, .gone = *g});
+    if (g->how >= UCCH_DIED) ucch_board_speak(c->board);
+}
+
+/* Keep an opinion, if nobody has said so yet. */
+static void note_opinion(ucch_circle *c, const opinion *o) {
+    for (int i = 0; i < c->nnews; i++) {
+        const news *n = &c->news[i];
+        if (n->kind == OPINION && n->opinion.call == o->call && n->opinion.hash == o->hash) return;
+    }
+    if (c->nopinions++ < OPINIONS) add(c, &(news){.kind = OPINION, .opinion = *o});
+}
+
+/* Say what this rank called. */
+static void give_opinion(ucch_circle *c, uint64_t call, uint32_t hash) {
+    opinion mine = {.call = call, .rank = c->rank, .hash = hash, .label = "another call"};
+    ucch_board_own_label(c->board, call, mine.label);
+    note_opinion(c, &mine);
+}
+
+/* Compare what was said with what this rank called, as soon as it has. */
+static void weigh_opinions(ucch_circle *c) {
+    for (int i = 0; i < c->nnews; i++) {
+        opinion o = c->news[i].opinion; /* the list may move */
+        uint32_t mine = c->news[i].kind == OPINION ? ucch_far_hash(c->far, o.call) : 0;
+        if (!mine || mine == o.hash) continue;
+        give_opinion(c, o.call, mine);
+        ucch_far_note_differs(c->far, o.call, o.rank, o.label);
+    }
+}
+
+/* ---- calls ---- */
+
+static void compare(ucch_circle *c, spoke *s) {
+    uint64_t called = ucch_far_called(c->far), until = called < s->reached ? called : s->reached;
+    uint64_t most = called > s->reached ? called : s->reached;
+    if (s->compared + SEEN / 2 < most) s->compared = most - SEEN / 2;
+    for (; s->compared < until; s->compared++) {
+        uint64_t call = s->compared + 1;
+        uint32_t mine = ucch_far_hash(c->far, call), theirs = s->hashes[call % SEEN];
+        if (mine && theirs && mine != theirs) give_opinion(c, call, mine);
+    }
+}
+
+/* Tell a rank what this one has called since the last time. */
+static void send_calls(ucch_circle *c, spoke *s) {
+    static calls word;
+    for (int k = 0; k < WORDS; k++) {
+        uint64_t called = ucch_far_called(c->far);
+        if (s->sent + SEEN / 2 < called) s->sent = called - SEEN / 2;
+        uint64_t count = called - s->sent < AT_ONCE ? called - s->sent : AT_ONCE;
+        if (!count) return;
+        word.first = s->sent + 1;
+        word.count = count;
+        for (uint64_t i = 0; i < count; i++)
+            word.hashes[i] = ucch_far_hash(c->far, word.first + i);
+        size_t bytes = offsetof(calls, hashes) + count * sizeof(uint32_t);
+        if (ucch_link_say(s->link, CALLS, c->key, &word, bytes)) return;
+        s->sent += count;
+    }
+}
+
+static void hear_calls(ucch_circle *c, spoke *s, const calls *word) {
+    if (word->first <= s->reached) return; /* nobody of ours says so */
+    uint64_t skipped = word->first - s->reached - 1;
+    for (uint64_t i = 0; i < skipped && i < SEEN; i++)
+        s->hashes[(word->first - 1 - i) % SEEN] = 0;
+    for (uint64_t i = 0; i < word->count; i++)
+        s->hashes[(word->first + i) % SEEN] = word->hashes[i];
+    s->reached = word->first + word->count - 1;
+    compare(c, s);
+}
+
+/* Whom of those that this rank hears of it would name first, at a deadline. */
+static void note_last(ucch_circle *c) {
+    const spoke *last = &c->spokes[0];
+    for (int i = 1; i < c->nspokes; i++)
+        if (c->spokes[i].reached < last->reached) last = &c->spokes[i];
+    if (c->nspokes) ucch_board_behind_by(c->board, last->rank, last->reached);
+}
+
+/* ---- the listener ---- */
+
+static int fits(uint32_t kind, const void *data, size_t bytes) {
+    uint64_t count;
+    if (kind == OPINION) return bytes == sizeof(opinion);
+    if (kind == GONE) return bytes == sizeof(gone);
+    if (kind != CALLS || bytes < offsetof(calls, hashes)) return 0;
+    memcpy(&count, (const char *)data + offsetof(calls, count), sizeof(count));
+    return count && count <= AT_ONCE && bytes == offsetof(calls, hashes) + count * sizeof(uint32_t);
+}
+
+static int heard(int link, uint32_t kind, uint64_t key, const void *data, size_t bytes) {
+    ucch_circle *c = circle_of(key);
+    static union {
+        calls calls;
+        opinion opinion;
+        gone gone;
+    } word;
+    if (!fits(kind, data, bytes)) return -1;
+    if (!c) return 0; /* given back, or not made yet */
+    memcpy(&word, data, bytes);
+    if (kind == OPINION) {
+        word.opinion.label[UCCH_LABEL_BYTES - 1] = 0;
+        if (word.opinion.rank < 0 || word.opinion.rank >= c->size) return -1;
+        note_opinion(c, &word.opinion);
+    } else if (kind == GONE) {
+        if (word.gone.how < UCCH_LEFT || word.gone.how > UCCH_UNREACHABLE) return -1;
+        note_gone(c, &word.gone);
+    }
+    for (int i = 0; kind == CALLS && i < c->nspokes; i++)
+        if (c->spokes[i].link == link) hear_calls(c, &c->spokes[i], &word.calls);
+    weigh_opinions(c);
+    tell(c);
+    return 0;
+}
+
+static void take_turn(void) {
+    for (ucch_circle *c = circles; c; c = c->next) {
+        if (ucch_board_has_left(c->board)) note_gone(c, &(gone){ucch_far_called(c->far), c->rank, UCCH_LEFT});
+        for (int i = 0; i < c->nspokes; i++) {
+            send_calls(c, &c->spokes[i]);
+            compare(c, &c->spokes[i]);
+        }
+        weigh_opinions(c);
+        tell(c);
+        note_last(c);
+    }
+}
+
+/* The process at a link's other end is gone, or all of its host. */
+static void lost(int link, int how) {
+    for (ucch_circle *c = circles; c; c = c->next)
+        for (int i = 0; i < c->nspokes; i++) {
+            if (c->spokes[i].link != link) continue;
+            for (int r = 0; r < c->size; r++) {
+                int with = how == UCCH_UNREACHABLE && c->hosts[r] == c->hosts[c->spokes[i].rank];
+                if (with || r == c->spokes[i].rank) note_gone(c, &(gone){0, r, how});
+            }
+            tell(c);
+        }
+}
+
+/* ---- from outside ---- */
+
+/* Have the ranks of a communicator on several hosts tell each other what they call and who is gone; `key` is the same
+ * on all of them, `hosts` says where each rank is, and there is a link with each of the `n` ranks. NULL: no memory. */
+ucch_circle *ucch_circle_new(ucch_board *board, uint64_t key, int rank, int size, const int *hosts, int n,
+                             const int *links, const int *ranks) {
+    static const ucch_listener listener = {heard, take_turn, lost};
+    ucch_circle *c = calloc(1, sizeof(*c));
+    if (c) {
+        *c = (ucch_circle){.key = key, .board = board, .far = ucch_board_far(board), .rank = rank, .size = size};
+        c->hosts = calloc((size_t)size, sizeof(int));
+        c->spokes = calloc((size_t)n + 1, sizeof(spoke));
+        c->nspokes = n;
+    }
+    if (!c || !c->hosts || !c->spokes || !c->far) {
+        if (c) ucch_circle_free(c);
+        return NULL;
+    }
+    memcpy(c->hosts, hosts, (size_t)size * sizeof(int));
+    ucch_links_lock();
+    ucch_links_listen(&listener);
+    for (int i = 0; i < n; i++) {
+        c->spokes[i].link = links[i];
+        c->spokes[i].rank = ranks[i];
+    }
+    c->next = circles;
+    circles = c;
+    for (int i = 0; i < n; i++) /* it may have died since it was connected */
+        if (ucch_link_fate(links[i]) > UCCH_LEFT) note_gone(c, &(gone){0, ranks[i], ucch_link_fate(links[i])});
+    ucch_links_unlock();
+    return c;
+}
+
+/* A rank has died, as is known from elsewhere. */
+void ucch_circle_lost(ucch_circle *c, int rank) {
+    if (!c) return; /* given back */
+    ucch_links_lock();
+    note_gone(c, &(gone){0, rank, UCCH_DIED});
+    ucch_links_unlock();
+}
+
+/* The communicator makes no more calls. */
+void ucch_circle_free(ucch_circle *c) {
+    ucch_links_lock();
+    for (ucch_circle **at = &circles; *at; at = &(*at)->next)
+        if (*at == c) {
+            *at = c->next;
+            break;
+        }
+    ucch_links_unlock();
+    free(c->hosts);
+    free(c->news);
+    free(c->spokes);
+    free(c);
+}

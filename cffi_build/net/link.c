@@ -1,0 +1,306 @@
+/* Connections with processes of other hosts, beside the data, and one thread that serves them: who is alive is known
+ * whatever the data does, and whatever Python does. Each end says something every quarter of a second.
+ *
+ * A connection that breaks without a farewell is that of a process which died. One on which nothing comes for
+ * `patience` seconds, in turns that our own thread had in time, and not even an acknowledgement by the kernel, is that
+ * of a host that is gone. While its kernel acknowledges what we send, a process may be stopped, or only wait for a
+ * core: threads of busy hosts have been seen to wait for 1.4 s. It is given several times as long. */
+#define _GNU_SOURCE
+#include "net/link.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <linux/tcp.h>
+#include <netinet/in.h>
+#include <poll.h>
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+/* Seconds between turns, and of silence after which a beat is due. */
+#define TURN_S 0.1
+#define BEAT_S 0.25
+/* The most that one turn counts of a silence: a thread that was kept from its core has not listened meanwhile. */
+#define MOST_OF_A_TURN_S 0.2
+/* Times its patience that a process is waited for whose host is there. */
+#define BUSY 5
+/* How long the last words may take at the end. */
+#define FAREWELL_S 0.2
+#define IN_BYTES (2 * (UCCH_WORD_BYTES + sizeof(ucch_word_t)))
+#define OUT_BYTES (64 << 10)
+
+/* Words of our own. */
+enum { BEAT, BYE };
+
+typedef struct link {
+    int fd;                       /* -1: closed */
+    int how;                      /* UCCH_THERE while it is; UCCH_LEFT after a farewell, or how it was lost */
+    double quiet, said, patience; /* seconds */
+    size_t filled, queued;
+    char in[IN_BYTES], out[OUT_BYTES];
+} link_t;
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static pthread_t thread;
+static int running, stop, nlinks, wake[2] = {-1, -1};
+static link_t **links;
+static ucch_listener listener;
+
+void ucch_links_listen(const ucch_listener *l) { listener = *l; }
+void ucch_links_lock(void) { pthread_mutex_lock(&lock); }
+void ucch_links_unlock(void) { pthread_mutex_unlock(&lock); }
+
+/* Fate of the process at the other end. */
+int ucch_link_fate(int link) { return link >= 0 && link < nlinks ? links[link]->how : UCCH_DIED; }
+
+/* ---- saying and hearing ---- */
+
+static void hang_up(link_t *l, int number, int how) {
+    if (l->fd >= 0) close(l->fd);
+    l->fd = -1;
+    if (l->how) return;
+    l->how = how;
+    if (how != UCCH_LEFT && listener.lost) listener.lost(number, how);
+}
+
+static void flush(link_t *l, int number) {
+    size_t done = 0;
+    while (l->fd >= 0 && done < l->queued) {
+        ssize_t n = send(l->fd, l->out + done, l->queued - done, MSG_NOSIGNAL | MSG_DONTWAIT);
+        if (n < 0 && errno == EINTR) continue;
+        if (n < 0 && errno != EAGAIN && errno != EWOULDBLOCK) hang_up(l, number, UCCH_DIED);
+        if (n <= 0) break;
+        done += (size_t)n;
+    }
+    memmove(l->out, l->out + done, l->queued - done);
+    l->queued -= done;
+}
+
+/* Send a word: 0, or -1 where there is no room for it now. */
+int ucch_link_say(int number, uint32_t kind, uint64_t key, const void *data, size_t bytes) {
+    link_t *l = links[number];
+    ucch_word_t head = {.bytes = (uint32_t)bytes, .kind = kind, .key = key};
+    if (l->fd < 0 || l->queued + sizeof(head) + bytes > OUT_BYTES) return -1;
+    memcpy(l->out + l->queued, &head, sizeof(head));
+    if (bytes) memcpy(l->out + l->queued + sizeof(head), data, bytes);
+    l->queued += sizeof(head) + bytes;
+    l->said = ucch_now();
+    flush(l, number);
+    return 0;
+}
+
+/* A word that has come: 0, or not 0 where no peer of ours would say that. */
+static int take(link_t *l, int number, const ucch_word_t *head, const char *data) {
+    if (head->kind == BYE) hang_up(l, number, UCCH_LEFT);
+    if (head->kind <= BYE) return head->bytes != 0;
+    return listener.heard ? listener.heard(number, head->kind, head->key, data, head->bytes) : 0;
+}
+
+static void parse(link_t *l, int number) {
+    size_t at = 0;
+    ucch_word_t head;
+    while (l->fd >= 0 && l->filled - at >= sizeof(head)) {
+        memcpy(&head, l->in + at, sizeof(head));
+        int bad = head.bytes > UCCH_WORD_BYTES;
+        if (!bad && l->filled - at < sizeof(head) + head.bytes) break;
+        if (bad || take(l, number, &head, l->in + at + sizeof(head))) {
+            hang_up(l, number, UCCH_DIED);
+            return;
+        }
+        at += sizeof(head) + head.bytes;
+    }
+    memmove(l->in, l->in + at, l->filled - at);
+    l->filled -= at;
+}
+
+static void hear(link_t *l, int number) {
+    while (l->fd >= 0) {
+        ssize_t n = recv(l->fd, l->in + l->filled, IN_BYTES - l->filled, MSG_DONTWAIT);
+        if (n < 0 && errno == EINTR) continue;
+        if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return;
+        if (n <= 0) {
+            hang_up(l, number, UCCH_DIED);
+            return;
+        }
+        l->quiet = 0;
+        l->filled += (size_t)n;
+        parse(l, number);
+    }
+}
+
+/* ---- the thread ---- */
+
+/* Whether the peer's kernel has not acknowledged anything for so long, although something was sent. */
+static int unheard(const link_t *l) {
+    struct tcp_info info;
+    socklen_t bytes = sizeof(info);
+    if (getsockopt(l->fd, IPPROTO_TCP, TCP_INFO, &info, &bytes)) return 0;
+    return info.tcpi_unacked > 0 && info.tcpi_last_ack_recv >= 1e3 * l->patience;
+}
+
+static void beat(link_t *l, int number, double now, double passed) {
+    if (l->fd < 0) return;
+    if (now - l->said > BEAT_S) ucch_link_say(number, BEAT, 0, NULL, 0);
+    flush(l, number);
+    l->quiet += passed < MOST_OF_A_TURN_S ? passed : MOST_OF_A_TURN_S;
+    if (l->fd < 0 || l->how || !l->patience || l->quiet < l->patience) return;
+    int gone = unheard(l);
+    if (!gone && l->quiet < BUSY * l->patience) return;
+    l->how = gone ? UCCH_UNREACHABLE : UCCH_SILENT; /* it may come back, and hear that it is given up */
+    if (listener.lost) listener.lost(number, l->how);
+}
+
+static void turn(void) {
+    static double last;
+    double now = ucch_now(), passed = now - last;
+    if (passed < TURN_S) return;
+    last = now;
+    if (listener.turn) listener.turn();
+    for (int i = 0; i < nlinks; i++)
+        beat(links[i], i, now, passed);
+}
+
+/* Wait for something to come, or for the next turn. */
+static void await(struct pollfd *fds, int n) {
+    poll(fds, (nfds_t)n, (int)(1e3 * TURN_S));
+    if (fds[0].revents) {
+        char byte[16];
+        while (read(wake[0], byte, sizeof(byte)) == sizeof(byte))
+            ;
+    }
+}
+
+static void *serve(void *unused) {
+    struct pollfd *fds = NULL;
+    int room = 0;
+    (void)unused;
+    prctl(PR_SET_NAME, "ucch-link");
+    setpriority(PRIO_PROCESS, (id_t)syscall(SYS_gettid), -10); /* where that is allowed: late beats look like death */
+    ucch_links_lock();
+    while (!stop) {
+        int n = nlinks;
+        if (n + 1 > room) {
+            struct pollfd *more = realloc(fds, (size_t)(2 * n + 8) * sizeof(*fds));
+            if (more) {
+                fds = more;
+                room = 2 * n + 8;
+            } else if ((n = room - 1) < 0)
+                break; /* nobody will say anything: the peers take this process for a silent one */
+        }
+        fds[0] = (struct pollfd){.fd = wake[0], .events = POLLIN};
+        for (int i = 0; i < n; i++)
+            fds[i + 1] = (struct pollfd){.fd = links[i]->fd, .events = POLLIN};
+        ucch_links_unlock();
+        await(fds, n + 1);
+        ucch_links_lock();
+        for (int i = 0; i < n; i++)
+            if (fds[i + 1].revents) hear(links[i], i);
+        turn();
+    }
+    ucch_links_unlock();
+    free(fds);
+    return NULL;
+}
+
+static void nudge(void) {
+    ssize_t n = write(wake[1], "", 1);
+    (void)n;
+}
+
+/* A child has none of its parent's connections, and must not keep them open. */
+static void after_fork(void) {
+    lock = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
+    for (int i = 0; i < nlinks; i++)
+        if (links[i]->fd >= 0) close(links[i]->fd);
+    for (int i = 0; running && i < 2; i++)
+        close(wake[i]);
+    running = nlinks = 0;
+}
+
+static int start(void) {
+    static int registered;
+    if (running) return 0;
+    if (!registered && pthread_atfork(NULL, NULL, after_fork)) return UCCH_FAIL_MEMORY;
+    registered = 1;
+    stop = 0;
+    if (pipe2(wake, O_NONBLOCK | O_CLOEXEC)) return UCCH_FAIL_MEMORY;
+    if (pthread_create(&thread, NULL, serve, NULL)) {
+        close(wake[0]);
+        close(wake[1]);
+        return UCCH_FAIL_MEMORY;
+    }
+    running = 1;
+    return 0;
+}
+
+/* ---- from outside ---- */
+
+/* Serve one more connection, which is ours from here on; silence of so many seconds (0: however long) tells that the
+ * process at the other end is gone. Its number, or a failure. */
+int ucch_link_new(int fd, double silence) {
+    int status = UCCH_FAIL_MEMORY;
+    ucch_links_lock();
+    link_t **more = realloc(links, (size_t)(nlinks + 1) * sizeof(*links));
+    link_t *l = calloc(1, sizeof(*l));
+    if (more) links = more;
+    if (more && l) {
+        *l = (link_t){.fd = fd, .patience = silence};
+        links[nlinks] = l;
+        status = start();
+        if (!status) status = nlinks++;
+        nudge();
+    }
+    if (status < 0) free(l);
+    ucch_links_unlock();
+    return status;
+}
+
+/* Whether a connection can still be used. */
+int ucch_link_up(int link) {
+    ucch_links_lock();
+    int up = !ucch_link_fate(link);
+    ucch_links_unlock();
+    return up;
+}
+
+/* Whether the process at the other end was lost, and has not just left. */
+int ucch_link_lost(int link) {
+    ucch_links_lock();
+    int fate = ucch_link_fate(link);
+    ucch_links_unlock();
+    return fate && fate != UCCH_LEFT;
+}
+
+/* Say farewell and end the thread; the process is about to end. */
+void ucch_links_stop(void) {
+    ucch_links_lock();
+    int was = running;
+    if (was && listener.turn) listener.turn();
+    for (int i = 0; was && i < nlinks; i++)
+        ucch_link_say(i, BYE, 0, NULL, 0);
+    for (double until = ucch_now() + FAREWELL_S; was && ucch_now() < until;) {
+        int left = 0;
+        for (int i = 0; i < nlinks; i++) {
+            flush(links[i], i);
+            left |= links[i]->fd >= 0 && !links[i]->how && links[i]->queued;
+        }
+        if (!left) break;
+        usleep(1000);
+    }
+    stop = 1;
+    running = 0;
+    ucch_links_unlock();
+    if (!was) return;
+    nudge();
+    pthread_join(thread, NULL);
+    for (int i = 0; i < nlinks; i++)
+        if (links[i]->fd >= 0) close(links[i]->fd);
+    for (int i = 0; i < 2; i++)
+        close(wake[i]);
+    nlinks = 0;
+}

@@ -1,0 +1,28 @@
+/* Connections with processes of other hosts, beside the data (link.c). All under their lock. */
+#ifndef UCCH_LINK_H
+#define UCCH_LINK_H
+
+#include "base/ucch.h"
+
+/* The most bytes of a word's data. */
+#define UCCH_WORD_BYTES 8224
+
+typedef struct ucch_word {
+    uint32_t bytes, kind; /* of what follows; kinds from 2 on are the listener's */
+    uint64_t key;
+} ucch_word_t;
+
+/* Whoever wants to hear: all are called by the thread, and with the lock. */
+typedef struct ucch_listener {
+    int (*heard)(int link, uint32_t kind, uint64_t key, const void *data, size_t bytes); /* 0, or not 0: nonsense */
+    void (*turn)(void);                                                                  /* now and then */
+    void (*lost)(int link, int how); /* UCCH_DIED or what else has become of the process */
+} ucch_listener;
+
+void ucch_links_listen(const ucch_listener *listener);
+void ucch_links_lock(void);
+void ucch_links_unlock(void);
+int ucch_link_say(int link, uint32_t kind, uint64_t key, const void *data, size_t bytes);
+int ucch_link_fate(int link);
+
+#endif

@@ -1,0 +1,285 @@
+/* Blocking calls that look like one made before, from Python to their end in one crossing: the module
+ * ucc_hetero._repeat in the file of cffi's.
+ *
+ * What is looked at here is told by pointers: the call's name, its operation, and of arrays of numpy's, whose struct is
+ * part of its interface for compiled code, the type and length. Everything else is Python's business. */
+#include <pyconfig.h>
+#ifndef Py_GIL_DISABLED
+#define Py_LIMITED_API 0x030A0000
+#include <Python.h>
+#include <stdint.h>
+#include <string.h>
+#include <structmember.h>
+
+#include "base/ucch.h"
+
+/* Calls that a table knows, and places where one of them may stand. */
+#define ENTRIES 256
+#define PLACES 4
+/* Seconds that are waited before Python looks for signals. */
+#define SLICE 0.05
+/* Of numpy's flags of an array. */
+#define CONTIGUOUS 0x1
+#define WRITEABLE 0x400
+
+enum { NAME, SEND, RECV, OP, ROOT, COUNTS, STREAM, ARGUMENTS };
+enum { OUTOF, INTO, SIDES };
+/* As ucch_wait says it; 0: it goes on. */
+enum { DONE = 1, FAILED };
+
+/* The beginning of numpy's PyArrayObject. */
+typedef struct array {
+    PyObject_HEAD;
+    char *data;
+    int nd;
+    Py_ssize_t *dimensions, *strides;
+    PyObject *base, *dtype;
+    int flags;
+} array;
+
+/* All that tells calls apart. The objects are kept: no others get their addresses. */
+typedef struct signature {
+    PyObject *name, *op, *root, *dtypes[SIDES];
+    Py_ssize_t sizes[SIDES];
+} signature;
+
+typedef struct entry {
+    signature of;
+    PyObject *held; /* (its kind, the program); NULL: nothing is known */
+    ucch_program *native;
+    int busy; /* in another thread */
+} entry;
+
+typedef struct repeater {
+    PyObject_HEAD;
+    PyObject *general, *goes_on, *in_place;
+    double timeout;
+    entry entries[ENTRIES];
+} repeater;
+
+static PyTypeObject *ndarray;
+
+static Py_ssize_t size_of(const array *a) {
+    Py_ssize_t size = 1;
+    for (int i = 0; i < a->nd; i++)
+        size *= a->dimensions[i];
+    return size;
+}
+
+/* One side of a call: whether it can be told at a glance. */
+static int glance(const repeater *r, PyObject *given, int side, signature *of, void **address) {
+    of->dtypes[side] = NULL;
+    of->sizes[side] = 0;
+    *address = NULL;
+    if (given == Py_None || given == r->in_place) return 1;
+    if (Py_TYPE(given) != ndarray) return 0;
+    const array *a = (const array *)given;
+    int due = side == INTO ? CONTIGUOUS | WRITEABLE : CONTIGUOUS;
+    of->dtypes[side] = a->dtype;
+    of->sizes[side] = size_of(a);
+    *address = a->data;
+    return (a->flags & due) == due;
+}
+
+/* The signature of a call; 0 where it has none. */
+static int look(const repeater *r, PyObject *const *args, Py_ssize_t n, signature *of, void **addresses) {
+    if (!ndarray || n < ROOT + 1 || (n > COUNTS && args[COUNTS] != Py_None) || (n > STREAM && args[STREAM] != Py_None))
+        return 0;
+    of->name = args[NAME];
+    of->op = args[OP];
+    of->root = args[ROOT];
+    return glance(r, args[SEND], OUTOF, of, &addresses[OUTOF]) && glance(r, args[RECV], INTO, of, &addresses[INTO]);
+}
+
+static int equal(const signature *a, const signature *b) {
+    return a->name == b->name && a->op == b->op && a->root == b->root && a->dtypes[0] == b->dtypes[0] &&
+           a->dtypes[1] == b->dtypes[1] && a->sizes[0] == b->sizes[0] && a->sizes[1] == b->sizes[1];
+}
+
+/* The first of the places where a call may stand. */
+static entry *places(repeater *r, const signature *of) {
+    uintptr_t mixed = (uintptr_t)of->name / 16 * 31 + (uintptr_t)of->op / 16 * 7 + (uintptr_t)of->root / 16 * 3 +
+                      (uintptr_t)of->dtypes[INTO] / 16 + (uintptr_t)(of->sizes[OUTOF] * 5 + of->sizes[INTO]);
+    return &r->entries[(mixed ^ mixed >> 7) % (ENTRIES / PLACES) * PLACES];
+}
+
+static entry *find(repeater *r, const signature *of) {
+    entry *at = places(r, of);
+    for (int i = 0; i < PLACES; i++)
+        if (at[i].held && equal(&at[i].of, of)) return &at[i];
+    return NULL;
+}
+
+/* Empty an entry; returns what it held, for the caller to let go of, or NULL. */
+static PyObject *take(entry *e) {
+    PyObject *held = e->held, *gone[] = {e->of.name, e->of.op, e->of.root, e->of.dtypes[OUTOF], e->of.dtypes[INTO]};
+    memset(e, 0, sizeof(*e));
+    for (size_t i = 0; i < sizeof(gone) / sizeof(*gone); i++)
+        Py_XDECREF(gone[i]);
+    return held;
+}
+
+/* Run a program with the interpreter's lock for a moment, and without it from then on. */
+static int run(ucch_program *p, void *const *addresses, double timeout) {
+    int state = ucch_program_dash(p, addresses[OUTOF], addresses[INTO], timeout);
+    if (state == UCCH_LATER || !state) {
+        Py_BEGIN_ALLOW_THREADS;
+        state = state ? ucch_program_run(p, addresses[OUTOF], addresses[INTO], timeout, SLICE)
+                      : ucch_wait(ucch_program_op(p), SLICE);
+        Py_END_ALLOW_THREADS;
+    }
+    return state;
+}
+
+static PyObject *fall_back(const repeater *r, PyObject *const *args, Py_ssize_t n) {
+    PyObject *all = PyTuple_New(n);
+    for (Py_ssize_t i = 0; all && i < n; i++) {
+        Py_INCREF(args[i]);
+        PyTuple_SetItem(all, i, args[i]);
+    }
+    PyObject *result = all ? PyObject_CallObject(r->general, all) : NULL;
+    Py_XDECREF(all);
+    return result;
+}
+
+/* call(name, send, recv, op=None, root=-1, counts=None, stream=None): run a blocking call; one that is not known by
+ * what has to be called for these. */
+static PyObject *call(PyObject *self, PyObject *const *args, Py_ssize_t n) {
+    repeater *r = (repeater *)self;
+    signature of;
+    void *addresses[SIDES];
+    entry *e = look(r, args, n, &of, addresses) ? find(r, &of) : NULL;
+    if (!e || e->busy) return fall_back(r, args, n);
+    PyObject *held = e->held; /* another thread may clear the table */
+    Py_INCREF(held);
+    e->busy = 1;
+    int state = run(e->native, addresses, r->timeout);
+    if (e->held == held) {
+        e->busy = 0;
+        if (!state || state == FAILED) Py_XDECREF(take(e));
+    }
+    PyObject *result = Py_None;
+    if (state < 0) /* it was not started: the general way does it, or says why not */
+        result = fall_back(r, args, n);
+    else if (state != DONE)
+        result = PyObject_CallFunctionObjArgs(r->goes_on, held, args[SEND], args[RECV], NULL);
+    else
+        Py_INCREF(result);
+    Py_DECREF(held);
+    return result;
+}
+
+/* keep(held, address of the program, name, send, recv, op, root): know such calls from now on. Returns what has to make
+ * room, or the same again for a call that cannot be known; else None. */
+static PyObject *keep(PyObject *self, PyObject *const *args, Py_ssize_t n) {
+    repeater *r = (repeater *)self;
+    signature of;
+    void *addresses[SIDES], *native = n == 2 + ROOT + 1 ? PyLong_AsVoidPtr(args[1]) : NULL;
+    if (PyErr_Occurred()) return NULL;
+    if (!native || !look(r, args + 2, n - 2, &of, addresses) || find(r, &of)) {
+        Py_INCREF(args[0]);
+        return args[0];
+    }
+    entry *at = places(r, &of), *e = NULL;
+    for (int i = 0; i < PLACES && (!e || e->held); i++)
+        if (!at[i].busy) e = &at[i];
+    if (!e) Py_RETURN_NONE; /* all are under way: this program is not kept */
+    PyObject *out = take(e), *kept[] = {args[0], of.name, of.op, of.root, of.dtypes[OUTOF], of.dtypes[INTO]};
+    for (size_t i = 0; i < sizeof(kept) / sizeof(*kept); i++)
+        Py_XINCREF(kept[i]);
+    *e = (entry){.of = of, .held = args[0], .native = native};
+    if (!out) Py_RETURN_NONE;
+    return out;
+}
+
+/* clear(): know nothing any more. */
+static PyObject *clear(PyObject *self, PyObject *unused) {
+    (void)unused;
+    for (int i = 0; i < ENTRIES; i++)
+        Py_XDECREF(take(&((repeater *)self)->entries[i]));
+    Py_RETURN_NONE;
+}
+
+/* ---- the type ---- */
+
+static int set_up(PyObject *self, PyObject *args, PyObject *names) {
+    repeater *r = (repeater *)self;
+    (void)names;
+    if (r->general) return 0; /* once */
+    if (!PyArg_ParseTuple(args, "OOO", &r->general, &r->goes_on, &r->in_place)) return -1;
+    Py_INCREF(r->general);
+    Py_INCREF(r->goes_on);
+    Py_INCREF(r->in_place);
+    return 0;
+}
+
+/* Objects that may be part of a circle: the two functions belong to the table's owner, as do kinds and programs. */
+static int traverse(PyObject *self, visitproc visit, void *arg) {
+    repeater *r = (repeater *)self;
+    Py_VISIT(Py_TYPE(self));
+    Py_VISIT(r->general);
+    Py_VISIT(r->goes_on);
+    for (int i = 0; i < ENTRIES; i++)
+        Py_VISIT(r->entries[i].held);
+    return 0;
+}
+
+static int let_go(PyObject *self) {
+    repeater *r = (repeater *)self;
+    Py_XDECREF(clear(self, NULL));
+    Py_CLEAR(r->general);
+    Py_CLEAR(r->goes_on);
+    Py_CLEAR(r->in_place);
+    return 0;
+}
+
+static void end(PyObject *self) {
+    PyTypeObject *type = Py_TYPE(self);
+    PyObject_GC_UnTrack(self);
+    let_go(self);
+    ((freefunc)PyType_GetSlot(type, Py_tp_free))(self);
+    Py_DECREF(type);
+}
+
+#define METHOD(name, how) {#name, (PyCFunction)(void (*)(void))name, how, NULL}
+static PyMethodDef methods[] = {
+    METHOD(call, METH_FASTCALL), METHOD(keep, METH_FASTCALL), METHOD(clear, METH_NOARGS), {0}};
+static PyMemberDef members[] = {{"timeout", T_DOUBLE, offsetof(repeater, timeout), 0, NULL}, {0}};
+static PyType_Slot slots[] = {
+    {Py_tp_init, set_up},
+    {Py_tp_traverse, traverse},
+    {Py_tp_clear, let_go},
+    {Py_tp_dealloc, end},
+    {Py_tp_methods, methods},
+    {Py_tp_members, members},
+    {0, NULL},
+};
+static PyType_Spec spec = {"ucc_hetero._repeat.Repeater", sizeof(repeater), 0, Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC,
+                           slots};
+
+/* arrays(type, sample, address, dtype): arrays of this type can be told, if the sample is seen to be what it is. */
+static PyObject *arrays(PyObject *module, PyObject *const *args, Py_ssize_t n) {
+    (void)module;
+    if (n != 4 || Py_TYPE(args[1]) != (PyTypeObject *)args[0]) Py_RETURN_FALSE;
+    const array *a = (const array *)args[1];
+    Py_ssize_t size = PyObject_Size(args[1]);
+    if (a->data != PyLong_AsVoidPtr(args[2]) || a->dtype != args[3] || a->nd != 1 || a->dimensions[0] != size ||
+        (a->flags & (CONTIGUOUS | WRITEABLE)) != CONTIGUOUS || PyErr_Occurred())
+        Py_RETURN_FALSE;
+    Py_INCREF(args[0]);
+    ndarray = (PyTypeObject *)args[0];
+    Py_RETURN_TRUE;
+}
+
+static PyMethodDef functions[] = {METHOD(arrays, METH_FASTCALL), {0}};
+static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "ucc_hetero._repeat", NULL, -1, functions};
+
+PyMODINIT_FUNC PyInit__repeat(void);
+PyMODINIT_FUNC PyInit__repeat(void) {
+    PyObject *made = PyModule_Create(&module), *type = made ? PyType_FromSpec(&spec) : NULL;
+    if (type && !PyModule_AddObject(made, "Repeater", type)) return made;
+    Py_XDECREF(type);
+    Py_XDECREF(made);
+    return NULL;
+}
+#endif

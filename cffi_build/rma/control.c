@@ -1,0 +1,91 @@
+/* Control messages of one-sided communication as they are sent, and who is meant by those that come. */
+#include <poll.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/progress.h"
+#include "p2p/message.h"
+#include "rma/rma.h"
+
+ucch_peer *ucch_peer_of(ucch_rma *at, uint64_t uid) {
+    ucch_peer *p = at->peers;
+    while (p && (p->uid != uid || !p->ep)) /* or it has been closed */
+        p = p->next;
+    return p;
+}
+
+ucch_region *ucch_region_of(ucch_rma *at, uint64_t id) {
+    ucch_region *r = at->regions;
+    while (r && r->id != id)
+        r = r->next;
+    return r && !r->closing ? r : NULL;
+}
+
+ucch_transfer *ucch_transfer_of(ucch_rma *at, uint64_t serial) {
+    ucch_transfer *t = at->transfers;
+    while (t && t->serial != serial)
+        t = t->following;
+    return t;
+}
+
+/* A counter by its number, which names its use, too: NULL once that is over. */
+uint64_t *ucch_rma_counter_of(ucch_rma *at, uint64_t number) {
+    uint64_t which = number % UCCH_RMA_COUNTERS;
+    return at->uses[which] == number / UCCH_RMA_COUNTERS ? &at->counters[which] : NULL;
+}
+
+/* ---- sending ---- */
+
+typedef struct letter {
+    ucch_header header;
+    char data[];
+} letter;
+
+static void posted(void *request, ucs_status_t status, void *data) {
+    (void)status;
+    ucp_request_free(request);
+    free(data);
+}
+
+/* Send a control message: 0, or a failure. */
+int ucch_tell_locked(ucch_peer *peer, ucch_header header, const void *data, size_t bytes) {
+    letter *l = peer->ep ? malloc(sizeof(*l) + bytes) : NULL;
+    if (!l) return peer->ep ? UCCH_FAIL_MEMORY : UCCH_FAIL_PEER;
+    header.version = UCCH_RMA_VERSION;
+    header.from = peer->at->uid;
+    l->header = header;
+    if (bytes) memcpy(l->data, data, bytes);
+    ucp_request_param_t p = {.op_attr_mask = ATTR_CALLBACK | ATTR_USER_DATA, .cb = posted, .user_data = l};
+    void *request = ucp_am_send_nbx(peer->ep, UCCH_AM_ID, &l->header, sizeof(l->header), l->data, bytes, &p);
+    if (!request || IS_STATUS(request)) free(l);
+    return IS_STATUS(request) ? (int)(intptr_t)request : 0;
+}
+
+/* 0 while it is there, or why it is not. */
+int ucch_peer_status(ucch_peer *peer) {
+    struct pollfd file = {.fd = peer->process, .events = POLLIN};
+    if (!peer->status && peer->process >= 0 && poll(&file, 1, 0) > 0) peer->status = UCCH_FAIL_PEER;
+    return peer->status;
+}
+
+/* How many of our transfers use a region of a peer's. */
+int ucch_region_used_by(const ucch_peer *peer, uint64_t region) {
+    int users = 0;
+    for (ucch_target *t = peer->targets; t; t = t->next)
+        if (t->id == region) users += t->users;
+    return users;
+}
+
+/* Nothing of ours goes to a region any more: its owner waits for that, if it has taken it from us. */
+void ucch_target_left_locked(ucch_target *t) {
+    if (t->is_stale && !ucch_region_used_by(t->peer, t->id))
+        ucch_tell_locked(t->peer, (ucch_header){.what = UCCH_REVOKED, .region = t->id}, NULL, 0);
+}
+
+/* Look after what comes, for a while; not what comes as the worker ends, which nothing must refer to any more. */
+void ucch_attend_locked(ucch_rma *at) {
+    at->heard = ucch_now();
+    if (!at->has_thread || at->attention.state == UCCH_ACTIVE) return;
+    ucch_op_begin_locked(&at->attention, 0);
+    ucch_wake_locked();
+}

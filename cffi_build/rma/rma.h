@@ -1,0 +1,188 @@
+/* One-sided communication: a worker that others reach, its regions, endpoints, transfers and notifications. */
+#ifndef UCCH_RMA_H
+#define UCCH_RMA_H
+
+#include <pthread.h>
+
+#include "base/op.h"
+#include "gpu/device.h"
+
+#define UCCH_AM_ID 77
+/* Of the control messages below: a peer with another one is refused. */
+#define UCCH_RMA_VERSION 3
+/* Pinned memory by which data of devices travels, each way, and the share of one turn of progress. */
+#define UCCH_RMA_SLOTS 8
+#define UCCH_RMA_SLOT ((size_t)1 << 20)
+/* Pieces in a slot at most; behind its memory there is room for a list of them. */
+#define UCCH_RMA_PIECES 4096
+
+/* Control messages. OPEN asks whether a region is there, REVOKE says that it is going; CHUNK carries data for places of
+ * a region, PULL asks the owner to send such; NOTIFY comes after data, and LEAVE last. The others answer. */
+enum {
+    UCCH_OPEN,
+    UCCH_REVOKE,
+    UCCH_CARRY,
+    UCCH_PULL,
+    UCCH_NOTIFY,
+    UCCH_LEAVE,
+    UCCH_OPENED,
+    UCCH_REVOKED,
+    UCCH_TAKEN,
+    UCCH_PULLED
+};
+
+typedef struct ucch_header {
+    uint16_t version, what;
+    int32_t status;
+    uint64_t from;   /* who sends it */
+    uint64_t serial; /* of the transfer, where it was begun */
+    uint64_t region,
+        other; /* the receiver's; PULL: where its sender wants the data, NOTIFY, CARRY: the counter and 1 */
+    uint32_t count, slot;
+} ucch_header;
+
+/* Entry of a chunk's table: the data of all follow behind it. */
+typedef struct ucch_place {
+    uint64_t offset, bytes;
+} ucch_place;
+
+struct ucch_region {
+    uint64_t id;
+    char *base;
+    size_t bytes;
+    int on_device, closing;
+    int asked, users; /* peers that have not let go of it, and what of ours is under way in it */
+    ucp_mem_h memh;
+    ucch_region *next;
+};
+
+/* A peer. It has failed when `status` is not 0. */
+struct ucch_peer {
+    ucch_rma *at;
+    ucp_ep_h ep;
+    uint64_t uid;
+    int status, by_errors; /* whether libucp tells of its death; or `process` does */
+    int process;
+    int revoking; /* answers that it still owes */
+    uint64_t counts[UCCH_RMA_COUNTS];
+    ucch_target *targets;
+    ucch_peer *next;
+};
+
+/* A peer's region. */
+struct ucch_target {
+    ucch_peer *peer;
+    uint64_t id, base;
+    size_t bytes;
+    int on_device, is_stale, users;
+    ucp_rkey_h rkey;
+    ucch_target *next;
+};
+
+struct ucch_transfer {
+    ucch_op op;
+    ucch_peer *peer;
+    int what, phase, status;
+    ucch_region *local;
+    ucch_target *target;
+    uint64_t there; /* id of the target's region */
+    size_t n, next; /* entries of the lists, and the one that is at hand, with bytes of it that are behind us */
+    uint64_t done, bytes;
+    const uint64_t *mine, *theirs, *lengths;
+    ucch_rows rows; /* of what is gathered from rows, and converted; row 0: nothing is */
+    int has_left;   /* the list, and what it used */
+    int in_flight;  /* what libucp, or the peer, has still to finish */
+    int tells, counter;
+    void *notice;
+    size_t notice_bytes;
+    uint64_t serial, asked; /* here, and at the peer that asked for it */
+    void *lists;            /* it is ours, and is freed at its end */
+    uint64_t piece[3];      /* the entries of lists of one */
+    ucch_gate gate, held;
+    ucch_transfer *following;
+};
+
+/* Pinned memory that data passes, outward or inward. */
+typedef struct ucch_slot {
+    enum { UCCH_FREE, UCCH_COPYING, UCCH_SENT, UCCH_LANDING } state;
+    ucch_rma *at;
+    char *memory;
+    void *event, *request;
+    double again;
+    int on_device, is_pinned;
+    size_t bytes;
+    uint64_t serial; /* of the transfer that waits for it, or 0 */
+    ucch_peer *peer;
+    ucch_region *region;
+    ucch_header header;
+} ucch_slot;
+
+/* A chunk for which there is no slot yet. */
+typedef struct ucch_arrival {
+    ucch_header header;
+    void *data;
+    size_t bytes;
+    struct ucch_arrival *next;
+} ucch_arrival;
+
+typedef struct ucch_notice {
+    uint64_t from;
+    size_t bytes;
+    struct ucch_notice *next;
+    char data[];
+} ucch_notice;
+
+struct ucch_rma {
+    ucp_worker_h worker;
+    uint64_t uid, serials;
+    int by_hardware; /* between hosts, puts are not done by the receiver's libucp */
+    ucch_region *regions;
+    ucch_peer *peers;
+    ucch_transfer *transfers;
+    ucch_slot out[UCCH_RMA_SLOTS], in[UCCH_RMA_SLOTS];
+    ucch_arrival *arrivals;
+    ucch_notice *notices, **last;
+    uint64_t counters[UCCH_RMA_COUNTERS], uses[UCCH_RMA_COUNTERS];
+    /* Attention: an operation that is under way while something has come lately, and its thread, which sleeps. */
+    ucch_op attention;
+    double heard;
+    int events, stop[2], has_thread;
+    pthread_t thread;
+    pthread_cond_t calm;
+};
+
+/* control.c */
+uint64_t *ucch_rma_counter_of(ucch_rma *at, uint64_t number);
+ucch_peer *ucch_peer_of(ucch_rma *at, uint64_t uid);
+ucch_region *ucch_region_of(ucch_rma *at, uint64_t id);
+ucch_transfer *ucch_transfer_of(ucch_rma *at, uint64_t serial);
+int ucch_tell_locked(ucch_peer *peer, ucch_header header, const void *data, size_t bytes);
+void ucch_attend_locked(ucch_rma *at);
+
+int ucch_region_used_by(const ucch_peer *peer, uint64_t region);
+void ucch_target_left_locked(ucch_target *target);
+
+/* target.c */
+void ucch_open_asked_locked(ucch_peer *peer, const ucch_header *header);
+void ucch_revoke_asked_locked(ucch_peer *peer, const ucch_header *header);
+void ucch_peer_lose_locked(ucch_peer *peer);
+
+/* transfer.c */
+int ucch_rma_hold(ucch_gate *gate, void *stream);
+void ucch_transfer_answered_locked(ucch_transfer *t, int status);
+void ucch_transfers_end_locked(ucch_peer *peer, int status);
+void ucch_pull_asked_locked(ucch_peer *peer, const ucch_header *header, const void *data, size_t bytes);
+int ucch_places_fit(const ucch_region *region, size_t n, const uint64_t *offsets, const uint64_t *bytes);
+
+/* pieces.c */
+int ucch_pieces_move(const ucch_region *region, int way, const ucch_rows *rows, ucch_piece *pieces, uint64_t n);
+
+/* staged.c */
+void ucch_staged_leave_locked(ucch_transfer *t);
+int ucch_staged_move_locked(ucch_transfer *t);
+int ucch_staged_poll_locked(ucch_rma *at);
+ucs_status_t ucch_chunk_come_locked(ucch_rma *at, const ucch_header *header, void *data, size_t bytes);
+ucch_transfer *ucch_chunk_taken_locked(ucch_rma *at, const ucch_header *header);
+void ucch_slots_free_locked(ucch_rma *at);
+
+#endif

@@ -1,0 +1,201 @@
+/* Regions, peers and their regions: who may write where, and until when. A region ends when all peers have let go of
+ * it; what is put there afterwards is refused here, before a byte is written. */
+#define _GNU_SOURCE
+#include <poll.h>
+#include <stdlib.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include "p2p/message.h"
+#include "rma/rma.h"
+
+#define MODE_PEER 1
+#define FORCE 0x1
+#define ATTR_FLAGS 0x10
+
+/* ---- peers ---- */
+
+static void died(void *arg, ucp_ep_h ep, ucs_status_t status) {
+    (void)ep;
+    ((ucch_peer *)arg)->status = status;
+}
+
+/* Connect. `process`: the peer's, where it is on this host and shares its process numbers; libucp then uses memory for
+ * which it hears of no deaths. NULL with a status where that is impossible. */
+ucch_peer *ucch_peer_new(ucch_rma *at, uint64_t uid, const void *address, int process, int *status) {
+    ucch_peer *peer = calloc(1, sizeof(*peer));
+    *status = peer ? 0 : UCCH_FAIL_MEMORY;
+    if (!peer) return NULL;
+    peer->at = at;
+    peer->uid = uid;
+    peer->process = process ? (int)syscall(SYS_pidfd_open, process, 0) : -1;
+    peer->by_errors = peer->process < 0;
+    ucp_ep_params_t p = {.field_mask = 0x1 | 0x2, .address = address};
+    if (peer->by_errors) {
+        p.field_mask |= 0x4;
+        p.err_mode = MODE_PEER;
+        p.err_handler = (ucp_err_handler_t){died, peer};
+    }
+    ucch_lock();
+    if (ucch_peer_of(at, uid)) *status = UCCH_FAIL_ARGUMENT;
+    if (!*status) *status = ucp_ep_create(at->worker, &p, &peer->ep);
+    if (!*status) {
+        peer->next = at->peers;
+        at->peers = peer;
+    }
+    ucch_unlock();
+    if (!*status) return peer;
+    if (peer->process >= 0) close(peer->process);
+    free(peer);
+    return NULL;
+}
+
+void ucch_peer_lose_locked(ucch_peer *peer) {
+    if (!peer->status) peer->status = UCCH_FAIL_PEER;
+    ucch_transfers_end_locked(peer, UCCH_FAIL_PEER);
+}
+
+/* From now on it counts as dead. */
+void ucch_peer_lose(ucch_peer *peer) {
+    ucch_lock();
+    ucch_peer_lose_locked(peer);
+    ucch_unlock();
+}
+
+uint64_t ucch_peer_count(ucch_peer *peer, int which) { return peer->counts[which]; }
+
+/* Nothing more comes from it or goes there; it is freed with its worker, as what libucp has to finish refers to it. A
+ * peer that has died takes what is under way along. */
+int ucch_peer_close(ucch_peer *peer, double timeout) {
+    int is_gone = ucch_peer_status(peer) != 0, status = 0;
+    ucch_lock();
+    if (!is_gone) ucch_tell_locked(peer, (ucch_header){.what = UCCH_LEAVE}, NULL, 0);
+    ucp_ep_h ep = peer->ep;
+    peer->ep = NULL;
+    ucch_peer_lose_locked(peer);
+    ucch_unlock();
+    if (ep && !is_gone)
+        status = ucch_ep_close(peer->at->worker, ep, timeout);
+    else if (ep && peer->by_errors) {
+        ucp_request_param_t p = {.op_attr_mask = ATTR_FLAGS, .flags = FORCE};
+        ucch_lock();
+        void *request = ucp_ep_close_nbx(ep, &p);
+        if (request && !IS_STATUS(request)) ucp_request_free(request);
+        ucch_unlock();
+    }
+    if (peer->process >= 0) close(peer->process);
+    peer->process = -1;
+    return status;
+}
+
+/* After its worker has been destroyed. */
+void ucch_peer_free(ucch_peer *peer) {
+    ucch_lock();
+    for (ucch_peer **p = &peer->at->peers; *p; p = &(*p)->next)
+        if (*p == peer) {
+            *p = peer->next;
+            break;
+        }
+    ucch_unlock();
+    free(peer);
+}
+
+/* ---- regions ---- */
+
+ucch_region *ucch_region_new(ucch_rma *at, uint64_t id, void *base, size_t bytes, int on_device, ucp_mem_h memh) {
+    ucch_region *r = calloc(1, sizeof(*r));
+    if (!r) return NULL;
+    *r = (ucch_region){.id = id, .base = base, .bytes = bytes, .on_device = on_device, .memh = memh};
+    ucch_lock();
+    r->next = at->regions;
+    at->regions = r;
+    ucch_unlock();
+    return r;
+}
+
+/* Take it from all peers; nothing comes in any more. */
+void ucch_region_revoke(ucch_rma *at, ucch_region *region) {
+    ucch_lock();
+    region->closing = 1;
+    for (ucch_peer *p = at->peers; p; p = p->next)
+        if (!p->status && !ucch_tell_locked(p, (ucch_header){.what = UCCH_REVOKE, .region = region->id}, NULL, 0)) {
+            region->asked++;
+            p->revoking++;
+        }
+    ucch_unlock();
+}
+
+/* How many peers and transfers still use it. */
+int ucch_region_users(ucch_rma *at, ucch_region *region) {
+    int lost = 0;
+    ucch_lock();
+    for (ucch_peer *p = at->peers; p; p = p->next)
+        if (p->revoking && ucch_peer_status(p)) lost += p->revoking;
+    int left = region->asked - lost;
+    int users = (left > 0 ? left : 0) + region->users;
+    ucch_unlock();
+    return users;
+}
+
+void ucch_region_free(ucch_rma *at, ucch_region *region) {
+    ucch_lock();
+    for (ucch_region **r = &at->regions; *r; r = &(*r)->next)
+        if (*r == region) {
+            *r = region->next;
+            break;
+        }
+    ucch_unlock();
+    free(region);
+}
+
+/* ---- regions of peers ---- */
+
+ucch_target *ucch_target_new(ucch_peer *peer, uint64_t id, uint64_t base, size_t bytes, int on_device) {
+    ucch_target *t = calloc(1, sizeof(*t));
+    if (!t) return NULL;
+    *t = (ucch_target){.peer = peer, .id = id, .base = base, .bytes = bytes, .on_device = on_device};
+    ucch_lock();
+    t->next = peer->targets;
+    peer->targets = t;
+    ucch_unlock();
+    return t;
+}
+
+/* Unpack the key by which libucp reaches it. */
+int ucch_target_key(ucch_target *t, const void *key) {
+    int status = 0;
+    t->rkey = ucch_rkey_new(t->peer->ep, key, &status);
+    return status;
+}
+
+int ucch_target_stale(ucch_target *t) { return t->is_stale; }
+
+int ucch_target_users(ucch_target *t) { return t->users; }
+
+void ucch_target_free(ucch_target *t) {
+    if (t->rkey) ucch_rkey_free(t->rkey);
+    ucch_lock();
+    for (ucch_target **p = &t->peer->targets; *p; p = &(*p)->next)
+        if (*p == t) {
+            *p = t->next;
+            break;
+        }
+    ucch_unlock();
+    free(t);
+}
+
+void ucch_revoke_asked_locked(ucch_peer *peer, const ucch_header *h) {
+    for (ucch_target *t = peer->targets; t; t = t->next)
+        if (t->id == h->region) t->is_stale = 1;
+    if (!ucch_region_used_by(peer, h->region))
+        ucch_tell_locked(peer, (ucch_header){.what = UCCH_REVOKED, .region = h->region}, NULL, 0);
+}
+
+/* Say whether a region is there, with as many bytes. */
+void ucch_open_asked_locked(ucch_peer *peer, const ucch_header *h) {
+    ucch_region *region = ucch_region_of(peer->at, h->region);
+    int is_there = region && region->bytes == h->other;
+    ucch_tell_locked(peer,
+                     (ucch_header){.what = UCCH_OPENED, .serial = h->serial, .status = is_there ? 0 : UCCH_FAIL_STALE},
+                     NULL, 0);
+}

@@ -1,0 +1,400 @@
+/* Transfers: lists of pieces that are put to, or got from, a peer's region, and a notification behind them.
+ *
+ * Between host memories libucp moves each piece, a window of them at a time, and an endpoint's flush says when all are
+ * there. What a device has part in goes through slots (staged.c), as libucp's own ways for it are slow: a get is then
+ * a request to the owner to put. A notification is sent when the data is there: libucp's fence would wait for all that
+ * the worker has under way. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/flight.h"
+#include "base/progress.h"
+#include "p2p/message.h"
+#include "rma/rma.h"
+
+#define ATTR_MEMH 0x100
+/* Pieces under way at a time, and posted in one turn of progress. */
+#define WINDOW 256
+#define TURN 128
+/* Bytes that one copy of the kernel's moves sooner than a thread is woken, and looks at libucp that this takes. */
+#define HURRY_BYTES 16384
+#define HURRY 4
+
+/* A transfer's way: what is in front of it, then its data, then word that it is there. */
+enum { WAITING, MOVING, FLUSHING, ASKED };
+
+/* Over TCP the receiver's libucp does what is put, and ends the process where it cannot answer a sender that has died
+ * meanwhile; and what it still has from such a one nobody can take back. */
+static int is_direct(const ucch_transfer *t) {
+    int may = !t->peer->by_errors || t->peer->at->by_hardware;
+    return may && t->local && t->target && !t->local->on_device && !t->target->on_device && !t->rows.row;
+}
+
+/* Leave the list; what refers to it from outside keeps it alive. */
+static void leave_locked(ucch_transfer *t) {
+    if (t->has_left) return;
+    t->has_left = 1;
+    for (ucch_transfer **p = &t->peer->at->transfers; *p; p = &(*p)->following)
+        if (*p == t) {
+            *p = t->following;
+            break;
+        }
+    if (t->local) t->local->users--;
+    if (t->target && --t->target->users == 0) ucch_target_left_locked(t->target);
+}
+
+static void end_locked(ucch_transfer *t, int status) {
+    if (t->op.state != UCCH_ACTIVE) return;
+    if (!t->lists) { /* or it is the peer's get, and counts there */
+        t->peer->counts[status ? UCCH_RMA_FAILED : t->what]++;
+        if (!status) t->peer->counts[UCCH_RMA_BYTES] += t->bytes;
+    }
+    if (t->lists)
+        ucch_tell_locked(t->peer, (ucch_header){.what = UCCH_PULLED, .serial = t->asked, .status = status}, NULL, 0);
+    ucch_op_end_locked(&t->op, status, -1, -1);
+    ucch_gate_leave_locked(&t->gate);
+    ucch_gate_leave_locked(&t->held);
+    if (status && t->phase == MOVING && !is_direct(t)) ucch_staged_leave_locked(t);
+    /* A process of this host that has died takes nothing more from our memory. */
+    if (!t->in_flight || (t->peer->status && !t->peer->by_errors)) leave_locked(t);
+    if (t->lists && !t->in_flight) ucch_transfer_free(t);
+}
+
+/* One thing less for libucp or the peer to finish. */
+static void settled_locked(ucch_transfer *t, int status) {
+    t->in_flight--;
+    if (status && !t->status) t->status = status;
+    if (t->op.state == UCCH_ACTIVE || t->in_flight) return;
+    leave_locked(t);
+    if (t->lists) ucch_transfer_free(t);
+}
+
+static void finished(void *request, ucs_status_t status, void *data) {
+    ucp_request_free(request);
+    settled_locked(data, status);
+}
+
+static int begun(ucch_transfer *t, void *request) {
+    if (IS_STATUS(request)) return (int)(intptr_t)request;
+    t->in_flight += request != NULL;
+    return 0;
+}
+
+static void *post_locked(ucch_transfer *t, size_t i) {
+    ucp_request_param_t p = {.op_attr_mask = ATTR_CALLBACK | ATTR_USER_DATA | ATTR_DATATYPE | ATTR_MEMORY_TYPE};
+    p.cb = finished;
+    p.user_data = t;
+    p.datatype = BYTES;
+    p.op_attr_mask |= t->local->memh ? ATTR_MEMH : 0;
+    p.memh = t->local->memh;
+    char *here = t->local->base + t->mine[i];
+    uint64_t there = t->target->base + t->theirs[i];
+    return t->what == UCCH_RMA_PUT ? ucp_put_nbx(t->peer->ep, here, t->lengths[i], there, t->target->rkey, &p)
+                                   : ucp_get_nbx(t->peer->ep, here, t->lengths[i], there, t->target->rkey, &p);
+}
+
+static int move_locked(ucch_transfer *t) {
+    int moved = 0;
+    while (!t->status && t->next < t->n && t->in_flight < WINDOW && moved < TURN) {
+        size_t i = t->next++;
+        moved++;
+        if (t->lengths[i]) t->status = begun(t, post_locked(t, i));
+        t->bytes += t->lengths[i];
+    }
+    return moved;
+}
+
+static int flush_locked(ucch_transfer *t) {
+    ucp_request_param_t p = {.op_attr_mask = ATTR_CALLBACK | ATTR_USER_DATA, .cb = finished, .user_data = t};
+    t->phase = FLUSHING;
+    return begun(t, ucp_ep_flush_nbx(t->peer->ep, &p));
+}
+
+static int notify_locked(ucch_transfer *t) {
+    if (!t->tells) return 0;
+    ucch_header h = {.what = UCCH_NOTIFY, .other = (uint64_t)(t->counter + 1)};
+    t->peer->counts[UCCH_RMA_NOTICES]++;
+    return ucch_tell_locked(t->peer, h, t->notice, t->notice_bytes);
+}
+
+/* Ask the owner to send: the places there, those here, and how long each is. */
+static int pull_locked(ucch_transfer *t) {
+    size_t each = t->n * sizeof(uint64_t);
+    char *lists = malloc(3 * each);
+    if (!lists) return UCCH_FAIL_MEMORY;
+    memcpy(lists, t->theirs, each);
+    memcpy(lists + each, t->mine, each);
+    memcpy(lists + 2 * each, t->lengths, each);
+    ucch_header h = {.what = UCCH_PULL, .serial = t->serial, .region = t->there, .other = t->local->id};
+    h.count = (uint32_t)t->n;
+    int status = ucch_tell_locked(t->peer, h, lists, 3 * each);
+    free(lists);
+    for (size_t i = 0; i < t->n; i++)
+        t->bytes += t->lengths[i];
+    return status;
+}
+
+static int open_locked(ucch_transfer *t) {
+    ucch_header h = {.what = UCCH_OPEN, .serial = t->serial, .region = t->there, .other = t->bytes};
+    t->bytes = 0;
+    return ucch_tell_locked(t->peer, h, NULL, 0);
+}
+
+/* Whether an earlier one to the same peer is still under way. */
+static int is_behind(const ucch_transfer *t) {
+    for (const ucch_transfer *o = t->peer->at->transfers; o; o = o->following)
+        if (o->peer == t->peer && o->serial < t->serial && o->op.state == UCCH_ACTIVE) return 1;
+    return 0;
+}
+
+/* Leave the wait for a stream, or for earlier transfers: 1, 0 when not yet, or a failure. */
+static int start_locked(ucch_transfer *t) {
+    int open = ucch_gate_open_locked(&t->gate);
+    if (open != 1) return open;
+    if (t->what == UCCH_RMA_FLUSH && is_behind(t)) return 0;
+    t->phase = MOVING;
+    ucch_op_started_locked(&t->op);
+    int asks = t->what == UCCH_RMA_OPEN || (t->what == UCCH_RMA_GET && !is_direct(t));
+    if (!asks) return 1;
+    t->phase = ASKED;
+    int status = t->what == UCCH_RMA_OPEN ? open_locked(t) : pull_locked(t);
+    return status ? status : 1;
+}
+
+/* All data has been handed over: 1 when that was all, as far as it is known. */
+static int is_through(const ucch_transfer *t) { return (t->next == t->n || t->status) && !t->in_flight; }
+
+static int forward_locked(ucch_transfer *t) {
+    int moved = 0;
+    if (t->phase == WAITING && (moved = start_locked(t)) < 0) t->status = moved;
+    if (t->target && t->target->is_stale && !t->status) t->status = UCCH_FAIL_STALE;
+    if (t->phase == MOVING) moved += is_direct(t) || !t->n ? move_locked(t) : ucch_staged_move_locked(t);
+    if (t->phase == MOVING && is_through(t) && !t->status) {
+        int must = t->what == UCCH_RMA_FLUSH || (t->what == UCCH_RMA_PUT && is_direct(t));
+        if (!must) t->phase = FLUSHING;
+        if (must) t->status = flush_locked(t);
+    }
+    return moved > 0;
+}
+
+static int advance_locked(ucch_op *op) {
+    ucch_transfer *t = (ucch_transfer *)op;
+    int moved = forward_locked(t);
+    if (t->status && !t->in_flight)
+        end_locked(t, t->status);
+    else if (t->phase == FLUSHING && !t->in_flight)
+        end_locked(t, notify_locked(t));
+    else
+        return moved;
+    return 1;
+}
+
+static int check_locked(ucch_op *op, double now) {
+    (void)now;
+    return ucch_peer_status(((ucch_transfer *)op)->peer) ? UCCH_FAIL_PEER : 0;
+}
+
+static void abandon_locked(ucch_op *op, int status) { end_locked((ucch_transfer *)op, status); }
+
+static const ucch_op_kind kind = {UCCH_BY_WORKERS, advance_locked, check_locked, abandon_locked};
+
+/* ---- for others ---- */
+
+/* Its peer has answered: what was asked is done, or one chunk is there. */
+void ucch_transfer_answered_locked(ucch_transfer *t, int status) {
+    if (t->phase == ASKED && t->op.state == UCCH_ACTIVE)
+        end_locked(t, status ? status : notify_locked(t));
+    else if (t->in_flight > 0 && t->phase == MOVING)
+        settled_locked(t, status);
+}
+
+/* End all that are under way with a peer. */
+void ucch_transfers_end_locked(ucch_peer *peer, int status) {
+    for (ucch_transfer *t = peer->at->transfers, *next; t; t = next) {
+        next = t->following;
+        if (t->peer == peer) end_locked(t, status);
+    }
+}
+
+/* Whether pieces lie inside of a region. */
+int ucch_places_fit(const ucch_region *region, size_t n, const uint64_t *offsets, const uint64_t *bytes) {
+    for (size_t i = 0; i < n; i++)
+        if (bytes[i] > region->bytes || offsets[i] > region->bytes - bytes[i]) return 0;
+    return 1;
+}
+
+ucch_transfer *ucch_transfer_new(ucch_peer *peer, int what) {
+    ucch_transfer *t = calloc(1, sizeof(*t));
+    if (!t) return NULL;
+    t->op.kind = &kind;
+    t->peer = peer;
+    t->what = what;
+    t->counter = -1;
+    return t;
+}
+
+ucch_op *ucch_transfer_op(ucch_transfer *t) { return &t->op; }
+
+/* Of a region of the peer's, in places that the caller keeps. */
+void ucch_transfer_lists(ucch_transfer *t, ucch_region *local, ucch_target *target, size_t n, const uint64_t *mine,
+                         const uint64_t *theirs, const uint64_t *lengths) {
+    t->local = local;
+    t->target = target;
+    t->there = target->id;
+    t->n = n;
+    t->mine = mine;
+    t->theirs = theirs;
+    t->lengths = lengths;
+}
+
+/* Gather each piece from rows, and convert it; lengths are those of the result. */
+void ucch_transfer_converts(ucch_transfer *t, const ucch_rows *rows) { t->rows = *rows; }
+
+/* Whether a region is there. */
+void ucch_transfer_opens(ucch_transfer *t, uint64_t region, uint64_t bytes) {
+    t->there = region;
+    t->bytes = bytes;
+}
+
+/* Notify the peer afterwards: by a message, which the caller keeps, if it has any bytes, and a counter (or -1). */
+void ucch_transfer_notifies(ucch_transfer *t, void *data, size_t bytes, int counter) {
+    t->tells = 1;
+    t->notice = data;
+    t->notice_bytes = bytes;
+    t->counter = counter;
+}
+
+static void begin_locked(ucch_transfer *t, double timeout) {
+    ucch_rma *at = t->peer->at;
+    t->serial = ++at->serials;
+    t->following = at->transfers;
+    at->transfers = t;
+    if (t->local) t->local->users++;
+    if (t->target) t->target->users++;
+    ucch_op_begin_locked(&t->op, timeout);
+}
+
+/* See a short one to its end that goes to a process of this host, if nothing is in front of it, and no word of it is
+ * left for the thread to send. */
+static void hurry_locked(ucch_transfer *t) {
+    int is_short = t->next == t->n && t->bytes <= HURRY_BYTES && !t->tells;
+    is_short = is_short && t->phase != WAITING && t->phase != ASKED;
+    for (int i = is_short && !t->peer->by_errors && is_direct(t) ? HURRY : 0; i && t->op.state == UCCH_ACTIVE; i--) {
+        ucp_worker_progress(t->peer->at->worker);
+        if (t->op.state == UCCH_ACTIVE) advance_locked(&t->op);
+    }
+}
+
+/* Have the flight recorder know of it: not of those that are done when they begin, which nobody waits for. */
+static void record_locked(ucch_transfer *t) {
+    ucch_record about = {.kind = (uint8_t)(UCCH_RECORD_TRANSFER + t->what), .own = !t->peer->by_errors};
+    about.peer = (int32_t)(t->peer->uid >> 1 & UCCH_RMA_PROCESS);
+    about.tag = t->tells;
+    for (size_t i = 0; i < t->n; i++)
+        about.bytes += t->lengths[i];
+    t->op.late = t->phase == WAITING;
+    t->op.record = ucch_flight_begin(&about, 0, t->op.started, !t->op.late);
+}
+
+/* Begin, when `stream` has got here if there is one: 1 when it has ended well already, 0, or a failure that has come
+ * at once. */
+int ucch_transfer_begin(ucch_transfer *t, double timeout, int has_stream, void *stream) {
+    int status = 0;
+    if (has_stream) {
+        int before = ucch_device_enter();
+        status = ucch_gate_enter(&t->gate, stream);
+        ucch_device_leave(before);
+    }
+    if (status) return status;
+    ucch_lock();
+    if (t->peer->status || !t->peer->ep) status = UCCH_FAIL_PEER;
+    if (t->target && t->target->is_stale) status = UCCH_FAIL_STALE;
+    if (!status) {
+        begin_locked(t, timeout);
+        advance_locked(&t->op);
+        hurry_locked(t);
+        status = t->op.state == UCCH_DONE && t->has_left;
+        if (t->op.state == UCCH_ACTIVE) record_locked(t);
+        if (!status) ucch_wake_locked();
+    }
+    ucch_unlock();
+    return status;
+}
+
+/* Begin one piece, which is known to fit: a transfer, 1 when it has ended well already, or 0 where it cannot begin. */
+uintptr_t ucch_transfer_piece(ucch_peer *peer, int what, ucch_region *local, ucch_target *target, uint64_t mine,
+                              uint64_t theirs, uint64_t bytes, double timeout) {
+    ucch_transfer *t = ucch_transfer_new(peer, what);
+    if (!t) return 0;
+    t->piece[0] = mine;
+    t->piece[1] = theirs;
+    t->piece[2] = bytes;
+    ucch_transfer_lists(t, local, target, 1, &t->piece[0], &t->piece[1], &t->piece[2]);
+    int status = ucch_transfer_begin(t, timeout, 0, NULL);
+    if (!status) return (uintptr_t)t;
+    ucch_transfer_free(t);
+    return status > 0;
+}
+
+/* Without the lock: let a stream wait for a gate's end: 1, or 0 where it cannot. */
+int ucch_rma_hold(ucch_gate *gate, void *stream) {
+    int before = ucch_device_enter(), status = ucch_gate_wait(gate, stream);
+    ucch_device_leave(before);
+    if (!status) return 1;
+    ucch_lock();
+    ucch_gate_leave_locked(gate);
+    ucch_unlock();
+    return 0;
+}
+
+/* Let a stream wait for its end: 1, or 0 where it has ended, or streams cannot. */
+int ucch_transfer_hold(ucch_transfer *t, void *stream) {
+    ucch_lock();
+    int may = ucch_may_hold() && t->op.state == UCCH_ACTIVE && !t->held.held;
+    int held = may && ucch_gate_promise_locked(&t->held);
+    ucch_unlock();
+    return held && ucch_rma_hold(&t->held, stream);
+}
+
+/* Whether libucp or a stream still uses it and its memory. */
+int ucch_transfer_held(ucch_transfer *t) {
+    ucch_lock();
+    int before = ucch_device_enter();
+    int held = t->op.state == UCCH_ACTIVE || t->in_flight || ucch_gate_due(&t->gate);
+    ucch_device_leave(before);
+    ucch_unlock();
+    return held;
+}
+
+void ucch_transfer_free(ucch_transfer *t) {
+    ucch_gate_free(&t->gate);
+    ucch_gate_free(&t->held);
+    free(t->lists);
+    free(t);
+}
+
+/* A peer asks for what lies here. */
+void ucch_pull_asked_locked(ucch_peer *peer, const ucch_header *h, const void *data, size_t bytes) {
+    ucch_region *region = ucch_region_of(peer->at, h->region);
+    size_t n = h->count, each = n * sizeof(uint64_t);
+    ucch_transfer *t = region && bytes == 3 * each && n ? ucch_transfer_new(peer, UCCH_RMA_PUT) : NULL;
+    uint64_t *lists = t ? malloc(bytes) : NULL;
+    int status = !region ? UCCH_FAIL_STALE : lists ? 0 : UCCH_FAIL_MEMORY;
+    if (lists) memcpy(lists, data, bytes);
+    if (!status && !ucch_places_fit(region, n, lists, lists + 2 * n)) status = UCCH_FAIL_RANGE;
+    if (status) {
+        free(lists);
+        free(t);
+        ucch_tell_locked(peer, (ucch_header){.what = UCCH_PULLED, .serial = h->serial, .status = status}, NULL, 0);
+        return;
+    }
+    t->lists = lists;
+    t->mine = lists;
+    t->theirs = lists + n;
+    t->lengths = lists + 2 * n;
+    t->n = n;
+    t->local = region;
+    t->there = h->other;
+    t->asked = h->serial;
+    begin_locked(t, 0);
+}

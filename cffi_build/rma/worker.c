@@ -1,0 +1,316 @@
+/* The worker of one-sided communication: control messages that come in, who attends to them, notifications, counters.
+ *
+ * What peers send is seen by the progress thread. While nothing comes it sleeps, and so does a thread of ours, until
+ * the file of libucp's that says when something does. */
+#define _GNU_SOURCE
+#include <poll.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/lock.h"
+#include "base/progress.h"
+#include "p2p/message.h"
+#include "rma/rma.h"
+
+#define WHOLE 0x1
+#define IS_RNDV ((uint64_t)1 << 17)
+#define UCS_INPROGRESS 1
+#define UCS_INVALID (-5)
+/* Attention goes on for as long after what came last. */
+#define LINGER_S 1e-3
+/* Of a counter, before they begin again: their numbers are those of an int. */
+#define USES ((uint64_t)1 << 21)
+
+/* ---- receiving ---- */
+
+static void notify_locked(ucch_rma *at, const ucch_header *h, const void *data, size_t bytes) {
+    uint64_t *counter = h->other ? ucch_rma_counter_of(at, h->other - 1) : NULL;
+    if (counter) ++*counter;
+    if (h->other && !bytes) return;
+    ucch_notice *n = malloc(sizeof(*n) + bytes);
+    if (!n) return;
+    *n = (ucch_notice){.from = h->from, .bytes = bytes};
+    if (bytes) memcpy(n->data, data, bytes);
+    *at->last = n;
+    at->last = &n->next;
+    ucch_ring();
+}
+
+static void deliver_locked(ucch_rma *at, const ucch_header *h, const void *data, size_t bytes) {
+    ucch_peer *peer = ucch_peer_of(at, h->from);
+    ucch_transfer *t = ucch_transfer_of(at, h->serial);
+    if (!peer) return;
+    if (h->what == UCCH_OPEN)
+        ucch_open_asked_locked(peer, h);
+    else if (h->what == UCCH_REVOKE)
+        ucch_revoke_asked_locked(peer, h);
+    else if (h->what == UCCH_NOTIFY)
+        notify_locked(at, h, data, bytes);
+    else if (h->what == UCCH_PULL)
+        ucch_pull_asked_locked(peer, h, data, bytes);
+    else if (h->what == UCCH_LEAVE)
+        ucch_peer_lose_locked(peer);
+    else if (h->what == UCCH_TAKEN && (t = ucch_chunk_taken_locked(at, h)))
+        ucch_transfer_answered_locked(t, h->status);
+    else if (h->what == UCCH_REVOKED) {
+        for (ucch_region *r = at->regions; r; r = r->next)
+            if (r->id == h->region && r->asked) r->asked--;
+        peer->revoking--;
+    } else if (t && t->peer == peer && h->what != UCCH_TAKEN)
+        ucch_transfer_answered_locked(t, h->status);
+}
+
+typedef struct parcel {
+    ucch_rma *at;
+    ucch_header header;
+    size_t bytes;
+    char data[];
+} parcel;
+
+static void landed(void *request, ucs_status_t status, size_t bytes, void *data) {
+    parcel *p = data;
+    ucp_request_free(request);
+    if (!status) deliver_locked(p->at, &p->header, p->data, p->bytes);
+    ucch_attend_locked(p->at);
+    free(p);
+}
+
+/* Receive what does not come at once. */
+static ucs_status_t receive_locked(ucch_rma *at, const ucch_header *h, void *data, size_t bytes) {
+    parcel *l = malloc(sizeof(*l) + bytes);
+    if (!l) return UCS_INVALID;
+    *l = (parcel){at, *h, bytes};
+    ucp_request_param_t p = {.op_attr_mask = ATTR_CALLBACK | ATTR_USER_DATA | ATTR_DATATYPE | ATTR_MEMORY_TYPE,
+                             .cb = landed,
+                             .user_data = l};
+    p.datatype = BYTES;
+    void *request = ucp_am_recv_data_nbx(at->worker, data, l->data, bytes, &p);
+    if (!request) deliver_locked(at, &l->header, l->data, bytes);
+    if (!request || IS_STATUS(request)) free(l);
+    return UCS_INPROGRESS;
+}
+
+/* Whether a message may have so many bytes, and names what there is. */
+static int is_sound(const ucch_header *h, size_t bytes) {
+    static const size_t most[] = {[UCCH_CARRY] = UCCH_RMA_SLOT,
+                                  [UCCH_PULL] = (size_t)24 * UCCH_RMA_ENTRIES,
+                                  [UCCH_NOTIFY] = UCCH_RMA_NOTICE,
+                                  [UCCH_PULLED] = 0};
+    return h->version == UCCH_RMA_VERSION && h->what <= UCCH_PULLED && bytes <= most[h->what] &&
+           (h->what != UCCH_NOTIFY || h->other <= (uint64_t)1 << 31);
+}
+
+static ucs_status_t come(void *arg, const void *header, size_t header_bytes, void *data, size_t bytes,
+                         const ucp_am_recv_param_t *param) {
+    ucch_rma *at = arg;
+    ucch_header h;
+    if (header_bytes != sizeof(h)) return UCS_OK;
+    memcpy(&h, header, sizeof(h));
+    if (!is_sound(&h, bytes) || !ucch_peer_of(at, h.from)) return UCS_OK;
+    int is_later = (param->recv_attr & IS_RNDV) != 0;
+    ucch_attend_locked(at);
+    if (h.what == UCCH_CARRY) return is_later ? ucch_chunk_come_locked(at, &h, data, bytes) : UCS_OK;
+    if (is_later) return receive_locked(at, &h, data, bytes);
+    deliver_locked(at, &h, data, bytes);
+    return UCS_OK;
+}
+
+/* ---- attention ---- */
+
+static int attend_locked(ucch_op *op) {
+    ucch_rma *at = (ucch_rma *)((char *)op - offsetof(ucch_rma, attention));
+    int busy = ucch_staged_poll_locked(at);
+    double now = ucch_now();
+    if (busy) at->heard = now;
+    if (now - at->heard > LINGER_S && ucp_worker_arm(at->worker) == 0) {
+        ucch_op_end_locked(op, 0, -1, -1);
+        pthread_cond_broadcast(&at->calm);
+    }
+    return busy > 1;
+}
+
+static void ignore_locked(ucch_op *op, int status) { ucch_op_end_locked(op, status, -1, -1); }
+
+static const ucch_op_kind attention = {UCCH_BY_WORKERS, attend_locked, NULL, ignore_locked};
+
+static void *thread_main(void *arg) {
+    ucch_rma *at = arg;
+    struct pollfd files[2] = {{.fd = at->events, .events = POLLIN}, {.fd = at->stop[0], .events = POLLIN}};
+    while (poll(files, 2, -1) < 0 || !files[1].revents) {
+        ucch_lock();
+        ucch_attend_locked(at);
+        while (at->has_thread && at->attention.state == UCCH_ACTIVE)
+            ucch_sleep_locked(&at->calm, 0);
+        ucch_unlock();
+    }
+    return NULL;
+}
+
+/* ---- its life ---- */
+
+static int start_thread(ucch_rma *at) {
+    int status = ucp_worker_get_efd(at->worker, &at->events);
+    if (status) return status;
+    if (pipe(at->stop)) return UCCH_FAIL_MEMORY;
+    at->has_thread = pthread_create(&at->thread, NULL, thread_main, at) == 0;
+    return at->has_thread && ucch_progress_thread(1) == 0 ? 0 : UCCH_FAIL_MEMORY;
+}
+
+static int listen(ucch_rma *at, void *handler) {
+    ucp_am_handler_param_t p = {.field_mask = 0xf, .id = UCCH_AM_ID, .flags = WHOLE, .cb = handler, .arg = at};
+    ucch_lock();
+    int status = ucp_worker_set_am_recv_handler(at->worker, &p);
+    ucch_unlock();
+    return status;
+}
+
+/* Let a worker take part, under a number that no other one has; NULL with a status where it cannot. */
+ucch_rma *ucch_rma_new(ucp_worker_h worker, uint64_t uid, int by_hardware, int *status) {
+    ucch_rma *at = calloc(1, sizeof(*at));
+    *status = at ? 0 : UCCH_FAIL_MEMORY;
+    if (!at) return NULL;
+    at->worker = worker;
+    at->uid = uid;
+    at->by_hardware = by_hardware;
+    at->last = &at->notices;
+    at->attention.kind = &attention;
+    pthread_cond_init(&at->calm, NULL);
+    *status = listen(at, come);
+    if (!*status) *status = start_thread(at);
+    if (*status) {
+        free(at);
+        return NULL;
+    }
+    ucch_lock();
+    ucch_attend_locked(at);
+    ucch_unlock();
+    return at;
+}
+
+/* Stop taking part; nothing may be under way that it could still finish. */
+void ucch_rma_stop(ucch_rma *at) {
+    ucch_lock();
+    at->has_thread = 0;
+    if (at->attention.state == UCCH_ACTIVE) ucch_op_end_locked(&at->attention, 0, -1, -1);
+    pthread_cond_broadcast(&at->calm);
+    ucch_unlock();
+    if (write(at->stop[1], "", 1) == 1) pthread_join(at->thread, NULL);
+    close(at->stop[0]);
+    close(at->stop[1]);
+    listen(at, NULL);
+}
+
+/* After its worker has been destroyed: libucp used its slots until then. */
+void ucch_rma_free(ucch_rma *at) {
+    ucch_lock();
+    ucch_slots_free_locked(at);
+    while (at->notices) {
+        ucch_notice *n = at->notices;
+        at->notices = n->next;
+        free(n);
+    }
+    ucch_unlock();
+    pthread_cond_destroy(&at->calm);
+    free(at);
+}
+
+/* ---- notifications and counters ---- */
+
+/* Take the notification that came first: its length, or -1 where there is none. */
+int64_t ucch_notice_take(ucch_rma *at, uint64_t *from, void *data) {
+    ucch_lock();
+    ucch_notice *n = at->notices;
+    if (n && !(at->notices = n->next)) at->last = &at->notices;
+    ucch_unlock();
+    if (!n) return -1;
+    int64_t bytes = (int64_t)n->bytes;
+    *from = n->from;
+    memcpy(data, n->data, n->bytes);
+    free(n);
+    return bytes;
+}
+
+uint64_t ucch_rma_counter(ucch_rma *at, int number) {
+    uint64_t *counter = ucch_rma_counter_of(at, (uint64_t)number);
+    return counter ? __atomic_load_n(counter, __ATOMIC_ACQUIRE) : 0;
+}
+
+/* End a counter's use, so that what is still on its way to it counts for nothing: its number in the next one. */
+int ucch_rma_counter_next(ucch_rma *at, int number) {
+    ucch_lock();
+    uint64_t which = (uint64_t)number % UCCH_RMA_COUNTERS, use = ((uint64_t)number / UCCH_RMA_COUNTERS + 1) % USES;
+    at->uses[which] = use;
+    at->counters[which] = 0;
+    ucch_unlock();
+    return (int)(use * UCCH_RMA_COUNTERS + which);
+}
+
+/* Wait for a counter, by an operation of its own. */
+struct ucch_await {
+    ucch_op op;
+    ucch_rma *at;
+    ucch_peer *peer;
+    int counter;
+    uint64_t least;
+    ucch_gate gate;
+};
+
+static void reached_locked(ucch_await *w, int status) {
+    ucch_op_end_locked(&w->op, status, -1, -1);
+    ucch_gate_leave_locked(&w->gate);
+}
+
+static int look_locked(ucch_op *op) {
+    ucch_await *w = (ucch_await *)op;
+    const uint64_t *counter = ucch_rma_counter_of(w->at, (uint64_t)w->counter);
+    if (counter && *counter < w->least) return 0;
+    reached_locked(w, counter ? 0 : UCCH_FAIL_CANCELLED);
+    return 1;
+}
+
+static int alive_locked(ucch_op *op, double now) {
+    ucch_await *w = (ucch_await *)op;
+    return w->peer && w->peer->status ? UCCH_FAIL_PEER : 0;
+}
+
+static void give_up_locked(ucch_op *op, int status) { reached_locked((ucch_await *)op, status); }
+
+static const ucch_op_kind kind = {UCCH_BY_WORKERS, look_locked, alive_locked, give_up_locked};
+
+ucch_await *ucch_await_new(ucch_rma *at, ucch_peer *peer, int counter, uint64_t least) {
+    ucch_await *w = calloc(1, sizeof(*w));
+    if (!w) return NULL;
+    w->op.kind = &kind;
+    w->at = at;
+    w->peer = peer;
+    w->counter = counter;
+    w->least = least;
+    return w;
+}
+
+ucch_op *ucch_await_op(ucch_await *w) { return &w->op; }
+
+/* Begin to wait, and let a stream do so, too: 1, or 0 where streams cannot wait for memory, or
+ * might hold up copies of ours that share their queue. */
+int ucch_await_begin(ucch_await *w, double timeout, int has_stream, void *stream) {
+    ucch_lock();
+    ucch_op_begin_locked(&w->op, timeout);
+    int held = has_stream && ucch_may_hold() && ucch_gate_promise_locked(&w->gate);
+    look_locked(&w->op);
+    ucch_wake_locked();
+    ucch_unlock();
+    return held && ucch_rma_hold(&w->gate, stream);
+}
+
+void ucch_await_cancel(ucch_await *w) {
+    ucch_lock();
+    if (w->op.state == UCCH_ACTIVE) reached_locked(w, UCCH_FAIL_CANCELLED);
+    ucch_unlock();
+}
+
+void ucch_await_free(ucch_await *w) {
+    ucch_await_cancel(w);
+    ucch_gate_free(&w->gate);
+    free(w);
+}

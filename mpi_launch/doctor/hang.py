@@ -1,0 +1,437 @@
+"""Diagnosis of a job that hangs or has failed, by the flight records of its ranks: pure functions.
+
+Calls of a communicator are numbered alike on its ranks: the first number under which they called different things, or
+which one has not come to, is where they went apart. Messages are matched by their order, as MPI does.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from ...native.libraries import lib
+from ...trace.dumps import CAUSES, Comm, Dump
+from .findings import Finding, finding, ok, ranges
+
+#: Frames of a stack that are shown, and operations under way.
+_FRAMES, _UNDER_WAY = 8, 3
+_STATUS = {
+    lib.UCCH_FAIL_TIMEOUT: "not complete in time",
+    lib.UCCH_FAIL_MISMATCH: "another rank called something else",
+    lib.UCCH_FAIL_PEER: "a rank is gone",
+    lib.UCCH_FAIL_REVOKED: "the communicator was revoked",
+    lib.UCCH_FAIL_REFUSED: "another rank refused its part",
+    lib.UCCH_FAIL_BROKEN: "another call had failed",
+    lib.UCCH_FAIL_TRUNCATED: "the message was longer than the buffer",
+}
+#: Findings of whom nobody knows what comes first.
+_ORDER = (
+    "hang-dead", "hang-differs", "hang-message", "hang-transfer", "hang-missing", "hang-stuck", "hang-circle",
+    "hang-failed",
+)  # fmt: skip
+#: Time that a transfer may take, in ns.
+_SHORT_NS = 10**9
+#: Transfers by their kinds, and words for where the other one is.
+_TRANSFERS = ("put", "get", "flush", "question for a region")
+_WAYS = ("to", "from", "to", "to")
+#: Words of a call's label, by their places.
+_PARTS = ("collective", "datatype or count", "operation or root", "root")
+_REFUSED = lib.UCCH_RECORD_REFUSED
+
+Key = tuple[int, int, tuple[int, ...]]
+Calls = Mapping[int, Any]
+
+
+class _Found(NamedTuple):
+    """A finding, since when somebody waits because of it, in ns of everybody's clock, and by whose fault, if it is one
+    rank's."""
+
+    when: int
+    finding: Finding
+    by: int = -1
+
+    def order(self, waits: Mapping[int, set[int]]) -> tuple[bool, int, int]:
+        """Causes first: a rank that waits itself is none; of two such who waits for a message is nearer."""
+        place = _ORDER.index(self.finding.code)
+        follows = place >= _ORDER.index("hang-stuck") or self.by in waits
+        return follows, place if follows or self.finding.code == "hang-dead" else 1, self.when
+
+
+class _Group:
+    """One communicator: its ranks by their numbers in the job, and what those did whose records there are."""
+
+    def __init__(self, key: Key, several: bool) -> None:
+        self.ranks = key[2]
+        self.name = f" of communicator {key[0]}.{key[1]} ({_who(self.ranks)})" if several else ""
+        self.dumps: dict[int, Dump] = {}
+        self.calls: dict[int, Calls] = {}
+        self.messages: dict[int, list[Any]] = {}
+
+    def add(self, dump: Dump, number: int, comm: Comm) -> None:
+        mine = dump.records[dump.records["comm"] == number]
+        sends = mine["kind"] >= lib.UCCH_RECORD_SEND
+        self.dumps[comm.mine] = dump
+        self.calls[comm.mine] = {int(r["seq"]): r for r in mine[~sends]}
+        self.messages[comm.mine] = list(mine[sends])
+
+    def who(self, members: Sequence[int]) -> str:
+        return _who([self.ranks[m] for m in members])
+
+
+def job_of(dumps: Sequence[Dump]) -> tuple[list[Dump], str]:
+    """The dumps of the latest job among these, one of each process, and what was left out."""
+    latest: dict[tuple[str, str, int], Dump] = {}
+    for dump in sorted(dumps, key=lambda d: d.wall):
+        latest[dump.job, dump.about["host"], dump.about["pid"]] = dump
+    job = max(latest.values(), key=lambda d: d.wall).job
+    kept = sorted((d for d in latest.values() if d.job == job), key=lambda d: d.rank)
+    others = len({d.job for d in latest.values()}) - 1
+    return kept, f"{others} earlier job(s) left out" if others else ""
+
+
+def diagnose(dumps: Sequence[Dump]) -> list[Finding]:
+    """Findings on what keeps a job from going on, causes first; ``dumps`` are of one job."""
+    groups: dict[Key, _Group] = {}
+    keys = {comm.key for dump in dumps for comm in dump.comms.values()}
+    for dump in dumps:
+        for number, comm in dump.comms.items():
+            groups.setdefault(comm.key, _Group(comm.key, len(keys) > 1)).add(dump, number, comm)
+    found: list[_Found] = []
+    waits: dict[int, set[int]] = defaultdict(set)
+    for group in groups.values():
+        found += _calls(group, waits)
+        found += _messages(group, waits)
+    found += _transfers(dumps, waits)
+    found += _dead(list(groups.values()))
+    found += _circles(dumps, waits)
+    found += [each for dump in dumps for each in _failed(dump)]
+    said = [each.finding for each in sorted(found, key=lambda each: each.order(waits))]
+    if not any(each.level == "error" for each in said):
+        said.append(ok("hang", "no rank waits for another one in these records"))
+    return [_about(dumps), *said]
+
+
+def _about(dumps: Sequence[Dump]) -> Finding:
+    hosts = sorted({dump.about["host"] for dump in dumps})
+    how = Counter(CAUSES[dump.cause] for dump in dumps if dump.cause)
+    ways = "; ".join(f"{n} {cause}" for cause, n in how.items())
+    where = ", ".join(hosts[:4]) + ("" if len(hosts) < 5 else " …")
+    text = f"{len(dumps)} rank(s) on {where}: {dumps[0].about['command']}"
+    return ok("records", f"{text} ({ways})" if ways else text)
+
+
+# --- calls ------------------------------------------------------------------------------------------------------------
+
+
+def _calls(group: _Group, waits: dict[int, set[int]]) -> Iterator[_Found]:
+    """Where the ranks of a communicator went apart: one called something else, or has not called at all."""
+    for seq in sorted(set().union(*group.calls.values())):
+        here = {m: calls[seq] for m, calls in group.calls.items() if seq in calls}
+        alike: dict[int, list[int]] = defaultdict(list)
+        for m, record in here.items():
+            if record["kind"] != _REFUSED:
+                alike[int(record["signature"])].append(m)
+        if len(alike) > 1:
+            yield from _differ(group, seq, sorted(alike.values(), key=lambda ms: (-len(ms), ms)))
+            return
+        waiting = [m for m, record in here.items() if _waits(record)]
+        late = [m for m, calls in group.calls.items() if max(calls, default=0) < seq]
+        if waiting and late:
+            for m in waiting:
+                waits[group.ranks[m]] |= {group.ranks[other] for other in late}
+            yield from _missing(group, seq, here, waiting, late)
+            return
+        if waiting and len(here) == len(group.ranks) == len(waiting):
+            yield _stuck(group, seq, here)
+            return
+
+
+def _differ(group: _Group, seq: int, alike: list[list[int]]) -> Iterator[_Found]:
+    usual = group.calls[alike[0][0]][seq]
+    for odd in alike[1:]:
+        record = group.calls[odd[0]][seq]
+        ours, theirs = _label(record), _label(usual)
+        hint = _shifted(group, seq, odd[0], alike[0][0]) or _difference(ours, theirs)
+        here = f"{group.who(odd)} called {ours} as call {seq}{group.name}"
+        text = f"{here}, where {group.who(alike[0])} called {theirs}{hint}"
+        yield _Found(_wall(group.dumps[odd[0]], record["called"]), finding("hang-differs", text), group.ranks[odd[0]])
+
+
+def _shifted(group: _Group, seq: int, odd: int, usual: int) -> str:
+    """Whether a rank has left a call out, or made one more, by what comes next."""
+    one, two = group.calls[odd], group.calls[usual]
+    same = [seq + 1 in calls and calls[seq + 1]["signature"] for calls in (one, two)]
+    if same[1] and same[1] == one[seq]["signature"]:
+        return f"; it is what the others called next: it has left call {seq} out, or is one call ahead"
+    if same[0] and same[0] == two[seq]["signature"]:
+        return "; what the others called comes next: it has made one call more, or is one behind"
+    return ""
+
+
+def _difference(one: str, two: str) -> str:
+    words = one.split(), two.split()
+    unlike = [i for i, pair in enumerate(zip(*words, strict=False)) if pair[0] != pair[1]]
+    if len(words[0]) != len(words[1]) or len(unlike) != 1:
+        return ""
+    if unlike[0] == 1:
+        types = [each[1].partition("[")[0] for each in words]
+        return f" (another {'count' if types[0] == types[1] else 'datatype'})"
+    return f" (another {_PARTS[min(unlike[0], len(_PARTS) - 1)]})"
+
+
+def _missing(
+    group: _Group, seq: int, here: Mapping[int, Any], waiting: Sequence[int], late: Sequence[int]
+) -> Iterator[_Found]:
+    first = min(waiting, key=lambda m: _wall(group.dumps[m], here[m]["called"]))
+    since = _ago(group.dumps[first], here[first]["called"])
+    for m in late:
+        dump = group.dumps[m]
+        gone = "" if group.calls[m] or not dump.lost else f" within its last {len(dump.records)} operations"
+        text = (
+            f"{group.who([m])} has not called {_label(here[first])}, call {seq}{group.name}{gone}, in which "
+            f"{group.who(waiting)} wait{'s' if len(waiting) == 1 else ''} since {since}: {_doing(dump)}"
+        )
+        yield _Found(_wall(group.dumps[first], here[first]["called"]), finding("hang-missing", text), group.ranks[m])
+
+
+def _stuck(group: _Group, seq: int, here: Mapping[int, Any]) -> _Found:
+    last = max(here, key=lambda m: _wall(group.dumps[m], here[m]["called"]))
+    since = _ago(group.dumps[last], here[last]["called"])
+    call = f"{_label(here[last])}, call {seq}{group.name}"
+    text = f"all ranks are in {call}, the last since {since}, and none has its data"
+    return _Found(_wall(group.dumps[last], here[last]["called"]), finding("hang-stuck", text))
+
+
+# --- messages ---------------------------------------------------------------------------------------------------------
+
+
+def _messages(group: _Group, waits: dict[int, set[int]]) -> Iterator[_Found]:
+    """Messages that one side waits for and the other has not begun."""
+    sent, received = _counts(group, lib.UCCH_RECORD_SEND), _counts(group, lib.UCCH_RECORD_RECEIVE)
+    for m, records in group.messages.items():
+        done: Counter[tuple[int, int, bool]] = Counter()
+        for record in records:
+            receives = record["kind"] == lib.UCCH_RECORD_RECEIVE
+            peer, tag, own = int(record["peer"]), int(record["tag"]), bool(record["own"])
+            if not _waits(record):
+                continue
+            if peer < 0 or peer >= len(group.ranks):
+                yield _from_anyone(group, m, record)
+                continue
+            theirs = (sent if receives else received).get((peer, m), Counter())
+            ours = (received if receives else sent).get((m, peer), Counter())
+            done[peer, tag, own] += 1
+            if group.dumps[m].lost or (peer in group.dumps and group.dumps[peer].lost):
+                short = not theirs[tag, own]  # what came before is not known
+            else:
+                finished = ours[tag, own] - _pending(records, record)
+                short = theirs[tag, own] + theirs[-1, own] < finished + done[peer, tag, own]
+            if peer in group.dumps and not short:
+                continue
+            waits[group.ranks[m]].add(group.ranks[peer])
+            yield _unmatched(group, m, peer, record, _others(theirs, ours, tag, own))
+
+
+def _counts(group: _Group, kind: int) -> dict[tuple[int, int], Counter[tuple[int, bool]]]:
+    """How many messages of a kind each rank has begun, by peer, and by tag."""
+    found: dict[tuple[int, int], Counter[tuple[int, bool]]] = {}
+    for m, records in group.messages.items():
+        for record in records:
+            if record["kind"] == kind:
+                at = found.setdefault((m, int(record["peer"])), Counter())
+                at[int(record["tag"]), bool(record["own"])] += 1
+    return found
+
+
+def _pending(records: Sequence[Any], like: Any) -> int:
+    alike = ("kind", "peer", "tag", "own")
+    return sum(_waits(r) and all(r[name] == like[name] for name in alike) for r in records)
+
+
+def _others(theirs: Counter[tuple[int, bool]], ours: Counter[tuple[int, bool]], tag: int, own: bool) -> list[int]:
+    """Other tags under which more has come than was asked for."""
+    return sorted(t for (t, o), n in theirs.items() if o == own and t not in (tag, -1) and n > ours[t, o])
+
+
+def _unmatched(group: _Group, m: int, peer: int, record: Any, others: Sequence[int]) -> _Found:
+    receives = record["kind"] == lib.UCCH_RECORD_RECEIVE
+    other, dump = group.who([peer]), group.dumps[m]
+    text = f"{group.who([m])} waits since {_ago(dump, record['called'])} to {_message(group, record)}, which {other} "
+    if peer not in group.dumps:
+        text += "can tell nothing of: it has left no records"
+    else:
+        text += "has not sent" if receives else "does not receive"
+        if others:
+            does = "has sent" if receives else "waits for"
+            text += f"; it {does} a message with tag {', '.join(map(str, others))} instead"
+        text += f": {_doing(group.dumps[peer])}"
+    return _Found(_wall(dump, record["called"]), finding("hang-message", text), group.ranks[peer])
+
+
+def _from_anyone(group: _Group, m: int, record: Any) -> _Found:
+    dump = group.dumps[m]
+    text = f"{group.who([m])} waits since {_ago(dump, record['called'])} to {_message(group, record)}"
+    return _Found(_wall(dump, record["called"]), finding("hang-message", text))
+
+
+# --- transfers --------------------------------------------------------------------------------------------------------
+
+
+def _transfers(dumps: Sequence[Dump], waits: dict[int, set[int]]) -> Iterator[_Found]:
+    """The first transfer of each rank with each other process that is not done for long; most are done at once."""
+    for dump in dumps:
+        seen: set[tuple[int, bool]] = set()
+        for record in dump.records[dump.records["kind"] >= lib.UCCH_RECORD_TRANSFER]:
+            other = _process(dump, record, dumps)
+            at = int(record["peer"]), bool(record["own"])
+            short = not record["ended"] and dump.now - int(record["called"]) < _SHORT_NS
+            if short or not _waits(record) or at in seen:
+                continue
+            seen.add(at)
+            text = f"rank {dump.rank} waits since {_ago(dump, record['called'])} for {_what(dump, record)}"
+            if other is not None:
+                waits[dump.rank].add(other.rank)
+                text += f", which is rank {other.rank}: {_doing(other)}"
+            by = -1 if other is None else other.rank
+            yield _Found(_wall(dump, record["called"]), finding("hang-transfer", text), by)
+
+
+def _process(dump: Dump, record: Any, dumps: Sequence[Dump]) -> Dump | None:
+    """The records of the process at the other end of a transfer, where it is known which they are."""
+    near = bool(record["own"])
+    found = [
+        d for d in dumps
+        if d.about["pid"] == record["peer"] and (d.about["host"] == dump.about["host"]) == near
+    ]  # fmt: skip
+    return found[0] if len(found) == 1 else None
+
+
+# --- ranks ------------------------------------------------------------------------------------------------------------
+
+
+def _dead(groups: Sequence[_Group]) -> Iterator[_Found]:
+    """Ranks of which there are no records."""
+    known = {group.ranks[m] for group in groups for m in group.dumps}
+    gone = sorted({rank for group in groups for rank in group.ranks} - known)
+    if gone:
+        text = f"{_who(gone)} left no records: killed before it could, or on a host whose files are not here"
+        yield _Found(0, finding("hang-dead", text))
+
+
+def _circles(dumps: Sequence[Dump], waits: Mapping[int, set[int]]) -> Iterator[_Found]:
+    """Ranks that wait for each other in a circle."""
+    seen: set[int] = set()
+    for start in sorted(waits):
+        path: list[int] = []
+        at = start
+        while at in waits and at not in seen:
+            seen.add(at)
+            path.append(at)
+            at = min(waits[at])
+        if at in path:
+            circle = [*path[path.index(at) :], at]
+            if len(circle) > 2:
+                when = max((dump.wall for dump in dumps), default=0)
+                text = f"ranks wait for each other: {' for '.join(map(str, circle))}"
+                yield _Found(when, finding("hang-circle", text))
+
+
+def _failed(dump: Dump) -> Iterator[_Found]:
+    """The first operation of a rank that has failed: what came of it all."""
+    for record in dump.records:
+        if record["status"] < 0 and record["status"] != lib.UCCH_FAIL_CANCELLED and record["kind"] != _REFUSED:
+            why = _STATUS.get(int(record["status"]), f"status {int(record['status'])}")
+            after = _span(record["ended"] - record["called"])
+            text = f"rank {dump.rank}: {_what(dump, record)} failed after {after}: {why}"
+            yield _Found(_wall(dump, record["ended"]), finding("hang-failed", text))
+            return
+
+
+def _doing(dump: Dump) -> str:
+    """Words for what a rank does, and below them the stack of its Python."""
+    records = dump.records
+    under_way = [r for r in records if not r["ended"]]
+    if under_way:
+        first = under_way[-_UNDER_WAY:]
+        words = "it is in " + "; ".join(f"{_what(dump, r)}, since {_ago(dump, r['called'])}" for r in first)
+    elif len(records):
+        last = max(records, key=lambda r: int(r["ended"]))
+        words = f"it is in user code since {_ago(dump, last['ended'])}, after {_what(dump, last)}"
+    else:
+        words = "it has called nothing yet"
+    if state := dump.about.get("state"):
+        words = f"its process is {state}; {words}"
+    return "\n".join([words, *_stack(dump.stack)])
+
+
+def _stack(text: str) -> list[str]:
+    """The innermost frames of the main thread, which comes last; two that are written at once may lack its title."""
+    block = text.strip("\n").split("\n\n")[-1]
+    frames = [line for line in block.splitlines() if line.startswith("  ")]
+    more = [f"  … {len(frames) - _FRAMES} more"] if len(frames) > _FRAMES else []
+    return [*frames[:_FRAMES], *more]
+
+
+# --- words ------------------------------------------------------------------------------------------------------------
+
+
+def _waits(record: Any) -> bool:
+    """Whether an operation is under way, or was given up for want of the others."""
+    return bool(not record["ended"] or record["status"] == lib.UCCH_FAIL_TIMEOUT)
+
+
+def _label(record: Any) -> str:
+    return bytes(record["label"]).decode(errors="replace")
+
+
+def _what(dump: Dump, record: Any) -> str:
+    """An operation in words."""
+    comm = dump.comms.get(int(record["comm"]))
+    if record["kind"] < lib.UCCH_RECORD_SEND:
+        place = " left to streams" if record["kind"] == lib.UCCH_RECORD_STREAM else ""
+        of = f" of communicator {comm.number}.{comm.time}" if comm and len(dump.comms) > 1 else ""
+        return f"{_label(record)} (call {record['seq']}{of}{place})"
+    if record["kind"] >= lib.UCCH_RECORD_TRANSFER:
+        what = int(record["kind"]) - lib.UCCH_RECORD_TRANSFER
+        size = f" of {record['bytes']} bytes" if record["bytes"] else ""
+        where = "on this host" if record["own"] else "of another host"
+        behind = " with a notification" if record["tag"] else ""
+        return f"a {_TRANSFERS[what]}{size}{behind} {_WAYS[what]} process {record['peer']} {where}"
+    verb, way = ("send", "to") if record["kind"] == lib.UCCH_RECORD_SEND else ("receive", "from")
+    peer = int(record["peer"])
+    rank = comm.ranks[peer] if comm and 0 <= peer < len(comm.ranks) else peer
+    return f"a {verb} of {record['bytes']} bytes {way} {_peer(rank)}, {_tag(record)}"
+
+
+def _message(group: _Group, record: Any) -> str:
+    receives = record["kind"] == lib.UCCH_RECORD_RECEIVE
+    peer = int(record["peer"])
+    rank = group.ranks[peer] if 0 <= peer < len(group.ranks) else -1
+    words = f"receive up to {record['bytes']} bytes from" if receives else f"send {record['bytes']} bytes to"
+    return f"{words} {_peer(rank)}, {_tag(record)}{group.name}"
+
+
+def _peer(rank: int) -> str:
+    return "any rank" if rank < 0 else f"rank {rank}"
+
+
+def _tag(record: Any) -> str:
+    return "any tag" if record["tag"] < 0 else f"tag {record['tag']}{' of our own' if record['own'] else ''}"
+
+
+def _who(ranks: Sequence[int]) -> str:
+    return f"rank{'s' if len(ranks) > 1 else ''} {ranges(ranks)}"
+
+
+def _wall(dump: Dump, ns: Any) -> int:
+    return dump.wall - (dump.now - int(ns))
+
+
+def _ago(dump: Dump, ns: Any) -> str:
+    return _span(dump.now - int(ns))
+
+
+def _span(ns: Any) -> str:
+    seconds = max(int(ns), 0) / 1e9
+    return f"{seconds:.3g} s" if seconds < 1000 else f"{seconds:.0f} s"

@@ -1,0 +1,163 @@
+"""``ucch-doctor hang``: flight records of a job's ranks, from files or from the memory of processes that are alive."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from ...trace import dumps
+from ...trace.dumps import Dump
+from ...trace.flight import FILES, usual_folder
+from . import findings, hang, torch_records
+from .findings import Finding, finding
+
+#: Seconds that a process is given to write down its stack.
+_PATIENCE = 2.0
+
+
+def from_files(paths: Sequence[Path]) -> tuple[list[Dump], list[Finding]]:
+    """The records in files, and in folders the ``*.flight`` there; and what could not be read, in words."""
+    found, bad = [], []
+    for path in paths:
+        inside = sorted(path.glob("*.flight")) if path.is_dir() else [path]
+        if not inside:
+            bad.append(finding("hang-file", f"{path}: no rank has left records here (*.flight)"))
+        for each in inside:
+            try:
+                found.append(dumps.parse(each.read_bytes()))
+            except (OSError, ValueError) as error:
+                reason = error.strerror if isinstance(error, OSError) else str(error)
+                bad.append(finding("hang-file", f"{each}: {reason}"))
+    return found, bad
+
+
+def processes() -> list[int]:
+    """Processes of this host that record, as far as they are ours to look at."""
+    return [int(name) for name in os.listdir("/proc") if name.isdigit() and _files(int(name))]
+
+
+def _files(pid: int) -> dict[str, Path]:
+    """The memory files of a process's recorder, by their names."""
+    found: dict[str, Path] = {}
+    with suppress(OSError):
+        for each in Path(f"/proc/{pid}/fd").iterdir():
+            with suppress(OSError):
+                name = os.readlink(each).removeprefix("/memfd:").removesuffix(" (deleted)")
+                if name in FILES:
+                    found[name] = each
+    return found if len(found) == len(FILES) else {}
+
+
+def _status(pid: int) -> dict[str, str]:
+    text = Path(f"/proc/{pid}/status").read_text()
+    return dict(line.split(":\t", 1) for line in text.splitlines() if ":\t" in line)
+
+
+def from_processes(pids: Sequence[int]) -> tuple[list[Dump], list[Finding]]:
+    """The records of processes of this host, each with its stack where it can say that; and who could not be read."""
+    found, bad = [], []
+    asked = {pid: files for pid in pids if (files := _files(pid))}
+    for pid in sorted(set(pids) - set(asked)):
+        bad.append(finding("hang-file", f"process {pid}: there is none, it is not ours, or it has no communicator"))
+    before = {pid: _ask(pid, files) for pid, files in asked.items()}
+    for pid, files in asked.items():
+        try:
+            found.append(dumps.parse(_memory(pid, files, before[pid])))
+        except (OSError, ValueError) as error:
+            bad.append(finding("hang-file", f"process {pid}: {error}"))
+    return found, bad
+
+
+def _ask(pid: int, files: dict[str, Path]) -> int:
+    """Let a process write its stack down, if it handles the signal: how often it had by then, or -1."""
+    with suppress(OSError, ValueError):
+        written, number, _ = dumps.header_of(_head(files))
+        status = _status(pid)
+        caught = int(status["SigCgt"], 16) >> number - 1 & 1 if number else 0
+        if caught and status["State"][0] in "RSD":
+            os.kill(pid, number)
+            return written
+    return -1
+
+
+def _head(files: dict[str, Path]) -> bytes:
+    with files[FILES[0]].open("rb") as ring:
+        return ring.read(dumps.HEADER)
+
+
+def _memory(pid: int, files: dict[str, Path], before: int) -> bytes:
+    """The file that a process would write now; ``before``: how often it had when it was asked for its stack."""
+    until, fresh = time.monotonic() + _PATIENCE, False
+    while before >= 0 and not fresh and time.monotonic() < until:
+        time.sleep(0.01)
+        fresh = dumps.header_of(_head(files))[0] > before
+    ring, about, stack = (files[name].read_bytes() for name in FILES)
+    stack = stack[: dumps.header_of(ring)[2]] if fresh else b""
+    state = {"T": "stopped by a signal", "t": "stopped by a debugger", "D": "inside the kernel"}
+    return dumps.assemble(ring, about, stack, state.get(_status(pid)["State"][0], ""))
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="ucch-doctor hang",
+        description="Say which rank of a job went apart from the others first, and where, by the ranks' last calls.",
+        epilog="Under mpirun (one rank a host: mpirun -H a,b --map-by ppr:1:node ucch-doctor hang) the processes of "
+        "all these hosts. Without arguments the processes of this host that run, else the files in UCCH_FLIGHT.",
+    )
+    parser.add_argument("where", nargs="*", metavar="FILE|FOLDER|PID", help="records that ranks left, or processes")
+    parser.add_argument("--job", metavar="ID", help="of several jobs this one; by default the latest")
+    parser.add_argument(
+        "--torch", metavar="FOLDER", type=Path, help="also write the records as torch's tools read them"
+    )
+    parser.add_argument("--json", action="store_true", help="machine-readable")
+    return parser
+
+
+def _gather(where: Sequence[str]) -> tuple[list[Dump], list[Finding]]:
+    pids = [int(word) for word in where if word.isdigit() and not Path(word).exists()]
+    paths = [Path(word) for word in where if not word.isdigit() or Path(word).exists()]
+    if not where:
+        pids = processes()
+        folder = usual_folder()
+        paths = [] if pids or folder is None else [folder]
+    live, bad = from_processes(pids)
+    left, worse = from_files(paths)
+    return [*live, *left], [*bad, *worse]
+
+
+def _of_all_hosts(mine: tuple[list[Dump], list[Finding]]) -> tuple[list[Dump], list[Finding]] | None:
+    """Records of all hosts, on the first rank of an MPI job; None on the others."""
+    from mpi4py import MPI
+
+    everyone = MPI.COMM_WORLD.gather(mine)
+    if everyone is None:
+        return None
+    return [dump for found, _ in everyone for dump in found], [each for _, bad in everyone for each in bad]
+
+
+def main(arguments: Sequence[str], *, in_job: bool) -> int:
+    """The command line; 1 where a rank keeps others waiting, or nothing could be read."""
+    options = _parser().parse_args(arguments)
+    gathered: tuple[list[Dump], list[Finding]] | None = _gather(options.where)
+    if in_job:
+        assert gathered is not None
+        gathered = _of_all_hosts(gathered)
+    if gathered is None:
+        return 0
+    found, said = gathered
+    if options.job:
+        found = [dump for dump in found if dump.job == options.job]
+    if found:
+        kept, note = hang.job_of(found)
+        said += [findings.ok("jobs", note)] if note else []
+        said += hang.diagnose(kept)
+        if options.torch:
+            said.append(torch_records.write(kept, options.torch))
+    else:
+        said.append(finding("hang-file", "no records" + (f" of job {options.job}" if options.job else "")))
+    print(findings.as_json(said) if options.json else findings.as_text(said))
+    return findings.status(said) if found else 1

@@ -1,0 +1,186 @@
+"""Replicas that are killed and started again all the time, and stay alike to the bit: python -m tests.churn --help.
+
+The parameters at the end are computed once more from who took part in which step. A table of the processes' memory and
+descriptors is kept meanwhile.
+"""
+
+import argparse
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch.distributed as dist
+
+from .replica import SIZE, gradient
+
+#: Seconds in which all have to come together again, on a machine with few cores.
+PATIENCE = 120
+
+
+class Churn:
+    """A job of ``ranks`` replicas, and what befalls them."""
+
+    def __init__(self, ranks: int, seed: int) -> None:
+        self.random, self.ranks = random.Random(seed), ranks
+        self.store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        self.processes: dict[int, subprocess.Popen[bytes]] = {}
+        self.incarnations = [0] * ranks
+        self.generation, self.members = 0, list[str]()
+        #: Members of the last generation that has made steps.
+        self.trained: list[str] = []
+        self.kills = self.stops = 0
+        self.curves: list[list[Any]] = []
+        self.began = time.monotonic()
+
+    def start(self, number: int) -> None:
+        """Start a replica, again if need be."""
+        self.incarnations[number] += 1
+        words = [str(self.store.port), str(number), str(self.incarnations[number])]
+        env = {name: value for name, value in os.environ.items() if not name.startswith(("OMPI_", "PMI", "PRTE_"))}
+        command = [sys.executable, str(Path(__file__).with_name("replica.py")), *words]
+        self.processes[number] = subprocess.Popen(command, env=env | {"OMP_NUM_THREADS": "1"})
+
+    def living(self) -> list[int]:
+        """Replicas that have started and have not ended."""
+        return [
+            number
+            for number, process in sorted(self.processes.items())
+            if process.poll() is None and self.store.check([f"ready/{number}/{self.incarnations[number]}"])
+        ]
+
+    def regroup(self) -> bool:
+        """Make a new generation where others live than those of the present one, or a call of it has failed."""
+        who = [f"{number}/{self.incarnations[number]}" for number in self.living()]
+        if new := bool(who) and (who != self.members or self.store.check([f"failed/{self.generation}"])):
+            self.generation, self.members = self.generation + 1, who
+            self.store.set(f"generation/{self.generation}", json.dumps(who))
+            self.store.set("current", str(self.generation))
+        return new
+
+    def befall(self) -> None:
+        """Kill some, or stop one for a moment; one that has the state lives on."""
+        living = self.living()
+        self.random.shuffle(living)
+        if self.random.random() < 0.2 and living:
+            self.stops += 1
+            self.processes[living[0]].send_signal(signal.SIGSTOP)
+            time.sleep(self.random.uniform(0, 1))
+            self.processes[living[0]].send_signal(signal.SIGCONT)
+            return
+        living.remove(next(n for n in living if f"{n}/{self.incarnations[n]}" in self.trained))
+        for number in living[: self.random.choice([1, 1, 1, 2, self.ranks])]:
+            self.processes[number].kill()
+            self.processes[number].wait()
+            self.kills += 1
+
+    def sample(self) -> None:
+        """Memory (kB) and descriptors of each replica."""
+        for number, process in self.processes.items():
+            try:
+                pages = int(Path(f"/proc/{process.pid}/statm").read_text().split()[1])
+                descriptors = len(os.listdir(f"/proc/{process.pid}/fd"))
+            except OSError:
+                continue
+            now = round(time.monotonic() - self.began, 1)
+            self.curves.append([now, number, self.incarnations[number], pages * 4, descriptors, self.generation])
+
+    def run(self, seconds: float) -> None:
+        """Let things happen."""
+        for number in range(self.ranks):
+            self.start(number)
+        fate = restart = sampled = 0.0
+        while (now := time.monotonic()) - self.began < seconds:
+            self.regroup()
+            if self.store.check(["unlike"]):
+                raise AssertionError(f"replicas differ: {self.store.get('unlike').decode()}")
+            if self.store.check([f"trained/{self.generation}"]):
+                self.trained = self.members
+            if now > fate and self.trained and len(self.living()) == self.ranks:
+                self.befall()
+                fate = now + self.random.uniform(0.5, 4)
+            for number, process in list(self.processes.items()):
+                if (status := process.poll()) is None or now < restart:
+                    continue
+                if status != -signal.SIGKILL:
+                    raise AssertionError(f"replica {number} ended with status {status}")
+                self.start(number)
+                restart = now + self.random.uniform(0, 1)
+            if now > sampled + 2:
+                sampled = now
+                self.sample()
+            time.sleep(0.02)
+
+    def end(self) -> dict[str, Any]:
+        """Have all that live end at the same step; their states, compared with what they must be."""
+        until = time.monotonic() + PATIENCE
+        while self.regroup() or len(self.members) < self.ranks or not self.store.check([f"trained/{self.generation}"]):
+            assert time.monotonic() < until, "replicas do not come together"
+            for number, process in self.processes.items():
+                if process.poll() is not None:
+                    self.start(number)
+            time.sleep(0.02)
+        self.store.set("end", "1")
+        keys = [f"state/{number}" for number in range(self.ranks)]
+        while not self.store.check(keys):
+            assert time.monotonic() < until, f"states that came: {[k for k in keys if self.store.check([k])]}"
+            time.sleep(0.02)
+        states = [self.store.get(key).decode() for key in keys]
+        state: dict[str, Any] = json.loads(states[0])
+        ends = [(each["step"], each["history"][-1]) for each in map(json.loads, states)]
+        assert len(set(states)) == 1, f"replicas differ at the end: {ends}"
+        assert [process.wait(PATIENCE) for process in self.processes.values()] == [0] * self.ranks
+        return state
+
+    def expected(self, state: dict[str, Any]) -> np.ndarray:
+        """Parameters by the members of each step's generation."""
+        total = np.zeros(SIZE, np.int64)
+        firsts = [*(first for first, _ in state["history"]), state["step"]]
+        for (first, generation), last in zip(state["history"], firsts[1:], strict=True):
+            for who in json.loads(self.store.get(f"generation/{generation}")):
+                for step in range(first, last):
+                    total += gradient(int(who.split("/")[0]), step)
+        return total
+
+    def close(self) -> None:
+        """End what is left."""
+        for process in self.processes.values():
+            process.kill()
+            process.wait()
+
+
+def main() -> None:
+    """Churn for some seconds."""
+    parser = argparse.ArgumentParser(prog="python -m tests.churn", description=(__doc__ or "").split(":")[0])
+    parser.add_argument("--seconds", type=float, default=600)
+    parser.add_argument("--ranks", type=int, default=4)
+    parser.add_argument("--seed", type=int, default=random.randrange(1 << 30))
+    parser.add_argument("--curves", help="file for (second, replica, incarnation, kB, descriptors)")
+    options = parser.parse_args()
+    print(f"seed {options.seed}", flush=True)
+    churn = Churn(options.ranks, options.seed)
+    try:
+        churn.run(options.seconds)
+        state = churn.end()
+        assert (churn.expected(state) == np.array(state["parameters"])).all(), "the parameters are wrong"
+    finally:
+        churn.close()
+        if options.curves:
+            Path(options.curves).write_text("\n".join(map(json.dumps, churn.curves)))
+    print(f"right: {state['step']} steps in {churn.generation} generations, {churn.kills} kills, {churn.stops} stops")
+    for number in range(options.ranks):
+        rows = [row for row in churn.curves if row[1] == number]
+        longest = max({row[2] for row in rows}, key=[row[2] for row in rows].count)
+        own = [row for row in rows if row[2] == longest]
+        print(f"replica {number}: {own[0][3]} to {own[-1][3]} kB, {own[0][4]} to {own[-1][4]} descriptors in "
+              f"{own[-1][5] - own[0][5]} generations")  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()

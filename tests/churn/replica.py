@@ -1,0 +1,124 @@
+"""Replica of a model whose fellows come and go: PORT NUMBER INCARNATION."""
+
+import hashlib
+import json
+import os
+import sys
+import time
+from datetime import timedelta
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+import ucc_hetero.torch
+
+SIZE, CHECKED = 1000, 5
+END = 1 << 20
+LIMIT = timedelta(seconds=20)
+
+
+def gradient(number: int, step: int) -> np.ndarray:
+    """Gradient of a replica in a step: integers, so that sums are exact in any order."""
+    return np.random.default_rng((number, step)).integers(-1000, 1000, SIZE)
+
+
+class Replica:
+    """Parameters, the step that they are of, and by which generations they came to be: (first step, generation)."""
+
+    def __init__(self, port: int, number: int, incarnation: int) -> None:
+        self.store = dist.TCPStore("127.0.0.1", port, is_master=False)
+        self.number, self.generation, self.step = number, 0, 0
+        self.who = f"{number}/{incarnation}"
+        self.parameters = torch.zeros(SIZE, dtype=torch.int64)
+        self.history: list[list[int]] = []
+        self.looked = 0.0
+        self.store.set(f"ready/{self.who}", "1")
+
+    def next(self) -> list[str]:
+        """Members of the next generation that this replica belongs to."""
+        while True:
+            current = int(self.store.get("current"))
+            if current > self.generation:
+                self.generation = current
+                members: list[str] = json.loads(self.store.get(f"generation/{current}"))
+                if self.who in members:
+                    return members
+            time.sleep(0.02)
+
+    def leaves(self) -> int:
+        """Whether there is another generation: 1, or the end: END."""
+        if time.monotonic() - self.looked < 0.1:
+            return 0
+        self.looked = time.monotonic()
+        return END if self.store.check(["end"]) else int(int(self.store.get("current")) > self.generation)
+
+    def join(self, group: dist.ProcessGroup) -> None:
+        """Take the state of whoever has come furthest."""
+        steps = torch.empty(group.size(), dtype=torch.int64)
+        group._allgather_base(steps, torch.tensor([self.step])).wait()
+        source = int(steps.argmax())
+        self.step = int(steps[source])
+        text = torch.zeros(1 << 18, dtype=torch.uint8)
+        if group.rank() == source:
+            said = json.dumps(self.history).encode()
+            text[: len(said)] = torch.tensor(list(said), dtype=torch.uint8)
+        for tensor in (self.parameters, text):
+            options = dist.BroadcastOptions()
+            options.rootRank = source
+            group.broadcast([tensor], options).wait()
+        self.history = json.loads(bytes(text.tolist()).rstrip(b"\0") or b"[]")
+        self.history.append([self.step, self.generation])
+
+    def digest(self) -> int:
+        """Number that tells the bits of the state."""
+        bits = self.parameters.numpy().tobytes() + json.dumps([self.step, self.history]).encode()
+        return int.from_bytes(hashlib.sha256(bits).digest()[:7], "little")
+
+    def train(self, group: dist.ProcessGroup) -> bool:
+        """Steps until all go on to the next generation, or end: whether they do. The process ends where they differ."""
+        leave = 0
+        while not leave:
+            both = torch.empty(SIZE + 1, dtype=torch.int64)
+            both[:SIZE] = torch.from_numpy(gradient(self.number, self.step))
+            both[SIZE] = self.leaves()
+            group.allreduce([both]).wait()
+            self.parameters += both[:SIZE]
+            self.step += 1
+            leave = int(both[SIZE])
+            if leave or self.step % CHECKED == 0:
+                digests = torch.empty(group.size(), dtype=torch.int64)
+                group._allgather_base(digests, torch.tensor([self.digest()])).wait()
+                if len(set(digests.tolist())) != 1:
+                    self.store.set("unlike", f"step {self.step} of generation {self.generation}: {digests.tolist()}")
+                    os._exit(3)
+                if group.rank() == 0:
+                    self.store.set(f"trained/{self.generation}", "1")
+        return leave >= END
+
+    def run(self) -> None:
+        """Generations until the end."""
+        while True:
+            members = self.next()
+            rank, size = members.index(self.who), len(members)
+            vendors = [f"nvidia:{(size + 1) // 2}", *([f"amd:{size // 2}"] if size > 1 else [])]
+            os.environ["UCCH_EMULATE"] = ",".join(vendors)  # in this process that of its first generation
+            group = None
+            try:
+                place = dist.PrefixStore(f"g{self.generation}", self.store)
+                group = ucc_hetero.torch.process_group(place, rank, size, LIMIT)
+                self.join(group)
+                if self.train(group):
+                    break
+            except RuntimeError as error:
+                print(f"replica {self.number}, generation {self.generation}: {str(error)[:300]}", flush=True)
+                self.store.set(f"failed/{self.generation}", "1")
+            if group is not None:
+                group.abort()
+        state = {"step": self.step, "history": self.history, "parameters": self.parameters.tolist()}
+        self.store.set(f"state/{self.number}", json.dumps(state))
+        group.shutdown()
+
+
+if __name__ == "__main__":
+    Replica(*map(int, sys.argv[1:])).run()

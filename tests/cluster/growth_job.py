@@ -1,0 +1,74 @@
+"""A rank of a job without MPI that grows, loses a rank, shrinks and grows back: FOLDER STORE RANK (or `later`)."""
+
+import os
+import signal
+import sys
+from pathlib import Path
+
+import numpy as np
+
+from ucc_hetero import Communicator, Store
+from ucc_hetero.bootstrap import exit as at_exit
+from ucc_hetero.bootstrap.storecomm import StoreComm
+from ucc_hetero.errors import CollectiveError
+from ucc_hetero.native.libraries import load
+
+
+def call(comm: Communicator) -> None:
+    """Sums of few and of many elements, and what each rank says, from all hosts."""
+    every = np.arange(comm.size) + 1
+    for n in (3, 1 << 18):
+        x, y = np.random.default_rng(comm.rank).integers(-9, 9, n), np.full(n, -1)
+        comm.Allreduce(x, y)
+        assert (y == sum(np.random.default_rng(rank).integers(-9, 9, n) for rank in range(comm.size))).all(), "wrong"
+    told = np.zeros(comm.size, np.int64)
+    comm.Allgather(np.array([comm.rank + 1]), told)
+    assert (told == every).all(), told
+
+
+def grown(comm: Communicator, store: Store, size: int) -> Communicator:
+    """The communicator with those that have come, once there are enough."""
+    while (new := comm.Grow(store, size - comm.size)) is None:
+        call(comm)
+    comm.Free()
+    assert new.size == size, new.size
+    call(new)
+    return new
+
+
+def main() -> None:
+    folder, store, rank = (
+        Path(sys.argv[1]),
+        Store(sys.argv[2], (Path(sys.argv[1]) / "secret").read_bytes()),
+        sys.argv[3],
+    )
+    if rank == "later":
+        comm = Communicator.Enter(store)
+        call(comm)
+    else:
+        load()
+        at_exit.register()
+        comm = grown(Communicator._adopt(StoreComm.first(store, int(rank), range(2), 2, 60.0)), store, 4)
+    if not (folder / "shrunk").exists():
+        print(f"{comm.rank} of {comm.size}, with topology {comm.topology.describe()}", flush=True)
+        if comm.rank == 3:
+            os.kill(os.getpid(), signal.SIGKILL)
+        try:
+            while True:
+                call(comm)
+        except CollectiveError as error:
+            print(f"lost: {error}", flush=True)
+        small = comm.Shrink()
+        comm.Free()
+        assert small.size == 3, small.size
+        call(small)
+        if small.rank == 0:
+            (folder / "shrunk").touch()
+        comm = grown(small, store, 4)
+    call(comm)
+    comm.Free()
+    print(f"right, rank {comm.rank}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

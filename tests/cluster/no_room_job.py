@@ -1,0 +1,79 @@
+"""A rank that has no memory for a message which it does not yet receive: LIBRARY WHAT, a message or a collective."""
+
+import ctypes
+import os
+import sys
+import time
+from collections.abc import Callable
+
+room = ctypes.CDLL(sys.argv[1], ctypes.RTLD_GLOBAL)  # before libucp
+
+import numpy as np  # noqa: E402
+from mpi4py import MPI  # noqa: E402
+
+from ucc_hetero import Communicator  # noqa: E402
+from ucc_hetero.errors import CollectiveError  # noqa: E402
+
+COUNT = 1000  # libucp keeps longer ones than any before in a pool of their own, which is empty
+comm, world = Communicator(), MPI.COMM_WORLD
+seed = world.bcast(np.random.SeedSequence().entropy)
+first, second = np.random.default_rng(seed).integers(1, 1 << 20, (2, COUNT))
+said: list[str] = []
+
+
+def attempt(call: Callable[[], object], got: np.ndarray, due: np.ndarray) -> None:
+    """Note how a call ends that may fail; ``due`` is what it may have received, and nothing else."""
+    try:
+        call()
+        said.append("right" if np.array_equal(got, due) else f"WRONG {got[:3]}, not {due[:3]}")
+    except CollectiveError as error:
+        said.append(str(error))
+
+
+def receive() -> None:
+    """The first of two messages of one tag comes before it is received."""
+    got = np.full(COUNT, -1)
+    if comm.rank == 0:
+        comm.Send(first, 1, 1)
+        world.recv()
+        comm.Send(second, 1, 1)
+    else:
+        run_out()
+        world.send(None, 0)
+        attempt(lambda: comm.Recv(got, 0, 1), got, first)
+        attempt(lambda: comm.Recv(got, 0, 1), got, second)
+
+
+def reduce() -> None:
+    """A part of a collective comes before this rank calls it."""
+    got = np.full(COUNT, -1)
+    if comm.rank == 0:
+        request = comm.Iallreduce(first, got)  # which may never end: the other rank's fails, before it sends or after
+        while not world.Iprobe():
+            request.Test()
+        world.recv()
+    else:
+        run_out()
+        attempt(lambda: comm.Allreduce(first, got), got, 2 * first)
+        world.send(None, 0)
+
+
+def run_out() -> None:
+    """Look for messages until one has come in that has no room, and is not there."""
+    room.run_out(1)
+    end = time.monotonic() + 20
+    while not room.run_out(1) and time.monotonic() < end:
+        comm.Iprobe(0, 9)
+    assert room.run_out(0) == 1
+
+
+comm.Allreduce(np.ones(1), np.empty(1))
+world.Barrier()
+{"message": receive, "collective": reduce}[sys.argv[2]]()
+world.Barrier()
+fresh, total = Communicator(), np.zeros(COUNT, int)
+fresh.Allreduce(first, total)
+assert np.array_equal(total, 2 * first)
+print(f"rank {comm.rank}: {' | '.join(said)}\n", end="", flush=True)
+MPI.Finalize()
+os._exit(0)

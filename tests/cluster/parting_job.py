@@ -1,0 +1,75 @@
+"""A rank of a job over a store whose last rank ends, one way or another, while teams are made: FOLDER RANK SIZE HOW.
+
+By an ``interrupt`` it does so as all ranks end; ``early`` while contexts are made; ``stop``: it stops there, and ranks
+have some seconds; ``late``: it gives up, and lives on, when the others have what it has not; ``after`` all have
+abandoned what they made. ``cut``: it is out of reach, and never comes to its end, when all have freed that.
+"""
+
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import mpi4py
+
+from ucc_hetero import Communicator
+from ucc_hetero.bootstrap import agreement
+from ucc_hetero.bootstrap import exit as at_exit
+from ucc_hetero.bootstrap.process import Job
+from ucc_hetero.bootstrap.storecomm import StoreComm
+from ucc_hetero.bootstrap.teams import Teams
+from ucc_hetero.errors import CollectiveTimeout, PeerError
+from ucc_hetero.native.libraries import load
+
+sys.path.append(str(Path(__file__).parents[1] / "faults"))
+from store import Store
+
+
+def end(how: str) -> None:
+    """Come to nothing."""
+    if how in ("kill", "early", "after"):
+        os.kill(os.getpid(), signal.SIGKILL)
+    elif how == "stop":
+        os.kill(os.getpid(), signal.SIGSTOP)
+    elif how == "exit":
+        os._exit(0)
+    elif how == "interrupt":
+        raise KeyboardInterrupt
+    elif how == "late":
+        raise CollectiveTimeout("this rank has waited for too long")
+    raise ValueError("this rank is out of its mind")
+
+
+def main() -> None:
+    folder, rank, size, how = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
+    mpi4py.rc.initialize = False
+    load()
+    at_exit.register()
+    if rank == size - 1:
+        if how == "interrupt":
+            at_exit._together = lambda *_: end(how)  # type: ignore[assignment,return-value]
+        elif how in ("early", "stop"):
+            Job._context = lambda *_: end(how)  # type: ignore[assignment,method-assign]
+        elif how == "late":
+            agreement.judge_contexts = lambda *_: end(how)
+        elif how not in ("after", "cut"):
+            Teams.get = lambda *_: end(how)  # type: ignore[assignment,method-assign]
+    seconds = 4.0 if how == "stop" else 0.0
+    try:
+        comm = Communicator._adopt(StoreComm.first(Store(folder, 0), rank, range(size), size, seconds))
+        if how == "after":
+            comm._run.abandon("as of a group of torch's that is aborted")
+            if rank == size - 1:
+                end(how)
+        elif how == "cut":
+            comm.Free()
+            (folder / "ready").touch()
+            while rank == size - 1 or not (folder / "fault").exists():
+                time.sleep(0.01)
+    except (PeerError, CollectiveTimeout) as error:
+        print(f"rank {rank} knows: {type(error).__name__} {error}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

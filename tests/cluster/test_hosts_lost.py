@@ -1,0 +1,148 @@
+"""Processes and hosts that are lost: all ranks that are left know within a moment, whom they have lost, and go on."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ucc_hetero.launch import emulated_host
+from ucc_hetero.launch.emulate import Cluster
+
+JOB = Path(__file__).with_name("fault_job.py")
+PARTING = Path(__file__).with_name("parting_job.py")
+REVOKED = Path(__file__).with_name("revoked_job.py")
+#: The deadline of calls must have no part in it.
+ENV = {"UCCH_TIMEOUT": "300"}
+
+
+def hole(cluster: Cluster, host: int) -> None:
+    """Frames of a host end in the switch, and it has no way of noticing."""
+    batch = f"link set dev {cluster.layout[host].links[0].port} nomaster\n"
+    emulated_host.configure(cluster._switch_pid(), batch, "")
+
+
+OUTSIDE: dict[str, Callable[[Cluster, int], None]] = {
+    "cut": lambda cluster, host: cluster.set_link(host, up=False),
+    "hole": hole,
+    "off": lambda cluster, host: cluster.power_off(host),
+}
+
+
+@pytest.fixture
+def outputs(
+    emulate: Callable[..., Cluster], launch: Any, appear: Any, tmp_path: Path, room: int
+) -> Callable[..., list[str]]:
+    """Call as ``outputs(slots, fault, lost)``: output of every rank, in good time of those that are not lost."""
+
+    def run(slots: tuple[int, ...], fault: str, lost: list[int], job: Path = JOB) -> list[str]:
+        cluster = emulate(hosts=len(slots), slots=slots, rate="none")
+        size, hosts = sum(slots), [host for host, count in enumerate(slots) for _ in range(count)]
+        more = [str(size), fault, ",".join(map(str, lost))]
+        words = [[sys.executable, str(job), str(tmp_path), str(rank), *more] for rank in range(size)]
+        ranks = [launch(cluster, host, each, env=ENV) for host, each in zip(hosts, words, strict=True)]
+        if fault in OUTSIDE:
+            appear([tmp_path / "ready"], ranks)
+            (tmp_path / "fault").write_text(repr(time.monotonic()))
+            OUTSIDE[fault](cluster, hosts[lost[0]])
+        return ["" if rank in lost else ranks[rank].communicate(timeout=60 * room)[0] for rank in range(size)]
+
+    return run
+
+
+LAYOUTS = {"1+1": (1, 1), "2+2": (2, 2), "1+1+1": (1, 1, 1)}
+
+
+@pytest.mark.usefixtures("libraries")
+@pytest.mark.parametrize("where", LAYOUTS)
+@pytest.mark.parametrize("fault", ["kill", "stop", "exit", *OUTSIDE])
+def test_survivors_know_and_go_on(outputs: Callable[..., list[str]], where: str, fault: str) -> None:
+    pytest.importorskip("torch")
+    size = sum(LAYOUTS[where])
+    lost = [2, 3] if size == 4 and fault in OUTSIDE else [size - 1]
+    out = outputs(LAYOUTS[where], fault, lost)
+    for rank in sorted(set(range(size)) - set(lost)):
+        assert "knows: " in out[rank] and "PeerError" in out[rank], out
+        assert f"rank {rank} goes on" in out[rank], out
+
+
+@pytest.mark.usefixtures("libraries")
+def test_a_rank_that_holds_the_interpreter_is_alive(outputs: Callable[..., list[str]]) -> None:
+    pytest.importorskip("torch")
+    out = outputs((1, 1), "hold", [1])
+    assert "rank 0 right" in out[0], out
+
+
+@pytest.mark.usefixtures("libraries")
+@pytest.mark.parametrize("where", [(2,), (1, 1), (1, 2)], ids=str)
+@pytest.mark.parametrize("how", ["kill", "exit", "error"])
+def test_a_rank_that_ends_while_teams_are_made(
+    outputs: Callable[..., list[str]], where: tuple[int, ...], how: str
+) -> None:
+    """The others of the first communicator, which has no older one beside it whose board would show that."""
+    out = outputs(where, how, [sum(where) - 1], PARTING)
+    for rank in range(sum(where) - 1):
+        assert f"rank {rank} knows: PeerError" in out[rank], out
+
+
+@pytest.mark.usefixtures("libraries")
+@pytest.mark.parametrize("where", [(3,), (1, 2)], ids=str)
+def test_a_rank_that_dies_while_contexts_are_made(outputs: Callable[..., list[str]], where: tuple[int, ...]) -> None:
+    """The others know at once, and end."""
+    out = outputs(where, "early", [sum(where) - 1], PARTING)
+    for rank in range(sum(where) - 1):
+        assert f"rank {rank} knows: PeerError rank {rank}: rank(s) [2] of ucch/0" in out[rank], out
+
+
+@pytest.mark.usefixtures("libraries")
+@pytest.mark.parametrize("where", [(3,), (1, 2)], ids=str)
+def test_a_rank_that_stops_while_contexts_are_made(outputs: Callable[..., list[str]], where: tuple[int, ...]) -> None:
+    """The others give up after the seconds of the store's exchange, or as the first of them does, and end."""
+    out = outputs(where, "stop", [sum(where) - 1], PARTING)
+    for rank in range(sum(where) - 1):
+        assert f"rank {rank} knows: CollectiveTimeout" in out[rank] or "has given ucch/0" in out[rank], out
+
+
+@pytest.mark.usefixtures("libraries")
+@pytest.mark.parametrize("where", [(3,), (1, 2)], ids=str)
+def test_a_rank_that_gives_up_what_others_have_made(outputs: Callable[..., list[str]], where: tuple[int, ...]) -> None:
+    """The others hear of it at once, and do not wait for it at their end."""
+    out = outputs(where, "late", [], PARTING)
+    for rank in range(sum(where) - 1):
+        assert f"rank {rank} knows: PeerError" in out[rank] and "has given ucch/0" in out[rank], out
+
+
+@pytest.mark.usefixtures("libraries")
+@pytest.mark.parametrize("where", [(3,), (1, 2)], ids=str)
+def test_a_rank_that_dies_once_all_is_abandoned(outputs: Callable[..., list[str]], where: tuple[int, ...]) -> None:
+    """The others see that it has ended, though it had left, and do not wait for it at their end."""
+    size, out = sum(where), outputs(where, "after", [sum(where) - 1], PARTING)
+    assert out == [""] * size, out
+
+
+@pytest.mark.usefixtures("libraries")
+@pytest.mark.parametrize("where", [(1, 1), (2, 1)], ids=str)
+def test_a_host_is_lost_once_all_is_freed(outputs: Callable[..., list[str]], where: tuple[int, ...]) -> None:
+    """Ranks without communicators do not wait for it at their end."""
+    size, out = sum(where), outputs(where, "cut", [sum(where) - 1], PARTING)
+    assert out == [""] * size, out
+
+
+@pytest.mark.usefixtures("libraries")
+@pytest.mark.parametrize("where", [(2,), (1, 1), (2, 1)], ids=str)
+def test_another_communicator_is_revoked(outputs: Callable[..., list[str]], where: tuple[int, ...]) -> None:
+    """Calls of this one go on: whoever waits between hosts looks for what concerns any communicator."""
+    out = outputs(where, "", [], REVOKED)
+    assert [f"rank {rank} right" in text for rank, text in enumerate(out)] == [True] * sum(where), out
+
+
+@pytest.mark.usefixtures("libraries")
+@pytest.mark.parametrize("where", [(3,), (1, 2)], ids=str)
+def test_a_rank_that_is_interrupted_at_its_end(outputs: Callable[..., list[str]], where: tuple[int, ...]) -> None:
+    """The others do not wait for it."""
+    size, out = sum(where), outputs(where, "interrupt", [], PARTING)
+    assert "KeyboardInterrupt" in out[-1] and out[: size - 1] == [""] * (size - 1), out

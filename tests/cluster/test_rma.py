@@ -1,0 +1,64 @@
+"""Put, get and notify between hosts: of ranks, and of agents one of which is lost."""
+
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pages_scripts
+import pytest
+
+from ucc_hetero.launch.emulate import Cluster
+
+from .test_hosts_lost import OUTSIDE
+
+HERE = Path(__file__).parent
+
+
+@pytest.mark.usefixtures("libraries")
+def test_everybody_reaches_everybody(cluster: Cluster) -> None:
+    done = cluster.mpirun([sys.executable, str(HERE.parent / "mpi" / "rma_cases.py")], timeout=150)
+    assert done.stdout.count("right") == 4, done.stdout + done.stderr
+
+
+@pytest.mark.usefixtures("libraries")
+@pytest.mark.parametrize("layout", ["nvidia:1,amd:1", "host:1,nvidia:1"])
+def test_pages_between_hosts(
+    emulate: Callable[..., Cluster], fake_environment: Callable[[str], dict[str, str]], tmp_path: Path, layout: str
+) -> None:
+    """All layouts, types and heads of tests/native, from one vendor's host to the other's."""
+    (tmp_path / "pages.py").write_text(pages_scripts.EVERY)
+    command = [sys.executable, str(tmp_path / "pages.py")]
+    done = emulate(hosts=2, slots=1, rate="none").mpirun(command, env=fake_environment(layout), timeout=120)
+    assert done.stdout.count("right") == 2, done.stdout + done.stderr
+
+
+@pytest.mark.usefixtures("libraries")
+@pytest.mark.parametrize("fault", ["kill", *OUTSIDE])
+def test_an_agent_is_lost(
+    emulate: Callable[..., Cluster], launch: Any, appear: Any, tmp_path: Path, room: int, fault: str
+) -> None:
+    """Transfers with it fail, and no others do."""
+    cluster, job = emulate(hosts=3, slots=1, rate="none"), [sys.executable, str(HERE / "agent_job.py")]
+    dead, _ = (launch(cluster, host, [*job, "serve"]) for host in (1, 2))
+    user = launch(cluster, 0, [*job, "use", str(tmp_path)])
+    appear([tmp_path / "ready"], [user], 100)
+    (tmp_path / "fault").write_text(repr(time.time()))
+    OUTSIDE[fault](cluster, 1) if fault in OUTSIDE else dead.kill()
+    out = user.communicate(timeout=100 * room)[0]
+    assert "lost: " in out and "right" in out, out
+
+
+@pytest.mark.usefixtures("libraries")
+def test_a_host_that_is_gone_does_not_stop_who_connects(
+    emulate: Callable[..., Cluster], launch: Any, appear: Any, tmp_path: Path, room: int
+) -> None:
+    """The transfer fails by its own deadline, long before TCP gives up."""
+    cluster, job = emulate(hosts=2, slots=1, rate="none"), [sys.executable, str(HERE / "dead_host_job.py")]
+    roles = [launch(cluster, host, [*job, what, str(tmp_path)]) for host, what in enumerate(("meet", "be"))]
+    appear([tmp_path / "ready", tmp_path / "address"], roles)
+    OUTSIDE["hole"](cluster, 1)
+    (tmp_path / "fault").touch()
+    out = roles[0].communicate(timeout=60 * room)[0]
+    assert "right: " in out, out

@@ -1,0 +1,83 @@
+"""Jobs of the channel scripts, on one host and on several: what each needs, and what it must and must not say."""
+
+import re
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import channel_failure_scripts as failures
+import channel_life_scripts as lives
+import channel_scripts as calls
+import graph_scripts as graphs
+import pytest
+from device_scripts import COLLECTIVES, FEW_QUEUES, OWN_QUEUES
+
+#: Environment of all: every collective as messages, on devices that are quick.
+USUAL = {"UCCH_TUNE": calls.FLAT, "FAKEGPU_DELAY_US": "20"}
+_LONG = {"UCCH_TIMEOUT": "200"}
+_BROKEN = _LONG | {"LENGTH": "1000", **OWN_QUEUES}
+
+
+class Job(NamedTuple):
+    """A script, its environment, and patterns with how often each is said; in place of these ``right`` by each rank."""
+
+    script: str
+    env: Mapping[str, str] = {}
+    says: Mapping[str, int] = {}
+    never: str = "Traceback"
+
+
+JOBS = {
+    "every collective in every form": Job(COLLECTIVES, {"QUEUED": "y"}),
+    "many calls in many streams": Job(calls.CROWD, {"DICE": "7"}), "replicas are equal": Job(calls.REPLICAS),
+    "data that comes late": Job(calls.LATE),
+    "counts that change elsewhere": Job(calls.COUNTS),
+    # Threads use them in any order, which devices that run out of queues do not allow (docs/gpu-inside.md).
+    "several communicators": Job(lives.SEVERAL, {"UCCH_WINDOW": "64M", **OWN_QUEUES}),
+    "calls that nobody asks for": Job(lives.HANDED, OWN_QUEUES),
+    "many groups": Job(lives.MANY, {"UCCH_WIRE_SLOT": "64K", **OWN_QUEUES}),
+    "the driver waits": Job(lives.KEPT, OWN_QUEUES),
+    "no pinned memory is left": Job(lives.PINNED_OUT, {"UCCH_WINDOW": "16M"}),
+    "calls under way at the end": Job(lives.LEFT), "no channels": Job(lives.WITHOUT),
+    "short calls are one kernel": Job(lives.SHORT, {"UCCH_TUNE": "", **FEW_QUEUES}),
+    "no compiler": Job(lives.NO_COMPILER), "rings come with calls": Job(lives.GROWS),
+    "a rank that never calls": Job(
+        failures.MISSING, _LONG, {r"waited for: \['CollectiveTimeout', ": 2, "next: CollectiveError": 2}, "nothing",
+    ),
+    "a rank that never calls what others wait for": Job(
+        failures.MISSING_TOO, _LONG, {"blocking: CollectiveTimeout": 1, "later: CollectiveError": 1, "right": 2},
+    ),
+    # Two threads, each with a communicator of its own: in one order for each, in none for both.
+    "nobody takes garbage for a result": Job(
+        failures.GARBAGE, _LONG | OWN_QUEUES, {"outcome": 6}, "outcome nothing",
+    ),
+    "ranks that call different things": Job(
+        failures.DIFFERENT, _LONG, {"MismatchError before .* after CollectiveError": 4},
+    ),
+    "calls in graphs": Job(graphs.REPLAYS), "a graph outlives": Job(graphs.FREED, OWN_QUEUES),
+    "several graphs": Job(graphs.SEVERAL, {"DICE": "3", **FEW_QUEUES}),
+    "refused in graphs": Job(graphs.REFUSED, {"UCCH_TUNE": ""}, never="instead"),
+    "a rank that does not replay": Job(
+        graphs.BROKEN, _BROKEN | {"WAY": "missing"}, {"next: CollectiveError": 2, "not complete": 1},
+    ),
+    "ranks that replay different things": Job(
+        graphs.BROKEN, _BROKEN | {"WAY": "different"}, {"next: CollectiveError .*(?:other calls|left the job)": 2},
+    ),
+    "two graphs at a time": Job(
+        graphs.BROKEN, _BROKEN | {"WAY": "overlap"}, {"next: CollectiveError": 2, "at a time|not complete": 1},
+    ),
+    "a rank that dies": Job(failures.KILLED, _LONG, {"died: PeerError CollectiveError": 2}),
+}  # fmt: skip
+
+
+def judge(name: str, ranks: int, out: str) -> None:
+    """Whether a job has said what it must."""
+    job = JOBS[name]
+    wanted = job.says or {"right": ranks}
+    assert {text: len(re.findall(text, out)) for text in wanted} == wanted and job.never not in out, out
+
+
+def judge_death(recovery: list[str], ranks: int, out: str) -> None:
+    """Whether the job one of whose ranks dies has said what it must."""
+    if not recovery and "PeerError" not in out:
+        pytest.skip("this launcher ends every rank when one dies")
+    judge("a rank that dies", ranks, out)

@@ -1,0 +1,15 @@
+/* A bit that flips in data on its way: of the eight bytes FLIP (hexadecimal) that rank FLIP_RANK comes to see, bit
+ * FLIP_BIT, once. Included by what brings data. */
+static void flip(void *data, ssize_t bytes) {
+    static int done;
+    const char *magic = getenv("FLIP"), *wanted = getenv("FLIP_RANK"), *rank = getenv("OMPI_COMM_WORLD_RANK");
+    const char *bit = getenv("FLIP_BIT");
+    if (!rank) rank = getenv("PMI_RANK");
+    if (done || bytes < 8 || !magic || !wanted || !rank || !bit || strcmp(wanted, rank)) return;
+    unsigned long long number = strtoull(magic, NULL, 16);
+    char *at = memmem(data, (size_t)bytes, &number, sizeof(number));
+    if (!at) return;
+    done = 1;
+    at[atoi(bit) / 8] ^= (char)(1 << atoi(bit) % 8);
+    fprintf(stderr, "flipped on rank %s\n", rank);
+}

@@ -1,0 +1,231 @@
+"""Scripts of ranks for calls that are captured in graphs, among devices of two vendors."""
+
+from channel_scripts import COMMON
+
+CAPTURE = COMMON
+CAPTURE += """
+import tempfile
+from pathlib import Path
+from arrays import Graph
+from ucc_hetero.trace import dumps, flight
+
+def records(rank):
+    "The flight recorder's, of this rank."
+    with tempfile.TemporaryDirectory() as folder:
+        return dumps.parse(flight.dump(Path(folder) / str(rank)).read_bytes()).records
+
+def there(stream, array, want, *about):
+    got = array.copied(stream)
+    assert (got == want).all(), (about, got[:8], want[:8])
+"""
+
+#: Every collective, short and long, replayed with other data each time, and beside calls that are not captured.
+REPLAYS = CAPTURE
+REPLAYS += """
+def calls(n, counts, x, y):
+    "(name, its arguments, what a rank brings, what comes of it), by the number of elements of both."
+    whole = lambda k, m: np.sum([numbers(k, q, m) for q in range(p)], axis=0)
+    every = lambda k, m: np.concatenate([numbers(k, q, m) for q in range(p)])
+    part = slice(r * n, r * n + n)
+    own = lambda k, m: numbers(k, r, m)
+    starts, total = np.cumsum([0, *counts]), sum(counts)
+    ragged = lambda k, m: np.concatenate([numbers(k, q, c) for q, c in enumerate(counts)])
+    at_root = lambda value: value if r == root else None
+    return {
+        "allreduce": (n, n, lambda x, y: (x, y), own, lambda k: whole(k, n)),
+        "reduce": (n, n, lambda x, y: (x, at_root(y), SUM, root), own, lambda k: whole(k, n) if r == root else None),
+        "bcast": (n, n, lambda x, y: (x if r == root else y, root), own,
+                  lambda k: None if r == root else numbers(k, root, n)),
+        "allgather": (n, n * p, lambda x, y: (x, y), own, lambda k: every(k, n)),
+        "allgatherv": (counts[r], total, lambda x, y: (x, [y, counts]), own, lambda k: ragged(k, 0)),
+        "alltoall": (n * p, n * p, lambda x, y: (x, y), own,
+                     lambda k: np.concatenate([numbers(k, q, n * p)[part] for q in range(p)])),
+        "reduce_scatter_block": (n * p, n, lambda x, y: (x, y), own, lambda k: whole(k, n * p)[part]),
+        "scatter": (n * p, n, lambda x, y: (at_root(x), y, root), own, lambda k: numbers(k, root, n * p)[part]),
+        "gather": (n, n * p, lambda x, y: (x, at_root(y), root), own, lambda k: every(k, n) if r == root else None),
+    }
+
+with Communicator() as comm:
+    p, r, root, k = comm.size, comm.rank, 1, 0
+    stream = runtime().stream()
+    for n in map(int, os.environ["LENGTHS"].split(",")):
+        counts = [n, 2 * n, 1, n + 3][:p]
+        rows = calls(n, counts, None, None)
+        arrays = {name: (Array(max(1, a)), Array(b)) for name, (a, b, *_) in rows.items()}
+        for name, (a, b, arguments, *_) in rows.items():
+            getattr(comm, "I" + name)(*arguments(*arrays[name]), stream=stream)  # its kernels are loaded
+        reached(stream)
+        with Graph(stream) as graph:
+            for name, (a, b, arguments, *_) in rows.items():
+                getattr(comm, "I" + name)(*arguments(*arrays[name]), stream=stream).Wait()
+        with Graph(stream) as other:  # in place, and in the other order
+            for name in ("allgather", "allreduce"):
+                comm.Iallreduce(IN_PLACE, arrays[name][1], stream=stream)
+        for turn in range(4):
+            k += 1
+            for name, (a, b, arguments, brings, _) in rows.items():
+                x, y = arrays[name]
+                bring(x, brings(k, x.size), stream)
+                y.set(-55)
+            graph.replay(stream)
+            if turn % 2:
+                comm.Allreduce(*map(lambda a: a.set(1), (Array(50), Array(50))))  # at once, in another stream
+                comm.Iallreduce(*arrays["allreduce"], stream=stream)
+            wants = {name: row[4](k) for name, row in rows.items()}
+            for name, want in wants.items():
+                if want is not None:
+                    there(stream, arrays[name][1], want, name, n, turn)
+            if turn > 1:
+                other.replay(stream)
+                other.replay(stream)
+                for name in ("allreduce", "allgather"):
+                    there(stream, arrays[name][1], p * p * wants[name], name, "in place", n, turn)
+        graph.close()
+    assert all(made.values())
+    assert comm._run.launches.active == 0
+    kept = records(r)
+    assert (kept["kind"] == lib.UCCH_RECORD_GRAPH).any() and (kept["ended"] > 0).all() and (kept["status"] == 0).all()
+    assert set(kept["kind"].tolist()) >= {lib.UCCH_RECORD_STREAM} or comm._run.topology.flat
+print("right")
+"""
+
+#: Two communicators, graphs of both and of each, calls in several streams of one capture; replays in any order.
+SEVERAL = CAPTURE
+SEVERAL += """
+with Communicator() as one, Communicator() as two:
+    p, r, n = one.size, one.rank, 3000
+    stream, beside = runtime().stream(), runtime().stream()
+    x, y, z = (Array(n).set(1) for _ in range(3))
+    for comm in (one, two):
+        comm.Allreduce(x, y)
+    fork, join = runtime().event(), runtime().event()
+    with Graph(stream) as both:
+        one.Iallreduce(x, y, stream=stream)
+        fork.record(stream.handle)
+        runtime().wait_event(beside.handle, fork)
+        for k in range(3):  # of one communicator in two streams, which have to be in order
+            one.Iallreduce(IN_PLACE, z, stream=beside)
+            two.Iallreduce(IN_PLACE, y, stream=stream)
+            one.Iallreduce(IN_PLACE, y, stream=stream)
+        join.record(beside.handle)
+        runtime().wait_event(stream.handle, join)
+    graphs = {}
+    for comm in (one, two):
+        with Graph(stream) as graphs[comm]:
+            comm.Iallreduce(IN_PLACE, y, stream=stream)
+    rng = np.random.default_rng(int(os.environ["DICE"]))
+    for k in range(6):
+        total = sum(numbers(k, q, n) for q in range(p))
+        bring(x, numbers(k, r, n), stream)
+        bring(z, numbers(k, r, n), stream)
+        both.replay(stream)
+        want = total.astype(np.float64) * p**6
+        for pick in rng.permutation(4).tolist():
+            comm = (one, two)[pick % 2]
+            if pick < 2:
+                graphs[comm].replay(stream)
+            else:
+                comm.Iallreduce(IN_PLACE, y, stream=stream)
+            want = want * p
+        assert np.array_equal(y.copied(stream), want.astype(np.float32)), (k, y.copied(stream)[:5], want[:5])
+        there(stream, z, total * p**2, "beside", k)
+    for graph in (both, *graphs.values()):
+        graph.close()
+print("right")
+"""
+
+#: Calls that cannot be captured say so, on all ranks, and nothing is broken by it.
+REFUSED = CAPTURE
+REFUSED += """
+from ucc_hetero.errors import NotSupported
+def said(call):
+    try:
+        with Graph(stream):
+            call()
+    except NotSupported as error:
+        return str(error)
+    return "nothing"
+
+with Communicator() as comm:
+    n, stream = 1000, runtime().stream()
+    x, y = Array(n).set(1), Array(n)
+    text = said(lambda: comm.Iallreduce(x, y, stream=stream))
+    if os.environ["WHY"] not in text:
+        print("instead:", text)
+    comm.Allreduce(x, y.set(-1))
+    assert (y.peek == comm.size).all()
+    for call in (comm.Isend, comm.Irecv):
+        assert "a message of rank" in said(lambda: call(x, 1 - comm.rank, stream=stream))
+    assert "host memory" in said(lambda: comm.Iallreduce(np.ones(3), np.ones(3), stream=stream))
+    if "once before" in text:
+        with Graph(stream) as graph:
+            comm.Iallreduce(x, y, stream=stream)
+        graph.replay(stream)
+        there(stream, y, comm.size)
+print("right")
+"""
+
+#: A rank that does not replay, or something else, or two graphs at once: streams go on, and the next call says why.
+BROKEN = CAPTURE
+BROKEN += """
+comm, n = Communicator(), int(os.environ["LENGTH"])
+r, streams = comm.rank, [runtime().stream() for _ in range(2)]
+x, y, z = Array(n).set(1), Array(n), Array(n)
+comm.Allreduce(x, y)
+comm.Bcast(x, 0)
+def captured():
+    graphs = [Graph(streams[0]) for _ in range(2)]
+    with graphs[0]:
+        comm.Iallreduce(x, y, stream=streams[0])
+    with graphs[1]:
+        comm.Ibcast(x, 0, stream=streams[0])
+    return graphs
+graphs, way = captured(), os.environ["WAY"]
+for graph in graphs:
+    graph.replay(streams[0])
+there(streams[0], y, comm.size)
+if way != "different":  # of the others, one waits for somebody who does not come
+    comm._run.timeout = 1.0
+    graphs = captured()
+comm.mpi.Barrier()
+if way == "overlap" and r == 0:
+    graphs[0].replay(streams[0])
+    graphs[1].replay(streams[1])
+if way == "missing" and r == 0:
+    graphs[0].replay(streams[0])
+if way == "different":
+    graphs[0 if r == 0 else 1].replay(streams[0])
+    graphs[1 if r == 0 else 0].replay(streams[0])
+for stream in streams:
+    reached(stream, 60)
+until = time.monotonic() + 60
+while not lib.ucch_failures() and time.monotonic() < until:
+    time.sleep(1e-3)
+try:
+    comm.Iallreduce(x, y, stream=streams[0]).Wait()
+except Exception as error:
+    print(f"next: {type(error).__name__} {error}", flush=True)
+graphs[0].replay(streams[0])
+reached(streams[0], 60)  # at once, with nobody
+MPI.COMM_WORLD.Barrier()
+"""
+
+#: A graph outlives its communicator: it waits for nobody, and hurts nobody.
+FREED = CAPTURE
+FREED += """
+n = 100_000
+with Communicator() as comm:
+    stream, x, y = runtime().stream(), Array(n).set(1), Array(n)
+    comm.Allreduce(x, y)
+    with Graph(stream) as graph:
+        comm.Iallreduce(x, y, stream=stream)
+    graph.replay(stream)
+    there(stream, y, comm.size)
+with Communicator() as comm:
+    for k in range(3):
+        graph.replay(stream)
+        reached(stream)
+        comm.Allreduce(x, y.set(-1))
+        assert (y.peek == comm.size).all()
+print("right")
+"""

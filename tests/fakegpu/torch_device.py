@@ -1,0 +1,160 @@
+"""torch's device ``cuda`` over the fake GPU library: its streams, events, and tensors in device memory.
+
+Import this before a group is made. A build of torch for the host has no such device: a tensor here is one of the host's
+that lies in the fake device's memory and says that it is on a device. Of its methods only those work in streams that
+messages and the tests need.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import arrays
+import torch
+
+from ucc_hetero.device import Event as NativeEvent
+from ucc_hetero.machine.vendors import VENDORS
+
+RUNTIME = arrays.runtime()
+HERE = int(os.environ.get("OMPI_COMM_WORLD_LOCAL_RANK") or os.environ.get("MPI_LOCALRANKID") or 0)
+RUNTIME.use(HERE)
+DEVICE = torch.device("cuda", HERE)
+# torch's name for both vendors' devices; whose they are is that of its build.
+for _row in VENDORS.values():
+    if _row.torch_build:
+        setattr(torch.version, _row.torch_build, "1.0" if _row.name == RUNTIME.vendor else None)
+
+
+class Event:
+    """As ``torch.cuda.Event``."""
+
+    _native: NativeEvent | None = None
+
+    def record(self, stream: Stream | None = None) -> None:
+        self._native = self._native or RUNTIME.event()
+        self._native.record((stream or state.current).cuda_stream)
+
+    def query(self) -> bool:
+        return self._native is None or self._native.done()
+
+
+class Stream:
+    """As ``torch.cuda.Stream``."""
+
+    device = DEVICE
+
+    def __init__(self, device: Any = None) -> None:
+        self._native = RUNTIME.stream()
+        self.cuda_stream = self._native.handle
+
+    def wait_event(self, event: Event) -> None:
+        if event._native is not None:
+            RUNTIME.wait_event(self.cuda_stream, event._native)
+
+    def record_event(self) -> Event:
+        event = Event()
+        event.record(self)
+        return event
+
+    def query(self) -> bool:
+        return self.record_event().query()
+
+    def synchronize(self) -> None:
+        self._native.synchronize()
+
+
+class _State:
+    """Stream that a test's thread uses now; ``capturing`` is for tests to set."""
+
+    def __init__(self) -> None:
+        self.current = Stream()
+        self.capturing = False
+
+
+state = _State()
+
+
+@contextmanager
+def _stream(stream: Stream) -> Iterator[None]:
+    before, state.current = state.current, stream
+    try:
+        yield
+    finally:
+        state.current = before
+
+
+@contextmanager
+def _device(device: Any) -> Iterator[None]:
+    yield
+
+
+for _name, _value in {
+    "Stream": Stream, "Event": Event, "stream": _stream, "device": _device, "is_initialized": lambda: True,
+    "current_stream": lambda device=None: state.current, "is_current_stream_capturing": lambda: state.capturing,
+}.items():  # fmt: skip
+    setattr(torch.cuda, _name, _value)
+torch._C._cuda_getCurrentRawStream = lambda index: state.current.cuda_stream  # type: ignore[attr-defined]
+
+
+class Tensor(torch.Tensor):
+    """A tensor on the fake device."""
+
+    __torch_function__ = torch._C._disabled_torch_function_impl
+    is_cpu, is_cuda, device = False, True, DEVICE  # type: ignore[assignment]
+    block: Any = None
+
+    def get_device(self) -> int:
+        return HERE
+
+    def detach(self) -> Tensor:
+        return self
+
+    def record_stream(self, stream: Any) -> None:
+        """Nothing: memory is freed by tests alone."""
+
+    def copy_(self, other: Any) -> Tensor:
+        """Copy in the current stream."""
+        nbytes = self.numel() * self.element_size()
+        RUNTIME.copy(self.data_ptr(), other.data_ptr(), nbytes, state.current.cuda_stream)
+        return self
+
+    def fill(self, value: float) -> Tensor:
+        """A kernel in the current stream; float32 only."""
+        library, stream = ctypes.CDLL(RUNTIME.path), ctypes.c_void_p(state.current.cuda_stream)
+        args = ctypes.c_void_p(self.data_ptr()), ctypes.c_size_t(self.numel()), ctypes.c_float(value)
+        assert library.fakegpu_fill(stream, *args) == 0
+        return self
+
+    def seen(self) -> torch.Tensor:
+        """The contents as the current stream sees them, which the host waits for."""
+        state.current.synchronize()
+        return self.as_subclass(torch.Tensor).clone()
+
+
+Tensor.__module__ = "torch"  # it is taken for one of torch's own
+
+
+def empty(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    """A tensor of memory of its own, which ``block.close()`` frees."""
+    like = torch.empty(shape, dtype=dtype)
+    block = RUNTIME.alloc(max(1, like.numel() * like.element_size()))
+    memory = (ctypes.c_char * block.nbytes).from_address(block.handle)
+    made = torch.frombuffer(memory, dtype=dtype, count=like.numel()).reshape(shape).as_subclass(Tensor)
+    made.block = block
+    return made
+
+
+_empty_like = torch.empty_like
+
+
+def _like(tensor: Any, **how: Any) -> Any:
+    if isinstance(tensor, Tensor):
+        return empty(*tensor.shape, dtype=tensor.dtype)
+    return _empty_like(tensor, **how)
+
+
+torch.empty_like = _like

@@ -1,0 +1,189 @@
+"""Scripts of ranks in a torch group on the fake GPU library: messages that look like earlier ones, and do not."""
+
+COMMON = """
+import os
+import random
+import signal
+import time
+
+from ucc_hetero.native.libraries import load
+
+import torch_device as gpu
+load()
+import torch
+import ucc_hetero.torch
+from ucc_hetero.calls.p2p import Messages
+
+dist = torch.distributed
+dist.init_process_group("ucch")
+group, r, p = dist.group.WORLD, dist.get_rank(), dist.get_world_size()
+right, left = (r + 1) % p, (r - 1) % p
+again, repeated = Messages.again, []
+
+def noted(self, request, stream):
+    found = again(self, request, stream)
+    repeated.append(found is not None)
+    return found
+
+Messages.again = noted
+
+def batch(*pairs):
+    how = {"to": dist.isend, "from": dist.irecv}
+    return dist.batch_isend_irecv([dist.P2POp(how[way], tensor, peer, tag=tag) for way, tensor, peer, tag in pairs])
+
+def exchange(sent, got, value, tag=0):
+    "What each rank has computed goes to the right, and what was sent may be overwritten at once."
+    sent.fill(value + r), got.fill(-1)
+    for work in batch(("to", sent, right, tag), ("from", got, left, tag)):
+        work.wait()
+    sent.fill(-5)
+
+def right_value(got, value):
+    seen = got.seen()
+    assert (seen == value + left).all(), (r, value, seen[:4])
+"""
+
+#: Batches of messages that repeat, with others among them, in streams in turn; memory is freed and taken again.
+REPEATED = COMMON
+REPEATED += """
+dice = random.Random(int(os.environ["DICE"]))
+sizes = [1, 2, 1000, 70000]
+other = gpu.Stream()
+kept = {n: (gpu.empty(n), gpu.empty(n)) for n in sizes}
+late = []
+for step in range(100):
+    n, tag, value = dice.choice(sizes), dice.choice((0, 0, 0, 7)), float(step)
+    stream = dice.choice((gpu.state.current, other))
+    with torch.cuda.stream(stream):
+        if step % 10 == 9:  # of another shape, in memory that something else has had
+            for each in kept[n]:
+                gpu.state.current.synchronize()
+                each.block.close()
+            kept[n] = gpu.empty(n), gpu.empty(n)
+        sent, got = kept[n]
+        if step % 7 == 3:  # waited for in another stream than it was asked for in, and later
+            sent.fill(value + r), got.fill(-1)
+            works = batch(("from", got, left, tag), ("to", sent, right, tag))
+            sent.fill(-5)
+            with torch.cuda.stream(gpu.state.current if dice.random() < 0.5 else other):
+                for work in works:
+                    work.wait()
+                right_value(got, value)
+            stream.synchronize()
+        else:
+            exchange(sent, got, value, tag)
+            right_value(got, value)
+first = len(repeated)
+sent, got = [[gpu.empty(5) for _ in range(40)] for _ in range(2)]
+for turn in range(3):  # many under way, of which none was waited for
+    for k, (a, b) in enumerate(zip(sent, got)):
+        a.fill(100 * turn + k + r), b.fill(-1)
+        late += batch(("to", a, right, 1), ("from", b, left, 1))
+    for work in late:
+        work.wait()
+    late.clear()
+    for k, b in enumerate(got):
+        right_value(b, 100 * turn + k)
+sent, got = ([gpu.empty(9) for _ in range(12)] for _ in range(2))
+for turn in range(3):  # what has come lies in its buffer while the stream that asked for it has other work
+    with torch.cuda.stream(other):
+        for k, a in enumerate(sent):
+            a.fill(100 * turn + k + r)
+            batch(("to", a, right, 2))
+    for _ in range(100):
+        got[0].fill(-1)
+    for b in got:
+        batch(("from", b, left, 2))[0].wait()
+        time.sleep(1e-3)
+    for k, b in enumerate(got):
+        right_value(b, 100 * turn + k)
+assert sum(repeated[:first]) > 60 and sum(repeated) > first, (sum(repeated), first)
+dist.barrier()
+dist.destroy_process_group()
+print("right", flush=True)
+"""
+
+#: Mistakes raise what they do the first time, and the batches after them are as those before.
+MISTAKES = COMMON
+MISTAKES += """
+def raises(kind, what, *pairs):
+    try:
+        batch(*pairs)
+    except kind as error:
+        assert what in str(error), error
+    else:
+        raise AssertionError(what)
+
+sent, got = gpu.empty(100), gpu.empty(100)
+for step in range(6):
+    exchange(sent, got, step)
+    right_value(got, step)
+    before = len(repeated)
+    for _ in range(2):
+        raises(ValueError, "tag", ("to", sent, right, -4))
+        gpu.state.capturing = True
+        raises(dist.DistBackendError, "captured", ("to", sent, right, 0))
+        raises(dist.DistBackendError, "captured", ("from", got, left, 0))
+        gpu.state.capturing = False
+    try:
+        group.send([sent], p, 0)
+    except ValueError as error:
+        assert f"dest {p}" in str(error), error
+    else:
+        raise AssertionError("no such rank")
+    assert len(repeated) == before
+assert sum(repeated) >= 6
+dist.barrier()
+torch.cuda.synchronize = lambda: None
+#: One that is too long for its receiver fails there, as it does the first time; the next ones are as before.
+if p == 2:
+    long, short, errors = gpu.empty(100), gpu.empty(10), []
+    for n in range(2):
+        long.fill(3.0)
+        if r == 0:
+            batch(("to", long, 1, 5))[0].wait()
+        else:
+            (work,) = batch(("from", short, 0, 5))
+            while not work.is_completed():
+                time.sleep(1e-3)
+            try:
+                work.wait()
+            except dist.DistBackendError as error:
+                errors.append(str(error))
+        dist.barrier()
+    assert r == 0 or (len(errors) == 2 and all("more than the buffer holds" in each for each in errors)), errors
+    for step in range(3):
+        exchange(sent, got, step)
+        right_value(got, step)
+    dist.barrier()
+dist.destroy_process_group()
+print("right", flush=True)
+"""
+
+#: Rank 1 dies; the others learn it from messages that look like those before.
+DEATH = COMMON
+DEATH += """
+sent, got = gpu.empty(100), gpu.empty(100)
+for step in range(5):
+    exchange(sent, got, step)
+    right_value(got, step)
+assert sum(repeated) >= 2
+dist.barrier()
+if r == 1:
+    os.kill(os.getpid(), signal.SIGKILL)
+said = []
+until = time.monotonic() + 60
+while not said and time.monotonic() < until:
+    try:
+        for work in batch(("from", got, 1, 0)):
+            work.wait()
+        while not work.is_completed() and time.monotonic() < until:
+            time.sleep(1e-3)
+        if work.exception() is not None:
+            raise work.exception()
+        dist.all_reduce(torch.ones(1))
+    except dist.DistBackendError as error:
+        said.append(str(error))
+print("told:", said, flush=True)
+os._exit(0)
+"""

@@ -1,0 +1,473 @@
+"""An engine that serves a small Llama through the connector in vLLM's order: a process of its own, told what to do in
+lines of JSON. Its scheduler is the one below, or vLLM's own where that is installed.
+
+    python vllm_engine.py '{"role": "kv_producer", "port": 7000, ...}'
+
+It is told {"add": id, "prompt": [...], "tokens": n, "params": {...}}, {"abort": id} and {"free": null}, and says
+{"ready": ...}, {"done": id, "tokens": [...], "params": ..., "computed": n}, {"free": blocks}, or {"error": text}.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import sys
+import threading
+from enum import Enum
+from types import SimpleNamespace as Facts
+from typing import Any
+
+import torch
+from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
+
+BLOCK, BUDGET, LAYERS, HEADS, DIM, VOCABULARY, LONGEST = 16, 32, 3, 2, 16, 256, 256
+SHAPE = {
+    "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": LAYERS, "num_attention_heads": 4,
+    "num_key_value_heads": HEADS, "head_dim": DIM, "vocab_size": VOCABULARY, "max_position_embeddings": 512,
+}  # fmt: skip
+
+
+class Status(Enum):
+    """States of requests, as far as a connector looks at vLLM's."""
+
+    WAITING = 0
+    WAITING_FOR_REMOTE_KVS = 1
+    RUNNING = 2
+    FINISHED_LENGTH_CAPPED = 3
+    FINISHED_ABORTED = 4
+
+
+class Request:
+    """A request as a connector sees vLLM's."""
+
+    def __init__(self, name: str, prompt: list[int], most: int, params: Any) -> None:
+        self.request_id, self.all_token_ids, self.num_prompt_tokens = name, list(prompt), len(prompt)
+        self.most, self.kv_transfer_params = most, params
+        self.status, self.num_computed_tokens, self.blocks = Status.WAITING, 0, list[int]()
+
+
+class Scheduler:
+    """Chunked prefill, preemption and loads between steps, with the calls of a connector where vLLM makes them."""
+
+    def __init__(self, connector: Any, blocks: int) -> None:
+        self.connector, self.free = connector, list(range(1, blocks))
+        self.requests: dict[str, Request] = {}
+        self.waiting: list[Request] = []
+        self.running: list[Request] = []
+        self.loaded: set[str] = set()
+        self.ended: set[str] = set()
+        self.preemptions = 0
+
+    def add(self, name: str, prompt: list[int], most: int, params: Any) -> None:
+        self.requests[name] = request = Request(name, prompt, most, params)
+        self.waiting.append(request)
+
+    def abort(self, name: str) -> None:
+        request = self.requests.get(name)
+        if request is None or request.status.name.startswith("FINISHED"):
+            return
+        loading = request.status == Status.WAITING_FOR_REMOTE_KVS and name not in self.loaded
+        self._finish(request, Status.FINISHED_ABORTED, loading)
+
+    def busy(self) -> bool:
+        return bool(self.requests or self.ended or (self.connector and self.connector.has_pending_push_work()))
+
+    def spare(self) -> int:
+        return len(self.free)
+
+    def _room(self, request: Request, tokens: int) -> bool:
+        need = -(-tokens // BLOCK) - len(request.blocks)
+        if need > len(self.free):
+            return False
+        request.blocks += [self.free.pop() for _ in range(need)]
+        return True
+
+    def _release(self, request: Request) -> None:
+        self.free += request.blocks
+        request.blocks = []
+
+    def schedule(self) -> tuple[dict[str, tuple[Request, int, int]], Any]:
+        plan, budget = {}, BUDGET
+        for request in list(self.running):
+            count = min(budget, len(request.all_token_ids) - request.num_computed_tokens)
+            while request in self.running and not self._room(request, request.num_computed_tokens + count):
+                victim = self.running.pop()
+                plan.pop(victim.request_id, None)
+                self._release(victim)
+                victim.status, victim.num_computed_tokens = Status.WAITING, 0
+                self.waiting.insert(0, victim)
+                self.preemptions += 1
+            if request in self.running and count:
+                plan[request.request_id] = request, request.num_computed_tokens, count
+                budget -= count
+        full = False
+        for request in list(self.waiting):
+            if full and not request.blocks:
+                continue  # those behind that have loaded theirs go on: nobody else would free any
+            if request.status == Status.WAITING_FOR_REMOTE_KVS:
+                if request.request_id not in self.loaded:
+                    continue
+                self.loaded.remove(request.request_id)
+                request.status = Status.WAITING
+                if not request.num_computed_tokens:
+                    self._release(request)
+                elif request.num_computed_tokens == len(request.all_token_ids):
+                    request.num_computed_tokens -= 1
+            external, later = 0, False
+            if self.connector and not request.num_computed_tokens:
+                external, later = self.connector.get_num_new_matched_tokens(request, 0)
+            count = 0 if later else min(budget, len(request.all_token_ids) - request.num_computed_tokens)
+            if not (count or later) or not self._room(request, request.num_computed_tokens + external + count):
+                full = True
+                continue
+            if self.connector:
+                blocks = Facts(get_block_ids=lambda request=request: (list(request.blocks),))
+                self.connector.update_state_after_alloc(request, blocks, external)
+            if later:
+                request.status, request.num_computed_tokens = Status.WAITING_FOR_REMOTE_KVS, external
+                continue
+            self.waiting.remove(request)
+            self.running.append(request)
+            request.status = Status.RUNNING
+            plan[request.request_id] = request, request.num_computed_tokens, count
+            budget -= count
+        for request, begin, count in plan.values():
+            request.num_computed_tokens = begin + count
+        return plan, self.connector.build_connector_meta(plan) if self.connector else None
+
+    def finished_ids(self) -> set[str]:
+        ended, self.ended = self.ended, set()
+        return ended
+
+    def update(self, plan: Any, sampled: dict[str, int], output: Any) -> list[tuple[str, list[int], bool, Any]]:
+        for block in output.invalid_block_ids if output else ():
+            for request in self.waiting:
+                if request.status == Status.WAITING_FOR_REMOTE_KVS and block in request.blocks:
+                    at = request.blocks.index(block) * BLOCK
+                    request.num_computed_tokens = min(request.num_computed_tokens, at)
+        out = []
+        for name, token in sampled.items():
+            request = self.requests[name]
+            if request.status != Status.RUNNING:
+                continue
+            request.all_token_ids.append(token)
+            over = len(request.all_token_ids) - request.num_prompt_tokens == request.most
+            params = self._finish(request, Status.FINISHED_LENGTH_CAPPED, False) if over else None
+            out.append((name, [token], over, params))
+        if output:
+            self.connector.update_connector_output(output)
+            for name in output.finished_recving or ():
+                if self.requests[name].status == Status.WAITING_FOR_REMOTE_KVS:
+                    self.loaded.add(name)
+                else:
+                    self._release(self.requests.pop(name))
+            for name in output.finished_sending or ():
+                self._release(self.requests.pop(name))
+        return out
+
+    def _finish(self, request: Request, status: Status, loading: bool) -> Any:
+        for each in (self.waiting, self.running):
+            if request in each:
+                each.remove(request)
+        request.status = status
+        used = request.blocks[: -(-request.num_computed_tokens // BLOCK)]
+        keep, params = self.connector.request_finished(request, used) if self.connector else (False, None)
+        self.ended.add(request.request_id)
+        if not keep and not loading:
+            self._release(self.requests.pop(request.request_id))
+        return params
+
+
+class Theirs:
+    """vLLM's own scheduler."""
+
+    def __init__(self, config: Any, cache_config: Any) -> None:
+        from vllm.utils.hashing import get_hash_fn_by_name
+        from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
+        from vllm.v1.core.sched.scheduler import Scheduler as Real
+        from vllm.v1.structured_output import StructuredOutputManager
+
+        self.real = Real(config, cache_config, StructuredOutputManager(config), BLOCK, log_stats=False)
+        self.connector = self.real.connector
+        hashes = get_hash_fn_by_name("sha256")
+        init_none_hash(hashes)
+        self.hasher = get_request_block_hasher(BLOCK, hashes)
+        self.preemptions = 0
+
+    def add(self, name: str, prompt: list[int], most: int, params: Any) -> None:
+        from vllm import SamplingParams
+        from vllm.v1.request import Request as Real
+
+        extra = {"kv_transfer_params": params} if params else None
+        sampling = SamplingParams(max_tokens=most, temperature=0, ignore_eos=True, extra_args=extra)
+        sampling.update_from_generation_config({}, -1)
+        self.real.add_request(Real(name, prompt, sampling, None, block_hasher=self.hasher))
+
+    def abort(self, name: str) -> None:
+        from vllm.v1.request import RequestStatus
+
+        self.real.finish_requests(name, RequestStatus.FINISHED_ABORTED)
+
+    def busy(self) -> bool:
+        return bool(self.real.has_requests())
+
+    def spare(self) -> int:
+        return int(self.real.kv_cache_manager.block_pool.get_num_free_blocks())
+
+    def schedule(self) -> tuple[Any, Any]:
+        self.output = self.real.schedule()
+        self.preemptions += len(self.output.preempted_req_ids or ())
+        plan = {}
+        for name, count in self.output.num_scheduled_tokens.items():
+            request = self.real.requests[name]
+            request.blocks = self.real.kv_cache_manager.get_block_ids(name)[0]
+            plan[name] = request, request.num_computed_tokens - count, count
+        return plan, self.output.kv_connector_metadata
+
+    def finished_ids(self) -> set[str]:
+        return set(self.output.finished_req_ids)
+
+    def update(self, plan: Any, sampled: dict[str, int], output: Any) -> list[tuple[str, list[int], bool, Any]]:
+        from vllm.v1.outputs import ModelRunnerOutput
+
+        names = list(plan)
+        tokens = [[sampled[name]] if name in sampled else [] for name in names]
+        told = ModelRunnerOutput(names, {n: i for i, n in enumerate(names)}, tokens, kv_connector_output=output)
+        out = []
+        for outputs in self.real.update_from_output(self.output, told).values():
+            for each in outputs.outputs:
+                over = each.finish_reason is not None
+                out.append((each.request_id, list(each.new_token_ids), over, each.kv_transfer_params))
+        return out
+
+
+class OnDevice:
+    """A tensor in the memory of a (fake) device, as a connector sees it."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.tensor, self.shape, self.dtype = tensor, tuple(tensor.shape), tensor.dtype
+
+    def dim(self) -> int:
+        return self.tensor.dim()
+
+    def data_ptr(self) -> int:
+        return self.tensor.data_ptr()
+
+    def stride(self) -> tuple[int, ...]:
+        return self.tensor.stride()
+
+    def permute(self, order: list[int]) -> OnDevice:
+        return OnDevice(self.tensor.permute(order))
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        kind = {torch.float32: "<f4", torch.float16: "<f2"}[self.dtype]
+        assert self.tensor.is_contiguous()
+        return {"shape": self.shape, "typestr": kind, "data": (self.data_ptr(), False), "version": 3, "strides": None}
+
+
+class Runner:
+    """The model, its cache in pages, and a worker's calls of the connector."""
+
+    def __init__(self, connector: Any, blocks: int, layout: str, vendor: str, dim: int) -> None:
+        torch.manual_seed(1)
+        torch.set_num_threads(1)
+        self.model = LlamaForCausalLM(LlamaConfig(**{**SHAPE, "head_dim": dim})).eval()
+        self.connector, self.dim = connector, dim
+        sizes = {"H": HEADS, "N": BLOCK}
+        shape = [blocks, *(sizes[axis] for axis in layout[:2]), 2 * dim]
+        count = blocks * HEADS * BLOCK * 2 * dim
+        self.memory = [self._memory(count, vendor) for _ in range(LAYERS)]
+        views = [memory.view(shape) for memory in self.memory]
+        self.cache = [view if layout == "HND" else view.transpose(1, 2) for view in views]  # [B, H, N, C]
+        for each in self.memory:
+            each.fill_(float("nan"))
+        if connector is not None:
+            wrap = OnDevice if vendor else lambda tensor: tensor
+            connector.register_kv_caches({f"layers.{i}.attn": wrap(each) for i, each in enumerate(self.cache)})
+
+    @staticmethod
+    def _memory(count: int, vendor: str) -> torch.Tensor:
+        if not vendor:
+            return torch.empty(count)
+        from arrays import Array
+
+        array = Array(count)
+        tensor = torch.from_numpy(array.peek)
+        _kept.append(array)
+        return tensor
+
+    def forward(self, request: Any, begin: int, count: int) -> int:
+        """The token after the scheduled ones, whose keys and values go into pages; those before come from there."""
+        places = torch.arange(begin + count)
+        blocks, within = torch.tensor(request.blocks)[places // BLOCK], places % BLOCK
+        cache = DynamicCache()
+        for i in range(LAYERS if begin else 0):
+            past = self.cache[i][blocks[:begin], :, within[:begin]].transpose(0, 1)[None]
+            cache.update(past[..., : self.dim], past[..., self.dim :], i)
+        tokens = torch.tensor([list(request.all_token_ids)[begin : begin + count]])
+        with torch.no_grad():
+            logits = self.model(tokens, past_key_values=cache, position_ids=places[None, begin:]).logits
+        for i in range(LAYERS):
+            layer = cache.layers[i]
+            new = torch.cat([layer.keys, layer.values], -1)[0, :, begin:].transpose(0, 1)
+            self.cache[i][blocks[begin:], :, within[begin:]] = new
+        assert not logits.isnan().any(), f"{request.request_id} reads what nobody has written"
+        return int(logits[0, -1].argmax())
+
+    def step(self, plan: Any, meta: Any, finished: set[str], made: Any) -> tuple[dict[str, int], Any]:
+        """(tokens, what the connector says), as vLLM's model runner goes about it."""
+        if self.connector is not None:
+            self.connector.bind_connector_metadata(meta)
+        sampled = {}
+        for name, (request, begin, count) in plan.items():
+            token = self.forward(request, begin, count)
+            if begin + count == len(request.all_token_ids):
+                sampled[name] = token
+        if self.connector is None:
+            return sampled, None
+        self.connector.start_load_kv(None)
+        self.connector.wait_for_save()
+        sent, come = self.connector.get_finished(finished)
+        failed = self.connector.get_block_ids_with_load_errors()
+        self.connector.clear_connector_metadata()
+        return sampled, made(finished_sending=sent, finished_recving=come, invalid_block_ids=failed)
+
+
+_kept: list[Any] = []
+
+
+def facts(told: dict[str, Any]) -> Any:
+    """A configuration as much like vLLM's as the connector looks at."""
+    transfer = Facts(
+        kv_connector_extra_config=told["extra"], is_kv_producer=told["role"] != "kv_consumer",
+        is_kv_consumer=told["role"] != "kv_producer", engine_id=f"{told['role']}-{os.getpid()}", kv_port=told["port"],
+    )  # fmt: skip
+    return Facts(
+        kv_transfer_config=transfer,
+        parallel_config=Facts(tensor_parallel_size=1, rank=0),
+        model_config=Facts(model=told.get("model", "small"), get_total_num_kv_heads=lambda: HEADS),
+        cache_config=Facts(block_size=BLOCK, cache_dtype="auto"),
+        compilation_config=Facts(),
+        attention_config=Facts(backend=told.get("backend", "TRITON_ATTN")),
+    )
+
+
+def real_config(told: dict[str, Any]) -> tuple[Any, Any]:
+    """(vLLM's configuration, that of its cache)."""
+    from vllm.config import CacheConfig, DeviceConfig, KVTransferConfig, ModelConfig, SchedulerConfig, VllmConfig
+    from vllm.v1.attention.backends.registry import AttentionBackendEnum
+    from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
+
+    model = ModelConfig(model=told["folder"], skip_tokenizer_init=True, dtype="float32", max_model_len=LONGEST)
+    lengths = {"max_num_batched_tokens": BUDGET, "max_model_len": LONGEST, "max_num_seqs": 8}
+    transfer = None
+    if told["role"]:
+        transfer = KVTransferConfig(
+            kv_connector="UccHeteroConnector", kv_connector_module_path="ucc_hetero.vllm", kv_role=told["role"],
+            kv_port=told["port"], kv_connector_extra_config=told["extra"], kv_load_failure_policy="recompute",
+        )  # fmt: skip
+    config = VllmConfig(
+        model_config=model,
+        cache_config=CacheConfig(block_size=BLOCK, enable_prefix_caching=True),
+        scheduler_config=SchedulerConfig(**lengths, is_encoder_decoder=False, async_scheduling=False),
+        device_config=DeviceConfig("cpu"),
+        kv_transfer_config=transfer,
+    )
+    config.attention_config.backend = AttentionBackendEnum[told.get("backend", "TRITON_ATTN")]
+    config.cache_config.num_gpu_blocks = told["blocks"]
+    spec = FullAttentionSpec(BLOCK, num_kv_heads=HEADS, head_size=told.get("dim", DIM), dtype=torch.float32)
+    group = KVCacheGroupSpec([f"layers.{i}.attn" for i in range(LAYERS)], spec)
+    return config, KVCacheConfig(told["blocks"], [], [group])
+
+
+def build(told: dict[str, Any]) -> tuple[Any, Runner, Any]:
+    """(scheduler, worker, class of what the worker says of transfers)."""
+    place = told["blocks"], told["layout"], told["vendor"], told.get("dim", DIM)
+    if told["scheduler"] == "vllm":
+        from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
+        from vllm.distributed.kv_transfer.kv_connector.v1 import KVConnectorRole
+        from vllm.v1.outputs import KVConnectorOutput
+
+        config, cache_config = real_config(told)
+        theirs = Theirs(config, cache_config)
+        worker = None
+        if told["role"]:
+            worker = KVConnectorFactory.create_connector(config, KVConnectorRole.WORKER, cache_config)
+        return theirs, Runner(worker, *place), KVConnectorOutput
+    if not told["role"]:
+        return Scheduler(None, told["blocks"]), Runner(None, *place), Facts
+    from ucc_hetero.vllm import UccHeteroConnector
+    from ucc_hetero.vllm.interface import KVConnectorRole
+
+    config = facts(told)
+    ours = (UccHeteroConnector(config, role, None) for role in (KVConnectorRole.SCHEDULER, KVConnectorRole.WORKER))
+    return Scheduler(next(ours), told["blocks"]), Runner(next(ours), *place), Facts
+
+
+def serve(told: dict[str, Any]) -> None:
+    """Steps, until standard input ends."""
+    scheduler, runner, made = build(told)
+    lines: queue.Queue[Any] = queue.Queue()
+    threading.Thread(target=read, args=(lines,), daemon=True).start()
+    say(ready=os.getpid())
+    tokens: dict[str, list[int]] = {}
+    computed: dict[str, int] = {}
+    while True:
+        try:
+            line = lines.get(timeout=None if not scheduler.busy() else 0.001)
+        except queue.Empty:
+            line = ""
+        if line is None:
+            break
+        if line:
+            obey(json.loads(line), scheduler)
+            continue
+        plan, meta = scheduler.schedule()
+        sampled, output = runner.step(plan, meta, scheduler.finished_ids(), made)
+        for name, (_, _, count) in plan.items():
+            computed[name] = computed.get(name, 0) + count
+        for name, new, over, params in scheduler.update(plan, sampled, output):
+            tokens.setdefault(name, []).extend(new)
+            if over:
+                say(done=name, tokens=tokens.pop(name), params=params, computed=computed.pop(name, 0))
+    if runner.connector is not None:
+        runner.connector.shutdown()
+
+
+def read(lines: Any) -> None:
+    """Hand over lines as they come, and None at the end."""
+    for line in sys.stdin:
+        lines.put(line)
+    lines.put(None)
+
+
+def obey(order: dict[str, Any], scheduler: Any) -> None:
+    """Do what a line says."""
+    if "add" in order:
+        scheduler.add(order["add"], order["prompt"], order["tokens"], order["params"])
+    elif "abort" in order:
+        scheduler.abort(order["abort"])
+    else:
+        say(free=scheduler.spare(), preemptions=scheduler.preemptions)
+
+
+def say(**words: Any) -> None:
+    print(json.dumps(words), flush=True)
+
+
+if __name__ == "__main__":
+    arguments = json.loads(sys.argv[1])
+    if arguments["vendor"]:
+        os.environ["FAKEGPU_LAYOUT"] = f"{arguments['vendor']}:1"
+        import arrays  # noqa: F401  it chooses the vendor
+
+        from ucc_hetero import device
+
+        device.bind(device.place_of())
+    try:
+        serve(arguments)
+    except Exception as error:
+        say(error=f"{type(error).__name__}: {error}")
+        raise

@@ -1,0 +1,285 @@
+"""A rank of a trial: ``job.py FOLDER [RANK]``. What it meets goes to a file of its own, which it keeps locked."""
+
+from __future__ import annotations
+
+import ctypes
+import faulthandler
+import fcntl
+import os
+import random
+import resource
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+import numpy as np
+from menu import DEADLY, INSIDE, TIMEOUT, Trial
+from store import Store
+
+import ucc_hetero
+from ucc_hetero.errors import UCCHError
+
+FOLDER = Path(sys.argv[1])
+TRIAL = Trial.read((FOLDER / "trial").read_text())
+RANK = int(sys.argv[2] if len(sys.argv) > 2 else os.environ["OMPI_COMM_WORLD_RANK"])
+#: Seconds from which on an operation is worth a line.
+LONG = 1.0
+
+
+class Log:
+    """Lines of this rank, each written at once."""
+
+    def __init__(self) -> None:
+        self.file = os.open(FOLDER / f"rank{RANK}", os.O_CREAT | os.O_WRONLY | os.O_APPEND)
+        fcntl.flock(self.file, fcntl.LOCK_EX)
+        #: Moment that this rank is in.
+        self.moment = "start"
+
+    def say(self, word: str, text: object = "") -> None:
+        line = " ".join(f"{time.monotonic():.3f} {word} {self.moment} {text}".split())
+        os.write(self.file, line.encode() + b"\n")
+
+
+LOG = Log()
+faulthandler.enable(LOG.file)
+faulthandler.register(signal.SIGUSR1, LOG.file)
+
+
+class Thrown(Exception):
+    """Exception that the trial has a rank throw."""
+
+
+class Fault:
+    """The trial's fault, on a rank that is a victim."""
+
+    def __init__(self) -> None:
+        self.limits = {which: resource.getrlimit(which) for which in (resource.RLIMIT_AS, resource.RLIMIT_NOFILE)}
+        victims = TRIAL.victims
+        self._opens = TRIAL.moment == "shrink" and victims[0] == RANK
+        self._mine = RANK in (victims[1:] if TRIAL.moment == "shrink" else victims)
+        self._armed = False
+        signal.signal(signal.SIGALRM, self._throw)
+
+    def reach(self, moment: str, number: int = 0) -> None:
+        """This rank has come to an operation of a moment."""
+        if moment != LOG.moment:
+            LOG.moment = moment
+            LOG.say("comes")
+        if self._opens and (moment, number) == ("collective", 8):
+            LOG.say("fault", "kill")
+            os.kill(os.getpid(), signal.SIGKILL)
+        if not self._mine or self._armed or (moment, number) != (TRIAL.moment, _at(moment)):
+            return
+        self._armed = True
+        if TRIAL.fault == "throw":
+            signal.setitimer(signal.ITIMER_REAL, TRIAL.delay + 1e-6)
+        elif TRIAL.fault in (*DEADLY, *INSIDE):
+            timer = threading.Timer(TRIAL.delay, self._befall)
+            timer.daemon = True  # the end of the program does not wait for it
+            timer.start()
+        else:
+            LOG.say("fault", f"{TRIAL.fault} {os.getpid()}")
+
+    def _throw(self, *_: object) -> None:
+        LOG.say("fault", "throw")
+        raise Thrown("of no use any more")
+
+    def _befall(self) -> None:
+        LOG.say("fault", TRIAL.fault)
+        rng = random.Random(TRIAL.seed)
+        if TRIAL.fault in ("kill", "stop", "segfault"):
+            number = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP, "segfault": signal.SIGSEGV}[TRIAL.fault]
+            os.kill(os.getpid(), number)
+        elif TRIAL.fault == "exit":
+            os._exit(rng.choice([0, 3]))
+        elif TRIAL.fault == "hold":
+            ctypes.PyDLL(None).sleep(rng.choice([1, 3, TIMEOUT + 2]))
+        elif TRIAL.fault == "descriptors":
+            used = len(os.listdir("/proc/self/fd"))
+            self._limit(resource.RLIMIT_NOFILE, used + rng.choice([0, 1, 4]))
+        else:
+            pages = int(Path("/proc/self/statm").read_text().split()[0])
+            self._limit(resource.RLIMIT_AS, pages * 4096 + rng.choice([0, 1 << 16, 1 << 20, 1 << 23]))
+
+    def _limit(self, which: int, most: int) -> None:
+        resource.setrlimit(which, (most, self.limits[which][1]))
+
+    def relent(self) -> None:
+        """Give back what was taken."""
+        for which, both in self.limits.items():
+            resource.setrlimit(which, both)
+
+
+FAULT = Fault()
+
+
+def _at(moment: str) -> int:
+    """The number of the operation at which the fault is armed."""
+    return TRIAL.at % {"collective": 12, "message": 12, "teams": 3, "free": 3}.get(moment, 1)
+
+
+def _count(moment: str, few: int, many: int) -> range:
+    return range(many if moment == TRIAL.moment or (moment, TRIAL.moment) == ("collective", "shrink") else few)
+
+
+@contextmanager
+def timed(what: str) -> Iterator[None]:
+    """Say how long it took where that was long."""
+    began = time.monotonic()
+    try:
+        yield
+    finally:
+        if time.monotonic() - began > LONG:
+            LOG.say("took", f"{time.monotonic() - began:.1f} {what}")
+
+
+class Job:
+    """Work of a rank: every moment in turn, then it goes on with those that live."""
+
+    def __init__(self, make: Callable[[], Any], on_device: Any) -> None:
+        self._on_device, self._generation = on_device, 0
+        FAULT.reach("init")
+        with timed("init"):
+            self.comm = make()
+        self.members, self.me = list(range(self.comm.size)), self.comm.rank
+
+    def _one(self, moment: str, number: int, comm: Any = None, members: Any = None) -> None:
+        from fault_call import one_call
+
+        FAULT.reach(moment, number)
+        seed = f"{TRIAL.seed} {self._generation} {moment} {number} {members or ''}"
+        with timed("call"):
+            one_call(comm or self.comm, members or self.members, self.me, seed, self._on_device)
+
+    def _messages(self, number: int) -> None:
+        """Messages around a ring, in one of two forms."""
+        from fault_call import data
+
+        FAULT.reach("message", number)
+        seed = f"{TRIAL.seed} message {number}"
+        rng, size, place = random.Random(seed), len(self.members), self.members.index(self.me)
+        shift, count = rng.randrange(size), rng.choice([1, 1000, 200_000])
+        to, source = (place + shift) % size, (place - shift) % size
+        sent, got = data(seed, place, count), np.full(count, np.nan)
+        pair = [self._on_device(each) if self._on_device else each for each in (sent, got)]
+        with timed("message"):
+            if rng.random() < 0.5:
+                self.comm.Sendrecv(pair[0], to, 1, pair[1], source, 1)
+            else:
+                wanted = self.comm.Irecv(pair[1], source, number)
+                self.comm.Send(pair[0], to, number)
+                wanted.Wait()
+        got = pair[1].peek.copy() if self._on_device else got
+        assert np.array_equal(got, data(seed, source, count)), (number, count, source)
+
+    def _teams(self, number: int) -> None:
+        FAULT.reach("teams", number)
+        rng = random.Random(f"{TRIAL.seed} teams {number}")
+        colours = [rng.randrange(2) for _ in self.members]
+        mine = colours[self.members.index(self.me)] if number % 2 else 0
+        members = [m for m, colour in zip(self.members, colours, strict=True) if colour == mine or not number % 2]
+        with timed("teams"):
+            part = self.comm.Split(mine) if number % 2 else self.comm.Dup()
+        self._one("teams", 100 + number, part, members)
+        FAULT.reach("free", number)
+        with timed("free"):
+            part.Free()
+
+    def work(self) -> None:
+        for number in _count("collective", 3, 40):
+            self._one("collective", number)
+        for number in _count("message", 2, 30):
+            self._messages(number)
+        for number in range(4 if TRIAL.moment in ("teams", "free") else 1):
+            self._teams(number)
+
+    def _well(self, what: Callable[[], None]) -> bool:
+        """Whether it ended without an error; others hear of one."""
+        try:
+            what()
+        except AssertionError as error:
+            LOG.say("WRONG", error)
+        except (UCCHError, MemoryError, OSError, RuntimeError) as error:
+            FAULT.relent()
+            LOG.say("answer", f"{type(error).__name__}: {error}")
+            if TRIAL.exchange == "mpi" or RANK in TRIAL.lost:
+                raise
+            self.comm.Revoke()
+            return False
+        return True
+
+    def run(self) -> None:
+        well = self._well(self.work)
+        while TRIAL.exchange != "mpi" and not self._agreed(well):
+            FAULT.reach("shrink")
+            with timed("shrink"):
+                old, self.comm = self.comm, self.comm.Shrink()
+            old.Free()
+            self._generation += 1
+            LOG.say("shrunk", self.comm.size)
+            well = self._well(self._go_on)
+        LOG.say("right", f"{len(self.members)}")
+
+    def _agreed(self, well: bool) -> bool:
+        """Whether all are well and alive."""
+        LOG.say("agrees", int(well))
+        try:
+            with timed("agree"):
+                return self.comm.Agree(int(well)) == 1
+        except ucc_hetero.PeerError as error:
+            LOG.say("heard", error)
+            return False
+
+    def _go_on(self) -> None:
+        found = np.empty(self.comm.size, "i8")
+        self.comm.Allgather(np.array([self.me]), found)
+        self.members = found.tolist()
+        for number in range(6):
+            self._one("after", number)
+
+
+def by_store() -> Any:
+    """Makes the communicator over a store."""
+    from ucc_hetero.bootstrap import exit as at_exit
+    from ucc_hetero.bootstrap.storecomm import StoreComm
+    from ucc_hetero.native.libraries import load
+
+    store = Store(FOLDER / "store", TRIAL.host(RANK))
+    load()
+    at_exit.register()
+    first = StoreComm.first(store, RANK, range(TRIAL.size), TRIAL.size, float(TIMEOUT))
+    return ucc_hetero.Communicator._adopt(first)
+
+
+def main() -> None:
+    on_device = None
+    if TRIAL.gpu:
+        os.environ["PMI_RANK"] = str(RANK)  # of a job that mpirun did not start
+        from fault_call import device_arrays
+
+        on_device = device_arrays()
+        del os.environ["PMI_RANK"]
+    if TRIAL.exchange == "store":
+        import mpi4py
+
+        mpi4py.rc.initialize = False  # as torch's backend has it
+    else:
+        from mpi4py import MPI  # noqa: F401
+    try:
+        job = Job(by_store if TRIAL.exchange == "store" else ucc_hetero.Communicator, on_device)
+        job.run()
+    except BaseException as error:
+        FAULT.relent()
+        LOG.say("raises", f"{type(error).__name__}: {error}")
+        raise
+    FAULT.reach("finalize")
+
+
+main()

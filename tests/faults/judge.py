@@ -1,0 +1,328 @@
+"""One trial: its job on emulated hosts, what is done to it from outside, and what is to be said of how it went."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ucc_hetero.launch import emulated_host
+from ucc_hetero.launch.emulate import Cluster
+
+from .menu import TIMEOUT, Trial
+
+HERE = Path(__file__).parent
+JOB = HERE / "job.py"
+#: Seconds after which an operation is late: its deadline, and what busy cores take; one of recovery has several.
+PATIENCE = 2 * TIMEOUT
+RECOVERY = 5 * TIMEOUT
+#: Seconds that all of a trial may take before its ranks are asked where they are, and ended.
+WHOLE = 75.0
+#: Seconds in which mpirun ends once its ranks have.
+AFTERMATH = 15.0
+
+SLOW = "for i in 1 2 3 4 5 6 7 8; do kill -STOP $0; sleep 0.$1; kill -CONT $0; sleep 0.05; done"
+
+#: Where ranks are, as Python and, where there is gdb, as the machine has it.
+WHERE = """
+for p in $(pgrep -f '[j]ob.py'); do kill -USR1 $p; done
+for p in $(pgrep -f '[j]ob.py'); do gdb -batch -p $p -ex 'thread apply all bt 14' 2>/dev/null | grep -v '^.New'; done
+"""
+
+
+#: Ranks with MPI alone, of which those that are named leave; whether mpirun lets the others live.
+CONTROL = """
+import os, sys, time
+from mpi4py import MPI
+MPI.COMM_WORLD.Set_errhandler(MPI.ERRORS_RETURN)
+MPI.COMM_WORLD.Barrier()
+if str(MPI.COMM_WORLD.rank) in sys.argv[1:]:
+    os._exit(3)
+time.sleep(2)
+print("lives", flush=True)
+os._exit(0)
+"""
+
+
+@dataclass
+class Verdict:
+    """How a trial went."""
+
+    trial: Trial
+    #: The moment in which the fault happened, after it was armed.
+    moment: str = ""
+    seconds: float = 0.0
+    #: Last words of each rank.
+    ends: dict[int, str] = field(default_factory=dict)
+    #: Kind of failure -> what was seen of it.
+    failures: dict[str, list[str]] = field(default_factory=dict)
+    #: Findings that were shown to be mpirun's doing, and no failures of ours.
+    launcher: list[str] = field(default_factory=list)
+    #: Ranks that lived and went on to the end, and those that had an answer and went no further.
+    right: int = 0
+    answered: int = 0
+    #: Everything that was written.
+    output: str = ""
+
+    def fail(self, kind: str, text: str) -> None:
+        self.failures.setdefault(kind, []).append(text)
+
+
+class Ranks:
+    """The files that ranks write to, which they keep locked while they live."""
+
+    def __init__(self, folder: Path, size: int) -> None:
+        self._paths = [folder / f"rank{rank}" for rank in range(size)]
+
+    def lines(self, rank: int) -> list[str]:
+        with contextlib.suppress(FileNotFoundError):
+            return self._paths[rank].read_text(errors="replace").splitlines()
+        return []
+
+    def gone(self, rank: int) -> bool:
+        """Whether it has begun and ended."""
+        with contextlib.suppress(FileNotFoundError), self._paths[rank].open() as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return False
+            return bool(file.read())
+        return False
+
+
+class Outside:
+    """Deeds to victims and their hosts once they have come to the moment."""
+
+    def __init__(self, trial: Trial, cluster: Cluster, folder: Path) -> None:
+        self._trial, self._cluster, self._folder = trial, cluster, folder
+        self._done: set[int] = set()
+        self._running: list[subprocess.Popen[bytes]] = []
+        self._host = trial.host(trial.victims[-1])
+        self._flaps = 0
+        self._next = 0.0
+
+    def look(self, ranks: Ranks) -> None:
+        """Do what is to be done by now."""
+        trial = self._trial
+        if self._flaps > 0 and time.monotonic() > self._next:
+            self._flap()
+        for rank in set(trial.victims) - self._done:
+            for line in ranks.lines(rank):
+                words = line.split()
+                if words[1:2] == ["fault"] and words[-1].isdigit():
+                    self._done.add(rank)
+                    time.sleep(trial.delay)
+                    self._befall(rank, words[-1])
+
+    def _befall(self, rank: int, pid: str) -> None:
+        fault, cluster, host = self._trial.fault, self._cluster, self._host
+        if fault == "slow":
+            words = ["sh", "-c", SLOW, pid, str(1 + self._trial.seed % 8)]
+            self._running.append(cluster.hosts[self._trial.host(rank)].popen(words, stderr=subprocess.DEVNULL))
+            return
+        if len(self._done) > 1:
+            return
+        if fault in ("cut", "hole", "off"):
+            (self._folder / "store" / f"cut{host}").touch()
+        if fault == "cut":
+            cluster.set_link(host, up=False)
+        elif fault == "hole":
+            self._port("nomaster")
+        elif fault == "off":
+            cluster.power_off(host)
+        elif fault == "lossy":
+            self._flaps = 16
+        else:
+            cluster.set_rate(host, "20mbit")
+
+    def _flap(self) -> None:
+        """Lose all frames for a moment, or lose no more."""
+        self._port("nomaster" if self._flaps % 2 == 0 else "master br0")
+        self._next = time.monotonic() + (0.05 if self._flaps % 2 == 0 else 0.15)
+        self._flaps -= 1
+
+    def _port(self, what: str) -> None:
+        port = self._cluster.layout[self._host].links[0].port
+        emulated_host.configure(self._cluster._switch_pid(), f"link set dev {port} {what}\n", "")
+
+    def end(self) -> None:
+        for each in self._running:
+            each.kill()
+            each.wait()
+
+
+def _environment(trial: Trial, fakes: Mapping[str, Path]) -> dict[str, str]:
+    env = {
+        "UCCH_TIMEOUT": str(TIMEOUT), "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1",
+        "OMPI_MCA_btl": "^ofi", "PYTHONPATH": f"{HERE.parent}/mpi:{HERE.parent}/fakegpu:{HERE.parents[1]}",
+    }  # fmt: skip
+    if not trial.gpu:
+        return env | {"UCCH_EMULATE": trial.vendors}
+    libraries = {f"FAKEGPU_{vendor.upper()}": str(path) for vendor, path in fakes.items()}
+    more = {"FAKEGPU_DELAY_US": "20", "HIP_ENABLE_DEFERRED_LOADING": "0", "UCCH_HOLD": "y", "FAKEGPU_CONNECTIONS": "4"}
+    return env | libraries | more | {"FAKEGPU_LAYOUT": trial.vendors, "HSA_ENABLE_SDMA": "0"}
+
+
+def _start(trial: Trial, cluster: Cluster, folder: Path, env: Mapping[str, str]) -> list[subprocess.Popen[bytes]]:
+    words = [sys.executable, str(JOB), str(folder)]
+    with (folder / "output").open("ab") as out:
+        pipe = {"stdin": subprocess.DEVNULL, "stdout": out, "stderr": out, "env": env}
+        if trial.exchange == "store":
+            ranks = range(trial.size)
+            return [cluster.hosts[trial.host(rank)].popen([*words, str(rank)], **pipe) for rank in ranks]
+        exports = [word for name in env for word in ("-x", name)]
+        more = ["--with-ft", "ulfm"] if trial.exchange == "ulfm" else []
+        return [cluster.hosts[0].popen(["mpirun", "-np", str(trial.size), *exports, *more, *words], **pipe)]
+
+
+def _until(seconds: float, done: object, look: object = bool) -> bool:
+    end = time.monotonic() + seconds
+    while not done():  # type: ignore[operator]
+        if time.monotonic() > end:
+            return False
+        look()  # type: ignore[operator]
+        time.sleep(0.01)
+    return True
+
+
+def run(trial: Trial, fakes: Mapping[str, Path]) -> Verdict:
+    """Run it and judge."""
+    verdict, began = Verdict(trial), time.monotonic()
+    folder = Path(tempfile.mkdtemp(prefix="ucch-faults-"))
+    try:
+        (folder / "trial").write_text(trial.text())
+        (folder / "store").mkdir()
+        with Cluster(len(trial.slots), trial.slots, "none") as cluster:
+            _watch(trial, cluster, folder, _environment(trial, fakes), verdict)
+        verdict.output += "".join(f"--- {path.name}\n{path.read_text(errors='replace')}" for path in _written(folder))
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    verdict.seconds = time.monotonic() - began
+    return verdict
+
+
+def _written(folder: Path) -> Iterator[Path]:
+    yield from sorted(folder.glob("rank*"))
+    yield folder / "output"
+
+
+def _watch(trial: Trial, cluster: Cluster, folder: Path, env: Mapping[str, str], verdict: Verdict) -> None:
+    ranks, outside = Ranks(folder, trial.size), Outside(trial, cluster, folder)
+    processes = _start(trial, cluster, folder, env)
+    living = [rank for rank in range(trial.size) if rank not in trial.lost]
+
+    def over() -> bool:
+        ended = all(each.poll() is not None for each in processes)  # mpirun may end before ranks that live
+        return all(ranks.gone(rank) or (ended and not ranks.lines(rank)) for rank in living)
+
+    if not _until(WHOLE, over, lambda: outside.look(ranks)) and not _waits(trial, ranks):
+        late = [rank for rank in living if not ranks.gone(rank)]
+        verdict.fail("late", f"rank(s) {late} had not ended after {WHOLE:g} s")
+        for host in {trial.host(rank) for rank in late}:
+            verdict.output += cluster.run(["sh", "-c", WHERE], host=host).stdout
+    outside.end()
+    ends = verdict.failures or trial.fault == "stop" or trial.exchange == "store"
+    if not ends and not _until(AFTERMATH, lambda: processes[0].poll() is not None):
+        _mpirun_stays(trial, cluster, verdict)
+    patience = {"stop": 0.5, "off": 0.5, "cut": PATIENCE, "hole": PATIENCE}  # ranks behind a cut have their deadline
+    for each in processes:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            each.wait(patience.get(trial.fault, 3))
+    _clean(trial, cluster, verdict)
+    for rank in range(trial.size):
+        _read(trial, rank, ranks.lines(rank), verdict)
+    if trial.exchange == "ulfm" and list(verdict.failures) == ["silent"] and processes[0].poll():
+        _mpirun_ends_ranks(trial, cluster, verdict)
+
+
+def _mpirun_stays(trial: Trial, cluster: Cluster, verdict: Verdict) -> None:
+    """mpirun is there when its ranks are not: its own fault if no process of theirs is."""
+    hosts = range(len(trial.slots))
+    there = [cluster.run(["ps", "axo", "pid,ppid,stat,wchan:20,args"], host=host).stdout for host in hosts]
+    verdict.output += "".join(there)
+    text = f"mpirun had not ended {AFTERMATH:g} s after its ranks"
+    if any(f" {sys.executable} {JOB} " in line for line in "\n".join(there).splitlines() if " -np " not in line):
+        verdict.fail("late", text)
+    else:
+        verdict.launcher.append(text)
+
+
+def _mpirun_ends_ranks(trial: Trial, cluster: Cluster, verdict: Verdict) -> None:
+    """Ranks were ended in the middle of their work: if mpirun does so without us, too, that is its own fault.
+
+    mpirun of Open MPI 5.0.11 ends two ranks of four, say, once the others have left with a status that is not 0.
+    """
+    gone = [str(rank) for rank in trial.lost]
+    words = ["mpirun", "--with-ft", "ulfm", "-np", str(trial.size), sys.executable, "-c", CONTROL, *gone]
+    if cluster.run(words).stdout.count("lives") < trial.size - len(gone):
+        verdict.launcher += verdict.failures.pop("silent")
+
+
+def _waits(trial: Trial, ranks: Ranks) -> bool:
+    """Whether living ranks have come to their end and wait there for one that was stopped, as they should."""
+    last = [ranks.lines(rank)[-1:] for rank in range(trial.size) if rank not in trial.lost]
+    return trial.fault == "stop" and all("finalize" in line for lines in last for line in lines)
+
+
+def _clean(trial: Trial, cluster: Cluster, verdict: Verdict) -> None:
+    """End what is there still, which only those who do not answer may be, and see what is left behind."""
+    off = {trial.host(trial.victims[-1])} if trial.fault == "off" else set()
+    for host in sorted(set(range(len(trial.slots))) - off):
+        found = cluster.run(["sh", "-c", "ps -eo pid=,stat=,args= | grep -v ' Z' | grep '[j]ob.py'"], host=host)
+        if found.stdout.strip() and trial.fault != "stop" and not (verdict.failures or verdict.launcher):
+            verdict.fail("left", f"host {host}: {found.stdout.strip()}")
+        cluster.hosts[host].kill_all()
+        files = cluster.run(["ls", "/dev/shm"], host=host).stdout.split()
+        if trial.exchange != "store":  # Open MPI leaves these where a rank of it was killed
+            files = [name for name in files if not name.startswith("sm_segment")]
+        if files:
+            verdict.fail("left", f"host {host}: /dev/shm has {files}")
+
+
+def _read(trial: Trial, rank: int, lines: list[str], verdict: Verdict) -> None:
+    """Read a rank's lines."""
+    words = [line.split() for line in lines if line[:1].isdigit() and len(line.split()) > 2]
+    verdict.ends[rank] = " ".join(words[-1][1:3]) if words else "nothing"
+    for row in words:
+        if row[1] == "fault" and rank == trial.victims[-1]:
+            verdict.moment = verdict.moment or row[2]
+        if row[1] == "WRONG":
+            verdict.fail("wrong", f"rank {rank}: {' '.join(row)}")
+        if row[1] == "took" and rank not in trial.lost:
+            limit = RECOVERY if row[4] in ("shrink", "agree") else PATIENCE + 3
+            if float(row[3]) > limit:
+                verdict.fail("late", f"rank {rank}: {' '.join(row)}")
+    if rank in trial.lost:
+        return
+    said = {row[1] for row in words}
+    verdict.right += "right" in said
+    verdict.answered += "right" not in said and "raises" in said
+    dies = trial.fault in ("segfault", "memory", "descriptors") and rank in trial.victims  # UCX ends without memory
+    if dies and not said & {"right", "raises"}:
+        return
+    if any(line.startswith("Fatal Python error") for line in lines) and not dies:
+        verdict.fail("crashed", f"rank {rank}: {next(line for line in lines if line.startswith('Fatal'))}")
+    elif not said & {"right", "raises"} and trial.exchange != "mpi":
+        verdict.fail("silent", f"rank {rank} ended without a word after {verdict.ends[rank]}")
+    for row in words:
+        if row[1] in ("answer", "raises") and not _good(row, rank in trial.victims):
+            verdict.fail("odd", f"rank {rank}: {' '.join(row)}")
+
+
+ANSWERS = (
+    "PeerError", "RevokedError", "CollectiveTimeout", "CollectiveError", "RefusedError", "MismatchError", "DeviceError",
+    "AgreementError",
+)  # fmt: skip
+
+
+def _good(row: list[str], victim: bool) -> bool:
+    """Whether an exception is one that names a rank; victims that lack memory or descriptors have more of them."""
+    kind = row[3].rstrip(":")
+    return victim or (kind in ANSWERS and "rank" in " ".join(row[4:]))

@@ -1,0 +1,281 @@
+"""Ranks that die, and survivors that go on (``Revoke``, ``Agree``, ``Shrink``): never wrong data, never a hang."""
+
+import random
+import re
+from typing import Any
+
+import pytest
+
+ROUNDS = {
+    "one": (3, {}, ["1"]),
+    "the first": (4, {"UCCH_EMULATE": "nvidia:2,amd:2"}, ["0"]),
+    "an island": (4, {"UCCH_EMULATE": "nvidia:2,amd:2"}, ["2,3"]),
+    "one after the other": (5, {"UCCH_EMULATE": "nvidia:2,amd:3"}, ["1", "4", "0"]),
+    "while they shrink": (4, {"UCCH_EMULATE": "nvidia:2,amd:2"}, ["1:2"]),
+}
+
+
+@pytest.mark.parametrize("who", ROUNDS)
+def test_survivors_go_on(mpirun: Any, ulfm: list[str], who: str) -> None:
+    """Killed at random moments of random calls; every result is numpy's, and the job ends well."""
+    n, layout, rounds = ROUNDS[who]
+    seed = random.randrange(10**6)
+    env = {"UCCH_TIMEOUT": "60", **layout}
+    job = mpirun("tests/mpi/fault_cases.py", n, args=[str(seed), *rounds], env=env, mpi_args=ulfm)
+    dead = {int(rank) for text in rounds for rank in re.findall(r"\d+", text)}
+    assert job.stdout.count("right: rank") == n - len(dead), f"seed {seed}\n{job.output}"
+    assert f"of {sorted(set(range(n)) - dead)}" in job.stdout, job.output
+
+
+@pytest.mark.parametrize("layout", ["nvidia:1,amd:2", "nvidia:2,amd:2"])
+def test_survivors_go_on_with_devices(mpirun: Any, ulfm: list[str], fake_environment: Any, layout: str) -> None:
+    """Calls queued in streams, and those by way of the host."""
+    n = sum(int(part[-1]) for part in layout.split(","))
+    seed = random.randrange(10**6)
+    env = fake_environment(layout) | {"UCCH_TIMEOUT": "60", "FAKEGPU_DELAY_US": "20"}
+    job = mpirun("tests/mpi/fault_cases.py", n, args=[str(seed), "0"], env=env, mpi_args=ulfm)
+    assert job.stdout.count("right: rank") == n - 1, f"seed {seed}\n{job.output}"
+
+
+HEAD = """
+import os, signal, sys, time
+import numpy as np
+import ucc_hetero as u
+from mpi4py import MPI
+comm = u.Communicator()
+rank, size = comm.rank, comm.size
+x, y = np.ones(1000), np.empty(1000)
+def caught(call, kind):
+    try:
+        call()
+    except kind as error:
+        return str(error)
+    raise SystemExit(f"rank {rank}: no {kind.__name__}")
+"""
+
+
+def test_revocation_ends_what_others_wait_for(mpirun: Any, ulfm: list[str]) -> None:
+    """Blocking, non-blocking and persistent calls and messages; those that begin later are refused."""
+    script = """
+other = comm.Dup()
+if rank == 0:
+    time.sleep(0.3)
+    comm.Revoke()
+elif rank == 1:
+    caught(lambda: comm.Allreduce(x, y), u.RevokedError)
+elif rank == 2:
+    caught(lambda: comm.Iallreduce(x, y).Wait(), u.RevokedError)
+else:
+    caught(lambda: comm.Recv(y, 0), u.RevokedError)
+assert comm.Is_revoked()
+caught(lambda: comm.Barrier(), u.RevokedError)
+caught(lambda: comm.Isend(x, (rank + 1) % size), u.RevokedError)
+assert not other.Is_revoked()
+other.Allreduce(x, y)
+assert (y == size).all()
+assert comm.Agree(0b111 if rank else 0b101) == 0b101
+again = comm.Shrink()  # nobody has died
+assert (again.rank, again.size) == (rank, size) and again.Get_failed().Get_size() == 0
+again.Allreduce(x, y)
+assert (y == size).all()
+comm.Free()
+print("right", flush=True)
+"""
+    job = mpirun(HEAD + script, 4, env={"UCCH_TIMEOUT": "200", "UCCH_EMULATE": "nvidia:2,amd:2"}, mpi_args=ulfm)
+    assert job.stdout.split() == ["right"] * 4, job.output
+
+
+def test_deaths_are_acknowledged(mpirun: Any, ulfm: list[str]) -> None:
+    """``Agree`` raises on all until all have acknowledged; communicators without the dead are as they were."""
+    script = """
+part = comm.Split(rank == 1)
+if rank == 1:
+    os.kill(os.getpid(), signal.SIGKILL)
+said = caught(lambda: comm.Allreduce(x, y), u.CollectiveError)
+assert "rank 1" in said or "revoked" in said, said
+while comm.Get_failed().Get_size() == 0:
+    time.sleep(0.01)
+assert "[1]" in caught(lambda: comm.Agree(1), u.PeerError)
+assert comm.Ack_failed() == 1
+assert comm.Agree(3) == 3
+part.Allreduce(x, y)
+assert (y == 2).all()
+print("right", flush=True)
+"""
+    job = mpirun(HEAD + script, 3, env={"UCCH_TIMEOUT": "200"}, mpi_args=ulfm)
+    assert job.stdout.split() == ["right"] * 2, job.output
+
+
+def test_a_rank_that_fails_does_not_end_the_others(mpirun: Any, ulfm: list[str]) -> None:
+    """An exception ends its process, and no more: the others go on without it."""
+    script = """
+if rank == 1:
+    raise RuntimeError("of no use any more")
+caught(lambda: comm.Allreduce(x, y), u.CollectiveError)
+comm = comm.Shrink()
+comm.Allreduce(x, y)
+assert (y == comm.size).all() and comm.size == 2
+print("right", flush=True)
+"""
+    job = mpirun(HEAD + script, 3, env={"UCCH_TIMEOUT": "200"}, mpi_args=ulfm, check=False)
+    assert job.stdout.split() == ["right"] * 2, job.output
+    assert "of no use any more" in job.stderr
+
+
+def test_a_rank_that_does_not_come_ends_the_making_of_communicators(mpirun: Any, ulfm: list[str]) -> None:
+    """MPI's own calls would wait for ever."""
+    script = """
+if rank == 0:
+    comm._run.timeout = 2.0
+    for make in (comm.Dup, comm.Split):
+        assert "rank 0: " in (said := caught(make, u.CollectiveTimeout)) and "within 2 s" in said, said
+    print("right", flush=True)
+    MPI.COMM_WORLD.send(None, 1)
+else:
+    MPI.COMM_WORLD.recv(source=0)
+os._exit(0)
+"""
+    job = mpirun(HEAD + script, 2, mpi_args=ulfm, check=False)
+    assert "right" in job.stdout, job.output
+
+
+def test_deaths_end_the_making_of_communicators(mpirun: Any, ulfm: list[str]) -> None:
+    """With an error that says who died; MPI's own does not."""
+    script = """
+if rank == 1:
+    os.kill(os.getpid(), signal.SIGKILL)
+for make in (comm.Dup, comm.Split, lambda: u.Communicator(comm.mpi)):
+    said = caught(make, u.PeerError)
+    assert "rank(s) [1] died" in said or "given this communicator up" in said, said
+comm = comm.Shrink()
+with comm.Dup() as part:
+    part.Allreduce(x, y)
+assert (y == 2).all()
+print("right", flush=True)
+"""
+    job = mpirun(HEAD + script, 3, env={"UCCH_TIMEOUT": "200"}, mpi_args=ulfm)
+    assert job.stdout.split() == ["right"] * 2, job.output
+
+
+@pytest.mark.parametrize("layout", ["nvidia:3", "nvidia:2,amd:1"])
+def test_a_death_while_contexts_are_made(mpirun: Any, ulfm: list[str], layout: str) -> None:
+    """In libucc, which exchanges addresses by calls of MPI's whose errors name nobody."""
+    script = """
+from ucc_hetero.bindings import ucc
+from ucc_hetero.bootstrap import process
+
+comm.Barrier()  # all have made it
+for job in process.all_jobs():
+    job.spoilt = True
+if rank == 1:
+    ucc.Lib.context = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+assert "died" in caught(comm.Dup, u.PeerError)
+comm = comm.Shrink()
+comm.Allreduce(x, y)
+assert (y == 2).all()
+print("right", flush=True)
+"""
+    job = mpirun(HEAD + script, 3, env={"UCCH_EMULATE": layout}, mpi_args=ulfm)
+    assert len(re.findall("^right$", job.stdout, re.M)) == 2, job.output
+
+
+def test_a_death_while_a_communicator_has_no_page_yet(mpirun: Any, ulfm: list[str]) -> None:
+    """Its error is raised all the same, and the next communicator is made."""
+    script = """
+from ucc_hetero.bootstrap import group
+
+def dies(*_):
+    raise u.PeerError("rank 1 died before there was a page")
+
+board, group.Board = group.Board, dies
+assert "before there was a page" in caught(comm.Dup, u.PeerError)
+group.Board = board
+with comm.Dup() as part:
+    part.Allreduce(x, y)
+assert (y == 2).all()
+print("right", flush=True)
+"""
+    job = mpirun(HEAD + script, 2, mpi_args=ulfm)
+    assert job.stdout.split() == ["right"] * 2, job.output
+
+
+@pytest.mark.parametrize("more", [1 << 16, 1 << 20])
+def test_a_rank_without_memory_for_its_peers_segments(mpirun: Any, ulfm: list[str], more: int) -> None:
+    """libucc gives a collective up by a status that is no error's: an exception, or the right data."""
+    script = """
+import resource, sys
+from pathlib import Path
+
+right = np.arange(200_000.0) * 3
+x = right.copy() if comm.rank == 1 else np.full_like(right, np.nan)
+comm.Barrier()
+comm._run.timeout = 8.0
+limits = resource.getrlimit(resource.RLIMIT_AS)
+if comm.rank == 3:
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    resource.setrlimit(resource.RLIMIT_AS, (pages * 4096 + MORE, limits[1]))
+try:
+    comm.Bcast(x, 1)
+    said = "done" if np.array_equal(x, right) else "wrong"
+except (u.UCCHError, MemoryError):
+    said = "raises"
+resource.setrlimit(resource.RLIMIT_AS, limits)
+print(f"{said}.", flush=True)
+os._exit(0)
+"""
+    env = {"UCCH_EMULATE": "nvidia:1,amd:3"}
+    job = mpirun(HEAD + f"MORE = {more}\n" + script, 4, env=env, mpi_args=ulfm, check=False)
+    said = re.findall(r"^(\w+)\.$", job.stdout, re.M)
+    assert "wrong" not in said and len(said) == 4, job.output
+
+
+@pytest.mark.parametrize("prefix", ["UCCHN", "UCCHB"])
+@pytest.mark.parametrize("when", ["at first", "shrink"])
+def test_a_rank_without_connections_is_refused(mpirun: Any, ulfm: list[str], prefix: str, when: str) -> None:
+    """libucc makes its context all the same, and the others' next team reads the address that it has not."""
+    script = """
+import os, sys
+from mpi4py import MPI
+import ucc_hetero as u
+from ucc_hetero.bootstrap import process
+
+if WHEN == "shrink":
+    comm = u.Communicator()
+    comm.Barrier()  # all have made it
+    for job in process.all_jobs():
+        job.spoilt = True  # as after a team that came to nothing
+if MPI.COMM_WORLD.rank == 2:
+    os.environ[PREFIX + "_UCC_UCX_TLS"] = "nosuch"
+try:
+    comm.Shrink() if WHEN == "shrink" else u.Communicator()
+except u.AgreementError as error:
+    assert "rank 2: libucc has made" in str(error) and "ulimit" in str(error), error
+    print("right", flush=True)
+os._exit(0)
+"""
+    env = {"UCCH_EMULATE": "nvidia:1,amd:3", "UCCH_TIMEOUT": "60"}
+    job = mpirun(f"PREFIX, WHEN = {prefix!r}, {when!r}\n" + script, 4, env=env, mpi_args=ulfm, check=False)
+    assert len(re.findall("^right$", job.stdout, re.M)) == 4, job.output
+
+
+def test_a_rank_that_dies_at_its_very_end_keeps_nobody(mpirun: Any, ulfm: list[str]) -> None:
+    """Others are in ``MPI_Finalize`` by then, where Open MPI waits for the dead."""
+    first = """
+import atexit, os
+if os.environ["OMPI_COMM_WORLD_RANK"] == "1":
+    atexit.register(os.kill, os.getpid(), 9)
+"""
+    job = mpirun(first + HEAD + "print('right', flush=True)\n", 3, mpi_args=ulfm, check=False)
+    assert job.stdout.split() == ["right"] * 3, job.output
+
+
+def test_refused_where_mpirun_ends_the_job(mpirun: Any, ulfm: list[str]) -> None:
+    """With the cure; nothing else has changed."""
+    script = """
+for call in (comm.Revoke, comm.Shrink, lambda: comm.Agree(1)):
+    assert "mpirun --with-ft ulfm" in caught(call, u.NotSupported)
+assert not comm.Is_revoked() and comm.Get_failed().Get_size() == 0
+comm.Allreduce(x, y)
+print("right", flush=True)
+"""
+    assert mpirun(HEAD + script, 2).stdout.split() == ["right"] * 2

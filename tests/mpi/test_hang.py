@@ -1,0 +1,158 @@
+"""``ucch-doctor hang`` on real jobs, after they have failed and while they hang."""
+
+import json
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ucc_hetero.launch.doctor import records
+from ucc_hetero.launch.doctor.__main__ import main
+
+Run = Callable[..., Any]
+
+JOB = """
+import os, re, signal, sys, time
+import numpy as np
+import ucc_hetero as u
+from mpi4py import MPI
+comm = u.Communicator()
+x, y = np.ones(1024, "f4"), np.empty(1024, "f4")
+met = MPI.COMM_WORLD.Barrier  # nobody's time begins before all are where they stay
+def load_batch():
+    met()
+    time.sleep(1000)
+def hold_the_interpreter():
+    met()
+    re.match("(a+)+$", "a" * 40 + "b")
+for _ in range(3000):  # more than are kept
+    comm.Allreduce(x, y)
+fault = sys.argv[1]
+if fault == "mismatch" and comm.rank == 1:
+    comm.Allgather(x[:4], np.empty(16, "f4"))
+if fault == "stuck" and comm.rank == 2:
+    load_batch()
+if fault == "gil" and comm.rank == 2:
+    hold_the_interpreter()
+if fault == "dead" and comm.rank == 1:
+    os.kill(os.getpid(), signal.SIGKILL)
+if fault == "tag" and comm.rank == 0:
+    comm.Send(x, 1, tag=8)
+if fault in ("mismatch", "dead"):
+    comm.Allreduce(x, y)
+first = fault == "tag" and comm.rank == 1
+request = comm.Irecv(y, 0, tag=7) if first else comm.Iallreduce(x, y)
+met()
+request._timeout = float(sys.argv[2]) * (1 + 1000 * first)
+request.Wait()
+"""
+SUM = "allreduce float32[1024] SUM"
+#: Each fault's first finding: its code, the beginning of its text, and a part of the stack that belongs to it.
+FAULTS = {
+    "mismatch": ("hang-differs", "rank 1 called allgather float32[4] as call 3001, where ranks 0,2-3 called", ""),
+    "stuck": ("hang-missing", f"rank 2 has not called {SUM}, call 3001, in which", "in load_batch"),
+    "gil": ("hang-missing", f"rank 2 has not called {SUM}, call 3001, in which", "in hold_the_interpreter"),
+    "dead": ("hang-dead", "rank 1 left no records", ""),
+    "tag": ("hang-message", "rank 1 waits since", "instead"),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_after_a_failure(
+    mpirun: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str], flavour: tuple[str, int], fault: str
+) -> None:
+    folder = tmp_path / "records"
+    # Where mpirun ends the job when it sees a death, it can be sooner than ranks that have no core to see it.
+    more = ["--with-ft", "ulfm"] if fault == "dead" and flavour >= ("openmpi", 5) and flavour[0] == "openmpi" else []
+    job = mpirun(JOB, 4, args=[fault, "1"], env={"UCCH_FLIGHT": str(folder)}, mpi_args=more, check=False)
+    assert (job.returncode or more) and f"ucch-doctor hang {folder}" in job.stderr, job.output
+    assert main(["hang", "--json", str(folder)]) == 1
+    found = json.loads(capsys.readouterr().out)["findings"]
+    code, text, more = FAULTS[fault]
+    first = next(each for each in found if each["level"] == "error")
+    assert first["code"] == code and text in first["text"] and more in first["text"], (found, job.output)
+    if fault == "tag":
+        assert "from rank 0, tag 7, which rank 0 has not sent; it has sent a message with tag 8" in first["text"]
+    gone = 1 if fault == "dead" else None
+    left = {int(path.name.split(".")[1]) for path in folder.iterdir()}
+    assert left == {0, 1, 2, 3} - {gone}, (left, job.output)
+
+
+def pids_with(setting: str) -> list[int]:
+    """Processes that can be asked and have a variable set so: other tests' jobs run beside this one's."""
+    found = []
+    for pid in records.processes():
+        with suppress(OSError):
+            if setting.encode() in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
+                found.append(pid)
+    return found
+
+
+def test_a_job_that_hangs(mpirun: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str], room: int) -> None:
+    """Its processes are asked; it goes on. A stopped process cannot answer, and its memory is read all the same."""
+    environment = {"UCCH_FLIGHT": str(tmp_path / "records")}
+    job = threading.Thread(
+        target=lambda: mpirun(JOB, 4, args=["gil", "1000"], env=environment, check=False), daemon=True
+    )
+    job.start()
+    pids: set[int] = set()
+
+    def ask(pattern: str) -> list[dict[str, Any]]:
+        until = time.monotonic() + 60 * room
+        while True:
+            found, _ = records.from_processes(pids_with(f"UCCH_FLIGHT={tmp_path / 'records'}"))
+            pids.update(dump.about["pid"] for dump in found)
+            if len(found) == 4 and all(len(d.records) and d.records["seq"][-1] == 3001 - (d.rank == 2) for d in found):
+                main(["hang", "--json", *map(str, pids)])
+                said: list[dict[str, Any]] = json.loads(capsys.readouterr().out)["findings"]
+                if any(pattern in each["text"] for each in said):
+                    return said
+            assert time.monotonic() < until, found
+            time.sleep(0.2)
+
+    try:
+        said = ask("in hold_the_interpreter")
+        missing = [each["text"] for each in said if each["level"] == "error"]
+        assert len(missing) == 1 and missing[0].startswith(f"rank 2 has not called {SUM}, call 3001"), said
+        stopped = next(d.about["pid"] for d in records.from_processes(sorted(pids))[0] if d.rank == 2)
+        os.kill(stopped, signal.SIGSTOP)
+        assert "its process is stopped by a signal; it is in user code" in str(ask("stopped by a signal"))
+    finally:
+        for pid in pids:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        job.join(60)
+
+
+DEAF = """
+import signal, time
+import numpy as np
+from mpi4py import MPI
+from ucc_hetero import CollectiveTimeout, Communicator
+
+comm = Communicator(MPI.COMM_WORLD)
+comm.Allreduce(np.ones(4), np.zeros(4))
+if comm.rank:
+    signal.signal(43, signal.SIG_DFL)  # as of a process to which the number of a rank has gone
+    MPI.COMM_WORLD.recv(source=0)
+    print("alive", flush=True)
+else:
+    comm._run.timeout = 1.0
+    try:
+        comm.Allreduce(np.ones(4), np.zeros(4))
+    except CollectiveTimeout as error:
+        print(error, flush=True)
+    MPI.COMM_WORLD.send(None, 1)
+"""
+
+
+def test_who_does_not_handle_the_signal_is_not_asked(mpirun: Run) -> None:
+    """It would end: as would everybody whose process has the number of a rank that is gone."""
+    job = mpirun(DEAF, 2)
+    assert "alive" in job.stdout and "timeout" in job.stdout, job.output

@@ -1,0 +1,184 @@
+"""Resources that calls leave behind, processes that fork, jobs that are killed, threads, signals, and early ends."""
+
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+HEAD = """
+import os, signal, sys, threading, time
+import numpy as np
+import ucc_hetero as u
+comm = u.Communicator()
+rank, size = comm.rank, comm.size
+rng = np.random.default_rng()
+"""
+
+
+def test_nothing_grows(mpirun: Any) -> None:
+    """A sample of what docs/native.md says of a million calls (tools/soak.py)."""
+    args = ["--collectives", "20000", "--communicators", "100", "--refusals", "60", "--failures", "30"]
+    job = mpirun(ROOT / "tools" / "soak.py", 2, args=args, env={"UCCH_TIMEOUT": "100"}, timeout=120)
+    assert job.stdout.count("more rounds") == 4 and "grown" not in job.stdout, job.output
+
+
+def test_a_forked_child_is_refused(mpirun: Any) -> None:
+    """It used to take part in its parent's calls. The parent goes on."""
+    script = """
+x, y = np.ones(10), np.empty(10)
+comm.Allreduce(x, y)
+again = comm.Allreduce_init(x, y)
+calls = [lambda: comm.Allreduce(x, y), lambda: comm.Iallreduce(x, y), lambda: comm.Isend(x, 1 - rank), again.Start,
+         lambda: comm.Bcast(x), comm.Barrier, lambda: u.Communicator()]
+child = os.fork()
+if not child:
+    signal.alarm(100)
+    for call in calls:
+        try:
+            call()
+        except u.UCCHError as error:
+            assert "fork" in str(error), error
+        else:
+            os._exit(1)
+    comm.Free()  # nothing is done, and nobody waited for
+    os._exit(7)
+status = os.waitpid(child, 0)[1]
+assert os.waitstatus_to_exitcode(status) == 7, status
+again.Start()
+again.Wait()
+comm.Allreduce(x, y)
+assert (y == size).all()
+print("right", flush=True)
+"""
+    job = mpirun(HEAD + script, 2)
+    assert job.stdout.split() == ["right"] * 2, job.output
+
+
+def test_nothing_is_left_of_a_job_that_is_killed(mpirun: Any) -> None:
+    """Open MPI's own segments are its business."""
+    script = """
+x, y = np.ones(1 << 18), np.empty(1 << 18)
+comm.Allreduce(x, y)
+comm.Iallreduce(x, y)
+print(f"pid {os.getpid()}", flush=True)
+comm.mpi.Barrier()
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+    before = {path.name for path in Path("/dev/shm").iterdir()}
+    job = mpirun(HEAD + script, 3, env={"UCCH_EMULATE": "nvidia:2,amd:1"}, check=False)
+    assert job.stdout.count("pid ") == 3, job.output
+    left = {path.name for path in Path("/dev/shm").iterdir()} - before
+    assert not [name for name in left if "ucch" in name or "ucx_shm_posix" in name], left
+
+
+@pytest.mark.parametrize("layout", ["", "nvidia:1,amd:1"])
+def test_threads_with_communicators_of_their_own(mpirun: Any, layout: str) -> None:
+    """Each makes calls of all forms, in its own order; some make communicators meanwhile."""
+    script = """
+import sys
+sys.setswitchinterval(1e-5)
+comms = [comm.Dup() for _ in range(4)]
+wrong = []
+
+def work(number, mine):
+    try:
+        rng = np.random.default_rng(number)  # alike on all ranks
+        again = mine.Allreduce_init(a := np.full(50, number + 1.0), b := np.empty(50))
+        for turn in range(150):
+            n, kind = int(rng.choice([1, 60, 5000, 40000])), int(rng.integers(5))
+            x, y = np.full(n, turn + number + 1.0), np.full(n, -7.0)
+            if kind == 0:
+                mine.Allreduce(x, y)
+            elif kind == 1:
+                mine.Iallreduce(x, y).Wait()
+            elif kind == 2:
+                again.Start()
+                again.Wait()
+                y[:] = b[0] / (number + 1) * x[0]
+            elif kind == 3:
+                mine.Sendrecv(x, 1 - rank, number, y, 1 - rank, number)
+                y *= 2
+            else:
+                y[:] = x
+                mine.Bcast(y, turn % 2)
+                y *= 2
+            assert (y == 2 * x[0]).all(), (number, turn, kind, n, y[:3])
+        again.Free()
+    except BaseException as error:
+        wrong.append(error)
+        raise
+
+threads = [threading.Thread(target=work, args=each) for each in enumerate(comms)]
+[thread.start() for thread in threads]
+[thread.join() for thread in threads]
+assert not wrong
+print("right", flush=True)
+"""
+    job = mpirun(HEAD + script, 2, env={"UCCH_EMULATE": layout, "UCCH_TIMEOUT": "200"}, timeout=100)
+    assert job.stdout.split() == ["right"] * 2, job.output
+
+
+WAYS = {
+    "blocking": "comm.Allreduce(x, y)",
+    "started": "comm.Iallreduce(x, y).Wait()",
+    "persistent": "q = comm.Allreduce_init(x, y); q.Start(); q.Wait()",
+    "message": "comm.Recv(y, 1 - rank)",
+    "short": "comm.Allreduce(x[:1], y[:1])",
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["SIGINT", "SIGTERM"])
+def test_a_signal_in_a_call(mpirun: Any, way: str, number: int) -> None:
+    """Handlers run within the call, what they raise comes out of it, and the job ends with that of the rank."""
+    script = f"""
+def handler(*_):
+    raise InterruptedError("asked to end")
+signal.signal({int(number)}, handler)
+x, y = np.ones(1000), np.empty(1000)
+comm.Allreduce(x, y); comm.Allreduce(x[:1], y[:1])
+if rank == 0:
+    threading.Timer(0.3, os.kill, (os.getpid(), {int(number)})).start()
+    began = time.monotonic()
+    {WAYS[way]}
+time.sleep(1000)
+"""
+    job = mpirun(HEAD + script, 2, check=False, timeout=60)
+    assert job.returncode == 1 and "InterruptedError: asked to end" in job.stderr, job.output
+
+
+@pytest.mark.parametrize("end", ["pass", "sys.exit(0)", "raise SystemExit(0)", "comm.Iallreduce(x, y)"])
+def test_the_interpreter_ends_with_calls_under_way(mpirun: Any, end: str) -> None:
+    """Requests that nobody waits for, in another thread, too."""
+    script = f"""
+x, y = np.ones(300_000), np.empty(300_000)
+kept = [comm.Iallreduce(x, y) for _ in range(5)] + [comm.Irecv(np.empty(5), 1 - rank, 9)]
+other = comm.Dup()
+thread = threading.Thread(target=lambda: [other.Iallreduce(x, np.empty(300_000)) for _ in range(3)])
+thread.start()
+thread.join()
+print("at the end", flush=True)
+{end}
+"""
+    job = mpirun(HEAD + script, 2, timeout=60)
+    assert job.stdout.count("at the end") == 2 and "Traceback" not in job.stderr, job.output
+
+
+@pytest.mark.parametrize("call", ["comm.Allreduce(x, y, op)", "comm.Iallreduce(x, y, op).Wait()"])
+def test_an_exception_in_an_operation_of_the_users(mpirun: Any, call: str) -> None:
+    """MPI calls it, and mpi4py ends the job with its traceback: nobody takes garbage for a sum, or waits."""
+    script = f"""
+from mpi4py import MPI
+def add(a, b, datatype):
+    raise KeyError("mine alone")
+op = MPI.Op.Create(add, commute=True)
+x, y = np.ones(5), np.empty(5)
+{call}
+print("a result", flush=True)
+"""
+    job = mpirun(HEAD + script, 2, check=False, timeout=60)
+    assert job.returncode and "KeyError" in job.stderr and "a result" not in job.stdout, job.output
+    assert "'mine alone'" in job.stderr, job.output  # mpirun's own words may come in between

@@ -1,0 +1,237 @@
+"""``rebuild()``: PyTorch's default group after the death of ranks, under MPI and over a store of its own."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+JOB = """
+import os, signal, sys
+from datetime import timedelta
+import torch, torch.distributed as dist
+import ucc_hetero.torch
+
+dying = [int(word) for word in sys.argv[1].split(",")]
+if len(sys.argv) > 2:
+    rank, size, port = map(int, sys.argv[2:])
+    store = dist.TCPStore("127.0.0.1", port, is_master=False)
+    dist.init_process_group("ucch", store=store, rank=rank, world_size=size, timeout=timedelta(seconds=200))
+else:
+    dist.init_process_group("ucch", timeout=timedelta(seconds=200))
+me, size = dist.get_rank(), dist.get_world_size()
+other = dist.new_group(list(range(size)))
+for round, victim in enumerate(dying):
+    try:
+        for step in range(1_000_000):
+            x = torch.full((1000,), float(me + step))
+            if me == victim and step == 30:
+                os.kill(os.getpid(), signal.SIGKILL)
+            if step % 3:
+                dist.all_reduce(x)
+            else:
+                dist.all_reduce(x, async_op=True).wait()
+    except RuntimeError as error:
+        print(f"rank {me}: {error}", flush=True)
+    ucc_hetero.torch.rebuild()
+    left = [r for r in range(size) if r not in dying[: round + 1]]
+    assert (dist.get_rank(), dist.get_world_size()) == (left.index(me), len(left))
+    x = torch.tensor([float(me)])
+    dist.all_reduce(x)
+    assert x.item() == sum(left), (x, left)
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 4))
+model(torch.full((2, 4), float(me))).sum().backward()
+want = torch.full((4, 4), 2.0 * sum(left) / len(left))
+assert torch.allclose(model.module.weight.grad, want), model.module.weight.grad
+group = dist.new_group(list(range(len(left))))
+dist.barrier(group)
+print(f"right: {me}", flush=True)
+dist.destroy_process_group()
+"""
+
+
+def test_under_mpi(mpirun: Any, ulfm: list[str]) -> None:
+    """Two of four die, one after the other, the first rank among them."""
+    job = mpirun(JOB, 4, args=["2,0"], env={"UCCH_EMULATE": "nvidia:2,amd:2"}, mpi_args=ulfm)
+    assert job.stdout.count("right: ") == 2, job.output
+
+
+class Server(NamedTuple):
+    """A process that serves a store."""
+
+    port: int
+    pid: int
+
+
+@pytest.fixture
+def store() -> Iterator[Server]:
+    """A store that outlives the ranks."""
+    code = (
+        "import torch.distributed as d, sys; s = d.TCPStore('127.0.0.1', 0, is_master=True, wait_for_workers=False);"
+        "print(s.port, flush=True); sys.stdin.read()"
+    )
+    with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        yield Server(int(process.stdout.readline()), process.pid)
+        process.kill()
+
+
+@pytest.fixture
+def without_mpi(tmp_path: Path, room: int) -> Callable[..., tuple[list[int], list[str]]]:
+    """Call as ``without_mpi(script, words of each rank, layout)``: (how the ranks ended, what each has said)."""
+
+    def run(script: str, words: list[list[str]], layout: str) -> tuple[list[int], list[str]]:
+        path = tmp_path / "job.py"
+        path.write_text(script)
+        env = {name: value for name, value in os.environ.items() if not name.startswith(("OMPI_", "PMI", "PRTE_"))}
+        env |= {"UCCH_EMULATE": layout, "OMP_NUM_THREADS": "1"}
+        options: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "env": env}
+        ranks = [subprocess.Popen([sys.executable, str(path), *each], **options) for each in words]
+        try:
+            texts = [rank.communicate(timeout=60 * room)[0].decode() for rank in ranks]
+        finally:
+            for rank in ranks:
+                rank.kill()
+        return [rank.returncode for rank in ranks], texts
+
+    return run
+
+
+def test_over_a_store(store: Server, without_mpi: Callable[..., tuple[list[int], list[str]]]) -> None:
+    """Kills in a job without MPI; the ranks that live end well."""
+    words = [["2,0", str(rank), "4", str(store.port)] for rank in range(4)]
+    ends, texts = without_mpi(JOB, words, "nvidia:2,amd:2")
+    said = "\n".join(texts)
+    assert ends == [-signal.SIGKILL, 0, -signal.SIGKILL, 0], said
+    assert said.count("right: ") == 2, said
+
+
+STORE_GONE = """
+import os, signal, sys, time
+from datetime import timedelta
+import torch, torch.distributed as dist
+import ucc_hetero.torch
+
+rank, port, server = map(int, sys.argv[1:])
+store = dist.TCPStore("127.0.0.1", port, is_master=False)
+dist.init_process_group("ucch", store=store, rank=rank, world_size=3, timeout=timedelta(seconds=200))
+other = dist.new_group([0, 1, 2])
+def reduce(step):
+    for group in (other, None):
+        x = torch.full((1000,), float(rank + step))
+        dist.all_reduce(x, group=group)
+        assert (x == 3 + 3 * step).all(), x
+reduce(0)
+if rank == 0:
+    os.kill(server, signal.SIGKILL)
+for step in range(1, 4):
+    if rank == step - 1:
+        time.sleep(1.5)  # the others look at the store meanwhile
+    reduce(step)
+print(f"right: {rank}", flush=True)
+try:
+    if rank == 2:
+        os.kill(os.getpid(), signal.SIGKILL)
+    while True:
+        reduce(0)
+except RuntimeError as error:
+    print(f"rank {rank}: {error}", flush=True)
+os._exit(0)  # groups cannot be left without their store
+"""
+
+
+def test_the_store_is_gone(store: Server, without_mpi: Callable[..., tuple[list[int], list[str]]]) -> None:
+    """Calls go on without it, and the death of a rank is named."""
+    words = [[str(rank), str(store.port), str(store.pid)] for rank in range(3)]
+    ends, texts = without_mpi(STORE_GONE, words, "nvidia:2,amd:1")
+    said = "\n".join(texts)
+    assert ends == [0, 0, -signal.SIGKILL] and said.count("right: ") == 3, said
+    assert all("rank 2 has left the job or died" in text for text in texts[:2]), said
+
+
+COMING = """
+import os, signal, sys
+from datetime import timedelta
+import torch, torch.distributed as dist
+import ucc_hetero.torch
+
+rank, port, first = map(int, sys.argv[2:])
+store = dist.TCPStore("127.0.0.1", port, is_master=False)
+limit = timedelta(seconds=200)
+
+if sys.argv[1] == "torchft":
+    from torchft.process_group import ProcessGroupWrapper
+
+    class Group(ProcessGroupWrapper):
+        def _create_pg(self, store, rank, world_size):
+            return ucc_hetero.torch.process_group(store, rank, world_size, self._timeout)
+
+        def getBackendName(self):
+            return "torchft-ucch"
+
+        def together(self, generation):
+            self.configure(f"127.0.0.1:{port}/{generation}", f"replica {rank}", rank, 3, generation)
+            return self
+
+    together = Group(limit).together
+else:
+    def together(generation):
+        prefix = dist.PrefixStore(f"generation {generation}", store)
+        return ucc_hetero.torch.process_group(prefix, rank, 3, limit)
+
+for generation in range(first, 3):
+    group = together(generation)
+    try:
+        for step in range(1000):
+            x = torch.full((1000,), float(rank + step))
+            if rank == generation and step == 20 and generation < 2:
+                os.kill(os.getpid(), signal.SIGKILL)
+            group.allreduce([x], dist.AllreduceOptions()).wait()
+            assert x[0] == 3 + 3 * step, (x[0], step)
+    except RuntimeError as error:
+        print(f"rank {rank}: {error}", flush=True)
+        group.abort()
+print(f"right: {rank}", flush=True)
+"""
+
+
+@pytest.mark.parametrize("how", ["process_group", "torchft"])
+def test_ranks_that_are_started_again_join(store: Server, tmp_path: Path, room: int, how: str) -> None:
+    """Rank 0 dies, comes back, and then rank 1 does; groups are made anew of those that are there, without MPI."""
+    if how == "torchft":
+        pytest.importorskip("torchft", reason="needs torchft: pip install torchft")
+    script = tmp_path / "job.py"
+    script.write_text(COMING)
+    env = {name: value for name, value in os.environ.items() if not name.startswith(("OMPI_", "PMI", "PRTE_"))}
+    env |= {"UCCH_EMULATE": "nvidia:1,amd:2", "OMP_NUM_THREADS": "1"}
+
+    said = tmp_path / "said"
+
+    def start(rank: int, generation: int) -> subprocess.Popen[bytes]:
+        words = [sys.executable, str(script), how, str(rank), str(store.port), str(generation)]
+        with said.open("ab") as out:
+            return subprocess.Popen(words, stdout=out, stderr=subprocess.STDOUT, env=env)
+
+    ranks = [start(rank, 0) for rank in range(3)]
+    try:
+        for rank in (0, 1):
+            assert ranks[rank].wait(60 * room) == -signal.SIGKILL, said.read_text()
+            ranks[rank] = start(rank, rank + 1)
+        ends = [rank.wait(60 * room) for rank in ranks]
+    finally:
+        for each in ranks:
+            each.kill()
+    assert ends == [0, 0, 0] and said.read_text().count("right: ") == 3, said.read_text()
+
+
+def test_churn() -> None:
+    """Replicas that are killed and started again stay alike; `make churn` goes on for longer."""
+    words = ["-m", "tests.churn", "--seconds", "15", "--ranks", "3"]
+    root = Path(__file__).resolve().parents[2]
+    done = subprocess.run([sys.executable, *words], cwd=root, text=True, capture_output=True, check=False)
+    print(done.stdout, done.stderr)
+    assert done.returncode == 0 and "right: " in done.stdout

@@ -1,0 +1,186 @@
+"""Words of ranks of several hosts beside the data: calls compared, deaths, and what is not listened to."""
+
+import mmap
+import os
+import random
+import socket
+import struct
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from ucc_hetero.native.libraries import ffi, lib
+
+CALLS, OPINION, GONE = 2, 3, 4
+KEY = 0x1234567890ABCDEF
+LIMIT = 30.0
+
+
+def until(condition: Callable[[], Any]) -> None:
+    deadline = time.monotonic() + LIMIT
+    while not condition():
+        assert time.monotonic() < deadline, "not within the time limit"
+        time.sleep(0.005)
+
+
+class Rank:
+    """Rank 0 of two hosts, in this process; the test is rank 1."""
+
+    def __init__(self, silence: float) -> None:
+        ours, self.far = socket.socketpair()
+        self.page = mmap.mmap(-1, int(lib.ucch_board_bytes(1)))
+        self.board = lib.ucch_board_new(ffi.from_buffer(self.page), 1, 0, [0])
+        assert lib.ucch_board_reach(self.board, 2) == 0
+        self.link = lib.ucch_link_new(ours.detach(), silence)
+        assert self.link >= 0
+        self.circle = lib.ucch_circle_new(self.board, KEY, 0, 2, [0, 1], 1, [self.link], [1])
+
+    def call(self, signature: int, label: str) -> int:
+        return int(lib.ucch_board_publish(self.board, signature, label.encode().ljust(lib.UCCH_LABEL_BYTES, b"\0")))
+
+    def say(self, kind: int, data: bytes, key: int = KEY) -> None:
+        self.far.sendall(struct.pack("<IIQ", len(data), kind, key) + data)
+
+    def hear(self, kind: int) -> bytes:
+        """The data of the next word of a kind."""
+        self.far.settimeout(LIMIT)
+        while True:
+            size, found, _ = struct.unpack("<IIQ", self._exactly(16))
+            data = self._exactly(size)
+            if found == kind:
+                return data
+
+    def _exactly(self, count: int) -> bytes:
+        parts = b""
+        while len(parts) < count:
+            parts += self.far.recv(count - len(parts))
+        return parts
+
+    def fate(self) -> int:
+        return int(lib.ucch_board_fate(self.board, -2 - 1))
+
+
+@pytest.fixture
+def rank() -> Iterator[Callable[[float], Rank]]:
+    made: list[Rank] = []
+
+    def make(silence: float = 0.0) -> Rank:
+        made.append(Rank(silence))
+        return made[-1]
+
+    yield make
+    for each in made:
+        if each.circle != ffi.NULL:
+            lib.ucch_circle_free(each.circle)
+        each.far.close()
+        lib.ucch_board_free(each.board)
+
+
+def calls(first: int, hashes: list[int]) -> bytes:
+    return struct.pack(f"<QQ{len(hashes)}I", first, len(hashes), *hashes)
+
+
+def test_calls_that_differ_are_known_on_both_sides(rank: Callable[..., Rank]) -> None:
+    here = rank()
+    signatures = [7 << 32 | 9, 11, 13]
+    for number, signature in enumerate(signatures):
+        here.call(signature, f"call {number}")
+    first, count, *hashes = struct.unpack("<QQ3I", here.hear(CALLS))
+    assert (first, count) == (1, 3) and 0 not in hashes
+    here.say(CALLS, calls(1, [hashes[0], hashes[1] ^ 2, hashes[2]]))
+    call, who, digest, label = struct.unpack(f"<QiI{lib.UCCH_LABEL_BYTES}s", here.hear(OPINION))
+    assert (call, who, digest, label.rstrip(b"\0")) == (2, 0, hashes[1], b"call 1")
+    here.say(OPINION, struct.pack(f"<QiI{lib.UCCH_LABEL_BYTES}s", 2, 1, hashes[1] ^ 2, b"another"))
+    until(lambda: lib.ucch_board_mismatch(here.board, 2) == -3)
+    assert lib.ucch_board_mismatch(here.board, 1) == -1 and lib.ucch_board_mismatch(here.board, 3) == -3
+    text, whose = ffi.new("char[]", int(lib.UCCH_LABEL_BYTES)), ffi.new("int *")
+    assert lib.ucch_board_differs(here.board, whose, text) == 2 and (whose[0], ffi.string(text)) == (1, b"another")
+
+
+def test_a_call_is_compared_that_others_made_before(rank: Callable[..., Rank]) -> None:
+    here = rank()
+    here.say(CALLS, calls(1, [1, 3, 5]))
+    until(lambda: lib.ucch_board_behind(here.board, 0, 4) == 1)
+    assert lib.ucch_board_behind(here.board, 0, 3) == -1
+    here.call(1, "the same")
+    here.call(8, "not the same")
+    assert struct.unpack("<Q", here.hear(OPINION)[:8]) == (2,)
+
+
+def test_refused_calls_are_not_compared(rank: Callable[..., Rank]) -> None:
+    here = rank()
+    lib.ucch_board_refuse(here.board, 0, b"no")
+    here.say(CALLS, calls(1, [77, 5]))
+    here.call(8, "differs")
+    assert struct.unpack("<Q", here.hear(OPINION)[:8]) == (2,)
+
+
+def test_a_connection_that_breaks_is_a_death(rank: Callable[..., Rank]) -> None:
+    here = rank()
+    here.far.close()
+    until(lambda: here.fate() == lib.UCCH_DIED)
+    assert lib.ucch_board_gone(here.board, 1) == -3
+
+
+def test_silence_is_a_death_where_that_is_wanted(rank: Callable[..., Rank]) -> None:
+    short, patient = rank(1.0), rank(0.0)
+    until(lambda: short.fate() == lib.UCCH_SILENT)
+    assert struct.unpack("<Qii", short.hear(GONE))[1:] == (1, lib.UCCH_SILENT)
+    assert patient.fate() == lib.UCCH_THERE
+
+
+def test_who_left_is_gone_for_later_calls(rank: Callable[..., Rank]) -> None:
+    here = rank()
+    here.say(GONE, struct.pack("<Qii", 5, 1, lib.UCCH_LEFT))
+    until(lambda: here.fate() == lib.UCCH_LEFT)
+    assert lib.ucch_board_gone(here.board, 5) == -1 and lib.ucch_board_gone(here.board, 6) == -3
+    lib.ucch_board_leave(here.board)
+    while struct.unpack("<Qii", here.hear(GONE))[1] != 0:
+        pass
+
+
+NONSENSE = {
+    "too long": struct.pack("<IIQ", 1 << 20, CALLS, KEY),
+    "unknown": struct.pack("<IIQ", 4, 99, KEY) + b"four",
+    "short": struct.pack("<IIQ", 8, CALLS, KEY) + bytes(8),
+    "count": struct.pack("<IIQ", 20, CALLS, KEY) + struct.pack("<QQI", 1, 1 << 40, 1),
+    "rank": struct.pack("<IIQ", 64, OPINION, KEY) + struct.pack("<QiI48s", 1, 1 << 30, 1, b"x"),
+    "how": struct.pack("<IIQ", 16, GONE, KEY) + struct.pack("<Qii", 1, 1, 99),
+    "beat": struct.pack("<IIQ", 1, 0, KEY) + b"x",
+}
+
+
+@pytest.mark.parametrize("what", NONSENSE)
+def test_nonsense_ends_the_connection(rank: Callable[..., Rank], what: str) -> None:
+    here = rank()
+    here.far.sendall(NONSENSE[what])
+    until(lambda: here.fate() == lib.UCCH_DIED)
+
+
+def test_anything_may_come(rank: Callable[..., Rank]) -> None:
+    seed = int(os.environ.get("UCCH_TEST_SEED") or random.randrange(1 << 30))
+    print("seed", seed)
+    rng = random.Random(seed)
+    for _ in range(60):
+        here = rank()
+        for _ in range(rng.randint(1, 30)):
+            kind = rng.choice([0, 0, CALLS, CALLS, OPINION, GONE])
+            size = {CALLS: 16 + 4 * (n := rng.choice([1, 2, 500, 2048])), OPINION: 64, GONE: 16}.get(kind, 0)
+            data = bytearray(rng.randbytes(size))
+            if kind == CALLS:
+                data[:16] = struct.pack("<QQ", rng.choice([1, 2, 9000, rng.getrandbits(64)]), n)
+            elif kind == OPINION:
+                data[:12] = struct.pack("<Qi", rng.choice([1, 2, rng.getrandbits(64)]), rng.choice([0, 1, 1, 2]))
+            elif kind == GONE:
+                data[8:16] = struct.pack("<ii", rng.choice([-1, 1, 2, 1 << 20]), rng.randint(0, 5))
+            if rng.random() < 0.02:
+                data = data[: len(data) // 2]
+            try:
+                here.say(kind, bytes(data), rng.choice([KEY, KEY, 1]))
+            except OSError:
+                break  # it has had enough of us
+            here.call(rng.getrandbits(64), "call")
+        lib.ucch_circle_free(here.circle)
+        here.circle = ffi.NULL

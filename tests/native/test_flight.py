@@ -1,0 +1,291 @@
+"""The native ring of the last operations: order, wrapping, what failures and signals write."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ucc_hetero.trace.dumps import Dump, parse
+
+#: Records programs of one copy each; argv: capacity, folder, number of runs.
+HEAD = """
+import faulthandler, json, os, signal, sys, time
+import numpy as np
+from ucc_hetero.native.libraries import ffi, lib
+files = [os.memfd_create(name) for name in "ras"]
+folder = sys.argv[2].encode() or ffi.NULL
+assert lib.ucch_flight_open(*files, int(sys.argv[1]), 3, folder, b"x.flight") == 0
+about = {"rank": 3, "job": "j", "host": "h", "pid": os.getpid(), "vendor": "host", "command": "c"}
+os.write(files[1], json.dumps(about).encode() + b"\\n")
+os.write(files[1], b'{"comm": 5, "number": 0, "time": 1, "ranks": [3, 4], "mine": 0}\\n')
+board = lib.ucch_board_new(ffi.NULL, 1, 0, ffi.new("int[]", [0]))
+lib.ucch_board_name(board, 5)
+def program(label, signature):
+    made = lib.ucch_program_new(1, board, signature, label)
+    assert lib.ucch_program_local(made, 0, lib.UCCH_COPY, 0, 4 << 3, 0, (0, 0, 1), (1, 0, 1), 0.0) == 0
+    lib.ucch_program_bytes(made, signature)
+    return made
+send, recv = np.arange(32, dtype=np.uint8), np.zeros(32, np.uint8)
+both = ffi.from_buffer(send), ffi.from_buffer(recv)
+for i in range(int(sys.argv[3])):
+    each = program(b"allreduce float32[%d] SUM" % i, 1000 + i)
+    assert lib.ucch_program_run(each, *both, 0.0, 1.0) == 1
+    lib.ucch_program_free(each)
+"""
+
+#: Behind HEAD: the recorder as the package has it.
+RECORDER = """
+from ucc_hetero import env
+from ucc_hetero.trace import flight
+lib.ucch_flight_stop()
+os.environ["UCCH_FLIGHT"] = sys.argv[2]
+flight.begin(3, "x", "host")
+parent, number = os.getpid(), env.get("FLIGHT_SIGNAL")
+"""
+
+
+def run(script: str, capacity: int, folder: Path | str, runs: int) -> "subprocess.CompletedProcess[str]":
+    command = [sys.executable, "-c", HEAD + script, str(capacity), str(folder), str(runs)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
+
+
+def written(script: str, folder: Path, capacity: int = 16, runs: int = 3) -> Dump:
+    done = run(script, capacity, folder, runs)
+    assert done.returncode == 0, done.stderr
+    assert [path.name for path in folder.iterdir()] == ["x.flight"]
+    return parse((folder / "x.flight").read_bytes())
+
+
+@pytest.mark.parametrize("runs", [0, 1, 15, 16, 17, 100])
+def test_the_last_operations(tmp_path: Path, runs: int) -> None:
+    dump = written("assert lib.ucch_flight_dump(lib.UCCH_DUMP_ASKED, ffi.NULL) == 0", tmp_path, runs=runs)
+    records = dump.records
+    numbers = list(range(runs)) if runs < 16 else list(range(runs - 15, runs))
+    assert [label.decode() for label in records["label"]] == [f"allreduce float32[{i}] SUM" for i in numbers]
+    assert records["seq"].tolist() == [i + 1 for i in numbers]
+    assert records["signature"].tolist() == records["bytes"].tolist() == [1000 + i for i in numbers]
+    assert (records["comm"] == 5).all() and (records["kind"] == 1).all() and (records["status"] == 0).all()
+    assert (np.diff(records["called"].astype(np.int64)) >= 0).all()
+    assert (records["started"] == records["called"]).all() and (records["ended"] >= records["started"]).all()
+    assert (records["ended"] <= dump.now).all() and dump.lost == max(runs - len(numbers), 0)
+    assert (dump.rank, dump.cause, dump.stack, dump.about["command"]) == (3, 1, "", "c")
+
+
+def test_a_call_that_fails_is_written_once(tmp_path: Path) -> None:
+    script = """
+late = [lib.ucch_message_new() for _ in range(2)]
+team = program(b"barrier", 1)
+lib.ucch_board_refuse(board, 0, b"ValueError: count")
+record = lib.ucch_board_record(board, lib.UCCH_RECORD_MPI, 9, 4, b"reduce by MPI")
+lib.ucch_record_end(record, lib.UCCH_FAIL_REFUSED)  # no failure of the communicator's
+assert not os.listdir(sys.argv[2])
+record = lib.ucch_board_record(board, lib.UCCH_RECORD_MPI, 10, 4, b"reduce by MPI")
+lib.ucch_record_end(record, lib.UCCH_FAIL_TIMEOUT)
+os.rename(sys.argv[2] + "/x.flight", sys.argv[2] + "/first")
+lib.ucch_record_end(lib.ucch_board_record(board, lib.UCCH_RECORD_MPI, 11, 4, b"after"), lib.UCCH_FAIL_PEER)
+assert os.listdir(sys.argv[2]) == ["first"]  # in one burst
+os.rename(sys.argv[2] + "/first", sys.argv[2] + "/x.flight")
+"""
+    dump = written(script, tmp_path, runs=1)
+    assert dump.cause == 3
+    assert dump.records["kind"].tolist() == [1, 5, 4, 4]
+    assert dump.records["seq"].tolist() == [1, 2, 9, 10]
+    assert dump.records["status"].tolist() == [0, 0, -1013, -1001]
+    assert dump.records["label"][1] == b"ValueError: count"
+
+
+def test_a_signal_while_python_is_stuck(tmp_path: Path) -> None:
+    """In a regular expression that takes for ever, the interpreter's lock in hand; handlers of Python's never run."""
+    script = """
+import re
+assert lib.ucch_flight_catch(43) == 1 == lib.ucch_flight_catch(43)
+faulthandler.register(43, files[2], all_threads=True)
+assert lib.ucch_flight_catch(43) == 1
+parent = os.getpid()
+if os.fork() == 0:
+    for _ in range(2):  # the second stack is not behind the first
+        time.sleep(1.5)
+        os.kill(parent, 43)
+    time.sleep(0.5)
+    os.kill(parent, signal.SIGKILL)
+    os._exit(0)
+def stuck():
+    re.match("(a+)+$", "a" * 40 + "b")
+stuck()
+"""
+    done = run(script, 16, tmp_path, 2)
+    assert done.returncode == -9, done.stderr
+    dump = parse((tmp_path / "x.flight").read_bytes())
+    assert dump.cause == 2 and len(dump.records) == 2
+    assert "in stuck" in dump.stack and "most recent call first" in dump.stack
+    assert dump.stack.count("in stuck") == 1
+
+
+def test_many_signals_at_once(tmp_path: Path) -> None:
+    """Handlers that nest would overflow the stack that Python gives them, with its own memory beneath."""
+    script = """
+import gc
+assert lib.ucch_flight_catch(number) == 1
+if os.fork() == 0:
+    os.kill(parent, signal.SIGSTOP)
+    for _ in range(500):  # all of them wait to be delivered
+        os.kill(parent, number)
+    os.kill(parent, signal.SIGCONT)
+    os._exit(0)
+os.wait()
+gc.collect()
+os.rename(flight.usual_path(), sys.argv[2] + "/x")
+if os.fork() == 0:  # and while the interpreter ends
+    while os.getppid() == parent:
+        os.kill(parent, number)
+        time.sleep(0.003)
+    os._exit(0)
+time.sleep(0.2)
+"""
+    done = run(RECORDER + script, 16, tmp_path, 2)
+    assert done.returncode == 0, done.stderr
+    dump = parse((tmp_path / "x").read_bytes())
+    assert dump.cause == 2 and dump.stack.count("most recent call first") == 1
+
+
+FAULT = """
+#include <signal.h>
+static int *volatile nowhere = (int *)8;
+static void at_fault(int number) { *nowhere = number; }
+void by_fault(int number) { signal(number, at_fault); }
+"""
+
+
+def test_a_fault_while_stacks_are_written(tmp_path: Path, compiled: Callable[..., Path]) -> None:
+    """Python reads frames that their threads change meanwhile; other faults end the process as ever."""
+    source, library = tmp_path / "fault.c", tmp_path / "fault.so"
+    source.write_text(FAULT)
+    compiled(library, "-shared", "-fPIC", source)
+    folder = tmp_path / "written"
+    folder.mkdir()
+    script = f"""
+import ctypes
+assert lib.ucch_flight_catch(43) == 1
+ctypes.CDLL({str(library)!r}).by_fault(43)
+assert lib.ucch_flight_catch(43) == 1
+for _ in range(3):
+    os.kill(os.getpid(), 43)
+    assert os.path.exists(folder.decode() + "/x.flight")
+    os.unlink(folder.decode() + "/x.flight")
+print("lives", flush=True)
+ctypes.string_at(8)
+"""
+    done = run(script, 16, folder, 2)
+    assert done.stdout == "lives\n" and done.returncode == -signal.SIGSEGV, done
+
+
+def test_a_signal_while_records_are_written(tmp_path: Path) -> None:
+    """Stacks of two writers are not mixed, and both files are written."""
+    script = """
+from ucc_hetero.trace.dumps import parse
+if (child := os.fork()) == 0:
+    while os.getppid() == parent:
+        os.kill(parent, number)
+        time.sleep(0.004)
+    os._exit(0)
+for round in range(300):
+    path = flight.dump(sys.argv[2] + "/asked")
+    if path is not None:  # a failure may have come first
+        stack = parse(path.read_bytes()).stack
+        assert stack.count("most recent call first") == 1 == stack.count("in <module>"), (round, stack)
+os.kill(child, signal.SIGKILL)
+assert parse(flight.usual_path().read_bytes()).cause == 2
+"""
+    done = run(RECORDER + script, 16, tmp_path, 2)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_signal_that_somebody_wants(tmp_path: Path) -> None:
+    script = """
+signal.signal(signal.SIGUSR2, lambda *_: None)
+assert lib.ucch_flight_catch(signal.SIGUSR2) == 0 == lib.ucch_flight_catch(999)
+os.kill(os.getpid(), signal.SIGUSR2)
+assert not os.listdir(sys.argv[2])
+"""
+    assert run(script, 16, tmp_path, 1).returncode == 0
+
+
+def test_a_child_records_nothing(tmp_path: Path) -> None:
+    script = """
+if os.fork() == 0:
+    lib.ucch_flight_stop()
+    lib.ucch_program_run(program(b"child", 7), *both, 0.0, 1.0)
+    os._exit(0 if lib.ucch_flight_dump(lib.UCCH_DUMP_ASKED, ffi.NULL) == -1 else 1)
+assert os.wait()[1] == 0
+assert lib.ucch_flight_dump(lib.UCCH_DUMP_ASKED, ffi.NULL) == 0
+"""
+    assert written(script, tmp_path).records["label"].tolist()[-1] == b"allreduce float32[2] SUM"
+
+
+def test_places_that_cannot_be_written(tmp_path: Path) -> None:
+    foreign = tmp_path / "foreign"
+    foreign.mkdir(mode=0o700)
+    os.symlink("/dev/null", foreign / "x.flight.part")  # is removed, not followed
+    script = """
+assert lib.ucch_flight_dump(lib.UCCH_DUMP_ASKED, b"/no/such/folder/file") == -1
+assert lib.ucch_flight_dump(lib.UCCH_DUMP_ASKED, b"x" * 2000) == -1
+assert lib.ucch_flight_dump(lib.UCCH_DUMP_ASKED, ffi.NULL) == 0
+"""
+    assert len(written(script, foreign).records) == 3
+    nowhere = "assert lib.ucch_flight_dump(lib.UCCH_DUMP_ASKED, ffi.NULL) == -1"
+    assert run(nowhere, 16, "", 1).returncode == 0
+
+
+def test_communicators_that_are_freed(tmp_path: Path) -> None:
+    """Thousands of them leave no more than hundreds: those that live are kept, however old."""
+    script = """
+from pathlib import Path
+from ucc_hetero.trace import flight
+lib.ucch_flight_stop()
+flight.begin(3, "j", "host")
+numbers = [flight.comm(board, 7, [3, 4], 0) for _ in range(2)]
+for k in range(5000):
+    flight.forget(flight.comm(board, k % 9, [3, 4], 0))
+    if k == 2500:
+        numbers.append(flight.comm(board, 8, [3], 0))
+lib.ucch_board_name(board, numbers[1])
+lib.ucch_program_run(program(b"barrier", 7), *both, 0.0, 1.0)
+assert flight.dump(sys.argv[2] + "/x.flight") == Path(sys.argv[2], "x.flight")
+print(numbers)
+"""
+    done = run(script, 16, tmp_path, 0)
+    assert done.returncode == 0, done.stderr
+    dump = parse((tmp_path / "x.flight").read_bytes())
+    assert done.stdout == "[1, 2, 2504]\n" and {1, 2, 2504, 5003} <= set(dump.comms) and len(dump.comms) < 600
+    assert dump.comms[2].time == 2 and dump.comms[2504].ranks == (3,)
+    assert dump.records["comm"].tolist() == [2] and "in <module>" in dump.stack
+
+
+def test_transfers(tmp_path: Path) -> None:
+    """One-sided: those that are not done when they begin, and so may never be."""
+    script = """
+from ucc_hetero import rma
+here, there = rma.Worker(timeout=60), rma.Worker(timeout=60)
+peer = here.connect(there.address)
+there.connect(here.address)
+room = np.zeros(1 << 20, np.uint8)
+mine, theirs = here.register(np.full(1 << 20, 7, np.uint8)), there.register(room)
+target = peer.open(theirs.descriptor)
+at = np.arange(4096, dtype=np.uint64) * 256
+peer.put(mine, target, at, at, np.full(4096, 256), notify=b"there").Wait()
+peer.get(mine, target, at, at, np.full(4096, 256)).Wait()
+assert (room == 7).all()
+assert 0 == lib.ucch_flight_dump(lib.UCCH_DUMP_ASKED, ffi.NULL)
+here.close(), there.close()
+"""
+    dump = written(script, tmp_path, runs=0)
+    kinds = dump.records["kind"] - 8
+    assert kinds.tolist() == [3, 0, 1], kinds  # the question for the region comes first
+    assert (dump.records["peer"] == dump.about["pid"]).all() and (dump.records["own"] == 1).all()
+    assert dump.records["bytes"].tolist() == [0, 1 << 20, 1 << 20] and dump.records["tag"].tolist() == [0, 1, 0]
+    assert (dump.records["ended"] >= dump.records["called"]).all() and (dump.records["status"] == 0).all()

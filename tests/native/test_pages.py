@@ -1,0 +1,386 @@
+"""Pages of KV caches on their way between two workers of one process: layouts, types, heads, and what is refused."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pages_scripts
+import pytest
+from device_scripts import OWN_QUEUES
+
+from ucc_hetero import rma
+from ucc_hetero.errors import CollectiveTimeout, PeerError, UCCHError
+from ucc_hetero.native.libraries import ffi, lib
+from ucc_hetero.rma.wire_format import Table, Ticket
+
+LAYERS, SIZE, DIM = 3, 4, 8
+
+
+class Two:
+    """Two workers that know each other."""
+
+    def __init__(self) -> None:
+        self.here, self.there = rma.Worker(timeout=30), rma.Worker(timeout=30)
+        self.to, self.back = self.here.connect(self.there.address), self.there.connect(self.here.address)
+
+    def ways(self, mine: rma.PageTable, theirs: rma.PageTable) -> tuple[rma.PageTarget, rma.PageTarget]:
+        """(theirs as the sender has it, ours as the receiver has it)."""
+        return mine.open(self.to, theirs.descriptor), theirs.open(self.back, mine.descriptor)
+
+
+@pytest.fixture(scope="module")
+def two() -> Iterator[Two]:
+    found = Two()
+    yield found
+    found.here.close()
+    found.there.close()
+
+
+#: Axes in the order of memory, as vLLM's FlashAttention, FlashInfer and others, SGLang's and MLA's caches have them.
+FORMS = ("KBNHD", "KBHND", "BKNHD", "BKHND", "BNHD", "THD", "BHND", "KBHND turned")
+
+
+def caches(form: str, heads: int, dtype: Any, blocks: int) -> tuple[list[Any], list[np.ndarray]]:
+    """(arrays as an engine has them, each layer as [K, B, N, H, D] to look at and to write to)."""
+    rng = np.random.default_rng()
+    order, _, turned = form.partition(" ")
+    sizes = {"K": 2, "B": blocks, "N": SIZE, "H": heads, "D": DIM, "T": blocks * SIZE}
+    arrays: list[Any] = []
+    seen = []
+    for _ in range(LAYERS):
+        pair = []
+        for _ in range(1 if "K" in order else 2):
+            raw = rng.integers(0, 256, [*(sizes[a] for a in order), np.dtype(dtype).itemsize], np.uint8)
+            pair.append(raw.view(dtype)[..., 0])
+        views = [array.reshape(blocks, SIZE, heads, DIM) if order == "THD" else array for array in pair]
+        axes = order.replace("T", "BN")
+        if "K" in axes:
+            view = views[0].transpose([axes.index(a) for a in "KBNHD"])
+            seen.append([view[0], view[1]])
+            arrays.append(view if turned else pair[0])
+        else:
+            seen.append([array.transpose([axes.index(a) for a in "BNHD"]) for array in views])
+            arrays.append(tuple(pair))
+    return arrays, seen
+
+
+def table(worker: rma.Worker, form: str, blocks: int, dtype: Any = np.uint16, heads: tuple[int, int, int] = (0, 4, 4)):
+    """(a table, its layers to look at): ``heads`` are the first, how many are here, and all."""
+    first, here, total = heads
+    arrays, seen = caches(form, here, dtype, blocks)
+    axes = "KBNHD" if "turned" in form else form
+    more = {"block_size": SIZE} if "T" in form else {}
+    return rma.PageTable(worker, arrays, axes, heads=(first, total), **more), seen
+
+
+def bits(layers: list[list[np.ndarray]]) -> list[list[np.ndarray]]:
+    return [[part.copy().view(f"u{part.itemsize}") for part in layer] for layer in layers]
+
+
+@pytest.mark.parametrize("there", FORMS)
+@pytest.mark.parametrize("here", FORMS)
+def test_layouts(two: Two, here: str, there: str) -> None:
+    """Every page is where it belongs, and nothing else has changed."""
+    rng = np.random.default_rng()
+    mine, source = table(two.here, here, 9)
+    theirs, target = table(two.there, there, 12)
+    with mine, theirs:
+        send, receive = two.ways(mine, theirs)
+        pages, places = rng.permutation(9)[:6], rng.permutation(12)[:6]
+        wanted = bits(target)
+        for one, other in zip(bits(source), wanted, strict=True):
+            for k in range(2):
+                other[k][places] = one[k][pages]
+        receipt = theirs.recv_pages(places, receive)
+        assert not receipt.Test()
+        send.send_pages(pages, receipt.ticket, layers=[1]).Wait()
+        assert not receipt.Test()
+        send.send_pages(pages.tolist(), receipt.ticket, layers=[2, 0]).Wait()
+        receipt.Wait()
+        assert receipt.Test()
+        for one, other in zip(bits(target), wanted, strict=True):
+            assert all((a == b).all() for a, b in zip(one, other, strict=True))
+
+
+CASES = [*itertools.permutations(("float16", "bfloat16", "float32"), 2), ("float8_e4m3fn", "float8_e4m3fnuz")]
+
+
+def numpy_of(name: str) -> np.dtype[Any]:
+    return np.dtype(getattr(ml_dtypes, name, name))
+
+
+@pytest.mark.parametrize("forms", [("KBNHD", "KBNHD"), ("KBNHD", "BKHND"), ("THD", "KBHND")])
+@pytest.mark.parametrize("types", [*CASES, ("float8_e4m3fnuz", "float8_e4m3fn")])
+def test_types(two: Two, types: tuple[str, str], forms: tuple[str, str]) -> None:
+    """Numbers are what ml_dtypes makes of them, to the bit but for which NaN it is; float8 with its scale."""
+    mine, source = table(two.here, forms[0], 40, numpy_of(types[0]))
+    theirs, target = table(two.there, forms[1], 40, numpy_of(types[1]))
+    with mine, theirs:
+        send, receive = two.ways(mine, theirs)
+        receipt = theirs.recv_pages(range(40), receive)
+        send.send_pages(range(40), receipt.ticket).Wait()
+        receipt.Wait()
+        assert send.scale == {"float8_e4m3fn": 2.0, "float8_e4m3fnuz": 0.5}.get(types[0], 1.0)
+        for one, other in zip(source, target, strict=True):
+            for a, b in zip(one, other, strict=True):
+                with np.errstate(all="ignore"):
+                    values = a.astype(np.float32)
+                    if "float8" in types[0]:
+                        most = 448 if types[1] == "float8_e4m3fn" else 240
+                        values = np.clip(values / np.float32(send.scale), -most, most)
+                    wanted = values.astype(b.dtype)
+                same = (wanted.astype(np.float32) == b.astype(np.float32)) | (np.isnan(wanted) & np.isnan(b))
+                assert same.all()
+
+
+def test_float8_by_its_rules() -> None:
+    """All 256 of each: minus zero becomes plus zero, NaN stays one, 240 the largest number, all else as it is."""
+    every = np.arange(256, dtype=np.uint8)
+    fnuz, back = np.empty_like(every), np.empty_like(every)
+    for source, target, of, to in (
+        (every, fnuz, lib.UCCH_E4M3FN, lib.UCCH_E4M3FNUZ),
+        (every, back, lib.UCCH_E4M3FNUZ, lib.UCCH_E4M3FN),
+    ):
+        assert lib.ucch_cast(of, to, *(ffi.cast("void *", a.ctypes.data) for a in (source, target)), 256) == 0
+    assert fnuz.tolist() == [{0x80: 0, 0x7F: 0x80, 0xFF: 0x80}.get(x, x) for x in range(256)]
+    assert back.tolist() == [{0x80: 0x7F, 0x7F: 0x7E, 0xFF: 0xFE}.get(x, x) for x in range(256)]
+
+
+@pytest.mark.parametrize("forms", [("KBNHD", "KBNHD"), ("KBHND", "KBHND"), ("KBNHD", "KBHND"), ("KBHND", "BNHD")])
+@pytest.mark.parametrize("degrees", [(1, 2), (2, 1), (4, 2), (2, 4), (4, 4)])
+def test_degrees_of_tensor_parallelism(two: Two, degrees: tuple[int, int], forms: tuple[str, str]) -> None:
+    """Each receiver has its heads of all senders that have some."""
+    senders, receivers = ([(r * 4 // n, 4 // n, 4) for r in range(n)] for n in degrees)
+    mine = [table(two.here, forms[0], 5, heads=each) for each in senders]
+    theirs = [table(two.there, forms[1], 5, heads=each) for each in receivers]
+    whole = [[np.concatenate([bits(s)[i][k] for _, s in mine], 2) for k in range(2)] for i in range(LAYERS)]
+    for (first, here, _), (into, seen) in zip(receivers, theirs, strict=True):
+        ways = [two.ways(source, into) for source, _ in mine]
+        ways = [way for way in ways if way[0].plan.heads > 0]
+        receipt = into.recv_pages([1, 0, 4], [way[1] for way in ways])
+        for (send, _), ticket in zip(ways, receipt.tickets, strict=True):
+            send.send_pages([2, 3, 0], ticket).Wait()
+        receipt.Wait()
+        for layer, wanted in zip(bits(seen), whole, strict=True):
+            for k in range(2):
+                assert (layer[k][[1, 0, 4]] == wanted[k][[2, 3, 0]][:, :, first : first + here]).all()
+    for each, _ in mine + theirs:
+        each.close()
+
+
+def test_latent_attention_and_bytes_and_asyncio(two: Two) -> None:
+    """One array a layer without heads; float8 in arrays of bytes; what is awaited."""
+    source = [np.random.default_rng().integers(0, 256, (9, SIZE, 24), np.uint8) for _ in range(2)]
+    target = [np.zeros((36, 1, 24), np.uint8) for _ in range(2)]
+    mine = rma.PageTable(two.here, source, "BND", dtype="float8_e4m3fn")
+    theirs = rma.PageTable(two.there, target, "THD", block_size=SIZE, dtype="float8_e4m3fn")
+    send, receive = two.ways(mine, theirs)
+    assert repr(send) == "<PageTarget: ND float8_e4m3fn to NHD float8_e4m3fn, as it is>"
+
+    async def both() -> None:
+        receipt = theirs.recv_pages(range(8), receive)
+        request = send.send_pages(range(1, 9), receipt.ticket)
+        await asyncio.gather(asyncio.ensure_future(waited(request)), asyncio.ensure_future(waited(receipt)))
+
+    async def waited(each: Any) -> None:
+        await each
+
+    asyncio.run(both())
+    assert send.peer.counts()["failed"] == 0
+    for one, other in zip(source, target, strict=True):
+        assert (other.reshape(9, SIZE, 24)[:8] == one[1:]).all()
+    empty = theirs.recv_pages([], receive)
+    send.send_pages([], empty.ticket).Wait()
+    empty.Wait()
+    mine.close()
+    theirs.close()
+
+
+def test_many_receipts_give_their_counters_back(two: Two) -> None:
+    mine, source = table(two.here, "KBNHD", 4)
+    theirs, target = table(two.there, "KBNHD", 4)
+    send, receive = two.ways(mine, theirs)
+    for i in range(3 * lib.UCCH_RMA_COUNTERS):
+        receipt = theirs.recv_pages([i % 4], receive)
+        if i % 100 == 0:
+            send.send_pages([i % 3], receipt.ticket).Wait()
+            receipt.Wait()
+            assert (target[0][0][i % 4].view(np.uint16) == source[0][0][i % 3].view(np.uint16)).all()
+    late = theirs.recv_pages([0], receive)
+    late.close()
+    after = theirs.recv_pages([1], receive)
+    send.send_pages([1], late.ticket).Wait()
+    assert not after.Test(), "a ticket that is over counts for the next one"
+    mine.close()
+    theirs.close()
+
+
+def test_a_receipt_that_is_closed_lets_nothing_in(two: Two) -> None:
+    """All that passes slots, as converted pages do, is refused at the door: the pages may be others' by then."""
+    mine, _ = table(two.here, "KBNHD", 4, np.float16)
+    theirs, target = table(two.there, "KBNHD", 4, np.float32)
+    send, receive = two.ways(mine, theirs)
+    before, receipt = bits(target), theirs.recv_pages([1], receive)
+    receipt.close()
+    with pytest.raises(UCCHError, match="given up"):
+        send.send_pages([2], receipt.ticket).Wait()
+    assert receipt.idle
+    assert all((a == b).all() for x, y in zip(before, bits(target), strict=True) for a, b in zip(x, y, strict=True))
+    mine.close()
+    theirs.close()
+
+
+BAD = [
+    (ValueError, r"axes: 'KBNH' names 4 dimensions, and an array has 5", lambda w: table_of(w, axes="KBNH")),
+    (ValueError, "are not K, B, N, H and D", lambda w: table_of(w, axes="KBNHX")),
+    (ValueError, "have to be last", lambda w: table_of(w, axes="KBDNH")),
+    (ValueError, "they differ", lambda w: rma.PageTable(w, [np.zeros((2, n, 4, 2, 8)) for n in (3, 4)], "KBNHD")),
+    (ValueError, "an array for each layer", lambda w: rma.PageTable(w, [], "KBNHD")),
+    (ValueError, "are no blocks of 3", lambda w: rma.PageTable(w, [np.zeros((16, 2, 8))], "THD", block_size=3)),
+    (ValueError, "'float16' is no type of elements of 8 bytes", lambda w: table_of(w, dtype="float16")),
+    (ValueError, "2 from number 3 on are not among 4", lambda w: table_of(w, heads=(3, 4))),
+    (BufferError, "contiguous", lambda w: rma.PageTable(w, [np.zeros((2, 3, 4, 4, 8))[:, :, :, ::2]], "KBNHD")),
+    (TypeError, "has no shape", lambda w: rma.PageTable(w, [5], "KBNHD")),
+]  # fmt: skip
+
+
+def table_of(worker: rma.Worker, axes: str = "KBNHD", **more: Any) -> rma.PageTable:
+    return rma.PageTable(worker, [np.zeros((2, 3, 4, 2, 8))], axes, **more)
+
+
+@pytest.mark.parametrize("case", BAD, ids=[case[1] for case in BAD])
+def test_caches_that_are_none(two: Two, case: tuple[type[Exception], str, Callable[..., Any]]) -> None:
+    known = len(two.here.regions)
+    with pytest.raises(case[0], match=case[1]):
+        case[2](two.here)
+    assert len(two.here.regions) == known
+
+
+def test_unlike_tables(two: Two) -> None:
+    mine, _ = table(two.here, "KBNHD", 4)
+    for what, arrays, more in (
+        ("layers: 3 here and 2 there", [np.zeros((2, 4, SIZE, 4, DIM), np.uint16)] * 2, {}),
+        ("tokens a block: 4 here and 8 there", [np.zeros((2, 4, 8, 4, DIM), np.uint16)] * 3, {}),
+        ("elements a head: 8 here and 16 there", [np.zeros((2, 4, SIZE, 4, 16), np.uint16)] * 3, {}),
+        ("heads in all: 4 here and 8 there", [np.zeros((2, 4, SIZE, 4, DIM), np.uint16)] * 3, {"heads": (4, 8)}),
+        ("uint16 here and float16 there", [np.zeros((2, 4, SIZE, 4, DIM), np.float16)] * 3, {}),
+    ):
+        with rma.PageTable(two.there, arrays, "KBNHD", **more) as theirs, pytest.raises(ValueError, match=what):
+            mine.open(two.to, theirs.descriptor)
+    with pytest.raises(rma.FormatError, match="are no table of pages"):
+        mine.open(two.to, mine.regions[0].descriptor)
+    with pytest.raises(ValueError, match="of another process"):
+        mine.open(two.to, mine.descriptor)
+    mine.close()
+
+
+def test_pages_that_are_none(two: Two) -> None:
+    """The side that is wrong is told, and the other one is as it was."""
+    mine, _ = table(two.here, "KBNHD", 4)
+    theirs, target = table(two.there, "KBHND", 3)
+    send, receive = two.ways(mine, theirs)
+    before = bits(target)
+    good = theirs.recv_pages([0, 2], receive)
+    for what, pages in (("pages: 1, and the ticket is for 2", [1]), (r"pages\[1\]: there is no number 4", [0, 4])):
+        with pytest.raises(ValueError, match=what):
+            send.send_pages(pages, good.ticket)
+    with pytest.raises(TypeError, match="pages: a list"):
+        send.send_pages([0.5, 1], good.ticket)
+    with pytest.raises(ValueError, match=r"layers\[0\]: there is no number 3"):
+        send.send_pages([0, 1], good.ticket, layers=[3])
+    with pytest.raises(ValueError, match=r"pages\[0\]: there is no number -1, only 0 to 2"):
+        theirs.recv_pages([-1], receive)
+    with pytest.raises(ValueError, match="one is named twice"):
+        theirs.recv_pages([1, 1], receive)
+    with pytest.raises(rma.FormatError, match="ticket"):
+        send.send_pages([0, 1], b"no ticket at all, but some bytes")
+    forged = Ticket.unpack(good.ticket)._replace(pages=np.array([0, 3], np.uint32).tobytes()).pack()
+    with pytest.raises(ValueError, match=r"ticket\[1\]: there is no number 3"):
+        send.send_pages([0, 1], forged)
+    other, _ = table(two.there, "KBHND", 3)
+    with pytest.raises(ValueError, match="for another table"):
+        send.send_pages([0, 1], other.recv_pages([0, 1], other.open(two.back, mine.descriptor)).ticket)
+    with pytest.raises(ValueError, match="opened by another table"):
+        other.recv_pages([0, 1], receive)
+    with pytest.raises(CollectiveTimeout):
+        theirs.recv_pages([1], receive, timeout=0.05).Wait()
+    assert all(
+        (a == b).all() for one, two_ in zip(bits(target), before, strict=True) for a, b in zip(one, two_, strict=True)
+    )
+    for each in (other, theirs):
+        each.close()
+    with pytest.raises(UCCHError, match="no such region"):
+        send.send_pages([0, 1], good.ticket).Wait()
+    mine.close()
+
+
+def test_heads_that_nobody_has(two: Two) -> None:
+    mine, _ = table(two.here, "KBNHD", 4, heads=(0, 2, 4))
+    theirs, _ = table(two.there, "KBNHD", 4, heads=(2, 2, 4))
+    send, receive = two.ways(mine, theirs)
+    with pytest.raises(ValueError, match="0 of the 1 sources have head 2 of 4"):
+        theirs.recv_pages([0], receive)
+    with pytest.raises(ValueError, match="no head is in both tables: 0 to 1 here, 2 to 3 there"):
+        send.send_pages([0], Ticket(theirs.number, 0, bytes(4)).pack())
+    whole, _ = table(two.there, "KBNHD", 4)
+    with pytest.raises(ValueError, match="2 of the 2 sources have head 0"):
+        whole.recv_pages([0], [whole.open(two.back, mine.descriptor)] * 2)
+    for each in (mine, theirs, whole):
+        each.close()
+
+
+def test_a_sender_that_dies_ends_the_wait() -> None:
+    two = Two()
+    mine, _ = table(two.here, "KBNHD", 4)
+    theirs, _ = table(two.there, "KBNHD", 4)
+    receipt = theirs.recv_pages([0], two.ways(mine, theirs)[1])
+    two.back.lose()
+    with pytest.raises(PeerError):
+        receipt.Wait()
+    theirs.worker.close()
+    mine.worker.close()
+
+
+def test_damage_is_noticed(two: Two) -> None:
+    """Every byte of a table and of a ticket is under the checksum; what contradicts itself is refused behind it."""
+    mine, _ = table(two.here, "KBNHD", 4)
+    found = Table.unpack(mine.descriptor)
+    assert found.pack() == mine.descriptor and found.form == mine.form
+    rng = np.random.default_rng()
+    for at in rng.integers(0, len(mine.descriptor), 300).tolist():
+        damaged = bytearray(mine.descriptor)
+        damaged[at] ^= int(rng.integers(1, 256))
+        with pytest.raises(rma.FormatError):
+            Table.unpack(bytes(damaged))
+    for name, value in (
+        ("axes", "BND"),
+        ("axes", "KBNXD"),
+        ("dtype", "int3"),
+        ("heads", 9),
+        ("layers", 0),
+        ("layers", 2),
+        ("parts", 3),
+    ):
+        with pytest.raises(rma.FormatError, match="contradicts itself"):
+            Table.unpack(found._replace(form=found.form._replace(**{name: value})).pack())
+    mine.close()
+
+
+@pytest.mark.parametrize("layout", ["nvidia:1,amd:1", "amd:1,nvidia:1", "nvidia:1,host:1", "amd:2"])
+def test_pages_of_devices(fakes: Callable[..., Any], layout: str) -> None:
+    assert fakes(pages_scripts.EVERY, layout).stdout.count("right") == 2
+
+
+def test_devices_without_a_compiler(fakes: Callable[..., Any]) -> None:
+    done = fakes(pages_scripts.NO_COMPILER, "nvidia:1,amd:1", UCCH_RTC_LIB="none")
+    assert done.stdout.count("right") == 2
+
+
+@pytest.mark.parametrize("layout", ["nvidia:1,amd:1", "amd:1,nvidia:1"])
+def test_streams_start_pages_and_wait_for_them(fakes: Callable[..., Any], layout: str) -> None:
+    assert fakes(pages_scripts.STREAMS, layout, **OWN_QUEUES).stdout.count("right") == 2

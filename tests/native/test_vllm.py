@@ -1,0 +1,386 @@
+"""The connector for vLLM: engines that are started separately, on two (fake) vendors, give the tokens of one engine;
+they abort, die, come back and refuse each other. With vLLM installed its scheduler runs as well."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib.util
+import json
+import os
+import random
+import re
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace as Facts
+from typing import Any
+
+import pytest
+from vllm_engines import PATIENCE, USUAL, Engine, free_port, one_engine, prompts
+
+from ucc_hetero.errors import UCCHError
+from ucc_hetero.machine import nics
+from ucc_hetero.rma import ChannelError
+from ucc_hetero.vllm import UccHeteroConnector
+from ucc_hetero.vllm.contract import Contract, ContractError
+from ucc_hetero.vllm.interface import KVConnectorRole
+from ucc_hetero.vllm.messages import Load, Remote, Step
+from ucc_hetero.vllm.settings import Settings
+
+torch = pytest.importorskip("torch")
+vllm_engine = pytest.importorskip("vllm_engine", exc_type=ImportError)  # which needs transformers
+SCHEDULERS = [
+    "own",
+    pytest.param("vllm", marks=pytest.mark.skipif(not importlib.util.find_spec("vllm"), reason="no vLLM")),
+]
+
+
+@pytest.fixture
+def secret(tmp_path: Path) -> str:
+    path = tmp_path / "secret"
+    path.write_bytes(os.urandom(32))
+    return str(path)
+
+
+@pytest.fixture
+def start(secret: str, tmp_path: Path, fake_environment: Callable[[str], dict[str, str]]) -> Iterator[Any]:
+    """Start an engine: ``start(role, port, **what is told)``."""
+    engines: list[Engine] = []
+    (tmp_path / "config.json").write_text(
+        json.dumps({"architectures": ["LlamaForCausalLM"], "model_type": "llama", **vllm_engine.SHAPE})
+    )
+
+    def run(role: str, port: int = 0, extra: Any = (), **told: Any) -> Engine:
+        usual = {**USUAL, "folder": str(tmp_path)}
+        own = {"secret_file": secret, "host": "127.0.0.1", "timeout": 20, "lease": 60, **dict(extra)}
+        env = fake_environment(f"{told.get('vendor') or 'host'}:1") if told.get("vendor") else {}
+        popen = functools.partial(subprocess.Popen, env={**os.environ, **env})
+        engine = Engine({**usual, "role": role, "port": port, "extra": own, **told}, popen)
+        engines.append(engine)
+        engine.hear("ready")
+        return engine
+
+    yield run
+    for engine in engines:
+        engine.end(signal.SIGKILL)
+
+
+@pytest.mark.parametrize("scheduler", SCHEDULERS)
+@pytest.mark.parametrize("vendors", [("nvidia", "amd"), ("amd", "nvidia")], ids="-".join)
+def test_tokens_are_those_of_one_engine(start: Any, vendors: tuple[str, str], scheduler: str) -> None:
+    """Several requests at once, in chunks, into a cache that lies otherwise and is too small for all of them."""
+    # 15 to 18 blocks of the 19 that there are hold them all, and 27 to 36 would with what is generated.
+    asked, port = prompts(random.randint(60, 110), *[16] * 6), free_port()
+    prefill = start("kv_producer", port, vendor=vendors[0], scheduler=scheduler)
+    decode = start("kv_consumer", vendor=vendors[1], scheduler=scheduler, layout="HND", blocks=20)
+    right = one_engine(start, asked, 24)
+    before = prefill.free(0)["free"], decode.free(0)["free"]
+    for name, prompt in asked.items():
+        prefill.add(name, prompt, 1, {"do_remote_decode": True, "do_remote_prefill": False})
+    params = {name: prefill.done(name)["params"] for name in asked}
+    for name, prompt in asked.items():  # at once, or some are over before others come
+        decode.add(f"d{name}", prompt, 24, params[name])
+    found = {name: decode.done(f"d{name}") for name in asked}
+    assert {name: said["tokens"] for name, said in found.items()} == right
+    preempted = decode.free(before[1])["preemptions"]
+    assert preempted, "the cache was to be too small"
+    assert sum(said["computed"] == 24 for said in found.values()) >= 3, "of a prompt only the last token is computed"
+    prefill.free(before[0])
+    for engine in (prefill, decode):
+        engine.end()
+        assert engine.process.returncode == 0
+
+
+@pytest.mark.parametrize("scheduler", SCHEDULERS)
+def test_aborted_requests_leave_nothing(start: Any, scheduler: str) -> None:
+    port = free_port()
+    prefill = start("kv_producer", port, scheduler=scheduler)
+    decode = start("kv_consumer", scheduler=scheduler)
+    before = prefill.free(0)["free"], decode.free(0)["free"]
+    asked = prompts(110, *[110] * 4)
+    for i, (name, prompt) in enumerate(asked.items()):
+        params = prefill.prefilled(name, prompt)
+        decode.add(f"d{name}", prompt, 40, params)
+        if i % 2:
+            time.sleep(random.random() * 0.02)
+        decode.tell(abort=f"d{name}")  # before it is scheduled, while it is loaded, or later
+    prefill.add("long", [7] * 200, 1, {"do_remote_decode": True})
+    prefill.tell(abort="long")
+    decode.free(before[1])
+    prefill.free(before[0])
+
+
+@pytest.mark.parametrize("scheduler", SCHEDULERS)
+def test_prefill_that_is_gone_is_computed_again(start: Any, scheduler: str) -> None:
+    """Killed before anybody asked, and asked by an engine that is connected; it comes back; it is stopped."""
+    asked, port = prompts(110, 110), free_port()
+    right = one_engine(start, asked, 6)
+    name, prompt = "r4", asked["r4"]
+    prefill = start("kv_producer", port, scheduler=scheduler)
+    decode = start("kv_consumer", scheduler=scheduler, extra={"timeout": 3})
+    before = decode.free(0)["free"]
+
+    def check(name: str, params: Any, loaded: bool) -> None:
+        decode.add(f"d{name}", asked[name], 6, params)
+        said = decode.done(f"d{name}")
+        assert said["tokens"] == right[name]
+        assert (said["computed"] == 6) == loaded or len(asked[name]) == 1
+
+    check("r2", prefill.prefilled("r2", asked["r2"]), loaded=True)
+    params = prefill.prefilled(name, prompt)
+    prefill.end(signal.SIGKILL)
+    check(name, params, loaded=False)
+    prefill = start("kv_producer", port, scheduler=scheduler)
+    check("r3", {**params, "remote_num_tokens": len(asked["r3"])}, loaded=False)  # of the one that was killed
+    check("r1", prefill.prefilled("r1", asked["r1"]), loaded=True)
+    params = prefill.prefilled(name, prompt)
+    prefill.process.send_signal(signal.SIGSTOP)
+    decode.add("stopped", prompt, 6, params)
+    assert decode.done("stopped")["tokens"] == right[name]
+    prefill.process.send_signal(signal.SIGCONT)
+    check("r2", prefill.prefilled("again", asked["r2"]), loaded=True)
+    decode.free(before)
+
+
+def test_blocks_that_nobody_wants_are_freed(start: Any) -> None:
+    """After the lease, and at once when the engine that wanted them dies."""
+    port = free_port()
+    prefill = start("kv_producer", port, extra={"lease": 2})
+    before, prompt = prefill.free(0)["free"], [5] * 100
+    params = prefill.prefilled("late", prompt)
+    assert prefill.free(0)["free"] < before
+    prefill.free(before)
+    decode = start("kv_consumer")
+    decode.add("late", prompt, 3, params)
+    assert decode.done("late")["computed"] == 102
+    params = prefill.prefilled("b", prompt)
+    decode.add("b", prompt, 100, params)
+    decode.end(signal.SIGKILL)
+    prefill.free(before)
+
+
+def contract(**other: Any) -> Contract:
+    usual: dict[str, Any] = {"model": "m", "layers": ["a", "b"], "block": 16, "heads": 8, "backend": "TRITON_ATTN"}
+    return Contract(**{**usual, "elements": "float16", "scales": [], "vllm": "1", **other})
+
+
+@pytest.mark.parametrize(
+    ("other", "words"),
+    [
+        ({}, ""),
+        ({"elements": "bfloat16", "vllm": "2"}, ""),
+        ({"model": "n"}, "models: m here and n there"),
+        ({"layers": ["a", "c", "d"]}, r"layers with a cache: 2 \(a \.\.\.\) here and 3 \(a"),
+        ({"block": 32}, "tokens a block: 16 here and 32 there; give both one --block-size"),
+        ({"heads": 4}, "heads of keys and values"),
+        ({"backend": "FLASH_ATTN"}, "attention backends"),
+        ({"elements": "float8_e4m3fn", "scales": [1.0] * 4}, "--kv-cache-dtype: float16 here and float8_e4m3fn"),
+    ],
+)
+def test_differences_have_words(other: dict[str, Any], words: str) -> None:
+    found = "; ".join(contract().differences(contract(**other)))
+    assert bool(found) == bool(words)
+    assert not words or re.search(words, found)
+
+
+def test_scales_of_two_float8_have_to_differ_by_two() -> None:
+    mine, other = {"elements": "float8_e4m3fnuz"}, {"elements": "float8_e4m3fn"}
+    decode = contract(**mine, scales=[1.0, 0.5])
+    assert not decode.differences(contract(**other, scales=[0.5, 0.25]))
+    assert "have to take them from the checkpoint" in decode.differences(contract(**other, scales=[1.0, 0.5]))[0]
+    assert "scales" in decode.differences(contract(**mine, scales=[1.0, 0.25]))[0]
+
+
+@pytest.mark.parametrize("said", [None, [], {}, {"protocol": 2}, {"protocol": 1, "model": 5}])
+def test_contracts_that_are_none(said: Any) -> None:
+    with pytest.raises(ContractError):
+        Contract.heard(said)
+    assert Contract.heard(json.loads(json.dumps(contract().told()))) == contract()
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("remote_port", "80"), ("remote_port", 0), ("tp_size", 10**9), ("remote_host", None), ("remote_num_tokens", -1)],
+)
+def test_parameters_of_requests_are_not_trusted(name: str, value: Any) -> None:
+    params = Remote("r", "e", "host", 1, 1, 5).params()
+    assert Remote.of(params).addresses == ["tcp://host:1"]
+    with pytest.raises(ValueError, match="kv_transfer_params"):
+        Remote.of(params | {name: value})
+
+
+class Workers:
+    """The workers of an engine with tensor parallelism, in this process."""
+
+    def __init__(self, role: str, port: int, ranks: int, heads: int, layout: str, secret: str) -> None:
+        self.each, self.caches = [], []
+        for rank in range(ranks):
+            extra = {"secret_file": secret, "host": "127.0.0.1", "timeout": 20}
+            config = vllm_engine.facts({"role": role, "port": port, "extra": extra})
+            config.parallel_config = Facts(tensor_parallel_size=ranks, rank=rank)
+            config.model_config.get_total_num_kv_heads = lambda: heads
+            config.kv_transfer_config.engine_id = role
+            sizes = {"H": max(1, heads // ranks), "N": 16}
+            cache = [torch.rand([10, *(sizes[axis] for axis in layout), 8]).half() for _ in range(2)]
+            views = [each if layout == "HN" else each.transpose(1, 2) for each in cache]
+            self.caches.append(views)
+            self.each.append(UccHeteroConnector(config, KVConnectorRole.WORKER))
+            self.each[-1].register_kv_caches({f"layer{i}": view for i, view in enumerate(views)})
+
+    def step(self, step: Step) -> list[tuple[set[str], set[str], set[int]]]:
+        out = []
+        for worker in self.each:
+            worker.bind_connector_metadata(step)
+            worker.start_load_kv(None)
+            sent, come = worker.get_finished(set())
+            out.append((sent or set(), come or set(), worker.get_block_ids_with_load_errors()))
+        return out
+
+    def until(self, which: int, name: str) -> set[int]:
+        """Step until all say that a request is sent (0) or has come (1): blocks that have not."""
+        said, failed, until = [0] * len(self.each), set(), time.monotonic() + PATIENCE
+        while min(said) < 1:
+            assert time.monotonic() < until
+            for i, found in enumerate(self.step(Step())):
+                said[i] += name in found[which]
+                failed |= found[2]
+        assert max(said) == 1
+        return failed
+
+
+@pytest.mark.parametrize(("sends", "receives", "heads"), [(1, 2, 4), (2, 1, 4), (4, 2, 2), (2, 4, 2)])
+def test_degrees_of_tensor_parallelism_may_differ(sends: int, receives: int, heads: int, secret: str) -> None:
+    while True:  # ports that follow each other
+        port = free_port()
+        with contextlib.suppress(ValueError):
+            prefill = Workers("kv_producer", port, sends, heads, "HN", secret)
+            break
+    decode = Workers("kv_consumer", 0, receives, heads, "NH", secret)
+    remote = Remote("p", "kv_producer", "127.0.0.1", port, sends, 40)
+    prefill.step(Step(offers={"p": [3, 1, 4]}))
+    decode.step(Step(loads=[Load("d", remote, [9, 2], 1)]))
+    assert not decode.until(1, "d")
+    prefill.until(0, "p")
+    for i, cache in enumerate(decode.caches):
+        for layer in range(2):
+            head = i * heads // receives
+            for own in range(cache[layer].shape[1]):
+                rank, there = divmod(head + own, max(1, heads // sends))
+                source = prefill.caches[rank * max(1, sends // heads)][layer]
+                assert (cache[layer][[9, 2], own] == source[[1, 4], there]).all()
+    before = [layer.clone() for cache in decode.caches for layer in cache]
+    decode.step(Step(loads=[Load("e", remote._replace(request="unknown", engine="before"), [5, 6], 0)]))
+    assert decode.until(1, "e") == {5, 6}
+    decode.step(Step(loads=[Load("f", remote, [7], 2)]))
+    assert decode.until(1, "f") == {7}, "its blocks are no longer kept"
+    assert all(map(torch.equal, before, [layer for cache in decode.caches for layer in cache]))
+    for workers in (decode, prefill):
+        for worker in workers.each:
+            worker.shutdown()
+
+
+def test_garbage_of_a_peer_ends_its_link_alone(secret: str) -> None:
+    port = free_port()
+    prefill, decode = (
+        Workers(role, at, 1, 2, "NH", secret) for role, at in (("kv_producer", port), ("kv_consumer", 0))
+    )
+    agent = decode.each[0].worker.links.agent
+    good = {"request": "p", "engine": "kv_producer", "first": 0, "ticket": "", "ranks": 1}
+    place = f"tcp://127.0.0.1:{port}"
+    for said in (5, [], {}, {"op": "fly"}, {"op": "want"}, {"op": "hello"}, {"op": "want", **good, "ticket": "xy"}):
+        link = decode.each[0].worker.links.to(place).result()
+        link.peer.send(said)
+        until = time.monotonic() + PATIENCE
+        while link.peer.alive:
+            assert time.monotonic() < until, said
+            time.sleep(0.01)
+    assert agent.peers == []
+    remote = Remote("p", "kv_producer", "127.0.0.1", port, 1, 32)
+    prefill.step(Step(offers={"p": [1]}))
+    decode.step(Step(loads=[Load("d", remote, [1, 2], 0)]))
+    assert decode.until(1, "d") == {1, 2}, "two blocks are not there"
+    prefill.until(0, "p")
+    for workers in (decode, prefill):
+        workers.each[0].shutdown()
+
+
+def test_a_host_that_does_not_answer_keeps_nobody_from_others(secret: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is called once for all that wait for it, and they all hear of that call's end."""
+    port, called, over = free_port(), [], threading.Event()
+    prefill, decode = (
+        Workers(role, at, 1, 2, "NH", secret) for role, at in (("kv_producer", port), ("kv_consumer", 0))
+    )
+    agent, remote = decode.each[0].worker.links.agent, Remote("p", "kv_producer", "127.0.0.1", port, 1, 16)
+    connect = agent.connect
+
+    def silent(place: str, timeout: float) -> Any:
+        if place != "tcp://192.0.2.1:7":
+            return connect(place, timeout)
+        called.append(timeout)
+        assert over.wait(PATIENCE)
+        raise ChannelError("it does not answer")
+
+    monkeypatch.setattr(agent, "connect", silent)
+    dead = Remote("q", "off", "192.0.2.1", 7, 1, 16)
+    decode.step(Step(loads=[Load(f"d{i}", dead, [9], 0) for i in range(200)]))
+    prefill.step(Step(offers={"p": [1]}))
+    decode.step(Step(loads=[Load("e", remote, [2], 0)]))
+    assert not decode.until(1, "e"), "blocks have not come"
+    assert called == [5.0]
+    over.set()
+    assert decode.until(1, "d199") == {9}
+    assert called == [5.0]
+    for workers in (decode, prefill):
+        workers.each[0].shutdown()
+
+
+def settings(role: str, **extra: Any) -> Settings:
+    return Settings(vllm_engine.facts({"role": role, "port": 1, "extra": extra}))
+
+
+def test_addresses_that_engines_announce(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that others reach is wanted of a producer: an address, a name, or an interface."""
+    monkeypatch.setattr(nics, "addresses", lambda: (("10.10.0.1", "x"), ("192.0.2.7", "y")))
+    for host in (None, "0.0.0.0", "::"):
+        with pytest.raises(ValueError, match=r'"host", .* reach this one: this host has 10\.10\.0\.1, 192\.0\.2\.7'):
+            settings("kv_both", host=host)
+    assert settings("kv_producer", host="lo").host == "127.0.0.1"
+    assert settings("kv_producer", host="here.example").host == "here.example"
+    assert settings("kv_consumer").listens == "tcp://127.0.0.1:0"
+    for host, alone in (("localhost", True), ("::1", True), ("192.0.2.1", False)):
+        assert bool(settings("kv_producer", host=host).alone) == alone
+    assert not settings("kv_consumer").alone
+
+
+@pytest.mark.parametrize(
+    ("told", "words"),
+    [
+        ({"model": "another"}, "it refuses: models: small here and another there|models: another here and small there"),
+        ({"backend": "FLASH_ATTN"}, "attention backend FLASH_ATTN: both sides have to have TRITON_ATTN"),
+        ({"extra": {"speed": 1}}, r"\['speed'\] are not among"),
+        ({"extra": {"secret_file": ""}}, "secret_file"),
+        ({"extra": {"prefill": ["here"]}}, "no host:port"),
+        ({"role": "kv_both"}, '"host"'),
+    ],
+)
+def test_engines_that_do_not_fit_are_refused_at_start(told: dict[str, Any], words: str, secret: str) -> None:
+    port = free_port()
+    prefill = Workers("kv_producer", port, 1, vllm_engine.HEADS, "NH", secret)
+    extra = {"secret_file": secret, "prefill": [f"127.0.0.1:{port}"], **told.pop("extra", {})}
+    config = vllm_engine.facts({"role": "kv_consumer", "port": 0, "extra": extra, **told})
+    caches = {f"layer{i}": torch.zeros(4, 16, vllm_engine.HEADS, 8).half().transpose(1, 2) for i in range(2)}
+    with pytest.raises((ValueError, UCCHError), match=words):
+        UccHeteroConnector(config, KVConnectorRole.WORKER).register_kv_caches(caches)
+    prefill.each[0].shutdown()
+
+
+def test_methods_of_vllm() -> None:
+    base = pytest.importorskip("vllm.distributed.kv_transfer.kv_connector.v1.base")
+    assert issubclass(UccHeteroConnector, base.KVConnectorBase_V1)
+    assert not UccHeteroConnector.__abstractmethods__
+    own = {name for name, value in vars(UccHeteroConnector).items() if callable(value) and not name.startswith("_")}
+    assert own <= set(dir(base.KVConnectorBase_V1)), "methods that vLLM does not call"

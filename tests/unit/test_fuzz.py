@@ -1,0 +1,213 @@
+"""Nonsense in everything that is parsed: right, or an error of the documented kind that has words; never anything else.
+
+``UCCH_FUZZ=N`` makes N inputs of each kind instead of 300, and prints how many there were, and how many were taken.
+"""
+
+import json
+import os
+import random
+import socket
+import struct
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from ucc_hetero import env
+from ucc_hetero.bootstrap import links
+from ucc_hetero.launch.cluster import ClusterError, parse
+from ucc_hetero.launch.emulated_net import parse_rate
+from ucc_hetero.native.libraries import ffi, lib
+from ucc_hetero.planner.rules import load_table, parse_tune
+from ucc_hetero.planner.topology import Topology, emulated_vendors
+
+INPUTS = int(os.environ.get("UCCH_FUZZ", "300"))
+MANY = settings(max_examples=INPUTS, deadline=None, suppress_health_check=list(HealthCheck))
+COUNTS: Counter[str] = Counter()
+
+TOPOLOGY = Topology.group(["nvidia", "nvidia", "amd"], [0, 0, 1])
+WORDS = [
+    *"0123456789:,#@-=[]. ", "allreduce", "bcast", "@flat", "@ring", "@split_rail", "inf", "64k", "4G", "host",
+    "nvidia", "amd", "fragments=", "path=", "direct", "staged", "[2-16]", "0-64k", "1e999", "nan", "٣", "9" * 30,
+    "data",
+]  # fmt: skip
+TEXT = st.one_of(st.text(max_size=30), st.lists(st.sampled_from(WORDS), max_size=12).map("".join))
+#: A table as it is written, and what may stand in it instead.
+TABLE: dict[str, Any] = {
+    "format": 1,
+    "topologies": {
+        TOPOLOGY.fingerprint(): {
+            "weights": [1, 1, 2],
+            "links": {"native": [1, 100], "bridge": [5, 25], "local": [1, 50], "hosts": [[1, 2], [3, 4]]},
+            "messages": [{"between": ["amd", "nvidia"], "near": True, "from": 0, "to": None, "path": "direct"}],
+            "wires": {"number": 4, "slot": 65536},
+            "rules": [{"collective": "allreduce", "from": 0, "to": 4096, "algorithm": "flat", "fragments": 1}],
+        }
+    },
+}
+CLUSTER: dict[str, Any] = {
+    "hosts": [{"name": "node[0-3]", "slots": 4, "vendor": "nvidia"}, {"name": "other", "slots": 2, "vendor": "amd"}],
+    "vendors": {"nvidia": {"image": "one"}, "amd": {"image": "two", "env": {"A": "b"}}},
+    "interfaces": ["eth0"], "env": {"X": 1}, "name": "x",
+}  # fmt: skip
+ODD = st.recursive(
+    st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), TEXT, st.just(10**400), st.just(-(10**30))),
+    lambda inner: st.one_of(st.lists(inner, max_size=4), st.dictionaries(TEXT, inner, max_size=4)),
+    max_leaves=8,
+)
+
+
+def places(tree: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    yield path
+    for key, value in tree.items() if isinstance(tree, dict) else enumerate(tree) if isinstance(tree, list) else ():
+        yield from places(value, (*path, key))
+
+
+def changed(tree: Any, path: tuple[Any, ...], value: Any) -> Any:
+    if not path:
+        return value
+    copy = tree.copy()
+    copy[path[0]] = changed(tree[path[0]], path[1:], value)
+    return copy
+
+
+def mutated(tree: Any) -> st.SearchStrategy[Any]:
+    """The tree with something odd in a place or two."""
+    one = st.tuples(st.sampled_from(list(places(tree))), ODD)
+
+    def apply(changes: list[Any]) -> Any:
+        found = tree
+        for path, value in changes:
+            try:
+                found = changed(found, path, value)
+            except (KeyError, IndexError, TypeError, AttributeError):
+                continue  # it went with the one before
+        return found
+
+    return st.lists(one, min_size=1, max_size=2).map(apply)
+
+
+def judge(kind: str, call: Callable[[], Any], errors: type[Exception]) -> None:
+    COUNTS[kind] += 1
+    try:
+        call()
+        COUNTS[f"{kind}, taken"] += 1
+    except errors as error:
+        assert str(error)
+
+
+@MANY
+@given(TEXT)
+def test_tune(text: str) -> None:
+    judge("UCCH_TUNE", lambda: parse_tune(text), ValueError)
+
+
+@MANY
+@given(st.one_of(mutated(TABLE).map(lambda tree: json.dumps(tree)), TEXT))
+def test_table(text: str) -> None:
+    judge("tuned table", lambda: load_table(text, TOPOLOGY), ValueError)
+
+
+def test_a_deep_table() -> None:
+    with pytest.raises(ValueError, match="not a table"):
+        load_table("[" * 100_000, TOPOLOGY)
+
+
+def test_more_ranks_than_there_can_be() -> None:
+    with pytest.raises(ValueError, match="there are 4"):
+        emulated_vendors(f"nvidia:{10**18}", 4)
+
+
+@MANY
+@given(st.one_of(mutated(CLUSTER), ODD))
+def test_cluster(document: Any) -> None:
+    judge("cluster file", lambda: parse(document, environ={}), ClusterError)
+
+
+@MANY
+@given(st.sampled_from(sorted(env.TABLE)), TEXT)
+def test_variables(name: str, text: str) -> None:
+    judge("variables", lambda: env.get(name, {f"UCCH_{name}": text}), ValueError)
+
+
+@MANY
+@given(TEXT)
+def test_small_texts(text: str) -> None:
+    judge("emulated vendors", lambda: emulated_vendors(text, 4), ValueError)
+    judge("emulated rates", lambda: parse_rate(text), ValueError)
+
+
+WORD = st.tuples(st.integers(0, 6), st.binary(max_size=200) | st.just(b"\xff" * 8224), st.booleans()).map(
+    lambda word: struct.pack("<IIQ", len(word[1]), word[0], 1 if word[2] else 2**64 - 1) + word[1]
+)
+#: Words as peers say them, with numbers that no peer has.
+HUGE = st.sampled_from([0, 1, 2**31, 2**32 - 1, 2**63, 2**64 - 1])
+CALLS = st.tuples(HUGE, HUGE, st.integers(0, 40)).map(
+    lambda word: struct.pack("<IIQQQ", 16 + 4 * word[2], 2, 1, word[0], word[1]) + os.urandom(4 * word[2])
+)
+TRUE_CALLS = st.tuples(HUGE, st.integers(1, 40)).map(
+    lambda word: struct.pack("<IIQQQ", 16 + 4 * word[1], 2, 1, word[0], word[1]) + os.urandom(4 * word[1])
+)
+GONE = st.tuples(HUGE, st.integers(-(2**31), 2**31 - 1), st.integers(-5, 9)).map(
+    lambda word: struct.pack("<IIQQii", 16, 4, 1, *word)
+)
+
+
+@MANY
+@given(st.lists(st.one_of(WORD, CALLS, TRUE_CALLS, GONE, st.binary(max_size=64)), min_size=1, max_size=6))
+def test_words_between_hosts(words: list[bytes]) -> None:
+    """The process lives, its calls are as they were, and the link ends or goes on."""
+    COUNTS["words between hosts"] += len(words)
+    ours, far = socket.socketpair()
+    page = bytearray(int(lib.ucch_board_bytes(1)))
+    board = lib.ucch_board_new(ffi.from_buffer(page), 1, 0, [0])
+    assert lib.ucch_board_reach(board, 2) == 0
+    link = lib.ucch_link_new(ours.detach(), 0.0)
+    circle = lib.ucch_circle_new(board, 1, 0, 2, [0, 1], 1, [link], [1])
+    label = b"allreduce".ljust(int(lib.UCCH_LABEL_BYTES), b"\0")
+    seq = int(lib.ucch_board_publish(board, 5, label))
+    with suppress(OSError):  # it has hung up
+        far.sendall(b"".join(words))
+    far.shutdown(socket.SHUT_WR)
+    far.settimeout(60)
+    with suppress(ConnectionError):
+        while far.recv(1 << 16):
+            pass
+    assert int(lib.ucch_board_started(board)) == seq
+    far.close()
+    lib.ucch_circle_free(circle)
+    lib.ucch_board_free(board)
+
+
+@MANY
+@given(st.lists(st.binary(min_size=0, max_size=80), max_size=4))
+def test_knocks_at_the_door(parts: list[bytes]) -> None:
+    """Who does not know the secret is not let in, whatever it says."""
+    COUNTS["knocks"] += 1
+    ours, far = socket.socketpair()
+    each = links.Links.__new__(links.Links)
+    each._key = b"k" * 8
+    for part in parts:
+        far.sendall(part)
+    if random.random() < 0.5:
+        far.sendall(each._key + (1).to_bytes(4, "little") + os.urandom(16) + os.urandom(32))
+    far.shutdown(socket.SHUT_WR)
+    assert each._believe(ours, {1, 2}) == -1
+    ours.close()
+    far.close()
+    links._door().socket.close()
+    links._doors.clear()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def said(pytestconfig: pytest.Config) -> Iterator[None]:
+    yield
+    with pytestconfig.pluginmanager.getplugin("capturemanager").global_and_fixture_disabled():
+        print(
+            "\n" + "\n".join(f"{name}: {count}" for name, count in sorted(COUNTS.items())) if INPUTS > 300 else "",
+            end="",
+        )

@@ -1,0 +1,363 @@
+"""``ucch-doctor hang``: who went apart from the others first, by records as ranks leave them; files that are none."""
+
+import json
+import pickle
+import random
+import re
+import struct
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import ucc_hetero
+from ucc_hetero.launch.doctor import hang, records, torch_records
+from ucc_hetero.launch.doctor.__main__ import main
+from ucc_hetero.launch.doctor.findings import Finding
+from ucc_hetero.native.libraries import lib
+from ucc_hetero.trace.dumps import HEADER, RECORD, Dump, parse
+
+S = 1_000_000_000
+#: The ranks' clocks differ; that of everybody is this much later than a rank's own.
+NOW = 5000 * S
+SUM = "allreduce float32[1024] SUM"
+GATHER = "allgather float32[4]"
+STACK = """Thread 0x1 (most recent call first):
+  File "threading.py", line 1 in wait
+
+Current thread 0x2 (most recent call first):
+  File "train.py", line 41 in load
+  File "train.py", line 99 in <module>
+"""
+
+
+def call(label: str, seq: int, at: float, end: float | None = None, **more: Any) -> dict[str, Any]:
+    """A call that began ``at`` seconds before the end and ended ``end`` seconds before it, or has not."""
+    times = {"called": NOW - int(at * S), "started": NOW - int(at * S)} | (
+        {"ended": NOW - int(end * S)} if end is not None else {}
+    )
+    signature = sum(label.encode()) | 1
+    return {"kind": 1, "label": label.encode(), "seq": seq, "signature": signature, "comm": 1, **times, **more}
+
+
+def message(kind: str, peer: int, tag: int, at: float, end: float | None = None, **more: Any) -> dict[str, Any]:
+    what = {"kind": 6 if kind == "send" else 7, "peer": peer, "tag": tag, "bytes": 64, "label": b"", "signature": 0}
+    return call("", 0, at, end) | what | more
+
+
+def file(
+    rank: int, ops: Sequence[dict[str, Any]], ranks: Sequence[int] = (0, 1, 2, 3), stack: str = "", **more: Any
+) -> bytes:
+    """The file of a rank; ``capacity`` of its ring, ``written`` operations so far, ``comms`` beside the usual one."""
+    capacity, written = more.get("capacity", 64), more.get("written", len(ops))
+    ring = np.zeros(capacity, RECORD)
+    for i, op in enumerate(ops):
+        at = (written - len(ops) + i) % capacity
+        for name, value in op.items():
+            ring[at][name] = value
+    about = {"rank": rank, "job": more.get("job", "j"), "host": f"h{rank // 2}", "pid": 100 + rank}
+    lines: list[dict[str, Any]] = [about | {"vendor": "host", "command": "train.py"}]
+    lines += [{"comm": 1, "number": 0, "time": 1, "ranks": list(ranks), "mine": list(ranks).index(rank)}]
+    lines += more.get("lines", [])
+    text = "".join(json.dumps(line) + "\n" for line in lines).encode()
+    numbers = capacity, written, RECORD.itemsize, 100 + rank, rank, NOW, NOW + 7 * S, len(text), len(stack), 1, 3, 43
+    header = struct.pack("<8s3Q2q7Q", b"UCCHFLT1", *numbers).ljust(HEADER, b"\0")
+    return header + ring.tobytes() + text + stack.encode()
+
+
+def said(*files: bytes) -> list[Finding]:
+    return hang.diagnose(hang.job_of([parse(each) for each in files])[0])
+
+
+def errors(*files: bytes) -> dict[str, str]:
+    return {each.code: each.text for each in said(*files) if each.level == "error"}
+
+
+def good(upto: int) -> list[dict[str, Any]]:
+    return [call(SUM, seq, 100 - seq, 99.5 - seq) for seq in range(1, upto + 1)]
+
+
+def test_a_job_in_order() -> None:
+    found = said(*(file(rank, good(5)) for rank in range(4)))
+    assert [each.code for each in found] == ["records", "hang"] and not errors(*(file(r, good(5)) for r in range(4)))
+
+
+def test_another_call() -> None:
+    others = [file(rank, [*good(5), call(SUM, 6, 12)]) for rank in range(3)]
+    text = errors(*others, file(3, [*good(5), call(GATHER, 6, 11)]))["hang-differs"]
+    assert text == f"rank 3 called {GATHER} as call 6, where ranks 0-2 called {SUM}"
+
+
+@pytest.mark.parametrize("label, difference", [
+    ("allreduce float32[1023] SUM", "another count"),
+    ("allreduce int32[1024] SUM", "another datatype"),
+    ("allreduce float32[1024] MAX", "another operation or root"),
+    ("reduce float32[1024] SUM", "another collective"),
+    ("bcast int32[2] root=1", ""),
+])  # fmt: skip
+def test_one_thing_differs(label: str, difference: str) -> None:
+    text = errors(file(0, [call(SUM, 1, 3)], (0, 1)), file(1, [call(label, 1, 3)], (0, 1)))["hang-differs"]
+    assert f"rank 1 called {label} as call 1, where rank 0 called {SUM}" in text
+    assert re.findall(r" \((.*)\)", text) == [difference] * bool(difference)
+
+
+def test_a_call_left_out() -> None:
+    usual = [call(SUM, 1, 9, 8), call(GATHER, 2, 7), call("barrier", 3, 6)]
+    text = errors(file(0, usual, (0, 1, 2)), file(2, usual, (0, 1, 2)),
+                  file(1, [call(SUM, 1, 9, 8), call("barrier", 2, 7)], (0, 1, 2)))["hang-differs"]  # fmt: skip
+    assert "rank 1 called barrier as call 2" in text and "it has left call 2 out" in text
+
+
+def test_one_call_more() -> None:
+    usual = [call(SUM, 1, 9, 8), call(GATHER, 2, 7)]
+    more = [call(SUM, 1, 9, 8), call("barrier", 2, 7.5), call(GATHER, 3, 7)]
+    text = errors(file(0, usual, (0, 1, 2)), file(2, usual, (0, 1, 2)), file(1, more, (0, 1, 2)))["hang-differs"]
+    assert "rank 1 called barrier as call 2" in text and "it has made one call more" in text
+
+
+@pytest.mark.parametrize("stack", [STACK, STACK[STACK.index('  File "train.py"') :]], ids=["whole", "untitled"])
+def test_a_rank_in_user_code(stack: str) -> None:
+    files = [file(rank, [*good(5), call(SUM, 6, 41)]) for rank in (0, 1, 3)]
+    found = errors(*files, file(2, good(5), stack=stack))
+    assert list(found) == ["hang-missing"]
+    first, *frames = found["hang-missing"].splitlines()
+    assert first == (
+        f"rank 2 has not called {SUM}, call 6, in which ranks 0-1,3 wait since 41 s: it is in user code since 94.5 s, "
+        f"after {SUM} (call 5)"
+    )
+    assert frames == ['  File "train.py", line 41 in load', '  File "train.py", line 99 in <module>']
+
+
+def test_a_rank_that_waits_elsewhere() -> None:
+    """In a message that nobody has sent: that is the first thing that is said."""
+    waiting = [file(rank, [*good(5), call(SUM, 6, 10)]) for rank in (0, 1, 3)]
+    found = said(*waiting, file(2, [*good(5), message("receive", 1, 7, 12)]))
+    assert [each.code for each in found if each.level == "error"] == ["hang-message", "hang-missing", "hang-circle"]
+    texts = {each.code: each.text for each in found}
+    assert (
+        "rank 2 waits since 12 s to receive up to 64 bytes from rank 1, tag 7, which rank 1 has not sent"
+        in texts["hang-message"]
+    )
+    assert "it is in a receive of 64 bytes from rank 1, tag 7, since 12 s" in texts["hang-missing"]
+
+
+def test_a_wrong_tag() -> None:
+    two = [file(0, [message("send", 1, 8, 5, 5), call(SUM, 1, 4)], (0, 1)),
+           file(1, [message("receive", 0, 7, 5)], (0, 1))]  # fmt: skip
+    text = errors(*two)["hang-message"]
+    assert "from rank 0, tag 7, which rank 0 has not sent; it has sent a message with tag 8 instead" in text
+
+
+def transfer(what: int, peer: int, at: float, end: float | None = None, **more: Any) -> dict[str, Any]:
+    return call("", 0, at, end, comm=0, signature=0, peer=peer, kind=lib.UCCH_RECORD_TRANSFER + what, **more)
+
+
+def test_a_flush_that_does_not_end() -> None:
+    """Processes are told by their numbers and hosts; what is new, or done, is no finding."""
+    flush = transfer(lib.UCCH_RMA_FLUSH, 103, 5)
+    done, new = transfer(lib.UCCH_RMA_PUT, 102, 6, 5, own=1), transfer(lib.UCCH_RMA_GET, 101, 0.1, own=1)
+    ops = [[flush, done, new, transfer(lib.UCCH_RMA_FLUSH, 103, 4)], [], [], [call(SUM, 1, 9, 8)]]
+    found = errors(*(file(rank, ops[rank], stack=STACK) for rank in range(4)))
+    assert list(found) == ["hang-transfer"]
+    text = found["hang-transfer"]
+    assert text.startswith(
+        "rank 0 waits since 5 s for a flush to process 103 of another host, which is rank 3: it is in"
+    )
+    assert "in load" in text
+    lost = transfer(lib.UCCH_RMA_PUT, 99, 5, 4, status=lib.UCCH_FAIL_TIMEOUT, bytes=8, tag=1)
+    text = errors(file(0, [lost]), file(1, []), file(2, []), file(3, []))["hang-transfer"]
+    assert text == "rank 0 waits since 5 s for a put of 8 bytes with a notification to process 99 of another host"
+
+
+def test_messages_are_counted() -> None:
+    """Of three receives with one tag two have got theirs; a fourth one from anyone has got a third."""
+    sends = [message("send", 1, 7, 9, 9) for _ in range(3)]
+    receives = [message("receive", 0, 7, 9, 8), message("receive", 0, 7, 8, 7), message("receive", 0, 7, 7, 6)]
+    assert not errors(file(0, sends, (0, 1)), file(1, receives, (0, 1)))
+    text = errors(file(0, sends, (0, 1)), file(1, [*receives, message("receive", 0, 7, 3)], (0, 1)))["hang-message"]
+    assert "has not sent" in text
+    assert not errors(file(0, [*sends, message("send", 1, 7, 1, 1)], (0, 1)),
+                      file(1, [*receives, message("receive", 0, 7, 3)], (0, 1)))  # fmt: skip
+    unread = errors(file(0, [message("send", 1, 9, 4)], (0, 1)), file(1, [message("receive", 0, 7, 3)], (0, 1)))
+    assert "waits for a message with tag 7 instead" in " ".join(
+        each.text for each in said(file(0, [message("send", 1, 9, 4)], (0, 1)),
+                                   file(1, [message("receive", 0, 7, 3)], (0, 1)))
+    ) and unread  # fmt: skip
+
+
+def test_a_circle() -> None:
+    files = [file(r, [message("send", (r + 1) % 3, 1, 5)], (0, 1, 2)) for r in range(3)]
+    assert errors(*files)["hang-circle"] == "ranks wait for each other: 0 for 1 for 2 for 0"
+
+
+def test_dead_ranks() -> None:
+    found = errors(*(file(rank, [*good(5), call(SUM, 6, 10)]) for rank in (0, 2, 3)))
+    assert found["hang-dead"].startswith("rank 1 left no records")
+    lonely = errors(file(0, [message("receive", 1, 1, 5)], (0, 1)))
+    assert "it has left no records" in lonely["hang-message"]
+
+
+def test_all_are_there_and_nothing_moves() -> None:
+    text = errors(*(file(rank, [call(SUM, 1, 9 - rank)]) for rank in range(4)))["hang-stuck"]
+    assert text == f"all ranks are in {SUM}, call 1, the last since 6 s, and none has its data"
+
+
+def test_deadlines_and_failures() -> None:
+    late = call(SUM, 6, 10, 0, status=lib.UCCH_FAIL_TIMEOUT)
+    found = said(*(file(rank, [*good(5), late]) for rank in (0, 1, 3)), file(2, good(5)))
+    assert [each.code for each in found][:2] == ["records", "hang-missing"]
+    assert next(each.text for each in found if each.code == "hang-failed") == (
+        f"rank 0: {SUM} (call 6) failed after 10 s: not complete in time"
+    )
+
+
+def test_other_communicators() -> None:
+    """The halves of a job: each has its calls, and its names for ranks."""
+    half = {"lines": [{"comm": 2, "number": 1, "time": 1, "ranks": [2, 3], "mine": 0}]}
+    other = {"lines": [{"comm": 2, "number": 1, "time": 1, "ranks": [2, 3], "mine": 1}]}
+    files = [file(2, [call(SUM, 1, 5, comm=2)], **half), file(3, [call(GATHER, 1, 4, comm=2)], **other)]
+    found = errors(*files, file(0, []), file(1, []))
+    assert list(found) == ["hang-differs"]
+    assert f"call 1 of communicator 1.1 (ranks 2-3), where rank 2 called {SUM}" in found["hang-differs"]
+
+
+def test_rings_that_have_gone_round() -> None:
+    """Operations older than the ring are not taken for never called or sent."""
+
+    def full(rank: int, last: int, **more: Any) -> bytes:
+        return file(rank, [call(SUM, s, 100 - s, 99 - s) for s in range(last - 7, last + 1)], (0, 1),
+                    capacity=8, written=100, **more)  # fmt: skip
+
+    assert len(parse(full(0, 50)).records) == 7 and parse(full(0, 50)).lost == 93
+    assert not errors(full(0, 50), full(1, 49))
+    refused = call("ValueError: count", 50, 2, 2, kind=5, signature=0)
+    assert not errors(full(0, 50), file(1, [*good(49)[-6:], refused], (0, 1), capacity=8, written=100))
+
+
+def test_the_latest_job_counts() -> None:
+    old = parse(file(0, good(3), job="old"))
+    new = parse(file(0, good(4), job="new")[:])
+    kept, note = hang.job_of([old, new])
+    assert note == "1 earlier job(s) left out" and len(kept) == 1
+
+
+# --- files ------------------------------------------------------------------------------------------------------------
+
+
+def test_files_that_are_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    whole = file(0, good(5), (0, 1), stack=STACK)
+    bad = {
+        "empty": b"", "short": whole[:100], "cut": whole[:-1], "more": whole + b"x", "magic": b"X" + whole[1:],
+        "capacity": whole[:8] + (3).to_bytes(8, "little") + whole[16:], "text": b"x" * 9000,
+        "kind": whole[: HEADER + 56] + b"\x63" + whole[HEADER + 57 :],
+        "said": whole.replace(b'"rank": 0', b'"rank": x'), "mine": whole.replace(b'"mine": 0', b'"mine": 9'),
+        "whose": whole.replace(b'"rank": 0', b'"rand": 0'),
+    }  # fmt: skip
+    for name, data in bad.items():
+        (tmp_path / f"{name}.flight").write_bytes(data)
+    assert main(["hang", str(tmp_path), str(tmp_path / "missing")]) == 1
+    out = capsys.readouterr().out
+    assert out.count("hang-file") == len(bad) + 2 and "0 errors" in out
+    for words in ("fewer than the header", "cut off, or changed", "no flight record", "which cannot be",
+                  "line 1 of what it says", "line 2 of what it says",
+                  "records of a kind", "No such file"):  # fmt: skip
+        assert words in out, words
+
+
+def test_bytes_that_were_changed() -> None:
+    """Files with random bytes in them are read, or refused in words; nothing else."""
+    chance = random.Random(seed := random.randrange(1 << 32))
+    whole = file(0, [*good(5), message("receive", 1, 7, 3)], (0, 1), stack=STACK)
+    other = file(1, good(6), (0, 1))
+    read = 0
+    for _ in range(400):
+        data = bytearray(whole)
+        for _ in range(chance.randrange(1, 9)):
+            near = chance.random() < 0.5
+            data[chance.randrange(200 if near else len(data))] = chance.randrange(256)
+        if chance.random() < 0.2:
+            del data[chance.randrange(len(data)) :]
+        try:
+            dump = parse(bytes(data))
+        except ValueError as error:
+            assert str(error), seed
+            continue
+        read += 1
+        found = hang.diagnose([dump, parse(other)])
+        assert all(each.text for each in found), seed
+        torch_records.document(dump, frozenset({0, 1}))
+    assert read > 20, seed
+
+
+def test_random_jobs() -> None:
+    """Of a random job in which one rank does something else at a random place that place is named."""
+    chance = random.Random(seed := random.randrange(1 << 32))
+    for _ in range(60):
+        size, odd = (n := chance.randrange(3, 9)), chance.randrange(n)
+        labels = [f"allreduce float32[{chance.randrange(1, 9)}] SUM" for _ in range(20)]
+        at = chance.randrange(1, 20)
+        ends = {"another": "barrier", "nothing": ""}
+        how = chance.choice(sorted(ends))
+        files = []
+        for rank in range(size):
+            ops = [call(label, i + 1, 50 - i, 49.5 - i) for i, label in enumerate(labels[:at])]
+            label = ends[how] if rank == odd else labels[at]
+            ops += [call(label, at + 1, 50 - at)] if label else []
+            files.append(file(rank, ops, range(size)))
+        chance.shuffle(files)
+        found = errors(*files)
+        code = "hang-differs" if how == "another" else "hang-missing"
+        assert list(found) == [code], seed
+        assert re.match(rf"rank {odd} (called|has not called) .* call {at + 1},", found[code]), (seed, found)
+
+
+# --- torch's format ---------------------------------------------------------------------------------------------------
+
+
+def test_torch_reads_it(tmp_path: Path) -> None:
+    """Its own analyser, on a job in order, and on one in which a rank calls something else."""
+    pytest.importorskip("torch.distributed.flight_recorder")
+    labels = [SUM, GATHER, "bcast int64[3] root=1", "reduce_scatter_block float32[8] SUM", "alltoall int32[2]",
+              "barrier", "gather float64[3] root=0", "scatter int8[3] root=0", "reduce int8[7] SUM root=2"]  # fmt: skip
+    usual = [call(label, i + 1, 50 - i, 49 - i) for i, label in enumerate(labels)]
+
+    def analysed(name: str, last: Sequence[dict[str, Any]]) -> str:
+        dumps: list[Dump] = [parse(file(rank, [*usual, last[rank]])) for rank in range(4)]
+        torch_records.write(dumps, tmp_path / name)
+        script = f"from torch.distributed.flight_recorder.fr_trace import main; main(['{tmp_path / name}'])"
+        done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=240, check=False)
+        assert done.returncode == 0, done.stderr
+        return done.stdout + done.stderr
+
+    fine = analysed("fine", [call(SUM, 10, 3, 2)] * 4)
+    assert "errors" not in fine and "Not all ranks" not in fine, fine
+    unlike = analysed("unlike", [call(SUM, 10, 3)] * 3 + [call(GATHER, 10, 3)])
+    assert "sequence number: 10 has errors" in unlike and "all_gather" in unlike, unlike
+    document = pickle.loads((tmp_path / "fine" / "ucch_rank_2").read_bytes())
+    assert document["pg_config"]["0.1"]["ranks"] == "[0, 1, 2, 3]"
+    assert document["pg_status"]["0.1"]["last_completed_collective"] == 10
+    entry = document["entries"][1]
+    assert (entry["profiling_name"], entry["input_sizes"], entry["output_sizes"]) == ("nccl:all_gather", [[4]], [[16]])
+    assert entry["time_created_ns"] == NOW + 7 * S - 49 * S and entry["state"] == "completed"
+
+
+def test_a_process_without_communicators() -> None:
+    assert ucc_hetero.flight.dump() is None and ucc_hetero.flight.usual_path() is None
+
+
+def test_words_of_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for rank in range(4):
+        ops = good(5) if rank == 2 else [*good(5), call(SUM, 6, 41)]
+        (tmp_path / f"j.{rank}.flight").write_bytes(file(rank, ops))
+    assert main(["hang", "--json", str(tmp_path)]) == 1
+    codes = [each["code"] for each in json.loads(capsys.readouterr().out)["findings"]]
+    assert codes == ["records", "hang-missing"]
+    assert main(["hang", "--job", "other", str(tmp_path)]) == 1
+    assert "no records of job other" in capsys.readouterr().out
+    assert main(["hang", "999999999"]) == 1
+    assert "process 999999999: there is none" in capsys.readouterr().out
+    assert records.from_processes([1 << 22])[0] == []

@@ -1,0 +1,222 @@
+"""Resources of a rank over many calls, communicators and failures: memory, descriptors, threads, shared segments.
+
+    mpirun -n 2 python tools/soak.py --collectives 1000000 --communicators 10000 --failures 1000
+    mpirun -n 2 python tools/soak.py --minutes 30 --curve soak.csv
+
+Each kind of work first runs for a tenth of its rounds, in which caches fill; what the other nine tenths leave behind is
+its growth, a line each. The job ends with status 1 where descriptors, threads or shared segments have grown, or memory
+by more than ``--most`` KiB. With ``--minutes`` all kinds take turns, torch's groups and one-sided transfers among them,
+and the largest holdings of any rank go to a file every ten seconds. Calls that came to nothing stay in libucc, which
+cannot take them back: a refused one may leave 20 KiB, and one that failed 100 KiB and a page of shared memory, with the
+communicator that it made unusable.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import gc
+import sys
+import time
+from collections.abc import Callable
+from contextlib import nullcontext, suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from mpi4py import MPI
+
+from ucc_hetero import IN_PLACE, Communicator, rma
+from ucc_hetero.errors import CollectiveError
+
+try:
+    import torch
+    import torch.distributed as dist
+
+    import ucc_hetero.torch  # noqa: F401  registers the backend
+except ImportError:
+    dist = None  # type: ignore[assignment,unused-ignore]
+
+
+class Holdings(NamedTuple):
+    """Resources that this process has."""
+
+    kib: int
+    descriptors: int
+    threads: int
+    maps: int
+    segments: int
+
+    @classmethod
+    def now(cls) -> Holdings:
+        gc.collect()
+        status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+        maps = Path("/proc/self/maps").read_text().splitlines()
+        shared = sum("/dev/shm/" in line or "/memfd:" in line or "/SYSV" in line for line in maps)
+        return cls(
+            int(status["VmRSS"].split()[0]),
+            len(list(Path("/proc/self/fd").iterdir())),
+            int(status["Threads"]),
+            len(maps),
+            shared,
+        )
+
+    def less(self, before: Holdings) -> Holdings:
+        return Holdings(*(now - then for now, then in zip(self, before, strict=True)))
+
+
+#: KiB that stay in libucc of a call that has come to nothing.
+LOST = {"refusals": 20, "failures": 100}
+
+
+class Work:
+    """Rounds of one communicator's calls; data of several lengths."""
+
+    def __init__(self) -> None:
+        self.comm = Communicator()
+        self.arrays = [(np.ones(n), np.empty(n)) for n in (1, 100, 5_000)]
+        self.starts = [self.comm.Allreduce_init(x, y) for x, y in self.arrays]
+
+    def collectives(self, number: int) -> None:
+        """Blocking, non-blocking, persistent ones, and messages, in turn."""
+        x, y = self.arrays[number % 3]
+        kind = number % 10
+        if kind < 6:
+            self.comm.Allreduce(x, y)
+        elif kind == 6:
+            self.comm.Iallreduce(x, y).Wait()
+        elif kind == 7:
+            self.starts[number % 3].Start()
+            self.starts[number % 3].Wait()
+        elif kind == 8:
+            self.comm.Bcast(y, number % self.comm.size)
+        else:
+            peer = self.comm.rank ^ 1
+            if peer < self.comm.size:
+                self.comm.Sendrecv(x, peer, 0, y, peer, 0)
+
+    def communicators(self, number: int) -> None:
+        """Made, used and freed."""
+        with Communicator() as comm:
+            comm.Allreduce(IN_PLACE, self.arrays[number % 3][1])
+
+    def refusals(self, number: int) -> None:
+        """Arguments that one rank cannot call with."""
+        x, y = self.arrays[1]
+        with suppress(CollectiveError, ValueError):
+            self.comm.Allreduce(x, y[:-1] if self.comm.rank == number % self.comm.size else y)
+        self.comm.Allreduce(x, y)
+
+    def failures(self, number: int) -> None:
+        """Calls that differ, after which the communicator is given back."""
+        comm = Communicator()
+        x, y = self.arrays[1]
+        with suppress(CollectiveError):
+            comm.Allreduce(x, y, op=MPI.MAX if comm.rank else MPI.SUM)
+            comm.Barrier()
+        comm.Free()
+        MPI.COMM_WORLD.Barrier()
+
+    def transfers(self, number: int) -> None:
+        """A worker's put with a notification to the next rank."""
+        comm, worker = MPI.COMM_WORLD, rma.Worker()
+        peers, room = rma.connect_all(worker, comm), np.zeros(10_000)
+        mine, theirs = worker.register(np.full(10_000, float(number))), worker.register(room)
+        right = peers[(comm.rank + 1) % comm.size]
+        target = right.open(comm.allgather(theirs.descriptor)[(comm.rank + 1) % comm.size])
+        right.put(mine, target, 0, 0, notify=b"put").Wait()
+        worker.wait_notification()
+        assert (room == number).all()
+        comm.Barrier()
+        worker.close()
+
+    def groups(self, number: int) -> None:
+        """A group of torch's, where that is installed."""
+        if dist is None:
+            return
+        if not dist.is_initialized():
+            dist.init_process_group("ucch")
+        group = dist.new_group()
+        data = torch.full((1000,), float(number))
+        dist.all_reduce(data, group=group)
+        assert (data == number * MPI.COMM_WORLD.size).all()
+        dist.destroy_process_group(group)
+
+
+#: How many of each kind a lap has, and of how many laps one has any.
+LAP = {"collectives": (2000, 1), "communicators": (10, 1), "transfers": (1, 1), "groups": (1, 1), "refusals": (1, 5),
+       "failures": (1, 50)}  # fmt: skip
+
+
+def mix(work: Work, minutes: float, curve: Path) -> None:
+    """Laps of all kinds, and the largest holdings of any rank meanwhile."""
+    world, began, due, lap = MPI.COMM_WORLD, time.monotonic(), 0.0, 0
+    done = dict.fromkeys(LAP, 0)
+    with curve.open("w", newline="") if world.rank == 0 else nullcontext() as file:
+        table = csv.writer(file) if file else None
+        if table:
+            table.writerow(["seconds", *Holdings._fields, *LAP])
+        while (now := world.bcast(time.monotonic() - began)) < 60 * minutes:
+            for name, (count, laps) in LAP.items():
+                for _ in range(count if lap % laps == 0 else 0):
+                    getattr(work, name)(done[name])
+                    done[name] += 1
+            lap += 1
+            if now >= due:
+                due += 10
+                worst = map(max, zip(*world.allgather(Holdings.now()), strict=True))
+                if table and file:
+                    table.writerow([round(now), *worst, *done.values()])
+                    file.flush()
+
+
+def run(name: str, round_: Callable[[int], Any], count: int) -> Holdings:
+    """Growth of this rank's holdings over nine tenths of the rounds."""
+    first = max(count // 10, 1)
+    for number in range(first):
+        round_(number)
+    before, began = Holdings.now(), time.monotonic()
+    for number in range(first, count):
+        round_(number)
+    growth = Holdings.now().less(before)
+    worst = Holdings(*map(max, zip(*MPI.COMM_WORLD.allgather(growth), strict=True)))
+    if MPI.COMM_WORLD.rank == 0:
+        took = (time.monotonic() - began) / max(count - first, 1)
+        print(
+            f"{name}: {count - first} more rounds of {1e6 * took:.1f} us: "
+            + ", ".join(f"{k} {v:+d}" for k, v in worst._asdict().items()),
+            flush=True,
+        )
+    return worst
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    for name, default in (("collectives", 100_000), ("communicators", 300), ("refusals", 100), ("failures", 50)):
+        parser.add_argument(f"--{name}", type=int, default=default)
+    parser.add_argument(
+        "--most", type=int, default=4096, help="KiB by which memory may grow in each kind of work (4096)"
+    )
+    parser.add_argument("--minutes", type=float, default=0.0, help="all kinds in turn for so long")
+    parser.add_argument("--curve", type=Path, default=Path("soak.csv"), help="the file of --minutes (soak.csv)")
+    args = parser.parse_args()
+    work, bad = Work(), []
+    if args.minutes:
+        mix(work, args.minutes, args.curve)
+        return 0
+    for name in ("collectives", "communicators", "refusals", "failures"):
+        if count := getattr(args, name):
+            growth = run(name, getattr(work, name), count)
+            lost = LOST.get(name, 0)
+            grown = growth.descriptors > 2 or growth.threads > 0 or growth.segments > (count + 2 if lost > 50 else 2)
+            bad += [name] if grown or growth.kib > args.most + lost * count else []
+    for start in work.starts:
+        start.Free()
+    work.comm.Free()
+    if bad and MPI.COMM_WORLD.rank == 0:
+        print(f"grown: {', '.join(bad)}", flush=True)
+    return bool(bad)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,168 @@
+"""Collectives in CUDA graphs, through torch: right or wrong, and a call's time replayed and called, beside NCCL's.
+
+    python tools/torch_graphs.py --ranks 2 --amd 1 --hip libamdhip64-over-cuda.so --json out.json   # tests/hipcuda
+
+Every backend is a job of its own. Each collective of each size is captured a few times in one graph, which is replayed
+on random data, with calls outside of graphs and a second graph between, and compared with what the host computes; then
+a graph of many such calls is timed, and as many calls outside of one. Microseconds a call, of the slowest rank.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+from torch_job import about, every_backend, join, parser, status, write
+
+KINDS = ("all_reduce", "all_gather_into_tensor", "reduce_scatter_tensor", "broadcast", "all_to_all_single")
+#: Calls of a graph that is timed, and of one that is compared.
+MANY, FEW = 20, 3
+
+
+def arguments() -> argparse.Namespace:
+    """The command line."""
+    found = parser(__doc__, 2, 120, "nccl,ucch,mixed")
+    found.add_argument("--sizes", default="8,4096,65536,1048576,16777216", help="bytes of a rank's longer buffer")
+    found.add_argument("--rounds", type=int, default=7)
+    return found.parse_args()
+
+
+class Case:
+    """One collective of one size: its tensors, the call, and what it is to give."""
+
+    def __init__(self, torch: Any, kind: str, nbytes: int) -> None:
+        self.torch, self.dist, self.kind = torch, torch.distributed, kind
+        self.n, self.rank = self.dist.get_world_size(), self.dist.get_rank()
+        spread = kind not in ("all_reduce", "broadcast")
+        self.part = max(1, nbytes // 4 // (self.n if spread else 1))
+        self.whole = self.part * (self.n if spread else 1)
+        self.sent = self.part if kind == "all_gather_into_tensor" else self.whole
+        new = torch.empty
+        self.x = new(self.sent, device="cuda")
+        self.y = new(self.part if kind == "reduce_scatter_tensor" else self.whole, device="cuda")
+
+    def data(self, seed: int, rank: int) -> Any:
+        """Data of a rank: whole numbers, whose sums are exact."""
+        draw = self.torch.Generator().manual_seed(1000 * seed + rank)
+        return self.torch.randint(-40, 40, (self.sent,), generator=draw).float()
+
+    def load(self, seed: int) -> None:
+        """Bring new data."""
+        self.x.copy_(self.data(seed, self.rank))
+        self.y.fill_(-77)
+
+    def call(self, asynchronous: bool = False) -> None:
+        """The collective, from x to y."""
+        dist, x, y = self.dist, self.x, self.y
+        if self.kind in ("all_reduce", "broadcast"):
+            y.copy_(x)
+        calls: dict[str, Callable[[], Any]] = {
+            "all_reduce": lambda: dist.all_reduce(y, async_op=asynchronous),
+            "broadcast": lambda: dist.broadcast(y, 1 % self.n, async_op=asynchronous),
+            "all_gather_into_tensor": lambda: dist.all_gather_into_tensor(y, x, async_op=asynchronous),
+            "reduce_scatter_tensor": lambda: dist.reduce_scatter_tensor(y, x, async_op=asynchronous),
+            "all_to_all_single": lambda: dist.all_to_all_single(y, x, async_op=asynchronous),
+        }
+        work = calls[self.kind]()
+        if asynchronous:
+            work.wait()
+
+    def calls(self) -> None:
+        """As many calls as a graph that is timed has."""
+        for _ in range(MANY):
+            self.call()
+
+    def wanted(self, seed: int) -> Any:
+        """Data that y is to hold."""
+        every = [self.data(seed, rank) for rank in range(self.n)]
+        mine = slice(self.rank * self.part, (self.rank + 1) * self.part)
+        if self.kind in ("all_reduce", "reduce_scatter_tensor"):
+            total = self.torch.stack(every).sum(0)
+            return total if self.kind == "all_reduce" else total[mine]
+        if self.kind == "broadcast":
+            return every[1 % self.n]
+        return self.torch.cat([each[mine] for each in every] if self.kind == "all_to_all_single" else every)
+
+    def captured(self, times: int, asynchronous: bool = False) -> Any:
+        """A graph of so many calls."""
+        graph = self.torch.cuda.CUDAGraph()
+        with self.torch.cuda.graph(graph):
+            for _ in range(times):
+                self.call(asynchronous)
+        return graph
+
+    def check(self) -> int:
+        """Elements that are wrong, of replays on new data beside calls that are not captured."""
+        self.load(0)
+        self.call()
+        self.torch.cuda.synchronize()
+        graphs, wrong = [self.captured(FEW), self.captured(1, True)], 0
+        for seed in range(1, 7):
+            self.load(seed)
+            graphs[seed % 2].replay()
+            if seed > 3:
+                self.call()
+                graphs[0].replay()
+            wrong += int((self.y.cpu() != self.wanted(seed)).sum())
+        return wrong
+
+    def time(self, run: Callable[[], None], rounds: int) -> tuple[float, float]:
+        """Microseconds of a call of those that ``run`` makes: until they have ended, and until the host goes on."""
+        ended, issued = [], []
+        for _ in range(rounds):
+            self.dist.barrier()
+            self.torch.cuda.synchronize()
+            start = time.perf_counter()
+            run()
+            issued.append(time.perf_counter() - start)
+            self.torch.cuda.synchronize()
+            ended.append(time.perf_counter() - start)
+        return sorted(ended)[rounds // 2] / MANY * 1e6, sorted(issued)[rounds // 2] / MANY * 1e6
+
+
+def child(options: argparse.Namespace) -> int:
+    """Everything over one backend; rank 0 writes what there is after each collective."""
+    torch = join(options)
+    rank = torch.distributed.get_rank()
+    found: dict[str, Any] = {"about": about(torch, options.ranks), "us": {}}
+    try:
+        for kind in KINDS:
+            for nbytes in map(int, options.sizes.split(",")):
+                case = Case(torch, kind, nbytes)
+                wrong = case.check()
+                if wrong:
+                    raise AssertionError(f"rank {rank}: {kind} of {nbytes} bytes: {wrong} elements are wrong")
+                graph = case.captured(MANY)
+                times = [*case.time(graph.replay, options.rounds), *case.time(case.calls, options.rounds)]
+                everyone: list[Any] = [None] * options.ranks
+                torch.distributed.all_gather_object(everyone, times)
+                found["us"][f"{kind} {nbytes}"] = [round(max(each), 1) for each in zip(*everyone, strict=True)]
+                if rank == 0:
+                    write(options.child, found)
+    except Exception:
+        if rank == 0:
+            write(options.child, found | {"error": traceback.format_exc()[-2000:]})
+        raise
+    torch.distributed.destroy_process_group()
+    return 0
+
+
+def main() -> int:
+    """Run the jobs; the status is 1 when ours failed."""
+    options = arguments()
+    if options.child:
+        return child(options)
+    found = every_backend(__file__, options, ["nccl", "mixed"], "sizes rounds")
+    print(f"{'us a call':36}" + "".join(f"{f'{b}: replay, issue, called, issue':>44}" for b in found))
+    for name in next(iter(found.values())).get("us", {}):
+        rows = [each.get("us", {}).get(name, [float("nan")] * 4) for each in found.values()]
+        print(f"{name:36}" + "".join(f"{row[0]:17.1f}{row[1]:9.1f}{row[2]:9.1f}{row[3]:9.1f}" for row in rows))
+    return status(found)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,6 +1,0 @@
-"""cffi generates this module; its two objects have no static types."""
-
-from typing import Any
-
-ffi: Any
-lib: Any

@@ -1,0 +1,146 @@
+"""Deaths of ranks, as the exchange among them sees them: MPI with its fault tolerance (ULFM), or torch's store."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, TypeVar
+
+from ..errors import CollectiveTimeout, PeerError
+from ..native.aside import Aside
+from ..native.libraries import ffi, lib
+from ..native.waiting import progress_until
+
+_T = TypeVar("_T")
+
+#: Open MPI's variable that ``mpirun --with-ft ulfm`` sets.
+_FT = "OMPI_MCA_mpi_ft_enable"
+
+#: Exceptions of MPI's calls (``MPI.Exception``) and of the store's where a process has failed.
+EXCHANGE_ERRORS = (RuntimeError, OSError)
+
+#: Seconds without news of a death after which there are taken to be no more.
+_SETTLED_S = 0.05
+
+
+def lacking(mpi: Any) -> str:
+    """Why ranks that exchange over ``mpi`` cannot go on after a death, with the cure; empty where they can."""
+    if hasattr(mpi, "world"):  # an exchange that is not MPI's
+        return ""
+    from mpi4py import MPI
+
+    name = MPI.get_vendor()[0]
+    if name == "Open MPI":
+        if os.environ.get(_FT, "").lower() in ("1", "y", "yes", "true", "enabled", "t"):
+            return ""
+        return "mpirun ends the job when a rank dies, unless Open MPI 5's is told to go on: mpirun --with-ft ulfm"
+    try:
+        mpi.Is_revoked()
+    except NotImplementedError:
+        return f"{name} cannot go on after a death: use Open MPI 5 and mpirun --with-ft ulfm"
+    return ""
+
+
+def revoked(mpi: Any) -> bool:
+    """Whether some rank has revoked ``mpi``, as far as this one has heard; looks for news."""
+    if hasattr(mpi, "Iprobe"):
+        with suppress(*EXCHANGE_ERRORS):
+            mpi.Iprobe()  # MPI hears of it in calls that make progress
+    return bool(mpi.Is_revoked())
+
+
+def watch(mpi: Any) -> Callable[[], None] | None:
+    """Make a look that raises :class:`PeerError` once a rank of ``mpi`` has died, or somebody has revoked it."""
+    if lacking(mpi):
+        return None
+
+    def look() -> None:
+        if revoked(mpi):
+            raise PeerError(f"rank {mpi.Get_rank()}: another rank has given up making this communicator")
+        if dead := dead_ranks(mpi):
+            raise PeerError(f"rank {mpi.Get_rank()}: rank(s) {dead} died while this communicator was made")
+
+    return look
+
+
+def give_up(mpi: Any) -> None:
+    """Have the other ranks of a store's exchange fail at once where this one has: they would wait as long once more."""
+    if hasattr(mpi, "watch"):
+        with suppress(*EXCHANGE_ERRORS):
+            mpi.Revoke()
+
+
+def dead_ranks(mpi: Any) -> list[int]:
+    """Ranks of ``mpi`` that have died, as far as its exchange knows."""
+    if hasattr(mpi, "dead"):
+        return list(mpi.dead())
+    failed = mpi.Get_failed()
+    if not failed.Get_size():
+        return []
+    mine = mpi.Get_group()
+    try:
+        return sorted(type(failed).Translate_ranks(failed, list(range(failed.Get_size())), mine))
+    finally:
+        mine.Free()
+        failed.Free()
+
+
+def settle(mpi: Any) -> None:
+    """Wait until no death of a rank of ``mpi`` has come to be known for a moment.
+
+    What ends one rank often ends its neighbours, too, and Open MPI 5.0.11 may crash where it hears of a death while it
+    makes a communicator.
+    """
+    dead, until = dead_ranks(mpi), time.monotonic() + _SETTLED_S
+
+    def settled() -> bool:
+        nonlocal dead, until
+        revoked(mpi)
+        if dead != (now := dead_ranks(mpi)):
+            dead, until = now, time.monotonic() + _SETTLED_S
+        return time.monotonic() > until
+
+    progress_until(settled)
+
+
+def leave(status: int) -> None:
+    """Have the process end without ``MPI_Finalize``, in which Open MPI 5.0.11 may wait for those who have died.
+
+    After everything else: of what Python calls at its end the last comes first, and MPI's was earlier. With a status
+    other than 0 it counts as dead.
+    """
+    lib.ucch_leave_with(status)
+    _at_the_end("ucch_leave")
+
+
+def leave_late() -> None:
+    """Have the process end some seconds after Python has, in case a rank dies while others are in ``MPI_Finalize``."""
+    _at_the_end("ucch_leave_late")
+
+
+def _at_the_end(name: str) -> None:
+    ctypes.pythonapi.Py_AtExit(ctypes.c_void_p(int(ffi.cast("uintptr_t", ffi.addressof(lib, name)))))
+
+
+def _may_call_elsewhere() -> bool:
+    """Whether any thread may call MPI."""
+    from mpi4py import MPI
+
+    return not MPI.Is_initialized() or MPI.Query_thread() == MPI.THREAD_MULTIPLE
+
+
+def in_time(what: str, seconds: float, call: Callable[[], _T]) -> _T:
+    """The result of a blocking call of MPI's, made in another thread while this one makes progress.
+
+    Peers may need our side of a transfer before they come to it. ``CollectiveTimeout`` after ``seconds`` (0: never).
+    Where MPI takes calls of one thread only, it is just called.
+    """
+    if not _may_call_elsewhere():
+        return call()
+    aside = Aside(call)
+    if not progress_until(aside.ended, seconds):
+        raise CollectiveTimeout(f"{what}: not every living rank came within {seconds:g} s")
+    return aside.result()

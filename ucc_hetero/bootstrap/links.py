@@ -1,0 +1,228 @@
+"""Connections between processes of several hosts, beside the data: made here, served by a native thread (net/link.c).
+
+Each rank has one with a rank or more of each neighbouring host, and with some of its own: over them ranks tell each
+other what they call, and notice that a process or a host is gone. Who connects proves that it knows a secret, which the
+ranks exchange when they make a communicator; both ends do, and nothing else is listened to.
+"""
+
+from __future__ import annotations
+
+import hmac
+import os
+import socket
+import time
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from functools import partial
+from typing import Any, NamedTuple
+
+from .. import env, log
+from ..machine import nics
+from ..native.aside import Aside
+from ..native.libraries import ffi, lib
+
+#: Seconds that all connections of a communicator may take, one address, and one proof.
+_PATIENCE, _ATTEMPT, _PROOF = 10.0, 3.0, 3.0
+_KEY, _NONCE, _DIGEST = 8, 16, 32
+
+
+def neighbours(count: int, place: int) -> set[int]:
+    """Places at distances 1, 2, 4, ... in a ring of so many: few, and many may go before the rest fall apart."""
+    distances = [1 << k for k in range(count.bit_length()) if 1 << k < count]
+    return {(place + sign * distance) % count for distance in distances for sign in (1, -1)} - {place}
+
+
+def spokes(hosts: Sequence[int], rank: int) -> list[int]:
+    """Ranks that ``rank`` is connected with: some of its host, and one or more of each neighbouring host.
+
+    ``hosts[r]`` is the host of rank r, from 0 on.
+    """
+    ranks = [[r for r, host in enumerate(hosts) if host == each] for each in range(max(hosts) + 1)]
+    here = ranks[hosts[rank]]
+    found = {here[place] for place in neighbours(len(here), here.index(rank))}
+    for host in neighbours(len(ranks), hosts[rank]):
+        there = ranks[host]
+        turns = range(here.index(rank), max(len(here), len(there)), len(here))
+        found |= {there[turn % len(there)] for turn in turns}
+    return sorted(found)
+
+
+class _Offer(NamedTuple):
+    """How other processes connect with this one, whom it is connected with, and a key for the communicator."""
+
+    addresses: tuple[tuple[str, str], ...]
+    port: int
+    secret: bytes
+    connected: frozenset[str]
+    key: bytes
+
+
+class _Door:
+    """The socket at which this process is connected with."""
+
+    def __init__(self) -> None:
+        self.pid, self.secret = os.getpid(), os.urandom(32)
+        both = socket.has_dualstack_ipv6()
+        family = socket.AF_INET6 if both else socket.AF_INET
+        self.socket = socket.create_server(("", 0), family=family, backlog=512, dualstack_ipv6=both)
+        self.port = int(self.socket.getsockname()[1])
+
+
+_doors: list[_Door] = []
+#: Links with processes, by their names.
+_links: dict[str, int] = {}
+
+
+def _door() -> _Door:
+    if _doors and _doors[0].pid != os.getpid():
+        _doors.pop().socket.close()
+        _links.clear()
+    if not _doors:
+        _doors.append(_Door())
+    return _doors[0]
+
+
+class Links:
+    """Exchange beside the data among a communicator's ranks on several ``hosts``. Collective to create over ``mpi``.
+
+    ``processes`` are the names of the ranks' processes.
+    """
+
+    def __init__(self, mpi: Any, board: Any, hosts: Sequence[int], processes: Sequence[str]) -> None:
+        self._mpi, self._rank, self._processes = mpi, int(mpi.Get_rank()), processes
+        mine = spokes(hosts, self._rank)
+        door = _door()
+        alive = frozenset(name for name, link in _links.items() if lib.ucch_link_up(link))
+        self._offers: list[_Offer] = mpi.allgather(
+            _Offer(nics.addresses(), door.port, door.secret, alive, os.urandom(_KEY))
+        )
+        self._key = self._offers[0].key
+        name = processes[self._rank]
+        new = [r for r in mine if processes[r] not in alive or name not in self._offers[r].connected]
+        self._connect(new)
+        found = [r for r in mine if r not in new or processes[r] in _links]
+        if lost := sorted(set(mine) - set(found)):
+            log.log("live").warning(
+                "rank %d: no connection with rank(s) %s beside the data: whether they are alive and call the same is "
+                "known at deadlines only; may the hosts connect by TCP ports above 1023?", self._rank, lost,
+            )  # fmt: skip
+        links = [_links[processes[r]] for r in found]
+        key = int.from_bytes(self._key, "little")
+        handle = lib.ucch_circle_new(board.native, key, self._rank, len(hosts), hosts, len(found), links, found)
+        if handle == ffi.NULL:
+            raise MemoryError("no memory for what hosts tell each other")
+        self._handle = handle
+
+    def _connect(self, ranks: Sequence[int]) -> None:
+        """Connect with those of higher ranks, and be connected with by the others, at the same time."""
+        for rank in ranks:
+            _links.pop(self._processes[rank], None)
+        out = [r for r in ranks if r > self._rank]
+        until = time.monotonic() + _PATIENCE
+        sockets = [(r, Aside(partial(self._reach, self._offers[r]))) for r in out]
+        came = self._await({r for r in ranks if r < self._rank})
+        for rank, reached in sockets:
+            if reached.ended(max(until - time.monotonic(), 0)) and (found := reached.result()) is not None:
+                came[rank] = found
+        for rank, each in came.items():
+            each.settimeout(None)
+            each.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            link = int(lib.ucch_link_new(each.detach(), env.get("HEARTBEAT")))
+            if link >= 0:
+                _links[self._processes[rank]] = link
+
+    def _reach(self, offer: _Offer) -> socket.socket | None:
+        """A connection with a process, by one of its addresses: those in networks of ours first."""
+        ours = {network for _, network in self._offers[self._rank].addresses}
+        for address, _ in sorted(offer.addresses, key=lambda pair: pair[1] not in ours):
+            with suppress(OSError):
+                each = socket.create_connection((address, offer.port), _ATTEMPT)
+                try:
+                    if self._prove(each, offer.secret):
+                        return each
+                except OSError:
+                    pass
+                each.close()
+        return None
+
+    def _prove(self, each: socket.socket, secret: bytes) -> bool:
+        """Prove to the other end that this is one of its ranks, once it has done so."""
+        each.settimeout(_PROOF)
+        hello = self._key + self._rank.to_bytes(4, "little") + os.urandom(_NONCE)
+        each.sendall(hello)
+        answer = _exactly(each, _NONCE + _DIGEST)
+        said = hello + answer[:_NONCE]
+        if not hmac.compare_digest(answer[_NONCE:], _digest(secret, b"door", said)):
+            return False
+        each.sendall(_digest(secret, b"rank", said))
+        return True
+
+    def _await(self, ranks: set[int]) -> dict[int, socket.socket]:
+        """Connections that these ranks have made with this process."""
+        found: dict[int, socket.socket] = {}
+        until = time.monotonic() + _PATIENCE
+        while ranks - set(found) and (left := until - time.monotonic()) > 0:
+            with suppress(OSError):
+                _door().socket.settimeout(left)
+                each, _ = _door().socket.accept()
+                rank = self._believe(each, ranks - set(found))
+                if rank < 0:
+                    each.close()
+                else:
+                    found[rank] = each
+        return found
+
+    def _believe(self, each: socket.socket, ranks: set[int]) -> int:
+        """The rank that has connected, once it has proved to be one of these; -1 for anybody else."""
+        secret = _door().secret
+        each.settimeout(_PROOF)
+        try:
+            hello = _exactly(each, _KEY + 4 + _NONCE)
+            rank = int.from_bytes(hello[_KEY : _KEY + 4], "little")
+            if hello[:_KEY] != self._key or rank not in ranks:
+                return -1
+            said = hello + os.urandom(_NONCE)
+            each.sendall(said[len(hello) :] + _digest(secret, b"door", said))
+            proof = _exactly(each, _DIGEST)
+        except OSError:
+            return -1
+        return rank if hmac.compare_digest(proof, _digest(secret, b"rank", said)) else -1
+
+    def note_deaths(self, ranks: Sequence[int]) -> None:
+        """Let it be known that ranks have died, as others than these connections tell."""
+        for rank in ranks:
+            lib.ucch_circle_lost(self._handle, rank)
+
+    def close(self) -> None:
+        """Tell and hear no more of this communicator."""
+        handle, self._handle = self._handle, ffi.NULL
+        if handle != ffi.NULL:
+            lib.ucch_circle_free(handle)
+
+
+def _digest(secret: bytes, side: bytes, said: bytes) -> bytes:
+    return hmac.digest(secret, side + said, "sha256")
+
+
+def _exactly(each: socket.socket, count: int) -> bytes:
+    """So many bytes from a connection; ``ConnectionError`` where it ends before."""
+    parts = b""
+    while len(parts) < count:
+        more = each.recv(count - len(parts))
+        if not more:
+            raise ConnectionError("closed")
+        parts += more
+    return parts
+
+
+def lost(processes: Iterable[str]) -> bool:
+    """Whether one of these processes that this one is connected with has died, or its host is out of reach."""
+    return any(lib.ucch_link_lost(_links[name]) for name in processes if name in _links)
+
+
+def stop() -> None:
+    """Say farewell to the others, at the end of the process."""
+    if _doors and _doors[0].pid == os.getpid():
+        lib.ucch_links_stop()
+        _doors.pop().socket.close()
+        _links.clear()

@@ -1,0 +1,375 @@
+"""MPI's calls for making and releasing communicators, over torch's Store or one of its kind: for ranks without MPI.
+
+Nothing of a call goes this way: the ranks exchange their addresses and facts here, and data over UCC and UCX.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import operator
+import os
+import pickle
+import sys
+import time
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from functools import partial, reduce
+from typing import Any, NamedTuple
+
+from .. import env, log
+from ..errors import CollectiveTimeout, PeerError
+from ..native.libraries import load
+from ..native.waiting import progress_until
+from . import exit
+
+#: Seconds between looks at whether a wait has become hopeless, and at what ranks have come to agree.
+_LOOK_S = 0.02
+_POLL_S = 1e-3
+#: Seconds that the rank which may host the store stays for the others at the end.
+_PATIENCE = 10.0
+
+
+def begin_without_mpi() -> None:
+    """Have this process's first communicator be none of MPI's."""
+    import mpi4py
+
+    if "mpi4py.MPI" not in sys.modules:
+        mpi4py.rc.initialize = False  # its constants are needed, its job is not
+    load()
+    log.configure()
+    env.warn_unknown()
+    exit.register()
+
+
+class _World(NamedTuple):
+    """This process's place in the whole job."""
+
+    rank: int
+    size: int
+
+    def Get_rank(self) -> int:
+        return self.rank
+
+    def Get_size(self) -> int:
+        return self.size
+
+
+class _Exchange:
+    """An exchange that has begun: each rank's bytes under a key of its own."""
+
+    def __init__(
+        self, comm: StoreComm, keys: list[str], take: Callable[[list[bytes]], None], source: int | None = None
+    ) -> None:
+        self._comm, self._store, self._keys, self._take, self._source = comm, comm.store, keys, take, source
+        self._done = False
+
+    def Test(self) -> bool:
+        """Whether everything has come; takes it then. ``PeerError`` once somebody has died, or all was given up."""
+        if not self._done and self._store.check(self._keys):
+            self._done = True
+            self._take([self._store.get(key) for key in self._keys])
+        if not self._done:
+            self._comm.look(self._source)
+        return self._done
+
+    def missing(self) -> list[int]:
+        """Ranks whose bytes have not come."""
+        return [rank for rank, key in enumerate(self._keys) if not self._store.check([key])]
+
+    def Cancel(self) -> None:
+        """Nothing has to be taken back."""
+
+
+class StoreComm:
+    """The few methods of ``MPI.Comm`` that membership, jobs, boards, recovery and the end of a process use.
+
+    Ranks make the same exchanges in the same order; the n-th one has the n-th number in its keys. ``seconds`` is how
+    long a rank waits for the others. ``deaths``: those of the first communicator's ranks; ``ids``: which of them are
+    the ranks of this one.
+    """
+
+    def __init__(
+        self, store: Any, prefix: str, rank: int, deaths: Deaths, ids: Sequence[int], world: _World, seconds: float
+    ) -> None:
+        self.store, self._prefix, self._rank, self._size = store, prefix, rank, len(ids)
+        self._deaths, self._ids = deaths, tuple(ids)
+        self.world = world
+        #: Seconds that a rank waits for the others.
+        self.seconds = seconds or math.inf
+        self._count = self._agreed = self._acked = 0
+        self._looked, self._revoked = 0.0, False
+        self._words: dict[tuple[int, int, int], int] = {}
+        #: Exchanges are made one after the other, and take no room once all ranks have seen them.
+        self.tidy = False
+
+    @classmethod
+    def first(
+        cls, store: Any, rank: int, ranks: Sequence[int], size: int, seconds: float, deaths: Deaths | None = None,
+        place: str = "",
+    ) -> StoreComm:  # fmt: skip
+        """A communicator of ranks that have none yet: those of the job's ``size`` that are named.
+
+        ``deaths`` where there are some among the job's ranks; ``place``: where in the store these meet.
+        """
+        deaths = deaths or Deaths(store, ranks[rank], place)
+        return cls(store, place or _place(), rank, deaths, ranks, _World(ranks[rank], size), seconds)
+
+    def _part(self, prefix: str, ranks: Sequence[int]) -> StoreComm:
+        """A communicator of some ranks, with keys of its own."""
+        ids = [self._ids[rank] for rank in ranks]
+        place = ranks.index(self._rank)
+        return StoreComm(self.store, prefix, place, self._deaths, ids, self.world, self.seconds)
+
+    def Get_rank(self) -> int:
+        return self._rank
+
+    def Get_size(self) -> int:
+        return self._size
+
+    #: Seconds between a waiter's looks at the store: that is asked by all ranks.
+    look_s = 0.5
+
+    def Get_name(self) -> str:
+        return self._prefix
+
+    def _next(self) -> str:
+        self._count += 1
+        return f"{self._prefix}/{self._count}"
+
+    def _begin(self, mine: bytes, take: Callable[[list[bytes]], None]) -> _Exchange:
+        place = self._next()
+        if self.tidy and self._count > 2:  # all have begun the last one, and so seen that before it
+            with suppress(NotImplementedError, RuntimeError):
+                self.store.delete_key(f"{self._prefix}/{self._count - 2}/{self._rank}")
+        self.store.set(f"{place}/{self._rank}", mine)
+        return _Exchange(self, [f"{place}/{rank}" for rank in range(self._size)], take)
+
+    def _finish(self, exchange: _Exchange) -> None:
+        if not progress_until(exchange.Test, self.seconds, step=1e-4, longest=1e-2):
+            raise CollectiveTimeout(
+                f"rank {self._rank}: rank(s) {exchange.missing()} did not come to make or release {self._prefix} "
+                f"within {self.seconds:g} s"
+            )
+
+    def allgather(self, thing: Any) -> list[Any]:
+        """Every rank's object."""
+        found: list[Any] = []
+        self._finish(self._begin(pickle.dumps(thing), lambda parts: found.extend(map(pickle.loads, parts))))
+        return found
+
+    def gather(self, thing: Any) -> list[Any] | None:
+        """Every rank's object on the first rank."""
+        found: list[Any] = []
+        exchange = self._begin(pickle.dumps(thing), lambda parts: found.extend(map(pickle.loads, parts)))
+        if self._rank:
+            return None
+        self._finish(exchange)
+        return found
+
+    def Iallgather(self, src: Any, dst: Any) -> _Exchange:
+        """Every rank's bytes into ``dst``."""
+        into = memoryview(dst).cast("B")
+
+        def take(parts: list[bytes]) -> None:
+            into[:] = b"".join(parts)
+
+        return self._begin(bytes(memoryview(src).cast("B")), take)
+
+    def Iallreduce(self, mine: Any, worst: Any, op: Any = None) -> _Exchange:
+        """The least of every rank's one number: the only reduction that is needed."""
+
+        def take(parts: list[bytes]) -> None:
+            worst[0] = min(int(part) for part in parts)
+
+        return self._begin(str(int(mine[0])).encode(), take)
+
+    def Dup(self) -> StoreComm:
+        """The same ranks, with keys of their own."""
+        return self._part(self._next(), range(self._size))
+
+    def Split(self, color: int, key: int = 0) -> StoreComm:
+        """The ranks of one colour."""
+        rows = self.allgather((color, key))
+        members = sorted((k, r) for r, (c, k) in enumerate(rows) if c == color)
+        return self._part(f"{self._next()}/{color}", [rank for _, rank in members])
+
+    def _word(self, source: int, dest: int, tag: int) -> str:
+        number = self._words[source, dest, tag] = self._words.get((source, dest, tag), 0) + 1
+        return f"{self._prefix}/word/{source}/{dest}/{tag}/{number}"
+
+    def Send(self, word: Any, dest: int, tag: int = 0) -> None:
+        """One small number."""
+        self.store.set(self._word(self._rank, dest, tag), str(int(word[0])))
+
+    def Irecv(self, word: Any, source: int, tag: int = 0) -> _Exchange:
+        """The next small number of ``source``."""
+
+        def take(parts: list[bytes]) -> None:
+            word[0] = int(parts[0])
+
+        return _Exchange(self, [self._word(source, self._rank, tag)], take, source)
+
+    def Free(self) -> None:
+        """Leave; the first rank, whose process may host the store, goes last."""
+        left = f"{self._prefix}/left"
+        self.store.add(left, 1)
+        if self._rank == 0:
+            here = partial(self.store.add, left, 0)
+            patience = min(_PATIENCE, self.seconds)
+            progress_until(lambda: here() >= self._size - len(self.dead()), patience, step=1e-3, longest=2e-3)
+
+    # --- going on after deaths ----------------------------------------------------------------------------------------
+
+    def look(self, source: int | None = None) -> None:
+        """Raise :class:`PeerError` once a rank (``source`` alone, if named) has died, or one has revoked all this."""
+        now = time.monotonic()
+        if now - self._looked < _LOOK_S:
+            return
+        self._looked = now
+        if self.Is_revoked():
+            raise PeerError(f"rank {self._rank}: another rank has given {self._prefix} up")
+        dead = self.dead()
+        if source in dead or (source is None and dead):
+            raise PeerError(f"rank {self._rank}: rank(s) {dead} of {self._prefix} died")
+
+    def dead(self) -> list[int]:
+        """Ranks of which somebody has noticed that they died."""
+        gone = self._deaths.gone()
+        return [rank for rank, number in enumerate(self._ids) if number in gone]
+
+    def watch(self, look: Callable[[], Iterable[int]]) -> Callable[[], None]:
+        """Have ``look`` find ranks that have died, for all that meet in the store; returns what ends it."""
+        return self._deaths.watch(lambda: [self._ids[rank] for rank in look()])
+
+    def desert(self) -> None:
+        """Tell all that meet in the store that this rank has failed, and takes part in nothing any more."""
+        self._deaths.own()
+
+    def Revoke(self) -> None:
+        """Give the communicator up for all its ranks."""
+        self._revoked = True
+        self.store.set(f"{self._prefix}/revoked", "1")
+
+    def Is_revoked(self) -> bool:
+        """Whether a rank has."""
+        self._revoked = self._revoked or self.store.check([f"{self._prefix}/revoked"])
+        return self._revoked
+
+    def Get_failed(self) -> Ranks:
+        """The ranks that died."""
+        return Ranks(tuple(self.dead()))
+
+    def Ack_failed(self, num_to_ack: int | None = None) -> int:
+        """Acknowledge deaths, which :meth:`Agree` then does not mind; how many are."""
+        known = len(self.dead())
+        self._acked = max(self._acked, known if num_to_ack is None else min(num_to_ack, known))
+        return self._acked
+
+    def Agree(self, flag: int) -> int:
+        """The bits that all living ranks have set. ``PeerError`` where not all have acknowledged all deaths."""
+        words, dead = self._settle(f"{flag} {self._acked}")
+        flags, acked = zip(*(map(int, word.split()) for word in words.values()), strict=True)
+        if min(acked) < len(dead):
+            raise PeerError(f"rank {self._rank}: rank(s) {dead} died")
+        return int(reduce(operator.and_, flags))
+
+    def Shrink(self) -> StoreComm:
+        """A communicator of the ranks that live."""
+        words, _ = self._settle("")
+        ranks = sorted(words)
+        if self._rank not in ranks:
+            raise PeerError(f"rank {self._rank}: the others took this rank for dead, and have gone on without it")
+        return self._part(f"{self._prefix}/agreed/{self._agreed}/rest", ranks)
+
+    def _settle(self, word: str) -> tuple[dict[int, str], list[int]]:
+        """Every living rank's word, and the ranks that are dead, the same for all of them.
+
+        Whoever finds that all have come but the dead writes down who they are, and the first to do so is right.
+        """
+        self._agreed += 1
+        place = f"{self._prefix}/agreed/{self._agreed}"
+        self.store.set(f"{place}/{self._rank}", word)
+        end = time.monotonic() + self.seconds
+        while not self.store.check([f"{place}/all"]):
+            dead = self.dead()
+            missing = [r for r in range(self._size) if r not in dead and not self.store.check([f"{place}/{r}"])]
+            if not missing:
+                words = {r: self.store.get(f"{place}/{r}").decode() for r in range(self._size) if r not in dead}
+                self.store.compare_set(f"{place}/all", "", json.dumps([list(words.items()), dead]))
+            elif time.monotonic() > end:
+                raise CollectiveTimeout(
+                    f"rank {self._rank}: rank(s) {missing} of {self._prefix} live and did not come within "
+                    f"{self.seconds:g} s"
+                )
+            else:
+                time.sleep(_POLL_S)
+        words, dead = json.loads(self.store.get(f"{place}/all"))
+        return dict(words), dead
+
+
+class Ranks(NamedTuple):
+    """Ranks as a group of MPI's shows them."""
+
+    ranks: tuple[int, ...]
+
+    def Get_size(self) -> int:
+        return len(self.ranks)
+
+    @property
+    def size(self) -> int:
+        return len(self.ranks)
+
+    def Free(self) -> None:
+        """Nothing has to be given back."""
+
+
+class Deaths:
+    """Deaths among the ranks that meet in a store, by their numbers: what the boards of communicators show one of them,
+    all of them read there, in the order in which it was written.
+
+    Two sides of a network that is cut take each other for dead. The first to say so is right: what the dead say of
+    others counts for nothing. ``number`` is that of this rank, ``place`` where in the store this is.
+    """
+
+    def __init__(self, store: Any, number: int, place: str = "") -> None:
+        self._store, self._number = store, number
+        self._prefix = f"{place or _place()}/deaths"
+        self._gone: list[int] = []
+        self._read = 0
+        #: Functions that look for deaths, and return the numbers of the dead.
+        self._looks: list[Callable[[], Iterable[int]]] = []
+
+    def watch(self, look: Callable[[], Iterable[int]]) -> Callable[[], None]:
+        """Have ``look`` find deaths from now on; returns what ends it."""
+        self._looks.append(look)
+        return partial(self._looks.remove, look)
+
+    def gone(self) -> list[int]:
+        """Numbers of the dead of whom somebody knows, for all ranks in the same order."""
+        found = {number for look in list(self._looks) for number in look()}
+        new = sorted(found - {*self._known(), self._number})
+        if new and self._number not in self._gone:
+            self._tell(new)
+        return self._known()
+
+    def own(self) -> None:
+        """Have the others read that this rank is gone."""
+        self._tell([self._number])
+
+    def _tell(self, numbers: list[int]) -> None:
+        at = self._store.add(f"{self._prefix}/count", 1)
+        self._store.set(f"{self._prefix}/{at}", json.dumps([self._number, numbers]))
+
+    def _known(self) -> list[int]:
+        count = self._store.add(f"{self._prefix}/count", 0)
+        while self._read < count and self._store.check([key := f"{self._prefix}/{self._read + 1}"]):
+            by, numbers = json.loads(self._store.get(key))
+            self._gone += [number for number in numbers if by not in self._gone and number not in self._gone]
+            self._read += 1
+        return self._gone
+
+
+def _place() -> str:
+    """Where the job's ranks meet in the store: torchrun may start them again with one that has the first ones' keys."""
+    return f"ucch/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"

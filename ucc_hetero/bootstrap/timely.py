@@ -1,0 +1,94 @@
+"""MPI's collectives by which communicators are made, with a deadline and errors that name ranks.
+
+MPI's own wait for ever for a rank that was stopped, and its errors say neither who died nor what to do.
+"""
+
+from __future__ import annotations
+
+import math
+import pickle
+from array import array
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from ..errors import CollectiveTimeout, PeerError, UCCHError
+from ..native.waiting import progress_until
+from . import faults
+
+_T = TypeVar("_T")
+
+#: Requests that were given up, and their memory: MPI may write to it still.
+_given_up: list[object] = []
+
+
+class Timely:
+    """An ``MPI.Comm`` whose collectives end after ``seconds``, or once a rank of it has died; ``what`` they are for."""
+
+    def __init__(self, mpi: Any, seconds: float, what: str) -> None:
+        self._mpi, self._seconds, self._what = mpi, seconds, what
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._mpi, name)
+
+    def allgather(self, thing: Any) -> list[Any]:
+        """Every rank's object."""
+        mine = pickle.dumps(thing)
+        lengths = array("i", bytes(4 * self._mpi.Get_size()))
+        self._wait(lambda: self._mpi.Iallgather(array("i", [len(mine)]), lengths), lengths)
+        found, ends = bytearray(sum(lengths)), [sum(lengths[: r + 1]) for r in range(len(lengths))]
+        self._wait(lambda: self._mpi.Iallgatherv(mine, [found, (list(lengths), None)]), found)
+        return [pickle.loads(found[end - length : end]) for end, length in zip(ends, lengths, strict=True)]
+
+    def together(self, call: Callable[[], _T]) -> _T:
+        """The result of a collective that cannot be left, in a thread that can be."""
+        what = f"rank {self._mpi.Get_rank()}: {self._what}"
+        return self.named(lambda: faults.in_time(what, self._seconds, call))
+
+    def Dup(self) -> Any:
+        return self.together(self._mpi.Dup)
+
+    def Split(self, color: int, key: int = 0) -> Any:
+        return self.together(lambda: self._mpi.Split(color, key))
+
+    def _wait(self, begin: Callable[[], Any], memory: object) -> None:
+        request = self.named(begin)
+        if not progress_until(lambda: self.named(request.Test), self._seconds, longest=1e-4):
+            _given_up.append((request, memory))
+            raise CollectiveTimeout(
+                f"rank {self._mpi.Get_rank()}: {self._what}: not every living rank came within {self._seconds:g} s"
+            )
+
+    def named(self, call: Callable[[], _T]) -> _T:
+        """The result of a call of MPI's; what it says of ranks that have died, with their numbers."""
+        try:
+            return call()
+        except faults.EXCHANGE_ERRORS as error:
+            if isinstance(error, UCCHError) or faults.lacking(self._mpi):
+                raise
+            dead, rank = faults.dead_ranks(self._mpi), self._mpi.Get_rank()
+            if not (dead or faults.revoked(self._mpi) or "PROC_FAILED" in str(error)):
+                raise
+            how = f"rank(s) {dead} died" if dead else "another rank died, or has given this communicator up"
+            raise PeerError(f"rank {rank}: {self._what}: {how}; Shrink() goes on with those that live") from error
+
+
+def timely(mpi: Any, seconds: float, what: str) -> Any:
+    """An exchange that ends: MPI's as `Timely`, any other as it is."""
+    return mpi if hasattr(mpi, "world") else Timely(mpi, seconds, what)
+
+
+def limit(mpi: Any, seconds: float) -> float:
+    """Seconds that ranks wait for each other while contexts and teams are made: at most those of their exchange."""
+    return min(seconds, getattr(mpi, "seconds", math.inf))
+
+
+def named(mpi: Any, call: Callable[[], _T]) -> _T:
+    """The result of a call that uses an exchange of these ranks, or of some of them; its errors name who has died."""
+    if isinstance(mpi, Timely):
+        return mpi.named(call)
+    try:
+        return call()
+    except PeerError as error:
+        if dead := faults.dead_ranks(mpi):
+            raise PeerError(f"rank {mpi.Get_rank()}: rank(s) {dead} of {mpi.Get_name()} died") from error
+        raise

@@ -1,0 +1,387 @@
+"""Checksums of a call's data: hashes of what is moved, sums of what is reduced; and where they differ, the element.
+
+A rank describes a range of elements, cut into pieces, by a row of words (:meth:`Moved.words`, :meth:`Reduced.words`).
+From the rows of all ranks each finds the same first piece that is wrong, and asks for the words of that piece alone: a
+few rounds name the element, whatever the length.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from hashlib import blake2b
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ..planner.collectives import ROWS, Call, Shape, operands
+from ..types import DTYPES, DType, Reduction
+
+#: Pieces of a range in one round, and of a reduction's vector in the first one.
+PIECES, FIRST = 64, 512
+
+#: Operations for which the pieces of a result are those of the operands, reduced; exactly, but for rounded sums.
+_UFUNCS = {
+    "SUM": np.add, "PROD": np.multiply, "MAX": np.maximum, "MIN": np.minimum, "BAND": np.bitwise_and,
+    "BOR": np.bitwise_or, "BXOR": np.bitwise_xor, "LAND": np.logical_and, "LOR": np.logical_or, "LXOR": np.logical_xor,
+}  # fmt: skip
+#: Unit roundoff, largest and smallest normal number.
+_FLOATS = {
+    "float16": (2.0**-11, 65504.0, 2.0**-14),
+    "bfloat16": (2.0**-8, 3.38e38, 2.0**-126),
+    "float32": (2.0**-24, 3.4e38, 2.0**-126),
+    "float64": (2.0**-53, 1.7e308, 2.0**-1022),
+}
+
+
+class Span(NamedTuple):
+    """Elements ``start`` to ``stop``, in ``pieces``.
+
+    ``about``: of which block (sender, receiver); of a reduction which rank's share, 0 for the whole vector, and nothing
+    for one whose replicas differ.
+    """
+
+    start: int
+    stop: int
+    pieces: int
+    about: tuple[int, ...]
+
+    def edges(self) -> Any:
+        """Where the pieces begin, and where the last one ends."""
+        return self.start + np.arange(self.pieces + 1) * (self.stop - self.start) // self.pieces
+
+    def piece(self, number: int, most: int = PIECES) -> Span:
+        """One piece as a span of its own, in as many pieces as it has elements, or ``most``."""
+        begin, end = (int(at) for at in self.edges()[number : number + 2])
+        return Span(begin, end, max(1, min(most, end - begin)), self.about)
+
+
+class Fault(NamedTuple):
+    """Wrong data, in words, and the ranks that have it; none where it is not known which are right."""
+
+    ranks: tuple[int, ...]
+    text: str
+
+
+def length(name: str, ranks: int) -> int:
+    """Words of a rank's first row, the same for all arguments of a collective."""
+    row = ROWS["alltoallv" if name == "alltoallw" else name]
+    return 1 + 3 * max(FIRST, ranks) if row.reduces else 2 * ranks
+
+
+def _hash(data: Any) -> int:
+    return int.from_bytes(blake2b(data, digest_size=8).digest(), "little", signed=True) or 1
+
+
+class Moved:
+    """Checksums of a collective that moves data, on ``rank``.
+
+    ``outof`` and ``into`` are the bytes of its buffers before and after the call, or None. ``displs`` say where the
+    blocks lie in them, in elements, where they are not dense.
+    """
+
+    def __init__(self, call: Call, dtype: DType, rank: int, displs: Sequence[Sequence[int] | None]) -> None:
+        self.call, self._size, self._rank, self._displs = call, dtype.itemsize, rank, displs
+        self._shape, self._dtype = Shape(call), dtype
+        self.outof: Any = None
+        self.into: Any = None
+
+    def _sent(self, dest: int) -> Any:
+        """The bytes that go to ``dest``; None where nothing does."""
+        call, row = self.call, ROWS[self.call.collective]
+        if self.outof is None or (row.rooted and call.root not in (self._rank, dest)):
+            return None
+        if call.collective == "bcast":
+            start, count = 0, call.counts[0]
+        elif row.step == "allgather" or row.step == "gather":
+            start, count = 0, self._shape.own(self._rank).count
+        else:
+            block, displs = self._shape.send(self._rank, dest), self._displs[0]
+            start, count = displs[dest] if displs else block.offset, block.count
+        return self._bytes(self.outof, start, count)
+
+    def _got(self) -> Iterator[tuple[int, Any]]:
+        """The bytes that have come, and from whom."""
+        if self.into is None:
+            return
+        for each in ROWS[self.call.collective].post(self._shape, self._rank):
+            source, displs = each.ranks[0], self._displs[1]
+            yield source, self._bytes(self.into, displs[source] if displs else each.offset, each.count)
+
+    def _bytes(self, memory: Any, start: int, count: int) -> Any:
+        return memory[start * self._size : (start + count) * self._size]
+
+    def first(self) -> Any:
+        """Hashes of what goes to each rank, and of what has come from each; 0 for nothing."""
+        words = np.zeros(2 * self.call.ranks, np.int64)
+        known: dict[tuple[int, int], int] = {}
+        for dest in range(self.call.ranks):
+            data = self._sent(dest)
+            if data is not None:
+                place = data.ctypes.data, data.size
+                words[dest] = known.get(place) or known.setdefault(place, _hash(data))
+        for source, data in self._got():
+            words[self.call.ranks + source] = _hash(data)
+        return words
+
+    def suspect(self, rows: Any) -> tuple[Span | None, list[int]]:
+        """The first block that arrived otherwise than it was sent, and the ranks that have got it wrong."""
+        sent, got = rows[:, : self.call.ranks], rows[:, self.call.ranks :].T
+        wrong = np.argwhere((sent != got) & (sent != 0) & (got != 0))
+        if not len(wrong):
+            return None, []
+        source, dest = (int(number) for number in wrong[0])
+        return Span(0, -1, PIECES, (source, dest)), [int(d) for s, d in wrong if s == source]
+
+    def _block(self, about: tuple[int, ...]) -> tuple[Any, Any]:
+        source, dest = about
+        sent = self._sent(dest) if self._rank == source else None
+        got = dict(self._got()).get(source) if self._rank == dest else None
+        return sent, got
+
+    def count(self, span: Span) -> int:
+        """Elements of the block, as far as this rank knows."""
+        return max((part.size // self._size for part in self._block(span.about) if part is not None), default=-1)
+
+    def words(self, span: Span) -> Any:
+        """Hashes of the block's pieces, as sent and as received; of a single element the bytes."""
+        words = np.zeros((2, PIECES), np.int64)
+        for side, data in enumerate(self._block(span.about)):
+            if data is None:
+                continue
+            edges = span.edges()
+            for i in range(span.pieces):
+                words[side, i] = _hash(self._bytes(data, edges[i], edges[i + 1] - edges[i]))
+            if span.stop - span.start == 1:
+                words[side, :2].view(np.uint8)[: self._size] = self._bytes(data, span.start, 1)
+        return words.ravel()
+
+    def worse(self, rows: Any, span: Span) -> int:
+        """The first piece that differs; -1 for none."""
+        sent, got = rows[span.about[0], :PIECES], rows[span.about[1], PIECES:]
+        return int(np.argmax(sent[: span.pieces] != got[: span.pieces])) if (sent != got).any() else -1
+
+    def describe(self, rows: Any, span: Span, ranks: Sequence[int]) -> Fault:
+        """The fault, from the rows of a single element."""
+        source, dest = span.about
+        shown = (self._show(row) for row in (rows[source, :PIECES], rows[dest, PIECES:]))
+        what = "element {} of what rank {} sent to rank {} is {} there, and has arrived as {}"
+        return Fault(tuple(ranks), what.format(span.start, source, dest, *shown))
+
+    def vague(self, span: Span, ranks: Sequence[int]) -> Fault:
+        """The fault, where the ranks could not find the element."""
+        return Fault(tuple(ranks), "what rank {} sent to rank {} has not arrived as it was sent".format(*span.about))
+
+    def _show(self, words: Any) -> str:
+        data = words[:2].view(np.uint8)[: self._size]
+        try:
+            return str(values_of(data.copy(), self._dtype)[0])
+        except KeyError:
+            return f"0x{data[::-1].tobytes().hex()}"
+
+
+class Reduced:
+    """Checksums of a reduction, on ``rank``: ``outof`` and ``into`` as in :class:`Moved`."""
+
+    def __init__(self, call: Call, how: Reduction, dtype: DType, rank: int) -> None:
+        self.call, self._how, self._dtype, self._rank = call, how, dtype, rank
+        self._row, self._shape = ROWS[call.collective], Shape(call)
+        self.outof: Any = None
+        self.into: Any = None
+        self._exact = dtype.kind not in ("float", "complex")
+        #: The comparison of pieces; none where those of the result tell nothing.
+        self._ufunc = None if self._untold() else _UFUNCS[how.op.name]
+        self._of = np.float64 if not self._exact else np.uint64 if dtype.kind == "uint" else np.int64
+        #: Numbers of an element.
+        self._each = 2 if dtype.kind == "complex" else 1
+
+    def _untold(self) -> bool:
+        """Products of rounded numbers have no bound that means anything, nor have means that are cut off."""
+        return (not self._exact and self._how.op.name == "PROD") or (self._exact and self._how.divide)
+
+    def _segments(self) -> list[Span]:
+        """The vector, or each rank's share of it."""
+        p, row = self.call.ranks, self._row
+        if not row.shares:
+            total = self.call.counts[0]
+            return [Span(0, total, min(FIRST, total), (0,))] if total else []
+        blocks = [(r, self._shape.own(r)) for r in range(p)]
+        most = max(1, FIRST // p)
+        return [Span(b.offset, b.offset + b.count, min(most, b.count), (r,)) for r, b in blocks if b.count]
+
+    def _expects(self, rank: int, span: Span) -> range:
+        """The ranks whose operands are in what ``rank`` has of a segment; none where it has nothing."""
+        found = self._row.post(self._shape, rank)
+        if not found or (self._row.shares and span.about[0] != rank):
+            return range(0)
+        return found[0].ranks
+
+    def _offset(self) -> int:
+        """Where in the vector this rank's result begins."""
+        found = self._row.post(self._shape, self._rank)
+        return found[0].source if found else 0
+
+    def first(self) -> Any:
+        """Pieces of the operand, of its absolute values, and of the result; and a hash of that."""
+        size = max(FIRST, self.call.ranks)
+        words = np.zeros(1 + 3 * size, np.int64)
+        for span, at in zip(self._segments(), self._places(), strict=True):
+            parts = self._pieces(span)
+            for i, part in enumerate(parts[:3]):
+                words[1 + i * size + at :][: span.pieces] = part
+        words[0] = _hash(self.into) if self.into is not None and self._replicated else 0
+        return words
+
+    @property
+    def _replicated(self) -> bool:
+        return self.call.collective == "allreduce"
+
+    def _places(self) -> list[int]:
+        step = max(1, FIRST // self.call.ranks) if self._row.shares else 0
+        return [span.about[0] * step for span in self._segments()]
+
+    def suspect(self, rows: Any) -> tuple[Span | None, list[int]]:
+        """The first segment that cannot be the reduction of the ranks' operands, or differs among them, and where."""
+        size = max(FIRST, self.call.ranks)
+        for span, at in zip(self._segments(), self._places(), strict=True):
+            # Copies where they stand, as words that _judge knows from later rounds, too.
+            cut = np.stack([rows[:, 1 + i * size + at :][:, : span.pieces] for i in range(3)], axis=1)
+            same = len(set(rows[:, 0].tolist())) == 1 or not self._replicated
+            number, ranks = self._judge(cut, span)
+            if not same:
+                return Span(span.start, span.stop, min(PIECES, span.stop - span.start), ()), ranks
+            if number >= 0:
+                return span.piece(number), ranks
+        return None, []
+
+    def count(self, span: Span) -> int:
+        """As in :class:`Moved`: every rank knows."""
+        return span.stop
+
+    def _pieces(self, span: Span) -> list[Any]:
+        """Words of a span: operand, absolute values, result, hashes of the result."""
+        found = [np.zeros(span.pieces, np.int64) for _ in range(4)]
+        edges = span.edges()
+        if self.outof is not None:
+            part = self._values(self.outof, span.start, span.stop)
+            found[0] = self._reduce(part, edges - span.start)
+            found[1] = self._reduce(np.abs(part), edges - span.start) if not self._exact else found[0]
+        if self.into is not None and self._expects(self._rank, span):
+            offset, size = self._offset(), self._dtype.itemsize
+            found[2] = self._reduce(
+                self._values(self.into, span.start - offset, span.stop - offset), edges - span.start
+            )
+            cuts = (edges - offset) * size
+            found[3] = np.array([_hash(self.into[a:b]) for a, b in pairwise(cuts)], np.int64)
+        return found
+
+    def _values(self, data: Any, start: int, stop: int) -> Any:
+        size = self._dtype.itemsize
+        return values_of(data[start * size : stop * size], self._dtype)
+
+    def _reduce(self, values: Any, edges: Any) -> Any:
+        """One word for each piece."""
+        if self._ufunc is None:
+            return np.zeros(len(edges) - 1, np.int64)
+        starts = edges[:-1] * self._each
+        with np.errstate(all="ignore"):
+            values = values if self._exact else values.astype(np.float64)
+            same = {} if self._ufunc.__name__.startswith("logical") else {"dtype": values.dtype}
+            found = self._ufunc.reduceat(values, starts, **same)
+        return found.astype(self._of).view(np.int64)
+
+    def _judge(self, rows: Any, span: Span) -> tuple[int, list[int]]:
+        """The first wrong piece, and the ranks that have it; -1 where all are right. ``rows``: [rank, kind, piece]."""
+        if self._ufunc is None:
+            return -1, []
+        of, worst = rows.view(self._of), {}
+        for rank in range(self.call.ranks):
+            among = self._expects(rank, span)
+            if not among:
+                continue
+            with np.errstate(all="ignore"):
+                wrong = self._wrong(of[among.start : among.stop], of[rank, 2], span, rank)
+            if wrong.any():
+                worst[rank] = int(np.argmax(wrong))
+        first = min(worst.values(), default=-1)
+        return first, [rank for rank, number in worst.items() if number == first]
+
+    def _wrong(self, operands_: Any, result: Any, span: Span, rank: int) -> Any:
+        """Which pieces of a rank's result are none of the operands' reduction."""
+        assert self._ufunc is not None
+        if self._exact:
+            due = self._ufunc.reduce(operands_[:, 0]).astype(self._of)
+            narrow = np.dtype(self._dtype.name if self._dtype.kind != "bool" else "uint8")
+            return due.astype(narrow) != result.astype(narrow)
+        roundoff, most, least = _FLOATS[_part_of(self._dtype).name]
+        due, counts = self._ufunc.reduce(operands_[:, 0]), np.diff(span.edges()) * self._each
+        if self._how.op.name != "SUM":
+            return np.isfinite(due) & (due != result)
+        total, n = operands_[:, 1].sum(axis=0), len(operands_)
+        divisor = operands(self.call, rank) if self._how.divide else 1
+        bound = ((n + 1) * roundoff + (counts + n) * 2.0**-51) * total + counts * n * divisor * least
+        return np.isfinite(due) & (total < most) & ~(np.abs(result * divisor - due) <= bound)
+
+    def words(self, span: Span) -> Any:
+        """As :meth:`first`, of a span's pieces, each with a hash of the result."""
+        words = np.zeros((4, PIECES), np.int64)
+        for i, part in enumerate(self._pieces(span)):
+            words[i, : span.pieces] = part
+        return words.ravel()
+
+    def _cut(self, rows: Any, span: Span) -> Any:
+        return rows.reshape(len(rows), 4, PIECES)[:, :, : span.pieces].copy()
+
+    def worse(self, rows: Any, span: Span) -> int:
+        """The first wrong piece."""
+        cut = self._cut(rows, span)
+        if not span.about:  # replicas
+            differ = (cut[:, 3] != cut[0, 3]).any(axis=0)
+            return int(np.argmax(differ)) if differ.any() else -1
+        return self._judge(cut, span)[0]
+
+    def describe(self, rows: Any, span: Span, ranks: Sequence[int]) -> Fault:
+        """The fault, from the rows of a single element."""
+        cut = self._cut(rows, span)
+        have = [rank for rank in range(self.call.ranks) if self._expects(rank, span)]
+        if self._ufunc is None:
+            groups: dict[int, list[int]] = {}
+            for rank in have:
+                groups.setdefault(int(cut[rank, 3, 0]), []).append(rank)
+            text = " and ".join(f"another on rank(s) {group}" for group in list(groups.values())[1:])
+            return Fault((), f"element {span.start} is one thing on rank(s) {next(iter(groups.values()))}, {text}")
+        _, wrong = self._judge(cut, span)
+        of = cut.view(self._of)[:, :, 0]
+        shown: dict[str, list[int]] = {}
+        for rank in have:
+            shown.setdefault(str(of[rank, 2]), []).append(rank)
+        if not wrong and len(shown) > 1:  # within the bound of rounding
+            wrong = min(shown.values(), key=len)
+        of_what = " (real and imaginary part added)" if self._each == 2 else ""
+        is_what = ", ".join(f"{value} on rank(s) {group}" for value, group in shown.items())
+        among = self._expects(wrong[0] if wrong else have[0], span)
+        with np.errstate(all="ignore"):
+            due = self._ufunc.reduce(of[among.start : among.stop, 0])
+        due = due / operands(self.call, wrong[0] if wrong else have[0]) if self._how.divide else due
+        text = f"element {span.start} is {is_what}, and the ranks' operands make {due}{of_what}"
+        return Fault(tuple(wrong or ranks), text)
+
+    def vague(self, span: Span, ranks: Sequence[int]) -> Fault:
+        """The fault, where the ranks could not find the element."""
+        text = f"elements {span.start} to {span.stop} are not the reduction of the ranks' operands, or not on all alike"
+        return Fault(tuple(ranks), text)
+
+
+def _part_of(dtype: DType) -> DType:
+    """The type of a complex number's parts."""
+    return DTYPES[{"complex64": "float32", "complex128": "float64"}.get(dtype.name, dtype.name)]
+
+
+def values_of(data: Any, dtype: DType) -> Any:
+    """Bytes as numbers, complex ones as two; ``KeyError`` for types that numpy lacks."""
+    if dtype.name == "bfloat16":
+        return (data.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
+    if dtype.kind == "fp8":
+        raise KeyError(dtype.name)
+    name = "uint8" if dtype.kind == "bool" else _part_of(dtype).name
+    return data.view(np.dtype(name))

@@ -1,0 +1,351 @@
+"""Verification of a sample of calls (``UCCH_CHECK=data``): of what went in and what came out, over another way.
+
+Every rank takes the same calls, and keeps what they read and what they wrote. Checksums of both go over the exchange
+that made the communicator (MPI, torch's store), one call after the other, as they began: what is not
+known at a call's end, because other ranks have not come to it, is judged in a later one, and in ``Free`` at last.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+import zlib
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from .. import env, log
+from ..bootstrap.faults import EXCHANGE_ERRORS
+from ..buffers import Buffer, pack
+from ..buffers import copy as copy_elements
+from ..errors import DataError
+from ..native.libraries import ffi, lib
+from ..native.waiting import progress_until
+from ..planner.collectives import ROWS, Shape
+from ..planner.select import make_plan
+from ..trace import flight
+from ..transport.bounce import Bounce
+from .arguments import Bound, CallSpec, Completion, bind
+from .checksums import PIECES, Fault, Moved, Reduced, Span, length
+from .failure import recorded
+from .mpi_fallback import is_delegated
+from .prepare import label_of, reduction_of
+from .request import Request, lookouts
+
+if TYPE_CHECKING:
+    from .dispatch import Runner
+
+#: Seconds that the end of a call waits for other ranks' words of it; those that the ranks take to find an element; and
+#: how long ranks are waited for at the end, once one is known to be gone.
+_MOMENT, _SEARCH, _GRACE = 0.5, 10.0, 1.0
+#: Words before a row: the call's number, and whether there is anything to compare.
+_HEAD = 2
+
+
+class _Sample:
+    """A call that is verified, on this rank."""
+
+    def __init__(self, number: int, name: str) -> None:
+        self.number, self.name = number, name
+        self.label, self.call = name, 0
+        self.bound: Bound | None = None
+        self.sums: Moved | Reduced | None = None
+        self.over = False
+        self.read: Callable[[Buffer], Any] = _no_memory
+
+    def take(self, rank: int) -> None:
+        """Keep what the call is about to read."""
+        assert self.bound is not None and self.sums is not None
+        self._refresh()
+        bound = self.bound
+        call, row = bound.call, ROWS[bound.call.collective]
+        buffer = bound.send
+        if buffer is None and (bound.in_place or (row.name == "bcast" and rank == call.root)):
+            buffer = bound.recv
+        if buffer is None:
+            return
+        self.sums.outof = self.read(buffer)
+        if bound.in_place and row.send is ROWS["allgather"].send:
+            own, displs, size = Shape(call).own(rank), bound.recv_displs, buffer.dtype.itemsize
+            start = displs[rank] if displs else own.offset
+            self.sums.outof = self.sums.outof[start * size : (start + own.count) * size]
+
+    def finish(self, failed: bool, call: int) -> None:
+        """Keep what the call has written; nothing is compared of one that failed."""
+        self.call = call
+        if failed:
+            self.sums = None
+        elif self.sums is not None and self.bound is not None and self.bound.recv is not None:
+            self._refresh()
+            self.sums.into = self.read(self.bound.recv)
+        self.bound, self.read = None, _no_memory
+        self.over = True
+
+    def _refresh(self) -> None:
+        """Take what lies all over the place into the copy that stands for it."""
+        assert self.bound is not None
+        for copy, original, _ in self.bound.parts:
+            copy_elements(original, copy)
+
+    def row(self, ranks: int) -> Any:
+        """This rank's words for the first round."""
+        words = np.zeros(_HEAD + length(self.name, ranks), np.int64)
+        words[0] = self.number
+        if self.sums is not None:
+            words[1:_HEAD] = 1
+            words[_HEAD:] = self.sums.first()
+        return words
+
+
+def _no_memory(buffer: Buffer) -> Any:
+    raise AssertionError("the call is over")
+
+
+class Verification:
+    """Samples of one communicator's calls, one in ``every``. Collective to create."""
+
+    def __init__(self, run: Runner, every: int) -> None:
+        self._run, self._every = run, every
+        self._mpi = run.mpi.Dup()
+        if hasattr(self._mpi, "tidy"):
+            self._mpi.tidy = True
+        self._number = 0
+        #: Samples that are not judged, in the order of their calls; the exchange for the first of them, and its words.
+        self._queue: deque[_Sample] = deque()
+        self._exchange: tuple[Any, Any, Any] | None = None
+        self._lock = threading.RLock()
+        self._bounces: list[Bounce] = []
+        self._failure: DataError | None = None
+        #: The failure until somebody has been told of it.
+        self._untold: DataError | None = None
+        lookouts.append(self.attend)
+        #: Samples that were compared, and others.
+        self._judged = [0, 0]
+
+    # --- calls --------------------------------------------------------------------------------------------------------
+
+    def blocking(
+        self, name: str, send: Any, recv: Any, op: Any = None, root: Any = -1, counts: Any = None, stream: Any = None
+    ) -> None:
+        """As :meth:`.Runner.again`."""
+        arguments = name, send, recv, op, root, counts
+        sample = self.take(CallSpec(*arguments)) if stream is None else None
+        if sample is None:
+            self._run.again(*arguments, stream)
+        else:
+            self.within(sample, self._run.again, *arguments)
+            self.end(sample)
+
+    def begin(self, begin: Callable[..., Request], call: CallSpec, stream: Any, completion: Completion) -> Request:
+        """As ``begin``, for a call that may be part of a stream's work: the host waits for the end of such a sample."""
+        if stream is not None and lib.ucch_stream_captures(stream):
+            return begin(call, stream, completion)
+        sample = self.take(call, stream)
+        if sample is None:
+            return begin(call, stream, completion)
+        request: Request = self.within(sample, begin, call, stream, completion)
+        if stream is None and not request.finished:
+            request.at_end(lambda failed: self.end(sample, failed))
+        else:
+            self.within(sample, request.Wait)
+            self.end(sample)
+        return request
+
+    def within(self, sample: _Sample, make: Callable[..., Any], *arguments: Any) -> Any:
+        """Make a part of a call; if that fails the sample has come to nothing."""
+        try:
+            return make(*arguments)
+        except BaseException:
+            self.end(sample, failed=True)
+            raise
+
+    def take(self, call: CallSpec, stream: Any = None) -> _Sample | None:
+        """The sample that a call is, from before its start; None for one that is not verified."""
+        with self._lock:
+            if not self._run.broken:
+                self._advance()
+            self._number += 1
+            chosen = zlib.crc32(self._number.to_bytes(8, "little")) % self._every == 0  # no rhythm of the caller's
+            if not chosen or self._run.size == 1 or call.name == "barrier" or is_delegated(call.op) or self._run.broken:
+                return None
+            sample = _Sample(self._number, call.name)
+            self._queue.append(sample)
+        try:
+            self._fill(sample, call, stream)
+        except Exception as error:  # the call itself will say what is wrong
+            sample.sums = None
+            log.log("coll").debug("%s is not verified: %s", call.name, error)
+        return sample
+
+    def _fill(self, sample: _Sample, call: CallSpec, stream: Any) -> None:
+        rank = self._run.rank
+        bound = bind(call, self._run.size, rank)
+        row, dtype = ROWS[bound.call.collective], bound.dtype
+        how, op = reduction_of(call.name, dtype, call.op, rank)
+        if dtype is None or (row.reduces and (how is None or bound.local)):
+            return
+        sample.label, sample.read = label_of(call.name, bound, op), lambda buffer: self._read(buffer, stream)
+        sample.bound = bound
+        if how is not None:
+            sample.sums = Reduced(bound.call, how, dtype, rank)
+        else:
+            sample.sums = Moved(bound.call, dtype, rank, (bound.send_displs, bound.recv_displs))
+        sample.take(rank)
+
+    def _read(self, buffer: Buffer, stream: Any) -> Any:
+        """The bytes of a buffer, as they are when ``stream`` gets here."""
+        if buffer.vendor == "host":
+            packed = pack(buffer)
+        else:
+            if not self._bounces:
+                assert self._run.members.runtime is not None
+                self._bounces.append(Bounce(self._run.members.runtime))
+            packed = self._bounces[0].memory_for(buffer)
+            self._bounces[0].down(buffer, packed, stream)
+            if stream is not None:
+                self._bounces[0].wait(self._bounces[0].mark(stream))
+        if not packed.nbytes:
+            return np.empty(0, np.uint8)
+        return np.frombuffer(ffi.buffer(ffi.cast("char *", packed.ptr), packed.nbytes), np.uint8).copy()
+
+    def end(self, sample: _Sample, failed: bool = False) -> None:
+        """A call has ended: judge what can be. ``DataError`` if data is wrong, here or of earlier ones."""
+        with self._lock:
+            if failed and self._run.broken and sample in self._queue:  # others may have left because of earlier ones
+                progress_until(lambda: self._over() or self._queue[0] is sample, _MOMENT, longest=1e-4)
+            sample.finish(failed, int(lib.ucch_board_started(self._run.board.native)))
+            if not (failed or self._run.broken):
+                progress_until(lambda: self._over(sample), _MOMENT, longest=1e-4)
+
+    # --- judgement ----------------------------------------------------------------------------------------------------
+
+    def _advance(self) -> None:
+        """Exchange the words of the samples that are over, in order, and judge them."""
+        while self._failure is None and self._queue and self._queue[0].over:
+            try:
+                if self._exchange is None:
+                    self._exchange = self._start(self._queue[0].row(self._run.size))
+                if not self._exchange[0].Test():
+                    return
+            except EXCHANGE_ERRORS as error:
+                log.log("coll").debug("calls are not verified any more: %s", error)
+                self._queue.clear()
+                return
+            rows, self._exchange = self._exchange[2], None
+            self._judge(self._queue.popleft(), rows)
+
+    def attend(self) -> None:
+        """Go on while this rank waits for something else: others look for a wrong element with its help, and may have
+        come to what it waits for only after that."""
+        if not self._queue or not self._queue[0].over or not self._lock.acquire(blocking=False):
+            return
+        try:
+            if not self._run.broken:
+                self._advance()
+        except DataError as found:
+            self._untold = found
+        finally:
+            self._lock.release()
+
+    def found(self) -> DataError | None:
+        """The failure that :meth:`attend` has come upon, once."""
+        found, self._untold = self._untold, None
+        return found
+
+    def _over(self, sample: _Sample | None = None) -> bool:
+        """Go on; whether a sample, or all there are, is judged by now."""
+        self._advance()
+        return sample not in self._queue if sample else not self._queue
+
+    def _start(self, mine: Any) -> tuple[Any, Any, Any]:
+        rows = np.zeros((self._run.size, len(mine)), np.int64)
+        return self._mpi.Iallgather(mine, rows), mine, rows
+
+    def _judge(self, sample: _Sample, rows: Any) -> None:
+        sums = sample.sums
+        compared = sums is not None and bool(rows[:, 1].all() and (rows[:, 0] == sample.number).all())
+        self._judged[not compared] += 1
+        if sums is None or not compared:
+            return
+        span, ranks = sums.suspect(rows[:, _HEAD:])
+        if span is None:
+            return
+        fault = sums.vague(span, ranks)
+        with suppress(*EXCHANGE_ERRORS):
+            fault = self._search(sums, span, ranks) or fault
+        where = f"rank {self._run.rank}: {sample.label} (call {sample.call} of this communicator)"
+        flight.failed()
+        self._failure = recorded(DataError(f"{where}: {fault.text}; {self._way(sample, fault.ranks)}"))
+        self._run.abandon(str(self._failure))
+        raise self._failure
+
+    def _search(self, sums: Moved | Reduced, span: Span, ranks: Sequence[int]) -> Fault | None:
+        """The first wrong element, which all ranks look for together."""
+        if span.stop < 0:
+            span = span._replace(stop=int(self._ask(np.array([sums.count(span)])).max()))
+        span = span._replace(pieces=min(PIECES, span.stop - span.start))
+        while True:
+            answer = self._ask(sums.words(span))
+            if span.stop - span.start == 1:
+                return sums.describe(answer, span, ranks)
+            number = sums.worse(answer, span)
+            if number < 0:
+                return None
+            span = span.piece(number)
+
+    def _ask(self, mine: Any) -> Any:
+        """Everybody's words of a round; ``OSError`` where not all have come in time."""
+        request, _, rows = self._start(mine)
+        if not progress_until(request.Test, _SEARCH, longest=1e-4):
+            raise TimeoutError("other ranks do not take part")
+        return rows
+
+    def _way(self, sample: _Sample, ranks: Sequence[int]) -> str:
+        """How the data went, as far as that is known: the steps of the first rank that has it wrong."""
+        choice = self._run.used.get(sample.label) or self._run.used.get(f"{sample.label} host")
+        if choice is None or sample.sums is None:
+            return "it is not known which way it went"
+        rank = ranks[0] if ranks else self._run.rank
+        plan = make_plan(self._run.members.topology, sample.sums.call, choice[0], rank)
+        steps = [
+            f"{step.kind} among ranks {list(step.ranks)}" for *_, step in plan.program(rank) if step.link != "local"
+        ]
+        return f"it went by the algorithm {choice[0].algorithm}: on rank {rank} by {', '.join(dict.fromkeys(steps))}"
+
+    def close(self, together: bool) -> DataError | None:
+        """Judge what is left, where all ranks have come to the end (``together``); what turns out to be wrong."""
+        lookouts.remove(self.attend)
+        failure = self.found()
+        if not together:
+            return failure
+        try:
+            if not self._run.broken:
+                progress_until(self._over, self._run.timeout, self._nobody_comes())
+        except DataError as found:
+            failure = found
+        if self._exchange is None:
+            self._mpi.Free()
+        log.log("coll").info(
+            "%d calls of %d were verified, %d could not be", self._judged[0], self._number, self._judged[1]
+        )
+        return failure
+
+    def _nobody_comes(self) -> Callable[[], bool]:
+        """Whether a rank has been known to be gone for a while."""
+        since: list[float] = []
+
+        def look() -> bool:
+            if not since and self._run.board.dead() >= 0:
+                since.append(time.monotonic())
+            return bool(since) and time.monotonic() > since[0] + _GRACE
+
+        return look
+
+
+def sampled() -> int:
+    """One call in how many is verified; 0 for none."""
+    wanted = env.get("CHECK")
+    return wanted.every if isinstance(wanted, env.Sampling) else 0

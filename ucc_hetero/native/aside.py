@@ -1,0 +1,45 @@
+"""Blocking calls in threads of their own, which are waited for with a limit."""
+
+from __future__ import annotations
+
+import _thread
+from collections.abc import Callable
+from typing import Generic, TypeVar
+
+_T = TypeVar("_T")
+
+
+class Aside(Generic[_T]):
+    """A call that has begun in another thread.
+
+    ``threading.Thread.start``, and with it every pool of threads, waits for ever for a thread that finds no memory to
+    begin with; this does not.
+    """
+
+    def __init__(self, call: Callable[[], _T]) -> None:
+        self._found: list[_T] = []
+        self._failure: list[BaseException] = []
+        self._under_way = _thread.allocate_lock()
+        self._under_way.acquire()
+        _thread.start_new_thread(self._run, (call,))
+
+    def _run(self, call: Callable[[], _T]) -> None:
+        try:
+            self._found.append(call())
+        except BaseException as error:
+            self._failure.append(error)
+        finally:
+            self._under_way.release()
+
+    def ended(self, seconds: float = 0.0) -> bool:
+        """Whether it has ended, or does so within these seconds."""
+        if not self._under_way.acquire(timeout=seconds):
+            return False
+        self._under_way.release()
+        return True
+
+    def result(self) -> _T:
+        """The result of a call that has ended, or its error raised."""
+        if self._failure:
+            raise self._failure[0]
+        return self._found[0]

@@ -1,0 +1,184 @@
+"""Parts of algorithms: steps, operands, and where ranks keep the data that they own."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+
+from ucc_hetero.planner.algorithms.partition import rounds
+from ucc_hetero.planner.algorithms.registry import Piece, Stage, Stages
+from ucc_hetero.planner.collectives import Block
+from ucc_hetero.planner.plan import Blocks, Operand, Region, Step
+from ucc_hetero.planner.topology import Topology
+
+# --- building steps ---------------------------------------------------------------------------------------------------
+
+
+class Aside(list[Step]):
+    """A stage of local steps alone."""
+
+
+def stages(*parts: Iterable[Step]) -> Stages:
+    """Stages in order."""
+    return tuple([Stage(tuple(part), isinstance(part, Aside)) for part in parts])
+
+
+def link(topology: Topology, ranks: Sequence[int]) -> str:
+    """``native`` when one island holds all ``ranks``, else ``bridge``."""
+    islands = topology.island_of
+    first = islands[ranks[0]]
+    return "native" if all(islands[rank] == first for rank in ranks) else "bridge"
+
+
+def step(
+    topology: Topology,
+    kind: str,
+    ranks: Sequence[int],
+    src: Iterable[Operand],
+    dst: Iterable[Operand],
+    root: int = -1,
+) -> Step:
+    """A collective step over the link that its ranks need."""
+    return Step(kind, tuple(ranks), link(topology, ranks), tuple(src), tuple(dst), root)
+
+
+def message(topology: Topology, sender: int, receiver: int, src: Region, dst: Region) -> list[Step]:
+    """One message, or none if it is empty."""
+    if not src.count:
+        return []
+    islands = topology.island_of
+    way = "native" if islands[sender] == islands[receiver] else "bridge"
+    return [Step("message", (sender, receiver), way, (src, None), (None, dst))]
+
+
+def copy(rank: int, src: Region, dst: Region) -> list[Step]:
+    """One local copy, or none if it is empty."""
+    return [Step("copy", (rank,), "local", (src,), (dst,))] if src.count else []
+
+
+def copies(rank: int, src: str, runs: Sequence[Block], dst: str, places: Sequence[Block]) -> Iterator[Step]:
+    """Copies of runs of one buffer of a rank to places in another."""
+    for run, place in zip(runs, places, strict=True):
+        yield from copy(rank, region(src, run), region(dst, place))
+
+
+def adjacent(at: int, counts: Iterable[int]) -> list[Block]:
+    """Blocks of so many elements one after the other, from element ``at`` on."""
+    ends = list(accumulate(counts, initial=at))
+    return [Block(a, b - a) for a, b in pairwise(ends)]
+
+
+def region(buffer: str, block: Block) -> Region:
+    return Region(buffer, block.offset, block.count)
+
+
+def each(buffer: str, blocks: Sequence[Block]) -> Operand:
+    """One region per member: ``Blocks`` if they are equal and evenly spaced, else a tuple."""
+    return uniform(buffer, blocks) or tuple([Region(buffer, b.offset, b.count) for b in blocks])
+
+
+def uniform(buffer: str, blocks: Sequence[Block | Region]) -> Blocks | None:
+    """``Blocks`` for equal and evenly spaced blocks, else None."""
+    start, count, n = blocks[0].offset, blocks[0].count, len(blocks)
+    stride = blocks[1].offset - start if n > 1 else count
+    if stride < count or [b.count for b in blocks].count(count) < n:
+        return None
+    if [b.offset for b in blocks] != [start + i * stride for i in range(n)]:
+        return None
+    return Blocks(buffer, start, count, stride, n)
+
+
+def only(root: int, n: int, operand: Operand) -> tuple[Operand, ...]:
+    """An operand that only the root has."""
+    return (None,) * root + (operand,) + (None,) * (n - root - 1)
+
+
+def without(root: int, n: int, operand: Operand) -> tuple[Operand, ...]:
+    """An operand that everybody but the root has."""
+    return (operand,) * root + (None,) + (operand,) * (n - root - 1)
+
+
+# --- where ranks keep what they own -----------------------------------------------------------------------------------
+
+#: (rank, block of the dense buffer) -> where that rank keeps it. What is empty may be anywhere.
+Place = Callable[[int, Block], Region]
+
+
+@dataclass(frozen=True, slots=True)
+class Dense:
+    """At its own place in ``send`` or ``recv``."""
+
+    buffer: str
+
+    def __call__(self, rank: int, block: Block) -> Region:
+        return Region(self.buffer, block.offset, block.count)
+
+
+def shifted(buffer: str, start: Callable[[int], int]) -> Place:
+    """In a buffer that begins at element ``start(rank)`` of the dense one (a rank's own block)."""
+    return lambda rank, block: Region(buffer, block.offset - start(rank) if block.count else 0, block.count)
+
+
+class Window:
+    """Scratch for some blocks of the dense buffer, one after the other."""
+
+    def __init__(self, piece: Piece, rank: int, blocks: Sequence[Block]) -> None:
+        self.blocks = sorted(blocks, key=lambda block: block.offset)
+        self.at = [piece.tmp(rank, block.count).offset for block in self.blocks]
+        self.starts = [block.offset for block in self.blocks]
+
+    def __call__(self, block: Block) -> Region:
+        if not block.count:
+            return Region("tmp", 0, 0)
+        i = bisect_right(self.starts, block.offset) - 1
+        return Region("tmp", self.at[i] + block.offset - self.starts[i], block.count)
+
+
+class Windows:
+    """Scratch of ranks, each for ``blocks(rank)`` of the dense buffer, made when a rank of this plan first needs it."""
+
+    def __init__(self, piece: Piece, blocks: Callable[[int], Sequence[Block]]) -> None:
+        self.piece, self.blocks = piece, blocks
+        self.made: dict[int, Window] = {}
+
+    def __call__(self, rank: int, block: Block) -> Region:
+        if not self.piece.wants((rank,)):
+            return Region("tmp", 0, block.count)
+        if rank not in self.made:
+            self.made[rank] = Window(self.piece, rank, self.blocks(rank))
+        return self.made[rank](block)
+
+
+# --- steps over shares ------------------------------------------------------------------------------------------------
+
+
+def _places(place: Place, ranks: Sequence[int], blocks: Sequence[Block]) -> tuple[Region, ...]:
+    return tuple([place(rank, block) for rank, block in zip(ranks, blocks, strict=True)])
+
+
+def reduce_scatter_steps(
+    topology: Topology, ranks: tuple[int, ...], owned: Sequence[Sequence[Block]], dst: Place
+) -> list[Step]:
+    """Reduce blocks of ``send`` over ``ranks``; each rank gets what it owns, where ``dst`` says. None for one rank."""
+    if len(ranks) == 1:
+        return []
+    out = []
+    for blocks in rounds(owned):
+        src = each("send", blocks)
+        out.append(step(topology, "reduce_scatter", ranks, (src,) * len(ranks), _places(dst, ranks, blocks)))
+    return out
+
+
+def allgather_steps(
+    topology: Topology, ranks: tuple[int, ...], owned: Sequence[Sequence[Block]], src: Place
+) -> list[Step]:
+    """Each of ``ranks`` brings what it owns and all get all of it in ``recv``. None for one rank."""
+    if len(ranks) == 1:
+        return []
+    out = []
+    for blocks in rounds(owned):
+        to = each("recv", blocks)
+        out.append(step(topology, "allgather", ranks, _places(src, ranks, blocks), (to,) * len(ranks)))
+    return out

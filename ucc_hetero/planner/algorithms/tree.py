@@ -1,0 +1,182 @@
+"""Walking the tree of a topology: inward through groups of groups, and outward again.
+
+``Nest`` divides a block on the way inward: a group of ranks among its ranks; a group of groups by the common refinement
+of what those divided, each segment of which its owners share among them. So every rank ends up with a part of its own,
+every level is crossed by what has to cross it, on rails that work side by side, and the way outward is the same
+backwards. Islands on hosts are a tree of two levels; deeper ones are nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+from ucc_hetero.planner.algorithms.builders import (
+    Place,
+    allgather_steps,
+    each,
+    link,
+    reduce_scatter_steps,
+    stages,
+    step,
+)
+from ucc_hetero.planner.algorithms.partition import Division, Segment, cuts, divisions, owned_blocks, refine
+from ucc_hetero.planner.algorithms.registry import Piece, Stages
+from ucc_hetero.planner.collectives import Block
+from ucc_hetero.planner.plan import Operand, Step
+from ucc_hetero.planner.topology import Group, Topology
+
+
+class Nest:
+    """Division of ``block`` by the groups of a topology on the way inward, and their steps there and back.
+
+    ``place`` says where a rank keeps what it owns. Groups of one rank reduce nothing: theirs lies in ``send``.
+    """
+
+    def __init__(self, topology: Topology, block: Block, piece: Piece, place: Place) -> None:
+        self.topology, self.block, self.piece, self.place = topology, block, piece, place
+        key = "nest", block.count
+        if key not in piece.memo:
+            piece.memo[key] = _divided(topology, block.count)
+        #: By group: who owns what of it in the end, and for a group of groups the segments that it begins with.
+        self._divisions: dict[int, Division]
+        self._segments: dict[int, list[Segment]]
+        self._divisions, self._segments = piece.memo[key]
+
+    def _moved(self, part: Segment) -> Segment:
+        return Segment(self.block.offset + part.offset, part.count, part.owners)
+
+    def division(self, group: Group) -> Division:
+        """Which rank has which part of the block after the way inward, counted from the block's beginning."""
+        return self._divisions[id(group)]
+
+    def blocks(self, leaf: Group) -> list[list[Block]]:
+        """Share of each rank of a group of ranks."""
+        return owned_blocks([self.block], self.division(leaf), leaf.ranks)
+
+    def segments(self, group: Group) -> Iterator[Segment]:
+        """The segments that a group of groups crosses with, those of this plan's rank."""
+        for part in self._segments[id(group)]:
+            if self.piece.wants(part.owners):
+                yield self._moved(part)
+
+    def across(self, divided: Sequence[Division]) -> Iterator[Segment]:
+        """The segments of any divisions of the block, those of this plan's rank."""
+        for part in refine([self.block], divided):
+            if self.piece.wants(part.owners):
+                yield part
+
+    def sources(self, group: Group, part: Segment, blocks: Sequence[Block]) -> tuple[Operand, ...]:
+        """Each owner's contribution to ``blocks`` of a segment."""
+        dense: dict[str, Operand] = {}
+        out: list[Operand] = []
+        for child, rank in zip(group.children, part.owners, strict=True):
+            buffer = "send" if child.size == 1 else self.place(rank, blocks[0]).buffer
+            if buffer == "tmp":
+                out.append(tuple([self.place(rank, b) for b in blocks]))
+                continue
+            if buffer not in dense:
+                dense[buffer] = each(buffer, blocks)
+            out.append(dense[buffer])
+        return tuple(out)
+
+    def scatter(self, group: Group) -> list[Step]:
+        """One group's way inward: the ranks that own parts of it get its sum."""
+        if not group.children:
+            if not self.piece.wants(group.ranks):
+                return []
+            return reduce_scatter_steps(self.topology, group.ranks, self.blocks(group), self.place)
+        return [self._inward(group, part) for part in self.segments(group)]
+
+    def _inward(self, group: Group, part: Segment) -> Step:
+        owners, shares = part.owners, cuts(part, len(part.owners))
+        dst = self.piece.members(owners, lambda i: self.place(owners[i], shares[i]))
+        return step(self.topology, "reduce_scatter", owners, self.sources(group, part, shares), dst)
+
+    def gather(self, group: Group) -> list[Step]:
+        """One group's way outward, into ``recv``: what its ranks own becomes known to who had owned it before."""
+        if not group.children:
+            if not self.piece.wants(group.ranks):
+                return []
+            return allgather_steps(self.topology, group.ranks, self.blocks(group), self.place)
+        return [self._outward(part) for part in self.segments(group)]
+
+    def _outward(self, part: Segment) -> Step:
+        owners, shares = part.owners, cuts(part, len(part.owners))
+        src = self.piece.members(owners, lambda i: self.place(owners[i], shares[i]))
+        return step(self.topology, "allgather", owners, src, (each("recv", shares),) * len(src))
+
+
+def _divided(topology: Topology, count: int) -> tuple[dict[int, Division], dict[int, list[Segment]]]:
+    """By the identity of groups, in a block of ``count`` elements that begins at 0."""
+    tree, block = topology.tree, Block(0, count)
+    leaves = [group for group in tree.walk() if not group.children]
+    out: dict[int, Division] = {id(g): d for g, d in zip(leaves, divisions(topology, leaves, count), strict=True)}
+    parts: dict[int, list[Segment]] = {}
+    for group in tree.walk():
+        if not group.children:
+            continue
+        found = parts[id(group)] = refine([block], [out[id(child)] for child in group.children])
+        if group is not tree:
+            of = ((b, rank) for p in found for b, rank in zip(cuts(p, len(p.owners)), p.owners, strict=True))
+            out[id(group)] = [(b.offset + b.count, rank) for b, rank in of]
+    return out, parts
+
+
+def levels(tree: Group) -> list[list[Group]]:
+    """Groups by height: those of ranks first, the root last."""
+    out: list[list[Group]] = [[] for _ in range(tree.height + 1)]
+    for group in tree.walk():
+        out[group.height].append(group)
+    return out
+
+
+def chain(tree: Group, rank: int) -> list[Group]:
+    """The groups that hold a rank, the smallest first."""
+    out = [tree]
+    while out[-1].children:
+        out.append(next(child for child in out[-1].children if rank in child.ranks))
+    return out[::-1]
+
+
+def leader(group: Group, root: int = -1) -> int:
+    """The rank that speaks for a group: the root where it is one of them, else the first."""
+    return root if root >= 0 and root in group.ranks else group.ranks[0]
+
+
+class Team:
+    """The leaders of a group's groups (of a group of ranks: all of them) and the place of its own leader there."""
+
+    __slots__ = ("first", "group", "link", "ranks")
+
+    def __init__(self, topology: Topology, group: Group, root: int) -> None:
+        self.group = group
+        self.ranks = tuple([leader(c, root) for c in group.children]) if group.children else group.ranks
+        self.first = self.ranks.index(leader(group, root))
+        self.link = link(topology, self.ranks)
+
+    def __len__(self) -> int:
+        return len(self.ranks)
+
+    def sole(self, i: int) -> bool:
+        """Whether member i stands for itself alone, so that nobody has sent it anything yet."""
+        return not self.group.children or self.group.children[i].size == 1
+
+
+def there_and_back(topology: Topology, piece: Piece, make: Callable[[Team], tuple[list[Step], list[Step]]]) -> Stages:
+    """Stages of the teams from the lowest to the highest, and back: what ``make`` gives of each team's for either."""
+    up: list[list[Step]] = []
+    down: list[list[Step]] = []
+    for of in teams(topology, piece):
+        made = [make(team) for team in of]
+        up.append([step for there, _ in made for step in there])
+        down.append([step for _, back in made for step in back])
+    return stages(*up, *reversed(down))
+
+
+def teams(topology: Topology, piece: Piece, root: int = -1) -> list[list[Team]]:
+    """The teams of leaders by height, those of two ranks and more that this plan's rank is in."""
+    out = []
+    for groups in levels(topology.tree):
+        of = [Team(topology, group, root) for group in groups if group.size > 1]
+        out.append([team for team in of if piece.wants(team.ranks)])
+    return out

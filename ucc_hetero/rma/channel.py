@@ -1,0 +1,236 @@
+"""Control channels between agents: frames of JSON over a socket, with a proof on both sides of a shared secret.
+
+Each side sends a version and a random number, and shows what it makes of both by HMAC-SHA256; every frame is sealed
+with a key of this connection's and its number. Nothing is read that is longer than it may be, and nothing is unpickled.
+"""
+
+from __future__ import annotations
+
+import hmac
+import json
+import os
+import select
+import socket
+import ssl
+import struct
+import threading
+import time
+from contextlib import suppress
+from typing import Any
+from urllib.parse import urlsplit
+
+#: Of the protocol; others are refused.
+VERSION = 1
+#: Bytes of a frame's JSON at most.
+MOST = 1 << 20
+#: Seconds within which both sides must have proved themselves.
+PATIENCE = 5.0
+
+#: Seconds without a sign of life after which the kernel ends a connection: (idle, between probes, probes).
+_ALIVE = ((socket.TCP_KEEPIDLE, 1), (socket.TCP_KEEPINTVL, 1), (socket.TCP_KEEPCNT, 1), (socket.TCP_USER_TIMEOUT, 1500))
+
+_HELLO = struct.Struct("<4sH32s")
+_LENGTH = struct.Struct("<I")
+_PROOF = 32
+
+
+class ChannelError(ConnectionError):
+    """The other side of a control channel is no agent, another version's, has another secret, or sends what is none."""
+
+
+class _EndedError(ChannelError):
+    """The other side has ended the connection, as one that is not convinced does."""
+
+
+class Channel:
+    """One connection, once both sides have proved that they know ``secret``. One thread reads, any may send."""
+
+    def __init__(self, sock: socket.socket, secret: bytes, server: bool) -> None:
+        self._sock, self._server = sock, server
+        self._sending, self._using = threading.Lock(), threading.Lock()
+        self._sent = self._received = 0
+        self._read = b""
+        self._until: float | None = time.monotonic() + PATIENCE
+        sock.setblocking(False)
+        mine = os.urandom(32)
+        self._write(_HELLO.pack(b"UCHA", VERSION, mine))
+        magic, version, theirs = _HELLO.unpack(self._exactly(_HELLO.size))
+        if magic != b"UCHA":
+            raise ChannelError("the other side is no agent")
+        if version != VERSION:
+            raise ChannelError(f"the other side speaks version {version}, and this is {VERSION}")
+        both = theirs + mine if server else mine + theirs
+        # Who has called proves itself first: a caller learns nothing from one that it cannot convince.
+        if not server:
+            self._write(_seal(secret, b"client", both))
+        if not hmac.compare_digest(self._proof(), _seal(secret, b"client" if server else b"server", both)):
+            raise ChannelError("the other side has another secret")
+        if server:
+            self._write(_seal(secret, b"server", both))
+        self._key = _seal(secret, b"frames", both)
+
+    def _proof(self) -> bytes:
+        try:
+            return self._exactly(_PROOF)
+        except _EndedError as error:
+            if self._server:
+                raise
+            raise ChannelError(f"{error}, and has not proved itself: this side has another secret than it") from None
+
+    def settle(self) -> None:
+        """Wait for messages as long as they take, from now on."""
+        self._until = None
+
+    def send(self, message: Any) -> None:
+        """Send what JSON can say, 1 MiB at most."""
+        body = json.dumps(message, separators=(",", ":")).encode()
+        if len(body) > MOST:
+            raise ValueError(f"a message of {len(body)} bytes is sent, and {MOST} may be")
+        with self._sending:
+            self._write(_LENGTH.pack(len(body)) + self._tag(self._server, self._sent, body) + body)
+            self._sent += 1
+
+    def receive(self) -> Any:
+        """The next message; :class:`ChannelError` where the connection ends, or has brought anything else."""
+        head = self._exactly(_LENGTH.size + _PROOF)
+        (length,) = _LENGTH.unpack_from(head)
+        if length > MOST:
+            raise ChannelError(f"the other side announces {length} bytes, and {MOST} may be")
+        body = self._exactly(length)
+        if not hmac.compare_digest(head[_LENGTH.size :], self._tag(not self._server, self._received, body)):
+            raise ChannelError("a message was changed on its way, or is none of the other side's")
+        self._received += 1
+        try:
+            return json.loads(body)
+        except (ValueError, RecursionError) as error:
+            raise ChannelError(f"a message is no JSON: {error}") from None
+
+    def close(self) -> None:
+        """End the connection; who reads or sends finds it closed."""
+        with suppress(OSError, ValueError):  # the other side was first
+            self._sock.shutdown(socket.SHUT_RDWR)
+        with self._using:
+            self._sock.close()
+
+    def _tag(self, server: bool, number: int, body: bytes) -> bytes:
+        return _seal(self._key, b"server" if server else b"client", number.to_bytes(8, "little") + body)
+
+    def _exactly(self, count: int) -> bytes:
+        while len(self._read) < count:
+            # One call at a time: no version of OpenSSL reads and writes one connection at once.
+            with self._using:
+                found = self._try(self._sock.recv, 1 << 16)
+            if found == b"":
+                raise _EndedError("the other side has ended the connection")
+            if found is None:
+                self._wait(False)
+            else:
+                self._read += found
+        out, self._read = self._read[:count], self._read[count:]
+        return out
+
+    def _write(self, data: bytes) -> None:
+        while data:
+            with self._using:
+                count = self._try(self._sock.send, data)
+            if count is None:
+                self._wait(True)
+            else:
+                data = data[count:]
+
+    def _try(self, call: Any, argument: Any) -> Any:
+        """Result of the call, or None where it would have to wait."""
+        try:
+            return call(argument)
+        except (ssl.SSLWantReadError, ssl.SSLWantWriteError, BlockingIOError):
+            return None
+        except OSError as error:
+            raise ChannelError(f"the connection broke: {error}") from None
+
+    def _wait(self, writes: bool) -> None:
+        left = 1.0 if self._until is None else self._until - time.monotonic()
+        if left <= 0:
+            raise ChannelError(f"the other side has not proved and introduced itself in {PATIENCE:g} s")
+        poll = select.poll()
+        try:
+            poll.register(self._sock, select.POLLOUT if writes else select.POLLIN)
+        except ValueError:
+            raise ChannelError("the connection was closed") from None
+        poll.poll(1e3 * min(left, 1.0))
+
+
+def _seal(key: bytes, who: bytes, data: bytes) -> bytes:
+    return hmac.digest(key, who + data, "sha256")
+
+
+# --- addresses --------------------------------------------------------------------------------------------------------
+
+
+def _place(address: str) -> tuple[socket.AddressFamily, Any]:
+    parts = urlsplit(address)
+    if parts.scheme == "unix" and parts.path and not parts.netloc:
+        return socket.AF_UNIX, parts.path
+    try:
+        if parts.scheme == "tcp" and parts.hostname and parts.port is not None:
+            family = socket.AF_INET6 if ":" in parts.hostname else socket.AF_INET
+            return family, (parts.hostname, parts.port)
+    except ValueError:
+        pass  # a port that is none
+    raise ValueError(f"address: {address!r} is neither tcp://host:port nor unix:///path")
+
+
+def listen(address: str) -> tuple[socket.socket, str, str]:
+    """(socket that listens, address with its port, path to remove at the end)."""
+    family, place = _place(address)
+    sock = socket.socket(family)
+    try:
+        if family == socket.AF_UNIX:
+            _bury(place)
+            before = os.umask(0o177)  # for this user alone
+            try:
+                sock.bind(place)
+            finally:
+                os.umask(before)
+        else:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            sock.bind(place)
+        sock.listen()
+    except OSError as error:
+        sock.close()
+        raise ValueError(f"address: {address}: {error}") from None
+    if family == socket.AF_UNIX:
+        return sock, address, place
+    host = f"[{place[0]}]" if family == socket.AF_INET6 else place[0]
+    return sock, f"tcp://{host}:{sock.getsockname()[1]}", ""
+
+
+def _bury(path: str) -> None:
+    """Remove the socket of an agent that has died."""
+    with socket.socket(socket.AF_UNIX) as sock:
+        try:
+            sock.connect(path)
+        except ConnectionRefusedError:
+            os.unlink(path)
+        except OSError:
+            return  # there is none, or it is no socket
+
+
+def call(address: str, timeout: float) -> socket.socket:
+    """A connection with what listens there."""
+    family, place = _place(address)
+    sock = socket.socket(family)
+    sock.settimeout(timeout)
+    try:
+        sock.connect(place)
+    except OSError:
+        sock.close()
+        raise
+    return sock
+
+
+def keep_alive(sock: socket.socket) -> None:
+    """Have the kernel end a connection whose other end gives no sign of life."""
+    if sock.family != socket.AF_UNIX:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for option, value in _ALIVE:
+            sock.setsockopt(socket.IPPROTO_TCP, option, value)

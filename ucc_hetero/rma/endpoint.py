@@ -1,0 +1,309 @@
+"""Endpoints: a peer, its regions, and transfers to and from them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ..buffers.model import Array
+from ..errors import PeerError
+from ..native.libraries import ffi, lib
+from .request import ENDED, Request, failure, stream_argument
+from .wire_format import Address, Descriptor
+
+if TYPE_CHECKING:
+    from .worker import Region, Worker
+
+#: Counts of a peer, and the engine's numbers of them.
+_COUNTS = {
+    "puts": lib.UCCH_RMA_PUT,
+    "gets": lib.UCCH_RMA_GET,
+    "failed": lib.UCCH_RMA_FAILED,
+    "bytes": lib.UCCH_RMA_BYTES,
+    "notifications": lib.UCCH_RMA_NOTICES,
+}
+_PUT, _GET = lib.UCCH_RMA_PUT, lib.UCCH_RMA_GET
+
+
+class Target:
+    """A peer's region, as :meth:`Endpoint.open` found it."""
+
+    def __init__(self, peer: Endpoint, descriptor: Descriptor, native: Any) -> None:
+        self.peer, self.nbytes, self.memory = peer, descriptor.nbytes, descriptor.memory
+        self._native = native
+
+    def __repr__(self) -> str:
+        return f"<Target of {self.nbytes} bytes of {self.memory} memory>"
+
+    @property
+    def native(self) -> Any:
+        """The engine's side of it; ``ValueError`` once it is closed."""
+        if self._native is None:
+            raise ValueError("this Target is closed")
+        return self._native
+
+    @property
+    def stale(self) -> bool:
+        """Whether its owner has taken it back."""
+        return bool(lib.ucch_target_stale(self.native))
+
+    def close(self) -> None:
+        """Forget it; what is under way to it must be done."""
+        if self._native is not None:
+            if lib.ucch_target_users(self._native):
+                raise ValueError("transfers to this Target are under way: wait for them before it is closed")
+            native, self._native = self._native, None
+            lib.ucch_target_free(native)
+
+
+class Endpoint:
+    """A peer of a worker's. Transfers complete in no order among themselves; each says when its data is there."""
+
+    def __init__(self, worker: Worker, address: Address, near: bool) -> None:
+        self.worker, self.uid, self.near = worker, address.uid, near
+        status = ffi.new("int *")
+        self._address = ffi.from_buffer(address.worker)
+        process = address.process if near else 0
+        self._native: Any = lib.ucch_peer_new(worker.native, self.uid, self._address, process, status)
+        if self._native == ffi.NULL:
+            raise failure("the connection", status[0])
+        self._targets: list[Target] = []
+
+    @property
+    def native(self) -> Any:
+        """The engine's side of it; :class:`PeerError` once it is closed."""
+        if self._native is None:
+            raise PeerError("this Endpoint is closed")
+        return self._native
+
+    @property
+    def alive(self) -> bool:
+        """Whether nothing is known of the peer's end."""
+        return self._native is not None and lib.ucch_peer_status(self._native) == 0
+
+    def counts(self) -> dict[str, int]:
+        """Transfers that have ended well, and failed, bytes moved, and notifications sent."""
+        return {name: int(lib.ucch_peer_count(self.native, which)) for name, which in _COUNTS.items()}
+
+    def info(self, local: Region, target: Target) -> dict[str, str]:
+        """Paths that put and get take between two regions."""
+        where = "on this host" if self.near else "on another host"
+        may = self.near or self.worker.by_hardware
+        if may and {local.memory, target.memory} == {"host"}:
+            return {"put": "direct: libucp writes", "get": "direct: libucp reads", "peer": where}
+        staged = "staged: through pinned memory of both sides"
+        return {"put": staged, "get": f"{staged}, pushed by the owner", "peer": where}
+
+    def open(self, descriptor: bytes, timeout: float = 30.0) -> Target:
+        """A region of the peer's, by its ``descriptor``.
+
+        :class:`FormatError` where that is none, or of another version, ``ValueError`` for one of another process,
+        :class:`RefusedError` when the peer does not have the region any more.
+        """
+        found = Descriptor.unpack(descriptor)
+        if found.uid != self.uid:
+            raise ValueError("the descriptor is of a region of another process than this endpoint's")
+        asks = lib.ucch_transfer_new(self.native, lib.UCCH_RMA_OPEN)
+        lib.ucch_transfer_opens(asks, found.region, found.nbytes)
+        self._start(asks, "the question for a region", None, None, timeout).Wait()
+        native = lib.ucch_target_new(self.native, found.region, found.base, found.nbytes, found.memory != "host")
+        if found.key:
+            status = lib.ucch_target_key(native, ffi.from_buffer(found.key))
+            if status < 0:
+                lib.ucch_target_free(native)
+                raise failure("the key of a region", status)
+        self._targets.append(Target(self, found, native))
+        return self._targets[-1]
+
+    def put(
+        self,
+        local: Region,
+        target: Target,
+        local_offsets: Any = 0,
+        remote_offsets: Any = 0,
+        lengths: Any = None,
+        *,
+        notify: bytes | None = None,
+        counter: int | None = None,
+        stream: Any = None,
+        timeout: float | None = None,
+    ) -> Request:
+        """Write pieces of ``local`` to the peer's region: one, or lists of as many offsets and lengths, in bytes.
+
+        Lists are numpy arrays of integers; those of uint64 are not copied, and must stay as they are until it is done.
+        ``lengths`` is all of ``local`` if it is not given. When the data is there, ``notify`` is sent to the peer's
+        worker as a notification, and its counter of number ``counter`` grows by one. With ``stream`` it starts when
+        that gets here.
+        """
+        if notify is None and counter is None and stream is None:
+            one = self._piece(_PUT, local, target, local_offsets, remote_offsets, lengths, timeout)
+            if one is not None:
+                return one
+        asks = local, target, local_offsets, remote_offsets, lengths
+        return self._transfer(_PUT, "put", asks, notify, counter, stream, timeout)
+
+    def get(
+        self,
+        local: Region,
+        target: Target,
+        local_offsets: Any = 0,
+        remote_offsets: Any = 0,
+        lengths: Any = None,
+        *,
+        notify: bytes | None = None,
+        counter: int | None = None,
+        stream: Any = None,
+        timeout: float | None = None,
+    ) -> Request:
+        """Read pieces of the peer's region into ``local``: as :meth:`put`, the other way."""
+        if notify is None and counter is None and stream is None:
+            one = self._piece(_GET, local, target, local_offsets, remote_offsets, lengths, timeout)
+            if one is not None:
+                return one
+        asks = local, target, local_offsets, remote_offsets, lengths
+        return self._transfer(_GET, "get", asks, notify, counter, stream, timeout)
+
+    def flush(self, timeout: float | None = None) -> Request:
+        """Wait for all that was begun before with this peer: done when its memory, or ours, has the data."""
+        return self._start(lib.ucch_transfer_new(self.native, lib.UCCH_RMA_FLUSH), "flush", None, None, timeout)
+
+    def notify(
+        self, data: bytes = b"", *, counter: int | None = None, stream: Any = None, timeout: float | None = None
+    ) -> Request:
+        """Send a notification behind all that was begun before with this peer."""
+        native = lib.ucch_transfer_new(self.native, lib.UCCH_RMA_FLUSH)
+        keep = self._tell(native, data, counter)
+        return self._start(native, "notification", keep, stream, timeout)
+
+    def close(self, timeout: float = 5.0) -> None:
+        """End the connection when all is there, ``timeout`` seconds at most; transfers under way with it fail."""
+        if self._native is not None:
+            native, self._native = self._native, None
+            self.worker.forget(self, native)
+            for target in self._targets:
+                if target._native is not None and not lib.ucch_target_users(target._native):
+                    target.close()
+            lib.ucch_peer_close(native, timeout)
+
+    def lose(self) -> None:
+        """Count the peer as dead: its transfers fail now, and nothing else does."""
+        if self._native is not None:
+            lib.ucch_peer_lose(self._native)
+
+    def _piece(
+        self, what: int, local: Region, target: Target, here: Any, there: Any, size: Any, timeout: float | None
+    ) -> Request | None:
+        """One piece in one call, as making lists takes longer than that; None for all else, and what is wrong."""
+        if not (type(here) is type(there) is type(size) is int and target.peer is self and local.worker is self.worker):
+            return None
+        if not (0 <= here <= local.nbytes - size and 0 <= there <= target.nbytes - size and size >= 0):
+            return None
+        seconds = self.worker.timeout if timeout is None else timeout
+        found = lib.ucch_transfer_piece(self.native, what, local.native, target.native, here, there, size, seconds)
+        if found == 1:
+            return ENDED
+        if found == 0:
+            return None
+        native = ffi.gc(ffi.cast("ucch_transfer *", found), lib.ucch_transfer_free)
+        name = "put" if what == _PUT else "get"
+        return Request(native, lib.ucch_transfer_op(native), name, (local, target))
+
+    def _transfer(
+        self,
+        what: int,
+        name: str,
+        asks: tuple[Region, Target, Any, Any, Any],
+        notify: bytes | None,
+        counter: int | None,
+        stream: Any,
+        timeout: float | None,
+    ) -> Request:
+        local, target, *lists = asks
+        if target.peer is not self:
+            raise ValueError("target: it is a region of another peer than this endpoint's")
+        if local.worker is not self.worker:
+            raise ValueError("local: it is a region of another worker than this endpoint's")
+        fitting = _lists(local.nbytes, target.nbytes, *lists)
+        native = self._listed(what, local, target, fitting)
+        told = self._tell(native, notify, counter) if notify is not None or counter is not None else None
+        return self._start(native, name, (local, target, fitting, told), stream, timeout)
+
+    def put_rows(
+        self,
+        local: Region,
+        target: Target,
+        lists: tuple[Array, Array, Array],
+        rows: Any,
+        counter: int,
+        stream: Any,
+        timeout: float | None,
+    ) -> Request:
+        """Put lists of uint64 that are known to fit, as those of pages are; ``rows`` as :meth:`Conversion.native`."""
+        native = self._listed(_PUT, local, target, lists)
+        if rows is not None:
+            lib.ucch_transfer_converts(native, rows)
+        told = self._tell(native, None, counter)
+        return self._start(native, "pages", (local, target, lists, told), stream, timeout)
+
+    def _listed(self, what: int, local: Region, target: Target, lists: tuple[Array, Array, Array]) -> Any:
+        native = lib.ucch_transfer_new(self.native, what)
+        places = [ffi.from_buffer("uint64_t *", each) for each in lists]
+        lib.ucch_transfer_lists(native, local.native, target.native, len(lists[0]), *places)
+        return native
+
+    def _tell(self, native: Any, data: bytes | None, counter: int | None) -> object:
+        data = b"" if data is None else data
+        if len(data) > lib.UCCH_RMA_NOTICE:
+            lib.ucch_transfer_free(native)
+            raise ValueError(f"notify: {len(data)} bytes, and a notification has {lib.UCCH_RMA_NOTICE} at most")
+        if counter is not None and not 0 <= counter < 1 << 31:
+            lib.ucch_transfer_free(native)
+            raise ValueError(f"counter: {counter} is no number of one")
+        keep = ffi.from_buffer(data)
+        lib.ucch_transfer_notifies(native, keep, len(data), -1 if counter is None else counter)
+        return keep
+
+    def _start(self, native: Any, what: str, keep: object, stream: Any, timeout: float | None) -> Request:
+        native = ffi.gc(native, lib.ucch_transfer_free)
+        request = Request(native, lib.ucch_transfer_op(native), what, keep)
+        seconds = self.worker.timeout if timeout is None else timeout
+        status = lib.ucch_transfer_begin(native, seconds, *stream_argument(stream))
+        if status < 0:
+            raise failure(what, status)
+        return request
+
+
+def _lists(here: int, there: int, local: Any, remote: Any, lengths: Any) -> tuple[Array, Array, Array]:
+    """Lists of one length; ``ValueError`` with the first piece that does not fit."""
+    size = here if lengths is None else lengths
+    is_one = type(local) is type(remote) is type(size) is int and min(local, remote, size) >= 0
+    if is_one and local + size <= here and remote + size <= there:
+        one = np.array((local, remote, size), np.uint64)  # more of numpy would take longer than the transfer
+        return one[:1], one[1:2], one[2:]
+    given = {"local_offsets": local, "remote_offsets": remote, "lengths": here if lengths is None else lengths}
+    found = {name: _list(name, value) for name, value in given.items()}
+    count = max(len(each) for each in found.values())
+    if count > lib.UCCH_RMA_ENTRIES:
+        raise ValueError(f"{count} pieces, and a transfer has {lib.UCCH_RMA_ENTRIES} at most")
+    for name, each in found.items():
+        if len(each) != count and len(each) != 1:
+            raise ValueError(f"{name}: {len(each)} entries, where another list has {count}")
+        if len(each) != count:
+            found[name] = np.full(count, each[0], np.uint64)
+    mine, theirs, sizes = found.values()
+    for name, offsets, room in (("local_offsets", mine, here), ("remote_offsets", theirs, there)):
+        bad = (sizes > room) | (offsets > room - np.minimum(sizes, np.uint64(room)))
+        if bad.any():
+            i = int(bad.argmax())
+            raise ValueError(f"{name}[{i}]: {sizes[i]} bytes at {offsets[i]} do not fit into the region's {room} bytes")
+    return mine, theirs, sizes
+
+
+def _list(name: str, value: Any) -> Array:
+    array = np.atleast_1d(np.asarray(value))
+    if array.ndim != 1 or array.dtype.kind not in "iu" or not array.size:
+        raise TypeError(f"{name}: a number, or a list or array of integers, is wanted, not {value!r:.60}")
+    if array.dtype.kind == "i" and array.min() < 0:
+        raise ValueError(f"{name}[{int(array.argmin())}]: {array.min()} is negative")
+    return np.ascontiguousarray(array, np.uint64)

@@ -1,0 +1,393 @@
+"""Pages of a KV cache: tables of them, and their way into the pages of a peer's cache, which may lie otherwise.
+
+table = rma.PageTable(worker, caches, "KBNHD")     # vLLM's: an array a layer
+theirs = table.open(peer, descriptor)              # the peer's table.descriptor
+receipt = table.recv_pages([7, 9], theirs)         # who receives; receipt.ticket goes to the sender
+theirs.send_pages([3, 4], ticket).Wait()           # who sends
+receipt.Wait()                                     # the pages are there
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Generator, Iterable, Sequence
+from functools import cached_property
+from math import gcd
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ..bindings.handle import Handle
+from ..buffers import dtype_of
+from ..buffers.model import Array
+from ..device import kernels
+from ..errors import DeviceError
+from ..machine.vendors import INTERFACES
+from ..native.libraries import lib
+from ..types import DTYPES
+from .layout import Plan, array_bytes, unlike
+from .request import Requests
+from .wire_format import Descriptor, Form, FormatError, Table, Ticket
+
+if TYPE_CHECKING:
+    from .endpoint import Endpoint, Target
+    from .worker import Counter, Region, Worker
+
+
+class PageTable(Handle):
+    """A KV cache as pages: of each layer an array, or a pair of arrays of keys and of values, all alike.
+
+    ``axes`` names the dimensions of the arrays as they are indexed: K (2: keys and values), B (blocks), N (tokens of a
+    block) or T for both together (``block_size`` tokens then are a block), H (heads), D (a head's elements). In which
+    order they lie in memory is seen from the arrays. ``dtype`` is that of the elements where the arrays do not say, as
+    those of bytes; ``heads``: the number of the first head that is here, and of all that the model has.
+    """
+
+    def __init__(
+        self,
+        worker: Worker,
+        caches: Sequence[Any],
+        axes: str,
+        *,
+        block_size: int | None = None,
+        dtype: str | None = None,
+        heads: tuple[int, int] | None = None,
+    ) -> None:
+        self.worker = worker
+        layers = [tuple(each) if isinstance(each, list | tuple) else (each,) for each in caches]
+        if not layers or len({len(each) for each in layers}) != 1:
+            raise ValueError("caches: an array for each layer, or a pair for each, is wanted")
+        arrays = [_in_memory_order(array, axes) for layer in layers for array in layer]
+        shapes = {(tuple(order), shape) for _, order, shape in arrays}
+        if len(shapes) > 1:
+            raise ValueError(f"caches: they differ, {sorted(shapes)[:3]}: a table is of arrays that are alike")
+        _, order, shape = arrays[0]
+        name = _dtype(arrays[0][0], dtype)
+        self.form = _form(order, shape, len(layers), len(layers[0]), block_size, name, heads)
+        self.regions: list[Region] = []
+        try:
+            for array, *_ in arrays:
+                self.regions.append(worker.register(array))
+                self._check(self.regions[-1])
+        except BaseException:
+            self.close()
+            raise
+        number = int.from_bytes(os.urandom(8), "little")
+        told = Table(worker.uid, number, self.form, tuple(region.descriptor for region in self.regions))
+        self.number, self.descriptor = number, told.pack()
+        self._receipts: list[Receipt] = []
+        if self.on_device:  # pieces of transfers go by it, if there is one
+            kernels.ready(lib.UCCH_PIECES, 0, DTYPES["uint64"].code, DTYPES["uint64"].code)
+
+    def _check(self, region: Region) -> None:
+        if region.nbytes != array_bytes(self.form):
+            raise ValueError(f"caches: {region.nbytes} bytes in an array of {array_bytes(self.form)} by its shape")
+        if self._base(region) % DTYPES[self.form.dtype].itemsize:
+            raise BufferError(f"caches: an array begins in the middle of an element of {self.form.dtype}")
+
+    @staticmethod
+    def _base(region: Region) -> int:
+        return Descriptor.unpack(region.descriptor).base
+
+    def __repr__(self) -> str:
+        form = self.form
+        heads = f"heads {form.first} to {form.first + form.heads - 1} of {form.total}"
+        return f"<PageTable of {form.layers} layers, {form.blocks} blocks of {form.size} tokens, {heads}, {form.dtype}>"
+
+    @property
+    def on_device(self) -> bool:
+        """Whether the cache is in a device's memory."""
+        return self.regions[0].memory != "host"
+
+    @cached_property
+    def alignment(self) -> int:
+        """Bytes, up to 8, of which all addresses of arrays are multiples."""
+        return gcd(8, *(self._base(region) for region in self.regions))
+
+    def open(self, peer: Endpoint, descriptor: bytes) -> PageTarget:
+        """A peer's table, by its ``descriptor``: to send pages there, or to receive them from there.
+
+        :class:`FormatError` where that is none, or of another version; ``ValueError``, which says what is unlike, where
+        pages of one cannot become pages of the other.
+        """
+        found = Table.unpack(descriptor)
+        if found.uid != peer.uid:
+            raise ValueError("the table is of another process than this endpoint's")
+        why = unlike(self.form, found.form)
+        if why:
+            raise ValueError(f"pages of the two tables cannot be exchanged: {why}")
+        return PageTarget(self, peer, found)
+
+    def recv_pages(
+        self, pages: Any, sources: PageTarget | Sequence[PageTarget], *, timeout: float | None = None
+    ) -> Receipt:
+        """Be ready for pages, numbers of blocks, from a peer's table, or from several that have all heads of this one.
+
+        The receipt's ``ticket``, or one of its ``tickets`` for each source, goes to the sender; the receipt is
+        done when the pages are there. Until then nobody may use them.
+        """
+        each = [sources] if isinstance(sources, PageTarget) else list(sources)
+        if any(source.table is not self for source in each):
+            raise ValueError("sources: one was opened by another table")
+        numbers = _numbers("pages", pages, self.form.blocks, once=True)
+        self._check_heads(each)
+        self._receipts = [receipt for receipt in self._receipts if not receipt.ended()]
+        return Receipt(self, each, numbers, timeout)
+
+    def _check_heads(self, sources: list[PageTarget]) -> None:
+        form, come = self.form, [0] * self.form.heads
+        for source in sources:
+            for head in range(source.form.first - form.first, source.form.first - form.first + source.form.heads):
+                if 0 <= head < form.heads:
+                    come[head] += 1
+        for head, count in enumerate(come, form.first):
+            if count != 1:
+                whose = f"{count} of the {len(sources)} sources have head {head} of {form.total}"
+                raise ValueError(
+                    f"sources: {whose}, and each of {form.first} to {form.first + form.heads - 1} has to come once"
+                )
+
+    def keep(self, receipt: Receipt) -> None:
+        """Let a receipt live on for which a stream waits."""
+        self._receipts.append(receipt)
+
+    def close(self) -> None:
+        """Take the cache back from all peers; :class:`CollectiveTimeout` when one that is alive does not let go."""
+        while self.regions:
+            self.regions[-1].close()
+            self.regions.pop()
+
+
+class PageTarget:
+    """A peer's table, as pages of this process's ``table`` go there or come from there."""
+
+    def __init__(self, table: PageTable, peer: Endpoint, told: Table) -> None:
+        self.table, self.peer, self.form, self.number = table, peer, told.form, told.number
+        self._descriptors = told.regions
+        self.plan = Plan(table.form, told.form, table.alignment)
+
+    def __repr__(self) -> str:
+        return f"<PageTarget: {self.plan if self.plan.heads > 0 else 'no heads in common'}>"
+
+    @property
+    def scale(self) -> float:
+        """Factor by which the receiver multiplies the scales of float8 elements that are sent."""
+        return self.plan.scale
+
+    @property
+    def direct(self) -> bool:
+        """Whether its pages may come without passing this process's slots, so that only the sender knows when."""
+        memories = {self.table.regions[0].memory, Descriptor.unpack(self._descriptors[0]).memory}
+        return memories == {"host"} and (self.peer.near or self.table.worker.by_hardware)
+
+    @cached_property
+    def targets(self) -> list[Target]:
+        """The peer's arrays; opened, and kernels made, at the first use, or when this is asked for."""
+        if self.plan.heads < 1:
+            here, there = (f"{form.first} to {form.first + form.heads - 1}" for form in (self.table.form, self.form))
+            raise ValueError(f"no head is in both tables: {here} here, {there} there")
+        self._make_kernel()
+        out = [self.peer.open(descriptor) for descriptor in self._descriptors]
+        if any(target.nbytes != array_bytes(self.form) for target in out):
+            raise FormatError("the table of pages contradicts its regions")
+        return out
+
+    def _make_kernel(self) -> None:
+        conversion = self.plan.route.conversion
+        if conversion is None or not self.table.on_device:
+            return
+        if not kernels.ready(lib.UCCH_PIECES, 0, conversion.source, conversion.target, insist=True):
+            raise DeviceError(
+                f"pages on this device cannot become {self.plan}: the kernel that does so needs the vendor's run-time "
+                "compiler (UCCH_RTC_LIB); UCCH_LOG=device:info says what is missing"
+            )
+
+    def send_pages(
+        self,
+        pages: Any,
+        ticket: bytes,
+        *,
+        layers: Iterable[int] | None = None,
+        stream: Any = None,
+        timeout: float | None = None,
+    ) -> Requests:
+        """Send pages, numbers of blocks here, into those that the receiver's ``ticket`` names, in the same order.
+
+        Of all ``layers``, or of some now and of the others by further calls, as they are computed. With ``stream`` it
+        starts when that gets here. The pages may be used again when the request is done, and are there then.
+        """
+        told = Ticket.unpack(ticket)
+        if told.table != self.number:
+            raise ValueError("ticket: it is for another table than the peer's")
+        mine = _numbers("pages", pages, self.table.form.blocks)
+        theirs = _numbers("ticket", np.frombuffer(told.pages, np.uint32), self.form.blocks)
+        if len(mine) != len(theirs):
+            raise ValueError(f"pages: {len(mine)}, and the ticket is for {len(theirs)}")
+        chosen = _numbers("layers", range(self.form.layers) if layers is None else list(layers), self.form.layers, True)
+        if not len(mine):
+            return Requests([])
+        plan, arrays = self.plan, self.table.form.arrays
+        conversion = plan.route.conversion
+        rows = conversion.native() if conversion else None
+        parts = [None] if plan.pairs == 1 else list(range(self.form.parts))
+        lists = [plan.lists(mine, theirs, part) for part in parts]
+        requests = []
+        for layer in chosen.tolist():
+            for part, each in zip(parts, lists, strict=True):
+                local = self.table.regions[layer * arrays + ((part or 0) if arrays > 1 else 0)]
+                target = self.targets[layer * self.form.arrays + ((part or 0) if self.form.arrays > 1 else 0)]
+                requests.append(self.peer.put_rows(local, target, each, rows, told.counter, stream, timeout))
+        return Requests(requests)
+
+
+class Receipt:
+    """Pages that are to come. ``tickets``: what each source is to be given, bytes; ``ticket`` where there is one."""
+
+    def __init__(self, table: PageTable, sources: list[PageTarget], pages: Array, timeout: float | None) -> None:
+        self._table, self._sources, self._timeout = table, sources, timeout
+        self._counters: list[Counter] = []
+        self.tickets: list[bytes] = []
+        for _ in sources:
+            self._counters.append(table.worker.counter())
+            self.tickets.append(
+                Ticket(table.number, self._counters[-1].number, pages.astype(np.uint32).tobytes()).pack()
+            )
+        self._least = [table.form.layers * source.plan.pairs if len(pages) else 0 for source in sources]
+        self._all = self._waits(None)
+        self._streams: list[Requests] = []
+        self._numbers = [counter.number for counter in self._counters]
+
+    @property
+    def ticket(self) -> bytes:
+        """The one source's ticket."""
+        (ticket,) = self.tickets
+        return ticket
+
+    def _waits(self, stream: Any) -> Requests:
+        each = zip(self._counters, self._least, self._sources, strict=True)
+        return Requests([c.wait(n, peer=of.peer, stream=stream, timeout=self._timeout) for c, n, of in each])
+
+    def Test(self) -> bool:
+        """True when all pages are there. Raises as :meth:`Wait` does."""
+        return self._settled(self._all.Test)
+
+    def Wait(self, stream: Any = None) -> None:
+        """Wait until all pages are there, or let ``stream`` wait, which what uses them follows in.
+
+        Raises :class:`PeerError` when a sender has ended, and :class:`CollectiveTimeout` at the deadline.
+        """
+        if stream is None:
+            self._settled(self._all.Wait)
+        elif self._counters:
+            self._streams.append(self._waits(stream))
+            self._table.keep(self)
+
+    def __await__(self) -> Generator[Any, None, None]:
+        try:
+            yield from self._all.__await__()
+        finally:
+            self.close()
+
+    def _settled(self, ask: Any) -> bool:
+        try:
+            done = ask() is not False
+        except BaseException as error:
+            if isinstance(error, Exception):
+                self.close()
+            raise
+        if done:
+            self._close_counters()
+        return done
+
+    def ended(self) -> bool:
+        """Whether nothing more is waited for, well or not."""
+        try:
+            return self.Test()
+        except Exception:
+            return True
+
+    def close(self) -> None:
+        """Wait no more. What still comes is refused, but for what a :attr:`PageTarget.direct` sender writes itself."""
+        self._close_counters()
+
+    @property
+    def idle(self) -> bool:
+        """Whether, once it is closed, nothing that has come is on its way to the pages any more."""
+        native = self._table.worker.native
+        return not any(lib.ucch_rma_landing(native, number) for number in self._numbers)
+
+    def _close_counters(self) -> None:
+        while self._counters:
+            self._counters.pop().close()
+
+    def __del__(self) -> None:
+        self._close_counters()
+
+
+# --- caches -----------------------------------------------------------------------------------------------------------
+
+
+def _interface(array: Any) -> dict[str, Any]:
+    found = next((getattr(array, name) for name in INTERFACES if hasattr(array, name)), None)
+    if found is None:
+        raise TypeError(f"caches: {type(array).__name__} has no shape: arrays are wanted")
+    return dict(found)
+
+
+def _in_memory_order(array: Any, axes: str) -> tuple[Any, str, tuple[int, ...]]:
+    """(an array, its axes, its shape), turned so that it is contiguous if the memory is."""
+    shape = tuple(array.shape) if hasattr(array, "shape") else tuple(_interface(array)["shape"])
+    if len(shape) != len(axes):
+        raise ValueError(f"axes: {axes!r} names {len(axes)} dimensions, and an array has {len(shape)}: {shape}")
+    stride = getattr(array, "stride", None)
+    steps = stride() if callable(stride) else getattr(array, "strides", None)
+    order = list(range(len(axes)))
+    if steps is not None:
+        order.sort(key=lambda i: -steps[i])
+    if order != sorted(order):
+        array = array.permute(order) if hasattr(array, "permute") else array.transpose(order)
+    return array, "".join(axes[i] for i in order), tuple(shape[i] for i in order)
+
+
+def _dtype(array: Any, name: str | None) -> str:
+    found = dtype_of(array.dtype if hasattr(array, "dtype") else _interface(array)["typestr"])
+    if name is None:
+        return found.name
+    if name not in DTYPES or DTYPES[name].itemsize != found.itemsize:
+        raise ValueError(f"dtype: {name!r} is no type of elements of {found.itemsize} bytes, as {found} has")
+    return name
+
+
+def _form(
+    order: str, shape: tuple[int, ...], layers: int, arrays: int, block_size: int | None, dtype: str,
+    heads: tuple[int, int] | None,
+) -> Form:  # fmt: skip
+    sizes = dict(zip(order, shape, strict=True))
+    if "T" in sizes:
+        tokens = sizes.pop("T")
+        if not block_size or tokens % block_size:
+            raise ValueError(f"block_size: {tokens} tokens are no blocks of {block_size}")
+        sizes |= {"B": tokens // block_size, "N": block_size}
+    elif block_size not in (None, sizes.get("N")):
+        raise ValueError(f"block_size: {block_size}, and the arrays have {sizes.get('N')} tokens a block")
+    first, total = heads or (0, sizes.get("H", 1))
+    numbers = layers, sizes.get("K", arrays), arrays, sizes.get("B", 0), sizes.get("N", 0), sizes.get("H", 1)
+    form = Form(*numbers, sizes.get("D", 0), first, total, order.replace("T", "BN"), dtype)
+    if form.flaw():
+        raise ValueError(form.flaw())
+    return form
+
+
+def _numbers(name: str, values: Any, most: int, once: bool = False) -> Array:
+    array = np.atleast_1d(np.asarray(values))
+    if not array.size:
+        return np.zeros(0, np.int64)
+    if array.ndim != 1 or array.dtype.kind not in "iu":
+        raise TypeError(f"{name}: a list or array of integers is wanted, not {values!r:.60}")
+    bad = (array < 0) | (array >= most)
+    if bad.any():
+        i = int(bad.argmax())
+        raise ValueError(f"{name}[{i}]: there is no number {array[i]}, only 0 to {most - 1}")
+    if once and len(np.unique(array)) != len(array):
+        raise ValueError(f"{name}: one is named twice, and it would be written twice")
+    return array.astype(np.int64)

@@ -1,0 +1,183 @@
+"""Requests of transfers and of counters: waited for, tested, or awaited in asyncio."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import deque
+from collections.abc import Callable, Generator, Sequence
+from contextlib import suppress
+from typing import Any
+
+from ..bindings.handle import sweep
+from ..bindings.ucx import status_name
+from ..device import uncaptured
+from ..errors import CollectiveTimeout, DeviceError, PeerError, RefusedError, UCCHError
+from ..native.libraries import ffi, lib
+
+#: Seconds that a wait stays in C before Python looks for signals (Ctrl-C).
+_SLICE = 0.05
+
+#: Native sides of requests that nobody holds any more, with their memory: libucp still uses both.
+_dropped: deque[tuple[Any, object]] = deque()
+
+_REASONS = {
+    lib.UCCH_FAIL_TIMEOUT: (CollectiveTimeout, "is not done after {seconds:.3g} s"),
+    lib.UCCH_FAIL_PEER: (PeerError, "failed: the peer has ended or cannot be reached"),
+    lib.UCCH_FAIL_STALE: (RefusedError, "was refused by its owner: there is no such region any more"),
+    lib.UCCH_FAIL_RANGE: (RefusedError, "was refused by its owner: it goes outside of the region"),
+    lib.UCCH_FAIL_MEMORY: (UCCHError, "failed: out of memory"),
+    lib.UCCH_FAIL_CANCELLED: (UCCHError, "was given up, as its worker or counter was closed"),
+}
+
+
+def failure(what: str, status: int, seconds: float = 0.0) -> UCCHError:
+    """The exception for a transfer that came to nothing."""
+    if status == lib.UCCH_FAIL_DEVICE:
+        return DeviceError(f"{what} failed: {ffi.string(lib.ucch_device_error()).decode(errors='replace')}")
+    # libucp's own numbers are of connections that broke.
+    unreachable = PeerError, f"failed: the peer has ended or cannot be reached ({status_name(status)})"
+    kind, text = _REASONS.get(status, unreachable)
+    return kind(f"{what} {text.format(seconds=seconds)}")
+
+
+def stream_argument(stream: Any) -> tuple[bool, Any]:
+    """(whether there is one, its handle) for the native engine."""
+    return stream is not None, ffi.cast("void *", 0 if stream is None else uncaptured(stream, "a transfer"))
+
+
+def held(native: Any) -> bool:
+    """Whether libucp or a stream still uses a transfer and its memory."""
+    return bool(lib.ucch_transfer_held(native))
+
+
+class Request:
+    """A transfer under way, or the wait for a counter. One that is dropped goes on, and its memory stays alive."""
+
+    def __init__(self, native: Any, op: Any, what: str, keep: object, held: Callable[[Any], object] = held) -> None:
+        for _ in sweep(_dropped, lambda each: held(each[0])):
+            pass
+        self._native, self._op, self._what, self._keep, self._held = native, op, what, keep, held
+
+    def __del__(self) -> None:
+        if self._held(self._native):
+            _dropped.append((self._native, self._keep))
+
+    def Test(self) -> bool:
+        """Make progress once; True when done. Raises as :meth:`Wait` does."""
+        return self._done(lib.ucch_test(self._op))
+
+    def Wait(self, stream: Any = None) -> None:
+        """Wait until it is done: what was put is in the peer's memory, what was got in ours.
+
+        With ``stream`` let that wait, and not the host, which does where streams cannot. A transfer that fails lets
+        its stream go on: :meth:`Test` then says why. Raises :class:`PeerError` when the peer has ended,
+        :class:`RefusedError` when it no longer has the region, :class:`CollectiveTimeout` at the deadline.
+        """
+        if stream is not None and self._hold(stream):
+            return
+        while not self._done(lib.ucch_wait(self._op, _SLICE)):
+            pass
+
+    def _hold(self, stream: Any) -> bool:
+        return bool(lib.ucch_transfer_hold(self._native, stream_argument(stream)[1]))
+
+    def _done(self, state: int) -> bool:
+        if state == 2:
+            error = ffi.new("ucch_error *")
+            lib.ucch_op_error(self._op, error)
+            raise failure(self._what, error.status, error.elapsed)
+        return state == 1
+
+    def __await__(self) -> Generator[Any, None, None]:
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[None] = loop.create_future()
+        _watcher.add(self._op, loop, future)
+        yield from future.__await__()
+        self.Wait()
+
+
+class _Ended(Request):
+    """A transfer that was done when it began."""
+
+    def __init__(self) -> None:
+        pass
+
+    def __del__(self) -> None:
+        pass
+
+    def Test(self) -> bool:
+        return True
+
+    def Wait(self, stream: Any = None) -> None:
+        if stream is not None:
+            stream_argument(stream)
+
+    def __await__(self) -> Generator[Any, None, None]:
+        yield from ()
+
+
+#: One for all of them, as it has no state.
+ENDED = _Ended()
+
+
+class Requests:
+    """Several requests as one, which fails with the first of them that does."""
+
+    def __init__(self, each: Sequence[Request]) -> None:
+        self.each = each
+
+    def Test(self) -> bool:
+        """Make progress; True when all are done."""
+        return [request.Test() for request in self.each].count(False) == 0
+
+    def Wait(self, stream: Any = None) -> None:
+        """Wait for all of them, or let ``stream`` do so."""
+        for request in self.each:
+            request.Wait(stream)
+
+    def __await__(self) -> Generator[Any, None, None]:
+        for request in self.each:
+            yield from request.__await__()
+
+
+def _complete(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)
+
+
+class _Watcher:
+    """A thread that tells event loops of the ends of what they await; it sleeps while there is nothing."""
+
+    def __init__(self) -> None:
+        self._some = threading.Condition()
+        self._waiting: list[tuple[Any, asyncio.AbstractEventLoop, asyncio.Future[None]]] = []
+        self._thread: threading.Thread | None = None
+
+    def add(self, op: Any, loop: asyncio.AbstractEventLoop, future: asyncio.Future[None]) -> None:
+        """Complete ``future`` when ``op`` has ended."""
+        with self._some:
+            if self._thread is None or not self._thread.is_alive():
+                self._thread = threading.Thread(target=self._loop, name="ucch-rma-await", daemon=True)
+                self._thread.start()
+            lib.ucch_listen(op)
+            self._waiting.append((op, loop, future))
+            self._some.notify()
+        lib.ucch_ring()
+
+    def _loop(self) -> None:
+        while True:
+            with self._some:
+                while not self._waiting:
+                    self._some.wait()
+                known = lib.ucch_rings()
+                ended = [each for each in self._waiting if lib.ucch_peek(each[0]) or each[2].cancelled()]
+                self._waiting = [each for each in self._waiting if each not in ended]
+            for _, loop, future in ended:
+                with suppress(RuntimeError):  # a loop that is closed has nobody who waits
+                    loop.call_soon_threadsafe(_complete, future)
+            if not ended:
+                lib.ucch_await_ring(known, 0.25)
+
+
+_watcher = _Watcher()

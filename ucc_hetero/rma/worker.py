@@ -1,0 +1,282 @@
+"""Workers: this process as others reach it, with its regions, counters and notifications."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import time
+from contextlib import suppress
+from typing import Any, NamedTuple
+from weakref import WeakSet
+
+from .. import env
+from ..bindings import ucx
+from ..bindings.handle import Handle
+from ..buffers import as_buffer
+from ..device import Place, bind, pointer_vendor
+from ..device.rank import bound
+from ..errors import CollectiveTimeout, DeviceError
+from ..machine.discover import host_identity
+from ..native.libraries import ffi, lib
+from ..transport import carriers
+from .endpoint import Endpoint
+from .request import Request, stream_argument
+from .wire_format import Address, Descriptor
+
+#: Transports between hosts of which the hardware puts: what all names of theirs begin with.
+_HARDWARE = ("rc_", "dc_")
+#: Seconds for which peers may go on using a worker's regions when it is closed.
+_PATIENCE = 2.0
+
+
+class Notification(NamedTuple):
+    """A notification that has come: from which peer, and what it says. The data in front of it is there."""
+
+    peer: Endpoint | None
+    data: bytes
+
+
+class Region(Handle):
+    """Registered memory that peers may write to and read. ``descriptor`` tells them of it."""
+
+    def __init__(self, worker: Worker, memory: Any) -> None:
+        engine = worker.native
+        found = as_buffer(memory, writable=True, argument="memory", rank=0, pointer_vendor=pointer_vendor)
+        if not found.contiguous or not found.nbytes:
+            raise BufferError("memory: a region is contiguous and not empty")
+        self.worker, self.nbytes, self.memory, self._owner = worker, found.nbytes, found.vendor, found.owner
+        self._registered: ucx.Memory | None = None
+        if found.vendor == "host":
+            self._registered = worker.context.register((found.ptr, found.nbytes))
+        else:
+            _bind(Place(found.vendor, found.device))
+        key = self._registered.key if self._registered else b""
+        number = int.from_bytes(os.urandom(8), "little")
+        #: For a peer to :meth:`Endpoint.open` it: bytes, good until it is closed.
+        self.descriptor = Descriptor(worker.uid, number, found.ptr, found.nbytes, found.vendor, key).pack()
+        handle = self._registered.handle if self._registered else ffi.NULL
+        base = ffi.cast("void *", found.ptr)
+        on_device = found.vendor != "host"
+        self._native: Any = lib.ucch_region_new(engine, number, base, found.nbytes, on_device, handle)
+
+    def __repr__(self) -> str:
+        return f"<Region of {self.nbytes} bytes of {self.memory} memory>"
+
+    @property
+    def native(self) -> Any:
+        """The engine's side of it; ``ValueError`` once it is closed."""
+        if self._native is None:
+            raise ValueError("this Region is closed")
+        return self._native
+
+    def close(self, timeout: float = 10.0) -> None:
+        """Take it back from all peers and deregister it: afterwards nothing is written to it or read from it.
+
+        Waits for transfers that are under way; :class:`CollectiveTimeout` when a peer that is alive does not let go.
+        """
+        if self._native is None:
+            return
+        lib.ucch_region_revoke(self.worker.native, self._native)
+        until = time.monotonic() + timeout
+        while lib.ucch_region_users(self.worker.native, self._native):
+            if time.monotonic() > until:
+                raise CollectiveTimeout(f"{self!r} is still used after {timeout:g} s: it stays registered")
+            if not lib.ucch_progress_once():
+                time.sleep(2e-5)
+        self._release()
+
+    def _release(self) -> None:
+        if self._native is not None:
+            native, self._native = self._native, None
+            self.worker.regions.discard(self)
+            lib.ucch_region_free(self.worker.native, native)
+            if self._registered is not None:
+                self._registered.close()
+
+
+def _bind(place: Place) -> None:
+    """Let the engine work with the device of a region."""
+    now = bound()
+    if now is not None and now.device == place.device and now != place:
+        return  # a library that stands in for a vendor's: it has another vendor's memory
+    if bind(place) is None:
+        raise DeviceError(f"memory is of {place.vendor} device {place.device}, whose runtime is not here")
+
+
+class _Await(Request):
+    """The wait for a counter."""
+
+    def __init__(self, native: Any, what: str) -> None:
+        super().__init__(native, lib.ucch_await_op(native), what, None, held=lambda native: False)
+
+    def _hold(self, stream: Any) -> bool:
+        raise TypeError("stream: a counter's wait takes it when it is made, Counter.wait(least, stream=stream)")
+
+
+class Counter(Handle):
+    """A counter of this worker's that notifications of peers count up. ``number`` is what they name it by."""
+
+    def __init__(self, worker: Worker, number: int) -> None:
+        self.worker, self.number = worker, number
+
+    @property
+    def value(self) -> int:
+        """How often it has been counted up."""
+        return int(lib.ucch_rma_counter(self.worker.native, self.number))
+
+    def wait(
+        self, least: int, *, peer: Endpoint | None = None, stream: Any = None, timeout: float | None = None
+    ) -> Request:
+        """Wait until it has reached ``least``: the request is done then, or failed when ``peer`` has ended.
+
+        With ``stream`` that waits, too; where streams cannot wait for memory the host does, before this returns.
+        """
+        worker = self.worker
+        theirs = peer.native if peer is not None else ffi.NULL
+        native = ffi.gc(lib.ucch_await_new(worker.native, theirs, self.number, least), lib.ucch_await_free)
+        worker.waits.add(native)
+        request = _Await(native, f"the wait for counter {self.number}")
+        seconds = worker.timeout if timeout is None else timeout
+        if not lib.ucch_await_begin(native, seconds, *stream_argument(stream)) and stream is not None:
+            request.Wait()
+        return request
+
+    def close(self) -> None:
+        """Give it back: waits for it fail, and what peers still count is ignored."""
+        number, self.number = self.number, -1
+        if number >= 0:
+            self.worker.end_counter(number)
+
+
+class Worker(Handle):
+    """This process as others reach it, by its ``address``. ``timeout``: seconds after which a transfer fails."""
+
+    def __init__(self, timeout: float | None = None) -> None:
+        self.timeout = float(env.get("TIMEOUT")) if timeout is None else timeout
+        mine = os.getpid() & lib.UCCH_RMA_PROCESS  # for who reads records of transfers
+        self.uid = int.from_bytes(os.urandom(8), "little") & ~(2 * lib.UCCH_RMA_PROCESS) | mine << 1 | 1
+        # No transport of devices: their memory goes through slots of ours, and a second context of libucp's that
+        # opens what peers have allocated would end the process (transport/bounce.py).
+        users = os.environ.get("UCX_TLS", "")
+        with env.meanwhile(carriers.connections()):
+            self.context = ucx.Context({"TLS": carriers.transports(users, shared=True)}, active=True)
+            self._worker: ucx.Worker | None = self.context.worker()
+        status = ffi.new("int *")
+        #: Whether libucp's puts between hosts are the hardware's.
+        self.by_hardware = any(name.startswith(_HARDWARE) for name in self.context.transports())
+        self._native: Any = lib.ucch_rma_new(self._worker.handle, self.uid, self.by_hardware, status)
+        ucx.check("ucp_worker_set_am_recv_handler", status[0])
+        self._host = hashlib.blake2b(repr(host_identity().memory).encode(), digest_size=16).digest()
+        #: For a peer to :meth:`connect`: bytes, good as long as the worker is.
+        self.address = Address(self.uid, self._host, os.getpid(), self._worker.address).pack()
+        self._peers: dict[int, Endpoint] = {}
+        self._gone: list[Any] = []
+        #: Until they are closed: peers write to their memory.
+        self.regions: set[Region] = set()
+        self._counters = 0
+        self._free: list[int] = []
+        #: Native sides of waits for counters.
+        self.waits: WeakSet[Any] = WeakSet()
+
+    @property
+    def native(self) -> Any:
+        """The engine's side of it; ``ValueError`` once it is closed."""
+        if self._native is None:
+            raise ValueError("this Worker is closed")
+        return self._native
+
+    def register(self, memory: Any) -> Region:
+        """Let peers reach memory: an array in host memory, or on the device of this process, contiguous."""
+        region = Region(self, memory)
+        self.regions.add(region)
+        return region
+
+    def connect(self, address: bytes) -> Endpoint:
+        """Connect with the worker that has this address, which connects, too; the endpoint there is, if there is one.
+
+        :class:`FormatError` where it is no address, or one of another version.
+        """
+        found = Address.unpack(address)
+        if found.uid not in self._peers:
+            self._peers[found.uid] = Endpoint(self, found, near=found.host == self._host)
+        return self._peers[found.uid]
+
+    def forget(self, peer: Endpoint, native: Any) -> None:
+        """Leave a peer that is being closed out of the list."""
+        self._peers.pop(peer.uid, None)
+        self._gone.append(native)
+
+    def counter(self) -> Counter:
+        """A new counter, of 1,024 that there are at a time."""
+        if self._free:
+            return Counter(self, self._free.pop())
+        if self._counters == lib.UCCH_RMA_COUNTERS:
+            raise ValueError(f"a worker has {lib.UCCH_RMA_COUNTERS} counters at most: close some")
+        self._counters += 1
+        return Counter(self, self._counters - 1)
+
+    def end_counter(self, number: int) -> None:
+        """Have a counter back: what peers still count there is ignored."""
+        if self._native is not None:
+            self._free.append(lib.ucch_rma_counter_next(self._native, number))
+
+    def notifications(self) -> list[Notification]:
+        """Notifications that have come, in order; each is returned once."""
+        return list(iter(self._next, None))
+
+    def wait_notification(self, timeout: float | None = None) -> Notification:
+        """The next notification; :class:`CollectiveTimeout` where none comes in time."""
+        seconds = self.timeout if timeout is None else timeout
+        until = time.monotonic() + seconds
+        while True:
+            known = lib.ucch_rings()
+            lib.ucch_progress_once()
+            if (found := self._next()) is not None:
+                return found
+            left = until - time.monotonic()
+            if left <= 0:
+                raise CollectiveTimeout(f"no notification has come in {seconds:g} s")
+            lib.ucch_await_ring(known, min(left, 0.05))
+
+    def _next(self) -> Notification | None:
+        sender, data = ffi.new("uint64_t *"), ffi.new("char[]", lib.UCCH_RMA_NOTICE)
+        nbytes = lib.ucch_notice_take(self.native, sender, data)
+        if nbytes < 0:
+            return None
+        return Notification(self._peers.get(int(sender[0])), bytes(ffi.buffer(data, nbytes)))
+
+    def info(self) -> dict[str, Any]:
+        """Versions and transports that it uses, and how its peers are."""
+        return {
+            "transports": self.context.transports(),
+            "peers": {f"{uid:016x}": "alive" if peer.alive else "lost" for uid, peer in self._peers.items()},
+        }
+
+    def close(self) -> None:
+        """End the connections and deregister all regions; transfers under way fail, at the peers, too."""
+        if self._worker is None or self._native is None:
+            return
+        for wait in list(self.waits):
+            lib.ucch_await_cancel(wait)
+        for region in list(self.regions):
+            with suppress(CollectiveTimeout):
+                region.close(_PATIENCE)
+        for peer in list(self._peers.values()):
+            peer.close()
+        lib.ucch_rma_stop(self._native)
+        for region in list(self.regions):
+            region._release()
+        self._worker.close()
+        for native in self._gone:
+            lib.ucch_peer_free(native)
+        native, self._native, self._worker = self._native, None, None
+        lib.ucch_rma_free(native)
+        self.context.close()
+
+
+def connect_all(worker: Worker, comm: Any) -> list[Endpoint]:
+    """Endpoints to all ranks of a communicator, this one among them; collective, and connected when it returns."""
+    mpi = getattr(comm, "mpi", comm)
+    peers = [worker.connect(address) for address in mpi.allgather(worker.address)]
+    mpi.Barrier()
+    return peers

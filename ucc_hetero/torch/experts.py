@@ -1,0 +1,461 @@
+"""Experts spread over ranks: tokens go to the experts that were chosen for them, and results come back to be added up.
+
+Methods, arguments and results of :class:`Experts` are those of DeepEP's ``Buffer``, over the collectives of a process
+group, so that ranks may be of several vendors, or hosts. In the shapes below a rank has ``n`` tokens of ``H`` elements,
+``K`` choices for each, and ``R`` tokens received; of ``E`` experts rank r of ``W`` has those from ``r * E / W`` on.
+
+Choices are global indices, int64 or int32, -1 for none; elements are float32, float16 or bfloat16, equal on all ranks;
+weights are float32. Gradients flow through all methods, and are asked for on all ranks or none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, fields
+from typing import Any, NamedTuple, TypeAlias
+
+import torch
+import torch.distributed as dist
+from torch.nn.functional import pad
+
+from .devices import module, started
+from .group import ProcessGroupUCCH
+from .streams import current
+
+# Under their names of torch 2.13, or those before.
+_all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+_reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+
+_ELEMENTS = (torch.float32, torch.float16, torch.bfloat16)
+_INDICES = (torch.int64, torch.int32)
+_Shape: TypeAlias = tuple[int | None, ...]
+
+
+class Event:
+    """Moment when the results of a call are there; of a call that was not made beside others, at once."""
+
+    def __init__(self, stream: Any = None) -> None:
+        if stream is None:
+            self._event = None
+        else:
+            self._device, self._event = stream.device, stream.record_event()
+
+    def current_stream_wait(self) -> None:
+        """Let the current stream wait; the host does not."""
+        if self._event is not None:
+            current(self._device).wait_event(self._event)
+
+
+@dataclass(frozen=True, slots=True)
+class Handle:
+    """The way of tokens in one dispatch, for its combine and for dispatches to come."""
+
+    group: Any
+    #: Tokens of this rank, and the token of each row that is sent, by destination: int64 ``[sum(sent)]``.
+    tokens: int
+    rows: Any
+    #: Rows to and from each rank.
+    sent: list[int]
+    received: list[int]
+
+    def there(self, x: Any) -> Any:
+        """Rows ``[R, ...]`` of all ranks for this one, of tokens ``[n, ...]``."""
+        out = x.new_empty((sum(self.received), *x.shape[1:]))
+        dist.all_to_all_single(out, x.index_select(0, self.rows), self.received, self.sent, group=self.group)
+        return out
+
+    def back(self, x: Any) -> Any:
+        """Tokens ``[n, ...]``: sums, in float32 and in the order of ranks, of rows ``[R, ...]``."""
+        out = x.new_empty((sum(self.sent), *x.shape[1:]))
+        dist.all_to_all_single(out, x.contiguous(), self.sent, self.received, group=self.group)
+        total = x.new_zeros((self.tokens, *x.shape[1:]), dtype=torch.float32)
+        for rows, part in zip(self.rows.split(self.sent), out.split(self.sent), strict=True):
+            total.index_add_(0, rows, part.float())  # no token is twice among those of a rank: always the same sum
+        return total.to(x.dtype)
+
+
+@dataclass(frozen=True, slots=True)
+class _Everyone:
+    """The way of all tokens to all ranks: ``M`` of each, ``T = M * W`` together, and a last row that is nobody's."""
+
+    group: Any
+
+    def there(self, x: Any) -> Any:
+        """Rows ``[M, ...]`` of all ranks, and one of zeros: ``[T + 1, ...]``."""
+        out = x.new_empty((dist.get_world_size(self.group) * len(x) + 1, *x.shape[1:]))
+        out[-1].zero_()
+        _all_gather(out[:-1], x.contiguous(), group=self.group)
+        return out
+
+    def back(self, x: Any) -> Any:
+        """Sums ``[M, ...]`` over ranks of rows ``[T + 1, ...]``."""
+        out = x.new_empty((len(x) // dist.get_world_size(self.group), *x.shape[1:]))
+        _reduce_scatter(out, x.contiguous()[:-1], group=self.group)
+        return out
+
+
+@dataclass(frozen=True, slots=True)
+class FixedHandle:
+    """The way of tokens in a dispatch of fixed size, ``T = M * W`` of all ranks, padded ones included."""
+
+    #: Tokens of this rank, and which have an index out of range: bool ``[n]``.
+    tokens: int
+    wrong: Any
+    #: (E / W, T), and where each choice of all tokens lies in these rows: int64 ``[T, K]``, -1 at other ranks.
+    shape: tuple[int, int]
+    rows: Any
+
+
+class _Move(torch.autograd.Function):
+    """Tensors by a way, ``forth`` or back, and their gradients the other way; those that are None stay so."""
+
+    @staticmethod
+    def forward(ctx: Any, way: Handle | _Everyone, forth: bool, *tensors: Any) -> Any:
+        ctx.way, ctx.forth = way, forth
+        move = way.there if forth else way.back
+        return tuple(None if each is None else move(each) for each in tensors)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        wanted = (grad if need else None for grad, need in zip(grads, ctx.needs_input_grad[2:], strict=True))
+        return None, None, *_Move.apply(ctx.way, not ctx.forth, *wanted)
+
+
+class _Facts(NamedTuple):
+    """Numbers that ranks must have in common."""
+
+    hidden_size: int = 0
+    element_type: int = 0
+    top_k: int = 0
+    experts: int = 0
+    maximum_of_tokens: int = 0
+    weights: bool = False
+    #: Which tensors ask for them, as bits.
+    gradients: int = 0
+
+
+class Experts:
+    """Dispatch and combine over a process group of the backend ``ucch``; torch's default group unless said.
+
+    All ranks call the same methods in the same order, ``get_dispatch_layout`` apart. ``stream`` of the methods:
+    ``async_finish=True`` runs a call beside the current stream, after ``previous_event`` or else after what that stream
+    has been given, and its results are there after ``event.current_stream_wait()``; ``allocate_on_comm_stream`` changes
+    nothing, as results of such calls always are.
+
+    A mistake that one rank sees is a ``ValueError`` there and, in collective calls, at once a ``DistBackendError`` on
+    the others, which says who made it. Sizes and types that differ between ranks are a ``ValueError`` on all in the
+    first call that has them. The group stays usable.
+    """
+
+    def __init__(self, group: Any = None) -> None:
+        self.group = dist.group.WORLD if group is None else group
+        if not isinstance(self.group, ProcessGroupUCCH):
+            raise TypeError(f"group is {type(self.group).__name__}; one of the backend ucch is needed")
+        self.rank, self.size = self.group.rank(), self.group.size()
+        self._sides: dict[Any, Any] = {}
+        self._agreed: set[tuple[str, _Facts]] = set()
+
+    @staticmethod
+    def capture() -> Event:
+        """The moment when the current stream has done what it has been given so far, as a ``previous_event``."""
+        return Event(next((each.current_stream() for _, each in started()), None))
+
+    # --- counts that the host knows -----------------------------------------------------------------------------------
+
+    def get_dispatch_layout(self, topk_idx: Any, num_experts: int, **stream: Any) -> tuple[Any, None, Any, Any, Event]:
+        """Count where tokens go, by choices ``[n, K]``; local, and the host does not wait.
+
+        Returns ``num_tokens_per_rank`` int32 ``[W]``, None, ``num_tokens_per_expert`` int32 ``[E]``,
+        ``is_token_in_rank`` bool ``[n, W]`` and the event. Indices out of range count as -1: they are
+        :meth:`dispatch`'s to refuse.
+        """
+        self._check_choices("get_dispatch_layout", topk_idx, num_experts)
+
+        def work() -> tuple[Any, ...]:
+            valid, index = (topk_idx >= 0) & (topk_idx < num_experts), topk_idx.long()
+            ranks = torch.where(valid, index // (num_experts // self.size), self.size)
+            inside = torch.zeros((len(index), self.size + 1), dtype=torch.bool, device=index.device)
+            inside = inside.scatter_(1, ranks, True)[:, :-1].contiguous()
+            counts = torch.zeros(num_experts + 1, dtype=torch.int32, device=index.device)
+            counts.index_add_(0, torch.where(valid, index, num_experts).flatten(), valid.flatten().int())
+            return inside.sum(0, dtype=torch.int32), None, counts[:-1], inside
+
+        return self._run(work, [topk_idx], **stream)
+
+    def dispatch(
+        self, x: Any, handle: Handle | None = None, num_tokens_per_rank: Any = None,
+        num_tokens_per_rdma_rank: Any = None, is_token_in_rank: Any = None, num_tokens_per_expert: Any = None,
+        topk_idx: Any = None, topk_weights: Any = None, expert_alignment: int = 1, **stream: Any,
+    ) -> tuple[Any, Any, Any, list[int] | None, Handle, Event]:  # fmt: skip
+        """Send tokens ``x`` ``[n, H]`` to every rank that has an expert chosen for them, once each. Collective.
+
+        ``topk_idx`` is ``[n, K]``, and so is ``topk_weights`` unless None; of the layout ``is_token_in_rank`` and
+        ``num_tokens_per_expert`` are needed, and the host reads and exchanges their counts. Returns ``recv_x``
+        ``[R, H]``, by sender and then as there; ``recv_topk_idx`` ``[R, K]``, this rank's experts from 0 on, others -1;
+        ``recv_topk_weights`` ``[R, K]``, 0 where these are -1; how often each expert of this rank was chosen, a list of
+        numbers rounded up to multiples of ``expert_alignment``; the handle; the event.
+
+        With the ``handle`` of an earlier dispatch tokens go the same way and ``x`` is the only other argument: the host
+        waits for nothing, and None is returned for choices, weights and list.
+        """
+        if handle is not None:
+            with self._told("dispatch", handle):
+                if topk_idx is not None or topk_weights is not None:
+                    raise ValueError(f"dispatch on rank {self.rank}: a handle comes without topk_idx and topk_weights")
+                self._check("dispatch", "x", x, (handle.tokens, None), _ELEMENTS, handle.rows.device)
+            self._agree("dispatch", _facts(x))
+            return self._run(lambda: (*_Move.apply(handle, True, x), None, None, None, handle), [x, handle], **stream)
+        given = x, topk_idx, topk_weights, is_token_in_rank, num_tokens_per_expert
+
+        def work() -> tuple[Any, ...]:
+            way, counts = self._way(expert_alignment, *given)
+            # Choices, as they are in bits, and weights go in one message: the host plans each for counts of its own.
+            choices, k = topk_idx.int().view(torch.float32), topk_idx.size(1)
+            packed = choices if topk_weights is None else torch.cat([choices, topk_weights], 1)
+            received, packed = _Move.apply(way, True, x, packed)
+            choices, weights = packed.detach()[:, :k].contiguous().view(torch.int32), packed[:, k:]
+            index = choices.to(topk_idx.dtype) - self.rank * len(counts)
+            mine = (index >= 0) & (index < len(counts))
+            weights = None if topk_weights is None else torch.where(mine, weights, 0)
+            rounded = [-(-count // expert_alignment) * expert_alignment for count in counts]
+            return received, torch.where(mine, index, -1), weights, rounded, way
+
+        return self._run(work, given, **stream)
+
+    def combine(self, x: Any, handle: Handle, topk_weights: Any = None, **stream: Any) -> tuple[Any, Any, Event]:
+        """Send ``x`` ``[R, H]`` back and add up, without weights, what comes for each token. Collective.
+
+        Returns sums ``[n, H]``, added in float32 and rounded once; those of ``topk_weights`` ``[R, K]``, None without;
+        and the event. ``handle`` is that of the dispatch; the host waits for nothing.
+        """
+        received, device = sum(handle.received), handle.rows.device
+        with self._told("combine", handle):
+            self._check("combine", "x", x, (received, None), _ELEMENTS, device)
+            if topk_weights is not None:
+                self._check("combine", "topk_weights", topk_weights, (received, None), (torch.float32,), device)
+        self._agree("combine", _facts(x, topk_weights, 0 if topk_weights is None else topk_weights.size(1)))
+        return self._run(lambda: _Move.apply(handle, False, x, topk_weights), [x, handle, topk_weights], **stream)
+
+    def _way(self, alignment: int, x: Any, idx: Any, weights: Any, inside: Any, per_expert: Any) -> tuple[Handle, Any]:
+        """The handle of a dispatch, and how often this rank's experts were chosen."""
+        with self._told():
+            if alignment < 1:
+                raise ValueError(f"dispatch on rank {self.rank}: expert_alignment is {alignment}; 1 or more is due")
+            if idx is None or inside is None or per_expert is None:
+                raise ValueError(f"dispatch on rank {self.rank}: topk_idx and its layout are needed, or a handle")
+            self._check_choices("dispatch", idx, experts := len(per_expert))
+            self._check("dispatch", "x", x, (len(idx), None), _ELEMENTS, idx.device)
+            self._check("dispatch", "is_token_in_rank", inside, (len(idx), self.size), (torch.bool,), idx.device)
+            if weights is not None:
+                self._check("dispatch", "topk_weights", weights, tuple(idx.shape), (torch.float32,), idx.device)
+            wrong = _outside(idx, experts).sum().view(1)
+            *numbers, bad = torch.cat([inside.sum(0), per_expert, wrong]).tolist()
+            self._check_range("dispatch", bad, experts)
+            sent, choices = numbers[: self.size], numbers[self.size :]
+        rows = self._compare("dispatch", _facts(x, weights, idx.size(1), experts), sent)
+        given = torch.tensor(choices, device="cpu").view(self.size, -1)
+        counts = torch.empty_like(given)
+        dist.all_to_all_single(counts, given, group=self.group)
+        order = inside.t().nonzero()[:, 1]
+        return Handle(self.group, len(idx), order, sent, [row[self.rank] for row in rows]), counts.sum(0).tolist()
+
+    # --- fixed sizes: the host knows no counts ------------------------------------------------------------------------
+
+    def low_latency_dispatch(
+        self, x: Any, topk_idx: Any, num_max_dispatch_tokens_per_rank: int, num_experts: int, *, use_fp8: bool = False,
+        async_finish: bool = False, return_recv_hook: bool = False,
+    ) -> tuple[Any, Any, FixedHandle, Event, Callable[[], None]]:  # fmt: skip
+        """Give experts their tokens, up to ``M = num_max_dispatch_tokens_per_rank`` of each rank. Collective.
+
+        ``x`` ``[n, H]``, ``topk_idx`` ``[n, K]``. Returns ``recv_x`` ``[E / W, M * W, H]``, of which the first
+        ``recv_count[e]`` rows of each expert are tokens, by sender and then as there, and the others 0; ``recv_count``
+        int32 ``[E / W]``; the handle; the event; and a hook that is ``event.current_stream_wait``, for
+        ``return_recv_hook``. A token that chooses an expert twice is one row. All of it is part of the stream, and can
+        be captured in a graph after a call of these sizes. Every rank gets all tokens of all ranks and takes its own: a
+        message of fixed size has room for them all.
+
+        Indices out of range are a ``ValueError`` on the host. On a device, for which nobody waits, such tokens come out
+        of :meth:`low_latency_combine` as NaN.
+        """
+        method, most = "low_latency_dispatch", num_max_dispatch_tokens_per_rank
+        with self._told():
+            self._check_choices(method, topk_idx, num_experts)
+            self._check(method, "x", x, (len(topk_idx), None), _ELEMENTS, topk_idx.device)
+            if use_fp8:
+                raise ValueError(f"{method} on rank {self.rank}: float8 differs between vendors; cast what arrives")
+            if len(x) > most:
+                raise ValueError(f"{method} on rank {self.rank}: {len(x)} tokens are more than the maximum, {most}")
+            wrong = _outside(topk_idx, num_experts)
+            if _visible(wrong):
+                self._check_range(method, int(wrong.sum()), num_experts)
+        self._agree(method, _facts(x, None, topk_idx.size(1), num_experts, most))
+
+        def work() -> tuple[Any, ...]:
+            spare, count, total = (0, 0, 0, most - len(x)), num_experts // self.size, most * self.size
+            padded = pad(topk_idx.int(), spare, value=-1), pad(x, spare)
+            choices, every = _Move.apply(_Everyone(self.group), True, *padded)
+            received, counts, rows = _by_expert(choices[:-1].long() - self.rank * count, every, count)
+            return received, counts, FixedHandle(len(x), wrong.any(1), (count, total), rows)
+
+        *results, event = self._run(work, [x, topk_idx, wrong], async_finish=async_finish or return_recv_hook)
+        return *results, event, event.current_stream_wait
+
+    def low_latency_combine(
+        self, x: Any, topk_idx: Any, topk_weights: Any, handle: FixedHandle, *, async_finish: bool = False,
+        return_recv_hook: bool = False,
+    ) -> tuple[Any, Event, Callable[[], None]]:  # fmt: skip
+        """Send what experts made of tokens, ``x`` ``[E / W, M * W, H]``, back and add it up by weights. Collective.
+
+        ``topk_idx`` is that of the dispatch, ``topk_weights`` ``[n, K]``. Returns sums ``[n, H]``, the event and a hook
+        as above. A rank adds up what its experts made in float32 and rounds it; ranks are added up in ``x``'s type.
+        """
+        method, (count, total), k, device = "low_latency_combine", handle.shape, handle.rows.size(1), handle.rows.device
+        with self._told():
+            self._check(method, "x", x, (count, total, None), _ELEMENTS, device)
+            self._check(method, "topk_idx", topk_idx, (handle.tokens, k), _INDICES, device)
+            self._check(method, "topk_weights", topk_weights, (handle.tokens, k), (torch.float32,), device)
+        self._agree(method, _facts(x, topk_weights, k))
+
+        def work() -> tuple[Any, ...]:
+            everyone, spare = _Everyone(self.group), (0, 0, 0, total // self.size - handle.tokens)
+            weights = _Move.apply(everyone, True, pad(topk_weights, spare))[0][:-1]
+            part = x.new_zeros((total, x.size(2)), dtype=torch.float32)
+            for row, factor in zip(handle.rows.unbind(1), weights.split(1, dim=1), strict=True):
+                # Rows that are no tokens may hold anything, also what is not a number.
+                made = x.flatten(0, 1).index_select(0, row.clamp(min=0)).masked_fill(row.lt(0).unsqueeze(1), 0)
+                part = torch.addcmul(part, made.float(), factor)
+            out = _Move.apply(everyone, False, pad(part.to(x.dtype), (0, 0, 0, 1)))[0][: handle.tokens]
+            return (out if _visible(handle.wrong) else out.masked_fill(handle.wrong.unsqueeze(1), torch.nan),)
+
+        out, event = self._run(work, [x, topk_weights, handle], async_finish=async_finish or return_recv_hook)
+        return out, event, event.current_stream_wait
+
+    # --- streams ------------------------------------------------------------------------------------------------------
+
+    def _run(
+        self, work: Callable[[], Any], inputs: Sequence[Any], previous_event: Event | None = None,
+        async_finish: bool = False, allocate_on_comm_stream: bool = False,
+    ) -> tuple[Any, ...]:  # fmt: skip
+        """Results of ``work`` and their event; ``async_finish``: in a stream of its own, where there are streams."""
+        device = next((tensor.device for tensor in _tensors(inputs)), torch.device("cpu"))
+        if device.type == "cpu" or not async_finish:
+            if previous_event is not None:
+                previous_event.current_stream_wait()
+            return *work(), Event()
+        here = current(device)
+        side = self._sides.get(device) or self._sides.setdefault(device, module(device).Stream(device))
+        if previous_event is None:
+            side.wait_event(here.record_event())
+        with module(device).stream(side):
+            if previous_event is not None:
+                previous_event.current_stream_wait()
+            results = work()
+            event = Event(side)
+        for stream, several in ((side, inputs), (here, results)):
+            for tensor in _tensors(several):
+                tensor.record_stream(stream)
+        return *results, event
+
+    # --- agreement ----------------------------------------------------------------------------------------------------
+
+    def _agree(self, method: str, facts: _Facts) -> None:
+        """Compare with the other ranks, in the first call of its kind."""
+        if (method, facts) not in self._agreed:
+            self._compare(method, facts)
+            self._agreed.add((method, facts))
+
+    def _compare(self, method: str, facts: _Facts, more: Sequence[int] = ()) -> list[list[int]]:
+        """Every rank's further numbers. Raises where ranks do not have in common what they must."""
+        mine = torch.tensor([*facts, *more], dtype=torch.int64, device="cpu")
+        table = mine.new_empty((self.size, len(mine)))
+        _all_gather(table, mine, group=self.group)
+        rows: list[list[int]] = table.tolist()
+        for at, name in enumerate(_Facts._fields):
+            values = [row[at] for row in rows]
+            if len(set(values)) > 1:
+                shown = [str(_ELEMENTS[value]) for value in values] if name == "element_type" else values
+                raise ValueError(f"{method} on rank {self.rank}: ranks differ in {name.replace('_', ' ')}: {shown}")
+        return [row[len(facts) :] for row in rows]
+
+    # --- checks -------------------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def _told(self, method: str = "", way: Handle | None = None) -> Iterator[None]:
+        """Let the other ranks know of a mistake that this one finds before it makes a collective call.
+
+        ``way``: the call goes by a handle, and begins with an agreement unless the method has been called before.
+        """
+        try:
+            yield
+        except Exception as mistake:
+            agreed = any(method == each for each, _ in self._agreed)
+            uneven = way is not None and agreed
+            self.group.refuse(mistake, uneven=uneven, on_device=way is not None and not way.rows.is_cpu)
+            raise
+
+    def _check(
+        self, method: str, name: str, tensor: Any, shape: _Shape, types: Sequence[Any], device: Any = None
+    ) -> None:
+        """Refuse what is no tensor of a shape, None being any size, of one of the types, on a device if given."""
+        what, fits = type(tensor).__name__, False
+        if isinstance(tensor, torch.Tensor):
+            what, fits = f"{tensor.dtype} {list(tensor.shape)} on {tensor.device}", tensor.dim() == len(shape)
+            fits = fits and all(n is None or n == size for n, size in zip(shape, tensor.shape, strict=True))
+            fits = fits and tensor.dtype in types and device in (None, tensor.device)
+        if not fits:
+            due = f"{' or '.join(map(str, types))} [{', '.join('any' if n is None else str(n) for n in shape)}]"
+            place = "" if device is None else f" on {device}"
+            raise ValueError(f"{method} on rank {self.rank}: {name} is {what}; {due}{place} is due")
+
+    def _check_choices(self, method: str, idx: Any, experts: int) -> None:
+        self._check(method, "topk_idx", idx, (None, None), _INDICES)
+        if experts < 1 or experts % self.size:
+            raise ValueError(f"{method} on rank {self.rank}: {self.size} ranks do not divide {experts} experts")
+
+    def _check_range(self, method: str, wrong: int, experts: int) -> None:
+        if wrong:
+            raise ValueError(f"{method} on rank {self.rank}: {wrong} of topk_idx are not from -1 to {experts - 1}")
+
+
+def _facts(x: Any, weights: Any = None, top_k: int = 0, experts: int = 0, most: int = 0) -> _Facts:
+    asking = [torch.is_grad_enabled() and each is not None and each.requires_grad for each in (x, weights)]
+    gradients = asking[0] + 2 * asking[1]
+    return _Facts(x.size(-1), _ELEMENTS.index(x.dtype), top_k, experts, most, weights is not None, gradients)
+
+
+def _by_expert(choices: Any, tokens: Any, count: int) -> tuple[Any, Any, Any]:
+    """Tokens ``[T + 1, H]``, of which the last is 0, in the rows of ``count`` experts that ``choices`` ``[T, K]`` name.
+
+    Choices outside of 0 to ``count - 1`` are others'. Returns ``[count, T, H]``, how many each has, and where each
+    choice lies in these rows, -1 for others'.
+    """
+    total, device = len(choices), choices.device
+    mine = torch.where((choices >= 0) & (choices < count), choices, count)  # the last is nobody's
+    chosen = torch.zeros((total, count + 1), dtype=torch.bool, device=device).scatter_(1, mine, True)
+    place = chosen.cumsum(0) - 1
+    source = place.new_full((total + 1, count), total)
+    numbers = torch.arange(total, device=device).unsqueeze(1).expand(-1, count)
+    source.scatter_(0, torch.where(chosen, place, total)[:, :-1], numbers)
+    received = tokens.index_select(0, source[:-1].t().flatten()).view(count, total, -1)
+    rows = torch.where(mine < count, mine * total + place.gather(1, mine), -1)
+    return received, chosen[:, :-1].sum(0, dtype=torch.int32), rows
+
+
+def _outside(idx: Any, experts: int) -> Any:
+    """Which choices are none at all."""
+    return (idx < -1) | (idx >= experts)
+
+
+def _visible(tensor: Any) -> bool:
+    """Whether the host sees a tensor's elements without waiting."""
+    return bool(tensor.is_cpu)
+
+
+def _tensors(several: Iterable[Any]) -> Iterable[Any]:
+    """The tensors among arguments or results, those of handles included."""
+    for each in several:
+        if isinstance(each, torch.Tensor):
+            yield each
+        elif isinstance(each, Handle | FixedHandle):
+            yield from _tensors(getattr(each, field.name) for field in fields(each))

@@ -1,0 +1,155 @@
+"""Files of flight recorders as data: parsed, checked, and named in words; pure functions."""
+
+from __future__ import annotations
+
+import json
+import struct
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+MAGIC, HEADER = b"UCCHFLT1", 4096
+#: Layout of the native records (``cffi_build/api/api.h``), and of the header before them (``base/flight.c``).
+RECORD = np.dtype(
+    [
+        *((name, "<u8") for name in ("called", "started", "ended", "seq", "bytes")),
+        *(("comm", "<u4"), ("peer", "<i4"), ("tag", "<i4"), ("status", "<i4"), ("kind", "u1"), ("own", "u1")),
+        *(("pad", "<u2"), ("more", "<u4"), ("signature", "<u8"), ("label", "S48"), ("spare", "<u8")),
+    ]
+)
+_FIELDS = struct.Struct("<8s3Q2q7Q")
+_MOST_RECORDS = 1 << 20
+#: Why a file was written, by number.
+CAUSES = ("", "on request", "by a signal", "because a call failed")
+_KINDS = 11
+
+
+class Comm(NamedTuple):
+    """A communicator: its number in tags, which one with that number and these ranks it is (``time``), its ``ranks`` by
+    their numbers in the job, and the place of this rank among them."""
+
+    number: int
+    time: int
+    ranks: tuple[int, ...]
+    mine: int
+
+    @property
+    def key(self) -> tuple[int, int, tuple[int, ...]]:
+        """Name of the communicator, which all its ranks have alike."""
+        return self[:3]
+
+
+@dataclass(frozen=True, slots=True)
+class Dump:
+    """Recording of one rank. ``lost``: operations that the ring no longer has; ``now``, ``wall``: ns when it was
+    written, on the rank's own clock and on everybody's."""
+
+    rank: int
+    job: str
+    about: dict[str, Any]
+    comms: dict[int, Comm]
+    records: np.ndarray[Any, np.dtype[Any]]
+    lost: int
+    now: int
+    wall: int
+    cause: int
+    stack: str
+
+
+class _Header(NamedTuple):
+    magic: bytes
+    capacity: int
+    written: int
+    record: int
+    pid: int
+    rank: int
+    now: int
+    wall: int
+    about: int
+    stack: int
+    dumps: int
+    cause: int
+    signal: int
+
+    @classmethod
+    def of(cls, data: bytes) -> _Header:
+        if len(data) < HEADER:
+            raise ValueError(f"it has {len(data)} bytes, fewer than the header of a flight record")
+        header = cls(*_FIELDS.unpack_from(data))
+        if header.magic != MAGIC:
+            raise ValueError("it is no flight record of this version")
+        n = header.capacity
+        if not 0 < n <= _MOST_RECORDS or n & (n - 1) or header.record != RECORD.itemsize:
+            raise ValueError(f"it says that it has {n} records of {header.record} bytes, which cannot be")
+        return header
+
+
+def header_of(ring: bytes) -> tuple[int, int, int]:
+    """Of the ring of a process that is alive: how often it was written out, the signal that does it, bytes of the stack
+    then."""
+    header = _Header.of(ring)
+    return header.dumps, header.signal, header.stack
+
+
+def assemble(ring: bytes, about: bytes, stack: bytes, state: str) -> bytes:
+    """The file that a process of this host would write now, from its memory; ``state``: what keeps it from doing so."""
+    if state:
+        about += json.dumps({"state": state}).encode() + b"\n"
+    header = _Header.of(ring)._replace(about=len(about), stack=len(stack), cause=1)
+    header = header._replace(now=time.monotonic_ns(), wall=time.time_ns())
+    return _FIELDS.pack(*header) + ring[_FIELDS.size :] + about + stack
+
+
+def parse(data: bytes) -> Dump:
+    """The content of a file. ``ValueError`` says what is wrong with one that is not whole, or is none."""
+    header = _Header.of(data)
+    ring = HEADER + header.capacity * RECORD.itemsize
+    due = ring + header.about + header.stack
+    if len(data) != due:
+        raise ValueError(f"it has {len(data)} bytes of {due}: it was cut off, or changed")
+    records, lost = _ordered(np.frombuffer(data[HEADER:ring], RECORD), header.written)
+    about, comms = _about(data[ring : ring + header.about])
+    if bad := sorted(set(records["kind"].tolist()) - set(range(1, _KINDS + 1))):
+        raise ValueError(f"it has records of a kind {bad[0]}, which there is not")
+    cause = header.cause if header.cause < len(CAUSES) else 0
+    stack = data[ring + header.about :].decode(errors="replace")
+    return Dump(about["rank"], about["job"], about, comms, records, lost, header.now, header.wall, cause, stack)
+
+
+def _ordered(records: np.ndarray[Any, np.dtype[Any]], written: int) -> tuple[np.ndarray[Any, np.dtype[Any]], int]:
+    """The records, oldest first; of a full ring without the oldest, which may be half overwritten."""
+    n = len(records)
+    if written < n:
+        return records[:written], 0
+    at = (written + 1) % n
+    return np.concatenate((records[at:], records[: (at or n) - 1])) if n > 1 else records[:0], written - n + 1
+
+
+def _about(text: bytes) -> tuple[dict[str, Any], dict[int, Comm]]:
+    about: dict[str, Any] = {}
+    comms: dict[int, Comm] = {}
+    for number, line in enumerate(text.splitlines(), 1):
+        try:
+            data = json.loads(line)
+            if "comm" in data:
+                comm = Comm(int(data["number"]), int(data["time"]), _ints(data["ranks"]), int(data["mine"]))
+                if not 0 <= comm.mine < len(comm.ranks):
+                    raise ValueError
+                comms[int(data["comm"])] = comm
+            elif "state" in data:
+                about["state"] = str(data["state"])
+            else:
+                about |= {"rank": int(data["rank"]), "job": str(data["job"]), "host": str(data["host"])}
+                about |= {"pid": int(data["pid"]), "vendor": str(data["vendor"]), "command": str(data["command"])}
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            raise ValueError(f"line {number} of what it says of itself cannot be read") from None
+    if about.get("rank", -1) < 0:
+        raise ValueError("it does not say whose records these are")
+    return about, comms
+
+
+def _ints(values: Sequence[Any]) -> tuple[int, ...]:
+    return tuple(int(value) for value in values)

@@ -1,0 +1,136 @@
+"""vLLM's connector: its methods, each handed to the scheduler's or the worker's side."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .interface import KVConnectorBase_V1, KVConnectorRole
+from .links import Links
+from .messages import Step
+from .receiver import Receiver
+from .scheduler import SchedulerSide
+from .sender import Sender
+from .settings import Settings
+
+
+class WorkerSide:
+    """A worker's side."""
+
+    def __init__(self, settings: Settings, caches: dict[str, Any]) -> None:
+        self.links = Links(settings, caches)
+        self.sender, self.receiver = Sender(self.links), Receiver(self.links)
+        try:
+            self.links.start()
+        except BaseException:
+            self.close()
+            raise
+
+    def begin(self, step: Step) -> None:
+        """Take what the scheduler says."""
+        for request, blocks in step.offers.items():
+            self.sender.offer(request, blocks)
+        for load in step.loads:
+            self.receiver.load(load)
+
+    def close(self) -> None:
+        """End all that is under way."""
+        self.links.close()
+
+
+class UccHeteroConnector(KVConnectorBase_V1):  # type: ignore[misc]
+    """A connector of vLLM's: caches of finished prefills are pushed to the engines that decode.
+
+    Loads are asynchronous, between steps; nothing is done layer by layer.
+    """
+
+    def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any = None) -> None:
+        super().__init__(vllm_config, role, kv_cache_config)
+        groups = getattr(kv_cache_config, "kv_cache_groups", [None])
+        if len(groups) > 1:
+            raise ValueError(f"{len(groups)} groups of caches: start vLLM with --disable-hybrid-kv-cache-manager")
+        self.settings = Settings(vllm_config)
+        self.scheduler = SchedulerSide(self.settings) if role == KVConnectorRole.SCHEDULER else None
+        self.worker: WorkerSide | None = None
+
+    @classmethod
+    def get_required_kvcache_layout(cls, vllm_config: Any) -> str:
+        """Layers one after the other, each in blocks of tokens: what pages are made of."""
+        return "NHD"
+
+    # --- the scheduler ----------------------------------------------------------------------------------------------
+
+    def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int, bool]:
+        """(tokens beyond ``num_computed_tokens`` that another engine has, whether they come between steps)."""
+        return self._scheduler.matched(request, num_computed_tokens)
+
+    def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
+        """Load tokens of another engine into blocks."""
+        self._scheduler.allocated(request, blocks, num_external_tokens)
+
+    def build_connector_meta(self, scheduler_output: Any) -> Step:
+        """Loads and offers of this step, for the workers."""
+        return self._scheduler.step()
+
+    def update_connector_output(self, connector_output: Any) -> None:
+        """Take note of what the workers have ended."""
+        self._scheduler.ended(connector_output.finished_sending)
+
+    def request_finished(self, request: Any, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
+        """(whether the blocks are kept until ``get_finished`` names the request, ``kv_transfer_params``)."""
+        return self._scheduler.finished(request, block_ids)
+
+    def has_pending_push_work(self) -> bool:
+        """Whether steps have to go on although no request runs."""
+        return self._scheduler.busy
+
+    @property
+    def _scheduler(self) -> SchedulerSide:
+        assert self.scheduler is not None
+        return self.scheduler
+
+    # --- a worker ---------------------------------------------------------------------------------------------------
+
+    def register_kv_caches(self, kv_caches: dict[str, Any]) -> None:
+        """Listen, and let other engines reach the cache, a tensor for each layer."""
+        self.unregister_kv_caches()
+        self.worker = WorkerSide(self.settings, kv_caches)
+        self._caches = kv_caches
+
+    def unregister_kv_caches(self) -> None:
+        """Take the cache back, as vLLM does before it sleeps."""
+        worker, self.worker = self.worker, None
+        if worker is not None:
+            worker.close()
+
+    def restore_kv_caches(self) -> None:
+        """Let other engines reach it again."""
+        if self.worker is None:
+            self.worker = WorkerSide(self.settings, self._caches)
+
+    def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
+        """Begin what the scheduler has bound to this step."""
+        if self.worker is not None:
+            self.worker.begin(self._connector_metadata)
+
+    def wait_for_layer_load(self, layer_name: str) -> None:
+        """Do nothing: requests wait between steps."""
+
+    def save_kv_layer(self, layer_name: str, kv_layer: Any, attn_metadata: Any, **kwargs: Any) -> None:
+        """Do nothing: finished requests are sent from where they are."""
+
+    def wait_for_save(self) -> None:
+        """Do nothing."""
+
+    def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str] | None, set[str] | None]:
+        """(requests whose blocks have been sent, requests whose blocks are there or failed), since the last call."""
+        if self.worker is None:
+            return None, None
+        return self.worker.sender.ended() or None, self.worker.receiver.ended() or None
+
+    def get_block_ids_with_load_errors(self) -> set[int]:
+        """Blocks of the loads that have failed: vLLM computes them, or ends the request, by its own policy."""
+        return self.worker.receiver.failed() if self.worker is not None else set()
+
+    def shutdown(self) -> None:
+        """Leave all other engines."""
+        self.unregister_kv_caches()

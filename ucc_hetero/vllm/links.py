@@ -1,0 +1,190 @@
+"""Links between workers of engines: an agent, the table of its pages, and peers whose contracts have been compared."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from typing import Any, NamedTuple
+
+from ..errors import CollectiveTimeout, DeviceError, PeerError, UCCHError
+from ..log import log
+from ..rma import Agent, AgentPeer, ChannelError, PageTable, PageTarget
+from .contract import Contract, ContractError, describe, element_type
+from .settings import Settings
+
+#: Seconds after which the reader looks whether it is to end, and what has become too old.
+_MOMENT = 0.25
+#: Seconds that a host may take to be called: one that is off does not answer, and requests wait for it.
+_CALL = 5.0
+#: Workers that are called at the same time: those that do not answer keep nobody from the others.
+_CALLERS = 64
+
+
+class LinkError(UCCHError):
+    """Another engine's worker that cannot be reached, or will not exchange caches."""
+
+
+class Link(NamedTuple):
+    """A worker of another engine, and its cache."""
+
+    peer: AgentPeer
+    target: PageTarget
+
+    def tell(self, **said: Any) -> None:
+        """Send a message; :class:`LinkError` when the peer is gone."""
+        try:
+            self.peer.send(said)
+        except PeerError as error:
+            raise LinkError(str(error)) from None
+
+
+class Links:
+    """All links of one worker. ``on(name, handler)``: who handles messages of a name, given (link, message)."""
+
+    def __init__(self, settings: Settings, caches: dict[str, Any]) -> None:
+        self.settings = settings
+        self.contract, arrays, axes = describe(settings, caches)
+        name = f"{settings.engine}/{settings.rank}"
+        self.agent = Agent(settings.listens, settings.secret, tls=settings.tls, name=name)
+        try:
+            dtype = element_type(self.contract)
+            self.table = PageTable(self.agent.worker, arrays, axes, dtype=dtype, heads=settings.own_heads)
+        except (ValueError, BufferError) as error:
+            self.agent.close()
+            raise ContractError(f"the caches have no pages: {error}; set VLLM_KV_CACHE_LAYOUT=NHD") from error
+        self._handlers: dict[str, Callable[[Link, dict[str, Any]], None]] = {}
+        self._timers: list[Callable[[], None]] = []
+        self._changed = threading.Condition()
+        self._links: dict[AgentPeer, Link | str] = {}  # or why there is none
+        self._calls: dict[str, Future[Link]] = {}
+        self._callers = ThreadPoolExecutor(_CALLERS, "ucch-kv-call")
+        self._closed = False
+        self._thread = threading.Thread(target=self._read, name="ucch-kv", daemon=True)
+        if alone := settings.alone:
+            log("net").warning("%s is %s: engines on other hosts do not reach it", settings.host, alone)
+        log("net").info("%r at %s, contract %s", self.table, self.agent.address, self.contract.digest)
+
+    def on(self, name: str, handler: Callable[[Link, dict[str, Any]], None]) -> None:
+        """Hand messages of this name to ``handler``; before :meth:`start`."""
+        self._handlers[name] = handler
+
+    def each_moment(self, what: Callable[[], None]) -> None:
+        """Call ``what`` from time to time, beside the messages."""
+        self._timers.append(what)
+
+    def start(self) -> None:
+        """Begin to read, and compare contracts with the engines that are known; those that do not answer may come
+        later."""
+        self._thread.start()
+        for place, call in [(place, self.to(place)) for place in self.settings.prefill]:
+            try:
+                call.result()
+            except ChannelError as error:
+                log("net").warning("prefill engine %s cannot be asked yet: %s", place, error)
+
+    def to(self, place: str) -> Future[Link]:
+        """The link to the worker at an address, once it has been called; :class:`LinkError` where it refuses,
+        :class:`ChannelError` where there is none."""
+        with self._changed:
+            call = self._calls.get(place)
+            if call is None or (call.done() and (call.exception() or not call.result().peer.alive)):
+                call = self._calls[place] = self._callers.submit(self._call, place)
+        return call
+
+    def reach(self, places: list[str], then: Callable[[list[Future[Link]]], None]) -> None:
+        """Call ``then`` in another thread once all have been called: only one call of a place is under way, and none of
+        those who wait for it keeps a thread."""
+        self._await([self.to(place) for place in places], then)
+
+    def _await(self, calls: list[Future[Link]], then: Callable[[list[Future[Link]]], None]) -> None:
+        left = next((call for call in calls if not call.done()), None)
+        if left is not None:
+            left.add_done_callback(lambda _: self._await(calls, then))
+            return
+        with suppress(RuntimeError):  # nobody is called any more
+            self._callers.submit(then, calls)
+
+    def _call(self, place: str) -> Link:
+        peer = self.agent.connect(place, min(_CALL, self.settings.timeout))
+        self._greet(peer, answer=False)
+        with self._changed:
+            self._changed.wait_for(lambda: peer in self._links or not peer.alive, self.settings.timeout)
+            found = self._links.get(peer, "its worker does not answer")
+        if isinstance(found, str):
+            peer.leave()
+            raise LinkError(f"{place}: {found}")
+        return found
+
+    def _greet(self, peer: AgentPeer, answer: bool) -> None:
+        told = {"contract": self.contract.told(), "table": self.table.descriptor.hex()}
+        with suppress(PeerError):
+            peer.send({"op": "hello", "answer": answer, **told})
+
+    # --- the reader -------------------------------------------------------------------------------------------------
+
+    def _read(self) -> None:
+        due = time.monotonic()
+        while not self._closed:
+            with suppress(CollectiveTimeout):
+                self._handle(*self.agent.receive(_MOMENT))
+            if time.monotonic() >= due:
+                due = time.monotonic() + _MOMENT
+                for timer in self._timers:
+                    timer()
+                with self._changed:
+                    self._links = {peer: link for peer, link in self._links.items() if peer.alive}
+
+    def _handle(self, peer: AgentPeer, said: Any) -> None:
+        try:
+            name = said["op"]
+            if name == "hello":
+                self._meet(peer, said)
+            elif name == "refused":
+                self._settle(peer, f"it refuses: {said['why']!s:.2000}")
+            elif isinstance(link := self._links.get(peer), Link):
+                self._handlers[name](link, said)
+        except Exception as error:  # whatever a peer says, the others are read on
+            log("net").warning("agent %r: %s: %s", peer.name, type(error).__name__, error)
+            peer.leave()
+
+    def _meet(self, peer: AgentPeer, said: dict[str, Any]) -> None:
+        called = said["answer"] is not True  # who calls receives, who is called sends
+        try:
+            theirs = Contract.heard(said["contract"])
+            sender, receiver = (self.contract, theirs) if called else (theirs, self.contract)
+            why = "; ".join(receiver.differences(sender))
+            if why:
+                raise ContractError(why)
+            link = Link(peer, self.table.open(peer.endpoint, bytes.fromhex(said["table"])))
+            if called and link.target.plan.heads > 0:
+                _ = link.target.targets  # opened, and its kernels made, before there is a request
+        except (ValueError, DeviceError) as error:
+            self._settle(peer, str(error))
+            peer.send({"op": "refused", "why": str(error)})
+            log("net").error("caches of agent %r and of this worker cannot be exchanged: %s", peer.name, error)
+            return
+        if theirs.vllm != self.contract.vllm:
+            log("net").warning("agent %r has vLLM %s, this is %s", peer.name, theirs.vllm, self.contract.vllm)
+        log("net").info("agent %r: %r", peer.name, link.target)
+        self._settle(peer, link)
+        if called:
+            self._greet(peer, answer=True)
+
+    def _settle(self, peer: AgentPeer, link: Link | str) -> None:
+        with self._changed:
+            self._links[peer] = link
+            self._changed.notify_all()
+
+    def close(self) -> None:
+        """Leave all peers, and give the cache back."""
+        self._callers.shutdown(wait=False, cancel_futures=True)
+        self._closed = True
+        self._thread.join()
+        for peer in self.agent.peers:
+            peer.leave()
+        with suppress(CollectiveTimeout):
+            self.table.close()
+        self.agent.close()

@@ -1,0 +1,151 @@
+"""A worker's receiving half: blocks that are asked for, until they are there or certainly do not come any more."""
+
+from __future__ import annotations
+
+import threading
+import time
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..errors import UCCHError
+from ..log import log
+from ..rma import AgentPeer, Receipt
+from .links import Link, LinkError, Links
+from .messages import Load
+
+
+@dataclass
+class _Loading:
+    """A load under way. ``writers``: peers that send its blocks, and, once it is given up, may still write to them
+    themselves; ``why``: why it is given up, if it is."""
+
+    load: Load
+    until: float
+    receipt: Receipt | None = None
+    writers: dict[AgentPeer, Link] = field(default_factory=dict)
+    why: str = ""
+
+
+class Receiver:
+    """That of one worker."""
+
+    def __init__(self, links: Links) -> None:
+        self._links, self._settings = links, links.settings
+        self._lock = threading.RLock()
+        self._loading: dict[str, _Loading] = {}
+        self._failed: set[int] = set()
+        links.on("failed", self._refused)
+        links.on("ended", self._ended)
+
+    def load(self, load: Load) -> None:
+        """Begin to load blocks, or tell the other engine that none are wanted."""
+        state = _Loading(load, time.monotonic() + self._settings.timeout)
+        if load.blocks:
+            with self._lock:
+                self._loading[load.request] = state
+        self._links.reach(load.remote.addresses, lambda calls: self._ask(state, calls))
+
+    def _ask(self, state: _Loading, calls: list[Future[Link]]) -> None:
+        load = state.load
+        try:
+            links = [call.result() for call in calls]
+            tickets = self._receive(state, links) if load.blocks else {}
+            for link in links:
+                said = {"request": load.remote.request, "engine": load.remote.engine, "first": load.first}
+                ticket = tickets.get(link.peer, b"").hex()
+                with self._lock:  # nothing is asked for that has been cancelled
+                    if state.why:
+                        return
+                    link.tell(op="want", **said, ticket=ticket, ranks=self._settings.ranks)
+        except (UCCHError, ValueError, OSError) as error:
+            with self._lock:
+                self._give_up(state, str(error))
+
+    def _receive(self, state: _Loading, links: list[Link]) -> dict[AgentPeer, bytes]:
+        """Tickets for the workers that have heads of this one, each head once."""
+        mine = self._links.table.form
+        missing, sources = set(range(mine.first, mine.first + mine.heads)), []
+        for link in links:
+            form = link.target.form
+            if has := missing & set(range(form.first, form.first + form.heads)):
+                missing -= has
+                sources.append(link)
+        table, targets = self._links.table, [link.target for link in sources]
+        with self._lock:
+            if state.why:
+                raise LinkError(state.why)
+            state.receipt = table.recv_pages(state.load.blocks, targets, timeout=2 * self._settings.timeout)
+            state.writers = {link.peer: link for link in sources}
+            return {link.peer: ticket for link, ticket in zip(sources, state.receipt.tickets, strict=True)}
+
+    # --- ends -------------------------------------------------------------------------------------------------------
+
+    def _give_up(self, state: _Loading, why: str) -> None:
+        """Refuse what still comes, and ask those that write themselves to say when they no longer do: until then the
+        blocks cannot be used otherwise."""
+        if state.why:
+            return
+        load, state.why = state.load, why
+        log("net").warning("request %s of %s: %s", load.remote.request, load.remote.engine, why)
+        state.until = time.monotonic() + self._settings.timeout
+        if state.receipt is not None:
+            state.receipt.close()
+        for peer, link in list(state.writers.items()):
+            if not link.target.direct:
+                del state.writers[peer]
+            try:
+                link.tell(op="cancel", request=load.remote.request)
+            except LinkError:
+                state.writers.pop(peer, None)
+
+    def _of(self, link: Link, said: dict[str, Any]) -> list[_Loading]:
+        name = said["request"]
+        return [s for s in self._loading.values() if s.load.remote.request == name and link.peer in s.writers]
+
+    def _refused(self, link: Link, said: dict[str, Any]) -> None:
+        with self._lock:
+            for state in self._of(link, said):
+                del state.writers[link.peer]
+                self._give_up(state, f"agent {link.peer.name!r}: {said['why']!s:.500}")
+
+    def _ended(self, link: Link, said: dict[str, Any]) -> None:
+        with self._lock:
+            for state in self._of(link, said):
+                if state.why:
+                    del state.writers[link.peer]
+
+    def ended(self) -> set[str]:
+        """Requests here whose loads have ended, well or not."""
+        with self._lock:
+            out = {request for request, state in self._loading.items() if self._over(state)}
+            for request in out:
+                del self._loading[request]
+        return out
+
+    def _over(self, state: _Loading) -> bool:
+        if not state.why:
+            try:
+                if state.receipt is not None and state.receipt.Test():
+                    return True
+                if time.monotonic() > state.until:
+                    self._give_up(state, f"not there after {self._settings.timeout:g} s")
+            except UCCHError as error:
+                self._give_up(state, str(error))
+        if not state.why:
+            return False
+        if time.monotonic() > state.until:
+            for peer in state.writers:  # it neither writes nor says that it will not: no more of it
+                peer.leave()
+        if any(peer.alive for peer in state.writers):
+            return False
+        if state.receipt is not None and not state.receipt.idle:
+            return False  # a device still copies what has come
+        self._failed.update(state.load.blocks)
+        return True
+
+    def failed(self) -> set[int]:
+        """Blocks that have not come, since this was asked last."""
+        with self._lock:
+            out, self._failed = self._failed, set()
+        return out

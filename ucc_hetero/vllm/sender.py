@@ -1,0 +1,179 @@
+"""A worker's sending half: blocks of finished requests go to who asks for them, and are kept no longer than that."""
+
+from __future__ import annotations
+
+import threading
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..errors import UCCHError
+from ..log import log
+from ..rma import Request
+from ..rma.wire_format import Ticket
+from .links import Link, LinkError, Links
+
+#: Requests that have ended, and are remembered to say so.
+_PAST = 10_000
+#: Seconds: a transfer that fails for the time alone would go on behind the back of who believes that it has ended.
+_FOREVER = 86_400.0
+
+
+@dataclass
+class _Want:
+    """A worker of the other engine that has asked, with a ticket, empty for nothing."""
+
+    link: Link
+    ticket: bytes
+    first: int
+    ranks: int
+    since: float
+    transfers: list[Request] = field(default_factory=list)
+    cancelled: bool = False
+    why: str = ""
+
+    def poll(self) -> bool:
+        """Whether nothing of it is under way any more."""
+        left = []
+        for transfer in self.transfers:
+            try:
+                if not transfer.Test():
+                    left.append(transfer)
+            except UCCHError as error:
+                self.why = self.why or str(error)
+        self.transfers = left
+        return not left
+
+
+@dataclass
+class _Offer:
+    """A request's blocks, until when they are kept, and who has asked for them, and has them."""
+
+    blocks: list[int]
+    until: float
+    wants: list[_Want] = field(default_factory=list)
+    ended: list[_Want] = field(default_factory=list)
+
+
+class Sender:
+    """That of one worker."""
+
+    def __init__(self, links: Links) -> None:
+        self._links, self._settings = links, links.settings
+        self._lock = threading.RLock()
+        self._offers: dict[str, _Offer] = {}
+        #: Asked for before the scheduler has told this worker of them.
+        self._early: dict[str, list[_Want]] = {}
+        self._past: dict[str, None] = {}
+        links.on("want", self._want)
+        links.on("cancel", self._cancel)
+        links.each_moment(self._expire)
+
+    def offer(self, request: str, blocks: list[int]) -> None:
+        """Keep blocks for who asks for them."""
+        with self._lock:
+            offer = self._offers[request] = _Offer(blocks, time.monotonic() + self._settings.lease)
+            for want in self._early.pop(request, []):
+                self._begin(request, offer, want)
+
+    def _want(self, link: Link, said: dict[str, Any]) -> None:
+        request, ticket, engine = str(said["request"]), bytes.fromhex(said["ticket"]), said["engine"]
+        want = _Want(link, ticket, int(said["first"]), int(said["ranks"]), time.monotonic())
+        with self._lock:
+            if (offer := self._offers.get(request)) is not None:
+                self._begin(request, offer, want)
+            elif engine != self._settings.engine:
+                self._refuse(request, want, "its engine has been started anew since")
+            elif request in self._past:
+                self._refuse(request, want, "its blocks are no longer kept")
+            else:
+                self._early.setdefault(request, []).append(want)
+
+    def _begin(self, request: str, offer: _Offer, want: _Want) -> None:
+        offer.wants.append(want)
+        if not want.ticket:
+            return
+        try:
+            count = len(Ticket.unpack(want.ticket).pages) // 4
+            mine = offer.blocks[want.first : want.first + count]
+            if want.first < 0 or len(mine) != count:
+                raise ValueError(f"{count} blocks from number {want.first} on, of {len(offer.blocks)}")
+            sending = want.link.target.send_pages(mine, want.ticket, timeout=_FOREVER)
+            want.transfers = list(sending.each)
+        except (UCCHError, ValueError) as error:
+            want.why = str(error)
+
+    def _refuse(self, request: str, want: _Want, why: str) -> None:
+        self._tell(want, op="failed", request=request, why=why)
+
+    @staticmethod
+    def _tell(want: _Want, **said: Any) -> None:
+        try:
+            want.link.tell(**said)
+        except LinkError as error:
+            log("net").debug("%s is not told: %s", want.link.peer.name, error)
+
+    def _cancel(self, link: Link, said: dict[str, Any]) -> None:
+        """Say when nothing of it is written any more, which may be now."""
+        request = str(said["request"])
+        with self._lock:
+            if request in self._early:
+                self._early[request] = [want for want in self._early[request] if want.link is not link]
+            offer = self._offers.get(request)
+            under_way = [want for want in offer.wants if want.link is link] if offer else []
+            for want in under_way:
+                want.cancelled = True
+        if not under_way:
+            link.tell(op="ended", request=request)
+
+    def ended(self) -> set[str]:
+        """Requests whose blocks are needed no more: sent to all who were to ask, or given up."""
+        out = set()
+        with self._lock:
+            for request, offer in self._offers.items():
+                self._settle(request, offer)
+                if self._over(request, offer):
+                    out.add(request)
+            for request in out:
+                del self._offers[request]
+                self._past[request] = None
+            while len(self._past) > _PAST:
+                del self._past[next(iter(self._past))]
+        return out
+
+    def _settle(self, request: str, offer: _Offer) -> None:
+        for want in [want for want in offer.wants if want.poll()]:
+            offer.wants.remove(want)
+            offer.ended.append(want)
+            if want.why:
+                log("net").warning("request %s is not sent to %s: %s", request, want.link.peer.name, want.why)
+                self._refuse(request, want, want.why)
+            if want.cancelled:
+                self._tell(want, op="ended", request=request)
+
+    def _over(self, request: str, offer: _Offer) -> bool:
+        now = time.monotonic()
+        for want in offer.wants:
+            if now > want.since + self._settings.lease:
+                want.link.peer.leave()  # it is there, and takes nothing
+        if offer.wants:
+            return False
+        if now > offer.until:
+            log("net").warning("request %s: nobody, or not all, asked for its blocks in time", request)
+            return True
+        gone = any(not want.link.peer.alive for want in offer.ended)  # and the others of its engine with it
+        return gone or (bool(offer.ended) and len(offer.ended) >= offer.ended[0].ranks)
+
+    def _expire(self) -> None:
+        """Say what has failed, and refuse what has been asked for too early and never came; the engine may be in a long
+        step."""
+        late = time.monotonic() - self._settings.timeout
+        with self._lock:
+            for request, offer in self._offers.items():
+                self._settle(request, offer)
+            for request, wants in list(self._early.items()):
+                for want in [want for want in wants if want.since < late]:
+                    wants.remove(want)
+                    self._refuse(request, want, "there is no such request")
+                if not wants:
+                    del self._early[request]

@@ -1,0 +1,111 @@
+"""Settings of a connector, read from vLLM's configuration and ``kv_connector_extra_config``."""
+
+from __future__ import annotations
+
+import socket
+from ipaddress import ip_address
+from pathlib import Path
+from typing import Any
+
+from ..machine import nics
+from ..rma import Certificates
+
+#: Keys of kv_connector_extra_config, and what they are where none is given.
+_KNOWN: dict[str, Any] = {
+    "secret_file": None,
+    "host": None,
+    "port": None,
+    "tls": None,
+    "prefill": [],
+    "model": None,
+    "attention_backend": "TRITON_ATTN",
+    "timeout": 60,
+    "lease": 120,
+}
+
+
+class Settings:
+    """One engine's. ``address(rank)`` is where a worker listens; ``timeout`` and ``lease`` are seconds that a load may
+    take, and that blocks are kept for who wants them."""
+
+    def __init__(self, config: Any) -> None:
+        self.config = config
+        transfer, parallel, model = config.kv_transfer_config, config.parallel_config, config.model_config
+        extra = dict(transfer.kv_connector_extra_config)
+        if unknown := extra.keys() - _KNOWN.keys():
+            raise ValueError(f"kv_connector_extra_config: {sorted(unknown)} are not among {sorted(_KNOWN)}")
+        self._extra = {**_KNOWN, **extra}
+        for name in ("pipeline_parallel_size", "decode_context_parallel_size", "prefill_context_parallel_size"):
+            if getattr(parallel, name, 1) > 1:
+                raise ValueError(f"{name}: {getattr(parallel, name)}: caches of tensor parallelism alone are known")
+        self.sends, self.receives = bool(transfer.is_kv_producer), bool(transfer.is_kv_consumer)
+        self.engine, self.ranks = str(transfer.engine_id), int(parallel.tensor_parallel_size)
+        self.rank = int(getattr(parallel, "rank", 0)) % self.ranks
+        replica = int(getattr(parallel, "data_parallel_index", 0))
+        self.port = int(self._extra["port"] or transfer.kv_port) + replica * self.ranks
+        self.host = self._host()
+        self.model = str(self._extra["model"] or model.model)
+        self.backend = str(self._extra["attention_backend"])
+        self.block, self.cache_dtype = int(config.cache_config.block_size), str(config.cache_config.cache_dtype)
+        self.heads = 1 if getattr(model, "use_mla", False) else int(model.get_total_num_kv_heads())
+        self.timeout, self.lease = float(self._extra["timeout"]), float(self._extra["lease"])
+
+    def _host(self) -> str:
+        """The address by which others reach this engine, or its name; one that only receives is not called."""
+        given = str(self._extra["host"] or "")
+        if self.sends and given in ("", "0.0.0.0", "::"):
+            found = [where for where, _ in nics.addresses()]
+            known = f"this host has {', '.join(found)}" if found else "this host has none but its own"
+            raise ValueError(
+                'kv_connector_extra_config: "host", the address, or interface, by which decoding engines reach this '
+                f"one: {known}"
+            )
+        return nics.address_of(given) or given or "127.0.0.1"
+
+    @property
+    def alone(self) -> str:
+        """Address of this host's own that the one that others are told is, or stands for; empty if it is another."""
+        try:
+            found = socket.getaddrinfo(self.host, None)[0][4][0] if self.sends else ""
+        except OSError:
+            return ""  # listening says so
+        return str(found) if found and ip_address(found).is_loopback else ""
+
+    @property
+    def secret(self) -> bytes:
+        """The secret that all engines know."""
+        path = self._extra["secret_file"]
+        if not path:
+            raise ValueError(
+                'kv_connector_extra_config: "secret_file", a file of at least 16 random bytes that all engines have'
+            )
+        return Path(path).read_bytes()
+
+    @property
+    def tls(self) -> Certificates | None:
+        """Files of certificates, if connections are to be encrypted."""
+        return Certificates(*self._extra["tls"]) if self._extra["tls"] else None
+
+    @property
+    def listens(self) -> str:
+        """This worker's address; one that only receives takes any free port, as it calls and is not called."""
+        return address(self.host, self.port + self.rank if self.sends else 0)
+
+    @property
+    def prefill(self) -> list[str]:
+        """Addresses of engines to compare contracts with at start."""
+        places = [str(each).rpartition(":") for each in self._extra["prefill"]]
+        for host, _, port in places:
+            if not host or not port.isdigit():
+                raise ValueError(f'kv_connector_extra_config: "prefill" names {host}:{port}, which is no host:port')
+        return [address(host.strip("[]"), int(port)) for host, _, port in places]
+
+    @property
+    def own_heads(self) -> tuple[int, int]:
+        """(number of this worker's first head, of all): where there are fewer than workers, some have the same."""
+        return self.rank * self.heads // self.ranks, self.heads
+
+
+def address(host: str, port: int) -> str:
+    """An agent's address."""
+    return f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}"
