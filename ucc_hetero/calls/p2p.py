@@ -518,7 +518,7 @@ class Messages:
         if error.status == lib.UCCH_FAIL_LOST:
             return CollectiveError(f"{where}: {LOST}")
         if error.status == lib.UCCH_FAIL_DEVICE:
-            return DeviceError(f"{where}: {ffi.string(lib.ucch_device_error()).decode(errors='replace')}")
+            return DeviceError(f"{where}: {ffi.string(lib.ucch_device_last_error()).decode(errors='replace')}")
         if error.status == lib.UCCH_FAIL_MISMATCH:
             return CollectiveError(f"{where}: another message of this tag was taken for it: begin them in one order")
         known = error.status == lib.UCCH_FAIL_PEER
