@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from .. import env, log
 from .._version import __version__
@@ -41,6 +41,19 @@ from .turns import turn
 USUAL_COUNTS = (1, 1 << 12, 1 << 18, 1 << 24)
 
 
+class _Standing(NamedTuple):
+    """Words of a rank that has had communicators before: ``unchanged`` are the jobs to which it gave the same facts."""
+
+    process: str
+    place: int
+    ready: bool
+    last: int
+    ids: bytes
+    offer: tuple[str, ...]
+    unchanged: tuple[str, ...]
+    table: str
+
+
 class Membership:
     """This rank's part in one communicator. Collective to create and to close over ``mpi``, which stays private.
 
@@ -58,7 +71,7 @@ class Membership:
 
         def together(ready: bool) -> bool:
             """Exchange everything; several threads may be here with communicators of their own."""
-            self.facts, numbers[:], everyone_ready = self._exchange(ready)
+            self.facts, numbers[:], everyone_ready = self._exchange_again(ready) or self._exchange(ready)
             return everyone_ready
 
         try:
@@ -125,15 +138,50 @@ class Membership:
         members = [self.job.index[f.process] for f in self.facts]
         self.teams = Teams(self.job, members, self.rank, self.id, limit(mpi, timeout))
         self.discard()
-        self.teams.look = faults.watch(mpi)
+        self.teams.look, self.teams.together = faults.watch(mpi), True
         self._first_teams()
-        self.teams.look = None
+        self.teams.look, self.teams.together = None, False
 
     def _watch(self, look: Callable[[], list[int]]) -> None:
         """Have ``look`` find deaths from now on, for an exchange that does not find out itself."""
         if hasattr(self.mpi, "watch"):
             self._unwatch()
             self._unwatch = self.mpi.watch(look)
+
+    def _exchange_again(self, ready: bool) -> tuple[list[Facts], list[tuple[int, bytes]], bool] | None:
+        """As :meth:`_exchange`, of ranks that have a job in common, since when their facts are the same; else None.
+
+        All ranks of the job have these facts: no need to send them again.
+        """
+        everyone = self.mpi.allgather(self._standing(ready))
+        if None in everyone:
+            return None
+        common = set.intersection(*(set(each.unchanged) for each in everyone))
+        job = next((job for job in process.all_jobs() if job.name in common), None)
+        if job is None:
+            return None
+        self._table = everyone[0].table
+        self._jobs = [each.offer for each in everyone]
+        self.places = [each.place for each in everyone]
+        facts = [job.facts[job.index[each.process]] for each in everyone]
+        return facts, [(each.last, each.ids) for each in everyone], all(each.ready for each in everyone)
+
+    def _standing(self, ready: bool) -> _Standing | None:
+        """This rank's part in an exchange with ranks that know it; None where it has more to say."""
+        if not process.begun():
+            return None
+        from mpi4py import MPI
+
+        world = getattr(self.mpi, "world", MPI.COMM_WORLD)
+        try:
+            place = process.place_here(world.Get_rank(), world.Get_size())
+            self.place, self.runtime = place, bind(place)
+            table, mine = _measured_table() if self.rank == 0 else "", process.process().facts(place, __version__)
+        except (UCCHError, ValueError):
+            return None
+        unchanged = tuple(job.name for job in process.all_jobs() if job.facts[job.rank] == mine)
+        numbers = _last[0], bytes(_ids).rstrip(b"\0")
+        return _Standing(mine.process, world.Get_rank(), ready, *numbers, process.offer(), unchanged, table)
 
     def _exchange(self, ready: bool) -> tuple[list[Facts], list[tuple[int, bytes]], bool]:
         """Everyone's facts, (last communicator number, numbers in use), and whether all are ready.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from array import array
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from functools import partial
 from typing import Any
 
@@ -42,6 +42,8 @@ class Teams:
         self.tag = number | (first % (1 << _FIRST_BITS)) << _NUMBER_BITS
         #: Raises when the call that new teams are made for has become hopeless.
         self.look: Callable[[], None] | None = None
+        #: Whether all ranks hold their turn at creating: they need not ask each other before each team.
+        self.together = False
         #: Whether a rank has left that call, as it was refused.
         self.left: Callable[[int], bool] = lambda rank: False
         hosts = [job.facts[place].host.memory for place in self.members]
@@ -93,7 +95,8 @@ class Teams:
             places = [job.island_index[p] for p in places]
         if context is None:
             raise CollectiveError(f"rank {self.rank}: no {link} context for a team of ranks {list(ranks)}")
-        with turn(partial(self._all_ready, [self.members[r] for r in ranks])), own_device():
+        ready = partial(self._all_ready, [self.members[r] for r in ranks])
+        with nullcontext() if self.together else turn(ready), own_device():
             team: ucc.Team | None = None
             try:
                 team = context.team(places, self.timeout, self._look_inside)
