@@ -59,6 +59,8 @@ UNCHANGED = """
     t = torch.ones(3)
     dist.all_reduce(t)
     assert t.tolist() == [2.0] * 3 and dist.group.WORLD.name() == "ucch"
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 2))
+    assert model._get_ddp_logging_data()["backend_name"] == dist.get_backend()
     dist.destroy_process_group()
     dist.init_process_group({name!r})  # and once more
     dist.barrier()

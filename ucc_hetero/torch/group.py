@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed import distributed_c10d as c10d
 
 from .. import log
 from ..api.comm import Communicator
@@ -103,11 +104,16 @@ class ProcessGroupUCCH(Collectives, Messages, dist.ProcessGroup):
 
     rank, size = getRank, getSize = Dispatch.rank, Dispatch.size
 
-    def getBackendName(self) -> str:
+    def name(self) -> str:
         """``ucch``."""
         return "ucch"
 
-    name = _get_backend_name = getBackendName
+    _get_backend_name = name
+
+    def getBackendName(self) -> str:
+        """The name by which the script asked for the group, which is that of ``get_backend``: DDP logs it."""
+        asked = c10d._world.pg_map.get(self)
+        return asked[0] if asked else self.name()
 
     # The base class keeps the name and description in its C++ backends, and there is none here.
     def getGroupName(self) -> str:
