@@ -28,13 +28,8 @@ demo:
 	@.ci/venv demo
 	UCCH_EMULATE=nvidia:2,amd:2 .venv/bin/mpirun -np 4 $(PY) examples/train_digits.py --check
 
-# Three at a time, the longest first, as much of what ranks do is to wait. All but the first say theirs in one piece.
 test: venv
-	@.ci/ungrouped $(MAKE) --no-print-directory --jobs=3 --keep-going ranks $(addprefix beside-,torch devices hosts unit types lint)
-
-beside-%: venv
-	@mkdir -p build
-	@$(MAKE) --no-print-directory $* >build/beside-$*.log 2>&1; status=$$?; cat build/beside-$*.log; exit $$status
+	@.ci/ungrouped $(PY) .ci/lanes.py ranks torch devices hosts unit types lint
 
 venv:
 	@.ci/venv test
@@ -55,21 +50,8 @@ types: venv
 	cd build/types && MYPYPATH=. ../../$(PY) -m mypy --config-file ../../pyproject.toml --cache-dir ../../.mypy_cache tools/*.py
 
 # Tests of single processes; of devices and the native engine; of several hosts; of torch; of all other ranks.
-unit: venv
-	$(PY) -m pytest tests/unit
-
-devices: venv
-	$(PY) -m pytest tests/native
-
-hosts: venv
-	$(PY) -m pytest tests/cluster
-
-TORCH := $(wildcard tests/mpi/test_torch_*.py)
-torch: venv
-	$(PY) -m pytest $(TORCH)
-
-ranks: venv
-	$(PY) -m pytest $(addprefix --ignore=,tests/unit tests/native tests/cluster $(TORCH))
+unit devices hosts torch ranks: venv
+	@$(PY) .ci/lanes.py $@
 
 # Every kind of call under every algorithm on every layout of ranks; hours on a laptop. SHARD=3/8: the third of eight parts.
 SHARD ?= 1/1
