@@ -25,6 +25,7 @@ typedef struct ucch_symbols {
 
 /* loader.c */
 int ucch_losses(void);
+void ucch_endpoint_errors_tell(void (*function)(void));
 
 extern ucch_symbols ucch_sym;
 extern const ucch_symbols *ucch_wire_sym;

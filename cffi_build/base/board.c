@@ -53,12 +53,15 @@ typedef struct slot {
     uint64_t refused;
     uint64_t read;    /* so much of the news */
     uint64_t revoked; /* of slot 0: somebody of this host has heard that the communicator is revoked */
-    char more[32];
+    uint64_t
+        doubtful; /* of slot 0: the last call that was under way on a rank when its process met an endpoint error */
+    char more[24];
     notice notices[REFUSALS];
     arrival ring[RING];
 } slot;
 
 struct ucch_board {
+    ucch_board *next; /* of this process's */
     slot *slots;
     int n, mine;
     uint64_t seq, started; /* the last call, and the last one that was not refused */
@@ -115,6 +118,46 @@ void *ucch_board_map(const char *path, size_t bytes) {
 
 void ucch_board_unmap(void *page, size_t bytes) { munmap(page, bytes); }
 
+/* ---- data that cannot be trusted ---- */
+
+static ucch_board *boards; /* under the lock */
+
+/* An operation of libucc's in this process has ended in an endpoint's error. A task of libucc 1.4.0 may go on all the
+ * same, and send to other ranks what it has not received, for which their part of the collective then ends well. Which
+ * collective it was is not known: all ranks of this host are to know before they can have received anything. */
+static void doubt_locked(void) {
+    for (ucch_board *b = boards; b; b = b->next) {
+        if (!b->n || !b->slots[b->mine].open) continue;
+        uint64_t *doubtful = &b->slots[0].doubtful, known = __atomic_load_n(doubtful, __ATOMIC_RELAXED);
+        while (known < b->seq &&
+               !__atomic_compare_exchange_n(doubtful, &known, b->seq, 0, __ATOMIC_SEQ_CST, __ATOMIC_RELAXED))
+            ;
+    }
+}
+
+/* True if what call `seq` has received may be what another rank of this host had not received itself. */
+int ucch_board_doubtful(const ucch_board *b, uint64_t seq) {
+    return b->n && __atomic_load_n(&b->slots[0].doubtful, __ATOMIC_ACQUIRE) >= seq;
+}
+
+static void enlist(ucch_board *b) {
+    ucch_lock();
+    b->next = boards;
+    boards = b;
+    ucch_endpoint_errors_tell(doubt_locked);
+    ucch_unlock();
+}
+
+static void delist(const ucch_board *b) {
+    ucch_lock();
+    for (ucch_board **at = &boards; *at; at = &(*at)->next)
+        if (*at == b) {
+            *at = b->next;
+            break;
+        }
+    ucch_unlock();
+}
+
 /* memory == NULL: a board of this rank alone (no peer shares the host's memory); it still counts calls. */
 ucch_board *ucch_board_new(void *memory, int nslots, int mine, const int *ranks) {
     ucch_board *b = calloc(1, sizeof(*b));
@@ -136,10 +179,12 @@ ucch_board *ucch_board_new(void *memory, int nslots, int mine, const int *ranks)
         b->slots[mine].signal = (uint64_t)ucch_flight_signal(&file);
         b->slots[mine].file = file;
     }
+    enlist(b);
     return b;
 }
 
 void ucch_board_free(ucch_board *b) {
+    delist(b);
     free(b->post.each);
     ucch_far_free(b->far);
     free(b->known);

@@ -113,6 +113,8 @@ def _reason(error: Any, board: Board, rank: int, label: str, timeout: float) -> 
         return CollectiveError(f"{where}: another call of this communicator failed while this one was under way")
     ended = lib.ucch_endpoint_errors()
     lost = f"; {ended} operation(s) ended in endpoint errors, as a peer's host or process is gone" if ended else ""
+    if not ended and lib.ucch_board_doubtful(board.native, seq):
+        lost = "; an operation of another rank of this host ended in an endpoint error, as a peer is gone"
     return CollectiveError(f"{where}: {status_name(status)} in step {error.step}{lost}")
 
 
