@@ -62,6 +62,8 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
+#: Has what ranks print go out by the line.
+LINES = ROOT / "tests" / "lines"
 FAKEGPU = ROOT / "tests" / "fakegpu"
 sys.path.insert(0, str(FAKEGPU))  # the scripts that ranks run on such devices
 #: vendor -> what the source of its fake library is built as
@@ -79,6 +81,10 @@ class MPIResult:
     stdout: str
     stderr: str
     ranks: int = 0
+
+    def said(self, words: str) -> int:
+        """How many lines of the standard output begin with these words: how many ranks said so, each once."""
+        return len(re.findall(rf"^{re.escape(words)}\b", self.stdout, re.MULTILINE))
 
     @property
     def output(self) -> str:
@@ -208,6 +214,8 @@ def mpirun(tmp_path: Path) -> Iterator[Callable[..., MPIResult]]:
         command = [*mpi_command(program, n, mpi_args), sys.executable, str(path), *args]
         start, limit = time.monotonic(), timeout * ROOM
         environment = mpi_environment(program) | {"UCCH_FLIGHT": str(folder)} | dict(env or {})
+        paths = [*filter(None, [environment.get("PYTHONPATH")]), str(LINES)]
+        environment["PYTHONPATH"] = os.pathsep.join(paths)
         result, late = run_limited(command, environment, folder, limit)
         if NOT_STARTED in result.stderr:
             result, late = run_limited(command, environment, folder, limit)

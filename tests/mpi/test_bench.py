@@ -180,7 +180,7 @@ def test_one_sided(mpirun: Run) -> None:
 def test_what_one_sided_benchmarks_do(mpirun: Run, what: str) -> None:
     """Once, with the other rank's memory as MPI says that it is then."""
     result = mpirun("tests/mpi/window_cases.py", n=2, args=[what], env={"OMPI_MCA_osc": "^ucx"}, timeout=60)
-    assert result.stdout.count("right") == 2
+    assert result.said("right") == 2
 
 
 def test_kv_transfer(mpirun: Run, tmp_path: Path) -> None:
@@ -243,7 +243,7 @@ def test_the_quickest_put(mpirun: Run) -> None:
         assert len(set(seconds)) == 1 and 0 < seconds[0] < 1, seconds
     print("right", flush=True)
     """
-    assert mpirun(script, n=3).stdout.count("right") == 3
+    assert mpirun(script, n=3).said("right") == 3
 
 
 def test_init_and_sessions(mpirun: Run) -> None:

@@ -167,4 +167,4 @@ EXAMPLES = [
 
 @pytest.mark.parametrize("script", [UCC, UCX, *EXAMPLES], ids=["ucc", "ucx", "example of ucc", "example of ucx"])
 def test_thin_binding(mpirun, script: str) -> None:
-    assert mpirun(script, 3, timeout=90).stdout.count("fine") == 3
+    assert mpirun(script, 3, timeout=90).said("fine") == 3

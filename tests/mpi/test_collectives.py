@@ -72,7 +72,7 @@ def test_as_mpi_does(mpirun, ranks: int) -> None:
     # Open MPI's tuned algorithms stand still where ranks describe the same elements by different datatypes.
     env = {"UCCH_TIMEOUT": "100", "OMPI_MCA_coll": "basic,libnbc,self,inter"}
     job = mpirun("tests/mpi/as_mpi_cases.py", ranks, env=env, timeout=60)
-    assert job.stdout.count("all good") == ranks
+    assert job.said("all good") == ranks
 
 
 @pytest.mark.slow

@@ -13,7 +13,7 @@ MIXED, IN_TURN = "nvidia:2,amd:2", "nvidia:1,amd:1,nvidia:1,amd:1,host:1"
 def test_cases(mpirun, what: str, ranks: int, vendors: str) -> None:
     env = {"UCCH_TIMEOUT": "200", "UCCH_EMULATE": vendors}
     job = mpirun(f"tests/mpi/{what}_cases.py", ranks, env=env, timeout=150)
-    assert job.stdout.count("all good") == ranks
+    assert job.said("all good") == ranks
     assert "WARN" not in job.stderr and "ERROR" not in job.stderr, job.output
 
 
@@ -55,4 +55,4 @@ assert files_now - files < 5, readings
 print("end", flush=True)
 """
     job = mpirun(script, 2, args=[str(count)], env={"UCCH_EMULATE": layout}, timeout=150)
-    assert job.stdout.count("end") == 2
+    assert job.said("end") == 2

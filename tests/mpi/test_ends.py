@@ -94,7 +94,7 @@ other.Barrier()
 print("end", flush=True)
 """
     job = mpirun(HEAD + script, 4)
-    assert job.stdout.count("end") == 4
+    assert job.said("end") == 4
     assert "WARN" not in job.stderr and "ERROR" not in job.stderr, job.output
 
 
@@ -164,7 +164,7 @@ print("end", flush=True)
 sys.exit(0)
 """
     job = mpirun(HEAD + script, 2)
-    assert job.stdout.count("end") == 2
+    assert job.said("end") == 2
     assert "failed" not in job.stderr and "Traceback" not in job.stderr, job.output
 
 

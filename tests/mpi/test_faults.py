@@ -27,7 +27,7 @@ def test_survivors_go_on(mpirun: Any, ulfm: list[str], who: str) -> None:
     env = {"UCCH_TIMEOUT": "60", **layout}
     job = mpirun("tests/mpi/fault_cases.py", n, args=[str(seed), *rounds], env=env, mpi_args=ulfm)
     dead = {int(rank) for text in rounds for rank in re.findall(r"\d+", text)}
-    assert job.stdout.count("right: rank") == n - len(dead), f"seed {seed}\n{job.output}"
+    assert job.said("right: rank") == n - len(dead), f"seed {seed}\n{job.output}"
     assert f"of {sorted(set(range(n)) - dead)}" in job.stdout, job.output
 
 
@@ -38,7 +38,7 @@ def test_survivors_go_on_with_devices(mpirun: Any, ulfm: list[str], fake_environ
     seed = random.randrange(10**6)
     env = fake_environment(layout) | {"UCCH_TIMEOUT": "60", "FAKEGPU_DELAY_US": "20"}
     job = mpirun("tests/mpi/fault_cases.py", n, args=[str(seed), "0"], env=env, mpi_args=ulfm)
-    assert job.stdout.count("right: rank") == n - 1, f"seed {seed}\n{job.output}"
+    assert job.said("right: rank") == n - 1, f"seed {seed}\n{job.output}"
 
 
 HEAD = """

@@ -43,6 +43,23 @@ def test_arguments_and_environment_reach_the_ranks(mpirun) -> None:
     assert job.stdout.splitlines() == ["a b w x"] * 2
 
 
+def test_a_line_is_written_in_one_piece(mpirun) -> None:
+    """Words of several ranks would run into each other otherwise."""
+    script = """
+import os, socket, sys
+from mpi4py import MPI
+out = os.dup(1)
+for fd in (1, 2):
+    there, here = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
+    os.dup2(here.fileno(), fd)
+    print("right", MPI.COMM_WORLD.rank, file=(None, sys.stdout, sys.stderr)[fd])
+    os.write(out, there.recv(100))
+"""
+    job = mpirun(script, 2)
+    assert sorted(job.stdout.splitlines()) == ["right 0", "right 0", "right 1", "right 1"]
+    assert (job.said("right"), job.said("right 1"), job.said("righ"), job.said("1")) == (4, 2, 0, 0)
+
+
 def test_failure_of_a_rank_fails_the_test(mpirun) -> None:
     with pytest.raises(pytest.fail.Exception, match="(?s)ended with status.*no such luck"):
         mpirun("raise SystemExit('no such luck')")
@@ -77,6 +94,7 @@ def test_terminated_run_leaves_no_ranks(tmp_path: Path) -> None:
     run.terminate()
     run.terminate()
     output, _ = run.communicate(timeout=600)
+    until = time.monotonic() + 100
     assert run.returncode == pytest.ExitCode.INTERRUPTED, output
     assert "KeyboardInterrupt" in output
     while processes_of(tmp_path):

@@ -46,7 +46,7 @@ def ring(comm, n):
 ], ids=["shared-memory", "mixed", "sockets"])  # fmt: skip
 def test_messages(mpirun, ranks: int, env: dict[str, str]) -> None:
     job = mpirun(CASES, ranks, env={"UCCH_TIMEOUT": "200", **env}, timeout=150)
-    assert job.stdout.count("all good") == ranks
+    assert job.said("all good") == ranks
     assert "WARN" not in job.stderr and "ERROR" not in job.stderr, job.output
 
 
@@ -94,7 +94,7 @@ assert (one == 9).all()
 print("end", flush=True)
 """
     job = mpirun(HEAD + script, 2, env={"UCCH_TIMEOUT": "200"})
-    assert job.stdout.count("caught") == 10 and job.stdout.splitlines().count("end") == 2, job.output
+    assert job.stdout.count("caught") == 10 and job.said("end") == 2, job.output
     for words in (
         "rank 0: receive of up to 32 bytes from rank 1, tag 5: timeout, not complete after 1",
         "receive of up to 32 bytes from any rank, any tag: timeout",
@@ -146,7 +146,7 @@ world.Barrier()
 print("end", flush=True)
 """
     job = mpirun(HEAD + script, 2, env={"UCCH_TIMEOUT": "200"})
-    assert job.stdout.splitlines().count("end") == 2 and "can no longer be used" in job.stdout
+    assert job.said("end") == 2 and "can no longer be used" in job.stdout
 
 
 def test_a_peer_that_ends_or_dies(mpirun, recovery: list[str]) -> None:
@@ -171,7 +171,7 @@ if "all" in sys.argv:
         HEAD + script, 3, args=["all"] if recovery else [], mpi_args=recovery, env={"UCCH_TIMEOUT": "100"}, check=False
     )
     if recovery:  # otherwise mpirun ends the job, perhaps before anybody could speak
-        assert job.stdout.splitlines().count("end") == 2, job.output
+        assert job.said("end") == 2, job.output
         assert re.search(r"rank 0: receive of up to 32 bytes from rank 2, tag 5: rank 2 has left", job.stdout)
     script = """
 if rank == 1:
@@ -207,7 +207,7 @@ fails(u.CollectiveTimeout, lambda: comm.Ssend(one, right, 8))
 def test_ends_with_messages_left_behind(mpirun, what: str) -> None:
     """A script that leaves messages in any state ends, and ends well."""
     job = mpirun(HEAD + LEFT_BEHIND[what] + "\nprint('end', flush=True)\n", 2, env={"UCCH_TIMEOUT": "200"})
-    assert job.stdout.splitlines().count("end") == 2
+    assert job.said("end") == 2
     assert "WARN" not in job.stderr and "ERROR" not in job.stderr, job.output
 
 

@@ -69,7 +69,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 """
     before = {path.name for path in Path("/dev/shm").iterdir()}
     job = mpirun(HEAD + script, 3, env={"UCCH_EMULATE": "nvidia:2,amd:1"}, check=False)
-    assert job.stdout.count("pid ") == 3, job.output
+    assert job.said("pid") == 3, job.output
     left = {path.name for path in Path("/dev/shm").iterdir()} - before
     assert not [name for name in left if "ucch" in name or "ucx_shm_posix" in name], left
 
@@ -164,7 +164,7 @@ print("at the end", flush=True)
 {end}
 """
     job = mpirun(HEAD + script, 2, timeout=60)
-    assert job.stdout.count("at the end") == 2 and "Traceback" not in job.stderr, job.output
+    assert job.said("at the end") == 2 and "Traceback" not in job.stderr, job.output
 
 
 @pytest.mark.parametrize("call", ["comm.Allreduce(x, y, op)", "comm.Iallreduce(x, y, op).Wait()"])

@@ -75,7 +75,7 @@ def test_scripts_for_torchrun_run_unchanged(mpirun, name: str) -> None:
     if name == "ucch":
         script = script.replace('os.environ["LOCAL_RANK"]', 'os.environ.get("OMPI_COMM_WORLD_LOCAL_RANK", "0")')
     job = mpirun(script, 2, env=env)
-    assert job.stdout.count("fine") == 2
+    assert job.said("fine") == 2
 
 
 def test_torchrun(tmp_path: Path) -> None:

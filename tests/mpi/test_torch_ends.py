@@ -105,4 +105,4 @@ print("all good")
 
 def test_a_failed_gradient_and_barriers(mpirun) -> None:
     """DDP's reducer, in C++, gets the failure of a call and does not crash; a barrier waits for earlier calls."""
-    assert mpirun(CALLS, 2, env={"UCCH_TIMEOUT": "200"}, timeout=120).stdout.count("all good") == 2
+    assert mpirun(CALLS, 2, env={"UCCH_TIMEOUT": "200"}, timeout=120).said("all good") == 2

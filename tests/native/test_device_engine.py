@@ -29,14 +29,14 @@ def test_collectives(fakes: Callable[..., Any], layout: str, env: dict[str, str]
     """In a vendor's library, queued in streams, and by way of host memory: for one vendor, for two, and without any."""
     result = fakes(device_scripts.COLLECTIVES, layout, **env)
     queued = result.ranks if "amd" in layout and not ("host" in layout or "UCCH_CHANNELS" in env) else 0
-    assert (result.stdout.count("right"), result.stdout.count("right queued")) == (result.ranks, queued)
+    assert (result.said("right"), result.said("right queued")) == (result.ranks, queued)
 
 
 @pytest.mark.parametrize(
     "layout, path, env", [("nvidia:2,amd:1", "direct", {}), ("nvidia:1,amd:2", "staged", device_scripts.FEW_QUEUES)]
 )
 def test_messages(fakes: Callable[..., Any], layout: str, path: str, env: dict[str, str]) -> None:
-    assert fakes(device_scripts.MESSAGES, layout, UCCH_STAGING=path, **env).stdout.count("right") == 3
+    assert fakes(device_scripts.MESSAGES, layout, UCCH_STAGING=path, **env).said("right") == 3
 
 
 @pytest.mark.parametrize("layout, env", [
@@ -93,7 +93,7 @@ for into, make in (({"stream": stream}, Array), ({}, Array), ({}, lambda n: np.z
 print("right", flush=True)
 """
     ranks = 3 if "amd" in layout else 2
-    assert fakes(script, layout, UCCH_TIMEOUT="60", **env).stdout.count("right") == ranks
+    assert fakes(script, layout, UCCH_TIMEOUT="60", **env).said("right") == ranks
 
 
 @pytest.mark.parametrize("env", [device_scripts.OWN_QUEUES, device_scripts.FEW_QUEUES], ids=["streams", "hosts"])
@@ -113,12 +113,12 @@ with Communicator() as comm:
     assert "by way of the host" in comm.plan_summary(), comm.plan_summary()
 print("right")
 """
-    assert fakes(script, "nvidia:1,amd:2", **BY_HOSTS, **env).stdout.count("right") == 3
+    assert fakes(script, "nvidia:1,amd:2", **BY_HOSTS, **env).said("right") == 3
 
 
 def test_refusals(fakes: Callable[..., Any]) -> None:
     result = fakes(device_scripts.REFUSALS, "nvidia:1,amd:1")
-    assert result.stdout.count("right") == 2
+    assert result.said("right") == 2
     assert "mismatch" in result.stdout
 
 
@@ -143,7 +143,7 @@ with Communicator() as comm:
 print("right")
 """
     done = fakes(script, "nvidia:1,amd:1", FAKEGPU_NO_FLAGS="1")
-    assert done.stdout.count("right") == 2
+    assert done.said("right") == 2
 
 
 def test_the_doctor_measures_in_device_memory(fakes: Callable[..., Any]) -> None:
@@ -160,7 +160,7 @@ with Communicator() as comm:
 print("right")
 """
     folders = [str(FAKEGPU), *filter(None, [os.environ.get("PYTHONPATH")])]
-    assert fakes(script, "nvidia:1,amd:1", PYTHONPATH=os.pathsep.join(folders)).stdout.count("right") == 2
+    assert fakes(script, "nvidia:1,amd:1", PYTHONPATH=os.pathsep.join(folders)).said("right") == 2
 
 
 def test_tuning_measures_on_devices(fakes: Callable[..., Any], tmp_path: Path) -> None:

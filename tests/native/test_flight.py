@@ -270,7 +270,7 @@ def test_transfers(tmp_path: Path) -> None:
     """One-sided: those that are not done when they begin, and so may never be."""
     script = """
 from ucc_hetero import rma
-here, there = rma.Worker(timeout=60), rma.Worker(timeout=60)
+here, there = rma.Worker(), rma.Worker()
 peer = here.connect(there.address)
 there.connect(here.address)
 room = np.zeros(1 << 20, np.uint8)

@@ -144,7 +144,7 @@ print("right")
     ("n", {"HSA_FORCE_FINE_GRAIN_PCIE": "0"}),
 ], ids=["5", "7", "one device each", "numbers differ", "no fine-grained memory"])  # fmt: skip
 def test_memory_of_other_processes(fakes: Callable[..., Any], near: str, env: dict[str, str]) -> None:
-    assert fakes(ARENAS, "amd:2", NEAR=near, FAKEGPU_DELAY_US="20", **env).stdout.count("right") == 2
+    assert fakes(ARENAS, "amd:2", NEAR=near, FAKEGPU_DELAY_US="20", **env).said("right") == 2
 
 
 #: Every rank receives in a stream before it sends in another, in so many streams that some share a queue.
@@ -199,4 +199,4 @@ print("right")
 def test_receives_before_sends(fakes: Callable[..., Any], layout: str, early: str, env: dict[str, str]) -> None:
     script = EXCHANGE.replace("sys.argv[1]", repr(early))
     result = fakes(script, layout, UCCH_STAGING="staged", FAKEGPU_DELAY_US="50", **env)
-    assert result.stdout.count("right") == 2
+    assert result.said("right") == 2

@@ -15,9 +15,9 @@ LAYOUTS = [("nvidia:1,amd:1", OWN_QUEUES), ("nvidia:2", {}), ("amd:2", FEW_QUEUE
 @pytest.mark.parametrize(("layout", "env"), LAYOUTS, ids=[layout for layout, _ in LAYOUTS])
 def test_messages_repeat_and_change(fakes: Callable[..., Any], layout: str, env: dict[str, str]) -> None:
     result = fakes(torch_scripts.REPEATED, layout, DICE="5", **env)
-    assert result.stdout.count("right") == result.ranks, result.output
+    assert result.said("right") == result.ranks, result.output
 
 
 def test_mistakes_between_messages_that_repeat(fakes: Callable[..., Any]) -> None:
     result = fakes(torch_scripts.MISTAKES, "nvidia:1,amd:1", **OWN_QUEUES)
-    assert result.stdout.count("right") == result.ranks, result.output
+    assert result.said("right") == result.ranks, result.output

@@ -45,12 +45,12 @@ CASES: list[tuple[str, str, str, dict[str, str]]] = [
 )
 def test_messages(fakes: Callable[..., Any], script: str, layout: str, env: dict[str, str]) -> None:
     job = fakes(script, layout, **{**STAGED, **env})
-    assert job.stdout.count("right") == job.ranks
+    assert job.said("right") == job.ranks
 
 
 def test_none(fakes: Callable[..., Any]) -> None:
     result = fakes(window_scripts.OFF, "nvidia:1,amd:1", UCCH_STAGING="staged", UCCH_WINDOW="0")
-    assert result.stdout.count("right") == 2
+    assert result.said("right") == 2
     assert "slow way" not in result.stderr
 
 
@@ -68,7 +68,7 @@ with Communicator() as comm:
 print("right")
 """
     for env in ({"FAKEGPU_NO_PEERS": "1"}, {"UCCH_ARENA": "0"}):
-        assert fakes(script, "nvidia:2", **env).stdout.count("right") == 2
+        assert fakes(script, "nvidia:2", **env).said("right") == 2
 
 
 def test_short_messages_wait_for_nobody(fakes: Callable[..., Any]) -> None:
@@ -98,7 +98,7 @@ with Communicator() as comm:
     request.Wait()
 print("right")
 """
-    assert fakes(script, "nvidia:2").stdout.count("right") == 2
+    assert fakes(script, "nvidia:2").said("right") == 2
 
 
 @pytest.mark.parametrize("layout", ["nvidia:1,amd:1", "nvidia:2"])
