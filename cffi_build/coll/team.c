@@ -117,7 +117,9 @@ int ucch_team_post_locked(ucc_ee_h engine, ucc_coll_req_h request) {
 }
 
 void ucch_team_free(ucch_team *team) {
+    ucch_lock();
     drop_engines(team);
+    ucch_unlock();
     free(team->tags);
     free(team);
 }

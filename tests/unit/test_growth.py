@@ -59,6 +59,7 @@ def test_keys_and_values(server: StoreServer) -> None:
         other.get("c")
     assert other.compare_set("c", "", "first") == one.compare_set("c", "", "second") == b"first"
     assert one.compare_set("c", b"first", b"third") == b"third"
+    assert one.delete_key("c") and not other.delete_key("c") and not other.check(["c"])
     with pytest.raises(ValueError, match="the store refuses add"):
         one.add("a", 1)
     assert one.get("a") == data  # it goes on

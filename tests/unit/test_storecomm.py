@@ -106,3 +106,48 @@ def test_exchanges_end_when_somebody_dies_or_gives_up(comms: list[StoreComm]) ->
     assert on_ranks([parts[1], parts[3]], lambda comm: comm.allgather(0)) == [[0, 0]] * 2
     parts[1].Revoke()
     assert isinstance(on_ranks([parts[3]], lambda comm: comm.allgather(0))[0], PeerError)
+
+
+def test_exchanges_take_no_room_in_the_store(comms: list[StoreComm]) -> None:
+    """A job that makes and releases communicators for weeks must not fill its store."""
+    store = comms[0].store
+
+    def work(comm: StoreComm) -> Any:
+        part = comm.Dup()
+        for number in range(20):
+            assert part.allgather((number, comm.Get_rank())) == [(number, rank) for rank in range(SIZE)]
+            for _ in range(3):  # the others run ahead of the first one here
+                assert part.gather(number) == (None if comm.Get_rank() else [number] * SIZE)
+        word = bytearray(1)
+        for number in range(20):
+            part.Send([number], (comm.Get_rank() + 1) % SIZE, tag=3)
+            coming = part.Irecv(word, (comm.Get_rank() - 1) % SIZE, tag=3)
+            while not coming.Test():
+                time.sleep(0)
+            assert word[0] == number
+        comm.allgather(None)
+        most = store.num_keys()
+        comm.allgather(None)
+        part.Free()
+        comm.allgather(None)
+        return most
+
+    for most in on_ranks(comms, work):
+        assert isinstance(most, int) and most < 10 * SIZE, most
+    on_ranks(comms, StoreComm.Free)
+    assert store.num_keys() <= 1, "how many of the first communicator's ranks have died"
+
+
+def test_a_receive_that_was_cancelled_leaves_its_word_to_the_next(comms: list[StoreComm]) -> None:
+    word, later = bytearray(1), bytearray(1)
+    given_up = comms[1].Irecv(word, 0, tag=5)
+    assert not given_up.Test()
+    given_up.Cancel()
+    comms[0].Send([42], 1, tag=5)
+    comms[0].Send([43], 1, tag=5)
+    for want in (42, 43):
+        coming = comms[1].Irecv(later, 0, tag=5)
+        assert coming.Test()
+        assert coming.Test()
+        assert later[0] == want
+    assert word[0] == 0

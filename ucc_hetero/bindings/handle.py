@@ -8,7 +8,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any, TypeVar
 
-from ..native.libraries import ffi
+from ..native.libraries import ffi, lib
 
 T = TypeVar("T")
 
@@ -25,6 +25,15 @@ class Handle(ABC):
 
     def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, tb: TracebackType | None) -> None:
         self.close()
+
+
+def locked(function: Callable[..., T], *arguments: Any) -> T:
+    """Call libucc or libucp while this thread holds the engine's lock: neither bears two calls at a time."""
+    lib.ucch_lock()
+    try:
+        return function(*arguments)
+    finally:
+        lib.ucch_unlock()
 
 
 def memory(data: Any, *, writable: bool = False) -> tuple[Any, int, object]:

@@ -119,11 +119,16 @@ def ucch_oob_allgather(src: Any, dst: Any, size: int, info: Any, request: Any) -
 @ffi.def_extern(error=_ERROR)
 def ucch_oob_test(request: Any) -> int:
     record, pending = _requests[int(ffi.cast("uintptr_t", request))]
+    # libucc asks until all ranks have come, with the engine's lock: this process's other threads, for whom these ranks
+    # may be waiting, get it in between.
+    lib.ucch_unlock()
     try:
         return _OK if pending.test() else _INPROGRESS
     except BaseException as failure:  # also of a signal's handler
         record.failure = record.failure or failure
         return _ERROR
+    finally:
+        lib.ucch_lock()
 
 
 @ffi.def_extern(error=_ERROR)

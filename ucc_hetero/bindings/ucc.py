@@ -24,7 +24,7 @@ from ..errors import CollectiveTimeout, LibraryError
 from ..log import log
 from ..native.libraries import ffi, lib, load
 from ..types import DType, Op
-from .handle import Handle, memory
+from .handle import Handle, locked, memory
 from .oob import Exchange, forget, oob_of
 from .ucc_enums import Coll, CollFlag, MemType, Status, ThreadMode
 
@@ -69,15 +69,6 @@ def _guard() -> None:
         log("init").info("a peer that dies may end this process by a signal: libucc's TL/UCP calls libucp directly")
 
 
-def _locked(function: Callable[..., int], *arguments: Any) -> int:
-    """The status of a call that the engine's other calls may not run beside."""
-    lib.ucch_lock()
-    try:
-        return int(function(*arguments))
-    finally:
-        lib.ucch_unlock()
-
-
 class Looks:
     """Looks at what may make a wait hopeless, at a distance."""
 
@@ -103,14 +94,14 @@ class Lib(Handle):
         self.env_prefix = env_prefix
         config = ffi.new("ucc_lib_config_h *")
         prefix = ffi.NULL if env_prefix == "UCC" else env_prefix.encode()
-        check("ucc_lib_config_read", lib.ucc_lib_config_read(prefix, ffi.NULL, config))
+        check("ucc_lib_config_read", locked(lib.ucc_lib_config_read, prefix, ffi.NULL, config))
         params = ffi.new("ucc_lib_params_t *", {"mask": 1, "thread_mode": thread_mode})
         handle = ffi.new("ucc_lib_h *")
         major, minor, release = (ffi.new("unsigned *") for _ in range(3))
         # libucc only warns when the API version asked for differs from its own: ask for its own.
         lib.ucc_get_version(major, minor, release)
-        status = lib.ucc_init_version(major[0], minor[0], params, config[0], handle)
-        lib.ucc_lib_config_release(config[0])
+        status = locked(lib.ucc_init_version, major[0], minor[0], params, config[0], handle)
+        locked(lib.ucc_lib_config_release, config[0])
         check("ucc_init_version", status, f"see {env_prefix}_LOG_LEVEL=debug for the components")
         self.handle = handle[0]
         _guard()
@@ -118,7 +109,7 @@ class Lib(Handle):
     def attributes(self) -> dict[str, Any]:
         """Thread mode and collective types that the loaded components support."""
         attr = ffi.new("ucc_lib_attr_t *", {"mask": 3})
-        check("ucc_lib_get_attr", lib.ucc_lib_get_attr(self.handle, attr))
+        check("ucc_lib_get_attr", locked(lib.ucc_lib_get_attr, self.handle, attr))
         return {
             "thread_mode": ThreadMode(attr.thread_mode),
             "collectives": [c.name for c in Coll if attr.coll_types & c],
@@ -131,7 +122,7 @@ class Lib(Handle):
     def close(self) -> None:
         if self.handle:
             handle, self.handle = self.handle, None
-            check("ucc_finalize", lib.ucc_finalize(handle))
+            check("ucc_finalize", locked(lib.ucc_finalize, handle))
 
 
 class Context(Handle):
@@ -140,7 +131,7 @@ class Context(Handle):
     def __init__(self, library: Lib, exchange: Exchange | None = None) -> None:
         self.lib, self.exchange = library, exchange
         config = ffi.new("ucc_context_config_h *")
-        check("ucc_context_config_read", lib.ucc_context_config_read(library.handle, ffi.NULL, config))
+        check("ucc_context_config_read", locked(lib.ucc_context_config_read, library.handle, ffi.NULL, config))
         params = ffi.new("ucc_context_params_t *", {"mask": 1, "type": 1})
         self._key, record = 0, None
         if exchange is not None:
@@ -148,9 +139,9 @@ class Context(Handle):
             self._key, record = oob_of(exchange, params.oob)
         handle = ffi.new("ucc_context_h *")
         try:
-            status = lib.ucc_context_create(library.handle, params, config[0], handle)
+            status = locked(lib.ucc_context_create, library.handle, params, config[0], handle)
         finally:
-            lib.ucc_context_config_release(config[0])
+            locked(lib.ucc_context_config_release, config[0])
         if record is not None and record.failure is not None:
             raise record.failure
         check("ucc_context_create", status)
@@ -162,12 +153,12 @@ class Context(Handle):
 
     def progress(self) -> None:
         """Make one round of progress."""
-        _locked(lib.ucc_context_progress, self.handle)
+        locked(lib.ucc_context_progress, self.handle)
 
     def address_length(self) -> int:
         """Bytes of this context's address."""
         attr = ffi.new("ucc_context_attr_t *", {"mask": 8})
-        check("ucc_context_get_attr", lib.ucc_context_get_attr(self.handle, attr))
+        check("ucc_context_get_attr", locked(lib.ucc_context_get_attr, self.handle, attr))
         return int(attr.ctx_addr_len)
 
     def addresses(self, component: str) -> bool:
@@ -176,7 +167,7 @@ class Context(Handle):
         What a context lacks, libucc makes it without, and teams then read an address that is not there (UCC 1.4.0).
         """
         attr = ffi.new("ucc_context_attr_t *", {"mask": 4 | 8})
-        check("ucc_context_get_attr", lib.ucc_context_get_attr(self.handle, attr))
+        check("ucc_context_get_attr", locked(lib.ucc_context_get_attr, self.handle, attr))
         number = 5381  # what an address has components under: Bernstein's hash of the name, in a word of its own
         for letter in component.encode():
             number = (number * 33 + letter) % 2**64
@@ -194,7 +185,7 @@ class Context(Handle):
         if self.handle:
             handle, self.handle = self.handle, None
             lib.ucch_context_free(self.native)
-            status = lib.ucc_context_destroy(handle)
+            status = locked(lib.ucc_context_destroy, handle)
             forget(self._key)
             check("ucc_context_destroy", status)
 
@@ -220,31 +211,35 @@ class Team(Handle):
         self.native = lib.ucch_team_new(context.native, self.handle)
 
     def _create(self, params: Any, timeout: float, look: Callable[[], None] | None) -> Any:
-        handle = ffi.new("ucc_team_h *")
+        handle, whom = ffi.new("ucc_team_h *"), f"team of context ranks {list(self.ranks)}"
         contexts = ffi.new("ucc_context_h[]", [self.context.handle])
-        deadline, looks = time.monotonic() + timeout, Looks(look)
-        lib.ucch_lock()
         try:
-            check("ucc_team_create_post", lib.ucc_team_create_post(contexts, 1, params, handle))
-            while (status := lib.ucc_team_create_test(handle[0])) == Status.INPROGRESS:
-                lib.ucc_context_progress(self.context.handle)
-                if time.monotonic() > deadline:
-                    raise CollectiveTimeout(
-                        f"team of context ranks {list(self.ranks)}: not every rank joined within {timeout:g} s"
-                    )
-                lib.ucch_unlock()
-                try:
-                    looks.now_and_then()
-                    os.sched_yield()
-                finally:
-                    lib.ucch_lock()
+            check("ucc_team_create_post", locked(lib.ucc_team_create_post, contexts, 1, params, handle))
+            late = f"{whom}: not every rank joined within {timeout:g} s"
+            status = self._end(lambda: int(lib.ucc_team_create_test(handle[0])), late, timeout, look)
+            check("ucc_team_create_test", status, whom)
         except BaseException:
             _leaked.append((self._map, params, handle))  # libucc goes on with it
             raise
-        finally:
-            lib.ucch_unlock()
-        check("ucc_team_create_test", status, f"team of context ranks {list(self.ranks)}")
         return handle[0]
+
+    def _end(self, test: Callable[[], int], late: str, timeout: float, look: Callable[[], None] | None = None) -> int:
+        """Make progress until ``test`` is not in progress any more, and return its status.
+
+        Other threads get the engine's lock between two tests: the other ranks may be waiting for what these do.
+        """
+        deadline, looks = time.monotonic() + timeout, Looks(look)
+        while (status := locked(self._test, test)) == Status.INPROGRESS:
+            if time.monotonic() > deadline:
+                raise CollectiveTimeout(late)
+            looks.now_and_then()
+            os.sched_yield()
+        return status
+
+    def _test(self, test: Callable[[], int]) -> int:
+        if (status := test()) == Status.INPROGRESS:
+            lib.ucc_context_progress(self.context.handle)
+        return status
 
     def collective(
         self,
@@ -281,18 +276,26 @@ class Team(Handle):
         args.mask = 1 if flags else 0
         return Request(self, args, keep)
 
-    def close(self) -> None:
-        """Destroy the team; collective among its members."""
+    def close(self, timeout: float = 60.0) -> None:
+        """Destroy the team; collective among its members.
+
+        Raises :class:`CollectiveTimeout` where libucc has not ended it after ``timeout`` seconds.
+        """
         if self.handle:
             handle, self.handle = self.handle, None
             lib.ucch_team_free(self.native)
-            lib.ucch_lock()
+            late = f"team of context ranks {list(self.ranks)}: not destroyed within {timeout:g} s"
             try:
-                while (status := lib.ucc_team_destroy(handle)) == Status.INPROGRESS:
-                    lib.ucc_context_progress(self.context.handle)
-            finally:
-                lib.ucch_unlock()
+                status = self._end(lambda: int(lib.ucc_team_destroy(handle)), late, timeout)
+            except BaseException:
+                _leaked.append(self._map)  # libucc goes on with it
+                raise
             check("ucc_team_destroy", status)
+
+    def __del__(self) -> None:
+        """A team that was not closed is libucc's until its context ends, and with it the map."""
+        if getattr(self, "handle", None):
+            _leaked.append(self._map)
 
 
 def _fill(
@@ -322,7 +325,7 @@ class Request(Handle):
     def __init__(self, team: Team, args: Any, keep: object) -> None:
         self.team, self._args, self._keep = team, args, keep
         handle = ffi.new("ucc_coll_req_h *")
-        check("ucc_collective_init", _locked(lib.ucc_collective_init, args, handle, team.handle))
+        check("ucc_collective_init", locked(lib.ucc_collective_init, args, handle, team.handle))
         self.handle: Any = handle[0]
 
     def __del__(self, in_progress: int = Status.INPROGRESS) -> None:
@@ -332,7 +335,7 @@ class Request(Handle):
 
     def post(self) -> None:
         """Start the collective."""
-        check("ucc_collective_post", _locked(lib.ucc_collective_post, self.handle))
+        check("ucc_collective_post", locked(lib.ucc_collective_post, self.handle))
 
     @property
     def status(self) -> int:
@@ -361,7 +364,7 @@ class Request(Handle):
             if handle.status == Status.INPROGRESS:
                 _leaked.append((self._args, self._keep))
                 return
-            check("ucc_collective_finalize", _locked(lib.ucc_collective_finalize, handle))
+            check("ucc_collective_finalize", locked(lib.ucc_collective_finalize, handle))
 
 
 #: Arguments and buffers of requests that were closed or dropped while libucc still used them.

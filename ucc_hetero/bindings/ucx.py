@@ -23,7 +23,7 @@ from weakref import WeakSet
 from ..errors import CollectiveTimeout, LibraryError, TruncationError
 from ..machine.vendors import memory_name
 from ..native.libraries import ffi, lib, preload_ucx
-from .handle import Handle, memory, sweep
+from .handle import Handle, locked, memory, sweep
 from .ucc_enums import MemType
 
 __all__ = ["Context", "Endpoint", "Memory", "Message", "RemoteMemory", "Status", "Worker", "check", "status_name"]
@@ -93,7 +93,8 @@ class Context(Handle):
         self._wires = wires
         words = [ffi.new("char[]", word.encode()) for pair in (settings or {}).items() for word in pair]
         handle, refused = ffi.new("ucp_context_h *"), ffi.new("char **")
-        status = lib.ucch_ucp_open(wires, active, ffi.new("char *[]", [*words, ffi.NULL]), handle, refused)
+        settled = ffi.new("char *[]", [*words, ffi.NULL])
+        status = locked(lib.ucch_ucp_open, wires, active, settled, handle, refused)
         name = ffi.string(refused[0]).decode() if refused[0] != ffi.NULL else ""
         check(f"ucp_config_modify({name})" if name else "ucp_init_version", status)
         self.handle = handle[0]
@@ -101,13 +102,13 @@ class Context(Handle):
     def memory_types(self) -> list[str]:
         """Names of the kinds of memory that this UCX build can move: ``host``, ``cuda``, ``rocm``, ..."""
         attr = ffi.new("ucp_context_attr_t *", {"field_mask": 1 << 2})
-        check("ucp_context_query", lib.ucp_context_query(self.handle, attr))
+        check("ucp_context_query", locked(lib.ucp_context_query, self.handle, attr))
         bits = int(attr.memory_types)
         return list(dict.fromkeys(memory_name(bit) for bit in range(bits.bit_length()) if bits >> bit & 1))
 
     def transports(self) -> dict[str, list[str]]:
         """Transports that this context may use, with the devices of each, as libucp lists them."""
-        text = lib.ucch_ucp_describe(self._wires, self.handle)
+        text = locked(lib.ucch_ucp_describe, self._wires, self.handle)
         if text == ffi.NULL:
             return {}
         found: dict[str, list[str]] = {}
@@ -129,7 +130,7 @@ class Context(Handle):
         """Release the context, after its workers."""
         if self.handle:
             handle, self.handle = self.handle, None
-            lib.ucch_ucp_close(self._wires, handle)
+            locked(lib.ucch_ucp_close, self._wires, handle)
 
 
 class Worker:
@@ -140,13 +141,13 @@ class Worker:
         # SERIALIZED: any thread, one at a time; the engine's lock sees to that.
         params = ffi.new("ucp_worker_params_t *", {"field_mask": 1, "thread_mode": 1})
         handle = ffi.new("ucp_worker_h *")
-        check("ucp_worker_create", lib.ucp_worker_create(context.handle, params, handle))
+        check("ucp_worker_create", locked(lib.ucp_worker_create, context.handle, params, handle))
         self.handle = handle[0]
         address, length = ffi.new("void **"), ffi.new("size_t *")
-        check("ucp_worker_get_address", lib.ucp_worker_get_address(self.handle, address, length))
+        check("ucp_worker_get_address", locked(lib.ucp_worker_get_address, self.handle, address, length))
         #: Worker address, which a peer needs to connect.
         self.address = bytes(ffi.buffer(address[0], length[0]))
-        lib.ucp_worker_release_address(self.handle, address[0])
+        locked(lib.ucp_worker_release_address, self.handle, address[0])
         lib.ucch_worker_use(self.handle, 1)
         #: The native sides of its messages, held by somebody or not.
         self._messages: WeakSet[Any] = WeakSet()
@@ -210,7 +211,7 @@ class Worker:
                     break
                 lib.ucch_progress_once()
             lib.ucch_worker_use(handle, -1)
-            lib.ucp_worker_destroy(handle)
+            locked(lib.ucp_worker_destroy, handle)
 
 
 class Endpoint:
@@ -305,19 +306,19 @@ class Memory:
         params = ffi.new("ucp_mem_map_params_t *", {"field_mask": 1 << 0 | 1 << 1 | 1 << 4, "memory_type": mem_type})
         params.address, params.length = pointer, nbytes
         handle = ffi.new("ucp_mem_h *")
-        check("ucp_mem_map", lib.ucp_mem_map(context.handle, params, handle))
+        check("ucp_mem_map", locked(lib.ucp_mem_map, context.handle, params, handle))
         self.handle = handle[0]
         packed, size = ffi.new("void **"), ffi.new("size_t *")
-        check("ucp_rkey_pack", lib.ucp_rkey_pack(context.handle, self.handle, packed, size))
+        check("ucp_rkey_pack", locked(lib.ucp_rkey_pack, context.handle, self.handle, packed, size))
         #: The remote key, to be sent to whoever may read and write this memory.
         self.key = bytes(ffi.buffer(packed[0], size[0]))
-        lib.ucp_rkey_buffer_release(packed[0])
+        locked(lib.ucp_rkey_buffer_release, packed[0])
 
     def close(self) -> None:
         """Deregister the memory."""
         if self.handle:
             handle, self.handle = self.handle, None
-            check("ucp_mem_unmap", lib.ucp_mem_unmap(self.context.handle, handle))
+            check("ucp_mem_unmap", locked(lib.ucp_mem_unmap, self.context.handle, handle))
 
 
 class RemoteMemory:

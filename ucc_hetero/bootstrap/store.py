@@ -65,6 +65,10 @@ class Store:
         """Replace the value ``expected`` (empty: none) by another one; the value that the key has then."""
         return str(self._ask("compare_set", key, _text(expected), _text(desired))).encode("latin-1")
 
+    def delete_key(self, key: str) -> bool:
+        """Forget a key and its value; whether there was one."""
+        return bool(self._ask("delete_key", key))
+
     def close(self) -> None:
         """Leave the store."""
         self._channel.close()
@@ -83,7 +87,7 @@ class StoreServer:
         self._secret, self._values, self._lock = secret, dict[str, str](), threading.Lock()
         self._methods: dict[str, Callable[..., Any]] = {
             "set": self._set, "get": self._get, "check": self._check, "add": self._add,
-            "compare_set": self._compare_set,
+            "compare_set": self._compare_set, "delete_key": self._delete_key,
         }  # fmt: skip
         self._listener, self.address, _ = listen(address)
         self._start(self._accept)
@@ -133,6 +137,9 @@ class StoreServer:
         if self._values.get(_str(key), "") == _str(expected):
             self._values[key] = _str(desired)
         return self._values.get(key, "")
+
+    def _delete_key(self, key: str) -> bool:
+        return self._values.pop(_str(key), None) is not None
 
     def close(self) -> None:
         """Serve no more connections."""

@@ -12,6 +12,7 @@ import os
 import pickle
 import sys
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from functools import partial, reduce
@@ -26,6 +27,8 @@ from . import exit
 #: Seconds between looks at whether a wait has become hopeless, and at what ranks have come to agree.
 _LOOK_S = 0.02
 _POLL_S = 1e-3
+#: Bytes of a number before what a rank gives to an exchange.
+_NUMBER = 8
 #: Seconds that the rank which may host the store stays for the others at the end.
 _PATIENCE = 10.0
 
@@ -58,10 +61,8 @@ class _World(NamedTuple):
 class _Exchange:
     """An exchange that has begun: each rank's bytes under a key of its own."""
 
-    def __init__(
-        self, comm: StoreComm, keys: list[str], take: Callable[[list[bytes]], None], source: int | None = None
-    ) -> None:
-        self._comm, self._store, self._keys, self._take, self._source = comm, comm.store, keys, take, source
+    def __init__(self, comm: StoreComm, keys: list[str], take: Callable[[list[bytes]], None]) -> None:
+        self._comm, self._store, self._keys, self._take = comm, comm.store, keys, take
         self._done = False
 
     def Test(self) -> bool:
@@ -70,12 +71,30 @@ class _Exchange:
             self._done = True
             self._take([self._store.get(key) for key in self._keys])
         if not self._done:
-            self._comm.look(self._source)
+            self._comm.look()
         return self._done
 
     def missing(self) -> list[int]:
         """Ranks whose bytes have not come."""
         return [rank for rank, key in enumerate(self._keys) if not self._store.check([key])]
+
+
+class _Receive:
+    """The next word of a rank. It counts when it is taken: one that is cancelled leaves its word to the next one."""
+
+    def __init__(self, comm: StoreComm, word: Any, source: int, tag: int) -> None:
+        self._comm, self._word, self._source, self._tag = comm, word, source, tag
+        self._done = False
+
+    def Test(self) -> bool:
+        """Whether it has come; takes it then. ``PeerError`` once its source has died, or all was given up."""
+        if not self._done:
+            word = self._comm.next_word(self._source, self._tag)
+            if word is None:
+                self._comm.look(self._source)
+            else:
+                self._done, self._word[0] = True, word
+        return self._done
 
     def Cancel(self) -> None:
         """Nothing has to be taken back."""
@@ -99,9 +118,12 @@ class StoreComm:
         self.seconds = seconds or math.inf
         self._count = self._agreed = self._acked = 0
         self._looked, self._revoked = 0.0, False
-        self._words: dict[tuple[int, int, int], int] = {}
-        #: Exchanges are made one after the other, and take no room once all ranks have seen them.
-        self.tidy = False
+        #: Words sent to a rank under a tag, and taken of a rank.
+        self._sent: dict[tuple[int, int], int] = {}
+        self._taken: dict[tuple[int, int], int] = {}
+        #: Exchanges that this rank has begun and not seen the end of, and those whose keys are in the store.
+        self._open: set[int] = set()
+        self._kept: deque[int] = deque()
 
     @classmethod
     def first(
@@ -137,13 +159,28 @@ class StoreComm:
         self._count += 1
         return f"{self._prefix}/{self._count}"
 
-    def _begin(self, mine: bytes, take: Callable[[list[bytes]], None]) -> _Exchange:
-        place = self._next()
-        if self.tidy and self._count > 2:  # all have begun the last one, and so seen that before it
-            with suppress(NotImplementedError, RuntimeError):
-                self.store.delete_key(f"{self._prefix}/{self._count - 2}/{self._rank}")
-        self.store.set(f"{place}/{self._rank}", mine)
-        return _Exchange(self, [f"{place}/{rank}" for rank in range(self._size)], take)
+    def _begin(self, mine: bytes, take: Callable[[list[bytes]], None], *, for_all: bool = True) -> _Exchange:
+        """Begin an exchange, which all ranks see the end of or the first one alone.
+
+        With its bytes each rank says up to which exchange it has seen all: the keys of those go, on all ranks alike.
+        """
+        place, number = self._next(), self._count
+        self._open.add(number)
+        self._kept.append(number)
+        self.store.set(f"{place}/{self._rank}", (min(self._open) - 1).to_bytes(_NUMBER, "little") + mine)
+
+        def come(parts: list[bytes]) -> None:
+            self._open.discard(number)
+            seen = min(int.from_bytes(part[:_NUMBER], "little") for part in parts)
+            while for_all and self._kept and self._kept[0] <= seen:
+                self._forget(f"{self._prefix}/{self._kept.popleft()}/{self._rank}")
+            take([part[_NUMBER:] for part in parts])
+
+        return _Exchange(self, [f"{place}/{rank}" for rank in range(self._size)], come)
+
+    def _forget(self, key: str) -> None:
+        with suppress(NotImplementedError, RuntimeError):  # stores that keep everything
+            self.store.delete_key(key)
 
     def _finish(self, exchange: _Exchange) -> None:
         if not progress_until(exchange.Test, self.seconds, step=1e-4, longest=1e-2):
@@ -161,8 +198,9 @@ class StoreComm:
     def gather(self, thing: Any) -> list[Any] | None:
         """Every rank's object on the first rank."""
         found: list[Any] = []
-        exchange = self._begin(pickle.dumps(thing), lambda parts: found.extend(map(pickle.loads, parts)))
+        exchange = self._begin(pickle.dumps(thing), lambda parts: found.extend(map(pickle.loads, parts)), for_all=False)
         if self._rank:
+            self._open.discard(self._count)
             return None
         self._finish(exchange)
         return found
@@ -194,21 +232,25 @@ class StoreComm:
         members = sorted((k, r) for r, (c, k) in enumerate(rows) if c == color)
         return self._part(f"{self._next()}/{color}", [rank for _, rank in members])
 
-    def _word(self, source: int, dest: int, tag: int) -> str:
-        number = self._words[source, dest, tag] = self._words.get((source, dest, tag), 0) + 1
-        return f"{self._prefix}/word/{source}/{dest}/{tag}/{number}"
-
     def Send(self, word: Any, dest: int, tag: int = 0) -> None:
         """One small number."""
-        self.store.set(self._word(self._rank, dest, tag), str(int(word[0])))
+        number = self._sent[dest, tag] = self._sent.get((dest, tag), 0) + 1
+        self.store.set(f"{self._prefix}/word/{self._rank}/{dest}/{tag}/{number}", str(int(word[0])))
 
-    def Irecv(self, word: Any, source: int, tag: int = 0) -> _Exchange:
+    def Irecv(self, word: Any, source: int, tag: int = 0) -> _Receive:
         """The next small number of ``source``."""
+        return _Receive(self, word, source, tag)
 
-        def take(parts: list[bytes]) -> None:
-            word[0] = int(parts[0])
-
-        return _Exchange(self, [self._word(source, self._rank, tag)], take, source)
+    def next_word(self, source: int, tag: int) -> int | None:
+        """Take the next small number of ``source``; None where it has not come."""
+        number = self._taken.get((source, tag), 0) + 1
+        key = f"{self._prefix}/word/{source}/{self._rank}/{tag}/{number}"
+        if not self.store.check([key]):
+            return None
+        word = int(self.store.get(key))
+        self._taken[source, tag] = number
+        self._forget(key)
+        return word
 
     def Free(self) -> None:
         """Leave; the first rank, whose process may host the store, goes last."""
@@ -217,7 +259,16 @@ class StoreComm:
         if self._rank == 0:
             here = partial(self.store.add, left, 0)
             patience = min(_PATIENCE, self.seconds)
-            progress_until(lambda: here() >= self._size - len(self.dead()), patience, step=1e-3, longest=2e-3)
+            if progress_until(lambda: here() >= self._size - len(self.dead()), patience, step=1e-3, longest=2e-3):
+                self._forget_all(left)
+
+    def _forget_all(self, left: str) -> None:
+        """Delete what nobody reads any more: the last keys of all ranks, and the number of those that have left."""
+        for number in self._kept:
+            for rank in range(self._size):
+                self._forget(f"{self._prefix}/{number}/{rank}")
+        self._kept.clear()
+        self._forget(left)
 
     # --- going on after deaths ----------------------------------------------------------------------------------------
 

@@ -195,4 +195,4 @@ class Teams:
         with alone():
             while self._teams:
                 _, team = self._teams.popitem()
-                team.close()
+                team.close(self.timeout)

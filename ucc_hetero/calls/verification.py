@@ -110,8 +110,6 @@ class Verification:
     def __init__(self, run: Runner, every: int) -> None:
         self._run, self._every = run, every
         self._mpi = run.mpi.Dup()
-        if hasattr(self._mpi, "tidy"):
-            self._mpi.tidy = True
         self._number = 0
         #: Samples that are not judged, in the order of their calls; the exchange for the first of them, and its words.
         self._queue: deque[_Sample] = deque()

@@ -1,0 +1,228 @@
+"""The one lock of calls into libucc and libucp: held for each of them, and by nobody who waits for other ranks."""
+
+import gc
+import threading
+import weakref
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ucc_hetero import ucc, ucx
+from ucc_hetero.bindings import handle, oob
+from ucc_hetero.bindings import ucc as ucc_module
+from ucc_hetero.bindings import ucx as ucx_module
+from ucc_hetero.errors import CollectiveTimeout, LibraryError, LibraryNotFound
+from ucc_hetero.native.libraries import ffi, lib, load
+from ucc_hetero.types import DTYPES, OPS
+
+#: Calls that a wait makes at least before anyone may call it endless.
+MANY = 20_000
+
+
+class Watched:
+    """The extension's functions, some of them replaced; those of libucc and libucp want the lock to be held."""
+
+    def __init__(self, **replaced: Any) -> None:
+        self.depth = 0
+        self.called: set[str] = set()
+        self._replaced = replaced
+
+    def __getattr__(self, name: str) -> Any:
+        function = self._replaced.get(name) or getattr(lib, name)
+        change = {"ucch_lock": 1, "ucch_unlock": -1}.get(name, 0)
+        guarded = name.startswith(("ucc_", "ucp_", "ucch_ucp_")) and "version" not in name.replace("init_version", "")
+        if not change and not guarded:
+            return function
+
+        def call(*arguments: Any) -> Any:
+            assert self.depth or not guarded, f"{name} without the lock"
+            self.depth += change
+            self.called.add(name)
+            return function(*arguments)
+
+        return call
+
+
+@pytest.fixture
+def watch(monkeypatch: pytest.MonkeyPatch) -> Any:
+    def begin(**replaced: Any) -> Watched:
+        watched = Watched(**replaced)
+        for module in (handle, oob, ucc_module, ucx_module):
+            monkeypatch.setattr(module, "lib", watched, raising=False)
+        return watched
+
+    try:
+        load()
+    except LibraryNotFound as error:
+        pytest.skip(str(error))
+    return begin
+
+
+class Alone:
+    """The exchange of one rank, which comes at the second look."""
+
+    rank, size = 0, 1
+
+    def __init__(self, watched: Watched) -> None:
+        self.watched, self.looks = watched, 0
+
+    def begin(self, src: memoryview, dst: memoryview) -> "Alone":
+        dst[:] = src
+        return self
+
+    def test(self) -> bool:
+        assert self.watched.depth == 0, "other threads cannot do what the other ranks wait for"
+        self.looks += 1
+        return self.looks % 2 == 0
+
+
+def test_calls_into_libucc_hold_the_lock(watch: Any) -> None:
+    watched = watch()
+    with ucc.Lib("UCC") as library:
+        assert library.attributes()["collectives"]
+        with library.context() as context:
+            assert context.address_length() > 0
+            assert context.addresses("ucp") in (True, False)
+            with context.team([0]) as team:
+                mine, out = np.random.default_rng().random(100), np.full(100, np.nan)
+                wanted: dict[str, Any] = {"src": mine, "dst": out, "dtype": DTYPES["float64"], "op": OPS["SUM"]}
+                with team.collective(ucc.Coll.ALLREDUCE, **wanted) as request:
+                    request.post()
+                    request.wait(30)
+                assert (out == mine).all()
+    assert watched.depth == 0
+    assert {"ucc_init_version", "ucc_context_create", "ucc_team_destroy", "ucc_context_destroy"} <= watched.called
+
+
+def test_calls_into_libucp_hold_the_lock(watch: Any) -> None:
+    watched = watch()
+    with ucx.Context() as context:
+        assert "host" in context.memory_types()
+        assert context.transports()
+        worker = context.worker()
+        memory = context.register(np.zeros(100))
+        assert memory.key
+        memory.close()
+        worker.close()
+    assert watched.depth == 0
+    wanted = {"ucch_ucp_open", "ucp_worker_create", "ucp_worker_destroy", "ucp_mem_map", "ucp_mem_unmap"}
+    assert wanted <= watched.called
+
+
+def test_while_ranks_make_a_context_others_have_the_lock(watch: Any) -> None:
+    """libucc asks for the other ranks' addresses again and again while its caller holds the lock."""
+    watched = watch()
+    exchange = Alone(watched)
+    calls = ffi.new("ucc_context_params_t *").oob
+    key, record = oob.oob_of(exchange, calls)
+    mine, everyone, request = ffi.new("char[]", b"me"), ffi.new("char[3]"), ffi.new("void **")
+
+    def ask() -> int:
+        assert watched.depth == 1
+        return int(calls.req_test(request[0]))
+
+    handle.locked(calls.allgather, mine, everyone, 3, calls.coll_info, request)
+    assert [handle.locked(ask) for _ in range(2)] == [1, 0]
+    calls.req_free(request[0])
+    oob.forget(key)
+    assert ffi.string(everyone) == b"me"
+    assert watched.depth == 0
+    assert record.failure is None
+
+
+# --- teams that do not come to be, or do not end ----------------------------------------------------------------------
+
+
+class Half:
+    """A context as far as a team has to do with it."""
+
+    handle, native, rank = ffi.NULL, ffi.NULL, 1
+
+
+@pytest.fixture
+def maps(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
+    """Weak references to the maps of teams, to which libucc keeps pointers."""
+    seen: list[Any] = []
+
+    class Noted:
+        def __getattr__(self, name: str) -> Any:
+            return getattr(ffi, name)
+
+        def new(self, kind: str, *more: Any) -> Any:
+            made = ffi.new(kind, *more)
+            if kind == "uint64_t[]":
+                seen.append(weakref.ref(made))
+            return made
+
+    monkeypatch.setattr(ucc_module, "ffi", Noted())
+    yield seen
+
+
+def team_functions(**replaced: Any) -> dict[str, Any]:
+    quiet = {
+        "ucc_team_create_post": lambda *_: 0,
+        "ucc_team_create_test": lambda *_: 0,
+        "ucc_context_progress": lambda *_: 0,
+        "ucch_team_new": lambda *_: ffi.NULL,
+        "ucch_team_free": lambda *_: None,
+    }
+    return quiet | replaced
+
+
+@pytest.mark.parametrize("status, error", [(1, CollectiveTimeout), (-1, LibraryError)], ids=["late", "failed"])
+def test_a_team_that_is_given_up_keeps_its_map(watch: Any, maps: list[Any], status: int, error: type) -> None:
+    watch(**team_functions(ucc_team_create_test=lambda *_: status))
+    with pytest.raises(error, match=r"team|UCC"):
+        ucc.Team(Half(), [0, 1, 2], timeout=0.01)  # type: ignore[arg-type]
+    gc.collect()
+    assert [list(each()) for each in maps] == [[0, 1, 2]], "libucc still reads it"
+
+
+def test_a_team_that_is_dropped_keeps_its_map(watch: Any, maps: list[Any]) -> None:
+    """As that of a failed first call, and any team that its user does not close."""
+
+    def made(contexts: Any, count: int, params: Any, out: Any) -> int:
+        out[0] = ffi.cast("ucc_team_h", 1)
+        return 0
+
+    watch(**team_functions(ucc_team_create_post=made))
+    ucc.Team(Half(), [2, 1])  # type: ignore[arg-type]
+    gc.collect()
+    assert [list(each()) for each in maps] == [[2, 1]]
+
+
+@pytest.mark.parametrize("ends", [True, False])
+def test_a_team_that_does_not_end_leaves_the_lock_to_others(watch: Any, ends: bool) -> None:
+    """It ends once another thread has had the lock, or never, and then within its time."""
+    had, looks = threading.Event(), [0]
+
+    def other() -> None:
+        lib.ucch_lock()
+        lib.ucch_unlock()
+        had.set()
+
+    thread = threading.Thread(target=other)
+
+    def made(contexts: Any, count: int, params: Any, out: Any) -> int:
+        out[0] = ffi.cast("ucc_team_h", 1)
+        return 0
+
+    def destroy(team: Any) -> int:
+        looks[0] += 1
+        if looks[0] == 1:
+            thread.start()
+        assert ends or looks[0] < 100 * MANY
+        assert not ends or had.is_set() or looks[0] < MANY, "no other thread gets the lock"
+        return 0 if ends and had.is_set() else 1
+
+    watch(**team_functions(ucc_team_create_post=made, ucc_team_destroy=destroy))
+    team = ucc.Team(Half(), [1, 0])  # type: ignore[arg-type]
+    if ends:
+        team.close()
+    else:
+        with pytest.raises(CollectiveTimeout, match="not destroyed"):
+            team.close(timeout=0.05)
+    thread.join(30)
+    assert had.is_set()
