@@ -20,6 +20,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from .._version import __version__
+from ..installed import module
 from ..machine.vendors import VENDORS
 from ..stdio import ends_with_its_reader
 from . import cluster as cluster_file
@@ -27,7 +28,7 @@ from . import command, k8s, launcher, slurm, sources, supervise
 from .cluster import Cluster, ClusterError
 
 #: Program of every rank under --check.
-DOCTOR = ("-m", "ucc_hetero.launch.doctor", "--job")
+DOCTOR = (*module("ucc_hetero.launch.doctor"), "--job")
 
 #: Seconds within which every rank has to start. Containers may have to fetch their image first.
 START_TIMEOUT = 120.0

@@ -157,6 +157,7 @@ class Parent:
                 stdout=subprocess.PIPE if tag else None,
                 stderr=subprocess.PIPE,
                 preexec_fn=ending_with_parent(signal.SIGKILL),
+                close_fds=False,  # Hydra's ranks speak to it through a descriptor that they inherit
             )
         except OSError as error:
             return self.failed(127 if isinstance(error, FileNotFoundError) else 126, f"{words[0]}: {error.strerror}")

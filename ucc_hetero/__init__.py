@@ -12,6 +12,7 @@ bring a UCX of their own, and the first one in a process serves everybody.
 
 from __future__ import annotations
 
+from . import installed as installed  # first: raises where this is the source and not the installation
 from ._version import __version__
 from .api.comm import Communicator
 from .bootstrap.store import Store, StoreServer

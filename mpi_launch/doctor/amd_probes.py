@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 
 from ...errors import DeviceError
+from ...installed import module
 from ...machine.vendors import VENDORS, Library, devices
 from ...native.libraries import candidates, lib
 from ...types import DTYPES, OPS
@@ -349,7 +350,7 @@ def shared_memory() -> Answer:
     if alone:
         words = (os.environ.get("HIP_VISIBLE_DEVICES") or ",".join(map(str, range(len(devices()) or 1)))).split(",")
         os.environ["HIP_VISIBLE_DEVICES"], env["HIP_VISIBLE_DEVICES"] = words[0], words[-1]
-    command = [sys.executable, "-m", MODULE, "peer", str(min(boards, 2) - 1)]
+    command = [sys.executable, *module(MODULE), "peer", str(min(boards, 2) - 1)]
     with subprocess.Popen(command, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as peer:
         try:
             return _owner(Hip(), _Lines(peer.stdin, peer.stdout))

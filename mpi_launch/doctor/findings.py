@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 
+from ...installed import extra
 from ...machine.rdma import CURE
 
 LEVELS = ("ok", "warning", "error")
@@ -18,12 +19,12 @@ _RUN = (
 #: Every problem that can be found -> how bad it is, and its cure where that is always the same. A test provokes each.
 CODES = {
     # MPI
-    "mpi-missing": ("error", "pip install 'ucc-hetero[mpi]', or load the site's MPI module and name its mpirun in "
+    "mpi-missing": ("error", f"{extra('mpi')}, or load the site's MPI module and name its mpirun in "
                     "MPIRUN"),
     "mpi-mismatch": ("error", "use the mpirun of that MPI (MPIRUN=/path/to/mpirun), or reinstall mpi4py against the "
                      "other"),
     # UCC and UCX
-    "libraries-missing": ("error", "pip install 'ucc-hetero[ucc]', or name yours in UCCH_UCC_LIB and UCCH_UCX_DIR"),
+    "libraries-missing": ("error", f"{extra('ucc')}, or name yours in UCCH_UCC_LIB and UCCH_UCX_DIR"),
     "ucx-foreign": ("warning", "import ucc_hetero before mpi4py.MPI, or keep MPI off UCX (OMPI_MCA_pml=ob1)"),
     "ucx-lacks-vendor": ("error", "install a UCX built with {} (docs/containers.md) and name its folder in "
                          "UCCH_UCX_DIR"),

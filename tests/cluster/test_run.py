@@ -12,7 +12,7 @@ import pytest
 from ucc_hetero.launch.emulate import Cluster
 from ucc_hetero.native.libraries import load
 
-yaml = pytest.importorskip("yaml", reason="needs yaml: pip install 'ucc-hetero[launch]'")
+yaml = pytest.importorskip("yaml", reason="needs yaml: pip install '.[launch]'")
 
 Emulate, Run = Callable[..., Cluster], Callable[..., subprocess.CompletedProcess[str]]
 

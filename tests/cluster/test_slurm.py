@@ -15,7 +15,7 @@ import pytest
 from ucc_hetero.launch import slurm
 from ucc_hetero.launch.cluster import Cluster, Host, VendorPart
 
-pytest.importorskip("yaml", reason="needs yaml: pip install 'ucc-hetero[launch]'")
+pytest.importorskip("yaml", reason="needs yaml: pip install '.[launch]'")
 
 Sbatch = Callable[..., subprocess.CompletedProcess[str]]
 

@@ -130,12 +130,12 @@ def test_no_stream_waits_for_messages_where_kernels_are_loaded_late(run: Callabl
 
 
 def test_messages_of_a_torch_group_repeat_and_change(run: Callable[..., Any]) -> None:
-    pytest.importorskip("torch", reason="needs torch: pip install 'ucc-hetero[torch]'")
+    pytest.importorskip("torch", reason="needs torch: pip install '.[torch]'")
     assert run(torch_scripts.REPEATED, *PAIR, DICE="7", **OWN_QUEUES).stdout.count("right") == 2
 
 
 def test_messages_that_repeat_of_a_rank_that_dies(run: Callable[..., Any], recovery: list[str]) -> None:
-    pytest.importorskip("torch", reason="needs torch: pip install 'ucc-hetero[torch]'")
+    pytest.importorskip("torch", reason="needs torch: pip install '.[torch]'")
     done = run(torch_scripts.DEATH, *PAIR, options=recovery, check=False, **OWN_QUEUES)
     assert not recovery or re.search(r"told: \[.*rank 1 has left the job or died", done.stdout), (
         done.stdout + done.stderr
@@ -279,4 +279,4 @@ def test_idle_rdma_ports_are_told_once(run: Callable[..., Any], second_ucx: str)
     done = run(IDLE, *PAIR, PORTS="y", UCCH_WIRE_UCX_DIR=second_ucx)  # which has nothing for InfiniBand
     assert done.stdout.count("right False") == 2
     (line,) = [line for line in (done.stdout + done.stderr).splitlines() if "RDMA ports lie idle" in line]
-    assert line.count("mlx5_0:1 (InfiniBand)") == 2 and "no libuct_ib" in line and "ucc-hetero[rdma]" in line
+    assert line.count("mlx5_0:1 (InfiniBand)") == 2 and "no libuct_ib" in line and "[rdma]" in line

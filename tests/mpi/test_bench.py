@@ -212,7 +212,7 @@ def test_compare(mpirun: Run, tmp_path: Path) -> None:
 
 
 def test_gloo_is_a_peer_like_the_others(mpirun: Run) -> None:
-    pytest.importorskip("torch", reason="needs torch: pip install 'ucc-hetero[torch]'")
+    pytest.importorskip("torch", reason="needs torch: pip install '.[torch]'")
     words = [
         "compare --no-start-up --peers ours,gloo -m 8:8 -r 2",
         "osu_allreduce --peer gloo -m 8:8 -i 4 -x 1 -T mpi_float -c",

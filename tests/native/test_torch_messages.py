@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("torch", reason="needs torch: pip install 'ucc-hetero[torch]'")
+pytest.importorskip("torch", reason="needs torch: pip install '.[torch]'")
 import torch_scripts
 from device_scripts import FEW_QUEUES, OWN_QUEUES
 

@@ -72,7 +72,7 @@ def looked_at(page: Path, width: int) -> dict[str, Any]:
 
 
 def test_report_in_a_browser(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib", reason="needs matplotlib: pip install 'ucc-hetero[plot]'")
+    pytest.importorskip("matplotlib", reason="needs matplotlib: pip install '.[plot]'")
     browser()
     paths = []
     for kind, data in SAMPLES.items():

@@ -184,7 +184,7 @@ def test_page_is_self_contained_and_escapes() -> None:
 
 
 def test_report_program(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    pytest.importorskip("matplotlib", reason="needs matplotlib: pip install 'ucc-hetero[plot]'")
+    pytest.importorskip("matplotlib", reason="needs matplotlib: pip install '.[plot]'")
     files = [
         store(tmp_path, "o.txt", OSU),
         store(tmp_path, "n.log", NCCL),

@@ -107,7 +107,7 @@ def test_curves_of_every_file(tmp_path: Path) -> None:
 
 
 def test_everything_is_drawn(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib", reason="needs matplotlib: pip install 'ucc-hetero[plot]'")
+    pytest.importorskip("matplotlib", reason="needs matplotlib: pip install '.[plot]'")
     paths = stored(tmp_path)
     found = drawings(read_all(paths)[0], [(f"{kind}.json", data) for kind, data in SAMPLES.items()])
     assert [d.name for d in found] == [

@@ -65,7 +65,7 @@ def test_training(heading: str, column: int, name: str, other: str) -> None:
 
 
 def test_pages_of_all_figures(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib", reason="needs matplotlib: pip install 'ucc-hetero[plot]'")
+    pytest.importorskip("matplotlib", reason="needs matplotlib: pip install '.[plot]'")
     archives = sorted(RESULTS.glob("*.tar.xz"))
     assert "from 4 archives" in write_pages(archives, tmp_path)
     files = 0

@@ -107,7 +107,7 @@ def test_topo_with_levels_and_measured_links(tmp_path: Path) -> None:
     assert text.count("all its links: 1 Gbit/s, 20.0 us a message, measured") == 2
     assert "inside islands: 100 Gbit/s, 1.0 us a message, measured" in text and "between islands" not in text
     assert "group of height 0: ranks 2, 3" in text
-    pytest.importorskip("matplotlib", reason="needs matplotlib: pip install 'ucc-hetero[plot]'")
+    pytest.importorskip("matplotlib", reason="needs matplotlib: pip install '.[plot]'")
     png(tree(hosts, topology), str(tmp_path / "t.png"))
     assert (tmp_path / "t.png").read_bytes().startswith(b"\x89PNG")
 

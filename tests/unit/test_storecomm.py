@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 if importlib.util.find_spec("torch") is None:
-    pytest.skip("needs torch: pip install 'ucc-hetero[torch]'", allow_module_level=True)
+    pytest.skip("needs torch: pip install '.[torch]'", allow_module_level=True)
 
 import torch.distributed as dist
 

@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-pytest.importorskip("torch", reason="needs torch: pip install 'ucc-hetero[torch]'")
+pytest.importorskip("torch", reason="needs torch: pip install '.[torch]'")
 import torch
 
 from ucc_hetero.torch.balance import BalancedSampler, Profile, Share, split_layers

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("torch", reason="needs torch: pip install 'ucc-hetero[torch]'")
+pytest.importorskip("torch", reason="needs torch: pip install '.[torch]'")
 
 from torch._jit_internal import _extract_tensors
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("torch", reason="needs torch: pip install 'ucc-hetero[torch]'")
+pytest.importorskip("torch", reason="needs torch: pip install '.[torch]'")
 import torch
 import torch.distributed as dist
 from torch_notes import Cuda, Stream

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from html import escape
 
+from ..installed import extra
 from ..machine.discover import Accelerator, Machine, Nic
 from ..planner.cost import Links
 from ..planner.topology import Link, Topology
@@ -145,7 +146,7 @@ def png(lines: Lines, path: str) -> None:
     try:
         import matplotlib
     except ImportError:
-        raise ValueError("topo --png needs matplotlib: pip install 'ucc-hetero[plot]'") from None
+        raise ValueError(f"topo --png needs matplotlib: {extra('plot')}") from None
     matplotlib.use("Agg")
     from matplotlib import pyplot
 

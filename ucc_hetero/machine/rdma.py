@@ -6,13 +6,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
+from ..installed import extra
 from .vendors import text
 
 #: Kind of a port -> the module of UCX that reaches it.
 MODULES = {"InfiniBand": "ib", "RoCE": "ib", "EFA": "ib_efa"}
 #: Cure of ports that lie idle.
 CURE = (
-    "for calls among devices pip install 'ucc-hetero[rdma]' on every host, or UCCH_WIRE_UCX_DIR=<a UCX with RDMA>; for "
+    f"for calls among devices {extra('rdma')} on every host, or UCCH_WIRE_UCX_DIR=<a UCX with RDMA>; for "
     "all else UCCH_UCX_DIR=<a UCX with RDMA>; UCX_TLS=tcp says that this is meant"
 )
 _LAYERS = {"InfiniBand": "InfiniBand", "Ethernet": "RoCE"}

@@ -22,6 +22,7 @@ import numpy as np
 from .. import _native, env
 from .._native import ffi, lib
 from ..errors import LibraryNotFound
+from ..installed import extra
 from ..machine.vendors import VENDORS, Library
 
 __all__ = [
@@ -220,7 +221,7 @@ def _failure(library: str, tried: list[str]) -> str:
         )
     return (
         f"{library} could not be loaded. Tried:\n{lines}\n"
-        f"Install the embedded build (pip install 'ucc-hetero[ucc]' brings {wheels}), or name yours in {variable}."
+        f"Install the embedded build ({extra('ucc')}, brings {wheels}), or name yours in {variable}."
     )
 
 
