@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from .machine import fabric
 from .machine.vendors import VENDORS, Vendor
 
 PREFIX = "UCCH_"
@@ -218,6 +219,14 @@ _VARIABLES = (
         "",
         "Where a host stands, outermost first: hosts with the same beginning are a level of their own.",
         "site/rack",
+    ),
+    Variable(
+        "FABRIC",
+        _choice(*fabric.WORDS),
+        "auto",
+        "Where the vendor's library joins a vendor's ranks into one island; auto: on all hosts with RDMA that it will "
+        "use; host: on each host; all: on all hosts.",
+        "auto|host|all",
     ),
     Variable("EMULATE", str, "", "Pretend vendors, given to the ranks in order.", "nvidia:2,amd:2"),
     Variable(

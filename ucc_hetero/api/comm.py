@@ -200,11 +200,13 @@ class Communicator(MessageMethods, NeighbourMethods, GroupMethods, FaultMethods)
 
         Behind a plan stands what chose it: ``user`` rules, ``measured`` ones, the cost ``model`` or a ``default``; and
         ``queued`` where devices do such calls without the host, or ``by way of the host`` where they go through its
-        memory (docs/gpu.md); between devices of several islands also the rings that this rank has for that, or why
-        there are none.
+        memory (docs/gpu.md). Where ranks of a vendor are on several hosts, the fabric that joins them or not, and why;
+        between devices of several islands the rings that this rank has for that, or why there are none.
         """
         ways = {Execution.QUEUED: ", queued", Execution.STAGED: ", by way of the host"}
-        lines = [self._run.topology.describe(), *(f"rings: {text}" for text in self._run.members.rings())]
+        members = self._run.members
+        lines = [self._run.topology.describe(), *(f"fabric: {text}" for text in members.fabric())]
+        lines += [f"rings: {text}" for text in members.rings()]
         for label, (choice, why, execution) in self._run.used.items():
             pieces = f", {choice.fragments} fragments" if choice.fragments > 1 else ""
             lines.append(f"{label}: {choice.algorithm}{pieces} ({why}{ways.get(execution, '')})")

@@ -96,16 +96,18 @@ class Membership:
         levels = levels_of([f.group for f in self.facts])
         if plain:  # no vendor's library that knows of hosts
             levels.append(hosts)
-        self.bare = Topology.group(vendors, hosts, (), levels)
+        self.job = process.job_of(mpi, self.facts, self._jobs, self.runtime)
+        members = [self.job.index[f.process] for f in self.facts]
+        islands = [self.job.topology.island_of[member] for member in members]
+        self.bare = Topology.group(vendors, hosts, (), levels, islands)
         if wanted == Transport.DIRECT and not (plain or self.bare.flat or self.rank):
             _say_of_messages()
         speeds = link_weights(hosts, [f.link_speed for f in self.facts])
-        weighted = Topology.group(vendors, hosts, speeds, levels)
+        weighted = replace(self.bare, weights=speeds)
         self.windows = join_windows(mpi, self.bare, self.facts, self.runtime, self._arenas)
         self.topology, self.tuning = agreed(self.bare, weighted, env.get("TUNE"), self._table, path, plain=plain)
         island = self.topology.islands[self.topology.island_of[self.rank]]
         self.device = Device.of(self.rank, island.ranks, self.facts, self.runtime)
-        self.job = process.job_of(mpi, self.facts, vendors, self._jobs)
         self.board = Board(mpi, [f.host.memory for f in self.facts])
         self.board.number = self._recorded = communicator(self.board.native, self.id, self.places, self.rank)
         several = max(self.board.hosts) > 0
@@ -121,7 +123,6 @@ class Membership:
         self._graphs: tuple[Channels | None, Topology, str] | None = None
         self.tuning = replace(self.tuning, queued=self.channels is not None)
         warn_idle(self.rank, self.facts, self.channels.idle if self.channels else dict.fromkeys(range(self.size), ""))
-        members = [self.job.index[f.process] for f in self.facts]
         self.teams = Teams(self.job, members, self.rank, self.id, limit(mpi, timeout))
         self.discard()
         self.teams.look = faults.watch(mpi)
@@ -223,6 +224,10 @@ class Membership:
                 call = Call(collective, self.size, () if collective == "barrier" else (count,), root)
                 choice = choose(self.topology, collective, elements(call) * 4, op, self.tuning)
                 yield make_plan(self.topology, call, choice._replace(fragments=1), self.rank)
+
+    def fabric(self) -> tuple[str, ...]:
+        """Fabric of vendors whose ranks are on several hosts, and why; nothing where there are none."""
+        return (self.job.split.why,) if self.job.split.why and not self.topology.one_host else ()
 
     def rings(self) -> tuple[str, ...]:
         """Rings of this rank, and with whom; or why it has none; nothing where no call would use them."""

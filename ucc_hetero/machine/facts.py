@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import pickle
+from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 
 from .discover import HostIdentity
+from .fabric import NO_FABRIC, Fabric
 from .rdma import Port
 
 
@@ -45,10 +47,26 @@ class Facts:
     vendors: str = ""
     #: Number of the process on its host; 0 if unknown.
     pid: int = 0
+    #: Fabric that joins the rank's host to others, for its vendor's library.
+    fabric: Fabric = NO_FABRIC
+
+    @property
+    def joined(self) -> Hashable:
+        """Equal for ranks that one vendor's own fabric joins: those of its devices on one host, and on hosts with RDMA
+        that its library will use."""
+        return (self.vendor, self.fabric.kind or self.host.node)
 
     def packed(self) -> bytes:
         """The facts as :func:`unpacked` takes them."""
         return pickle.dumps(self)
+
+
+def one_fabric(everyone: Iterable[Facts]) -> bool:
+    """True if the memory of these ranks is of one vendor and on one fabric, which that vendor's library will use.
+
+    Equal on all ranks that know the same facts; takes no message.
+    """
+    return len({facts.joined for facts in everyone}) == 1
 
 
 @lru_cache(maxsize=1 << 13)

@@ -26,6 +26,7 @@ __all__ = [
     "Device",
     "Known",
     "Library",
+    "Network",
     "Setting",
     "Trap",
     "Vendor",
@@ -99,6 +100,14 @@ class Compiler:
     option: str
     #: Variables that begin so make the runtime take a device for another one.
     override: str = "\0"
+
+
+@dataclass(frozen=True, slots=True)
+class Network:
+    """Files by which a library of collectives reaches other hosts: stems of its plugins, its configuration's name."""
+
+    plugins: tuple[str, ...]
+    configuration: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,6 +204,8 @@ class Vendor:
     # --- its collectives
     #: The component of libucc that hands collectives to the vendor's library, and that one.
     collectives: tuple[str, ...] = ()
+    #: That library's way to other hosts; None where it has none.
+    network: Network | None = None
     #: Bytes of device memory that must be free where libucc sets up the vendor's library for a team in its first call
     #: (``UCC_TL_NCCL_LAZY_INIT``), in which it waits for the other ranks; 0 where it does so when it makes the team.
     #: Where one rank has less the library fails there, and the others wait for that rank without end.
@@ -428,6 +439,7 @@ register(
         torch=("cuda",),
         torch_build="cuda",
         collectives=("libucc_tl_nccl", "libnccl"),
+        network=Network(("libnccl-net",), "nccl.conf"),
         set_up_bytes=1056 << 20,  # NCCL 2.28.9 took 1028 MiB on each of two H200s
         preload=Library("libcudart.so.12", folders=("nvidia:cuda_runtime/lib",)),
         driver="/dev/nvidiactl",
@@ -494,6 +506,7 @@ register(
         torch=("cuda",),  # under NVIDIA's name
         torch_build="hip",
         collectives=("libucc_tl_rccl", "librccl"),
+        network=Network(("librccl-net", "libnccl-net"), "rccl.conf"),
         resource="amd.com/gpu",
         containers={
             "docker": ("--device", "/dev/kfd", "--device", "/dev/dri", "--group-add", "video", "--group-add", "render"),

@@ -53,7 +53,7 @@ class Channels:
             sizes = [int(lib.ucch_channels_slot(self.handle, rank, ring)) for ring in range(lib.UCCH_RINGS)]
             slots = ", ".join(f"{lib.UCCH_RING_SLOTS} x {size >> 10} KiB" for size in sizes if size)
             ranks.setdefault(f"{carrier} ({slots or 'not used yet'})", []).append(rank)
-        each = "; ".join(f"{_ranks(some)} {what}" for what, some in ranks.items())
+        each = "; ".join(f"{ranks_text(some)} {what}" for what, some in ranks.items())
         return f"{each}; {lib.ucch_channels_held(self.handle) / (1 << 20):.1f} MiB pinned"
 
     def close(self, timeout: float) -> None:
@@ -108,7 +108,7 @@ def join(
     failures = mpi.allgather("" if lib.ucch_channels_open(handle) == 0 else _reason())
     if any(failures):
         lib.ucch_channels_free(handle)
-        return None, _missed(rank, _by_rank(failures))
+        return None, _missed(rank, by_rank(failures))
     far = f"{nwires} wire" + "s" * (nwires > 1)
     carriers = {r: "shared" if places[r] == places[rank] else far for r in range(len(places)) if r != rank}
     return Channels(handle, all(o.able for o in offers), all(o.compiles for o in offers), carriers, idle), ""
@@ -130,12 +130,12 @@ def _needless(topology: Topology, everyone: Sequence[Facts], seen: bool, windows
 def _obstacle(rank: int, offers: Sequence[_Offer]) -> str:
     """Why the ranks that have made these offers have no channels; empty if nothing is in the way."""
     if any(each.unwanted for each in offers):
-        return _by_rank([each.unwanted for each in offers])
+        return by_rank([each.unwanted for each in offers])
     # Processes that share a device take turns at it: one that waits there would keep the other from what it waits for.
     boards = [each.board for each in offers]
     shared = ["shares its device with another rank" if boards.count(each) > 1 else "" for each in boards]
     lacks = [each.lack for each in offers]
-    why = _by_rank(lacks if any(lacks) else shared)
+    why = by_rank(lacks if any(lacks) else shared)
     return _missed(rank, why) if why else ""
 
 
@@ -149,26 +149,42 @@ def _unwanted(hosts: bool) -> str:
 
 def _lack(mine: Facts, runtime: DeviceRuntime | None, *, late: bool) -> str:
     """Lack of this rank that keeps it from channels; empty if none. ``late`` as in :func:`.segments.may_wait`."""
-    if runtime is None:
-        return "no GPU runtime"
-    if not (runtime.eager or late):
-        return "load kernels at their first launch, docs/launch.md has the setting"
-    if not may_wait(runtime, late=late):
-        return "streams cannot wait for memory, nor is there a compiler of kernels that do"
+    unable = _unable(runtime, late=late)
+    if unable:
+        return unable
     words = ffi.new("size_t *", 2 * int(env.get("ARENA")))
     return "" if lib.ucch_window_own(key_of(mine), words) >= 0 else "no shared memory"
 
 
-def _by_rank(texts: Sequence[str]) -> str:
+def _unable(runtime: DeviceRuntime | None, *, late: bool) -> str:
+    """Lack of this rank's device; empty if none."""
+    if runtime is None:
+        return "no GPU runtime"
+    if not (runtime.eager or late):
+        return "load kernels at their first launch, docs/launch.md has the setting"
+    waits = may_wait(runtime, late=late)
+    return "" if waits else "streams cannot wait for memory, nor is there a compiler of kernels that do"
+
+
+def obstacle(mine: Facts, runtime: DeviceRuntime | None, *, late: bool) -> str:
+    """Reason why this rank's calls with ranks of other hosts cannot be queued, as far as it can tell before it tries.
+
+    ``late`` as in :func:`.segments.may_wait`; empty where nothing is in the way.
+    """
+    return "host memory" if not mine.device_memory else _unwanted(True) or _unable(runtime, late=late)
+
+
+def by_rank(texts: Sequence[str]) -> str:
     """Reasons of ranks, each with those that gave it."""
     ranks: dict[str, list[int]] = {}
     for rank, text in enumerate(texts):
         if text:
             ranks.setdefault(text, []).append(rank)
-    return "; ".join(f"{_ranks(some)}: {text}" for text, some in ranks.items())
+    return "; ".join(f"{ranks_text(some)}: {text}" for text, some in ranks.items())
 
 
-def _ranks(ranks: Sequence[int]) -> str:
+def ranks_text(ranks: Sequence[int]) -> str:
+    """Ranks as text: ``rank 3``, ``ranks 0, 2``."""
     return f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}"
 
 
