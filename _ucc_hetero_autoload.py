@@ -23,6 +23,7 @@ def register() -> None:
         if dist.is_available() and not hasattr(dist.Backend, "UCCH"):
             dist.Backend.register_backend("ucch", _create, extended_api=True, devices=["cpu", "cuda"])
             _wrap_env()
+            _wrap_creation()
     except Exception as failure:
         warnings.warn(f"the torch backend ucch could not be registered: {failure!r}", stacklevel=2)
 
@@ -46,3 +47,21 @@ def _wrap_env() -> None:
         return handlers["env"](*args, **kwargs)
 
     handlers["env"] = handler
+
+
+def _wrap_creation() -> None:
+    """ucc_hetero.torch wraps the function in which torch makes groups when one of ours is asked for."""
+    from torch.distributed import distributed_c10d as c10d
+
+    stock = c10d._new_process_group_helper
+
+    def helper(*args: Any, **kwargs: Any) -> Any:
+        if not any(isinstance(each, str) and "ucch" in each for each in (*args, *kwargs.values())):
+            return stock(*args, **kwargs)
+        c10d._new_process_group_helper = stock
+        import ucc_hetero.torch  # noqa: F401  wraps it
+
+        return c10d._new_process_group_helper(*args, **kwargs)
+
+    helper.stock = stock  # type: ignore[attr-defined]
+    c10d._new_process_group_helper = helper

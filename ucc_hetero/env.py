@@ -336,6 +336,13 @@ _VARIABLES = (
         "Backends in whose place torch scripts get ours (`ucch`).",
         "nccl,gloo",
     ),
+    Variable(
+        "TORCH_VENDOR",
+        parse_flag,
+        True,
+        "Make torch groups of one vendor's devices on one fabric of torch's own backend for these (NCCL, RCCL).",
+        "y|n",
+    ),
     Variable("TRACE", str, "", "Record what every collective spends its time on, into this Chrome trace.", "path"),
     Variable("TRACE_EVENTS", _count, 1 << 18, "Events of each rank that the trace keeps: the last ones.", "number"),
 )  # fmt: skip

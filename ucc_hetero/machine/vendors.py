@@ -200,6 +200,8 @@ class Vendor:
     #: torch's types of its devices, and the attribute of ``torch.version`` that a torch built for them has.
     torch: tuple[str, ...] = ()
     torch_build: str = ""
+    #: torch's own backend over the vendor's library of collectives.
+    torch_backend: str = ""
 
     # --- its collectives
     #: The component of libucc that hands collectives to the vendor's library, and that one.
@@ -438,6 +440,7 @@ register(
         fp8="NVIDIA's GPUs (FN)",
         torch=("cuda",),
         torch_build="cuda",
+        torch_backend="nccl",
         collectives=("libucc_tl_nccl", "libnccl"),
         network=Network(("libnccl-net",), "nccl.conf"),
         set_up_bytes=1056 << 20,  # NCCL 2.28.9 took 1028 MiB on each of two H200s
@@ -505,6 +508,7 @@ register(
         fp8="MI300 (FNUZ)",
         torch=("cuda",),  # under NVIDIA's name
         torch_build="hip",
+        torch_backend="nccl",  # RCCL's, under that name
         collectives=("libucc_tl_rccl", "librccl"),
         network=Network(("librccl-net", "libnccl-net"), "rccl.conf"),
         resource="amd.com/gpu",

@@ -20,12 +20,11 @@ from ..bootstrap.storecomm import Deaths, StoreComm, begin_without_mpi
 from ..errors import UCCHError
 from ..machine import vendors
 from ..native.libraries import load
-from . import devices, futures, rendezvous
+from . import creation, devices, futures, rendezvous
+from .creation import NAME
 from .group import ProcessGroupUCCH
 from .group_comm import GroupCommunicator
 from .work import seconds_of, torch_error
-
-NAME = "ucch"
 
 _groups: list[ProcessGroupUCCH] = []
 #: Communicator of the group that is made next, where there is one.
@@ -47,10 +46,8 @@ def register() -> None:
     if plugin is None or plugin.creator_fn is not create:
         c10d.Backend.register_backend(NAME, create, extended_api=True, devices=["cpu", *vendors.TORCH])
     rendezvous.install()
+    creation.install()
     replace(env.get("TORCH_REPLACE"))
-
-
-_replaced: set[str] = set()
 
 
 def replace(names: Sequence[str]) -> None:
@@ -59,24 +56,17 @@ def replace(names: Sequence[str]) -> None:
     ``get_backend`` goes on to return what they asked for, so that their tests of it hold. The environment variable
     UCCH_TORCH_REPLACE does the same for scripts that are to stay as they are.
     """
-    if not names:
-        return
-    if not _replaced:
-        stock = c10d.BackendConfig.get_device_backend_map
-
-        def ours(self: Any) -> dict[str, str]:
-            return {device: NAME if name in _replaced else name for device, name in stock(self).items()}
-
-        c10d.BackendConfig.get_device_backend_map = ours
-    _replaced.update(name.lower() for name in names)
-    rendezvous.export_ranks()
+    if names:
+        creation.replaced.update(name.lower() for name in names)
+        rendezvous.export_ranks()
 
 
 def create(opts: Any, backend_options: Any = None) -> ProcessGroupUCCH:
-    """Make a process group, as torch asks for it on its members; ``opts`` are its ``_DistributedBackendOptions``."""
-    # From 2.15 on torch attaches its flight recorder to groups that say which devices they serve, and fails where there
-    # is no C++ backend.
-    os.environ.setdefault("TORCH_FR_BUFFER_SIZE", "0")
+    """Make a group of ours, as torch asks for it on its members; ``opts`` are its ``_DistributedBackendOptions``."""
+    if torch.__version__ >= (2, 15):
+        # torch attaches its flight recorder to groups that say which devices they serve, and fails where there is no
+        # C++ backend.
+        os.environ.setdefault("TORCH_FR_BUFFER_SIZE", "0")
     if _next:
         _deaths[:] = [Deaths(opts.store, opts.group_rank)] if _deaths else []
     try:
