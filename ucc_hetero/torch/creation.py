@@ -25,6 +25,7 @@ from ..bootstrap import exit, process
 from ..device import runtime_of
 from ..errors import UCCHError
 from ..machine.discover import host_identity
+from ..machine.fabric import fabric_of
 from ..machine.vendors import VENDORS, Vendor
 from .monitored import NO_LIMIT
 from .work import seconds_of
@@ -150,7 +151,8 @@ def _here(rank: int, size: int, device_id: Any) -> tuple[Vendor, Standing]:
     node = "/".join(host_identity().node)
     device = place.device if device_id is None else device_id.index
     board = "" if runtime is None else f"{node} {runtime.bus(device)}"
-    return row, Standing(_backend_here(row), f"{row.name} {_fabric() or node}", board)
+    fabric = fabric_of(row.name, env.get("FABRIC")).kind
+    return row, Standing(_backend_here(row), f"{row.name} {fabric or node}", board)
 
 
 def _backend_here(row: Vendor) -> str:
@@ -160,11 +162,6 @@ def _backend_here(row: Vendor) -> str:
     if row.torch_build and getattr(torch.version, row.torch_build, None) is None:
         return ""
     return row.torch_backend if any(getattr(torch, kind).is_available() for kind in row.torch) else ""
-
-
-def _fabric() -> str:
-    """Name of the fabric that joins this rank's host to others; empty where none does."""
-    return "all" if os.environ.get("UCCH_FABRIC") == "all" else ""
 
 
 def _standings(ranks: Sequence[int], mine: Standing, rank: int, store: Any, seconds: float) -> list[Standing]:
