@@ -95,7 +95,7 @@ def _keep_to_devices() -> None:
     def device_of(group: Any = None) -> str:
         group = group or c10d._get_default_group()
         if getattr(group, "group_name", "") in _device_only:
-            return next(each.type for each in group._device_types if each.type != "cpu")
+            return next(str(each.type) for each in group._device_types if each.type != "cpu")
         return str(stock(group))
 
     c10d._get_object_coll_device = device_of
