@@ -218,9 +218,7 @@ if comm.rank == 0:
     try:
         request.Wait()
     except CollectiveTimeout as error:
-        until = time.monotonic() + 100
         while not done.done():
-            assert time.monotonic() < until, "the stream is held for ever"
             time.sleep(0.001)
         print("right:", error)
 comm.mpi.Barrier()

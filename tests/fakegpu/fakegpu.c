@@ -77,7 +77,7 @@ typedef struct work {
 typedef struct queue {
     pthread_t thread;
     work *head, **tail;
-    int users;
+    int users, waits; /* its work does, for what is not there yet */
     unsigned seed;
     pthread_cond_t given; /* of its own thread alone: glibc before 2.41 loses wake-ups of waiters in a crowd (25847) */
 } queue;
@@ -199,8 +199,12 @@ static int there(const void *word, uint32_t least) {
     return (int32_t)(__atomic_load_n((const uint32_t *)word, __ATOMIC_ACQUIRE) - least) >= 0;
 }
 
+/* The queue of this thread. */
+static _Thread_local queue *at_work;
+
 /* Sleep until a queue's next look: waits become longer by a quarter at most. */
 static void look_later(unsigned *us) {
+    __atomic_store_n(&at_work->waits, 1, __ATOMIC_RELEASE);
     *us = *us ? *us + *us / 4 : LOOK_US;
     *us = *us < LONGEST_LOOK_US ? *us : LONGEST_LOOK_US;
     usleep(*us);
@@ -309,8 +313,8 @@ static const char *error_name(int code) {
                                     : "FAKE_ERROR";
 }
 
-/* ---- for tests: kernels, how often work touched freed memory, streams that were not given back, and how often one
- * was told to wait for memory ---- */
+/* ---- for tests: kernels, how often work touched freed memory, streams that were not given back, how often one was
+ * told to wait for memory, whether one is held, and whether the driver is kept from all ---- */
 
 static void first_launch(int *loaded) {
     if (lazy) load_kernel(loaded);
@@ -338,6 +342,17 @@ int fakegpu_misuses(void) {
 int fakegpu_streams(void) { return __atomic_load_n(&open_streams, __ATOMIC_RELAXED); }
 
 int fakegpu_holds(void) { return __atomic_load_n(&holds, __ATOMIC_RELAXED); }
+
+/* By what is not there yet: its own work waits, or that before it in the queue that it shares. */
+int fakegpu_held(void *handle) {
+    stream *s = handle;
+    enter();
+    int held = s->unfinished && __atomic_load_n(&s->queue->waits, __ATOMIC_ACQUIRE);
+    pthread_mutex_unlock(&lock);
+    return held;
+}
+
+int fakegpu_kept(void) { return __atomic_load_n(&kept, __ATOMIC_ACQUIRE); }
 
 /* UCC and UCX see what it is: host memory. */
 int ucch_memory_type(void) { return 0; }

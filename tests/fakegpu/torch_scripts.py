@@ -172,12 +172,11 @@ dist.barrier()
 if r == 1:
     os.kill(os.getpid(), signal.SIGKILL)
 said = []
-until = time.monotonic() + 60
-while not said and time.monotonic() < until:
+while not said:
     try:
         for work in batch(("from", got, 1, 0)):
             work.wait()
-        while not work.is_completed() and time.monotonic() < until:
+        while not work.is_completed():
             time.sleep(1e-3)
         if work.exception() is not None:
             raise work.exception()

@@ -15,7 +15,7 @@ from ucc_hetero.native.libraries import ffi, lib
 
 CALLS, OPINION, GONE = 2, 3, 4
 KEY = 0x1234567890ABCDEF
-LIMIT = 30.0
+LIMIT = 300.0
 
 
 def until(condition: Callable[[], Any]) -> None:

@@ -106,15 +106,18 @@ import re
 assert lib.ucch_flight_catch(43) == 1 == lib.ucch_flight_catch(43)
 faulthandler.register(43, files[2], all_threads=True)
 assert lib.ucch_flight_catch(43) == 1
-parent = os.getpid()
+parent, path, (begun, begin) = os.getpid(), sys.argv[2] + "/x.flight", os.pipe()
 if os.fork() == 0:
-    for _ in range(2):  # the second stack is not behind the first
-        time.sleep(1.5)
-        os.kill(parent, 43)
-    time.sleep(0.5)
+    os.read(begun, 1)
+    for turn in range(2):  # the second stack is not behind the first
+        turn and os.unlink(path)
+        while not os.path.exists(path):  # complete from the start; signals that come meanwhile are one
+            os.kill(parent, 43)
+            time.sleep(0.01)
     os.kill(parent, signal.SIGKILL)
     os._exit(0)
 def stuck():
+    os.write(begin, b"x")
     re.match("(a+)+$", "a" * 40 + "b")
 stuck()
 """
@@ -145,7 +148,8 @@ if os.fork() == 0:  # and while the interpreter ends
         os.kill(parent, number)
         time.sleep(0.003)
     os._exit(0)
-time.sleep(0.2)
+while not flight.usual_path().exists():
+    time.sleep(0.003)
 """
     done = run(RECORDER + script, 16, tmp_path, 2)
     assert done.returncode == 0, done.stderr
@@ -193,6 +197,8 @@ if (child := os.fork()) == 0:
         os.kill(parent, number)
         time.sleep(0.004)
     os._exit(0)
+while not flight.usual_path().exists():  # the child has begun
+    time.sleep(0.003)
 for round in range(300):
     path = flight.dump(sys.argv[2] + "/asked")
     if path is not None:  # a failure may have come first
