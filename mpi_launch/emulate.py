@@ -43,6 +43,9 @@ def unavailable() -> str | None:
     """Return why no cluster can be emulated on this machine, with the way out, or None where one can."""
     if not sys.platform.startswith("linux"):
         return f"emulated hosts are made of Linux namespaces; this is {sys.platform}"
+    beyond = [folder for folder in ("/usr/sbin", "/sbin") if folder not in os.environ.get("PATH", "").split(os.pathsep)]
+    # Where Debian has ip and tc, and a user's PATH does not lead.
+    os.environ["PATH"] = os.pathsep.join([*filter(None, [os.environ.get("PATH")]), *beyond])
     missing = [tool for tool in ("unshare", "nsenter", "ip", "tc", "cat") if shutil.which(tool) is None]
     if missing:
         return f"{', '.join(missing)} not found: install iproute2 and util-linux"

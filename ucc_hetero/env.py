@@ -6,6 +6,7 @@ not in the table is a typing mistake and gives one warning.
 
 from __future__ import annotations
 
+import difflib
 import math
 import os
 import re
@@ -17,6 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from .machine import fabric
+from .machine.launchers import number
 from .machine.vendors import VENDORS, Vendor
 
 PREFIX = "UCCH_"
@@ -375,13 +377,19 @@ def unknown(environ: Iterable[str] | None = None) -> list[str]:
 _warned: set[str] = set()
 
 
+def meant(name: str) -> str:
+    """The way out of an unknown variable: the known one that looks most like it, or where all of them are listed."""
+    near = difflib.get_close_matches(name.removeprefix(PREFIX), TABLE, 1)
+    return f"did you mean {PREFIX}{near[0]}?" if near else "python -m ucc_hetero env lists all that do"
+
+
 def warn_unknown() -> None:
-    """Warn of unknown variables, once each in a process."""
+    """Warn of unknown variables, once each in a process, and in one of the ranks on a host."""
     for name in unknown():
         if name not in _warned:
             _warned.add(name)
-            known = ", ".join(PREFIX + other for other in TABLE)
-            warnings.warn(f"{name} is set but means nothing; known are {known}", stacklevel=2)
+            if number("LOCAL_RANK", os.environ, 0) == 0:
+                warnings.warn(f"{name} is set but means nothing: {meant(name)}", stacklevel=2)
 
 
 @contextmanager

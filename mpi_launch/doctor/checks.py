@@ -97,6 +97,23 @@ def _knows(facts: Facts, vendor: str) -> Iterator[Finding]:
         )
 
 
+def torch(facts: Facts) -> Iterator[Finding]:
+    """torch is built for GPUs that this host has, and for the CUDA that libucc is built for."""
+    libs = facts.libraries
+    if not libs.torch:
+        return
+    kind, _, version = libs.torch_for.partition(" ")
+    what = f"torch {libs.torch} is built for {libs.torch_for}"
+    if facts.vendors and kind not in {VENDORS[vendor].memory for vendor in facts.vendors}:
+        vendors = " and ".join(facts.vendors)
+        yield finding("torch-lacks-vendor", f"{what}, and this host has {vendors} GPUs", vendors)
+    elif facts.vendors and kind == "cuda" and libs.ucc_cuda and version.partition(".")[0] != libs.ucc_cuda:
+        text = f"{what}, and UCC {libs.ucc} from {libs.ucc_path} for cuda {libs.ucc_cuda}"
+        yield finding("torch-cuda", f"{text}: two CUDA runtimes and NCCLs in one process", libs.ucc_cuda)
+    else:
+        yield ok("torch", what)
+
+
 def gpus(facts: Facts) -> Iterator[Finding]:
     """Every GPU of the machine can be used, and reached whole."""
     usable = {device.pci for device in facts.usable}
@@ -264,7 +281,7 @@ def settings(facts: Facts) -> Iterator[Finding]:
     """Environment variables mean something, and do not shut out what this host needs."""
     env = dict(facts.env)
     for name in variables.unknown(env):
-        yield finding("env-unknown", f"{name} is set but means nothing")
+        yield finding("env-unknown", f"{name} is set but means nothing", cure=variables.meant(name))
     for name in variables.TABLE:
         try:
             variables.get(name, env)
@@ -329,7 +346,7 @@ def _dmabuf(facts: Facts, value: str, name: str) -> Iterator[Finding]:
     )
 
 
-CHECKS = (mpi, libraries, gpus, network, rdma, host, plain, settings, vendor_settings)
+CHECKS = (mpi, libraries, torch, gpus, network, rdma, host, plain, settings, vendor_settings)
 
 
 def examine(facts: Facts) -> list[Finding]:

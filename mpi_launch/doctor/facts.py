@@ -8,7 +8,7 @@ import os
 import re
 import resource
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -45,6 +45,11 @@ class Libraries:
     mpi_text: str = ""
     mpirun: str = ""
     mpirun_text: str = ""
+    #: torch's version, empty without one; what it is built for: "cuda 12.6", "rocm 6.4" or "host".
+    torch: str = ""
+    torch_for: str = ""
+    #: Major version of the CUDA runtime that libucc's components load; empty where they load none.
+    ucc_cuda: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,6 +144,25 @@ def _mpi(environ: Mapping[str, str]) -> dict[str, Any]:
     return found
 
 
+def torch_build(folders: Sequence[Path]) -> dict[str, str]:
+    """Version and purpose of the installed torch, by its version.py: importing it takes seconds."""
+    for folder in folders:
+        said = dict(re.findall(r"^(\w+)(?:: [^=]*)? = '([^']+)'", text(folder / "version.py"), re.M))
+        if "__version__" in said:
+            kinds = [f"{kind} {said[name]}" for kind, name in (("cuda", "cuda"), ("rocm", "hip")) if name in said]
+            return {"torch": said["__version__"], "torch_for": kinds[0] if kinds else "host"}
+    return {}
+
+
+def _ucc_cuda(ucc_path: str) -> str:
+    try:
+        component = (Path(ucc_path).resolve().parent / "ucc/libucc_mc_cuda.so").read_bytes()
+    except OSError:
+        return ""
+    found = re.search(rb"libcudart\.so\.(\d+)", component)
+    return found[1].decode() if found else ""
+
+
 def _libraries(environ: Mapping[str, str]) -> Libraries:
     try:
         loaded = libraries.load()
@@ -159,6 +183,8 @@ def _libraries(environ: Mapping[str, str]) -> Libraries:
         notes=loaded.notes,
         carriers=tuple(described.items()),
         idle=tuple(map(str, found.idle)),
+        ucc_cuda=_ucc_cuda(loaded.ucc_path),
+        **torch_build(libraries.package_dirs("torch")),
         **_mpi(environ),
     )
 

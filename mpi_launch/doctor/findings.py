@@ -31,6 +31,10 @@ CODES = {
     "ucx-lacks-shm": ("warning", "install a UCX with sysv, posix or cma"),
     "ucc-lacks-vendor": ("error", "install a UCC built for {} (docs/containers.md) and name it in UCCH_UCC_LIB"),
     "ucc-lacks-library": ("warning", "install a UCC with {}, if speed inside a host matters"),
+    "torch-lacks-vendor": ("warning", "install the torch for {} (docs/install.md has the table), if the job uses "
+                           "torch"),
+    "torch-cuda": ("warning", "install a torch for CUDA {} (docs/install.md has the table), or name a UCC for torch's "
+                   "CUDA in UCCH_UCC_LIB"),
     # GPUs
     "gpu-unusable": ("error", "load the driver (modprobe nvidia or amdgpu), or give the container its devices "
                      "(docs/containers.md)"),
@@ -66,7 +70,7 @@ CODES = {
     "numa-balancing": ("warning", "sysctl kernel.numa_balancing=0"),
     "clock": ("warning", "start chronyd or systemd-timesyncd (in a container: on its host)"),
     # Settings
-    "env-unknown": ("warning", "python -m ucc_hetero env lists all that do"),
+    "env-unknown": ("warning", ""),
     "env-bad": ("error", "correct {}, or unset it"),
     "tls-no-gpu": ("error", "add {} to UCX_TLS, or unset it"),
     "tls-no-wireup": ("warning", "add tcp or ud to UCX_TLS, or unset it"),

@@ -105,6 +105,25 @@ def test_mistakes_are_told_before_anything_starts(ucch_run: Run) -> None:
         assert f"ucch-run: {said}" in done.stderr, words
 
 
+def test_a_script_is_run_by_python(ucch_run: Run, tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("import sys; print(sys.argv[1:])")
+    done = ucch_run("--np", "2", str(script), "--lr", "0.1")
+    assert (done.returncode, done.stdout) == (0, "['--lr', '0.1']\n" * 2), done.stderr
+
+
+def test_words_for_the_launcher_that_begin_with_a_dash(ucch_run: Run) -> None:
+    done = ucch_run("-np", "2", "--mpi-args", "--x", "true")
+    assert done.returncode == 2 and "expected one argument, after an equals sign" in done.stderr.splitlines()[-1]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+def test_root_needs_to_say_nothing(environment: dict[str, str]) -> None:
+    env = {name: value for name, value in environment.items() if not name.startswith("OMPI_ALLOW_RUN_AS_ROOT")}
+    done = subprocess.run(words("-np", "2", *python("print(1)")), env=env, capture_output=True, text=True, timeout=240)
+    assert (done.returncode, done.stdout) == (0, "1\n1\n"), done.stderr
+
+
 def test_time_limit(ucch_run: Run) -> None:
     done = ucch_run("-np", "2", "--timeout", "4", *python("import time; time.sleep(200)"))
     assert done.returncode == 124

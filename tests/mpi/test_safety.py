@@ -32,7 +32,8 @@ x, y = np.ones(10), np.empty(10)
 comm.Allreduce(x, y)
 again = comm.Allreduce_init(x, y)
 calls = [lambda: comm.Allreduce(x, y), lambda: comm.Iallreduce(x, y), lambda: comm.Isend(x, 1 - rank), again.Start,
-         lambda: comm.Bcast(x), comm.Barrier, lambda: u.Communicator()]
+         lambda: comm.Bcast(x), comm.Barrier, lambda: u.Communicator(),
+         lambda: comm.bcast(rank), lambda: comm.mpi.Barrier()]
 child = os.fork()
 if not child:
     signal.alarm(100)

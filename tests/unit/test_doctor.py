@@ -92,6 +92,9 @@ ONE_HOST: list[tuple[str, dict[str, Any]]] = [
     ("ucc-lacks-vendor", lib(components=("ec/cpu", "mc/cpu", "tl/ucp"))),
     ("ucc-lacks-library", lib(components=("ec/cpu", "ec/cuda", "mc/cuda", "mc/cpu", "tl/ucp"))),
     ("gpu-denied", {"denied": ("/dev/nvidia0",)}),
+    ("torch-lacks-vendor", lib(torch="2.13.0+cpu", torch_for="host")),
+    ("torch-lacks-vendor", lib(torch="2.13.0+rocm7.0", torch_for="rocm 7.0.2")),
+    ("torch-cuda", lib(torch="2.13.0", torch_for="cuda 13.0", ucc_cuda="12")),
     ("peer-access", {"no_peers": ((0, 1),)}),
     ("rdma-idle", lib(idle=("mlx5_0:1 (InfiniBand)",), carriers=(("network threads", "tcp"),))),
     ("net-unknown", env(UCX_NET_DEVICES="mlx5_0:1,eth7")),
@@ -168,6 +171,7 @@ def test_facts_that_provoke(tmp_path: Path, code: str, changes: dict[str, Any]) 
     CLOUD | sysctl(rmem="4096 131072 212992", control="reno"),  # RDMA carries it
     TCP | sysctl(rmem="4096 131072 212992", control="reno") | {"interfaces": (("eth0", 1000, 1500),)},
     sysctl(most="212992") | env(UCX_TCP_RCVBUF="128K"),
+    lib(torch="2.13.0+cu126", torch_for="cuda 12.6", ucc_cuda="12"),
 ])  # fmt: skip
 def test_networks_with_nothing_wrong(tmp_path: Path, changes: dict[str, Any]) -> None:
     assert codes(checks.examine(healthy(tmp_path, **changes))) == set()
@@ -421,3 +425,14 @@ def test_this_machine(capsys: pytest.CaptureFixture[str]) -> None:
     found = json.loads(capsys.readouterr().out)["findings"]
     assert status == any(each["level"] == "error" for each in found)
     assert all(each["level"] == "ok" or each["cure"] for each in found)
+
+
+def test_builds_of_torch(tmp_path: Path) -> None:
+    (tmp_path / "version.py").write_text(
+        "from typing import Optional\n__version__ = '2.13.0'\ndebug = False\ncuda: Optional[str] = '13.0'\n"
+        "hip: Optional[str] = None\n"
+    )
+    assert facts.torch_build([tmp_path / "none", tmp_path]) == {"torch": "2.13.0", "torch_for": "cuda 13.0"}
+    (tmp_path / "version.py").write_text("__version__ = '2.13.0+cpu'\ncuda: Optional[str] = None\n")
+    assert facts.torch_build([tmp_path]) == {"torch": "2.13.0+cpu", "torch_for": "host"}
+    assert facts.torch_build([]) == {}

@@ -309,6 +309,12 @@ def test_a_launcher_that_ends_before_its_ranks_start(capfd: pytest.CaptureFixtur
     assert second.startswith("ucch-run: try: ssh elsewhere hostname;"), "this machine needs no ssh"
 
 
+def test_the_host_that_the_launcher_names_is_suspected(capfd: pytest.CaptureFixture[str]) -> None:
+    script = "echo 'HNP daemon: on node a1; Remote daemon: on node a10' >&2; exit 3"
+    assert supervise(("sh", "-c", script), [(name, 1) for name in ("a1", "a10", "a2")]) == 3
+    assert capfd.readouterr().err.splitlines()[-1].startswith("ucch-run: try: ssh a10 hostname;")
+
+
 def test_a_launcher_that_ends_without_a_word_of_its_ranks(capfd: pytest.CaptureFixture[str]) -> None:
     """As Slurm after MPI_Abort, which kills ranks before they can tell."""
     started = '{"rank": 0, "host": "a", "event": "started"}'

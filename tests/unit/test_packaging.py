@@ -59,6 +59,12 @@ def test_entry_points_exist() -> None:
                 break
 
 
+def test_an_old_python_is_refused_at_once() -> None:
+    script = f"import sys; sys.version_info = (3, 9, 18); exec(open({str(ROOT / 'setup.py')!r}).read())"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=100, check=False)
+    assert done.returncode == 1 and done.stderr.startswith("ucc_hetero needs Python 3.10 or newer, and this is 3.9")
+
+
 def test_runtime_dependencies_are_few() -> None:
     names = {re.split(r"[^\w-]", requirement)[0] for requirement in CONFIG["project"]["dependencies"]}
     assert names == {"cffi", "mpi4py", "numpy"}

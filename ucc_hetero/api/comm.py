@@ -21,7 +21,7 @@ from ..calls.persistent import PersistentRequest
 from ..calls.recovery import Recovery
 from ..calls.request import Request
 from ..engine.lowering import Execution
-from ..errors import LibraryNotFound
+from ..errors import LibraryNotFound, UCCHError
 from ..native.libraries import load
 from ..planner.topology import Topology
 from ..types import OPS
@@ -97,7 +97,12 @@ class Communicator(MessageMethods, NeighbourMethods, GroupMethods, FaultMethods)
 
     def _join(self, mpi: Any) -> None:
         self._mpi = mpi
-        self._run = Runner(self._mpi, arenas=self._arenas)
+        try:
+            self._run = Runner(self._mpi, arenas=self._arenas)
+        except UCCHError:
+            raise
+        except ValueError as mistake:  # in a setting, which it names: twenty lines of this package's frames say nothing
+            raise mistake.with_traceback(None) from None
         self._messages = Messages(self._run)
         self._recovery = Recovery(self._run)
         #: Made when they are used first: messages of the package's own calls, and what those calls are.

@@ -67,10 +67,18 @@ def forget(comm: Any) -> None:
     _haunted = _haunted or _leaves_calls(comm)
 
 
+class _Parents:
+    """Stands where MPI's communicator was, in a process that was made by fork: pickled objects go by MPI."""
+
+    def __getattr__(self, name: str) -> NoReturn:
+        raise process.forked()
+
+
 def _after_fork() -> None:
     """Communicators are the parent's: a child that used them would take part in its calls."""
     for comm in living:
         comm._run.orphan()
+        comm._mpi = _Parents()
     living.clear()
 
 

@@ -261,7 +261,11 @@ def place_here(world_rank: int, world_size: int) -> Place:
     global _place
     if _place is None or not begun():
         layout = env.get("EMULATE")
-        _place = place_of(emulated_vendors(layout, world_size)[world_rank] if layout else "")
+        try:
+            vendor = emulated_vendors(layout, world_size)[world_rank] if layout else ""
+        except ValueError as error:
+            raise ValueError(f"UCCH_EMULATE: {error}") from None
+        _place = place_of(vendor)
     return _place
 
 
@@ -334,10 +338,15 @@ _inherited = False
 def refuse_children() -> None:
     """Raise where MPI is that of the parent process."""
     if _inherited:
-        raise NotSupported(
-            "this process was made by fork of one that uses MPI, and has no part in that: start processes by spawn "
-            "(multiprocessing.set_start_method), or fork before MPI is imported"
-        )
+        raise forked()
+
+
+def forked() -> NotSupported:
+    """The error of a child's calls on what is its parent's."""
+    return NotSupported(
+        "this process was made by fork of one that uses MPI, and has no part in that: start processes by spawn "
+        "(multiprocessing.set_start_method), or fork before MPI is imported"
+    )
 
 
 def _after_fork() -> None:
