@@ -57,7 +57,10 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--check", action="store_true", help="run the doctor on every rank instead of a program")
     parser.add_argument("--tag", action="store_true", help="begin each line of output with its rank and host")
     parser.add_argument("--launcher", choices=("auto", *launcher.KINDS), default="auto", help="default: what is here")
-    parser.add_argument("--devices", choices=("one", "all"), default="one", help="devices that a rank sees")
+    parser.add_argument(
+        "--devices", choices=("auto", "one", "all"), default="auto",
+        help="devices that a rank sees; auto: one, but all in scripts that choose theirs by LOCAL_RANK",
+    )  # fmt: skip
     parser.add_argument("--no-numa", action="store_true", help="do not bind ranks to the processors near their device")
     parser.add_argument("--emulate", action="store_true", help="pretend the hosts' vendors, on host memory")
     parser.add_argument("--timeout", type=float, metavar="S", help="end the job after this many seconds")

@@ -70,7 +70,7 @@ class Filter:
 
     def feed(self, data: bytes) -> bytes:
         """Text for people; the rest of a report that is not complete is held back."""
-        data, self.held = self.held + data, b""
+        data, self.held = self.held + data.replace(b"\0", b""), b""  # Open MPI's own lines may bring some
         shown = []
         while data:
             text, mark, rest = data.partition(MARK)

@@ -4,6 +4,7 @@ import argparse
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -98,6 +99,40 @@ def test_devices_that_amds_runtime_sees(tmp_path: Path, environ: dict[str, str],
             assert (found.device and found.device.pci) == (device and device.pci)
         else:
             assert found.env.get("HIP_VISIBLE_DEVICES") == environ.get("HIP_VISIBLE_DEVICES")
+
+
+@pytest.mark.parametrize("vendor, other", [("nvidia", amd_host), ("amd", nvidia_host)])
+def test_a_vendor_that_the_host_has_not_is_refused(tmp_path: Path, vendor: str, other: Callable[[Path], Path]) -> None:
+    """The job would run on host memory in silence."""
+    for root in (tmp_path, other(tmp_path / "other")):
+        with pytest.raises(ValueError, match=f"vendor {vendor} was asked for .* has no driver"):
+            start(root, "--vendor", vendor)
+    assert start(tmp_path, "--vendor", "host").vendor == "host"
+    done = run_wrapper("--vendor", vendor, "--report", script="print('ran')")
+    if not vendors.VENDORS[vendor].find(vendors.ROOT):
+        assert (done.returncode, done.stdout) == (1, "")
+        assert f"vendor {vendor} was asked for" in str(events(done.stderr)[0]["lines"])
+
+
+def test_all_devices_for_scripts_written_for_torchrun(tmp_path: Path) -> None:
+    root, script = nvidia_host(tmp_path, gpus=4), tmp_path / "train.py"
+    script.write_text('torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))')
+
+    def shown(*words: str, program: str = "train.py", **env: str) -> str | None:
+        given = rank.parser().parse_args([*words, "--", "python", str(tmp_path / program), "x.py"])
+        made = rank.Start(given, {**MPI, **env}, root)
+        assert made.device is not None and made.device.node == "/dev/nvidia1", "processors follow the rank's own device"
+        return made.env.get("CUDA_VISIBLE_DEVICES")
+
+    assert shown() is None
+    assert shown("--devices", "one") == "1"
+    script.write_text('if os.environ["LOCAL_RANK"] == "0": print()')
+    assert shown() == "1"
+    assert shown("--devices", "all") is None
+    assert shown(program="missing.py") == "1"
+    assert shown(UCCH_TORCH_REPLACE="nccl") is None
+    assert shown("--set", "UCCH_TORCH_REPLACE=nccl", program="missing.py") is None
+    assert shown("--devices", "one", UCCH_TORCH_REPLACE="nccl") == "1"
 
 
 def test_processors_near_the_chosen_device(tmp_path: Path) -> None:
@@ -284,6 +319,8 @@ def test_reports_are_taken_out_of_the_stream() -> None:
         assert stream.feed(text[:cut]) + stream.feed(text[cut:]) == b"hello\nrest\x1enot ours\nend"
         assert outcome.started == {1: "b"}
     assert outcome.missing([("a", 1), ("b", 1)]) == ["a"]
+    assert stream.feed(b'aborted\n\0\x1e\0{"event": "started", "rank": 0, "host": "a"}\n') == b"aborted\n"
+    assert outcome.started == {0: "a", 1: "b"}
 
 
 def test_a_container_engine_runs_the_program(tmp_path: Path) -> None:
