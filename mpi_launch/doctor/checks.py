@@ -216,6 +216,16 @@ def rdma(facts: Facts) -> Iterator[Finding]:
         yield ok("rdma", f"{len(active)} active ports, unlimited pinned memory")
 
 
+def fabric(facts: Facts) -> Iterator[Finding]:
+    """The libraries of the GPUs' vendors use the RDMA ports, if there are any."""
+    active = [port.name for port in facts.ports if port.state == "ACTIVE"]
+    for vendor, found in facts.fabrics:
+        if active and not found.kind and found.wanted == "auto":
+            yield finding("fabric-idle", f"the library of {vendor} does not use {', '.join(active)}: {found.why}")
+        else:
+            yield ok("fabric", f"{vendor}: {found.describe()}")
+
+
 def _gpudirect(facts: Facts) -> bool:
     """Every vendor's driver hands its devices' memory to network cards: by itself from a kernel on, or by a module."""
     kernel, modules = int(facts.kernel.partition(".")[0]), {*facts.modules, *["open"] * facts.open_driver}
@@ -346,7 +356,7 @@ def _dmabuf(facts: Facts, value: str, name: str) -> Iterator[Finding]:
     )
 
 
-CHECKS = (mpi, libraries, torch, gpus, network, rdma, host, plain, settings, vendor_settings)
+CHECKS = (mpi, libraries, torch, gpus, network, rdma, fabric, host, plain, settings, vendor_settings)
 
 
 def examine(facts: Facts) -> list[Finding]:

@@ -18,6 +18,7 @@ from ...bindings import ucx
 from ...cli.info import components
 from ...errors import UCCHError
 from ...machine import discover, nics
+from ...machine.fabric import WORDS, Fabric, fabric_of
 from ...machine.vendors import VENDORS, Device, devices, number, text
 from ...native import libraries
 from ...transport import carriers
@@ -95,6 +96,8 @@ class Facts:
     all_interfaces: tuple[str, ...]
     #: Cloud that limits what a connection of these carries, and to how many Mbit/s; 0 where none is known to.
     flow_limit: tuple[str, int]
+    #: Fabric that joins this host to others for the library of each vendor of these GPUs.
+    fabrics: tuple[tuple[str, Fabric], ...]
     #: Settings of the kernel for TCP, as far as they can be read.
     sysctl: tuple[tuple[str, str], ...]
     memlock: int
@@ -298,6 +301,11 @@ def hardware(root: Path) -> dict[str, Any]:
     }
 
 
+def _fabric(vendor: str, environ: Mapping[str, str], root: Path) -> Fabric:
+    wanted = environ.get("UCCH_FABRIC", "").strip().lower()  # of a bad value something else is said
+    return fabric_of(vendor, wanted if wanted in WORDS else "auto", environ, root)
+
+
 def collect(
     root: Path = Path("/"), environ: Mapping[str, str] | None = None, libraries: Libraries | None = None, ranks: int = 1
 ) -> Facts:
@@ -313,6 +321,7 @@ def collect(
         no_peers=tuple(_no_peers(nvidia) if root == Path("/") and nvidia > 1 else []),
         memlock=_limit(resource.RLIMIT_MEMLOCK), nofile=_limit(resource.RLIMIT_NOFILE), shm=_shm(),
         cores=discover.cores(), host_cores=len(discover.host_cores()), ranks_here=ranks,
+        fabrics=tuple((name, _fabric(name, environ, root)) for name in sorted({d.vendor for d in found["usable"]})),
         flow_limit=nics.flow_limit(environ.get("UCX_NET_DEVICES", ""), root), clock_synchronised=_clock_synchronised(),
         env=tuple(sorted((name, value) for name, value in environ.items() if _ENV.match(name))), **found,
     )  # fmt: skip

@@ -49,6 +49,8 @@ CODES = {
     "rdma-down": ("warning", "check the cable and switch port (ibstat); leave it out by interfaces: in the cluster "
                   "file"),
     "rdma-idle": ("warning", CURE),
+    "fabric-idle": ("warning", "give the container /dev/infiniband and rdma-core, EFA its plugin (aws-ofi-nccl), and "
+                    "unset what switches them off; UCCH_FABRIC=host says that it is meant"),
     "roce-gid": ("error", "give the network interface of {} an IP address"),
     "mtu-small": ("warning", "ip link set dev {} mtu 9000, on every host and switch of that network"),
     "flow-limit": ("warning", "one placement group for all hosts (10 Gbit/s), ENA Express (25) or EFA; two cores a "
@@ -86,6 +88,7 @@ CODES = {
     "job-processors": ("warning", "ucch-run -x UCC_CONFIG_FILE= (no settings by model of processor), or UCC 1.9"),
     "job-mtu": ("warning", "ip link set dev {} mtu N, with one N on every host"),
     "job-congestion": ("warning", "sysctl net.ipv4.tcp_congestion_control=NAME, with one NAME on every host"),
+    "job-fabric": ("warning", "make RDMA usable on all hosts of a vendor alike, or set UCCH_FABRIC to host"),
     "job-wires": ("warning", "fewer ranks on the host, more cores for its container, or a lower UCCH_WIRES"),
     "job-clock": ("warning", "start chronyd or systemd-timesyncd on every host"),
     "job-memory": ("warning", "use one build of UCX on all hosts, or UCCH_STAGING=staged"),

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
+from ...machine.fabric import Fabric
 from ...machine.vendors import VENDORS, seen
 from ...transport.wires import USUAL
 from .checks import over_tcp
@@ -152,10 +153,29 @@ def likeness(everyone: Sequence[Facts]) -> Iterator[Finding]:
         yield finding("job-fp8", f"float8_e4m3 means other numbers on {' than on '.join(kinds)}")
 
 
+def _fabric(vendor: str, facts: Facts) -> str:
+    return dict(facts.fabrics)[vendor].describe()
+
+
+def fabric(everyone: Sequence[Facts]) -> Iterator[Finding]:
+    """Hosts of a vendor that its library's own fabric joins, or does not."""
+    for vendor in VENDORS:
+        of: dict[str, Fabric] = {f.host: dict(f.fabrics)[vendor] for f in everyone if vendor in dict(f.fabrics)}
+        kinds = {found.kind for found in of.values()}
+        if len(of) < 2:
+            continue
+        if len(kinds) > 1:
+            groups = _differences(everyone, partial(_fabric, vendor), partial(_has_vendor, vendor))
+            yield finding("job-fabric", _table(f"the fabric of {vendor}", groups))
+        else:
+            yield ok("job-fabric", f"{vendor} on {len(of)} hosts: {next(iter(of.values())).describe()}")
+
+
 def network_threads(everyone: Sequence[Facts]) -> Iterator[Finding]:
-    """Cores for the network threads between devices of two vendors on several hosts."""
+    """Cores for the network threads between devices of several hosts that no vendor's fabric joins."""
     ranks = Counter(facts.host for facts in everyone)
-    if len(ranks) < 2 or len({device.vendor for facts in everyone for device in facts.usable}) < 2:
+    islands = {(vendor, found.kind or facts.host) for facts in everyone for vendor, found in facts.fabrics}
+    if len(ranks) < 2 or len(islands) < 2:
         return
     for facts in {facts.host: facts for facts in everyone if over_tcp(facts)}.values():
         usual = USUAL["limited" if facts.flow_limit[1] else "tcp"]
@@ -199,6 +219,6 @@ def clock_offsets(comm: Any) -> list[float]:
 
 def compare(everyone: Sequence[Facts], size: int, offsets: Sequence[float]) -> list[Finding]:
     """Everything there is to say about the ranks of a job together."""
-    alone = (placement, likeness, network_threads)
+    alone = (placement, likeness, fabric, network_threads)
     found = [each for check in alone for each in check(everyone)]
     return [*agreement(everyone, size), *found, *clocks(everyone, offsets)]

@@ -15,6 +15,7 @@ from ucc_hetero.errors import CollectiveTimeout
 from ucc_hetero.launch.doctor import __main__ as tool
 from ucc_hetero.launch.doctor import checks, facts, findings, job, measure
 from ucc_hetero.launch.doctor.facts import Facts, Libraries
+from ucc_hetero.machine.fabric import Fabric
 
 LIBRARIES = Libraries(
     ucc="1.4.0", ucc_path="/lib/libucc.so.1", ucx="1.22.0", ucx_path="/lib/libucp.so.0",
@@ -31,7 +32,8 @@ NETWORK = {
     "sys/class/infiniband/mlx5_0/ports/1/rate": "100 Gb/sec (4X EDR)",
     "sys/class/infiniband/mlx5_0/ports/1/gid_attrs/types/0": "IB/RoCE v1",
     "sys/class/infiniband/mlx5_0/ports/1/gid_attrs/types/1": "RoCE v2", "proc/sys/kernel/yama/ptrace_scope": "0",
-    "proc/sys/kernel/numa_balancing": "0",
+    "proc/sys/kernel/numa_balancing": "0", "sys/class/infiniband_verbs/uverbs0/ibdev": "mlx5_0",
+    "dev/infiniband/uverbs0": "", "usr/lib/libibverbs.so.1": "",
 }  # fmt: skip
 
 #: Answers of system calls, which no file records.
@@ -97,6 +99,7 @@ ONE_HOST: list[tuple[str, dict[str, Any]]] = [
     ("torch-cuda", lib(torch="2.13.0", torch_for="cuda 13.0", ucc_cuda="12")),
     ("peer-access", {"no_peers": ((0, 1),)}),
     ("rdma-idle", lib(idle=("mlx5_0:1 (InfiniBand)",), carriers=(("network threads", "tcp"),))),
+    ("fabric-idle", {"fabrics": (("nvidia", Fabric("", "NCCL_IB_DISABLE=1")),)}),
     ("net-unknown", env(UCX_NET_DEVICES="mlx5_0:1,eth7")),
     ("memlock", {"memlock": 65536}),
     ("flow-limit", TCP | CLOUD),
@@ -199,7 +202,13 @@ def test_cores_for_network_threads(tmp_path: Path, cores: int, ranks: int, more:
     amd = healthy(tmp_path / "b", amd_host, host="b", boot_id="b", ports=())
     found = [each.text for each in job.network_threads([*[a] * ranks, amd])]
     assert len(found) == bool(told) and all(told in text for text in found)
-    assert not list(job.network_threads([a] * ranks)), "one host, or one vendor"
+    assert not list(job.network_threads([a] * ranks)), "one host"
+    # A vendor's own fabric needs none; without one its hosts are islands.
+    none = (("nvidia", Fabric("", "no active port")),)
+    apart = [replace(a, host=host, fabrics=none) for host in "ab" for _ in range(ranks)]
+    assert len(list(job.network_threads(apart))) == 2 * bool(told)
+    joined = [replace(facts, fabrics=(("nvidia", Fabric("EFA", "rdmap0:1")),)) for facts in apart]
+    assert not list(job.network_threads(joined))
 
 
 def test_gpudirect_of_other_drivers(tmp_path: Path) -> None:
@@ -280,6 +289,7 @@ def jobs(root: Path) -> dict[str, tuple[list[Facts], int, list[float]]]:
         "job-clock": ([a, b], 2, [0.0, -3.5]),
         "job-memory": ([a, cpu_only], 2, still),
         "job-fp8": ([a, amd], 2, still),
+        "job-fabric": ([a, replace(b, fabrics=(("nvidia", Fabric("", "no active port")),))], 2, still),
     }  # fmt: skip
 
 

@@ -71,10 +71,10 @@ def _describe(vendor: str, ranks: Sequence[int], everyone: Sequence[Facts]) -> s
         fabric = everyone[rank].fabric
         reasons.setdefault((fabric.kind, fabric.why), []).append(rank)
     joined = len({everyone[rank].joined for rank in ranks}) == 1
-    if joined:
-        kind = everyone[ranks[0]].fabric.kind
-        return f"{vendor}: all hosts ({everyone[ranks[0]].fabric.why if kind == 'all' else kind})"
+    first = everyone[ranks[0]].fabric
+    if joined and first.kind != "all":
+        return f"{vendor}: all hosts ({first.kind})"
     if len(reasons) == 1:
-        return f"{vendor}: each host by itself ({everyone[ranks[0]].fabric.why})"
+        return f"{vendor}: {first.describe()}"
     each = (f"{rings.ranks_text(some)}: {kind or why}" for (kind, why), some in reasons.items())
     return f"{vendor}: hosts apart ({'; '.join(each)})"

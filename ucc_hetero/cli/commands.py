@@ -12,6 +12,7 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from .. import env
+from ..machine.fabric import fabric_of
 from ..machine.launchers import number
 from ..planner.collectives import ROWS
 from ..planner.cost import GUESS
@@ -73,7 +74,11 @@ def _layout(args: argparse.Namespace) -> Topology:
     vendors = emulated_vendors(spec, size) if spec else ["host"] * size
     where = [host for host, n in enumerate(hosts or [size]) for _ in range(n)]
     weights = [int(word) for word in args.weights.split(",")] if args.weights else []
-    return Topology.group(vendors, where, weights)
+    # With the RDMA of this host, as there is no other to look at.
+    kinds = {vendor: fabric_of(vendor, env.get("FABRIC")).kind for vendor in vendors}
+    numbers: dict[tuple[str, str | int], int] = {}
+    keys = [(vendor, kinds[vendor] or host) for vendor, host in zip(vendors, where, strict=True)]
+    return Topology.group(vendors, where, weights, (), [numbers.setdefault(key, len(numbers)) for key in keys])
 
 
 def _plan(args: argparse.Namespace) -> int:
@@ -148,7 +153,7 @@ def _topo(args: argparse.Namespace) -> int:
                 here = [r for r, host in enumerate(comm.topology.hosts) if host == comm.topology.hosts[rank]]
                 ranks = [(r, members.facts[r].vendor, members.facts[r].device) for r in here]
                 hosts.append(Host(members.facts[rank].host.hostname, found[rank][0], ranks, found[rank][1]))
-            _drawn(args, tree(hosts, comm.topology, links, rings))
+            _drawn(args, tree(hosts, comm.topology, links, rings, members.fabric()))
     return 0
 
 

@@ -8,9 +8,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from .. import env
 from .._version import __version__
 from ..bindings import ucc, ucx
 from ..machine.discover import cores, host_identity
+from ..machine.fabric import fabric_of
+from ..machine.vendors import VENDORS
 from ..native.libraries import load
 from ..transport.carriers import here
 
@@ -62,6 +65,7 @@ def collect() -> dict[str, Any]:
             "transports": [f"{name} ({', '.join(devices)})" for name, devices in transports.items()],
         },
         "carriers": here()[0],
+        "fabric": {name: fabric_of(name, env.get("FABRIC")).describe() for name, row in VENDORS.items() if row.network},
         "mpi": _mpi(),
         "notes": list(libraries.notes),
     }

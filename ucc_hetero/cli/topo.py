@@ -52,8 +52,17 @@ def tree(
     topology: Topology | None = None,
     links: Links | None = None,
     rings: Sequence[Sequence[str]] = (),
+    fabric: Sequence[str] = (),
 ) -> Lines:
-    """The lines of the drawing, each with its depth; ``links`` as measured, ``rings`` as each rank has them."""
+    """The lines of the drawing, each with its depth.
+
+    Args:
+        hosts: of the job, or this one.
+        topology: of the job.
+        links: as measured.
+        rings: as each rank has them.
+        fabric: which hosts a vendor's ranks are joined on, and why.
+    """
     lines: Lines = []
     for number, host in enumerate(hosts):
         lines += _host(number, host, topology)
@@ -63,6 +72,7 @@ def tree(
         lines.append((0, f"islands ({topology.fingerprint()})"))
         for one in topology.islands:
             lines.append((1, f"island {one.index}: {one.vendor}, {_ranks(one.ranks)}"))
+        lines += [(1, f"fabric between hosts: {text}") for text in fabric]
         if topology.deep:
             lines += [(1, text) for text in _levels(topology)]
         if links:

@@ -31,6 +31,12 @@ class Fabric(NamedTuple):
     #: UCCH_FABRIC of the rank.
     wanted: str = "auto"
 
+    def describe(self) -> str:
+        """Which hosts a vendor's ranks are joined on, and why."""
+        if self.wanted == "all" and self.kind:
+            return f"all hosts ({self.why})"
+        return f"hosts with {self.kind} ({self.why})" if self.kind else f"each host by itself ({self.why})"
+
 
 #: Of a rank that nothing joins to other hosts.
 NO_FABRIC = Fabric()
