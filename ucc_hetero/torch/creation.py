@@ -22,10 +22,10 @@ from torch.distributed import distributed_c10d as c10d
 
 from .. import env, log
 from ..bootstrap import exit, process
-from ..device import runtime_of
+from ..device import Place, runtime_of
 from ..errors import UCCHError
 from ..machine.discover import host_identity
-from ..machine.vendors import VENDORS, Vendor
+from ..machine.vendors import VENDORS, Vendor, leave_alone
 from .monitored import NO_LIMIT
 from .work import seconds_of
 
@@ -53,7 +53,8 @@ _device_only: set[str] = set()
 
 
 def install() -> None:
-    """Wrap the function in which torch makes groups; as often as one likes."""
+    """Wrap the function in which torch makes groups; as often as one likes. ``ValueError`` for a bad setting."""
+    env.get("TORCH_VENDOR")  # now: later other ranks would be waiting for this one
     stock = c10d._new_process_group_helper
     if getattr(stock, "ucch", False):
         return
@@ -94,7 +95,7 @@ def _keep_to_devices() -> None:
     def device_of(group: Any = None) -> str:
         group = group or c10d._get_default_group()
         if getattr(group, "group_name", "") in _device_only:
-            return next(each.type for each in group._device_types if each.type != "cpu")
+            return next(str(each.type) for each in group._device_types if each.type != "cpu")
         return str(stock(group))
 
     c10d._get_object_coll_device = device_of
@@ -122,6 +123,8 @@ def _vendors_own(wanted: Mapping[str, str], values: Mapping[str, Any]) -> dict[s
     if dist.is_gloo_available():
         backends.setdefault("cpu", "gloo")
     _note(row, len(members), values["group_name"])
+    if not ranks:  # the job is that vendor's: what our calls want of its library costs memory, and time at its start
+        leave_alone(row.name, os.environ)
     return {kind: name for kind, name in backends.items() if name}
 
 
@@ -144,13 +147,23 @@ def _here(rank: int, size: int, device_id: Any) -> tuple[Vendor, Standing]:
     """This rank's vendor, and the facts that it publishes; ``device_id`` is that of torch's group."""
     try:
         place = process.place_here(rank, size)
+        row, board = VENDORS[place.vendor], _board(place, device_id)
     except (UCCHError, ValueError):  # all ranks hear of it when they make a group of ours
         return VENDORS["host"], Standing()
-    row, runtime = VENDORS[place.vendor], runtime_of(place.vendor)
-    node = "/".join(host_identity().node)
+    return row, Standing(_backend_here(row), f"{row.name} {_fabric() or _node()}", board)
+
+
+def _node() -> str:
+    return "/".join(host_identity().node)
+
+
+def _board(place: Place, device_id: Any) -> str:
+    """Host and PCI address of a rank's device; empty where that may be none of the script's choice."""
+    runtime = runtime_of(place.vendor)
     device = place.device if device_id is None else device_id.index
-    board = "" if runtime is None else f"{node} {runtime.bus(device)}"
-    return row, Standing(_backend_here(row), f"{row.name} {_fabric() or node}", board)
+    if runtime is None or (device == 0 and device_id is None and runtime.count() > 1):
+        return ""
+    return f"{_node()} {runtime.bus(device)}"
 
 
 def _backend_here(row: Vendor) -> str:
@@ -165,6 +178,18 @@ def _backend_here(row: Vendor) -> str:
 def _fabric() -> str:
     """Name of the fabric that joins this rank's host to others; empty where none does."""
     return "all" if os.environ.get("UCCH_FABRIC") == "all" else ""
+
+
+def fabrics() -> list[str]:
+    """A name per rank of the default group, equal for ranks of one vendor on one fabric.
+
+    Raises:
+        RuntimeError: there is no default group, or it was not asked of the backend ``ucch``.
+    """
+    size = dist.get_world_size() if dist.is_initialized() else 0
+    if not size or len(_known) < size:
+        raise RuntimeError('the vendors of all ranks are known once init_process_group("ucch") has made a group')
+    return [_known[rank].fabric for rank in range(size)]
 
 
 def _standings(ranks: Sequence[int], mine: Standing, rank: int, store: Any, seconds: float) -> list[Standing]:
