@@ -66,11 +66,11 @@ class Figures:
     def __init__(self, options: argparse.Namespace) -> None:
         self._path, self._step = Path(options.jsonl), options.step
 
-    def add(self, name: str, **values: Any) -> None:
+    def add(self, figure: str, **values: Any) -> None:
         """Append a figure."""
         if RANK == 0:
             with self._path.open("a") as file:
-                file.write(json.dumps({"step": self._step, "figure": name, **values}) + "\n")
+                file.write(json.dumps({"step": self._step, "figure": figure, **values}) + "\n")
 
 
 # --- steps: each in a job of its own ----------------------------------------------------------------------------------
@@ -210,7 +210,7 @@ def works(torch: Any, options: argparse.Namespace, figures: Figures) -> None:
     """Facts of the group, and features that only torch's own groups have."""
     dist, world, device = torch.distributed, torch.distributed.group.WORLD, device_of(torch)
     figures.add(
-        "group", type=type(world).__name__, backend=type(world._get_backend(device)).__name__, name=dist.get_backend(),
+        "group", type=type(world).__name__, backend=type(world._get_backend(device)).__name__, asked=dist.get_backend(),
         config=dist.get_backend_config(), bound=str(world.bound_device_id),
     )  # fmt: skip
     list(eight_bytes(torch, world))
@@ -254,7 +254,8 @@ def child(options: argparse.Namespace) -> int:
     step, settings, backend = STEPS[options.step]
     mixed = options.step == "memory-mixed"
     torch = begin(options.amd if mixed else "", options.hip if mixed else "", options.limit - 5)
-    import ucc_hetero.torch  # noqa: F401  registers
+    if (backend, settings) != ("nccl", {}):  # NCCL by itself has settings of ours otherwise
+        import ucc_hetero.torch  # noqa: F401  registers
 
     more: dict[str, Any] = {"timeout": timedelta(seconds=options.limit / 2)}
     if "UCCH_BIND" in settings:

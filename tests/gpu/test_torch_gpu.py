@@ -4,8 +4,10 @@ The jobs of tests/mpi run again with ``CASES_DEVICE=cuda``, on one vendor and wi
 runtime over CUDA; two GPUs then serve four ranks, each an NVIDIA one and an AMD one.
 """
 
+import json
 import os
 import re
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -42,6 +44,7 @@ def cases(script: Path) -> list[str]:
 def sides(request: pytest.FixtureRequest, hip_over_cuda: Path) -> dict[str, str]:
     """The environment of a job's ranks; in the second one the last half takes its GPUs through the HIP runtime."""
     env = {"PYTHONPATH": str(ROOT), "CASES_DEVICE": "cuda", "CASES_LIMIT": str(LIMIT), "CUDA_MODULE_LOADING": "EAGER"}
+    env["UCCH_TORCH_VENDOR"] = "n"  # it is our groups that are tested
     if request.param == "one vendor":
         return {**env, "CASES_ALONE": "1"}
     return {**env, "CASES_HIP": str(hip_over_cuda)}
@@ -55,6 +58,20 @@ def test_cases(mpirun: Callable[..., Any], sides: dict[str, str], script: Path) 
     wanted = [name for name in cases(script) if name not in _UNSUITED]
     job = mpirun(script, ranks, args=wanted, env=sides, timeout=LIMIT + 20)
     assert re.findall(r"^ok (\w+)", job.stdout, re.M) == wanted
+
+
+def test_groups_of_one_vendor_are_nccls(program: Callable[..., Any], tmp_path: Path) -> None:
+    """With what scripts ask of NCCL: a bound device, its name, torch's own checks, streams of high priority, graphs."""
+    steps, out = "works,works-bound,works-replace,works-detail,works-off,capture", tmp_path / "figures"
+    command = [sys.executable, str(ROOT / "tools" / "torch_vendor.py"), "--steps", steps, "--jsonl", str(out)]
+    job = program(command, 800, dict(os.environ))
+    assert job.returncode == 0, job.stdout + job.stderr
+    found = [json.loads(line) for line in out.read_text().splitlines()]
+    backends = {line["step"]: line["backend"] for line in found if line["figure"] == "group"}
+    wrapped = {"works-detail": "_ProcessGroupWrapper", "works-off": "ProcessGroupUCCH"}
+    assert backends == {
+        step: wrapped.get(step, "ProcessGroupNCCL") for step in steps.split(",") if step.startswith("works")
+    }
 
 
 @pytest.mark.parametrize("way", ["ddp", "fsdp2", "pp"])

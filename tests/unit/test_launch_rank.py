@@ -207,6 +207,16 @@ def test_what_a_runtime_has_read_is_left_alone() -> None:
     assert {"GPU_MAX_HW_QUEUES", "HSA_FORCE_FINE_GRAIN_PCIE"} <= set(env)
 
 
+def test_a_vendors_library_that_is_left_alone_has_the_users_settings_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(vendors, "_prepared", set())
+    env = {"CUDA_MODULE_LOADING": "EAGER"}
+    vendors.prepare("nvidia", env)
+    assert env["NCCL_RUNTIME_CONNECT"] == "0"
+    vendors.leave_alone("nvidia", env)
+    assert "NCCL_RUNTIME_CONNECT" not in env and env["CUDA_MODULE_LOADING"] == "EAGER"
+    assert "CUDA_DEVICE_MAX_CONNECTIONS" in env  # read by now, for all that is known
+
+
 def always(vendor: str) -> dict[str, str]:
     return {s.name: s.value for s in vendors.VENDORS[vendor].settings if s.when == "always"}
 

@@ -34,6 +34,7 @@ __all__ = [
     "cpus_of",
     "devices",
     "gfx",
+    "leave_alone",
     "memory_name",
     "native_vendor",
     "numa_nodes",
@@ -609,8 +610,21 @@ def apply(
                 environ.setdefault(setting.name, setting.value)
 
 
+#: Names of settings that :func:`prepare` has made.
+_prepared: set[str] = set()
+
+
 def prepare(vendor: str, environ: dict[str, str] | os._Environ[str], late: Container[str] = ()) -> None:
     """Set what the vendor's own libraries read, whether devices of it are found or not."""
     for setting in settings(vendor, devices(), environ=environ):
-        if setting.read and setting.read not in late:
-            environ.setdefault(setting.name, setting.value)
+        if setting.read and setting.read not in late and setting.name not in environ:
+            environ[setting.name] = setting.value
+            _prepared.add(setting.name)
+
+
+def leave_alone(vendor: str, environ: dict[str, str] | os._Environ[str]) -> None:
+    """Take back what :func:`prepare` has set and the vendor's libraries read at calls: they run by themselves."""
+    for setting in VENDORS[vendor].settings:
+        if setting.read == "calls" and setting.name in _prepared:
+            environ.pop(setting.name, None)
+            _prepared.discard(setting.name)

@@ -22,11 +22,11 @@ from torch.distributed import distributed_c10d as c10d
 
 from .. import env, log
 from ..bootstrap import exit, process
-from ..device import runtime_of
+from ..device import Place, runtime_of
 from ..errors import UCCHError
 from ..machine.discover import host_identity
 from ..machine.fabric import fabric_of
-from ..machine.vendors import VENDORS, Vendor
+from ..machine.vendors import VENDORS, Vendor, leave_alone
 from .monitored import NO_LIMIT
 from .work import seconds_of
 
@@ -54,7 +54,8 @@ _device_only: set[str] = set()
 
 
 def install() -> None:
-    """Wrap the function in which torch makes groups; as often as one likes."""
+    """Wrap the function in which torch makes groups; as often as one likes. ``ValueError`` for a bad setting."""
+    env.get("TORCH_VENDOR")  # now: later other ranks would be waiting for this one
     stock = c10d._new_process_group_helper
     if getattr(stock, "ucch", False):
         return
@@ -123,6 +124,8 @@ def _vendors_own(wanted: Mapping[str, str], values: Mapping[str, Any]) -> dict[s
     if dist.is_gloo_available():
         backends.setdefault("cpu", "gloo")
     _note(row, len(members), values["group_name"])
+    if not ranks:  # the job is that vendor's: what our calls want of its library costs memory, and time at its start
+        leave_alone(row.name, os.environ)
     return {kind: name for kind, name in backends.items() if name}
 
 
@@ -145,14 +148,24 @@ def _here(rank: int, size: int, device_id: Any) -> tuple[Vendor, Standing]:
     """This rank's vendor, and the facts that it publishes; ``device_id`` is that of torch's group."""
     try:
         place = process.place_here(rank, size)
+        row, board = VENDORS[place.vendor], _board(place, device_id)
     except (UCCHError, ValueError):  # all ranks hear of it when they make a group of ours
         return VENDORS["host"], Standing()
-    row, runtime = VENDORS[place.vendor], runtime_of(place.vendor)
-    node = "/".join(host_identity().node)
-    device = place.device if device_id is None else device_id.index
-    board = "" if runtime is None else f"{node} {runtime.bus(device)}"
     fabric = fabric_of(row.name, env.get("FABRIC")).kind
-    return row, Standing(_backend_here(row), f"{row.name} {fabric or node}", board)
+    return row, Standing(_backend_here(row), f"{row.name} {fabric or _node()}", board)
+
+
+def _node() -> str:
+    return "/".join(host_identity().node)
+
+
+def _board(place: Place, device_id: Any) -> str:
+    """Host and PCI address of a rank's device; empty where that may be none of the script's choice."""
+    runtime = runtime_of(place.vendor)
+    device = place.device if device_id is None else device_id.index
+    if runtime is None or (device == 0 and device_id is None and runtime.count() > 1):
+        return ""
+    return f"{_node()} {runtime.bus(device)}"
 
 
 def _backend_here(row: Vendor) -> str:
@@ -162,6 +175,18 @@ def _backend_here(row: Vendor) -> str:
     if row.torch_build and getattr(torch.version, row.torch_build, None) is None:
         return ""
     return row.torch_backend if any(getattr(torch, kind).is_available() for kind in row.torch) else ""
+
+
+def fabrics() -> list[str]:
+    """A name per rank of the default group, equal for ranks of one vendor on one fabric.
+
+    Raises:
+        RuntimeError: there is no default group, or it was not asked of the backend ``ucch``.
+    """
+    size = dist.get_world_size() if dist.is_initialized() else 0
+    if not size or len(_known) < size:
+        raise RuntimeError('the vendors of all ranks are known once init_process_group("ucch") has made a group')
+    return [_known[rank].fabric for rank in range(size)]
 
 
 def _standings(ranks: Sequence[int], mine: Standing, rank: int, store: Any, seconds: float) -> list[Standing]:

@@ -136,7 +136,7 @@ class _Facts(NamedTuple):
 
 
 class Experts:
-    """Dispatch and combine over a process group of the backend ``ucch``; torch's default group unless said.
+    """Dispatch and combine over a process group; torch's default group unless said.
 
     All ranks call the same methods in the same order, ``get_dispatch_layout`` apart. ``stream`` of the methods:
     ``async_finish=True`` runs a call beside the current stream, after ``previous_event`` or else after what that stream
@@ -145,13 +145,14 @@ class Experts:
 
     A mistake that one rank sees is a ``ValueError`` there and, in collective calls, at once a ``DistBackendError`` on
     the others, which says who made it. Sizes and types that differ between ranks are a ``ValueError`` on all in the
-    first call that has them. The group stays usable.
+    first call that has them. The group stays usable. In a group that is torch's own (one vendor's, docs/torch.md) other
+    ranks hear of a mistake by the timeout of their call.
     """
 
     def __init__(self, group: Any = None) -> None:
         self.group = dist.group.WORLD if group is None else group
-        if not isinstance(self.group, ProcessGroupUCCH):
-            raise TypeError(f"group is {type(self.group).__name__}; one of the backend ucch is needed")
+        if not isinstance(self.group, dist.ProcessGroup):
+            raise TypeError(f"group is {type(self.group).__name__}; a process group of torch is needed")
         self.rank, self.size = self.group.rank(), self.group.size()
         self._sides: dict[Any, Any] = {}
         self._agreed: set[tuple[str, _Facts]] = set()
@@ -368,9 +369,9 @@ class Experts:
     def _compare(self, method: str, facts: _Facts, more: Sequence[int] = ()) -> list[list[int]]:
         """Every rank's further numbers. Raises where ranks do not have in common what they must."""
         mine = torch.tensor([*facts, *more], dtype=torch.int64, device="cpu")
-        table = mine.new_empty((self.size, len(mine)))
+        table = mine.new_empty(self.size * len(mine))
         _all_gather(table, mine, group=self.group)
-        rows: list[list[int]] = table.tolist()
+        rows: list[list[int]] = table.view(self.size, -1).tolist()
         for at, name in enumerate(_Facts._fields):
             values = [row[at] for row in rows]
             if len(set(values)) > 1:
@@ -389,9 +390,10 @@ class Experts:
         try:
             yield
         except Exception as mistake:
-            agreed = any(method == each for each, _ in self._agreed)
-            uneven = way is not None and agreed
-            self.group.refuse(mistake, uneven=uneven, on_device=way is not None and not way.rows.is_cpu)
+            if isinstance(self.group, ProcessGroupUCCH):
+                agreed = any(method == each for each, _ in self._agreed)
+                uneven = way is not None and agreed
+                self.group.refuse(mistake, uneven=uneven, on_device=way is not None and not way.rows.is_cpu)
             raise
 
     def _check(
