@@ -224,9 +224,7 @@ def too_long() -> None:
     else:
         with suppress(CollectiveError):  # rank 1 gives the communicator up
             request.Wait()
-    began = time.monotonic()
-    comm.Free()
-    assert time.monotonic() - began < 100, "those whose communicator is well waited for the one whose is not"
+    comm.Free()  # those whose communicator is well do not wait for the one whose is not, or the job is killed
 
 
 def mismatches() -> None:
@@ -241,7 +239,6 @@ def mismatches() -> None:
     too_long()
     for index in range(count):
         comm = Communicator(WORLD)
-        began = time.monotonic()
         text, call = disagreements(comm)[index]
         noticed = 0
         try:
@@ -255,7 +252,6 @@ def mismatches() -> None:
             with pytest.raises(CollectiveError):
                 comm.Allreduce(np.ones(2), np.ones(2))
         assert WORLD.allreduce(noticed) > 0
-        assert time.monotonic() - began < 1000
         with pytest.raises(CollectiveError, match="can no longer be used.*make a new one"):
             comm.Barrier()
         comm.Free()
@@ -276,13 +272,20 @@ def absent() -> None:
     last = comm.size - 1
     request = comm.Iallreduce(np.ones(4), np.zeros(4)) if comm.rank != last else None
     WORLD.Barrier()
+    ends: list[CollectiveError] = []
     if request:
         request._timeout = 1.0
-        with pytest.raises(CollectiveTimeout, match=rf"rank\(s\) \[{last}\] have not called it"):
+        try:
             request.Wait()
+        except CollectiveError as error:  # of a rank that comes to this late perhaps that another one has given up
+            ends.append(error)
+        assert ends
     gone = WORLD.Ibarrier()  # the broken communicator is left to the end of the job
     while not gone.Test():  # in MPI's Barrier it would take a core until the deadline
         time.sleep(0.01)
+    late = [isinstance(error, CollectiveTimeout) and str(error) for error in ends]
+    told = [text for each in WORLD.allgather(late) for text in each if text]
+    assert told and all(f"rank(s) [{last}] have not called it" in text for text in told), told
     with Communicator(WORLD) as another:
         goes_on(another)
     if WORLD.rank == 0:

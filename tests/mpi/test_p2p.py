@@ -20,12 +20,10 @@ right, left = (rank + 1) % size, (rank - 1) % size
 one = np.zeros(4)
 
 def fails(kind, call):
-    began = time.monotonic()
     try:
         call()
     except kind as error:
         print("caught", error, flush=True)
-        assert time.monotonic() - began < 50
     else:
         raise AssertionError("no " + kind.__name__)
 
@@ -83,10 +81,10 @@ if rank == 1:
     comm.Recv(one, 0, 7)
     comm.Recv(np.ones(1 << 20), 0, 8)
 # A receive that nobody waits for has no deadline.
-limit(1.0)
+limit(0.01)
 early = comm.Irecv(one, left, 9)
 limit(200.0)
-time.sleep(2)
+time.sleep(0.02)  # it would be over by now
 comm.Send(np.full(4, 9.0), right, 9)
 world.Barrier()
 early.Wait()
@@ -115,15 +113,17 @@ calls = [
     lambda: u.Request.Waitall([comm.Irecv(np.zeros(1), left, 4)]),
     lambda: comm.Ssend(one, right, 6),
 ]
+WAITS = {"wait", "wait_op", "_wait_many", "mprobe", "probe"}
+
 def interrupt_soon():
-    "In 0.2 s, but not before the main thread is in fails()."
+    "Once the main thread waits in fails(), which the innermost of its functions shows."
     def act():
-        called = set()
-        while "fails" not in called:
-            time.sleep(0.2)
-            frame, called = sys._current_frames()[threading.main_thread().ident], set()
+        called = []
+        while "fails" not in called or called[0] not in WAITS:
+            time.sleep(0.01)
+            frame, called = sys._current_frames()[threading.main_thread().ident], []
             while frame:
-                called, frame = called | {frame.f_code.co_name}, frame.f_back
+                called, frame = [*called, frame.f_code.co_name], frame.f_back
         os.kill(os.getpid(), signal.SIGINT)
     threading.Thread(target=act).start()
 
@@ -154,8 +154,9 @@ def test_a_peer_that_ends_or_dies(mpirun, recovery: list[str]) -> None:
     script = """
 ring(comm, 10)
 if rank == size - 1:
-    time.sleep(0.5)
+    [world.recv(source=other) for other in range(rank)]
     os.kill(os.getpid(), signal.SIGKILL)
+world.send(None, size - 1)
 fails(u.PeerError, lambda: comm.Recv(one, size - 1, 5))
 if "all" in sys.argv:
     fails(u.PeerError, lambda: comm.Ssend(one, size - 1, 5))
@@ -177,7 +178,8 @@ if "all" in sys.argv:
 if rank == 1:
     comm.Isend(np.full(100, 5.0), 0, 1)  # received after its sender has come to its end
     sys.exit(0)
-time.sleep(1)
+while not comm._messages.gone(1):
+    time.sleep(0.01)
 comm.Recv(five := np.zeros(100), 1, 1)
 assert (five == 5).all()
 fails(u.PeerError, lambda: comm.Recv(one, 1, 2))
