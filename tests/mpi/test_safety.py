@@ -31,9 +31,12 @@ def test_a_forked_child_is_refused(mpirun: Any) -> None:
 x, y = np.ones(10), np.empty(10)
 comm.Allreduce(x, y)
 again = comm.Allreduce_init(x, y)
+z = np.empty(10)
+receive = comm.Irecv(z, 1 - rank)  # is matched when the child has gone
 calls = [lambda: comm.Allreduce(x, y), lambda: comm.Iallreduce(x, y), lambda: comm.Isend(x, 1 - rank), again.Start,
          lambda: comm.Bcast(x), comm.Barrier, lambda: u.Communicator(),
-         lambda: comm.bcast(rank), lambda: comm.mpi.Barrier()]
+         lambda: comm.bcast(rank), lambda: comm.mpi.Barrier(),
+         receive.Wait, receive.Test, lambda: u.Request.Waitall([receive])]
 child = os.fork()
 if not child:
     signal.alarm(100)
@@ -52,6 +55,9 @@ again.Start()
 again.Wait()
 comm.Allreduce(x, y)
 assert (y == size).all()
+comm.Send(x, 1 - rank)
+receive.Wait()
+assert (z == 1).all()
 print("right", flush=True)
 """
     job = mpirun(HEAD + script, 2)

@@ -97,7 +97,7 @@ def ours(words: list[str]) -> Iterator[tuple[Callable[[], object], list[str]]]:
             yield PROGRAMS[word].load(), rest
         elif word == "python" and rest[:1] == ["-m"] and rest[1].startswith("ucc_hetero"):
             yield main_of(rest[1]), [*rest[2:], *["--help"] * rest[2].startswith("osu_")]
-        elif word == "python" and (ROOT / rest[0]).is_file() and rest[1:]:
+        elif word == "python" and rest and rest[0].startswith("tools/"):
             yield lambda: runpy.run_path(rest[0], run_name="__main__"), rest[1:]  # noqa: B023  called at once
 
 

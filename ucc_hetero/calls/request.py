@@ -9,6 +9,7 @@ from typing import Any
 
 from .. import log
 from ..bindings.handle import sweep
+from ..bootstrap.process import refuse_children
 from ..errors import NotSupported
 from ..native.libraries import ffi, lib
 from .status import fill_empty
@@ -54,6 +55,7 @@ def look_around() -> None:
 
 def wait_op(op: Any, look: Callable[[], None] = look_around) -> int:
     """Wait for a native operation; 1 done, 2 failed. Signals are seen in between."""
+    refuse_children()
     while not (state := lib.ucch_wait(op, SLICE)):
         look()
     return int(state)
@@ -165,6 +167,7 @@ class Request:
 
     def _ended(self) -> int:
         """After some progress: 1 when the call has ended well, 2 when it failed, 0 while it goes on."""
+        refuse_children()
         state = int(lib.ucch_test(self._op))
         if not state and lookouts:
             look_around()
@@ -439,6 +442,7 @@ def _wait_many(requests: Sequence[Request], *, every: bool) -> None:
     """Wait until every or one of the active requests has ended."""
     active = [r for r in requests if not r._done]
     if active:
+        refuse_children()
         for request in active:
             request._arm()
         ops = [op for r in active for op in r._ops()]
