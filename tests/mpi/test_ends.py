@@ -79,6 +79,39 @@ u.Communicator()
     assert time.monotonic() - start < 100
 
 
+@pytest.mark.parametrize("how", ["raise RuntimeError('out of its mind')", "sys.exit(3)"])
+def test_a_rank_that_fails_before_its_first_communicator(mpirun, how: str) -> None:
+    script = HEAD.replace("comm = u", f"if world.rank == 1:\n    {how}\ncomm = u")
+    job = mpirun(script, 2, env={"UCCH_TIMEOUT": "1000"}, check=False)
+    status = 3 if "exit" in how else 1
+    assert job.returncode == status, job.output
+    assert f"rank 1 has failed (status {status}) and ends the job" in job.stderr
+
+
+ALONE = {
+    "Communicator": ("u.Communicator()", "the making of a communicator"),
+    "Split": ("comm.Split(0)", "Split"),
+    "bcast": ("comm.bcast(1, root=1)", "bcast"),
+}
+
+
+@pytest.mark.parametrize("call", ALONE)
+def test_a_rank_that_does_not_come(mpirun, call: str) -> None:
+    """The others name it in time, and the job ends, also where they go on: MPI_Finalize would wait for it."""
+    head = HEAD if "comm." in ALONE[call][0] else HEAD.replace("comm = u.Communicator(world)", "comm = world")
+    script = f"""
+if rank == 1:
+    os.kill(os.getpid(), signal.SIGSTOP)
+try:
+    {ALONE[call][0]}
+except u.CollectiveTimeout as error:
+    print(error, flush=True)
+"""
+    job = mpirun(head + script, 3, env={"UCCH_TIMEOUT": "8"}, check=False)
+    said = f"{ALONE[call][1]}: rank(s) [1] did not come within 8 s (UCCH_TIMEOUT)"
+    assert said in job.stdout and job.returncode != 0, job.output
+
+
 def test_unawaited_requests_and_communicators_are_released(mpirun) -> None:
     """A script that frees nothing ends well."""
     script = """

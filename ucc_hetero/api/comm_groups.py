@@ -33,7 +33,7 @@ class GroupMethods(ABC):
         return mpi if mpi == MPI.COMM_NULL else self._adopt(mpi)
 
     def _together(self, what: str, *args: Any, **more: Any) -> Any:
-        """MPI's communicator that its method of this name makes, once all ranks have come to it."""
+        """What MPI's collective of this name returns, once all ranks have come to it."""
         mpi, make = timely(self._mpi, self._run.timeout, what), partial(getattr(self._mpi, what), *args, **more)
         return mpi.together(make) if isinstance(mpi, Timely) else make()
 
