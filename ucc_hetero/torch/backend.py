@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import atexit
 import os
+import sys
 import zlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -17,13 +18,15 @@ from .. import env, log
 from ..api.comm import Communicator
 from ..bootstrap import exit
 from ..bootstrap.storecomm import Deaths, StoreComm, begin_without_mpi
+from ..device import local_rank
 from ..errors import UCCHError
 from ..machine import vendors
+from ..machine.launchers import number
 from ..native.libraries import load
 from . import devices, futures, rendezvous
 from .group import ProcessGroupUCCH
 from .group_comm import GroupCommunicator
-from .work import seconds_of, torch_error
+from .work import limit_of, seconds_of, torch_error
 
 NAME = "ucch"
 
@@ -65,11 +68,27 @@ def replace(names: Sequence[str]) -> None:
         stock = c10d.BackendConfig.get_device_backend_map
 
         def ours(self: Any) -> dict[str, str]:
-            return {device: NAME if name in _replaced else name for device, name in stock(self).items()}
+            asked = stock(self)
+            _say_what_serves(asked)
+            return {device: NAME if name in _replaced else name for device, name in asked.items()}
 
         c10d.BackendConfig.get_device_backend_map = ours
+        devices.start_with(local_rank())
     _replaced.update(name.lower() for name in names)
     rendezvous.export_ranks()
+
+
+def _say_what_serves(asked: Mapping[str, str]) -> None:
+    """Say on rank 0, once for each choice, which backend serves which devices: another one would do so in silence."""
+    ways = {name: f"{NAME} in place of {name}" if name in _replaced else name for name in asked.values()}
+    words = [f"{device} by {ways[name]}" for device, name in asked.items()]
+    text = f"torch's process group: {', '.join(words)} (backends replaced: {','.join(sorted(_replaced))})"
+    if text not in _said and number("RANK", os.environ, 0) == 0:
+        _said.add(text)
+        print(f"ucc_hetero: {text}", file=sys.stderr, flush=True)
+
+
+_said: set[str] = set()
 
 
 def create(opts: Any, backend_options: Any = None) -> ProcessGroupUCCH:
@@ -80,10 +99,17 @@ def create(opts: Any, backend_options: Any = None) -> ProcessGroupUCCH:
     if _next:
         _deaths[:] = [Deaths(opts.store, opts.group_rank)] if _deaths else []
     try:
-        comm = _next.pop() if _next else _over_mpi(opts) if rendezvous.launched_by_mpi() else _over_store(opts)
+        comm = _next.pop() if _next else _agreed(opts)
     except UCCHError as failure:
         raise torch_error(failure) from failure
     return _noted(ProcessGroupUCCH(comm, opts.group_id, opts.timeout, opts.store))
+
+
+def _agreed(opts: Any) -> Communicator:
+    """A communicator of a group's ranks, once all of them have come to this backend."""
+    ranks = list(opts.global_ranks_in_group) or list(range(opts.group_size))
+    rendezvous.await_all(opts.store, opts.group_rank, ranks, limit_of(opts.timeout))
+    return _over_mpi(opts) if rendezvous.launched_by_mpi() else _over_store(opts)
 
 
 def _noted(group: ProcessGroupUCCH) -> ProcessGroupUCCH:
@@ -162,7 +188,6 @@ def _over_mpi(opts: Any) -> Communicator:
     try:
         # Collective among the members only; the tag keeps groups that are made at the same time apart.
         comm = world.Create_group(members, zlib.crc32(opts.group_id.encode()) & 0x7FFF)
-        exit.register()
         return GroupCommunicator._adopt(comm)
     finally:
         members.Free()
