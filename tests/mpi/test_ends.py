@@ -1,5 +1,6 @@
 """Ends of calls and jobs where something goes wrong: an error that says who and what, within the deadline; no hang."""
 
+import re
 import time
 
 import pytest
@@ -110,6 +111,25 @@ except u.CollectiveTimeout as error:
     job = mpirun(head + script, 3, env={"UCCH_TIMEOUT": "8"}, check=False)
     said = f"{ALONE[call][1]}: rank(s) [1] did not come within 8 s (UCCH_TIMEOUT)"
     assert said in job.stdout and job.returncode != 0, job.output
+
+
+def test_communicators_in_another_order(mpirun) -> None:
+    """Who waits says in which other communicator the missing rank waits, and not only that it is missing."""
+    script = """
+other, x, y = u.Communicator(world), np.ones(4), np.empty(4)
+for one in (comm, other) if rank else (other, comm):
+    try:
+        one.Allreduce(x, y)
+    except u.CollectiveTimeout as error:
+        print(error, flush=True)
+        break
+"""
+    job = mpirun(HEAD + script, 2, env={"UCCH_TIMEOUT": "6"}, check=False)
+    said = (
+        r"rank 0: .*call 1 of .*; rank\(s\) \[1\] have not called it \(communicator 1\): "
+        r"rank 1 is in call 1 of communicator 0 \(allreduce.*\); use communicators in one order on all ranks"
+    )
+    assert re.search(said, job.stdout), job.output
 
 
 def test_unawaited_requests_and_communicators_are_released(mpirun) -> None:
