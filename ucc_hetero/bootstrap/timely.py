@@ -67,6 +67,10 @@ class Timely:
             PeerError: a rank has died.
         """
         self._wait(self._mpi.Ibarrier, None)
+        return self.apart(call)
+
+    def apart(self, call: Callable[[], _T]) -> _T:
+        """As :meth:`together`, of a call that some of the ranks make: none is named."""
         what = f"rank {self._mpi.Get_rank()}: {self._what}"
         try:
             return self.named(lambda: faults.in_time(what, self._seconds, call))
