@@ -1,7 +1,8 @@
 """Entry point that torch calls at the end of its own import (group ``torch.backends``): makes the backend known.
 
 A module of its own, outside the package, so that programs which only happen to have ucc_hetero installed load neither
-it nor UCX. Never fails: an error here would break ``import torch``.
+it nor UCX. For those it never fails: an error here breaks ``import torch``. With UCCH_TORCH_REPLACE it does, as another
+backend would serve the script in silence.
 """
 
 from __future__ import annotations
@@ -13,11 +14,11 @@ from typing import Any
 
 def register() -> None:
     """Register the backend ``ucch``; the package is imported when a group is made, or by UCCH_TORCH_REPLACE."""
-    try:
-        if os.environ.get("UCCH_TORCH_REPLACE", "").strip():
-            import ucc_hetero.torch  # noqa: F401  registers
+    if os.environ.get("UCCH_TORCH_REPLACE", "").strip():
+        import ucc_hetero.torch  # noqa: F401  registers
 
-            return
+        return
+    try:
         import torch.distributed as dist
 
         if dist.is_available() and not hasattr(dist.Backend, "UCCH"):

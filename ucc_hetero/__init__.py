@@ -6,8 +6,8 @@
     comm = ucc_hetero.Communicator(MPI.COMM_WORLD)
     comm.Allreduce(send, recv, op=MPI.SUM)
 
-Importing this before ``mpi4py.MPI`` sees to it that libucp is loaded when MPI is, and does nothing else: MPI libraries
-bring a UCX of their own, and the first one in a process serves everybody.
+Importing this before ``mpi4py.MPI`` sees to it that libucp is loaded when MPI is: MPI libraries bring a UCX of their
+own, and the first one in a process serves everybody. From the import on, a rank that fails ends its MPI job.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from __future__ import annotations
 from . import installed as installed  # first: raises where this is the source and not the installation
 from ._version import __version__
 from .api.comm import Communicator
+from .bootstrap.exit import register as _end_with_the_job
 from .bootstrap.store import Store, StoreServer
 from .calls.persistent import PersistentRequest
 from .calls.probe import Message
@@ -83,3 +84,4 @@ __all__ = [
 ]
 
 _load_before_mpi()
+_end_with_the_job()

@@ -1,5 +1,7 @@
 """Ends of calls and jobs where something goes wrong: an error that says who and what, within the deadline; no hang."""
 
+import re
+
 import pytest
 
 HEAD = """
@@ -75,6 +77,58 @@ u.Communicator()
 """
     job = mpirun(script, 3, env=NEVER, check=False)
     assert "rank 1 has failed (status 1) and ends the job" in job.stderr, job.output
+
+
+@pytest.mark.parametrize("how", ["raise RuntimeError('out of its mind')", "sys.exit(3)"])
+def test_a_rank_that_fails_before_its_first_communicator(mpirun, how: str) -> None:
+    script = HEAD.replace("comm = u", f"if world.rank == 1:\n    {how}\ncomm = u")
+    job = mpirun(script, 2, env={"UCCH_TIMEOUT": "1000"}, check=False)
+    status = 3 if "exit" in how else 1
+    assert job.returncode == status, job.output
+    assert f"rank 1 has failed (status {status}) and ends the job" in job.stderr
+
+
+ALONE = {
+    "Communicator": ("u.Communicator()", "the making of a communicator"),
+    "Split": ("comm.Split(0)", "Split"),
+    "bcast": ("comm.bcast(1, root=1)", "bcast"),
+}
+
+
+@pytest.mark.parametrize("call", ALONE)
+def test_a_rank_that_does_not_come(mpirun, call: str) -> None:
+    """The others name it in time, and the job ends, also where they go on: MPI_Finalize would wait for it."""
+    head = HEAD if "comm." in ALONE[call][0] else HEAD.replace("comm = u.Communicator(world)", "comm = world")
+    script = f"""
+if rank == 1:
+    os.kill(os.getpid(), signal.SIGSTOP)
+try:
+    {ALONE[call][0]}
+except u.CollectiveTimeout as error:
+    print(error, flush=True)
+"""
+    job = mpirun(head + script, 3, env={"UCCH_TIMEOUT": "8"}, check=False)
+    said = f"{ALONE[call][1]}: rank(s) [1] did not come within 8 s (UCCH_TIMEOUT)"
+    assert said in job.stdout and job.returncode != 0, job.output
+
+
+def test_communicators_in_another_order(mpirun) -> None:
+    """Who waits says in which other communicator the missing rank waits, and not only that it is missing."""
+    script = """
+other, x, y = u.Communicator(world), np.ones(4), np.empty(4)
+for one in (comm, other) if rank else (other, comm):
+    try:
+        one.Allreduce(x, y)
+    except u.CollectiveTimeout as error:
+        print(error, flush=True)
+        break
+"""
+    job = mpirun(HEAD + script, 2, env={"UCCH_TIMEOUT": "6"}, check=False)
+    said = (
+        r"rank 0: .*call 1 of .*; rank\(s\) \[1\] have not called it \(communicator 1\): "
+        r"rank 1 is in call 1 of communicator 0 \(allreduce.*\); use communicators in one order on all ranks"
+    )
+    assert re.search(said, job.stdout), job.output
 
 
 def test_unawaited_requests_and_communicators_are_released(mpirun) -> None:

@@ -1,7 +1,9 @@
 """UCX and UCC that a process ends up with, whatever was imported first, and what it says about it."""
 
+import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -34,6 +36,48 @@ def test_mpi_first(mpirun) -> None:
     for line in job.stdout.splitlines():
         if line.startswith("ucx") and "/libucx/" not in line.split()[1] and "was not used" in line:
             assert "import ucc_hetero before mpi4py.MPI" in line
+
+
+def alone(script: str, **env: str) -> str:
+    """What a process says that no mpirun has started, and that has to fail."""
+    job = subprocess.run(
+        [sys.executable, "-c", script], env={**os.environ, **env}, capture_output=True, text=True, timeout=300
+    )  # fmt: skip
+    assert job.returncode != 0, job.stdout
+    return job.stderr
+
+
+@pytest.mark.parametrize("first", ["", "from mpi4py import MPI; "])
+def test_a_wrong_choice_of_ucx(first: str, tmp_path: Path) -> None:
+    """It was ignored where MPI had loaded a UCX."""
+    said = alone(first + "import ucc_hetero; ucc_hetero.Communicator()", UCCH_UCX_DIR=str(tmp_path))
+    assert f"UCCH_UCX_DIR={tmp_path}: {tmp_path} lacks libucs.so.0; name the folder of a UCX" in said
+
+
+@pytest.mark.parametrize("name", ["PMI_SIZE", "OMPI_COMM_WORLD_SIZE"])
+def test_the_launcher_of_another_mpi(name: str) -> None:
+    """Each rank was a job of its own, with results of its own and status 0."""
+    said = alone("import ucc_hetero; ucc_hetero.Communicator()", **{name: "3"})
+    assert f"{name}=3: a launcher has started 3 ranks, but each is alone in its MPI" in said
+
+
+NO_MPI = r"""
+import ucc_hetero
+from mpi4py import _mpiabi
+def none(libmpi=None):
+    raise RuntimeError("cannot load MPI library\n  libmpi.so: no such file")
+_mpiabi._dlopen_libmpi = none
+try:
+    from mpi4py import MPI
+except ImportError:
+    ucc_hetero.Communicator()  # says it again
+"""
+
+
+def test_no_mpi() -> None:
+    said = alone(NO_MPI)
+    assert "mpi4py finds no MPI library (libmpi.so): install one" in said and "MPI4PY_LIBMPI" in said, said
+    assert "It tried: libmpi.so: no such file" in said.splitlines()[-1]
 
 
 def test_missing_libraries_are_named_with_what_was_tried(mpirun) -> None:

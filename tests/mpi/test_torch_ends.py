@@ -56,6 +56,71 @@ print("went on", flush=True)
     assert job.returncode == 1 and "KeyError: 'mine alone'" in job.stderr and "went on" not in job.stdout, job.output
 
 
+def test_replaced_on_some_ranks_only(mpirun) -> None:
+    """Those name the others and the variable, and do not wait for them for ever."""
+    script = """
+import os
+if os.environ["OMPI_COMM_WORLD_RANK"] == "1":
+    del os.environ["UCCH_TORCH_REPLACE"]
+import torch
+import torch.distributed as dist
+dist.init_process_group("gloo")
+"""
+    job = mpirun(script, 2, env={"UCCH_TORCH_REPLACE": "gloo", "UCCH_TIMEOUT": "10"}, check=False)
+    assert job.returncode != 0, job.output
+    assert "rank(s) [1] did not come to the backend ucch within 10 s: UCCH_TORCH_REPLACE=gloo" in job.stderr
+
+
+MISTAKES = """
+import torch
+import torch.distributed as dist
+import ucc_hetero.torch
+dist.init_process_group("ucch")
+rank, three = dist.get_rank(), torch.zeros(3)
+calls = [
+    lambda bad: dist.all_gather([torch.zeros(3) for _ in range(2)], torch.zeros(3 + bad), async_op=True),
+    lambda bad: dist.all_to_all_single(torch.zeros(4), torch.zeros(4), [2, 2], [2, 2 + bad], async_op=True),
+    lambda bad: dist.all_reduce(torch.zeros(3, device="meta") if bad else three, async_op=True),
+    lambda bad: dist.all_reduce(three.bool() if bad else three, dist.ReduceOp.AVG if bad else dist.ReduceOp.SUM,
+                                async_op=True),
+]
+said = []
+for call in calls:
+    try:
+        said.append(call(rank == 1))
+    except Exception as error:
+        said.append(error)
+for each in said:
+    try:
+        print(rank, each if isinstance(each, Exception) else each.wait(), flush=True)
+    except Exception as error:
+        print(rank, error, flush=True)
+dist.all_reduce(three)
+print("went on", flush=True)
+"""
+
+
+def test_a_refused_call_keeps_its_reason(mpirun) -> None:
+    """Mistakes that are found before a call was made counted as no call: the others met the next one."""
+    job = mpirun(MISTAKES, 2, env={"UCCH_TIMEOUT": "60"}, timeout=100)
+    reasons = ["input has 4 elements", "split sizes [2, 3] of input", "tensors on rank 1 are on device", "AVG on bool"]
+    for rank in "01":
+        lines = [line for line in job.stdout.splitlines() if line.startswith(rank)]
+        assert len(lines) == len(reasons), job.output
+        assert all(reason in line for reason, line in zip(reasons, lines, strict=True)), job.output
+    assert job.stdout.count("went on") == 2, job.output
+
+
+def test_a_misspelt_replacement(tmp_path: Path) -> None:
+    """It is an error, and no warning: the script would train on the backend that it asks for."""
+    job = subprocess.run(
+        [sys.executable, "-c", "import _ucc_hetero_autoload as a; a.register(); print('went on')"],
+        env={**os.environ, "UCCH_TORCH_REPLACE": "ncll"}, cwd=tmp_path, capture_output=True, text=True, timeout=300,
+    )  # fmt: skip
+    assert job.returncode != 0 and "UCCH_TORCH_REPLACE: 'ncll' is not one of nccl" in job.stderr, job.stderr
+    assert "went on" not in job.stdout
+
+
 def torchrun(folder: Path, how: str, wait: str) -> subprocess.CompletedProcess[str]:
     script = folder / "job.py"
     script.write_text(SCRIPT.format(how=how, wait=wait))

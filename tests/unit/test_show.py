@@ -1,5 +1,6 @@
 """``plan`` and ``topo``: what they say of layouts and machines, and what they refuse; the rules that ``tune`` makes."""
 
+import itertools
 import json
 from pathlib import Path
 from xml.etree import ElementTree
@@ -124,6 +125,21 @@ def test_topo_of_a_record(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
 
 def finding(nbytes: int, **seconds: float) -> Finding:
     return Finding("allreduce", nbytes, Choice("tree"), {Choice(name): t for name, t in seconds.items()})
+
+
+def test_noise_makes_no_rules() -> None:
+    """Five samples of each, as a busy machine gave them for one and the same algorithm; then a clear difference."""
+    default, other = Choice("tree"), Choice("flat")
+    same = [(917, 1138, 48708, 680, 646), (689, 1004, 32491, 689, 46808), (983, 3579, 18761, 811, 711)]
+    for one, two in itertools.permutations(same, 2):
+        found = Finding.of("allreduce", 64, default, {default: one, other: two})
+        assert found.best == default and rules_of([found]) == ()
+    noisy = Finding.of("allreduce", 64, default, {default: (10, 14, 9, 15, 11), other: (8, 12, 7, 14, 10)})
+    assert noisy.doubtful and " ? " in noisy.line("allreduce", str)
+    quick = Choice("ring")
+    times = {default: (10, 11, 10, 11, 10), other: (4, 9, 1, 12, 3), quick: (5, 6, 5, 5, 60)}
+    found = Finding.of("allreduce", 64, default, times)
+    assert found.best == quick and not found.doubtful, "one that is clearly faster, with an outlier, not the noisy one"
 
 
 def test_rules_end_between_sizes_and_leave_defaults_alone() -> None:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import sys
 from contextlib import suppress
+from functools import partial
 from types import TracebackType
 from typing import Any, cast
 
 from .. import env, log
 from ..bootstrap import exit
-from ..bootstrap.process import refuse_children
+from ..bootstrap.process import refuse_children, refuse_foreign_launcher
 from ..bootstrap.timely import Timely
 from ..calls.arguments import CallSpec
 from ..calls.dispatch import Runner
@@ -40,6 +40,13 @@ _OTHERS = (
 )  # fmt: skip
 
 
+#: Collective methods of mpi4py that take pickled objects: MPI's own wait for ever for a rank that does not come.
+_PICKLED = (
+    "allgather", "allreduce", "alltoall", "barrier", "bcast", "exscan", "gather", "neighbor_allgather",
+    "neighbor_alltoall", "reduce", "scan", "scatter",
+)  # fmt: skip
+
+
 class _Freed:
     """Stands where the runner was: every use after ``Free`` ends here."""
 
@@ -67,15 +74,12 @@ class Communicator(MessageMethods, NeighbourMethods, GroupMethods, FaultMethods)
     _arenas = False
 
     def __init__(self, comm: Any = None) -> None:
-        if "mpi4py.MPI" in sys.modules:  # whatever goes wrong from here on, the others must not wait for this rank
-            exit.register()
         # Before MPI where MPI is not there yet: both bring a UCX, and the first one serves both. A failure is said
         # again when all ranks tell each other what they have: those that fail must not leave the others waiting.
         with suppress(LibraryNotFound):
             load()
         from mpi4py import MPI
 
-        exit.register()
         log.configure()
         env.warn_unknown()
         parent = MPI.COMM_WORLD if comm is None else getattr(comm, "mpi", comm)
@@ -86,6 +90,7 @@ class Communicator(MessageMethods, NeighbourMethods, GroupMethods, FaultMethods)
         if parent.Is_inter():
             raise TypeError("comm is an intercommunicator; merge it first: Communicator(comm.Merge())")
         refuse_children()
+        refuse_foreign_launcher(MPI.COMM_WORLD)
         self._join(Timely(parent, env.get("TIMEOUT"), "the making of a communicator").Dup())
 
     @classmethod
@@ -229,7 +234,8 @@ class Communicator(MessageMethods, NeighbourMethods, GroupMethods, FaultMethods)
         # give: they would run on the host and across no bridge.
         if name.startswith("_") or not (not name[:1].isupper() or name.startswith(_ASKING) or name in _OTHERS):
             raise AttributeError(f"Communicator has no {name}; comm.mpi.{name} is MPI's own, for host memory")
-        return getattr(self._mpi, name)
+        found = getattr(self._mpi, name)
+        return partial(self._together, name) if name in _PICKLED else found
 
     # --- blocking collectives ----------------------------------------------------------------------------------------
 

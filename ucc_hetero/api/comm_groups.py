@@ -33,7 +33,7 @@ class GroupMethods(ABC):
         return mpi if mpi == MPI.COMM_NULL else self._adopt(mpi)
 
     def _together(self, what: str, *args: Any, **more: Any) -> Any:
-        """MPI's communicator that its method of this name makes, once all ranks have come to it."""
+        """What MPI's collective of this name returns, once all ranks have come to it."""
         mpi, make = timely(self._mpi, self._run.timeout, what), partial(getattr(self._mpi, what), *args, **more)
         return mpi.together(make) if isinstance(mpi, Timely) else make()
 
@@ -62,7 +62,8 @@ class GroupMethods(ABC):
 
     def Create_group(self: _Self, group: Any, tag: int = 0) -> _Self | Any:
         """The ranks of an ``MPI.Group``; collective over the ranks of the group only."""
-        return self._made(self._mpi.Create_group(group, tag))
+        mpi, make = timely(self._mpi, self._run.timeout, "Create_group"), partial(self._mpi.Create_group, group, tag)
+        return self._made(mpi.apart(make) if isinstance(mpi, Timely) else make())
 
     def Create_cart(self: _Self, dims: Any, periods: Any = None, reorder: bool = False) -> _Self | Any:
         """The ranks on a grid; ``Shift``, ``Get_coords`` and the like are those of mpi4py's ``Cartcomm``."""

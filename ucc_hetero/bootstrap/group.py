@@ -109,6 +109,7 @@ class Membership:
         island = self.topology.islands[self.topology.island_of[self.rank]]
         self.device = Device.of(self.rank, island.ranks, self.facts, self.runtime)
         self.board = Board(mpi, [f.host.memory for f in self.facts])
+        self.board.id, self.board.processes = self.id, [f.process for f in self.facts]
         self.board.number = self._recorded = communicator(self.board.native, self.id, self.places, self.rank)
         several = max(self.board.hosts) > 0
         if several:

@@ -7,6 +7,7 @@ reports a mismatched call; with the board a waiting rank finds both within milli
 from __future__ import annotations
 
 import os
+import weakref
 import zlib
 from collections.abc import Sequence
 from typing import Any
@@ -16,6 +17,10 @@ from ..native.libraries import ffi, lib
 
 #: The largest prime of ten bits: names of collectives, datatypes and operations all differ by it.
 _SALTS = 1021
+
+
+#: The boards of all communicators of this process.
+_boards: weakref.WeakSet[Board] = weakref.WeakSet()
 
 
 class Board:
@@ -53,8 +58,10 @@ class Board:
             self.ranks, self._pointer = [rank], _mapped(ffi.NULL, int(lib.ucch_board_bytes(1)))
         mine = self.ranks.index(rank)
         self.native: Any = lib.ucch_board_new(self._pointer, len(self.ranks), mine, ffi.new("int[]", self.ranks))
-        #: The communicator's number in what is recorded.
-        self.number = 0
+        #: The communicator's number in what is recorded, and in messages; the names of its ranks' processes.
+        self.number = self.id = 0
+        self.processes: list[str] = []
+        _boards.add(self)
         if self.native == ffi.NULL or (far and lib.ucch_board_reach(self.native, len(groups))):
             raise MemoryError("no memory for the arrival board")
 
@@ -86,6 +93,19 @@ class Board:
         slots = range(len(self.ranks))
         here = [self.ranks[i] for i in slots if lib.ucch_board_seq(self.native, i) < seq]
         return here + sorted({int(lib.ucch_board_behind(self.native, i, seq)) for i in slots} - {-1})
+
+    def elsewhere(self, rank: int) -> str:
+        """What call of another communicator a rank has entered and this one has not; empty for none on this host."""
+        name = self.processes[rank] if self.processes else ""
+        for other in sorted(_boards, key=lambda board: board.id):
+            if other is self or not other.native or not other.shared or name not in other.processes:
+                continue
+            there = other.processes.index(name)
+            if there in other.ranks:
+                seq = int(lib.ucch_board_seq(other.native, other.ranks.index(there)))
+                if seq >= int(lib.ucch_board_next(other.native)):
+                    return f"rank {rank} is in call {seq} of communicator {other.id} ({other.label(there, seq)})"
+        return ""
 
     def fate(self, rank: int) -> int:
         """How a rank is: ``UCCH_THERE``, ``UCCH_LEFT``, or in which way it is gone."""

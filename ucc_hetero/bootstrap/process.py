@@ -18,7 +18,7 @@ from ..bindings import ucc, ucx
 from ..bindings.oob import MPIExchange
 from ..device import DeviceRuntime, Place, collective_library, late_settings, place_of, runtime_of
 from ..errors import LibraryError, NotSupported, PeerError, UCCHError
-from ..machine import vendors
+from ..machine import launchers, vendors
 from ..machine.discover import HostIdentity, cores, host_identity, link_speed
 from ..machine.fabric import Fabric, fabric_of
 from ..machine.facts import Facts
@@ -347,6 +347,24 @@ def forked() -> NotSupported:
         "this process was made by fork of one that uses MPI, and has no part in that: start processes by spawn "
         "(multiprocessing.set_start_method), or fork before MPI is imported"
     )
+
+
+def refuse_foreign_launcher(world: Any) -> None:
+    """``NotSupported`` where the launcher of another MPI has started this rank: each rank would be a job of its own.
+
+    Args:
+        world: ``MPI.COMM_WORLD``.
+    """
+    told = {name: os.environ[name] for name in launchers.MPI["WORLD_SIZE"] if os.environ.get(name, "").isdigit()}
+    name, size = next(iter(told.items()), ("", "1"))
+    if world.Get_size() == 1 < int(size):
+        from mpi4py import MPI
+
+        raise NotSupported(
+            f"{name}={size}: a launcher has started {size} ranks, but each is alone in its MPI "
+            f"({MPI.get_vendor()[0]}, as mpi4py found it): take the mpirun of the same MPI, or name the launcher's MPI "
+            "in MPI4PY_LIBMPI"
+        )
 
 
 def _after_fork() -> None:

@@ -22,7 +22,6 @@ from .. import env, log
 from ..errors import CollectiveTimeout, PeerError
 from ..native.libraries import load
 from ..native.waiting import progress_until
-from . import exit
 
 #: Seconds between looks at whether a wait has become hopeless, and at what ranks have come to agree.
 _LOOK_S = 0.02
@@ -42,7 +41,6 @@ def begin_without_mpi() -> None:
     load()
     log.configure()
     env.warn_unknown()
-    exit.register()
 
 
 class _World(NamedTuple):

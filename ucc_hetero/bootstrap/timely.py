@@ -9,6 +9,7 @@ import math
 import pickle
 from array import array
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, TypeVar
 
 from ..errors import CollectiveTimeout, PeerError, UCCHError
@@ -18,7 +19,18 @@ from . import faults
 _T = TypeVar("_T")
 
 #: Requests that were given up, and their memory: MPI may write to it still.
-_given_up: list[object] = []
+_given_up: list[tuple[Any, object]] = []
+
+#: What a rank asks the others once it has waited in vain, and what those answer that wait for the same.
+_ASKED, _HERE = b"?", b"!"
+#: Seconds in which they answer.
+_ROLL_S = 2.0
+
+
+class _Never:
+    """Stands for the request of a call that another thread is in still."""
+
+    Test = staticmethod(bool)
 
 
 class Timely:
@@ -26,6 +38,8 @@ class Timely:
 
     def __init__(self, mpi: Any, seconds: float, what: str) -> None:
         self._mpi, self._seconds, self._what = mpi, seconds, what
+        #: Ranks that have said that they wait, or have waited, for the others.
+        self._come: set[int] = set()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._mpi, name)
@@ -40,9 +54,29 @@ class Timely:
         return [pickle.loads(found[end - length : end]) for end, length in zip(ends, lengths, strict=True)]
 
     def together(self, call: Callable[[], _T]) -> _T:
-        """The result of a collective that cannot be left, in a thread that can be."""
+        """The result of a collective that cannot be left, made once all ranks have come to it, in a thread that can be.
+
+        Args:
+            call: makes MPI's blocking call.
+
+        Returns:
+            What the call returns.
+
+        Raises:
+            CollectiveTimeout: a rank did not come within the seconds; names the ranks.
+            PeerError: a rank has died.
+        """
+        self._wait(self._mpi.Ibarrier, None)
+        return self.apart(call)
+
+    def apart(self, call: Callable[[], _T]) -> _T:
+        """As :meth:`together`, of a call that some of the ranks make: none is named."""
         what = f"rank {self._mpi.Get_rank()}: {self._what}"
-        return self.named(lambda: faults.in_time(what, self._seconds, call))
+        try:
+            return self.named(lambda: faults.in_time(what, self._seconds, call))
+        except CollectiveTimeout:
+            _given_up.append((_Never, call))
+            raise
 
     def Dup(self) -> Any:
         return self.together(self._mpi.Dup)
@@ -52,11 +86,55 @@ class Timely:
 
     def _wait(self, begin: Callable[[], Any], memory: object) -> None:
         request = self.named(begin)
-        if not progress_until(lambda: self.named(request.Test), self._seconds, longest=1e-4):
+
+        def done() -> bool:
+            ended = bool(self.named(request.Test))
+            if not ended:
+                self._answer()
+            return ended
+
+        if not progress_until(done, self._seconds, longest=1e-4):
             _given_up.append((request, memory))
+            missing = self._missing()
+            who = f"rank(s) {missing} did not come" if missing else "the ranks did not get through"
             raise CollectiveTimeout(
-                f"rank {self._mpi.Get_rank()}: {self._what}: not every living rank came within {self._seconds:g} s"
+                f"rank {self._mpi.Get_rank()}: {self._what}: {who} within {self._seconds:g} s (UCCH_TIMEOUT)"
             )
+
+    def _answer(self) -> None:
+        """Tell the ranks that have waited in vain that this one waits, too.
+
+        By messages of MPI's largest tag: only jobs in which a rank was missing have any.
+        """
+        from mpi4py import MPI
+
+        status = MPI.Status()
+        with suppress(*faults.EXCHANGE_ERRORS):  # the collective's own error says it better
+            while message := self._mpi.Improbe(MPI.ANY_SOURCE, MPI.COMM_WORLD.Get_attr(MPI.TAG_UB), status):
+                word, source = bytearray(1), status.Get_source()
+                message.Recv(word)
+                self._come.add(source)
+                if word == _ASKED:
+                    self._say(_HERE, source)
+
+    def _say(self, word: bytes, rank: int) -> None:
+        from mpi4py import MPI
+
+        with suppress(*faults.EXCHANGE_ERRORS):
+            _given_up.append((self._mpi.Isend(word, rank, MPI.COMM_WORLD.Get_attr(MPI.TAG_UB)), word))
+
+    def _missing(self) -> list[int]:
+        """Ranks that do not answer: they have not come, or do not run."""
+        others = set(range(self._mpi.Get_size())) - {self._mpi.Get_rank()}
+        for rank in others:
+            self._say(_ASKED, rank)
+
+        def told() -> bool:
+            self._answer()
+            return self._come >= others
+
+        progress_until(told, _ROLL_S)
+        return sorted(others - self._come)
 
     def named(self, call: Callable[[], _T]) -> _T:
         """The result of a call of MPI's; what it says of ranks that have died, with their numbers."""
@@ -92,3 +170,11 @@ def named(mpi: Any, call: Callable[[], _T]) -> _T:
         if dead := faults.dead_ranks(mpi):
             raise PeerError(f"rank {mpi.Get_rank()}: rank(s) {dead} of {mpi.Get_name()} died") from error
         raise
+
+
+def unmet() -> bool:
+    """True if this rank has given up a collective of MPI's that other ranks have not come to since."""
+    try:
+        return not all(request.Test() for request, _ in _given_up)
+    except faults.EXCHANGE_ERRORS:  # of ranks that have died
+        return False

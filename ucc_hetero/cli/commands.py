@@ -207,6 +207,12 @@ def _tune(args: argparse.Namespace) -> int:
         if comm.rank == 0:
             what = f"{rules} rules in {path} for {comm.topology.describe()}" if path else "no --file: nothing written"
             print(f"# {what}", file=sys.stderr, flush=True)
+            if doubtful := sum(one.doubtful for one in (*found, *pairs, *([threads] if threads else ()))):
+                print(
+                    f"# warning: {doubtful} sizes (marked ?) have no rule, as noise was as large as the difference: "
+                    "measure again on hosts that do nothing else",
+                    file=sys.stderr, flush=True,
+                )  # fmt: skip
     return 0
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from statistics import median
 
 from ..api.comm import Communicator
 from ..planner.collectives import elements
@@ -79,7 +78,7 @@ def measure(
             trial.run()
             times[choice].append(trial.sample())
     trial.close()
-    return Finding(collective, total, default, {choice: median(t) for choice, t in times.items()})
+    return Finding.of(collective, total, default, times)
 
 
 def rules_of(found: Sequence[Finding]) -> tuple[Rule, ...]:

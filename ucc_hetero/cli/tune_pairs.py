@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from itertools import chain, combinations
-from statistics import median
 from time import perf_counter
 
 import numpy as np
@@ -73,7 +72,7 @@ def _measure(comm: Communicator, one: int, other: int, nbytes: int) -> Finding:
     finally:
         paths.forced = None
         vector.close()
-    return Finding((vendors, near), nbytes, paths.usual, {path: median(t) for path, t in times.items()})
+    return Finding.of((vendors, near), nbytes, paths.usual, times)
 
 
 def _there_and_back(comm: Communicator, one: int, other: int, vector: Vector, calls: int) -> float:

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from statistics import median
 
 from .. import env
 from ..api.comm import Communicator
 from ..machine.discover import host_cores
-from ..planner.rules import Wires, best_of
+from ..planner.rules import Wires
 from ..transport.rings import SLOT
 from ..transport.wires import wanted
 from .finding import Finding
@@ -34,24 +33,22 @@ def measure_wires(comm: Communicator, nbytes: int, tell: Callable[[Finding], Non
     usual, most = (min(each) for each in zip(*told, strict=True))
     default = Wires(usual, SLOT)
     numbers = sorted({usual, *(number for number in _NUMBERS if number <= most)})
-    seconds = {Wires(number, SLOT): _measured(comm, Wires(number, SLOT), nbytes) for number in numbers}
-    best = best_of(seconds, default)
-    seconds |= {
-        each: _measured(comm, each, nbytes) for slot in _SLOTS if (each := Wires(best.number, slot)) not in seconds
-    }
-    found = Finding("wires", nbytes, default, seconds)
+    times = {Wires(number, SLOT): _measured(comm, Wires(number, SLOT), nbytes) for number in numbers}
+    best = Finding.of("wires", nbytes, default, times).best
+    times |= {each: _measured(comm, each, nbytes) for slot in _SLOTS if (each := Wires(best.number, slot)) not in times}
+    found = Finding.of("wires", nbytes, default, times)
     tell(found)
     return found
 
 
-def _measured(comm: Communicator, wires: Wires, nbytes: int) -> float:
+def _measured(comm: Communicator, wires: Wires, nbytes: int) -> list[float]:
     with (
         env.meanwhile({"UCCH_WIRES": str(wires.number), "UCCH_WIRE_SLOT": str(wires.slot)}),
         Communicator(comm.mpi) as one,
     ):
         trial = Trial(one, "allreduce", nbytes, _SECONDS)
         trial.warm()
-        took = median(trial.sample() for _ in range(_ROUNDS))
+        took = [trial.sample() for _ in range(_ROUNDS)]
         trial.close()
     return took
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import atexit
 import os
+import sys
 import zlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -17,6 +18,7 @@ from .. import env, log
 from ..api.comm import Communicator
 from ..bootstrap import exit
 from ..bootstrap.storecomm import Deaths, StoreComm, begin_without_mpi
+from ..device import local_rank
 from ..errors import UCCHError
 from ..machine import vendors
 from ..native.libraries import load
@@ -24,7 +26,7 @@ from . import creation, devices, futures, rendezvous
 from .creation import NAME
 from .group import ProcessGroupUCCH
 from .group_comm import GroupCommunicator
-from .work import seconds_of, torch_error
+from .work import limit_of, seconds_of, torch_error
 
 _groups: list[ProcessGroupUCCH] = []
 #: Communicator of the group that is made next, where there is one.
@@ -57,6 +59,8 @@ def replace(names: Sequence[str]) -> None:
     UCCH_TORCH_REPLACE does the same for scripts that are to stay as they are.
     """
     if names:
+        if not creation.replaced:
+            devices.start_with(local_rank())
         creation.replaced.update(name.lower() for name in names)
         rendezvous.export_ranks()
 
@@ -70,10 +74,17 @@ def create(opts: Any, backend_options: Any = None) -> ProcessGroupUCCH:
     if _next:
         _deaths[:] = [Deaths(opts.store, opts.group_rank)] if _deaths else []
     try:
-        comm = _next.pop() if _next else _over_mpi(opts) if rendezvous.launched_by_mpi() else _over_store(opts)
+        comm = _next.pop() if _next else _agreed(opts)
     except UCCHError as failure:
         raise torch_error(failure) from failure
     return _noted(ProcessGroupUCCH(comm, opts.group_id, opts.timeout, opts.store))
+
+
+def _agreed(opts: Any) -> Communicator:
+    """A communicator of a group's ranks, once all of them have come to this backend."""
+    ranks = list(opts.global_ranks_in_group) or list(range(opts.group_size))
+    rendezvous.await_all(opts.store, opts.group_rank, ranks, limit_of(opts.timeout))
+    return _over_mpi(opts) if rendezvous.launched_by_mpi() else _over_store(opts)
 
 
 def _noted(group: ProcessGroupUCCH) -> ProcessGroupUCCH:
@@ -152,7 +163,6 @@ def _over_mpi(opts: Any) -> Communicator:
     try:
         # Collective among the members only; the tag keeps groups that are made at the same time apart.
         comm = world.Create_group(members, zlib.crc32(opts.group_id.encode()) & 0x7FFF)
-        exit.register()
         return GroupCommunicator._adopt(comm)
     finally:
         members.Free()

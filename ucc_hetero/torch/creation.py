@@ -26,6 +26,7 @@ from ..device import Place, runtime_of
 from ..errors import UCCHError
 from ..machine.discover import host_identity
 from ..machine.fabric import fabric_of
+from ..machine.launchers import number
 from ..machine.vendors import VENDORS, Vendor, leave_alone
 from .monitored import NO_LIMIT
 from .work import seconds_of
@@ -73,8 +74,10 @@ def install() -> None:
         wanted = c10d.BackendConfig(asked).get_device_backend_map()
         renamed = {device: NAME if name in replaced else str(name) for device, name in wanted.items()}
         if NAME not in renamed.values() or not _is_member(values):
+            _say_what_serves(wanted, wanted)
             return stock(*args, **more)
         backends = _vendors_own(renamed, values) or renamed
+        _say_what_serves(wanted, backends)
         if backends != wanted:
             values["backend"] = c10d.Backend(",".join(f"{device}:{name}" for device, name in backends.items()))
         group, store = stock(*given.args, **given.kwargs)
@@ -86,6 +89,24 @@ def install() -> None:
     helper.ucch = True  # type: ignore[attr-defined]
     c10d._new_process_group_helper = helper
     _keep_to_devices()
+
+
+def _say_what_serves(asked: Mapping[str, str], backends: Mapping[str, str]) -> None:
+    """Say on rank 0 which backend serves which devices, once for each choice: another one would do so in silence."""
+    if not replaced or number("RANK", os.environ, 0):
+        return
+    words = [
+        f"{device} by {name}" + (f" in place of {asked[device]}" if asked.get(device, name) != name else "")
+        for device, name in backends.items()
+    ]
+    text = f"torch's process group: {', '.join(words)} (backends replaced: {','.join(sorted(replaced))})"
+    if text not in _said:
+        _said.add(text)
+        print(f"ucc_hetero: {text}", file=sys.stderr, flush=True)
+
+
+#: What was said of groups.
+_said: set[str] = set()
 
 
 def _keep_to_devices() -> None:

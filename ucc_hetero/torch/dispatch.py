@@ -114,7 +114,6 @@ class Dispatch:
         if self._aborted or self._closed or self.in_flight:
             self._usable()
         comm, seconds = self._comm() if futures.level() else self._comms[0], self._timeout(opts)
-        self._posted += 1
         try:
             work = self._made(comm, seconds, call, outputs, finish, getattr(opts, "asyncOp", True), key)
         except UCCHError as failure:
@@ -133,6 +132,9 @@ class Dispatch:
     ) -> Work:
         """Make a collective a part of a stream's work, begin it, or run it to its end."""
         device = device_of(call.recv, call.send)
+        if device is not None:
+            self._known(device)
+        self._posted += 1  # from here on the communicator tells the others of mistakes
         if device is not None:
             if call.op is OPS["AVG"]:
                 call, finish = call._replace(op=OPS["SUM"]), mean_of(call.recv, self._place[1], finish)
@@ -225,7 +227,6 @@ class Dispatch:
         self, device: Any, start: Any, memory: Sequence[Any], outputs: Sequence[Any], finish: Finish, asynchronous: bool
     ) -> Work:
         """Make a call a part of a stream's work."""
-        self._known(device)
         side = self._side(device)
         joined = self._joined(side) if asynchronous else None
         memory = *memory, *outputs
@@ -261,9 +262,11 @@ class Dispatch:
     def refuse(self, mistake: Exception, *, uneven: bool = False, on_device: bool = False) -> None:
         """Tell the other ranks that this one cannot make its next collective, for which theirs raises and says why.
 
-        ``uneven``: that would be an ``all_to_all`` with split sizes, ``on_device`` or on the host.
+        ``uneven``: that would be an ``all_to_all`` with split sizes, ``on_device`` or on the host. It counts as made.
         """
-        self._comms[0].refuse(mistake, uneven, on_device)
+        self._usable()
+        self._posted += 1
+        (self._comm() if futures.level() else self._comms[0]).refuse(mistake, uneven, on_device)
 
     # --- messages -----------------------------------------------------------------------------------------------------
 
