@@ -81,7 +81,7 @@ FOUR = ("nvidia:4", 2, 2)
     (FOUR, {"UCCH_FABRIC": "all"}, "nvidia[0-3]@0-1 fabric: nvidia: all hosts (UCCH_FABRIC=all) else", 1),
     (
         FOUR, LATE_KERNELS,
-        "nvidia[0-3]@0-1 fabric: nvidia: all hosts, as calls between hosts cannot be queued (ranks 0, 1, 2, 3: load "
+        "nvidia[0-3]@0-1 fabric: nvidia: all hosts, as streams cannot do calls between them (ranks 0, 1, 2, 3: load "
         "kernels at their first launch, docs/launch.md has the setting) else", 1,
     ),
     (

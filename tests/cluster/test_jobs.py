@@ -106,7 +106,9 @@ def test_ranks_of_a_host_take_turns_at_its_ports(emulate: Callable[..., Cluster]
 
 def test_hosts_inside_vendors(emulate: Callable[..., Cluster]) -> None:
     cluster = emulate(hosts=3, slots=2, rate="1gbit")
-    assert _found(cluster, {"UCCH_EMULATE": "nvidia:4,amd:2"}) == f"found {[('eth0', 2)] * 6}"
+    env = {"UCCH_EMULATE": "nvidia:4,amd:2"}
+    assert _found(cluster, env | {"UCCH_FABRIC": "all"}) == f"found {[('eth0', 2)] * 6}"
+    assert _found(cluster, env) == f"found {[('eth0', 1)] * 6}"
 
 
 #: Each host has one vendor's devices, or each has both.

@@ -46,7 +46,7 @@ def split(mpi: Any, everyone: Sequence[Facts], runtime: DeviceRuntime | None, li
     obstacle = rings.by_rank(mpi.allgather(mine))
     if not obstacle:
         return Split(by_fabric, why)
-    return Split(whole, f"{', '.join(spread)}: all hosts, as calls between hosts cannot be queued ({obstacle})")
+    return Split(whole, f"{', '.join(spread)}: all hosts, as streams cannot do calls between them ({obstacle})")
 
 
 def _numbered(keys: Sequence[Hashable]) -> tuple[int, ...]:
