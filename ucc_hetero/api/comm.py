@@ -205,7 +205,7 @@ class Communicator(MessageMethods, NeighbourMethods, GroupMethods, FaultMethods)
         """
         ways = {Execution.QUEUED: ", queued", Execution.STAGED: ", by way of the host"}
         lines = [self._run.topology.describe(), *(f"rings: {text}" for text in self._run.members.rings())]
-        for label, (choice, why, execution) in self._run.used.items():
+        for label, (choice, why, execution) in self._run.used.copy().items():  # other threads make calls
             pieces = f", {choice.fragments} fragments" if choice.fragments > 1 else ""
             lines.append(f"{label}: {choice.algorithm}{pieces} ({why}{ways.get(execution, '')})")
         return "\n".join(lines)
