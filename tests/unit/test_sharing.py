@@ -10,6 +10,8 @@ import pytest
 
 from ucc_hetero import Communicator
 from ucc_hetero.calls import mpi_fallback, probe
+from ucc_hetero.calls.arguments import CallSpec, root_of
+from ucc_hetero.calls.p2p import Messages
 from ucc_hetero.errors import CollectiveTimeout
 
 
@@ -69,6 +71,19 @@ def test_plans_are_shown_while_other_threads_make_calls() -> None:
     )
     comm._run = run
     assert comm.plan_summary().splitlines() == ["two islands", "bcast: flat (model)"]
+
+
+def test_ranks_and_tags_may_be_floats_that_are_integers() -> None:
+    """As for mpi4py: programs divide numbers of ranks."""
+    four: Any = SimpleNamespace(size=4, rank=0, null=-2, any_source=-1, any_tag=-1)
+    assert Messages.check(four, "dest", 1.0, 7.0) == (1, 7)
+    assert [type(word) for word in Messages.check(four, "source", -1.0, -1.0)] == [int, int]
+    assert root_of(CallSpec("bcast", None, None, None, 3.0), 4, 0) == 3  # type: ignore[arg-type]
+    for peer, tag in ((1.5, 0), (1, 0.5), ("1", 0), (float("inf"), 0), (float("nan"), 0)):
+        with pytest.raises(TypeError, match="rank 0 must be integers"):
+            Messages.check(four, "dest", peer, tag)
+    with pytest.raises(TypeError, match="is not an integer"):
+        root_of(CallSpec("bcast", None, None, None, 0.5), 4, 0)  # type: ignore[arg-type]
 
 
 def test_a_probe_that_waits_naps(monkeypatch: pytest.MonkeyPatch) -> None:
