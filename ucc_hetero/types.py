@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-__all__ = ["DTYPES", "OPS", "DType", "Op", "Reduction", "Transport", "reduction"]
+__all__ = ["BYTES", "DTYPES", "OPS", "DType", "Op", "Reduction", "Transport", "reduction"]
 
 
 class Transport(str, Enum):
@@ -32,7 +32,7 @@ class DType:
     """One element type.
 
     ``code`` is the UCC datatype (predefined id << 3), or -1 where UCC has none and the bytes are moved as uint8.
-    ``kind`` is one of ``int uint bool float complex fp8``.
+    ``kind`` is one of ``int uint bool float complex fp8``, or ``opaque`` for bytes of something that only moves.
     """
 
     name: str
@@ -71,6 +71,9 @@ def _rows() -> dict[str, DType]:
 
 #: Every datatype by its name (numpy's, or ml_dtypes' for those that numpy lacks).
 DTYPES: dict[str, DType] = _rows()
+
+#: The bytes of elements that nothing here knows, such as structures: they are moved, and never reduced.
+BYTES = DType("bytes", 1, -1, "opaque")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -127,7 +130,7 @@ def reduction(dtype: DType, op: Op) -> Reduction | None:
     combination and are 1.2 to 5 times slower, so both are computed in float32 and rounded once). AVG is the sum divided
     once by the number of ranks, truncating towards zero for integers.
     """
-    if op.code < 0 or dtype.kind == "fp8" or op.name in ("MAXLOC", "MINLOC"):
+    if op.code < 0 or dtype.kind in ("fp8", "opaque") or op.name in ("MAXLOC", "MINLOC"):
         return None
     if dtype.kind == "bool":
         name = _BOOL.get(op.name)

@@ -310,6 +310,7 @@ int ucch_board_mismatch(ucch_board *board, uint64_t seq);
 int ucch_board_gone(ucch_board *board, uint64_t seq);
 int ucch_board_fate(ucch_board *board, int slot);
 int ucch_process_ended(int pid);
+void ucch_process_meet(int pid);
 void ucch_board_leave(ucch_board *board);
 void ucch_board_break(ucch_board *board);
 int ucch_board_launches(ucch_board *board);

@@ -4,6 +4,7 @@
  * ucch_device_error() ---- */
 int ucch_device_load(const char *adapter, const char *path);
 const char *ucch_device_error(void);
+const char *ucch_device_last_error(void);
 int ucch_device_memory_type(int runtime);
 int ucch_device_version(int runtime, int *version);
 int ucch_device_count(int runtime, int *devices);

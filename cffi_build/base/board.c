@@ -7,6 +7,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
+#include <pthread.h>
 #include <signal.h>
 #include <stdatomic.h>
 #include <stdio.h>
@@ -266,23 +267,52 @@ static int descriptor_of(pid_t pid, int *gone) {
 
 static int is_readable(int fd) { return poll(&(struct pollfd){.fd = fd, .events = POLLIN}, 1, 0) == 1; }
 
-/* Whether a process has ended, also where its parent has not asked for its status yet: descriptors are kept for that.
- */
+/* Processes that were met, by their numbers, and descriptors of them: the number of one that has ended is another one's
+ * some day. */
+#define MOST_MET 512
+
+static struct {
+    pid_t pid;
+    int fd;
+} met[MOST_MET];
+static pthread_mutex_t met_lock = PTHREAD_MUTEX_INITIALIZER;
+
+/* Where a process is, or would be; -1 where there is no room. */
+static int place_of(pid_t pid) {
+    for (int i = 0; i < MOST_MET; i++) {
+        int at = (int)(((unsigned)pid + (unsigned)i) % MOST_MET);
+        if (!met[at].pid || met[at].pid == pid) return at;
+    }
+    return -1;
+}
+
+/* Know the process that has this number now, in place of one that had it and has ended. */
+void ucch_process_meet(int pid) {
+    int gone;
+    pthread_mutex_lock(&met_lock);
+    int at = place_of(pid), known = at >= 0 && met[at].pid == pid;
+    int fd = at < 0 || (known && !is_readable(met[at].fd)) ? -1 : descriptor_of(pid, &gone);
+    if (fd >= 0 && known) close(met[at].fd);
+    if (fd >= 0) {
+        met[at].fd = fd;
+        met[at].pid = pid;
+    }
+    pthread_mutex_unlock(&met_lock);
+}
+
+/* Whether a process has ended, also where its parent has not asked for its status yet, and where another one has its
+ * number since it was met. */
 int ucch_process_ended(int pid) {
-    static struct {
-        _Atomic pid_t pid;
-        _Atomic int fd;
-    } known[512];
-    int at = (int)((unsigned)pid % 512), gone, fd;
-    if (known[at].pid == pid && !is_readable(known[at].fd)) return 0;
-    if ((fd = descriptor_of(pid, &gone)) < 0) return gone;
+    int gone;
+    pthread_mutex_lock(&met_lock);
+    int at = place_of(pid), known = at >= 0 && met[at].pid == pid;
+    if (known) gone = is_readable(met[at].fd);
+    pthread_mutex_unlock(&met_lock);
+    if (known) return gone;
+    int fd = descriptor_of(pid, &gone);
+    if (fd < 0) return gone;
     gone = is_readable(fd);
-    pid_t nobody = 0;
-    if (!gone && atomic_compare_exchange_strong(&known[at].pid, &nobody, -1)) {
-        known[at].fd = fd;
-        known[at].pid = pid;
-    } else
-        close(fd);
+    close(fd);
     return gone;
 }
 

@@ -1,5 +1,6 @@
 /* The CUDA driver API, which every driver since 11.7 has under these names: no toolkit, no libcudart, 12 and 13 alike.
  * The primary contexts are those that libcudart, torch and CuPy work in. */
+#include <pthread.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -168,20 +169,23 @@ static int cuda_mapped(void *memory, void **seen) {
     return status;
 }
 
-/* Words come out of pages, one to a cache line, and are never given back. */
+/* Words come out of pages, one to a cache line, and are never given back. Any thread may ask for one. */
 static int cuda_flag(void **word) {
+    static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
     static char *page;
     static size_t used = FLAG_PAGE;
     int status = 0;
-    if (used == FLAG_PAGE) {
-        status = cuda_pinned((void **)&page, FLAG_PAGE);
-        if (status) return status;
+    pthread_mutex_lock(&lock);
+    if (used == FLAG_PAGE && !(status = cuda_pinned((void **)&page, FLAG_PAGE))) {
         memset(page, 0, FLAG_PAGE);
         used = 0;
     }
-    *word = page + used;
-    used += FLAG_STRIDE;
-    return 0;
+    if (!status) {
+        *word = page + used;
+        used += FLAG_STRIDE;
+    }
+    pthread_mutex_unlock(&lock);
+    return status;
 }
 
 static int cuda_event_done(void *event, int *done) {

@@ -2,6 +2,7 @@
  * business, what a vendor's functions are that of its adapter. */
 #include <dlfcn.h>
 #include <pthread.h>
+#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -24,14 +25,41 @@ static const device_adapter *table[RUNTIMES] = {
 
 static int loaded[RUNTIMES];
 static int memory_type[RUNTIMES];
-static char text[256]; /* of the last failure, in whatever thread: Python asks in another one than progress runs in */
 static int bound_runtime = -1, bound_device, may_hold = 1;
 
+/* ---- the reasons of failures ---- */
+
+/* Of this thread's last failure, and of the last one in any thread. */
+static _Thread_local char text[256];
+static char last_text[sizeof(text)];
+static pthread_mutex_t last_lock = PTHREAD_MUTEX_INITIALIZER;
+
+__attribute__((format(printf, 1, 2))) static void explain(const char *format, ...) {
+    va_list values;
+    va_start(values, format);
+    vsnprintf(text, sizeof(text), format, values);
+    va_end(values);
+    pthread_mutex_lock(&last_lock);
+    memcpy(last_text, text, sizeof(text));
+    pthread_mutex_unlock(&last_lock);
+}
+
+/* Why a call that this thread made has failed. */
 const char *ucch_device_error(void) { return text; }
+
+/* Why the last call has failed, whichever thread made it: operations fail in the thread that makes progress, and those
+ * who wait for them ask here. Valid until this thread asks again. */
+const char *ucch_device_last_error(void) {
+    static _Thread_local char copy[sizeof(last_text)];
+    pthread_mutex_lock(&last_lock);
+    memcpy(copy, last_text, sizeof(copy));
+    pthread_mutex_unlock(&last_lock);
+    return copy;
+}
 
 static int ready(int runtime) {
     if (runtime >= 0 && runtime < RUNTIMES && loaded[runtime]) return 1;
-    snprintf(text, sizeof(text), "no GPU runtime is loaded");
+    explain("no GPU runtime is loaded");
     return 0;
 }
 
@@ -39,7 +67,7 @@ static int failed(int runtime, int code, const char *what) {
     const char *name = NULL;
     if (!code) return 0;
     if (table[runtime]->ops.error_name(code, &name) || !name) name = "error";
-    snprintf(text, sizeof(text), "%s: %s (%d)", what, name, code);
+    explain("%s: %s (%d)", what, name, code);
     return UCCH_FAIL_DEVICE;
 }
 
@@ -47,7 +75,7 @@ static int resolve(void *handle, const device_symbol *symbols, int store) {
     for (const device_symbol *s = symbols; s && s->name; s++) {
         void *found = dlsym(handle, s->name);
         if (!found && s->need) {
-            snprintf(text, sizeof(text), "it has no symbol %s", s->name);
+            explain("it has no symbol %s", s->name);
             return UCCH_FAIL_DEVICE;
         }
         if (store) *s->at = found;
@@ -69,9 +97,9 @@ static const device_adapter *adapter_of(const char *name, void *handle) {
     int runtime = place_of(name);
     if (runtime < RUNTIMES && !own) own = table[runtime];
     if (!own || runtime == RUNTIMES)
-        snprintf(text, sizeof(text), own ? "there are too many adapters" : "it has no symbol ucch_adapter");
+        explain("%s", own ? "there are too many adapters" : "it has no symbol ucch_adapter");
     else if (own->bytes != sizeof(*own) || strcmp(own->name, name))
-        snprintf(text, sizeof(text), "its adapter is of another release or vendor");
+        explain("its adapter is of another release or vendor");
     else
         return own;
     return NULL;
@@ -83,7 +111,7 @@ int ucch_device_load(const char *name, const char *path) {
     void *handle = dlopen(path, RTLD_NOW | RTLD_LOCAL);
     if (!handle) {
         const char *why = dlerror();
-        snprintf(text, sizeof(text), "%s", why ? why : "dlopen failed");
+        explain("%s", why ? why : "dlopen failed");
         return UCCH_FAIL_DEVICE;
     }
     const device_adapter *found = adapter_of(name, handle);
@@ -246,31 +274,35 @@ typedef struct block {
     struct block *next;
 } block;
 
-/* A lock of its own: programs are freed, and give memory back, at any time and in any thread. */
+/* A lock of its own: programs are freed, and give memory back, at any time and in any thread. Progress wants it while
+ * it holds the engine's, so nobody calls the runtime with it: allocations take milliseconds, or wait for streams. */
 static pthread_mutex_t pool_lock = PTHREAD_MUTEX_INITIALIZER;
 static block *blocks;
 
-static int allocate(int pinned, void **memory, size_t bytes) {
+/* Give idle memory back to the runtime; returns the bytes that stay, of one kind. */
+static size_t drop_idle(int pinned) {
     const device_ops *ops = ucch_bound_ops();
-    return pinned ? ops->pinned(memory, bytes) : ops->alloc(memory, bytes);
-}
-
-/* Give idle memory back to the runtime. */
-static void drop_idle(void) {
-    const device_ops *ops = ucch_bound_ops();
+    block *idle = NULL;
+    size_t left = 0;
+    pthread_mutex_lock(&pool_lock);
     for (block **at = &blocks; *at;) {
         block *b = *at;
         if (b->users) {
+            left += b->pinned == pinned ? b->bytes : 0;
             at = &b->next;
             continue;
         }
         *at = b->next;
-        if (b->pinned)
-            ops->unpin(b->memory);
-        else
-            ops->release(b->memory);
+        b->next = idle;
+        idle = b;
+    }
+    pthread_mutex_unlock(&pool_lock);
+    for (block *b = idle, *next; b; b = next) {
+        next = b->next;
+        (b->pinned ? ops->unpin : ops->release)(b->memory);
         free(b);
     }
+    return left;
 }
 
 static block *find(int pinned, size_t bytes, const void *owner) {
@@ -283,23 +315,21 @@ static block *find(int pinned, size_t bytes, const void *owner) {
     return best;
 }
 
-static block *add(int pinned, size_t bytes) {
+/* New memory of a user's; NULL with a reason when out of memory. */
+static block *make(int pinned, size_t bytes, const void *owner) {
+    const device_ops *ops = ucch_bound_ops();
     block *b = calloc(1, sizeof(*b));
     if (!b) return NULL;
-    int status = allocate(pinned, &b->memory, bytes);
+    *b = (block){.bytes = bytes, .pinned = pinned, .users = 1, .owner = owner};
+    int status = (pinned ? ops->pinned : ops->alloc)(&b->memory, bytes);
     if (status) {
-        drop_idle();
-        status = allocate(pinned, &b->memory, bytes);
+        drop_idle(pinned);
+        status = (pinned ? ops->pinned : ops->alloc)(&b->memory, bytes);
     }
-    if (status) {
-        free(b);
-        ucch_device_fail(status, pinned ? "pinned memory" : "device memory");
-        return NULL;
-    }
-    b->bytes = bytes;
-    b->pinned = pinned;
-    b->next = blocks;
-    return blocks = b;
+    if (!status) return b;
+    free(b);
+    ucch_device_fail(status, pinned ? "pinned memory" : "device memory");
+    return NULL;
 }
 
 /* The smallest idle block that is not more than twice as large, or a new one; NULL with a reason when out of memory,
@@ -308,13 +338,17 @@ void *ucch_pool_take(int pinned, size_t bytes, const void *owner, int may_add) {
     bytes = (bytes + GRAIN - 1) / GRAIN * GRAIN;
     pthread_mutex_lock(&pool_lock);
     block *b = find(pinned, bytes, owner);
-    if (!b && may_add) b = add(pinned, bytes);
     if (b) {
         b->users++;
         b->owner = owner;
     }
     pthread_mutex_unlock(&pool_lock);
-    return b ? b->memory : NULL;
+    if (b || !may_add || !(b = make(pinned, bytes, owner))) return b ? b->memory : NULL;
+    pthread_mutex_lock(&pool_lock);
+    b->next = blocks;
+    blocks = b;
+    pthread_mutex_unlock(&pool_lock);
+    return b->memory;
 }
 
 static block *block_of(const void *memory) {
@@ -342,12 +376,15 @@ void ucch_pool_give(void *memory) {
 /* Bytes that the pool holds, busy or idle; `trim` gives the idle ones back first. */
 size_t ucch_pool_bytes(int pinned, int trim) {
     size_t total = 0;
-    int before = ucch_device_enter();
+    if (trim) {
+        int before = ucch_device_enter();
+        total = drop_idle(pinned);
+        ucch_device_leave(before);
+        return total;
+    }
     pthread_mutex_lock(&pool_lock);
-    if (trim) drop_idle();
     for (block *b = blocks; b; b = b->next)
         total += b->pinned == pinned ? b->bytes : 0;
     pthread_mutex_unlock(&pool_lock);
-    ucch_device_leave(before);
     return total;
 }

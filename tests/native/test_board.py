@@ -86,6 +86,43 @@ def test_a_dead_process_is_gone() -> None:
     lib.ucch_board_free(ours)
 
 
+#: In a namespace of its own, where the next process's number can be chosen.
+REUSED = """
+import subprocess
+from ucc_hetero.native.libraries import lib
+def child():
+    return subprocess.Popen(["sleep", "300"])
+first = child()
+lib.ucch_process_meet(first.pid)
+assert not lib.ucch_process_ended(first.pid)
+first.kill()
+first.wait()
+open("/proc/sys/kernel/ns_last_pid", "w").write(str(first.pid - 1))
+second = child()
+assert second.pid == first.pid, "another process came between"
+assert lib.ucch_process_ended(first.pid), "the one that was met has ended"
+lib.ucch_process_meet(second.pid)
+assert not lib.ucch_process_ended(second.pid)
+second.kill()
+second.wait()
+assert lib.ucch_process_ended(second.pid)
+"""
+
+
+def test_a_number_that_another_process_has_got(unshared: list[str]) -> None:
+    job = subprocess.run([*unshared, sys.executable, "-c", REUSED], capture_output=True, text=True, timeout=120)
+    assert job.returncode == 0, job.stderr
+
+
+@pytest.fixture
+def unshared() -> list[str]:
+    words = ["unshare", "-Urpf", "--mount-proc"]
+    test = "open('/proc/sys/kernel/ns_last_pid', 'w').write('50')"
+    if subprocess.run([*words, sys.executable, "-c", test], capture_output=True, timeout=60).returncode:
+        pytest.skip("no process namespaces here")
+    return words
+
+
 def test_revocation_is_seen_by_all(boards: Any) -> None:
     assert not any(lib.ucch_board_revoked(board) or lib.ucch_board_broken(board) for board in boards)
     lib.ucch_board_revoke(boards[1])

@@ -93,6 +93,32 @@ def test_eight_devices_on_a_fabric_with_a_card_each(
     assert all(numa[near[one.pci]] == one.numa for one in found.accelerators)
 
 
+@pytest.mark.parametrize("bits", [3, 0x30000000])
+def test_details_of_partitions_are_those_of_their_device(tmp_path: Path, bits: int) -> None:
+    """The partition is in the last bits of an address, or in the first; both are linked to other devices."""
+    files = machines.mi300x()
+    nodes = "sys/class/kfd/kfd/topology/nodes"
+    whole = files[f"{nodes}/2/properties"]
+    where = int(whole.split("location_id ")[1].split()[0])
+    for number in (10, 11):
+        part = bits & -bits if number == 10 else bits
+        files |= {
+            f"{nodes}/{number}/properties": whole.replace(f"location_id {where}", f"location_id {where | part}"),
+            f"{nodes}/{number}/name": "ip discovery",
+            f"{nodes}/{number}/io_links/0/properties": f"type 11\nnode_from {number}\nnode_to {number - 7}",
+            f"{nodes}/{number}/io_links/1/properties": f"type 11\nnode_from {number}\nnode_to {21 - number}",
+        }
+    for name in [name for name in files if name.startswith(f"{nodes}/2/")]:
+        del files[name]  # the device is in partitions alone
+    found = machine(replay(files, tmp_path)).accelerators
+    parted = next(one for one in found if one.pci == f"0000:{where >> 8:02x}:00.0")
+    assert (parted.name, parted.arch) == ("ip discovery", "gfx942")
+    others = [one.pci for one in found if one is not parted]
+    linked = ["0000:26:00.0", "0000:46:00.0"]
+    assert sorted(parted.fabric) == sorted(linked)
+    assert len(others) == 7
+
+
 def test_two_hosts_of_different_vendors(tmp_path: Path) -> None:
     one, other = (machine(replay(machines.small_host(vendor), tmp_path / vendor)) for vendor in ("nvidia", "amd"))
     assert [a.vendor for a in one.accelerators + other.accelerators] == ["nvidia"] * 2 + ["amd"] * 2

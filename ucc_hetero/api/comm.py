@@ -217,7 +217,7 @@ class Communicator(MessageMethods, NeighbourMethods, GroupMethods, FaultMethods)
         members = self._run.members
         lines = [self._run.topology.describe(), *(f"fabric: {text}" for text in members.fabric())]
         lines += [f"rings: {text}" for text in members.rings()]
-        for label, (choice, why, execution) in self._run.used.items():
+        for label, (choice, why, execution) in self._run.used.copy().items():  # other threads make calls
             pieces = f", {choice.fragments} fragments" if choice.fragments > 1 else ""
             lines.append(f"{label}: {choice.algorithm}{pieces} ({why}{ways.get(execution, '')})")
         return "\n".join(lines)

@@ -32,7 +32,7 @@ from ..transport.segments import join as join_windows
 from ..types import OPS, Transport
 from . import agreement, faults, process
 from .links import Links
-from .liveness import Board, ended
+from .liveness import Board, ended, meet
 from .teams import Teams
 from .timely import limit, timely
 from .turns import turn
@@ -86,6 +86,7 @@ class Membership:
 
     def _create(self, timeout: float) -> None:
         mpi = self.mpi
+        meet(self.facts, self.rank)
         self._watch(partial(ended, self.facts, self.rank))
         vendors = [f.vendor for f in self.facts]
         nodes: dict[tuple[str, ...], int] = {}

@@ -156,11 +156,20 @@ class Board:
             self._pointer = ffi.NULL
 
 
+def meet(everyone: Sequence[Facts], rank: int) -> None:
+    """Know the processes on the host of ``rank``, all alive: the number of one that dies may be another one's then."""
+    for r in _near(everyone, rank):
+        lib.ucch_process_meet(everyone[r].pid)
+
+
 def ended(everyone: Sequence[Facts], rank: int) -> list[int]:
     """Ranks on the host of ``rank`` whose processes have ended, with a board or without one."""
+    return [r for r in _near(everyone, rank) if lib.ucch_process_ended(everyone[r].pid)]
+
+
+def _near(everyone: Sequence[Facts], rank: int) -> list[int]:
     here = everyone[rank].host.memory
-    near = (r for r, facts in enumerate(everyone) if facts.pid and facts.host.memory == here)
-    return [r for r in near if lib.ucch_process_ended(everyone[r].pid)]
+    return [r for r, facts in enumerate(everyone) if facts.pid and facts.host.memory == here]
 
 
 def _mapped(path: Any, size: int) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
+from contextlib import suppress
 from itertools import accumulate
 from operator import index
 from typing import Any
@@ -131,8 +132,8 @@ def as_blocks(
         buf, counts, displs, datatypes = _split_w(spec)
         if len(datatypes) != size:
             raise ValueError(f"{len(datatypes)} datatypes given for a communicator of {size}; give one per rank")
-        memory, _ = _resolve(buf, "uint8", writable, pointer_vendor)
         elements = [_element(datatype) for datatype in datatypes]
+        memory, _ = _resolve(buf, "uint8", writable, pointer_vendor, vouched=all(map(mpi.is_datatype, datatypes)))
         sizes = [1] * size if counts is None else _listed(counts, "counts", size)
         starts = [0] * size if displs is None else _listed(displs, "displacements", size)
         if memory is None:
@@ -233,9 +234,12 @@ def _by_position(spec: Sequence[Any], forms: str) -> tuple[Any, Any, Any, Any]:
 
 
 def _resolve(
-    buf: object, datatype: object, writable: bool, pointer_vendor: PointerVendor | None
+    buf: object, datatype: object, writable: bool, pointer_vendor: PointerVendor | None, *, vouched: bool = False
 ) -> tuple[Memory | None, Element]:
-    """The memory (None for a ``None`` that stands for an empty buffer) and what one entry of it is."""
+    """The memory (None for a ``None`` that stands for an empty buffer) and what one entry of it is.
+
+    ``vouched``: there are MPI datatypes beside ``datatype``, which say what is meant where an address alone is given.
+    """
     if mpi.is_bottom(buf):
         if datatype is None:
             raise TypeError("MPI.BOTTOM needs a datatype of absolute addresses")
@@ -244,10 +248,23 @@ def _resolve(
         if buf is None and datatype is not None:
             return None, _element(datatype)
         raise TypeError(f"{'None' if buf is None else 'MPI.IN_PLACE'} is no buffer, and one is needed here")
+    address = mpi.bare_address(buf) if vouched or mpi.is_datatype(datatype) else 0
+    if address:
+        return Memory(address, _ANYWHERE, 1, None, *_whose(address, pointer_vendor), buf, False, None), _element(
+            datatype
+        )
     memory = memory_of(buf, pointer_vendor)
     if writable and memory.readonly:
         raise BufferError(f"{type(buf).__name__} is read-only and cannot receive; pass writable memory")
     return memory, _element(memory.native if datatype is None else datatype)
+
+
+def _whose(address: int, pointer_vendor: PointerVendor | None) -> tuple[str, int]:
+    """Vendor and device of a bare address: what no runtime knows is the host's."""
+    if pointer_vendor is not None:
+        with suppress(BufferError):
+            return pointer_vendor(address)
+    return "host", 0
 
 
 def _element(datatype: object) -> Element:

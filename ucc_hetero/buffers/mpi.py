@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from ucc_hetero.buffers.model import Array, Dims, merge, packed_places, unpacked_places
-from ucc_hetero.types import DTYPES, DType
+from ucc_hetero.types import BYTES, DTYPES, DType
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +88,17 @@ def is_bottom(buf: object) -> bool:
     return module is not None and buf is module.BOTTOM
 
 
+def bare_address(buf: object) -> int:
+    """The address that an ``MPI.memory`` (``MPI.buffer``) of no bytes stands for; 0 for anything else.
+
+    Array libraries pass ``MPI.memory.fromaddress(address, 0)`` with a count and a datatype, which then say it all.
+    """
+    module = _mpi()
+    if module is None or not isinstance(buf, module.memory) or buf.nbytes:
+        return 0
+    return int(buf.address)
+
+
 def is_datatype(spec: object) -> bool:
     """True for an ``MPI.Datatype``."""
     module = _mpi()
@@ -97,8 +108,9 @@ def is_datatype(spec: object) -> bool:
 def element_of(datatype: Any) -> Element:
     """The elements that an ``MPI.Datatype`` describes.
 
-    Takes predefined types and everything built of one predefined type by all constructors but darray. Raises
-    ``TypeError`` for the others, with the way out.
+    Takes predefined types and everything built of them by all constructors but darray; the elements of structures of
+    several types, and of predefined types that nothing here computes with, are ``BYTES``. Raises ``TypeError`` for the
+    others, with the way out.
     """
     known = _known.get(datatype.handle)
     if known is not None:
@@ -127,12 +139,14 @@ def element_of(datatype: Any) -> Element:
 def _predefined(datatype: Any) -> Element:
     bfloat16 = getattr(_mpi(), "BFLOAT16_T", None)  # mpi4py 4.1 and newer; it has no type character
     dtype = DTYPES.get("bfloat16" if datatype == bfloat16 else _CHARACTERS.get(datatype.typechar, ""))
-    if dtype is None or dtype.itemsize != datatype.size:
-        raise TypeError(
-            f"datatype {datatype.name} is not supported; supported are those of {', '.join(DTYPES)}, "
-            f"and MPI.BYTE moves the bytes of anything else"
-        )
-    return Element(dtype, dtype.itemsize, ())
+    if dtype is not None and dtype.itemsize == datatype.size:
+        return Element(dtype, dtype.itemsize, ())
+    if 0 < datatype.size == datatype.extent:  # long double, say, or a pair without a gap
+        return Element(BYTES, datatype.extent, ((datatype.size, 1),))
+    raise TypeError(
+        f"datatype {datatype.name} is not supported; supported are those of {', '.join(DTYPES)}, "
+        f"and MPI.BYTE moves the bytes of anything else"
+    )
 
 
 def _of_loops(combiner: str, facts: dict[str, Any], inner: Element, extent: int, order_c: int) -> Element:
@@ -171,18 +185,21 @@ def _of_blocks(combiner: str, facts: dict[str, Any], inner: Sequence[Element], e
     """A type whose inner ones lie in blocks of any lengths, anywhere."""
     if not inner:
         raise TypeError("a structure without fields is not supported")
-    dtype = inner[0].dtype
-    if any(each.dtype is not dtype for each in inner):
-        raise TypeError(
-            "a structure of several element types is not supported; make one call per field (numpy's array['name'])"
-        )
+    dtype = inner[0].dtype if all(each.dtype is inner[0].dtype for each in inner) else BYTES
     lengths, in_bytes = _BLOCKS[combiner]
     displs = np.array(facts["displacements"], np.int64)
     each = np.broadcast_to(np.array(facts[lengths], np.int64), displs.shape)
     if combiner != "STRUCT":
         return _scattered(dtype, extent, _in_blocks(displs if in_bytes else displs * inner[0].extent, each, inner[0]))
     fields = [_in_blocks(displs[i : i + 1], each[i : i + 1], field) for i, field in enumerate(inner)]
+    if dtype is BYTES:
+        fields = [_bytes_of(starts, field.dtype) for starts, field in zip(fields, inner, strict=True)]
     return _scattered(dtype, extent, np.concatenate(fields))
+
+
+def _bytes_of(starts: Array, dtype: DType) -> Array:
+    """Where the bytes of elements lie."""
+    return np.add.outer(starts, np.arange(dtype.itemsize)).ravel()
 
 
 def _in_blocks(starts: Array, lengths: Array, inner: Element) -> Array:

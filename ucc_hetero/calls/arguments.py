@@ -384,11 +384,16 @@ def bind(call: CallSpec, size: int, rank: int) -> Bound:
     return bound._replace(parts=tuple(args.parts)) if args.parts else bound
 
 
+def whole(number: Any) -> int:
+    """An integer, also where it is the value of a float, which mpi4py takes; ``TypeError`` for anything else."""
+    return int(number) if isinstance(number, float) and number.is_integer() else index(number)
+
+
 def root_of(call: CallSpec, size: int, rank: int) -> int:
     """The root of a call as a plain integer; -1 stands for none."""
     name, root = call.name, call.root
     try:
-        number = index(root)
+        number = whole(root)
     except TypeError:
         raise TypeError(f"{name} on rank {rank}: root {root!r} is not an integer") from None
     if not (0 <= number < size or (number == -1 and not (name in ROWS and ROWS[name].rooted))):

@@ -381,7 +381,7 @@ def values_of(data: Any, dtype: DType) -> Any:
     """Bytes as numbers, complex ones as two; ``KeyError`` for types that numpy lacks."""
     if dtype.name == "bfloat16":
         return (data.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
-    if dtype.kind == "fp8":
+    if dtype.kind in ("fp8", "opaque"):
         raise KeyError(dtype.name)
     name = "uint8" if dtype.kind == "bool" else _part_of(dtype).name
     return data.view(np.dtype(name))

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ..bindings.handle import sweep
 from ..bootstrap.liveness import Board
 from ..buffers import is_in_place
 from ..buffers.exporters import memory_of
@@ -208,12 +209,15 @@ class Delegate:
     def settle(self) -> int:
         """See to dropped calls of this communicator; how many are under way."""
         left = 0
-        for _ in range(len(_forsaken)):
-            each = _forsaken.popleft()
+
+        def busy(each: _Forsaken) -> bool:
+            nonlocal left
             mine = each.watch.board is self.board
-            if not (mine and each.ended()):
-                _forsaken.append(each)
-                left += mine
+            stays = not (mine and each.ended())
+            left += mine and stays
+            return stays
+
+        sweep(_forsaken, busy)
         return left
 
     def start(self, call: CallSpec) -> PersistentRequest:

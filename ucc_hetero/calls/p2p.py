@@ -6,7 +6,6 @@ from collections import Counter, deque
 from collections.abc import Callable, Container, Hashable, Sequence
 from dataclasses import replace
 from functools import partial
-from operator import index
 from typing import Any
 
 from ..bindings.handle import sweep
@@ -31,6 +30,7 @@ from ..transport.bounce import Bounce
 from ..transport.paths import MessagePaths
 from ..transport.segments import LEAST, key_of
 from ..types import DTYPES
+from .arguments import whole
 from .dispatch import Runner
 from .failure import LOST, recorded
 from .message import COMM_SHIFT, OWN, SOURCE_MASK, SOURCE_SHIFT, TAG_MASK, Transfer, Ways
@@ -190,7 +190,7 @@ class Messages:
         """A peer and a tag as plain numbers; refuse those that cannot be. ``source`` and its tag may be wild."""
         wild = what == "source"
         try:
-            peer, tag = index(peer), index(tag)
+            peer, tag = whole(peer), whole(tag)
         except TypeError:
             raise TypeError(f"{what} {peer!r} and tag {tag!r} on rank {self.rank} must be integers") from None
         if not (0 <= peer < self.size or peer == self.null or (wild and peer == self.any_source)):
@@ -518,7 +518,7 @@ class Messages:
         if error.status == lib.UCCH_FAIL_LOST:
             return CollectiveError(f"{where}: {LOST}")
         if error.status == lib.UCCH_FAIL_DEVICE:
-            return DeviceError(f"{where}: {ffi.string(lib.ucch_device_error()).decode(errors='replace')}")
+            return DeviceError(f"{where}: {ffi.string(lib.ucch_device_last_error()).decode(errors='replace')}")
         if error.status == lib.UCCH_FAIL_MISMATCH:
             return CollectiveError(f"{where}: another message of this tag was taken for it: begin them in one order")
         known = error.status == lib.UCCH_FAIL_PEER

@@ -8,13 +8,14 @@ from typing import Any, cast
 
 from ..errors import CollectiveTimeout, PeerError
 from ..native.libraries import ffi, lib
+from ..native.waiting import progress_until
 from .message import Transfer, source_and_tag
 from .p2p import Messages
 from .request import Request
 from .status import set_status
 
-#: Looks between two questions whether the source still lives.
-_ROUNDS = 256
+#: Seconds between two questions whether the source still lives.
+_LOOK_S = 0.01
 
 
 class Message:
@@ -116,20 +117,30 @@ def probe(messages: Messages, source: int, tag: int, status: Any, *, remove: boo
 
 def mprobe(messages: Messages, source: int, tag: int, status: Any, *, remove: bool) -> Message:
     """Wait for a message as ``probe`` does; ``CollectiveTimeout`` after the communicator's time limit."""
-    began, rounds, left = time.monotonic(), 0, 0.0
-    while (found := probe(messages, source, tag, status, remove=remove)) is None:
-        time.sleep(0)  # gives the core away, and lets other threads of Python run
-        rounds += 1
-        if rounds % _ROUNDS:
-            continue
+    began = looked = time.monotonic()
+    found: list[Message] = []
+    left = 0.0
+
+    def come() -> bool:
+        message = probe(messages, source, tag, status, remove=remove)
+        found.extend([] if message is None else [message])
+        return bool(found)
+
+    def look() -> None:
+        """Raise once the source has been gone for long enough that what it has sent would be here."""
+        nonlocal left, looked
         now = time.monotonic()
-        if messages.timeout and now - began > messages.timeout:
-            raise CollectiveTimeout(
-                f"rank {messages.rank}: probe for source {source}, tag {tag}: no message within {now - began:.3g} s "
-                f"(UCCH_TIMEOUT={messages.timeout:g})"
-            )
+        if now - looked < _LOOK_S:
+            return
+        looked = now
         if messages.gone(source):
             left = left or now
             if now - left > 1:
                 raise PeerError(f"rank {messages.rank}: probe for source {source}: it has left the job or died")
-    return found
+
+    if not progress_until(come, messages.timeout, look, step=1e-6):
+        raise CollectiveTimeout(
+            f"rank {messages.rank}: probe for source {source}, tag {tag}: no message within "
+            f"{time.monotonic() - began:.3g} s (UCCH_TIMEOUT={messages.timeout:g})"
+        )
+    return found[0]

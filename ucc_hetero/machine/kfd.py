@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from .vendors import Known, gfx, text
+from .vendors import Known, gfx, kfd_address, number, text
 
 _NODES = "sys/class/kfd/kfd/topology/nodes"
 #: Files of the driver that a machine's record holds.
@@ -15,19 +15,19 @@ _XGMI = "11"
 
 
 def details(root: Path, devices: Sequence[str]) -> dict[str, Known]:
-    """Details of KFD's devices, by PCI address."""
+    """Details of KFD's devices, by PCI address; partitions of one have its address, and together its peers."""
     nodes = {}
-    for node in root.glob(_NODES + "/*"):
+    for node in sorted(root.glob(_NODES + "/*"), key=lambda node: number(node.name)):
         facts = _properties(node / "properties")
-        if int(facts.get("gfx_target_version", 0)):
-            at, domain = int(facts["location_id"]), int(facts.get("domain", 0))
-            pci = f"{domain:04x}:{at >> 8 & 0xFF:02x}:{at >> 3 & 0x1F:02x}.{at & 7:x}"
-            nodes[node.name] = pci, gfx(int(facts["gfx_target_version"])), node
-    found = {}
+        if number(facts.get("gfx_target_version", "")):
+            nodes[node.name] = kfd_address(root, facts), gfx(number(facts["gfx_target_version"])), node
+    found: dict[str, Known] = {}
     for pci, arch, node in nodes.values():
         links = [_properties(link) for link in sorted(node.glob("io_links/*/properties"), key=_number)]
-        peers = [link["node_to"] for link in links if link.get("type") == _XGMI]
-        found[pci] = Known(text(node / "name"), arch, tuple(nodes[peer][0] for peer in peers if peer in nodes))
+        ends = [link["node_to"] for link in links if link.get("type") == _XGMI]
+        peers = [*found.get(pci, Known()).peers, *(nodes[end][0] for end in ends if end in nodes)]
+        others = tuple(dict.fromkeys(peer for peer in peers if peer != pci))
+        found[pci] = Known(text(node / "name"), arch, others)
     return found
 
 

@@ -34,6 +34,7 @@ __all__ = [
     "cpus_of",
     "devices",
     "gfx",
+    "kfd_address",
     "leave_alone",
     "memory_name",
     "native_vendor",
@@ -349,18 +350,23 @@ def _with_kfd_nodes(root: Path) -> list[Device]:
     nodes = sorted(base.iterdir(), key=lambda node: number(node.name)) if base.is_dir() else []
     for folder in nodes:
         words = dict(line.split(None, 1) for line in text(folder / "properties").splitlines() if " " in line)
-        where, minor = number(words.get("location_id", "")), number(words.get("drm_render_minor", ""))
+        minor = number(words.get("drm_render_minor", ""))
         if not number(words.get("simd_count", "")) or not minor:
             continue  # a processor
-        place = f"{number(words.get('domain', '')):04x}:{where >> 8 & 0xFF:02x}:{where >> 3 & 31:02x}"
-        pci = f"{place}.{where & 7}"
-        if not (root / "sys/bus/pci/devices" / pci).exists():
-            pci = f"{place}.0"  # the last bits, or the first, are a partition of the device
-        node = f"dev/dri/renderD{minor}"
+        pci, node = kfd_address(root, words), f"dev/dri/renderD{minor}"
         if (root / node).exists():
             target, hive = (number(words.get(name, "")) for name in ("gfx_target_version", "hive_id"))
             found.append(_device(root, "amd", pci, f"/{node}", gfx(target), hive))
     return found
+
+
+def kfd_address(root: Path, properties: Mapping[str, str]) -> str:
+    """PCI address of the device that a node of KFD's topology is, or is a partition of."""
+    where, domain = (number(properties.get(name, "")) for name in ("location_id", "domain"))
+    place = f"{domain:04x}:{where >> 8 & 0xFF:02x}:{where >> 3 & 31:02x}"
+    pci = f"{place}.{where & 7}"
+    # The last bits, or the first, are a partition of the device.
+    return pci if (root / "sys/bus/pci/devices" / pci).exists() else f"{place}.0"
 
 
 def gfx(version: int) -> str:

@@ -205,12 +205,12 @@ class _BeforeMPI:
     """A finder that finds nothing; it sees mpi4py.MPI being imported, which initialises MPI, and loads libucp first.
 
     Not at once, because libucs measures the clock when it is loaded, which takes up to half a second on a busy machine;
-    MPI libraries with UCX spend that time anyway.
+    MPI libraries with UCX spend that time anyway. It stays among the finders: Python goes through them at that moment,
+    and would pass by the one behind a finder that takes itself out.
     """
 
     def find_spec(self, fullname: str, path: object = None, target: object = None) -> None:
         if fullname == "mpi4py.MPI":
-            sys.meta_path.remove(self)
             # A failure is said again, with all its reasons, by the first communicator.
             with contextlib.suppress(LibraryNotFound):
                 preload_ucx()

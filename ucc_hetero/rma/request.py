@@ -34,7 +34,7 @@ _REASONS = {
 def failure(what: str, status: int, seconds: float = 0.0) -> UCCHError:
     """The exception for a transfer that came to nothing."""
     if status == lib.UCCH_FAIL_DEVICE:
-        return DeviceError(f"{what} failed: {ffi.string(lib.ucch_device_error()).decode(errors='replace')}")
+        return DeviceError(f"{what} failed: {ffi.string(lib.ucch_device_last_error()).decode(errors='replace')}")
     # libucp's own numbers are of connections that broke.
     unreachable = PeerError, f"failed: the peer has ended or cannot be reached ({status_name(status)})"
     kind, text = _REASONS.get(status, unreachable)

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import atexit
 import os
-import sys
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 

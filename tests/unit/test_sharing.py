@@ -1,0 +1,96 @@
+"""Tables, queues and lists that threads and finders of modules share; waits that leave the core to others."""
+
+import subprocess
+import sys
+from collections import deque
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from ucc_hetero import Communicator
+from ucc_hetero.calls import mpi_fallback, probe
+from ucc_hetero.calls.arguments import CallSpec, root_of
+from ucc_hetero.calls.p2p import Messages
+from ucc_hetero.errors import CollectiveTimeout
+
+
+def test_finders_behind_ours_are_asked_for_mpi() -> None:
+    """Python goes through its list of finders at that moment: a finder that leaves it hides the next one."""
+    script = """
+import importlib.util, sys
+import ucc_hetero
+asked = []
+class Behind:
+    def find_spec(self, name, path=None, target=None):
+        asked.append(name)
+place = next(i for i, finder in enumerate(sys.meta_path) if type(finder).__module__.startswith("ucc_hetero"))
+sys.meta_path.insert(place + 1, Behind())
+importlib.util.find_spec("mpi4py.MPI")
+assert "mpi4py.MPI" in asked, asked
+"""
+    job = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=240, check=False)
+    assert job.returncode == 0, job.stderr
+
+
+def test_dropped_calls_are_seen_to_by_several_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another thread takes one out between the look at how many there are and the look at each."""
+
+    class Shared(deque[Any]):
+        def __len__(self) -> int:
+            return super().__len__() + 1
+
+    board, other = object(), object()
+    dropped = [SimpleNamespace(watch=SimpleNamespace(board=at), ended=lambda: False) for at in (board, other)]
+    shared = Shared(dropped)
+    monkeypatch.setattr(mpi_fallback, "_forsaken", shared)
+    ranks: Any = SimpleNamespace(Get_rank=lambda: 0, Get_size=lambda: 2)
+    delegate = mpi_fallback.Delegate(ranks, board, 0.0, lambda error, memory: None)  # type: ignore[arg-type]
+    assert delegate.settle() in (1, 2)
+    assert {id(each) for each in shared} == {id(each) for each in dropped}
+
+
+def test_plans_are_shown_while_other_threads_make_calls() -> None:
+    used: dict[str, Any] = {}
+
+    class Choice:
+        algorithm = "flat"
+
+        @property
+        def fragments(self) -> int:
+            """Another thread's call comes in between."""
+            used[f"call {len(used)}"] = Choice(), "model", None
+            return 1
+
+    used["bcast"] = Choice(), "model", None
+    comm = Communicator.__new__(Communicator)
+    run: Any = SimpleNamespace(
+        topology=SimpleNamespace(describe=lambda: "two islands"),
+        members=SimpleNamespace(rings=lambda: ()),
+        used=used,
+    )
+    comm._run = run
+    assert comm.plan_summary().splitlines() == ["two islands", "bcast: flat (model)"]
+
+
+def test_ranks_and_tags_may_be_floats_that_are_integers() -> None:
+    """As for mpi4py: programs divide numbers of ranks."""
+    four: Any = SimpleNamespace(size=4, rank=0, null=-2, any_source=-1, any_tag=-1)
+    assert Messages.check(four, "dest", 1.0, 7.0) == (1, 7)
+    assert [type(word) for word in Messages.check(four, "source", -1.0, -1.0)] == [int, int]
+    assert root_of(CallSpec("bcast", None, None, None, 3.0), 4, 0) == 3  # type: ignore[arg-type]
+    for peer, tag in ((1.5, 0), (1, 0.5), ("1", 0), (float("inf"), 0), (float("nan"), 0)):
+        with pytest.raises(TypeError, match="rank 0 must be integers"):
+            Messages.check(four, "dest", peer, tag)
+    with pytest.raises(TypeError, match="is not an integer"):
+        root_of(CallSpec("bcast", None, None, None, 0.5), 4, 0)  # type: ignore[arg-type]
+
+
+def test_a_probe_that_waits_naps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thread that only looks takes the core from the rank that is to send."""
+    looks = []
+    monkeypatch.setattr(probe, "probe", lambda *_, **__: looks.append(0))
+    messages: Any = SimpleNamespace(rank=3, timeout=0.3, gone=lambda source: False)
+    with pytest.raises(CollectiveTimeout, match="rank 3: probe for source 1, tag 7"):
+        probe.mprobe(messages, 1, 7, None, remove=True)
+    assert 1 < len(looks) < 2000
