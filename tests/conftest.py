@@ -100,7 +100,7 @@ def find_mpirun() -> str | None:
 @cache
 def mpi_flavour(mpirun: str) -> tuple[str, int]:
     """("openmpi" | "hydra", major version) of an mpirun; ("unknown", 0) for others."""
-    banner = subprocess.run([mpirun, "--version"], capture_output=True, text=True, timeout=60, check=False).stdout
+    banner = subprocess.run([mpirun, "--version"], capture_output=True, text=True, timeout=240, check=False).stdout
     if found := re.search(r"\((?:Open MPI|OpenRTE)\) (\d+)", banner):
         return "openmpi", int(found[1])
     if "HYDRA" in banner or "Intel(R) MPI" in banner:

@@ -200,7 +200,7 @@ def test_nothing_is_written_to_blocks_that_have_been_given_back(
     appear([tmp_path / "failed"], ends[1:])
     if fault == "hole":
         heal(cluster, 0)
-    time.sleep(2)
+    time.sleep(2)  # data that is still on its way has time to do harm; with less time the test finds less, and passes
     (tmp_path / "over").touch()
     out = ends[1].communicate(timeout=60 * room)[0]
     assert "right" in out, out

@@ -240,7 +240,7 @@ def test_the_quickest_put(mpirun: Run) -> None:
     session = SimpleNamespace(world=open_world(), memory=open_memory("host", "numpy", 0))
     for pair in ((0, 2), (2, 1)):
         seconds = session.world.comm.allgather(_put_seconds(session, *pair))
-        assert len(set(seconds)) == 1 and 0 < seconds[0] < 1, seconds
+        assert len(set(seconds)) == 1 and seconds[0] > 0, seconds
     print("right", flush=True)
     """
     assert mpirun(script, n=3).said("right") == 3

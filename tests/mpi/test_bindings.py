@@ -27,7 +27,7 @@ with ucc.Lib("UCC") as library:
             out = np.full(100, np.nan, np.float32)
             with team.collective(ucc.Coll.ALLREDUCE, src=mine, dst=out, dtype=f32, op=add) as request:
                 request.post()
-                request.wait(30)
+                request.wait(300)
             np.testing.assert_allclose(out, everyone.sum(0), rtol=1e-5)
             # Persistent: the same request again and again, with what the buffer holds then.
             flags = ucc.CollFlag.PERSISTENT
@@ -35,7 +35,7 @@ with ucc.Lib("UCC") as library:
                 for turn in range(5):
                     mine[:] = rank + turn
                     request.post()
-                    request.wait(30)
+                    request.wait(300)
                     assert (out == sum(r + turn for r in range(size))).all()
             # The v-form: counts and displacements in elements, 64-bit, with a gap between the blocks.
             counts = [r + 1 for r in range(size)]
@@ -46,7 +46,7 @@ with ucc.Lib("UCC") as library:
                 ucc.Coll.ALLGATHERV, src=block, dst=gathered, dtype=f32, dst_counts=counts, dst_displs=displs
             ) as request:
                 request.post()
-                request.wait(30)
+                request.wait(300)
             for r in range(size):
                 assert (gathered[displs[r] : displs[r] + counts[r]] == r).all()
             assert (gathered[[d - 1 for d in displs[1:]]] == -1).all(), "the gaps were written"
@@ -64,7 +64,7 @@ with ucc.Lib("UCC") as library:
             if rank:
                 with team.collective(ucc.Coll.BCAST, src=data, dtype=f32, root=1) as request:
                     request.post()
-                    request.wait(30)
+                    request.wait(300)
             done = world.Ibarrier()
             while not done.Test():
                 context.progress()
@@ -76,7 +76,7 @@ with ucc.Lib("UCC") as library:
                 data = np.full(4, rank, np.float32)
                 with team.collective(ucc.Coll.BCAST, src=data, dtype=f32, root=0) as request:
                     request.post()
-                    request.wait(30)
+                    request.wait(300)
                 assert (data == others[0]).all()
         world.Barrier()
         try:

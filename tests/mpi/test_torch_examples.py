@@ -83,7 +83,7 @@ def test_serving_notices_wrong_pages(program) -> None:
         assert one.stdout is not None
         words = ["--role", "decode", "--address", one.stdout.readline().strip(), "--requests", "2"]
         job = program([sys.executable, "-c", textwrap.dedent(script), *words], 120, env)
-        one.wait(30)
+        one.wait(400)
     assert job.returncode == 1 and "the same tokens as in one process: NO" in job.stdout, job.stdout + job.stderr
 
 

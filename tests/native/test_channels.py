@@ -32,7 +32,7 @@ CASES: list[tuple[str, str, dict[str, str]]] = [
     ("replicas are equal", FOUR, {}),
     ("data that comes late", PAIR, {}),
     ("data that comes late", THREE, {}),
-    ("counts that change elsewhere", THREE, {"UCCH_TIMEOUT": "20"}),
+    ("counts that change elsewhere", THREE, {}),
     ("a rank that never calls", PAIR, {}),
     ("a rank that never calls what others wait for", PAIR, {}),
     ("nobody takes garbage for a result", THREE, {}),

@@ -93,7 +93,7 @@ for into, make in (({"stream": stream}, Array), ({}, Array), ({}, lambda n: np.z
 print("right", flush=True)
 """
     ranks = 3 if "amd" in layout else 2
-    assert fakes(script, layout, UCCH_TIMEOUT="60", **env).said("right") == ranks
+    assert fakes(script, layout, **env).said("right") == ranks
 
 
 @pytest.mark.parametrize("env", [device_scripts.OWN_QUEUES, device_scripts.FEW_QUEUES], ids=["streams", "hosts"])

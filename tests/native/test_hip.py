@@ -104,7 +104,7 @@ def test_a_word_is_used_up_before_its_numbers_wrap(compiled: Callable[..., Path]
     source = Path(__file__).with_name("gate_wraps.c")
     folders = [f"-I{ROOT / each}" for each in ("cffi_build", "ucc_hetero/device")]
     program = compiled(tmp_path / "gate", *folders, source, "-lpthread")
-    subprocess.run([program], check=True, timeout=60)
+    subprocess.run([program], check=True, timeout=240)
 
 
 #: Two ranks exchange what they write again and again; ``near``: by way of arenas.

@@ -294,6 +294,6 @@ def test_blocks_that_run_at_a_time(arch: int, blocks: int) -> None:
     for case in (*FUSED, *STREAM_COPIES):
         words = ["c++", "-x", "c++", "-E", "-P", f"-D__CUDA_ARCH__={arch}", "-"]
         done = subprocess.run(
-            words, input=sources.source(*case), capture_output=True, text=True, check=True, timeout=60
+            words, input=sources.source(*case), capture_output=True, text=True, check=True, timeout=240
         )
         assert f"__global__ __launch_bounds__(512, {blocks}) void ucch(" in done.stdout

@@ -44,7 +44,7 @@ def together(*calls: Callable[[], Any]) -> list[Any]:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(60)
+        thread.join(600)
     return [found[place] for place in range(len(calls))]
 
 

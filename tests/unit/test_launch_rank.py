@@ -272,7 +272,7 @@ def test_container(tmp_path: Path) -> None:
     assert made.env["DATA"] == "/x y"
 
 
-def run_wrapper(*words: str, script: str = "", timeout: float = 100) -> subprocess.CompletedProcess[str]:
+def run_wrapper(*words: str, script: str = "", timeout: float = 400) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-I", "-S", rank.__file__, "--vendor", "host", *words, "--"]
     program = [sys.executable, "-I", "-S", "-c", script] if script else ["/no/such/program"]
     return subprocess.run([*command, *program], capture_output=True, text=True, timeout=timeout, check=False)
@@ -306,16 +306,16 @@ def test_killed_and_asked_to_end() -> None:
     done = run_wrapper("--report", script="import os; os.kill(os.getpid(), 9)")
     assert done.returncode == -9
     assert events(done.stderr)[-1]["status"] == 128 + 9
-    done = run_wrapper("--report", script="import os, time; os.kill(os.getppid(), 15); time.sleep(120)")
+    done = run_wrapper("--report", script="import os, time; os.kill(os.getppid(), 15); time.sleep(1000)")
     assert done.returncode == -15
     assert [event["event"] for event in events(done.stderr)] == ["started"], "who is told to end did not fail"
 
 
 def test_a_stray_process_does_not_hold_the_rank() -> None:
-    script = "import subprocess; subprocess.Popen(['sleep', '120']); print('done')"
+    script = "import subprocess; subprocess.Popen(['sleep', '500']); print('done')"
     done = subprocess.run(
         [sys.executable, "-I", "-S", rank.__file__, "--report", "--", sys.executable, "-c", script],
-        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, timeout=90, check=False,
+        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, timeout=400, check=False,
     )  # fmt: skip
     assert done.returncode == 0
 

@@ -42,7 +42,7 @@ def on_ranks(ranks: list[Any], call: Callable[[Any], Any]) -> list[Any]:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(60)
+        thread.join(600)
     return [found[place] for place in range(len(ranks))]
 
 
