@@ -88,6 +88,26 @@ with ucc.Lib("UCC") as library:
 print("fine", flush=True)
 """
 
+LIMIT = """
+import pytest
+from mpi4py import MPI
+from ucc_hetero import ucc
+from ucc_hetero.bindings.oob import MPIExchange
+from ucc_hetero.errors import LibraryError
+world, kept = MPI.COMM_WORLD, []
+with ucc.Lib("UCC") as library:
+    context = library.context(MPIExchange(world.Dup()), {"TEAM_IDS_POOL_SIZE": "1"})
+    with pytest.raises(LibraryError, match="NO_RESOURCE"):  # of 64 numbers libucc has the first for itself
+        while len(kept) < 65:
+            kept.append(context.team(range(world.size)))
+    assert len(kept) > 60
+    while kept:
+        kept.pop().close()
+    context.team(range(world.size)).close()  # they are free again
+    context.close()
+print("fine", flush=True)
+"""
+
 UCX = """
 import numpy as np
 import pytest
@@ -165,6 +185,8 @@ EXAMPLES = [
 ]
 
 
-@pytest.mark.parametrize("script", [UCC, UCX, *EXAMPLES], ids=["ucc", "ucx", "example of ucc", "example of ucx"])
+@pytest.mark.parametrize(
+    "script", [UCC, LIMIT, UCX, *EXAMPLES], ids=["ucc", "number of teams", "ucx", "example of ucc", "example of ucx"]
+)
 def test_thin_binding(mpirun, script: str) -> None:
     assert mpirun(script, 3, timeout=90).said("fine") == 3

@@ -20,9 +20,9 @@ from ucc_hetero.bootstrap.agreement import (
     segments,
     steering,
 )
-from ucc_hetero.bootstrap.process import Process
+from ucc_hetero.bootstrap.process import Job, Process
 from ucc_hetero.bootstrap.teams import Teams
-from ucc_hetero.errors import AgreementError, CollectiveTimeout, DeviceError, LibraryError, PeerError
+from ucc_hetero.errors import AgreementError, CollectiveError, CollectiveTimeout, DeviceError, LibraryError, PeerError
 from ucc_hetero.machine.discover import HostIdentity
 from ucc_hetero.machine.facts import Facts
 from ucc_hetero.native.libraries import ffi
@@ -212,6 +212,26 @@ def test_a_team_that_is_late_says_whose_it_is(monkeypatch: pytest.MonkeyPatch, j
     with pytest.raises(CollectiveTimeout, match=r"rank 1: the bridge team of ranks \[0, 1\]: .* within 5 s"):
         found.get((0, 1), "bridge")
     assert job.spoilt
+
+
+def test_a_process_has_teams_for_all_its_communicators(monkeypatch: pytest.MonkeyPatch) -> None:
+    """libucc has 2,048 of its own accord, and communicators have 4,096 numbers and several teams each."""
+    asked: list[Any] = []
+    library = SimpleNamespace(context=lambda exchange, settings: asked.append(settings))
+    ranks = SimpleNamespace(Get_rank=lambda: 0, Get_size=lambda: 2)
+    job: Any = SimpleNamespace(process=SimpleNamespace(library=lambda prefix: library), comm=ranks)
+    Job._context(job, "ANY", ranks, 1.0)
+    numbers = 64 * int(asked[0]["TEAM_IDS_POOL_SIZE"])
+    assert 2 * 8 * len(group._ids) <= numbers < 1 << 15
+
+    def none_left(*_: object) -> None:
+        raise LibraryError("ucc_team_create_test", -5, "UCC_ERR_NO_RESOURCE")
+
+    full: Any = SimpleNamespace(facts=dict.fromkeys((10, 11), FACTS), bridge=SimpleNamespace(team=none_left))
+    found = Teams(full, [10, 11], 1, 1, 5.0)
+    monkeypatch.setattr("ucc_hetero.bootstrap.teams.turn", lambda _: nullcontext())
+    with pytest.raises(CollectiveError, match=f"rank 1: the bridge team .* has {numbers} numbers .*: Free"):
+        found.get((0, 1), "bridge")
 
 
 def test_nobody_begins_where_a_rank_has_no_memory(

@@ -66,7 +66,7 @@ def test_plans_are_shown_while_other_threads_make_calls() -> None:
     comm = Communicator.__new__(Communicator)
     run: Any = SimpleNamespace(
         topology=SimpleNamespace(describe=lambda: "two islands"),
-        members=SimpleNamespace(rings=lambda: ()),
+        members=SimpleNamespace(rings=lambda: (), fabric=lambda: ()),
         used=used,
     )
     comm._run = run

@@ -16,7 +16,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import Any
 
@@ -115,9 +115,12 @@ class Lib(Handle):
             "collectives": [c.name for c in Coll if attr.coll_types & c],
         }
 
-    def context(self, exchange: Exchange | None = None) -> Context:
-        """Create a context together with the other ranks of ``exchange`` (collective); alone without one."""
-        return Context(self, exchange)
+    def context(self, exchange: Exchange | None = None, settings: Mapping[str, str] | None = None) -> Context:
+        """Create a context together with the other ranks of ``exchange`` (collective); alone without one.
+
+        ``settings``: libucc's of contexts, such as ``TEAM_IDS_POOL_SIZE``, before those of the environment.
+        """
+        return Context(self, exchange, settings)
 
     def close(self) -> None:
         if self.handle:
@@ -128,7 +131,9 @@ class Lib(Handle):
 class Context(Handle):
     """A UCC context: this process's resources, and the addresses of the ranks it was created with."""
 
-    def __init__(self, library: Lib, exchange: Exchange | None = None) -> None:
+    def __init__(
+        self, library: Lib, exchange: Exchange | None = None, settings: Mapping[str, str] | None = None
+    ) -> None:
         self.lib, self.exchange = library, exchange
         config = ffi.new("ucc_context_config_h *")
         check("ucc_context_config_read", locked(lib.ucc_context_config_read, library.handle, ffi.NULL, config))
@@ -139,6 +144,9 @@ class Context(Handle):
             self._key, record = oob_of(exchange, params.oob)
         handle = ffi.new("ucc_context_h *")
         try:
+            for name, value in (settings or {}).items():
+                words = config[0], ffi.NULL, name.encode(), value.encode()
+                check(f"ucc_context_config_modify({name})", locked(lib.ucc_context_config_modify, *words))
             status = locked(lib.ucc_context_create, library.handle, params, config[0], handle)
         finally:
             locked(lib.ucc_context_config_release, config[0])

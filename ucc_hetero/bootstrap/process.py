@@ -35,6 +35,11 @@ from .timely import limit, named, timely
 SPIN_ROUNDS = 400
 
 
+#: Numbers of teams that libucc has for a process, in words of 64; it has 32 words of its own accord, and knows 15 bits.
+#: Four teams for each of the communicators that this package has numbers for.
+TEAM_IDS = str(4 * 4096 // 64)
+
+
 class Process:
     """This process's share: the two libraries, one UCX worker, and what it publishes of itself."""
 
@@ -186,7 +191,7 @@ class Job:
     def _context(self, prefix: str, comm: Any, seconds: float) -> ucc.Context:
         """A context of the ranks of ``comm``, of whom some may die meanwhile."""
         library = self.process.library(prefix)
-        return named(self.comm, lambda: library.context(MPIExchange(comm, seconds)))
+        return named(self.comm, lambda: library.context(MPIExchange(comm, seconds), {"TEAM_IDS_POOL_SIZE": TEAM_IDS}))
 
     def _part_memory(self, native: bool) -> None:
         """Let one of this process's UCX contexts alone open the device memory of peers on this host: that of messages.

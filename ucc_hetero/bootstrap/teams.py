@@ -11,13 +11,13 @@ from typing import Any
 
 from ..bindings import ucc
 from ..device import free_memory, own_device
-from ..errors import CollectiveError, CollectiveTimeout, DeviceError, RefusedError
+from ..errors import CollectiveError, CollectiveTimeout, DeviceError, LibraryError, RefusedError
 from ..machine.vendors import of_memory
 from ..native.libraries import lib
 from ..native.waiting import progress_until
 from ..planner.plan import Step
 from ..types import DTYPES, OPS
-from .process import Job
+from .process import TEAM_IDS, Job
 from .turns import alone, turn
 
 #: Bits of a tag: a communicator's number, and that of a call.
@@ -103,6 +103,11 @@ class Teams:
                 _spoilt.append(team)  # libucc goes on with what it has
                 if isinstance(error, CollectiveTimeout):
                     raise CollectiveTimeout(self._late(ranks, link, team)) from error
+                if isinstance(error, LibraryError) and error.status == ucc.Status.ERR_NO_RESOURCE:
+                    raise CollectiveError(
+                        f"rank {self.rank}: the {link} team of ranks {list(ranks)}: libucc has "
+                        f"{64 * int(TEAM_IDS)} numbers for teams, and all are taken: Free some communicators"
+                    ) from error
                 raise
         if len({self._hosts[r] for r in ranks}) > 1 and lib.ucch_team_far(team.native):
             raise MemoryError("no memory for a team's tags")
