@@ -148,8 +148,7 @@ signal.signal({int(number)}, handler)
 x, y = np.ones(1000), np.empty(1000)
 comm.Allreduce(x, y); comm.Allreduce(x[:1], y[:1])
 if rank == 0:
-    threading.Timer(0.3, os.kill, (os.getpid(), {int(number)})).start()
-    began = time.monotonic()
+    threading.Timer(0.3, os.kill, (os.getpid(), {int(number)})).start()  # most likely in the call
     {WAYS[way]}
 time.sleep(1000)
 """
