@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 import pickle
-from array import array
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, TypeVar
@@ -17,6 +16,9 @@ from ..native.waiting import progress_until
 from . import faults
 
 _T = TypeVar("_T")
+
+#: Bytes of a rank's object, behind those of its length, that travel in one exchange.
+_SHORT, _LENGTH = 384, 4
 
 #: Requests that were given up, and their memory: MPI may write to it still.
 _given_up: list[tuple[Any, object]] = []
@@ -45,12 +47,21 @@ class Timely:
         return getattr(self._mpi, name)
 
     def allgather(self, thing: Any) -> list[Any]:
-        """Every rank's object."""
+        """Every rank's object; in one exchange where all are short."""
         mine = pickle.dumps(thing)
-        lengths = array("i", bytes(4 * self._mpi.Get_size()))
-        self._wait(lambda: self._mpi.Iallgather(array("i", [len(mine)]), lengths), lengths)
+        size, room = self._mpi.Get_size(), _SHORT - _LENGTH
+        slots = bytearray(size * _SHORT)
+        slot = (len(mine).to_bytes(_LENGTH, "little") + mine[:room]).ljust(_SHORT, b"\0")
+        self._wait(lambda: self._mpi.Iallgather(slot, slots), (slot, slots))
+        parts = [slots[r * _SHORT : (r + 1) * _SHORT] for r in range(size)]
+        lengths = [int.from_bytes(part[:_LENGTH], "little") for part in parts]
+        if max(lengths) > room:
+            return self._allgather_long(mine, lengths)
+        return [pickle.loads(part[_LENGTH:]) for part in parts]
+
+    def _allgather_long(self, mine: bytes, lengths: list[int]) -> list[Any]:
         found, ends = bytearray(sum(lengths)), [sum(lengths[: r + 1]) for r in range(len(lengths))]
-        self._wait(lambda: self._mpi.Iallgatherv(mine, [found, (list(lengths), None)]), found)
+        self._wait(lambda: self._mpi.Iallgatherv(mine, [found, (lengths, None)]), found)
         return [pickle.loads(found[end - length : end]) for end, length in zip(ends, lengths, strict=True)]
 
     def together(self, call: Callable[[], _T]) -> _T:
