@@ -39,7 +39,7 @@ def test_mpi_first(mpirun) -> None:
 
 
 def alone(script: str, **env: str) -> str:
-    """What a process says that no mpirun has started, and that has to fail."""
+    """Errors of a process that no mpirun has started, and that has to fail."""
     job = subprocess.run(
         [sys.executable, "-c", script], env={**os.environ, **env}, capture_output=True, text=True, timeout=300
     )  # fmt: skip

@@ -33,7 +33,7 @@ class GroupMethods(ABC):
         return mpi if mpi == MPI.COMM_NULL else self._adopt(mpi)
 
     def _together(self, what: str, *args: Any, **more: Any) -> Any:
-        """What MPI's collective of this name returns, once all ranks have come to it."""
+        """The result of MPI's collective of this name, which is made once all ranks have come to it."""
         mpi, make = timely(self._mpi, self._run.timeout, what), partial(getattr(self._mpi, what), *args, **more)
         return mpi.together(make) if isinstance(mpi, Timely) else make()
 

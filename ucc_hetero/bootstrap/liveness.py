@@ -95,7 +95,7 @@ class Board:
         return here + sorted({int(lib.ucch_board_behind(self.native, i, seq)) for i in slots} - {-1})
 
     def elsewhere(self, rank: int) -> str:
-        """What call of another communicator a rank has entered and this one has not; empty for none on this host."""
+        """A call of another communicator that a rank has entered and this one has not; empty for none on this host."""
         name = self.processes[rank] if self.processes else ""
         for other in sorted(_boards, key=lambda board: board.id):
             if other is self or not other.native or not other.shared or name not in other.processes:

@@ -23,7 +23,7 @@ _SHORT, _LENGTH = 384, 4
 #: Requests that were given up, and their memory: MPI may write to it still.
 _given_up: list[tuple[Any, object]] = []
 
-#: What a rank asks the others once it has waited in vain, and what those answer that wait for the same.
+#: A question that a rank asks the others once it has waited in vain, and the answer of those that wait for the same.
 _ASKED, _HERE = b"?", b"!"
 #: Seconds in which they answer.
 _ROLL_S = 2.0

@@ -25,7 +25,7 @@ class Finding:
 
     @classmethod
     def of(cls, kind: Any, nbytes: int, default: Any, samples: Mapping[Any, Sequence[float]]) -> Finding:
-        """What samples tell.
+        """Make a finding of samples.
 
         Args:
             kind: what kind of call was measured.
