@@ -19,7 +19,7 @@ export OMPI_MCA_rmaps_base_oversubscribe ?= 1
 # Several ranks per core: threads inside numpy would only get in each other's way.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help demo test venv ranks torch devices hosts lint types unit exhaustive suites sanitize churn docs clean
+.PHONY: help demo test venv ranks torch devices front hosts lint types unit exhaustive suites sanitize churn docs clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -64,12 +64,16 @@ devices: venv
 hosts: venv
 	$(PY) -m pytest tests/cluster
 
+# A fresh clone: README's and the first page's commands word for word, in place and not, with Open MPI and MPICH.
+front: venv
+	$(PY) -m pytest tests/front
+
 TORCH := $(wildcard tests/mpi/test_torch_*.py)
 torch: venv
 	$(PY) -m pytest $(TORCH)
 
 ranks: venv
-	$(PY) -m pytest $(addprefix --ignore=,tests/unit tests/native tests/cluster $(TORCH))
+	$(PY) -m pytest $(addprefix --ignore=,tests/unit tests/native tests/cluster tests/front $(TORCH))
 
 # Every kind of call under every algorithm on every layout of ranks; hours on a laptop. SHARD=3/8: the third of eight parts.
 SHARD ?= 1/1
