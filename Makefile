@@ -19,7 +19,7 @@ export OMPI_MCA_rmaps_base_oversubscribe ?= 1
 # Several ranks per core: threads inside numpy would only get in each other's way.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help demo test venv ranks torch devices hosts lint types unit exhaustive suites sanitize churn docs clean
+.PHONY: help demo test venv ranks torch devices front hosts lint types unit exhaustive suites sanitize churn docs clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -50,7 +50,8 @@ types: venv
 	cd build/types && MYPYPATH=. ../../$(PY) -m mypy --config-file ../../pyproject.toml --cache-dir ../../.mypy_cache tools/*.py
 
 # Tests of single processes; of devices and the native engine; of several hosts; of torch; of all other ranks.
-unit devices hosts torch ranks: venv
+# front: a fresh clone, README's and the first page's commands word for word, in place and not, Open MPI and MPICH.
+unit devices hosts front torch ranks: venv
 	@$(PY) .ci/lanes.py $@
 
 # Every kind of call under every algorithm on every layout of ranks; hours on a laptop. SHARD=3/8: the third of eight parts.

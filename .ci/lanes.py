@@ -27,8 +27,9 @@ SUITE = {
     "unit": ["tests/unit"],
     "devices": ["tests/native"],
     "hosts": ["tests/cluster"],
+    "front": ["tests/front"],
     "torch": TORCH,
-    "ranks": [f"--ignore={path}" for path in ("tests/unit", "tests/native", "tests/cluster", *TORCH)],
+    "ranks": [f"--ignore={path}" for path in ("tests/unit", "tests/native", "tests/cluster", "tests/front", *TORCH)],
 }
 #: lane -> command of one that pytest does not run
 CHECKS = {name: ["make", "--no-print-directory", name] for name in ("types", "lint")}
