@@ -1,11 +1,13 @@
 """Fabrics of hosts for vendors' libraries, from their files and settings, and which ranks they join."""
 
+import resource
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from hosts import write
 
+from ucc_hetero.bootstrap.fabrics import few_files
 from ucc_hetero.machine.discover import HostIdentity
 from ucc_hetero.machine.fabric import Fabric, fabric_of
 from ucc_hetero.machine.facts import Facts, one_fabric, unpacked
@@ -93,6 +95,13 @@ def test_users_decide(tmp_path: Path) -> None:
     assert fabric_of("nvidia", "host", {}, root) == Fabric("", "UCCH_FABRIC=host", "host")
     assert fabric_of("amd", "all", {}, tmp_path / "none") == Fabric("all", "UCCH_FABRIC=all", "all")
     assert not fabric_of("host", "all", {}, root).kind
+
+
+def test_network_threads_need_sockets(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda kind: (1024, 1 << 20))
+    assert not few_files(64) and few_files(504) == "8064 sockets for 504 ranks on other hosts, and ulimit -n is 1024"
+    monkeypatch.setattr(resource, "getrlimit", lambda kind: (resource.RLIM_INFINITY,) * 2)
+    assert not few_files(1 << 20)
 
 
 def test_one_fabric_joins_ranks_of_one_vendor() -> None:

@@ -20,9 +20,10 @@ from ucc_hetero.planner.algorithms.partition import MOST_RAILS, Division, Segmen
 from ucc_hetero.planner.algorithms.registry import GRAIN, Piece, Scratch, cut_at
 from ucc_hetero.planner.collectives import ROWS, Block, Call, Shape
 from ucc_hetero.planner.plan import LEAST_IN_FLIGHT, Blocks, Fragment, Operand, Plan, Region, regions
-from ucc_hetero.planner.select import Choice, make_plan
+from ucc_hetero.planner.select import Choice, Tuning, choose, make_plan
 from ucc_hetero.planner.topology import Group, Topology
 from ucc_hetero.planner.validate import InvalidPlan, validate
+from ucc_hetero.types import OPS
 
 SLOW = [HealthCheck.too_slow, HealthCheck.data_too_large]
 ORDERED = tuple(name for name, row in ROWS.items() if row.prefix)
@@ -69,6 +70,20 @@ def test_valid(collective: str, name: str, kind: str) -> None:
             validate(plan, topology, call, in_place, is_ordered(collective, name))
 
     every()
+
+
+@pytest.mark.parametrize("collective, count", [
+    ("barrier", 0), ("bcast", 2), ("bcast", 1 << 22), ("reduce", 2), ("reduce", 1 << 22), ("allreduce", 2),
+])  # fmt: skip
+def test_valid_on_64_hosts_of_8(collective: str, count: int) -> None:
+    """One vendor whose hosts are islands, with the plans that queued calls get there."""
+    hosts = [host for host in range(64) for _ in range(8)]
+    topology = Topology.group(["nvidia"] * 512, hosts, fabrics=hosts)
+    root = 77 if ROWS[collective].rooted else -1
+    call = Call(collective, 512, (count,) if count else (), root)
+    op = OPS["SUM"] if ROWS[collective].reduces else None
+    choice = choose(topology, collective, 4 * count, op, Tuning(queued=True))
+    validate(make_plan.__wrapped__(topology, call, choice), topology, call)
 
 
 def test_a_rank_that_passes_on_as_much_as_it_has_still_gets_its_own() -> None:

@@ -76,6 +76,26 @@ def test_every_level_partitions_the_ranks(topology: Topology) -> None:
     assert again == topology and again.tree == topology.tree
 
 
+def test_fabrics_divide_vendors() -> None:
+    vendors, hosts = ["nvidia"] * 4 + ["amd"] * 4, [0, 0, 1, 1, 2, 2, 3, 3]
+    assert Topology.group(vendors, hosts, fabrics=hosts).describe() == (
+        "nvidia[0-1]@0 nvidia[2-3]@1 amd[4-5]@2 amd[6-7]@3"
+    )
+    assert Topology.group(vendors, hosts, fabrics=[7] * 8) == Topology.group(vendors, hosts)
+    some = Topology.group(vendors, hosts, fabrics=[0, 0, 0, 0, 1, 1, 2, 2])
+    assert some.describe() == "nvidia[0-3]@0-1 amd[4-5]@2 amd[6-7]@3"
+    assert some.sub([0, 2, 5]).describe() == "nvidia[0-1]@0-1 amd[2]@2"
+    # Racks join hosts that are islands, and divide an island of several hosts.
+    racks = levels_of(["a", "a", "b", "b", "c", "c", "c", "c"])
+    assert [g.ranks for g in Topology.group(vendors, hosts, (), racks, hosts).tree.children] == [
+        (0, 1), (2, 3), (4, 5, 6, 7),
+    ]  # fmt: skip
+    whole = Topology.group(vendors, hosts, (), racks).tree.children
+    assert [g.ranks for g in whole] == [(0, 1, 2, 3), (4, 5, 6, 7)] and [g.height for g in whole] == [1, 0]
+    with pytest.raises(ValueError, match="1 fabrics for 8 ranks"):
+        Topology.group(vendors, hosts, fabrics=[0])
+
+
 def test_islands_must_partition_the_ranks() -> None:
     for islands, text in (
         ((Island(0, "amd", (0,)),), "rank 1 is in no island"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any, NamedTuple
 
@@ -10,6 +11,9 @@ from ..machine.facts import Facts
 from ..planner.topology import Topology
 from ..transport import rings
 from ..transport.segments import alone
+
+#: Sockets of a rank for each rank on another host at most: two for each wire, and those of libucp.
+_SOCKETS = 16
 
 
 class Split(NamedTuple):
@@ -40,13 +44,22 @@ def split(mpi: Any, everyone: Sequence[Facts], runtime: DeviceRuntime | None, li
         return Split(by_fabric, why)
     hosts = _numbered([f.host.node for f in everyone])
     several = not alone(Topology.group([f.vendor for f in everyone], hosts, fabrics=by_fabric))
-    mine = rings.obstacle(everyone[int(mpi.Get_rank())], runtime, late=not several)
+    rank = int(mpi.Get_rank())
+    mine = rings.obstacle(everyone[rank], runtime, late=not several) or few_files(len(hosts) - hosts.count(hosts[rank]))
     if several and not mine and not library():
         mine = "no library of collectives for a host's devices"
     obstacle = rings.by_rank(mpi.allgather(mine))
     if not obstacle:
         return Split(by_fabric, why)
     return Split(whole, f"{', '.join(spread)}: all hosts, as streams cannot do calls between them ({obstacle})")
+
+
+def few_files(far: int) -> str:
+    """Reason why network threads cannot reach ``far`` ranks of other hosts: too few files; empty where they can."""
+    most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if most == resource.RLIM_INFINITY or far * _SOCKETS <= most:
+        return ""
+    return f"{far * _SOCKETS} sockets for {far} ranks on other hosts, and ulimit -n is {most}"
 
 
 def _numbered(keys: Sequence[Hashable]) -> tuple[int, ...]:
