@@ -150,7 +150,7 @@ def _here(rank: int, size: int, device_id: Any) -> tuple[Vendor, Standing]:
         row, board = VENDORS[place.vendor], _board(place, device_id)
     except (UCCHError, ValueError):  # all ranks hear of it when they make a group of ours
         return VENDORS["host"], Standing()
-    return row, Standing(_backend_here(row), f"{row.name} {_fabric() or _node()}", board)
+    return row, Standing(_backend_here(row), f"{row.name} {_fabric(row.name) or _node()}", board)
 
 
 def _node() -> str:
@@ -175,9 +175,9 @@ def _backend_here(row: Vendor) -> str:
     return row.torch_backend if any(getattr(torch, kind).is_available() for kind in row.torch) else ""
 
 
-def _fabric() -> str:
-    """Name of the fabric that joins this rank's host to others; empty where none does."""
-    return "all" if os.environ.get("UCCH_FABRIC") == "all" else ""
+def _fabric(vendor: str) -> str:
+    """Name of the fabric that joins this rank's host to others for a vendor's library; empty where none does."""
+    return "all" if vendor != "host" and os.environ.get("UCCH_FABRIC") == "all" else ""
 
 
 def fabrics() -> list[str]:
