@@ -21,6 +21,16 @@ def test_convolutional_network(mpirun) -> None:
     assert "identical on all 2 ranks: yes" in job.stdout
 
 
+@pytest.mark.parametrize(
+    ("vendors", "mesh"), [("nvidia:2,amd:2", "2 replicas of 2 shards"), ("amd:1,nvidia:2", "3 replicas of 1 shards")]
+)
+def test_hybrid_sharding(mpirun, vendors: str, mesh: str) -> None:
+    n = sum(int(part[-1]) for part in vendors.split(","))
+    args = ["--check", "--steps", "5", "--batch", str(12 * n)]
+    job = mpirun("examples/train_hsdp.py", n, args=args, env={"UCCH_EMULATE": vendors}, timeout=120)
+    assert job.stdout.startswith(mesh) and "replicas agree: yes" in job.stdout
+
+
 def test_language_model(mpirun, tmp_path: Path) -> None:
     """A run that goes on from another one's checkpoint, with the work dealt out anew, comes to the same losses."""
     common = ["--size", "100k", "--steps", "4", "--length", "32", "--batch", "8", "--losses"]

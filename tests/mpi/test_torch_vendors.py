@@ -1,6 +1,9 @@
 """Groups of one vendor's devices are torch's own: Gloo stands for an emulated vendor's backend, on host memory."""
 
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -51,6 +54,70 @@ def test_turned_off_on_one_rank(mpirun) -> None:
         """
     job = mpirun(script, 3, env={"UCCH_EMULATE": "nvidia:3"}, timeout=100)
     assert job.stdout.count("fine") == 3
+
+
+def test_a_rank_that_fails_ends_the_job(mpirun) -> None:
+    script = f"""
+        import sys
+        import threading
+
+        sys.path.insert(0, {str(HERE)!r})
+        import torch_rehearsal
+        import torch.distributed as dist
+        import ucc_hetero.torch
+
+        dist.init_process_group("ucch")
+        assert type(dist.group.WORLD) is dist.ProcessGroup
+        if dist.get_rank():
+            raise RuntimeError("on purpose")
+        threading.Event().wait()
+        """
+    job = mpirun(script, 2, env={"UCCH_EMULATE": "nvidia:2"}, timeout=100, check=False)
+    assert job.returncode and "on purpose" in job.stderr and "rank 1 has failed" in job.stderr
+
+
+SCRIPT = """
+import sys
+
+sys.path.insert(0, {here!r})
+import torch_rehearsal  # the vendors' rows alone
+import torch
+import torch.distributed as dist
+
+dist.init_process_group({name!r})
+world = dist.group.WORLD
+assert type(world) is dist.ProcessGroup and dist.get_backend() == {name!r}
+assert dist.get_backend(dist.new_group()) == {name!r}
+kind = type(world._get_backend(torch.device("cpu"))).__name__
+assert kind == {kind!r}, kind
+x = torch.full((3,), dist.get_rank() + 1.0)
+dist.all_reduce(x)
+assert x.tolist() == [3.0] * 3
+dist.barrier()
+print("fine", flush=True)
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "settings"),
+    [
+        ("gloo", "ProcessGroupGloo", {"UCCH_TORCH_REPLACE": "gloo"}),
+        ("ucch", "_ProcessGroupWrapper", {"TORCH_DISTRIBUTED_DEBUG": "DETAIL"}),
+    ],
+)
+def test_torchrun(tmp_path: Path, name: str, kind: str, settings: dict[str, str]) -> None:
+    """Without MPI; a replaced name leads to the real backend, and torch's wrapper is around it."""
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT.format(here=str(HERE), name=name, kind=kind))
+    path = os.pathsep.join([str(HERE.parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])])
+    job = subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(script)],
+        env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "UCCH_EMULATE": "amd:2", **settings},
+        cwd=tmp_path, capture_output=True, text=True, timeout=600,
+    )  # fmt: skip
+    assert job.returncode == 0, job.stderr
+    assert job.stdout.count("fine") == 2
 
 
 @pytest.mark.parametrize(
