@@ -56,6 +56,26 @@ def test_turned_off_on_one_rank(mpirun) -> None:
     assert job.stdout.count("fine") == 3
 
 
+def test_a_rank_that_fails_ends_the_job(mpirun) -> None:
+    script = f"""
+        import sys
+        import threading
+
+        sys.path.insert(0, {str(HERE)!r})
+        import torch_rehearsal
+        import torch.distributed as dist
+        import ucc_hetero.torch
+
+        dist.init_process_group("ucch")
+        assert type(dist.group.WORLD) is dist.ProcessGroup
+        if dist.get_rank():
+            raise RuntimeError("on purpose")
+        threading.Event().wait()
+        """
+    job = mpirun(script, 2, env={"UCCH_EMULATE": "nvidia:2"}, timeout=100, check=False)
+    assert job.returncode and "on purpose" in job.stderr and "rank 1 has failed" in job.stderr
+
+
 SCRIPT = """
 import sys
 
@@ -73,8 +93,6 @@ assert kind == {kind!r}, kind
 x = torch.full((3,), dist.get_rank() + 1.0)
 dist.all_reduce(x)
 assert x.tolist() == [3.0] * 3
-dist.destroy_process_group()
-dist.init_process_group({name!r})
 dist.barrier()
 print("fine", flush=True)
 dist.destroy_process_group()
