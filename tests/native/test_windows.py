@@ -10,7 +10,7 @@ from device_scripts import FEW_QUEUES, OWN_QUEUES
 
 pytestmark = pytest.mark.mpi
 
-#: What waits for the deadline of calls is killed before that.
+#: A job that waits for the deadline of calls is killed before that.
 STAGED = {"UCCH_STAGING": "staged", "FAKEGPU_DELAY_US": "50", "UCCH_TIMEOUT": "1000"}
 #: Layouts, and bytes of windows and arenas: between vendors, also beside two of one vendor, and within one.
 QUEUED = [("nvidia:1,amd:1", "64M"), ("nvidia:2,amd:1", "32M"), ("nvidia:2", "32M"), ("amd:3", "32M")]

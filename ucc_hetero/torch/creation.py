@@ -105,7 +105,7 @@ def _say_what_serves(asked: Mapping[str, str], backends: Mapping[str, str]) -> N
         print(f"ucc_hetero: {text}", file=sys.stderr, flush=True)
 
 
-#: What was said of groups.
+#: Lines that were printed about groups.
 _said: set[str] = set()
 
 
