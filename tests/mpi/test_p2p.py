@@ -113,7 +113,7 @@ calls = [
     lambda: u.Request.Waitall([comm.Irecv(np.zeros(1), left, 4)]),
     lambda: comm.Ssend(one, right, 6),
 ]
-WAITS = {"wait", "wait_op", "_wait_many", "mprobe", "probe"}
+WAITS = {"wait", "wait_op", "_wait_many", "probe", "progress_until"}
 
 def interrupt_soon():
     "Once the main thread waits in fails(), which the innermost of its functions shows."
