@@ -28,8 +28,9 @@ from ..machine.discover import host_identity
 from ..machine.fabric import fabric_of
 from ..machine.launchers import number
 from ..machine.vendors import VENDORS, Vendor, leave_alone
+from . import rendezvous
 from .monitored import NO_LIMIT
-from .work import seconds_of
+from .work import limit_of, torch_error
 
 NAME = "ucch"
 
@@ -137,7 +138,7 @@ def _vendors_own(wanted: Mapping[str, str], values: Mapping[str, Any]) -> dict[s
         world = c10d._get_default_group()
         rank, size = world.rank(), world.size()
     row, mine = _here(rank, size, values.get("device_id"))
-    seconds = seconds_of(values.get("timeout")) or NO_LIMIT
+    seconds = limit_of(values.get("timeout")) or NO_LIMIT
     members = _standings(ranks or range(size), mine, rank, values["store"], seconds)
     if not share_fabric(members) or not any(wanted.get(kind) == NAME for kind in row.torch):
         return {}
@@ -235,9 +236,7 @@ def _await(keys: list[str], ranks: list[int], rank: int, store: Any, seconds: fl
         store.wait(keys, timedelta(seconds=seconds))
     except RuntimeError as failure:
         absent = [each for each, key in zip(ranks, keys, strict=True) if not store.check([key])]
-        raise dist.DistBackendError(
-            f"rank {rank}: rank(s) {absent} did not come to make a process group within {seconds:g} s ({failure})"
-        ) from failure
+        raise torch_error(rendezvous.not_come(rank, absent, seconds)) from failure
 
 
 def _note(row: Vendor, size: int, name: str) -> None:

@@ -83,12 +83,17 @@ def await_all(store: Any, rank: int, ranks: Sequence[int], seconds: float) -> No
         store.set("ucch/all", "y")  # one question for each look, however many ranks there are
     if not progress_until(lambda: store.check(["ucch/all"]), seconds, longest=0.05):
         missing = [ranks[r] for r, key in enumerate(keys) if not store.check([key])]
-        value = os.environ.get("UCCH_TORCH_REPLACE", "")
-        cure = f"UCCH_TORCH_REPLACE={value} must be set there, too (mpirun -x UCCH_TORCH_REPLACE, or ucch-run)"
-        cure = cure if value else "do they ask for another backend?"
-        raise CollectiveTimeout(
-            f"rank {ranks[rank]}: rank(s) {missing} did not come to the backend ucch within {seconds:g} s: {cure}"
-        )
+        raise not_come(ranks[rank], missing, seconds)
+
+
+def not_come(rank: int, missing: Sequence[int], seconds: float) -> CollectiveTimeout:
+    """The error of ``rank`` for ranks that did not choose this backend within ``seconds``, with the likely cause."""
+    value = os.environ.get("UCCH_TORCH_REPLACE", "")
+    cure = f"UCCH_TORCH_REPLACE={value} must be set there, too (mpirun -x UCCH_TORCH_REPLACE, or ucch-run)"
+    cure = cure if value else "do they ask for another backend?"
+    return CollectiveTimeout(
+        f"rank {rank}: rank(s) {list(missing)} did not come to the backend ucch within {seconds:g} s: {cure}"
+    )
 
 
 def _over_mpi(timeout: timedelta) -> Iterator[Any]:
