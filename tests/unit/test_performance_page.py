@@ -1,4 +1,4 @@
-"""docs/performance.md is short and says what the committed results say, of which the pages of all figures are made."""
+"""docs/performance.md says what the committed results say, of which the pages of all figures are made."""
 
 import html
 import json
@@ -30,9 +30,7 @@ def rows(heading: str) -> list[list[str]]:
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in section.splitlines() if line[:2] == "| "]
 
 
-def test_the_page_is_short_and_its_files_exist() -> None:
-    assert len(PAGE.splitlines()) <= 150
-    assert PAGE.count("\n## ") == 4
+def test_the_files_that_the_page_names_exist() -> None:
     stored = set()
     for archive in RESULTS.glob("*.tar.xz"):
         with tarfile.open(archive) as tar:
@@ -67,7 +65,7 @@ def test_training(heading: str, column: int, name: str, other: str) -> None:
 def test_pages_of_all_figures(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib", reason="needs matplotlib: pip install '.[plot]'")
     archives = sorted(RESULTS.glob("*.tar.xz"))
-    assert "from 4 archives" in write_pages(archives, tmp_path)
+    assert f"from {len(archives)} archives" in write_pages(archives, tmp_path)
     files = 0
     for archive in archives:
         page = (tmp_path / archive.name.replace("tar.xz", "html")).read_text()

@@ -30,6 +30,9 @@ class Ranked:
     def Get_size(self) -> int:
         return SIZE
 
+    def Improbe(self, source: int, tag: int, status: Any) -> None:
+        """No rank has waited in vain."""
+
     def _begin(self, mine: Any, into: Any) -> "Request":
         while len(self._shared.given) <= self._count:
             self._shared.given.append({})
