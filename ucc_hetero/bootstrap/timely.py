@@ -39,7 +39,9 @@ def _largest_tag() -> int:
     """MPI's largest tag: one that a script hardly takes."""
     from mpi4py import MPI
 
-    return int(MPI.COMM_WORLD.Get_attr(MPI.TAG_UB))
+    tag = MPI.COMM_WORLD.Get_attr(MPI.TAG_UB)
+    assert isinstance(tag, int)
+    return tag
 
 
 class Timely:
