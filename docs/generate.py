@@ -31,6 +31,8 @@ HERE = Path(__file__).resolve().parent
 COLOURS = {"nvidia": ("#f0f7e6", "#4d8b00"), "amd": ("#fdeeec", "#c2311f"), "host": ("#eef2f6", "#52606d")}
 BRIDGE = "#1d5fa8"
 PALETTE = (BRIDGE, "#829ab1", "#c98a1b", "#4d8b00")
+#: The same colour for these in every plot of times.
+OF_LIBRARY = {"ours": PALETTE[0], "NCCL": PALETTE[1], "Gloo": PALETTE[2]}
 #: Commands whose help is a page's text: name of the file, words.
 COMMANDS = {
     "run": ("ucc_hetero.launch",),
@@ -206,7 +208,7 @@ def draw_times(table: list[list[str]], columns: dict[int, str], path: Path, name
         else:
             curves = {label: [float(row[column]) for row in table[1:]] for column, label in columns.items()}
         for i, (label, values) in enumerate(curves.items()):
-            one.plot(sizes, values, "o-", markersize=3.5, label=label, color=PALETTE[i])
+            one.plot(sizes, values, "o-", markersize=3.5, label=label, color=OF_LIBRARY.get(label, PALETTE[i]))
         one.set_xscale("log", base=2)
         one.set_yscale("log")
         one.grid(True, color="#e4e7eb", linewidth=0.7)
