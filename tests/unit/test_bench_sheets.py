@@ -2,7 +2,6 @@
 
 import copy
 import sys
-import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
 import pytest
@@ -12,7 +11,6 @@ sys.path.insert(0, str(Path(__file__).parent))
 from bench_samples import SAMPLES
 from figures import topology_words
 
-from ucc_hetero.bench.drawings import drawings, render
 from ucc_hetero.bench.files import write_json
 from ucc_hetero.bench.readers import UnknownFile, read, read_all
 from ucc_hetero.bench.sheets import origin, reproduce, sheets
@@ -104,23 +102,3 @@ def test_curves_of_every_file(tmp_path: Path) -> None:
     }  # fmt: skip
     with pytest.raises(UnknownFile, match="no measurements over message sizes"):
         read(tmp_path / "cluster.json")
-
-
-def test_everything_is_drawn(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib", reason="needs matplotlib: pip install '.[plot]'")
-    paths = stored(tmp_path)
-    found = drawings(read_all(paths)[0], [(f"{kind}.json", data) for kind, data in SAMPLES.items()])
-    assert [d.name for d in found] == [
-        "allreduce-int8-latency", "iallreduce-int8-latency", "iallreduce-int8-overlap", "allreduce-float32-latency",
-        "allreduce_on_4_GPU_1-float32-latency", "bcast_on_4_GPU_1-float32-latency",
-        "cluster-cluster", "plans",
-    ]  # fmt: skip
-    texts = {d.name: " ".join(ElementTree.fromstring(render(d, "svg")).itertext()) for d in found}
-    for name, words in {
-        "allreduce-int8-latency": ("ours", "mpi4py", "limit", "message size [bytes]", "Latency [µs]"),
-        "cluster-cluster": ("2x2: allreduce 64M", "limit"),
-        "plans": ("tree", "split_rail"),
-    }.items():
-        for word in words:
-            assert word in texts[name]
-    assert render(found[0], "svg") == render(found[0], "svg")

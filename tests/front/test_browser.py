@@ -1,4 +1,4 @@
-"""The report as a browser shows it: every drawing is there and not blank, nothing sticks out, links lead somewhere."""
+"""Figures, and the report as a browser shows it: every drawing is there and not blank, links lead somewhere."""
 
 import html
 import json
@@ -7,17 +7,20 @@ import re
 import shutil
 import subprocess
 import sys
+import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(0, str(Path(__file__).parents[1] / "unit"))
 
 from bench_samples import SAMPLES
 from figures import main
 
+from ucc_hetero.bench.drawings import drawings, render
 from ucc_hetero.bench.files import write_json
+from ucc_hetero.bench.readers import read_all
 
 BROWSERS = ("chromium-headless-shell", "chrome-headless-shell", "chromium", "chromium-browser", "google-chrome")
 
@@ -71,14 +74,18 @@ def looked_at(page: Path, width: int) -> dict[str, Any]:
     return found
 
 
+def stored(folder: Path) -> list[Path]:
+    paths = []
+    for kind, data in SAMPLES.items():
+        paths.append(folder / f"{kind}.json")
+        write_json(str(paths[-1]), data)
+    return paths
+
+
 def test_report_in_a_browser(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib", reason="needs matplotlib: pip install '.[plot]'")
     browser()
-    paths = []
-    for kind, data in SAMPLES.items():
-        paths.append(str(tmp_path / f"{kind}.json"))
-        write_json(paths[-1], data)
-    assert main(["report", *paths, "-o", str(tmp_path / "out")]) == 0
+    assert main(["report", *map(str, stored(tmp_path)), "-o", str(tmp_path / "out")]) == 0
     for width in (1280, 420):
         seen = looked_at(tmp_path / "out" / "index.html", width)
         assert len(seen["images"]) == 8
@@ -89,3 +96,22 @@ def test_report_in_a_browser(tmp_path: Path) -> None:
         assert len(seen["links"]) == 9 and all(seen["links"])
         assert seen["tables"] >= len(SAMPLES)
         assert seen["wide"] <= seen["window"], "something sticks out of the page"
+
+
+def test_everything_is_drawn(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib", reason="needs matplotlib: pip install '.[plot]'")
+    found = drawings(read_all(stored(tmp_path))[0], [(f"{kind}.json", data) for kind, data in SAMPLES.items()])
+    assert [d.name for d in found] == [
+        "allreduce-int8-latency", "iallreduce-int8-latency", "iallreduce-int8-overlap", "allreduce-float32-latency",
+        "allreduce_on_4_GPU_1-float32-latency", "bcast_on_4_GPU_1-float32-latency",
+        "cluster-cluster", "plans",
+    ]  # fmt: skip
+    texts = {d.name: " ".join(ElementTree.fromstring(render(d, "svg")).itertext()) for d in found}
+    for name, words in {
+        "allreduce-int8-latency": ("ours", "mpi4py", "limit", "message size [bytes]", "Latency [µs]"),
+        "cluster-cluster": ("2x2: allreduce 64M", "limit"),
+        "plans": ("tree", "split_rail"),
+    }.items():
+        for word in words:
+            assert word in texts[name]
+    assert render(found[0], "svg") == render(found[0], "svg")
