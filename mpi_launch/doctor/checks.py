@@ -258,7 +258,8 @@ _PLAIN: tuple[tuple[str, Callable[[Facts], object]], ...] = (
      and "network cards cannot reach the GPUs' memory: everything between hosts goes through host memory"),
     ("rdma-idle", lambda f: f.libraries.idle
      and f"UCX {f.libraries.ucx} from {f.libraries.ucx_path} does not reach {', '.join(f.libraries.idle)}: bytes "
-         "between hosts go over TCP, but for what network threads carry (carrier, above)"),
+         "between hosts go over TCP"
+         + (f"; {f.libraries.site_ucx} has a UCX with RDMA" if f.libraries.site_ucx else "")),
     ("memlock", lambda f: f.ports and f.memlock >= 0
      and f"only {f.memlock >> 10} KiB of memory may be pinned, and RDMA pins all that it sends from"),
     ("shm-small", lambda f: f.shm < MIN_SHM and f"/dev/shm has {f.shm >> 20} MiB"),

@@ -159,11 +159,13 @@ def _topo(args: argparse.Namespace) -> int:
 
 def _carriers() -> dict[str, str]:
     """Carriers of bytes between this host and others, as text."""
+    from ..bindings.ucx import Context
     from ..errors import LibraryNotFound
-    from ..transport.carriers import here
+    from ..transport.carriers import describe
 
     try:
-        return here()[0]
+        with Context() as context:
+            return describe(context.transports())
     except LibraryNotFound as error:
         return {"unknown": str(error).splitlines()[0]}
 

@@ -15,7 +15,7 @@ from ..machine.discover import cores, host_identity
 from ..machine.fabric import fabric_of
 from ..machine.vendors import VENDORS
 from ..native.libraries import load
-from ..transport.carriers import here
+from ..transport.carriers import describe
 
 
 def components(ucc_path: str) -> list[str]:
@@ -64,7 +64,7 @@ def collect() -> dict[str, Any]:
             "memory types": memory,
             "transports": [f"{name} ({', '.join(devices)})" for name, devices in transports.items()],
         },
-        "carriers": here()[0],
+        "carriers": describe(transports),
         "fabric": {name: fabric_of(name, env.get("FABRIC")).describe() for name, row in VENDORS.items() if row.network},
         "mpi": _mpi(),
         "notes": list(libraries.notes),
