@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 from ..._version import __version__
-from ...bindings import ucx
 from ...cli.info import components
 from ...errors import UCCHError
 from ...machine import discover, nics, rdma
@@ -170,8 +169,7 @@ def _ucc_cuda(ucc_path: str) -> str:
 def _libraries(environ: Mapping[str, str]) -> Libraries:
     try:
         loaded = libraries.load()
-        with ucx.Context() as context:
-            memory, transports = tuple(context.memory_types()), context.transports()
+        memory, transports = carriers.survey()
         idle = carriers.idle_ports(transports)
     except UCCHError as error:
         # MPI after UCX, as everywhere: the first UCX in a process serves both.
@@ -182,7 +180,7 @@ def _libraries(environ: Mapping[str, str]) -> Libraries:
         components=tuple(components(loaded.ucc_path)),
         ucx=loaded.ucx_version,
         ucx_path=loaded.ucx_path,
-        memory_types=memory,
+        memory_types=tuple(memory),
         transports=tuple(transports),
         notes=loaded.notes,
         carriers=tuple(carriers.describe(transports).items()),

@@ -14,6 +14,7 @@ from ucc_hetero.machine import rdma
 from ucc_hetero.machine.discover import HostIdentity
 from ucc_hetero.machine.facts import Facts
 from ucc_hetero.machine.rdma import Port
+from ucc_hetero.machine.ucx_transports import tcp_connections
 from ucc_hetero.native.libraries import load
 from ucc_hetero.transport import carriers
 
@@ -99,5 +100,5 @@ def test_idle_ports_are_told_once(monkeypatch: pytest.MonkeyPatch, caplog: pytes
 
 
 def test_connections_of_tcp_are_made_beside_everything_else_unless_the_user_says_how() -> None:
-    assert carriers.connections({}) == {"UCX_TCP_CONN_NB": "y"}
-    assert carriers.connections({"UCX_TCP_CONN_NB": "n"}) == {"UCX_TCP_CONN_NB": "n"}
+    assert tcp_connections({}) == {"UCX_TCP_CONN_NB": "y"}
+    assert tcp_connections({"UCX_TCP_CONN_NB": "n"}) == {"UCX_TCP_CONN_NB": "n"}

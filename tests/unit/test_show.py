@@ -92,8 +92,8 @@ def test_tree_and_drawing() -> None:
         "├─ rank 0: nvidia memory on device 0, island 0",
         "└─ rank 1: amd memory on device 1, island 1",
         f"islands ({topology.fingerprint()})",
-        "├─ island 0: nvidia, ranks 0",
-        "└─ island 1: amd, ranks 1",
+        "├─ island 0: nvidia, rank 0",
+        "└─ island 1: amd, rank 1",
     ]
     drawing = ElementTree.fromstring(svg([*lines, (0, "<&>")]))
     assert len(drawing.findall("{http://www.w3.org/2000/svg}text")) == len(lines) + 1

@@ -10,12 +10,12 @@ from typing import Any
 
 from .. import env
 from .._version import __version__
-from ..bindings import ucc, ucx
+from ..bindings import ucc
 from ..machine.discover import cores, host_identity
 from ..machine.fabric import fabric_of
 from ..machine.vendors import VENDORS
 from ..native.libraries import load
-from ..transport.carriers import describe
+from ..transport.carriers import describe, survey
 
 
 def components(ucc_path: str) -> list[str]:
@@ -44,8 +44,7 @@ def _mpi() -> dict[str, Any]:
 def collect() -> dict[str, Any]:
     """All facts as plain data. Raises :class:`LibraryNotFound` when UCC or UCX cannot be loaded."""
     libraries = load()
-    with ucx.Context() as context:
-        memory, transports = context.memory_types(), context.transports()
+    memory, transports = survey()
     with ucc.Lib("UCC") as library:
         attributes = library.attributes()
     return {

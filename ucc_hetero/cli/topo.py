@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from html import escape
 
+from ..errors import ranks_text
 from ..installed import extra
 from ..machine.discover import Accelerator, Machine, Nic
 from ..planner.cost import Links
@@ -71,7 +72,7 @@ def tree(
     if topology is not None:
         lines.append((0, f"islands ({topology.fingerprint()})"))
         for one in topology.islands:
-            lines.append((1, f"island {one.index}: {one.vendor}, {_ranks(one.ranks)}"))
+            lines.append((1, f"island {one.index}: {one.vendor}, {ranks_text(one.ranks)}"))
         lines += [(1, f"fabric between hosts: {text}") for text in fabric]
         if topology.deep:
             lines += [(1, text) for text in _levels(topology)]
@@ -113,11 +114,7 @@ def _cost(link: Link) -> str:
 def _levels(topology: Topology) -> list[str]:
     """The groups of every level between the job and ranks."""
     groups = [group for group in topology.tree.walk() if group is not topology.tree]
-    return [f"group of height {group.height}: {_ranks(group.ranks)}" for group in reversed(groups)]
-
-
-def _ranks(ranks: Sequence[int]) -> str:
-    return "ranks " + ", ".join(map(str, ranks[:16])) + (", …" if len(ranks) > 16 else "")
+    return [f"group of height {group.height}: {ranks_text(group.ranks)}" for group in reversed(groups)]
 
 
 def draw(lines: Lines) -> str:

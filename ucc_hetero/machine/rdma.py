@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
+from .ucx_transports import RDMA
 from .vendors import text
 
 #: Kind of a port -> the module of UCX that reaches it.
@@ -19,8 +20,6 @@ CURE = (
 _LAYERS = {"InfiniBand": "InfiniBand", "Ethernet": "RoCE"}
 #: iWARP, which UCX has nothing for.
 _IWARP = "RNIC"
-#: Words of UCX_TLS that let RDMA transports in.
-_WORDS = ("all", "ib", "rc", "ud", "dc", "srd")
 
 
 class Port(NamedTuple):
@@ -51,7 +50,7 @@ def active(root: Path = Path("/")) -> tuple[Port, ...]:
 def meant(ports: tuple[Port, ...], environ: Mapping[str, str]) -> tuple[Port, ...]:
     """The ports among these that the user's settings of UCX (``UCX_TLS``, ``UCX_NET_DEVICES``) let it use."""
     words = environ.get("UCX_TLS", "").split(",")
-    if words[0] and not words[0].startswith("^") and not any(word.startswith(_WORDS) for word in words):
+    if words[0] and not words[0].startswith("^") and not any(word.startswith(("all", *RDMA)) for word in words):
         return ()
     names = environ.get("UCX_NET_DEVICES", "")
     chosen = set(names.split(",")) if names not in ("", "all") else None

@@ -6,15 +6,11 @@ import os
 from collections.abc import Mapping, Sequence
 
 from .. import log
-from ..machine.discover import within_node
+from ..bindings.ucx import Context
 from ..machine.facts import Facts
 from ..machine.rdma import CURE, Port, active, meant
-from ..machine.vendors import VENDORS
+from ..machine.ucx_transports import within_host
 from ..native.libraries import load
-
-#: Transports of UCX that reach memory of this host alone, and names for several with those of devices among them.
-_SHARED = ("posix", "sysv", "cma", "knem", "xpmem")
-_GROUPS = frozenset({"sm", "shm", "mm", *(row.memory for row in VENDORS.values())})
 
 
 def _list(ports: Sequence[object]) -> str:
@@ -23,7 +19,7 @@ def _list(ports: Sequence[object]) -> str:
 
 def _text(found: Mapping[str, list[str]]) -> str:
     """Transports between hosts, with their devices."""
-    near = within_node()
+    near = within_host()
     return ", ".join(f"{name} ({', '.join(devices)})" for name, devices in found.items() if name not in near) or "none"
 
 
@@ -37,28 +33,10 @@ def idle_ports(found: Mapping[str, list[str]]) -> tuple[Port, ...]:
     return tuple(port for port in meant(active(), os.environ) if port.name not in reached)
 
 
-def transports(users: str, *, shared: bool = False) -> str:
-    """``UCX_TLS`` of a wire's context: the user's choice without what reaches devices, or memory of this host alone.
-
-    With ``shared`` that stays.
-    """
-    shut = [*(() if shared else _SHARED), *(name for row in VENDORS.values() for name in row.transports)]
-    if not users or users in ("all", "^"):
-        return "^" + ",".join(shut)
-    if users.startswith("^"):
-        return ",".join([users, *shut])
-    left = [name for name in users.split(",") if name not in shut and (shared or name not in _GROUPS)]
-    return ",".join(left) if set(left) - {"self"} else "tcp,self"
-
-
-def connections(environ: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Environment for making contexts and workers: TCP connects beside everything else, unless the user has said.
-
-    UCX waits for each connection otherwise, and for two minutes where a host is gone, while nobody else gets into the
-    libraries.
-    """
-    source = os.environ if environ is None else environ
-    return {"UCX_TCP_CONN_NB": source.get("UCX_TCP_CONN_NB", "y")}
+def survey() -> tuple[list[str], dict[str, list[str]]]:
+    """UCX on this host: the kinds of memory that it moves, and its transports, each with its devices."""
+    with Context() as context:
+        return context.memory_types(), context.transports()
 
 
 def describe(found: Mapping[str, list[str]]) -> dict[str, str]:
@@ -67,7 +45,7 @@ def describe(found: Mapping[str, list[str]]) -> dict[str, str]:
     why = f"active: {_list(ports)}" if ports else _NO_PORTS
     return {
         "between hosts": f"{_text(found)}; UCX {libraries.ucx_version}, {libraries.ucx_path}",
-        "this host": ", ".join(sorted({*found} & within_node() - {"self"})) or "none",
+        "this host": ", ".join(sorted({*found} & within_host() - {"self"})) or "none",
         "why": f"{why}; UCX does not reach {_list(idle)}" if idle else why,
     }
 

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from .. import env, log
 from ..device import DeviceRuntime, kernels
-from ..errors import DeviceError
+from ..errors import DeviceError, ranks_text
 from ..machine.facts import Facts
 from ..native.libraries import ffi, lib
 from ..planner.rules import Wires
@@ -178,11 +178,6 @@ def by_rank(texts: Sequence[str]) -> str:
         if text:
             ranks.setdefault(text, []).append(rank)
     return "; ".join(f"{ranks_text(some)}: {text}" for text, some in ranks.items())
-
-
-def ranks_text(ranks: Sequence[int]) -> str:
-    """Ranks as text: ``rank 3``, ``ranks 0, 2``."""
-    return f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}"
 
 
 def _missed(rank: int, why: str) -> str:

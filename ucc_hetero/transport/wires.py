@@ -15,8 +15,8 @@ from ..bindings.ucx import Context, check
 from ..errors import LibraryError
 from ..machine import nics
 from ..machine.discover import host_cores
+from ..machine.ucx_transports import without_devices
 from ..native.libraries import ffi, lib
-from . import carriers
 
 #: Wires of a process where nothing else is wanted, by what carries the bytes: what one TCP connection carries is a
 #: core's work, not the link's, or what a cloud allows it; RDMA needs a core for the requests alone.
@@ -108,7 +108,7 @@ def stop() -> None:
 
 def _open(devices: str, cores: set[int]) -> int:
     only = {"NET_DEVICES": devices} if devices else {}
-    settings = {"TLS": carriers.transports(os.environ.get("UCX_TLS", "")), **_SETTINGS, **only}
+    settings = {"TLS": without_devices(os.environ.get("UCX_TLS", "")), **_SETTINGS, **only}
     context = Context(settings)
     wire = int(lib.ucch_wire_new(context.handle, sorted(cores), len(cores)))
     if wire < 0:
