@@ -26,7 +26,7 @@ from ucc_hetero.planner.rules import (
 )
 from ucc_hetero.planner.select import Choice, Tuning, agreed, choose, example_call, make_plan, reason
 from ucc_hetero.planner.topology import Link, Topology, link_weights
-from ucc_hetero.types import OPS, Op, Transport
+from ucc_hetero.types import Transport
 
 DIRECT, STAGED = Transport
 
@@ -103,13 +103,6 @@ def test_defaults() -> None:
     assert choose(levels, "allreduce", 64 * MIB) == Choice("split_rail", 128)
     assert choose(TWO, "scan", 64 * MIB) == Choice("flat")
     assert choose(TWO, "barrier", 0) == Choice("tree")
-
-
-def test_reductions_that_ucc_lacks_are_ordered() -> None:
-    for op in (OPS["MAXLOC"], Op("mine", -1)):
-        assert choose(ONE, "allreduce", 8, op).algorithm == "ordered"
-        assert choose(ONE, "scan", 8, op).algorithm == "flat"
-    assert choose(ONE, "allreduce", 8, OPS["SUM"]).algorithm == "flat"
 
 
 def test_user_before_measured_before_default() -> None:
@@ -209,8 +202,6 @@ def test_agreed_joins_table_rules_and_weights(tmp_path: Path) -> None:
     found = [(choose(topology, *call, tune=tune), reason(topology, *call, tune=tune)) for call in CALLS]
     assert found == [(Choice("flat"), "user"), (Choice("tree"), "measured"), (Choice("tree"), "default")]
     assert agreed(ONE, TWO, "", "")[0] is TWO
-    maxloc = reason(TWO, "allreduce", 8, OPS["MAXLOC"])
-    assert maxloc == "order"
 
 
 def test_in_one_memory_islands_gain_nothing() -> None:
@@ -294,14 +285,13 @@ def test_queued_calls() -> None:
     topology = Topology.group(["nvidia", "amd"] * 2, [0] * 4)
     several = Topology.group(["nvidia", "amd"] * 6, [0] * 12)  # more than one kernel does
     queued, plain = Tuning(queued=True), Tuning()
-    found = [choose(t, "allreduce", n, OPS["SUM"], queued) for t in (topology, several) for n in (8, 1 << 20)]
+    found = [choose(t, "allreduce", n, queued) for t in (topology, several) for n in (8, 1 << 20)]
     assert [choice.algorithm for choice in found] == ["flat", "split_rail", "tree", "split_rail"]
     assert all(choice.queued for choice in found)
-    assert choose(topology, "allreduce", 8, OPS["SUM"], plain) == Choice("tree")
+    assert choose(topology, "allreduce", 8, plain) == Choice("tree")
     pair = Topology.group(["nvidia", "amd"], [0] * 2)  # nothing goes on in islands beside the crossing
-    fragments = [choose(t, "allreduce", 1 << 28, OPS["SUM"], queued).fragments for t in (pair, topology)]
+    fragments = [choose(t, "allreduce", 1 << 28, queued).fragments for t in (pair, topology)]
     assert fragments[0] == 1 < fragments[1]
     plan = make_plan(topology, Call("allreduce", 4, (1 << 24,)), found[1])
     kinds = {step.kind for f in plan.fragments for stage in f.stages for step in stage if step.link == "bridge"}
     assert kinds == {"message"}
-    assert not choose(topology, "allreduce", 8, OPS["MAXLOC"], queued).queued

@@ -66,7 +66,7 @@ def facts(
     """
     tune = tuning or Tuning()
     call: Call = example_call(topology, collective, nbytes // _ITEM)
-    choice = wanted or choose(topology, collective, nbytes, None, tune)
+    choice = wanted or choose(topology, collective, nbytes, tune)
     plan = make_plan(topology, call, choice)
     wire: Wire = wire_bytes(plan, topology, _ITEM)
     others = {}
@@ -82,7 +82,7 @@ def facts(
         "algorithm": choice.algorithm,
         "fragments": len(plan.fragments),
         "queued": choice.queued,
-        "by": "command line" if wanted else reason(topology, collective, nbytes, None, tune),
+        "by": "command line" if wanted else reason(topology, collective, nbytes, tune),
         "stages": _stages(plan),
         "wire": {way: list(getattr(wire, way)) for way in ("native", "bridge", "host_out", "host_in")},
         "scratch": max((tmp for _, _, tmp in plan.sizes), default=0) * _ITEM,

@@ -57,7 +57,7 @@ def measure(
     """
     topology, run = comm.topology, comm._run
     total = elements(example_call(topology, collective, nbytes // 4)) * 4
-    default = choose(topology, collective, total, None, tuning)
+    default = choose(topology, collective, total, tuning)
     trial = Trial(comm, collective, nbytes, seconds)
     times: dict[Choice, list[float]] = {default: []}
     times |= {choice._replace(queued=default.queued): [] for choice in candidates(topology, collective, total)}

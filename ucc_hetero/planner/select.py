@@ -27,8 +27,6 @@ MODEL_GAIN = 0.8
 
 #: Bytes in one call of libucc at most: longer ones never end in 1.4.
 LONGEST = 1 << 30
-#: Reductions that UCC lacks: our own steps combine the operands, in the order of the ranks.
-ORDERED = ("MAXLOC", "MINLOC")
 
 
 class Choice(NamedTuple):
@@ -103,32 +101,30 @@ def agreed(
     return topology, replace(tuning, messages=measured.messages, wires=measured.wires)
 
 
-def choose(topology: Topology, collective: str, nbytes: int, op: Op | None = None, tune: Tuning = _DEFAULT) -> Choice:
+def choose(topology: Topology, collective: str, nbytes: int, tune: Tuning = _DEFAULT) -> Choice:
     """Choice for a call. ``nbytes`` is ``collectives.elements(call)`` times the element's size.
 
     All arguments must be equal on every rank; ``tune`` because the ranks agreed on it.
     """
-    return _kept(topology, collective, nbytes, op, tune)[0]
+    return _kept(topology, collective, nbytes, tune)[0]
 
 
-def reason(topology: Topology, collective: str, nbytes: int, op: Op | None = None, tune: Tuning = _DEFAULT) -> str:
-    """Origin of the choice for such a call: ``user``, ``measured``, ``model``, ``default`` or ``order`` of operands."""
-    return _kept(topology, collective, nbytes, op, tune)[1]
+def reason(topology: Topology, collective: str, nbytes: int, tune: Tuning = _DEFAULT) -> str:
+    """Origin of the choice for such a call: ``user``, ``measured``, ``model`` or ``default``."""
+    return _kept(topology, collective, nbytes, tune)[1]
 
 
-def _kept(topology: Topology, collective: str, nbytes: int, op: Op | None, tune: Tuning) -> tuple[Choice, str]:
-    key = (topology, collective, nbytes, op)
+def _kept(topology: Topology, collective: str, nbytes: int, tune: Tuning) -> tuple[Choice, str]:
+    key = (topology, collective, nbytes)
     found = tune._choices.get(key)
     if found is None:
         if len(tune._choices) >= 4096:  # sizes that never come again must not pile up
             tune._choices.clear()
-        found = tune._choices[key] = _choose(topology, collective, nbytes, op, tune)
+        found = tune._choices[key] = _choose(topology, collective, nbytes, tune)
     return found
 
 
-def _choose(topology: Topology, collective: str, nbytes: int, op: Op | None, tune: Tuning) -> tuple[Choice, str]:
-    if op is not None and (op.code < 0 or op.name in ORDERED) and ROWS[collective].step:
-        return Choice(algorithms.with_role(collective, algorithms.Role.ORDERED)), "order"
+def _choose(topology: Topology, collective: str, nbytes: int, tune: Tuning) -> tuple[Choice, str]:
     case = algorithms.Case(topology, collective, nbytes, tune.plain, tune.queued)
     for by, rules in (("user", tune.user), ("measured", tune.measured)):
         rule = match(rules, topology, collective, nbytes)

@@ -120,7 +120,6 @@ class Role(Enum):
 
     USUAL = "nothing"
     ONE_STEP = "any ranks in one step, also one rank alone"
-    ORDERED = "combines operands in the order of the ranks"
     UNCOUNTED = "needs the counts of the calling rank only"
 
 
