@@ -1,4 +1,4 @@
-"""The commands ``plan``, ``topo``, ``tune`` and ``store`` of ``python -m ucc_hetero``: arguments, and who prints."""
+"""The commands ``plan``, ``topo``, ``tune``, ``trace`` and ``store`` of ``python -m ucc_hetero``."""
 
 from __future__ import annotations
 
@@ -54,6 +54,9 @@ def add(commands: Any) -> None:
     tune.add_argument("--collective", action="append", choices=sorted(ROWS), help=f"(default: {', '.join(_TUNED)})")
     tune.add_argument("--sizes", default="64:16M", metavar="MIN:MAX", help="bytes, in steps of 8 (64:16M)")
     tune.set_defaults(run=_tune)
+    trace = commands.add_parser("trace", help="the timeline of a job that did not end well (UCCH_TRACE)")
+    trace.add_argument("file", type=Path, help="the file that UCCH_TRACE named")
+    trace.set_defaults(run=_trace)
     store = commands.add_parser("store", help="serve a store, at which ranks meet that come later (Grow and Enter)")
     store.add_argument("address", help="tcp://0.0.0.0:7000, with port 0 for a free one, or unix:///path")
     store.add_argument("secret", type=Path, help="file with at least 16 bytes, which all ranks are to know")
@@ -159,13 +162,11 @@ def _topo(args: argparse.Namespace) -> int:
 
 def _carriers() -> dict[str, str]:
     """Carriers of bytes between this host and others, as text."""
-    from ..bindings.ucx import Context
     from ..errors import LibraryNotFound
-    from ..transport.carriers import describe
+    from ..transport.carriers import describe, survey
 
     try:
-        with Context() as context:
-            return describe(context.transports())
+        return describe(survey()[1])
     except LibraryNotFound as error:
         return {"unknown": str(error).splitlines()[0]}
 
@@ -215,6 +216,17 @@ def _tune(args: argparse.Namespace) -> int:
                     "measure again on hosts that do nothing else",
                     file=sys.stderr, flush=True,
                 )  # fmt: skip
+    return 0
+
+
+def _trace(args: argparse.Namespace) -> int:
+    from ..trace.record import merge, write
+
+    if args.file.exists():
+        print(f"{args.file} is whole; open it at ui.perfetto.dev")
+        return 0
+    write(args.file, merge(args.file.absolute()))
+    print(f"merged what the ranks left beside it into {args.file}; open it at ui.perfetto.dev")
     return 0
 
 
