@@ -171,7 +171,7 @@ import os
 from arrays import runtime
 from mpi4py import MPI
 from ucc_hetero import Communicator
-from ucc_hetero.cli.tune_wires import describe_wires, measure_wires
+from ucc_hetero.cli.tune import measure_wires
 from ucc_hetero.planner.rules import Measured, Wires, save_table
 from ucc_hetero.transport import wires
 
@@ -180,11 +180,11 @@ with Communicator() as comm:
     told = []
     found = measure_wires(comm, 300_000, told.append)
     assert found is not None, (comm._run.members.channels, comm.topology.hosts)
-    assert told == [found], told
+    assert len(told) == 1 and told[0].startswith("wires"), told
     assert found.default in found.seconds, found
     assert {each.slot for each in found.seconds} == {512 << 10, 1 << 20, 2 << 20, 4 << 20}
     assert len(set(comm.mpi.allgather(tuple(found.seconds.items())))) == 1
-    assert "UCCH_WIRES" not in os.environ and describe_wires(found).startswith("wires")
+    assert "UCCH_WIRES" not in os.environ
     before = len(wires.addresses(0))  # a pair of threads each
     if comm.rank == 0:
         save_table(table, comm._run.members.bare, Measured(wires=Wires(before + 2, 1 << 20)))

@@ -12,7 +12,6 @@ from plan_cases import topologies
 from ucc_hetero.planner import algorithms
 from ucc_hetero.planner.algorithms import algorithm
 from ucc_hetero.planner.collectives import ROWS, Call
-from ucc_hetero.planner.cost import Links, predicted_time
 from ucc_hetero.planner.rules import (
     Measured,
     PairRule,
@@ -24,8 +23,8 @@ from ucc_hetero.planner.rules import (
     parse_tune,
     save_table,
 )
-from ucc_hetero.planner.select import Choice, Tuning, agreed, choose, example_call, make_plan, reason
-from ucc_hetero.planner.topology import Link, Topology, link_weights
+from ucc_hetero.planner.select import Choice, Tuning, agreed, choose, make_plan, reason
+from ucc_hetero.planner.topology import Topology, link_weights
 from ucc_hetero.types import Transport
 
 DIRECT, STAGED = Transport
@@ -113,35 +112,6 @@ def test_user_before_measured_before_default() -> None:
     assert choose(TWO, "bcast", 8, tune=tune) == Choice("tree")
 
 
-def test_measured_links_choose_by_the_cost_model() -> None:
-    net = Link(50e-6, 8 / 4e9)
-    slow_bridge = Links(Link(10e-6, 1 / 5e9), Link(50e-6, 1 / 5e9), Link(1e-6, 1 / 10e9), (net, net))
-    tune = Tuning(links=slow_bridge)
-    big = choose(TWO, "allreduce", 64 * MIB, tune=tune)
-    assert big.algorithm in ("split_rail", "direct", "ring") and big.fragments >= 16
-    assert choose(TWO, "allreduce", 65 * MIB, tune=tune) == big
-    wide = Topology.group(["nvidia"] * 4 + ["amd"] * 4, [0] * 4 + [1] * 4)
-    small = choose(wide, "allreduce", 8, tune=tune)
-    assert small.fragments == 1 and small.algorithm in ("tree", "flat", "doubling")
-    assert choose(ONE, "allreduce", 8, tune=tune) == Choice("flat")
-    assert choose(TWO, "barrier", 0, tune=tune).algorithm in ("flat", "tree")
-    for collective in ROWS:
-        assert choose(TWO, collective, MIB, tune=tune).algorithm in algorithms.names(collective)
-
-
-def test_the_model_must_promise_more_than_a_little() -> None:
-    """Where links say nothing against it, the default stays."""
-    links = Links(Link(1e-6, 1e-10), Link(2e-6, 1e-10), Link(1e-6, 1e-11))
-    for collective in ("allreduce", "bcast", "reduce", "allgather", "alltoall"):
-        for nbytes in (8, 64 << 10, 16 * MIB):
-            found = choose(TWO, collective, nbytes, tune=Tuning(links=links))
-            default = choose(TWO, collective, nbytes)
-            if found != default:
-                call = example_call(TWO, collective, nbytes)
-                times = [predicted_time(make_plan(TWO, call, c), TWO, links) for c in (found, default)]
-                assert times[0] < 0.9 * times[1]
-
-
 def test_table_survives_a_file(tmp_path: Path) -> None:
     file = tmp_path / "tuned.json"
     rules = (Rule("allreduce", 0, 4096, "tree", 1), Rule("bcast", 4096, math.inf, "split_rail", 8))
@@ -160,15 +130,6 @@ def test_table_survives_a_file(tmp_path: Path) -> None:
     for bad in ('"slot": 1000', '"slot": 33554432'):
         with pytest.raises(ValueError, match="not a table of measured choices"):
             load_table(file.read_text().replace('"slot": 1048576', bad), ONE)
-    hosts = (Link(20e-6, 2e-9), Link(20e-6, 1e-9))
-    links = Links(Link(1e-6, 1e-10), Link(10e-6, 1e-9), Link(0.0, 1e-11), hosts)
-    save_table(file, TWO, Measured(rules, (), links))
-    found = load_table(file.read_text(), TWO).links
-    assert found is not None and len(found.hosts) == 2
-    for one, other in ((found.native, links.native), (found.bridge, links.bridge), (found.hosts[1], hosts[1])):
-        assert (one.alpha, one.beta) == pytest.approx((other.alpha, other.beta))
-    _, tune = agreed(TWO, TWO, "", file.read_text())
-    assert tune.links == found
     assert list(tmp_path.iterdir()) == [file]
 
 
@@ -177,14 +138,11 @@ def entry(**fields: object) -> dict[str, object]:
 
 
 RULE = {"between": ["amd", "nvidia"], "near": True, "from": 0, "to": 8, "path": "window"}
-LINKS = {"native": [1, 1], "bridge": [1, 1], "local": [1, 1], "hosts": []}
 
 
 @pytest.mark.parametrize("change", [
     *({"format": 2}, {"topologies": 3}, {"format": None}, entry(rules=[{}])),
     *(entry(messages=[{"between": ["amd"], "near": True}]), entry(messages=[RULE]), entry(weights=[1])),
-    *(entry(links={"native": [1, 2]}), entry(links=LINKS | {"local": [1, 0]})),
-    entry(links=LINKS | {"hosts": [[1, 1]]}),
 ])  # fmt: skip
 def test_bad_tables_are_refused(change: dict[str, object]) -> None:
     text = json.dumps({"format": 1, "topologies": {}} | change)

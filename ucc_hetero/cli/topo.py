@@ -8,8 +8,7 @@ from html import escape
 from ..errors import ranks_text
 from ..installed import extra
 from ..machine.discover import Accelerator, Machine, Nic
-from ..planner.cost import Links
-from ..planner.topology import Link, Topology
+from ..planner.topology import Topology
 
 #: Background by depth.
 _FILLS = ("#dbe7f3", "#eef3e2", "#f7f2e4")
@@ -51,7 +50,6 @@ def _device(device: Accelerator, machine: Machine) -> str:
 def tree(
     hosts: Sequence[Host],
     topology: Topology | None = None,
-    links: Links | None = None,
     rings: Sequence[Sequence[str]] = (),
     fabric: Sequence[str] = (),
 ) -> Lines:
@@ -60,15 +58,12 @@ def tree(
     Args:
         hosts: of the job, or this one.
         topology: of the job.
-        links: as measured.
         rings: as each rank has them.
         fabric: which hosts a vendor's ranks are joined on, and why.
     """
     lines: Lines = []
     for number, host in enumerate(hosts):
         lines += _host(number, host, topology)
-        if links and number < len(links.hosts):
-            lines.append((1, f"all its links: {_cost(links.hosts[number])}"))
     if topology is not None:
         lines.append((0, f"islands ({topology.fingerprint()})"))
         for one in topology.islands:
@@ -76,9 +71,6 @@ def tree(
         lines += [(1, f"fabric between hosts: {text}") for text in fabric]
         if topology.deep:
             lines += [(1, text) for text in _levels(topology)]
-        if links:
-            lines.append((1, f"inside islands: {_cost(links.native)}"))
-            lines += [] if topology.flat else [(1, f"between islands: {_cost(links.bridge)}")]
         if topology.weights:
             lines.append((1, f"weights of the ranks' links: {', '.join(map(str, topology.weights[:32]))}"))
     if any(rings):
@@ -105,10 +97,6 @@ def _host(number: int, host: Host, topology: Topology | None) -> Lines:
         on = f" on device {device}" if vendor != "host" else ""
         lines.append((1, f"rank {rank}: {vendor} memory{on}{island}"))
     return lines + [(1, f"carrier, {what}: {by}") for what, by in host.carriers.items()]
-
-
-def _cost(link: Link) -> str:
-    return f"{8e-9 / link.beta:.3g} Gbit/s, {link.alpha * 1e6:.1f} us a message, measured"
 
 
 def _levels(topology: Topology) -> list[str]:

@@ -143,7 +143,7 @@ class Algorithm:
 
     ``suits``: how well it suits a case; of a collective's algorithms the one with the highest number runs, of equals
     the one registered first (`fitness` has the levels). ``most``: into how many fragments it cuts a case at most.
-    ``candidate``: whether measurements and the cost model try it.
+    ``candidate``: whether ``tune`` tries it.
     """
 
     plan: Planned
