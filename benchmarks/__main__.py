@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 from ..stdio import CLOSED, ends_with_its_reader, reader_gone
 from .meanings import Options
 from .options import BadUsage, HelpWanted, VersionWanted, help_text, parse, probable_rank
-from .peers import NotOffered, open_world, prepare
 from .table import BENCHES, VERSION, Bench
+from .world import NotOffered, open_world, prepare
 
 # Programs beside the OSU benchmarks: the module has run(arguments, command) -> status.
 _PROGRAMS = {

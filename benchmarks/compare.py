@@ -25,11 +25,12 @@ from .files import write_job
 from .meanings import PEERS, number
 from .memory import dtype_of, open_memory
 from .options import BadUsage, ProgramParser
-from .peers import NotOffered, Peer, World, open_peer, open_world, prepare
+from .peers import open_peer
 from .session import Progress
 from .stats import NOISY, Interval, ratio, relative_spread, sizes, verdict
 from .table import COLLECTIVES
 from .validate import Checker
+from .world import NotOffered, Peer, World, open_world, prepare
 
 #: Length of one sample, in seconds, and the most calls in it.
 _SAMPLE_SECONDS, _MOST_CALLS = 1e-3, 2000

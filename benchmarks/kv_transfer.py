@@ -25,8 +25,8 @@ from .files import write_job
 from .meanings import number
 from .memory import Block, Memory, open_memory
 from .options import BadUsage, ProgramParser
-from .peers import World, open_world, prepare
 from .session import Progress
+from .world import World, open_world, prepare
 
 #: Way -> layout and type of the sender's cache, and of the receiver's.
 WAYS = {

@@ -19,8 +19,8 @@ from .meanings import Options
 from .memory import Memory
 from .options import BadUsage
 from .output import Row
-from .peers import NotOffered, Peer
 from .session import Session
+from .world import NotOffered, Peer
 
 
 @dataclass(slots=True)

@@ -17,11 +17,12 @@ from .meanings import Options
 from .memory import Memory, dtype_of, label_of, open_memory
 from .options import BadUsage
 from .output import Row
-from .peers import Peer, World, open_peer
+from .peers import open_peer
 from .session import Progress, Session
 from .stats import sizes, verdict
 from .table import Bench
 from .validate import Log
+from .world import Peer, World
 
 
 def _measure(session: Session) -> Measure:
@@ -115,7 +116,7 @@ def run(bench: Bench, options: Options, world: World, command: list[str]) -> int
             session.limit, results.links = limit.of, limit.links
         status = _nccl(session, dtypes) if options.format == "nccl" else _osu(session, dtypes)
         progress.clear()
-        results.finish(session)
+        results.finish(session.bench, session.options, session.peer)
         return status
     finally:
         for peer in peers.values():

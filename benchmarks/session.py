@@ -14,10 +14,10 @@ import numpy.typing as npt
 from .files import Results
 from .meanings import Options
 from .memory import Memory
-from .peers import Peer, World
 from .stats import osu_percentile
 from .table import Bench
 from .validate import Log
+from .world import Peer, World
 
 #: Characters of a full bar.
 _BAR = 24

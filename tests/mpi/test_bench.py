@@ -235,7 +235,7 @@ def test_the_quickest_put(mpirun: Run) -> None:
     from types import SimpleNamespace
     from ucc_hetero.bench.limits import _put_seconds
     from ucc_hetero.bench.memory import open_memory
-    from ucc_hetero.bench.peers import open_world, prepare
+    from ucc_hetero.bench.world import open_world, prepare
     prepare(["ours"])
     session = SimpleNamespace(world=open_world(), memory=open_memory("host", "numpy", 0))
     for pair in ((0, 2), (2, 1)):
