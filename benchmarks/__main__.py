@@ -9,7 +9,7 @@ import traceback
 from collections.abc import Callable, Sequence
 
 from ..stdio import CLOSED, ends_with_its_reader, reader_gone
-from .meanings import Options
+from .option_table import Options
 from .options import BadUsage, HelpWanted, VersionWanted, help_text, parse, probable_rank
 from .table import BENCHES, VERSION, Bench
 from .world import NotOffered, open_world, prepare

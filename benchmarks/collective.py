@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from .calls import Buffers, Call, Case, Pool, bind, in_place_only, longest, roots
+from .cases import Buffers, Call, Case, Pool, bind, in_place_only, longest, roots
 from .output import Row
 from .session import Session
 from .stats import Overlap, overlap, ratio

@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from .meanings import Options
 from .memory import Memory
+from .option_table import Options
 from .options import BadUsage
 from .output import Row
 from .session import Session

@@ -16,8 +16,8 @@ from pathlib import Path
 from string import Template
 from typing import Any, NamedTuple
 
+from .curves import LIMIT, Curve, Data, UnknownFile, read_all
 from .options import BadUsage
-from .readers import LIMIT, Curve, Data, UnknownFile, read_all
 
 _PAGE = Template("""<!DOCTYPE html>
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">

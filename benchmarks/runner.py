@@ -10,14 +10,14 @@ from typing import Any
 import numpy as np
 
 from . import collective, graph, onesided, output, pt2pt
-from .files import Results
 from .interleave import Measure, interleaved
 from .limits import open_limit
-from .meanings import Options
 from .memory import Memory, dtype_of, label_of, open_memory
+from .option_table import Options
 from .options import BadUsage
 from .output import Row
 from .peers import open_peer
+from .result_file import Results
 from .session import Progress, Session
 from .stats import sizes, verdict
 from .table import Bench

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from ucc_hetero.bench.calls import Case, Pool, bind, in_place_only, longest
+from ucc_hetero.bench.cases import Case, Pool, bind, in_place_only, longest
 from ucc_hetero.bench.memory import open_memory
 from ucc_hetero.bench.peers import open_peer
 from ucc_hetero.bench.table import COLLECTIVES

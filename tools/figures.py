@@ -15,8 +15,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ucc_hetero.bench import report
+from ucc_hetero.bench.curves import UnknownFile
 from ucc_hetero.bench.options import BadUsage
-from ucc_hetero.bench.readers import UnknownFile
 
 #: How the names of archives of results end.
 ARCHIVE = ".tar.xz"

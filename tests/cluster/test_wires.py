@@ -230,10 +230,10 @@ def test_rings_come_with_calls(run: Callable[..., Any], where: tuple[str, int, i
 IDLE = """
 from arrays import Array
 from ucc_hetero import Communicator
-from ucc_hetero.machine.rdma import Port
+from ucc_hetero.machine.rdma import RdmaPort
 from ucc_hetero.transport import carriers
 
-carriers.active = lambda: (Port("mlx5_0:1", "InfiniBand"),)
+carriers.active = lambda: (RdmaPort("mlx5_0:1", "InfiniBand"),)
 for n in (1, 100_000):
     with Communicator() as comm:
         x, y = Array(n).set(comm.rank + 1), Array(n)

@@ -8,10 +8,10 @@ from bench_samples import SAMPLES
 
 from ucc_hetero.bench import graph, report
 from ucc_hetero.bench.__main__ import main
-from ucc_hetero.bench.files import write_json
+from ucc_hetero.bench.curves import Curve, Point, UnknownFile, read, read_all
 from ucc_hetero.bench.options import BadUsage
-from ucc_hetero.bench.readers import Curve, Point, UnknownFile, read, read_all
 from ucc_hetero.bench.report import figures, page, render, reproduce, tables
+from ucc_hetero.bench.result_file import write_json
 
 
 def curve(label: str, value: float, source: str = "file", unit: str = "us") -> Curve:

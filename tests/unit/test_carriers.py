@@ -13,12 +13,12 @@ from ucc_hetero.errors import LibraryNotFound
 from ucc_hetero.machine import rdma
 from ucc_hetero.machine.discover import HostIdentity
 from ucc_hetero.machine.facts import Facts
-from ucc_hetero.machine.rdma import Port
+from ucc_hetero.machine.rdma import RdmaPort
 from ucc_hetero.machine.ucx_transports import tcp_connections
 from ucc_hetero.native.libraries import load
 from ucc_hetero.transport import carriers
 
-IB, ROCE, EFA = Port("mlx5_0:1", "InfiniBand"), Port("mlx5_1:1", "RoCE"), Port("rdmap0:1", "EFA")
+IB, ROCE, EFA = RdmaPort("mlx5_0:1", "InfiniBand"), RdmaPort("mlx5_1:1", "RoCE"), RdmaPort("rdmap0:1", "EFA")
 
 
 @pytest.fixture
@@ -49,7 +49,7 @@ def test_active_ports_that_ucx_can_use(tmp_path: Path) -> None:
     ({"UCX_TLS": "tcp,sm,self"}, ()), ({"UCX_TLS": "rc_x,cuda"}, (IB, ROCE)), ({"UCX_NET_DEVICES": "eth0"}, ()),
     ({"UCX_NET_DEVICES": "mlx5_1:1,eth0"}, (ROCE,)), ({"UCX_NET_DEVICES": "mlx5_0"}, (IB,)),
 ])  # fmt: skip
-def test_ports_that_users_leave(settings: dict[str, str], left: tuple[Port, ...]) -> None:
+def test_ports_that_users_leave(settings: dict[str, str], left: tuple[RdmaPort, ...]) -> None:
     assert rdma.meant((IB, ROCE), settings) == left
 
 

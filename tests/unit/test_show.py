@@ -10,7 +10,7 @@ import pytest
 from ucc_hetero.__main__ import main
 from ucc_hetero.cli.finding import Finding
 from ucc_hetero.cli.plan import facts, render, size_text
-from ucc_hetero.cli.topo import Host, draw, png, svg, tree
+from ucc_hetero.cli.topo import DrawnHost, draw, png, svg, tree
 from ucc_hetero.cli.tune import rules_of
 from ucc_hetero.machine import launchers
 from ucc_hetero.machine.discover import Accelerator, Machine, Nic
@@ -79,7 +79,7 @@ def test_tree_and_drawing() -> None:
     gpu = Accelerator("nvidia", "0000:1b:00.0", "NVIDIA H200", numa=0)
     machine = Machine(nics, (gpu,), ((0, "0-7"), (1, "8-15")), False, ((gpu.pci, nics[0].pci, "switch"),))
     topology = Topology.group(["nvidia", "amd"], [0, 0])
-    lines = tree([Host("one", machine, [(0, "nvidia", 0), (1, "amd", 1)])], topology)
+    lines = tree([DrawnHost("one", machine, [(0, "nvidia", 0), (1, "amd", 1)])], topology)
     text = draw(lines)
     assert text.splitlines() == [
         "host 0 one",
@@ -100,7 +100,7 @@ def test_tree_and_drawing() -> None:
 
 def test_topo_with_levels(tmp_path: Path) -> None:
     machine = Machine((Nic("eth0", "ethernet", 1000),), (), (), False)
-    hosts = [Host(f"node{i}", machine, [(2 * i, "amd", 0), (2 * i + 1, "amd", 1)]) for i in range(2)]
+    hosts = [DrawnHost(f"node{i}", machine, [(2 * i, "amd", 0), (2 * i + 1, "amd", 1)]) for i in range(2)]
     topology = Topology.group(["amd"] * 4, [0, 0, 1, 1], (), [[0, 0, 1, 1]])
     text = draw(tree(hosts, topology))
     assert "group of height 0: ranks 2, 3" in text

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from ucc_hetero.__main__ import main
-from ucc_hetero.trace.chrome import EVENT, HEADER, MAGIC, Part, clock_offsets, document, parse_part, used
+from ucc_hetero.trace.chrome import EVENT, HEADER, MAGIC, Recording, clock_offsets, document, parse_part, used
 from ucc_hetero.trace.record import parts_of
 
 STEPS = [["native", "reduce_scatter", 0, 0, [0, 1], 64, 0], ["bridge", "allreduce", 0, 1, [0, 2], 32, 1]]
@@ -25,7 +25,7 @@ def ring(events: list[tuple[int, ...]], capacity: int) -> bytes:
     return head.ljust(HEADER, b"\0") + slots.tobytes()
 
 
-def part(rank: int, events: list[tuple[int, ...]], steps: list[Any] = STEPS, clock: int = 0) -> Part:
+def part(rank: int, events: list[tuple[int, ...]], steps: list[Any] = STEPS, clock: int = 0) -> Recording:
     lines = [
         {"rank": rank, "job": "j", "vendor": "nvidia", "host": "h"},
         {"clock": [0, clock, 7]},

@@ -18,7 +18,7 @@ from ..planner.collectives import ROWS
 from ..planner.select import Choice
 from ..planner.topology import Topology, emulated_vendors
 from .plan import facts, render
-from .topo import Host, Lines, draw, png, svg, tree
+from .topo import DrawnHost, Lines, draw, png, svg, tree
 
 if TYPE_CHECKING:
     pass
@@ -114,7 +114,7 @@ def _topo(args: argparse.Namespace) -> int:
     if args.facts:
         stored = json.loads(Path(args.facts).read_text())
         with tempfile.TemporaryDirectory() as folder:
-            host = Host(stored.get("machine", args.facts), machine(replay(stored["files"], Path(folder))))
+            host = DrawnHost(stored.get("machine", args.facts), machine(replay(stored["files"], Path(folder))))
         return _drawn(args, tree([host]))
     if not _in_job():
         import socket
@@ -123,7 +123,7 @@ def _topo(args: argparse.Namespace) -> int:
             Path(args.record).write_text(json.dumps({"machine": socket.gethostname(), "files": record()}, indent=0))
         # A record has the machine's files, not its libraries.
         carriers = {} if args.record else _carriers()
-        return _drawn(args, tree([Host(socket.gethostname(), machine(), carriers=carriers)]))
+        return _drawn(args, tree([DrawnHost(socket.gethostname(), machine(), carriers=carriers)]))
     from ..api.comm import Communicator
 
     with Communicator() as comm:
@@ -136,7 +136,7 @@ def _topo(args: argparse.Namespace) -> int:
             for rank in first:
                 here = [r for r, host in enumerate(comm.topology.hosts) if host == comm.topology.hosts[rank]]
                 ranks = [(r, members.facts[r].vendor, members.facts[r].device) for r in here]
-                hosts.append(Host(members.facts[rank].host.hostname, found[rank][0], ranks, found[rank][1]))
+                hosts.append(DrawnHost(members.facts[rank].host.hostname, found[rank][0], ranks, found[rank][1]))
             _drawn(args, tree(hosts, comm.topology, rings, members.fabric()))
     return 0
 

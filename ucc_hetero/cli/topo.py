@@ -16,7 +16,7 @@ _FILLS = ("#dbe7f3", "#eef3e2", "#f7f2e4")
 Lines = list[tuple[int, str]]
 
 
-class Host:
+class DrawnHost:
     """One host of the drawing: its name, its machine, (rank, vendor, device) of its ranks, what carries its bytes."""
 
     def __init__(
@@ -48,7 +48,7 @@ def _device(device: Accelerator, machine: Machine) -> str:
 
 
 def tree(
-    hosts: Sequence[Host],
+    hosts: Sequence[DrawnHost],
     topology: Topology | None = None,
     rings: Sequence[Sequence[str]] = (),
     fabric: Sequence[str] = (),
@@ -79,7 +79,7 @@ def tree(
     return lines
 
 
-def _host(number: int, host: Host, topology: Topology | None) -> Lines:
+def _host(number: int, host: DrawnHost, topology: Topology | None) -> Lines:
     """One host: its devices and cards by NUMA node, its ranks, its carriers."""
     machine = host.machine
     lines: Lines = [(0, f"host {number} {host.name}{', in a container' if machine.container else ''}")]

@@ -22,7 +22,7 @@ _LAYERS = {"InfiniBand": "InfiniBand", "Ethernet": "RoCE"}
 _IWARP = "RNIC"
 
 
-class Port(NamedTuple):
+class RdmaPort(NamedTuple):
     """An active port as UCX names it (``mlx5_0:1``), and its kind."""
 
     name: str
@@ -32,7 +32,7 @@ class Port(NamedTuple):
         return f"{self.name} ({self.kind})"
 
 
-def active(root: Path = Path("/")) -> tuple[Port, ...]:
+def active(root: Path = Path("/")) -> tuple[RdmaPort, ...]:
     """Active ports that some UCX can use."""
     found = []
     for at in sorted((root / "sys/class/infiniband").glob("*/ports/*")):
@@ -43,11 +43,11 @@ def active(root: Path = Path("/")) -> tuple[Port, ...]:
         if not kind and (device / "device/driver").resolve().name == "efa":
             kind = "EFA"
         if kind:
-            found.append(Port(f"{device.name}:{at.name}", kind))
+            found.append(RdmaPort(f"{device.name}:{at.name}", kind))
     return tuple(found)
 
 
-def meant(ports: tuple[Port, ...], environ: Mapping[str, str]) -> tuple[Port, ...]:
+def meant(ports: tuple[RdmaPort, ...], environ: Mapping[str, str]) -> tuple[RdmaPort, ...]:
     """The ports among these that the user's settings of UCX (``UCX_TLS``, ``UCX_NET_DEVICES``) let it use."""
     words = environ.get("UCX_TLS", "").split(",")
     if words[0] and not words[0].startswith("^") and not any(word.startswith(("all", *RDMA)) for word in words):

@@ -10,7 +10,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from ucc_hetero.planner import algorithms
-from ucc_hetero.planner.algorithms.fitness import LEAST_FRAGMENT, most_fragments
+from ucc_hetero.planner.algorithms.ranking import LEAST_FRAGMENT, most_fragments
 from ucc_hetero.planner.collectives import ROWS, Call, check, lengths
 from ucc_hetero.planner.plan import Fragment, Plan, no_collector
 from ucc_hetero.planner.rules import NO_WIRES, Measured, PairRule, Rule, Wires, load_table, match, parse_tune

@@ -44,7 +44,7 @@ def used(ring: bytes) -> bytes:
 
 
 @dataclass(slots=True)
-class Part:
+class Recording:
     """Recording of one rank. ``clock`` has (local ns, local minus reference ns, uncertainty ns).
 
     ``places``: the ranks by the keys of their processes.
@@ -72,9 +72,9 @@ class Part:
         return moved + base
 
 
-def parse_part(lines: Iterable[str], events: bytes) -> Part:
+def parse_part(lines: Iterable[str], events: bytes) -> Recording:
     """A rank's lines (JSON each) and its events as :func:`used` gives them. ``ValueError`` where they are not whole."""
-    part = Part(-1, "", {}, [], {}, {}, {}, np.frombuffer(events, EVENT))
+    part = Recording(-1, "", {}, [], {}, {}, {}, np.frombuffer(events, EVENT))
     for line in lines:
         if not line.endswith("\n"):
             break  # the rank was killed while it wrote
@@ -141,7 +141,7 @@ class _Event:
     lane: int | None = None
 
 
-def _events(part: Part, last: float) -> Iterator[_Event]:
+def _events(part: Recording, last: float) -> Iterator[_Event]:
     """A rank's events; what did not end lasts until ``last``."""
     begins, ends = part.reference(part.events["begin"]) / 1e3, part.reference(part.events["end"]) / 1e3
     seen: dict[tuple[Any, ...], int] = {}
@@ -178,7 +178,7 @@ def _events(part: Part, last: float) -> Iterator[_Event]:
         yield _Event(part.rank, _PHASES[link], name, float(begin), float(end), args, key)
 
 
-def _of_wire(part: Part, event: Any, begin: float, end: float, busy: dict[int, float]) -> _Event:
+def _of_wire(part: Recording, event: Any, begin: float, end: float, busy: dict[int, float]) -> _Event:
     """A wire's message: under way once the one before it has ended, ``busy`` being when the last of each wire has."""
     wire, way = divmod(int(event["step"]), 2)
     kind, towards = _WAYS[way]
@@ -223,7 +223,7 @@ def _late(events: Sequence[_Event]) -> Iterator[_Event]:
                 yield _Event(event.rank, "wait", f"for rank {last.rank}", event.begin, end, args)
 
 
-def events_of(parts: Sequence[Part]) -> list[_Event]:
+def events_of(parts: Sequence[Recording]) -> list[_Event]:
     """All events of all ranks with the waiting between them, in order of time."""
     last = 0.0
     for part in parts:
@@ -257,7 +257,7 @@ def _lanes(events: Iterable[_Event]) -> Iterator[tuple[_Event, int]]:
         yield event, _LANES[event.kind] + lane
 
 
-def document(parts: Sequence[Part]) -> dict[str, Any]:
+def document(parts: Sequence[Recording]) -> dict[str, Any]:
     """The Chrome trace of a job: one process per rank, lanes for calls, their phases, waiting, and wires."""
     parts = sorted(parts, key=lambda part: part.rank)
     events = events_of(parts)
@@ -286,7 +286,7 @@ def document(parts: Sequence[Part]) -> dict[str, Any]:
     return {"traceEvents": [*about, *shown], "displayTimeUnit": "ns", "otherData": _facts(parts)}
 
 
-def _facts(parts: Sequence[Part]) -> dict[str, Any]:
+def _facts(parts: Sequence[Recording]) -> dict[str, Any]:
     """Notes on the recording itself."""
     return {
         "format": "ucc_hetero.trace/1",

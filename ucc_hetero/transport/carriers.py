@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from .. import log
 from ..bindings.ucx import Context
 from ..machine.facts import Facts
-from ..machine.rdma import CURE, Port, active, meant
+from ..machine.rdma import CURE, RdmaPort, active, meant
 from ..machine.ucx_transports import within_host
 from ..native.libraries import load
 
@@ -23,7 +23,7 @@ def _text(found: Mapping[str, list[str]]) -> str:
     return ", ".join(f"{name} ({', '.join(devices)})" for name, devices in found.items() if name not in near) or "none"
 
 
-def idle_ports(found: Mapping[str, list[str]]) -> tuple[Port, ...]:
+def idle_ports(found: Mapping[str, list[str]]) -> tuple[RdmaPort, ...]:
     """Active RDMA ports that UCX does not reach, though ``UCX_TLS`` and ``UCX_NET_DEVICES`` let it.
 
     Args:

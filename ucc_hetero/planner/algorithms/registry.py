@@ -142,7 +142,7 @@ class Algorithm:
     """A function that plans calls, and when to use it.
 
     ``suits``: how well it suits a case; of a collective's algorithms the one with the highest number runs, of equals
-    the one registered first (`fitness` has the levels). ``most``: into how many fragments it cuts a case at most.
+    the one registered first (`ranking` has the levels). ``most``: into how many fragments it cuts a case at most.
     ``candidate``: whether ``tune`` tries it.
     """
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from .files import FORMAT
+from .result_file import FORMAT
 from .table import BENCHES
 
 Data = dict[str, Any]

@@ -9,9 +9,9 @@ import pytest
 
 from ucc_hetero.bench import graph
 from ucc_hetero.bench.__main__ import main
+from ucc_hetero.bench.curves import Curve, Point, UnknownFile, read
 from ucc_hetero.bench.diff import compare, table
-from ucc_hetero.bench.files import FORMAT, write_json
-from ucc_hetero.bench.readers import Curve, Point, UnknownFile, read
+from ucc_hetero.bench.result_file import FORMAT, write_json
 
 OSU = """
 # OSU MPI-CUDA Allreduce Latency Test v7.5

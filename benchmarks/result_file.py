@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from . import system
-from .meanings import Options
+from .option_table import Options
 from .output import Row
 from .stats import verdict
 from .table import BENCHES, Bench
