@@ -280,13 +280,6 @@ _VARIABLES = (
         "bytes",
     ),
     Variable(
-        "ARENA",
-        _window,
-        128 << 20,
-        "Device memory of each rank that others of its vendor on its host open, for messages in streams; 0: none.",
-        "bytes",
-    ),
-    Variable(
         "CHANNELS",
         parse_flag,
         True,
@@ -374,7 +367,28 @@ def unknown(environ: Iterable[str] | None = None) -> list[str]:
     return sorted(name for name in names if name.startswith(PREFIX) and name.removeprefix(PREFIX) not in TABLE)
 
 
+#: Variables of earlier releases, and what is done without them.
+GONE = {
+    "ARENA": "messages within a vendor go by that vendor's library in torch's groups of one vendor, and else by libucp "
+    "or through UCCH_WINDOW",
+}
+
 _warned: set[str] = set()
+
+
+def check_gone(environ: Mapping[str, str] | None = None) -> None:
+    """Refuse variables that earlier releases had.
+
+    Args:
+        environ: Variables to look at; those of this process if None.
+
+    Raises:
+        ValueError: One of them is set: whoever set it counts on what is not there any more.
+    """
+    names = os.environ if environ is None else environ
+    for name, instead in GONE.items():
+        if PREFIX + name in names:
+            raise ValueError(f"{PREFIX}{name} is set, and there is no such setting any more: {instead}; unset it")
 
 
 def meant(name: str) -> str:
@@ -384,7 +398,9 @@ def meant(name: str) -> str:
 
 
 def warn_unknown() -> None:
-    """Warn of unknown variables, once each in a process, and in one of the ranks on a host."""
+    """Warn of unknown variables, once each in a process, and in one of the ranks on a host; refuse those of earlier
+    releases (:func:`check_gone`)."""
+    check_gone()
     for name in unknown():
         if name not in _warned:
             _warned.add(name)

@@ -84,6 +84,14 @@ def test_unknown_variables_are_warned_of_once(monkeypatch: pytest.MonkeyPatch) -
         env.warn_unknown()
 
 
+@pytest.mark.parametrize("name", sorted(env.GONE))
+def test_variables_of_earlier_releases_are_refused(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    assert name not in env.TABLE
+    monkeypatch.setenv("UCCH_" + name, "0")
+    with pytest.raises(ValueError, match=f"UCCH_{name} is set, and there is no such setting any more"):
+        env.warn_unknown()
+
+
 @pytest.fixture(autouse=True)
 def _restore(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     for name in ("LEVEL", "SUBSYS", "FILE"):
