@@ -307,9 +307,9 @@ def test_disagreements_are_tables(tmp_path: Path) -> None:
     a = healthy(tmp_path)
     others = [a, a, replace(a, libraries=replace(LIBRARIES, ucx="1.13.1"))]
     text = next(each.text for each in job.compare(others, 3, [0.0] * 3) if each.code == "job-disagrees")
-    assert text == "UCX differs between ranks:\n1.22: ranks 0, 1\n1.13: rank 2"
+    assert text == "ucx differs between ranks:\n1.22: ranks 0, 1\n1.13: rank 2"
     set_here = [a, with_env(a, UCC_TLS="ucp", UCC_EC_ROCM_COPY_HOST_LIMIT="0")]
-    assert "UCC_TLS=ucp: rank 1" in next(
+    assert "UCC_TLS differs between ranks:\nnone: rank 0\nucp: rank 1" in next(
         e.text for e in job.compare(set_here, 2, [0.0] * 2) if e.code == "job-disagrees"
     )
     local = [a, with_env(a, UCC_EC_ROCM_COPY_HOST_LIMIT="0")]
