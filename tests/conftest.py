@@ -251,7 +251,7 @@ class Crews:
     ) -> MPIResult:  # fmt: skip
         """Run a case on a crew whose processes have ``job`` in their environment from the beginning."""
         key = (ranks, *sorted(job.items()))
-        crew, cases = self._crews.pop(key, None) or self._start(ranks, job, limit)
+        crew, cases = self._crews.pop(key, None) or self._start(ranks, job)
         cases.append(case)
         try:
             texts = crew.run(path, case, args, env, limit)
@@ -263,7 +263,7 @@ class Crews:
         self._crews[key] = crew, cases
         return MPIResult(0, *texts, ranks)
 
-    def _start(self, ranks: int, job: Mapping[str, str], limit: float) -> tuple[Crew, list[str]]:
+    def _start(self, ranks: int, job: Mapping[str, str]) -> tuple[Crew, list[str]]:
         program = find_mpirun()
         if program is None:
             pytest.skip("no mpirun: install the extra 'mpi', or an MPI")
@@ -272,7 +272,7 @@ class Crews:
         env = mpi_environment(program) | dict(job)
         env.pop("UCX_MEM_MMAP_HOOK_MODE", None)  # as users have it
         try:
-            return Crew([*mpi_command(program, ranks), sys.executable], ranks, env, limit, kill_session), []
+            return Crew([*mpi_command(program, ranks), sys.executable], ranks, env, 60 * ROOM, kill_session), []
         except CaseFailed as error:
             pytest.fail(str(error), pytrace=False)
 
@@ -323,9 +323,10 @@ def crew(crews: Crews, request: pytest.FixtureRequest, tmp_path: Path) -> Callab
         timeout: float = 60,
     ) -> MPIResult:
         module, _, name = str(case).partition(":")
-        path = request.path.with_name(f"{module}.py")
         if not name or "\n" in name:
             path, name, args = RANK, "script", [str(write_script(tmp_path, case)), *args]
+        else:
+            path = request.path.with_name(f"{module}.py")
         whole = {"UCCH_EMULATE": layout} | dict(job or {})
         return crews.run(path, name, n, args, dict(env or {}), whole, timeout * ROOM)
 

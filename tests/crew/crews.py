@@ -74,8 +74,9 @@ class Crew:
                 with suppress(TimeoutError):
                     self.ranks.append(Rank(door.accept()[0]))
                 if self._job.poll() is not None or time.monotonic() > until:
+                    said = self.log()
                     self.kill()
-                    raise CaseFailed(f"{len(self.ranks)} of {ranks} ranks have started\n{self.log()}")
+                    raise CaseFailed(f"{len(self.ranks)} of {ranks} ranks have started\n{said}")
         self.ranks.sort(key=lambda rank: rank.number)
 
     def log(self) -> str:
@@ -102,9 +103,10 @@ class Crew:
         wrong = self._await(limit)
         texts = [[Path(f"{out}.{end}").read_text(errors="replace") for out in outs] for end in ("out", "err")]
         if wrong:
+            said = self.log()
             self.kill()
             shown = [f"--- rank {r}\n{out}{err}" for r, (out, err) in enumerate(zip(*texts, strict=True))]
-            raise CaseFailed("\n".join([f"{path.name}: {case}{tuple(args)}", *wrong, *shown, self.log()]))
+            raise CaseFailed("\n".join([f"{path.name}: {case}{tuple(args)}", *wrong, *shown, said]))
         for out in outs:
             for end in ("out", "err"):
                 Path(f"{out}.{end}").unlink()

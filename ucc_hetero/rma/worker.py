@@ -192,18 +192,23 @@ class Worker(Handle):
         return region
 
     def connect(self, address: bytes) -> Endpoint:
-        """Connect with the worker that has this address, which connects, too; the endpoint there is, if there is one.
+        """Connect with the worker that has this address, which connects, too; the endpoint there is, if one is alive.
 
         :class:`FormatError` where it is no address, or one of another version.
         """
         found = Address.unpack(address)
-        if found.uid not in self._peers:
-            self._peers[found.uid] = Endpoint(self, found, near=found.host == self._host)
-        return self._peers[found.uid]
+        known = self._peers.get(found.uid)
+        if known is not None and known.alive:
+            return known
+        if known is not None:
+            known.close()
+        self._peers[found.uid] = endpoint = Endpoint(self, found, near=found.host == self._host)
+        return endpoint
 
     def forget(self, peer: Endpoint, native: Any) -> None:
         """Leave a peer that is being closed out of the list."""
-        self._peers.pop(peer.uid, None)
+        if self._peers.get(peer.uid) is peer:
+            del self._peers[peer.uid]
         self._gone.append(native)
 
     def counter(self) -> Counter:
