@@ -7,7 +7,7 @@ from typing import Any
 
 from mpi4py import MPI
 
-from ucc_hetero.bench import peers
+from ucc_hetero.bench import peers, world
 from ucc_hetero.bench.__main__ import main
 from ucc_hetero.bench.limits import _put_seconds
 from ucc_hetero.bench.memory import open_memory
@@ -62,8 +62,8 @@ def broken(how: str, words: str) -> None:
 
 def quickest_put() -> None:
     """Lower limit of the latency of devices' links, between any two ranks of a job."""
-    peers.prepare(["ours"])
-    session: Any = SimpleNamespace(world=peers.open_world(), memory=open_memory("host", "numpy", 0))
+    world.prepare(["ours"])
+    session: Any = SimpleNamespace(world=world.open_world(), memory=open_memory("host", "numpy", 0))
     for pair in ((0, 2), (2, 1)):
         seconds = session.world.comm.allgather(_put_seconds(session, *pair))
         assert len(set(seconds)) == 1 and seconds[0] > 0, seconds

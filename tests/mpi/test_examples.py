@@ -2,6 +2,7 @@
 
 import os
 import re
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -79,6 +80,10 @@ def test_own_algorithm(mpirun) -> None:
 
 @pytest.mark.parametrize("page", ["README.md", "docs/quickstart.md"])
 def test_code_of_the_documentation(crew, page: str) -> None:
-    for code in re.findall(r"^```python\n(.*?)^```", (ROOT / page).read_text(), re.M | re.S):
+    codes = re.findall(r"^```python\n(.*?)^```", (ROOT / page).read_text(), re.M | re.S)
+    if find_spec("torch") is None:
+        codes = [code for code in codes if "import torch" not in code]
+    assert codes
+    for code in codes:
         job = crew(code, 4, layout="nvidia:2,amd:2")
         assert job.stdout.strip()

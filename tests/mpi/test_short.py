@@ -6,12 +6,12 @@ from typing import Any
 import pytest
 
 from ucc_hetero.native.libraries import lib
-from ucc_hetero.planner.algorithms import fitness
+from ucc_hetero.planner.algorithms import ranking
 
 
 def test_planner_and_engine_mean_the_same_calls() -> None:
     limits = int(lib.UCCH_PARCEL_BYTES), int(lib.UCCH_PARCEL_RANKS)
-    assert limits == (fitness.PARCEL_LIMIT, fitness.MOST_WITH_PARCELS)
+    assert limits == (ranking.PARCEL_LIMIT, ranking.MOST_WITH_PARCELS)
 
 
 @pytest.mark.parametrize(("case", "ranks", "layout"), [

@@ -42,7 +42,6 @@ TABLE: dict[str, Any] = {
     "topologies": {
         TOPOLOGY.fingerprint(): {
             "weights": [1, 1, 2],
-            "links": {"native": [1, 100], "bridge": [5, 25], "local": [1, 50], "hosts": [[1, 2], [3, 4]]},
             "messages": [{"between": ["amd", "nvidia"], "near": True, "from": 0, "to": None, "path": "direct"}],
             "wires": {"number": 4, "slot": 65536},
             "rules": [{"collective": "allreduce", "from": 0, "to": 4096, "algorithm": "flat", "fragments": 1}],

@@ -17,8 +17,8 @@ from ..device import Place, bind, pointer_vendor
 from ..device.rank import bound
 from ..errors import CollectiveTimeout, DeviceError
 from ..machine.discover import host_identity
+from ..machine.ucx_transports import tcp_connections, without_devices
 from ..native.libraries import ffi, lib
-from ..transport import carriers
 from .endpoint import Endpoint
 from .request import Request, stream_argument
 from .wire_format import Address, Descriptor
@@ -158,8 +158,8 @@ class Worker(Handle):
         # No transport of devices: their memory goes through slots of ours, and a second context of libucp's that
         # opens what peers have allocated would end the process (transport/bounce.py).
         users = os.environ.get("UCX_TLS", "")
-        with env.meanwhile(carriers.connections()):
-            self.context = ucx.Context({"TLS": carriers.transports(users, shared=True)}, active=True)
+        with env.meanwhile(tcp_connections()):
+            self.context = ucx.Context({"TLS": without_devices(users, shared=True)}, active=True)
             self._worker: ucx.Worker | None = self.context.worker()
         status = ffi.new("int *")
         #: Whether libucp's puts between hosts are the hardware's.
