@@ -1,6 +1,7 @@
 """Messages over UCX under a real mpirun: matching, order, sizes, probes, failures, interruptions, dead peers."""
 
 import os
+import random
 import re
 from pathlib import Path
 
@@ -101,6 +102,30 @@ print("end", flush=True)
         "send of 8388608 bytes to rank 1, tag 8: timeout",
     ):
         assert words in job.stdout, (words, job.output)
+
+
+def test_messages_of_mpis_move_while_a_call_waits(mpirun) -> None:
+    """Its sender is in our call, which the receiver comes to once it has the message."""
+    script = (
+        HEAD
+        + """
+data, into = (np.random.default_rng([REPLACE, r]).random(4 << 20) for r in range(2))
+for wait in (comm.Barrier, lambda: comm.Ibarrier().Wait(), lambda: ring(comm, 3)):
+    if rank == 0:
+        request = world.Isend(data, 1)
+    else:
+        into[:] = 0
+        world.Recv(into, 0)
+        assert (into == data).all()
+    wait()
+    if rank == 0:
+        request.Wait()
+comm.Free()
+print("moved", flush=True)
+""".replace("REPLACE", str(random.randrange(10**6)))
+    )
+    by_tcp = {"OMPI_MCA_pml": "ob1", "OMPI_MCA_btl": "tcp,self"}  # where a sender has to be there
+    assert mpirun(script, 2, env={"UCCH_TIMEOUT": "20", **by_tcp}, timeout=60).said("moved") == 2
 
 
 def test_interrupts(mpirun) -> None:
