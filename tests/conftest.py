@@ -2,6 +2,7 @@
 
 import contextlib
 import gc
+import importlib.util
 import os
 import re
 import shutil
@@ -380,6 +381,13 @@ def ulfm(recovery: list[str]) -> list[str]:
     if not recovery:
         pytest.skip("needs Open MPI 5")
     return ["--with-ft", "ulfm"]
+
+
+@pytest.fixture
+def with_torch() -> None:
+    """Skip without torch. Ranks import it; in the tests' own process that would cost two seconds for nothing."""
+    if importlib.util.find_spec("torch") is None:
+        pytest.skip("needs torch: pip install '.[torch]'")
 
 
 @pytest.fixture(scope="session")
