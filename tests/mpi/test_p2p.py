@@ -7,8 +7,6 @@ from pathlib import Path
 
 import pytest
 
-CASES = Path(__file__).with_name("message_cases.py")
-
 HEAD = """
 import os, signal, sys, threading, time
 import numpy as np
@@ -37,16 +35,15 @@ def ring(comm, n):
 """
 
 
-@pytest.mark.parametrize(("ranks", "env"), [
-    (2, {}),
-    (4, {"UCCH_EMULATE": "nvidia:2,amd:2"}),
+@pytest.mark.parametrize(("ranks", "layout", "job"), [
+    (2, "", {}), (4, "nvidia:2,amd:2", {}),
     # Sockets instead of shared memory: other protocols, other borders between them.
-    (3, {"UCX_TLS": "tcp,self", "UCCH_EMULATE": "nvidia:1,amd:2"}),
+    (3, "nvidia:1,amd:2", {"UCX_TLS": "tcp,self"}),
 ], ids=["shared-memory", "mixed", "sockets"])  # fmt: skip
-def test_messages(mpirun, ranks: int, env: dict[str, str]) -> None:
-    job = mpirun(CASES, ranks, env={"UCCH_TIMEOUT": "200", **env}, timeout=150)
-    assert job.said("all good") == ranks
-    assert "WARN" not in job.stderr and "ERROR" not in job.stderr, job.output
+def test_messages(crew, ranks: int, layout: str, job: dict[str, str]) -> None:
+    env = {"UCCH_TIMEOUT": "200"}
+    done = crew("cases:run_module", ranks, args=["message_cases"], layout=layout, job=job, env=env, timeout=150)
+    assert "WARN" not in done.stderr and "ERROR" not in done.stderr, done.output
 
 
 def test_what_never_comes(mpirun) -> None:
@@ -54,7 +51,7 @@ def test_what_never_comes(mpirun) -> None:
     script = """
 if rank == 0:
     big = np.zeros(1 << 20)
-    limit(1.0)
+    limit(0.3)
     for call in (
         lambda: comm.Recv(one, 1, 5),
         lambda: comm.Recv(one),
@@ -95,9 +92,9 @@ print("end", flush=True)
     job = mpirun(HEAD + script, 2, env={"UCCH_TIMEOUT": "200"})
     assert job.stdout.count("caught") == 10 and job.said("end") == 2, job.output
     for words in (
-        "rank 0: receive of up to 32 bytes from rank 1, tag 5: timeout, not complete after 1",
+        "rank 0: receive of up to 32 bytes from rank 1, tag 5: timeout, not complete after 0.3",
         "receive of up to 32 bytes from any rank, any tag: timeout",
-        "probe for source 1, tag 5: no message within 1",
+        "probe for source 1, tag 5: no message within 0.3",
         "synchronous send of 32 bytes to rank 1, tag 7: timeout",
         "send of 8388608 bytes to rank 1, tag 8: timeout",
     ):
