@@ -92,7 +92,7 @@ class Board:
             return []
         slots = range(len(self.ranks))
         here = [self.ranks[i] for i in slots if lib.ucch_board_seq(self.native, i) < seq]
-        return here + sorted({int(lib.ucch_board_behind(self.native, i, seq)) for i in slots} - {-1})
+        return sorted({*here, *(int(lib.ucch_board_behind(self.native, i, seq)) for i in slots)} - {-1})
 
     def elsewhere(self, rank: int) -> str:
         """A call of another communicator that a rank has entered and this one has not; empty for none on this host."""
