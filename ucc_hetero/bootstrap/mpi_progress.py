@@ -9,8 +9,6 @@ from __future__ import annotations
 import sys
 from contextlib import suppress
 
-from . import faults
-
 
 def progress_mpi() -> None:
     """Let MPI move what it has under way, where there is one that this thread may call."""
@@ -18,5 +16,6 @@ def progress_mpi() -> None:
     if mpi is None or not mpi.Is_initialized() or mpi.Is_finalized():
         return
     if mpi.Query_thread() == mpi.THREAD_MULTIPLE or mpi.Is_thread_main():
-        with suppress(*faults.EXCHANGE_ERRORS):  # of ranks that have died: our call's own error says it better
+        # Its errors are of ranks that have died, of which our call's own says more. Not what handlers of signals raise.
+        with suppress(mpi.Exception):
             mpi.COMM_SELF.Iprobe()
