@@ -15,7 +15,7 @@
 #define UCCH_AWAIT 4
 #define UCCH_POST 5
 #define UCCH_FUSED 6
-#define UCCH_STREAM_COPY 7
+#define UCCH_LANE_COPY 7
 #define UCCH_PIECES 8
 /* Types of elements that UCC has none of, numbered as its own are. */
 #define UCCH_E4M3FN 256
@@ -91,7 +91,7 @@
 #define UCCH_FAIL_OVERLAP -1019
 
 /* Rings between two ranks in one direction: by the length of messages, and of those in graphs. */
-#define UCCH_RINGS 5
+#define UCCH_RINGS 7
 
 /* How a peer is: there, ended well, dead; of another host's also without a sign of life, or its host is. UCCH_ALL_PEERS
  * asks for all of them: the best of their fates. */

@@ -48,9 +48,8 @@ int ucch_window_own(uint64_t key, size_t *bytes);
 int ucch_window_open(uint64_t key, int pid, int file, size_t bytes);
 int ucch_windows_pin(void);
 
-/* ---- room.c: what is left of windows ---- */
+/* ---- room.c: chunks of windows ---- */
 int ucch_window_room(void);
-int ucch_messages_by_hosts(uint64_t key);
 
 /* ---- ring.c: rings in pinned memory (segment.c), by which streams hand data to each other ---- */
 ucch_channels *ucch_channels_new(int rank, int size, const int *hosts, size_t slot);
@@ -63,6 +62,21 @@ void ucch_channels_free(ucch_channels *channels);
 size_t ucch_channels_slot(const ucch_channels *channels, int peer, int ring);
 size_t ucch_channels_held(const ucch_channels *channels);
 size_t ucch_channels_pinned(void);
+
+/* ---- lane.c: messages that streams hand each other ---- */
+ucch_lanes *ucch_lanes_new(ucch_channels *channels, ucch_board *board);
+void ucch_lanes_discard(ucch_lanes *lanes);
+void ucch_lanes_stop(ucch_lanes *lanes);
+int ucch_lanes_idle(ucch_lanes *lanes);
+void ucch_lanes_free(ucch_lanes *lanes);
+ucch_letter *ucch_letter_new(void);
+void ucch_letter_free(ucch_letter *letter);
+ucch_op *ucch_letter_op(ucch_letter *letter);
+int ucch_letter_post(ucch_lanes *lanes, ucch_letter *letter, int peer, int slot, int comes, void *data, size_t bytes,
+                     uint64_t tag, int sync, void *stream, double timeout);
+int ucch_letter_follow(ucch_letter *letter, void *stream);
+int ucch_letter_held(const ucch_letter *letter);
+void ucch_letter_info(const ucch_letter *letter, uint64_t *tag, size_t *bytes);
 
 /* ---- program.c, on device memory ---- */
 int ucch_program_device(ucch_program *program);

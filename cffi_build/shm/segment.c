@@ -4,9 +4,8 @@
  * times slower than the devices are. So processes have anonymous files that their peers map, and that all of them have
  * pinned: the sender's device copies pieces into one, the receiver's device copies them out. Every communicator has
  * such files for its channels (ring.c), so that nobody's calls take the room of anybody's messages; and every process
- * one for messages, its window. That begins with room for the messages that are offered (pipe.c) and those that streams
- * wait for (mailbox.c), and an extent's header for each chunk (stream_copy.c); the rest is chunks (room.c). These take
- * no memory before they are pinned or written to. */
+ * one for messages that hosts move, its window. That begins with room for the messages that are offered (pipe.c); the
+ * rest is chunks (room.c). These take no memory before they are pinned or written to. */
 #define _GNU_SOURCE
 #include "shm/segment.h"
 
@@ -131,17 +130,14 @@ size_t ucch_channels_pinned(void) { return __atomic_load_n(&pinned, __ATOMIC_REL
 
 /* ---- windows ---- */
 
-static size_t length_of(size_t chunks) {
-    return UCCH_OFFERS_BYTES + (MAILBOX + 1) * sizeof(ucch_posted) + chunks * (sizeof(ucch_extent) + UCCH_CHUNK);
-}
+static size_t length_of(size_t chunks) { return UCCH_OFFERS_BYTES + chunks * UCCH_CHUNK; }
 
 static ucch_window window_in(const ucch_mapping *m, size_t chunks) {
-    ucch_window w = {.key = m->key, .file = m->file, .nchunks = chunks, .offers = m->memory};
-    w.mailbox = (ucch_posted *)(m->memory + UCCH_OFFERS_BYTES);
-    w.credits = (ucch_credits *)(w.mailbox + MAILBOX);
-    w.extents = (ucch_extent *)(w.mailbox + MAILBOX + 1);
-    w.chunks = (char *)(w.extents + chunks);
-    return w;
+    return (ucch_window){.key = m->key,
+                         .file = m->file,
+                         .nchunks = chunks,
+                         .offers = m->memory,
+                         .chunks = m->memory + UCCH_OFFERS_BYTES};
 }
 
 /* A window by its process's key, 0: our own; without memory where there is none. */
@@ -170,24 +166,17 @@ int ucch_window_open(uint64_t key, int pid, int file, size_t bytes) {
 }
 
 static int pin_window(ucch_window *w) {
-    int status = ucch_bound_ops() ? 0 : UCCH_FAIL_DEVICE;
-    char *seen = NULL;
-    if (!status && !w->mailbox_seen) {
-        status = pin(w->mailbox, (size_t)(w->chunks - (char *)w->mailbox), &seen);
-        w->mailbox_seen = (ucch_posted *)seen;
-        w->extents_seen = status ? NULL : (ucch_extent *)(w->mailbox_seen + MAILBOX + 1);
-    }
-    if (!status && !w->chunks_seen) status = pin(w->chunks, w->nchunks * UCCH_CHUNK, &w->chunks_seen);
-    return status;
+    if (!ucch_bound_ops()) return UCCH_FAIL_DEVICE;
+    return w->chunks_seen ? 0 : pin(w->chunks, w->nchunks * UCCH_CHUNK, &w->chunks_seen);
 }
 
-/* Pin all windows that are mapped. */
-int ucch_windows_pin_locked(void) {
-    int status = pin_window(&own);
+/* Pin all windows that are mapped: 0, or a failure. */
+int ucch_windows_pin(void) {
+    ucch_lock();
+    int before = ucch_device_enter(), status = pin_window(&own);
     for (int i = 0; i < npeers && !status; i++)
         status = pin_window(&peers[i]);
+    ucch_device_leave(before);
+    ucch_unlock();
     return status;
 }
-
-/* Header of the extent that begins with a chunk. */
-ucch_extent *ucch_extent_at(uint64_t key, int first) { return ucch_window_of(key)->extents + first; }

@@ -32,6 +32,7 @@
 #include <sys/prctl.h>
 #include <unistd.h>
 
+#include "../../ucc_hetero/device/kernels/lane.h"
 #include "../../ucc_hetero/device/kernels/layout.h"
 
 #if defined(FAKE_CUDA) == defined(FAKE_HIP)
@@ -43,7 +44,7 @@ enum { NOT_SUPPORTED = 801 };
 enum { FRESH = 0xCB, IN_WORK = 0xEE, FREED = 0xDB };
 enum { DEVICE_MEMORY, PINNED_MEMORY, SIGNAL_MEMORY };
 enum { SHAREABLE = 2 << 20, SPARSE = 64 << 20 };
-enum { COPY, FILL, SCALE, ADD, RECORD, WAIT, HOLD, AWAIT, WRITE, FUSED, STREAM_COPY, PIECES };
+enum { COPY, FILL, SCALE, ADD, RECORD, WAIT, HOLD, AWAIT, WRITE, FUSED, LANE, PIECES };
 #define MOST_DEVICES 16
 /* Whoever waits for something that is no work of its own looks for it this often, in us. Hundreds of queues that all do
  * so leave few cores to nobody else: the longer one has waited, the later it looks, up to this. */
@@ -221,8 +222,8 @@ static void hold(const void *word, uint32_t least, int is_kernel) {
 static int reached(const recording *r) { return __atomic_load_n(&r->reached, __ATOMIC_ACQUIRE); }
 
 #include "fused.h"
+#include "lane.h"
 #include "pieces.h"
-#include "stream_copy.h"
 
 static void run(queue *s, const work *w) {
     switch (w->kind) {
@@ -250,8 +251,8 @@ static void run(queue *s, const work *w) {
     case FUSED:
         run_fused(s, w->dst);
         break;
-    case STREAM_COPY:
-        run_stream_copy(s, w->dst);
+    case LANE:
+        run_lane(s, w->dst);
         break;
     case PIECES:
         run_pieces(s, w->dst);

@@ -19,6 +19,8 @@ dist.init_process_group("ucch")
 group, r, p = dist.group.WORLD, dist.get_rank(), dist.get_world_size()
 right, left = (r + 1) % p, (r - 1) % p
 again, repeated = Messages.again, []
+#: Streams hand each other messages; otherwise they go by way of buffers, which repeat.
+lanes = group._comms[0].by_lane(right)
 
 def noted(self, request, stream):
     found = again(self, request, stream)
@@ -32,7 +34,7 @@ def batch(*pairs):
     return dist.batch_isend_irecv([dist.P2POp(how[way], tensor, peer, tag=tag) for way, tensor, peer, tag in pairs])
 
 def exchange(sent, got, value, tag=0):
-    "What each rank has computed goes to the right, and what was sent may be overwritten at once."
+    "What each rank has computed goes to the right, and what was sent may be overwritten once that was waited for."
     sent.fill(value + r), got.fill(-1)
     for work in batch(("to", sent, right, tag), ("from", got, left, tag)):
         work.wait()
@@ -64,11 +66,12 @@ for step in range(100):
         if step % 7 == 3:  # waited for in another stream than it was asked for in, and later
             sent.fill(value + r), got.fill(-1)
             works = batch(("from", got, left, tag), ("to", sent, right, tag))
-            sent.fill(-5)
             with torch.cuda.stream(gpu.state.current if dice.random() < 0.5 else other):
                 for work in works:
                     work.wait()
+                sent.fill(-5)
                 right_value(got, value)
+                gpu.state.current.synchronize()
             stream.synchronize()
         else:
             exchange(sent, got, value, tag)
@@ -97,7 +100,7 @@ for turn in range(3):  # what has come lies in its buffer while the stream that 
         time.sleep(1e-3)
     for k, b in enumerate(got):
         right_value(b, 100 * turn + k)
-assert sum(repeated[:first]) > 60 and sum(repeated) > first, (sum(repeated), first)
+assert lanes or (sum(repeated[:first]) > 60 and sum(repeated) > first), (sum(repeated), first)
 dist.barrier()
 dist.destroy_process_group()
 print("right", flush=True)
@@ -132,12 +135,18 @@ for step in range(6):
     else:
         raise AssertionError("no such rank")
     assert len(repeated) == before
-assert sum(repeated) >= 6
+assert lanes or sum(repeated) >= 6
 dist.barrier()
 torch.cuda.synchronize = lambda: None
 #: One that is too long for its receiver fails there, as it does the first time; the next ones are as before.
 if p == 2:
     long, short, errors = gpu.empty(100), gpu.empty(10), []
+
+    def heard():
+        "Rank 0 learns of it when it sends again."
+        if r == 0 and lanes:
+            raises(dist.DistBackendError, "refused an earlier message", ("to", long, 1, 5))
+
     for n in range(2):
         long.fill(3.0)
         if r == 0:
@@ -151,6 +160,7 @@ if p == 2:
             except dist.DistBackendError as error:
                 errors.append(str(error))
         dist.barrier()
+        heard()
     assert r == 0 or (len(errors) == 2 and all("more than the buffer holds" in each for each in errors)), errors
     for step in range(3):
         exchange(sent, got, step)
@@ -167,7 +177,7 @@ sent, got = gpu.empty(100), gpu.empty(100)
 for step in range(5):
     exchange(sent, got, step)
     right_value(got, step)
-assert sum(repeated) >= 2
+assert lanes or sum(repeated) >= 2
 dist.barrier()
 if r == 1:
     os.kill(os.getpid(), signal.SIGKILL)

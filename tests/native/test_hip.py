@@ -7,8 +7,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import window_scripts
-from device_scripts import FEW_QUEUES, OWN_QUEUES
 
 from ucc_hetero import device
 from ucc_hetero.device import DeviceRuntime, registry
@@ -112,61 +110,3 @@ print("right")
 @pytest.mark.mpi
 def test_images_of_kernels_are_kept(fakes: Callable[..., Any]) -> None:
     assert fakes(IMAGES, "nvidia:1,amd:1").said("right") == 2
-
-
-#: Every rank receives in a stream before it sends in another, in so many streams that some share a queue.
-EXCHANGE = (
-    window_scripts.COMMON
-    + """
-import ctypes
-import os
-if EARLY == "n" and "0" in (os.environ.get("OMPI_COMM_WORLD_RANK"), os.environ.get("PMI_RANK")):
-    os.environ["UCCH_HOLD"] = "n"  # NVIDIA's streams would wait early
-from arrays import runtime
-from ucc_hetero.native.libraries import lib
-from ucc_hetero.calls.p2p import Messages
-with Communicator() as comm:
-    gpu, r, other = runtime(), comm.rank, 1 - comm.rank
-    gpu.use(comm._run.members.place.device)
-    comm._messages.timeout = 120.0
-    streams, messages = [gpu.stream() for _ in range(10)], comm._messages
-    early, work = 0, []
-    for turn in range(2):
-        for k, (into, outof) in enumerate(zip(streams[:5], streams[5:])):
-            x, y = Array(LONG), Array(LONG).set(-1)
-            request = messages.start(messages.incoming(y, other, k, taken=True))
-            request._arm()
-            taken = Messages.take(request, into.handle, early=True)
-            early += taken
-            comm.mpi.Barrier()  # nobody has sent before
-            x.fill(outof, 10.0 * turn + k + 100 * r)
-            send = comm.Isend(x, other, k, stream=outof)
-            while not taken and not (state := lib.ucch_wait_matched(request._op, 0.05)):
-                pass
-            if not taken and state == 1:
-                Messages.take(request, into.handle)
-            work.append((request, send, into, y, 10.0 * turn + k + 100 * other))
-    for request, send, into, y, want in work:
-        assert (y.copied(into) == want).all(), (want, y.peek[:3])
-        request.Wait()
-        send.Wait()
-    assert (early > 0) == (EARLY == "y"), early
-    parked = ctypes.CDLL(gpu.path).fakegpu_holds()
-    by_command = "GPU_STREAMOPS_CP_WAIT" in os.environ
-    assert r == 0 or not early or (parked > 0) == by_command, "a wait would be a kernel that spins"
-print("right")
-"""
-)
-
-
-@pytest.mark.mpi
-@pytest.mark.parametrize(("early", "env"), [
-    ("n", {**FEW_QUEUES, "UCCH_HOLD": "auto"}),
-    ("n", FEW_QUEUES),
-    ("y", {"GPU_STREAMOPS_CP_WAIT": "1", **OWN_QUEUES}),
-    ("y", OWN_QUEUES),
-], ids=["as HIP comes", "as the user says", "queues enough", "kernels wait"])  # fmt: skip
-def test_receives_before_sends(fakes: Callable[..., Any], early: str, env: dict[str, str]) -> None:
-    script = EXCHANGE.replace("EARLY", repr(early))
-    result = fakes(script, "nvidia:1,amd:1", UCCH_STAGING="staged", FAKEGPU_DELAY_US="50", **env)
-    assert result.said("right") == 2

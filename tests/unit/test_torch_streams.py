@@ -298,8 +298,8 @@ def received(cuda: Cuda, monkeypatch: pytest.MonkeyPatch) -> tuple[Native, Any, 
     monkeypatch.setattr(works, "current_handle", lambda device: cuda.current.cuda_stream)
     monkeypatch.setattr(works, "beside", lambda devices: cuda.stream(Stream("beside", notes)))
 
-    def take(request: Any, stream: int, *, early: bool = False) -> bool:
-        may = bool(native.come) or (early and native.early)
+    def take(request: Any, stream: int) -> bool:
+        may = bool(native.come) or native.early
         notes.extend([f"taken in {cuda.current.name}"] * may)
         return may
 

@@ -105,7 +105,7 @@ class Membership:
             _say_of_messages()
         speeds = link_weights(hosts, [f.link_speed for f in self.facts])
         weighted = replace(self.bare, weights=speeds)
-        self.windows = join_windows(mpi, self.bare, self.facts, self.runtime)
+        self.windows = join_windows(mpi, self.bare, self.facts)
         self.topology, self.tuning = agreed(self.bare, weighted, env.get("TUNE"), self._table, path, plain=plain)
         island = self.topology.islands[self.topology.island_of[self.rank]]
         self.device = Device.of(self.rank, island.ranks, self.facts, self.runtime)
@@ -267,6 +267,8 @@ class Membership:
     def discard_users(self) -> None:
         """The same of users' messages alone, as a collective may be under way: its tags have a bit of their own."""
         lib.ucch_discard_all(self.job.process.worker.handle, self.id << 52, 0xFFF << 52 | 1 << 51)
+        if self.channels is not None:
+            self.channels.discard()
 
     def close(self) -> None:
         """Release teams and board; collective."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 from ..buffers import Buffer, pack, unpack
 from ..native.libraries import ffi, lib
@@ -23,12 +23,10 @@ def source_and_tag(code: int) -> tuple[int, int]:
 
 
 class Ways(NamedTuple):
-    """How a message is begun with ``buffer``: by ``plain(timeout)``, after ``queued(stream, eager, timeout)`` where
-    there is one and that is 0, as it has no room."""
+    """How a message is begun with ``buffer``."""
 
     buffer: Buffer
-    plain: Callable[[float], Any]
-    queued: Callable[[Any, bool, float], int] | None = None
+    begin: Callable[[float], Any]
 
 
 class Transfer:
@@ -84,6 +82,14 @@ class Transfer:
             self.bounce.down(self.original, pinned, self.stream)
         return pinned
 
+    def held(self) -> bool:
+        """Whether somebody still uses its memory, although it may have ended for us."""
+        return bool(lib.ucch_message_held(self.handle))
+
+    def cancel(self) -> None:
+        """Take back a receive that nothing has matched."""
+        lib.ucch_message_cancel(self.handle)
+
     def refill(self) -> None:
         """Take the caller's data anew, before a persistent send starts again."""
         if self.bounce is not None or self.original.layout is not None:
@@ -107,3 +113,41 @@ class Transfer:
         code, nbytes = ffi.new("uint64_t *"), ffi.new("size_t *")
         lib.ucch_message_info(self.handle, code, nbytes)
         return (*source_and_tag(int(code[0])), int(nbytes[0]))
+
+
+class Letter:
+    """A message that the streams of both ranks hand each other (p2p/lane.c): as a :class:`Transfer`, for use once.
+
+    It cannot be taken back: those behind it would be taken for it.
+    """
+
+    __slots__ = ("buffer", "handle", "op", "original", "peer", "stream", "sync", "tag", "what")
+
+    bounce, by_stream = None, False
+
+    def __init__(self, what: str, buffer: Buffer, peer: int, tag: int, stream: int) -> None:
+        self.handle = ffi.gc(lib.ucch_letter_new(), lib.ucch_letter_free)
+        self.op = lib.ucch_letter_op(self.handle)
+        self.what, self.peer, self.tag, self.stream = what, peer, tag, stream
+        self.original = self.buffer = buffer
+        self.sync = False
+
+    def held(self) -> bool:
+        """As :meth:`Transfer.held`."""
+        return bool(lib.ucch_letter_held(self.handle))
+
+    def cancel(self) -> None:
+        """Do nothing."""
+
+    def spread(self) -> None:
+        """Nothing to do: the data is in its place."""
+
+    def envelope(self) -> tuple[int, int, int]:
+        """As :meth:`Transfer.envelope`."""
+        tag, nbytes = ffi.new("uint64_t *"), ffi.new("size_t *")
+        lib.ucch_letter_info(self.handle, tag, nbytes)
+        return self.peer, int(tag[0]), int(nbytes[0])
+
+
+#: A message by libucp or by lanes.
+Moved: TypeAlias = Transfer | Letter

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections import Counter, deque
-from collections.abc import Callable, Container, Hashable, Sequence
+import math
+import time
+from collections import deque
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -33,17 +35,20 @@ from ..types import DTYPES
 from .arguments import whole
 from .dispatch import Runner
 from .failure import LOST, recorded
-from .message import COMM_SHIFT, OWN, SOURCE_MASK, SOURCE_SHIFT, TAG_MASK, Transfer, Ways
+from .message import COMM_SHIFT, OWN, SOURCE_MASK, SOURCE_SHIFT, TAG_MASK, Letter, Moved, Transfer, Ways
 from .persistent import PersistentRequest
 from .program_cache import Kinds
-from .request import SLICE, Lasting, Request, wait_op
+from .request import SLICE, Lasting, Request, look_around, wait_op
 from .status import set_status
 
 _COMM_MASK = ((1 << 13) - 1) << (COMM_SHIFT - 1) | OWN
 
 #: Messages that ended for us while somebody uses their memory: libucp (after a timeout, or Ctrl-C), or a stream.
-_held: deque[Transfer] = deque()
+_held: deque[Moved] = deque()
 
+
+#: Messages of a lane that are under way at a time (p2p/lane.c).
+_DEPTH = 64
 
 #: The buffer of a message to or from MPI.PROC_NULL.
 _NOTHING = Buffer(0, 0, DTYPES["uint8"], "host", 0, None, False)
@@ -86,6 +91,10 @@ class Arrays:
     def _look(self, array: Any, writable: bool) -> Buffer:
         return as_buffer(array, writable=writable, argument="buf", rank=self._rank, pointer_vendor=pointer_vendor)
 
+    def on_device(self, buffer: Buffer) -> bool:
+        """Whether a buffer is in memory of this rank's device; every mistake about where it lies raises here."""
+        return self._device.holds((("buf", buffer),))
+
     def bounced(self, buffer: Buffer, peer: int, *, in_stream: bool = False) -> Bounce | None:
         """Bounce buffer that moves a message's data by way of the host, where it must not or cannot go straight;
         ``in_stream`` as in :meth:`.MessagePaths.wanted`.
@@ -105,35 +114,6 @@ class Arrays:
     def memory(self, buffer: Buffer) -> int:
         """The memory type for libucp of a buffer that :meth:`bounced` has seen."""
         return int(MemType.HOST) if buffer.vendor == "host" else self._device.memory
-
-
-class Matching:
-    """Numbers of one rank's messages with ``peers``, which do the same.
-
-    Messages of a tag are matched in their order, so that the n-th that was sent is the n-th to be received. Where one
-    is received from anyone, under any tag, or by a matching probe, a rank no longer knows which are to come.
-    """
-
-    def __init__(self, peers: Container[int], any_source: int, any_tag: int) -> None:
-        self._peers, self._wild = peers, (any_source, any_tag)
-        self._sent: Counter[tuple[int, int]] = Counter()
-        self._received: Counter[tuple[int, int]] = Counter()
-        self._known = True
-
-    def number(self, transfer: Transfer) -> int:
-        """That of a message which is begun now; 0 where its receiver does not know, or nobody asks."""
-        peer, tag = transfer.peer, transfer.tag
-        counts = self._received if transfer.what == "receive" else self._sent
-        if counts is self._received and (peer == self._wild[0] or tag == self._wild[1]):
-            self.lose()
-        if peer not in self._peers:
-            return 0
-        counts[peer, tag] += 1
-        return counts[peer, tag] if self._known or counts is self._sent else 0
-
-    def lose(self) -> None:
-        """Stop numbering what is received."""
-        self._known = False
 
 
 class Messages:
@@ -161,10 +141,13 @@ class Messages:
         self.keys: Any = ffi.NULL
         if self._windows:
             self.keys = ffi.new("uint64_t[]", [key_of(facts) for facts in members.facts])
-        #: Ranks with which messages through a window, on streams, are copied by the streams of both sides.
-        self._queues = shared.streams
-        self.matching = Matching(self._queues, self.any_source, self.any_tag)
-        board = runner.members.board
+        board, channels = members.board, members.channels
+        #: Lanes of messages in streams, where streams hand each other data; NULL without. A rank that loads kernels
+        #: late may be kept from the driver, by a launch, when another one needs a message of it.
+        self._lanes: Any = ffi.NULL
+        late = any(facts.late for facts in members.facts)
+        if channels is not None and channels.computes and not (own or late):
+            self._lanes = channels.lanes(board.native)
         #: Communicator rank -> slot on the arrival board, by which a message learns that its peer is gone.
         self._slots = {rank: slot for slot, rank in enumerate(board.ranks)} if board.shared else {}
         if self._slots and len(self._slots) == self.size:
@@ -179,7 +162,7 @@ class Messages:
         """Raise when the communicator is broken; release what was held until now."""
         self.runner._usable()
         if _held:
-            sweep(_held, lambda transfer: lib.ucch_message_held(transfer.handle))
+            sweep(_held, lambda transfer: transfer.held())
 
     def check(self, what: str, peer: Any, tag: Any) -> tuple[int, int]:
         """A peer and a tag as plain numbers; refuse those that cannot be. ``source`` and its tag may be wild."""
@@ -229,16 +212,19 @@ class Messages:
 
     def outgoing(
         self, buf: Any, dest: int, tag: int, *, sync: bool = False, copy: bool = False, stream: Any = None
-    ) -> Transfer:
+    ) -> Moved:
         """A send that has not begun. ``sync`` finishes only when matched, ``copy`` frees the buffer at once; it takes
         what the buffer holds when ``stream`` gets there."""
         self.usable()
         dest, tag = self.check("dest", dest, tag)
         source = self.arrays.bind(buf, dest, writable=False)
-        bounce = self.arrays.bounced(source, dest, in_stream=stream is not None)
-        least = 1 if stream is not None and dest in self._queues else LEAST
-        window = bounce is not None and dest in self._windows and source.nbytes >= least and not copy
         what, at = "synchronous send" if sync else "send", self._stream(stream)
+        if at is not None and self.by_lane(dest):
+            letter = self._letter(what, source, dest, tag, at)
+            letter.sync = sync
+            return letter
+        bounce = self.arrays.bounced(source, dest, in_stream=stream is not None)
+        window = bounce is not None and dest in self._windows and source.nbytes >= LEAST and not copy
         transfer = Transfer(what, source, dest, tag, None if window else bounce, at)
         transfer.sync, transfer.window = sync, window
         self._in_place(transfer)
@@ -261,14 +247,43 @@ class Messages:
         if transfer.stream is not None and transfer.bounce is None and transfer.buffer is not transfer.original:
             raise NotSupported(f"rank {self.rank}: a {transfer.what} with stream= takes contiguous memory only")
 
-    def incoming(self, buf: Any, source: int, tag: int, *, stream: Any = None, taken: bool = False) -> Transfer:
-        """A receive that has not begun; it may write to the buffer once ``stream`` gets there. ``taken``: what the
-        sender's stream will send, or what comes from another host, is left to :meth:`take`."""
+    def by_lane(self, peer: int) -> bool:
+        """Whether a message in a stream with a rank is handed on by the streams of both (p2p/lane.c).
+
+        Raises:
+            NotSupported: It is received from any rank, and streams wait for one.
+        """
+        if self._lanes == ffi.NULL or peer in (self.rank, self.null):
+            return False
+        if peer == self.any_source:
+            raise NotSupported(
+                f"rank {self.rank}: a receive in a stream names its source among devices of several vendors, whose "
+                "streams hand each other messages; receive from any rank without stream=, as its sender must send"
+            )
+        return True
+
+    def _letter(self, what: str, buffer: Buffer, peer: int, tag: int, stream: int) -> Letter:
+        """A message in a stream, between streams, that has not begun."""
+        if not self.arrays.on_device(buffer) and buffer.count:
+            raise NotSupported(
+                f"rank {self.rank}: a {what} with stream= takes memory of this rank's device, as streams of devices "
+                "hand it on; host memory goes without stream="
+            )
+        if buffer.layout is not None:
+            raise NotSupported(f"rank {self.rank}: a {what} with stream= takes contiguous memory only")
+        return Letter(what, buffer, peer, tag, stream)
+
+    def incoming(self, buf: Any, source: int, tag: int, *, stream: Any = None, taken: bool = False) -> Moved:
+        """A receive that has not begun; it may write to the buffer once ``stream`` gets there. ``taken``: what comes
+        from another host is left to :meth:`take`."""
         self.usable()
         source, tag = self.check("source", source, tag)
         target = self.arrays.bind(buf, source, writable=True)
+        at = self._stream(stream)
+        if at is not None and self.by_lane(source):
+            return self._letter("receive", target, source, tag, at)
         bounce = self.arrays.bounced(target, source, in_stream=taken or stream is not None)
-        transfer = Transfer("receive", target, source, tag, bounce, self._stream(stream))
+        transfer = Transfer("receive", target, source, tag, bounce, at)
         self._in_place(transfer)
         transfer.by_stream = taken and bounce is not None and source >= 0 and source not in self._windows
         # A receive without a bounce buffer into a device's memory is from another host, and not through a window.
@@ -276,48 +291,66 @@ class Messages:
             into = transfer.buffer if transfer.bounce is None else target
             pointer, on_device = ffi.cast("void *", into.ptr), into.vendor != "host"
             lib.ucch_message_rendezvous(transfer.handle, pointer, into.nbytes, on_device)
-            if taken and on_device and source in self._queues:
-                lib.ucch_message_later(transfer.handle)
         return transfer
 
     @staticmethod
-    def take(request: Request, stream: int, *, early: bool = False) -> bool:
-        """Let a stream wait for a message that has come (``ucch_wait_matched`` says so), and have it from then on.
+    def take(request: Request, stream: int) -> bool:
+        """Let a stream wait for a message of another host, and copy it to its place.
 
-        ``early``: or for one that has not, where that can be. False where the host goes on receiving it, or it has
-        ended: as for any message, the request is waited for.
+        False where the host goes on receiving it: as for any message, the request is waited for.
         """
         transfer: Any = request._keep
-        into = ffi.cast("void *", stream)
-        if transfer.by_stream:
-            taken = lib.ucch_message_deliver(transfer.handle, ffi.cast("void *", transfer.original.ptr), into)
-        else:
-            taken = lib.ucch_message_take(transfer.handle, into, early)
-        return bool(taken == 1)
+        into, place = ffi.cast("void *", stream), ffi.cast("void *", transfer.original.ptr)
+        return bool(transfer.by_stream and lib.ucch_message_deliver(transfer.handle, place, into) == 1)
 
-    def begin(self, transfer: Transfer, timeout: float) -> None:
+    def begin(self, transfer: Moved, timeout: float) -> None:
         """Start a transfer; ``timeout`` seconds from now, 0 for none."""
-        peer = transfer.peer
-        if peer == self.null:
+        if transfer.peer == self.null:
             return  # an operation that was never begun counts as finished
+        if isinstance(transfer, Letter):
+            self._post(transfer, timeout)
+            return
         ways = transfer.ways
         if ways is None or ways.buffer is not transfer.buffer:
             self._watch(transfer)
             ways = transfer.ways = self._ways(transfer)
-        if self._queues:
-            number = self.matching.number(transfer)
-            lib.ucch_message_number(transfer.handle, self.keys[peer] if number else 0, number)
-        stream = None if transfer.stream is None else ffi.cast("void *", transfer.stream)
-        if ways.queued is not None and stream is not None:
-            eager = not transfer.sync and ways.buffer.nbytes <= LEAST
-            queued = ways.queued(stream, eager, timeout)
-            if queued < 0:
+        if transfer.stream is not None:
+            stream = ffi.cast("void *", transfer.stream)
+            if lib.ucch_message_after(transfer.handle, stream) < 0:
                 raise self._not_begun(transfer)
-            if queued:
-                return  # else there is no room: hosts take part
-        if stream is not None and lib.ucch_message_after(transfer.handle, stream) < 0:
-            raise self._not_begun(transfer)
-        ways.plain(timeout)
+        ways.begin(timeout)
+
+    def _post(self, letter: Letter, timeout: float) -> None:
+        """Give the streams of a lane a message."""
+        buffer, peer, receives = letter.buffer, letter.peer, letter.what == "receive"
+        tag = lib.UCCH_ANY_TAG if letter.tag == self.any_tag else letter.tag
+        pointer, stream = ffi.cast("void *", buffer.ptr), ffi.cast("void *", letter.stream)
+        what = pointer, buffer.nbytes, tag, letter.sync, stream, timeout
+        until = time.monotonic() + self.timeout if self.timeout else math.inf
+        slot = self._slots.get(peer, self.size)
+        while status := lib.ucch_letter_post(self._lanes, letter.handle, peer, slot, receives, *what):
+            if status != lib.UCCH_LATER:
+                raise self._not_posted(letter, status)
+            if time.monotonic() > until:
+                raise self._not_posted(letter, lib.UCCH_FAIL_TIMEOUT)
+            lib.ucch_progress_once()  # until one of those under way has ended
+            look_around()
+
+    def _not_posted(self, letter: Letter, status: int) -> UCCHError:
+        where = f"rank {self.rank}: {self._said(letter)}"
+        if status in (lib.UCCH_FAIL_DEVICE, lib.UCCH_FAIL_PINNED):
+            return self._not_begun(letter)
+        if status == lib.UCCH_FAIL_REFUSED:
+            return CollectiveError(
+                f"{where} was not begun: rank {letter.peer} refused an earlier message with stream= to it, which was "
+                "longer than its receive or had another tag; later ones go on"
+            )
+        if status == lib.UCCH_FAIL_TIMEOUT:
+            return CollectiveTimeout(f"{where}: timeout, {_DEPTH} messages before it have not ended")
+        return CollectiveError(
+            f"{where}: an earlier message with stream= between the two has failed ({status_name(status)}), and none "
+            "can follow it: make a new communicator"
+        )
 
     def _ways(self, transfer: Transfer) -> Ways:
         peer, buffer = transfer.peer, transfer.buffer
@@ -330,10 +363,9 @@ class Messages:
         what = transfer.handle, self.worker, self._endpoint(peer), pointer, buffer.nbytes, code
         if not transfer.window:
             return Ways(buffer, partial(lib.ucch_send, *what, memory, transfer.sync))
-        queued = partial(lib.ucch_send_queued, *what, peer) if peer in self._queues else None
-        return Ways(buffer, partial(lib.ucch_send_rendezvous, *what, peer, 1), queued)
+        return Ways(buffer, partial(lib.ucch_send_rendezvous, *what, peer, 1))
 
-    def _not_begun(self, transfer: Transfer) -> DeviceError:
+    def _not_begun(self, transfer: Moved) -> DeviceError:
         reason = ffi.string(lib.ucch_device_error()).decode(errors="replace")
         return DeviceError(f"rank {self.rank}: {self._said(transfer)}, in stream {transfer.stream}: {reason}")
 
@@ -350,7 +382,7 @@ class Messages:
         self._watch(transfer)
         lib.ucch_recv_matched(transfer.handle, self.worker, pointer, nbytes, matched, memory, timeout)
 
-    def run(self, transfer: Transfer, status: Any = None) -> None:
+    def run(self, transfer: Moved, status: Any = None) -> None:
         """Start a transfer and wait for its end."""
         try:
             self.begin(transfer, self.timeout)
@@ -359,7 +391,7 @@ class Messages:
             raise
         self.wait(transfer, status)
 
-    def wait(self, transfer: Transfer, status: Any = None) -> None:
+    def wait(self, transfer: Moved, status: Any = None) -> None:
         """Wait for a transfer that was begun with a time limit."""
         try:
             state = lib.ucch_wait(transfer.op, SLICE) or wait_op(transfer.op)
@@ -369,7 +401,7 @@ class Messages:
         if state != 1 or status is not None or transfer.buffer is not transfer.original:
             self._end(transfer, state, status)
 
-    def run_all(self, transfers: Sequence[Transfer], status: Any = None) -> None:
+    def run_all(self, transfers: Sequence[Moved], status: Any = None) -> None:
         """Start transfers, in order, and wait for the ends of all; ``status`` is that of the first."""
         ended = 0
         try:
@@ -383,12 +415,12 @@ class Messages:
                 self.withdraw(transfer)
             raise
 
-    def start(self, transfer: Transfer, *, lasting: bool = False) -> Request:
+    def start(self, transfer: Moved, *, lasting: bool = False) -> Request:
         """Start a transfer that goes on in the background; one of ``lasting`` memory may be begun :meth:`again`."""
         self.begin(transfer, 0)
         return self.request(transfer, lasting=lasting)
 
-    def request(self, transfer: Transfer, *, lasting: bool = False) -> Request:
+    def request(self, transfer: Moved, *, lasting: bool = False) -> Request:
         """The request of a transfer that was begun without a time limit: waiting for it has one."""
         lib.ucch_progress_thread(1)
         end, cancel, kind = (
@@ -442,25 +474,24 @@ class Messages:
         )
 
     @staticmethod
-    def _cancel(transfer: Transfer) -> Callable[[], None]:
-        return partial(lib.ucch_message_cancel, transfer.handle) if transfer.what == "receive" else _nothing
+    def _cancel(transfer: Moved) -> Callable[[], None]:
+        return transfer.cancel if transfer.what == "receive" else _nothing
 
     # --- ends ---------------------------------------------------------------------------------------------------------
 
-    def withdraw(self, transfer: Transfer) -> None:
+    def withdraw(self, transfer: Moved) -> None:
         """Give up a transfer: a receive that nothing has matched is taken back, all else stays until it is over."""
         if transfer.what == "receive":
-            self.matching.lose()
-            lib.ucch_message_cancel(transfer.handle)
-        if lib.ucch_message_held(transfer.handle):
+            transfer.cancel()
+        if transfer.held():
             _held.append(transfer)
 
-    def _end_started(self, transfer: Transfer, state: int, status: Any) -> None:
+    def _end_started(self, transfer: Moved, state: int, status: Any) -> None:
         self._end(transfer, state, status)
-        if transfer.by_stream and lib.ucch_message_held(transfer.handle):
+        if transfer.by_stream and transfer.held():
             _held.append(transfer)
 
-    def _end(self, transfer: Transfer, state: int, status: Any) -> None:
+    def _end(self, transfer: Moved, state: int, status: Any) -> None:
         if transfer.peer == self.null:
             set_status(status, self.null, self.any_tag, 0)
             return
@@ -474,17 +505,15 @@ class Messages:
         if status is not None:
             set_status(status, *transfer.envelope())
 
-    def _fail(self, transfer: Transfer, status: Any) -> None:
+    def _fail(self, transfer: Moved, status: Any) -> None:
         error = ffi.new("ucch_error *")
         lib.ucch_op_error(transfer.op, error)
-        if transfer.what == "receive" and error.status != lib.UCCH_FAIL_TRUNCATED:
-            self.matching.lose()  # it may not have been matched
         if error.status == lib.UCCH_FAIL_CANCELLED:
             set_status(status, self.any_source, self.any_tag, 0)
             if status is not None:
                 status.Set_cancelled(True)
             return
-        if lib.ucch_message_held(transfer.handle):
+        if transfer.held():
             _held.append(transfer)
         failure = recorded(self._explain(transfer, error))
         if status is not None:
@@ -494,7 +523,7 @@ class Messages:
             set_status(status, source, tag, nbytes, self._errors[truncated])
         raise failure
 
-    def _explain(self, transfer: Transfer, error: Any) -> UCCHError:
+    def _explain(self, transfer: Moved, error: Any) -> UCCHError:
         where = f"rank {self.rank}: {self._said(transfer)}"
         if error.status == lib.UCCH_FAIL_TRUNCATED:
             source, tag, nbytes = transfer.envelope()
@@ -514,7 +543,11 @@ class Messages:
         if error.status == lib.UCCH_FAIL_DEVICE:
             return DeviceError(f"{where}: {ffi.string(lib.ucch_device_last_error()).decode(errors='replace')}")
         if error.status == lib.UCCH_FAIL_MISMATCH:
-            return CollectiveError(f"{where}: another message of this tag was taken for it: begin them in one order")
+            source, tag, nbytes = transfer.envelope()
+            return CollectiveError(
+                f"{where}: rank {source} sent {nbytes} bytes with tag {tag}: messages with stream= are matched in the "
+                "order in which both ranks begin them"
+            )
         known = error.status == lib.UCCH_FAIL_PEER
         if known or self.gone(transfer.peer):
             who = "every other rank" if transfer.peer == self.any_source else f"rank {transfer.peer}"
@@ -523,7 +556,7 @@ class Messages:
             )
         return CollectiveError(f"{where}: {status_name(error.status)}")
 
-    def _said(self, transfer: Transfer) -> str:
+    def _said(self, transfer: Moved) -> str:
         peer = "any rank" if transfer.peer == self.any_source else f"rank {transfer.peer}"
         tag = "any tag" if transfer.tag == self.any_tag else f"tag {transfer.tag}"
         way = "from" if transfer.what == "receive" else "to"

@@ -26,7 +26,7 @@ from .p2p_buffers import P2pBuffers
 from .ranges import active, recorded
 from .streams import Entered, Ready, Side, captures, current_handle, device_of, mean_of, refuse_capture
 from .uncompiled import uncompiled
-from .work import Received, Sent, Source, Work, Works, limit_of, torch_error
+from .work import InLane, Received, Sent, Source, Work, Works, limit_of, torch_error
 
 #: Seconds that an asynchronous call is given to finish before its caller goes on.
 _MOMENT = 20e-6
@@ -288,6 +288,8 @@ class Dispatch:
                     self._known(device)
                 refuse_capture(device)
                 stream = current_handle(device)
+                if comm.by_lane(peer):
+                    return self._noted(self._in_lane(tensor, peer, tag, outgoing, stream, outputs, finish))
                 work = self._through_buffer(tensor, device, peer, tag, stream if outgoing else None, outputs, finish)
                 if work is not None:
                     return self._noted(work)
@@ -301,6 +303,13 @@ class Dispatch:
         if tensor.is_cpu:
             work.poll(_MOMENT)
         return self._noted(work)
+
+    def _in_lane(
+        self, tensor: Any, peer: int, tag: int, outgoing: bool, stream: int, outputs: Sequence[Any], finish: Finish
+    ) -> Work:
+        """Start a message that the streams of both ranks hand each other, behind what ``stream`` has to do."""
+        begin = self._comms[0].send if outgoing else self._comms[0].receive
+        return InLane(self, outputs, begin(tensor, peer, tag, self._seconds, stream), finish, tensor, peer)
 
     def _through_buffer(
         self, tensor: Any, device: Any, peer: int, tag: int, stream: int | None, outputs: Sequence[Any], finish: Finish

@@ -89,6 +89,10 @@ class GroupComm:
             messages.timeout = seconds
             return messages.start(messages.outgoing(tensor, dest, tag, stream=stream), lasting=lasting)
 
+    def by_lane(self, peer: int) -> bool:
+        """As :meth:`.p2p.Messages.by_lane`; ``peer`` -1 is any."""
+        return self.messages.by_lane(self.messages.any_source if peer < 0 else peer)
+
     def check_message(self, outgoing: bool, peer: int, tag: int) -> None:
         """Refuse a peer or a tag that cannot be."""
         messages = self.messages

@@ -15,7 +15,7 @@ from .. import env, log
 from ..calls.p2p import Messages
 from ..calls.request import SLICE, Request, look_around
 from ..errors import CollectiveTimeout, UCCHError
-from ..native.libraries import lib
+from ..native.libraries import ffi, lib
 from .futures import Future, complete_later
 from .layout import Finish
 from .p2p_buffers import P2pBuffer
@@ -405,7 +405,7 @@ class Received(Buffered):
             for request in self._requests:
                 if self._taken or not (early or lib.ucch_wait_matched(request._op, -1.0) == 1):
                     continue
-                if Messages.take(request, current_handle(self._outputs[0].device), early=early):
+                if Messages.take(request, current_handle(self._outputs[0].device)):
                     self._taken = self._group.streams_wait = True
                     self._deliver()
                     self._finish = None  # if it failed, it is tried again once the data is there
@@ -441,6 +441,73 @@ class Received(Buffered):
     def _failed(self, error: Exception) -> None:
         if self._taken:  # whoever waited for it has gone on with what is no data
             self._group.broke(error)
+
+
+@uncompiled
+class InLane(Work):
+    """A message that the streams of both ranks hand each other: whoever waits for it lets a stream wait."""
+
+    _followed = False
+
+    def __init__(
+        self,
+        group: Dispatch,
+        outputs: Sequence[Any],
+        request: Request,
+        finish: Finish,
+        tensor: Any,
+        peer: int,
+    ) -> None:
+        super().__init__(group, outputs, (request,), finish, tensor)
+        self._peer, self._tensor = peer, tensor
+
+    def source_rank(self) -> int:
+        """As :meth:`Work.source_rank`."""
+        return self._peer
+
+    _source_rank = source_rank
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        """Let the current stream wait for the message; raises the call's error as far as it is known by now."""
+        if not self._done and not self._follow():
+            limit = seconds_of(timeout)
+            end = time.monotonic() + limit if limit else 0.0
+            for each in self.pending():  # its stream gets it once it need not wait for it
+                self._until(lambda seconds, it=each: lib.ucch_wait_matched(it.op, seconds), end)  # type: ignore[misc]
+            self._follow()
+        self.is_over()
+        if self._ready is not None:
+            self._ready.order()
+        return self._told()
+
+    def _follow(self) -> bool:
+        """Let the current stream wait, if the message is with a stream: whether it does, or has nothing to wait for."""
+        with self._lock:
+            for request in self._requests:
+                request._arm()
+                letter: Any = request._keep
+                stream = current_handle(self._tensor.device)
+                if letter is None or lib.ucch_letter_follow(letter.handle, ffi.cast("void *", stream)) != 1:
+                    return False
+                self._followed = self._group.streams_wait = True
+                if self._finish is not None:
+                    self._deliver()
+                    self._finish = None
+        return True
+
+    def _collect(self) -> None:
+        super()._collect()
+        if self._error is not None and self._followed:  # whoever waited for it has gone on with what is no data
+            self._group.broke(self._error)
+
+    def let_go(self) -> None:
+        """As :meth:`Work.let_go`: its time is over now, and then no stream waits for it."""
+        for each in self.pending():
+            lib.ucch_op_deadline(each.op, _AT_ONCE)
+
+    def settle(self) -> None:
+        """Wait until nothing uses our memory any more."""
+        self._await(0.0)
 
 
 @uncompiled

@@ -21,14 +21,10 @@ LEAST = 64 << 10
 
 
 class Windows(NamedTuple):
-    """With whom a rank shares windows, and whether all ranks of the communicator do with all.
-
-    ``streams``: with whom messages are left to the streams of both sides.
-    """
+    """With whom a rank shares windows, and whether all ranks of the communicator do with all."""
 
     peers: frozenset[int] = frozenset()
     complete: bool = False
-    streams: frozenset[int] = frozenset()
 
 
 def crowded_hosts(topology: Topology, everyone: Sequence[Facts]) -> frozenset[tuple[object, ...]]:
@@ -40,7 +36,7 @@ def crowded_hosts(topology: Topology, everyone: Sequence[Facts]) -> frozenset[tu
     return frozenset(host for host, islands in seen.items() if len(islands) > 1)
 
 
-def join(mpi: Any, topology: Topology, everyone: Sequence[Facts], runtime: DeviceRuntime | None) -> Windows:
+def join(mpi: Any, topology: Topology, everyone: Sequence[Facts]) -> Windows:
     """The ranks that this one shares windows with; collective over ``mpi``, and symmetric.
 
     Those on its host that have devices, where devices of several islands are, as no library moves data between these.
@@ -58,13 +54,11 @@ def join(mpi: Any, topology: Topology, everyone: Sequence[Facts], runtime: Devic
     candidates = beside if mine.device_memory and here in crowded and size else frozenset()
     offers = mpi.allgather(_offer(mine, size) if candidates else _Offer(os.getpid(), -1, 0))
     opened = _opened(everyone, candidates if offers[rank].file >= 0 else (), offers)
-    able = bool(opened) and may_wait(runtime) and kernels.ready(lib.UCCH_STREAM_COPY, 0, 0, 0, insist=True)
-    theirs, carry = zip(*mpi.allgather((opened, able)), strict=True)
+    theirs = mpi.allgather(opened)
     peers = frozenset(r for r in opened if rank in theirs[r])
     if len(peers) < len(candidates):
         _tell(sorted(candidates - peers))
-    streams = frozenset(r for r in peers if able and carry[r])
-    return Windows(peers, all(len(other) == len(everyone) - 1 for other in theirs), streams)
+    return Windows(peers, all(len(other) == len(everyone) - 1 for other in theirs))
 
 
 def _tell(apart: Sequence[int]) -> None:
