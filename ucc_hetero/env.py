@@ -313,13 +313,6 @@ _VARIABLES = (
     ),
     Variable("UCC_LIB", str, "", "The libucc.so.1 to load.", "path"),
     Variable("UCX_DIR", str, "", "The directory whose libucp.so.0 and its family are loaded.", "path"),
-    Variable(
-        "WIRE_UCX_DIR",
-        str,
-        "",
-        "The directory whose libucp the network threads between hosts load for themselves, as one with InfiniBand.",
-        "path",
-    ),
     *(library(row) for row in VENDORS.values() if row.setting),
     Variable(
         "RTC_LIB", str, "", "The libnvrtc or libhiprtc that makes kernels, or none: compute on the host.", "path|none"
@@ -345,6 +338,13 @@ _VARIABLES = (
 #: Every variable by its name without prefix.
 TABLE: dict[str, Variable] = {variable.name: variable for variable in _VARIABLES}
 
+#: Variables that there were, and what to do instead.
+GONE = {
+    "ARENA": "messages within a vendor go by that vendor's library in torch's groups of one vendor, and else by libucp "
+    "or through UCCH_WINDOW; unset it",
+    "WIRE_UCX_DIR": f"set {PREFIX}UCX_DIR, whose UCX serves network threads, too",
+}
+
 
 def get(name: str, environ: Mapping[str, str] | None = None) -> Any:
     """The parsed value of ``UCCH_<name>``, or its default where it is unset or empty.
@@ -367,40 +367,27 @@ def unknown(environ: Iterable[str] | None = None) -> list[str]:
     return sorted(name for name in names if name.startswith(PREFIX) and name.removeprefix(PREFIX) not in TABLE)
 
 
-#: Variables of earlier releases, and what is done without them.
-GONE = {
-    "ARENA": "messages within a vendor go by that vendor's library in torch's groups of one vendor, and else by libucp "
-    "or through UCCH_WINDOW",
-}
-
 _warned: set[str] = set()
 
 
-def check_gone(environ: Mapping[str, str] | None = None) -> None:
-    """Refuse variables that earlier releases had.
-
-    Args:
-        environ: Variables to look at; those of this process if None.
-
-    Raises:
-        ValueError: One of them is set: whoever set it counts on what is not there any more.
-    """
-    names = os.environ if environ is None else environ
+def refuse_gone() -> None:
+    """``ValueError`` where a variable is set that there was and is no more; it says what to do instead."""
     for name, instead in GONE.items():
-        if PREFIX + name in names:
-            raise ValueError(f"{PREFIX}{name} is set, and there is no such setting any more: {instead}; unset it")
+        if os.environ.get(PREFIX + name, "").strip():
+            raise ValueError(f"{PREFIX}{name} is no more: {instead}")
 
 
 def meant(name: str) -> str:
-    """The way out of an unknown variable: the known one that looks most like it, or where all of them are listed."""
-    near = difflib.get_close_matches(name.removeprefix(PREFIX), TABLE, 1)
+    """The way out of an unknown variable: what to do instead, the known one most like it, or where all are listed."""
+    word = name.removeprefix(PREFIX)
+    if word in GONE:
+        return GONE[word]
+    near = difflib.get_close_matches(word, TABLE, 1)
     return f"did you mean {PREFIX}{near[0]}?" if near else "python -m ucc_hetero env lists all that do"
 
 
 def warn_unknown() -> None:
-    """Warn of unknown variables, once each in a process, and in one of the ranks on a host; refuse those of earlier
-    releases (:func:`check_gone`)."""
-    check_gone()
+    """Warn of unknown variables, once each in a process, and in one of the ranks on a host."""
     for name in unknown():
         if name not in _warned:
             _warned.add(name)

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
+from ...bootstrap.agreement import differences, judged, ranks_text, steering
 from ...machine.fabric import Fabric
 from ...machine.vendors import VENDORS, seen
 from ...transport.wires import USUAL
@@ -20,11 +21,6 @@ from .findings import Finding, finding, ok
 CLOCK = 0.1
 #: The version of UCC from which its settings by model of processor no longer differ within a team.
 UCC_FORGETS_PROCESSORS = (1, 9)
-
-
-def _ranks(numbers: Sequence[int]) -> str:
-    text = ", ".join(map(str, numbers[:8])) + (", …" if len(numbers) > 8 else "")
-    return f"rank{'s' * (len(numbers) > 1)} {text}"
 
 
 def _hosts(everyone: Sequence[Facts]) -> str:
@@ -43,9 +39,9 @@ def _differences(
     return list(groups.items())
 
 
-def _table(title: str, groups: Sequence[tuple[object, list[int]]]) -> str:
+def _table(title: str, groups: Sequence[tuple[object, Sequence[int]]]) -> str:
     return "\n".join(
-        [f"{title} differs between ranks:", *(f"{value or 'none'}: {_ranks(ranks)}" for value, ranks in groups)]
+        [f"{title} differs between ranks:", *(f"{value or 'none'}: {ranks_text(ranks)}" for value, ranks in groups)]
     )
 
 
@@ -53,34 +49,16 @@ def _before(version: str, limit: tuple[int, int]) -> bool:
     return bool(version) and tuple(map(int, re.findall(r"\d+", version)[:2])) < limit
 
 
-def _minor(version: str) -> str:
-    return ".".join(version.split(".")[:2])
-
-
-_MUST_AGREE: tuple[tuple[str, Callable[[Facts], object], str], ...] = (
-    ("ucc_hetero", lambda f: f.package, "install the same version on every host"),
-    ("UCC", lambda f: f.libraries.ucc,
-     "use the same libucc everywhere (UCCH_UCC_LIB): contexts of different versions hang"),
-    ("UCX", lambda f: _minor(f.libraries.ucx),
-     "use the same minor version of UCX everywhere (UCCH_UCX_DIR): others do not always understand each other"),
-    ("the set of UCC_* settings",
-     lambda f: " ".join(f"{k}={v}" for k, v in f.env if re.match(r"UCC_(?!EC|MC)", k)),
-     "export the same values on every rank (ucch-run -x NAME=VALUE), or unset them"),
-)  # fmt: skip
-
-
 def agreement(everyone: Sequence[Facts], size: int) -> Iterator[Finding]:
     """Differences that make a job impossible."""
     told = {dict(f.env).get("WORLD_SIZE", str(size)) for f in everyone}
     if told != {str(size)}:
         yield finding("job-size", f"{', '.join(sorted(told))} ranks were started, but MPI sees {size} in this one")
-    good = True
-    for title, what, cure in _MUST_AGREE:
-        groups = _differences(everyone, what)
-        if len(groups) > 1:
-            good = False
-            yield finding("job-disagrees", _table(title, groups), cure=cure)
-    if good:
+    found = [judged(f.package, f.libraries.ucc, f.libraries.ucx, steering(dict(f.env))) for f in everyone]
+    unlike = differences(found)
+    for each in unlike:
+        yield finding("job-disagrees", _table(each.what, each.groups), cure=each.cure)
+    if not unlike:
         yield ok("job", f"{len(everyone)} ranks on {_hosts(everyone)} agree on versions and settings")
 
 
@@ -100,7 +78,7 @@ def placement(everyone: Sequence[Facts]) -> Iterator[Finding]:
         )
     for (host, device), ranks in users.items():
         if len(ranks) > 1:
-            yield finding("job-device-shared", f"{_ranks(ranks)} on {host} use one device, {device}")
+            yield finding("job-device-shared", f"{ranks_text(ranks)} on {host} use one device, {device}")
 
 
 def _visible(facts: Facts) -> list[str]:

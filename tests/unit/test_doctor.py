@@ -98,7 +98,7 @@ ONE_HOST: list[tuple[str, dict[str, Any]]] = [
     ("torch-lacks-vendor", lib(torch="2.13.0+rocm7.0", torch_for="rocm 7.0.2")),
     ("torch-cuda", lib(torch="2.13.0", torch_for="cuda 13.0", ucc_cuda="12")),
     ("peer-access", {"no_peers": ((0, 1),)}),
-    ("rdma-idle", lib(idle=("mlx5_0:1 (InfiniBand)",), carriers=(("network threads", "tcp"),))),
+    ("rdma-idle", lib(idle=("mlx5_0:1 (InfiniBand)",), carriers=(("between hosts", "tcp"),), site_ucx="/opt/ucx/lib")),
     ("fabric-idle", {"fabrics": (("nvidia", Fabric("", "NCCL_IB_DISABLE=1")),)}),
     ("net-unknown", env(UCX_NET_DEVICES="mlx5_0:1,eth7")),
     ("memlock", {"memlock": 65536}),
@@ -307,9 +307,9 @@ def test_disagreements_are_tables(tmp_path: Path) -> None:
     a = healthy(tmp_path)
     others = [a, a, replace(a, libraries=replace(LIBRARIES, ucx="1.13.1"))]
     text = next(each.text for each in job.compare(others, 3, [0.0] * 3) if each.code == "job-disagrees")
-    assert text == "UCX differs between ranks:\n1.22: ranks 0, 1\n1.13: rank 2"
+    assert text == "ucx differs between ranks:\n1.22: ranks 0, 1\n1.13: rank 2"
     set_here = [a, with_env(a, UCC_TLS="ucp", UCC_EC_ROCM_COPY_HOST_LIMIT="0")]
-    assert "UCC_TLS=ucp: rank 1" in next(
+    assert "UCC_TLS differs between ranks:\nnone: rank 0\nucp: rank 1" in next(
         e.text for e in job.compare(set_here, 2, [0.0] * 2) if e.code == "job-disagrees"
     )
     local = [a, with_env(a, UCC_EC_ROCM_COPY_HOST_LIMIT="0")]

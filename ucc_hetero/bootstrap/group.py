@@ -17,7 +17,7 @@ from ..machine import nics
 from ..machine.discover import host_identity
 from ..machine.facts import Facts, unpacked
 from ..native.libraries import lib
-from ..planner.collectives import ROWS, Call, elements
+from ..planner.collectives import Call, elements
 from ..planner.plan import Plan
 from ..planner.rules import check_table
 from ..planner.select import agreed, choose, make_plan
@@ -29,7 +29,7 @@ from ..transport.carriers import warn_idle
 from ..transport.paths import Device, path_of
 from ..transport.rings import Channels
 from ..transport.segments import join as join_windows
-from ..types import OPS, Transport
+from ..types import Transport
 from . import agreement, faults, process
 from .links import Links
 from .liveness import Board, ended, meet
@@ -124,7 +124,7 @@ class Membership:
         )
         self._graphs: tuple[Channels | None, Topology, str] | None = None
         self.tuning = replace(self.tuning, queued=self.channels is not None)
-        warn_idle(self.rank, self.facts, self.channels.idle if self.channels else dict.fromkeys(range(self.size), ""))
+        warn_idle(self.rank, self.facts)
         self.teams = Teams(self.job, members, self.rank, self.id, limit(mpi, timeout))
         self.discard()
         self.teams.look = faults.watch(mpi)
@@ -221,10 +221,9 @@ class Membership:
         """
         for collective in ("barrier", "allreduce", "bcast", "reduce", "allgather", "reduce_scatter_block"):
             root = 0 if collective in ("bcast", "reduce") else -1
-            op = OPS["SUM"] if ROWS[collective].reduces else None
             for count in USUAL_COUNTS:
                 call = Call(collective, self.size, () if collective == "barrier" else (count,), root)
-                choice = choose(self.topology, collective, elements(call) * 4, op, self.tuning)
+                choice = choose(self.topology, collective, elements(call) * 4, self.tuning)
                 yield make_plan(self.topology, call, choice._replace(fragments=1), self.rank)
 
     def fabric(self) -> tuple[str, ...]:
