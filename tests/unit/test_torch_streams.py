@@ -20,7 +20,7 @@ from ucc_hetero.native.libraries import ffi, lib
 from ucc_hetero.torch import collectives, dispatch, p2p_buffers, streams
 from ucc_hetero.torch import work as works
 from ucc_hetero.torch.experts import Event, Experts
-from ucc_hetero.torch.work import Received, Sent, Work
+from ucc_hetero.torch.work import InLane, Received, Sent, Work
 
 SUM, AVG = dist.ReduceOp.SUM, dist.ReduceOp.AVG
 
@@ -107,6 +107,11 @@ class Comm:
 
     def __init__(self, notes: list[Any]) -> None:
         self.notes, self.error, self.repeats = notes, None, True
+        #: Whether streams of both ranks hand each other messages.
+        self.lanes = False
+
+    def by_lane(self, peer: int) -> bool:
+        return self.lanes
 
     def check_message(self, outgoing: bool, peer: int, tag: int) -> None:
         if peer > 1:
@@ -179,6 +184,22 @@ def test_a_send_starts_when_its_stream_gets_there_and_a_receive_at_once(
         group.post_message(torch.ones(3, device="meta"), 1, 0, True, [], None)
     cuda.capturing = True
     with pytest.raises(dist.DistBackendError, match="captured"):
+        group.post_message(tensor, 1, 0, True, [], None)
+
+
+def test_messages_by_lanes_start_in_the_current_stream_without_a_copy(cuda: Cuda) -> None:
+    group = Sender()
+    comm: Any = group._comms[0]
+    comm.lanes, tensor = True, torch.arange(10.0).as_subclass(Remote)
+    with cuda.stream(other := Stream("other", cuda.notes)):
+        works = [group.post_message(tensor, 1, 0, outgoing, [], None) for outgoing in (True, False, True, False)]
+    assert all(isinstance(work, InLane) and work.source_rank() == 1 for work in works)
+    assert [(kind, stream) for kind, _, stream in comm.notes] == 2 * [
+        ("send", other.cuda_stream), ("receive", other.cuda_stream)
+    ]  # fmt: skip
+    assert all(memory.data_ptr() == tensor.data_ptr() for _, memory, _ in comm.notes)
+    comm.error = CollectiveError("rank 1 has died")
+    with pytest.raises(dist.DistBackendError, match="rank 1 has died"):
         group.post_message(tensor, 1, 0, True, [], None)
 
 
