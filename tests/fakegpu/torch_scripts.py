@@ -90,9 +90,12 @@ for turn in range(3):  # many under way, of which none was waited for
 sent, got = ([gpu.empty(9) for _ in range(12)] for _ in range(2))
 for turn in range(3):  # what has come lies in its buffer while the stream that asked for it has other work
     with torch.cuda.stream(other):
+        for work in late:  # by lanes a tensor is its send's until that was waited for
+            work.wait()
+        late.clear()
         for k, a in enumerate(sent):
             a.fill(100 * turn + k + r)
-            batch(("to", a, right, 2))
+            late += batch(("to", a, right, 2))
     for _ in range(100):
         got[0].fill(-1)
     for b in got:
