@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, overload
 
 from ..bindings.handle import sweep
 from ..bindings.ucc_enums import MemType
@@ -210,6 +210,12 @@ class Messages:
 
     # --- sending and receiving ----------------------------------------------------------------------------------------
 
+    @overload
+    def outgoing(self, buf: Any, dest: int, tag: int, *, sync: bool = ..., copy: bool = ...) -> Transfer: ...
+
+    @overload
+    def outgoing(self, buf: Any, dest: int, tag: int, *, sync: bool = ..., copy: bool = ..., stream: Any) -> Moved: ...
+
     def outgoing(
         self, buf: Any, dest: int, tag: int, *, sync: bool = False, copy: bool = False, stream: Any = None
     ) -> Moved:
@@ -272,6 +278,12 @@ class Messages:
         if buffer.layout is not None:
             raise NotSupported(f"rank {self.rank}: a {what} with stream= takes contiguous memory only")
         return Letter(what, buffer, peer, tag, stream)
+
+    @overload
+    def incoming(self, buf: Any, source: int, tag: int, *, taken: bool = ...) -> Transfer: ...
+
+    @overload
+    def incoming(self, buf: Any, source: int, tag: int, *, stream: Any, taken: bool = ...) -> Moved: ...
 
     def incoming(self, buf: Any, source: int, tag: int, *, stream: Any = None, taken: bool = False) -> Moved:
         """A receive that has not begun; it may write to the buffer once ``stream`` gets there. ``taken``: what comes
