@@ -4,10 +4,7 @@
  * rank writes the signature of the call it enters into a slot of its own (one cache line, no lock). Whoever looks
  * later sees a peer that called something else, has not arrived, or whose process is gone. */
 #define _GNU_SOURCE
-#include <errno.h>
 #include <fcntl.h>
-#include <poll.h>
-#include <pthread.h>
 #include <signal.h>
 #include <stdatomic.h>
 #include <stdio.h>
@@ -15,12 +12,12 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
-#include <sys/syscall.h>
 #include <unistd.h>
 
 #include "base/far.h"
 #include "base/flight.h"
 #include "base/parcel.h"
+#include "base/process.h"
 
 #define RING 64
 /* Refusals of a rank that others may still have to read: with more it waits (ucch_board_room). */
@@ -256,66 +253,6 @@ static int read_arrival(const slot *s, uint64_t seq, uint64_t *signature, char *
     return __atomic_load_n(&a->seq, __ATOMIC_RELAXED) == seq;
 }
 
-/* ---- refusals ---- */
-
-/* A descriptor of the process, or -1, and then whether there is no such process. */
-static int descriptor_of(pid_t pid, int *gone) {
-    int fd = (int)syscall(SYS_pidfd_open, pid, 0);
-    *gone = fd < 0 && (errno == ESRCH || (kill(pid, 0) && errno == ESRCH));
-    return fd;
-}
-
-static int is_readable(int fd) { return poll(&(struct pollfd){.fd = fd, .events = POLLIN}, 1, 0) == 1; }
-
-/* Processes that were met, by their numbers, and descriptors of them: the number of one that has ended is another one's
- * some day. */
-#define MOST_MET 512
-
-static struct {
-    pid_t pid;
-    int fd;
-} met[MOST_MET];
-static pthread_mutex_t met_lock = PTHREAD_MUTEX_INITIALIZER;
-
-/* Where a process is, or would be; -1 where there is no room. */
-static int place_of(pid_t pid) {
-    for (int i = 0; i < MOST_MET; i++) {
-        int at = (int)(((unsigned)pid + (unsigned)i) % MOST_MET);
-        if (!met[at].pid || met[at].pid == pid) return at;
-    }
-    return -1;
-}
-
-/* Know the process that has this number now, in place of one that had it and has ended. */
-void ucch_process_meet(int pid) {
-    int gone;
-    pthread_mutex_lock(&met_lock);
-    int at = place_of(pid), known = at >= 0 && met[at].pid == pid;
-    int fd = at < 0 || (known && !is_readable(met[at].fd)) ? -1 : descriptor_of(pid, &gone);
-    if (fd >= 0 && known) close(met[at].fd);
-    if (fd >= 0) {
-        met[at].fd = fd;
-        met[at].pid = pid;
-    }
-    pthread_mutex_unlock(&met_lock);
-}
-
-/* Whether a process has ended, also where its parent has not asked for its status yet, and where another one has its
- * number since it was met. */
-int ucch_process_ended(int pid) {
-    int gone;
-    pthread_mutex_lock(&met_lock);
-    int at = place_of(pid), known = at >= 0 && met[at].pid == pid;
-    if (known) gone = is_readable(met[at].fd);
-    pthread_mutex_unlock(&met_lock);
-    if (known) return gone;
-    int fd = descriptor_of(pid, &gone);
-    if (fd < 0) return gone;
-    gone = is_readable(fd);
-    close(fd);
-    return gone;
-}
-
 static int fate_of(const ucch_board *b, int i) {
     int64_t pid = __atomic_load_n(&b->slots[i].pid, __ATOMIC_RELAXED);
     if (pid == LEFT) return UCCH_LEFT;
@@ -339,26 +276,6 @@ uint64_t ucch_board_record(ucch_board *b, int kind, uint64_t seq, uint64_t signa
     return record;
 }
 
-/* Whether a process handles a signal. */
-static int handles(pid_t pid, int number) {
-    char line[256];
-    unsigned long long caught = 0;
-    snprintf(line, sizeof(line), "/proc/%d/status", (int)pid);
-    FILE *status = fopen(line, "re");
-    while (status && fgets(line, sizeof(line), status) && sscanf(line, "SigCgt: %llx", &caught) != 1)
-        ;
-    if (status) fclose(status);
-    return (int)(caught >> (number - 1) & 1);
-}
-
-/* Send a process a signal that would end any other one, to which its number may have gone meanwhile. */
-static void ask(pid_t pid, int number) {
-    int gone, fd = descriptor_of(pid, &gone);
-    if (fd < 0) return;
-    if (!is_readable(fd) && handles(pid, number)) syscall(SYS_pidfd_send_signal, fd, number, NULL, 0);
-    close(fd);
-}
-
 /* Call `seq` has failed with us. Where that is not because somebody is gone, as all ranks then see by themselves, those
  * of this host write what they do: one of them may be in user code, and the first to fail ends the job, as soon as
  * that is done. */
@@ -370,7 +287,7 @@ void ucch_board_ask_locked(ucch_board *b, uint64_t seq, int status) {
         if (i == b->mine || !s->signal || pid <= 0) continue;
         if (before < seq) __atomic_store_n(&s->since, (uint64_t)(1e9 * ucch_now()), __ATOMIC_RELAXED);
         if (before < seq && __atomic_compare_exchange_n(&s->asked, &before, seq, 0, __ATOMIC_RELEASE, __ATOMIC_ACQUIRE))
-            ask((pid_t)pid, (int)s->signal);
+            ucch_process_signal((int)pid, (int)s->signal);
         ucch_flight_awaits_locked(pid, s->file, __atomic_load_n(&s->since, __ATOMIC_RELAXED));
     }
 }
