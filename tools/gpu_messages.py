@@ -2,6 +2,7 @@
 
     python tools/gpu_messages.py                                          # two GPUs, one vendor: ours is NCCL itself
     python tools/gpu_messages.py --amd 1 --hip libamdhip64-over-cuda.so   # two vendors; tests/hipcuda
+    python tools/gpu_messages.py --ranks 3 --amd 2 --inside --hip ...     # one vendor's in a mixed group; three GPUs
 
 Every round is a pair of messages through torch, one each way, by ours and by a group of NCCL's on the same GPUs.
 ``issue``: microseconds that ``batch_isend_irecv`` and the waits keep the caller; ``time``: of a pair from its call to
@@ -16,7 +17,7 @@ import os
 import statistics
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -28,18 +29,21 @@ def arguments() -> argparse.Namespace:
     found = parser(__doc__, 2, 150)
     found.add_argument("--sizes", default="8,65536,1048576,16777216,67108864", help="bytes (default: %(default)s)")
     found.add_argument("--rounds", type=int, default=11, help="of each (default: 11)")
+    found.add_argument("--inside", type=int, nargs="?", const=1, default=0, help="only among ranks that are not AMD's")
     return found.parse_args()
 
 
-def exchange(dist: Any, group: Any, send: Any, recv: Any) -> None:
-    """A message to the next rank and one from the last."""
-    rank, size = dist.get_rank(), dist.get_world_size()
-    pair = (dist.isend, send, (rank + 1) % size), (dist.irecv, recv, (rank - 1) % size)
+def exchange(dist: Any, group: Any, ring: Sequence[int], send: Any, recv: Any) -> None:
+    """A message to the next rank of the ring and one from the last."""
+    if dist.get_rank() not in ring:
+        return
+    at = ring.index(dist.get_rank())
+    pair = (dist.isend, send, ring[(at + 1) % len(ring)]), (dist.irecv, recv, ring[at - 1])
     for work in dist.batch_isend_irecv([dist.P2POp(*each, group) for each in pair]):
         work.wait()
 
 
-def check(torch: Any, call: Callable[[Any, Any], None], nbytes: int, what: str) -> None:
+def check(torch: Any, call: Callable[[Any, Any], None], ring: Sequence[int], nbytes: int, what: str) -> None:
     """Raise where a message is not what was sent."""
     rank, size, n = torch.distributed.get_rank(), torch.distributed.get_world_size(), max(nbytes // 4, 1)
     data = [
@@ -49,7 +53,7 @@ def check(torch: Any, call: Callable[[Any, Any], None], nbytes: int, what: str) 
     torch.cuda.synchronize()
     call(x, y)
     torch.cuda.synchronize()
-    if not torch.equal(y.cpu(), data[(rank - 1) % size]):
+    if rank in ring and not torch.equal(y.cpu(), data[ring[ring.index(rank) - 1]]):
         raise AssertionError(f"{what}, {nbytes} bytes, on rank {rank}: not what was sent")
 
 
@@ -91,18 +95,20 @@ def child(options: argparse.Namespace) -> int:
 
     dist, world = torch.distributed, MPI.COMM_WORLD
     dist.init_process_group("ucch")
-    groups = {"ours": dist.group.WORLD, "nccl": dist.new_group(backend="nccl")}
     comm, rank, size, rows = ucc_hetero.Communicator(), world.rank, world.size, []
+    apart = options.amd.split(",") if options.inside else []
+    ring, whole = [each for each in range(size) if str(each) not in apart], list(range(size))
+    groups = {"ours": dist.group.WORLD, "nccl": dist.new_group(ring, backend="nccl")}
 
     def sendrecv(x: Any, y: Any) -> None:
         comm.Sendrecv(x, (rank + 1) % size, 0, y, (rank - 1) % size, 0)
 
     for nbytes in map(int, options.sizes.split(",")):
         for name, group in groups.items():
-            check(torch, partial(exchange, dist, group), nbytes, name)
-        check(torch, sendrecv, nbytes, "Sendrecv")
+            check(torch, partial(exchange, dist, group, ring), ring, nbytes, name)
+        check(torch, sendrecv, whole, nbytes, "Sendrecv")
         x, y = (torch.zeros(max(nbytes // 4, 1), device="cuda") for _ in range(2))
-        calls: dict[str, Callable[[], None]] = {n: partial(exchange, dist, g, x, y) for n, g in groups.items()}
+        calls: dict[str, Callable[[], None]] = {n: partial(exchange, dist, g, ring, x, y) for n, g in groups.items()}
         calls["Sendrecv"] = partial(sendrecv, x, y)
         many = 100 if nbytes <= 1 << 20 else max(2, (256 << 20) // nbytes)
         rows.append({"bytes": nbytes, **turns(torch, world, calls, many, options.rounds)})
@@ -118,7 +124,9 @@ def main() -> int:
     options = arguments()
     if options.child:
         return child(options)
-    found = job(__file__, options.ranks, words_of(options, "ranks amd hip sizes rounds limit"), {}, options.limit)
+    found = job(
+        __file__, options.ranks, words_of(options, "ranks amd hip sizes rounds limit inside"), {}, options.limit
+    )
     print(
         f"{'bytes':>10}{'issue':>9}{'NCCL':>9}{'ratio':>9}{'time':>11}{'NCCL':>11}{'GB/s':>8}{'NCCL':>8}{'Sendrecv':>11}"
     )

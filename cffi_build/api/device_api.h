@@ -72,9 +72,9 @@ void ucch_lanes_free(ucch_lanes *lanes);
 ucch_letter *ucch_letter_new(void);
 void ucch_letter_free(ucch_letter *letter);
 ucch_op *ucch_letter_op(ucch_letter *letter);
-int ucch_letter_post(ucch_lanes *lanes, ucch_letter *letter, int peer, int slot, int comes, void *data, size_t bytes,
-                     uint64_t tag, int sync, void *stream, double timeout);
-int ucch_letter_follow(ucch_letter *letter, void *stream);
+int ucch_letter_post(ucch_lanes *lanes, ucch_letter *letter, int peer, int slot, int how, uintptr_t data, size_t bytes,
+                     uint64_t tag, uintptr_t stream, double timeout);
+int ucch_letter_follow(ucch_letter *letter, uintptr_t stream, double timeout);
 int ucch_letter_held(const ucch_letter *letter);
 void ucch_letter_info(const ucch_letter *letter, uint64_t *tag, size_t *bytes);
 

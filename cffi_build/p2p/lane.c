@@ -7,6 +7,10 @@
  * may send first, and messages are matched in the order in which either side has posted them. The receiver's kernel
  * compares the header with what was asked for, and passes over a message that does not fit.
  *
+ * A send may be ordered in the caller's stream: what that does later, such as filling the memory anew, does not change
+ * what is sent. Where the send needs nothing of its receiver the stream waits for it. A stream that waited for a
+ * receiver could wait in a circle, so other sends are of a copy, which the stream makes.
+ *
  * Where the streams of a device share queues (ucch_may_hold) a kernel is given to its stream once it has nothing to
  * wait for, a part of a long message at a time, by whoever makes progress: then nothing waits in a circle. */
 #include <pthread.h>
@@ -14,6 +18,7 @@
 #include <string.h>
 
 #include "base/progress.h"
+#include "gpu/device.h"
 #include "kernels/lane.h"
 #include "shm/ring.h"
 
@@ -38,6 +43,8 @@ typedef struct lane {
     char taken[DEPTH];                  /* lines of messages whose ends nobody has seen yet */
     uint32_t posted, begun, pieces,
         refused;                         /* messages, a sender's pieces, and the last one that it knows was refused */
+    void *from;                          /* stream of the messages since the lane was last empty */
+    int mixed;                           /* these were of several streams */
     struct ucch_letter *waiting, **last; /* that have not been given to the stream */
     int failed, users, closed;
     unsigned refs; /* letters that have been posted, and the lane itself */
@@ -59,8 +66,9 @@ struct ucch_letter {
     int slot; /* of the peer, on the board */
     uint32_t number;
     char *data;
+    void *copy; /* of what is sent, from the pool */
     uint64_t bytes, tag, found_bytes, found_tag;
-    int sync, queued, over;
+    int sync, ordered, queued;
     /* Of one that is given to its stream in parts: whether its header has been, pieces so far, and what it is. */
     int headed, status;
     uint32_t base, done, pieces;
@@ -271,8 +279,13 @@ static int queue_waiting(lane *l) {
 
 /* ---- the end of a message ---- */
 
+static void give_copy(ucch_letter *m) {
+    if (m->copy) ucch_pool_give(m->copy);
+    m->copy = NULL;
+}
+
 static int end_locked(ucch_letter *m, int status) {
-    m->over = 1;
+    if (!status) give_copy(m); /* else a kernel may still read it */
     m->of->users--;
     __atomic_store_n(&m->of->taken[m->number % DEPTH], 0, __ATOMIC_RELEASE);
     ucch_op_end_locked(&m->op, status, -1, -1);
@@ -332,6 +345,7 @@ static const ucch_op_kind by_progress = {UCCH_BY_CONTEXTS, advance_locked, check
 ucch_letter *ucch_letter_new(void) { return calloc(1, sizeof(ucch_letter)); }
 
 void ucch_letter_free(ucch_letter *m) {
+    give_copy(m);
     if (m->of) let_go(m->of);
     free(m);
 }
@@ -376,23 +390,32 @@ static int admit(lane *l, ucch_letter *m) {
     return m->bytes > l->shorts->slot ? ucch_channels_ring(l->channels, l->peer, l->comes, LONG_LANE_RING) : 0;
 }
 
-/* With the lane's turn: give the message its number, and the stream its work if that can be. */
-static int post(lane *l, ucch_letter *m, void *stream) {
-    int status = admit(l, m);
-    if (status) return status;
-    m->number = l->posted + 1;
-    status = ucch_device_fail(ucch_bound_ops()->event_record(l->entered[m->number % DEPTH], stream), "record");
-    if (status) return status;
-    l->taken[++l->posted % DEPTH] = 1;
-    m->base = l->pieces;
-    if (!l->comes) {
-        l->pieces += pieces_of(l, m->bytes);
-        m->found_bytes = m->bytes;
-        m->found_tag = m->tag;
-    }
-    if (!l->comes && l->shorts->flow) ucch_flow_ring(l->shorts->flow);
+/* Whether every message so far has ended. */
+static int is_empty(const lane *l) {
+    return __atomic_load_n(&line_of(l, l->posted)->done, __ATOMIC_ACQUIRE) == l->posted;
+}
+
+/* Whether a send ends without its receiver, and without any other stream than its own: the rings have room. */
+static int ends_alone(const lane *l, const ucch_letter *m, const void *stream) {
+    uint32_t pieces = l->pieces + pieces_of(l, m->bytes);
+    if (l->waiting || !(is_empty(l) || (l->from == stream && !l->mixed))) return 0;
+    return ucch_reached(l->shorts->consumed.at, m->number - UCCH_RING_SLOTS) &&
+           (!pieces || ucch_reached(l->longs->consumed.at, pieces - UCCH_RING_SLOTS));
+}
+
+/* Let `stream` copy what is to be sent. */
+static int set_aside(ucch_letter *m, void *stream) {
+    m->copy = ucch_pool_take(0, m->bytes, NULL, 1);
+    if (!m->copy) return UCCH_FAIL_DEVICE;
+    int status = ucch_device_fail(ucch_bound_ops()->copy(m->copy, m->data, m->bytes, stream), "copy");
+    m->data = m->copy;
+    return status;
+}
+
+/* With the lane's turn: give the stream its work if that can be, else it has it later. */
+static int queue(lane *l, ucch_letter *m) {
     if (ucch_may_hold()) {
-        status = queue_all(l, m);
+        int status = queue_all(l, m);
         if (status) fail_lane(l, status);
         return status;
     }
@@ -402,23 +425,49 @@ static int post(lane *l, ucch_letter *m, void *stream) {
     return 0;
 }
 
+/* With the lane's turn: give the message its number, and queue it. */
+static int post(lane *l, ucch_letter *m, void *stream) {
+    int status = admit(l, m);
+    if (status) return status;
+    m->number = l->posted + 1;
+    int ordered = m->ordered && m->bytes, alone = ordered && ends_alone(l, m, stream);
+    if (ordered && !alone) status = set_aside(m, stream);
+    if (!status)
+        status = ucch_device_fail(ucch_bound_ops()->event_record(l->entered[m->number % DEPTH], stream), "record");
+    if (status) return status;
+    l->mixed = !is_empty(l) && (l->mixed || l->from != stream);
+    l->from = stream;
+    l->taken[++l->posted % DEPTH] = 1;
+    m->base = l->pieces;
+    if (!l->comes) {
+        l->pieces += pieces_of(l, m->bytes);
+        m->found_bytes = m->bytes;
+        m->found_tag = m->tag;
+        if (l->shorts->flow) ucch_flow_ring(l->shorts->flow);
+    }
+    status = queue(l, m);
+    if (status || !alone) return status;
+    return ucch_device_fail(ucch_bound_ops()->stream_wait(stream, l->done[m->number % DEPTH]), "a stream's wait");
+}
+
 /* Send to a rank, or receive from it, what is or will be at `data` when `stream` gets there: 0, UCCH_LATER where too
- * many are under way, or a failure. `slot` is the peer's on the board, `sync`: it ends when it has been taken. */
-int ucch_letter_post(ucch_lanes *all, ucch_letter *m, int peer, int slot, int comes, void *data, size_t bytes,
-                     uint64_t tag, int sync, void *stream, double timeout) {
-    int before = ucch_device_enter(), status = 0;
+ * many are under way, or a failure. `slot` is the peer's on the board; `how` is of UCCH_LETTER_*. */
+int ucch_letter_post(ucch_lanes *all, ucch_letter *m, int peer, int slot, int how, uintptr_t data, size_t bytes,
+                     uint64_t tag, uintptr_t stream, double timeout) {
+    int before = ucch_device_enter(), status = 0, comes = !!(how & UCCH_LETTER_COMES);
     lane *l = lane_with(all, peer, comes, &status);
     if (l) {
         if (m->of != l) __atomic_add_fetch(&l->refs, 1, __ATOMIC_ACQ_REL); /* else it is tried again */
         *m = (ucch_letter){.op.kind = ucch_may_hold() ? &in_streams : &by_progress, .of = l, .board = all->board};
         m->slot = slot;
-        m->data = data;
+        m->data = (char *)data;
         m->bytes = bytes;
         m->tag = tag;
-        m->sync = sync;
+        m->sync = how & UCCH_LETTER_SYNC;
+        m->ordered = how & UCCH_LETTER_ORDERED;
         describe(m, peer, comes);
         pthread_mutex_lock(&l->turn);
-        status = post(l, m, stream);
+        status = post(l, m, (void *)stream);
         pthread_mutex_unlock(&l->turn);
     }
     if (!status) {
@@ -427,20 +476,24 @@ int ucch_letter_post(ucch_lanes *all, ucch_letter *m, int peer, int slot, int co
         ucch_op_begin_locked(&m->op, timeout);
         m->op.matched = m->queued;
         ucch_unlock();
-        ucch_progress_streams();
+        if (ucch_may_hold())
+            ucch_progress_streams();
+        else
+            ucch_progress_thread(1);
     }
     ucch_device_leave(before);
     return status;
 }
 
 /* Let a stream wait until the message has been moved: 1, 0 where that has not been given to a stream yet, or a failure.
- */
-int ucch_letter_follow(ucch_letter *m, void *stream) {
+ * The message has `timeout` seconds from now, if that is not 0. */
+int ucch_letter_follow(ucch_letter *m, uintptr_t stream, double timeout) {
+    if (__atomic_load_n(&m->op.state, __ATOMIC_ACQUIRE) == UCCH_DONE) return 1;
+    if (timeout > 0) ucch_op_deadline(&m->op, timeout);
     if (!__atomic_load_n(&m->queued, __ATOMIC_ACQUIRE)) return 0;
-    const lane *l = m->of;
-    if (m->over && !m->op.error.status) return 1;
     int before = ucch_device_enter();
-    int status = ucch_device_fail(ucch_bound_ops()->stream_wait(stream, l->done[m->number % DEPTH]), "a stream's wait");
+    void *done = m->of->done[m->number % DEPTH];
+    int status = ucch_device_fail(ucch_bound_ops()->stream_wait((void *)stream, done), "a stream's wait");
     ucch_device_leave(before);
     return status ? status : 1;
 }

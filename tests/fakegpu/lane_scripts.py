@@ -120,6 +120,18 @@ HELD = (
         write(second, 1)
         [request.Wait() for request in requests]
         assert (y.peek == 10 + left).all(), y.peek[:3]
+    # Sends in two streams, of which one waits for something else: the other goes on.
+    (late, word), aside, x, z, y = held(gpu), gpu.stream(), Array(9), Array(9), [Array(9).set(-1) for _ in range(2)]
+    x.fill(late, 1.0 + r)
+    first = comm.Isend(x, right, 0, stream=late)
+    z.fill(aside, 2.0 + r)
+    second = comm.Isend(z, right, 1, stream=aside)
+    z.fill(aside, -5.0)
+    z.copied(aside)
+    receives = [comm.Irecv(each, left, stream=into) for each in y]
+    write(word, 1)
+    [request.Wait() for request in (*receives, first, second)]
+    assert (y[0].peek == 1 + left).all() and (y[1].peek == 2 + left).all()
     # A sender runs ahead by as much as the ring holds, without anybody who receives.
     stream, xs = gpu.stream(), [Array(9).set(10 * r + k) for k in range(8)]
     for k, x in enumerate(xs):
@@ -153,6 +165,29 @@ HELD = (
         with pytest.raises(TypeError):
             comm.Isend(many[0], right, stream=wrong)
     comm.Send(many[3], r, 5, stream=stream) if p < 0 else None
+print("right")
+"""
+)
+
+#: What a send is of may be filled anew by its stream at once, before anybody waits for it. Both sides send first, in
+#: the stream in which they then receive, and more than the rings hold.
+REFILLED = (
+    ROUND
+    + """
+    stream = gpu.stream()
+    for n in (5, SHORT, LONG, 3 * LONG):
+        for form in (comm.Isend, comm.Issend):
+            x, into, requests = Array(n), [Array(n).set(-1) for _ in range(12)], []
+            for k in range(12):
+                x.fill(stream, 100.0 * r + k)
+                requests.append(form(x, right, k, stream=stream))
+                x.fill(stream, -5.0)
+            comm.mpi.Barrier()
+            receives = [comm.Irecv(y, left, k, stream=stream) for k, y in enumerate(into)]
+            for k, request in enumerate(receives):
+                request.Wait()
+                assert (into[k].peek == 100 * left + k).all(), (n, k, into[k].peek[:3])
+            [request.Wait() for request in requests]
 print("right")
 """
 )

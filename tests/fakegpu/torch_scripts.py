@@ -199,3 +199,142 @@ while not said:
 print("told:", said, flush=True)
 os._exit(0)
 """
+
+#: A tensor is its send's until that was waited for, and no longer: what the stream does then does not change it.
+REFILLED = COMMON
+REFILLED += """
+for n in (5, 16384, 300_000, 900_000):
+    sent, got = gpu.empty(n), gpu.empty(n)
+    got.fill(-1)
+    works = []
+    if r == 0:
+        sent.fill(7.0)
+        works = batch(("to", sent, 1, 0))
+        works[0].wait()
+        sent.fill(-5)
+    dist.barrier()  # the receiver comes late
+    if r == 1:
+        batch(("from", got, 0, 0))[0].wait()
+        assert (got.seen() == 7).all(), (n, got.seen()[:4])
+    gpu.state.current.synchronize()
+dist.barrier()
+dist.destroy_process_group()
+print("right", flush=True)
+"""
+
+#: Three ranks of one vendor and one of another: messages inside the vendor go by its own backend, the others by lanes.
+FABRIC = """
+import torch_device
+import torch_vendor as vendor
+"""
+FABRIC += COMMON
+FABRIC += """
+assert p == 4
+inside = {0, 1, 2}
+by_vendor = os.environ.get("UCCH_TORCH_VENDOR") != "n"
+
+def went():
+    "Messages that have gone by the vendor's backend since the last look."
+    seen, vendor.posted[:] = list(vendor.posted), []
+    return seen
+
+def told(ranks):
+    return by_vendor and inside >= set(ranks)
+
+# A ring of single messages, of which all ranks send first; the first ones of all.
+size = 70_000
+sent, got = gpu.empty(size), gpu.empty(size)
+for step in range(3):
+    sent.fill(10.0 * step + r), got.fill(-1)
+    to = dist.isend(sent, right)
+    to.wait() if step == 2 and r == 3 else None
+    of = dist.irecv(got, left)
+    of.wait(), to.wait()
+    sent.fill(-5)
+    right_value(got, 10.0 * step)
+expected = sorted((*pair, 4 * size) for pair in 3 * [(r, right), (left, r)] if told(pair))
+assert sorted(went()) == expected, expected
+
+# Many under way in both directions, of all lengths, sends first: they come in the order of posting.
+lengths = [1, 70_000, 3, 16_384, 300_000, 2, 1000]
+peers = [each for each in range(p) if each != r]
+sends = {(peer, k): gpu.empty(n) for peer in peers for k, n in enumerate(lengths)}
+takes = {(peer, k): gpu.empty(n) for peer in peers for k, n in enumerate(lengths)}
+for (peer, k), tensor in sends.items():
+    tensor.fill(100.0 * r + 10 * peer + k)
+works = [dist.isend(tensor, peer) for (peer, k), tensor in sends.items()]
+works += [dist.irecv(tensor, peer) for (peer, k), tensor in takes.items()]
+for work in works:
+    work.wait()
+for (peer, k), tensor in takes.items():
+    assert (tensor.seen() == 100 * peer + 10 * r + k).all(), (peer, k, tensor.seen()[:3])
+ways = went()
+assert len(ways) == 2 * len(lengths) * len([each for each in peers if told((each, r))]), ways
+for peer in peers:
+    if told((peer, r)):
+        assert [n for a, b, n in ways if (a, b) == (r, peer)] == [4 * n for n in lengths]
+
+# A batch with both, twice; with a tag, which no vendor's library has, messages go as between vendors.
+small = {peer: (gpu.empty(50), gpu.empty(50)) for peer in peers}
+for tag in (0, 7, 0):
+    for peer, (a, b) in small.items():
+        a.fill(tag + 10.0 * r + peer), b.fill(-1)
+    pairs = [("to", a, peer, tag) for peer, (a, b) in small.items()]
+    pairs += [("from", b, peer, tag) for peer, (a, b) in small.items()]
+    random.Random(tag + r).shuffle(pairs)
+    for work in batch(*pairs):
+        work.wait()
+    for peer, (a, b) in small.items():
+        a.fill(-5)
+        assert (b.seen() == tag + 10 * peer + r).all(), (tag, peer, b.seen()[:3])
+    assert len(went()) == (0 if tag else 2 * len([each for each in peers if told((each, r))]))
+
+# Futures, and looking without waiting.
+a, b = small[right][0], small[left][1]
+a.fill(3.0 + r), b.fill(-1)
+to, of = batch(("to", a, right, 0), ("from", b, left, 0))
+while not of.is_completed():
+    time.sleep(1e-4)
+assert of.is_success() and of.source_rank() == left
+to.get_future().wait()
+of.wait()
+right_value(b, 3.0)
+
+# What cannot be, and a library that cannot be had: those who wait are told, and other ways go on.
+for wrong in (("to", a, right, -4), *([("from", b, left, -1)] if told((r, left)) else [])):
+    try:
+        batch(wrong)
+    except ValueError as error:
+        assert "tag" in str(error), error
+    else:
+        raise AssertionError(wrong)
+went()
+other = dist.new_group()
+vendor.broken.set()
+for peer in peers:
+    if told((peer, r)):
+        work = dist.isend(small[peer][0], peer, other)
+        for _ in range(2):
+            try:
+                work.wait()
+            except dist.DistBackendError as error:
+                assert "no such backend" in str(error), error
+            else:
+                raise AssertionError("it went")
+        assert work.is_completed() and not work.is_success() and "no such" in str(work.exception())
+        try:
+            dist.isend(small[peer][0], peer, other)
+        except dist.DistBackendError as error:
+            assert "no such backend" in str(error), error
+        else:
+            raise AssertionError("it went")
+    else:
+        a, b = small[peer]
+        a.fill(2.0 * r), b.fill(-1)
+        for work in (dist.isend(a, peer, other), dist.irecv(b, peer, other)):
+            work.wait()
+        assert (b.seen() == 2 * peer).all()
+dist.barrier()
+dist.destroy_process_group()
+print("right", flush=True)
+"""

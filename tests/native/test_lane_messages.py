@@ -16,6 +16,7 @@ CASES: list[tuple[str, str, str, dict[str, str]]] = [
     *[("random", _S.RANDOM, layout, env)
       for layout in ("nvidia:1,amd:1", "nvidia:2,amd:2") for env in (OWN_QUEUES, CAREFUL)],
     *[("held", _S.HELD, layout, OWN_QUEUES) for layout in ("nvidia:1,amd:1", "nvidia:2,amd:1")],
+    *[("refilled", _S.REFILLED, "nvidia:1,amd:1", env) for env in (OWN_QUEUES, CAREFUL)],
     *[("mistakes", _S.MISTAKES, "nvidia:1,amd:1", env) for env in (OWN_QUEUES, CAREFUL)],
     *[("late", _S.LATE, "nvidia:1,amd:1", env) for env in (OWN_QUEUES, CAREFUL)],
     ("after many groups", _S.GROUPS, "nvidia:1,amd:1", {"FAKEGPU_AHEAD": "150", **OWN_QUEUES}),

@@ -82,6 +82,16 @@ class Transfer:
             self.bounce.down(self.original, pinned, self.stream)
         return pinned
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the caller's memory."""
+        return self.buffer.nbytes
+
+    @property
+    def moved(self) -> bool:
+        """Whether the caller's memory is not what is sent or received."""
+        return self.buffer is not self.original
+
     def held(self) -> bool:
         """Whether somebody still uses its memory, although it may have ended for us."""
         return bool(lib.ucch_message_held(self.handle))
@@ -121,16 +131,23 @@ class Letter:
     It cannot be taken back: those behind it would be taken for it.
     """
 
-    __slots__ = ("buffer", "handle", "op", "original", "peer", "stream", "sync", "tag", "what")
+    __slots__ = ("address", "handle", "how", "keep", "nbytes", "op", "peer", "stream", "tag")
 
-    bounce, by_stream = None, False
+    bounce, by_stream, moved = None, False, False
 
-    def __init__(self, what: str, buffer: Buffer, peer: int, tag: int, stream: int) -> None:
+    def __init__(self, how: int, address: int, nbytes: int, peer: int, tag: int, stream: int, keep: object) -> None:
+        """``how`` is of the engine's ``UCCH_LETTER_*``; ``keep`` keeps the memory alive."""
         self.handle = ffi.gc(lib.ucch_letter_new(), lib.ucch_letter_free)
         self.op = lib.ucch_letter_op(self.handle)
-        self.what, self.peer, self.tag, self.stream = what, peer, tag, stream
-        self.original = self.buffer = buffer
-        self.sync = False
+        self.how, self.peer, self.tag, self.stream = how, peer, tag, stream
+        self.address, self.nbytes, self.keep = address, nbytes, keep
+
+    @property
+    def what(self) -> str:
+        """As that of a :class:`Transfer`."""
+        if self.how & lib.UCCH_LETTER_COMES:
+            return "receive"
+        return "synchronous send" if self.how & lib.UCCH_LETTER_SYNC else "send"
 
     def held(self) -> bool:
         """As :meth:`Transfer.held`."""

@@ -134,10 +134,10 @@ class Neighbourhood:
             if transfer.peer == messages.null:
                 continue
             nbytes = transfer.envelope()[2]
-            if nbytes != transfer.original.nbytes:
+            if nbytes != transfer.nbytes:
                 raise MismatchError(
                     f"rank {messages.rank}: {name}: rank {transfer.peer}, neighbour {i}, sent {nbytes} bytes where "
-                    f"recvbuf has {transfer.original.nbytes} for it"
+                    f"recvbuf has {transfer.nbytes} for it"
                 )
 
     def _fail(self, name: str, error: BaseException) -> NoReturn:

@@ -49,6 +49,11 @@ _held: deque[Moved] = deque()
 
 #: Messages of a lane that are under way at a time (p2p/lane.c).
 _DEPTH = 64
+#: How such a message is begun.
+_COMES, _ORDERED = lib.UCCH_LETTER_COMES, lib.UCCH_LETTER_ORDERED
+_SYNC = _ORDERED | lib.UCCH_LETTER_SYNC
+_ANY_TAG = lib.UCCH_ANY_TAG
+_post = lib.ucch_letter_post
 
 #: The buffer of a message to or from MPI.PROC_NULL.
 _NOTHING = Buffer(0, 0, DTYPES["uint8"], "host", 0, None, False)
@@ -220,15 +225,13 @@ class Messages:
         self, buf: Any, dest: int, tag: int, *, sync: bool = False, copy: bool = False, stream: Any = None
     ) -> Moved:
         """A send that has not begun. ``sync`` finishes only when matched, ``copy`` frees the buffer at once; it takes
-        what the buffer holds when ``stream`` gets there."""
+        what the buffer holds when ``stream`` gets there, whatever that stream does with it later."""
         self.usable()
         dest, tag = self.check("dest", dest, tag)
         source = self.arrays.bind(buf, dest, writable=False)
         what, at = "synchronous send" if sync else "send", self._stream(stream)
         if at is not None and self.by_lane(dest):
-            letter = self._letter(what, source, dest, tag, at)
-            letter.sync = sync
-            return letter
+            return self._letter(what, _SYNC if sync else _ORDERED, source, dest, tag, at)
         bounce = self.arrays.bounced(source, dest, in_stream=stream is not None)
         window = bounce is not None and dest in self._windows and source.nbytes >= LEAST and not copy
         transfer = Transfer(what, source, dest, tag, None if window else bounce, at)
@@ -268,7 +271,7 @@ class Messages:
             )
         return True
 
-    def _letter(self, what: str, buffer: Buffer, peer: int, tag: int, stream: int) -> Letter:
+    def _letter(self, what: str, how: int, buffer: Buffer, peer: int, tag: int, stream: int) -> Letter:
         """A message in a stream, between streams, that has not begun."""
         if not self.arrays.on_device(buffer) and buffer.count:
             raise NotSupported(
@@ -277,7 +280,7 @@ class Messages:
             )
         if buffer.layout is not None:
             raise NotSupported(f"rank {self.rank}: a {what} with stream= takes contiguous memory only")
-        return Letter(what, buffer, peer, tag, stream)
+        return Letter(how, buffer.ptr, buffer.nbytes, peer, tag, stream, buffer)
 
     @overload
     def incoming(self, buf: Any, source: int, tag: int, *, taken: bool = ...) -> Transfer: ...
@@ -293,7 +296,7 @@ class Messages:
         target = self.arrays.bind(buf, source, writable=True)
         at = self._stream(stream)
         if at is not None and self.by_lane(source):
-            return self._letter("receive", target, source, tag, at)
+            return self._letter("receive", _COMES, target, source, tag, at)
         bounce = self.arrays.bounced(target, source, in_stream=taken or stream is not None)
         transfer = Transfer("receive", target, source, tag, bounce, at)
         self._in_place(transfer)
@@ -320,7 +323,7 @@ class Messages:
         if transfer.peer == self.null:
             return  # an operation that was never begun counts as finished
         if isinstance(transfer, Letter):
-            self._post(transfer, timeout)
+            self.post(transfer, timeout)
             return
         ways = transfer.ways
         if ways is None or ways.buffer is not transfer.buffer:
@@ -332,21 +335,29 @@ class Messages:
                 raise self._not_begun(transfer)
         ways.begin(timeout)
 
-    def _post(self, letter: Letter, timeout: float) -> None:
-        """Give the streams of a lane a message."""
-        buffer, peer, receives = letter.buffer, letter.peer, letter.what == "receive"
-        tag = lib.UCCH_ANY_TAG if letter.tag == self.any_tag else letter.tag
-        pointer, stream = ffi.cast("void *", buffer.ptr), ffi.cast("void *", letter.stream)
-        what = pointer, buffer.nbytes, tag, letter.sync, stream, timeout
+    def post(self, letter: Letter, timeout: float) -> None:
+        """Give the streams of a lane a message that :meth:`by_lane` is true for; it has ``timeout`` seconds from now,
+        0 for no limit."""
+        if status := self._give(letter, timeout):
+            self._post_later(letter, timeout, status)
+
+    def _give(self, letter: Letter, timeout: float) -> int:
+        peer, tag, size, stream = letter.peer, letter.tag, letter.nbytes, letter.stream
+        slot, wanted = self._slots.get(peer, self.size), _ANY_TAG if tag == self.any_tag else tag
+        at = letter.address
+        return int(_post(self._lanes, letter.handle, peer, slot, letter.how, at, size, wanted, stream, timeout))
+
+    def _post_later(self, letter: Letter, timeout: float, status: int) -> None:
+        """Wait until one of those under way has ended, if that is why a message was not taken."""
         until = time.monotonic() + self.timeout if self.timeout else math.inf
-        slot = self._slots.get(peer, self.size)
-        while status := lib.ucch_letter_post(self._lanes, letter.handle, peer, slot, receives, *what):
+        while status:
             if status != lib.UCCH_LATER:
                 raise self._not_posted(letter, status)
             if time.monotonic() > until:
                 raise self._not_posted(letter, lib.UCCH_FAIL_TIMEOUT)
-            lib.ucch_progress_once()  # until one of those under way has ended
+            lib.ucch_progress_once()
             look_around()
+            status = self._give(letter, timeout)
 
     def _not_posted(self, letter: Letter, status: int) -> UCCHError:
         where = f"rank {self.rank}: {self._said(letter)}"
@@ -410,7 +421,7 @@ class Messages:
         except BaseException:
             self.withdraw(transfer)
             raise
-        if state != 1 or status is not None or transfer.buffer is not transfer.original:
+        if state != 1 or status is not None or transfer.moved:
             self._end(transfer, state, status)
 
     def run_all(self, transfers: Sequence[Moved], status: Any = None) -> None:
@@ -434,7 +445,8 @@ class Messages:
 
     def request(self, transfer: Moved, *, lasting: bool = False) -> Request:
         """The request of a transfer that was begun without a time limit: waiting for it has one."""
-        lib.ucch_progress_thread(1)
+        if not isinstance(transfer, Letter):  # the engine has seen to those
+            lib.ucch_progress_thread(1)
         end, cancel, kind = (
             partial(self._end_started, transfer),
             self._cancel(transfer),
@@ -525,15 +537,21 @@ class Messages:
             if status is not None:
                 status.Set_cancelled(True)
             return
-        if transfer.held():
-            _held.append(transfer)
-        failure = recorded(self._explain(transfer, error))
+        failure = self.failure(transfer)
         if status is not None:
             truncated = isinstance(failure, TruncationError)
             source, tag, _ = transfer.envelope() if truncated else (self.any_source, self.any_tag, 0)
-            nbytes = transfer.buffer.nbytes if truncated else 0
+            nbytes = transfer.nbytes if truncated else 0
             set_status(status, source, tag, nbytes, self._errors[truncated])
         raise failure
+
+    def failure(self, transfer: Moved) -> UCCHError:
+        """Why a transfer has failed; its memory is kept as long as somebody uses that."""
+        if transfer.held():
+            _held.append(transfer)
+        error = ffi.new("ucch_error *")
+        lib.ucch_op_error(transfer.op, error)
+        return recorded(self._explain(transfer, error))
 
     def _explain(self, transfer: Moved, error: Any) -> UCCHError:
         where = f"rank {self.rank}: {self._said(transfer)}"
@@ -573,7 +591,7 @@ class Messages:
         tag = "any tag" if transfer.tag == self.any_tag else f"tag {transfer.tag}"
         way = "from" if transfer.what == "receive" else "to"
         upto = "up to " if transfer.what == "receive" else ""
-        return f"{transfer.what} of {upto}{transfer.buffer.nbytes} bytes {way} {peer}, {tag}"
+        return f"{transfer.what} of {upto}{transfer.nbytes} bytes {way} {peer}, {tag}"
 
 
 def _nothing() -> None:

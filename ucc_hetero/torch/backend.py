@@ -23,6 +23,7 @@ from ..machine import vendors
 from ..native.libraries import load
 from . import creation, devices, futures, rendezvous
 from .creation import NAME
+from .fabric import fabric_of
 from .group import ProcessGroupUCCH
 from .work import limit_of, seconds_of, torch_error
 
@@ -75,7 +76,9 @@ def create(opts: Any, backend_options: Any = None) -> ProcessGroupUCCH:
         comm = _next.pop() if _next else _agreed(opts)
     except UCCHError as failure:
         raise torch_error(failure) from failure
-    return _noted(ProcessGroupUCCH(comm, opts.group_id, opts.timeout, opts.store))
+    ranks = list(opts.global_ranks_in_group) or list(range(opts.group_size))
+    fabric = fabric_of(ranks, opts.group_rank, opts.store, opts.timeout)
+    return _noted(ProcessGroupUCCH(comm, opts.group_id, opts.timeout, opts.store, fabric))
 
 
 def _agreed(opts: Any) -> Communicator:

@@ -12,6 +12,7 @@ import torch.distributed as dist
 
 from ..api.comm import Communicator
 from ..calls.arguments import CallSpec
+from ..calls.message import TAG_MASK, Letter
 from ..calls.stream_launch import Captured
 from ..errors import UCCHError
 from ..machine.vendors import TORCH
@@ -19,9 +20,10 @@ from ..native.libraries import lib
 from ..types import OPS
 from . import futures
 from .devices import module
+from .fabric import Fabric
 from .futures import InOrder
 from .group_comm import GroupComm
-from .layout import Finish
+from .layout import Finish, plain
 from .p2p_buffers import P2pBuffers
 from .ranges import active, recorded
 from .streams import Entered, Ready, Side, captures, current_handle, device_of, mean_of, refuse_capture
@@ -63,6 +65,8 @@ class Dispatch:
     streams_wait = False
     _failures = 0
     _unfit: Exception | None = None
+    #: Ways within a vendor's fabric, for messages; None in a group where no two ranks share one with this rank.
+    _fabric: Fabric | None = None
 
     def _open(self, comm: Communicator, name: str, timeout: timedelta | None) -> None:
         """Begin; takes the place of a constructor, which torch's base class has for itself."""
@@ -71,6 +75,9 @@ class Dispatch:
         self._sides: dict[Any, Side] = {}
         self._callbacks: dict[int, InOrder] = {}
         self._p2p_buffers: dict[Any, P2pBuffers] = {}
+        #: Ranks with which messages have gone by lanes, and the device of their tensors.
+        self._lane_peers: set[int] = set()
+        self._lane_device: Any = None
         self._lock = threading.Lock()
         self._name, self._desc = name, ""
         self._seconds = limit_of(timeout)
@@ -288,8 +295,15 @@ class Dispatch:
                     self._known(device)
                 refuse_capture(device)
                 stream = current_handle(device)
+                fabric = self._fabric
+                if fabric is not None and fabric.carries(peer, tag):
+                    return self._noted(fabric.post(self, tensor, peer, outgoing, outputs, finish))
                 if comm.by_lane(peer):
-                    return self._noted(self._in_lane(tensor, peer, tag, outgoing, stream, outputs, finish))
+                    comm.check_lane(tensor, peer, tag, outgoing)
+                    if fabric is None or not fabric.reaches(peer):  # else it depends on the tag
+                        self._lane_peers.add(peer)
+                        self._lane_device = device
+                    return self._in_lane(tensor, peer, tag, outgoing, outputs, finish)
                 work = self._through_buffer(tensor, device, peer, tag, stream if outgoing else None, outputs, finish)
                 if work is not None:
                     return self._noted(work)
@@ -304,12 +318,36 @@ class Dispatch:
             work.poll(_MOMENT)
         return self._noted(work)
 
+    def message_again(self, tensor: Any, peer: int, tag: int, outgoing: bool) -> Work | None:
+        """Start a message as :meth:`post_message` does, if such a one has gone by a lane. None where it has to be
+        posted: what is not looked at here has to be looked at there."""
+        if peer not in self._lane_peers or tensor.is_cpu or not (plain(tensor) and tensor.numel()):
+            return None
+        device = tensor.device
+        if device != self._lane_device or type(tag) is not int or not 0 <= tag <= TAG_MASK:
+            return None
+        if active._is_profiler_enabled or module(device).is_current_stream_capturing():
+            return None
+        if self._aborted or self._closed or self.in_flight or self.streams_wait:
+            self._usable()
+        self._posted += 1
+        try:
+            return self._in_lane(tensor, peer, tag, outgoing, [] if outgoing else [tensor], None)
+        except UCCHError as failure:
+            raise torch_error(failure) from failure
+
     def _in_lane(
-        self, tensor: Any, peer: int, tag: int, outgoing: bool, stream: int, outputs: Sequence[Any], finish: Finish
+        self, tensor: Any, peer: int, tag: int, outgoing: bool, outputs: Sequence[Any], finish: Finish
     ) -> Work:
-        """Start a message that the streams of both ranks hand each other, behind what ``stream`` has to do."""
-        begin = self._comms[0].send if outgoing else self._comms[0].receive
-        return InLane(self, outputs, begin(tensor, peer, tag, self._seconds, stream), finish, tensor, peer)
+        """Start a message that the streams of both ranks hand each other, behind what the current one has to do."""
+        device = tensor.device
+        stream, seconds = current_handle(device), self._seconds
+        letter = self._comms[0].hand(tensor, peer, tag, seconds, stream, outgoing=outgoing)
+        return self._noted(InLane(self, outputs, letter, finish, device, seconds))
+
+    def failure_of(self, letter: Letter) -> UCCHError:
+        """Why a message by a lane has failed."""
+        return self._comms[0].messages.failure(letter)
 
     def _through_buffer(
         self, tensor: Any, device: Any, peer: int, tag: int, stream: int | None, outputs: Sequence[Any], finish: Finish
