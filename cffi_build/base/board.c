@@ -52,8 +52,9 @@ typedef struct slot {
     uint64_t read;    /* so much of the news */
     uint64_t revoked; /* of slot 0: somebody of this host has heard that the communicator is revoked */
     uint64_t
-        doubtful; /* of slot 0: the last call that was under way on a rank when its process met an endpoint error */
-    char more[24];
+        doubtful;  /* of slot 0: the last call that was under way on a rank when its process met an endpoint error */
+    uint64_t last; /* of a rank that has left: the last call that it has done its part of */
+    char more[16];
     notice notices[REFUSALS];
     arrival ring[RING];
 } slot;
@@ -63,6 +64,7 @@ struct ucch_board {
     slot *slots;
     int n, mine;
     uint64_t seq, started; /* the last call, and the last one that was not refused */
+    uint64_t failed;       /* the first call that failed on this rank alone; 0: none */
     uint64_t since;        /* refusals of earlier calls are of no interest to those that start now */
     ucch_refusal *known;   /* read, or told by ranks on other hosts */
     int nread, room;
@@ -508,14 +510,14 @@ int ucch_board_mismatch(ucch_board *b, uint64_t seq) {
     return other;
 }
 
-/* A peer that will never enter call `seq`, because it left or its process is gone: its slot, or -2 less its number
- * where it is on another host; -1 for none. */
+/* A peer that will not do its part of call `seq`, because it left or its process is gone: its slot, or -2 less its
+ * number where it is on another host; -1 for none. */
 int ucch_board_gone(ucch_board *b, uint64_t seq) {
     for (int i = 0; i < b->n; i++) {
         slot *s = &b->slots[i];
-        int64_t pid = __atomic_load_n(&s->pid, __ATOMIC_RELAXED);
+        int64_t pid = __atomic_load_n(&s->pid, __ATOMIC_ACQUIRE);
         if (i == b->mine || pid == 0) continue;
-        if (pid == LEFT ? __atomic_load_n(&s->seq, __ATOMIC_ACQUIRE) < seq : ucch_process_ended((int)pid)) return i;
+        if (pid == LEFT ? __atomic_load_n(&s->last, __ATOMIC_RELAXED) < seq : ucch_process_ended((int)pid)) return i;
     }
     return b->far ? ucch_far_gone(b->far, seq) : -1;
 }
@@ -590,9 +592,25 @@ int ucch_board_revoked(ucch_board *b) {
     return b->revoked || (b->n && __atomic_load_n(&b->slots[0].revoked, __ATOMIC_ACQUIRE));
 }
 
+/* Call `seq` has failed with us. Where other ranks cannot see why, they are to know when this one leaves that its part
+ * will not come: a message that was too long, for example, lets nothing be sent that was to follow. */
+void ucch_board_failed(ucch_board *b, uint64_t seq, int status) {
+    int seen = status == UCCH_FAIL_MISMATCH || status == UCCH_FAIL_PEER || status == UCCH_FAIL_REFUSED ||
+               status == UCCH_FAIL_REVOKED;
+    if (seen || status == UCCH_FAIL_TIMEOUT) return; /* theirs ends as well, and says who is missing */
+    if (!b->failed || seq < b->failed) b->failed = seq;
+}
+
+/* Of the calls up to `called` the last one that this rank has done its part of, or will. */
+uint64_t ucch_board_last(const ucch_board *b, uint64_t called) {
+    return b->failed && b->failed <= called ? b->failed - 1 : called;
+}
+
 /* This rank makes no more calls. */
 void ucch_board_leave(ucch_board *b) {
-    if (b->n) __atomic_store_n(&b->slots[b->mine].pid, LEFT, __ATOMIC_RELEASE);
+    if (!b->n) return;
+    __atomic_store_n(&b->slots[b->mine].last, ucch_board_last(b, b->seq), __ATOMIC_RELAXED);
+    __atomic_store_n(&b->slots[b->mine].pid, LEFT, __ATOMIC_RELEASE);
 }
 
 int ucch_board_has_left(const ucch_board *b) {

@@ -218,7 +218,8 @@ static int heard(int link, uint32_t kind, uint64_t key, const void *data, size_t
 
 static void take_turn(void) {
     for (ucch_circle *c = circles; c; c = c->next) {
-        if (ucch_board_has_left(c->board)) note_gone(c, &(gone){ucch_far_called(c->far), c->rank, UCCH_LEFT});
+        uint64_t last = ucch_board_last(c->board, ucch_far_called(c->far));
+        if (ucch_board_has_left(c->board)) note_gone(c, &(gone){last, c->rank, UCCH_LEFT});
         for (int i = 0; i < c->nspokes; i++) {
             send_calls(c, &c->spokes[i]);
             compare(c, &c->spokes[i]);
