@@ -340,8 +340,8 @@ TABLE: dict[str, Variable] = {variable.name: variable for variable in _VARIABLES
 
 #: Variables that there were, and what to do instead.
 GONE = {
-    "ARENA": "messages within a vendor go by that vendor's library in torch's groups of one vendor, and else by libucp "
-    "or through UCCH_WINDOW; unset it",
+    "ARENA": "messages within a vendor go by that vendor's library in torch's groups, and else by libucp or through "
+    "UCCH_WINDOW; unset it",
     "WIRE_UCX_DIR": f"set {PREFIX}UCX_DIR, whose UCX serves network threads, too",
 }
 

@@ -289,6 +289,14 @@ for tag in (0, 7, 0):
         assert (b.seen() == tag + 10 * peer + r).all(), (tag, peer, b.seen()[:3])
     assert len(went()) == (0 if tag else 2 * len([each for each in peers if told((each, r))]))
 
+# A type that NCCL does not have.
+odd, even = gpu.empty(9, dtype=torch.int16), gpu.empty(9, dtype=torch.int16)
+odd.as_subclass(torch.Tensor).fill_(100 + r)
+for work in batch(("to", odd, right, 0), ("from", even, left, 0)):
+    work.wait()
+right_value(even, 100)
+assert sorted(went()) == sorted((*pair, 18) for pair in [(r, right), (left, r)] if told(pair))
+
 # Futures, and looking without waiting.
 a, b = small[right][0], small[left][1]
 a.fill(3.0 + r), b.fill(-1)

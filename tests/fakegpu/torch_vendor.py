@@ -63,6 +63,7 @@ class Backend:
             self._jobs.get()()
 
     def _post(self, move: Any, tensor: Any, peer: int) -> Moved:
+        assert tensor.dtype is not torch.int16, "NCCL has no such type"
         posted.append((*self._places, tensor.numel() * tensor.element_size()))
         moved, before, memory = Moved(), Event(), tensor.as_subclass(torch.Tensor)
         before.record()

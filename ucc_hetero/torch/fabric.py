@@ -19,6 +19,7 @@ from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any, TypeAlias
 
+import torch
 import torch.distributed as dist
 
 from .. import log
@@ -41,6 +42,10 @@ def _nccl(store: Any, rank: int, places: Sequence[int], seconds: float) -> Any:
     return dist.ProcessGroupNCCL(store, rank, len(places), options)
 
 
+#: Types of elements that all such backends know; the others go as bytes.
+_KNOWN = frozenset({
+    torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.int8, torch.uint8
+})  # fmt: skip
 #: By torch's name of the vendor's backend.
 MAKERS: dict[str, Maker] = {"nccl": _nccl}
 
@@ -185,7 +190,8 @@ class InFabric(Work):
 
     def begin(self, backend: Any) -> None:
         """Start behind what the current stream has to do."""
-        memory = [self._tensor]
+        tensor = self._tensor
+        memory = [tensor if tensor.dtype in _KNOWN else tensor.reshape(-1).view(torch.uint8)]
         self._work = backend.send(memory, 1, 0) if self._outgoing else backend.recv(memory, 0, 0)
         self._begun.set()
 
