@@ -49,9 +49,6 @@ _held: deque[Moved] = deque()
 
 #: Messages of a lane that are under way at a time (p2p/lane.c).
 _DEPTH = 64
-#: How such a message is begun.
-_COMES, _ORDERED = lib.UCCH_LETTER_COMES, lib.UCCH_LETTER_ORDERED
-_SYNC = _ORDERED | lib.UCCH_LETTER_SYNC
 _ANY_TAG = lib.UCCH_ANY_TAG
 _post = lib.ucch_letter_post
 
@@ -225,13 +222,13 @@ class Messages:
         self, buf: Any, dest: int, tag: int, *, sync: bool = False, copy: bool = False, stream: Any = None
     ) -> Moved:
         """A send that has not begun. ``sync`` finishes only when matched, ``copy`` frees the buffer at once; it takes
-        what the buffer holds when ``stream`` gets there, whatever that stream does with it later."""
+        what the buffer holds when ``stream`` gets there."""
         self.usable()
         dest, tag = self.check("dest", dest, tag)
         source = self.arrays.bind(buf, dest, writable=False)
         what, at = "synchronous send" if sync else "send", self._stream(stream)
         if at is not None and self.by_lane(dest):
-            return self._letter(what, _SYNC if sync else _ORDERED, source, dest, tag, at)
+            return self._letter(what, lib.UCCH_LETTER_SYNC if sync else 0, source, dest, tag, at)
         bounce = self.arrays.bounced(source, dest, in_stream=stream is not None)
         window = bounce is not None and dest in self._windows and source.nbytes >= LEAST and not copy
         transfer = Transfer(what, source, dest, tag, None if window else bounce, at)
@@ -296,7 +293,7 @@ class Messages:
         target = self.arrays.bind(buf, source, writable=True)
         at = self._stream(stream)
         if at is not None and self.by_lane(source):
-            return self._letter("receive", _COMES, target, source, tag, at)
+            return self._letter("receive", lib.UCCH_LETTER_COMES, target, source, tag, at)
         bounce = self.arrays.bounced(target, source, in_stream=taken or stream is not None)
         transfer = Transfer("receive", target, source, tag, bounce, at)
         self._in_place(transfer)
@@ -440,6 +437,8 @@ class Messages:
 
     def start(self, transfer: Moved, *, lasting: bool = False) -> Request:
         """Start a transfer that goes on in the background; one of ``lasting`` memory may be begun :meth:`again`."""
+        if isinstance(transfer, Letter) and transfer.what != "receive":
+            transfer.how |= lib.UCCH_LETTER_ORDERED  # its stream goes on, too, maybe with the same memory
         self.begin(transfer, 0)
         return self.request(transfer, lasting=lasting)
 
