@@ -23,6 +23,7 @@ import torch
 import torch.distributed as dist
 
 from .. import log
+from ..native.waiting import progress_until
 from . import creation
 from .devices import module
 from .futures import Future
@@ -102,14 +103,14 @@ class Fabric:
     def abort(self) -> None:
         """End what is under way."""
         for way in self._all():
-            way.end("abort")
+            way.end()
 
     def close(self, seconds: float) -> None:
         """Release what the ways hold, once what was posted has gone; ways whose other rank never came are left."""
         until = time.monotonic() + (seconds or NO_LIMIT)
         for way in self._all():
-            if way.connected(max(until - time.monotonic(), 0.0)):
-                way.end("shutdown")
+            if way.is_drained(until):
+                way.end()
 
     def _all(self) -> list[_Way]:
         with self._lock:
@@ -125,12 +126,14 @@ class _Way:
         self._connected = False
         self._failure: Exception | None = None
         self._thread: threading.Thread | None = None
+        self._last: InFabric | None = None
 
     def post(self, message: InFabric) -> None:
         """Start a message, or leave that to the thread until this way is there."""
         with self._lock:
             if self._failure is not None:
                 raise self._failure
+            self._last = message
             if self._connected:
                 message.begin(self._backend)
                 return
@@ -159,16 +162,20 @@ class _Way:
             for each in left:
                 each.fail(self._failure)
 
-    def connected(self, seconds: float) -> bool:
-        """Whether this way is there and all that waited for it has been started, within so many seconds."""
+    def is_drained(self, until: float) -> bool:
+        """Whether this way is there and the last message has gone, by then."""
         if self._thread is not None:
-            self._thread.join(seconds)
-        return self._connected
+            self._thread.join(max(until - time.monotonic(), 0.0))
+        last = self._last
+        return self._connected and (
+            last is None or progress_until(last.is_completed, max(until - time.monotonic(), 1e-3))
+        )
 
-    def end(self, how: str) -> None:
-        """Have the backend end: ``abort`` or ``shutdown``, torch's words."""
+    def end(self) -> None:
+        """Have the backend end. Not by its ``shutdown``, in which NCCL waits for the other rank to end this one, too:
+        that may be ending another, as the two have made them in another order, or have died."""
         if self._backend is not None:
-            getattr(self._backend, how)()
+            self._backend.abort()
 
 
 @uncompiled
