@@ -280,13 +280,6 @@ _VARIABLES = (
         "bytes",
     ),
     Variable(
-        "ARENA",
-        _window,
-        128 << 20,
-        "Device memory of each rank that others of its vendor on its host open, for messages in streams; 0: none.",
-        "bytes",
-    ),
-    Variable(
         "CHANNELS",
         parse_flag,
         True,
@@ -347,6 +340,8 @@ TABLE: dict[str, Variable] = {variable.name: variable for variable in _VARIABLES
 
 #: Variables that there were, and what to do instead.
 GONE = {
+    "ARENA": "messages within a vendor go by that vendor's library in torch's groups, and else by libucp or through "
+    "UCCH_WINDOW; unset it",
     "WIRE_UCX_DIR": f"set {PREFIX}UCX_DIR, whose UCX serves network threads, too",
 }
 

@@ -24,6 +24,8 @@ typedef struct ucch_program ucch_program;
 typedef struct ucch_message ucch_message;
 typedef struct ucch_board ucch_board;
 typedef struct ucch_channels ucch_channels;
+typedef struct ucch_lanes ucch_lanes;
+typedef struct ucch_letter ucch_letter;
 
 typedef struct ucch_error {
     int status;     /* UCC status (or UCS status of a message); UCCH_FAIL_* of our own below -100 */
@@ -172,12 +174,6 @@ int ucch_message_deliver(ucch_message *message, void *data, void *stream);
 /* ---- rendezvous.c: messages through windows, and what looks at messages before they are received ---- */
 int ucch_send_rendezvous(ucch_message *message, ucp_worker_h worker, ucp_ep_h ep, const void *data, size_t bytes,
                          uint64_t tag, int dest, int on_device, double timeout);
-int ucch_send_queued(ucch_message *message, ucp_worker_h worker, ucp_ep_h ep, const void *data, size_t bytes,
-                     uint64_t tag, int dest, void *stream, int eager, double timeout);
-void *ucch_stream_ours(void);
-void ucch_message_later(ucch_message *message);
-void ucch_message_number(ucch_message *message, uint64_t process, uint32_t number);
-int ucch_message_take(ucch_message *message, void *stream, int early);
 void ucch_message_rendezvous(ucch_message *message, void *data, size_t bytes, int on_device);
 int ucch_message_moved(ucch_message *message);
 int ucch_probe(ucp_worker_h worker, uint64_t tag, uint64_t mask, int remove, const uint64_t *keys, int me,

@@ -277,6 +277,7 @@ static int hear_credit(ucch_flow *f) {
     __atomic_store_n(&f->settled, f->credit.said[0], __ATOMIC_RELEASE);
     pthread_mutex_unlock(&f->lock);
     __atomic_store_n(&f->told, f->credit.said[0], __ATOMIC_RELEASE);
+    if (f->ring.by_device) __atomic_store_n(f->ring.consumed + 1, (uint32_t)f->credit.said[1], __ATOMIC_RELEASE);
     __atomic_store_n(f->ring.consumed, (uint32_t)f->credit.said[0], __ATOMIC_RELEASE);
     receive_note(&f->credit, CREDIT);
     return UCCH_MOVED;
@@ -434,6 +435,7 @@ static int tell_credit(ucch_flow *f) {
     uint32_t more = __atomic_load_n(f->ring.consumed, __ATOMIC_ACQUIRE) - (uint32_t)f->told;
     if (!more || f->credit.request) return 0;
     f->credit.said[0] = f->told + more;
+    f->credit.said[1] = f->ring.by_device ? f->ring.consumed[1] : 0; /* the last message of a lane that was refused */
     __atomic_store_n(&f->told, f->credit.said[0], __ATOMIC_RELEASE);
     send_note(&f->credit, CREDIT);
     return UCCH_MOVED;
@@ -518,6 +520,9 @@ void ucch_flow_differs(ucch_flow *f, uint64_t call) { __atomic_store_n(&f->diffe
 
 /* The failure has come: the peer is to be told. */
 void ucch_flow_abort(ucch_flow *f) { ucch_wire_ring(wire_of(f, f->first)); }
+
+/* A stream will put something in soon, which nobody else tells. */
+void ucch_flow_ring(ucch_flow *f) { ucch_wire_ring(wire_of(f, f->first)); }
 
 /* ---- making and ending flows ---- */
 

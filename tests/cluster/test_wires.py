@@ -9,8 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import lane_scripts
 import pytest
-import queued_scripts
 import torch_scripts
 from channel_jobs import JOBS, USUAL, judge, judge_death
 from device_scripts import FEW_QUEUES, LATE_KERNELS, OWN_QUEUES
@@ -119,13 +119,14 @@ with Communicator() as comm:
     assert (bare.stdout + bare.stderr).count("no channels between devices") == 1
 
 
-@pytest.mark.parametrize("where", [PAIR, THREE], ids=["1+1", "1+1+1"])
-def test_streams_wait_for_messages(run: Callable[..., Any], where: tuple[str, int, int]) -> None:
-    assert run(queued_scripts.FAR, *where, **OWN_QUEUES).stdout.count("right") == where[1] * where[2]
+@pytest.mark.parametrize("script", [lane_scripts.RANDOM, lane_scripts.MISTAKES, lane_scripts.LATE])
+def test_streams_hand_each_other_messages(run: Callable[..., Any], script: str) -> None:
+    assert run(script, *PAIR, **OWN_QUEUES).stdout.count("right") == 2
 
 
-def test_no_stream_waits_for_messages_where_kernels_are_loaded_late(run: Callable[..., Any]) -> None:
-    assert run(queued_scripts.FAR_LAZY, *PAIR, **OWN_QUEUES, **LATE_KERNELS).stdout.count("right") == 2
+def test_messages_of_several_ranks_a_host(run: Callable[..., Any]) -> None:
+    where = MIXED
+    assert run(lane_scripts.RANDOM, *where, **OWN_QUEUES).stdout.count("right") == where[1] * where[2]
 
 
 @pytest.mark.usefixtures("with_torch")

@@ -17,7 +17,7 @@
  * was told (0: one for every stream). FAKEGPU_ROOM_MB: how much memory of a device is said to be free (4096), whatever
  * is allocated. FAKEGPU_NO_PEERS: no process can open another one's device memory. FAKEGPU_XGMI: the devices are
  * linked. FAKEGPU_PINNED_MB: how much memory of the host's they see at most. FAKEGPU_HIP: the version to be (6).
- * FAKEGPU_UNITS, FAKEGPU_UNIT_THREADS: a device's size (60, 2048). FAKEGPU_AHEAD: how much a stream may have to do
+ * FAKEGPU_AHEAD: how much a stream may have to do
  * before whoever gives it more waits, and with him all who call the driver (0: no limit). FAKEGPU_LAZY: kernels are
  * loaded at their first launch, which waits until the device has nothing to do, and with it all who call the driver. */
 #define _GNU_SOURCE
@@ -32,6 +32,7 @@
 #include <sys/prctl.h>
 #include <unistd.h>
 
+#include "../../ucc_hetero/device/kernels/lane.h"
 #include "../../ucc_hetero/device/kernels/layout.h"
 
 #if defined(FAKE_CUDA) == defined(FAKE_HIP)
@@ -43,7 +44,7 @@ enum { NOT_SUPPORTED = 801 };
 enum { FRESH = 0xCB, IN_WORK = 0xEE, FREED = 0xDB };
 enum { DEVICE_MEMORY, PINNED_MEMORY, SIGNAL_MEMORY };
 enum { SHAREABLE = 2 << 20, SPARSE = 64 << 20 };
-enum { COPY, FILL, SCALE, ADD, RECORD, WAIT, HOLD, AWAIT, WRITE, FUSED, STREAM_COPY, PIECES };
+enum { COPY, FILL, SCALE, ADD, RECORD, WAIT, HOLD, AWAIT, WRITE, FUSED, LANE, PIECES };
 #define MOST_DEVICES 16
 /* Whoever waits for something that is no work of its own looks for it this often, in us. Hundreds of queues that all do
  * so leave few cores to nobody else: the longer one has waited, the later it looks, up to this. */
@@ -221,8 +222,8 @@ static void hold(const void *word, uint32_t least, int is_kernel) {
 static int reached(const recording *r) { return __atomic_load_n(&r->reached, __ATOMIC_ACQUIRE); }
 
 #include "fused.h"
+#include "lane.h"
 #include "pieces.h"
-#include "stream_copy.h"
 
 static void run(queue *s, const work *w) {
     switch (w->kind) {
@@ -250,8 +251,8 @@ static void run(queue *s, const work *w) {
     case FUSED:
         run_fused(s, w->dst);
         break;
-    case STREAM_COPY:
-        run_stream_copy(s, w->dst);
+    case LANE:
+        run_lane(s, w->dst);
         break;
     case PIECES:
         run_pieces(s, w->dst);

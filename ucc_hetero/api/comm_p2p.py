@@ -21,7 +21,8 @@ class MessageMethods(ABC):
     its peer is known to be dead. The communicator stays usable after each of them.
 
     With ``stream`` a message starts when that stream gets there: it takes what is in the buffer by then, or writes to
-    it from then on. Neither the host nor the stream waits for that; the host waits for the message's end, as without.
+    it from then on. The host does not wait for that; it waits for the message's end, as without. Among devices of
+    several vendors the stream may fill a buffer anew behind its send, which goes on with what was there.
     """
 
     _messages: Messages

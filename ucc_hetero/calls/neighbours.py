@@ -9,7 +9,7 @@ from ..buffers import Buffer, as_blocks, as_buffer, as_vbuffer
 from ..device import pointer_vendor
 from ..errors import CollectiveError, MismatchError
 from .exchange import Exchange, PersistentExchange, start_all
-from .message import Transfer
+from .message import Moved
 from .p2p import Messages, part_of
 from .persistent import PersistentRequest
 from .request import Request, finished
@@ -97,7 +97,7 @@ class Neighbourhood:
         self._transfers(name, send, recv)  # mistakes are found here
         return PersistentExchange(lambda: self.start(name, send, recv), self._messages.runner)
 
-    def _transfers(self, name: str, send: Any, recv: Any) -> tuple[list[Transfer], list[Transfer]]:
+    def _transfers(self, name: str, send: Any, recv: Any) -> tuple[list[Moved], list[Moved]]:
         """The messages of a call: those that come, and those that go."""
         if self._broken:
             raise CollectiveError(
@@ -118,7 +118,7 @@ class Neighbourhood:
         about = {"argument": argument, "rank": self._messages.rank, "pointer_vendor": pointer_vendor}
         return divide(spec, edges, writable=writable, **about) if edges else ()
 
-    def _start(self, name: str, incoming: list[Transfer], outgoing: list[Transfer]) -> Request:
+    def _start(self, name: str, incoming: list[Moved], outgoing: list[Moved]) -> Request:
         if not incoming and not outgoing:
             return finished()
         try:
@@ -127,17 +127,17 @@ class Neighbourhood:
             self._fail(name, error)
         return Exchange(began, end=lambda: self._check(name, incoming), fail=lambda error: self._fail(name, error))
 
-    def _check(self, name: str, incoming: list[Transfer]) -> None:
+    def _check(self, name: str, incoming: list[Moved]) -> None:
         """Compare what came with what was expected; more than that has failed already."""
         messages = self._messages
         for i, transfer in enumerate(incoming):
             if transfer.peer == messages.null:
                 continue
             nbytes = transfer.envelope()[2]
-            if nbytes != transfer.original.nbytes:
+            if nbytes != transfer.nbytes:
                 raise MismatchError(
                     f"rank {messages.rank}: {name}: rank {transfer.peer}, neighbour {i}, sent {nbytes} bytes where "
-                    f"recvbuf has {transfer.original.nbytes} for it"
+                    f"recvbuf has {transfer.nbytes} for it"
                 )
 
     def _fail(self, name: str, error: BaseException) -> NoReturn:

@@ -396,11 +396,16 @@ class Messages(Dispatch):
 
     def send(self, tensors: Any, dest: int, tag: int = 0) -> Work:
         """Start to send a tensor to group rank ``dest``."""
-        return self.post_message(source(_one(tensors, "send")), dest, tag, True, [], None)
+        tensor = _one(tensors, "send")
+        if (work := self.message_again(tensor, dest, tag, True)) is not None:
+            return work
+        return self.post_message(source(tensor), dest, tag, True, [], None)
 
     def recv(self, tensors: Any, origin: int, tag: int = 0) -> Work:
         """Start to receive a tensor from group rank ``origin``."""
         tensor = _one(tensors, "recv")
+        if (work := self.message_again(tensor, origin, tag, False)) is not None:
+            return work
         target, finish = room(tensor)
         return self.post_message(target, origin, tag, False, [tensor], finish)
 

@@ -166,6 +166,16 @@ def share_fabric(members: Sequence[Standing]) -> bool:
     return len(set(devices)) == len(devices)
 
 
+def beside(ranks: Sequence[int], at: int) -> tuple[str, frozenset[int]]:
+    """torch's backend for the vendor of the rank ``at`` that place of a group, and the places of the ranks that share
+    its fabric; these are as many of their own devices. Known without a message, and alike at both of two ranks."""
+    mine = _known.get(ranks[at])
+    if mine is None or not mine.backend:
+        return "", frozenset()
+    others = ((place, _known.get(rank)) for place, rank in enumerate(ranks) if place != at)
+    return mine.backend, frozenset(place for place, each in others if each and share_fabric([mine, each]))
+
+
 def _here(rank: int, size: int, device_id: Any) -> tuple[Vendor, Standing]:
     """This rank's vendor, and the facts that it publishes; ``device_id`` is that of torch's group."""
     try:

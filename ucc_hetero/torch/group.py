@@ -17,6 +17,7 @@ from ..native.waiting import progress_until
 from . import futures
 from .collectives import Collectives, Messages
 from .dispatch import Dispatch
+from .fabric import Fabric
 from .monitored import NO_LIMIT, monitored_barrier
 from .uncompiled import uncompiled
 from .work import Work, limit_of
@@ -30,9 +31,12 @@ class ProcessGroupUCCH(Collectives, Messages, dist.ProcessGroup):
     brings its own; a call that fails leaves the group unusable, as NCCL's do.
     """
 
-    def __init__(self, comm: Communicator, name: str, timeout: timedelta, store: Any) -> None:
+    def __init__(
+        self, comm: Communicator, name: str, timeout: timedelta, store: Any, fabric: Fabric | None = None
+    ) -> None:
         super().__init__(comm.rank, comm.size)
         self._open(comm, name, timeout)
+        self._fabric = fabric
         self._store, self._monitored = store, 0
 
     def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
@@ -71,6 +75,8 @@ class ProcessGroupUCCH(Collectives, Messages, dist.ProcessGroup):
                     _unmet.append(_vote(comm.communicator, False))
         for work in list(self.in_flight):
             work.let_go()
+        if self._fabric is not None:
+            self._fabric.abort()
         _aborted.append(self)
 
     def shutdown(self) -> None:
@@ -85,6 +91,8 @@ class ProcessGroupUCCH(Collectives, Messages, dist.ProcessGroup):
         self._settle()  # what callbacks have posted
         self._ended = True
         self._p2p_buffers.clear()
+        if self._fabric is not None:
+            self._fabric.close(self._seconds)
         for comm in self._comms.values():
             if not ended and not comm.run.broken:
                 comm.run.abandon("a callback did not end")  # it may be using the communicator

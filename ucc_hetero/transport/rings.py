@@ -42,6 +42,14 @@ class Channels:
         _open[0] += 1
         #: By rank, what carries its ring: ``shared`` memory of the host, or so many wires.
         self.carriers = carriers
+        #: Lanes for messages in streams, once there have been any; NULL until then.
+        self._lanes: Any = ffi.NULL
+
+    def lanes(self, board: Any) -> Any:
+        """The lanes of messages in streams, of a communicator with this arrival board."""
+        if self._lanes == ffi.NULL:
+            self._lanes = lib.ucch_lanes_new(self.handle, board)
+        return self._lanes
 
     def describe(self) -> str:
         """Say what carries data to which ranks, the slots of the rings used so far, and their pinned memory."""
@@ -53,15 +61,27 @@ class Channels:
         each = "; ".join(f"{ranks_text(some)} {what}" for what, some in ranks.items())
         return f"{each}; {lib.ucch_channels_held(self.handle) / (1 << 20):.1f} MiB pinned"
 
+    def discard(self) -> None:
+        """Throw away messages in streams that have come, as nobody will receive them."""
+        if self._lanes != ffi.NULL:
+            lib.ucch_lanes_discard(self._lanes)
+
     def close(self, timeout: float) -> None:
         """Give the memory back once nothing is under way; collective. What does not end by then is left alone."""
         until = time.monotonic() + timeout
-        while (quiet := lib.ucch_channels_quiet(self.handle)) != 1:
+        if self._lanes != ffi.NULL:
+            lib.ucch_lanes_stop(self._lanes)
+        while (quiet := lib.ucch_channels_quiet(self.handle)) != 1 or not self._idle():
             if quiet < 0 or time.monotonic() > until:
                 return
             time.sleep(0)
+        if self._lanes != ffi.NULL:
+            lib.ucch_lanes_free(self._lanes)
         lib.ucch_channels_free(self.handle)
         _open[0] -= 1
+
+    def _idle(self) -> bool:
+        return self._lanes == ffi.NULL or bool(lib.ucch_lanes_idle(self._lanes))
 
 
 #: Communicators of this process with channels.
@@ -149,7 +169,7 @@ def _lack(mine: Facts, runtime: DeviceRuntime | None, *, late: bool) -> str:
     unable = _unable(runtime, late=late)
     if unable:
         return unable
-    words = ffi.new("size_t *", 2 * int(env.get("ARENA")))
+    words = ffi.new("size_t *", int(env.get("WINDOW")))
     return "" if lib.ucch_window_own(key_of(mine), words) >= 0 else "no shared memory"
 
 
@@ -234,7 +254,8 @@ def _offer(
     board = mine.host.memory, mine.vendor, runtime.bus(mine.device) if runtime is not None else ""
     # A usual kernel is made as a try: one vendor's compiler may be missing where the other's is there.
     ready = not (unwanted or lack)
-    compiles = ready and kernels.ready(lib.UCCH_COMBINE, OPS["SUM"].code, DTYPES["float32"].code, 0, insist=True)
+    sums = lib.UCCH_COMBINE, OPS["SUM"].code, DTYPES["float32"].code, 0
+    compiles = ready and kernels.all_ready([sums, (lib.UCCH_LANE_COPY, 0, 0, 0)])
     reach = _Reach.of(rank, places, measured.number) if ready else _Reach()
     if ready and hosts and not reach.wires:
         lack = "no network threads"
