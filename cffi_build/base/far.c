@@ -14,7 +14,8 @@ typedef struct standing {
 struct ucch_far {
     int size;
     uint64_t called;                  /* the last call, or the one that is being prepared */
-    uint32_t hashes[UCCH_CALLS_SEEN]; /* of the calls; 0: none, or a refused one */
+    uint64_t changed;                 /* the first call that was announced, and made otherwise or refused since */
+    uint32_t hashes[UCCH_CALLS_SEEN]; /* of the calls; 0: none */
     int news;                         /* whether anything of what follows is to be looked at */
     uint64_t differs;                 /* the first call that ranks of several hosts have made differently */
     int by;                           /* a rank that has made it differently from us */
@@ -30,16 +31,23 @@ ucch_far *ucch_far_new(int size) {
 
 void ucch_far_free(ucch_far *far) { free(far); }
 
-/* This rank makes call `seq`; with signature 0 it refuses it. Under the engine's lock. */
+/* This rank makes call `seq`, or refuses it. Under the engine's lock. */
 void ucch_far_call(ucch_far *far, uint64_t seq, uint64_t signature) {
-    uint32_t hash = signature ? (uint32_t)(signature ^ signature >> 32) | 1 : 0;
-    __atomic_store_n(&far->hashes[seq % UCCH_CALLS_SEEN], hash, __ATOMIC_RELAXED);
+    uint32_t hash = (uint32_t)(signature ^ signature >> 32) | 1, *at = &far->hashes[seq % UCCH_CALLS_SEEN];
+    if (signature == UCCH_REFUSED_CALL) hash = UCCH_REFUSED_HASH;
+    uint64_t none = 0;
+    int was_told = far->called == seq && *at != hash;
+    __atomic_store_n(at, hash, __ATOMIC_RELAXED);
     __atomic_store_n(&far->called, seq, __ATOMIC_RELEASE);
+    if (was_told) __atomic_compare_exchange_n(&far->changed, &none, seq, 0, __ATOMIC_RELEASE, __ATOMIC_RELAXED);
 }
+
+/* The first call that others have to be told of anew, and 0 from then on. */
+uint64_t ucch_far_changed(ucch_far *far) { return __atomic_exchange_n(&far->changed, 0, __ATOMIC_ACQUIRE); }
 
 uint64_t ucch_far_called(const ucch_far *far) { return __atomic_load_n(&far->called, __ATOMIC_ACQUIRE); }
 
-/* A hash of call `seq` as this rank made it; 0 where it refused it, has not come to it, or does not remember. */
+/* A hash of call `seq` as this rank made it; 0 where it has not come to it, or does not remember. */
 uint32_t ucch_far_hash(const ucch_far *far, uint64_t seq) {
     if (seq > ucch_far_called(far)) return 0;
     uint32_t hash = __atomic_load_n(&far->hashes[seq % UCCH_CALLS_SEEN], __ATOMIC_RELAXED);

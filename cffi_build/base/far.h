@@ -6,6 +6,8 @@
 
 /* Calls that are remembered, for ranks of other hosts to compare theirs with. */
 #define UCCH_CALLS_SEEN 8192
+/* The hash of a refused call; those of others are odd. */
+#define UCCH_REFUSED_HASH 2
 
 typedef struct ucch_far ucch_far;
 
@@ -18,12 +20,15 @@ uint64_t ucch_far_difference(const ucch_far *far, int *rank, char *label);
 int ucch_far_fate(const ucch_far *far, int rank);
 
 /* For the thread that hears of other hosts, which alone writes. */
+uint64_t ucch_far_changed(ucch_far *far);
 uint64_t ucch_far_called(const ucch_far *far);
 uint32_t ucch_far_hash(const ucch_far *far, uint64_t seq);
 void ucch_far_note_differs(ucch_far *far, uint64_t seq, int rank, const char *label);
 int ucch_far_note_gone(ucch_far *far, int rank, int how, uint64_t last);
 
 ucch_far *ucch_board_far(const ucch_board *board);
+void ucch_board_end(ucch_board *board, uint64_t call, int rank, const char *text);
+void ucch_board_own_text(ucch_board *board, uint64_t seq, char *text);
 int ucch_board_has_left(const ucch_board *board);
 void ucch_board_behind_by(ucch_board *board, int rank, uint64_t reached);
 

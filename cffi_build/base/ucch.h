@@ -13,7 +13,6 @@
 
 double ucch_now(void);
 
-int ucch_board_verdict(ucch_board *board, uint64_t since, uint64_t seq, int *peer);
 int ucch_board_peer(const ucch_board *board, int rank);
 void ucch_board_own_label(ucch_board *board, uint64_t seq, char *label);
 uint32_t ucch_board_comm(const ucch_board *board);

@@ -103,7 +103,7 @@ static int collect_locked(ucch_op *op) {
 
 static int check_locked(ucch_op *op, double now) {
     ucch_launch *l = (ucch_launch *)op;
-    int bad = ucch_board_verdict(l->board, l->since, op->error.seq, &op->error.peer);
+    int bad = ucch_board_verdict(l->board, op->error.seq, &op->error.peer);
     int needs_others = l->n || !l->channels || ucch_channels_waiting(l->channels);
     if (!bad && l->board && needs_others) {
         op->error.peer = ucch_board_gone(l->board, op->error.seq);
@@ -174,13 +174,12 @@ static ucch_launch *begin_locked(const asked *a, int *status) {
     l->channels = p->channels;
     if (l->board) ucch_board_launched(l->board, 1);
     l->op.error.seq = p->board ? ucch_board_publish(p->board, p->about.signature, p->about.label) : 0;
-    l->since = p->board ? ucch_board_since(p->board) : 0;
     if (UCCH_TRACING) l->op.event = ucch_trace_begin(p->number, -1, l->op.error.seq);
     ucch_op_begin_locked(&l->op, a->timeout);
     if (a->has_parent) adopt_locked(p, l);
     l->alone = !flying++;
     __atomic_thread_fence(__ATOMIC_SEQ_CST); /* as in host_executor.c: publish, then look */
-    int peer, bad = ucch_board_verdict(p->board, l->since, l->op.error.seq, &peer);
+    int peer, bad = ucch_board_verdict(p->board, l->op.error.seq, &peer);
     if (!bad && l->channels) {
         l->ticket = ucch_channels_ticket(l->channels);
         l->queueing = 1;
@@ -276,7 +275,7 @@ static int begin_capture(ucch_program *p, double timeout) {
     if (!status) {
         uint64_t number = ucch_board_publish(p->board, p->about.signature, p->about.label);
         ucch_record_end(ucch_board_record(p->board, UCCH_RECORD_GRAPH, number, p->about.signature, p->about.label), 0);
-        status = ucch_board_verdict(p->board, ucch_board_since(p->board), number, &peer);
+        status = ucch_board_verdict(p->board, number, &peer);
         ucch_graphs_watch_locked(&p->channels->graphs, p->board, number, timeout);
     }
     ucch_unlock();

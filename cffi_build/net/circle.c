@@ -30,7 +30,7 @@ typedef struct opinion {
     uint64_t call;
     int32_t rank;
     uint32_t hash;
-    char label[UCCH_LABEL_BYTES];
+    char text[UCCH_REFUSAL_BYTES]; /* a label, or why it was refused */
 } opinion;
 
 typedef struct gone {
@@ -114,19 +114,23 @@ static void note_opinion(ucch_circle *c, const opinion *o) {
 
 /* Say what this rank called. */
 static void give_opinion(ucch_circle *c, uint64_t call, uint32_t hash) {
-    opinion mine = {.call = call, .rank = c->rank, .hash = hash, .label = "another call"};
-    ucch_board_own_label(c->board, call, mine.label);
+    opinion mine = {.call = call, .rank = c->rank, .hash = hash, .text = "another call"};
+    ucch_board_own_text(c->board, call, mine.text);
     note_opinion(c, &mine);
 }
 
-/* Compare what was said with what this rank called, as soon as it has. */
+/* Compare what was said with what this rank called, as soon as it has. Opinions are of calls that differ: of a refused
+ * one, another rank makes it. */
 static void weigh_opinions(ucch_circle *c) {
     for (int i = 0; i < c->nnews; i++) {
         opinion o = c->news[i].opinion; /* the list may move */
-        uint32_t mine = c->news[i].kind == OPINION ? ucch_far_hash(c->far, o.call) : 0;
-        if (!mine || mine == o.hash) continue;
-        give_opinion(c, o.call, mine);
-        ucch_far_note_differs(c->far, o.call, o.rank, o.label);
+        if (c->news[i].kind != OPINION) continue;
+        uint32_t mine = ucch_far_hash(c->far, o.call);
+        if (mine && mine != o.hash) give_opinion(c, o.call, mine);
+        if (o.hash == UCCH_REFUSED_HASH)
+            ucch_board_end(c->board, o.call, o.rank, o.text);
+        else if (mine && mine != o.hash && mine != UCCH_REFUSED_HASH)
+            ucch_far_note_differs(c->far, o.call, o.rank, o.text);
     }
 }
 
@@ -141,6 +145,12 @@ static void compare(ucch_circle *c, spoke *s) {
         uint32_t mine = ucch_far_hash(c->far, call), theirs = s->hashes[call % SEEN];
         if (mine && theirs && mine != theirs) give_opinion(c, call, mine);
     }
+}
+
+/* From call `first` on, unless that is 0, what this rank has called is not what it has said. */
+static void tell_anew(spoke *s, uint64_t first) {
+    if (first && s->sent >= first) s->sent = first - 1;
+    if (first && s->compared >= first) s->compared = first - 1;
 }
 
 /* Tell a rank what this one has called since the last time. */
@@ -162,13 +172,15 @@ static void send_calls(ucch_circle *c, spoke *s) {
 }
 
 static void hear_calls(ucch_circle *c, spoke *s, const calls *word) {
-    if (word->first <= s->reached) return; /* nobody of ours says so */
-    uint64_t skipped = word->first - s->reached - 1;
+    if (word->first + SEEN / 2 < s->reached) return; /* nobody of ours says so */
+    uint64_t skipped = word->first > s->reached ? word->first - s->reached - 1 : 0;
     for (uint64_t i = 0; i < skipped && i < SEEN; i++)
         s->hashes[(word->first - 1 - i) % SEEN] = 0;
     for (uint64_t i = 0; i < word->count; i++)
         s->hashes[(word->first + i) % SEEN] = word->hashes[i];
-    s->reached = word->first + word->count - 1;
+    uint64_t last = word->first + word->count - 1;
+    if (last > s->reached) s->reached = last;
+    if (s->compared >= word->first) s->compared = word->first - 1; /* told anew */
     compare(c, s);
 }
 
@@ -202,7 +214,7 @@ static int heard(int link, uint32_t kind, uint64_t key, const void *data, size_t
     if (!c) return 0; /* given back, or not made yet */
     memcpy(&word, data, bytes);
     if (kind == OPINION) {
-        word.opinion.label[UCCH_LABEL_BYTES - 1] = 0;
+        word.opinion.text[UCCH_REFUSAL_BYTES - 1] = 0;
         if (word.opinion.rank < 0 || word.opinion.rank >= c->size) return -1;
         note_opinion(c, &word.opinion);
     } else if (kind == GONE) {
@@ -219,7 +231,9 @@ static int heard(int link, uint32_t kind, uint64_t key, const void *data, size_t
 static void take_turn(void) {
     for (ucch_circle *c = circles; c; c = c->next) {
         if (ucch_board_has_left(c->board)) note_gone(c, &(gone){ucch_far_called(c->far), c->rank, UCCH_LEFT});
+        uint64_t anew = ucch_far_changed(c->far);
         for (int i = 0; i < c->nspokes; i++) {
+            tell_anew(&c->spokes[i], anew);
             send_calls(c, &c->spokes[i]);
             compare(c, &c->spokes[i]);
         }

@@ -295,3 +295,6 @@ def test_refusals_are_heard_on_other_hosts(cluster: Cluster) -> None:
     script = Path(__file__).resolve().parents[1] / "mpi" / "refusal_cases.py"
     done = cluster.mpirun([sys.executable, str(script)], env={"UCCH_TIMEOUT": "300"}, timeout=150)
     assert "kinds of calls refused" in done.stdout, done.stdout + done.stderr
+    script = script.with_name("mistake_cases.py")
+    done = cluster.mpirun([sys.executable, str(script), "15"], env={"UCCH_TIMEOUT": "300"}, timeout=150)
+    assert "all mistakes told" in done.stdout, done.stdout + done.stderr

@@ -19,6 +19,16 @@ sys.path.insert(0, {str(CASES.parent)!r})
 runpy.run_path({str(CASES)!r}, run_name="__main__")
 """
 
+MISTAKE_CASES = CASES.with_name("mistake_cases.py")
+#: Random mistakes of one rank; scripts in a file have their own folder to import from.
+MISTAKES = f"""
+import runpy, sys
+import arrays
+sys.path.insert(0, {str(CASES.parent)!r})
+sys.argv[1:] = ["15"]
+runpy.run_path({str(MISTAKE_CASES)!r}, run_name="__main__")
+"""
+
 #: Messages of three lengths, and the bytes of those that went by way of pinned memory.
 WAYS = """
 import numpy as np

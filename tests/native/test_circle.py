@@ -90,9 +90,9 @@ def test_calls_that_differ_are_known_on_both_sides(rank: Callable[..., Rank]) ->
     first, count, *hashes = struct.unpack("<QQ3I", here.hear(CALLS))
     assert (first, count) == (1, 3) and 0 not in hashes
     here.say(CALLS, calls(1, [hashes[0], hashes[1] ^ 2, hashes[2]]))
-    call, who, digest, label = struct.unpack(f"<QiI{lib.UCCH_LABEL_BYTES}s", here.hear(OPINION))
+    call, who, digest, label = struct.unpack(f"<QiI{lib.UCCH_REFUSAL_BYTES}s", here.hear(OPINION))
     assert (call, who, digest, label.rstrip(b"\0")) == (2, 0, hashes[1], b"call 1")
-    here.say(OPINION, struct.pack(f"<QiI{lib.UCCH_LABEL_BYTES}s", 2, 1, hashes[1] ^ 2, b"another"))
+    here.say(OPINION, struct.pack(f"<QiI{lib.UCCH_REFUSAL_BYTES}s", 2, 1, hashes[1] ^ 2, b"another"))
     until(lambda: lib.ucch_board_mismatch(here.board, 2) == -3)
     assert lib.ucch_board_mismatch(here.board, 1) == -1 and lib.ucch_board_mismatch(here.board, 3) == -3
     text, whose = ffi.new("char[]", int(lib.UCCH_LABEL_BYTES)), ffi.new("int *")
@@ -109,12 +109,41 @@ def test_a_call_is_compared_that_others_made_before(rank: Callable[..., Rank]) -
     assert struct.unpack("<Q", here.hear(OPINION)[:8]) == (2,)
 
 
-def test_refused_calls_are_not_compared(rank: Callable[..., Rank]) -> None:
+def test_a_refused_call_that_another_host_makes(rank: Callable[..., Rank]) -> None:
+    """Each side tells the other which call it was; who has refused it says why, and all know then."""
     here = rank()
-    lib.ucch_board_refuse(here.board, 0, b"no")
-    here.say(CALLS, calls(1, [77, 5]))
-    here.call(8, "differs")
-    assert struct.unpack("<Q", here.hear(OPINION)[:8]) == (2,)
+    lib.ucch_board_refuse(here.board, b"no")
+    here.call(8, "another one")
+    _, _, refused, _ = struct.unpack("<QQ2I", here.hear(CALLS))
+    here.say(CALLS, calls(1, [77]))
+    opinion = struct.unpack(f"<QiI{lib.UCCH_REFUSAL_BYTES}s", here.hear(OPINION))
+    assert opinion == (1, 0, refused, b"no".ljust(lib.UCCH_REFUSAL_BYTES, b"\0"))
+    until(lambda: lib.ucch_board_broken(here.board))
+    assert lib.ucch_board_mismatch(here.board, 1) == -1
+
+
+def test_a_call_that_another_host_has_refused(rank: Callable[..., Rank]) -> None:
+    """Heard before this rank comes to it."""
+    here = rank()
+    here.say(OPINION, struct.pack(f"<QiI{lib.UCCH_REFUSAL_BYTES}s", 3, 1, 2, b"why"))
+    until(lambda: lib.ucch_board_broken(here.board))
+    found, peer = ffi.new("ucch_refusal *"), ffi.new("int *")
+    assert lib.ucch_board_refusal(here.board, found)
+    assert (found.call, found.rank, ffi.string(found.text)) == (3, 1, b"why")
+    assert [lib.ucch_board_verdict(here.board, call, peer) for call in (2, 3)] == [0, lib.UCCH_FAIL_REFUSED]
+    assert peer[0] == -3
+
+
+def test_a_call_that_is_refused_after_it_was_announced(rank: Callable[..., Rank]) -> None:
+    """What others have heard of it is not what it has become: they are told anew, and it is compared anew."""
+    here = rank()
+    here.say(CALLS, calls(1, [9]))
+    lib.ucch_board_announce(here.board, 8, b"as announced".ljust(lib.UCCH_LABEL_BYTES, b"\0"))  # 8 | 1 is what came
+    assert struct.unpack("<QQI", here.hear(CALLS)) == (1, 1, 9)
+    lib.ucch_board_refuse(here.board, b"no")
+    assert struct.unpack("<QQI", here.hear(CALLS)) == (1, 1, 2)
+    assert struct.unpack("<Qi", here.hear(OPINION)[:12]) == (1, 0)
+    until(lambda: lib.ucch_board_broken(here.board))
 
 
 def test_a_connection_that_breaks_is_a_death(rank: Callable[..., Rank]) -> None:
@@ -146,7 +175,7 @@ NONSENSE = {
     "unknown": struct.pack("<IIQ", 4, 99, KEY) + b"four",
     "short": struct.pack("<IIQ", 8, CALLS, KEY) + bytes(8),
     "count": struct.pack("<IIQ", 20, CALLS, KEY) + struct.pack("<QQI", 1, 1 << 40, 1),
-    "rank": struct.pack("<IIQ", 64, OPINION, KEY) + struct.pack("<QiI48s", 1, 1 << 30, 1, b"x"),
+    "rank": struct.pack("<IIQ", 256, OPINION, KEY) + struct.pack("<QiI240s", 1, 1 << 30, 1, b"x"),
     "how": struct.pack("<IIQ", 16, GONE, KEY) + struct.pack("<Qii", 1, 1, 99),
     "beat": struct.pack("<IIQ", 1, 0, KEY) + b"x",
 }
@@ -167,7 +196,7 @@ def test_anything_may_come(rank: Callable[..., Rank]) -> None:
         here = rank()
         for _ in range(rng.randint(1, 30)):
             kind = rng.choice([0, 0, CALLS, CALLS, OPINION, GONE])
-            size = {CALLS: 16 + 4 * (n := rng.choice([1, 2, 500, 2048])), OPINION: 64, GONE: 16}.get(kind, 0)
+            size = {CALLS: 16 + 4 * (n := rng.choice([1, 2, 500, 2048])), OPINION: 256, GONE: 16}.get(kind, 0)
             data = bytearray(rng.randbytes(size))
             if kind == CALLS:
                 data[:16] = struct.pack("<QQ", rng.choice([1, 2, 9000, rng.getrandbits(64)]), n)

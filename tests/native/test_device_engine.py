@@ -32,6 +32,14 @@ def test_collectives(fakes: Callable[..., Any], layout: str, env: dict[str, str]
     assert (result.said("right"), result.said("right queued")) == (result.ranks, queued)
 
 
+@pytest.mark.parametrize("layout, env", [
+    ("nvidia:2", {}), ("nvidia:1,amd:2", {}), ("nvidia:1,amd:1", BY_HOSTS),
+])  # fmt: skip
+def test_random_mistakes(fakes: Callable[..., Any], layout: str, env: dict[str, str]) -> None:
+    """Of one rank: all say who has refused what."""
+    assert fakes(device_scripts.MISTAKES, layout, UCCH_TIMEOUT="300", **env).said("all mistakes told") == 1
+
+
 @pytest.mark.parametrize(
     "layout, path, env", [("nvidia:2,amd:1", "direct", {}), ("nvidia:1,amd:2", "staged", device_scripts.FEW_QUEUES)]
 )

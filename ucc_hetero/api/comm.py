@@ -14,7 +14,6 @@ from ..bootstrap.timely import Timely
 from ..calls.arguments import CallSpec
 from ..calls.dispatch import Runner
 from ..calls.neighbours import Neighbourhood
-from ..calls.notices import Notices
 from ..calls.p2p import Messages
 from ..calls.partitioned import Partitions
 from ..calls.persistent import PersistentRequest
@@ -59,9 +58,10 @@ class Communicator(MessageMethods, NeighbourMethods, GroupMethods, FaultMethods)
 
     Methods, defaults and buffer forms are mpi4py's; methods with a capital letter take buffers, the others are those
     of the MPI communicator (pickled objects). Mistakes in arguments raise ``TypeError``, ``ValueError`` or
-    ``BufferError`` before anything is sent, and the communicator stays usable. A collective that one rank refuses so
-    counts as called: the other ranks' call raises :class:`~ucc_hetero.errors.RefusedError`. Failures of a call that
-    was sent raise a :class:`~ucc_hetero.errors.CollectiveError`, after which a new communicator must be made.
+    ``BufferError`` before anything is sent. Where all ranks make the same mistake in a collective, or one makes it in a
+    message, the communicator stays usable. A collective that some ranks refuse so and others make ends the
+    communicator: the others' call raises :class:`~ucc_hetero.errors.RefusedError`, and so does every later one. As
+    after any :class:`~ucc_hetero.errors.CollectiveError` a new communicator must be made then.
 
     ``stream`` (torch's, CuPy's, an integer handle) lets a collective start when that stream reaches it, and lets the
     stream go on only when the data is there; methods with ``I`` do not block the host meanwhile.
@@ -112,10 +112,6 @@ class Communicator(MessageMethods, NeighbourMethods, GroupMethods, FaultMethods)
         self._recovery = Recovery(self._run)
         #: Made when they are used first: messages of the package's own calls, and what those calls are.
         self._own_messages: Messages | None = None
-        board = self._run.board
-        self._notices = None
-        if self._run.size > (len(board.ranks) if board.shared else 1):
-            self._notices = Notices(self._own(), self._run.refusals)
         self._known_edges: Neighbourhood | None = None
         self._known_partitions: Partitions | None = None
         self.rank: int = self._run.rank
@@ -132,8 +128,6 @@ class Communicator(MessageMethods, NeighbourMethods, GroupMethods, FaultMethods)
         run = self._run
         together = not run.orphaned and run.close()
         self._recovery.close()
-        if self._notices is not None:
-            self._notices.close()
         exit.forget(self)
         self._run, self._messages = cast(Runner, _Freed()), cast(Messages, _Freed())
         self._own_messages = self._known_edges = self._known_partitions = None

@@ -135,10 +135,21 @@ class Board:
         lib.ucch_unlock()
         return seq
 
-    def refusal(self, seq: int) -> Any:
-        """The ``ucch_refusal`` because of which call ``seq`` comes to nothing; None if none is remembered."""
+    def refuse(self, why: str) -> None:
+        """Say that this rank cannot make its next call. Where another rank makes it, that ends the communicator."""
+        lib.ucch_board_refuse(self.native, why.encode()[: int(lib.UCCH_REFUSAL_BYTES) - 1])
+
+    def refusal(self) -> tuple[int, int, str] | None:
+        """The refused call that has ended the communicator, who refused it, and why; None while there is none."""
         found = ffi.new("ucch_refusal *")
-        return found if lib.ucch_board_refused(self.native, 0, seq, found) else None
+        if self.native is None or not lib.ucch_board_refusal(self.native, found):
+            return None
+        return int(found.call), int(found.rank), ffi.string(found.text).decode(errors="replace")
+
+    def verdict(self, seq: int) -> tuple[int, int]:
+        """Why call ``seq`` comes to nothing, as far as can be seen: a status or 0, and an error's ``peer``."""
+        peer = ffi.new("int *")
+        return int(lib.ucch_board_verdict(self.native, seq, peer)), int(peer[0])
 
     def dead(self) -> int:
         """A rank that is gone although it had not left, -1 for none."""

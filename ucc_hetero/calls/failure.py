@@ -24,8 +24,8 @@ from ..trace import flight
 _E = TypeVar("_E", bound=UCCHError)
 
 
-class StaleError(RefusedError):
-    """Nothing was started: it has to be prepared anew, because an earlier call came to nothing."""
+#: What to do once a call was refused that other ranks make.
+ANEW = "the communicator can no longer be used: free it and make a new one"
 
 
 def failure_of(op: Any, board: Board, rank: int, label: str, timeout: float) -> CollectiveError:
@@ -35,8 +35,10 @@ def failure_of(op: Any, board: Board, rank: int, label: str, timeout: float) -> 
     return explain(error, board, rank, label, timeout)
 
 
-def not_started(rank: int, label: str, status: int) -> Exception:
+def not_started(board: Board, rank: int, label: str, status: int) -> Exception:
     """The exception for a call that the engine did not begin."""
+    if status == lib.UCCH_FAIL_BROKEN and (ended := refused(board)):  # since it was looked at
+        return RefusedError(f"rank {rank}: {label}: {ended}; {ANEW}")
     if status == lib.UCCH_FAIL_PINNED:  # no failure of the communicator's: the other ranks are told
         return DeviceError(
             f"rank {rank}: {label} needs rings, and no pinned memory is left "
@@ -48,8 +50,6 @@ def not_started(rank: int, label: str, status: int) -> Exception:
         return NotSupported(
             f"rank {rank}: {label}: make such a call once before capturing, so that its kernel is there"
         )
-    if status == lib.UCCH_STALE:
-        return StaleError(f"rank {rank}: {label}: an earlier call came to nothing")
     why = status_name(status)
     if status in (lib.UCCH_FAIL_DEVICE, lib.UCCH_FAIL_MEMORY):
         why = ffi.string(lib.ucch_device_error()).decode(errors="replace") or "out of memory"
@@ -90,8 +90,8 @@ def _reason(error: Any, board: Board, rank: int, label: str, timeout: float) -> 
         other = board.label(peer, seq) or "something else"
         earlier = f", where it should have been as call {first} here" if first < seq else " instead"
         return MismatchError(f"{where}: rank {peer} called {other}{earlier}")
-    if status == lib.UCCH_FAIL_REFUSED:
-        return RefusedError(f"{where}: {_refused(board.refusal(seq), seq)}")
+    if status in _BY_REFUSAL and (why := refused(board, seq)):
+        return RefusedError(f"{where}: {why}; {ANEW}")
     if status == lib.UCCH_FAIL_REVOKED:
         return RevokedError(f"{where}: a rank has revoked the communicator; Shrink() goes on without the dead")
     if status == lib.UCCH_FAIL_PEER:
@@ -120,6 +120,10 @@ def _reason(error: Any, board: Board, rank: int, label: str, timeout: float) -> 
     return CollectiveError(f"{where}: {status_name(status)} in step {error.step}{lost}")
 
 
+#: How calls and messages end where a refused call has ended the communicator: ranks leave it.
+_BY_REFUSAL = (lib.UCCH_FAIL_REFUSED, lib.UCCH_FAIL_PEER, lib.UCCH_FAIL_BROKEN)
+
+
 def _gone(board: Board, peer: int, rank: int) -> str:
     how = board.fate(peer)
     if peer == rank:
@@ -132,8 +136,11 @@ def _gone(board: Board, peer: int, rank: int) -> str:
     return f"rank {peer} has left the job or died"
 
 
-def _refused(refusal: Any, seq: int) -> str:
-    if refusal is None:
-        return "another rank refused its part of it"
-    what = "refused its part" if refusal.call == seq else f"refused call {refusal.call} before it"
-    return f"rank {refusal.rank} {what}: {ffi.string(refusal.text).decode(errors='replace')}"
+def refused(board: Board, seq: int = 0) -> str:
+    """Who has refused a call that others make, and why; empty while nobody has. ``seq``: the call that ends by that."""
+    found = board.refusal()
+    if found is None:
+        return ""
+    call, rank, text = found
+    what = "refused its part" if call == seq else f"refused call {call}"
+    return f"rank {rank} {what}: {text}" if rank >= 0 else "another rank has refused a call"

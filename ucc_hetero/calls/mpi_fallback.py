@@ -13,16 +13,12 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from ..bindings.handle import sweep
 from ..bootstrap.liveness import Board
 from ..buffers import is_in_place
 from ..buffers.exporters import memory_of
-from ..errors import CollectiveError, CollectiveTimeout, NotSupported
+from ..errors import CollectiveError, NotSupported
 from ..native.libraries import ffi, lib
-from ..native.waiting import progress_until
-from ..planner.collectives import Call
 from ..types import Op
 from .arguments import CallSpec, root_of
 from .failure import explain
@@ -50,26 +46,18 @@ class Watch:
     def __init__(self, board: Board, rank: int, label: str, timeout: float, *, announce: bool = False) -> None:
         self.board, self.rank, self.label, self.timeout = board, rank, label, timeout
         self.began = time.monotonic()
-        self.since = lib.ucch_board_since(board.native)
         self.seq, self.record = (board.announce(label), 0) if announce else board.publish(label)
 
     def look(self) -> None:
         """Raise what makes the call hopeless: a peer that refused it, called another or is gone; the deadline."""
         look_around()
         elapsed = time.monotonic() - self.began
-        native = self.board.native
-        status, peer = lib.UCCH_FAIL_MISMATCH, lib.ucch_board_mismatch(native, self.seq)
-        refused = bool(lib.ucch_board_refused(native, self.since, self.seq, ffi.NULL))
-        if refused:
-            status = lib.UCCH_FAIL_REFUSED
-        elif lib.ucch_board_revoked(native):
-            refused, status = True, lib.UCCH_FAIL_REVOKED
-        elif peer == -1:
-            status, peer = lib.UCCH_FAIL_PEER, lib.ucch_board_gone(native, self.seq)
-        if peer == -1 and not refused:
-            if not 0 < self.timeout < elapsed:
-                return
-            status = lib.UCCH_FAIL_TIMEOUT
+        status, peer = self.board.verdict(self.seq)
+        if not status:
+            peer = lib.ucch_board_gone(self.board.native, self.seq)
+            status = lib.UCCH_FAIL_PEER if peer != -1 else lib.UCCH_FAIL_TIMEOUT
+        if status == lib.UCCH_FAIL_TIMEOUT and not 0 < self.timeout < elapsed:
+            return
         lib.ucch_record_end(self.record, status)
         error = ffi.new("ucch_error *", {"status": status, "seq": self.seq, "peer": peer, "elapsed": elapsed})
         raise explain(error, self.board, self.rank, self.label, self.timeout)
@@ -92,7 +80,7 @@ class Watch:
 
     def finish(self, nbytes: int) -> None:
         """Count the call, once nobody turns out to have called something else."""
-        if lib.ucch_board_mismatch(self.board.native, self.seq) != -1:
+        if self.board.verdict(self.seq)[0]:
             self.look()
         lib.ucch_record_end(self.record, 0)
         lib.ucch_board_add(self.board.native, time.monotonic() - self.began, nbytes)
@@ -201,10 +189,6 @@ class Delegate:
         self.failed = failed
         #: Requests in flight.
         self.active = 0
-        #: Exchanges of counts of calls that this rank has refused: (request, its memory).
-        self._joined: list[tuple[Any, object]] = []
-        #: The exchange of counts of a call that has not begun: there is one for each call, however often that is tried.
-        self._along: tuple[Any, Any, object] | None = None
 
     def settle(self) -> int:
         """See to dropped calls of this communicator; how many are under way."""
@@ -260,22 +244,6 @@ class Delegate:
         self.active += change
         lib.ucch_unlock()
 
-    def refuse_along(self) -> None:
-        """Take part in the exchange of counts of a call that comes to nothing here, unless this rank has."""
-        self._joined = [each for each in self._joined if not each[0].Test()]
-        request, *words = self._along or self._exchange_along(-1)
-        self._joined.append((request, words))
-        self.done_along()
-
-    def done_along(self) -> None:
-        """The call whose counts were sent has begun, or failed: those to come are another one's."""
-        self._along = None
-
-    def _exchange_along(self, mine: Any) -> tuple[Any, Any, object]:
-        words, got = np.full(self.size, -1, np.int64), np.full(self.size, -1, np.int64)
-        words[:] = mine
-        return self.mpi.Ialltoall(words, got), got, words
-
     def _host_memory(self, name: str, argument: str, spec: Any) -> None:
         """MPI may know nothing of GPUs: a device pointer would end the job."""
         buffer = spec[0] if isinstance(spec, (list, tuple)) and spec else spec
@@ -287,24 +255,3 @@ class Delegate:
                 f"{name} on rank {self.rank}: {argument} is in {memory.vendor} memory; the user's own operations, "
                 "MINLOC and MAXLOC work on host memory only: copy it to the host first"
             )
-
-    def send_along(self, call: Call, mine: Any) -> tuple[Any, Callable[[], None]]:
-        """Let the counts travel the way of an uneven call's data: (what arrives here, what waits for it)."""
-        # To all, also where only the root has anything to compare: a rank that refuses may not know who that is.
-        if call.collective != "alltoallv" and self.rank != call.root:
-            words = np.full(self.size, -1, np.int64)
-            words[call.root] = mine[0]
-        else:
-            words = mine
-        self._along = self._along or self._exchange_along(words)
-        request, got, _ = self._along
-        if call.collective != "alltoallv" and (self.rank == call.root) == (call.collective == "scatterv"):
-            got = mine  # there is nothing to compare
-        elif call.collective == "scatterv":
-            got = got[call.root : call.root + 1]
-
-        def wait() -> None:
-            if not progress_until(request.Test, self.timeout, longest=_NAP):
-                raise CollectiveTimeout(f"rank {self.rank}: {call.collective}: other ranks have not called it")
-
-        return got, wait

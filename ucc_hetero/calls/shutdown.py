@@ -92,7 +92,7 @@ def _nobody_comes(run: Runner) -> bool:
     """Whether this communicator's ranks cannot be waited for; throws away what came meanwhile."""
     _discard(run)
     look_around()
-    return bool(run.broken) or run.board.dead() >= 0
+    return run.ended() or bool(run.broken) or run.board.dead() >= 0
 
 
 def _forget_entered() -> None:
