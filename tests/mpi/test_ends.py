@@ -229,7 +229,7 @@ def test_interrupted_as_it_fails(mpirun, known: bool) -> None:
     """Memory of a call that failed is kept, whatever its caller has raised meanwhile."""
     script = """
 import gc
-from ucc_hetero.calls import dispatch
+from ucc_hetero.bindings import quarantine
 from ucc_hetero.native.libraries import lib
 
 other, x, y = u.Communicator(world), np.ones(1000), np.empty(1000)
@@ -243,14 +243,14 @@ def interrupted(op):
     raise KeyboardInterrupt
 
 if rank == 0:
-    other._run.wait, before = interrupted, len(dispatch._graveyard)
+    other._run.wait, before = interrupted, len(quarantine._for_ever)
 else:
     world.recv(source=0)
 try:
     other.Allreduce(x[rank:], y[rank:])
 except (KeyboardInterrupt, u.MismatchError) as error:
     print(type(error).__name__, flush=True)
-assert rank or len(dispatch._graveyard) == before + 1
+assert rank or len(quarantine._for_ever) == before + 1
 gc.collect()
 try:
     other.Allreduce(x, y)

@@ -11,6 +11,7 @@ from typing import Any
 
 from .. import env, log
 from .._version import __version__
+from ..bindings import quarantine
 from ..device import bind
 from ..errors import AgreementError, CollectiveError, UCCHError
 from ..machine import nics
@@ -76,7 +77,7 @@ class Membership:
             self._create(timeout)
         except BaseException:
             self.part()
-            _spoilt.append(self)  # the libraries go on with what they have of it
+            quarantine.keep(self)  # the libraries go on with what they have of it
             if hasattr(self, "job"):
                 process.forsake(self.job)
             self.release_id()
@@ -308,9 +309,6 @@ def _measured_table() -> str:
     check_table(text)
     return text
 
-
-#: Communicators that could not be made.
-_spoilt: list[object] = []
 
 #: Communicator numbers in use by this process, a bit each, and the last one taken; part of every message tag.
 _ids = bytearray(512)

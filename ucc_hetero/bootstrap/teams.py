@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
 
-from ..bindings import ucc
+from ..bindings import quarantine, ucc
 from ..device import free_memory, own_device
 from ..errors import CollectiveError, CollectiveTimeout, DeviceError, LibraryError, RefusedError
 from ..machine.vendors import of_memory
@@ -22,10 +22,6 @@ from .turns import alone, turn
 #: Seconds that libucc has to end the making of a team after a rank has refused the call that it is for. What it sends
 #: for a team that some ranks leave is taken for that of the next one, which then never ends.
 _GRACE = 2.0
-
-
-#: Teams that did not come to be used.
-_spoilt: list[object] = []
 
 
 class Teams:
@@ -95,7 +91,7 @@ class Teams:
                 self._canary(team, ranks, link)
             except BaseException as error:
                 job.spoilt = True
-                _spoilt.append(team)  # libucc goes on with what it has
+                quarantine.keep(team)  # libucc goes on with what it has
                 if isinstance(error, CollectiveTimeout):
                     raise CollectiveTimeout(self._late(ranks, link, team)) from error
                 if isinstance(error, LibraryError) and error.status == ucc.Status.ERR_NO_RESOURCE:

@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any
 
 from .. import env
+from ..bindings import quarantine
 from ..bindings.ucc import status_name
 from ..bootstrap.group import Membership
 from ..device import report, stream_handle
@@ -31,10 +32,6 @@ _run = lib.ucch_program_run
 _leave = lib.ucch_program_leave
 _cast = ffi.cast
 _LAUNCHED = Execution.LAUNCHED
-
-
-#: Programs and buffers of calls that failed or were dropped while libucc still used them; never freed.
-_graveyard: list[object] = []
 
 
 class Runner:
@@ -424,7 +421,7 @@ class Runner:
         """This process is a child that was forked: the communicator is its parent's."""
         self.orphaned, self.broken = True, "it is the parent process's"
         lib.ucch_board_break(self.board.native)
-        _graveyard.append(self)
+        quarantine.keep(self)
 
     def _usable(self) -> None:
         if self.orphaned:
@@ -462,7 +459,7 @@ class Runner:
     def _broke(self, failure: Exception, keep: object) -> None:
         """A call failed: whoever ran it may still use its memory, and nothing more is run."""
         self.abandon(str(failure))
-        _graveyard.append(keep)
+        quarantine.keep(keep)
 
     def _run(self, prepared: Prepared) -> None:
         """Run a prepared call to its end, in this thread."""
@@ -486,7 +483,7 @@ class Runner:
         if lib.ucch_program_active(program.handle):
             if not self.broken:
                 self.abandon(f"{label} was interrupted")
-            _graveyard.append((program, keep))
+            quarantine.keep((program, keep))
         else:
             with suppress(Exception):
                 self._judge(program, int(lib.ucch_peek(program.op)), keep, label)
@@ -539,7 +536,7 @@ class Runner:
         if self.broken or self.ended():
             # Its teams hang in libucc with whatever the failure left there; they are not touched again.
             self.members.part()
-            _graveyard.append((self.members, self._cache, self._persistent))
+            quarantine.keep((self.members, self._cache, self._persistent))
             self.members.release_id()
             return together
         for prepared in self._persistent.values():

@@ -7,18 +7,18 @@ something else, is missing or dies ends in an error here too.
 
 from __future__ import annotations
 
-import os
 import time
-from collections import deque
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
-from ..bindings.handle import sweep
+from ..bindings import quarantine
 from ..bootstrap.liveness import Board
 from ..buffers import is_in_place
 from ..buffers.exporters import memory_of
 from ..errors import CollectiveError, NotSupported
 from ..native.libraries import ffi, lib
+from ..native.waiting import progress_until
 from ..types import Op
 from .arguments import CallSpec, root_of
 from .failure import explain
@@ -71,12 +71,8 @@ class Watch:
 
     def wait(self, request: Any) -> None:
         """Wait for an MPI request."""
-        while not self.poll(request):
-            if time.monotonic() - self.began < _PATIENCE:
-                os.sched_yield()
-            else:
-                self.look()
-                time.sleep(_NAP)
+        done = partial(self.poll, request)
+        progress_until(done, hopeless=self.look, spin=_PATIENCE, step=_NAP, longest=_NAP)
 
     def finish(self, nbytes: int) -> None:
         """Count the call, once nobody turns out to have called something else."""
@@ -146,7 +142,8 @@ class _Delegated(PersistentRequest):
     def _drop(self) -> None:
         """MPI goes on with the call, and :meth:`Delegate.settle` sees to its end."""
         assert self._watch is not None
-        _forsaken.append(_Forsaken(self._watch, self._request, self._parts))
+        forsaken = _Forsaken(self._watch, self._request, self._parts)
+        quarantine.keep(forsaken, forsaken.ended, self._watch.board)
 
 
 class _Forsaken(NamedTuple):
@@ -170,9 +167,6 @@ class _Forsaken(NamedTuple):
         return True
 
 
-_forsaken: deque[_Forsaken] = deque()
-
-
 class Delegate:
     """The delegated calls of one communicator. ``failed`` is told of one that failed, and its memory."""
 
@@ -192,17 +186,7 @@ class Delegate:
 
     def settle(self) -> int:
         """See to dropped calls of this communicator; how many are under way."""
-        left = 0
-
-        def busy(each: _Forsaken) -> bool:
-            nonlocal left
-            mine = each.watch.board is self.board
-            stays = not (mine and each.ended())
-            left += mine and stays
-            return stays
-
-        sweep(_forsaken, busy)
-        return left
+        return quarantine.release(self.board)
 
     def start(self, call: CallSpec) -> PersistentRequest:
         """Begin a reduction."""
