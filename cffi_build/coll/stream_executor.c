@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "base/lock.h"
 #include "base/progress.h"
 #include "coll/graphs.h"
 #include "coll/stream_executor.h"
@@ -228,11 +229,11 @@ static ucch_launch *launch(const asked *a, int *status) {
     int before = ucch_device_enter();
     double began = ucch_now();
     for (int later = 1; later; later ? ucch_rest(ucch_now(), began) : 0) {
-        if (a->p->channels) pthread_mutex_lock(&queueing);
+        if (a->p->channels) ucch_take(&queueing, UCCH_AT_QUEUE);
         l = try_launch(a, status, &later);
         if (a->p->channels) {
             if (l && *status >= 0) *status = enqueue(a, l);
-            pthread_mutex_unlock(&queueing);
+            ucch_give(&queueing, UCCH_AT_QUEUE);
         }
     }
     ucch_device_leave(before);
@@ -289,14 +290,14 @@ int ucch_program_capture(ucch_program *p, uintptr_t send, uintptr_t recv, double
     if (send && send == recv) return UCCH_ALIASED;
     const device_ops *ops = ucch_bound_ops();
     int before = ucch_device_enter(), mode = ucch_capture_mode(UCCH_RELAXED);
-    pthread_mutex_lock(&queueing);
+    ucch_take(&queueing, UCCH_AT_QUEUE);
     p->base[UCCH_SEND] = (char *)send;
     p->base[UCCH_RECV] = (char *)recv;
     int status = begin_capture(p, timeout);
     if (!status) status = ucch_graphs_follow(&p->channels->graphs, (void *)stream);
     if (!status) status = ucch_enqueue(p, NULL, (void *)stream);
     if (!status) status = ucch_device_fail(ops->event_record(p->channels->graphs.last, (void *)stream), "record");
-    pthread_mutex_unlock(&queueing);
+    ucch_give(&queueing, UCCH_AT_QUEUE);
     ucch_capture_mode(mode);
     ucch_device_leave(before);
     ucch_progress_thread(1);
