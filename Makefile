@@ -29,7 +29,7 @@ demo:
 	UCCH_EMULATE=nvidia:2,amd:2 .venv/bin/mpirun -np 4 $(PY) examples/train_digits.py --check
 
 test: venv
-	@.ci/ungrouped $(PY) .ci/lanes.py ranks torch devices hosts unit types lint
+	@.ci/ungrouped $(PY) .ci/lanes.py hosts devices ranks torch unit types lint
 
 venv:
 	@.ci/venv test

@@ -32,7 +32,7 @@ from typing import Any
 
 from ..stdio import ends_with_its_reader
 from . import emulated_host, emulated_net
-from .emulated_host import Host
+from .emulated_host import EmulatedHost
 
 _GOODPUT = Path(__file__).with_name("emulated_goodput.py")
 _PORT = 47000
@@ -106,7 +106,7 @@ class Cluster:
         self._owner = os.getpid()
         self._switch: subprocess.Popen[bytes] | None = None
         self.directory = Path()
-        self.hosts: tuple[Host, ...] = ()
+        self.hosts: tuple[EmulatedHost, ...] = ()
 
     @property
     def slots(self) -> int:
@@ -136,7 +136,7 @@ class Cluster:
                 start_new_session=True,
             )
             self.hosts = tuple(
-                Host(plan, self.directory, self.launch_agent, extra)
+                EmulatedHost(plan, self.directory, self.launch_agent, extra)
                 for plan, extra in zip(self.layout, self._extra_env, strict=True)
             )
             assert self._switch.stdout is not None

@@ -18,6 +18,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "tests" / "crew"))
+from crews import RANK, CaseFailed, Crew  # noqa: E402
 
 # A shell starts background jobs with SIGINT ignored, and every process of theirs inherits that: tests of Ctrl-C would
 # wait for ever. A handler, unlike SIG_IGN, is not inherited.
@@ -231,6 +233,104 @@ def mpirun(tmp_path: Path) -> Iterator[Callable[..., MPIResult]]:
         return result
 
     yield run
+
+
+#: Crews that stay at the same time: ranks that wait for cases take no core, but memory.
+CREWS = 6
+
+
+class Crews:
+    """Crews by number of ranks and environment; the one that has not been used for longest makes room for another."""
+
+    def __init__(self) -> None:
+        self._crews: dict[tuple[object, ...], tuple[Crew, list[str]]] = {}
+
+    def run(
+        self, path: Path, case: str, ranks: int, args: Sequence[object], env: Mapping[str, str],
+        job: Mapping[str, str], limit: float,
+    ) -> MPIResult:  # fmt: skip
+        """Run a case on a crew whose processes have ``job`` in their environment from the beginning."""
+        key = (ranks, *sorted(job.items()))
+        crew, cases = self._crews.pop(key, None) or self._start(ranks, job)
+        cases.append(case)
+        try:
+            texts = crew.run(path, case, args, env, limit)
+        except CaseFailed as error:
+            pytest.fail(f"{error}\ncases of this crew: {', '.join(cases)}", pytrace=False)
+        except BaseException:
+            crew.kill()
+            raise
+        self._crews[key] = crew, cases
+        return MPIResult(0, *texts, ranks)
+
+    def _start(self, ranks: int, job: Mapping[str, str]) -> tuple[Crew, list[str]]:
+        program = find_mpirun()
+        if program is None:
+            pytest.skip("no mpirun: install the extra 'mpi', or an MPI")
+        if len(self._crews) == CREWS:
+            self.end(next(iter(self._crews)))
+        env = mpi_environment(program) | dict(job)
+        env.pop("UCX_MEM_MMAP_HOOK_MODE", None)  # as users have it
+        try:
+            return Crew([*mpi_command(program, ranks), sys.executable], ranks, env, 60 * ROOM, kill_session), []
+        except CaseFailed as error:
+            pytest.fail(str(error), pytrace=False)
+
+    def end(self, key: tuple[object, ...]) -> None:
+        """End a crew as a program ends."""
+        crew, cases = self._crews.pop(key)
+        try:
+            crew.end(60 * ROOM)
+        except CaseFailed as error:
+            pytest.fail(f"{error}\ncases of this crew: {', '.join(cases)}", pytrace=False)
+
+    def close(self) -> None:
+        """End all of them."""
+        try:
+            while self._crews:
+                self.end(next(iter(self._crews)))
+        finally:
+            for crew, _ in self._crews.values():
+                crew.kill()
+
+
+@pytest.fixture(scope="session")
+def crews() -> Iterator[Crews]:
+    """Jobs that stay for all tests."""
+    made = Crews()
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def crew(crews: Crews, request: pytest.FixtureRequest, tmp_path: Path) -> Callable[..., MPIResult]:
+    """Call as ``crew("short_cases:known", n=2, *, args=(), layout="", env={}, job={}, timeout=60)`` -> MPIResult.
+
+    A function of a module beside the test is called with ``args`` by every rank of a job that has run other cases
+    before; or a program, given as `mpirun` has it, runs there. ``env`` is set meanwhile, ``job`` from the start of the
+    processes, as is a ``layout`` of emulated vendors.
+    The test fails where a rank raises, or does not come to the end in ``timeout`` times `ROOM` seconds.
+    """
+
+    def run(
+        case: str | Path,
+        n: int = 2,
+        *,
+        args: Sequence[object] = (),
+        layout: str = "",
+        env: Mapping[str, str] | None = None,
+        job: Mapping[str, str] | None = None,
+        timeout: float = 60,
+    ) -> MPIResult:
+        module, _, name = str(case).partition(":")
+        if not name or "\n" in name:
+            path, name, args = RANK, "script", [str(write_script(tmp_path, case)), *args]
+        else:
+            path = request.path.with_name(f"{module}.py")
+        whole = {"UCCH_EMULATE": layout} | dict(job or {})
+        return crews.run(path, name, n, args, dict(env or {}), whole, timeout * ROOM)
+
+    return run
 
 
 @pytest.fixture

@@ -280,13 +280,6 @@ _VARIABLES = (
         "bytes",
     ),
     Variable(
-        "ARENA",
-        _window,
-        128 << 20,
-        "Device memory of each rank that others of its vendor on its host open, for messages in streams; 0: none.",
-        "bytes",
-    ),
-    Variable(
         "CHANNELS",
         parse_flag,
         True,
@@ -320,13 +313,6 @@ _VARIABLES = (
     ),
     Variable("UCC_LIB", str, "", "The libucc.so.1 to load.", "path"),
     Variable("UCX_DIR", str, "", "The directory whose libucp.so.0 and its family are loaded.", "path"),
-    Variable(
-        "WIRE_UCX_DIR",
-        str,
-        "",
-        "The directory whose libucp the network threads between hosts load for themselves, as one with InfiniBand.",
-        "path",
-    ),
     *(library(row) for row in VENDORS.values() if row.setting),
     Variable(
         "RTC_LIB", str, "", "The libnvrtc or libhiprtc that makes kernels, or none: compute on the host.", "path|none"
@@ -351,6 +337,13 @@ _VARIABLES = (
 
 #: Every variable by its name without prefix.
 TABLE: dict[str, Variable] = {variable.name: variable for variable in _VARIABLES}
+
+#: Variables that there were, and what to do instead.
+GONE = {
+    "ARENA": "messages within a vendor go by that vendor's library in torch's groups of one vendor, and else by libucp "
+    "or through UCCH_WINDOW; unset it",
+    "WIRE_UCX_DIR": f"set {PREFIX}UCX_DIR, whose UCX serves network threads, too",
+}
 
 
 def get(name: str, environ: Mapping[str, str] | None = None) -> Any:
@@ -377,9 +370,19 @@ def unknown(environ: Iterable[str] | None = None) -> list[str]:
 _warned: set[str] = set()
 
 
+def refuse_gone() -> None:
+    """``ValueError`` where a variable is set that there was and is no more; it says what to do instead."""
+    for name, instead in GONE.items():
+        if os.environ.get(PREFIX + name, "").strip():
+            raise ValueError(f"{PREFIX}{name} is no more: {instead}")
+
+
 def meant(name: str) -> str:
-    """The way out of an unknown variable: the known one that looks most like it, or where all of them are listed."""
-    near = difflib.get_close_matches(name.removeprefix(PREFIX), TABLE, 1)
+    """The way out of an unknown variable: what to do instead, the known one most like it, or where all are listed."""
+    word = name.removeprefix(PREFIX)
+    if word in GONE:
+        return GONE[word]
+    near = difflib.get_close_matches(word, TABLE, 1)
     return f"did you mean {PREFIX}{near[0]}?" if near else "python -m ucc_hetero env lists all that do"
 
 

@@ -3,18 +3,13 @@
 
 /* ---- loader.c ---- */
 int ucch_preload(const char *path);
-int ucch_preload_lazily(const char *path);
 int ucch_load_ucc(const char *path);
 int ucch_load_ucp(const char *path);
-int ucch_load_wire_ucp(const char *path);
-void ucch_wire_use(int own);
 const char *ucch_load_error(void);
 
-/* ---- ucp.c: contexts of libucp, or with `wires` of the network threads' ---- */
-int ucch_ucp_open(int wires, int active, const char *const *settings, ucp_context_h *context, const char **refused);
-void ucch_ucp_close(int wires, ucp_context_h context);
-const char *ucch_ucp_version(int wires);
-char *ucch_ucp_describe(int wires, ucp_context_h context);
+/* ---- ucp.c: contexts of libucp ---- */
+int ucch_ucp_open(int active, const char *const *settings, ucp_context_h *context, const char **refused);
+char *ucch_ucp_describe(ucp_context_h context);
 void ucch_release(char *text);
 
 /* ---- guard.c: what libucc would cancel that is no request ---- */
@@ -179,7 +174,6 @@ int ucch_send_rendezvous(ucch_message *message, ucp_worker_h worker, ucp_ep_h ep
                          uint64_t tag, int dest, int on_device, double timeout);
 int ucch_send_queued(ucch_message *message, ucp_worker_h worker, ucp_ep_h ep, const void *data, size_t bytes,
                      uint64_t tag, int dest, void *stream, int eager, double timeout);
-void *ucch_stream_ours(void);
 void ucch_message_later(ucch_message *message);
 void ucch_message_number(ucch_message *message, uint64_t process, uint32_t number);
 int ucch_message_take(ucch_message *message, void *stream, int early);
@@ -250,7 +244,6 @@ int ucch_transfer_held(ucch_transfer *transfer);
 void ucch_transfer_free(ucch_transfer *transfer);
 
 /* ---- wire.c: network threads, an even one to send and the next to receive ---- */
-int ucch_wire_cores(void);
 int ucch_wire_new(ucp_context_h context, const int *cores, int ncores);
 int ucch_wire_address(int wire, void **address, size_t *bytes);
 void ucch_wire_forget(int wire, void *address);

@@ -28,7 +28,7 @@
 #define LATE_S 100e-6
 #define NAP_YIELDS 4
 
-/* Recursive: Python holds it in places (ucc_hetero/ucc.py), and may collect objects there whose ends need it. */
+/* Recursive: Python holds it in places (bindings/handle.py), and may collect objects there whose ends need it. */
 static pthread_mutex_t lock = PTHREAD_RECURSIVE_MUTEX_INITIALIZER_NP;
 static _Atomic int wanted;
 int ucch_spin_rounds = 1000;

@@ -1,6 +1,6 @@
 /* A call in a stream, from its launch to its end. */
-#ifndef UCCH_LAUNCH_H
-#define UCCH_LAUNCH_H
+#ifndef UCCH_STREAM_EXECUTOR_H
+#define UCCH_STREAM_EXECUTOR_H
 
 #include "coll/schedule.h"
 

@@ -7,7 +7,6 @@
  * ranks made the same call: pieces are published once the receiver has made its own, which says how long a piece is due
  * and of what call, and only if that fits. A rank whose call takes its time tells its peers what it has called. */
 #define _GNU_SOURCE
-#define UCCH_TABLE (*ucch_wire_sym)
 #include "net/flow.h"
 
 #include <pthread.h>

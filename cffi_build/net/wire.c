@@ -5,7 +5,6 @@
  * memory, and nothing in this folder can call a driver: so a device's streams may wait for them, under any allocator.
  */
 #define _GNU_SOURCE
-#define UCCH_TABLE (*ucch_wire_sym)
 #include "net/wire.h"
 
 #include <pthread.h>
@@ -131,17 +130,6 @@ static int turn(ucch_wire *w, int number) {
         found |= w->tenants[i]->turn(w->tenants[i], number);
     ucch_give(&w->lock, UCCH_AT_WIRE);
     return found;
-}
-
-/* Cores that the host gives to this process, whatever a launcher has bound the calling thread to. */
-int ucch_wire_cores(void) {
-    cpu_set_t before, all;
-    memset(&all, 0xff, sizeof(all));
-    sched_getaffinity(0, sizeof(before), &before);
-    sched_setaffinity(0, sizeof(all), &all);
-    sched_getaffinity(0, sizeof(all), &all);
-    sched_setaffinity(0, sizeof(before), &before);
-    return CPU_COUNT(&all);
 }
 
 static void *serve(void *at) {

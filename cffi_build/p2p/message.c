@@ -2,7 +2,7 @@
  * (rendezvous.c).
  *
  * A message may start when a stream has got somewhere: what is sent is there by then, and what is received may be
- * written. Neither the host nor the stream waits, and no Python runs: the progress thread looks (stream_flag.c).
+ * written. Neither the host nor the stream waits, and no Python runs: the progress thread looks (gpu/counter.c).
  * Messages of a communicator do not overtake each other: behind one that still waits other sends to its receiver wait
  * for their turn, and behind a receive all others. */
 #include <stdlib.h>

@@ -14,10 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from ..._version import __version__
-from ...bindings import ucx
 from ...cli.info import components
 from ...errors import UCCHError
-from ...machine import discover, nics
+from ...machine import discover, nics, rdma
 from ...machine.fabric import WORDS, Fabric, fabric_of
 from ...machine.vendors import VENDORS, Device, devices, number, text
 from ...native import libraries
@@ -38,9 +37,10 @@ class Libraries:
     memory_types: tuple[str, ...] = ()
     transports: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
-    #: Carriers of bytes between hosts, as text; and active RDMA ports that UCX does not reach.
+    #: Carriers of bytes between hosts, as text; active RDMA ports that UCX does not reach; folder of a UCX that may.
     carriers: tuple[tuple[str, str], ...] = ()
     idle: tuple[str, ...] = ()
+    site_ucx: str = ""
     #: The library that mpi4py uses, and the program that starts ranks: "openmpi" or "hydra", and words about it.
     mpi: str = ""
     mpi_text: str = ""
@@ -169,9 +169,8 @@ def _ucc_cuda(ucc_path: str) -> str:
 def _libraries(environ: Mapping[str, str]) -> Libraries:
     try:
         loaded = libraries.load()
-        with ucx.Context() as context:
-            memory, transports = tuple(context.memory_types()), tuple(context.transports())
-        described, found = carriers.here()
+        memory, transports = carriers.survey()
+        idle = carriers.idle_ports(transports)
     except UCCHError as error:
         # MPI after UCX, as everywhere: the first UCX in a process serves both.
         return Libraries(error=str(error), **_mpi(environ))
@@ -181,11 +180,12 @@ def _libraries(environ: Mapping[str, str]) -> Libraries:
         components=tuple(components(loaded.ucc_path)),
         ucx=loaded.ucx_version,
         ucx_path=loaded.ucx_path,
-        memory_types=memory,
-        transports=transports,
+        memory_types=tuple(memory),
+        transports=tuple(transports),
         notes=loaded.notes,
-        carriers=tuple(described.items()),
-        idle=tuple(map(str, found.idle)),
+        carriers=tuple(carriers.describe(transports).items()),
+        idle=tuple(map(str, idle)),
+        site_ucx=rdma.site_ucx({port.kind for port in idle}, environ) if idle else "",
         ucc_cuda=_ucc_cuda(loaded.ucc_path),
         **torch_build(libraries.package_dirs("torch")),
         **_mpi(environ),

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from ucc_hetero.launch import emulate as emulate_module
-from ucc_hetero.launch.emulate import Cluster, Host, goodput
+from ucc_hetero.launch.emulate import Cluster, EmulatedHost, goodput
 
 KINDS = ("net", "ipc", "uts", "pid", "mnt")
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
@@ -261,8 +261,8 @@ def test_nothing_remains_when_the_owner_dies(emulate: Callable[..., Cluster], en
 def test_failed_start_leaves_nothing(emulate: Callable[..., Cluster], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(emulate_module.emulated_net, "host_batches", lambda host: ("link set dev nowhere up\n", ""))
     pids: list[int] = []
-    come_up = Host.wait_until_up
-    monkeypatch.setattr(Host, "wait_until_up", lambda self: (come_up(self), pids.append(self.pid)))
+    come_up = EmulatedHost.wait_until_up
+    monkeypatch.setattr(EmulatedHost, "wait_until_up", lambda self: (come_up(self), pids.append(self.pid)))
     with pytest.raises(RuntimeError, match="nowhere"):
         emulate(hosts=2)
     assert len(pids) == 2

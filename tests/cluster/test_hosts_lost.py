@@ -58,8 +58,15 @@ LAYOUTS = {"1+1": (1, 1), "2+2": (2, 2), "1+1+1": (1, 1, 1)}
 
 
 @pytest.mark.usefixtures("libraries")
-@pytest.mark.parametrize("where", LAYOUTS)
-@pytest.mark.parametrize("fault", ["kill", "stop", "exit", *OUTSIDE])
+@pytest.mark.parametrize(
+    ("fault", "where"),
+    [
+        *((fault, "2+2") for fault in ("kill", "stop", "exit", *OUTSIDE)),
+        ("stop", "1+1+1"),
+        ("hole", "1+1+1"),
+        ("off", "1+1"),
+    ],
+)
 def test_survivors_know_and_go_on(outputs: Callable[..., list[str]], where: str, fault: str) -> None:
     pytest.importorskip("torch")
     size = sum(LAYOUTS[where])
@@ -78,8 +85,11 @@ def test_a_rank_that_holds_the_interpreter_is_alive(outputs: Callable[..., list[
 
 
 @pytest.mark.usefixtures("libraries")
-@pytest.mark.parametrize("where", [(2,), (1, 1), (1, 2)], ids=str)
-@pytest.mark.parametrize("how", ["kill", "exit", "error"])
+@pytest.mark.parametrize(
+    ("how", "where"),
+    [("kill", (2,)), ("error", (1, 1)), *((how, (1, 2)) for how in ("kill", "exit", "error"))],
+    ids=str,
+)
 def test_a_rank_that_ends_while_teams_are_made(
     outputs: Callable[..., list[str]], where: tuple[int, ...], how: str
 ) -> None:

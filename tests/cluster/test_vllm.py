@@ -146,9 +146,14 @@ def test_prefill_that_is_lost_on_the_way_is_computed_again(pair: Callable[..., P
     if fault == "hole":  # a link that was cut and comes back has ended the prefill engine in libucp (docs/vllm.md)
         heal(two.cluster, 0)
         prefill.free(before[0])
-        decode.add("again", asked["r0"], 4, prefill.prefilled("again", asked["r0"]))
-        said = decode.done("again")
-        assert (said["tokens"], said["computed"]) == (right["r0"], 4)
+        # An error of the connection of before the cut may still be on its way to either side.
+        for number in range(5):
+            decode.add(f"again{number}", asked["r0"], 4, prefill.prefilled(f"again{number}", asked["r0"]))
+            said = decode.done(f"again{number}")
+            assert said["tokens"] == right["r0"]
+            if said["computed"] == 4:
+                break
+        assert said["computed"] == 4, "it is not asked again"
 
 
 def test_prefill_that_cannot_be_asked_is_computed(pair: Callable[..., Pair]) -> None:

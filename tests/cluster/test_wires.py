@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -17,7 +16,6 @@ from channel_jobs import JOBS, USUAL, judge, judge_death
 from device_scripts import FEW_QUEUES, LATE_KERNELS, MISTAKES, OWN_QUEUES
 
 from ucc_hetero.launch.emulate import Cluster
-from ucc_hetero.native.libraries import load
 
 
 @pytest.fixture
@@ -173,7 +171,7 @@ import os
 from arrays import runtime
 from mpi4py import MPI
 from ucc_hetero import Communicator
-from ucc_hetero.cli.tune_wires import describe_wires, measure_wires
+from ucc_hetero.cli.tune import measure_wires
 from ucc_hetero.planner.rules import Measured, Wires, save_table
 from ucc_hetero.transport import wires
 
@@ -182,11 +180,11 @@ with Communicator() as comm:
     told = []
     found = measure_wires(comm, 300_000, told.append)
     assert found is not None, (comm._run.members.channels, comm.topology.hosts)
-    assert told == [found], told
+    assert len(told) == 1 and told[0].startswith("wires"), told
     assert found.default in found.seconds, found
     assert {each.slot for each in found.seconds} == {512 << 10, 1 << 20, 2 << 20, 4 << 20}
     assert len(set(comm.mpi.allgather(tuple(found.seconds.items())))) == 1
-    assert "UCCH_WIRES" not in os.environ and describe_wires(found).startswith("wires")
+    assert "UCCH_WIRES" not in os.environ
     before = len(wires.addresses(0))  # a pair of threads each
     if comm.rank == 0:
         save_table(table, comm._run.members.bare, Measured(wires=Wires(before + 2, 1 << 20)))
@@ -236,41 +234,23 @@ def test_random_mistakes(run: Callable[..., Any]) -> None:
 
 IDLE = """
 from arrays import Array
-from mpi4py import MPI
 from ucc_hetero import Communicator
-from ucc_hetero.machine.rdma import Port
+from ucc_hetero.machine.rdma import RdmaPort
 from ucc_hetero.transport import carriers
-import os
 
-if os.environ["PORTS"]:
-    carriers.meant = lambda ports, environ: (Port("mlx5_0:1", "InfiniBand"),)
-for n in (1, 100_000, 3_000_000):
+carriers.meant = lambda ports, environ: (RdmaPort("mlx5_0:1", "InfiniBand"),)
+for n in (1, 100_000):
     with Communicator() as comm:
         x, y = Array(n).set(comm.rank + 1), Array(n)
-        for _ in range(4):
-            comm.Allreduce(x, y.set(-1))
-            assert (y.peek == sum(range(comm.size + 1))).all()
+        comm.Allreduce(x, y.set(-1))
+        assert (y.peek == sum(range(comm.size + 1))).all()
         assert "queued" in comm.plan_summary()
-print("right", carriers.look(()).own is not None)
+print("right")
 """
 
 
-@pytest.fixture
-def second_ucx(libraries: None, tmp_path: Path) -> str:
-    """A folder with another libucp of the usual names: a copy of libucc's."""
-    where = Path(load().ucx_path).resolve().parent
-    for name in ("libucm.so.0", "libucs.so.0", "libuct.so.0", "libucp.so.0"):
-        shutil.copy(where / name, tmp_path / name)
-    return str(tmp_path)
-
-
-def test_network_threads_with_a_libucp_of_their_own(run: Callable[..., Any], second_ucx: str) -> None:
-    done = run(IDLE, *PAIR, PORTS="", UCCH_WIRE_UCX_DIR=second_ucx)
-    assert done.stdout.count("right True") == 2 and "UCCH WARN" not in done.stdout + done.stderr
-
-
-def test_idle_rdma_ports_are_told_once(run: Callable[..., Any], second_ucx: str) -> None:
-    done = run(IDLE, *PAIR, PORTS="y", UCCH_WIRE_UCX_DIR=second_ucx)  # which has nothing for InfiniBand
-    assert done.stdout.count("right False") == 2
-    (line,) = [line for line in (done.stdout + done.stderr).splitlines() if "RDMA ports lie idle" in line]
-    assert line.count("mlx5_0:1 (InfiniBand)") == 2 and "no libuct_ib" in line and "[rdma]" in line
+def test_idle_rdma_ports_are_told_once(run: Callable[..., Any]) -> None:
+    done = run(IDLE, *PAIR)
+    assert done.stdout.count("right") == 2
+    (line,) = [line for line in (done.stdout + done.stderr).splitlines() if "RDMA ports are not used" in line]
+    assert line.count("mlx5_0:1 (InfiniBand)") == 2 and "UCCH_UCX_DIR" in line

@@ -1,7 +1,4 @@
-"""Mistakes in arguments, and calls that do not fit together: a clear exception each, then the job goes on.
-
-mpirun -np 4 python bad_input_cases.py arguments|freed|mismatches|absent
-"""
+"""Mistakes in arguments, and calls that do not fit together: a clear exception each, then the job goes on."""
 
 import os
 import re
@@ -301,7 +298,3 @@ def absent() -> None:
         goes_on(another)
     if WORLD.rank == 0:
         print("absence noticed")
-
-
-if __name__ == "__main__":
-    {"arguments": arguments, "freed": freed, "mismatches": mismatches, "absent": absent}[sys.argv[1]]()

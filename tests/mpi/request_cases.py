@@ -1,4 +1,4 @@
-"""Requests under a real mpirun: ``mpirun -np N python request_cases.py``, N of 2 or more, runs every case.
+"""Requests; cases for two ranks and more.
 
 Collectives' and messages' requests, persistent ones and finished ones, through every way to wait for many.
 """
@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-import cases
 import numpy as np
 import pytest
 from mpi4py import MPI
@@ -336,7 +335,3 @@ def case_again_and_again(comm: Communicator) -> None:
     for misfit in (fixed, np.zeros(6000)[::2]):
         with pytest.raises((ValueError, TypeError, BufferError)):
             comm.Iallreduce(np.ones(3000), misfit)
-
-
-if __name__ == "__main__":
-    cases.run(globals())

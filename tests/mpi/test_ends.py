@@ -14,13 +14,12 @@ comm = u.Communicator(world)
 rank, size = comm.rank, comm.size
 """
 
-LAYOUTS = {"flat": {}, "mixed": {"UCCH_EMULATE": "nvidia:1,amd:2"}}
 #: A job that waits for its calls' deadline is killed before that.
 NEVER = {"UCCH_TIMEOUT": "1000"}
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_freed_after_a_failure(mpirun, layout: str) -> None:
+@pytest.mark.parametrize("layout", ["", "nvidia:1,amd:2"])
+def test_freed_after_a_failure(crew, layout: str) -> None:
     """The libraries are left alone at the end: they used to be closed with the failed call in them."""
     script = """
 x, y = np.ones(1000, "f4"), np.empty(1000, "f4")
@@ -38,7 +37,7 @@ except u.MismatchError:
     comm.Allreduce(x, y)
     print("right" if (y == size).all() else y, flush=True)
 """
-    job = mpirun(HEAD + script, 3, env={**LAYOUTS[layout], "UCCH_TIMEOUT": "200"})
+    job = crew(HEAD + script, 3, layout=layout, env={"UCCH_TIMEOUT": "200"})
     assert job.stdout.split() == ["right"] * 3, job.output
 
 
@@ -159,8 +158,12 @@ ENDS = {
 }
 
 
-@pytest.mark.parametrize("how", ENDS)
-@pytest.mark.parametrize("wait", ["comm.Allreduce(np.ones(4), np.empty(4))", "world.Barrier()"])
+CALL, MPIS = "comm.Allreduce(np.ones(4), np.empty(4))", "world.Barrier()"
+
+
+@pytest.mark.parametrize(
+    ("how", "wait"), [*((how, CALL) for how in ENDS), ("sys.exit('out of flour')", MPIS), ("os._exit(3)", MPIS)]
+)
 def test_a_failed_rank_ends_the_job(mpirun, how: str, wait: str) -> None:
     """Also while the others wait, in our calls or in MPI's; plain mpi4py would wait for ever after the first three."""
     script = f"""

@@ -275,8 +275,7 @@ print("right", flush=True)
     assert len(re.findall("^right$", job.stdout, re.M)) == 4, seed + job.output
 
 
-@pytest.mark.parametrize("prefix", ["UCCHN", "UCCHB"])
-@pytest.mark.parametrize("when", ["at first", "shrink"])
+@pytest.mark.parametrize(("prefix", "when"), [("UCCHN", "at first"), ("UCCHB", "shrink")])
 def test_a_rank_without_connections_is_refused(mpirun: Any, ulfm: list[str], prefix: str, when: str) -> None:
     """libucc makes its context all the same, and the others' next team reads the address that it has not."""
     script = """
@@ -315,7 +314,7 @@ if os.environ["OMPI_COMM_WORLD_RANK"] == "1":
     assert job.stdout.split() == ["right"] * 3, job.output
 
 
-def test_refused_where_mpirun_ends_the_job(mpirun: Any, ulfm: list[str]) -> None:
+def test_refused_where_mpirun_ends_the_job(crew: Any, ulfm: list[str]) -> None:
     """With the cure; nothing else has changed."""
     script = """
 for call in (comm.Revoke, comm.Shrink, lambda: comm.Agree(1)):
@@ -324,4 +323,4 @@ assert not comm.Is_revoked() and comm.Get_failed().Get_size() == 0
 comm.Allreduce(x, y)
 print("right", flush=True)
 """
-    assert mpirun(HEAD + script, 2).stdout.split() == ["right"] * 2
+    assert crew(HEAD + script, 2).stdout.split() == ["right"] * 2

@@ -48,8 +48,8 @@ def deep_topologies(draw: st.DrawFn) -> Topology:
 
 @st.composite
 def many_islands(draw: st.DrawFn) -> Topology:
-    """Up to 64 islands of up to 3 ranks: host ranks of one node each, shuffled."""
-    islands = draw(st.integers(2, 64))
+    """Up to 32 islands of up to 3 ranks: host ranks of one node each, shuffled."""
+    islands = draw(st.integers(2, 32))
     hosts = [host for host in range(islands) for _ in range(draw(st.integers(1, 3)))]
     hosts = draw(st.permutations(hosts))
     return Topology.group(["host"] * len(hosts), hosts)

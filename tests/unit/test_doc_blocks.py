@@ -1,4 +1,4 @@
-"""Blocks of code in README and docs: YAML is read, Python compiles, and our programs take the options that they get.
+"""Blocks of code in the pages: YAML is read, Python compiles, and our programs take the options that they get.
 
 A block that is a part of something, and cannot stand alone, has `<!-- a part -->` in the line before it.
 """
@@ -20,7 +20,7 @@ import pytest
 from ucc_hetero.launch import cluster
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 PROGRAMS = {each.name: each for each in entry_points(group="console_scripts") if each.name.startswith("ucch-")}
 
 

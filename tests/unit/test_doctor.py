@@ -98,7 +98,7 @@ ONE_HOST: list[tuple[str, dict[str, Any]]] = [
     ("torch-lacks-vendor", lib(torch="2.13.0+rocm7.0", torch_for="rocm 7.0.2")),
     ("torch-cuda", lib(torch="2.13.0", torch_for="cuda 13.0", ucc_cuda="12")),
     ("peer-access", {"no_peers": ((0, 1),)}),
-    ("rdma-idle", lib(idle=("mlx5_0:1 (InfiniBand)",), carriers=(("network threads", "tcp"),))),
+    ("rdma-idle", lib(idle=("mlx5_0:1 (InfiniBand)",), carriers=(("between hosts", "tcp"),), site_ucx="/opt/ucx/lib")),
     ("fabric-idle", {"fabrics": (("nvidia", Fabric("", "NCCL_IB_DISABLE=1")),)}),
     ("net-unknown", env(UCX_NET_DEVICES="mlx5_0:1,eth7")),
     ("memlock", {"memlock": 65536}),

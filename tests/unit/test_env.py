@@ -84,6 +84,15 @@ def test_unknown_variables_are_warned_of_once(monkeypatch: pytest.MonkeyPatch) -
         env.warn_unknown()
 
 
+def test_a_variable_that_is_gone_is_an_error_that_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, instead in env.GONE.items():
+        assert name not in env.TABLE and env.meant("UCCH_" + name) == instead
+    env.refuse_gone()
+    monkeypatch.setenv("UCCH_WIRE_UCX_DIR", "/opt/ucx")
+    with pytest.raises(ValueError, match="UCCH_WIRE_UCX_DIR is no more: set UCCH_UCX_DIR"):
+        env.refuse_gone()
+
+
 @pytest.fixture(autouse=True)
 def _restore(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     for name in ("LEVEL", "SUBSYS", "FILE"):

@@ -53,12 +53,12 @@ def test_its_plans_are_right(own: ModuleType, topology: Topology, count: int, in
 def test_it_runs_where_it_says(own: ModuleType) -> None:
     topology = replace(TWO)  # choices are kept by topology and tuning
     tune = Tuning()
-    assert choose(topology, "allreduce", own.LIMIT, None, tune) == Choice("by_rank_0")
-    assert choose(topology, "allreduce", own.LIMIT + 1, None, tune).algorithm != "by_rank_0"
-    assert choose(topology, "bcast", 8, None, tune).algorithm != "by_rank_0"
+    assert choose(topology, "allreduce", own.LIMIT, tune) == Choice("by_rank_0")
+    assert choose(topology, "allreduce", own.LIMIT + 1, tune).algorithm != "by_rank_0"
+    assert choose(topology, "bcast", 8, tune).algorithm != "by_rank_0"
     assert Choice("by_rank_0") in candidates(topology, "allreduce", 8)
     forced = Tuning.parse("allreduce:@by_rank_0:1m-inf")
-    assert choose(topology, "allreduce", 1 << 20, None, forced).algorithm == "by_rank_0"
+    assert choose(topology, "allreduce", 1 << 20, forced).algorithm == "by_rank_0"
 
 
 def test_ranks_must_add_the_same(own: ModuleType) -> None:
@@ -72,9 +72,9 @@ def test_every_collective_has_one_algorithm_for_each_role() -> None:
     for collective in ROWS:
         roles = [algorithms.find(collective, name).role for name in algorithms.names(collective)]
         assert roles.count(algorithms.Role.ONE_STEP) == 1, collective
-        assert roles.count(algorithms.Role.ORDERED) <= 1 and roles.count(algorithms.Role.UNCOUNTED) <= 1, collective
-    with pytest.raises(ValueError, match="no algorithm of bcast combines operands in the order of the ranks"):
-        algorithms.with_role("bcast", algorithms.Role.ORDERED)
+        assert roles.count(algorithms.Role.UNCOUNTED) <= 1, collective
+    with pytest.raises(ValueError, match="no algorithm of bcast needs the counts of the calling rank only"):
+        algorithms.with_role("bcast", algorithms.Role.UNCOUNTED)
 
 
 def test_the_choice_knows_no_names() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from figures import write_pages
 
-from ucc_hetero.bench.readers import UnknownFile
+from ucc_hetero.bench.curves import UnknownFile
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "benchmarks" / "results"

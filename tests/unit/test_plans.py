@@ -23,7 +23,6 @@ from ucc_hetero.planner.plan import LEAST_IN_FLIGHT, Blocks, Fragment, Operand, 
 from ucc_hetero.planner.select import Choice, Tuning, choose, make_plan
 from ucc_hetero.planner.topology import Group, Topology
 from ucc_hetero.planner.validate import InvalidPlan, validate
-from ucc_hetero.types import OPS
 
 SLOW = [HealthCheck.too_slow, HealthCheck.data_too_large]
 ORDERED = tuple(name for name, row in ROWS.items() if row.prefix)
@@ -34,10 +33,6 @@ EVERY = [(collective, name) for collective in ROWS for name in algorithms.names(
 def plan_of(topology: Topology, call: Call, name: str, fragments: int) -> Plan:
     # Past the cache: hypothesis would only fill it.
     return make_plan.__wrapped__(topology, call, Choice(name, fragments))
-
-
-def is_ordered(collective: str, name: str) -> bool:
-    return collective in ORDERED or name == "ordered"
 
 
 def test_every_collective_has_a_flat_and_a_hierarchical_algorithm() -> None:
@@ -67,7 +62,7 @@ def test_valid(collective: str, name: str, kind: str) -> None:
         call = data.draw(calls(topology, (collective,), most))
         plan = plan_of(topology, call, name, data.draw(st.integers(1, fragments)))
         for in_place in (False, True):
-            validate(plan, topology, call, in_place, is_ordered(collective, name))
+            validate(plan, topology, call, in_place, collective in ORDERED)
 
     every()
 
@@ -81,8 +76,7 @@ def test_valid_on_64_hosts_of_8(collective: str, count: int) -> None:
     topology = Topology.group(["nvidia"] * 512, hosts, fabrics=hosts)
     root = 77 if ROWS[collective].rooted else -1
     call = Call(collective, 512, (count,) if count else (), root)
-    op = OPS["SUM"] if ROWS[collective].reduces else None
-    choice = choose(topology, collective, 4 * count, op, Tuning(queued=True))
+    choice = choose(topology, collective, 4 * count, Tuning(queued=True))
     validate(make_plan.__wrapped__(topology, call, choice), topology, call)
 
 
@@ -188,7 +182,7 @@ def test_no_step_is_idle(topology: Topology, collective: str, name: str) -> None
     """Dropping any step of any plan is noticed: nothing is sent for nothing."""
     call = example(topology, collective)
     plan = plan_of(topology, call, name, 2)
-    ordered = is_ordered(collective, name)
+    ordered = collective in ORDERED
     validate(plan, topology, call, ordered=ordered)
     for f, s, i, step in steps(plan):
         if (collective, name, step.kind) == ("barrier", "tree", "barrier") and s == 0 and len(step.ranks) == 1:
@@ -238,10 +232,7 @@ def test_messages_say_what_is_wrong() -> None:
     assert bridge.link == "bridge" and bcast.link == "native"
 
 
-SPELLED = [pair for pair in EVERY if pair[1] != "ordered"]
-
-
-@pytest.mark.parametrize("collective, name", SPELLED)
+@pytest.mark.parametrize("collective, name", EVERY)
 @settings(max_examples=12, suppress_health_check=SLOW)
 @given(data=st.data(), seed=st.integers(0, 1 << 32))
 def test_spelled_out(collective: str, name: str, data: st.DataObject, seed: int) -> None:
@@ -252,7 +243,7 @@ def test_spelled_out(collective: str, name: str, data: st.DataObject, seed: int)
     plan = make_plan.__wrapped__(topology, call, choice)
     assert all(step.kind in ("message", "barrier") or step.link != "bridge" for *_, step in steps(plan))
     for in_place in (False, True):
-        validate(plan, topology, call, in_place, is_ordered(collective, name))
+        validate(plan, topology, call, in_place, collective in ORDERED)
         simulation = Simulation(plan, call, in_place, seed)
         simulation.run()
         assert simulation.right()
@@ -426,7 +417,7 @@ BOUNDS: dict[str, tuple[str, Bound]] = {
     "direct": ("(m − 1) + (k − 1) at most", lambda p, k, m: m - 1 + k - 1),
     "ring": ("(m − 1) + (k − 1)", lambda p, k, m: m - 1 + k - 1),
     "doubling": ("(m − 1) + ⌈log₂ k⌉ + 1", lambda p, k, m: m - 1 + ceil(log2(k)) + 1),
-    "ordered": ("⌈log₂ P⌉", lambda p, k, m: ceil(log2(p))),
+    "scan": ("⌈log₂ P⌉", lambda p, k, m: ceil(log2(p))),
 }
 
 #: Vendors and hosts of the ranks.
@@ -471,7 +462,7 @@ def test_no_deeper_than_promised(collective: str, vendors: str, hosts: str) -> N
     counts = {"vector": (40,), "equal": (5,), "ranks": tuple(range(1, p + 1))}[ROWS[collective].layout]
     call = Call(collective, p, counts, p - 1 if ROWS[collective].rooted else -1)
     for name in algorithms.names(collective):
-        bound = BOUNDS["ordered" if ROWS[collective].prefix else name][1](p, k, m)
+        bound = BOUNDS["scan" if ROWS[collective].prefix else name][1](p, k, m)
         for pieces in (1, 3):
             assert depth(topology, call, Choice(name, pieces)) <= bound, (name, pieces)
 

@@ -14,7 +14,7 @@ from ..calls.request import Request, finished
 
 
 class MessageMethods(ABC):
-    """Sends, receives and probes. ``source`` and ``tag`` of a receive are wild unless given.
+    """Sends, receives and probes. A receive takes any ``source`` and ``tag`` unless they are given.
 
     A message longer than the buffer raises :class:`~ucc_hetero.errors.TruncationError` at the receiver; a message
     that does not come within ``UCCH_TIMEOUT`` seconds of waiting raises ``CollectiveTimeout``, and ``PeerError`` when
@@ -34,7 +34,17 @@ class MessageMethods(ABC):
     # --- blocking -----------------------------------------------------------------------------------------------------
 
     def Send(self, buf: Any, dest: int, tag: int = 0, *, stream: Any = None) -> None:
-        """Send a message; returns when the buffer may be reused."""
+        """Send a message; returns when the buffer may be reused.
+
+        Args:
+            buf: Array in host or GPU memory, or mpi4py's ``[array, count, datatype]``.
+            dest: Rank, or ``MPI.PROC_NULL``.
+            tag: From 0 to 2**31 - 1.
+            stream: GPU stream that the message is to start in; None: now.
+
+        Raises:
+            ValueError, CollectiveTimeout, PeerError: And the others that :class:`Communicator` names.
+        """
         self._messages.run(self._messages.outgoing(buf, dest, tag, stream=stream))
 
     def Ssend(self, buf: Any, dest: int, tag: int = 0, *, stream: Any = None) -> None:
@@ -52,7 +62,18 @@ class MessageMethods(ABC):
     def Recv(
         self, buf: Any, source: int | None = None, tag: int | None = None, status: Any = None, *, stream: Any = None
     ) -> None:
-        """Receive a message; from any source and with any tag by default."""
+        """Receive a message; from any source and with any tag by default.
+
+        Args:
+            buf: Array that has room for the message.
+            source: Rank; any if None.
+            tag: Any if None.
+            status: ``MPI.Status`` to be filled.
+            stream: GPU stream that the message is to start in; None: now.
+
+        Raises:
+            TruncationError, CollectiveTimeout, PeerError: And the others that :class:`Communicator` names.
+        """
         self._messages.run(self._messages.incoming(buf, *self._wild(source, tag), stream=stream), status)
 
     def Sendrecv(
@@ -67,7 +88,16 @@ class MessageMethods(ABC):
         *,
         stream: Any = None,
     ) -> None:
-        """Send one message and receive another, whatever the order on the other side."""
+        """Send one message and receive another, whatever the order on the other side.
+
+        Args:
+            sendbuf, dest, sendtag: As in :meth:`Send`.
+            recvbuf, source, recvtag, status: As in :meth:`Recv`.
+            stream: GPU stream that both messages are to start in; None: now.
+
+        Raises:
+            ValueError, CollectiveTimeout, PeerError: And the others that :class:`Communicator` names.
+        """
         messages = self._messages
         into = messages.incoming(recvbuf, *self._wild(source, recvtag), stream=stream)
         messages.run_all([into, messages.outgoing(sendbuf, dest, sendtag, stream=stream)], status)
@@ -89,7 +119,11 @@ class MessageMethods(ABC):
     # --- non-blocking -------------------------------------------------------------------------------------------------
 
     def Isend(self, buf: Any, dest: int, tag: int = 0, *, stream: Any = None) -> Request:
-        """Start a send."""
+        """Start :meth:`Send`, with its arguments.
+
+        Returns:
+            A request; the buffer may be reused when it has finished.
+        """
         return self._messages.start(self._messages.outgoing(buf, dest, tag, stream=stream))
 
     def Issend(self, buf: Any, dest: int, tag: int = 0, *, stream: Any = None) -> Request:
@@ -105,7 +139,11 @@ class MessageMethods(ABC):
         return self._messages.start(self._messages.outgoing(buf, dest, tag, copy=True))
 
     def Irecv(self, buf: Any, source: int | None = None, tag: int | None = None, *, stream: Any = None) -> Request:
-        """Start a receive."""
+        """Start :meth:`Recv`, with its arguments.
+
+        Returns:
+            A request; the message is in the buffer when it has finished.
+        """
         return self._messages.start(self._messages.incoming(buf, *self._wild(source, tag), stream=stream))
 
     def Isendrecv(
@@ -137,15 +175,15 @@ class MessageMethods(ABC):
     # --- persistent ---------------------------------------------------------------------------------------------------
 
     def Send_init(self, buf: Any, dest: int, tag: int = 0) -> PersistentRequest:
-        """Set up a ``Send`` that can be started many times."""
+        """Set up :meth:`Send`, with its arguments; return a request that can be started many times."""
         return self._messages.persistent(self._messages.outgoing(buf, dest, tag))
 
     def Ssend_init(self, buf: Any, dest: int, tag: int = 0) -> PersistentRequest:
-        """Set up an ``Ssend`` that can be started many times."""
+        """Set up :meth:`Ssend`, with its arguments; return a request that can be started many times."""
         return self._messages.persistent(self._messages.outgoing(buf, dest, tag, sync=True))
 
     def Rsend_init(self, buf: Any, dest: int, tag: int = 0) -> PersistentRequest:
-        """Set up an ``Rsend`` that can be started many times."""
+        """Set up :meth:`Rsend`, with its arguments; return a request that can be started many times."""
         return self.Send_init(buf, dest, tag)
 
     def Bsend_init(self, buf: Any, dest: int, tag: int = 0) -> PersistentRequest:
@@ -153,7 +191,7 @@ class MessageMethods(ABC):
         return self._messages.persistent(self._messages.outgoing(buf, dest, tag, copy=True), copy=True)
 
     def Recv_init(self, buf: Any, source: int | None = None, tag: int | None = None) -> PersistentRequest:
-        """Set up a ``Recv`` that can be started many times."""
+        """Set up :meth:`Recv`, with its arguments; return a request that can be started many times."""
         return self._messages.persistent(self._messages.incoming(buf, *self._wild(source, tag)))
 
     # --- partitioned --------------------------------------------------------------------------------------------------
@@ -196,12 +234,21 @@ class MessageMethods(ABC):
     # --- probes -------------------------------------------------------------------------------------------------------
 
     def Probe(self, source: int | None = None, tag: int | None = None, status: Any = None) -> bool:
-        """Wait for a message without receiving it, then return True."""
+        """Wait for a message without receiving it, then return True.
+
+        Args:
+            source: Rank; any if None.
+            tag: Any if None.
+            status: ``MPI.Status`` to be filled with its source, tag and length.
+
+        Raises:
+            CollectiveTimeout, PeerError: No message came within ``UCCH_TIMEOUT`` seconds, or its sender died.
+        """
         mprobe(self._messages, *self._wild(source, tag), status, remove=False)
         return True
 
     def Iprobe(self, source: int | None = None, tag: int | None = None, status: Any = None) -> bool:
-        """Whether a message has arrived."""
+        """Return True if a message has arrived; arguments as in :meth:`Probe`."""
         return probe(self._messages, *self._wild(source, tag), status, remove=False) is not None
 
     def Mprobe(self, source: int | None = None, tag: int | None = None, status: Any = None) -> Message:

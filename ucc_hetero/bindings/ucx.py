@@ -84,17 +84,15 @@ def check(call: str, status: int) -> None:
 class Context(Handle):
     """A UCP context with tagged messages and remote memory access, reading ``UCX_*`` variables.
 
-    With ``wires`` one of the libucp that network threads use, for these alone; with ``active`` one whose workers have
-    active messages, and can be slept for.
+    With ``active`` one whose workers have active messages, and can be slept for.
     """
 
-    def __init__(self, settings: Mapping[str, str] | None = None, *, wires: bool = False, active: bool = False) -> None:
+    def __init__(self, settings: Mapping[str, str] | None = None, *, active: bool = False) -> None:
         preload_ucx()
-        self._wires = wires
         words = [ffi.new("char[]", word.encode()) for pair in (settings or {}).items() for word in pair]
         handle, refused = ffi.new("ucp_context_h *"), ffi.new("char **")
         settled = ffi.new("char *[]", [*words, ffi.NULL])
-        status = locked(lib.ucch_ucp_open, wires, active, settled, handle, refused)
+        status = locked(lib.ucch_ucp_open, active, settled, handle, refused)
         name = ffi.string(refused[0]).decode() if refused[0] != ffi.NULL else ""
         check(f"ucp_config_modify({name})" if name else "ucp_init_version", status)
         self.handle = handle[0]
@@ -108,7 +106,7 @@ class Context(Handle):
 
     def transports(self) -> dict[str, list[str]]:
         """Transports that this context may use, with the devices of each, as libucp lists them."""
-        text = locked(lib.ucch_ucp_describe, self._wires, self.handle)
+        text = locked(lib.ucch_ucp_describe, self.handle)
         if text == ffi.NULL:
             return {}
         found: dict[str, list[str]] = {}
@@ -130,7 +128,7 @@ class Context(Handle):
         """Release the context, after its workers."""
         if self.handle:
             handle, self.handle = self.handle, None
-            locked(lib.ucch_ucp_close, self._wires, handle)
+            locked(lib.ucp_cleanup, handle)
 
 
 class Worker:

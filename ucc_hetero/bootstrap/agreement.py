@@ -14,9 +14,8 @@ from dataclasses import fields
 from typing import NamedTuple
 
 from ..errors import AgreementError
-from ..machine.discover import within_node
 from ..machine.facts import Facts
-from ..transport import carriers
+from ..machine.ucx_transports import tcp_connections, within_host
 
 #: Environment prefixes of the two UCC libraries: NATIVE reads ``UCCHN_UCC_*``, the bridge ``UCCHB_UCC_*``.
 NATIVE_PREFIX, BRIDGE_PREFIX = "UCCHN", "UCCHB"
@@ -103,7 +102,7 @@ def segments(environ: Mapping[str, str] | None = None) -> dict[str, str]:
     """Environment in which libucc's contexts are made, and nobody else's."""
     source = os.environ if environ is None else environ
     found = {name: source.get(name, value) for name, value in TCP_SEGMENTS.items()}
-    return found | carriers.connections(source)
+    return found | tcp_connections(source)
 
 
 #: What all ranks of a job must agree on, and what to do where they differ; settings have names of their own.
@@ -162,7 +161,7 @@ def _unreachable(everyone: list[Facts]) -> list[str]:
     """Ranks on several nodes need a transport that all of them have and that leaves a node."""
     if len({f.host.node for f in everyone}) < 2 or not all(f.transports for f in everyone):
         return []
-    near = within_node()
+    near = within_host()
     networks = [tuple(t for t in f.transports if t not in near) for f in everyone]
     if set.intersection(*map(set, networks)):
         return []

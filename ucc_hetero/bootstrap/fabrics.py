@@ -7,6 +7,7 @@ from collections.abc import Callable, Hashable, Sequence
 from typing import Any, NamedTuple
 
 from ..device import DeviceRuntime
+from ..errors import ranks_text
 from ..machine.facts import Facts
 from ..planner.topology import Topology
 from ..transport import rings
@@ -89,5 +90,5 @@ def _describe(vendor: str, ranks: Sequence[int], everyone: Sequence[Facts]) -> s
         return f"{vendor}: all hosts ({first.kind})"
     if len(reasons) == 1:
         return f"{vendor}: {first.describe()}"
-    each = (f"{rings.ranks_text(some)}: {kind or why}" for (kind, why), some in reasons.items())
+    each = (f"{ranks_text(some)}: {kind or why}" for (kind, why), some in reasons.items())
     return f"{vendor}: hosts apart ({'; '.join(each)})"

@@ -18,7 +18,7 @@ from ..machine import nics
 from ..machine.discover import host_identity
 from ..machine.facts import Facts, unpacked
 from ..native.libraries import lib
-from ..planner.collectives import ROWS, Call, elements
+from ..planner.collectives import Call, elements
 from ..planner.plan import Plan
 from ..planner.rules import check_table
 from ..planner.select import agreed, choose, make_plan
@@ -30,7 +30,7 @@ from ..transport.carriers import warn_idle
 from ..transport.paths import Device, path_of
 from ..transport.rings import Channels
 from ..transport.segments import join as join_windows
-from ..types import OPS, Transport
+from ..types import Transport
 from . import agreement, faults, process
 from .links import Links
 from .liveness import Board, ended, meet
@@ -45,12 +45,12 @@ USUAL_COUNTS = (1, 1 << 12, 1 << 18, 1 << 24)
 class Membership:
     """This rank's part in one communicator. Collective to create and to close over ``mpi``, which stays private.
 
-    ``timeout`` is that of waiting for the other ranks while teams are made, in seconds; ``arenas`` are wanted, where
-    there can be any. Raises :class:`AgreementError` on every rank when their facts do not fit together.
+    ``timeout`` is that of waiting for the other ranks while teams are made, in seconds. Raises :class:`AgreementError`
+    on every rank when their facts do not fit together.
     """
 
-    def __init__(self, mpi: Any, timeout: float, arenas: bool) -> None:
-        self.mpi, self._arenas = timely(mpi, timeout, "the making of a communicator"), arenas
+    def __init__(self, mpi: Any, timeout: float) -> None:
+        self.mpi = timely(mpi, timeout, "the making of a communicator")
         self.links: Links | None = None
         self._recorded = 0
         self._unwatch: Callable[[], object] = bool
@@ -106,7 +106,7 @@ class Membership:
             _say_of_messages()
         speeds = link_weights(hosts, [f.link_speed for f in self.facts])
         weighted = replace(self.bare, weights=speeds)
-        self.windows = join_windows(mpi, self.bare, self.facts, self.runtime, self._arenas)
+        self.windows = join_windows(mpi, self.bare, self.facts, self.runtime)
         self.topology, self.tuning = agreed(self.bare, weighted, env.get("TUNE"), self._table, path, plain=plain)
         island = self.topology.islands[self.topology.island_of[self.rank]]
         self.device = Device.of(self.rank, island.ranks, self.facts, self.runtime)
@@ -125,7 +125,7 @@ class Membership:
         )
         self._graphs: tuple[Channels | None, Topology, str] | None = None
         self.tuning = replace(self.tuning, queued=self.channels is not None)
-        warn_idle(self.rank, self.facts, self.channels.idle if self.channels else dict.fromkeys(range(self.size), ""))
+        warn_idle(self.rank, self.facts)
         self.teams = Teams(self.job, members, self.rank, self.id, limit(mpi, timeout))
         self.discard()
         self.teams.look = faults.watch(mpi)
@@ -222,10 +222,9 @@ class Membership:
         """
         for collective in ("barrier", "allreduce", "bcast", "reduce", "allgather", "reduce_scatter_block"):
             root = 0 if collective in ("bcast", "reduce") else -1
-            op = OPS["SUM"] if ROWS[collective].reduces else None
             for count in USUAL_COUNTS:
                 call = Call(collective, self.size, () if collective == "barrier" else (count,), root)
-                choice = choose(self.topology, collective, elements(call) * 4, op, self.tuning)
+                choice = choose(self.topology, collective, elements(call) * 4, self.tuning)
                 yield make_plan(self.topology, call, choice._replace(fragments=1), self.rank)
 
     def fabric(self) -> tuple[str, ...]:

@@ -18,7 +18,7 @@ from ..bindings import quarantine, ucc, ucx
 from ..bindings.oob import MPIExchange
 from ..device import DeviceRuntime, Place, collective_library, late_settings, place_of, runtime_of
 from ..errors import LibraryError, NotSupported, PeerError, UCCHError
-from ..machine import launchers, vendors
+from ..machine import launchers, ucx_transports, vendors
 from ..machine.discover import HostIdentity, cores, host_identity, link_speed
 from ..machine.fabric import Fabric, fabric_of
 from ..machine.facts import Facts
@@ -44,13 +44,14 @@ class Process:
     """This process's share: the two libraries, one UCX worker, and what it publishes of itself."""
 
     def __init__(self) -> None:
+        env.refuse_gone()
         self.libraries = load()
         vendors.apply(os.environ, late=late_settings)  # as ucch-run does, for ranks that it did not start
         agreement.apply_settings(self.libraries.ucc_version)
         self.name = os.urandom(8).hex()
         self.host: HostIdentity = host_identity()
         self._speed = link_speed()
-        with env.meanwhile(carriers.connections()):
+        with env.meanwhile(ucx_transports.tcp_connections()):
             self.ucx = ucx.Context()
             self.worker = self.ucx.worker()
         self._transports = self.ucx.transports()
@@ -210,7 +211,7 @@ class Job:
         users = os.environ.get("UCX_TLS", "")
         for prefix in prefixes:
             if not users or users.startswith("^"):
-                os.environ.setdefault(f"{prefix}_UCX_TLS", f"{users},{ipc}" if users else f"^{ipc}")
+                os.environ.setdefault(f"{prefix}_UCX_TLS", ucx_transports.without(users, (ipc,)))
 
     def _pace(self) -> None:
         """Waiters yield at once where ranks outnumber cores, and spin first where they do not."""

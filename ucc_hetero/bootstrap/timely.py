@@ -27,11 +27,24 @@ _ASKED, _HERE = b"?", b"!"
 _ROLL_S = 2.0
 
 
-class Timely:
-    """An ``MPI.Comm`` whose collectives end after ``seconds``, or once a rank of it has died; ``what`` they are for."""
+def _largest_tag() -> int:
+    """MPI's largest tag: one that a script hardly takes."""
+    from mpi4py import MPI
 
-    def __init__(self, mpi: Any, seconds: float, what: str) -> None:
+    tag = MPI.COMM_WORLD.Get_attr(MPI.TAG_UB)
+    assert isinstance(tag, int)
+    return tag
+
+
+class Timely:
+    """An ``MPI.Comm`` whose collectives end after ``seconds``, or once a rank of it has died; ``what`` they are for.
+
+    ``tag`` is that of messages about ranks that do not come: MPI's largest by default.
+    """
+
+    def __init__(self, mpi: Any, seconds: float, what: str, tag: int | None = None) -> None:
         self._mpi, self._seconds, self._what = mpi, seconds, what
+        self._tag = _largest_tag() if tag is None else tag
         #: Ranks that have said that they wait, or have waited, for the others.
         self._come: set[int] = set()
 
@@ -107,25 +120,22 @@ class Timely:
     def _answer(self) -> None:
         """Tell the ranks that have waited in vain that this one waits, too.
 
-        By messages of MPI's largest tag: only jobs in which a rank was missing have any.
+        Only jobs in which a rank was missing have such messages: a word, and the number of the rank that says it.
         """
-        from mpi4py import MPI
-
-        status = MPI.Status()
         with suppress(*faults.EXCHANGE_ERRORS):  # the collective's own error says it better
-            while message := self._mpi.Improbe(MPI.ANY_SOURCE, MPI.COMM_WORLD.Get_attr(MPI.TAG_UB), status):
-                word, source = bytearray(1), status.Get_source()
-                message.Recv(word)
+            while message := self._mpi.Improbe(tag=self._tag):
+                said = bytearray(1 + _LENGTH)
+                message.Recv(said)
+                source = int.from_bytes(said[1:], "little")
                 self._come.add(source)
-                if word == _ASKED:
+                if said[:1] == _ASKED:
                     self._say(_HERE, source)
 
     def _say(self, word: bytes, rank: int) -> None:
-        from mpi4py import MPI
-
+        said = word + self._mpi.Get_rank().to_bytes(_LENGTH, "little")
         with suppress(*faults.EXCHANGE_ERRORS):
-            sent = self._mpi.Isend(word, rank, MPI.COMM_WORLD.Get_attr(MPI.TAG_UB))
-            quarantine.keep((sent, word), sent.Test, unmet)
+            sent = self._mpi.Isend(said, rank, self._tag)
+            quarantine.keep((sent, said), sent.Test, unmet)
 
     def _missing(self) -> list[int]:
         """Ranks that do not answer: they have not come, or do not run."""

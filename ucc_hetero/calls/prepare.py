@@ -272,7 +272,7 @@ class Preparation:
         program = kind.take()
         if program is None:
             local = bound.local
-            chosen = (self._without_counts(what), "counts unknown") if local else self._choice(what, op, tuning)
+            chosen = (self._without_counts(what), "counts unknown") if local else self._choice(what, tuning)
             program = self._build(what, bound, label, sets_up, chosen)
         if copies is not None:
             self.used[label] = *self.used[label][:2], Execution.STAGED
@@ -307,7 +307,7 @@ class Preparation:
             return False
         found = self._ways.get((what, op))
         if found is None:
-            choice = self._choice(what, op, members.tuning)[0]
+            choice = self._choice(what, members.tuning)[0]
             plan, whole = (make_plan(members.topology, what.call, choice, rank) for rank in (self.rank, None))
             stays = choice.queued and queues(members.channels, whole, Placement(plan, self.rank, what))
             found = self._ways.keep((what, op), stays)
@@ -333,10 +333,10 @@ class Preparation:
             self._bounces.append(Bounce(members.runtime))
         return self._bounces[0]
 
-    def _choice(self, what: Lowering, op: Op | None, tuning: Tuning) -> tuple[Choice, str]:
+    def _choice(self, what: Lowering, tuning: Tuning) -> tuple[Choice, str]:
         """The choice for a call with counts, and what made it."""
         nbytes = elements(what.call) * what.dtype.itemsize
-        about = self.members.topology, what.call.collective, nbytes, op, tuning
+        about = self.members.topology, what.call.collective, nbytes, tuning
         return supported(choose(*about), nbytes), reason(*about)
 
     def _build(

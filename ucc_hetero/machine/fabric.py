@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from .rdma import Port, active
+from .rdma import RdmaPort, active
 from .vendors import VENDORS, Network, text
 
 #: Values of UCCH_FABRIC.
@@ -76,7 +76,7 @@ def _found(network: Network, settings: Mapping[str, str], root: Path) -> Fabric:
     return Fabric("", "; ".join(dict.fromkeys(lacks.values())))
 
 
-def _lack(port: Port, network: Network, settings: Mapping[str, str], root: Path) -> str:
+def _lack(port: RdmaPort, network: Network, settings: Mapping[str, str], root: Path) -> str:
     """Reason why the vendor's library does not use a port; empty where it does."""
     net, device = settings.get("NCCL_NET", ""), port.name.partition(":")[0]
     if not _node(device, root):

@@ -9,7 +9,7 @@ from functools import lru_cache
 
 from .discover import HostIdentity
 from .fabric import NO_FABRIC, Fabric
-from .rdma import Port
+from .rdma import RdmaPort
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class Facts:
     #: UCX's transports of the rank (``tcp``, ``rc_mlx5``, ``cuda_ipc``, ...), sorted.
     transports: tuple[str, ...] = ()
     #: Active RDMA ports of the rank's host that its UCX does not reach.
-    idle_ports: tuple[Port, ...] = ()
+    idle_ports: tuple[RdmaPort, ...] = ()
     #: Algorithms that the program has added, as ``collective@name``, joined by spaces.
     algorithms: str = ""
     #: Names of the vendors that the process knows, joined by spaces.

@@ -18,6 +18,7 @@ from typing import NamedTuple
 __all__ = [
     "DLPACK",
     "INTERFACES",
+    "KFD_NODES",
     "ROOT",
     "STREAMS",
     "TORCH",
@@ -35,6 +36,8 @@ __all__ = [
     "devices",
     "gfx",
     "kfd_address",
+    "kfd_nodes",
+    "kfd_properties",
     "leave_alone",
     "memory_name",
     "native_vendor",
@@ -280,8 +283,8 @@ _HIP_TRAPS = (
     ),
     Trap(
         "HSA_FORCE_FINE_GRAIN_PCIE", lambda value: value != "1",
-        "{given} and the GPUs have no xGMI: they do not see what others write while these still run, so that messages "
-        "between them go by way of the host", "unset it (ucc_hetero sets 1)", "no links",
+        "{given} and the GPUs have no xGMI: they do not see what others write while these still run, so that RCCL "
+        "goes by way of the host", "unset it (ucc_hetero sets 1)", "no links",
     ),
     Trap(
         "HSA_ENABLE_IPC_MODE_LEGACY", lambda value: value == "0",
@@ -343,13 +346,13 @@ def _with_minor_numbers(root: Path) -> list[Device]:
     return found
 
 
+KFD_NODES = "sys/class/kfd/kfd/topology/nodes"
+
+
 def _with_kfd_nodes(root: Path) -> list[Device]:
     """AMD's devices in the order of their runtime, which is that of the kernel's topology nodes."""
     found = []
-    base = root / "sys/class/kfd/kfd/topology/nodes"
-    nodes = sorted(base.iterdir(), key=lambda node: number(node.name)) if base.is_dir() else []
-    for folder in nodes:
-        words = dict(line.split(None, 1) for line in text(folder / "properties").splitlines() if " " in line)
+    for _, words in kfd_nodes(root):
         minor = number(words.get("drm_render_minor", ""))
         if not number(words.get("simd_count", "")) or not minor:
             continue  # a processor
@@ -358,6 +361,17 @@ def _with_kfd_nodes(root: Path) -> list[Device]:
             target, hive = (number(words.get(name, "")) for name in ("gfx_target_version", "hive_id"))
             found.append(_device(root, "amd", pci, f"/{node}", gfx(target), hive))
     return found
+
+
+def kfd_nodes(root: Path) -> list[tuple[Path, dict[str, str]]]:
+    """Nodes of KFD's topology, by number: the folder of each, and its properties."""
+    folders = sorted(root.glob(f"{KFD_NODES}/*"), key=lambda node: number(node.name))
+    return [(folder, kfd_properties(folder / "properties")) for folder in folders]
+
+
+def kfd_properties(path: Path) -> dict[str, str]:
+    """Names and values of a file of KFD's."""
+    return dict(line.split(None, 1) for line in text(path).splitlines() if len(line.split()) == 2)
 
 
 def kfd_address(root: Path, properties: Mapping[str, str]) -> str:

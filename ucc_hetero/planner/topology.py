@@ -11,14 +11,6 @@ from ucc_hetero.machine.vendors import VENDORS
 
 
 @dataclass(frozen=True, slots=True)
-class Link:
-    """Cost of sending over a link: ``alpha`` seconds a message and ``beta`` seconds a byte."""
-
-    alpha: float
-    beta: float
-
-
-@dataclass(frozen=True, slots=True)
 class Island:
     """Ranks that share one vendor's fabric and library: on hosts with RDMA between them, else on one host."""
 

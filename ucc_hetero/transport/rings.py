@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from .. import env, log
 from ..device import DeviceRuntime, kernels
-from ..errors import DeviceError
+from ..errors import DeviceError, ranks_text
 from ..machine.facts import Facts
 from ..native.libraries import ffi, lib
 from ..planner.rules import Wires
@@ -34,14 +34,11 @@ class Channels:
     """Ring buffers of one communicator; ``handle`` is the native engine's.
 
     ``able``: on every rank the vendor's library does an island's collectives, and can be told to in a stream.
-    ``computes``: every rank's device has a compiler for its arithmetic. ``idle``: by rank, why its RDMA ports are of no
-    use.
+    ``computes``: every rank's device has a compiler for its arithmetic.
     """
 
-    def __init__(
-        self, handle: Any, able: bool, computes: bool, carriers: Mapping[int, str], idle: Mapping[int, str]
-    ) -> None:
-        self.handle, self.able, self.computes, self.idle = handle, able, computes, idle
+    def __init__(self, handle: Any, able: bool, computes: bool, carriers: Mapping[int, str]) -> None:
+        self.handle, self.able, self.computes = handle, able, computes
         _open[0] += 1
         #: By rank, what carries its ring: ``shared`` memory of the host, or so many wires.
         self.carriers = carriers
@@ -95,8 +92,8 @@ def join(
     why = _needless(topology, everyone, windows is None or windows.complete, windows is not None, max(places) > 0)
     if why is not None:
         return None, why
-    offer, idle = _offer(mpi, topology, everyone, places, runtime, able, measured)
-    rank, offers = int(mpi.Get_rank()), mpi.allgather(offer)
+    rank = int(mpi.Get_rank())
+    offers = mpi.allgather(_offer(rank, topology, everyone, places, runtime, able, measured))
     why = _obstacle(rank, offers)
     if why:
         return None, why
@@ -111,7 +108,7 @@ def join(
         return None, _missed(rank, by_rank(failures))
     far = f"{nwires} wire" + "s" * (nwires > 1)
     carriers = {r: "shared" if places[r] == places[rank] else far for r in range(len(places)) if r != rank}
-    return Channels(handle, all(o.able for o in offers), all(o.compiles for o in offers), carriers, idle), ""
+    return Channels(handle, all(o.able for o in offers), all(o.compiles for o in offers), carriers), ""
 
 
 def _needless(topology: Topology, everyone: Sequence[Facts], seen: bool, windows: bool, hosts: bool) -> str | None:
@@ -152,7 +149,7 @@ def _lack(mine: Facts, runtime: DeviceRuntime | None, *, late: bool) -> str:
     unable = _unable(runtime, late=late)
     if unable:
         return unable
-    words = ffi.new("size_t *", 2 * int(env.get("ARENA")))
+    words = ffi.new("size_t *", int(env.get("WINDOW")))
     return "" if lib.ucch_window_own(key_of(mine), words) >= 0 else "no shared memory"
 
 
@@ -183,11 +180,6 @@ def by_rank(texts: Sequence[str]) -> str:
     return "; ".join(f"{ranks_text(some)}: {text}" for text, some in ranks.items())
 
 
-def ranks_text(ranks: Sequence[int]) -> str:
-    """Ranks as text: ``rank 3``, ``ranks 0, 2``."""
-    return f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}"
-
-
 def _missed(rank: int, why: str) -> str:
     """Say once that there are no channels, as calls then are slow; returns the reason."""
     if rank == 0 and why not in _told:
@@ -198,21 +190,6 @@ def _missed(rank: int, why: str) -> str:
 
 #: Reasons that have been told.
 _told: set[str] = set()
-
-
-def _carrier(mpi: Any, everyone: Sequence[Facts], wanted: bool) -> tuple[str, dict[int, str]]:
-    """(version of UCX that all wires are to use; by rank, why these make no use of its RDMA ports); collective."""
-    mine = everyone[mpi.Get_rank()].idle_ports
-    offers = mpi.allgather(wires.offer(mine) if wanted else wires.Offer((), False, ()))
-    version, idle = wires.agree(offers, mine), {}
-    for rank, offer in enumerate(offers):
-        if everyone[rank].idle_ports and not offer.rdma:
-            idle[rank] = "; ".join(offer.why)
-        elif everyone[rank].idle_ports and offer.versions[0] != version:
-            others = {everyone[r].host.hostname for r, each in enumerate(offers) if each.versions != offer.versions}
-            lack = f"not {', '.join(sorted(others))}, where network threads cannot use UCX {offer.versions[0]}"
-            idle[rank] = f"{everyone[rank].host.hostname} could, but {lack}"
-    return version, idle
 
 
 class _Reach(NamedTuple):
@@ -242,28 +219,27 @@ class _Offer(NamedTuple):
 
 
 def _offer(
-    mpi: Any,
+    rank: int,
     topology: Topology,
     everyone: Sequence[Facts],
     places: Sequence[int],
     runtime: DeviceRuntime | None,
     able: bool,
     measured: Wires,
-) -> tuple[_Offer, dict[int, str]]:
-    """That of this rank, and by rank why RDMA ports are of no use; collective."""
-    rank, hosts = int(mpi.Get_rank()), max(places) > 0
+) -> _Offer:
+    """That of this rank."""
+    hosts = max(places) > 0
     mine = everyone[rank]
     unwanted, lack = _unwanted(hosts), _lack(mine, runtime, late=alone(topology))
     board = mine.host.memory, mine.vendor, runtime.bus(mine.device) if runtime is not None else ""
     # A usual kernel is made as a try: one vendor's compiler may be missing where the other's is there.
     ready = not (unwanted or lack)
     compiles = ready and kernels.ready(lib.UCCH_COMBINE, OPS["SUM"].code, DTYPES["float32"].code, 0, insist=True)
-    version, idle = _carrier(mpi, everyone, not unwanted) if hosts else ("", {})
-    reach = _Reach.of(rank, places, measured.number) if ready and version else _Reach()
+    reach = _Reach.of(rank, places, measured.number) if ready else _Reach()
     if ready and hosts and not reach.wires:
-        lack = "no network threads" if version else "network threads with different versions of UCX"
+        lack = "no network threads"
     slot = (measured.slot or SLOT) if env.get("WIRE_SLOT") == "auto" else int(env.get("WIRE_SLOT"))
-    return _Offer(unwanted, lack, able, compiles, board, reach, slot), idle
+    return _Offer(unwanted, lack, able, compiles, board, reach, slot)
 
 
 #: The last number by which this process's flows were told apart.

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from .files import FORMAT
+from .result_file import FORMAT
 from .table import BENCHES
 
 Data = dict[str, Any]
@@ -53,10 +53,6 @@ class Curve:
         return self.unit != "us"
 
 
-#: Other programs' files: (whether data is of a kind, what makes curves of it).
-KINDS: list[tuple[Callable[[Data], bool], Callable[[Path, Data], list[Curve]]]] = []
-
-
 def _text(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
@@ -74,7 +70,12 @@ def _data(path: Path, text: str) -> Data | None:
 
 def _curves(path: Path, text: str, data: Data | None) -> list[Curve]:
     if data is not None:
-        curves = _read_json(path, data)
+        try:
+            curves = _read_json(path, data)
+        except (KeyError, TypeError, AttributeError, ValueError) as why:
+            if isinstance(why, UnknownFile):
+                raise
+            raise UnknownFile(f"{path}: not as its program writes it: {why!r}") from None
     elif re.search(r"^# OSU MPI", text, re.M):
         curves = _read_osu(path, text)
     elif re.search(r"^#\s+size\s+count\s+type", text, re.M):
@@ -114,15 +115,16 @@ def read_all(paths: Sequence[str | Path]) -> tuple[list[Curve], list[tuple[str, 
 
 
 def _read_json(path: Path, data: Data) -> list[Curve]:
-    for fits, curves in KINDS:
-        if fits(data):
-            return curves(path, data)
+    if "gpu" in data and "rows" in data:
+        return _gpu_curves(path, data)
     if data.get("format") != FORMAT:
         raise UnknownFile(f"{path}: format {data.get('format')!r}; this version reads {FORMAT!r}")
     names = ("date", "machine", "versions", "source", "job", "command", "plans", "figures")
     facts: Data = {name: data[name] for name in names if data.get(name)}
     if data["benchmark"] == "compare":
         return _compare_curves(path, data, facts)
+    if data["benchmark"] == "cluster":
+        return _cluster_curves(path, data, facts)
     return _benchmark_curves(path, data, facts) if data["benchmark"] in BENCHES else []
 
 
@@ -157,6 +159,30 @@ def _benchmark_curves(path: Path, data: Data, facts: Data) -> list[Curve]:
         Curve(data["benchmark"].removeprefix("osu_"), label, unit, dtype, path.name, tuple(points), facts)
         for (label, unit, dtype), points in found.items()
     ]
+
+
+def _cluster_curves(path: Path, data: Data, facts: Data) -> list[Curve]:
+    """Of tools/bench_cluster.py: medians of each case, and the limit of its links."""
+    found: dict[tuple[str, str], list[Point]] = {}
+    for case in data["cases"]:
+        for row in case["rows"]:
+            for label, seconds in {**row["median"], LIMIT: row["limit"]}.items():
+                benchmark = f"{row['collective']} on cluster {case['case']}"
+                found.setdefault((benchmark, label), []).append(Point(row["nbytes"], seconds * 1e6))
+    return [Curve(name, label, "us", "float32", path.name, tuple(p), facts) for (name, label), p in found.items()]
+
+
+def _gpu_curves(path: Path, data: Data) -> list[Curve]:
+    """Of tools/gpu_collectives.py: jobs of one size are drawn together, whatever their islands."""
+    found: dict[tuple[str, str], list[Point]] = {}
+    for row in data["rows"]:
+        for name in ("blocking", "stream", "nccl", "gloo"):
+            if name in row:
+                label = name if name in ("nccl", "gloo") else f"{data.get('topology', '')} {name}".strip()
+                benchmark = f"{row.get('collective', 'allreduce')} on {data.get('ranks', '?')} {data['gpu']}"
+                found.setdefault((benchmark, label), []).append(Point(row["bytes"], row[name]))
+    facts: Data = {"date": data.get("date", "")}
+    return [Curve(name, label, "us", "float32", path.name, tuple(p), facts) for (name, label), p in found.items()]
 
 
 # --- OSU's C programs -------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Fitness of algorithms for calls, and into how many fragments they cut them: limits that were measured."""
+"""How algorithms rank for calls, and into how many fragments they cut them: limits that were measured."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from ucc_hetero.planner.algorithms.registry import Case
 from ucc_hetero.planner.collectives import ROWS
 from ucc_hetero.planner.topology import Topology
 
-#: Levels of fitness. LAST does for everything; of the two that always fit one is FIRST by length; ALONE beats all.
+#: Levels of ranking. LAST does for everything; of the two that always fit one is FIRST by length; ALONE beats all.
 LAST, SECOND, FIRST, BETTER, BEST, ALONE = range(1, 7)
 
 #: From here on a call goes for bandwidth, below it for latency; bytes per island beyond the first, as every further

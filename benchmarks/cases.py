@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from .memory import Block, Memory
-from .peers import Peer
 from .table import Collective
+from .world import Peer
 
 
 @dataclass(frozen=True, slots=True)

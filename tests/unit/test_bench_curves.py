@@ -1,4 +1,4 @@
-"""Result files: reading ours, OSU's and nccl-tests'; comparing two of them; the report."""
+"""Result files: reading ours, OSU's and nccl-tests', and comparing two of them."""
 
 import json
 from pathlib import Path
@@ -7,13 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ucc_hetero.bench import drawings, graph
+from ucc_hetero.bench import graph
 from ucc_hetero.bench.__main__ import main
+from ucc_hetero.bench.curves import Curve, Point, UnknownFile, read
 from ucc_hetero.bench.diff import compare, table
-from ucc_hetero.bench.files import FORMAT, write_json
-from ucc_hetero.bench.options import BadUsage
-from ucc_hetero.bench.readers import Curve, Point, UnknownFile, read
-from ucc_hetero.bench.report import page
+from ucc_hetero.bench.result_file import FORMAT, write_json
 
 OSU = """
 # OSU MPI-CUDA Allreduce Latency Test v7.5
@@ -100,6 +98,7 @@ def test_our_files(tmp_path: Path) -> None:
     ("nothing", "neither"),
     ("{", "a.txt"),
     ('{"format": "other/9"}', "other/9"),
+    ('{"gpu": "x", "rows": [{"stream": 1.0}]}', "not as its program writes it: KeyError"),
     ("# OSU MPI Allreduce Latency Test v7.4\n", "no measurements"),
 ])  # fmt: skip
 def test_other_files_are_refused(tmp_path: Path, content: str, says: str) -> None:
@@ -158,56 +157,6 @@ def test_json_is_written_whole(tmp_path: Path) -> None:
         write_json(str(path), {"a": object()})
     assert json.loads(path.read_text()) == {"a": 1}
     assert [p.name for p in path.parent.iterdir()] == ["r.json"]
-
-
-def test_figures_group_and_label() -> None:
-    other = Curve("allreduce", "ours", "us", "int8", "second", (Point(8, 1.0),))
-    bandwidth = curve(1, unit="MB/s")
-    first, second = drawings.figures([curve(10), other, bandwidth])
-    assert (first.name, second.name) == ("allreduce-int8-latency", "allreduce-int8-bandwidth")
-    assert drawings.labels(first) == ["ours (file)", "ours (second)"]
-    styles = drawings._styles([first, second])
-    assert styles["ours"] == (0, 0)
-    assert [styles[label] for label in drawings.labels(first)] == [(0, 0), (0, 1)]
-
-
-def test_page_is_self_contained_and_escapes() -> None:
-    evil = Curve("allreduce", "<script>", "us", "int8", "f&g", (Point(8, 2.0),))
-    data = {"benchmark": "<i>", "plans": "<b>", "machine": {}, "command": ["<u>"], "rows": [{"<s>": 1}]}
-    drawn = drawings.drawings([evil, curve(4)], [])
-    text = page(drawn, {d.name: b"svg" for d in drawn}, [("f&g", data)], [evil, curve(4)])
-    for tag in ("<script>", "<b>", "<i>", "<u>", "<s>"):
-        assert tag not in text
-    assert 'src="data:image/svg+xml;base64,' in text
-    assert "http" not in text
-    assert "<td>2.00</td>" in text
-
-
-def test_report_program(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    pytest.importorskip("matplotlib", reason="needs matplotlib: pip install '.[plot]'")
-    files = [
-        store(tmp_path, "o.txt", OSU),
-        store(tmp_path, "n.log", NCCL),
-        store(tmp_path, "c.json", versus({"a": [1.0]})),
-    ]
-    assert main(["report", *map(str, files), "-o", str(tmp_path / "out")]) == 0
-    names = sorted(path.name for path in (tmp_path / "out").iterdir())
-    assert names == [
-        "allreduce-float32-bandwidth.png", "allreduce-float32-latency.png", "allreduce-int8-latency.png", "index.html",
-    ]  # fmt: skip
-    assert (tmp_path / "out" / names[0]).read_bytes().startswith(b"\x89PNG")
-
-
-def test_report_without_matplotlib_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def missing(name: str) -> None:
-        raise ImportError(name)
-
-    monkeypatch.setattr(drawings.importlib, "import_module", missing)
-    with pytest.raises(BadUsage, match="extra 'plot'"):
-        drawings.render(drawings.drawings([curve(1)], [])[0], "svg")
-    with pytest.raises(BadUsage, match="-G tty works without"):
-        graph.check(("png",))
-    graph.check(("tty",))
 
 
 def test_text_graph() -> None:

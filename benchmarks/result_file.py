@@ -11,16 +11,14 @@ from dataclasses import asdict
 from datetime import datetime, timezone
 from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from . import system
+from .option_table import Options
 from .output import Row
-from .peers import World
 from .stats import verdict
-from .table import BENCHES
-
-if TYPE_CHECKING:
-    from .session import Session
+from .table import BENCHES, Bench
+from .world import Peer, World
 
 #: Version of the JSON layout; ``report`` and ``diff`` refuse others.
 FORMAT = "ucc_hetero.bench/1"
@@ -99,19 +97,18 @@ class Results:
             data.setdefault("peers", {})[peer] = entry
         self.rows.append(data)
 
-    def finish(self, session: Session) -> None:
-        """Write the files that were asked for. Only rank 0 does anything."""
+    def finish(self, bench: Bench, options: Options, peer: Peer) -> None:
+        """Write the files that ``options`` ask for, ``peer`` being who was measured. Only rank 0 does anything."""
         if self._rank != 0:
             return
-        options = session.options
         if options.json:
-            plans = getattr(session.peer.comm, "plan_summary", None)
+            plans = getattr(peer.comm, "plan_summary", None)
             more = {
-                "family": session.bench.family,
-                "unit": "us" if session.bench.unit == "time" else "MB/s",
+                "family": bench.family,
+                "unit": "us" if bench.unit == "time" else "MB/s",
                 "backend": options.backend,
                 "percentiles": list(options.percentiles),
-                "topology": session.peer.comm.topology.describe() if session.peer.name == "ours" else None,
+                "topology": peer.comm.topology.describe() if peer.name == "ours" else None,
                 "plans": plans() if plans else None,
                 "links": self.links,
             }
