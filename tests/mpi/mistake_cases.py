@@ -54,8 +54,7 @@ def draw(rng: random.Random, on_device: bool) -> Trial:
     has_recv = ROOTED.get(name) != "recv" or culprit == root
     has_send = name != "Bcast" and (ROOTED.get(name) != "send" or culprit == root)
     mistakes = ["object"]
-    mistakes += ["short"] if has_recv and name != "Bcast" else []
-    mistakes += ["type"] if has_recv and has_send else []
+    mistakes += ["short", "type"] if has_recv and has_send else []  # a rank that has one side alone sees none
     mistakes += ["op"] * (name in REDUCING) + ["root"] * (name in ROOTED)
     form = rng.choice(["", "I", "_init"])
     count = rng.choice([1, 3, 100, 5000, 200_000])

@@ -86,6 +86,16 @@ class Board:
         first = int(lib.ucch_board_differs(self.native, rank, text))
         return (first, rank[0], ffi.string(text).decode(errors="replace")) if first <= seq else (0, -1, "")
 
+    def parted(self, seq: int) -> tuple[int, int]:
+        """The first call before ``seq`` that a rank of this host made differently, and who; or 0.
+
+        Of the last 64, which the page has (base/board.c).
+        """
+        for earlier in range(max(1, seq - 63), seq):
+            if (slot := int(lib.ucch_board_mismatch(self.native, earlier))) >= 0:
+                return earlier, self.ranks[slot]
+        return 0, -1
+
     def missing(self, seq: int) -> list[int]:
         """Ranks that are known not to have entered call ``seq``: those of this host, and some of others."""
         if self._pointer == ffi.NULL:
