@@ -119,6 +119,18 @@ static void give_opinion(ucch_circle *c, uint64_t call, uint32_t hash) {
     note_opinion(c, &mine);
 }
 
+/* This rank has left. Whoever has done so over a refused call says that first: others would take it for dead. */
+static void note_left(ucch_circle *c) {
+    ucch_refusal end;
+    if (ucch_far_fate(c->far, c->rank)) return; /* said already */
+    if (ucch_board_refusal(c->board, &end) && end.rank >= 0) {
+        opinion refused = {.call = end.call, .rank = end.rank, .hash = UCCH_REFUSED_HASH};
+        memcpy(refused.text, end.text, sizeof(refused.text));
+        note_opinion(c, &refused);
+    }
+    note_gone(c, &(gone){ucch_far_called(c->far), c->rank, UCCH_LEFT});
+}
+
 /* Compare what was said with what this rank called, as soon as it has. Opinions are of calls that differ: of a refused
  * one, another rank makes it. */
 static void weigh_opinions(ucch_circle *c) {
@@ -230,7 +242,7 @@ static int heard(int link, uint32_t kind, uint64_t key, const void *data, size_t
 
 static void take_turn(void) {
     for (ucch_circle *c = circles; c; c = c->next) {
-        if (ucch_board_has_left(c->board)) note_gone(c, &(gone){ucch_far_called(c->far), c->rank, UCCH_LEFT});
+        if (ucch_board_has_left(c->board)) note_left(c);
         uint64_t anew = ucch_far_changed(c->far);
         for (int i = 0; i < c->nspokes; i++) {
             tell_anew(&c->spokes[i], anew);

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from mpi4py import MPI
 
-from ucc_hetero import Communicator, MismatchError, RefusedError
+from ucc_hetero import CollectiveError, Communicator, MismatchError, RefusedError
 
 world = MPI.COMM_WORLD
 MOST = 496
@@ -81,11 +81,16 @@ def ahead() -> None:
         got = [np.zeros(2, np.int32) for _ in sent]
         requests = []
         for call, (one, other) in enumerate(zip(sent, got, strict=True)):
+            if call == refused:
+                world.Barrier()  # all ranks have begun those before it
             if call == refused and rank == 0:
                 with pytest.raises(TypeError):
                     comm.Iallreduce(one, "nothing")
                 continue
-            requests.append((call, comm.Iallreduce(one, other)))
+            try:
+                requests.append((call, comm.Iallreduce(one, other)))
+            except CollectiveError as error:
+                assert 0 <= refused <= call and "rank 0 refused" in str(error), (call, error)
         for call, request in requests:
             if call == refused:
                 with pytest.raises(RefusedError):

@@ -26,16 +26,16 @@ def until(condition: Callable[[], Any]) -> None:
 
 
 class Rank:
-    """Rank 0 of two hosts, in this process; the test is rank 1."""
+    """Rank 0 of two hosts, in this process; the test is the last rank, alone on the other host."""
 
-    def __init__(self, silence: float) -> None:
+    def __init__(self, silence: float, slots: int) -> None:
         ours, self.far = socket.socketpair()
-        self.page = mmap.mmap(-1, int(lib.ucch_board_bytes(1)))
-        self.board = lib.ucch_board_new(ffi.from_buffer(self.page), 1, 0, [0])
-        assert lib.ucch_board_reach(self.board, 2) == 0
+        self.page = mmap.mmap(-1, int(lib.ucch_board_bytes(slots)))
+        self.board = lib.ucch_board_new(ffi.from_buffer(self.page), slots, 0, list(range(slots)))
+        assert lib.ucch_board_reach(self.board, slots + 1) == 0
         self.link = lib.ucch_link_new(ours.detach(), silence)
         assert self.link >= 0
-        self.circle = lib.ucch_circle_new(self.board, KEY, 0, 2, [0, 1], 1, [self.link], [1])
+        self.circle = lib.ucch_circle_new(self.board, KEY, 0, slots + 1, [0] * slots + [1], 1, [self.link], [slots])
 
     def call(self, signature: int, label: str) -> int:
         return int(lib.ucch_board_publish(self.board, signature, label.encode().ljust(lib.UCCH_LABEL_BYTES, b"\0")))
@@ -43,13 +43,13 @@ class Rank:
     def say(self, kind: int, data: bytes, key: int = KEY) -> None:
         self.far.sendall(struct.pack("<IIQ", len(data), kind, key) + data)
 
-    def hear(self, kind: int) -> bytes:
-        """The data of the next word of a kind."""
+    def hear(self, *kinds: int) -> bytes:
+        """The data of the next word of some kinds."""
         self.far.settimeout(LIMIT)
         while True:
             size, found, _ = struct.unpack("<IIQ", self._exactly(16))
             data = self._exactly(size)
-            if found == kind:
+            if found in kinds:
                 return data
 
     def _exactly(self, count: int) -> bytes:
@@ -66,8 +66,8 @@ class Rank:
 def rank() -> Iterator[Callable[[float], Rank]]:
     made: list[Rank] = []
 
-    def make(silence: float = 0.0) -> Rank:
-        made.append(Rank(silence))
+    def make(silence: float = 0.0, slots: int = 1) -> Rank:
+        made.append(Rank(silence, slots))
         return made[-1]
 
     yield make
@@ -132,6 +132,20 @@ def test_a_call_that_another_host_has_refused(rank: Callable[..., Rank]) -> None
     assert (found.call, found.rank, ffi.string(found.text)) == (3, 1, b"why")
     assert [lib.ucch_board_verdict(here.board, call, peer) for call in (2, 3)] == [0, lib.UCCH_FAIL_REFUSED]
     assert peer[0] == -3
+
+
+def test_who_leaves_over_a_refused_call_says_that_first(rank: Callable[..., Rank]) -> None:
+    """One that had not come to the call would be taken for dead, before the one that refused it has said so."""
+    here = rank(slots=2)
+    beside = lib.ucch_board_new(ffi.from_buffer(here.page), 2, 1, [0, 1])
+    here.call(8, "made")
+    lib.ucch_board_refuse(beside, b"no")
+    assert lib.ucch_board_broken(here.board)
+    lib.ucch_board_leave(here.board)
+    opinion = struct.unpack(f"<QiI{lib.UCCH_REFUSAL_BYTES}s", here.hear(OPINION, GONE))
+    assert opinion == (1, 1, 2, b"no".ljust(lib.UCCH_REFUSAL_BYTES, b"\0"))
+    assert struct.unpack("<Qii", here.hear(OPINION, GONE)) == (1, 0, lib.UCCH_LEFT)
+    lib.ucch_board_free(beside)
 
 
 def test_a_call_that_is_refused_after_it_was_announced(rank: Callable[..., Rank]) -> None:

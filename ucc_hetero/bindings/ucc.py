@@ -223,7 +223,7 @@ class Team(Handle):
 
         Other threads get the engine's lock between two tests: the other ranks may be waiting for what these do.
         """
-        status = Status.INPROGRESS
+        status = int(Status.INPROGRESS)
 
         def over() -> bool:
             nonlocal status

@@ -96,11 +96,11 @@ def _reason(error: Any, board: Board, rank: int, label: str, timeout: float) -> 
         return RevokedError(f"{where}: a rank has revoked the communicator; Shrink() goes on without the dead")
     if status == lib.UCCH_FAIL_PEER:
         if board.fate(peer) == lib.UCCH_LEFT:  # as ranks do that have seen calls differ
-            first, other = board.parted(seq)
+            first, odd = board.parted(seq)
             if first:
-                called = board.label(other, first) or "something else"
+                called = board.label(odd, first) or "something else"
                 return MismatchError(
-                    f"{where}: rank {other} called {called}, where it should have been as call {first} here"
+                    f"{where}: rank {odd} called {called}, where it should have been as call {first} here"
                 )
         return PeerError(f"{where}: {_gone(board, peer, rank)}")
     if status == lib.UCCH_FAIL_TIMEOUT:
