@@ -19,6 +19,7 @@ from ..errors import (
     UCCHError,
 )
 from ..native.libraries import ffi, lib
+from ..native.waiting import progress_until
 from ..trace import flight
 
 _E = TypeVar("_E", bound=UCCHError)
@@ -90,6 +91,8 @@ def _reason(error: Any, board: Board, rank: int, label: str, timeout: float) -> 
         other = board.label(peer, seq) or "something else"
         earlier = f", where it should have been as call {first} here" if first < seq else " instead"
         return MismatchError(f"{where}: rank {peer} called {other}{earlier}")
+    if status == lib.UCCH_FAIL_PEER and len(set(board.hosts)) > 1:
+        progress_until(lambda: board.refusal() is not None or board.dead() != -1, _WHY_S)
     if status in _BY_REFUSAL and (why := refused(board, seq)):
         return RefusedError(f"{where}: {why}; {ANEW}")
     if status == lib.UCCH_FAIL_REVOKED:
@@ -129,6 +132,11 @@ def _reason(error: Any, board: Board, rank: int, label: str, timeout: float) -> 
 
 #: How calls and messages end where a refused call has ended the communicator: ranks leave it.
 _BY_REFUSAL = (lib.UCCH_FAIL_REFUSED, lib.UCCH_FAIL_PEER, lib.UCCH_FAIL_BROKEN)
+
+
+#: Seconds in which ranks of other hosts say why they have given a call up. That they have, rings tell at once; who has
+#: refused it, or died, goes beside the data (net/circle.c).
+_WHY_S = 1.0
 
 
 def _gone(board: Board, peer: int, rank: int) -> str:
