@@ -223,7 +223,7 @@ def refused_by_others(comm: Communicator) -> None:
     begun = comm.Ibcast(data) if comm.rank == 0 else None
     WORLD.Barrier()
     if begun is None:
-        with pytest.raises(ValueError):
+        with pytest.raises((ValueError, RefusedError)):  # the latter where another one was first
             comm.Ibcast(data, root=comm.size)
     else:
         with suppress(RefusedError):  # its own part may have been done before
