@@ -280,6 +280,13 @@ _VARIABLES = (
         "bytes",
     ),
     Variable(
+        "ARENA",
+        _window,
+        128 << 20,
+        "Device memory of each rank that others of its vendor on its host open, for messages in streams; 0: none.",
+        "bytes",
+    ),
+    Variable(
         "CHANNELS",
         parse_flag,
         True,
@@ -340,8 +347,6 @@ TABLE: dict[str, Variable] = {variable.name: variable for variable in _VARIABLES
 
 #: Variables that there were, and what to do instead.
 GONE = {
-    "ARENA": "messages within a vendor go by that vendor's library in torch's groups of one vendor, and else by libucp "
-    "or through UCCH_WINDOW; unset it",
     "WIRE_UCX_DIR": f"set {PREFIX}UCX_DIR, whose UCX serves network threads, too",
 }
 

@@ -174,6 +174,7 @@ int ucch_send_rendezvous(ucch_message *message, ucp_worker_h worker, ucp_ep_h ep
                          uint64_t tag, int dest, int on_device, double timeout);
 int ucch_send_queued(ucch_message *message, ucp_worker_h worker, ucp_ep_h ep, const void *data, size_t bytes,
                      uint64_t tag, int dest, void *stream, int eager, double timeout);
+void *ucch_stream_ours(void);
 void ucch_message_later(ucch_message *message);
 void ucch_message_number(ucch_message *message, uint64_t process, uint32_t number);
 int ucch_message_take(ucch_message *message, void *stream, int early);

@@ -34,16 +34,21 @@
 #define UCCH_MEMORY_DEVICE 2
 #define UCCH_MEMORY_MANAGED 3
 /* Traits of a GPU runtime, one bit each. EAGER: no kernel is loaded at its first launch, which would wait for the
- * device. PARKS: a stream that waits for a word keeps no part of the device busy. WAITS_ANYWHERE: it may be any word,
- * not one of the runtime's own. OWN_QUEUES: streams share no queue, in which one that waits holds up those behind it.
- * TELLS_CURRENT: a thread that has chosen no device has none, not the first. */
+ * device. FINE: memory for others is coherent on every link. PARKS: a stream that waits for a word keeps no part of the
+ * device busy. WAITS_ANYWHERE: it may be any word, not one of the runtime's own. OWN_QUEUES: streams share no queue, in
+ * which one that waits holds up those behind it. TELLS_CURRENT: a thread that has chosen no device has none, not the
+ * first. PEERS_BY_NUMBER: memory of another process's device is opened by that device's number here. */
 #define UCCH_EAGER 1
+#define UCCH_FINE 2
 #define UCCH_PARKS 4
 #define UCCH_WAITS_ANYWHERE 8
 #define UCCH_OWN_QUEUES 16
 #define UCCH_TELLS_CURRENT 32
+#define UCCH_PEERS_BY_NUMBER 64
 /* Mode of a thread that may do anything beside a capture, as graphs do not see it. */
 #define UCCH_RELAXED 2
+/* Bytes of what a process gives to others that are to open its device memory. */
+#define UCCH_SHARE_BYTES 64
 
 /* Statuses of our own, apart from both libraries' ranges. ALIASED: the send and the receive buffer are one; the
  * in-place program is wanted. LATER: it would have to wait for what only its caller can let go on. PINNED: no

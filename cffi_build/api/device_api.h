@@ -30,6 +30,7 @@ int ucch_event_record(int runtime, void *event, void *stream);
 int ucch_event_done(int runtime, void *event);
 int ucch_device_traits(int runtime, int *bits);
 int ucch_device_target(int runtime, int device, char *text, int room);
+int ucch_device_resident(int runtime, int device, unsigned threads, int *blocks);
 int ucch_device_room(int runtime, size_t *bytes);
 int ucch_device_enter(void);
 void ucch_device_leave(int before);
@@ -46,11 +47,16 @@ int ucch_kernel_add(int kind, int op, int dtype, int to, const void *image);
 /* ---- segment.c: shared memory that devices of several vendors copy to and from ---- */
 int ucch_window_own(uint64_t key, size_t *bytes);
 int ucch_window_open(uint64_t key, int pid, int file, size_t bytes);
-int ucch_windows_pin(void);
+int ucch_windows_pin(int with_chunks);
 
 /* ---- room.c: what is left of windows ---- */
 int ucch_window_room(void);
 int ucch_messages_by_hosts(uint64_t key);
+
+/* ---- arenas: device memory that processes of one vendor open ---- */
+int ucch_arena_own(size_t bytes, void *handle);
+int ucch_arena_open(uint64_t key, const void *handle);
+void ucch_arena_close(uint64_t key);
 
 /* ---- ring.c: rings in pinned memory (segment.c), by which streams hand data to each other ---- */
 ucch_channels *ucch_channels_new(int rank, int size, const int *hosts, size_t slot);

@@ -1,4 +1,4 @@
-/* Processes of this host, by their numbers: whether they have ended, and signals to them. */
+/* Processes of this host, by their numbers: if they have ended, and signals to them. */
 #define _GNU_SOURCE
 #include "base/process.h"
 
@@ -52,7 +52,7 @@ void ucch_process_meet(int pid) {
     pthread_mutex_unlock(&met_lock);
 }
 
-/* Whether a process has ended, also where its parent has not asked for its status yet, and where another one has its
+/* True if a process has ended, also where its parent has not asked for its status yet, and where another one has its
  * number since it was met. */
 int ucch_process_ended(int pid) {
     int gone;
@@ -68,7 +68,7 @@ int ucch_process_ended(int pid) {
     return gone;
 }
 
-/* Whether a process handles a signal. */
+/* True if a process handles a signal. */
 static int handles(pid_t pid, int number) {
     char line[256];
     unsigned long long caught = 0;

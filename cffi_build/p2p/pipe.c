@@ -88,7 +88,7 @@ static void begin(ucch_pipe *p, int phase, const ucch_rts *rts, void *buffer, in
     p->pieces = (rts->bytes + rts->piece - 1) / rts->piece;
     p->asked = p->done = 0;
     p->left = ENDED;
-    p->ours = 0;
+    p->ours = p->fetching = 0;
     p->since = ucch_now();
     p->again = 0;
 }
@@ -260,7 +260,9 @@ static int receive_on(ucch_pipe *p) {
     uint64_t published = __atomic_load_n(&p->at->published, __ATOMIC_ACQUIRE);
     int status = 0;
     if (p->extent) {
-        if (ucch_extent_receive(p)) p->done = p->asked = published = p->pieces;
+        status = ucch_extent_receive(p);
+        if (status == 1) p->done = p->asked = published = p->pieces;
+        status = status < 0 ? status : 0;
     }
     while (!status && p->asked < published && p->asked - p->done < SLOTS)
         status = ask(p);
@@ -387,6 +389,7 @@ int ucch_pipe_pump_locked(ucch_pipe *p) {
 /* Whether a device still copies from or to the buffer. */
 int ucch_pipe_busy_locked(ucch_pipe *p) {
     if (p->left != ENDED) return !(p->left == TAKING ? ucch_posted_gone(p->posted) : ucch_extent_full(p->extent));
+    if (p->fetching) return ucch_extent_fetching(p);
     return p->asked != p->done && !collect(p) && p->asked != p->done;
 }
 

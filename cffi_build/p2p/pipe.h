@@ -77,7 +77,7 @@ struct ucch_pipe {
     uint32_t where;
     int first, many, left, ours; /* ours: the host asked for it, and a stream of ours takes it */
     int by_hosts;                /* no stream may wait for it early */
-    int eager;                   /* over for us once it is there */
+    int eager, fetching;         /* over for us once it is there; plus one: the slice whose step a device copies */
     ucch_beside *beside;
     void *kernel, *await;
     ucch_posted *posted;
@@ -111,6 +111,7 @@ int ucch_extent_begun(ucch_extent *extent);
 void ucch_extent_stop(ucch_extent *extent);
 int ucch_extent_tainted(ucch_extent *extent);
 int ucch_extent_receive(ucch_pipe *p);
+int ucch_extent_fetching(ucch_pipe *p);
 int ucch_extent_offer_locked(ucch_pipe *p, ucch_rts *rts, const ucch_offer *offer);
 int ucch_pipe_take_ready_locked(ucch_pipe *p, const ucch_expected *e, void *stream, int early);
 

@@ -49,7 +49,19 @@ void ucch_room_publish_locked(void) {
     const ucch_window *w = ucch_window_of(0);
     if (!w->credits) return;
     __atomic_store_n(&w->credits->holds, (uint32_t)ucch_may_hold(), __ATOMIC_RELEASE);
+    __atomic_store_n(&w->credits->most_near, (uint32_t)(w->near < nkept ? w->near : nkept), __ATOMIC_RELEASE);
     __atomic_store_n(&w->credits->most, (uint32_t)nkept, __ATOMIC_RELEASE);
+}
+
+/* This process's arena, made at first use with so many bytes: 0, and what others open it by (UCCH_SHARE_BYTES); or a
+ * failure. It has a window. */
+int ucch_arena_own(size_t bytes, void *handle) {
+    if (!ucch_bound_ops() || !ucch_window_of(0)->key) return UCCH_FAIL_DEVICE;
+    ucch_lock();
+    int status = ucch_arena_make_locked(bytes, handle);
+    ucch_room_publish_locked();
+    ucch_unlock();
+    return status;
 }
 
 /* One chunk of our own for messages that hosts move: 1, or 0 where none is free. */
@@ -75,10 +87,11 @@ int ucch_window_room(void) {
     return room;
 }
 
-/* Neighbouring chunks for one message that goes from stream to stream: the first of them, or -1. */
-int ucch_extent_take_locked(int many) {
-    size_t n = 0;
-    for (size_t i = nkept; i < nchunks && lent + (size_t)many <= most; i++) {
+/* Neighbouring chunks for one message that goes from stream to stream: the first of them, or -1. `is_near`: with places
+ * in our arena. */
+int ucch_extent_take_locked(int many, int is_near) {
+    size_t near = ucch_window_of(0)->near, limit = is_near && near < nchunks ? near : nchunks, n = 0;
+    for (size_t i = nkept; i < limit && lent + (size_t)many <= most; i++) {
         n = used[i] ? 0 : n + 1;
         if (n < (size_t)many) continue;
         lent += n;
@@ -89,12 +102,14 @@ int ucch_extent_take_locked(int many) {
 }
 
 /* The chunk of a credit that has been taken up: there are no more credits than chunks. */
-int ucch_extent_keep_locked(void) {
-    for (size_t i = 0; i < nkept; i++)
+int ucch_extent_keep_locked(int is_near) {
+    for (size_t n = 0; n < nkept; n++) {
+        size_t i = is_near ? n : nkept - 1 - n;
         if (!used[i]) {
             used[i] = 1;
             return (int)i;
         }
+    }
     return -1;
 }
 
@@ -110,10 +125,10 @@ void ucch_extent_give_locked(int first, int many) {
 
 /* Take a credit of process `key`, which leaves a message of up to so many bytes to no host then: 1, or 0 where there is
  * none. */
-int ucch_credit_take(uint64_t key, size_t bytes) {
+int ucch_credit_take(uint64_t key, size_t bytes, int is_near) {
     ucch_credits *p = ucch_window_of(key)->credits;
     if (!p || (bytes > UCCH_CHUNK && !__atomic_load_n(&p->holds, __ATOMIC_ACQUIRE))) return 0;
-    uint32_t limit = __atomic_load_n(&p->most, __ATOMIC_ACQUIRE);
+    uint32_t limit = __atomic_load_n(is_near ? &p->most_near : &p->most, __ATOMIC_ACQUIRE);
     uint32_t given = __atomic_load_n(&p->given, __ATOMIC_ACQUIRE);
     while (given < limit)
         if (__atomic_compare_exchange_n(&p->given, &given, given + 1, 0, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST)) return 1;

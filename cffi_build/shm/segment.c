@@ -6,7 +6,13 @@
  * such files for its channels (ring.c), so that nobody's calls take the room of anybody's messages; and every process
  * one for messages, its window. That begins with room for the messages that are offered (pipe.c) and those that streams
  * wait for (mailbox.c), and an extent's header for each chunk (stream_copy.c); the rest is chunks (room.c). These take
- * no memory before they are pinned or written to. */
+ * no memory before they are pinned or written to: where all devices are of one vendor, data lies in arenas.
+ *
+ * An arena is device memory that other processes with devices of one vendor have opened, for messages between their
+ * streams (stream_copy.c). The words that go with them are in the window, as hosts look at these; the data never leaves
+ * the devices. An arena has a place for every chunk of the window, as far as it goes. Memory of the caller's is not
+ * opened itself: handles are of whole allocations, which its allocator may give back or make in ways that have no
+ * handles. */
 #define _GNU_SOURCE
 #include "shm/segment.h"
 
@@ -19,6 +25,13 @@
 #include <unistd.h>
 
 #define MOST_WINDOWS 1024
+/* Blocks with a slice each that copy a message: an H200's NVLink carries 256 MiB each way at a time with 286 GB/s by 32
+ * blocks, 236 by 16, 142 by 8 (benchmarks/results/h200-2026-11-22-arena). */
+#define MOST UCCH_MOST_BLOCKS
+/* Kernels that may wait for each other and have all to run at a time, of 512 threads a block: those of five streams of
+ * the caller's each way. */
+#define KERNELS 10
+#define THREADS 512
 
 static ucch_mapping *all; /* the oldest first, so that ranks that give back in one order find each other's again */
 static size_t pinned;     /* bytes of our own */
@@ -169,7 +182,7 @@ int ucch_window_open(uint64_t key, int pid, int file, size_t bytes) {
     return known || m ? 0 : UCCH_FAIL_PEER;
 }
 
-static int pin_window(ucch_window *w) {
+static int pin_window(ucch_window *w, int with_chunks) {
     int status = ucch_bound_ops() ? 0 : UCCH_FAIL_DEVICE;
     char *seen = NULL;
     if (!status && !w->mailbox_seen) {
@@ -177,17 +190,74 @@ static int pin_window(ucch_window *w) {
         w->mailbox_seen = (ucch_posted *)seen;
         w->extents_seen = status ? NULL : (ucch_extent *)(w->mailbox_seen + MAILBOX + 1);
     }
-    if (!status && !w->chunks_seen) status = pin(w->chunks, w->nchunks * UCCH_CHUNK, &w->chunks_seen);
+    if (!status && with_chunks && !w->chunks_seen) status = pin(w->chunks, w->nchunks * UCCH_CHUNK, &w->chunks_seen);
     return status;
 }
 
-/* Pin all windows that are mapped. */
-int ucch_windows_pin_locked(void) {
-    int status = pin_window(&own);
+/* Pin all windows that are mapped: for the bound device's copies, or only what its kernels say to others. */
+int ucch_windows_pin_locked(int with_chunks) {
+    int status = pin_window(&own, with_chunks);
     for (int i = 0; i < npeers && !status; i++)
-        status = pin_window(&peers[i]);
+        status = pin_window(&peers[i], with_chunks);
     return status;
 }
 
 /* Header of the extent that begins with a chunk. */
 ucch_extent *ucch_extent_at(uint64_t key, int first) { return ucch_window_of(key)->extents + first; }
+
+/* ---- arenas ---- */
+
+static int blocks(void) {
+    int device = 0, most = 0;
+    const device_ops *ops = ucch_bound_ops();
+    if (ops->current(&device) || ops->resident(device, THREADS, &most) || most <= 0) return UCCH_BLOCKS;
+    most /= KERNELS;
+    return most > MOST ? MOST : most < 1 ? 1 : most;
+}
+
+/* The arena of this process, which has a window, made at first use with so many bytes, and what others open it by: 0,
+ * or a failure. */
+int ucch_arena_make_locked(size_t bytes, ucch_share *handle) {
+    static ucch_share shared;
+    const device_ops *ops = ucch_bound_ops();
+    int before = ucch_device_enter(), status = 0;
+    void *memory = NULL;
+    if (!own.arena) {
+        status = ucch_device_fail(ops->alloc_shared(&memory, bytes), "alloc");
+        if (!status && (status = ucch_device_fail(ops->share(memory, &shared), "sharing device memory")))
+            ops->release(memory);
+    }
+    if (memory && !status) {
+        own.arena = memory;
+        own.near = bytes / UCCH_CHUNK;
+        own.blocks = blocks();
+    }
+    ucch_device_leave(before);
+    *handle = shared;
+    return status;
+}
+
+/* Open the arena of another process, which has a window that we know: 0, or a failure. */
+int ucch_arena_open(uint64_t key, const void *handle) {
+    ucch_lock();
+    ucch_window *w = ucch_window_of(key);
+    void *there = w->arena;
+    int before = ucch_device_enter(), status = w->key == key ? 0 : UCCH_FAIL_PEER;
+    if (!status && !there)
+        status = ucch_device_fail(ucch_bound_ops()->open_shared(&there, handle), "opening device memory of a peer");
+    if (!status) w->arena = there;
+    ucch_device_leave(before);
+    ucch_unlock();
+    return status;
+}
+
+/* Do without the arena of a process, as it cannot open ours. */
+void ucch_arena_close(uint64_t key) {
+    ucch_lock();
+    ucch_window *w = ucch_window_of(key);
+    int before = ucch_device_enter();
+    if (w->arena) ucch_bound_ops()->close_shared(w->arena);
+    w->arena = NULL;
+    ucch_device_leave(before);
+    ucch_unlock();
+}

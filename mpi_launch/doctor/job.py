@@ -9,7 +9,8 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
-from ...bootstrap.agreement import differences, judged, ranks_text, steering
+from ...bootstrap.agreement import differences, judged, steering
+from ...errors import ranks_text
 from ...machine.fabric import Fabric
 from ...machine.vendors import VENDORS, seen
 from ...transport.wires import USUAL

@@ -17,7 +17,7 @@
  * was told (0: one for every stream). FAKEGPU_ROOM_MB: how much memory of a device is said to be free (4096), whatever
  * is allocated. FAKEGPU_NO_PEERS: no process can open another one's device memory. FAKEGPU_XGMI: the devices are
  * linked. FAKEGPU_PINNED_MB: how much memory of the host's they see at most. FAKEGPU_HIP: the version to be (6).
- * FAKEGPU_AHEAD: how much a stream may have to do
+ * FAKEGPU_UNITS, FAKEGPU_UNIT_THREADS: a device's size (60, 2048). FAKEGPU_AHEAD: how much a stream may have to do
  * before whoever gives it more waits, and with him all who call the driver (0: no limit). FAKEGPU_LAZY: kernels are
  * loaded at their first launch, which waits until the device has nothing to do, and with it all who call the driver. */
 #define _GNU_SOURCE

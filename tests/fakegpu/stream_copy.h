@@ -41,7 +41,7 @@ static void find_extent(ucch_stream_copy *c) {
     c->bytes = none ? 0 : c->extent->bytes;
     c->slice = none ? 1 : c->extent->slice;
     c->room = none ? 1 : c->extent->room;
-    c->data += ((uint64_t)where - 1) * UCCH_CHUNK_BYTES;
+    c->data = (!none && c->extent->near ? c->arena : c->data) + (uint64_t)(where - 1) * UCCH_CHUNK_BYTES;
 }
 
 /* Every block goes its own pace: the next to do something is one of those that can, by chance. */

@@ -9,6 +9,7 @@ from ucc_hetero import Communicator
 from ucc_hetero.errors import TruncationError
 
 LONG = 300_000  # float32: pieces of 150 KiB
+Communicator._arenas = True  # as groups of torch have it
 """
 
 MATCHING = COMMON

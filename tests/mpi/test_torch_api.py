@@ -17,18 +17,17 @@ def cases(*scripts: str) -> list[str]:
 
 
 @pytest.mark.parametrize(("n", "emulate"), [(2, ""), (4, "nvidia:2,amd:2")])
-def test_every_method(mpirun, n: int, emulate: str) -> None:
-    env = {"UCCH_EMULATE": emulate}
+def test_every_method(crew, n: int, emulate: str) -> None:
     names = cases("torch_calls.py", "torch_collectives.py", "torch_profile.py")
     if not emulate:  # once is enough of what has torch load its compiler, which takes seconds
         names = [name for name in names if name not in ("compiled", "functional")]
-    job = mpirun(HERE / "torch_api.py", n, args=names, env=env, timeout=160)
+    job = crew(HERE / "torch_api.py", n, args=names, layout=emulate, timeout=160)
     assert re.findall(r"^ok (\w+)", job.stdout, re.M) == names
 
 
-@pytest.mark.parametrize(("n", "emulate"), [(2, ""), (3, "nvidia:1,amd:2"), (4, "nvidia:2,amd:2")])
-def test_experts(mpirun, n: int, emulate: str) -> None:
-    job = mpirun(HERE / "torch_experts.py", n, env={"UCCH_EMULATE": emulate}, timeout=100)
+@pytest.mark.parametrize(("n", "emulate"), [(2, ""), (4, "nvidia:2,amd:2")])
+def test_experts(crew, n: int, emulate: str) -> None:
+    job = crew(HERE / "torch_experts.py", n, layout=emulate, timeout=100)
     assert re.findall(r"^ok (\w+)", job.stdout, re.M) == cases("torch_experts.py")
 
 

@@ -23,12 +23,15 @@ if dist.get_rank() == 1:
 ASYNC = "torch.futures.Future.wait(dist.all_reduce(t, async_op=True).get_future())"
 
 
-@pytest.mark.parametrize("wait", ["dist.all_reduce(t)", ASYNC, "dist.destroy_process_group()"])
-@pytest.mark.parametrize(
-    "how, status, said",
-    [("sys.exit(3)", 3, "rank 1 has failed (status 3) and ends the job"), ("raise KeyError('mine')", 1, "mine")],
-)
-def test_mpirun(mpirun, wait: str, how: str, status: int, said: str) -> None:
+LEFT = "sys.exit(3)", 3, "rank 1 has failed (status 3) and ends the job"
+RAISED = "raise KeyError('mine')", 1, "mine"
+
+
+@pytest.mark.parametrize(("end", "wait"), [
+    (RAISED, "dist.all_reduce(t)"), (LEFT, ASYNC), (LEFT, "dist.destroy_process_group()"),
+], ids=["in a call", "in a future", "at the end"])  # fmt: skip
+def test_mpirun(mpirun, end: tuple[str, int, str], wait: str) -> None:
+    how, status, said = end
     job = mpirun(SCRIPT.format(how=how, wait=wait), 2, check=False)
     assert job.returncode == status and said in job.stderr, job.output
 
@@ -108,9 +111,9 @@ print("went on", flush=True)
 """
 
 
-def test_a_refused_call_keeps_its_reason(mpirun) -> None:
+def test_a_refused_call_keeps_its_reason(crew) -> None:
     """Mistakes that all ranks make end nothing; of one rank they end the group on all, and no other one."""
-    job = mpirun(MISTAKES, 2, env={"UCCH_TIMEOUT": "60"}, timeout=100)
+    job = crew(MISTAKES, 2, env={"UCCH_TIMEOUT": "60"}, timeout=100)
     reasons = ["input has 4 elements", "split sizes [2, 3] of input", "tensors on rank {} are on device", "AVG on bool"]
     for rank in "01":
         lines = [line for line in job.stdout.splitlines() if line.startswith(rank)]
@@ -174,10 +177,9 @@ with pytest.raises(RuntimeError, match="DistBackendError: a rank has died"):
     model(torch.ones(2, 4)).sum().backward()
 Work.publish = publish
 dist.destroy_process_group()
-print("all good")
 """
 
 
-def test_a_failed_gradient_and_barriers(mpirun) -> None:
+def test_a_failed_gradient_and_barriers(crew) -> None:
     """DDP's reducer, in C++, gets the failure of a call and does not crash; a barrier waits for earlier calls."""
-    assert mpirun(CALLS, 2, env={"UCCH_TIMEOUT": "200"}, timeout=120).said("all good") == 2
+    crew(CALLS, 2, env={"UCCH_TIMEOUT": "200"}, timeout=120)

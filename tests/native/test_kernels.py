@@ -204,8 +204,9 @@ def test_blocks_share_a_call(library: ctypes.CDLL, nth: int, dtype: str, count: 
 
 
 @pytest.mark.parametrize("nbytes, slice_", [(1, 4096), (4096, 4096), (3_000_001, 401_408), (1_500_000, 4096)])
-@pytest.mark.parametrize("blocks", [1, 3, 8])
-def test_both_sides_of_a_message(library: ctypes.CDLL, nbytes: int, slice_: int, blocks: int) -> None:
+@pytest.mark.parametrize("blocks", [1, 3, 8, 32])
+@pytest.mark.parametrize("near", [False, True])
+def test_both_sides_of_a_message(library: ctypes.CDLL, nbytes: int, slice_: int, blocks: int, near: bool) -> None:
     """The sender's blocks put all into the extent, the receiver's find it by mailbox; what is too long stays there."""
     rng = np.random.default_rng()
     slices = -(-nbytes // slice_)
@@ -213,9 +214,10 @@ def test_both_sides_of_a_message(library: ctypes.CDLL, nbytes: int, slice_: int,
         slice_ = -(-nbytes // 8 // 4096) * 4096
         slices = -(-nbytes // slice_)
     extents = ffi.new("ucch_extent[2]")
-    window = np.zeros(lib.UCCH_CHUNK_BYTES + nbytes, np.uint8)
+    window, arena = (np.zeros(lib.UCCH_CHUNK_BYTES + nbytes, np.uint8) for _ in range(2))
+    used, unused = (arena, window) if near else (window, arena)
     extent = extents[1]  # it begins with the second chunk
-    extent.bytes, extent.slice, extent.room = nbytes, slice_, slice_
+    extent.bytes, extent.slice, extent.room, extent.near = nbytes, slice_, slice_, near
     data = rng.integers(0, 256, nbytes, np.uint8)
 
     def at(array: np.ndarray) -> Any:
@@ -233,7 +235,7 @@ def test_both_sides_of_a_message(library: ctypes.CDLL, nbytes: int, slice_: int,
     mailbox = ffi.new("ucch_posted[3]")
     extent.doorbell = 7 << 32 | 2  # the second one, in its seventh use
     sent = {"bytes": nbytes, "slice": slice_, "room": slice_, "buffer": at(data)}
-    all_blocks({"extent": extents + 1, "data": at(window) + lib.UCCH_CHUNK_BYTES, "mailbox": mailbox, **sent})
+    all_blocks({"extent": extents + 1, "data": at(used) + lib.UCCH_CHUNK_BYTES, "mailbox": mailbox, **sent})
     assert mailbox[1].doorbell.word == 7 and sum(bytes(ffi.buffer(mailbox))) == 7 and extent.rung == 1
     last = nbytes - (slices - 1) * slice_
     put = [-(-n // lib.UCCH_COPY_STEP) for n in [*[slice_] * (slices - 1), last]]
@@ -241,13 +243,14 @@ def test_both_sides_of_a_message(library: ctypes.CDLL, nbytes: int, slice_: int,
     for where, room in ((lib.UCCH_NOWHERE, nbytes), (2, nbytes - 1), (2, nbytes + 5)):
         posted, into = ffi.new("ucch_posted *", {"word": where}), np.full(room, 77, np.uint8)
         assert not any(words(extent.taken))
-        found = {"extent": extents, "data": at(window), "buffer": at(into), "posted": posted}
+        found = {"extent": extents, "data": at(window), "arena": at(arena), "buffer": at(into), "posted": posted}
         all_blocks({**found, "bytes": room})
         assert [line.word for line in posted.gone] == [1] * blocks + [0] * (lib.UCCH_MOST_BLOCKS - blocks)
         if room > nbytes:
             assert (into[:nbytes] == data).all() and (into[nbytes:] == 77).all() and words(extent.taken) == put
         else:
             assert (into == 77).all()
+    assert not unused.any()
 
 
 @pytest.mark.parametrize("i", range(len(PIECES)))

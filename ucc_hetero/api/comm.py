@@ -83,6 +83,10 @@ class Communicator(MessageMethods, NeighbourMethods, GroupMethods, FaultMethods)
         AgreementError, LibraryNotFound: When it is made: installations differ, or lack UCC or UCX.
     """
 
+    #: Messages between devices of one vendor are left to streams (shm/segment.c). That is for those who let
+    #: streams wait for them; a host that waits is sooner told by libucp.
+    _arenas = False
+
     def __init__(self, comm: Any = None) -> None:
         # Before MPI where MPI is not there yet: both bring a UCX, and the first one serves both. A failure is said
         # again when all ranks tell each other what they have: those that fail must not leave the others waiting.
@@ -113,7 +117,7 @@ class Communicator(MessageMethods, NeighbourMethods, GroupMethods, FaultMethods)
     def _join(self, mpi: Any) -> None:
         self._mpi = mpi
         try:
-            self._run = Runner(self._mpi)
+            self._run = Runner(self._mpi, arenas=self._arenas)
         except UCCHError:
             raise
         except ValueError as mistake:  # in a setting, which it names: twenty lines of this package's frames say nothing

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
 from typing import NamedTuple
 
-from ..errors import AgreementError
+from ..errors import AgreementError, ranks_text
 from ..machine.facts import Facts
 from ..machine.ucx_transports import tcp_connections, within_host
 
@@ -115,12 +115,6 @@ _MUST_AGREE = {
     "vendors": "register the same vendors on every rank, before its first communicator",
 }
 _SETTING = "export the same values on every rank (mpirun or ucch-run: -x NAME=value), or unset them"
-
-
-def ranks_text(numbers: Sequence[int]) -> str:
-    """Ranks as text, eight of them at most: ``rank 3``, ``ranks 0, 2``."""
-    text = ", ".join(map(str, numbers[:8]))
-    return f"rank{'s' * (len(numbers) > 1)} {text}{', …' * (len(numbers) > 8)}"
 
 
 class Difference(NamedTuple):

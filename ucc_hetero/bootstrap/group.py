@@ -45,12 +45,12 @@ USUAL_COUNTS = (1, 1 << 12, 1 << 18, 1 << 24)
 class Membership:
     """This rank's part in one communicator. Collective to create and to close over ``mpi``, which stays private.
 
-    ``timeout`` is that of waiting for the other ranks while teams are made, in seconds. Raises :class:`AgreementError`
-    on every rank when their facts do not fit together.
+    ``timeout`` is that of waiting for the other ranks while teams are made, in seconds; ``arenas`` are wanted, where
+    there can be any. Raises :class:`AgreementError` on every rank when their facts do not fit together.
     """
 
-    def __init__(self, mpi: Any, timeout: float) -> None:
-        self.mpi = timely(mpi, timeout, "the making of a communicator")
+    def __init__(self, mpi: Any, timeout: float, arenas: bool) -> None:
+        self.mpi, self._arenas = timely(mpi, timeout, "the making of a communicator"), arenas
         self.links: Links | None = None
         self._recorded = 0
         self._unwatch: Callable[[], object] = bool
@@ -106,7 +106,7 @@ class Membership:
             _say_of_messages()
         speeds = link_weights(hosts, [f.link_speed for f in self.facts])
         weighted = replace(self.bare, weights=speeds)
-        self.windows = join_windows(mpi, self.bare, self.facts, self.runtime)
+        self.windows = join_windows(mpi, self.bare, self.facts, self.runtime, self._arenas)
         self.topology, self.tuning = agreed(self.bare, weighted, env.get("TUNE"), self._table, path, plain=plain)
         island = self.topology.islands[self.topology.island_of[self.rank]]
         self.device = Device.of(self.rank, island.ranks, self.facts, self.runtime)

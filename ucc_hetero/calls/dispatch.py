@@ -37,7 +37,7 @@ _LAUNCHED = Execution.LAUNCHED
 class Runner:
     """Everything that the collectives of one communicator need. Collective to create."""
 
-    def __init__(self, mpi: Any) -> None:
+    def __init__(self, mpi: Any, *, arenas: bool = False) -> None:
         from mpi4py import MPI
 
         timeout = env.get("TIMEOUT")
@@ -49,7 +49,7 @@ class Runner:
         if self._repeater is not None:
             self.blocking = self._repeater.call
         self.timeout = 0.0 if math.isinf(timeout) else float(timeout)
-        self.members = members = Membership(mpi, self.timeout or 3600.0)
+        self.members = members = Membership(mpi, self.timeout or 3600.0, arenas)
         self.mpi, self.rank, self.size = mpi, members.rank, members.size
         self.topology, self.board = members.topology, members.board
         #: Why the communicator can no longer be used; empty while it can. And whether it is that of a parent process.

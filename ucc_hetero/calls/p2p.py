@@ -41,6 +41,9 @@ from .status import set_status
 
 _COMM_MASK = ((1 << 13) - 1) << (COMM_SHIFT - 1) | OWN
 
+#: Where a message is part of no stream of the caller's.
+_OURS = lib.ucch_stream_ours()
+
 #: Messages that ended for us while somebody uses their memory: libucp (after a timeout, or Ctrl-C), or a stream.
 _held: deque[Transfer] = deque()
 
@@ -58,8 +61,8 @@ class Arrays:
 
     def __init__(self, members: Membership, null: int) -> None:
         self._rank, self._device, self._null = members.rank, members.device, null
-        self.paths = MessagePaths(members.rank, members.facts, members.topology, members.tuning)
-        self._bounce: Bounce | None = None
+        self.paths = MessagePaths(members.rank, members.facts, members.topology, members.tuning, members.windows.near)
+        self._bounces: dict[bool, Bounce] = {}
         #: Kinds of arrays, by what tells them apart and whether they are written to.
         self._known: Kinds[tuple[Hashable, bool], Buffer] = Kinds()
 
@@ -97,10 +100,11 @@ class Arrays:
             return None
         if not self.paths.wanted(peer, buffer.nbytes, in_stream=in_stream):
             return None
-        if self._bounce is None:
+        spare = self.paths.arenas(peer)
+        if spare not in self._bounces:
             assert device.runtime is not None
-            self._bounce = Bounce(device.runtime)
-        return self._bounce
+            self._bounces[spare] = Bounce(device.runtime, spare=spare)
+        return self._bounces[spare]
 
     def memory(self, buffer: Buffer) -> int:
         """The memory type for libucp of a buffer that :meth:`bounced` has seen."""
@@ -155,8 +159,9 @@ class Messages:
         shared = members.windows
         self.arrays = Arrays(members, self.null)
         self.paths = self.arrays.paths
-        #: Ranks that messages from or to device memory reach through shared pinned memory.
-        self._windows = shared.peers
+        #: Ranks that messages from or to device memory reach through shared pinned memory, or through arenas.
+        self._near = shared.near[members.rank] if shared.near else frozenset()
+        self._windows = shared.peers | self._near
         #: Every rank's key of its window; NULL where no message goes through a window.
         self.keys: Any = ffi.NULL
         if self._windows:
@@ -236,7 +241,7 @@ class Messages:
         dest, tag = self.check("dest", dest, tag)
         source = self.arrays.bind(buf, dest, writable=False)
         bounce = self.arrays.bounced(source, dest, in_stream=stream is not None)
-        least = 1 if stream is not None and dest in self._queues else LEAST
+        least = 1 if dest in self._near or (stream is not None and dest in self._queues) else LEAST
         window = bounce is not None and dest in self._windows and source.nbytes >= least and not copy
         what, at = "synchronous send" if sync else "send", self._stream(stream)
         transfer = Transfer(what, source, dest, tag, None if window else bounce, at)
@@ -308,9 +313,9 @@ class Messages:
             number = self.matching.number(transfer)
             lib.ucch_message_number(transfer.handle, self.keys[peer] if number else 0, number)
         stream = None if transfer.stream is None else ffi.cast("void *", transfer.stream)
-        if ways.queued is not None and stream is not None:
+        if ways.queued is not None and (stream is not None or peer in self._near):
             eager = not transfer.sync and ways.buffer.nbytes <= LEAST
-            queued = ways.queued(stream, eager, timeout)
+            queued = ways.queued(_OURS if stream is None else stream, eager, timeout)
             if queued < 0:
                 raise self._not_begun(transfer)
             if queued:
@@ -330,7 +335,8 @@ class Messages:
         what = transfer.handle, self.worker, self._endpoint(peer), pointer, buffer.nbytes, code
         if not transfer.window:
             return Ways(buffer, partial(lib.ucch_send, *what, memory, transfer.sync))
-        queued = partial(lib.ucch_send_queued, *what, peer) if peer in self._queues else None
+        queues = peer in self._near or peer in self._queues
+        queued = partial(lib.ucch_send_queued, *what, peer) if queues else None
         return Ways(buffer, partial(lib.ucch_send_rendezvous, *what, peer, 1), queued)
 
     def _not_begun(self, transfer: Transfer) -> DeviceError:

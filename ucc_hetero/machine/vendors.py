@@ -283,8 +283,8 @@ _HIP_TRAPS = (
     ),
     Trap(
         "HSA_FORCE_FINE_GRAIN_PCIE", lambda value: value != "1",
-        "{given} and the GPUs have no xGMI: they do not see what others write while these still run, so that RCCL "
-        "goes by way of the host", "unset it (ucc_hetero sets 1)", "no links",
+        "{given} and the GPUs have no xGMI: they do not see what others write while these still run, so that messages "
+        "between them go by way of the host", "unset it (ucc_hetero sets 1)", "no links",
     ),
     Trap(
         "HSA_ENABLE_IPC_MODE_LEGACY", lambda value: value == "0",

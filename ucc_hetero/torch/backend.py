@@ -24,6 +24,7 @@ from ..native.libraries import load
 from . import creation, devices, futures, rendezvous
 from .creation import NAME
 from .group import ProcessGroupUCCH
+from .group_comm import GroupCommunicator
 from .work import limit_of, seconds_of, torch_error
 
 _groups: list[ProcessGroupUCCH] = []
@@ -134,7 +135,7 @@ def _over_store(opts: Any) -> Communicator:
 def _meet(store: Any, rank: int, ranks: list[int], size: int, deaths: Deaths, seconds: float) -> Communicator:
     """A communicator of those of the job's ``size`` ranks that are named, which meet in a store."""
     begin_without_mpi()
-    return Communicator._adopt(StoreComm.first(store, rank, ranks, size, seconds, deaths))
+    return GroupCommunicator._adopt(StoreComm.first(store, rank, ranks, size, seconds, deaths))
 
 
 def _over_mpi(opts: Any) -> Communicator:
@@ -156,12 +157,12 @@ def _over_mpi(opts: Any) -> Communicator:
             "mpirun, or set them to OMPI_COMM_WORLD_RANK and OMPI_COMM_WORLD_SIZE"
         )
     if ranks == list(range(world.Get_size())):
-        return Communicator(world)
+        return GroupCommunicator(world)
     members = world.group.Incl(ranks)
     try:
         # Collective among the members only; the tag keeps groups that are made at the same time apart.
         comm = world.Create_group(members, zlib.crc32(opts.group_id.encode()) & 0x7FFF)
-        return Communicator._adopt(comm)
+        return GroupCommunicator._adopt(comm)
     finally:
         members.Free()
 

@@ -20,7 +20,7 @@ from ..types import OPS
 from . import futures
 from .devices import module
 from .futures import InOrder
-from .group_comm import GroupComm
+from .group_comm import GroupComm, GroupCommunicator
 from .layout import Finish
 from .p2p_buffers import P2pBuffers
 from .ranges import active, recorded
@@ -249,7 +249,7 @@ class Dispatch:
         if comm is None:
             # Collective; every rank runs the same callbacks in the same order, and so comes here.
             comm = self._comms[at] = GroupComm(
-                Communicator._adopt(self._comms[0].communicator.mpi.Dup()), self.check_aborted
+                GroupCommunicator._adopt(self._comms[0].communicator.mpi.Dup()), self.check_aborted
             )
         return comm
 

@@ -16,6 +16,12 @@ from ..calls.request import Request, look_around, wait_op
 _LONG = 1e7
 
 
+class GroupCommunicator(Communicator):
+    """One of a torch group: whoever waits for a message lets a stream wait."""
+
+    _arenas = True
+
+
 class GroupComm:
     """One communicator with the locks that order what is posted on it.
 

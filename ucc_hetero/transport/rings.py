@@ -149,7 +149,7 @@ def _lack(mine: Facts, runtime: DeviceRuntime | None, *, late: bool) -> str:
     unable = _unable(runtime, late=late)
     if unable:
         return unable
-    words = ffi.new("size_t *", int(env.get("WINDOW")))
+    words = ffi.new("size_t *", 2 * int(env.get("ARENA")))
     return "" if lib.ucch_window_own(key_of(mine), words) >= 0 else "no shared memory"
 
 

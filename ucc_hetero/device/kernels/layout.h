@@ -10,7 +10,7 @@
 /* Bytes of a slice that a block of the sender's copies before it says so. */
 #define UCCH_COPY_STEP 262144
 /* Blocks of a kernel that does one side of a message, at most. */
-#define UCCH_MOST_BLOCKS 8
+#define UCCH_MOST_BLOCKS 32
 /* In the place of a message's first chunk: no message comes. */
 #define UCCH_NOWHERE 1073741823
 /* Moves of one fused kernel, at most. */
@@ -29,11 +29,11 @@ typedef struct ucch_line {
 /* Header of an extent, the chunks in its sender's window that a message lies in: by slice, steps that have been put
  * there and taken; lengths of the message and of a slice. `doorbell`: which to ring, as use and number of a posted
  * receive; 0: none. `rung`: that has been seen to. `room`: for a slice, whose bytes lie there in turn. `stop`: the
- * sender is to wait no more. */
+ * sender is to wait no more. `near`: the data lies in its arena. */
 typedef struct ucch_extent {
     ucch_line put[UCCH_MOST_BLOCKS], taken[UCCH_MOST_BLOCKS];
-    unsigned long long bytes, slice, doorbell, rung, room, stop;
-    unsigned long long more[378];
+    unsigned long long bytes, slice, doorbell, rung, room, stop, near;
+    unsigned long long more[505];
 } ucch_extent;
 
 /* Posted receive of a stream, in its process's mailbox. */
@@ -49,15 +49,15 @@ typedef struct ucch_posted {
     unsigned state, number, blocks;
     unsigned long long sender, tag;
     ucch_extent *extent; /* the message's, for its owner's host alone */
-    char rest[3416];
+    char rest[1880];
 } ucch_posted;
 
 /* Arguments of the kernel that does one side of a message. The sender's: `extent` is the one that it fills, `data` the
- * chunks of that, `mailbox` is the receiver's. The receiver's: `extent` and `data` are the sender's first ones, and
- * `posted` says which extent is to be emptied. `bytes` are the message's, or the room for it. */
+ * chunks of that, `mailbox` is the receiver's. The receiver's: `extent`, `data` and `arena` are the sender's first
+ * ones, and `posted` says which extent is to be emptied. `bytes` are the message's, or the room for it. */
 typedef struct ucch_stream_copy {
     ucch_extent *extent;
-    char *data, *buffer;
+    char *data, *arena, *buffer;
     ucch_posted *posted, *mailbox;
     unsigned long long bytes, slice, room;
 } ucch_stream_copy;
@@ -129,9 +129,9 @@ enum { MOVE_NOTHING, MOVE_COPY, MOVE_COMBINE };
 enum { SLOT_NONE, SLOT_SRC, SLOT_DST };
 enum { REPLAY_DIFFERS = 1, REPLAY_OVERLAPS };
 
-static_assert(sizeof(ucch_extent) == 4096, "headers of extents lie in pages");
+static_assert(sizeof(ucch_extent) == 8192, "headers of extents lie in pages");
 static_assert(sizeof(ucch_posted) == 4096, "posted receives lie in pages");
-static_assert(sizeof(ucch_stream_copy) == 64, "one layout for C and kernels");
+static_assert(sizeof(ucch_stream_copy) == 72, "one layout for C and kernels");
 static_assert(sizeof(ucch_slot_header) == 64, "headers lie in lines");
 static_assert(sizeof(ucch_replays) == 256, "words of replays lie in lines");
 static_assert(sizeof(ucch_move) == 64, "one layout for C and kernels");

@@ -14,7 +14,7 @@ __device__ void look_up(ucch_stream_copy &c) {
     c.bytes = where == UCCH_NOWHERE || extent->bytes > c.bytes ? 0 : extent->bytes;
     c.slice = c.bytes ? extent->slice : 1;
     c.room = c.bytes ? extent->room : 1;
-    c.data += (where - 1) * UCCH_CHUNK_BYTES;
+    c.data = (c.bytes && extent->near ? c.arena : c.data) + (where - 1) * UCCH_CHUNK_BYTES;
 }
 __device__ void wait_for(unsigned *word, unsigned least, unsigned *stop) {
     while ((int)(GET(word) - least) < 0 && !GET(stop))
