@@ -298,6 +298,8 @@ int ucch_board_mismatch(ucch_board *board, uint64_t seq);
 int ucch_board_gone(ucch_board *board, uint64_t seq);
 int ucch_board_fate(ucch_board *board, int slot);
 void ucch_board_leave(ucch_board *board);
+void ucch_board_failed(ucch_board *board, uint64_t seq);
+uint64_t ucch_board_given_up(ucch_board *board, int peer);
 void ucch_board_break(ucch_board *board);
 int ucch_board_launches(ucch_board *board);
 ucch_op *ucch_board_first_failure(ucch_board *board);

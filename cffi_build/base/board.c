@@ -5,6 +5,7 @@
  * later sees a peer that called something else, has not arrived, or whose process is gone. */
 #define _GNU_SOURCE
 #include <fcntl.h>
+#include <pthread.h>
 #include <sched.h>
 #include <signal.h>
 #include <stdatomic.h>
@@ -29,9 +30,6 @@ typedef struct arrival {
     char label[LABEL];
 } arrival;
 
-/* Whether slot 0 has the refusal that has ended the communicator. */
-enum { OPEN, BEING_ENDED, ENDED };
-
 typedef struct slot {
     int64_t pid;
     uint64_t seq;  /* the last call entered or refused */
@@ -44,11 +42,13 @@ typedef struct slot {
     int64_t file;    /* the process's descriptor of its recorder's memory */
     /* A line that is hardly ever written; slot 0's is all ranks'. */
     uint64_t revoked;  /* somebody of this host has heard that the communicator is revoked */
-    uint64_t ending;   /* OPEN until a rank of this host knows that one has refused a call which another one makes */
+    uint64_t ending;   /* the first call that a rank refuses and another one makes, as far as is known; 0 for none */
     uint64_t doubtful; /* the last call that was under way on a rank when its process met an endpoint error */
-    char more[40];
+    uint64_t failed;   /* the first call that has failed on the rank; 0 for none */
+    uint64_t since_failed; /* ns of CLOCK_MONOTONIC when it first knew of one */
+    char more[24];
     ucch_refusal refused; /* the last call that this rank refused */
-    ucch_refusal end;     /* of slot 0: the refusal that has ended the communicator */
+    ucch_refusal end;     /* the first refusal that has ended the communicator, as this rank knows it */
     arrival ring[RING];
 } slot;
 
@@ -221,25 +221,48 @@ static ucch_refusal refusal_by(uint64_t call, int rank, const char *text) {
     return made;
 }
 
-/* A rank has refused a call that another one makes: that ends the communicator on all ranks of this host. */
+static void write_refusal(ucch_refusal *at, const ucch_refusal *made) {
+    __atomic_store_n(&at->call, 0, __ATOMIC_RELAXED);
+    __atomic_thread_fence(__ATOMIC_SEQ_CST);
+    at->rank = made->rank;
+    memcpy(at->text, made->text, sizeof(at->text));
+    __atomic_store_n(&at->call, made->call, __ATOMIC_RELEASE);
+}
+
+/* 1, or 0 where that is a refusal of another call, be it while we read. */
+static int read_refusal(const ucch_refusal *at, uint64_t call, ucch_refusal *found) {
+    if (__atomic_load_n(&at->call, __ATOMIC_ACQUIRE) != call) return 0;
+    *found = *at;
+    __atomic_thread_fence(__ATOMIC_ACQUIRE);
+    found->text[UCCH_REFUSAL_BYTES - 1] = 0;
+    return __atomic_load_n(&at->call, __ATOMIC_RELAXED) == call;
+}
+
+static pthread_mutex_t end_lock = PTHREAD_MUTEX_INITIALIZER;
+
+/* A rank has refused a call that another one makes: that ends the communicator, from this call on, on all ranks of this
+ * host. Of several such calls the first one counts. */
 void ucch_board_end(ucch_board *b, uint64_t call, int rank, const char *text) {
-    uint64_t open = OPEN;
-    if (!b->n ||
-        !__atomic_compare_exchange_n(&b->slots[0].ending, &open, BEING_ENDED, 0, __ATOMIC_ACQ_REL, __ATOMIC_RELAXED))
-        return;
-    b->slots[0].end = refusal_by(call, rank, text);
-    __atomic_store_n(&b->slots[0].ending, ENDED, __ATOMIC_RELEASE);
+    if (!b->n) return;
+    uint64_t *ending = &b->slots[0].ending;
+    ucch_refusal made = refusal_by(call, rank, text);
+    pthread_mutex_lock(&end_lock);
+    uint64_t known = __atomic_load_n(ending, __ATOMIC_ACQUIRE);
+    if (!known || call < known) write_refusal(&b->slots[b->mine].end, &made);
+    while ((!known || call < known) &&
+           !__atomic_compare_exchange_n(ending, &known, call, 0, __ATOMIC_SEQ_CST, __ATOMIC_ACQUIRE))
+        ;
+    pthread_mutex_unlock(&end_lock);
 }
 
 /* As ucch_board_end, by the rank of slot `i`, which refused call `seq`. */
 static void end_by(ucch_board *b, int i, uint64_t seq) {
     uint64_t signature;
     char label[LABEL] = "";
-    ucch_refusal last = b->slots[i].refused; /* it may have refused another one since: then the label has to do */
-    __atomic_thread_fence(__ATOMIC_ACQUIRE);
-    int whole = last.call == seq && __atomic_load_n(&b->slots[i].refused.call, __ATOMIC_RELAXED) == seq;
+    ucch_refusal last;
+    int whole = read_refusal(&b->slots[i].refused, seq, &last); /* it may have refused another one since */
     if (!whole) read_arrival(&b->slots[i], seq, &signature, label);
-    label[LABEL - 1] = last.text[UCCH_REFUSAL_BYTES - 1] = 0;
+    label[LABEL - 1] = 0;
     ucch_board_end(b, seq, b->ranks[i], whole ? last.text : label);
 }
 
@@ -291,14 +314,11 @@ static int makes(const ucch_board *b, int i, uint64_t seq) {
 uint64_t ucch_board_refuse(ucch_board *b, const char *text) {
     ucch_lock();
     uint64_t seq = ++b->seq;
-    ucch_refusal mine = refusal_by(0, b->ranks[b->mine], text);
+    ucch_refusal mine = refusal_by(seq, b->ranks[b->mine], text);
     ucch_board_record(b, UCCH_RECORD_REFUSED, seq, 0, text);
     if (b->n) {
         slot *s = &b->slots[b->mine];
-        __atomic_store_n(&s->refused.call, 0, __ATOMIC_RELAXED);
-        __atomic_thread_fence(__ATOMIC_SEQ_CST);
-        s->refused = mine;
-        __atomic_store_n(&s->refused.call, seq, __ATOMIC_RELEASE);
+        write_refusal(&s->refused, &mine);
         write_arrival(b, seq, UCCH_REFUSED_CALL, mine.text);
         __atomic_store_n(&s->seq, seq, __ATOMIC_RELEASE);
         __atomic_thread_fence(__ATOMIC_SEQ_CST); /* publish, then look, as those do who make it */
@@ -309,15 +329,28 @@ uint64_t ucch_board_refuse(ucch_board *b, const char *text) {
     return seq;
 }
 
+/* The first refused call that has ended the communicator, or 0. */
+static uint64_t ending_of(const ucch_board *b) {
+    return b->n ? __atomic_load_n(&b->slots[0].ending, __ATOMIC_ACQUIRE) : 0;
+}
+
+/* What a rank of this host has written of the refusal of a call: 1, or 0 for nothing that is whole. */
+static int find_end(const ucch_board *b, uint64_t call, ucch_refusal *found) {
+    for (int i = 0; i < b->n; i++)
+        if (read_refusal(&b->slots[i].end, call, found)) return 1;
+    return 0;
+}
+
 /* Whether a refused call has ended the communicator, and which: the rank is -1 where who was to say so has died. */
 int ucch_board_refusal(const ucch_board *b, ucch_refusal *found) {
-    uint64_t ending = BEING_ENDED;
-    for (int i = 0; i < 10000 && ending == BEING_ENDED; i++) {
-        if (i) sched_yield();
-        ending = b->n ? __atomic_load_n(&b->slots[0].ending, __ATOMIC_ACQUIRE) : OPEN;
+    uint64_t call = ending_of(b);
+    for (int i = 0; i < 10000 && call; i++) {
+        if (find_end(b, call, found)) return 1;
+        sched_yield();
+        call = ending_of(b);
     }
-    *found = ending == ENDED ? b->slots[0].end : refusal_by(b->seq, -1, "");
-    return ending != OPEN;
+    *found = refusal_by(call, -1, "");
+    return call != 0;
 }
 
 /* ---- who is there ---- */
@@ -389,16 +422,47 @@ int ucch_board_mismatch(ucch_board *b, uint64_t seq) {
     return other;
 }
 
-/* A peer that will never enter call `seq`, because it left or its process is gone: its slot, or -2 less its number
- * where it is on another host; -1 for none. */
+/* Call `seq` has failed on this rank. It may still end well on others, within a moment, but none after it. */
+void ucch_board_failed(ucch_board *b, uint64_t seq) {
+    if (!b->n || !seq) return;
+    ucch_lock();
+    slot *s = &b->slots[b->mine];
+    if (!s->failed) __atomic_store_n(&s->since_failed, (uint64_t)(1e9 * ucch_now()), __ATOMIC_RELAXED);
+    if (!s->failed || seq < s->failed) __atomic_store_n(&s->failed, seq, __ATOMIC_RELEASE);
+    ucch_unlock();
+}
+
+/* The first call that has failed on this rank; 0 for none. */
+uint64_t ucch_board_has_failed(const ucch_board *b) {
+    return b->n ? __atomic_load_n(&b->slots[b->mine].failed, __ATOMIC_ACQUIRE) : 0;
+}
+
+/* Whether a rank of this host has failed in call `seq`, or in one before, so long ago that it would have ended here. */
+static int has_given_up(const slot *s, uint64_t seq) {
+    uint64_t failed = __atomic_load_n(&s->failed, __ATOMIC_ACQUIRE);
+    if (!failed || failed > seq) return 0;
+    return ucch_now() - 1e-9 * (double)__atomic_load_n(&s->since_failed, __ATOMIC_RELAXED) > UCCH_GRACE_S;
+}
+
+/* The first call that a peer, as ucch_board_gone has it, is known to have given up; 0 for none. */
+uint64_t ucch_board_given_up(ucch_board *b, int peer) {
+    if (peer < -1) return b->far ? ucch_far_given_up(b->far, -2 - peer) : 0;
+    return peer >= 0 && peer < b->n ? __atomic_load_n(&b->slots[peer].failed, __ATOMIC_ACQUIRE) : 0;
+}
+
+/* A peer without which call `seq` will never end, because it left before, has given it up or is gone: its slot, or -2
+ * less its number where it is on another host; -1 for none. Of several, one that is gone. */
 int ucch_board_gone(ucch_board *b, uint64_t seq) {
+    int far = b->far ? ucch_far_gone(b->far, seq) : -1, absent = -1;
     for (int i = 0; i < b->n; i++) {
         slot *s = &b->slots[i];
         int64_t pid = __atomic_load_n(&s->pid, __ATOMIC_RELAXED);
         if (i == b->mine || pid == 0) continue;
-        if (pid == LEFT ? __atomic_load_n(&s->seq, __ATOMIC_ACQUIRE) < seq : ucch_process_ended((int)pid)) return i;
+        if (pid != LEFT && ucch_process_ended((int)pid)) return i;
+        int left = pid == LEFT && __atomic_load_n(&s->seq, __ATOMIC_ACQUIRE) < seq;
+        if (absent < 0 && (left || has_given_up(s, seq))) absent = i;
     }
-    return b->far ? ucch_far_gone(b->far, seq) : -1;
+    return absent < 0 || (far != -1 && ucch_far_fate(b->far, -2 - far) >= UCCH_DIED) ? far : absent;
 }
 
 /* Whether a call up to `seq` was refused, and by whom, as ucch_board_gone has it; `peer` is one that differs from this
@@ -407,9 +471,10 @@ static int is_refused(ucch_board *b, uint64_t seq, int *peer) {
     uint64_t theirs = 0;
     int by_peer = *peer >= 0 && read_arrival(&b->slots[*peer], seq, &theirs, NULL) && theirs == UCCH_REFUSED_CALL;
     if (by_peer) end_by(b, *peer, seq);
-    if (!b->n || __atomic_load_n(&b->slots[0].ending, __ATOMIC_ACQUIRE) != ENDED || b->slots[0].end.call > seq)
-        return by_peer;
-    *peer = ucch_board_peer(b, (int)b->slots[0].end.rank);
+    uint64_t ending = ending_of(b);
+    ucch_refusal end;
+    if (!ending || ending > seq) return by_peer;
+    if (find_end(b, ending, &end)) *peer = ucch_board_peer(b, (int)end.rank);
     return 1;
 }
 
@@ -476,8 +541,11 @@ int ucch_board_launches(ucch_board *b) { return b->launches; }
 
 ucch_op *ucch_board_first_failure(ucch_board *b) { return b->first_failure; }
 
+/* Whether the next call cannot be made. A refused one ends those behind it alone: ranks that have not come to it yet
+ * make the ones before, with all others. */
 int ucch_board_broken(ucch_board *b) {
-    return b->broken || ucch_board_revoked(b) || (b->n && __atomic_load_n(&b->slots[0].ending, __ATOMIC_ACQUIRE));
+    uint64_t ending = ending_of(b);
+    return b->broken || ucch_board_revoked(b) || (ending && ending <= b->seq + 1);
 }
 
 /* End all that is under way on this communicator and begin nothing more, on all ranks of this host. */

@@ -7,8 +7,9 @@
 #include <string.h>
 
 typedef struct standing {
-    int how; /* UCCH_THERE, or why no call after `last` can end well */
-    uint64_t last;
+    int how;               /* UCCH_THERE, or why no call after `last` can end well */
+    uint64_t last, failed; /* and the first call that has failed on it, or 0 */
+    double since;          /* when that was heard */
 } standing;
 
 struct ucch_far {
@@ -69,8 +70,10 @@ void ucch_far_note_differs(ucch_far *far, uint64_t seq, int rank, const char *la
 }
 
 /* Whether that was not known. A rank that has left may still be found dead. */
-int ucch_far_note_gone(ucch_far *far, int rank, int how, uint64_t last) {
+int ucch_far_note_gone(ucch_far *far, int rank, int how, uint64_t last, uint64_t failed) {
     if (rank < 0 || rank >= far->size || far->ranks[rank].how >= how) return 0;
+    far->ranks[rank].failed = failed;
+    far->ranks[rank].since = ucch_now();
     __atomic_store_n(&far->ranks[rank].last, how == UCCH_LEFT ? last : 0, __ATOMIC_RELEASE);
     __atomic_store_n(&far->ranks[rank].how, how, __ATOMIC_RELEASE);
     __atomic_store_n(&far->news, 1, __ATOMIC_RELEASE);
@@ -86,11 +89,28 @@ int ucch_far_differs(const ucch_far *far, uint64_t seq) {
     return first && first <= seq ? -2 - far->by : -1;
 }
 
-/* -2 less a rank that will not make call `seq`; -1 for none. */
+/* Whether a call will not end with a rank that is gone, or has given it up so long ago that it would have ended here.
+ */
+static int hopeless(const standing *s, uint64_t seq) {
+    if (!__atomic_load_n(&s->how, __ATOMIC_ACQUIRE)) return 0;
+    if (__atomic_load_n(&s->last, __ATOMIC_ACQUIRE) < seq) return 1;
+    return s->failed && s->failed <= seq && ucch_now() - s->since > UCCH_GRACE_S;
+}
+
+/* -2 less a rank without which call `seq` will never end, one that has died where there is such a one; -1 for none. */
 int ucch_far_gone(const ucch_far *far, uint64_t seq) {
-    for (int i = 0; !quiet(far) && i < far->size; i++)
-        if (ucch_far_fate(far, i) && __atomic_load_n(&far->ranks[i].last, __ATOMIC_ACQUIRE) < seq) return -2 - i;
-    return -1;
+    int found = -1;
+    for (int i = 0; !quiet(far) && i < far->size; i++) {
+        if (!hopeless(&far->ranks[i], seq)) continue;
+        if (ucch_far_fate(far, i) >= UCCH_DIED) return -2 - i;
+        if (found == -1) found = -2 - i;
+    }
+    return found;
+}
+
+/* The first call that a rank has said to have given up; 0 for none. */
+uint64_t ucch_far_given_up(const ucch_far *far, int rank) {
+    return ucch_far_fate(far, rank) ? far->ranks[rank].failed : 0;
 }
 
 /* How a rank is: UCCH_THERE, UCCH_LEFT, UCCH_DIED, or in which other way it is gone. */

@@ -37,6 +37,7 @@ static void end_event_locked(uint64_t *event, int status) {
 }
 
 static void end_locked(ucch_program *p, int status, int step, int peer) {
+    if (status < 0 && p->board) ucch_board_failed(p->board, p->op.error.seq);
     if (status < 0 && p->board) ucch_board_ask_locked(p->board, p->op.error.seq, status);
     ucch_op_end_locked(&p->op, status, step, peer);
     if (p->board) ucch_board_open(p->board, -1);

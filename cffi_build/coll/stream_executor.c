@@ -26,9 +26,11 @@ int ucch_launch_status(void) { return outcome; }
 ucch_op *ucch_launch_failed(void) { return failed; }
 
 static void end_locked(ucch_launch *l, int status, int peer) {
+    if (status < 0 && l->board) ucch_board_failed(l->board, l->op.error.seq);
     if (status < 0 && l->board) ucch_board_ask_locked(l->board, l->op.error.seq, status);
     if (status < 0 && l->board && !l->parent) ucch_board_blame(l->board, &l->op);
-    if (status < 0 && l->channels)
+    int queued = l->ticket.value != 0; /* or no stream waits for anybody, and those before it go on */
+    if (status < 0 && l->channels && (queued || status != UCCH_FAIL_REFUSED))
         ucch_channels_fail_locked(l->channels, status == UCCH_FAIL_MISMATCH ? l->op.error.seq : 0);
     if (l->board) ucch_board_launched(l->board, -1);
     l->op.ended = ucch_now();
@@ -105,6 +107,9 @@ static int collect_locked(ucch_op *op) {
 static int check_locked(ucch_op *op, double now) {
     ucch_launch *l = (ucch_launch *)op;
     int bad = ucch_board_verdict(l->board, op->error.seq, &op->error.peer);
+    /* Calls before a refused one end as they would have: until then no stream is let go. */
+    int early = bad == UCCH_FAIL_REFUSED && l->channels && !l->channels->failed;
+    if (early && !ucch_channels_first(l->channels, l->ticket)) return 0;
     int needs_others = l->n || !l->channels || ucch_channels_waiting(l->channels);
     if (!bad && l->board && needs_others) {
         op->error.peer = ucch_board_gone(l->board, op->error.seq);

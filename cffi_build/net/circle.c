@@ -34,7 +34,7 @@ typedef struct opinion {
 } opinion;
 
 typedef struct gone {
-    uint64_t last;
+    uint64_t last, failed; /* calls: the last it made, and the first that has failed there, or 0 */
     int32_t rank, how;
 } gone;
 
@@ -59,6 +59,7 @@ struct ucch_circle {
     ucch_board *board;
     ucch_far *far;
     int rank, size, nspokes, nnews, room, nopinions;
+    int ended; /* whether that was said of this rank */
     int *hosts;
     news *news;
     spoke *spokes;
@@ -98,7 +99,8 @@ static void add(ucch_circle *c, const news *n) {
 }
 
 static void note_gone(ucch_circle *c, const gone *g) {
-    if (!ucch_far_note_gone(c->far, g->rank, g->how, g->last)) return;
+    if (g->rank == c->rank && g->how == UCCH_LEFT) return; /* we know */
+    if (!ucch_far_note_gone(c->far, g->rank, g->how, g->last, g->failed)) return;
     add(c, &(news){.kind = GONE, .gone = *g});
     if (g->how >= UCCH_DIED) ucch_board_speak(c->board);
 }
@@ -119,16 +121,19 @@ static void give_opinion(ucch_circle *c, uint64_t call, uint32_t hash) {
     note_opinion(c, &mine);
 }
 
-/* This rank has left. Whoever has done so over a refused call says that first: others would take it for dead. */
-static void note_left(ucch_circle *c) {
+/* This rank has left, or a call has failed with it. Whoever has left over a refused call says that first: others would
+ * take it for dead. */
+static void say_left(ucch_circle *c) {
     ucch_refusal end;
-    if (ucch_far_fate(c->far, c->rank)) return; /* said already */
+    if (c->ended) return;
+    c->ended = 1;
     if (ucch_board_refusal(c->board, &end) && end.rank >= 0) {
         opinion refused = {.call = end.call, .rank = end.rank, .hash = UCCH_REFUSED_HASH};
         memcpy(refused.text, end.text, sizeof(refused.text));
         note_opinion(c, &refused);
     }
-    note_gone(c, &(gone){ucch_far_called(c->far), c->rank, UCCH_LEFT});
+    gone left = {ucch_far_called(c->far), ucch_board_has_failed(c->board), c->rank, UCCH_LEFT};
+    add(c, &(news){.kind = GONE, .gone = left});
 }
 
 /* Compare what was said with what this rank called, as soon as it has. Opinions are of calls that differ: of a refused
@@ -240,19 +245,24 @@ static int heard(int link, uint32_t kind, uint64_t key, const void *data, size_t
     return 0;
 }
 
-static void take_turn(void) {
-    for (ucch_circle *c = circles; c; c = c->next) {
-        if (ucch_board_has_left(c->board)) note_left(c);
-        uint64_t anew = ucch_far_changed(c->far);
-        for (int i = 0; i < c->nspokes; i++) {
-            tell_anew(&c->spokes[i], anew);
-            send_calls(c, &c->spokes[i]);
-            compare(c, &c->spokes[i]);
-        }
-        weigh_opinions(c);
-        tell(c);
-        note_last(c);
+static int has_ended(const ucch_circle *c) { return ucch_board_has_left(c->board) || ucch_board_has_failed(c->board); }
+
+static void take_turn_of(ucch_circle *c) {
+    if (has_ended(c)) say_left(c);
+    uint64_t anew = ucch_far_changed(c->far);
+    for (int i = 0; i < c->nspokes; i++) {
+        tell_anew(&c->spokes[i], anew);
+        send_calls(c, &c->spokes[i]);
+        compare(c, &c->spokes[i]);
     }
+    weigh_opinions(c);
+    tell(c);
+    note_last(c);
+}
+
+static void take_turn(void) {
+    for (ucch_circle *c = circles; c; c = c->next)
+        take_turn_of(c);
 }
 
 /* The process at a link's other end is gone, or all of its host. */
@@ -262,13 +272,20 @@ static void lost(int link, int how) {
             if (c->spokes[i].link != link) continue;
             for (int r = 0; r < c->size; r++) {
                 int with = how == UCCH_UNREACHABLE && c->hosts[r] == c->hosts[c->spokes[i].rank];
-                if (with || r == c->spokes[i].rank) note_gone(c, &(gone){0, r, how});
+                if (with || r == c->spokes[i].rank) note_gone(c, &(gone){.rank = r, .how = how});
             }
             tell(c);
         }
 }
 
 /* ---- from outside ---- */
+
+static void release(ucch_circle *c) {
+    free(c->hosts);
+    free(c->news);
+    free(c->spokes);
+    free(c);
+}
 
 /* Have the ranks of a communicator on several hosts tell each other what they call and who is gone; `key` is the same
  * on all of them, `hosts` says where each rank is, and there is a link with each of the `n` ranks. NULL: no memory. */
@@ -283,7 +300,7 @@ ucch_circle *ucch_circle_new(ucch_board *board, uint64_t key, int rank, int size
         c->nspokes = n;
     }
     if (!c || !c->hosts || !c->spokes || !c->far) {
-        if (c) ucch_circle_free(c);
+        if (c) release(c);
         return NULL;
     }
     memcpy(c->hosts, hosts, (size_t)size * sizeof(int));
@@ -296,7 +313,8 @@ ucch_circle *ucch_circle_new(ucch_board *board, uint64_t key, int rank, int size
     c->next = circles;
     circles = c;
     for (int i = 0; i < n; i++) /* it may have died since it was connected */
-        if (ucch_link_fate(links[i]) > UCCH_LEFT) note_gone(c, &(gone){0, ranks[i], ucch_link_fate(links[i])});
+        if (ucch_link_fate(links[i]) > UCCH_LEFT)
+            note_gone(c, &(gone){.rank = ranks[i], .how = ucch_link_fate(links[i])});
     ucch_links_unlock();
     return c;
 }
@@ -305,21 +323,20 @@ ucch_circle *ucch_circle_new(ucch_board *board, uint64_t key, int rank, int size
 void ucch_circle_lost(ucch_circle *c, int rank) {
     if (!c) return; /* given back */
     ucch_links_lock();
-    note_gone(c, &(gone){0, rank, UCCH_DIED});
+    note_gone(c, &(gone){.rank = rank, .how = UCCH_DIED});
     ucch_links_unlock();
 }
 
-/* The communicator makes no more calls. */
+/* The communicator makes no more calls. Where it has come to a bad end others hear of that, whatever this rank does
+ * next: they may wait for it. */
 void ucch_circle_free(ucch_circle *c) {
     ucch_links_lock();
+    if (has_ended(c)) take_turn_of(c);
     for (ucch_circle **at = &circles; *at; at = &(*at)->next)
         if (*at == c) {
             *at = c->next;
             break;
         }
     ucch_links_unlock();
-    free(c->hosts);
-    free(c->news);
-    free(c->spokes);
-    free(c);
+    release(c);
 }

@@ -85,6 +85,7 @@ static void flush(link_t *l, int number) {
 
 /* Send a word: 0, or -1 where there is no room for it now. */
 int ucch_link_say(int number, uint32_t kind, uint64_t key, const void *data, size_t bytes) {
+    if (number >= nlinks) return -1; /* a parent's, or of a process that ends */
     link_t *l = links[number];
     ucch_word_t head = {.bytes = (uint32_t)bytes, .kind = kind, .key = key};
     if (l->fd < 0 || l->queued + sizeof(head) + bytes > OUT_BYTES) return -1;

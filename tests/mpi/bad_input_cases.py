@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from mpi4py import MPI
 
-from ucc_hetero import CollectiveError, CollectiveTimeout, Communicator, MismatchError, PersistentRequest
+from ucc_hetero import CollectiveError, CollectiveTimeout, Communicator, MismatchError, PersistentRequest, RefusedError
 
 WORLD = MPI.COMM_WORLD
 FOREIGN = ">f4" if sys.byteorder == "little" else "<f4"
@@ -98,8 +98,9 @@ def arguments() -> None:
             if re.search("^(dest|tag)", text):  # messages concern nobody else
                 goes_on(alone)
             else:
-                why = f"rank {last} refused (its part|call 1): (NotSupported|{error.__name__})"
-                with pytest.raises(CollectiveError, match=why):
+                what = "(its part|call 1)" if alone.rank == last else "its part"  # and calls another one now
+                why = f"rank {last} refused {what}: (NotSupported|{error.__name__}).*make a new one"
+                with pytest.raises(CollectiveError if alone.rank == last else RefusedError, match=why):
                     alone.Barrier()
             alone.Free()
         goes_on(comm)
@@ -272,6 +273,33 @@ def mismatches() -> None:
         goes_on(comm)  # compared before anything was sent
     if WORLD.rank == 0:
         print(f"{count} mismatches noticed")
+
+
+def given_up() -> None:
+    """Rank 1 fails alone in a call that the last rank never comes to: those that wait in it learn who has given it up,
+    although that rank has freed the communicator and goes on."""
+    comm = Communicator(WORLD)
+    last, me = comm.size - 1, comm.rank
+    request = comm.Iallreduce(np.ones(1 << 15), np.zeros(1 << 15)) if me != last else None
+    if request is not None and me == 1:
+        request._timeout = 1.0
+        with pytest.raises(CollectiveTimeout, match=f"rank.s. .{last}. have not called it"):
+            request.Wait()
+    elif request is not None:
+        text = "rank [0-9] has given up, as call 1 has failed there; .*make a new one"
+        with pytest.raises(CollectiveError, match=text):
+            request.Wait()
+    if me != last:
+        comm.Free()
+        WORLD.send(None, last)
+    else:
+        for other in range(last):
+            while not WORLD.iprobe(source=other):
+                time.sleep(0.01)
+            WORLD.recv(source=other)
+        comm.Free()
+    with Communicator(WORLD) as another:
+        goes_on(another)
 
 
 def absent() -> None:

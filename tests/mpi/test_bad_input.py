@@ -22,7 +22,7 @@ except UCCHError as error:
 
 
 @pytest.mark.parametrize("vendors", ["", "nvidia:2,amd:2"])
-@pytest.mark.parametrize("what", ["arguments", "freed", "mismatches", "absent"])
+@pytest.mark.parametrize("what", ["arguments", "freed", "mismatches", "given_up", "absent"])
 def test_mistakes(crew, what: str, vendors: str) -> None:
     env = {"UCCH_TIMEOUT": "1000"}  # what waits for that is killed before
     crew(f"bad_input_cases:{what}", 4, env=env, layout=vendors, timeout=150)

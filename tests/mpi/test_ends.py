@@ -55,6 +55,27 @@ except u.PeerError as error:
     assert job.stdout.count("rank 1 has left the job or died") == 2, job.output
 
 
+def test_a_rank_that_fails_and_ends_well(mpirun) -> None:
+    """Its call has failed, and its process comes to its end without an error; one that is in the call learns of it."""
+    script = """
+if rank == 2:
+    world.recv(source=0)
+else:
+    request = comm.Iallreduce(np.ones(1 << 15), np.empty(1 << 15))
+    if rank == 1:
+        request._timeout = 1.0
+    try:
+        request.Wait()
+    except u.CollectiveError as error:
+        print("caught", error, flush=True)
+    if rank == 0:
+        world.send(None, 2)
+"""
+    job = mpirun(HEAD + script, 3, env=NEVER)
+    assert job.stdout.count("have not called it") == 1, job.output
+    assert job.stdout.count("rank 1 has given up, as call 1 has failed there") == 1, job.output
+
+
 @pytest.mark.parametrize("how", ["argument", "interrupt", "setting"])
 def test_a_rank_that_makes_no_communicator(mpirun, how: str) -> None:
     """Its first one fails before the others have met it: the job ends, and they do not wait for the deadline."""

@@ -5,6 +5,7 @@ import os
 import random
 import subprocess
 import sys
+import time
 from typing import Any
 
 import pytest
@@ -180,6 +181,45 @@ def test_a_call_that_one_rank_refuses_and_another_makes(boards: Any, first: str)
     assert all(map(lib.ucch_board_broken, boards))
     assert verdicts(boards, 1) == [(0, -1)] * SLOTS
     assert verdicts(boards, 5) == [(lib.UCCH_FAIL_REFUSED, 1)] * SLOTS
+
+
+def test_calls_before_a_refused_one_are_made(boards: Any) -> None:
+    """By ranks that are behind; the refused one, and those that would come later, they cannot make."""
+    for call in (1, 2, 3):
+        assert [publish(board, 7, "bcast") for board in boards[:2]] == [call] * 2
+    assert publish(boards[0], 7, "bcast") == lib.ucch_board_refuse(boards[1], b"a mistake") == 4
+    for call in (1, 2, 3):
+        assert not lib.ucch_board_broken(boards[2])
+        assert publish(boards[2], 7, "bcast") == call
+        assert verdicts(boards, call) == [(0, -1)] * SLOTS
+    assert all(map(lib.ucch_board_broken, boards))
+    assert verdicts(boards[2:], 4) == [(lib.UCCH_FAIL_REFUSED, 1)]
+
+
+def test_of_several_refused_calls_the_first_one_ends_the_communicator(boards: Any) -> None:
+    for _ in range(3):
+        publish(boards[0], 7, "bcast")
+    for _ in range(2):
+        publish(boards[1], 7, "bcast")
+    lib.ucch_board_refuse(boards[1], b"a later mistake")
+    assert [refusal_of(board) for board in boards] == [(1, 3, "a later mistake")] * SLOTS
+    lib.ucch_board_refuse(boards[2], b"a mistake")
+    assert [refusal_of(board) for board in boards] == [(2, 1, "a mistake")] * SLOTS
+    assert verdicts(boards[:2], 1) == verdicts(boards[:2], 2) == [(lib.UCCH_FAIL_REFUSED, 2)] * 2
+
+
+def test_a_call_that_has_failed_elsewhere(boards: Any) -> None:
+    """It may still end well here, but not long after; so may none that comes later."""
+    for call in (1, 2, 3):
+        assert [publish(board, 7, "bcast") for board in boards] == [call] * SLOTS
+    lib.ucch_board_failed(boards[1], 3)
+    lib.ucch_board_failed(boards[1], 2)
+    assert [lib.ucch_board_given_up(boards[0], i) for i in range(SLOTS)] == [0, 2, 0]
+    until = time.monotonic() + 60
+    while lib.ucch_board_gone(boards[0], 2) != 1:
+        assert time.monotonic() < until
+    assert [lib.ucch_board_gone(boards[2], call) for call in (1, 2, 3)] == [-1, 1, 1]
+    assert lib.ucch_board_gone(boards[1], 3) == -1, "no rank waits for itself"
 
 
 def test_a_call_that_all_refuse_ends_nothing(boards: Any) -> None:

@@ -126,12 +126,15 @@ def test_a_call_that_another_host_has_refused(rank: Callable[..., Rank]) -> None
     """Heard before this rank comes to it."""
     here = rank()
     here.say(OPINION, struct.pack(f"<QiI{lib.UCCH_REFUSAL_BYTES}s", 3, 1, 2, b"why"))
-    until(lambda: lib.ucch_board_broken(here.board))
     found, peer = ffi.new("ucch_refusal *"), ffi.new("int *")
-    assert lib.ucch_board_refusal(here.board, found)
+    until(lambda: lib.ucch_board_refusal(here.board, found))
     assert (found.call, found.rank, ffi.string(found.text)) == (3, 1, b"why")
     assert [lib.ucch_board_verdict(here.board, call, peer) for call in (2, 3)] == [0, lib.UCCH_FAIL_REFUSED]
     assert peer[0] == -3
+    for call in (1, 2):
+        assert not lib.ucch_board_broken(here.board), "calls before it are made"
+        assert here.call(8, "made") == call
+    assert lib.ucch_board_broken(here.board)
 
 
 def test_who_leaves_over_a_refused_call_says_that_first(rank: Callable[..., Rank]) -> None:
@@ -144,7 +147,7 @@ def test_who_leaves_over_a_refused_call_says_that_first(rank: Callable[..., Rank
     lib.ucch_board_leave(here.board)
     opinion = struct.unpack(f"<QiI{lib.UCCH_REFUSAL_BYTES}s", here.hear(OPINION, GONE))
     assert opinion == (1, 1, 2, b"no".ljust(lib.UCCH_REFUSAL_BYTES, b"\0"))
-    assert struct.unpack("<Qii", here.hear(OPINION, GONE)) == (1, 0, lib.UCCH_LEFT)
+    assert struct.unpack("<QQii", here.hear(OPINION, GONE)) == (1, 0, 0, lib.UCCH_LEFT)
     lib.ucch_board_free(beside)
 
 
@@ -170,18 +173,38 @@ def test_a_connection_that_breaks_is_a_death(rank: Callable[..., Rank]) -> None:
 def test_silence_is_a_death_where_that_is_wanted(rank: Callable[..., Rank]) -> None:
     short, patient = rank(1.0), rank(0.0)
     until(lambda: short.fate() == lib.UCCH_SILENT)
-    assert struct.unpack("<Qii", short.hear(GONE))[1:] == (1, lib.UCCH_SILENT)
+    assert struct.unpack("<QQii", short.hear(GONE))[2:] == (1, lib.UCCH_SILENT)
     assert patient.fate() == lib.UCCH_THERE
 
 
 def test_who_left_is_gone_for_later_calls(rank: Callable[..., Rank]) -> None:
     here = rank()
-    here.say(GONE, struct.pack("<Qii", 5, 1, lib.UCCH_LEFT))
+    here.say(GONE, struct.pack("<QQii", 5, 0, 1, lib.UCCH_LEFT))
     until(lambda: here.fate() == lib.UCCH_LEFT)
     assert lib.ucch_board_gone(here.board, 5) == -1 and lib.ucch_board_gone(here.board, 6) == -3
     lib.ucch_board_leave(here.board)
-    while struct.unpack("<Qii", here.hear(GONE))[1] != 0:
+    while struct.unpack("<QQii", here.hear(GONE))[2] != 0:
         pass
+
+
+def test_a_call_that_has_failed_on_another_host(rank: Callable[..., Rank]) -> None:
+    """A rank that has made it, too, would not be missed in it."""
+    here = rank()
+    here.say(GONE, struct.pack("<QQii", 7, 3, 1, lib.UCCH_LEFT))
+    until(lambda: lib.ucch_board_gone(here.board, 3) == -3)
+    assert [lib.ucch_board_gone(here.board, call) for call in (2, 7, 8)] == [-1, -3, -3]
+    assert lib.ucch_board_given_up(here.board, -3) == 3
+
+
+def test_who_leaves_and_hears_no_more_is_heard(rank: Callable[..., Rank]) -> None:
+    here = rank()
+    here.call(8, "made")
+    lib.ucch_board_failed(here.board, 1)
+    lib.ucch_board_leave(here.board)
+    lib.ucch_circle_free(here.circle)
+    here.circle = ffi.NULL
+    assert struct.unpack("<QQI", here.hear(CALLS)) == (1, 1, 9)
+    assert struct.unpack("<QQii", here.hear(GONE)) == (1, 1, 0, lib.UCCH_LEFT)
 
 
 NONSENSE = {
@@ -190,7 +213,7 @@ NONSENSE = {
     "short": struct.pack("<IIQ", 8, CALLS, KEY) + bytes(8),
     "count": struct.pack("<IIQ", 20, CALLS, KEY) + struct.pack("<QQI", 1, 1 << 40, 1),
     "rank": struct.pack("<IIQ", 256, OPINION, KEY) + struct.pack("<QiI240s", 1, 1 << 30, 1, b"x"),
-    "how": struct.pack("<IIQ", 16, GONE, KEY) + struct.pack("<Qii", 1, 1, 99),
+    "how": struct.pack("<IIQ", 24, GONE, KEY) + struct.pack("<QQii", 1, 0, 1, 99),
     "beat": struct.pack("<IIQ", 1, 0, KEY) + b"x",
 }
 
@@ -210,14 +233,14 @@ def test_anything_may_come(rank: Callable[..., Rank]) -> None:
         here = rank()
         for _ in range(rng.randint(1, 30)):
             kind = rng.choice([0, 0, CALLS, CALLS, OPINION, GONE])
-            size = {CALLS: 16 + 4 * (n := rng.choice([1, 2, 500, 2048])), OPINION: 256, GONE: 16}.get(kind, 0)
+            size = {CALLS: 16 + 4 * (n := rng.choice([1, 2, 500, 2048])), OPINION: 256, GONE: 24}.get(kind, 0)
             data = bytearray(rng.randbytes(size))
             if kind == CALLS:
                 data[:16] = struct.pack("<QQ", rng.choice([1, 2, 9000, rng.getrandbits(64)]), n)
             elif kind == OPINION:
                 data[:12] = struct.pack("<Qi", rng.choice([1, 2, rng.getrandbits(64)]), rng.choice([0, 1, 1, 2]))
             elif kind == GONE:
-                data[8:16] = struct.pack("<ii", rng.choice([-1, 1, 2, 1 << 20]), rng.randint(0, 5))
+                data[16:24] = struct.pack("<ii", rng.choice([-1, 1, 2, 1 << 20]), rng.randint(0, 5))
             if rng.random() < 0.02:
                 data = data[: len(data) // 2]
             try:

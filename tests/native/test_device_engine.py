@@ -40,6 +40,10 @@ def test_random_mistakes(fakes: Callable[..., Any], layout: str, env: dict[str, 
     assert fakes(device_scripts.MISTAKES, layout, UCCH_TIMEOUT="300", **env).said("all mistakes told") == 1
 
 
+def test_calls_before_a_refused_one(fake_crew: Callable[..., Any]) -> None:
+    assert fake_crew(device_scripts.BEHIND, "nvidia:1,amd:2", UCCH_TIMEOUT="200").said("right") == 3
+
+
 @pytest.mark.parametrize(
     "layout, path, env", [("nvidia:2,amd:1", "direct", {}), ("nvidia:1,amd:2", "staged", device_scripts.FEW_QUEUES)]
 )

@@ -156,6 +156,15 @@ class Board:
             return None
         return int(found.call), int(found.rank), ffi.string(found.text).decode(errors="replace")
 
+    @property
+    def next(self) -> int:
+        """The number of the call to come."""
+        return int(lib.ucch_board_next(self.native))
+
+    def given_up(self, rank: int) -> int:
+        """The first call that is known to have failed on a rank; 0 for none."""
+        return int(lib.ucch_board_given_up(self.native, self.ranks.index(rank) if rank in self.ranks else -2 - rank))
+
     def verdict(self, seq: int) -> tuple[int, int]:
         """Why call ``seq`` comes to nothing, as far as can be seen: a status or 0, and an error's ``peer``."""
         peer = ffi.new("int *")

@@ -139,7 +139,7 @@ class Runner:
         """
         if self.size > 1 and not self.broken and not isinstance(error, CollectiveError):
             self.board.refuse(f"{type(error).__name__}: {error}")
-            self.ended()
+            self.ended(self.board.next)
 
     def _repeat(self, kind: Kind, outof: Any, into: Any, keep: tuple[Any, ...], call: tuple[Any, ...] = ()) -> bool:
         """Run a call of a known kind to its end; False when it could not start like this.
@@ -435,7 +435,7 @@ class Runner:
                 raise RevokedError(
                     f"rank {self.rank}: this communicator has been revoked; Shrink() makes one of the ranks that live"
                 )
-            if self.ended():
+            if self.ended(self.board.next):
                 raise RefusedError(f"rank {self.rank}: {self.broken}; {ANEW}")
         if self.broken:
             raise CollectiveError(
@@ -449,9 +449,10 @@ class Runner:
         self._usable()
         look_around()
 
-    def ended(self) -> bool:
-        """True if a refused call is found to have ended the communicator, which is taken note of."""
-        why = "" if self.broken else refused(self.board)
+    def ended(self, seq: int = 0) -> bool:
+        """True if a refused call is found to have ended the communicator for call ``seq``, which is taken note of.
+        Without a number, for any: who has not come to the refused call makes those before it."""
+        why = "" if self.broken else refused(self.board, seq)
         if why:
             self.abandon(why)
         return bool(why)

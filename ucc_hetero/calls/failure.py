@@ -38,7 +38,7 @@ def failure_of(op: Any, board: Board, rank: int, label: str, timeout: float) -> 
 
 def not_started(board: Board, rank: int, label: str, status: int) -> Exception:
     """The exception for a call that the engine did not begin."""
-    if status == lib.UCCH_FAIL_BROKEN and (ended := refused(board)):  # since it was looked at
+    if status == lib.UCCH_FAIL_BROKEN and (ended := refused(board, board.next)):  # since it was looked at
         return RefusedError(f"rank {rank}: {label}: {ended}; {ANEW}")
     if status == lib.UCCH_FAIL_PINNED:  # no failure of the communicator's: the other ranks are told
         return DeviceError(
@@ -91,8 +91,8 @@ def _reason(error: Any, board: Board, rank: int, label: str, timeout: float) -> 
         other = board.label(peer, seq) or "something else"
         earlier = f", where it should have been as call {first} here" if first < seq else " instead"
         return MismatchError(f"{where}: rank {peer} called {other}{earlier}")
-    if status == lib.UCCH_FAIL_PEER and len(set(board.hosts)) > 1:
-        progress_until(lambda: board.refusal() is not None or board.dead() != -1, _WHY_S)
+    if status == lib.UCCH_FAIL_PEER and max(board.hosts) > 0:
+        progress_until(lambda: bool(refused(board, seq) or board.fate(peer) or board.given_up(peer)), _WHY_S)
     if status in _BY_REFUSAL and (why := refused(board, seq)):
         return RefusedError(f"{where}: {why}; {ANEW}")
     if status == lib.UCCH_FAIL_REVOKED:
@@ -105,6 +105,8 @@ def _reason(error: Any, board: Board, rank: int, label: str, timeout: float) -> 
                 return MismatchError(
                     f"{where}: rank {odd} called {called}, where it should have been as call {first} here"
                 )
+        if board.fate(peer) <= lib.UCCH_LEFT and 0 < (failed := board.given_up(peer)) <= seq:
+            return CollectiveError(f"{where}: rank {peer} has given up, as call {failed} has failed there; {ANEW}")
         return PeerError(f"{where}: {_gone(board, peer, rank)}")
     if status == lib.UCCH_FAIL_TIMEOUT:
         missing = board.missing(seq)
@@ -134,8 +136,9 @@ def _reason(error: Any, board: Board, rank: int, label: str, timeout: float) -> 
 _BY_REFUSAL = (lib.UCCH_FAIL_REFUSED, lib.UCCH_FAIL_PEER, lib.UCCH_FAIL_BROKEN)
 
 
-#: Seconds in which ranks of other hosts say why they have given a call up. That they have, rings tell at once; who has
-#: refused it, or died, goes beside the data (net/circle.c).
+#: Seconds in which a rank says why it has given a call up. That it has, rings of devices tell other hosts at once; who
+#: has refused it or died goes beside the data, in turns of a tenth of a second (net/circle.c). The call has failed, and
+#: nothing is under way that could end by then: no more is waited than it takes to name the right rank.
 _WHY_S = 1.0
 
 
@@ -152,9 +155,10 @@ def _gone(board: Board, peer: int, rank: int) -> str:
 
 
 def refused(board: Board, seq: int = 0) -> str:
-    """Who has refused a call that others make, and why; empty while nobody has. ``seq``: the call that ends by that."""
+    """Who has refused a call that others make, and why; empty while nobody has. ``seq``: a call that ends by that, as
+    it is the refused one or comes later."""
     found = board.refusal()
-    if found is None:
+    if found is None or found[0] > seq > 0:
         return ""
     call, rank, text = found
     what = "refused its part" if call == seq else f"refused call {call}"

@@ -59,6 +59,7 @@ class Watch:
         if status == lib.UCCH_FAIL_TIMEOUT and not 0 < self.timeout < elapsed:
             return
         lib.ucch_record_end(self.record, status)
+        lib.ucch_board_failed(self.board.native, self.seq)
         error = ffi.new("ucch_error *", {"status": status, "seq": self.seq, "peer": peer, "elapsed": elapsed})
         raise explain(error, self.board, self.rank, self.label, self.timeout)
 

@@ -107,7 +107,7 @@ class Launches:
     def _broken(self, label: str) -> NoReturn:
         """Raise that an earlier call failed, and why."""
         first = lib.ucch_board_first_failure(self._board.native)
-        if first == _NULL and (why := refused(self._board)):
+        if first == _NULL and (why := refused(self._board, self._board.next)):
             raise RefusedError(f"rank {self._rank}: {label}: {why}; {ANEW}")
         if first == _NULL:
             raise CollectiveError(f"rank {self._rank}: {label} could not be started: an earlier call failed")
