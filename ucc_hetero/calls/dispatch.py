@@ -402,6 +402,7 @@ class Runner:
         try:
             watch.look()
         except CollectiveError as error:
+            watch.give_up()
             self._broke(error, prepared)
             raise
         lib.ucch_record_end(watch.record, 0)

@@ -92,7 +92,7 @@ def _reason(error: Any, board: Board, rank: int, label: str, timeout: float) -> 
         earlier = f", where it should have been as call {first} here" if first < seq else " instead"
         return MismatchError(f"{where}: rank {peer} called {other}{earlier}")
     if status == lib.UCCH_FAIL_PEER and max(board.hosts) > 0:
-        progress_until(lambda: bool(refused(board, seq) or board.fate(peer) or board.given_up(peer)), _WHY_S)
+        progress_until(lambda: bool(refused(board, seq) or board.fate(peer)) or board.dead() != -1, _WHY_S)
     if status in _BY_REFUSAL and (why := refused(board, seq)):
         return RefusedError(f"{where}: {why}; {ANEW}")
     if status == lib.UCCH_FAIL_REVOKED:

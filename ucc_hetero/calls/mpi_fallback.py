@@ -59,7 +59,6 @@ class Watch:
         if status == lib.UCCH_FAIL_TIMEOUT and not 0 < self.timeout < elapsed:
             return
         lib.ucch_record_end(self.record, status)
-        lib.ucch_board_failed(self.board.native, self.seq)
         error = ffi.new("ucch_error *", {"status": status, "seq": self.seq, "peer": peer, "elapsed": elapsed})
         raise explain(error, self.board, self.rank, self.label, self.timeout)
 
@@ -74,6 +73,10 @@ class Watch:
         """Wait for an MPI request."""
         done = partial(self.poll, request)
         progress_until(done, hopeless=self.look, spin=_PATIENCE, step=_NAP, longest=_NAP)
+
+    def give_up(self) -> None:
+        """Tell the others that the call has failed here, which breaks the communicator: it may go on with them."""
+        lib.ucch_board_failed(self.board.native, self.seq)
 
     def finish(self, nbytes: int) -> None:
         """Count the call, once nobody turns out to have called something else."""
@@ -131,6 +134,7 @@ class _Delegated(PersistentRequest):
             watch.finish(0)
         except CollectiveError as error:
             self._close()
+            watch.give_up()
             self._parts[2](error, self._request)
             raise
         self._close()
@@ -163,6 +167,7 @@ class _Forsaken(NamedTuple):
                 return False
             self.watch.finish(0)
         except CollectiveError as error:
+            self.watch.give_up()
             fail(error, self.request)
         count(-1)
         return True
