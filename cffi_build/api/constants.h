@@ -114,6 +114,8 @@
 /* Bytes of the text of a refusal, and the signature of a call that is one. */
 #define UCCH_REFUSAL_BYTES 240
 #define UCCH_REFUSED_CALL 1380271701
+/* The signature that is announced while a call is set up, to be made later: it fits any call but a refused one. */
+#define UCCH_ANY_CALL 1380271702
 
 /* Bytes that a rank brings to a call on the arrival board at most, and ranks of which each reads those of all others;
  * and whose it reads that are none. */

@@ -8,6 +8,7 @@
 #define UCCH_CALLS_SEEN 8192
 /* The hash of a refused call; those of others are odd. */
 #define UCCH_REFUSED_HASH 2
+#define UCCH_ANY_HASH 4
 /* Seconds in which a call that has failed on one rank may still end well on others. */
 #define UCCH_GRACE_S 1.0
 

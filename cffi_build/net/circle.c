@@ -75,6 +75,12 @@ static ucch_circle *circle_of(uint64_t key) {
     return c;
 }
 
+static int unlike(uint32_t one, uint32_t other) {
+    if (one == UCCH_ANY_HASH) return other == UCCH_REFUSED_HASH;
+    if (other == UCCH_ANY_HASH) return one == UCCH_REFUSED_HASH;
+    return one != other;
+}
+
 /* ---- news ---- */
 
 static void tell(ucch_circle *c) {
@@ -143,10 +149,10 @@ static void weigh_opinions(ucch_circle *c) {
         opinion o = c->news[i].opinion; /* the list may move */
         if (c->news[i].kind != OPINION) continue;
         uint32_t mine = ucch_far_hash(c->far, o.call);
-        if (mine && mine != o.hash) give_opinion(c, o.call, mine);
+        if (mine && unlike(mine, o.hash)) give_opinion(c, o.call, mine);
         if (o.hash == UCCH_REFUSED_HASH)
             ucch_board_end(c->board, o.call, o.rank, o.text);
-        else if (mine && mine != o.hash && mine != UCCH_REFUSED_HASH)
+        else if (mine && unlike(mine, o.hash) && mine != UCCH_REFUSED_HASH)
             ucch_far_note_differs(c->far, o.call, o.rank, o.text);
     }
 }
@@ -160,7 +166,7 @@ static void compare(ucch_circle *c, spoke *s) {
     for (; s->compared < until; s->compared++) {
         uint64_t call = s->compared + 1;
         uint32_t mine = ucch_far_hash(c->far, call), theirs = s->hashes[call % SEEN];
-        if (mine && theirs && mine != theirs) give_opinion(c, call, mine);
+        if (mine && theirs && unlike(mine, theirs)) give_opinion(c, call, mine);
     }
 }
 

@@ -36,7 +36,7 @@ import numpy as np
 import pytest
 from arrays import Array, runtime
 from mpi4py import MPI
-from ucc_hetero import Communicator, RefusedError
+from ucc_hetero import CollectiveError, Communicator, RefusedError
 
 comm, stream = Communicator(), runtime().stream()
 rank, last, board = comm.rank, comm.size - 1, comm._run.board
@@ -60,7 +60,7 @@ for request in requests:
     request.Wait()
 for data, (_, found) in zip(sent, calls):
     assert (found.copied(stream) == sum(MPI.COMM_WORLD.allgather(data))).all()
-with pytest.raises(RefusedError, match=f"rank {last} refused"):
+with pytest.raises(CollectiveError, match=f"rank {last} refused"):
     while True:
         comm.Iallreduce(*calls[0], stream=stream).Wait()
 comm.Free()

@@ -196,6 +196,14 @@ def test_calls_before_a_refused_one_are_made(boards: Any) -> None:
     assert verdicts(boards[2:], 4) == [(lib.UCCH_FAIL_REFUSED, 1)]
 
 
+def test_what_is_set_up_fits_any_call_but_a_refused_one(boards: Any) -> None:
+    any_call = int(lib.UCCH_ANY_CALL), b"set up".ljust(int(lib.UCCH_LABEL_BYTES), b"\0")
+    assert publish(boards[0], 7, "bcast") == lib.ucch_board_announce(boards[1], *any_call) == 1
+    assert verdicts(boards[:2], 1) == [(0, -1)] * 2
+    assert lib.ucch_board_refuse(boards[2], b"a mistake") == 1
+    assert verdicts(boards[:2], 1) == [(lib.UCCH_FAIL_REFUSED, 2)] * 2
+
+
 def test_of_several_refused_calls_the_first_one_ends_the_communicator(boards: Any) -> None:
     for _ in range(3):
         publish(boards[0], 7, "bcast")

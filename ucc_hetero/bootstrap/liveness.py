@@ -137,11 +137,14 @@ class Board:
         """Say what the next call will be while it is being prepared; returns the number it will have."""
         return self._write(lib.ucch_board_announce, label)
 
-    def _write(self, how: Any, label: str) -> int:
+    def announce_any(self, label: str) -> int:
+        """Say that a call is being set up, to be made later: the next one may be any, but for a refused one."""
+        return self._write(lib.ucch_board_announce, label, int(lib.UCCH_ANY_CALL))
+
+    def _write(self, how: Any, label: str, number: int = 0) -> int:
         text = label.encode()[: int(lib.UCCH_LABEL_BYTES) - 1].ljust(int(lib.UCCH_LABEL_BYTES), b"\0")
-        number = signature(label)
         lib.ucch_lock()
-        seq = int(how(self.native, number, text))
+        seq = int(how(self.native, number or signature(label), text))
         lib.ucch_unlock()
         return seq
 

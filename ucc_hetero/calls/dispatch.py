@@ -19,9 +19,9 @@ from ..native.libraries import ffi, lib, repeater
 from ..planner.select import Tuning
 from .arguments import CallSpec, Completion
 from .failure import ANEW, failure_of, not_started, refused
-from .mpi_fallback import Delegate, Watch, is_delegated
+from .mpi_fallback import Delegate, is_delegated
 from .persistent import PersistentRequest, retire
-from .prepare import Preparation, Prepared, set_up
+from .prepare import Preparation, Prepared
 from .program_cache import Kind, Kinds, ProgramCache, pointer
 from .request import SLICE, Request, finished, look_around, reap, under_way, wait_op
 from .shutdown import await_others, wind_up
@@ -378,7 +378,7 @@ class Runner:
         """Set a collective up once, to be started many times."""
         try:
             if is_delegated(call.op):
-                self._ready()
+                self._ready(calls=False)
                 return self.delegate.request(call, refuse=self.refuse)
             prepared = self._set_up(call)
         except Exception as error:
@@ -391,21 +391,13 @@ class Runner:
 
     def _set_up(self, call: CallSpec) -> Prepared | None:
         """A call that is ready to be started again and again."""
-        self._ready()
+        self._ready(calls=False)
         prepared = self._prepared.prepare(call, exchange=True, sets_up=True)
         if prepared is None:
             return None
         status = lib.ucch_program_persist(prepared.program.handle, prepared.send, prepared.recv, self.timeout)
         if status < 0:
             raise CollectiveError(f"rank {self.rank}: {prepared.label}: {status_name(status)}")
-        watch = Watch(self.board, self.rank, set_up(prepared.label), self.timeout)
-        try:
-            watch.look()
-        except CollectiveError as error:
-            watch.give_up()
-            self._broke(error, prepared)
-            raise
-        lib.ucch_record_end(watch.record, 0)
         lib.ucch_progress_thread(1)
         self._persistent[id(prepared)] = prepared
         return prepared
@@ -424,7 +416,9 @@ class Runner:
         lib.ucch_board_break(self.board.native)
         quarantine.keep(self)
 
-    def _usable(self) -> None:
+    def _usable(self, *, calls: bool = True) -> None:
+        """Raise where the communicator cannot be used. Messages and set-ups, which are no ``calls`` on the board, go on
+        until this rank comes to the refused call that has ended it."""
         if self.orphaned:
             raise CollectiveError(
                 f"rank {self.rank}: a process that was made by fork has no part in its parent's communicators; start "
@@ -436,7 +430,7 @@ class Runner:
                 raise RevokedError(
                     f"rank {self.rank}: this communicator has been revoked; Shrink() makes one of the ranks that live"
                 )
-            if self.ended(self.board.next):
+            if calls and self.ended(self.board.next):
                 raise RefusedError(f"rank {self.rank}: {self.broken}; {ANEW}")
         if self.broken:
             raise CollectiveError(
@@ -445,9 +439,9 @@ class Runner:
             )
         reap()
 
-    def _ready(self) -> None:
+    def _ready(self, *, calls: bool = True) -> None:
         """As :meth:`_usable`, for a collective."""
-        self._usable()
+        self._usable(calls=calls)
         look_around()
 
     def ended(self, seq: int = 0) -> bool:

@@ -41,12 +41,17 @@ def is_delegated(op: Any) -> bool:
 
 
 class Watch:
-    """A call while MPI runs it, or while it is prepared (``announce``): shown to the peers, timed, compared."""
+    """A call while MPI runs it, or while it is prepared: shown to the peers, timed, compared.
 
-    def __init__(self, board: Board, rank: int, label: str, timeout: float, *, announce: bool = False) -> None:
+    ``show`` does the first, and returns the call's number and that of its record.
+    """
+
+    def __init__(
+        self, board: Board, rank: int, label: str, timeout: float, show: Callable[[str], tuple[int, int]] | None = None
+    ) -> None:
         self.board, self.rank, self.label, self.timeout = board, rank, label, timeout
         self.began = time.monotonic()
-        self.seq, self.record = (board.announce(label), 0) if announce else board.publish(label)
+        self.seq, self.record = (show or board.publish)(label)
 
     def look(self) -> None:
         """Raise what makes the call hopeless: a peer that refused it, called another or is gone; the deadline."""

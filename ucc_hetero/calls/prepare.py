@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import zlib
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
@@ -30,8 +31,11 @@ from .arguments import Bound, CallSpec, bind
 from .mpi_fallback import Delegate, Watch
 from .ops import op_of
 from .program_cache import Kind, Kinds, ProgramCache
-from .request import Request
+from .request import Request, look_around
 from .staging import HostCopies
+
+#: Seconds after which the making of teams is taken for one that a rank has refused to take part in, if one refused.
+_LATE = 1.0
 
 #: Bytes of a call's description that ranks compare under UCCH_CHECK.
 _SHOWN = 256
@@ -354,8 +358,7 @@ class Preparation:
         self.used[label] = choice, why, Execution.HOST
         route = Route(members.id << 52 | 1 << 51, channels, graph is not None)
         # Ranks that call different things would wait for each other while they make the teams of each.
-        shown = set_up(label) if sets_up else label
-        members.teams.look = Watch(members.board, self.rank, shown, self._delegate.timeout, announce=True).look
+        members.teams.look = self._setting_up(label) if sets_up else self._announced(label).look
         try:
             program = lower(plan, self.rank, what, members.teams, members.board, route, label)
         except CollectiveError as error:
@@ -367,6 +370,29 @@ class Preparation:
         total = sum(b.nbytes for b in (bound.send, bound.recv) if b is not None)
         lib.ucch_program_bytes(program.handle, total)
         return program
+
+    def _announced(self, label: str, *, as_any: bool = False) -> Watch:
+        """What watches a call while it is prepared."""
+        board = self.members.board
+        announce = board.announce_any if as_any else board.announce
+        return Watch(board, self.rank, label, self._delegate.timeout, lambda text: (announce(text), 0))
+
+    def _setting_up(self, label: str) -> Callable[[], None]:
+        """Looks while a persistent call is set up, which is no call yet: others may make it in another form.
+
+        A rank that has refused the next call may have done so after this was set up there, which ends here, too, then.
+        Where that takes long it has refused to set it up.
+        """
+        began, late = time.monotonic(), list[Watch]()
+
+        def look() -> None:
+            look_around()
+            if not late and time.monotonic() - began > _LATE:
+                late.append(self._announced(label, as_any=True))
+            for watch in late:
+                watch.look()
+
+        return look
 
     def _without_counts(self, what: Lowering) -> Choice:
         """Choice for non-blocking calls whose counts only some ranks know; the same on every rank.
@@ -506,11 +532,6 @@ def reduction_of(name: str, dtype: DType | None, op: Any, rank: int) -> tuple[Re
             "docs/support.md lists what is"
         )
     return how, ours
-
-
-def set_up(label: str) -> str:
-    """Label of the call by which ranks set up a persistent one, whose own has ``label``."""
-    return f"{label}: set up"
 
 
 def label_of(name: str, bound: Bound, op: Op | None) -> str:
