@@ -18,6 +18,8 @@ from pathlib import Path
 AT_A_TIME = 3
 #: More unsteady tests than this in one run fail it: something else is wrong then.
 MOST_UNSTEADY = 8
+#: How many of its slowest tests each lane lists.
+SLOWEST = 25
 
 ROOT = Path(__file__).resolve().parent.parent
 TORCH = sorted(str(path.relative_to(ROOT)) for path in ROOT.glob("tests/mpi/test_torch_*.py"))
@@ -94,7 +96,7 @@ def make_lane(name: str, work: Path) -> Lane:
         return Lane(name, CHECKS[name], work / f"{name}.log")
     cache = work / f"{name}.cache"
     shutil.rmtree(cache, ignore_errors=True)  # what failed in an earlier run is of no interest
-    command = [sys.executable, "-m", "pytest", "-o", f"cache_dir={cache}", *SUITE[name]]
+    command = [sys.executable, "-m", "pytest", "-o", f"cache_dir={cache}", f"--durations={SLOWEST}", *SUITE[name]]
     return Lane(name, command, work / f"{name}.log", cache)
 
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import gc
+import importlib.util
 import os
 import re
 import shutil
@@ -236,21 +237,23 @@ def mpirun(tmp_path: Path) -> Iterator[Callable[..., MPIResult]]:
 
 
 #: Crews that stay at the same time: ranks that wait for cases take no core, but memory.
-CREWS = 6
+CREWS = 8
+#: Crews of at most so many ranks are as users have them, with UCX's patches: see `pytest_configure`.
+MOST_HOOKED = 2
 
 
 class Crews:
-    """Crews by number of ranks and environment; the one that has not been used for longest makes room for another."""
+    """Crews by number of ranks and environment; one of the largest makes room for another."""
 
     def __init__(self) -> None:
-        self._crews: dict[tuple[object, ...], tuple[Crew, list[str]]] = {}
+        self._crews: dict[tuple[int, tuple[tuple[str, str], ...]], tuple[Crew, list[str]]] = {}
 
     def run(
         self, path: Path, case: str, ranks: int, args: Sequence[object], env: Mapping[str, str],
         job: Mapping[str, str], limit: float,
     ) -> MPIResult:  # fmt: skip
         """Run a case on a crew whose processes have ``job`` in their environment from the beginning."""
-        key = (ranks, *sorted(job.items()))
+        key = ranks, tuple(sorted(job.items()))
         crew, cases = self._crews.pop(key, None) or self._start(ranks, job)
         cases.append(case)
         try:
@@ -268,15 +271,16 @@ class Crews:
         if program is None:
             pytest.skip("no mpirun: install the extra 'mpi', or an MPI")
         if len(self._crews) == CREWS:
-            self.end(next(iter(self._crews)))
-        env = mpi_environment(program) | dict(job)
-        env.pop("UCX_MEM_MMAP_HOOK_MODE", None)  # as users have it
+            self.end(max(self._crews, key=lambda key: key[0]))
+        env = mpi_environment(program) | {"OMPI_MCA_osc": "^ucx"} | dict(job)
+        if ranks <= MOST_HOOKED:
+            env.pop("UCX_MEM_MMAP_HOOK_MODE", None)
         try:
             return Crew([*mpi_command(program, ranks), sys.executable], ranks, env, 60 * ROOM, kill_session), []
         except CaseFailed as error:
             pytest.fail(str(error), pytrace=False)
 
-    def end(self, key: tuple[object, ...]) -> None:
+    def end(self, key: tuple[int, tuple[tuple[str, str], ...]]) -> None:
         """End a crew as a program ends."""
         crew, cases = self._crews.pop(key)
         try:
@@ -380,6 +384,13 @@ def ulfm(recovery: list[str]) -> list[str]:
     if not recovery:
         pytest.skip("needs Open MPI 5")
     return ["--with-ft", "ulfm"]
+
+
+@pytest.fixture
+def with_torch() -> None:
+    """Skip without torch. Ranks import it; in the tests' own process that would cost two seconds for nothing."""
+    if importlib.util.find_spec("torch") is None:
+        pytest.skip("needs torch: pip install '.[torch]'")
 
 
 @pytest.fixture(scope="session")

@@ -20,9 +20,11 @@ CASES = [
 
 @pytest.mark.usefixtures("libraries")
 @pytest.mark.parametrize(("slots", "vendors", "form"), CASES)
-def test_unlike_calls(emulate: Callable[..., Cluster], slots: tuple[int, ...], vendors: str, form: str) -> None:
+def test_unlike_calls(
+    request: pytest.FixtureRequest, emulate: Callable[..., Cluster], slots: tuple[int, ...], vendors: str, form: str
+) -> None:
     if form == "torch":
-        pytest.importorskip("torch")
+        request.getfixturevalue("with_torch")
     cluster = emulate(hosts=len(slots), slots=slots, rate="none")
     # As on hosts with RDMA: calls of one island over several hosts are compared, too.
     env = {"UCCH_TIMEOUT": "300", "UCCH_EMULATE": vendors, "UCCH_FABRIC": "all"}

@@ -16,11 +16,8 @@ from ucc_hetero.launch.emulate import Cluster
 HOST = {"UCCH_FABRIC": "host"}
 SMALL = {"UCCH_WIRE_SLOT": "16K", "UCCH_WIRES": "3", **FEW_QUEUES}
 CASES: list[tuple[str, tuple[str, int, int], dict[str, str]]] = [
-    ("every collective in every form", ("nvidia:2", 2, 1), {}),
     ("every collective in every form", ("amd:6", 3, 2), HOST),
-    ("many calls in many streams", ("nvidia:4", 4, 1), {"DICE": "5", **SMALL}),
     ("many calls in many streams", ("nvidia:4", 2, 2), {"DICE": "6", **HOST, **SMALL}),
-    ("many calls in many streams", ("nvidia:1,amd:1,nvidia:1,amd:1", 2, 2), {"DICE": "7", **SMALL}),
     ("many calls in many streams", ("nvidia:3", 3, 1), {"DICE": "8", **LATE_KERNELS, **SMALL}),
 ]
 #: Islands, teams by link, rings, fabric; of the job and of communicators inside hosts and across.

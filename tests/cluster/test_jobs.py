@@ -116,7 +116,7 @@ APART, MIXED = "nvidia:2,amd:2", "nvidia:1,amd:2,nvidia:1"
 
 
 @pytest.mark.parametrize("script, layout, env", [
-    ("COLLECTIVES", APART, {}), ("COLLECTIVES", APART, {"UCCH_WIRES": "0"}), ("COLLECTIVES", MIXED, {}),
+    ("COLLECTIVES", APART, {}), ("COLLECTIVES", APART, {"UCCH_WIRES": "0"}),
     ("COLLECTIVES", "nvidia:2,host:1,amd:1", {}), ("STREAMS", APART, device_scripts.OWN_QUEUES),
     ("MESSAGES", APART, {}), ("MESSAGES", MIXED, {"UCCH_STAGING": "staged"}),
 ])  # fmt: skip

@@ -128,13 +128,13 @@ def test_no_stream_waits_for_messages_where_kernels_are_loaded_late(run: Callabl
     assert run(queued_scripts.FAR_LAZY, *PAIR, **OWN_QUEUES, **LATE_KERNELS).stdout.count("right") == 2
 
 
+@pytest.mark.usefixtures("with_torch")
 def test_messages_of_a_torch_group_repeat_and_change(run: Callable[..., Any]) -> None:
-    pytest.importorskip("torch", reason="needs torch: pip install '.[torch]'")
     assert run(torch_scripts.REPEATED, *PAIR, DICE="7", **OWN_QUEUES).stdout.count("right") == 2
 
 
+@pytest.mark.usefixtures("with_torch")
 def test_messages_that_repeat_of_a_rank_that_dies(run: Callable[..., Any], recovery: list[str]) -> None:
-    pytest.importorskip("torch", reason="needs torch: pip install '.[torch]'")
     done = run(torch_scripts.DEATH, *PAIR, options=recovery, check=False, **OWN_QUEUES)
     assert not recovery or re.search(r"told: \[.*rank 1 has left the job or died", done.stdout), (
         done.stdout + done.stderr

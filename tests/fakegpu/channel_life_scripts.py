@@ -219,17 +219,17 @@ with Communicator() as comm:
     each = lambda slot, shared: near * ring(shared, 0) + 2 * far * ring(slot, 1)
     header, short, long = 64 * KIB, each(64 * KIB, 64 * KIB), each(64 * KIB, 128 * KIB)
     for turn in range(2):
-        groups = [Communicator(comm) for _ in range(32)]
+        groups = [Communicator(comm) for _ in range(12)]
         if not turn:
             assert {held(group) for group in groups} == {header}
-            assert lib.ucch_channels_pinned() == before + 32 * header
-        work(groups, [100] * 32)
+            assert lib.ucch_channels_pinned() == before + 12 * header
+        work(groups, [100] * 12)
         if not turn:
             assert {held(group) for group in groups} == {header + short}, (held(groups[0]), header, short)
-        work(groups, [300_000] * 8 + [3000] * 24)
-        assert [held(group) for group in groups] == [header + short + long] * 8 + [header + short] * 24
-        assert lib.ucch_channels_pinned() == before + 32 * (header + short) + 8 * long
-        work(groups, [300_000, 10] * 16 if turn else [10] * 32)
+        work(groups, [300_000] * 3 + [3000] * 9)
+        assert [held(group) for group in groups] == [header + short + long] * 3 + [header + short] * 9
+        assert lib.ucch_channels_pinned() == before + 12 * (header + short) + 3 * long
+        work(groups, [300_000, 10] * 6 if turn else [10] * 12)
         assert all("queued" in group.plan_summary() for group in groups)
         [group.Free() for group in groups]
         pinned = int(lib.ucch_channels_pinned())

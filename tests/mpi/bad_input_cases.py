@@ -5,14 +5,21 @@ import re
 import sys
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Any
 
 import numpy as np
 import pytest
 from mpi4py import MPI
 
-from ucc_hetero import CollectiveError, CollectiveTimeout, Communicator, MismatchError, PersistentRequest, RefusedError
+from ucc_hetero import (
+    CollectiveError,
+    CollectiveTimeout,
+    Communicator,
+    MismatchError,
+    PersistentRequest,
+    RefusedError,
+)
+from ucc_hetero.native.libraries import lib
 
 WORLD = MPI.COMM_WORLD
 FOREIGN = ">f4" if sys.byteorder == "little" else "<f4"
@@ -221,18 +228,33 @@ def in_flight(comm: Communicator) -> None:
         request.Wait()
 
 
-def too_long() -> None:
-    """A block that is longer than its receiver expects, in a call that cannot ask first: its receiver says so."""
+def too_long(late: bool) -> None:
+    """A block that is longer than its receiver expects, in a call that cannot ask first: its receiver says so.
+
+    ``late``: the block is there before its receiver calls, which then has sent nothing to anyone when it fails.
+    """
     comm = Communicator(WORLD)
     p, me = comm.size, comm.rank
     counts = [1 + (me == 0 and r == 1) for r in range(p)]
-    request = comm.Ialltoallv([np.ones(sum(counts)), counts], [np.zeros(p), [1] * p])
+    if late and me == 1:
+        WORLD.Barrier()
+        for _ in range(300):
+            lib.ucch_progress_once()
+    out = np.zeros(p)
+    request = comm.Ialltoallv([np.ones(sum(counts)), counts], [out, [1] * p])
     if me == 1:
         with pytest.raises(MismatchError, match="rank 0 says 2 elements, this rank 1"):
             request.Wait()
     else:
-        with suppress(CollectiveError):  # rank 1 gives the communicator up
+        if late:
+            request.Test()
+            WORLD.Barrier()
+        try:
             request.Wait()
+        except CollectiveError as error:  # rank 1 has given the communicator up
+            assert re.search("rank [0-9] has given up, as call [0-9] has failed there", str(error)), error
+        else:
+            assert (out == 1).all()
     comm.Free()  # those whose communicator is well do not wait for the one whose is not, or the job is killed
 
 
@@ -245,7 +267,8 @@ def mismatches() -> None:
                 call()
             goes_on(comm)
         in_flight(comm)
-    too_long()
+    too_long(late=False)
+    too_long(late=True)
     for index in range(count):
         comm = Communicator(WORLD)
         text, call = disagreements(comm)[index]

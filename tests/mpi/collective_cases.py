@@ -236,7 +236,7 @@ def on_devices() -> None:
             gpu.use(comm._run.members.place.device)
         tester = Tester(comm, f"seed {seed}", gpu.stream() if gpu and everywhere else None)
         rng = np.random.default_rng(seed)
-        for index in range(int(os.environ.get("CASES", "150"))):
+        for index in range(int(os.environ.get("CASES", "60"))):
             case = draw(rng, world.size, seed + index, tuple(METHODS))
             if case.dtype not in FOREIGN:  # for which the interface of arrays has no names
                 tester.one(case)

@@ -209,9 +209,10 @@ def case_islands_of_parts(comm: Communicator) -> None:
 
 
 def case_subsets_in_any_order(comm: Communicator) -> None:
-    """Every subset is a communicator; all of them work at once, in an order of each rank's own."""
+    """Subsets are communicators, of four ranks all; they work at once, in an order of each rank's own."""
     world = MPI.COMM_WORLD
     subsets = [s for k in range(1, comm.size + 1) for s in itertools.combinations(range(comm.size), k)]
+    subsets = random.Random(comm.bcast(random.random())).sample(subsets, min(15, len(subsets)))
     made = {}
     for number, ranks in enumerate(subsets):
         if comm.rank in ranks:
@@ -300,5 +301,5 @@ def many(count: int) -> None:
                 readings.append(used())
     # The first rounds fill caches.
     (memory, files), (memory_now, files_now) = readings[len(readings) // 4], readings[-1]
-    assert memory_now - memory < 10, readings
+    assert memory_now - memory < 4, readings
     assert files_now - files < 5, readings

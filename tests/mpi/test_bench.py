@@ -28,9 +28,7 @@ def rows(text: str) -> list[list[str]]:
 @pytest.fixture
 def bench(crew: Run) -> Run:
     """Call as ``bench(*command lines, n=2, case="right")``."""
-    return lambda *commands, n=2, case="right": crew(
-        f"bench_cases:{case}", n, args=commands, job={"OMPI_MCA_osc": "^ucx"}, timeout=150
-    )
+    return lambda *commands, n=2, case="right": crew(f"bench_cases:{case}", n, args=commands, timeout=150)
 
 
 def test_every_column_at_once(bench: Run, tmp_path: Path) -> None:
@@ -171,7 +169,7 @@ def test_one_sided(bench: Run) -> None:
 def test_what_one_sided_benchmarks_do(crew: Run) -> None:
     """Once, with the other rank's memory as MPI says that it is then."""
     for what in ("put", "get", "acc", "get_acc", "fop", "cas"):
-        crew("window_cases:once", args=[what], job={"OMPI_MCA_osc": "^ucx"})
+        crew("window_cases:once", args=[what])
 
 
 def test_kv_transfer(bench: Run, tmp_path: Path) -> None:
@@ -202,8 +200,8 @@ def test_compare(mpirun: Run, tmp_path: Path) -> None:
     assert all(len(series["rounds"]) == 3 for series in data["rows"][0]["series"])
 
 
+@pytest.mark.usefixtures("with_torch")
 def test_gloo_is_a_peer_like_the_others(bench: Run) -> None:
-    pytest.importorskip("torch", reason="needs torch: pip install '.[torch]'")
     words = [
         "compare --no-start-up --peers ours,gloo -m 8:8 -r 2",
         "osu_allreduce --peer gloo -m 8:8 -i 4 -x 1 -T mpi_float -c",

@@ -19,13 +19,12 @@ SHARD = os.environ.get("UCCH_TEST_SHARD", "1/1")
 LAYOUTS = [
     *((ranks, "") for ranks in (1, 2, 3)), (2, "nvidia:1,amd:1"), (4, "nvidia:2,amd:2"),
     (4, "nvidia:1,amd:1,nvidia:1,amd:1"), (4, "nvidia:3,amd:1"), (5, "nvidia:2,amd:2,host:1"),
-    (6, "nvidia:2,amd:2,host:2"),
 ]  # fmt: skip
 MORE_LAYOUTS = [
-    (8, "nvidia:3,amd:3,host:2"), *((ranks, "") for ranks in (4, 5, 6, 7, 8)), (3, "nvidia:1,amd:1,host:1"),
-    (3, "nvidia:2,amd:1"), (5, "amd:1,nvidia:4"), (6, "nvidia:2,amd:1,nvidia:1,amd:2"), (6, "nvidia:3,amd:3"),
-    (7, "nvidia:5,amd:1,host:1"), (7, "host:1,amd:2,nvidia:1,host:2,nvidia:1"), (8, "nvidia:4,amd:4"),
-    (8, "nvidia:1,amd:1,host:1,nvidia:1,amd:1,host:1,nvidia:1,amd:1"), (8, "nvidia:6,amd:2"),
+    (6, "nvidia:2,amd:2,host:2"), (8, "nvidia:3,amd:3,host:2"), *((ranks, "") for ranks in (4, 5, 6, 7, 8)),
+    (3, "nvidia:1,amd:1,host:1"), (3, "nvidia:2,amd:1"), (5, "amd:1,nvidia:4"), (6, "nvidia:2,amd:1,nvidia:1,amd:2"),
+    (6, "nvidia:3,amd:3"), (7, "nvidia:5,amd:1,host:1"), (7, "host:1,amd:2,nvidia:1,host:2,nvidia:1"),
+    (8, "nvidia:4,amd:4"), (8, "nvidia:1,amd:1,host:1,nvidia:1,amd:1,host:1,nvidia:1,amd:1"), (8, "nvidia:6,amd:2"),
 ]  # fmt: skip
 
 
@@ -36,7 +35,7 @@ def seed() -> int:
 @pytest.mark.parametrize(("ranks", "vendors"), LAYOUTS + (MORE_LAYOUTS if FULL else []))
 def test_cases(crew, ranks: int, vendors: str) -> None:
     number = seed()
-    args = [number, *(["--table", SHARD] if FULL else ["50"])]
+    args = [number, *(["--table", SHARD] if FULL else ["25"])]
     env = {"UCCH_TIMEOUT": "100"}
     job = crew("collective_cases:main", ranks, args=args, env=env, layout=vendors, timeout=1700 if FULL else 170)
     print(job.stdout)
@@ -45,11 +44,11 @@ def test_cases(crew, ranks: int, vendors: str) -> None:
 @pytest.mark.parametrize(
     ("ranks", "vendors"),
     [(3, ""), (6, "nvidia:1,amd:1,host:1,nvidia:1,amd:2")]
-    + ([(n, "") for n in (2, 4, 5, 6, 7, 8)] + MORE_LAYOUTS[6:] if FULL else []),
+    + ([(n, "") for n in (2, 4, 5, 6, 7, 8)] + MORE_LAYOUTS[7:] if FULL else []),
 )
 def test_replicas(crew, ranks: int, vendors: str) -> None:
     """All ranks hold the same bits after an allreduce, by every algorithm and at every size."""
-    sizes = [] if FULL else [2, 5, 250, 4097, 70001]
+    sizes = [] if FULL else [5, 250, 70001]
     crew("replica_cases:main", ranks, args=sizes, layout=vendors, timeout=250 if FULL else 170)
 
 
@@ -59,12 +58,11 @@ def test_special(crew, ranks: int, vendors: str) -> None:
     crew("special_cases:main", ranks, env={"UCCH_TIMEOUT": "200"}, layout=vendors, timeout=120)
 
 
-@pytest.mark.parametrize("ranks", [2, 3])
-def test_as_mpi_does(crew, ranks: int) -> None:
+def test_as_mpi_does(crew) -> None:
     """Buffers in the ways of programs on mpi4py: the same calls by MPI and by this package."""
     # Open MPI's tuned algorithms stand still where ranks describe the same elements by different datatypes.
     job = {"OMPI_MCA_coll": "basic,libnbc,self,inter"}
-    crew("cases:run_module", ranks, args=["as_mpi_cases"], env={"UCCH_TIMEOUT": "100"}, job=job)
+    crew("cases:run_module", 3, args=["as_mpi_cases"], env={"UCCH_TIMEOUT": "100"}, job=job)
 
 
 @pytest.mark.slow
@@ -87,6 +85,6 @@ LONG = "allreduce,bcast,reduce,allgather,allgatherv,reduce_scatter,reduce_scatte
 ])  # fmt: skip
 def test_cases_on_levels(crew: Callable[..., Any], vendors: str, places: str, tune: str) -> None:
     number, env = seed(), {"UCCH_TIMEOUT": "100", "UCCH_TUNE": tune}
-    args = [places.split(","), number, "25"]
+    args = [places.split(","), number, "15"]
     job = crew("collective_cases:placed", 6, args=args, env=env, layout=vendors, timeout=170)
     print(job.stdout)

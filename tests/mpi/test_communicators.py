@@ -17,6 +17,6 @@ def test_cases(crew, what: str, ranks: int, vendors: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("layout", "count"), [("", 500), ("nvidia:1,amd:1", 200)], ids=["flat", "mixed"])
+@pytest.mark.parametrize(("layout", "count"), [("", 320), ("nvidia:1,amd:1", 100)], ids=["flat", "mixed"])
 def test_many_are_created_and_freed(crew, layout: str, count: int) -> None:
     crew("communicator_cases:many", args=[count], layout=layout, timeout=150)

@@ -127,8 +127,8 @@ try:
 except u.CollectiveTimeout as error:
     print(error, flush=True)
 """
-    job = mpirun(head + script, 3, env={"UCCH_TIMEOUT": "8"}, check=False)
-    said = f"{ALONE[call][1]}: rank(s) [1] did not come within 8 s (UCCH_TIMEOUT)"
+    job = mpirun(head + script, 3, env={"UCCH_TIMEOUT": "4"}, check=False)
+    said = f"{ALONE[call][1]}: rank(s) [1] did not come within 4 s (UCCH_TIMEOUT)"
     assert said in job.stdout and job.returncode != 0, job.output
 
 
@@ -143,7 +143,7 @@ for one in (comm, other) if rank else (other, comm):
         print(error, flush=True)
         break
 """
-    job = mpirun(HEAD + script, 2, env={"UCCH_TIMEOUT": "6"}, check=False)
+    job = mpirun(HEAD + script, 2, env={"UCCH_TIMEOUT": "3"}, check=False)
     said = (
         r"rank 0: .*call 1 of .*; rank\(s\) \[1\] have not called it \(communicator 1\): "
         r"rank 1 is in call 1 of communicator 0 \(allreduce.*\); use communicators in one order on all ranks"

@@ -1,12 +1,11 @@
 """Messages over UCX under a real mpirun: matching, order, sizes, probes, failures, interruptions, dead peers."""
 
 import os
+import random
 import re
 from pathlib import Path
 
 import pytest
-
-CASES = Path(__file__).with_name("message_cases.py")
 
 HEAD = """
 import os, signal, sys, threading, time
@@ -36,16 +35,15 @@ def ring(comm, n):
 """
 
 
-@pytest.mark.parametrize(("ranks", "env"), [
-    (2, {}),
-    (4, {"UCCH_EMULATE": "nvidia:2,amd:2"}),
+@pytest.mark.parametrize(("ranks", "layout", "job"), [
+    (2, "", {}), (4, "nvidia:2,amd:2", {}),
     # Sockets instead of shared memory: other protocols, other borders between them.
-    (3, {"UCX_TLS": "tcp,self", "UCCH_EMULATE": "nvidia:1,amd:2"}),
+    (3, "nvidia:1,amd:2", {"UCX_TLS": "tcp,self"}),
 ], ids=["shared-memory", "mixed", "sockets"])  # fmt: skip
-def test_messages(mpirun, ranks: int, env: dict[str, str]) -> None:
-    job = mpirun(CASES, ranks, env={"UCCH_TIMEOUT": "200", **env}, timeout=150)
-    assert job.said("all good") == ranks
-    assert "WARN" not in job.stderr and "ERROR" not in job.stderr, job.output
+def test_messages(crew, ranks: int, layout: str, job: dict[str, str]) -> None:
+    env = {"UCCH_TIMEOUT": "200"}
+    done = crew("cases:run_module", ranks, args=["message_cases"], layout=layout, job=job, env=env, timeout=150)
+    assert "WARN" not in done.stderr and "ERROR" not in done.stderr, done.output
 
 
 def test_what_never_comes(mpirun) -> None:
@@ -53,7 +51,7 @@ def test_what_never_comes(mpirun) -> None:
     script = """
 if rank == 0:
     big = np.zeros(1 << 20)
-    limit(1.0)
+    limit(0.3)
     for call in (
         lambda: comm.Recv(one, 1, 5),
         lambda: comm.Recv(one),
@@ -94,13 +92,37 @@ print("end", flush=True)
     job = mpirun(HEAD + script, 2, env={"UCCH_TIMEOUT": "200"})
     assert job.stdout.count("caught") == 10 and job.said("end") == 2, job.output
     for words in (
-        "rank 0: receive of up to 32 bytes from rank 1, tag 5: timeout, not complete after 1",
+        "rank 0: receive of up to 32 bytes from rank 1, tag 5: timeout, not complete after 0.3",
         "receive of up to 32 bytes from any rank, any tag: timeout",
-        "probe for source 1, tag 5: no message within 1",
+        "probe for source 1, tag 5: no message within 0.3",
         "synchronous send of 32 bytes to rank 1, tag 7: timeout",
         "send of 8388608 bytes to rank 1, tag 8: timeout",
     ):
         assert words in job.stdout, (words, job.output)
+
+
+def test_messages_of_mpis_move_while_a_call_waits(mpirun) -> None:
+    """Its sender is in our call, which the receiver comes to once it has the message."""
+    script = (
+        HEAD
+        + """
+data, into = (np.random.default_rng([REPLACE, r]).random(4 << 20) for r in range(2))
+for wait in (comm.Barrier, lambda: comm.Ibarrier().Wait(), lambda: ring(comm, 3)):
+    if rank == 0:
+        request = world.Isend(data, 1)
+    else:
+        into[:] = 0
+        world.Recv(into, 0)
+        assert (into == data).all()
+    wait()
+    if rank == 0:
+        request.Wait()
+comm.Free()
+print("moved", flush=True)
+""".replace("REPLACE", str(random.randrange(10**6)))
+    )
+    by_tcp = {"OMPI_MCA_pml": "ob1", "OMPI_MCA_btl": "tcp,self"}  # where a sender has to be there
+    assert mpirun(script, 2, env={"UCCH_TIMEOUT": "20", **by_tcp}, timeout=60).said("moved") == 2
 
 
 def test_interrupts(mpirun) -> None:

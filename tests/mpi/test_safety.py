@@ -20,7 +20,7 @@ rng = np.random.default_rng()
 
 def test_nothing_grows(mpirun: Any) -> None:
     """A sample of what docs/native.md says of a million calls (tools/soak.py)."""
-    args = ["--collectives", "20000", "--communicators", "100", "--refusals", "60", "--failures", "30"]
+    args = ["--collectives", "10000", "--communicators", "100", "--refusals", "40", "--failures", "20"]
     job = mpirun(ROOT / "tools" / "soak.py", 2, args=args, env={"UCCH_TIMEOUT": "100"}, timeout=120)
     assert job.stdout.count("more rounds") == 4 and "grown" not in job.stdout, job.output
 
@@ -137,8 +137,7 @@ WAYS = {
 }
 
 
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["SIGINT", "SIGTERM"])
+@pytest.mark.parametrize(("number", "way"), [*((signal.SIGINT, way) for way in WAYS), (signal.SIGTERM, "blocking")])
 def test_a_signal_in_a_call(mpirun: Any, way: str, number: int) -> None:
     """Handlers run within the call, what they raise comes out of it, and the job ends with that of the rank."""
     script = f"""
@@ -156,7 +155,7 @@ time.sleep(1000)
     assert job.returncode == 1 and "InterruptedError: asked to end" in job.stderr, job.output
 
 
-@pytest.mark.parametrize("end", ["pass", "sys.exit(0)", "raise SystemExit(0)", "comm.Iallreduce(x, y)"])
+@pytest.mark.parametrize("end", ["pass", "sys.exit(0)", "comm.Iallreduce(x, y)"])
 def test_the_interpreter_ends_with_calls_under_way(mpirun: Any, end: str) -> None:
     """Requests that nobody waits for, in another thread, too."""
     script = f"""

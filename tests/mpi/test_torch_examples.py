@@ -89,28 +89,27 @@ def test_mixture_of_experts(crew, way: list[str]) -> None:
     assert "difference of the loss from a single process" in job.stdout
 
 
-def test_code_of_the_documentation(crew) -> None:
-    code = re.findall(r"^```python\n(.*?)^```", (ROOT / "docs" / "torch.md").read_text(), re.M | re.S)[0]
-    job = crew(code, 2, layout=MIXED)
-    assert job.stdout.count("tensor([2.])") == 2
+@pytest.mark.parametrize(("page", "said"), [("README.md", "tensor([4.])"), ("docs/torch.md", "tensor([2.])")])
+def test_code_of_the_documentation(crew, page: str, said: str) -> None:
+    codes = re.findall(r"^```python\n(.*?)^```", (ROOT / page).read_text(), re.M | re.S)
+    job = crew(next(code for code in codes if "import torch" in code), 2, layout=MIXED)
+    assert job.stdout.count(said) == 2, job.output
 
 
 def test_parity(program, tmp_path: Path) -> None:
-    """One vendor, two, and a single process come to the same losses in every way to train; another seed does not."""
-    out, drawing = tmp_path / "out.json", tmp_path / "out.png"
-    ways = "ddp,pp"  # others are in torch_strategies.py
-    small = ["--ranks", "2", "--ways", ways, "--steps", "3", "--batch", "8", "--length", "32"]
-    more = ["--plot", str(drawing)] if importlib.util.find_spec("matplotlib") else []
-    script = str(ROOT / "tools" / "torch_parity.py")
-    command = [sys.executable, script, *small, "--limit", "300", "--json", str(out), *more]
+    """Two vendors and a single process come to the same losses; another seed does not.
+
+    Other ways to train are in torch_strategies.py.
+    """
+    out, script = tmp_path / "out.json", str(ROOT / "tools" / "torch_parity.py")
+    small = ["--ranks", "2", "--ways", "ddp", "--steps", "3", "--batch", "8", "--length", "32"]
+    small += ["--jobs", "single,mixed,control"]
+    command = [sys.executable, script, *small, "--limit", "300", "--json", str(out)]
     job = program(command, 600, mpi_free())
     assert job.returncode == 0, job.stdout + job.stderr
     assert "parity holds" in job.stdout
     runs = json.loads(out.read_text())["runs"]
-    assert {name: len(run["losses"]) for name, run in runs.items()} == {
-        "single": 2, "homogeneous": 2, "mixed": 2, "control": 1,
-    }  # fmt: skip
-    assert not more or drawing.stat().st_size > 1000
+    assert {name: len(run["losses"]) for name, run in runs.items()} == {"single": 1, "mixed": 1, "control": 1}
 
 
 def mpi_free() -> dict[str, str]:

@@ -112,4 +112,5 @@ def test_right_data_passes(mpirun: Any, ranks: int, layout: str) -> None:
     job = mpirun("tests/mpi/collective_cases.py", ranks, args=[str(seed), "12"], env=env, timeout=170)
     assert f"calls right on {ranks} ranks (seed {seed})" in job.stdout
     counts = re.findall(r"(\d+) calls of (\d+) were verified", job.stderr)
-    assert counts and all(int(one) > 0.9 * int(all_) for one, all_ in counts), counts
+    one, all_ = (sum(map(int, column)) for column in zip(*counts, strict=True))
+    assert one > 0.9 * all_ > 0, counts  # of a communicator that made few calls it may be less

@@ -4,11 +4,10 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-
-pytest.importorskip("torch", reason="needs torch: pip install '.[torch]'")
 import torch_scripts
 from device_scripts import FEW_QUEUES, OWN_QUEUES
 
+pytestmark = pytest.mark.usefixtures("with_torch")
 LAYOUTS = [("nvidia:1,amd:1", OWN_QUEUES), ("nvidia:2", {}), ("amd:2", FEW_QUEUES)]
 
 

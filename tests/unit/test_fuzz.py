@@ -1,6 +1,6 @@
 """Nonsense in everything that is parsed: right, or an error of the documented kind that has words; never anything else.
 
-``UCCH_FUZZ=N`` makes N inputs of each kind instead of 300, and prints how many there were, and how many were taken.
+``UCCH_FUZZ=N`` makes N inputs of each kind instead of 60, and prints how many there were, and how many were taken.
 """
 
 import json
@@ -25,7 +25,7 @@ from ucc_hetero.native.libraries import ffi, lib
 from ucc_hetero.planner.rules import load_table, parse_tune
 from ucc_hetero.planner.topology import Topology, emulated_vendors
 
-INPUTS = int(os.environ.get("UCCH_FUZZ", "150"))
+INPUTS = int(os.environ.get("UCCH_FUZZ", "60"))
 MANY = settings(max_examples=INPUTS, deadline=None, suppress_health_check=list(HealthCheck))
 COUNTS: Counter[str] = Counter()
 
@@ -207,6 +207,6 @@ def said(pytestconfig: pytest.Config) -> Iterator[None]:
     yield
     with pytestconfig.pluginmanager.getplugin("capturemanager").global_and_fixture_disabled():
         print(
-            "\n" + "\n".join(f"{name}: {count}" for name, count in sorted(COUNTS.items())) if INPUTS > 150 else "",
+            "\n" + "\n".join(f"{name}: {count}" for name, count in sorted(COUNTS.items())) if INPUTS > 60 else "",
             end="",
         )

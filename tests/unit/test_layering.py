@@ -5,6 +5,7 @@ import io
 import re
 import tokenize
 from collections.abc import Iterator
+from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
@@ -79,18 +80,18 @@ def part_of(name: str) -> str:
     return name.partition(".")[0]
 
 
-def imports(path: Path) -> Iterator[tuple[int, str]]:
+@cache
+def imports(path: Path) -> list[tuple[int, str]]:
     """(line, absolute dotted name) of every import in a file, also those inside functions."""
-    package = ["ucc_hetero", *path.relative_to(PACKAGE).parts[:-1]]
+    package, found = ["ucc_hetero", *path.relative_to(PACKAGE).parts[:-1]], []
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
-            for alias in node.names:
-                yield node.lineno, alias.name
+            found += [(node.lineno, alias.name) for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             base = package[: len(package) - node.level + 1] if node.level else []
             source = ".".join([*base, *filter(None, [node.module])])
-            for alias in node.names:
-                yield node.lineno, f"{source}.{alias.name}"
+            found += [(node.lineno, f"{source}.{alias.name}") for alias in node.names]
+    return found
 
 
 def internal(path: Path) -> Iterator[tuple[int, str]]:

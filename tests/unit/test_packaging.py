@@ -64,8 +64,3 @@ def test_an_old_python_is_refused_at_once() -> None:
 def test_runtime_dependencies_are_few() -> None:
     names = {re.split(r"[^\w-]", requirement)[0] for requirement in CONFIG["project"]["dependencies"]}
     assert names == {"cffi", "mpi4py", "numpy"}
-
-
-def test_extras_are_those_of_the_documentation() -> None:
-    table = re.findall(r"^\| `(\w+)` \|", (ROOT / "docs" / "install.md").read_text(), re.M)
-    assert sorted(table) == sorted(CONFIG["project"]["optional-dependencies"])

@@ -44,9 +44,9 @@ def test_every_collective_has_a_flat_and_a_hierarchical_algorithm() -> None:
 
 #: Kind of topologies -> how they are drawn, how many, the most elements of a block and the most fragments.
 DRAWN = {
-    "any": (plan_cases.topologies(), 25, 40, 4),
-    "many islands": (plan_cases.many_islands(), 2, 300, 2),
-    "levels": (plan_cases.deep_topologies(), 6, 40, 3),
+    "any": (plan_cases.topologies(), 10, 40, 4),
+    "many islands": (plan_cases.many_islands(), 1, 300, 2),
+    "levels": (plan_cases.deep_topologies(), 3, 40, 3),
 }
 
 
@@ -91,7 +91,7 @@ def test_a_rank_that_passes_on_as_much_as_it_has_still_gets_its_own() -> None:
 
 
 @pytest.mark.parametrize("collective, name", EVERY)
-@settings(max_examples=10, suppress_health_check=SLOW)
+@settings(max_examples=5, suppress_health_check=SLOW)
 @given(data=st.data(), in_place=st.booleans(), seed=st.integers(0, 1 << 32))
 def test_right_in_any_order(collective: str, name: str, data: st.DataObject, in_place: bool, seed: int) -> None:
     topology = data.draw(plan_cases.topologies(6))
@@ -103,7 +103,7 @@ def test_right_in_any_order(collective: str, name: str, data: st.DataObject, in_
 
 @pytest.mark.parametrize("collective, name", [pair for pair in EVERY if pair[1] == "split_rail"])
 @pytest.mark.parametrize("messages", [0, alltoall.MOST_MESSAGES])
-@settings(max_examples=15, suppress_health_check=[*SLOW, HealthCheck.function_scoped_fixture])
+@settings(max_examples=8, suppress_health_check=[*SLOW, HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_valid_with_equal_islands(
     collective: str, name: str, messages: int, data: st.DataObject, monkeypatch: pytest.MonkeyPatch
@@ -124,7 +124,7 @@ def shape_of(operand: Operand) -> object:
 
 
 @pytest.mark.parametrize("collective, name", EVERY)
-@settings(max_examples=8, suppress_health_check=SLOW)
+@settings(max_examples=4, suppress_health_check=SLOW)
 @given(data=st.data())
 def test_a_rank_s_own_plan_is_its_part_of_the_whole(collective: str, name: str, data: st.DataObject) -> None:
     topology = data.draw(st.one_of(plan_cases.topologies(), plan_cases.deep_topologies(), plan_cases.equal_islands()))
@@ -143,7 +143,7 @@ def test_a_rank_s_own_plan_is_its_part_of_the_whole(collective: str, name: str, 
             assert [shape_of(o) for o in (*one.src, *one.dst)] == [shape_of(o) for o in (*other.src, *other.dst)]
 
 
-@settings(max_examples=400, suppress_health_check=SLOW)
+@settings(max_examples=150, suppress_health_check=SLOW)
 @given(data=st.data(), seed=st.integers(0, 1 << 32), in_place=st.booleans())
 def test_mutants_that_pass_are_right(data: st.DataObject, seed: int, in_place: bool) -> None:
     """A plan with a mistake is refused, unless the mistake changes nothing in any order the plan allows."""

@@ -17,8 +17,8 @@ from ucc_hetero.rma.endpoint import _lists
 from ucc_hetero.rma.request import _Watcher
 from ucc_hetero.rma.wire_format import Address, Descriptor, FormatError
 
-#: Inputs of each fuzzed reader; docs/rma.md says how many.
-INPUTS = 2000
+#: Inputs of each fuzzed reader.
+INPUTS = 300
 
 
 def sample() -> tuple[Address, Descriptor]:

@@ -26,7 +26,7 @@ from ucc_hetero.rma.channel import Channel, ChannelError
 
 SECRET = b"a secret of tests"
 #: Inputs of each fuzzed reader; docs/rma.md says how many.
-INPUTS = 1000
+INPUTS = 200
 fuzzed = settings(max_examples=INPUTS, deadline=None, database=None)
 
 

@@ -48,15 +48,18 @@ class MessageMethods(ABC):
         self._messages.run(self._messages.outgoing(buf, dest, tag, stream=stream))
 
     def Ssend(self, buf: Any, dest: int, tag: int = 0, *, stream: Any = None) -> None:
-        """Send a message; returns when the receiver has begun to receive it."""
+        """:meth:`Send`, with its arguments, that returns when the receiver has begun to receive the message."""
         self._messages.run(self._messages.outgoing(buf, dest, tag, sync=True, stream=stream))
 
     def Rsend(self, buf: Any, dest: int, tag: int = 0, *, stream: Any = None) -> None:
-        """Send a message whose receive has been posted; nothing is gained by it here, it is ``Send``."""
+        """:meth:`Send`, with its arguments, of a message whose receive has been posted. It gains nothing here."""
         self.Send(buf, dest, tag, stream=stream)
 
     def Bsend(self, buf: Any, dest: int, tag: int = 0) -> None:
-        """Send a copy of the message and return at once. The memory is our own: no ``MPI.Attach_buffer`` is needed."""
+        """:meth:`Send`, with its arguments, of a copy of the message; returns at once.
+
+        The memory is this package's own: no ``MPI.Attach_buffer`` is needed.
+        """
         self._messages.start(self._messages.outgoing(buf, dest, tag, copy=True)).Free()
 
     def Recv(
@@ -111,7 +114,16 @@ class MessageMethods(ABC):
         recvtag: int | None = None,
         status: Any = None,
     ) -> None:
-        """Send what the buffer holds and receive another message into it."""
+        """Send what the buffer holds and receive another message into it.
+
+        Args:
+            buf: Array in host memory, with room for what comes.
+            dest, sendtag: As in :meth:`Send`.
+            source, recvtag, status: As in :meth:`Recv`.
+
+        Raises:
+            ValueError, CollectiveTimeout, PeerError: And the others that :class:`Communicator` names.
+        """
         messages = self._messages
         into = messages.incoming(buf, *self._wild(source, recvtag))
         messages.run_all([into, messages.outgoing(buf, dest, sendtag, copy=True)], status)
@@ -127,15 +139,15 @@ class MessageMethods(ABC):
         return self._messages.start(self._messages.outgoing(buf, dest, tag, stream=stream))
 
     def Issend(self, buf: Any, dest: int, tag: int = 0, *, stream: Any = None) -> Request:
-        """Start a send that finishes when the receiver has begun to receive it."""
+        """Start :meth:`Ssend`, with its arguments; return its request."""
         return self._messages.start(self._messages.outgoing(buf, dest, tag, sync=True, stream=stream))
 
     def Irsend(self, buf: Any, dest: int, tag: int = 0, *, stream: Any = None) -> Request:
-        """Start a send whose receive has been posted; it is ``Isend``."""
+        """Start :meth:`Rsend`, with its arguments; return its request."""
         return self.Isend(buf, dest, tag, stream=stream)
 
     def Ibsend(self, buf: Any, dest: int, tag: int = 0) -> Request:
-        """Start to send a copy of the message; the buffer may be reused at once."""
+        """Start :meth:`Bsend`, with its arguments; return its request. The buffer may be reused at once."""
         return self._messages.start(self._messages.outgoing(buf, dest, tag, copy=True))
 
     def Irecv(self, buf: Any, source: int | None = None, tag: int | None = None, *, stream: Any = None) -> Request:
@@ -157,7 +169,11 @@ class MessageMethods(ABC):
         *,
         stream: Any = None,
     ) -> Request:
-        """Start a send and a receive; the request finishes when both have, and its status is the receive's."""
+        """Start :meth:`Sendrecv`, with its arguments.
+
+        Returns:
+            A request that finishes when both messages have; its status is the receive's.
+        """
         messages = self._messages
         into = messages.incoming(recvbuf, *self._wild(source, recvtag), stream=stream)
         outof = messages.outgoing(sendbuf, dest, sendtag, stream=stream)
@@ -166,7 +182,11 @@ class MessageMethods(ABC):
     def Isendrecv_replace(
         self, buf: Any, dest: int, sendtag: int = 0, source: int | None = None, recvtag: int | None = None
     ) -> Request:
-        """Start to send what the buffer holds and to receive another message into it; host memory."""
+        """Start :meth:`Sendrecv_replace`, with its arguments.
+
+        Returns:
+            A request that finishes when both messages have; its status is the receive's.
+        """
         messages = self._messages
         into = messages.incoming(buf, *self._wild(source, recvtag))
         outof = messages.outgoing(buf, dest, sendtag, copy=True)
@@ -202,11 +222,31 @@ class MessageMethods(ABC):
         """The partitioned messages of this communicator."""
 
     def Psend_init(self, buf: Any, partitions: int, dest: int, tag: int = 0, info: Any = None) -> PartitionedRequest:
-        """Set up a send of equal partitions, each of which goes when ``Pready`` says so; a count is that of one."""
+        """Set up a send of equal partitions, each of which goes when ``Pready`` of the request says so.
+
+        Args:
+            buf: Array with all partitions; a count in ``[array, count, datatype]`` is that of one.
+            partitions: How many.
+            dest, tag: As in :meth:`Send`.
+            info: Ignored, as in mpi4py a hint.
+
+        Returns:
+            A request that can be started many times.
+        """
         return self._partitions.send(buf, partitions, dest, tag)
 
     def Precv_init(self, buf: Any, partitions: int, source: int, tag: int, info: Any = None) -> PartitionedRequest:
-        """Set up the receive of a ``Psend_init``; ``Parrived`` asks for a partition. Both may divide it differently."""
+        """Set up the receive of a :meth:`Psend_init`; ``Parrived`` of the request asks for a partition.
+
+        Args:
+            buf: Array with room for all partitions; a count in ``[array, count, datatype]`` is that of one.
+            partitions: How many; the sender may have divided the message differently.
+            source, tag: Those of the send.
+            info: Ignored, as in mpi4py a hint.
+
+        Returns:
+            A request that can be started many times.
+        """
         return self._partitions.receive(buf, partitions, source, tag)
 
     # --- memory for buffered sends, which need none -------------------------------------------------------------------
@@ -252,9 +292,17 @@ class MessageMethods(ABC):
         return probe(self._messages, *self._wild(source, tag), status, remove=False) is not None
 
     def Mprobe(self, source: int | None = None, tag: int | None = None, status: Any = None) -> Message:
-        """Wait for a message and take it out: only the :class:`Message` that is returned receives it."""
+        """Wait for a message and take it out; arguments and errors as in :meth:`Probe`.
+
+        Returns:
+            The :class:`Message`, which alone can receive it.
+        """
         return mprobe(self._messages, *self._wild(source, tag), status, remove=True)
 
     def Improbe(self, source: int | None = None, tag: int | None = None, status: Any = None) -> Message | None:
-        """Take out a message that has arrived, or return None."""
+        """Take out a message that has arrived; arguments as in :meth:`Probe`.
+
+        Returns:
+            The :class:`Message`, which alone can receive it, or None.
+        """
         return probe(self._messages, *self._wild(source, tag), status, remove=True)

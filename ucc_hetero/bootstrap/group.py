@@ -22,7 +22,7 @@ from ..planner.collectives import Call, elements
 from ..planner.plan import Plan
 from ..planner.rules import check_table
 from ..planner.select import agreed, choose, make_plan
-from ..planner.topology import Topology, levels_of, link_weights
+from ..planner.topology import Topology, levels_of, link_weights, share_hosts
 from ..trace import flight
 from ..trace.record import communicator
 from ..transport import rings, wires
@@ -95,12 +95,12 @@ class Membership:
         path = path_of(self.facts, wanted := env.get("STAGING"))
         #: Islands alone: what tables of measured choices go by.
         plain = not any(f.device_memory for f in self.facts)
-        levels = levels_of([f.group for f in self.facts])
-        if plain:  # no vendor's library that knows of hosts
-            levels.append(hosts)
         self.job = process.job_of(mpi, self.facts, self._jobs, self.runtime)
         members = [self.job.index[f.process] for f in self.facts]
         islands = [self.job.topology.island_of[member] for member in members]
+        levels = levels_of([f.group for f in self.facts])
+        if plain or share_hosts(islands, hosts):  # no vendor's library knows of hosts, or joins what is on one
+            levels.append(hosts)
         self.bare = Topology.group(vendors, hosts, (), levels, islands)
         if wanted == Transport.DIRECT and not (plain or self.bare.flat or self.rank):
             _say_of_messages()

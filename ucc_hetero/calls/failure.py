@@ -151,6 +151,8 @@ def _gone(board: Board, peer: int, rank: int) -> str:
     if how == lib.UCCH_SILENT:
         many = "five times UCCH_HEARTBEAT seconds"
         return f"rank {peer} was stopped, or its host is overloaded: it said nothing for {many}"
+    if how == lib.UCCH_LEFT:
+        return f"rank {peer} has left the job or died, or a call has failed there, which ended this communicator for it"
     return f"rank {peer} has left the job or died"
 
 

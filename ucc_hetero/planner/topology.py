@@ -223,6 +223,15 @@ def levels_of(groups: Sequence[str]) -> list[list[int]]:
     return out
 
 
+def share_hosts(islands: Sequence[int], hosts: Sequence[int]) -> bool:
+    """True if islands are parts of several hosts, one of which has more than one: hosts are a level then.
+
+    Both have a number per rank. What islands of one host have to tell other hosts crosses the links once then.
+    """
+    places = len(set(zip(islands, hosts, strict=True)))
+    return places == len(set(islands)) and places > len(set(hosts)) > 1
+
+
 def link_weights(hosts: Sequence[int], speeds: Sequence[int]) -> tuple[int, ...]:
     """Relative bandwidth of each rank's way to other hosts; empty where all have the same or some is unknown.
 
