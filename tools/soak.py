@@ -101,11 +101,13 @@ class Work:
             comm.Allreduce(IN_PLACE, self.arrays[number % 3][1])
 
     def refusals(self, number: int) -> None:
-        """Arguments that one rank cannot call with."""
+        """Arguments that one rank cannot call with, after which the communicator is given back."""
+        comm = Communicator()
         x, y = self.arrays[1]
         with suppress(CollectiveError, ValueError):
-            self.comm.Allreduce(x, y[:-1] if self.comm.rank == number % self.comm.size else y)
-        self.comm.Allreduce(x, y)
+            comm.Allreduce(x, y[:-1] if comm.rank == number % comm.size else y)
+        comm.Free()
+        MPI.COMM_WORLD.Barrier()
 
     def failures(self, number: int) -> None:
         """Calls that differ, after which the communicator is given back."""

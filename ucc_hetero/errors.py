@@ -71,9 +71,9 @@ class PeerError(CollectiveError, ConnectionError):
 
 
 class RefusedError(CollectiveError):
-    """Another rank refused its part of a call, having found its arguments to be wrong; the message says who, and why.
+    """A rank refused its part of a call, having found its arguments to be wrong; the message says which, and why.
 
-    The call has come to nothing on all ranks, and the communicator stays usable.
+    The communicator has ended on all its ranks: free it, and make a new one.
     """
 
 

@@ -264,28 +264,22 @@ int ucch_board_reach(ucch_board *board, int size);
 uint64_t ucch_board_differs(ucch_board *board, int *rank, char *label);
 int ucch_board_behind(ucch_board *board, int slot, uint64_t seq);
 
+/* ---- process.c: processes of this host ---- */
+int ucch_process_ended(int pid);
+void ucch_process_meet(int pid);
+
 /* ---- board.c: who has arrived where, on one host ---- */
 typedef struct ucch_refusal {
-    uint64_t first, last; /* the calls that come to nothing */
-    uint64_t call;        /* the one among them, or before them, that a rank refused */
-    int64_t rank;         /* that rank */
-    int64_t by;           /* who says so, as the calls come to nothing there */
-    char text[232];
+    uint64_t call; /* that a rank refused, and another one makes */
+    int64_t rank;  /* who refused it */
+    char text[240];
 } ucch_refusal;
 
-uint64_t ucch_board_refuse(ucch_board *board, int rank, const char *text);
-void ucch_board_give_up(ucch_board *board, const ucch_refusal *refusal);
-void ucch_board_told(ucch_board *board, const ucch_refusal *refusal);
-int ucch_board_refused(ucch_board *board, uint64_t since, uint64_t seq, ucch_refusal *found);
-int ucch_board_room(ucch_board *board);
+uint64_t ucch_board_refuse(ucch_board *board, const char *text);
+int ucch_board_refusal(const ucch_board *board, ucch_refusal *found);
+int ucch_board_verdict(ucch_board *board, uint64_t seq, int *peer);
 void ucch_board_open(ucch_board *board, int more);
-int ucch_board_left(ucch_board *board, int rank, uint64_t seq);
 uint64_t ucch_board_next(ucch_board *board);
-int ucch_board_stale(ucch_board *board);
-int ucch_board_entered(ucch_board *board, uint64_t seq);
-uint64_t ucch_board_started(ucch_board *board);
-uint64_t ucch_board_since(ucch_board *board);
-void ucch_board_settle(ucch_board *board, uint64_t since);
 void *ucch_board_map(const char *path, size_t bytes);
 void ucch_board_unmap(void *page, size_t bytes);
 ucch_board *ucch_board_new(void *memory, int nslots, int mine, const int *ranks);
@@ -299,9 +293,9 @@ uint64_t ucch_board_publish(ucch_board *board, uint64_t signature, const char *l
 int ucch_board_mismatch(ucch_board *board, uint64_t seq);
 int ucch_board_gone(ucch_board *board, uint64_t seq);
 int ucch_board_fate(ucch_board *board, int slot);
-int ucch_process_ended(int pid);
-void ucch_process_meet(int pid);
 void ucch_board_leave(ucch_board *board);
+void ucch_board_failed(ucch_board *board, uint64_t seq);
+uint64_t ucch_board_given_up(ucch_board *board, int peer);
 void ucch_board_break(ucch_board *board);
 int ucch_board_launches(ucch_board *board);
 ucch_op *ucch_board_first_failure(ucch_board *board);

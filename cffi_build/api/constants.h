@@ -50,8 +50,8 @@
 #define UCCH_RELAXED 2
 
 /* Statuses of our own, apart from both libraries' ranges. ALIASED: the send and the receive buffer are one; the
- * in-place program is wanted. LATER: it would have to wait for what only its caller can let go on. STALE:
- * an earlier call came to nothing, of which the caller is to take note first. PINNED: no pinned memory is left.
+ * in-place program is wanted. LATER: it would have to wait for what only its caller can let go on. PINNED: no
+ * pinned memory is left.
  * FAIL_LOST: libucp has thrown a message away. FAIL_STALE: a region is not there any more. FAIL_RANGE: a place outside
  * of one. */
 #define UCCH_FAIL_TIMEOUT -1001
@@ -67,7 +67,6 @@
 #define UCCH_FAIL_CANCELLED -1010
 #define UCCH_LATER -1012
 #define UCCH_FAIL_REFUSED -1013
-#define UCCH_STALE -1014
 #define UCCH_FAIL_PINNED -1015
 #define UCCH_FAIL_STALE -1016
 #define UCCH_FAIL_RANGE -1017
@@ -111,8 +110,11 @@
 #define UCCH_RTS_BIT 50
 
 #define UCCH_LABEL_BYTES 48
-/* Bytes of the text of a refusal. */
-#define UCCH_REFUSAL_BYTES 232
+/* Bytes of the text of a refusal, and the signature of a call that is one. */
+#define UCCH_REFUSAL_BYTES 240
+#define UCCH_REFUSED_CALL 1380271701
+/* The signature that is announced while a call is set up, to be made later: it fits any call but a refused one. */
+#define UCCH_ANY_CALL 1380271702
 
 /* Bytes that a rank brings to a call on the arrival board at most, and ranks of which each reads those of all others;
  * and whose it reads that are none. */

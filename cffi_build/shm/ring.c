@@ -404,6 +404,14 @@ int ucch_channels_room(ucch_channels *c) {
     return c->calls - c->landed < MOST_CALLS;
 }
 
+static uint64_t call_of(ucch_ticket ticket) { return ((uint64_t)ticket.value - 1) * MOST_CALLS + ticket.slot; }
+
+/* Whether no call before this one is under way. */
+int ucch_channels_first(ucch_channels *c, ucch_ticket ticket) {
+    ucch_channels_room(c);
+    return c->landed >= call_of(ticket);
+}
+
 /* Number that the next call writes at its end. */
 ucch_ticket ucch_channels_ticket(ucch_channels *c) {
     ucch_ticket ticket = {(uint32_t)(c->calls % MOST_CALLS), generation(c->calls)};
@@ -460,7 +468,7 @@ static int taints(const uint64_t *tainted, uint64_t call) {
 /* A rank that let its streams go on without what they waited for, before they had done this call's part: what they sent
  * then is garbage, also by way of others. -1 for none. Calls are counted alike on all ranks. */
 int ucch_channels_tainted_by(const ucch_channels *c, ucch_ticket ticket) {
-    uint64_t call = ((uint64_t)ticket.value - 1) * MOST_CALLS + ticket.slot;
+    uint64_t call = call_of(ticket);
     for (int i = 0; i < c->size; i++)
         if (i != c->rank && taints(c->in[i * UCCH_RINGS].tainted, call)) return i;
     return taints(c->tainted, call) ? c->rank : -1;

@@ -102,6 +102,7 @@ ucch_ticket ucch_channels_ticket(ucch_channels *c);
 void ucch_channels_forfeit(ucch_channels *c, ucch_ticket ticket);
 int ucch_channels_room(ucch_channels *c);
 int ucch_channels_done(const ucch_channels *c, ucch_ticket ticket);
+int ucch_channels_first(ucch_channels *c, ucch_ticket ticket);
 ucch_channel *ucch_channel_for(const ucch_channels *c, int peer, int comes, size_t bytes, int in_graph);
 size_t ucch_channel_piece(const ucch_channel *channel, size_t bytes);
 ucch_channel *ucch_channels_at(const ucch_channels *c, int peer, int comes, int ring);

@@ -295,3 +295,13 @@ def test_refusals_are_heard_on_other_hosts(cluster: Cluster) -> None:
     script = Path(__file__).resolve().parents[1] / "mpi" / "refusal_cases.py"
     done = cluster.mpirun([sys.executable, str(script)], env={"UCCH_TIMEOUT": "300"}, timeout=150)
     assert "kinds of calls refused" in done.stdout, done.stdout + done.stderr
+    script = script.with_name("mistake_cases.py")
+    done = cluster.mpirun([sys.executable, str(script), "15"], env={"UCCH_TIMEOUT": "300"}, timeout=150)
+    assert "all mistakes told" in done.stdout, done.stdout + done.stderr
+
+
+def test_a_rank_that_gives_up_is_heard_on_other_hosts(cluster: Cluster) -> None:
+    cases = Path(__file__).resolve().parents[1] / "mpi"
+    script = f"import sys; sys.path.insert(0, {str(cases)!r}); import bad_input_cases; bad_input_cases.given_up()"
+    done = cluster.mpirun([sys.executable, "-c", script], env={"UCCH_TIMEOUT": "300"}, timeout=150)
+    assert done.returncode == 0, done.stdout + done.stderr

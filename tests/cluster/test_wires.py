@@ -13,7 +13,7 @@ import lane_scripts
 import pytest
 import torch_scripts
 from channel_jobs import JOBS, USUAL, judge, judge_death
-from device_scripts import FEW_QUEUES, LATE_KERNELS, OWN_QUEUES
+from device_scripts import FEW_QUEUES, LATE_KERNELS, MISTAKES, OWN_QUEUES
 
 from ucc_hetero.launch.emulate import Cluster
 
@@ -226,6 +226,11 @@ def test_rings_come_with_calls(run: Callable[..., Any], where: tuple[str, int, i
     out = run(JOBS["rings come with calls"].script, *where).stdout
     assert out.count("right rings: ") == where[1] * where[2] and "wire" in out, out
     assert ("shared" in out) == (where is MIXED), out
+
+
+def test_random_mistakes(run: Callable[..., Any]) -> None:
+    """Of one rank: those of other hosts say who has refused what, too."""
+    assert "all mistakes told" in run(MISTAKES, *MIXED, UCCH_TIMEOUT="300").stdout
 
 
 IDLE = """

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from mpi4py import MPI
 
-from ucc_hetero import Communicator, MismatchError, RefusedError
+from ucc_hetero import CollectiveError, Communicator, MismatchError, RefusedError
 
 world = MPI.COMM_WORLD
 MOST = 496
@@ -85,7 +85,10 @@ def ahead() -> None:
                 with pytest.raises(TypeError):
                     comm.Iallreduce(one, "nothing")
                 continue
-            requests.append((call, comm.Iallreduce(one, other)))
+            try:
+                requests.append((call, comm.Iallreduce(one, other)))
+            except CollectiveError as error:
+                assert 0 <= refused <= call and "rank 0 refused" in str(error), (call, error)
         for call, request in requests:
             if call == refused:
                 with pytest.raises(RefusedError):
@@ -93,11 +96,13 @@ def ahead() -> None:
             else:
                 try:
                     request.Wait()
-                except RefusedError:  # calls that were under way beside it
-                    assert refused >= 0
+                except RefusedError:  # those behind it
+                    assert 0 <= refused < call
                     continue
+                assert call < refused or refused < 0
                 assert (got[call] == size * call + size * (size - 1) // 2).all(), (call, got[call])
-        comm.Barrier()
+    comm.Free()
+    comm = Communicator(world)
     for call in range(200):
         comm.Allreduce(sent[call], got[0])
         assert (got[0] == size * call + size * (size - 1) // 2).all()

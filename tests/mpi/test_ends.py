@@ -55,6 +55,27 @@ except u.PeerError as error:
     assert job.stdout.count("rank 1 has left the job or died") == 2, job.output
 
 
+def test_a_rank_that_fails_and_ends_well(mpirun) -> None:
+    """Its call has failed, and its process comes to its end without an error; one that is in the call learns of it."""
+    script = """
+if rank == 2:
+    world.recv(source=0)
+else:
+    request = comm.Iallreduce(np.ones(1 << 15), np.empty(1 << 15))
+    if rank == 1:
+        request._timeout = 1.0
+    try:
+        request.Wait()
+    except u.CollectiveError as error:
+        print("caught", error, flush=True)
+    if rank == 0:
+        world.send(None, 2)
+"""
+    job = mpirun(HEAD + script, 3, env=NEVER)
+    assert job.stdout.count("have not called it") == 1, job.output
+    assert job.stdout.count("rank 1 has given up, as call 1 has failed there") == 1, job.output
+
+
 @pytest.mark.parametrize("how", ["argument", "interrupt", "setting"])
 def test_a_rank_that_makes_no_communicator(mpirun, how: str) -> None:
     """Its first one fails before the others have met it: the job ends, and they do not wait for the deadline."""
@@ -232,7 +253,7 @@ def test_interrupted_as_it_fails(mpirun, known: bool) -> None:
     """Memory of a call that failed is kept, whatever its caller has raised meanwhile."""
     script = """
 import gc
-from ucc_hetero.calls import dispatch
+from ucc_hetero.bindings import quarantine
 from ucc_hetero.native.libraries import lib
 
 other, x, y = u.Communicator(world), np.ones(1000), np.empty(1000)
@@ -246,14 +267,14 @@ def interrupted(op):
     raise KeyboardInterrupt
 
 if rank == 0:
-    other._run.wait, before = interrupted, len(dispatch._graveyard)
+    other._run.wait, before = interrupted, len(quarantine._for_ever)
 else:
     world.recv(source=0)
 try:
     other.Allreduce(x[rank:], y[rank:])
 except (KeyboardInterrupt, u.MismatchError) as error:
     print(type(error).__name__, flush=True)
-assert rank or len(dispatch._graveyard) == before + 1
+assert rank or len(quarantine._for_ever) == before + 1
 gc.collect()
 try:
     other.Allreduce(x, y)

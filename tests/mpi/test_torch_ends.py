@@ -74,37 +74,47 @@ import ucc_hetero.torch
 dist.init_process_group("ucch")
 rank, three = dist.get_rank(), torch.zeros(3)
 calls = [
-    lambda bad: dist.all_gather([torch.zeros(3) for _ in range(2)], torch.zeros(3 + bad), async_op=True),
-    lambda bad: dist.all_to_all_single(torch.zeros(4), torch.zeros(4), [2, 2], [2, 2 + bad], async_op=True),
-    lambda bad: dist.all_reduce(torch.zeros(3, device="meta") if bad else three, async_op=True),
-    lambda bad: dist.all_reduce(three.bool() if bad else three, dist.ReduceOp.AVG if bad else dist.ReduceOp.SUM,
-                                async_op=True),
+    lambda bad, **group: dist.all_gather([torch.zeros(3)] * 2, torch.zeros(3 + bad), async_op=True, **group),
+    lambda bad, **group: dist.all_to_all_single(
+        torch.zeros(4), torch.zeros(4), [2, 2], [2, 2 + bad], async_op=True, **group),
+    lambda bad, **group: dist.all_reduce(torch.zeros(3, device="meta") if bad else three, async_op=True, **group),
+    lambda bad, **group: dist.all_reduce(
+        three.bool() if bad else three, dist.ReduceOp.AVG if bad else dist.ReduceOp.SUM, async_op=True, **group),
 ]
-said = []
 for call in calls:
     try:
-        said.append(call(rank == 1))
+        call(True)
     except Exception as error:
-        said.append(error)
-for each in said:
+        print("alike", error, flush=True)
+    dist.all_reduce(three)
+groups = [dist.new_group() for _ in calls]
+for group, call in zip(groups, calls):
     try:
-        print(rank, each if isinstance(each, Exception) else each.wait(), flush=True)
+        print(rank, call(rank == 1, group=group).wait(), flush=True)
     except Exception as error:
         print(rank, error, flush=True)
+    try:
+        while True:
+            dist.barrier(group=group)
+    except dist.DistBackendError as error:
+        assert "rank 1 refused" in str(error) and "make a new one" in str(error), error
+        print("ended", flush=True)
 dist.all_reduce(three)
 print("went on", flush=True)
 """
 
 
 def test_a_refused_call_keeps_its_reason(crew) -> None:
-    """Mistakes that are found before a call was made counted as no call: the others met the next one."""
+    """Mistakes that all ranks make end nothing; of one rank they end the group on all, and no other one."""
     job = crew(MISTAKES, 2, env={"UCCH_TIMEOUT": "60"}, timeout=100)
-    reasons = ["input has 4 elements", "split sizes [2, 3] of input", "tensors on rank 1 are on device", "AVG on bool"]
+    reasons = ["input has 4 elements", "split sizes [2, 3] of input", "tensors on rank {} are on device", "AVG on bool"]
     for rank in "01":
         lines = [line for line in job.stdout.splitlines() if line.startswith(rank)]
         assert len(lines) == len(reasons), job.output
-        assert all(reason in line for reason, line in zip(reasons, lines, strict=True)), job.output
-    assert job.stdout.count("went on") == 2, job.output
+        assert all(reason.format(1) in line for reason, line in zip(reasons, lines, strict=True)), job.output
+    alike = [line for line in job.stdout.splitlines() if line.startswith("alike")]
+    assert len(alike) == 8 and all(any(r.partition(" {")[0] in line for line in alike) for r in reasons), job.output
+    assert job.stdout.count("ended") == 8 and job.stdout.count("went on") == 2, job.output
 
 
 def test_a_misspelt_replacement(tmp_path: Path) -> None:

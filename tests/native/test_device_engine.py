@@ -32,6 +32,18 @@ def test_collectives(fake_crew: Callable[..., Any], layout: str, env: dict[str, 
     assert (result.said("right"), result.said("right queued")) == (result.ranks, queued)
 
 
+@pytest.mark.parametrize("layout, env", [
+    ("nvidia:2", {}), ("nvidia:1,amd:2", {}), ("nvidia:1,amd:1", BY_HOSTS),
+])  # fmt: skip
+def test_random_mistakes(fakes: Callable[..., Any], layout: str, env: dict[str, str]) -> None:
+    """Of one rank: all say who has refused what."""
+    assert fakes(device_scripts.MISTAKES, layout, UCCH_TIMEOUT="300", **env).said("all mistakes told") == 1
+
+
+def test_calls_before_a_refused_one(fake_crew: Callable[..., Any]) -> None:
+    assert fake_crew(device_scripts.BEHIND, "nvidia:1,amd:2", UCCH_TIMEOUT="200").said("right") == 3
+
+
 @pytest.mark.parametrize(
     "layout, path, env", [("nvidia:2,amd:1", "direct", {}), ("nvidia:1,amd:2", "staged", device_scripts.FEW_QUEUES)]
 )
@@ -72,24 +84,27 @@ from ucc_hetero import Communicator, RefusedError
 first = Communicator()
 stream = runtime().stream()
 for into, make in (({"stream": stream}, Array), ({}, Array), ({}, lambda n: np.zeros(n, np.float32))):
-    with Communicator() as comm:
-        r, p = comm.rank, comm.size
-        for turn in range(8):
-            n, refuses = 3 + turn, turn % 3 == 0 and turn % p
-            counts = [n + (r + q) % 2 for q in range(p)]
-            x, y = make(sum(counts)), make(sum(counts))
-            sent = np.repeat(100 * r + 10 * np.arange(p) + turn, counts)
-            x.set(sent) if hasattr(x, "set") else np.copyto(x, sent)
-            try:
-                wrong = [10**6] * p if turn % 3 == 0 and r == refuses else counts
-                request = comm.Ialltoallv([x, counts], [y, wrong], **into)
-                request.Wait()
-            except (RefusedError, ValueError) as error:
-                assert turn % 3 == 0, (turn, error)
-            else:
-                assert turn % 3, turn
-                found = y.copied(stream) if make is Array else y
-                assert (found == np.repeat(100 * np.arange(p) + 10 * r + turn, counts)).all(), (turn, found)
+    comm = Communicator()
+    r, p = comm.rank, comm.size
+    for turn in range(8):
+        n, refuses = 3 + turn, turn % 3 == 0 and turn % p
+        counts = [n + (r + q) % 2 for q in range(p)]
+        x, y = make(sum(counts)), make(sum(counts))
+        sent = np.repeat(100 * r + 10 * np.arange(p) + turn, counts)
+        x.set(sent) if hasattr(x, "set") else np.copyto(x, sent)
+        try:
+            wrong = [10**6] * p if turn % 3 == 0 and r == refuses else counts
+            request = comm.Ialltoallv([x, counts], [y, wrong], **into)
+            request.Wait()
+        except (RefusedError, ValueError) as error:
+            assert turn % 3 == 0, (turn, error)
+            comm.Free()
+            comm = Communicator()
+        else:
+            assert turn % 3, turn
+            found = y.copied(stream) if make is Array else y
+            assert (found == np.repeat(100 * np.arange(p) + 10 * r + turn, counts)).all(), (turn, found)
+    comm.Free()
 print("right", flush=True)
 """
     ranks = 3 if "amd" in layout else 2

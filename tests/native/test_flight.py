@@ -80,7 +80,7 @@ def test_a_call_that_fails_is_written_once(tmp_path: Path) -> None:
     script = """
 late = [lib.ucch_message_new() for _ in range(2)]
 team = program(b"barrier", 1)
-lib.ucch_board_refuse(board, 0, b"ValueError: count")
+lib.ucch_board_refuse(board, b"ValueError: count")
 record = lib.ucch_board_record(board, lib.UCCH_RECORD_MPI, 9, 4, b"reduce by MPI")
 lib.ucch_record_end(record, lib.UCCH_FAIL_REFUSED)  # no failure of the communicator's
 assert not os.listdir(sys.argv[2])

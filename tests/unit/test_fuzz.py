@@ -151,8 +151,8 @@ CALLS = st.tuples(HUGE, HUGE, st.integers(0, 40)).map(
 TRUE_CALLS = st.tuples(HUGE, st.integers(1, 40)).map(
     lambda word: struct.pack("<IIQQQ", 16 + 4 * word[1], 2, 1, word[0], word[1]) + os.urandom(4 * word[1])
 )
-GONE = st.tuples(HUGE, st.integers(-(2**31), 2**31 - 1), st.integers(-5, 9)).map(
-    lambda word: struct.pack("<IIQQii", 16, 4, 1, *word)
+GONE = st.tuples(HUGE, HUGE, st.integers(-(2**31), 2**31 - 1), st.integers(-5, 9)).map(
+    lambda word: struct.pack("<IIQQQii", 24, 4, 1, *word)
 )
 
 
@@ -176,7 +176,7 @@ def test_words_between_hosts(words: list[bytes]) -> None:
     with suppress(ConnectionError):
         while far.recv(1 << 16):
             pass
-    assert int(lib.ucch_board_started(board)) == seq
+    assert int(lib.ucch_board_next(board)) == seq + 1
     far.close()
     lib.ucch_circle_free(circle)
     lib.ucch_board_free(board)

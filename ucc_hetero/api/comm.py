@@ -14,7 +14,6 @@ from ..bootstrap.timely import Timely
 from ..calls.arguments import CallSpec
 from ..calls.dispatch import Runner
 from ..calls.neighbours import Neighbourhood
-from ..calls.notices import Notices
 from ..calls.p2p import Messages
 from ..calls.partitioned import Partitions
 from ..calls.persistent import PersistentRequest
@@ -72,9 +71,10 @@ class Communicator(MessageMethods, NeighbourMethods, GroupMethods, FaultMethods)
         comm: Intracommunicator of mpi4py, or a ``Communicator``; ``MPI.COMM_WORLD`` if None.
 
     Raises:
-        TypeError, ValueError, BufferError: An argument is wrong. Nothing was sent; the communicator stays usable.
+        TypeError, ValueError, BufferError: An argument is wrong. Nothing was sent. The communicator stays usable where
+            all ranks make the mistake, or where it is in a message.
         NotSupported: Nothing here can run this combination of call, type, operation and memory. Likewise.
-        RefusedError: Another rank's argument is wrong; the message says whose. The communicator stays usable.
+        RefusedError: Another rank's argument is wrong, in this call or one before it; the message says whose.
         CollectiveTimeout: A rank did not make the call within ``UCCH_TIMEOUT`` seconds; the message says which.
         MismatchError: Ranks made different calls.
         PeerError: A rank died or cannot be reached.
@@ -122,10 +122,6 @@ class Communicator(MessageMethods, NeighbourMethods, GroupMethods, FaultMethods)
         self._recovery = Recovery(self._run)
         #: Made when they are used first: messages of the package's own calls, and what those calls are.
         self._own_messages: Messages | None = None
-        board = self._run.board
-        self._notices = None
-        if self._run.size > (len(board.ranks) if board.shared else 1):
-            self._notices = Notices(self._own(), self._run.refusals)
         self._known_edges: Neighbourhood | None = None
         self._known_partitions: Partitions | None = None
         self.rank: int = self._run.rank
@@ -144,8 +140,6 @@ class Communicator(MessageMethods, NeighbourMethods, GroupMethods, FaultMethods)
         run = self._run
         together = not run.orphaned and run.close()
         self._recovery.close()
-        if self._notices is not None:
-            self._notices.close()
         exit.forget(self)
         self._run, self._messages = cast(Runner, _Freed()), cast(Messages, _Freed())
         self._own_messages = self._known_edges = self._known_partitions = None

@@ -14,8 +14,8 @@ class NeighbourMethods(ABC):
     """Calls along the edges of a grid (``Create_cart``) or graph (``Create_graph``, ``Create_dist_graph``).
 
     A block per neighbour, in the order in which the topology lists them; of ``MPI.PROC_NULL`` nothing is received and
-    its block stays as it is. Host and device memory. Blocks are messages: a rank that calls something else, or not at
-    all, ends in an error after ``UCCH_TIMEOUT`` seconds, after which the edges can no longer be used.
+    its block stays as it is. Host and device memory. Blocks are messages: a rank that does not call makes its
+    neighbours' calls end in an error after ``UCCH_TIMEOUT`` seconds, after which the edges can no longer be used.
     """
 
     @property

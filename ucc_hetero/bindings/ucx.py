@@ -14,7 +14,6 @@ endpoint.flush().wait()
 from __future__ import annotations
 
 import re
-from collections import deque
 from collections.abc import Mapping
 from enum import IntEnum
 from typing import Any
@@ -23,7 +22,8 @@ from weakref import WeakSet
 from ..errors import CollectiveTimeout, LibraryError, TruncationError
 from ..machine.vendors import memory_name
 from ..native.libraries import ffi, lib, preload_ucx
-from .handle import Handle, locked, memory, sweep
+from . import quarantine
+from .handle import Handle, locked, memory
 from .ucc_enums import MemType
 
 __all__ = ["Context", "Endpoint", "Memory", "Message", "RemoteMemory", "Status", "Worker", "check", "status_name"]
@@ -242,22 +242,19 @@ class Endpoint:
             lib.ucch_ep_close(self.worker.handle, handle, timeout)
 
 
-#: Messages that nobody holds any more, with their data: libucp still uses both.
-_dropped: deque[tuple[Any, object]] = deque()
-
-
 class Message:
     """A tagged message under way. One that is dropped goes on, and what it sends or receives into stays alive."""
 
     def __init__(self) -> None:
-        sweep(_dropped, lambda message: lib.ucch_message_held(message[0]))
+        quarantine.release(Message)
         self.handle = ffi.gc(lib.ucch_message_new(), lib.ucch_message_free)
         self.op = lib.ucch_message_op(self.handle)
         self.keep: object = None
 
     def __del__(self, held: Any = lib.ucch_message_held) -> None:
         if held(self.handle):
-            _dropped.append((self.handle, self.keep))
+            handle = self.handle
+            quarantine.keep((handle, self.keep), lambda: not held(handle), Message)
 
     def test(self) -> bool:
         """Make progress once; True when finished. Raises as :meth:`wait` does."""

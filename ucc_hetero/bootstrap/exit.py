@@ -87,7 +87,7 @@ os.register_at_fork(after_in_child=_after_fork)
 
 def _leaves_calls(comm: Any) -> bool:
     """Whether a call of a communicator is in the libraries still, and will never end."""
-    return bool(comm._run.broken or comm._run.refusals.tainted)
+    return bool(comm._run.broken)
 
 
 def failed() -> bool:

@@ -11,6 +11,7 @@ from typing import Any
 
 from .. import env, log
 from .._version import __version__
+from ..bindings import quarantine
 from ..device import bind
 from ..errors import AgreementError, CollectiveError, UCCHError
 from ..machine import nics
@@ -76,7 +77,7 @@ class Membership:
             self._create(timeout)
         except BaseException:
             self.part()
-            _spoilt.append(self)  # the libraries go on with what they have of it
+            quarantine.keep(self)  # the libraries go on with what they have of it
             if hasattr(self, "job"):
                 process.forsake(self.job)
             self.release_id()
@@ -252,13 +253,6 @@ class Membership:
             self._graphs = found[0], apart, found[1]
         return self._graphs
 
-    def renew(self, number: int) -> None:
-        """Use new teams from call ``number`` on, which is the same one on all ranks: libucc has begun calls on the old
-        ones that will never end. Programs that were made for those must not start any more."""
-        old = self.teams
-        _left.append(old)
-        self.teams = Teams(self.job, old.members, self.rank, self.id, old.timeout, number)
-
     def discard(self) -> None:
         """Throw away messages under this communicator's number that nobody has received."""
         lib.ucch_discard_all(self.job.process.worker.handle, self.id << 52, 0xFFF << 52)
@@ -316,12 +310,6 @@ def _measured_table() -> str:
     check_table(text)
     return text
 
-
-#: Communicators that could not be made.
-_spoilt: list[object] = []
-
-#: Teams with calls that never end; libucc goes on with what others may still send.
-_left: list[Teams] = []
 
 #: Communicator numbers in use by this process, a bit each, and the last one taken; part of every message tag.
 _ids = bytearray(512)

@@ -86,6 +86,16 @@ class Board:
         first = int(lib.ucch_board_differs(self.native, rank, text))
         return (first, rank[0], ffi.string(text).decode(errors="replace")) if first <= seq else (0, -1, "")
 
+    def parted(self, seq: int) -> tuple[int, int]:
+        """The first call before ``seq`` that a rank of this host made differently, and who; or 0.
+
+        Of the last 64, which the page has (base/board.c).
+        """
+        for earlier in range(max(1, seq - 63), seq):
+            if (slot := int(lib.ucch_board_mismatch(self.native, earlier))) >= 0:
+                return earlier, self.ranks[slot]
+        return 0, -1
+
     def missing(self, seq: int) -> list[int]:
         """Ranks that are known not to have entered call ``seq``: those of this host, and some of others."""
         if self._pointer == ffi.NULL:
@@ -127,18 +137,41 @@ class Board:
         """Say what the next call will be while it is being prepared; returns the number it will have."""
         return self._write(lib.ucch_board_announce, label)
 
-    def _write(self, how: Any, label: str) -> int:
+    def announce_any(self, label: str) -> int:
+        """Say that a call is being set up, to be made later: the next one may be any, but for a refused one."""
+        return self._write(lib.ucch_board_announce, label, int(lib.UCCH_ANY_CALL))
+
+    def _write(self, how: Any, label: str, number: int = 0) -> int:
         text = label.encode()[: int(lib.UCCH_LABEL_BYTES) - 1].ljust(int(lib.UCCH_LABEL_BYTES), b"\0")
-        number = signature(label)
         lib.ucch_lock()
-        seq = int(how(self.native, number, text))
+        seq = int(how(self.native, number or signature(label), text))
         lib.ucch_unlock()
         return seq
 
-    def refusal(self, seq: int) -> Any:
-        """The ``ucch_refusal`` because of which call ``seq`` comes to nothing; None if none is remembered."""
+    def refuse(self, why: str) -> None:
+        """Say that this rank cannot make its next call. Where another rank makes it, that ends the communicator."""
+        lib.ucch_board_refuse(self.native, why.encode()[: int(lib.UCCH_REFUSAL_BYTES) - 1])
+
+    def refusal(self) -> tuple[int, int, str] | None:
+        """The refused call that has ended the communicator, who refused it, and why; None while there is none."""
         found = ffi.new("ucch_refusal *")
-        return found if lib.ucch_board_refused(self.native, 0, seq, found) else None
+        if self.native is None or not lib.ucch_board_refusal(self.native, found):
+            return None
+        return int(found.call), int(found.rank), ffi.string(found.text).decode(errors="replace")
+
+    @property
+    def next(self) -> int:
+        """The number of the call to come."""
+        return int(lib.ucch_board_next(self.native))
+
+    def given_up(self, rank: int) -> int:
+        """The first call that is known to have failed on a rank; 0 for none."""
+        return int(lib.ucch_board_given_up(self.native, self.ranks.index(rank) if rank in self.ranks else -2 - rank))
+
+    def verdict(self, seq: int) -> tuple[int, int]:
+        """Why call ``seq`` comes to nothing, as far as can be seen: a status or 0, and an error's ``peer``."""
+        peer = ffi.new("int *")
+        return int(lib.ucch_board_verdict(self.native, seq, peer)), int(peer[0])
 
     def dead(self) -> int:
         """A rank that is gone although it had not left, -1 for none."""

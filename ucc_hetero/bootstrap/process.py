@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any
 
 from .. import env, log
-from ..bindings import ucc, ucx
+from ..bindings import quarantine, ucc, ucx
 from ..bindings.oob import MPIExchange
 from ..device import DeviceRuntime, Place, collective_library, late_settings, place_of, runtime_of
 from ..errors import LibraryError, NotSupported, PeerError, UCCHError
@@ -242,8 +242,6 @@ _process: Process | None = None
 _jobs: list[Job] = []
 _made = [0]
 _place: Place | None = None
-#: Jobs that came to nothing where ranks meet in a store: libucc may go on with what it has of them.
-_forsaken: list[Job] = []
 
 
 def begun() -> bool:
@@ -312,14 +310,14 @@ def forsake(job: Job) -> None:
     """
     if not job.used and hasattr(job.comm, "watch"):
         faults.give_up(job.comm)
-        _forsaken.append(job)
+        quarantine.keep(job, bool, forsaken)
         if job in _jobs:
             _jobs.remove(job)
 
 
 def forsaken() -> bool:
     """Whether there are jobs that came to nothing."""
-    return bool(_forsaken)
+    return quarantine.release(forsaken) > 0
 
 
 def close_all() -> None:

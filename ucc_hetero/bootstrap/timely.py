@@ -11,6 +11,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, TypeVar
 
+from ..bindings import quarantine
 from ..errors import CollectiveTimeout, PeerError, UCCHError
 from ..native.waiting import progress_until
 from . import faults
@@ -20,19 +21,10 @@ _T = TypeVar("_T")
 #: Bytes of a rank's object, behind those of its length, that travel in one exchange.
 _SHORT, _LENGTH = 384, 4
 
-#: Requests that were given up, and their memory: MPI may write to it still.
-_given_up: list[tuple[Any, object]] = []
-
 #: A question that a rank asks the others once it has waited in vain, and the answer of those that wait for the same.
 _ASKED, _HERE = b"?", b"!"
 #: Seconds in which they answer.
 _ROLL_S = 2.0
-
-
-class _Never:
-    """Stands for the request of a call that another thread is in still."""
-
-    Test = staticmethod(bool)
 
 
 def _largest_tag() -> int:
@@ -99,7 +91,7 @@ class Timely:
         try:
             return self.named(lambda: faults.in_time(what, self._seconds, call))
         except CollectiveTimeout:
-            _given_up.append((_Never, call))
+            quarantine.keep(call, bool, unmet)  # another thread is in it still
             raise
 
     def Dup(self) -> Any:
@@ -118,7 +110,7 @@ class Timely:
             return ended
 
         if not progress_until(done, self._seconds, longest=1e-4):
-            _given_up.append((request, memory))
+            quarantine.keep((request, memory), request.Test, unmet)
             missing = self._missing()
             who = f"rank(s) {missing} did not come" if missing else "the ranks did not get through"
             raise CollectiveTimeout(
@@ -142,7 +134,8 @@ class Timely:
     def _say(self, word: bytes, rank: int) -> None:
         said = word + self._mpi.Get_rank().to_bytes(_LENGTH, "little")
         with suppress(*faults.EXCHANGE_ERRORS):
-            _given_up.append((self._mpi.Isend(said, rank, self._tag), said))
+            sent = self._mpi.Isend(said, rank, self._tag)
+            quarantine.keep((sent, said), sent.Test, unmet)
 
     def _missing(self) -> list[int]:
         """Ranks that do not answer: they have not come, or do not run."""
@@ -196,6 +189,6 @@ def named(mpi: Any, call: Callable[[], _T]) -> _T:
 def unmet() -> bool:
     """True if this rank has given up a collective of MPI's that other ranks have not come to since."""
     try:
-        return not all(request.Test() for request, _ in _given_up)
+        return quarantine.release(unmet) > 0
     except faults.EXCHANGE_ERRORS:  # of ranks that have died
         return False

@@ -162,7 +162,7 @@ class Messages:
 
     def usable(self) -> None:
         """Raise when the communicator is broken; release what was held until now."""
-        self.runner._usable()
+        self.runner._usable(calls=False)
         if _held:
             sweep(_held, lambda transfer: transfer.held())
 

@@ -19,6 +19,7 @@ from ..errors import CollectiveTimeout, DeviceError
 from ..machine.discover import host_identity
 from ..machine.ucx_transports import tcp_connections, without_devices
 from ..native.libraries import ffi, lib
+from ..native.waiting import progress_until
 from .endpoint import Endpoint
 from .request import Request, stream_argument
 from .wire_format import Address, Descriptor
@@ -77,12 +78,8 @@ class Region(Handle):
         if self._native is None:
             return
         lib.ucch_region_revoke(self.worker.native, self._native)
-        until = time.monotonic() + timeout
-        while lib.ucch_region_users(self.worker.native, self._native):
-            if time.monotonic() > until:
-                raise CollectiveTimeout(f"{self!r} is still used after {timeout:g} s: it stays registered")
-            if not lib.ucch_progress_once():
-                time.sleep(2e-5)
+        if not progress_until(lambda: not lib.ucch_region_users(self.worker.native, self._native), timeout):
+            raise CollectiveTimeout(f"{self!r} is still used after {timeout:g} s: it stays registered")
         self._release()
 
     def _release(self) -> None:

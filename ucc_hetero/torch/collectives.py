@@ -74,17 +74,10 @@ def _refusing(method: _M) -> _M:
             return method(self, *args, **more)
         except (TypeError, ValueError) as mistake:
             if self._posted == before:
-                # Others exchange their counts first where they give some.
-                uneven = method.__name__ == "alltoall" or (method.__name__ == "all_to_all_single" and any(args[2:4]))
-                tensors = args[0] if args and isinstance(args[0], (list, tuple)) else args[:1]
-                self.refuse(mistake, uneven=uneven, on_device=any(_on_device(each) for each in tensors))
+                self.refuse(mistake)
             raise
 
     return cast(_M, made)
-
-
-def _on_device(tensor: Any) -> bool:
-    return isinstance(tensor, torch.Tensor) and not tensor.is_cpu
 
 
 def _counts(tensors: Sequence[Any]) -> list[int]:

@@ -266,14 +266,11 @@ class Dispatch:
         own: float = opts.timeout.total_seconds()
         return own if own > 0 else self._seconds
 
-    def refuse(self, mistake: Exception, *, uneven: bool = False, on_device: bool = False) -> None:
-        """Tell the other ranks that this one cannot make its next collective, for which theirs raises and says why.
-
-        ``uneven``: that would be an ``all_to_all`` with split sizes, ``on_device`` or on the host. It counts as made.
-        """
+    def refuse(self, mistake: Exception) -> None:
+        """Say that this rank cannot make its next collective: where another rank makes it, that ends the group."""
         self._usable()
         self._posted += 1
-        (self._comm() if futures.level() else self._comms[0]).refuse(mistake, uneven, on_device)
+        (self._comm() if futures.level() else self._comms[0]).refuse(mistake)
 
     # --- messages -----------------------------------------------------------------------------------------------------
 

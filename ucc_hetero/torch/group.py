@@ -12,6 +12,7 @@ import torch.distributed as dist
 
 from .. import log
 from ..api.comm import Communicator
+from ..bindings import quarantine
 from ..bootstrap.faults import EXCHANGE_ERRORS
 from ..native.waiting import progress_until
 from . import futures
@@ -72,12 +73,12 @@ class ProcessGroupUCCH(Collectives, Messages, dist.ProcessGroup):
                 comm.run.abandon(self._aborted)
             with suppress(*EXCHANGE_ERRORS):  # one of them may have died
                 if not comm.communicator.Is_revoked():
-                    _unmet.append(_vote(comm.communicator, False))
+                    quarantine.keep(_vote(comm.communicator, False))
         for work in list(self.in_flight):
             work.let_go()
         if self._fabric is not None:
             self._fabric.abort()
-        _aborted.append(self)
+        quarantine.keep(self)
 
     def shutdown(self) -> None:
         """Finish what was posted, then release the communicators together with the other ranks."""
@@ -172,10 +173,6 @@ class ProcessGroupUCCH(Collectives, Messages, dist.ProcessGroup):
         return self._comms[0].communicator
 
 
-#: Groups that were aborted: the libraries may still use the tensors of their calls.
-_aborted: list[ProcessGroupUCCH] = []
-
-
 def _vote(comm: Communicator, fine: bool) -> tuple[Any, Any, Any]:
     """Tell the other ranks that this one leaves, and whether all is in order: (request, ours, the worst of all)."""
     from mpi4py import MPI
@@ -194,7 +191,7 @@ def _leave(comm: Communicator, seconds: float, name: str) -> None:
         run.abandon("a rank of it died")
         return
     if not together:
-        _unmet.append(vote)
+        quarantine.keep(vote)
         dead = run.board.dead()
         run.abandon(f"rank {dead} died" if dead >= 0 else "other ranks did not destroy the group")
         if dead < 0:
@@ -206,7 +203,3 @@ def _leave(comm: Communicator, seconds: float, name: str) -> None:
         comm.Free()
     elif not run.broken:
         run.abandon("a rank of it failed")
-
-
-#: Votes that nobody waits for any more, with their memory.
-_unmet: list[object] = []

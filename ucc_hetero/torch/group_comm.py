@@ -69,11 +69,10 @@ class GroupComm:
         with self._lock:
             return self._limited(seconds).relaunch(key, *both, stream)
 
-    def refuse(self, mistake: Exception, uneven: bool, on_device: bool) -> None:
-        """Refuse the next collective; ``uneven``: one whose counts only some ranks know, as :meth:`start` makes it."""
+    def refuse(self, mistake: Exception) -> None:
+        """As :meth:`.Runner.refuse`."""
         with self._lock:
-            along = uneven and not (on_device and not self.run.members.topology.flat)
-            self.run.refuse_call("alltoallv" if along else "", mistake)
+            self.run.refuse(mistake)
 
     def _limited(self, seconds: float) -> Runner:
         """The runner, with the time limit of the call to come; making teams for it is limited likewise."""
