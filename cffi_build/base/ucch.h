@@ -20,6 +20,7 @@ int ucch_board_lossy(const ucch_board *board);
 void ucch_board_ask_locked(ucch_board *board, uint64_t seq, int status);
 void ucch_board_speak(ucch_board *board);
 void ucch_board_blame(ucch_board *board, ucch_op *op);
+void ucch_board_began(ucch_board *board, double now);
 void ucch_board_launched(ucch_board *board, int more);
 
 #endif

@@ -182,6 +182,7 @@ static ucch_launch *begin_locked(const asked *a, int *status) {
     l->op.error.seq = p->board ? ucch_board_publish(p->board, p->about.signature, p->about.label) : 0;
     if (UCCH_TRACING) l->op.event = ucch_trace_begin(p->number, -1, l->op.error.seq);
     ucch_op_begin_locked(&l->op, a->timeout);
+    if (l->board) ucch_board_began(l->board, l->op.started);
     if (a->has_parent) adopt_locked(p, l);
     l->alone = !flying++;
     __atomic_thread_fence(__ATOMIC_SEQ_CST); /* as in host_executor.c: publish, then look */
