@@ -72,10 +72,9 @@ static int lost(ucch_launch *l, int *peer) {
 static int tainted(ucch_launch *l, int *peer) {
     int by = l->channels ? ucch_channels_tainted_by(l->channels, l->ticket) : -1;
     if (by < 0) return 0;
-    int other = l->board ? ucch_board_mismatch(l->board, l->op.error.seq) : -1;
-    *peer = other != -1 ? other : ucch_board_peer(l->board, by);
-    if (other != -1) /* that is why */
-        return UCCH_FAIL_MISMATCH;
+    int bad = ucch_board_verdict(l->board, l->op.error.seq, peer);
+    if (bad) return bad; /* that is why */
+    *peer = ucch_board_peer(l->board, by);
     int why = lost(l, peer);
     return why ? why : by == l->channels->rank ? UCCH_FAIL_BROKEN : UCCH_FAIL_PEER;
 }
