@@ -445,10 +445,11 @@ uint64_t ucch_board_has_failed(const ucch_board *b) {
 }
 
 /* Whether a rank of this host has failed in call `seq`, or in one before, so long ago that it would have ended here. */
-static int has_given_up(const slot *s, uint64_t seq) {
+static int has_given_up(const ucch_board *b, const slot *s, uint64_t seq) {
+    double grace = b->far ? UCCH_GRACE_FAR_S : UCCH_GRACE_S;
     uint64_t failed = __atomic_load_n(&s->failed, __ATOMIC_ACQUIRE);
     if (!failed || failed > seq) return 0;
-    return ucch_now() - 1e-9 * (double)__atomic_load_n(&s->since_failed, __ATOMIC_RELAXED) > UCCH_GRACE_S;
+    return ucch_now() - 1e-9 * (double)__atomic_load_n(&s->since_failed, __ATOMIC_RELAXED) > grace;
 }
 
 /* The first call that a peer, as ucch_board_gone has it, is known to have given up; 0 for none. */
@@ -467,7 +468,7 @@ int ucch_board_gone(ucch_board *b, uint64_t seq) {
         if (i == b->mine || pid == 0) continue;
         if (pid != LEFT && ucch_process_ended((int)pid)) return i;
         int left = pid == LEFT && __atomic_load_n(&s->seq, __ATOMIC_ACQUIRE) < seq;
-        if (absent < 0 && (left || has_given_up(s, seq))) absent = i;
+        if (absent < 0 && (left || has_given_up(b, s, seq))) absent = i;
     }
     return absent < 0 || (far != -1 && ucch_far_fate(b->far, -2 - far) >= UCCH_DIED) ? far : absent;
 }

@@ -95,7 +95,7 @@ int ucch_far_differs(const ucch_far *far, uint64_t seq) {
 static int hopeless(const standing *s, uint64_t seq) {
     if (!__atomic_load_n(&s->how, __ATOMIC_ACQUIRE)) return 0;
     if (__atomic_load_n(&s->last, __ATOMIC_ACQUIRE) < seq) return 1;
-    return s->failed && s->failed <= seq && ucch_now() - s->since > UCCH_GRACE_S;
+    return s->failed && s->failed <= seq && ucch_now() - s->since > UCCH_GRACE_FAR_S;
 }
 
 /* -2 less a rank without which call `seq` will never end, one that has died where there is such a one; -1 for none. */
