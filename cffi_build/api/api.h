@@ -309,4 +309,5 @@ int ucch_board_broken(ucch_board *board);
 void ucch_board_revoke(ucch_board *board);
 int ucch_board_revoked(ucch_board *board);
 uint64_t ucch_board_seq(ucch_board *board, int slot);
+double ucch_board_waits(ucch_board *board, int slot);
 int ucch_board_label(ucch_board *board, int slot, uint64_t seq, char *label);

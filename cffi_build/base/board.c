@@ -46,7 +46,7 @@ typedef struct slot {
     uint64_t signal; /* makes the rank's process write its flight record, where its handler is set */
     uint64_t asked;  /* to do so, because of this call, by anyone */
     uint64_t since;  /* ns of CLOCK_MONOTONIC when that was */
-    int64_t file;    /* the process's descriptor of its recorder's memory */
+    uint64_t began;  /* and when the last call that the engine runs was entered */
     uint64_t news;   /* of slot 0: how many refusals there were, of all ranks; in a line that is hardly ever written */
     uint64_t refused;
     uint64_t read;    /* so much of the news */
@@ -54,7 +54,8 @@ typedef struct slot {
     uint64_t
         doubtful;  /* of slot 0: the last call that was under way on a rank when its process met an endpoint error */
     uint64_t last; /* of a rank that has left: the last call that it has done its part of */
-    char more[16];
+    int64_t file;  /* the process's descriptor of its recorder's memory */
+    char more[8];
     notice notices[REFUSALS];
     arrival ring[RING];
 } slot;
@@ -627,6 +628,17 @@ void ucch_board_behind_by(ucch_board *b, int rank, uint64_t reached) {
 int ucch_board_behind(ucch_board *b, int i, uint64_t seq) {
     uint64_t word = i >= 0 && i < b->n ? __atomic_load_n(&b->slots[i].behind, __ATOMIC_ACQUIRE) : 0;
     return word && word >> 20 < seq ? (int)(word & ((1 << 20) - 1)) - 1 : -1;
+}
+
+/* The last call was entered at `now`. */
+void ucch_board_began(ucch_board *b, double now) {
+    if (b->n) __atomic_store_n(&b->slots[b->mine].began, (uint64_t)(1e9 * now), __ATOMIC_RELAXED);
+}
+
+/* Seconds since a rank's last call was entered; -1 where that is not known. */
+double ucch_board_waits(ucch_board *b, int i) {
+    uint64_t began = i >= 0 && i < b->n ? __atomic_load_n(&b->slots[i].began, __ATOMIC_RELAXED) : 0;
+    return began ? ucch_now() - 1e-9 * (double)began : -1;
 }
 
 uint64_t ucch_board_seq(ucch_board *b, int i) {

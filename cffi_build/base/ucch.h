@@ -23,6 +23,7 @@ void ucch_board_failed(ucch_board *board, uint64_t seq, int status);
 uint64_t ucch_board_last(const ucch_board *board, uint64_t called);
 void ucch_board_speak(ucch_board *board);
 void ucch_board_blame(ucch_board *board, ucch_op *op);
+void ucch_board_began(ucch_board *board, double now);
 void ucch_board_launched(ucch_board *board, int more);
 
 #endif

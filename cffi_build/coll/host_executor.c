@@ -189,6 +189,7 @@ static int start_locked(ucch_program *p, void *send, void *recv, double timeout,
     p->op.about = &p->about;
     p->op.late = p->gate.closed;
     ucch_op_begin_locked(&p->op, timeout);
+    if (p->board) ucch_board_began(p->board, p->op.started);
     if (expected_otherwise(p))
         fail_locked(p, UCCH_FAIL_MISMATCH, -1);
     else if (!init_all_locked(p))

@@ -177,6 +177,7 @@ static ucch_launch *begin_locked(const asked *a, int *status) {
     l->since = p->board ? ucch_board_since(p->board) : 0;
     if (UCCH_TRACING) l->op.event = ucch_trace_begin(p->number, -1, l->op.error.seq);
     ucch_op_begin_locked(&l->op, a->timeout);
+    if (l->board) ucch_board_began(l->board, l->op.started);
     if (a->has_parent) adopt_locked(p, l);
     l->alone = !flying++;
     __atomic_thread_fence(__ATOMIC_SEQ_CST); /* as in host_executor.c: publish, then look */

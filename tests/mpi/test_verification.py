@@ -113,4 +113,4 @@ def test_right_data_passes(mpirun: Any, ranks: int, layout: str) -> None:
     assert f"calls right on {ranks} ranks (seed {seed})" in job.stdout
     counts = re.findall(r"(\d+) calls of (\d+) were verified", job.stderr)
     one, all_ = (sum(map(int, column)) for column in zip(*counts, strict=True))
-    assert one > 0.9 * all_ > 0, counts  # of a communicator that made few calls it may be less
+    assert one > 0.8 * all_ > 0, counts  # which calls are drawn decides how many cannot be verified

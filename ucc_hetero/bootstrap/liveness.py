@@ -104,7 +104,9 @@ class Board:
             if there in other.ranks:
                 seq = int(lib.ucch_board_seq(other.native, other.ranks.index(there)))
                 if seq >= int(lib.ucch_board_next(other.native)):
-                    return f"rank {rank} is in call {seq} of communicator {other.id} ({other.label(there, seq)})"
+                    waits = float(lib.ucch_board_waits(other.native, other.ranks.index(there)))
+                    since = f" since {waits:.3g} s" if waits >= 0 else ""
+                    return f"rank {rank} is in call {seq} of communicator {other.id} ({other.label(there, seq)}){since}"
         return ""
 
     def fate(self, rank: int) -> int:
