@@ -133,12 +133,12 @@ class _Way:
         with self._lock:
             if self._failure is not None:
                 raise self._failure
-            self._last = message
             if self._connected:
                 message.begin(self._backend)
-                return
-            message.mark()
-            self._waiting.append(message)
+            else:
+                message.mark()
+                self._waiting.append(message)
+            self._last = message  # not one that could not be begun: nobody would see it end
             if self._thread is None:
                 self._thread = threading.Thread(target=self._connect, name="ucch-fabric", daemon=True)
                 self._thread.start()
